@@ -1,7 +1,7 @@
 """Dataclass fields with a range, declared in words and as a test, and the one check of them all.
 
 A field says what is allowed in its metadata: `allowed` in words, `test` as a function. Rules,
-decoding methods and the configuration's types all declare their fields so; `check` and
+decoding methods and the configuration's types all declare their fields so; `check_fields` and
 `from_mapping` are the only code that looks.
 """
 
@@ -41,7 +41,7 @@ def refused(key: str, value: Any, allowed: str, *, exact: bool = False) -> Field
     return FieldError(f"{key}={shown} is not allowed: give {allowed}")
 
 
-def check(instance: Any, where: str = "") -> None:
+def check_fields(instance: Any, where: str = "") -> None:
     """Check every field of a dataclass instance, and of the dataclasses below it.
 
     A field of a plain type (bool, int, float, str, or one of them or None) must hold that type;
@@ -59,7 +59,7 @@ def check(instance: Any, where: str = "") -> None:
 
 
 def _problems(instance: Any, where: str) -> Iterator[FieldError]:
-    """Check as `check` does; yield what is wrong."""
+    """Check as `check_fields` does; yield what is wrong."""
     kind: Any = type(instance)
     hints = _hints(kind)
     for spec in fields(instance):
@@ -87,7 +87,7 @@ def _hints(kind: type) -> dict[str, Any]:
 
 
 def from_mapping(kind: type[T], mapping: Mapping[str, Any], where: str, name: str) -> T:
-    """Make a dataclass from plain configuration, its keys checked; for its values, see `check`.
+    """Make a dataclass from plain configuration, its keys checked; values: `check_fields`.
 
     Args:
         kind: a dataclass.

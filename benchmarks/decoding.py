@@ -53,17 +53,17 @@ ALONE = "target alone, this project"
 Decoder = Callable[[list[int]], list[int]]
 
 
-def speed(overrides: list[str]) -> None:
+def time_decoding(overrides: list[str]) -> None:
     """Compare all ways to decode for the first target of the configuration."""
-    target, drafter, prompts, config = load(overrides)
+    target, drafter, prompts, config = load_inputs(overrides)
     print(
         f"{target.label} and {drafter.label}, {len(prompts)} prompts, {config['steps']} tokens, "
         f"{torch.get_num_threads()} threads; the median of {ROUNDS} rounds for each prompt"
     )
-    compare(decoders(target, drafter, config), prompts)
+    print_comparison(decoders(target, drafter, config), prompts)
 
 
-def load(
+def load_inputs(
     overrides: list[str],
 ) -> tuple[LanguageModel, LanguageModel | HiddenDrafter, list[list[int]], Mapping[str, Any]]:
     """Return the first target of a study, its drafter, the tokens of its prompts, and settings."""
@@ -136,7 +136,7 @@ def generate(target: LanguageModel, steps: int, options: Callable[[], dict[str, 
     return run
 
 
-def compare(ways: dict[str, Decoder], prompts: list[list[int]]) -> None:
+def print_comparison(ways: dict[str, Decoder], prompts: list[list[int]]) -> None:
     """Print what every way takes for a token, and how much faster it is than the target alone.
 
     Every prompt is decoded by all ways in turn, and all prompts in each round: what disturbs the
@@ -245,7 +245,7 @@ def timed(sequence: Text, ids: Tensor) -> tuple[float, Tensor]:
     return taken, logits
 
 
-def passes(overrides: list[str]) -> None:
+def time_passes(overrides: list[str]) -> None:
     """Time the first target of the study, with products of few rows and without."""
     config = settings_of(composed(["study=smollm2", *overrides]))
     key, target = next(iter(config.targets.items()))
@@ -279,7 +279,7 @@ def passes(overrides: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    commands = {"speed": speed, "scored": scored, "passes": passes}
+    commands = {"speed": time_decoding, "scored": scored, "passes": time_passes}
     if sys.argv[1:2] and sys.argv[1] in commands:
         commands[sys.argv[1]](sys.argv[2:])
     else:

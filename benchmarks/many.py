@@ -18,7 +18,7 @@ from pipeline.execution.runner import ensure
 from pipeline.execution.shard_plan import Plan
 from pipeline.execution.workers import Here, RayWorkers
 from pipeline.loader import Study
-from pipeline.stages.distributions.compute import Decoder
+from pipeline.stages.distributions.compute import DistributionsWorker
 from pipeline.store.artifacts import Artifact, Pending, Store
 from pipeline.store.distributions import read_token_ids
 
@@ -50,7 +50,7 @@ def main() -> None:
         node = study.nodes["distributions"][0]
         upstream = {"prompts": ensure(node.upstream_nodes, Store(folder / "artifacts"))}
         steps = node.config["steps"]
-        here = Here(Decoder(node, upstream))
+        here = Here(DistributionsWorker(node, upstream))
         alone = planned(folder / "here", upstream, here.cut)
         here.compute_unfinished(alone, steps=steps, label="here")
         checksums = [shard.checksum for shard in alone.shards]
@@ -62,7 +62,7 @@ def main() -> None:
         for count in arguments.workers:
             asked = {"engine": "ray", "workers": count}
             begun = time.monotonic()
-            with RayWorkers(Decoder, node, upstream, asked) as workers:
+            with RayWorkers(DistributionsWorker, node, upstream, asked) as workers:
                 plan = planned(folder / f"workers-{count}", upstream, workers.cut)
                 ready = time.monotonic()
                 workers.compute_unfinished(plan, steps=steps, label=f"{count} workers")

@@ -1,7 +1,7 @@
 """Types and ranges of the configuration; the values are in the YAML files beside this one.
 
 No field has a default: what a YAML file does not set is missing, and named as such. Ranges
-stand in the metadata of a field; `analysis.fields.check` checks them, before any work is done.
+stand in the metadata of a field; `analysis.fields.check_fields` checks them first.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class Model:
 
 
 @dataclass
-class Head:
+class HeadConfig:
     """What is asked of a drafter that reads its target's hidden states."""
 
     vocabulary: str = _one_of("full", "reduced")  # reduced: the tokens that its files name
@@ -99,10 +99,10 @@ class Head:
 
 
 @dataclass
-class Drafter(Model):
+class DrafterConfig(Model):
     """A language model, or a head on the target."""
 
-    head: Head | None = MISSING
+    head: HeadConfig | None = MISSING
 
 
 @dataclass
@@ -152,7 +152,7 @@ class Distributions:
 
 
 @dataclass
-class Certificates:
+class CertificatesConfig:
     """Which distribution is certified, and in which divergence of target and draft."""
 
     temperature: float = _at_least(0.01, "a number")
@@ -273,11 +273,11 @@ class Config:
     targets: dict[str, Model] = field(
         default_factory=dict, metadata={"names": is_name, "a_name": A_NAME}
     )
-    drafter: Drafter | None = MISSING
+    drafter: DrafterConfig | None = MISSING
     prompts: Prompts = MISSING
     criteria: Any = MISSING
     distributions: Distributions = MISSING
-    certificates: Certificates = MISSING
+    certificates: CertificatesConfig = MISSING
     run_lengths: RunLengths = MISSING
     acceptance: Acceptance = MISSING
     decoding: Decoding = MISSING
@@ -289,9 +289,9 @@ class Config:
     execution: Execution = MISSING
 
 
-def register() -> None:
+def register_schema() -> None:
     """Make the types known to Hydra as the groups `schema` and `schema/model`."""
     store = ConfigStore.instance()
     store.store(name="schema", node=Config)
     store.store(group="schema", name="model", node=Model)
-    store.store(group="schema", name="drafter", node=Drafter)
+    store.store(group="schema", name="drafter", node=DrafterConfig)

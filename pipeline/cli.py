@@ -131,7 +131,7 @@ def _swept(config: DictConfig) -> None:
             if not isinstance(error, EXPECTED_ERRORS):
                 raise
         else:
-            rows = sweeps.rows_of(nodes, artifacts)
+            rows = sweeps.summary_rows(nodes, artifacts)
             sweeps.write_point(directory, overrides, stage=nodes[0].stage, rows=rows)
 
 
@@ -178,7 +178,7 @@ def _show_report(report: Artifact, place: Path, store: Store) -> None:
                 beside.replace(place)
     except OSError as error:
         shown_at, note = report.directory, f" ({shown(place)}: {error.strerror})"
-    print("\n".join(sentences(report)))
+    print("\n".join(verdict_sentences(report)))
     print(f"report: {shown(shown_at / 'index.html')}{note}")
     print(
         "open it in a browser; it needs no network. Its tables and figures as files (CSV, LaTeX, "
@@ -187,7 +187,7 @@ def _show_report(report: Artifact, place: Path, store: Store) -> None:
     )
 
 
-def sentences(report: Artifact) -> list[str]:
+def verdict_sentences(report: Artifact) -> list[str]:
     """Return the verdict of a report, a sentence a target."""
     blocks = (report.directory / VERDICT).read_text(encoding="utf-8").split("\n\n")
     return [block.partition("\n")[0] for block in blocks]

@@ -33,7 +33,7 @@ def fetch(config: schema.Config) -> None:
     patterns = split_patterns(prompts.split)
     wanted = [("prompts.source", prompts.source, prompts.revision, "dataset", patterns)]
     for key, model in models_named(config).items():
-        head = isinstance(model, schema.Drafter) and model.head is not None
+        head = isinstance(model, schema.DrafterConfig) and model.head is not None
         files = list(HEAD_FILES if head else MODEL_FILES)
         wanted.append((key, model.path, model.revision, "model", files))
     for key, path, revision, kind, files in wanted:

@@ -82,7 +82,7 @@ def main(arguments: Sequence[str]) -> None:
         found = [run.rows for run in runs]
         if any(not word.startswith(OWN) for word in overrides):
             study = Study(*(word for word in overrides if not word.startswith("engine.")))
-            found += predictions(study, _length(runs, settings.engine.draft_length))
+            found += predicted_rows(study, _length(runs, settings.engine.draft_length))
         directory = Path(settings.outputs) / "reconcile" / slug(path.name)
         directory.mkdir(parents=True, exist_ok=True)
         for run in runs:
@@ -130,17 +130,17 @@ def read_runs(path: Path) -> Iterator[Run]:
     elif path.suffix == ".parquet":
         calls = _table(path)
         length = max(1, int(calls["drafted"].max()))
-        yield Run(path.stem, length, rows_of({"from": path.stem}, calls, length), calls)
+        yield Run(path.stem, length, measured_rows({"from": path.stem}, calls, length), calls)
     else:
         yield _counted(path)
 
 
-def rows_of(whose: SummaryRow, calls: pd.DataFrame, length: int) -> Rows:
+def measured_rows(whose: SummaryRow, calls: pd.DataFrame, length: int) -> Rows:
     """Return the row of calls (drafted, accepted) that begins with `whose`, and those of places."""
     accepted = int(calls["accepted"].sum())
     row = {**whose, "calls": len(calls), "accepted": accepted}
     row["tokens_per_call"] = 1 + accepted / len(calls)
-    return row, [{**whose, **place} for place in of.places(calls, length)]
+    return row, [{**whose, **place} for place in of.place_rows(calls, length)]
 
 
 def _table(path: Path) -> pd.DataFrame:
@@ -181,7 +181,7 @@ def _decoded(folder: Path) -> Iterator[Run]:
             best = break_even_by_batch(decoded, rate)
             schedule = of.batch_schedule(best["batch"].tolist(), best["draft_length"].tolist())
         name = f"{row['method']}, gamma {length}, T {row['temperature']:g}"
-        yield Run(name, length, rows_of({"from": name}, calls, length), calls, schedule)
+        yield Run(name, length, measured_rows({"from": name}, calls, length), calls, schedule)
 
 
 def _counted(path: Path) -> Run:
@@ -256,7 +256,7 @@ def _reliability(calls: pd.DataFrame) -> np.ndarray:
     return reliability(confidence, accepted, np.zeros(len(confidence), dtype=np.intp)).sum(axis=0)
 
 
-def predictions(study: Study, length: int) -> Iterator[Rows]:
+def predicted_rows(study: Study, length: int) -> Iterator[Rows]:
     """Yield the rows of each rule of `criteria`, for drafts of `length` tokens.
 
     Raises:
@@ -280,7 +280,7 @@ def predictions(study: Study, length: int) -> Iterator[Rows]:
             steps = Trajectories.from_positions(mine["position"].to_numpy())
             tested, accepted = drafts_made(mine["accepted"].to_numpy(), steps, length)
             calls = pd.DataFrame({"drafted": tested, "accepted": accepted})
-            row, by_place = rows_of({"from": "stage acceptance", **whose}, calls, length)
+            row, by_place = measured_rows({"from": "stage acceptance", **whose}, calls, length)
             yield row | {"calibration_error": errors.get(rule)}, by_place
             if decoded is None:
                 continue
@@ -291,7 +291,7 @@ def predictions(study: Study, length: int) -> Iterator[Rows]:
                 name = "stage decoding" + (f", T = {heat:g}" if heat else "")
                 calls = decoded.calls[decoded.calls["run"] == run]
                 calls = calls.assign(drafted=calls["tested"])
-                yield rows_of({"from": name, **whose}, calls, length)
+                yield measured_rows({"from": name, **whose}, calls, length)
 
 
 if __name__ == "__main__":

@@ -70,15 +70,15 @@ def print_answer(found: Mapping[str, Sequence[SummaryRow]], study: Study) -> Non
     settings, report = study.config, study.store.find(study.nodes["report"][0])
     said = [f"No verdict yet: `{study.command()}` decodes, and ends with it."]
     if report is not None:
-        said = cli.sentences(report)
+        said = cli.verdict_sentences(report)
     print("\n".join([*said, ""]))
     first, asked = found["promised"][0]["rule"], settings.solve
     mine = {name: [row for row in rows if row["rule"] == first] for name, rows in found.items()}
     within = f"any drafter within {asked.eps:g}"
     whose = {"certified": within, "realised": "this drafter", "needed": "KL to stay below"}
-    solved = sweeps.across(found["solved"], "wanted", "value", whose)
-    promised = sweeps.across(mine["promised"], "drafts", "tokens", whose)
-    needed = sweeps.across(mine["needed"], "certified", "below", whose)
+    solved = sweeps.pivot(found["solved"], "wanted", "value", whose)
+    promised = sweeps.pivot(mine["promised"], "drafts", "tokens", whose)
+    needed = sweeps.pivot(mine["needed"], "certified", "below", whose)
     room = max(1, LINES - len(said) - 12 - len(promised) - len(needed))
     for title, rows in {
         "Strictest setting that reaches what is wanted": solved[:room],

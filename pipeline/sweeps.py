@@ -30,13 +30,13 @@ def write_point(directory: Path, overrides: list[str], **found: Any) -> None:
     beside.replace(directory / POINT)
 
 
-def rows_of(nodes: list[Node], artifacts: list[Artifact]) -> list[dict[str, Any]]:
+def summary_rows(nodes: list[Node], artifacts: list[Artifact]) -> list[dict[str, Any]]:
     """Return the rows of a table that sums up artifacts."""
-    from analysis.statistics.bootstrap import few
+    from analysis.statistics.bootstrap import prompt_counts
 
     pairs = zip(nodes, artifacts, strict=True)
     rows = [row for node, artifact in pairs for row in stage_of(node).summary(node, artifact)]
-    return [row | {"few_prompts": few(row["prompts"])} if "prompts" in row else row for row in rows]
+    return [row | (prompt_counts(row["prompts"]) if "prompts" in row else {}) for row in rows]
 
 
 def print_single(nodes: list[Node], artifacts: list[Artifact], place: Path) -> None:
@@ -48,7 +48,7 @@ def print_single(nodes: list[Node], artifacts: list[Artifact], place: Path) -> N
         place: the file, without suffix.
     """
     matter = stage_of(nodes[0]).matter
-    every = [rows_of([node], [one]) for node, one in zip(nodes, artifacts, strict=True)]
+    every = [summary_rows([node], [one]) for node, one in zip(nodes, artifacts, strict=True)]
     rows = [row for part in every for row in part]
     chosen, which = rows, ""
     if matter is not None:
@@ -77,7 +77,7 @@ def write_rows(rows: Sequence[Mapping[str, Any]], file: Path) -> None:
         print(f"all rows: {shown(file)} can't be written ({error.strerror})", flush=True)
 
 
-def across(
+def pivot(
     rows: Sequence[SummaryRow], key: str, value: str, whose: Mapping[str, str]
 ) -> list[SummaryRow]:
     """Return rows with the values of a key as columns, each a value with its interval as text.
@@ -135,7 +135,7 @@ def in_cells(columns: Mapping[str, list[Any]]) -> dict[str, list[Any]]:
         if column not in shown:  # an upper end, a mark or a limit of one before
             continue
         texts, values = None, shown[column]
-        upper, marks = upper_end(column), (mark_of(column), upper_end(mark_of(column)))
+        upper, marks = (upper_end(column), (mark_of(column), upper_end(mark_of(column))))
         ends = shown.pop(upper, values)
         censored = [shown.pop(mark, [False] * len(values)) for mark in marks]
         same = all(

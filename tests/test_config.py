@@ -17,7 +17,7 @@ from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf
 from transformers import AutoTokenizer
 
-from analysis.fields import FieldError, check
+from analysis.fields import FieldError, check_fields
 from analysis.rules.rule import Rule, register
 from conf import schema
 from pipeline import cli
@@ -60,7 +60,7 @@ def test_every_option_composes(group: str, option: str) -> None:
         assert key.endswith((".path", ".source")), key
         OmegaConf.update(config, key, "x")
     found = OmegaConf.to_object(config)
-    check(found)
+    check_fields(found)
     assert build_rules(found.criteria)  # type: ignore[union-attr]
 
 
@@ -143,7 +143,7 @@ def test_names_can_stand_in_files_and_on_one_line() -> None:
     config = settings()
     config.targets["a\nb"] = config.targets.pop("mini_small")
     with pytest.raises(FieldError, match=r"targets: 'a\\nb' is not allowed: give a name"):
-        check(config)
+        check_fields(config)
     other = mini()
     other.study = "another"
     with pytest.raises(PipelineError, match=r"name the file another\.yaml, or .*study_name=NAME"):

@@ -22,7 +22,7 @@ from ..certificates.rounded import Box
 from ..rules import Rule, Tree
 from ..statistics.bootstrap import Flags, Floats, PromptBootstrap
 from ..topk import TopK
-from ..trees.acceptance import places
+from ..trees.acceptance import places_in_rows
 from .summary import share_row
 
 Judged = Mapping[str, tuple[Flags, Flags]]  # by statistic, the (N,) steps surely and possibly
@@ -54,8 +54,8 @@ def compare_logged(target: TopK, draft: TopK) -> dict[str, NDArray[Any]]:
         )
     p, q = np.stack(target.prob_range), np.stack(draft.prob_range)  # (2, N, K)
     p_tail, q_tail = np.stack(target.tail_range), np.stack(draft.tail_range)
-    where = places(target.ids, draft.ids)  # in q's list, of each of p's tokens; -1
-    back = places(draft.ids, target.ids)
+    where = places_in_rows(target.ids, draft.ids)  # in q's list, of each of p's tokens; -1
+    back = places_in_rows(draft.ids, target.ids)
     p_other = np.minimum(p[HIGH, :, -1], p_tail[HIGH])  # of a token that p does not list
     q_other = np.minimum(q[HIGH, :, -1], q_tail[HIGH])
     of_p, of_q = _taken(q, where, q_other), _taken(p, back, p_other)

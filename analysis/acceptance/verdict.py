@@ -16,7 +16,7 @@ from typing import Any
 
 import pandas as pd
 
-from ..statistics.bootstrap import FEW_PROMPTS, few
+from ..statistics.bootstrap import FEW_PROMPTS
 
 DRAFT, DO_NOT, OPEN, UNTIMED = "draft", "do not draft", "not decided", "not measured"
 Run = Mapping[str, Any]
@@ -87,7 +87,7 @@ def advise(
     said = f"Not decided for {target}: {doubt}"
     if best is not None:
         text = "the text stays the same" if at == 0 else "the distribution of the text stays"
-        name, speed = name_of(best, drafter), f"{speed_text(best)} as {target} alone"
+        name, speed = method_in_words(best, drafter), f"{speed_text(best)} as {target} alone"
         said = {
             DRAFT: f"Draft for {target} with {name}: {speed}, and {text}",
             DO_NOT: f"Do not draft for {target} here: {name}, the fastest lossless method, is only "
@@ -114,7 +114,7 @@ def _doubt(lossless: Sequence[Run], prompts: int, busy: Sequence[str]) -> str:
     """Return why nothing can be decided whatever the intervals say; empty if nothing speaks so."""
     if not lossless:
         return "no lossless method was timed"
-    if few(prompts):
+    if prompts < FEW_PROMPTS:
         return f"{prompts} prompts are fewer than {FEW_PROMPTS}"
     return f"the machine was busy ({'; '.join(busy)})" if busy else ""
 
@@ -169,7 +169,7 @@ def _relaxed(
     said, offered = list[str](), False
     picked = _picked(relaxed, "relaxed rules")
     for run in faster:
-        name, found = name_of(run, drafter), _on_answers(run, answers)
+        name, found = method_in_words(run, drafter), _on_answers(run, answers)
         if run["accepted"] >= run["tested"]:
             said.append(f"{name} rejected nothing, so its speed is no argument for it.")
         elif found is not None and found["down_to"]:
@@ -208,20 +208,20 @@ def _answers(found: Run | None, command: str) -> str:
     return f"{right}; {points} is {'excluded' if found['up_to'] else 'not excluded'}."
 
 
-def name_of(run: Run, drafter: str) -> str:
+def method_in_words(run: Run, drafter: str) -> str:
     """Return a method in words.
 
     >>> run = {"method": "Strict greedy, prompt lookup", "drafter": "prompt_lookup"}
-    >>> name_of({**run, "draft_length": 5}, "small")
+    >>> method_in_words({**run, "draft_length": 5}, "small")
     'prompt look-up under strict greedy (γ = 5)'
     >>> run = {"method": "Additive (t = 0.1), look-up first", "drafter": "lookup_first"}
-    >>> name_of({**run, "draft_length": 4}, "small")
+    >>> method_in_words({**run, "draft_length": 4}, "small")
     'look-up first, else small, under additive (t = 0.1; γ = 4)'
     >>> method = "Strict greedy, look-up first, model drafts 2, drafting max_q threshold=0.3"
-    >>> name_of({**run, "method": method, "draft_length": 4}, "small")
+    >>> method_in_words({**run, "method": method, "draft_length": 4}, "small")
     'look-up first (γ = 4), else small (γ = 2), under strict greedy, drafting max_q threshold=0.3'
     >>> method = "Speculative sampling (look-up first) (model drafts 2) (top-p 0.9)"
-    >>> name_of({**run, "method": method, "draft_length": 4}, "small")
+    >>> method_in_words({**run, "method": method, "draft_length": 4}, "small")
     'look-up first (γ = 4), else small (γ = 2), under speculative sampling (top-p 0.9)'
     """
     law = re.sub(r",? \(?(prompt lookup|look-up first)\)?", "", str(run["method"]))

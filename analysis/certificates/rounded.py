@@ -29,7 +29,7 @@ from ..rules.rule import Cut, Rule
 from ..topk import Floats, TopK
 from .divergences import Divergence, ratios
 from .kernel_types import KL, TV, Certificates
-from .truncation import MARGIN, Known, upper_end
+from .truncation import MARGIN, Known, upper_bound
 
 Counts = NDArray[np.integer[Any]]
 Exact = Callable[[TopK, Sequence[Rule]], Certificates]
@@ -164,7 +164,7 @@ class Box:
         dist = _described(self.dist[rows], high, np.zeros(len(rows)))
         with np.errstate(divide="ignore"):
             dist = replace(dist, log_tail=np.log(tail_high))
-        found = upper_end(Known(dist, divergence), b, most)
+        found = upper_bound(Known(dist, divergence), b, most)
         return np.where(most >= others, np.inf, found)
 
 

@@ -172,7 +172,7 @@ def _ends(
     least = stored.divergence.least
     largest = stored.ratios(high * (1.0 + stored.p0_error))
     lower, active = least(stored.p0, stored.tokens, largest, widen=-MARGIN)
-    upper = upper_end(stored, low * (1.0 - stored.p0_error), most)
+    upper = upper_bound(stored, low * (1.0 - stored.p0_error), most)
     exact = (stored.tail < TINY) & (most == 0) & (upper <= lower * (1.0 + 4.0 * MARGIN))
     if exact.any():
         cost, _ = least(stored.p0, stored.tokens, stored.ratios(stored.tail))
@@ -180,7 +180,7 @@ def _ends(
     return lower, upper, active
 
 
-def upper_end(stored: Known, b: Floats, most: Floats) -> Floats:
+def upper_bound(stored: Known, b: Floats, most: Floats) -> Floats:
     """Bound M of a token of at least b from above, if at most `most` unseen tokens exceed it."""
     (e, log_w), (last_e, last_log_w) = stored.tokens, stored.ratios(b)
     least = stored.divergence.least

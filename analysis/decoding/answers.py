@@ -21,7 +21,7 @@ import pandas as pd
 from ..rules.rule import Rule
 from ..statistics.bootstrap import PromptBootstrap
 from ..statistics.proportions import difference, mcnemar, proportion
-from .finished import differing_answers, finished
+from .finished import differing_answers, finished_costs
 
 ALL = "all"  # the tasks together
 
@@ -69,7 +69,7 @@ def accuracy(
         the baseline's in a token; given_up, the
         baseline's log-likelihood of a token less this one's, nats; departures, the share of tokens
         that are not the target's first choice; tokens_per_call with its interval over items;
-        speedup, the baseline's seconds a token over this run's; and what `finished` returns.
+        speedup, the baseline's seconds a token over this run's; and what `finished_costs` returns.
     """
     both = answered.data.merge(answered.seconds, on=["task", "item_id", "run"])
     tasks = [*answered.tasks, ALL] if len(answered.tasks) > 1 else [ALL]
@@ -88,7 +88,7 @@ def accuracy(
                 draws = bootstrap.sums(emitted) / bootstrap.sums(calls)
             low, high = map(float, bootstrap.interval(draws))
             found |= {"tokens_per_call_ci_low": low, "tokens_per_call_ci_high": high}
-            found |= finished(mine, alone, bootstrap)
+            found |= finished_costs(mine, alone, bootstrap)
             rows.append({"task": task, "run": run, **answered.runs.iloc[run], **found})
     return pd.DataFrame(rows)
 

@@ -42,7 +42,7 @@ def conventions(calls: pd.DataFrame, draft_length: int) -> pd.DataFrame:
         calls=("emitted", "size"), emitted=("emitted", "sum"), accepted=("accepted", "sum")
     )
     d, a, e = (float(calls[name].sum()) for name in ("drafted", "accepted", "emitted"))
-    by_place = places(calls, draft_length)
+    by_place = place_rows(calls, draft_length)
     products = np.cumprod([place["conditional"] for place in by_place])
     rate = a / d if d else np.nan
     proposed = answers["calls"] * draft_length
@@ -79,7 +79,7 @@ def conventions(calls: pd.DataFrame, draft_length: int) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["tool", "number", "value", "formula", "source"])
 
 
-def places(calls: pd.DataFrame, draft_length: int) -> list[dict[str, float]]:
+def place_rows(calls: pd.DataFrame, draft_length: int) -> list[dict[str, float]]:
     """Return `place_shares` of calls with a draft: a place is reached if it was drafted."""
     drafts = calls[calls["drafted"] > 0]
     drafted, accepted = drafts["drafted"].to_numpy(), drafts["accepted"].to_numpy()
@@ -137,7 +137,7 @@ def synthetic_settings(calls: pd.DataFrame, draft_length: int) -> dict[str, Any]
             "num_speculative_tokens": draft_length,
             "rejection_sample_method": "synthetic",
             "synthetic_acceptance_rates": [
-                round(place["of_all"], 6) for place in places(calls, draft_length)
+                round(place["of_all"], 6) for place in place_rows(calls, draft_length)
             ],
         },
         "sglang": {

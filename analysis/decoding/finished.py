@@ -24,7 +24,7 @@ CLOCKED += [f"{name}_ci_{end}" for name in CLOCKED for end in ("low", "high")]
 CLOCKED_ANSWERS = [name for name in CLOCKED if "right" not in name]  # where none was scored
 
 
-def finished(
+def finished_costs(
     mine: pd.DataFrame, alone: pd.DataFrame, bootstrap: PromptBootstrap
 ) -> dict[str, float]:
     """Return what the finished answers of a method cost.

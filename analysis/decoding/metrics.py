@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from ..rules import Multiplicative, Rule, StrictGreedy
 from ..statistics.bootstrap import PromptBootstrap
-from .finished import differing_answers, finished
+from .finished import differing_answers, finished_costs
 from .predicted import closed_form
 
 Floats = NDArray[np.float64]
@@ -104,7 +104,7 @@ class Decoded:
             yield every[name].to_numpy(np.float64).reshape(-1, len(self.runs))
 
 
-def ratios(
+def ratio_intervals(
     above: Floats, below: Floats, bootstrap: PromptBootstrap
 ) -> tuple[Floats, Floats, Floats]:
     """Return the ratios of sums over prompts, and their intervals' ends, (R,) each.
@@ -148,7 +148,7 @@ def acceptance(decoded: Decoded, resamples: int, confidence: float, seed: int) -
     totals = decoded.data.groupby("run")[["log_likelihood", "n_tokens"]].sum()
     for name, of in (("rate", ("accepted", "tested")), ("tokens_per_call", ("emitted", "calls"))):
         above, below = decoded.by_prompt(calls, *of)
-        found = ratios(above, below, bootstrap)
+        found = ratio_intervals(above, below, bootstrap)
         for column, values in zip((name, f"{name}_ci_low", f"{name}_ci_high"), found, strict=True):
             table[column] = values
     table["drafted_per_call"] = sums["drafted"] / table["calls"]
@@ -201,7 +201,7 @@ def of_thresholds(decoded: Decoded, resamples: int, confidence: float, seed: int
 
 
 def finished_runs(decoded: Decoded, resamples: int, confidence: float, seed: int) -> pd.DataFrame:
-    """Return what a finished answer costs with every run, as `finished`, one row a run."""
+    """Return what a finished answer costs with every run, as `finished_costs`, one row a run."""
     keys = ["prompt_id", "run"]
     counted = decoded.calls.groupby(keys).size().rename("calls").reset_index()
     rows = decoded.data[[*keys, "n_tokens", "ended"]].merge(counted, on=keys, how="left")
@@ -210,7 +210,7 @@ def finished_runs(decoded: Decoded, resamples: int, confidence: float, seed: int
     bootstrap = decoded.bootstrap(resamples, confidence, seed)
     return pd.DataFrame(
         [
-            finished(mine, by_run[decoded.baseline(run)], bootstrap)
+            finished_costs(mine, by_run[decoded.baseline(run)], bootstrap)
             for run, mine in enumerate(by_run)
         ]
     )

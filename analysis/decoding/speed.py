@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from ..statistics.bootstrap import PromptBootstrap, few
+from ..statistics.bootstrap import PromptBootstrap, prompt_counts
 from .finished import CLOCKED_ANSWERS
 from .metrics import Decoded, acceptance, finished_runs
 from .predicted import break_even, optimal_draft_length, predictions
@@ -31,7 +31,7 @@ def speed(decoded: Decoded, resamples: int, confidence: float, seed: int) -> pd.
         `rho` c_q / c_p; `verify_ratio` (c_verify + c_other) / c_p; `predicted` and `least`
         of `predictions`; `first_token` median; gaps between tokens `itl_50` and `itl_99`;
         `memory` bytes beside the target's at the longest answer; `seconds_finished` and
-        `seconds_ratio` of `finished`; `prompts`, and `few_prompts` where they are too few for the
+        `seconds_ratio` of `finished_costs`; `prompts`, and `few_prompts` where too few for
         intervals.
     """
     table = acceptance(decoded, resamples, confidence, seed)
@@ -51,7 +51,7 @@ def speed(decoded: Decoded, resamples: int, confidence: float, seed: int) -> pd.
     for level in (50, 99):
         table[f"itl_{level}"] = [np.percentile(gap, level) if len(gap) else np.nan for gap in gaps]
     table["memory"] = [memory_overhead(decoded, run) for run in range(len(table))]
-    table = table.assign(prompts=decoded.prompts, few_prompts=few(decoded.prompts))
+    table = table.assign(**prompt_counts(decoded.prompts))
     ended = finished_runs(decoded, resamples, confidence, seed)[CLOCKED_ANSWERS]
     speeds = speedups(decoded, resamples, confidence, seed)
     return table.join(speeds).join(ended).join(predictions(decoded, table))

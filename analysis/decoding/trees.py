@@ -10,7 +10,7 @@ import pandas as pd
 from ..rules import StrictGreedy, Tree
 from ..trees.acceptance import measured_rates
 from ..trees.topology import Floats, Topology, sequence, tree_tokens_per_call
-from .metrics import Decoded, ratios
+from .metrics import Decoded, ratio_intervals
 
 GREEDY, GSS, ERSS = "Tree-greedy", "GSS", "ERSS"
 LAWS = {"speculative": GSS, "races": ERSS}
@@ -52,7 +52,7 @@ def tree_runs(one: Decoded, resamples: int, confidence: float, seed: int) -> pd.
     whole = one.calls[one.calls["drafted"] == nodes].assign(calls=1)
     emitted, calls = (sums[:, table["run"]] for sums in one.by_prompt(whole, "emitted", "calls"))
     table["calls"] = calls.sum(0).astype(int)
-    found = ratios(emitted, calls, one.bootstrap(resamples, confidence, seed))
+    found = ratio_intervals(emitted, calls, one.bootstrap(resamples, confidence, seed))
     table["tokens_per_call"], table["ci_low"], table["ci_high"] = found
     return table
 

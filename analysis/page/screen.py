@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ..acceptance.verdict import name_of
+from ..acceptance.verdict import method_in_words
 from ..report.measured import Results, Target
 from ..report.records import records_of
 from ..report.sections.acceptance_figures import GREEDY, row_of, rules_in
@@ -36,7 +36,7 @@ def facts_of_pair(results: Results, target: str, run: Mapping[str, Any] | None) 
     if run is not None:
         times = f"{run['speedup']:.2f}× [{run['ci_low']:.2f}, {run['ci_high']:.2f}]"
         facts = [
-            _fact("Speed", times, f"measured: {name_of(run, results.drafter)}"),
+            _fact("Speed", times, f"measured: {method_in_words(run, results.drafter)}"),
             _fact("Tokens a call", number_text(run["tokens_per_call"]), "the same, decoded"),
         ]
     accepted = row_of(results, target, GREEDY, "acceptance")
@@ -129,7 +129,7 @@ def speed_rows(speeds: pd.DataFrame, drafter: str) -> list[Row]:
     """Return every method that was timed, the fastest first; `drafter` is the printed name."""
     rows = [
         {
-            "name": name_of(run, drafter)
+            "name": method_in_words(run, drafter)
             + (f", T = {run['temperature']:g}" if run["temperature"] else ""),
             "drafter": SHOWN.get(run["drafter"], run["drafter"]),
             "rule": run["rule"] if isinstance(run["rule"], str) else None,  # sampling has none

@@ -104,7 +104,7 @@ def embedded(rules: Sequence[Rule], steps: int) -> list[Rule]:
     return in_order(rules)[: max(1, MOST // (3 * steps))]
 
 
-def packed(target: Target, rules: Sequence[Rule]) -> dict[str, Any]:
+def packed_steps(target: Target, rules: Sequence[Rule]) -> dict[str, Any]:
     """Return a target's steps: lengths of its answers, and three characters a rule and step."""
     kinds = {
         kind: [
@@ -115,7 +115,7 @@ def packed(target: Target, rules: Sequence[Rule]) -> dict[str, Any]:
     }
     levels = [pack_levels(target.certificates[rule][0]) for rule in rules]
     lengths = target.bootstrap.steps.tolist()
-    judged_by = [divergence_of(rule, target.divergence) for rule in rules]
+    judged_by = [judging_divergence(rule, target.divergence) for rule in rules]
     told = {
         "label": target.label,
         "divergences": {name: DIVERGENCES[name] for name in sorted(set(judged_by))},
@@ -124,7 +124,7 @@ def packed(target: Target, rules: Sequence[Rule]) -> dict[str, Any]:
     return {**told, "lengths": lengths, "levels": levels, **kinds}
 
 
-def divergence_of(rule: Rule, divergence: str) -> str:
+def judging_divergence(rule: Rule, divergence: str) -> str:
     """Return the divergence that a rule's steps are judged in, where others are in `divergence`.
 
     A completed KL certifies no tree, so that trees are judged by total variation beside it.
@@ -166,11 +166,11 @@ def curves(target: Target, rules: Sequence[Rule]) -> dict[str, Any]:
     return {"eps": np.round(eps, 4).tolist(), "rules": found}
 
 
-def spread(shares: Floats, count: int = ANSWERS) -> Integers:
+def evenly_spaced(shares: Floats, count: int = ANSWERS) -> Integers:
     """Return which of P answers are shown: at equal distances in the order of their shares.
 
     Examples:
-        >>> spread(np.array([0.5, 0.1, 0.9, 0.3, 0.7]), 3).tolist()
+        >>> evenly_spaced(np.array([0.5, 0.1, 0.9, 0.3, 0.7]), 3).tolist()
         [1, 0, 2]
     """
     order = np.argsort(shares, kind="stable")
@@ -207,7 +207,7 @@ def answers(target: Target, rules: Sequence[Rule]) -> dict[str, Any]:
                 for step in range(begin[at], begin[at] + target.bootstrap.steps[at])
             ],
         }
-        for at in spread(shares)
+        for at in evenly_spaced(shares)
     ]
     used = {
         token
@@ -235,7 +235,7 @@ def _step(target: Target, step: int, rules: Sequence[Rule]) -> dict[str, Any]:
     if target.draft is not None:
         drafted = target.draft.iloc[step]
         row |= {name: digits(drafted[name]) for name in ("q", "p_draft")}
-        judged_by = {divergence_of(rule, target.divergence) for rule in rules}
+        judged_by = {judging_divergence(rule, target.divergence) for rule in rules}
         distances = {name: digits(drafted[name]) for name in sorted(judged_by)}
         row |= {"d": int(drafted["token"]), "distances": distances}
     return row

@@ -1,7 +1,7 @@
 """The records of a report: what was measured, and tables and figures as data.
 
 A section of the report (`certificates`, `published`, `acceptance`, `decoding`, `accuracy`) takes
-`Results` and returns a `Part`: tables, figures and the sentences above them. A table names a tidy
+`Results` and returns a `Section`: tables, figures and sentences above them. A table names a tidy
 frame and says which of its statistics become columns, in which format; `analysis.report.render`
 writes it as CSV and LaTeX. No section lays out a cell itself. Titles, questions, captions and most
 columns lie in `texts.toml`.
@@ -208,8 +208,8 @@ class Figure:
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
-    """A part of a report: a heading, plain sentences, then tables and figures in their order.
+class Section:
+    """A section of a report: a heading, plain sentences, then tables and figures in their order.
 
     Attributes:
         title: heading.

@@ -128,10 +128,10 @@ def grid(rows: int, titles: Sequence[str]) -> tuple[Figure, np.ndarray]:
     return figure, axes
 
 
-def reach(value: Any, low: Any, high: Any) -> np.ndarray:
+def error_bars(value: Any, low: Any, high: Any) -> np.ndarray:
     """Return how far (N,) intervals reach below and above their values, (2, N); unknown ends 0.
 
-    >>> reach([1.0, 2.0], [0.5, float("nan")], [1.0, 3.0]).tolist()
+    >>> error_bars([1.0, 2.0], [0.5, float("nan")], [1.0, 3.0]).tolist()
     [[0.5, 0.0], [0.0, 1.0]]
     """
     value, low, high = (np.asarray(of, dtype=np.float64) for of in (value, low, high))

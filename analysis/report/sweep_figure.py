@@ -10,7 +10,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from .style import LINES, POINTS, RULED, grid, legend, reach, rule_colour, styled
+from .style import LINES, POINTS, RULED, error_bars, grid, legend, rule_colour, styled
 from .text import limits, symbol, upper_end
 
 AXES = {  # statistics by stage: the name of their axis, and theirs
@@ -218,5 +218,5 @@ def _curve(
         axis.fill_between(x, values[y], ends, color=color, alpha=0.25, linewidth=0)
     low, high = limits(y)
     if {low, high} <= set(values):
-        reaching = reach(values[y], values[low], values[high])
+        reaching = error_bars(values[y], values[low], values[high])
         axis.errorbar(x, values[y], reaching, fmt="none", ecolor=color, elinewidth=0.7)

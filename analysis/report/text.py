@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from decimal import ROUND_FLOOR, Decimal
 from functools import partial
 
-from ..statistics.bootstrap import FEW_PROMPTS, few
+from ..statistics.bootstrap import FEW_PROMPTS
 from .published import CAP
 
 MARK = "*"  # beside a ceiling: the rejection region is empty
@@ -197,7 +197,7 @@ def few_notes(prompts: Iterable[int]) -> list[str]:
         prompts: number of prompts of each target or run that the table shows.
     """
     least = min(prompts, default=FEW_PROMPTS)
-    if not few(least):
+    if least >= FEW_PROMPTS:
         return []
     counted = "1 prompt" if least == 1 else f"{least} prompts"
     return [

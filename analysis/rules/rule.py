@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, dataclass_transform
 import numpy as np
 from numpy.typing import NDArray
 
-from ..fields import check, refused
+from ..fields import check_fields, refused
 from ..fields import ranged as parameter
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ class Rule:
         Raises:
             FieldError: names the rule, the key, the value and what is allowed.
         """
-        check(self, f"rule {self.name}: ")
+        check_fields(self, f"rule {self.name}: ")
         for key, value in self.parameters.items():
             if isinstance(value, str) and not value.isprintable():  # labels stand on one line
                 raise refused(f"rule {self.name}: {key}", value, "printable text on one line")

@@ -24,14 +24,13 @@ QUANTILES = {"median": 0.5, "p5": 0.05, "p25": 0.25}
 FEW_PROMPTS = 30  # with fewer, percentile intervals over prompts are too narrow
 
 
-def few(prompts: int) -> bool:
-    """Return whether intervals resampled from so many prompts are to be distrusted.
+def prompt_counts(prompts: int) -> dict[str, int | bool]:
+    """Return the columns beside an interval: of how many prompts it is, and if they are too few.
 
-    Examples:
-        >>> few(29), few(30)
-        (True, False)
+    >>> prompt_counts(29), prompt_counts(30)["few_prompts"]
+    ({'prompts': 29, 'few_prompts': True}, False)
     """
-    return prompts < FEW_PROMPTS
+    return {"prompts": prompts, "few_prompts": prompts < FEW_PROMPTS}
 
 
 class PromptBootstrap:
@@ -78,8 +77,8 @@ class PromptBootstrap:
 
     @property
     def counted(self) -> dict[str, int | bool]:
-        """The columns beside every interval: how many prompts it comes from, and if few."""
-        return {"prompts": self.count, "few_prompts": few(self.count)}
+        """The columns beside every interval, as `prompt_counts`."""
+        return prompt_counts(self.count)
 
     def sums(self, per_prompt: Numbers) -> Floats:
         """Return the (B, ...) sums over the resampled prompts of (P, ...) sums of each prompt.

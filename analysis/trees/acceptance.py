@@ -110,20 +110,20 @@ def aligned(target: Stored, draft: Stored) -> tuple[Floats, Floats]:
     a token that both stored there is none), then the rest of the one, and of the other.
     """
     (ids, p, p_tail), (draft_ids, q, q_tail) = target, draft
-    at = places(draft_ids, ids)
+    at = places_in_rows(draft_ids, ids)
     shared = np.where(at < 0, 0.0, np.take_along_axis(p, np.maximum(at, 0), axis=1))
-    own = np.where(places(ids, draft_ids) < 0, p, 0.0)
+    own = np.where(places_in_rows(ids, draft_ids) < 0, p, 0.0)
     nothing = np.zeros((len(ids), 1))
     p = np.hstack([shared, own, p_tail[:, None], nothing])
     q = np.hstack([q, np.zeros_like(own), nothing, q_tail[:, None]])
     return p / p.sum(axis=1, keepdims=True), q / q.sum(axis=1, keepdims=True)
 
 
-def places(ids: Integers, among: Integers) -> NDArray[np.intp]:
+def places_in_rows(ids: Integers, among: Integers) -> NDArray[np.intp]:
     """Return where in its row of `among` (N, M) each of `ids` (N, K) stands, or -1.
 
     Examples:
-        >>> places(np.array([[7, 3]]), np.array([[3, 5, 9]])).tolist()
+        >>> places_in_rows(np.array([[7, 3]]), np.array([[3, 5, 9]])).tolist()
         [[-1, 0]]
     """
     rows = np.arange(len(ids))[:, None] * (1 + max(ids.max(), among.max()))

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from analysis.trees.topology import Growth, Topology
 from pipeline.decoding.choices import BrokenLogitsError, Choice, Greedy
-from pipeline.decoding.shapes import Level, chain, columns_of, grow, levels_of, readable, within
+from pipeline.decoding.shapes import Level, cache_slots, chain, grow, levels_of, readable, within
 from pipeline.models.devices import send
 from pipeline.models.heads.hidden_drafter import HiddenDrafter
 from pipeline.models.language_model import LanguageModel
@@ -134,7 +134,7 @@ class ModelDrafter(Drafter):
             chosen, tree, self._columns, keys = grown
             return Draft(chosen, None, tree, keys)
         cut = chain(count) if self.tree is None else within(self.tree, count)
-        self._columns = columns_of(cut)
+        self._columns = cache_slots(cut)
         drafted: list[Tensor] = []
         largest, weights = [], []
         for depth, level in enumerate(levels_of(cut, device, dtype)):

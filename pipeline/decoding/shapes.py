@@ -68,7 +68,7 @@ def inner_nodes(tree: Topology) -> tuple[int, ...]:
 
 
 @lately
-def columns_of(tree: Topology) -> dict[int, int]:
+def cache_slots(tree: Topology) -> dict[int, int]:
     """Return where each node that a drafter reads lies in its cache, after the text."""
     return {node: at for at, node in enumerate(inner_nodes(tree)[1:])}
 
@@ -118,7 +118,7 @@ def _read_after(
     tree: Topology, nodes: list[int], device: torch.device, dtype: torch.dtype
 ) -> TreePass:
     """Return how a drafter reads nodes of a depth after all that it reads of smaller depths."""
-    at = columns_of(tree)
+    at = cache_slots(tree)
     seen = torch.zeros(len(nodes), at[nodes[-1]] + 1, dtype=torch.bool)
     for row, node in enumerate(nodes):
         while node != ROOT:

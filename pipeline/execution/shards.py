@@ -91,10 +91,10 @@ def compute_unfinished(
 
 
 def _finish(plan: Plan, shard: Shard, computed: ShardMeasured | Later) -> None:
-    plan.finish(shard, finished(computed))
+    plan.finish(shard, settled(computed))
 
 
-def finished(computed: ShardMeasured | Later) -> ShardMeasured:
+def settled(computed: ShardMeasured | Later) -> ShardMeasured:
     """Do what a shard left for later; return what was measured."""
     return computed() if callable(computed) else computed
 

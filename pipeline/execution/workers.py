@@ -28,7 +28,7 @@ import torch
 from pipeline.errors import PipelineError, first_line
 from pipeline.execution.progress import progress_bar
 from pipeline.execution.shard_plan import Plan, Shard, ShardMeasured
-from pipeline.execution.shards import attempt, compute_unfinished, finished, too_large
+from pipeline.execution.shards import attempt, compute_unfinished, settled, too_large
 from pipeline.store.artifacts import Artifact
 from pipeline.store.durable import file_digest, sync
 from pipeline.store.node import Node
@@ -120,7 +120,7 @@ class Host:
             computed = attempt(shard, path, self._worker.compute, lambda _: None)
         if computed is None:
             return None
-        measured = finished(computed)
+        measured = settled(computed)
         sync(path)
         return measured, path, file_digest(path)
 

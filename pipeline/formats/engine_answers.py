@@ -94,7 +94,7 @@ def read_answers(
         if value is DAMAGED or value is REQUEST:
             open_ = None
             continue
-        parts = parts_of(value, line, streamed)
+        parts = answer_parts(value, line, streamed)
         if isinstance(parts, str):
             excluded[parts] += 1
             continue
@@ -131,7 +131,7 @@ def read_answers(
     return answers, None if first is None else first[0], excluded
 
 
-def parts_of(value: Any, line: int, streamed: bool) -> list[Part] | str:
+def answer_parts(value: Any, line: int, streamed: bool) -> list[Part] | str:
     """Return the parts of answers in an object, or why it has none."""
     read = body_of(value)
     if isinstance(read, str):

@@ -11,7 +11,7 @@
 
 A scrape is a page of /metrics in the text format 0.0.4 of Prometheus. A call is a verification by
 the target. All three engines divide what is accepted at a place of the draft by all calls;
-`places` gives the share of those that reached the place as well. Names of the counts in answers
+`place_rows` gives the share of those that reached the place as well. Names of the counts in answers
 changed between versions; all are read. A histogram counts the calls that accepted 0, 1, ... tokens.
 """
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from pipeline.errors import PipelineError
 from pipeline.formats.engine_answers import Part, counted, decimals, read_answers, read_objects
-from pipeline.formats.engine_steps import Step, Token, Top, by_llama, steps_of, tokens_told
+from pipeline.formats.engine_steps import Step, Token, Top, by_llama, logged_steps, tokens_told
 
 ZERO = -1e30  # a log-probability at most this is llama.cpp's print of a probability of 0
 MASKED = -9000.0  # and between them vLLM's print of a token that sampling took out
@@ -85,7 +85,7 @@ def read_log(
     part = asked["part"]
 
     def read(piece: Part) -> tuple[list[Step | None], int, bool]:
-        return steps_of(piece, part), tokens_told(piece), by_llama(piece)
+        return logged_steps(piece, part), tokens_told(piece), by_llama(piece)
 
     answers, model, excluded = read_answers(path, read_objects(path), read)
     parts = [said for _, told in answers.values() for said in told]

@@ -48,7 +48,7 @@ class Step(NamedTuple):
 Steps = list[Step | None]  # None where the engine logged nothing
 
 
-def steps_of(part: Part, which: str) -> Steps:
+def logged_steps(part: Part, which: str) -> Steps:
     """Return the steps of a part of an answer; `which` is generated, or prompt for re-scored texts.
 
     Raises:

@@ -79,7 +79,7 @@ class Batch:
             yield begin, end, end - begin
 
 
-def joined(parts: Sequence[Mapping[str, Tensor]], dim: int = 0) -> Found:
+def concat_columns(parts: Sequence[Mapping[str, Tensor]], dim: int = 0) -> Found:
     """Return the columns of all parts, one behind the other along a dimension."""
     return {name: torch.cat([part[name] for part in parts], dim) for name in parts[0]}
 

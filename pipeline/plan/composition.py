@@ -15,7 +15,7 @@ from hydra.core.override_parser.types import Quote, QuotedString
 from hydra.errors import MissingConfigException
 from omegaconf import DictConfig, OmegaConf
 
-from analysis.fields import check, nearest
+from analysis.fields import check_fields, nearest
 from conf import schema
 from conf.schema import LONGEST_NAME, Config, is_name
 from pipeline.errors import PipelineError
@@ -23,7 +23,7 @@ from pipeline.paths import CONF, ROOT
 from pipeline.plan.explain import noted, say
 from pipeline.store.node import fingerprint
 
-schema.register()
+schema.register_schema()
 OmegaConf.register_new_resolver("root", lambda: str(ROOT), replace=True)
 NOT_OF_REPORT = ("study", "study_name", "note", "stage", "outputs", "device", "execution")
 
@@ -71,7 +71,7 @@ def settings_of(config: DictConfig, problems: list[str] | None = None) -> Config
     assert isinstance(settings, Config)
     found = [] if problems is None else problems
     with noted(found):
-        check(settings)
+        check_fields(settings)
     workers = settings.execution.workers
     if workers is not None and settings.execution.engine == "inline":
         found.append(

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-from analysis.fields import FieldError, check, check_keys, from_mapping, ranged, refused
+from analysis.fields import FieldError, check_fields, check_keys, from_mapping, ranged, refused
 from analysis.trees import topology
 from analysis.trees.optimal import optimal
 from analysis.trees.topology import Growth, Topology
@@ -19,9 +19,9 @@ MOST_GROWN = 256  # of a tree that each call grows: nothing of it is made once f
 FEW = f"an integer from 1 to {MOST_NODES}"
 
 
-def few(value: int) -> bool:
-    """Say whether a tree may have so many nodes, levels or siblings."""
-    return 1 <= value <= MOST_NODES
+def fits(value: int | None) -> bool:
+    """Say whether a tree may have so many nodes, levels or siblings; None is open."""
+    return value is None or 1 <= value <= MOST_NODES
 
 
 @dataclass(frozen=True)
@@ -37,8 +37,8 @@ class DraftTree:
     """
 
     name: str
-    width: int | None = ranged(FEW, lambda value: value is None or few(value), default=None)
-    nodes: int | None = ranged(FEW, lambda value: value is None or few(value), default=None)
+    width: int | None = ranged(FEW, fits, default=None)
+    nodes: int | None = ranged(FEW, fits, default=None)
     acceptance: Numbers | None = None
     measured: bool = False
 
@@ -65,10 +65,10 @@ class DraftTree:
         Raises:
             ValueError: there is none.
         """
-        if not few(draft_length):
+        if not fits(draft_length):
             raise refused("draft_length", draft_length, FEW)
         found = SHAPES[self.name][2](self, draft_length)
-        if not few(len(found)):
+        if not fits(len(found)):
             raise ValueError(
                 f"the tree ({self.shown}) of draft_length={draft_length} has {len(found)} tokens: "
                 f"give one with 1 to {MOST_NODES}"
@@ -141,7 +141,7 @@ def build_tree(mapping: Mapping[str, Any], where: str) -> DraftTree:
     if VECTOR in given:
         given[VECTOR] = _numbers(given[VECTOR], f"{where}.{VECTOR}")
     tree = from_mapping(DraftTree, {"name": name, **given}, f"{where}.", "tree")
-    check(tree, f"{where}.")
+    check_fields(tree, f"{where}.")
     return tree
 
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from analysis.fields import FieldError, check, check_keys, from_mapping, refused
+from analysis.fields import FieldError, check_fields, check_keys, from_mapping, refused
 from analysis.rules import Prefix, Rule, Tree, build
 from pipeline.errors import PipelineError
 from pipeline.plan.draft_trees import DYNAMIC, KEYS, VECTOR, DraftTree, build_tree
@@ -168,7 +168,7 @@ def _build(entry: dict[str, Any], where: str) -> Method:
         stopping = read_drafting(stops, f"{where}.") if stops else None
         parts = {"rule": rule, "tree": tree, "drafting": stopping}
         given = from_mapping(Method, {"sampling": None, **plain, **parts}, f"{where}.", "method")
-        check(given, f"{where}.")
+        check_fields(given, f"{where}.")
         drawn, length = given.temperature > 0, given.model_length
         nothing_drawn = "at temperature 0, where nothing is drawn"
         for name, misfit, allowed in (

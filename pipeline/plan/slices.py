@@ -13,7 +13,7 @@ from analysis.report.text import mark_of, upper_end
 from analysis.rules import Cut, Rule, Tree, expand, to_mapping
 from analysis.rules.build import Dial, build_dial
 from analysis.topk import TopK
-from conf.schema import Config, Drafter, Model
+from conf.schema import Config, DrafterConfig, Model
 from pipeline.errors import PipelineError
 from pipeline.plan.stage import SummaryRow
 from pipeline.store.durable import file_digest
@@ -95,7 +95,7 @@ def model_slice(key: str, model: Model, identities: Identities) -> dict[str, Any
     }
 
 
-def drafter_slice(drafter: Drafter, identities: Identities) -> dict[str, Any]:
+def drafter_slice(drafter: DrafterConfig, identities: Identities) -> dict[str, Any]:
     """Return what of the drafter determines its numbers."""
     head = {} if drafter.head is None else {"head": asdict(drafter.head)}
     return model_slice("drafter", drafter, identities) | head

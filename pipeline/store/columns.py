@@ -81,7 +81,7 @@ def table(values: Mapping[str, np.ndarray], schema: pa.Schema) -> pa.Table:
     return pa.table(arrays, schema=schema)
 
 
-def steps_of(prompt: str, values: Mapping[str, np.ndarray], schema: pa.Schema) -> pa.Table:
+def steps_table(prompt: str, values: Mapping[str, np.ndarray], schema: pa.Schema) -> pa.Table:
     """Return the table of the n steps of a prompt from its other columns (n, ...) by name."""
     import numpy as np
 

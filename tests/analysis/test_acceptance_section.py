@@ -11,7 +11,7 @@ import pytest
 from analysis.report.measured import Results
 from analysis.report.records import Table, together
 from analysis.report.render import lines
-from analysis.report.sections.acceptance import acceptance_part
+from analysis.report.sections.acceptance import acceptance_section
 from analysis.report.text import share_text
 from analysis.rules import AbsoluteThreshold, Additive, Multiplicative, StrictGreedy, Tree
 from analysis.rules.build import build_dial
@@ -44,7 +44,7 @@ def full(tmp_path_factory: pytest.TempPathFactory) -> Results:
 
 
 def tables(results: Results) -> dict[str, Table]:
-    shown = acceptance_part(results).shown
+    shown = acceptance_section(results).shown
     return {item.name: item for item in shown if isinstance(item, Table)}
 
 
@@ -74,7 +74,7 @@ def test_what_golden_files_do_not_have(full: Results, tmp_path: Path) -> None:
     assert len(share) == 9
     assert (share[:5] <= 1 + 1e-12).all()  # the last are measured by drawing: 0.01 of error
     assert (share <= 1.01).all()
-    drawn = [item for item in acceptance_part(full).shown if not isinstance(item, Table)]
+    drawn = [item for item in acceptance_section(full).shown if not isinstance(item, Table)]
     assert [item.name for item in drawn] == ["acceptance_rules", "divergences", "frontier"]
     certified = drawn[0].data.set_index("rule")["certified"]
     value = full["acceptance"].set_index(["rule", "statistic"])["value"]
@@ -99,7 +99,7 @@ def test_two_logs_print_both_ends() -> None:
             ("", "acceptance", 0.8, 0.9)]  # fmt: skip
     frame = pd.DataFrame(rows, columns=["rule", "statistic", "value", "optimistic"])
     results = Results([T], {"greedy": StrictGreedy()}, {"logged": frame.assign(target=T)}, "D")
-    [table] = acceptance_part(results).shown
+    [table] = acceptance_section(results).shown
     assert lines(table) == [(T, [("Strict greedy", ["50–75 %", "25–50 %", "0–50 %"], [])])]
     assert table.notes == [f"{T}: mean KL(p‖q) 0.100–∞ nats, mean total variation 0.100–0.200; "
                            "speculative sampling of a drafted draw accepts 80–90 % of the tokens, "

@@ -21,7 +21,7 @@ from analysis.decoding.answers import (
     threshold_limits,
     verdicts,
 )
-from analysis.decoding.finished import COSTS, finished
+from analysis.decoding.finished import COSTS, finished_costs
 from analysis.rules import Additive, Mars, StrictGreedy
 from analysis.rules.rule import Rule
 from analysis.statistics.bootstrap import PromptBootstrap
@@ -219,7 +219,7 @@ BOOTSTRAP = PromptBootstrap(np.arange(3), 400, 0.98, 0)
 
 
 def test_ratios_by_hand() -> None:
-    found = finished(MINE.assign(correct=[True, False, True]), ALONE, BOOTSTRAP)
+    found = finished_costs(MINE.assign(correct=[True, False, True]), ALONE, BOOTSTRAP)
     assert found["length_ratio"] == 72 / 60
     assert found["cut"] == pytest.approx(2 / 3)
     assert found["calls_finished"] == 22  # one answer ended, and the cut ones are paid for
@@ -229,19 +229,19 @@ def test_ratios_by_hand() -> None:
     assert found["right_per_second"] == pytest.approx(2 / 5)
     # pairs stay together: resamples of the third prompt alone and the second alone are the ends
     assert (found["length_ratio_ci_low"], found["length_ratio_ci_high"]) == (1.0, 1.5)
-    assert "right_per_second" not in finished(MINE, ALONE, BOOTSTRAP)
+    assert "right_per_second" not in finished_costs(MINE, ALONE, BOOTSTRAP)
 
 
 def test_no_answer_ends() -> None:
     """No number, and resamples without an answer that ended leave the others their interval."""
-    found = finished(MINE.assign(ended=False), ALONE, BOOTSTRAP)
+    found = finished_costs(MINE.assign(ended=False), ALONE, BOOTSTRAP)
     assert found["cut"] == 1.0
     assert np.isnan([found["calls_finished"], found["seconds_ratio"]]).all()
     assert np.isnan(found["seconds_ratio_ci_low"])
-    same = finished(ALONE, ALONE, BOOTSTRAP)  # the target beside itself costs itself
+    same = finished_costs(ALONE, ALONE, BOOTSTRAP)  # the target beside itself costs itself
     for name in ("length_ratio", "calls_ratio", "seconds_ratio"):
         assert [same[name], same[f"{name}_ci_low"], same[f"{name}_ci_high"]] == [1.0] * 3
-    one = finished(MINE, ALONE, BOOTSTRAP)
+    one = finished_costs(MINE, ALONE, BOOTSTRAP)
     assert np.isfinite([one["seconds_ratio_ci_low"], one["seconds_ratio_ci_high"]]).all()
 
 

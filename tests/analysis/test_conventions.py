@@ -8,7 +8,7 @@ import pytest
 from analysis.decoding.conventions import (
     batch_schedule,
     conventions,
-    places,
+    place_rows,
     speculation_profile,
     synthetic_settings,
 )
@@ -42,7 +42,7 @@ def test_every_tool_by_hand() -> None:
         ("EAL", "1 + sum of products of conditional rates"): 1 + 0.75 + 0.75 + 0.375,
     }
     assert value == pytest.approx(by_hand)
-    assert [place["conditional"] for place in places(CALLS, 3)] == [0.75, 1.0, 0.5]
+    assert [place["conditional"] for place in place_rows(CALLS, 3)] == [0.75, 1.0, 0.5]
 
 
 def test_a_draft_that_ends_its_answer_counts_what_it_emits_and_none_has_no_rate() -> None:

@@ -85,13 +85,13 @@ def test_rules_are_ordered_by_family_from_strict_to_relaxed() -> None:
 
 def test_packed_steps_and_resamples_are_those_of_the_target() -> None:
     target = made()
-    packed = steps.packed(target, [GREEDY, Additive(0.3)])
+    packed = steps.packed_steps(target, [GREEDY, Additive(0.3)])
     assert packed["lengths"] == [10] * 4
     for at, rule in enumerate((GREEDY, Additive(0.3))):
         assert packed["levels"][at] == pack_levels(target.certificates[rule][0])
         for name, flags in zip(("accepted", "certified"), target.judged[rule.label], strict=True):
             assert np.array_equal(unpacked(packed[name][at]), flags)
-    assert steps.packed(made(drafter=False), [GREEDY])["accepted"] == [None]
+    assert steps.packed_steps(made(drafter=False), [GREEDY])["accepted"] == [None]
     shared = steps.resamples([target, target])  # of as many prompts: one seed gives them
     assert list(shared["weights"]) == ["4"]
     assert np.array_equal(unpacked(shared["weights"]["4"]), target.bootstrap.weights.ravel())
@@ -184,12 +184,12 @@ def test_a_step_names_the_divergence_that_its_rule_is_judged_in() -> None:
     both = one.draft.assign(full_kl=0.2, tv=0.1)
     for divergence, judged_by in (("full_kl", ["full_kl", "tv"]), ("kl", ["kl", "kl"])):
         target = replace(one, draft=both, divergence=divergence)
-        packed = steps.packed(target, (GREEDY, tree))
+        packed = steps.packed_steps(target, (GREEDY, tree))
         assert packed["judged_by"] == judged_by
         assert list(packed["divergences"]) == list(dict.fromkeys(judged_by))
         shown = steps.answers(target, (GREEDY, tree))["answers"][0]["steps"][0]["distances"]
         assert list(shown) == list(dict.fromkeys(judged_by))
-    assert steps.packed(target, (GREEDY,))["divergences"] == {"kl": ("KL(p‖q)", " nats")}
+    assert steps.packed_steps(target, (GREEDY,))["divergences"] == {"kl": ("KL(p‖q)", " nats")}
 
 
 @pytest.mark.parametrize(("share", "says"), [(0.95, "Additive (t = 0.2)"), (0.925, "none of")])

@@ -93,6 +93,6 @@ class Mortal:
 
 def open_mortal_decoder(node: Node, upstream: Upstream) -> Mortal:
     """The worker of stage distributions."""
-    from pipeline.stages.distributions.compute import Decoder
+    from pipeline.stages.distributions.compute import DistributionsWorker
 
-    return Mortal(Decoder(node, upstream), Path(node.settings["execution"]["dies"]))
+    return Mortal(DistributionsWorker(node, upstream), Path(node.settings["execution"]["dies"]))

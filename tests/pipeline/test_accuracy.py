@@ -10,14 +10,14 @@ import pytest
 import torch
 
 from analysis.decoding import answers
-from analysis.report.records import Part, Table
+from analysis.report.records import Section, Table
 from analysis.report.render import files, lines
 from pipeline.errors import PipelineError
 from pipeline.execution import runner
 from pipeline.models.load import load_tokenizer
 from pipeline.models.prompt_tokens import encode
 from pipeline.stages.accuracy import summary
-from pipeline.stages.report.compute import answer_parts
+from pipeline.stages.report.compute import answer_sections
 from pipeline.store.artifacts import Artifact, Store
 from pipeline.store.decoded import read_answered
 from pipeline.store.node import Node
@@ -170,7 +170,7 @@ def test_the_report_has_a_section_only_once_the_answers_are_there(
     assert "margin" not in without.config
 
 
-def _tables(part: Part) -> dict[str, Table]:
+def _tables(part: Section) -> dict[str, Table]:
     return {item.name: item for item in part.shown if isinstance(item, Table)}
 
 
@@ -178,7 +178,7 @@ def test_the_section_shows_losses_tasks_and_differing_answers(
     place: Path, made: tuple[Node, Artifact]
 ) -> None:
     (node,) = study(place, stage="report").nodes["report"]
-    part, timed = answer_parts(node, [made[1]])
+    part, timed = answer_sections(node, [made[1]])
     assert "methods that are to leave every answer left every one." in part.says[0]
     losses = _tables(part)["accuracy_losses"]
     [(_, rows)] = lines(losses)

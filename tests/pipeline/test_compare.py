@@ -23,7 +23,7 @@ def test_device_formulas_equal_the_numpy_ones(temperature: float, sampled: float
     z[:10], w[:20] = z[:10].round(), w[:20].round()
     w[39] = z[39]
     z[40:, 3:6] = w[40:, 5:9] = -np.inf
-    found = compare.compare(torch.from_numpy(z), [torch.from_numpy(w)], temperature, sampled)
+    found = compare.compare_logits(torch.from_numpy(z), [torch.from_numpy(w)], temperature, sampled)
     for prefix, at in (("", temperature), ("sampled_", sampled)):
         laws = ("kl", "tv", "erss_acceptance", "harmonic_mean")
         if at is None:
@@ -51,7 +51,9 @@ def test_masked_tokens_on_the_device() -> None:
     wanted = vars(divergences.compare_logits(z, w))
     assert np.isposinf(wanted["kl"]).tolist() == [False] * 10 + [True] * 20
     for shift in (np.float32(0), np.float32(10_000)):
-        found = compare.compare(torch.from_numpy(z + shift), [torch.from_numpy(w + shift)], 1.0)
+        found = compare.compare_logits(
+            torch.from_numpy(z + shift), [torch.from_numpy(w + shift)], 1.0
+        )
         for field, values in wanted.items():
             np.testing.assert_allclose(found[field], values, rtol=1e-12, atol=1e-15, err_msg=field)
 
@@ -94,7 +96,7 @@ def test_depth_statistics_are_those_of_the_pair() -> None:
     z, w = (torch.from_numpy((3 * rng.standard_normal((30, 96))).round(1).astype(np.float32))
             for _ in range(2))  # fmt: skip
     w[:20, ::3] = -torch.inf  # a reduced vocabulary
-    found = compare.compare(z, [w, z, w], 0.7)
+    found = compare.compare_logits(z, [w, z, w], 0.7)
     for name in compare.AT_DEPTH:
         columns_of = found[f"depth_{name}"]
         assert columns_of.shape == (30, 3)

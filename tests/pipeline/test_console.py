@@ -72,7 +72,7 @@ def printed(*arguments: str) -> str:
 
 
 def test_help_lists_the_stages_the_groups_and_five_examples() -> None:
-    schema.register()
+    schema.register_schema()
     parts = printed("--help").strip().split("\n\n")
     listed = {part.split("\n")[0].split()[0]: part.split("\n")[1:] for part in parts}
     assert tuple(line.split()[0] for line in listed["Stages"]) == schema.STAGES

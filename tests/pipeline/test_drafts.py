@@ -160,7 +160,7 @@ def dump(folder: Path) -> Artifact:
             **dict.fromkeys(moments, np.zeros(n)),
             **dict.fromkeys(columns.TEMPERED, np.empty((n, 0))),
         }
-        tables.append(columns.steps_of(name, values, schema))
+        tables.append(columns.steps_table(name, values, schema))
     pending = Pending(folder, "distributions")
     pending.write("data", pa.concat_tables(tables))
     sampling = {"temperature": 0.5, "top_p": 1.0, "top_k": 0}
@@ -301,7 +301,7 @@ def test_a_reduced_vocabulary_is_completed(own: bool) -> None:
     np.testing.assert_allclose(
         torch.log_softmax(whole.double(), 1), divergences.log_softmax(wanted), atol=1e-5
     )
-    found = compare.compare(z, [q], 1.0, completed=whole)
+    found = compare.compare_logits(z, [q], 1.0, completed=whole)
     full = found["full_kl"]
     same = wanted.argmax(1) == found["draft_token_id"].numpy()
     assert 0 < same.sum() < 200 or own

@@ -146,7 +146,7 @@ def test_the_report_of_a_head(
     partings = shown.split("\nWhere strict greedy parts")[1].split("\nCSV")[0]
     assert partings.count("| 3 | 0 | – |") == 5
     for stage in ("acceptance", "decoding"):
-        rows = sweeps.rows_of(made.nodes[stage], [made.artifact(stage)])
+        rows = sweeps.summary_rows(made.nodes[stage], [made.artifact(stage)])
         assert len(rows) == (1 if stage == "acceptance" else 13)
         capsys.readouterr()
         sweeps.print_table(rows)

@@ -150,7 +150,7 @@ def test_stages_write_the_same_bytes_with_workers_one_of_which_dies(
     here: dict[str, Artifact] = {"distributions": built(dump, tmp_path / "here")}
     (tmp_path / "dies").mkdir()
     (tmp_path / "dies" / "0001").touch()
-    monkeypatch.setattr(distributions, "Decoder", many.open_mortal_decoder)
+    monkeypatch.setattr(distributions, "DistributionsWorker", many.open_mortal_decoder)
     found = built(many_of(dump, 2, dies=str(tmp_path / "dies")), tmp_path / "there")
     assert not list((tmp_path / "dies").iterdir())
     assert found.content == here["distributions"].content

@@ -16,7 +16,7 @@ import pytest
 from pipeline import solve
 from pipeline.execution.runner import ensure
 from pipeline.loader import Study
-from pipeline.stages.report.page import packed
+from pipeline.stages.report.page import deflated
 from pipeline.store.artifacts import Store
 from tests.conftest import SmallStudy
 from tests.pipeline.studies import MadeUp
@@ -256,7 +256,7 @@ def test_text_of_prompts_and_labels_is_never_markup(browser: Any, tmp_path: Path
     assert f"Not measured for {BROKEN}" in opened.page.inner_text("#verdict").replace("\u00a0", " ")
     assert opened.page.locator("#rules").count() == 0  # a study without a drafter
     assert re.match(r"\d+\.\d", opened.page.inner_text("#found-share"))
-    assert not set("<>&") & set(packed(BROKEN))
+    assert not set("<>&") & set(deflated(BROKEN))
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

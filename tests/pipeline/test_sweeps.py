@@ -31,8 +31,8 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> dict[str, pd.DataFrame]:
     found = ensure(nodes, store)
     lengths = made.run_lengths("T", nodes)
     return {
-        "certificates": pd.DataFrame(sweeps.rows_of(nodes, found)),
-        "run_lengths": pd.DataFrame(sweeps.rows_of([lengths], ensure([lengths], store))),
+        "certificates": pd.DataFrame(sweeps.summary_rows(nodes, found)),
+        "run_lengths": pd.DataFrame(sweeps.summary_rows([lengths], ensure([lengths], store))),
     }
 
 

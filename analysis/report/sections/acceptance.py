@@ -20,7 +20,7 @@ from ...rules import Additive, Mars, Multiplicative, Rule, StrictGreedy, TopMAdd
 from ...statistics.run_lengths import with_censored
 from ...statistics.trajectories import CENSORED
 from ..measured import Results
-from ..records import Column, Part, Table, select, sentence, worded
+from ..records import Column, Section, Table, select, sentence, worded
 from ..text import FORMATS, number_text, share_text
 from .acceptance_figures import divergence_figure, frontier_figure, own_rules, rules_figure
 from .certificates import coverage_notes
@@ -55,13 +55,13 @@ LAWS = {
 }
 
 
-def acceptance_part(results: Results, says: Sequence[str] = ()) -> Part:
-    """Return the part on a drafter; `says` are paragraphs below the heading."""
+def acceptance_section(results: Results, says: Sequence[str] = ()) -> Section:
+    """Return the section on a drafter; `says` are paragraphs below the heading."""
     title = f"Will {results.drafter} be accepted?"
     if "logged" in results:
-        return Part(title, [logged_table(results)], says)
+        return Section(title, [logged_table(results)], says)
     shown = shown_rules(results)
-    return Part(
+    return Section(
         title,
         [
             rules_figure(results),

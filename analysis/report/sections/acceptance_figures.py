@@ -23,12 +23,12 @@ from ..style import (
     LINES,
     RULED,
     TEXT,
+    error_bars,
     family,
     grid,
     legend,
     logarithmic,
     percent,
-    reach,
     rule_colour,
     styled,
 )
@@ -137,7 +137,7 @@ def _dots(
             axis.errorbar(
                 value,
                 at + APART * (place - (len(kinds) - 1) / 2),
-                xerr=reach(value, low, high),
+                xerr=error_bars(value, low, high),
                 fmt="|" if kind == last else DOTS[place % len(DOTS)],
                 color=BLACK if kind == last else LINES[place % len(LINES)][0],
                 markersize=6 if kind == last else 3,
@@ -190,8 +190,8 @@ def _plane(axis: Axes, part: pd.DataFrame, results: Results) -> None:
             axis.errorbar(
                 one["value"],
                 one["tokens"],
-                xerr=reach([one["value"]], [one["ci_low"]], [one["ci_high"]]),
-                yerr=reach([one["tokens"]], [one["tokens_low"]], [one["tokens_high"]]),
+                xerr=error_bars([one["value"]], [one["ci_low"]], [one["ci_high"]]),
+                yerr=error_bars([one["tokens"]], [one["tokens_low"]], [one["tokens_high"]]),
                 fmt=marker,
                 color=BLACK,
                 markersize=4,

@@ -19,8 +19,8 @@ from matplotlib.figure import Figure as Drawing
 from ...decoding.answers import ALL, Answered, decide, differing, threshold_limits, verdicts
 from ...decoding.finished import CLOCKED
 from ...rules import Rule
-from ..records import Column, Figure, Part, Table, across, together, worded
-from ..style import GREY, LEVEL, TEXT, legend, reach, rule_colour, styled
+from ..records import Column, Figure, Section, Table, across, together, worded
+from ..style import GREY, LEVEL, TEXT, error_bars, legend, rule_colour, styled
 from ..text import FORMATS, limits, number_text, share_text, symbol, times_text
 
 SHOWN = 12  # differing answers on the page; the CSV file has all
@@ -31,10 +31,10 @@ DECIDED = ["run", "worst", "best", "up_to", "down_to", "wins"]
 Tables = Sequence[pd.DataFrame]
 
 
-def accuracy_parts(
+def accuracy_sections(
     drafter: str, answered: Sequence[Answered], tables: Tables, margin: float, confidence: float
-) -> list[Part]:
-    """Return the part on answers, and what of it depends on the clock.
+) -> list[Section]:
+    """Return the section on answers, and what of it depends on the clock.
 
     Args:
         drafter: printed name.
@@ -68,14 +68,14 @@ def accuracy_parts(
         differing_table(answered),
     ]
     return [
-        Part(
+        Section(
             f"What it costs in answers to decode with {drafter}",
             shown,
             [f"{said_of(one)}." for one in answered],
         ),
-        Part(
+        Section(
             "Answers: what depends on the clock",
-            [speed_table(data, tasks, said["margin"])],
+            [task_speed_table(data, tasks, said["margin"])],
             timed=True,
         ),
     ]
@@ -152,7 +152,7 @@ def tasks_table(data: pd.DataFrame, tasks: Sequence[str]) -> Table:
     )
 
 
-def speed_table(data: pd.DataFrame, tasks: Sequence[str], margin: str) -> Table:
+def task_speed_table(data: pd.DataFrame, tasks: Sequence[str], margin: str) -> Table:
     """Speedup and tokens a call by task (Table 1), and seconds of a finished answer."""
     columns = [
         Column("speedup", times_text, "speedup"),
@@ -227,7 +227,7 @@ def recovery_figure(answered: Sequence[Answered], tables: Tables) -> Figure | No
             axis.errorbar(
                 np.arange(len(tasks)) + apart * (place - (len(runs) - 1) / 2),
                 value,
-                yerr=reach(value, low, high),
+                yerr=error_bars(value, low, high),
                 fmt="os^Dv"[place % 5],
                 color=rule_colour(rule.label) if isinstance(rule, Rule) else GREY,
                 markersize=3,

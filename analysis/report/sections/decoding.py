@@ -16,11 +16,11 @@ from ...decoding import metrics as decoding
 from ...decoding.finished import CLOCKED_ANSWERS
 from ...decoding.metrics import Decoded
 from ...decoding.predicted import position_rates
-from ...statistics.bootstrap import Floats, few
-from ..records import Column, Figure, Part, Table, sentence, worded
+from ...statistics.bootstrap import Floats, prompt_counts
+from ..records import Column, Figure, Section, Table, sentence, worded
 from ..style import BLUE, GREEN, GREY, VERMILION, grid, legend, percent, styled
 from ..text import FORMATS, few_notes, limits, share_text
-from .decoding_trees import Statistics, of_targets, trees_figure, trees_table
+from .decoding_trees import Statistics, concat_targets, trees_figure, trees_table
 
 THRESHOLD = 0.9  # of the logit ratio, the default of MARS
 RATIO, PROBABILITY_RATIO = "logit ratio z₁/z₀", "probability ratio p₁/p₀"
@@ -30,31 +30,31 @@ FEWEST = 5  # steps of a bin that is drawn
 DRAFTED = {"argmax": BLUE, "second": GREEN, "another": GREY}  # what the drafter proposes
 
 
-def decoding_part(
+def decoding_section(
     title: str, decoded: Sequence[Decoded], statistics: Statistics, says: Sequence[str]
-) -> Part:
-    """Return the part of the report on what is accepted."""
+) -> Section:
+    """Return the section on what is accepted."""
     shown = [
-        acceptance_table(decoded, statistics),
+        decoding_table(decoded, statistics),
         partings_table(decoded),
         rates_table(decoded),
         trees_table(decoded, statistics),
         trees_figure(decoded, statistics),
         ratios_figure(decoded),
     ]
-    return Part(title, shown, says)
+    return Section(title, shown, says)
 
 
-def acceptance_table(decoded: Sequence[Decoded], statistics: Statistics) -> Table:
+def decoding_table(decoded: Sequence[Decoded], statistics: Statistics) -> Table:
     """What is accepted, how many tokens a call emits, and what a lossy rule gives up."""
     frames = [
         decoding.acceptance(one, *statistics)
         .join(decoding.finished_runs(one, *statistics).drop(columns=CLOCKED_ANSWERS))
         .join(decoding.of_thresholds(one, *statistics))
-        .assign(prompts=one.prompts, few_prompts=few(one.prompts))
+        .assign(**prompt_counts(one.prompts))
         for one in decoded
     ]
-    data, name = of_targets(decoded, frames), "over_thresholds"
+    data, name = concat_targets(decoded, frames), "over_thresholds"
     over, more = (name, *limits(name)), list[Column]()
     notes = few_notes(one.prompts for one in decoded)
     if data[name].isna().all():  # no multiplicative rule was decoded
@@ -77,17 +77,17 @@ def partings_table(decoded: Sequence[Decoded]) -> Table | None:
         gaps = frame.groupby("run")["gap"].agg(["size", "max"])
         strict = one.runs.loc[decoding.greedy_runs(one), ["method", "draft_length"]].join(gaps)
         counts.append(strict.fillna({"size": 0}).assign(answers=one.prompts))
-    shown = of_targets(decoded, counts)
+    shown = concat_targets(decoded, counts)
     if shown.empty:
         return None
-    return Table(**worded("decoding_partings"), data=of_targets(decoded, frames), shown=shown)
+    return Table(**worded("decoding_partings"), data=concat_targets(decoded, frames), shown=shown)
 
 
 def rates_table(decoded: Sequence[Decoded]) -> Table:
     """How often the token at each place of a draft is accepted."""
     settings = ["method", "draft_length", "temperature"]
     frames = [position_rates(one.calls).join(one.runs[settings], on="run") for one in decoded]
-    data = of_targets(decoded, [frame.query("draft_length > 0") for frame in frames])
+    data = concat_targets(decoded, [frame.query("draft_length > 0") for frame in frames])
     places = [
         Column(str(place), share_text, "rate", {"place": place}, above="place in the draft")
         for place in sorted(data["place"].unique())

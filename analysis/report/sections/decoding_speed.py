@@ -17,17 +17,19 @@ import pandas as pd
 
 from ...decoding import predicted, speed
 from ...decoding.metrics import Decoded
-from ...statistics.bootstrap import few
-from ..records import Column, Figure, Part, Table, worded
-from ..style import GREY, LINES, POINTS, grid, legend, percent, reach, styled
+from ...statistics.bootstrap import prompt_counts
+from ..records import Column, Figure, Section, Table, worded
+from ..style import GREY, LINES, POINTS, error_bars, grid, legend, percent, styled
 from ..text import few_notes, number_text, share_text, times_text
-from .decoding_trees import of_targets
+from .decoding_trees import concat_targets
 
 Speeds = Sequence[pd.DataFrame]
 
 
-def speed_part(title: str, decoded: Sequence[Decoded], speeds: Speeds, says: Sequence[str]) -> Part:
-    """Return the part of the report on speed."""
+def speed_section(
+    title: str, decoded: Sequence[Decoded], speeds: Speeds, says: Sequence[str]
+) -> Section:
+    """Return the section on speed."""
     shown = [
         comparison_table(decoded, speeds),
         speed_table(decoded, speeds),
@@ -35,7 +37,7 @@ def speed_part(title: str, decoded: Sequence[Decoded], speeds: Speeds, says: Seq
         batches_table(decoded, speeds),
         thresholds_figure(decoded, speeds),
     ]
-    return Part(f"{title}: speed", shown, says, timed=True)
+    return Section(f"{title}: speed", shown, says, timed=True)
 
 
 def comparison_table(decoded: Sequence[Decoded], speeds: Speeds) -> Table:
@@ -45,8 +47,8 @@ def comparison_table(decoded: Sequence[Decoded], speeds: Speeds) -> Table:
     for one, table in zip(decoded, speeds, strict=True):
         whole = table[["speedup", "ci_low", "ci_high"]].assign(tau=table["tokens_per_call"])
         parts = [*(_of_source(one, source) for source in sources), whole]
-        counted = {"prompts": one.prompts, "few_prompts": few(one.prompts)}
-        settings = one.runs[["method", "draft_length", "temperature"]].assign(**counted)
+        settings = one.runs[["method", "draft_length", "temperature"]]
+        settings = settings.assign(**prompt_counts(one.prompts))
         by_source = [
             settings.join(part).reset_index(names="run").assign(target=one.target, source=source)
             for source, part in zip([*sources, "all"], parts, strict=True)
@@ -89,7 +91,7 @@ def speed_table(decoded: Sequence[Decoded], speeds: Speeds) -> Table:
         best = predicted.draft_lengths(one, table).set_index(["method", "temperature"])
         lengths = best["predicted"].rename("best_length")
         frames.append(table.join(lengths, on=["method", "temperature"]))
-    return Table(**worded("decoding_speed"), data=of_targets(decoded, frames))
+    return Table(**worded("decoding_speed"), data=concat_targets(decoded, frames))
 
 
 def temperature_table(decoded: Sequence[Decoded], speeds: Speeds) -> Table | None:
@@ -136,7 +138,7 @@ def batches_table(decoded: Sequence[Decoded], speeds: Speeds) -> Table | None:
         found = speed.break_even_by_batch(one, float(longest["rate"]))
         frames.append(found.assign(method=longest["method"], temperature=longest["temperature"]))
     method, most = frames[0]["method"].iloc[0], int(frames[0]["longest"].max())
-    data = of_targets(decoded, frames)
+    data = concat_targets(decoded, frames)
     return Table(
         **worded("decoding_batches", most=most, method=method),
         data=data,
@@ -160,7 +162,7 @@ def thresholds_figure(decoded: Sequence[Decoded], speeds: Sequence[pd.DataFrame]
         for (colour, style), (gamma, group) in zip(cycle(LINES), groups, strict=False):
             drawn = {**POINTS, "color": colour, "linestyle": style, "label": f"γ = {gamma}"}
             above.plot(group["theta"], group["agreement"], **drawn)
-            ends = reach(group["speedup"], group["ci_low"], group["ci_high"])
+            ends = error_bars(group["speedup"], group["ci_low"], group["ci_high"])
             below.errorbar(group["theta"], group["speedup"], ends, **drawn, elinewidth=0.7)
         percent(above, "y")
         below.axhline(1, color=GREY, linewidth=0.8, zorder=0)
@@ -169,5 +171,5 @@ def thresholds_figure(decoded: Sequence[Decoded], speeds: Sequence[pd.DataFrame]
     axes[1, 0].set_ylabel("speedup")
     legend(drawing, axes[0], 4)
     shown = ["target", "draft_length", "theta", "agreement", "speedup", "ci_low", "ci_high"]
-    data = of_targets(decoded, sweeps)[shown]
+    data = concat_targets(decoded, sweeps)[shown]
     return Figure(**worded("decoding_thresholds"), data=data, drawing=drawing)

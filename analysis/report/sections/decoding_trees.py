@@ -20,7 +20,7 @@ from ...trees.acceptance import least_residual_upper, residual_upper
 from ...trees.optimal import best_trees
 from ...trees.topology import Floats, batch, sequence, spec_infer, symmetric, tree_tokens_per_call
 from ..records import Figure, Table, worded
-from ..style import GREY, LINES, POINTS, grid, legend, reach, styled
+from ..style import GREY, LINES, POINTS, error_bars, grid, legend, styled
 
 Statistics = tuple[int, float, int]  # resamples, confidence, seed
 Curve = tuple[Floats, Floats]  # drafted tokens, tokens a call
@@ -33,13 +33,13 @@ DASHES = {FIXED: (0, (1, 1)), LEAST: (0, ())}
 
 def trees_table(decoded: Sequence[Decoded], statistics: Statistics) -> Table | None:
     """Tokens a call of every tree, measured and predicted; None where no method drafted trees."""
-    data = of_targets(decoded, [_trees(one, statistics) for one in decoded])
+    data = concat_targets(decoded, [_trees(one, statistics) for one in decoded])
     if data.empty:
         return None
     return Table(**worded("decoding_trees"), data=data)
 
 
-def of_targets(decoded: Sequence[Decoded], frames: Sequence[pd.DataFrame]) -> pd.DataFrame:
+def concat_targets(decoded: Sequence[Decoded], frames: Sequence[pd.DataFrame]) -> pd.DataFrame:
     """Return the frames of all targets as one, with the target's printed name."""
     return pd.concat(
         [frame.assign(target=one.target) for one, frame in zip(decoded, frames, strict=True)],
@@ -142,7 +142,7 @@ def trees_figure(decoded: Sequence[Decoded], statistics: Statistics) -> Figure |
                 pair[1].set_yscale("log")
         frames.append(pd.concat(parts, ignore_index=True))
     legend(drawing, axes.flat, columns=3)
-    data = of_targets(decoded, frames)
+    data = concat_targets(decoded, frames)
     return Figure(**worded("decoding_trees_figure"), data=data, drawing=drawing)
 
 
@@ -178,7 +178,7 @@ def _draw(axis: Axes, drawn: pd.DataFrame) -> None:
     for (curve, of), part in drawn.groupby(["curve", "of"], sort=False):
         name = str(curve)
         if of == "measured":
-            ends = reach(part["value"], part["ci_low"], part["ci_high"])
+            ends = error_bars(part["value"], part["ci_low"], part["ci_high"])
             style = {**POINTS, "color": COLOURS[name], "linewidth": 0.6, "label": name}
             axis.errorbar(part["drafted"], part["value"], ends, **style, elinewidth=0.7)
         elif of == "bound":

@@ -16,7 +16,7 @@ from ...rules import Rule
 from ...statistics.bootstrap import Floats, point_statistics
 from ..measured import Results
 from ..published import CAP, P5_RULES, PAPERS, RUNS, STATISTICS, TABLE2, printed, printed_rows
-from ..records import Column, Part, Table, across, select, worded
+from ..records import Column, Section, Table, across, select, worded
 from ..text import digits_text, few_notes, number_text, range_text, run_text
 
 RULES: tuple[Rule, ...] = tuple(dict.fromkeys([*TABLE2, *P5_RULES]))
@@ -124,10 +124,10 @@ def _measured(results: Results, target: str) -> pd.DataFrame:
     return pd.concat([part[names].astype({"statistic": object}) for part in parts if len(part)])
 
 
-def published_part(compared: pd.DataFrame, matches: Sequence[Results]) -> Part:
-    """Return the part that holds every target against the paper; `compared` is of `compare`."""
+def published_section(compared: pd.DataFrame, matches: Sequence[Results]) -> Section:
+    """Return the section that holds targets against the paper; `compared` is of `compare`."""
     tables = [verdict_table(compared, matches), numbers_table(compared, matches)]
-    return Part("Beside the published", tables, [OPENING])
+    return Section("Beside the published", tables, [OPENING])
 
 
 def verdict_table(compared: pd.DataFrame, matches: Sequence[Results]) -> Table:

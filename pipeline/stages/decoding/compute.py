@@ -56,7 +56,7 @@ def compute(node: Node, upstream: dict[str, list[Artifact]], pending: Pending) -
     runs = with_baselines(with_measured_trees(node, upstream.get("drafts", [])).settings["methods"])
     tokenizer = pair_tokenizer(node.config, node.settings, f"targets.{node.label}")
     rows = first_rows(node, upstream)
-    with open_workers(Decoder, node, upstream) as workers:
+    with open_workers(DecodingWorker, node, upstream) as workers:
         lengths = {row["prompt_id"]: 1 for row in rows}
         plan = Plan.open(pending, lengths, workers.cut)
         label = f"decoding {node.label}"
@@ -85,7 +85,7 @@ def first_rows(node: Node, upstream: Mapping[str, Sequence[Artifact]]) -> list[d
     return found
 
 
-class Decoder:
+class DecodingWorker:
     """A target and its drafter, with all methods; see `pipeline.execution.workers.Worker`."""
 
     def __init__(self, node: Node, upstream: Mapping[str, Sequence[Artifact]]) -> None:
@@ -212,13 +212,13 @@ def decode_prompt(
             for at in range(len(pair.runs)):
                 index = (at + turn + repeat) % len(pair.runs)
                 tries[index].append(decode_timed(pair, pair.runs[index], row, pair.steps))
-        return rows_of(pair, row, tries)
+        return prompt_rows(pair, row, tries)
 
     rows, reason = or_reason(decode_all, pair.target.device)
     return rows or {"failures": [{"prompt_id": row["prompt_id"], "reason": reason}]}
 
 
-def rows_of(
+def prompt_rows(
     pair: DecodingPair, prompt: dict[str, Any], tries: Sequence[Sequence[tuple[Answer, int | None]]]
 ) -> dict[str, list[dict[str, Any]]]:
     """Return the rows of a prompt by table; nothing in here is timed.

@@ -86,7 +86,7 @@ def nodes(request: Request) -> list[Node]:
                 "top_p": asked.top_p,
                 "top_k": asked.top_k,
                 "seed": asked.seed,
-                "temperatures": stored_temperatures(config),
+                "temperatures": temperatures_to_store(config),
             }
             | ({"served": True, "seed": None} if asked.source == "answers" else {}),
             {"prompts": prompts},
@@ -98,7 +98,7 @@ def nodes(request: Request) -> list[Node]:
     ]
 
 
-def stored_temperatures(config: Config) -> list[float]:
+def temperatures_to_store(config: Config) -> list[float]:
     """Return the temperatures besides 1 at which distributions are stored, increasing.
 
     Those of the configuration, and that of the certificates: one that is listed needs no new pass.

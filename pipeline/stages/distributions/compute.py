@@ -50,7 +50,7 @@ def compute(node: Node, upstream: dict[str, list[Artifact]], pending: Pending) -
     model.check_context(max(lengths.values()) + (0 if served else steps), "distributions.steps")
     for name, ids in prompts.items():
         model.check_tokens([*ids, *answers.get(name, ())], f"prompt {name}")
-    with open_workers(Decoder, node, upstream) as workers:
+    with open_workers(DistributionsWorker, node, upstream) as workers:
         plan = Plan.open(pending, lengths, workers.cut)
         workers.compute_unfinished(plan, steps=steps, label=node.settings["label"])
         pending.facts |= workers.facts(plan)
@@ -65,7 +65,7 @@ def compute(node: Node, upstream: dict[str, list[Artifact]], pending: Pending) -
         pending.facts["drift"] = tell_drift(node, source, pending)
 
 
-class Decoder:
+class DistributionsWorker:
     """The model of a node; see `pipeline.execution.workers.Worker`.
 
     It decodes prompts, or reads them with the answers that an engine served.
@@ -141,7 +141,7 @@ def write_shard(
         )
     schema = columns.schema("distributions", k=out["top_ids"].shape[2])
     tables = (
-        columns.steps_of(prompt, {name: t[row, :n].numpy() for name, t in out.items()}, schema)
+        columns.steps_table(prompt, {name: t[row, :n].numpy() for name, t in out.items()}, schema)
         for row, (prompt, n) in enumerate(zip(prompts, lengths.tolist(), strict=True))
     )
     write_groups(path, tables, schema)

@@ -21,7 +21,7 @@ from pipeline.execution.stopwatch import Stopwatch
 from pipeline.models.devices import in_threads
 from pipeline.models.load import LanguageModel
 from pipeline.models.logit_statistics import Found, logit_statistics, nucleus
-from pipeline.models.passes import HELD, Batch, Texts, joined
+from pipeline.models.passes import HELD, Batch, Texts, concat_columns
 from pipeline.store.artifacts import Artifact, Pending
 from pipeline.store.columns import numbers
 from pipeline.store.node import Node
@@ -170,7 +170,7 @@ def score_batch(
     k, parts = min(asked["k"], model.vocab_size), []
 
     def statistics(logits: Tensor) -> Found:
-        found = joined(
+        found = concat_columns(
             in_threads(
                 lambda rows: stored_statistics(logits[rows], k, asked["temperatures"]),
                 len(logits),
@@ -187,7 +187,7 @@ def score_batch(
                 parts.append(statistics(logits.flatten(0, 1)))
             progress(steps * len(answers))
     own = {"token_id": batch.ids[:, batch.width :].int(), "lengths": batch.lengths}
-    return joined(parts, dim=1) | own
+    return concat_columns(parts, dim=1) | own
 
 
 def tell_drift(node: Node, source: Artifact, pending: Pending) -> dict[str, Any]:

@@ -28,7 +28,7 @@ def write_log(node: Node, pending: Pending) -> None:
     path = local_path(node.settings["path"])
     assert path is not None
     log = read_log(path, config["log"], config["k"], config["vocab_size"])
-    table = table_of(log, config["vocab_size"])
+    table = distributions_table(log, config["vocab_size"])
     pending.write("data", table)
     if not log.given_ids:
         texts = [raw.decode(errors="replace") for raw, _ in log.texts]
@@ -55,7 +55,7 @@ def write_log(node: Node, pending: Pending) -> None:
     )
 
 
-def table_of(log: EngineLog, vocab_size: int) -> pa.Table:
+def distributions_table(log: EngineLog, vocab_size: int) -> pa.Table:
     """Return the rows of data.parquet; entropy is NaN, for it is not known."""
     schema = columns.schema("distributions", k=log.k)
     found = stacked(log.trajectories)

@@ -29,7 +29,7 @@ from pipeline.models.logit_statistics import (
     Found,
     logit_statistics,
 )
-from pipeline.models.passes import joined
+from pipeline.models.passes import concat_columns
 
 Rows = NDArray[np.float64]
 
@@ -133,7 +133,7 @@ def _sum(log_p: Rows, p: Rows, log_q: Rows, q: Rows, out: Any) -> None:
             out[4, i] += harmonic_mean
 
 
-def compare(
+def compare_logits(
     target: Tensor,
     drafts: Sequence[Tensor],
     temperature: float,
@@ -161,7 +161,7 @@ def compare(
         some = [draft[part] for draft in drafts]
         whole = None if completed is None else completed[part]
         found.append(_compare(target[part], some, temperature, sampled, whole))
-    return joined(found)
+    return concat_columns(found)
 
 
 def _parts(logits: Tensor) -> list[slice]:
@@ -335,10 +335,10 @@ def measure(
             del draft[f"tempered_{name}"]
         found |= {f"draft_{name}": column for name, column in draft.items()}
         whole = None if completed is None else completed[rows, : pair.rows]
-        found |= compare(p, qs, pair.temperature, pair.sampled, whole)
+        found |= compare_logits(p, qs, pair.temperature, pair.sampled, whole)
         return found | {"left_out": torch.stack(left_out, dim=1)}
 
-    return joined(in_threads(measured, len(target), target.device))
+    return concat_columns(in_threads(measured, len(target), target.device))
 
 
 def _left_out(logits: Tensor, pair: ComparedPair) -> Tensor:

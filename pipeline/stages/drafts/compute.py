@@ -24,7 +24,7 @@ from pipeline.models.heads.hidden_drafter import DELTA, HiddenDrafter
 from pipeline.models.language_model import LanguageModel
 from pipeline.models.load import load_pair, pair_tokenizer
 from pipeline.models.logit_statistics import Found
-from pipeline.models.passes import Batch, Texts, joined
+from pipeline.models.passes import Batch, Texts, concat_columns
 from pipeline.models.prompt_tokens import common_rows
 from pipeline.plan.stage import pair_label
 from pipeline.stages.drafts.compare import ComparedPair, measure
@@ -48,8 +48,8 @@ def compute(node: Node, upstream: dict[str, list[Artifact]], pending: Pending) -
     distributions, label = upstream["distributions"][0], pair_label(node)
     tokenizer = pair_tokenizer(node.config, node.settings, f"targets.{node.label}")
     prompts = read_token_ids(upstream["prompts"][0])
-    answers = read_answers(distributions, ["token_id"])
-    with open_workers(Comparer, node, upstream) as workers:
+    answers = steps_by_prompt(distributions, ["token_id"])
+    with open_workers(DraftsWorker, node, upstream) as workers:
         plan = Plan.open(pending, {name: len(prompts[name]) for name in answers}, workers.cut)
         steps = max(map(len, answers.values()))
         workers.compute_unfinished(plan, steps=steps, label=label)
@@ -69,7 +69,7 @@ def compute(node: Node, upstream: dict[str, list[Artifact]], pending: Pending) -
     write_tokens(tokenizer, answers, pending)
 
 
-class Comparer:
+class DraftsWorker:
     """A target and its drafter; see `pipeline.execution.workers.Worker`."""
 
     def __init__(self, node: Node, upstream: Mapping[str, Sequence[Artifact]]) -> None:
@@ -81,7 +81,7 @@ class Comparer:
         self._node, distributions, label = node, upstream["distributions"][0], pair_label(node)
         tokenizer = pair_tokenizer(node.config, node.settings, f"targets.{node.label}")
         self._prompts = read_token_ids(upstream["prompts"][0])
-        self._answers = read_answers(distributions, ["token_id", "top_ids", "top_logits"])
+        self._answers = steps_by_prompt(distributions, ["token_id", "top_ids", "top_logits"])
         target, drafter = load_pair(node.config, node.settings, f"targets.{node.label}")
         tokens = 1 + max(tokenizer.get_vocab().values())
         rows = common_rows(target.vocab_size, drafter.vocab_size, tokens, label)
@@ -177,7 +177,7 @@ def sampled_temperature(sampling: Mapping[str, Any]) -> float | None:
     return sampling["temperature"] if whole and sampling["temperature"] > 0 else None
 
 
-def read_answers(distributions: Artifact, read: Sequence[str]) -> dict[str, pa.Table]:
+def steps_by_prompt(distributions: Artifact, read: Sequence[str]) -> dict[str, pa.Table]:
     """Return the columns `read` of the steps of every prompt."""
     table = distributions.read(columns=["prompt_id", *read])
     ids = table["prompt_id"].to_numpy()
@@ -221,9 +221,9 @@ def compare_shard(
                     f"prompt {prompt} at step {broken[0]}: try dtype: float32 or attention: eager "
                     "for both models, and check their weights"
                 )
-            drifts.append(drift(answer, rows["top_ids"], rows["top_logits"]))
+            drifts.append(logit_drift(answer, rows["top_ids"], rows["top_logits"]))
             rows["token_id"] = answer["token_id"].to_numpy()
-            yield columns.steps_of(prompt, rows, schema)
+            yield columns.steps_table(prompt, rows, schema)
 
     write_groups(path, tables(), schema)
     changed, differences = zip(*drifts, strict=True)
@@ -270,10 +270,10 @@ def teacher_force(pair: ComparedPair, batch: Batch, progress: Callable[[int], ob
             found = measure(pair, logits.flatten(0, 1), drafts, completed)
             parts.append({name: one.unflatten(0, (size, steps)) for name, one in found.items()})
             progress(size * steps)
-    return joined(parts, dim=1)
+    return concat_columns(parts, dim=1)
 
 
-def drift(answer: pa.Table, ids: np.ndarray, logits: np.ndarray) -> tuple[int, float]:
+def logit_drift(answer: pa.Table, ids: np.ndarray, logits: np.ndarray) -> tuple[int, float]:
     """Compare the (n, K) top logits of this pass with those stored when the text was decoded.
 
     Returns:

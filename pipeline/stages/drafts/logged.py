@@ -52,7 +52,7 @@ def compare_logs(node: Node, distributions: Artifact, pending: Pending) -> None:
         )
     excluded = {f"drafter: {why}": count for why, count in logs[1].excluded.items()}
     excluded |= {ELSEWHERE: left_out} if left_out else {}
-    table = table_of(pairs, logs, config["vocab_size"])
+    table = drafts_table(pairs, logs, config["vocab_size"])
     pending.write("logged", table)
     pending.facts |= {
         "log": paths[1].name,
@@ -94,7 +94,7 @@ def _matched(target: EngineLog, draft: EngineLog) -> Pairs:
     return pairs
 
 
-def table_of(pairs: Pairs, logs: Sequence[EngineLog], vocab_size: int) -> pa.Table:
+def drafts_table(pairs: Pairs, logs: Sequence[EngineLog], vocab_size: int) -> pa.Table:
     """Return the rows of logged.parquet."""
     sides = [stacked({key: pair[side] for key, pair in pairs.items()}) for side in (0, 1)]
     target, draft = (

@@ -20,10 +20,10 @@ from analysis.decoding.metrics import Decoded
 from analysis.decoding.speed import speed
 from analysis.page.screen import most_certified
 from analysis.report.measured import Results, Target
-from analysis.report.records import Figure, Part, Table, together, worded
+from analysis.report.records import Figure, Section, Table, together, worded
 from analysis.report.render import files, names
-from analysis.report.sections.acceptance import acceptance_part
-from analysis.report.sections.accuracy import accuracy_parts
+from analysis.report.sections.acceptance import acceptance_section
+from analysis.report.sections.accuracy import accuracy_sections
 from analysis.report.sections.bounds import bounds_table, determined_table
 from analysis.report.sections.categories import category_statistics, category_table
 from analysis.report.sections.certificates import (
@@ -36,10 +36,10 @@ from analysis.report.sections.certificates import (
     table4,
     table7,
 )
-from analysis.report.sections.decoding import decoding_part
-from analysis.report.sections.decoding_speed import speed_part
+from analysis.report.sections.decoding import decoding_section
+from analysis.report.sections.decoding_speed import speed_section
 from analysis.report.sections.paper_figures import figure1, survival_figure
-from analysis.report.sections.published_matched import compare, published_part
+from analysis.report.sections.published_matched import compare, published_section
 from analysis.rules import StrictGreedy
 from pipeline.execution.children import processes
 from pipeline.execution.progress import progress_bar
@@ -47,10 +47,10 @@ from pipeline.stages.report import setups
 from pipeline.stages.report.inputs import (
     Upstream,
     bootstrap_of,
+    by_target,
     comparisons,
     judged_by,
     matches_of,
-    of_targets,
     read_results,
     read_target,
 )
@@ -65,7 +65,7 @@ MOST_DRAWERS = 4  # processes
 def compute(node: Node, upstream: dict[str, list[Artifact]], pending: Pending) -> None:
     """Write the report of a study into `pending.directory`."""
     config, study = node.config, str(node.config["study"])
-    sources = of_targets(node, upstream)
+    sources = by_target(node, upstream)
     targets = [read_target(node, at, mine) for at, mine in enumerate(sources)]
     results = read_results(node, targets, sources)
     if "acceptance" in results:
@@ -80,77 +80,77 @@ def compute(node: Node, upstream: dict[str, list[Artifact]], pending: Pending) -
     ]
     statistics = bootstrap_of(config)
     speeds = [speed(one, *statistics).assign(theta=thetas(one)) for one in decoded]
-    parts, begun = [], []
+    sections, begun = [], []
     count = min(MOST_DRAWERS, os.cpu_count() or 1)
     with processes(count, f"report {study}") as pool:  # figures are drawn while numbers are made
         for _ in range(count):
             pool.submit(import_module, files.__module__)
-        for part in parts_of(node, sources, targets, results, decoded, speeds):
-            parts.append(part)
+        for section in sections_of(node, sources, targets, results, decoded, speeds):
+            sections.append(section)
             begun += [
-                (part, item, pool.submit(files, item) if isinstance(item, Figure) else None)
-                for item in part.shown
+                (section, item, pool.submit(files, item) if isinstance(item, Figure) else None)
+                for item in section.shown
             ]
         made: dict[str, bytes] = {}
         with progress_bar(len(begun), "table or figure", f"report {study}") as bar:
-            for part, item, drawn in begun:
+            for section, item, drawn in begun:
                 note = config.get("note", "")
                 found = files(item, note) if drawn is None else drawn.result()
-                made |= {f"{part.place}{path}": content for path, content in found}
+                made |= {f"{section.place}{path}": content for path, content in found}
                 bar.update()
     made |= page_files(
-        node, upstream, targets, results, [*zip(decoded, speeds, strict=True)], parts, sources
+        node, upstream, targets, results, [*zip(decoded, speeds, strict=True)], sections, sources
     )
     for name, content_of in made.items():
         path = pending.directory / name
         path.parent.mkdir(exist_ok=True, parents=True)
         path.write_bytes(content_of)
-    items = [item for part in parts if not part.timed for item in part.shown]
+    items = [item for section in sections if not section.timed for item in section.shown]
     pending.facts |= {
         kind: [item.name for item in items if names(item)[0].startswith(kind)]
         for kind in ("tables", "figures")
     }
 
 
-def parts_of(
+def sections_of(
     node: Node,
     sources: Sequence[Upstream],
     targets: Sequence[Target],
     results: Results,
     decoded: Sequence[Decoded],
     speeds: Sequence[pd.DataFrame],
-) -> Iterator[Part]:
-    """Yield the parts of a report, in their order."""
+) -> Iterator[Section]:
+    """Yield the sections of a report, in their order."""
     config = node.config
-    yield certificates_part(targets, results, sources)
+    yield certificates_section(targets, results, sources)
     if results.drafter:
         sampling = sources[0]["distributions"][0].record["config"]
         sampled = "logged" in results or results.facts["sampled"] is not None
-        yield acceptance_part(
+        yield acceptance_section(
             results, [] if sampled else [worded("left_out", **sampling)["sampling"]]
         )
     if decoded:
         found = [mine["decoding"][0] for mine in sources]
         title = f"How it decodes with {config['drafter']}"
-        yield decoding_part(title, decoded, bootstrap_of(config), setups.extent(decoded, found))
+        yield decoding_section(title, decoded, bootstrap_of(config), setups.extent(decoded, found))
         said = [*setups.machines(decoded, found), *setups.warning(decoded, speeds)]
-        yield speed_part(title, decoded, speeds, said)
+        yield speed_section(title, decoded, speeds, said)
     if "accuracy" in sources[0]:
-        yield from answer_parts(node, [mine["accuracy"][0] for mine in sources])
+        yield from answer_sections(node, [mine["accuracy"][0] for mine in sources])
     if any(len({category for *_, category in target.prompts}) > 1 for target in targets):
-        yield Part("By category of the prompts", [categories_table(node, targets, results)])
+        yield Section("By category of the prompts", [categories_table(node, targets, results)])
     matches = [
         match
         for target, mine in zip(targets, sources, strict=True)
         for match in matches_of(target, mine)
     ]
-    yield published_part(compare(results, matches), matches)
+    yield published_section(compare(results, matches), matches)
 
 
-def certificates_part(
+def certificates_section(
     targets: Sequence[Target], results: Results, sources: Sequence[Upstream]
-) -> Part:
-    """Return the part on the certificates, with everything that it shows in the paper's order."""
+) -> Section:
+    """Return the section on the certificates, with all that it shows in the paper's order."""
     panels = {target.label: target.certificates for target in targets}
     bootstraps = {target.label: target.bootstrap for target in targets}
     compared = {
@@ -175,7 +175,7 @@ def certificates_part(
         bounds_table(compared),
         *runs[2:],
     ]
-    return Part("Certificates", shown)
+    return Section("Certificates", shown)
 
 
 def categories_table(node: Node, targets: Sequence[Target], results: Results) -> Table:
@@ -197,11 +197,11 @@ def categories_table(node: Node, targets: Sequence[Target], results: Results) ->
     return category_table(together(frames), rule, eps)
 
 
-def answer_parts(node: Node, found: Sequence[Artifact]) -> list[Part]:
-    """Return the parts on answers to tasks, from the artifacts of stage accuracy."""
+def answer_sections(node: Node, found: Sequence[Artifact]) -> list[Section]:
+    """Return the sections on answers to tasks, from the artifacts of stage accuracy."""
     config = node.config
     pairs = zip(config["targets"], found, strict=True)
     answered = [read_answered(target, artifact) for target, artifact in pairs]
     margin = config["margin"]
     tables = [accuracy(one, *bootstrap_of(config), margin) for one in answered]
-    return accuracy_parts(config["drafter"], answered, tables, margin, config["confidence"])
+    return accuracy_sections(config["drafter"], answered, tables, margin, config["confidence"])

@@ -12,7 +12,7 @@ import pandas as pd
 
 from analysis.acceptance.realised import FULL, Verdict, judge
 from analysis.certificates.certify import certify
-from analysis.page.steps import CANDIDATES, DIVERGENCES, divergence_of
+from analysis.page.steps import CANDIDATES, DIVERGENCES, judging_divergence
 from analysis.report.measured import Results, Target, certificate_statistics, top_statistics
 from analysis.report.published import EPS, PAPERS, TABLE2
 from analysis.report.records import together
@@ -43,7 +43,7 @@ DRAFT = {  # of stage drafts, and their names in `Target.draft`
 Upstream = Mapping[str, Sequence[Artifact]]  # by stage
 
 
-def of_targets(node: Node, upstream: Upstream) -> list[Upstream]:
+def by_target(node: Node, upstream: Upstream) -> list[Upstream]:
     """Return the artifacts of each target by stage; upstream lists follow the targets."""
     count = len(node.config["targets"])
     return [
@@ -112,10 +112,10 @@ def read_target(node: Node, at: int, sources: Upstream) -> Target:
 
 
 def judged_by(target: Target, sources: Upstream, divergence: str) -> Target:
-    """Return a target with its drafter judged step by step, each rule as `divergence_of` says."""
+    """Return a target with its drafter judged step by step, a rule as `judging_divergence` says."""
     assert target.draft is not None
     steps, found = distributions.read_steps(sources["drafts"][0]), list[Verdict]()
-    of_rules = {rule: divergence_of(rule, divergence) for rule in target.certificates}
+    of_rules = {rule: judging_divergence(rule, divergence) for rule in target.certificates}
     for by in dict.fromkeys(of_rules.values()):
         rules = [rule for rule, name in of_rules.items() if name == by]
         found += judge(steps, rules, by, target.draft[by].to_numpy())
@@ -166,8 +166,8 @@ def frames_of(targets: Sequence[Target]) -> dict[str, pd.DataFrame]:
         for rule, ends in t.certificates.items()
     ]
     return {
-        "top": joined([top_statistics(t.label, t.top, t.bootstrap) for t in targets]),
-        "certificates": joined(certified),
+        "top": concat_frames([top_statistics(t.label, t.top, t.bootstrap) for t in targets]),
+        "certificates": concat_frames(certified),
     }
 
 
@@ -179,7 +179,7 @@ def rules_of(acceptance: Artifact) -> list[Rule]:
     return [StrictGreedy(), *map(build, mappings)]
 
 
-def joined(frames: Sequence[pd.DataFrame]) -> pd.DataFrame:
+def concat_frames(frames: Sequence[pd.DataFrame]) -> pd.DataFrame:
     """Return frames of the same columns as one; without any row where there is none."""
     return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
 
@@ -282,4 +282,4 @@ def measure_at(target: Target, dump: Artifact, temperature: float) -> Results:
         if rule in TABLE2
     ]
     named = {rule.label: rule for rule in rules}
-    return Results([target.label], named, frames_of([matched]) | {"runs": joined(runs)})
+    return Results([target.label], named, frames_of([matched]) | {"runs": concat_frames(runs)})

@@ -25,7 +25,7 @@ from analysis.decoding.metrics import Decoded
 from analysis.page import screen, steps
 from analysis.report.measured import Results, Target
 from analysis.report.published import PAPERS
-from analysis.report.records import Part, Table
+from analysis.report.records import Section, Table
 from analysis.report.render import PUBLISHED, lines, names, spans
 from analysis.report.style import family, rule_colour
 from analysis.rules import Additive, Multiplicative, Rule, StrictGreedy, Tree
@@ -49,7 +49,7 @@ def page_files(
     targets: Sequence[Target],
     results: Results,
     timed: Sequence[tuple[Decoded, pd.DataFrame]],
-    parts: Sequence[Part],
+    parts: Sequence[Section],
     sources: Sequence[Upstream],
 ) -> dict[str, bytes]:
     """Return the page, one file that needs no other and no network, and what stands beside it.
@@ -103,9 +103,9 @@ def page_files(
     timings = {"speed": [screen.speed_rows(speeds, one.drafter) for one, speeds in timed]}
     text = environment.get_template("page.html").render(
         page=shown,
-        data=packed(data),
-        timings=packed(timings),
-        bundle=packed(bundle()),
+        data=deflated(data),
+        timings=deflated(timings),
+        bundle=deflated(bundle()),
         scripts="\n".join((WEB / name).read_text(encoding="utf-8") for name in SCRIPTS),
     )
     found = {"index.html": text, VERDICT: verdict_lines(advice)}
@@ -173,7 +173,7 @@ def verdicts_of(
     ]
 
 
-def packed(data: Any) -> str:
+def deflated(data: Any) -> str:
     """Return data as the page holds it: JSON, deflated, in characters that are no markup."""
     text = json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     return base64.b64encode(zlib.compress(text.encode(), 9)).decode()
@@ -198,7 +198,7 @@ def data_of(
         ],
         "shown_curves": [rule.label for rule in rules if rule in CURVES or rule.own]
         or [rule.label for rule in rules[:5]],
-        "steps": [steps.packed(target, rules) for target in targets],
+        "steps": [steps.packed_steps(target, rules) for target in targets],
         "resamples": steps.resamples(targets),
         "curves": [steps.curves(target, rules) for target in targets],
         "answers": [steps.answers(target, rules) for target in targets],

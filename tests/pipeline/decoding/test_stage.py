@@ -157,7 +157,7 @@ def test_methods_take_turns_in_repeats(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(decoding, "decode_timed", timed)
     monkeypatch.setattr(decoding, "check_fits", lambda *_: None)
-    monkeypatch.setattr(decoding, "rows_of", lambda *found: {"data": found[-1]})
+    monkeypatch.setattr(decoding, "prompt_rows", lambda *found: {"data": found[-1]})
     pair: Any = SimpleNamespace(runs=["a", "b"], steps=1, target=SimpleNamespace(device=None))
     found = decoding.decode_prompt(pair, {}, turn=2, repeats=3)["data"]
     assert turns == ["a", "b", "b", "a", "a", "b"]
