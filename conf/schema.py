@@ -14,7 +14,7 @@ from typing import Any
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING
 
-STAGES = (  # each behind those it is made from
+STAGE_NAMES = (  # each behind those it is made from
     "prompts",
     "distributions",
     "certificates",
@@ -27,7 +27,7 @@ STAGES = (  # each behind those it is made from
 )
 
 
-ENGINES = ("vllm", "sglang", "tensorrt_llm", "medusa", "llama_cpp")  # that settings are written for
+ENGINE_NAMES = ("vllm", "sglang", "tensorrt_llm", "medusa", "llama_cpp")  # settings are written for
 MEASURED = ("kl", "tv", "hellinger", "reverse_kl")  # divergences that stage drafts measures
 
 
@@ -79,7 +79,7 @@ def _text(allowed: str) -> Any:
 
 
 @dataclass
-class Model:
+class ModelConfig:
     """A causal language model in a directory or on the hub."""
 
     path: str = _text("a directory or a hub id")
@@ -99,7 +99,7 @@ class HeadConfig:
 
 
 @dataclass
-class DrafterConfig(Model):
+class DrafterConfig(ModelConfig):
     """A language model, or a head on the target."""
 
     head: HeadConfig | None = MISSING
@@ -192,7 +192,7 @@ class Solve:
     tokens: float = _at_least(1, "a number")
     draft_lengths: list[int] = _different("integers of at least 1", lambda v: v >= 1)
     dials: list[Any] = MISSING  # rules with the range of one parameter: [strict, relaxed]
-    engine: str | None = _one_of(*ENGINES, optional=True)
+    engine: str | None = _one_of(*ENGINE_NAMES, optional=True)
 
 
 @dataclass
@@ -268,9 +268,9 @@ class Config:
     study: str = _name()
     study_name: str | None = _name(optional=True)
     note: str | None = MISSING
-    stage: str = _one_of(*STAGES)
+    stage: str = _one_of(*STAGE_NAMES)
     outputs: str = _text("a directory")
-    targets: dict[str, Model] = field(
+    targets: dict[str, ModelConfig] = field(
         default_factory=dict, metadata={"names": is_name, "a_name": A_NAME}
     )
     drafter: DrafterConfig | None = MISSING
@@ -293,5 +293,5 @@ def register_schema() -> None:
     """Make the types known to Hydra as the groups `schema` and `schema/model`."""
     store = ConfigStore.instance()
     store.store(name="schema", node=Config)
-    store.store(group="schema", name="model", node=Model)
+    store.store(group="schema", name="model", node=ModelConfig)
     store.store(group="schema", name="drafter", node=DrafterConfig)

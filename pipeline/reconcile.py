@@ -42,10 +42,10 @@ from pipeline.store.decoded import read_decoded
 from pipeline.store.node import slug
 
 OWN = ("engine.", "outputs=")  # overrides that ask for no study
-Rows = tuple[SummaryRow, list[SummaryRow]]  # of the table of calls, and of that of places
+TableRows = tuple[SummaryRow, list[SummaryRow]]  # of the table of calls, and of that of places
 
 
-class Run(NamedTuple):
+class EngineRun(NamedTuple):
     """Calls of one engine or method.
 
     Attributes:
@@ -58,7 +58,7 @@ class Run(NamedTuple):
 
     name: str
     length: int
-    rows: Rows
+    rows: TableRows
     calls: pd.DataFrame | None = None
     schedule: Sequence[Sequence[int]] = ()
 
@@ -99,7 +99,7 @@ def main(arguments: Sequence[str]) -> None:
         print(f"tables, profiles and settings: {directory}/", flush=True)
 
 
-def _length(runs: Sequence[Run], asked: int | None) -> int:
+def _length(runs: Sequence[EngineRun], asked: int | None) -> int:
     """Return the draft length of all runs.
 
     Raises:
@@ -119,7 +119,7 @@ def _length(runs: Sequence[Run], asked: int | None) -> int:
     return asked or told.pop()
 
 
-def read_runs(path: Path) -> Iterator[Run]:
+def read_runs(path: Path) -> Iterator[EngineRun]:
     """Yield the runs that a file holds.
 
     Raises:
@@ -130,12 +130,12 @@ def read_runs(path: Path) -> Iterator[Run]:
     elif path.suffix == ".parquet":
         calls = _table(path)
         length = max(1, int(calls["drafted"].max()))
-        yield Run(path.stem, length, measured_rows({"from": path.stem}, calls, length), calls)
+        yield EngineRun(path.stem, length, measured_rows({"from": path.stem}, calls, length), calls)
     else:
         yield _counted(path)
 
 
-def measured_rows(whose: SummaryRow, calls: pd.DataFrame, length: int) -> Rows:
+def measured_rows(whose: SummaryRow, calls: pd.DataFrame, length: int) -> TableRows:
     """Return the row of calls (drafted, accepted) that begins with `whose`, and those of places."""
     accepted = int(calls["accepted"].sum())
     row = {**whose, "calls": len(calls), "accepted": accepted}
@@ -165,7 +165,7 @@ def _table(path: Path) -> pd.DataFrame:
     return calls
 
 
-def _decoded(folder: Path) -> Iterator[Run]:
+def _decoded(folder: Path) -> Iterator[EngineRun]:
     """Yield the runs of an artifact of stage decoding that drafted chains."""
     if not (folder / "calls.parquet").is_file() or not (folder / "record.json").is_file():
         raise PipelineError(f"{folder} is no artifact of stage decoding: give its folder")
@@ -181,10 +181,10 @@ def _decoded(folder: Path) -> Iterator[Run]:
             best = break_even_by_batch(decoded, rate)
             schedule = of.batch_schedule(best["batch"].tolist(), best["draft_length"].tolist())
         name = f"{row['method']}, gamma {length}, T {row['temperature']:g}"
-        yield Run(name, length, measured_rows({"from": name}, calls, length), calls, schedule)
+        yield EngineRun(name, length, measured_rows({"from": name}, calls, length), calls, schedule)
 
 
-def _counted(path: Path) -> Run:
+def _counted(path: Path) -> EngineRun:
     """Return what an engine counted; calls where every answer has a histogram.
 
     A histogram does not say which draft was shorter: all are taken to be of full length, and every
@@ -207,17 +207,17 @@ def _counted(path: Path) -> Run:
             "the file has sums over calls, so only the engine's own numbers can be computed; "
             "answers with draft counts give those of every tool (docs/engine_logs.md)"
         )
-        return Run(counts.engine, len(counts.by_place), rows)
+        return EngineRun(counts.engine, len(counts.by_place), rows)
     calls = [
         {"answer": answer, "drafted": len(histogram) - 1, "accepted": n, "emitted": n + 1}
         for answer, histogram in counts.histograms.items()
         for n, times in enumerate(histogram)
         for _ in range(times)
     ]
-    return Run(counts.engine, len(counts.by_place), rows, pd.DataFrame(calls))
+    return EngineRun(counts.engine, len(counts.by_place), rows, pd.DataFrame(calls))
 
 
-def reconcile(run: Run, calls: pd.DataFrame, directory: Path) -> None:
+def reconcile(run: EngineRun, calls: pd.DataFrame, directory: Path) -> None:
     """Print a run in every convention, and write its table, profile and settings."""
     length = run.length
     table = of.conventions(calls, length)
@@ -256,7 +256,7 @@ def _reliability(calls: pd.DataFrame) -> np.ndarray:
     return reliability(confidence, accepted, np.zeros(len(confidence), dtype=np.intp)).sum(axis=0)
 
 
-def predicted_rows(study: Study, length: int) -> Iterator[Rows]:
+def predicted_rows(study: Study, length: int) -> Iterator[TableRows]:
     """Yield the rows of each rule of `criteria`, for drafts of `length` tokens.
 
     Raises:

@@ -86,7 +86,7 @@ def test_stages_do_not_import_each_other() -> None:
 
 
 def test_the_graph_lists_the_stages_of_the_configuration_in_order() -> None:
-    assert tuple(STAGES) == schema.STAGES
+    assert tuple(STAGES) == schema.STAGE_NAMES
     for at, (name, stage) in enumerate(STAGES.items()):
         assert stage.name == name
         assert set(stage.upstream) <= set(list(STAGES)[:at]), name

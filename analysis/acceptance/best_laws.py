@@ -42,7 +42,7 @@ COUNTS = (2, 4)  # drafts of one token
 KEYS = ["rule", "kind", "eps"]
 
 Law = tuple[Floats, float]  # r (V,), and with what probability a draft is kept
-Rows = Iterator[tuple[str, str, float, float, float]]  # KEYS, acceptance and best
+LawRows = Iterator[tuple[str, str, float, float, float]]  # KEYS, acceptance and best
 
 
 def law_statistics(p: Floats, q: Floats, relaxed: Flags) -> pd.DataFrame:
@@ -64,7 +64,7 @@ def law_statistics(p: Floats, q: Floats, relaxed: Flags) -> pd.DataFrame:
     return frame.melt(KEYS, var_name="statistic", value_name="value")
 
 
-def _engines(p: Floats, q: Floats, relaxed: Flags) -> Rows:
+def _engines(p: Floats, q: Floats, relaxed: Flags) -> LawRows:
     """Yield engines' laws; the best is interpolated from below between ratios c1 / c2."""
     pairs = list(zip(p, q, strict=True))
     found = {
@@ -82,7 +82,7 @@ def _engines(p: Floats, q: Floats, relaxed: Flags) -> Rows:
         yield name, LAW, kl, kept, float(best) if kl <= spent[-1] else 1.0
 
 
-def _several(p: Floats, q: Floats) -> Rows:
+def _several(p: Floats, q: Floats) -> LawRows:
     """Yield GSS and ERSS of drafts that are drawn without replacement."""
     generator = np.random.default_rng(0)
     rates = np.zeros((2, max(COUNTS)))

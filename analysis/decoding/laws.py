@@ -21,7 +21,7 @@ from ..trees.topology import ROOT, Topology
 
 Floats = NDArray[np.floating[Any]]
 Flags = NDArray[np.bool_]
-Rows = Callable[[int], tuple[Floats, Floats | None]]
+RowsOf = Callable[[int], tuple[Floats, Floats | None]]
 
 NOTHING = -1  # in the place of a token: none is drafted
 
@@ -69,7 +69,7 @@ def speculative_sampling(
     p: Floats,
     q: Floats,
     uniforms: Floats,
-    rows: Rows,
+    rows: RowsOf,
     token_uniform: Callable[[int], float],
     also: Flags | None = None,
 ) -> tuple[int, int]:
@@ -101,7 +101,7 @@ def tree_speculative_sampling(
     tree: Topology,
     drafted: Sequence[int],
     uniforms: Floats,
-    rows: Rows,
+    rows: RowsOf,
     token_uniform: Callable[[int], float],
 ) -> tuple[tuple[int, ...], int]:
     """Speculative sampling on a tree drafted without replacement (Algorithm 4 of arXiv 2504.15475).

@@ -12,14 +12,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from ..rules import Multiplicative, Rule, StrictGreedy
-from ..statistics.bootstrap import PromptBootstrap
+from ..statistics.bootstrap import Floats, PromptBootstrap
 from .finished import differing_answers, finished_costs
 from .predicted import closed_form
 
-Floats = NDArray[np.float64]
 PASSES = ["model", "batch", "tokens", "seconds"]
 LEVELS = ["prompt_id", "run", "position", "level", "children", "accepted"]
 

@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
+
+from ..statistics.bootstrap import Floats
 
 if TYPE_CHECKING:
     from .metrics import Decoded
 
-Floats = NDArray[np.float64]
 PRECISION = 1e-12  # of an acceptance rate
 LEAST_PRECISION = 1e-4  # of one from measured answers
 LENGTH_COLUMNS = ["method", "temperature", "predicted", "predicted_speedup", "tried"]

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
-from ..statistics.bootstrap import PromptBootstrap, prompt_counts
+from ..statistics.bootstrap import Floats, PromptBootstrap, prompt_counts
 from .finished import CLOCKED_ANSWERS
 from .metrics import Decoded, acceptance, finished_runs
 from .predicted import break_even, optimal_draft_length, predictions
 
-Floats = NDArray[np.float64]
 SLOWEST_GAP = 10  # an idle machine's 99th percentile of a baseline's gaps, in medians, is below
 LEAST_VERIFY_RATIO = 0.9  # verifying a draft reads at least the weights that one token reads
 

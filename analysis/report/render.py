@@ -19,7 +19,7 @@ from .text import UNDEFINED
 
 PUBLISHED = "as published"
 
-Line = tuple[str, list[str], list[str]]  # a name, the cells, and the published ones or none
+TableLine = tuple[str, list[str], list[str]]  # a name, the cells, and the published ones or none
 
 
 def files(item: Table | Figure, note: str = "") -> list[tuple[str, bytes]]:
@@ -45,7 +45,7 @@ def csv_text(frame: pd.DataFrame) -> str:
     return str(escaped.to_csv(index=False, float_format="%.6g", lineterminator="\n"))
 
 
-def lines(table: Table) -> list[tuple[str, list[Line]]]:
+def lines(table: Table) -> list[tuple[str, list[TableLine]]]:
     """Lay a table out: headings, and below each its printed rows."""
     keys, every = table.row.split(), table.data if table.shown is None else table.shown
     wide = not any(column.where for column in table.columns)
@@ -91,7 +91,7 @@ def _text(names: Mapping[Any, str], value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _line(table: Table, name: str, rows: Sequence[Row]) -> Line:
+def _line(table: Table, name: str, rows: Sequence[Row]) -> TableLine:
     """Return a printed row."""
     found = [
         next((row for row in rows if column.where.items() <= row.items()), None)

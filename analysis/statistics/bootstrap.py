@@ -18,6 +18,7 @@ from ..topk import TopK
 Flags = NDArray[np.bool_]
 Floats = NDArray[np.float64]
 Integers = NDArray[np.intp]
+Resampling = tuple[int, float, int]  # resamples, confidence and seed of a bootstrap
 Numbers = NDArray[np.float64] | NDArray[np.intp]
 
 QUANTILES = {"median": 0.5, "p5": 0.05, "p25": 0.25}

@@ -36,7 +36,7 @@ from pipeline.models.devices import read, send
 from pipeline.models.logit_statistics import argmax, chosen_statistics, top_k
 
 # The accepted nodes of a draft from its root on, the token emitted after them, and all drafted.
-Verdict = tuple[tuple[int, ...], int, list[int]]
+Verified = tuple[tuple[int, ...], int, list[int]]
 SEEN = 16  # most probable tokens that a rule sees which does not say what decides; a threshold
 # decides on those beyond them, and a rule without one is shown all tokens when it has to
 
@@ -44,7 +44,7 @@ SEEN = 16  # most probable tokens that a rule sees which does not say what decid
 class Verifier(Protocol):
     """Accepts drafted tokens."""
 
-    def verify(self, logits: Tensor, draft: Draft, position: int) -> Verdict:
+    def verify(self, logits: Tensor, draft: Draft, position: int) -> Verified:
         """Accept drafted tokens and choose the next.
 
         Args:
@@ -87,7 +87,7 @@ class Match:
         """Let the target choose with `choice`."""
         self._choice = choice
 
-    def verify(self, logits: Tensor, draft: Draft, position: int) -> Verdict:
+    def verify(self, logits: Tensor, draft: Draft, position: int) -> Verified:
         """Accept drafted tokens as long as they are the target's choices."""
         drafted, (found,) = read_call(logits, draft, self._choice(logits, position, draft.tree))
         return *laws.match_tree(draft.shape, drafted, found.tolist()), drafted
@@ -100,7 +100,7 @@ class Relaxed:
         """Accept under `rule`."""
         self._rule = rule
 
-    def verify(self, logits: Tensor, draft: Draft, position: int) -> Verdict:  # noqa: ARG002
+    def verify(self, logits: Tensor, draft: Draft, position: int) -> Verified:  # noqa: ARG002
         """Accept drafted tokens as long as the rule does."""
         before, n = logits[:-1], len(draft.tokens)
         wanted = asked(self._rule, before, draft.tokens) if n else []
@@ -119,7 +119,7 @@ class BestPath:
         """Accept under `rule`."""
         self._rule = rule
 
-    def verify(self, logits: Tensor, draft: Draft, position: int) -> Verdict:  # noqa: ARG002
+    def verify(self, logits: Tensor, draft: Draft, position: int) -> Verified:  # noqa: ARG002
         """Accept the best path of a chain or a tree; emit the argmax after it."""
         parents = draft.shape.parents
         exact, above = logits.double(), send(parents, logits.device) + 1
@@ -148,7 +148,7 @@ class SpeculativeSampling:
         self._target = Inversion(temperature, noise, TOKEN, kept)
         self._uniforms, self._rule = noise.uniforms, rule
 
-    def verify(self, logits: Tensor, draft: Draft, position: int) -> Verdict:
+    def verify(self, logits: Tensor, draft: Draft, position: int) -> Verified:
         """Test drafted tokens one after the other."""
         p, at = self._target.weights(logits), draft.tokens[:, None]
         n, size = len(at), p.shape[1]
@@ -196,7 +196,7 @@ class BudgetSampling:
         dial = ("divergence", value, name) if name in FAMILIES else (name, value)
         self._uniforms, self._dial = noise.uniforms, dial
 
-    def verify(self, logits: Tensor, draft: Draft, position: int) -> Verdict:
+    def verify(self, logits: Tensor, draft: Draft, position: int) -> Verified:
         """Test drafted tokens one after the other."""
         q = draft_law(draft, slice(None), logits.shape[1])
         drafted, (p, qs) = read_call(logits, draft, self._target.weights(logits), q)
@@ -218,7 +218,7 @@ class TreeSampling:
         """Sample at `temperature` with the uniform numbers of `noise`."""
         self._target, self._noise = Inversion(temperature, noise, TOKEN, kept), noise
 
-    def verify(self, logits: Tensor, draft: Draft, position: int) -> Verdict:
+    def verify(self, logits: Tensor, draft: Draft, position: int) -> Verified:
         """Test the children of a node one after the other, then those of the accepted one."""
         tree = draft.shape
         drafted, _ = read_call(logits, draft)
@@ -249,7 +249,7 @@ class BlockVerification:
         """Sample at `temperature` with the uniform numbers of `noise` for calls."""
         self._target, self._noise = Inversion(temperature, noise, TOKEN, kept), noise
 
-    def verify(self, logits: Tensor, draft: Draft, position: int) -> Verdict:
+    def verify(self, logits: Tensor, draft: Draft, position: int) -> Verified:
         """Accept the longest prefix whose own test succeeds."""
         uniforms = self._noise.of_call(position)
         q = draft_law(draft, slice(None), logits.shape[1])

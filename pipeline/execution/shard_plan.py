@@ -20,10 +20,10 @@ PLAN = "plan.json"
 
 ShardMeasured = dict[str, Any]
 # Gives the sizes of shards from the lengths of their prompts in tokens, the longest first.
-Cut = Callable[[Sequence[int]], list[int]]
+ShardSizes = Callable[[Sequence[int]], list[int]]
 
 
-def at_most(size: int) -> Cut:
+def at_most(size: int) -> ShardSizes:
     """Return the cut into shards of `size` prompts, the last one smaller."""
     return lambda lengths: [min(size, len(lengths) - at) for at in range(0, len(lengths), size)]
 
@@ -47,7 +47,7 @@ class Plan:
     shards: list[Shard]
 
     @classmethod
-    def open(cls, pending: Pending, lengths: Mapping[str, int], cut: Cut) -> Plan:
+    def open(cls, pending: Pending, lengths: Mapping[str, int], cut: ShardSizes) -> Plan:
         """Take up the plan that an interrupted run left of the same, or cut the prompts anew.
 
         Args:

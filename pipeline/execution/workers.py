@@ -43,7 +43,7 @@ class Worker(Protocol):
     device: torch.device
 
     def cut(self, lengths: Sequence[int]) -> list[int]:
-        """Return the sizes of the shards; see `pipeline.execution.shard_plan.Cut`."""
+        """Return the sizes of the shards; see `pipeline.execution.shard_plan.ShardSizes`."""
 
     def compute(
         self, shard: Shard, path: Path, progress: Callable[[int], object]

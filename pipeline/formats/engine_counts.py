@@ -62,7 +62,7 @@ Series = dict[tuple[str, frozenset[tuple[str, str]]], float]  # by name and labe
 
 
 @dataclass(frozen=True)
-class Counts:
+class EngineCounts:
     """The counts of an engine.
 
     Attributes:
@@ -98,7 +98,7 @@ class Counts:
         return place_shares(self.calls, reached, self.by_place)
 
 
-def read_counts(path: Path) -> Counts:
+def read_counts(path: Path) -> EngineCounts:
     """Return what an engine counted, of a page of /metrics or of answers as JSON.
 
     Raises:
@@ -113,7 +113,7 @@ def read_counts(path: Path) -> Counts:
     return counts
 
 
-def _of_answers(path: Path) -> Counts:
+def _of_answers(path: Path) -> EngineCounts:
     """Add up what each answer counted; of a stream, what it said last."""
     found, _, excluded = read_answers(path, read_objects(path), counted_by)
     if not found:
@@ -146,7 +146,7 @@ def _of_answers(path: Path) -> Counts:
     if len(histograms) == len(told):
         times = [sum(at) for at in zip_longest(*histograms.values(), fillvalue=0)]
         by_place = [sum(times[place:]) for place in range(1, len(times))]
-    return Counts(
+    return EngineCounts(
         engines.pop(),
         f"{len(told)} answers",
         calls,
@@ -207,7 +207,7 @@ def _check_histogram(counts: Mapping[str, Any]) -> None:
         )
 
 
-def _of_page(path: Path, text: str) -> Counts:
+def _of_page(path: Path, text: str) -> EngineCounts:
     """Add up the series of a page of /metrics: of all engines that serve one model."""
     excluded = Counter[str]()
     series = _series(path, text, excluded)
@@ -239,7 +239,7 @@ def _of_page(path: Path, text: str) -> Counts:
         calls = drafted = accepted = math.nan
         length, pieces, by_place = sum(busy) / len(busy), len(busy), []
     counts = (f"{pieces} series", calls, drafted, accepted, length, by_place)
-    return Counts(STARTS[engine], *counts, excluded=+excluded)
+    return EngineCounts(STARTS[engine], *counts, excluded=+excluded)
 
 
 def _series(path: Path, text: str, excluded: Counter[str]) -> Series:
@@ -302,7 +302,7 @@ def _counters(path: Path, series: Series, engine: str) -> tuple[float, float, fl
     return calls, drafted, accepted, [placed[str(place)] for place in range(len(placed))]
 
 
-def _check(path: Path, counts: Counts) -> None:
+def _check(path: Path, counts: EngineCounts) -> None:
     """Refuse what no engine counts; NaN compares as false.
 
     Raises:

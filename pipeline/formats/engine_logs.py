@@ -30,7 +30,7 @@ CUT_SHARE, CUT_STEPS = 0.5, 10  # of uncertain steps without a tail: their tails
 LOST = "streams that lost chunks, by their number of tokens (their other steps count)"
 NEVER = -20.0  # log of the probability at which steps can't all have missed their argmax
 
-Trajectories = Mapping[tuple[str, int], Sequence[Step]]
+Logged = Mapping[tuple[str, int], Sequence[Step]]
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class EngineLog:
         texts: else the ids that they were given here.
     """
 
-    trajectories: Trajectories
+    trajectories: Logged
     k: int
     error: float
     model: str | None
@@ -123,7 +123,7 @@ def read_log(
     return EngineLog(cut, size, error, model, len(answers), +excluded, given_ids, texts)
 
 
-def stacked(trajectories: Trajectories) -> dict[str, np.ndarray]:
+def stacked(trajectories: Logged) -> dict[str, np.ndarray]:
     """Return the columns of all steps: prompt_id, position, token_id, top_ids and log_probs.
 
     The last two are (N, K); log-probabilities are float64.
@@ -214,7 +214,7 @@ def _ranked(path: Path, step: Step) -> Step:
 
 
 def _numbered(
-    path: Path, found: Trajectories, vocab_size: int | None, texts: dict[tuple[bytes, int], int]
+    path: Path, found: Logged, vocab_size: int | None, texts: dict[tuple[bytes, int], int]
 ) -> dict[tuple[str, int], list[Step]]:
     """Return the steps with ids for tokens: the engine's, or in the order of the file."""
     kinds = {isinstance(step.emitted, int) for steps in found.values() for step in steps}

@@ -45,10 +45,10 @@ class Step(NamedTuple):
     mass: float = 1.0
 
 
-Steps = list[Step | None]  # None where the engine logged nothing
+StepList = list[Step | None]  # None where the engine logged nothing
 
 
-def logged_steps(part: Part, which: str) -> Steps:
+def logged_steps(part: Part, which: str) -> StepList:
     """Return the steps of a part of an answer; `which` is generated, or prompt for re-scored texts.
 
     Raises:
@@ -80,7 +80,7 @@ def logged_steps(part: Part, which: str) -> Steps:
     return [_described(entry, part.line) for entry in found or []]
 
 
-def _choice(part: Part) -> Steps:
+def _choice(part: Part) -> StepList:
     found = part.said.get("logprobs") or {}
     if isinstance(found.get("content"), list):
         steps = [_described(entry, part.line) for entry in found["content"]]
@@ -124,7 +124,7 @@ def _described(entry: Mapping[str, Any], line: int) -> Step | None:
     return _step(line, _token(entry), entry.get("logprob"), zip(named, values, strict=True))
 
 
-def _completions(found: Mapping[str, Any], line: int) -> Steps:
+def _completions(found: Mapping[str, Any], line: int) -> StepList:
     tokens, tops = found["tokens"], found.get("top_logprobs")
     if not isinstance(tops, list) or len(tops) != len(tokens):
         raise FormatError(
@@ -146,7 +146,7 @@ def _scored(entry: Mapping[str, Any], line: int) -> Step:
     return _step(line, *top[0], top)
 
 
-def _sglang(part: Part, side: str) -> Steps:
+def _sglang(part: Part, side: str) -> StepList:
     """Read SGLang's own format; nothing comes before the first token of a prompt (input)."""
     if part.streamed:
         raise FormatError("is of a stream of SGLang's /generate: log it without stream")

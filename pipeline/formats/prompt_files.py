@@ -26,7 +26,7 @@ from pipeline.store.identity import READERS, hub_files, local_path, split_patter
 GROUPS = 16  # row groups of a Parquet file that are held
 EXAMPLE = '{"text": "Hi"}'  # of a row
 
-Rows = tuple[int, Callable[[int], tuple[Any, str]]]  # how many; reads one, and where it stands
+RowReader = tuple[int, Callable[[int], tuple[Any, str]]]  # how many; reads one, and where it stands
 
 
 def source_files(path: str, commit: str | None, split: str | None) -> list[Path]:
@@ -77,7 +77,7 @@ class Source:
             PipelineError: one can't be read, or there are no rows.
         """
         kinds = {".jsonl": lambda path: [json_lines(path)], ".parquet": _parquet, ".txt": _text}
-        self._parts: list[Rows] = [part for file in files for part in kinds[file.suffix](file)]
+        self._parts: list[RowReader] = [part for file in files for part in kinds[file.suffix](file)]
         self.text = files[0] if files[0].suffix == ".txt" else None  # one prompt each
         self._ends = list(accumulate((size for size, _ in self._parts), initial=0))
         if not len(self):
@@ -100,7 +100,7 @@ class Source:
         return row
 
 
-def json_lines(path: Path, key: str = "prompts.source", example: str = EXAMPLE) -> Rows:
+def json_lines(path: Path, key: str = "prompts.source", example: str = EXAMPLE) -> RowReader:
     """Return the rows of a .jsonl file, none parsed yet; empty lines are none.
 
     Args:
@@ -125,7 +125,7 @@ def json_lines(path: Path, key: str = "prompts.source", example: str = EXAMPLE) 
     return len(lines), read
 
 
-def _parquet(path: Path) -> list[Rows]:
+def _parquet(path: Path) -> list[RowReader]:
     """Return the rows of each row group of a .parquet file; some groups are held."""
 
     def unreadable(error: Exception) -> PipelineError:
@@ -150,7 +150,7 @@ def _parquet(path: Path) -> list[Rows]:
     return [(file.metadata.row_group(at).num_rows, partial(read, at)) for at in groups]
 
 
-def _text(path: Path) -> list[Rows]:
+def _text(path: Path) -> list[RowReader]:
     """Return the one row of a .txt file, without the newlines at its end."""
     text = read_text(path).rstrip("\r\n")
     return [(1, lambda _: ({"text": text}, str(path)))]

@@ -13,7 +13,7 @@ from omegaconf import DictConfig
 
 from analysis.rules import Rule
 from conf import schema
-from conf.schema import Config, Model
+from conf.schema import Config, ModelConfig
 from pipeline.errors import PipelineError
 from pipeline.gguf_models.source import source
 from pipeline.plan.composition import settings_of
@@ -25,7 +25,7 @@ from pipeline.store.identity import Identities, local_path
 from pipeline.store.node import Node
 
 STAGES: dict[str, Stage] = {
-    name: import_module(f"pipeline.stages.{name}").STAGE for name in schema.STAGES
+    name: import_module(f"pipeline.stages.{name}").STAGE for name in schema.STAGE_NAMES
 }
 
 
@@ -78,9 +78,9 @@ def prepare(composed: DictConfig) -> tuple[Config, dict[str, list[Node]], Store]
     return config, request.nodes, store
 
 
-def models_named(config: Config) -> dict[str, Model]:
+def models_named(config: Config) -> dict[str, ModelConfig]:
     """Return the models of a configuration, by the key of their paths."""
-    models: dict[str, Model] = {f"targets.{name}.path": one for name, one in config.targets.items()}
+    models = {f"targets.{name}.path": one for name, one in config.targets.items()}
     return models if config.drafter is None else models | {"drafter.path": config.drafter}
 
 

@@ -13,7 +13,7 @@ from analysis.report.text import mark_of, upper_end
 from analysis.rules import Cut, Rule, Tree, expand, to_mapping
 from analysis.rules.build import Dial, build_dial
 from analysis.topk import TopK
-from conf.schema import Config, DrafterConfig, Model
+from conf.schema import Config, DrafterConfig, ModelConfig
 from pipeline.errors import PipelineError
 from pipeline.plan.stage import SummaryRow
 from pipeline.store.durable import file_digest
@@ -85,7 +85,7 @@ def build_dials(config: list[Any], key: str = "acceptance.dials") -> list[Dial]:
     return dials
 
 
-def model_slice(key: str, model: Model, identities: Identities) -> dict[str, Any]:
+def model_slice(key: str, model: ModelConfig, identities: Identities) -> dict[str, Any]:
     """Return what of a model determines its numbers."""
     return {
         **identities.model(model.path, model.revision, f"{key}.path"),
@@ -124,7 +124,7 @@ def file_slice(key: str, path: str, identities: Identities) -> dict[str, Any]:
     return {**identities.source(path, None, key), "reader": READER}
 
 
-def run_settings(config: Config, model: Model) -> dict[str, Any]:
+def run_settings(config: Config, model: ModelConfig) -> dict[str, Any]:
     """Where and how a model runs; nothing here enters a fingerprint."""
     return {
         "path": model.path,

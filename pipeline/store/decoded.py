@@ -17,6 +17,7 @@ from analysis.decoding.metrics import Decoded
 from analysis.decoding.predicted import draft_lengths
 from analysis.decoding.speed import signs_of_load
 from analysis.rules import Mars
+from analysis.statistics.bootstrap import Resampling
 from pipeline.plan.method import Method, read_method
 from pipeline.store.artifacts import Artifact
 
@@ -24,7 +25,6 @@ RUN = (  # fields of a method
     *("drafter", "draft_length", "sampling", "rule", "temperature"),
     *("lossless", "tree", "drafting", "top_p", "top_k"),
 )
-Statistics = tuple[int, float, int]  # resamples, confidence and seed of the bootstrap
 
 
 def read_decoded(target: str, drafter: str, artifact: Artifact) -> Decoded:
@@ -98,7 +98,7 @@ def verdict(
     decoded: Decoded,
     speeds: pd.DataFrame,
     answers: Artifact | None,
-    statistics: Statistics,
+    statistics: Resampling,
     margin: float,
     command: str,
 ) -> Advice:

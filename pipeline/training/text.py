@@ -40,7 +40,7 @@ SCHEMA = pa.schema(
     ]
 )
 Turns = tuple[list[int], list[int]]  # the template's tokens before a question, and after its end
-Row = tuple[list[int], int, float, str]  # as in SCHEMA
+TextRow = tuple[list[int], int, float, str]  # as in SCHEMA
 
 
 def main(overrides: list[str]) -> None:
@@ -122,7 +122,7 @@ def turns_of(tokenizer: Any) -> Turns:
 
 def conversations(
     number: int, recipe: Any, model: LanguageModel, tokenizer: Any, turns: Turns, novelty: Novelty
-) -> tuple[list[Row], Counter[str]]:
+) -> tuple[list[TextRow], Counter[str]]:
     """Return the conversations of a shard, and why others were dropped."""
     settings, end = recipe.generate, tokenizer.eos_token_id
     rng = np.random.default_rng([recipe.seed, number])
@@ -141,7 +141,7 @@ def conversations(
             prompts[question] = ([*asked, *between], text)
         else:
             why[refusal] += 1
-    rows: list[Row] = []
+    rows: list[TextRow] = []
     sampled = {question for question in prompts if rng.random() < settings.sampled}
     for questions, how in (
         (prompts.keys() - sampled, {"temperature": 0.0}),

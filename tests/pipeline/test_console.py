@@ -75,7 +75,7 @@ def test_help_lists_the_stages_the_groups_and_five_examples() -> None:
     schema.register_schema()
     parts = printed("--help").strip().split("\n\n")
     listed = {part.split("\n")[0].split()[0]: part.split("\n")[1:] for part in parts}
-    assert tuple(line.split()[0] for line in listed["Stages"]) == schema.STAGES
+    assert tuple(line.split()[0] for line in listed["Stages"]) == schema.STAGE_NAMES
     groups = {path.name for path in (ROOT / "conf").iterdir() if list(path.glob("*.yaml"))}
     assert groups <= {line.split(":")[0] for line in listed["Groups"]}
     assert len(listed["Examples:"]) == 5

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from pipeline.errors import PipelineError
-from pipeline.formats.engine_counts import Counts, read_counts
+from pipeline.formats.engine_counts import EngineCounts, read_counts
 
 FILES = Path(__file__).parent / "engine_counts"
 
@@ -67,7 +67,7 @@ def test_both_definitions_of_acceptance_at_a_place() -> None:
     assert [place["of_all"] for place in places] == [0.8, 0.5, 0.2]  # as engines print it
     assert [place["conditional"] for place in places] == [0.8, 500 / 800, 200 / 500]
     assert [place["reached"] for place in places] == [1000, 800, 500]
-    nothing = Counts("vLLM", "1 series", 4, 8, 0, 1.0, [0, 0]).places
+    nothing = EngineCounts("vLLM", "1 series", 4, 8, 0, 1.0, [0, 0]).places
     assert math.isnan(nothing[1]["conditional"])
     assert nothing[1]["of_all"] == 0
 

@@ -51,7 +51,7 @@ def value(text: str, flag: str) -> str:
 
 
 def test_every_engine_of_the_configuration_is_written_with_a_dial_of_its_rule() -> None:
-    assert tuple(ENGINES) == schema.ENGINES
+    assert tuple(ENGINES) == schema.ENGINE_NAMES
     for name, engine in ENGINES.items():
         text = written(name)
         assert text.startswith("# 96 prompts.\n# Differs: ")

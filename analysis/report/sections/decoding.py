@@ -16,11 +16,11 @@ from ...decoding import metrics as decoding
 from ...decoding.finished import CLOCKED_ANSWERS
 from ...decoding.metrics import Decoded
 from ...decoding.predicted import position_rates
-from ...statistics.bootstrap import Floats, prompt_counts
+from ...statistics.bootstrap import Floats, Resampling, prompt_counts
 from ..records import Column, Figure, Section, Table, sentence, worded
 from ..style import BLUE, GREEN, GREY, VERMILION, grid, legend, percent, styled
 from ..text import FORMATS, few_notes, limits, share_text
-from .decoding_trees import Statistics, concat_targets, trees_figure, trees_table
+from .decoding_trees import concat_targets, trees_figure, trees_table
 
 THRESHOLD = 0.9  # of the logit ratio, the default of MARS
 RATIO, PROBABILITY_RATIO = "logit ratio z₁/z₀", "probability ratio p₁/p₀"
@@ -31,7 +31,7 @@ DRAFTED = {"argmax": BLUE, "second": GREEN, "another": GREY}  # what the drafter
 
 
 def decoding_section(
-    title: str, decoded: Sequence[Decoded], statistics: Statistics, says: Sequence[str]
+    title: str, decoded: Sequence[Decoded], statistics: Resampling, says: Sequence[str]
 ) -> Section:
     """Return the section on what is accepted."""
     shown = [
@@ -45,7 +45,7 @@ def decoding_section(
     return Section(title, shown, says)
 
 
-def decoding_table(decoded: Sequence[Decoded], statistics: Statistics) -> Table:
+def decoding_table(decoded: Sequence[Decoded], statistics: Resampling) -> Table:
     """What is accepted, how many tokens a call emits, and what a lossy rule gives up."""
     frames = [
         decoding.acceptance(one, *statistics)

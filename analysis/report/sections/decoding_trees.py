@@ -16,13 +16,13 @@ from matplotlib.ticker import MaxNLocator
 
 from ...decoding.metrics import Decoded
 from ...decoding.trees import SHAPES, rates, tree_runs
+from ...statistics.bootstrap import Resampling
 from ...trees.acceptance import least_residual_upper, residual_upper
 from ...trees.optimal import best_trees
 from ...trees.topology import Floats, batch, sequence, spec_infer, symmetric, tree_tokens_per_call
 from ..records import Figure, Table, worded
 from ..style import GREY, LINES, POINTS, error_bars, grid, legend, styled
 
-Statistics = tuple[int, float, int]  # resamples, confidence, seed
 Curve = tuple[Floats, Floats]  # drafted tokens, tokens a call
 COLOURS = {name: colour for name, (colour, _) in zip(SHAPES.values(), LINES, strict=False)}
 FIXED, LEAST = "Lemma 4.3, m of the largest k", "Lemma 4.3, best m"
@@ -31,7 +31,7 @@ COLUMNS = ["curve", "of", "drafted", "value", "ci_low", "ci_high"]
 DASHES = {FIXED: (0, (1, 1)), LEAST: (0, ())}
 
 
-def trees_table(decoded: Sequence[Decoded], statistics: Statistics) -> Table | None:
+def trees_table(decoded: Sequence[Decoded], statistics: Resampling) -> Table | None:
     """Tokens a call of every tree, measured and predicted; None where no method drafted trees."""
     data = concat_targets(decoded, [_trees(one, statistics) for one in decoded])
     if data.empty:
@@ -47,7 +47,7 @@ def concat_targets(decoded: Sequence[Decoded], frames: Sequence[pd.DataFrame]) -
     )
 
 
-def _trees(one: Decoded, statistics: Statistics) -> pd.DataFrame:
+def _trees(one: Decoded, statistics: Resampling) -> pd.DataFrame:
     """Return a row for each run that drafted trees."""
     table = tree_runs(one, *statistics)
     found = {group: rates(one, table, group) for group in table["group"].unique()}
@@ -103,7 +103,7 @@ def bound_curves(found: Floats, largest: int) -> dict[str, Curve]:
 
 
 @styled
-def trees_figure(decoded: Sequence[Decoded], statistics: Statistics) -> Figure | None:
+def trees_figure(decoded: Sequence[Decoded], statistics: Resampling) -> Figure | None:
     """Draw tokens a call over drafted tokens, and what one more drafted token adds.
 
     None where no method drafted trees.

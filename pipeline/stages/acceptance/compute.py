@@ -28,7 +28,7 @@ from analysis.acceptance.summary import (
     stochastic_statistics,
 )
 from analysis.rules import Mars, Rule, StrictGreedy
-from analysis.statistics.bootstrap import PromptBootstrap
+from analysis.statistics.bootstrap import Floats, PromptBootstrap
 from analysis.topk import TopK
 from analysis.trees.acceptance import aligned
 from pipeline.errors import PipelineError
@@ -44,7 +44,6 @@ SAMPLED = (  # what is known at the temperature of the answers
     *("tv", "draft_prob", "kl", "erss_acceptance", "harmonic_mean"),
     *("top_surprisal", "log_tail", "entropy"),
 )
-Floats = np.ndarray[Any, np.dtype[np.float64]]
 # `judge_soundly` of a pair: steps, rules, divergence, distance
 Judge = Callable[[Steps, Sequence[Rule], str, Floats | None], list[Verdict]]
 

@@ -16,9 +16,9 @@ from typing import Any
 import numba
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
+from analysis.statistics.bootstrap import Floats
 from pipeline.models.devices import in_threads
 from pipeline.models.heads.hidden_drafter import HiddenDrafter
 from pipeline.models.language_model import LanguageModel
@@ -30,8 +30,6 @@ from pipeline.models.logit_statistics import (
     logit_statistics,
 )
 from pipeline.models.passes import concat_columns
-
-Rows = NDArray[np.float64]
 
 BLOCK = 256  # terms of a partial sum: rounding grows with it and with the number of partial sums
 SERIES_BELOW = 0.05  # |log(p/q)| under which phi is summed as a series
@@ -109,7 +107,7 @@ def _terms(log_p: float, p: float, log_q: float, q: float) -> tuple[float, float
 
 
 @numba.njit(nogil=True, cache=True)
-def _sum(log_p: Rows, p: Rows, log_q: Rows, q: Rows, out: Any) -> None:
+def _sum(log_p: Floats, p: Floats, log_q: Floats, q: Floats, out: Any) -> None:
     """Write the sums (5, B), in the order of `SUMS`."""
     size, vocabulary = p.shape
     for i in range(size):
