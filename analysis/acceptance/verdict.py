@@ -1,4 +1,4 @@
-"""The verdict on drafting for a target: whether, how, and on what numbers it rests.
+"""The verdict on drafting for a target: whether to draft, how, and the numbers behind it.
 
 One pure function of what was measured. Lossless methods come first, ranked by measured speed and
 named only where the interval's lower end is above 1. A relaxed rule is offered beside them, never
@@ -104,14 +104,14 @@ def advise(
 
 
 def _picked(runs: Sequence[Run], what: str) -> str:
-    """Say that an interval of the best of several is too good, where there are several."""
+    """Warn that the interval of the best of several is optimistic, where there are several."""
     if len(runs) < 2:
         return ""
     return f"; picked as the fastest of {len(runs)} {what}, so its interval is optimistic"
 
 
 def _doubt(lossless: Sequence[Run], prompts: int, busy: Sequence[str]) -> str:
-    """Return why nothing can be decided whatever the intervals say; empty if nothing speaks so."""
+    """Return why no decision is possible, whatever the intervals; empty if one is."""
     if not lossless:
         return "no lossless method was timed"
     if prompts < FEW_PROMPTS:
@@ -120,7 +120,7 @@ def _doubt(lossless: Sequence[Run], prompts: int, busy: Sequence[str]) -> str:
 
 
 def _needed(lossless: Sequence[Run], drafter: str, outcome: str) -> list[str]:
-    """Say which acceptance would make the drafter's own chains pay, where they do not surely."""
+    """Give the acceptance rate from which the drafter's own chains pay, where they may not."""
     chains = [run for run in lossless if not math.isnan(run["predicted"])]  # by the model
     if not chains or (outcome == DRAFT and any(run["ci_low"] > 1 for run in chains)):
         return []
@@ -171,7 +171,7 @@ def _relaxed(
     for run in faster:
         name, found = method_in_words(run, drafter), _on_answers(run, answers)
         if run["accepted"] >= run["tested"]:
-            said.append(f"{name} rejected nothing, so its speed is no argument for it.")
+            said.append(f"{name} rejected nothing: it emits whatever is drafted. Not offered.")
         elif found is not None and found["down_to"]:
             said.append(
                 f"Avoid {name}: it was {speed_text(run)}, but right answers fell from "
@@ -202,7 +202,7 @@ def _on_answers(run: Run, answers: pd.DataFrame | None) -> Run | None:
 def _answers(found: Run | None, command: str) -> str:
     if found is None:
         how = f": run `{command} stage=accuracy`" if command else ""
-        return f"It was not tested on answers{how}."
+        return f"Its right answers were not measured{how}."
     right = f"{found['right']} of {found['items']} answers were right, {found['alone']} without it"
     points = f"a loss of {100 * found['margin']:g} points"
     return f"{right}; {points} is {'excluded' if found['up_to'] else 'not excluded'}."

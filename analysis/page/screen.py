@@ -45,7 +45,7 @@ def facts_of_pair(results: Results, target: str, run: Mapping[str, Any] | None) 
     return [
         *facts,
         _fact("Accepted", _share(accepted), f"{results.drafter}, strict greedy, share of steps"),
-        _fact("Certified", _share(certified), f"{results.drafter}, at its own distance ({name})"),
+        _fact("Certified", _share(certified), f"{results.drafter}, by its own {name}"),
     ]
 
 

@@ -216,8 +216,8 @@ def answers(target: Target, rules: Sequence[Rule]) -> dict[str, Any]:
         for token in (step["t"], *step["c"], step.get("d", step["t"]))
     }
     return {
-        "chosen_by": f"Of the answers in the order of their {what} under {first.title}, "
-        f"{len(found)} at equal distances, the first and the last among them.",
+        "chosen_by": f"{len(found)} answers, evenly spaced from the lowest to the highest {what} "
+        f"under {first.title}.",
         "words": {str(token): target.words[token] for token in sorted(used & set(target.words))},
         "answers": found,
     }

@@ -58,7 +58,7 @@ def test_what_golden_files_do_not_have(full: Results, tmp_path: Path) -> None:
     exact, opened = (cells(found["acceptance"])[rule.title] for rule in (RULES[0], RULES[2]))
     assert not any("–" in text for text in exact)
     assert any("–" in text for text in opened)  # certificates known as intervals
-    assert any(note.startswith("Two numbers with a dash") for note in found["acceptance"].notes)
+    assert any(note.startswith("A range gives both ends") for note in found["acceptance"].notes)
     for table in found.values():
         assert any("Few prompts: intervals come from 3 prompts" in note for note in table.notes)
     steps = full["breakdown"].set_index(["rule", "depth", "statistic"])["value"].sort_index()
@@ -102,5 +102,5 @@ def test_two_logs_print_both_ends() -> None:
     [table] = acceptance_section(results).shown
     assert lines(table) == [(T, [("Strict greedy", ["50–75 %", "25–50 %", "0–50 %"], [])])]
     assert table.notes == [f"{T}: mean KL(p‖q) 0.100–∞ nats, mean total variation 0.100–0.200; "
-                           "speculative sampling of a drafted draw accepts 80–90 % of the tokens, "
-                           "at temperature 1."]  # fmt: skip
+                           "speculative sampling of a token drawn from q accepts 80–90 % of the "
+                           "tokens, at temperature 1."]  # fmt: skip

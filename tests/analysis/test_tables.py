@@ -128,7 +128,7 @@ def test_empty_regions_and_open_certificates_are_marked(tables: dict[str, Table]
     assert theirs[:4] == ["0.438", "0.559", "0.006", "0.160"]
     low, high = (np.sort(end)[13] for end in certificates(TARGETS[0], INEXACT))
     assert cells(tables["table3"], "t = 0.45")[0] == f"{digits_text(low)}–{digits_text(high)}"
-    assert any("both ends of certificates" in note for note in tables["table3"].notes)
+    assert any("both ends where certificates" in note for note in tables["table3"].notes)
     # a run length near the number of steps is a lower bound
     table = tables["table5"]
     data = table.data[table.data["estimator"] == "per_call"].set_index(["rule", "eps"])

@@ -138,8 +138,8 @@ def answers(rule: str = "additive t=0.1", **given: Any) -> pd.DataFrame:
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ({}, f"It was not tested on answers: run `{COMMAND} stage=accuracy`."),
-        ({"answers": answers("mars theta=0.9")}, "It was not tested on answers"),
+        ({}, f"Its right answers were not measured: run `{COMMAND} stage=accuracy`."),
+        ({"answers": answers("mars theta=0.9")}, "Its right answers were not measured"),
         (
             {"answers": answers()},
             "111 of 316 answers were right, 118 without it; a loss of 5 points is not excluded.",

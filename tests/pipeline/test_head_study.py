@@ -143,7 +143,7 @@ def test_the_report_of_a_head(
     assert depth.count("|") == DEPTHS + 2
     greedy = next(line for line in shown.splitlines() if line.startswith("| Strict greedy |"))
     assert ("| -∞ |" in greedy) == reduced
-    partings = shown.split("\nWhere strict greedy parts")[1].split("\nCSV")[0]
+    partings = shown.split("\nWhere strict greedy differs")[1].split("\nCSV")[0]
     assert partings.count("| 3 | 0 | – |") == 5
     for stage in ("acceptance", "decoding"):
         rows = sweeps.summary_rows(made.nodes[stage], [made.artifact(stage)])

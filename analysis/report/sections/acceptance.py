@@ -231,7 +231,7 @@ def logged_table(results: Results) -> Table:
         )
         notes.append(
             f"{target}: mean KL(p‖q) {kl} nats, mean total variation {tv}; speculative sampling "
-            f"of a drafted draw accepts {accepted} of the tokens, at temperature 1."
+            f"of a token drawn from q accepts {accepted} of the tokens, at temperature 1."
         )
     return Table(
         **worded("acceptance_logged", drafter=results.drafter),

@@ -69,7 +69,7 @@ def accuracy_sections(
     ]
     return [
         Section(
-            f"What it costs in answers to decode with {drafter}",
+            f"Right answers when decoding with {drafter}",
             shown,
             [f"{said_of(one)}." for one in answered],
         ),
@@ -82,19 +82,19 @@ def accuracy_sections(
 
 
 def said_of(one: Answered) -> str:
-    """Return in a line what was asked, and which answers parted that should not."""
+    """Return in a line the tasks, and the answers that differ where they must not."""
     items = one.data["item_id"].groupby(one.data["run"]).size().iloc[0]
     text = f"{one.target}: {items} items of the tasks {', '.join(one.tasks)}"
     if not one.runs["exact"].sum() > (one.runs["drafter"] == "none").sum():
         return text
     parted = differing(one).query("exact")
     if parted.empty:
-        return f"{text}; methods that are to leave every answer left every one"
+        return f"{text}; methods that must not change answers changed none"
     where = ", ".join(
         f"{row['task']}/{row['item_id']} with {row['method']} (gap {row['gap']:.1e})"
         for _, row in parted.iterrows()
     )
-    return f"{text}; of methods that are to leave every answer {len(parted)} part: {where}"
+    return f"{text}; methods that must not change answers changed {len(parted)}: {where}"
 
 
 def sentences(decided: pd.DataFrame, margin: str, target: str = "") -> list[str]:
@@ -103,13 +103,13 @@ def sentences(decided: pd.DataFrame, margin: str, target: str = "") -> list[str]
     for row in threshold_limits(decided).to_dict("records"):
         name = f"{target}, {row['family']}" if target else row["family"]
         dial = symbol(row["parameter"]) if row["parameter"] else "the rule"
-        first = f"at no threshold is a loss above {margin} excluded"
+        first = f"no threshold excludes a loss above {margin}"
         if not math.isnan(row["largest"]):
             first = (
                 f"a loss above {margin} is excluded up to {dial} = {row['largest']:g} "
                 f"(bound {number_text(100 * row['worst'], 1)} points)"
             )
-        second = "no threshold makes the accuracy fall measurably"
+        second = "at no threshold does the accuracy fall measurably"
         if not math.isnan(row["first"]):
             second = (
                 f"from {dial} = {row['first']:g} on the accuracy falls, "

@@ -72,11 +72,11 @@ function showToken(at) {
   const certificate = step.r[state.rule];
   const lines = [
     ["Token", `${at + 1} of ${answer.steps.length}: “${shownWord(wordOf(words, step.t))}”`],
-    ["Certificate", `R = ${certificate === null ? "∞, nothing is rejected" : `${certificate} nats`}, ${PAGE.rules[state.rule].title}`],
-    ["Any drafter", `within ε = ${PAGE.levels[state.level]}: ${within ? "accepted for certain" : "may be rejected"}`],
+    ["Certificate", `R = ${certificate === null ? "∞, nothing can be rejected" : `${certificate} nats`}, ${PAGE.rules[state.rule].title}`],
+    ["Any drafter", `within ε = ${PAGE.levels[state.level]}: ${within ? "certified: accepted" : "may be rejected"}`],
   ];
   if ("d" in step) {
-    const said = { open: "not judged by this rule", certified: "accepted, and certified at this distance" }[fate] ?? fate;
+    const said = { open: "not judged by this rule", certified: "accepted and certified" }[fate] ?? fate;
     const { divergences, judged_by } = PAGE.steps[state.target];
     const by = judged_by[state.rule];
     const [divergence, unit] = divergences[by];

@@ -72,7 +72,7 @@ function showCalculator() {
   const rows = [];
   for (let length = 1; length <= LONGEST; length++) {
     const each = evaluate(target, state.rule, state.level, length);
-    const kinds = { [`any drafter within ${epsText()}, at least`]: each.tokens };
+    const kinds = { [`any drafter within ${epsText()}, guaranteed`]: each.tokens };
     if (each.realised) kinds[PAGE.drafter] = each.realised;
     for (const [kind, { value, low, high }] of Object.entries(kinds)) rows.push({ kind, length, tokens: value, low, high });
   }
@@ -84,7 +84,7 @@ function showFlags() {
   const found = Object.entries(PAGE.flags[state.rule]);
   const fill = (text) => text.replaceAll("$length_and_own", state.gamma + 1).replaceAll("$length", state.gamma);
   byId("flags").textContent = found.map(([engine, text]) => `# ${engine}\n${fill(text)}`).join("\n\n")
-    || "# no engine that is known here runs this rule";
+    || "# no engine listed here runs this rule";
 }
 
 /** The strictest setting of each family that certifies the wanted share of the steps. */
@@ -125,10 +125,10 @@ function showRules() {
     ["accepted", of("accepted", asShare)],
     ["certified for this drafter", of("certified", asShare)],
     [`tokens a call, γ = ${state.gamma}`, of("realised", asNumber)],
-    [`tokens a call, γ = ${state.gamma}, at least, by certified steps`, of("promised", asNumber)],
-    ["departs from the first choice", known.map((row) => row.departure_text ?? "–")],
+    [`guaranteed tokens a call, γ = ${state.gamma}`, of("promised", asNumber)],
+    ["steps that emit another token than the target's first choice", known.map((row) => row.departure_text ?? "–")],
     ["target probability given up a step", known.map((row) => row.given_up_text ?? "–")],
-    [`accepted for any drafter within ${epsText()}`, of("share", asShare)],
+    [`certified for any drafter within ${epsText()}`, of("share", asShare)],
     ["decoded", two.map((at) => decodedText(PAGE.rules[at].label))],
   ]) addRow("compared", [name, ...texts]);
   const most = Math.sqrt(Math.max(...rows.map((row) => row.given_up)));

@@ -20,7 +20,7 @@ function plane() {
   const y = number("accepted", { title: "accepted, share of steps", scale: NOT_FROM_ZERO, axis: PERCENT });
   const tooltip = [
     text("title", "rule"), text("accepted_text", "accepted"), text("certified_text", "certified for this drafter"),
-    text("departure_text", "departs"), text("given_up_text", "probability given up"),
+    text("departure_text", "other tokens than the first choice"), text("given_up_text", "probability given up"),
   ];
   const color = shownBy("family");
   const size = { condition: { test: "datum.name", value: 170 }, value: 60 };
