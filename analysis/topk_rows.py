@@ -172,7 +172,7 @@ def check_columns(
     if not whole.all():
         step = int(np.argmin(whole))
         raise ValueError(
-            f"top_surprisal and log_tail of step {step}: by them the stored tokens have a mass of "
+            f"top_surprisal and log_tail of step {step} give the stored tokens a mass of "
             f"{stored[step]:.9g} and the others {mass[step]:.9g}: give values with which all "
             f"probabilities sum to 1, within {TOLERANCE:g}"
         )

@@ -50,8 +50,8 @@ def main() -> None:
             if TRACEBACK or not any(said in str(error) for said in BELOW_NULL):
                 raise
             raise PipelineError(
-                "drafter.head is null, and has no keys, where the drafter is a language "
-                "model: for a head on the target give drafter=local_head drafter.path=DIRECTORY"
+                "drafter.head has no keys, because the drafter is a language model: for a "
+                "head on the target give drafter=local_head drafter.path=DIRECTORY"
             ) from None
 
 

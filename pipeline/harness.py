@@ -122,8 +122,8 @@ def decoding_model(pair: DecodingPair, method: Method, tokenizer: Any) -> Any:
 
         def loglikelihood(self, requests: Any, disable_tqdm: bool = False) -> Any:  # noqa: ARG002
             raise PipelineError(
-                f"{requests[0].task_name} is scored by likelihoods, which no method changes: they "
-                "are the target's. Give tasks with output_type: generate_until"
+                f"{requests[0].task_name} is scored by the target's likelihoods, which no method "
+                "changes. Give tasks with output_type: generate_until"
             )
 
         loglikelihood_rolling = loglikelihood

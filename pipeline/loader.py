@@ -51,7 +51,7 @@ class Study:
         found = self.store.find(nodes[0])
         if found is None:
             command = self.command(f"stage={stage}")
-            raise PipelineError(f"{stage} {nodes[0].label} was not made yet: run `{command}`")
+            raise PipelineError(f"{stage} {nodes[0].label} does not exist yet: run `{command}`")
         return found
 
     def command(self, *more: str) -> str:

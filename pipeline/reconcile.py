@@ -78,7 +78,7 @@ def main(arguments: Sequence[str]) -> None:
         settings = settings_of(composed(overrides))
         runs = list(read_runs(path))
         if not runs:
-            raise PipelineError(f"{path} holds no calls of drafted chains: only trees or none")
+            raise PipelineError(f"{path} holds no calls with drafted chains")
         found = [run.rows for run in runs]
         if any(not word.startswith(OWN) for word in overrides):
             study = Study(*(word for word in overrides if not word.startswith("engine.")))
@@ -267,7 +267,7 @@ def predicted_rows(study: Study, length: int) -> Iterator[TableRows]:
         raise PipelineError("the study has no drafter: add the engine's, for instance drafter=mini")
     for at, (target, node) in enumerate(zip(study.targets, nodes["acceptance"], strict=True)):
         if "logged" in node.config:
-            raise PipelineError("a study of engines' logs predicts no calls: give models")
+            raise PipelineError("engines' logs can't predict calls: give a study with models")
         made = study.artifact("acceptance", target)
         table = made.read(columns=["rule", "position", "accepted"]).to_pandas()
         known = made.read("statistics").to_pandas()

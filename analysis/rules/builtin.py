@@ -207,8 +207,8 @@ class Mars(Rule):
     def _raw_logits(self, dist: TopK) -> NDArray[np.floating[Any]]:
         if dist.logits is None:
             raise ValueError(
-                f"rule {self.label!r} compares raw logits, and this distribution is "
-                "given by probabilities only: build it with TopK.from_logits"
+                f"rule {self.label!r} compares raw logits, and this distribution has "
+                "only probabilities: build it with TopK.from_logits"
             )
         return dist.logits
 

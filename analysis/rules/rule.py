@@ -205,7 +205,7 @@ class Rule:
         cut = self.cut(dist)
         if cut is None:
             raise ValueError(
-                f"rule {self.label!r} says nothing: give its class a method cut(dist) "
+                f"rule {self.label!r} has no test: give its class a method cut(dist) "
                 "or accepted_count(dist)"
             )
         fault = cut.fault(len(dist)) if isinstance(cut, Cut) else f"{cut!r:.80}: give a Cut"

@@ -34,8 +34,8 @@ def processes(count: int, label: str) -> Iterator[ProcessPoolExecutor]:
             child.terminate()
         if isinstance(error, BrokenProcessPool):
             raise PipelineError(
-                f"{label}: the system ended one of the processes that help (for want of memory, "
-                "most often): free some, and give the same command again; what is finished is kept"
+                f"{label}: the system killed a helper process, most often for lack of memory: "
+                "free some and run the same command again; finished work is kept"
             ) from None
         raise
     finally:

@@ -148,7 +148,7 @@ def _set_aside(damaged: list[DamagedError], damages: Counter[Path], store: Store
     for damage in damaged:
         if damages[damage.directory] == ATTEMPTS:
             raise PipelineError(
-                f"{damage.reason}, and was made anew {ATTEMPTS} times: check the disk"
+                f"{damage.reason}, after {ATTEMPTS} rebuilds: check the disk"
             ) from damage
         damages[damage.directory] += 1
     store.set_aside([damage.directory for damage in damaged])
@@ -208,8 +208,8 @@ def _compute(group: list[Node], store: Store) -> list[DamagedError]:
         if error.errno not in UNWRITABLE:
             raise
         raise PipelineError(
-            f"{name}: can't write below {store.root} ({os.strerror(error.errno)}): nothing "
-            "half-written was kept; make room and run the same command again"
+            f"{name}: can't write below {store.root} ({os.strerror(error.errno)}): no "
+            "incomplete file was kept; free space and run the same command again"
         ) from error
     place = published[0].directory.parent if joint else published[0].directory
     print(f"{name}: {time.monotonic() - begun:.1f} s -> {shown(place)}", flush=True)

@@ -92,7 +92,7 @@ class Host:
         except OSError as error:
             raise PipelineError(
                 f"{os.uname().nodename} has no directory {self._directory} ({error.strerror}): "
-                "every machine has to see this directory, the models and outputs under the same "
+                "every machine must see this directory, the models and outputs under the same "
                 "paths"
             ) from None
         sys.path[:] = self._search
@@ -230,7 +230,7 @@ class RayWorkers:
         except self._ray.exceptions.RayError as error:
             raise PipelineError(
                 f"{self._label}: {DEATHS} workers died one after the other, the last {over} "
-                f"({first_line(error)}): look at the memory of the machine, and at Ray's logs; "
+                f"({first_line(error)}): check the machine's memory and Ray's logs; "
                 "finished batches are kept"
             ) from None
 

@@ -119,7 +119,7 @@ def _of_answers(path: Path) -> EngineCounts:
     if not found:
         raise PipelineError(
             f"{path} holds neither a page of /metrics nor answers as JSON (left out: "
-            f"{counted(excluded)}): give one of them; what a server prints into its log is not read"
+            f"{counted(excluded)}): give one of them; server logs are not read"
         )
     told: dict[str, dict[str, Any]] = {}
     for name, (_, said) in found.items():
@@ -273,7 +273,7 @@ def _series(path: Path, text: str, excluded: Counter[str]) -> Series:
             raise PipelineError(f"{at}: {name} is {value}: a number of at least 0 was expected")
         key = (name.removesuffix("_total"), frozenset(LABEL.findall(inside)))
         if key in found:
-            raise PipelineError(f"{at}: {name} was there already: give one page")
+            raise PipelineError(f"{at}: {name} occurs twice: give one page")
         found[key] = float(value)
     return found
 
@@ -319,4 +319,4 @@ def _check(path: Path, counts: EngineCounts) -> None:
     elif counts.by_place and abs(placed - counts.accepted) > max(1.0, ODD_SHARE * counts.accepted):
         wrong = f"{counts.accepted:g} tokens were accepted, {placed:g} by their places"
     if wrong:
-        raise PipelineError(f"{path}: {wrong}: the numbers are not of one engine, or damaged")
+        raise PipelineError(f"{path}: {wrong}: the numbers mix several engines, or are damaged")

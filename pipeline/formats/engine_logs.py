@@ -181,8 +181,8 @@ def _ranked(path: Path, step: Step) -> Step:
     at, emitted, own = f"{path}, line {step.line}", step.emitted, step.own
     if any(value == -np.inf or ZERO < value < MASKED for _, value in step.top):
         raise PipelineError(
-            f"{at}: one of the {len(step.top)} tokens of a step has a probability of 0, as top-k, "
-            "top-p or a grammar leave it: log raw values (vLLM: --logprobs-mode raw_logprobs)"
+            f"{at}: one of the {len(step.top)} tokens of a step has a probability of 0, as after "
+            "top-k, top-p or a grammar: log raw values (vLLM: --logprobs-mode raw_logprobs)"
         )
     top: Top = [(token, -np.inf if value <= ZERO else value) for token, value in step.top]
     values = [value for _, value in top]
@@ -198,7 +198,7 @@ def _ranked(path: Path, step: Step) -> Step:
     if not agree:
         of_list = f"at most {min(values):.7g}" if listed is None else f"{listed:.7g}"
         raise PipelineError(
-            f"{at}: the emitted token has a log-probability of {own:.7g}, and by the list of its "
+            f"{at}: the emitted token has a log-probability of {own:.7g}, but in the list of its "
             f"step {of_list}: log raw values of one distribution"
         )
     mass = float(np.exp(values).sum())
@@ -275,6 +275,6 @@ def _check_sums(path: Path, steps: Sequence[Step], error: float, vocab_size: int
     if len(cut) >= CUT_STEPS and len(cut) > CUT_SHARE * uncertain:
         raise PipelineError(
             f"{path}, line {cut[0]}: the {len(steps[0].top)} log-probabilities have all the mass, "
-            f"there and at {len(cut)} of {uncertain} uncertain steps, as top-k or top-p leave it: "
+            f"there and at {len(cut)} of {uncertain} uncertain steps, as after top-k or top-p: "
             "log raw values (vLLM: --logprobs-mode raw_logprobs)"
         )

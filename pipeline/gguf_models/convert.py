@@ -71,7 +71,7 @@ class Bounded(GGUFReader):
 
     def _get(self, offset: int, dtype: Any, count: int = 1, override_order: Any = None) -> Any:
         if offset + np.dtype(dtype).itemsize * int(count) > len(self.data):
-            raise ValueError("it ends before what it counts")
+            raise ValueError("it ends before its last tensor")
         return super()._get(offset, dtype, count, override_order)
 
     def _get_field_parts(self, orig_offs: int, raw_type: int) -> Any:
@@ -110,7 +110,7 @@ class GGUF:
         if value is None:
             raise PipelineError(f"{self.path}: its metadata lacks {name}")
         if not isinstance(value, kind) or (isinstance(value, int | float) and not value > 0):
-            raise PipelineError(f"{self.path}: {name} is {str(value)[:40]}, which it can't be")
+            raise PipelineError(f"{self.path}: {name} is {str(value)[:40]}, which is invalid")
         return value
 
     def texts(self, name: str) -> list[str]:
@@ -160,7 +160,7 @@ def model_config(file: GGUF) -> dict[str, Any]:
            for key, name in SPECIAL_IDS.items()}  # fmt: skip
     for name, value in ids.items():
         if not (value is None or (isinstance(value, int) and 0 <= value < vocabulary)):
-            raise PipelineError(f"{file.path}: {name} is {value}, it has {vocabulary} tokens")
+            raise PipelineError(f"{file.path}: {name} is {value}, but it has {vocabulary} tokens")
     if ids["eos_token_id"] is None:
         raise PipelineError(f"{file.path}: its metadata lacks tokenizer.ggml.eos_token_id")
     return {
@@ -202,7 +202,7 @@ def weights(file: GGUF, config: dict[str, Any]) -> Iterator[tuple[str, NDArray[n
         yield name, value
     if unknown:
         raise PipelineError(
-            f"{file.path}: the tensor {min(unknown)} is no part of a plain Llama and is not "
+            f"{file.path}: the tensor {min(unknown)} does not belong to a plain Llama and is not "
             "converted"
         )
 

@@ -154,7 +154,7 @@ class LanguageModel:
         if max(ids) >= rows:
             raise PipelineError(
                 f"the tokenizer of {self.label} is larger than its vocabulary: {prompt} has token "
-                f"{max(ids)}, the model has {rows}. Take the tokenizer that belongs to the model"
+                f"{max(ids)}, the model has {rows} tokens. Take the model's own tokenizer"
             )
 
     @torch.inference_mode()

@@ -95,8 +95,8 @@ def skeleton(config: Mapping[str, Any], settings: Mapping[str, Any], key: str) -
     refusal = caches.cache_refusal(kind)
     if refusal:
         raise PipelineError(
-            f"{key}.path={path}: {refusal}, and would read every token as the first: take a model "
-            "with attention layers"
+            f"{key}.path={path}: {refusal}, so every token would be read without its context: "
+            "take a model with attention layers"
         )
     try:
         with torch.device("meta"):

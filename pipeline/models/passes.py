@@ -264,7 +264,7 @@ def check_cached_steps(model: LanguageModel, key: str) -> None:
         raise
     except Exception as error:  # of code that is not ours; all mean the same to a user
         raise PipelineError(
-            f"{key}: {model.label} can't be run a token at a time: {type(error).__name__}: "
+            f"{key}: {model.label} can't decode token by token: {type(error).__name__}: "
             f"{first_line(error)}. Take another model"
         ) from error
     if bool((plain.isnan() | plain.isposinf()).any()):

@@ -114,7 +114,7 @@ def encode_chat(
         raise PipelineError(no_template(tokenizer))
     try:
         if not _listens(tokenizer, enable_thinking):
-            raise ValueError("it gives the same text whatever the user says")
+            raise ValueError("it ignores the user's message")
         found: list[int] = tokenizer.apply_chat_template(
             messages,
             add_generation_prompt=True,

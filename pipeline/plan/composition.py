@@ -99,8 +99,8 @@ def report_name(config: DictConfig) -> str:
         plain = composed([f"study={quoted(study)}"])
     except MissingConfigException:
         raise PipelineError(
-            f"study: {study} is set in a file of another name: name the file {study}.yaml, or "
-            "call the report with study_name=NAME"
+            f"study: {study} is set in a file with another name: rename the file to {study}.yaml, "
+            "or name the report with study_name=NAME"
         ) from None
     ours, theirs = _content(config), _content(plain)
     return study if ours == theirs else f"{study}-{fingerprint(ours)[:8]}"

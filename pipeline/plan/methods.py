@@ -84,8 +84,8 @@ def build_methods(
     for at, (name, length, temperature) in enumerate(printed):
         if printed.index(printed[at]) < at:
             raise PipelineError(
-                f"decoding.methods: two methods are printed alike, {name} with draft_length="
-                f"{length}, temperature={temperature:g}: decode them in studies of their own"
+                f"decoding.methods: two methods have one printed name, {name} with draft_length="
+                f"{length}, temperature={temperature:g}: decode them in separate studies"
             )
     return methods
 

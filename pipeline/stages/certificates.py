@@ -36,7 +36,7 @@ def check(request: Request) -> None:
         raise PipelineError(f"certificates.{error}") from None
     if label != "kl" and "report" in request.asked:
         raise PipelineError(
-            f"certificates.divergence={divergence} is not for stage=report, whose tables are about "
+            f"certificates.divergence={divergence} is not allowed with stage=report, which covers "
             "KL (table divergences has the others): give kl, or stage=certificates"
         )
 

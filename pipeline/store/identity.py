@@ -218,6 +218,6 @@ def unreachable(name: str, kind: str, wanted: str, key: str, error: Exception) -
     """Return the error for a hub that does not give what is wanted."""
     return PipelineError(
         f"{key}={name}: the hub did not give {wanted} ({type(error).__name__}). Check the name "
-        "and the network, or fetch where there is one (`make fetch STUDY=...`). Or take a local "
+        "and the network, or run `make fetch STUDY=...` where there is one. Or take a local "
         f"copy: {key}=DIRECTORY, with {EXPECTED[kind]}"
     )

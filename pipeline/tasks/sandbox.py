@@ -90,8 +90,8 @@ def values(code: str, expressions: Sequence[str], enclosed: bool) -> list[Any] |
     else:
         if not begun:
             raise PipelineError(
-                f"code of an answer was not begun within {PATIENCE} seconds: the machine is too "
-                "busy to judge it"
+                f"the code of an answer did not start within {PATIENCE} seconds: the machine is "
+                "too busy, run again when it is idle"
             )
     with suppress(ValueError, TypeError, KeyError, RecursionError):
         found = [_value(one) for one in json.loads(printed)]

@@ -116,7 +116,7 @@ def with_hidden(examples: Sequence[Example], layers: Sequence[int], path: Path) 
     lengths = [len(one.tokens) for one in examples]
     if given != wanted or len(hidden) != sum(lengths):
         raise PipelineError(
-            f"{path} is of layers {given} or of other text: remove it, and it is made again"
+            f"{path} belongs to layers {given} or to other text: remove it to compute it again"
         )
     pieces = zip(examples, hidden.split(lengths), strict=True)
     return [Example(one.tokens, one.answer_at, piece) for one, piece in pieces]

@@ -161,7 +161,7 @@ def _load(
     made_of = read.pop("of")
     if changed := sorted(n for n in of.keys() | made_of if of.get(n) != made_of.get(n)):
         raise PipelineError(
-            f"{path} is of a run with other {', '.join(changed)}: finish that one, or remove it"
+            f"{path} belongs to a run with other {', '.join(changed)}: finish that run or remove it"
         )
     model.load_state_dict(read.pop("model"))
     for optimizer, kept in zip(optimizers, read.pop("optimizers"), strict=True):

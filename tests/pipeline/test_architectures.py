@@ -130,7 +130,7 @@ def test_a_model_without_key_value_cache_is_refused_from_its_config(tmp_path: Pa
     with pytest.raises(
         PipelineError,
         match=r"^targets.made.path=.*: MambaForCausalLM takes no key-"
-        r"value cache \(past_key_values\), and would read every token as the first",
+        r"value cache \(past_key_values\), so every token would be read without its context",
     ):
         runner.check_models([node])
 

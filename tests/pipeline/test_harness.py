@@ -115,7 +115,7 @@ def test_the_harness_gives_the_answers_of_the_stage_and_its_own_scores(place: Pa
         assert not any(WORDS[9] in text for text in said)
         assert any(len(text.split()) < 20 for text in said)  # a stop cut one
         assert 1 <= model.emitted / model.calls <= 4
-        with pytest.raises(PipelineError, match="by likelihoods, which no method changes"):
+        with pytest.raises(PipelineError, match="by the target's likelihoods, which no method"):
             model.loglikelihood([SimpleNamespace(task_name="words")])
 
 

@@ -80,9 +80,9 @@ def test_features_of_other_layers_or_text_are_refused(
 ) -> None:
     path = tmp_path / "shard-00000.safetensors"
     features.extract(target.module, (0, 2), conversations(), path, False)
-    with pytest.raises(PipelineError, match=r"of layers \[0, 2\] or of other text: remove it"):
+    with pytest.raises(PipelineError, match=r"to layers \[0, 2\] or to other text: remove it"):
         features.with_hidden(conversations(), LAYERS, path)
-    with pytest.raises(PipelineError, match="or of other text"):
+    with pytest.raises(PipelineError, match="or to other text"):
         features.with_hidden(conversations(5), (0, 2), path)
     huge = SimpleNamespace(hidden_states=[torch.full((4, 40, 3), 1e5)])
     with pytest.raises(PipelineError, match="beyond float16"):

@@ -172,7 +172,7 @@ def _sampled(
         if count:
             raise PipelineError(
                 f"{law}: {count} steps accept with a smaller probability than their certificates "
-                "say, which cannot be. Please report it"
+                "guarantee. This is a bug: please report it"
             )
     frame = sampling_statistics(dist, kl, measured, rules, bootstrap)
     return (

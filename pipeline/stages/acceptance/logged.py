@@ -36,7 +36,7 @@ def judge_logs(node: Node, drafts: Artifact, pending: Pending) -> None:
         if len(wrong := logged_violations(found)):
             step = int(wrong[0])
             raise PipelineError(
-                f"{len(wrong)} steps are certified and rejected, which cannot be; the first: rule "
+                f"{len(wrong)} steps are certified and yet rejected; the first: rule "
                 f"{rule}, prompt {table['prompt_id'][step]}, position {table['position'][step]}: "
                 "are both logs of the same texts, with raw values?"
             )

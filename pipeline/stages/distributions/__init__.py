@@ -31,7 +31,7 @@ def check(request: Request) -> None:
     if bool(asked.answers) != (asked.source == "answers"):
         raise PipelineError(
             f"distributions.answers={list(asked.answers)} and distributions.source={asked.source} "
-            "do not go together: give both, source=answers and its files, or neither"
+            "contradict each other: give both, source=answers and its files, or neither"
         )
     if asked.source != "logs":
         return
@@ -43,13 +43,13 @@ def check(request: Request) -> None:
     if config.certificates.temperature != 1.0:
         raise PipelineError(
             f"certificates.temperature={config.certificates.temperature:g} is not allowed with "
-            "distributions.source=logs: a log has no distribution at another temperature than 1"
+            "distributions.source=logs: a log has distributions at temperature 1 only"
         )
     for rule in request.rules:
         if not judged_by_logs(rule):
             raise PipelineError(
-                f"{rule.label} can't be judged with distributions.source=logs: it takes raw logits "
-                "or counts of its own, and a log has rounded log-probabilities"
+                f"{rule.label} can't be certified with distributions.source=logs: it needs raw "
+                "logits or counts of its own, and a log has rounded log-probabilities"
             )
 
 

@@ -146,9 +146,9 @@ def served_answers(node: Node, source: Artifact) -> dict[str, list[int]]:
         other = [value for value in values if max(value, 0) != wanted]  # top_k -1 is all, too
         if other:
             raise PipelineError(
-                f"distributions.{option}={wanted:g} is not how the answers were sampled: requests "
-                f"have {option} {', '.join(f'{value:g}' for value in other)}. Give "
-                f"distributions.{option}={other[0]:g}, or only the answers that were sampled so"
+                f"distributions.{option}={wanted:g} differs from how the answers were sampled: "
+                f"requests have {option} {', '.join(f'{value:g}' for value in other)}. Give "
+                f"distributions.{option}={other[0]:g}, or only answers that were sampled so"
             )
     table = source.read("answers").to_pydict()
     pairs = zip(table["prompt_id"], table["token_ids"], strict=True)

@@ -88,7 +88,7 @@ def nodes(request: Request) -> list[Node]:
         if shortest <= depths:  # a draft follows a token with a hidden state, and one read with it
             raise PipelineError(
                 f"prompts.min_tokens={shortest} is too small for drafter.head.depths={depths}: a "
-                f"draft of that depth follows at least {depths + 1} tokens"
+                f"draft of that depth needs a prompt of at least {depths + 1} tokens"
             )
     found = [
         Node(
