@@ -109,7 +109,7 @@ def read_head(path: str, commit: str | None, key: str) -> HeadFiles:
 def _published(folder: Path, config: Mapping[str, Any], of_speculators: bool) -> HeadFiles:
     inner = config["transformer_layer_config"] if of_speculators else config
     if inner.get("num_hidden_layers", 1) != 1:
-        raise ValueError(f"it has {inner['num_hidden_layers']} layers: only heads with one are read")
+        raise ValueError(f"it has {inner['num_hidden_layers']} layers: only heads of one are read")
     if inner.get("model_type", "llama") != "llama":
         raise ValueError(f"its layer is that of a {inner['model_type']}: only a Llama's is read")
     shape = {key: inner[key] for key in LLAMA_KEYS if inner.get(key) is not None}
