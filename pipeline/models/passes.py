@@ -8,10 +8,9 @@ loaded model.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,6 +23,7 @@ from pipeline.models.heads.hidden_drafter import HiddenDrafter
 from pipeline.models.language_model import LanguageModel
 from pipeline.models.logit_statistics import Found
 
+TreePass = Callable[[int], tuple[Tensor, Tensor]]  # `tree_pass`
 Model = LanguageModel | HiddenDrafter  # both have the same `read`
 HELD = {"cpu": 1 << 25, "cuda": 1 << 27}  # logits of one model at once: 128 and 512 MB in float32
 TOKENS, PADDED = 14, 3  # of the longer text; how much shorter the other one is
@@ -84,33 +84,27 @@ def concat_columns(parts: Sequence[Mapping[str, Tensor]], dim: int = 0) -> Found
     return {name: torch.cat([part[name] for part in parts], dim) for name in parts[0]}
 
 
-class TreePass(NamedTuple):
-    """A pass over n nodes of a tree of which m - n were read before, all of them after a text.
-
-    Attributes:
-        bias: (n, m) added to the attention scores: 0 where a node sees one of the m, else the
-            least number of the dtype. The last n columns are those of the pass.
-        offsets: (n,) how many tokens are between the text and each node.
-    """
-
-    bias: Tensor
-    offsets: Tensor
-
-    def after(self, columns: int) -> tuple[Tensor, Tensor]:
-        """Return what is added to all scores (1, 1, n, columns + n), and the positions (1, n).
-
-        Args:
-            columns: of the cache: the text, which every node sees, and the m - n nodes.
-        """
-        n, m = self.bias.shape
-        text = columns - (m - n)
-        return pad(self.bias, (text, 0))[None, None], (self.offsets + text)[None]
-
-
 def tree_pass(seen: Tensor, offsets: Tensor, dtype: torch.dtype) -> TreePass:
-    """Return the pass in which node i sees the nodes where row i of `seen` (n, m) is true."""
+    """Return the pass over n nodes of a tree of which m - n were read before, after a text.
+
+    It is a function of the columns in the cache (the text, which every node sees, and the m - n
+    nodes): what is added to the attention scores (1, 1, n, columns + n), 0 where a node sees a
+    column, else the least number of the dtype; and the positions (1, n).
+
+    Args:
+        seen: (n, m) which of the m nodes each sees; the last n columns are those of the pass.
+        offsets: (n,) how many tokens are between the text and each node.
+        dtype: of the scores.
+    """
+    n, m = seen.shape
     bias = torch.zeros(seen.shape, dtype=dtype, device=seen.device)
-    return TreePass(bias.masked_fill_(~seen, torch.finfo(dtype).min), offsets)
+    bias.masked_fill_(~seen, torch.finfo(dtype).min)
+
+    def after(columns: int) -> tuple[Tensor, Tensor]:
+        text = columns - (m - n)
+        return pad(bias, (text, 0))[None, None], (offsets + text)[None]
+
+    return after
 
 
 class Texts:
@@ -162,7 +156,7 @@ class Texts:
         """
         end, mask, positions = self.length + ids.shape[1], None, None
         if tree is not None:
-            mask, positions = tree.after(self.length)
+            mask, positions = tree(self.length)
         elif self._mask is not None and self._padding is not None:
             mask = self._mask[:, :end]
             at = torch.arange(self.length, end, device=ids.device)
