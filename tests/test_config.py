@@ -99,7 +99,7 @@ def test_every_option_composes(group: str, option: str) -> None:
         ("prompts.max_tokens=63", "min_tokens=64 exceeds .*=63"),
         ("device.threads=1000000", r"^device.threads=1000000 exceeds the \d+ processors"),
         ("targets.mini_large.label=mini-small", "label=mini-small is given to two targets"),
-        ("certificates.divergence=tv", "divergence=tv is not for stage=report"),
+        ("certificates.divergence=tv", "divergence=tv is not allowed with stage=report"),
         ("certificates.divergence=js", r"^certificates\.divergence='js.*give kl, tv, hell"),
     ],
 )
@@ -146,7 +146,7 @@ def test_names_can_stand_in_files_and_on_one_line() -> None:
         check_fields(config)
     other = mini()
     other.study = "another"
-    with pytest.raises(PipelineError, match=r"name the file another\.yaml, or .*study_name=NAME"):
+    with pytest.raises(PipelineError, match=r"rename the file to another\.yaml, or .*study_name=NAME"):
         report_name(other)
     with pytest.raises(PipelineError, match=r"'acceptance.presets.a\\nb' is not allowed"):
         build_rules({"rule": "greedy"}, "acceptance.presets.a\nb")

@@ -198,7 +198,7 @@ def test_a_disk_that_damages_all_it_is_given_is_named(
         return artifact
 
     monkeypatch.setattr(Store, "publish", damaging)
-    with pytest.raises(PipelineError, match=r"made anew 3 times: check the disk"):
+    with pytest.raises(PipelineError, match=r"after 3 rebuilds: check the disk"):
         runner.ensure([fakes.node("top", (fakes.node("a"),))], store)
 
 

@@ -85,7 +85,7 @@ def test_no_child_outlives_its_parent(number: signal.Signals, tmp_path: Path) ->
 
 def test_a_process_that_the_system_ends_is_one_line() -> None:
     with (
-        pytest.raises(PipelineError, match=r"^toy: the system ended one of the processes that"),
+        pytest.raises(PipelineError, match=r"^toy: the system killed a helper process"),
         processes(1, "toy") as pool,
     ):
         pool.submit(os.kill, pool.submit(os.getpid).result(), signal.SIGKILL).result()

@@ -79,7 +79,7 @@ def test_both_definitions_of_acceptance_at_a_place() -> None:
          r"holds models of B and Qwen/Qwen3-1\.7B: leave the lines of one"),
         ("vllm.txt", [('{engine="1",model_name="Qwen/Qwen3-1.7B"} 400.0',
                        '{engine="0",model_name="Qwen/Qwen3-1.7B"} 400.0')],
-         r"line 7: .*drafts_total was there already: give one page"),
+         r"line 7: .*drafts_total occurs twice: give one page"),
         ("vllm.txt", [("spec_decode_num_drafts_total{", "spec_decode_drafts{")],
          r"lacks vllm:spec_decode_num_drafts_total"),
         ("vllm.txt", [('position="1"', 'position="3"')], r"positions 0, 2, 3: one is missing"),

@@ -191,7 +191,7 @@ def changed(head: Path, change: Callable[[dict[str, Any]], object]) -> None:
         (["drafter.head=null"], r"drafter.path=\S+head can't be loaded: ValueError"),
         (["drafter.path=${targets.local.path}"], "is no head: .*model_type is qwen3"),
         (["prompts.min_tokens=3"], "prompts.min_tokens=3 is too small for drafter.head.depths=3: "
-         "a draft of that depth follows at least 4 tokens"),
+         "a draft of that depth needs a prompt of at least 4 tokens"),
         (["drafter.path=conf"], "a model directory with config.json is expected"),
     ],
 )  # fmt: skip

@@ -36,7 +36,7 @@ def test_the_study_of_a_log(tmp_path: Path) -> None:
     command.append(f"distributions.log.vocab_size={V}")
     printed = ""
     for more, message in {
-        "criteria=mars": "error: mars theta=0.9 can't be judged with distributions.source=logs",
+        "criteria=mars": "error: mars theta=0.9 can't be certified with distributions.source=logs",
         "certificates.temperature=0.5": "error: certificates.temperature=0.5 is not allowed with",
         "criteria=tree criteria.m=12": "answers.jsonl has 9 log-probabilities a step, and tree",
         "targets.log.path=nothing.jsonl": "error: targets.log.path=nothing.jsonl does not exist",

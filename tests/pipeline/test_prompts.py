@@ -254,7 +254,7 @@ def test_plain_text_keeps_what_begins_it_and_not_what_ends_it(
     ("{{ raise_exception('roles\nmust alternate') }}", "TemplateError: roles"),
     ("{{ messages[9].content }}", "UndefinedError: "),
     ("{{ messages + 1 }}", "TypeError: "),
-    ("<|user|>Hello<|answer|>", "ValueError: it gives the same text whatever the user says"),
+    ("<|user|>Hello<|answer|>", "ValueError: it ignores the user's message"),
 ])  # fmt: skip
 def test_a_template_that_fails_is_named(tmp_path: Path, template: str, message: str) -> None:
     model = tiny.write_model(tmp_path / "model")

@@ -141,5 +141,5 @@ def test_wrong_files_and_words_are_one_line(words: Any, message: str, tmp_path: 
 
 
 def test_a_study_that_was_not_computed_names_the_command(tmp_path: Path) -> None:
-    with pytest.raises(SystemExit, match=r"was not made yet: run `python -m pipeline study=mini"):
+    with pytest.raises(SystemExit, match=r"does not exist yet: run `python -m pipeline study=mini"):
         reconcile.main([str(FILES / "vllm.txt"), "study=mini", f"outputs={tmp_path}"])

@@ -89,7 +89,7 @@ def test_answers_are_cut_and_tokens_checked(model: Path, dump: Any, tmp_path: Pa
         tiny.built(node(model, path), tmp_path)
     rows = [{"request": {**ASKED, "temperature": 0.7}, "response": chat("a", IDS)}]
     path = lines(tmp_path / "sampled.jsonl", *rows)
-    with pytest.raises(PipelineError, match=r"temperature=0 is not how .* temperature 0.7. Give"):
+    with pytest.raises(PipelineError, match=r"temperature=0 differs from how .* temperature 0.7. Give"):
         tiny.built(node(model, path), tmp_path)
     assert tiny.built(node(model, path, temperature=0.7), tmp_path).record["facts"]["drift"] == {}
 
@@ -222,7 +222,7 @@ def test_ten_thousand_answers_take_little_more_memory_than_a_few(tmp_path: Path)
     ("overrides", "message"),
     [
         (["distributions.source=answers"], "distributions.answers=[] and distributions.source=ans"),
-        (["distributions.answers=[x.jsonl]"], "distributions.source=model do not go together"),
+        (["distributions.answers=[x.jsonl]"], "distributions.source=model contradict each other"),
         (["distributions.source=answers", "distributions.answers=[x.jsonl]"],
          "distributions.answers=x.jsonl does not exist, and is no hub id"),
     ],

@@ -164,7 +164,7 @@ def test_a_stopped_run_ends_with_the_same_weights(
         torch.testing.assert_close(parts.state_dict()[name], weight, rtol=0, atol=0)
         assert weight.isfinite().all()
         assert not torch.equal(begun.state_dict()[name], weight), name
-    with pytest.raises(PipelineError, match="is of a run with other conversations, epochs"):
+    with pytest.raises(PipelineError, match="belongs to a run with other conversations, epochs"):
         trained(target, examples[:5], tmp_path / "parts", epochs=3)
 
 

@@ -68,7 +68,7 @@ STOPS = {"drafting": "max_q", "threshold": 0.5}
         (GOOD | TAU | {"acceptance": [0.9, 0.9]}, "rates=.* are not allowed"),
         (GOOD | TAU | {"acceptance": []}, "acceptance=.* is not allowed"),
         (GOOD | TAU | {"acceptance": [[0.6], [0.9]], "nodes": 6}, "k=6 is not allowed"),
-        (GOOD | TAU | {"acceptance": [[0.6, 0.3], [0.6, 0.3000001]]}, "printed alike, greedy"),
+        (GOOD | TAU | {"acceptance": [[0.6, 0.3], [0.6, 0.3000001]]}, "one printed name, greedy"),
         (GOOD | {"width": 2}, "width"),  # without a tree it is a parameter of the rule
         (RACED | {"sampling": "speculative", "tree": "dynamic", "width": 2, "nodes": 4},
          "sampling=speculative is not lossless where nodes are chosen"),

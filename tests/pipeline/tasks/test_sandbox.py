@@ -184,7 +184,7 @@ def test_a_process_that_is_killed_or_never_begins_is_asked_again(
         monkeypatch.setattr(sandbox, "_run", lambda *_, runs=runs: runs.pop(0))
         assert sandbox.passes(DOUBLE, TESTS)
     monkeypatch.setattr(sandbox, "_run", lambda *_: (b"", None))
-    with pytest.raises(PipelineError, match="not begun within 10 seconds"):
+    with pytest.raises(PipelineError, match="did not start within 10 seconds"):
         sandbox.passes(DOUBLE, TESTS)
     for printed in (b"\n[4]", b"\n{", b'\n[{"tuple": 3}, 0]', b"\n" + b"[" * 30000, b"\n5"):
         monkeypatch.setattr(sandbox, "_run", lambda *_, printed=printed: (printed, 0))
