@@ -146,7 +146,7 @@ def test_names_can_stand_in_files_and_on_one_line() -> None:
         check_fields(config)
     other = mini()
     other.study = "another"
-    with pytest.raises(PipelineError, match=r"rename the file to another\.yaml, or .*study_name=NAME"):
+    with pytest.raises(PipelineError, match=r"the file to another\.yaml, or .*study_name=NAME"):
         report_name(other)
     with pytest.raises(PipelineError, match=r"'acceptance.presets.a\\nb' is not allowed"):
         build_rules({"rule": "greedy"}, "acceptance.presets.a\nb")

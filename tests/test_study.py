@@ -129,7 +129,7 @@ def test_solve_agrees_with_a_sweep_of_certificates(
     printed = capsys.readouterr().out
     assert "80 % of steps" in printed
     assert "drafts of 3" in printed
-    with pytest.raises(SystemExit, match=r"does not exist yet: run `python -m pipeline .*stage=dist"):
+    with pytest.raises(SystemExit, match=r"not exist yet: run `python -m pipeline .*stage=dist"):
         solve.main([*given, f"outputs={tmp_path}"])
     with pytest.raises(SystemExit, match=r"error: solve\.dials: .* is no dial"):
         solve.main([*given, "solve.dials=[3]"])

@@ -170,7 +170,7 @@ def changed(given: Numbers, **changes: Any) -> Numbers:
         ({}, {"hidden_size": 48}, r"reads hidden states of 48 numbers, tiny has 32"),
         ({}, {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [2, 4, 8]}},
          r"after 8 layers, tiny has 7"),
-        ({}, {"num_hidden_layers": 2}, r"is no head: ValueError: it has 2 layers: only heads of one"),
+        ({}, {"num_hidden_layers": 2}, r"is no head: ValueError: it has 2 layers: only heads"),
         ({"midlayer__self_attn__q_proj__bias": torch.ones(32)}, {}, r"q_proj\.bias"),
         ({}, {"model_type": "qwen3"}, r"its layer is that of a qwen3: only a Llama's is read"),
         ({"norm__weight": torch.full((D,), torch.nan)}, {}, r"e3 gives NaN or infinite"),

@@ -89,7 +89,7 @@ def test_answers_are_cut_and_tokens_checked(model: Path, dump: Any, tmp_path: Pa
         tiny.built(node(model, path), tmp_path)
     rows = [{"request": {**ASKED, "temperature": 0.7}, "response": chat("a", IDS)}]
     path = lines(tmp_path / "sampled.jsonl", *rows)
-    with pytest.raises(PipelineError, match=r"temperature=0 differs from how .* temperature 0.7. Give"):
+    with pytest.raises(PipelineError, match=r"temperature=0 differs from .* temperature 0.7. Give"):
         tiny.built(node(model, path), tmp_path)
     assert tiny.built(node(model, path, temperature=0.7), tmp_path).record["facts"]["drift"] == {}
 
