@@ -1,4 +1,4 @@
-"""How fast certificates are: `make bench`, or `python -m benchmarks.certificates`.
+"""Measures the speed of certificates: `make bench`, or `python -m benchmarks.certificates`.
 
 One run on one thread, each time the best of several: one read of a (64,000 x 256) float64 array
 by np.sum; one rule; the paper's grid of rules from float32 logits, all four outputs included; one

@@ -1,4 +1,4 @@
-"""Decoding held against transformers, and against passes of the model.
+"""Compares decoding with transformers, and with bare passes of the model.
 
 ``python -m benchmarks.decoding speed [OVERRIDES]`` times greedy decoding with a drafter beside
 transformers' own generation: same target, prompts and draft lengths, every prompt by all ways in

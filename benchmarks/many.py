@@ -1,4 +1,4 @@
-"""Do two workers decode faster than one? ``python -m benchmarks.many``.
+"""Compares the speed of two workers and of one: ``python -m benchmarks.many``.
 
 Decodes the embedded prompts with the large embedded model by the stage distributions' own workers,
 each with one thread, and prints steps a second: of decoding alone, when all workers have loaded

@@ -1,4 +1,4 @@
-"""Does anything get lost? ``python -m benchmarks.robustness --kills 200 --damages 600``.
+"""Kills and damages runs: ``python -m benchmarks.robustness --kills 200 --damages 600``.
 
 A study of tiny random models, all stages and the report, is
 

@@ -1,4 +1,4 @@
-"""How every command of the project behaves in a terminal: readable output, quiet ends.
+"""Terminal behaviour of every command of the project: readable output, quiet exits.
 
 Imports nothing of weight, so that an interruption while the rest is imported is caught as well.
 """

@@ -1,4 +1,4 @@
-"""Which t, alpha, theta or m reaches what is wanted, and what can be promised at a draft length.
+"""Solves for the t, alpha, theta or m that reaches a goal; prints what a draft length guarantees.
 
 ``python -m pipeline.solve study=mini solve.eps=0.05 solve.share=0.95 solve.tokens=4`` reads what
 the stage distributions stored, and computes no artifact. Where the stage drafts is there as well,

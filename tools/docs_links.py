@@ -1,4 +1,4 @@
-"""A hook of mkdocs: what a page links outside of docs/ is named in the site, and not linked.
+"""A hook of mkdocs that turns links to files outside docs/ into plain names.
 
 On a code host these links lead to files of the repository, which the site does not hold. A line
 with nothing but the link ``[HEADING](../README.md)`` becomes that section of README.md.

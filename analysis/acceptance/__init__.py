@@ -1,1 +1,1 @@
-"""Measured acceptance of a drafter, compared with what its certificates promise."""
+"""Measured acceptance of a drafter, compared with what its certificates guarantee."""

@@ -1,4 +1,4 @@
-"""A target and a drafter of which only the top of each distribution is known, rounded.
+"""Acceptance and certificates from two engines' logs: rounded values of the top tokens only.
 
 Of both, an engine logged some log-probabilities at the same steps. A token that both list has
 probabilities p and q between two ends; one that only the target lists has a q that is at most the

@@ -1,4 +1,4 @@
-"""Which setting of a rule reaches what is wanted: the strictest, and its interval over prompts.
+"""Solves for the strictest setting of a rule that reaches a goal, with its interval over prompts.
 
 A more relaxed rule certifies, and accepts, a superset of the steps. So the share of steps and the
 tokens a call grow with the parameter, in the sample as in every resample of its prompts, and each

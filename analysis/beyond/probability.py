@@ -1,4 +1,4 @@
-"""Certified probabilities: with what probability a draft is accepted, at least, if KL(p||q) <= eps.
+"""Certified probabilities: the least probability of accepting a draft while KL(p||q) <= eps.
 
 Three ways to draft and verify, each at every step's eps and at a mean KL over steps:
 

@@ -1,4 +1,4 @@
-"""Where the first rejected token lies outside the stored K: a rigorous interval instead.
+"""Certificates whose first rejected token is not among the stored K: rigorous intervals.
 
 Its probability b is in [b_min, b_max] (`tails`). R = M(b) decreases in b, so it lies in
 [M(b_max), M(b_min)]; M here counts the stored active tokens only, which can only lower it. Where an

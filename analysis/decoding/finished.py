@@ -1,4 +1,4 @@
-"""Answers of a method beside those of the target alone: where they differ, what finished ones cost.
+"""Compares a method's answers with the target's own: differences, cost of finished answers.
 
 Tokens a second do not decide about a relaxed rule: it may lengthen answers, or keep them from
 ending before their limit. With n tokens, c target calls after the prompt's, s seconds and e answers

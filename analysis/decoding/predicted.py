@@ -1,4 +1,4 @@
-"""How fast decoding should be: tokens a call, best draft length, break-even, speed.
+"""Predicted speed of decoding: tokens a call, best draft length, break-even, speedup.
 
 Symbols: a is the acceptance rate of a drafted token, gamma the draft length. With every test
 succeeding independently with the same a, drafting pays where tokens_per_call(a, gamma) >

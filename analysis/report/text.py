@@ -1,4 +1,4 @@
-"""How values, rules and their parameters are printed, and a warning where prompts are few."""
+"""Printed forms of values, rules and their parameters, and the warning about few prompts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How plain configuration becomes a rule, or a dial of rules, and a rule plain configuration."""
+"""Builds rules and dials of rules from plain configuration, and turns rules back into it."""
 
 from __future__ import annotations
 

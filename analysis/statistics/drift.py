@@ -1,4 +1,4 @@
-"""How far greedy answers are from the argmax of a model that reads them again.
+"""Drift: how far greedy answers deviate from the argmax of the model that scores them.
 
 A greedy answer of a model whose logits are off by at most e takes a token whose logit here is at
 most 2 e below the largest: z_1 - z_x = (z_1 - z'_1) + (z'_1 - z'_x) + (z'_x - z_x) <= e + 0 + e. So

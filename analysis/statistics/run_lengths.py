@@ -1,4 +1,4 @@
-"""Certifiable run lengths: how many tokens a drafter with KL(p||q) below eps is sure to advance.
+"""Certifiable run lengths: tokens that a drafter with KL(p||q) below eps is guaranteed to advance.
 
 A step is certified at eps when its certificate exceeds eps, strictly. With N steps, F of them
 not certified, and E trajectories whose last step is certified, the estimators are

@@ -1,4 +1,4 @@
-"""How tokens are chosen from logits: the largest, by inversion, or by an exponential race.
+"""Chooses tokens from logits: the largest, by inversion, or by an exponential race.
 
 Noise is keyed by (seed, prompt, position), so that what is chosen at a position depends neither
 on the draft length nor on where calls begin and end. On a tree all nodes of a depth share it: only

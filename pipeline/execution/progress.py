@@ -1,4 +1,4 @@
-"""How far a stage is: a bar on a terminal, a line a minute in a log."""
+"""Progress of a stage: a bar on a terminal, a line a minute in a log."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the time of a long stage goes."""
+"""Times the parts of a long stage."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who computes the shards of a long stage: this process, or workers that Ray starts.
+"""Workers that compute the shards of a long stage: this process, or processes of Ray.
 
 A worker loads the models of its stage once and computes one shard after the other. It knows nothing
 of the plan: which shards there are, which are finished and what is published is decided here, by

@@ -1,4 +1,4 @@
-"""Which paths of models mean a GGUF file, what identifies it, and the directory made from it.
+"""Finds the GGUF file that a model path names, its identity, and the directory made from it.
 
 The directory is what the hub would give (config.json, model.safetensors, the tokenizer's files) and
 a record, origin.json: where the model is from, under which licence, and the checksum of every file.

@@ -1,4 +1,4 @@
-"""The key-value caches of models: which kinds there are, and what each of them can do."""
+"""The key-value caches of models: their kinds, and what each supports."""
 
 from __future__ import annotations
 

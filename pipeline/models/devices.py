@@ -1,4 +1,4 @@
-"""Where models run, how float32 is meant there, and how numbers come from there."""
+"""Devices: where models run, their float32 settings, and transfers from them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A causal language model as the stages run it: logits, its key-value cache, what it can't do."""
+"""A causal language model as the stages run it: logits, key-value cache, limits."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""From a configuration to the artifacts that are to be: the graph of stages."""
+"""Plans which artifacts a configuration needs: the graph of stages."""

@@ -1,4 +1,4 @@
-"""Errors of a user's making, or of the machine's, in one line each."""
+"""Explains the errors of users and of the machine in one line each."""
 
 from __future__ import annotations
 

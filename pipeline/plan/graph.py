@@ -1,4 +1,4 @@
-"""The graph: which stages there are, in order. All else of a stage, its STAGE says.
+"""The graph of stages, in order. The STAGE of each describes the rest.
 
 `prepare` turns a configuration into nodes; a node is one artifact to be.
 """

@@ -1,4 +1,4 @@
-"""A decoding method: what drafts, what accepts, how long, how hot; its mapping and its names."""
+"""A decoding method: drafter, acceptance, draft length, temperature; its mapping and names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Methods from the entries of `decoding.methods`: their keys, their ranges, what goes together."""
+"""Methods from the entries of `decoding.methods`: keys, ranges and valid combinations."""
 
 from __future__ import annotations
 

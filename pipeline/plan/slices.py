@@ -1,4 +1,4 @@
-"""From the configuration to rules, and to what of it determines an artifact."""
+"""Builds rules from the configuration, and selects what of it determines an artifact."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stages: one object each says all that the rest of the pipeline must know of it.
+"""Stages: one object each, with everything that the rest of the pipeline needs to know.
 
 A stage is a module of `pipeline.stages`, named as the stage, that exports ``STAGE``. It is imported
 by every command, so what only a computation needs is imported by the module that computes.

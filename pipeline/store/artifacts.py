@@ -1,4 +1,4 @@
-"""The artifact store: directories that are found by what they mean and published whole.
+"""The artifact store: directories that are found by fingerprint and published whole.
 
 An artifact is ``<store>/<stage>/<label>-<hash12>/`` with Parquet files and ``record.json``, which
 holds a checksum of every file and of itself. It is made in ``.<hash12>.partial/artifact``, synced,

@@ -1,4 +1,4 @@
-"""Files that survive a crash or say that they did not.
+"""Files that survive a crash, or report their damage.
 
 A file is written beside its place, synced and renamed, so that it is there whole or not at all.
 Sealed JSON carries its own checksum: any changed byte, blanks included, is noticed.

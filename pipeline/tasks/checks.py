@@ -1,4 +1,4 @@
-"""Whether an answer is right. Every kind of item is scored by one short function."""
+"""Scores answers: one short function for each kind of item."""
 
 from __future__ import annotations
 

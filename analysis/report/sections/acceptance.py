@@ -1,4 +1,4 @@
-"""The section on a drafter: what is accepted of it, what was certified, what it gains and costs.
+"""The section on a drafter: accepted and certified steps, gain and cost of rules.
 
 It reads the frames `acceptance` (target, rule, statistic, value, optimistic, ...), `breakdown` (the
 same by divergence and by depth), `levels` (what a KL certifies), `frontier` and `listing` (group,

@@ -1,4 +1,4 @@
-"""Answers to tasks in the report: what every method has right, and what relaxing a rule costs.
+"""Answers to tasks in the report: how many each method gets right, and what relaxing costs.
 
 Tokens a call, accuracy and speedup by task are laid out as Tables 2 and 1 of the MARS paper
 (arXiv 2601.15498), recovery as its Figure 3. `tables` holds `analysis.decoding.answers.accuracy` of

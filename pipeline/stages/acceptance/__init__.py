@@ -1,4 +1,4 @@
-"""Stage acceptance: what every rule accepts of a drafter, and what the certificates promised.
+"""Stage acceptance: what every rule accepts of a drafter, and what certificates guarantee.
 
 Run it with ``python -m pipeline stage=acceptance drafter=...``.
 """

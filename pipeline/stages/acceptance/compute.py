@@ -1,4 +1,4 @@
-"""Judges every rule on every step, and compares with what the certificates promised.
+"""Judges every rule on every step, and compares with what the certificates guarantee.
 
 Certificates are computed from the drafts artifact's own columns: they must belong to the same p as
 its ranks and KL. Where target and drafter were logged by engines, all is known between two ends.

@@ -1,4 +1,4 @@
-"""Times passes of both models over batches: from which batch size on drafting no longer pays."""
+"""Times passes of both models over batches: at which batch size drafting stops paying off."""
 
 from __future__ import annotations
 

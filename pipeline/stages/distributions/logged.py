@@ -1,4 +1,4 @@
-"""Reads the log of an inference engine: its steps become distributions known up to a rounding."""
+"""Reads the log of an inference engine as distributions that are known up to rounding."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How far the drafter's q lies from the target's p, from the logits of both at the same steps.
+"""Divergences between the target's p and the drafter's q, from the logits of both.
 
 All of it is over the full vocabulary and is computed where the models run, a few rows at a time:
 on a processor by compiled loops, on a GPU by torch. Ties are broken against the drafter: of

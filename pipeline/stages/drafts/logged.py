@@ -1,4 +1,4 @@
-"""Holds a drafter's log against a target's: both engines' log-probabilities at the same steps."""
+"""Compares a drafter's log with a target's: log-probabilities of both at the same steps."""
 
 from __future__ import annotations
 

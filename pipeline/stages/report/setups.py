@@ -1,4 +1,4 @@
-"""How the numbers were made, in words: from the records of artifacts."""
+"""Describes how the numbers were made, from the records of artifacts."""
 
 from __future__ import annotations
 
