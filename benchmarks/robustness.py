@@ -8,7 +8,7 @@ A study of tiny random models, all stages and the report, is
 - damaged: bytes of tables, records and figures are flipped, cut, added, removed. Damaged shards and
   plans are in `tests/pipeline/test_interrupted.py`.
 
-After each, everything is held against an undisturbed run: nothing published is computed again, no
+After each, everything is compared with an undisturbed run: nothing published is computed again, no
 content differs, ``pipeline.verify`` finds all damage, the next run mends it by itself, and nothing
 is left over. The tests run a few of each.
 """

@@ -91,7 +91,7 @@ def judge_logged(
 
     Args:
         target: p, N steps with a `log_prob_error`.
-        pair: what `compare_logged` says of them.
+        pair: their comparison by `compare_logged`.
         draft_k: how many tokens q lists.
         rules: what is applied.
 
@@ -114,7 +114,7 @@ def judge_logged(
 
 
 def logged_violations(judged: Judged) -> NDArray[np.intp]:
-    """Return the steps that are surely certified and surely rejected: none, or a log is wrong."""
+    """Return the steps that are certainly certified and rejected: none, or a log is wrong."""
     sure = judged["certified_tv"][0] | judged["certified_kl"][0]
     return np.flatnonzero(sure & ~judged["acceptance"][1])
 

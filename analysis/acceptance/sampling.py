@@ -83,7 +83,7 @@ def sampling_statistics(
         target: N steps of the target, at the temperature of the text.
         kl: (N,) KL(p||q) there, nats.
         measured: (N,) acceptance by law.
-        rules: those that judge tokens are held against sampled drafts.
+        rules: those that judge tokens are applied to sampled drafts.
         bootstrap: over prompts.
 
     Returns:

@@ -103,7 +103,7 @@ def solve(
     """Find the strictest setting of a rule that certifies what is wanted.
 
     A step is certified when its certificate exceeds eps, by its lower end where it is an interval:
-    a drafter that is nowhere further than eps from the target is accepted there.
+    a drafter whose KL is at most eps at every step is accepted there.
 
     Args:
         dist: N steps of the target.

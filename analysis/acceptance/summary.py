@@ -201,7 +201,7 @@ def kl_needed(lower: Floats, upper: Floats, share: float, bootstrap: PromptBoots
 
     For a share f of N steps it is the n-th largest certificate R, n = ceil(f N): at least n steps
     have an R of at least this value, so that a drafter whose KL stays below it at every step is
-    certified there, and no larger value has as many. At the value itself nothing is promised.
+    certified there, and no larger value has as many. The value itself guarantees nothing.
 
     Args:
         lower: (N,) lower ends of the certificates.

@@ -61,7 +61,7 @@ def advise(
         drafter: printed name; empty without one.
         speeds: rows of `analysis.decoding.speed.speed` with `lossless`; None if nothing was timed.
         lengths: rows of `analysis.decoding.predicted.draft_lengths`.
-        answers: what scored answers say of relaxed rules, a row a run: rule (label), temperature,
+        answers: scored answers under relaxed rules, a row a run: rule (label), temperature,
             draft_length, items, right, alone (right without it), margin, up_to (a loss of `margin`
             is excluded) and down_to (accuracy fell); None where no answers were scored.
         busy: signs that the machine did other work meanwhile (`signs_of_load`).

@@ -136,7 +136,7 @@ class Box:
         tail_low, tail_high = self.dist.tail_range
         beyond = np.minimum(np.minimum(np.maximum(theta, 0.0), tail_high), self.high[:, -1])
         value, active = _mode_cost(divergence, self.low, n, np.where(inside, b, beyond))
-        # more tokens than are stored are surely accepted: all of the tail, if each exceeds theta
+        # more tokens than are stored are certain to pass: all of the tail, if each exceeds theta
         each = tail_low - (size - k - 1) * self.high[:, -1]
         everything = ~inside & (most_rank >= size) & ((theta < 0) | (each > theta))
         everything |= n >= size

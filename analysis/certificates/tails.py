@@ -48,7 +48,7 @@ Test = Callable[[Floats], NDArray[np.bool_]]
 
 
 class Tails:
-    """What is known of the tails of M steps, and the thresholds they are held against.
+    """What is known of the tails of M steps, and the thresholds they are compared with.
 
     The mass T > 0 is in [lower, upper], by TAIL_ERROR; the entropy h is in [least, most], with a
     margin for taking T at one end: greatest entropies are taken at `upper`, least ones at `lower`,

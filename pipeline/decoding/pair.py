@@ -187,7 +187,7 @@ def laws_of(method: Method, noise: Noise) -> tuple[Choice, Verifier]:
 
 
 def run_facts(method: Method) -> dict[str, Any]:
-    """Return what a record says of a run: its method and name, and the shape of its tree."""
+    """Return a record's facts on a run: its method and name, and the shape of its tree."""
     facts = {"method": method.name, "lossless": method.lossless} | method_mapping(method)
     tree, shape = method.tree, method.topology
     if tree is None or shape is None:

@@ -144,7 +144,7 @@ def _damaged(artifacts: Iterable[Artifact | None]) -> list[DamagedError]:
 
 
 def _set_aside(damaged: list[DamagedError], damages: Counter[Path], store: Store) -> None:
-    """Set what is damaged aside; give up when it was made anew several times already."""
+    """Quarantine what is damaged; give up after several rebuilds."""
     for damage in damaged:
         if damages[damage.directory] == ATTEMPTS:
             raise PipelineError(
@@ -273,7 +273,7 @@ def shown(path: Path) -> str:
 
 
 def environment(wall_seconds: float) -> dict[str, Any]:
-    """Return what the record says of the run and the machine."""
+    """Return the record's facts on the run and the machine."""
     return {
         "wall_seconds": round(wall_seconds, 3),
         "argv": sys.argv,

@@ -72,7 +72,7 @@ def peak_memory(device: torch.device) -> int:
 
 
 def describe_device(device: torch.device) -> dict[str, Any]:
-    """Return what the record says of the device."""
+    """Return the record's facts on the device."""
     return {
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         "torch_threads": torch.get_num_threads(),

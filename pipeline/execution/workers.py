@@ -51,7 +51,7 @@ class Worker(Protocol):
         """Compute a shard; see `pipeline.execution.shards.Compute`."""
 
     def facts(self, measured: Sequence[ShardMeasured]) -> dict[str, Any]:
-        """Return what the record says of the models and of what all shards took."""
+        """Return the record's facts on the models and the time of all shards."""
 
 
 # Loads what a stage needs, from a node and the artifacts it is made from.
@@ -73,7 +73,7 @@ class Here:
         )
 
     def facts(self, plan: Plan) -> dict[str, Any]:
-        """Return what the record says of the run."""
+        """Return the record's facts on the run."""
         return self._worker.facts([shard.measured for shard in plan.shards]) | {"engine": "inline"}
 
 
@@ -105,7 +105,7 @@ class Host:
             return self._worker.cut(lengths)
 
     def facts(self, measured: Sequence[ShardMeasured]) -> dict[str, Any]:
-        """Return what the record says of the models and of what all shards took."""
+        """Return the record's facts on the models and the time of all shards."""
         with self._computing:
             return self._worker.facts(measured)
 
@@ -184,7 +184,7 @@ class RayWorkers:
         return list(sizes)
 
     def facts(self, plan: Plan) -> dict[str, Any]:
-        """Return what the record says of the run."""
+        """Return the record's facts on the run."""
         measured = [shard.measured for shard in plan.shards]
         found = self._get(self._started(1)[0].facts.remote(measured), "without a batch")
         return found | {"engine": "ray", "workers": self._count}
@@ -261,7 +261,7 @@ def target_settings(node: Node) -> Mapping[str, Any]:
 
 
 def execution_of(node: Node) -> Mapping[str, Any]:
-    """Return what the configuration says of the workers of a node that has models."""
+    """Return the configuration of the workers of a node that has models."""
     found: Mapping[str, Any] = target_settings(node).get("execution", {"engine": "inline"})
     return found
 

@@ -160,7 +160,7 @@ def _of_answers(path: Path) -> EngineCounts:
 
 
 def counted_by(part: Part) -> dict[str, Any] | None:
-    """Return what a part of an answer says of drafts: engine, calls, drafted, accepted, histogram.
+    """Return the draft counts of a part of an answer: engine, calls, drafted, accepted, histogram.
 
     Empty where it says nothing; None for another choice of the same answer.
 

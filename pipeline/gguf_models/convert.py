@@ -4,7 +4,7 @@ Quantised weights become the float32 numbers that they stand for, which is exact
 the file interleaved the two halves of every head's rows of the query and key projections, for
 another form of rotary embeddings; here that is undone. Of the splitting before the merges a GGUF
 file holds only a name, and it decides: SmolLM2 takes every digit alone, and without that '12' is
-one token. What the file counts is held against what it has before anything is allocated.
+one token. The file's counts are checked against its size before anything is allocated.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 An artifact is ``<store>/<stage>/<label>-<hash12>/`` with Parquet files and ``record.json``, which
 holds a checksum of every file and of itself. It is made in ``.<hash12>.partial/artifact``, synced,
 and renamed to its place. A stage that can be resumed keeps its finished shards in the partial
-directory. What is damaged is set aside in ``quarantine/`` and made anew.
+directory. A damaged artifact moves to ``quarantine/`` and is rebuilt.
 """
 
 from __future__ import annotations

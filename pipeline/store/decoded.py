@@ -124,7 +124,7 @@ def verdict(
 def losses_on_answers(
     answered: Answered, table: pd.DataFrame, margin: float, confidence: float
 ) -> pd.DataFrame:
-    """Return what answers say of every relaxed rule.
+    """Return the scored answers of every relaxed rule.
 
     Args:
         answered: the answers of a target.

@@ -109,7 +109,7 @@ def _own_forms(rule: Rule, p0: Floats, b: Floats, theta: Floats) -> list[Form]:
                 ("theorem 4.13 series", "asymptotic", series),
             ]
     name = "corollary 4.15" if isinstance(rule, Typical) else "corollary 4.14"
-    # above p0 the argmax is kept, and nothing is promised; a limit on ranks may reject a
+    # above p0 the argmax is kept, and nothing is guaranteed; a limit on ranks may reject a
     # token above the threshold, whose level is b then
     theta = np.minimum(np.maximum(theta, b), p0)
     return [

@@ -1,7 +1,7 @@
 """Ours beside the published: a target, and the target where its p0 is nearest to the paper's.
 
 The paper's models and prompts are not at hand for every study, but certificates depend on the
-distributions alone. So a target is held against the paper at the temperature at which its p0 has
+distributions alone. So a target is compared with the paper at the temperature at which its p0 has
 the statistics of Table 1. Where p0 then matches and certificates do not, no model is to blame.
 """
 
@@ -125,7 +125,7 @@ def _measured(results: Results, target: str) -> pd.DataFrame:
 
 
 def published_section(compared: pd.DataFrame, matches: Sequence[Results]) -> Section:
-    """Return the section that holds targets against the paper; `compared` is of `compare`."""
+    """Return the section that compares targets with the paper; `compared` is of `compare`."""
     tables = [verdict_table(compared, matches), numbers_table(compared, matches)]
     return Section("Beside the published", tables, [OPENING])
 

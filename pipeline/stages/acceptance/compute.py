@@ -38,7 +38,7 @@ from pipeline.store.artifacts import Artifact, Pending
 from pipeline.store.distributions import DRAFTED, read_steps, stored_pair
 from pipeline.store.node import Node
 
-MARS = Mars(0.9)  # whose law is held against the best
+MARS = Mars(0.9)  # whose law is compared with the best
 LAW_STEPS = 256  # of the text, at which laws are
 SAMPLED = (  # what is known at the temperature of the answers
     *("tv", "draft_prob", "kl", "erss_acceptance", "harmonic_mean"),
@@ -242,12 +242,12 @@ def rule_listing(settings: Any) -> pd.DataFrame:
 
 
 def soundness(settings: Any, steps: Steps, verdicts: Sequence[Verdict]) -> dict[str, Any]:
-    """Return, and print, what the record says of soundness; `check_sound` has passed.
+    """Return, and print, the record's facts on soundness; `check_sound` has passed.
 
     Rules that decide alike at every step count once, as additive with t = 0 and strict greedy do.
     tightest_rejected is the least KL - R of a rejected step, tightest_certified the least R - KL
     of a certified one, over all rules, in nats, R the lower end: how near the steps come to
-    contradicting the theory, and to losing its promise.
+    contradicting the theory, and to losing its guarantee.
     """
     different: dict[tuple[bytes, bytes], Verdict] = {}
     for one in verdicts:

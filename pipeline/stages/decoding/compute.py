@@ -151,7 +151,7 @@ class DecodingWorker:
         return {"later turns": rows if done else []}
 
     def facts(self, _: Sequence[ShardMeasured]) -> dict[str, Any]:
-        """Return what the record says of the runs and the models, and the seconds of passes."""
+        """Return the record's facts on the runs and the models, and the seconds of passes."""
         pair = self._pair
         models = (("target", pair.target), ("drafter", pair.drafter))
         return {

@@ -98,7 +98,7 @@ class DistributionsWorker:
         return partial(write_shard, self.model.label, shard.prompts, out, watch, path)
 
     def facts(self, measured: Sequence[ShardMeasured]) -> dict[str, Any]:
-        """Return what the record says of the model, the run and its throughput."""
+        """Return the record's facts on the model, the run and its throughput."""
         model, config, settings = self.model, self._node.config, self._node.settings
         return {
             "model": model.label,

@@ -119,7 +119,7 @@ class DraftsWorker:
         return compare_shard(self._pair, prompts, answers, path, progress)
 
     def facts(self, measured: Sequence[ShardMeasured]) -> dict[str, Any]:
-        """Return what the record says of the pair, the run and its drift."""
+        """Return the record's facts on the pair, the run and its drift."""
         pair, config = self._pair, self._node.config
         of_target, of_drafter = (
             {
