@@ -8,9 +8,7 @@ Files: ``index.html``, the page; ``tables.html``, all tables and figures, with l
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
-from importlib import import_module
 from typing import Any
 
 import pandas as pd
@@ -20,7 +18,7 @@ from analysis.decoding.metrics import Decoded
 from analysis.decoding.speed import speed
 from analysis.page.screen import most_certified
 from analysis.report.measured import Results, Target
-from analysis.report.records import Figure, Section, Table, together, worded
+from analysis.report.records import Section, Table, together, worded
 from analysis.report.render import files, names
 from analysis.report.sections.acceptance import acceptance_section
 from analysis.report.sections.accuracy import accuracy_sections
@@ -41,7 +39,6 @@ from analysis.report.sections.decoding_speed import speed_section
 from analysis.report.sections.paper_figures import figure1, survival_figure
 from analysis.report.sections.published_matched import compare, published_section
 from analysis.rules import StrictGreedy
-from pipeline.execution.children import processes
 from pipeline.execution.progress import progress_bar
 from pipeline.stages.report import setups
 from pipeline.stages.report.inputs import (
@@ -58,8 +55,6 @@ from pipeline.stages.report.page import page_files
 from pipeline.store.artifacts import Artifact, Pending
 from pipeline.store.decoded import read_answered, read_decoded, thetas
 from pipeline.store.node import Node
-
-MOST_DRAWERS = 4  # processes
 
 
 def compute(node: Node, upstream: dict[str, list[Artifact]], pending: Pending) -> None:
@@ -80,24 +75,14 @@ def compute(node: Node, upstream: dict[str, list[Artifact]], pending: Pending) -
     ]
     statistics = bootstrap_of(config)
     speeds = [speed(one, *statistics).assign(theta=thetas(one)) for one in decoded]
-    sections, begun = [], []
-    count = min(MOST_DRAWERS, os.cpu_count() or 1)
-    with processes(count, f"report {study}") as pool:  # figures are drawn while numbers are made
-        for _ in range(count):
-            pool.submit(import_module, files.__module__)
-        for section in sections_of(node, sources, targets, results, decoded, speeds):
-            sections.append(section)
-            begun += [
-                (section, item, pool.submit(files, item) if isinstance(item, Figure) else None)
-                for item in section.shown
-            ]
-        made: dict[str, bytes] = {}
-        with progress_bar(len(begun), "table or figure", f"report {study}") as bar:
-            for section, item, drawn in begun:
-                note = config.get("note", "")
-                found = files(item, note) if drawn is None else drawn.result()
-                made |= {f"{section.place}{path}": content for path, content in found}
-                bar.update()
+    sections = [*sections_of(node, sources, targets, results, decoded, speeds)]
+    shown = [(section, item) for section in sections for item in section.shown]
+    made: dict[str, bytes] = {}
+    with progress_bar(len(shown), "table or figure", f"report {study}") as bar:
+        for section, item in shown:
+            found = files(item, config.get("note", ""))
+            made |= {f"{section.place}{path}": content for path, content in found}
+            bar.update()
     made |= page_files(
         node, upstream, targets, results, [*zip(decoded, speeds, strict=True)], sections, sources
     )
