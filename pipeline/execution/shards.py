@@ -1,14 +1,12 @@
 """Shards of the long stages: batches of prompts, computed one after the other and kept.
 
 The plan fixes them before any is computed. A shard that runs out of memory is halved, in the plan
-first. What a shard leaves for later, its transfer and writing, runs beside the next one. At the
-end the shards are joined in the order of the prompts.
+first. At the end the shards are joined in the order of the prompts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -33,10 +31,8 @@ OUT_OF_MEMORY = (  # in the errors of what has no exception of its own for it
 JOINED = 64  # prompts in a row group of data.parquet
 
 # Computes a shard: writes a row group for each of its prompts to the path, calls the last
-# argument with the steps it has done so far, and returns what it measured. Or computes it and
-# returns the function that writes and returns that, which is run while the next one is computed.
-Later = Callable[[], ShardMeasured]
-Compute = Callable[[Shard, Path, Callable[[int], object]], ShardMeasured | Later]
+# argument with the steps it has done so far, and returns what it measured.
+Compute = Callable[[Shard, Path, Callable[[int], object]], ShardMeasured]
 
 
 def compute_unfinished(
@@ -63,21 +59,12 @@ def compute_unfinished(
     """
     todo = plan.unfinished()
     total = sum(len(shard.prompts) for shard in todo) * steps
-    writing: Future[None] | None = None  # of the shard before, in a thread of its own
-
-    def wait() -> None:
-        if writing is not None:
-            writing.result()
-
-    with progress_bar(total, unit, label) as bar, ThreadPoolExecutor(1) as thread:
+    with progress_bar(total, unit, label) as bar:
         while todo:
             shard, before = todo[0], bar.n
-            computed = attempt(shard, plan.beside(shard), compute, bar.update)
-            wait()
-            if computed is not None:
-                writing = thread.submit(_finish, plan, shard, computed)
-                if not callable(computed):
-                    wait()
+            measured = attempt(shard, plan.beside(shard), compute, bar.update)
+            if measured is not None:
+                plan.finish(shard, measured)
                 del todo[0]
                 bar.update(before + len(shard.prompts) * steps - bar.n)
                 bar.set_postfix_str(f"{peak_memory(device) / 2**30:.1f} GiB", refresh=False)
@@ -87,16 +74,6 @@ def compute_unfinished(
                 raise too_large(label, shard)
             plan.halve(shard)
             todo = plan.unfinished()
-        wait()
-
-
-def _finish(plan: Plan, shard: Shard, computed: ShardMeasured | Later) -> None:
-    plan.finish(shard, settled(computed))
-
-
-def settled(computed: ShardMeasured | Later) -> ShardMeasured:
-    """Do what a shard left for later; return what was measured."""
-    return computed() if callable(computed) else computed
 
 
 def too_large(label: str, shard: Shard) -> PipelineError:
@@ -109,7 +86,7 @@ def too_large(label: str, shard: Shard) -> PipelineError:
 
 def attempt(
     shard: Shard, path: Path, compute: Compute, progress: Callable[[int], object]
-) -> ShardMeasured | Later | None:
+) -> ShardMeasured | None:
     """Compute one shard; return None, and keep nothing, when memory runs out."""
     try:
         return compute(shard, path, progress)

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from threading import Lock, current_thread, main_thread
+from threading import current_thread, main_thread
 from typing import Any, Protocol
 from uuid import uuid4
 
@@ -28,13 +28,12 @@ import torch
 from pipeline.errors import PipelineError, first_line
 from pipeline.execution.progress import progress_bar
 from pipeline.execution.shard_plan import Plan, Shard, ShardMeasured
-from pipeline.execution.shards import attempt, compute_unfinished, settled, too_large
+from pipeline.execution.shards import attempt, compute_unfinished, too_large
 from pipeline.store.artifacts import Artifact
 from pipeline.store.durable import file_digest, sync
 from pipeline.store.node import Node
 
 DEATHS = 3  # of workers over one shard
-AT_ONCE = 2  # shards of a worker: one is written while the next is computed
 
 
 class Worker(Protocol):
@@ -78,12 +77,11 @@ class Here:
 
 
 class Host:
-    """A process of Ray's that holds a worker; while one call computes, another one writes."""
+    """A process of Ray's that holds a worker."""
 
     def __init__(self, given: bytes, search: list[str], directory: str) -> None:
         """Keep what the worker is loaded from: the models are loaded when they are needed."""
         self._given, self._search, self._directory = given, search, directory
-        self._computing = Lock()
 
     @cached_property
     def _worker(self) -> Worker:
@@ -101,13 +99,11 @@ class Host:
 
     def cut(self, lengths: Sequence[int]) -> list[int]:
         """Let the worker cut the prompts into shards."""
-        with self._computing:
-            return self._worker.cut(lengths)
+        return self._worker.cut(lengths)
 
     def facts(self, measured: Sequence[ShardMeasured]) -> dict[str, Any]:
         """Return the record's facts on the models and the time of all shards."""
-        with self._computing:
-            return self._worker.facts(measured)
+        return self._worker.facts(measured)
 
     def compute(self, shard: Shard, folder: str) -> tuple[ShardMeasured, Path, str] | None:
         """Compute a shard and write it to a file of its own.
@@ -116,11 +112,9 @@ class Host:
             What was measured, the file and its checksum; None when the memory does not suffice.
         """
         path = Path(folder) / f"{shard.name}.{uuid4().hex}.tmp"
-        with self._computing:
-            computed = attempt(shard, path, self._worker.compute, lambda _: None)
-        if computed is None:
+        measured = attempt(shard, path, self._worker.compute, lambda _: None)
+        if measured is None:
             return None
-        measured = settled(computed)
         sync(path)
         return measured, path, file_digest(path)
 
@@ -157,7 +151,6 @@ class RayWorkers:
         self._host = self._ray.remote(Host).options(
             num_cpus=processors,  # Ray sets OMP_NUM_THREADS to as many
             num_gpus=gpus,
-            max_concurrency=AT_ONCE,
             max_restarts=-1,
             max_task_retries=DEATHS - 1,
         )
@@ -197,7 +190,7 @@ class RayWorkers:
         """
         todo = deque(plan.unfinished())
         total = sum(len(shard.prompts) for shard in todo) * steps
-        free = deque(self._started(len(todo)) * AT_ONCE)  # every worker first gets one
+        free = deque(self._started(len(todo)))
         running: dict[Any, tuple[Any, Shard]] = {}
         with progress_bar(total, unit, label) as bar:
             while todo or running:
@@ -208,7 +201,7 @@ class RayWorkers:
                 (called,), _ = self._ray.wait(list(running), num_returns=1)
                 host, shard = running.pop(called)
                 free.append(host)
-                found = self._get(called, f"over batch {shard.name} or beside it")
+                found = self._get(called, f"over batch {shard.name}")
                 if found is not None:
                     plan.finish(shard, *found)
                     bar.update(len(shard.prompts) * steps)

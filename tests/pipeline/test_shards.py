@@ -1,8 +1,7 @@
-"""Shards whose writing is left for later: overlap, order, errors, and what a stop leaves."""
+"""Shards: their order, and what an error or a stop leaves."""
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -37,42 +36,15 @@ def run(folder: Path, compute: Compute) -> list[str]:
     return pq.read_table(folder / "data.parquet")["prompt_id"].to_pylist()
 
 
-def later(finish: Callable[[str], None]) -> Compute:
-    """Return a Compute that leaves everything for later; `finish` is called before the writing."""
+def noting(begin: Callable[[str], None]) -> Compute:
+    """Return a Compute that calls `begin` with its prompt before it writes."""
 
-    def compute(shard: Shard, path: Path, progress: Callable[[int], object]) -> Any:
-        def write() -> dict[str, Any]:
-            finish(shard.prompts[0])
-            write_groups(path, map(table, shard.prompts), SCHEMA)
-            return {"rows": 1}
-
-        return write
+    def compute(shard: Shard, path: Path, _: Callable[[int], object]) -> dict[str, Any]:
+        begin(shard.prompts[0])
+        write_groups(path, map(table, shard.prompts), SCHEMA)
+        return {"rows": 1}
 
     return compute
-
-
-def test_one_shard_is_written_while_the_next_is_computed(tmp_path: Path) -> None:
-    """Were writing not beside computing, the first barrier would break; were more than one shard
-    waiting, the third would begin before the first is finished."""
-    both, finished = threading.Barrier(2, timeout=20), []
-
-    def compute(shard: Shard, path: Path, progress: Callable[[int], object]) -> Any:
-        at = PROMPTS.index(shard.prompts[0])
-        assert len(finished) >= at - 1
-        if at == 1:
-            both.wait()
-
-        def write() -> dict[str, Any]:
-            if at == 0:
-                both.wait()
-            write_groups(path, map(table, shard.prompts), SCHEMA)
-            finished.append(at)
-            return {}
-
-        return write
-
-    assert run(tmp_path, compute) == sorted(PROMPTS)
-    assert finished == [0, 1, 2, 3]
 
 
 def test_error_while_writing_stops_the_run_and_keeps_what_was_finished(tmp_path: Path) -> None:
@@ -84,35 +56,20 @@ def test_error_while_writing_stops_the_run_and_keeps_what_was_finished(tmp_path:
             raise ValueError("the disk is full")
 
     with pytest.raises(ValueError, match="the disk is full"):
-        run(tmp_path, later(failing))
-    assert calls[:2] == ["c", "a"]
-    assert "b" not in calls  # computed, if at all, after the error was known
+        run(tmp_path, noting(failing))
+    assert calls == ["c", "a"]
     assert (tmp_path / "shards" / "0000.shard").exists()
     assert not (tmp_path / "shards" / "0001.shard").exists()
-    before, calls[:] = set(calls) - {"a"}, []
-    assert run(tmp_path, later(calls.append)) == sorted(PROMPTS)
-    assert not before & set(calls)
-
-
-def test_stopped_run_finishes_the_shard_it_is_writing(tmp_path: Path) -> None:
-    writing = threading.Event()
-
-    def compute(shard: Shard, path: Path, progress: Callable[[int], object]) -> Any:
-        if shard.prompts == ["a"]:
-            assert writing.wait(20)
-            raise KeyboardInterrupt
-        return later(lambda _: writing.set())(shard, path, progress)
-
-    with pytest.raises(KeyboardInterrupt):
-        run(tmp_path, compute)
-    assert [path.name for path in (tmp_path / "shards").iterdir()] == ["0000.shard"]
+    calls.clear()
+    assert run(tmp_path, noting(calls.append)) == sorted(PROMPTS)
+    assert calls == ["a", "d", "b"]
 
 
 def test_a_shard_and_the_plan_are_on_the_disk_before_they_get_their_names(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     watch = fakes.Syncs(monkeypatch)
-    run(tmp_path, later(lambda _: None))
+    run(tmp_path, noting(lambda _: None))
     names = {path.name for path in watch.named}
     assert names == {"plan.json", "0000.shard", "0001.shard", "0002.shard", "0003.shard"}
     watch.check_directories()

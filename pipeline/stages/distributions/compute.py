@@ -7,7 +7,6 @@ joined in the order of the prompts.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -83,10 +82,8 @@ class DistributionsWorker:
         """Return the sizes of the shards."""
         return at_most(self._node.settings["batch"] or BATCH[self.device.type])(lengths)
 
-    def compute(
-        self, shard: Shard, path: Path, progress: Callable[[int], object]
-    ) -> Callable[[], ShardMeasured]:
-        """Decode or read a shard; its transfer and writing are left for later."""
+    def compute(self, shard: Shard, path: Path, progress: Callable[[int], object]) -> ShardMeasured:
+        """Decode or read a shard, and write it."""
         watch = Stopwatch(self.device)
         batch = {name: self._prompts[name] for name in shard.prompts}
         asked = self._node.config
@@ -95,7 +92,7 @@ class DistributionsWorker:
         else:
             answers = [self._answers[name] for name in batch]
             out = score_batch(self.model, list(batch.values()), answers, asked, watch, progress)
-        return partial(write_shard, self.model.label, shard.prompts, out, watch, path)
+        return write_shard(self.model.label, shard.prompts, out, watch, path)
 
     def facts(self, measured: Sequence[ShardMeasured]) -> dict[str, Any]:
         """Return the record's facts on the model, the run and its throughput."""
