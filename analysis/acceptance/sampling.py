@@ -6,8 +6,7 @@ Three ways to draft and verify, at the temperature at which the text of the step
 - `ARGMAX`: q's argmax, kept by speculative sampling, as most engines do;
 - `SAMPLED` and a rule: a token drawn from q, kept if the rule accepts it.
 
-Each as a mean over the steps, certified from the KL of every step, from a bound of them all, and
-from their mean.
+Each as a mean over the steps, certified from the KL of every step, and from a bound of them all.
 """
 
 from __future__ import annotations
@@ -87,20 +86,17 @@ def sampling_statistics(
         bootstrap: over prompts.
 
     Returns:
-        Rows with rule (the law), kind, eps (the mean KL), value, ci_low, ci_high (NaN of a budget,
-        whose worst case is over all steps at once): kind step (from the KL of each step), uniform
-        (each at most the mean), budget (their mean), measured.
+        Rows with rule (the law), kind, eps (the mean KL), value, ci_low, ci_high: kind step (from
+        the KL of each step), uniform (each at most the mean), measured.
     """
     mean, costs = float(kl.mean()), probability.mode_costs(target)
-    rows: list[tuple[str, str, Floats | float]] = [
+    rows: list[tuple[str, str, Floats]] = [
         *((law, "measured", values) for law, values in measured.items()),
         *(
             (law, kind, values)
             for kind, eps in (("step", kl + rounding("kl", kl)), ("uniform", mean))
             for law, values in certified_acceptance(target, eps, costs).items()
         ),
-        (SPECULATIVE, "budget", probability.lossless_mean(target, mean)),
-        (ARGMAX, "budget", probability.argmax_draft_mean(target, mean, costs)),
     ]
     sums = np.cumsum(target.probs, axis=1)
     for rule in (rule for rule in rules if rule.judges_tokens):
@@ -108,16 +104,13 @@ def sampling_statistics(
         rows += [
             (law, "step", probability.sampled_draft(mass, kl)),
             (law, "uniform", probability.sampled_draft(mass, mean)),
-            (law, "budget", probability.sampled_draft_mean(mass, mean)),
         ]
     frame = pd.DataFrame([(law, kind, *_mean(values, bootstrap)) for law, kind, values in rows])
     frame.columns = pd.Index(["rule", "kind", "value", "ci_low", "ci_high"])
     return frame.assign(eps=mean)
 
 
-def _mean(values: Floats | float, bootstrap: PromptBootstrap) -> tuple[float, float, float]:
-    if isinstance(values, float):
-        return values, np.nan, np.nan
+def _mean(values: Floats, bootstrap: PromptBootstrap) -> tuple[float, float, float]:
     value, draws = bootstrap.mean(values)
     low, high = map(float, bootstrap.interval(draws))
     return value, low, high

@@ -1,21 +1,16 @@
 """Certified probabilities: the least probability of accepting a draft while KL(p||q) <= eps.
 
-Three ways to draft and verify, each at every step's eps and at a mean KL over steps:
+Three ways to draft and verify:
 
 - a token sampled from q, accepted if it is in the target's set S, of mass a = p(S);
 - q's argmax, accepted by speculative sampling with probability p(argmax q);
 - a token sampled from q, verified by lossless speculative sampling: 1 - TV(p, q).
 
-kl(a || b) is the KL divergence of coins. A mean budget is split by the price x of acceptance for a
-nat: at every price, the mean over steps of the least (acceptance + x KL), less x times the budget,
-is a lower bound, and the largest of these is taken. Bisections end on the side where what is
-returned holds. docs/method.md has the proofs.
+kl(a || b) is the KL divergence of coins. Bisections end on the side where what is returned holds.
+docs/method.md has the proofs.
 """
 
 from __future__ import annotations
-
-import math
-from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -28,7 +23,6 @@ HALVINGS = 80
 STEP = 1e-15  # relative, by which the last of Newton's steps moves at most
 PRICE_STEP = 1e-9  # the same of a price, whose error counts by its square
 MARGIN = 1e-12  # of a certificate, relative
-SECANT = 1e-3  # least share of an interval that a step of the secant leaves
 LEAST_PRICE, LARGEST_PRICE = 1e-6, 1e9  # of acceptance, for a nat
 
 
@@ -81,31 +75,6 @@ def sampled_draft(mass: ArrayLike, eps: ArrayLike) -> Floats:
         return np.where((a == 0.0) | (nats == 0.0), a, a * np.exp(-y))
 
 
-def sampled_draft_mean(mass: ArrayLike, mean_kl: float) -> float:
-    """Return the least mean acceptance of sampled drafts at a mean KL over N steps; attained.
-
-    Args:
-        mass: (N,), as in `sampled_draft`.
-        mean_kl: nats.
-
-    Raises:
-        ValueError: as `sampled_draft` says.
-    """
-    a, eps = _checked(mass, mean_kl)
-
-    def priced(x: float) -> tuple[Floats, Floats]:
-        b = _kept_at(a, x)
-        return b, coin_kl(a, b)
-
-    return _best_price(priced, float(eps.flat[0])) if eps.any() else float(a.mean())
-
-
-def _kept_at(a: Floats, price: float) -> Floats:
-    """Return where b + x kl(a || b) is least: the root of b^2 - (1 + x) b + x a = 0."""
-    root = np.sqrt((1.0 - price) ** 2 + 4.0 * price * (1.0 - a))
-    return np.asarray(2.0 * price * a / (1.0 + price + root))
-
-
 def mode_costs(dist: TopK) -> Floats:
     """Return M of every stored rank, (N, K): the least KL that makes it q's argmax; 0 of rank 1."""
     from ..certificates.certify import certify  # with numba: not for who wants a coin alone
@@ -140,34 +109,6 @@ def argmax_draft(dist: TopK, eps: ArrayLike, costs: Floats | None = None) -> Flo
     return np.where((count == dist.k) & (dist.k < dist.vocab_size), 0.0, least)
 
 
-def argmax_draft_mean(dist: TopK, mean_kl: float, costs: Floats | None = None) -> float:
-    """Return a lower bound of the mean p(argmax q) at a mean KL over all steps.
-
-    A token that is not stored has a probability of at least 0, at the cost of rank K or more. The
-    bound is at most one step's choice away from the optimum.
-
-    Args:
-        dist: N steps.
-        mean_kl: nats.
-        costs: `mode_costs` of these steps, where they are known already.
-
-    Raises:
-        ValueError: the mean KL is negative.
-    """
-    _checked(1.0, mean_kl)
-    p, costs = dist.probs, mode_costs(dist) if costs is None else costs
-    if dist.k < dist.vocab_size:
-        p = np.column_stack([p, np.zeros(len(p))])
-        costs = np.column_stack([costs, costs[:, -1]])
-    rows = np.arange(len(p))
-
-    def priced(x: float) -> tuple[Floats, Floats]:
-        chosen = np.argmin(p + x * costs, axis=1)
-        return p[rows, chosen], costs[rows, chosen]
-
-    return _best_price(priced, mean_kl) if mean_kl > 0 else float(p[:, 0].mean())
-
-
 def lossless(dist: TopK, eps: ArrayLike) -> Floats:
     """Return a lower bound of 1 - TV(p, q) with KL(p||q) <= eps, (N,).
 
@@ -194,35 +135,6 @@ def lossless(dist: TopK, eps: ArrayLike) -> Floats:
     lost = np.max(ends - sampled_draft(ends, levels), axis=0)
     lost = np.where(_inside(ends, peak), lost, np.maximum(height, lost))
     return np.where(levels > 0, 1.0 - lost, 1.0)
-
-
-def lossless_mean(dist: TopK, mean_kl: float) -> float:
-    """Return a lower bound of the mean of 1 - TV(p, q) at a mean KL over all steps.
-
-    At a price x a step loses at most max over A of max over b of p(A) - b - x kl(p(A) || b), taken
-    as in `lossless`. The loss need not be concave in eps, as A changes with it; prices convexify.
-
-    Raises:
-        ValueError: the mean KL is negative.
-    """
-    _checked(1.0, mean_kl)
-    if mean_kl == 0 or dist.vocab_size == 1:
-        return 1.0
-    ends = _ends(dist)
-
-    def priced(x: float) -> tuple[Floats, Floats]:
-        peak, below = _peak_at(x)
-        kept = _kept_at(ends, x)
-        lost, cost = ends - kept, coin_kl(ends, kept)
-        side = np.argmax(lost - x * cost, axis=0)[None]
-        inside = _inside(ends, peak)
-        lost, cost = (np.take_along_axis(part, side, axis=0)[0] for part in (lost, cost))
-        return (
-            1.0 - np.where(inside, lost, peak - below),
-            np.where(inside, cost, coin_kl(peak, below)),
-        )
-
-    return _best_price(priced, mean_kl)
 
 
 def _ends(dist: TopK) -> Floats:
@@ -255,32 +167,6 @@ def _peak(eps: Floats) -> tuple[Floats, Floats]:
             break
     a, b = _peak_at(high)
     return a, np.minimum(1.0, a - b + high * (eps - coin_kl(a, b)))
-
-
-def _best_price(priced: Callable[[float], tuple[Floats, Floats]], budget: float) -> float:
-    """Return the largest lower bound over prices, at least 0.
-
-    `priced` gives the acceptance and the KL of every step where their sum at a price is least. What
-    is spent falls as the price rises.
-    """
-    low, high, best = math.log(LEAST_PRICE), math.log(LARGEST_PRICE), 0.0
-    over, under = math.nan, math.nan  # log(spent / budget) at both ends
-    for at in range(HALVINGS):
-        # by the secant, and every third time in the middle
-        part = over / (over - under) if at % 3 and math.isfinite(over - under) else 0.5
-        part = min(max(part, SECANT), 1.0 - SECANT)
-        price = low + part * (high - low)
-        accepted, costs = priced(math.exp(price))
-        spent = float(costs.mean())
-        best = max(best, float(accepted.mean()) + math.exp(price) * (spent - budget))
-        gap = math.log(spent / budget) if spent / budget > 0 else -math.inf
-        if abs(gap) < PRICE_STEP or high - low < PRICE_STEP:
-            break
-        if gap > 0:
-            low, over = price, gap
-        else:
-            high, under = price, gap
-    return best
 
 
 def _checked(mass: ArrayLike, eps: ArrayLike) -> tuple[Floats, Floats]:
