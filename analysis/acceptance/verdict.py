@@ -182,7 +182,7 @@ def _relaxed(
             than = f" instead of {least:.2f}" if sure else ""
             said.append(
                 f"If the text may change: {name} was {speed_text(run)}{than}{picked}. It gives up "
-                f"{run['given_up']:.2g} nats of log-likelihood per token. "
+                f"{run['given_up']:.2g} nats per token. "
                 f"{_answers(found, command)}"
             )
     beaten = "the lossless method" if sure else "not drafting"

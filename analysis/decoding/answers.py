@@ -37,7 +37,7 @@ class Answered:
             exact, whether it gives the baseline's answers token by token; rule, its acceptance
             rule or None; the index is the run.
         data: one row an item and run: task, item_id, run, answer, correct, n_tokens,
-            log_likelihood, departures, common_prefix, gap, calls, emitted, ...
+            given_up, departures, common_prefix, gap, calls, emitted, ...
         seconds: task, item_id, run, seconds.
     """
 
@@ -66,9 +66,9 @@ def accuracy(
         difference of accuracy, its interval (Agresti and Min) and McNemar's exact p_value; within,
         whether the interval excludes a loss of `margin`; recovery, accuracy over the baseline's,
         with the interval of the difference over it; changed, the share of answers that differ from
-        the baseline's in a token; given_up, the
-        baseline's log-likelihood of a token less this one's, nats; departures, the share of tokens
-        that are not the target's first choice; tokens_per_call with its interval over items;
+        the baseline's in a token; given_up, the nats a token by which its log-probability lies
+        below that of the target's first choice, less the baseline's; departures, the share of
+        tokens that are not the target's first choice; tokens_per_call with its interval over items;
         speedup, the baseline's seconds a token over this run's; and what `finished_costs` returns.
     """
     both = answered.data.merge(answered.seconds, on=["task", "item_id", "run"])
@@ -102,10 +102,10 @@ def _compared(mine: pd.DataFrame, alone: pd.DataFrame, confidence: float) -> dic
     low, high = proportion(int(right.sum()), items, confidence)
     same = mine["run"].iloc[0] == alone["run"].iloc[0]
     worst, best = (0.0, 0.0) if same else difference(lost, won, items, confidence)
-    sums = [part[["n_tokens", "log_likelihood", "seconds"]].sum() for part in (mine, alone)]
-    tokens, likelihood, seconds = (np.array([one[name] for one in sums]) for name in sums[0].index)
+    sums = [part[["n_tokens", "given_up", "seconds"]].sum() for part in (mine, alone)]
+    tokens, nats, seconds = (np.array([one[name] for one in sums]) for name in sums[0].index)
     changed = mine["common_prefix"] < np.maximum(mine["n_tokens"], alone["n_tokens"])
-    of_token, pace = likelihood / tokens, seconds / tokens
+    of_token, pace = nats / tokens, seconds / tokens
     base = before.mean() or np.nan
     return {
         "items": items,
@@ -123,7 +123,7 @@ def _compared(mine: pd.DataFrame, alone: pd.DataFrame, confidence: float) -> dic
         "recovery_ci_low": float(np.maximum(0.0, 1 + worst / base)),
         "recovery_ci_high": float(1 + best / base),
         "changed": float(changed.mean()),
-        "given_up": float(of_token[1] - of_token[0]),
+        "given_up": float(of_token[0] - of_token[1]),
         "departures": float(mine["departures"].sum() / tokens[0]),
         "speedup": float(pace[1] / pace[0]),
     }

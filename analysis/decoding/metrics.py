@@ -33,7 +33,7 @@ class Decoded:
             top_k, and tree, None of a chain: name, shown, nodes, depth and, where all have one
             shape, parents; and drafting, when its drafter stops, None where it does not; index is
             the run.
-        data: one row an answer: prompt_id, run, source, n_tokens, log_likelihood, agreement, ...
+        data: one row an answer: prompt_id, run, source, n_tokens, given_up, agreement, ...
         calls: one row a target call: prompt_id, run, drafted, depth, reach, tested, accepted,
             emitted.
         answers: seconds of each answer: prompt_id, run, first_seconds, begin_seconds, seconds;
@@ -133,8 +133,8 @@ def acceptance(decoded: Decoded, resamples: int, confidence: float, seed: int) -
         row, below the draft length where answers end or look-up finds less; `closed_form` the
         tokens a call at this rate under independence, mean over the calls with what each could
         emit, NaN of trees; `agreement` share of positions with the baseline's token;
-        `log_likelihood` of an answer's token under the target, mean; `given_up` the baseline's
-        less this, nats a token.
+        `given_up` the nats a token by which the log-probability of the emitted tokens lies below
+        that of the target's first choices, less the baseline's.
     """
     bootstrap, calls = decoded.bootstrap(resamples, confidence, seed), decoded.calls.assign(calls=1)
     sums = calls.groupby("run")[
@@ -143,7 +143,7 @@ def acceptance(decoded: Decoded, resamples: int, confidence: float, seed: int) -
     table = decoded.runs.drop(columns=["tree", "top_p", "top_k"]).join(
         sums.drop(columns=["drafted", "depth"])
     )
-    totals = decoded.data.groupby("run")[["log_likelihood", "n_tokens"]].sum()
+    totals = decoded.data.groupby("run")[["given_up", "n_tokens"]].sum()
     for name, of in (("rate", ("accepted", "tested")), ("tokens_per_call", ("emitted", "calls"))):
         above, below = decoded.by_prompt(calls, *of)
         found = ratio_intervals(above, below, bootstrap)
@@ -152,12 +152,12 @@ def acceptance(decoded: Decoded, resamples: int, confidence: float, seed: int) -
     table["drafted_per_call"] = sums["drafted"] / table["calls"]
     table["depth_per_call"] = sums["depth"] / table["calls"]
     table["closed_form"] = closed_form(decoded.calls, table["rate"]).mask(decoded.of_trees)
-    table["log_likelihood"] = totals["log_likelihood"] / totals["n_tokens"]
     alone = [decoded.baseline(run) for run in range(len(table))]
     tokens, share = decoded.by_prompt(decoded.data, "n_tokens", "agreement")
     positions = np.maximum(tokens, tokens[:, alone])  # of the longer of two answers
     table["agreement"] = (share * positions).sum(0) / positions.sum(0)
-    table["given_up"] = table["log_likelihood"].to_numpy()[alone] - table["log_likelihood"]
+    of_token = (totals["given_up"] / totals["n_tokens"]).to_numpy()
+    table["given_up"] = of_token - of_token[alone]
     return table
 
 
@@ -175,12 +175,12 @@ def of_thresholds(decoded: Decoded, resamples: int, confidence: float, seed: int
     """
     bootstrap = decoded.bootstrap(resamples, confidence, seed)
     counted = decoded.by_prompt(decoded.calls.assign(calls=1), "emitted", "calls")
-    scored = decoded.by_prompt(decoded.data, "log_likelihood", "n_tokens")
-    emitted, calls, likelihood, tokens = (
+    scored = decoded.by_prompt(decoded.data, "given_up", "n_tokens")
+    emitted, calls, nats, tokens = (
         np.vstack([sums.sum(0), bootstrap.sums(sums)]) for sums in (*counted, *scored)
     )
-    length, mean = emitted / calls, likelihood / tokens  # (1 + B, R)
-    given_up = mean[:, [decoded.baseline(run) for run in range(len(decoded.runs))]] - mean
+    length, mean = emitted / calls, nats / tokens  # (1 + B, R)
+    given_up = mean - mean[:, [decoded.baseline(run) for run in range(len(decoded.runs))]]
     over = np.full_like(length, np.nan)
     chains = decoded.runs[(decoded.runs["drafter"] == "model") & ~decoded.of_trees]
     for _, group in chains[chains["rule"].notna()].groupby(["draft_length", "temperature"]):
@@ -189,9 +189,9 @@ def of_thresholds(decoded: Decoded, resamples: int, confidence: float, seed: int
         if not any(isinstance(known[run], Multiplicative) for run in line):
             continue
         others = group.index.difference(line)
-        for row, (nats, best) in enumerate(zip(given_up[:, line], length[:, line], strict=True)):
-            order = np.argsort(nats)
-            at = np.interp(given_up[row, others], nats[order], best[order], right=np.nan)
+        for row, (cost, best) in enumerate(zip(given_up[:, line], length[:, line], strict=True)):
+            order = np.argsort(cost)
+            at = np.interp(given_up[row, others], cost[order], best[order], right=np.nan)
             over[row, others] = length[row, others] / at
     low, high = bootstrap.interval(over[1:])
     name = "over_thresholds"

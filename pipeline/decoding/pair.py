@@ -234,8 +234,11 @@ def read_both(
     return logits, drafter.logits(outputs[0, -len(answer) :])
 
 
-def log_likelihood(logits: Tensor, answer: Sequence[int]) -> float:
-    """Return the log-probability of the tokens of an answer, given the logits (n, V)."""
+def nats_given_up(logits: Tensor, answer: Sequence[int]) -> float:
+    """Return the sum of log(p0 / p(token)) over the n tokens of an answer, given its logits (n, V).
+
+    p0 is the probability of the target's first choice at that token: greedy decoding gives up 0.
+    """
     exact = logits.double()
     chosen = torch.tensor(answer, device=logits.device)[:, None]
-    return float((exact.gather(1, chosen)[:, 0] - exact.logsumexp(1)).sum())
+    return float((exact.amax(1) - exact.gather(1, chosen)[:, 0]).sum())

@@ -61,7 +61,7 @@ def answered() -> Answered:
         draft_length=3 * (run > 0),
         temperature=0.0,
         n_tokens=10,
-        log_likelihood=-4.0 - changed,
+        given_up=4.0 + changed,
         ended=at < 3,
         departures=5 * changed,
         common_prefix=np.where(changed, 2, 10),

@@ -63,7 +63,7 @@ def made() -> Decoded:
         n_tokens=tokens,
         text_tokens=10 + tokens,
         ended=False,
-        log_likelihood=-1.0 * tokens - key["run"],
+        given_up=1.0 * tokens + key["run"],
         agreement=np.where(key["run"] < 2, 1.0, 0.5),
         common_prefix=tokens,
     )
@@ -300,7 +300,7 @@ def test_tokens_a_call_beside_thresholds_at_equal_nats(nats: float, over: float)
     given, length = [0.0, 0.0, 0.2, nats], [1.0, 2.0, 3.0, 2.75]
     rows = [(prompt, run) for prompt in "ab" for run in range(4)]
     data = pd.DataFrame(rows, columns=["prompt_id", "run"]).assign(n_tokens=[10] * 4 + [20] * 4)
-    data["log_likelihood"] = -data["n_tokens"] * (1 + data["run"].map(dict(enumerate(given))))
+    data["given_up"] = data["n_tokens"] * (1 + data["run"].map(dict(enumerate(given))))
     calls = data[["prompt_id", "run"]].assign(emitted=data["run"].map(dict(enumerate(length))))
     known = dict(zip(labels, rules, strict=True))
     one = replace(made(), runs=runs, data=data, calls=calls, rules=known)

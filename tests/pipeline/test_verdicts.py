@@ -38,7 +38,7 @@ def test_answers_are_counted_beside_those_of_the_target_alone() -> None:
     data = pd.DataFrame(
         [
             {"task": "t", "item_id": item, "run": at, "correct": at < 2 or item >= 30}
-            | {"n_tokens": 4, "log_likelihood": -1.0, "departures": 0, "certified": 0}
+            | {"n_tokens": 4, "given_up": 0.0, "departures": 0, "certified": 0}
             | {"common_prefix": 4, "gap": 1.0, "calls": 2, "emitted": 3, "ended": True}
             for item in range(60)
             for at in range(3)

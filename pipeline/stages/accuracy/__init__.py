@@ -88,7 +88,7 @@ def summary(node: Node, artifact: Artifact) -> list[SummaryRow]:
 
 STAGE = Stage(
     name="accuracy",
-    version=4,
+    version=5,
     upstream=(),
     columns={
         "data": RUN
@@ -102,7 +102,7 @@ STAGE = Stage(
             "token_ids": "list<int32>",
             "n_tokens": "int32",
             "ended": "bool",  # by the model, not by the limit
-            "log_likelihood": "float64",  # of the answer under the target at temperature 1
+            "given_up": "float64",  # nats below the target's first choices, sum over the tokens
             # the target reads the answer again
             "departures": "int32",  # tokens that are not the target's first choice at their place
             "common_prefix": "int32",  # tokens before the first that differs from the baseline's

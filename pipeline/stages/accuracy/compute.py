@@ -24,7 +24,7 @@ from pipeline.decoding.pair import (
     compared,
     decode_timed,
     load_decoding_pair,
-    log_likelihood,
+    nats_given_up,
     or_reason,
     read_again,
     run_facts,
@@ -128,7 +128,7 @@ def counted_steps(logits: Tensor, answer: tuple[int, ...]) -> tuple[list[float],
     return (first - second).tolist(), {
         "token_ids": list(answer),
         "n_tokens": len(answer),
-        "log_likelihood": log_likelihood(logits, answer),
+        "given_up": nats_given_up(logits, answer),
         "departures": int((chosen < first).sum()),
     }
 

@@ -83,7 +83,7 @@ def summary(node: Node, artifact: Artifact) -> list[SummaryRow]:
 
 STAGE = Stage(
     name="decoding",
-    version=9,
+    version=10,
     upstream=("prompts", "drafts"),  # the latter for methods that take what it measured
     columns={
         "data": RUN
@@ -97,7 +97,7 @@ STAGE = Stage(
             "n_tokens": "int32",
             "text_tokens": "int32",  # of prompt and answer
             "ended": "bool",  # by the model, not by the limit
-            "log_likelihood": "float64",  # of the answer under the target at temperature 1
+            "given_up": "float64",  # nats below the target's first choices, sum over the tokens
             "agreement": "float64",  # share of positions with the token of the baseline
             "common_prefix": "int32",  # tokens before the first that differs from the baseline's
         },

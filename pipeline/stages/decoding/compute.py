@@ -1,7 +1,7 @@
 """Decodes prompts with every method, beside the target alone.
 
 A shard is one prompt: the baseline and all methods decode it one after the other, so that what is
-compared was timed in the same minute. Tokens, calls and log-likelihoods are the artifact's content;
+compared was timed in the same minute. Tokens, calls and nats given up are the artifact's content;
 seconds are kept apart in timings/, which no digest covers.
 """
 
@@ -24,7 +24,7 @@ from pipeline.decoding.pair import (
     compared,
     decode_timed,
     load_decoding_pair,
-    log_likelihood,
+    nats_given_up,
     or_reason,
     read_again,
     read_both,
@@ -235,13 +235,13 @@ def prompt_rows(
         for run, answer in zip(pair.runs, answers, strict=True)
         if run.drafter == "none"
     }
-    likelihoods: dict[tuple[int, ...], float] = {}
+    given_up: dict[tuple[int, ...], float] = {}
     for at, (run, answer) in enumerate(zip(pair.runs, answers, strict=True)):
         key = {"prompt_id": prompt["prompt_id"], "run": at}
         tokens = tuple(answer.tokens)
-        if tokens not in likelihoods:
+        if tokens not in given_up:
             logits = read_again(pair.target, prompt["token_ids"], tokens)
-            likelihoods[tokens] = log_likelihood(logits, tokens)
+            given_up[tokens] = nats_given_up(logits, tokens)
         rows["data"].append(
             {
                 **key,
@@ -252,7 +252,7 @@ def prompt_rows(
                 "n_tokens": len(tokens),
                 "text_tokens": len(prompt["token_ids"]) + len(tokens),
                 "ended": answer.ended,
-                "log_likelihood": likelihoods[tokens],
+                "given_up": given_up[tokens],
                 **compared(answer.tokens, alone[baseline(run)]),
             }
         )
