@@ -28,8 +28,9 @@ FEW_PROMPTS = 30  # with fewer, percentile intervals over prompts are too narrow
 def prompt_counts(prompts: int) -> dict[str, int | bool]:
     """Return the columns beside an interval: of how many prompts it is, and if they are too few.
 
-    >>> prompt_counts(29), prompt_counts(30)["few_prompts"]
-    ({'prompts': 29, 'few_prompts': True}, False)
+    Examples:
+        >>> prompt_counts(29), prompt_counts(30)["few_prompts"]
+        ({'prompts': 29, 'few_prompts': True}, False)
     """
     return {"prompts": prompts, "few_prompts": prompts < FEW_PROMPTS}
 

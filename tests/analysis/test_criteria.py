@@ -183,7 +183,7 @@ class Counting(Own):
 @pytest.mark.parametrize(
     ("rule", "message"),
     [
-        (Own(), "says nothing"),
+        (Own(), "has no test"),
         (Own(cut="all"), r"'own': cut\(dist\) returned 'all': give a Cut"),
         (Own(cut=Cut(slope=math.nan)), "slope=nan: give a finite number"),
         (Own(cut=Cut(max_rank=1.9)), "max_rank=1.9: give None .* an integer of at least 1"),
