@@ -171,7 +171,8 @@ def of_thresholds(decoded: Decoded, resamples: int, confidence: float, seed: int
 
     Returns:
         One row a run: over_thresholds with over_thresholds_ci_low and _ci_high, paired by prompt;
-        NaN of the rules on the line, of trees, and where no rule on it gives up as much.
+        NaN of the rules on the line, of trees, and where no rule on it gives up as much; an
+        interval is NaN where that is so in any resample.
     """
     bootstrap = decoded.bootstrap(resamples, confidence, seed)
     counted = decoded.by_prompt(decoded.calls.assign(calls=1), "emitted", "calls")
@@ -193,7 +194,7 @@ def of_thresholds(decoded: Decoded, resamples: int, confidence: float, seed: int
             order = np.argsort(cost)
             at = np.interp(given_up[row, others], cost[order], best[order], right=np.nan)
             over[row, others] = length[row, others] / at
-    low, high = bootstrap.interval(over[1:])
+    low, high = bootstrap.interval(np.where(np.isnan(over).any(axis=0), np.nan, over[1:]))
     name = "over_thresholds"
     return pd.DataFrame({name: over[0], f"{name}_ci_low": low, f"{name}_ci_high": high})
 

@@ -306,6 +306,11 @@ def test_tokens_a_call_beside_thresholds_at_equal_nats(nats: float, over: float)
     one = replace(made(), runs=runs, data=data, calls=calls, rules=known)
     found = decoding.of_thresholds(one, 20, 0.9, 0)
     assert found["over_thresholds"].tolist() == pytest.approx([np.nan] * 3 + [over], nan_ok=True)
+    more = data["given_up"] + (data["run"] == 3) * np.where(data["prompt_id"] == "a", 0.5, -0.5)
+    apart = decoding.of_thresholds(replace(one, data=data.assign(given_up=more)), 50, 0.9, 0)
+    at_once = np.isnan(over) or nats == 0.2  # some resamples leave the line, others don't
+    assert apart["over_thresholds"][3] == pytest.approx(over, nan_ok=True)
+    assert np.isnan(apart["over_thresholds_ci_low"][3]) == at_once
     alone = replace(one, rules={**known, labels[1]: StrictGreedy()})
     assert decoding.of_thresholds(alone, 20, 0.9, 0).isna().all(axis=None)  # no line
     longer = replace(one, runs=runs.assign(draft_length=[0, 2, 2, 3]))
