@@ -223,10 +223,14 @@ def method_in_words(run: Run, drafter: str) -> str:
     >>> method = "Speculative sampling (look-up first) (model drafts 2) (top-p 0.9)"
     >>> method_in_words({**run, "method": method, "draft_length": 4}, "small")
     'look-up first (γ = 4), else small (γ = 2), under speculative sampling (top-p 0.9)'
+    >>> run = {"method": "Medusa (ε₀ = 0.1)", "drafter": "model", "draft_length": 4}
+    >>> method_in_words(run, "small")
+    'small under Medusa (ε₀ = 0.1; γ = 4)'
     """
     law = re.sub(r",? \(?(prompt lookup|look-up first)\)?", "", str(run["method"]))
     law, *own = re.split(r",? \(?model drafts (\d+)\)?", law)
-    law = law if law[:2].isupper() else law[:1].lower() + law[1:]
+    is_name = law[:2].isupper() or law.startswith("Medusa")
+    law = law if is_name else law[:1].lower() + law[1:]
     length = f"γ = {run['draft_length']}"
     if own:
         return f"look-up first ({length}), else {drafter} (γ = {own[0]}), under {law}{own[1]}"
