@@ -33,6 +33,7 @@ AXES = {  # statistics by stage: the name of their axis, and theirs
 NAMES = {key: name for names in AXES.values() for key, name in names.items()}
 KINDS = ("rule", "eps", "method", "temperature", "draft_length")  # what rows of a point differ in
 WORDS = {"draft_length": "γ", "temperature": "T", "eps": "ε", "drafter": "drafter"}
+FROM_ZERO = {"accepted", "certified", "coverage", "cost"}  # small differences look small
 DODGE = 0.6  # of the distance between two categories, over which their points are spread
 MAX_LINES = 10  # in a panel; more cannot be told apart
 LEGEND_COLUMNS, LEGEND_ROW = 3, 0.14  # the height in inches
@@ -203,6 +204,9 @@ def _panel(
     axis.grid(**RULED)
     if places is not None:
         axis.set_xlim(-0.5, len(places) - 0.5)
+        if {statistic for _, statistic in curves.values()} <= FROM_ZERO:
+            axis.update_datalim([(0.0, 0.0)])
+            axis.autoscale_view(scalex=False)
         axis.set_xticks(list(places.values()), [str(name) for name in places])
         axis.tick_params(axis="x", labelrotation=20 if sum(map(len, map(str, places))) > 32 else 0)
 
