@@ -4,7 +4,6 @@
 |---|---|---|
 | vLLM | scrape | `vllm/v1/spec_decode/metrics.py`: SpecDecodingProm |
 | vLLM | answers | pull request 48915: metrics.speculative_decoding |
-| SGLang | scrape | `python/sglang/srt/metrics/collector.py`: SchedulerMetricsCollector |
 | SGLang | answers | `.../managers/tokenizer_manager.py`: _calculate_spec_decoding_metrics |
 | llama.cpp | scrape | `tools/server/server-task.cpp`: server_task_result_metrics::to_metrics |
 | llama.cpp | answers | `tools/server/server-task.cpp`: result_timings::to_json |
@@ -53,10 +52,10 @@ NAMES: dict[str, dict[str, tuple[str, ...]]] = {  # of the counts in an answer
     },
     "llama.cpp": {"drafted": ("draft_n",), "accepted": ("draft_n_accepted",)},
 }
-STARTS = {name.lower().replace(".", ""): name for name in NAMES}  # by the start of a metric
+STARTS = {"vllm": "vLLM", "llamacpp": "llama.cpp"}  # of the metrics of a page
 SAMPLE = re.compile(r"([a-zA-Z_:][\w:]*)(?:\{(.*)\})?\s+(\S+)(?:\s+-?\d+)?")
 LABEL = re.compile(r'([a-zA-Z_]\w*)="((?:[^"\\]|\\.)*)"\s*(?:,\s*|$)')
-OURS = ("vllm:spec_decode_", "llamacpp:spec_decode_", "sglang:spec_accept_")
+OURS = tuple(f"{start}:spec_decode_" for start in STARTS)
 SHOWN = 60  # characters of a line in an error
 Series = dict[tuple[str, frozenset[tuple[str, str]]], float]  # by name and labels
 
@@ -71,7 +70,6 @@ class EngineCounts:
         calls: verifications, NaN where they are not told.
         drafted: tokens, NaN likewise.
         accepted: tokens, those of the target's own not counted; NaN likewise.
-        tokens_per_call: 1 + accepted / calls, or as the engine printed it.
         by_place: accepted at each place of the draft, empty where it is not told.
         histograms: of each answer that tells it, how many calls accepted 0, 1, ... tokens.
         excluded: what was left out, and how often.
@@ -82,10 +80,14 @@ class EngineCounts:
     calls: float
     drafted: float
     accepted: float
-    tokens_per_call: float
     by_place: Sequence[float] = ()
     histograms: Mapping[str, Sequence[int]] = field(default_factory=dict)
     excluded: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def tokens_per_call(self) -> float:
+        """The accepted tokens of a call, and the target's own."""
+        return 1 + self.accepted / self.calls
 
     @property
     def places(self) -> list[dict[str, float]]:
@@ -152,7 +154,6 @@ def _of_answers(path: Path) -> EngineCounts:
         calls,
         drafted,
         accepted,
-        1 + accepted / calls if calls else math.nan,
         by_place,
         histograms,
         +excluded,
@@ -215,8 +216,8 @@ def _of_page(path: Path, text: str) -> EngineCounts:
     engines = {name.partition(":")[0] for name, _ in series}
     if not engines:
         raise PipelineError(
-            f"{path} has no metrics of speculative decoding: start the server with a drafter"
-            " and --enable-metrics (SGLang) or --metrics (llama.cpp)"
+            f"{path} has no counts of drafts: start the server with a drafter, and llama.cpp with "
+            "--metrics; SGLang counts them in its answers"
         )
     for what, names in (("metrics", engines), ("models", models)):
         if len(names) > 1:
@@ -224,22 +225,8 @@ def _of_page(path: Path, text: str) -> EngineCounts:
                 f"{path} holds {what} of {' and '.join(sorted(names))}: leave the lines of one"
             )
     engine = engines.pop()
-    if engine != "sglang":
-        calls, drafted, accepted, by_place = _counters(path, series, engine)
-        length, pieces = 1 + accepted / calls if calls else math.nan, len(series)
-    else:  # the mean over the ranks that decoded in the last interval; the idle ones have 0
-        lengths = [one for (name, _), one in series.items() if name == "sglang:spec_accept_length"]
-        busy = [length for length in lengths if length > 0]
-        if not busy or min(busy) < 1:
-            raise PipelineError(
-                f"{path}: sglang:spec_accept_length is missing, below 1, or 0 at every rank: "
-                "nothing was decoded with a draft in the last interval"
-            )
-        excluded["idle ranks"] = len(lengths) - len(busy)
-        calls = drafted = accepted = math.nan
-        length, pieces, by_place = sum(busy) / len(busy), len(busy), []
-    counts = (f"{pieces} series", calls, drafted, accepted, length, by_place)
-    return EngineCounts(STARTS[engine], *counts, excluded=+excluded)
+    counts = _counters(path, series, engine)
+    return EngineCounts(STARTS[engine], f"{len(series)} series", *counts, excluded=+excluded)
 
 
 def _series(path: Path, text: str, excluded: Counter[str]) -> Series:

@@ -115,7 +115,7 @@ def test_the_command_holds_an_engine_beside_the_study(
         ([], "0 files were given: give one"),
         (["a", "b"], "2 files were given"),
         ([str(FILES / "missing")], "missing can't be read: No such file"),
-        ([str(FILES / "sglang.txt"), "study=mini"], "engine.draft_length must be given"),
+        ([str(FILES / "llama.jsonl"), "study=mini"], "engine.draft_length must be given"),
         ([str(FILES / "vllm.txt"), "study=mini", "engine.draft_length=4"], "drafts of 3 tokens"),
         ([str(FILES / "vllm.txt"), "study=mini", "drafter=none"], "the study has no drafter"),
         ([str(FILES / "vllm.txt"), "engine.draft_length=0"], "engine.draft_length=0 is not"),
