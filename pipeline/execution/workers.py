@@ -44,9 +44,7 @@ class Worker(Protocol):
     def cut(self, lengths: Sequence[int]) -> list[int]:
         """Return the sizes of the shards; see `pipeline.execution.shard_plan.ShardSizes`."""
 
-    def compute(
-        self, shard: Shard, path: Path, progress: Callable[[int], object]
-    ) -> ShardMeasured | Callable[[], ShardMeasured]:
+    def compute(self, shard: Shard, path: Path, progress: Callable[[int], object]) -> ShardMeasured:
         """Compute a shard; see `pipeline.execution.shards.Compute`."""
 
     def facts(self, measured: Sequence[ShardMeasured]) -> dict[str, Any]:
