@@ -14,7 +14,6 @@ from typing import Any
 import torch
 
 Mark = float | torch.cuda.Event
-DECODING = ("prefill", "decode", "statistics")  # the rest of a shard overlaps with the next one's
 
 
 def mark(device: torch.device) -> Mark:
@@ -90,6 +89,6 @@ def throughput(measured: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
         tokens += shard["rows"]
     return {
         "tokens": tokens,
-        "tokens_per_second": round(tokens / sum(seconds[name] for name in DECODING), 1),
+        "tokens_per_second": round(tokens / seconds.total(), 1),
         "seconds": {name: round(value, 3) for name, value in seconds.items()},
     }

@@ -1,8 +1,8 @@
 """Lets every method answer the items of tasks, beside the target alone, and scores the answers.
 
 A shard is one item: all methods answer it one after the other, so what is compared was asked in
-the same minute. The items of the tasks take turns. The target reads every answer again: its
-likelihood, and where it departs from the target's choices.
+the same minute. The items of the tasks take turns. The target reads every answer again: where
+it departs from the target's choices, and the nats given up there.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ function chartStyle() {
     axis: {
       labelColor: ink, titleColor: ink, gridColor: line, domainColor: line, tickColor: line,
       labelFontSize: 12, titleFontSize: narrow ? 11 : 12, titleFontWeight: "normal", labelOverlap: true, labelFlush: false,
-      labelLimit: narrow ? 150 : 340,
+      labelLimit: narrow ? 150 : 420,
     },
     legend: {
       aria: false, // Vega does not keep its text up to date
@@ -80,7 +80,7 @@ async function drawFilled(name) {
   }
   views[name]?.finalize();
   const spec = { width: "container", ...structuredClone(CHARTS[name]), datasets: asked.sets };
-  if (!spec.height) spec.height = (isNarrow() ? 46 : 22) * Math.max(...Object.values(asked.sets).map((rows) => rows.length));
+  if (!spec.height) spec.height = (isNarrow() ? 72 : 22) * Math.max(...Object.values(asked.sets).map((rows) => rows.length));
   if (asked.hues) {
     const scale = { domain: Object.keys(asked.hues), range: Object.values(asked.hues).map(onGround) };
     for (const { encoding } of spec.layer) if (encoding.color?.field) encoding.color.scale = scale;

@@ -237,15 +237,15 @@ function fillChoices() {
   byId("curve-add").append(new Option("…", ""), ...PAGE.rules.map((rule, at) => new Option(rule.title, at)));
 }
 
-async function copy(kind) {
-  const text = kind === "flags" ? byId("flags").textContent : document.querySelector("article:not([hidden]) [data-sentence]").textContent;
+async function copy(button) {
+  const text = button.dataset.copy === "flags" ? byId("flags").textContent : document.querySelector("article:not([hidden]) [data-sentence]").textContent;
   await navigator.clipboard.writeText(text).catch(() => {
     const area = document.body.appendChild(Object.assign(document.createElement("textarea"), { value: text }));
     area.select();
     document.execCommand("copy"); // without the permission, in a page that is a file
     area.remove();
   });
-  byId("flags-said").textContent = kind === "flags" ? "copied" : "";
+  for (const one of all("[data-copy]")) one.nextElementSibling.textContent = one === button ? "copied" : "";
 }
 
 function listen() {
@@ -267,7 +267,7 @@ function listen() {
     document.documentElement.dataset.theme = isDark() ? "light" : "dark";
     restyleCharts();
   });
-  for (const one of all("[data-copy]")) one.addEventListener("click", () => copy(one.dataset.copy));
+  for (const one of all("[data-copy]")) one.addEventListener("click", () => copy(one));
   for (const link of all("nav a")) {
     link.addEventListener("click", (event) => {
       event.preventDefault(); // the address holds the state
