@@ -138,7 +138,7 @@ class Target:
         tokens: (N,) the token emitted.
         candidates: (N, C) the target's most probable tokens.
         probabilities: (N, C) theirs.
-        prompts: (P,) the id and the text of each.
+        prompts: (P,) the id, the text and the category (else the source) of each.
         top: by k, the (N,) probability of the k most probable tokens.
         repeated: (N,) whether each step lies inside a repeated passage of its answer.
         undefined: steps at which the test of a rule, by its label, means nothing.
@@ -157,7 +157,7 @@ class Target:
     tokens: NDArray[np.int32]
     candidates: NDArray[np.int32]
     probabilities: Floats
-    prompts: Sequence[tuple[str, str]]
+    prompts: Sequence[tuple[str, str, str]]
     top: Mapping[int, Floats] = field(default_factory=dict)
     repeated: Flags = field(default_factory=lambda: np.zeros(0, dtype=bool))
     undefined: Mapping[str, int] = field(default_factory=dict)

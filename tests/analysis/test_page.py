@@ -43,7 +43,7 @@ def made(rules: tuple[Rule, ...] = (Additive(0.3), GREEDY), drafter: bool = True
         tokens,
         np.arange(SIZE * 6, dtype=np.int32).reshape(SIZE, 6),
         top,
-        [(f"id-{at}", f"prompt {at}") for at in range(4)],
+        [(f"id-{at}", f"prompt {at}", "made up") for at in range(4)],
         words={0: "<b>", 1: "word"},
         draft=draft if drafter else None,
         judged={label: (flags, flags & (tokens % 2 == 0)) for label, flags in kept.items()}

@@ -110,7 +110,7 @@ def run_length_table(results: Results, at: int) -> Table:
 
 def estimator_table(results: Results) -> Table:
     """Compare the estimators of the run length at one level, with their intervals."""
-    eps = min(sorted(set(results["runs"]["eps"])), key=lambda level: abs(level - COMPARED_AT))
+    eps = compared_level(results["runs"]["eps"])
     data = _with_shares(results, results.select("runs", eps=eps, rule=_shown(results)))
     names = list(data["estimator"].unique())
     ends = ("value", "optimistic", "ci_low", "ci_high", *RUN[2:])
@@ -141,6 +141,11 @@ def coverage_notes(empty: pd.Series, inexact: pd.Series, meaning: str) -> list[s
         *[f"{sentence('empty')} {sentence(meaning)}"] * bool((empty > 0).any()),
         *[sentence("inexact")] * bool((inexact > 0).any()),
     ]
+
+
+def compared_level(levels: Iterable[float]) -> float:
+    """Return the level of eps that is nearest to `COMPARED_AT`."""
+    return min(sorted(set(levels)), key=lambda level: abs(level - COMPARED_AT))
 
 
 def _in_table4(rule: Rule) -> bool:

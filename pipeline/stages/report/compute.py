@@ -9,6 +9,7 @@ Files: ``index.html``, the page; ``tables.html``, all tables and figures, with l
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import pandas as pd
 
@@ -17,12 +18,14 @@ from analysis.decoding.metrics import Decoded
 from analysis.decoding.speed import speed
 from analysis.page.screen import most_certified
 from analysis.report.measured import Results, Target
-from analysis.report.records import Section, worded
+from analysis.report.records import Section, Table, together, worded
 from analysis.report.render import files, names
 from analysis.report.sections.acceptance import acceptance_section
 from analysis.report.sections.accuracy import accuracy_sections
 from analysis.report.sections.bounds import bounds_table, determined_table
+from analysis.report.sections.categories import category_statistics, category_table
 from analysis.report.sections.certificates import (
+    compared_level,
     estimator_table,
     run_length_table,
     table1,
@@ -35,11 +38,12 @@ from analysis.report.sections.decoding import decoding_section
 from analysis.report.sections.decoding_speed import speed_section
 from analysis.report.sections.paper_figures import figure1, survival_figure
 from analysis.report.sections.published_matched import compare, published_section
+from analysis.rules import StrictGreedy
 from pipeline.execution.progress import progress_bar
-from pipeline.plan.slices import bootstrap_settings
 from pipeline.stages.report import setups
 from pipeline.stages.report.inputs import (
     Upstream,
+    bootstrap_of,
     by_target,
     comparisons,
     judged_by,
@@ -69,7 +73,7 @@ def compute(node: Node, upstream: dict[str, list[Artifact]], pending: Pending) -
         for target, mine in zip(targets, sources, strict=True)
         if "decoding" in mine
     ]
-    statistics = bootstrap_settings(config)
+    statistics = bootstrap_of(config)
     speeds = [speed(one, *statistics).assign(theta=thetas(one)) for one in decoded]
     sections = [*sections_of(node, sources, targets, results, decoded, speeds)]
     shown = [(section, item) for section in sections for item in section.shown]
@@ -113,13 +117,13 @@ def sections_of(
     if decoded:
         found = [mine["decoding"][0] for mine in sources]
         title = f"How it decodes with {config['drafter']}"
-        yield decoding_section(
-            title, decoded, bootstrap_settings(config), setups.extent(decoded, found)
-        )
+        yield decoding_section(title, decoded, bootstrap_of(config), setups.extent(decoded, found))
         said = [*setups.machines(decoded, found), *setups.warning(decoded, speeds)]
         yield speed_section(title, decoded, speeds, said)
     if "accuracy" in sources[0]:
         yield from answer_sections(node, [mine["accuracy"][0] for mine in sources])
+    if any(len({category for *_, category in target.prompts}) > 1 for target in targets):
+        yield Section("By category of the prompts", [categories_table(node, targets, results)])
     matches = [
         match
         for target, mine in zip(targets, sources, strict=True)
@@ -159,11 +163,30 @@ def certificates_section(
     return Section("Certificates", shown)
 
 
+def categories_table(node: Node, targets: Sequence[Target], results: Results) -> Table:
+    """Return the table by category of the prompts."""
+    rules = list(targets[0].certificates)
+    rule = StrictGreedy() if StrictGreedy() in rules else rules[0]
+    eps = compared_level(results["runs"]["eps"])
+    frames = {}
+    for target in targets:
+        means: dict[str, Any] = {"p0": target.top[1], "repeated": target.repeated}
+        if target.draft is not None:
+            means["kl"] = target.draft["kl"].to_numpy()
+            means["accepted"] = target.draft["rank"].to_numpy() == 1
+        categories = [category for *_, category in target.prompts]
+        seed = node.config["statistics_seed"]
+        frames[target.label] = category_statistics(
+            categories, rule, target.certificates[rule], means, eps, target.bootstrap, seed
+        )
+    return category_table(together(frames), rule, eps)
+
+
 def answer_sections(node: Node, found: Sequence[Artifact]) -> list[Section]:
     """Return the sections on answers to tasks, from the artifacts of stage accuracy."""
     config = node.config
     pairs = zip(config["targets"], found, strict=True)
     answered = [read_answered(target, artifact) for target, artifact in pairs]
     margin = config["margin"]
-    tables = [accuracy(one, *bootstrap_settings(config), margin) for one in answered]
+    tables = [accuracy(one, *bootstrap_of(config), margin) for one in answered]
     return accuracy_sections(config["drafter"], answered, tables, margin, config["confidence"])

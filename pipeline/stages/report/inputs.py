@@ -23,7 +23,6 @@ from analysis.statistics.bootstrap import Floats, PromptBootstrap, top_probabili
 from analysis.statistics.run_lengths import run_lengths
 from analysis.statistics.trajectories import Trajectories, inside_repeats
 from analysis.topk import TopK
-from pipeline.plan.slices import bootstrap_settings
 from pipeline.store import distributions
 from pipeline.store.artifacts import Artifact
 from pipeline.store.node import Node
@@ -78,7 +77,7 @@ def read_target(node: Node, at: int, sources: Upstream) -> Target:
     steps = dump.read(columns=["prompt_id", "position", "token_id"])
     tokens = steps["token_id"].to_numpy()
     trajectories = Trajectories.from_positions(steps["position"].to_numpy())
-    known = prompts.read(columns=["prompt_id", "text"]).to_pandas().set_index("prompt_id")
+    known = prompts.read(columns=["prompt_id", "text", "source"]).to_pandas().set_index("prompt_id")
     asked = known.loc[steps["prompt_id"].take(trajectories.starts).to_pylist()]
     draft = None
     if "acceptance" in sources and "logged" not in sources["acceptance"][0].record["config"]:
@@ -94,7 +93,7 @@ def read_target(node: Node, at: int, sources: Upstream) -> Target:
     return Target(
         node.config["targets"][at],
         certificates,
-        PromptBootstrap(trajectories.prompts, *bootstrap_settings(node.config)),
+        PromptBootstrap(trajectories.prompts, *bootstrap_of(node.config)),
         tokens,
         shown,
         np.concatenate(probabilities),
@@ -122,6 +121,11 @@ def judged_by(target: Target, sources: Upstream, divergence: str) -> Target:
         found += judge(steps, rules, by, target.draft[by].to_numpy())
     judged = {one.rule.label: (one.accepted, one.certified) for one in found}
     return replace(target, judged=judged, divergence=divergence)
+
+
+def bootstrap_of(config: Mapping[str, Any]) -> tuple[int, float, int]:
+    """Return resamples, confidence and seed of the bootstrap over prompts."""
+    return config["resamples"], config["confidence"], config["statistics_seed"]
 
 
 def temperature_of(sources: Upstream) -> float:

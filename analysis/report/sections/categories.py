@@ -1,0 +1,101 @@
+"""Results by the category of the prompts: certificates, run lengths, and a drafter's acceptance."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from ...rules import Rule
+from ...statistics.bootstrap import Flags, Floats, PromptBootstrap, summarise
+from ...statistics.run_lengths import run_lengths, with_censored
+from ...statistics.trajectories import LENGTH, Trajectories
+from ..measured import Ends
+from ..records import Table, worded
+from ..text import few_notes
+
+ALL = "all prompts"
+
+
+def category_statistics(
+    categories: Sequence[str],
+    rule: Rule,
+    certificates: Ends,
+    means: Mapping[str, Floats | Flags],
+    eps: float,
+    whole: PromptBootstrap,
+    seed: int,
+) -> pd.DataFrame:
+    """Return the statistics of each category, in the order of their names, and of all prompts.
+
+    Args:
+        categories: (P,) of each prompt, in the order of the N steps of a target.
+        rule: whose certificates are summed up.
+        certificates: their (N,) lower and upper ends, nats.
+        means: (N,) numbers of which the mean is shown, by statistic: p0, a probability; repeated,
+            flags of `inside_repeats`; with a drafter kl, in nats, and accepted, flags.
+        eps: level in nats of the statistics certified and per_call.
+        whole: the prompts of the steps; its resamples are those of all prompts.
+        seed: of the resamples of a category's own prompts, as many.
+
+    Returns:
+        One row a category and statistic: category, statistic, value, optimistic, ci_low, ci_high,
+        cut and cut_optimistic (of per_call: share of its calls that trajectories' ends cut, else
+        0), steps, prompts, few_prompts.
+    """
+    of_step = np.asarray(categories, dtype=object)[whole.prompts]
+    frames = []
+    for category in [*sorted(set(categories)), ALL]:
+        chosen, bootstrap = np.ones(len(of_step), dtype=bool), whole
+        if category != ALL:
+            chosen = of_step == category
+            prompts = np.unique(whole.prompts[chosen], return_inverse=True)[1]
+            bootstrap = PromptBootstrap(prompts, len(whole.weights), whole.confidence, seed)
+        lower, upper = (ends[chosen] for ends in certificates)
+        mine = {name: values[chosen] for name, values in means.items()}
+        frame = pd.DataFrame(_statistics(rule, lower, upper, mine, eps, bootstrap))
+        frame.insert(0, "category", category)
+        frames.append(frame.assign(steps=int(chosen.sum()), **bootstrap.counted))
+    return pd.concat(frames, ignore_index=True)
+
+
+def _statistics(
+    rule: Rule,
+    lower: Floats,
+    upper: Floats,
+    means: Mapping[str, Floats | Flags],
+    eps: float,
+    bootstrap: PromptBootstrap,
+) -> list[dict[str, Any]]:
+    """Return a row for each statistic of some of the steps."""
+
+    def mean(name: str, least: Any, most: Any) -> dict[str, Any]:
+        (value, draws), (optimistic, best) = (
+            bootstrap.mean(np.asarray(values, dtype=np.float64)) for values in (least, most)
+        )
+        low, high = bootstrap.interval(draws)[0], bootstrap.interval(best)[1]
+        ends = {"value": value, "optimistic": optimistic}
+        return {"statistic": name, **ends, "ci_low": float(low), "ci_high": float(high)}
+
+    rows = [mean(name, values, values) for name, values in means.items()]
+    found = summarise(lower, upper, rule.ceiling, bootstrap)
+    rows += [{"statistic": name, **of} for name, of in found.items() if name in ("mean", "median")]
+    rows.append(mean("certified", lower > eps, upper > eps))
+    starts = np.append(0, np.cumsum(bootstrap.steps)[:-1])
+    trajectories = Trajectories(starts, bootstrap.prompts)
+    runs = run_lengths(lower, upper, [eps], trajectories, bootstrap)
+    (run,) = runs[runs["estimator"] == "per_call"].to_dict("records")
+    cut = {"cut": 0.0, "cut_optimistic": 0.0}
+    rows = [row | cut for row in rows]
+    return [*rows, {"statistic": "per_call"} | {x: run[x] for x in rows[0] if x != "statistic"}]
+
+
+def category_table(data: pd.DataFrame, rule: Rule, eps: float) -> Table:
+    """Lay out `category_statistics` of all targets, together, a row for each category."""
+    layout = worded("categories", rule=rule.title, eps=eps, length=LENGTH)
+    known = set(data["statistic"])  # without a drafter, none of its own
+    layout["columns"] = [one for one in layout["columns"] if one.where["statistic"] in known]
+    shown = with_censored(data).assign(ceiling=rule.ceiling)
+    return Table(**layout, data=data, shown=shown, notes=few_notes(data["prompts"]))
