@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import log_softmax as scipy_log_softmax
-from scipy.special import rel_entr, xlogy
+from scipy.special import xlogy
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -114,16 +114,3 @@ def argmax_rank(
     """
     first = target_logits.argmax(axis=1)[:, None]
     return np.asarray((draft_logits >= np.take_along_axis(draft_logits, first, axis=1)).sum(axis=1))
-
-
-def divergence_of(r: Floats, p: Floats, name: str) -> float:
-    """Return the divergence of one (V,) law r from p, as `analysis.beyond.clip` names it."""
-    with np.errstate(divide="ignore", invalid="ignore"):
-        terms = {
-            "kl": rel_entr(r, p),
-            "reverse_kl": rel_entr(p, r),
-            "chi2": np.where(r == p, 0.0, (r - p) ** 2 / p),
-            "hellinger": (np.sqrt(r) - np.sqrt(p)) ** 2 / 2,
-            "tv": np.abs(r - p) / 2,
-        }
-    return float(terms[name].sum())

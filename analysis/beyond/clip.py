@@ -17,12 +17,13 @@ parameter: c1 = 1 is lossless speculative sampling, c1 = max q / p accepts every
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from ..topk import Floats
+from .probability import coin_kl
 
 DIALS = ("c1", "ratio", "divergence")
 HALVINGS = 50
@@ -47,6 +48,24 @@ FAMILIES: dict[str, Generator] = {
 }
 
 
+def divergence_of(r: ArrayLike, p: ArrayLike, name: str = "kl") -> float:
+    """Return D_f(r || p) of what is emitted from the target, (V,) each.
+
+    kl: KL(r || p), reverse_kl: KL(p || r), chi2: sum (r - p)^2 / p, hellinger: 1 - sum sqrt(p r),
+    tv: half the sum of |r - p|. Nats where there is a logarithm; infinite where it is.
+
+    Examples:
+        >>> round(divergence_of([0.5, 0.5], [0.25, 0.75]), 6)
+        0.143841
+    """
+    f, slope = _family(name)
+    r, p = np.asarray(r, dtype=np.float64), np.asarray(p, dtype=np.float64)
+    inside = p > 0
+    outside = float(r[~inside].sum())
+    terms = p[inside] * f(r[inside] / p[inside])
+    return float(terms.sum()) + (slope * outside if outside > 0 else 0.0)
+
+
 def clip_law(
     p: ArrayLike, q: ArrayLike, dial: str, value: float, divergence: str = "kl"
 ) -> tuple[Floats, float, float]:
@@ -62,8 +81,8 @@ def clip_law(
             be. For a mean budget over steps the same ratio at every step is best for kl; the same
             D is not.
         value: c1 >= 1, ratio >= 1 or divergence >= 0; infinite accepts every draft.
-        divergence: of the third dial. kl: KL(r || p), reverse_kl: KL(p || r), chi2: sum of
-            (r - p)^2 / p, hellinger: 1 - sum sqrt(p r), tv: half the sum of |r - p|.
+        divergence: kl, reverse_kl, chi2, hellinger or tv, as `divergence_of` defines them; of the
+            third dial.
 
     Returns:
         r (V,), c1, c2. A token with p = 0 is emitted by no c1 p; only where all others are accepted
@@ -80,8 +99,7 @@ def clip_law(
         >>> clip_law(p, q, "divergence", 0.0)[0].tolist()
         [0.5, 0.3, 0.2]
     """
-    if divergence not in FAMILIES:
-        raise ValueError(f"divergence={divergence!r} is not allowed: give {', '.join(FAMILIES)}")
+    family = _family(divergence)
     least = 0.0 if dial == "divergence" else 1.0
     if dial not in DIALS:
         raise ValueError(f"dial={dial!r} is not allowed: give {', '.join(DIALS)}")
@@ -92,7 +110,7 @@ def clip_law(
         return steps.at(math.log(value) if value < math.exp(steps.edge) else steps.edge)
     if dial == "ratio":
         return steps.at(steps.at_ratio(value))
-    spent = steps.spending(FAMILIES[divergence])
+    spent = steps.spending(family)
     return steps.at(steps.last(lambda *law: spent(*law) <= value) if value > 0 else 0.0)
 
 
@@ -181,9 +199,62 @@ class _Sorted:
         return r, c1, c2
 
 
+def _family(name: str) -> Generator:
+    if name not in FAMILIES:
+        raise ValueError(f"divergence={name!r} is not allowed: give {', '.join(FAMILIES)}")
+    return FAMILIES[name]
+
+
 def _distribution(name: str, values: ArrayLike) -> Floats:
     array = np.asarray(values, dtype=np.float64)
     total = float(array.sum()) if array.ndim == 1 else math.nan
     if not abs(total - 1.0) <= SUM_ERROR or array.min() < 0:
         raise ValueError(f"{name} is no distribution of one step: give (V,) numbers of sum 1")
     return array / total
+
+
+def mean_curve(
+    pairs: Iterable[tuple[Floats, Floats]], ratios: Sequence[float]
+) -> tuple[Floats, Floats]:
+    """Return mean KL(r || p) and mean acceptance over steps at each ratio c1 / c2, (R,) each.
+
+    No laws of these steps accept more at this mean: the ratio is the price of a nat, the same at
+    every step (log c1 - log c2 = f'(c1) - f'(c2) for kl).
+
+    Args:
+        pairs: p and q of each step, (V,) each.
+        ratios: of at least 1.
+    """
+    sums, count = np.zeros((2, len(ratios))), 0
+    for p, q in pairs:
+        steps, count = _Sorted(p, q), count + 1
+        spent = steps.spending(FAMILIES["kl"])
+        for at, ratio in enumerate(ratios):
+            law = steps.scales(steps.at_ratio(ratio))
+            sums[:, at] += spent(*law), 1.0 - steps.removed(law[0], 0.0)
+    return sums[0] / count, sums[1] / count
+
+
+def argmax_law(p: ArrayLike, divergence: float) -> Floats:
+    """Return a* = sup{a : kl(a || p(x)) <= D}: the most with which an argmax draft is accepted.
+
+    The draft x is not drawn: q is one at it. Then r(x) = a*, the others in proportion to p, is the
+    law of largest acceptance with KL(r || p) <= D, kl the divergence of coins. What Cactus takes,
+    p + sqrt(2 D p (1 - p)), is its second order.
+
+    Args:
+        p: p(x), in [0, 1].
+        divergence: D, nats, at least 0.
+
+    Examples:
+        >>> argmax_law([0.2, 0.9, 1.0], 0.1).round(4).tolist()
+        [0.3952, 0.9991, 1.0]
+    """
+    p = np.asarray(p, dtype=np.float64)
+    low, high = p.copy(), np.ones_like(p)
+    fits = coin_kl(high, p) <= divergence
+    for _ in range(HALVINGS):
+        middle = 0.5 * (low + high)
+        inside = coin_kl(middle, p) <= divergence
+        low, high = np.where(inside, middle, low), np.where(inside, high, middle)
+    return np.where(fits, 1.0, low)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from analysis.topk import TopK
 from analysis.trees.acceptance import Stored, aligned, drawn_rates, greedy_rates, truncated
@@ -162,18 +163,27 @@ def sibling_rates(artifact: Artifact, method: Method, count: int) -> Floats:
     if method.temperature == 0:
         ranks = artifact.read(columns=["argmax_rank"])["argmax_rank"].to_numpy()
         return greedy_rates(ranks, count)
-    facts = artifact.record["facts"]
-    names = (*TOKENS, *MOMENTS[:2])
-    table = artifact.read(columns=[*names, *(f"draft_{name}" for name in names)])
-    table = table.take(pa.array(np.unique(np.linspace(0, len(table) - 1, STEPS).astype(np.intp))))
-    pair = (
-        _stored(table, prefix, facts["vocab_size"], facts["temperature"], method.temperature)
-        for prefix in ("", "draft_")
-    )
+    _, *pair = stored_pair(artifact, STEPS, method.temperature)
     p, q = aligned(*(truncated(one, method.top_p, method.top_k) for one in pair))
     times = np.random.default_rng(0).exponential(size=p.shape)
     found = drawn_rates(p, q, times, count, method.sampling == RACES) / len(p)
     return np.pad(found, (0, count - len(found)))
+
+
+def stored_pair(
+    artifact: Artifact, most: int, temperature: float
+) -> tuple[NDArray[np.intp], Stored, Stored]:
+    """Return steps of the text, evenly spread, and what is stored there of target and draft."""
+    facts = artifact.record["facts"]
+    names = (*TOKENS, *MOMENTS[:2])
+    table = artifact.read(columns=[*names, *(f"draft_{name}" for name in names)])
+    steps = np.unique(np.linspace(0, len(table) - 1, most).astype(np.intp))
+    table = table.take(pa.array(steps))
+    target, draft = (
+        _stored(table, prefix, facts["vocab_size"], facts["temperature"], temperature)
+        for prefix in ("", "draft_")
+    )
+    return steps, target, draft
 
 
 def _stored(table: pa.Table, prefix: str, size: int, known_at: float, temperature: float) -> Stored:

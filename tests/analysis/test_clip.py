@@ -8,9 +8,10 @@ import cvxpy
 import numpy as np
 import pytest
 
-from analysis.beyond.clip import FAMILIES, clip_law
+from analysis.acceptance import best_laws
+from analysis.beyond.clip import FAMILIES, argmax_law, clip_law, divergence_of, mean_curve
+from analysis.beyond.probability import coin_kl
 from analysis.topk import Floats
-from tests.divergences import divergence_of
 
 P, Q = np.array([0.4, 0.3, 0.2, 0.1]), np.array([0.1, 0.25, 0.25, 0.4])
 NAMES = list(FAMILIES)
@@ -104,19 +105,57 @@ def test_tokens_without_probability(name: str) -> None:
     assert clip_law(p, q, "c1", 1.5)[0].sum() == pytest.approx(1)
 
 
+LAWS = {
+    "typical": best_laws.typical_law,
+    "MARS": lambda p, q: best_laws.mars_law(p, q, relaxed=True),
+    "cascade": best_laws.cascade_law,
+    "mixture": best_laws.mixture_law,
+    "Cactus": best_laws.cactus_law,
+}
+
+
+@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize("name", NAMES)
+def test_no_law_of_an_engine_is_above_its_curve(law: str, name: str) -> None:
+    for p, q in pairs(40):
+        r, accepted = LAWS[law](p, q)
+        assert r.sum() == pytest.approx(1, abs=1e-13)
+        assert 0 <= accepted <= np.minimum(q, r).sum() + 1e-13
+        best = clip_law(p, q, "divergence", divergence_of(r, p, name), name)[0]
+        assert np.minimum(q, best).sum() >= np.minimum(q, r).sum() - 1e-12
+    r, accepted = LAWS[law](P, P)  # equal models lose nothing
+    np.testing.assert_allclose((*r, accepted), (*P, 1.0), rtol=1e-14)
+
+
 def test_no_laws_of_several_steps_are_above_the_curve_of_the_mean() -> None:
     """Nor any budgets by step: the convex solver splits one mean among three steps."""
     steps = pairs(3, size=4)
-    for ratio in (2.0, 5.0):
-        ours = [clip_law(p, q, "ratio", ratio)[0] for p, q in steps]
-        kl = np.mean([divergence_of(r, p, "kl") for r, (p, _) in zip(ours, steps, strict=True)])
-        best = np.mean([np.minimum(q, r).sum() for r, (_, q) in zip(ours, steps, strict=True)])
+    spent, accepted = mean_curve(steps, [1.0, 2.0, 5.0])
+    assert spent[0] == pytest.approx(0, abs=1e-14)
+    assert accepted[0] == pytest.approx(np.mean([np.minimum(p, q).sum() for p, q in steps]))
+    for kl, best in zip(spent[1:], accepted[1:], strict=True):
         laws = [cvxpy.Variable(4) for _ in steps]
         limits = [cvxpy.sum(r) == 1 for r in laws]
         total = sum(cvxpy.sum(cvxpy.rel_entr(r, p)) for r, (p, _) in zip(laws, steps, strict=True))
         goal = sum(cvxpy.sum(cvxpy.minimum(q, r)) for r, (_, q) in zip(laws, steps, strict=True))
         problem = cvxpy.Problem(cvxpy.Maximize(goal / 3), [*limits, total <= 3 * kl])
         assert best == pytest.approx(problem.solve(solver=cvxpy.CLARABEL), abs=1e-6)
+
+
+def test_argmax_drafts() -> None:
+    p = np.array([0.0, 1e-6, 0.2, 0.7, 1.0])
+    for budget in (0.0, 1e-6, 0.05, 0.5, 2.0, 50.0):
+        most = argmax_law(p, budget)
+        assert (coin_kl(most, p)[1:] <= budget * (1 + 1e-9) + 1e-15).all()
+        assert (most >= p).all()
+        inside = (most < 1) & (p > 0)
+        np.testing.assert_allclose(coin_kl(most, p)[inside], budget, rtol=1e-6, atol=1e-12)
+        assert most[0] == 0  # what the target never emits
+    exactly = float(coin_kl(1.0, 0.7))
+    assert argmax_law(0.7, exactly) == 1.0
+    assert argmax_law(0.7, exactly * (1 - 1e-9)) < 1.0
+    small = 1e-7  # Cactus' term is the second order
+    assert argmax_law(0.3, small) == pytest.approx(0.3 + math.sqrt(2 * small * 0.21), rel=1e-6)
 
 
 @pytest.mark.parametrize(

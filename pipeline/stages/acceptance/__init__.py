@@ -132,7 +132,7 @@ def matter(node: Node, rows: list[SummaryRow]) -> tuple[list[SummaryRow], str]:
 
 STAGE = Stage(
     name="acceptance",
-    version=17,
+    version=16,
     upstream=("drafts",),
     columns={
         "data": STEP

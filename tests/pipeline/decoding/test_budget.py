@@ -11,13 +11,12 @@ import numpy as np
 import pytest
 import torch
 
-from analysis.beyond.clip import clip_law
+from analysis.beyond.clip import clip_law, divergence_of
 from pipeline.decoding.choices import Noise
 from pipeline.decoding.drafters import Draft, ModelDrafter, PromptLookup
 from pipeline.decoding.loop import decode
 from pipeline.decoding.verifiers import BudgetSampling, SpeculativeSampling, Verifier
 from tests.analysis.exact import Fork, outcomes
-from tests.divergences import divergence_of
 from tests.pipeline.decoding.enumeration import ForkedDraft, ForkedNoise, Fractions, pair
 from tests.pipeline.decoding.pair import CPU, Markov
 
