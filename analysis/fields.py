@@ -103,7 +103,7 @@ def from_mapping(kind: type[T], mapping: Mapping[str, Any], where: str, name: st
     for key, spec in specs.items():
         if key not in mapping and spec.default is MISSING and spec.default_factory is MISSING:
             allowed = spec.metadata.get("allowed", "its value")
-            raise FieldError(f"{where}the key {key!r} is missing: give {allowed}")
+            raise key_missing(key, where, f"give {allowed}")
     return kind(**mapping)
 
 
@@ -118,7 +118,22 @@ def check_keys(mapping: Iterable[str], known: Iterable[str], where: str, name: s
     if unknown:
         takes = f"{name} takes {', '.join(names)}" if names else f"{name} takes no parameters"
         near = nearest(unknown[0], names)
-        raise FieldError(f"{where}the key {unknown[0]!r} is not known{near}: {takes}")
+        raise FieldError(f"{_sentence(where)}the key {unknown[0]!r} is not known{near}: {takes}")
+
+
+def key_missing(key: str, where: str, advice: str) -> FieldError:
+    """Return the error for a key that is not there.
+
+    Examples:
+        >>> str(key_missing("m", "methods[0].", "give an integer"))
+        "methods[0]: the key 'm' is missing: give an integer"
+    """
+    return FieldError(f"{_sentence(where)}the key {key!r} is missing: {advice}")
+
+
+def _sentence(where: str) -> str:
+    """Return what is printed before the name of a field as the begin of a sentence."""
+    return f"{where[:-1]}: " if where.endswith(".") else where
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -100,6 +100,7 @@ def test_every_option_composes(group: str, option: str) -> None:
         ("device.threads=1000000", r"^device.threads=1000000 exceeds the \d+ processors"),
         ("targets.mini_large.label=mini-small", "label=mini-small is given to two targets"),
         ("certificates.divergence=tv", "divergence=tv is not allowed with stage=report"),
+        ("stage=certificate", r"^stage=certificate is not allowed: give one of prompts, "),
         ("certificates.divergence=js", r"^certificates\.divergence='js.*give kl, tv, hell"),
     ],
 )

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-from analysis.fields import FieldError, check_fields, check_keys, from_mapping, ranged, refused
+from analysis.fields import check_fields, check_keys, from_mapping, key_missing, ranged, refused
 from analysis.trees import topology
 from analysis.trees.optimal import optimal
 from analysis.trees.topology import Growth, Topology
@@ -137,7 +137,7 @@ def build_tree(mapping: Mapping[str, Any], where: str) -> DraftTree:
     check_keys(given, keys, f"{where}.", f"tree: {name}")
     for key in keys:
         if key not in given and key != "acceptance":
-            raise FieldError(f"{where}.the key {key!r} is missing: tree: {name} takes it")
+            raise key_missing(key, f"{where}.", f"tree: {name} takes it")
     if VECTOR in given:
         given[VECTOR] = _numbers(given[VECTOR], f"{where}.{VECTOR}")
     tree = from_mapping(DraftTree, {"name": name, **given}, f"{where}.", "tree")

@@ -61,6 +61,8 @@ def prepare(composed: DictConfig) -> tuple[Config, dict[str, list[Node]], Store]
             "no target: add target=mini_large, or target=local "
             "targets.local.path=DIRECTORY_OR_HUB_ID"
         )
+    if config.stage not in STAGES:
+        say(problems)
     request = Request(config, rules, identities, frozenset(_closure(config.stage)), store.has)
     for stage in STAGES.values():
         with noted(problems):

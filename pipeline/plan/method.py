@@ -9,7 +9,7 @@ from typing import Any
 
 from analysis import rules
 from analysis.beyond.clip import FAMILIES
-from analysis.fields import FieldError, check_keys, ranged, refused
+from analysis.fields import check_keys, key_missing, ranged, refused
 from analysis.rules import Rule, StrictGreedy, Tree
 from analysis.trees.topology import Growth, Topology
 from pipeline.plan.draft_trees import DraftTree, build_tree
@@ -50,7 +50,7 @@ def read_drafting(mapping: Mapping[str, Any], where: str) -> tuple[str, float]:
     if measure not in MEASURES:
         raise refused(f"{where}drafting", measure, f"one of {', '.join(MEASURES)}")
     if "threshold" not in mapping:
-        raise FieldError(f"{where}the key 'threshold' is missing: give {allowed}")
+        raise key_missing("threshold", where, f"give {allowed}")
     threshold = mapping["threshold"]
     if type(threshold) not in (int, float) or not 0 <= threshold < math.inf:
         raise refused(f"{where}threshold", threshold, allowed)

@@ -52,10 +52,11 @@ STOPS = {"drafting": "max_q", "threshold": 0.5}
         (RACED | {"top_k": -1}, r"top_k=-1 is not allowed: give an integer of at least 0"),
         (GOOD | {"top_p": 0.9}, r"top_p=0.9 is not allowed: give 1 at"),
         (GOOD | {"top_k": 5}, r"top_k=5 is not allowed: give 0 at"),
+        ({"rule": "greedy"}, r"s\[0\]: the key 'drafter' is missing: give one of model"),
         # trees
         (GOOD | {"tree": {}}, r"methods\[0\].tree={} is not allowed: give one of sequence, batch"),
         (GOOD | {"tree": "bush"}, r"methods\[0\].tree=bush is not allowed: give one of sequence"),
-        (GOOD | {"tree": "symmetric"}, "key 'width' is missing: tree: symmetric takes it"),
+        (GOOD | {"tree": "symmetric"}, r"s\[0\]: the key 'width' is missing: tree"),
         (GOOD | {"tree": "sequence", "width": 2}, "key 'width' is not known: tree: sequence"),
         (GOOD | {"tree": "symmetric", "width": 0}, "width=0 is not allowed: give an integer from"),
         (GOOD | {"tree": "symmetric", "width": 2, "draft_length": 12}, "has 8190 tokens: give one"),
@@ -80,7 +81,7 @@ STOPS = {"drafting": "max_q", "threshold": 0.5}
         # drafts that stop
         (GOOD | STOPS | {"drafting": {}}, r"methods\[0\].drafting={} is not allowed: give one of"),
         (GOOD | STOPS | {"drafting": "sure"}, r"methods\[0\].drafting=sure is not allowed: give"),
-        (GOOD | {"drafting": "max_q"}, "key .threshold. is missing: give a number of at"),
+        (GOOD | {"drafting": "max_q"}, r"s\[0\]: the key .threshold. is missing: give"),
         (GOOD | STOPS | {"threshold": -1}, "threshold=-1 is not allowed"),
         (GOOD | STOPS | {"share": 0.5}, "the key 'share' is not known"),
         (GOOD | STOPS | {"drafter": "prompt_lookup"}, "max_q: a model that drafts a chain can st"),
