@@ -7,7 +7,6 @@ rule in other divergences; the grid at fewer steps and at other K.
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Callable
 from functools import partial
@@ -24,6 +23,7 @@ from analysis.topk import TopK
 ROOT = Path(__file__).resolve().parents[1]
 DIVERGENCES = ("tv", "hellinger", "reverse_kl", "renyi:2")  # besides KL
 STEPS, K, VOCABULARY = 64_000, 256, 151_936
+REPEATS = 7  # of which the least time counts
 
 
 def synthetic(steps: int, k: int, seed: int = 0) -> TopK:
@@ -60,30 +60,26 @@ def paper_rules() -> list[Rule]:
     return expand(paper["rules"])
 
 
-def best_time(function: Callable[[], object], repeats: int) -> float:
+def best_time(function: Callable[[], object]) -> float:
     """Return the least wall time of several calls, in milliseconds, after one to warm up."""
     times = []
-    for _ in range(repeats + 1):
+    for _ in range(REPEATS + 1):
         start = time.perf_counter()
         function()
         times.append(1e3 * (time.perf_counter() - start))
     return min(times[1:])
 
 
-def timings(dist: TopK, rules: list[Rule], repeats: int) -> pd.DataFrame:
+def timings(dist: TopK, rules: list[Rule]) -> pd.DataFrame:
     """Time the parts, in milliseconds and in reads."""
     array = np.random.default_rng(0).random((STEPS, K))
     parts = {
-        "one read: np.sum of the float64 array": best_time(array.sum, repeats),
-        "one rule: additive t=0.1": best_time(lambda: certify(dist, [Additive(0.1)]), repeats),
-        f"the grid: {len(rules)} rules, all outputs": best_time(
-            lambda: certify(dist, rules), repeats
-        ),
+        "one read: np.sum of the float64 array": best_time(array.sum),
+        "one rule: additive t=0.1": best_time(lambda: certify(dist, [Additive(0.1)])),
+        f"the grid: {len(rules)} rules, all outputs": best_time(lambda: certify(dist, rules)),
     }
     parts |= {
-        f"one rule, {name}": best_time(
-            partial(certify, dist, [Additive(0.1)], divergence=name), repeats
-        )
+        f"one rule, {name}": best_time(partial(certify, dist, [Additive(0.1)], divergence=name))
         for name in DIVERGENCES
     }
     table = pd.DataFrame({"part": list(parts), "ms": list(parts.values())})
@@ -93,18 +89,15 @@ def timings(dist: TopK, rules: list[Rule], repeats: int) -> pd.DataFrame:
 
 def main() -> None:
     """Print all of it."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--repeats", type=int, default=7)
-    repeats = parser.parse_args().repeats
     rules, dist = paper_rules(), synthetic(STEPS, K)
-    table = timings(dist, rules, repeats)
+    table = timings(dist, rules)
     read, one, grid = table["ms"][:3]
     print(table.to_string(index=False, float_format="%.2f"))
     print(f"one rule: {one / read:.2f} reads (at most 0.75)")
     print(f"the grid: {grid / read:.2f} reads (at most 8)")
     print(f"a further divergence: at most {table['ms'][3:].max() / one:.2f} times one rule (1.5)")
     for steps, k in ((4_000, K), (16_000, K), (16_000, 32), (16_000, 512)):
-        milliseconds = best_time(partial(certify, synthetic(steps, k), rules), repeats)
+        milliseconds = best_time(partial(certify, synthetic(steps, k), rules))
         print(f"the grid, {steps} steps, K = {k}: {1e6 * milliseconds / steps:.0f} ns a step")
 
 

@@ -7,7 +7,6 @@ the model, and with their start. Also says whether the files are those of this p
 
 from __future__ import annotations
 
-import argparse
 import os
 import tempfile
 import time
@@ -34,18 +33,13 @@ def planned(folder: Path, upstream: Upstream, cut: Any) -> Plan:
 
 
 def main() -> None:
-    """Measure 1, 2, ... workers."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--workers", type=int, nargs="+", default=[1, 2])
-    parser.add_argument("--prompts", type=int, default=96)
-    parser.add_argument("--batch", type=int, default=4, help="prompts of a shard")
-    arguments = parser.parse_args()
+    """Measure one worker, and two."""
     os.environ["OMP_NUM_THREADS"] = "1"
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         study = Study(
-            "study=mini", f"outputs={folder}", f"prompts.count={arguments.prompts}",
-            f"device={{threads: 1, batch: {arguments.batch}, name: cpu}}",
+            "study=mini", f"outputs={folder}", "prompts.count=96",
+            "device={threads: 1, batch: 4, name: cpu}",
         )  # fmt: skip
         node = study.nodes["distributions"][0]
         upstream = {"prompts": ensure(node.upstream_nodes, Store(folder / "artifacts"))}
@@ -59,7 +53,7 @@ def main() -> None:
         print("| workers | steps/s | of one worker | s | s with their start | same files |")
         print("|---|---|---|---|---|---|", flush=True)
         first = 0.0
-        for count in arguments.workers:
+        for count in (1, 2):
             asked = {"engine": "ray", "workers": count}
             begun = time.monotonic()
             with RayWorkers(DistributionsWorker, node, upstream, asked) as workers:

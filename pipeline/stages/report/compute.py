@@ -40,10 +40,10 @@ from analysis.report.sections.paper_figures import figure1, survival_figure
 from analysis.report.sections.published_matched import compare, published_section
 from analysis.rules import StrictGreedy
 from pipeline.execution.progress import progress_bar
+from pipeline.plan.slices import bootstrap_settings
 from pipeline.stages.report import setups
 from pipeline.stages.report.inputs import (
     Upstream,
-    bootstrap_of,
     by_target,
     comparisons,
     judged_by,
@@ -73,7 +73,7 @@ def compute(node: Node, upstream: dict[str, list[Artifact]], pending: Pending) -
         for target, mine in zip(targets, sources, strict=True)
         if "decoding" in mine
     ]
-    statistics = bootstrap_of(config)
+    statistics = bootstrap_settings(config)
     speeds = [speed(one, *statistics).assign(theta=thetas(one)) for one in decoded]
     sections = [*sections_of(node, sources, targets, results, decoded, speeds)]
     shown = [(section, item) for section in sections for item in section.shown]
@@ -117,7 +117,9 @@ def sections_of(
     if decoded:
         found = [mine["decoding"][0] for mine in sources]
         title = f"How it decodes with {config['drafter']}"
-        yield decoding_section(title, decoded, bootstrap_of(config), setups.extent(decoded, found))
+        yield decoding_section(
+            title, decoded, bootstrap_settings(config), setups.extent(decoded, found)
+        )
         said = [*setups.machines(decoded, found), *setups.warning(decoded, speeds)]
         yield speed_section(title, decoded, speeds, said)
     if "accuracy" in sources[0]:
@@ -188,5 +190,5 @@ def answer_sections(node: Node, found: Sequence[Artifact]) -> list[Section]:
     pairs = zip(config["targets"], found, strict=True)
     answered = [read_answered(target, artifact) for target, artifact in pairs]
     margin = config["margin"]
-    tables = [accuracy(one, *bootstrap_of(config), margin) for one in answered]
+    tables = [accuracy(one, *bootstrap_settings(config), margin) for one in answered]
     return accuracy_sections(config["drafter"], answered, tables, margin, config["confidence"])

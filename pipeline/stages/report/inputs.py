@@ -23,6 +23,7 @@ from analysis.statistics.bootstrap import Floats, PromptBootstrap, top_probabili
 from analysis.statistics.run_lengths import run_lengths
 from analysis.statistics.trajectories import Trajectories, inside_repeats
 from analysis.topk import TopK
+from pipeline.plan.slices import bootstrap_settings
 from pipeline.store import distributions
 from pipeline.store.artifacts import Artifact
 from pipeline.store.node import Node
@@ -93,7 +94,7 @@ def read_target(node: Node, at: int, sources: Upstream) -> Target:
     return Target(
         node.config["targets"][at],
         certificates,
-        PromptBootstrap(trajectories.prompts, *bootstrap_of(node.config)),
+        PromptBootstrap(trajectories.prompts, *bootstrap_settings(node.config)),
         tokens,
         shown,
         np.concatenate(probabilities),
@@ -121,11 +122,6 @@ def judged_by(target: Target, sources: Upstream, divergence: str) -> Target:
         found += judge(steps, rules, by, target.draft[by].to_numpy())
     judged = {one.rule.label: (one.accepted, one.certified) for one in found}
     return replace(target, judged=judged, divergence=divergence)
-
-
-def bootstrap_of(config: Mapping[str, Any]) -> tuple[int, float, int]:
-    """Return resamples, confidence and seed of the bootstrap over prompts."""
-    return config["resamples"], config["confidence"], config["statistics_seed"]
 
 
 def temperature_of(sources: Upstream) -> float:

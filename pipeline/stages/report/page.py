@@ -30,7 +30,8 @@ from analysis.report.render import PUBLISHED, lines, names, spans
 from analysis.report.style import family, rule_colour
 from analysis.rules import Additive, Multiplicative, Rule, StrictGreedy, Tree
 from pipeline.formats.engine_settings import ENGINES, setting_values
-from pipeline.stages.report.inputs import Upstream, bootstrap_of
+from pipeline.plan.slices import bootstrap_settings
+from pipeline.stages.report.inputs import Upstream
 from pipeline.stages.report.setups import introduction, setup
 from pipeline.store.artifacts import Artifact
 from pipeline.store.decoded import verdict, verdict_lines
@@ -168,7 +169,7 @@ def verdicts_of(
     answers: Sequence[Artifact | None] = upstream.get("accuracy") or [None] * len(labels)
     margin = config.get("margin", MARGIN)
     return [
-        verdict(*one, found, bootstrap_of(config), margin, command)
+        verdict(*one, found, bootstrap_settings(config), margin, command)
         for one, found in zip(timed, answers, strict=True)
     ]
 
