@@ -156,12 +156,11 @@ def _emitted(p: Floats, q: Floats, keep: Floats) -> Law:
     return kept + (1.0 - accepted) * rest / max(rest.sum(), TINY), accepted
 
 
-def best_of_drafts(p: Floats, q: Floats, count: int, replacement: bool = False) -> Floats:
-    """Return the largest acceptance of so many drafts, (N,).
+def best_of_drafts(p: Floats, q: Floats, count: int) -> Floats:
+    """Return the largest acceptance of so many drafts, drawn without replacement, (N,).
 
-    Q_n(H) = q(H)^n for independent drafts. Drawn without replacement, token i arrives at an
-    Exp(q_i) time, and the first n are the drafts: all lie in H if n of H arrive before the first
-    of the others,
+    Token i arrives at an Exp(q_i) time, and the first n are the drafts: all lie in H if n of H
+    arrive before the first of the others,
 
         Q_n(H) = integral over t of (1 - q(H)) exp(-(1 - q(H)) t) P(n of H have arrived by t),
 
@@ -171,19 +170,18 @@ def best_of_drafts(p: Floats, q: Floats, count: int, replacement: bool = False) 
         p: (N, V) target.
         q: (N, V) draft.
         count: n, at least 1.
-        replacement: whether the drafts are independent.
 
     Examples:
         >>> p, q = np.array([[0.0, 1.0]]), np.array([[0.5, 0.5]])
-        >>> [float(best_of_drafts(p, q, 2, way)[0].round(9)) for way in (True, False)]
-        [0.75, 1.0]
+        >>> [float(best_of_drafts(p, q, count)[0].round(9)) for count in (1, 2)]
+        [0.5, 1.0]
     """
     with np.errstate(divide="ignore", invalid="ignore"):
         order = np.argsort(np.where(q > 0, p / q, np.inf), axis=1)
     p, q = (np.take_along_axis(x, order, axis=1) for x in (p, q))
     inside, mass = np.cumsum(q, axis=1), np.cumsum(p, axis=1)
-    if replacement or count == 1:
-        return np.asarray(1.0 - np.maximum(0.0, (inside**count - mass).max(axis=1)))
+    if count == 1:
+        return np.asarray(1.0 - np.maximum(0.0, (inside - mass).max(axis=1)))
     rest = np.cumsum(q[:, ::-1], axis=1)[:, ::-1]
     rest = np.column_stack([rest[:, 1:], np.zeros(len(q))])  # of the tokens behind each prefix
     arrived = np.zeros((count, len(q), len(GRID)))  # probability of 0, 1, ... n - 1 arrivals
