@@ -191,10 +191,7 @@ def test_limits_that_exclude_are_named_with_their_keys(
     source = lines(tmp_path / "p.jsonl", *rows)
     build(model, source, tmp_path / "a", count=2, min_tokens=20)
     told = capsys.readouterr().out
-    assert (
-        "of 4 rows that were looked at 1 too short for prompts.min_tokens=20 (row 2), 1 too "
-        in told
-    )
+    assert "of 4 rows read, 1 too short for prompts.min_tokens=20 (row 2), 1 too " in told
     assert "1 too long for prompts.max_tokens=100 (row 5)\n" in told
     message = (
                r"only 2 prompts of 20 to 100 tokens \(all that it has: \d+ to \d+\) .*: "

@@ -51,7 +51,7 @@ def compute(node: Node, _: dict[str, list[Artifact]], pending: Pending) -> None:
     found, told = len(chosen), excluded_rows(excluded, config)
     if excluded:
         visited = found + sum(entry["rows"] for entry in excluded.values())
-        print(f"prompts {node.label}: of {visited} rows that were looked at {told}", flush=True)
+        print(f"prompts {node.label}: of {visited} rows read, {told}", flush=True)
     pending.write("data", pa.Table.from_pylist(chosen, schema=columns.schema("prompts")))
 
 

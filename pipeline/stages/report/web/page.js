@@ -14,7 +14,8 @@ const epsText = () => `${PAGE.levels[state.level]} nats`;
 
 function addRow(id, texts) {
   const row = byId(id).insertRow();
-  for (const text of texts) row.insertCell().textContent = String(text).replaceAll(" = ", "\u00a0=\u00a0");
+  const whole = (text) => String(text).replaceAll(" = ", "\u00a0=\u00a0").replace(/, (?=[\d.]+\])/g, ",\u00a0");
+  for (const text of texts) row.insertCell().textContent = whole(text);
   return row;
 }
 
