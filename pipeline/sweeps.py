@@ -149,7 +149,7 @@ def in_cells(columns: Mapping[str, list[Any]]) -> dict[str, list[Any]]:
             texts = texts or [_cell(value) for value in values]
             sides = zip(texts, shown.pop(low), shown.pop(high), strict=True)
             texts = [
-                f"{text} [{_short(a)}, {_short(b)}]" if not _missing(a) and a < b else text
+                f"{text} [{_number(a)}, {_number(b)}]" if not _missing(a) and a < b else text
                 for text, a, b in sides
             ]
         if texts is not None:
@@ -165,10 +165,6 @@ def _cell(value: Any) -> str:
     if value is None or isinstance(value, float):
         return UNDEFINED if value is None else _number(value)
     return str(value)
-
-
-def _short(value: float) -> str:
-    return f"{value:.3g}"
 
 
 def _number(value: float) -> str:

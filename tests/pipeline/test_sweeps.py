@@ -46,7 +46,7 @@ def test_the_printed_table_has_ranges_where_the_ends_differ(
     assert "ci_low" not in header
     assert "–" not in greedy
     ends = table.set_index("rule").loc["absolute theta=0.01"]
-    interval = f"[{ends['mean_ci_low']:.3g}, {ends['mean_ci_high']:.3g}]"
+    interval = f"[{ends['mean_ci_low']:.4g}, {ends['mean_ci_high']:.4g}]"
     assert f" {ends['mean']:.4g}–{ends['mean_optimistic']:.4g} {interval} " in absolute
     assert after[1:] == [
         "In brackets: intervals over prompts.",
