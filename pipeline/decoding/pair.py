@@ -234,11 +234,11 @@ def read_both(
     return logits, drafter.logits(outputs[0, -len(answer) :])
 
 
-def nats_given_up(logits: Tensor, answer: Sequence[int]) -> float:
-    """Return the sum of log(p0 / p(token)) over the n tokens of an answer, given its logits (n, V).
+def nats_given_up(logits: Tensor, answer: Sequence[int]) -> Tensor:
+    """Return log(p0 / p(token)) of the n tokens of an answer (n,), float64, from its logits (n, V).
 
-    p0 is the probability of the target's first choice at that token: greedy decoding gives up 0.
+    p0 is the probability of the target's first choice at that token: only another token gives up
+    more than 0.
     """
-    exact = logits.double()
-    chosen = torch.tensor(answer, device=logits.device)[:, None]
-    return float((exact.amax(1) - exact.gather(1, chosen)[:, 0]).sum())
+    chosen = logits.gather(1, torch.tensor(answer, device=logits.device)[:, None])[:, 0]
+    return logits.amax(1).double() - chosen.double()

@@ -14,7 +14,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from pipeline.decoding.loop import Answer
@@ -122,14 +121,13 @@ def answer(
 
 def counted_steps(logits: Tensor, answer: tuple[int, ...]) -> tuple[list[float], dict[str, Any]]:
     """Return the gaps between the target's two largest logits (n, V), and what an answer counts."""
-    exact = logits.double()
-    first, second = exact.topk(2, dim=1).values.T
-    chosen = exact.gather(1, torch.tensor(answer, device=logits.device)[:, None])[:, 0]
+    first, second = logits.topk(2, dim=1).values.double().T
+    nats = nats_given_up(logits, answer)
     return (first - second).tolist(), {
         "token_ids": list(answer),
         "n_tokens": len(answer),
-        "given_up": nats_given_up(logits, answer),
-        "departures": int((chosen < first).sum()),
+        "given_up": float(nats.sum()),
+        "departures": int((nats > 0).sum()),
     }
 
 

@@ -241,7 +241,7 @@ def prompt_rows(
         tokens = tuple(answer.tokens)
         if tokens not in given_up:
             logits = read_again(pair.target, prompt["token_ids"], tokens)
-            given_up[tokens] = nats_given_up(logits, tokens)
+            given_up[tokens] = float(nats_given_up(logits, tokens).sum())
         rows["data"].append(
             {
                 **key,
