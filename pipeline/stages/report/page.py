@@ -29,6 +29,7 @@ from analysis.report.records import Section, Table
 from analysis.report.render import PUBLISHED, lines, names, spans
 from analysis.report.style import family, rule_colour
 from analysis.rules import Additive, Multiplicative, Rule, StrictGreedy, Tree
+from analysis.statistics.bootstrap import FEW_PROMPTS
 from pipeline.formats.engine_settings import ENGINES, setting_values
 from pipeline.plan.slices import bootstrap_settings
 from pipeline.stages.report.inputs import Upstream
@@ -77,7 +78,7 @@ def page_files(
     environment.filters["whole"] = whole
     css = (WEB / "page.css").read_text(encoding="utf-8")
     environment.globals |= {"lines": lines, "spans": spans, "as_published": PUBLISHED}
-    environment.globals["files_of"] = names
+    environment.globals |= {"files_of": names, "few_prompts": FEW_PROMPTS}
     environment.globals |= {"study": study, "note": note, "css": css}
     shown = {
         "drafter": None if pairs is None else pairs.drafter,
