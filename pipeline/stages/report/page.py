@@ -51,7 +51,7 @@ def page_files(
     targets: Sequence[Target],
     results: Results,
     timed: Sequence[tuple[Decoded, pd.DataFrame]],
-    parts: Sequence[Section],
+    sections: Sequence[Section],
     sources: Sequence[Upstream],
 ) -> dict[str, bytes]:
     """Return the page, one file that needs no other and no network, and what stands beside it.
@@ -64,7 +64,7 @@ def page_files(
         targets: the steps of each.
         results: what was measured.
         timed: what was decoded and its speeds, target by target; empty where nothing was.
-        parts: all tables and figures by part, those beside the published last.
+        sections: all tables and figures by section, those beside the published last.
         sources: artifacts of each target by stage.
     """
     study, note = node.config["study"], node.config.get("note")
@@ -95,11 +95,11 @@ def page_files(
         "judged": [sum(int(sure.sum()) for _, sure in one.judged.values()) for one in targets],
         "contradictions": [steps.contradictions(target) for target in targets],
         "timed": bool(timed),
-        "parts": parts,
+        "sections": sections,
         "introduction": introduction(results.targets, node.config),
         "setups": setups,
         "settings": dict.fromkeys(name for facts in setups.values() for name in facts),
-        "published": parts[-1].shown[0] if set(results.targets) & set(PAPERS) else None,
+        "published": sections[-1].shown[0] if set(results.targets) & set(PAPERS) else None,
     }
     data = data_of(targets, pairs, rules) | {"flags": flags(upstream, rules)}
     timings = {"speed": [screen.speed_rows(speeds, one.drafter) for one, speeds in timed]}
@@ -112,10 +112,11 @@ def page_files(
     )
     found = {"index.html": text, VERDICT: verdict_lines(advice)}
     for place in ("", "timings/"):
-        if mine := [part for part in parts if part.place == place]:
-            tables = [item for part in mine for item in part.shown if isinstance(item, Table)]
+        if mine := [section for section in sections if section.place == place]:
+            shown_here = [item for section in mine for item in section.shown]
+            tables = [item for item in shown_here if isinstance(item, Table)]
             found[f"{place}tables.html"] = environment.get_template("tables.html").render(
-                parts=mine, shared=shared_notes(tables), timed=bool(timed), place=place
+                sections=mine, shared=shared_notes(tables), timed=bool(timed), place=place
             )
     return {name: content.encode() for name, content in found.items()}
 
