@@ -9,13 +9,17 @@ from typing import TYPE_CHECKING
 
 from pipeline.plan.slices import bootstrap_settings, method_slice, statistics_slice
 from pipeline.plan.stage import Request, Stage, SummaryRow
-from pipeline.store.columns import Columns
+from pipeline.store.columns import COMMON, GIVEN_UP, METHOD, Column, Columns
 from pipeline.store.node import Node
 
 if TYPE_CHECKING:
     from pipeline.store.artifacts import Artifact
 
-RUN: Columns = {"task": "string", "item_id": "string", "run": "int32"}  # run: index in facts
+RUN: Columns = {
+    "task": Column("string", "name of the task"),
+    "item_id": Column("string", "the item"),
+    "run": Column("int32", 'the method: index in the record\'s `facts["runs"]`'),
+}
 
 
 def nodes(request: Request) -> list[Node]:
@@ -92,29 +96,31 @@ STAGE = Stage(
     upstream=(),
     columns={
         "data": RUN
-        | {  # one row an answer
-            "method": "string",
-            "drafter": "string",  # model, prompt_lookup, lookup_first or none
-            "draft_length": "int32",
-            "temperature": "float64",
-            "answer": "string",
-            "correct": "bool",
-            "token_ids": "list<int32>",
-            "n_tokens": "int32",
-            "ended": "bool",  # by the model, not by the limit
-            "given_up": "float64",  # nats below the target's first choices, sum over the tokens
-            # the target reads the answer again
-            "departures": "int32",  # tokens that are not the target's first choice at their place
-            "common_prefix": "int32",  # tokens before the first that differs from the baseline's
-            "gap": "float64",  # of the target's two largest logits there; null where none differs
-            "calls": "int32",  # of the target, after the prompt's
-            "drafted": "int32",
-            "tested": "int32",
-            "accepted": "int32",
-            "emitted": "int32",  # by these calls
+        | METHOD
+        | {
+            "answer": Column("string", "its text"),
+            "correct": Column("bool", "a program accepts it"),
+            "token_ids": Column("list<int32>", "its tokens"),
+            "n_tokens": Column("int32", "their number"),
+            "ended": Column("bool", "by the model, not by the limit"),
+            **GIVEN_UP,
+            "departures": Column("int32", "tokens that are not the target's first choice"),
+            **COMMON,
+            "gap": Column(
+                "float64", "of the target's two largest logits there; null: no difference"
+            ),
+            "calls": Column("int32", "of the target, after the prompt's"),
+            "drafted": Column("int32", "tokens of these calls"),
+            "tested": Column("int32", "drafted tokens before and at the first rejection"),
+            "accepted": Column("int32", "drafted tokens that were accepted"),
+            "emitted": Column("int32", "tokens that the calls emitted"),
         },
-        "failures": {"task": "string", "item_id": "string", "reason": "string"},
-        "timings/runs": RUN | {"seconds": "float64"},
+        "failures": {
+            "task": Column("string", "name of the task"),
+            "item_id": Column("string", "the item"),
+            "reason": Column("string", "why it has no answer"),
+        },
+        "timings/runs": RUN | {"seconds": Column("float64", "of the answer")},
     },
     nodes=nodes,
     module=f"{__name__}.compute",
