@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import csv
 import pkgutil
 import re
+import tomllib
 from importlib.util import find_spec
 
 from pipeline.paths import ROOT
 
-DOCS = [page for page in (ROOT / "docs").glob("*.md") if page.name != "log.md"]  # has old names
+DOCS = list((ROOT / "docs").glob("*.md"))
+RESULTS = ROOT / "benchmarks" / "results"
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS]
 TOP = "(?:analysis|pipeline|conf|tests|benchmarks|assets|tools)"
 
@@ -35,3 +38,31 @@ def test_every_path_and_module_on_a_page_exists() -> None:
             assert pkgutil.resolve_name(name), page
         for name in re.findall(r"python -m ([\w.]+\w)(?![\w<])", text):
             assert find_spec(name), f"{page.name}: python -m {name}"
+
+
+def test_the_log_stays_readable() -> None:
+    words = (ROOT / "docs" / "log.md").read_text().split()
+    assert len(words) <= 7000, "docs/log.md: shorten what is older, git keeps it"
+
+
+def test_every_measured_table_names_its_command_and_date() -> None:
+    page = (RESULTS / "README.md").read_text()
+    tables = {path.name: path for path in RESULTS.glob("*.csv")}
+    assert set(re.findall(r"^\| `(\w+\.csv)` \|", page, re.M)) == tables.keys()
+    named = set(re.findall(r"`(\w+\.csv)`", (ROOT / "docs" / "log.md").read_text()))
+    assert named <= tables.keys()
+    for path in tables.values():
+        with path.open(encoding="utf-8", newline="") as file:
+            rows = list(csv.reader(file))
+        assert len(rows) > 1, path
+        assert {len(row) for row in rows} == {len(rows[0])}, path
+
+
+def test_one_version_is_released() -> None:
+    versions = {
+        tomllib.loads((ROOT / place / "pyproject.toml").read_text())["project"]["version"]
+        for place in (".", "analysis")
+    }
+    versions |= set(re.findall(r"^version: (\S+)", (ROOT / "CITATION.cff").read_text(), re.M))
+    latest = re.search(r"^## (\d\S*)", (ROOT / "CHANGELOG.md").read_text(), re.M)
+    assert latest and versions == {latest[1]}
