@@ -41,6 +41,16 @@ def small_study(small_study: SmallStudy, tmp_path_factory: pytest.TempPathFactor
     return SmallStudy(outputs, [*SMALL, f"outputs={outputs}"], small_study.printed)
 
 
+def test_the_readme_names_the_files_of_the_papers_tables_and_figures(
+    small_study: SmallStudy,
+) -> None:
+    report = small_study.outputs / "report" / "mini"
+    files = re.findall(r"`((?:tables|figures)/\S+)`", (ROOT / "README.md").read_text())
+    papers = {f"tables/table{number}.csv" for number in range(1, 7)}
+    assert papers | {f"figures/figure{number}.pdf" for number in range(1, 6)} <= set(files)
+    assert [file for file in files if not (report / file).is_file()] == []
+
+
 def test_the_report_links_every_file(small_study: SmallStudy) -> None:
     report = small_study.outputs / "report" / "mini"
     linked = set(page_links(report / "tables.html"))
