@@ -33,7 +33,6 @@ ELSEWHERE = {
     "README.md": {"a GPU", "the hub", "an engine"},
     "accuracy.md": {"the hub"},
     "answers.md": {"a GPU", "the hub", "an engine"},
-    "engine_logs.md": {"an engine"},
     "gpu.md": {"a GPU", "the hub"},
     "many.md": {"a GPU", "the hub"},
     "own_drafter.md": {"a GPU", "the hub"},

@@ -9,7 +9,7 @@
 | an answer, or an event of its stream | as in `engine_answers` |
 
 An answer with its prompt_token_ids (vLLM, return_token_ids) or its prompt (llama.cpp) needs no
-request. docs/answers.md names the sources.
+request. docs/log.md names the sources.
 """
 
 from __future__ import annotations
