@@ -65,4 +65,5 @@ def test_one_version_is_released() -> None:
     }
     versions |= set(re.findall(r"^version: (\S+)", (ROOT / "CITATION.cff").read_text(), re.M))
     latest = re.search(r"^## (\d\S*)", (ROOT / "CHANGELOG.md").read_text(), re.M)
-    assert latest and versions == {latest[1]}
+    assert latest
+    assert versions == {latest[1]}
