@@ -11,6 +11,8 @@ from analysis.report.text import limits, upper_end
 from pipeline.plan.slices import (
     check_stored_tokens,
     lower_bound_marks,
+    presets_of,
+    ranges_of,
     rule_slice,
     statistics_slice,
 )
@@ -42,10 +44,8 @@ def nodes(request: Request) -> list[Node]:
     """What the rules accept of a drafter, and what of it is certified, of each target.
 
     Raises:
-        PipelineError: a preset or a dial is no rule, or needs more stored tokens.
+        PipelineError: a preset or a range is wrong, or needs more stored tokens.
     """
-    from pipeline.plan.slices import build_dials, build_rules
-
     config, asked = request.config, request.config.acceptance
     if not request.nodes["drafts"]:
         return []
@@ -54,21 +54,18 @@ def nodes(request: Request) -> list[Node]:
     if config.distributions.source == "logs":
         slice_["logged"] = True
     else:
-        presets = {
-            name: build_rules(preset, f"acceptance.presets.{name}")[0]
-            for name, preset in asked.presets.items()
-        }
-        dials = build_dials(asked.dials)
-        turned = [rule for dial in dials for rule in dial.rules]
+        presets = presets_of(config, request.named)
+        ranges = ranges_of(config, asked.ranges, "acceptance.ranges", ends=False)
+        varied = [rule for each in ranges for rule in each.rules]
         if STAGE.name in request.asked:
-            check_stored_tokens([*presets.values(), *turned], config.distributions.k)
+            check_stored_tokens([*presets.values(), *varied], config.distributions.k)
         slice_ |= {
             "presets": {name: rule_slice(rule) for name, rule in presets.items()},
-            "dials": [rule_slice(rule) for rule in turned],
+            "ranges": [rule_slice(rule) for rule in varied],
             "divergences": list(asked.divergences),
             "draft_length": asked.draft_length,
         }
-        settings |= {"presets": presets, "dials": dials}
+        settings |= {"presets": presets, "ranges": ranges}
     return [
         Node(
             STAGE.name,
@@ -144,9 +141,9 @@ STAGE = Stage(
             "certified": "bool",  # kl below lower by more than rounding
         },
         "listing": {  # what the rules are there for
-            "group": "string",  # criteria, preset, dial or baseline
-            "name": "string",  # of the preset or dial, else empty
-            "parameter": "string",  # that a dial turns, else empty
+            "group": "string",  # criteria, preset, range or baseline
+            "name": "string",  # of the preset or range, else empty
+            "parameter": "string",  # of a range, else empty
             "setting": "float64",  # its value, else null
             "rule": "string",
         },
@@ -187,7 +184,7 @@ STAGE = Stage(
             "share": "float64",  # accepted steps, of the most at this cost
             "share_low": "float64",
             "share_high": "float64",
-            "dial": "float64",  # alpha or t of the best rule
+            "setting": "float64",  # alpha or t of the best rule
             **COUNTED,
         },
     },
