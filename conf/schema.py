@@ -171,25 +171,6 @@ class RunLengths:
 
 
 @dataclass
-class RangeConfig:
-    """A rule with the range of one parameter.
-
-    Attributes:
-        rule: its name; the module of a user's own rule is in `fixed`.
-        parameter: the one with a range.
-        ends: its strictest and its most relaxed value.
-        values: settings that are compared, from strict to relaxed.
-        fixed: the other parameters.
-    """
-
-    rule: str = MISSING
-    parameter: str = MISSING
-    ends: list[Any] = _ranged("two values, strict and relaxed", lambda ends: len(ends) == 2)
-    values: list[Any] = MISSING
-    fixed: dict[str, Any] = MISSING
-
-
-@dataclass
 class Acceptance:
     """What is asked of a target and a drafter besides the rules of `criteria`."""
 
@@ -294,7 +275,7 @@ class Config:
     prompts: Prompts = MISSING
     criteria: Any = MISSING
     rules: dict[str, Any] = MISSING  # by the names under which methods and presets refer to them
-    ranges: dict[str, RangeConfig] = MISSING
+    ranges: dict[str, Any] = MISSING  # of a parameter: `pipeline.plan.slices.ConfiguredRange`
     distributions: Distributions = MISSING
     certificates: CertificatesConfig = MISSING
     run_lengths: RunLengths = MISSING

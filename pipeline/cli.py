@@ -146,7 +146,9 @@ def _rule_rows(config: DictConfig, decoded: list[dict[str, Any]]) -> list[dict[s
     nodes, store = prepare(config)[1:]
     answered = [(node, store.find(node)) for node in nodes["accuracy"]]
     made = [(node, artifact) for node, artifact in answered if artifact is not None]
-    accepted, judged = run(OmegaConf.merge(config, {"stage": "acceptance"}))
+    of_acceptance = OmegaConf.merge(config, {"stage": "acceptance"})
+    assert isinstance(of_acceptance, DictConfig)
+    accepted, judged = run(of_acceptance)
     summaries = {
         "decoding": decoded,
         "acceptance": sweeps.summary_rows(judged, accepted),

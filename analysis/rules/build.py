@@ -56,7 +56,7 @@ def expand(mappings: Iterable[Mapping[str, Any]]) -> list[Rule]:
         >>> [rule.label for rule in expand([{"rule": "additive", "t": [0.1, 0.2]}])]
         ['additive t=0.1', 'additive t=0.2']
     """
-    rules = []
+    rules = list[Rule]()
     for mapping in map(_plain, mappings):
         try:
             points = alternatives(mapping)

@@ -209,8 +209,8 @@ def baseline(method: Method) -> Method:
     a baseline of their own; all other methods of a temperature share one, and of a truncation.
     """
     races = RACES if method.sampling == RACES else None
-    cut = {"top_p": method.top_p, "top_k": method.top_k}
-    return Method("none", 0, None, races, method.temperature, **cut)
+    t, top_p, top_k = method.temperature, method.top_p, method.top_k
+    return Method("none", 0, None, races, t, top_p=top_p, top_k=top_k)
 
 
 def with_baselines(methods: list[Method]) -> list[Method]:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from analysis.fields import nearest
+from analysis.fields import FieldError, check_fields, from_mapping, nearest, ranged
 from analysis.report.text import mark_of, upper_end
 from analysis.rules import Cut, Rule, Tree, expand, to_mapping
 from analysis.rules.build import ParameterRange, build_range
@@ -101,6 +101,25 @@ def presets_of(config: Config, named: Mapping[str, Sequence[Rule]]) -> dict[str,
     return presets
 
 
+@dataclass(frozen=True)
+class ConfiguredRange:
+    """A rule with the range of one parameter, as `ranges` holds it.
+
+    Attributes:
+        rule: its name; the module of a user's own rule is in `fixed`.
+        parameter: the one with a range.
+        ends: its strictest and its most relaxed value.
+        values: settings that are compared, from strict to relaxed.
+        fixed: the other parameters.
+    """
+
+    rule: str
+    parameter: str
+    ends: list[float] = ranged("two values, strict and relaxed", lambda ends: len(ends) == 2)
+    values: list[float] = field(default_factory=list)
+    fixed: dict[str, Any] = field(default_factory=dict)
+
+
 def ranges_of(
     config: Config, names: Iterable[str], key: str, *, ends: bool
 ) -> list[ParameterRange]:
@@ -116,11 +135,15 @@ def ranges_of(
                 f"{key}: {name} is not a name of `ranges`{nearest(name, config.ranges)}: give one "
                 f"of {', '.join(config.ranges)}"
             )
-        entry = config.ranges[name]
-        values = list(entry.ends if ends else entry.values)
-        mapping = {"rule": entry.rule, **entry.fixed, entry.parameter: values}
+        where = f"ranges.{name}."
         try:
+            entry = from_mapping(ConfiguredRange, config.ranges[name], where, "a range")
+            check_fields(entry, where)
+            values = entry.ends if ends else entry.values
+            mapping = {"rule": entry.rule, **entry.fixed, entry.parameter: values}
             ranges.append(build_range(mapping))
+        except FieldError as error:
+            raise PipelineError(str(error)) from error
         except (ValueError, TypeError, ImportError) as error:
             raise PipelineError(f"ranges.{name}: {error}") from error
     return ranges
