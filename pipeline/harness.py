@@ -1,4 +1,4 @@
-"""Runs tasks of lm-evaluation-harness with every method of `accuracy.methods`, in its own runner.
+"""Runs tasks of lm-evaluation-harness with every method of `decoding.methods`, in its own runner.
 
 For instance ``python -m pipeline.harness gsm8k,draft_acceptance_facts --limit 50 study=smollm2``.
 Nothing is kept. The project's tasks are called draft_acceptance_facts and so on; ``--include DIR``

@@ -100,7 +100,7 @@ def test_solve_agrees_with_a_sweep_of_certificates(
 ) -> None:
     given = [
         *small_study.overrides, "solve.eps=0.05", "solve.share=0.8", "solve.draft_lengths=[3]",
-        "solve.dials=[{rule: additive, t: [0.0, 1.0]}, {rule: tree, m: [1, 20]}]",
+        "solve.ranges=[additive, tree]",
     ]  # fmt: skip
     study = Study(*given)
     found = solve.tables(study, [solve.SolvedTarget(study, name) for name in study.targets])
@@ -141,8 +141,10 @@ def test_solve_agrees_with_a_sweep_of_certificates(
     assert "drafts of 3" in printed
     with pytest.raises(SystemExit, match=r"not exist yet: run `python -m pipeline .*stage=dist"):
         solve.main([*given, f"outputs={tmp_path}"])
-    with pytest.raises(SystemExit, match=r"error: solve\.dials: .* is no dial"):
-        solve.main([*given, "solve.dials=[3]"])
+    with pytest.raises(
+        SystemExit, match=r"error: solve\.ranges: ad is not a name of .ranges. \(did you mean"
+    ):
+        solve.main([*given, "solve.ranges=[ad]"])
 
 
 def test_sweep_reuses_the_dump_and_adds_only_what_is_new(small_study: SmallStudy) -> None:

@@ -17,13 +17,13 @@ from pipeline.store.node import slug
 
 Setting = Callable[[int], dict[str, Any] | None]  # at a draft length, as `setting_text` takes it
 
-# dial: the engine's rule and the range of its parameter, from strict; None: nothing to turn.
+# range: whether `ranges` of the configuration has one of the engine's name.
 # strict: the parameter at whose strict end nothing is relaxed; of Medusa, alpha relaxes still.
 # drafters: what the engine calls a drafter that is a language model, and a head.
 # text: what is written, into a file with this suffix. differs: from the rule here.
 ENGINES: dict[str, dict[str, Any]] = {
     "vllm": {
-        "dial": None,
+        "range": False,
         "drafters": ("draft_model", "eagle3"),
         "suffix": "sh",
         "text": "vllm serve $target --speculative-config '"
@@ -37,7 +37,7 @@ ENGINES: dict[str, dict[str, Any]] = {
         ),
     },
     "sglang": {
-        "dial": {"rule": "absolute", "theta": [0.9999, 0.0001]},
+        "range": True,
         "strict": "theta",
         "drafters": ("STANDALONE", "EAGLE3"),
         "suffix": "sh",
@@ -59,7 +59,7 @@ ENGINES: dict[str, dict[str, Any]] = {
         ),
     },
     "tensorrt_llm": {
-        "dial": {"rule": "topm_additive", "m": 10, "t": [0.0, 1.0], "convention": "rank"},
+        "range": True,
         "strict": "t",
         "drafters": ("", ""),
         "suffix": "yaml",
@@ -80,7 +80,7 @@ ENGINES: dict[str, dict[str, Any]] = {
         ),
     },
     "medusa": {
-        "dial": {"rule": "typical", "eps0": [0.9999, 0.0001], "delta0": 0.3},
+        "range": True,
         "drafters": ("", ""),
         "suffix": "py",
         "text": """model.medusa_generate(input_ids, sampling="typical", temperature=$temperature,
@@ -91,7 +91,7 @@ ENGINES: dict[str, dict[str, Any]] = {
         ),
     },
     "llama_cpp": {
-        "dial": None,
+        "range": False,
         "drafters": ("", ""),
         "suffix": "sh",
         "text": "llama-server -m $target -md $drafter --spec-draft-n-max $length "
@@ -134,6 +134,7 @@ def setting_text(
     measured: list[str],
     *,
     rule: Rule,
+    strictest: Rule | None,
     draft_length: int,
     target: str,
     drafter: str | None,
@@ -145,7 +146,8 @@ def setting_text(
     Args:
         engine: a key of `ENGINES`.
         measured: sentences.
-        rule: solved, of the class of the engine's dial.
+        rule: solved, of the engine's range.
+        strictest: the strict end of that range; None where the engine has none.
         draft_length: drafted tokens a call.
         target: a directory or a hub id.
         drafter: likewise; None where the study has none: DRAFTER is to be replaced.
@@ -155,7 +157,7 @@ def setting_text(
     about = ENGINES[engine]
     said = [*measured, *(f"Differs: {text}" for text in about["differs"])]
     name = about.get("strict")
-    if name is not None and rule.parameters[name] == about["dial"][name][0]:
+    if name is not None and strictest and rule.parameters[name] == strictest.parameters[name]:
         said.append(
             f"{name} = {rule.parameters[name]:g} is the strict end and relaxes nothing, ties "
             "apart: strict greedy decoding suffices, without this rule."

@@ -27,6 +27,7 @@ class Request:
     Attributes:
         config: checked.
         rules: the acceptance rules of `config.criteria`, built.
+        named: the rules that methods and presets name, as of `pipeline.plan.slices.rules_by_name`.
         identities: of the files that the configuration names.
         asked: the stage that is asked for, and all it is made from.
         made: whether the artifact of a node is there.
@@ -35,6 +36,7 @@ class Request:
 
     config: Config
     rules: list[Any]
+    named: dict[str, list[Any]]
     identities: Identities
     asked: frozenset[str]
     made: Callable[[Node], bool]

@@ -14,12 +14,12 @@ from analysis.report.render import lines
 from analysis.report.sections.acceptance import acceptance_section
 from analysis.report.text import share_text
 from analysis.rules import AbsoluteThreshold, Additive, Multiplicative, StrictGreedy, Tree
-from analysis.rules.build import build_dial
+from analysis.rules.build import build_range
 from pipeline.stages.report.inputs import PAIR_FRAMES
 from tests.pipeline.test_acceptance import drafts, logits, run
 
 RULES = [StrictGreedy(), Additive(0.1), AbsoluteThreshold(0.05), Tree(4)]
-PRESET, DIAL = Multiplicative(0.5), build_dial({"rule": "additive", "t": [0.0, 1.0]})
+PRESET, DIAL = Multiplicative(0.5), build_range({"rule": "additive", "t": [0.0, 1.0]})
 T = "target A"
 
 

@@ -12,7 +12,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from analysis.rules import AbsoluteThreshold, Rule, StrictGreedy, TopMAdditive, Typical
-from analysis.rules.build import build_dial
+from analysis.rules.build import build_range
 from analysis.topk import TopK
 from conf import schema
 from pipeline import solve
@@ -57,7 +57,7 @@ def test_every_engine_of_the_configuration_is_written_with_a_dial_of_its_rule() 
         assert text.startswith("# 96 prompts.\n# Differs: ")
         assert text.endswith("\n")
         if engine["dial"] is not None:
-            dial = build_dial(engine["dial"])
+            dial = build_range(engine["dial"])
             assert type(dial.rules[0]) is type(RULES[name])
 
 

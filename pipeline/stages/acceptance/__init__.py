@@ -11,6 +11,8 @@ from analysis.report.text import limits, upper_end
 from pipeline.plan.slices import (
     check_stored_tokens,
     lower_bound_marks,
+    presets_of,
+    ranges_of,
     rule_slice,
     statistics_slice,
 )
@@ -48,10 +50,8 @@ def nodes(request: Request) -> list[Node]:
     """What the rules accept of a drafter, and what of it is certified, of each target.
 
     Raises:
-        PipelineError: a preset or a dial is no rule, or needs more stored tokens.
+        PipelineError: a preset or a range is wrong, or needs more stored tokens.
     """
-    from pipeline.plan.slices import build_dials, build_rules
-
     config, asked = request.config, request.config.acceptance
     if not request.nodes["drafts"]:
         return []
@@ -60,21 +60,18 @@ def nodes(request: Request) -> list[Node]:
     if config.distributions.source == "logs":
         slice_["logged"] = True
     else:
-        presets = {
-            name: build_rules(preset, f"acceptance.presets.{name}")[0]
-            for name, preset in asked.presets.items()
-        }
-        dials = build_dials(asked.dials)
-        turned = [rule for dial in dials for rule in dial.rules]
+        presets = presets_of(config, request.named)
+        ranges = ranges_of(config, asked.ranges, "acceptance.ranges", ends=False)
+        varied = [rule for each in ranges for rule in each.rules]
         if STAGE.name in request.asked:
-            check_stored_tokens([*presets.values(), *turned], config.distributions.k)
+            check_stored_tokens([*presets.values(), *varied], config.distributions.k)
         slice_ |= {
             "presets": {name: rule_slice(rule) for name, rule in presets.items()},
-            "dials": [rule_slice(rule) for rule in turned],
+            "ranges": [rule_slice(rule) for rule in varied],
             "divergences": list(asked.divergences),
             "draft_length": asked.draft_length,
         }
-        settings |= {"presets": presets, "dials": dials}
+        settings |= {"presets": presets, "ranges": ranges}
     return [
         Node(
             STAGE.name,
@@ -151,10 +148,10 @@ STAGE = Stage(
         },
         "listing": {
             "group": Column(
-                "string", "where the rule comes from: criteria, preset, dial, baseline"
+                "string", "where the rule comes from: criteria, preset, range, baseline"
             ),
-            "name": Column("string", "of the preset or sweep, else empty"),
-            "parameter": Column("string", "that is swept, else empty"),
+            "name": Column("string", "of the preset or range, else empty"),
+            "parameter": Column("string", "of a range, else empty"),
             "setting": Column("float64", "its value, else null"),
             **RULE,
         },
@@ -206,7 +203,7 @@ STAGE = Stage(
             "share": Column("float64", "accepted steps over the most that any rule accepts"),
             "share_low": Column("float64", _SHARE),
             "share_high": Column("float64", _SHARE),
-            "dial": Column("float64", "alpha or t of the best rule"),
+            "setting": Column("float64", "alpha or t of the best rule"),
             **COUNTED,
         },
     },

@@ -63,9 +63,9 @@ def compute(node: Node, upstream: dict[str, list[Artifact]], pending: Pending) -
     steps, prompts = read_steps(drafts), drafts.read(columns=["prompt_id"])["prompt_id"]
     asked = [StrictGreedy(), *settings["rules"], *settings["presets"].values()]
     per_step = {rule.label: rule for rule in asked}  # each once, in order
-    turned = {rule.label: rule for dial in settings["dials"] for rule in dial.rules}
+    varied = {rule.label: rule for each in settings["ranges"] for rule in each.rules}
     sound = partial(judge_soundly, settings, prompts)
-    judged = sound(steps, list((per_step | turned).values()))
+    judged = sound(steps, list((per_step | varied).values()))
     chosen = judged[: len(per_step)]
     bootstrap = PromptBootstrap(steps.trajectories.prompts, *bootstrap_settings(config))
     surprisal = drafts.read(columns=["draft_top_surprisal"])["draft_top_surprisal"].to_numpy()
@@ -232,9 +232,9 @@ def rule_listing(settings: Any) -> pd.DataFrame:
         *(("criteria", "", "", None, rule) for rule in settings["rules"]),
         *(("preset", name, "", None, rule) for name, rule in settings["presets"].items()),
         *(
-            ("dial", dial.name, dial.parameter, dial.value(rule), rule)
-            for dial in settings["dials"]
-            for rule in dial.rules
+            ("range", each.name, each.parameter, each.value(rule), rule)
+            for each in settings["ranges"]
+            for rule in each.rules
         ),
     ]
     frame = pd.DataFrame(rows, columns=columns.schema("acceptance", "listing").names)

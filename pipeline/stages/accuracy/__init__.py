@@ -13,6 +13,9 @@ from pipeline.store.columns import COMMON, GIVEN_UP, METHOD, Column, Columns
 from pipeline.store.node import Node
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pipeline.plan.method import Method
     from pipeline.store.artifacts import Artifact
 
 RUN: Columns = {
@@ -37,7 +40,8 @@ def nodes(request: Request) -> list[Node]:
         return []
     if STAGE.name in request.asked:
         check_tasks(asked.tasks, foreign_code=asked.foreign_code)
-    methods = build_methods(asked.methods, key="accuracy.methods")
+    decoded = build_methods(config.decoding.methods, request.named, config.decoding.draft_length)
+    methods = scored(decoded)
     tasks = [task_identity(name) for name in asked.tasks]
     return [
         Node(
@@ -49,7 +53,7 @@ def nodes(request: Request) -> list[Node]:
                 "tasks": tasks,
                 "items": asked.items,
                 "seed": asked.seed,
-                "lookup": asked.lookup,
+                "lookup": config.decoding.lookup,
                 "template": config.prompts.template,
                 "enable_thinking": config.prompts.enable_thinking,
                 "methods": [method_slice(method) for method in methods],
@@ -65,6 +69,21 @@ def nodes(request: Request) -> list[Node]:
         )
         for drafts in request.nodes["drafts"]
     ]
+
+
+def scored(methods: Sequence[Method]) -> list[Method]:
+    """Return the methods whose answers are scored, of those that are decoded.
+
+    Greedy lossless methods all answer with the target's own text: the first stands for them. A tree
+    whose shape stage drafts has to measure is left out.
+    """
+    chosen: list[Method] = []
+    for method in methods:
+        exact = method.lossless and method.temperature == 0
+        twice = exact and any(m.lossless and m.temperature == 0 for m in chosen)
+        if not (twice or method.needs_drafts):
+            chosen.append(method)
+    return chosen
 
 
 def summary(node: Node, artifact: Artifact) -> list[SummaryRow]:
@@ -85,7 +104,12 @@ def summary(node: Node, artifact: Artifact) -> list[SummaryRow]:
     decided = decide(found, one.runs, node.settings["margin"], node.settings["confidence"])
     words = verdicts(decided)
     return [
-        {"target": one.target, **dict(zip(shown, row, strict=True)), "loss": words.get(run, "")}
+        {
+            "target": one.target,
+            "rule": None if one.runs["rule"][run] is None else one.runs["rule"][run].label,
+            **dict(zip(shown, row, strict=True)),
+            "loss": words.get(run, ""),
+        }
         for run, row in zip(found["run"], found[shown].itertuples(index=False), strict=True)
     ]
 

@@ -38,7 +38,7 @@ def nodes(request: Request) -> list[Node]:
     config, asked = request.config, request.config.decoding
     if not request.nodes["drafts"] or config.distributions.source == "logs":
         return []
-    methods = build_methods(asked.methods, asked.draft_length, measured=True)
+    methods = build_methods(asked.methods, request.named, asked.draft_length)
     measured = any(method.needs_drafts for method in methods)
     return [
         Node(
@@ -82,9 +82,15 @@ def summary(node: Node, artifact: Artifact) -> list[SummaryRow]:
     for name in ("speedup", "tpot_speedup"):  # of whole answers; after their first token
         shown += [name, *limits(name)]
     shown += ["length_ratio", "cut", "calls_finished", "seconds_ratio", *limits("seconds_ratio")]
+    rules = one.runs["rule"].loc[found.index]
     return [
-        {"target": one.target, "prompts": one.prompts, **dict(zip(shown, row, strict=True))}
-        for row in found[shown].itertuples(index=False)
+        {
+            "target": one.target,
+            "rule": rule,
+            "prompts": one.prompts,
+            **dict(zip(shown, row, strict=True)),
+        }
+        for rule, row in zip(rules, found[shown].itertuples(index=False), strict=True)
     ]
 
 

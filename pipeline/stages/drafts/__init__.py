@@ -139,7 +139,7 @@ def _wanted(request: Request) -> bool:
     asked = request.config.decoding
     if request.config.stage != "decoding":
         return True
-    methods = build_methods(asked.methods, asked.draft_length, measured=True)
+    methods = build_methods(asked.methods, request.named, asked.draft_length)
     return any(method.needs_drafts for method in methods)
 
 
