@@ -22,7 +22,7 @@ from pipeline.store.identity import Identities, local_path
 if TYPE_CHECKING:
     from pipeline.plan.method import Method
 
-READER = 2  # version of what is read of the files of engines
+READER = 3  # version of what is read of the files of engines
 
 
 def build_rules(config: Any, key: str = "criteria") -> list[Rule]:

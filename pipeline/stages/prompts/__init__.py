@@ -101,6 +101,12 @@ STAGE = Stage(
             "n_tokens": "int32",
         },
         "answers": {"prompt_id": "string", "token_ids": "list<int32>"},  # that an engine served
+        "log_probs": {  # that it gave with them, of the emitted and the most probable tokens
+            "prompt_id": "string",
+            "position": "int32",
+            "token_id": "int32",
+            "log_prob": "float64",
+        },
     },
     nodes=nodes,
     module=f"{__name__}.compute",
