@@ -238,7 +238,7 @@ def _log_probs(part: Part, ids: list[int]) -> LogProbs | None:
         return None
     values: LogProbs = []
     for token, step in zip(ids, steps, strict=False):
-        if step is None or isinstance(step.emitted, int) and step.emitted != token:
+        if step is None or (isinstance(step.emitted, int) and step.emitted != token):
             return None
         listed = {name: value for name, value in step.top if isinstance(name, int)}
         listed |= {} if step.own is None else {token: step.own}

@@ -108,8 +108,7 @@ def log_slice(key: str, path: str, config: Config, identities: Identities) -> di
         PipelineError: there is no such file.
     """
     log = config.distributions.log
-    part = log.draft_part if key == "drafter" else log.part
-    return {**file_slice(f"{key}.path", path, identities), "part": part, "error": log.error}
+    return {**file_slice(f"{key}.path", path, identities), "part": log.part, "error": log.error}
 
 
 def file_slice(key: str, path: str, identities: Identities) -> dict[str, Any]:

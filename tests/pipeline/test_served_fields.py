@@ -12,7 +12,6 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from pipeline.errors import PipelineError
 from pipeline.formats.engine_answers import read_objects
 from pipeline.formats.served_answers import EMPTY, read_served
 from pipeline.models.load import load_tokenizer
@@ -25,7 +24,6 @@ from tests.pipeline.test_served_formats import FORMATS
 PARTS = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
 HOSTILE = [-1, 2**31, 5.5, True, None, "text", "\ud83d", [], {}, [1], [None], ["a", "b"], PARTS]
 GOOD = {"id": "good", "prompt": [5, 6], "answer": IDS}
-MIXED = "mixes two models: "
 TOKEN_IDS = "lines whose choices[].token_ids is wrong (first in line {}: {} is no token id)"
 
 
@@ -47,6 +45,8 @@ def damaged(rows: list[Any]) -> Iterator[list[Any]]:
         body = json.loads(row.removeprefix("data: ")) if event else row
         for *way, last in places(body):
             for value in HOSTILE:
+                if (last, value) == ("model", "text"):  # two models in a file end the run
+                    continue
                 changed = deepcopy(body)
                 inside = changed
                 for key in way:
@@ -58,16 +58,12 @@ def damaged(rows: list[Any]) -> Iterator[list[Any]]:
 
 @pytest.mark.parametrize("engine", FORMATS)
 def test_no_value_of_a_field_breaks_a_file(engine: str, model: Path, tmp_path: Path) -> None:
-    """Two models in a file end the run; whatever else is wrong costs no other answer."""
+    """Whatever is wrong costs no other answer, and no wrong token gets through."""
     tokenizer = load_tokenizer(str(model), None, "target")
     config = {"template": "chat", "enable_thinking": False}
     path = tmp_path / "served.jsonl"
     for rows in damaged(FORMATS[engine]):
-        try:
-            answers, _ = read_served(lines(path, GOOD, *rows))
-        except PipelineError as error:
-            assert MIXED in str(error), rows
-            continue
+        answers, _ = read_served(lines(path, GOOD, *rows))
         assert (answers[0].name, answers[0].reply.ids) == ("good", IDS)
         for name, _, reply in answers:
             assert reply.request is not None

@@ -94,10 +94,10 @@ def test_what_is_left_out_is_counted(tmp_path: Path) -> None:
     answers, excluded = read_served(path)
     assert [answer.name for answer in answers] == ["line-1", "twice", "cut"]
     assert answers[-1].reply.ids == IDS[:2]
-    wrong = "lines whose choices[] is wrong (first in line 10: 3: input should be a valid dictionary)"
+    wrong = "choices[] is wrong (first in line 10: 3: input should be a valid dictionary)"
     assert excluded == {
         NO_JSON: 2, "answers with an error": 1, "objects that are no answers": 1, AGAIN: 1, CUT: 1,
-        EMPTY: 2, APART: 1, ALONE: 2, wrong: 1,
+        EMPTY: 2, APART: 1, ALONE: 2, f"lines whose {wrong}": 1,
     }  # fmt: skip
     for nothing in ("", "nonsense\n", json.dumps(ASKED)):
         with pytest.raises(PipelineError, match=r"distributions.answers: .* has no answer that"):

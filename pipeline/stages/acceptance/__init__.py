@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 SUMMARY = {  # statistic: its column in a sweep's table
     "acceptance": "accepted",
     "certified": "certified",
-    "certified_tv": "certified by TV",  # of engines' logs
-    "certified_kl": "certified by KL",
     "coverage": "coverage",
     "departure": "departs",
     "given_up": "given up",
@@ -49,26 +47,22 @@ def nodes(request: Request) -> list[Node]:
     config, asked = request.config, request.config.acceptance
     if not request.nodes["drafts"]:
         return []
-    slice_: dict[str, Any] = {"rules": [rule_slice(rule) for rule in request.rules]}
-    settings: dict[str, Any] = {"rules": request.rules}
-    if config.distributions.source == "logs":
-        slice_["logged"] = True
-    else:
-        presets = {
-            name: build_rules(preset, f"acceptance.presets.{name}")[0]
-            for name, preset in asked.presets.items()
-        }
-        dials = build_dials(asked.dials)
-        turned = [rule for dial in dials for rule in dial.rules]
-        if STAGE.name in request.asked:
-            check_stored_tokens([*presets.values(), *turned], config.distributions.k)
-        slice_ |= {
-            "presets": {name: rule_slice(rule) for name, rule in presets.items()},
-            "dials": [rule_slice(rule) for rule in turned],
-            "divergences": list(asked.divergences),
-            "draft_length": asked.draft_length,
-        }
-        settings |= {"presets": presets, "dials": dials}
+    presets = {
+        name: build_rules(preset, f"acceptance.presets.{name}")[0]
+        for name, preset in asked.presets.items()
+    }
+    dials = build_dials(asked.dials)
+    turned = [rule for dial in dials for rule in dial.rules]
+    if STAGE.name in request.asked:
+        check_stored_tokens([*presets.values(), *turned], config.distributions.k)
+    slice_: dict[str, Any] = {
+        "rules": [rule_slice(rule) for rule in request.rules],
+        "presets": {name: rule_slice(rule) for name, rule in presets.items()},
+        "dials": [rule_slice(rule) for rule in turned],
+        "divergences": list(asked.divergences),
+        "draft_length": asked.draft_length,
+    }
+    settings = {"rules": request.rules, "presets": presets, "dials": dials}
     return [
         Node(
             STAGE.name,
@@ -101,7 +95,7 @@ def summary(node: Node, artifact: Artifact) -> list[SummaryRow]:
             found = rows[row["rule"]]
             found[name] = row["value"]
             found |= dict(zip(limits(name), (row["ci_low"], row["ci_high"]), strict=True))
-            if row["statistic"] in RANGED or "logged" in node.config:
+            if row["statistic"] in RANGED:
                 found[upper_end(name)] = row[upper_end("value")]
             if row["statistic"].endswith("_per_call"):
                 found |= lower_bound_marks(name, row)
@@ -113,7 +107,7 @@ def matter(node: Node, rows: list[SummaryRow]) -> tuple[list[SummaryRow], str]:
 
     Of the rules that judge tokens it is the best of those that give up at most so much target
     probability a step, by the upper limit of the interval; of equal ones the first. Strict greedy
-    gives up none. All rows where nothing is known of the price: of engines' logs.
+    gives up none.
     """
     judging = {rule.label for rule in node.settings["rules"] if rule.judges_tokens}
     priced = [row for row in rows if row["rule"] in judging and limits("given up")[1] in row]

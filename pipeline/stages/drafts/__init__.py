@@ -6,7 +6,7 @@ Run it with ``python -m pipeline stage=drafts drafter=...``.
 from __future__ import annotations
 
 from pipeline.errors import PipelineError
-from pipeline.plan.slices import drafter_slice, log_slice, run_settings
+from pipeline.plan.slices import drafter_slice, run_settings
 from pipeline.plan.stage import Request, Stage
 from pipeline.store.columns import STEP, TARGET, Columns
 from pipeline.store.node import Node
@@ -55,23 +55,6 @@ DEPTHS: Columns = {
 }
 
 
-LOGGED: Columns = {  # of two engines' logs, analysis.acceptance.logged: ends of what is known
-    "token_id": "int32",
-    "top_ids": "list<int32>",
-    "top_logits": "list<float32>",
-    "top_surprisal": "float64",
-    "kl_low": "float64",
-    "kl_high": "float64",
-    "tv_low": "float64",
-    "tv_high": "float64",
-    "draft_token_id": "int32",
-    "draft_rank": "int32",  # 0: the target did not list it
-    "draft_prob_low": "float64",
-    "draft_prob_high": "float64",
-    "argmax_rank": "int32",  # 0: the drafter did not list it
-}
-
-
 def nodes(request: Request) -> list[Node]:
     """The drafter beside each target, on the target's trajectories; none without a drafter.
 
@@ -80,10 +63,9 @@ def nodes(request: Request) -> list[Node]:
             not its target's.
     """
     config, drafter = request.config, request.config.drafter
-    if drafter is None:
+    if drafter is None or config.distributions.source == "logs":
         return []
-    logged = config.distributions.source == "logs"
-    if not logged and drafter.head is not None and "drafts" in request.asked and _wanted(request):
+    if drafter.head is not None and "drafts" in request.asked and _wanted(request):
         depths, shortest = drafter.head.depths, config.prompts.min_tokens
         if shortest <= depths:  # a draft follows a token with a hidden state, and one read with it
             raise PipelineError(
@@ -95,12 +77,6 @@ def nodes(request: Request) -> list[Node]:
             STAGE.name,
             distributions.label,
             {
-                "log": log_slice("drafter", drafter.path, config, request.identities),
-                "vocab_size": config.distributions.log.vocab_size,
-                "k": config.distributions.k,
-            }
-            if logged
-            else {
                 "target": distributions.config["model"],
                 "drafter": drafter_slice(drafter, request.identities),
                 "temperature": config.certificates.temperature,
@@ -110,7 +86,7 @@ def nodes(request: Request) -> list[Node]:
         )
         for distributions in request.nodes["distributions"]
     ]
-    if STAGE.name in request.asked and not logged and drafter.head is None:
+    if STAGE.name in request.asked and drafter.head is None:
         for node in found:
             if not request.made(node):
                 _check_tokens(
@@ -147,7 +123,6 @@ STAGE = Stage(
     columns={
         "data": STEP | {"token_id": "int32"} | TARGET | PAIR | DRAFT | DEPTHS | FULL,
         "tokens": {"token_id": "int32", "text": "string"},
-        "logged": STEP | LOGGED,
     },
     nodes=nodes,
     module=f"{__name__}.compute",
