@@ -126,7 +126,6 @@ class Log:
 
     vocab_size: int | None = _at_least(1, optional=True)
     part: str = _one_of("generated", "prompt")
-    draft_part: str = _one_of("generated", "prompt")
     error: float | None = _at_least(0, "a number", optional=True)
 
 

@@ -27,7 +27,6 @@ from pipeline.formats.engine_settings import ENGINES, write_settings
 from pipeline.loader import Study
 from pipeline.plan.slices import judged_by_logs, ranges_of
 from pipeline.plan.stage import SummaryRow
-from pipeline.store.artifacts import Artifact
 from pipeline.store.columns import numbers
 from pipeline.store.distributions import read_distributions, read_steps
 from pipeline.store.node import slug
@@ -135,8 +134,8 @@ class SolvedTarget:
         drafter = settings.drafter
         self._drafted, self._drafter = None, drafter and drafter.path
         if settings.distributions.source == "logs":  # whose paths are those of files
-            self._path = _named(dump, "model", self.label)
-            self._drafter = _named(drafts, "drafter", drafter.label) if drafter and drafts else None
+            name = dump.record["facts"]["model"]
+            self._path = name if name != self.label else "TARGET"  # a word to be replaced
         elif drafts is not None:
             self._drafted = read_steps(drafts)
         self._goals = [Goal(share=asked.share), Goal(tokens=asked.tokens)]
@@ -299,12 +298,6 @@ def _wanted(goal: Goal) -> str:
 
 def _length(draft_length: int | None) -> str:
     return "of any length" if draft_length is None else f"of {draft_length}"
-
-
-def _named(artifact: Artifact, key: str, label: str) -> str:
-    """Return the model that a log names, else its role in capitals: a word to be replaced."""
-    name = artifact.record["facts"][key]
-    return str(name) if name != label else ("TARGET" if key == "model" else "DRAFTER")
 
 
 if __name__ == "__main__":

@@ -25,6 +25,14 @@ from pipeline.store.node import fingerprint
 
 schema.register_schema()
 OmegaConf.register_new_resolver("root", lambda: str(ROOT), replace=True)
+ANSWERS = (
+    "compare the models themselves on the same answers (distributions.source=answers, "
+    "docs/answers.md)"
+)
+REMOVED = {  # overrides of earlier versions, and what to do instead
+    "drafter=log": f"two engines' logs are no longer compared: {ANSWERS}",
+    "distributions.log.draft_part": f"a drafter's log is no longer read: {ANSWERS}",
+}
 NOT_OF_REPORT = ("study", "study_name", "note", "stage", "outputs", "device", "execution")
 
 
@@ -32,10 +40,14 @@ def check_groups(overrides: Iterable[str]) -> None:
     """Check that groups of configuration files are overridden by names: Hydra ends in a traceback.
 
     Raises:
-        PipelineError: null or a list with something else is given; names it and the files.
+        PipelineError: null or a list with something else is given; names it and the files. Or an
+            override was removed; names what to do instead.
     """
     for override in overrides:
         name, _, value = override.partition("=")
+        removed = REMOVED.get(override) or REMOVED.get(name.lstrip("+~"))
+        if removed:
+            raise PipelineError(f"{override} was removed: {removed}")
         files = sorted(path.stem for path in (CONF / name.lstrip("+")).glob("*.yaml"))
         if not (name and files and (value == "null" or value.startswith("["))):
             continue

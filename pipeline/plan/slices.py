@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pipeline.plan.method import Method
 
 CRITERIA = "criteria"  # the name of the rules of `criteria` among those of `rules`
-READER = 2  # version of what is read of the files of engines
+READER = 3  # version of what is read of the files of engines
 
 
 def build_rules(config: Any, key: str = "criteria") -> list[Rule]:
@@ -172,8 +172,7 @@ def log_slice(key: str, path: str, config: Config, identities: Identities) -> di
         PipelineError: there is no such file.
     """
     log = config.distributions.log
-    part = log.draft_part if key == "drafter" else log.part
-    return {**file_slice(f"{key}.path", path, identities), "part": part, "error": log.error}
+    return {**file_slice(f"{key}.path", path, identities), "part": log.part, "error": log.error}
 
 
 def file_slice(key: str, path: str, identities: Identities) -> dict[str, Any]:

@@ -81,13 +81,6 @@ def read_steps(artifact: Artifact) -> Steps:
     return Steps(target, **{name: table[name].to_numpy() for name in ("position", *DRAFTED)})
 
 
-def read_logged(artifact: Artifact) -> TopK:
-    """Read the target's side of two engines' logs, of an artifact of stage drafts."""
-    facts = artifact.record["facts"]
-    table = artifact.read("logged", columns=[*TOKENS, "top_surprisal"]).combine_chunks()
-    return _as_logged(table.to_batches()[0], facts["vocab_size"], facts["log_prob_error"])
-
-
 def stored_temperatures(artifact: Artifact) -> list[float]:
     """Return the temperatures at which an artifact has distributions, increasing."""
     facts = artifact.record["facts"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 import pytest
 
 from analysis.report.measured import Results
@@ -91,16 +90,3 @@ def test_a_reduced_vocabulary_is_said_below_the_tables(tmp_path: Path) -> None:
         assert [note[:43] for note in said] == [
             "Steps with a finite divergence: KL 0 %. At "[:43]
         ], name
-
-
-def test_two_logs_print_both_ends() -> None:
-    rows = [("greedy", "acceptance", 0.5, 0.75), ("greedy", "certified_tv", 0.25, 0.5),
-            ("greedy", "certified_kl", 0.0, 0.5), ("", "kl", 0.1, np.inf), ("", "tv", 0.1, 0.2),
-            ("", "acceptance", 0.8, 0.9)]  # fmt: skip
-    frame = pd.DataFrame(rows, columns=["rule", "statistic", "value", "optimistic"])
-    results = Results([T], {"greedy": StrictGreedy()}, {"logged": frame.assign(target=T)}, "D")
-    [table] = acceptance_section(results).shown
-    assert lines(table) == [(T, [("Strict greedy", ["50–75 %", "25–50 %", "0–50 %"], [])])]
-    assert table.notes == [f"{T}: mean KL(p‖q) 0.100–∞ nats, mean total variation 0.100–0.200; "
-                           "speculative sampling of a token drawn from q accepts 80–90 % of the "
-                           "tokens, at temperature 1."]  # fmt: skip

@@ -2,7 +2,7 @@
 
 It reads the frames `acceptance` (target, rule, statistic, value, optimistic, ...), `breakdown` (the
 same by divergence and by depth), `levels` (what a KL certifies), `frontier` and `listing` (group,
-name, parameter, setting, rule: what each rule is there for); of two engines' logs only `logged`.
+name, parameter, setting, rule: what each rule is there for).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ...rules import Additive, Mars, Multiplicative, Rule, StrictGreedy, TopMAdd
 from ...statistics.run_lengths import with_censored
 from ...statistics.trajectories import CENSORED
 from ..measured import Results
-from ..records import Column, Section, Table, select, sentence, worded
+from ..records import Column, Section, Table, select, sentence
 from ..text import FORMATS, number_text, share_text
 from .acceptance_figures import divergence_figure, frontier_figure, own_rules, rules_figure
 from .certificates import coverage_notes
@@ -58,8 +58,6 @@ LAWS = {
 def acceptance_section(results: Results, says: Sequence[str] = ()) -> Section:
     """Return the section on a drafter; `says` are paragraphs below the heading."""
     title = f"Will {results.drafter} be accepted?"
-    if "logged" in results:
-        return Section(title, [logged_table(results)], says)
     shown = shown_rules(results)
     return Section(
         title,
@@ -214,32 +212,6 @@ def depth_table(results: Results, rules: Sequence[str]) -> Table | None:
     first = ["target", "depth", "rule"]
     data = data[[*first, *(name for name in data if name not in first)]]
     return results.table("depths", data, columns, order=order, shown=frame.assign(key=keys))
-
-
-def logged_table(results: Results) -> Table:
-    """Accepted beside certified of two engines' logs; every cell is a range of what is known."""
-    rows = results.rows("logged", "target", "rule", "statistic")
-    notes = []
-    for target in results.targets:
-        kl, tv, accepted = (
-            FORMATS[text](*(rows[target, "", name][end] for end in ENDS))
-            for name, text in (
-                ("kl", ".3f range"),
-                ("tv", ".3f range"),
-                ("acceptance", "share range"),
-            )
-        )
-        notes.append(
-            f"{target}: mean KL(p‖q) {kl} nats, mean total variation {tv}; speculative sampling "
-            f"of a token drawn from q accepts {accepted} of the tokens, at temperature 1."
-        )
-    return Table(
-        **worded("acceptance_logged", drafter=results.drafter),
-        data=results["logged"],
-        order=list(results.rules),
-        names=results.names,
-        notes=notes,
-    )
 
 
 def infinite_notes(results: Results, divergences: Mapping[str, str]) -> list[str]:

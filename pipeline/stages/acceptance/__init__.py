@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 SUMMARY = {  # statistic: its column in a sweep's table
     "acceptance": "accepted",
     "certified": "certified",
-    "certified_tv": "certified by TV",  # of engines' logs
-    "certified_kl": "certified by KL",
     "coverage": "coverage",
     "departure": "departs",
     "given_up": "given up",
@@ -55,23 +53,19 @@ def nodes(request: Request) -> list[Node]:
     config, asked = request.config, request.config.acceptance
     if not request.nodes["drafts"]:
         return []
-    slice_: dict[str, Any] = {"rules": [rule_slice(rule) for rule in request.rules]}
-    settings: dict[str, Any] = {"rules": request.rules}
-    if config.distributions.source == "logs":
-        slice_["logged"] = True
-    else:
-        presets = presets_of(config, request.named)
-        ranges = ranges_of(config, asked.ranges, "acceptance.ranges", ends=False)
-        varied = [rule for each in ranges for rule in each.rules]
-        if STAGE.name in request.asked:
-            check_stored_tokens([*presets.values(), *varied], config.distributions.k)
-        slice_ |= {
-            "presets": {name: rule_slice(rule) for name, rule in presets.items()},
-            "ranges": [rule_slice(rule) for rule in varied],
-            "divergences": list(asked.divergences),
-            "draft_length": asked.draft_length,
-        }
-        settings |= {"presets": presets, "ranges": ranges}
+    presets = presets_of(config, request.named)
+    ranges = ranges_of(config, asked.ranges, "acceptance.ranges", ends=False)
+    varied = [rule for each in ranges for rule in each.rules]
+    if STAGE.name in request.asked:
+        check_stored_tokens([*presets.values(), *varied], config.distributions.k)
+    slice_: dict[str, Any] = {
+        "rules": [rule_slice(rule) for rule in request.rules],
+        "presets": {name: rule_slice(rule) for name, rule in presets.items()},
+        "ranges": [rule_slice(rule) for rule in varied],
+        "divergences": list(asked.divergences),
+        "draft_length": asked.draft_length,
+    }
+    settings = {"rules": request.rules, "presets": presets, "ranges": ranges}
     return [
         Node(
             STAGE.name,
@@ -104,7 +98,7 @@ def summary(node: Node, artifact: Artifact) -> list[SummaryRow]:
             found = rows[row["rule"]]
             found[name] = row["value"]
             found |= dict(zip(limits(name), (row["ci_low"], row["ci_high"]), strict=True))
-            if row["statistic"] in RANGED or "logged" in node.config:
+            if row["statistic"] in RANGED:
                 found[upper_end(name)] = row[upper_end("value")]
             if row["statistic"].endswith("_per_call"):
                 found |= lower_bound_marks(name, row)
@@ -116,7 +110,7 @@ def matter(node: Node, rows: list[SummaryRow]) -> tuple[list[SummaryRow], str]:
 
     Of the rules that judge tokens it is the best of those that give up at most so much target
     probability a step, by the upper limit of the interval; of equal ones the first. Strict greedy
-    gives up none. All rows where nothing is known of the price: of engines' logs.
+    gives up none.
     """
     judging = {rule.label for rule in node.settings["rules"] if rule.judges_tokens}
     priced = [row for row in rows if row["rule"] in judging and limits("given up")[1] in row]

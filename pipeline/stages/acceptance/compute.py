@@ -1,7 +1,7 @@
 """Judges every rule on every step, and compares with what the certificates guarantee.
 
 Certificates are computed from the drafts artifact's own columns: they must belong to the same p as
-its ranks and KL. Where target and drafter were logged by engines, all is known between two ends.
+its ranks and KL.
 """
 
 from __future__ import annotations
@@ -55,11 +55,6 @@ def compute(node: Node, upstream: dict[str, list[Artifact]], pending: Pending) -
         PipelineError: a certified step was rejected; names the rule and the step.
     """
     drafts, config, settings = upstream["drafts"][0], node.config, node.settings
-    if "logged" in config:
-        from pipeline.stages.acceptance.logged import judge_logs
-
-        judge_logs(node, drafts, pending)
-        return
     steps, prompts = read_steps(drafts), drafts.read(columns=["prompt_id"])["prompt_id"]
     asked = [StrictGreedy(), *settings["rules"], *settings["presets"].values()]
     per_step = {rule.label: rule for rule in asked}  # each once, in order

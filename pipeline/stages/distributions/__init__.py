@@ -35,6 +35,12 @@ def check(request: Request) -> None:
         )
     if asked.source != "logs":
         return
+    if config.drafter is not None:
+        raise PipelineError(
+            f"drafter {config.drafter.label} is not allowed with distributions.source=logs, which "
+            "has no model to compare it with: give drafter=none, or compare the models on the same "
+            "answers (distributions.source=answers, docs/answers.md)"
+        )
     if config.distributions.log.vocab_size is None:
         raise PipelineError(
             "distributions.log.vocab_size must be given: the size of the logged model's vocabulary "

@@ -6,7 +6,7 @@ Run it with ``python -m pipeline stage=drafts drafter=...``.
 from __future__ import annotations
 
 from pipeline.errors import PipelineError
-from pipeline.plan.slices import drafter_slice, log_slice, run_settings
+from pipeline.plan.slices import drafter_slice, run_settings
 from pipeline.plan.stage import Request, Stage
 from pipeline.store.columns import STEP, TARGET, Column, Columns
 from pipeline.store.node import Node
@@ -57,22 +57,6 @@ DEPTHS: Columns = {
     "depth_draft_log_prob": Column("list<float64>", _DEPTH),
     "depth_argmax_rank": Column("list<int32>", _DEPTH),
 }
-_ENDS = "least and most that both logs allow"
-LOGGED: Columns = {  # of two engines' logs, analysis.acceptance.logged
-    "token_id": Column("int32", "the token emitted"),
-    "top_ids": Column("list<int32>", "the tokens that the target's log lists"),
-    "top_logits": Column("list<float32>", "their log-probabilities"),
-    "top_surprisal": Column("float64", "-log p of rank 1"),
-    "kl_low": Column("float64", _ENDS),
-    "kl_high": Column("float64", _ENDS),
-    "tv_low": Column("float64", _ENDS),
-    "tv_high": Column("float64", _ENDS),
-    "draft_token_id": Column("int32", "the drafter's argmax"),
-    "draft_rank": Column("int32", "0: the target did not list it"),
-    "draft_prob_low": Column("float64", _ENDS),
-    "draft_prob_high": Column("float64", _ENDS),
-    "argmax_rank": Column("int32", "0: the drafter did not list it"),
-}
 
 
 def nodes(request: Request) -> list[Node]:
@@ -83,10 +67,9 @@ def nodes(request: Request) -> list[Node]:
             not its target's.
     """
     config, drafter = request.config, request.config.drafter
-    if drafter is None:
+    if drafter is None or config.distributions.source == "logs":
         return []
-    logged = config.distributions.source == "logs"
-    if not logged and drafter.head is not None and "drafts" in request.asked and _wanted(request):
+    if drafter.head is not None and "drafts" in request.asked and _wanted(request):
         depths, shortest = drafter.head.depths, config.prompts.min_tokens
         if shortest <= depths:  # a draft follows a token with a hidden state, and one read with it
             raise PipelineError(
@@ -98,12 +81,6 @@ def nodes(request: Request) -> list[Node]:
             STAGE.name,
             distributions.label,
             {
-                "log": log_slice("drafter", drafter.path, config, request.identities),
-                "vocab_size": config.distributions.log.vocab_size,
-                "k": config.distributions.k,
-            }
-            if logged
-            else {
                 "target": distributions.config["model"],
                 "drafter": drafter_slice(drafter, request.identities),
                 "temperature": config.certificates.temperature,
@@ -113,7 +90,7 @@ def nodes(request: Request) -> list[Node]:
         )
         for distributions in request.nodes["distributions"]
     ]
-    if STAGE.name in request.asked and not logged and drafter.head is None:
+    if STAGE.name in request.asked and drafter.head is None:
         for node in found:
             if not request.made(node):
                 _check_tokens(
@@ -159,7 +136,6 @@ STAGE = Stage(
             "token_id": Column("int32", "every token that occurs"),
             "text": Column("string", "its text"),
         },
-        "logged": STEP | LOGGED,
     },
     nodes=nodes,
     module=f"{__name__}.compute",

@@ -107,6 +107,12 @@ STAGE = Stage(
             "prompt_id": Column("string", "the prompt"),
             "token_ids": Column("list<int32>", "the answer that an engine gave"),
         },
+        "log_probs": {
+            "prompt_id": Column("string", "the prompt"),
+            "position": Column("int32", "the step of the answer, from 0"),
+            "token_id": Column("int32", "the emitted token, or one of the most probable"),
+            "log_prob": Column("float64", "its log-probability as the engine gave it"),
+        },
     },
     nodes=nodes,
     module=f"{__name__}.compute",

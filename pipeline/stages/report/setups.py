@@ -49,7 +49,6 @@ WORDS = {  # what a reader must know of records, by stage and key; the rest is i
     "drafts.drafter.hub": "drafter",
     "drafts.drafter.commit": "commit of the drafter",
     "drafts.drafter.content": "drafter, digest of its files",
-    "drafts.log": "log of the drafter",
     "drafts.drift.max_logit_difference": "logits of decoding and of scoring differ by at most",
     "acceptance.mean_kl": "KL(p‖q) of the drafter, mean, nats",
     "acceptance.certified": "decisions certified at the drafter's own KL(p‖q)",
