@@ -67,8 +67,9 @@ def _texts() -> dict[str, dict[str, Any]]:
         }
         for name, entry in read.items()
     }
-    censored = f"{100 * CENSORED:g} %"
-    found["shared"] = {key: text.format(censored=censored) for key, text in found["shared"].items()}
+    censored = {"censored": f"{100 * CENSORED:g} %"}
+    found["shared"] = {key: text.format(**censored) for key, text in found["shared"].items()}
+    found["shared"] |= censored
     return found
 
 
