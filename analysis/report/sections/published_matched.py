@@ -14,7 +14,7 @@ import pandas as pd
 
 from ...rules import Rule
 from ...statistics.bootstrap import Floats, point_statistics
-from ...statistics.run_lengths import with_censored
+from ...statistics.run_lengths import MARKS, with_censored
 from ..measured import Results
 from ..published import CAP, P5_RULES, PAPERS, RUNS, STATISTICS, TABLE2, printed, printed_rows
 from ..records import Column, Section, Table, across, select, worded
@@ -23,7 +23,7 @@ from ..text import digits_text, few_notes, number_text, range_text, run_text
 RULES: tuple[Rule, ...] = tuple(dict.fromkeys([*TABLE2, *P5_RULES]))
 DIGITS = {"1": 3, "2": 3, "3": 3, "4": 3, RUNS: 2}  # that a table of the paper prints
 DIFFERS = "≠"
-CENSORED = ("censored", "censored_optimistic")  # whether value and optimistic are lower bounds
+CENSORED = tuple(MARKS.values())  # whether value and optimistic are lower bounds
 # A match is `Results` of one target at the temperature at which its p0 is nearest to that of a
 # model of the paper. Its facts: `paper`, the model's name, `own`, the temperature of the study's
 # certificates, `temperature`, the nearest one, `least` and `most` of those that are stored.
@@ -135,18 +135,13 @@ def _measured(results: Results, target: str) -> pd.DataFrame:
     parts = [
         top.assign(row=top["k"].astype(str)),
         results.select("certificates", target=target).rename(columns={"rule": "row"}),
-        with_censored(runs).rename(columns={"rule": "row", "eps": "statistic"}),
+        runs.rename(columns={"rule": "row", "eps": "statistic"}),
     ]
-    names = ["row", "statistic", "value", "optimistic", "ci_low", "ci_high", *CENSORED]
-    return pd.concat(
-        [
-            part.reindex(columns=names).astype(
-                {"statistic": object, **dict.fromkeys(CENSORED, object)}
-            )
-            for part in parts
-            if len(part)
-        ]
-    )
+    names = ["row", "statistic", "value", "optimistic", "ci_low", "ci_high", *MARKS]
+    kept = [
+        part.reindex(columns=names).astype({"statistic": object}) for part in parts if len(part)
+    ]
+    return with_censored(pd.concat(kept)).drop(columns=[*MARKS])
 
 
 def published_section(compared: pd.DataFrame, matches: Sequence[Results]) -> Section:
@@ -167,9 +162,8 @@ def verdict_table(compared: pd.DataFrame, matches: Sequence[Results]) -> Table:
         parts = {"p0": select(mine, table="1", row="1")}
         parts |= {table: select(mine, table=table) for table in DIGITS}
         counts = {
-            name: f"{int(part['outside'].sum())} of {int(part['difference'].notna().sum())}"
+            name: f"{part['outside'].sum()} of {part['difference'].count()}" if len(part) else ""
             for name, part in parts.items()
-            if len(part)
         }
         pair, at = f"{target} beside {facts['paper']}", facts["temperature"]
         row = {"target": target, "paper": facts["paper"], "temperature": at}

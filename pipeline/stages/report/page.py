@@ -96,7 +96,7 @@ def page_files(
         "contradictions": [steps.contradictions(target) for target in targets],
         "timed": bool(timed),
         "sections": sections,
-        "introduction": introduction(results.targets, node.config),
+        "introduction": introduction(setups, node.config),
         "setups": setups,
         "settings": dict.fromkeys(name for facts in setups.values() for name in facts),
         "published": sections[-1].shown[0] if set(results.targets) & set(PAPERS) else None,
