@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import csv
+import math
 import pkgutil
 import re
 import tomllib
 from importlib.util import find_spec
 
+from analysis.decoding.speed import speed
+from analysis.report.records import Table, worded
+from analysis.report.sections.decoding import decoding_section
+from analysis.report.sections.decoding_speed import speed_section
 from pipeline.paths import ROOT
+from tests.analysis.test_speed_laws import batched
 
 DOCS = list((ROOT / "docs").glob("*.md"))
 RESULTS = ROOT / "benchmarks" / "results"
@@ -67,3 +73,29 @@ def test_one_version_is_released() -> None:
     latest = re.search(r"^## (\d\S*)", (ROOT / "CHANGELOG.md").read_text(), re.M)
     assert latest
     assert versions == {latest[1]}
+
+
+def test_each_word_under_what_is_measured_has_a_column() -> None:
+    section = "## What is measured"
+    one, statistics = batched(), (20, 0.9, 0)
+    speeds = [speed(one, *statistics).assign(theta=math.nan)]
+    shown = [
+        *decoding_section("", [one], statistics, []).shown,
+        *speed_section("", [one], speeds, []).shown,
+    ]
+    headings = {
+        table.name: {column.heading for column in table.columns}
+        | {column.above for column in table.columns}
+        for table in shown
+        if isinstance(table, Table)
+    }
+    page = (ROOT / "docs/decoding.md").read_text().split(section)[1].split("\n## ")[0]
+    rows = re.findall(r"^\| (?!word|-)(.*?) \| .* \| `(\w+)`: (.*?) \|$", page, re.M)
+    assert len(rows) == page.count("\n|") - 2
+    for word, table, columns in rows:
+        assert set(columns.split(", ")) <= headings[table], word
+    page = (ROOT / "docs/acceptance.md").read_text().split(section)[1].split("\n## ")[0]
+    words = re.findall(r"^- \*\*(\w+)\*\*:", page, re.M)
+    assert words == ["accepted", "certified"]
+    accepted = {column.heading for column in worded("acceptance", drafter="")["columns"]}
+    assert {*words} <= accepted

@@ -167,7 +167,6 @@ def test_statistics_agree_with_the_steps_they_summarise(tmp_path: Path) -> None:
     budgets = found.read("levels").to_pandas().set_index(["rule", "kind", "statistic"])
     own = budgets.xs("greedy", level="rule")["eps"]
     assert own.min() == pytest.approx(divergences.compare_logits(z, w).kl.mean())
-    assert (budgets.xs("share", level="statistic")["value"] <= 1.01).all()  # of drawn drafts 0.01
     assert budgets.loc[("greedy", "realised", "acceptance"), "value"] == pytest.approx(
         values["greedy", "acceptance"]
     )

@@ -129,7 +129,7 @@ def matter(node: Node, rows: list[SummaryRow]) -> tuple[list[SummaryRow], str]:
 
 STAGE = Stage(
     name="acceptance",
-    version=16,
+    version=18,
     upstream=("drafts",),
     columns={
         "data": STEP
