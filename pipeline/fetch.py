@@ -21,12 +21,12 @@ from pipeline.plan.graph import models_named
 from pipeline.store.hub import (
     HEAD_FILES,
     MODEL_FILES,
-    HubError,
     cached_commit,
     hub_files,
     keep_commit,
     newest_commit,
 )
+from pipeline.store.hub_errors import HubError
 from pipeline.store.identity import local_path
 
 # the folder of the files of a commit, fetched where they are missing, checked if that is wanted

@@ -14,6 +14,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from pipeline.errors import PipelineError, first_line
@@ -35,7 +36,7 @@ def source_files(
         path: a file, a directory or a hub id.
         commit: the commit of a hub data set.
         split: a part of it, whose files the card's `configs` name; where it has none, the files
-            `<split>.*`, `<split>-*` or those in `<split>/`. None is all files.
+            or folders `<split>.*`, `<split>-*` and `<split>`. None is all files.
         check: check hashes also of files that were fetched before.
 
     Raises:
@@ -76,7 +77,7 @@ def split_patterns(root: Path, split: str | None) -> list[str]:
             )
         return splits[split]
     part = glob.escape(split)
-    names = [f"{part}{rest}{suffix}" for rest in ("", "-*", "/*") for suffix in READERS]
+    names = [f"{part}{rest}{suffix}" for rest in ("", ".*", "-*", "/*") for suffix in READERS]
     return [*names, *(f"*/{name}" for name in names)]
 
 
@@ -158,7 +159,8 @@ def json_lines(path: Path, key: str = "prompts.source", example: str = EXAMPLE) 
 def _parquet(path: Path) -> RowReader:
     """Return the rows of a .parquet file, by the builder of `datasets`.
 
-    Its copy in the cache is written anew each time: of a local file it knows the time only.
+    Its copy of the file is made anew each time, and is gone with the rows: a copy that it keeps is
+    known by the file's time alone.
     """
     import pyarrow.dataset
     from datasets import disable_progress_bars, load_dataset
@@ -168,13 +170,14 @@ def _parquet(path: Path) -> RowReader:
     set_verbosity(CRITICAL)  # errors are raised, too
     checked = pyarrow.dataset.ParquetFragmentScanOptions(page_checksum_verification=True)
     try:
-        rows = load_dataset(
-            "parquet",
-            data_files={"rows": glob.escape(str(path))},
-            split="rows",
-            download_mode="reuse_cache_if_exists",
-            fragment_scan_options=checked,
-        )
+        with TemporaryDirectory() as copy:  # mapped into memory, so it can be removed
+            rows = load_dataset(
+                "parquet",
+                data_files={"rows": glob.escape(str(path))},
+                split="rows",
+                cache_dir=copy,
+                fragment_scan_options=checked,
+            )
     except Exception as error:  # it raises many kinds, with what is wrong as their cause
         raise PipelineError(
             f"prompts.source: {path} is no Parquet file that can be read: "

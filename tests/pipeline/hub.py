@@ -20,8 +20,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, unquote, urlsplit
+
+if TYPE_CHECKING:
+    import pytest
 
 LFS = (".safetensors", ".parquet", "tokenizer.json")  # kept in LFS, as the hub's .gitattributes say
 
@@ -308,6 +311,74 @@ def environment(hub: Hub, home: Path, **more: str) -> dict[str, str]:
     """Return the variables by which a process takes this hub, with an empty cache in `home`."""
     return {"HF_ENDPOINT": hub.endpoint, "HF_HOME": str(home), "HF_HUB_OFFLINE": "0",
             "HF_HUB_DISABLE_TELEMETRY": "1", "OMP_NUM_THREADS": "1"} | more  # fmt: skip
+
+
+def connect(hub: Hub, home: Path, patch: pytest.MonkeyPatch) -> None:
+    """Let this process take this hub, with an empty cache in `home`."""
+    from huggingface_hub import constants, utils
+
+    utils.close_session()
+    patch.setattr(constants, "ENDPOINT", hub.endpoint)
+    place = "/{repo_id}/resolve/{revision}/{filename}"
+    patch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", hub.endpoint + place)
+    patch.setattr(constants, "HF_HUB_CACHE", str(home / "hub"))
+    patch.setattr(constants, "HF_HUB_OFFLINE", False)
+
+
+def status(code: int, **headers: str) -> Fault:
+    """A hub that answers with this status; `Retry_After` is the header Retry-After."""
+
+    def fault(answer: Answer) -> bool:
+        named = {key.replace("_", "-"): value for key, value in headers.items()}
+        answer.status, answer.body, answer.headers = code, b"", named
+        return False
+
+    return fault
+
+
+def hang(answer: Answer) -> bool:
+    """A hub that takes a request and never answers."""
+    answer.hub.leaving.wait()
+    answer.handler.close_connection = True
+    return True
+
+
+def cut(answer: Answer) -> bool:
+    """A connection that breaks off in the middle of a body, once for each path."""
+    if len(answer.hub.asked(answer.path)) == 1 and answer.handler.command == "GET":
+        answer.send(len(answer.body) // 2)
+        return True
+    return False
+
+
+def truncated(answer: Answer) -> bool:
+    """A file of which the half is missing, and the hub does not know it."""
+    answer.body = answer.body[: len(answer.body) // 2]
+    return False
+
+
+def flipped(answer: Answer) -> bool:
+    """A file with one wrong bit."""
+    at = len(answer.body) // 2
+    answer.body = answer.body[:at] + bytes([answer.body[at] ^ 1]) + answer.body[at + 1 :]
+    return False
+
+
+def of_another_commit(answer: Answer) -> bool:
+    """A file that is served as one of another commit."""
+    answer.headers["X-Repo-Commit"] = "f" * 40
+    return False
+
+
+def times(count: int, fault: Fault) -> Fault:
+    """A fault that passes after `count` requests."""
+    left = [count]
+
+    def passing(answer: Answer) -> bool:
+        left[0] -= 1
+        return left[0] >= 0 and fault(answer)
+
+    return passing
 
 
 if __name__ == "__main__":
