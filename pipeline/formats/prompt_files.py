@@ -163,6 +163,7 @@ def _parquet(path: Path) -> RowReader:
     known by the file's time alone.
     """
     import pyarrow.dataset
+    import pyarrow.parquet as pq
     from datasets import disable_progress_bars, load_dataset
     from datasets.utils.logging import CRITICAL, set_verbosity
 
@@ -170,6 +171,8 @@ def _parquet(path: Path) -> RowReader:
     set_verbosity(CRITICAL)  # errors are raised, too
     checked = pyarrow.dataset.ParquetFragmentScanOptions(page_checksum_verification=True)
     try:
+        if not pq.read_metadata(path).num_rows:  # the builder refuses such a file
+            return 0, lambda _: ({}, str(path))
         with TemporaryDirectory() as copy:  # mapped into memory, so it can be removed
             rows = load_dataset(
                 "parquet",
