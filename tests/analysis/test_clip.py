@@ -141,7 +141,7 @@ def largest_acceptance(p: list[mpf], q: list[mpf], name: str, budget: float) -> 
         c1, share = mpmath.exp(min(x, edge)), max(x - edge, mpf(0))
         kept = [min(b, c1 * a) if a > 0 else share * b for a, b in zip(p, q, strict=True)]
         low, high = mpf(0), mpf(1)
-        for _ in range(120):
+        for _ in range(80):
             c2 = (low + high) / 2
             fits = sum(max(k, c2 * a) for k, a in zip(kept, p, strict=True)) <= 1
             low, high = (c2, high) if fits else (low, c2)
@@ -153,7 +153,7 @@ def largest_acceptance(p: list[mpf], q: list[mpf], name: str, budget: float) -> 
     edge = max([mpmath.log(b / a) for a, b in pairs_of if a > 0 and b > 0], default=mpf(0))
     edge = max(edge, mpf(0))
     low, high = mpf(0), edge + 1
-    for _ in range(100):
+    for _ in range(60):
         middle = (low + high) / 2
         fits = exactly(law(middle), p, name) <= budget
         low, high = (middle, high) if fits else (low, middle)
@@ -168,7 +168,7 @@ def test_a_tiny_probability_overspends_no_budget(name: str, case: int) -> None:
     with mpmath.workdps(50):
         exact_p, exact_q = ([mpf(float(x)) for x in values] for values in (p, q))
         exact_p, exact_q = ([x / sum(values) for x in values] for values in (exact_p, exact_q))
-        for budget in (1e-6, 0.01, 1.0, 30.0):
+        for budget in (1e-6, 0.01, 30.0):
             r, c1, c2 = clip_law(p, q, "divergence", budget, name)
             assert c2 <= 1 <= c1
             assert sum(map(float, r)) == pytest.approx(1, abs=1e-15)
