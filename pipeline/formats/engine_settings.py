@@ -6,6 +6,8 @@ names the sources.
 
 from __future__ import annotations
 
+import json
+import shlex
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from string import Template
@@ -13,6 +15,7 @@ from typing import Any
 
 from analysis.rules import Rule
 from pipeline.execution.runner import shown
+from pipeline.gguf_models.source import converted, source
 from pipeline.store.node import slug
 
 Setting = Callable[[int], dict[str, Any] | None]  # at a draft length, as `setting_text` takes it
@@ -26,8 +29,7 @@ ENGINES: dict[str, dict[str, Any]] = {
         "range": False,
         "drafters": ("draft_model", "eagle3"),
         "suffix": "sh",
-        "text": "vllm serve $target --speculative-config '"
-        '{"method": "$kind", "model": "$drafter", "num_speculative_tokens": $length}\'',
+        "text": "vllm serve $target --speculative-config $config",
         "differs": (
             "vLLM has no rule with a threshold: at temperature 0 it is strict greedy, above it is "
             "lossless sampling. Only the draft length is set.",
@@ -74,9 +76,8 @@ ENGINES: dict[str, dict[str, Any]] = {
         "differs": (
             "TensorRT-LLM accepts p >= p0 - delta, and only inside the thinking phase; elsewhere "
             "it is strict greedy. The drafts are those of MTP layers: the draft length is theirs.",
-            "Its documents define delta once as a gap of probabilities, as here, and once of their "
-            "logarithms. Look at your version: if it is the second, p >= p0 exp(-delta), solve "
-            "topm_multiplicative, and delta = -log(alpha).",
+            "delta is a gap of probabilities, as here: what the kernel gets is a softmax, though "
+            "its variables are called gen_logprobs.",
         ),
     },
     "medusa": {
@@ -149,7 +150,7 @@ def setting_text(
         rule: solved, of the engine's range.
         strictest: the strict end of that range; None where the engine has none.
         draft_length: drafted tokens a call.
-        target: a directory or a hub id.
+        target: a directory, a hub id or a GGUF file.
         drafter: likewise; None where the study has none: DRAFTER is to be replaced.
         head: whether the drafter is a head on the target's hidden states.
         temperature: of the certified distribution.
@@ -162,21 +163,23 @@ def setting_text(
             f"{name} = {rule.parameters[name]:g} is the strict end and relaxes nothing, ties "
             "apart: strict greedy decoding suffices, without this rule."
         )
-    values = setting_values(engine, rule, target, drafter or "DRAFTER", head, temperature)
-    values |= {"length": str(draft_length), "length_and_own": str(draft_length + 1)}
+    given = rule.parameters.items()
+    model, kind = loadable(drafter or "DRAFTER"), about["drafters"][head]
+    config = {"method": kind, "model": model, "num_speculative_tokens": draft_length}
+    values = {name: f"{value:g}" for name, value in given if isinstance(value, int | float)} | {
+        "target": shlex.quote(loadable(target)),
+        "drafter": shlex.quote(model),
+        "kind": kind,
+        "config": shlex.quote(json.dumps(config)),
+        "temperature": f"{temperature:g}",
+        "length": str(draft_length),
+        "length_and_own": str(draft_length + 1),
+    }
     lines = [f"# {line}" for line in said]
     return "\n".join([*lines, Template(about["text"]).substitute(values)]) + "\n"
 
 
-def setting_values(
-    engine: str, rule: Rule, target: str, drafter: str, head: bool, temperature: float
-) -> dict[str, str]:
-    """Return what the text of an engine names, the draft length aside; args of `setting_text`."""
-    given = rule.parameters.items()
-    numbers = {name: f"{value:g}" for name, value in given if isinstance(value, int | float)}
-    return numbers | {
-        "target": target,
-        "drafter": drafter,
-        "kind": ENGINES[engine]["drafters"][head],
-        "temperature": f"{temperature:g}",
-    }
+def loadable(path: str) -> str:
+    """Return what an engine can load of a model: the directory made from a package, else itself."""
+    made = converted(path) if source(path, "path") else None
+    return path if made is None else str(made)
