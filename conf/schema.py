@@ -228,7 +228,6 @@ class Accuracy:
     seed: int = _at_least(0)
     lookup: int = _at_least(1)
     margin: float = _ranged("a number in (0, 1)", lambda value: 0 < value < 1)
-    foreign_code: bool = MISSING
     methods: Any = MISSING
 
 

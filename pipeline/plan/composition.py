@@ -25,6 +25,10 @@ from pipeline.store.node import fingerprint
 
 schema.register_schema()
 OmegaConf.register_new_resolver("root", lambda: str(ROOT), replace=True)
+GONE = {  # overrides of earlier versions, and what to do instead
+    "accuracy.foreign_code": "no task of the project runs a model's code; tasks of others that do "
+    "are run by python -m pipeline.harness TASK --confirm_run_unsafe_code"
+}
 NOT_OF_REPORT = ("study", "study_name", "note", "stage", "outputs", "device", "execution")
 
 
@@ -32,10 +36,13 @@ def check_groups(overrides: Iterable[str]) -> None:
     """Check that groups of configuration files are overridden by names: Hydra ends in a traceback.
 
     Raises:
-        PipelineError: null or a list with something else is given; names it and the files.
+        PipelineError: null or a list with something else is given; names it and the files. Or an
+            override is one of an earlier version.
     """
     for override in overrides:
         name, _, value = override.partition("=")
+        if (key := name.lstrip("+~")) in GONE:
+            raise PipelineError(f"{key} is gone: {GONE[key]}")
         files = sorted(path.stem for path in (CONF / name.lstrip("+")).glob("*.yaml"))
         if not (name and files and (value == "null" or value.startswith("["))):
             continue

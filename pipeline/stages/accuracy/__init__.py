@@ -22,8 +22,7 @@ def nodes(request: Request) -> list[Node]:
     """The tasks answered by each target with the drafter; none without a drafter, or of logs.
 
     Raises:
-        PipelineError: there is no such task, an item is wrong, code is to run that is not allowed,
-            or a method is not defined.
+        PipelineError: there is no such task, an item is wrong, or a method is not defined.
     """
     from pipeline.plan.methods import build_methods
     from pipeline.tasks.items import check_tasks, task_identity
@@ -32,7 +31,7 @@ def nodes(request: Request) -> list[Node]:
     if not request.nodes["drafts"] or config.distributions.source == "logs":
         return []
     if STAGE.name in request.asked:
-        check_tasks(asked.tasks, foreign_code=asked.foreign_code)
+        check_tasks(asked.tasks)
     methods = build_methods(asked.methods, key="accuracy.methods")
     tasks = [task_identity(name) for name in asked.tasks]
     return [
@@ -55,7 +54,6 @@ def nodes(request: Request) -> list[Node]:
                 **statistics_slice(config),
                 "methods": methods,
                 "tasks": list(asked.tasks),
-                "foreign_code": asked.foreign_code,
                 "margin": asked.margin,
             },
         )
