@@ -226,7 +226,6 @@ class Accuracy:
     items: int | None = _at_least(1, optional=True)
     seed: int = _at_least(0)
     margin: float = _ranged("a number in (0, 1)", lambda value: 0 < value < 1)
-    foreign_code: bool = MISSING
 
 
 @dataclass

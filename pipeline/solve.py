@@ -100,7 +100,7 @@ def _ranges(settings: Config) -> list[ParameterRange]:
     """Return the ranges of `solve.ranges`, or that of the engine asked for."""
     engine, names = settings.solve.engine, settings.solve.ranges
     if engine is not None:
-        names = [engine] if ENGINES[engine]["range"] else []
+        names = [engine] if ENGINES[engine]["rule"] else []
     return ranges_of(settings, names, "solve.ranges", ends=True)
 
 

@@ -20,13 +20,13 @@ from pipeline.store.node import slug
 
 Setting = Callable[[int], dict[str, Any] | None]  # at a draft length, as `setting_text` takes it
 
-# range: whether `ranges` of the configuration has one of the engine's name.
+# rule: whose parameter it has, with a range in `ranges` of the configuration; None: strict greedy.
 # strict: the parameter at whose strict end nothing is relaxed; of Medusa, alpha relaxes still.
 # drafters: what the engine calls a drafter that is a language model, and a head.
 # text: what is written, into a file with this suffix. differs: from the rule here.
 ENGINES: dict[str, dict[str, Any]] = {
     "vllm": {
-        "range": False,
+        "rule": None,
         "drafters": ("draft_model", "eagle3"),
         "suffix": "sh",
         "text": "vllm serve $target --speculative-config $config",
@@ -39,7 +39,7 @@ ENGINES: dict[str, dict[str, Any]] = {
         ),
     },
     "sglang": {
-        "range": True,
+        "rule": "absolute",
         "strict": "theta",
         "drafters": ("STANDALONE", "EAGLE3"),
         "suffix": "sh",
@@ -61,7 +61,7 @@ ENGINES: dict[str, dict[str, Any]] = {
         ),
     },
     "tensorrt_llm": {
-        "range": True,
+        "rule": "topm_additive",
         "strict": "t",
         "drafters": ("", ""),
         "suffix": "yaml",
@@ -81,7 +81,7 @@ ENGINES: dict[str, dict[str, Any]] = {
         ),
     },
     "medusa": {
-        "range": True,
+        "rule": "typical",
         "drafters": ("", ""),
         "suffix": "py",
         "text": """model.medusa_generate(input_ids, sampling="typical", temperature=$temperature,
@@ -92,7 +92,7 @@ ENGINES: dict[str, dict[str, Any]] = {
         ),
     },
     "llama_cpp": {
-        "range": False,
+        "rule": None,
         "drafters": ("", ""),
         "suffix": "sh",
         "text": "llama-server -m $target -md $drafter --spec-draft-n-max $length "
@@ -163,20 +163,39 @@ def setting_text(
             f"{name} = {rule.parameters[name]:g} is the strict end and relaxes nothing, ties "
             "apart: strict greedy decoding suffices, without this rule."
         )
+    values = setting_values(
+        engine, rule, target, drafter or "DRAFTER", head, temperature, draft_length
+    )
+    lines = [f"# {line}" for line in said]
+    return "\n".join([*lines, Template(about["text"]).substitute(values)]) + "\n"
+
+
+def setting_values(
+    engine: str,
+    rule: Rule,
+    target: str,
+    drafter: str,
+    head: bool,
+    temperature: float,
+    draft_length: int | None,
+) -> dict[str, str]:
+    """Return the values for the text of an engine, quoted for a shell; args of `setting_text`.
+
+    Without a draft length the placeholders $length and $length_and_own stay.
+    """
+    model, kind = loadable(drafter), ENGINES[engine]["drafters"][head]
+    length = "$length" if draft_length is None else str(draft_length)
+    config = f'"method": "{kind}", "model": {json.dumps(model)}, "num_speculative_tokens": {length}'
     given = rule.parameters.items()
-    model, kind = loadable(drafter or "DRAFTER"), about["drafters"][head]
-    config = {"method": kind, "model": model, "num_speculative_tokens": draft_length}
     values = {name: f"{value:g}" for name, value in given if isinstance(value, int | float)} | {
         "target": shlex.quote(loadable(target)),
         "drafter": shlex.quote(model),
         "kind": kind,
-        "config": shlex.quote(json.dumps(config)),
+        "config": shlex.quote(f"{{{config}}}"),
         "temperature": f"{temperature:g}",
-        "length": str(draft_length),
-        "length_and_own": str(draft_length + 1),
+        "length": length,
     }
-    lines = [f"# {line}" for line in said]
-    return "\n".join([*lines, Template(about["text"]).substitute(values)]) + "\n"
+    return values if draft_length is None else values | {"length_and_own": str(draft_length + 1)}
 
 
 def loadable(path: str) -> str:

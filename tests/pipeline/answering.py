@@ -37,12 +37,12 @@ def note_asked(patch: pytest.MonkeyPatch, stop_after: int) -> list[str]:
     return asked
 
 
-def rows(kind: str = "answer") -> list[dict[str, Any]]:
+def rows() -> list[dict[str, Any]]:
     """Items in the words of the models, whose right answer is a word that they like to say."""
     return [
         {
             "id": f"item {at}",
-            "kind": kind,
+            "kind": "answer",
             "prompt": " ".join(WORDS[4 + (7 * at + i) % 44] for i in range(3 + at)),
             "expected": WORDS[10:30],
             "wrong": WORDS[30:36],

@@ -22,8 +22,7 @@ from pipeline.store.artifacts import Artifact, Store
 from pipeline.store.decoded import read_answered
 from pipeline.store.node import Node
 from pipeline.tasks.items import read_items
-from pipeline.tasks.sandbox import level
-from tests.pipeline.answering import METHODS, note_asked, rows, study, write, write_place
+from tests.pipeline.answering import note_asked, rows, study, write, write_place
 from tests.results.models import WORDS
 
 TIE = 1e-5  # of two logits: a pass over several tokens may choose the other one
@@ -136,20 +135,21 @@ def test_what_determines_the_artifact_is_in_its_name(place: Path) -> None:
     assert name() == before
 
 
-def test_a_foreign_task_runs_no_code_unless_it_is_allowed(place: Path) -> None:
-    path = write(place / "code.jsonl", [one | {"expected": ["f() == 1"]} for one in rows("python")])
-    with pytest.raises(PipelineError, match=r"give accuracy\.foreign_code=true"):
-        study(place, f"accuracy.tasks=['{path}']")
-    study(place, f"accuracy.tasks=['{path}']", "accuracy.foreign_code=true")
-    study(place, "accuracy.tasks=[functions]")
-    study(place, f"accuracy.tasks=['{path}']", stage="drafts")  # which asks no question
-
-
 @pytest.mark.parametrize(
     ("override", "said"),
     [
         ("accuracy.tasks=[facts,none]", "accuracy.tasks: none is no task: give arithmetic, "),
         ("+decoding.methods.a={rule: greedy}", "decoding.methods.a: the key 'drafter' is missing"),
+        (
+            "accuracy.tasks=[functions]",
+            "functions is no task: give .* a model's code, are run by python -m pipeline.harness",
+        ),
+        (
+            "accuracy.foreign_code=true",
+            "accuracy.foreign_code=true was removed: .* --confirm_run_unsafe_code",
+        ),
+        ("+accuracy.foreign_code=true", "accuracy.foreign_code=true was removed: "),
+        ("accuracy.methods=[]", "accuracy.methods=.* was removed: the methods of decoding.methods"),
         ("accuracy.tasks=[facts,more/facts.jsonl]", "two of facts, facts have the same name"),
     ],
 )
@@ -226,17 +226,6 @@ def test_answers_are_read_again_by_the_target(place: Path, made: tuple[Node, Art
     for run, facts in enumerate(made[1].record["facts"]["runs"]):
         exact = facts["temperature"] == 0 and facts["lossless"]
         assert (departures[run] == 0) == exact
-
-
-def test_code_of_answers_names_its_level(place: Path) -> None:
-    item = rows()[0] | {"kind": "python", "expected": ["f(1) == 1"], "wrong": []}
-    path = write(place / "python.jsonl", [item])
-    asked = f"accuracy.tasks=['{path}']"
-    allowed = "accuracy.foreign_code=true"
-    (node,) = study(place, asked, allowed, decoded=METHODS[:1]).nodes["accuracy"]
-    artifact = runner.ensure([node], Store(place / "outputs" / "artifacts"))[0]
-    assert artifact.record["facts"]["sandbox"] == level()
-    assert not any(artifact.read().to_pandas()["correct"])
 
 
 def test_the_end_of_the_stage_says_what_is_excluded(made: tuple[Node, Artifact]) -> None:

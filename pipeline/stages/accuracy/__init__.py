@@ -29,8 +29,7 @@ def nodes(request: Request) -> list[Node]:
     """The tasks answered by each target with the drafter; none without a drafter, or of logs.
 
     Raises:
-        PipelineError: there is no such task, an item is wrong, code is to run that is not allowed,
-            or a method is not defined.
+        PipelineError: there is no such task, an item is wrong, or a method is not defined.
     """
     from pipeline.plan.methods import build_methods
     from pipeline.tasks.items import check_tasks, task_identity
@@ -39,7 +38,7 @@ def nodes(request: Request) -> list[Node]:
     if not request.nodes["drafts"] or config.distributions.source == "logs":
         return []
     if STAGE.name in request.asked:
-        check_tasks(asked.tasks, foreign_code=asked.foreign_code)
+        check_tasks(asked.tasks)
     decoded = build_methods(config.decoding.methods, request.named, config.decoding.draft_length)
     methods = scored(decoded)
     tasks = [task_identity(name) for name in asked.tasks]
@@ -63,7 +62,6 @@ def nodes(request: Request) -> list[Node]:
                 **statistics_slice(config),
                 "methods": methods,
                 "tasks": list(asked.tasks),
-                "foreign_code": asked.foreign_code,
                 "margin": asked.margin,
             },
         )

@@ -222,12 +222,13 @@ def flags(upstream: Mapping[str, list[Artifact]], rules: Sequence[Rule]) -> list
         "drafter": "DRAFTER",
         "head": "head" in drafts.get("drafter", {}),
         "temperature": upstream["certificates"][0].record["config"]["temperature"],
+        "draft_length": None,
     }
     return [
         {
             name: Template(about["text"]).safe_substitute(setting_values(name, rule, **fixed))
             for name, about in ENGINES.items()
-            if rule.name == ("greedy" if about["dial"] is None else about["dial"]["rule"])
+            if rule.name == (about["rule"] or "greedy")
         }
         for rule in rules
     ]
