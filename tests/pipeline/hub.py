@@ -1,6 +1,6 @@
-"""A hub on loopback: what `huggingface_hub` and `datasets` ask of huggingface.co, and its faults.
+"""A hub on loopback: what `huggingface_hub` and `datasets` ask of huggingface.co.
 
-Answers the API (repository, revision, tree, paths-info), `resolve` with its headers, and redirects:
+Answers the API (repository, revision, tree), `resolve` with its headers, and redirects:
 a small file to the hub's own cache, a file of LFS to another origin. Files are served over plain
 HTTP; the hub's Xet storage is not imitated.
 
@@ -138,14 +138,14 @@ class Hub:
         url = urlsplit(handler.path)
         path, query = unquote(url.path).strip("/"), parse_qs(url.query)
         self.requests.append(Request(handler.command, path, dict(handler.headers)))
-        answer = self._answer(path, query, handler)
+        answer = self._answer(path, query)
         answer.handler, answer.hub, answer.path = handler, self, path
         for part, fault in list(self.faults):
             if part in path and fault(answer):
                 return
         answer.send()
 
-    def _answer(self, path: str, query: dict[str, list[str]], handler: Any) -> Answer:
+    def _answer(self, path: str, query: dict[str, list[str]]) -> Answer:
         parts = path.split("/")
         if parts[0] == "lfs":
             return self._stored(parts[1])
@@ -169,9 +169,6 @@ class Hub:
             return self._resolved(repository, commit, inside)
         if action == "tree":
             return _tree(repository, commit, inside, query)
-        if action == "paths-info":
-            size = int(handler.headers.get("Content-Length", 0))
-            return _paths(repository, commit, handler.rfile.read(size))
         return _info(repository, commit) if action == "revision" else missing("EntryNotFound")
 
     def _resolved(self, repository: Repository, commit: str, path: str) -> Answer:
@@ -243,9 +240,6 @@ def _handler(hub: Hub) -> type[BaseHTTPRequestHandler]:
         def do_HEAD(self) -> None:
             self.do_GET()
 
-        def do_POST(self) -> None:
-            self.do_GET()
-
         def log_message(self, *_: Any) -> None:
             """Print nothing: tests read what was asked."""
 
@@ -297,16 +291,6 @@ def _folder(path: str) -> dict[str, Any]:
     return {"type": "directory", "oid": oid, "size": 0, "path": path}
 
 
-def _paths(repository: Repository, commit: str, body: bytes) -> Answer:
-    """Return the entries of the paths that are listed in a form or in JSON."""
-    text = body.decode()
-    wanted = json.loads(text)["paths"] if text.startswith("{") else parse_qs(text)["paths"]
-    files = repository.commits[commit]
-    entries = [files[path].entry() for path in wanted if path in files]
-    entries += [_folder(path) for path in wanted if any(f.startswith(f"{path}/") for f in files)]
-    return _json(entries)
-
-
 def environment(hub: Hub, home: Path, **more: str) -> dict[str, str]:
     """Return the variables by which a process takes this hub, with an empty cache in `home`."""
     return {"HF_ENDPOINT": hub.endpoint, "HF_HOME": str(home), "HF_HUB_OFFLINE": "0",
@@ -323,62 +307,6 @@ def connect(hub: Hub, home: Path, patch: pytest.MonkeyPatch) -> None:
     patch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", hub.endpoint + place)
     patch.setattr(constants, "HF_HUB_CACHE", str(home / "hub"))
     patch.setattr(constants, "HF_HUB_OFFLINE", False)
-
-
-def status(code: int, **headers: str) -> Fault:
-    """A hub that answers with this status; `Retry_After` is the header Retry-After."""
-
-    def fault(answer: Answer) -> bool:
-        named = {key.replace("_", "-"): value for key, value in headers.items()}
-        answer.status, answer.body, answer.headers = code, b"", named
-        return False
-
-    return fault
-
-
-def hang(answer: Answer) -> bool:
-    """A hub that takes a request and never answers."""
-    answer.hub.leaving.wait()
-    answer.handler.close_connection = True
-    return True
-
-
-def cut(answer: Answer) -> bool:
-    """A connection that breaks off in the middle of a body, once for each path."""
-    if len(answer.hub.asked(answer.path)) == 1 and answer.handler.command == "GET":
-        answer.send(len(answer.body) // 2)
-        return True
-    return False
-
-
-def truncated(answer: Answer) -> bool:
-    """A file of which the half is missing, and the hub does not know it."""
-    answer.body = answer.body[: len(answer.body) // 2]
-    return False
-
-
-def flipped(answer: Answer) -> bool:
-    """A file with one wrong bit."""
-    at = len(answer.body) // 2
-    answer.body = answer.body[:at] + bytes([answer.body[at] ^ 1]) + answer.body[at + 1 :]
-    return False
-
-
-def of_another_commit(answer: Answer) -> bool:
-    """A file that is served as one of another commit."""
-    answer.headers["X-Repo-Commit"] = "f" * 40
-    return False
-
-
-def times(count: int, fault: Fault) -> Fault:
-    """A fault that passes after `count` requests."""
-    left = [count]
-
-    def passing(answer: Answer) -> bool:
-        left[0] -= 1
-        return left[0] >= 0 and fault(answer)
-
-    return passing
 
 
 if __name__ == "__main__":

@@ -17,9 +17,10 @@ from pipeline import fetch
 from pipeline.errors import PipelineError
 from pipeline.store import hub_errors
 from pipeline.store.hub import MODEL_FILES, cached_commit, hub_files
-from tests.pipeline import hub as faults
+from tests.pipeline import hub_faults as faults
 from tests.pipeline import tiny
-from tests.pipeline.hub import Hub, Repository, connect, hang, status, times
+from tests.pipeline.hub import Hub, Repository, connect
+from tests.pipeline.hub_faults import hang, status, times
 from tests.pipeline.hub_study import MODELS, SPLITS, ULTRACHAT, ultrachat
 
 NAME, KEY = "Qwen/Qwen3-1.7B", "targets.qwen3_1_7b.path"
