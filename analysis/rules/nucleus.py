@@ -38,4 +38,5 @@ class Nucleus(Rule):
         """Return one more than the ranks below m whose mass, with all before, is below share."""
         mass = np.cumsum(dist.probs[:, : self.m - 1], axis=1)
         below = (mass < self.share) | (self.share == 1)
-        return np.minimum(1 + below.sum(axis=1), dist.vocab_size).astype(np.int32)
+        count: Counts = np.minimum(1 + below.sum(axis=1), dist.vocab_size).astype(np.int32)
+        return count

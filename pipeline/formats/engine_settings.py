@@ -161,20 +161,37 @@ def setting_text(
             f"{name} = {rule.parameters[name]:g} is the strict end and relaxes nothing, ties "
             "apart: strict greedy decoding suffices, without this rule."
         )
-    given = rule.parameters.items()
-    model, kind = loadable(drafter or "DRAFTER"), about["drafters"][head]
-    config = {"method": kind, "model": model, "num_speculative_tokens": draft_length}
-    values = {name: f"{value:g}" for name, value in given if isinstance(value, int | float)} | {
-        "target": shlex.quote(loadable(target)),
-        "drafter": shlex.quote(model),
-        "kind": kind,
-        "config": shlex.quote(json.dumps(config)),
-        "temperature": f"{temperature:g}",
-        "length": str(draft_length),
-        "length_and_own": str(draft_length + 1),
-    }
+    values = setting_values(
+        engine, rule, target, drafter or "DRAFTER", head, temperature, str(draft_length)
+    )
+    values |= {"length": str(draft_length), "length_and_own": str(draft_length + 1)}
     lines = [f"# {line}" for line in said]
     return "\n".join([*lines, Template(about["text"]).substitute(values)]) + "\n"
+
+
+def setting_values(
+    engine: str,
+    rule: Rule,
+    target: str,
+    drafter: str,
+    head: bool,
+    temperature: float,
+    length: str = "$length",
+) -> dict[str, str]:
+    """Return the words of an engine's text, by name; args of `setting_text`.
+
+    The draft length is left out, but for `length` inside config.
+    """
+    given, kind = rule.parameters.items(), ENGINES[engine]["drafters"][head]
+    model = json.dumps({"method": kind, "model": loadable(drafter)})
+    numbers = {name: f"{value:g}" for name, value in given if isinstance(value, int | float)}
+    return numbers | {
+        "target": shlex.quote(loadable(target)),
+        "drafter": shlex.quote(loadable(drafter)),
+        "kind": kind,
+        "config": shlex.quote(f'{model[:-1]}, "num_speculative_tokens": {length}}}'),
+        "temperature": f"{temperature:g}",
+    }
 
 
 def loadable(path: str) -> str:

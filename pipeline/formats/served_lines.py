@@ -65,7 +65,7 @@ def _prompt(value: Any) -> str | list[int] | None:
 
 def _name(value: Any) -> str | int | None:
     if value is None or type(value) is int or is_text(value):
-        return value  # type: ignore[no-any-return]
+        return value
     raise ValueError(f"{value!r:.40} is no name")
 
 

@@ -83,7 +83,7 @@ PACKAGE = "package:a==1.0/b.gguf#sha256=" + 64 * "0" + "&model=owner/name"
 
 def test_paths_are_words_of_the_shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A space, a quote, # and & stay inside one word; a package is the directory made from it."""
-    odd = "/models/o'brien & co #1/\"q\""
+    odd = '/models/o\'brien & co #1/"q"'
     for engine, flag in (("sglang", "--speculative-draft-model-path"), ("llama_cpp", "-md")):
         text = written(engine, target=odd, drafter=odd)
         assert odd in words(text)
