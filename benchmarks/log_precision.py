@@ -89,16 +89,16 @@ def main() -> None:
     parser.add_argument("model", nargs="?", type=Path, default=ROOT / "assets/mini/large")
     parser.add_argument("--prompts", type=int, default=24)
     parser.add_argument("--steps", type=int, default=48)
-    asked = parser.parse_args()
-    tokenizer = load_tokenizer(str(asked.model), None, "model")
+    arguments = parser.parse_args()
+    tokenizer = load_tokenizer(str(arguments.model), None, "model")
     rows = (ROOT / "assets/mini/prompts.jsonl").read_text(encoding="utf-8").splitlines()
-    texts = [json.loads(row)["prompt"] for row in rows[: asked.prompts]]
+    texts = [json.loads(row)["prompt"] for row in rows[: arguments.prompts]]
     prompts = [encode(tokenizer, [text], "chat", enable_thinking=False) for text in texts]
-    whole = loaded(asked.model, *PASSES[0])
-    answers = decoded(whole, prompts, asked.steps).argmax(dim=2)
+    whole = loaded(arguments.model, *PASSES[0])
+    answers = decoded(whole, prompts, arguments.steps).argmax(dim=2)
     exact = scored(whole, prompts, answers)
     for precision in PASSES:
-        model = whole if precision == PASSES[0] else loaded(asked.model, *precision)
+        model = whole if precision == PASSES[0] else loaded(arguments.model, *precision)
         log = decoded(model, prompts, answers)
         name = "log in {}, logits in {}".format(*precision)
         compare(f"{name}, the same read whole", log, scored(model, prompts, answers))

@@ -127,7 +127,7 @@ def read_served(path: Path) -> tuple[list[Served], dict[str, int]]:
 
 
 def _with_requests(lines: Iterable[Line]) -> Iterator[Line]:
-    """Yield the objects, REQUEST for a request, each answer with its request, as `asked`.
+    """Yield the objects, REQUEST for a request, each answer with its request, as `question`.
 
     An answer in a form of the project's own becomes a choice. A damaged line may have been the
     request of the answers that follow.
@@ -152,34 +152,34 @@ def _with_requests(lines: Iterable[Line]) -> Iterator[Line]:
         messages = body.get("messages") or []
         replied = bool(messages) and messages[-1].get("role") == "assistant"
         if given is not None:
-            asked = _asked(given)
+            question = _asked(given)
         elif ASKED & set(body) and not ANSWERED & set(body) and not replied:
             requests[custom] = last = _asked(body)
             yield line, REQUEST, streamed
             continue
         else:
-            asked = last if custom is None else requests.get(custom)
+            question = last if custom is None else requests.get(custom)
         answer: Mapping[str, Any] = body
         if "answer" in body or (replied and "choices" not in body):
-            asked, answer = _own(body)
-        yield line, {"custom_id": custom, "response": {**answer, "asked": asked}}, streamed
+            question, answer = _own(body)
+        yield line, {"custom_id": custom, "response": {**answer, "question": question}}, streamed
 
 
 def _own(body: Body) -> tuple[Request | None, dict[str, Any]]:
     """Return the request of a line in a form of the project's own, and its answer as a choice."""
     if "answer" in body:
-        reply, asked = body["answer"], _asked(body)
+        reply, question = body["answer"], _asked(body)
     else:
         messages = body["messages"] or []
         reply = messages[-1].get("content")
-        asked = _asked({**body, "messages": messages[:-1]})
-    if asked is not None and "messages" not in body:
-        asked = asked._replace(chat=None)
+        question = _asked({**body, "messages": messages[:-1]})
+    if question is not None and "messages" not in body:
+        question = question._replace(chat=None)
     choice = {
         "token_ids" if isinstance(reply, list) else "text": reply,
         "finish_reason": "stop" if body.get("finish_reason") in ENDED else "length",
     }
-    return asked, {"id": body.get("id") or body.get("prompt_id"), "choices": [choice]}
+    return question, {"id": body.get("id") or body.get("prompt_id"), "choices": [choice]}
 
 
 def _asked(request: Body) -> Request | None:
@@ -204,7 +204,7 @@ def _asked(request: Body) -> Request | None:
 def _reply(part: Part) -> tuple[Reply, bool]:
     """Return a part of an answer, and whether it replaces the parts before it, as SGLang's do."""
     # checked by `typed_body`
-    place, body, request = cast(Any, part.said), cast(Any, part.body), part.body["asked"]
+    place, body, request = cast(Any, part.said), cast(Any, part.body), part.body["question"]
     apart = False
     if part.place == "choices":
         message = place.get("message") or place.get("delta") or place

@@ -117,8 +117,8 @@ def prompt_of(tokenizer: Any, request: Request, config: Mapping[str, Any]) -> tu
     """
     if request.prompt_ids:
         return request.prompt_ids, tokenizer.decode(request.prompt_ids)
-    asked = request.enable_thinking
-    thinking = config["enable_thinking"] if asked is None else asked
+    requested = request.enable_thinking
+    thinking = config["enable_thinking"] if requested is None else requested
     if request.messages:
         if not all(is_text(message.get("content")) for message in request.messages):
             return [], ""
