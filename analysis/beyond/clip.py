@@ -17,11 +17,12 @@ parameter: c1 = 1 is lossless speculative sampling, c1 = max q / p accepts every
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import ArrayLike
 
+from ..certificates.bounds import phi
 from ..topk import Floats
 from .probability import coin_kl
 
@@ -34,14 +35,9 @@ SUM_ERROR = 1e-4  # of p and q, which may come from half precision; both are nor
 Generator = tuple[Callable[[Floats], Floats], float]
 
 
-def _log(u: Floats) -> Floats:
-    with np.errstate(divide="ignore"):
-        return np.log(u)
-
-
 FAMILIES: dict[str, Generator] = {
-    "kl": (lambda u: np.where(u > 0, u * _log(np.where(u > 0, u, 1.0)), 0.0) - u + 1.0, math.inf),
-    "reverse_kl": (lambda u: u - 1.0 - _log(u), 1.0),
+    "kl": (lambda u: phi(u - 1.0), math.inf),
+    "reverse_kl": (lambda u: u - 1.0 - np.log(u), 1.0),
     "chi2": (lambda u: (u - 1.0) ** 2, math.inf),
     "hellinger": (lambda u: 0.5 * (1.0 - np.sqrt(u)) ** 2, 0.5),
     "tv": (lambda u: 0.5 * np.abs(u - 1.0), 0.5),
@@ -60,10 +56,22 @@ def divergence_of(r: ArrayLike, p: ArrayLike, name: str = "kl") -> float:
     """
     f, slope = _family(name)
     r, p = np.asarray(r, dtype=np.float64), np.asarray(p, dtype=np.float64)
-    inside = p > 0
+    u = _quotients(r, p)
+    inside = u < np.inf
     outside = float(r[~inside].sum())
-    terms = p[inside] * f(r[inside] / p[inside])
+    terms = p[inside] * _costs(f, u[inside])
     return float(terms.sum()) + (slope * outside if outside > 0 else 0.0)
+
+
+def _quotients(r: Floats, p: Floats) -> Floats:
+    """Return r / p: 1 where both are 0, infinite where p is 0 or so small that it overflows."""
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        return np.where((r == 0) & (p == 0), 1.0, r / p)
+
+
+def _costs(f: Callable[[Floats], Floats], u: Floats) -> Floats:
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        return f(u)
 
 
 def clip_law(
@@ -107,7 +115,7 @@ def clip_law(
         raise ValueError(f"{dial}={value!r} is not allowed: give a number of at least {least:g}")
     steps = _Sorted(_distribution("p", p), _distribution("q", q))
     if dial == "c1":
-        return steps.at(math.log(value) if value < math.exp(steps.edge) else steps.edge)
+        return steps.at(math.log(value) if value < steps.most else steps.edge)
     if dial == "ratio":
         return steps.at(steps.at_ratio(value))
     spent = steps.spending(family)
@@ -115,42 +123,48 @@ def clip_law(
 
 
 class _Sorted:
-    """One step, its tokens by increasing q / p, and sums over the first of them.
+    """One step, its tokens by increasing q / p, and sums over some of them.
 
-    A law is named by one number x: up to log max q / p it is log c1; beyond, it is more by the
-    share of q that is emitted where p = 0.
+    No sum is a difference of two others: that would lose the digits of a small p, whose q / p is
+    large. A law is named by one number x: up to log max q / p it is log c1; beyond, it is more by
+    the share of q that is emitted where p = 0.
     """
 
     def __init__(self, p: Floats, q: Floats) -> None:
-        self.p, self.q = p, q
-        ratio = np.divide(q, p, out=np.where(q > 0, np.inf, 1.0), where=p > 0)
-        order = np.argsort(ratio)
-        self.s, p, q = ratio[order], p[order], q[order]
-        self.sum_p, self.sum_q = np.append(0.0, np.cumsum(p)), np.append(0.0, np.cumsum(q))
-        self.finite = int(np.searchsorted(self.s, np.inf))  # tokens that p has as well
-        self.outside = float(q[self.finite :].sum())  # of q, where p = 0
-        self.edge = math.log(max(1.0, float(self.s[self.finite - 1])))
+        self.p, self.q, self.ratio = p, q, _quotients(q, p)
+        order = np.argsort(self.ratio)
+        self.finite = int(np.sum(self.ratio < np.inf))  # tokens that p has as well
+        self.s = self.ratio[order][: self.finite]
+        self.sorted_p = p[order][: self.finite]
+        sorted_q = q[order][: self.finite]
+        self.p_below, self.q_below = _before(self.sorted_p), _before(sorted_q)  # (finite + 1,)
+        self.p_above, self.q_above = _from(self.sorted_p), _from(sorted_q)
+        self.outside = float(q[order][self.finite :].sum())  # of q, where p = 0
+        self.most = max(1.0, float(self.s[-1]))
+        self.edge = math.log(self.most)
         self.end = self.edge + (1.0 if self.outside > 0 else 0.0)
 
     def scales(self, x: float) -> tuple[float, float, float]:
         """Return c1, the c2 with which r sums to one, and the share where p = 0."""
+        if x <= 0.0:  # r = p, also where no q / p exceeds 1 but for rounding
+            return 1.0, 1.0, 0.0
         share = min(max(x - self.edge, 0.0), 1.0)
-        c1 = math.exp(min(x, self.edge))
+        c1 = self.most if x >= self.edge else min(math.exp(x), self.most)
         removed = self.removed(c1, share)
         low, high = 0, self.finite  # the tokens below c2: s P - Q <= removed for those before
         while low < high:
             middle = (low + high) // 2
-            added = self.s[middle] * self.sum_p[middle] - self.sum_q[middle]
+            added = self.s[middle] * self.p_below[middle] - self.q_below[middle]
             low, high = (middle + 1, high) if added <= removed else (low, middle)
-        mass = self.sum_p[low]
-        c2 = (removed + self.sum_q[low]) / mass if removed > 0 and mass > 0 else self.s[0]
+        mass = self.p_below[low]
+        c2 = (removed + self.q_below[low]) / mass if removed > 0 and mass > 0 else self.s[0]
         return c1, min(1.0, float(c2)), share
 
     def removed(self, c1: float, share: float) -> float:
         """Return the mass of q that is not accepted."""
-        k = int(np.searchsorted(self.s[: self.finite], c1, side="right"))
-        above = self.sum_q[self.finite] - self.sum_q[k], self.sum_p[-1] - self.sum_p[k]
-        return float(max(0.0, above[0] - c1 * above[1]) + (1.0 - share) * self.outside)
+        k = int(np.searchsorted(self.s, c1, side="right"))
+        above = max(0.0, float(self.q_above[k] - c1 * self.p_above[k]))
+        return above + (1.0 - share) * self.outside
 
     def last(self, allowed: Callable[[float, float, float], bool]) -> float:
         """Return the largest x of an allowed law; those below it are allowed."""
@@ -173,16 +187,15 @@ class _Sorted:
     def spending(self, family: Generator) -> Callable[[float, float, float], float]:
         """Return what computes D_f(r || p) of a law from c1, c2 and the share where p = 0."""
         f, slope = family
-        finite = self.s[: self.finite]
-        terms = np.diff(self.sum_p)[: self.finite] * f(finite)
-        # infinite at q = 0: below every c2 > 0
-        terms = np.append(0.0, np.cumsum(np.where(terms < np.inf, terms, 0.0)))
+        terms = self.sorted_p * _costs(f, self.s)  # of tokens between c2 and c1, where r = q
+        kept = self.s < 1.0
+        to_one, from_one = _from(np.where(kept, terms, 0.0)), _before(np.where(kept, 0.0, terms))
 
         def spent(c1: float, c2: float, share: float) -> float:
-            low, high = np.searchsorted(finite, [c2, c1], side="right")
-            f2, f1 = f(np.array([c2, c1]))
-            total = (self.sum_p[-1] - self.sum_p[high]) * f1 + terms[high] - terms[low]
-            total += self.sum_p[low] * f2 if low else 0.0
+            low, high = np.searchsorted(self.s, [c2, c1], side="right")
+            f2, f1 = _costs(f, np.array([c2, c1]))
+            total = to_one[low] + from_one[high] + self.p_below[low] * f2
+            total += self.p_above[high] * f1 if high < self.finite else 0.0
             beyond = share * self.outside
             return float(total + (slope * beyond if beyond > 0 else 0.0))
 
@@ -191,12 +204,23 @@ class _Sorted:
     def at(self, x: float) -> tuple[Floats, float, float]:
         """Return r and its scales."""
         c1, c2, share = self.scales(x)
-        if x >= self.end:
+        if x >= self.end > 0.0:
             return self.q, math.inf if self.outside > 0 else c1, c2
         r = np.minimum(np.maximum(self.q, c2 * self.p), c1 * self.p)
         if share > 0:
-            r[self.p == 0] = share * self.q[self.p == 0]
+            outside = self.ratio == np.inf
+            r[outside] = share * self.q[outside]
         return r, c1, c2
+
+
+def _before(values: Floats) -> Floats:
+    """Return the sums of the values before each place, (n + 1,)."""
+    return np.append(0.0, np.cumsum(values))
+
+
+def _from(values: Floats) -> Floats:
+    """Return the sums of the values from each place on, the last first, (n + 1,)."""
+    return _before(values[::-1])[::-1]
 
 
 def _family(name: str) -> Generator:
@@ -211,28 +235,6 @@ def _distribution(name: str, values: ArrayLike) -> Floats:
     if not abs(total - 1.0) <= SUM_ERROR or array.min() < 0:
         raise ValueError(f"{name} is no distribution of one step: give (V,) numbers of sum 1")
     return array / total
-
-
-def mean_curve(
-    pairs: Iterable[tuple[Floats, Floats]], ratios: Sequence[float]
-) -> tuple[Floats, Floats]:
-    """Return mean KL(r || p) and mean acceptance over steps at each ratio c1 / c2, (R,) each.
-
-    No laws of these steps accept more at this mean: the ratio is the price of a nat, the same at
-    every step (log c1 - log c2 = f'(c1) - f'(c2) for kl).
-
-    Args:
-        pairs: p and q of each step, (V,) each.
-        ratios: of at least 1.
-    """
-    sums, count = np.zeros((2, len(ratios))), 0
-    for p, q in pairs:
-        steps, count = _Sorted(p, q), count + 1
-        spent = steps.spending(FAMILIES["kl"])
-        for at, ratio in enumerate(ratios):
-            law = steps.scales(steps.at_ratio(ratio))
-            sums[:, at] += spent(*law), 1.0 - steps.removed(law[0], 0.0)
-    return sums[0] / count, sums[1] / count
 
 
 def argmax_law(p: ArrayLike, divergence: float) -> Floats:

@@ -37,7 +37,8 @@ def certify(dist: TopK, rules: Rule | Sequence[Rule], *, divergence: str = "kl")
 
     Returns:
         Theorem 4.4 for rules of one token, Theorem 5.1 for trees, with intervals where the first
-        rejected token is not stored. Relative error about 1e-14, of the stored logits.
+        rejected token is not stored. Relative error about 1e-14, of the stored logits; for reverse
+        KL and Renyi orders below 1/2, whose Z can be next to 0, about 1e-16 / Z where that is more.
 
     Raises:
         ValueError: too few tokens are stored for a rule, a rule needs raw logits and there are

@@ -116,6 +116,7 @@ class Divergence:
         token: Ratios,
         times: Floats | None = None,
         widen: float = 0.0,
+        excess: float = 0.0,
     ) -> tuple[Floats, NDArray[np.int32]]:
         """Return the least divergence that makes a token a mode of q, and |A|, each (N,).
 
@@ -125,6 +126,7 @@ class Divergence:
             token: of the token, (N,); it is at most every other that counts.
             times: (N, J), how many tokens there are of each other; one if not given.
             widen: the share by which what A gives up, and so the divergence, is taken larger.
+            excess: the share by which the probabilities, and so the level, may be too large.
         """
         times = np.ones_like(others[0]) if times is None else times
         x, x_token = self._level_in(others), self._level_in(token)
@@ -141,7 +143,7 @@ class Divergence:
         active = others[0][:, :width], others[1][:, :width]
         value = p0 * self._given_up(active, weight, token, mean) * (1.0 + widen)
         size = weight.sum(axis=1) + 1.0
-        least = p0 * size * self._level(mean) * (1.0 - widen)
+        least = p0 * size * self._level(mean) * (1.0 - widen - excess)
         return self._distance(value, least), size.astype(np.int32)
 
     def _level_in(self, tokens: Ratios) -> Floats:

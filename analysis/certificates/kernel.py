@@ -50,12 +50,10 @@ M, A = 6, 7  # M of the rank (-1: not yet known), and its |A|
 
 @compiled
 def power(w: float, e: float, d: float, order: float) -> float:
-    """Return w^order - 1, d = log w; log w for order 0."""
+    """Return w^order - 1, d = log w, which is finite where w underflows; log w for order 0."""
     if order == 2.0 or order == 0.5:
         return e * (2.0 + e) if order == 2.0 else e / (1.0 + math.sqrt(w))
-    if w > 0.0:
-        return math.expm1(order * d) if order > 0.0 else d
-    return -1.0 if order > 0.0 else -math.inf
+    return math.expm1(order * d) if order > 0.0 else d
 
 
 @compiled
@@ -100,7 +98,7 @@ def read_on(steps: StoredSteps, block: Block, row: int, i: int, need: int) -> bo
             p = p0 * w
         else:
             p, w, e = value, value / p0, (value - p0) / p0
-            d = math.log1p(e) if e > -0.5 else math.log(w) if w > 0.0 else 0.0
+            d = math.log1p(e) if e > -0.5 else math.log(w) if w > 0.0 else -math.inf
         if block.kind == KL:
             x = w * d if w > 0.0 else 0.0
         else:

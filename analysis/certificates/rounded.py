@@ -163,8 +163,8 @@ class Box:
         b = np.maximum(0.0, tail_low - j * p_k) / (others - j)
         dist = _described(self.dist[rows], high, np.zeros(len(rows)))
         with np.errstate(divide="ignore"):
-            dist = replace(dist, log_tail=np.log(tail_high))
-        found = upper_bound(Known(dist, divergence), b, most)
+            dist, log_b = replace(dist, log_tail=np.log(tail_high)), np.log(b)
+        found = upper_bound(Known(dist, divergence), log_b, most)
         return np.where(most >= others, np.inf, found)
 
 

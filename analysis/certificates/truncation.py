@@ -9,11 +9,12 @@ as T - b_min allows, and one has the remainder.
 
 As in the kernel, tokens are kept by p / p0 - 1, from exact differences of logits: M falls with the
 square of it where it is small, so that what is lost there is lost of M. Orders below 1 also need
-log(p / p0), as the mean that levels A has a steep slope where p is next to 0.
+log(p / p0), as the mean that levels A has a steep slope where p is next to 0; so b is a logarithm.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -106,12 +107,16 @@ class Known:
             # what passed a threshold in the kernel, rounded otherwise, is not below it here
             self.p_k = self.p_k * (1.0 + ROUNDING * (1.0 - np.maximum(dist.log_probs[:, -1], -1e3)))
 
-    def ratios(self, b: Floats) -> Ratios:
+    def ratios(self, log_b: Floats) -> Ratios:
         """Return p / p0 - 1 and log(p / p0) of unseen tokens, which are those of p_K at most."""
         last = [part[:, -1] for part in self.tokens]
+        b = np.exp(log_b)
+        e, log_w = ratios(b, self.p0)
+        log_w = np.where(b < TINY, log_b + self.dist.top_surprisal, log_w)
         below = b < self.p_k
-        found = ratios(b, self.p0)
-        e, log_w = (np.where(below, np.minimum(x, y), y) for x, y in zip(found, last, strict=True))
+        e, log_w = (
+            np.where(below, np.minimum(x, y), y) for x, y in zip((e, log_w), last, strict=True)
+        )
         return e, log_w
 
 
@@ -131,7 +136,11 @@ def _by_threshold(stored: Known, theta: Floats) -> Intervals:
 
 
 def _first_rejected(stored: Known, theta: Floats) -> tuple[Floats, Floats, Floats]:
-    """Return b_min, b_max, and the largest number of unseen tokens that can be accepted."""
+    """Return log b_min, log b_max, and the most unseen tokens that can be accepted.
+
+    Where T or theta is next to nothing, b is at most the less of the two; and at least T / N if
+    none is accepted.
+    """
     dist, n, tail = stored.dist, stored.others, stored.tail
     stored_surprise = -(dist.probs * np.where(dist.probs > 0, dist.log_probs, 0.0)).sum(axis=1)
     usual = (theta >= TINY) & (tail >= TINY)
@@ -145,11 +154,11 @@ def _first_rejected(stored: Known, theta: Floats) -> tuple[Floats, Floats, Float
     )
     low, high, most = tails.rejected_range()
     none = (dist.log_tail == -np.inf) | (theta >= TINY)  # is accepted, where T is next to nothing
-    return (
-        np.where(usual, low, 0.0),
-        np.where(usual, high, 0.0),
-        np.where(usual, most, np.where(none, 0.0, n)),
-    )
+    most = np.where(usual, most, np.where(none, 0.0, n))
+    even = np.where(most == 0, dist.log_tail - math.log(n) - TAIL_ERROR, -np.inf)
+    with np.errstate(divide="ignore"):
+        largest = np.minimum(np.log(np.maximum(theta, 0.0)), dist.log_tail + TAIL_ERROR)
+        return np.where(usual, np.log(low), even), np.where(usual, np.log(high), largest), most
 
 
 def _by_count(stored: Known, counts: Counts) -> Intervals:
@@ -158,36 +167,41 @@ def _by_count(stored: Known, counts: Counts) -> Intervals:
     more = np.maximum(0, counts - stored.dist.k).astype(np.float64)
     high = np.minimum(p_k, tail * (1.0 + TAIL_ERROR) / (more + 1.0))
     least = (tail * (1.0 - TAIL_ERROR) - more * p_k) / (stored.others - more)
-    lower, upper, active = _ends(stored, np.clip(least, 0.0, high), high, more)
+    with np.errstate(divide="ignore"):
+        ends = np.log(np.clip(least, 0.0, high)), np.log(high)
+    lower, upper, active = _ends(stored, *ends, more)
     return lower, np.where(counts < 0, np.inf, upper), active, counts
 
 
 def _ends(
     stored: Known, low: Floats, high: Floats, most: Floats
 ) -> tuple[Floats, Floats, NDArray[np.int32]]:
-    """Return M of a b in [low, high] that at most so many unseen tokens exceed: lower, upper, |A|.
+    """Return M of log b in [low, high] that at most so many unseen tokens exceed: ends and |A|.
 
-    They are equal where b is 0, unless M falls so fast there that its rounding shows.
+    They are equal where b is next to 0, unless M falls so fast there that its rounding shows.
     """
     least = stored.divergence.least
-    largest = stored.ratios(high * (1.0 + stored.p0_error))
+    largest = stored.ratios(high + stored.p0_error)
     lower, active = least(stored.p0, stored.tokens, largest, widen=-MARGIN)
-    upper = upper_bound(stored, low * (1.0 - stored.p0_error), most)
+    upper = upper_bound(stored, low - stored.p0_error, most)
     exact = (stored.tail < TINY) & (most == 0) & (upper <= lower * (1.0 + 4.0 * MARGIN))
     if exact.any():
-        cost, _ = least(stored.p0, stored.tokens, stored.ratios(stored.tail))
+        cost, _ = least(stored.p0, stored.tokens, stored.ratios(stored.dist.log_tail))
         lower, upper = (np.where(exact, cost, end) for end in (lower, upper))
     return lower, upper, active
 
 
-def upper_bound(stored: Known, b: Floats, most: Floats) -> Floats:
-    """Bound M of a token of at least b from above, if at most `most` unseen tokens exceed it."""
-    (e, log_w), (last_e, last_log_w) = stored.tokens, stored.ratios(b)
+def upper_bound(stored: Known, log_b: Floats, most: Floats) -> Floats:
+    """Bound M of a token of at least b from above, if at most `most` unseen tokens exceed it.
+
+    A mass above T raises M, yet also the level, and with it the least that Z can be: `excess`.
+    """
+    (e, log_w), (last_e, last_log_w) = stored.tokens, stored.ratios(log_b)
     least = stored.divergence.least
     value, size = least(stored.p0, (e, log_w), (last_e, last_log_w), widen=MARGIN)
     rows = np.flatnonzero(size > e.shape[1])  # p_K exceeds the level: an unseen token may be active
     p0, last = stored.p0[rows], (last_e[rows], last_log_w[rows])
-    mass = np.maximum(0.0, stored.tail[rows] * (1.0 + TAIL_ERROR) - b[rows])
+    mass = np.maximum(0.0, stored.tail[rows] * (1.0 + TAIL_ERROR) - np.exp(log_b[rows]))
     unseen = np.minimum(np.floor(mass / stored.p_k[rows]), most[rows])  # at p_K
     rest = np.where(unseen < most[rows], mass - unseen * stored.p_k[rows], 0.0)
     rest_e = np.clip(rest / p0 - 1.0, last[0], e[rows, -1])  # no more than p_K
@@ -198,5 +212,5 @@ def upper_bound(stored: Known, b: Floats, most: Floats) -> Floats:
         np.column_stack([log_w[rows], log_w[rows, -1], rest_log_w]),
     )
     times = np.column_stack([np.ones_like(e[rows]), unseen, np.ones_like(rest)])
-    value[rows], _ = least(p0, tokens, last, times, MARGIN)
+    value[rows], _ = least(p0, tokens, last, times, MARGIN, excess=TAIL_ERROR)
     return value

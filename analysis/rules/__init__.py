@@ -1,7 +1,7 @@
 """Acceptance rules: which drafted tokens are accepted, given the target's distribution.
 
-`rule` says what a rule is, `builtin` and `nucleus` have the rules, `build` makes one, or a dial
-from strict to relaxed, from plain configuration.
+`rule` defines a rule, `builtin` and `nucleus` have the rules, `build` makes one, or a range of a
+parameter from strict to relaxed, from plain configuration.
 """
 
 from .build import build, check_k, expand, to_mapping

@@ -20,13 +20,13 @@ from pipeline.store.node import slug
 
 Setting = Callable[[int], dict[str, Any] | None]  # at a draft length, as `setting_text` takes it
 
-# dial: the engine's rule and the range of its parameter, from strict; None: nothing to turn.
+# rule: whose parameter it has, with a range in `ranges` of the configuration; None: strict greedy.
 # strict: the parameter at whose strict end nothing is relaxed; of Medusa, alpha relaxes still.
 # drafters: what the engine calls a drafter that is a language model, and a head.
 # text: what is written, into a file with this suffix. differs: from the rule here.
 ENGINES: dict[str, dict[str, Any]] = {
     "vllm": {
-        "dial": None,
+        "rule": None,
         "drafters": ("draft_model", "eagle3"),
         "suffix": "sh",
         "text": "vllm serve $target --speculative-config $config",
@@ -39,7 +39,7 @@ ENGINES: dict[str, dict[str, Any]] = {
         ),
     },
     "sglang": {
-        "dial": {"rule": "absolute", "theta": [0.9999, 0.0001]},
+        "rule": "absolute",
         "strict": "theta",
         "drafters": ("STANDALONE", "EAGLE3"),
         "suffix": "sh",
@@ -61,7 +61,7 @@ ENGINES: dict[str, dict[str, Any]] = {
         ),
     },
     "tensorrt_llm": {
-        "dial": {"rule": "topm_additive", "m": 10, "t": [0.0, 1.0], "convention": "rank"},
+        "rule": "topm_additive",
         "strict": "t",
         "drafters": ("", ""),
         "suffix": "yaml",
@@ -81,7 +81,7 @@ ENGINES: dict[str, dict[str, Any]] = {
         ),
     },
     "medusa": {
-        "dial": {"rule": "typical", "eps0": [0.9999, 0.0001], "delta0": 0.3},
+        "rule": "typical",
         "drafters": ("", ""),
         "suffix": "py",
         "text": """model.medusa_generate(input_ids, sampling="typical", temperature=$temperature,
@@ -92,7 +92,7 @@ ENGINES: dict[str, dict[str, Any]] = {
         ),
     },
     "llama_cpp": {
-        "dial": None,
+        "rule": None,
         "drafters": ("", ""),
         "suffix": "sh",
         "text": "llama-server -m $target -md $drafter --spec-draft-n-max $length "
@@ -135,6 +135,7 @@ def setting_text(
     measured: list[str],
     *,
     rule: Rule,
+    strictest: Rule | None,
     draft_length: int,
     target: str,
     drafter: str | None,
@@ -146,7 +147,8 @@ def setting_text(
     Args:
         engine: a key of `ENGINES`.
         measured: sentences.
-        rule: solved, of the class of the engine's dial.
+        rule: solved, of the engine's range.
+        strictest: the strict end of that range; None where the engine has none.
         draft_length: drafted tokens a call.
         target: a directory, a hub id or a GGUF file.
         drafter: likewise; None where the study has none: DRAFTER is to be replaced.
@@ -156,15 +158,14 @@ def setting_text(
     about = ENGINES[engine]
     said = [*measured, *(f"Differs: {text}" for text in about["differs"])]
     name = about.get("strict")
-    if name is not None and rule.parameters[name] == about["dial"][name][0]:
+    if name is not None and strictest and rule.parameters[name] == strictest.parameters[name]:
         said.append(
             f"{name} = {rule.parameters[name]:g} is the strict end and relaxes nothing, ties "
             "apart: strict greedy decoding suffices, without this rule."
         )
     values = setting_values(
-        engine, rule, target, drafter or "DRAFTER", head, temperature, str(draft_length)
+        engine, rule, target, drafter or "DRAFTER", head, temperature, draft_length
     )
-    values |= {"length": str(draft_length), "length_and_own": str(draft_length + 1)}
     lines = [f"# {line}" for line in said]
     return "\n".join([*lines, Template(about["text"]).substitute(values)]) + "\n"
 
@@ -176,25 +177,28 @@ def setting_values(
     drafter: str,
     head: bool,
     temperature: float,
-    length: str = "$length",
+    draft_length: int | None,
 ) -> dict[str, str]:
-    """Return the words of an engine's text, by name; args of `setting_text`.
+    """Return the values for the text of an engine, quoted for a shell; args of `setting_text`.
 
-    The draft length is left out, but for `length` inside config.
+    Without a draft length the placeholders $length and $length_and_own stay.
     """
-    given, kind = rule.parameters.items(), ENGINES[engine]["drafters"][head]
-    model = json.dumps({"method": kind, "model": loadable(drafter)})
-    numbers = {name: f"{value:g}" for name, value in given if isinstance(value, int | float)}
-    return numbers | {
+    model, kind = loadable(drafter), ENGINES[engine]["drafters"][head]
+    length = "$length" if draft_length is None else str(draft_length)
+    config = f'"method": "{kind}", "model": {json.dumps(model)}, "num_speculative_tokens": {length}'
+    given = rule.parameters.items()
+    values = {name: f"{value:g}" for name, value in given if isinstance(value, int | float)} | {
         "target": shlex.quote(loadable(target)),
-        "drafter": shlex.quote(loadable(drafter)),
+        "drafter": shlex.quote(model),
         "kind": kind,
-        "config": shlex.quote(f'{model[:-1]}, "num_speculative_tokens": {length}}}'),
+        "config": shlex.quote(f"{{{config}}}"),
         "temperature": f"{temperature:g}",
+        "length": length,
     }
+    return values if draft_length is None else values | {"length_and_own": str(draft_length + 1)}
 
 
 def loadable(path: str) -> str:
-    """Return the path of a model for an engine: of a package the directory made from it."""
+    """Return what an engine can load of a model: the directory made from a package, else itself."""
     made = converted(path) if source(path, "path") else None
     return path if made is None else str(made)

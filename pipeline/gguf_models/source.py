@@ -22,7 +22,7 @@ from pipeline.paths import OUTPUTS, ROOT
 from pipeline.store.durable import file_digest, put, read_sealed, sync, write_sealed
 
 MODELS = OUTPUTS / "models"
-VERSION = 1  # of the conversion: bump it when what is written changes
+VERSION = 1  # of the conversion: raise it when weights or token ids change
 ORIGIN = "origin.json"
 SCHEME = "package:"
 FORM = "package:NAME==VERSION/FILE.gguf#sha256=HEX[&model=OWNER/NAME]"

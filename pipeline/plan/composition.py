@@ -32,6 +32,14 @@ ANSWERS = (
 REMOVED = {  # overrides of earlier versions, and what to do instead
     "drafter=log": f"two engines' logs are no longer compared: {ANSWERS}",
     "distributions.log.draft_part": f"a drafter's log is no longer read: {ANSWERS}",
+    "accuracy.foreign_code": "no task of the project runs a model's code; tasks of others that do "
+    "are run by python -m pipeline.harness TASK --confirm_run_unsafe_code",
+    "accuracy.methods": "the methods of decoding.methods are scored; decoding=accuracy has a grid",
+    "accuracy.lookup": "give decoding.lookup",
+    "acceptance.dials": "give names of `ranges`: acceptance.ranges=[additive], "
+    "ranges.additive.values=[0.1, 0.2]",
+    "solve.dials": "give names of `ranges`: solve.ranges=[additive], ranges.additive.ends=[0, 1]",
+    "criteria=engine_mars": "give criteria=mars",
 }
 NOT_OF_REPORT = ("study", "study_name", "note", "stage", "outputs", "device", "execution")
 

@@ -22,7 +22,8 @@ from pipeline.errors import PipelineError
 from pipeline.plan.method import RACES, Method
 from pipeline.store.artifacts import Artifact
 from pipeline.store.columns import TEMPERED, numbers
-from pipeline.store.identity import hub_files, local_path
+from pipeline.store.hub import hub_files
+from pipeline.store.identity import local_path
 from pipeline.store.node import Node
 
 if TYPE_CHECKING:

@@ -30,7 +30,7 @@ from analysis.rules import (
     register,
     to_mapping,
 )
-from analysis.rules.build import build_dial
+from analysis.rules.build import build_range
 from analysis.rules.rule import REGISTRY
 from analysis.topk import TopK
 from tests.analysis.cases import dirichlet
@@ -220,11 +220,11 @@ def test_names_are_taken_once_and_needs_are_numbers() -> None:
 )
 def test_what_does_not_turn_one_way_is_refused(mapping: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        build_dial(mapping)
+        build_range(mapping)
 
 
 def test_dials_turn_from_strict_to_relaxed() -> None:
-    assert build_dial({"rule": "multiplicative", "alpha": [1.0, 0.5]}).parameter == "alpha"
-    assert build_dial({"rule": "typical", "eps0": [0.2, 0.05], "delta0": 0.3}).parameter == "eps0"
-    dial = build_dial({"rule": "tree", "m": [1, 2, 8]})
+    assert build_range({"rule": "multiplicative", "alpha": [1.0, 0.5]}).parameter == "alpha"
+    assert build_range({"rule": "typical", "eps0": [0.2, 0.05], "delta0": 0.3}).parameter == "eps0"
+    dial = build_range({"rule": "tree", "m": [1, 2, 8]})
     assert [dial.value(rule) for rule in dial.rules] == [1, 2, 8]

@@ -142,30 +142,54 @@ def test_zeros_ties_and_wide_rules() -> None:
         assert (found[2] == math.inf) == (name == "reverse_kl")  # a zero of p cannot be a mode
 
 
+def cut_cases() -> list[tuple[list[float], int, float]]:
+    """Logits, how many are stored, and a threshold that all of those exceed."""
+    rng = np.random.default_rng(0)
+    cases = [
+        ([12.0, 10.5, -18.0, -20.5, -21.5, -22.0], 4, 2e-15),
+        ([0.0, -0.323516, -0.324478, -300.0, -300.0], 2, 0.2954),  # an unseen token is active
+        ([0.0, -33.0, -743.0, -757.0], 2, 1e-200),  # a tail next to nothing
+        ([0.0, -0.7, -900.0], 2, 1e-200),  # and one that underflows
+    ]
+    for _ in range(20):
+        k, unseen = int(rng.integers(2, 5)), int(rng.integers(0, 3))
+        z = -np.sort(rng.uniform(0, 3, k + unseen))
+        rejected = z[-1] - rng.choice([5, 30, 100, 600, 720]) - rng.uniform(0, 3, 2)
+        z = np.concatenate([z, -np.sort(-rejected)])
+        p = np.exp(z) / np.exp(z).sum()
+        cases.append((z.tolist(), k, float(np.sqrt(p[k + unseen] * p[k + unseen - 1]))))
+    return cases
+
+
 @pytest.mark.parametrize(
-    ("name", "order"), [("renyi:0.05", 0.05), ("renyi:0.3", 0.3), ("reverse_kl", 0)]
+    ("name", "order"),
+    [(f"renyi:{a:g}", a) for a in (0.01, 0.02, 0.05, 0.2, 0.3, 0.45)] + [("reverse_kl", 0.0)],
 )
-def test_small_probabilities_of_active_tokens_keep_their_digits(name: str, order: float) -> None:
-    """Orders below 1/2 rise steeply where p is next to 0: ends contain the value of 40 digits."""
-    z = np.array([12.0, 10.5, -18.0, -20.5, -21.5, -22.0], dtype=np.float32)
-    found = certify(TopK.from_logits(z, 4), AbsoluteThreshold(2e-15), divergence=name)
-    with mpmath.workdps(40):
-        w = [mpmath.exp(mpmath.mpf(float(x))) for x in z]
-        p = [x / mpmath.fsum(w) for x in w]
-        (n,) = certify(TopK.from_logits(z), AbsoluteThreshold(2e-15)).accepted_count[0]
+def test_truncated_certificates_of_small_orders_contain_the_value_of_50_digits(
+    name: str, order: float
+) -> None:
+    """They rise steeply where p is next to 0: upper was 2.8e-10 too low, and 220 of 258 nats."""
+    for z, k, theta in cut_cases():
+        found = certify(TopK.from_logits(np.array(z), k), AbsoluteThreshold(theta), divergence=name)
+        with mpmath.workdps(50):
+            w = [mpmath.exp(x) for x in z]
+            p = [x / mpmath.fsum(w) for x in w]
+            n = sum(x > theta for x in p)
+            assert k <= n < len(p)
 
-        def mean(a: list) -> mpmath.mpf:
-            if order == 0:
-                return mpmath.exp(mpmath.fsum(map(mpmath.log, a)) / len(a))
-            return (mpmath.fsum(x**order for x in a) / len(a)) ** (1 / mpmath.mpf(order))
+            def mean(a: list) -> mpmath.mpf:
+                if order == 0:
+                    return mpmath.exp(mpmath.fsum(map(mpmath.log, a)) / len(a))
+                return (mpmath.fsum(x**order for x in a) / len(a)) ** (1 / mpmath.mpf(order))
 
-        active = [p[n], p[0]]
-        for x in p[1:n]:
-            if x > mean(active):
-                active.append(x)
-        z_left = 1 - mpmath.fsum(active) + len(active) * mean(active)
-        truth = -mpmath.log(z_left) * ((order or 1) / (1 - mpmath.mpf(order)))
-        assert float(found.lower[0, 0]) <= truth <= float(found.upper[0, 0])
+            active = [p[n], p[0]]
+            for x in p[1:n]:
+                if x > mean(active):
+                    active.append(x)
+            z_left = 1 - mpmath.fsum(active) + len(active) * mean(active)
+            truth = -mpmath.log(z_left) * ((order or 1) / (1 - mpmath.mpf(order)))
+            lower, upper = found.lower[0, 0], found.upper[0, 0]  # equal ends are rounded
+            assert lower * (1 - 1e-14) <= truth <= upper * (1 + 1e-14), (z, k, theta)
 
 
 @pytest.mark.parametrize("name", ["js", "renyi", "renyi:", "renyi:0", "renyi:-1", "renyi:nan", 3])

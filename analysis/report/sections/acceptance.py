@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 
 import pandas as pd
 
-from ...acceptance.best_laws import DRAFTS, LAW
 from ...acceptance.budgets import KINDS
 from ...acceptance.realised import FULL
 from ...acceptance.sampling import ARGMAX, SAMPLED, SPECULATIVE
@@ -70,7 +69,6 @@ def acceptance_section(results: Results, says: Sequence[str] = ()) -> Section:
             frontier_table(results),
             frontier_figure(results),
             sampling_table(results),
-            laws_table(results),
             depth_table(results, shown),
         ],
         says,
@@ -173,19 +171,6 @@ def sampling_table(results: Results) -> Table | None:
         temperature=results.facts["sampled"],
         means=_means(results, frame),
     )
-
-
-def laws_table(results: Results) -> Table | None:
-    """Engines' lossy tests and several drafts beside the best; None where none were sampled."""
-    frame = results.select("levels", kind=[LAW, DRAFTS]).rename(columns={"rule": "law"})
-    if frame.empty:
-        return None
-    headings = {LAW: "One draft, output changed", DRAFTS: "Several drafts, exact"}
-    order = {
-        heading: {law: law for law in select(frame, kind=kind)["law"].unique()}
-        for kind, heading in headings.items()
-    }
-    return results.table("laws", frame, order=order, temperature=results.facts["sampled"])
 
 
 def depth_table(results: Results, rules: Sequence[str]) -> Table | None:

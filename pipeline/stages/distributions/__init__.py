@@ -15,7 +15,7 @@ from pipeline.plan.slices import (
     run_settings,
 )
 from pipeline.plan.stage import Request, Stage
-from pipeline.store.columns import STEP, TARGET, TEMPERED
+from pipeline.store.columns import STEP, TARGET, TEMPERED, Column
 from pipeline.store.node import Node
 
 
@@ -118,8 +118,11 @@ STAGE = Stage(
     version=3,
     upstream=("prompts",),
     columns={
-        "data": STEP | {"token_id": "int32"} | TARGET | TEMPERED,
-        "tokens": {"token_id": "int32", "text": "string"},  # of a log without the engine's ids
+        "data": STEP | {"token_id": Column("int32", "the token emitted")} | TARGET | TEMPERED,
+        "tokens": {
+            "token_id": Column("int32", "assigned to a token of a log without the engine's ids"),
+            "text": Column("string", "its text"),
+        },
     },
     nodes=nodes,
     module=f"{__name__}.compute",

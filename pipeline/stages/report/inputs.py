@@ -166,10 +166,10 @@ def frames_of(targets: Sequence[Target]) -> dict[str, pd.DataFrame]:
 
 
 def rules_of(acceptance: Artifact) -> list[Rule]:
-    """Return every rule that was measured: of the study, of presets, of dials, and greedy."""
+    """Return every rule that was measured: of the study, of presets, of ranges, and greedy."""
     config = acceptance.record["config"]
     mappings = [entry["rule"] for entry in config["rules"]]
-    mappings += [entry["rule"] for entry in (*config["presets"].values(), *config["dials"])]
+    mappings += [entry["rule"] for entry in (*config["presets"].values(), *config["ranges"])]
     return [StrictGreedy(), *map(build, mappings)]
 
 

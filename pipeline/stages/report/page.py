@@ -22,7 +22,7 @@ import pandas as pd
 
 from analysis.acceptance.verdict import Advice, advise
 from analysis.decoding.metrics import Decoded
-from analysis.page import screen, steps
+from analysis.page import grid, screen, steps
 from analysis.report.measured import Results, Target
 from analysis.report.published import PAPERS
 from analysis.report.records import Section, Table
@@ -40,7 +40,7 @@ from pipeline.store.durable import put
 from pipeline.store.node import VERDICT, Node
 
 WEB = Path(__file__).parent / "web"
-SCRIPTS = ("counting.js", "specs.js", "charts.js", "page.js", "explorer.js")
+SCRIPTS = ("specs.js", "charts.js", "page.js", "explorer.js")
 CURVES = (StrictGreedy(), Additive(0.1), Additive(0.3), Multiplicative(0.1), Tree(4))  # at first
 MARGIN = 0.05  # where the study was not asked for another: the loss of accuracy that matters
 
@@ -70,7 +70,7 @@ def page_files(
     study, note = node.config["study"], node.config.get("note")
     setups = {one.label: setup(one, mine) for one, mine in zip(targets, sources, strict=True)}
     advice = verdicts_of(node, upstream, results.targets, timed)
-    rules = steps.embedded(list(targets[0].certificates), sum(len(one.tokens) for one in targets))
+    rules = steps.embedded(list(targets[0].certificates), len(targets))
     pairs = results if "acceptance" in results else None  # step by step, not of two logs
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(WEB), autoescape=True, undefined=jinja2.StrictUndefined
@@ -90,13 +90,14 @@ def page_files(
             else screen.facts_of_pair(pairs, target.label, one.run)
             for target, one in zip(targets, advice, strict=True)
         ],
+        "longest": grid.LONGEST,
         "steps": [len(target.tokens) for target in targets],
         "prompts": [target.bootstrap.count for target in targets],
         "judged": [sum(int(sure.sum()) for _, sure in one.judged.values()) for one in targets],
         "contradictions": [steps.contradictions(target) for target in targets],
         "timed": bool(timed),
         "sections": sections,
-        "introduction": introduction(results.targets, node.config),
+        "introduction": introduction(setups, node.config),
         "setups": setups,
         "settings": dict.fromkeys(name for facts in setups.values() for name in facts),
         "published": sections[-1].shown[0] if set(results.targets) & set(PAPERS) else None,
@@ -201,8 +202,8 @@ def data_of(
         ],
         "shown_curves": [rule.label for rule in rules if rule in CURVES or rule.own]
         or [rule.label for rule in rules[:5]],
-        "steps": [steps.packed_steps(target, rules) for target in targets],
-        "resamples": steps.resamples(targets),
+        "units": {"share": grid.SHARES, "tokens": grid.TOKENS},
+        "targets": [steps.about(target, rules) | grid.grid(target, rules) for target in targets],
         "curves": [steps.curves(target, rules) for target in targets],
         "answers": [steps.answers(target, rules) for target in targets],
         "pairs": [None if pairs is None else screen.rule_rows(pairs, one.label) for one in targets],
@@ -221,12 +222,13 @@ def flags(upstream: Mapping[str, list[Artifact]], rules: Sequence[Rule]) -> list
         "drafter": "DRAFTER",
         "head": "head" in drafts.get("drafter", {}),
         "temperature": upstream["certificates"][0].record["config"]["temperature"],
+        "draft_length": None,
     }
     return [
         {
             name: Template(about["text"]).safe_substitute(setting_values(name, rule, **fixed))
             for name, about in ENGINES.items()
-            if rule.name == ("greedy" if about["dial"] is None else about["dial"]["rule"])
+            if rule.name == (about["rule"] or "greedy")
         }
         for rule in rules
     ]
