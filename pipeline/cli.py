@@ -19,7 +19,7 @@ from hydra.errors import ConfigCompositionException
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from pipeline.console import TRACEBACK, terminal, told
+from pipeline.console import TRACEBACK, starting, terminal, told
 from pipeline.errors import PipelineError
 from pipeline.paths import CONF, OUTPUTS
 from pipeline.plan.composition import check_groups, composed, given, quoted, report_name
@@ -38,6 +38,7 @@ def main() -> None:
     # options first, since argparse takes none between overrides
     sys.argv[1:] = sorted(sys.argv[1:], key=lambda argument: bool(OVERRIDE.match(argument)))
     with told():
+        starting()  # until a job begins: in composition much is caught
         check_groups(sys.argv[1:])
         try:
             if {"-m", "--multirun"} & set(sys.argv[1:]):
