@@ -42,6 +42,8 @@ def _verify(outputs: Path) -> int:
             print(error, file=sys.stderr)
     try:
         damaged = Store(root).set_aside(damaged)  # those that nobody mended meanwhile
+    except BrokenPipeError:
+        raise
     except OSError as error:
         print(f"damaged, not set aside: {error.filename}: {error.strerror}", file=sys.stderr)
     models = damaged_models(outputs / "models")
