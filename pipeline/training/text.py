@@ -3,7 +3,8 @@
 The target writes questions, from seeded beginnings, and answers them. Each batch is one Parquet
 shard in outputs/drafter_training/ (or directory=DIRECTORY). A run that was stopped goes on after
 the last whole shard, and writes damaged ones again (checksums.json). A shard depends on its number
-and the questions of those before it alone. Overrides of conf/drafter_training.yaml are given as KEY=VALUE.
+and the questions of those before it alone. Overrides of conf/drafter_training.yaml are given as
+KEY=VALUE.
 """
 
 from __future__ import annotations

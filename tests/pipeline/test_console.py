@@ -16,6 +16,7 @@ from hydra import compose, initialize_config_dir
 from conf import schema
 from pipeline.console import CLOSED, INTERRUPTED, TERMINATED
 from pipeline.paths import CONF
+from pipeline.plan.explain import noted
 from tests.conftest import ROOT, SmallStudy, pipeline
 
 BEGIN = "from pipeline.console import terminal\nwith terminal():\n "
@@ -46,6 +47,11 @@ def run(body: str, *, closed: bool = False, **environment: str) -> subprocess.Co
 def test_a_closed_pipe_ends_the_command_without_a_word(flush: bool) -> None:
     done = run(f"print('one', flush={flush}); print('two', flush={flush})", closed=True)
     assert (done.returncode, done.stderr) == (CLOSED, "")
+
+
+def test_a_closed_pipe_is_no_problem_of_a_configuration() -> None:
+    with pytest.raises(BrokenPipeError), noted([]):
+        raise BrokenPipeError
 
 
 def test_an_interruption_while_modules_are_imported_is_one_line() -> None:
