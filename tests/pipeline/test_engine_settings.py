@@ -36,8 +36,8 @@ def written(
     target: str = "a/target",
 ) -> str:  # fmt: skip
     return setting_text(
-        engine, ["96 prompts."], rule=rule or RULES[engine], strictest=STRICTEST.get(engine), draft_length=3, target=target,
-        drafter=drafter, head=head, temperature=0.7,
+        engine, ["96 prompts."], rule=rule or RULES[engine], strictest=STRICTEST.get(engine),
+        draft_length=3, target=target, drafter=drafter, head=head, temperature=0.7,
     )  # fmt: skip
 
 
