@@ -21,9 +21,13 @@ from ..trees.topology import ROOT, Topology
 
 Floats = NDArray[np.floating[Any]]
 Flags = NDArray[np.bool_]
+Integers = NDArray[np.integer[Any]]
 RowsOf = Callable[[int], tuple[Floats, Floats | None]]
 
 NOTHING = -1  # in the place of a token: none is drafted
+# What MARS (arXiv 2601.15498) accepts above temperature 0: docs/mars.md
+RANK_2, RELEASED, ALGORITHM_1 = "rank_2", "released", "algorithm_1"
+READINGS = {RANK_2: "", RELEASED: "released code", ALGORITHM_1: "Algorithm 1"}  # as printed
 
 
 def leading(accepted: Flags) -> int:
@@ -34,6 +38,30 @@ def leading(accepted: Flags) -> int:
         2
     """
     return int(np.argmin(accepted)) if not np.all(accepted) else len(accepted)
+
+
+def relaxed(reading: str, accepted: Flags, rank: Integers, count: Integers) -> Flags:
+    """Return the drafted tokens that a rule keeps above temperature 0 whatever a draw says.
+
+    At temperature 0 all readings of MARS are its Algorithm 1. Where the ratio is above the
+    threshold, `RELEASED` keeps the ranks 1 and 2, `RANK_2` only rank 2, so that a rule that
+    relaxes nothing is lossless. Both test all other tokens. `ALGORITHM_1` draws nothing.
+
+    Args:
+        reading: one of `READINGS`.
+        accepted: (n,) what the rule accepts.
+        rank: (n,) target ranks of the drafted tokens, from 1.
+        count: (n,) accepted counts: 1 where only the argmax is.
+
+    Examples:
+        >>> rank, count = np.array([1, 1, 2, 2]), np.array([1, 2, 1, 2])
+        >>> {reading: relaxed(reading, rank <= count, rank, count).tolist() for reading in READINGS}
+        {'rank_2': [False, False, False, True], 'released': [False, True, False, True], \
+'algorithm_1': [True, True, False, True]}
+    """
+    if reading == ALGORITHM_1:
+        return accepted
+    return accepted & (rank > 1 if reading == RANK_2 else count != 1)
 
 
 def match_tree(
@@ -65,6 +93,46 @@ def match_tree(
         path.append(node)
 
 
+def drawn_path(
+    tree: Topology,
+    drafted: Sequence[int],
+    rows: Callable[[int], Floats],
+    token_uniform: Callable[[int], float],
+    also: Flags | None = None,
+) -> tuple[tuple[int, ...], int]:
+    """Follow a tree of tokens that were not drawn as long as the target draws one of the children.
+
+    The first child in order that is drawn, or that `also` accepts, is taken. This is speculative
+    sampling of children tested in order with probability p, where a rejected token leaves p: the
+    verification of EAGLE-3's trees (arXiv 2503.01840). Lossless without `also`, and then token by
+    token what the target alone draws with the same numbers.
+
+    Args:
+        tree: n nodes.
+        drafted: their tokens.
+        rows: gives the target's distribution (V,) after a node, -1 being the text so far.
+        token_uniform: gives the uniform number with which the token after the first a of a path
+            is drawn.
+        also: (n,) tokens that are accepted whatever is drawn (`relaxed`).
+
+    Returns:
+        As `match_tree`.
+    """
+    path: list[int] = []
+    node = ROOT
+    while True:
+        token = pick(rows(node), token_uniform(len(path)))
+        taken = [
+            child
+            for child in tree.children[node]
+            if drafted[child] == token or (also is not None and also[child])
+        ]
+        if not taken:
+            return tuple(path), token
+        node = taken[0]
+        path.append(node)
+
+
 def speculative_sampling(
     p: Floats,
     q: Floats,
@@ -85,8 +153,7 @@ def speculative_sampling(
             tokens; None instead of the draft's for a = n. Asked once.
         token_uniform: gives the uniform number with which the token after the first a drafted
             ones is drawn.
-        also: (n,) tokens that are accepted whatever their test says: of MARS above temperature
-            0 those of rank 2 where its ratio is above the threshold.
+        also: (n,) tokens that are accepted whatever their test says (`relaxed`).
 
     Returns:
         How many tokens are accepted, and the token emitted after them.

@@ -8,6 +8,7 @@ from typing import Any
 
 from analysis import rules
 from analysis.beyond.clip import FAMILIES
+from analysis.decoding.laws import RANK_2, READINGS
 from analysis.fields import from_mapping, part, ranged
 from analysis.rules import Rule, StrictGreedy, Tree
 from analysis.trees.topology import Growth, Topology
@@ -23,8 +24,10 @@ SPECULATIVE = "speculative"
 RACES = "races"  # the sampling whose baseline needs noise of its own
 BLOCK = "block"  # the sampling that tests a draft as a whole
 BUDGET = "budget"  # the sampling that accepts most for what it departs from the target
+ARGMAX = "argmax"  # the sampling of drafts that are not drawn, as engines do it
 SAMPLINGS = {
     SPECULATIVE: "speculative sampling",
+    ARGMAX: "speculative sampling, argmax drafts",
     RACES: "exponential races",
     BLOCK: "block verification",
     BUDGET: "budget sampling",
@@ -87,6 +90,7 @@ class Method:
         top_k: likewise, before top_p; 0 is all.
         model_length: tokens drafted by the model where look-up finds nothing; None is draft_length.
         budget: of `sampling: budget`.
+        reading: what MARS accepts above temperature 0.
     """
 
     drafter: str = ranged(f"one of {', '.join(DRAFTERS)}", lambda value: value in DRAFTERS)
@@ -107,6 +111,18 @@ class Method:
         "an integer of at least 1", lambda value: value is None or value >= 1, default=None
     )
     budget: Budget | None = part(Budget)
+    reading: str = ranged(
+        f"one of {', '.join(READINGS)}", lambda value: value in READINGS, default=RANK_2
+    )
+
+    @property
+    def drafts_most_probable(self) -> bool:
+        """Whether it drafts the most probable tokens although it samples, as EAGLE-3 does.
+
+        MARS draws its drafts in our own reading only, and there of chains.
+        """
+        mars = self.rule is not None and (self.tree is not None or self.reading != RANK_2)
+        return self.temperature > 0 and (self.sampling == ARGMAX or mars)
 
     @property
     def topology(self) -> Topology | Growth | None:
@@ -143,7 +159,7 @@ class Method:
     @property
     def _parts(self) -> list[str]:
         """The drafter and how it drafts, printed behind the rule or the sampling scheme."""
-        parts = [DRAFTERS.get(self.drafter, "")]
+        parts = [DRAFTERS.get(self.drafter, ""), READINGS[self.reading]]
         if self.budget is not None:
             parts.append(self.budget.shown)
         if self.model_length is not None:
@@ -187,6 +203,8 @@ def method_mapping(method: Method) -> dict[str, Any]:
         mapping |= method.tree.to_mapping()
     if method.drafting is not None:
         mapping |= {"drafting": method.drafting.measure, "threshold": method.drafting.threshold}
+    if method.reading != RANK_2:
+        mapping["reading"] = method.reading
     if method.budget is not None:
         mapping |= {"budget": method.budget.measure, "limit": method.budget.limit}
     return mapping

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from analysis.decoding.laws import NOTHING, RANK_2, RELEASED
 from analysis.rules import (
     AbsoluteThreshold,
     Additive,
@@ -25,7 +26,8 @@ from analysis.topk import TopK
 from pipeline.decoding.choices import DRAFT, Inversion, Noise, Race, invert
 from pipeline.decoding.drafters import Draft, ModelDrafter, PromptLookup
 from pipeline.decoding.loop import decode
-from pipeline.decoding.verifiers import SEEN, Match, SpeculativeSampling, Verifier, asked, judged
+from pipeline.decoding.judging import SEEN, asked, judged
+from pipeline.decoding.verifiers import Match, SpeculativeSampling, Verifier
 from tests.pipeline.decoding.pair import CPU, Markov, V
 
 
@@ -90,7 +92,11 @@ def test_what_a_rule_asks_for_judges_as_whole_distributions_do(rule: Rule) -> No
     assert (judged(rule, z, drafted) == wanted).all()
     assert len({*wanted.tolist()}) == 2
     found = [column.numpy() for column in asked(rule, z, drafted)]
-    assert (judged(rule, z, drafted, found, least_rank=2) == wanted & (rank > 1)).all()
+    assert (judged(rule, z, drafted, found, RANK_2) == wanted & (rank > 1)).all()
+    if rule.samples:  # in the low margin ranks 1 and 2 are kept
+        low = rule.accepted_count(dist) == 2
+        assert (judged(rule, z, drafted, found, RELEASED) == wanted & low).all()
+    assert not judged(rule, z, torch.full_like(drafted, NOTHING)).any()
 
 
 def test_a_class_that_says_anew_what_it_accepts_is_shown_everything() -> None:
