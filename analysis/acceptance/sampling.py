@@ -18,7 +18,7 @@ import pandas as pd
 
 from ..beyond import probability
 from ..certificates.certify import certify
-from ..decoding.laws import ALGORITHM_1, READINGS, Integers, relaxed
+from ..rules.readings import ALGORITHM_1, READINGS, Integers, relaxed
 from ..rules.rule import Rule
 from ..statistics.bootstrap import Floats, PromptBootstrap
 from ..topk import TopK

@@ -21,13 +21,9 @@ from ..trees.topology import ROOT, Topology
 
 Floats = NDArray[np.floating[Any]]
 Flags = NDArray[np.bool_]
-Integers = NDArray[np.integer[Any]]
 RowsOf = Callable[[int], tuple[Floats, Floats | None]]
 
 NOTHING = -1  # in the place of a token: none is drafted
-# What MARS (arXiv 2601.15498) accepts above temperature 0: docs/mars.md
-RANK_2, RELEASED, ALGORITHM_1 = "rank_2", "released", "algorithm_1"
-READINGS = {RANK_2: "", RELEASED: "released code", ALGORITHM_1: "Algorithm 1"}  # as printed
 
 
 def leading(accepted: Flags) -> int:
@@ -38,30 +34,6 @@ def leading(accepted: Flags) -> int:
         2
     """
     return int(np.argmin(accepted)) if not np.all(accepted) else len(accepted)
-
-
-def relaxed(reading: str, accepted: Flags, rank: Integers, count: Integers) -> Flags:
-    """Return the drafted tokens that a rule keeps above temperature 0 whatever a draw says.
-
-    At temperature 0 all readings of MARS are its Algorithm 1. Where the ratio is above the
-    threshold, `RELEASED` keeps the ranks 1 and 2, `RANK_2` only rank 2, so that a rule that
-    relaxes nothing is lossless. Both test all other tokens. `ALGORITHM_1` draws nothing.
-
-    Args:
-        reading: one of `READINGS`.
-        accepted: (n,) what the rule accepts.
-        rank: (n,) target ranks of the drafted tokens, from 1.
-        count: (n,) accepted counts: 1 where only the argmax is.
-
-    Examples:
-        >>> rank, count = np.array([1, 1, 2, 2]), np.array([1, 2, 1, 2])
-        >>> {reading: relaxed(reading, rank <= count, rank, count).tolist() for reading in READINGS}
-        {'rank_2': [False, False, False, True], 'released': [False, True, False, True], \
-'algorithm_1': [True, True, False, True]}
-    """
-    if reading == ALGORITHM_1:
-        return accepted
-    return accepted & (rank > 1 if reading == RANK_2 else count != 1)
 
 
 def match_tree(
@@ -113,7 +85,7 @@ def drawn_path(
         rows: gives the target's distribution (V,) after a node, -1 being the text so far.
         token_uniform: gives the uniform number with which the token after the first a of a path
             is drawn.
-        also: (n,) tokens that are accepted whatever is drawn (`relaxed`).
+        also: (n,) tokens that are accepted whatever is drawn (`analysis.rules.readings`).
 
     Returns:
         As `match_tree`.
@@ -153,7 +125,7 @@ def speculative_sampling(
             tokens; None instead of the draft's for a = n. Asked once.
         token_uniform: gives the uniform number with which the token after the first a drafted
             ones is drawn.
-        also: (n,) tokens that are accepted whatever their test says (`relaxed`).
+        also: (n,) tokens that are accepted whatever their test says (`analysis.rules.readings`).
 
     Returns:
         How many tokens are accepted, and the token emitted after them.

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from analysis.decoding.laws import ALGORITHM_1, NOTHING, relaxed
+from analysis.decoding.laws import NOTHING
 from analysis.rules import Rule
+from analysis.rules.readings import ALGORITHM_1, relaxed
 from analysis.topk import TopK
 from pipeline.models.devices import read
 from pipeline.models.logit_statistics import chosen_statistics, top_k

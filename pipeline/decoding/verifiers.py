@@ -17,8 +17,9 @@ from torch.nn.functional import one_hot
 
 from analysis.beyond.clip import FAMILIES, clip_law
 from analysis.decoding import laws
-from analysis.decoding.laws import NOTHING, RANK_2
+from analysis.decoding.laws import NOTHING
 from analysis.rules import Prefix, Rule, best_path
+from analysis.rules.readings import RANK_2
 from analysis.trees.topology import ROOT
 from pipeline.decoding.choices import (
     NOT_CUT,

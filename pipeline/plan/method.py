@@ -8,9 +8,9 @@ from typing import Any
 
 from analysis import rules
 from analysis.beyond.clip import FAMILIES
-from analysis.decoding.laws import RANK_2, READINGS
 from analysis.fields import from_mapping, part, ranged
 from analysis.rules import Rule, StrictGreedy, Tree
+from analysis.rules.readings import RANK_2, READINGS
 from analysis.trees.topology import Growth, Topology
 from pipeline.plan.draft_trees import DraftTree
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from analysis.fields import FieldError, alternatives, check_fields, from_mapping, nearest, refused
-from analysis.decoding.laws import RANK_2
 from analysis.rules import Rule, Tree
+from analysis.rules.readings import RANK_2
 from pipeline.errors import PipelineError
 from pipeline.plan.draft_trees import DYNAMIC, VECTOR, DraftTree
 from pipeline.plan.method import BLOCK, BUDGET, LEAST, SAMPLINGS, SPECULATIVE, Method

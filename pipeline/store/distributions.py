@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from analysis.decoding.laws import ALGORITHM_1
+from analysis.rules.readings import ALGORITHM_1
 from analysis.topk import TopK
 from analysis.trees.acceptance import Stored, aligned, drawn_rates, greedy_rates, truncated
 from analysis.trees.topology import Floats

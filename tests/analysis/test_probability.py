@@ -114,8 +114,8 @@ def test_one_token_and_wrong_arguments() -> None:
 def test_each_reading_of_mars_keeps_what_it_says_step_by_step() -> None:
     z, w = noisy(400, 12, 1.0, 0.9, seed=5)
     drafted, p = w.argmax(axis=1), np.exp(divergences.log_softmax(z))
-    found = readings(Mars(0.8), TopK.from_logits(z), 1 + (z > z[range(400), drafted][:, None]).sum(1),
-                     p[range(400), drafted])  # fmt: skip
+    rank = 1 + (z > z[range(400), drafted][:, None]).sum(axis=1)
+    found = readings(Mars(0.8), TopK.from_logits(z), rank, p[range(400), drafted])
     rank_2, released, algorithm_1 = found.values()
     seen = set()
     for step in range(400):

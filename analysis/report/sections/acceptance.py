@@ -15,8 +15,8 @@ from ...acceptance.budgets import KINDS
 from ...acceptance.realised import FULL
 from ...acceptance.sampling import ARGMAX, DRAFTED, SAMPLED, SPECULATIVE
 from ...acceptance.summary import UNION
-from ...decoding.laws import READINGS
 from ...rules import Additive, Mars, Multiplicative, Rule, StrictGreedy, TopMAdditive, Tree, Typical
+from ...rules.readings import READINGS
 from ...statistics.run_lengths import with_censored
 from ...statistics.trajectories import CENSORED
 from ..measured import Results

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from analysis.decoding.laws import RELEASED
 from analysis.rules import Additive, Mars, Prefix, Typical
+from analysis.rules.readings import RELEASED
 from analysis.trees.topology import Growth, Topology
 from pipeline.decoding.choices import (
     DRAFT,

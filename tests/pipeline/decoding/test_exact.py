@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 import torch
 
-from analysis.decoding.laws import RANK_2, RELEASED
 from analysis.rules import Mars
+from analysis.rules.readings import RANK_2, RELEASED
 from analysis.trees.topology import (
     Growth,
     Topology,
@@ -25,16 +25,7 @@ from analysis.trees.topology import (
     spec_infer,
     symmetric,
 )
-from pipeline.decoding.choices import (
-    TEST,
-    TOKEN,
-    Drawn,
-    DrawnRace,
-    Greedy,
-    Noise,
-    Race,
-    Truncation,
-)
+from pipeline.decoding.choices import TEST, TOKEN, Drawn, DrawnRace, Greedy, Noise, Race, Truncation
 from pipeline.decoding.drafters import ModelDrafter, Nothing
 from pipeline.decoding.loop import decode
 from pipeline.decoding.verifiers import (

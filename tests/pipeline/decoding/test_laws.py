@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from analysis.decoding.laws import NOTHING, RANK_2, RELEASED
+from analysis.decoding.laws import NOTHING
 from analysis.rules import (
     AbsoluteThreshold,
     Additive,
@@ -22,11 +22,12 @@ from analysis.rules import (
     parameter,
     register,
 )
+from analysis.rules.readings import RANK_2, RELEASED
 from analysis.topk import TopK
 from pipeline.decoding.choices import DRAFT, Inversion, Noise, Race, invert
 from pipeline.decoding.drafters import Draft, ModelDrafter, PromptLookup
-from pipeline.decoding.loop import decode
 from pipeline.decoding.judging import SEEN, asked, judged
+from pipeline.decoding.loop import decode
 from pipeline.decoding.verifiers import Match, SpeculativeSampling, Verifier
 from tests.pipeline.decoding.pair import CPU, Markov, V
 
