@@ -19,6 +19,7 @@ from .finished import differing_answers, finished_costs
 from .predicted import closed_form
 
 PASSES = ["model", "batch", "tokens", "seconds"]
+CONTEXTS = ["prompt_id", "run", "position", "kl", "greedy_entropy", "races_entropy"]
 LEVELS = ["prompt_id", "run", "position", "level", "children", "accepted"]
 
 
@@ -46,6 +47,9 @@ class Decoded:
             level, children, accepted (the sibling index, 0 is none).
         passes: one row a pass over a batch of texts: model (target or drafter), batch, tokens of
             each text, seconds.
+        contexts: one row a token of an answer of the target alone, at temperatures at which trees
+            are drawn: prompt_id, run, position, kl, greedy_entropy, races_entropy.
+        vocabulary: tokens that both models have.
     """
 
     target: str
@@ -60,6 +64,8 @@ class Decoded:
     rules: Mapping[str, Rule]
     levels: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=LEVELS))
     passes: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=PASSES))
+    contexts: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=CONTEXTS))
+    vocabulary: int = 0
 
     @property
     def of_trees(self) -> pd.Series:
