@@ -130,18 +130,33 @@ class Method:
         return ", ".join([self.rule.title, *self._parts]) + self._cut
 
     @property
+    def scheme(self) -> str:
+        """How drafts are verified, as in a sentence: drafter and draft lengths are left out."""
+        if self.rule is None:
+            law = SAMPLINGS.get(str(self.sampling), BASELINE)
+            return law + "".join(f" ({part})" for part in self._details) + self._cut
+        title = self.rule.title
+        is_name = title[:2].isupper() or title.startswith("Medusa")
+        law = title if is_name else title[:1].lower() + title[1:]
+        return ", ".join([law, *self._details]) + self._cut
+
+    @property
     def _parts(self) -> list[str]:
         """What is printed behind the law: the drafter, and how it drafts."""
-        found = [DRAFTERS.get(self.drafter, "")]
+        own = "" if self.model_length is None else f"model drafts {self.model_length}"
+        return [part for part in (DRAFTERS.get(self.drafter, ""), own) if part] + self._details
+
+    @property
+    def _details(self) -> list[str]:
+        """What sets a method apart beside its law, its drafter and its draft lengths."""
+        details = []
         if self.budget is not None:
-            found.append("{}={:g}".format(*self.budget))
-        if self.model_length is not None:
-            found.append(f"model drafts {self.model_length}")
+            details.append("{}={:g}".format(*self.budget))
         if self.tree is not None and not isinstance(self.rule, Tree):
-            found.append(self.tree.shown)
+            details.append(self.tree.shown)
         if self.drafting is not None:
-            found.append(f"drafting {self.stopping}")
-        return [part for part in found if part]
+            details.append(f"drafting {self.stopping}")
+        return details
 
     @property
     def stopping(self) -> str | None:

@@ -71,7 +71,7 @@ def summary(node: Node, artifact: Artifact) -> list[SummaryRow]:
     shown = ["method", "draft_length", "temperature"]
     for name in ("rate", "tokens_per_call"):
         shown += [name, *limits(name)]
-    shown += ["agreement", "given_up", "tokens_per_second"]
+    shown += ["agreement", "nats_given_up", "tokens_per_second"]
     for name in ("speedup", "tpot_speedup"):  # of whole answers; after their first token
         shown += [name, *limits(name)]
     shown += ["length_ratio", "cut", "calls_finished", "seconds_ratio", *limits("seconds_ratio")]
@@ -83,7 +83,7 @@ def summary(node: Node, artifact: Artifact) -> list[SummaryRow]:
 
 STAGE = Stage(
     name="decoding",
-    version=10,
+    version=11,
     upstream=("prompts", "drafts"),  # the latter for methods that take what it measured
     columns={
         "data": RUN
@@ -97,7 +97,7 @@ STAGE = Stage(
             "n_tokens": "int32",
             "text_tokens": "int32",  # of prompt and answer
             "ended": "bool",  # by the model, not by the limit
-            "given_up": "float64",  # nats below the target's first choices, sum over the tokens
+            "nats_given_up": "float64",  # below the target's first choices, sum over the tokens
             "agreement": "float64",  # share of positions with the token of the baseline
             "common_prefix": "int32",  # tokens before the first that differs from the baseline's
         },
@@ -134,6 +134,7 @@ STAGE = Stage(
             "first_seconds": "float64",  # until the first token
             "begin_seconds": "float64",  # the drafter's pass over the prompt
             "seconds": "float64",  # all of it
+            "processor_seconds": "float64",  # of the thread that decodes; null on CUDA
             "peak_bytes": "int64",  # of a CUDA device, null elsewhere
         },
         "timings/calls": RUN

@@ -190,7 +190,7 @@ def test_nats_given_up_and_drafts_are_those_of_plain_passes(
         text = PROMPTS[1] + row["token_ids"]
         chosen = logits(target, text)[len(PROMPTS[1]) - 1 : -1].double().log_softmax(1)
         below = chosen.amax(1) - chosen[range(len(chosen)), row["token_ids"]]
-        assert row["given_up"] == pytest.approx(below.sum().item(), abs=1e-3)
+        assert row["nats_given_up"] == pytest.approx(below.sum().item(), abs=1e-3)
     answer = found["data"][0]["token_ids"]
     text = PROMPTS[1] + answer
     if "head" in request.node.name:
