@@ -11,7 +11,7 @@ from .metrics import Decoded, acceptance, finished_runs
 from .predicted import break_even, optimal_draft_length, predictions
 
 SLOWEST_GAP = 10  # an idle machine's 99th percentile of a baseline's gaps, in medians, is below
-LEAST_PROCESSOR_SHARE = 0.9  # of the wall time, where nothing competes for the processor
+LEAST_PROCESSOR_SHARE = 0.9  # of wall time; alone 0.96 to 1, at a load of 7 on 2 cores 0.2 to 0.5
 LEAST_VERIFY_RATIO = 0.9  # verifying a draft reads at least the weights that one token reads
 
 
@@ -184,18 +184,13 @@ def signs_of_load(speeds: pd.DataFrame) -> list[str]:
     Returns:
         At most one sentence without a full stop a sign, on the run where it is strongest: gaps
         between a baseline's tokens above `SLOWEST_GAP` medians, verifications of a model's drafts
-        that took less than `LEAST_VERIFY_RATIO` of what a token costs the target alone, a share of
-        processor time over wall time below `LEAST_PROCESSOR_SHARE`.
+        that took less than `LEAST_VERIFY_RATIO` of what a token costs the target alone; and of all
+        runs a median of processor time over wall time below `LEAST_PROCESSOR_SHARE`.
     """
     signs = []
-    starved = speeds[speeds["processor_share"] < LEAST_PROCESSOR_SHARE]
-    if len(starved):
-        run = starved.iloc[int(np.argmin(starved["processor_share"]))]
-        percent = f"{100 * run['processor_share']:.0f} %"
-        signs.append(
-            f"{_named(run)}, γ = {run['draft_length']}: the processor worked on it {percent} of "
-            "the time"
-        )
+    share = float(speeds["processor_share"].median())  # methods take turns: a load meets them all
+    if share < LEAST_PROCESSOR_SHARE:
+        signs.append(f"the processor worked on it {100 * share:.0f} % of the time")
     alone = speeds[speeds["drafter"] == "none"]
     spread = (alone["itl_99"] / alone["itl_50"]).fillna(0)
     if len(alone) and spread.max() > SLOWEST_GAP:

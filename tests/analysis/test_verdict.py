@@ -158,7 +158,10 @@ def answers(rule: str = "additive t=0.1", **given: Any) -> pd.DataFrame:
     ("given", "says"),
     [
         ({}, f"Its right answers were not measured: run `{COMMAND} stage=accuracy`."),
-        ({"answers": answers("mars theta=0.9", method="MARS (θ = 0.9)")}, "Its right answers were not measured"),
+        (
+            {"answers": answers("mars theta=0.9", method="MARS (θ = 0.9)")},
+            "Its right answers were not measured",
+        ),
         (
             {"answers": answers()},
             "111 of 316 answers were right, 118 without it; a loss of 5 points is not excluded.",

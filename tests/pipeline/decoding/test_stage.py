@@ -170,6 +170,8 @@ def test_passes_are_timed_at_each_batch_size(stage: Any) -> None:
     assert list(zip(passes["model"], passes["tokens"], strict=True)) == 2 * of_one
     assert passes["batch"] == [1] * len(of_one) + [3] * len(of_one)
     assert min(passes["seconds"]) > 0
+    runs = pq.read_table(stage([PROMPTS[0]]).directory / "timings/runs.parquet").to_pylist()
+    assert all(0 < row["processor_seconds"] < row["seconds"] + 0.01 for row in runs)
 
 
 @torch.inference_mode()
