@@ -1,16 +1,17 @@
 """Dataclass fields with a range, declared in words and as a test, and the one check of them all.
 
-A field says what is allowed in its metadata: `allowed` in words, `test` as a function. Rules,
-decoding methods and the configuration's types all declare their fields so; `check_fields` and
-`from_mapping` are the only code that looks.
+The metadata of a field holds its range: `allowed` in words, `test` as a function. Rules, decoding
+methods, draft trees and the configuration's types all declare their fields this way. Only
+`from_mapping` and `check_fields` read the metadata.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import MISSING, field, fields, is_dataclass
+from dataclasses import MISSING, Field, field, fields, is_dataclass
 from difflib import get_close_matches
 from functools import cache
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -27,6 +28,15 @@ def ranged(allowed: str, test: Callable[[Any], bool], default: Any = MISSING) ->
     """Declare a dataclass field with what is allowed, in words and as a test."""
     metadata = {"allowed": allowed, "test": test}
     return field(default=default, metadata=metadata)
+
+
+def part(kind: type) -> Any:
+    """Declare an optional dataclass whose keys stand beside those of its owner.
+
+    The name of the field is the key of the part's first field: with ``tree: DraftTree = part(...)``
+    the mapping ``{tree: batch, width: 2}`` gives ``DraftTree("batch", width=2)``.
+    """
+    return field(default=None, metadata={"part": kind})
 
 
 def refused(key: str, value: Any, allowed: str, *, exact: bool = False) -> FieldError:
@@ -58,18 +68,23 @@ def check_fields(instance: Any, where: str = "") -> None:
         raise FieldError("\n".join(found))
 
 
-def _problems(instance: Any, where: str) -> Iterator[FieldError]:
-    """Check as `check_fields` does; yield what is wrong."""
+def _problems(instance: Any, where: str, tag: str | None = None) -> Iterator[FieldError]:
+    """Yield the errors of `check_fields`; `tag` is the printed key of a part's first field."""
     kind: Any = type(instance)
     hints = _hints(kind)
     for spec in fields(instance):
-        key = f"{where}{spec.name}"
+        key = f"{where}{spec.name if tag is None else tag}"
+        tag = None
         try:
             value = _checked(key, spec, hints[spec.name], getattr(instance, spec.name))
         except FieldError as error:
             yield error
             continue
         object.__setattr__(instance, spec.name, value)
+        if "part" in spec.metadata:
+            if value is not None:
+                yield from _problems(value, where, spec.name)
+            continue
         items = value if isinstance(value, dict) else {}
         for name in items:
             if "names" in spec.metadata and not spec.metadata["names"](name):
@@ -98,13 +113,62 @@ def from_mapping(kind: type[T], mapping: Mapping[str, Any], where: str, name: st
     Raises:
         FieldError: a key is unknown or missing.
     """
-    specs = {spec.name: spec for spec in fields(kind)}  # type: ignore[arg-type]
-    check_keys(mapping, specs, where, name)
+    specs = _configured(kind)
+    given = dict(mapping)
+    for tag, spec in specs.items():
+        if "part" in spec.metadata:
+            given[tag] = _part(spec.metadata["part"], tag, given, where)
+    check_keys(given, specs, where, name)
     for key, spec in specs.items():
-        if key not in mapping and spec.default is MISSING and spec.default_factory is MISSING:
+        if key not in given and spec.default is MISSING and spec.default_factory is MISSING:
             allowed = spec.metadata.get("allowed", "its value")
             raise key_missing(key, where, f"give {allowed}")
-    return kind(**mapping)
+    return kind(**given)
+
+
+def _configured(kind: type) -> dict[str, Field[Any]]:
+    """Return the fields of a dataclass that a mapping may give, by name."""
+    return {spec.name: spec for spec in fields(kind) if spec.metadata.get("configured", True)}
+
+
+def _part(kind: type, tag: str, given: dict[str, Any], where: str) -> Any:
+    """Take the keys of a part out of `given`; return the part, or None where its tag is absent.
+
+    Raises:
+        FieldError: a key of the part stands without its tag, or is missing.
+    """
+    first, *others = _configured(kind)
+    value = given.pop(tag, None)
+    own = {key: given.pop(key) for key in others if key in given}
+    if value is not None:
+        return from_mapping(kind, {first: value, **own}, where, f"{tag}: {value}")
+    if own:
+        key = next(iter(own))
+        raise refused(f"{where}{key}", own[key], f"nothing, or {tag} as well, whose key it is")
+    return None
+
+
+def alternatives(mapping: Mapping[str, Any], whole: Iterable[str] = ()) -> list[dict[str, Any]]:
+    """Return one mapping for each combination of the values that are lists.
+
+    The value of a key in `whole` is a list of numbers itself: several of them are a list of lists.
+
+    Raises:
+        FieldError: a list is empty.
+
+    Examples:
+        >>> alternatives({"rule": "tree", "m": [2, 4]})
+        [{'rule': 'tree', 'm': 2}, {'rule': 'tree', 'm': 4}]
+    """
+    axes = []
+    for key, value in mapping.items():
+        several = isinstance(value, list | tuple)
+        if several and key in whole:
+            several = any(isinstance(item, list | tuple) for item in value)
+        if several and not value:
+            raise refused(key, value, "a value, or a list of at least one")
+        axes.append(value if several else [value])
+    return [dict(zip(mapping, point, strict=True)) for point in itertools.product(*axes)]
 
 
 def check_keys(mapping: Iterable[str], known: Iterable[str], where: str, name: str) -> None:

@@ -43,7 +43,10 @@ from pipeline.plan.graph import STAGES
 from pipeline.store.durable import read_sealed
 from tests.pipeline import tiny
 
-METHODS = "[{drafter:model,rule:greedy,draft_length:2,temperature:0}]"
+METHODS = (
+    "decoding=settings",
+    "+decoding.methods.greedy={drafter:model,rule:greedy,draft_length:2}",
+)
 OPERATIONS = ((os, "fsync"), (Path, "rename"), (Path, "unlink"), (shutil, "rmtree"))
 
 
@@ -59,8 +62,8 @@ def tiny_study(folder: Path) -> list[str]:
         f"prompts.source='{prompts}'", "prompts.count=6", "prompts.min_tokens=3",
         "distributions.steps=6", "distributions.k=20", "criteria=additive", "criteria.t=0.1",
         "run_lengths.eps=[0.1]", "statistics.resamples=20", "decoding.prompts=3",
-        "decoding.steps=4", f"decoding.methods={METHODS}", "device.batch=2", "device.threads=1",
-        "accuracy.tasks=[facts]", "accuracy.items=3", f"accuracy.methods={METHODS}",
+        "decoding.steps=4", *METHODS, "device.batch=2", "device.threads=1",
+        "accuracy.tasks=[facts]", "accuracy.items=3",
     ]  # fmt: skip
 
 

@@ -126,7 +126,6 @@ class Log:
 
     vocab_size: int | None = _at_least(1, optional=True)
     part: str = _one_of("generated", "prompt")
-    draft_part: str = _one_of("generated", "prompt")
     error: float | None = _at_least(0, "a number", optional=True)
 
 
@@ -174,8 +173,8 @@ class RunLengths:
 class Acceptance:
     """What is asked of a target and a drafter besides the rules of `criteria`."""
 
-    presets: dict[str, Any] = MISSING  # rules as inference engines ship them, by printed name
-    dials: list[Any] = MISSING  # rules with lists of values: what each relaxation costs and gains
+    presets: list[str] = _different("names of `rules`", lambda _: True)
+    ranges: list[str] = _different("names of `ranges`", lambda _: True)
     draft_length: int = _at_least(1)  # of the calls that a mean KL certifies
     divergences: list[str] = _ranged(
         f"a non-empty list of different ones of {', '.join(MEASURED)}",
@@ -191,7 +190,7 @@ class Solve:
     share: float = _ranged("a number in (0, 1]", lambda value: 0 < value <= 1)
     tokens: float = _at_least(1, "a number")
     draft_lengths: list[int] = _different("integers of at least 1", lambda v: v >= 1)
-    dials: list[Any] = MISSING  # rules with the range of one parameter: [strict, relaxed]
+    ranges: list[str] = _different("names of `ranges`", lambda _: True)
     engine: str | None = _one_of(*ENGINE_NAMES, optional=True)
 
 
@@ -219,17 +218,14 @@ class Decoding:
 
 @dataclass
 class Accuracy:
-    """Tasks whose answers are scored, decoded with every method; `methods` as of `Decoding`."""
+    """Tasks whose answers are scored, decoded with every method of `Decoding`."""
 
     tasks: list[str] = _ranged(
         "a non-empty list of different tasks", lambda names: 0 < len(names) == len(set(names))
     )
     items: int | None = _at_least(1, optional=True)
     seed: int = _at_least(0)
-    lookup: int = _at_least(1)
     margin: float = _ranged("a number in (0, 1)", lambda value: 0 < value < 1)
-    foreign_code: bool = MISSING
-    methods: Any = MISSING
 
 
 @dataclass
@@ -276,6 +272,8 @@ class Config:
     drafter: DrafterConfig | None = MISSING
     prompts: Prompts = MISSING
     criteria: Any = MISSING
+    rules: dict[str, Any] = MISSING  # by the names under which methods and presets refer to them
+    ranges: dict[str, Any] = MISSING  # of a parameter: `pipeline.plan.slices.ConfiguredRange`
     distributions: Distributions = MISSING
     certificates: CertificatesConfig = MISSING
     run_lengths: RunLengths = MISSING

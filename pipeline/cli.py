@@ -12,17 +12,18 @@ import sys
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import ConfigCompositionException
 from hydra.types import RunMode
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
-from pipeline.console import TRACEBACK, terminal, told
+from pipeline.console import TRACEBACK, starting, terminal, told
 from pipeline.errors import PipelineError
 from pipeline.paths import CONF, OUTPUTS
-from pipeline.plan.composition import check_groups, composed, given, quoted, report_name
+from pipeline.plan.composition import check_overrides, composed, given, quoted, report_name
 from pipeline.plan.explain import EXPECTED_ERRORS, explain, say
 from pipeline.store.artifacts import Artifact, Store
 from pipeline.store.node import VERDICT, slug
@@ -38,7 +39,8 @@ def main() -> None:
     # options first, since argparse takes none between overrides
     sys.argv[1:] = sorted(sys.argv[1:], key=lambda argument: bool(OVERRIDE.match(argument)))
     with told():
-        check_groups(sys.argv[1:])
+        starting()  # until a job begins: in composition much is caught
+        check_overrides(sys.argv[1:])
         try:
             if {"-m", "--multirun"} & set(sys.argv[1:]):
                 _multirun()
@@ -132,7 +134,28 @@ def _swept(config: DictConfig) -> None:
                 raise
         else:
             rows = sweeps.summary_rows(nodes, artifacts)
+            if config.stage == "decoding" and any(key.startswith("criteria") for key in swept):
+                rows = _rule_rows(config, rows)
             sweeps.write_point(directory, overrides, stage=nodes[0].stage, rows=rows)
+
+
+def _rule_rows(config: DictConfig, decoded: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the rows of a point of a sweep over rules; brings stage acceptance up to date."""
+    from pipeline import sweeps
+    from pipeline.plan.graph import prepare
+
+    nodes, store = prepare(config)[1:]
+    answered = [(node, store.find(node)) for node in nodes["accuracy"]]
+    made = [(node, artifact) for node, artifact in answered if artifact is not None]
+    of_acceptance = OmegaConf.merge(config, {"stage": "acceptance"})
+    assert isinstance(of_acceptance, DictConfig)
+    accepted, judged = run(of_acceptance)
+    summaries = {
+        "decoding": decoded,
+        "acceptance": sweeps.summary_rows(judged, accepted),
+        "accuracy": sweeps.summary_rows([node for node, _ in made], [one for _, one in made]),
+    }
+    return sweeps.rule_rows([rule.label for rule in judged[0].settings["rules"]], summaries)
 
 
 def run(config: DictConfig) -> tuple[list[Artifact], list]:

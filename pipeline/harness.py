@@ -1,10 +1,10 @@
-"""Runs tasks of lm-evaluation-harness with every method of `accuracy.methods`, in its own runner.
+"""Runs tasks of lm-evaluation-harness with every method of `decoding.methods`, in its own runner.
 
 For instance ``python -m pipeline.harness gsm8k,draft_acceptance_facts --limit 50 study=smollm2``.
 Nothing is kept. The project's tasks are called draft_acceptance_facts and so on; ``--include DIR``
-adds those of a folder with YAML files. Other tasks run code that a model wrote only with
-``accuracy.foreign_code=true``, and then as the harness does. The harness is an optional package
-(extra `harness`), imported when it is needed.
+adds those of a folder with YAML files. Tasks that run code which a model wrote (humaneval) need the
+harness' own switch, ``--confirm_run_unsafe_code``. The harness is an optional package (extra
+`harness`), imported when it is needed.
 """
 
 from __future__ import annotations
@@ -26,13 +26,18 @@ from pipeline.models.prompt_tokens import encode
 from pipeline.paths import ASSETS
 from pipeline.plan.method import Method
 
-OUR_TASKS = "draft_acceptance_"  # begins the names of the project's tasks, which run code apart
+UNSAFE = "--confirm_run_unsafe_code"  # named as the harness names it
 INSTALL = 'pip install -e ".[harness]"'
 LONGEST_ANSWER = 256  # tokens of an answer where a task does not say
 
 
 def evaluate(
-    tasks: list[str], limit: int | None, include: str | None, overrides: list[str]
+    tasks: list[str],
+    limit: int | None,
+    include: str | None,
+    overrides: list[str],
+    *,
+    unsafe_code: bool = False,
 ) -> list[dict[str, Any]]:
     """Return the scores of every method: task, metric, value, tokens a call.
 
@@ -41,13 +46,14 @@ def evaluate(
         limit: the first items of each; None takes all.
         include: a folder with YAML files of more tasks.
         overrides: of the study.
+        unsafe_code: run code that a model wrote, for tasks that ask for it.
 
     Raises:
-        PipelineError: lm-evaluation-harness is not installed, or the configuration is wrong.
+        PipelineError: lm-evaluation-harness is not installed, the configuration is wrong, or a task
+            runs code that a model wrote without `unsafe_code`.
     """
     if find_spec("lm_eval") is None:
         raise PipelineError(f"lm-evaluation-harness is missing: {INSTALL}")
-    from lm_eval import simple_evaluate
     from lm_eval.tasks import TaskManager
 
     study = Study(*overrides, "stage=accuracy")
@@ -61,17 +67,16 @@ def evaluate(
         pair = load_decoding_pair(node, 1 + max(tokenizer.get_vocab().values()), 0)
         for method in pair.runs:
             model = decoding_model(pair, method, tokenizer)
-            found = simple_evaluate(
+            results = run_tasks(
                 model,
                 tasks=tasks,
                 limit=limit,
                 task_manager=manager,
                 apply_chat_template=node.config["template"] == "chat",
                 bootstrap_iters=0,
-                confirm_run_unsafe_code=node.settings["foreign_code"]
-                or all(task.startswith(OUR_TASKS) for task in tasks),
+                confirm_run_unsafe_code=unsafe_code,
             )
-            known = {
+            setup = {
                 "target": node.settings["target"]["label"],
                 "method": method.name,
                 "draft_length": method.draft_length,
@@ -79,12 +84,31 @@ def evaluate(
             }
             per_call = model.emitted / model.calls if model.calls else None
             rows += [
-                {**known, "task": task, "metric": name, "value": value, "tokens_per_call": per_call}
-                for task, metrics in found["results"].items()
+                {**setup, "task": task, "metric": name, "value": value, "tokens_per_call": per_call}
+                for task, metrics in results.items()
                 for name, value in metrics.items()
                 if isinstance(value, float) and "stderr" not in name
             ]
     return rows
+
+
+def run_tasks(model: Any, **options: Any) -> dict[str, Any]:
+    """Return the results of `lm_eval.simple_evaluate` by task.
+
+    Raises:
+        PipelineError: a task runs code that a model wrote, and the switch for it is not set.
+    """
+    from lm_eval import simple_evaluate
+
+    try:
+        return dict(simple_evaluate(model, **options)["results"])
+    except ValueError as error:
+        if "marked as unsafe" not in str(error):
+            raise
+        raise PipelineError(
+            f"one of {', '.join(options['tasks'])} runs code that the model wrote, with your "
+            f"rights: {UNSAFE} allows it"
+        ) from error
 
 
 def decoding_model(pair: DecodingPair, method: Method, tokenizer: Any) -> Any:
@@ -175,14 +199,22 @@ def before_stop(text: str, until: Any) -> str:
 
 def main(arguments: list[str]) -> None:
     """Run the command."""
-    usage = "python -m pipeline.harness TASK[,TASK...] [--limit N] [--include DIR] [OVERRIDES]"
+    usage = "python -m pipeline.harness TASK[,TASK...] [--limit N] [--include DIR] "
+    usage += f"[{UNSAFE}] [OVERRIDES]"
     with command(usage, __doc__, arguments):
         parser = argparse.ArgumentParser(usage=usage, add_help=False)
         parser.add_argument("tasks")
         parser.add_argument("--limit", type=int)
         parser.add_argument("--include")
+        parser.add_argument(UNSAFE, dest="unsafe_code", action="store_true")
         given, overrides = parser.parse_known_args(arguments)
-        rows = evaluate(given.tasks.split(","), given.limit, given.include, overrides)
+        rows = evaluate(
+            given.tasks.split(","),
+            given.limit,
+            given.include,
+            overrides,
+            unsafe_code=given.unsafe_code,
+        )
         print(pd.DataFrame(rows).to_string(index=False))
 
 

@@ -205,7 +205,7 @@ def _counted(path: Path) -> EngineRun:
     if not counts.by_place or not counts.histograms:
         print(
             "the file has sums over calls, so only the engine's own numbers can be computed; "
-            "answers with draft counts give those of every tool (docs/engine_logs.md)"
+            "answers with draft counts give those of every tool (docs/answers.md)"
         )
         return EngineRun(counts.engine, len(counts.by_place), rows)
     calls = [

@@ -3,7 +3,7 @@
 ``python -m pipeline.solve study=mini solve.eps=0.05 solve.share=0.95 solve.tokens=4`` reads what
 the stage distributions stored, and computes no artifact. Where the stage drafts is there as well,
 what is accepted of its drafter stands beside what is certified. Printed are the verdict and the
-answers for strict greedy and the dials, at most `LINES` lines; a CSV file has every row.
+answers for strict greedy and `solve.ranges`, at most `LINES` lines; a CSV file has every row.
 """
 
 from __future__ import annotations
@@ -25,9 +25,8 @@ from pipeline import cli
 from pipeline.console import command
 from pipeline.formats.engine_settings import ENGINES, write_settings
 from pipeline.loader import Study
-from pipeline.plan.slices import build_dials, judged_by_logs
+from pipeline.plan.slices import judged_by_logs, ranges_of
 from pipeline.plan.stage import SummaryRow
-from pipeline.store.artifacts import Artifact
 from pipeline.store.columns import numbers
 from pipeline.store.distributions import read_distributions, read_steps
 from pipeline.store.node import slug
@@ -35,7 +34,8 @@ from pipeline.store.node import slug
 if TYPE_CHECKING:
     from analysis.acceptance.solve import Goal, Solution
     from analysis.rules import Rule
-    from analysis.rules.build import Dial
+    from analysis.rules.build import ParameterRange
+    from conf.schema import Config
 
 LINES = 40  # that are printed at most
 
@@ -49,15 +49,17 @@ def main(overrides: Sequence[str]) -> None:
             read = [SolvedTarget(study, name) for name in study.targets]
         print_answer(tables(study, read), study)
         if study.config.solve.engine is not None:
-            dial = next(iter(_dials(study.config)), None)
-            write_settings(study.config, {one.label: partial(one.setting, dial) for one in read})
+            searched = next(iter(_ranges(study.config)), None)
+            write_settings(
+                study.config, {one.label: partial(one.setting, searched) for one in read}
+            )
 
 
 def tables(study: Study, read: Sequence[SolvedTarget]) -> dict[str, list[SummaryRow]]:
     """Return the rows of three tables: solved settings, promises and KL needed of `criteria`."""
-    dials, lengths = _dials(study.config), [*study.config.solve.draft_lengths, None]
+    ranges, lengths = _ranges(study.config), [*study.config.solve.draft_lengths, None]
     return {
-        "solved": [row for target in read for row in target.solved(dials)],
+        "solved": [row for target in read for row in target.solved(ranges)],
         "promised": [row for target in read for row in target.promised(study.rules, lengths)],
         "needed": [row for target in read for row in target.needed(study.rules)],
     }
@@ -94,13 +96,12 @@ def print_answer(found: Mapping[str, Sequence[SummaryRow]], study: Study) -> Non
     )
 
 
-def _dials(settings: Any) -> list[Dial]:
-    """Return the dials that are solved: those of `solve.dials`, or that of the engine asked for."""
-    engine = settings.solve.engine
-    if engine is None:
-        return build_dials(settings.solve.dials, "solve.dials")
-    given = ENGINES[engine]["dial"]
-    return [] if given is None else build_dials([given], f"solve.engine={engine}")
+def _ranges(settings: Config) -> list[ParameterRange]:
+    """Return the ranges of `solve.ranges`, or that of the engine asked for."""
+    engine, names = settings.solve.engine, settings.solve.ranges
+    if engine is not None:
+        names = [engine] if ENGINES[engine]["rule"] else []
+    return ranges_of(settings, names, "solve.ranges", ends=True)
 
 
 class SolvedTarget:
@@ -133,8 +134,8 @@ class SolvedTarget:
         drafter = settings.drafter
         self._drafted, self._drafter = None, drafter and drafter.path
         if settings.distributions.source == "logs":  # whose paths are those of files
-            self._path = _named(dump, "model", self.label)
-            self._drafter = _named(drafts, "drafter", drafter.label) if drafter and drafts else None
+            name = dump.record["facts"]["model"]
+            self._path = name if name != self.label else "TARGET"  # a word to be replaced
         elif drafts is not None:
             self._drafted = read_steps(drafts)
         self._goals = [Goal(share=asked.share), Goal(tokens=asked.tokens)]
@@ -145,59 +146,59 @@ class SolvedTarget:
         ]
         self._found: dict[str, list[Solution]] = {}
 
-    def solved(self, dials: Sequence[Dial]) -> Iterator[SummaryRow]:
-        """Yield a row a dial, kind and goal."""
+    def solved(self, ranges: Sequence[ParameterRange]) -> Iterator[SummaryRow]:
+        """Yield a row a range, kind and goal."""
         from analysis.acceptance.solve import solve_accepted
 
-        for dial in dials:
-            if missing := self._missing(dial):
-                print(f"{self.label}: {dial.name} is left out: it takes {missing}")
+        for searched in ranges:
+            if missing := self._missing(searched):
+                print(f"{self.label}: {searched.name} is left out: it takes {missing}")
                 continue
-            kinds = {"certified": self._certified(dial)}
+            kinds = {"certified": self._certified(searched)}
             if self._drafted is not None:
                 kinds["realised"] = solve_accepted(
-                    self._drafted, dial, self._goals, self._bootstrap
+                    self._drafted, searched, self._goals, self._bootstrap
                 )
             for kind, found in kinds.items():
                 for goal, one in zip(self._goals, found, strict=True):
                     yield self._row(
-                        dial.name,
+                        searched.name,
                         kind=kind,
                         wanted=_wanted(goal),
-                        parameter=dial.parameter,
+                        parameter=searched.parameter,
                         **_interval("value", one.value, one.ci_low, one.ci_high),
                         reached=one.reached,
                     )
 
-    def _missing(self, dial: Dial) -> str:
-        """Return what a dial needs and a log of an engine does not have; empty where it has all."""
+    def _missing(self, searched: ParameterRange) -> str:
+        """Return the requirement of a range that an engine's log does not meet; empty if none."""
         if self._settings.distributions.source == "model":
             return ""
-        most = max(rule.minimum_k for rule in dial.rules)
+        most = max(rule.minimum_k for rule in searched.rules)
         if most > self._dist.k:
             return f"{most} log-probabilities a step, and the log has {self._dist.k}"
-        return "" if judged_by_logs(dial.rules[0]) else "raw logits, which a log does not have"
+        return "" if judged_by_logs(searched.rules[0]) else "raw logits, which a log does not have"
 
-    def _certified(self, dial: Dial) -> list[Solution]:
-        """Return the answers of a dial, found once."""
+    def _certified(self, searched: ParameterRange) -> list[Solution]:
+        """Return the solutions of a range, computed once."""
         from analysis.acceptance.solve import solve_each
 
-        if dial.name not in self._found:
-            self._found[dial.name] = solve_each(
+        if searched.name not in self._found:
+            self._found[searched.name] = solve_each(
                 self._dist,
-                dial,
+                searched,
                 self._asked.eps,
                 self._goals,
                 self._bootstrap,
                 self._steps,
                 self._divergence,
             )
-        return self._found[dial.name]
+        return self._found[searched.name]
 
-    def setting(self, dial: Dial | None, length: int) -> dict[str, Any] | None:
+    def setting(self, searched: ParameterRange | None, length: int) -> dict[str, Any] | None:
         """Return what an engine is to run at a draft length, as `setting_text` takes it.
 
-        Without a dial it is strict greedy. A setting is the answer to the tokens wanted at this
+        Without a range it is strict greedy. A setting is the answer to the tokens wanted at this
         draft length, else to the share of steps; where there is none, it is None.
         """
         from analysis.rules import StrictGreedy
@@ -208,10 +209,10 @@ class SolvedTarget:
             f"{self.label}: {len(self._dist)} steps of {self._bootstrap.count} prompts; a drafter "
             f"with a divergence ({self._divergence}) of at most {self._asked.eps:g} at every step."
         ]
-        if dial is not None:
+        if searched is not None:
             found = {
                 goal.draft_length: (goal, one)
-                for goal, one in zip(self._goals, self._certified(dial), strict=True)
+                for goal, one in zip(self._goals, self._certified(searched), strict=True)
                 if one.rule is not None and (goal.tokens is None or goal.draft_length == length)
             }
             if not found:
@@ -221,8 +222,8 @@ class SolvedTarget:
             low, high = one.ci_low, one.ci_high
             interval = f" [{low:.3g}, {high:.3g}]" if low < high else ""
             measured.append(
-                f"Wanted: certified {_wanted(goal)}. {dial.parameter} = {one.value:g}{interval} "
-                f"reaches {one.reached:.4g}."
+                f"Wanted: certified {_wanted(goal)}. {searched.parameter} = "
+                f"{one.value:g}{interval} reaches {one.reached:.4g}."
             )
         measured += [
             f"{row['kind'].capitalize()}, drafts of {length}: {row['tokens']:.3g} tokens a call"
@@ -231,6 +232,7 @@ class SolvedTarget:
         return {
             "measured": measured,
             "rule": rule,
+            "strictest": None if searched is None else searched.rules[0],
             "draft_length": length,
             "target": self._path,
             "drafter": self._drafter,
@@ -296,12 +298,6 @@ def _wanted(goal: Goal) -> str:
 
 def _length(draft_length: int | None) -> str:
     return "of any length" if draft_length is None else f"of {draft_length}"
-
-
-def _named(artifact: Artifact, key: str, label: str) -> str:
-    """Return the model that a log names, else its role in capitals: a word to be replaced."""
-    name = artifact.record["facts"][key]
-    return str(name) if name != label else ("TARGET" if key == "model" else "DRAFTER")
 
 
 if __name__ == "__main__":

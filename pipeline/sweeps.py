@@ -39,6 +39,42 @@ def summary_rows(nodes: list[Node], artifacts: list[Artifact]) -> list[dict[str,
     return [row | (prompt_counts(row["prompts"]) if "prompts" in row else {}) for row in rows]
 
 
+RULE_COLUMNS = (  # of a sweep over rules in stage decoding, by the stage that has them
+    ("acceptance", ("accepted", "certified")),
+    ("decoding", ("method", "draft_length", "temperature", "tokens_per_call", "speedup")),
+    ("decoding", ("nats_given_up", "length_ratio")),
+    ("accuracy", ("items", "accuracy", "difference")),
+)
+
+
+def rule_rows(
+    rules: Sequence[str], summaries: Mapping[str, Sequence[SummaryRow]]
+) -> list[SummaryRow]:
+    """Return one row for each target, rule and method: shares, speed, cost and right answers.
+
+    Args:
+        rules: labels of the rules that are swept.
+        summaries: of the stages of RULE_COLUMNS, their summary rows; of accuracy maybe none.
+    """
+    rows = []
+    for decoded in summaries["decoding"]:
+        if decoded["rule"] not in rules:
+            continue
+        row = {key: decoded[key] for key in ("target", "rule", "prompts", "few_prompts")}
+        for stage, names in RULE_COLUMNS:
+            for source in summaries[stage]:
+                keys = {"target", "rule", "method", "draft_length", "temperature"} & source.keys()
+                if all(source[key] == decoded[key] for key in keys):
+                    row |= {
+                        column: source[column]
+                        for name in names
+                        for column in (name, upper_end(name), *limits(name))
+                        if column in source
+                    }
+        rows.append(row)
+    return rows
+
+
 def print_single(nodes: list[Node], artifacts: list[Artifact], place: Path) -> None:
     """Print the rows of a single run; where these are not all, write all to a file and name it.
 
@@ -105,6 +141,8 @@ def print_table(rows: Sequence[Mapping[str, Any]]) -> None:
     Without pandas, whose import takes longer than many a table is worth.
     """
     names = dict.fromkeys(name for row in rows for name in row)
+    if "method" in names:  # which names the rule as well
+        names.pop("rule", None)
     columns = {name: [row.get(name) for row in rows] for name in names}
     shown = in_cells({
         name: values for name, values in columns.items() if not all(map(_missing, values))

@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 from filelock import FileLock
 
+from tests import methods
+
 ROOT = Path(__file__).resolve().parent.parent
 HEAVY = ("torch", "transformers", "tokenizers", "datasets", "numba", "matplotlib")  # to import
 SMALL = [
@@ -24,12 +26,13 @@ SMALL = [
     "device={threads: 1, batch: 2}",  # three shards
     "decoding.prompts=1",
     "decoding.steps=6",
-    "decoding.methods=["
-    "{drafter: model, rule: greedy, draft_length: [1, 3, 7], temperature: 0}, "
-    "{drafter: prompt_lookup, rule: greedy, draft_length: 7, temperature: 0}, "
-    "{drafter: model, rule: mars, theta: [0.86, 0.9, 0.94], draft_length: 7, temperature: 0}, "
-    "{drafter: model, rule: mars, theta: 0.9, draft_length: 7, temperature: [0.5, 1.0]}, "
-    "{drafter: model, sampling: [speculative, races], draft_length: 7, temperature: 1.0}]",
+    *methods.overrides(
+        "{drafter: model, rule: greedy, draft_length: [1, 3, 7]}",
+        "{drafter: prompt_lookup, rule: greedy, draft_length: 7}",
+        "{drafter: model, rule: mars, theta: [0.86, 0.9, 0.94], draft_length: 7}",
+        "{drafter: model, rule: mars, theta: 0.9, draft_length: 7, temperature: [0.5, 1.0]}",
+        "{drafter: model, sampling: [speculative, races], draft_length: 7, temperature: 1.0}",
+    ),
 ]
 
 

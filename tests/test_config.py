@@ -24,10 +24,10 @@ from pipeline import cli
 from pipeline.errors import PipelineError
 from pipeline.models.prompt_tokens import encode, file_tokenizer
 from pipeline.paths import CONF, ROOT
-from pipeline.plan.composition import check_groups, given, quoted, report_name, unset
+from pipeline.plan.composition import check_overrides, composed, given, quoted, report_name, unset
 from pipeline.plan.explain import EXPECTED_ERRORS, explain
 from pipeline.plan.graph import prepare
-from pipeline.plan.slices import build_dials, build_rules
+from pipeline.plan.slices import build_rules
 from pipeline.stages.prompts.compute import SLACK
 from tests.pipeline import tiny
 
@@ -149,8 +149,8 @@ def test_names_can_stand_in_files_and_on_one_line() -> None:
     other.study = "another"
     with pytest.raises(PipelineError, match=r"the file to another\.yaml, or .*study_name=NAME"):
         report_name(other)
-    with pytest.raises(PipelineError, match=r"'acceptance.presets.a\\nb' is not allowed"):
-        build_rules({"rule": "greedy"}, "acceptance.presets.a\nb")
+    with pytest.raises(PipelineError, match=r"'rules.a\\nb' is not allowed"):
+        build_rules({"rule": "greedy"}, "rules.a\nb")
     for name in ("_hidden", "two\nlines", "", "1"):
         with pytest.raises(ValueError, match="begins with a letter"):
             register(name)(Rule)
@@ -180,16 +180,13 @@ def test_what_is_given_on_the_command_line() -> None:
         ({"rule": "additve", "t": 0.1}, "additve"),
         ({"rules": [{"rule": "greedy"}, {"rule": "greedy"}]}, "twice"),
         ({"rules": []}, r"criteria.rules=\[\] is not allowed: give at least one rule"),
-        ({"rule": "additive", "t": []}, r"additive: t=\[\] is not allowed: give at least one"),
+        ({"rule": "additive", "t": []}, r"additive: t=\[\] is not allowed: give a value, or"),
         ({"rule": "topm_additive", "m": 2, "t": 0.1, "convention": "a\nb"}, "convention='a.*' is"),
     ],
 )
 def test_bad_rules_are_refused(criteria: dict[str, object], message: str) -> None:
     with pytest.raises(PipelineError, match=message):
         build_rules(criteria)
-    dial = {"rule": "additive", "t": [0.1, 0.2]}
-    with pytest.raises(PipelineError, match="additive, t is given twice"):
-        build_dials([dial, {**dial, "t": [0.3, 0.4]}])
 
 
 def planned(tmp_path: Path, *overrides: str) -> dict[str, Any]:
@@ -311,13 +308,37 @@ def test_a_foreign_model_or_tokenizer_is_refused_only_where_it_is_needed(tmp_pat
     assert not list(tmp_path.rglob("*.parquet"))
 
 
-@pytest.mark.parametrize("override", ["device=null", "drafter=null", "+prompts=null", "study=[1]"])
+@pytest.mark.parametrize(
+    "override",
+    ["device=null", "drafter=null", "+prompts=null", "study=[1]", "criteria=7", "criteria=paper,7",
+     "target=true", "criteria=1e3", "target=[mini_large,7]"],
+)  # fmt: skip
 def test_a_group_takes_a_name(override: str) -> None:
     with pytest.raises(
         PipelineError, match=rf"^{re.escape(override)} is not allowed: give one of "
     ):
-        check_groups([override])
-    check_groups(["device=auto", "targets.a.revision=null", "device.threads=null", "-m"])
+        check_overrides([override])
+    check_overrides(["device=auto", "targets.a.revision=null", "device.threads=null", "-m"])
+    check_overrides(["criteria=paper,'log'", "criteria=glob(*)", "target=[mini_large,mini_small]"])
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["{rule: additive, t: 0.1, t: 0.2}", "{t:1,rule:x,t:1}", "[{a: 1}, {t: 1, b: [1, 2], t: 2}]",
+     "{a: {b: 1}, t: ':,', t: 0}"],
+)  # fmt: skip
+def test_a_key_is_given_once(value: str) -> None:
+    with pytest.raises(PipelineError, match=f"^{re.escape(f'+x={value}')} gives t twice: give it"):
+        composed([f"+x={value}"])
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["[{t: 1}, {t: 2}]", "{a: {t: 1}, t: 2}", "{a: 't: 1, t: 2', t: 3}", "[t:1, t:2]",
+     "${oc.env:t, t:1, t:2}", "{}"],
+)  # fmt: skip
+def test_a_key_of_another_mapping_is_another(value: str) -> None:
+    check_overrides([f"+x={value}"])
 
 
 OWN = ["criteria=additive", "criteria.rule=leaver", "~criteria.t", "+criteria.a=0.1"]

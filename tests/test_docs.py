@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import csv
+import math
 import pkgutil
 import re
+import tomllib
 from importlib.util import find_spec
 
+from analysis.decoding.speed import speed
+from analysis.report.records import Table, worded
+from analysis.report.sections.decoding import decoding_section
+from analysis.report.sections.decoding_speed import speed_section
 from pipeline.paths import ROOT
+from tests.analysis.test_speed_laws import batched
 
-DOCS = [page for page in (ROOT / "docs").glob("*.md") if page.name != "log.md"]  # has old names
+DOCS = list((ROOT / "docs").glob("*.md"))
+RESULTS = ROOT / "benchmarks" / "results"
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS]
 TOP = "(?:analysis|pipeline|conf|tests|benchmarks|assets|tools)"
 
@@ -35,3 +44,58 @@ def test_every_path_and_module_on_a_page_exists() -> None:
             assert pkgutil.resolve_name(name), page
         for name in re.findall(r"python -m ([\w.]+\w)(?![\w<])", text):
             assert find_spec(name), f"{page.name}: python -m {name}"
+
+
+def test_the_log_stays_readable() -> None:
+    words = (ROOT / "docs" / "log.md").read_text().split()
+    assert len(words) <= 7000, "docs/log.md: shorten what is older, git keeps it"
+
+
+def test_every_measured_table_names_its_command_and_date() -> None:
+    page = (RESULTS / "README.md").read_text()
+    tables = {path.name: path for path in RESULTS.glob("*.csv")}
+    assert set(re.findall(r"^\| `(\w+\.csv)` \|", page, re.M)) == tables.keys()
+    named = set(re.findall(r"`(\w+\.csv)`", (ROOT / "docs" / "log.md").read_text()))
+    assert named <= tables.keys()
+    for path in tables.values():
+        with path.open(encoding="utf-8", newline="") as file:
+            rows = list(csv.reader(file))
+        assert len(rows) > 1, path
+        assert {len(row) for row in rows} == {len(rows[0])}, path
+
+
+def test_one_version_is_released() -> None:
+    versions = {
+        tomllib.loads((ROOT / place / "pyproject.toml").read_text())["project"]["version"]
+        for place in (".", "analysis")
+    }
+    versions |= set(re.findall(r"^version: (\S+)", (ROOT / "CITATION.cff").read_text(), re.M))
+    latest = re.search(r"^## (\d\S*)", (ROOT / "CHANGELOG.md").read_text(), re.M)
+    assert latest
+    assert versions == {latest[1]}
+
+
+def test_each_word_under_what_is_measured_has_a_column() -> None:
+    section = "## What is measured"
+    one, statistics = batched(), (20, 0.9, 0)
+    speeds = [speed(one, *statistics).assign(theta=math.nan)]
+    shown = [
+        *decoding_section("", [one], statistics, []).shown,
+        *speed_section("", [one], speeds, []).shown,
+    ]
+    headings = {
+        table.name: {column.heading for column in table.columns}
+        | {column.above for column in table.columns}
+        for table in shown
+        if isinstance(table, Table)
+    }
+    page = (ROOT / "docs/decoding.md").read_text().split(section)[1].split("\n## ")[0]
+    rows = re.findall(r"^\| (?!word|-)(.*?) \| .* \| `(\w+)`: (.*?) \|$", page, re.M)
+    assert len(rows) == page.count("\n|") - 2
+    for word, table, columns in rows:
+        assert set(columns.split(", ")) <= headings[table], word
+    page = (ROOT / "docs/acceptance.md").read_text().split(section)[1].split("\n## ")[0]
+    words = re.findall(r"^- \*\*(\w+)\*\*:", page, re.M)
+    assert words == ["accepted", "certified"]
+    accepted = {column.heading for column in worded("acceptance", drafter="")["columns"]}
+    assert {*words} <= accepted

@@ -41,6 +41,16 @@ def small_study(small_study: SmallStudy, tmp_path_factory: pytest.TempPathFactor
     return SmallStudy(outputs, [*SMALL, f"outputs={outputs}"], small_study.printed)
 
 
+def test_the_readme_names_the_files_of_the_papers_tables_and_figures(
+    small_study: SmallStudy,
+) -> None:
+    report = small_study.outputs / "report" / "mini"
+    files = re.findall(r"`((?:tables|figures)/\S+)`", (ROOT / "README.md").read_text())
+    papers = {f"tables/table{number}.csv" for number in range(1, 7)}
+    assert papers | {f"figures/figure{number}.pdf" for number in range(1, 6)} <= set(files)
+    assert [file for file in files if not (report / file).is_file()] == []
+
+
 def test_the_report_links_every_file(small_study: SmallStudy) -> None:
     report = small_study.outputs / "report" / "mini"
     linked = set(page_links(report / "tables.html"))
@@ -90,7 +100,7 @@ def test_solve_agrees_with_a_sweep_of_certificates(
 ) -> None:
     given = [
         *small_study.overrides, "solve.eps=0.05", "solve.share=0.8", "solve.draft_lengths=[3]",
-        "solve.dials=[{rule: additive, t: [0.0, 1.0]}, {rule: tree, m: [1, 20]}]",
+        "solve.ranges=[additive, tree]",
     ]  # fmt: skip
     study = Study(*given)
     found = solve.tables(study, [solve.SolvedTarget(study, name) for name in study.targets])
@@ -131,8 +141,10 @@ def test_solve_agrees_with_a_sweep_of_certificates(
     assert "drafts of 3" in printed
     with pytest.raises(SystemExit, match=r"not exist yet: run `python -m pipeline .*stage=dist"):
         solve.main([*given, f"outputs={tmp_path}"])
-    with pytest.raises(SystemExit, match=r"error: solve\.dials: .* is no dial"):
-        solve.main([*given, "solve.dials=[3]"])
+    with pytest.raises(
+        SystemExit, match=r"error: solve\.ranges: ad is not a name of .ranges. \(did you mean"
+    ):
+        solve.main([*given, "solve.ranges=[ad]"])
 
 
 def test_sweep_reuses_the_dump_and_adds_only_what_is_new(small_study: SmallStudy) -> None:

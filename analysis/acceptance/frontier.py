@@ -35,7 +35,7 @@ def frontier(steps: Steps, verdicts: Sequence[Verdict], bootstrap: PromptBootstr
         call, drafts of any length, per_call), tokens_low, tokens_high, cut (share of calls that
         trajectories' ends cut), value (of the cost), ci_low, ci_high, share (accepted steps, of the
         most that any rule accepts at this cost), share_low, share_high. And the curves, with an
-        empty rule and no intervals: `dial` is the best rule's alpha or t there.
+        empty rule and no intervals: `setting` is the best rule's alpha or t there.
     """
     chains = [verdict for verdict in verdicts if verdict.rule.judges_tokens]
     accepted = np.stack([verdict.accepted for verdict in chains], axis=1)
@@ -83,6 +83,6 @@ def frontier(steps: Steps, verdicts: Sequence[Verdict], bootstrap: PromptBootstr
         given = np.where(best_ones & ~free[:, None], cost[:, None], 0.0).mean(axis=0)
         strict = np.maximum(threshold, 0.0)
         curve = {"tokens": curve_tokens[0], "cut": curve_cut, "value": given, "share": 1.0}
-        curve["dial"] = np.exp(-strict) if name == "nats" else strict
+        curve["setting"] = np.exp(-strict) if name == "nats" else strict
         frames.append(pd.DataFrame({"rule": "", "cost": name, **curve}))
     return pd.concat(frames, ignore_index=True)

@@ -20,7 +20,7 @@ from functools import cache
 import numpy as np
 
 from ..certificates.certify import certify
-from ..rules.build import Dial
+from ..rules.build import ParameterRange
 from ..rules.rule import Rule
 from ..statistics.bootstrap import Flags, Integers, Numbers, PromptBootstrap
 from ..statistics.trajectories import Trajectories, calls_made
@@ -77,11 +77,11 @@ class Solution:
     """The answer for one rule.
 
     Attributes:
-        rule: that reaches what is wanted; None where not even the end of the dial does.
+        rule: that reaches what is wanted; None where not even the end of the range does.
         value: of the parameter that is turned; NaN without a rule.
-        ci_low: lower limit of the interval over prompts; NaN where it lies beyond the dial's end.
+        ci_low: lower limit of the interval over prompts; NaN beyond the end of the range.
         ci_high: upper limit, likewise.
-        reached: share or tokens a call at value, or at the end of the dial.
+        reached: share or tokens a call at value, or at the end of the range.
     """
 
     rule: Rule | None
@@ -93,7 +93,7 @@ class Solution:
 
 def solve(
     dist: TopK,
-    dial: Dial,
+    searched: ParameterRange,
     eps: float,
     goal: Goal,
     bootstrap: PromptBootstrap,
@@ -107,7 +107,7 @@ def solve(
 
     Args:
         dist: N steps of the target.
-        dial: the rule, and by its first and last setting the range that is searched.
+        searched: the rule, and by its first and last setting the range that is searched.
         eps: of the drafter at every step, at least 0, in nats (or as the divergence is measured).
         goal: what is wanted.
         bootstrap: over the prompts of the steps.
@@ -118,21 +118,21 @@ def solve(
         ValueError: eps is negative, or `certify` refuses a rule.
 
     Examples:
-        >>> from ..rules.build import build_dial
+        >>> from ..rules.build import build_range
         >>> dist = TopK.from_probabilities([[0.6, 0.3, 0.1], [0.5, 0.4, 0.1]])
-        >>> dial = build_dial({"rule": "additive", "t": [0.0, 1.0]})
+        >>> searched = build_range({"rule": "additive", "t": [0.0, 1.0]})
         >>> steps = Trajectories.from_positions(np.array([0, 0]))
         >>> bootstrap = PromptBootstrap(steps.prompts, 20, 0.9, 0)
-        >>> found = solve(dist, dial, 0.06, Goal(share=1.0), bootstrap, steps)
+        >>> found = solve(dist, searched, 0.06, Goal(share=1.0), bootstrap, steps)
         >>> found.value, found.reached
         (0.3001, 1.0)
     """
-    return solve_each(dist, dial, eps, [goal], bootstrap, trajectories, divergence)[0]
+    return solve_each(dist, searched, eps, [goal], bootstrap, trajectories, divergence)[0]
 
 
 def solve_each(
     dist: TopK,
-    dial: Dial,
+    searched: ParameterRange,
     eps: float,
     goals: Sequence[Goal],
     bootstrap: PromptBootstrap,
@@ -146,19 +146,19 @@ def solve_each(
     def certified(rule: Rule, at: Integers) -> Flags:
         return certify(_some(dist, at), rule, divergence=divergence).lower[:, 0] > eps
 
-    settings = _Settings(dial, certified, bootstrap, trajectories)
+    settings = _Settings(searched, certified, bootstrap, trajectories)
     return [settings.answer(goal) for goal in goals]
 
 
 def solve_accepted(
-    steps: Steps, dial: Dial, goals: Sequence[Goal], bootstrap: PromptBootstrap
+    steps: Steps, searched: ParameterRange, goals: Sequence[Goal], bootstrap: PromptBootstrap
 ) -> list[Solution]:
     """Find the strictest settings with which a drafter is accepted as often as is wanted."""
 
     def accepted(rule: Rule, at: Integers) -> Flags:
         return rule.accepts(_some(steps.target, at), *steps.drafted(at))
 
-    settings = _Settings(dial, accepted, bootstrap, steps.trajectories)
+    settings = _Settings(searched, accepted, bootstrap, steps.trajectories)
     return [settings.answer(goal) for goal in goals]
 
 
@@ -167,21 +167,28 @@ def _some(dist: TopK, at: Integers) -> TopK:
 
 
 class _Settings:
-    """The settings of a dial on a grid, from 0 (strict) to `last` (relaxed), and what passes there.
+    """The settings of a range on a grid, from 0 (strict) to `last` (relaxed), and what they pass.
 
     Attributes:
-        last: the place of the dial's last setting.
+        last: the place of the last setting.
         grows: whether the parameter grows as the rule is relaxed.
     """
 
     def __init__(
-        self, dial: Dial, passing: Passing, bootstrap: PromptBootstrap, trajectories: Trajectories
+        self,
+        searched: ParameterRange,
+        passing: Passing,
+        bootstrap: PromptBootstrap,
+        trajectories: Trajectories,
     ) -> None:
-        self._dial, self._passing = dial, passing
+        self._range, self._passing = searched, passing
         self._bootstrap, self._trajectories = bootstrap, trajectories
-        self._strict, self._relaxed = dial.value(dial.rules[0]), dial.value(dial.rules[-1])
+        self._strict, self._relaxed = (
+            searched.value(searched.rules[0]),
+            searched.value(searched.rules[-1]),
+        )
         self.grows = self._relaxed >= self._strict
-        self._whole = isinstance(dial.rules[0].parameters[dial.parameter], int)
+        self._whole = isinstance(searched.rules[0].parameters[searched.parameter], int)
         step = 1.0 if self._whole else RESOLUTION
         self.last = max(1, math.ceil(abs(self._relaxed - self._strict) / step - ROUNDING))
         self._step = math.copysign(step, self._relaxed - self._strict)
@@ -195,7 +202,7 @@ class _Settings:
     def rule(self, i: int) -> Rule:
         """Return the rule at a place."""
         kind = int if self._whole else float
-        return replace(self._dial.rules[0], **{self._dial.parameter: kind(self.value(i))})
+        return replace(self._range.rules[0], **{self._range.parameter: kind(self.value(i))})
 
     def passed(self, i: int) -> Flags:
         """Return the (N,) steps that pass at a place; places looked at before decide most."""

@@ -17,7 +17,7 @@ parameter: c1 = 1 is lossless speculative sampling, c1 = max q / p accepts every
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -235,28 +235,6 @@ def _distribution(name: str, values: ArrayLike) -> Floats:
     if not abs(total - 1.0) <= SUM_ERROR or array.min() < 0:
         raise ValueError(f"{name} is no distribution of one step: give (V,) numbers of sum 1")
     return array / total
-
-
-def mean_curve(
-    pairs: Iterable[tuple[Floats, Floats]], ratios: Sequence[float]
-) -> tuple[Floats, Floats]:
-    """Return mean KL(r || p) and mean acceptance over steps at each ratio c1 / c2, (R,) each.
-
-    No laws of these steps accept more at this mean: the ratio is the price of a nat, the same at
-    every step (log c1 - log c2 = f'(c1) - f'(c2) for kl).
-
-    Args:
-        pairs: p and q of each step, (V,) each.
-        ratios: of at least 1.
-    """
-    sums, count = np.zeros((2, len(ratios))), 0
-    for p, q in pairs:
-        steps, count = _Sorted(p, q), count + 1
-        spent = steps.spending(FAMILIES["kl"])
-        for at, ratio in enumerate(ratios):
-            law = steps.scales(steps.at_ratio(ratio))
-            sums[:, at] += spent(*law), 1.0 - steps.removed(law[0], 0.0)
-    return sums[0] / count, sums[1] / count
 
 
 def argmax_law(p: ArrayLike, divergence: float) -> Floats:

@@ -130,10 +130,13 @@ def synthetic_settings(calls: pd.DataFrame, draft_length: int) -> dict[str, Any]
 
     vLLM takes, of each i, the share of drafts whose first i tokens are all accepted
     (SpeculativeConfig.synthetic_acceptance_rates), SGLang the mean tokens a call
-    (srt/environ.py: SGLANG_SIMULATE_ACC_LEN).
+    (srt/environ.py: SGLANG_SIMULATE_ACC_LEN). vLLM runs a drafter all the same: DRAFTER is to be
+    replaced by its path or hub id, and method by eagle3 for a head.
     """
     return {
         "vllm": {
+            "method": "draft_model",
+            "model": "DRAFTER",
             "num_speculative_tokens": draft_length,
             "rejection_sample_method": "synthetic",
             "synthetic_acceptance_rates": [

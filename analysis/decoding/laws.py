@@ -85,7 +85,8 @@ def speculative_sampling(
             tokens; None instead of the draft's for a = n. Asked once.
         token_uniform: gives the uniform number with which the token after the first a drafted
             ones is drawn.
-        also: (n,) tokens that are accepted whatever their test says: MARS above temperature 0.
+        also: (n,) tokens that are accepted whatever their test says: of MARS above temperature
+            0 those of rank 2 where its ratio is above the threshold.
 
     Returns:
         How many tokens are accepted, and the token emitted after them.

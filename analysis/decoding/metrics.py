@@ -134,7 +134,9 @@ def acceptance(decoded: Decoded, resamples: int, confidence: float, seed: int) -
         tokens a call at this rate under independence, mean over the calls with what each could
         emit, NaN of trees; `agreement` share of positions with the baseline's token;
         `nats_given_up` the nats a token by which the log-probability of the emitted tokens lies
-        below that of the target's first choices, less the baseline's.
+        below that of the target's first choices, less the baseline's; `burstiness`
+        1 - calls / emitted, the share of tokens behind an answer's first that arrive with the one
+        before.
     """
     bootstrap, calls = decoded.bootstrap(resamples, confidence, seed), decoded.calls.assign(calls=1)
     sums = calls.groupby("run")[
@@ -158,6 +160,7 @@ def acceptance(decoded: Decoded, resamples: int, confidence: float, seed: int) -
     table["agreement"] = (share * positions).sum(0) / positions.sum(0)
     of_token = (totals["nats_given_up"] / totals["n_tokens"]).to_numpy()
     table["nats_given_up"] = of_token - of_token[alone]
+    table["burstiness"] = 1 - table["calls"] / table["emitted"]
     return table
 
 

@@ -97,7 +97,7 @@ def _share(row: Mapping[Any, Any]) -> str:
 
 def rule_rows(results: Results, target: str) -> list[Row]:
     """Return every rule that judges tokens: what it accepts and what it costs."""
-    labels = rules_in(results, "baseline", "criteria", "preset", "dial")
+    labels = rules_in(results, "baseline", "criteria", "preset", "range")
     rules = [results.rules[label] for label in labels if results.rules[label].judges_tokens]
     divergence = most_certified(results, target)["divergence"]
     rows = []

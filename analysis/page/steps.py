@@ -1,9 +1,4 @@
-"""The steps of a study as the page's script computes with them: certificates, accepted or not.
-
-The script counts as `analysis.statistics.trajectories` and resamples as `PromptBootstrap` does,
-with the same resamples: what it shows is what ``python -m pipeline.solve`` prints. To move eps it
-needs to know of a step only how many levels of a grid its certificate exceeds: one character.
-"""
+"""The steps of a study as the page shows them: answers, and curves of certificates."""
 
 from __future__ import annotations
 
@@ -18,10 +13,8 @@ from ..report.measured import Target, survival_band
 from ..report.style import RULE_FAMILIES
 from ..report.text import share_text
 from ..rules import Rule
-from ..statistics.bootstrap import Flags, Floats, Integers, Numbers
+from ..statistics.bootstrap import Floats, Integers
 
-ALPHABET = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
-CHARACTERS = np.frombuffer(ALPHABET.encode(), dtype=np.uint8)
 LEVELS = np.round(
     [
         *np.arange(0, 0.1, 0.005),
@@ -33,7 +26,8 @@ LEVELS = np.round(
     ],
     3,
 )  # nats; every one of run_lengths.eps in conf/config.yaml is among them
-MOST = 6_000_000  # characters of certificates that a page of 2.5 MB has room for, deflated
+MOST = 200  # rules times targets that a page of 2.5 MB has room for
+OPEN, REJECTED, ACCEPTED, CERTIFIED = range(4)  # what became of a step's draft; open: not judged
 POINTS = 121  # of a survival curve
 ANSWERS, CANDIDATES, PROMPT = 7, 5, 2000  # answers shown, tokens of a step, characters of a prompt
 DIVERGENCES = {  # of stage drafts: printed name and unit
@@ -55,32 +49,6 @@ def digits(value: float, significant: int = 3) -> float | None:
     return float(f"{value:.{significant}g}") if math.isfinite(value) else None
 
 
-def pack_levels(lower: Floats) -> str:
-    """Return, a character a step, how many of `LEVELS` the (N,) certificates exceed, strictly.
-
-    Examples:
-        >>> pack_levels(np.array([0.0, 0.005, 0.006, np.inf]))
-        'ABC_'
-    """
-    return pack_counts(np.searchsorted(LEVELS, lower, side="left"))
-
-
-def pack_counts(counts: Numbers | Flags) -> str:
-    """Return integers below 64, flags among them, a character each, row by row.
-
-    Raises:
-        ValueError: one is 64 or more, or negative.
-
-    Examples:
-        >>> pack_counts(np.array([[0, 2], [1, 1]]))
-        'ACBB'
-    """
-    whole = np.asarray(counts, dtype=np.intp).ravel()
-    if len(whole) and not 0 <= whole.min() <= whole.max() < len(ALPHABET):
-        raise ValueError(f"counts must be in [0, {len(ALPHABET)}), and one is not")
-    return bytes(CHARACTERS[whole]).decode()
-
-
 def in_order(rules: Sequence[Rule]) -> list[Rule]:
     """Return rules family by family, each from strict to relaxed as far as a parameter says so."""
     names = [
@@ -94,34 +62,19 @@ def in_order(rules: Sequence[Rule]) -> list[Rule]:
     return sorted(rules, key=lambda rule: (names.index(rule.name), strictness(rule)))
 
 
-def embedded(rules: Sequence[Rule], steps: int) -> list[Rule]:
-    """Return the rules whose steps the page has room for, in its order.
-
-    Args:
-        rules: of the study.
-        steps: of all targets together, a character each of certificates, accepted and certified.
-    """
-    return in_order(rules)[: max(1, MOST // (3 * steps))]
+def embedded(rules: Sequence[Rule], targets: int) -> list[Rule]:
+    """Return the rules that the page has room for with so many targets, in its order."""
+    return in_order(rules)[: max(1, MOST // targets)]
 
 
-def packed_steps(target: Target, rules: Sequence[Rule]) -> dict[str, Any]:
-    """Return a target's steps: lengths of its answers, and three characters a rule and step."""
-    kinds = {
-        kind: [
-            pack_counts(target.judged[rule.label][at]) if rule.label in target.judged else None
-            for rule in rules
-        ]
-        for at, kind in enumerate(("accepted", "certified"))
-    }
-    levels = [pack_levels(target.certificates[rule][0]) for rule in rules]
-    lengths = target.bootstrap.steps.tolist()
+def about(target: Target, rules: Sequence[Rule]) -> dict[str, Any]:
+    """Return a target's printed name, and the divergence that each rule's steps are judged in."""
     judged_by = [judging_divergence(rule, target.divergence) for rule in rules]
-    told = {
+    return {
         "label": target.label,
         "divergences": {name: DIVERGENCES[name] for name in sorted(set(judged_by))},
         "judged_by": judged_by,
     }
-    return {**told, "lengths": lengths, "levels": levels, **kinds}
 
 
 def judging_divergence(rule: Rule, divergence: str) -> str:
@@ -135,18 +88,6 @@ def judging_divergence(rule: Rule, divergence: str) -> str:
 def contradictions(target: Target) -> int:
     """Return how many decisions are certified for this drafter and rejected: none may be."""
     return sum(int(np.sum(sure & ~kept)) for kept, sure in target.judged.values())
-
-
-def resamples(targets: Sequence[Target]) -> dict[str, Any]:
-    """Return how often each resample draws each prompt, by the number of prompts.
-
-    Targets of as many prompts share their resamples: one seed gives them.
-    """
-    shared = {str(target.bootstrap.count): target.bootstrap for target in targets}
-    return {
-        "confidence": targets[0].bootstrap.confidence,
-        "weights": {count: pack_counts(one.weights) for count, one in shared.items()},
-    }
 
 
 def curves(target: Target, rules: Sequence[Rule]) -> dict[str, Any]:
@@ -186,7 +127,7 @@ def answers(target: Target, rules: Sequence[Rule]) -> dict[str, Any]:
 
     Returns:
         `chosen_by`, a sentence; `words`, the text of every token that occurs, by id; `answers`,
-        each with its prompt, its first step among all, and its steps.
+        each with its prompt and its steps.
     """
     first, prompts = rules[0], target.bootstrap.prompts
     kept = target.judged.get(first.label)
@@ -201,7 +142,6 @@ def answers(target: Target, rules: Sequence[Rule]) -> dict[str, Any]:
             "share": f"mean R {shares[at]:.3g} nats"
             if kept is None
             else f"{share_text(shares[at])} accepted",
-            "begin": int(begin[at]),
             "steps": [
                 _step(target, step, rules)
                 for step in range(begin[at], begin[at] + target.bootstrap.steps[at])
@@ -224,13 +164,14 @@ def answers(target: Target, rules: Sequence[Rule]) -> dict[str, Any]:
 
 
 def _step(target: Target, step: int, rules: Sequence[Rule]) -> dict[str, Any]:
+    certificates = [float(target.certificates[rule][0][step]) for rule in rules]
     row: dict[str, Any] = {
         "t": int(target.tokens[step]),
         "c": target.candidates[step, :CANDIDATES].tolist(),
         "p": [digits(p) for p in target.probabilities[step, :CANDIDATES]],
-        "r": [
-            digits(target.certificates[rule][0][step]) for rule in rules
-        ],  # null: nothing is rejected
+        "r": [digits(value) for value in certificates],  # null: nothing is rejected
+        "within": np.searchsorted(LEVELS, certificates, side="left").tolist(),  # levels below R
+        "fates": [_fate(target, rule, step) for rule in rules],
     }
     if target.draft is not None:
         drafted = target.draft.iloc[step]
@@ -239,6 +180,14 @@ def _step(target: Target, step: int, rules: Sequence[Rule]) -> dict[str, Any]:
         distances = {name: digits(drafted[name]) for name in sorted(judged_by)}
         row |= {"d": int(drafted["token"]), "distances": distances}
     return row
+
+
+def _fate(target: Target, rule: Rule, step: int) -> int:
+    """Return what became of the draft of a step under a rule."""
+    if rule.label not in target.judged:
+        return OPEN
+    kept, sure = target.judged[rule.label]
+    return (CERTIFIED if sure[step] else ACCEPTED) if kept[step] else REJECTED
 
 
 def cut(text: str, most: int = PROMPT) -> str:

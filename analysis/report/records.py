@@ -57,7 +57,7 @@ Row = dict[str, Any]
 
 
 @cache
-def _texts() -> dict[str, dict[str, Any]]:
+def texts() -> dict[str, dict[str, Any]]:
     """Return what `texts.toml` holds, every text on one line."""
     read = tomllib.loads((pkgutil.get_data(__package__, "texts.toml") or b"").decode())
     found = {
@@ -67,8 +67,9 @@ def _texts() -> dict[str, dict[str, Any]]:
         }
         for name, entry in read.items()
     }
-    censored = f"{100 * CENSORED:g} %"
-    found["shared"] = {key: text.format(censored=censored) for key, text in found["shared"].items()}
+    censored = {"censored": f"{100 * CENSORED:g} %"}
+    found["shared"] = {key: text.format(**censored) for key, text in found["shared"].items()}
+    found["shared"] |= censored
     return found
 
 
@@ -83,7 +84,7 @@ def worded(
         more: columns behind those of the entry.
         facts: what stands for the braces in its texts.
     """
-    known, entry = _texts()["shared"] | facts, {"name": name} | _texts()[name]
+    known, entry = texts()["shared"] | facts, {"name": name} | texts()[name]
     found: dict[str, Any] = {
         key: of.format(**known) for key, of in entry.items() if isinstance(of, str)
     }
@@ -107,7 +108,7 @@ def _column(heading: str, text: str, *of: Any) -> Column:
 
 def sentence(name: str) -> str:
     """Return a sentence that several tables share, from `texts.toml`."""
-    return str(_texts()["shared"][name])
+    return str(texts()["shared"][name])
 
 
 @dataclass(frozen=True)

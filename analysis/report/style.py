@@ -19,7 +19,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.backends.backend_pdf import FigureCanvasPdf
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, NullFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 COLUMN, TEXT = 3.25, 6.75  # inches: the widths of a column and of a text
 STYLE: dict[Any, Any] = {
@@ -143,6 +143,7 @@ def logarithmic(axes: Axes, name: str) -> None:
     """Make the x or y axis logarithmic, with plain numbers: powers of ten would need math text."""
     axes.set(**{f"{name}scale": "log"})
     axis = axes.xaxis if name == "x" else axes.yaxis
+    axis.set_major_locator(LogLocator(subs=(1, 2, 3, 5)))
     axis.set_major_formatter("{x:g}")
     axis.set_minor_formatter(NullFormatter())
 

@@ -1,7 +1,7 @@
 """Acceptance rules: which drafted tokens are accepted, given the target's distribution.
 
-`rule` says what a rule is, `builtin` has the rules, `build` makes one, or a dial from strict to
-relaxed, from plain configuration.
+`rule` defines a rule, `builtin` and `nucleus` have the rules, `build` makes one, or a range of a
+parameter from strict to relaxed, from plain configuration.
 """
 
 from .build import build, check_k, expand, to_mapping
@@ -19,6 +19,7 @@ from .builtin import (
     Typical,
     best_path,
 )
+from .nucleus import Nucleus
 from .rule import NO_COUNT, UNKNOWN, Cut, Rule, parameter, register
 
 __all__ = [
@@ -30,6 +31,7 @@ __all__ = [
     "FirstRanks",
     "Mars",
     "Multiplicative",
+    "Nucleus",
     "Prefix",
     "Rule",
     "StrictGreedy",

@@ -1,16 +1,15 @@
-"""Builds rules and dials of rules from plain configuration, and turns rules back into it."""
+"""Builds rules and ranges of a parameter from plain configuration, and turns rules back into it."""
 
 from __future__ import annotations
 
 import importlib
-import itertools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from ..fields import from_mapping
+from ..fields import FieldError, alternatives, from_mapping
 from .rule import REGISTRY, Rule
 
 
@@ -57,22 +56,18 @@ def expand(mappings: Iterable[Mapping[str, Any]]) -> list[Rule]:
         >>> [rule.label for rule in expand([{"rule": "additive", "t": [0.1, 0.2]}])]
         ['additive t=0.1', 'additive t=0.2']
     """
-    rules = []
+    rules = list[Rule]()
     for mapping in map(_plain, mappings):
-        empty = next((key for key, value in mapping.items() if value in ([], ())), None)
-        if empty is not None:
-            raise ValueError(
-                f"rule {mapping.get('rule')}: {empty}=[] is not allowed: give at least one value"
-            )
-        axes = [value if isinstance(value, list | tuple) else [value] for value in mapping.values()]
-        rules += [
-            build(dict(zip(mapping, point, strict=True))) for point in itertools.product(*axes)
-        ]
+        try:
+            points = alternatives(mapping)
+        except FieldError as error:
+            raise ValueError(f"rule {mapping.get('rule')}: {error}") from error
+        rules += map(build, points)
     return rules
 
 
 @dataclass(frozen=True)
-class Dial:
+class ParameterRange:
     """A rule at several values of one parameter, from strict to relaxed.
 
     Attributes:
@@ -94,12 +89,12 @@ class Dial:
         return " ".join([self.rules[0].name, *fixed])
 
     def value(self, rule: Rule) -> float:
-        """Return the parameter of a rule of this dial."""
+        """Return the parameter of a rule of this range."""
         return float(rule.parameters[self.parameter])
 
 
-def build_dial(mapping: Mapping[str, Any]) -> Dial:
-    """Make a dial from plain configuration, such as {"rule": "additive", "t": [0.1, 0.2]}.
+def build_range(mapping: Mapping[str, Any]) -> ParameterRange:
+    """Make a range from plain configuration, such as {"rule": "additive", "t": [0.1, 0.2]}.
 
     Raises:
         ValueError: not exactly one key has a list of at least two values, or a rule is wrong, or
@@ -109,20 +104,20 @@ def build_dial(mapping: Mapping[str, Any]) -> Dial:
     values = mapping[lists[0]] if len(lists) == 1 else []
     if len(values) < 2 or not all(isinstance(value, int | float) for value in values):
         raise ValueError(
-            f"the dial {dict(mapping)} is not allowed: give one key a list of at "
+            f"the range {dict(mapping)} is not allowed: give one key a list of at "
             "least two numbers, from strict to relaxed, and the others one value"
         )
-    dial = Dial(lists[0], tuple(expand([mapping])))
-    sign = dial.rules[0].relaxes.get(dial.parameter)
+    built = ParameterRange(lists[0], tuple(expand([mapping])))
+    sign = built.rules[0].relaxes.get(built.parameter)
     if sign is not None:
-        values = [sign * dial.value(rule) for rule in dial.rules]
+        values = [sign * built.value(rule) for rule in built.rules]
         if values != sorted(set(values)):
             direction = "falls" if sign < 0 else "grows"
             raise ValueError(
-                f"the dial {dict(mapping)} is not allowed: give the values from strict to "
-                f"relaxed, {dial.parameter} {direction}"
+                f"the range {dict(mapping)} is not allowed: give the values from strict to "
+                f"relaxed, {built.parameter} {direction}"
             )
-    return dial
+    return built
 
 
 def check_k(rules: Iterable[Rule], k: int, vocab_size: int) -> None:

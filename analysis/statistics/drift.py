@@ -3,6 +3,8 @@
 A greedy answer of a model whose logits are off by at most e takes a token whose logit here is at
 most 2 e below the largest: z_1 - z_x = (z_1 - z'_1) + (z'_1 - z'_x) + (z'_x - z_x) <= e + 0 + e. So
 greedy decoding is unchanged wherever z_1 - z_2 > 2 e, and a gap g at a step shows e >= g / 2.
+Log-probabilities that were served with the answers show the difference itself: two models whose
+logits differ by at most e have log-probabilities that differ by at most 2 e.
 """
 
 from __future__ import annotations
@@ -59,6 +61,49 @@ def drift(gap: np.ndarray, margin: np.ndarray) -> dict[str, Any]:
     }
 
 
+def log_prob_differences(
+    step: np.ndarray, token: np.ndarray, value: np.ndarray, ids: np.ndarray, log_probs: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Compare served log-probabilities with those of the model that scores the answers.
+
+    Args:
+        step: (M,) which of the N steps each belongs to.
+        token: (M,) their tokens.
+        value: (M,) served, nats.
+        ids: (N, K) the most probable tokens of the scoring model.
+        log_probs: (N, K) theirs, nats.
+
+    Returns:
+        (M,) whether the token is among the K, and |difference| of those that are, in nats.
+
+    Examples:
+        >>> log_prob_differences(
+        ...     np.array([0, 0]), np.array([8, 5]), np.array([-1.5, -9.0]),
+        ...     np.array([[7, 8]]), np.array([[-0.5, -1.25]]),
+        ... )
+        (array([ True, False]), array([0.25]))
+    """
+    is_token = ids[step] == token[:, None]
+    stored = is_token.any(axis=1)
+    own = log_probs[step[stored], is_token[stored].argmax(axis=1)]
+    return stored, np.abs(value[stored] - own)
+
+
+def log_prob_drift(difference: np.ndarray) -> dict[str, Any]:
+    """Sum up differences of log-probabilities (M,), nats; empty without any.
+
+    Returns:
+        log_probs, how many; median_difference and largest_difference.
+    """
+    if not len(difference):
+        return {}
+    return {
+        "log_probs": len(difference),
+        "median_difference": float(np.median(difference)),
+        "largest_difference": float(difference.max()),
+    }
+
+
 def compare_texts(
     token: np.ndarray, gap: np.ndarray, pairs: Sequence[tuple[slice, slice]]
 ) -> dict[str, Any]:
@@ -105,8 +150,15 @@ def said(found: Mapping[str, Any]) -> str:
         f", by a gap of {found['median_gap']:.3g} (median, largest {found['largest_gap']:.3g}): "
         "logits differ by at least half of that"
     )
+    shown = ""
+    if "log_probs" in found:
+        shown = (
+            f". {found['log_probs']} log-probabilities in the file differ from those here by "
+            f"{found['median_difference']:.2g} nats (median, largest "
+            f"{found['largest_difference']:.2g})"
+        )
     return (
         f"{found['off']} of {found['steps']} greedy steps ({found['share']:.2%}) are not the "
         f"argmax here{by if found['off'] else ''}. Steps that an error of the logits may change: "
-        f"{expected}"
+        f"{expected}{shown}"
     )

@@ -86,16 +86,51 @@ def calls_made(accepted: Flags, trajectories: Trajectories, draft_length: int | 
         ([[2, 3]], [[2, 3]])
     """
     _check(draft_length)
-    size, settings = accepted.shape
-    count = len(trajectories.starts)
+    place, steps = _parts(accepted, trajectories)
+    calls = np.ones_like(steps) if draft_length is None else -(-steps // (draft_length + 1))
+    settings, count = accepted.shape[1], len(trajectories.starts)
+    sums = np.bincount(place, weights=calls, minlength=settings * count)
+    return np.asarray(sums.astype(np.intp).reshape(settings, count).T)
+
+
+def calls_by_length(accepted: Flags, trajectories: Trajectories, longest: int) -> Integers:
+    """Return the calls of `calls_made` at every draft length from 1 on, in one pass.
+
+    Args:
+        accepted: (N, G), steps by G settings.
+        trajectories: P, of the steps.
+        longest: draft length, at least 1.
+
+    Returns:
+        (P, G, longest).
+
+    Examples:
+        >>> steps = Trajectories.from_positions(np.arange(5))
+        >>> accepted = np.array([1, 1, 0, 1, 1], dtype=bool)[:, None]
+        >>> calls_by_length(accepted, steps, 3).tolist()
+        [[[3, 2, 2]]]
+    """
+    _check(longest)
+    place, steps = _parts(accepted, trajectories)
+    settings, count = accepted.shape[1], len(trajectories.starts)
+    sizes = np.arange(steps.max() + 1)
+    parts = np.bincount(place * len(sizes) + steps, minlength=settings * count * len(sizes))
+    calls = -(-sizes[:, None] // np.arange(2.0, longest + 2))
+    sums = parts.reshape(settings, count, len(sizes)) @ calls
+    return np.asarray(sums.astype(np.intp).transpose(1, 0, 2))
+
+
+def _parts(accepted: Flags, trajectories: Trajectories) -> tuple[Integers, Integers]:
+    """Return the parts of trajectories that end at a step which is not accepted, or with them.
+
+    Returns:
+        Of each part its setting and trajectory, as one index of (G, P), and its number of steps.
+    """
+    size, count = len(accepted), len(trajectories.starts)
     ends = ~accepted.T  # (G, N): setting after setting, as one long row of steps
     ends[:, np.append(trajectories.starts[1:], size) - 1] = True
     at = np.flatnonzero(ends)
-    steps = np.diff(at, prepend=-1)
-    calls = np.ones_like(steps) if draft_length is None else -(-steps // (draft_length + 1))
-    place = at // size * count + trajectories.prompts[at % size]
-    sums = np.bincount(place, weights=calls, minlength=settings * count)
-    return np.asarray(sums.astype(np.intp).reshape(settings, count).T)
+    return at // size * count + trajectories.prompts[at % size], np.diff(at, prepend=-1)
 
 
 def drafts_made(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -153,7 +153,7 @@ def drafter_of(pair: DecodingPair, method: Method, choice: Choice) -> Drafter:
     lookup = PromptLookup(pair.lookup, device)
     if method.drafter == "prompt_lookup":
         return lookup
-    stop = None if method.drafting is None else partial(stops, method.drafting)
+    stop = None if method.drafting is None else partial(stops, astuple(method.drafting))
     drafter = model_drafter(pair.drafter, choice, tree, stop)
     if method.drafter == "lookup_first":
         return LookupFirst(lookup, drafter, method.model_length)
@@ -173,7 +173,7 @@ def laws_of(method: Method, noise: Noise) -> tuple[Choice, Verifier]:
         return FreshInversion(t, noise, kept), BlockVerification(t, noise, kept)
     if method.budget is not None:
         drawn = Inversion(t, noise, DRAFT, kept)
-        return drawn, BudgetSampling(t, noise, method.budget, kept)
+        return drawn, BudgetSampling(t, noise, astuple(method.budget), kept)
     if t > 0 and method.tree is not None:
         return DrawnRace(t, noise, kept), TreeSampling(t, noise, kept)
     if t > 0:
@@ -192,7 +192,7 @@ def run_facts(method: Method) -> dict[str, Any]:
     tree, shape = method.tree, method.topology
     if tree is None or shape is None:
         return facts
-    found = {"name": tree.name, "shown": tree.shown, "nodes": len(shape), "depth": shape.depth}
+    found = {"name": tree.shape, "shown": tree.shown, "nodes": len(shape), "depth": shape.depth}
     if tree.measured:
         found["acceptance"] = list(tree.acceptance or ())
     if isinstance(shape, Topology):

@@ -136,9 +136,10 @@ class BestPath:
 class SpeculativeSampling:
     """Accepts with probability min(1, p/q), and what follows comes from the residual.
 
-    With a rule, a token that the rule accepts at rank 2 or beyond is accepted as well: MARS
-    above temperature 0. The argmax gets no such privilege, so that a rule that relaxes nothing
-    leaves the law lossless.
+    With a rule it accepts as well the tokens of rank 2 or beyond that the rule accepts. This is our
+    reading of MARS above temperature 0: its Algorithm 1 (arXiv 2601.15498) is greedy, accepts the
+    argmax always and corrects with it (`Relaxed`). Here the argmax is tested like any token, and a
+    rule that relaxes nothing is lossless.
     """
 
     def __init__(

@@ -30,8 +30,19 @@ TORN = "stream events after a damaged line"
 AGAIN = "answers given again"
 CUT = "ends of answers that were cut off"
 
-DAMAGED, REQUEST = object(), object()  # in the place of an object: no JSON, and no answer
+REQUEST = object()  # in the place of an object that is no answer
+SPACE = re.compile(r"\s*")
 Line = tuple[int, Any, bool]  # number, object, and whether it is of an event stream
+
+
+class Damaged(NamedTuple):
+    """Stands for an object that can't be read.
+
+    Attributes:
+        reason: under which it is counted.
+    """
+
+    reason: str = NO_JSON
 
 
 class FormatError(ValueError):
@@ -81,20 +92,23 @@ def read_answers(
         PipelineError: a part can't be read, or two models are mixed; names the file and the line.
     """
     answers: dict[str, tuple[int, list[Any]]] = {}
-    finished, again, torn = set[str](), set[str](), set[str]()
+    unfinished, again, torn = set[str](), set[str](), set[str]()
     excluded = Counter[str]()
+    number, of_line = 0, 0  # the line before, and how many objects it has so far
     open_: str | None = None
     first: tuple[str, int] | None = None
     before: Any = None
     for line, value, streamed in lines:
         last, before = before, value
-        if value is DAMAGED:
-            excluded[NO_JSON] += 1
-            torn |= answers.keys() - finished
-        if value is DAMAGED or value is REQUEST:
+        if isinstance(value, Damaged):
+            excluded[value.reason] += 1
+            torn |= unfinished
+        if isinstance(value, Damaged) or value is REQUEST:
             open_ = None
             continue
-        parts = answer_parts(value, line, streamed)
+        number, of_line = line, of_line + 1 if line == number else 0
+        unnamed = f"line-{line}.{of_line}" if of_line else f"line-{line}"
+        parts = answer_parts(value, line, streamed, unnamed)
         if isinstance(parts, str):
             excluded[parts] += 1
             continue
@@ -107,12 +121,14 @@ def read_answers(
                     f"{line}: give each its own file"
                 )
         for part in parts:
-            name = part.answer or open_ or f"line-{line}"
+            name = part.answer or open_ or unnamed
             open_ = name if part.answer is None and not part.finished else None
-            if name in finished and part.said:
+            closed = name in answers and name not in unfinished
+            if closed and part.said:
                 again.add(name)
                 continue
-            if name in torn or (part.streamed and last is DAMAGED and name not in answers):
+            after_damage = isinstance(last, Damaged) and name not in answers
+            if name in torn or (part.streamed and after_damage):
                 torn.add(name)
                 excluded[TORN] += 1
                 continue
@@ -126,13 +142,15 @@ def read_answers(
                     what = f"holds a token without {error.args[0]}"
                 raise PipelineError(f"{path}, line {line} {what}") from error
             if part.finished:
-                finished.add(name)
-    excluded |= Counter({CUT: len(answers.keys() - finished), AGAIN: len(again)})
+                unfinished.discard(name)
+            elif not closed:
+                unfinished.add(name)
+    excluded |= Counter({CUT: len(unfinished), AGAIN: len(again)})
     return answers, None if first is None else first[0], excluded
 
 
-def answer_parts(value: Any, line: int, streamed: bool) -> list[Part] | str:
-    """Return the parts of answers in an object, or why it has none."""
+def answer_parts(value: Any, line: int, streamed: bool, unnamed: str) -> list[Part] | str:
+    """Return the parts of answers in an object, or why it has none; `unnamed` is a default name."""
     read = body_of(value)
     if isinstance(read, str):
         return read
@@ -143,7 +161,7 @@ def answer_parts(value: Any, line: int, streamed: bool) -> list[Part] | str:
     def part(name: str | None, place: str, said: Mapping[str, Any], ended: Any) -> Part:
         return Part(name, line, body, place, said, streamed, bool(ended))
 
-    own = str(custom or body.get("id") or f"line-{line}")
+    own = str(custom or body.get("id") or unnamed)
     if choices == []:
         return [part(own, "choices", {}, not streamed)]
     if isinstance(choices, list) and all(isinstance(choice, Mapping) for choice in choices):
@@ -157,10 +175,10 @@ def answer_parts(value: Any, line: int, streamed: bool) -> list[Part] | str:
             for choice in choices
         ]
     if isinstance(info, Mapping):
-        own = str(custom or info.get("id") or f"line-{line}")
+        own = str(custom or info.get("id") or unnamed)
         return [part(own, "meta_info", info, info.get("finish_reason") or not streamed)]
     if "completion_probabilities" in body or {"content", "stop"} <= set(body):
-        named = str(custom) if custom else None if streamed else f"line-{line}"
+        named = str(custom) if custom else None if streamed else unnamed
         return [part(named, "content", body, body.get("stop", True))]
     return NO_ANSWER
 
@@ -179,7 +197,7 @@ def body_of(value: Any) -> tuple[Mapping[str, Any], Any] | str:
 
 
 def read_objects(path: Path) -> Iterator[Line]:
-    """Yield the objects of a file, DAMAGED for a line that is no JSON or no UTF-8.
+    """Yield the objects of a file, `Damaged` for a line that is no JSON or no UTF-8.
 
     Raises:
         PipelineError: the file can't be read.
@@ -188,13 +206,14 @@ def read_objects(path: Path) -> Iterator[Line]:
     for number, raw in enumerate(read_bytes(path).split(b"\n"), start=1):
         try:
             text, streamed = _content(raw.decode().strip().removeprefix("\ufeff"))
-            while text and text != "[DONE]":  # `curl` ends an answer without a newline
-                value, end = decoder.raw_decode(text)
+            at = 0
+            while at < len(text) and text[at : at + 7] != "[DONE]":  # `curl` writes no newlines
+                value, end = decoder.raw_decode(text, at)
                 for item in value if isinstance(value, list) else [value]:
                     yield number, item, streamed
-                text = text[end:].strip()
+                at = SPACE.match(text, end).end()  # type: ignore[union-attr]
         except (ValueError, RecursionError):
-            yield number, DAMAGED, False
+            yield number, Damaged(), False
 
 
 def read_bytes(path: Path) -> bytes:

@@ -22,7 +22,9 @@ from pipeline.formats.engine_steps import Step, Token, Top, by_llama, logged_ste
 
 ZERO = -1e30  # a log-probability at most this is llama.cpp's print of a probability of 0
 MASKED = -9000.0  # and between them vLLM's print of a token that sampling took out
-FLOAT32 = 1e-6  # nats: engines compute log-probabilities of this size in float32
+FLOAT32 = 1e-6  # nats: rounding of log-probabilities of this size in float32
+TWO_PASSES = 9e-5  # nats: largest measured between two float32 passes of a model (docs/log.md)
+LEAST_ERROR = 1e-4  # nats
 ONE_PASS = 2.0**-24  # relative error of each addition of a float32 sum, llama.cpp's softmax
 SUM_ROUNDING = 1e-6  # of sums of probabilities
 OWN = 1e-3  # nats, between the emitted token's own value and that of the list
@@ -41,8 +43,9 @@ class EngineLog:
         trajectories: steps one behind the other, by their answer and its first step: an answer, or
             what lies between two steps that are left out. In the order of the file, none empty.
         k: log-probabilities of every step.
-        error: how far each may be off, nats: half a unit of the last printed digit, and the
-            rounding of the engine's float32 (`V 2^-24` for llama.cpp's sum in one pass).
+        error: how far each may be from another float32 pass of the same model, nats: the sum of
+            half a unit of the last printed digit and the larger of `TWO_PASSES` and, for
+            llama.cpp's sum in one pass, `V 2^-24`; at least `LEAST_ERROR`.
         model: its name, where it is said.
         answers: how many there were.
         excluded: what was left out, and how often.
@@ -61,11 +64,7 @@ class EngineLog:
 
 
 def read_log(
-    path: Path,
-    asked: Mapping[str, Any],
-    k: int,
-    vocab_size: int | None = None,
-    texts: dict[tuple[bytes, int], int] | None = None,
+    path: Path, asked: Mapping[str, Any], k: int, vocab_size: int | None = None
 ) -> EngineLog:
     """Read a log.
 
@@ -75,7 +74,6 @@ def read_log(
             each value may be off, nats; None takes it from how they are printed and computed.
         k: log-probabilities that are taken of a step at most.
         vocab_size: of the model; None leaves out the checks that need it.
-        texts: ids of tokens without the engine's, of another log of the same vocabulary.
 
     Raises:
         PipelineError: answers have no log-probabilities, or processed ones; values are not
@@ -99,14 +97,15 @@ def read_log(
             "stream of `data: {...}` lines"
         )
     steps = [step for part in found.values() for step in part]
-    error = asked["error"]
+    rounding = error = asked["error"]  # of one softmax, and from that of another pass
     if error is None:
-        digits = max(decimals(value) for step in steps for _, value in step.top)
-        one_pass = any(llama for _, _, llama in parts)
-        error = max(0.5 * 10.0**-digits, FLOAT32, (vocab_size or 0) * ONE_PASS * one_pass)
-    texts = {} if texts is None else texts
+        printed = 0.5 * 10.0 ** -max(decimals(value) for step in steps for _, value in step.top)
+        one_pass = any(llama for _, _, llama in parts) * (vocab_size or 0) * ONE_PASS
+        rounding = max(printed, FLOAT32, one_pass)
+        error = max(LEAST_ERROR, printed + max(TWO_PASSES, one_pass))
+    texts: dict[tuple[bytes, int], int] = {}
     numbered = _numbered(path, found, vocab_size, texts)
-    _check_sums(path, steps, error, vocab_size)
+    _check_sums(path, steps, rounding, vocab_size)
     missed = [step.top[0][1] for step in steps if step.top[0][0] != step.emitted]
     # greedy answers always emit their argmax; sampled ones miss N with probability prod (1 - p0)
     all_missed = np.log1p(-np.exp(np.minimum(missed, -1e-12))).sum()

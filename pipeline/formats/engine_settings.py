@@ -6,6 +6,8 @@ names the sources.
 
 from __future__ import annotations
 
+import json
+import shlex
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from string import Template
@@ -13,21 +15,21 @@ from typing import Any
 
 from analysis.rules import Rule
 from pipeline.execution.runner import shown
+from pipeline.gguf_models.source import converted, source
 from pipeline.store.node import slug
 
 Setting = Callable[[int], dict[str, Any] | None]  # at a draft length, as `setting_text` takes it
 
-# dial: the engine's rule and the range of its parameter, from strict; None: nothing to turn.
+# rule: whose parameter it has, with a range in `ranges` of the configuration; None: strict greedy.
 # strict: the parameter at whose strict end nothing is relaxed; of Medusa, alpha relaxes still.
 # drafters: what the engine calls a drafter that is a language model, and a head.
 # text: what is written, into a file with this suffix. differs: from the rule here.
 ENGINES: dict[str, dict[str, Any]] = {
     "vllm": {
-        "dial": None,
+        "rule": None,
         "drafters": ("draft_model", "eagle3"),
         "suffix": "sh",
-        "text": "vllm serve $target --speculative-config '"
-        '{"method": "$kind", "model": "$drafter", "num_speculative_tokens": $length}\'',
+        "text": "vllm serve $target --speculative-config $config",
         "differs": (
             "vLLM has no rule with a threshold: at temperature 0 it is strict greedy, above it is "
             "lossless sampling. Only the draft length is set.",
@@ -37,7 +39,7 @@ ENGINES: dict[str, dict[str, Any]] = {
         ),
     },
     "sglang": {
-        "dial": {"rule": "absolute", "theta": [0.9999, 0.0001]},
+        "rule": "absolute",
         "strict": "theta",
         "drafters": ("STANDALONE", "EAGLE3"),
         "suffix": "sh",
@@ -59,7 +61,7 @@ ENGINES: dict[str, dict[str, Any]] = {
         ),
     },
     "tensorrt_llm": {
-        "dial": {"rule": "topm_additive", "m": 10, "t": [0.0, 1.0], "convention": "rank"},
+        "rule": "topm_additive",
         "strict": "t",
         "drafters": ("", ""),
         "suffix": "yaml",
@@ -74,13 +76,12 @@ ENGINES: dict[str, dict[str, Any]] = {
         "differs": (
             "TensorRT-LLM accepts p >= p0 - delta, and only inside the thinking phase; elsewhere "
             "it is strict greedy. The drafts are those of MTP layers: the draft length is theirs.",
-            "Its documents define delta once as a gap of probabilities, as here, and once of their "
-            "logarithms. Look at your version: if it is the second, p >= p0 exp(-delta), solve "
-            "topm_multiplicative, and delta = -log(alpha).",
+            "delta is a gap of probabilities, as here: what the kernel gets is a softmax, though "
+            "its variables are called gen_logprobs.",
         ),
     },
     "medusa": {
-        "dial": {"rule": "typical", "eps0": [0.9999, 0.0001], "delta0": 0.3},
+        "rule": "typical",
         "drafters": ("", ""),
         "suffix": "py",
         "text": """model.medusa_generate(input_ids, sampling="typical", temperature=$temperature,
@@ -91,7 +92,7 @@ ENGINES: dict[str, dict[str, Any]] = {
         ),
     },
     "llama_cpp": {
-        "dial": None,
+        "rule": None,
         "drafters": ("", ""),
         "suffix": "sh",
         "text": "llama-server -m $target -md $drafter --spec-draft-n-max $length "
@@ -134,6 +135,7 @@ def setting_text(
     measured: list[str],
     *,
     rule: Rule,
+    strictest: Rule | None,
     draft_length: int,
     target: str,
     drafter: str | None,
@@ -145,9 +147,10 @@ def setting_text(
     Args:
         engine: a key of `ENGINES`.
         measured: sentences.
-        rule: solved, of the class of the engine's dial.
+        rule: solved, of the engine's range.
+        strictest: the strict end of that range; None where the engine has none.
         draft_length: drafted tokens a call.
-        target: a directory or a hub id.
+        target: a directory, a hub id or a GGUF file.
         drafter: likewise; None where the study has none: DRAFTER is to be replaced.
         head: whether the drafter is a head on the target's hidden states.
         temperature: of the certified distribution.
@@ -155,26 +158,47 @@ def setting_text(
     about = ENGINES[engine]
     said = [*measured, *(f"Differs: {text}" for text in about["differs"])]
     name = about.get("strict")
-    if name is not None and rule.parameters[name] == about["dial"][name][0]:
+    if name is not None and strictest and rule.parameters[name] == strictest.parameters[name]:
         said.append(
             f"{name} = {rule.parameters[name]:g} is the strict end and relaxes nothing, ties "
             "apart: strict greedy decoding suffices, without this rule."
         )
-    values = setting_values(engine, rule, target, drafter or "DRAFTER", head, temperature)
-    values |= {"length": str(draft_length), "length_and_own": str(draft_length + 1)}
+    values = setting_values(
+        engine, rule, target, drafter or "DRAFTER", head, temperature, draft_length
+    )
     lines = [f"# {line}" for line in said]
     return "\n".join([*lines, Template(about["text"]).substitute(values)]) + "\n"
 
 
 def setting_values(
-    engine: str, rule: Rule, target: str, drafter: str, head: bool, temperature: float
+    engine: str,
+    rule: Rule,
+    target: str,
+    drafter: str,
+    head: bool,
+    temperature: float,
+    draft_length: int | None,
 ) -> dict[str, str]:
-    """Return what the text of an engine names, the draft length aside; args of `setting_text`."""
+    """Return the values for the text of an engine, quoted for a shell; args of `setting_text`.
+
+    Without a draft length the placeholders $length and $length_and_own stay.
+    """
+    model, kind = loadable(drafter), ENGINES[engine]["drafters"][head]
+    length = "$length" if draft_length is None else str(draft_length)
+    config = f'"method": "{kind}", "model": {json.dumps(model)}, "num_speculative_tokens": {length}'
     given = rule.parameters.items()
-    numbers = {name: f"{value:g}" for name, value in given if isinstance(value, int | float)}
-    return numbers | {
-        "target": target,
-        "drafter": drafter,
-        "kind": ENGINES[engine]["drafters"][head],
+    values = {name: f"{value:g}" for name, value in given if isinstance(value, int | float)} | {
+        "target": shlex.quote(loadable(target)),
+        "drafter": shlex.quote(model),
+        "kind": kind,
+        "config": shlex.quote(f"{{{config}}}"),
         "temperature": f"{temperature:g}",
+        "length": length,
     }
+    return values if draft_length is None else values | {"length_and_own": str(draft_length + 1)}
+
+
+def loadable(path: str) -> str:
+    """Return what an engine can load of a model: the directory made from a package, else itself."""
+    made = converted(path) if source(path, "path") else None
+    return path if made is None else str(made)

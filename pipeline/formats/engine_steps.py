@@ -8,7 +8,7 @@
 | native | llama.cpp | completion_probabilities[].top_logprobs |
 | native | SGLang | meta_info: output_token_logprobs, output_top_logprobs; input_... of the prompt |
 
-docs/engine_logs.md names the sources. A token is an id where the engine gives one, else its bytes
+docs/log.md names the sources. A token is an id where the engine gives one, else its bytes
 and which of the equal ones of its step it is.
 """
 

@@ -1,70 +1,101 @@
 """The rows of a source of prompts, and what each asks: its text, name, and the user's later turns.
 
-A source is JSON Lines, Parquet or plain text, each file by its exact path. Rows are read when they
-are asked for: of a large data set few are looked at. A .txt file is one row, the whole text of
-which is the prompt.
+A source is JSON Lines, Parquet or plain text, each file by its exact path. Parquet is read by
+`datasets`; lines are parsed when they are asked for, so that an error names its line. A .txt file
+is one row, the whole text of which is the prompt.
 """
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import json
-import re
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache, partial
 from itertools import accumulate
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
 from pipeline.errors import PipelineError, first_line
-from pipeline.store.identity import READERS, hub_files, local_path, split_patterns
+from pipeline.store.hub import hub_files, matching
+from pipeline.store.identity import READERS, local_path
 
-GROUPS = 16  # row groups of a Parquet file that are held
+CARD = "README.md"  # of a data set; its `configs` name the files of each split
 EXAMPLE = '{"text": "Hi"}'  # of a row
 
 RowReader = tuple[int, Callable[[int], tuple[Any, str]]]  # how many; reads one, and where it stands
 
 
-def source_files(path: str, commit: str | None, split: str | None) -> list[Path]:
+def source_files(
+    path: str, commit: str | None, split: str | None, *, check: bool = False
+) -> list[Path]:
     """Return the files of a source, fetched from the hub when it is not local.
 
     Args:
         path: a file, a directory or a hub id.
         commit: the commit of a hub data set.
-        split: a part of it: files `<split>.*`, `<split>-*` or below `<split>/`; None is all.
+        split: a part of it, whose files the card's `configs` name; where it has none, the files
+            or folders `<split>.*`, `<split>-*` and `<split>`. None is all files.
+        check: check hashes also of files that were fetched before.
 
     Raises:
         PipelineError: there is no such file, or the files are not all of one format.
     """
-    root = local_path(path)
-    if root is None:
-        root = hub_files(path, commit, split_patterns(split), "prompts.source", "dataset")
-    found = (
-        [root]
-        if root.is_file()
-        else sorted(
-            file
-            for file in root.rglob("*")
-            if file.suffix in READERS
-            and (split is None or _in_split(file.relative_to(root), split))
-        )
-    )
-    kinds = {file.suffix for file in found}
+    root, key = local_path(path), "prompts.source"
+    if root is not None and root.is_file():
+        files, kinds = [root], {root.suffix}
+    else:
+        place = root or hub_files(path, commit, [CARD], key, "dataset", optional=True)
+        patterns = split_patterns(place, split)
+        if root is None:
+            place = hub_files(path, commit, patterns, key, "dataset", check=check)
+        files = matching(place, patterns)
+        kinds = {file.suffix for file in files}
     if len(kinds) != 1 or not kinds <= set(READERS):
         raise PipelineError(
             f"prompts.source={path}: expected {' or '.join(READERS)} files, all of one kind"
             + (f", of the split prompts.split={split}" if split else "")
             + f"; found {', '.join(sorted(kinds)) or 'none'}"
         )
-    return found
+    return files
 
 
-def _in_split(file: Path, split: str) -> bool:
-    return file.parent.name == split or re.match(rf"{re.escape(split)}[-.]", file.name) is not None
+def split_patterns(root: Path, split: str | None) -> list[str]:
+    """Return the patterns of the files of a split, in which * crosses folders.
+
+    Raises:
+        PipelineError: the card in `root` names splits, and not this one.
+    """
+    if split is None:
+        return [f"*{suffix}" for suffix in READERS]
+    if splits := _card_splits(root / CARD):
+        if split not in splits:
+            raise PipelineError(
+                f"prompts.split={split}: the data set has no such split: give one of "
+                f"{', '.join(splits)}"
+            )
+        return splits[split]
+    part = glob.escape(split)
+    names = [f"{part}{rest}{suffix}" for rest in ("", ".*", "-*", "/*") for suffix in READERS]
+    return [*names, *(f"*/{name}" for name in names)]
+
+
+def _card_splits(card: Path) -> dict[str, list[str]]:
+    """Return the patterns of each split that a card names, of the default configuration first."""
+    from huggingface_hub import metadata_load
+
+    data = metadata_load(card) if card.is_file() else None
+    configs = [c for c in (data or {}).get("configs") or [] if isinstance(c, Mapping)]
+    configs.sort(key=lambda c: not c.get("default", c.get("config_name") == "default"))
+    splits: dict[str, list[str]] = {}
+    for config in configs:
+        files = config.get("data_files")
+        for entry in files if isinstance(files, list) else []:
+            if isinstance(entry, Mapping) and {"split", "path"} <= set(entry):
+                paths = entry["path"] if isinstance(entry["path"], list) else [entry["path"]]
+                splits.setdefault(str(entry["split"]), [str(path) for path in paths])
+    return splits
 
 
 class Source:
@@ -76,8 +107,8 @@ class Source:
         Raises:
             PipelineError: one can't be read, or there are no rows.
         """
-        kinds = {".jsonl": lambda path: [json_lines(path)], ".parquet": _parquet, ".txt": _text}
-        self._parts: list[RowReader] = [part for file in files for part in kinds[file.suffix](file)]
+        kinds = {".jsonl": json_lines, ".parquet": _parquet, ".txt": _text}
+        self._parts: list[RowReader] = [kinds[file.suffix](file) for file in files]
         self.text = files[0] if files[0].suffix == ".txt" else None  # one prompt each
         self._ends = list(accumulate((size for size, _ in self._parts), initial=0))
         if not len(self):
@@ -125,35 +156,43 @@ def json_lines(path: Path, key: str = "prompts.source", example: str = EXAMPLE) 
     return len(lines), read
 
 
-def _parquet(path: Path) -> list[RowReader]:
-    """Return the rows of each row group of a .parquet file; some groups are held."""
+def _parquet(path: Path) -> RowReader:
+    """Return the rows of a .parquet file, by the builder of `datasets`.
 
-    def unreadable(error: Exception) -> PipelineError:
-        return PipelineError(
-            f"prompts.source: {path} is no Parquet file that can be read: {first_line(error)}. "
-            "Fetch or write it again"
-        )
+    Its copy of the file is made anew each time, and is gone with the rows: a copy that it keeps is
+    known by the file's time alone.
+    """
+    import pyarrow.dataset
+    import pyarrow.parquet as pq
+    from datasets import disable_progress_bars, load_dataset
+    from datasets.utils.logging import CRITICAL, set_verbosity
 
-    def read(group: int, at: int) -> tuple[Any, str]:
-        try:
-            [row] = group_of(group).slice(at, 1).to_pylist()
-        except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-            raise unreadable(error) from error
-        return row, str(path)
-
+    disable_progress_bars()
+    set_verbosity(CRITICAL)  # errors are raised, too
+    checked = pyarrow.dataset.ParquetFragmentScanOptions(page_checksum_verification=True)
     try:
-        file = pq.ParquetFile(path, page_checksum_verification=True)
-    except (pa.ArrowException, OSError) as error:
-        raise unreadable(error) from error
-    group_of = lru_cache(GROUPS)(file.read_row_group)
-    groups = range(file.metadata.num_row_groups)
-    return [(file.metadata.row_group(at).num_rows, partial(read, at)) for at in groups]
+        if not pq.read_metadata(path).num_rows:  # the builder refuses such a file
+            return 0, lambda _: ({}, str(path))
+        with TemporaryDirectory() as copy:  # mapped into memory, so it can be removed
+            rows = load_dataset(
+                "parquet",
+                data_files={"rows": glob.escape(str(path))},
+                split="rows",
+                cache_dir=copy,
+                fragment_scan_options=checked,
+            )
+    except Exception as error:  # it raises many kinds, with what is wrong as their cause
+        raise PipelineError(
+            f"prompts.source: {path} is no Parquet file that can be read: "
+            f"{first_line(error.__cause__ or error)}. Fetch or write it again"
+        ) from error
+    return len(rows), lambda at: (rows[at], str(path))
 
 
-def _text(path: Path) -> list[RowReader]:
+def _text(path: Path) -> RowReader:
     """Return the one row of a .txt file, without the newlines at its end."""
     text = read_text(path).rstrip("\r\n")
-    return [(1, lambda _: ({"text": text}, str(path)))]
+    return 1, lambda _: ({"text": text}, str(path))
 
 
 def read_text(path: Path, key: str = "prompts.source") -> str:

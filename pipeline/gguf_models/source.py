@@ -22,7 +22,7 @@ from pipeline.paths import OUTPUTS, ROOT
 from pipeline.store.durable import file_digest, put, read_sealed, sync, write_sealed
 
 MODELS = OUTPUTS / "models"
-VERSION = 1  # of the conversion: bump it when what is written changes
+VERSION = 1  # of the conversion: raise it when weights or token ids change
 ORIGIN = "origin.json"
 SCHEME = "package:"
 FORM = "package:NAME==VERSION/FILE.gguf#sha256=HEX[&model=OWNER/NAME]"
@@ -103,6 +103,8 @@ def directory(path: str, key: str) -> Path | None:
                     return place
                 print(f"{place} {why}: it is made again", flush=True)
             _make(found, sha256, place)
+    except BrokenPipeError:
+        raise
     except OSError as error:
         raise PipelineError(
             f"{key}={path} can't be converted in {MODELS}: {error.strerror or first_line(error)}"

@@ -29,7 +29,8 @@ from pipeline.models.heads.hidden_drafter import HiddenDrafter
 from pipeline.models.language_model import Head, LanguageModel
 from pipeline.models.passes import check_cached_steps
 from pipeline.models.prompt_tokens import check_same_tokens
-from pipeline.store.identity import MODEL_FILES, TOKENIZER_FILES, hub_files, local_path
+from pipeline.store.hub import MODEL_FILES, hub_files
+from pipeline.store.identity import TOKENIZER_FILES, local_path
 
 
 def load_model(config: Mapping[str, Any], settings: Mapping[str, Any], key: str) -> LanguageModel:

@@ -103,7 +103,7 @@ def encode(
 
 
 def encode_chat(
-    tokenizer: Any, messages: Sequence[Mapping[str, str]], *, enable_thinking: bool
+    tokenizer: Any, messages: Sequence[Mapping[str, Any]], *, enable_thinking: bool
 ) -> list[int]:
     """Return the tokens of messages by the chat template, up to where the next answer begins.
 

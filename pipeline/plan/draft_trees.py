@@ -3,25 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
-from analysis.fields import check_fields, check_keys, from_mapping, key_missing, ranged, refused
+from analysis.fields import check_keys, key_missing, ranged, refused
 from analysis.trees import topology
 from analysis.trees.optimal import optimal
 from analysis.trees.topology import Growth, Topology
 
 Numbers = tuple[float, ...]
 VECTOR = "acceptance"  # the key whose value is a list of numbers
+WIDE = ("width", "nodes")  # keys that a shape takes or not
 MOST_NODES = 4096  # of a tree: a verification reads them all
 MOST_GROWN = 256  # of a tree that each call grows: nothing of it is made once for all calls
 FEW = f"an integer from 1 to {MOST_NODES}"
 
 
 def fits(value: int | None) -> bool:
-    """Say whether a tree may have so many nodes, levels or siblings; None is open."""
+    """Whether a tree may have so many nodes, levels or siblings; None is open."""
     return value is None or 1 <= value <= MOST_NODES
+
+
+def is_shape(name: str) -> bool:
+    """Whether a kind of tree has this name."""
+    return name in SHAPES
+
+
+def are_rates(values: Any) -> bool:
+    """Whether values are numbers, at least one; None is open."""
+    return values is None or (
+        isinstance(values, tuple)
+        and len(values) > 0
+        and all(type(value) in (int, float) for value in values)
+    )
 
 
 @dataclass(frozen=True)
@@ -29,23 +44,43 @@ class DraftTree:
     """The shape of a method's drafts as configured, without its draft length.
 
     Attributes:
-        name: one of SHAPES.
+        shape: one of SHAPES.
         width: children of a token (batch, symmetric); of a dynamic tree also tokens with children.
         nodes: drafted tokens (optimal, dynamic).
         acceptance: R over sibling indices (optimal); None is that of stage drafts.
         measured: whether stage drafts measured it.
     """
 
-    name: str
+    shape: str = ranged("one of sequence, batch, symmetric, spec_infer, optimal, dynamic", is_shape)
     width: int | None = ranged(FEW, fits, default=None)
     nodes: int | None = ranged(FEW, fits, default=None)
-    acceptance: Numbers | None = None
-    measured: bool = False
+    acceptance: Numbers | None = ranged("a list of numbers", are_rates, default=None)
+    measured: bool = field(default=False, metadata={"configured": False})
+
+    def __post_init__(self) -> None:
+        """Take a number for a list of one."""
+        if isinstance(self.acceptance, int | float | list):
+            rates = self.acceptance if isinstance(self.acceptance, list) else [self.acceptance]
+            numbers = (float(rate) if type(rate) is int else rate for rate in rates)
+            object.__setattr__(self, "acceptance", tuple(numbers))
+
+    def check_keys(self, where: str) -> None:
+        """Check that the keys that are given are those of the shape.
+
+        Raises:
+            FieldError: a key is missing, or belongs to another shape.
+        """
+        keys, name = SHAPES[self.shape][0], f"tree: {self.shape}"
+        given = [key for key in (*WIDE, VECTOR) if getattr(self, key) is not None]
+        check_keys(given, keys, f"{where}.", name)
+        for key in WIDE:
+            if key in keys and key not in given:
+                raise key_missing(key, f"{where}.", f"{name} takes it")
 
     @property
     def needs_drafts(self) -> bool:
         """Whether its shape is not known yet: it depends on what stage drafts measured."""
-        return "acceptance" in SHAPES[self.name][0] and self.acceptance is None
+        return "acceptance" in SHAPES[self.shape][0] and self.acceptance is None
 
     def with_rates(self, acceptance: Sequence[float]) -> DraftTree:
         """Return it with the acceptance that stage drafts measured."""
@@ -56,7 +91,7 @@ class DraftTree:
         """The shape as printed, without its depth."""
         rates = " ".join(f"{rate:g}" for rate in self.acceptance or ())
         given = f", R = {rates}" if rates and not self.measured else ""
-        return SHAPES[self.name][1].format(width=self.width, nodes=self.nodes) + given
+        return SHAPES[self.shape][1].format(width=self.width, nodes=self.nodes) + given
 
     @lru_cache  # noqa: B019  frozen; what is optimal takes k^3 steps
     def topology(self, draft_length: int) -> Topology | Growth:
@@ -67,21 +102,21 @@ class DraftTree:
         """
         if not fits(draft_length):
             raise refused("draft_length", draft_length, FEW)
-        found = SHAPES[self.name][2](self, draft_length)
-        if not fits(len(found)):
+        tree = SHAPES[self.shape][2](self, draft_length)
+        if not fits(len(tree)):
             raise ValueError(
-                f"the tree ({self.shown}) of draft_length={draft_length} has {len(found)} tokens: "
+                f"the tree ({self.shown}) of draft_length={draft_length} has {len(tree)} tokens: "
                 f"give one with 1 to {MOST_NODES}"
             )
-        return found.by_level() if isinstance(found, Topology) else found
+        return tree.by_level() if isinstance(tree, Topology) else tree
 
     def to_mapping(self) -> dict[str, Any]:
-        """Return what was configured, as plain values: what identifies it."""
-        given = {key: getattr(self, key) for key in SHAPES[self.name][0]}
+        """Return the configured keys as plain values; they identify the tree."""
+        given = {key: getattr(self, key) for key in SHAPES[self.shape][0]}
         if self.measured or self.needs_drafts:
             del given["acceptance"]
         lists = {key: list(value) for key, value in given.items() if isinstance(value, tuple)}
-        return {"tree": self.name, **given, **lists}
+        return {"tree": self.shape, **given, **lists}
 
 
 def _batch(tree: DraftTree, draft_length: int) -> Topology:
@@ -100,10 +135,10 @@ def _symmetric(tree: DraftTree, draft_length: int) -> Topology:
 def _dynamic(tree: DraftTree, draft_length: int) -> Growth:
     if (tree.nodes or 0) > MOST_GROWN:
         raise refused("nodes", tree.nodes, f"an integer from 1 to {MOST_GROWN}")
-    found = Growth(tree.width or 0, tree.nodes or 0, draft_length)
-    if found.read > MOST_NODES:
+    growth = Growth(tree.width or 0, tree.nodes or 0, draft_length)
+    if growth.read > MOST_NODES:
         raise refused("width", tree.width, f"at most {MOST_NODES} nodes with children in all")
-    return found
+    return growth
 
 
 DYNAMIC = "dynamic"  # the tree whose nodes each call chooses
@@ -120,33 +155,3 @@ SHAPES: Mapping[str, tuple[tuple[str, ...], str, Callable[[DraftTree, int], Topo
     ),
     DYNAMIC: (("width", "nodes"), "dynamic, {width} wide, {nodes} nodes", _dynamic),
 }
-KEYS = ("tree", *dict.fromkeys(key for keys, *_ in SHAPES.values() for key in keys))
-
-
-def build_tree(mapping: Mapping[str, Any], where: str) -> DraftTree:
-    """Return the tree of an entry of `decoding.methods` from those of its keys that are about it.
-
-    Raises:
-        FieldError: the shape or a key is not known, or a value has the wrong type or range.
-    """
-    name = mapping["tree"]
-    if not isinstance(name, str) or name not in SHAPES:
-        raise refused(f"{where}.tree", name, f"one of {', '.join(SHAPES)}")
-    keys = SHAPES[name][0]
-    given = {key: value for key, value in mapping.items() if key != "tree"}
-    check_keys(given, keys, f"{where}.", f"tree: {name}")
-    for key in keys:
-        if key not in given and key != "acceptance":
-            raise key_missing(key, f"{where}.", f"tree: {name} takes it")
-    if VECTOR in given:
-        given[VECTOR] = _numbers(given[VECTOR], f"{where}.{VECTOR}")
-    tree = from_mapping(DraftTree, {"name": name, **given}, f"{where}.", "tree")
-    check_fields(tree, f"{where}.")
-    return tree
-
-
-def _numbers(value: Any, key: str) -> Numbers:
-    numbers = value if isinstance(value, list) else [value]
-    if not numbers or not all(type(one) in (int, float) for one in numbers):
-        raise refused(key, value, "a list of numbers")
-    return tuple(float(one) for one in numbers)

@@ -18,7 +18,7 @@ from pipeline.errors import PipelineError
 from pipeline.gguf_models.source import source
 from pipeline.plan.composition import settings_of
 from pipeline.plan.explain import noted, say
-from pipeline.plan.slices import build_rules
+from pipeline.plan.slices import build_rules, rules_by_name
 from pipeline.plan.stage import Request, Stage
 from pipeline.store.artifacts import Store
 from pipeline.store.identity import Identities, local_path
@@ -56,6 +56,9 @@ def prepare(composed: DictConfig) -> tuple[Config, dict[str, list[Node]], Store]
     identities = Identities(store.root / ".identities.json")
     with noted(problems):
         rules = build_rules(config.criteria)
+    named: dict[str, list[Rule]] = {}
+    with noted(problems):
+        named = rules_by_name(config, rules)
     if not config.targets:
         raise PipelineError(
             "no target: add target=mini_large, or target=local "
@@ -63,13 +66,17 @@ def prepare(composed: DictConfig) -> tuple[Config, dict[str, list[Node]], Store]
         )
     if config.stage not in STAGES:
         say(problems)
-    request = Request(config, rules, identities, frozenset(_closure(config.stage)), store.has)
+    request = Request(
+        config, rules, named, identities, frozenset(_closure(config.stage)), store.has
+    )
     for stage in STAGES.values():
         with noted(problems):
             stage.check(request)
     for key, model in models_named(config).items():
         with noted(problems):
             source(model.path, key) or local_path(model.path, key)
+    if not named:  # the rules are wrong: nothing that takes them can be planned
+        say(problems)
     try:
         with noted(problems):
             for stage in STAGES.values():

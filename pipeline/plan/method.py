@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
 from analysis import rules
 from analysis.beyond.clip import FAMILIES
-from analysis.fields import check_keys, key_missing, ranged, refused
+from analysis.fields import from_mapping, part, ranged
 from analysis.rules import Rule, StrictGreedy, Tree
 from analysis.trees.topology import Growth, Topology
-from pipeline.plan.draft_trees import DraftTree, build_tree
+from pipeline.plan.draft_trees import DraftTree
 
 DRAFTERS = {
     "model": "",
@@ -31,30 +30,44 @@ SAMPLINGS = {
     BUDGET: "budget sampling",
 }
 MEASURES = ("max_q", "entropy")
-BUDGETS = {  # keys of sampling: budget, one of them: the least value, and what the value is
-    "c1": (1.0, "how much more than under the target a token may be emitted"),
-    "ratio": (1.0, "c1 / c2, where c2 is how much less"),
-    **dict.fromkeys(FAMILIES, (0.0, "the most that D(r || p) of a step may be")),
-}
-DRAFTING = ("drafting", "threshold")  # keys of an entry
+LEAST = {"c1": 1.0, "ratio": 1.0} | dict.fromkeys(FAMILIES, 0.0)  # limit of a budget
 
 
-def read_drafting(mapping: Mapping[str, Any], where: str) -> tuple[str, float]:
-    """Return the rule for stopping from those keys of an entry that are about it.
+@dataclass(frozen=True)
+class Stopping:
+    """When a drafter stops before the draft length.
 
-    Raises:
-        FieldError: the measure or a key is not known or missing, or a value out of range.
+    Attributes:
+        measure: of its next token: max_q, its largest probability, or entropy, in nats.
+        threshold: which max_q must exceed, and entropy stay below; else the draft ends.
     """
-    check_keys(mapping, DRAFTING, where, "drafting")
-    measure, allowed = mapping["drafting"], "a number of at least 0"
-    if measure not in MEASURES:
-        raise refused(f"{where}drafting", measure, f"one of {', '.join(MEASURES)}")
-    if "threshold" not in mapping:
-        raise key_missing("threshold", where, f"give {allowed}")
-    threshold = mapping["threshold"]
-    if type(threshold) not in (int, float) or not 0 <= threshold < math.inf:
-        raise refused(f"{where}threshold", threshold, allowed)
-    return measure, float(threshold)
+
+    measure: str = ranged(f"one of {', '.join(MEASURES)}", lambda value: value in MEASURES)
+    threshold: float = ranged("a number of at least 0", lambda value: value >= 0)
+
+    @property
+    def shown(self) -> str:
+        """The condition as printed."""
+        return f"{self.measure} threshold={self.threshold:g}"
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How far `sampling: budget` may depart from the target at a step.
+
+    Attributes:
+        measure: c1, how much more than under the target a token may be emitted; ratio, c1 / c2,
+            where c2 is how much less; or a divergence D(r || p) of what is emitted.
+        limit: of it: at least 1 for c1 and ratio, at least 0 for a divergence.
+    """
+
+    measure: str = ranged(f"one of {', '.join(LEAST)}", lambda value: value in LEAST)
+    limit: float = ranged("a number of at least 0", lambda value: value >= 0)
+
+    @property
+    def shown(self) -> str:
+        """The limit as printed."""
+        return f"{self.measure}={self.limit:g}"
 
 
 @dataclass(frozen=True)
@@ -63,39 +76,37 @@ class Method:
 
     Attributes:
         drafter: model, prompt_lookup, lookup_first, or none for the baseline.
-        rule: the acceptance rule, None for the baseline and for sampling alone.
-        sampling: speculative, races or block, None for a rule alone; of a baseline, how the
-            target chooses: races by the race of the drafting methods, None otherwise.
         draft_length: drafted tokens a call, of a tree in a row; 0 for the baseline.
-        budget: a key of BUDGETS and its value, of sampling: budget.
-        model_length: those of the model where look-up finds nothing; None is draft_length.
+        rule: the acceptance rule, None for the baseline and for sampling alone.
+        sampling: the sampling scheme, None for a rule alone. A baseline has races if its methods
+            race, so that its tokens come from the same race.
         temperature: 0 is greedy.
         tree: the shape of its drafts; None is a chain.
-        drafting: a measure of the drafter's next token, max_q (its largest probability) or entropy
-            (nats), and the threshold that it must exceed, or stay below; else the draft ends. None
-            is never.
+        drafting: when the drafter stops before the draft length; None is never.
         top_p: which of the most probable tokens target and drafter may choose; 1 is all.
         top_k: likewise, before top_p; 0 is all.
+        model_length: tokens drafted by the model where look-up finds nothing; None is draft_length.
+        budget: of `sampling: budget`.
     """
 
     drafter: str = ranged(f"one of {', '.join(DRAFTERS)}", lambda value: value in DRAFTERS)
-    rule: Rule | None = ranged("a rule, or null", lambda _: True)  # noqa: RUF009
-    sampling: str | None = ranged(
-        f"one of {', '.join(SAMPLINGS)}", lambda value: value in (None, *SAMPLINGS)
-    )
     draft_length: int = ranged(
         "an integer of at least 1; the autoregressive baseline is always decoded",
         lambda value: value >= 1,
     )
-    temperature: float = ranged("a number of at least 0", lambda value: value >= 0)
-    tree: DraftTree | None = None
-    drafting: tuple[str, float] | None = None
+    rule: Rule | None = None
+    sampling: str | None = ranged(
+        f"one of {', '.join(SAMPLINGS)}", lambda value: value in (None, *SAMPLINGS), default=None
+    )
+    temperature: float = ranged("a number of at least 0", lambda value: value >= 0, default=0.0)
+    tree: DraftTree | None = part(DraftTree)
+    drafting: Stopping | None = part(Stopping)
     top_p: float = ranged("a number in (0, 1]", lambda value: 0 < value <= 1, default=1.0)
     top_k: int = ranged("an integer of at least 0", lambda value: value >= 0, default=0)
     model_length: int | None = ranged(
         "an integer of at least 1", lambda value: value is None or value >= 1, default=None
     )
-    budget: tuple[str, float] | None = None
+    budget: Budget | None = part(Budget)
 
     @property
     def topology(self) -> Topology | Growth | None:
@@ -117,10 +128,10 @@ class Method:
     def name(self) -> str:
         """The method as printed in lines, without draft length and temperature."""
         if self.drafter == "none":
-            law = BASELINE + (f" ({SAMPLINGS[RACES]})" if self.sampling == RACES else "")
+            scheme = BASELINE + (f" ({SAMPLINGS[RACES]})" if self.sampling == RACES else "")
         else:
-            law = self.rule.label if self.rule is not None else SAMPLINGS[str(self.sampling)]
-        return law + "".join(f" ({part})" for part in self._parts) + self._cut
+            scheme = self.rule.label if self.rule is not None else SAMPLINGS[str(self.sampling)]
+        return scheme + "".join(f" ({text})" for text in self._parts) + self._cut
 
     @property
     def title(self) -> str:
@@ -133,35 +144,28 @@ class Method:
     def scheme(self) -> str:
         """How drafts are verified, as in a sentence: drafter and draft lengths are left out."""
         if self.rule is None:
-            law = SAMPLINGS.get(str(self.sampling), BASELINE)
-            return law + "".join(f" ({part})" for part in self._details) + self._cut
+            name = SAMPLINGS.get(str(self.sampling), BASELINE)
+            return name + "".join(f" ({text})" for text in self._details) + self._cut
         title = self.rule.title
         is_name = title[:2].isupper() or title.startswith("Medusa")
-        law = title if is_name else title[:1].lower() + title[1:]
-        return ", ".join([law, *self._details]) + self._cut
+        name = title if is_name else title[:1].lower() + title[1:]
+        return ", ".join([name, *self._details]) + self._cut
 
     @property
     def _parts(self) -> list[str]:
-        """What is printed behind the law: the drafter, and how it drafts."""
+        """The drafter and how it drafts, printed behind the rule or the sampling scheme."""
         own = "" if self.model_length is None else f"model drafts {self.model_length}"
-        return [part for part in (DRAFTERS.get(self.drafter, ""), own) if part] + self._details
+        return [text for text in (DRAFTERS.get(self.drafter, ""), own) if text] + self._details
 
     @property
     def _details(self) -> list[str]:
-        """What sets a method apart beside its law, its drafter and its draft lengths."""
-        details = []
-        if self.budget is not None:
-            details.append("{}={:g}".format(*self.budget))
+        """Budget, tree and stopping: beside the scheme, the drafter and the draft lengths."""
+        details = [] if self.budget is None else [self.budget.shown]
         if self.tree is not None and not isinstance(self.rule, Tree):
             details.append(self.tree.shown)
         if self.drafting is not None:
-            details.append(f"drafting {self.stopping}")
+            details.append(f"drafting {self.drafting.shown}")
         return details
-
-    @property
-    def stopping(self) -> str | None:
-        """When its drafter stops before the draft length, as printed."""
-        return None if self.drafting is None else "{} threshold={:g}".format(*self.drafting)
 
     @property
     def _cut(self) -> str:
@@ -185,31 +189,30 @@ def method_mapping(method: Method) -> dict[str, Any]:
 
     The rates that stage drafts measured for its tree are left out: artifacts determine them.
     """
-    stops = dict(zip(DRAFTING, method.drafting or (), strict=False))
-    return {
-        "drafter": method.drafter,
-        "sampling": method.sampling,
-        "draft_length": method.draft_length,
-        "temperature": method.temperature,
-        **({} if method.model_length is None else {"model_length": method.model_length}),
-        **method.truncation,
-        **dict([method.budget] if method.budget else []),
-        **({} if method.rule is None else {"rule": rules.to_mapping(method.rule)}),
-        **({} if method.tree is None else {"tree": method.tree.to_mapping()}),
-        **({"drafting": stops} if stops else {}),
-    }
+    keys = ("drafter", "sampling", "draft_length", "temperature")
+    mapping: dict[str, Any] = {key: getattr(method, key) for key in keys}
+    if method.rule is not None:
+        mapping["rule"] = rules.to_mapping(method.rule)
+    if method.model_length is not None:
+        mapping["model_length"] = method.model_length
+    mapping |= method.truncation
+    if method.tree is not None:
+        mapping |= method.tree.to_mapping()
+    if method.drafting is not None:
+        mapping |= {"drafting": method.drafting.measure, "threshold": method.drafting.threshold}
+    if method.budget is not None:
+        mapping |= {"budget": method.budget.measure, "limit": method.budget.limit}
+    return mapping
 
 
 def read_method(mapping: Mapping[str, Any]) -> Method:
-    """Return the method of a mapping; other keys are left alone, null stands for none."""
-    plain = [spec.name for spec in fields(Method) if spec.name not in (*MADE, "budget")]
-    made: dict[str, Any] = {
-        name: None if mapping.get(name) is None else make(mapping[name])
-        for name, make in MADE.items()
-    }
-    budget = next(((key, mapping[key]) for key in BUDGETS if key in mapping), None)
-    given = {name: mapping[name] for name in plain if name in mapping}
-    return Method(**given, **made, budget=budget)
+    """Return the method of a mapping; keys of something else are ignored."""
+    parts = (*fields(DraftTree)[1:], *fields(Stopping)[1:], *fields(Budget)[1:])
+    names = {spec.name for spec in (*fields(Method), *parts)}
+    given = {key: value for key, value in mapping.items() if key in names}
+    if given.get("rule") is not None:
+        given["rule"] = rules.build(given["rule"])
+    return from_mapping(Method, given, "", "method")
 
 
 def baseline(method: Method) -> Method:
@@ -219,19 +222,11 @@ def baseline(method: Method) -> Method:
     a baseline of their own; all other methods of a temperature share one, and of a truncation.
     """
     races = RACES if method.sampling == RACES else None
-    return Method(
-        "none", None, races, 0, method.temperature, top_p=method.top_p, top_k=method.top_k
-    )
+    t, top_p, top_k = method.temperature, method.top_p, method.top_k
+    return Method("none", 0, None, races, t, top_p=top_p, top_k=top_k)
 
 
 def with_baselines(methods: list[Method]) -> list[Method]:
     """Return the baselines of `methods`, coldest first and each once, and then the methods."""
-    alone = sorted({*map(baseline, methods)}, key=lambda one: (one.temperature, one.name))
+    alone = sorted({*map(baseline, methods)}, key=lambda run: (run.temperature, run.name))
     return [*alone, *methods]
-
-
-MADE: Mapping[str, Callable[[Any], Any]] = {  # fields that have mappings of their own
-    "rule": rules.build,
-    "tree": lambda one: build_tree(one, "tree"),
-    "drafting": lambda one: read_drafting(one, "drafting."),
-}

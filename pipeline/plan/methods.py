@@ -1,115 +1,214 @@
-"""Methods from the entries of `decoding.methods`: keys, ranges and valid combinations."""
+"""Methods from `decoding.methods`: named entries of a drafter, a draft length and a rule's name."""
 
 from __future__ import annotations
 
-import itertools
-import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from analysis.fields import FieldError, check_fields, check_keys, from_mapping, refused
-from analysis.rules import Prefix, Rule, Tree, build
+from analysis.fields import FieldError, alternatives, check_fields, from_mapping, nearest, refused
+from analysis.rules import Prefix, Rule, Tree
 from pipeline.errors import PipelineError
-from pipeline.plan.draft_trees import DYNAMIC, KEYS, VECTOR, DraftTree, build_tree
-from pipeline.plan.method import (
-    BLOCK,
-    BUDGET,
-    BUDGETS,
-    DRAFTING,
-    SAMPLINGS,
-    SPECULATIVE,
-    Method,
-    read_drafting,
-)
+from pipeline.plan.draft_trees import DYNAMIC, VECTOR, DraftTree
+from pipeline.plan.method import BLOCK, BUDGET, LEAST, SAMPLINGS, SPECULATIVE, Method
+from pipeline.plan.slices import CRITERIA
 
-OWN = ("drafter", "sampling", "draft_length", "model_length", "temperature", "top_p", "top_k")
+MOST_OF_CRITERIA = 64  # nodes of the tree that verifies the tree rule of `criteria`
+EXAMPLE = "{drafter: model, rule: greedy, draft_length: 4}"
+Rules = Mapping[str, Sequence[Rule]]  # by the names under which methods refer to them
 
 
 def build_methods(
-    entries: Any,
-    draft_length: int | None = None,
-    key: str = "decoding.methods",
-    measured: bool = False,
+    entries: Any, rules: Rules, draft_length: int | None = None, key: str = "decoding.methods"
 ) -> list[Method]:
-    """Return the methods of `decoding.methods`; a list as a value stands for one method each.
+    """Return the methods of `decoding.methods`; a list as a value gives one method for each item.
 
     Args:
-        entries: the list as configured.
-        draft_length: `decoding.draft_length`, in the place of every method's own; methods that
-            differ in nothing else become one. None leaves them as they are.
+        entries: by name, as configured; null is left out.
+        rules: by name. CRITERIA stands for those of `criteria`: a method of it that is decoded
+            anyway is left out.
+        draft_length: `decoding.draft_length`, which replaces the draft length of every method;
+            methods that differ in nothing else become one. None leaves them as they are.
         key: where they stand in the configuration, for errors.
-        measured: whether what stage drafts measured is at hand, for trees that depend on it.
 
     Raises:
-        PipelineError: a key, type or range is wrong, or two methods are the same.
+        PipelineError: a key, name, type or range is wrong, or two methods are the same.
     """
-    if not isinstance(entries, list) or not entries:
+    if isinstance(entries, list):
         raise PipelineError(
-            f"{key}: give a list of at least one method, for instance "
-            "{drafter: model, rule: greedy, draft_length: 7, temperature: 0}"
+            f"{key} is not a list any more: give every method a name, for instance "
+            f"+{key}.mine='{EXAMPLE}', where rule is a name of `rules` (+rules.mine={{rule: "
+            "additive, t: 0.1}}) or criteria"
         )
-    methods = []
-    for at, entry in enumerate(entries):
-        where = f"{key}[{at}]"
-        if not isinstance(entry, Mapping):
-            raise PipelineError(f"{where}={entry!r} is not allowed: give a mapping")
-        for name, value in entry.items():
-            if value == []:
-                problem = refused(f"{where}.{name}", value, "a value, or a list of at least one")
-                raise PipelineError(str(problem))
-        axes = [_alternatives(key, value) for key, value in entry.items()]
-        methods += [
-            _build(dict(zip(entry, point, strict=True)), where)
-            for point in itertools.product(*axes)
-        ]
+    named = {name: entry for name, entry in (entries or {}).items() if entry is not None}
+    if not named:
+        raise PipelineError(f"{key}: give at least one method, for instance +{key}.mine={EXAMPLE}")
+    methods: list[Method] = []
+    last = {name: entry for name, entry in named.items() if _of_criteria(entry)}
+    for name, entry in ({n: e for n, e in named.items() if n not in last} | last).items():
+        where = f"{key}.{name}"
+        try:
+            built = list(_built(entry, rules, where))
+        except FieldError as error:
+            raise PipelineError(str(error)) from error
+        if name in last:
+            built = [method for method in built if method not in methods]
+        methods += built
     for method in methods:
         if methods.count(method) > 1:
             raise PipelineError(
-                f"{key}: {method.name} with draft_length="
-                f"{method.draft_length}, temperature={method.temperature:g} is "
-                "given twice"
+                f"{key}: {method.name} with draft_length={method.draft_length}, "
+                f"temperature={method.temperature:g} is given twice"
             )
     if draft_length is not None:
-        methods = [replace(method, draft_length=draft_length) for method in methods]
-    methods = list(dict.fromkeys(methods))
+        methods = list(dict.fromkeys(_of_length(method, draft_length) for method in methods))
     for method in methods:
-        if method.needs_drafts and not measured:
-            raise PipelineError(
-                f"{key}, tree: {method.tree and method.tree.name}: the key 'acceptance' is "
-                "missing: only decoding.methods may take it from stage drafts"
-            )
-        _check_drafts(method)
+        _check_drafts(method, key)
     printed = [(method.name, method.draft_length, method.temperature) for method in methods]
-    for at, (name, length, temperature) in enumerate(printed):
-        if printed.index(printed[at]) < at:
+    for index, (name, length, temperature) in enumerate(printed):
+        if (name, length, temperature) in printed[:index]:
             raise PipelineError(
-                f"decoding.methods: two methods have one printed name, {name} with draft_length="
+                f"{key}: two methods have one printed name, {name} with draft_length="
                 f"{length}, temperature={temperature:g}: decode them in separate studies"
             )
     return methods
 
 
-def _alternatives(key: str, value: Any) -> list[Any]:
-    """Return the values of a key, one method each: a list, but of a list of numbers lists."""
-    if not isinstance(value, list):
-        return [value]
-    if key == VECTOR and not any(isinstance(one, list) for one in value):
-        return [value]
-    return value
+def _of_criteria(entry: Any) -> bool:
+    return isinstance(entry, Mapping) and entry.get("rule") == CRITERIA
 
 
-def _check_drafts(method: Method) -> None:
+def _built(entry: Any, rules: Rules, where: str) -> Iterator[Method]:
+    """Yield the methods of one entry.
+
+    Raises:
+        FieldError, PipelineError: a key, name, type or range is wrong.
+    """
+    if not isinstance(entry, Mapping):
+        raise PipelineError(f"{where}={entry!r} is not allowed: give a mapping such as {EXAMPLE}")
+    if ("rule" in entry) == ("sampling" in entry):
+        raise PipelineError(
+            f"{where}: give either rule or sampling ({', '.join(SAMPLINGS)}), not both"
+        )
+    try:
+        points = alternatives(entry, whole=[VECTOR])
+    except FieldError as error:
+        raise FieldError(f"{where}.{error}") from error
+    for point in points:
+        name = point.get("rule")
+        if name is None:
+            yield _method(point, None, where)
+            continue
+        for rule in _rules_named(name, rules, where):
+            fitted = point
+            if name == CRITERIA and isinstance(rule, Tree):
+                fitted = point | {"draft_length": _depth(rule.m, point.get("draft_length"))}
+            yield _method(fitted, rule, where)
+
+
+def _rules_named(name: Any, rules: Rules, where: str) -> Sequence[Rule]:
+    if isinstance(name, str) and name in rules:
+        return rules[name]
+    names = ", ".join(sorted(rules))
+    if isinstance(name, Mapping):
+        raise PipelineError(
+            f"{where}.rule={dict(name)} is not allowed: give a name, and the rule under it: "
+            f"+rules.NAME={dict(name)}; names are {names}"
+        )
+    raise PipelineError(
+        f"{where}.rule={name} is not a name of `rules`{nearest(str(name), rules)}: give one of "
+        f"{names}, or add it: +rules.{name}={{rule: additive, t: 0.1}}"
+    )
+
+
+def _of_length(method: Method, length: int) -> Method:
+    fitting = _depth(method.rule.m, length) if isinstance(method.rule, Tree) else length
+    return replace(method, draft_length=fitting)
+
+
+def _depth(width: int, most: Any) -> Any:
+    """Return the levels of a symmetric tree of at most MOST_OF_CRITERIA nodes, and at most `most`.
+
+    >>> [_depth(m, 4) for m in (1, 2, 4, 8, 100)]
+    [4, 4, 2, 1, 1]
+    """
+    if not isinstance(most, int):
+        return most  # reported as it stands
+    depth = 1
+    while depth < most and sum(width**level for level in range(1, depth + 2)) <= MOST_OF_CRITERIA:
+        depth += 1
+    return depth
+
+
+def _method(entry: dict[str, Any], rule: Rule | None, where: str) -> Method:
+    """Return the method of an entry without lists.
+
+    Raises:
+        FieldError, PipelineError: a key, type or range is wrong, or keys contradict each other.
+    """
+    method = from_mapping(Method, entry | {"rule": rule}, f"{where}.", "a method")
+    check_fields(method, f"{where}.")
+    if method.tree is not None:
+        method.tree.check_keys(where)
+    if rule is not None and not (rule.judges_tokens or isinstance(rule, Tree)):
+        raise PipelineError(
+            f"{where}: rule {rule.name} needs a tree of drafts, a method drafts a chain; "
+            "give another rule"
+        )
+    if isinstance(rule, Tree):
+        if method.tree is not None:
+            raise PipelineError(
+                f"{where}: rule: {entry['rule']} is greedy on a symmetric tree of width m: "
+                "leave out tree"
+            )
+        method = replace(method, tree=DraftTree("symmetric", rule.m))
+    for name, value, misfit, allowed in _misfits(method):
+        if misfit:
+            raise refused(f"{where}.{name}", value, allowed)
+    return method
+
+
+def _misfits(method: Method) -> Iterator[tuple[str, Any, bool, str]]:
+    """Yield keys that may contradict others: name, value, whether it does, and what is allowed."""
+    rule, drawn, length = method.rule, method.temperature > 0, method.model_length
+    t, nothing_drawn = method.temperature, "at temperature 0, where nothing is drawn"
+    yield ("temperature", t, rule is None and not drawn, "a number above 0: at 0 take rule: greedy")
+    yield (
+        "temperature",
+        t,
+        rule is not None and drawn and not rule.samples,
+        "0 for a rule; above 0 only mars, speculative sampling and races are defined",
+    )
+    yield "top_p", method.top_p, not drawn and method.top_p != 1, f"1 {nothing_drawn}"
+    yield "top_k", method.top_k, not drawn and method.top_k != 0, f"0 {nothing_drawn}"
+    yield (
+        "model_length",
+        length,
+        length is not None and method.drafter != "lookup_first",
+        "nothing: it is for drafter: lookup_first, where look-up finds nothing",
+    )
+    most = method.draft_length
+    yield "model_length", length, (length or 0) > most, f"at most draft_length={most}"
+    budget, limits = method.budget, f"one of {', '.join(LEAST)}, with limit"
+    yield "budget", None, method.sampling == BUDGET and budget is None, limits
+    if budget is not None:
+        only = "nothing: it is for sampling: budget"
+        yield "budget", budget.measure, method.sampling != BUDGET, only
+        least = LEAST[budget.measure]
+        yield "limit", budget.limit, budget.limit < least, f"a number of at least {least:g}"
+
+
+def _check_drafts(method: Method, key: str) -> None:
     """Check that the drafts of a method can be made so and verified.
 
     Raises:
         PipelineError: its tree can't be drafted or verified, or its drafter can't stop by itself.
     """
-    tree, rule, stops = method.tree, method.rule, method.drafting
+    tree, rule, stopping = method.tree, method.rule, method.drafting
     chained = rule is not None and not (method.lossless or isinstance(rule, Prefix))
     misfits: list[tuple[bool, str]] = []
     if tree is not None:
-        drawn_nodes = tree.name == DYNAMIC and method.sampling == SPECULATIVE
+        drawn_nodes = tree.shape == DYNAMIC and method.sampling == SPECULATIVE
         misfits += [
             (method.drafter != "model",
              f"drafter={method.drafter} drafts chains only: give drafter: model"),
@@ -121,104 +220,22 @@ def _check_drafts(method: Method) -> None:
             (chained, f"rule={rule and rule.name} judges chains only: give rule: greedy, "
              "rule: tree, rule: prefix or sampling"),
         ]  # fmt: skip
-    if stops is not None:
+    if stopping is not None:
         misfits += [
             (tree is not None or method.drafter == "prompt_lookup",
-             f"drafting: {stops[0]}: a model that drafts a chain can stop: give drafter: "
+             f"drafting: {stopping.measure}: a model that drafts a chain can stop: give drafter: "
              "model or lookup_first, and no tree"),
             (method.sampling == BLOCK, "sampling=block tests drafts of a length that is given"),
         ]  # fmt: skip
-    where = "decoding.methods" if tree is None else f"decoding.methods, tree: {tree.name}"
+    where = key if tree is None else f"{key}, tree: {tree.shape}"
     for misfit, problem in misfits:
         if misfit:
             raise PipelineError(f"{where}: {problem}")
     if tree is None:
         return
     try:
-        # where R is not known yet any will do: what is checked are sizes
-        known = tree.with_rates([1.0, *[0.0] * (tree.nodes or 0)]) if tree.needs_drafts else tree
-        known.topology(method.draft_length)
+        # sizes are checked: where R is not measured yet, any will do
+        rated = tree.with_rates([1.0, *[0.0] * (tree.nodes or 0)]) if tree.needs_drafts else tree
+        rated.topology(method.draft_length)
     except ValueError as error:
         raise PipelineError(f"{where}: {error}") from error
-
-
-def _build(entry: dict[str, Any], where: str) -> Method:
-    if ("rule" in entry) == ("sampling" in entry):
-        raise PipelineError(
-            f"{where}: give either rule or sampling ({', '.join(SAMPLINGS)}), not both"
-        )
-    own = (*OWN, *KEYS) if "tree" in entry else OWN
-    own = (*own, *DRAFTING) if "drafting" in entry else own
-    of_rule = {} if "sampling" in entry else {key: entry[key] for key in entry if key not in own}
-    of_tree = {key: entry[key] for key in entry if key in KEYS and "tree" in entry}
-    stops = {key: entry[key] for key in entry if key in DRAFTING and "drafting" in entry}
-    of_budget = {key: entry[key] for key in entry if key in BUDGETS and "sampling" in entry}
-    apart = {*of_rule, *of_tree, *stops, *of_budget}
-    plain = {key: value for key, value in entry.items() if key not in apart}
-    try:
-        check_keys(plain, OWN, f"{where}.", "sampling")
-        rule = _rule(of_rule, where) if of_rule else None
-        tree = build_tree(of_tree, where) if of_tree else None
-        if isinstance(rule, Tree):
-            if tree is not None:
-                raise PipelineError(
-                    f"{where}: rule: tree is greedy on a symmetric tree of width m: leave out tree"
-                )
-            tree = DraftTree("symmetric", rule.m)
-        stopping = read_drafting(stops, f"{where}.") if stops else None
-        parts = {"rule": rule, "tree": tree, "drafting": stopping}
-        given = from_mapping(Method, {"sampling": None, **plain, **parts}, f"{where}.", "method")
-        check_fields(given, f"{where}.")
-        drawn, length = given.temperature > 0, given.model_length
-        nothing_drawn = "at temperature 0, where nothing is drawn"
-        for name, misfit, allowed in (
-            ("temperature", rule is None and not drawn, "a number above 0: at 0 take rule: greedy"),
-            ("temperature", rule is not None and drawn and not rule.samples,
-             "0 for a rule; above 0 only mars, speculative sampling and races are defined"),
-            ("top_p", not drawn and given.top_p != 1, f"1 {nothing_drawn}"),
-            ("top_k", not drawn and given.top_k != 0, f"0 {nothing_drawn}"),
-            ("model_length", length is not None and given.drafter != "lookup_first",
-             "nothing: it is for drafter: lookup_first, where look-up finds nothing"),
-            ("model_length", (length or 0) > given.draft_length,
-             f"at most draft_length={given.draft_length}"),
-        ):  # fmt: skip
-            if misfit:
-                raise refused(f"{where}.{name}", getattr(given, name), allowed)
-        return replace(given, budget=_budget(given.sampling, of_budget, where))
-    except FieldError as error:
-        raise PipelineError(str(error)) from error
-
-
-def _budget(sampling: str | None, given: dict[str, Any], where: str) -> tuple[str, float] | None:
-    """Return what sampling: budget may spend, from its one key.
-
-    Raises:
-        FieldError: there is none or more than one, it is of another sampling, or out of range.
-    """
-    if sampling != BUDGET:
-        if given:
-            only = "nothing: it is a key of sampling: budget"
-            raise refused(f"{where}.{next(iter(given))}", next(iter(given.values())), only)
-        return None
-    if len(given) != 1:
-        known = f"one of {', '.join(BUDGETS)} beside sampling: budget"
-        raise refused(f"{where}.sampling", sampling, known)
-    ((key, value),) = given.items()
-    least, meaning = BUDGETS[key]
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not (number and least <= value < math.inf):
-        raise refused(f"{where}.{key}", value, f"a number of at least {least:g}: {meaning}")
-    return key, float(value)
-
-
-def _rule(mapping: dict[str, Any], where: str) -> Rule:
-    try:
-        rule = build(mapping)
-    except (ValueError, TypeError, ImportError) as error:
-        raise PipelineError(f"{where}: {error}") from error
-    if not (rule.judges_tokens or isinstance(rule, Tree)):
-        raise PipelineError(
-            f"{where}: rule {rule.name} needs a tree of drafts, a method drafts a chain; "
-            "give another rule"
-        )
-    return rule

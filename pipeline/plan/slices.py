@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from analysis.fields import FieldError, check_fields, from_mapping, nearest, ranged
 from analysis.report.text import mark_of, upper_end
 from analysis.rules import Cut, Rule, Tree, expand, to_mapping
-from analysis.rules.build import Dial, build_dial
+from analysis.rules.build import ParameterRange, build_range
 from analysis.topk import TopK
 from conf.schema import Config, DrafterConfig, ModelConfig
 from pipeline.errors import PipelineError
@@ -22,7 +23,8 @@ from pipeline.store.identity import Identities, local_path
 if TYPE_CHECKING:
     from pipeline.plan.method import Method
 
-READER = 2  # version of what is read of the files of engines
+CRITERIA = "criteria"  # the name of the rules of `criteria` among those of `rules`
+READER = 3  # version of what is read of the files of engines
 
 
 def build_rules(config: Any, key: str = "criteria") -> list[Rule]:
@@ -62,27 +64,89 @@ def judged_by_logs(rule: Rule) -> bool:
         return False
 
 
-def build_dials(config: list[Any], key: str = "acceptance.dials") -> list[Dial]:
-    """Return the dials of acceptance.dials, or of another key.
+def rules_by_name(config: Config, criteria: Sequence[Rule]) -> dict[str, list[Rule]]:
+    """Return the rules of `rules` under their names, and those of `criteria` as "criteria".
+
+    A grid of criteria (`criteria.rules`) is certified, not decoded: "criteria" is empty then, and
+    where its rule judges neither drafted tokens nor trees.
 
     Raises:
-        PipelineError: one is not a rule with a list of values for one key.
+        PipelineError: a rule, key, type or range is wrong.
     """
-    for mapping in config:
-        if not isinstance(mapping, Mapping):
+    named = {
+        name: build_rules(entry, f"rules.{name}")
+        for name, entry in config.rules.items()
+        if entry is not None
+    }
+    single = isinstance(config.criteria, Mapping) and "rule" in config.criteria
+    decodable = [rule for rule in criteria if rule.judges_tokens or isinstance(rule, Tree)]
+    return named | {CRITERIA: decodable if single else []}
+
+
+def presets_of(config: Config, named: Mapping[str, Sequence[Rule]]) -> dict[str, Rule]:
+    """Return the rules of `acceptance.presets` by name.
+
+    Raises:
+        PipelineError: a name is not one of `rules`, or of several rules.
+    """
+    presets = {}
+    for name in config.acceptance.presets:
+        rules = named.get(name, [])
+        if len(rules) != 1 or name == CRITERIA:
             raise PipelineError(
-                f"{key}: {mapping!r} is no dial: give a mapping, for instance "
-                "{rule: additive, t: [0.1, 0.2]}"
+                f"acceptance.presets: {name} is not the name of one rule{nearest(name, named)}: "
+                f"give names of `rules`: {', '.join(sorted(set(named) - {CRITERIA}))}"
             )
-    try:
-        dials = [build_dial(mapping) for mapping in config]
-    except (ValueError, TypeError, ImportError) as error:
-        raise PipelineError(f"{key}: {error}") from error
-    names = [f"{dial.name}, {dial.parameter}" for dial in dials]
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None:
-        raise PipelineError(f"{key}: {twice} is given twice: give it one list of values")
-    return dials
+        presets[name] = rules[0]
+    return presets
+
+
+@dataclass(frozen=True)
+class ConfiguredRange:
+    """A rule with the range of one parameter, as `ranges` holds it.
+
+    Attributes:
+        rule: its name; the module of a user's own rule is in `fixed`.
+        parameter: the one with a range.
+        ends: its strictest and its most relaxed value.
+        values: settings that are compared, from strict to relaxed.
+        fixed: the other parameters.
+    """
+
+    rule: str
+    parameter: str
+    ends: list[float] = ranged("two values, strict and relaxed", lambda ends: len(ends) == 2)
+    values: list[float] = field(default_factory=list)
+    fixed: dict[str, Any] = field(default_factory=dict)
+
+
+def ranges_of(
+    config: Config, names: Iterable[str], key: str, *, ends: bool
+) -> list[ParameterRange]:
+    """Return ranges of `ranges` by name: their values, or their ends alone.
+
+    Raises:
+        PipelineError: a name is not one of `ranges`, or a range is wrong.
+    """
+    ranges = []
+    for name in names:
+        if name not in config.ranges:
+            raise PipelineError(
+                f"{key}: {name} is not a name of `ranges`{nearest(name, config.ranges)}: give one "
+                f"of {', '.join(config.ranges)}"
+            )
+        where = f"ranges.{name}."
+        try:
+            entry = from_mapping(ConfiguredRange, config.ranges[name], where, "a range")
+            check_fields(entry, where)
+            values = entry.ends if ends else entry.values
+            mapping = {"rule": entry.rule, **entry.fixed, entry.parameter: values}
+            ranges.append(build_range(mapping))
+        except FieldError as error:
+            raise PipelineError(str(error)) from error
+        except (ValueError, TypeError, ImportError) as error:
+            raise PipelineError(f"ranges.{name}: {error}") from error
+    return ranges
 
 
 def model_slice(key: str, model: ModelConfig, identities: Identities) -> dict[str, Any]:
@@ -108,8 +172,7 @@ def log_slice(key: str, path: str, config: Config, identities: Identities) -> di
         PipelineError: there is no such file.
     """
     log = config.distributions.log
-    part = log.draft_part if key == "drafter" else log.part
-    return {**file_slice(f"{key}.path", path, identities), "part": part, "error": log.error}
+    return {**file_slice(f"{key}.path", path, identities), "part": log.part, "error": log.error}
 
 
 def file_slice(key: str, path: str, identities: Identities) -> dict[str, Any]:

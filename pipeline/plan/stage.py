@@ -13,6 +13,7 @@ from typing import Any
 
 from conf.schema import Config
 from pipeline.store.artifacts import Artifact
+from pipeline.store.columns import Columns
 from pipeline.store.identity import Identities
 from pipeline.store.node import Node
 
@@ -26,6 +27,7 @@ class Request:
     Attributes:
         config: checked.
         rules: the acceptance rules of `config.criteria`, built.
+        named: the rules that methods and presets name, as of `pipeline.plan.slices.rules_by_name`.
         identities: of the files that the configuration names.
         asked: the stage that is asked for, and all it is made from.
         made: whether the artifact of a node is there.
@@ -34,6 +36,7 @@ class Request:
 
     config: Config
     rules: list[Any]
+    named: dict[str, list[Any]]
     identities: Identities
     asked: frozenset[str]
     made: Callable[[Node], bool]
@@ -61,7 +64,7 @@ class Stage:
         version: raised when what it computes changes; its artifacts, and all that depend on them,
             are then made anew.
         upstream: the stages that its artifacts may be made from.
-        columns: of each Parquet file, the columns and their types, as in `pipeline.store.columns`.
+        columns: of each Parquet file, type and meaning of each column.
         nodes: gives the artifacts to be of a request.
         module: the module whose `compute(node, upstream, pending)` makes an artifact.
         check: refuses a configuration, by a PipelineError, before any file is looked at.
@@ -76,7 +79,7 @@ class Stage:
     name: str
     version: int
     upstream: tuple[str, ...]
-    columns: Mapping[str, Mapping[str, str]]
+    columns: Mapping[str, Columns]
     nodes: Callable[[Request], Iterable[Node]]
     module: str
     check: Callable[[Request], None] = lambda _: None

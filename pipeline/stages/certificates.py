@@ -13,7 +13,7 @@ from analysis.report.text import limits, upper_end
 from pipeline.errors import PipelineError
 from pipeline.plan.slices import bootstrap_settings, rule_slice, statistics_slice
 from pipeline.plan.stage import Request, Stage, SummaryRow
-from pipeline.store.columns import STEP
+from pipeline.store.columns import STEP, Column
 from pipeline.store.node import Node
 
 if TYPE_CHECKING:
@@ -157,10 +157,12 @@ STAGE = Stage(
     columns={
         "data": STEP
         | {
-            "lower": "float64",
-            "upper": "float64",
-            "active_size": "int32",
-            "accepted_count": "int32",
+            "lower": Column(
+                "float64", "the certificate is at least this; +inf: nothing is rejected"
+            ),
+            "upper": Column("float64", "and at most this; equal to lower when it is exact"),
+            "active_size": Column("int32", "tokens whose p the closest rejected draft changes"),
+            "accepted_count": Column("int32", "accepted ranks n; null for trees or when unknown"),
         }
     },
     nodes=nodes,

@@ -11,7 +11,7 @@ from analysis.report.text import limits, upper_end
 from pipeline.errors import PipelineError
 from pipeline.plan.slices import bootstrap_settings, lower_bound_marks, statistics_slice
 from pipeline.plan.stage import Request, Stage, SummaryRow
-from pipeline.store.columns import COUNTED
+from pipeline.store.columns import COUNTED, CUT, INTERVAL, Column
 from pipeline.store.node import Node
 
 if TYPE_CHECKING:
@@ -97,19 +97,17 @@ STAGE = Stage(
     upstream=("certificates",),
     columns={
         "data": {
-            "rule": "string",
-            "eps": "float64",
-            "estimator": "string",
-            "value": "float64",  # tokens, from lower; null where not defined
-            "optimistic": "float64",  # from upper
-            "ci_low": "float64",
-            "ci_high": "float64",
-            "cut": "float64",  # share of segments that trajectories' ends cut, under lower
-            "cut_optimistic": "float64",  # under upper
-            "failures": "int64",
-            "failing_prompts": "int32",
+            "rule": Column("string", "label of the rule"),
+            "eps": Column("float64", "the drafter's KL at every step, at most, in nats"),
+            "estimator": Column("string", "per_call, mean_run, long_run or residual"),
+            "value": Column("float64", "tokens, from lower; null where undefined"),
+            "optimistic": Column("float64", "tokens, from upper"),
+            **INTERVAL,
+            **CUT,
+            "failures": Column("int64", "steps not certified at eps"),
+            "failing_prompts": Column("int32", "prompts with such a step"),
             **COUNTED,
-            "steps": "int64",
+            "steps": Column("int64", "all steps"),
         }
     },
     nodes=nodes,

@@ -1,7 +1,6 @@
-"""The columns of every file of every artifact, as its stage declares them, in Arrow's types.
+"""The columns of every file of every artifact: type and meaning, as its stage declares them.
 
-A stage names types as Arrow does: int32, float64, bool, string, list<int32>; a column that some
-artifacts lack ends with ?. Units: token ids are
+docs/data.md shows them (``python -m tools.columns`` writes its tables). Units: token ids are
 indices of the vocabulary, logits are raw, everything else is in nats or a probability.
 """
 
@@ -10,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from pipeline.errors import PipelineError
 
@@ -18,32 +17,70 @@ if TYPE_CHECKING:
     import numpy as np
     import pyarrow as pa
 
-Columns = dict[str, str]  # of a file: the type of each column
 
-STEP: Columns = {"prompt_id": "string", "position": "int32"}
-TARGET: Columns = {  # of the target's distribution; lists of its K top tokens, by decreasing logit
-    "top_ids": "list<int32>",
-    "top_logits": "list<float32>",
-    "logsumexp": "float64",
-    "top_surprisal": "float64",  # -log p of rank 1: what probabilities are computed from
-    "log_tail": "float64",
-    "entropy": "float64",
-}
-TEMPERED: Columns = {  # lists, a number for each of facts["temperatures"]: there may be none
-    "tempered_top_surprisal": "list<float64>",
-    "tempered_log_tail": "list<float64>",
-    "tempered_entropy": "list<float64>",
-}
-COUNTED: Columns = {  # beside intervals
-    "prompts": "int32",
-    "few_prompts": "bool",  # too few to trust them, analysis.statistics.bootstrap.FEW_PROMPTS
-}
+class Column(NamedTuple):
+    """A column of a Parquet file.
+
+    Attributes:
+        kind: the type, as Arrow names it: int32, float64, bool, string, list<int32>.
+        meaning: one line for docs/data.md.
+        optional: some artifacts lack the column.
+    """
+
+    kind: str
+    meaning: str
+    optional: bool = False
 
 
-def columns_of(stage: str) -> Mapping[str, Mapping[str, str]]:
+Columns = dict[str, Column]  # of a file
+
+STEP: Columns = {
+    "prompt_id": Column("string", "the prompt"),
+    "position": Column("int32", "the decoding step, from 0"),
+}
+TARGET: Columns = {  # of the target's distribution
+    "top_ids": Column("list<int32>", "the K tokens with the largest logits, ties by id"),
+    "top_logits": Column("list<float32>", "their raw logits, decreasing; -inf for masked tokens"),
+    "logsumexp": Column("float64", "of the logits over the whole vocabulary"),
+    "top_surprisal": Column("float64", "-log p of rank 1; probabilities are computed from it"),
+    "log_tail": Column("float64", "log of the mass outside the top K; -inf when K = V"),
+    "entropy": Column("float64", "over the whole vocabulary, nats"),
+}
+_TEMPERED = 'the same at each temperature of `facts["temperatures"]`; the list may be empty'
+TEMPERED: Columns = {
+    "tempered_top_surprisal": Column("list<float64>", _TEMPERED),
+    "tempered_log_tail": Column("list<float64>", _TEMPERED),
+    "tempered_entropy": Column("list<float64>", _TEMPERED),
+}
+_INTERVAL = "bootstrap interval over prompts: lower limit of value, upper limit of optimistic"
+INTERVAL: Columns = {
+    "ci_low": Column("float64", _INTERVAL),
+    "ci_high": Column("float64", _INTERVAL),
+}
+CUT: Columns = {
+    "cut": Column("float64", "share of the calls (mean_run: runs) that the trajectory's end cuts"),
+    "cut_optimistic": Column("float64", "the same, from the upper ends"),
+}
+METHOD: Columns = {  # of decoding; see pipeline.plan.method
+    "method": Column("string", "name of the rule or sampling scheme"),
+    "drafter": Column("string", "model, prompt_lookup, lookup_first or none"),
+    "draft_length": Column("int32", "drafted tokens a call, at most"),
+    "temperature": Column("float64", "of target and drafter"),
+}
+_NATS = "log(p0/p), nats below the target's first choices, sum over the tokens"
+GIVEN_UP: Columns = {"nats_given_up": Column("float64", _NATS)}
+_BEFORE = "tokens before the first difference from the baseline's answer"
+COMMON: Columns = {"common_prefix": Column("int32", _BEFORE)}
+COUNTED: Columns = {
+    "prompts": Column("int32", "prompts behind the interval"),
+    "few_prompts": Column("bool", "fewer than 30 prompts: the interval is too narrow"),
+}
+
+
+def columns_of(stage: str) -> Mapping[str, Columns]:
     """Return the columns of each Parquet file of a stage: a stage is a module of its name."""
-    found: Mapping[str, Mapping[str, str]] = import_module(f"pipeline.stages.{stage}").STAGE.columns
-    return found
+    files: Mapping[str, Columns] = import_module(f"pipeline.stages.{stage}").STAGE.columns
+    return files
 
 
 def arrow(kind: str) -> pa.DataType:
@@ -54,7 +91,6 @@ def arrow(kind: str) -> pa.DataType:
     """
     import pyarrow as pa
 
-    kind = kind.removesuffix("?")
     if kind.startswith("list<"):
         return pa.list_(arrow(kind.removeprefix("list<").removesuffix(">")))
     return pa.type_for_alias(kind)
@@ -120,13 +156,13 @@ def schema(
     lengths = {"top_ids": k, "top_logits": k}
     lengths |= {"draft_top_ids": draft_k, "draft_top_logits": draft_k}
     fields = []
-    for column, named in columns_of(stage)[name].items():
-        if named.endswith("?") and not optional:
+    for label, column in columns_of(stage)[name].items():
+        if column.optional and not optional:
             continue
-        kind = arrow(named)
-        length = depths if column.startswith("depth_") else lengths.get(column)
+        kind = arrow(column.kind)
+        length = depths if label.startswith("depth_") else lengths.get(label)
         fields.append(
-            pa.field(column, kind if length is None else pa.list_(kind.value_type, length))
+            pa.field(label, kind if length is None else pa.list_(kind.value_type, length))
         )
     return pa.schema(fields)
 
@@ -143,15 +179,15 @@ def check_schema(stage: str, name: str, found: pa.Schema, path: Path) -> None:
     if wanted is None:
         return
     wanted = {
-        column: named
-        for column, named in wanted.items()
-        if column in found.names or not named.endswith("?")
+        label: column
+        for label, column in wanted.items()
+        if label in found.names or not column.optional
     }
     if found.names != list(wanted):
         raise PipelineError(f"{path} has the columns {found.names}, expected {list(wanted)}")
-    for column, named in wanted.items():
-        kind, actual = arrow(named), found.field(column).type
+    for label, column in wanted.items():
+        kind, actual = arrow(column.kind), found.field(label).type
         if pa.types.is_fixed_size_list(actual):
             actual = pa.list_(actual.value_type)
         if actual != kind:
-            raise PipelineError(f"{path}: column {column} is {actual}, expected {kind}")
+            raise PipelineError(f"{path}: column {label} is {actual}, expected {kind}")

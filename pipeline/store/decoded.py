@@ -31,7 +31,7 @@ def read_decoded(target: str, drafter: str, artifact: Artifact) -> Decoded:
     printed: dict[str, Any] = {
         "rule": [None if one.rule is None else one.rule.label for one in methods],
         "tree": [run.get("shape") for run in facts["runs"]],
-        "drafting": [one.stopping for one in methods],
+        "drafting": [method.drafting and method.drafting.shown for method in methods],
     }
     rules = {one.rule.label: one.rule for one in methods if one.rule is not None}
     return Decoded(

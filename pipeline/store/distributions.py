@@ -22,7 +22,8 @@ from pipeline.errors import PipelineError
 from pipeline.plan.method import RACES, Method
 from pipeline.store.artifacts import Artifact
 from pipeline.store.columns import TEMPERED, numbers
-from pipeline.store.identity import hub_files, local_path
+from pipeline.store.hub import hub_files
+from pipeline.store.identity import local_path
 from pipeline.store.node import Node
 
 if TYPE_CHECKING:
@@ -79,13 +80,6 @@ def read_steps(artifact: Artifact) -> Steps:
     target = read_distributions(artifact, artifact.record["facts"]["temperature"])
     table = artifact.read(columns=["position", *DRAFTED])
     return Steps(target, **{name: table[name].to_numpy() for name in ("position", *DRAFTED)})
-
-
-def read_logged(artifact: Artifact) -> TopK:
-    """Read the target's side of two engines' logs, of an artifact of stage drafts."""
-    facts = artifact.record["facts"]
-    table = artifact.read("logged", columns=[*TOKENS, "top_surprisal"]).combine_chunks()
-    return _as_logged(table.to_batches()[0], facts["vocab_size"], facts["log_prob_error"])
 
 
 def stored_temperatures(artifact: Artifact) -> list[float]:

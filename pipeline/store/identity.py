@@ -6,8 +6,6 @@ files are remembered by size, modification time and inode.
 
 from __future__ import annotations
 
-import glob
-import os
 import re
 import time
 from contextlib import suppress
@@ -17,12 +15,10 @@ from typing import Any
 from pipeline.errors import PipelineError
 from pipeline.gguf_models import source as gguf
 from pipeline.paths import ROOT
-from pipeline.store.durable import file_digest, read_sealed, seal
+from pipeline.store.durable import file_digest, read_sealed, write_sealed
+from pipeline.store.hub import HEAD_FILES, MODEL_FILES, hub_commit, hub_files
 from pipeline.store.node import fingerprint
 
-MODEL_FILES = ("*.json", "*.safetensors", "*.jinja", "*.txt", "*.model")
-PICKLED = "pytorch_model.bin"  # weights of published heads without safetensors
-HEAD_FILES = (*MODEL_FILES, PICKLED)
 TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -35,14 +31,8 @@ TOKENIZER_FILES = (
     "vocab.txt",
 )
 READERS = (".jsonl", ".parquet", ".txt")  # files of prompts, see pipeline.formats.prompt_files
-EXPECTED = {
-    "model": "config.json, model*.safetensors and the tokenizer's files",
-    "dataset": "its .parquet, .jsonl or .txt files (docs/reproduce.md)",
-}
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 SETTLED = 2_000_000_000  # ns; a file written since may change again without another time
-HUB_SECONDS = 8.0  # to wait for an answer
-COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 class Identities:
@@ -89,14 +79,9 @@ class Identities:
     def save(self) -> None:
         """Write the memo when something was hashed; where it can't be, it is done without."""
         if self._grown:
-            beside = self._path.with_name(f"{self._path.name}.{os.getpid()}.tmp")
-            try:
+            with suppress(OSError):
                 self._path.parent.mkdir(parents=True, exist_ok=True)
-                beside.write_text(seal(self._memo))
-                beside.replace(self._path)
-            except OSError:
-                with suppress(OSError):
-                    beside.unlink()
+                write_sealed(self._path, self._memo)
             self._grown = False
 
     def _digest(self, directory: Path, patterns: tuple[str, ...], key: str) -> str:
@@ -140,84 +125,4 @@ def local_path(path: str, key: str = "") -> Path | None:
         return None
     raise PipelineError(
         f"{key + '=' if key else ''}{path} does not exist, and is no hub id (owner/name) either"
-    )
-
-
-def split_patterns(split: str | None) -> list[str]:
-    """Return the patterns of the files of a hub data set that hold `split`."""
-    part = glob.escape(split) if split else "*"
-    return [f"*{part}{rest}{suffix}" for rest in ("", "-*", "/*") for suffix in READERS]
-
-
-def hub_commit(
-    name: str, revision: str | None, kind: str, key: str, *, refresh: bool = False
-) -> str:
-    """Resolve a hub id to a commit: from the local cache when it is known there.
-
-    With `refresh` the hub is asked all the same. What it says is noted in the cache, where the
-    hub's own client notes it too, so that the next run needs no hub.
-    """
-    revision = revision or "main"
-    if COMMIT.fullmatch(revision):
-        return revision
-    from huggingface_hub import HfApi, constants
-    from huggingface_hub.file_download import repo_folder_name
-
-    folder = Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=name, repo_type=kind)
-    cached = folder / "refs" / revision
-    if cached.is_file() and not refresh:
-        return cached.read_text().strip()
-    try:
-        commit = HfApi().repo_info(name, repo_type=kind, revision=revision, timeout=HUB_SECONDS).sha
-    except Exception as error:  # the hub client raises many kinds; all mean the same to a user
-        raise unreachable(
-            name, kind, f"{EXPECTED[kind]} (revision {revision})", key, error
-        ) from error
-    assert commit is not None
-    cached.parent.mkdir(parents=True, exist_ok=True)
-    cached.write_text(commit)
-    return commit
-
-
-def hub_files(
-    name: str, revision: str | None, patterns: list[str], key: str, kind: str = "model"
-) -> Path:
-    """Return a local snapshot of a hub model (or dataset) with the files of `patterns`.
-
-    Fetched only when the local cache lacks them: a snapshot may hold a tokenizer alone.
-    """
-    from huggingface_hub import HfApi, snapshot_download
-
-    commit = hub_commit(name, revision, kind, key)
-    weights = ("*.safetensors", PICKLED)
-    needed = [pattern for pattern in patterns if pattern in weights] or patterns
-    for only_cached in (True, False):
-        try:
-            if not only_cached:  # asked first: the download itself waits for minutes
-                HfApi().repo_info(name, repo_type=kind, revision=commit, timeout=HUB_SECONDS)
-            path = Path(
-                snapshot_download(
-                    name,
-                    repo_type=kind,
-                    revision=commit,
-                    allow_patterns=patterns,
-                    local_files_only=only_cached,
-                    etag_timeout=HUB_SECONDS,
-                )
-            )
-        except Exception as error:  # as above
-            if not only_cached:
-                raise unreachable(name, kind, ", ".join(patterns), key, error) from error
-            continue
-        if any(next(path.glob(pattern), None) for pattern in needed):
-            return path
-    raise PipelineError(f"{key}={name}: the repository has none of {', '.join(needed)}")
-
-
-def unreachable(name: str, kind: str, wanted: str, key: str, error: Exception) -> PipelineError:
-    """Return the error for a hub that does not give what is wanted."""
-    return PipelineError(
-        f"{key}={name}: the hub did not give {wanted} ({type(error).__name__}). Check the name "
-        "and the network, or run `make fetch STUDY=...` where there is one. Or take a local "
-        f"copy: {key}=DIRECTORY, with {EXPECTED[kind]}"
     )

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import ast
 import re
-import textwrap
 import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
 from typing import Any
 
 from pipeline.tasks import constraints
-from pipeline.tasks.sandbox import passes
 
 Item = Mapping[str, Any]  # a row of a task, as `items.check_item` allows it
 
@@ -29,9 +26,6 @@ NEGATED = re.compile(  # what stands before a phrase that is denied
     r"|n['’]t)\s+(?:(?!but\b|is\b|it['’]s\b)[\w'’-]+\s+){0,4}$"
 )
 RESTATED = 5  # words that a sentence has at least which repeats one of the prompt
-
-CONTINUES = re.compile(r"[)\]}\s]|$|(?:else|elif|except|finally)\b")
-CONSTANT = {*("set", "frozenset", "dict", "list", "tuple", "range", "sorted", "math", "string")}
 
 
 def folded(text: str) -> str:
@@ -144,48 +138,6 @@ def copied(item: Item, answer: str) -> bool:
     return text == item["expected"][0]
 
 
-def code_of(answer: str) -> str:
-    r"""Return the code of an answer: of its first fenced block, or of all of it.
-
-    Definitions, imports and constants; examples and explanations, often cut short, are left out.
-
-    >>> code_of("Sure:\n```python\ndef f():\n    return A\n\nA = 1\nprint(f())\n```\nThis is f.")
-    'def f():\n    return A\n\nA = 1\n'
-    """
-    block = re.search(r"```(?:[Pp]ython|py)?[ \t]*\n(.*?)(?:```|\Z)", answer, re.DOTALL)
-    fenced = definitions(block.group(1)) if block else ""
-    return fenced or definitions(answer)  # of some answers a fence is only the end
-
-
-def definitions(text: str) -> str:
-    """Return the definitions, imports and constants of a text."""
-    parts: list[str] = []
-    decorated = False
-    for line in textwrap.dedent(text).splitlines(keepends=True):
-        if parts and (decorated or CONTINUES.match(line)):
-            parts[-1] += line
-        else:
-            parts.append(line)
-        decorated = line.startswith("@")
-    return "".join(filter(_defines, parts))
-
-
-def _defines(part: str) -> bool:
-    try:
-        body = ast.parse(part).body
-    except (SyntaxError, ValueError, MemoryError, RecursionError):
-        return False
-    defining = (ast.FunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom, ast.AsyncFunctionDef)
-    return bool(body) and all(isinstance(one, defining) or _is_constant(one) for one in body)
-
-
-def _is_constant(node: ast.stmt) -> bool:
-    if not isinstance(node, (ast.Assign, ast.AnnAssign)) or node.value is None:
-        return False
-    names = [one.id for one in ast.walk(node.value) if isinstance(one, ast.Name)]
-    return set(names) <= CONSTANT
-
-
 SCORES: dict[str, Callable[[Item, str], bool]] = {
     "answer": answered,
     "number": numbered,
@@ -193,7 +145,6 @@ SCORES: dict[str, Callable[[Item, str], bool]] = {
     "constraints": lambda item, answer: all(
         constraints.holds(constraint, answer) for constraint in item["expected"]
     ),
-    "python": lambda item, answer: passes(code_of(answer), item["expected"]),
 }
 
 

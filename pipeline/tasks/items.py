@@ -19,7 +19,6 @@ from pipeline.paths import ROOT
 from pipeline.store.durable import file_digest
 from pipeline.tasks import constraints
 from pipeline.tasks.checks import SCORES, Item, score
-from pipeline.tasks.sandbox import parse_test
 
 FOLDER = ROOT / "assets" / "tasks"
 KEYS = {"id", "kind", "prompt", "expected", "wrong", "max_tokens"}
@@ -41,7 +40,8 @@ def task_file(name: str) -> Path:
     if path.suffix != ".jsonl" or not path.is_file():
         raise PipelineError(
             f"accuracy.tasks: {name} is no task: give {', '.join(known)} or a file *.jsonl (tasks "
-            "of lm-evaluation-harness run with python -m pipeline.harness)"
+            "of lm-evaluation-harness, also those that run a model's code, are run by python -m "
+            "pipeline.harness)"
         )
     return path
 
@@ -70,8 +70,8 @@ def read_items(path: Path) -> list[Item]:
 def check_item(row: Any) -> None:
     """Check a row: id, unique in its task; kind; prompt; expected; wrong; max_tokens.
 
-    expected is by kind: accepted phrases, a number, the text to copy, constraints, or tests
-    (`parse_test`). wrong are phrases that an answer of kind `answer` must not have.
+    expected is by kind: accepted phrases, a number, the text to copy, or constraints. wrong are
+    phrases that an answer of kind `answer` must not have.
 
     Raises:
         ValueError: it is wrong.
@@ -93,7 +93,6 @@ def check_item(row: Any) -> None:
         raise ValueError(f"max_tokens={row['max_tokens']} is not an integer of at least 3")
     parsers: dict[str, Callable[[str], object]] = {
         "constraints": constraints.parse,
-        "python": parse_test,
         "number": float,
     }
     for text in row["expected"]:
@@ -110,7 +109,6 @@ class Question:
         token_ids: of the prompt.
         max_tokens: the most tokens of an answer.
         right: whether an answer is right.
-        runs_code: whether that runs code in the sandbox.
     """
 
     task: str
@@ -118,7 +116,6 @@ class Question:
     token_ids: list[int]
     max_tokens: int
     right: Callable[[str], bool]
-    runs_code: bool = False
 
     @property
     def key(self) -> str:
@@ -140,25 +137,18 @@ def task_identity(name: str) -> dict[str, Any]:
     return {"name": path.stem, "content": file_digest(path)}
 
 
-def check_tasks(names: Sequence[str], *, foreign_code: bool) -> None:
-    """Check the items of tasks, and that code of foreign tasks is allowed to run.
+def check_tasks(names: Sequence[str]) -> None:
+    """Check the items of tasks.
 
     Raises:
-        PipelineError: there is no such task, one is wrong, two have one name, or a foreign task
-            runs code.
+        PipelineError: there is no such task, one is wrong, or two have one name.
     """
     files = [task_file(name) for name in names]
     stems = [path.stem for path in files]
     if len(set(stems)) < len(stems):
         raise PipelineError(f"accuracy.tasks: two of {', '.join(stems)} have the same name")
     for path in files:
-        code = any(item["kind"] == "python" for item in read_items(path))
-        foreign = path.resolve().parent != FOLDER.resolve()
-        if code and foreign and not foreign_code:
-            raise PipelineError(
-                f"accuracy.tasks: {path} runs code that a model wrote, against tests that are not "
-                "the project's: read them, then give accuracy.foreign_code=true"
-            )
+        read_items(path)
 
 
 def questions(config: Mapping[str, Any], sources: Sequence[str], tokenizer: Any) -> list[Question]:
@@ -185,7 +175,6 @@ def _of_file(task: str, path: Path, config: Mapping[str, Any], tokenizer: Any) -
             encode(tokenizer, [item["prompt"]], config["template"], enable_thinking=thinking),
             item["max_tokens"],
             partial(score, item),
-            item["kind"] == "python",
         )
         for item in read_items(path)[: config["items"]]
     ]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 import pytest
 
 from analysis.report.measured import Results
@@ -14,12 +13,12 @@ from analysis.report.render import lines
 from analysis.report.sections.acceptance import acceptance_section
 from analysis.report.text import share_text
 from analysis.rules import AbsoluteThreshold, Additive, Multiplicative, StrictGreedy, Tree
-from analysis.rules.build import build_dial
+from analysis.rules.build import build_range
 from pipeline.stages.report.inputs import PAIR_FRAMES
 from tests.pipeline.test_acceptance import drafts, logits, run
 
 RULES = [StrictGreedy(), Additive(0.1), AbsoluteThreshold(0.05), Tree(4)]
-PRESET, DIAL = Multiplicative(0.5), build_dial({"rule": "additive", "t": [0.0, 1.0]})
+PRESET, DIAL = Multiplicative(0.5), build_range({"rule": "additive", "t": [0.0, 1.0]})
 T = "target A"
 
 
@@ -70,10 +69,6 @@ def test_what_golden_files_do_not_have(full: Results, tmp_path: Path) -> None:
     assert texts == [share_text(value) for value in wanted]
     best = full.select("frontier", rule="multiplicative alpha=0.5").set_index("cost")["share"]
     assert best["nats"] == 1.0  # multiplicative rules are best for nats
-    share = full["levels"].query("statistic == 'share'").set_index("rule")["value"]
-    assert len(share) == 9
-    assert (share[:5] <= 1 + 1e-12).all()  # the last are measured by drawing: 0.01 of error
-    assert (share <= 1.01).all()
     drawn = [item for item in acceptance_section(full).shown if not isinstance(item, Table)]
     assert [item.name for item in drawn] == ["acceptance_rules", "divergences", "frontier"]
     certified = drawn[0].data.set_index("rule")["certified"]
@@ -91,16 +86,3 @@ def test_a_reduced_vocabulary_is_said_below_the_tables(tmp_path: Path) -> None:
         assert [note[:43] for note in said] == [
             "Steps with a finite divergence: KL 0 %. At "[:43]
         ], name
-
-
-def test_two_logs_print_both_ends() -> None:
-    rows = [("greedy", "acceptance", 0.5, 0.75), ("greedy", "certified_tv", 0.25, 0.5),
-            ("greedy", "certified_kl", 0.0, 0.5), ("", "kl", 0.1, np.inf), ("", "tv", 0.1, 0.2),
-            ("", "acceptance", 0.8, 0.9)]  # fmt: skip
-    frame = pd.DataFrame(rows, columns=["rule", "statistic", "value", "optimistic"])
-    results = Results([T], {"greedy": StrictGreedy()}, {"logged": frame.assign(target=T)}, "D")
-    [table] = acceptance_section(results).shown
-    assert lines(table) == [(T, [("Strict greedy", ["50–75 %", "25–50 %", "0–50 %"], [])])]
-    assert table.notes == [f"{T}: mean KL(p‖q) 0.100–∞ nats, mean total variation 0.100–0.200; "
-                           "speculative sampling of a token drawn from q accepts 80–90 % of the "
-                           "tokens, at temperature 1."]  # fmt: skip

@@ -68,7 +68,10 @@ def test_the_profile_and_settings_by_hand() -> None:
     cut = speculation_profile(CALLS, 2)  # a draft length below the one of the log is seen
     assert not cut["validation"]["mean_consistency"]["passed"]
     settings = synthetic_settings(CALLS, 3)
-    assert settings["vllm"]["synthetic_acceptance_rates"] == [0.75, 0.5, 0.25]
+    assert settings["vllm"] == {
+        "method": "draft_model", "model": "DRAFTER", "num_speculative_tokens": 3,
+        "rejection_sample_method": "synthetic", "synthetic_acceptance_rates": [0.75, 0.5, 0.25],
+    }  # fmt: skip
     assert settings["sglang"]["SGLANG_SIMULATE_ACC_LEN"] == 2.2
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
+from scipy.special import xlogy
 
 from analysis.certificates.certify import certify
 from analysis.rules import (
@@ -29,7 +30,7 @@ from analysis.rules import (
     register,
     to_mapping,
 )
-from analysis.rules.build import build_dial
+from analysis.rules.build import build_range
 from analysis.rules.rule import REGISTRY
 from analysis.topk import TopK
 from tests.analysis.cases import dirichlet
@@ -135,27 +136,28 @@ def test_rules_of_the_documentation(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         yaml.safe_load(block) for block in re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
     ]
     try:
-        confident, nucleus = (build(mapping) for mapping in mappings)
-        assert to_mapping(nucleus) == {"module": "my_rules", "rule": "nucleus", "share": 0.9}
+        confident, perplexity = (build(mapping) for mapping in mappings)
+        assert to_mapping(perplexity) == {"module": "my_rules", "rule": "perplexity", "share": 0.9}
         p = -np.sort(-dirichlet(0, 200, 30, 0.03))
         dist, cut = TopK.from_probabilities(p), TopK.from_probabilities(p, k=2)
         lenient = dist.entropy > 1.0
-        found = certify(dist, [confident, nucleus, TopMMultiplicative(4, 0.3), StrictGreedy()])
+        found = certify(dist, [confident, perplexity, TopMMultiplicative(4, 0.3), StrictGreedy()])
         np.testing.assert_array_equal(
             found.lower[:, 0], np.where(lenient, found.lower[:, 2], found.lower[:, 3])
         )
-        least = 1 + np.sum(np.cumsum(p, axis=1) < 0.9, axis=1)  # tokens that hold 0.9
-        np.testing.assert_array_equal(found.accepted_count[:, 1], least)
-        short = certify(cut, [nucleus])
+        entropy = -np.sum(xlogy(p, p), axis=1)
+        most = np.maximum(1, np.floor(0.9 * np.exp(entropy)))
+        np.testing.assert_array_equal(found.accepted_count[:, 1], most)
+        short = certify(cut, [perplexity])
         unknown = short.accepted_count[:, 0] == -1
         assert 0 < unknown.sum() < 200
         assert np.isposinf(short.upper[unknown]).all()
         assert (short.lower[:, 0] <= found.lower[:, 1] * (1 + 1e-11)).all()
         assert (short.upper[:, 0] >= found.lower[:, 1] * (1 - 1e-11)).all()
-        with pytest.raises(ValueError, match="share=2 is not allowed"):
-            build({**mappings[1], "share": 2})
+        with pytest.raises(ValueError, match="share=0 is not allowed"):
+            build({**mappings[1], "share": 0})
     finally:
-        for name in ("confident", "nucleus"):
+        for name in ("confident", "perplexity"):
             REGISTRY.pop(name, None)
         sys.modules.pop("my_rules", None)
 
@@ -218,11 +220,11 @@ def test_names_are_taken_once_and_needs_are_numbers() -> None:
 )
 def test_what_does_not_turn_one_way_is_refused(mapping: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        build_dial(mapping)
+        build_range(mapping)
 
 
 def test_dials_turn_from_strict_to_relaxed() -> None:
-    assert build_dial({"rule": "multiplicative", "alpha": [1.0, 0.5]}).parameter == "alpha"
-    assert build_dial({"rule": "typical", "eps0": [0.2, 0.05], "delta0": 0.3}).parameter == "eps0"
-    dial = build_dial({"rule": "tree", "m": [1, 2, 8]})
+    assert build_range({"rule": "multiplicative", "alpha": [1.0, 0.5]}).parameter == "alpha"
+    assert build_range({"rule": "typical", "eps0": [0.2, 0.05], "delta0": 0.3}).parameter == "eps0"
+    dial = build_range({"rule": "tree", "m": [1, 2, 8]})
     assert [dial.value(rule) for rule in dial.rules] == [1, 2, 8]

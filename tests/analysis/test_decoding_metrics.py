@@ -96,6 +96,10 @@ def test_acceptance_is_pooled_over_tested_tokens() -> None:
     assert found["rate"].iloc[1] == pytest.approx(3 / 5)  # 2 + 0 + 1 of 2 + 1 + 2
     assert np.isnan(found["rate"].iloc[0])
     assert found["tokens_per_call"].tolist() == pytest.approx([1, 8 / 5, 8 / 4])
+    # run 1 emits 3, 1, 1 and 2, 1 tokens a call: 3 of 8 come together with the one before
+    assert found["burstiness"].tolist() == [0, 3 / 8, 4 / 8]
+    gaps = [speed.token_gaps(made(), run) for run in range(3)]
+    assert [float(np.mean(of == 0)) for of in gaps] == found["burstiness"].tolist()
     # of five calls three drafted two tokens, one a single token, one none
     assert found["drafted_per_call"].iloc[1] == pytest.approx(7 / 5)
     assert found["closed_form"].iloc[1] == pytest.approx((3 * 1.96 + 1.6 + 1) / 5)

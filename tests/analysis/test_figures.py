@@ -3,21 +3,32 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import matplotlib
 import numpy as np
+import pandas as pd
 import pytest
+from matplotlib.figure import Figure as Drawing
 from matplotlib.font_manager import findfont
 
+from analysis.decoding.answers import accuracy
 from analysis.report.measured import Ends, survival_band
-from analysis.report.records import Figure
+from analysis.report.records import Figure, texts
+from analysis.report.sections.acceptance import acceptance_section
+from analysis.report.sections.accuracy import recovery_figure
 from analysis.report.sections.bounds import has_closed_form
+from analysis.report.sections.decoding import ratios_figure
+from analysis.report.sections.decoding_speed import thresholds_figure
+from analysis.report.sections.decoding_trees import trees_figure
 from analysis.report.sections.paper_figures import figure1, survival_figure
 from analysis.report.style import STYLE, render
+from analysis.report.sweep_figure import sweep_figure
 from analysis.rules import Additive, Mars, Rule, expand
 from analysis.statistics.bootstrap import PromptBootstrap
+
+from . import test_acceptance_section, test_answers, test_decoding_metrics, test_decoding_trees
 
 STEPS = 400
 BOOTSTRAP = PromptBootstrap(np.repeat(np.arange(8), STEPS // 8), 100, 0.95, 0)
@@ -125,3 +136,47 @@ def test_the_band_is_the_interval_of_the_share() -> None:
     for at, eps in enumerate(grid):
         _, draws = BOOTSTRAP.mean((values > eps).astype(float))
         np.testing.assert_allclose((low[at], high[at]), BOOTSTRAP.interval(draws), rtol=1e-12)
+
+
+def every_figure(folder: Path) -> dict[str, Drawing]:
+    """Each figure of the report by the name of its texts, and the plot of a sweep."""
+    decoded, answers = test_decoding_metrics.made(), test_answers.answered()
+    answers = replace(answers, runs=answers.runs.assign(rule=None))
+    ratios = np.tile(np.linspace(0.05, 0.99, 40), 6)
+    trajectory = pd.DataFrame({"z1": 10.0, "z2": 10 * ratios, "draft_rank": 1 + np.arange(240) % 3})
+    thetas = pd.DataFrame({"theta": [0.84, 0.9, 0.96], "temperature": 0.0, "draft_length": 7})
+    speeds = thetas.assign(agreement=0.5, speedup=[1.5, 1.3, 1.1], ci_low=1.0, ci_high=2.0)
+    swept = pd.DataFrame(
+        {"target": "T", "t": [1e-6, 1e-3, 0.1], "rule": "r", "p5": [0.1, 0.2, 1e4]}
+    )
+    pair = acceptance_section(test_acceptance_section.measured(folder)).shown
+    drawn = {
+        **{item.name: item for item in pair if isinstance(item, Figure)},
+        **study(),
+        "decoding_trees": trees_figure(
+            [test_decoding_trees.made()], test_decoding_trees.STATISTICS
+        ),
+        "decoding_ratios": ratios_figure([replace(decoded, trajectory=trajectory)]),
+        "decoding_thresholds": thresholds_figure([decoded], [speeds]),
+        "accuracy_recovery": recovery_figure([answers], [accuracy(answers, 50, 0.95, 0, 0.05)]),
+    }
+    drawings = {name: figure.drawing for name, figure in drawn.items() if figure is not None}
+    plot = sweep_figure(swept, ["t"])
+    return drawings if plot is None else {**drawings, "sweep": plot}
+
+
+def test_every_figure_is_drawn_and_its_tick_labels_are_plain(tmp_path: Path) -> None:
+    """Math text is off, so a power of ten as matplotlib writes it would show its dollar signs."""
+    figures = every_figure(tmp_path)
+    named = {x.get("name", name) for name, x in texts().items() if "title" in x and "row" not in x}
+    assert figures.keys() == named | {"sweep"}
+    for name, drawing in figures.items():
+        assert len(render(drawing, "png")) > 1000
+        labels = [
+            label.get_text()
+            for axes in drawing.axes
+            for axis in (axes.xaxis, axes.yaxis)
+            for label in (*axis.get_ticklabels(which="both"), axis.get_offset_text())
+        ]
+        assert any(labels), name
+        assert not [label for label in labels if "$" in label], name

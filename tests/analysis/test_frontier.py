@@ -69,8 +69,8 @@ def test_the_curves_are_the_best_rules() -> None:
         assert curve["value"].is_monotonic_increasing
         for row in curve.to_dict("records"):
             slack = 1e-9 if rule is Additive else -1e-9  # a token at the threshold is accepted
-            dial = min(1.0, max(0.0, row["dial"] + slack))
-            (verdict,) = judge(steps, [rule(dial) if dial > 0 else rule(1e-12)])
+            setting = min(1.0, max(0.0, row["setting"] + slack))
+            (verdict,) = judge(steps, [rule(setting) if setting > 0 else rule(1e-12)])
             calls = calls_made(verdict.accepted[:, None], steps.trajectories, None).sum()
             assert row["tokens"] == pytest.approx(len(steps) / calls)
             given = np.where(verdict.accepted, costs[name], 0.0).mean()

@@ -99,6 +99,42 @@ def test_block_verification_has_the_published_example() -> None:
     assert mean_length(blocks(2, 2, p, q)) - 1 == Fraction(11, 9)
 
 
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("relaxed", [(), (1,), (0, 1)], ids=["none", "rank 2", "ranks 1 and 2"])
+def test_relaxed_sampling_emits_what_its_acceptance_gives(
+    seed: int, relaxed: tuple[int, ...]
+) -> None:
+    """r = q a + (1 - sum of q a) (p - q)+ / TV, a = 1 where relaxed, else min(1, p / q).
+
+    MARS above temperature 0 relaxes rank 2 only. Relaxing rank 1 as well is another law.
+    """
+    p, q = (distributions(seed + more, 3)(()) for more in (0, 100))
+    ranked = sorted(range(3), key=lambda token: -p[token])
+    also = {ranked[rank] for rank in relaxed}
+
+    def run(fork: Fork) -> int:
+        drafted = laws.pick(q, Uniform(fork))
+        accepted, token = laws.speculative_sampling(
+            p[[drafted]],
+            q[[drafted]],
+            np.array([Uniform(fork)]),
+            lambda at: (q, None) if at else (p, q),  # a bonus token is of no interest
+            lambda _: Uniform(fork),
+            np.array([drafted in also]),
+        )
+        return drafted if accepted else token
+
+    keep = [
+        Fraction(1) if x in also or not q[x] else min(Fraction(1), p[x] / q[x]) for x in range(3)
+    ]
+    kept = sum(q[x] * keep[x] for x in range(3))
+    rest = [max(Fraction(0), p[x] - q[x]) for x in range(3)]
+    wanted = [q[x] * keep[x] + (1 - kept) * rest[x] / sum(rest) for x in range(3)]
+    law = outcomes(run)
+    assert [law[x] for x in range(3)] == wanted
+    assert bool(relaxed) or wanted == list(p)
+
+
 @pytest.mark.parametrize("flags", [[1, 1, 0, 1], [0, 1], [1, 1, 1], []])
 def test_tests_before_the_first_failure(flags: list[int]) -> None:
     accepted = laws.leading(np.array(flags, dtype=bool))

@@ -10,19 +10,15 @@ import pandas as pd
 import pytest
 import yaml
 
-from analysis.page import screen, steps
-from analysis.page.steps import ALPHABET, LEVELS, pack_counts, pack_levels
+from analysis.page import grid, screen, steps
+from analysis.page.steps import LEVELS
 from analysis.report.measured import Results, Target
 from analysis.report.text import share_text
-from analysis.rules import Additive, Mars, Multiplicative, Rule, StrictGreedy, TopMAdditive, Tree
+from analysis.rules import Additive, Mars, Multiplicative, Rule, StrictGreedy, Tree
 from analysis.statistics.bootstrap import PromptBootstrap
 from pipeline.paths import CONF
 
 GREEDY, SIZE = StrictGreedy(), 40
-
-
-def unpacked(text: str) -> np.ndarray:
-    return np.array([ALPHABET.index(character) for character in text])
 
 
 def made(rules: tuple[Rule, ...] = (Additive(0.3), GREEDY), drafter: bool = True) -> Target:
@@ -53,20 +49,19 @@ def made(rules: tuple[Rule, ...] = (Additive(0.3), GREEDY), drafter: bool = True
 
 
 def test_a_step_is_certified_at_the_levels_below_its_certificate_and_at_no_other() -> None:
-    lower = np.concatenate([LEVELS, np.nextafter(LEVELS, 2), np.nextafter(LEVELS, -1), [np.inf]])
-    codes = unpacked(pack_levels(lower))
-    for level, eps in enumerate(LEVELS):
-        assert np.array_equal(codes > level, lower > eps), eps
+    values = [*LEVELS, *np.nextafter(LEVELS, 2), *np.nextafter(LEVELS, -1), math.inf]
+    for at in range(0, len(values), SIZE):
+        lower = np.resize(values[at : at + SIZE], SIZE)
+        target = replace(made(), certificates={GREEDY: (lower, lower)})
+        for shown in steps.answers(target, [GREEDY])["answers"]:
+            for step in shown["steps"]:
+                (count,) = step["within"]
+                assert [count > level for level in range(len(LEVELS))] == [
+                    *(lower[step["t"]] > LEVELS)
+                ]
     config = yaml.safe_load((CONF / "config.yaml").read_text())
     assert {*config["run_lengths"]["eps"], config["solve"]["eps"], screen.EPS} <= set(LEVELS)
     assert np.all(np.diff(LEVELS) > 0)
-
-
-def test_counts_stop_below_64() -> None:
-    assert unpacked(pack_counts(np.array([0, 63]))).tolist() == [0, 63]
-    for wrong in (64, -1):
-        with pytest.raises(ValueError, match=r"\[0, 64\)"):
-            pack_counts(np.array([0, wrong]))
 
 
 def test_rules_are_ordered_by_family_from_strict_to_relaxed() -> None:
@@ -77,24 +72,57 @@ def test_rules_are_ordered_by_family_from_strict_to_relaxed() -> None:
         *(Multiplicative(0.5), Multiplicative(0.1), Tree(2), Tree(4)),
     ]
     # a large study embeds as many rules as the page has room for
-    rules = [TopMAdditive(m, 0.1) for m in range(1, 9)] + [GREEDY, Mars(0.9)]
-    for size, count in ((30, 10), (27, 9)):
-        assert len(steps.embedded(rules, steps.MOST // size)) == count
-    assert steps.embedded(rules, 10 * steps.MOST) == [GREEDY]  # one in any case, the first
+    many = [Additive(at / 1000) for at in range(300)]
+    assert [len(steps.embedded(many, targets)) for targets in (1, 2, 3)] == [200, 100, 66]
+    assert steps.embedded([GREEDY, Mars(0.9)], 1000) == [GREEDY]  # one in any case, the first
 
 
-def test_packed_steps_and_resamples_are_those_of_the_target() -> None:
+def most_calls(certain: list[bool], gamma: int) -> int:
+    """The most calls that any drafter can cause along an answer: from each step on, any end."""
+    size = len(certain)
+    calls = [0] * (size + gamma + 2)
+    for at in reversed(range(size)):
+        ends = [step + 1 for step in range(at, min(at + gamma, size)) if not certain[step]]
+        calls[at] = 1 + max(calls[end] for end in [*ends, at + gamma + 1])
+    return calls[0]
+
+
+def test_the_grid_is_of_the_worst_drafter_and_of_this_one() -> None:
     target = made()
-    packed = steps.packed_steps(target, [GREEDY, Additive(0.3)])
-    assert packed["lengths"] == [10] * 4
-    for at, rule in enumerate((GREEDY, Additive(0.3))):
-        assert packed["levels"][at] == pack_levels(target.certificates[rule][0])
-        for name, flags in zip(("accepted", "certified"), target.judged[rule.label], strict=True):
-            assert np.array_equal(unpacked(packed[name][at]), flags)
-    assert steps.packed_steps(made(drafter=False), [GREEDY])["accepted"] == [None]
-    shared = steps.resamples([target, target])  # of as many prompts: one seed gives them
-    assert list(shared["weights"]) == ["4"]
-    assert np.array_equal(unpacked(shared["weights"]["4"]), target.bootstrap.weights.ravel())
+    found = grid.grid(target, [GREEDY, Additive(0.3)])
+    weights, prompts = target.bootstrap.weights, np.repeat(np.arange(4), 10)
+    cut = math.ceil(0.05 * 30)
+
+    def ends(above: list[int], below: list[int], unit: int) -> list[int]:
+        draws = sorted((weights @ above) / (weights @ below))
+        return [round(unit * draws[place]) for place in (cut - 1, len(draws) - cut)]
+
+    def check(flags: np.ndarray, shares: list[int], calls: list[list[int]]) -> None:
+        kept = [flags[prompts == prompt].tolist() for prompt in range(4)]
+        passed = [sum(own) for own in kept]
+        assert shares == [sum(passed), *ends(passed, [10] * 4, grid.SHARES)]
+        for gamma in range(1, grid.LONGEST + 1):
+            made_calls = [most_calls(own, gamma) for own in kept]
+            value = round(grid.TOKENS * SIZE / sum(made_calls))
+            assert calls[gamma - 1] == [value, *ends([10] * 4, made_calls, grid.TOKENS)]
+
+    assert found["steps"] == SIZE
+    for rule, row in zip((GREEDY, Additive(0.3)), found["rules"], strict=True):
+        for level in (0, 20, 40, len(LEVELS) - 1):
+            flags = target.certificates[rule][0] > LEVELS[level]
+            check(
+                flags,
+                [end[level] for end in row["share"]],
+                [[end[gamma][level] for end in row["tokens"]] for gamma in range(grid.LONGEST)],
+            )
+        for at, flags in enumerate(target.judged[rule.label]):
+            check(
+                flags,
+                [end[at] for end in row["shares"]],
+                [[end[gamma][at] for end in row["calls"]] for gamma in range(grid.LONGEST)],
+            )
+    (row,) = grid.grid(made(drafter=False), [GREEDY])["rules"]
+    assert row.keys() == {"share", "tokens"}
 
 
 @pytest.mark.parametrize("wrong", [0, 1, 3])
@@ -127,17 +155,20 @@ def test_answers_are_shown_from_the_least_accepted_to_the_most() -> None:
     assert "share of accepted tokens under Strict greedy" in found["chosen_by"]
     for one in found["answers"]:
         place = int(one["id"][-1])
-        assert one["begin"] == 10 * place
         step = one["steps"][3]
         assert step["t"] == 10 * place + 3
         assert step["d"] == step["t"] + 1
         assert step["p"] == pytest.approx(target.probabilities[step["t"], :5], rel=5e-3)
         assert len(step["r"]) == 2
+        for rule, fate in zip((GREEDY, Additive(0.3)), step["fates"], strict=True):
+            kept, sure = (flags[step["t"]] for flags in target.judged[rule.label])
+            assert fate == (steps.CERTIFIED if sure else steps.ACCEPTED if kept else steps.REJECTED)
     assert found["words"] == {"0": "<b>", "1": "word"}  # as it is: the page sets it as text
     found = steps.answers(made(drafter=False), [GREEDY])
     assert [one["id"] for one in found["answers"]] == [f"id-{at}" for at in range(4)]
     assert "mean certificate" in found["chosen_by"]
     assert "d" not in found["answers"][0]["steps"][0]
+    assert found["answers"][0]["steps"][0]["fates"] == [steps.OPEN]
     endless = replace(made(), certificates={GREEDY: (np.full(SIZE, np.inf),) * 2})
     found = steps.answers(endless, [GREEDY])
     assert found["answers"][0]["steps"][0]["r"] == [None]  # nothing is rejected
@@ -185,12 +216,12 @@ def test_a_step_names_the_divergence_that_its_rule_is_judged_in() -> None:
     both = one.draft.assign(full_kl=0.2, tv=0.1)
     for divergence, judged_by in (("full_kl", ["full_kl", "tv"]), ("kl", ["kl", "kl"])):
         target = replace(one, draft=both, divergence=divergence)
-        packed = steps.packed_steps(target, (GREEDY, tree))
+        packed = steps.about(target, (GREEDY, tree))
         assert packed["judged_by"] == judged_by
         assert list(packed["divergences"]) == list(dict.fromkeys(judged_by))
         shown = steps.answers(target, (GREEDY, tree))["answers"][0]["steps"][0]["distances"]
         assert list(shown) == list(dict.fromkeys(judged_by))
-    assert steps.packed_steps(target, (GREEDY,))["divergences"] == {"kl": ("KL(p‖q)", " nats")}
+    assert steps.about(target, (GREEDY,))["divergences"] == {"kl": ("KL(p‖q)", " nats")}
 
 
 @pytest.mark.parametrize(("share", "says"), [(0.95, "Additive (t = 0.2)"), (0.925, "none of")])

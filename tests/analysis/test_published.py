@@ -13,7 +13,13 @@ import yaml
 from analysis.report import published
 from analysis.report.measured import Results, certificate_statistics, top_statistics
 from analysis.report.records import together
-from analysis.report.sections.published_matched import compare, nearest_temperature, verdict_table
+from analysis.report.render import lines
+from analysis.report.sections.published_matched import (
+    compare,
+    nearest_temperature,
+    numbers_table,
+    verdict_table,
+)
 from analysis.rules import (
     Additive,
     Multiplicative,
@@ -152,6 +158,29 @@ def test_what_the_paper_prints_is_inside_its_own_interval(match: Results) -> Non
     assert runs["value"].notna().tolist() == [True, False, True, *[False] * 5]  # ours has two ε
     assert "multiplicative alpha=0.9" not in found.loc["5 and 6"].index
     assert set(table["table"]) == {"1", "2", "3", "5 and 6"}
+
+
+def test_a_length_that_answers_cut_is_a_bound_and_is_not_counted() -> None:
+    """Fifty steps that are all certified advance at least 50 tokens: 100 is no contradiction."""
+    certificates = {Additive(0.3): np.full(EACH, 0.011)}
+    found = measured(certificates, np.full(EACH, 0.5), list(published.EPS))
+    table = compare(found, [matched(found)])
+    runs = table[table["table"] == "5 and 6"].set_index("statistic")
+    least = min(published.EPS)
+    assert least < 0.011 < sorted(published.EPS)[1]
+    assert runs.loc[least, ["value", "matched"]].tolist() == [EACH, EACH]
+    assert runs.loc[least, "published"] > EACH
+    assert runs["matched_censored"].tolist() == [eps == least for eps in runs.index]
+    assert not runs.loc[least, "outside"]
+    assert math.isnan(runs.loc[least, "difference"])
+    assert runs["outside"].sum() == len(runs) - 1  # one token a call is certified at all others
+    shown = numbers_table(table, [matched(found)])
+    cells = {name: texts for _, rows in lines(shown) for name, texts, _ in rows}
+    row = cells[f"Additive (t = 0.3), ε = {least:g}"]
+    assert row[:2] == ["≥ 50.00", "≥ 50.00 [50.00, 50.00]"]
+    assert row[3] == "–"
+    counts = verdict_table(table, [matched(found)]).data["5 and 6"].tolist()
+    assert counts == [f"{len(runs) - 1} of {len(runs) - 1}"]
 
 
 @pytest.mark.parametrize(("shift", "outside"), [(0.0004, False), (0.0006, True)])

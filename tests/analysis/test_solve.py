@@ -14,7 +14,7 @@ from analysis.acceptance.solve import RESOLUTION, Goal, Solution, solve, solve_a
 from analysis.acceptance.summary import kl_needed
 from analysis.certificates.certify import certify
 from analysis.rules import Rule, StrictGreedy
-from analysis.rules.build import Dial, build_dial
+from analysis.rules.build import ParameterRange, build_range
 from analysis.rules.builtin import AbsoluteThreshold
 from analysis.statistics.bootstrap import PromptBootstrap
 from analysis.statistics.trajectories import Trajectories, calls_made
@@ -54,11 +54,11 @@ def reached(dist: TopK, rule: Rule, goal: Goal, weights: np.ndarray | None = Non
     return (w @ above) / (w @ below)
 
 
-def answer(dist: TopK, dial: Dial, goal: Goal) -> Solution:
+def answer(dist: TopK, dial: ParameterRange, goal: Goal) -> Solution:
     return solve(dist, dial, EPS, goal, BOOTSTRAP, STEPS)
 
 
-def stricter(dial: Dial, value: float) -> Rule:
+def stricter(dial: ParameterRange, value: float) -> Rule:
     """The rule one place of the grid before a value."""
     kind = type(dial.rules[0].parameters[dial.parameter])
     sign = math.copysign(
@@ -72,7 +72,7 @@ def stricter(dial: Dial, value: float) -> Rule:
 def test_the_answer_agrees_with_certificates_of_its_neighbours(
     dist: TopK, mapping: dict[str, Any], goal: Goal
 ) -> None:
-    dial = build_dial(mapping)
+    dial = build_range(mapping)
     found = answer(dist, dial, goal)
     if found.rule is None:
         most = reached(dist, dial.rules[-1], goal)[0]
@@ -95,7 +95,7 @@ def test_a_drafter_reaches_a_length_and_not_one_place_before(
     k: int, mapping: dict[str, Any]
 ) -> None:
     """Found to the grid's 1e-4, where it was to 1e-3; of tokens beyond the stored ones as well."""
-    steps, dial = pair(0.8, k=k), build_dial(mapping)
+    steps, dial = pair(0.8, k=k), build_range(mapping)
     ends = [statistics(steps, r)["realised_per_call"] for r in (dial.rules[0], dial.rules[-1])]
     calls = steps.trajectories
 
@@ -117,7 +117,7 @@ def test_a_drafter_reaches_a_length_and_not_one_place_before(
 @pytest.mark.parametrize("goal", GOALS, ids=str)
 def test_the_limits_are_quantiles_of_the_resamples_own_answers(dist: TopK, goal: Goal) -> None:
     """Each resample is solved by a sweep over all settings of an integer."""
-    dial = build_dial({"rule": "tree", "m": [1, 9]})
+    dial = build_range({"rule": "tree", "m": [1, 9]})
     ways = np.stack(
         [reached(dist, replace(dial.rules[0], m=m), goal, BOOTSTRAP.weights) for m in range(1, 10)]
     )
@@ -135,7 +135,7 @@ def test_at_the_threshold_and_a_step_to_either_side() -> None:
     dist = TopK.from_probabilities([[0.6, 0.3, 0.1]])
     steps = Trajectories.from_positions(np.array([0]))
     bootstrap = PromptBootstrap(steps.prompts, 20, 0.9, 0)
-    dial = build_dial({"rule": "additive", "t": [0.0, 1.0]})
+    dial = build_range({"rule": "additive", "t": [0.0, 1.0]})
     least = float(certify(dist, dial.rules[0]).lower[0, 0])
     assert least == pytest.approx(0.6 * math.log(0.6 / 0.45) + 0.3 * math.log(0.3 / 0.45))
     for eps, value in ((least - 1e-9, 0.0), (least, 0.3001), (least + 1e-9, 0.3001)):
@@ -160,7 +160,7 @@ def test_impossible_goals(given: dict[str, float], dist: TopK) -> None:
         with pytest.raises(ValueError, match="either share or tokens"):
             Goal(**both)
     with pytest.raises(ValueError, match="eps=-1 is not allowed"):
-        solve(dist, build_dial(DIALS[0]), -1, GOALS[0], BOOTSTRAP, STEPS)
+        solve(dist, build_range(DIALS[0]), -1, GOALS[0], BOOTSTRAP, STEPS)
 
 
 @pytest.mark.parametrize("noise", [0.3, 2.0])

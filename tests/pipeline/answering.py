@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 from pipeline.loader import Study
 from pipeline.stages.accuracy import compute as stage
+from tests import methods
 from tests.results.models import WORDS, write_model
 
 METHODS = [
@@ -35,12 +37,12 @@ def note_asked(patch: pytest.MonkeyPatch, stop_after: int) -> list[str]:
     return asked
 
 
-def rows(kind: str = "answer") -> list[dict[str, Any]]:
+def rows() -> list[dict[str, Any]]:
     """Items in the words of the models, whose right answer is a word that they like to say."""
     return [
         {
             "id": f"item {at}",
-            "kind": kind,
+            "kind": "answer",
             "prompt": " ".join(WORDS[4 + (7 * at + i) % 44] for i in range(3 + at)),
             "expected": WORDS[10:30],
             "wrong": WORDS[30:36],
@@ -65,12 +67,14 @@ def write_place(folder: Path) -> Path:
     return folder
 
 
-def study(place: Path, *overrides: str, stage: str = "accuracy") -> Study:
-    """Compose the study in a folder of `write_place`."""
-    return Study(*overrides_of(place), f"stage={stage}", *overrides)
+def study(
+    place: Path, *overrides: str, stage: str = "accuracy", decoded: Sequence[str] = METHODS
+) -> Study:
+    """Compose the study in a folder of `write_place`; `decoded` are its methods."""
+    return Study(*overrides_of(place, decoded), f"stage={stage}", *overrides)
 
 
-def overrides_of(place: Path) -> list[str]:
+def overrides_of(place: Path, decoded: Sequence[str] = METHODS) -> list[str]:
     """Return the configuration of the study in a folder of `write_place`."""
     return [
         "study=mini",
@@ -87,7 +91,7 @@ def overrides_of(place: Path) -> list[str]:
         "prompts.min_tokens=3",
         f"accuracy.tasks=['{place / 'own.jsonl'}',facts]",
         "accuracy.items=4",
-        f"accuracy.methods=[{', '.join(METHODS)}]",
+        *methods.overrides(*decoded),
         "device={name: cpu, threads: 1}",
         f"outputs='{place / 'outputs'}'",
     ]

@@ -17,6 +17,7 @@ from tests.analysis.cases import stored_columns
 
 TEMPERATURES = [0.25, 0.5]  # stored besides 1
 EPS = [0.01, 0.1, 0.69]
+COMMITS = {name: 20 * digits for name, digits in (("prompts", "0a"), ("model", "1b"))}
 STATISTICS = {"resamples": 50, "confidence": 0.95, "statistics_seed": 0}
 
 
@@ -42,7 +43,12 @@ class MadeUp:
         self.prompts = Node(
             "prompts",
             "made-up",
-            {"min_tokens": 64, "max_tokens": 384, "template": "chat", "enable_thinking": False},
+            {
+                "source": {"hub": "owner/chats", "commit": COMMITS["prompts"]},
+                **{"split": "train_sft", "count": 6, "seed": 0},
+                **{"min_tokens": 64, "max_tokens": 384},
+                **{"template": "chat", "enable_thinking": False},
+            },
         )
         self._publish(
             self.prompts,
@@ -76,7 +82,7 @@ class MadeUp:
             label,
             {
                 "model": {
-                    "content": f"{seed:016x}",
+                    **{"hub": "owner/model", "commit": f"{COMMITS['model'][:-1]}{seed:x}"},
                     "dtype": "float32",
                     "head_dtype": "float32",
                     "attention": "sdpa",

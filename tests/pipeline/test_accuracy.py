@@ -22,8 +22,7 @@ from pipeline.store.artifacts import Artifact, Store
 from pipeline.store.decoded import read_answered
 from pipeline.store.node import Node
 from pipeline.tasks.items import read_items
-from pipeline.tasks.sandbox import level
-from tests.pipeline.answering import METHODS, note_asked, rows, study, write, write_place
+from tests.pipeline.answering import note_asked, rows, study, write, write_place
 from tests.results.models import WORDS
 
 TIE = 1e-5  # of two logits: a pass over several tokens may choose the other one
@@ -122,31 +121,35 @@ def test_what_determines_the_artifact_is_in_its_name(place: Path) -> None:
     tree = (
         "{drafter: model, rule: greedy, draft_length: 3, temperature: 0, tree: symmetric, width: W}"
     )
-    others = [f"accuracy.methods=[{tree.replace('W', width)}]" for width in "23"]
-    others += ["accuracy.items=2", "accuracy.seed=1", "accuracy.tasks=[facts]",
-               "prompts.template=none", "accuracy.lookup=1"]  # fmt: skip
-    assert len({before, *map(name, others)}) == 1 + len(others)
+    others = [
+        study(place, decoded=[tree.replace("W", width)]).nodes["accuracy"][0].fingerprint
+        for width in "23"
+    ]
+    singles = ["accuracy.items=2", "accuracy.seed=1", "accuracy.tasks=[facts]",
+               "prompts.template=none", "decoding.lookup=1"]  # fmt: skip
+    names = {before, *others, *map(name, singles)}
+    assert len(names) == 1 + len(others) + len(singles)
     write(place / "own.jsonl", rows()[:5])
     assert name() != before
     write(place / "own.jsonl", rows())
     assert name() == before
 
 
-def test_a_foreign_task_runs_no_code_unless_it_is_allowed(place: Path) -> None:
-    path = write(place / "code.jsonl", [one | {"expected": ["f() == 1"]} for one in rows("python")])
-    with pytest.raises(PipelineError, match=r"give accuracy\.foreign_code=true"):
-        study(place, f"accuracy.tasks=['{path}']")
-    study(place, f"accuracy.tasks=['{path}']", "accuracy.foreign_code=true")
-    study(place, "accuracy.tasks=[functions]")
-    study(place, f"accuracy.tasks=['{path}']", stage="drafts")  # which asks no question
-
-
 @pytest.mark.parametrize(
     ("override", "said"),
     [
         ("accuracy.tasks=[facts,none]", "accuracy.tasks: none is no task: give arithmetic, "),
-        ("accuracy.methods=[{rule: greedy}]", r"accuracy\.methods\[0\]"),
-        ("accuracy.methods=[]", "accuracy.methods: give a list"),
+        ("+decoding.methods.a={rule: greedy}", "decoding.methods.a: the key 'drafter' is missing"),
+        (
+            "accuracy.tasks=[functions]",
+            "functions is no task: give .* a model's code, are run by python -m pipeline.harness",
+        ),
+        (
+            "accuracy.foreign_code=true",
+            "accuracy.foreign_code=true was removed: .* --confirm_run_unsafe_code",
+        ),
+        ("+accuracy.foreign_code=true", "accuracy.foreign_code=true was removed: "),
+        ("accuracy.methods=[]", "accuracy.methods=.* was removed: the methods of decoding.methods"),
         ("accuracy.tasks=[facts,more/facts.jsonl]", "two of facts, facts have the same name"),
     ],
 )
@@ -225,16 +228,6 @@ def test_answers_are_read_again_by_the_target(place: Path, made: tuple[Node, Art
         assert (departures[run] == 0) == exact
 
 
-def test_code_of_answers_names_its_level(place: Path) -> None:
-    item = rows()[0] | {"kind": "python", "expected": ["f(1) == 1"], "wrong": []}
-    path = write(place / "python.jsonl", [item])
-    allowed = ("accuracy.foreign_code=true", f"accuracy.methods=[{METHODS[0]}]")
-    (node,) = study(place, f"accuracy.tasks=['{path}']", *allowed).nodes["accuracy"]
-    artifact = runner.ensure([node], Store(place / "outputs" / "artifacts"))[0]
-    assert artifact.record["facts"]["sandbox"] == level()
-    assert not any(artifact.read().to_pandas()["correct"])
-
-
 def test_the_end_of_the_stage_says_what_is_excluded(made: tuple[Node, Artifact]) -> None:
     """Eight items exclude no loss of 5 points; a margin of 99 points is excluded."""
     rows = {row["method"]: row["loss"] for row in summary(*made)}
@@ -245,16 +238,20 @@ def test_the_end_of_the_stage_says_what_is_excluded(made: tuple[Node, Artifact])
     assert found["Additive (t = 0.6)"] == "excluded"
 
 
-def test_what_is_lossless_leaves_every_answer_as_it_is(place: Path) -> None:
+def test_what_is_lossless_leaves_every_answer_as_it_is(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Strict greedy, on trees as well, and races at equal seeds; near-ties are listed."""
     items = [row | {"max_tokens": 24} for row in rows()]  # answers long enough to part
     tasks = f"accuracy.tasks=['{write(place / 'parting.jsonl', items)}',facts]"
-    given = f"accuracy.methods=[{', '.join([*LOSSLESS, *RELAXED])}]"
-    (node,) = study(place, tasks, given).nodes["accuracy"]
+    monkeypatch.setattr("pipeline.stages.accuracy.scored", list)  # lossless ones, too
+    (node,) = study(place, tasks, decoded=[*LOSSLESS, *RELAXED]).nodes["accuracy"]
     artifact = runner.ensure([node], Store(place / "outputs" / "artifacts"))[0]
     one = read_answered("wide", artifact)
-    methods = node.settings["methods"]
-    assert [method.lossless for method in methods] == [True] * len(LOSSLESS) + [False, False]
+    assert [method.lossless for method in node.settings["methods"]] == [True] * len(LOSSLESS) + [
+        False,
+        False,
+    ]
     left = answers.differing(one)
     parted, left = left[left["exact"]], left[~left["exact"]]
     assert (parted["gap"] < TIE).all(), f"answers that part:\n{parted}"

@@ -9,20 +9,31 @@ import pyarrow as pa
 import pytest
 
 from pipeline.errors import PipelineError
-from pipeline.paths import ROOT
 from pipeline.plan.graph import STAGES
 from pipeline.store import columns
+from tools.columns import PAGE, filled, table
 
 FILES = [(stage.name, name) for stage in STAGES.values() for name in stage.columns]
 
 
-@pytest.mark.parametrize(("stage", "name"), FILES)
-def test_every_column_is_documented(stage: str, name: str) -> None:
-    text = (ROOT / "docs" / "data.md").read_text()
-    section = next(part for part in text.split("\n## ") if re.match(rf"{stage}\b", part))
-    shared = text if stage == "drafts" else section  # drafts refers to distributions
-    for column in STAGES[stage].columns[name]:
-        assert re.search(rf"\b{column}\b", shared), f"docs/data.md, {stage} {name}: {column}"
+def test_the_page_shows_the_columns_that_the_stages_declare() -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    assert page == filled(page), "python -m tools.columns writes the tables of docs/data.md"
+    shown = re.findall(r"<!-- columns: (\S+) (\S+) -->\n\n\| column", page)
+    assert sorted(shown) == sorted(FILES)
+
+
+def test_neighbours_of_one_meaning_share_a_row() -> None:
+    end = columns.Column("float64", "interval")
+    rows = table({"low": end, "high": end, "n": columns.Column("int32", "prompts")}).splitlines()
+    assert rows[2:] == ["| low, high | `float64` | interval |", "| n | `int32` | prompts |"]
+
+
+def test_every_column_has_a_meaning() -> None:
+    for stage, name in FILES:
+        for label, column in STAGES[stage].columns[name].items():
+            assert column.meaning.strip(), f"{stage} {name}: {label}"
+            assert "|" not in column.meaning, f"{stage} {name}: {label}"  # ends a Markdown cell
 
 
 def test_other_columns_and_types_are_refused() -> None:

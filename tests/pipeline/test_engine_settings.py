@@ -9,14 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from omegaconf import OmegaConf
 
 from analysis.rules import AbsoluteThreshold, Rule, StrictGreedy, TopMAdditive, Typical
-from analysis.rules.build import build_dial
+from analysis.rules.build import build
 from analysis.topk import TopK
 from conf import schema
 from pipeline import solve
+from pipeline.formats import engine_settings
 from pipeline.formats.engine_settings import ENGINES, setting_text
+from pipeline.paths import CONF
 from tests.conftest import SmallStudy
 
 RULES: dict[str, Rule] = {
@@ -29,12 +32,20 @@ RULES: dict[str, Rule] = {
 
 
 def written(
-    engine: str, drafter: str | None = "a/drafter", head: bool = False, rule: Rule | None = None
-) -> str:
+    engine: str, drafter: str | None = "a/drafter", head: bool = False, rule: Rule | None = None,
+    target: str = "a/target",
+) -> str:  # fmt: skip
     return setting_text(
-        engine, ["96 prompts."], rule=rule or RULES[engine], draft_length=3, target="a/target",
-        drafter=drafter, head=head, temperature=0.7,
+        engine, ["96 prompts."], rule=rule or RULES[engine], strictest=STRICTEST.get(engine),
+        draft_length=3, target=target, drafter=drafter, head=head, temperature=0.7,
     )  # fmt: skip
+
+
+RANGES = yaml.safe_load((CONF / "rules/default.yaml").read_text())["ranges"]
+STRICTEST = {
+    name: build({"rule": found["rule"], found["parameter"]: found["ends"][0], **found["fixed"]})
+    for name, found in ((name, {"fixed": {}} | RANGES[name]) for name in ENGINES if name in RANGES)
+}
 
 
 def words(text: str) -> list[str]:
@@ -50,15 +61,14 @@ def value(text: str, flag: str) -> str:
     return found[found.index(flag) + 1]
 
 
-def test_every_engine_of_the_configuration_is_written_with_a_dial_of_its_rule() -> None:
+def test_every_engine_of_the_configuration_is_written_with_a_range_of_its_rule() -> None:
     assert tuple(ENGINES) == schema.ENGINE_NAMES
     for name, engine in ENGINES.items():
         text = written(name)
         assert text.startswith("# 96 prompts.\n# Differs: ")
         assert text.endswith("\n")
-        if engine["dial"] is not None:
-            dial = build_dial(engine["dial"])
-            assert type(dial.rules[0]) is type(RULES[name])
+        if engine["rule"] is not None:
+            assert STRICTEST[name].name == engine["rule"] == RULES[name].name
 
 
 def test_flags_of_the_shell() -> None:
@@ -74,6 +84,27 @@ def test_flags_of_the_shell() -> None:
     text = written("llama_cpp", drafter=None)
     assert (value(text, "-md"), value(text, "--spec-draft-n-max")) == ("DRAFTER", "3")
     assert (value(text, "--temp"), value(text, "--spec-draft-p-min")) == ("0", "0")
+
+
+PACKAGE = "package:a==1.0/b.gguf#sha256=" + 64 * "0" + "&model=owner/name"
+
+
+def test_paths_are_words_of_the_shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A space, a quote, # and & stay inside one word; a package is the directory made from it."""
+    odd = '/models/o\'brien & co #1/"q"'
+    for engine, flag in (("sglang", "--speculative-draft-model-path"), ("llama_cpp", "-md")):
+        text = written(engine, target=odd, drafter=odd)
+        assert odd in words(text)
+        assert value(text, flag) == odd
+    text = written("vllm", target=odd, drafter=odd)
+    assert words(text)[:3] == ["vllm", "serve", odd]
+    assert json.loads(value(text, "--speculative-config"))["model"] == odd
+    monkeypatch.setattr(engine_settings, "converted", {PACKAGE: tmp_path}.get)
+    text = written("vllm", target=PACKAGE, drafter=PACKAGE)
+    assert words(text)[2] == str(tmp_path)
+    assert json.loads(value(text, "--speculative-config"))["model"] == str(tmp_path)
+    monkeypatch.setattr(engine_settings, "converted", {}.get)  # not made yet
+    assert words(written("vllm", target=PACKAGE))[2] == PACKAGE
 
 
 def test_files() -> None:

@@ -124,10 +124,9 @@ def test_the_command_runs_tasks_of_a_folder(place: Path) -> None:
     overrides = overrides_of(place)
     rows = command.evaluate(["words"], 1, str(place / "tasks"), overrides)
     assert len(rows) == 2 * (len(METHODS) + 2)  # two filters
-    with pytest.raises(ValueError, match="unsafe"):
+    with pytest.raises(PipelineError, match=r"one of code runs code .* --confirm_run_unsafe_code"):
         command.evaluate(["code"], 1, str(place / "tasks"), overrides)
-    allowed = [*overrides, "accuracy.foreign_code=true"]
-    assert command.evaluate(["code"], 1, str(place / "tasks"), allowed)
+    assert command.evaluate(["code"], 1, str(place / "tasks"), overrides, unsafe_code=True)
 
 
 def test_without_the_package_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,7 +144,5 @@ def test_the_tasks_of_the_harness_are_the_projects() -> None:
         items = read_items(FOLDER / f"{task}.jsonl")
         (limit,) = {item["max_tokens"] for item in items}
         assert f"task: draft_acceptance_{task}" in lines
-        assert f"metadata: {{version: 1, file: {task}}}" in lines
+        assert f"metadata: {{version: 2, file: {task}}}" in lines
         assert any(f"max_gen_toks: {limit}," in line for line in lines), task
-        code = any(item["kind"] == "python" for item in items)
-        assert ("unsafe_code: true" in lines) is code

@@ -24,17 +24,18 @@ from pipeline.models.heads.head_files import save_head
 from pipeline.models.load import load_model
 from pipeline.plan.graph import with_upstream
 from pipeline.store.artifacts import Store
+from tests import methods
 from tests.pipeline import heads, tiny
 from tests.pipeline.reading import page_text
 
 DEPTHS = 3
 METHODS = (
-    "[{drafter: model, rule: greedy, draft_length: [1, 9], temperature: 0}, "
-    "{drafter: [lookup_first, prompt_lookup], rule: greedy, draft_length: 3, temperature: 0}, "
-    "{drafter: lookup_first, rule: greedy, draft_length: 3, model_length: 2, temperature: 0}, "
-    "{drafter: model, rule: additive, t: 0.2, draft_length: 3, temperature: 0}, "
+    "{drafter: model, rule: greedy, draft_length: [1, 9]}",
+    "{drafter: [lookup_first, prompt_lookup], rule: greedy, draft_length: 3}",
+    "{drafter: lookup_first, rule: greedy, draft_length: 3, model_length: 2}",
+    "{drafter: model, rule: additive, t: 0.2, draft_length: 3}",
     "{drafter: [model, lookup_first], sampling: [speculative, races], draft_length: 3, "
-    "temperature: 0.7}]"
+    "temperature: 0.7}",
 )
 
 
@@ -52,11 +53,11 @@ def overrides(folder: Path) -> list[str]:
     drafted = torch.arange(2, tiny.VOCABULARY, 2)
     save_head(head.head, heads.shape_of(target), head.layers, drafted, folder / "head")
     return [
-        *(x for x in given if not x.startswith(("drafter", "decoding.methods"))),
+        *(x for x in given if not x.startswith(("drafter", "decoding=", "+decoding"))),
         "drafter=local_head", f"drafter.path='{folder / 'head'}'", "drafter.label='a [head]'",
         f"drafter.head.depths={DEPTHS}", "drafter.dtype=float32", "decoding.lookup=1",
         "prompts.min_tokens=4",
-        "decoding.steps=8", f"decoding.methods={METHODS}", f"outputs='{folder / 'outputs'}'",
+        "decoding.steps=8", *methods.overrides(*METHODS), f"outputs='{folder / 'outputs'}'",
     ]  # fmt: skip
 
 

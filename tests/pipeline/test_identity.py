@@ -9,13 +9,7 @@ import pytest
 
 from pipeline.store import identity
 from pipeline.store.durable import file_digest
-from pipeline.store.identity import Identities, split_patterns
-
-
-def test_a_split_is_no_pattern() -> None:
-    assert split_patterns("train[1]")[0] == "*train[[]1].jsonl"
-    assert split_patterns("train_sft")[0] == "*train_sft.jsonl"
-    assert split_patterns(None)[0] == "**.jsonl"
+from pipeline.store.identity import Identities
 
 
 def test_digests_are_remembered_only_where_that_is_safe(

@@ -14,11 +14,11 @@ from pipeline.errors import PipelineError
 from pipeline.execution import workers
 from pipeline.execution.shard_plan import Plan, at_most
 from pipeline.execution.workers import Here, RayWorkers, connect, open_workers, share_out
-from pipeline.plan.methods import build_methods
 from pipeline.stages.distributions import compute as distributions
 from pipeline.store.artifacts import Artifact, Pending
 from pipeline.store.durable import file_digest
 from pipeline.store.node import Node
+from tests import methods
 from tests.pipeline import many
 from tests.pipeline.tiny import MODEL, built, dump_node, prompts_node, write_model, write_prompts
 
@@ -81,6 +81,8 @@ def test_shards_are_those_of_this_process_whoever_computes_and_dies(
     assert contents(there) == contents(here)
     assert {s.name: s.checksum for s in there.shards} == {s.name: s.checksum for s in here.shards}
     assert ("0000a" in contents(there)) == (fits == 1)
+    computed = [shard.measured["at"] for shard in there.shards]
+    assert computed == sorted(computed) or workers > 1  # halves too, the longer prompts first
     assert not list(deaths.iterdir())
     assert (facts["engine"], facts["workers"], facts["threads"]) == ("ray", workers, [1])
 
@@ -119,7 +121,7 @@ def pair_nodes(tmp_path: Path, dump: Node) -> list[Node]:
         "drafter": {**dump.settings, "path": str(drafter), "label": "drafter"},
     }
     prompts = dump.upstream["prompts"]
-    methods = build_methods(
+    built = methods.build(
         [{"drafter": "model", "rule": "additive", "t": 0.1, "draft_length": 3, "temperature": 0}]
     )
     return [
@@ -136,7 +138,7 @@ def pair_nodes(tmp_path: Path, dump: Node) -> list[Node]:
             models
             | {"prompts": 3, "steps": 6, "seed": 0, "lookup": 2, "batches": [], "methods": ["one"]},
             {"prompts": prompts},
-            settings | {"methods": methods},
+            settings | {"methods": built},
         ),
     ]
 

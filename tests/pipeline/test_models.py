@@ -17,7 +17,7 @@ from pipeline.models.language_model import wide_product
 from pipeline.models.load import LanguageModel, load_model, load_tokenizer
 from pipeline.models.passes import Texts, relative_error
 from pipeline.models.prompt_tokens import encode
-from pipeline.store.identity import hub_commit
+from pipeline.store.hub import hub_commit
 from tests.pipeline import tiny
 
 

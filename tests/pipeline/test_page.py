@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import random
 import re
 import shutil
 import zlib
@@ -16,6 +17,7 @@ import pytest
 from pipeline import solve
 from pipeline.execution.runner import ensure
 from pipeline.loader import Study
+from pipeline.stages.report import page
 from pipeline.stages.report.page import deflated
 from pipeline.store.artifacts import Store
 from tests.conftest import SmallStudy
@@ -92,16 +94,36 @@ def test_the_page_is_small_whole_and_names_no_place(small_study: SmallStudy) -> 
     assert set(re.findall(r'(?:href|src)="([^"#]*)', text)) == {"", "data:,"}
 
 
+def test_a_damaged_script_bundle_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(page, "__file__", str(tmp_path / "page.py"))
+    script = page.bundle()
+    [file] = (tmp_path / "__pycache__").iterdir()
+    whole, chance = file.read_bytes(), random.Random(0)
+    monkeypatch.setattr("vl_convert.javascript_bundle", lambda _: "made again")
+    assert page.bundle() == script
+    for _ in range(20):
+        damaged = bytearray(whole)
+        damaged[chance.randrange(len(whole))] ^= 1 << chance.randrange(8)
+        file.write_bytes(damaged)
+        assert page.bundle() == "made again"
+    file.write_bytes(whole[:-1])
+    assert page.bundle() == page.bundle() == "made again"
+    assert list(file.parent.iterdir()) == [file]
+
+
 def test_no_decision_that_is_certified_for_this_drafter_is_rejected(
     small_study: SmallStudy,
 ) -> None:
     text = page_of(small_study).read_text()
     certified = 0
-    for target in held(text, "page-data")["steps"]:
-        pairs = zip(target["accepted"], target["certified"], strict=True)
-        for kept, sure in (pair for pair in pairs if None not in pair):
-            assert not any(a == "A" and c == "B" for a, c in zip(kept, sure, strict=True))
-            certified += sure.count("B")
+    for target in held(text, "page-data")["targets"]:
+        for rule in target["rules"]:
+            (accepted, own), (kept, promised) = rule["shares"][0], rule["calls"][0][-1]
+            assert own <= accepted
+            assert promised <= kept
+            certified += own
     assert certified > 1000
     assert f"0 of {certified:,}" in text or "0 of " in text
 
@@ -143,13 +165,9 @@ def test_colours_are_of_this_drafter_and_eps_only_outlines(opened: Opened) -> No
         spans = [opened.page.locator(f"{place} span.{kind}").count() for kind in kinds]
         return [int(found) for found in spans]
 
-    expected = """() => { const { begin, steps } = PAGE.answers[0].answers[state.answer];
-        const all = (name) => [...PAGE.steps[0][name][state.rule]];
-        const of = (name) => all(name).slice(begin, begin + steps.length);
-        const [kept, sure] = [of("accepted"), of("certified")];
-        return [sure.filter((x) => x === "B").length,
-          kept.filter((x, at) => x === "B" && sure[at] === "A").length,
-          kept.filter((x) => x === "A").length,
+    expected = """() => { const { steps } = PAGE.answers[0].answers[state.answer];
+        const count = (fate) => steps.filter((step) => step.fates[state.rule] === fate).length;
+        return [count(3), count(2), count(1),
           steps.filter((step) => step.r[state.rule] === null ||
             step.r[state.rule] > PAGE.levels[state.level]).length]; }"""
     levels = opened.page.evaluate("PAGE.levels.length")
@@ -178,20 +196,21 @@ def test_the_calculator_agrees_with_solve(opened: Opened, small_study: SmallStud
     read = [solve.SolvedTarget(study, name) for name in study.targets]
     promised = solve.tables(study, read)["promised"]
     labels = opened.page.evaluate("PAGE.rules.map((rule) => rule.label)")
-    targets = opened.page.evaluate("PAGE.steps.map((target) => target.label)")
-    lengths = {"of any length": 0, "of 2": 2, "of 5": 5}
+    targets = opened.page.evaluate("PAGE.targets.map((target) => target.label)")
+    lengths = {"of 2": 2, "of 5": 5}
     found = opened.page.evaluate(
-        """(lengths) => PAGE.steps.map((target) => PAGE.rules.map((_, rule) => lengths.map(
+        """(lengths) => PAGE.targets.map((_, target) => PAGE.rules.map((_, rule) => lengths.map(
         (gamma) => evaluate(target, rule, PAGE.levels.indexOf(0.1), gamma))))""",
         list(lengths.values()),
     )
+    promised = [row for row in promised if row["drafts"] in lengths]
     assert len(promised) == len(targets) * len(labels) * len(lengths) * 2
     for row in promised:
         shown = found[targets.index(row["target"])][labels.index(row["rule"])]
         mine = shown[list(lengths).index(row["drafts"])]
         one = mine["tokens" if row["kind"] == "certified" else "realised"]
         expected = [row["tokens"], row["tokens_ci_low"], row["tokens_ci_high"]]
-        assert [one["value"], one["low"], one["high"]] == pytest.approx(expected, rel=1e-12)
+        assert [one["value"], one["low"], one["high"]] == pytest.approx(expected, abs=0.0050001)
         assert mine["promised"]["value"] <= mine["realised"]["value"]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -180,6 +181,44 @@ def test_a_damaged_parquet_file_is_named(model: Path, ultrachat: Path, tmp_path:
     for damaged in (b"", whole[:100], b"PAR1" + b"x" * 200 + b"PAR1", flipped):
         path.write_bytes(damaged)
         refused(model, path, tmp_path / "store", r"3c.parquet is no Parquet file that can be read")
+
+
+def test_a_parquet_file_without_rows(model: Path, ultrachat: Path, tmp_path: Path) -> None:
+    """Alone it is no source; among others it is nothing."""
+    path = ultrachat / "data/train_sft-00000-of-00002-0a.parquet"
+    pq.write_table(pa.Table.from_pylist([], SCHEMA), path)
+    refused(model, path, tmp_path / "store", "0a.parquet holds no rows")
+    rows = build(model, ultrachat, tmp_path / "store", split="train_sft", count=10, min_tokens=8)
+    assert [r["prompt_id"] for r in rows[:5]] == [f"good{i}" for i in range(5)]
+
+
+def test_a_parquet_file_is_read_anew(model: Path, tmp_path: Path) -> None:
+    """Its content counts: another file of the same path, size and time has other prompts."""
+    path = tmp_path / "p.parquet"
+    for at, text in enumerate(["question one", "question two"]):
+        pq.write_table(pa.table({"text": [text]}), path)
+        os.utime(path, ns=(0, 0))
+        assert [r["text"] for r in build(model, path, tmp_path / f"{at}", count=1)] == [text]
+
+
+def test_a_split_is_the_card_s(model: Path, tmp_path: Path) -> None:
+    """Where the card of a data set names the files of a split, their own names say nothing."""
+    card = {"configs": [
+        {"config_name": "other", "data_files": [{"split": "train", "path": "b.jsonl"}]},
+        {"config_name": "default", "data_files": [
+            {"split": "train", "path": ["a.jsonl", "more/*"]}, {"split": "test", "path": "b.*"}]},
+    ]}  # fmt: skip
+    source = tmp_path / "source"
+    (source / "more").mkdir(parents=True)
+    for name in ("a", "b", "more/c", "train"):
+        lines(source / f"{name}.jsonl", {"text": f"question {name}", "id": name})
+    (source / "README.md").write_text(f"---\n{json.dumps(card)}\n---\n# A card\n")
+    train = build(model, source, tmp_path / "store", split="train", count=2)
+    assert [r["prompt_id"] for r in train] == ["a", "more/c"]
+    test = build(model, source, tmp_path / "store", split="test", count=1)
+    assert [r["prompt_id"] for r in test] == ["b"]
+    message = r"^prompts.split=dev: the data set has no such split: give one of train, test$"
+    refused(model, source, tmp_path / "store", message, split="dev")
 
 
 def test_limits_that_exclude_are_named_with_their_keys(

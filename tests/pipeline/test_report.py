@@ -17,12 +17,15 @@ from analysis.certificates.certify import certify
 from analysis.decoding.speed import speed
 from analysis.rules import StrictGreedy
 from pipeline.execution.runner import ensure
-from pipeline.stages.report.setups import extent, warning
+from pipeline.plan.composition import composed, settings_of
+from pipeline.plan.slices import drafter_slice, model_slice
+from pipeline.stages.prompts import nodes as prompt_nodes
+from pipeline.stages.report.setups import extent, introduction, setup, warning
 from pipeline.store.artifacts import Artifact, Store
 from pipeline.store.distributions import read_distributions
 from tests.analysis.test_decoding_metrics import made as answers
 from tests.pipeline.reading import page_links, page_text
-from tests.pipeline.studies import TEMPERATURES, MadeUp
+from tests.pipeline.studies import COMMITS, TEMPERATURES, MadeUp
 
 RULES = [
     {"rule": "greedy"},
@@ -84,8 +87,75 @@ def test_the_page_gives_the_set_up(built: tuple[MadeUp, Artifact]) -> None:
         "| temperature of the certified distributions | 1 | 1 |",
         "| steps inside a repeated 16-gram of their answer | 85 % | 85 % |",
         "| as published | 0.871 | 0.988 | 0.391 | 0.886 |",
+        f"| its commit | {COMMITS['model'][:-1]}0 | {COMMITS['model'][:-1]}1 |",
+        f"| commit of that source | {COMMITS['prompts']} | {COMMITS['prompts']} |",
+        "| split of that source | train_sft | train_sft |",
+        "| prompt of a conversation | its first user message | its first user message |",
     ):
         assert row in page
+    said = "The paper does not state these settings, which are ours: "
+    (settings,) = re.findall(rf"{said}(.*)\.\n", page)
+    assert settings.split("; ") == [
+        "prompt of a conversation: its first user message",
+        "split of that source: train_sft",
+        "tokens of a prompt, at most: 384",
+        "seed of the draw: 0",
+        "template of the prompts: chat",
+        "thinking enabled: no",
+        "temperature of the answers (0: greedy): 0",
+        "weights: float32",
+        "final projection: float32",
+    ]
+
+
+def test_the_set_up_names_commit_split_and_precision_of_every_model_and_of_the_prompts() -> None:
+    """Of the paper's study as it is planned, with commits for the hub's answers."""
+    commits = {"Qwen/Qwen3-4B": "1a", "Qwen/Qwen3-0.6B": "2b", "HuggingFaceH4/ultrachat_200k": "3c"}
+    identities = SimpleNamespace(
+        model=lambda path, *_: {"hub": path, "commit": 20 * commits[path]},
+        source=lambda path, *_: {"hub": path, "commit": 20 * commits[path]},
+        tokenizer=lambda path, *_: {"content": path},
+    )
+    config = settings_of(composed(["study=paper", "~targets.qwen3_1_7b"]))
+    request = SimpleNamespace(config=config, identities=identities)
+    (prompts,) = prompt_nodes(cast("Any", request))
+    records = {
+        "prompts": prompts.config,
+        "distributions": {
+            "model": model_slice("targets.qwen3_4b", config.targets["qwen3_4b"], identities)
+        },
+        "drafts": {"drafter": drafter_slice(config.drafter, identities)},
+    }
+    sources = {
+        name: [SimpleNamespace(record={"config": slice_, "facts": {}})]
+        for name, slice_ in records.items()
+    }
+    target = SimpleNamespace(
+        tokens=[], bootstrap=SimpleNamespace(count=500), repeated=np.array([False])
+    )
+    facts = setup(cast("Any", target), cast("Any", sources))
+    assert (
+        facts.items()
+        >= {
+            "model": "Qwen/Qwen3-4B",
+            "its commit": 20 * "1a",
+            "weights": "bfloat16",
+            "final projection": "float32",
+            "drafter": "Qwen/Qwen3-0.6B",
+            "commit of the drafter": 20 * "2b",
+            "weights of the drafter": "bfloat16",
+            "final projection of the drafter": "float32",
+            "source of the prompts": "HuggingFaceH4/ultrachat_200k",
+            "commit of that source": 20 * "3c",
+            "split of that source": "train_sft",
+            "tokens of a prompt, at most": "1024",
+            "prompt of a conversation": "its first user message",
+        }.items()
+    )
+    for setting in ("split of that source: train_sft", "tokens of a prompt, at most: 1024"):
+        statistics = {"confidence": 0.95, "resamples": 100}
+        assert setting in introduction({"Qwen3-4B": facts}, statistics)[-1]
+        assert setting not in " ".join(introduction({"own": facts}, statistics))
 
 
 def test_numbers_come_from_the_certificates(built: tuple[MadeUp, Artifact]) -> None:

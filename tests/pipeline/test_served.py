@@ -152,6 +152,38 @@ def test_two_sets_are_held_against_each_other(
     assert "another model" not in said
 
 
+def test_served_log_probabilities_show_their_difference(
+    model: Path, dump: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Those of the dump, the third of each list off by 3e-4 and the others by 1e-5; two steps."""
+    exact, rows = dump
+    table = exact.read(columns=["prompt_id", "top_ids", "top_logits", "logsumexp"]).to_pylist()
+    served = json.loads(json.dumps(rows))
+    for row in served:
+        (choice,) = row["response"]["choices"]
+        steps = [step for step in table if step["prompt_id"] == row["response"]["id"]]
+        content = []
+        for step in steps:
+            values = np.array(step["top_logits"][:3]) - step["logsumexp"] + [1e-5, -1e-5, 3e-4]
+            top = [
+                {"token": f"token_id:{token}", "logprob": value}
+                for token, value in zip(step["top_ids"], values, strict=False)
+            ]
+            content.append({**top[0], "top_logprobs": [*top, {"token": "x", "logprob": -9.5}]})
+        choice["logprobs"] = {"content": content}
+    path = lines(tmp_path / "served.jsonl", *served)
+    facts = tiny.built(node(model, path, steps=2), tmp_path).record["facts"]["drift"]
+    known = facts["served.jsonl"]
+    assert known["log_probs"] == 3 * known["steps"] == 3 * 2 * len(rows)
+    assert known["median_difference"] == pytest.approx(1e-5, rel=0.5)  # two passes differ, too
+    assert known["largest_difference"] == pytest.approx(3e-4, rel=0.1)
+    assert "36 log-probabilities in the file differ from those here by 1" in capsys.readouterr().out
+    choice["token_ids"][0] = (choice["token_ids"][0] + 1) % 200 + 5  # lists of other tokens
+    path = lines(tmp_path / "other.jsonl", served[-1])
+    facts = tiny.built(node(model, path, steps=2), tmp_path).record["facts"]["drift"]
+    assert "log_probs" not in facts["other.jsonl"]
+
+
 def test_answers_of_another_model_are_called_so(
     dump: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -11,8 +11,7 @@ import pytest
 
 from pipeline.errors import PipelineError
 from pipeline.formats.engine_answers import AGAIN, CUT, NO_JSON, TORN
-from pipeline.stages.prompts import served
-from pipeline.stages.prompts.served import read_served
+from pipeline.formats.served_answers import ALONE, APART, EMPTY, read_served
 from tests.pipeline.served import ASKED, IDS, chat, lines
 
 
@@ -63,17 +62,18 @@ FORMATS: dict[str, list[Any]] = {
 @pytest.mark.parametrize("engine", FORMATS)
 def test_every_format_gives_what_was_asked_and_answered(engine: str, tmp_path: Path) -> None:
     answers, excluded = read_served(lines(tmp_path / "served.jsonl", *FORMATS[engine]))
-    (one,) = answers
+    ((_, _, reply),) = answers
     assert excluded == {}
     given = engine not in ("tensorrt-llm", "conversation")
-    assert one["ids"] == (IDS if given else None)
-    assert given or one["text"] == "ab"
-    asked = one["request"]
-    assert asked.get("prompt_ids") == [5, 6] or asked.get("prompt") == "a question" or (
-        asked["messages"] == ASKED["messages"]
+    assert reply.ids == (IDS if given else None)
+    assert given or reply.text == "ab"
+    asked = reply.request
+    assert asked is not None
+    assert asked.prompt_ids == [5, 6] or asked.prompt == "a question" or (
+        asked.messages == ASKED["messages"]
     )  # fmt: skip
     ended = ("vllm chat", "batch", "tensorrt-llm", "llama.cpp stream")
-    assert one["ended"] is (engine.startswith(ended))
+    assert reply.ended is (engine.startswith(ended))
 
 
 def test_what_is_left_out_is_counted(tmp_path: Path) -> None:
@@ -92,11 +92,12 @@ def test_what_is_left_out_is_counted(tmp_path: Path) -> None:
         ASKED, *stopped, '{"prompt": "a", "ans',
     )  # fmt: skip
     answers, excluded = read_served(path)
-    assert [one["name"] for one in answers] == ["line-1", "twice", "cut"]
-    assert answers[-1]["ids"] == IDS[:2]
+    assert [answer.name for answer in answers] == ["line-1", "twice", "cut"]
+    assert answers[-1].reply.ids == IDS[:2]
+    wrong = "choices[] is wrong (first in line 10: 3: input should be a valid dictionary)"
     assert excluded == {
-        NO_JSON: 2, "answers with an error": 1, "objects that are no answers": 2, AGAIN: 1, CUT: 1,
-        served.EMPTY: 2, served.APART: 1, served.ALONE: 2,
+        NO_JSON: 2, "answers with an error": 1, "objects that are no answers": 1, AGAIN: 1, CUT: 1,
+        EMPTY: 2, APART: 1, ALONE: 2, f"lines whose {wrong}": 1,
     }  # fmt: skip
     for nothing in ("", "nonsense\n", json.dumps(ASKED)):
         with pytest.raises(PipelineError, match=r"distributions.answers: .* has no answer that"):
@@ -120,7 +121,7 @@ def test_a_damaged_line_costs_its_own_answer_alone(engine: str, tmp_path: Path) 
     def read(content: list[bytes]) -> tuple[dict[str, list[Any]], dict[str, int]]:
         path.write_bytes(b"\n".join(content))
         answers, excluded = read_served(path)
-        found = {str(one["request"]): [*(one["ids"] or one["text"])] for one in answers}
+        found = {str(reply.request): [*(reply.ids or reply.text or "")] for *_, reply in answers}
         return found, excluded
 
     answers, excluded = read(whole)

@@ -116,7 +116,7 @@ def test_a_sweep_is_named_after_what_is_swept(
 ) -> None:
     for number, value in enumerate(values):
         row = {"target": "large", "method": "Strict greedy", "tokens_per_call": 1.5}
-        overrides = ["study=mini", "~acceptance.dials", f"decoding.draft_length={value}"]
+        overrides = ["study=mini", "~note", f"decoding.draft_length={value}"]
         point(tmp_path, number, overrides, [row])
     assert sweeps.collect(tmp_path) == 0
     name = "decoding_by_decoding.draft_length"

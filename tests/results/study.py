@@ -17,6 +17,7 @@ from pipeline.execution import runner
 from pipeline.loader import Study
 from pipeline.plan.graph import STAGES
 from pipeline.store.artifacts import Artifact, Store
+from tests import methods
 from tests.results.models import write_model, write_prompts
 
 RULES = [
@@ -52,14 +53,15 @@ OVERRIDES = [
     f"criteria={{rules: [{', '.join(RULES)}]}}",
     "distributions.steps=10",
     "distributions.k=8",
-    "~acceptance.presets.tensorrt_llm",  # needs more stored tokens
-    "acceptance.dials=[{rule: additive, t: [0.0, 0.1, 0.5]}, {rule: tree, m: [1, 2, 4]}]",
-    f"decoding.methods=[{', '.join(METHODS)}]",
+    "acceptance.presets=[medusa, vllm_proposed, sglang, mars]",  # others need more stored tokens
+    "acceptance.ranges=[additive, tree]",
+    "ranges.additive.values=[0.0, 0.1, 0.5]",
+    "ranges.tree.values=[1, 2, 4]",
+    *methods.overrides(*METHODS),
     "decoding.prompts=3",
     "decoding.steps=10",
     "accuracy.tasks=[facts, reading]",
     "accuracy.items=2",
-    f"accuracy.methods=[{METHODS[1]}, {METHODS[2]}, {METHODS[5]}]",
     "run_lengths.eps=[0.02, 0.2, 0.5]",
     "run_lengths.window=4",
     "statistics.resamples=200",

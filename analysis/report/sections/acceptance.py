@@ -2,7 +2,7 @@
 
 It reads the frames `acceptance` (target, rule, statistic, value, optimistic, ...), `breakdown` (the
 same by divergence and by depth), `levels` (what a KL certifies), `frontier` and `listing` (group,
-name, parameter, setting, rule: what each rule is there for); of two engines' logs only `logged`.
+name, parameter, setting, rule: what each rule is there for).
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 
 import pandas as pd
 
-from ...acceptance.best_laws import DRAFTS, LAW
 from ...acceptance.budgets import KINDS
 from ...acceptance.realised import FULL
 from ...acceptance.sampling import ARGMAX, SAMPLED, SPECULATIVE
@@ -20,7 +19,7 @@ from ...rules import Additive, Mars, Multiplicative, Rule, StrictGreedy, TopMAdd
 from ...statistics.run_lengths import with_censored
 from ...statistics.trajectories import CENSORED
 from ..measured import Results
-from ..records import Column, Section, Table, select, sentence, worded
+from ..records import Column, Section, Table, select, sentence
 from ..text import FORMATS, number_text, share_text
 from .acceptance_figures import divergence_figure, frontier_figure, own_rules, rules_figure
 from .certificates import coverage_notes
@@ -58,8 +57,6 @@ LAWS = {
 def acceptance_section(results: Results, says: Sequence[str] = ()) -> Section:
     """Return the section on a drafter; `says` are paragraphs below the heading."""
     title = f"Will {results.drafter} be accepted?"
-    if "logged" in results:
-        return Section(title, [logged_table(results)], says)
     shown = shown_rules(results)
     return Section(
         title,
@@ -72,7 +69,6 @@ def acceptance_section(results: Results, says: Sequence[str] = ()) -> Section:
             frontier_table(results),
             frontier_figure(results),
             sampling_table(results),
-            laws_table(results),
             depth_table(results, shown),
         ],
         says,
@@ -177,19 +173,6 @@ def sampling_table(results: Results) -> Table | None:
     )
 
 
-def laws_table(results: Results) -> Table | None:
-    """Engines' lossy tests and several drafts beside the best; None where none were sampled."""
-    frame = results.select("levels", kind=[LAW, DRAFTS]).rename(columns={"rule": "law"})
-    if frame.empty:
-        return None
-    headings = {LAW: "One draft, output changed", DRAFTS: "Several drafts, exact"}
-    order = {
-        heading: {law: law for law in select(frame, kind=kind)["law"].unique()}
-        for kind, heading in headings.items()
-    }
-    return results.table("laws", frame, order=order, temperature=results.facts["sampled"])
-
-
 def depth_table(results: Results, rules: Sequence[str]) -> Table | None:
     """KL, acceptance and certification over depth; None for a drafter that is no head."""
     frame = results.select("breakdown", rule=["", *rules])
@@ -214,32 +197,6 @@ def depth_table(results: Results, rules: Sequence[str]) -> Table | None:
     first = ["target", "depth", "rule"]
     data = data[[*first, *(name for name in data if name not in first)]]
     return results.table("depths", data, columns, order=order, shown=frame.assign(key=keys))
-
-
-def logged_table(results: Results) -> Table:
-    """Accepted beside certified of two engines' logs; every cell is a range of what is known."""
-    rows = results.rows("logged", "target", "rule", "statistic")
-    notes = []
-    for target in results.targets:
-        kl, tv, accepted = (
-            FORMATS[text](*(rows[target, "", name][end] for end in ENDS))
-            for name, text in (
-                ("kl", ".3f range"),
-                ("tv", ".3f range"),
-                ("acceptance", "share range"),
-            )
-        )
-        notes.append(
-            f"{target}: mean KL(p‖q) {kl} nats, mean total variation {tv}; speculative sampling "
-            f"of a token drawn from q accepts {accepted} of the tokens, at temperature 1."
-        )
-    return Table(
-        **worded("acceptance_logged", drafter=results.drafter),
-        data=results["logged"],
-        order=list(results.rules),
-        names=results.names,
-        notes=notes,
-    )
 
 
 def infinite_notes(results: Results, divergences: Mapping[str, str]) -> list[str]:

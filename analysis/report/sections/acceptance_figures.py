@@ -11,7 +11,6 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Drawing
 from matplotlib.layout_engine import ConstrainedLayoutEngine
-from matplotlib.ticker import LogLocator
 
 from ...rules import Mars, StrictGreedy
 from ..measured import Results
@@ -208,5 +207,4 @@ def _plane(axis: Axes, part: pd.DataFrame, results: Results) -> None:
         heights = heights[np.isfinite(heights)]
         axis.set_xlim(-0.03 * most, 1.1 * most)
         axis.set_ylim(0.95 * heights.min(), 1.05 * heights.max())
-    axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 3, 5)))
     axis.grid(**RULED)

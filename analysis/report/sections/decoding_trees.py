@@ -21,7 +21,7 @@ from ...trees.acceptance import least_residual_upper, residual_upper
 from ...trees.optimal import best_trees
 from ...trees.topology import Floats, batch, sequence, spec_infer, symmetric, tree_tokens_per_call
 from ..records import Figure, Table, worded
-from ..style import GREY, LINES, POINTS, error_bars, grid, legend, styled
+from ..style import GREY, LINES, POINTS, error_bars, grid, legend, logarithmic, styled
 
 Curve = tuple[Floats, Floats]  # drafted tokens, tokens a call
 COLOURS = {name: colour for name, (colour, _) in zip(SHAPES.values(), LINES, strict=False)}
@@ -139,7 +139,7 @@ def trees_figure(decoded: Sequence[Decoded], statistics: Resampling) -> Figure |
                 least = drawn.query("quantity == 'tokens' and curve == @LEAST")["value"]
                 top = np.nanmax([mine["ci_high"].max(), *least])
                 pair[0].set_ylim(0.9, 1.15 * top)
-                pair[1].set_yscale("log")
+                logarithmic(pair[1], "y")
         frames.append(pd.concat(parts, ignore_index=True))
     legend(drawing, axes.flat, columns=3)
     data = concat_targets(decoded, frames)

@@ -14,6 +14,7 @@ import pandas as pd
 
 from ...rules import Rule
 from ...statistics.bootstrap import Floats, point_statistics
+from ...statistics.run_lengths import MARKS, with_censored
 from ..measured import Results
 from ..published import CAP, P5_RULES, PAPERS, RUNS, STATISTICS, TABLE2, printed, printed_rows
 from ..records import Column, Section, Table, across, select, worded
@@ -22,6 +23,7 @@ from ..text import digits_text, few_notes, number_text, range_text, run_text
 RULES: tuple[Rule, ...] = tuple(dict.fromkeys([*TABLE2, *P5_RULES]))
 DIGITS = {"1": 3, "2": 3, "3": 3, "4": 3, RUNS: 2}  # that a table of the paper prints
 DIFFERS = "≠"
+CENSORED = tuple(MARKS.values())  # whether value and optimistic are lower bounds
 # A match is `Results` of one target at the temperature at which its p0 is nearest to that of a
 # model of the paper. Its facts: `paper`, the model's name, `own`, the temperature of the study's
 # certificates, `temperature`, the nearest one, `least` and `most` of those that are stored.
@@ -66,30 +68,45 @@ def compare(ours: Results, matches: Sequence[Results]) -> pd.DataFrame:
         `difference` (matched less published; 0 within the two ends of an interval), and `outside`:
         whether the published number, up to its rounding, lies outside the interval over prompts.
         Empty regions stand as the ceiling of their rule, run lengths above the paper's cap as it.
+        `censored`, `censored_optimistic`, and the same of `matched`: whether the length is a lower
+        bound, below the cap. A bound has no difference and is not outside.
     """
     frames = []
     for match in matches:
         (target,), paper = match.targets, match.facts["paper"]
         found = _measured(match, target).rename(
-            columns={"value": "matched", "optimistic": "matched_optimistic"}
+            columns={
+                "value": "matched",
+                "optimistic": "matched_optimistic",
+                **{name: f"matched_{name}" for name in CENSORED},
+            }
         )
-        own = _measured(ours, target)[["row", "statistic", "value", "optimistic"]]
+        own = _measured(ours, target)[["row", "statistic", "value", "optimistic", *CENSORED]]
         frame = _published(paper, ours.certified).merge(found, on=["row", "statistic"])
         frame = frame.merge(own, on=["row", "statistic"], how="left")
         frames.append(frame.assign(target=target, temperature=match.facts["temperature"]))
     data = pd.concat(frames, ignore_index=True)
     for name in ("value", "optimistic", "matched", "matched_optimistic", "ci_low", "ci_high"):
         data[name] = data[name].clip(upper=data["ceiling"])
+    for value, mark in zip(
+        ("value", "optimistic", "matched", "matched_optimistic"),
+        (*CENSORED, *(f"matched_{name}" for name in CENSORED)),
+        strict=True,
+    ):
+        data[mark] = data[mark].eq(True) & (data[value] < CAP)
+    bound = data["matched_censored"] | data["matched_censored_optimistic"]
     theirs = data["published"]
     half = data["table"].map({table: 0.5 * 10**-digits for table, digits in DIGITS.items()})
     below = (data["matched_optimistic"] - theirs).clip(upper=0)
     above = (data["matched"] - theirs).clip(lower=0)
     within = (data["ci_low"] - half <= theirs) & (theirs <= data["ci_high"] + half)
     known = (data["ci_low"] + data["ci_high"]).notna()
-    data = data.assign(difference=below.where(below < 0, above), outside=known & ~within)
+    difference = below.where(below < 0, above).mask(bound)
+    data = data.assign(difference=difference, outside=known & ~within & ~bound)
     first = ["target", "paper", "table", "row", "name", "statistic", "value", "optimistic"]
     then = ["temperature", "matched", "matched_optimistic", "ci_low", "ci_high", "published"]
-    return data[[*first, *then, "difference", "outside"]]
+    marks = [*CENSORED, *(f"matched_{name}" for name in CENSORED)]
+    return data[[*first, *then, "difference", "outside", *marks]]
 
 
 def _published(paper: str, rules: Sequence[Rule]) -> pd.DataFrame:
@@ -120,8 +137,11 @@ def _measured(results: Results, target: str) -> pd.DataFrame:
         results.select("certificates", target=target).rename(columns={"rule": "row"}),
         runs.rename(columns={"rule": "row", "eps": "statistic"}),
     ]
-    names = ["row", "statistic", "value", "optimistic", "ci_low", "ci_high"]
-    return pd.concat([part[names].astype({"statistic": object}) for part in parts if len(part)])
+    names = ["row", "statistic", "value", "optimistic", "ci_low", "ci_high", *MARKS]
+    kept = [
+        part.reindex(columns=names).astype({"statistic": object}) for part in parts if len(part)
+    ]
+    return with_censored(pd.concat(kept)).drop(columns=[*MARKS])
 
 
 def published_section(compared: pd.DataFrame, matches: Sequence[Results]) -> Section:
@@ -131,7 +151,10 @@ def published_section(compared: pd.DataFrame, matches: Sequence[Results]) -> Sec
 
 
 def verdict_table(compared: pd.DataFrame, matches: Sequence[Results]) -> Table:
-    """Count, for each table of the paper, the published numbers outside our intervals."""
+    """Count, for each table of the paper, the published numbers outside our intervals.
+
+    Lengths of which only a lower bound is known are not counted.
+    """
     rows, notes = [], []
     for match in matches:
         (target,), facts = match.targets, match.facts
@@ -139,7 +162,7 @@ def verdict_table(compared: pd.DataFrame, matches: Sequence[Results]) -> Table:
         parts = {"p0": select(mine, table="1", row="1")}
         parts |= {table: select(mine, table=table) for table in DIGITS}
         counts = {
-            name: f"{int(part['outside'].sum())} of {len(part)}" if len(part) else ""
+            name: f"{part['outside'].sum()} of {part['difference'].count()}" if len(part) else ""
             for name, part in parts.items()
         }
         pair, at = f"{target} beside {facts['paper']}", facts["temperature"]
@@ -154,14 +177,14 @@ def verdict_table(compared: pd.DataFrame, matches: Sequence[Results]) -> Table:
 
 def numbers_table(compared: pd.DataFrame, matches: Sequence[Results]) -> Table:
     """Lay out every table of the paper: ours, ours matched, the published, and the difference."""
-    own: dict[str, float] = {}
+    certified: dict[str, float] = {}
     at: dict[str, list[str]] = {}
     for match in matches:
         (target,), facts = match.targets, match.facts
-        own[target] = facts["own"]
+        certified[target] = facts["own"]
         at.setdefault(target, []).append(f"{facts['temperature']:g} for {facts['paper']}")
     headings = [
-        f"{target}, {_named(table)}: ours at temperature {own[target]:g}, "
+        f"{target}, {_named(table)}: ours at temperature {certified[target]:g}, "
         f"matched at {', '.join(at[target])}"
         for target, table in zip(compared["target"], compared["table"], strict=True)
     ]
@@ -170,12 +193,14 @@ def numbers_table(compared: pd.DataFrame, matches: Sequence[Results]) -> Table:
         for name, column in zip(compared["name"], compared["statistic"], strict=True)
     ]
     limits = ("matched", "matched_optimistic", "ci_low", "ci_high")
+    marks = tuple(f"matched_{name}" for name in CENSORED)
     columns = [
-        Column("matched", _matched, ("table", *limits)),
+        Column("matched", _matched, ("table", *limits, *marks)),
         Column("published", _printed_text, ("table", "theirs")),
-        Column("difference", _difference, ("table", "difference", "outside")),
+        Column("difference", _difference, ("difference", "table", "outside")),
     ]
-    own_column = Column("ours", _number, ("table", "value", "optimistic"), {"paper": PAPERS[0]})
+    own = ("table", "value", "optimistic", *CENSORED)
+    own_column = Column("ours", _number, own, {"paper": PAPERS[0]})
     shown = compared.assign(heading=headings, line=lines).rename(columns={"published": "theirs"})
     return Table(
         **worded("published", more=[own_column, *across(PAPERS, columns, key="paper")]),
@@ -189,16 +214,18 @@ def _named(table: str) -> str:
     return f"Tables {table}" if table == RUNS else f"Table {table}"
 
 
-def _number(table: str, value: float, optimistic: float) -> str:
+def _number(table: str, value: float, optimistic: float, *censored: bool) -> str:
     if table == RUNS:
         value, optimistic = (math.inf if end >= CAP else end for end in (value, optimistic))
-        return run_text(value, optimistic)
+        return run_text(value, optimistic, censored or (False, False))
     return range_text(digits_text(value), digits_text(optimistic))
 
 
-def _matched(table: str, value: float, optimistic: float, low: float, high: float) -> str:
+def _matched(
+    table: str, value: float, optimistic: float, low: float, high: float, *censored: bool
+) -> str:
     ends = ", ".join(_number(table, end, end) for end in (low, high))
-    return f"{_number(table, value, optimistic)} [{ends}]"
+    return f"{_number(table, value, optimistic, *censored)} [{ends}]"
 
 
 def _printed_text(table: str, value: float) -> str:
@@ -206,6 +233,6 @@ def _printed_text(table: str, value: float) -> str:
     return _number(table, value, value) if table == RUNS else number_text(value, 3)
 
 
-def _difference(table: str, difference: float, outside: bool) -> str:
+def _difference(difference: float, table: str, outside: bool) -> str:
     text = f"{difference:+z.{DIGITS[table]}f}".replace("-", "−")
     return f"{text} {DIFFERS}" if outside else text

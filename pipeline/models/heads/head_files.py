@@ -33,7 +33,8 @@ from pipeline.models.few_rows import use_few_rows
 from pipeline.models.heads.feature_head import FeatureHead
 from pipeline.models.heads.hidden_drafter import HiddenDrafter, like_target, projection_of
 from pipeline.models.language_model import LanguageModel, linear_of
-from pipeline.store.identity import HEAD_FILES, PICKLED, hub_files, local_path
+from pipeline.store.hub import HEAD_FILES, PICKLED, hub_files
+from pipeline.store.identity import local_path
 
 KIND = "feature_head"  # model_type of ours
 WEIGHTS = "model.safetensors"

@@ -11,11 +11,13 @@ from analysis.report.text import limits, upper_end
 from pipeline.plan.slices import (
     check_stored_tokens,
     lower_bound_marks,
+    presets_of,
+    ranges_of,
     rule_slice,
     statistics_slice,
 )
 from pipeline.plan.stage import Request, Stage, SummaryRow
-from pipeline.store.columns import COUNTED, STEP
+from pipeline.store.columns import COUNTED, CUT, INTERVAL, STEP, Column, Columns
 from pipeline.store.node import Node
 
 if TYPE_CHECKING:
@@ -24,8 +26,6 @@ if TYPE_CHECKING:
 SUMMARY = {  # statistic: its column in a sweep's table
     "acceptance": "accepted",
     "certified": "certified",
-    "certified_tv": "certified by TV",  # of engines' logs
-    "certified_kl": "certified by KL",
     "coverage": "coverage",
     "departure": "departs",
     "probability_given_up": "p given up",
@@ -34,41 +34,38 @@ SUMMARY = {  # statistic: its column in a sweep's table
 }
 PRICES = (0.0, 0.001, 0.003, 0.01, 0.03)  # target probability given up a step, of `matter`
 RANGED = {"certified", "coverage", "certified_per_call"}  # what depends on certificates
-INTERVAL = dict.fromkeys(("value", "ci_low", "ci_high"), "float64")
-ENDS = {"value": "float64", "optimistic": "float64", **INTERVAL}  # of certificates, as intervals
+RULE: Columns = {"rule": Column("string", "label of the rule")}
+ENDS: Columns = {
+    "value": Column("float64", "the statistic, from the lower ends"),
+    "optimistic": Column("float64", "from the upper ends"),
+    **INTERVAL,
+}
+_TOKENS = "interval of tokens"
+_SHARE = "interval of share"
 
 
 def nodes(request: Request) -> list[Node]:
     """What the rules accept of a drafter, and what of it is certified, of each target.
 
     Raises:
-        PipelineError: a preset or a dial is no rule, or needs more stored tokens.
+        PipelineError: a preset or a range is wrong, or needs more stored tokens.
     """
-    from pipeline.plan.slices import build_dials, build_rules
-
     config, asked = request.config, request.config.acceptance
     if not request.nodes["drafts"]:
         return []
-    slice_: dict[str, Any] = {"rules": [rule_slice(rule) for rule in request.rules]}
-    settings: dict[str, Any] = {"rules": request.rules}
-    if config.distributions.source == "logs":
-        slice_["logged"] = True
-    else:
-        presets = {
-            name: build_rules(preset, f"acceptance.presets.{name}")[0]
-            for name, preset in asked.presets.items()
-        }
-        dials = build_dials(asked.dials)
-        turned = [rule for dial in dials for rule in dial.rules]
-        if STAGE.name in request.asked:
-            check_stored_tokens([*presets.values(), *turned], config.distributions.k)
-        slice_ |= {
-            "presets": {name: rule_slice(rule) for name, rule in presets.items()},
-            "dials": [rule_slice(rule) for rule in turned],
-            "divergences": list(asked.divergences),
-            "draft_length": asked.draft_length,
-        }
-        settings |= {"presets": presets, "dials": dials}
+    presets = presets_of(config, request.named)
+    ranges = ranges_of(config, asked.ranges, "acceptance.ranges", ends=False)
+    varied = [rule for each in ranges for rule in each.rules]
+    if STAGE.name in request.asked:
+        check_stored_tokens([*presets.values(), *varied], config.distributions.k)
+    slice_: dict[str, Any] = {
+        "rules": [rule_slice(rule) for rule in request.rules],
+        "presets": {name: rule_slice(rule) for name, rule in presets.items()},
+        "ranges": [rule_slice(rule) for rule in varied],
+        "divergences": list(asked.divergences),
+        "draft_length": asked.draft_length,
+    }
+    settings = {"rules": request.rules, "presets": presets, "ranges": ranges}
     return [
         Node(
             STAGE.name,
@@ -101,7 +98,7 @@ def summary(node: Node, artifact: Artifact) -> list[SummaryRow]:
             found = rows[row["rule"]]
             found[name] = row["value"]
             found |= dict(zip(limits(name), (row["ci_low"], row["ci_high"]), strict=True))
-            if row["statistic"] in RANGED or "logged" in node.config:
+            if row["statistic"] in RANGED:
                 found[upper_end(name)] = row[upper_end("value")]
             if row["statistic"].endswith("_per_call"):
                 found |= lower_bound_marks(name, row)
@@ -113,7 +110,7 @@ def matter(node: Node, rows: list[SummaryRow]) -> tuple[list[SummaryRow], str]:
 
     Of the rules that judge tokens it is the best of those that give up at most so much target
     probability a step, by the upper limit of the interval; of equal ones the first. Strict greedy
-    gives up none. All rows where nothing is known of the price: of engines' logs.
+    gives up none.
     """
     judging = {rule.label for rule in node.settings["rules"] if rule.judges_tokens}
     priced = [row for row in rows if row["rule"] in judging and limits("p given up")[1] in row]
@@ -132,62 +129,75 @@ def matter(node: Node, rows: list[SummaryRow]) -> tuple[list[SummaryRow], str]:
 
 STAGE = Stage(
     name="acceptance",
-    version=17,
+    version=19,
     upstream=("drafts",),
     columns={
         "data": STEP
+        | RULE
         | {
-            "rule": "string",
-            "lower": "float64",
-            "upper": "float64",
-            "accepted": "bool",
-            "certified": "bool",  # kl below lower by more than rounding
+            "lower": Column("float64", "lower end of the certificate"),
+            "upper": Column("float64", "upper end"),
+            "accepted": Column("bool", "the rule accepts the drafter's argmax"),
+            "certified": Column("bool", "kl lies below lower by more than rounding"),
         },
-        "listing": {  # what the rules are there for
-            "group": "string",  # criteria, preset, dial or baseline
-            "name": "string",  # of the preset or dial, else empty
-            "parameter": "string",  # that a dial turns, else empty
-            "setting": "float64",  # its value, else null
-            "rule": "string",
+        "listing": {
+            "group": Column(
+                "string", "where the rule comes from: criteria, preset, range, baseline"
+            ),
+            "name": Column("string", "of the preset or range, else empty"),
+            "parameter": Column("string", "of a range, else empty"),
+            "setting": Column("float64", "its value, else null"),
+            **RULE,
         },
-        "statistics": {  # analysis.acceptance.summary
-            "rule": "string",
-            "statistic": "string",
+        "statistics": RULE
+        | {  # analysis.acceptance.summary
+            "statistic": Column("string", "acceptance, certified, coverage, ..."),
             **ENDS,
-            "cut": "float64",  # of lengths: share of segments that trajectories' ends cut
-            "cut_optimistic": "float64",
+            **CUT,
             **COUNTED,
         },
-        "breakdown": {  # the same by divergence of the certificates, or by depth of a head's draft
-            "rule": "string",  # empty: of the drafter alone
-            "divergence": "string",  # or union; empty: kl
-            "depth": "int32",  # 0: the first
-            "statistic": "string",
+        "breakdown": {
+            "rule": Column("string", "label; empty: the drafter alone"),
+            "divergence": Column("string", "or union; empty: KL, of a depth"),
+            "depth": Column("int32", "of a head's draft; 0 is the first token"),
+            "statistic": Column(
+                "string",
+                "acceptance, certified (of all steps), coverage (certified among accepted); of the "
+                "drafter alone finite (share of steps with a finite divergence), kl_median (nats)",
+            ),
             **ENDS,
             **COUNTED,
         },
-        "levels": {  # what the mean KL certifies: analysis.acceptance.budgets and sampling
-            "rule": "string",  # or the law of an acceptance that is sampled
-            "kind": "string",  # uniform, budget, step, realised or measured
-            "eps": "float64",  # the drafter's mean KL, nats
-            "statistic": "string",  # acceptance, tokens, tokens_<draft length> or probability
+        "levels": {  # analysis.acceptance.budgets and sampling
+            "rule": Column("string", "label, or the sampling scheme"),
+            "kind": Column(
+                "string",
+                "uniform: at most eps at every step; budget: in the mean; step: from the KL of "
+                "each step; realised, measured: of this drafter",
+            ),
+            "eps": Column("float64", "the drafter's mean KL, nats"),
+            "statistic": Column(
+                "string",
+                "acceptance; tokens (a call, drafts of any length), tokens_5 (of at most "
+                "`acceptance.draft_length`); probability, best and share, of a sampling scheme",
+            ),
+            "value": Column("float64", "the statistic"),
             **INTERVAL,
             **COUNTED,
         },
         "frontier": {  # analysis.acceptance.frontier
-            "rule": "string",  # empty: the best that any rule can do
-            "cost": "string",  # nats or probability
-            "tokens": "float64",  # a call
-            "tokens_low": "float64",
-            "tokens_high": "float64",
-            "cut": "float64",  # share of calls that trajectories' ends cut
-            "value": "float64",  # of the cost
-            "ci_low": "float64",
-            "ci_high": "float64",
-            "share": "float64",  # accepted steps, of the most at this cost
-            "share_low": "float64",
-            "share_high": "float64",
-            "dial": "float64",  # alpha or t of the best rule
+            "rule": Column("string", "label; empty: the most that any rule accepts at this cost"),
+            "cost": Column("string", "nats or probability given up"),
+            "tokens": Column("float64", "tokens a call, drafts of any length (per_call)"),
+            "tokens_low": Column("float64", _TOKENS),
+            "tokens_high": Column("float64", _TOKENS),
+            "cut": Column("float64", "share of the calls that the end of a trajectory cuts"),
+            "value": Column("float64", "of the cost, mean over steps"),
+            **INTERVAL,
+            "share": Column("float64", "accepted steps over the most that any rule accepts"),
+            "share_low": Column("float64", _SHARE),
+            "share_high": Column("float64", _SHARE),
+            "setting": Column("float64", "alpha or t of the best rule"),
             **COUNTED,
         },
     },

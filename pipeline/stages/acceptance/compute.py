@@ -1,7 +1,7 @@
 """Judges every rule on every step, and compares with what the certificates guarantee.
 
 Certificates are computed from the drafts artifact's own columns: they must belong to the same p as
-its ranks and KL. Where target and drafter were logged by engines, all is known between two ends.
+its ranks and KL.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
-from analysis.acceptance.best_laws import law_statistics
 from analysis.acceptance.budgets import budget_of_drafter
 from analysis.acceptance.frontier import frontier
 from analysis.acceptance.realised import FULL, Steps, Verdict, judge
@@ -27,19 +26,16 @@ from analysis.acceptance.summary import (
     rule_statistics,
     stochastic_statistics,
 )
-from analysis.rules import Mars, Rule, StrictGreedy
+from analysis.rules import Rule, StrictGreedy
 from analysis.statistics.bootstrap import Floats, PromptBootstrap
 from analysis.topk import TopK
-from analysis.trees.acceptance import aligned
 from pipeline.errors import PipelineError
 from pipeline.plan.slices import bootstrap_settings
 from pipeline.store import columns
 from pipeline.store.artifacts import Artifact, Pending
-from pipeline.store.distributions import DRAFTED, read_steps, stored_pair
+from pipeline.store.distributions import DRAFTED, read_steps
 from pipeline.store.node import Node
 
-MARS = Mars(0.9)  # whose law is compared with the best
-LAW_STEPS = 256  # of the text, at which laws are
 SAMPLED = (  # what is known at the temperature of the answers
     *("tv", "draft_prob", "kl", "erss_acceptance", "harmonic_mean"),
     *("top_surprisal", "log_tail", "entropy"),
@@ -55,17 +51,12 @@ def compute(node: Node, upstream: dict[str, list[Artifact]], pending: Pending) -
         PipelineError: a certified step was rejected; names the rule and the step.
     """
     drafts, config, settings = upstream["drafts"][0], node.config, node.settings
-    if "logged" in config:
-        from pipeline.stages.acceptance.logged import judge_logs
-
-        judge_logs(node, drafts, pending)
-        return
     steps, prompts = read_steps(drafts), drafts.read(columns=["prompt_id"])["prompt_id"]
     asked = [StrictGreedy(), *settings["rules"], *settings["presets"].values()]
     per_step = {rule.label: rule for rule in asked}  # each once, in order
-    turned = {rule.label: rule for dial in settings["dials"] for rule in dial.rules}
+    varied = {rule.label: rule for each in settings["ranges"] for rule in each.rules}
     sound = partial(judge_soundly, settings, prompts)
-    judged = sound(steps, list((per_step | turned).values()))
+    judged = sound(steps, list((per_step | varied).values()))
     chosen = judged[: len(per_step)]
     bootstrap = PromptBootstrap(steps.trajectories.prompts, *bootstrap_settings(config))
     surprisal = drafts.read(columns=["draft_top_surprisal"])["draft_top_surprisal"].to_numpy()
@@ -84,7 +75,6 @@ def compute(node: Node, upstream: dict[str, list[Artifact]], pending: Pending) -
         "levels": [
             *(budget_of_drafter(steps, one, bootstrap, config["draft_length"]) for one in chosen),
             probabilities,
-            _laws(drafts, steps),
         ],
         "frontier": [frontier(steps, chosen, bootstrap)],
     }
@@ -181,18 +171,6 @@ def _sampled(
     )
 
 
-def _laws(drafts: Artifact, steps: Steps) -> pd.DataFrame:
-    """Return engines' laws and several drafts beside the best; none where nothing was sampled."""
-    temperature = drafts.record["facts"]["sampled_temperature"]
-    if temperature is None:
-        return pd.DataFrame()
-    rows, target, draft = stored_pair(drafts, LAW_STEPS, temperature)
-    assert steps.target.logits is not None
-    z1, z2 = steps.target.logits[rows, :2].T.astype(np.float64)
-    p, q = aligned(target, draft)
-    return law_statistics(p, q, (z1 > 0) & (z2 > MARS.theta * z1))
-
-
 def judge_soundly(
     settings: Any,
     prompts: pa.ChunkedArray,
@@ -232,9 +210,9 @@ def rule_listing(settings: Any) -> pd.DataFrame:
         *(("criteria", "", "", None, rule) for rule in settings["rules"]),
         *(("preset", name, "", None, rule) for name, rule in settings["presets"].items()),
         *(
-            ("dial", dial.name, dial.parameter, dial.value(rule), rule)
-            for dial in settings["dials"]
-            for rule in dial.rules
+            ("range", each.name, each.parameter, each.value(rule), rule)
+            for each in settings["ranges"]
+            for rule in each.rules
         ),
     ]
     frame = pd.DataFrame(rows, columns=columns.schema("acceptance", "listing").names)

@@ -9,21 +9,27 @@ from typing import TYPE_CHECKING
 
 from pipeline.plan.slices import bootstrap_settings, method_slice, statistics_slice
 from pipeline.plan.stage import Request, Stage, SummaryRow
-from pipeline.store.columns import Columns
+from pipeline.store.columns import COMMON, GIVEN_UP, METHOD, Column, Columns
 from pipeline.store.node import Node
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pipeline.plan.method import Method
     from pipeline.store.artifacts import Artifact
 
-RUN: Columns = {"task": "string", "item_id": "string", "run": "int32"}  # run: index in facts
+RUN: Columns = {
+    "task": Column("string", "name of the task"),
+    "item_id": Column("string", "the item"),
+    "run": Column("int32", 'the method: index in the record\'s `facts["runs"]`'),
+}
 
 
 def nodes(request: Request) -> list[Node]:
     """The tasks answered by each target with the drafter; none without a drafter, or of logs.
 
     Raises:
-        PipelineError: there is no such task, an item is wrong, code is to run that is not allowed,
-            or a method is not defined.
+        PipelineError: there is no such task, an item is wrong, or a method is not defined.
     """
     from pipeline.plan.methods import build_methods
     from pipeline.tasks.items import check_tasks, task_identity
@@ -32,8 +38,9 @@ def nodes(request: Request) -> list[Node]:
     if not request.nodes["drafts"] or config.distributions.source == "logs":
         return []
     if STAGE.name in request.asked:
-        check_tasks(asked.tasks, foreign_code=asked.foreign_code)
-    methods = build_methods(asked.methods, key="accuracy.methods")
+        check_tasks(asked.tasks)
+    decoded = build_methods(config.decoding.methods, request.named, config.decoding.draft_length)
+    methods = scored(decoded)
     tasks = [task_identity(name) for name in asked.tasks]
     return [
         Node(
@@ -45,7 +52,7 @@ def nodes(request: Request) -> list[Node]:
                 "tasks": tasks,
                 "items": asked.items,
                 "seed": asked.seed,
-                "lookup": asked.lookup,
+                "lookup": config.decoding.lookup,
                 "template": config.prompts.template,
                 "enable_thinking": config.prompts.enable_thinking,
                 "methods": [method_slice(method) for method in methods],
@@ -55,12 +62,26 @@ def nodes(request: Request) -> list[Node]:
                 **statistics_slice(config),
                 "methods": methods,
                 "tasks": list(asked.tasks),
-                "foreign_code": asked.foreign_code,
                 "margin": asked.margin,
             },
         )
         for drafts in request.nodes["drafts"]
     ]
+
+
+def scored(methods: Sequence[Method]) -> list[Method]:
+    """Return the methods whose answers are scored, of those that are decoded.
+
+    Greedy lossless methods all answer with the target's own text: the first stands for them. A tree
+    whose shape stage drafts has to measure is left out.
+    """
+    chosen: list[Method] = []
+    for method in methods:
+        exact = method.lossless and method.temperature == 0
+        twice = exact and any(m.lossless and m.temperature == 0 for m in chosen)
+        if not (twice or method.needs_drafts):
+            chosen.append(method)
+    return chosen
 
 
 def summary(node: Node, artifact: Artifact) -> list[SummaryRow]:
@@ -81,7 +102,12 @@ def summary(node: Node, artifact: Artifact) -> list[SummaryRow]:
     decided = decide(found, one.runs, node.settings["margin"], node.settings["confidence"])
     words = verdicts(decided)
     return [
-        {"target": one.target, **dict(zip(shown, row, strict=True)), "loss": words.get(run, "")}
+        {
+            "target": one.target,
+            "rule": None if one.runs["rule"][run] is None else one.runs["rule"][run].label,
+            **dict(zip(shown, row, strict=True)),
+            "loss": words.get(run, ""),
+        }
         for run, row in zip(found["run"], found[shown].itertuples(index=False), strict=True)
     ]
 
@@ -92,29 +118,31 @@ STAGE = Stage(
     upstream=(),
     columns={
         "data": RUN
-        | {  # one row an answer
-            "method": "string",
-            "drafter": "string",  # model, prompt_lookup, lookup_first or none
-            "draft_length": "int32",
-            "temperature": "float64",
-            "answer": "string",
-            "correct": "bool",
-            "token_ids": "list<int32>",
-            "n_tokens": "int32",
-            "ended": "bool",  # by the model, not by the limit
-            "nats_given_up": "float64",  # below the target's first choices, sum over the tokens
-            # the target reads the answer again
-            "departures": "int32",  # tokens that are not the target's first choice at their place
-            "common_prefix": "int32",  # tokens before the first that differs from the baseline's
-            "gap": "float64",  # of the target's two largest logits there; null where none differs
-            "calls": "int32",  # of the target, after the prompt's
-            "drafted": "int32",
-            "tested": "int32",
-            "accepted": "int32",
-            "emitted": "int32",  # by these calls
+        | METHOD
+        | {
+            "answer": Column("string", "its text"),
+            "correct": Column("bool", "a program accepts it"),
+            "token_ids": Column("list<int32>", "its tokens"),
+            "n_tokens": Column("int32", "their number"),
+            "ended": Column("bool", "by the model, not by the limit"),
+            **GIVEN_UP,
+            "departures": Column("int32", "tokens that are not the target's first choice"),
+            **COMMON,
+            "gap": Column(
+                "float64", "of the target's two largest logits there; null: no difference"
+            ),
+            "calls": Column("int32", "of the target, after the prompt's"),
+            "drafted": Column("int32", "tokens of these calls"),
+            "tested": Column("int32", "drafted tokens before and at the first rejection"),
+            "accepted": Column("int32", "drafted tokens that were accepted"),
+            "emitted": Column("int32", "tokens that the calls emitted"),
         },
-        "failures": {"task": "string", "item_id": "string", "reason": "string"},
-        "timings/runs": RUN | {"seconds": "float64"},
+        "failures": {
+            "task": Column("string", "name of the task"),
+            "item_id": Column("string", "the item"),
+            "reason": Column("string", "why it has no answer"),
+        },
+        "timings/runs": RUN | {"seconds": Column("float64", "of the answer")},
     },
     nodes=nodes,
     module=f"{__name__}.compute",

@@ -36,7 +36,6 @@ from pipeline.plan.method import baseline
 from pipeline.stages.accuracy import STAGE
 from pipeline.store.artifacts import Artifact, Pending
 from pipeline.store.node import Node
-from pipeline.tasks import sandbox
 from pipeline.tasks.items import Question, questions
 
 
@@ -56,7 +55,6 @@ def compute(node: Node, _: dict[str, list[Artifact]], pending: Pending) -> None:
             run_facts(method) | {"baseline": pair.runs.index(baseline(method))}
             for method in pair.runs
         ],
-        **({"sandbox": sandbox.level()} if any(one.runs_code for one in asked) else {}),
         **describe_device(pair.target.device),
     }
 

@@ -10,14 +10,21 @@ from typing import TYPE_CHECKING
 from analysis.report.text import limits
 from pipeline.plan.slices import bootstrap_settings, method_slice, statistics_slice
 from pipeline.plan.stage import Request, Stage, SummaryRow
-from pipeline.store.columns import STEP, Columns
+from pipeline.store.columns import COMMON, GIVEN_UP, METHOD, STEP, Column, Columns
 from pipeline.store.node import Node
 
 if TYPE_CHECKING:
     from pipeline.store.artifacts import Artifact
 
 PASSES = "timings/passes"  # the table of all passes over batches; others have rows of prompts
-RUN: Columns = {"prompt_id": "string", "run": "int32"}  # run: index in the record's facts["runs"]
+RUN: Columns = {
+    "prompt_id": Column("string", "the prompt"),
+    "run": Column("int32", 'the method: index in the record\'s `facts["runs"]`'),
+}
+CALL: Columns = {  # a target call after the prompt's
+    "drafted": Column("int32", "tokens"),
+    "depth": Column("int32", "drafted tokens in a row: of a chain all of them"),
+}
 
 
 def nodes(request: Request) -> list[Node]:
@@ -31,7 +38,7 @@ def nodes(request: Request) -> list[Node]:
     config, asked = request.config, request.config.decoding
     if not request.nodes["drafts"] or config.distributions.source == "logs":
         return []
-    methods = build_methods(asked.methods, asked.draft_length, measured=True)
+    methods = build_methods(asked.methods, request.named, asked.draft_length)
     measured = any(method.needs_drafts for method in methods)
     return [
         Node(
@@ -75,9 +82,15 @@ def summary(node: Node, artifact: Artifact) -> list[SummaryRow]:
     for name in ("speedup", "tpot_speedup"):  # of whole answers; after their first token
         shown += [name, *limits(name)]
     shown += ["length_ratio", "cut", "calls_finished", "seconds_ratio", *limits("seconds_ratio")]
+    rules = one.runs["rule"].loc[found.index]
     return [
-        {"target": one.target, "prompts": one.prompts, **dict(zip(shown, row, strict=True))}
-        for row in found[shown].itertuples(index=False)
+        {
+            "target": one.target,
+            "rule": rule,
+            "prompts": one.prompts,
+            **dict(zip(shown, row, strict=True)),
+        }
+        for rule, row in zip(rules, found[shown].itertuples(index=False), strict=True)
     ]
 
 
@@ -87,70 +100,70 @@ STAGE = Stage(
     upstream=("prompts", "drafts"),  # the latter for methods that take what it measured
     columns={
         "data": RUN
-        | {  # one row a decoded answer
-            "source": "string",
-            "method": "string",
-            "drafter": "string",  # model, prompt_lookup, lookup_first or none
-            "draft_length": "int32",
-            "temperature": "float64",
-            "token_ids": "list<int32>",
-            "n_tokens": "int32",
-            "text_tokens": "int32",  # of prompt and answer
-            "ended": "bool",  # by the model, not by the limit
-            "nats_given_up": "float64",  # below the target's first choices, sum over the tokens
-            "agreement": "float64",  # share of positions with the token of the baseline
-            "common_prefix": "int32",  # tokens before the first that differs from the baseline's
+        | {"source": Column("string", "of the prompt")}
+        | METHOD
+        | {
+            "token_ids": Column("list<int32>", "the answer"),
+            "n_tokens": Column("int32", "its length"),
+            "text_tokens": Column("int32", "of prompt and answer"),
+            "ended": Column("bool", "by the model, not by the limit"),
+            **GIVEN_UP,
+            "agreement": Column("float64", "share of positions with the baseline's token"),
+            **COMMON,
         },
         "calls": RUN
-        | {  # one row a target call after the prompt's
-            "position": "int32",  # in the answer, of the first drafted token
-            "drafted": "int32",
-            "depth": "int32",  # drafted tokens in a row: of a chain all of them
-            "reach": "int32",  # of these, those before one that would end the answer
-            "tested": "int32",
-            "accepted": "int32",
-            "emitted": "int32",
+        | {"position": Column("int32", "in the answer, of the first drafted token")}
+        | CALL
+        | {
+            "reach": Column("int32", "of depth, the tokens before one that would end the answer"),
+            "tested": Column(
+                "int32", "tokens before and at the first rejection; of a tree, levels"
+            ),
+            "accepted": Column("int32", "drafted tokens that were accepted"),
+            "emitted": Column("int32", "tokens"),
         },
         "levels": RUN
-        | {  # one row a node of a tree whose children were tested
-            "position": "int32",  # of the call
-            "level": "int32",  # from 1
-            "children": "int32",
-            "accepted": "int32",  # the sibling index of the accepted child, from 1; 0 is none
+        | {
+            "position": Column("int32", "of the call"),
+            "level": Column("int32", "of the tree, from 1"),
+            "children": Column("int32", "that were tested"),
+            "accepted": Column("int32", "sibling index of the accepted child, from 1; 0: none"),
         },
         "trajectory": STEP
-        | {  # the greedy baseline, read again by both models
-            "token_id": "int32",
-            "draft_token_id": "int32",
-            "draft_rank": "int32",
-            "draft_log_prob": "float64",
-            "z1": "float64",
-            "z2": "float64",
-            "top_surprisal": "float64",
+        | {
+            "token_id": Column("int32", "the token emitted"),
+            "draft_token_id": Column("int32", "the drafter's argmax"),
+            "draft_rank": Column("int32", "its rank under p, from 1"),
+            "draft_log_prob": Column("float64", "its log-probability under p"),
+            "z1": Column("float64", "the target's largest logit"),
+            "z2": Column("float64", "the second largest"),
+            "top_surprisal": Column("float64", "-log p of rank 1"),
         },
-        "failures": {"prompt_id": "string", "reason": "string"},
+        "failures": {
+            "prompt_id": Column("string", "the prompt"),
+            "reason": Column("string", "why it has no answer"),
+        },
         "timings/runs": RUN
-        | {  # seconds
-            "first_seconds": "float64",  # until the first token
-            "begin_seconds": "float64",  # the drafter's pass over the prompt
-            "seconds": "float64",  # all of it
-            "processor_seconds": "float64",  # of the thread that decodes; null on CUDA
-            "peak_bytes": "int64",  # of a CUDA device, null elsewhere
+        | {
+            "first_seconds": Column("float64", "until the first token"),
+            "begin_seconds": Column("float64", "the drafter's pass over the prompt"),
+            "seconds": Column("float64", "of the whole answer"),
+            "processor_seconds": Column("float64", "of the decoding thread; null on CUDA"),
+            "peak_bytes": Column("int64", "of a CUDA device, null elsewhere"),
         },
         "timings/calls": RUN
+        | CALL
         | {
-            "drafted": "int32",
-            "depth": "int32",
-            "emitted": "int32",
-            "draft_seconds": "float64",
-            "verify_seconds": "float64",  # the target's pass
-            "other_seconds": "float64",
+            "emitted": Column("int32", "tokens"),
+            "draft_seconds": Column("float64", "drafting"),
+            "verify_seconds": Column("float64", "the target's pass"),
+            "other_seconds": Column("float64", "acceptance, roll-back, bookkeeping"),
         },
-        PASSES: {  # one row a pass over a batch of texts
-            "model": "string",  # target or drafter
-            "batch": "int32",  # texts
-            "tokens": "int32",  # of each
-            "seconds": "float64",  # the least of a few
+        PASSES: {
+            "model": Column("string", "target or drafter"),
+            "batch": Column("int32", "texts"),
+            "tokens": Column("int32", "of each text"),
+            "seconds": Column("float64", "the least of a few passes"),
         },
     },
     nodes=nodes,

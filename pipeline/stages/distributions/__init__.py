@@ -15,7 +15,7 @@ from pipeline.plan.slices import (
     run_settings,
 )
 from pipeline.plan.stage import Request, Stage
-from pipeline.store.columns import STEP, TARGET, TEMPERED
+from pipeline.store.columns import STEP, TARGET, TEMPERED, Column
 from pipeline.store.node import Node
 
 
@@ -35,6 +35,12 @@ def check(request: Request) -> None:
         )
     if asked.source != "logs":
         return
+    if config.drafter is not None:
+        raise PipelineError(
+            f"drafter {config.drafter.label} is not allowed with distributions.source=logs, which "
+            "has no model to compare it with: give drafter=none, or compare the models on the same "
+            "answers (distributions.source=answers, docs/answers.md)"
+        )
     if config.distributions.log.vocab_size is None:
         raise PipelineError(
             "distributions.log.vocab_size must be given: the size of the logged model's vocabulary "
@@ -112,8 +118,11 @@ STAGE = Stage(
     version=3,
     upstream=("prompts",),
     columns={
-        "data": STEP | {"token_id": "int32"} | TARGET | TEMPERED,
-        "tokens": {"token_id": "int32", "text": "string"},  # of a log without the engine's ids
+        "data": STEP | {"token_id": Column("int32", "the token emitted")} | TARGET | TEMPERED,
+        "tokens": {
+            "token_id": Column("int32", "assigned to a token of a log without the engine's ids"),
+            "text": Column("string", "its text"),
+        },
     },
     nodes=nodes,
     module=f"{__name__}.compute",

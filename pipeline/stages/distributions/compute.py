@@ -20,12 +20,8 @@ from pipeline.execution.workers import open_workers
 from pipeline.gguf_models.source import origin
 from pipeline.models.load import load_model, skeleton
 from pipeline.models.logit_statistics import Found
-from pipeline.stages.distributions.decode import (
-    decode_batch,
-    score_batch,
-    served_answers,
-    tell_drift,
-)
+from pipeline.stages.distributions.decode import decode_batch, score_batch, served_answers
+from pipeline.stages.distributions.drift import tell_drift
 from pipeline.store import columns
 from pipeline.store.artifacts import Artifact, Pending
 from pipeline.store.distributions import read_token_ids

@@ -1,7 +1,4 @@
-"""The distributions of every step of a batch: of prompts that are decoded, or of given answers.
-
-Of answers that an engine served, drift says how far its model is from the one that reads them.
-"""
+"""The distributions of every step of a batch: of prompts that are decoded, or of given answers."""
 
 from __future__ import annotations
 
@@ -10,11 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import pyarrow.parquet as pq
 import torch
 from torch import Tensor
 
-from analysis.statistics.drift import ANOTHER, compare_texts, drift, gaps, said
 from pipeline.decoding.choices import invert
 from pipeline.errors import PipelineError
 from pipeline.execution.stopwatch import Stopwatch
@@ -22,13 +17,11 @@ from pipeline.models.devices import in_threads
 from pipeline.models.load import LanguageModel
 from pipeline.models.logit_statistics import Found, logit_statistics, nucleus
 from pipeline.models.passes import HELD, Batch, Texts, concat_columns
-from pipeline.store.artifacts import Artifact, Pending
-from pipeline.store.columns import numbers
+from pipeline.store.artifacts import Artifact
 from pipeline.store.node import Node
 
 RETIRE_EVERY = 8  # steps between looks at which answers have ended: each makes the host wait
 RETIRE_SHARE = 0.2  # of the batch must have ended before it is made smaller
-ROWS = 8192  # of a chunk in which drift is read
 
 
 @torch.inference_mode()
@@ -188,55 +181,3 @@ def score_batch(
             progress(steps * len(answers))
     own = {"token_id": batch.ids[:, batch.width :].int(), "lengths": batch.lengths}
     return concat_columns(parts, dim=1) | own
-
-
-def tell_drift(node: Node, source: Artifact, pending: Pending) -> dict[str, Any]:
-    """Return, and print, how far greedy answers are from the target's own, file by file.
-
-    And where the answers of two files to the same prompts part.
-    """
-    if node.config["temperature"] > 0:
-        return {}
-    names: list[str] = []
-    found: list[tuple[np.ndarray, ...]] = []
-    asked = ["prompt_id", "token_id", "top_ids", "top_logits"]
-    for chunk in pq.ParquetFile(pending.directory / "data.parquet").iter_batches(
-        ROWS, columns=asked
-    ):
-        names += chunk["prompt_id"].to_pylist()
-        token, ids, logits = (numbers(chunk[name]) for name in asked[1:])
-        found.append((token, *gaps(token, ids, logits)))
-    token, gap, margin = map(np.concatenate, zip(*found, strict=True))
-    prompts = source.read(columns=["prompt_id", "source", "token_ids"]).to_pylist()
-    file_of = {row["prompt_id"]: row["source"] for row in prompts}
-    files = np.array([file_of[name] for name in names])
-    facts: dict[str, Any] = {}
-    for file in dict.fromkeys(file_of.values()):
-        facts[file] = drift(gap[files == file], margin[files == file])
-        print(f"distributions {node.label}: {file}: {said(facts[file])}", flush=True)
-        if facts[file]["share"] > ANOTHER:
-            print(
-                f"distributions {node.label}: {file}: at this share the answers are those of "
-                "another model, of another chat template, or sampled: certificates along them "
-                "hold, but are not those of what was served",
-                flush=True,
-            )
-    if len(facts) > 1:
-        places = {name: slice(begin, end) for name, begin, end in _runs(names)}
-        texts: dict[str, dict[tuple[int, ...], slice]] = {file: {} for file in facts}
-        for row in prompts:
-            texts[row["source"]].setdefault(tuple(row["token_ids"]), places[row["prompt_id"]])
-        first, *others = facts
-        for other in others:
-            both = [(texts[first][ids], texts[other][ids]) for ids in texts[first]
-                    if ids in texts[other]]  # fmt: skip
-            pair = compare_texts(token, gap, both)
-            facts[f"{first} and {other}"] = pair
-            print(f"distributions {node.label}: {first} and {other}: {said(pair)}", flush=True)
-    return facts
-
-
-def _runs(names: Sequence[str]) -> list[tuple[str, int, int]]:
-    """Return each name with the begin and the end of its rows, which lie together."""
-    starts = [at for at, name in enumerate(names) if not at or name != names[at - 1]]
-    return [(names[a], a, b) for a, b in zip(starts, [*starts[1:], len(names)], strict=True)]

@@ -14,7 +14,7 @@ from pipeline.store.node import Node
 
 NOT_TOLD = (
     "taken as raw: a log does not tell them from values after a temperature, a penalty or sampling "
-    "in the backend (docs/engine_logs.md has the requests)"
+    "in the backend (docs/answers.md has the requests)"
 )
 
 

@@ -6,69 +6,56 @@ Run it with ``python -m pipeline stage=drafts drafter=...``.
 from __future__ import annotations
 
 from pipeline.errors import PipelineError
-from pipeline.plan.slices import drafter_slice, log_slice, run_settings
+from pipeline.plan.slices import drafter_slice, run_settings
 from pipeline.plan.stage import Request, Stage
-from pipeline.store.columns import STEP, TARGET, Columns
+from pipeline.store.columns import STEP, TARGET, Column, Columns
 from pipeline.store.node import Node
 
+_SAMPLED = (
+    'the same at the sampling temperature of the answers (`facts["sampled_temperature"]`); NaN '
+    "for greedy answers, and with top_p or top_k"
+)
 PAIR: Columns = {  # target p against drafter q
-    "kl": "float64",  # KL(p||q)
-    "reverse_kl": "float64",  # KL(q||p)
-    "tv": "float64",
-    "hellinger": "float64",  # squared distance
-    "draft_token_id": "int32",  # the drafter's argmax
-    "draft_rank": "int32",  # its rank under p, from 1
-    "draft_log_prob": "float64",  # log p of it
-    "argmax_rank": "int32",  # rank of p's argmax under q, from 1
-    "draft_entropy": "float64",
-    "erss_acceptance": "float64",  # probability: exponential races accept the first draft
-    "harmonic_mean": "float64",  # its lower bound
-    # at the temperature the answers were sampled at; NaN where they were not, or from a part of p
-    "sampled_kl": "float64",
-    "sampled_tv": "float64",
-    "sampled_erss_acceptance": "float64",
-    "sampled_harmonic_mean": "float64",
-    "sampled_draft_prob": "float64",  # p of the drafter's argmax
-    "sampled_top_surprisal": "float64",  # of p there, as in TARGET
-    "sampled_log_tail": "float64",
-    "sampled_entropy": "float64",
+    "kl": Column("float64", "KL(p‖q) over the whole vocabulary; inf where q lacks a token of p"),
+    "reverse_kl": Column("float64", "KL(q‖p) over the whole vocabulary"),
+    "tv": Column("float64", "total variation; speculative sampling accepts with 1 - tv"),
+    "hellinger": Column("float64", "squared Hellinger distance, 1 - sum sqrt(p q)"),
+    "draft_token_id": Column("int32", "the drafter's argmax"),
+    "draft_rank": Column("int32", "its rank under p, from 1"),
+    "draft_log_prob": Column("float64", "its log-probability under p"),
+    "argmax_rank": Column("int32", "rank of p's argmax under q, from 1"),
+    "draft_entropy": Column("float64", "of q, nats"),
+    "erss_acceptance": Column("float64", "probability: exponential races accept the first draft"),
+    "harmonic_mean": Column("float64", "its lower bound"),
+    "sampled_kl": Column("float64", _SAMPLED),
+    "sampled_tv": Column("float64", _SAMPLED),
+    "sampled_erss_acceptance": Column("float64", _SAMPLED),
+    "sampled_harmonic_mean": Column("float64", _SAMPLED),
+    "sampled_draft_prob": Column("float64", "p of the drafter's argmax at that temperature"),
+    "sampled_top_surprisal": Column("float64", "of p at that temperature"),
+    "sampled_log_tail": Column("float64", "of p at that temperature"),
+    "sampled_entropy": Column("float64", "of p at that temperature"),
 }
-# of a drafter that can't draft all tokens: KL(p||q') of a q' that has them all, as
-# HiddenDrafter.completed gives it; inf where the drafted token is no first choice of q'
-FULL: Columns = {"full_kl": "float64?"}
-DRAFT: Columns = {  # of q itself, with draft_entropy, so that kl and tv can be checked
-    "draft_top_ids": "list<int32>",
-    "draft_top_logits": "list<float32>",
-    "draft_top_surprisal": "float64",
-    "draft_log_tail": "float64",
+# q' as HiddenDrafter.completed gives it
+_FULL = (
+    "only of a head with a reduced vocabulary: KL(p‖q′) at depth 1, where q′ gives probability to "
+    'the missing tokens (`facts["completed"]`); inf where the draft is no first choice of q′'
+)
+FULL: Columns = {"full_kl": Column("float64", _FULL, optional=True)}
+DRAFT: Columns = {  # with draft_entropy: kl and tv can be checked from them
+    "draft_top_ids": Column("list<int32>", "as top_ids, of the drafter: min(64, V) tokens"),
+    "draft_top_logits": Column("list<float32>", "as top_logits, of the drafter"),
+    "draft_top_surprisal": Column("float64", "as top_surprisal, of the drafter"),
+    "draft_log_tail": Column("float64", "as log_tail, of the drafter"),
 }
-
-# as in PAIR at each depth of a draft from 1, at which q is that of the other columns; a head's q
-# depends on how many of the tokens before are drafted, that of a language model does not: one depth
+_DEPTH = "the same at depths 1, 2, ... of a head's draft; a language model has one depth"
 DEPTHS: Columns = {
-    "depth_kl": "list<float64>",
-    "depth_tv": "list<float64>",
-    "depth_draft_token_id": "list<int32>",
-    "depth_draft_rank": "list<int32>",
-    "depth_draft_log_prob": "list<float64>",
-    "depth_argmax_rank": "list<int32>",
-}
-
-
-LOGGED: Columns = {  # of two engines' logs, analysis.acceptance.logged: ends of what is known
-    "token_id": "int32",
-    "top_ids": "list<int32>",
-    "top_logits": "list<float32>",
-    "top_surprisal": "float64",
-    "kl_low": "float64",
-    "kl_high": "float64",
-    "tv_low": "float64",
-    "tv_high": "float64",
-    "draft_token_id": "int32",
-    "draft_rank": "int32",  # 0: the target did not list it
-    "draft_prob_low": "float64",
-    "draft_prob_high": "float64",
-    "argmax_rank": "int32",  # 0: the drafter did not list it
+    "depth_kl": Column("list<float64>", _DEPTH),
+    "depth_tv": Column("list<float64>", _DEPTH),
+    "depth_draft_token_id": Column("list<int32>", _DEPTH),
+    "depth_draft_rank": Column("list<int32>", _DEPTH),
+    "depth_draft_log_prob": Column("list<float64>", _DEPTH),
+    "depth_argmax_rank": Column("list<int32>", _DEPTH),
 }
 
 
@@ -80,10 +67,9 @@ def nodes(request: Request) -> list[Node]:
             not its target's.
     """
     config, drafter = request.config, request.config.drafter
-    if drafter is None:
+    if drafter is None or config.distributions.source == "logs":
         return []
-    logged = config.distributions.source == "logs"
-    if not logged and drafter.head is not None and "drafts" in request.asked and _wanted(request):
+    if drafter.head is not None and "drafts" in request.asked and _wanted(request):
         depths, shortest = drafter.head.depths, config.prompts.min_tokens
         if shortest <= depths:  # a draft follows a token with a hidden state, and one read with it
             raise PipelineError(
@@ -95,12 +81,6 @@ def nodes(request: Request) -> list[Node]:
             STAGE.name,
             distributions.label,
             {
-                "log": log_slice("drafter", drafter.path, config, request.identities),
-                "vocab_size": config.distributions.log.vocab_size,
-                "k": config.distributions.k,
-            }
-            if logged
-            else {
                 "target": distributions.config["model"],
                 "drafter": drafter_slice(drafter, request.identities),
                 "temperature": config.certificates.temperature,
@@ -110,7 +90,7 @@ def nodes(request: Request) -> list[Node]:
         )
         for distributions in request.nodes["distributions"]
     ]
-    if STAGE.name in request.asked and not logged and drafter.head is None:
+    if STAGE.name in request.asked and drafter.head is None:
         for node in found:
             if not request.made(node):
                 _check_tokens(
@@ -136,7 +116,7 @@ def _wanted(request: Request) -> bool:
     asked = request.config.decoding
     if request.config.stage != "decoding":
         return True
-    methods = build_methods(asked.methods, asked.draft_length, measured=True)
+    methods = build_methods(asked.methods, request.named, asked.draft_length)
     return any(method.needs_drafts for method in methods)
 
 
@@ -145,9 +125,17 @@ STAGE = Stage(
     version=6,
     upstream=("prompts", "distributions"),
     columns={
-        "data": STEP | {"token_id": "int32"} | TARGET | PAIR | DRAFT | DEPTHS | FULL,
-        "tokens": {"token_id": "int32", "text": "string"},
-        "logged": STEP | LOGGED,
+        "data": STEP
+        | {"token_id": Column("int32", "the token emitted")}
+        | TARGET
+        | PAIR
+        | DRAFT
+        | DEPTHS
+        | FULL,
+        "tokens": {
+            "token_id": Column("int32", "every token that occurs"),
+            "text": Column("string", "its text"),
+        },
     },
     nodes=nodes,
     module=f"{__name__}.compute",

@@ -40,11 +40,6 @@ DRAFT_K = 64  # tokens of the drafter's distribution that are stored
 
 def compute(node: Node, upstream: dict[str, list[Artifact]], pending: Pending) -> None:
     """Compare the pair on every step of the distributions in `upstream`."""
-    if "log" in node.config:
-        from pipeline.stages.drafts.logged import compare_logs
-
-        compare_logs(node, upstream["distributions"][0], pending)
-        return
     distributions, label = upstream["distributions"][0], pair_label(node)
     tokenizer = pair_tokenizer(node.config, node.settings, f"targets.{node.label}")
     prompts = read_token_ids(upstream["prompts"][0])

@@ -11,6 +11,7 @@ from pipeline.errors import PipelineError
 from pipeline.plan.explain import say
 from pipeline.plan.slices import file_slice, log_slice
 from pipeline.plan.stage import Request, Stage
+from pipeline.store.columns import Column
 from pipeline.store.node import Node
 
 
@@ -92,15 +93,26 @@ STAGE = Stage(
     upstream=(),
     columns={
         "data": {
-            "prompt_id": "string",
-            "source": "string",
-            "source_row": "int64",
-            "text": "string",
-            "later_turns": "list<string>",  # of the user, after the answer to text
-            "token_ids": "list<int32>",
-            "n_tokens": "int32",
+            "prompt_id": Column("string", "id of the source"),
+            "source": Column("string", "the row's `category`, else its file or data set"),
+            "source_row": Column("int64", "the row in it; of an engine's answers, the line"),
+            "text": Column("string", "the first user message; of an engine's answers, the last"),
+            "later_turns": Column("list<string>", "the user's later messages (Spec-Bench)"),
+            "token_ids": Column(
+                "list<int32>", "the prompt as the model reads it, template applied"
+            ),
+            "n_tokens": Column("int32", "its length"),
         },
-        "answers": {"prompt_id": "string", "token_ids": "list<int32>"},  # that an engine served
+        "answers": {
+            "prompt_id": Column("string", "the prompt"),
+            "token_ids": Column("list<int32>", "the answer that an engine gave"),
+        },
+        "log_probs": {
+            "prompt_id": Column("string", "the prompt"),
+            "position": Column("int32", "the step of the answer, from 0"),
+            "token_id": Column("int32", "the emitted token, or one of the most probable"),
+            "log_prob": Column("float64", "its log-probability as the engine gave it"),
+        },
     },
     nodes=nodes,
     module=f"{__name__}.compute",

@@ -110,7 +110,7 @@ def sections_of(
     yield certificates_section(targets, results, sources)
     if results.drafter:
         sampling = sources[0]["distributions"][0].record["config"]
-        sampled = "logged" in results or results.facts["sampled"] is not None
+        sampled = results.facts["sampled"] is not None
         yield acceptance_section(
             results, [] if sampled else [worded("left_out", **sampling)["sampling"]]
         )

@@ -81,7 +81,7 @@ def read_target(node: Node, at: int, sources: Upstream) -> Target:
     known = prompts.read(columns=["prompt_id", "text", "source"]).to_pandas().set_index("prompt_id")
     asked = known.loc[steps["prompt_id"].take(trajectories.starts).to_pylist()]
     draft = None
-    if "acceptance" in sources and "logged" not in sources["acceptance"][0].record["config"]:
+    if "acceptance" in sources:
         (drafts,) = sources["drafts"]
         completed = "completed" in drafts.record["facts"]
         known = [name for name in DIVERGENCES if completed or name != FULL]
@@ -141,9 +141,7 @@ def read_results(node: Node, targets: Sequence[Target], sources: Sequence[Upstre
     rules = {rule.label: rule for rule in targets[0].certificates}
     facts: dict[str, Any] = {}
     found = sources[0].get("acceptance")
-    if found and "logged" in found[0].record["config"]:
-        frames["logged"] = of_stage("acceptance", "statistics")
-    elif found:
+    if found:
         frames |= {name: of_stage("acceptance", file) for name, file in PAIR_FRAMES.items()}
         frames["listing"] = found[0].read("listing").to_pandas()
         facts["sampled"] = found[0].record["facts"]["sampled_temperature"]
@@ -168,10 +166,10 @@ def frames_of(targets: Sequence[Target]) -> dict[str, pd.DataFrame]:
 
 
 def rules_of(acceptance: Artifact) -> list[Rule]:
-    """Return every rule that was measured: of the study, of presets, of dials, and greedy."""
+    """Return every rule that was measured: of the study, of presets, of ranges, and greedy."""
     config = acceptance.record["config"]
     mappings = [entry["rule"] for entry in config["rules"]]
-    mappings += [entry["rule"] for entry in (*config["presets"].values(), *config["dials"])]
+    mappings += [entry["rule"] for entry in (*config["presets"].values(), *config["ranges"])]
     return [StrictGreedy(), *map(build, mappings)]
 
 

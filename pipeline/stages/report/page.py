@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import base64
 import json
-import os
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -25,7 +24,7 @@ from analysis.decoding.answers import accuracy, losses_on_answers
 from analysis.decoding.metrics import Decoded
 from analysis.decoding.predicted import draft_lengths
 from analysis.decoding.speed import signs_of_load
-from analysis.page import screen, steps
+from analysis.page import grid, screen, steps
 from analysis.report.measured import Results, Target
 from analysis.report.published import PAPERS
 from analysis.report.records import Section, Table
@@ -39,11 +38,11 @@ from pipeline.stages.report.inputs import Upstream
 from pipeline.stages.report.setups import introduction, setup
 from pipeline.store.artifacts import Artifact
 from pipeline.store.decoded import read_answered
-from pipeline.store.durable import put
+from pipeline.store.durable import read_sealed, write_sealed
 from pipeline.store.node import VERDICT, Node
 
 WEB = Path(__file__).parent / "web"
-SCRIPTS = ("counting.js", "specs.js", "charts.js", "page.js", "explorer.js")
+SCRIPTS = ("specs.js", "charts.js", "page.js", "explorer.js")
 CURVES = (StrictGreedy(), Additive(0.1), Additive(0.3), Multiplicative(0.1), Tree(4))  # at first
 MARGIN = 0.05  # where the study was not asked for another: the loss of accuracy that matters
 
@@ -73,7 +72,7 @@ def page_files(
     study, note = node.config["study"], node.config.get("note")
     setups = {one.label: setup(one, mine) for one, mine in zip(targets, sources, strict=True)}
     advice = verdicts_of(node, upstream, results.targets, timed)
-    rules = steps.embedded(list(targets[0].certificates), sum(len(one.tokens) for one in targets))
+    rules = steps.embedded(list(targets[0].certificates), len(targets))
     pairs = results if "acceptance" in results else None  # step by step, not of two logs
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(WEB), autoescape=True, undefined=jinja2.StrictUndefined
@@ -93,13 +92,14 @@ def page_files(
             else screen.facts_of_pair(pairs, target.label, one.run)
             for target, one in zip(targets, advice, strict=True)
         ],
+        "longest": grid.LONGEST,
         "steps": [len(target.tokens) for target in targets],
         "prompts": [target.bootstrap.count for target in targets],
         "judged": [sum(int(sure.sum()) for _, sure in one.judged.values()) for one in targets],
         "contradictions": [steps.contradictions(target) for target in targets],
         "timed": bool(timed),
         "sections": sections,
-        "introduction": introduction(results.targets, node.config),
+        "introduction": introduction(setups, node.config),
         "setups": setups,
         "settings": dict.fromkeys(name for facts in setups.values() for name in facts),
         "published": sections[-1].shown[0] if set(results.targets) & set(PAPERS) else None,
@@ -136,18 +136,16 @@ def bundle() -> str:
     vl-convert puts them together, which takes four seconds. They depend on its version only, so
     they are kept beside this module's compiled code.
     """
-    file = Path(__file__).parent / "__pycache__" / f"vega-{version('vl-convert-python')}.js"
-    if file.is_file():
-        return file.read_text(encoding="utf-8")
+    file = Path(__file__).parent / "__pycache__" / f"vega-{version('vl-convert-python')}.json"
+    with suppress(OSError, ValueError):  # a damaged file is made again
+        return str(read_sealed(file)["script"])
     import vl_convert
 
     script = str(vl_convert.javascript_bundle(None))  # type: ignore[arg-type]
     script = script.replace("</script", "<\\/script").replace("<!--", "<\\!--")
-    with suppress(OSError):  # what can't be kept is made again
+    with suppress(OSError):
         file.parent.mkdir(exist_ok=True)
-        beside = file.with_suffix(f".{os.getpid()}.tmp")
-        beside.write_text(script, encoding="utf-8")
-        put(beside, file)
+        write_sealed(file, {"script": script})
     return script
 
 
@@ -231,8 +229,8 @@ def data_of(
         ],
         "shown_curves": [rule.label for rule in rules if rule in CURVES or rule.own]
         or [rule.label for rule in rules[:5]],
-        "steps": [steps.packed_steps(target, rules) for target in targets],
-        "resamples": steps.resamples(targets),
+        "units": {"share": grid.SHARES, "tokens": grid.TOKENS},
+        "targets": [steps.about(target, rules) | grid.grid(target, rules) for target in targets],
         "curves": [steps.curves(target, rules) for target in targets],
         "answers": [steps.answers(target, rules) for target in targets],
         "pairs": [None if pairs is None else screen.rule_rows(pairs, one.label) for one in targets],
@@ -251,12 +249,13 @@ def flags(upstream: Mapping[str, list[Artifact]], rules: Sequence[Rule]) -> list
         "drafter": "DRAFTER",
         "head": "head" in drafts.get("drafter", {}),
         "temperature": upstream["certificates"][0].record["config"]["temperature"],
+        "draft_length": None,
     }
     return [
         {
             name: Template(about["text"]).safe_substitute(setting_values(name, rule, **fixed))
             for name, about in ENGINES.items()
-            if rule.name == ("greedy" if about["dial"] is None else about["dial"]["rule"])
+            if rule.name == (about["rule"] or "greedy")
         }
         for rule in rules
     ]

@@ -32,6 +32,7 @@ WORDS = {  # what a reader must know of records, by stage and key; the rest is i
     "prompts.source.hub": "source of the prompts",
     "prompts.source.commit": "commit of that source",
     "prompts.source.content": "source of the prompts, digest of its files",
+    "prompts.split": "split of that source",
     "prompts.count": "prompts drawn",
     "prompts.seed": "seed of the draw",
     "prompts.min_tokens": "tokens of a prompt, at least",
@@ -49,25 +50,45 @@ WORDS = {  # what a reader must know of records, by stage and key; the rest is i
     "drafts.drafter.hub": "drafter",
     "drafts.drafter.commit": "commit of the drafter",
     "drafts.drafter.content": "drafter, digest of its files",
-    "drafts.log": "log of the drafter",
+    "drafts.drafter.dtype": "weights of the drafter",
+    "drafts.drafter.head_dtype": "final projection of the drafter",
     "drafts.drift.max_logit_difference": "logits of decoding and of scoring differ by at most",
     "acceptance.mean_kl": "KL(p‖q) of the drafter, mean, nats",
     "acceptance.certified": "decisions certified at the drafter's own KL(p‖q)",
     "acceptance.violations": "certified decisions that were rejected",
 }
+MESSAGE = "prompt of a conversation"
+OPEN = (  # settings that the paper does not state
+    MESSAGE,
+    *(
+        WORDS[key]
+        for key in (
+            *("prompts.split", "prompts.max_tokens", "prompts.seed", "prompts.template"),
+            *("prompts.enable_thinking", "distributions.temperature"),
+            *("distributions.model.dtype", "distributions.model.head_dtype"),
+        )
+    ),
+)
 
 
-def introduction(targets: Sequence[str], statistics: Mapping[str, Any]) -> list[str]:
-    """Return what a reader of any table must know, as paragraphs.
+def introduction(
+    setups: Mapping[str, Mapping[str, str]], statistics: Mapping[str, Any]
+) -> list[str]:
+    """Return the paragraphs that a reader of any table must know.
 
     Args:
-        targets: printed names.
+        setups: `setup` of each target, by its printed name.
         statistics: resamples and confidence of the bootstrap, and the note of the study.
     """
-    confidence, resamples = 100 * statistics["confidence"], statistics["resamples"]
-    texts = worded("introduction", confidence=confidence, resamples=resamples)
+    of_paper = next((facts for name, facts in setups.items() if name in PAPERS), {})
+    texts = worded(
+        "introduction",
+        confidence=100 * statistics["confidence"],
+        resamples=statistics["resamples"],
+        open="; ".join(f"{name}: {of_paper[name]}" for name in OPEN if name in of_paper),
+    )
     note = [statistics["note"]] if "note" in statistics else []
-    paper = [texts["paper"]] if set(targets) & set(PAPERS) else []
+    paper = [texts["paper"], texts["open"]] if of_paper else []
     return [*note, texts["certificates"], texts["statistics"], *paper]
 
 
@@ -84,6 +105,7 @@ def setup(target: Target, sources: Upstream) -> dict[str, str]:
     excluded = read.get("prompts", {}).get("excluded") or {}
     rows = {why: of["rows"] if isinstance(of, Mapping) else of for why, of in excluded.items()}
     drifted = read.get("distributions", {}).get("drift") or {}  # of answers that were served
+    drawn = "source" in read.get("prompts", {})  # neither logged nor served
     return {
         "decoding steps": str(len(target.tokens)),
         "prompts": str(target.bootstrap.count),
@@ -93,6 +115,7 @@ def setup(target: Target, sources: Upstream) -> dict[str, str]:
         **{
             words: as_text(known[key]) for key, words in WORDS.items() if known.get(key) is not None
         },
+        **({MESSAGE: "its first user message"} if drawn else {}),
         **({"excluded rows": ", ".join(f"{n} {why}" for why, n in rows.items())} if rows else {}),
         **{f"drift of the answers, {file}": said(of) for file, of in drifted.items()},
     }
@@ -105,7 +128,8 @@ def as_text(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.4g}" if math.isfinite(value) else number_text(value)
     text = str(value)
-    return text[:12] if len(text) in (40, 64) and set(text) <= set("0123456789abcdef") else text
+    digest = len(text) == 64 and set(text) <= set("0123456789abcdef")  # a commit is printed whole
+    return text[:12] if digest else text
 
 
 def warning(decoded: Sequence[Decoded], speeds: Sequence[pd.DataFrame]) -> list[str]:

@@ -7,17 +7,18 @@ from typing import Any
 
 import pytest
 
-from analysis.rules import Tree
+from analysis.rules import Additive, StrictGreedy, Tree
 from analysis.trees.topology import Growth, symmetric
 from pipeline.errors import PipelineError
-from pipeline.plan.method import method_mapping, read_method, with_baselines
+from pipeline.plan.method import Stopping, method_mapping, read_method, with_baselines
 from pipeline.plan.methods import build_methods
 from pipeline.plan.slices import method_slice
+from tests import methods
 
 GOOD = {"drafter": "model", "rule": "greedy", "draft_length": 3, "temperature": 0}
 RACED = {"drafter": "model", "sampling": "races", "draft_length": 3, "temperature": 0.5}
 BLOCKS = RACED | {"sampling": "block"}
-BUDGETED = RACED | {"sampling": "budget", "kl": 0.05}
+BUDGETED = RACED | {"sampling": "budget", "budget": "kl", "limit": 0.05}
 TAU = {"tree": "optimal", "nodes": 4, "acceptance": [0.6, 0.3]}
 GROWN = GOOD | {"tree": "dynamic", "width": 4, "nodes": 20}
 STOPS = {"drafting": "max_q", "threshold": 0.5}
@@ -26,37 +27,38 @@ STOPS = {"drafting": "max_q", "threshold": 0.5}
 @pytest.mark.parametrize(
     ("entry", "message"),
     [
-        (GOOD | {"draft_length": 0}, r"decoding.methods\[0\].draft_length=0 is not allowed"),
+        (GOOD | {"draft_length": 0}, r"decoding.methods.m0.draft_length=0 is not allowed"),
         (GOOD | {"draft_length": 2.5}, "draft_length=2.5"),
         (GOOD | {"temperature": float("inf")}, "temperature=inf is not allowed"),
         (GOOD | {"temperature": -0.5}, "temperature=-0.5 is not allowed"),
         (GOOD | {"draft_length": []}, r"draft_length=\[\] is not allowed: give a value, or"),
         (GOOD | {"temperature": 1.0}, "temperature=1.0 is not allowed: give 0 for a rule"),
         (GOOD | {"drafter": "eagle"}, "drafter=eagle is not allowed: give one of model, prompt_l"),
-        (GOOD | {"rule": "tree", "m": 2, "tree": "sequence"}, "rule: tree is greedy on a symmet"),
-        (GOOD | {"rule": "additive"}, "'t' is missing"),
+        (GOOD | {"rule": "tree", "m": 2, "tree": "sequence"}, "rule: rule0 is greedy on a symmet"),
         (GOOD | {"sampling": "races"}, "either rule or sampling"),
         (GOOD | {"draft_length": [3, 3]}, "draft_length=3, temperature=0 is given twice"),
-        (GOOD | {"model_length": 2}, r"\[0\].model_length=2 is not allowed: .*lookup_first"),
+        (GOOD | {"model_length": 2}, r"m0.model_length=2 is not allowed: .*lookup_first"),
         (GOOD | {"drafter": "lookup_first", "model_length": 4}, "model_length=4 is .*_length=3"),
         (GOOD | {"drafter": "lookup_first", "model_length": 0}, "model_length=0 is not allowed"),
         (RACED | {"temperature": 0}, "above 0: at 0 take rule: greedy"),
         (BLOCKS | {"tree": "sequence"}, "sampling=block verifies chains only"),
         (BUDGETED | {"tree": "sequence"}, "sampling=budget verifies chains only"),
-        (BUDGETED | {"c1": 2}, "sampling=budget is not allowed: give one of c1, ratio, kl"),
-        (RACED | {"sampling": "budget"}, "sampling=budget is not allowed: give one of c1, ratio"),
-        (BUDGETED | {"kl": -0.1}, r"\[0\].kl=-0.1 is not allowed: give a number of at least 0"),
-        (RACED | {"sampling": "budget", "c1": 0.9}, "c1=0.9 is not allowed: give a number of at"),
-        (RACED | {"ratio": 2}, "ratio=2 is not allowed: give nothing: it is a key of sampl"),
-        (RACED | {"top_p": 0}, r"methods\[0\].top_p=0 is not allowed: give a number in \(0, 1\]"),
+        (BUDGETED | {"budget": "js"}, "m0.budget=js is not allowed: give one of c1, ratio, kl"),
+        (RACED | {"sampling": "budget"}, "budget=None is not allowed: give one of c1, ratio"),
+        (RACED | {"sampling": "budget", "budget": "kl"}, "m0: the key 'limit' is missing"),
+        (BUDGETED | {"limit": -0.1}, r"m0.limit=-0.1 is not allowed: give a number of at least 0"),
+        (BUDGETED | {"budget": "c1", "limit": 0.9}, "limit=0.9 is not allowed: give a number of"),
+        (RACED | {"limit": 2}, "m0.limit=2 is not allowed: give nothing, or budget as well"),
+        (RACED | {"budget": "kl", "limit": 2}, "budget=kl is not allowed: give nothing: it is for"),
+        (RACED | {"top_p": 0}, r"methods.m0.top_p=0 is not allowed: give a number in \(0, 1\]"),
         (RACED | {"top_k": -1}, r"top_k=-1 is not allowed: give an integer of at least 0"),
         (GOOD | {"top_p": 0.9}, r"top_p=0.9 is not allowed: give 1 at"),
         (GOOD | {"top_k": 5}, r"top_k=5 is not allowed: give 0 at"),
-        ({"rule": "greedy"}, r"s\[0\]: the key 'drafter' is missing: give one of model"),
+        ({"rule": "greedy"}, r"s.m0: the key 'drafter' is missing: give one of model"),
         # trees
-        (GOOD | {"tree": {}}, r"methods\[0\].tree={} is not allowed: give one of sequence, batch"),
-        (GOOD | {"tree": "bush"}, r"methods\[0\].tree=bush is not allowed: give one of sequence"),
-        (GOOD | {"tree": "symmetric"}, r"s\[0\]: the key 'width' is missing: tree"),
+        (GOOD | {"tree": {}}, r"methods.m0.tree={} is not allowed: give one of sequence, batch"),
+        (GOOD | {"tree": "bush"}, r"methods.m0.tree=bush is not allowed: give one of sequence"),
+        (GOOD | {"tree": "symmetric"}, r"s.m0: the key 'width' is missing: tree"),
         (GOOD | {"tree": "sequence", "width": 2}, "key 'width' is not known: tree: sequence"),
         (GOOD | {"tree": "symmetric", "width": 0}, "width=0 is not allowed: give an integer from"),
         (GOOD | {"tree": "symmetric", "width": 2, "draft_length": 12}, "has 8190 tokens: give one"),
@@ -65,12 +67,12 @@ STOPS = {"drafting": "max_q", "threshold": 0.5}
         (GOOD | {"tree": "sequence", "draft_length": 10**9}, "draft_length=1000000000 is not"),
         (GOOD | {"tree": "sequence", "drafter": "prompt_lookup"}, "prompt_lookup drafts chains"),
         (GOOD | {"tree": "sequence", "rule": "additive", "t": 0.1}, "rule=additive judges chains"),
-        (GOOD | TAU | {"acceptance": ["x"]}, r"acceptance=\['x'\] is not allowed: give a list"),
+        (GOOD | TAU | {"acceptance": ["x"]}, r"acceptance=\('x',\) is not allowed: give a list"),
         (GOOD | TAU | {"acceptance": [0.9, 0.9]}, "rates=.* are not allowed"),
         (GOOD | TAU | {"acceptance": []}, "acceptance=.* is not allowed"),
         (GOOD | TAU | {"acceptance": [[0.6], [0.9]], "nodes": 6}, "k=6 is not allowed"),
         (GOOD | TAU | {"acceptance": [[0.6, 0.3], [0.6, 0.3000001]]}, "one printed name, greedy"),
-        (GOOD | {"width": 2}, "width"),  # without a tree it is a parameter of the rule
+        (GOOD | {"width": 2}, "m0.width=2 is not allowed: give nothing, or tree as well"),
         (RACED | {"sampling": "speculative", "tree": "dynamic", "width": 2, "nodes": 4},
          "sampling=speculative is not lossless where nodes are chosen"),
         (GROWN | {"nodes": 257}, "nodes=257 is not allowed: give an integer from 1 to 256"),
@@ -79,11 +81,11 @@ STOPS = {"drafting": "max_q", "threshold": 0.5}
         (GROWN | {"drafter": "lookup_first"}, "drafts chains only"),
         (GROWN | {"acceptance": [0.5]}, "key 'acceptance' is not known"),
         # drafts that stop
-        (GOOD | STOPS | {"drafting": {}}, r"methods\[0\].drafting={} is not allowed: give one of"),
-        (GOOD | STOPS | {"drafting": "sure"}, r"methods\[0\].drafting=sure is not allowed: give"),
-        (GOOD | {"drafting": "max_q"}, r"s\[0\]: the key .threshold. is missing: give"),
+        (GOOD | STOPS | {"drafting": {}}, r"methods.m0.drafting={} is not allowed: give one of"),
+        (GOOD | STOPS | {"drafting": "sure"}, r"methods.m0.drafting=sure is not allowed: give"),
+        (GOOD | {"drafting": "max_q"}, r"s.m0: the key .threshold. is missing: give"),
         (GOOD | STOPS | {"threshold": -1}, "threshold=-1 is not allowed"),
-        (GOOD | STOPS | {"share": 0.5}, "the key 'share' is not known"),
+        (RACED | {"share": 0.5}, "m0: the key 'share' is not known"),
         (GOOD | STOPS | {"drafter": "prompt_lookup"}, "max_q: a model that drafts a chain can st"),
         (GROWN | STOPS, "a model that drafts a chain can stop"),
         (BLOCKS | STOPS, "sampling=block tests drafts of a length"),
@@ -91,55 +93,55 @@ STOPS = {"drafting": "max_q", "threshold": 0.5}
 )  # fmt: skip
 def test_methods_that_make_no_sense_are_refused(entry: dict[str, Any], message: str) -> None:
     with pytest.raises(PipelineError, match=message):
-        build_methods([entry])
+        methods.build([entry])
 
 
 def test_lists_multiply_and_one_draft_length_takes_the_place_of_each() -> None:
     mars = {"drafter": "model", "rule": "mars", "theta": [0.8, 0.9], "draft_length": 3}
     entries = [GOOD | {"draft_length": [1, 2]}, mars | {"temperature": [0, 1.0]}]
-    assert len(set(build_methods(entries))) == 6
+    assert len(set(methods.build(entries))) == 6
     with pytest.raises(PipelineError, match="at least one"):
-        build_methods([])
+        methods.build([])
     entries = [GOOD | {"draft_length": [1, 2, 7]}, RACED]
-    found = [(method.name, method.draft_length) for method in build_methods(entries, 5)]
+    found = [(method.name, method.draft_length) for method in methods.build(entries, 5)]
     assert found == [("greedy", 5), ("exponential races", 5)]  # three methods became one
-    assert build_methods(entries, None) == build_methods(entries)
+    assert methods.build(entries, None) == methods.build(entries)
     with pytest.raises(PipelineError, match="draft_length=3, temperature=0 is given twice"):
-        build_methods([GOOD | {"draft_length": [3, 3]}], 5)  # as without it
+        methods.build([GOOD | {"draft_length": [3, 3]}], 5)  # as without it
     # a list of numbers is one tree, a list of lists several
-    assert [len(m.topology or ()) for m in build_methods([GOOD | TAU | {"nodes": [4, 5]}])] == [
+    assert [len(m.topology or ()) for m in methods.build([GOOD | TAU | {"nodes": [4, 5]}])] == [
         4,
         5,
     ]
     two = GOOD | TAU | {"nodes": 6, "acceptance": [[0.6, 0.3], [0.9]], "draft_length": 6}
-    assert len(build_methods([two])) == 2
+    assert len(methods.build([two])) == 2
     batch = GOOD | {"tree": "batch", "width": 2, "draft_length": 1}
     with pytest.raises(PipelineError, match="batch: draft_length=5 is not allowed: give 1"):
-        build_methods([batch], 5)
+        methods.build([batch], 5)
     wide = GOOD | {"tree": "symmetric", "width": 2, "draft_length": [1, 3]}
-    assert [m.topology and m.topology.depth for m in build_methods([wide], 2)] == [2]
+    assert [m.topology and m.topology.depth for m in methods.build([wide], 2)] == [2]
 
 
 def test_every_temperature_has_a_baseline_and_races_their_own() -> None:
     sampled = {"drafter": "model", "sampling": ["speculative", "races"], "draft_length": [1, 3]}
     mars = {"drafter": "model", "rule": "mars", "theta": 0.9, "draft_length": 3}
-    methods = build_methods([mars | {"temperature": [1.0, 0]}, sampled | {"temperature": 0.5}])
-    alone = [(one.name, one.temperature) for one in with_baselines(methods)[: -len(methods)]]
+    built = methods.build([mars | {"temperature": [1.0, 0]}, sampled | {"temperature": 0.5}])
+    alone = [(one.name, one.temperature) for one in with_baselines(built)[: -len(built)]]
     assert alone == [
         ("autoregressive", 0.0),
         ("autoregressive", 0.5),
         ("autoregressive (exponential races)", 0.5),
         ("autoregressive", 1.0),
     ]
-    [raced] = with_baselines(build_methods([RACED]))[:-1]
+    [raced] = with_baselines(methods.build([RACED]))[:-1]
     for change in (
         STOPS,
         {"tree": "symmetric", "width": 2},
         {"drafter": "lookup_first", "model_length": 2},
         {"draft_length": 1},
     ):  # what stops or shapes a draft needs no baseline of its own
-        methods = build_methods([RACED, RACED | change])
-        assert with_baselines(methods) == [raced, *methods]
+        built = methods.build([RACED, RACED | change])
+        assert with_baselines(built) == [raced, *built]
 
 
 @pytest.mark.parametrize(
@@ -157,7 +159,7 @@ def test_every_temperature_has_a_baseline_and_races_their_own() -> None:
 def test_trees_are_made_from_what_is_configured(
     given: dict[str, Any], parents: tuple[int, ...], name: str
 ) -> None:
-    [method], [again] = build_methods([GOOD | given]), build_methods([GOOD | given])
+    [method], [again] = methods.build([GOOD | given]), methods.build([GOOD | given])
     assert method.topology is not None
     assert method.topology is again.topology  # a shape is made once
     assert method.topology.parents == parents
@@ -166,15 +168,15 @@ def test_trees_are_made_from_what_is_configured(
 
 
 def test_the_rule_of_trees_is_greedy_on_a_symmetric_tree_and_trees_grow() -> None:
-    [method] = build_methods([GOOD | {"rule": "tree", "m": 3, "draft_length": 2}])
+    [method] = methods.build([GOOD | {"rule": "tree", "m": 3, "draft_length": 2}])
     assert (method.topology, method.rule) == (symmetric(3, 2), Tree(3))
     assert method.lossless
-    assert build_methods([GOOD | {"tree": "symmetric", "width": 4096, "draft_length": 1}])
-    assert build_methods([GOOD | {"tree": "symmetric", "width": 2, "draft_length": 11}])
-    [method] = build_methods([GROWN])
+    assert methods.build([GOOD | {"tree": "symmetric", "width": 4096, "draft_length": 1}])
+    assert methods.build([GOOD | {"tree": "symmetric", "width": 2, "draft_length": 11}])
+    [method] = methods.build([GROWN])
     assert method.topology == Growth(4, 20, 3)
     assert method.name == "greedy (dynamic, 4 wide, 20 nodes)"
-    [method] = build_methods([RACED | {"tree": "dynamic", "width": 4, "nodes": 256}])
+    [method] = methods.build([RACED | {"tree": "dynamic", "width": 4, "nodes": 256}])
     assert method.lossless
 
 
@@ -192,17 +194,15 @@ def test_the_rule_of_trees_is_greedy_on_a_symmetric_tree_and_trees_grow() -> Non
     ],
 )  # fmt: skip
 def test_a_method_and_its_baseline_are_read_from_their_mappings(entry: dict[str, Any]) -> None:
-    for method in with_baselines(build_methods([entry])):
+    for method in with_baselines(methods.build([entry])):
         mapping = json.loads(json.dumps(method_mapping(method)))
         assert read_method(mapping | {"other": 1}) == method
 
 
 def test_names_say_what_differs_and_slices_what_is_decoded() -> None:
     first = GOOD | {"drafter": "lookup_first"}
-    methods = build_methods(
-        [first | {"model_length": [1, 3]}, first, GOOD | STOPS, BLOCKS, BUDGETED]
-    )
-    assert [(one.name, one.draft_length) for one in methods] == [
+    built = methods.build([first | {"model_length": [1, 3]}, first, GOOD | STOPS, BLOCKS, BUDGETED])
+    assert [(one.name, one.draft_length) for one in built] == [
         ("greedy (look-up first) (model drafts 1)", 3),
         ("greedy (look-up first) (model drafts 3)", 3),
         ("greedy (look-up first)", 3),
@@ -210,16 +210,56 @@ def test_names_say_what_differs_and_slices_what_is_decoded() -> None:
         ("block verification", 3),
         ("budget sampling (kl=0.05)", 3),
     ]
-    assert [one.lossless for one in methods] == [True] * 5 + [False]
-    assert method_slice(methods[0]) == method_slice(methods[2]) | {"model_length": 1}
-    assert methods[3].drafting == ("max_q", 0.5)
-    assert method_slice(methods[3])["drafting"] == STOPS
-    cut = build_methods([RACED, RACED | {"top_p": 0.9}, RACED | {"top_p": 0.9, "top_k": 5}])
+    assert [one.lossless for one in built] == [True] * 5 + [False]
+    assert method_slice(built[0]) == method_slice(built[2]) | {"model_length": 1}
+    assert built[3].drafting == Stopping("max_q", 0.5)
+    assert STOPS.items() <= method_slice(built[3]).items()
+    cut = methods.build([RACED, RACED | {"top_p": 0.9}, RACED | {"top_p": 0.9, "top_k": 5}])
     names = ["exponential races" + end for end in ("", " (top-p 0.9)", " (top-p 0.9, top-k 5)")]
     assert [one.name for one in with_baselines(cut)[3:]] == names
     assert method_slice(cut[2])["top_p"] == 0.9
-    assert build_methods([RACED | {"top_p": 1.0, "top_k": 0}]) == build_methods([RACED])
+    assert methods.build([RACED | {"top_p": 1.0, "top_k": 0}]) == methods.build([RACED])
     # a chain is identified as before there were trees
     plain = {"drafter", "sampling", "draft_length", "temperature", "rule"}
-    assert set(method_slice(build_methods([GOOD])[0])) == plain
-    assert method_slice(build_methods([GOOD | TAU])[0])["tree"] == TAU
+    assert set(method_slice(methods.build([GOOD])[0])) == plain
+    assert TAU.items() <= method_slice(methods.build([GOOD | TAU])[0]).items()
+
+
+def test_a_rule_is_named_and_criteria_stands_for_those_that_are_certified() -> None:
+    rules = {"mild": [Additive(0.1)], "greedy": [StrictGreedy()], "criteria": [Additive(0.3)]}
+    mine = {"drafter": "model", "draft_length": 2}
+
+    def built(**entries: Any) -> list[str]:
+        return [method.name for method in build_methods(entries, rules)]
+
+    both = mine | {"rule": ["mild", "greedy"]}
+    assert built(a=both) == ["additive t=0.1", "greedy"]
+    assert built(a=mine | {"rule": "criteria"}, b=both) == [
+        "additive t=0.1", "greedy", "additive t=0.3"
+    ]  # fmt: skip
+    rules["criteria"] = [Additive(0.1)]  # decoded anyway
+    assert built(a=both, b=mine | {"rule": "criteria"}) == ["additive t=0.1", "greedy"]
+    rules["criteria"] = []  # a grid
+    assert built(a=both, b=mine | {"rule": "criteria"}, c=None) == ["additive t=0.1", "greedy"]
+    rules["criteria"] = [Tree(8)]  # of 64 nodes at most, whatever the draft length
+    for length in (None, 5):
+        (method,) = build_methods({"a": mine | {"rule": "criteria"}}, rules, length)
+        assert (method.draft_length, method.tree and method.tree.width) == (1, 8)
+
+
+@pytest.mark.parametrize(
+    ("entries", "message"),
+    [
+        ([GOOD], r"not a list any more: give every method a name, .*\+decoding.methods.mine="),
+        ({}, "decoding.methods: give at least one method"),
+        ({"a": None}, "decoding.methods: give at least one method"),
+        ({"a": 3}, "decoding.methods.a=3 is not allowed: give a mapping"),
+        ({"a": GOOD | {"rule": "gredy"}}, r"rule=gredy is not a name of `rules` \(did you mean g"),
+        ({"a": GOOD | {"rule": {"rule": "additive", "t": 0.1}}}, r"give a name, .*\+rules.NAME="),
+    ],
+)  # fmt: skip
+def test_entries_without_a_name_or_with_an_unknown_rule_are_refused(
+    entries: Any, message: str
+) -> None:
+    with pytest.raises(PipelineError, match=message):
+        build_methods(entries, {"greedy": [StrictGreedy()]})

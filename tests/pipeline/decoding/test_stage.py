@@ -20,12 +20,12 @@ from pipeline.loader import Study
 from pipeline.models.heads.hidden_drafter import HiddenDrafter
 from pipeline.models.language_model import LanguageModel, hidden_states
 from pipeline.models.passes import Text
-from pipeline.plan.methods import build_methods
 from pipeline.plan.slices import method_slice
 from pipeline.stages.decoding import compute as decoding
 from pipeline.store.artifacts import Artifact, Pending
 from pipeline.store.distributions import _stored, sibling_rates
 from pipeline.store.node import Node
+from tests import methods
 from tests.pipeline import heads
 from tests.pipeline.decoding.pair import PROMPTS, V, logits, plain_greedy
 from tests.pipeline.fakes import record
@@ -71,7 +71,7 @@ def stage(
     def run(
         prompts: list[list[int]],
         name: str = "draft",
-        methods: list[dict[str, Any]] = METHODS,
+        chosen: list[dict[str, Any]] = METHODS,
         **later: list[str],
     ) -> Pending:
         rows = [
@@ -89,7 +89,7 @@ def stage(
             "decoding",
             "tiny",
             config | {"lookup": 2, "batches": [1, 3]},
-            settings=models | {"methods": build_methods(methods)},
+            settings=models | {"methods": methods.build(chosen)},
         )
         folder = tmp_path / name
         folder.mkdir(exist_ok=True)
@@ -204,7 +204,7 @@ def test_nats_given_up_and_drafts_are_those_of_plain_passes(
 
 
 def test_calls_and_levels_of_trees_are_those_of_their_shape(stage: Any) -> None:
-    pending = stage(PROMPTS, methods=[METHODS[0], METHODS[3], *TREES])
+    pending = stage(PROMPTS, chosen=[METHODS[0], METHODS[3], *TREES])
     runs, found = pending.facts["runs"], content(pending)
     shapes = {at: Topology(tuple(run["shape"]["parents"])) for at, run in enumerate(runs)
               if "shape" in run}  # fmt: skip
@@ -257,10 +257,8 @@ def drafts_of(p: np.ndarray, q: np.ndarray, ranks: list[int], stored: int) -> An
 
 def test_trees_take_the_acceptance_that_stage_drafts_measured() -> None:
     p, q = np.array([0.4, 0.3, 0.2, 0.1]), np.array([0.2, 0.5, 0.2, 0.1])
-    methods = build_methods(MEASURED, measured=True)
-    with pytest.raises(PipelineError, match=r"key 'acceptance' is missing: only decoding"):
-        build_methods(MEASURED, key="accuracy.methods")
-    node = Node("decoding", "tiny", {}, settings={"methods": methods})
+    built = methods.build(MEASURED)
+    node = Node("decoding", "tiny", {}, settings={"methods": built})
     drafts = drafts_of(p, q, [1] * 60 + [2] * 20 + [4] * 20, 4)
     greedy, gss, erss = decoding.with_measured_trees(node, [drafts]).settings["methods"]
     assert greedy.tree.acceptance == pytest.approx([0.6, 0.2, 0, 0.2])
@@ -273,12 +271,12 @@ def test_trees_take_the_acceptance_that_stage_drafts_measured() -> None:
     assert gss.tree.acceptance[0] == pytest.approx(1 - tv, abs=0.1)
     assert sum(erss.tree.acceptance) == pytest.approx(1)  # of three tokens, some one wins
     for method in (greedy, gss, erss):
-        assert "acceptance" not in method_slice(method)["tree"]
+        assert "acceptance" not in method_slice(method)
 
 
 def test_what_lies_outside_the_stored_tokens_is_spread_over_them() -> None:
     p = np.array([0.4, 0.2, 0.1, 0.1, 0.1, 0.1])
-    [method] = build_methods([MEASURED[1] | {"sampling": "races", "top_k": 0}], measured=True)
+    [method] = methods.build([MEASURED[1] | {"sampling": "races", "top_k": 0}])
     whole = sibling_rates(drafts_of(p, p, [1] * 400, 6), method, 3)
     part = sibling_rates(drafts_of(p, p, [1] * 400, 2), method, 3)
     assert whole == pytest.approx([1, 0, 0])
@@ -295,7 +293,7 @@ def test_what_lies_outside_the_stored_tokens_is_spread_over_them() -> None:
 def test_stage_drafts_is_asked_for_only_where_a_tree_hangs_on_it(tmp_path: Path) -> None:
     entry = "{drafter: model, rule: greedy, draft_length: 3, temperature: 0, tree: optimal"
     for more, wanted in ((", nodes: 4}", True), (", nodes: 4, acceptance: [0.5, 0.2]}", False)):
-        study = Study("study=mini", f"decoding.methods=[{entry}{more}]", f"outputs={tmp_path}")
+        study = Study("study=mini", *methods.overrides(entry + more), f"outputs={tmp_path}")
         assert all(("drafts" in node.upstream) == wanted for node in study.nodes["decoding"])
 
 
@@ -304,7 +302,7 @@ def test_models_that_cannot_read_trees_are_refused_before_anything_is_decoded(
 ) -> None:
     monkeypatch.setattr(target.module.config, "_attn_implementation", "flash_attention_2")
     with pytest.raises(PipelineError, match="tiny can't read draft trees: attention: flash"):
-        stage(PROMPTS, methods=TREES)
+        stage(PROMPTS, chosen=TREES)
 
 
 @pytest.mark.thorough

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.tasks.checks import Item, code_of, numbers_in_words, score
+from pipeline.tasks.checks import Item, numbers_in_words, score
 from pipeline.tasks.constraints import holds
 from pipeline.tasks.items import FOLDER, read_items
 
@@ -98,15 +98,3 @@ def test_constraints(constraint: str, holding: list[str], failing: list[str]) ->
     assert [text for text in holding if not holds(constraint, text)] == []
     assert [text for text in failing if holds(constraint, text)] == []
     assert not holds(constraint, " \n")
-
-
-def test_code_is_taken_out_of_an_answer() -> None:
-    code = "import math\n\n@cache\ndef f(x):\n    return x\n"
-    for answer in (code, f"Sure:\n```python\n{code}```\nIt works.", f"```\n{code}print(f(1))\n"):
-        assert code_of(answer).strip() == code.strip(), answer
-    assert code_of(f"{code}\nThis function is right.\n") == code + "\n"
-    assert code_of(f"{code}# Example\nprint(f(1))\n```\nThis is it.\n") == code
-    assert code_of("I can't.") == code_of("(" * 9999) == code_of("x = 1\0") == ""
-    assert code_of(f"n = int(input())\nA = {{1,\n}}\n{code}B: set = set('ab')\nx = f(n)") == (
-        f"A = {{1,\n}}\n{code}B: set = set('ab')\n"
-    )

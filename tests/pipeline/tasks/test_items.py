@@ -29,23 +29,13 @@ def test_there_are_enough_items_and_no_prompt_twice() -> None:
     assert min(map(len, TASKS.values())) >= 40
 
 
-@pytest.mark.parametrize("task", [name for name in TASKS if name != "functions"])
+@pytest.mark.parametrize("task", TASKS)
 def test_every_item_has_a_right_answer_and_refuses_no_answer(task: str) -> None:
     for item in TASKS[task]:
         assert score(item, right(item)), item["id"]
         assert not score(item, ""), item["id"]
         if task != "instructions":  # of some of which any short sentence has the form
             assert not score(item, "I do not know what to say about this, sorry"), item["id"]
-
-
-def test_every_function_has_a_solution_that_another_is_not() -> None:
-    """In this process, which trusts the solutions: the sandbox has tests of its own."""
-    wanted = {item["id"]: item["expected"] for item in TASKS["functions"]}
-    for name, tests in wanted.items():
-        names: dict[str, Any] = {}
-        exec(RIGHT[name], names)
-        assert all(eval(test, names) for test in tests), name
-        assert len(tests) >= 2, name
 
 
 def test_tasks_are_found_by_name_or_path(tmp_path: Path) -> None:
@@ -67,7 +57,7 @@ def test_tasks_are_found_by_name_or_path(tmp_path: Path) -> None:
         ({"expected": "me"}, "expected is a list of texts"),
         ({"expected": [""]}, "expected is a list of texts that are not empty"),
         ({"wrong": [" "]}, "wrong is a list of texts that are not empty"),
-        ({"kind": "python", "expected": ["f(2) < 3"]}, "give EXPRESSION == LITERAL"),
+        ({"kind": "python"}, "kind=python is not allowed: give one of answer, number, "),
         ({"expected": []}, "is not what kind answer takes"),
         ({"kind": "essay"}, "kind=essay is not allowed: give one of answer, "),
         ({"kind": "copy", "expected": ["a", "b"]}, "is not what kind copy takes"),

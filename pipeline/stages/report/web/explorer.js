@@ -5,25 +5,17 @@ const wordOf = (words, token) => (String(token) in words ? words[token] : `#${to
 const shownWord = (word) => JSON.stringify(word).slice(1, -1);
 const middle = () => Math.floor((PAGE.answers[state.target].answers.length - 1) / 2);
 
-/** What became of every step under the chosen rule: its colour, and whether it is outlined. */
-function fates() {
-  const target = PAGE.steps[state.target];
-  const within = flagsOf(target.levels[state.rule], state.level);
-  const judged = target.accepted[state.rule] !== null;
-  const kept = judged && flagsOf(target.accepted[state.rule]);
-  const sure = judged && flagsOf(target.certified[state.rule]);
-  return (step) => ({
-    within: within[step] === 1,
-    fate: !judged ? "open" : !kept[step] ? "rejected" : sure[step] ? "certified" : "accepted",
-  });
-}
+/** What became of a step under the chosen rule: its colour, and whether it is outlined. */
+const fateOf = (step) => ({
+  within: step.within[state.rule] > state.level,
+  fate: ["open", "rejected", "accepted", "certified"][step.fates[state.rule]],
+});
 
 /** Write an answer into a place, every token with its colour. */
 function paint(place, answer, words) {
-  const of = fates();
   place.replaceChildren();
   answer.steps.forEach((step, at) => {
-    const { fate, within } = of(answer.begin + at);
+    const { fate, within } = fateOf(step);
     const token = document.createElement("span");
     token.textContent = wordOf(words, step.t);
     token.className = within ? `${fate} within` : fate;
@@ -63,7 +55,7 @@ function showToken(at) {
   const { answers, words } = PAGE.answers[state.target];
   const answer = answers[state.answer];
   const step = answer.steps[at];
-  const { fate, within } = fates()(answer.begin + at);
+  const { fate, within } = fateOf(step);
   for (const token of byId("answer-text").children) {
     const here = Number(token.dataset.step) === at;
     token.tabIndex = here ? 0 : -1;
@@ -77,7 +69,7 @@ function showToken(at) {
   ];
   if ("d" in step) {
     const said = { open: "not judged by this rule", certified: "accepted and certified" }[fate] ?? fate;
-    const { divergences, judged_by } = PAGE.steps[state.target];
+    const { divergences, judged_by } = PAGE.targets[state.target];
     const by = judged_by[state.rule];
     const [divergence, unit] = divergences[by];
     lines.push(["This drafter", `${divergence} = ${step.distances[by] ?? "∞"}${unit}: ${said}`]);

@@ -1,7 +1,6 @@
 // What the reader chose, which is in the address behind #, and what follows from it on the page.
 "use strict";
 
-const LONGEST = 12; // draft lengths of the chart
 const state = { target: 0, rule: 0, beside: 0, level: 0, gamma: 5, answer: 0, token: 0, curves: [] };
 let PAGE, TIMINGS;
 const byId = (id) => document.getElementById(id);
@@ -42,17 +41,44 @@ function readAddress() {
   const place = (name, among) => asked.has(name) && among.findIndex((one) => String(one) === asked.get(name));
   const labels = PAGE.rules.map((rule) => rule.label);
   const found = {
-    target: place("target", PAGE.steps.map((_, at) => at)),
+    target: place("target", PAGE.targets.map((_, at) => at)),
     rule: place("rule", labels),
     beside: place("beside", labels),
     level: place("eps", PAGE.levels),
     answer: place("answer", PAGE.answers[0].answers.map((_, at) => at)),
-    gamma: Number(asked.get("gamma")) >= 1 && Number(asked.get("gamma")) <= LONGEST && Math.floor(asked.get("gamma")),
+    gamma: Number(asked.get("gamma")) >= 1 && Number(asked.get("gamma")) <= longest() && Math.floor(asked.get("gamma")),
   };
   for (const [name, value] of Object.entries(found)) if (value !== false && value >= 0) state[name] = value;
 }
 
 // ---- the parts
+
+/** What an element of the page holds: JSON, deflated, in base64. */
+async function unpack(id) {
+  const bytes = Uint8Array.from(atob(document.getElementById(id).textContent), (one) => one.charCodeAt(0));
+  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"));
+  return new Response(stream).json();
+}
+
+/** The longest draft of the calculator. */
+const longest = () => PAGE.targets[0].rules[0].tokens[0].length;
+
+/** All that one rule gives at a level of eps and a draft length: shares and tokens a call. */
+function evaluate(target, rule, level, gamma) {
+  const { steps, rules } = PAGE.targets[target];
+  const { share: shares, tokens: lengths } = PAGE.units;
+  const share = ([value, low, high], at) => ({ value: value[at] / steps, low: low[at] / shares, high: high[at] / shares });
+  const tokens = (ends, at) => {
+    const [value, low, high] = ends.map((end) => end[gamma - 1][at] / lengths);
+    return { value, low, high };
+  };
+  const found = { share: share(rules[rule].share, level), tokens: tokens(rules[rule].tokens, level) };
+  if (rules[rule].shares) {
+    [found.accepted, found.certified] = [0, 1].map((at) => share(rules[rule].shares, at));
+    [found.realised, found.promised] = [0, 1].map((at) => tokens(rules[rule].calls, at));
+  }
+  return found;
+}
 
 /** What was decoded with a rule: at the chosen draft length if it was, else at all. */
 function decodedText(label) {
@@ -62,8 +88,7 @@ function decodedText(label) {
 }
 
 function showCalculator() {
-  const target = PAGE.steps[state.target];
-  const found = evaluate(target, state.rule, state.level, state.gamma);
+  const found = evaluate(state.target, state.rule, state.level, state.gamma);
   const shown = { share: asShare, tokens: asNumber, accepted: asShare, certified: asShare, promised: asNumber, realised: asNumber };
   for (const [name, how] of Object.entries(shown)) {
     const place = byId(`found-${name}`);
@@ -71,8 +96,8 @@ function showCalculator() {
   }
   if (byId("found-decoded")) byId("found-decoded").textContent = decodedText(PAGE.rules[state.rule].label);
   const rows = [];
-  for (let length = 1; length <= LONGEST; length++) {
-    const each = evaluate(target, state.rule, state.level, length);
+  for (let length = 1; length <= longest(); length++) {
+    const each = evaluate(state.target, state.rule, state.level, length);
     const kinds = { [`any drafter within ${epsText()}, guaranteed`]: each.tokens };
     if (each.realised) kinds[PAGE.drafter] = each.realised;
     for (const [kind, { value, low, high }] of Object.entries(kinds)) rows.push({ kind, length, tokens: value, low, high });
@@ -90,12 +115,11 @@ function showFlags() {
 
 /** The strictest setting of each family that certifies the wanted share of the steps. */
 function showSettings() {
-  const target = PAGE.steps[state.target];
   const wanted = Number(byId("wanted").value) / 100;
   byId("settings").replaceChildren();
   for (const [family, rules] of Object.entries(families())) {
     if (rules.length < 2) continue;
-    const shares = rules.map((rule) => certifiedShare(target, rule, state.level));
+    const shares = rules.map((rule) => evaluate(state.target, rule, state.level, state.gamma).share.value);
     const reached = shares.findIndex((share) => share >= wanted - 1e-9);
     const at = reached < 0 ? rules.length - 1 : reached;
     const before = reached > 0 ? `; ${PAGE.rules[rules[at - 1]].title}: ${asShare(shares[at - 1])}` : "";
@@ -111,7 +135,6 @@ function showSettings() {
 function showRules() {
   const rows = PAGE.pairs[state.target];
   if (!rows) return;
-  const target = PAGE.steps[state.target];
   const two = [state.rule, state.beside];
   const names = two.map((at) => PAGE.rules[at].title.replaceAll(" = ", "\u00a0=\u00a0"));
   byId("compared-names").replaceChildren(
@@ -119,7 +142,7 @@ function showRules() {
     ...names.map((text) => Object.assign(document.createElement("th"), { textContent: text, scope: "col" })),
   );
   const known = two.map((at) => rows.find((row) => row.label === PAGE.rules[at].label) ?? {});
-  const computed = two.map((at) => evaluate(target, at, state.level, state.gamma));
+  const computed = two.map((at) => evaluate(state.target, at, state.level, state.gamma));
   const of = (name, shown) => computed.map((found) => (found[name] ? withInterval(found[name], shown) : "–"));
   byId("compared").replaceChildren();
   for (const [name, texts] of [
@@ -197,7 +220,7 @@ function showChosen() {
     one.value = rules.indexOf(state.rule);
   }
   for (const one of all("[data-setting-shown]")) one.textContent = title;
-  const { divergences, judged_by } = PAGE.steps[state.target];
+  const { divergences, judged_by } = PAGE.targets[state.target];
   for (const one of all("[data-divergence]")) one.textContent = divergences[judged_by[state.rule]][0];
   for (const one of all("[data-eps]")) one.value = state.level;
   for (const one of all("[data-eps-shown]")) one.textContent = epsText();

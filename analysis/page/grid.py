@@ -1,0 +1,71 @@
+"""The calculator of the page: its numbers for every rule, level of eps and draft length.
+
+They are those that ``python -m pipeline.solve`` prints, rounded to what the page shows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ..report.measured import Target
+from ..rules import Rule
+from ..statistics.bootstrap import Flags, Floats, Numbers, PromptBootstrap
+from ..statistics.trajectories import Trajectories, calls_by_length
+from .steps import LEVELS
+
+LONGEST = 12  # draft length
+SHARES, TOKENS = 1_000, 100  # units of what the page shows: 0.1 % and 0.01 tokens
+
+
+def grid(target: Target, rules: Sequence[Rule]) -> dict[str, Any]:
+    """Return what each rule certifies and accepts, as integers.
+
+    Returns:
+        `steps`, their number, and `rules`, of each `share`, (L,), the share of steps that is
+        certified at each of `LEVELS`, and `tokens`, (G, L), the tokens a call that a drafter within
+        the level is guaranteed, with drafts of 1 to `LONGEST`. Of a rule that judged the drafter
+        also `shares`, (2,), of its accepted and of its certified steps, and `calls`, (G, 2), the
+        tokens a call where these are accepted. Each has value, low and high, the ends of its
+        interval over prompts, in units of 1 / `SHARES` or 1 / `TOKENS`; the value of a share is
+        the number of steps, which is exact.
+    """
+    bootstrap = target.bootstrap
+    starts = np.cumsum(bootstrap.steps) - bootstrap.steps
+    by = Trajectories(starts, bootstrap.prompts), bootstrap
+    rows = []
+    for rule in rules:
+        within = target.certificates[rule][0][:, None] > LEVELS
+        row = {"share": _shares(within, *by), "tokens": _tokens(within, *by)}
+        if rule.label in target.judged:
+            judged = np.stack(target.judged[rule.label], axis=1)
+            row |= {"shares": _shares(judged, *by), "calls": _tokens(judged, *by)}
+        rows.append(row)
+    return {"steps": len(target.tokens), "rules": rows}
+
+
+def _shares(flags: Flags, steps: Trajectories, bootstrap: PromptBootstrap) -> list[list[int]]:
+    """Return the steps with each of (N, G) flags, and low and high of their share, (G,) each."""
+    passed = steps.total(flags.T)
+    _, low, high = _ratio(passed, bootstrap.steps[:, None], bootstrap)
+    return [passed.sum(axis=0).tolist(), *_rounded(SHARES, low, high)]
+
+
+def _tokens(flags: Flags, steps: Trajectories, bootstrap: PromptBootstrap) -> list[list[list[int]]]:
+    """Return tokens a call where (N, G) flags are accepted, value, low and high, (lengths, G)."""
+    calls = calls_by_length(flags, steps, LONGEST).transpose(0, 2, 1)
+    return _rounded(TOKENS, *_ratio(bootstrap.steps[:, None, None], calls, bootstrap))
+
+
+def _ratio(
+    above: Numbers, below: Numbers, bootstrap: PromptBootstrap
+) -> tuple[Floats, Floats, Floats]:
+    """Return the ratio of sums over prompts, (P, ...) each, and the ends of its interval."""
+    low, high = bootstrap.interval(bootstrap.sums(above) / bootstrap.sums(below))
+    return above.sum(axis=0) / below.sum(axis=0), low, high
+
+
+def _rounded(unit: int, *values: Floats) -> list[Any]:
+    return [np.rint(unit * one).astype(int).tolist() for one in values]
