@@ -73,12 +73,19 @@ def read_distributions(artifact: Artifact, temperature: float) -> TopK:
 
 
 def read_steps(artifact: Artifact) -> Steps:
-    """Read a drafter beside its target, of an artifact of stage drafts."""
+    """Read a drafter beside its target, at every depth, of an artifact of stage drafts."""
     from analysis.acceptance.realised import Steps
 
     target = read_distributions(artifact, artifact.record["facts"]["temperature"])
-    table = artifact.read(columns=["position", *DRAFTED])
-    return Steps(target, **{name: table[name].to_numpy() for name in ("position", *DRAFTED)})
+    table = artifact.read(columns=["position", *DRAFTED, *(f"depth_{name}" for name in DRAFTED)])
+    position = table["position"].to_numpy()
+    lists = {name: numbers(table[f"depth_{name}"]) for name in DRAFTED}
+    deeper = [
+        Steps(target, position, **{name: values[:, depth] for name, values in lists.items()})
+        for depth in range(1, lists["kl"].shape[1])
+    ]
+    first = {name: table[name].to_numpy() for name in DRAFTED}
+    return Steps(target, position, **first, deeper=deeper)
 
 
 def read_logged(artifact: Artifact) -> TopK:
