@@ -188,22 +188,17 @@ def judge(
             for at, rule in enumerate(rules):
                 kept = rule.accepts(dist, *drafted, found.accepted_count[:, at])
                 accepted[depth, part, at] = kept
-    verdicts: list[list[Verdict]] = []
+    verdicts: list[list[Verdict]] = [[] for _ in rules]
     for kept, at_depth in zip(accepted, depths, strict=True):
         apart = at_depth.kl if distance is None else distance
         far = np.where(alike, (apart + rounding(divergence, apart))[:, None], np.inf)
         certified, certifiable = (
             np.isinf(end) | (far < (1 - CERTIFICATE_ROUNDING) * end) for end in (lower, upper)
         )
-        columns = (lower, upper, kept, certified, certifiable)
-        verdicts.append(
-            [
-                Verdict(rule, *(np.ascontiguousarray(column[:, at]) for column in columns))
-                for at, rule in enumerate(rules)
-            ]
-        )
-    first, *others = verdicts
-    return [
-        replace(verdict, deeper=[deep[at] for deep in others]) if others else verdict
-        for at, verdict in enumerate(first)
-    ]
+        for at, rule in enumerate(rules):
+            ends, flags = (
+                [np.ascontiguousarray(column[:, at]) for column in columns]
+                for columns in ((lower, upper), (kept, certified, certifiable))
+            )
+            verdicts[at].append(Verdict(rule, ends[0], ends[1], flags[0], flags[1], flags[2]))
+    return [replace(first, deeper=deeper) for first, *deeper in verdicts]

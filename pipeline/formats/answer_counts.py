@@ -125,7 +125,7 @@ def counted_by(part: Part) -> AnswerCounts | int | None:
         )
         if histogram is not None:
             _check_histogram(counts)
-        per_step = [info.get(name) if calls else [] for name in PER_STEP]
+        per_step: list[Any] = [info.get(name) if calls else [] for name in PER_STEP]
         return counts if None in per_step else counts._replace(per_step=_steps(counts, *per_step))
     return tokens
 
@@ -154,7 +154,7 @@ def _of_spec_bench(choice: Mapping[str, Any]) -> AnswerCounts:
             raise FormatError(
                 f"has a call of {count} tokens in accept_lengths: give 1 to {MOST_PLACES + 1}"
             )
-    sizes = choice.get("decoding_steps")
+    sizes: list[int] = choice.get("decoding_steps") or []
     whole = isinstance(sizes, list) and all(type(size) is int and size >= 0 for size in sizes)
     if not whole or sum(sizes) != len(emitted):
         sizes = [len(emitted)]

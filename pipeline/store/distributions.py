@@ -33,7 +33,7 @@ ROWS = 8192  # of a chunk
 STEPS = 4096  # of a text, at most, of which rates of siblings are computed: evenly spread over it
 FLOAT32 = 2.0**-24  # its rounding, relative
 TOKENS = ("top_ids", "top_logits")  # raw, at any temperature
-DRAFTED = ("kl", "draft_rank", "draft_log_prob", "argmax_rank")  # as Steps has them
+DRAFTED = ("kl", "draft_rank", "draft_log_prob", "argmax_rank")  # in the order of Steps
 MOMENTS = ("top_surprisal", "log_tail", "entropy")  # as TopK takes them, behind TOKENS
 
 
@@ -79,13 +79,12 @@ def read_steps(artifact: Artifact) -> Steps:
     target = read_distributions(artifact, artifact.record["facts"]["temperature"])
     table = artifact.read(columns=["position", *DRAFTED, *(f"depth_{name}" for name in DRAFTED)])
     position = table["position"].to_numpy()
-    lists = {name: numbers(table[f"depth_{name}"]) for name in DRAFTED}
+    lists = [numbers(table[f"depth_{name}"]) for name in DRAFTED]  # (N, depths) each
     deeper = [
-        Steps(target, position, **{name: values[:, depth] for name, values in lists.items()})
-        for depth in range(1, lists["kl"].shape[1])
+        Steps(target, position, *(values[:, depth] for values in lists))
+        for depth in range(1, lists[0].shape[1])
     ]
-    first = {name: table[name].to_numpy() for name in DRAFTED}
-    return Steps(target, position, **first, deeper=deeper)
+    return Steps(target, position, *(table[name].to_numpy() for name in DRAFTED), deeper=deeper)
 
 
 def read_logged(artifact: Artifact) -> TopK:

@@ -105,9 +105,9 @@ def test_lengths_and_shares_by_hand() -> None:
     assert found["certified"] == pytest.approx(2 / 6)
     assert found["coverage"] == pytest.approx(2 / 4)
     assert found["departure"] == found["given_up"] == 0
-    # calls end at the two rejections, and at the end of the first answer
-    assert found["realised_per_call"] == pytest.approx(6 / (2 + 1))
-    assert found["certified_per_call"] == pytest.approx(6 / (4 + 1))
+    # first tokens are not drafted; calls end at two rejections, and where the first answer does
+    assert found["realised_per_call"] == pytest.approx(4 / (2 + 1))
+    assert found["certified_per_call"] == pytest.approx(4 / (3 + 1))
     relaxed = statistics(steps, Additive(t=0.25))
     assert relaxed["acceptance"] == 1
     assert relaxed["departure"] == pytest.approx(2 / 6)
@@ -171,8 +171,8 @@ def test_expected_lengths_of_stochastic_verification() -> None:
     laws = [half] * 4
     table = stochastic_statistics(*laws, steps.trajectories, bootstrap(steps))
     assert (table.loc[table["statistic"] == "acceptance", "value"] == 0.5).all()
-    # N / (N/2 rejections + P/2 answers that end accepted)
-    expected = LENGTH / (LENGTH / 2 + 1 / 2)
+    # of all but the first tokens: n / (n/2 rejections + P/2 answers that end accepted)
+    expected = (LENGTH - 1) / ((LENGTH - 1) / 2 + 1 / 2)
     lengths = table.loc[table["statistic"] == "realised_per_call", "value"]
     assert lengths.tolist() == pytest.approx([expected] * 4)
 

@@ -11,7 +11,7 @@ from analysis.acceptance.frontier import COSTS, frontier
 from analysis.acceptance.realised import judge
 from analysis.rules import Additive, Multiplicative, Tree
 from analysis.statistics.bootstrap import PromptBootstrap
-from analysis.statistics.trajectories import calls_made
+from analysis.statistics.trajectories import count_calls
 from tests.analysis import cases
 from tests.analysis.cases import drafted_steps, noisy
 
@@ -35,8 +35,8 @@ def test_gain_and_cost_by_hand() -> None:
     assert "tree m=2" not in found.index
     for verdict in verdicts[:-1]:
         row = found.loc[verdict.rule.label]
-        calls = calls_made(verdict.accepted[:, None], steps.trajectories, None).sum()
-        assert row["tokens"].to_numpy() == pytest.approx(len(steps) / calls)
+        walk = count_calls(verdict.accepted[:, None], steps.trajectories, None)
+        assert row["tokens"].to_numpy() == pytest.approx(walk.tokens.sum() / walk.calls.sum())
         for name in COSTS:
             given = np.where(verdict.accepted, costs[name], 0.0).mean()
             assert row.loc[name, "value"] == pytest.approx(given, abs=1e-12)
@@ -71,7 +71,7 @@ def test_the_curves_are_the_best_rules() -> None:
             slack = 1e-9 if rule is Additive else -1e-9  # a token at the threshold is accepted
             dial = min(1.0, max(0.0, row["dial"] + slack))
             (verdict,) = judge(steps, [rule(dial) if dial > 0 else rule(1e-12)])
-            calls = calls_made(verdict.accepted[:, None], steps.trajectories, None).sum()
-            assert row["tokens"] == pytest.approx(len(steps) / calls)
+            walk = count_calls(verdict.accepted[:, None], steps.trajectories, None)
+            assert row["tokens"] == pytest.approx(walk.tokens.sum() / walk.calls.sum())
             given = np.where(verdict.accepted, costs[name], 0.0).mean()
             assert row["value"] == pytest.approx(given, abs=1e-9)

@@ -17,7 +17,7 @@ from analysis.rules import Rule, StrictGreedy
 from analysis.rules.build import Dial, build_dial
 from analysis.rules.builtin import AbsoluteThreshold
 from analysis.statistics.bootstrap import PromptBootstrap
-from analysis.statistics.trajectories import Trajectories, calls_made
+from analysis.statistics.trajectories import Trajectories, count_calls
 from analysis.topk import TopK
 from tests.analysis.test_acceptance import bootstrap, pair, statistics
 
@@ -48,8 +48,9 @@ def reached(dist: TopK, rule: Rule, goal: Goal, weights: np.ndarray | None = Non
     certain = certify(dist, rule).lower > EPS
     steps = np.bincount(STEPS.prompts)
     certified = np.bincount(STEPS.prompts, weights=certain[:, 0])
-    above = certified if goal.tokens is None else steps
-    below = steps if goal.tokens is None else calls_made(certain, STEPS, goal.draft_length)[:, 0]
+    made = count_calls(certain, STEPS, goal.draft_length)
+    above = certified if goal.tokens is None else steps - 1  # the prompt's pass emits the first
+    below = steps if goal.tokens is None else made.calls[:, 0]
     w = np.ones((1, len(LENGTHS))) if weights is None else weights
     return (w @ above) / (w @ below)
 
@@ -101,7 +102,8 @@ def test_a_drafter_reaches_a_length_and_not_one_place_before(
 
     def tokens(rule: Rule) -> float:
         flags = judge(steps, [rule])[0].accepted[:, None]
-        return len(steps) / float(calls_made(flags, calls, None).sum())
+        made = count_calls(flags, calls, None)
+        return float(made.tokens.sum() / made.calls.sum())
 
     for wanted in (1.2, 2 / (1 / ends[0] + 1 / ends[1])):
         (found,) = solve_accepted(steps, dial, [Goal(tokens=wanted)], bootstrap(steps))

@@ -132,7 +132,7 @@ def matter(node: Node, rows: list[SummaryRow]) -> tuple[list[SummaryRow], str]:
 
 STAGE = Stage(
     name="acceptance",
-    version=16,
+    version=17,
     upstream=("drafts",),
     columns={
         "data": STEP

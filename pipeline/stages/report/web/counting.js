@@ -21,6 +21,7 @@ function flagsOf(packed, level = 0) {
 
 /** The most calls any drafter can cause along one answer; gamma 0 is drafts of any length. */
 function mostCalls(certain, begin, end, gamma) {
+  if (begin >= end) return 0;
   if (gamma === 0) {
     let calls = 1;
     for (let step = begin; step < end - 1; step++) if (!certain[step]) calls++;
@@ -61,8 +62,9 @@ function eachAnswer(lengths, count) {
 
 const sumsOf = (flags, lengths) =>
   eachAnswer(lengths, (begin, end) => flags.subarray(begin, end).reduce((sum, flag) => sum + flag, 0));
+// The prompt's pass emits the first token of an answer: the first draft is for the second.
 const callsOf = (count, flags, lengths, gamma) =>
-  eachAnswer(lengths, (begin, end) => count(flags, begin, end, gamma));
+  eachAnswer(lengths, (begin, end) => count(flags, begin + 1, end, gamma));
 
 /** A ratio of sums over prompts, and its interval over the study's resamples of them. */
 function ratio(above, below) {
@@ -91,16 +93,17 @@ function ratio(above, below) {
 function evaluate(target, rule, level, gamma) {
   const { lengths, levels, accepted, certified } = target;
   const certain = flagsOf(levels[rule], level);
+  const emitted = lengths.map((length) => length - 1);
   const found = {
     share: ratio(sumsOf(certain, lengths), lengths),
-    tokens: ratio(lengths, callsOf(mostCalls, certain, lengths, gamma)),
+    tokens: ratio(emitted, callsOf(mostCalls, certain, lengths, gamma)),
   };
   if (accepted[rule] !== null) {
     const kept = flagsOf(accepted[rule]);
     found.accepted = ratio(sumsOf(kept, lengths), lengths);
     found.certified = ratio(sumsOf(flagsOf(certified[rule]), lengths), lengths);
-    found.promised = ratio(lengths, callsOf(mostCalls, flagsOf(certified[rule]), lengths, gamma));
-    found.realised = ratio(lengths, callsOf(callsMade, kept, lengths, gamma));
+    found.promised = ratio(emitted, callsOf(mostCalls, flagsOf(certified[rule]), lengths, gamma));
+    found.realised = ratio(emitted, callsOf(callsMade, kept, lengths, gamma));
   }
   return found;
 }
