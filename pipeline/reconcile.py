@@ -51,8 +51,8 @@ def main(arguments: Sequence[str]) -> None:
     """Read the file or the two pages that the command line names, and print and write all."""
     usage = "python -m pipeline.reconcile FILE [OVERRIDES] | BASE SPEC"
     with command(usage, __doc__, arguments):
-        paths = [Path(word) for word in arguments if "=" not in word]
-        overrides = [word for word in arguments if "=" in word]
+        paths = [Path(word) for word in arguments if _names_file(word)]
+        overrides = [word for word in arguments if not _names_file(word)]
         if len(paths) not in (1, 2):
             raise PipelineError(
                 f"{len(paths)} files were given: give one, a page of /metrics, answers, a table "
@@ -66,6 +66,14 @@ def main(arguments: Sequence[str]) -> None:
             print_pages(paths, folder / slug("-".join(path.name for path in paths)))
         else:
             print_file(paths[0], settings.engine.draft_length, overrides, folder)
+
+
+def _names_file(word: str) -> bool:
+    """Return whether a word is a file and no override; answers of stage decoding have "=" too."""
+    try:
+        return "=" not in word or Path(word).is_file()
+    except OSError:  # too long for a name
+        return False
 
 
 def print_pages(paths: Sequence[Path], directory: Path) -> None:

@@ -196,9 +196,14 @@ def judge(
             np.isinf(end) | (far < (1 - CERTIFICATE_ROUNDING) * end) for end in (lower, upper)
         )
         for at, rule in enumerate(rules):
-            ends, flags = (
-                [np.ascontiguousarray(column[:, at]) for column in columns]
-                for columns in ((lower, upper), (kept, certified, certifiable))
+            verdicts[at].append(
+                Verdict(
+                    rule,
+                    np.ascontiguousarray(lower[:, at]),
+                    np.ascontiguousarray(upper[:, at]),
+                    accepted=np.ascontiguousarray(kept[:, at]),
+                    certified=np.ascontiguousarray(certified[:, at]),
+                    certifiable=np.ascontiguousarray(certifiable[:, at]),
+                )
             )
-            verdicts[at].append(Verdict(rule, ends[0], ends[1], flags[0], flags[1], flags[2]))
     return [replace(first, deeper=deeper) for first, *deeper in verdicts]

@@ -80,11 +80,12 @@ def read_steps(artifact: Artifact) -> Steps:
     table = artifact.read(columns=["position", *DRAFTED, *(f"depth_{name}" for name in DRAFTED)])
     position = table["position"].to_numpy()
     lists = [numbers(table[f"depth_{name}"]) for name in DRAFTED]  # (N, depths) each
-    deeper = [
-        Steps(target, position, *(values[:, depth] for values in lists))
-        for depth in range(1, lists[0].shape[1])
-    ]
-    return Steps(target, position, *(table[name].to_numpy() for name in DRAFTED), deeper=deeper)
+    deeper: list[Steps] = []
+    for depth in range(1, lists[0].shape[1]):
+        kl, rank, log_prob, argmax_rank = (values[:, depth] for values in lists)
+        deeper.append(Steps(target, position, kl, rank, log_prob, argmax_rank))
+    kl, rank, log_prob, argmax_rank = (table[name].to_numpy() for name in DRAFTED)
+    return Steps(target, position, kl, rank, log_prob, argmax_rank, deeper)
 
 
 def read_logged(artifact: Artifact) -> TopK:

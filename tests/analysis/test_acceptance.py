@@ -165,6 +165,36 @@ def test_whatever_the_certificates_are_every_statistic_lies_between_the_ends(
     assert any(ends["value"] < ends["optimistic"] for ends in needed) or grid > 1e-6
 
 
+def deep(noises: tuple[float, ...] = (0.3, 1.0, 2.0)) -> Steps:
+    """A head: each deeper token of its drafts is drafted with more noise."""
+    first, *others = (pair(noise) for noise in noises)
+    return replace(first, deeper=others)
+
+
+def test_a_heads_tokens_a_call_go_by_depth() -> None:
+    """Place i of a draft at depth i, from the second token of an answer on; a plain walk."""
+    steps = deep()
+    for rule in RULES:
+        verdict = judge(steps, [rule])[0]
+        accepted = np.stack([judge(at, [rule])[0].accepted for at in steps.by_depth])
+        assert np.array_equal(verdict.accepted_by_depth, accepted)
+        calls = 0
+        for begin in range(0, len(steps), LENGTH):
+            at, end = begin + 1, begin + LENGTH
+            while at < end:
+                kept = 0
+                while at + kept < end and accepted[min(kept, 2), at + kept]:
+                    kept += 1
+                at, calls = at + kept + 1, calls + 1
+        found = statistics(steps, rule)
+        assert found["realised_per_call"] == pytest.approx(PROMPTS * (LENGTH - 1) / calls)
+        assert found["certified_per_call"] <= found["realised_per_call"]
+        alone = statistics(replace(steps, deeper=[]), rule)
+        assert found["acceptance"] == alone["acceptance"]  # of depth 1
+        assert found["realised_per_call"] <= alone["realised_per_call"]
+    assert statistics(steps, StrictGreedy())["certified_per_call"] > 1  # it promises something
+
+
 def test_expected_lengths_of_stochastic_verification() -> None:
     steps = pair(0.3)
     half = np.full(len(steps), 0.5)
@@ -175,6 +205,8 @@ def test_expected_lengths_of_stochastic_verification() -> None:
     expected = (LENGTH - 1) / ((LENGTH - 1) / 2 + 1 / 2)
     lengths = table.loc[table["statistic"] == "realised_per_call", "value"]
     assert lengths.tolist() == pytest.approx([expected] * 4)
+    head = stochastic_statistics(*laws, steps.trajectories, bootstrap(steps), head=True)
+    assert set(head["statistic"]) == {"acceptance"}  # deeper depths are not known
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -143,6 +143,22 @@ def test_the_drafters_own_numbers(rule: Rule, gamma: int | None) -> None:
     assert np.sum(~verdict.accepted) <= rejections(lower, mean * (1 + 1e-9))
 
 
+def test_a_heads_budget_bounds_the_calls_by_depth() -> None:
+    """Certified at the mean of each step's largest KL: never more tokens than it gets."""
+    first, second, third = (steps(noise) for noise in (0.2, 0.6, 1.0))
+    head = replace(first, deeper=[second, third])
+    bootstrap = PromptBootstrap(head.trajectories.prompts, 20, 0.9, 0)
+    for rule in RULES:
+        frame = budget_of_drafter(head, judge(head, [rule])[0], bootstrap, 3)
+        value = frame.set_index(["kind", "statistic"])["value"]
+        eps = frame.set_index(["kind", "statistic"])["eps"]
+        largest = np.max([one.kl for one in (first, second, third)], axis=0).mean()
+        assert eps["budget", "acceptance"] == first.kl.mean() < eps["budget", "tokens"] == largest
+        for name in ("tokens", "tokens_3"):
+            assert value["budget", name] <= value["realised", name] + 1e-12
+            assert value["budget", name] <= value["uniform", name] + 1e-12
+
+
 def test_an_infinite_mean_leaves_what_can_never_be_rejected() -> None:
     drafted = steps()
     endless = replace(drafted, kl=np.full(len(drafted), np.inf))

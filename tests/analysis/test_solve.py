@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from analysis.acceptance.realised import judge
+from analysis.acceptance.realised import Steps, judge
 from analysis.acceptance.solve import RESOLUTION, Goal, Solution, solve, solve_accepted
 from analysis.acceptance.summary import kl_needed
 from analysis.certificates.certify import certify
@@ -19,7 +19,7 @@ from analysis.rules.builtin import AbsoluteThreshold
 from analysis.statistics.bootstrap import PromptBootstrap
 from analysis.statistics.trajectories import Trajectories, count_calls
 from analysis.topk import TopK
-from tests.analysis.test_acceptance import bootstrap, pair, statistics
+from tests.analysis.test_acceptance import bootstrap, deep, pair, statistics
 
 LENGTHS = (20, 7, 1, 30, 12)
 STEPS = Trajectories.from_positions(np.concatenate([np.arange(n) for n in LENGTHS]))
@@ -114,6 +114,36 @@ def test_a_drafter_reaches_a_length_and_not_one_place_before(
         assert found.reached >= wanted - 1e-9
         if found.value != dial.value(dial.rules[0]):
             assert tokens(stricter(dial, found.value)) < wanted
+
+
+def test_a_head_is_solved_by_the_depth_of_each_place() -> None:
+    """By sweeping all settings of a tree, drafts of 3; depth 1 alone would promise more."""
+    steps, dial = deep(), build_dial({"rule": "tree", "m": [1, 9]})
+
+    def tokens(m: int, steps: Steps) -> float:
+        verdict = judge(steps, [replace(dial.rules[0], m=m)])[0]
+        walk = count_calls(verdict.accepted_by_depth[..., None], steps.trajectories, 3)
+        return float(walk.tokens.sum() / walk.calls.sum())
+
+    swept = [tokens(m, steps) for m in range(1, 10)]
+    assert swept[0] < tokens(1, replace(steps, deeper=[]))
+    for wanted in (swept[0], swept[1], swept[1] + 1e-6):
+        goal = Goal(tokens=wanted, draft_length=3)
+        (solution,) = solve_accepted(steps, dial, [goal], bootstrap(steps))
+        assert solution.value == 1 + next(m for m, n in enumerate(swept) if n >= wanted - 1e-9)
+        assert solution.reached == pytest.approx(swept[int(solution.value) - 1])
+    (share,) = solve_accepted(steps, dial, [Goal(share=0.9)], bootstrap(steps))
+    (first,) = solve_accepted(replace(steps, deeper=[]), dial, [Goal(share=0.9)], bootstrap(steps))
+    assert (share.value, share.reached) == (first.value, first.reached)  # of depth 1
+
+
+def test_answers_of_one_token_have_no_calls() -> None:
+    dist = TopK.from_probabilities([[0.6, 0.3, 0.1]] * 2)
+    steps = Trajectories.from_positions(np.array([0, 0]))
+    bootstrap = PromptBootstrap(steps.prompts, 20, 0.9, 0)
+    dial = build_dial({"rule": "additive", "t": [0.0, 1.0]})
+    solution = solve(dist, dial, 0.1, Goal(tokens=2), bootstrap, steps)
+    assert math.isnan(solution.reached)
 
 
 @pytest.mark.parametrize("goal", GOALS, ids=str)
