@@ -10,7 +10,8 @@ import pandas as pd
 from ..statistics.bootstrap import Floats, PromptBootstrap, prompt_counts
 from .finished import CLOCKED_ANSWERS
 from .metrics import Decoded, acceptance, finished_runs
-from .predicted import break_even, extended_rates, optimal_draft_length, pooled_rate, predictions
+from .places import extended_rates, pooled_rate
+from .predicted import break_even, optimal_draft_length, predictions
 
 SLOWEST_GAP = 10  # an idle machine's 99th percentile of a baseline's gaps, in medians, is below
 LEAST_VERIFY_RATIO = 0.9  # verifying a draft reads at least the weights that one token reads

@@ -23,7 +23,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.decoding import conventions as of
-from analysis.decoding.predicted import place_rates
+from analysis.decoding.places import place_rates
 from analysis.decoding.speed import break_even_by_batch
 from analysis.report.text import upper_end
 from analysis.statistics.trajectories import place_shares

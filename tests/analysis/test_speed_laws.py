@@ -12,14 +12,8 @@ from scipy.optimize import brentq
 
 from analysis.decoding import predicted, speed
 from analysis.decoding.metrics import Decoded
-from analysis.decoding.predicted import (
-    break_even,
-    call_tokens,
-    optimal_draft_length,
-    pooled_rate,
-    shifted_rates,
-    tokens_per_call,
-)
+from analysis.decoding.places import call_tokens, pooled_rate, shifted_rates
+from analysis.decoding.predicted import break_even, optimal_draft_length, tokens_per_call
 from tests.analysis.test_decoding_metrics import made
 
 # Seed table: expected tokens a call, to two digits
