@@ -252,7 +252,7 @@ class SolvedTarget:
         flags = {"certified": (found.lower > self._asked.eps)[None]}
         if self._drafted is not None:
             verdicts = judge(self._drafted, rules)
-            flags["realised"] = np.stack([one.accepted_by_depth for one in verdicts], axis=2)
+            flags["realised"] = np.stack([v.accepted_by_depth for v in verdicts], axis=2)
         bootstrap = self._bootstrap
         for draft_length in lengths:
             for kind, by_depth in flags.items():

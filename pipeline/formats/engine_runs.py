@@ -173,7 +173,7 @@ def _counted(path: Path) -> EngineRun:
         )
     calls, drafted = None, None
     if length and counts.answers:
-        calls = pd.concat([_calls(*one, length) for one in counts.answers.items()])
+        calls = pd.concat([_calls(name, answer, length) for name, answer in counts.answers.items()])
         if all(answer.per_step is not None for answer in counts.answers.values()):
             places = of.place_rows(calls, length)
         elif counts.drafted < counts.calls * length:

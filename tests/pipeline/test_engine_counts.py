@@ -88,11 +88,11 @@ def test_an_answer_without_a_draft_counts_its_passes(tmp_path: Path) -> None:
 
 def test_several_choices_are_left_out(tmp_path: Path) -> None:
     """vLLM counts no drafts where a request asks for several: they are no answers without."""
-    one = json.loads((FILES / "vllm.jsonl").read_text().splitlines()[0])
-    two = [one["choices"][0], one["choices"][0] | {"index": 1}]
-    several = one | {"id": "n", "choices": two, "metrics": None}
+    single = json.loads((FILES / "vllm.jsonl").read_text().splitlines()[0])
+    choices = [single["choices"][0], single["choices"][0] | {"index": 1}]
+    several = single | {"id": "n", "choices": choices, "metrics": None}
     path = tmp_path / "answers.jsonl"
-    path.write_text("\n".join(map(json.dumps, [one, several])))
+    path.write_text("\n".join(map(json.dumps, [single, several])))
     counts = read_counts(path)
     assert counts.excluded == {"answers of several choices": 1}
     assert counts.passes == 43

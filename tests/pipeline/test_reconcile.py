@@ -113,9 +113,9 @@ def test_passes_without_a_draft_are_counted(
 def test_short_drafts_that_cannot_be_told_apart_are_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    told = answer("a", [1, 0, 0, 2])
-    told["metrics"]["speculative_decoding"]["num_draft_tokens"] = 7
-    reconcile.main([str(lines(tmp_path / "a.jsonl", told)), f"outputs={tmp_path}"])
+    short = answer("a", [1, 0, 0, 2])
+    short["metrics"]["speculative_decoding"]["num_draft_tokens"] = 7
+    reconcile.main([str(lines(tmp_path / "a.jsonl", short)), f"outputs={tmp_path}"])
     assert "drafts are not always of 3 tokens" in capsys.readouterr().out
     table = pd.read_csv(tmp_path / "reconcile/a.jsonl/vLLM-conventions.csv")
     value = table.set_index("number")["value"]
