@@ -72,6 +72,11 @@ class Decoded:
         """Whether each run drafts trees."""
         return self.runs["tree"].notna()
 
+    def alike(self, run: int, other: int) -> bool:
+        """Whether two runs have one temperature and cut: the target alone emits the same law."""
+        settings = self.runs[["temperature", "top_p", "top_k"]]
+        return bool((settings.iloc[run] == settings.iloc[other]).all())
+
     def baseline(self, run: int) -> int:
         """Return the run of the baseline that `run` is compared with.
 

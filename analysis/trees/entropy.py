@@ -1,8 +1,8 @@
 """Entropy of the accepted index in one context: the bridge between KL and tokens a call.
 
-arXiv 2504.15475 links three numbers. The index of the accepted draft has an entropy H[R] (3), which
-is at least KL(p || q) (6), for races at most KL + log(KL + 1) + 4 in bits (8), and bounds the tokens
-of a call from above (5). (6) to (8) hold for drafts drawn independently, so these are the entropies
+arXiv 2504.15475 links three numbers. The index of the accepted draft has an entropy H[R] (3). It
+is at least KL(p || q) (6), for races at most KL + log(KL + 1) + 4 in bits (8), and it bounds the
+tokens of a call from above (5). (6) to (8) hold for independent drafts, so these are the entropies
 here. Trees draft without replacement, where the index can have less entropy. All are in nats.
 
 The index has infinitely many values. Both laws are exact for the first `EXACT` indices. Beyond them
@@ -32,8 +32,8 @@ def index_entropies(log_p: Floats, log_q: Floats) -> tuple[float, float, float]:
     Greedy (GSS, the greedy rejection sampling of Harsha et al.): index i accepts S_(i-1) - S_i,
     with S_i = sum of max(0, p - L_i q), L_0 = 0 and L_(i+1) = L_i + S_i.
 
-    Races (ERSS, the Poisson functional representation of Li and El Gamal): the index of the winner w
-    is geometric with success s_w = 1 / sum_j max(p_j, q_j p_w / q_w), and w has the law p.
+    Races (ERSS, the Poisson functional representation of Li and El Gamal): the winner w is drawn
+    from p, and its index is geometric with success 1 / sum_j max(p_j, q_j p_w / q_w).
     """
     p, q = np.exp(log_p), np.exp(log_q)
     if p[q == 0].sum() > UNLIKELY:

@@ -71,7 +71,9 @@ def test_races_have_the_simulated_law() -> None:
     shares = np.bincount(index) / runs
     simulated = -(shares[shares > 0] * np.log(shares[shares > 0])).sum()
     assert entropies(p, q)[2] == pytest.approx(simulated, abs=0.01)
-    assert shares[0] == pytest.approx(divergences.erss_acceptance(np.log(p)[None], np.log(q)[None])[0], abs=0.01)
+    assert shares[0] == pytest.approx(
+        divergences.erss_acceptance(np.log(p)[None], np.log(q)[None])[0], abs=0.01
+    )
 
 
 def test_equal_models_and_a_drafter_that_lacks_a_token() -> None:
