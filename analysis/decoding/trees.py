@@ -41,9 +41,9 @@ def tree_runs(one: Decoded, resamples: int, confidence: float, seed: int) -> pd.
         `RUN_COLUMNS`. `setting` is the temperature and cut, `group` the law at it; R is estimated
         from all runs of a group with a fixed shape (`rates`), and `predicted` are the zero-order
         tokens a call at this R, NaN of dynamic trees. `tokens_per_call`, with its interval over
-        prompts, counts `calls` that drafted the whole tree. `first_level` and `later_levels` are the shares of tested
-        levels that accepted a child, at the first level and behind it: they are equal where
-        acceptance is independent of what came before.
+        prompts, counts `calls` that drafted the whole tree. `first_level` and `later_levels` are
+        the shares of tested levels that accepted a child, at the first level and behind it: they
+        are equal where acceptance is independent of what came before.
     """
     runs = [_described(one, int(run)) for run in one.runs.index[_lossless_drafts(one)]]
     table = pd.DataFrame(runs, columns=RUN_COLUMNS)

@@ -17,6 +17,7 @@ from analysis.decoding.answers import accuracy
 from analysis.decoding.metrics import Decoded
 from analysis.decoding.speed import speed
 from analysis.page.screen import most_certified
+from analysis.report.elements import elements_section
 from analysis.report.measured import Results, Target
 from analysis.report.records import Section, Table, together, worded
 from analysis.report.render import files, names
@@ -76,6 +77,7 @@ def compute(node: Node, upstream: dict[str, list[Artifact]], pending: Pending) -
     statistics = bootstrap_settings(config)
     speeds = [speed(one, *statistics).assign(theta=thetas(one)) for one in decoded]
     sections = [*sections_of(node, sources, targets, results, decoded, speeds)]
+    sections.insert(-1, elements_section(sections))  # what is beside the published comes last
     shown = [(section, item) for section in sections for item in section.shown]
     made: dict[str, bytes] = {}
     with progress_bar(len(shown), "table or figure", f"report {study}") as bar:
