@@ -218,7 +218,7 @@ def test_thresholds_are_drawn_at_every_temperature_and_draft_length() -> None:
     speeds = grid.to_frame(index=False, name=["temperature", "draft_length", "theta"])
     speeds["method"] = [f"MARS (θ = {theta:g}), released code" for theta in speeds["theta"]]
     speeds["speedup"] = np.arange(8.0)
-    alone = pd.DataFrame([{"method": "Speculative sampling", "theta": math.nan, "draft_length": 7}])
+    alone = speeds[:1].assign(theta=math.nan)
     figure = thresholds_figure(
         ["T"], [pd.concat([speeds, alone])], "agreement", "decoding_thresholds"
     )
