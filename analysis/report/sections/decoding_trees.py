@@ -151,15 +151,17 @@ def bound_curves(found: Floats, largest: int) -> dict[str, Curve]:
 def trees_figure(decoded: Sequence[Decoded], statistics: Resampling) -> Figure | None:
     """Draw tokens a call over drafted tokens, and what one more drafted token adds.
 
-    None where no method drafted trees.
+    None where no method drafted trees, or all drafts of a temperature have one size.
     """
     drawn = []
     for one in decoded:
         table = tree_runs(one, *statistics)
         trees = table[table["run"].map(one.of_trees).astype(bool)]
         for setting in trees["setting"].unique():
-            curves = _curves(one, table, table[table["setting"] == setting])
-            drawn.append(curves.assign(target=one.target, setting=setting))
+            runs = table[table["setting"] == setting]
+            if runs["nodes"].min() < runs["nodes"].max():
+                curves = _curves(one, table, runs)
+                drawn.append(curves.assign(target=one.target, setting=setting))
     if not drawn:
         return None
     drawing, axes = grid(len(drawn), list(QUANTITIES.values()))
