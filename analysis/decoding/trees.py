@@ -142,11 +142,12 @@ def entropies(one: Decoded, table: pd.DataFrame, *resampling: Any) -> pd.DataFra
     for group, runs in table[table["law"].isin(ENTROPY)].groupby("group", sort=False):
         law, run = str(runs["law"].iloc[0]), int(runs["run"].iloc[0])
         mine = one.contexts[one.contexts["run"].map(lambda at, run=run: one.alike(at, run))]
-        if mine.empty:
+        fixed = runs[runs["shape"] != SHAPES["dynamic"]]
+        if mine.empty or fixed.empty:
             continue
         rests = rates(one, table, str(group))
-        largest = runs[runs["shape"] != SHAPES["dynamic"]].nlargest(1, "nodes").iloc[0]
-        row = {"group": group, "law": law, "contexts": len(mine)}
+        largest = fixed.nlargest(1, "nodes").iloc[0]
+        row: dict[str, Any] = {"group": group, "law": law, "contexts": len(mine)}
         for name, column in (("kl", "kl"), ("entropy", ENTROPY[law])):
             sums, counts = one.by_prompt(mine.assign(run=0, count=1), column, "count")
             mean, low, high = ratio_intervals(sums[:, :1], counts[:, :1], bootstrap)

@@ -176,7 +176,7 @@ def laws_of(method: Method, noise: Noise) -> tuple[Choice, Verifier]:
     if method.budget is not None:
         drawn = Inversion(t, noise, DRAFT, kept)
         return drawn, BudgetSampling(t, noise, astuple(method.budget), kept)
-    if method.reading == ALGORITHM_1:
+    if method.rule is not None and method.reading == ALGORITHM_1:
         return Greedy(), Relaxed(method.rule, Inversion(t, noise, TOKEN, kept))
     if method.drafts_most_probable:
         return Greedy(), DrawnPath(t, noise, method.rule, method.reading, kept)

@@ -245,7 +245,8 @@ def recovery_figure(answered: Sequence[Answered], tables: Tables) -> Figure | No
     drawing = Drawing(figsize=(TEXT, 0.5 + 2.2 * len(panels)), layout="constrained")
     axes = drawing.subplots(len(panels), 1, squeeze=False)[:, 0]
     rules = {one.target: one.runs["rule"] for one in answered}
-    for axis, ((target, t), part) in zip(axes, panels, strict=True):
+    for axis, (key, part) in zip(axes, panels, strict=True):
+        target, t = str(key[0]), part["temperature"].iloc[0]
         tasks, runs = part["task"].drop_duplicates().tolist(), part["run"].drop_duplicates()
         apart = 0.8 / max(1, len(runs))
         for place, run in enumerate(runs):

@@ -131,7 +131,7 @@ def margins_figure(decoded: Sequence[Decoded]) -> Figure | None:
         for axis, (title, x, y, x_name, y_name) in zip(panels, PANELS, strict=True):
             shown = steps[steps["outcome"] != OTHER] if axis is panels[3] else steps
             for outcome, part in shown.groupby("outcome", observed=True):
-                colour, size = OUTCOMES[outcome]
+                colour, size = OUTCOMES[str(outcome)]
                 axis.scatter(part[x], part[y], s=size, color=colour, linewidths=0, label=outcome,
                              rasterized=True)  # fmt: skip
             axis.set(xlabel=x_name, ylabel=y_name)

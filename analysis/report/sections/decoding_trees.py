@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -185,13 +186,14 @@ def _curves(one: Decoded, table: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFra
     of what was decoded, so that points lie beside curves of the same.
     """
     largest, parts, added = int(runs["nodes"].max()), [], []
-    for (law, group), mine in runs.groupby(["law", "group"], sort=False):
+    for key, mine in runs.groupby(["law", "group"], sort=False):
+        law, group = map(str, key)
         columns = {"shape": "curve", "nodes": "drafted", "tokens_per_call": "value"}
         measured = mine.rename(columns=columns).assign(of="measured")[COLUMNS]
         sizes = {name: np.unique(part["drafted"]) for name, part in measured.groupby("curve")}
         parts += [measured]
         added += [(law, name, "measured", _gains(part)) for name, part in measured.groupby("curve")]
-        found = rates(one, table, str(group))
+        found = rates(one, table, group)
         if not len(found):
             continue
         gaps = sizes.get(SHAPES["optimal"], np.unique(measured["drafted"]))
@@ -210,7 +212,8 @@ def _curves(one: Decoded, table: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFra
 
 def _gains(curve: pd.DataFrame, of: str = "measured") -> pd.DataFrame:
     """Return what a drafted token adds; a bound has no size of nothing drafted."""
-    k, tokens = curve.drop_duplicates("drafted")[["drafted", "value"]].to_numpy(np.float64).T
+    once = curve.drop_duplicates("drafted").sort_values("drafted")
+    k, tokens = once[["drafted", "value"]].to_numpy(np.float64).T
     k, gain = marginal(k, tokens, None if of == "bound" else 1.0)
     return pd.DataFrame({"drafted": k, "value": gain})
 
@@ -220,9 +223,9 @@ def _draw(axis: Axes, drawn: pd.DataFrame) -> None:
     added = drawn["quantity"].iloc[0] == "added"
     positive = drawn["value"][drawn["value"] > 0]
     least = 0.7 * positive.min() if added else -np.inf  # a gain of nothing has no logarithm
-    for (law, curve, of), part in drawn.groupby(["law", "curve", "of"], sort=False):
+    for key, part in drawn.sort_values("drafted").groupby(["law", "curve", "of"], sort=False):
+        law, curve, of = map(str, key)
         marker, dashes = STYLES[law]
-        part = part.sort_values("drafted")
         k, value = part["drafted"], part["value"].clip(lower=least)
         colour = GREY if of == "bound" else COLOURS[curve]
         if of == "measured":
@@ -238,11 +241,11 @@ def _draw(axis: Axes, drawn: pd.DataFrame) -> None:
 def _keys(drawn: pd.DataFrame) -> list[Line2D]:
     """Return the legend: a colour a shape, a marker and a dash a scheme, widths of bounds."""
     curves, laws = set(drawn["curve"]), set(drawn["law"])
-    plain = {"color": BLACK, "linewidth": 0.9}
+    plain: dict[str, Any] = {"color": BLACK, "linewidth": 0.9, "markersize": 3.5}
     return [
         *(Line2D([], [], color=c, label=name) for name, c in COLOURS.items() if name in curves),
         *(
-            Line2D([], [], marker=marker, linestyle=dashes, markersize=3.5, **plain, label=law,
+            Line2D([], [], marker=marker, linestyle=dashes, **plain, label=law,
                    markerfacecolor="white" if law == ERSS else BLACK)
             for law, (marker, dashes) in STYLES.items() if law in laws
         ),
