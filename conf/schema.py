@@ -202,6 +202,17 @@ class Engine:
 
 
 @dataclass
+class Ask:
+    """How `python -m pipeline.ask` asks a server."""
+
+    name: str | None = _name(optional=True)  # of the files
+    model: str | None = MISSING
+    log_probs: int = _at_least(0)
+    concurrent: int = _at_least(1)
+    timeout: float = _at_least(1, "a number")
+
+
+@dataclass
 class Decoding:
     """Decoding with a drafter; `methods` is checked by `pipeline.plan.methods`."""
 
@@ -281,6 +292,7 @@ class Config:
     decoding: Decoding = MISSING
     solve: Solve = MISSING
     engine: Engine = MISSING
+    ask: Ask = MISSING
     accuracy: Accuracy = MISSING
     statistics: Statistics = MISSING
     device: Device = MISSING
