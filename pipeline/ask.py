@@ -38,7 +38,7 @@ from pipeline.engines.servers import (
 from pipeline.errors import PipelineError, first_line
 from pipeline.execution.progress import progress_bar
 from pipeline.execution.runner import ensure, shown
-from pipeline.formats.engine_pages import is_page, page_of_text
+from pipeline.formats.engine_pages import is_page, read_page
 from pipeline.loader import Study
 from pipeline.store.node import slug
 
@@ -154,7 +154,7 @@ def _name(study: Study, server: Server, page: str | None) -> str:
     """Return the name of the files: `ask.name`, else of study and target, and the draft length."""
     if study.config.ask.name is not None:
         return slug(study.config.ask.name)
-    length = len(page_of_text(page).by_place) if page and is_page(page) else 0
+    length = len(read_page(Path(f"{server.url}/metrics"), page).by_place) if page and is_page(page) else 0
     drafts = f"-drafts-of-{length}" if length else ""
     return slug("-".join([study.config.study, *study.targets]) + drafts)
 
