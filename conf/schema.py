@@ -28,6 +28,7 @@ STAGE_NAMES = (  # each behind those it is made from
 
 
 ENGINE_NAMES = ("vllm", "sglang", "tensorrt_llm", "medusa", "llama_cpp")  # settings are written for
+LOOKUP_MATCHES = ("latest", "earliest", "fixed")  # of analysis.decoding.lookup
 MEASURED = ("kl", "tv", "hellinger", "reverse_kl")  # divergences that stage drafts measures
 
 
@@ -220,6 +221,7 @@ class Decoding:
     steps: int = _at_least(3)  # the first token comes with the prompt, the last is never tested
     seed: int = _at_least(0)
     lookup: int = _at_least(1)
+    lookup_match: str = _one_of(*LOOKUP_MATCHES)
     repeats: int = _at_least(1)
     draft_length: int | None = _at_least(1, optional=True)
     batches: list[int] = _different("integers of at least 1", lambda v: v >= 1)

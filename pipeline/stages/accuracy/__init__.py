@@ -7,7 +7,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pipeline.plan.slices import bootstrap_settings, method_slice, statistics_slice
+from pipeline.plan.slices import (
+    bootstrap_settings,
+    lookup_slice,
+    method_slice,
+    statistics_slice,
+)
 from pipeline.plan.stage import Request, Stage, SummaryRow
 from pipeline.store.columns import COMMON, GIVEN_UP, METHOD, Column, Columns
 from pipeline.store.node import Node
@@ -53,6 +58,7 @@ def nodes(request: Request) -> list[Node]:
                 "items": asked.items,
                 "seed": asked.seed,
                 "lookup": config.decoding.lookup,
+                **lookup_slice(config.decoding),
                 "template": config.prompts.template,
                 "enable_thinking": config.prompts.enable_thinking,
                 "methods": [method_slice(method) for method in methods],
