@@ -197,9 +197,10 @@ class Solve:
 
 @dataclass
 class Engine:
-    """What `python -m pipeline.reconcile` reads besides its file."""
+    """What `reconcile` and `check_engine` have to know besides their files."""
 
     draft_length: int | None = _at_least(1, optional=True)
+    drafter: str = _one_of("model", "prompt_lookup")
 
 
 @dataclass
