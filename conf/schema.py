@@ -227,6 +227,7 @@ class Decoding:
     draft_length: int | None = _at_least(1, optional=True)
     batches: list[int] = _different("integers of at least 1", lambda v: v >= 1)
     report: bool = MISSING
+    costs: str | None = MISSING  # a file of `python -m pipeline.reconcile ALONE DRAFTED ...`
     methods: Any = MISSING
 
 

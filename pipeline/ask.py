@@ -27,14 +27,7 @@ import httpx2
 
 from conf.schema import Config
 from pipeline.console import command
-from pipeline.engines.servers import (
-    OTHER,
-    Sampling,
-    Server,
-    metrics_page,
-    open_server,
-    request_body,
-)
+from pipeline.engines.servers import Sampling, Server, metrics_page, open_server, request_body
 from pipeline.errors import PipelineError, first_line
 from pipeline.execution.progress import progress_bar
 from pipeline.execution.runner import ensure, shown
@@ -154,7 +147,11 @@ def _name(study: Study, server: Server, page: str | None) -> str:
     """Return the name of the files: `ask.name`, else of study and target, and the draft length."""
     if study.config.ask.name is not None:
         return slug(study.config.ask.name)
-    length = len(read_page(Path(f"{server.url}/metrics"), page).by_place) if page and is_page(page) else 0
+    length = (
+        len(read_page(Path(f"{server.url}/metrics"), page).by_place)
+        if page and is_page(page)
+        else 0
+    )
     drafts = f"-drafts-of-{length}" if length else ""
     return slug("-".join([study.config.study, *study.targets]) + drafts)
 

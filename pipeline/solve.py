@@ -3,7 +3,9 @@
 ``python -m pipeline.solve study=mini solve.eps=0.05 solve.share=0.95 solve.tokens=4`` reads what
 the stage distributions stored, and computes no artifact. Where the stage drafts is there as well,
 what is accepted of its drafter stands beside what is certified. Printed are the verdict and the
-answers for strict greedy and `solve.ranges`, at most `LINES` lines; a CSV file has every row.
+answers for strict greedy and `solve.ranges`, at most `LINES` lines; a CSV file has every row. With
+decoding.costs=FILE, what a step costs in an engine, it prints the speed expected there at draft
+lengths 1 to 8, the best one, and the flags.
 """
 
 from __future__ import annotations
@@ -20,10 +22,12 @@ from typing import TYPE_CHECKING, Any
 # Before NumPy is imported: of products as small as here, threads cost more than they gain.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
+from analysis.acceptance.verdict import DO_NOT, Advice
 from analysis.report.text import limits, rounded_down, upper_end
 from pipeline import cli
 from pipeline.console import command
-from pipeline.formats.engine_settings import ENGINES, write_settings
+from pipeline.engines.costs import costs_of
+from pipeline.formats.engine_settings import ENGINES, NAMES, write_settings
 from pipeline.loader import Study
 from pipeline.plan.slices import judged_by_logs, ranges_of
 from pipeline.plan.stage import SummaryRow
@@ -33,11 +37,13 @@ from pipeline.store.node import slug
 
 if TYPE_CHECKING:
     from analysis.acceptance.solve import Goal, Solution
+    from analysis.decoding.engine_speed import StepCosts
     from analysis.rules import Rule
     from analysis.rules.build import ParameterRange
     from conf.schema import Config
 
 LINES = 40  # that are printed at most
+ENDS = ("ci_low", "ci_high")
 
 
 def main(overrides: Sequence[str]) -> None:
@@ -47,12 +53,49 @@ def main(overrides: Sequence[str]) -> None:
         with ThreadPoolExecutor(1) as pool:
             pool.submit(import_module, "analysis.acceptance.solve")  # numba, while files are read
             read = [SolvedTarget(study, name) for name in study.targets]
-        print_answer(tables(study, read), study)
-        if study.config.solve.engine is not None:
-            searched = next(iter(_ranges(study.config)), None)
-            write_settings(
-                study.config, {one.label: partial(one.setting, searched) for one in read}
-            )
+        found = tables(study, read)
+        costs = costs_of(study.config)
+        advised = (
+            {}
+            if costs is None
+            else {one.label: in_engine(study, costs, one, found) for one in read}
+        )
+        print_answer(found, study, [advice.sentence for advice in advised.values()])
+        for one in read:
+            write_flags(study.config, one, costs, advised.get(one.label))
+
+
+def in_engine(
+    study: Study, costs: StepCosts, target: SolvedTarget, found: dict[str, list[SummaryRow]]
+) -> Advice:
+    """Return the verdict on a target for the engine of `costs`; add its rows to `found`."""
+    from pipeline.engines.expected import advise_in_engine
+
+    speeds, advice = advise_in_engine(study, costs, target.name)
+    for row in speeds.rename(columns=dict(zip(ENDS, limits("speedup"), strict=True))).to_dict(
+        "records"
+    ):
+        found.setdefault("engine", []).append({"target": target.label, **row})
+    return advice
+
+
+def write_flags(
+    settings: Config, target: SolvedTarget, costs: StepCosts | None, advice: Advice | None
+) -> None:
+    """Write the settings of the engine asked for, or of the one whose costs decided."""
+    engine, lengths = settings.solve.engine, settings.solve.draft_lengths
+    searched = next(iter(_ranges(settings)), None)
+    setting = partial(target.setting, searched)
+    if costs is not None and advice is not None:
+        engine = next((key for key, name in NAMES.items() if costs.engine.startswith(name)), None)
+        if engine is None or ENGINES[engine]["rule"] or advice.outcome == DO_NOT:
+            return
+        assert advice.run is not None
+        lengths = [advice.run["draft_length"]]
+        lookup = settings.decoding.lookup if costs.drafter == "prompt_lookup" else None
+        setting = partial(target.engine_setting, advice.sentence, lookup)
+    if engine is not None:
+        write_settings(settings, engine, lengths, target.label, setting)
 
 
 def tables(study: Study, read: Sequence[SolvedTarget]) -> dict[str, list[SummaryRow]]:
@@ -65,7 +108,9 @@ def tables(study: Study, read: Sequence[SolvedTarget]) -> dict[str, list[Summary
     }
 
 
-def print_answer(found: Mapping[str, Sequence[SummaryRow]], study: Study) -> None:
+def print_answer(
+    found: Mapping[str, Sequence[SummaryRow]], study: Study, advised: Sequence[str] = ()
+) -> None:
     """Print the verdict and what is most asked for, and write all rows to a file that is named."""
     from pipeline import sweeps
 
@@ -73,6 +118,9 @@ def print_answer(found: Mapping[str, Sequence[SummaryRow]], study: Study) -> Non
     said = [f"No verdict yet: `{study.command()}` decodes, and ends with it."]
     if report is not None:
         said = cli.verdict_sentences(report)
+    if advised:
+        print("\n".join(advised))
+        sweeps.print_table(found["engine"])
     print("\n".join([*said, ""]))
     first, asked = found["promised"][0]["rule"], settings.solve
     mine = {name: [row for row in rows if row["rule"] == first] for name, rows in found.items()}
@@ -122,7 +170,7 @@ class SolvedTarget:
         drafted = study.nodes["drafts"] and study.nodes["drafts"][study.targets.index(name)]
         drafts = study.store.find(drafted) if drafted else None
         asked, statistics = settings.solve, settings.statistics
-        self.label = node.settings["label"]
+        self.name, self.label = name, node.settings["label"]
         self._settings, self._asked, self._path = settings, asked, node.settings["path"]
         self._divergence = settings.certificates.divergence
         self._dist = read_distributions(dump, settings.certificates.temperature)
@@ -239,6 +287,11 @@ class SolvedTarget:
             "head": settings.drafter is not None and settings.drafter.head is not None,
             "temperature": settings.certificates.temperature,
         }
+
+    def engine_setting(self, sentence: str, lookup: int | None, length: int) -> dict[str, Any]:
+        """Return the setting of strict greedy, with the verdict for an engine above it."""
+        setting = self.setting(None, length) or {}
+        return setting | {"measured": [sentence, *setting["measured"][1:]], "lookup": lookup}
 
     def promised(
         self, rules: Sequence[Rule], lengths: Iterable[int | None]

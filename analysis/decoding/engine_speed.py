@@ -115,22 +115,23 @@ def expected_speeds(
             "speedup": np.exp(logs),
             "ci_low": np.exp(low),
             "ci_high": np.exp(high),
+            **bootstrap.counted,
         }
     )
 
 
 def engine_advice(
-    target: str, drafter: str, speeds: pd.DataFrame, costs: StepCosts, prompts: int
+    target: str, drafter: str | None, speeds: pd.DataFrame, costs: StepCosts
 ) -> Advice:
     """Return whether to draft in the engine whose costs were measured, and how many tokens.
 
     Args:
         target: printed name.
-        drafter: printed name.
+        drafter: printed name; None is prompt look-up.
         speeds: of `expected_speeds`; draft lengths that no measurement covers can't be best.
         costs: of the engine.
-        prompts: of the answers.
     """
+    drafter, prompts = drafter or "prompt look-up", int(speeds["prompts"].iloc[0])
     covered = speeds[speeds["draft_length"] <= costs.longest]
     best = covered.loc[covered["speedup"].idxmax()].to_dict()
     length = int(best["draft_length"])

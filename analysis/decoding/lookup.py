@@ -6,7 +6,7 @@ Which occurrence is taken, and how far the draft goes, differs between engines (
 |---|---|---|---|
 | latest | the latest | the longest that occurs | goes on with itself at the end of the text |
 | earliest | the earliest | the longest that occurs | ends with the text |
-| fixed | the latest | of exactly `longest` tokens | ends before the last token; none shorter than n |
+| fixed | the latest | of exactly `longest` tokens | ends before the last token; at least n |
 
 earliest is vLLM's (`vllm/v1/spec_decode/ngram_proposer.py`), fixed llama.cpp's ngram-simple
 (`common/ngram-map.cpp`: common_ngram_simple_draft).

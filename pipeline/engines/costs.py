@@ -20,6 +20,7 @@ from pydantic import Field, TypeAdapter
 from pydantic import ValidationError as FieldsError
 
 from analysis.decoding.engine_speed import PassSums, StepCosts
+from conf.schema import Config
 from pipeline.errors import PipelineError
 from pipeline.formats.engine_answers import read_bytes
 from pipeline.formats.engine_pages import EnginePage, is_page, read_page
@@ -67,6 +68,16 @@ def read_costs(path: Path) -> StepCosts:
     if len(set(drafted)) < len(drafted):
         raise PipelineError(f"decoding.costs={path}: steps gives one number of tokens twice")
     return StepCosts(found.engine, found.drafter, (0.0, *drafted), (1.0, *costs))
+
+
+def costs_of(settings: Config) -> StepCosts | None:
+    """Return the costs of `decoding.costs`; None where it names no file.
+
+    Raises:
+        PipelineError: it can't be read, or is none.
+    """
+    file = settings.decoding.costs
+    return None if file is None else read_costs(Path(file))
 
 
 def write_costs(path: Path, costs: StepCosts) -> None:

@@ -23,9 +23,11 @@ def bootstrap(prompts: int) -> PromptBootstrap:
     return PromptBootstrap(np.arange(prompts), 500, 0.95, 0)
 
 
-def speeds_of(values: list[float], width: float, start: int = 1) -> pd.DataFrame:
-    lengths = np.arange(start, start + len(values))
-    frame = pd.DataFrame({"draft_length": lengths, "tokens_per_pass": 2.0, "step_cost": 1.5})
+def speeds_of(values: list[float], width: float, prompts: int = 30) -> pd.DataFrame:
+    lengths = np.arange(1, 1 + len(values))
+    frame = pd.DataFrame(
+        {"draft_length": lengths, "prompts": prompts, "tokens_per_pass": 2.0, "step_cost": 1.5}
+    )
     frame["speedup"] = values
     return frame.assign(ci_low=frame["speedup"] - width, ci_high=frame["speedup"] + width)
 
@@ -66,7 +68,7 @@ def test_costs_go_on_behind_the_longest_draft_measured() -> None:
 
 
 def test_the_verdict_names_the_engine_and_the_length() -> None:
-    advice = engine_advice("T", "D", speeds_of([1.1, 1.3, 1.2], 0.05), COSTS, 30)
+    advice = engine_advice("T", "D", speeds_of([1.1, 1.3, 1.2], 0.05), COSTS)
     assert advice.outcome == DRAFT
     assert advice.run is not None and advice.run["draft_length"] == 2
     assert advice.sentence == (
@@ -79,11 +81,11 @@ def test_the_verdict_names_the_engine_and_the_length() -> None:
         ([1.5, 0.8], 0.05, 29, OPEN),  # too few prompts decide nothing
         ([0.99, 0.8], 0.05, 30, OPEN),
     ):
-        assert engine_advice("T", "D", speeds_of(values, width), COSTS, prompts).outcome == outcome
+        assert engine_advice("T", "D", speeds_of(values, width, prompts), COSTS).outcome == outcome
 
 
 def test_a_length_that_was_not_measured_is_not_advised() -> None:
-    advice = engine_advice("T", "D", speeds_of([1.1, 1.2, 1.2, 1.2, 1.4], 0.05), COSTS, 30)
+    advice = engine_advice("T", "D", speeds_of([1.1, 1.2, 1.2, 1.2, 1.4], 0.05), COSTS)
     assert advice.run is not None and advice.run["draft_length"] == 2
     assert advice.beside == [
         "Drafts of 5 would be 1.40 times as fast if a step's cost goes on as up to 4: measure it."

@@ -48,7 +48,9 @@ def test_earliest_is_vllms_call_by_call() -> None:
     for line in lines("vllm_ngram"):
         counted = line["response"]["metrics"]["speculative_decoding"]
         theirs = list(zip(counted["per_step_drafted"], counted["per_step_accepted"], strict=True))
-        replayed = lookup_calls(line["request"]["prompt"], answer_ids(line), LENGTH, LONGEST, "earliest")
+        replayed = lookup_calls(
+            line["request"]["prompt"], answer_ids(line), LENGTH, LONGEST, "earliest"
+        )
         ours = [(drafted, kept) for drafted, kept, _ in replayed if drafted]
         assert len(ours) == len(theirs)
         assert ours[:-1] == theirs[:-1]

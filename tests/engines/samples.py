@@ -19,5 +19,7 @@ def lines(name: str) -> list[dict[str, Any]]:
 def answer_ids(line: dict[str, Any]) -> list[int]:
     """Return the token ids of an answer of vLLM or llama.cpp."""
     response = line["response"]
-    ids: list[int] = response["tokens"] if "tokens" in response else response["choices"][0]["token_ids"]
+    ids: list[int] = (
+        response["tokens"] if "tokens" in response else response["choices"][0]["token_ids"]
+    )
     return ids

@@ -44,7 +44,11 @@ def answer(owner: str, request: dict[str, Any]) -> dict[str, Any]:
     sizes = [options.get(name) for name in ("max_tokens", "max_new_tokens", "n_predict")]
     tokens = [ids[-1]] * next(size for size in sizes if size)
     if owner == "sglang":
-        return {"text": "x", "output_ids": tokens, "meta_info": {"finish_reason": {"type": "length"}}}
+        return {
+            "text": "x",
+            "output_ids": tokens,
+            "meta_info": {"finish_reason": {"type": "length"}},
+        }
     if owner == "llamacpp":
         return {"content": "x", "tokens": tokens, "stop": True, "prompt": "its text"}
     choice = {"index": 0, "text": "x", "token_ids": tokens, "finish_reason": "length"}

@@ -64,7 +64,9 @@ def test_each_engine_is_asked_in_its_own_way(outputs: Path) -> None:
         with serving(FakeServer(owner)) as fake:
             run(fake, outputs, f"{owner}-20", "ask.log_probs=20", "ask.concurrent=1")
             path, bodies[owner] = fake.asked[0]
-        assert path == {"sglang": "/generate", "llamacpp": "/completion"}.get(owner, "/v1/completions")
+        assert path == {"sglang": "/generate", "llamacpp": "/completion"}.get(
+            owner, "/v1/completions"
+        )
     assert bodies["vllm"] == {
         "model": "tiny", "prompt": ids, "max_tokens": 7, "temperature": 0.5, "top_p": 1.0,
         "top_k": 0, "seed": 0, "return_token_ids": True, "logprobs": 20,

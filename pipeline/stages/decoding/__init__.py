@@ -8,12 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from analysis.report.text import limits
-from pipeline.plan.slices import (
-    bootstrap_settings,
-    lookup_slice,
-    method_slice,
-    statistics_slice,
-)
+from pipeline.plan.slices import bootstrap_settings, lookup_slice, method_slice, statistics_slice
 from pipeline.plan.stage import Request, Stage, SummaryRow
 from pipeline.store.columns import COMMON, GIVEN_UP, METHOD, STEP, Column, Columns
 from pipeline.store.node import Node
