@@ -1,10 +1,10 @@
 """Sends a study's prompts to an inference server and saves the answers.
 
-``python -m pipeline.ask URL study=smollm2 target=smollm2``: URL is that of vLLM, SGLang, llama.cpp's
-server, or another OpenAI-compatible server. Prompts are those of stage prompts (made if they are
-missing), the length of answers is `distributions.steps`, and temperature, top_p, top_k and seed are
-those of `distributions`. Keys of its own: ask.log_probs (a token; 0 for token ids alone), ask.model,
-ask.concurrent (requests at once), ask.name.
+``python -m pipeline.ask URL study=smollm2``: URL is that of vLLM, SGLang, llama.cpp's server, or
+another OpenAI-compatible server. Prompts are those of stage prompts (made if they are missing), the
+length of answers is `distributions.steps`, and temperature, top_p, top_k and seed are those of
+`distributions`. Keys of its own: ask.log_probs (a token; 0 for token ids alone), ask.model,
+ask.concurrent (requests at once), ask.timeout (seconds), ask.name.
 
 Writes below outputs/answers: NAME.jsonl, which distributions.answers, reconcile and check_engine
 read; NAME.json, how it was asked; and the server's page of /metrics before and after the requests.
@@ -147,11 +147,9 @@ def _name(study: Study, server: Server, page: str | None) -> str:
     """Return the name of the files: `ask.name`, else of study and target, and the draft length."""
     if study.config.ask.name is not None:
         return slug(study.config.ask.name)
-    length = (
-        len(read_page(Path(f"{server.url}/metrics"), page).by_place)
-        if page and is_page(page)
-        else 0
-    )
+    length = 0
+    if page is not None and is_page(page):
+        length = len(read_page(Path(f"{server.url}/metrics"), page).by_place)
     drafts = f"-drafts-of-{length}" if length else ""
     return slug("-".join([study.config.study, *study.targets]) + drafts)
 

@@ -24,6 +24,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 from analysis.acceptance.verdict import DO_NOT, Advice
 from analysis.report.text import limits, rounded_down, upper_end
+from analysis.rules import StrictGreedy
 from pipeline import cli
 from pipeline.console import command
 from pipeline.engines.costs import costs_of
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
     from conf.schema import Config
 
 LINES = 40  # that are printed at most
-ENDS = ("ci_low", "ci_high")
+GREEDY = StrictGreedy().label
 
 
 def main(overrides: Sequence[str]) -> None:
@@ -55,11 +56,9 @@ def main(overrides: Sequence[str]) -> None:
             read = [SolvedTarget(study, name) for name in study.targets]
         found = tables(study, read)
         costs = costs_of(study.config)
-        advised = (
-            {}
-            if costs is None
-            else {one.label: in_engine(study, costs, one, found) for one in read}
-        )
+        advised: dict[str, Advice] = {}
+        if costs is not None:
+            advised = {one.label: in_engine(study, costs, one, found) for one in read}
         print_answer(found, study, [advice.sentence for advice in advised.values()])
         for one in read:
             write_flags(study.config, one, costs, advised.get(one.label))
@@ -72,10 +71,9 @@ def in_engine(
     from pipeline.engines.expected import advise_in_engine
 
     speeds, advice = advise_in_engine(study, costs, target.name)
-    for row in speeds.rename(columns=dict(zip(ENDS, limits("speedup"), strict=True))).to_dict(
-        "records"
-    ):
-        found.setdefault("engine", []).append({"target": target.label, **row})
+    ends = dict(zip(("ci_low", "ci_high"), limits("speedup"), strict=True))
+    for row in speeds.rename(columns=ends).to_dict("records"):
+        found.setdefault("engine", []).append({"target": target.label, "rule": GREEDY, **row})
     return advice
 
 
@@ -120,7 +118,10 @@ def print_answer(
         said = cli.verdict_sentences(report)
     if advised:
         print("\n".join(advised))
-        sweeps.print_table(found["engine"])
+        shown = ("few_prompts", "rule")
+        sweeps.print_table(
+            [{k: v for k, v in row.items() if k not in shown} for row in found["engine"]]
+        )
     print("\n".join([*said, ""]))
     first, asked = found["promised"][0]["rule"], settings.solve
     mine = {name: [row for row in rows if row["rule"] == first] for name, rows in found.items()}
@@ -249,8 +250,6 @@ class SolvedTarget:
         Without a range it is strict greedy. A setting is the answer to the tokens wanted at this
         draft length, else to the share of steps; where there is none, it is None.
         """
-        from analysis.rules import StrictGreedy
-
         settings = self._settings
         rule: Rule = StrictGreedy()
         measured = [

@@ -29,6 +29,7 @@ from pipeline.plan.stage import SummaryRow
 ODD_SHARE = 0.1  # of the tokens, by which runs of the same requests may differ
 FEW_DRAFTS = 0.1  # of the passes: with fewer, a step's cost is a small difference of large sums
 COUNTED = ("drafts", "drafted", "accepted", "passes", "emitted", "seconds")
+Above0 = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Drafter = Literal["model", "prompt_lookup"]
 
 
@@ -44,9 +45,7 @@ class CostsFile:
 
     engine: Annotated[str, Field(min_length=1, strict=True)]
     drafter: Drafter
-    steps: list[tuple[Annotated[float, Field(gt=0)], Annotated[float, Field(gt=0)]]] = Field(
-        min_length=1
-    )
+    steps: Annotated[list[tuple[Above0, Above0]], Field(min_length=1)]
 
 
 def read_costs(path: Path) -> StepCosts:
@@ -97,7 +96,7 @@ def measure_costs(paths: Sequence[Path], drafter: str) -> tuple[list[SummaryRow]
     Raises:
         PipelineError: a file is no page, or is not of the run that it should be; names it.
     """
-    runs = [_read(path) for path in paths]
+    runs = [read_run(path) for path in paths]
     base, base_path = runs[0], paths[0]
     if base.drafts:
         raise PipelineError(
@@ -191,7 +190,12 @@ def _about(path: Path) -> Any:
     return json.loads(file.read_text("utf-8")) if path.suffix == ".jsonl" else None
 
 
-def _read(path: Path) -> EnginePage:
+def has_pages(path: Path) -> bool:
+    """Whether answers have the pages beside them between which they were given."""
+    return all(path.with_suffix(f".{name}.txt").is_file() for name in ("before", "after"))
+
+
+def read_run(path: Path) -> EnginePage:
     """Return the sums of a page, or those of the requests between two.
 
     llama.cpp counts the pass over each prompt, and the token from it, too.

@@ -25,10 +25,8 @@ def bootstrap(prompts: int) -> PromptBootstrap:
 
 def speeds_of(values: list[float], width: float, prompts: int = 30) -> pd.DataFrame:
     lengths = np.arange(1, 1 + len(values))
-    frame = pd.DataFrame(
-        {"draft_length": lengths, "prompts": prompts, "tokens_per_pass": 2.0, "step_cost": 1.5}
-    )
-    frame["speedup"] = values
+    frame = pd.DataFrame({"draft_length": lengths, "tokens_per_pass": 2.0, "step_cost": 1.5})
+    frame = frame.assign(speedup=values, prompts=prompts)
     return frame.assign(ci_low=frame["speedup"] - width, ci_high=frame["speedup"] + width)
 
 
@@ -70,7 +68,8 @@ def test_costs_go_on_behind_the_longest_draft_measured() -> None:
 def test_the_verdict_names_the_engine_and_the_length() -> None:
     advice = engine_advice("T", "D", speeds_of([1.1, 1.3, 1.2], 0.05), COSTS)
     assert advice.outcome == DRAFT
-    assert advice.run is not None and advice.run["draft_length"] == 2
+    assert advice.run is not None
+    assert advice.run["draft_length"] == 2
     assert advice.sentence == (
         "In vLLM 0.32.0: draft for T with D, 2 tokens: expected 1.30 [1.25, 1.35] times as fast as "
         "T alone (2.00 tokens a pass, and a step costs 1.50 passes)."
@@ -86,7 +85,8 @@ def test_the_verdict_names_the_engine_and_the_length() -> None:
 
 def test_a_length_that_was_not_measured_is_not_advised() -> None:
     advice = engine_advice("T", "D", speeds_of([1.1, 1.2, 1.2, 1.2, 1.4], 0.05), COSTS)
-    assert advice.run is not None and advice.run["draft_length"] == 2
+    assert advice.run is not None
+    assert advice.run["draft_length"] == 2
     assert advice.beside == [
         "Drafts of 5 would be 1.40 times as fast if a step's cost goes on as up to 4: measure it."
     ]
