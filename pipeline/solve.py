@@ -22,13 +22,11 @@ from typing import TYPE_CHECKING, Any
 # Before NumPy is imported: of products as small as here, threads cost more than they gain.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
-from analysis.acceptance.verdict import DO_NOT, Advice
 from analysis.report.text import limits, rounded_down, upper_end
-from analysis.rules import StrictGreedy
 from pipeline import cli
 from pipeline.console import command
-from pipeline.engines.costs import costs_of
-from pipeline.formats.engine_settings import ENGINES, NAMES, write_settings
+from pipeline.engines.expected import advise_study, write_flags
+from pipeline.formats.engine_settings import ENGINES
 from pipeline.loader import Study
 from pipeline.plan.slices import judged_by_logs, ranges_of
 from pipeline.plan.stage import SummaryRow
@@ -38,13 +36,11 @@ from pipeline.store.node import slug
 
 if TYPE_CHECKING:
     from analysis.acceptance.solve import Goal, Solution
-    from analysis.decoding.engine_speed import StepCosts
     from analysis.rules import Rule
     from analysis.rules.build import ParameterRange
     from conf.schema import Config
 
 LINES = 40  # that are printed at most
-GREEDY = StrictGreedy().label
 
 
 def main(overrides: Sequence[str]) -> None:
@@ -55,45 +51,12 @@ def main(overrides: Sequence[str]) -> None:
             pool.submit(import_module, "analysis.acceptance.solve")  # numba, while files are read
             read = [SolvedTarget(study, name) for name in study.targets]
         found = tables(study, read)
-        costs = costs_of(study.config)
-        advised: dict[str, Advice] = {}
-        if costs is not None:
-            advised = {one.label: in_engine(study, costs, one, found) for one in read}
-        print_answer(found, study, [advice.sentence for advice in advised.values()])
+        advised = advise_study(study, found)
+        print_answer(found, study, [one.advice.sentence for one in advised.values()])
+        searched = next(iter(_ranges(study.config)), None)
         for one in read:
-            write_flags(study.config, one, costs, advised.get(one.label))
-
-
-def in_engine(
-    study: Study, costs: StepCosts, target: SolvedTarget, found: dict[str, list[SummaryRow]]
-) -> Advice:
-    """Return the verdict on a target for the engine of `costs`; add its rows to `found`."""
-    from pipeline.engines.expected import advise_in_engine
-
-    speeds, advice = advise_in_engine(study, costs, target.name)
-    ends = dict(zip(("ci_low", "ci_high"), limits("speedup"), strict=True))
-    for row in speeds.rename(columns=ends).to_dict("records"):
-        found.setdefault("engine", []).append({"target": target.label, "rule": GREEDY, **row})
-    return advice
-
-
-def write_flags(
-    settings: Config, target: SolvedTarget, costs: StepCosts | None, advice: Advice | None
-) -> None:
-    """Write the settings of the engine asked for, or of the one whose costs decided."""
-    engine, lengths = settings.solve.engine, settings.solve.draft_lengths
-    searched = next(iter(_ranges(settings)), None)
-    setting = partial(target.setting, searched)
-    if costs is not None and advice is not None:
-        engine = next((key for key, name in NAMES.items() if costs.engine.startswith(name)), None)
-        if engine is None or ENGINES[engine]["rule"] or advice.outcome == DO_NOT:
-            return
-        assert advice.run is not None
-        lengths = [advice.run["draft_length"]]
-        lookup = settings.decoding.lookup if costs.drafter == "prompt_lookup" else None
-        setting = partial(target.engine_setting, advice.sentence, lookup)
-    if engine is not None:
-        write_settings(settings, engine, lengths, target.label, setting)
+            setting = partial(one.setting, None if advised else searched)
+            write_flags(study.config, one.label, setting, advised.get(one.label))
 
 
 def tables(study: Study, read: Sequence[SolvedTarget]) -> dict[str, list[SummaryRow]]:
@@ -250,6 +213,8 @@ class SolvedTarget:
         Without a range it is strict greedy. A setting is the answer to the tokens wanted at this
         draft length, else to the share of steps; where there is none, it is None.
         """
+        from analysis.rules import StrictGreedy
+
         settings = self._settings
         rule: Rule = StrictGreedy()
         measured = [
@@ -286,11 +251,6 @@ class SolvedTarget:
             "head": settings.drafter is not None and settings.drafter.head is not None,
             "temperature": settings.certificates.temperature,
         }
-
-    def engine_setting(self, sentence: str, lookup: int | None, length: int) -> dict[str, Any]:
-        """Return the setting of strict greedy, with the verdict for an engine above it."""
-        setting = self.setting(None, length) or {}
-        return setting | {"measured": [sentence, *setting["measured"][1:]], "lookup": lookup}
 
     def promised(
         self, rules: Sequence[Rule], lengths: Iterable[int | None]

@@ -229,7 +229,8 @@ def _places(runs: CheckedRuns) -> list[Line]:
         )
     )
     shown = ", ".join(
-        f"{place}: {a:.3f} and {b:.3f}" for place, (a, b) in enumerate(zip(ours, theirs), start=1)
+        f"{place}: {a:.3f} and {b:.3f}"
+        for place, (a, b) in enumerate(zip(ours, theirs, strict=True), start=1)
     )
     return [Line(None, "by place", f"accepted of tested, predicted and counted: {shown}")]
 

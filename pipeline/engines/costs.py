@@ -19,7 +19,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, TypeAdapter
 from pydantic import ValidationError as FieldsError
 
-from analysis.decoding.engine_speed import PassSums, StepCosts
+from analysis.acceptance.engine_speed import PassSums, StepCosts
 from conf.schema import Config
 from pipeline.errors import PipelineError
 from pipeline.formats.engine_answers import read_bytes

@@ -6,14 +6,14 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis.acceptance.verdict import DO_NOT, DRAFT, OPEN
-from analysis.decoding.engine_speed import (
+from analysis.acceptance.engine_speed import (
     PassSums,
     StepCosts,
     engine_advice,
     expected_speeds,
     model_costs,
 )
+from analysis.acceptance.verdict import DO_NOT, DRAFT, OPEN
 from analysis.statistics.bootstrap import PromptBootstrap
 
 COSTS = StepCosts("vLLM 0.32.0", "model", (0.0, 1.0, 2.0, 4.0), (1.0, 1.2, 1.3, 1.6))

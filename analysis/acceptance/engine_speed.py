@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from ..acceptance.verdict import DO_NOT, DRAFT, OPEN, Advice, speed_text
 from ..statistics.bootstrap import FEW_PROMPTS, Floats, Numbers, PromptBootstrap, simultaneous
+from .verdict import DO_NOT, DRAFT, OPEN, Advice, speed_text
 
 
 @dataclass(frozen=True)
