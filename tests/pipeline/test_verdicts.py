@@ -20,6 +20,7 @@ from pipeline.stages.report.page import verdict
 from pipeline.store.artifacts import Store
 from pipeline.store.decoded import read_decoded
 from tests.conftest import SmallStudy
+from tests.methods import overrides
 from tests.pipeline.tiny import write_model, write_prompts
 
 
@@ -70,7 +71,7 @@ def test_random_models_are_not_to_be_drafted_for(tmp_path: Path) -> None:
     study = Study(
         *("study=mini", "stage=decoding", "target=local", "drafter=local", *given),
         *(f"prompts.source='{prompts}'", "prompts.count=30", "prompts.min_tokens=3"),
-        *(f"decoding.methods=[{method}]", "decoding.steps=6", "decoding.batches=[]"),
+        *(*overrides(method), "decoding.steps=6", "decoding.batches=[]"),
         *("device={name: cpu, threads: 1}", f"outputs='{tmp_path}'"),
     )
     (made,) = ensure(study.nodes["decoding"], Store(tmp_path / "artifacts"))
