@@ -18,7 +18,7 @@ import torch
 
 from pipeline.errors import PipelineError
 from pipeline.models.heads.feature_head import FeatureHead
-from pipeline.models.heads.head_files import load_head
+from pipeline.models.heads.load import load_head
 from pipeline.models.language_model import LanguageModel
 from pipeline.models.load import load_tokenizer
 from pipeline.training import drafter, features, head, loop, text
@@ -143,8 +143,8 @@ def trained(
 ) -> FeatureHead:
     torch.manual_seed(0)
     recipe = SimpleNamespace(**{"held_out": None} | RECIPE | changes)
-    made = FeatureHead(heads.shape_of(target), len(LAYERS))
-    head.initial(made, target.module.model.norm.weight)
+    made = FeatureHead(heads.shape_of(target), len(LAYERS), heads.NORMS)
+    head.initial(made, target)
     drafted = head.drafted_tokens(examples, recipe.vocabulary, target.eos)
     held_out = recipe.held_out or head.HeldOut(examples[:4], target, drafted)
     del recipe.held_out
@@ -179,6 +179,7 @@ def test_the_loss_falls(
     losses = []
     for epochs in (1, 20):
         settings = {"epochs": epochs, "deep_epochs": 0, "bfloat16": bfloat16}
+        settings["learning_rate"] = 5e-3
         made = trained(target, examples, tmp_path / str(epochs), **settings)
         assert {weight.dtype for weight in made.parameters()} == {torch.float32}
         said = re.findall(r"loss ([\d.]+), share 1 of first 40", capsys.readouterr().out)
@@ -225,8 +226,9 @@ def test_tokens_a_call_are_those_of_decoding(
     for tokens_, one in zip(texts, examples, strict=False):
         with torch.inference_mode():
             out = target.module(input_ids=torch.tensor([tokens_]), output_hidden_states=True)
-        states = torch.stack([out.hidden_states[layer][0] for layer in LAYERS], 1)
-        given.append(Example(torch.tensor(tokens_), one.answer_at, states))
+        stored = torch.stack([out.hidden_states[layer][0] for layer in LAYERS], 1)
+        given.append(Example(torch.tensor(tokens_), one.answer_at, stored))
+        states = heads.states_of(target, tokens_, LAYERS)  # as decoding reads them
         at = one.answer_at + 1
         while at < len(tokens_):
             fused = model.head.fuse(states[None, : at - 1])
