@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,8 @@ from analysis.trees.topology import ROOT, Topology
 from pipeline.decoding.choices import Greedy
 from pipeline.decoding.drafters import HeadDrafter
 from pipeline.errors import PipelineError
-from pipeline.models.heads.feature_head import GivenText
+from pipeline.models.heads.feature_head import GivenText, Norms
+from pipeline.models.heads.head_files import read_head
 from pipeline.models.heads.hidden_drafter import HiddenDrafter
 from pipeline.models.heads.load import load_head
 from pipeline.models.language_model import LanguageModel
@@ -105,6 +107,17 @@ def test_hidden_states_logits_and_drafts_are_those_of_the_architecture(
     )
     deep = reference(target, given, text, chosen[:2], layers, more)
     torch.testing.assert_close(outputs[2][0, len(text) + 1], deep, **CLOSE)
+
+
+def test_the_residual_of_speculators_is_that_of_vllm(tmp_path: Path) -> None:
+    """Where config.json does not say: `update_eagle3` of vLLM's speculators/algos.py."""
+    for layout, normed in (("speculators", True), ("safetensors", False)):
+        settings = write(tmp_path, layout, weights())
+        config = json.loads((tmp_path / "config.json").read_text())
+        config.pop("norm_before_residual", None)
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        files = read_head(str(settings["path"]), None, "drafter")
+        assert files.norms == Norms(norm_before_residual=normed)
 
 
 @torch.inference_mode()
