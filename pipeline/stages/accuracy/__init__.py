@@ -115,7 +115,7 @@ def summary(node: Node, artifact: Artifact) -> list[SummaryRow]:
 
 STAGE = Stage(
     name="accuracy",
-    version=6,
+    version=7,
     upstream=(),
     columns={
         "data": RUN
