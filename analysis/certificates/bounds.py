@@ -1,7 +1,7 @@
 """The paper's closed-form bounds on certificates.
 
-Everything is vectorised over its arguments, in nats. Arguments outside the stated range give nan.
-Each function names its theorem; docs/method.md has the list.
+All functions are vectorised and in nats. Arguments outside the stated range give NaN. Each function
+names its theorem; docs/method.md has the list.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ LOG2 = math.log(2.0)
 
 
 def phi(u: ArrayLike) -> Floats:
-    """Return (1 + u) log(1 + u) - u, u >= -1: the term of a KL divergence that is never negative.
+    """Return (1 + u) log(1 + u) - u, u >= -1: a term of a KL divergence, never negative.
 
     Examples:
         >>> phi([-1.0, 0.0, 1.0]).round(6).tolist()
@@ -64,7 +64,7 @@ def g_upper(d: ArrayLike) -> Floats:
 
 
 def g_inverse(eps: ArrayLike) -> Floats:
-    """g^-1 on [0, log 2]: the margin above which strict greedy is safe (Theorem 4.9 i).
+    """g^-1 on [0, log 2]: the margin above which strict greedy is certified (Theorem 4.9 i).
 
     Examples:
         >>> float(g_inverse(g(0.3)).round(12))
@@ -146,7 +146,7 @@ def multiplicative_lower_series(p0: ArrayLike, alpha: ArrayLike) -> Floats:
 def single_upper(p0: ArrayLike, b: ArrayLike = 0.0) -> Floats:
     """R <= log(1 + p0 - b) - b log(p0/b), b the best rejected probability; b = 0: log(1 + p0).
 
-    The draft that moves half the difference of x0 and the token to the token; not in the paper.
+    Not in the paper. It is the KL to the draft that moves half of x0's excess to the token.
     """
     p0, b = np.asarray(p0, dtype=np.float64), np.asarray(b, dtype=np.float64)
     with np.errstate(divide="ignore", invalid="ignore"):

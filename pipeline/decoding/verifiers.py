@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from analysis.beyond.clip import FAMILIES, clip_law
+from analysis.beyond.clip import FAMILIES, clipped_target
 from analysis.decoding import laws
 from analysis.decoding.laws import NOTHING
 from analysis.rules import Prefix, Rule, best_path
@@ -202,7 +202,7 @@ class BudgetSampling:
         q = draft_law(draft, slice(None), logits.shape[1])
         drafted, (p, qs) = read_call(logits, draft, self._target.weights(logits), q)
         for at, (token, q_at) in enumerate(zip(drafted, qs, strict=True)):
-            r, _, _ = clip_law(p[at], q_at, *self._dial)
+            r, _, _ = clipped_target(p[at], q_at, *self._dial)
             if not self._uniforms[position + at, TEST] * q_at[token] < r[token]:
                 weights = laws.residual(r, q_at)
                 break
