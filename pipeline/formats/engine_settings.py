@@ -199,6 +199,6 @@ def setting_values(
 
 
 def loadable(path: str) -> str:
-    """Return the path of a model for an engine: of a package the directory made from it."""
+    """Return what an engine can load of a model: the directory made from a package, else itself."""
     made = converted(path) if source(path, "path") else None
     return path if made is None else str(made)
