@@ -209,7 +209,9 @@ def test_argmax_drafts() -> None:
     assert argmax_acceptance(0.7, exactly) == 1.0
     assert argmax_acceptance(0.7, exactly * (1 - 1e-9)) < 1.0
     small = 1e-7  # Cactus' term is the second order
-    assert argmax_acceptance(0.3, small) == pytest.approx(0.3 + math.sqrt(2 * small * 0.21), rel=1e-6)
+    assert argmax_acceptance(0.3, small) == pytest.approx(
+        0.3 + math.sqrt(2 * small * 0.21), rel=1e-6
+    )
 
 
 @pytest.mark.parametrize(
