@@ -155,9 +155,9 @@ def print_comparison(decoders_by_name: dict[str, Decoder], prompts: list[list[in
                 started = time.perf_counter()
                 answers[name][index] = decoders_by_name[name](ids)
                 taken[name][round_, index] = time.perf_counter() - started
-    seconds = {name: np.median(found, axis=0) for name, found in taken.items()}
-    tokens = {name: np.array([len(found[index]) for index in range(len(prompts))], float)
-              for name, found in answers.items()}  # fmt: skip
+    seconds = {name: np.median(times, axis=0) for name, times in taken.items()}
+    tokens = {name: np.array([len(texts[index]) for index in range(len(prompts))], float)
+              for name, texts in answers.items()}  # fmt: skip
     draws = np.random.default_rng(0).integers(len(prompts), size=(RESAMPLES, len(prompts)))
     paces = {name: seconds[name][draws].sum(1) / tokens[name][draws].sum(1) for name in names}
     alone = seconds[ALONE].sum() / tokens[ALONE].sum()

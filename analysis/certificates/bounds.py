@@ -101,9 +101,9 @@ def two_token(a: ArrayLike, b: ArrayLike) -> Floats:
 
 
 def two_token_polynomial(p0: ArrayLike, theta: ArrayLike) -> Floats:
-    """Corollaries 4.14, 4.15: with s = p0 + theta, margin = p0 - theta, below G(p0, theta).
+    """Corollaries 4.14, 4.15: a polynomial lower bound of G(p0, theta).
 
-    margin^2 / (2 s) + margin^4 / (12 s^3).
+    margin^2 / (2 s) + margin^4 / (12 s^3) with s = p0 + theta, margin = p0 - theta.
     """
     p0, theta = np.asarray(p0, dtype=np.float64), np.asarray(theta, dtype=np.float64)
     margin, s = p0 - theta, p0 + theta
@@ -121,12 +121,12 @@ def pinsker(margin: ArrayLike) -> Floats:
 
 
 def pinsker_margin(eps: ArrayLike) -> Floats:
-    """Proposition 4.8: a margin above sqrt(2 eps) is accepted when KL <= eps."""
+    """Proposition 4.8: with a margin above sqrt(2 eps) no draft with KL <= eps is rejected."""
     return np.asarray(np.sqrt(2.0 * _within(eps, 0.0, math.inf)))
 
 
 def greedy_necessary_margin(eps: ArrayLike) -> Floats:
-    """Theorem 4.9 ii: at every margin up to sqrt(2 eps / (1 + 2 eps)) some KL <= eps rejects."""
+    """Theorem 4.9 ii: up to the margin sqrt(2 eps / (1 + 2 eps)) some draft is rejected at eps."""
     eps = _within(eps, 0.0, math.inf)
     return np.asarray(np.sqrt(2.0 * eps / (1.0 + 2.0 * eps)))
 

@@ -212,7 +212,7 @@ def _steps(dist: TopK) -> StoredSteps:
 
 
 def _scratch(k: int, divergence: Divergence) -> Block:
-    """Return the scratch for K stored tokens."""
+    """Return scratch arrays of the kernel for K stored tokens."""
     p0, second, m = np.zeros((3, BLOCK))
     have, listed, n = np.zeros((3, BLOCK + 1), dtype=np.int64)
     width = (k + 1) * RECORD

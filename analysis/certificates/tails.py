@@ -59,7 +59,7 @@ class Tails:
     def __init__(
         self, size: int, theta: Floats, p_k: Floats, mass: Floats, h: Floats, h_error: Floats
     ) -> None:
-        """Take N tokens, thresholds above 0 and below p_K, T, and h known up to `h_error`."""
+        """Store N, thresholds in (0, p_K), p_K, T, and the entropy h with its error."""
         self.size, self.theta, self.p_k = size, theta, p_k
         self.lower, self.upper = mass * (1.0 - TAIL_ERROR), mass * (1.0 + TAIL_ERROR)
         slack = h_error + (self.upper - self.lower)
@@ -78,7 +78,7 @@ class Tails:
         return np.minimum(b_min, b_max), b_max, accepted
 
     def most_accepted(self) -> Floats:
-        """Return the largest possible j, in [0, N]; j = 0 always is."""
+        """Return the largest number j of tail tokens that can be accepted, in [0, N]."""
         fitting = np.minimum(self.size, np.ceil(self.upper / self.theta) - 1.0)
 
         def possible(j: Floats) -> NDArray[np.bool_]:
@@ -94,7 +94,7 @@ class Tails:
         return np.maximum(0.0, first_impossible - 1.0)
 
     def smallest_rejected(self, j: Floats) -> Floats:
-        """Return b_min where j tokens are accepted, 0 <= j < N."""
+        """Return b_min, the least b if j tail tokens are accepted, 0 <= j < N."""
         others, zero = self.size - j, np.zeros_like(j)
         rest = np.maximum(0.0, self.lower - j * self.p_k)
         packed = _packed(self.lower, j, self.theta, self.p_k)
@@ -111,7 +111,7 @@ class Tails:
         return np.maximum(rest / others, entropic)
 
     def largest_rejected(self) -> Floats:
-        """Return b_max."""
+        """Return b_max, the largest possible b."""
         n, theta, p_k = self.size, self.theta, self.p_k
 
         def reaches(b: Floats) -> NDArray[np.bool_]:

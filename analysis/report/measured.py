@@ -58,7 +58,7 @@ class Results:
 
     @cached_property
     def certified(self) -> list[Rule]:
-        """The study's own rules, whose certificates were computed."""
+        """The rules whose certificates were computed."""
         return [self.rules[label] for label in self["certificates"]["rule"].unique()]
 
     @cached_property

@@ -92,7 +92,7 @@ def _text(names: Mapping[Any, str], value: Any) -> str:
 
 
 def _line(table: Table, name: str, rows: Sequence[Row]) -> TableLine:
-    """Return a printed row."""
+    """Return a printed row: its name, its cells, and the published cells."""
     picked = [
         next((row for row in rows if column.where.items() <= row.items()), None)
         for column in table.columns

@@ -256,7 +256,7 @@ class Tree(Rule):
 
     @property
     def minimum_k(self) -> int:
-        """M + 1: x0 and the m tokens that can push it out."""
+        """M + 1: x0 and the m tokens that can displace it."""
         return self.m + 1
 
     def accepted_count(self, dist: TopK, /) -> Counts:
