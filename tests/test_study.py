@@ -142,7 +142,7 @@ def test_solve_agrees_with_a_sweep_of_certificates(
     with pytest.raises(SystemExit, match=r"not exist yet: run `python -m pipeline .*stage=dist"):
         solve.main([*given, f"outputs={tmp_path}"])
     with pytest.raises(
-        SystemExit, match=r"error: solve\.ranges: ad is not a name of .ranges. \(did you mean"
+        SystemExit, match=r"error: solve\.ranges: ad is not a name of .ranges.: give one of add"
     ):
         solve.main([*given, "solve.ranges=[ad]"])
 

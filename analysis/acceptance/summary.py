@@ -33,7 +33,7 @@ def rule_statistics(steps: Steps, verdict: Verdict, bootstrap: PromptBootstrap) 
         that they allow; elsewhere both are equal. Shares of all steps: acceptance,
         certified, departure (accepted, but not the target's argmax), empty (nothing is rejected),
         inexact (the certificate is an interval). coverage: certified among accepted.
-        given_up: target probability an emitted draft gives up, mean over all steps.
+        probability_given_up: target probability an emitted draft gives up, mean over all steps.
         slack_median: of R - KL, nats. realised_per_call, certified_per_call: tokens a call of
         `length_row`.
     """
@@ -45,7 +45,7 @@ def rule_statistics(steps: Steps, verdict: Verdict, bootstrap: PromptBootstrap) 
         share_row("certified", bootstrap, certified, verdict.certifiable),
         share_row("coverage", bootstrap, certified, verdict.certifiable & accepted, accepted),
         share_row("departure", bootstrap, departs),
-        share_row("given_up", bootstrap, np.where(departs, steps.given_up, 0.0)),
+        share_row("probability_given_up", bootstrap, np.where(departs, steps.given_up, 0.0)),
         share_row("empty", bootstrap, *empty),
         share_row("inexact", bootstrap, verdict.lower < verdict.upper),
         _quantile(

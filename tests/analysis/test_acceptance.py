@@ -104,14 +104,14 @@ def test_lengths_and_shares_by_hand() -> None:
     assert found["acceptance"] == pytest.approx(4 / 6)
     assert found["certified"] == pytest.approx(2 / 6)
     assert found["coverage"] == pytest.approx(2 / 4)
-    assert found["departure"] == found["given_up"] == 0
+    assert found["departure"] == found["probability_given_up"] == 0
     # calls end at the two rejections, and at the end of the first answer
     assert found["realised_per_call"] == pytest.approx(6 / (2 + 1))
     assert found["certified_per_call"] == pytest.approx(6 / (4 + 1))
     relaxed = statistics(steps, Additive(t=0.25))
     assert relaxed["acceptance"] == 1
     assert relaxed["departure"] == pytest.approx(2 / 6)
-    assert relaxed["given_up"] == pytest.approx(2 * 0.2 / 6)
+    assert relaxed["probability_given_up"] == pytest.approx(2 * 0.2 / 6)
     assert statistics(steps, Tree(m=2))["departure"] == 0
 
 

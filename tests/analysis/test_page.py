@@ -182,7 +182,7 @@ def results(divergences: dict[str, float]) -> Results:
     statistics = [
         {"target": "a", "rule": rule, "statistic": name, "value": 0.5, **ends}
         for rule in rules
-        for name in ("acceptance", "certified", "departure", "given_up")
+        for name in ("acceptance", "certified", "departure", "probability_given_up")
     ]
     breakdown = [
         {"target": target, "rule": rule, "depth": 0, "divergence": name, "value": value}
