@@ -75,7 +75,7 @@ def first_differences_table(decoded: Sequence[Decoded]) -> Table | None:
 
     None if no method verifies strictly.
     """
-    frames, counts = [decoding.partings(target) for target in decoded], []
+    frames, counts = [decoding.first_differences(target) for target in decoded], []
     for target, frame in zip(decoded, frames, strict=True):
         gaps = frame.groupby("run")["gap"].agg(["size", "max"])
         strict = target.runs.loc[decoding.greedy_runs(target), ["method", "draft_length"]].join(
@@ -85,7 +85,8 @@ def first_differences_table(decoded: Sequence[Decoded]) -> Table | None:
     shown = concat_targets(decoded, counts)
     if shown.empty:
         return None
-    return Table(**worded("decoding_first_differences"), data=concat_targets(decoded, frames), shown=shown)
+    data = concat_targets(decoded, frames)
+    return Table(**worded("decoding_first_differences"), data=data, shown=shown)
 
 
 def rates_table(decoded: Sequence[Decoded]) -> Table:
