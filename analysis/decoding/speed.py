@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pandas as pd
 
 from ..statistics.bootstrap import Floats, PromptBootstrap, prompt_counts, simultaneous
 from .finished import CLOCKED_ANSWERS
 from .metrics import Decoded, acceptance, finished_runs
+from .places import extended_rates, pooled_rate
 from .predicted import break_even, optimal_draft_length, predictions
 
 SLOWEST_GAP = 10  # an idle machine's 99th percentile of a baseline's gaps, in medians, is below
@@ -213,7 +216,7 @@ def _named(run: pd.Series) -> str:
     return f"{run['method']} at T = {run['temperature']:g}"
 
 
-def break_even_by_batch(decoded: Decoded, rate: float) -> pd.DataFrame:
+def break_even_by_batch(decoded: Decoded, rates: Sequence[float]) -> pd.DataFrame:
     """Return where drafting pays at each batch size, from the seconds of passes over batches.
 
     A call of gamma drafted tokens is predicted to cost a pass of the target over gamma + 1 tokens
@@ -222,14 +225,15 @@ def break_even_by_batch(decoded: Decoded, rate: float) -> pd.DataFrame:
 
     Args:
         decoded: its passes.
-        rate: the acceptance rate for which a best length is wanted.
+        rates: a drafter's acceptance by place of a draft, the last standing for all behind it.
 
     Returns:
         One row a batch size: batch, `seconds` of the target's pass over one token of each text,
         `rho` the drafter's over it, `verify_ratio` of the longest pass over it and `longest` its
         tokens of a text, `break_even` the least acceptance rate at which any length pays and
-        `at_length` the one that needs it, `rate`, `draft_length` the best one at this rate (0:
-        drafting does not pay) and `speedup`, that predicted for it.
+        `at_length` the one that needs it, `rate` the drafter's, pooled over the longest draft as
+        `break_even` is, `draft_length` the best one at its rates (0: drafting does not pay) and
+        `speedup`, that predicted for it.
     """
     rows = []
     for batch in sorted(decoded.passes["batch"].unique()):
@@ -238,8 +242,8 @@ def break_even_by_batch(decoded: Decoded, rate: float) -> pd.DataFrame:
         verify = seconds["target"]["seconds"].to_numpy()
         draft = float(seconds["drafter"]["seconds"].iloc[0])
         costs = [float(one) + gamma * draft for gamma, one in enumerate(verify)]
-        length, least = break_even(costs)
-        best, speedup = optimal_draft_length(rate, costs)
+        length, least = break_even(costs, rates)
+        best, speedup = optimal_draft_length(rates, costs)
         rows.append(
             {
                 "batch": int(batch),
@@ -249,7 +253,7 @@ def break_even_by_batch(decoded: Decoded, rate: float) -> pd.DataFrame:
                 "longest": len(verify),
                 "break_even": least,
                 "at_length": length,
-                "rate": rate,
+                "rate": pooled_rate(extended_rates(rates, len(costs) - 1)),
                 "draft_length": best,
                 "speedup": speedup,
             }

@@ -147,6 +147,7 @@ class Target:
             p_draft under the target; None without a drafter.
         judged: by rule label, (N,) whether the draft is accepted, and whether that is certified at
             the drafter's own divergence.
+        accepted: by rule label, (D, N) whether the draft is accepted, by depth of a head's draft.
         divergence: name of that divergence: the one that certifies most steps of strict greedy.
     """
 
@@ -163,6 +164,7 @@ class Target:
     words: Mapping[int, str] = field(default_factory=dict)
     draft: pd.DataFrame | None = None
     judged: Mapping[str, tuple[Flags, Flags]] = field(default_factory=dict)
+    accepted: Mapping[str, Flags] = field(default_factory=dict)
     divergence: str = "kl"
 
 

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from analysis.decoding import metrics as decoding
-from analysis.decoding import predicted, speed
+from analysis.decoding import places, predicted, speed
 from analysis.decoding.metrics import Decoded
 from analysis.rules import Multiplicative, Prefix, StrictGreedy
 
@@ -112,7 +112,7 @@ def test_acceptance_is_pooled_over_tested_tokens() -> None:
     )
     pooled = decoding.acceptance(replace(made(), data=data), *STATISTICS)["agreement"]
     assert pooled.tolist() == pytest.approx([1.0, 6 / 18, 1.0])
-    rates = predicted.position_rates(made().calls).set_index(["run", "place"])
+    rates = places.position_rates(made().calls).set_index(["run", "place"])
     assert rates.loc[(1, 1), ["tested", "accepted"]].tolist() == [3, 2]
     assert rates.loc[(1, 2), ["tested", "accepted"]].tolist() == [2, 1]
     assert (2, 4) not in rates.index

@@ -129,7 +129,7 @@ def matter(node: Node, rows: list[SummaryRow]) -> tuple[list[SummaryRow], str]:
 
 STAGE = Stage(
     name="acceptance",
-    version=19,
+    version=20,
     upstream=("drafts",),
     columns={
         "data": STEP
@@ -175,7 +175,11 @@ STAGE = Stage(
                 "uniform: at most eps at every step; budget: in the mean; step: from the KL of "
                 "each step; realised, measured: of this drafter",
             ),
-            "eps": Column("float64", "the drafter's mean KL, nats"),
+            "eps": Column(
+                "float64",
+                "the drafter's mean KL, nats; of a head's tokens the mean of its largest KL of all "
+                "depths",
+            ),
             "statistic": Column(
                 "string",
                 "acceptance; tokens (a call, drafts of any length), tokens_5 (of at most "
