@@ -22,7 +22,7 @@ from ..certificates.certify import certify
 from ..rules.rule import Rule
 from ..statistics.bootstrap import Floats, PromptBootstrap
 from ..topk import TopK
-from .realised import rounding
+from .judgement import rounding
 
 SPECULATIVE, ARGMAX = "speculative sampling", "argmax drafted, speculative sampling"
 SAMPLED = "sampled draft, "  # before the label of a rule

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ..acceptance.realised import FULL
+from ..acceptance.judgement import FULL
 from ..report.measured import Target, survival_band
 from ..report.style import RULE_FAMILIES
 from ..report.text import share_text

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis.acceptance.realised import FULL, Steps, Verdict, judge, rounding
+from analysis.acceptance.judgement import FULL, Judgement, Steps, judge, rounding
 from analysis.acceptance.summary import (
     coverage,
     finite_shares,
@@ -106,7 +106,7 @@ def test_lengths_and_shares_by_hand() -> None:
     assert found["coverage"] == pytest.approx(2 / 4)
     assert found["departure"] == found["probability_given_up"] == 0
     # first tokens are not drafted; calls end at two rejections, and where the first answer does
-    assert found["realised_per_call"] == pytest.approx(4 / (2 + 1))
+    assert found["measured_per_call"] == pytest.approx(4 / (2 + 1))
     assert found["certified_per_call"] == pytest.approx(4 / (3 + 1))
     relaxed = statistics(steps, Additive(t=0.25))
     assert relaxed["acceptance"] == 1
@@ -115,7 +115,7 @@ def test_lengths_and_shares_by_hand() -> None:
     assert statistics(steps, Tree(m=2))["departure"] == 0
 
 
-def opened(seed: int, grid: float) -> tuple[Steps, Verdict]:
+def opened(seed: int, grid: float) -> tuple[Steps, Judgement]:
     """Steps with certificates that are exact, intervals, open above, or +inf, on a grid.
 
     No step is certified and rejected.
@@ -131,7 +131,7 @@ def opened(seed: int, grid: float) -> tuple[Steps, Verdict]:
     upper[rng.random(size) < 0.05] = np.inf
     lower[:15] = upper[:15] = np.inf
     accepted = (rng.random(size) < 0.7) | (steps.kl < lower)
-    return steps, Verdict(
+    return steps, Judgement(
         StrictGreedy(), lower, upper, accepted, steps.kl < lower, steps.kl < upper
     )
 
@@ -187,11 +187,11 @@ def test_a_heads_tokens_a_call_go_by_depth() -> None:
                     kept += 1
                 at, calls = at + kept + 1, calls + 1
         found = statistics(steps, rule)
-        assert found["realised_per_call"] == pytest.approx(PROMPTS * (LENGTH - 1) / calls)
-        assert found["certified_per_call"] <= found["realised_per_call"]
+        assert found["measured_per_call"] == pytest.approx(PROMPTS * (LENGTH - 1) / calls)
+        assert found["certified_per_call"] <= found["measured_per_call"]
         alone = statistics(replace(steps, deeper=[]), rule)
         assert found["acceptance"] == alone["acceptance"]  # of depth 1
-        assert found["realised_per_call"] <= alone["realised_per_call"]
+        assert found["measured_per_call"] <= alone["measured_per_call"]
     assert statistics(steps, StrictGreedy())["certified_per_call"] > 1  # it promises something
 
 
@@ -203,7 +203,7 @@ def test_expected_lengths_of_stochastic_verification() -> None:
     assert (table.loc[table["statistic"] == "acceptance", "value"] == 0.5).all()
     # of all but the first tokens: n / (n/2 rejections + P/2 answers that end accepted)
     expected = (LENGTH - 1) / ((LENGTH - 1) / 2 + 1 / 2)
-    lengths = table.loc[table["statistic"] == "realised_per_call", "value"]
+    lengths = table.loc[table["statistic"] == "measured_per_call", "value"]
     assert lengths.tolist() == pytest.approx([expected] * 4)
     head = stochastic_statistics(*laws, steps.trajectories, bootstrap(steps), head=True)
     assert set(head["statistic"]) == {"acceptance"}  # deeper depths are not known
@@ -229,7 +229,7 @@ def test_the_union_by_hand() -> None:
     flags = {"kl": [1, 0, 0, 0, 1, 0, 0, 0], "tv": [0, 1, 0, 0, 1, 0, 0, 0]}
     ends = np.ones(8)
     found = {
-        name: Verdict(StrictGreedy(), ends, ends, accepted, sure, sure.copy())
+        name: Judgement(StrictGreedy(), ends, ends, accepted, sure, sure.copy())
         for name, sure in ((name, np.array(bits, dtype=bool)) for name, bits in flags.items())
     }
     found["tv"].certifiable[2] = True

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from analysis.acceptance.realised import Steps, judge
+from analysis.acceptance.judgement import Steps, judge
 from analysis.acceptance.solve import RESOLUTION, Goal, Solution, solve, solve_accepted
 from analysis.acceptance.summary import kl_needed
 from analysis.certificates.certify import certify
@@ -97,7 +97,7 @@ def test_a_drafter_reaches_a_length_and_not_one_place_before(
 ) -> None:
     """Found to the grid's 1e-4, where it was to 1e-3; of tokens beyond the stored ones as well."""
     steps, dial = pair(0.8, k=k), build_range(mapping)
-    ends = [statistics(steps, r)["realised_per_call"] for r in (dial.rules[0], dial.rules[-1])]
+    ends = [statistics(steps, r)["measured_per_call"] for r in (dial.rules[0], dial.rules[-1])]
     calls = steps.trajectories
 
     def tokens(rule: Rule) -> float:

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 import pandas as pd
 
 from ...acceptance.budgets import KINDS
-from ...acceptance.realised import FULL
+from ...acceptance.judgement import FULL
 from ...acceptance.sampling import ARGMAX, SAMPLED, SPECULATIVE
 from ...acceptance.summary import UNION
 from ...rules import Additive, Mars, Multiplicative, Rule, StrictGreedy, TopMAdditive, Tree, Typical
@@ -34,7 +34,7 @@ SHOWN: tuple[Rule, ...] = (
     Mars(0.9),
     Tree(4),
 )
-LENGTH = "realised_per_call"
+LENGTH = "measured_per_call"
 ENDS = ("value", "optimistic")
 ACCEPTED = ("acceptance", "certified", "coverage", "slack_median", "calibration_error")
 DIVERGENCES = {

@@ -51,22 +51,22 @@ def accuracy_sections(
         confidence: of the intervals.
     """
     decided = [
-        decide(table, target.runs, margin, confidence)
-        for target, table in zip(answered, tables, strict=True)
+        decide(table, pair.runs, margin, confidence)
+        for pair, table in zip(answered, tables, strict=True)
     ]
     facts = {"margin": f"{100 * margin:g} points", "confidence": f"{100 * confidence:g} %"}
     facts["level"] = f"{1 - confidence:.2g}"
     frames = {
-        target.target: table.join(decision[DECIDED].set_index("run"), on="run").assign(
+        pair.target: table.join(decision[DECIDED].set_index("run"), on="run").assign(
             decided=table["run"].map(decisions_in_words(decision))
         )
-        for target, table, decision in zip(answered, tables, decided, strict=True)
+        for pair, table, decision in zip(answered, tables, decided, strict=True)
     }
     data = together(frames)
     notes = [
         line
-        for target, decision in zip(answered, decided, strict=True)
-        for line in sentences(decision, facts["margin"], target.target if len(answered) > 1 else "")
+        for pair, decision in zip(answered, decided, strict=True)
+        for line in sentences(decision, facts["margin"], pair.target if len(answered) > 1 else "")
     ]
     tasks = [*answered[0].tasks, ALL] if len(answered[0].tasks) > 1 else [ALL]
     shown = [
@@ -79,7 +79,7 @@ def accuracy_sections(
         Section(
             f"Right answers when decoding with {drafter}",
             shown,
-            [f"{tasks_sentence(target)}." for target in answered],
+            [f"{tasks_sentence(pair)}." for pair in answered],
         ),
         Section(
             "Answers: what depends on the clock",
@@ -89,13 +89,13 @@ def accuracy_sections(
     ]
 
 
-def tasks_sentence(target: Answered) -> str:
+def tasks_sentence(pair: Answered) -> str:
     """Return a line with a target's tasks, and the answers that exact methods changed."""
-    items = target.data["item_id"].groupby(target.data["run"]).size().iloc[0]
-    text = f"{target.target}: {items} items of the tasks {', '.join(target.tasks)}"
-    if not target.runs["exact"].sum() > (target.runs["drafter"] == "none").sum():
+    items = pair.data["item_id"].groupby(pair.data["run"]).size().iloc[0]
+    text = f"{pair.target}: {items} items of the tasks {', '.join(pair.tasks)}"
+    if not pair.runs["exact"].sum() > (pair.runs["drafter"] == "none").sum():
         return text
-    changed = differing(target).query("exact")
+    changed = differing(pair).query("exact")
     if changed.empty:
         return f"{text}; methods that must not change answers changed none"
     where = ", ".join(
@@ -201,7 +201,7 @@ def differing_table(answered: Sequence[Answered]) -> Table | None:
 
     Temperature 0 only, as sampled answers differ in any case.
     """
-    data = together({target.target: differing(target).drop(columns="exact") for target in answered})
+    data = together({pair.target: differing(pair).drop(columns="exact") for pair in answered})
     data = data[data["temperature"] == 0].reset_index(drop=True)
     if data.empty:
         return None
@@ -229,9 +229,7 @@ def _beginning(text: str) -> str:
 @styled
 def recovery_figure(answered: Sequence[Answered], tables: Tables) -> Figure | None:
     """Draw accuracy over that of the target alone, by method and task: Figure 3 of MARS."""
-    scores = together(
-        {target.target: table for target, table in zip(answered, tables, strict=True)}
-    )
+    scores = together({pair.target: table for pair, table in zip(answered, tables, strict=True)})
     drawn = scores[(scores["drafter"] != "none") & (scores["temperature"] == 0)]
     shown = ["task", "run", "method", "draft_length", "items", *_interval("recovery"), "target"]
     data = drawn[shown].reset_index(drop=True)
@@ -239,13 +237,13 @@ def recovery_figure(answered: Sequence[Answered], tables: Tables) -> Figure | No
         return None
     drawing = Drawing(figsize=(TEXT, 0.5 + 2.2 * len(answered)), layout="constrained")
     axes = drawing.subplots(len(answered), 1, squeeze=False)[:, 0]
-    for axis, target in zip(axes, answered, strict=True):
-        part = data[data["target"] == target.target]
+    for axis, pair in zip(axes, answered, strict=True):
+        part = data[data["target"] == pair.target]
         tasks, runs = part["task"].drop_duplicates().tolist(), part["run"].drop_duplicates()
         apart = 0.8 / max(1, len(runs))
         for place, run in enumerate(runs):
             of_run = part[part["run"] == run].set_index("task").loc[tasks]
-            rule = target.runs["rule"][run]
+            rule = pair.runs["rule"][run]
             value, low, high = (100 * of_run[name] for name in _interval("recovery"))
             axis.errorbar(
                 np.arange(len(tasks)) + apart * (place - (len(runs) - 1) / 2),
@@ -260,6 +258,6 @@ def recovery_figure(answered: Sequence[Answered], tables: Tables) -> Figure | No
         axis.axhline(100, **LEVEL)
         axis.set_xticks(range(len(tasks)), tasks)
         axis.set_ylabel("recovery, %")
-        axis.set_title(target.target)
+        axis.set_title(pair.target)
     legend(drawing, axes, 3)
     return Figure(**worded("accuracy_recovery"), data=data, drawing=drawing)

@@ -48,15 +48,15 @@ def decoding_section(
 def decoding_table(decoded: Sequence[Decoded], statistics: Resampling) -> Table:
     """Return the table of acceptance, tokens a call and the cost of lossy rules, by method."""
     frames = [
-        decoding.acceptance(target, *statistics)
-        .join(decoding.finished_runs(target, *statistics).drop(columns=CLOCKED_ANSWERS))
-        .join(decoding.of_thresholds(target, *statistics))
-        .assign(**prompt_counts(target.prompts))
-        for target in decoded
+        decoding.acceptance(pair, *statistics)
+        .join(decoding.finished_runs(pair, *statistics).drop(columns=CLOCKED_ANSWERS))
+        .join(decoding.of_thresholds(pair, *statistics))
+        .assign(**prompt_counts(pair.prompts))
+        for pair in decoded
     ]
     data, name = concat_targets(decoded, frames), "over_thresholds"
     over, more = (name, *limits(name)), list[Column]()
-    notes = few_notes(target.prompts for target in decoded)
+    notes = few_notes(pair.prompts for pair in decoded)
     if data[name].isna().all():  # no multiplicative rule was decoded
         data = data.drop(columns=[*over])
     else:
@@ -75,13 +75,11 @@ def first_differences_table(decoded: Sequence[Decoded]) -> Table | None:
 
     None if no method verifies strictly.
     """
-    frames, counts = [decoding.first_differences(target) for target in decoded], []
-    for target, frame in zip(decoded, frames, strict=True):
+    frames, counts = [decoding.first_differences(pair) for pair in decoded], []
+    for pair, frame in zip(decoded, frames, strict=True):
         gaps = frame.groupby("run")["gap"].agg(["size", "max"])
-        strict = target.runs.loc[decoding.greedy_runs(target), ["method", "draft_length"]].join(
-            gaps
-        )
-        counts.append(strict.fillna({"size": 0}).assign(answers=target.prompts))
+        strict = pair.runs.loc[decoding.greedy_runs(pair), ["method", "draft_length"]].join(gaps)
+        counts.append(strict.fillna({"size": 0}).assign(answers=pair.prompts))
     shown = concat_targets(decoded, counts)
     if shown.empty:
         return None
@@ -92,9 +90,7 @@ def first_differences_table(decoded: Sequence[Decoded]) -> Table | None:
 def rates_table(decoded: Sequence[Decoded]) -> Table:
     """Return the acceptance rate at each place of a draft, by method."""
     settings = ["method", "draft_length", "temperature"]
-    frames = [
-        position_rates(target.calls).join(target.runs[settings], on="run") for target in decoded
-    ]
+    frames = [position_rates(pair.calls).join(pair.runs[settings], on="run") for pair in decoded]
     data = concat_targets(decoded, [frame.query("draft_length > 0") for frame in frames])
     places = [
         Column(str(place), share_text, "rate", {"place": place}, above="place in the draft")
@@ -109,14 +105,14 @@ def ratios_figure(decoded: Sequence[Decoded]) -> Figure | None:
 
     After Figure 1 of MARS. None without greedy answers.
     """
-    if not all(len(target.trajectory) for target in decoded):
+    if not all(len(pair.trajectory) for pair in decoded):
         return None
-    drawing, axes = grid(2, [target.target for target in decoded])
+    drawing, axes = grid(2, [pair.target for pair in decoded])
     frames = []
-    for (above, below), target in zip(axes.T, decoded, strict=True):
-        steps = _ratios(target.trajectory)
+    for (above, below), pair in zip(axes.T, decoded, strict=True):
+        steps = _ratios(pair.trajectory)
         frames += [
-            frame.assign(target=target.target)
+            frame.assign(target=pair.target)
             for frame in (_quartiles(above, steps), _proposed(below, steps))
         ]
     axes[0, 0].set_ylabel(PROBABILITY_RATIO)

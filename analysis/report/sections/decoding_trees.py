@@ -34,7 +34,7 @@ DASHES = {FIXED: (0, (1, 1)), LEAST: (0, ())}
 
 def trees_table(decoded: Sequence[Decoded], statistics: Resampling) -> Table | None:
     """Return the measured and predicted tokens a call of every tree; None without trees."""
-    data = concat_targets(decoded, [_trees(target, statistics) for target in decoded])
+    data = concat_targets(decoded, [_trees(pair, statistics) for pair in decoded])
     if data.empty:
         return None
     return Table(**worded("decoding_trees"), data=data)
@@ -43,15 +43,15 @@ def trees_table(decoded: Sequence[Decoded], statistics: Resampling) -> Table | N
 def concat_targets(decoded: Sequence[Decoded], frames: Sequence[pd.DataFrame]) -> pd.DataFrame:
     """Return the frames of all targets as one frame, with the target's printed name."""
     return pd.concat(
-        [frame.assign(target=target.target) for target, frame in zip(decoded, frames, strict=True)],
+        [frame.assign(target=pair.target) for pair, frame in zip(decoded, frames, strict=True)],
         ignore_index=True,
     )
 
 
-def _trees(target: Decoded, statistics: Resampling) -> pd.DataFrame:
+def _trees(pair: Decoded, statistics: Resampling) -> pd.DataFrame:
     """Return a row for each run that drafted trees."""
-    table = tree_runs(target, *statistics)
-    acceptance = {group: rates(target, table, group) for group in table["group"].unique()}
+    table = tree_runs(pair, *statistics)
+    acceptance = {group: rates(pair, table, group) for group in table["group"].unique()}
     table["bound"] = [
         math.nan
         if shape == SHAPES["dynamic"]
@@ -61,7 +61,7 @@ def _trees(target: Decoded, statistics: Resampling) -> pd.DataFrame:
     table["acceptance"] = [
         " ".join(f"{rate:.3g}" for rate in acceptance[group]) for group in table["group"]
     ]
-    return table[table["run"].map(target.of_trees).astype(bool)]
+    return table[table["run"].map(pair.of_trees).astype(bool)]
 
 
 def predicted_curves(acceptance: Floats, largest: int) -> dict[str, Curve]:
@@ -109,38 +109,38 @@ def trees_figure(decoded: Sequence[Decoded], statistics: Resampling) -> Figure |
 
     None if no method drafted trees.
     """
-    tables = [tree_runs(target, *statistics) for target in decoded]
+    tables = [tree_runs(pair, *statistics) for pair in decoded]
     groups = [
         group
         for group in dict.fromkeys(group for table in tables for group in table["group"])
         if any(
-            target.of_trees[table[table["group"] == group]["run"]].any()
-            for target, table in zip(decoded, tables, strict=True)
+            pair.of_trees[table[table["group"] == group]["run"]].any()
+            for pair, table in zip(decoded, tables, strict=True)
         )
     ]
     if not groups:
         return None
-    drawing, axes = grid(2 * len(groups), [target.target for target in decoded])
+    drawing, axes = grid(2 * len(groups), [pair.target for pair in decoded])
     frames = []
-    for column, (target, table) in enumerate(zip(decoded, tables, strict=True)):
+    for column, (pair, table) in enumerate(zip(decoded, tables, strict=True)):
         parts = [pd.DataFrame()]
         for row, group in enumerate(groups):
-            pair, members = axes[2 * row : 2 * row + 2, column], table[table["group"] == group]
-            for axis in pair:
+            panels, members = axes[2 * row : 2 * row + 2, column], table[table["group"] == group]
+            for axis in panels:
                 axis.set_xlabel(f"drafted tokens, {group}")
                 axis.xaxis.set_major_locator(MaxNLocator(integer=True))
-            acceptance = rates(target, table, group)
+            acceptance = rates(pair, table, group)
             if len(acceptance):
                 drawn = _curves(members, acceptance)
-                for axis, quantity in zip(pair, QUANTITIES, strict=True):
+                for axis, quantity in zip(panels, QUANTITIES, strict=True):
                     part = drawn[drawn["quantity"] == quantity]
                     _draw(axis, part)
                     axis.set_ylabel(QUANTITIES[quantity])
                     parts.append(part.assign(group=group))
                 least = drawn.query("quantity == 'tokens' and curve == @LEAST")["value"]
                 top = np.nanmax([members["ci_high"].max(), *least])
-                pair[0].set_ylim(0.9, 1.15 * top)
-                logarithmic(pair[1], "y")
+                panels[0].set_ylim(0.9, 1.15 * top)
+                logarithmic(panels[1], "y")
         frames.append(pd.concat(parts, ignore_index=True))
     legend(drawing, axes.flat, columns=3)
     data = concat_targets(decoded, frames)
