@@ -275,7 +275,7 @@ class SolvedTarget:
         share = self._asked.share
         for at, rule in enumerate(rules):
             row = kl_needed(ends.lower[:, at], ends.upper[:, at], share, self._bootstrap)
-            value, most = (rounded_down(float(row[name]), 4) for name in ("value", "optimistic"))
+            value, most = (rounded_down(float(row[name]), 4) for name in ("value", "value_upper"))
             yield self._row(
                 rule.label,
                 certified=f"{100 * share:g} % of steps",

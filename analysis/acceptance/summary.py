@@ -28,8 +28,8 @@ def rule_statistics(steps: Steps, judgement: Judgement, bootstrap: PromptBootstr
     """Return the statistics of one rule on one drafter.
 
     Returns:
-        One row for each statistic: `value` from the lower ends of certificates, `optimistic` from
-        the upper ends, and the limits `ci_low` of value and `ci_high` of optimistic. Shares of all
+        One row for each statistic: `value` from the lower ends of certificates, `value_upper` from
+        the upper ends, and the limits `ci_low` of value and `ci_high` of value_upper. Shares of all
         steps: acceptance, certified, departure (accepted, but not the target's argmax), empty
         (nothing is rejected), inexact (the certificate is an interval). coverage: certified among
         accepted. probability_given_up: target probability given up by emitted drafts, mean over all
@@ -171,7 +171,7 @@ def coverage(by_divergence: Mapping[str, Judgement], bootstrap: PromptBootstrap)
 
     Returns:
         Rows with rule, divergence (a name, or union), statistic, value (from the lower ends of
-        certificates), optimistic (from the upper ends), ci_low and ci_high. certified: share of all
+        certificates), value_upper (from the upper ends), ci_low and ci_high. certified: share of all
         steps; coverage: certified among accepted.
     """
     judgements = list(by_divergence.values())
@@ -218,19 +218,19 @@ def kl_needed(lower: Floats, upper: Floats, share: float, bootstrap: PromptBoots
         bootstrap: over prompts.
 
     Returns:
-        `value` from the lower ends, `optimistic` from the upper ends, the limits `ci_low` of value
-        and `ci_high` of optimistic; +inf if n rejection regions are empty.
+        `value` from the lower ends, `value_upper` from the upper ends, the limits `ci_low` of value
+        and `ci_high` of value_upper; +inf if n rejection regions are empty.
     """
     # the n-th largest of R is minus the n-th smallest of -R
     row = _quantile("kl_needed", bootstrap, -upper, -lower, share)
-    return _row("kl_needed", -row["optimistic"], -row["value"], -row["ci_high"], -row["ci_low"])
+    return _row("kl_needed", -row["value_upper"], -row["value"], -row["ci_high"], -row["ci_low"])
 
 
-def _row(statistic: str, value: Any, optimistic: Any, low: Any, high: Any) -> Row:
+def _row(statistic: str, value: Any, value_upper: Any, low: Any, high: Any) -> Row:
     return {
         "statistic": statistic,
         "value": float(value),
-        "optimistic": float(optimistic),
+        "value_upper": float(value_upper),
         "ci_low": float(low),
         "ci_high": float(high),
     }
@@ -261,10 +261,10 @@ def share_row(
             return over.sum() / under.sum(), *bootstrap.interval(draws)
 
     value, low, high = ratio(sure)
-    optimistic = value
+    value_upper = value
     if maybe is not None and not np.array_equal(sure, maybe):
-        optimistic, _, high = ratio(maybe)
-    return _row(name, value, optimistic, low, high)
+        value_upper, _, high = ratio(maybe)
+    return _row(name, value, value_upper, low, high)
 
 
 def expected_calls(accepted: Floats, trajectories: Trajectories) -> CallCounts:
@@ -283,7 +283,7 @@ def expected_calls(accepted: Floats, trajectories: Trajectories) -> CallCounts:
 def length_row(name: str, bootstrap: PromptBootstrap, counts: CallCounts) -> Row:
     """Return tokens a call for drafts of unlimited length, with the interval over prompts.
 
-    `cut`, and `cut_optimistic` for the upper end, is the share of calls cut by a trajectory's end.
+    `cut`, and `cut_upper` for the upper end, is the share of calls cut by a trajectory's end.
 
     Args:
         name: of the statistic.
@@ -297,7 +297,7 @@ def length_row(name: str, bootstrap: PromptBootstrap, counts: CallCounts) -> Row
         cut = counts.cut.sum(axis=0) / counts.calls.sum(axis=0)
     low, high = bootstrap.interval(draws)
     row = _row(name, values[0], values[-1], low[0], high[-1])
-    return row | {"cut": float(cut[0]), "cut_optimistic": float(cut[-1])}
+    return row | {"cut": float(cut[0]), "cut_upper": float(cut[-1])}
 
 
 def _quantile(
@@ -310,8 +310,8 @@ def _quantile(
     """Return a quantile of (N,) values, which are intervals if `upper` is given."""
     (value,), draws = bootstrap.quantiles(lower, [level])
     low, high = bootstrap.interval(draws)
-    optimistic = value
+    value_upper = value
     if upper is not None and not np.array_equal(lower, upper):
-        (optimistic,), draws = bootstrap.quantiles(upper, [level])
+        (value_upper,), draws = bootstrap.quantiles(upper, [level])
         high = bootstrap.interval(draws)[1]
-    return _row(name, value, optimistic, low[0], high[0])
+    return _row(name, value, value_upper, low[0], high[0])

@@ -27,7 +27,7 @@ class Results:
 
     Key columns are `target` (printed name) and `rule` (label); a long frame also has `statistic`
     and `value`. Intervals over prompts are `ci_low` and `ci_high`, with `prompts` and
-    `few_prompts`. `optimistic` is the statistic from the upper ends of interval certificates, and
+    `few_prompts`. `value_upper` is the statistic from the upper ends of interval certificates, and
     equals `value` for exact ones. Each section names the frames that it reads.
 
     Attributes:
@@ -178,7 +178,7 @@ def certificate_statistics(
 ) -> pd.DataFrame:
     """Return the rows of frame `certificates` for (N,) certificates of one rule in nats.
 
-    Columns: target, rule (label), statistic, value, optimistic, ci_low, ci_high, prompts,
+    Columns: target, rule (label), statistic, value, value_upper, ci_low, ci_high, prompts,
     few_prompts, empty, inexact, undefined, steps.
 
     `undefined` is the number of steps at which the rule's test is undefined (MARS: z1 <= 0); NaN

@@ -73,7 +73,7 @@ def rounded_down(value: float, digits: int = 2) -> float:
     return float(exact.quantize(Decimal(1).scaleb(exact.adjusted() + 1 - digits), ROUND_FLOOR))
 
 
-def certificate_text(value: float, optimistic: float, ceiling: float) -> str:
+def certificate_text(value: float, value_upper: float, ceiling: float) -> str:
     """Return a statistic of certificates in nats, as a range if its ends print differently.
 
     +inf prints as the rule's ceiling with a mark.
@@ -85,10 +85,10 @@ def certificate_text(value: float, optimistic: float, ceiling: float) -> str:
     def end(x: float) -> str:
         return f"{digits_text(ceiling)}{MARK}" if math.isinf(x) else digits_text(x)
 
-    return range_text(end(value), end(optimistic)) if not math.isnan(value) else UNDEFINED
+    return range_text(end(value), end(value_upper)) if not math.isnan(value) else UNDEFINED
 
 
-def run_text(value: float, optimistic: float, censored: Sequence[bool] = (False, False)) -> str:
+def run_text(value: float, value_upper: float, censored: Sequence[bool] = (False, False)) -> str:
     """Return a run length in tokens: ">100" above the paper's cap, "≥" for a lower bound.
 
     >>> run_text(17.414, 17.414), run_text(99.99, 130.0), run_text(128.0, 128.0)
@@ -102,7 +102,7 @@ def run_text(value: float, optimistic: float, censored: Sequence[bool] = (False,
 
     if math.isnan(value):
         return UNDEFINED
-    return length_text(end(value), end(optimistic), censored)
+    return length_text(end(value), end(value_upper), censored)
 
 
 def length_text(first: str, last: str, censored: Sequence[bool]) -> str:
@@ -125,13 +125,13 @@ def _at_least(text: str, censored: bool) -> str:
     return f"≥ {text}" if censored and not is_marked else text
 
 
-def interval_text(value: float, optimistic: float, low: float, high: float, *censored: bool) -> str:
+def interval_text(value: float, value_upper: float, low: float, high: float, *censored: bool) -> str:
     """Return a run length in tokens with its interval, without a cap.
 
     >>> interval_text(17.41, 17.41, 16.0, 19.04), interval_text(math.inf, math.inf, 40, math.inf)
     ('17.4 [16.0, 19.0]', '∞ [≥ 40.0]')
     """
-    ends = ["∞" if math.isinf(x) else f"{x:.1f}" for x in (value, optimistic, low, high)]
+    ends = ["∞" if math.isinf(x) else f"{x:.1f}" for x in (value, value_upper, low, high)]
     limits = f"≥ {ends[2]}" if math.isinf(high) else f"{ends[2]}, {ends[3]}"
     return f"{length_text(ends[0], ends[1], censored or (False, False))} [{limits}]"
 
@@ -155,9 +155,9 @@ def upper_end(column: str) -> str:
     """Return the name of a statistic's column for the upper ends of certificates.
 
     >>> upper_end("value"), upper_end("mean")
-    ('optimistic', 'mean_optimistic')
+    ('value_upper', 'mean_upper')
     """
-    return "optimistic" if column == "value" else f"{column}_optimistic"
+    return f"{column}_upper"
 
 
 def mark_of(column: str) -> str:
@@ -236,10 +236,10 @@ FORMATS: dict[str, Callable[..., str]] = {
     "share range": lambda *ends: range_text(*map(share_text, ends)),
     ".2f range": lambda *ends: range_text(*map(number_text, ends)),
     ".3f range": lambda *ends: range_text(*(number_text(end, 3) for end in ends)),
-    "tokens": lambda value, optimistic, *censored: length_text(
-        number_text(value), number_text(optimistic), censored
+    "tokens": lambda value, value_upper, *censored: length_text(
+        number_text(value), number_text(value_upper), censored
     ),
-    "run": lambda value, optimistic, *censored: run_text(value, optimistic, censored),
+    "run": lambda value, value_upper, *censored: run_text(value, value_upper, censored),
     "run interval": interval_text,
     "at least": lambda tokens, cut: _at_least(number_text(tokens), cut),
     "interval": lambda *ends: "{} [{}, {}]".format(*map(number_text, ends)),

@@ -206,9 +206,9 @@ def summarise(
         bootstrap: the prompts of the steps and their resamples.
 
     Returns:
-        For each statistic its `value` from the lower ends (guaranteed), and `optimistic` from the
+        For each statistic its `value` from the lower ends (guaranteed), and `value_upper` from the
         upper ends; `ci_low`, the lower confidence limit of value, and `ci_high`, the upper one of
-        optimistic.
+        value_upper.
     """
 
     def ends(values: Floats) -> tuple[list[float], Floats, Floats]:
@@ -221,7 +221,7 @@ def summarise(
     return {
         name: {
             "value": sure[0][index],
-            "optimistic": best[0][index],
+            "value_upper": best[0][index],
             "ci_low": float(sure[1][index]),
             "ci_high": float(best[2][index]),
         }

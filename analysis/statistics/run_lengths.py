@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 from .bootstrap import Flags, Floats, Integers, PromptBootstrap
 from .trajectories import CENSORED, Trajectories
 
-MARKS = {"cut": "censored", "cut_optimistic": "censored_optimistic"}  # column of the mark
+MARKS = {"cut": "censored", "cut_upper": "censored_upper"}  # column of the mark
 
 
 # sums (P, ...) over all prompts, or over those of each resample
@@ -186,9 +186,9 @@ def run_lengths(
         window: steps left, and cap, of the residual estimator.
 
     Returns:
-        One row a level and estimator: `value` and `optimistic`, the least and the most that
+        One row a level and estimator: `value` and `value_upper`, the least and the most that
         certificates between `lower` and `upper` give, the limits `ci_low` (of value) and
-        `ci_high` (of optimistic), `cut` and `cut_optimistic`, the shares of the
+        `ci_high` (of value_upper), `cut` and `cut_upper`, the shares of the
         estimator's segments that trajectories' ends cut under `lower` and under `upper`
         (0 for long_run and the residual, which ends do not shorten), `failures`, the
         number of `failing_prompts` (both of `lower`), `prompts`, `few_prompts`, `steps`.
@@ -207,8 +207,8 @@ def run_lengths(
         most = least if exact else _estimates(possible, window, total)
         return least | {"mean_run": runs.least(total)}, most | {"mean_run": runs.most(total)}
 
-    (value, optimistic), draws = ends(_over_all), ends(bootstrap.sums)
-    cut, cut_optimistic = _cut(sure), _cut(possible)
+    (value, value_upper), draws = ends(_over_all), ends(bootstrap.sums)
+    cut, cut_upper = _cut(sure), _cut(possible)
     failures, steps = _over_all(sure["failures"]), int(sure["steps"].sum())
     frames = []
     for name in ("per_call", "mean_run", "long_run", f"residual_{window}"):
@@ -220,11 +220,11 @@ def run_lengths(
             "eps": levels,
             "estimator": name,
             "value": value[name],
-            "optimistic": optimistic[name],
+            "value_upper": value_upper[name],
             "ci_low": low,
             "ci_high": high,
             "cut": cut.get(name, 0.0),
-            "cut_optimistic": cut_optimistic.get(name, 0.0),
+            "cut_upper": cut_upper.get(name, 0.0),
             "failures": failures,
             "failing_prompts": np.count_nonzero(sure["failures"], axis=0),
         }
@@ -239,8 +239,8 @@ def with_censored(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def censored_ends(row: Mapping[Any, Any]) -> tuple[bool, bool]:
-    """Return whether `value` and `optimistic` of a row of `run_lengths` are lower bounds."""
-    return bool(row["cut"] > CENSORED), bool(row["cut_optimistic"] > CENSORED)
+    """Return whether `value` and `value_upper` of a row of `run_lengths` are lower bounds."""
+    return bool(row["cut"] > CENSORED), bool(row["cut_upper"] > CENSORED)
 
 
 def _over_all(per_prompt: NDArray[Any]) -> NDArray[Any]:

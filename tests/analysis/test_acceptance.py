@@ -145,7 +145,7 @@ def test_whatever_the_certificates_are_every_statistic_lies_between_the_ends(
     found = rule_statistics(steps, verdict, sampled).set_index("statistic").drop("inexact")
     needed = [kl_needed(verdict.lower, verdict.upper, share, sampled) for share in (0.5, 0.9)]
     names = ["certified_per_call", "empty"]
-    assert (found.loc[names, "value"] < found.loc[names, "optimistic"]).all()
+    assert (found.loc[names, "value"] < found.loc[names, "value_upper"]).all()
     for share in (0.0, 0.1, 0.5, 0.9, 1.0) * 3:  # of the steps at their upper ends
         r = np.where(rng.random(len(steps)) < share, verdict.upper, verdict.lower)
         between = verdict.lower + grid * rng.integers(3, size=len(steps))
@@ -155,14 +155,14 @@ def test_whatever_the_certificates_are_every_statistic_lies_between_the_ends(
         exact = rule_statistics(steps, truth, sampled).set_index("statistic").loc[found.index]
         rounding = 1e-12 * exact["value"].abs()
         for name in found.index[exact["value"].notna()]:
-            low, high = found.loc[name, ["value", "optimistic"]]
+            low, high = found.loc[name, ["value", "value_upper"]]
             value, error = exact.loc[name, "value"], np.nan_to_num(rounding[name], posinf=0)
             assert low <= value + error, name
             assert value <= high + error, name
         for share, ends in zip((0.5, 0.9), needed, strict=True):
             exactly = kl_needed(truth.lower, truth.upper, share, sampled)["value"]
-            assert ends["value"] <= exactly <= ends["optimistic"]
-    assert any(ends["value"] < ends["optimistic"] for ends in needed) or grid > 1e-6
+            assert ends["value"] <= exactly <= ends["value_upper"]
+    assert any(ends["value"] < ends["value_upper"] for ends in needed) or grid > 1e-6
 
 
 def deep(noises: tuple[float, ...] = (0.3, 1.0, 2.0)) -> Steps:
@@ -235,7 +235,7 @@ def test_the_union_by_hand() -> None:
     found["tv"].certifiable[2] = True
     bootstrap = PromptBootstrap(np.repeat([0, 1], 4), 50, 0.9, 0)
     frame = coverage(found, bootstrap).set_index(["divergence", "statistic"])
-    values = frame[["value", "optimistic"]].apply(tuple, axis=1).to_dict()
+    values = frame[["value", "value_upper"]].apply(tuple, axis=1).to_dict()
     assert values["kl", "coverage"] == (2 / 6, 2 / 6)
     assert values["tv", "coverage"] == (2 / 6, 3 / 6)
     assert values["union", "coverage"] == (3 / 6, 4 / 6)

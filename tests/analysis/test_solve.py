@@ -202,7 +202,7 @@ def test_the_kl_needed_certifies_the_share_and_no_more(noise: float) -> None:
         verdict = judge(steps, [rule])[0]
         for share in (0.5, 0.9, 1.0):
             found = kl_needed(verdict.lower, verdict.upper, share, bootstrap(steps))
-            for name, ends in (("value", verdict.lower), ("optimistic", verdict.upper)):
+            for name, ends in (("value", verdict.lower), ("value_upper", verdict.upper)):
                 assert np.mean(ends >= found[name]) >= share
                 assert np.mean(ends > found[name]) < share or math.isinf(float(found[name]))
-            assert found["ci_low"] <= found["value"] <= found["optimistic"] <= found["ci_high"]
+            assert found["ci_low"] <= found["value"] <= found["value_upper"] <= found["ci_high"]

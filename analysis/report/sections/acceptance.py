@@ -1,6 +1,6 @@
 """The section on a drafter's acceptance: accepted and certified steps, gain and cost of rules.
 
-It reads the frames `acceptance` (target, rule, statistic, value, optimistic, ...), `breakdown` (the
+It reads the frames `acceptance` (target, rule, statistic, value, value_upper, ...), `breakdown` (the
 same by divergence and by depth), `levels` (steps and tokens certified at a KL), `frontier` and
 `listing` (group, name, parameter, setting, rule: the role of each rule).
 """
@@ -35,7 +35,7 @@ SHOWN: tuple[Rule, ...] = (
     Tree(4),
 )
 LENGTH = "measured_per_call"
-ENDS = ("value", "optimistic")
+ENDS = ("value", "value_upper")
 ACCEPTED = ("acceptance", "certified", "coverage", "slack_median", "calibration_error")
 DIVERGENCES = {
     "kl": "KL",

@@ -41,8 +41,8 @@ def category_statistics(
         seed: of the resamples of a category's prompts, equally many.
 
     Returns:
-        One row a category and statistic: category, statistic, value, optimistic, ci_low, ci_high,
-        cut and cut_optimistic (for per_call the share of calls cut by a trajectory's end, else 0),
+        One row a category and statistic: category, statistic, value, value_upper, ci_low, ci_high,
+        cut and cut_upper (for per_call the share of calls cut by a trajectory's end, else 0),
         steps, prompts, few_prompts.
     """
     of_step = np.asarray(categories, dtype=object)[whole.prompts]
@@ -72,11 +72,11 @@ def _statistics(
     """Return a row for each statistic of one category."""
 
     def mean(name: str, least: Any, most: Any) -> dict[str, Any]:
-        (value, draws), (optimistic, best) = (
+        (value, draws), (value_upper, best) = (
             bootstrap.mean(np.asarray(values, dtype=np.float64)) for values in (least, most)
         )
         low, high = bootstrap.interval(draws)[0], bootstrap.interval(best)[1]
-        ends = {"value": value, "optimistic": optimistic}
+        ends = {"value": value, "value_upper": value_upper}
         return {"statistic": name, **ends, "ci_low": float(low), "ci_high": float(high)}
 
     rows = [mean(name, values, values) for name, values in means.items()]
@@ -89,7 +89,7 @@ def _statistics(
     trajectories = Trajectories(starts, bootstrap.prompts)
     runs = run_lengths(lower, upper, [eps], trajectories, bootstrap)
     (run,) = runs[runs["estimator"] == "per_call"].to_dict("records")
-    cut = {"cut": 0.0, "cut_optimistic": 0.0}
+    cut = {"cut": 0.0, "cut_upper": 0.0}
     rows = [row | cut for row in rows]
     return [*rows, {"statistic": "per_call"} | {x: run[x] for x in rows[0] if x != "statistic"}]
 

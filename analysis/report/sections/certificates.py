@@ -22,7 +22,7 @@ FAMILIES: Mapping[type[Rule], tuple[str, str]] = {  # of Table 3: title and para
     Additive: ("Additive certificate", "t"),
     Multiplicative: ("Multiplicative certificate", "alpha"),
 }
-RUN = ("value", "optimistic", "censored", "censored_optimistic")  # of frame `runs`
+RUN = ("value", "value_upper", "censored", "censored_upper")  # of frame `runs`
 FIRST_EXTRA = 8  # number of a third target's table, after the paper's and Table 7
 COMPARED_AT = 0.1  # nats: the estimators are compared at the nearest level
 
@@ -79,7 +79,7 @@ def table4(results: Results) -> Table | None:
     if not rules:
         return None
     columns = [
-        Column(f"m = {m}", certificate_text, ("value", "optimistic", "ceiling"), {"m": m})
+        Column(f"m = {m}", certificate_text, ("value", "value_upper", "ceiling"), {"m": m})
         for m in sorted({rule.m for rule in rules})
     ]
     return _table(results, "table4", rules, ["p5"], columns, sorted({rule.t for rule in rules}))
@@ -112,7 +112,7 @@ def estimator_table(results: Results) -> Table:
     eps = compared_level(results["runs"]["eps"])
     data = _with_shares(results, results.select("runs", eps=eps, rule=_shown(results)))
     names = list(data["estimator"].unique())
-    ends = ("value", "optimistic", "ci_low", "ci_high", *RUN[2:])
+    ends = ("value", "value_upper", "ci_low", "ci_high", *RUN[2:])
     columns = [Column(name, interval_text, ends, {"estimator": name}) for name in names]
     counts = ("failing_prompts", "prompts")
     columns.append(Column("failing", "{}/{}".format, counts, {"estimator": names[0]}))

@@ -63,8 +63,8 @@ def survival_figure(
     """Draw Figures 2 to 5, the share of steps whose certificate exceeds eps.
 
     Its data has target, rule, eps, the share of steps whose certificate exceeds eps from lower ends
-    (share) and from upper ends (optimistic), and the interval over prompts: ci_low of share,
-    ci_high of optimistic.
+    (share) and from upper ends (share_upper), and the interval over prompts: ci_low of share,
+    ci_high of share_upper.
 
     Args:
         name: of the figure, which selects the family of rules.
@@ -98,7 +98,7 @@ def survival_figure(
         axis.set_ylabel("steps with R > ε")
     legend(drawing, axes[:1], columns)
     data = pd.concat(frames, ignore_index=True)
-    data = data[["target", "rule", "eps", "share", "optimistic", "ci_low", "ci_high"]]
+    data = data[["target", "rule", "eps", "share", "share_upper", "ci_low", "ci_high"]]
     return Figure(**worded(name), data=data, drawing=drawing)
 
 
@@ -134,7 +134,7 @@ def _curves(
         least = survival_band(lower, grid, bootstrap)[0]
         most = survival_band(upper, grid, bootstrap)[1]
         axis.fill_between(grid, least, most, color=style["color"], alpha=0.18, linewidth=0)
-        curve = {"rule": rule.label, "eps": grid, "share": share, "optimistic": possible}
+        curve = {"rule": rule.label, "eps": grid, "share": share, "share_upper": possible}
         frames.append(pd.DataFrame(curve | {"ci_low": least, "ci_high": most}))
     return frames
 

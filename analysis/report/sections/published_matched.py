@@ -24,7 +24,7 @@ from ..text import digits_text, few_notes, number_text, range_text, run_text
 RULES: tuple[Rule, ...] = tuple(dict.fromkeys([*TABLE2, *P5_RULES]))
 DIGITS = {"1": 3, "2": 3, "3": 3, "4": 3, RUNS: 2}  # decimals of the paper's tables
 DIFFERS = "≠"
-CENSORED = tuple(MARKS.values())  # whether value and optimistic are lower bounds
+CENSORED = tuple(MARKS.values())  # whether value and value_upper are lower bounds
 # A match is the `Results` of one target at the temperature at which its p0 is nearest to that of a
 # model of the paper. Its facts: `paper`, the model's name; `own`, the temperature of the study's
 # certificates; `temperature`, the nearest one; `least` and `most` of the stored temperatures.
@@ -63,12 +63,12 @@ def compare(results: Results, matches: Sequence[Results]) -> pd.DataFrame:
 
     Returns:
         One row for each number: `target`, `paper`, `table` (of `DIGITS`), `row` (a rule's label, or
-        k), `name` (as printed), `statistic` (or ε); `value` and `optimistic` of the study itself;
-        `temperature`, and `matched`, `matched_optimistic`, `ci_low`, `ci_high` at this temperature;
+        k), `name` (as printed), `statistic` (or ε); `value` and `value_upper` of the study itself;
+        `temperature`, and `matched`, `matched_upper`, `ci_low`, `ci_high` at this temperature;
         `published`; `difference` (matched minus published; 0 between the two ends of an interval);
         `outside`, whether the published number, up to its rounding, is outside the interval over
         prompts. Empty regions count as the rule's ceiling, run lengths above the paper's cap as the
-        cap. `censored`, `censored_optimistic`, and the same with `matched_`: whether the length is
+        cap. `censored`, `censored_upper`, and the same with `matched_`: whether the length is
         a lower bound below the cap. A lower bound has no difference and is not outside.
     """
     frames = []
@@ -77,34 +77,34 @@ def compare(results: Results, matches: Sequence[Results]) -> pd.DataFrame:
         matched = _measured(match, target).rename(
             columns={
                 "value": "matched",
-                "optimistic": "matched_optimistic",
+                "value_upper": "matched_upper",
                 **{name: f"matched_{name}" for name in CENSORED},
             }
         )
-        own = _measured(results, target)[["row", "statistic", "value", "optimistic", *CENSORED]]
+        own = _measured(results, target)[["row", "statistic", "value", "value_upper", *CENSORED]]
         frame = _published(paper, results.certified).merge(matched, on=["row", "statistic"])
         frame = frame.merge(own, on=["row", "statistic"], how="left")
         frames.append(frame.assign(target=target, temperature=match.facts["temperature"]))
     data = pd.concat(frames, ignore_index=True)
-    for name in ("value", "optimistic", "matched", "matched_optimistic", "ci_low", "ci_high"):
+    for name in ("value", "value_upper", "matched", "matched_upper", "ci_low", "ci_high"):
         data[name] = data[name].clip(upper=data["ceiling"])
     for value, mark in zip(
-        ("value", "optimistic", "matched", "matched_optimistic"),
+        ("value", "value_upper", "matched", "matched_upper"),
         (*CENSORED, *(f"matched_{name}" for name in CENSORED)),
         strict=True,
     ):
         data[mark] = data[mark].eq(True) & (data[value] < CAP)
-    bound = data["matched_censored"] | data["matched_censored_optimistic"]
+    bound = data["matched_censored"] | data["matched_censored_upper"]
     published = data["published"]
     half = data["table"].map({table: 0.5 * 10**-digits for table, digits in DIGITS.items()})
-    below = (data["matched_optimistic"] - published).clip(upper=0)
+    below = (data["matched_upper"] - published).clip(upper=0)
     above = (data["matched"] - published).clip(lower=0)
     within = (data["ci_low"] - half <= published) & (published <= data["ci_high"] + half)
     has_interval = (data["ci_low"] + data["ci_high"]).notna()
     difference = below.where(below < 0, above).mask(bound)
     data = data.assign(difference=difference, outside=has_interval & ~within & ~bound)
-    first = ["target", "paper", "table", "row", "name", "statistic", "value", "optimistic"]
-    then = ["temperature", "matched", "matched_optimistic", "ci_low", "ci_high", "published"]
+    first = ["target", "paper", "table", "row", "name", "statistic", "value", "value_upper"]
+    then = ["temperature", "matched", "matched_upper", "ci_low", "ci_high", "published"]
     marks = [*CENSORED, *(f"matched_{name}" for name in CENSORED)]
     return data[[*first, *then, "difference", "outside", *marks]]
 
@@ -137,7 +137,7 @@ def _measured(results: Results, target: str) -> pd.DataFrame:
         results.select("certificates", target=target).rename(columns={"rule": "row"}),
         runs.rename(columns={"rule": "row", "eps": "statistic"}),
     ]
-    names = ["row", "statistic", "value", "optimistic", "ci_low", "ci_high", *MARKS]
+    names = ["row", "statistic", "value", "value_upper", "ci_low", "ci_high", *MARKS]
     filled = [
         part.reindex(columns=names).astype({"statistic": object}) for part in parts if len(part)
     ]
@@ -193,14 +193,14 @@ def numbers_table(compared: pd.DataFrame, matches: Sequence[Results]) -> Table:
         f"{name}, {column if isinstance(column, str) else f'ε = {column:g}'}"
         for name, column in zip(compared["name"], compared["statistic"], strict=True)
     ]
-    limits = ("matched", "matched_optimistic", "ci_low", "ci_high")
+    limits = ("matched", "matched_upper", "ci_low", "ci_high")
     marks = tuple(f"matched_{name}" for name in CENSORED)
     columns = [
         Column("matched", _matched, ("table", *limits, *marks)),
         Column("published", _printed_text, ("table", "theirs")),
         Column("difference", _difference, ("difference", "table", "outside")),
     ]
-    own = ("table", "value", "optimistic", *CENSORED)
+    own = ("table", "value", "value_upper", *CENSORED)
     own_column = Column("ours", _number, own, {"paper": PAPERS[0]})
     shown = compared.assign(heading=headings, line=lines).rename(columns={"published": "theirs"})
     return Table(
@@ -215,18 +215,18 @@ def _named(table: str) -> str:
     return f"Tables {table}" if table == RUNS else f"Table {table}"
 
 
-def _number(table: str, value: float, optimistic: float, *censored: bool) -> str:
+def _number(table: str, value: float, value_upper: float, *censored: bool) -> str:
     if table == RUNS:
-        value, optimistic = (math.inf if end >= CAP else end for end in (value, optimistic))
-        return run_text(value, optimistic, censored or (False, False))
-    return range_text(digits_text(value), digits_text(optimistic))
+        value, value_upper = (math.inf if end >= CAP else end for end in (value, value_upper))
+        return run_text(value, value_upper, censored or (False, False))
+    return range_text(digits_text(value), digits_text(value_upper))
 
 
 def _matched(
-    table: str, value: float, optimistic: float, low: float, high: float, *censored: bool
+    table: str, value: float, value_upper: float, low: float, high: float, *censored: bool
 ) -> str:
     ends = ", ".join(_number(table, end, end) for end in (low, high))
-    return f"{_number(table, value, optimistic, *censored)} [{ends}]"
+    return f"{_number(table, value, value_upper, *censored)} [{ends}]"
 
 
 def _printed_text(table: str, value: float) -> str:

@@ -37,7 +37,7 @@ RANGED = {"certified", "coverage", "certified_per_call"}  # what depends on cert
 RULE: Columns = {"rule": Column("string", "label of the rule")}
 ENDS: Columns = {
     "value": Column("float64", "the statistic, from the lower ends"),
-    "optimistic": Column("float64", "from the upper ends"),
+    "value_upper": Column("float64", "from the upper ends"),
     **INTERVAL,
 }
 _TOKENS = "interval of tokens"
@@ -129,7 +129,7 @@ def matter(node: Node, rows: list[SummaryRow]) -> tuple[list[SummaryRow], str]:
 
 STAGE = Stage(
     name="acceptance",
-    version=20,
+    version=21,
     upstream=("drafts",),
     columns={
         "data": STEP
