@@ -171,8 +171,8 @@ def coverage(by_divergence: Mapping[str, Judgement], bootstrap: PromptBootstrap)
 
     Returns:
         Rows with rule, divergence (a name, or union), statistic, value (from the lower ends of
-        certificates), value_upper (from the upper ends), ci_low and ci_high. certified: share of all
-        steps; coverage: certified among accepted.
+        certificates), value_upper (from the upper ends), ci_low and ci_high. certified: share of
+        all steps; coverage: certified among accepted.
     """
     judgements = list(by_divergence.values())
     accepted = judgements[0].accepted

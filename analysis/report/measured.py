@@ -44,7 +44,7 @@ class Results:
     frames: Mapping[str, pd.DataFrame]
     drafter: str = ""
     facts: Mapping[str, Any] = field(default_factory=dict)
-    _found: dict[tuple[str, ...], dict[tuple[Any, ...], Row]] = field(
+    _indexed: dict[tuple[str, ...], dict[tuple[Any, ...], Row]] = field(
         default_factory=dict, repr=False
     )
 
@@ -79,10 +79,10 @@ class Results:
 
     def rows(self, name: str, *keys: str) -> dict[tuple[Any, ...], Row]:
         """Return the rows of a frame, indexed by the values of some columns."""
-        if (name, *keys) not in self._found:
+        if (name, *keys) not in self._indexed:
             rows = records_of(self[name])
-            self._found[name, *keys] = {tuple(row[key] for key in keys): row for row in rows}
-        return self._found[name, *keys]
+            self._indexed[name, *keys] = {tuple(row[key] for key in keys): row for row in rows}
+        return self._indexed[name, *keys]
 
     def row(self, target: str, rule: str, statistic: str, name: str = "certificates") -> Row:
         """Return the row of a rule's statistic, with NaN if there is none."""

@@ -120,9 +120,10 @@ class Column:
 
     Attributes:
         heading: of the column.
-        text: a function from the values of the columns `of` to the printed text; if `of` is empty,
+        text: a function from the columns `values` to the printed text; if `values` is empty,
             from the whole row as a mapping.
-        of: one or several columns of the frame. If the first has no value, the cell is undefined.
+        values: one or several columns of the frame. Without a value of the first one the cell is
+            undefined.
         where: columns and their values that select the frame's row among those that share a
             printed row. Without such a row the cell is undefined.
         above: heading shared by this column and its neighbours.
@@ -130,7 +131,7 @@ class Column:
 
     heading: str
     text: Callable[..., str]
-    of: str | tuple[str, ...] = "value"
+    values: str | tuple[str, ...] = "value"
     where: Mapping[str, Any] = field(default_factory=dict)
     above: str = ""
 
@@ -218,13 +219,13 @@ class Section:
     Attributes:
         title: heading.
         shown: tables and figures; None for one that the study has no data for.
-        says: paragraphs below the heading.
+        paragraphs: plain text below the heading.
         timed: whether it depends on the clock. Its files are in timings/, outside all digests.
     """
 
     title: str
     shown: Sequence[Any]
-    says: Sequence[str] = ()
+    paragraphs: Sequence[str] = ()
     timed: bool = False
 
     def __post_init__(self) -> None:

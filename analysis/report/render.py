@@ -104,9 +104,10 @@ def _line(table: Table, name: str, rows: Sequence[Row]) -> TableLine:
 
 
 def _cell(column: Column, row: Row) -> str:
-    if not column.of:
+    if not column.values:
         return column.text(row)
-    values = [row[key] for key in ([column.of] if isinstance(column.of, str) else column.of)]
+    keys = [column.values] if isinstance(column.values, str) else column.values
+    values = [row[key] for key in keys]
     return UNDEFINED if pd.isna(values[0]) else column.text(*values)
 
 

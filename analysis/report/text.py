@@ -125,7 +125,9 @@ def _at_least(text: str, censored: bool) -> str:
     return f"≥ {text}" if censored and not is_marked else text
 
 
-def interval_text(value: float, value_upper: float, low: float, high: float, *censored: bool) -> str:
+def interval_text(
+    value: float, value_upper: float, low: float, high: float, *censored: bool
+) -> str:
     """Return a run length in tokens with its interval, without a cap.
 
     >>> interval_text(17.41, 17.41, 16.0, 19.04), interval_text(math.inf, math.inf, 40, math.inf)

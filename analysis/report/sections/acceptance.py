@@ -1,7 +1,7 @@
 """The section on a drafter's acceptance: accepted and certified steps, gain and cost of rules.
 
-It reads the frames `acceptance` (target, rule, statistic, value, value_upper, ...), `breakdown` (the
-same by divergence and by depth), `levels` (steps and tokens certified at a KL), `frontier` and
+It reads the frames `acceptance` (target, rule, statistic, value, value_upper, ...), `breakdown`
+(the same by divergence and by depth), `levels` (steps and tokens certified at a KL), `frontier` and
 `listing` (group, name, parameter, setting, rule: the role of each rule).
 """
 
@@ -54,8 +54,8 @@ SCHEMES = {
 }
 
 
-def acceptance_section(results: Results, says: Sequence[str] = ()) -> Section:
-    """Return the section on a drafter's acceptance; `says` are paragraphs below the heading."""
+def acceptance_section(results: Results, paragraphs: Sequence[str] = ()) -> Section:
+    """Return the section on a drafter's acceptance, with `paragraphs` on top."""
     title = f"Will {results.drafter} be accepted?"
     shown = shown_rules(results)
     return Section(
@@ -71,7 +71,7 @@ def acceptance_section(results: Results, says: Sequence[str] = ()) -> Section:
             sampling_table(results),
             depth_table(results, shown),
         ],
-        says,
+        paragraphs,
     )
 
 

@@ -166,7 +166,7 @@ def tasks_table(data: pd.DataFrame, tasks: Sequence[str]) -> Table:
     columns = [Column("τ", number_text, "tokens_per_call"), Column("acc.", share_text, "accuracy")]
     return Table(
         **worded("accuracy_by_task", more=across(tasks, columns, key="task")),
-        data=data[[*KEYS, *(str(column.of) for column in columns)]],
+        data=data[[*KEYS, *(str(column.values) for column in columns)]],
         shown=data,
     )
 

@@ -31,7 +31,7 @@ DRAFTED = {"argmax": BLUE, "second": GREEN, "another": GREY}  # the drafted toke
 
 
 def decoding_section(
-    title: str, decoded: Sequence[Decoded], statistics: Resampling, says: Sequence[str]
+    title: str, decoded: Sequence[Decoded], statistics: Resampling, paragraphs: Sequence[str]
 ) -> Section:
     """Return the section on acceptance in decoding."""
     shown = [
@@ -42,7 +42,7 @@ def decoding_section(
         trees_figure(decoded, statistics),
         ratios_figure(decoded),
     ]
-    return Section(title, shown, says)
+    return Section(title, shown, paragraphs)
 
 
 def decoding_table(decoded: Sequence[Decoded], statistics: Resampling) -> Table:
@@ -118,7 +118,7 @@ def ratios_figure(decoded: Sequence[Decoded]) -> Figure | None:
     axes[0, 0].set_ylabel(PROBABILITY_RATIO)
     axes[1, 0].set_ylabel("proposed by the drafter")
     legend(drawing, axes[:, 0], 3)
-    columns = ["target", "of", "from", "to", "steps", "q25", "median", "q75", *DRAFTED]
+    columns = ["target", "kind", "from", "to", "steps", "q25", "median", "q75", *DRAFTED]
     return Figure(
         **worded("decoding_ratios", threshold=THRESHOLD, fewest=FEWEST),
         data=pd.concat(frames, ignore_index=True)[columns],
@@ -145,7 +145,7 @@ def _quartiles(axis: Axes, steps: pd.DataFrame) -> pd.DataFrame:
     axis.set_ylim(-0.03, 1.1)
     axis.set_xlabel(RATIO)
     columns = ["from", "to", "steps", "q25", "median", "q75"]
-    return pd.DataFrame(rows, columns=columns).assign(of="probability_ratio")
+    return pd.DataFrame(rows, columns=columns).assign(kind="probability_ratio")
 
 
 def _proposed(axis: Axes, steps: pd.DataFrame) -> pd.DataFrame:
@@ -169,7 +169,7 @@ def _proposed(axis: Axes, steps: pd.DataFrame) -> pd.DataFrame:
     axis.set_ylim(0, 1.1)
     percent(axis, "y")
     axis.set_xlabel(f"{RATIO}, above {THRESHOLD:g}")
-    return pd.DataFrame(rows, columns=["from", "to", "steps", *DRAFTED]).assign(of="drafted")
+    return pd.DataFrame(rows, columns=["from", "to", "steps", *DRAFTED]).assign(kind="drafted")
 
 
 def _binned(steps: pd.DataFrame, edges: Floats) -> Iterator[tuple[float, float, pd.DataFrame]]:

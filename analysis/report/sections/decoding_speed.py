@@ -28,7 +28,7 @@ Speeds = Sequence[pd.DataFrame]
 
 
 def speed_section(
-    title: str, decoded: Sequence[Decoded], speeds: Speeds, says: Sequence[str]
+    title: str, decoded: Sequence[Decoded], speeds: Speeds, paragraphs: Sequence[str]
 ) -> Section:
     """Return the section on speed."""
     shown = [
@@ -38,7 +38,7 @@ def speed_section(
         batches_table(decoded, speeds),
         thresholds_figure(decoded, speeds),
     ]
-    return Section(f"{title}: speed", shown, says, timed=True)
+    return Section(f"{title}: speed", shown, paragraphs, timed=True)
 
 
 def comparison_table(decoded: Sequence[Decoded], speeds: Speeds) -> Table:

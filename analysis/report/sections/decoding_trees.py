@@ -28,7 +28,7 @@ Curve = tuple[Floats, Floats]  # drafted tokens, tokens a call
 COLOURS = {name: colour for name, (colour, _) in zip(SHAPES.values(), LINES, strict=False)}
 FIXED, LEAST = "Lemma 4.3, m of the largest k", "Lemma 4.3, best m"
 QUANTITIES = {"tokens": "tokens a call", "added": "added by a token (log scale)"}
-COLUMNS = ["curve", "of", "drafted", "value", "ci_low", "ci_high"]
+COLUMNS = ["curve", "kind", "drafted", "value", "ci_low", "ci_high"]
 DASHES = {FIXED: (0, (1, 1)), LEAST: (0, ())}
 
 
@@ -148,15 +148,15 @@ def trees_figure(decoded: Sequence[Decoded], statistics: Resampling) -> Figure |
 
 
 def _curves(members: pd.DataFrame, acceptance: Floats) -> pd.DataFrame:
-    """Return the curves of one group: quantity, curve, of, drafted, value, ci_low, ci_high."""
+    """Return the curves of one group: quantity, curve, kind, drafted, value, ci_low, ci_high."""
     largest = int(members["nodes"].max())
     parts = [
-        pd.DataFrame({"curve": name, "of": kind, "drafted": k, "value": tokens})
+        pd.DataFrame({"curve": name, "kind": kind, "drafted": k, "value": tokens})
         for kind, curves in (("bound", bound_curves), ("predicted", predicted_curves))
         for name, (k, tokens) in curves(acceptance, largest).items()
     ]
     columns = {"shape": "curve", "nodes": "drafted", "tokens_per_call": "value"}
-    measured = members.rename(columns=columns).assign(of="measured")[COLUMNS]
+    measured = members.rename(columns=columns).assign(kind="measured")[COLUMNS]
     parts += [
         shape_points.sort_values("drafted")
         for _, shape_points in measured.groupby("curve", sort=False)
@@ -169,17 +169,17 @@ def _curves(members: pd.DataFrame, acceptance: Floats) -> pd.DataFrame:
             k, tokens = once[["drafted", "value"]].to_numpy(np.float64).T
             k, gain = marginal(k, tokens, first)
             added.append(
-                pd.DataFrame({**once.iloc[0][["curve", "of"]], "drafted": k, "value": gain})
+                pd.DataFrame({**once.iloc[0][["curve", "kind"]], "drafted": k, "value": gain})
             )
     return pd.concat([
-        pd.concat(kind).assign(quantity=name)
-        for name, kind in zip(QUANTITIES, (parts, added), strict=True)
+        pd.concat(curves).assign(quantity=name)
+        for name, curves in zip(QUANTITIES, (parts, added), strict=True)
     ])  # fmt: skip
 
 
 def _draw(axis: Axes, drawn: pd.DataFrame) -> None:
     """Draw one quantity over drafted tokens."""
-    for (curve, kind), part in drawn.groupby(["curve", "of"], sort=False):
+    for (curve, kind), part in drawn.groupby(["curve", "kind"], sort=False):
         name = str(curve)
         if kind == "measured":
             ends = error_bars(part["value"], part["ci_low"], part["ci_high"])
