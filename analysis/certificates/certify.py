@@ -109,9 +109,9 @@ def _exact(dist: TopK, rules: Sequence[Rule], divergence: Divergence) -> Certifi
     shape = (len(rules), len(dist) + SPACING)
     floats, ints = np.empty((2, *shape)), np.empty((2, *shape), dtype=np.int32)
     results = Certificates(*floats, *ints)
-    undetermined = np.zeros(len(rules), dtype=np.int64)
+    unknown = np.zeros(len(rules), dtype=np.int64)
     bad = certify_rows(
-        _steps(dist), _rules(dist, rules), _scratch(dist.k, divergence), results, undetermined
+        _steps(dist), _rules(dist, rules), _scratch(dist.k, divergence), results, unknown
     )
     if bad >= 0:
         raise ValueError(
@@ -120,7 +120,7 @@ def _exact(dist: TopK, rules: Sequence[Rule], divergence: Divergence) -> Certifi
         )
     columns: list[NDArray[Any]] = [column[:, : len(dist)] for column in (*floats, *ints)]
     lower, _, _, accepted = columns
-    rows = np.flatnonzero(undetermined)
+    rows = np.flatnonzero(unknown)
     if rows.size:  # all stored tokens are accepted, and lower is nan
         rule_index, steps = np.nonzero(np.isnan(lower[rows]))
         cells = rows[rule_index], steps

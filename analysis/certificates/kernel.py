@@ -80,8 +80,8 @@ def read_on(steps: StoredSteps, block: Block, row: int, i: int, need: int) -> bo
     if have >= need:
         return True
     s, p0, first = block.s, block.p0[i], np.float64(steps.values[row, 0])
-    slot = i * block.width + (have - 1) * RECORD
-    sum_w, sum_x, last = s[slot + SW], s[slot + SX], np.float64(steps.values[row, have - 1])
+    pos = i * block.width + (have - 1) * RECORD
+    sum_w, sum_x, last = s[pos + SW], s[pos + SX], np.float64(steps.values[row, have - 1])
     for rank in range(have, need):
         value: Any = np.float64(steps.values[row, rank])
         if not value <= last:
@@ -105,19 +105,17 @@ def read_on(steps: StoredSteps, block: Block, row: int, i: int, need: int) -> bo
             x = e if block.kind == TV else power(w, e, d, block.order)
         sum_w += w
         sum_x += x
-        slot += RECORD
-        s[slot + P], s[slot + W], s[slot + E], s[slot + X] = p, w, e, x
-        s[slot + SW], s[slot + SX], s[slot + M] = sum_w, sum_x, -1.0
+        pos += RECORD
+        s[pos + P], s[pos + W], s[pos + E], s[pos + X] = p, w, e, x
+        s[pos + SW], s[pos + SX], s[pos + M] = sum_w, sum_x, -1.0
     block.have[i] = need
     return True
 
 
 @apart
-def spread(
-    s: Floats, base: int, first: int, k: int, slot: int, order: float, level: float
-) -> float:
+def spread(s: Floats, base: int, first: int, k: int, pos: int, order: float, level: float) -> float:
     """Return the sum over A of m k(log(w / m)), level = log m, whose terms do not cancel."""
-    value = gap(order, math.log1p(s[slot + E]) - level)
+    value = gap(order, math.log1p(s[pos + E]) - level)
     for j in range(first, first + k):
         value += gap(order, math.log1p(s[base + j * RECORD + E]) - level)
     return math.exp(level) * value
@@ -125,24 +123,24 @@ def spread(
 
 @apart
 def other_cost(
-    block: Block, base: int, first: int, k: int, slot: int, mass: float, x: float
+    block: Block, base: int, first: int, k: int, pos: int, mass: float, x: float
 ) -> float:
     """Return `cost` for divergences other than KL."""
     s, order, mean, p0 = block.s, block.order, x / (k + 1), block.s[base + P]
     if block.kind == TV:
-        return float(p0 * abs(mean - s[slot + E]))
+        return float(p0 * abs(mean - s[pos + E]))
     if mean == -math.inf:
         return math.inf
     if order == 2.0 or order == 0.5:
         m = math.sqrt(1.0 + mean) if order == 2.0 else (1.0 + mean) ** 2
     elif order == 0.0 and k == 1:
-        m = math.sqrt(s[base + first * RECORD + W] * s[slot + W])
+        m = math.sqrt(s[base + first * RECORD + W] * s[pos + W])
     else:
         m = math.exp(math.log1p(mean) / order if order > 0.0 else mean)
     value = p0 * (mass - (k + 1) * m)
     if abs(value) < FAST * p0 * mass:
         level = math.log1p(mean) / order if order > 0.0 else mean
-        value = p0 * (1.0 - order) * spread(s, base, first, k, slot, order, level)
+        value = p0 * (1.0 - order) * spread(s, base, first, k, pos, order, level)
     if block.kind == HELLINGER:
         return float(value / (1.0 + math.sqrt(1.0 - value)))
     log_z = math.log1p(-value) if value < 0.5 else math.log(max(1.0 - value, p0 * (k + 1) * m))
@@ -152,15 +150,15 @@ def other_cost(
 @compiled
 def cost(block: Block, base: int, first: int, k: int, other: int, mass: float, x: float) -> float:
     """Return the least divergence of a q constant on A: k ranks from `first` on, and `other`."""
-    s, slot = block.s, base + other * RECORD
+    s, pos = block.s, base + other * RECORD
     if block.kind != KL:
-        return other_cost(block, base, first, k, slot, mass, x)
+        return other_cost(block, base, first, k, pos, mass, x)
     value = x - mass * math.log(mass / (k + 1))
     if value < FAST * mass:
-        mean = s[slot + E]
+        mean = s[pos + E]
         for j in range(first, first + k):
             mean += s[base + j * RECORD + E]
-        value = spread(s, base, first, k, slot, 1.0, math.log1p(mean / (k + 1)))
+        value = spread(s, base, first, k, pos, 1.0, math.log1p(mean / (k + 1)))
     return float(s[base + P] * value)
 
 
@@ -180,29 +178,29 @@ def single(block: Block, base: int, n: int) -> tuple[float, int]:
 @compiled
 def tree(block: Block, base: int, m: int) -> tuple[float, int]:
     """Return the least divergence with which m tokens reach x0 under q, and |A| (Theorem 5.1)."""
-    s, slot = block.s, base + m * RECORD
+    s, pos = block.s, base + m * RECORD
     by, total = (W, SW) if block.kind == KL else (X, SX)
     second, top = s[base + RECORD + by], s[base + by]
     mass, x, y, j = 1.0, s[base + X], top, 0
-    if second * m < s[slot + total] - second:  # all of ranks 2..m+1 are below the level
-        mass, x, j = s[slot + SW], s[slot + SX], m
-    while j < m and s[slot + by] * (j + 1) < y:
-        mass += s[slot + W]
-        x += s[slot + X]
-        y += s[slot + by]
+    if second * m < s[pos + total] - second:  # all of ranks 2..m+1 are below the level
+        mass, x, j = s[pos + SW], s[pos + SX], m
+    while j < m and s[pos + by] * (j + 1) < y:
+        mass += s[pos + W]
+        x += s[pos + X]
+        y += s[pos + by]
         j += 1
-        slot -= RECORD
+        pos -= RECORD
     return cost(block, base, m - j + 1, j, 0, mass, x), j + 1
 
 
 @compiled
-def certified_slot(block: Block, base: int, n: int) -> int:
-    """Return the slot of rank n + 1, which has been read, with its M computed."""
-    slot = base + n * RECORD
-    if block.s[slot + M] < 0.0:
+def certified_pos(block: Block, base: int, n: int) -> int:
+    """Return the position in s of rank n + 1, which has been read, with its M computed."""
+    pos = base + n * RECORD
+    if block.s[pos + M] < 0.0:
         value, members = single(block, base, n)
-        block.s[slot + M], block.s[slot + A] = value, float(members)
-    return slot
+        block.s[pos + M], block.s[pos + A] = value, float(members)
+    return pos
 
 
 @compiled
@@ -216,23 +214,19 @@ def begin_block(steps: StoredSteps, block: Block, start: int, count: int) -> int
         if steps.values.shape[1] > 1:
             if not read_on(steps, block, start + i, i, 2):
                 return start + i
-            slot = certified_slot(block, base, 1)
-            block.second[i], block.m[i], block.a[i] = (
-                s[slot + P],
-                s[slot + M],
-                np.int32(s[slot + A]),
-            )
+            pos = certified_pos(block, base, 1)
+            block.second[i], block.m[i], block.a[i] = s[pos + P], s[pos + M], np.int32(s[pos + A])
     return -1
 
 
 @compiled
 def write(block: Block, out: Certificates, i: int, n: int, k: int, size: int) -> int:
-    """Write the certificate of n accepted tokens (-1: more than k); return 1 if undetermined."""
+    """Write the certificate of n accepted tokens (-1: more than k); return 1 if it is unknown."""
     out.accepted_count[i] = n
     if 0 < n < k:
-        slot = certified_slot(block, i * block.width, n)
-        out.lower[i] = out.upper[i] = block.s[slot + M]
-        out.active_size[i] = np.int32(block.s[slot + A])
+        pos = certified_pos(block, i * block.width, n)
+        out.lower[i] = out.upper[i] = block.s[pos + M]
+        out.active_size[i] = np.int32(block.s[pos + A])
         return 0
     out.lower[i] = out.upper[i] = math.inf if n >= size else math.nan
     out.active_size[i] = 0
@@ -284,8 +278,8 @@ def settle(
     out: Certificates,
     start: int,
 ) -> tuple[int, int]:
-    """Write the certificates of a block; return a bad step or -1, and the undetermined number."""
-    k, undetermined, limit_row = steps.values.shape[1], 0, rules.limit_row[r]
+    """Write the certificates of a block; return a bad step or -1, and the unknown number."""
+    k, unknown, limit_row = steps.values.shape[1], 0, rules.limit_row[r]
     for i in range(out.lower.size):  # first as if rank 2 were rejected, the most frequent case
         out.lower[i] = out.upper[i] = block.m[i]
         out.active_size[i], out.accepted_count[i] = block.a[i], 1
@@ -296,8 +290,8 @@ def settle(
         need = k if n < 0 else 0 if n >= steps.size else min(n + 1, k)
         if not read_on(steps, block, start + i, i, need):
             return start + i, 0
-        undetermined += write(block, out, i, n, k, steps.size)
-    return -1, undetermined
+        unknown += write(block, out, i, n, k, steps.size)
+    return -1, unknown
 
 
 @compiled
@@ -316,11 +310,11 @@ def tree_rule(steps: StoredSteps, m: int, block: Block, out: Certificates, start
 
 @compiled
 def certify_rows(
-    steps: StoredSteps, rules: Rules, block: Block, out: Certificates, undetermined: Ints
+    steps: StoredSteps, rules: Rules, block: Block, out: Certificates, unknown: Ints
 ) -> int:
     """Write the certificates of all steps; return the first invalid step (ranks unsorted), or -1.
 
-    Adds the number of steps whose first rejected token is not stored to `undetermined`, (R,).
+    Adds the number of steps whose first rejected token is not stored to `unknown`, (R,).
     """
     for start in range(0, len(steps.p0), BLOCK):
         stop = min(start + BLOCK, len(steps.p0))
@@ -348,7 +342,7 @@ def certify_rows(
                 for i in range(count):
                     block.listed[i], block.n[i] = i, rules.limits[rules.limit_row[r], start + i]
             bad, more = settle(steps, rules, r, block, listed, part, start)
-            undetermined[place] += more
+            unknown[place] += more
         if bad >= 0:
             return bad
     return -1
