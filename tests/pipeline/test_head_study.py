@@ -144,8 +144,8 @@ def test_the_report_of_a_head(
     assert depth.count("|") == DEPTHS + 2
     greedy = next(line for line in shown.splitlines() if line.startswith("| Strict greedy |"))
     assert ("| -∞ |" in greedy) == reduced
-    partings = shown.split("\nWhere strict greedy differs")[1].split("\nCSV")[0]
-    assert partings.count("| 3 | 0 | – |") == 5
+    differences = shown.split("\nWhere strict greedy differs")[1].split("\nCSV")[0]
+    assert differences.count("| 3 | 0 | – |") == 5
     for stage in ("acceptance", "decoding"):
         rows = sweeps.summary_rows(made.nodes[stage], [made.artifact(stage)])
         assert len(rows) == (1 if stage == "acceptance" else 13)
