@@ -47,7 +47,8 @@ class StepCosts:
         inside: Floats = np.interp(drafted, self.drafted, self.costs)
         (x0, x1), (c0, c1) = self.drafted[-2:], self.costs[-2:]
         beyond = np.maximum(np.asarray(drafted) - x1, 0.0)
-        return inside + beyond * (c1 - c0) / (x1 - x0)
+        cost: Floats = inside + beyond * (c1 - c0) / (x1 - x0)
+        return cost
 
     @property
     def longest(self) -> int:
@@ -133,7 +134,8 @@ def engine_advice(
     """
     drafter, prompts = drafter or "prompt look-up", int(speeds["prompts"].iloc[0])
     covered = speeds[speeds["draft_length"] <= costs.longest]
-    best = covered.loc[covered["speedup"].idxmax()].to_dict()
+    row = covered.iloc[int(covered["speedup"].argmax())]
+    best = {str(name): value for name, value in row.items()}
     length = int(best["draft_length"])
     outcome = OPEN
     if prompts >= FEW_PROMPTS and best["ci_low"] > 1:
