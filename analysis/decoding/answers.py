@@ -165,7 +165,7 @@ def families(runs: pd.DataFrame) -> pd.DataFrame:
     for run, rule, *setting in chosen[
         ["rule", "drafter", "draft_length", "temperature"]
     ].itertuples(name=None):
-        parameter = _turned(rule, chosen["rule"].tolist())
+        parameter = _varied(rule, chosen["rule"].tolist())
         fixed = {key: value for key, value in rule.parameters.items() if key != parameter}
         shown = [f"{key}={value:g}" if isinstance(value, float) else f"{key}={value}"
                  for key, value in fixed.items()]  # fmt: skip
@@ -180,8 +180,8 @@ def families(runs: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["family", "parameter", "value", "run", "group"])
 
 
-def _turned(rule: Rule, others: Sequence[Rule]) -> str:
-    """Return the only parameter in which a rule differs from another, else its first one."""
+def _varied(rule: Rule, others: Sequence[Rule]) -> str:
+    """Return the parameter that alone varies between a rule and another, else the rule's first."""
     parameters = [key for key in rule.relaxes if key in rule.parameters]
     for key in parameters:
         variants = [{**other.parameters, key: None} for other in others if other.name == rule.name]

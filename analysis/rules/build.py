@@ -50,7 +50,7 @@ def to_mapping(rule: Rule) -> dict[str, Any]:
 
 
 def expand(mappings: Iterable[Mapping[str, Any]]) -> list[Rule]:
-    """Build rules; a value that is a list gives one rule for each entry, and lists multiply.
+    """Build rules; a list as a value gives a rule for each entry, several lists their product.
 
     Examples:
         >>> [rule.label for rule in expand([{"rule": "additive", "t": [0.1, 0.2]}])]

@@ -168,7 +168,7 @@ class AbsoluteThreshold(Rule):
 
 @register("mars")
 class Mars(Rule):
-    """Accept rank 2 too where z2 / z1 > theta on raw logits (MARS, arXiv 2601.15498).
+    """Accept x0, and rank 2 where z2 / z1 > theta on raw logits (MARS, arXiv 2601.15498).
 
     The ratio is undefined at z1 <= 0: only x0 is accepted there, see `undefined`.
     """

@@ -106,8 +106,8 @@ def greedy_rates(ranks: Integers, count: int) -> Floats:
 def aligned(target: Stored, draft: Stored) -> tuple[Floats, Floats]:
     """Return the distributions (N, 2 K + 2) of both models over the same tokens.
 
-    The columns are the drafter's stored tokens, those that only the target stored (0 for a token
-    that both stored), the rest of the target, and the rest of the drafter.
+    The columns are the drafter's stored tokens; those that only the target stored (0 for a token
+    that both stored); all other tokens of the target as one; all others of the drafter as one.
     """
     (ids, p, p_tail), (draft_ids, q, q_tail) = target, draft
     place = places_in_rows(draft_ids, ids)

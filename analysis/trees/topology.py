@@ -90,7 +90,7 @@ class Topology:
         return Topology(tuple(number[self.parents[node]] for node in order))
 
     def within(self, depth: int) -> Topology:
-        """Return the tree cut below `depth`, as drafts are where an answer ends.
+        """Return the tree without nodes below `depth`; drafts are cut so where an answer ends.
 
         Examples:
             >>> symmetric(2, 3).within(1)
