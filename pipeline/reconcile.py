@@ -12,8 +12,10 @@ TensorRT-LLM would print of them, with the formulas. Writes these tables, NVIDIA
 speculation_profile.json, and settings with which vLLM and SGLang accept at these rates (and, where
 passes over batches were timed, vLLM's draft length by batch size) below outputs/reconcile/.
 
-``python -m pipeline.reconcile BASE SPEC``, the pages of /metrics of a server without drafts and of
-one with them, prints what a step costs and how much faster decoding is.
+``python -m pipeline.reconcile ALONE DRAFTED ...``, pages of /metrics of a server without drafts and
+of some with them, or the answers that ``pipeline.ask`` saved of these, prints what a step costs and
+how much faster decoding is, and writes the costs for decoding.costs=FILE (engine.drafter names what
+drafted).
 """
 
 from __future__ import annotations
@@ -26,17 +28,17 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from analysis.acceptance.realised import judge
+from analysis.acceptance.judgement import judge
 from analysis.decoding import conventions as of
 from analysis.report.escape import without_formulas
 from analysis.statistics.proportions import calibration_error, reliability
 from analysis.statistics.trajectories import drafts_made
 from pipeline import sweeps
 from pipeline.console import command
+from pipeline.engines.costs import measure_costs, write_costs
 from pipeline.errors import PipelineError
 from pipeline.formats.engine_pages import MOST_PLACES
 from pipeline.formats.engine_runs import EngineRun, TableRows, measured_rows, read_runs
-from pipeline.formats.two_pages import compare_pages
 from pipeline.loader import Study
 from pipeline.plan.composition import composed, settings_of
 from pipeline.plan.stage import SummaryRow
@@ -49,21 +51,22 @@ OWN = ("engine.", "outputs=")  # overrides that ask for no study
 
 def main(arguments: Sequence[str]) -> None:
     """Read the file or the two pages that the command line names, and print and write all."""
-    usage = "python -m pipeline.reconcile FILE [OVERRIDES] | BASE SPEC"
+    usage = "python -m pipeline.reconcile FILE [OVERRIDES] | ALONE DRAFTED ..."
     with command(usage, __doc__, arguments):
         paths = [Path(word) for word in arguments if _names_file(word)]
         overrides = [word for word in arguments if not _names_file(word)]
-        if len(paths) not in (1, 2):
+        if not paths:
             raise PipelineError(
-                f"{len(paths)} files were given: give one, a page of /metrics, answers, a table "
+                "0 files were given: give one, a page of /metrics, answers, a table "
                 "of calls, or an artifact of stage decoding: "
-                "python -m pipeline.reconcile FILE [study=NAME criteria=RULE], or two pages, of a "
-                "server without drafts and of one with them"
+                "python -m pipeline.reconcile FILE [study=NAME criteria=RULE], or several pages, "
+                "of a server without drafts and of some with them"
             )
         settings = settings_of(composed(overrides))
         folder = Path(settings.outputs) / "reconcile"
-        if len(paths) == 2:
-            print_pages(paths, folder / slug("-".join(path.name for path in paths)))
+        if len(paths) > 1:
+            name = slug("-".join(path.name for path in paths))
+            print_costs(paths, settings.engine.drafter, folder / name)
         else:
             print_file(paths[0], settings.engine.draft_length, overrides, folder)
 
@@ -76,13 +79,18 @@ def _names_file(word: str) -> bool:
         return False
 
 
-def print_pages(paths: Sequence[Path], directory: Path) -> None:
-    """Print and write what drafting gained, of a page without drafts and one with them."""
-    rows, sentence = compare_pages(paths)
+def print_costs(paths: Sequence[Path], drafter: str, directory: Path) -> None:
+    """Print and write what a step costs, of a run without drafts and of runs with them."""
+    rows, sentences, costs = measure_costs(paths, drafter)
     sweeps.print_table(rows)
     directory.mkdir(parents=True, exist_ok=True)
     without_formulas(pd.DataFrame(rows)).to_csv(directory / "pages.csv", index=False)
-    print(f"{sentence}\ntable: {directory}/pages.csv", flush=True)
+    write_costs(directory / "costs.json", costs)
+    print(
+        f"{sentences}\ntable: {directory}/pages.csv\n"
+        f"costs, for decoding.costs=FILE: {directory}/costs.json",
+        flush=True,
+    )
 
 
 def print_file(
@@ -117,7 +125,7 @@ def print_file(
     if runs[0].page:
         print(
             "One page can't tell whether drafts pay: for the cost of a step and the speed-up give "
-            f"the page of the same server without drafts first: BASE {path.name}"
+            f"the page of the same server without drafts first: ALONE {path.name}"
         )
     print(f"tables, profiles and settings: {directory}/", flush=True)
 

@@ -1,4 +1,4 @@
-"""Draft trees that were decoded: law, shape and size of each run, predicted and measured tokens."""
+"""Decoded draft trees: scheme, shape and size of each run, predicted and measured tokens."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from ..trees.topology import Floats, Topology, sequence, tree_tokens_per_call
 from .metrics import Decoded, ratio_intervals
 
 GREEDY, GSS, ERSS = "Tree-greedy", "GSS", "ERSS"
-LAWS = {"speculative": GSS, "races": ERSS}
+SCHEMES = {"speculative": GSS, "races": ERSS}
 ENTROPY = {GSS: "greedy_entropy", ERSS: "races_entropy"}  # columns of contexts
-SHAPES = {  # name in the configuration: as printed
+SHAPES = {  # name in the configuration: printed name
     "sequence": "sequence",
     "batch": "batch",
     "symmetric": "symmetric",
@@ -28,57 +28,59 @@ SHAPES = {  # name in the configuration: as printed
 }
 ROUNDING = 1e-9  # nats
 RUN_COLUMNS = [
-    *("run", "method", "law", "temperature", "group", "shape", "nodes", "levels", "calls"),
+    *("run", "method", "scheme", "temperature", "group", "shape", "nodes", "levels", "calls"),
     *("tokens_per_call", "ci_low", "ci_high", "predicted", "first_level", "later_levels"),
     "setting",
 ]
 
 
-def tree_runs(one: Decoded, resamples: int, confidence: float, seed: int) -> pd.DataFrame:
-    """Return a row for each run that drafts with the model, chain or tree, and loses nothing.
+def tree_runs(decoded: Decoded, resamples: int, confidence: float, seed: int) -> pd.DataFrame:
+    """Return a row for each lossless run with a model drafter, chain or tree.
 
     Returns:
-        `RUN_COLUMNS`. `setting` is the temperature and cut, `group` the law at it; R is estimated
-        from all runs of a group with a fixed shape (`rates`), and `predicted` are the zero-order
-        tokens a call at this R, NaN of dynamic trees. `tokens_per_call`, with its interval over
-        prompts, counts `calls` that drafted the whole tree. `first_level` and `later_levels` are
-        the shares of tested levels that accepted a child, at the first level and behind it: they
-        are equal where acceptance is independent of what came before.
+        `RUN_COLUMNS`. `setting` is the temperature and cut, `group` the verification scheme at it.
+        R is estimated from all runs of a group with a fixed shape (`rates`), and `predicted` is
+        the zero-order tokens a call at this R, NaN for dynamic trees. `tokens_per_call`, with its
+        interval over prompts, is over `calls` that drafted the whole tree. `first_level` and
+        `later_levels` are the shares of tested levels that accepted a child, at the first level and
+        after it. They are equal if acceptance does not depend on earlier levels.
     """
-    runs = [_described(one, int(run)) for run in one.runs.index[_lossless_drafts(one)]]
+    runs = [_described(decoded, int(run)) for run in decoded.runs.index[_lossless_drafts(decoded)]]
     table = pd.DataFrame(runs, columns=RUN_COLUMNS)
     if table.empty:
         return table
-    by_group = {group: rates(one, table, str(group)) for group in table["group"].unique()}
+    by_group = {group: rates(decoded, table, str(group)) for group in table["group"].unique()}
     table["predicted"] = [
-        _predicted(shape_of(one, run), by_group[group])
+        _predicted(shape_of(decoded, run), by_group[group])
         for run, group in zip(table["run"], table["group"], strict=True)
     ]
-    nodes = one.calls["run"].map(table.set_index("run")["nodes"])
-    whole = one.calls[one.calls["drafted"] == nodes].assign(calls=1)
-    emitted, calls = (sums[:, table["run"]] for sums in one.by_prompt(whole, "emitted", "calls"))
+    nodes = decoded.calls["run"].map(table.set_index("run")["nodes"])
+    whole = decoded.calls[decoded.calls["drafted"] == nodes].assign(calls=1)
+    emitted, calls = (
+        sums[:, table["run"]] for sums in decoded.by_prompt(whole, "emitted", "calls")
+    )
     table["calls"] = calls.sum(0).astype(int)
-    found = ratio_intervals(emitted, calls, one.bootstrap(resamples, confidence, seed))
-    table["tokens_per_call"], table["ci_low"], table["ci_high"] = found
+    intervals = ratio_intervals(emitted, calls, decoded.bootstrap(resamples, confidence, seed))
+    table["tokens_per_call"], table["ci_low"], table["ci_high"] = intervals
     return table
 
 
-def rates(one: Decoded, table: pd.DataFrame, group: str) -> Floats:
-    """Return R over sibling indices of a group, from its runs with a fixed shape."""
-    mine = table[(table["group"] == group) & (table["shape"] != SHAPES["dynamic"])]["run"]
-    levels = judged_levels(one)
-    levels = levels[levels["run"].isin(mine)]
+def rates(decoded: Decoded, table: pd.DataFrame, group: str) -> Floats:
+    """Return R over sibling indices for a group, from its runs with a fixed shape."""
+    fixed_shape = table[(table["group"] == group) & (table["shape"] != SHAPES["dynamic"])]["run"]
+    levels = judged_levels(decoded)
+    levels = levels[levels["run"].isin(fixed_shape)]
     return measured_rates(levels["accepted"].to_numpy(), levels["children"].to_numpy())
 
 
-def alternatives(one: Decoded, table: pd.DataFrame, *resampling: Any) -> pd.DataFrame:
+def alternatives(decoded: Decoded, table: pd.DataFrame, *resampling: Any) -> pd.DataFrame:
     """Return tokens a call of GSS and ERSS over the alternatives of one token, paired by prompt.
 
     R(i) does not depend on how many alternatives follow, so batches of all sizes give one estimate
     (`measured_rates`), and a batch of k emits 1 + R(1) + ... + R(k).
 
     Args:
-        one: calls and levels.
+        decoded: calls and levels.
         table: its `tree_runs`.
         resampling: resamples, confidence and seed of the bootstrap over prompts.
 
@@ -87,11 +89,14 @@ def alternatives(one: Decoded, table: pd.DataFrame, *resampling: Any) -> pd.Data
         `overtakes`, `overtakes_low` and `overtakes_high`: the least k at which ERSS emits more, inf
         where at none tried; the same in every row of a setting. Empty without batches of both.
     """
-    bootstrap = one.bootstrap(*resampling)
+    bootstrap = decoded.bootstrap(*resampling)
     batches = table[table["shape"] == SHAPES["batch"]]
     frames = [pd.DataFrame()]
     for setting, runs in batches.groupby("setting", sort=False):
-        emitted = {law: _emitted(one, mine["run"], bootstrap) for law, mine in runs.groupby("law")}
+        emitted = {
+            scheme: _emitted(decoded, members["run"], bootstrap)
+            for scheme, members in runs.groupby("scheme")
+        }
         if set(emitted) != {GSS, ERSS}:
             continue
         most = min(values.shape[1] for values in emitted.values())
@@ -108,26 +113,29 @@ def alternatives(one: Decoded, table: pd.DataFrame, *resampling: Any) -> pd.Data
     return pd.concat(frames, ignore_index=True)
 
 
-def _emitted(one: Decoded, runs: pd.Series, bootstrap: PromptBootstrap) -> Floats:
+def _emitted(decoded: Decoded, runs: pd.Series, bootstrap: PromptBootstrap) -> Floats:
     """Return (1 + B, K) tokens a call of batches of 1, ..., K, of all prompts and of resamples."""
-    levels = one.levels[one.levels["run"].isin(runs)]
-    index, of = np.arange(1, int(levels["children"].max()) + 1), np.unique(one.data["prompt_id"])
+    levels = decoded.levels[decoded.levels["run"].isin(runs)]
+    index, of = (
+        np.arange(1, int(levels["children"].max()) + 1),
+        np.unique(decoded.data["prompt_id"]),
+    )
     taken = levels["accepted"].to_numpy()[:, None]
     reached = (levels["children"].to_numpy()[:, None] >= index) & ((taken == 0) | (taken >= index))
-    prompts = np.searchsorted(of, levels["prompt_id"])
-    sums = np.zeros((2, len(of), len(index)))
+    prompts = np.searchsorted(prompt_ids, levels["prompt_id"])
+    sums = np.zeros((2, len(prompt_ids), len(index)))
     np.add.at(sums[0], prompts, taken == index)
     np.add.at(sums[1], prompts, reached)
-    accepted, tested = (np.vstack([each.sum(0), bootstrap.sums(each)]) for each in sums)
+    accepted, tested = (np.vstack([counts.sum(0), bootstrap.sums(counts)]) for counts in sums)
     with np.errstate(invalid="ignore"):
         return 2 - np.cumprod(1 - accepted / tested, axis=1)
 
 
-def entropies(one: Decoded, table: pd.DataFrame, *resampling: Any) -> pd.DataFrame:
+def entropies(decoded: Decoded, table: pd.DataFrame, *resampling: Any) -> pd.DataFrame:
     """Return KL, H[R] and the bounds of arXiv 2504.15475 beside the measured tokens, in nats.
 
     Args:
-        one: contexts, calls and levels.
+        decoded: contexts, calls and levels.
         table: its `tree_runs`.
         resampling: resamples, confidence and seed of the bootstrap over prompts.
 
@@ -138,70 +146,74 @@ def entropies(one: Decoded, table: pd.DataFrame, *resampling: Any) -> pd.DataFra
         GSS; zero_order, H of the R that decoding measured, with all later indices as one; the
         largest tree of fixed shape: nodes, tokens_per_call, and theorem, its bound (5).
     """
-    bootstrap, rows = one.bootstrap(*resampling), []
-    for group, runs in table[table["law"].isin(ENTROPY)].groupby("group", sort=False):
-        law, run = str(runs["law"].iloc[0]), int(runs["run"].iloc[0])
-        mine = one.contexts[one.contexts["run"].map(lambda at, run=run: one.alike(at, run))]
+    bootstrap, rows = decoded.bootstrap(*resampling), []
+    for group, runs in table[table["scheme"].isin(ENTROPY)].groupby("group", sort=False):
+        scheme, run = str(runs["scheme"].iloc[0]), int(runs["run"].iloc[0])
+        contexts = decoded.contexts[
+            decoded.contexts["run"].map(lambda at, run=run: decoded.alike(at, run))
+        ]
         fixed = runs[runs["shape"] != SHAPES["dynamic"]]
-        if mine.empty or fixed.empty:
+        if contexts.empty or fixed.empty:
             continue
-        rests = rates(one, table, str(group))
+        rests = rates(decoded, table, str(group))
         largest = fixed.nlargest(1, "nodes").iloc[0]
-        row: dict[str, Any] = {"group": group, "law": law, "contexts": len(mine)}
-        for name, column in (("kl", "kl"), ("entropy", ENTROPY[law])):
-            sums, counts = one.by_prompt(mine.assign(run=0, count=1), column, "count")
+        row: dict[str, Any] = {"group": group, "scheme": scheme, "contexts": len(contexts)}
+        for name, column in (("kl", "kl"), ("entropy", ENTROPY[scheme])):
+            sums, counts = decoded.by_prompt(contexts.assign(run=0, count=1), column, "count")
             mean, low, high = ratio_intervals(sums[:, :1], counts[:, :1], bootstrap)
             row |= {name: mean[0], f"{name}_ci_low": low[0], f"{name}_ci_high": high[0]}
-        upper = float(mine["kl"].map(races_entropy_upper).mean()) if law == ERSS else math.nan
+        upper = (
+            float(contexts["kl"].map(races_entropy_upper).mean()) if scheme == ERSS else math.nan
+        )
         rows.append(row | {
-            "below": int((mine[ENTROPY[law]] < mine["kl"] - ROUNDING).sum()),
-            "entropy_upper": upper,
+            "below": int((contexts[ENTROPY[scheme]] < contexts["kl"] - ROUNDING).sum()),
+            "entropy_upper": float(uppers.mean()),
             "zero_order": index_entropy(np.append(rests, max(0.0, 1 - rests.sum()))),
             "nodes": int(largest["nodes"]), "tokens_per_call": largest["tokens_per_call"],
             "theorem": tunstall_upper(
-                row["entropy"], one.vocabulary, int(largest["nodes"]), tight=False
+                row["entropy"], decoded.vocabulary, int(largest["nodes"]), tight=False
             ),
         })  # fmt: skip
     return pd.DataFrame(rows)
 
 
-def judged_levels(one: Decoded) -> pd.DataFrame:
-    """Return run, level, children and accepted of all levels tested; of a chain one child each."""
-    chains = one.calls[~one.calls["run"].map(one.of_trees)].reset_index(drop=True)
+def judged_levels(decoded: Decoded) -> pd.DataFrame:
+    """Return run, level, children and accepted for all tested levels; a chain has one child."""
+    chains = decoded.calls[~decoded.calls["run"].map(decoded.of_trees)].reset_index(drop=True)
     tested = chains.loc[chains.index.repeat(chains["tested"]), ["run", "accepted"]]
     level = tested.groupby(level=0).cumcount() + 1
     tested = tested.assign(level=level, children=1, accepted=level <= tested["accepted"])
-    of_trees = one.levels[["run", "level", "children", "accepted"]]
+    of_trees = decoded.levels[["run", "level", "children", "accepted"]]
     return pd.concat([of_trees, tested], ignore_index=True).astype(int)
 
 
-def shape_of(one: Decoded, run: int) -> Topology | None:
-    """Return the shape of a run's drafts; None of one that each call chooses."""
-    tree = one.runs["tree"][run]
-    if not one.of_trees[run]:
-        return sequence(int(one.runs["draft_length"][run]))
+def shape_of(decoded: Decoded, run: int) -> Topology | None:
+    """Return the shape of a run's drafts; None if each call chooses its own."""
+    tree = decoded.runs["tree"][run]
+    if not decoded.of_trees[run]:
+        return sequence(int(decoded.runs["draft_length"][run]))
     return Topology(tuple(map(int, tree["parents"]))) if "parents" in tree else None
 
 
-def _lossless_drafts(one: Decoded) -> list[bool]:
-    rules = [one.rules.get(label) for label in one.runs["rule"]]
+def _lossless_drafts(decoded: Decoded) -> list[bool]:
+    rules = [decoded.rules.get(label) for label in decoded.runs["rule"]]
     return [
         drafter == "model"
-        and (sampling in LAWS if rule is None else isinstance(rule, StrictGreedy | Tree))
+        and (sampling in SCHEMES if rule is None else isinstance(rule, StrictGreedy | Tree))
         for rule, drafter, sampling in zip(
-            rules, one.runs["drafter"], one.runs["sampling"], strict=True
+            rules, decoded.runs["drafter"], decoded.runs["sampling"], strict=True
         )
     ]
 
 
-def _described(one: Decoded, run: int) -> dict[str, Any]:
-    row: dict[Any, Any] = one.runs.loc[run].to_dict()
-    of_tree = bool(one.of_trees[run])
-    law = LAWS.get(row["sampling"], GREEDY)
+def _described(decoded: Decoded, run: int) -> dict[str, Any]:
+    row: dict[Any, Any] = decoded.runs.loc[run].to_dict()
+    of_tree = bool(decoded.of_trees[run])
+    scheme = SCHEMES.get(row["sampling"], GREEDY)
     cut = "" if (row["top_p"], row["top_k"]) == (1, 0) else f", top-p {row['top_p']:g}"
     cut += f", top-k {row['top_k']:g}" if row["top_k"] else ""
     setting = f"T = {row['temperature']:g}{cut}"
-    levels = judged_levels(one)
+    levels = judged_levels(decoded)
     levels = levels[levels["run"] == run]
     taken = levels["accepted"] > 0
     first = levels["level"] == 1
@@ -209,9 +221,9 @@ def _described(one: Decoded, run: int) -> dict[str, Any]:
         "run": run,
         "method": row["method"],
         "temperature": row["temperature"],
-        "law": law,
+        "scheme": scheme,
         "setting": setting,
-        "group": f"{law}, {setting}" if row["temperature"] else law,
+        "group": f"{scheme}, {setting}" if row["temperature"] else scheme,
         "shape": SHAPES[row["tree"]["name"] if of_tree else "sequence"],
         "nodes": int(row["tree"]["nodes"] if of_tree else row["draft_length"]),
         "levels": int(row["tree"]["depth"] if of_tree else row["draft_length"]),
@@ -220,8 +232,8 @@ def _described(one: Decoded, run: int) -> dict[str, Any]:
     }
 
 
-def _predicted(tree: Topology | None, found: Floats) -> float:
-    """Return the zero-order tokens a call; NaN where an index of the tree was never tested."""
-    if tree is None or max(tree.siblings, default=0) > len(found):
+def _predicted(tree: Topology | None, acceptance: Floats) -> float:
+    """Return the zero-order tokens a call; NaN if an index of the tree was never tested."""
+    if tree is None or max(tree.siblings, default=0) > len(acceptance):
         return math.nan
-    return tree_tokens_per_call(tree, found)
+    return tree_tokens_per_call(tree, acceptance)

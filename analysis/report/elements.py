@@ -16,14 +16,14 @@ from .render import names
 
 @cache
 def sources() -> list[dict[str, Any]]:
-    """Return what `elements.toml` holds: of each paper its title, study and elements."""
+    """Return the title, study and elements of each paper, from `elements.toml`."""
     read = tomllib.loads((pkgutil.get_data(__package__, "elements.toml") or b"").decode())
     return list(read["source"])
 
 
 def elements_section(sections: Sequence[Section]) -> Section:
-    """Return the section that says where each element is; `sections` are all others."""
-    paths = [f"{one.place}{names(item)[0]}" for one in sections for item in one.shown]
+    """Return the section with the file of each element; `sections` are all others."""
+    paths = [f"{part.place}{names(item)[0]}" for part in sections for item in part.shown]
     made = {path.rpartition(".")[0]: path for path in paths}
     rows = []
     for source in sources():

@@ -5,8 +5,8 @@ is at least KL(p || q) (6), for races at most KL + log(KL + 1) + 4 in bits (8), 
 tokens of a call from above (5). (6) to (8) hold for independent drafts, so these are the entropies
 here. Trees draft without replacement, where the index can have less entropy. All are in nats.
 
-The index has infinitely many values. Both laws are exact for the first `EXACT` indices. Beyond them
-indices are put together in blocks of nearly constant probability.
+The index has infinitely many values. Both distributions are exact for the first `EXACT` indices;
+later ones are put together in blocks of nearly constant probability.
 """
 
 from __future__ import annotations

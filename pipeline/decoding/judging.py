@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from analysis.decoding.laws import NOTHING
+from analysis.decoding.schemes import NOTHING
 from analysis.rules import Rule
 from analysis.rules.readings import ALGORITHM_1, relaxed
 from analysis.topk import TopK

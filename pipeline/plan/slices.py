@@ -14,7 +14,7 @@ from analysis.report.text import mark_of, upper_end
 from analysis.rules import Cut, Rule, Tree, expand, to_mapping
 from analysis.rules.build import ParameterRange, build_range
 from analysis.topk import TopK
-from conf.schema import Config, DrafterConfig, ModelConfig
+from conf.schema import Config, Decoding, DrafterConfig, ModelConfig
 from pipeline.errors import PipelineError
 from pipeline.plan.stage import SummaryRow
 from pipeline.store.durable import file_digest
@@ -212,6 +212,12 @@ def method_slice(method: Method) -> dict[str, Any]:
     from pipeline.plan.method import method_mapping
 
     return method_mapping(method) | ({} if method.rule is None else rule_slice(method.rule))
+
+
+def lookup_slice(decoding: Decoding) -> dict[str, Any]:
+    """Which occurrence prompt look-up takes, where it is not the latest."""
+    match = decoding.lookup_match
+    return {} if match == "latest" else {"lookup_match": match}
 
 
 def statistics_slice(config: Config) -> dict[str, Any]:

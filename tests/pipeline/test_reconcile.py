@@ -101,7 +101,7 @@ def test_passes_without_a_draft_are_counted(
     reconcile.main([str(FILES / "vllm_ngram.jsonl"), f"outputs={tmp_path}"])
     folder = tmp_path / "reconcile/vllm_ngram.jsonl"
     row = pd.read_csv(folder / "calls.csv").iloc[0]
-    assert row["tokens_per_pass"] <= 630 / 375 <= row["tokens_per_pass_optimistic"]
+    assert row["tokens_per_pass"] <= 630 / 375 <= row["tokens_per_pass_upper"]
     table = pd.read_csv(folder / "vLLM-conventions.csv").set_index("number")["value"]
     assert table["Mean acceptance length"] == pytest.approx(3.74)  # as vLLM prints
     assert table["#Mean accepted tokens"] == pytest.approx(630 / 356)
@@ -205,7 +205,6 @@ def test_the_command_holds_an_engine_beside_the_study(
     ("words", "message"),
     [
         ([], "0 files were given: give one"),
-        (["a", "b", "c"], "3 files were given"),
         ([str(FILES / "vllm_ngram.txt"), str(FILES / "vllm_base.txt")],
          "counts 100 drafts: give the page of a server without drafts first"),
         ([str(FILES / "vllm_base.txt"), str(FILES / "vllm_base.txt")], "counts no drafts: start"),

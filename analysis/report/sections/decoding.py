@@ -1,6 +1,6 @@
-"""Decoding with a drafter in the report: what is accepted, and what is given up.
+"""Decoding with a drafter in the report: acceptance, first differences, logit ratios.
 
-What depends on the clock is in `decoding_speed`. The figures of margins and ratios are after
+Tables that depend on the clock are in `decoding_speed`. The figures of margins and ratios are after
 Figures 1 and 5 of MARS (arXiv 2601.15498).
 """
 
@@ -49,12 +49,12 @@ DASHED: dict[str, Any] = {"color": VERMILION, "linestyle": "--", "linewidth": 0.
 
 
 def decoding_section(
-    title: str, decoded: Sequence[Decoded], statistics: Resampling, says: Sequence[str]
+    title: str, decoded: Sequence[Decoded], statistics: Resampling, paragraphs: Sequence[str]
 ) -> Section:
-    """Return the section on what is accepted."""
+    """Return the section on acceptance in decoding."""
     shown = [
         decoding_table(decoded, statistics),
-        partings_table(decoded),
+        first_differences_table(decoded),
         rates_table(decoded),
         trees_table(decoded, statistics),
         trees_figure(decoded, statistics),
@@ -63,21 +63,21 @@ def decoding_section(
         margins_figure(decoded),
         ratios_figure(decoded),
     ]
-    return Section(title, shown, says)
+    return Section(title, shown, paragraphs)
 
 
 def decoding_table(decoded: Sequence[Decoded], statistics: Resampling) -> Table:
-    """What is accepted, how many tokens a call emits, and what a lossy rule gives up."""
+    """Return the table of acceptance, tokens a call and the cost of lossy rules, by method."""
     frames = [
-        decoding.acceptance(one, *statistics)
-        .join(decoding.finished_runs(one, *statistics).drop(columns=CLOCKED_ANSWERS))
-        .join(decoding.of_thresholds(one, *statistics))
-        .assign(**prompt_counts(one.prompts))
-        for one in decoded
+        decoding.acceptance(pair, *statistics)
+        .join(decoding.finished_runs(pair, *statistics).drop(columns=CLOCKED_ANSWERS))
+        .join(decoding.of_thresholds(pair, *statistics))
+        .assign(**prompt_counts(pair.prompts))
+        for pair in decoded
     ]
     data, name = concat_targets(decoded, frames), "over_thresholds"
     over, more = (name, *limits(name)), list[Column]()
-    notes = few_notes(one.prompts for one in decoded)
+    notes = few_notes(pair.prompts for pair in decoded)
     if data[name].isna().all():  # no multiplicative rule was decoded
         data = data.drop(columns=[*over])
     else:
@@ -91,23 +91,27 @@ def decoding_table(decoded: Sequence[Decoded], statistics: Resampling) -> Table:
     )
 
 
-def partings_table(decoded: Sequence[Decoded]) -> Table | None:
-    """Count answers that part from the target's own; None where nothing is verified strictly."""
-    frames, counts = [decoding.partings(one) for one in decoded], []
-    for one, frame in zip(decoded, frames, strict=True):
+def first_differences_table(decoded: Sequence[Decoded]) -> Table | None:
+    """Return the first differences of strict methods' answers from the target's own.
+
+    None if no method verifies strictly.
+    """
+    frames, counts = [decoding.first_differences(pair) for pair in decoded], []
+    for pair, frame in zip(decoded, frames, strict=True):
         gaps = frame.groupby("run")["gap"].agg(["size", "max"])
-        strict = one.runs.loc[decoding.greedy_runs(one), ["method", "draft_length"]].join(gaps)
-        counts.append(strict.fillna({"size": 0}).assign(answers=one.prompts))
+        strict = pair.runs.loc[decoding.greedy_runs(pair), ["method", "draft_length"]].join(gaps)
+        counts.append(strict.fillna({"size": 0}).assign(answers=pair.prompts))
     shown = concat_targets(decoded, counts)
     if shown.empty:
         return None
-    return Table(**worded("decoding_partings"), data=concat_targets(decoded, frames), shown=shown)
+    data = concat_targets(decoded, frames)
+    return Table(**worded("decoding_first_differences"), data=data, shown=shown)
 
 
 def rates_table(decoded: Sequence[Decoded]) -> Table:
-    """How often the token at each place of a draft is accepted."""
+    """Return the acceptance rate at each place of a draft, by method."""
     settings = ["method", "draft_length", "temperature"]
-    frames = [position_rates(one.calls).join(one.runs[settings], on="run") for one in decoded]
+    frames = [position_rates(pair.calls).join(pair.runs[settings], on="run") for pair in decoded]
     data = concat_targets(decoded, [frame.query("draft_length > 0") for frame in frames])
     places = [
         Column(str(place), share_text, "rate", {"place": place}, above="place in the draft")
@@ -122,10 +126,10 @@ def margins_figure(decoded: Sequence[Decoded]) -> Figure | None:
 
     None without the steps of greedy answers.
     """
-    if not all(len(one.trajectory) for one in decoded):
+    if not all(len(pair.trajectory) for pair in decoded):
         return None
     drawing, axes = grid(2 * len(decoded), ["", ""])
-    frames = [_margins(one.trajectory).assign(target=one.target) for one in decoded]
+    frames = [_margins(pair.trajectory).assign(target=pair.target) for pair in decoded]
     for above, below, steps in zip(axes[::2], axes[1::2], frames, strict=True):
         panels = [*above, *below]
         for axis, (title, x, y, x_name, y_name) in zip(panels, PANELS, strict=True):
@@ -156,19 +160,19 @@ def ratios_figure(decoded: Sequence[Decoded]) -> Figure | None:
 
     None without the steps of greedy answers.
     """
-    if not all(len(one.trajectory) for one in decoded):
+    if not all(len(pair.trajectory) for pair in decoded):
         return None
     drawing, axes = grid(len(decoded), list(HISTOGRAMS))
     frames = []
-    for row, one in zip(axes, decoded, strict=True):
-        steps = _margins(one.trajectory)
+    for row, pair in zip(axes, decoded, strict=True):
+        steps = _margins(pair.trajectory)
         for axis, (name, (column, mark)) in zip(row, HISTOGRAMS.items(), strict=True):
             counts, edges = np.histogram(steps[column], 40 if column == "z1" else SHARES)
             axis.stairs(counts, edges, fill=True, color=BLUE)
             axis.axvline(mark, **DASHED)
             above = share_text(float((steps[column] > mark).mean()))
-            axis.set(xlabel=name, title=f"{one.target}: {above} above {mark:g}")
-            frames.append(pd.DataFrame({"target": one.target, "of": column, "from": edges[:-1],
+            axis.set(xlabel=name, title=f"{pair.target}: {above} above {mark:g}")
+            frames.append(pd.DataFrame({"target": pair.target, "of": column, "from": edges[:-1],
                                         "to": edges[1:], "steps": counts}))  # fmt: skip
         row[0].set_ylabel("steps")
     data = pd.concat(frames, ignore_index=True)

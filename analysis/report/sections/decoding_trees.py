@@ -1,7 +1,7 @@
 """Draft trees in the report: predicted, measured and bounded tokens of a call.
 
-The figure is after Figures 3 and 4 of arXiv 2504.15475: one row a target and temperature, with GSS
-and ERSS on one axis; left the tokens of a call, right what a further drafted token adds.
+The figure is after Figures 3 and 4 of arXiv 2504.15475: one row for each target and temperature,
+with GSS and ERSS on one axis; left the tokens of a call, right the gain of one more drafted token.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ COLOURS = {name: colour for name, (colour, _) in zip(SHAPES.values(), LINES, str
 FIXED, LEAST = "Lemma 4.3, m of the largest k", "Lemma 4.3, best m"
 BOUNDS = {LEAST: 1.6, FIXED: 0.7}  # widths of lines
 QUANTITIES = {"tokens": "tokens a call", "added": "added by a token"}
-COLUMNS = ["law", "curve", "of", "drafted", "value", "ci_low", "ci_high"]
+COLUMNS = ["scheme", "curve", "kind", "drafted", "value", "ci_low", "ci_high"]
 STYLES = {GSS: ("o", (0, ())), ERSS: ("^", (0, (4, 2))), GREEDY: ("s", (0, ()))}
 APART = {GSS: 0.97, ERSS: 1.03, GREEDY: 1.0}  # points at equal sizes do not hide each other
 
 
 def trees_table(decoded: Sequence[Decoded], statistics: Resampling) -> Table | None:
-    """Tokens a call of every tree, measured and predicted; None where no method drafted trees."""
-    data = concat_targets(decoded, [_trees(one, statistics) for one in decoded])
+    """Return the measured and predicted tokens a call of every tree; None without trees."""
+    data = concat_targets(decoded, [_trees(pair, statistics) for pair in decoded])
     if data.empty:
         return None
     return Table(**worded("decoding_trees"), data=data)
@@ -45,7 +45,7 @@ def trees_table(decoded: Sequence[Decoded], statistics: Resampling) -> Table | N
 
 def alternatives_table(decoded: Sequence[Decoded], statistics: Resampling) -> Table | None:
     """GSS and ERSS over alternatives of one token; None without batches of both."""
-    frames = [alternatives(one, tree_runs(one, *statistics), *statistics) for one in decoded]
+    frames = [alternatives(pair, tree_runs(pair, *statistics), *statistics) for pair in decoded]
     data = concat_targets(decoded, frames)
     if data.empty:
         return None
@@ -69,7 +69,7 @@ def _overtaking(part: pd.DataFrame, confidence: float) -> str:
             "the intervals of the difference exclude 0."
         )
     missing = " and ".join(
-        text for text, known in (("behind", behind), ("ahead", ahead)) if not known
+        text for text, settled in (("behind", behind), ("ahead", ahead)) if not settled
     )
     return (
         f"where ERSS overtakes GSS is not settled: at {least} alternatives in this sample, "
@@ -80,41 +80,41 @@ def _overtaking(part: pd.DataFrame, confidence: float) -> str:
 
 def entropies_table(decoded: Sequence[Decoded], statistics: Resampling) -> Table | None:
     """KL, H[R], their bounds and the tokens they bound; None where no tree was drawn."""
-    frames = [entropies(one, tree_runs(one, *statistics), *statistics) for one in decoded]
+    frames = [entropies(pair, tree_runs(pair, *statistics), *statistics) for pair in decoded]
     data = concat_targets(decoded, frames)
     return None if data.empty else Table(**worded("decoding_entropies"), data=data)
 
 
 def concat_targets(decoded: Sequence[Decoded], frames: Sequence[pd.DataFrame]) -> pd.DataFrame:
-    """Return the frames of all targets as one, with the target's printed name."""
+    """Return the frames of all targets as one frame, with the target's printed name."""
     return pd.concat(
-        [frame.assign(target=one.target) for one, frame in zip(decoded, frames, strict=True)],
+        [frame.assign(target=pair.target) for pair, frame in zip(decoded, frames, strict=True)],
         ignore_index=True,
     )
 
 
-def _trees(one: Decoded, statistics: Resampling) -> pd.DataFrame:
+def _trees(pair: Decoded, statistics: Resampling) -> pd.DataFrame:
     """Return a row for each run that drafted trees."""
-    table = tree_runs(one, *statistics)
-    found = {group: rates(one, table, group) for group in table["group"].unique()}
+    table = tree_runs(pair, *statistics)
+    acceptance = {group: rates(pair, table, group) for group in table["group"].unique()}
     table["bound"] = [
         math.nan
         if shape == SHAPES["dynamic"]
-        else least_residual_upper(found[group], int(nodes), tight=True)[1]
+        else least_residual_upper(acceptance[group], int(nodes), tight=True)[1]
         for group, nodes, shape in table[["group", "nodes", "shape"]].to_numpy()
     ]
     table["acceptance"] = [
-        " ".join(f"{rate:.3g}" for rate in found[group]) for group in table["group"]
+        " ".join(f"{rate:.3g}" for rate in acceptance[group]) for group in table["group"]
     ]
-    return table[table["run"].map(one.of_trees).astype(bool)]
+    return table[table["run"].map(pair.of_trees).astype(bool)]
 
 
-def predicted_curves(found: Floats, largest: int) -> dict[str, Curve]:
-    """Return the zero-order tokens a call of every shape, of at most `largest` drafted tokens.
+def predicted_curves(acceptance: Floats, largest: int) -> dict[str, Curve]:
+    """Return the zero-order tokens a call of every shape, over drafted tokens.
 
     Args:
-        found: (J,) R over sibling indices.
-        largest: drafted tokens.
+        acceptance: (J,) R over sibling indices.
+        largest: largest number of drafted tokens.
     """
     makers: dict[str, Callable[[int], object]] = {
         "sequence": sequence,
@@ -127,94 +127,101 @@ def predicted_curves(found: Floats, largest: int) -> dict[str, Curve]:
         points = []
         for size in range(1, largest + 1):
             tree = make(size)
-            if len(tree) > largest or max(tree.siblings) > len(found):  # type: ignore[arg-type, attr-defined]
+            if len(tree) > largest or max(tree.siblings) > len(acceptance):  # type: ignore[arg-type, attr-defined]
                 break
-            points.append((len(tree), tree_tokens_per_call(tree, found)))  # type: ignore[arg-type]
+            points.append((len(tree), tree_tokens_per_call(tree, acceptance)))  # type: ignore[arg-type]
         if points:
             curves[SHAPES[name]] = _curve(points)
-    best = best_trees(found, largest)[0]
+    best = best_trees(acceptance, largest)[0]
     possible = np.isfinite(best)
     curves[SHAPES["optimal"]] = (np.arange(largest + 1.0)[possible][1:], best[possible][1:])
     return curves
 
 
-def bound_curves(found: Floats, largest: int) -> dict[str, Curve]:
+def bound_curves(acceptance: Floats, largest: int) -> dict[str, Curve]:
     """Return the bounds of Lemma 4.3 on the zero-order tokens a call, over drafted tokens."""
     sizes = range(1, largest + 1)
-    m = least_residual_upper(found, largest)[0]
-    curves = {LEAST: [(k, least_residual_upper(found, k)[1]) for k in sizes]}
+    m = least_residual_upper(acceptance, largest)[0]
+    curves = {LEAST: [(k, least_residual_upper(acceptance, k)[1]) for k in sizes]}
     if np.isfinite(m):
-        curves[FIXED] = [(k, residual_upper(found, k, int(m))) for k in sizes]
+        curves[FIXED] = [(k, residual_upper(acceptance, k, int(m))) for k in sizes]
     return {name: _curve(points) for name, points in curves.items()}
 
 
 @styled
 def trees_figure(decoded: Sequence[Decoded], statistics: Resampling) -> Figure | None:
-    """Draw tokens a call over drafted tokens, and what one more drafted token adds.
+    """Draw tokens a call, and the gain of one more drafted token, over drafted tokens.
 
     None where no method drafted trees, or all drafts of a temperature have one size.
     """
     drawn = []
-    for one in decoded:
-        table = tree_runs(one, *statistics)
-        trees = table[table["run"].map(one.of_trees).astype(bool)]
+    for pair in decoded:
+        table = tree_runs(pair, *statistics)
+        trees = table[table["run"].map(pair.of_trees).astype(bool)]
         for setting in trees["setting"].unique():
             runs = table[table["setting"] == setting]
             if runs["nodes"].min() < runs["nodes"].max():
-                curves = _curves(one, table, runs)
-                drawn.append(curves.assign(target=one.target, setting=setting))
+                curves = _curves(pair, table, runs)
+                drawn.append(curves.assign(target=pair.target, setting=setting))
     if not drawn:
         return None
     drawing, axes = grid(len(drawn), list(QUANTITIES.values()))
-    for pair, curves in zip(axes, drawn, strict=True):
-        for axis, quantity in zip(pair, QUANTITIES, strict=True):
+    for row, curves in zip(axes, drawn, strict=True):
+        for axis, quantity in zip(row, QUANTITIES, strict=True):
             axis.set_title("{}, {}".format(*curves[["target", "setting"]].iloc[0]))
             axis.set(xlabel="drafted tokens", ylabel=QUANTITIES[quantity])
             _draw(axis, curves[curves["quantity"] == quantity])
-        pair[1].set_xlim(pair[0].get_xlim())
-        for axis, name in ((pair[0], "x"), (pair[1], "x"), (pair[1], "y")):
+        row[1].set_xlim(row[0].get_xlim())
+        for axis, name in ((row[0], "x"), (row[1], "x"), (row[1], "y")):
             logarithmic(axis, name)
     data = pd.concat(drawn, ignore_index=True)
     legend(drawing, [], columns=3, keys=_keys(data))
     return Figure(**worded("decoding_trees_figure"), data=data, drawing=drawing)
 
 
-def _curves(one: Decoded, table: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
-    """Return what is drawn of a setting: `COLUMNS` and quantity.
+def _curves(pair: Decoded, table: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
+    """Return the points and curves of a setting: `COLUMNS` and quantity.
 
     Gains are means over the drafted tokens between two sizes. Predictions and bounds have the gaps
-    of what was decoded, so that points lie beside curves of the same.
+    between the sizes that were decoded, as the points beside them.
     """
     largest, parts, added = int(runs["nodes"].max()), [], []
-    for key, mine in runs.groupby(["law", "group"], sort=False):
-        law, group = map(str, key)
+    for key, members in runs.groupby(["scheme", "group"], sort=False):
+        scheme, group = map(str, key)
         columns = {"shape": "curve", "nodes": "drafted", "tokens_per_call": "value"}
-        measured = mine.rename(columns=columns).assign(of="measured")[COLUMNS]
+        measured = members.rename(columns=columns).assign(kind="measured")[COLUMNS]
         sizes = {name: np.unique(part["drafted"]) for name, part in measured.groupby("curve")}
         parts += [measured]
-        added += [(law, name, "measured", _gains(part)) for name, part in measured.groupby("curve")]
-        found = rates(one, table, group)
-        if not len(found):
+        added += [
+            (scheme, name, "measured", _gains(part)) for name, part in measured.groupby("curve")
+        ]
+        acceptance = rates(pair, table, group)
+        if not len(acceptance):
             continue
         gaps = sizes.get(SHAPES["optimal"], np.unique(measured["drafted"]))
-        for of, curves in (("predicted", predicted_curves), ("bound", bound_curves)):
-            for name, (k, tokens) in curves(found, largest).items():
-                at = np.isin(k, sizes.get(name, gaps if of == "bound" else ()))
+        for kind, curves in (("predicted", predicted_curves), ("bound", bound_curves)):
+            for name, (k, tokens) in curves(acceptance, largest).items():
+                at = np.isin(k, sizes.get(name, gaps if kind == "bound" else ()))
                 if name in BOUNDS or at.any():
                     curve = pd.DataFrame({"drafted": k, "value": tokens})
-                    parts.append(curve.assign(law=law, curve=name, of=of))
-                    added += [(law, name, of, _gains(curve[at], of))] * (name != LEAST)
-    gains = [part.assign(law=law, curve=name, of=of) for law, name, of, part in added]
+                    parts.append(curve.assign(scheme=scheme, curve=name, kind=kind))
+                    added += [(scheme, name, kind, _gains(curve[at], kind))] * (name != LEAST)
+    gains = [
+        part.assign(scheme=scheme, curve=name, kind=kind) for scheme, name, kind, part in added
+    ]
     return pd.concat(
-        [pd.concat(of).assign(quantity=q) for q, of in zip(QUANTITIES, (parts, gains), strict=True)]
+        [
+            pd.concat(frames).assign(quantity=quantity)
+            for quantity, frames in zip(QUANTITIES, (parts, gains), strict=True)
+        ]
     )
 
 
-def _gains(curve: pd.DataFrame, of: str = "measured") -> pd.DataFrame:
-    """Return what a drafted token adds; a bound has no size of nothing drafted."""
+def _gains(curve: pd.DataFrame, kind: str = "measured") -> pd.DataFrame:
+    """Return the gain of a drafted token at each size; a bound has no size of nothing drafted."""
     once = curve.drop_duplicates("drafted").sort_values("drafted")
     k, tokens = once[["drafted", "value"]].to_numpy(np.float64).T
-    k, gain = marginal(k, tokens, None if of == "bound" else 1.0)
+    k, gain = marginal(k, tokens, None if kind == "bound" else 1.0)
     return pd.DataFrame({"drafted": k, "value": gain})
 
 
@@ -223,15 +230,15 @@ def _draw(axis: Axes, drawn: pd.DataFrame) -> None:
     added = drawn["quantity"].iloc[0] == "added"
     positive = drawn["value"][drawn["value"] > 0]
     least = 0.7 * positive.min() if added else -np.inf  # a gain of nothing has no logarithm
-    for key, part in drawn.sort_values("drafted").groupby(["law", "curve", "of"], sort=False):
-        law, curve, of = map(str, key)
-        marker, dashes = STYLES[law]
+    for key, part in drawn.sort_values("drafted").groupby(["scheme", "curve", "kind"], sort=False):
+        scheme, curve, kind = map(str, key)
+        marker, dashes = STYLES[scheme]
         k, value = part["drafted"], part["value"].clip(lower=least)
-        colour = GREY if of == "bound" else COLOURS[curve]
-        if of == "measured":
-            face = "white" if law == ERSS else colour
+        colour = GREY if kind == "bound" else COLOURS[curve]
+        if kind == "measured":
+            face = "white" if scheme == ERSS else colour
             ends = error_bars(value, part["ci_low"], part["ci_high"])
-            axis.errorbar(k * APART[law], value, ends, fmt=marker, color=colour, markersize=3.5,
+            axis.errorbar(k * APART[scheme], value, ends, fmt=marker, color=colour, markersize=3.5,
                           markerfacecolor=face, elinewidth=0.7)  # fmt: skip
         else:
             width = BOUNDS.get(curve, 0.9)
@@ -240,14 +247,14 @@ def _draw(axis: Axes, drawn: pd.DataFrame) -> None:
 
 def _keys(drawn: pd.DataFrame) -> list[Line2D]:
     """Return the legend: a colour a shape, a marker and a dash a scheme, widths of bounds."""
-    curves, laws = set(drawn["curve"]), set(drawn["law"])
+    curves, schemes = set(drawn["curve"]), set(drawn["scheme"])
     plain: dict[str, Any] = {"color": BLACK, "linewidth": 0.9, "markersize": 3.5}
     return [
         *(Line2D([], [], color=c, label=name) for name, c in COLOURS.items() if name in curves),
         *(
-            Line2D([], [], marker=marker, linestyle=dashes, **plain, label=law,
-                   markerfacecolor="white" if law == ERSS else BLACK)
-            for law, (marker, dashes) in STYLES.items() if law in laws
+            Line2D([], [], marker=marker, linestyle=dashes, **plain, label=scheme,
+                   markerfacecolor="white" if scheme == ERSS else BLACK)
+            for scheme, (marker, dashes) in STYLES.items() if scheme in schemes
         ),
         *(
             Line2D([], [], color=GREY, linewidth=width, label=name)
@@ -257,9 +264,9 @@ def _keys(drawn: pd.DataFrame) -> list[Line2D]:
 
 
 def marginal(k: Floats, tokens: Floats, first: float | None = None) -> Curve:
-    """Return what a drafted token adds up to each size, from the size before it.
+    """Return the gain per drafted token from each size to the next.
 
-    `first` is the tokens a call without a draft; None leaves the first size out.
+    `first` is the tokens a call without a draft; with None the first size has no gain.
 
     Examples:
         >>> marginal(np.array([1.0, 3.0]), np.array([1.5, 1.9]), first=1.0)[1].round(6).tolist()

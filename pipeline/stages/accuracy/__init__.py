@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pipeline.plan.slices import bootstrap_settings, method_slice, statistics_slice
+from pipeline.plan.slices import bootstrap_settings, lookup_slice, method_slice, statistics_slice
 from pipeline.plan.stage import Request, Stage, SummaryRow
 from pipeline.store.columns import COMMON, GIVEN_UP, METHOD, Column, Columns
 from pipeline.store.node import Node
@@ -53,6 +53,7 @@ def nodes(request: Request) -> list[Node]:
                 "items": asked.items,
                 "seed": asked.seed,
                 "lookup": config.decoding.lookup,
+                **lookup_slice(config.decoding),
                 "template": config.prompts.template,
                 "enable_thinking": config.prompts.enable_thinking,
                 "methods": [method_slice(method) for method in methods],
@@ -87,7 +88,7 @@ def scored(methods: Sequence[Method]) -> list[Method]:
 def summary(node: Node, artifact: Artifact) -> list[SummaryRow]:
     """One row a method, the baselines included, over all tasks together."""
     from analysis.decoding import answers
-    from analysis.decoding.answers import ALL, decide, verdicts
+    from analysis.decoding.answers import ALL, decide, decisions_in_words
     from pipeline.store.decoded import read_answered
 
     one = read_answered(node.settings["target"]["label"], artifact)
@@ -100,7 +101,7 @@ def summary(node: Node, artifact: Artifact) -> list[SummaryRow]:
     shown += ["calls_finished", "seconds_ratio", "seconds_ratio_ci_low", "seconds_ratio_ci_high"]
     shown += ["right_per_second"]
     decided = decide(found, one.runs, node.settings["margin"], node.settings["confidence"])
-    words = verdicts(decided)
+    words = decisions_in_words(decided)
     return [
         {
             "target": one.target,
@@ -114,7 +115,7 @@ def summary(node: Node, artifact: Artifact) -> list[SummaryRow]:
 
 STAGE = Stage(
     name="accuracy",
-    version=6,
+    version=7,
     upstream=(),
     columns={
         "data": RUN

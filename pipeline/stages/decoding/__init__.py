@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from analysis.report.text import limits
-from pipeline.plan.slices import bootstrap_settings, method_slice, statistics_slice
+from pipeline.plan.slices import bootstrap_settings, lookup_slice, method_slice, statistics_slice
 from pipeline.plan.stage import Request, Stage, SummaryRow
 from pipeline.store.columns import COMMON, GIVEN_UP, METHOD, STEP, Column, Columns
 from pipeline.store.node import Node
@@ -51,6 +51,7 @@ def nodes(request: Request) -> list[Node]:
                 "steps": asked.steps,
                 "seed": asked.seed,
                 "lookup": asked.lookup,
+                **lookup_slice(asked),
                 "batches": asked.batches,
                 "methods": [method_slice(method) for method in methods],
                 **({"repeats": asked.repeats} if asked.repeats > 1 else {}),
@@ -96,7 +97,7 @@ def summary(node: Node, artifact: Artifact) -> list[SummaryRow]:
 
 STAGE = Stage(
     name="decoding",
-    version=11,
+    version=12,
     upstream=("prompts", "drafts"),  # the latter for methods that take what it measured
     columns={
         "data": RUN

@@ -5,6 +5,9 @@ Run it with ``python -m pipeline stage=report``.
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 from analysis.report.text import limits
 from analysis.rules import StrictGreedy, to_mapping
 from pipeline.errors import PipelineError
@@ -62,10 +65,36 @@ def nodes(request: Request) -> list[Node]:
                 "rules": [to_mapping(rule) for rule in request.rules],
                 **statistics_slice(config),
                 **({"margin": config.accuracy.margin} if shown else {}),
+                **_engine_slice(request),
             },
             {name: tuple(request.nodes[name]) for name in UPSTREAM if name not in left_out},
         )
     ]
+
+
+def _engine_slice(request: Request) -> dict[str, Any]:
+    """The costs of the engine of `decoding.costs`; nothing without a file.
+
+    Raises:
+        PipelineError: the file can't be read, or is of a drafter that the study does not have.
+    """
+    asked = request.config.decoding
+    if asked.costs is None or STAGE.name not in request.asked:
+        return {}
+    from pipeline.engines.costs import read_costs
+
+    costs = read_costs(Path(asked.costs))
+    if costs.drafter == "model" and not request.nodes["drafts"]:
+        raise PipelineError(
+            f"decoding.costs={asked.costs} has the costs of the study's drafter, and the study has "
+            "none: add it, for instance drafter=local drafter.path=DIRECTORY"
+        )
+    steps = [list(step) for step in zip(costs.drafted, costs.costs, strict=True)]
+    return {
+        "costs": {"engine": costs.engine, "drafter": costs.drafter, "steps": steps},
+        "lookup": asked.lookup,
+        "lookup_match": asked.lookup_match,
+    }
 
 
 def summary(node: Node, artifact: Artifact) -> list[SummaryRow]:
@@ -115,7 +144,7 @@ def summary(node: Node, artifact: Artifact) -> list[SummaryRow]:
 
 STAGE = Stage(
     name="report",
-    version=26,
+    version=27,
     upstream=UPSTREAM,
     columns={},
     nodes=nodes,

@@ -43,6 +43,7 @@ from analysis.rules import StrictGreedy
 from pipeline.execution.progress import progress_bar
 from pipeline.plan.slices import bootstrap_settings
 from pipeline.stages.report import setups
+from pipeline.stages.report.engine import engine_section, in_engine
 from pipeline.stages.report.inputs import (
     Upstream,
     by_target,
@@ -76,7 +77,10 @@ def compute(node: Node, upstream: dict[str, list[Artifact]], pending: Pending) -
     ]
     statistics = bootstrap_settings(config)
     speeds = [speed(one, *statistics).assign(theta=thetas(one)) for one in decoded]
+    engine = in_engine(config, sources)
     sections = [*sections_of(node, sources, targets, results, decoded, speeds)]
+    if engine is not None:
+        sections.insert(-1, engine_section(engine))
     sections.insert(-1, elements_section(sections))  # what is beside the published comes last
     shown = [(section, item) for section in sections for item in section.shown]
     made: dict[str, bytes] = {}
@@ -86,7 +90,14 @@ def compute(node: Node, upstream: dict[str, list[Artifact]], pending: Pending) -
             made |= {f"{section.place}{path}": content for path, content in found}
             bar.update()
     made |= page_files(
-        node, upstream, targets, results, [*zip(decoded, speeds, strict=True)], sections, sources
+        node,
+        upstream,
+        targets,
+        results,
+        [*zip(decoded, speeds, strict=True)],
+        sections,
+        sources,
+        [] if engine is None else engine[-1],
     )
     for name, content_of in made.items():
         path = pending.directory / name

@@ -11,6 +11,7 @@ import zlib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from string import Template
@@ -55,6 +56,7 @@ def page_files(
     timed: Sequence[tuple[Decoded, pd.DataFrame]],
     sections: Sequence[Section],
     sources: Sequence[Upstream],
+    in_engine: Sequence[Advice] = (),
 ) -> dict[str, bytes]:
     """Return the page, one file that needs no other and no network, and what stands beside it.
 
@@ -68,10 +70,17 @@ def page_files(
         timed: what was decoded and its speeds, target by target; empty where nothing was.
         sections: all tables and figures by section, those beside the published last.
         sources: artifacts of each target by stage.
+        in_engine: the verdict of each target for an engine; empty without its costs.
     """
     study, note = node.config["study"], node.config.get("note")
     setups = {one.label: setup(one, mine) for one, mine in zip(targets, sources, strict=True)}
     advice = verdicts_of(node, upstream, results.targets, timed)
+    text_of_verdict = advice_text([*advice, *in_engine])
+    if in_engine:
+        advice = [
+            replace(one, beside=[engine.sentence, *engine.beside, *one.beside])
+            for one, engine in zip(advice, in_engine, strict=True)
+        ]
     rules = steps.embedded(list(targets[0].certificates), len(targets))
     pairs = results if "acceptance" in results else None  # step by step, not of two logs
     environment = jinja2.Environment(
@@ -113,7 +122,7 @@ def page_files(
         bundle=deflated(bundle()),
         scripts="\n".join((WEB / name).read_text(encoding="utf-8") for name in SCRIPTS),
     )
-    found = {"index.html": text, VERDICT: advice_text(advice)}
+    found = {"index.html": text, VERDICT: text_of_verdict}
     for place in ("", "timings/"):
         if mine := [section for section in sections if section.place == place]:
             shown_here = [item for section in mine for item in section.shown]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from analysis.decoding.laws import NOTHING
+from analysis.decoding.schemes import NOTHING
 from analysis.rules import (
     AbsoluteThreshold,
     Additive,

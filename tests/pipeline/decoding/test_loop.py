@@ -20,7 +20,6 @@ from pipeline.decoding.drafters import (
     ModelDrafter,
     Nothing,
     PromptLookup,
-    continuation,
     measured,
     model_drafter,
     stops,
@@ -141,30 +140,6 @@ def test_the_history_of_an_answer_that_a_token_ended_is_the_walk(
                 assert walked(answer) == walk
                 inside += walk[-1][0] + walk[-1][2] == len(right)
     assert inside > 0
-
-
-def test_lookup_finds_what_a_scan_from_the_end_finds() -> None:
-    def scanned(text: list[int], longest: int, count: int, shortest: int) -> list[int]:
-        for n in range(min(longest, len(text) - 1), shortest - 1, -1):
-            for end in range(len(text) - 2, n - 2, -1):
-                if text[end - n + 1 : end + 1] == text[-n:]:
-                    grown = list(text)
-                    for at in range(end + 1, end + 1 + count):
-                        grown.append(grown[at])
-                    return grown[len(text) :]
-        return []
-
-    generator = np.random.default_rng(0)
-    texts = [generator.integers(3, size=size % 12).tolist() for size in range(300)]
-    for text in texts:
-        for longest, shortest in ((1, 1), (3, 1), (3, 2), (4, 4)):
-            asked = (text, longest, 5, shortest)
-            assert continuation(*asked) == scanned(*asked), asked
-    text = [1, 2, 3, 9, 2, 3, 8, 1, 2, 3]
-    assert continuation(text, 3, 2) == [9, 2]  # 1 2 3 occurs once before
-    assert continuation(text, 2, 2) == [8, 1]  # 2 3 occurs twice, the later counts
-    assert continuation([5, 1, 2, 1, 2], 2, 5) == [1, 2, 1, 2, 1]
-    assert continuation(text, 9, 1) == [9]  # no more than the text has
 
 
 def test_prompts_that_cannot_be_decoded_say_why(target: LanguageModel) -> None:

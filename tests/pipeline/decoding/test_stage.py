@@ -20,7 +20,7 @@ from pipeline.decoding import pair
 from pipeline.errors import PipelineError
 from pipeline.loader import Study
 from pipeline.models.heads.hidden_drafter import HiddenDrafter
-from pipeline.models.language_model import LanguageModel, hidden_states
+from pipeline.models.language_model import LanguageModel
 from pipeline.models.passes import Text
 from pipeline.plan.slices import method_slice
 from pipeline.stages.decoding import compute as decoding
@@ -180,8 +180,8 @@ def test_passes_are_timed_at_each_batch_size(stage: Any) -> None:
 def head_logits(model: HiddenDrafter, text: list[int]) -> torch.Tensor:
     """All logits (n, V) of a text at depth 1; of the first token, which has no entry, zeros."""
     ids = torch.tensor(text)
-    hidden = hidden_states(model.target.module(ids[None], output_hidden_states=True), model.layers)
-    found = Text(model, len(text)).extend(ids[1:], None, model.head.fuse(hidden[:, :-1])[0])
+    hidden = heads.states_of(model.target, text[:-1], model.layers)[None]
+    found = Text(model, len(text)).extend(ids[1:], None, model.head.fuse(hidden)[0])
     return torch.cat([torch.zeros(1, V), found])
 
 
