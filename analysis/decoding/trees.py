@@ -116,10 +116,8 @@ def alternatives(decoded: Decoded, table: pd.DataFrame, *resampling: Any) -> pd.
 def _emitted(decoded: Decoded, runs: pd.Series, bootstrap: PromptBootstrap) -> Floats:
     """Return (1 + B, K) tokens a call of batches of 1, ..., K, of all prompts and of resamples."""
     levels = decoded.levels[decoded.levels["run"].isin(runs)]
-    index, of = (
-        np.arange(1, int(levels["children"].max()) + 1),
-        np.unique(decoded.data["prompt_id"]),
-    )
+    index = np.arange(1, int(levels["children"].max()) + 1)
+    prompt_ids = np.unique(decoded.data["prompt_id"])
     taken = levels["accepted"].to_numpy()[:, None]
     reached = (levels["children"].to_numpy()[:, None] >= index) & ((taken == 0) | (taken >= index))
     prompts = np.searchsorted(prompt_ids, levels["prompt_id"])
@@ -149,9 +147,8 @@ def entropies(decoded: Decoded, table: pd.DataFrame, *resampling: Any) -> pd.Dat
     bootstrap, rows = decoded.bootstrap(*resampling), []
     for group, runs in table[table["scheme"].isin(ENTROPY)].groupby("group", sort=False):
         scheme, run = str(runs["scheme"].iloc[0]), int(runs["run"].iloc[0])
-        contexts = decoded.contexts[
-            decoded.contexts["run"].map(lambda at, run=run: decoded.alike(at, run))
-        ]
+        alike = [decoded.alike(int(baseline), run) for baseline in decoded.contexts["run"]]
+        contexts = decoded.contexts[alike]
         fixed = runs[runs["shape"] != SHAPES["dynamic"]]
         if contexts.empty or fixed.empty:
             continue
@@ -162,9 +159,7 @@ def entropies(decoded: Decoded, table: pd.DataFrame, *resampling: Any) -> pd.Dat
             sums, counts = decoded.by_prompt(contexts.assign(run=0, count=1), column, "count")
             mean, low, high = ratio_intervals(sums[:, :1], counts[:, :1], bootstrap)
             row |= {name: mean[0], f"{name}_ci_low": low[0], f"{name}_ci_high": high[0]}
-        upper = (
-            float(contexts["kl"].map(races_entropy_upper).mean()) if scheme == ERSS else math.nan
-        )
+        uppers = contexts["kl"].map(races_entropy_upper if scheme == ERSS else lambda _: math.nan)
         rows.append(row | {
             "below": int((contexts[ENTROPY[scheme]] < contexts["kl"] - ROUNDING).sum()),
             "entropy_upper": float(uppers.mean()),
