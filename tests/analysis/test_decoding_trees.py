@@ -157,7 +157,7 @@ def test_races_overtake_where_their_batches_emit_more() -> None:
     shown = alternatives_table([replace(one, levels=levels)], STATISTICS)
     assert shown is not None
     assert "not settled" in shown.notes[0]
-    gss = table[table["law"] == "GSS"]
+    gss = table[table["scheme"] == "GSS"]
     assert alternatives(one, gss, *STATISTICS).empty
 
 
@@ -174,7 +174,7 @@ def test_kl_and_entropies_stand_beside_the_tokens_that_they_bound() -> None:
     runs = one.runs.copy()
     runs.loc[0, "temperature"] = 1.0
     one = replace(one, runs=runs, contexts=contexts, vocabulary=100)
-    found = entropies(one, tree_runs(one, *STATISTICS), *STATISTICS).set_index("law")
+    found = entropies(one, tree_runs(one, *STATISTICS), *STATISTICS).set_index("scheme")
     assert found["kl"].tolist() == pytest.approx([0.2, 0.2])
     assert found["entropy"].to_dict() == pytest.approx({"GSS": 0.7, "ERSS": 0.3})
     assert found["below"].to_dict() == {"GSS": 0, "ERSS": 4}  # 0.2 < 0.3, once a prompt
@@ -193,16 +193,16 @@ def test_kl_and_entropies_stand_beside_the_tokens_that_they_bound() -> None:
 def test_gains_are_drawn_over_the_gaps_that_were_decoded() -> None:
     figure = trees_figure([made()], STATISTICS)
     assert figure is not None
-    added = figure.data[(figure.data["quantity"] == "added") & (figure.data["law"] == "GSS")]
-    batch_ = added[added["curve"] == "batch"].set_index("of")
+    added = figure.data[(figure.data["quantity"] == "added") & (figure.data["scheme"] == "GSS")]
+    batch_ = added[added["curve"] == "batch"].set_index("kind")
     assert batch_.loc["measured", "value"].tolist() == pytest.approx([0.7, 0.0])
     # from 1 to 3 alternatives, a mean of two tokens, as of the points
     assert batch_.loc["predicted", "value"].tolist() == pytest.approx([0.65, 0.35 / 4 / 2])
-    assert set(figure.data["law"]) == {"GSS", "ERSS"}  # of tree-greedy there is one size
+    assert set(figure.data["scheme"]) == {"GSS", "ERSS"}  # of tree-greedy there is one size
     assert set(figure.data["setting"]) == {"T = 1"}
     (legend,) = figure.drawing.legends
     drawn = {text.get_text() for text in legend.get_texts()}
-    assert drawn == {*figure.data["curve"], *figure.data["law"]}
+    assert drawn == {*figure.data["curve"], *figure.data["scheme"]}
 
 
 def test_the_table_has_what_was_measured_predicted_and_bounded() -> None:

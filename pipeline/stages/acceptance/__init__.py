@@ -129,7 +129,7 @@ def matter(node: Node, rows: list[SummaryRow]) -> tuple[list[SummaryRow], str]:
 
 STAGE = Stage(
     name="acceptance",
-    version=21,
+    version=22,
     upstream=("drafts",),
     columns={
         "data": STEP

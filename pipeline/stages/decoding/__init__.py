@@ -97,7 +97,7 @@ def summary(node: Node, artifact: Artifact) -> list[SummaryRow]:
 
 STAGE = Stage(
     name="decoding",
-    version=12,
+    version=13,
     upstream=("prompts", "drafts"),  # the latter for methods that take what it measured
     columns={
         "data": RUN
