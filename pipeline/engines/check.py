@@ -22,9 +22,9 @@ from analysis.statistics.bootstrap import Flags
 from analysis.statistics.drift import TIE
 from analysis.statistics.trajectories import Trajectories, drafts_made
 from pipeline.engines.costs import has_pages, measure_costs, read_run
+from pipeline.engines.written.counts import EngineCounts, read_counts
 from pipeline.errors import PipelineError
 from pipeline.execution.runner import check_models, ensure
-from pipeline.formats.engine_counts import EngineCounts, read_counts
 from pipeline.loader import Study
 from pipeline.store.columns import numbers
 from pipeline.store.distributions import read_steps, read_token_ids

@@ -21,9 +21,9 @@ from pydantic import ValidationError as FieldsError
 
 from analysis.acceptance.engine_speed import PassSums, StepCosts
 from conf.schema import Config
+from pipeline.engines.written.answers import read_bytes
+from pipeline.engines.written.pages import EnginePage, is_page, read_page
 from pipeline.errors import PipelineError
-from pipeline.formats.engine_answers import read_bytes
-from pipeline.formats.engine_pages import EnginePage, is_page, read_page
 from pipeline.plan.stage import SummaryRow
 
 ODD_SHARE = 0.1  # of the tokens, by which runs of the same requests may differ

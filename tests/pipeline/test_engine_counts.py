@@ -1,6 +1,6 @@
 """Counts of drafts in the files of engines, whole and damaged.
 
-The files beside this test are written after the sources that `engine_counts` names.
+The files beside this test are written after the sources that `pipeline.engines.written` names.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
+from pipeline.engines.written.counts import EngineCounts, read_counts
 from pipeline.errors import PipelineError
-from pipeline.formats.engine_counts import EngineCounts, read_counts
 
 FILES = Path(__file__).parent / "engine_counts"
 
