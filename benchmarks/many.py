@@ -1,8 +1,8 @@
-"""Compares the speed of two workers and of one: ``python -m benchmarks.many``.
+"""Speed of two workers and of one: ``python -m benchmarks.many``.
 
-Decodes the embedded prompts with the large embedded model by the stage distributions' own workers,
-each with one thread, and prints steps a second: of decoding alone, when all workers have loaded
-the model, and with their start. Also says whether the files are those of this process alone.
+It decodes the embedded prompts with the large embedded model in the workers of stage distributions,
+each with one thread, and prints steps per second, without and with the start of the workers. It
+also prints whether the files equal those of a single process.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Upstream = dict[str, list[Artifact]]
 
 
 def planned(folder: Path, upstream: Upstream, cut: Any) -> Plan:
-    """Return the plan of all prompts."""
+    """Return the shard plan of all prompts."""
     folder.mkdir()
     prompts = read_token_ids(upstream["prompts"][0])
     lengths = {prompt: len(ids) for prompt, ids in prompts.items()}
@@ -33,7 +33,7 @@ def planned(folder: Path, upstream: Upstream, cut: Any) -> Plan:
 
 
 def main() -> None:
-    """Measure one worker, and two."""
+    """Measure one worker and two."""
     os.environ["OMP_NUM_THREADS"] = "1"
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -54,9 +54,9 @@ def main() -> None:
         print("|---|---|---|---|---|---|", flush=True)
         first = 0.0
         for count in (1, 2):
-            asked = {"engine": "ray", "workers": count}
+            settings = {"engine": "ray", "workers": count}
             begun = time.monotonic()
-            with RayWorkers(DistributionsWorker, node, upstream, asked) as workers:
+            with RayWorkers(DistributionsWorker, node, upstream, settings) as workers:
                 plan = planned(folder / f"workers-{count}", upstream, workers.cut)
                 ready = time.monotonic()
                 workers.compute_unfinished(plan, steps=steps, label=f"{count} workers")

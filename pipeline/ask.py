@@ -230,10 +230,10 @@ async def _answer(client: httpx2.AsyncClient, server: Server, request: Any) -> d
         except (httpx2.HTTPError, ValueError) as error:  # no connection; no JSON
             reason = f"{type(error).__name__}: {first_line(error)}"
             continue
-        error = body.get("error") or body.get("detail") if isinstance(body, dict) else body
-        if response.is_success and isinstance(body, dict) and error is None:
+        refusal = body.get("error") or body.get("detail") if isinstance(body, dict) else body
+        if response.is_success and isinstance(body, dict) and refusal is None:
             return body
-        reason = f"status {response.status_code}: {error!r:.300}"
+        reason = f"status {response.status_code}: {refusal!r:.300}"
         if response.is_client_error and response.status_code != BUSY:
             raise PipelineError(f"the server refuses it ({reason})")
     raise PipelineError(f"no answer in {ATTEMPTS} attempts ({reason})")

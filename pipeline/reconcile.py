@@ -28,7 +28,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from analysis.acceptance.realised import judge
+from analysis.acceptance.judgement import judge
 from analysis.decoding import conventions as of
 from analysis.report.escape import without_formulas
 from analysis.statistics.proportions import calibration_error, reliability

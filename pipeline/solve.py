@@ -89,7 +89,7 @@ def print_answer(
     first, asked = found["promised"][0]["rule"], settings.solve
     mine = {name: [row for row in rows if row["rule"] == first] for name, rows in found.items()}
     within = f"any drafter within {asked.eps:g}"
-    whose = {"certified": within, "realised": "this drafter", "needed": "KL to stay below"}
+    whose = {"certified": within, "measured": "this drafter", "needed": "KL to stay below"}
     solved = sweeps.pivot(found["solved"], "wanted", "value", whose)
     promised = sweeps.pivot(mine["promised"], "drafts", "tokens", whose)
     needed = sweeps.pivot(mine["needed"], "certified", "below", whose)
@@ -168,7 +168,7 @@ class SolvedTarget:
                 continue
             kinds = {"certified": self._certified(searched)}
             if self._drafted is not None:
-                kinds["realised"] = solve_accepted(
+                kinds["measured"] = solve_accepted(
                     self._drafted, searched, self._goals, self._bootstrap
                 )
             for kind, found in kinds.items():
@@ -255,10 +255,10 @@ class SolvedTarget:
     def promised(
         self, rules: Sequence[Rule], lengths: Iterable[int | None]
     ) -> Iterator[SummaryRow]:
-        """Yield a row a rule, draft length and kind: certified, and realised where it is known."""
+        """Yield a row a rule, draft length and kind: certified, and measured with a drafter."""
         import numpy as np
 
-        from analysis.acceptance.realised import judge
+        from analysis.acceptance.judgement import judge
         from analysis.certificates.certify import certify
         from analysis.statistics.trajectories import count_calls
 
@@ -266,7 +266,7 @@ class SolvedTarget:
         flags = {"certified": (found.lower > self._asked.eps)[None]}
         if self._drafted is not None:
             verdicts = judge(self._drafted, rules)
-            flags["realised"] = np.stack([v.accepted_by_depth for v in verdicts], axis=2)
+            flags["measured"] = np.stack([v.accepted_by_depth for v in verdicts], axis=2)
         bootstrap = self._bootstrap
         for draft_length in lengths:
             for kind, by_depth in flags.items():
@@ -287,7 +287,7 @@ class SolvedTarget:
         share = self._asked.share
         for at, rule in enumerate(rules):
             row = kl_needed(ends.lower[:, at], ends.upper[:, at], share, self._bootstrap)
-            value, most = (rounded_down(float(row[name]), 4) for name in ("value", "optimistic"))
+            value, most = (rounded_down(float(row[name]), 4) for name in ("value", "value_upper"))
             yield self._row(
                 rule.label,
                 certified=f"{100 * share:g} % of steps",

@@ -122,12 +122,12 @@ def test_solve_agrees_with_a_sweep_of_certificates(
         assert (share, before < 0.8) == (pytest.approx(row["reached"]), True)
         assert share >= 0.8
         assert row["ci_low"] <= row["value"] <= row["ci_high"] or math.isnan(row["ci_high"])
-    certified, realised = (
+    certified, measured = (
         {(row["target"], row["rule"], row["drafts"]): row["tokens"] for row in promised
          if row["kind"] == kind}
-        for kind in ("certified", "realised")
+        for kind in ("certified", "measured")
     )  # fmt: skip
-    assert certified.keys() == realised.keys()
+    assert certified.keys() == measured.keys()
     assert len(certified) == 2 * 2 * len(study.rules)
     target = study.targets[0]
     label = next(iter(study.config.targets.values())).label

@@ -1,9 +1,9 @@
-"""Expected speed in an engine: tokens a pass of a drafter, and what a step costs there.
+"""Expected speed in an engine, from a drafter's tokens a pass and the engine's cost of a step.
 
-Acceptance carries over from one implementation to another, cost does not: a step of an engine with
-g drafted tokens takes C(g) passes of its target alone, drafting included, and C belongs to the
-engine, the machine and the load. Calls that emit e_i tokens with g_i drafted ones are then
-sum e_i / sum C(g_i) times as fast as the target alone.
+Acceptance carries over from one implementation to another, cost does not: a step with g drafted
+tokens costs C(g) passes of the target alone, drafting included, and C depends on engine, machine
+and load. Calls that emit e_i tokens with g_i drafted ones are sum e_i / sum C(g_i) times as fast as
+the target alone.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from .verdict import DO_NOT, DRAFT, OPEN, Advice, speed_text
 
 @dataclass(frozen=True)
 class StepCosts:
-    """The cost of a step in an engine, by its own clock.
+    """The cost of a step in an engine, measured by the engine.
 
     Attributes:
-        engine: name and version, and the load: what the verdict names.
-        drafter: what drafted, `model` or `prompt_lookup`.
-        drafted: mean drafted tokens of the steps measured, increasing; the first is 0.
-        costs: of each in passes of the target alone; the first is 1.
+        engine: name, version and load, as named in the verdict.
+        drafter: `model` or `prompt_lookup`.
+        drafted: mean drafted tokens of the measured steps, increasing; the first is 0.
+        costs: cost of each step in passes of the target alone; the first is 1.
     """
 
     engine: str
@@ -35,9 +35,9 @@ class StepCosts:
     costs: tuple[float, ...]
 
     def at(self, drafted: Numbers) -> Floats:
-        """Return the cost of steps with so many drafted tokens.
+        """Return the cost of steps with these numbers of drafted tokens.
 
-        On lines between the points measured; the last line goes on behind them.
+        Linear interpolation between the measured points, and linear extrapolation beyond them.
 
         Examples:
             >>> costs = StepCosts("an engine", "model", (0.0, 2.0, 4.0), (1.0, 1.5, 1.8))
@@ -47,22 +47,23 @@ class StepCosts:
         inside: Floats = np.interp(drafted, self.drafted, self.costs)
         (x0, x1), (c0, c1) = self.drafted[-2:], self.costs[-2:]
         beyond = np.maximum(np.asarray(drafted) - x1, 0.0)
-        return inside + beyond * (c1 - c0) / (x1 - x0)
+        cost: Floats = inside + beyond * (c1 - c0) / (x1 - x0)
+        return cost
 
     @property
     def longest(self) -> int:
-        """The longest draft length that measurements cover."""
+        """The longest measured draft length."""
         return max(1, round(self.drafted[-1]))
 
 
 @dataclass(frozen=True)
 class PassSums:
-    """The passes of a run of an engine, summed.
+    """Sums over the passes of a run in an engine.
 
     Attributes:
-        passes: after the prompts', of all requests.
-        drafts: of them, those with a draft; 0 of the target alone.
-        drafted: tokens of these drafts.
+        passes: number of passes after the prompts', of all requests.
+        drafts: number of passes with a draft; 0 for the target alone.
+        drafted: number of drafted tokens.
         seconds: of all passes.
     """
 
@@ -74,8 +75,8 @@ class PassSums:
     def step_cost(self, alone: PassSums) -> tuple[float, float]:
         """Return the mean drafted tokens of a draft, and the cost of a step with one.
 
-        Passes without a draft cost what the target alone does: with s0 seconds of a pass of
-        `alone`, (seconds - (passes - drafts) s0) / (drafts s0).
+        Passes without a draft cost as much as those of the target alone. With s0 seconds per pass
+        of `alone` the cost is (seconds - (passes - drafts) s0) / (drafts s0).
 
         Examples:
             >>> PassSums(10, 5, 20, 15.0).step_cost(PassSums(10, 0, 0, 10.0))
@@ -92,15 +93,15 @@ def expected_speeds(
     """Return the expected speed at each draft length.
 
     Args:
-        emitted: (P,) tokens that each answer's passes emit.
-        passes: (P, G) of each answer, at draft lengths 1 to G.
-        costs: (P, G) of these passes, in passes of the target alone.
+        emitted: (P,) tokens emitted by each answer's passes.
+        passes: (P, G) passes of each answer at draft lengths 1 to G.
+        costs: (P, G) cost of these passes, in passes of the target alone.
         bootstrap: of the prompts.
 
     Returns:
         draft_length, tokens_per_pass, step_cost (mean of all passes), speedup over the target
-        alone, with ci_low and ci_high, which hold for all draft lengths together. Their width is
-        that of the answers; costs are taken as they were measured.
+        alone, with ci_low and ci_high, which hold for all draft lengths together. The intervals
+        cover the variation of answers, not that of the costs.
     """
     tokens = emitted[:, None].astype(float)
     total = costs.sum(axis=0)
@@ -123,17 +124,18 @@ def expected_speeds(
 def engine_advice(
     target: str, drafter: str | None, speeds: pd.DataFrame, costs: StepCosts
 ) -> Advice:
-    """Return whether to draft in the engine whose costs were measured, and how many tokens.
+    """Return the verdict on drafting in the engine whose costs were measured.
 
     Args:
         target: printed name.
-        drafter: printed name; None is prompt look-up.
-        speeds: of `expected_speeds`; draft lengths that no measurement covers can't be best.
+        drafter: printed name; None for prompt look-up.
+        speeds: from `expected_speeds`; draft lengths beyond the measurements are not recommended.
         costs: of the engine.
     """
     drafter, prompts = drafter or "prompt look-up", int(speeds["prompts"].iloc[0])
     covered = speeds[speeds["draft_length"] <= costs.longest]
-    best = covered.loc[covered["speedup"].idxmax()].to_dict()
+    row = covered.iloc[int(covered["speedup"].argmax())]
+    best = {str(name): value for name, value in row.items()}
     length = int(best["draft_length"])
     outcome = OPEN
     if prompts >= FEW_PROMPTS and best["ci_low"] > 1:
@@ -165,6 +167,6 @@ def engine_advice(
 
 
 def model_costs(calls: Numbers, costs: StepCosts) -> Floats:
-    """Return the (P, G) costs of passes that all draft as many tokens as they may: 1 to G."""
+    """Return the (P, G) costs of passes that all have full drafts, of lengths 1 to G."""
     lengths: Sequence[int] = range(1, calls.shape[1] + 1)
     return calls * costs.at(np.array(lengths))

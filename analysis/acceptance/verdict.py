@@ -1,10 +1,10 @@
-"""The verdict on drafting for a target: whether to draft, how, and the numbers behind it.
+"""The verdict on drafting for a target: draft or not, the method, and the numbers behind it.
 
-One pure function of what was measured. Lossless methods come first, ranked by measured speed and
-named only where the interval's lower end is above 1. A relaxed rule is offered beside them, never
-instead. With fewer than `FEW_PROMPTS` prompts, on a busy machine, or where an interval contains 1,
-nothing is decided. Intervals hold for all methods together (`analysis.decoding.speed.speedups`), so
-the one that is printed of the fastest method is the one that decides.
+It is a pure function of the measurements. Lossless methods come first, ranked by measured speed,
+and one is recommended only if the lower end of its interval is above 1. A relaxed rule is offered
+in addition, never instead. With fewer than `FEW_PROMPTS` prompts, on a busy machine, or if the
+interval contains 1, nothing is decided. Intervals hold for all methods together
+(`analysis.decoding.speed.speedups`), so the printed interval of the fastest method decides.
 """
 
 from __future__ import annotations
@@ -25,15 +25,16 @@ Run = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Advice:
-    """The advice for a target, in plain words with numbers.
+    """The advice for a target, in plain sentences with numbers.
 
     Attributes:
         target: printed name.
         outcome: draft, do not draft, not decided or not measured.
-        sentence: the verdict, to be pasted.
-        beside: sentences about relaxed rules, what would have to change, and predictions.
-        run: the fastest lossless method, a row of `analysis.decoding.speed.speed`; None without.
-        methods: the lossless methods that were timed, and the target alone, by measured speed.
+        sentence: the verdict, ready to quote.
+        beside: sentences on relaxed rules, on the acceptance needed, and on predictions.
+        run: the fastest lossless method, a row of `analysis.decoding.speed.speed`; None if there
+            is none.
+        methods: the timed lossless methods and the target alone, by measured speed.
     """
 
     target: str
@@ -53,19 +54,19 @@ def advise(
     busy: Sequence[str] = (),
     command: str = "",
 ) -> Advice:
-    """Return whether to draft for a target, and how.
+    """Return the verdict on drafting for a target.
 
-    Methods are compared at the lowest temperature at which something was drafted.
+    Methods are compared at the lowest temperature with a drafter.
 
     Args:
         target: printed name.
-        drafter: printed name; empty without one.
+        drafter: printed name; empty without a drafter.
         speeds: rows of `analysis.decoding.speed.speed` with `lossless`; None if nothing was timed.
         lengths: rows of `analysis.decoding.predicted.draft_lengths`.
-        answers: rows of `analysis.decoding.answers.losses_on_answers`; None where no answers were
+        answers: rows of `analysis.decoding.answers.losses_on_answers`; None if no answers were
             scored.
-        busy: signs that the machine did other work meanwhile (`signs_of_load`).
-        command: that runs the study, up to a stage's name; empty where no model can be run.
+        busy: signs of other work on the machine (`signs_of_load`).
+        command: runs the study, up to a stage's name; empty if no model can be run.
     """
     drafted = None if speeds is None else speeds[speeds["drafter"] != "none"]
     if speeds is None or drafted is None or drafted.empty:
@@ -111,8 +112,11 @@ def advise(
 
 
 def advice_text(advice: Sequence[Advice]) -> str:
-    """Return verdicts as text: a paragraph a target, what stands beside it as a list."""
-    blocks = ["\n".join([one.sentence, *(f"- {text}" for text in one.beside)]) for one in advice]
+    """Return verdicts as text: a paragraph for each target, with a list of further sentences."""
+    blocks = [
+        "\n".join([target_advice.sentence, *(f"- {text}" for text in target_advice.beside)])
+        for target_advice in advice
+    ]
     return "\n\n".join(blocks) + "\n"
 
 
@@ -130,7 +134,7 @@ def _faster_yet_unsure(run: Run, drafter: str) -> str:
 
 
 def _doubt(lossless: Sequence[Run], prompts: int, busy: Sequence[str]) -> str:
-    """Return why no decision is possible, whatever the intervals; empty if one is."""
+    """Return the reason why no decision is possible; empty if one is."""
     if not lossless:
         return "no lossless method was timed"
     if prompts < FEW_PROMPTS:
@@ -139,7 +143,7 @@ def _doubt(lossless: Sequence[Run], prompts: int, busy: Sequence[str]) -> str:
 
 
 def _needed(lossless: Sequence[Run], drafter: str, outcome: str) -> list[str]:
-    """Give the acceptance rate from which the drafter's own chains pay, where they may not."""
+    """Return the acceptance rate from which the drafter's own chains pay, unless they do."""
     chains = [run for run in lossless if not math.isnan(run["predicted"])]  # by the model
     if not chains or (outcome == DRAFT and any(run["ci_low"] > 1 for run in chains)):
         return []
@@ -158,7 +162,7 @@ def _needed(lossless: Sequence[Run], drafter: str, outcome: str) -> list[str]:
 
 
 def _predicted(best: Run | None, lengths: pd.DataFrame | None, outcome: str) -> list[str]:
-    """Name a draft length that was not measured, where it is predicted to be faster."""
+    """Return draft lengths that were not measured and are predicted to be faster."""
     if lengths is None or best is None or outcome == OPEN:
         return []
     rows = lengths[(lengths["temperature"] == best["temperature"])].to_dict("records")
@@ -179,7 +183,7 @@ def _relaxed(
     answers: pd.DataFrame | None,
     command: str,
 ) -> list[str]:
-    """Offer the fastest relaxed rule, and name those whose answers were worse."""
+    """Return sentences on the fastest relaxed rule, and on rules that lost right answers."""
     faster = [run for run in relaxed if run["ci_low"] > 1 and (not sure or run["gain_ci_low"] > 1)]
     texts, offered = list[str](), False
     for run in faster:
@@ -205,9 +209,9 @@ def _relaxed(
 
 
 def _on_answers(run: Run, answers: pd.DataFrame | None) -> tuple[Run | None, bool]:
-    """Return the scores of a run, or else of its rule in another setting, and if they are its own.
+    """Return the scores of a run, else of its rule elsewhere, and whether they are its own.
 
-    Another setting has the same rule and temperature; the nearest draft length comes first.
+    Another setting has the same rule and temperature, and the nearest draft length.
     """
     rows = list[Run]()
     if answers is not None:
@@ -243,7 +247,7 @@ def _answers(scores: Run | None, exact: bool, command: str) -> str:
 
 
 def method_in_words(run: Run, drafter: str) -> str:
-    """Return a method in words.
+    """Return a method as a phrase.
 
     Args:
         run: its drafter, draft_length, model_length (NaN or None: the same) and scheme.
@@ -265,21 +269,24 @@ def method_in_words(run: Run, drafter: str) -> str:
     if not pd.isna(run["model_length"]):
         own = int(run["model_length"])
         return f"look-up first ({length}), else {drafter} (γ = {own}), under {scheme}"
-    who = {"prompt_lookup": "prompt look-up", "lookup_first": f"look-up first, else {drafter},"}
+    drafters = {
+        "prompt_lookup": "prompt look-up",
+        "lookup_first": f"look-up first, else {drafter},",
+    }
     with_length = f"{scheme[:-1]}; {length})" if scheme.endswith(")") else f"{scheme} ({length})"
-    return f"{who.get(run['drafter'], drafter)} under {with_length}"
+    return f"{drafters.get(run['drafter'], drafter)} under {with_length}"
 
 
-def speed_text(run: Run, of: str = "speedup") -> str:
-    """Return a measured speed, or `gain`, with its interval, in digits that tell an end from 1.
+def speed_text(run: Run, name: str = "speedup") -> str:
+    """Return a measured speed or `gain` with its interval, with digits that tell an end from 1.
 
     >>> speed_text({"speedup": 1.1297, "ci_low": 1.0801, "ci_high": 1.1848})
     '1.13 [1.08, 1.18] times as fast'
     >>> speed_text({"speedup": 1.1297, "ci_low": 1.0012, "ci_high": 1.1848})
     '1.130 [1.001, 1.185] times as fast'
     """
-    before = "" if of == "speedup" else f"{of}_"
-    ends = [run[of], run[f"{before}ci_low"], run[f"{before}ci_high"]]
+    before = "" if name == "speedup" else f"{name}_"
+    ends = [run[name], run[f"{before}ci_low"], run[f"{before}ci_high"]]
     if any(map(math.isnan, ends[1:])):
         return f"{ends[0]:.2f} times as fast"
     close = any(abs(end - 1) < 0.005 and end != 1 for end in ends)

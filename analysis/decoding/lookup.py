@@ -1,10 +1,10 @@
-"""Prompt look-up: the draft is a continuation that the text has had before.
+"""Prompt look-up: the draft repeats the continuation of an earlier passage of the text.
 
-Which occurrence is taken, and how far the draft goes, differs between engines (MATCHES):
+Engines differ in the occurrence that they take and in the end of the draft (MATCHES):
 
 | match | occurrence | n-gram | draft |
 |---|---|---|---|
-| latest | the latest | the longest that occurs | goes on with itself at the end of the text |
+| latest | the latest | the longest that occurs | repeats itself at the end of the text |
 | earliest | the earliest | the longest that occurs | ends with the text |
 | fixed | the latest | of exactly `longest` tokens | ends before the last token; at least n |
 
@@ -19,20 +19,20 @@ from collections.abc import Sequence
 import numpy as np
 
 MATCHES = ("latest", "earliest", "fixed")
-SHORTEST = 2  # tokens of a match, where longer ones are looked for: docs/decoding.md
+SHORTEST = 2  # tokens of a match, if longer ones are searched: docs/decoding.md
 
 
 def continuation(
     tokens: Sequence[int], longest: int, count: int, shortest: int = 1, match: str = "latest"
 ) -> list[int]:
-    """Draft up to `count` tokens: what followed an earlier occurrence of the last n tokens.
+    """Draft up to `count` tokens that followed an earlier occurrence of the last n tokens.
 
     Args:
         tokens: the text.
         longest: the largest n.
-        count: of the draft.
-        shortest: the least n; `match` fixed takes `longest` only.
-        match: of `MATCHES`.
+        count: length of a full draft.
+        shortest: the least n; with `match` fixed n is `longest`.
+        match: one of `MATCHES`.
 
     Returns:
         The draft, empty without an occurrence.
@@ -57,7 +57,7 @@ def continuation(
         return []
     begin = int(ends[0 if match == "earliest" else -1]) + 1
     if match == "latest":
-        return [int(text[begin + at % (size - begin)]) for at in range(count)]
+        return [int(text[begin + offset % (size - begin)]) for offset in range(count)]
     draft: list[int] = text[begin : min(begin + count, size - (match == "fixed"))].tolist()
     # llama.cpp's first token is index 0, which means no match there
     return [] if match == "fixed" and (len(draft) < longest or begin == longest) else draft
@@ -71,19 +71,19 @@ def lookup_calls(
     match: str = "latest",
     limit: int | None = None,
 ) -> list[tuple[int, int, int]]:
-    """Replay look-up along an answer of greedy decoding.
+    """Return the calls of look-up along an answer of greedy decoding.
 
-    The prompt's pass emits the answer's first token; every later pass verifies a draft, or emits
-    one token where look-up finds nothing.
+    The prompt's pass emits the answer's first token. Every later pass verifies a draft, or emits
+    one token if look-up has no match.
 
     Args:
         prompt: token ids.
         answer: token ids.
         draft_length: of a full draft.
-        longest: n of `continuation`, whose least n is `SHORTEST`.
-        match: of `MATCHES`.
-        limit: the most tokens of an answer, to which drafts are cut (llama.cpp does); None: they
-            are not cut, and the last call may draft beyond the answer's end (vLLM).
+        longest: largest n of `continuation`; the least is `SHORTEST`.
+        match: one of `MATCHES`.
+        limit: largest length of an answer, to which drafts are cut (as llama.cpp does). With None
+            they are not cut, and the last call may draft beyond the answer's end (as vLLM does).
 
     Returns:
         (drafted, accepted, emitted) of every pass after the prompt's.
@@ -93,13 +93,13 @@ def lookup_calls(
         [(2, 2, 3)]
     """
     text, calls = [*prompt, *answer[:1]], []
-    while (at := len(text) - len(prompt)) < len(answer):
+    while (done := len(text) - len(prompt)) < len(answer):
         draft = continuation(text, longest, draft_length, min(longest, SHORTEST), match)
-        draft = draft if limit is None else draft[: limit - at - 1]
+        draft = draft if limit is None else draft[: limit - done - 1]
         right = 0
-        while right < min(len(draft), len(answer) - at) and draft[right] == answer[at + right]:
+        while right < min(len(draft), len(answer) - done) and draft[right] == answer[done + right]:
             right += 1
-        emitted = min(right + 1, len(answer) - at)
+        emitted = min(right + 1, len(answer) - done)
         calls.append((len(draft), right, emitted))
-        text += answer[at : at + emitted]
+        text += answer[done : done + emitted]
     return calls

@@ -1,6 +1,6 @@
-"""Acceptance by place of a draft: how often the i-th drafted token is accepted, once tested.
+"""Acceptance rates by place of a draft: accepted among tested i-th drafted tokens.
 
-A head reads its own guesses from the second token of a draft on, so its rates fall along a draft.
+A head reads its own guesses from the second token on, so its rates fall along a draft.
 """
 
 from __future__ import annotations
@@ -13,37 +13,37 @@ import pandas as pd
 
 
 def position_rates(calls: pd.DataFrame) -> pd.DataFrame:
-    """Return how often the token at each place of a draft is tested and accepted, by run.
+    """Return the tested and accepted tokens at each place of a draft, by run.
 
     Returns:
-        run, place (from 1), tested, accepted, rate: the accepted share of the tested.
+        run, place (from 1), tested, accepted, rate (accepted / tested).
     """
     rows = []
-    for run, mine in calls.groupby("run"):
-        tested, accepted = mine["tested"].to_numpy(), mine["accepted"].to_numpy()
+    for run, of_run in calls.groupby("run"):
+        tested, accepted = of_run["tested"].to_numpy(), of_run["accepted"].to_numpy()
         for place in range(1, int(tested.max(initial=0)) + 1):
             n = int(np.sum(tested >= place))
-            right = int(np.sum(accepted >= place))
-            rows.append((run, place, n, right, right / n))
+            passed = int(np.sum(accepted >= place))
+            rows.append((run, place, n, passed, passed / n))
     return pd.DataFrame(rows, columns=["run", "place", "tested", "accepted", "rate"])
 
 
 def place_rates(calls: pd.DataFrame, run: int, length: int) -> list[float]:
-    """Return the (length,) acceptance rate of a run at each place of a draft.
+    """Return the acceptance rate of a run at each place of a draft, (length,).
 
-    Places that no call reached take the rate of the last one that was; 0 where none was.
+    Places that no call reached get the rate of the last one that was reached; 0 if there is none.
     """
     rates = position_rates(calls[calls["run"] == run])["rate"].tolist()
     return extended_rates(rates or [0.0], length)
 
 
 def extended_rates(rates: Sequence[float], length: int) -> list[float]:
-    """Return (length,) rates by place, the last one standing for all behind it."""
+    """Return (length,) rates by place; the last rate is repeated."""
     return [*rates, *[rates[-1]] * length][:length]
 
 
 def call_tokens(rates: Sequence[float]) -> float:
-    """Return the expected tokens of a call, 1 + a_1 + a_1 a_2 + ..., (gamma,) rates by place.
+    """Return the expected tokens of a call, 1 + a_1 + a_1 a_2 + ..., from (gamma,) rates by place.
 
     Examples:
         >>> call_tokens([0.5, 0.5]), call_tokens([])
@@ -53,7 +53,7 @@ def call_tokens(rates: Sequence[float]) -> float:
 
 
 def pooled_rate(rates: Sequence[float]) -> float:
-    """Return the accepted share of the tested tokens of full drafts, (gamma,) rates by place.
+    """Return accepted / tested tokens of full drafts, from (gamma,) rates by place.
 
     The token at place i is tested with probability a_1 ... a_(i-1), and accepted with a_1 ... a_i.
 
@@ -66,9 +66,9 @@ def pooled_rate(rates: Sequence[float]) -> float:
 
 
 def shifted_rates(rates: Sequence[float], level: float) -> list[float]:
-    """Return (gamma,) rates all better or all worse: 0 at level 0, `rates` at 1/2, 1 at level 1.
+    """Return (gamma,) rates interpolated from 0 at level 0, over `rates` at 1/2, to 1 at level 1.
 
-    Straight lines in between, so each rate grows with the level.
+    The interpolation is linear, so each rate grows with the level.
 
     Examples:
         >>> shifted_rates([0.5, 0.25], 0.75), shifted_rates([0.5, 0.25], 0.25)

@@ -13,26 +13,24 @@ from .metrics import Decoded, acceptance, finished_runs
 from .places import extended_rates, pooled_rate
 from .predicted import break_even, optimal_draft_length, predictions
 
-SLOWEST_GAP = 10  # an idle machine's 99th percentile of a baseline's gaps, in medians, is below
-LEAST_PROCESSOR_SHARE = 0.9  # of wall time; alone 0.96 to 1, at a load of 7 on 2 cores 0.2 to 0.5
-LEAST_VERIFY_RATIO = 0.9  # verifying a draft reads at least the weights that one token reads
+SLOWEST_GAP = 10  # 99th percentile of a baseline's gaps in medians; an idle machine is below
+LEAST_PROCESSOR_SHARE = 0.9  # of wall time; idle machine 0.96 to 1, load of 7 on 2 cores 0.2 to 0.5
+LEAST_VERIFY_RATIO = 0.9  # verifying a draft reads at least the weights read for a single token
 
 
 def speed(decoded: Decoded, resamples: int, confidence: float, seed: int) -> pd.DataFrame:
-    """Return cost, latency and speed of every run.
+    """Return the costs, latency and speed of every run.
 
     Returns:
-        The rows of `acceptance` with the columns of `speedups`; `c_draft`, `c_verify` (the
-        target's pass) and `c_other` (the law, roll-back) of a call, means; `c_p` what a
-        token costs the target alone, the baseline's c_verify + c_other, and `c_q` what a
-        drafted token costs, or a level of a tree: pass and choice of the token in both;
-        `rho` c_q / c_p; `verify_ratio` (c_verify + c_other) / c_p; `predicted` and `least`
-        of `predictions`; `first_token` median; gaps between tokens `itl_50` and `itl_99`;
-        `processor_share`, processor time of the thread that decodes over wall time, NaN where that
-        was not measured; `memory` bytes beside the target's at the longest answer;
-        `seconds_finished` and
-        `seconds_ratio` of `finished_costs`; `prompts`, and `few_prompts` where too few for
-        intervals.
+        The rows of `acceptance` with the columns of `speedups`; `c_draft`, `c_verify` (the target's
+        pass) and `c_other` (verification, roll-back), mean seconds of a call; `c_p`, the cost of a
+        token with the target alone, which is the baseline's c_verify + c_other, and `c_q`, the cost
+        of a drafted token or level of a tree, both with pass and choice of the token; `rho`,
+        c_q / c_p; `verify_ratio`, (c_verify + c_other) / c_p; `predicted` and `least` of
+        `predictions`; `first_token`, a median; `itl_50` and `itl_99`, percentiles of the gaps
+        between tokens; `processor_share`, processor time of the decoding thread over wall time, NaN
+        if not measured; `memory`, bytes beyond the target's at the longest answer;
+        `seconds_finished` and `seconds_ratio` of `finished_costs`; `prompts` and `few_prompts`.
     """
     table = acceptance(decoded, resamples, confidence, seed)
     spans = decoded.spans.groupby("run")[
@@ -62,8 +60,8 @@ def speed(decoded: Decoded, resamples: int, confidence: float, seed: int) -> pd.
 def token_gaps(decoded: Decoded, run: int) -> Floats:
     """Return the seconds between consecutive tokens of a run's answers.
 
-    The tokens of one call arrive together. The first call of an answer waits for the drafter's
-    pass over the prompt.
+    The tokens of one call arrive together. The first call of an answer includes the drafter's pass
+    over the prompt.
     """
     spans = decoded.spans[decoded.spans["run"] == run]
     answers = decoded.middle.query("run == @run").set_index("prompt_id")
@@ -77,17 +75,17 @@ def token_gaps(decoded: Decoded, run: int) -> Floats:
 
 
 def memory_overhead(decoded: Decoded, run: int) -> float:
-    """Return the bytes a run needs beside the target and its cache.
+    """Return the bytes that a run needs beyond the target and its cache.
 
-    The drafter's weights, which lie beside the target's during all runs, and: on CUDA the
-    measured difference of the peaks, elsewhere the drafter's cache at the longest text.
+    They are the drafter's weights, which are loaded during all runs, plus on CUDA the measured
+    difference of the peaks, elsewhere the drafter's cache at the longest text.
     """
     drafts = decoded.runs["drafter"].iloc[run] in ("model", "lookup_first")
     weights = decoded.size["drafter"]["model"] if drafts else 0
-    mine = decoded.answers[decoded.answers["run"] == run]
-    if mine["peak_bytes"].notna().all():
+    answers = decoded.answers[decoded.answers["run"] == run]
+    if answers["peak_bytes"].notna().all():
         alone = decoded.answers[decoded.answers["run"] == decoded.baseline(run)]
-        return float(weights + mine["peak_bytes"].max() - alone["peak_bytes"].max())
+        return float(weights + answers["peak_bytes"].max() - alone["peak_bytes"].max())
     if not drafts:
         return 0.0
     longest = int(decoded.data.loc[decoded.data["run"] == run, "text_tokens"].max())
@@ -95,22 +93,22 @@ def memory_overhead(decoded: Decoded, run: int) -> float:
 
 
 def speedups(decoded: Decoded, resamples: int, confidence: float, seed: int) -> pd.DataFrame:
-    """Return seconds a token and the speedup of every run, with its interval over prompts.
+    """Return seconds a token and the speedup of every run, with intervals over prompts.
 
-    The speedup is the baseline's seconds a token over the method's, all answers together; a
-    resample draws whole prompts with all their answers, and with each prompt one of its repeats,
-    the same of all methods, so that the comparison stays paired. Intervals hold what a single
-    repeat varies by. They are of logarithms, and `simultaneous`: they cover all methods of a
-    temperature together, so also the one that is picked because it is the fastest.
+    The speedup is the baseline's seconds a token over the method's, over all answers. A resample
+    draws prompts with all their answers, and with each prompt one of its repeats, the same for all
+    methods, so the comparison stays paired. Intervals include the variation of a single repeat.
+    They are computed for logarithms and are `simultaneous` for all methods of a temperature, so
+    they also cover a method picked for being fastest.
 
     Returns:
-        One row a run: `per_token` (whole answers, the prompt's pass included),
-        `tokens_per_second`; `spec_bench_speedup`, the ratio that Spec-Bench reports, the mean over
-        prompts of tokens a second over that of the baseline; `speedup` over the baseline, of
-        totals, with `ci_low` and `ci_high`; of relaxed rules `gain` with `gain_ci_low` and
-        `gain_ci_high`, the speed over that of the fastest lossless method of the temperature whose
-        `ci_low` is above 1, NaN without one; `tpot` (time per output token after the first) and
-        `tpot_speedup` with `tpot_ci_low` and `tpot_ci_high`, NaN where no answer has another.
+        One row for each run: `per_token` (whole answers, including the prompt's pass),
+        `tokens_per_second`; `spec_bench_speedup`, the ratio of mean tokens per second over prompts,
+        as Spec-Bench reports it; `speedup` over the baseline, of totals, with `ci_low` and
+        `ci_high`; for relaxed rules `gain` with `gain_ci_low` and `gain_ci_high`, the speed over
+        that of the fastest lossless method of the temperature whose `ci_low` is above 1, NaN
+        without one; `tpot` (time per output token after the first) and `tpot_speedup` with
+        `tpot_ci_low` and `tpot_ci_high`, NaN if no answer has a second token.
     """
     answers = decoded.answers
     repeat = answers.groupby(["prompt_id", "run"]).cumcount()
@@ -125,7 +123,7 @@ def speedups(decoded: Decoded, resamples: int, confidence: float, seed: int) -> 
     tokens = np.tile(counted, (repeats, 1))
 
     def log_speeds(seconds: Floats, tokens: Floats) -> tuple[Floats, Floats]:
-        """Return the log of the speedup of every run, over all answers and in each resample."""
+        """Return the log speedup of every run, over all answers and in each resample."""
         with np.errstate(invalid="ignore", divide="ignore"):
             drawn = bootstrap.sums(seconds) / bootstrap.sums(tokens)  # (B, R)
             cost = seconds.sum(0) / tokens.sum(0)
@@ -148,22 +146,24 @@ def speedups(decoded: Decoded, resamples: int, confidence: float, seed: int) -> 
 
 
 def _of_methods(runs: pd.DataFrame, logs: Floats, draws: Floats, confidence: float) -> Floats:
-    """Return log speed and its interval, (R, 3); a baseline's is exactly 0."""
-    found = np.column_stack([logs] * 3)
+    """Return log speedups with their intervals, (R, 3); a baseline's is exactly 0."""
+    speeds = np.column_stack([logs] * 3)
     for _, family in runs[runs["drafter"] != "none"].groupby("temperature"):
-        at = family.index.to_numpy()
-        found[at, 1:] = np.transpose(simultaneous(logs[at], draws[:, at], confidence))
-    return found
+        methods = family.index.to_numpy()
+        speeds[methods, 1:] = np.transpose(
+            simultaneous(logs[methods], draws[:, methods], confidence)
+        )
+    return speeds
 
 
 def _over_lossless(
     runs: pd.DataFrame, logs: Floats, draws: Floats, low: Floats, confidence: float
 ) -> Floats:
-    """Return the log speed of relaxed rules over the best lossless method, with interval, (R, 3).
+    """Return log gains of relaxed rules over the best lossless method, with intervals, (R, 3).
 
-    Both are picked from several, so the interval holds for all pairs of the temperature together.
+    Both are picked from several, so the intervals hold for all pairs of a temperature together.
     """
-    found = np.full((len(runs), 3), np.nan)
+    gains = np.full((len(runs), 3), np.nan)
     for _, family in runs[runs["drafter"] != "none"].groupby("temperature"):
         lossless = family["lossless"].to_numpy(dtype=bool)
         exact, relaxed = family.index[lossless].to_numpy(), family.index[~lossless].to_numpy()
@@ -174,21 +174,21 @@ def _over_lossless(
         gain = logs[first] - logs[other]
         ends = simultaneous(gain, draws[:, first] - draws[:, other], confidence)
         best = other == sure[np.argmax(logs[sure])]
-        found[relaxed] = np.column_stack([gain, *ends])[best]
-    return found
+        gains[relaxed] = np.column_stack([gain, *ends])[best]
+    return gains
 
 
 def signs_of_load(speeds: pd.DataFrame) -> list[str]:
-    """Return what says that the machine did other work during the measurement; empty if nothing.
+    """Return signs of other work on the machine during the measurement.
 
     Args:
-        speeds: table of `speed` of one target.
+        speeds: table from `speed` of one target.
 
     Returns:
-        At most one sentence without a full stop a sign, on the run where it is strongest: gaps
-        between a baseline's tokens above `SLOWEST_GAP` medians, verifications of a model's drafts
-        that took less than `LEAST_VERIFY_RATIO` of what a token costs the target alone; and of all
-        runs a median of processor time over wall time below `LEAST_PROCESSOR_SHARE`.
+        A clause for each sign, about the run where it is strongest: a median share of processor
+        time below `LEAST_PROCESSOR_SHARE` over all runs, gaps between a baseline's tokens above
+        `SLOWEST_GAP` medians, and verifications of a model's drafts that took less than
+        `LEAST_VERIFY_RATIO` of a token of the target alone. Empty if there is none.
     """
     signs = []
     share = float(speeds["processor_share"].median())  # methods take turns: a load meets them all
@@ -217,31 +217,31 @@ def _named(run: pd.Series) -> str:
 
 
 def break_even_by_batch(decoded: Decoded, rates: Sequence[float]) -> pd.DataFrame:
-    """Return where drafting pays at each batch size, from the seconds of passes over batches.
+    """Return break-even and the optimal draft length by batch size, from passes over batches.
 
-    A call of gamma drafted tokens is predicted to cost a pass of the target over gamma + 1 tokens
-    of each text and gamma of the drafter over one: choosing tokens, roll-back, and texts of a
-    batch that wait for each other are not in it.
+    A call with gamma drafted tokens is predicted to cost one pass of the target over gamma + 1
+    tokens of each text and gamma passes of the drafter over one token. Choosing tokens, roll-back
+    and the waiting of texts for each other are not included.
 
     Args:
-        decoded: its passes.
-        rates: a drafter's acceptance by place of a draft, the last standing for all behind it.
+        decoded: a pair with measured passes.
+        rates: the drafter's acceptance by place of a draft; the last is repeated.
 
     Returns:
-        One row a batch size: batch, `seconds` of the target's pass over one token of each text,
-        `rho` the drafter's over it, `verify_ratio` of the longest pass over it and `longest` its
-        tokens of a text, `break_even` the least acceptance rate at which any length pays and
-        `at_length` the one that needs it, `rate` the drafter's, pooled over the longest draft as
-        `break_even` is, `draft_length` the best one at its rates (0: drafting does not pay) and
-        `speedup`, that predicted for it.
+        One row for each batch size: batch; `seconds` of the target's pass over one token of each
+        text; `rho`, the drafter's pass over it; `verify_ratio`, the longest pass over it, and
+        `longest`, the tokens of a text in that pass; `break_even`, the least acceptance rate at
+        which any length pays, and `at_length`, that length; `rate`, the drafter's rate, pooled over
+        the longest draft as `break_even` is; `draft_length`, the optimal one at its rates (0:
+        drafting does not pay), and its predicted `speedup`.
     """
     rows = []
     for batch in sorted(decoded.passes["batch"].unique()):
         passes = decoded.passes[decoded.passes["batch"] == batch]
-        seconds = {model: one.sort_values("tokens") for model, one in passes.groupby("model")}
+        seconds = {model: part.sort_values("tokens") for model, part in passes.groupby("model")}
         verify = seconds["target"]["seconds"].to_numpy()
         draft = float(seconds["drafter"]["seconds"].iloc[0])
-        costs = [float(one) + gamma * draft for gamma, one in enumerate(verify)]
+        costs = [float(part) + gamma * draft for gamma, part in enumerate(verify)]
         length, least = break_even(costs, rates)
         best, speedup = optimal_draft_length(rates, costs)
         rows.append(

@@ -1,13 +1,13 @@
-"""Trajectories among the steps of a study: where each lies, its calls, its repeated passages.
+"""Trajectories among the steps of a study: their bounds, calls and repeated passages.
 
-The prompt's pass emits the first token of a trajectory, so that the first draft is for the second.
-A verification call drafts up to gamma tokens, keeps those before the first rejected one, and emits
-one more token of the target's own, which no rule tests. So a call ends at a rejected step, behind a
-draft that was accepted as a whole, or where the trajectory ends.
+The prompt's pass emits the first token of a trajectory, so the first draft is for the second token.
+A verification call drafts up to gamma tokens, accepts those before the first rejected one, and
+emits one more token of the target, which no rule tests. So a call ends at a rejected step, after a
+fully accepted draft, or at the end of the trajectory.
 
-The token at place i of a draft is judged at depth i: a head reads i - 1 of its own guesses there.
-Behind the deepest depth that was measured, that one stands for all. A language model drafts alike
-at every depth.
+The token at place i of a draft is judged at depth i, where a head has read i - 1 of its own
+guesses. Beyond the deepest measured depth, that depth is used. A language model drafts the same
+token at every depth.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from numpy.typing import NDArray
 
 from .bootstrap import Flags, Integers, Numbers
 
-# Share of segments cut by the trajectories' ends above which a length is a lower bound: long_run is
-# over a ninth larger than per_call then.
+# A length is a lower bound if trajectories' ends cut more than this share of its segments: long_run
+# then exceeds per_call by more than a ninth.
 CENSORED = 0.1
-LENGTH = 16  # tokens of a passage: long enough that only a loop, or a list, repeats it
+LENGTH = 16  # tokens of a passage; in practice only loops and lists repeat this many
 
 
 @dataclass(frozen=True)
 class Trajectories:
-    """Where each prompt's trajectory lies among the steps; lengths may differ.
+    """The bounds of each prompt's trajectory among the steps; lengths may differ.
 
     Attributes:
         starts: (P,) index of the first step of each trajectory.
@@ -42,7 +42,7 @@ class Trajectories:
 
     @classmethod
     def from_positions(cls, position: NDArray[np.integer]) -> Trajectories:
-        """Find the trajectories from the (N,) position of each step in its own, 0-based.
+        """Return the trajectories from the (N,) position of each step within its own, from 0.
 
         Raises:
             ValueError: the steps are not in order, or a trajectory has a gap.
@@ -60,11 +60,11 @@ class Trajectories:
 
     @property
     def ends(self) -> Integers:
-        """(P,) index behind the last step of each trajectory."""
+        """(P,) index after the last step of each trajectory."""
         return np.append(self.starts[1:], len(self.prompts))
 
     def total(self, flags: Flags | Integers) -> Integers:
-        """Sum (E, N) values over the steps of each trajectory: (P, E)."""
+        """Return the sums of (E, N) values over the steps of each trajectory, (P, E)."""
         sums: Integers = np.add.reduceat(flags, self.starts, axis=1, dtype=np.intp).T
         return sums
 
@@ -73,9 +73,10 @@ class CallCounts(NamedTuple):
     """Verification calls along trajectories.
 
     Attributes:
-        calls: (P, G) of each trajectory under each setting, or the expected numbers.
-        tokens: (P,) that they emit: all but the first, which the prompt's pass emits.
-        cut: (P, G) of them, those that a trajectory's end cut, 0 or 1: drafts of any length only.
+        calls: (P, G) number of calls of each trajectory under each setting, possibly expected.
+        tokens: (P,) emitted tokens, all but the first, which the prompt's pass emits.
+        cut: (P, G) number of calls cut by a trajectory's end, 0 or 1; meaningful for drafts of
+            unlimited length.
     """
 
     calls: Numbers
@@ -86,18 +87,18 @@ class CallCounts(NamedTuple):
 def count_calls(
     accepted: Flags, trajectories: Trajectories, draft_length: int | None
 ) -> CallCounts:
-    """Count the calls of each trajectory, where each step's draft is accepted or rejected.
+    """Return the calls of each trajectory, given the accepted steps.
 
-    Where only some steps are certain to be accepted, at every depth, these calls are the most that
-    any drafter can cause, all others being rejected. For from a later step on there are no more
-    calls than from an earlier one, and a call ends the earlier, the more is rejected. Where a step
-    is accepted at some depths only, this holds nearly: a call that ends earlier can begin the next
-    one at a step that is accepted at depth 1 and not deeper.
+    If `accepted` marks the steps that are certain to be accepted at every depth, the result is the
+    most calls that any drafter can cause: a further rejection ends a call earlier, and from an
+    earlier step on there are no fewer calls. If a step is accepted at some depths only, this holds
+    nearly: a call that ends earlier may let the next one begin at a step that is accepted at depth
+    1 but not deeper.
 
     Args:
-        accepted: (N, G), steps by G settings, or (D, N, G), by depth from 1.
-        trajectories: P, of the steps.
-        draft_length: gamma, at least 1; None means drafts of any length.
+        accepted: (N, G) for G settings, or (D, N, G) by depth from 1.
+        trajectories: the P trajectories of the steps.
+        draft_length: gamma, at least 1; None for drafts of unlimited length.
 
     Raises:
         ValueError: the draft length is below 1.
@@ -115,10 +116,10 @@ def count_calls(
     calls, cut = np.zeros(shape, dtype=np.intp), np.zeros(shape, dtype=np.intp)
     begin = np.broadcast_to((trajectories.starts + 1)[:, None], shape).copy()
     while (going := begin < ends[:, None]).any():
-        kept = ahead[np.where(going, begin, 0), settings]
+        taken = ahead[np.where(going, begin, 0), settings]
         calls += going
-        cut += going & (begin + kept == ends[:, None])
-        begin += np.where(going, kept + 1, 0)
+        cut += going & (begin + taken == ends[:, None])
+        begin += np.where(going, taken + 1, 0)
     return CallCounts(calls, ends - trajectories.starts - 1, cut)
 
 
@@ -127,8 +128,8 @@ def drafts_made(
 ) -> tuple[Integers, Integers, Integers]:
     """Return the tested, accepted and emitted tokens of each call, trajectory by trajectory.
 
-    The last call of a trajectory drafts no further than its end. Engines may: vLLM counts accepted
-    tokens behind the end of an answer in it.
+    The last call of a trajectory drafts no further than its end. Engines may do so: vLLM counts
+    accepted tokens beyond the end of an answer.
 
     Args:
         accepted: (N,) whether each step's drafted token is accepted, or (D, N), by depth from 1.
@@ -147,11 +148,11 @@ def drafts_made(
     ahead = _accepted_ahead(accepted[..., None], trajectories, draft_length)[:, 0].tolist()
     calls = []
     for start, end in zip(trajectories.starts.tolist(), trajectories.ends.tolist(), strict=True):
-        at = start + 1
-        while at < end:
-            kept, left = ahead[at], end - at
-            calls.append((min(kept + 1, draft_length, left), kept, min(kept + 1, left)))
-            at += kept + 1
+        step = start + 1
+        while step < end:
+            taken, left = ahead[step], end - step
+            calls.append((min(taken + 1, draft_length, left), taken, min(taken + 1, left)))
+            step += taken + 1
     counts = np.array(calls, dtype=np.intp).reshape(-1, 3)
     return counts[:, 0], counts[:, 1], counts[:, 2]
 
@@ -159,10 +160,10 @@ def drafts_made(
 def _accepted_ahead(
     accepted: Flags, trajectories: Trajectories, draft_length: int | None
 ) -> Integers:
-    """Return (N, G) how many tokens a call accepts that begins to draft at a step.
+    """Return the number of tokens accepted by a call that starts drafting at each step, (N, G).
 
-    At the deepest depth D they go on until a step is rejected, or the trajectory ends; at a depth
-    before, an accepted token is followed by those of the next depth at the next step.
+    At the deepest depth D the call continues until a step is rejected or the trajectory ends. At an
+    earlier depth an accepted token is followed by the next depth at the next step.
     """
     if draft_length is not None and draft_length < 1:
         raise ValueError(f"draft_length={draft_length!r} is not allowed: give an integer of >= 1")
@@ -180,16 +181,16 @@ def _accepted_ahead(
 def place_shares(
     calls: float, reached: Sequence[float], accepted: Sequence[float]
 ) -> list[dict[str, float]]:
-    """Return both shares of accepted tokens at each place of a draft.
+    """Return the acceptance at each place of a draft, conditional and over all calls.
 
     Args:
-        calls: verifications.
-        reached: by place, how many of them tested a token there.
-        accepted: by place, how many accepted it.
+        calls: number of calls.
+        reached: by place, number of calls that tested a token there.
+        accepted: by place, number of calls that accepted it.
 
     Returns:
-        place (from 1), reached, accepted; `conditional` accepted / reached, the acceptance rate;
-        `of_all` accepted / calls, what inference engines print.
+        place (from 1), reached, accepted; `conditional`, accepted / reached, the acceptance rate;
+        `of_all`, accepted / calls, as inference engines print it.
 
     Examples:
         >>> place_shares(10, [10, 8], [8, 6])[1]
@@ -199,24 +200,24 @@ def place_shares(
         {
             "place": place,
             "reached": tested,
-            "accepted": kept,
-            "conditional": kept / tested if tested else math.nan,
-            "of_all": kept / calls if calls else math.nan,
+            "accepted": passed,
+            "conditional": passed / tested if tested else math.nan,
+            "of_all": passed / calls if calls else math.nan,
         }
-        for place, (tested, kept) in enumerate(zip(reached, accepted, strict=True), start=1)
+        for place, (tested, passed) in enumerate(zip(reached, accepted, strict=True), start=1)
     ]
 
 
 def inside_repeats(tokens: NDArray[np.integer], prompts: Integers, length: int = LENGTH) -> Flags:
-    """Say of each step whether it lies inside a repeated n-gram of its answer so far, n = `length`.
+    """Return (N,) whether each step lies inside a repeated n-gram of its answer, n = `length`.
 
-    Step t of an answer does when its last n tokens, t - n + 1 to t, occurred before in the same
-    answer: as the tokens s - n + 1 to s for some s < t. The two may overlap, as in a loop shorter
-    than n. So the first n steps never do, and where an answer repeats a passage, the steps from the
-    n-th token of the repetition on do.
+    Step t of an answer does if its last n tokens, t - n + 1 to t, occurred before in the same
+    answer, as the tokens s - n + 1 to s for some s < t. The two may overlap, as in a loop shorter
+    than n. So the first n steps never do; in a repeated passage the steps from its n-th token on
+    do.
 
     Args:
-        tokens: (N,) token emitted at each step, answer after answer.
+        tokens: (N,) token emitted at each step, answer by answer.
         prompts: (N,) index of each step's answer.
         length: n.
 

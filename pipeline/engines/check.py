@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from analysis.acceptance.realised import judge
+from analysis.acceptance.judgement import judge
 from analysis.decoding.lookup import lookup_calls
 from analysis.decoding.replay import Replayed, rates_by_place
 from analysis.rules import StrictGreedy
@@ -100,8 +100,8 @@ class CheckedRuns:
             columns = artifact.read(columns=["depth_draft_token_id"])
             drafted = numbers(columns["depth_draft_token_id"])  # (N, D)
             self._right: Flags = (drafted == self._tokens[:, None]).T
-            (verdict,) = judge(read_steps(artifact), [StrictGreedy()])
-            self._certified = np.stack([one.certified for one in verdict.by_depth])
+            (judged,) = judge(read_steps(artifact), [StrictGreedy()])
+            self._certified = np.stack([one.certified for one in judged.by_depth])
 
     def names(self, path: Path) -> dict[str, str]:
         """Return the answers of a file: their names in the artifacts, by those in the file."""

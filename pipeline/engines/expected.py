@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.acceptance.engine_speed import StepCosts, engine_advice, expected_speeds, model_costs
-from analysis.acceptance.realised import judge
+from analysis.acceptance.judgement import judge
 from analysis.acceptance.verdict import DO_NOT, Advice
 from analysis.decoding.lookup import lookup_calls
 from analysis.report.text import limits
@@ -56,7 +56,8 @@ def advise_study(study: Study, found: dict[str, list[SummaryRow]]) -> dict[str, 
         speeds, advice = advise_in_engine(study, costs, name)
         advised[advice.target] = EngineAdvice(advice, costs)
         found.setdefault("engine", []).extend(
-            {"target": advice.target, "rule": StrictGreedy().label, **row}
+            {"target": advice.target, "rule": StrictGreedy().label}
+            | {str(key): value for key, value in row.items()}
             for row in speeds.rename(columns=ends).to_dict("records")
         )
     return advised
@@ -150,10 +151,10 @@ def speeds_in_engine(
     if not emitted.sum():
         raise PipelineError("no answer has a second token: raise distributions.steps")
     if drafts is not None:
-        (verdict,) = judge(read_steps(drafts), [StrictGreedy()])
-        accepted = verdict.accepted_by_depth[..., None]
+        (judged,) = judge(read_steps(drafts), [StrictGreedy()])
+        accepted = judged.accepted_by_depth[..., None]
         counts = [count_calls(accepted, trajectories, length).calls for length in LENGTHS]
-        passes: Numbers = np.concatenate(counts, axis=1)
+        passes: Numbers = np.concatenate(counts, axis=1).astype(float)
         spent = model_costs(passes, costs)
     else:
         known = read_token_ids(prompts)

@@ -52,14 +52,14 @@ TEMPERED: Columns = {
     "tempered_log_tail": Column("list<float64>", _TEMPERED),
     "tempered_entropy": Column("list<float64>", _TEMPERED),
 }
-_INTERVAL = "bootstrap interval over prompts: lower limit of value, upper limit of optimistic"
+_INTERVAL = "bootstrap interval over prompts: lower limit of value, upper limit of value_upper"
 INTERVAL: Columns = {
     "ci_low": Column("float64", _INTERVAL),
     "ci_high": Column("float64", _INTERVAL),
 }
 CUT: Columns = {
     "cut": Column("float64", "share of the calls (mean_run: runs) that the trajectory's end cuts"),
-    "cut_optimistic": Column("float64", "the same, from the upper ends"),
+    "cut_upper": Column("float64", "the same, from the upper ends"),
 }
 METHOD: Columns = {  # of decoding; see pipeline.plan.method
     "method": Column("string", "name of the rule or sampling scheme"),

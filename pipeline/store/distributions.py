@@ -27,7 +27,7 @@ from pipeline.store.identity import local_path
 from pipeline.store.node import Node
 
 if TYPE_CHECKING:
-    from analysis.acceptance.realised import Steps
+    from analysis.acceptance.judgement import Steps
 
 TOKENIZER = "tokenizer.json"
 ROWS = 8192  # of a chunk
@@ -75,7 +75,7 @@ def read_distributions(artifact: Artifact, temperature: float) -> TopK:
 
 def read_steps(artifact: Artifact) -> Steps:
     """Read a drafter beside its target, at every depth, of an artifact of stage drafts."""
-    from analysis.acceptance.realised import Steps
+    from analysis.acceptance.judgement import Steps
 
     target = read_distributions(artifact, artifact.record["facts"]["temperature"])
     table = artifact.read(columns=["position", *DRAFTED, *(f"depth_{name}" for name in DRAFTED)])

@@ -16,10 +16,10 @@ from analysis.decoding.answers import (
     Answered,
     accuracy,
     decide,
+    decisions_in_words,
     differing,
     families,
     threshold_limits,
-    verdicts,
 )
 from analysis.decoding.finished import COSTS, finished_costs
 from analysis.rules import Additive, Mars, StrictGreedy
@@ -184,7 +184,7 @@ def test_the_largest_excluded_threshold_and_the_first_fall() -> None:
     one, other = threshold_limits(found).to_dict("records")
     assert (one["family"], one["largest"], one["first"]) == ("additive", 0.2, 0.4)
     assert (other["largest"], math.isnan(other["first"])) == (0.8, True)
-    assert verdicts(found) == {3: "excluded", 4: "excluded", 2: "falls", 6: "excluded",
+    assert decisions_in_words(found) == {3: "excluded", 4: "excluded", 2: "falls", 6: "excluded",
                                5: "excluded"}  # fmt: skip
 
 
@@ -198,7 +198,7 @@ def test_a_threshold_behind_one_that_failed_is_not_counted() -> None:
     assert part["falls"].tolist() == [False, True, False]
     assert part["down_to"].tolist() == [False, False, False]  # a fall that heals is no fall
     assert math.isnan(threshold_limits(found)["first"].iloc[0])
-    assert verdicts(found)[4] == verdicts(found)[2] == "open"
+    assert decisions_in_words(found)[4] == decisions_in_words(found)[2] == "open"
 
 
 def test_bounds_are_one_sided_and_the_margin_itself_is_not_excluded() -> None:
@@ -336,10 +336,10 @@ def test_edges() -> None:
     assert proportion(0, 5, 0.95)[0] == 0.0
     assert proportion(5, 5, 0.95)[1] == 1.0
     for wrong in ((2, 2, 3), (0, 0, 0), (-1, 0, 3)):
-        with pytest.raises(ValueError, match="no paired table"):
+        with pytest.raises(ValueError, match="not a paired table"):
             difference(*wrong, 0.95)
     for right, items in ((1, 0), (2, 1), (-1, 1)):
-        with pytest.raises(ValueError, match="no proportion"):
+        with pytest.raises(ValueError, match="not a proportion"):
             proportion(right, items, 0.95)
 
 

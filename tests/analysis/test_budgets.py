@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from analysis.acceptance.budgets import budget_of_drafter, resampled_rejections
-from analysis.acceptance.realised import Steps, judge
+from analysis.acceptance.judgement import Steps, judge
 from analysis.beyond.budget import certified_tokens, rejections
 from analysis.rules import Additive, Rule, StrictGreedy, Tree
 from analysis.statistics.bootstrap import PromptBootstrap
@@ -122,7 +122,7 @@ def test_the_drafters_own_numbers(rule: Rule, gamma: int | None) -> None:
     size, starts = len(drafted), np.cumsum(LENGTHS) - LENGTHS
     tested = np.delete(lower, starts)  # the first token of an answer is not drafted
     ends = np.cumsum([n - 1 for n in LENGTHS if n > 1]) - 1
-    for kind, accepted in (("uniform", lower > mean), ("realised", verdict.accepted)):
+    for kind, accepted in (("uniform", lower > mean), ("measured", verdict.accepted)):
         assert value[kind, "acceptance"] == pytest.approx(accepted.mean())
         made = count_calls(accepted[:, None], calls, gamma).calls.sum()
         assert value[kind, name] == pytest.approx(len(tested) / made)
@@ -131,7 +131,7 @@ def test_the_drafters_own_numbers(rule: Rule, gamma: int | None) -> None:
         certified_tokens(tested, ends, mean * size / len(tested), gamma)
     )
     for each in ("acceptance", name):
-        least = min(value["uniform", each], value["realised", each])
+        least = min(value["uniform", each], value["measured", each])
         assert value["budget", each] <= least + 1e-12
     known = frame[frame["ci_low"].notna()]
     assert (known["ci_low"] <= known["value"]).all()
@@ -155,7 +155,7 @@ def test_a_heads_budget_bounds_the_calls_by_depth() -> None:
         largest = np.max([one.kl for one in (first, second, third)], axis=0).mean()
         assert eps["budget", "acceptance"] == first.kl.mean() < eps["budget", "tokens"] == largest
         for name in ("tokens", "tokens_3"):
-            assert value["budget", name] <= value["realised", name] + 1e-12
+            assert value["budget", name] <= value["measured", name] + 1e-12
             assert value["budget", name] <= value["uniform", name] + 1e-12
 
 

@@ -156,10 +156,12 @@ def test_answers_that_part_are_found_with_their_gaps() -> None:
     data = one.data.assign(
         common_prefix=[*one.data["common_prefix"][:2], 2, *one.data["common_prefix"][3:]]
     )
-    found = decoding.partings(replace(one, data=data))
+    found = decoding.first_differences(replace(one, data=data))
     shown = ["method", "draft_length", "prompt_id", "position", "gap"]
     assert found[shown].to_numpy().tolist() == [["Strict greedy", 2, "a", 2, 5.0]]
-    assert decoding.partings(replace(one, data=data, runs=one.runs.assign(rule=None))).empty
+    assert decoding.first_differences(
+        replace(one, data=data, runs=one.runs.assign(rule=None))
+    ).empty
 
 
 def test_gaps_hold_the_drafters_pass_over_the_prompt_and_memory_all_weights() -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from analysis.acceptance.frontier import COSTS, frontier
-from analysis.acceptance.realised import judge
+from analysis.acceptance.judgement import judge
 from analysis.rules import Additive, Multiplicative, Tree
 from analysis.statistics.bootstrap import PromptBootstrap
 from analysis.statistics.trajectories import count_calls

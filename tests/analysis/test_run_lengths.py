@@ -126,7 +126,7 @@ def test_the_ends_are_the_extremes_over_all_that_intervals_allow(
     for name in NAMES:
         values = [each[name] for each in possible]
         np.testing.assert_equal(found.loc[name, "value"], min(values))
-        np.testing.assert_equal(found.loc[name, "optimistic"], max(values))
+        np.testing.assert_equal(found.loc[name, "value_upper"], max(values))
 
 
 def test_resampled_mean_runs_are_the_extremes_of_resamples_written_out() -> None:
@@ -156,7 +156,7 @@ def test_lengths_that_ends_of_trajectories_cut_are_lower_bounds(
     table = with_censored(estimate([flags])).set_index("estimator")
     assert table["cut"].tolist() == pytest.approx([share, 1 / max(failures, 1), 0, 0])
     assert table["censored"].tolist() == [share > CENSORED, True, False, False]
-    assert table["censored_optimistic"].equals(table["censored"])
+    assert table["censored_upper"].equals(table["censored"])
     rows = {row["estimator"]: row for row in estimate([flags]).to_dict("records")}
     assert censored_ends(rows["per_call"]) == (share > CENSORED,) * 2
     uncut = rows["long_run"]["value"] if failures else 128

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from analysis.acceptance.realised import Steps, judge
+from analysis.acceptance.judgement import Steps, judge
 from analysis.acceptance.solve import RESOLUTION, Goal, Solution, solve, solve_accepted
 from analysis.acceptance.summary import kl_needed
 from analysis.certificates.certify import certify
@@ -97,7 +97,7 @@ def test_a_drafter_reaches_a_length_and_not_one_place_before(
 ) -> None:
     """Found to the grid's 1e-4, where it was to 1e-3; of tokens beyond the stored ones as well."""
     steps, dial = pair(0.8, k=k), build_range(mapping)
-    ends = [statistics(steps, r)["realised_per_call"] for r in (dial.rules[0], dial.rules[-1])]
+    ends = [statistics(steps, r)["measured_per_call"] for r in (dial.rules[0], dial.rules[-1])]
     calls = steps.trajectories
 
     def tokens(rule: Rule) -> float:
@@ -202,7 +202,7 @@ def test_the_kl_needed_certifies_the_share_and_no_more(noise: float) -> None:
         verdict = judge(steps, [rule])[0]
         for share in (0.5, 0.9, 1.0):
             found = kl_needed(verdict.lower, verdict.upper, share, bootstrap(steps))
-            for name, ends in (("value", verdict.lower), ("optimistic", verdict.upper)):
+            for name, ends in (("value", verdict.lower), ("value_upper", verdict.upper)):
                 assert np.mean(ends >= found[name]) >= share
                 assert np.mean(ends > found[name]) < share or math.isinf(float(found[name]))
-            assert found["ci_low"] <= found["value"] <= found["optimistic"] <= found["ci_high"]
+            assert found["ci_low"] <= found["value"] <= found["value_upper"] <= found["ci_high"]

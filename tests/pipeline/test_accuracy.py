@@ -182,7 +182,7 @@ def test_the_section_shows_losses_tasks_and_differing_answers(
 ) -> None:
     (node,) = study(place, stage="report").nodes["report"]
     part, timed = answer_sections(node, [made[1]])
-    assert "methods that must not change answers changed none." in part.says[0]
+    assert "methods that must not change answers changed none." in part.paragraphs[0]
     losses = _tables(part)["accuracy_losses"]
     [(_, rows)] = lines(losses)
     headings = [column.heading for column in losses.columns]

@@ -98,7 +98,7 @@ def test_solve_prints_the_verdict_and_at_most_40_lines(
     assert set(rows["table"]) == {"solved", "promised", "needed"}
     shown = [line for line in lines if " additive " in line and "this drafter" in line]
     assert len(shown) == 2  # a row a target; the file has one for each that is wanted
-    mine = rows[(rows["rule"] == "additive") & (rows["kind"] == "realised")]
+    mine = rows[(rows["rule"] == "additive") & (rows["kind"] == "measured")]
     assert len(mine) == 2 * mine["wanted"].nunique()
     solve.main(
         [*small_study.overrides, "run_lengths.window=7", "solve.eps=0.1"]

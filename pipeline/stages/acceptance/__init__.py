@@ -29,7 +29,7 @@ SUMMARY = {  # statistic: its column in a sweep's table
     "coverage": "coverage",
     "departure": "departs",
     "probability_given_up": "p given up",
-    "realised_per_call": "length",
+    "measured_per_call": "length",
     "certified_per_call": "certified length",
 }
 PRICES = (0.0, 0.001, 0.003, 0.01, 0.03)  # target probability given up a step, of `matter`
@@ -37,7 +37,7 @@ RANGED = {"certified", "coverage", "certified_per_call"}  # what depends on cert
 RULE: Columns = {"rule": Column("string", "label of the rule")}
 ENDS: Columns = {
     "value": Column("float64", "the statistic, from the lower ends"),
-    "optimistic": Column("float64", "from the upper ends"),
+    "value_upper": Column("float64", "from the upper ends"),
     **INTERVAL,
 }
 _TOKENS = "interval of tokens"
@@ -129,7 +129,7 @@ def matter(node: Node, rows: list[SummaryRow]) -> tuple[list[SummaryRow], str]:
 
 STAGE = Stage(
     name="acceptance",
-    version=20,
+    version=21,
     upstream=("drafts",),
     columns={
         "data": STEP
@@ -173,7 +173,7 @@ STAGE = Stage(
             "kind": Column(
                 "string",
                 "uniform: at most eps at every step; budget: in the mean; step: from the KL of "
-                "each step; realised, measured: of this drafter",
+                "each step; measured: of this drafter",
             ),
             "eps": Column(
                 "float64",

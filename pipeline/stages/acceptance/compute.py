@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from analysis.acceptance.budgets import budget_of_drafter
 from analysis.acceptance.frontier import frontier
-from analysis.acceptance.realised import FULL, Steps, Verdict, judge
+from analysis.acceptance.judgement import FULL, Judgement, Steps, judge
 from analysis.acceptance.sampling import ARGMAX, SPECULATIVE, sampling_statistics, violations
 from analysis.acceptance.summary import (
     calibration_statistics,
@@ -41,7 +41,7 @@ SAMPLED = (  # what is known at the temperature of the answers
     *("top_surprisal", "log_tail", "entropy"),
 )
 # `judge_soundly` of a pair: steps, rules, divergence, distance
-Judge = Callable[[Steps, Sequence[Rule], str, Floats | None], list[Verdict]]
+Judge = Callable[[Steps, Sequence[Rule], str, Floats | None], list[Judgement]]
 
 
 def compute(node: Node, upstream: dict[str, list[Artifact]], pending: Pending) -> None:
@@ -96,7 +96,7 @@ def _by_divergence(
     drafts: Artifact,
     divergences: Sequence[str],
     steps: Steps,
-    by_kl: Sequence[Verdict],
+    by_kl: Sequence[Judgement],
     sound: Judge,
     bootstrap: PromptBootstrap,
 ) -> pd.DataFrame:
@@ -116,7 +116,7 @@ def _by_divergence(
 
 
 def _by_depth(
-    steps: Steps, verdicts: Sequence[Verdict], bootstrap: PromptBootstrap
+    steps: Steps, verdicts: Sequence[Judgement], bootstrap: PromptBootstrap
 ) -> pd.DataFrame:
     """Return the statistics at each depth of a draft; none where there is one: it is the first."""
     if not steps.deeper:
@@ -172,7 +172,7 @@ def judge_soundly(
     rules: Sequence[Rule],
     divergence: str = "kl",
     distance: Floats | None = None,
-) -> list[Verdict]:
+) -> list[Judgement]:
     """Return `judge` of steps, and check that no certified step is rejected, under any rule.
 
     Raises:
@@ -215,7 +215,7 @@ def rule_listing(settings: Any) -> pd.DataFrame:
     return frame.assign(rule=[rule.label for *_, rule in rows])
 
 
-def soundness(settings: Any, steps: Steps, verdicts: Sequence[Verdict]) -> dict[str, Any]:
+def soundness(settings: Any, steps: Steps, verdicts: Sequence[Judgement]) -> dict[str, Any]:
     """Return, and print, the record's facts on soundness; `check_sound` has passed.
 
     Rules that decide alike at every step count once, as additive with t = 0 and strict greedy do.
@@ -223,11 +223,11 @@ def soundness(settings: Any, steps: Steps, verdicts: Sequence[Verdict]) -> dict[
     of a certified one, over all rules, in nats, R the lower end: how near the steps come to
     contradicting the theory, and to losing its guarantee.
     """
-    different: dict[tuple[bytes, bytes], Verdict] = {}
+    different: dict[tuple[bytes, bytes], Judgement] = {}
     for one in verdicts:
         different.setdefault((one.accepted.tobytes(), one.certified.tobytes()), one)
 
-    def tightest(slack: Callable[[Verdict], Floats]) -> dict[str, Any] | None:
+    def tightest(slack: Callable[[Judgement], Floats]) -> dict[str, Any] | None:
         least = [(float(slack(one).min(initial=np.inf)), one.rule.label) for one in verdicts]
         nats, rule = min(least, key=lambda pair: pair[0])
         return {"nats": nats, "rule": rule} if np.isfinite(nats) else None

@@ -88,7 +88,7 @@ def scored(methods: Sequence[Method]) -> list[Method]:
 def summary(node: Node, artifact: Artifact) -> list[SummaryRow]:
     """One row a method, the baselines included, over all tasks together."""
     from analysis.decoding import answers
-    from analysis.decoding.answers import ALL, decide, verdicts
+    from analysis.decoding.answers import ALL, decide, decisions_in_words
     from pipeline.store.decoded import read_answered
 
     one = read_answered(node.settings["target"]["label"], artifact)
@@ -101,7 +101,7 @@ def summary(node: Node, artifact: Artifact) -> list[SummaryRow]:
     shown += ["calls_finished", "seconds_ratio", "seconds_ratio_ci_low", "seconds_ratio_ci_high"]
     shown += ["right_per_second"]
     decided = decide(found, one.runs, node.settings["margin"], node.settings["confidence"])
-    words = verdicts(decided)
+    words = decisions_in_words(decided)
     return [
         {
             "target": one.target,

@@ -144,7 +144,7 @@ def summary(node: Node, artifact: Artifact) -> list[SummaryRow]:
 
 STAGE = Stage(
     name="report",
-    version=26,
+    version=27,
     upstream=UPSTREAM,
     columns={},
     nodes=nodes,

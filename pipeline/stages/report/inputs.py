@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.acceptance.realised import FULL, Verdict, judge
+from analysis.acceptance.judgement import FULL, Judgement, judge
 from analysis.certificates.certify import certify
 from analysis.page.steps import CANDIDATES, DIVERGENCES, judging_divergence
 from analysis.report.measured import Results, Target, certificate_statistics, top_statistics
@@ -115,7 +115,7 @@ def read_target(node: Node, at: int, sources: Upstream) -> Target:
 def judged_by(target: Target, sources: Upstream, divergence: str) -> Target:
     """Return a target with its drafter judged step by step, a rule as `judging_divergence` says."""
     assert target.draft is not None
-    steps, found = distributions.read_steps(sources["drafts"][0]), list[Verdict]()
+    steps, found = distributions.read_steps(sources["drafts"][0]), list[Judgement]()
     of_rules = {rule: judging_divergence(rule, divergence) for rule in target.certificates}
     for by in dict.fromkeys(of_rules.values()):
         rules = [rule for rule, name in of_rules.items() if name == by]

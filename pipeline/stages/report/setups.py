@@ -14,7 +14,7 @@ from analysis.report.measured import Target
 from analysis.report.published import PAPERS
 from analysis.report.records import worded
 from analysis.report.text import number_text, share_text
-from analysis.statistics.drift import said
+from analysis.statistics.drift import drift_in_words
 from analysis.statistics.trajectories import LENGTH
 from pipeline.stages.report.inputs import Upstream
 from pipeline.store.artifacts import Artifact
@@ -117,7 +117,7 @@ def setup(target: Target, sources: Upstream) -> dict[str, str]:
         },
         **({MESSAGE: "its first user message"} if drawn else {}),
         **({"excluded rows": ", ".join(f"{n} {why}" for why, n in rows.items())} if rows else {}),
-        **{f"drift of the answers, {file}": said(of) for file, of in drifted.items()},
+        **{f"drift of the answers, {file}": drift_in_words(of) for file, of in drifted.items()},
     }
 
 
