@@ -206,7 +206,8 @@ def _tokens(runs: CheckedRuns) -> Line:
     calls = [call for name in runs.names(along).values() for call in runs.predict(name)]
     predicted = sum(emitted for *_, emitted in calls) / len(calls)
     least, most = runs.counts.tokens_per_pass
-    if has_pages(runs.drafted):  # which count all passes
+    answers = len(runs.names(runs.drafted))
+    if has_pages(runs.drafted, answers):  # which count all passes
         page = read_run(runs.drafted)
         least = most = page.emitted / page.passes
     counted = f"{least:.3f}" if most - least < 0.0005 else f"{least:.3f} to {most:.3f}"
