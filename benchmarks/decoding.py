@@ -84,12 +84,12 @@ def served(url: str, steps: int) -> Decoder:
     def run(ids: list[int]) -> list[int]:
         request = request_body(server, ids, Sampling(steps, 0.0, 1.0, 0, 0, 0))
         body = client.post(server.endpoint, json=request).raise_for_status().json()
-        found: list[int] = (
+        tokens: list[int] = (
             body["choices"][0]["token_ids"]
             if "choices" in body
             else body.get("tokens") or body["output_ids"]
         )
-        return found
+        return tokens
 
     return run
 
