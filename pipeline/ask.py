@@ -109,7 +109,7 @@ async def _ask(url: str, study: Study) -> None:
 
 
 def sampling_of(settings: Config) -> Sampling:
-    """Return how answers are to be generated."""
+    """Return the sampling settings of the answers."""
     wanted = settings.distributions
     return Sampling(
         wanted.steps,

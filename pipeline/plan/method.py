@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 from analysis import rules
 from analysis.beyond.clip import FAMILIES
-from analysis.fields import from_mapping, part, ranged
+from analysis.fields import from_mapping, keys_of, part, ranged
 from analysis.rules import Rule, StrictGreedy, Tree
 from analysis.rules.readings import RANK_2, READINGS
 from analysis.trees.topology import Growth, Topology
@@ -226,9 +226,8 @@ def method_mapping(method: Method) -> dict[str, Any]:
 
 def read_method(mapping: Mapping[str, Any]) -> Method:
     """Return the method of a mapping; keys of something else are ignored."""
-    parts = (*fields(DraftTree)[1:], *fields(Stopping)[1:], *fields(Budget)[1:])
-    names = {spec.name for spec in (*fields(Method), *parts)}
-    given = {key: value for key, value in mapping.items() if key in names}
+    keys = keys_of(Method)
+    given = {key: value for key, value in mapping.items() if key in keys}
     if given.get("rule") is not None:
         given["rule"] = rules.build(given["rule"])
     return from_mapping(Method, given, "", "method")

@@ -8,7 +8,7 @@ to 2^31 - 1, texts, and numbers where numbers belong. Content parts are joined t
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from pydantic import ConfigDict, Field, PlainValidator, TypeAdapter
 from pydantic import ValidationError as FieldsError
@@ -167,6 +167,7 @@ class Line(Fields, total=False):
     request: Body | None
 
 
+T = TypeVar("T")
 BODY, LINE = TypeAdapter(Body), TypeAdapter(Line)
 
 
@@ -194,10 +195,7 @@ def typed_body(body: Mapping[str, Any]) -> Body:
     Raises:
         WrongFieldError: a field is of another type.
     """
-    try:
-        return BODY.validate_python(body)
-    except FieldsError as error:
-        raise WrongFieldError(error) from None
+    return _checked(BODY, body)
 
 
 def typed_line(value: Mapping[str, Any]) -> Line:
@@ -206,7 +204,11 @@ def typed_line(value: Mapping[str, Any]) -> Line:
     Raises:
         WrongFieldError: a field is of another type.
     """
+    return _checked(LINE, value)
+
+
+def _checked(kind: TypeAdapter[T], value: Mapping[str, Any]) -> T:
     try:
-        return LINE.validate_python(value)
+        return kind.validate_python(value)
     except FieldsError as error:
         raise WrongFieldError(error) from None

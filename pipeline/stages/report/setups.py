@@ -122,8 +122,8 @@ def setup(target: Target, sources: Upstream) -> dict[str, str]:
 
 
 def _settings(config: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings and facts of an artifact; a mapping, such as a model's, is kept."""
-    models = {key: value for key, value in config.items() if isinstance(value, Mapping)}
+    """Return the settings and facts of an artifact; the settings of a model stay below its name."""
+    models = {"model": config["model"]} if "model" in config else {}
     return {**config, **facts, **models}
 
 
