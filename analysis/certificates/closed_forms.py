@@ -202,7 +202,8 @@ def conditions(rule: Rule, steps: pd.DataFrame, eps: float) -> list[Condition]:
                 Condition("lemma A.2", "asymptotic", "t", t, series),
             ]
         case Multiplicative(alpha=alpha):
-            level = eps / float(bounds.multiplicative_lower(1.0, alpha)) if alpha < 1 else np.inf
+            most = float(bounds.multiplicative_lower(1.0, alpha))  # at p0 = 1
+            level = eps / most if eps < most else math.inf
             return [Condition("theorem 4.13", "sufficient", "p₀", p0, level)]
         case Tree(m=m):
             asked, lead = f"p₀ − p{m}".translate(SUBSCRIPTS), float(np.sqrt(4 * eps / (m + 1)))

@@ -94,6 +94,24 @@ def test_curves_are_shares_strictly_above() -> None:
     assert x[-1] > math.log(2)
 
 
+def test_figures_2_to_5_share_their_limits_and_curves_that_end_early_have_an_inset() -> None:
+    figures = study()
+    drawn = {name: figures[name].drawing.axes for name in ("figure2", "figure3", "figure5")}
+    limit = 1.06 * max(rule.ceiling for rule in RULES)
+    for name, axes in drawn.items():
+        for axis in axes:
+            assert axis.get_xlim() == (0, pytest.approx(limit))
+            insets = axis.child_axes
+            assert len(insets) == (name != "figure5")
+            for inset in insets:
+                assert inset.get_xlim() == (0, pytest.approx(1.06 * math.log(2)))
+                pairs = zip(inset.lines, axis.lines, strict=True)
+                assert all(a.get_xydata().tolist() == b.get_xydata().tolist() for a, b in pairs)
+    alone = survival_figure("figure2", {"a": {RULES[0]: certified(RULES[0], 0)}}, {"a": BOOTSTRAP})
+    assert alone is not None
+    assert not alone.drawing.axes[0].child_axes
+
+
 def test_certificates_known_as_intervals_are_shaded() -> None:
     lower, _ = certified(RULES[1], 0)
     exact, shaded = (

@@ -13,7 +13,7 @@ from typing import Any
 import pandas as pd
 
 from ...rules import Additive, Multiplicative, Rule, TopMAdditive
-from ...statistics.run_lengths import with_censored
+from ...statistics.run_lengths import RANDOM, RANDOM_CAP, with_censored
 from ..measured import Results
 from ..published import STATISTICS, TABLE2, printed
 from ..records import Column, Row, Table, records_of, select, sentence, worded
@@ -24,6 +24,11 @@ FAMILIES: Mapping[type[Rule], tuple[str, str]] = {  # of Table 3: title and para
     Multiplicative: ("Multiplicative certificate", "alpha"),
 }
 RUN = ("value", "optimistic", "censored", "censored_optimistic")  # of frame `runs`
+WORDINGS = {  # estimators of Tables 5 and 6: as the printed cells decode, the text, the captions
+    "per_call": "tokens a call, which the published cells decode as",
+    "mean_run": "mean certified run, as the paper's text says",
+    RANDOM: f"mean certified run from a random position, at most {RANDOM_CAP}, as its captions say",
+}
 FIRST_EXTRA = 8  # the table of a third target, after those of the paper and Table 7
 COMPARED_AT = 0.1  # nats: the estimators are compared at the level nearest to it
 
@@ -95,15 +100,16 @@ def run_length_table(results: Results, at: int) -> Table:
         for row in records_of(data)
     ]
     columns = [
-        Column(f"{eps:.2f}", FORMATS["run"], RUN, {"estimator": "per_call", "eps": eps}, "ε")
-        for eps in data["eps"].unique()
+        Column(f"{eps:.2f}", FORMATS["run"], RUN, {"eps": eps}, "ε") for eps in data["eps"].unique()
     ]
+    data = data.assign(published=cells)
     number = at + 5 if at < 2 else at - 2 + FIRST_EXTRA
     return Table(
         **worded("run_lengths", more=columns, number=number, target=target),
-        data=data.assign(published=cells),
+        data=data,
+        shown=select(data, estimator=list(WORDINGS)),
         order=_shown(results),
-        names=results.names,
+        names={**results.names, **WORDINGS},
         notes=[*_coverage(data, _shown(results)), *few_notes(data["prompts"])],
     )
 

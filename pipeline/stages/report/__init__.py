@@ -115,7 +115,7 @@ def summary(node: Node, artifact: Artifact) -> list[SummaryRow]:
 
 STAGE = Stage(
     name="report",
-    version=24,
+    version=25,
     upstream=UPSTREAM,
     columns={},
     nodes=nodes,
