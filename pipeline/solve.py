@@ -248,19 +248,20 @@ class SolvedTarget:
 
         from analysis.acceptance.realised import judge
         from analysis.certificates.certify import certify
-        from analysis.statistics.trajectories import calls_made
+        from analysis.statistics.trajectories import count_calls
 
         found = certify(self._dist, rules, divergence=self._divergence)
-        flags = {"certified": found.lower > self._asked.eps}
+        flags = {"certified": (found.lower > self._asked.eps)[None]}
         if self._drafted is not None:
             verdicts = judge(self._drafted, rules)
-            flags["realised"] = np.stack([verdict.accepted for verdict in verdicts], axis=1)
+            flags["realised"] = np.stack([v.accepted_by_depth for v in verdicts], axis=2)
         bootstrap = self._bootstrap
         for draft_length in lengths:
-            for kind, each in flags.items():
-                calls = calls_made(each, self._steps, draft_length)
-                draws = bootstrap.sums(bootstrap.steps)[:, None] / bootstrap.sums(calls)
-                tokens = bootstrap.steps.sum() / calls.sum(axis=0)
+            for kind, by_depth in flags.items():
+                made = count_calls(by_depth, self._steps, draft_length)
+                with np.errstate(invalid="ignore"):  # no answer has a second token
+                    draws = bootstrap.sums(made.tokens)[:, None] / bootstrap.sums(made.calls)
+                    tokens = made.tokens.sum() / made.calls.sum(axis=0)
                 for rule, *ends in zip(rules, tokens, *bootstrap.interval(draws), strict=True):
                     said = {"drafts": _length(draft_length), "kind": kind}
                     yield self._row(rule.label, **said, **_interval("tokens", *ends))

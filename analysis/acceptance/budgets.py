@@ -8,6 +8,9 @@ Three numbers at the drafter's mean KL eps, for acceptance and for tokens a call
 
 A budget is the weaker assumption, and certifies less than the uniform bound. What is realised is
 never below it. Certificates that are intervals count by their lower ends.
+
+Of a head, acceptance is that of depth 1, at its mean KL there. Its tokens a call are realised by
+depth, and certified at the mean of the largest KL of all depths, which bounds that of each.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ import pandas as pd
 
 from ..beyond.budget import certified_tokens
 from ..statistics.bootstrap import Flags, Floats, Integers, Numbers, PromptBootstrap
-from ..statistics.trajectories import Trajectories, calls_made
+from ..statistics.trajectories import count_calls
 from .realised import Steps, Verdict
 
 KINDS = ("uniform", "budget", "realised")
@@ -38,38 +41,67 @@ def budget_of_drafter(
         budget at a draft length).
     """
     eps, prompts, own = float(steps.kl.mean()), bootstrap.prompts, bootstrap.steps
+    eps_of_tokens, starts = float(steps.largest_kl.mean()), steps.trajectories.starts
     weights = np.concatenate([np.ones((1, bootstrap.count)), bootstrap.weights])
     sizes: Floats = np.asarray(weights @ own, dtype=np.float64)
-    last = _ends(steps.trajectories)
+    tokens: Floats = np.asarray(weights @ (own - 1), dtype=np.float64)
     inner = verdict.lower.copy()
-    inner[last] = np.inf  # whose rejection begins no other call
+    inner[starts] = np.inf  # the prompt's pass emits the first token
+    inner[steps.trajectories.ends - 1] = np.inf  # a rejection there begins no other call
     flags = {"uniform": ~_reached(verdict.lower, eps), "realised": verdict.accepted}
+    by_depth = {
+        "uniform": ~_reached(verdict.lower, eps_of_tokens)[None],
+        "realised": verdict.accepted_by_depth,
+    }
 
     def counted(of: Numbers) -> Floats:
         """Sum (P,) numbers over each weighting of the prompts, (1 + B,)."""
         return np.asarray(weights @ of)
 
-    def spent(certificates: Floats) -> Floats:
-        return resampled_rejections(certificates, prompts, weights, np.asarray(sizes * eps))
+    def spent(certificates: Floats, mean: float) -> Floats:
+        return resampled_rejections(certificates, prompts, weights, np.asarray(sizes * mean))
 
     found: dict[tuple[str, str], Floats] = {}
     for kind, kept in flags.items():
         found["acceptance", kind] = counted(np.bincount(prompts, weights=kept)) / sizes
         for name, gamma in (("tokens", None), (f"tokens_{draft_length}", draft_length)):
-            calls = calls_made(kept[:, None], steps.trajectories, gamma)[:, 0]
-            found[name, kind] = sizes / counted(calls)
-    found["acceptance", "budget"] = 1.0 - spent(verdict.lower) / sizes
-    found["tokens", "budget"] = sizes / (weights.sum(axis=1) + spent(inner))
-    promised = certified_tokens(verdict.lower, last, eps, draft_length)
+            made = count_calls(by_depth[kind][..., None], steps.trajectories, gamma)
+            found[name, kind] = _ratio(tokens, counted(made.calls[:, 0]))
+    found["acceptance", "budget"] = 1.0 - spent(verdict.lower, eps) / sizes
+    calls = weights @ (own > 1) + spent(inner, eps_of_tokens)
+    found["tokens", "budget"] = _ratio(tokens, calls)
+    promised = _drafted_tokens(steps, verdict.lower, eps_of_tokens, draft_length)
     found[f"tokens_{draft_length}", "budget"] = np.append(promised, np.full(len(sizes) - 1, np.nan))
     rows = [
-        (kind, name, float(draws[0]), *map(float, bootstrap.interval(draws[1:])))
-        for name in ("acceptance", "tokens", f"tokens_{draft_length}")
+        (kind, name, float(draws[0]), *map(float, bootstrap.interval(draws[1:])), mean)
+        for name, mean in (
+            ("acceptance", eps),
+            ("tokens", eps_of_tokens),
+            (f"tokens_{draft_length}", eps_of_tokens),
+        )
         for kind in KINDS
         for draws in [found[name, kind]]
     ]
-    columns = ["kind", "statistic", "value", "ci_low", "ci_high"]
-    return pd.DataFrame(rows, columns=columns).assign(eps=eps, rule=verdict.rule.label)
+    columns = ["kind", "statistic", "value", "ci_low", "ci_high", "eps"]
+    return pd.DataFrame(rows, columns=columns).assign(rule=verdict.rule.label)
+
+
+def _ratio(tokens: Floats, calls: Floats) -> Floats:
+    """Return tokens a call; NaN where no answer has a second token, and none is called for."""
+    return np.divide(tokens, calls, out=np.full_like(tokens, np.nan), where=calls > 0)
+
+
+def _drafted_tokens(steps: Steps, certificates: Floats, eps: float, draft_length: int) -> float:
+    """Return `certified_tokens` of the steps that calls draft, all but each trajectory's first.
+
+    All that the mean KL allows can be spent on these.
+    """
+    tested = np.delete(certificates, steps.trajectories.starts)
+    if len(tested) == 0:
+        return math.nan
+    lengths = steps.trajectories.ends - steps.trajectories.starts - 1
+    ends = np.cumsum(lengths[lengths > 0]) - 1
+    return certified_tokens(tested, ends, eps * len(certificates) / len(tested), draft_length)
 
 
 def resampled_rejections(
@@ -130,8 +162,3 @@ def resampled_rejections(
 def _reached(certificates: Floats, eps: float) -> Flags:
     """Return the steps that some draft of this KL rejects; none without a certificate."""
     return np.isfinite(certificates) & (certificates <= eps)
-
-
-def _ends(trajectories: Trajectories) -> Integers:
-    """Return the (P,) last steps of the trajectories."""
-    return np.asarray(np.append(trajectories.starts[1:], len(trajectories.prompts)) - 1)

@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 
 from ..statistics.bootstrap import Flags, Floats, PromptBootstrap
+from ..statistics.trajectories import count_calls
 from .budgets import resampled_rejections
 from .realised import Steps, Verdict
 
@@ -23,7 +24,7 @@ ROUNDING = 1e-9  # relative, of a sum of costs
 
 
 def frontier(steps: Steps, verdicts: Sequence[Verdict], bootstrap: PromptBootstrap) -> pd.DataFrame:
-    """Place rules beside the two optimal curves.
+    """Place rules beside the two optimal curves; of a head, all but tokens a call are of depth 1.
 
     Args:
         steps: a drafter beside its target.
@@ -41,6 +42,7 @@ def frontier(steps: Steps, verdicts: Sequence[Verdict], bootstrap: PromptBootstr
     accepted = np.stack([verdict.accepted for verdict in chains], axis=1)
     weights = np.concatenate([np.ones((1, bootstrap.count)), bootstrap.weights])
     sizes = weights @ bootstrap.steps
+    trajectories = steps.trajectories
     free = steps.draft_rank == 1
 
     def summed(values: Floats | Flags) -> Floats:
@@ -49,18 +51,22 @@ def frontier(steps: Steps, verdicts: Sequence[Verdict], bootstrap: PromptBootstr
         return np.asarray(weights @ np.add.reduceat(values, starts, axis=0, dtype=np.float64))
 
     def placed(accepted: Flags) -> tuple[Floats, Floats]:
-        """Return tokens a call, (1 + B, R), and the share of calls that ends cut, (R,)."""
-        last = np.append(steps.trajectories.starts[1:], len(steps)) - 1
-        ends = weights @ accepted[last].astype(np.float64)
-        calls = summed(~accepted) + ends
-        return sizes[:, None] / calls, ends[0] / calls[0]
+        """Return tokens a call, (1 + B, R), and the share of calls that ends cut, (R,).
 
-    tokens, cut = placed(accepted)
+        `accepted` is (D, N, R), by depth.
+        """
+        made = count_calls(accepted, trajectories, None)
+        with np.errstate(invalid="ignore"):  # no answer has a second token
+            tokens = (weights @ made.tokens)[:, None] / (weights @ made.calls)
+            return tokens, made.cut.sum(axis=0) / made.calls.sum(axis=0)
+
+    tokens, cut = placed(np.stack([verdict.accepted_by_depth for verdict in chains], axis=2))
     low, high = bootstrap.interval(tokens[1:])
     found = {"tokens": tokens[0], "tokens_low": low, "tokens_high": high, "cut": cut}
     frames = []
-    nats = np.maximum(-steps.target.top_surprisal - steps.draft_log_prob, 0.0)
-    for name, cost in zip(COSTS, (nats, np.maximum(steps.given_up, 0.0)), strict=True):
+    costs = [_costs(at_depth) for at_depth in steps.by_depth]
+    for name in COSTS:
+        cost = costs[0][name]
         each = np.where(free, np.inf, cost)  # of what no rule has to accept
         spent = summed(np.where(accepted & ~free[:, None], cost[:, None], 0.0))
         most = [
@@ -78,11 +84,23 @@ def frontier(steps: Steps, verdicts: Sequence[Verdict], bootstrap: PromptBootstr
         others = np.sort(cost[~free])
         places = np.unique(np.linspace(0, len(others), POINTS).astype(int))
         threshold = np.concatenate([[-1.0], others])[places]  # of which so many are below
-        best_ones = free[:, None] | (cost[:, None] <= threshold)
-        curve_tokens, curve_cut = placed(best_ones)
+        by_depth = np.stack(
+            [
+                (at_depth.draft_rank == 1)[:, None] | (own[name][:, None] <= threshold)
+                for at_depth, own in zip(steps.by_depth, costs, strict=True)
+            ]
+        )
+        curve_tokens, curve_cut = placed(by_depth)
+        best_ones = by_depth[0]
         given = np.where(best_ones & ~free[:, None], cost[:, None], 0.0).mean(axis=0)
         strict = np.maximum(threshold, 0.0)
         curve = {"tokens": curve_tokens[0], "cut": curve_cut, "value": given, "share": 1.0}
         curve["setting"] = np.exp(-strict) if name == "nats" else strict
         frames.append(pd.DataFrame({"rule": "", "cost": name, **curve}))
     return pd.concat(frames, ignore_index=True)
+
+
+def _costs(steps: Steps) -> dict[str, Floats]:
+    """Return what emitting each drafted token costs, (N,), in nats and in probability."""
+    nats = np.maximum(-steps.target.top_surprisal - steps.draft_log_prob, 0.0)
+    return dict(zip(COSTS, (nats, np.maximum(steps.given_up, 0.0)), strict=True))

@@ -9,7 +9,7 @@ how far it does is the coverage.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -40,6 +40,8 @@ class Steps:
         draft_rank: (N,) target rank of the drafter's most probable token, from 1.
         draft_log_prob: (N,) its target log-probability.
         argmax_rank: (N,) rank of the target's argmax under the drafter, from 1.
+        deeper: of a head, the same at depths 2, 3, ... of its drafts; empty of a language model,
+            whose q does not depend on how many of the tokens before are drafted.
     """
 
     target: TopK
@@ -48,6 +50,7 @@ class Steps:
     draft_rank: NDArray[np.int32]
     draft_log_prob: Floats
     argmax_rank: NDArray[np.int32]
+    deeper: Sequence[Steps] = ()
 
     def __len__(self) -> int:
         return len(self.kl)
@@ -57,6 +60,16 @@ class Steps:
     ) -> tuple[NDArray[np.int32], Floats, NDArray[np.int32]]:
         """Return rank, log-probability and the rank of the argmax at some of the steps."""
         return self.draft_rank[part], self.draft_log_prob[part], self.argmax_rank[part]
+
+    @property
+    def by_depth(self) -> list[Steps]:
+        """These steps at depth 1, and at every deeper one that was measured."""
+        return [self, *self.deeper]
+
+    @cached_property
+    def largest_kl(self) -> Floats:
+        """(N,) the largest KL of all depths."""
+        return np.asarray(np.max([steps.kl for steps in self.by_depth], axis=0))
 
     @cached_property
     def trajectories(self) -> Trajectories:
@@ -87,6 +100,7 @@ class Verdict:
         certified: (N,) whether its KL, or the other divergence of the certificates, lies below
             `lower` by more than both numbers' rounding.
         certifiable: (N,) the same of `upper`; differs where the certificate is not exact.
+        deeper: the same rule at the deeper depths of the steps.
     """
 
     rule: Rule
@@ -95,6 +109,28 @@ class Verdict:
     accepted: Flags
     certified: Flags
     certifiable: Flags
+    deeper: Sequence[Verdict] = ()
+
+    @property
+    def by_depth(self) -> list[Verdict]:
+        """This verdict, of depth 1, and those of the deeper depths."""
+        return [self, *self.deeper]
+
+    @property
+    def accepted_by_depth(self) -> Flags:
+        """(D, N) where the drafter is accepted, by depth from 1."""
+        return np.stack([verdict.accepted for verdict in self.by_depth])
+
+    @property
+    def certified_throughout(self) -> tuple[Flags, Flags]:
+        """(N,) where it is certified at every depth, and where it may be.
+
+        Calls that count these steps as accepted, at any depth, are no fewer than those made.
+        """
+        return (
+            np.all([verdict.certified for verdict in self.by_depth], axis=0),
+            np.all([verdict.certifiable for verdict in self.by_depth], axis=0),
+        )
 
     @property
     def violations(self) -> NDArray[np.intp]:
@@ -124,6 +160,8 @@ def judge(
 ) -> list[Verdict]:
     """Apply `rules` to all steps.
 
+    Without `distance` the deeper depths of the steps are judged as well.
+
     KL = R does not guarantee acceptance, and both are known up to rounding only: a step counts
     as certified when KL + rounding(KL) < (1 - 1e-12) lower. A KL of exactly 0 has no rounding.
     Where nothing is rejected every step is certified, also at an infinite KL.
@@ -137,28 +175,35 @@ def judge(
     """
     alike = [rule.judges_tokens or divergence != FULL for rule in rules]
     divergence = "kl" if divergence == FULL else divergence
-    size = (len(steps), len(rules))
-    lower, upper, accepted = np.empty(size), np.empty(size), np.empty(size, dtype=bool)
+    size, depths = (len(steps), len(rules)), steps.by_depth if distance is None else [steps]
+    lower, upper = np.empty(size), np.empty(size)
+    accepted = np.empty((len(depths), *size), dtype=bool)
     for start in range(0, len(steps), CHUNK):
         part = slice(start, start + CHUNK)
         dist = steps.target[part]
         found = certify(dist, rules, divergence=divergence)
         lower[part], upper[part] = found.lower, found.upper
-        drafted = steps.drafted(part)
-        for at, rule in enumerate(rules):
-            accepted[part, at] = rule.accepts(dist, *drafted, found.accepted_count[:, at])
-    distance = steps.kl if distance is None else distance
-    far = np.where(alike, (distance + rounding(divergence, distance))[:, None], np.inf)
-    certified, certifiable = (
-        np.isinf(end) | (far < (1 - CERTIFICATE_ROUNDING) * end) for end in (lower, upper)
-    )
-    return [
-        Verdict(
-            rule,
-            *(
-                np.ascontiguousarray(a[:, at])
-                for a in (lower, upper, accepted, certified, certifiable)
-            ),
+        for depth, at_depth in enumerate(depths):
+            drafted = at_depth.drafted(part)
+            for at, rule in enumerate(rules):
+                kept = rule.accepts(dist, *drafted, found.accepted_count[:, at])
+                accepted[depth, part, at] = kept
+    verdicts: list[list[Verdict]] = [[] for _ in rules]
+    for kept, at_depth in zip(accepted, depths, strict=True):
+        apart = at_depth.kl if distance is None else distance
+        far = np.where(alike, (apart + rounding(divergence, apart))[:, None], np.inf)
+        certified, certifiable = (
+            np.isinf(end) | (far < (1 - CERTIFICATE_ROUNDING) * end) for end in (lower, upper)
         )
-        for at, rule in enumerate(rules)
-    ]
+        for at, rule in enumerate(rules):
+            verdicts[at].append(
+                Verdict(
+                    rule,
+                    np.ascontiguousarray(lower[:, at]),
+                    np.ascontiguousarray(upper[:, at]),
+                    accepted=np.ascontiguousarray(kept[:, at]),
+                    certified=np.ascontiguousarray(certified[:, at]),
+                    certifiable=np.ascontiguousarray(certifiable[:, at]),
+                )
+            )
+    return [replace(first, deeper=deeper) for first, *deeper in verdicts]

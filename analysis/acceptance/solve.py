@@ -1,12 +1,12 @@
 """Solves for the strictest setting of a rule that reaches a goal, with its interval over prompts.
 
 A more relaxed rule certifies, and accepts, a superset of the steps. So the share of steps and the
-tokens a call grow with the parameter, in the sample as in every resample of its prompts, and each
-question is a search: the first setting at which a ratio of sums over prompts is reached. Settings
-lie on a grid: `RESOLUTION` apart, whole numbers of an integer. The limits of the interval are
-quantiles of the resamples' own answers. A resample's answer is not beyond a setting iff the
-resample reaches what is wanted there, so they are found by the same search, each for another number
-of resamples.
+tokens a call (of a head nearly: see `count_calls`) grow with the parameter, in the sample as in
+every resample of its prompts, and each question is a search: the first setting at which a ratio of
+sums over prompts is reached. Settings lie on a grid: `RESOLUTION` apart, whole numbers of an
+integer. The limits of the interval are quantiles of the resamples' own answers. A resample's answer
+is not beyond a setting iff the resample reaches what is wanted there, so they are found by the same
+search, each for another number of resamples.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ..certificates.certify import certify
 from ..rules.build import ParameterRange
 from ..rules.rule import Rule
 from ..statistics.bootstrap import Flags, Integers, Numbers, PromptBootstrap
-from ..statistics.trajectories import Trajectories, calls_made
+from ..statistics.trajectories import Trajectories, count_calls
 from ..topk import TopK
 from .realised import Steps
 
@@ -65,11 +65,12 @@ class Goal:
         return float(self.tokens if self.share is None else self.share)  # type: ignore[arg-type]
 
     def sums(self, passed: Flags, trajectories: Trajectories) -> tuple[Numbers, Numbers]:
-        """Return what is above and below the ratio, (P,) each, of (N,) steps that pass."""
-        steps = np.bincount(trajectories.prompts)
+        """Return numerator and denominator, (P,) each, of (D, N) steps that pass by depth."""
         if self.share is None:
-            return steps, calls_made(passed[:, None], trajectories, self.draft_length)[:, 0]
-        return np.bincount(trajectories.prompts, weights=passed), steps
+            made = count_calls(passed[..., None], trajectories, self.draft_length)
+            return made.tokens, made.calls[:, 0]
+        steps = np.bincount(trajectories.prompts)
+        return np.bincount(trajectories.prompts, weights=passed[0]), steps
 
 
 @dataclass(frozen=True)
@@ -156,9 +157,16 @@ def solve_accepted(
     """Find the strictest settings with which a drafter is accepted as often as is wanted."""
 
     def accepted(rule: Rule, at: Integers) -> Flags:
-        return rule.accepts(_some(steps.target, at), *steps.drafted(at))
+        depth, step = np.divmod(at, len(steps))
+        kept = np.empty(len(at), dtype=bool)
+        for deep, at_depth in enumerate(steps.by_depth):
+            here = depth == deep
+            part = step[here]
+            kept[here] = rule.accepts(_some(steps.target, part), *at_depth.drafted(part))
+        return kept
 
-    settings = _Settings(searched, accepted, bootstrap, steps.trajectories)
+    depths = len(steps.by_depth)
+    settings = _Settings(searched, accepted, bootstrap, steps.trajectories, depths)
     return [settings.answer(goal) for goal in goals]
 
 
@@ -168,6 +176,8 @@ def _some(dist: TopK, at: Integers) -> TopK:
 
 class _Settings:
     """The settings of a range on a grid, from 0 (strict) to `last` (relaxed), and what they pass.
+
+    `passing` takes steps by index, those of depth d at (d - 1) N and behind.
 
     Attributes:
         last: the place of the last setting.
@@ -180,6 +190,7 @@ class _Settings:
         passing: Passing,
         bootstrap: PromptBootstrap,
         trajectories: Trajectories,
+        depths: int = 1,
     ) -> None:
         self._range, self._passing = searched, passing
         self._bootstrap, self._trajectories = bootstrap, trajectories
@@ -192,7 +203,7 @@ class _Settings:
         step = 1.0 if self._whole else RESOLUTION
         self.last = max(1, math.ceil(abs(self._relaxed - self._strict) / step - ROUNDING))
         self._step = math.copysign(step, self._relaxed - self._strict)
-        size = len(trajectories.prompts)
+        size = depths * len(trajectories.prompts)
         self._known = {-1: np.zeros(size, dtype=bool), self.last + 1: np.ones(size, dtype=bool)}
 
     def value(self, i: int) -> float:
@@ -205,7 +216,7 @@ class _Settings:
         return replace(self._range.rules[0], **{self._range.parameter: kind(self.value(i))})
 
     def passed(self, i: int) -> Flags:
-        """Return the (N,) steps that pass at a place; places looked at before decide most."""
+        """Return the (D N,) steps that pass at a place; places looked at before decide most."""
         if i not in self._known:
             passed = self._known[max(place for place in self._known if place < i)].copy()
             possible = self._known[min(place for place in self._known if place > i)]
@@ -220,7 +231,8 @@ class _Settings:
 
         @cache
         def sums(i: int) -> tuple[Numbers, Numbers]:
-            return goal.sums(self.passed(i), self._trajectories)
+            by_depth = self.passed(i).reshape(-1, len(self._trajectories.prompts))
+            return goal.sums(by_depth, self._trajectories)
 
         def overall(i: int) -> bool:
             above, below = sums(i)
@@ -245,7 +257,9 @@ class _Settings:
         value, low, high = (math.nan if i is None else self.value(i) for i in (at, *ends))
         above, below = sums(self.last if at is None else at)
         rule = None if at is None else self.rule(at)
-        return Solution(rule, value, low, high, float(above.sum() / below.sum()))
+        steps = below.sum()
+        reached = float(above.sum() / steps) if steps else math.nan  # no answer has a second token
+        return Solution(rule, value, low, high, reached)
 
 
 def _first(last: int, test: Callable[[int], bool]) -> int | None:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ..statistics.bootstrap import Floats, PromptBootstrap
 from ..statistics.proportions import calibration_error, reliability
-from ..statistics.trajectories import Trajectories
+from ..statistics.trajectories import CallCounts, Trajectories, count_calls
 from .realised import Steps, Verdict
 from .sampling import ARGMAX, SPECULATIVE
 
@@ -33,28 +33,29 @@ def rule_statistics(steps: Steps, verdict: Verdict, bootstrap: PromptBootstrap) 
         that they allow; elsewhere both are equal. Shares of all steps: acceptance,
         certified, departure (accepted, but not the target's argmax), empty (nothing is rejected),
         inexact (the certificate is an interval). coverage: certified among accepted.
-        given_up: target probability an emitted draft gives up, mean over all steps.
+        probability_given_up: target probability an emitted draft gives up, mean over all steps.
         slack_median: of R - KL, nats. realised_per_call, certified_per_call: tokens a call of
-        `length_row`.
+        `length_row`; of a head by depth, and certified where it is so at every depth. All others
+        are of depth 1.
     """
     accepted, certified = verdict.accepted, verdict.certified
     departs = accepted & (steps.draft_rank > 1) & verdict.rule.judges_tokens
     empty = np.isinf(verdict.lower), np.isinf(verdict.upper)
+    made = count_calls(verdict.accepted_by_depth[..., None], steps.trajectories, None)
+    most = count_calls(np.stack(verdict.certified_throughout, axis=1), steps.trajectories, None)
     rows = [
         share_row("acceptance", bootstrap, accepted),
         share_row("certified", bootstrap, certified, verdict.certifiable),
         share_row("coverage", bootstrap, certified, verdict.certifiable & accepted, accepted),
         share_row("departure", bootstrap, departs),
-        share_row("given_up", bootstrap, np.where(departs, steps.given_up, 0.0)),
+        share_row("probability_given_up", bootstrap, np.where(departs, steps.given_up, 0.0)),
         share_row("empty", bootstrap, *empty),
         share_row("inexact", bootstrap, verdict.lower < verdict.upper),
         _quantile(
             "slack_median", bootstrap, steps.slack(verdict.lower), steps.slack(verdict.upper)
         ),
-        length_row("realised_per_call", bootstrap, steps.trajectories, accepted),
-        length_row(
-            "certified_per_call", bootstrap, steps.trajectories, certified, verdict.certifiable
-        ),
+        length_row("realised_per_call", bootstrap, made),
+        length_row("certified_per_call", bootstrap, most),
     ]
     frame = pd.DataFrame(rows)
     frame.insert(0, "rule", verdict.rule.label)
@@ -91,6 +92,7 @@ def stochastic_statistics(
     argmax: Floats,
     trajectories: Trajectories,
     bootstrap: PromptBootstrap,
+    head: bool = False,
 ) -> pd.DataFrame:
     """Measure the expected acceptance of stochastic verification, (N,) probabilities each.
 
@@ -103,6 +105,8 @@ def stochastic_statistics(
         argmax: p of the drafter's argmax: speculative sampling of a drafter that does not draw.
         trajectories: of the steps.
         bootstrap: over prompts.
+        head: whether the drafter is one: its acceptance at deeper depths is not known here, and
+            there are no lengths.
 
     Returns:
         Rows like those of `rule_statistics`: acceptance, and realised_per_call with expected
@@ -117,9 +121,10 @@ def stochastic_statistics(
     rows = [
         {"rule": law, **row}
         for law, accepted in laws.items()
+        for calls in [expected_calls(accepted, trajectories)]
         for row in (
             share_row("acceptance", bootstrap, accepted),
-            length_row("realised_per_call", bootstrap, trajectories, accepted),
+            *([] if head else [length_row("realised_per_call", bootstrap, calls)]),
         )
     ]
     return pd.DataFrame(rows)
@@ -259,37 +264,38 @@ def share_row(
     return _row(name, value, optimistic, low, high)
 
 
-def length_row(
-    name: str,
-    bootstrap: PromptBootstrap,
-    trajectories: Trajectories,
-    sure: Weights,
-    maybe: Weights | None = None,
-) -> Row:
-    """Return tokens a call of drafts of any length, N / (F + E).
+def expected_calls(accepted: Floats, trajectories: Trajectories) -> CallCounts:
+    """Return the expected calls of drafts of any length, of (N,) probabilities of acceptance.
 
-    F rejections, and E trajectories that end accepted (`analysis.statistics.run_lengths`), or what
-    is expected of both. `cut`, and of the upper ends `cut_optimistic`, is E / (F + E).
+    A call ends at a rejected step, or at a last step that is accepted; the first step of each
+    trajectory is not drafted.
+    """
+    last, tested = trajectories.ends - 1, np.ones(len(accepted))
+    tested[trajectories.starts] = 0.0
+    rejected = np.bincount(trajectories.prompts, weights=tested * (1.0 - accepted))
+    cut = tested[last] * accepted[last]
+    return CallCounts((rejected + cut)[:, None], last - trajectories.starts, cut[:, None])
+
+
+def length_row(name: str, bootstrap: PromptBootstrap, made: CallCounts) -> Row:
+    """Return tokens a call of drafts of any length, with the interval over prompts.
+
+    `cut`, and of the optimistic end `cut_optimistic`, is the share of calls that ends of
+    trajectories cut.
 
     Args:
         name: of the statistic.
         bootstrap: over prompts.
-        trajectories: of the N steps.
-        sure: (N,) which steps are accepted, or with which probability.
-        maybe: (N,) the same at best; None where both are equal.
+        made: calls of each prompt under one setting, or under two: where the fewest steps are
+            accepted, and where the most are.
     """
-    ends = np.append(trajectories.starts[1:], len(sure)) - 1
-
-    def length(accepted: Weights) -> tuple[Row, float]:
-        calls = 1.0 - accepted
-        calls[ends] += accepted[ends]
-        row = share_row(name, bootstrap, np.ones(len(calls)), below=calls)
-        return row, float(accepted[ends].sum() / calls.sum())
-
-    row, cut = length(sure)
-    best, cut_at_best = (row, cut) if maybe is None else length(maybe)
-    ends_at_best = {"optimistic": best["value"], "ci_high": best["ci_high"]}
-    return row | ends_at_best | {"cut": cut, "cut_optimistic": cut_at_best}
+    with np.errstate(invalid="ignore", divide="ignore"):
+        draws = bootstrap.sums(made.tokens)[:, None] / bootstrap.sums(made.calls)
+        values = made.tokens.sum() / made.calls.sum(axis=0)
+        cut = made.cut.sum(axis=0) / made.calls.sum(axis=0)
+    low, high = bootstrap.interval(draws)
+    row = _row(name, values[0], values[-1], low[0], high[-1])
+    return row | {"cut": float(cut[0]), "cut_optimistic": float(cut[-1])}
 
 
 def _quantile(

@@ -7,7 +7,8 @@ that matters. A threshold *excludes* it where the one-sided lower bound of the p
 accuracies lies above minus the margin. Accuracy *falls* where the upper bound lies below 0. The
 thresholds of one rule are tested in a fixed order, each only if those before it passed: from strict
 to relaxed for the margin, from relaxed to strict for a fall. So each claim holds at the confidence
-of one test, however many thresholds there are (Maurer, Hothorn and Lehmacher 1995).
+of one test, however many thresholds there are (Maurer, Hothorn and Lehmacher 1995). Several rules
+are several tests: beside stands Holm's correction over all thresholds of all rules of a target.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import pandas as pd
 
 from ..rules.rule import Rule
 from ..statistics.bootstrap import PromptBootstrap
-from ..statistics.proportions import difference, mcnemar, proportion
+from ..statistics.proportions import difference, holm, loss_p_value, mcnemar, proportion
 from .finished import differing_answers, finished_costs
 
 ALL = "all"  # the tasks together
@@ -37,7 +38,7 @@ class Answered:
             exact, whether it gives the baseline's answers token by token; rule, its acceptance
             rule or None; the index is the run.
         data: one row an item and run: task, item_id, run, answer, correct, n_tokens,
-            given_up, departures, common_prefix, gap, calls, emitted, ...
+            nats_given_up, departures, common_prefix, gap, calls, emitted, ...
         seconds: task, item_id, run, seconds.
     """
 
@@ -66,7 +67,7 @@ def accuracy(
         difference of accuracy, its interval (Agresti and Min) and McNemar's exact p_value; within,
         whether the interval excludes a loss of `margin`; recovery, accuracy over the baseline's,
         with the interval of the difference over it; changed, the share of answers that differ from
-        the baseline's in a token; given_up, the nats a token by which its log-probability lies
+        the baseline's in a token; nats_given_up, the nats a token by which its log-probability lies
         below that of the target's first choice, less the baseline's; departures, the share of
         tokens that are not the target's first choice; tokens_per_call with its interval over items;
         speedup, the baseline's seconds a token over this run's; and what `finished_costs` returns.
@@ -102,7 +103,7 @@ def _compared(mine: pd.DataFrame, alone: pd.DataFrame, confidence: float) -> dic
     low, high = proportion(int(right.sum()), items, confidence)
     same = mine["run"].iloc[0] == alone["run"].iloc[0]
     worst, best = (0.0, 0.0) if same else difference(lost, won, items, confidence)
-    sums = [part[["n_tokens", "given_up", "seconds"]].sum() for part in (mine, alone)]
+    sums = [part[["n_tokens", "nats_given_up", "seconds"]].sum() for part in (mine, alone)]
     tokens, nats, seconds = (np.array([one[name] for one in sums]) for name in sums[0].index)
     changed = mine["common_prefix"] < np.maximum(mine["n_tokens"], alone["n_tokens"])
     of_token, pace = nats / tokens, seconds / tokens
@@ -123,7 +124,7 @@ def _compared(mine: pd.DataFrame, alone: pd.DataFrame, confidence: float) -> dic
         "recovery_ci_low": float(np.maximum(0.0, 1 + worst / base)),
         "recovery_ci_high": float(1 + best / base),
         "changed": float(changed.mean()),
-        "given_up": float(of_token[0] - of_token[1]),
+        "nats_given_up": float(of_token[0] - of_token[1]),
         "departures": float(mine["departures"].sum() / tokens[0]),
         "speedup": float(pace[1] / pace[0]),
     }
@@ -203,8 +204,10 @@ def decide(
         One row a relaxed run, families one after the other and each from strict to relaxed:
         family, parameter, value, run, items, lost, won, difference, worst and best (the one-sided
         bounds of the difference), excluded and falls (this threshold alone), up_to and down_to
-        (with all that are stricter, with all that are more relaxed), wins (up_to, and the seconds
-        of a finished answer fall: their ratio's upper limit lies below 1).
+        (with all that are stricter, with all that are more relaxed), p_holm (of a loss of `margin`
+        or more, corrected for all runs here), up_to_together (p_holm is small enough, here and of
+        all that are stricter), wins (up_to, and the seconds of a finished answer fall: their
+        ratio's upper limit lies below 1).
     """
     totals = table[table["task"] == ALL].set_index("run")
     counted = ["method", "draft_length", "temperature", "items", "lost", "won"]
@@ -218,8 +221,44 @@ def decide(
     found["excluded"], found["falls"] = found["worst"] > -margin, found["best"] < 0
     found["up_to"] = found.groupby("group")["excluded"].cummin().astype(bool)
     found["down_to"] = found[::-1].groupby("group")["falls"].cummin().astype(bool)
+    found["p_holm"] = holm(
+        [
+            loss_p_value(int(lost), int(won), int(items), margin)
+            for lost, won, items in found[["lost", "won", "items"]].to_numpy()
+        ]
+    )
+    together = found["excluded"] & (found["p_holm"] < 1 - confidence)
+    found["up_to_together"] = together.groupby(found["group"]).cummin().astype(bool)
     found["wins"] = found["up_to"] & (found["seconds_ratio_ci_high"] < 1)
     return found.drop(columns=["group", "seconds_ratio_ci_high"])
+
+
+def losses_on_answers(
+    answered: Answered, table: pd.DataFrame, margin: float, confidence: float
+) -> pd.DataFrame:
+    """Return the scored answers of every relaxed rule.
+
+    Args:
+        answered: the answers of a target.
+        table: of `accuracy`.
+        margin: the loss of accuracy that matters.
+        confidence: of each bound.
+
+    Returns:
+        The rows of `decide` with rule (a label), drafter, margin, rules (how many rows there are),
+        right and alone: items that the rule, and the target alone, have right.
+    """
+    decided = decide(table, answered.runs, margin, confidence)
+    right = table[table["task"] == ALL].set_index("run")["right"]
+    runs = answered.runs.loc[decided["run"]]
+    return decided.assign(
+        rule=[rule.label for rule in runs["rule"]],
+        drafter=runs["drafter"].to_numpy(),
+        margin=margin,
+        rules=len(decided),
+        right=right.loc[decided["run"]].to_numpy(),
+        alone=right.loc[runs["baseline"]].to_numpy(),
+    )
 
 
 def threshold_limits(decided: pd.DataFrame) -> pd.DataFrame:

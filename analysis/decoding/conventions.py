@@ -26,13 +26,17 @@ from ..statistics.trajectories import place_shares
 NEEDED = ["answer", "drafted", "accepted", "emitted"]  # columns of calls
 
 
-def conventions(calls: pd.DataFrame, draft_length: int) -> pd.DataFrame:
+def conventions(
+    calls: pd.DataFrame, draft_length: int, drafted: float | None = None
+) -> pd.DataFrame:
     """Return the numbers that tools print, side by side.
 
     Args:
         calls: one row a target call after the prompt's: `NEEDED`; drafted and accepted tokens of a
             chain, emitted ones with the target's own, fewer where the answer ended.
         draft_length: tokens that a full draft has.
+        drafted: tokens in all, where calls do not tell which draft was shorter; NaN where nothing
+            says what was drafted. Acceptance of the drafts that reached a place is unknown then.
 
     Returns:
         tool, number (as the tool names it), value, formula, source (project and function).
@@ -44,8 +48,10 @@ def conventions(calls: pd.DataFrame, draft_length: int) -> pd.DataFrame:
     d, a, e = (float(calls[name].sum()) for name in ("drafted", "accepted", "emitted"))
     by_place = place_rows(calls, draft_length)
     products = np.cumprod([place["conditional"] for place in by_place])
+    d = d if drafted is None else drafted
     rate = a / d if d else np.nan
-    proposed = answers["calls"] * draft_length
+    proposed = answers["calls"] * (draft_length if d == d else np.nan)
+    eal = 1 + float(np.nansum(products)) if drafted is None else np.nan
     v = "vllm/v1/spec_decode/metrics.py: SpecDecodingLogging.log"
     s = "sglang managers/tokenizer_manager.py: _calculate_spec_decoding_metrics"
     t = "TensorRT-LLM llmRequest.h: getAvgDecodedTokensPerIter; bench/dataclasses/reporting.py"
@@ -73,7 +79,7 @@ def conventions(calls: pd.DataFrame, draft_length: int) -> pd.DataFrame:
          float((1 + answers["emitted"]).sum() / (1 + answers["calls"]).sum()),
          "sum of (1 + e) / sum of (1 + C)", t),
         ("TensorRT-LLM", "acceptanceRate", rate, "a / d", "TensorRT-LLM llmRequest.cpp"),
-        ("EAL", "1 + sum of products of conditional rates", 1 + float(np.nansum(products)),
+        ("EAL", "1 + sum of products of conditional rates", eal,
          "1 + sum over k of c_1 ... c_k, c_i accepted / reached", ""),
     ]  # fmt: skip
     return pd.DataFrame(rows, columns=["tool", "number", "value", "formula", "source"])

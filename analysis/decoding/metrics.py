@@ -33,7 +33,7 @@ class Decoded:
             top_k, and tree, None of a chain: name, shown, nodes, depth and, where all have one
             shape, parents; and drafting, when its drafter stops, None where it does not; index is
             the run.
-        data: one row an answer: prompt_id, run, source, n_tokens, given_up, agreement, ...
+        data: one row an answer: prompt_id, run, source, n_tokens, nats_given_up, agreement, ...
         calls: one row a target call: prompt_id, run, drafted, depth, reach, tested, accepted,
             emitted.
         answers: seconds of each answer: prompt_id, run, first_seconds, begin_seconds, seconds;
@@ -133,9 +133,10 @@ def acceptance(decoded: Decoded, resamples: int, confidence: float, seed: int) -
         row, below the draft length where answers end or look-up finds less; `closed_form` the
         tokens a call at this rate under independence, mean over the calls with what each could
         emit, NaN of trees; `agreement` share of positions with the baseline's token;
-        `given_up` the nats a token by which the log-probability of the emitted tokens lies below
-        that of the target's first choices, less the baseline's; `burstiness` 1 - calls / emitted,
-        the share of tokens behind an answer's first that arrive with the one before.
+        `nats_given_up` the nats a token by which the log-probability of the emitted tokens lies
+        below that of the target's first choices, less the baseline's; `burstiness`
+        1 - calls / emitted, the share of tokens behind an answer's first that arrive with the one
+        before.
     """
     bootstrap, calls = decoded.bootstrap(resamples, confidence, seed), decoded.calls.assign(calls=1)
     sums = calls.groupby("run")[
@@ -144,7 +145,7 @@ def acceptance(decoded: Decoded, resamples: int, confidence: float, seed: int) -
     table = decoded.runs.drop(columns=["tree", "top_p", "top_k"]).join(
         sums.drop(columns=["drafted", "depth"])
     )
-    totals = decoded.data.groupby("run")[["given_up", "n_tokens"]].sum()
+    totals = decoded.data.groupby("run")[["nats_given_up", "n_tokens"]].sum()
     for name, of in (("rate", ("accepted", "tested")), ("tokens_per_call", ("emitted", "calls"))):
         above, below = decoded.by_prompt(calls, *of)
         found = ratio_intervals(above, below, bootstrap)
@@ -157,8 +158,8 @@ def acceptance(decoded: Decoded, resamples: int, confidence: float, seed: int) -
     tokens, share = decoded.by_prompt(decoded.data, "n_tokens", "agreement")
     positions = np.maximum(tokens, tokens[:, alone])  # of the longer of two answers
     table["agreement"] = (share * positions).sum(0) / positions.sum(0)
-    of_token = (totals["given_up"] / totals["n_tokens"]).to_numpy()
-    table["given_up"] = of_token - of_token[alone]
+    of_token = (totals["nats_given_up"] / totals["n_tokens"]).to_numpy()
+    table["nats_given_up"] = of_token - of_token[alone]
     table["burstiness"] = 1 - table["calls"] / table["emitted"]
     return table
 
@@ -178,7 +179,7 @@ def of_thresholds(decoded: Decoded, resamples: int, confidence: float, seed: int
     """
     bootstrap = decoded.bootstrap(resamples, confidence, seed)
     counted = decoded.by_prompt(decoded.calls.assign(calls=1), "emitted", "calls")
-    scored = decoded.by_prompt(decoded.data, "given_up", "n_tokens")
+    scored = decoded.by_prompt(decoded.data, "nats_given_up", "n_tokens")
     emitted, calls, nats, tokens = (
         np.vstack([sums.sum(0), bootstrap.sums(sums)]) for sums in (*counted, *scored)
     )

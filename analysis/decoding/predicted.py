@@ -1,14 +1,14 @@
 """Predicted speed of decoding: tokens a call, best draft length, break-even, speedup.
 
-Symbols: a is the acceptance rate of a drafted token, gamma the draft length. With every test
-succeeding independently with the same a, drafting pays where tokens_per_call(a, gamma) >
-costs[gamma] / costs[0], a call of gamma drafted tokens taking costs[gamma] and one of the target
-alone costs[0]. The left side grows with a, so there is a least acceptance. In a batch all texts
-draft as many tokens and are verified in one pass: the same holds with the costs of the batch.
+Symbols: gamma is the draft length, a_i the acceptance rate of the i-th token of a draft, once those
+before it are accepted. A head reads its own guesses from the second token on, so its a_i fall; one
+rate a for all places, pooled over them, mispredicts it. A call emits 1 + a_1 + a_1 a_2 + ... tokens
+and takes costs[gamma], one of the target alone costs[0]. Drafting pays where the tokens exceed
+costs[gamma] / costs[0]. In a batch all texts draft as many tokens and are verified in one pass: the
+same holds with the costs of the batch.
 
-`predictions` needs no such assumption: it reckons with the acceptance of each place of a draft,
-with answers as long as those measured, and with the passes over their prompts, which drafting does
-not make faster.
+`predictions` also reckons with answers as long as those measured, and with the passes over their
+prompts, which drafting does not make faster.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import numpy as np
 import pandas as pd
 
 from ..statistics.bootstrap import Floats
+from .places import call_tokens, extended_rates, place_rates, pooled_rate, shifted_rates
 
 if TYPE_CHECKING:
     from .metrics import Decoded
@@ -101,58 +102,69 @@ def answer_seconds(tokens: int, rates: Sequence[float], costs: Sequence[float]) 
     return seconds
 
 
-def optimal_draft_length(a: float, costs: Sequence[float]) -> tuple[int, float]:
+def optimal_draft_length(rates: Sequence[float], costs: Sequence[float]) -> tuple[int, float]:
     """Return the draft length with the largest speedup, and this speedup.
 
-    The speedup at gamma is `tokens_per_call`(a, gamma) / (costs[gamma] / costs[0]): costs as
-    measured, since a verification of more tokens costs more. Of equal ones the shortest is taken.
+    The speedup at gamma is `call_tokens` of the first gamma rates over costs[gamma] / costs[0]:
+    costs as measured, since a verification of more tokens costs more. Of equal ones the shortest is
+    taken.
 
     Args:
-        a: acceptance rate.
+        rates: acceptance by place of a draft, at least one; the last stands for all behind it.
         costs: seconds of a call with 0, 1, 2, ... drafted tokens; of 0, the target alone.
 
     Returns:
         A draft length below len(costs), and its speedup; 0 and 1 say that drafting does not pay.
 
     Examples:
-        >>> optimal_draft_length(0.8, [1 + 0.05 * gamma for gamma in range(65)])[0]
+        >>> optimal_draft_length([0.8], [1 + 0.05 * gamma for gamma in range(65)])[0]
         8
     """
-    tokens = [tokens_per_call(a, gamma) for gamma in range(len(costs))]
+    every = extended_rates(rates, len(costs) - 1)
+    tokens = [call_tokens(every[:gamma]) for gamma in range(len(costs))]
     speedups = np.array(tokens) * costs[0] / np.asarray(costs)
     best = int(np.argmax(speedups))
     return best, float(speedups[best])
 
 
-def break_even(costs: Sequence[float]) -> tuple[int, float]:
+def break_even(costs: Sequence[float], rates: Sequence[float] | None = None) -> tuple[int, float]:
     """Return the draft length that needs the least acceptance to pay, and this acceptance.
 
     Args:
         costs: seconds of a call with 0, 1, 2, ... drafted tokens, above 0; of 0, the target alone.
+        rates: of a drafter, by place of a draft, the last standing for all behind it; None for one
+            that is as good at every place.
 
     Returns:
         A length below len(costs), of equal ones the shortest, and the least acceptance rate at
-        which its drafts are no slower than none; 0 and NaN where no length pays even if all of its
-        tokens are accepted.
+        which its drafts are no slower than none: of drafters that are better or worse than `rates`
+        at all places alike (`shifted_rates`) the `pooled_rate` over the longest draft. 0 and NaN
+        where no length pays even if all of its tokens are accepted.
 
     Examples:
         >>> gamma, a = break_even([1.0, 1.4, 1.5])  # 1 + a + a^2 = 1.5
         >>> gamma, round(a, 4)
         (2, 0.366)
     """
+    every = extended_rates(rates or [0.5], len(costs) - 1)
 
     def least(gamma: int) -> float:
-        return least_rate(lambda a: tokens_per_call(a, gamma) >= costs[gamma] / costs[0], PRECISION)
+        return least_rate(
+            lambda level: (
+                call_tokens(shifted_rates(every[:gamma], level)) >= costs[gamma] / costs[0]
+            ),
+            PRECISION,
+        )
 
     paying = [gamma for gamma in range(1, len(costs)) if costs[gamma] / costs[0] <= gamma + 1]
-    a, gamma = min(((least(gamma), gamma) for gamma in paying), default=(math.nan, 0))
-    return gamma, a
+    level, gamma = min(((least(gamma), gamma) for gamma in paying), default=(math.nan, 0))
+    return gamma, pooled_rate(shifted_rates(every, level)) if gamma else math.nan
 
 
 def least_rate(pays: Callable[[float], bool], precision: float) -> float:
-    """Return the least acceptance rate that pays, by halving; 1 pays, and all above one that does.
+    """Return the least level of acceptance in [0, 1] that pays, by halving.
 
-    It is 0 where 0 pays.
+    1 pays, and so does every level above one that does. It is 0 where 0 pays.
     """
     low, high = 0.0, 1.0
     if pays(low):
@@ -161,22 +173,6 @@ def least_rate(pays: Callable[[float], bool], precision: float) -> float:
         middle = (low + high) / 2
         low, high = (low, middle) if pays(middle) else (middle, high)
     return high
-
-
-def position_rates(calls: pd.DataFrame) -> pd.DataFrame:
-    """Return how often the token at each place of a draft is tested and accepted, by run.
-
-    Returns:
-        run, place (from 1), tested, accepted, rate: the accepted share of the tested.
-    """
-    rows = []
-    for run, mine in calls.groupby("run"):
-        tested, accepted = mine["tested"].to_numpy(), mine["accepted"].to_numpy()
-        for place in range(1, int(tested.max(initial=0)) + 1):
-            n = int(np.sum(tested >= place))
-            right = int(np.sum(accepted >= place))
-            rows.append((run, place, n, right, right / n))
-    return pd.DataFrame(rows, columns=["run", "place", "tested", "accepted", "rate"])
 
 
 def draft_lengths(decoded: Decoded, speeds: pd.DataFrame) -> pd.DataFrame:
@@ -224,9 +220,10 @@ def predictions(decoded: Decoded, runs: pd.DataFrame) -> pd.DataFrame:
         runs: rows of `speed` or of `acceptance` with `c_p`.
 
     Returns:
-        By run `predicted`, and `least`, the acceptance rate, the same at every place, at which
-        the run is as fast as the target alone; it is NaN where none is enough. Both are NaN of
-        runs that do not draft chains with the model.
+        By run `predicted`, and `least`, the accepted share of tested tokens at which the run is as
+        fast as the target alone: of drafters better or worse at all places alike, as of
+        `break_even`; it is NaN where none is enough. Both are NaN of runs that do not draft chains
+        with the model.
     """
     found = pd.DataFrame({"predicted": np.nan, "least": np.nan}, index=runs.index)
     for _, group in _chains(decoded, runs):
@@ -260,8 +257,7 @@ class _Answers:
         self._passes = float((mine["first_seconds"] + mine["begin_seconds"]).sum())
         self._tokens = of(decoded.data, run)["n_tokens"].to_numpy()
         gamma = int(decoded.runs["draft_length"].iloc[run])
-        places = position_rates(of(decoded.calls, run))["rate"].tolist()
-        self.rates = [*places, *[places[-1]] * gamma][:gamma]  # of places that no call reached
+        self.rates = place_rates(decoded.calls, run, gamma)
         self.lengths = range(1, min(gamma, len(costs) - 1) + 1)
         self._costs = costs
 
@@ -272,10 +268,14 @@ class _Answers:
         return float(self._alone * self._tokens.sum() / mine)
 
     def least(self, gamma: int) -> float:
-        """Return the acceptance at which drafts of this length are as fast as none, or NaN."""
+        """Return the pooled rate at which drafts of this length are as fast as none, or NaN."""
         if self.speedup([1.0] * gamma) < 1:
             return np.nan
-        return least_rate(lambda a: self.speedup([a] * gamma) >= 1, LEAST_PRECISION)
+        rates = self.rates[:gamma]
+        level = least_rate(
+            lambda level: self.speedup(shifted_rates(rates, level)) >= 1, LEAST_PRECISION
+        )
+        return pooled_rate(shifted_rates(rates, level))
 
 
 def call_costs(decoded: Decoded, group: pd.DataFrame) -> list[float]:

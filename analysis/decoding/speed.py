@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pandas as pd
 
-from ..statistics.bootstrap import Floats, PromptBootstrap, prompt_counts
+from ..statistics.bootstrap import Floats, PromptBootstrap, prompt_counts, simultaneous
 from .finished import CLOCKED_ANSWERS
 from .metrics import Decoded, acceptance, finished_runs
+from .places import extended_rates, pooled_rate
 from .predicted import break_even, optimal_draft_length, predictions
 
 SLOWEST_GAP = 10  # an idle machine's 99th percentile of a baseline's gaps, in medians, is below
+LEAST_PROCESSOR_SHARE = 0.9  # of wall time; alone 0.96 to 1, at a load of 7 on 2 cores 0.2 to 0.5
 LEAST_VERIFY_RATIO = 0.9  # verifying a draft reads at least the weights that one token reads
 
 
@@ -18,17 +22,15 @@ def speed(decoded: Decoded, resamples: int, confidence: float, seed: int) -> pd.
     """Return cost, latency and speed of every run.
 
     Returns:
-        The rows of `acceptance` with seconds: `per_token` (whole answers, the prompt's pass
-        included), `tokens_per_second`; `spec_bench_speedup`, the ratio of mean tokens a second over
-        prompts; `speedup` over the baseline, of totals, with its interval over prompts,
-        `ci_low` and `ci_high`; `tpot` (time per output token after the first) and
-        `tpot_speedup` with `tpot_ci_low` and `tpot_ci_high`; `c_draft`, `c_verify` (the
+        The rows of `acceptance` with the columns of `speedups`; `c_draft`, `c_verify` (the
         target's pass) and `c_other` (the law, roll-back) of a call, means; `c_p` what a
         token costs the target alone, the baseline's c_verify + c_other, and `c_q` what a
         drafted token costs, or a level of a tree: pass and choice of the token in both;
         `rho` c_q / c_p; `verify_ratio` (c_verify + c_other) / c_p; `predicted` and `least`
         of `predictions`; `first_token` median; gaps between tokens `itl_50` and `itl_99`;
-        `memory` bytes beside the target's at the longest answer; `seconds_finished` and
+        `processor_share`, processor time of the thread that decodes over wall time, NaN where that
+        was not measured; `memory` bytes beside the target's at the longest answer;
+        `seconds_finished` and
         `seconds_ratio` of `finished_costs`; `prompts`, and `few_prompts` where too few for
         intervals.
     """
@@ -48,6 +50,8 @@ def speed(decoded: Decoded, resamples: int, confidence: float, seed: int) -> pd.
     gaps = [token_gaps(decoded, run) for run in range(len(table))]
     for level in (50, 99):
         table[f"itl_{level}"] = [np.percentile(gap, level) if len(gap) else np.nan for gap in gaps]
+    spent = decoded.answers.groupby("run")[["processor_seconds", "seconds"]].sum(min_count=1)
+    table["processor_share"] = spent["processor_seconds"] / spent["seconds"]
     table["memory"] = [memory_overhead(decoded, run) for run in range(len(table))]
     table = table.assign(**prompt_counts(decoded.prompts))
     ended = finished_runs(decoded, resamples, confidence, seed)[CLOCKED_ANSWERS]
@@ -96,11 +100,17 @@ def speedups(decoded: Decoded, resamples: int, confidence: float, seed: int) -> 
     The speedup is the baseline's seconds a token over the method's, all answers together; a
     resample draws whole prompts with all their answers, and with each prompt one of its repeats,
     the same of all methods, so that the comparison stays paired. Intervals hold what a single
-    repeat varies by. Once of whole answers, once without their first token and what it waited for;
-    NaN where none has another.
+    repeat varies by. They are of logarithms, and `simultaneous`: they cover all methods of a
+    temperature together, so also the one that is picked because it is the fastest.
 
-    `spec_bench_speedup` is the ratio that Spec-Bench reports: the mean over prompts of tokens a
-    second, over that of the baseline.
+    Returns:
+        One row a run: `per_token` (whole answers, the prompt's pass included),
+        `tokens_per_second`; `spec_bench_speedup`, the ratio that Spec-Bench reports, the mean over
+        prompts of tokens a second over that of the baseline; `speedup` over the baseline, of
+        totals, with `ci_low` and `ci_high`; of relaxed rules `gain` with `gain_ci_low` and
+        `gain_ci_high`, the speed over that of the fastest lossless method of the temperature whose
+        `ci_low` is above 1, NaN without one; `tpot` (time per output token after the first) and
+        `tpot_speedup` with `tpot_ci_low` and `tpot_ci_high`, NaN where no answer has another.
     """
     answers = decoded.answers
     repeat = answers.groupby(["prompt_id", "run"]).cumcount()
@@ -114,28 +124,58 @@ def speedups(decoded: Decoded, resamples: int, confidence: float, seed: int) -> 
     (counted,) = decoded.by_prompt(decoded.data, "n_tokens")
     tokens = np.tile(counted, (repeats, 1))
 
-    def measured(seconds: Floats, tokens: Floats) -> tuple[Floats, Floats, Floats, Floats]:
-        """Return seconds a token and the speedup, with its ends, of every run."""
+    def log_speeds(seconds: Floats, tokens: Floats) -> tuple[Floats, Floats]:
+        """Return the log of the speedup of every run, over all answers and in each resample."""
         with np.errstate(invalid="ignore", divide="ignore"):
             drawn = bootstrap.sums(seconds) / bootstrap.sums(tokens)  # (B, R)
             cost = seconds.sum(0) / tokens.sum(0)
-            low, high = bootstrap.interval(drawn[:, alone] / drawn)
-            return cost, cost[alone] / cost, low, high
+            return np.log(cost[alone] / cost), np.log(drawn[:, alone] / drawn)
 
-    cost, *speedup = measured(seconds, tokens)
-    after = measured(seconds_after, tokens - 1)
+    table = pd.DataFrame({"per_token": seconds.sum(0) / tokens.sum(0)})
+    table["tokens_per_second"] = 1 / table["per_token"]
     rates = (tokens / seconds).mean(0)
-    names = ("speedup", "ci_low", "ci_high")
-    names_after = ("tpot", "tpot_speedup", "tpot_ci_low", "tpot_ci_high")
-    return pd.DataFrame(
-        {
-            "per_token": cost,
-            "tokens_per_second": 1 / cost,
-            "spec_bench_speedup": rates / rates[alone],
-            **dict(zip(names, speedup, strict=True)),
-            **dict(zip(names_after, after, strict=True)),
-        }
+    table["spec_bench_speedup"] = rates / rates[alone]
+    whole, after = log_speeds(seconds, tokens), log_speeds(seconds_after, tokens - 1)
+    speed, of_later = (_of_methods(decoded.runs, *logs, confidence) for logs in (whole, after))
+    table[["speedup", "ci_low", "ci_high"]] = np.exp(speed)
+    with np.errstate(invalid="ignore"):
+        table["tpot"] = seconds_after.sum(0) / (tokens - 1).sum(0)
+    table[["tpot_speedup", "tpot_ci_low", "tpot_ci_high"]] = np.exp(of_later)
+    table[["gain", "gain_ci_low", "gain_ci_high"]] = np.exp(
+        _over_lossless(decoded.runs, *whole, speed[:, 1], confidence)
     )
+    return table
+
+
+def _of_methods(runs: pd.DataFrame, logs: Floats, draws: Floats, confidence: float) -> Floats:
+    """Return log speed and its interval, (R, 3); a baseline's is exactly 0."""
+    found = np.column_stack([logs] * 3)
+    for _, family in runs[runs["drafter"] != "none"].groupby("temperature"):
+        at = family.index.to_numpy()
+        found[at, 1:] = np.transpose(simultaneous(logs[at], draws[:, at], confidence))
+    return found
+
+
+def _over_lossless(
+    runs: pd.DataFrame, logs: Floats, draws: Floats, low: Floats, confidence: float
+) -> Floats:
+    """Return the log speed of relaxed rules over the best lossless method, with interval, (R, 3).
+
+    Both are picked from several, so the interval holds for all pairs of the temperature together.
+    """
+    found = np.full((len(runs), 3), np.nan)
+    for _, family in runs[runs["drafter"] != "none"].groupby("temperature"):
+        lossless = family["lossless"].to_numpy(dtype=bool)
+        exact, relaxed = family.index[lossless].to_numpy(), family.index[~lossless].to_numpy()
+        sure = exact[low[exact] > 0]
+        if not len(sure) or not len(relaxed):
+            continue
+        first, other = np.repeat(relaxed, len(exact)), np.tile(exact, len(relaxed))
+        gain = logs[first] - logs[other]
+        ends = simultaneous(gain, draws[:, first] - draws[:, other], confidence)
+        best = other == sure[np.argmax(logs[sure])]
+        found[relaxed] = np.column_stack([gain, *ends])[best]
+    return found
 
 
 def signs_of_load(speeds: pd.DataFrame) -> list[str]:
@@ -147,9 +187,13 @@ def signs_of_load(speeds: pd.DataFrame) -> list[str]:
     Returns:
         At most one sentence without a full stop a sign, on the run where it is strongest: gaps
         between a baseline's tokens above `SLOWEST_GAP` medians, verifications of a model's drafts
-        that took less than `LEAST_VERIFY_RATIO` of what a token costs the target alone.
+        that took less than `LEAST_VERIFY_RATIO` of what a token costs the target alone; and of all
+        runs a median of processor time over wall time below `LEAST_PROCESSOR_SHARE`.
     """
     signs = []
+    share = float(speeds["processor_share"].median())  # methods take turns: a load meets them all
+    if share < LEAST_PROCESSOR_SHARE:
+        signs.append(f"the processor worked on it {100 * share:.0f} % of the time")
     alone = speeds[speeds["drafter"] == "none"]
     spread = (alone["itl_99"] / alone["itl_50"]).fillna(0)
     if len(alone) and spread.max() > SLOWEST_GAP:
@@ -172,7 +216,7 @@ def _named(run: pd.Series) -> str:
     return f"{run['method']} at T = {run['temperature']:g}"
 
 
-def break_even_by_batch(decoded: Decoded, rate: float) -> pd.DataFrame:
+def break_even_by_batch(decoded: Decoded, rates: Sequence[float]) -> pd.DataFrame:
     """Return where drafting pays at each batch size, from the seconds of passes over batches.
 
     A call of gamma drafted tokens is predicted to cost a pass of the target over gamma + 1 tokens
@@ -181,14 +225,15 @@ def break_even_by_batch(decoded: Decoded, rate: float) -> pd.DataFrame:
 
     Args:
         decoded: its passes.
-        rate: the acceptance rate for which a best length is wanted.
+        rates: a drafter's acceptance by place of a draft, the last standing for all behind it.
 
     Returns:
         One row a batch size: batch, `seconds` of the target's pass over one token of each text,
         `rho` the drafter's over it, `verify_ratio` of the longest pass over it and `longest` its
         tokens of a text, `break_even` the least acceptance rate at which any length pays and
-        `at_length` the one that needs it, `rate`, `draft_length` the best one at this rate (0:
-        drafting does not pay) and `speedup`, that predicted for it.
+        `at_length` the one that needs it, `rate` the drafter's, pooled over the longest draft as
+        `break_even` is, `draft_length` the best one at its rates (0: drafting does not pay) and
+        `speedup`, that predicted for it.
     """
     rows = []
     for batch in sorted(decoded.passes["batch"].unique()):
@@ -197,8 +242,8 @@ def break_even_by_batch(decoded: Decoded, rate: float) -> pd.DataFrame:
         verify = seconds["target"]["seconds"].to_numpy()
         draft = float(seconds["drafter"]["seconds"].iloc[0])
         costs = [float(one) + gamma * draft for gamma, one in enumerate(verify)]
-        length, least = break_even(costs)
-        best, speedup = optimal_draft_length(rate, costs)
+        length, least = break_even(costs, rates)
+        best, speedup = optimal_draft_length(rates, costs)
         rows.append(
             {
                 "batch": int(batch),
@@ -208,7 +253,7 @@ def break_even_by_batch(decoded: Decoded, rate: float) -> pd.DataFrame:
                 "longest": len(verify),
                 "break_even": least,
                 "at_length": length,
-                "rate": rate,
+                "rate": pooled_rate(extended_rates(rates, len(costs) - 1)),
                 "draft_length": best,
                 "speedup": speedup,
             }

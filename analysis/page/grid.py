@@ -13,7 +13,7 @@ import numpy as np
 from ..report.measured import Target
 from ..rules import Rule
 from ..statistics.bootstrap import Flags, Floats, Numbers, PromptBootstrap
-from ..statistics.trajectories import Trajectories, calls_by_length
+from ..statistics.trajectories import Trajectories, count_calls
 from .steps import LEVELS
 
 LONGEST = 12  # draft length
@@ -41,7 +41,9 @@ def grid(target: Target, rules: Sequence[Rule]) -> dict[str, Any]:
         row = {"share": _shares(within, *by), "tokens": _tokens(within, *by)}
         if rule.label in target.judged:
             judged = np.stack(target.judged[rule.label], axis=1)
-            row |= {"shares": _shares(judged, *by), "calls": _tokens(judged, *by)}
+            by_depth = np.repeat(judged[None], len(target.accepted[rule.label]), axis=0)
+            by_depth[..., 0] = target.accepted[rule.label]
+            row |= {"shares": _shares(judged, *by), "calls": _tokens(by_depth, *by)}
         rows.append(row)
     return {"steps": len(target.tokens), "rules": rows}
 
@@ -54,9 +56,14 @@ def _shares(flags: Flags, steps: Trajectories, bootstrap: PromptBootstrap) -> li
 
 
 def _tokens(flags: Flags, steps: Trajectories, bootstrap: PromptBootstrap) -> list[list[list[int]]]:
-    """Return tokens a call where (N, G) flags are accepted, value, low and high, (lengths, G)."""
-    calls = calls_by_length(flags, steps, LONGEST).transpose(0, 2, 1)
-    return _rounded(TOKENS, *_ratio(bootstrap.steps[:, None, None], calls, bootstrap))
+    """Return tokens a call where flags, (N, G) or (D, N, G), are accepted.
+
+    Returns:
+        Value, low and high, (lengths, G) each.
+    """
+    counts = [count_calls(flags, steps, length) for length in range(1, LONGEST + 1)]
+    calls = np.stack([count.calls.astype(float) for count in counts], axis=1)
+    return _rounded(TOKENS, *_ratio(counts[0].tokens[:, None, None], calls, bootstrap))
 
 
 def _ratio(

@@ -104,7 +104,7 @@ def rule_rows(results: Results, target: str) -> list[Row]:
     for rule in in_order(rules):
         accepted, departure, given_up = (
             row_of(results, target, rule.label, name)
-            for name in ("acceptance", "departure", "given_up")
+            for name in ("acceptance", "departure", "probability_given_up")
         )
         preset = f", {results.presets[rule.label]}" if rule.label in results.presets else ""
         rows.append(

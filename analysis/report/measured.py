@@ -148,6 +148,7 @@ class Target:
             p_draft under the target; None without a drafter.
         judged: by a rule's label, the (N,) steps that accept the draft, and those certified at the
             drafter's own distance.
+        accepted: likewise, the (D, N) steps that accept the draft, by depth of a head's draft.
         divergence: name of that of this distance: the one that certifies most of strict greedy.
     """
 
@@ -164,6 +165,7 @@ class Target:
     words: Mapping[int, str] = field(default_factory=dict)
     draft: pd.DataFrame | None = None
     judged: Mapping[str, tuple[Flags, Flags]] = field(default_factory=dict)
+    accepted: Mapping[str, Flags] = field(default_factory=dict)
     divergence: str = "kl"
 
 

@@ -28,7 +28,7 @@ AXES = {  # statistics by stage: the name of their axis, and theirs
     },
     "tokens a call": {"tokens_per_call": "tokens a target call"},
     "speedup": {"speedup": "speedup over the target alone"},
-    "nats": {"given_up": "nats given up a token"},
+    "nats": {"nats_given_up": "nats given up a token"},
     "cost": {"cost": "cost of a drafted token, ρ"},
 }
 NAMES = {key: name for names in AXES.values() for key, name in names.items()}

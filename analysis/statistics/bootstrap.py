@@ -22,6 +22,7 @@ Resampling = tuple[int, float, int]  # resamples, confidence and seed of a boots
 Numbers = NDArray[np.float64] | NDArray[np.intp]
 
 QUANTILES = {"median": 0.5, "p5": 0.05, "p25": 0.25}
+LEAST_SPREAD = 1e-12  # of draws; below it is rounding
 FEW_PROMPTS = 30  # with fewer, percentile intervals over prompts are too narrow
 
 
@@ -144,6 +145,42 @@ class PromptBootstrap:
         steps = np.cumsum(weights[np.arange(len(weights))[:, None, None], inside], axis=2)
         offset = np.sum(before[:, :, None] + steps < rank[:, :, None], axis=2)
         return point, ordered[found * block + offset]
+
+
+def simultaneous(estimates: Floats, draws: Floats, confidence: float) -> tuple[Floats, Floats]:
+    """Return intervals that hold for all of M quantities together, ends (M,) each.
+
+    A pointwise interval of the largest of several does not cover at its confidence. With e the
+    estimates, x their draws in resample b and s the standard deviations of x over b, the ends are
+
+        e -/+ c s,    c the quantile at `confidence` over b of max over the M of |x - e| / s
+
+    (the maximum statistic of studentised deviations). Quantities without spread have no width.
+
+    Args:
+        estimates: (M,).
+        draws: (B, M), paired: a row is one resample. NaN, undefined there, is left out.
+        confidence: of all intervals together.
+
+    Returns:
+        Lower and upper ends; NaN of a quantity that is undefined, or in no resample defined.
+
+    Examples:
+        >>> draws = np.array([[-1.0, 0.0], [1.0, 0.0], [-1.0, 0.0], [1.0, 0.0]])
+        >>> low, high = simultaneous(np.array([0.0, 5.0]), draws + [0, 5], 0.95)
+        >>> low.tolist(), high.tolist()
+        ([-1.0, 5.0], [1.0, 5.0])
+    """
+    known = np.isfinite(draws)
+    count = known.sum(axis=0)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        mean = np.where(known, draws, 0.0).sum(axis=0) / count
+        spread = np.sqrt((np.where(known, draws - mean, 0.0) ** 2).sum(axis=0) / count)
+        spread = np.where(spread > LEAST_SPREAD, spread, np.where(count > 0, 0.0, np.nan))
+        away = np.abs(draws - estimates) / spread
+    largest = np.sort(np.where(known & (spread > 0), away, 0.0).max(axis=1, initial=0.0))
+    c = largest[_rank(confidence, np.array(len(largest))) - 1]
+    return estimates - c * spread, estimates + c * spread
 
 
 def _rank(level: float | Floats, count: NDArray[np.generic]) -> Integers:

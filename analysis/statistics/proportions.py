@@ -7,6 +7,7 @@ apart: c that only the first has right, and b that only the second has.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from statistics import NormalDist
 
 import numpy as np
@@ -66,11 +67,44 @@ def difference(lost: int, won: int, items: int, confidence: float) -> tuple[floa
     """
     if min(lost, won) < 0 or lost + won > items or items == 0:
         raise ValueError(f"{lost} lost and {won} won of {items} items is no paired table")
+    mean, error = _mean_difference(lost, won, items)
+    half = quantile(confidence) * error
+    return max(-1.0, mean - half), min(1.0, mean + half)
+
+
+def _mean_difference(lost: int, won: int, items: int) -> tuple[float, float]:
+    """Return the difference and its standard error, a half being added to each of four cells."""
     size = items + 2
     mean = (won - lost) / size
-    spread = math.sqrt((won + lost + 1) / size - mean * mean)
-    half = quantile(confidence) * spread / math.sqrt(size)
-    return max(-1.0, mean - half), min(1.0, mean + half)
+    return mean, math.sqrt(((won + lost + 1) / size - mean * mean) / size)
+
+
+def loss_p_value(lost: int, won: int, items: int, margin: float) -> float:
+    """Return the one-sided p-value of a loss of at least `margin`, by the interval of `difference`.
+
+    It is below 1 - confidence where the lower end of the one-sided interval is above -margin.
+
+    >>> round(loss_p_value(20, 21, 316, 0.05), 4)
+    0.0046
+    """
+    mean, error = _mean_difference(lost, won, items)
+    return NormalDist().cdf(-(mean + margin) / error)
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Return p-values corrected for their number: each may be held against the level of one test.
+
+    Of n values in increasing order the i-th, from 0, is multiplied by n - i, and is at least those
+    before it (Holm 1979): the probability of any false rejection stays below the level.
+
+    >>> holm([0.01, 0.04, 0.03])
+    [0.03, 0.06, 0.06]
+    """
+    order = np.argsort(p_values, kind="stable")
+    corrected = np.zeros(len(p_values))
+    times = len(p_values) - np.arange(len(p_values))
+    corrected[order] = np.maximum.accumulate(times * np.asarray(p_values)[order])
+    return [min(1.0, float(p)) for p in corrected]
 
 
 def mcnemar(lost: int, won: int) -> float:

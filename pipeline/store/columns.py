@@ -68,7 +68,7 @@ METHOD: Columns = {  # of decoding; see pipeline.plan.method
     "temperature": Column("float64", "of target and drafter"),
 }
 _NATS = "log(p0/p), nats below the target's first choices, sum over the tokens"
-GIVEN_UP: Columns = {"given_up": Column("float64", _NATS)}
+GIVEN_UP: Columns = {"nats_given_up": Column("float64", _NATS)}
 _BEFORE = "tokens before the first difference from the baseline's answer"
 COMMON: Columns = {"common_prefix": Column("int32", _BEFORE)}
 COUNTED: Columns = {

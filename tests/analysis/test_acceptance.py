@@ -104,14 +104,14 @@ def test_lengths_and_shares_by_hand() -> None:
     assert found["acceptance"] == pytest.approx(4 / 6)
     assert found["certified"] == pytest.approx(2 / 6)
     assert found["coverage"] == pytest.approx(2 / 4)
-    assert found["departure"] == found["given_up"] == 0
-    # calls end at the two rejections, and at the end of the first answer
-    assert found["realised_per_call"] == pytest.approx(6 / (2 + 1))
-    assert found["certified_per_call"] == pytest.approx(6 / (4 + 1))
+    assert found["departure"] == found["probability_given_up"] == 0
+    # first tokens are not drafted; calls end at two rejections, and where the first answer does
+    assert found["realised_per_call"] == pytest.approx(4 / (2 + 1))
+    assert found["certified_per_call"] == pytest.approx(4 / (3 + 1))
     relaxed = statistics(steps, Additive(t=0.25))
     assert relaxed["acceptance"] == 1
     assert relaxed["departure"] == pytest.approx(2 / 6)
-    assert relaxed["given_up"] == pytest.approx(2 * 0.2 / 6)
+    assert relaxed["probability_given_up"] == pytest.approx(2 * 0.2 / 6)
     assert statistics(steps, Tree(m=2))["departure"] == 0
 
 
@@ -165,16 +165,48 @@ def test_whatever_the_certificates_are_every_statistic_lies_between_the_ends(
     assert any(ends["value"] < ends["optimistic"] for ends in needed) or grid > 1e-6
 
 
+def deep(noises: tuple[float, ...] = (0.3, 1.0, 2.0)) -> Steps:
+    """A head: each deeper token of its drafts is drafted with more noise."""
+    first, *others = (pair(noise) for noise in noises)
+    return replace(first, deeper=others)
+
+
+def test_a_heads_tokens_a_call_go_by_depth() -> None:
+    """Place i of a draft at depth i, from the second token of an answer on; a plain walk."""
+    steps = deep()
+    for rule in RULES:
+        verdict = judge(steps, [rule])[0]
+        accepted = np.stack([judge(at, [rule])[0].accepted for at in steps.by_depth])
+        assert np.array_equal(verdict.accepted_by_depth, accepted)
+        calls = 0
+        for begin in range(0, len(steps), LENGTH):
+            at, end = begin + 1, begin + LENGTH
+            while at < end:
+                kept = 0
+                while at + kept < end and accepted[min(kept, 2), at + kept]:
+                    kept += 1
+                at, calls = at + kept + 1, calls + 1
+        found = statistics(steps, rule)
+        assert found["realised_per_call"] == pytest.approx(PROMPTS * (LENGTH - 1) / calls)
+        assert found["certified_per_call"] <= found["realised_per_call"]
+        alone = statistics(replace(steps, deeper=[]), rule)
+        assert found["acceptance"] == alone["acceptance"]  # of depth 1
+        assert found["realised_per_call"] <= alone["realised_per_call"]
+    assert statistics(steps, StrictGreedy())["certified_per_call"] > 1  # it promises something
+
+
 def test_expected_lengths_of_stochastic_verification() -> None:
     steps = pair(0.3)
     half = np.full(len(steps), 0.5)
     laws = [half] * 4
     table = stochastic_statistics(*laws, steps.trajectories, bootstrap(steps))
     assert (table.loc[table["statistic"] == "acceptance", "value"] == 0.5).all()
-    # N / (N/2 rejections + P/2 answers that end accepted)
-    expected = LENGTH / (LENGTH / 2 + 1 / 2)
+    # of all but the first tokens: n / (n/2 rejections + P/2 answers that end accepted)
+    expected = (LENGTH - 1) / ((LENGTH - 1) / 2 + 1 / 2)
     lengths = table.loc[table["statistic"] == "realised_per_call", "value"]
     assert lengths.tolist() == pytest.approx([expected] * 4)
+    head = stochastic_statistics(*laws, steps.trajectories, bootstrap(steps), head=True)
+    assert set(head["statistic"]) == {"acceptance"}  # deeper depths are not known
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -61,7 +61,7 @@ def answered() -> Answered:
         draft_length=3 * (run > 0),
         temperature=0.0,
         n_tokens=10,
-        given_up=4.0 + changed,
+        nats_given_up=4.0 + changed,
         ended=at < 3,
         departures=5 * changed,
         common_prefix=np.where(changed, 2, 10),
@@ -89,7 +89,7 @@ def test_counts_by_task_and_of_all() -> None:
     before = relaxed["accuracy"] - relaxed["difference"]
     assert (low, high) == pytest.approx((max(0.0, 1 + worst / before), 1 + best / before))
     assert relaxed["changed"] == 0.75
-    assert relaxed["given_up"] == pytest.approx(3 / 40)
+    assert relaxed["nats_given_up"] == pytest.approx(3 / 40)
     assert relaxed["cut"] == 0.25
     assert relaxed["departures"] == pytest.approx(15 / 40)
     assert relaxed["tokens_per_call"] == 3.0

@@ -9,15 +9,16 @@ import pandas as pd
 import pytest
 
 from analysis.acceptance.verdict import DO_NOT, OPEN
-from analysis.decoding.answers import Answered, accuracy
+from analysis.decoding.answers import Answered, accuracy, losses_on_answers
 from analysis.decoding.speed import speed
 from analysis.rules import Additive, StrictGreedy
 from pipeline import solve
 from pipeline.execution.runner import ensure
 from pipeline.loader import Study
 from pipeline.paths import ROOT
+from pipeline.stages.report.page import verdict
 from pipeline.store.artifacts import Store
-from pipeline.store.decoded import losses_on_answers, read_decoded, verdict
+from pipeline.store.decoded import read_decoded
 from tests.conftest import SmallStudy
 from tests.pipeline.tiny import write_model, write_prompts
 
@@ -38,7 +39,7 @@ def test_answers_are_counted_beside_those_of_the_target_alone() -> None:
     data = pd.DataFrame(
         [
             {"task": "t", "item_id": item, "run": at, "correct": at < 2 or item >= 30}
-            | {"n_tokens": 4, "given_up": 0.0, "departures": 0, "certified": 0}
+            | {"n_tokens": 4, "nats_given_up": 0.0, "departures": 0, "certified": 0}
             | {"common_prefix": 4, "gap": 1.0, "calls": 2, "emitted": 3, "ended": True}
             for item in range(60)
             for at in range(3)
@@ -50,6 +51,7 @@ def test_answers_are_counted_beside_those_of_the_target_alone() -> None:
     (row,) = found.to_dict("records")
     assert (row["rule"], row["alone"], row["right"], row["items"]) == ("additive t=0.1", 60, 30, 60)
     assert (row["down_to"], row["up_to"], row["margin"]) == (True, False, 0.05)
+    assert (row["drafter"], row["rules"], row["up_to_together"]) == ("model", 1, False)
 
 
 def test_random_models_are_not_to_be_drafted_for(tmp_path: Path) -> None:

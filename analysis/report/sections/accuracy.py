@@ -27,7 +27,7 @@ SHOWN = 12  # differing answers on the page; the CSV file has all
 LETTERS = 90  # of each
 COMPARED = ["lost", "difference_ci_low", "p_value", "length_ratio"]  # with the target alone
 KEYS = ["target", "task", "method", "draft_length", "temperature"]
-DECIDED = ["run", "worst", "best", "up_to", "down_to", "wins"]
+DECIDED = ["run", "worst", "best", "up_to", "down_to", "p_holm", "up_to_together", "wins"]
 Tables = Sequence[pd.DataFrame]
 
 
@@ -48,6 +48,7 @@ def accuracy_sections(
         for one, table in zip(answered, tables, strict=True)
     ]
     said = {"margin": f"{100 * margin:g} points", "confidence": f"{100 * confidence:g} %"}
+    said["level"] = f"{1 - confidence:.2g}"
     frames = {
         one.target: table.join(found[DECIDED].set_index("run"), on="run").assign(
             decided=table["run"].map(verdicts(found))
@@ -116,7 +117,18 @@ def sentences(decided: pd.DataFrame, margin: str, target: str = "") -> list[str]
                 f"by at least {number_text(-100 * row['best'], 1)} points"
             )
         found.append(f"{name}, γ = {row['draft_length']}: {first}; {second}.")
+    if len(decided) > 1:
+        found.append(_together(decided, margin, target))
     return found
+
+
+def _together(decided: pd.DataFrame, margin: str, target: str) -> str:
+    """Return what is excluded with all rules and thresholds of a target tested together."""
+    rows = decided[decided["up_to_together"]].to_dict("records")
+    rules = ", ".join(f"{row['method']}, γ = {row['draft_length']}" for row in rows)
+    text = f"with all {len(decided)} rules and thresholds tested together (Holm), a loss above "
+    text += f"{margin} is excluded for {f'these: {rules}' if rows else 'none'}."
+    return f"{target}, {text}" if target else text[:1].upper() + text[1:]
 
 
 def _interval(name: str) -> tuple[str, str, str]:

@@ -15,7 +15,7 @@ from matplotlib.axes import Axes
 from ...decoding import metrics as decoding
 from ...decoding.finished import CLOCKED_ANSWERS
 from ...decoding.metrics import Decoded
-from ...decoding.predicted import position_rates
+from ...decoding.places import position_rates
 from ...statistics.bootstrap import Floats, Resampling, prompt_counts
 from ..records import Column, Figure, Section, Table, sentence, worded
 from ..style import BLUE, GREEN, GREY, VERMILION, grid, legend, percent, styled

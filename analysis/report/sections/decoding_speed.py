@@ -17,6 +17,7 @@ import pandas as pd
 
 from ...decoding import predicted, speed
 from ...decoding.metrics import Decoded
+from ...decoding.places import place_rates
 from ...statistics.bootstrap import prompt_counts
 from ..records import Column, Figure, Section, Table, worded
 from ..style import GREY, LINES, POINTS, error_bars, grid, legend, percent, styled
@@ -135,7 +136,9 @@ def batches_table(decoded: Sequence[Decoded], speeds: Speeds) -> Table | None:
             return None
         first = chains[chains["method"] == chains["method"].iloc[0]]
         longest = first.sort_values("draft_length").iloc[-1]
-        found = speed.break_even_by_batch(one, float(longest["rate"]))
+        run, gamma = int(first["draft_length"].idxmax()), int(longest["draft_length"])
+        rates = place_rates(one.calls, run, gamma)
+        found = speed.break_even_by_batch(one, rates)
         frames.append(found.assign(method=longest["method"], temperature=longest["temperature"]))
     method, most = frames[0]["method"].iloc[0], int(frames[0]["longest"].max())
     data = concat_targets(decoded, frames)

@@ -28,7 +28,7 @@ SUMMARY = {  # statistic: its column in a sweep's table
     "certified": "certified",
     "coverage": "coverage",
     "departure": "departs",
-    "given_up": "given up",
+    "probability_given_up": "p given up",
     "realised_per_call": "length",
     "certified_per_call": "certified length",
 }
@@ -113,10 +113,10 @@ def matter(node: Node, rows: list[SummaryRow]) -> tuple[list[SummaryRow], str]:
     gives up none.
     """
     judging = {rule.label for rule in node.settings["rules"] if rule.judges_tokens}
-    priced = [row for row in rows if row["rule"] in judging and limits("given up")[1] in row]
+    priced = [row for row in rows if row["rule"] in judging and limits("p given up")[1] in row]
     best = []
     for price in PRICES:
-        allowed = [row for row in priced if row[limits("given up")[1]] <= price]
+        allowed = [row for row in priced if row[limits("p given up")[1]] <= price]
         if allowed:
             best.append(max(allowed, key=lambda row: row["length"]))
     kept = {row["rule"] for row in best}
@@ -129,7 +129,7 @@ def matter(node: Node, rows: list[SummaryRow]) -> tuple[list[SummaryRow], str]:
 
 STAGE = Stage(
     name="acceptance",
-    version=18,
+    version=20,
     upstream=("drafts",),
     columns={
         "data": STEP
@@ -175,7 +175,11 @@ STAGE = Stage(
                 "uniform: at most eps at every step; budget: in the mean; step: from the KL of "
                 "each step; realised, measured: of this drafter",
             ),
-            "eps": Column("float64", "the drafter's mean KL, nats"),
+            "eps": Column(
+                "float64",
+                "the drafter's mean KL, nats; of a head's tokens the mean of its largest KL of all "
+                "depths",
+            ),
             "statistic": Column(
                 "string",
                 "acceptance; tokens (a call, drafts of any length), tokens_5 (of at most "

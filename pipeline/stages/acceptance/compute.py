@@ -33,7 +33,7 @@ from pipeline.errors import PipelineError
 from pipeline.plan.slices import bootstrap_settings
 from pipeline.store import columns
 from pipeline.store.artifacts import Artifact, Pending
-from pipeline.store.distributions import DRAFTED, read_steps
+from pipeline.store.distributions import read_steps
 from pipeline.store.node import Node
 
 SAMPLED = (  # what is known at the temperature of the answers
@@ -70,7 +70,7 @@ def compute(node: Node, upstream: dict[str, list[Artifact]], pending: Pending) -
         ],
         "breakdown": [
             _by_divergence(drafts, config["divergences"], steps, chosen, sound, bootstrap),
-            _by_depth(drafts, steps, chosen, sound, bootstrap),
+            _by_depth(steps, chosen, bootstrap),
         ],
         "levels": [
             *(budget_of_drafter(steps, one, bootstrap, config["draft_length"]) for one in chosen),
@@ -116,24 +116,16 @@ def _by_divergence(
 
 
 def _by_depth(
-    drafts: Artifact,
-    steps: Steps,
-    verdicts: Sequence[Verdict],
-    sound: Judge,
-    bootstrap: PromptBootstrap,
+    steps: Steps, verdicts: Sequence[Verdict], bootstrap: PromptBootstrap
 ) -> pd.DataFrame:
     """Return the statistics at each depth of a draft; none where there is one: it is the first."""
-    table = drafts.read(columns=[f"depth_{name}" for name in DRAFTED])
-    lists = {name: columns.numbers(table[f"depth_{name}"]) for name in DRAFTED}
-    depths = lists["kl"].shape[1]
-    frames = []
-    for depth in range(1, depths + 1 if depths > 1 else 1):
-        deep = Steps(
-            steps.target, steps.position, **{name: x[:, depth - 1] for name, x in lists.items()}
-        )
-        found = sound(deep, [one.rule for one in verdicts], "kl", None)
-        frames.append(depth_statistics(depth, deep, found, bootstrap))
-    return pd.concat(frames).assign(divergence="") if frames else pd.DataFrame()
+    if not steps.deeper:
+        return pd.DataFrame()
+    frames = [
+        depth_statistics(1 + at, deep, [verdict.by_depth[at] for verdict in verdicts], bootstrap)
+        for at, deep in enumerate(steps.by_depth)
+    ]
+    return pd.concat(frames).assign(divergence="")
 
 
 def _sampled(
@@ -166,7 +158,9 @@ def _sampled(
             )
     frame = sampling_statistics(dist, kl, measured, rules, bootstrap)
     return (
-        stochastic_statistics(tv, races, harmonic, argmax, steps.trajectories, bootstrap),
+        stochastic_statistics(
+            tv, races, harmonic, argmax, steps.trajectories, bootstrap, head=bool(steps.deeper)
+        ),
         frame.assign(statistic="probability"),
     )
 
@@ -185,20 +179,22 @@ def judge_soundly(
         PipelineError: one is; the theory or a computation is wrong.
     """
     verdicts = judge(steps, rules, divergence, distance)
-    distance = steps.kl if distance is None else distance
     name = "KL" if divergence == "kl" else divergence
-    for verdict in verdicts:
+    for verdict, deep in (
+        pair for first in verdicts for pair in zip(first.by_depth, steps.by_depth, strict=False)
+    ):
         if len(verdict.violations):
             step = int(verdict.violations[0])
+            apart = deep.kl if distance is None else distance
             raise PipelineError(
                 f"{settings['target']} and {settings['drafter']}: {len(verdict.violations)} "
                 f"steps are certified and rejected, which cannot be. The first: rule "
                 f"{verdict.rule.label}, prompt {prompts[step]}, position "
                 f"{int(steps.position[step])}, {name} "
-                f"{float(distance[step])!r} < certificate "
+                f"{float(apart[step])!r} < certificate "
                 f"{float(verdict.lower[step])!r}, target rank of the draft "
-                f"{int(steps.draft_rank[step])}, rank of the target's argmax "
-                f"{int(steps.argmax_rank[step])}. Please report it with this step"
+                f"{int(deep.draft_rank[step])}, rank of the target's argmax "
+                f"{int(deep.argmax_rank[step])}. Please report it with this step"
             )
     return verdicts
 

@@ -95,7 +95,7 @@ def summary(node: Node, artifact: Artifact) -> list[SummaryRow]:
     found = found[found["task"] == ALL]
     shown = ["method", "draft_length", "temperature", "items", "accuracy", "accuracy_ci_low"]
     shown += ["accuracy_ci_high", "lost", "won", "difference", "difference_ci_low"]
-    shown += ["difference_ci_high", "p_value", "changed", "given_up", "tokens_per_call"]
+    shown += ["difference_ci_high", "p_value", "changed", "nats_given_up", "tokens_per_call"]
     shown += ["tokens_per_call_ci_low", "tokens_per_call_ci_high", "speedup", "length_ratio", "cut"]
     shown += ["calls_finished", "seconds_ratio", "seconds_ratio_ci_low", "seconds_ratio_ci_high"]
     shown += ["right_per_second"]
@@ -114,7 +114,7 @@ def summary(node: Node, artifact: Artifact) -> list[SummaryRow]:
 
 STAGE = Stage(
     name="accuracy",
-    version=5,
+    version=6,
     upstream=(),
     columns={
         "data": RUN

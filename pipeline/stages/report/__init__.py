@@ -115,7 +115,7 @@ def summary(node: Node, artifact: Artifact) -> list[SummaryRow]:
 
 STAGE = Stage(
     name="report",
-    version=25,
+    version=27,
     upstream=UPSTREAM,
     columns={},
     nodes=nodes,

@@ -122,7 +122,9 @@ def judged_by(target: Target, sources: Upstream, divergence: str) -> Target:
         rules = [rule for rule, name in of_rules.items() if name == by]
         found += judge(steps, rules, by, target.draft[by].to_numpy())
     judged = {one.rule.label: (one.accepted, one.certified) for one in found}
-    return replace(target, judged=judged, divergence=divergence)
+    deep = judge(steps, list(target.certificates))
+    accepted = {verdict.rule.label: verdict.accepted_by_depth for verdict in deep}
+    return replace(target, judged=judged, accepted=accepted, divergence=divergence)
 
 
 def temperature_of(sources: Upstream) -> float:

@@ -19,8 +19,11 @@ from typing import Any
 import jinja2
 import pandas as pd
 
-from analysis.acceptance.verdict import Advice, advise
+from analysis.acceptance.verdict import Advice, advice_text, advise
+from analysis.decoding.answers import accuracy, losses_on_answers
 from analysis.decoding.metrics import Decoded
+from analysis.decoding.predicted import draft_lengths
+from analysis.decoding.speed import signs_of_load
 from analysis.page import grid, screen, steps
 from analysis.report.measured import Results, Target
 from analysis.report.published import PAPERS
@@ -28,13 +31,13 @@ from analysis.report.records import Section, Table
 from analysis.report.render import PUBLISHED, lines, names, spans
 from analysis.report.style import family, rule_colour
 from analysis.rules import Additive, Multiplicative, Rule, StrictGreedy, Tree
-from analysis.statistics.bootstrap import FEW_PROMPTS
+from analysis.statistics.bootstrap import FEW_PROMPTS, Resampling
 from pipeline.formats.engine_settings import ENGINES, setting_values
 from pipeline.plan.slices import bootstrap_settings
 from pipeline.stages.report.inputs import Upstream
 from pipeline.stages.report.setups import introduction, setup
 from pipeline.store.artifacts import Artifact
-from pipeline.store.decoded import verdict, verdict_lines
+from pipeline.store.decoded import read_answered
 from pipeline.store.durable import read_sealed, write_sealed
 from pipeline.store.node import VERDICT, Node
 
@@ -110,7 +113,7 @@ def page_files(
         bundle=deflated(bundle()),
         scripts="\n".join((WEB / name).read_text(encoding="utf-8") for name in SCRIPTS),
     )
-    found = {"index.html": text, VERDICT: verdict_lines(advice)}
+    found = {"index.html": text, VERDICT: advice_text(advice)}
     for place in ("", "timings/"):
         if mine := [section for section in sections if section.place == place]:
             shown_here = [item for section in mine for item in section.shown]
@@ -172,6 +175,33 @@ def verdicts_of(
         verdict(*one, found, bootstrap_settings(config), margin, command)
         for one, found in zip(timed, answers, strict=True)
     ]
+
+
+def verdict(
+    decoded: Decoded,
+    speeds: pd.DataFrame,
+    answers: Artifact | None,
+    statistics: Resampling,
+    margin: float,
+    command: str,
+) -> Advice:
+    """Return the verdict on a target that was decoded.
+
+    Args:
+        decoded: its answers and calls.
+        speeds: their table of `speed`.
+        answers: of stage accuracy; None where it was not run.
+        statistics: of the bootstrap.
+        margin: the loss of accuracy that matters.
+        command: that runs the study, up to a stage's name.
+    """
+    losses = None
+    if answers is not None:
+        answered = read_answered(decoded.target, answers)
+        table = accuracy(answered, *statistics, margin)
+        losses = losses_on_answers(answered, table, margin, statistics[1])
+    lengths, busy = draft_lengths(decoded, speeds), signs_of_load(speeds)
+    return advise(decoded.target, decoded.drafter, speeds, lengths, losses, busy, command)
 
 
 def deflated(data: Any) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import time
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -261,3 +262,14 @@ def test_a_drafter_stops_on_its_threshold_and_not_below() -> None:
         assert stops((measure, value), row)
         assert not stops((measure, float(np.nextafter(value, surer))), row)
         assert stops((measure, float(np.nextafter(value, -surer))), row)
+
+
+def test_waiting_is_no_processor_time(target: LanguageModel, drafter: LanguageModel) -> None:
+    class Waiting(Match):
+        def verify(self, *given: Any) -> Any:
+            time.sleep(0.05)  # as while another process has the processor
+            return super().verify(*given)
+
+    answer = decode(target, ModelDrafter(drafter, Greedy()), Waiting(Greedy()), PROMPTS[0], 3, 8)
+    waited = 0.05 * (1 + len(answer.calls))
+    assert 0 < answer.processor_seconds < answer.seconds - 0.9 * waited

@@ -170,6 +170,8 @@ def test_passes_are_timed_at_each_batch_size(stage: Any) -> None:
     assert list(zip(passes["model"], passes["tokens"], strict=True)) == 2 * of_one
     assert passes["batch"] == [1] * len(of_one) + [3] * len(of_one)
     assert min(passes["seconds"]) > 0
+    runs = pq.read_table(stage([PROMPTS[0]]).directory / "timings/runs.parquet").to_pylist()
+    assert all(0 < row["processor_seconds"] < row["seconds"] + 0.01 for row in runs)
 
 
 @torch.inference_mode()
@@ -190,7 +192,7 @@ def test_nats_given_up_and_drafts_are_those_of_plain_passes(
         text = PROMPTS[1] + row["token_ids"]
         chosen = logits(target, text)[len(PROMPTS[1]) - 1 : -1].double().log_softmax(1)
         below = chosen.amax(1) - chosen[range(len(chosen)), row["token_ids"]]
-        assert row["given_up"] == pytest.approx(below.sum().item(), abs=1e-3)
+        assert row["nats_given_up"] == pytest.approx(below.sum().item(), abs=1e-3)
     answer = found["data"][0]["token_ids"]
     text = PROMPTS[1] + answer
     if "head" in request.node.name:
