@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 # Before NumPy is imported: of products as small as here, threads cost more than they gain.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
-from analysis.report.text import limits, rounded_down, upper_end
+from analysis.report.text import UNDEFINED, limits, rounded_down, share_text, upper_end
 from pipeline import cli
 from pipeline.console import command
 from pipeline.formats.engine_settings import ENGINES, write_settings
@@ -37,7 +37,9 @@ if TYPE_CHECKING:
     from analysis.rules.build import ParameterRange
     from conf.schema import Config
 
-LINES = 40  # that are printed at most
+LINES = 60  # that are printed at most
+SHARES = ("meets it", "certified")  # of the steps
+FIRST_RULE = ("promised", "needed")  # tables of which the rows of the first rule are printed
 
 
 def main(overrides: Sequence[str]) -> None:
@@ -56,10 +58,14 @@ def main(overrides: Sequence[str]) -> None:
 
 
 def tables(study: Study, read: Sequence[SolvedTarget]) -> dict[str, list[SummaryRow]]:
-    """Return the rows of three tables: solved settings, promises and KL needed of `criteria`."""
+    """Return the rows of four tables: solved settings, promises and KL needed of `criteria`.
+
+    The fourth has the paper's closed forms, beside the settings solved for the share of steps.
+    """
     ranges, lengths = _ranges(study.config), [*study.config.solve.draft_lengths, None]
     return {
         "solved": [row for target in read for row in target.solved(ranges)],
+        "closed forms": [row for target in read for row in target.closed_forms(ranges)],
         "promised": [row for target in read for row in target.promised(study.rules, lengths)],
         "needed": [row for target in read for row in target.needed(study.rules)],
     }
@@ -75,15 +81,21 @@ def print_answer(found: Mapping[str, Sequence[SummaryRow]], study: Study) -> Non
         said = cli.verdict_sentences(report)
     print("\n".join([*said, ""]))
     first, asked = found["promised"][0]["rule"], settings.solve
-    mine = {name: [row for row in rows if row["rule"] == first] for name, rows in found.items()}
+    mine = {name: [row for row in found[name] if row["rule"] == first] for name in FIRST_RULE}
     within = f"any drafter within {asked.eps:g}"
     whose = {"certified": within, "realised": "this drafter", "needed": "KL to stay below"}
     solved = sweeps.pivot(found["solved"], "wanted", "value", whose)
     promised = sweeps.pivot(mine["promised"], "drafts", "tokens", whose)
     needed = sweeps.pivot(mine["needed"], "certified", "below", whose)
     room = max(1, LINES - len(said) - 12 - len(promised) - len(needed))
+    closed = [
+        {name: share_text(value) if name in SHARES else value for name, value in row.items()}
+        for row in found["closed forms"]
+        if row["kind"] != "necessary"
+    ]
     for title, rows in {
         "Strictest setting that reaches what is wanted": solved[:room],
+        f"What the paper's closed forms ask for at {asked.eps:g}, and share of steps": closed[: max(0, room - len(solved) - 2)],
         "Tokens a call, by draft length": promised,
         "A drafter is certified on so many steps if its KL stays below": needed,
     }.items():
@@ -194,6 +206,36 @@ class SolvedTarget:
                 self._divergence,
             )
         return self._found[searched.name]
+
+    def closed_forms(self, ranges: Sequence[ParameterRange]) -> Iterator[SummaryRow]:
+        """Yield a row a closed form of strict greedy and of each range at its solved setting.
+
+        Theorem 4.11 names a t itself, from which on every step is certified. Closed forms bound KL,
+        and take probabilities that are not rounded.
+        """
+        from analysis.certificates.bounds import LOG2, g_inverse, g_inverse_series
+        from analysis.certificates.closed_forms import turned_round
+        from analysis.rules import Additive, StrictGreedy
+
+        if self._divergence != "kl" or self._dist.log_prob_error is not None:
+            return
+        eps = self._asked.eps
+        settings: list[tuple[Rule, str]] = [(StrictGreedy(), "")]
+        for searched in ranges:
+            if not self._missing(searched):
+                (solution, *_) = self._certified(searched)
+                exact = UNDEFINED if solution.rule is None else f"{solution.value:.4g}"
+                rule = solution.rule or searched.rules[-1]
+                if type(rule) is Additive:
+                    asked = max(float(g_inverse(min(eps, LOG2))), float(g_inverse_series(eps)))
+                    rule = Additive(min(1.0, 1e-9 + asked))
+                settings.append((rule, f"{searched.parameter} = {exact}"))
+        for rule, exact in settings:
+            forms, certified = turned_round(self._dist, rule, eps)
+            for form in forms:
+                columns = {"kind": form.kind, "closed form": form.name, "asks for": form.asks}
+                shares = {"meets it": form.met, "certified": certified}
+                yield self._row(rule.name, **{"exact setting": exact}, **columns, **shares)
 
     def setting(self, searched: ParameterRange | None, length: int) -> dict[str, Any] | None:
         """Return what an engine is to run at a draft length, as `setting_text` takes it.

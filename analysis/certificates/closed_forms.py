@@ -27,6 +27,7 @@ from ..rules import (
 )
 from ..topk import Floats, TopK
 from . import bounds
+from .certify import certify
 
 SUBSCRIPTS = str.maketrans("0123456789", "₀₁₂₃₄₅₆₇₈₉")
 Form = tuple[str, str, Floats]  # name; lower, upper or asymptotic (it bounds nothing); values
@@ -51,9 +52,17 @@ class Condition(NamedTuple):
     level: float
 
     @property
+    def met(self) -> float:
+        """The share of the steps that meet the condition; of a quantity of the rule 0 or 1."""
+        return float(np.mean(np.asarray(self.quantity) > self.level))
+
+    @property
     def asks(self) -> str:
-        """The condition as printed, with four digits; a sufficient level is rounded up."""
-        if not np.isfinite(self.level):
+        """The condition as printed, with four digits; a sufficient level is rounded up.
+
+        No quantity here exceeds 1: probabilities, their differences, and at most log 2 nats.
+        """
+        if not self.level < 1:
             return f"no {self.asked} is enough"
         level = self.level
         if self.kind == "sufficient" and level > 0:
@@ -217,3 +226,17 @@ def conditions(rule: Rule, steps: pd.DataFrame, eps: float) -> list[Condition]:
     name = next(iter([name for name in lower if name.startswith("corollary")]), None)
     name = name or "lemma 4.5 threshold form"
     return [Condition(name, "sufficient", "G(p₀, θ)", lower[name], eps)]
+
+
+def turned_round(dist: TopK, rule: Rule, eps: float) -> tuple[list[Condition], float]:
+    """Return `conditions` of steps, and the share that the exact certificates of the rule certify.
+
+    Args:
+        dist: N steps whose probabilities are not rounded.
+        rule: that judges tokens, or a tree.
+        eps: KL in nats, at least 0.
+    """
+    found = certify(dist, rule)
+    ends = found.lower[:, 0], found.upper[:, 0]
+    steps = compared_steps(dist, rule, ends, found.active_size[:, 0], found.accepted_count[:, 0])
+    return conditions(rule, steps, eps), float(np.mean(ends[0] > eps))

@@ -55,7 +55,7 @@ def _bound_rows(rule: Rule, steps: pd.DataFrame, eps: float) -> pd.DataFrame:
         row = {"median": median(values), "ratio": least, "certified": certified}
         rows.append({"bound": name, "kind": kind, **row})
     for asked in conditions(rule, compared, eps):
-        certified = share(np.broadcast_to(asked.quantity > asked.level, len(r)))
+        certified = asked.met if len(r) else math.nan
         row = {"asks": asked.asks, "level": asked.level, "certified": certified}
         rows.append({"bound": asked.name, "kind": asked.kind, **row})
     frame = pd.DataFrame(rows).assign(rule=rule.label, eps=eps, certificate=median(r))
