@@ -209,7 +209,12 @@ def _on_answers(run: Run, answers: pd.DataFrame | None) -> tuple[Run | None, boo
 
     Another setting has the same rule and temperature; the nearest draft length comes first.
     """
-    rows: list[Run] = [] if answers is None else answers.to_dict("records")
+    rows = list[Run]()
+    if answers is not None:
+        rows += [
+            dict(zip(map(str, row), row.values(), strict=True))
+            for row in answers.to_dict("records")
+        ]
     own = [row for row in rows if all(row[key] == run[key] for key in SETTING)]
     if own:
         return own[0], True

@@ -61,8 +61,8 @@ def test_a_heads_tokens_a_call_go_by_depth() -> None:
     for name, rule in BEST.items():  # the curve of the best rules meets each of them
         for row in frame.loc["", name].to_dict("records")[1::8]:
             slack = 1e-9 if rule is Additive else -1e-9
-            dial = min(1.0, max(1e-12, row["dial"] + slack))
-            flags = judge(steps, [rule(dial)])[0].accepted_by_depth
+            setting = min(1.0, max(1e-12, row["setting"] + slack))
+            flags = judge(steps, [rule(setting)])[0].accepted_by_depth
             walk = count_calls(flags[..., None], steps.trajectories, None)
             assert row["tokens"] == pytest.approx(walk.tokens.sum() / walk.calls.sum())
 

@@ -19,6 +19,7 @@ from pipeline.paths import ROOT
 from pipeline.stages.report.page import verdict
 from pipeline.store.artifacts import Store
 from pipeline.store.decoded import read_decoded
+from tests import methods
 from tests.conftest import SmallStudy
 from tests.pipeline.tiny import write_model, write_prompts
 
@@ -66,11 +67,11 @@ def test_random_models_are_not_to_be_drafted_for(tmp_path: Path) -> None:
         for text in (f"{key}.path='{path}'", f"{key}.label={path.name}", f"{key}.dtype=float32")
     ]
     prompts = write_prompts(tmp_path / "prompts.jsonl", 30)
-    method = "{drafter: model, rule: greedy, draft_length: 3, temperature: 0}"
     study = Study(
         *("study=mini", "stage=decoding", "target=local", "drafter=local", *given),
         *(f"prompts.source='{prompts}'", "prompts.count=30", "prompts.min_tokens=3"),
-        *(f"decoding.methods=[{method}]", "decoding.steps=6", "decoding.batches=[]"),
+        *methods.overrides("{drafter: model, rule: greedy, draft_length: 3}"),
+        *("decoding.steps=6", "decoding.batches=[]"),
         *("device={name: cpu, threads: 1}", f"outputs='{tmp_path}'"),
     )
     (made,) = ensure(study.nodes["decoding"], Store(tmp_path / "artifacts"))
