@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 # Before NumPy is imported: of products as small as here, threads cost more than they gain.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
-from analysis.report.text import UNDEFINED, limits, rounded_down, share_text, upper_end
+from analysis.report.text import UNDEFINED, limits, rounded_down, upper_end
 from pipeline import cli
 from pipeline.console import command
 from pipeline.formats.engine_settings import ENGINES, write_settings
@@ -37,8 +37,7 @@ if TYPE_CHECKING:
     from analysis.rules.build import ParameterRange
     from conf.schema import Config
 
-LINES = 60  # that are printed at most
-SHARES = ("meets it", "certified")  # of the steps
+LINES = 40  # that are printed at most
 FIRST_RULE = ("promised", "needed")  # tables of which the rows of the first rule are printed
 
 
@@ -87,15 +86,10 @@ def print_answer(found: Mapping[str, Sequence[SummaryRow]], study: Study) -> Non
     solved = sweeps.pivot(found["solved"], "wanted", "value", whose)
     promised = sweeps.pivot(mine["promised"], "drafts", "tokens", whose)
     needed = sweeps.pivot(mine["needed"], "certified", "below", whose)
-    room = max(1, LINES - len(said) - 12 - len(promised) - len(needed))
-    closed = [
-        {name: share_text(value) if name in SHARES else value for name, value in row.items()}
-        for row in found["closed forms"]
-        if row["kind"] != "necessary"
-    ]
+    solved = sweeps.with_closed_forms(solved, found["closed forms"], within)
+    room = max(1, LINES - len(said) - 9 - len(promised) - len(needed))
     for title, rows in {
         "Strictest setting that reaches what is wanted": solved[:room],
-        f"What the paper's closed forms ask for at {asked.eps:g}, and share of steps": closed[: max(0, room - len(solved) - 2)],
         "Tokens a call, by draft length": promised,
         "A drafter is certified on so many steps if its KL stays below": needed,
     }.items():
@@ -210,32 +204,23 @@ class SolvedTarget:
     def closed_forms(self, ranges: Sequence[ParameterRange]) -> Iterator[SummaryRow]:
         """Yield a row a closed form of strict greedy and of each range at its solved setting.
 
-        Theorem 4.11 names a t itself, from which on every step is certified. Closed forms bound KL,
-        and take probabilities that are not rounded.
+        They bound KL, from probabilities that are not rounded.
         """
-        from analysis.certificates.bounds import LOG2, g_inverse, g_inverse_series
         from analysis.certificates.closed_forms import turned_round
-        from analysis.rules import Additive, StrictGreedy
+        from analysis.rules import StrictGreedy
 
         if self._divergence != "kl" or self._dist.log_prob_error is not None:
             return
-        eps = self._asked.eps
-        settings: list[tuple[Rule, str]] = [(StrictGreedy(), "")]
+        settings: list[tuple[str, Rule, str]] = [("greedy", StrictGreedy(), "")]
         for searched in ranges:
             if not self._missing(searched):
                 (solution, *_) = self._certified(searched)
                 exact = UNDEFINED if solution.rule is None else f"{solution.value:.4g}"
                 rule = solution.rule or searched.rules[-1]
-                if type(rule) is Additive:
-                    asked = max(float(g_inverse(min(eps, LOG2))), float(g_inverse_series(eps)))
-                    rule = Additive(min(1.0, 1e-9 + asked))
-                settings.append((rule, f"{searched.parameter} = {exact}"))
-        for rule, exact in settings:
-            forms, certified = turned_round(self._dist, rule, eps)
-            for form in forms:
-                columns = {"kind": form.kind, "closed form": form.name, "asks for": form.asks}
-                shares = {"meets it": form.met, "certified": certified}
-                yield self._row(rule.name, **{"exact setting": exact}, **columns, **shares)
+                settings.append((searched.name, rule, f"{searched.parameter} = {exact}"))
+        for name, rule, exact in settings:
+            for row in turned_round(self._dist, rule, self._asked.eps):
+                yield self._row(name, **{"exact setting": exact}, **row)
 
     def setting(self, searched: ParameterRange | None, length: int) -> dict[str, Any] | None:
         """Return what an engine is to run at a draft length, as `setting_text` takes it.

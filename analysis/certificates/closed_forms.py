@@ -9,6 +9,7 @@ a margin p0 - p1 above g^-1(eps), additive relaxation for a t above it, whatever
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -228,15 +229,26 @@ def conditions(rule: Rule, steps: pd.DataFrame, eps: float) -> list[Condition]:
     return [Condition(name, "sufficient", "G(p₀, θ)", lower[name], eps)]
 
 
-def turned_round(dist: TopK, rule: Rule, eps: float) -> tuple[list[Condition], float]:
-    """Return `conditions` of steps, and the share that the exact certificates of the rule certify.
+def turned_round(dist: TopK, rule: Rule, eps: float) -> Iterator[dict[str, Any]]:
+    """Yield a row a closed form of a rule: what it asks for, and the share of steps that meet it.
+
+    Theorem 4.11 names a t itself, from which on every step is certified: an additive rule is turned
+    to it.
 
     Args:
         dist: N steps whose probabilities are not rounded.
         rule: that judges tokens, or a tree.
         eps: KL in nats, at least 0.
+
+    Yields:
+        kind, closed form, asks for, meets it, and certified, the share by exact certificates.
     """
+    if type(rule) is Additive:
+        inverse, series = bounds.g_inverse(min(eps, bounds.LOG2)), bounds.g_inverse_series(eps)
+        rule = Additive(min(1.0, 1e-9 + float(np.maximum(inverse, series))))
     found = certify(dist, rule)
     ends = found.lower[:, 0], found.upper[:, 0]
     steps = compared_steps(dist, rule, ends, found.active_size[:, 0], found.accepted_count[:, 0])
-    return conditions(rule, steps, eps), float(np.mean(ends[0] > eps))
+    for form in conditions(rule, steps, eps):
+        texts = {"kind": form.kind, "closed form": form.name, "asks for": form.asks}
+        yield {**texts, "meets it": form.met, "certified": float(np.mean(ends[0] > eps))}

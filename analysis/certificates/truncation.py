@@ -168,7 +168,9 @@ def _by_count(stored: Known, counts: Counts) -> Intervals:
     return lower, np.where(counts < 0, np.inf, upper), active, counts
 
 
-def beyond_stored(dist: TopK, others: NDArray[np.integer[Any]], divergence: Divergence) -> Intervals:
+def beyond_stored(
+    dist: TopK, others: NDArray[np.integer[Any]], divergence: Divergence
+) -> Intervals:
     """Return lower, upper, |A| and counts where all K stored tokens and so many others pass.
 
     Args:
@@ -181,9 +183,7 @@ def beyond_stored(dist: TopK, others: NDArray[np.integer[Any]], divergence: Dive
     return *ends, np.full(len(dist), UNKNOWN, dtype=np.int32)
 
 
-def _behind(
-    stored: Known, more: Floats, equal: Floats
-) -> tuple[Floats, Floats, NDArray[np.int32]]:
+def _behind(stored: Known, more: Floats, equal: Floats) -> tuple[Floats, Floats, NDArray[np.int32]]:
     """Return lower, upper and |A| where `more` others pass, and `equal` are as probable as b."""
     tail, p_k = stored.tail, stored.p_k
     high = np.minimum(p_k, tail * (1.0 + TAIL_ERROR) / equal)

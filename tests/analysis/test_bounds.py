@@ -252,7 +252,9 @@ def test_each_closed_form_turned_round_certifies_the_steps_that_it_bounds_above_
                 if asked.name in forms and asked.kind == "sufficient":
                     np.testing.assert_array_equal(met, forms[asked.name] > eps, asked.name)
                 if asked.kind == "necessary":  # nothing below it is certified by the margin alone
-                    assert (steps["p0"] - steps["b"] > asked.level)[forms["theorem 4.9"] > eps].all()
+                    assert (steps["p0"] - steps["b"] > asked.level)[
+                        forms["theorem 4.9"] > eps
+                    ].all()
 
 
 @pytest.mark.parametrize(("b", "theta"), [(0.3, 0.1), (0.1, 0.3)])

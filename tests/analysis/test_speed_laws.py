@@ -66,9 +66,7 @@ def test_the_formulas_at_50_digits(a: float, rho: float) -> None:
         exact = -u / mpmath.log(x) - 1 / r
         found = formulas.formula_length(a, rho)
         assert found == pytest.approx(max(float(exact), 0.0), rel=1e-9, abs=1e-9)
-        speedups = [
-            (1 - x ** (g + 1)) / (1 - x) / (1 + g * r) for g in range(math.ceil(found) + 3)
-        ]
+        speedups = [(1 - x ** (g + 1)) / (1 - x) / (1 + g * r) for g in range(math.ceil(found) + 3)]
         for g, speedup in enumerate(speedups):
             assert formulas.formula_speedup(a, g, rho) == pytest.approx(float(speedup), rel=1e-12)
         assert abs(int(np.argmax([float(s) for s in speedups])) - found) < 1

@@ -67,8 +67,7 @@ def _bound_rows(rule: Rule, steps: pd.DataFrame, eps: float) -> pd.DataFrame:
 def _printed(frame: pd.DataFrame) -> dict[str, Any]:
     """Return the printed row of a rule's closed forms."""
     lower, upper, asked = (
-        frame[frame["kind"] == kind].set_index("bound")
-        for kind in ("lower", "upper", "sufficient")
+        frame[frame["kind"] == kind].set_index("bound") for kind in ("lower", "upper", "sufficient")
     )
     own = next((name for name in lower.index if not name.startswith("lemma")), None)
     value, threshold, theorem = (

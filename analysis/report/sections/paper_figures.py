@@ -130,9 +130,7 @@ def _panels(targets: Sequence[str], legend_rows: int = 0) -> tuple[Drawing, list
     return drawing, axes[: len(targets)]
 
 
-def _curves(
-    items: Certified, bootstrap: PromptBootstrap, grid: Floats
-) -> dict[Rule, pd.DataFrame]:
+def _curves(items: Certified, bootstrap: PromptBootstrap, grid: Floats) -> dict[Rule, pd.DataFrame]:
     """Return the survival curve of each rule and its interval over prompts."""
     frames = {}
     for rule, (lower, upper) in items.items():
