@@ -9,6 +9,7 @@ import pandas as pd
 
 from ..statistics.bootstrap import Floats, PromptBootstrap, prompt_counts, simultaneous
 from .finished import CLOCKED_ANSWERS
+from .formulas import formula_length, formula_speedup
 from .metrics import Decoded, acceptance, finished_runs
 from .places import extended_rates, pooled_rate
 from .predicted import break_even, optimal_draft_length, predictions
@@ -22,15 +23,18 @@ def speed(decoded: Decoded, resamples: int, confidence: float, seed: int) -> pd.
     """Return the costs, latency and speed of every run.
 
     Returns:
-        The rows of `acceptance` with the columns of `speedups`; `c_draft`, `c_verify` (the target's
-        pass) and `c_other` (verification, roll-back), mean seconds of a call; `c_p`, the cost of a
-        token with the target alone, which is the baseline's c_verify + c_other, and `c_q`, the cost
-        of a drafted token or level of a tree, both with pass and choice of the token; `rho`,
-        c_q / c_p; `verify_ratio`, (c_verify + c_other) / c_p; `predicted` and `least` of
-        `predictions`; `first_token`, a median; `itl_50` and `itl_99`, percentiles of the gaps
-        between tokens; `processor_share`, processor time of the decoding thread over wall time, NaN
-        if not measured; `memory`, bytes beyond the target's at the longest answer;
-        `seconds_finished` and `seconds_ratio` of `finished_costs`; `prompts` and `few_prompts`.
+        The rows of `acceptance` with the columns of `speedups`; `c_draft`, `c_verify` (the
+        target's pass) and `c_other` (the law, roll-back) of a call, means; `c_p` what a
+        token costs the target alone, the baseline's c_verify + c_other, and `c_q` what a
+        drafted token costs, or a level of a tree: pass and choice of the token in both;
+        `rho` c_q / c_p; `verify_ratio` (c_verify + c_other) / c_p; `predicted` and `least`
+        of `predictions`; `formula` and `formula_length` of chains by a drafter, S and gamma* at
+        `rate` and `rho`; `first_token` median; gaps between tokens `itl_50` and `itl_99`;
+        `processor_share`, processor time of the thread that decodes over wall time, NaN where that
+        was not measured; `memory` bytes beside the target's at the longest answer;
+        `seconds_finished` and
+        `seconds_ratio` of `finished_costs`; `prompts`, and `few_prompts` where too few for
+        intervals.
     """
     table = acceptance(decoded, resamples, confidence, seed)
     spans = decoded.spans.groupby("run")[
@@ -44,6 +48,15 @@ def speed(decoded: Decoded, resamples: int, confidence: float, seed: int) -> pd.
     table["c_q"] = spans["draft_seconds"] / spans["depth"].where(spans["depth"] > 0)
     table["rho"] = table["c_q"] / table["c_p"]
     table["verify_ratio"] = settled / table["c_p"]
+    chains = (table["drafter"] == "model") & ~decoded.of_trees & table["rate"].notna()
+    table["formula"], table["formula_length"] = np.transpose(
+        [
+            (formula_speedup(a, gamma, rho), formula_length(a, rho)) if chain else (np.nan, np.nan)
+            for chain, a, gamma, rho in zip(
+                chains, table["rate"], table["draft_length"], table["rho"], strict=True
+            )
+        ]
+    )
     table["first_token"] = decoded.middle.groupby("run")["first_seconds"].median()
     gaps = [token_gaps(decoded, run) for run in range(len(table))]
     for level in (50, 99):
