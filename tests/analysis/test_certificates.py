@@ -197,6 +197,11 @@ INF, LOG2, GREEDY = math.inf, math.log(2), StrictGreedy()
         ([1.0, 0.0, 0.0], AbsoluteThreshold(0.0), LOG2, 1),
         ([1.0, 0.0, 0.0], Tree(2), math.log(3), NO_COUNT),
         ([0.5, 0.5, 0.0], Additive(0.5), math.log(1.5), 2),  # t = p0 rejects exact zeros
+        # a threshold above p0 keeps x0: strict greedy
+        *(
+            ([0.75, 0.25], rule, 0.75 * math.log(1.5) + 0.25 * math.log(0.5), 1)
+            for rule in (AbsoluteThreshold(0.8), Typical(0.9, 2.0))
+        ),
         # nothing is rejected
         *(([0.5, 0.3, 0.2], rule, INF, 3) for rule in (Additive(0.6), Multiplicative(0.1))),
         *(([0.5, 0.3, 0.2], TopMAdditive(m, 1.0), INF, 3) for m in (3, 9)),

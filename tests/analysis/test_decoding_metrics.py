@@ -204,6 +204,7 @@ def test_speed_costs_and_predictions() -> None:
     ends = table[["tpot_ci_low", "tpot_speedup", "tpot_ci_high"]].iloc[1]
     assert ends.is_monotonic_increasing
     assert table["itl_50"].iloc[0] == pytest.approx(0.010)
+    assert table["first_token"].tolist() == pytest.approx([0.020] * 3)
     assert table["memory"].iloc[1] == 100 + 2 * 16
     for given in (table, table[::-1]):
         assert predicted.draft_lengths(made(), given)["tried"].tolist() == ["2, 3"]
