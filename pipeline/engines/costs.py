@@ -21,9 +21,9 @@ from pydantic import ValidationError as FieldsError
 
 from analysis.acceptance.engine_speed import PassSums, StepCosts
 from conf.schema import Config
+from pipeline.engines.written.answers import read_bytes
+from pipeline.engines.written.pages import EnginePage, is_page, read_page
 from pipeline.errors import PipelineError
-from pipeline.formats.engine_answers import read_bytes
-from pipeline.formats.engine_pages import EnginePage, is_page, read_page
 from pipeline.plan.stage import SummaryRow
 
 ODD_SHARE = 0.1  # of the tokens, by which runs of the same requests may differ
@@ -190,9 +190,15 @@ def _about(path: Path) -> Any:
     return json.loads(file.read_text("utf-8")) if path.suffix == ".jsonl" else None
 
 
-def has_pages(path: Path) -> bool:
-    """Whether answers have the pages beside them between which they were given."""
-    return all(path.with_suffix(f".{name}.txt").is_file() for name in ("before", "after"))
+def has_pages(path: Path, answers: int | None = None) -> bool:
+    """Whether answers have the pages beside them between which they were given.
+
+    Where they were asked for in several runs, the pages cover the last one only: with `answers`,
+    all must be covered.
+    """
+    if not all(path.with_suffix(f".{name}.txt").is_file() for name in ("before", "after")):
+        return False
+    return answers is None or _about(path)["answers_of_pages"] == answers
 
 
 def read_run(path: Path) -> EnginePage:

@@ -21,8 +21,8 @@ from analysis.statistics.bootstrap import Floats, Numbers, PromptBootstrap, Resa
 from analysis.statistics.trajectories import Trajectories, count_calls
 from conf.schema import Config
 from pipeline.engines.costs import costs_of
+from pipeline.engines.settings import ENGINES, NAMES, Setting, write_settings
 from pipeline.errors import PipelineError
-from pipeline.formats.engine_settings import ENGINES, NAMES, Setting, write_settings
 from pipeline.loader import Study
 from pipeline.plan.stage import SummaryRow
 from pipeline.store.artifacts import Artifact

@@ -33,7 +33,7 @@ from analysis.report.render import PUBLISHED, lines, names, spans
 from analysis.report.style import family, rule_colour
 from analysis.rules import Additive, Multiplicative, Rule, StrictGreedy, Tree
 from analysis.statistics.bootstrap import FEW_PROMPTS, Resampling
-from pipeline.formats.engine_settings import ENGINES, setting_values
+from pipeline.engines.settings import ENGINES, setting_values
 from pipeline.plan.slices import bootstrap_settings
 from pipeline.stages.report.inputs import Upstream
 from pipeline.stages.report.setups import introduction, setup

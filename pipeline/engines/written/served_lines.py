@@ -1,6 +1,6 @@
 """The fields of a request, or of an answer, that served answers are read from, and their types.
 
-A body is a JSON object in one of the forms of `engine_answers` and `served_answers`. `typed_body`
+A body is a JSON object in one of the forms of `answers` and `served`. `typed_body`
 checks the fields named here and leaves the others alone: a body that passes holds token ids from 0
 to 2^31 - 1, texts, and numbers where numbers belong. Content parts are joined to their text.
 """
@@ -14,7 +14,7 @@ from pydantic import ConfigDict, Field, PlainValidator, TypeAdapter
 from pydantic import ValidationError as FieldsError
 from typing_extensions import TypedDict
 
-from pipeline.formats.engine_steps import logged_id
+from pipeline.engines.written.steps import logged_id
 from pipeline.formats.prompt_files import is_text
 
 LARGEST = 2**31 - 1  # a token id is stored as int32

@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
+from pipeline.engines.written.answers import Part, counted, decimals, read_answers, read_objects
+from pipeline.engines.written.steps import Step, Token, Top, by_llama, logged_steps, tokens_told
 from pipeline.errors import PipelineError
-from pipeline.formats.engine_answers import Part, counted, decimals, read_answers, read_objects
-from pipeline.formats.engine_steps import Step, Token, Top, by_llama, logged_steps, tokens_told
 
 ZERO = -1e30  # a log-probability at most this is llama.cpp's print of a probability of 0
 MASKED = -9000.0  # and between them vLLM's print of a token that sampling took out
