@@ -127,7 +127,7 @@ def test_the_set_up_names_commit_split_and_precision_of_every_model_and_of_the_p
         "drafts": {"drafter": drafter_slice(config.drafter, identities)},
     }
     sources = {
-        name: [SimpleNamespace(record={"config": slice_, "facts": {}})]
+        name: [SimpleNamespace(record={"config": slice_, "facts": {"model": "its printed name"}})]
         for name, slice_ in records.items()
     }
     target = SimpleNamespace(

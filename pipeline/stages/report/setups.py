@@ -100,7 +100,7 @@ def setup(target: Target, sources: Upstream) -> dict[str, str]:
         sources: its artifacts by stage.
     """
     records = {name: found[0].record for name, found in sources.items()}
-    read = {name: record["config"] | record["facts"] for name, record in records.items()}
+    read = {name: _settings(record["config"], record["facts"]) for name, record in records.items()}
     (known,) = pd.json_normalize(read).to_dict("records")  # by dotted keys
     excluded = read.get("prompts", {}).get("excluded") or {}
     rows = {why: of["rows"] if isinstance(of, Mapping) else of for why, of in excluded.items()}
@@ -119,6 +119,12 @@ def setup(target: Target, sources: Upstream) -> dict[str, str]:
         **({"excluded rows": ", ".join(f"{n} {why}" for why, n in rows.items())} if rows else {}),
         **{f"drift of the answers, {file}": drift_in_words(of) for file, of in drifted.items()},
     }
+
+
+def _settings(config: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings and facts of an artifact; the settings of a model stay below its name."""
+    models = {"model": config["model"]} if "model" in config else {}
+    return {**config, **facts, **models}
 
 
 def as_text(value: Any) -> str:
