@@ -144,7 +144,7 @@ def summary(node: Node, artifact: Artifact) -> list[SummaryRow]:
 
 STAGE = Stage(
     name="report",
-    version=28,
+    version=30,
     upstream=UPSTREAM,
     columns={},
     nodes=nodes,
