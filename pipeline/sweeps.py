@@ -23,7 +23,7 @@ LONGEST = 100  # characters of a file's name that say what was swept
 
 
 def write_point(directory: Path, overrides: list[str], **found: Any) -> None:
-    """Write what a job found: its stage and rows, or why it failed."""
+    """Write the result of a job: its stage and rows, or the reason why it failed."""
     directory.mkdir(parents=True, exist_ok=True)
     beside = directory / f"{POINT}.tmp"
     beside.write_text(json.dumps({"overrides": overrides, **found}, indent=1) + "\n")

@@ -123,7 +123,7 @@ class Greedy:
         return tokens, keys.gather(1, tokens[:, :1].clamp(min=0))[:, 0], None
 
     def keys(self, logits: Tensor, position: int) -> Tensor:  # noqa: ARG002
-        """Return what orders the tokens at a position for each row of logits (r, V)."""
+        """Return the scores that rank the tokens at a position, for each row of logits (r, V)."""
         return logits
 
 

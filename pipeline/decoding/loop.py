@@ -24,7 +24,7 @@ from pipeline.models.passes import Text
 
 @dataclass
 class TargetCall:
-    """One call of the target: what was drafted, tested, accepted, emitted, and how long it took."""
+    """One call of the target: tokens drafted, tested, accepted and emitted, and its time."""
 
     position: int  # of the first drafted token in the answer
     drafted: int
@@ -123,7 +123,7 @@ def call_of(
     draft: Draft, path: Sequence[int], drafted: list[int], position: int, emitted: int,
     eos: Sequence[int],
 ) -> TargetCall:  # fmt: skip
-    """Return what is kept of a call; what follows a token that ends the answer was never tested."""
+    """Return the record of a call; tokens after one that ends the answer were never tested."""
     tree = draft.shape
     levels = tested_levels(tree, path)[:emitted]
     return TargetCall(

@@ -1,4 +1,4 @@
-"""A solved setting as inference engines take it: flags, or a file, with what was measured.
+"""A solved setting in an inference engine's form, flags or a file, with its measurements.
 
 ``python -m pipeline.solve solve.engine=sglang`` writes one for each draft length. docs/engines.md
 names the sources.
@@ -160,7 +160,7 @@ def setting_text(
     temperature: float,
     lookup: int | None = None,
 ) -> str:
-    """Return the lines of a file: what was measured and what differs as comments, and the setting.
+    """Return the lines of a file: measurements and differences as comments, then the setting.
 
     Args:
         engine: a key of `ENGINES`.
@@ -228,6 +228,6 @@ def setting_values(
 
 
 def loadable(path: str) -> str:
-    """Return what an engine can load of a model: the directory made from a package, else itself."""
+    """Return the path of a model that an engine can load: of a package, its directory."""
     made = converted(path) if source(path, "path") else None
     return path if made is None else str(made)

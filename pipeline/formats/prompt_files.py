@@ -1,4 +1,4 @@
-"""The rows of a source of prompts, and what each asks: its text, name, and the user's later turns.
+"""The rows of a source of prompts: the text of each, its name, and the user's later turns.
 
 A source is JSON Lines, Parquet or plain text, each file by its exact path. Parquet is read by
 `datasets`; lines are parsed when they are asked for, so that an error names its line. A .txt file

@@ -214,7 +214,7 @@ class Text(Texts):
         return logits
 
     def crop(self, length: int) -> None:
-        """Forget all but the first `length` tokens; a window drops what it kept for this."""
+        """Keep the first `length` tokens only; a window drops the rows that it kept for this."""
         if length >= self.length:
             for layer in self._windows:
                 layer.crop(0)

@@ -132,7 +132,7 @@ def encode_chat(
 
 
 def no_template(tokenizer: Any) -> str:
-    """Return what to do about a tokenizer without a chat template."""
+    """Return the remedy for a tokenizer without a chat template."""
     return (
         f"{tokenizer.name_or_path}: its tokenizer has no chat template. Give "
         "prompts.template=none (plain text, for base models), take an instruction-tuned "
@@ -141,7 +141,7 @@ def no_template(tokenizer: Any) -> str:
 
 
 def _listens(tokenizer: Any, enable_thinking: bool) -> bool:
-    """Whether the chat template puts what the user says into its text; tried once a template."""
+    """Whether the chat template contains the user's message; tried once a template."""
     template = str(tokenizer.chat_template)
     if template not in _tried:
         one, other = (
@@ -158,7 +158,7 @@ def _listens(tokenizer: Any, enable_thinking: bool) -> bool:
 
 
 def _plain(tokenizer: Any, text: str) -> list[int]:
-    """Return the tokens of a text, after what the tokenizer begins a text with (BOS)."""
+    """Return the tokens of a text, after the tokenizer's beginning of a text (BOS)."""
     ids, bare = tokenizer(text)["input_ids"], tokenizer(text, add_special_tokens=False)["input_ids"]
     added = len(ids) - len(bare)
     for begin in range(added + 1):  # some end a text, too, after which no answer is to come

@@ -156,7 +156,7 @@ def report_name(config: DictConfig) -> str:
 
 
 def _content(config: DictConfig) -> dict[str, Any]:
-    """Return what a report may show."""
+    """Return the settings that a report may show."""
     values = OmegaConf.to_container(config, resolve=True)
     assert isinstance(values, dict)
     return {str(key): values[key] for key in values if key not in NOT_OF_REPORT}

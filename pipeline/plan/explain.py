@@ -30,7 +30,7 @@ EXPECTED_ERRORS = (
 
 @contextmanager
 def noted(problems: list[str]) -> Iterator[None]:
-    """Note an expected error of what is done inside, and go on behind it: all are said at once."""
+    """Collect expected errors, so that all are reported together."""
     try:
         yield
     except BrokenPipeError:
@@ -40,7 +40,7 @@ def noted(problems: list[str]) -> Iterator[None]:
 
 
 def say(problems: list[str]) -> None:
-    """End with what was noted, if anything was.
+    """Raise the collected problems as one error, if there are any.
 
     Raises:
         PipelineError: a line for each problem.
@@ -96,7 +96,7 @@ def explain(error: BaseException) -> str:
 
 
 def _rules_with(key: str) -> str:
-    """Return which criteria take a key of `criteria` that those at hand do not, as a hint."""
+    """Return a hint at the criteria that take a key which the chosen ones do not take."""
     group, _, parameter = key.partition(".")
     if group != "criteria":
         return ""
@@ -113,7 +113,7 @@ def _rules_with(key: str) -> str:
 
 
 def _allowed(key: str) -> str:
-    """Return what is allowed at a key of the schema, as the end of a sentence."""
+    """Return the allowed values of a key of the schema, as the end of a sentence."""
     kind: Any = Config
     allowed = None
     parts = iter(key.split("."))

@@ -21,7 +21,7 @@ RUN = (  # fields of a method
 
 
 def read_decoded(target: str, drafter: str, artifact: Artifact) -> Decoded:
-    """Read what a target decoded with a drafter, both given by their printed names."""
+    """Read the decoded answers of a target with a drafter, both given by their printed names."""
     facts = artifact.record["facts"]
 
     def frame(name: str) -> pd.DataFrame:
@@ -69,7 +69,7 @@ def thetas(decoded: Decoded) -> list[float]:
 
 
 def read_answered(target: str, artifact: Artifact) -> Answered:
-    """Read what a target, given by its printed name, answered."""
+    """Read the answers of a target, given by its printed name."""
     facts = artifact.record["facts"]
     methods = [read_method(run) for run in facts["runs"]]
     more: dict[str, Any] = {

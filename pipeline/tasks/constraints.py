@@ -13,7 +13,7 @@ Check = Callable[[str, str], bool]  # of a stripped text that is not empty, and 
 
 
 def words_of(text: str) -> list[str]:
-    """Return the words of a text; what an apostrophe or hyphen joins is one word.
+    """Return the words of a text; parts joined by an apostrophe or hyphen are one word.
 
     >>> words_of("It's a well-known fact.")
     ["It's", 'a', 'well-known', 'fact']
@@ -22,7 +22,7 @@ def words_of(text: str) -> list[str]:
 
 
 def sentence_count(text: str) -> int:
-    """Return how many sentences a text has: parts that end with . ! or ? and a space.
+    """Return the number of sentences of a text: parts that end with . ! or ? and a space.
 
     >>> sentence_count("Rain fell. Why? Nobody knows"), sentence_count("It was 2.5 degrees.")
     (3, 1)
@@ -44,7 +44,7 @@ def bare_text(text: str) -> str:
 
 
 def occurrences(text: str, word: str) -> int:
-    """Return how often a word occurs, in any case."""
+    """Return the number of occurrences of a word, in any case."""
     return len(re.findall(rf"(?<!\w){re.escape(word.casefold())}(?!\w)", text.casefold()))
 
 
@@ -65,7 +65,7 @@ def json_keys(text: str, keys: str) -> bool:
 
 
 def cased(text: str, wanted: str) -> bool:
-    """Whether a text has letters, and equals what it is in the wanted case."""
+    """Whether a text has letters, and all of them in the wanted case."""
     return text == wanted and text.lower() != text.upper()
 
 

@@ -61,7 +61,7 @@ def initial(head: FeatureHead, target: LanguageModel) -> None:
 
 
 class HeldOut:
-    """Conversations to measure a head on: how often it agrees, and what drafting with it gives."""
+    """Conversations to measure a head on: its agreement, and its tokens a call when it drafts."""
 
     def __init__(self, examples: Sequence[Example], target: LanguageModel, drafted: Tensor) -> None:
         """Compute the argmax of `target` after every token; heads draft the tokens `drafted`."""
@@ -124,7 +124,7 @@ def tokens_and_calls(agreed: Tensor) -> tuple[int, int]:
 
 
 def _argmax(states: Tensor, rows: Tensor) -> Tensor:
-    """Return which of the rows (m, d) has the largest product with each state (..., d)."""
+    """Return the row of (m, d) with the largest product with each state (..., d)."""
     return (states @ rows.T).argmax(-1)
 
 
@@ -176,7 +176,7 @@ def loss(
 def _outputs(
     head: FeatureHead, embedded: Tensor, hidden: Tensor, norm: Tensor, depth: int
 ) -> list[Tensor]:
-    """Return the outputs of all depths; what is padded comes last and is seen by nothing real.
+    """Return the outputs of all depths; padding comes last, and no real token attends to it.
 
     The last of the hidden states is after the target's final norm of weight `norm`. The head reads
     it before that norm, and norms it itself: norm(norm(h) / weight) = norm(h).

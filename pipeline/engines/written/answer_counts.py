@@ -131,7 +131,7 @@ def counted_by(part: Part) -> AnswerCounts | int | None:
 
 
 def _answer_tokens(part: Part) -> int:
-    """Return how many tokens an answer has so far; 0 where it does not say so."""
+    """Return the number of tokens of an answer so far; 0 where it is not given."""
     usage, timings = part.body.get("usage") or {}, part.body.get("timings") or {}
     info = part.body.get("meta_info") or {}
     ids = part.said.get("token_ids")
@@ -144,7 +144,7 @@ def _answer_tokens(part: Part) -> int:
 
 
 def _of_spec_bench(choice: Mapping[str, Any]) -> AnswerCounts:
-    """Return what Spec-Bench's answer tells: the tokens that each pass emitted."""
+    """Return the tokens that each pass emitted, of an answer of Spec-Bench."""
     emitted = choice["accept_lengths"]
     if not isinstance(emitted, list) or len(emitted) > MOST_CALLS:
         raise FormatError("has accept_lengths that are no list of tokens a call")

@@ -231,7 +231,7 @@ def read_bytes(path: Path) -> bytes:
 
 
 def _content(text: str) -> tuple[str, bool]:
-    """Return what a line holds, and whether it is of an event stream."""
+    """Return the content of a line, and whether the line is of an event stream."""
     field = STREAM_FIELDS.match(text)
     if field is None:
         return text, False
@@ -239,7 +239,7 @@ def _content(text: str) -> tuple[str, bool]:
 
 
 def decimals(value: float) -> int:
-    """Return how many digits behind the point a number has.
+    """Return the number of digits behind the point.
 
     >>> decimals(-0.25), decimals(1.5e-05), decimals(-2)
     (2, 6, 0)
@@ -249,6 +249,6 @@ def decimals(value: float) -> int:
 
 
 def counted(excluded: Mapping[str, int]) -> str:
-    """Return what was left out as printed."""
+    """Return the printed line about rows that were left out."""
     told = [f"{times} {reason}" for reason, times in excluded.items() if times]
     return ", ".join(told) or "none"

@@ -167,7 +167,7 @@ def _sglang(part: Part, side: str) -> StepList:
 
 
 def tokens_told(part: Part) -> int:
-    """Return how many tokens a stream says that the answer has so far; 0 where it does not."""
+    """Return the number of tokens so far that a stream gives; 0 where it gives none."""
     usage = (part.body.get("usage") or {}).get("completion_tokens")
     told = usage if part.place == "choices" else part.body.get("tokens_predicted")
     return told if part.streamed and type(told) is int else 0

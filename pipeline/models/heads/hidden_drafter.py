@@ -1,4 +1,4 @@
-"""A head on its target: what drafts, its vocabulary, and how it reads given texts."""
+"""A head on its target as a drafter: its vocabulary, drafts, and passes over given texts."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class HiddenDrafter:
         return one_layer(capacity)
 
     def check_drafts(self, key: str) -> None:
-        """Do nothing: what it has read can be rolled back."""
+        """Do nothing: a head can always roll back."""
 
     def read(
         self,

@@ -83,7 +83,7 @@ def _series(x: Tensor) -> Tensor:
 
 @numba.njit(nogil=True, cache=True)
 def _phi(x: float) -> float:
-    """Return what `_series` does of a number."""
+    """Return `_series` of one number."""
     series = 0.0
     for coefficient in COEFFICIENTS:
         series = series * x + coefficient
@@ -235,7 +235,7 @@ def _sampled(
 
 
 def _below(logits: Tensor) -> Tensor:
-    """Return how far logits lie below the largest; exact, whatever its size."""
+    """Return the distance of logits below the largest; exact, whatever its size."""
     z = logits.double()
     return z - z.amax(1, keepdim=True)
 
@@ -299,7 +299,7 @@ def _first(flags: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class ComparedPair:
-    """What is compared, and how much of it is held at once."""
+    """The pair that is compared, and the rows that are held at once."""
 
     target: LanguageModel
     drafter: LanguageModel | HiddenDrafter
