@@ -226,6 +226,6 @@ def invert(weights: Tensor, uniforms: Tensor) -> Tensor:
     """Return tokens (n,) drawn from distributions (n, V) with uniform numbers (n,)."""
     cumulated = weights.cumsum(-1)
     total = cumulated[:, -1:].contiguous()
-    found = torch.searchsorted(cumulated, uniforms[:, None] * total, right=True)
+    indices = torch.searchsorted(cumulated, uniforms[:, None] * total, right=True)
     last = torch.searchsorted(cumulated, total)  # of weight above 0: a product can be rounded up
-    return torch.minimum(found, last)[:, 0].clamp(max=weights.shape[1] - 1)  # beyond it: NaN
+    return torch.minimum(indices, last)[:, 0].clamp(max=weights.shape[1] - 1)  # beyond it: NaN

@@ -76,8 +76,8 @@ class Drafter:
         """
         raise NotImplementedError
 
-    def accept(self, known: int, path: Sequence[int], hidden: Tensor | None) -> None:
-        """Roll back to the first `known` tokens of the text and the accepted drafted tokens.
+    def accept(self, length: int, path: Sequence[int], hidden: Tensor | None) -> None:
+        """Roll back to the first `length` tokens of the text and the accepted drafted tokens.
 
         `path` are the accepted nodes; `hidden` (1 + accepted, layers, d) the target's states after
         the last known token and after each of them.
@@ -159,9 +159,9 @@ class ModelDrafter(Drafter):
         """Return the logits (r, V) after nodes among the tokens of the level before."""
         return self._text.extend(level.read(before), level.tree)
 
-    def accept(self, known: int, path: Sequence[int], hidden: Tensor | None) -> None:  # noqa: ARG002
+    def accept(self, length: int, path: Sequence[int], hidden: Tensor | None) -> None:  # noqa: ARG002
         """Roll the cache back to the text and the part of the path that was read."""
-        self._text.keep(known, [self._columns[node] for node in path if node in self._columns])
+        self._text.keep(length, [self._columns[node] for node in path if node in self._columns])
 
 
 class HeadDrafter(ModelDrafter):
@@ -195,7 +195,7 @@ class HeadDrafter(ModelDrafter):
         self._outputs = self._text.hidden
         return logits
 
-    def accept(self, known: int, path: Sequence[int], hidden: Tensor | None) -> None:  # noqa: ARG002
+    def accept(self, length: int, path: Sequence[int], hidden: Tensor | None) -> None:  # noqa: ARG002
         """Forget the draft; keep the hidden states of the accepted tokens."""
         assert hidden is not None
         self._text.crop(self._settled)
@@ -218,8 +218,8 @@ class PromptLookup(Drafter):
 
     def propose(self, tokens: Sequence[int], count: int, position: int) -> Draft:  # noqa: ARG002
         """Return the `count` tokens that followed, none without an occurrence."""
-        found = continuation(tokens, self._longest, count, self._shortest, self._match)
-        return Draft(send(found, self._device))
+        following = continuation(tokens, self._longest, count, self._shortest, self._match)
+        return Draft(send(following, self._device))
 
 
 class LookupFirst(Drafter):
@@ -236,15 +236,15 @@ class LookupFirst(Drafter):
 
     def propose(self, tokens: Sequence[int], count: int, position: int) -> Draft:
         """Propose up to `count` tokens."""
-        found = self._lookup.propose(tokens, count, position)
-        self._found = len(found.tokens) > 0
+        draft = self._lookup.propose(tokens, count, position)
+        self._found = len(draft.tokens) > 0
         if self._found:
-            return found
+            return draft
         return self._other.propose(tokens, min(count, self._longest or count), position)
 
-    def accept(self, known: int, path: Sequence[int], hidden: Tensor | None) -> None:
+    def accept(self, length: int, path: Sequence[int], hidden: Tensor | None) -> None:
         """Tell the other drafter, of whose drafts nothing was accepted where look-up found some."""
-        self._other.accept(known, () if self._found else path, hidden)
+        self._other.accept(length, () if self._found else path, hidden)
 
 
 def stops(drafting: tuple[str, float], logits: Tensor) -> bool:

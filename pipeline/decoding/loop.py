@@ -174,9 +174,9 @@ def tested_levels(tree: Topology, path: Sequence[int]) -> tuple[tuple[int, int],
 
     A path that ends at a node with children ends with a level at which none was accepted, 0.
     """
-    found = [(len(tree.children[tree.parents[node]]), tree.siblings[node]) for node in path]
+    tested = [(len(tree.children[tree.parents[node]]), tree.siblings[node]) for node in path]
     last = len(tree.children[path[-1] if path else ROOT])
-    return (*found, *([(last, 0)] if last else []))
+    return (*tested, *([(last, 0)] if last else []))
 
 
 def check_prompt(model: LanguageModel, prompt: Sequence[int], limit: int) -> None:

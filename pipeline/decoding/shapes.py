@@ -77,7 +77,7 @@ def cache_slots(tree: Topology) -> dict[int, int]:
 def verification_pass(
     tree: Topology | None, device: torch.device, dtype: torch.dtype
 ) -> TreePass | None:
-    """Return the pass in which a target reads all nodes and the root, the last token of the text."""
+    """Return the pass in which a target reads the root (the last token of the text) and nodes."""
     if tree is None or tree.is_chain:
         return None
     seen = np.eye(len(tree) + 1, dtype=np.bool_)

@@ -60,7 +60,7 @@ class Batch:
         lengths = torch.tensor([len(answer) for answer in answers])
         padding = width - torch.tensor([len(prompt) for prompt in prompts])
         ids, mask, positions, padding, lengths = (
-            one.to(device) for one in (ids, mask, positions, padding, lengths)
+            tensor.to(device) for tensor in (ids, mask, positions, padding, lengths)
         )
         return cls(ids, mask, positions, padding, width, lengths)
 

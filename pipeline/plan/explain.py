@@ -82,17 +82,17 @@ def explain(error: BaseException) -> str:
         return "\n".join(" ".join(line.split()) for line in str(error).splitlines())
     if not isinstance(cause, OmegaConfBaseException):
         return " ".join(str(error).split())  # some of Hydra's have several lines
-    known = _allowed(cause.full_key or "")
+    allowed = _allowed(cause.full_key or "")
     if isinstance(cause, ConfigKeyError | ConfigAttributeError):
         parent = cause.parent_node
         if isinstance(parent, DictConfig):
             names = sorted(map(str, parent))
             near = nearest(str(cause.key), names)
-            known = f"{near}: known there are {', '.join(names)}"
-        known += _rules_with(cause.full_key or "")
+            allowed = f"{near}: give one of {', '.join(names)}"
+        allowed += _rules_with(cause.full_key or "")
     place = f" at {cause.full_key}" if cause.full_key else ""
-    said = "" if cause is error else f"{first_line(error)}: "
-    return f"{said}{first_line(cause)}{place}{known}"
+    context = "" if cause is error else f"{first_line(error)}: "
+    return f"{context}{first_line(cause)}{place}{allowed}"
 
 
 def _rules_with(key: str) -> str:

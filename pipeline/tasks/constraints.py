@@ -56,9 +56,9 @@ def ends_with(text: str, end: str) -> bool:
 
 def json_keys(text: str, keys: str) -> bool:
     """Whether a text has one JSON object, with exactly these keys."""
-    found = re.search(r"\{.*\}", text, re.DOTALL)
+    match = re.search(r"\{.*\}", text, re.DOTALL)
     try:
-        value = json.loads(found.group()) if found else None
+        value = json.loads(match.group()) if match else None
     except ValueError:
         return False
     return isinstance(value, dict) and set(value) == set(keys.split(","))
@@ -83,8 +83,8 @@ def marked(text: str, argument: str) -> bool:
 
 def numbered_lines(text: str, number: str) -> bool:
     """Whether exactly so many lines begin with a number: 1, 2, 3, ..."""
-    found = re.findall(r"^\s*(\d+)[.):]\s+\S", text, re.MULTILINE)
-    return found == [str(at) for at in range(1, int(number) + 1)]
+    numbers = re.findall(r"^\s*(\d+)[.):]\s+\S", text, re.MULTILINE)
+    return numbers == [str(at) for at in range(1, int(number) + 1)]
 
 
 NUMBERS: dict[str, Check] = {  # whose argument is a number

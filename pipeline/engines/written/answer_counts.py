@@ -97,14 +97,14 @@ def counted_by(part: Part) -> AnswerCounts | int | None:
     Raises:
         FormatError: a number is missing, is no count, or contradicts another one.
     """
-    if part.said.get("index"):
+    if part.content.get("index"):
         return None
-    body, said = part.body, part.said
-    if "accept_lengths" in said:
-        return _of_spec_bench(said)
+    body, outer = part.body, part.content
+    if "accept_lengths" in outer:
+        return _of_spec_bench(outer)
     sglang = (body.get("sglext") or {}).get("spec_tokens_details")
     reported = {
-        "SGLang": body.get("meta_info") or said.get("meta_info") or sglang,
+        "SGLang": body.get("meta_info") or outer.get("meta_info") or sglang,
         "vLLM": (body.get("metrics") or {}).get("speculative_decoding"),
         "llama.cpp": body.get("timings"),
     }
@@ -134,7 +134,7 @@ def _answer_tokens(part: Part) -> int:
     """Return the number of tokens of an answer so far; 0 where it is not given."""
     usage, timings = part.body.get("usage") or {}, part.body.get("timings") or {}
     info = part.body.get("meta_info") or {}
-    ids = part.said.get("token_ids")
+    ids = part.content.get("token_ids")
     sizes = (
         *(usage.get("completion_tokens"), info.get("completion_tokens")),
         *(timings.get("predicted_n"), part.body.get("tokens_predicted")),

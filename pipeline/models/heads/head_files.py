@@ -148,7 +148,7 @@ def _published(folder: Path, config: dict[str, Any], of_speculators: bool) -> He
 
 
 def _norms(config: Mapping[str, Any]) -> Norms:
-    return Norms(**{one.name: bool(config.get(one.name, False)) for one in fields(Norms)})
+    return Norms(**{spec.name: bool(config.get(spec.name, False)) for spec in fields(Norms)})
 
 
 def read_weights(folder: Path) -> dict[str, Tensor]:
