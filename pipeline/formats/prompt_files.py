@@ -261,8 +261,8 @@ def read_row(row: Mapping[str, Any], at: int) -> dict[str, Any]:
         name = str(name)
     if not is_text(name):
         raise ExcludedRowError("not a string")
-    row = {"prompt_id": name, "text": turns[0], "later_turns": turns[1:]}
-    return row | ({"source": category} if category and is_text(category) else {})
+    prompt = {"prompt_id": name, "text": turns[0], "later_turns": turns[1:]}
+    return prompt | ({"source": category} if category and is_text(category) else {})
 
 
 def is_text(value: Any) -> bool:

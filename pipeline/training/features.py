@@ -116,7 +116,7 @@ def extract(
         PipelineError: float16 can't hold one.
     """
     lengths = [len(example.tokens) for example in examples]
-    states = [NONE] * len(examples)
+    per_example = [NONE] * len(examples)
     for batch in batches(
         sorted(range(len(lengths)), key=lengths.__getitem__), lengths, BATCH_TOKENS
     ):
@@ -126,8 +126,8 @@ def extract(
             out = model.model(input_ids=ids, use_cache=False, output_hidden_states=True)
         states = torch.stack([out.hidden_states[layer] for layer in layers], 2).half()
         for hidden, i in zip(states, batch, strict=True):
-            states[i] = hidden[: lengths[i]]
-    joined = torch.cat(states)
+            per_example[i] = hidden[: lengths[i]]
+    joined = torch.cat(per_example)
     if not joined.isfinite().all():
         raise PipelineError(f"{path}: a hidden state is beyond float16: leave its layer out")
     path.parent.mkdir(parents=True, exist_ok=True)
