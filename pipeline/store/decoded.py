@@ -51,6 +51,7 @@ def read_decoded(target: str, drafter: str, artifact: Artifact) -> Decoded:
         frame("timings/passes"),
         frame("contexts"),
         facts["vocab_size"],
+        frame("texts"),
     )
 
 

@@ -131,7 +131,11 @@ def sections_of(
         found = [mine["decoding"][0] for mine in sources]
         title = f"How it decodes with {config['drafter']}"
         yield decoding_section(
-            title, decoded, bootstrap_settings(config), setups.extent(decoded, found)
+            title,
+            decoded,
+            bootstrap_settings(config),
+            compared_level(results["runs"]["eps"]),
+            setups.extent(decoded, found),
         )
         said = [*setups.machines(decoded, found), *setups.warning(decoded, speeds)]
         yield speed_section(title, decoded, speeds, said)
