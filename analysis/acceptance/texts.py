@@ -9,8 +9,7 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from ..decoding.metrics import Decoded
-from ..statistics.bootstrap import PromptBootstrap, Resampling
+from ..statistics.bootstrap import Floats, PromptBootstrap, Resampling
 from .judgement import CERTIFICATE_ROUNDING, rounding
 
 TARGET, OWN, REJECTED = "target", "own", "rejected"  # values of the column text
@@ -23,11 +22,11 @@ STATISTICS = {  # column: printed name
 }
 
 
-def text_statistics(decoded: Decoded, eps: float, statistics: Resampling) -> pd.DataFrame:
+def text_statistics(steps: pd.DataFrame, eps: float, statistics: Resampling) -> pd.DataFrame:
     """Return statistics of the target's distributions by text, for every run that a rule judges.
 
     Args:
-        decoded: with its texts.
+        steps: texts of `analysis.decoding.metrics.Decoded`.
         eps: KL in nats; a step is certified if R exceeds it.
         statistics: resamples, confidence and seed of the bootstrap over prompts.
 
@@ -38,10 +37,9 @@ def text_statistics(decoded: Decoded, eps: float, statistics: Resampling) -> pd.
         `place_2`, ..., the rejected ones by place in the draft; the number of steps of each
         text. The share certified for this drafter needs its KL, which rejected ones lack: NaN.
     """
-    steps = decoded.texts
-    kl, r = (steps[name].astype(float) for name in ("kl", "certificate"))
-    below = np.isposinf(r) | (kl + rounding("kl", kl.to_numpy()) < (1 - CERTIFICATE_ROUNDING) * r)
-    values = steps.assign(certified=(r > eps).astype(float), by_drafter=below.where(kl.notna()))
+    kl, r = (steps[name].to_numpy(np.float64) for name in ("kl", "certificate"))
+    below = np.isposinf(r) | (kl + rounding("kl", kl) < (1 - CERTIFICATE_ROUNDING) * r)
+    values = steps.assign(certified=r > eps, by_drafter=np.where(np.isnan(kl), np.nan, below))
     rows = []
     for run, own in values.groupby("run"):
         texts = {text: own[own["text"] == text] for text in (TARGET, OWN, REJECTED)}
@@ -74,7 +72,7 @@ def _compared(
     value = _statistic(steps, name)
     if not both or np.isnan(value):
         return dict.fromkeys(names, np.nan) | {text: value}
-    points, draws = [], []
+    points, draws = list[float](), list[Floats]()
     for part in (steps, others):
         part = part[part["prompt_id"].isin(both)]
         # sorted, so that both texts share the resamples
@@ -90,5 +88,5 @@ def _compared(
             draws.append(drawn)
     with np.errstate(invalid="ignore"):  # infinite medians
         low, high = bootstrap.interval(draws[0] - draws[1])
-        difference = float(np.subtract(*points))
+        difference = float(np.subtract(points[0], points[1]))
     return dict(zip(names, (value, difference, float(low), float(high)), strict=True))

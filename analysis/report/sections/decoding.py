@@ -129,7 +129,9 @@ def rates_table(decoded: Sequence[Decoded]) -> Table:
 def texts_table(decoded: Sequence[Decoded], eps: float, statistics: Resampling) -> Table | None:
     """Certificates along the target's text and each rule's; None where no chain is judged."""
     frames = [
-        text_statistics(pair, eps, statistics).join(pair.runs[["method", "draft_length"]], on="run")
+        text_statistics(pair.texts, eps, statistics).join(
+            pair.runs[["method", "draft_length"]], on="run"
+        )
         for pair in decoded
         if len(pair.texts)
     ]
@@ -137,12 +139,10 @@ def texts_table(decoded: Sequence[Decoded], eps: float, statistics: Resampling) 
         return None
     data = concat_targets([pair for pair in decoded if len(pair.texts)], frames)
     printed = data["statistic"].map({key: name.format(eps=eps) for key, name in STATISTICS.items()})
-    places = sorted(
-        (name for name in data if str(name).startswith("place_")), key=lambda name: int(name[6:])
-    )
+    places = sorted(int(name[6:]) for name in map(str, data) if name.startswith("place_"))
     more = [
-        Column(name[6:], FORMATS["3 digits"], name, above="rejected drafts, by place")
-        for name in places
+        Column(f"{at}", FORMATS["3 digits"], f"place_{at}", above="rejected drafts, by place")
+        for at in places
     ]
     return Table(
         **worded("decoding_texts", more=more, eps=f"{eps:g}"),

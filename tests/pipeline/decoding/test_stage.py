@@ -43,7 +43,9 @@ METHODS = [
     {"drafter": "model", "sampling": "races", "draft_length": [1, 3], "temperature": 1.0},
     {"drafter": "model", "sampling": "block", "draft_length": 3, "temperature": 1.0},
 ]
-ADDITIVE = [{"drafter": "model", "rule": "additive", "t": 0.3, "draft_length": 3, "temperature": 0}]
+ADDITIVE = [
+    {"drafter": "model", "rule": "additive", "t": 0.01, "draft_length": 3, "temperature": 0}
+]
 TREES = [
     {"drafter": "model", "rule": "tree", "m": 2, "draft_length": 3, "temperature": 0},
     METHODS[0] | {"tree": "spec_infer", "draft_length": 4},
@@ -395,6 +397,7 @@ def test_texts_are_those_of_plain_passes_and_rejected_drafts_follow_the_accepted
     alone = next(at for at, run in enumerate(runs) if run["drafter"] == "none")
     seen = set()
     for row in tables["texts"]:
+        seen.add((row["text"], runs[row["run"]]["rule"]["rule"]))
         prompt, run, at = PROMPTS[int(row["prompt_id"])], row["run"], row["position"]
         answer = answers[row["prompt_id"], alone if row["text"] == "target" else run]
         before = answer[:at]
@@ -411,7 +414,7 @@ def test_texts_are_those_of_plain_passes_and_rejected_drafts_follow_the_accepted
         assert row["top_probability"] == pytest.approx(p.max(), abs=1e-4)
         assert row["entropy"] == pytest.approx(-(p * np.log(p)).sum(), abs=1e-3)
         strict = runs[run]["rule"]["rule"] == "greedy"
-        rule = StrictGreedy() if strict else Additive(0.3)
+        rule = StrictGreedy() if strict else Additive(0.01)
         wanted = certify(TopK.from_probabilities(p), rule).lower[0, 0]
         assert row["certificate"] == pytest.approx(wanted, abs=1e-3)
         if row["text"] == "rejected":
@@ -421,6 +424,5 @@ def test_texts_are_those_of_plain_passes_and_rejected_drafts_follow_the_accepted
         else:
             q = logits(drafter, prompt + before)[-1].double().softmax(0).numpy()
             assert row["kl"] == pytest.approx((p * np.log(p / q)).sum(), abs=1e-3)
-        seen.add((row["text"], strict))
     assert {text for text, _ in seen} == {"target", "own", "rejected"}
     assert len(seen) == 6
