@@ -170,26 +170,29 @@ class Method:
         exact = self.rule is None or isinstance(self.rule, StrictGreedy | Tree)
         return exact and self.budget is None
 
+    def to_mapping(self) -> dict[str, Any]:
+        """Return the method as plain values, from which `read_method` makes it again.
 
-def method_mapping(method: Method) -> dict[str, Any]:
-    """Return a method as plain values, from which `read_method` makes it again.
-
-    The rates that stage drafts measured for its tree are left out: artifacts determine them.
-    """
-    keys = ("drafter", "sampling", "draft_length", "temperature")
-    mapping: dict[str, Any] = {key: getattr(method, key) for key in keys}
-    if method.rule is not None:
-        mapping["rule"] = rules.to_mapping(method.rule)
-    if method.model_length is not None:
-        mapping["model_length"] = method.model_length
-    mapping |= method.truncation
-    if method.tree is not None:
-        mapping |= method.tree.to_mapping()
-    if method.drafting is not None:
-        mapping |= {"drafting": method.drafting.measure, "threshold": method.drafting.threshold}
-    if method.budget is not None:
-        mapping |= {"budget": method.budget.measure, "limit": method.budget.limit}
-    return mapping
+        The rates that stage drafts measured for its tree are left out: artifacts determine them.
+        """
+        mapping: dict[str, Any] = {
+            "drafter": self.drafter,
+            "sampling": self.sampling,
+            "draft_length": self.draft_length,
+            "temperature": self.temperature,
+            **self.truncation,
+        }
+        if self.rule is not None:
+            mapping["rule"] = rules.to_mapping(self.rule)
+        if self.model_length is not None:
+            mapping["model_length"] = self.model_length
+        if self.tree is not None:
+            mapping |= self.tree.to_mapping()
+        if self.drafting is not None:
+            mapping |= {"drafting": self.drafting.measure, "threshold": self.drafting.threshold}
+        if self.budget is not None:
+            mapping |= {"budget": self.budget.measure, "limit": self.budget.limit}
+        return mapping
 
 
 def read_method(mapping: Mapping[str, Any]) -> Method:

@@ -11,13 +11,17 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
 
+from analysis.report.text import mark_of, upper_end
+from analysis.rules import Rule
 from conf.schema import Config
+from pipeline.plan.specs import DistributionsSpec, PairSpec, UsedModel
 from pipeline.store.artifacts import Artifact
 from pipeline.store.columns import Columns
 from pipeline.store.identity import Identities
 from pipeline.store.node import Node
 
-SummaryRow = dict[str, Any]
+SummaryRow = dict[str, Any]  # of a table
+DRAFTER = "drafter"  # its configuration key
 
 
 @dataclass(frozen=True)
@@ -27,7 +31,7 @@ class Request:
     Attributes:
         config: checked.
         rules: the acceptance rules of `config.criteria`, built.
-        named: the rules that methods and presets name, as of `pipeline.plan.slices.rules_by_name`.
+        named: the rules that methods and presets name, as of `pipeline.plan.rules.rules_by_name`.
         identities: of the files that the configuration names.
         asked: the stage that is asked for, and all it is made from.
         made: whether the artifact of a node is there.
@@ -35,8 +39,8 @@ class Request:
     """
 
     config: Config
-    rules: list[Any]
-    named: dict[str, list[Any]]
+    rules: list[Rule]
+    named: dict[str, list[Rule]]
     identities: Identities
     asked: frozenset[str]
     made: Callable[[Node], bool]
@@ -95,23 +99,21 @@ def stage_of(node: Node) -> Stage:
     return found
 
 
-UsedModel = tuple[str, Mapping[str, Any], Mapping[str, Any]]
-
-
 def models_of(node: Node) -> list[UsedModel]:
-    """Return the models that a node loads: the key, what determines its numbers, and how it runs.
+    """Return the models that a node loads: a target alone, or a target and its drafter.
 
-    A target alone, or a target and its drafter; none where engines' logs are read.
+    None where engines' logs are read.
     """
-    key = f"targets.{node.label}"
-    if "model" in node.config:
-        return [(key, node.config["model"], node.settings)]
-    keys = {"target": key, "drafter": "drafter"}
-    if not keys.keys() <= node.config.keys():
-        return []
-    return [(key, node.config[name], node.settings[name]) for name, key in keys.items()]
+    key, spec, run = f"targets.{node.label}", node.spec, node.run
+    if isinstance(spec, DistributionsSpec):
+        return [UsedModel(key, spec.model, run)]
+    if isinstance(spec, PairSpec):
+        return [UsedModel(key, spec.target, run.target), UsedModel(DRAFTER, spec.drafter, run.drafter)]
+    return []
 
 
-def pair_label(node: Node) -> str:
-    """Return target and drafter as printed."""
-    return f"{node.settings['target']['label']} and {node.settings['drafter']['label']}"
+def lower_bound_marks(column: str, row: SummaryRow) -> SummaryRow:
+    """Say whether a length, of a row with its cuts, and its upper end are lower bounds."""
+    from analysis.statistics.run_lengths import censored_ends
+
+    return dict(zip((mark_of(column), upper_end(mark_of(column))), censored_ends(row), strict=True))

@@ -13,7 +13,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib import import_module
-from typing import Any
+from typing import Any, Generic, TypeVar
+
+from pipeline.store.plain import Plain, to_plain
 
 RECORD = "record.json"
 # what depends on the machine, not on the inputs: the page of a report shows measured speeds
@@ -21,15 +23,27 @@ VERDICT = "timings/verdict.md"  # of a report: a paragraph a target, the sentenc
 NOT_CONTENT = {RECORD, "timings", "index.html"}
 
 
+Spec = TypeVar("Spec")
+Run = TypeVar("Run")
+
+
 @dataclass(frozen=True)
-class Node:
-    """One artifact to be: its stage, what determines it, and what it is made from."""
+class Node(Generic[Spec, Run]):
+    """One artifact to be.
+
+    Attributes:
+        stage: that makes it.
+        label: as printed, and in the name of its directory.
+        spec: a dataclass with all that determines it besides `upstream`.
+        upstream: what it is made from, by name.
+        run: a dataclass with what never determines the content, or None.
+    """
 
     stage: str
     label: str
-    config: Mapping[str, Any]
+    spec: Spec
     upstream: Mapping[str, tuple[Node, ...]] = field(default_factory=dict)
-    settings: Mapping[str, Any] = field(default_factory=dict)  # never determines the content
+    run: Run = None  # type: ignore[assignment]
 
     @property
     def version(self) -> int:
@@ -43,8 +57,14 @@ class Node:
         return tuple(node for nodes in self.upstream.values() for node in nodes)
 
     @cached_property
+    def config(self) -> Plain:
+        """The specification as plain values, as the record holds it."""
+        config: Plain = to_plain(self.spec)
+        return config
+
+    @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 of stage, version, configuration slice and upstream fingerprints."""
+        """SHA-256 of stage, version, specification and upstream fingerprints."""
         return fingerprint(
             {
                 "stage": self.stage,

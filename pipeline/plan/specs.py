@@ -1,0 +1,323 @@
+"""What determines the artifacts of each stage, and how they are made: one specification a stage.
+
+A specification holds all that decides a result and nothing else; an artifact's fingerprint is made
+from its plain values. The settings of a run (paths, labels, devices, statistics that are printed
+only) stand apart from it.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from analysis.rules import Rule, to_mapping
+from analysis.rules.build import ParameterRange
+from analysis.statistics.bootstrap import Resampling
+from pipeline.plan.method import Method
+from pipeline.store.durable import file_digest
+from pipeline.store.identity import Identity
+from pipeline.store.plain import As, Plain
+
+
+def rule_entries(rule: Rule) -> Plain:
+    """Return a rule as plain values: its parameters and, of a user's own, the digest of its file."""
+    if not rule.own:
+        return {"rule": to_mapping(rule)}
+    return {"rule": to_mapping(rule), "source": file_digest(Path(inspect.getfile(type(rule))))}
+
+
+def method_entries(method: Method) -> Plain:
+    """Return a method as plain values, with the digest of the file of a user's own rule."""
+    return method.to_mapping() | ({} if method.rule is None else rule_entries(method.rule))
+
+
+def _statistics_entries(bootstrap: Resampling) -> Plain:
+    resamples, confidence, seed = bootstrap
+    return {"resamples": resamples, "confidence": confidence, "statistics_seed": seed}
+
+
+def _each(entries: Callable[[Any], Plain]) -> As:
+    return As(plain=lambda items: [entries(item) for item in items])
+
+
+Files = Annotated[Identity, As(inline=True)]
+Statistics = Annotated[Resampling, As(inline=True, plain=_statistics_entries)]
+OneRule = Annotated[Rule, As(inline=True, plain=rule_entries)]
+Rules = Annotated[tuple[Rule, ...], _each(rule_entries)]
+PrintedRules = Annotated[tuple[Rule, ...], _each(to_mapping)]
+Presets = Annotated[
+    Mapping[str, Rule],
+    As(plain=lambda presets: {name: rule_entries(rule) for name, rule in presets.items()}),
+]
+Ranges = Annotated[
+    tuple[ParameterRange, ...],
+    As(plain=lambda ranges: [rule_entries(rule) for one in ranges for rule in one.rules]),
+]
+Methods = Annotated[tuple[Method, ...], _each(method_entries)]
+
+
+@dataclass(frozen=True)
+class HeadSpec:
+    """How a head on the target drafts; see `conf.schema.HeadConfig`."""
+
+    vocabulary: str
+    depths: int
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """A model's files and how its numbers are computed; of a head also how it drafts."""
+
+    identity: Files
+    dtype: str
+    head_dtype: str
+    attention: str
+    head: HeadSpec | None = None
+
+
+@dataclass(frozen=True)
+class ModelRun:
+    """Where a model is and how it runs."""
+
+    path: str
+    label: str
+    revision: str | None = None
+    device: str = "cpu"
+    threads: int | None = None
+    batch: int | None = None
+    engine: str = "inline"
+    workers: int | None = None
+
+
+@dataclass(frozen=True)
+class UsedModel:
+    """A model that a stage loads; `key` is its configuration key, for errors."""
+
+    key: str
+    spec: ModelSpec
+    run: ModelRun
+
+
+@dataclass(frozen=True)
+class FileSpec:
+    """A file of an engine, and the version of what is read of it."""
+
+    identity: Files
+    reader: int
+
+
+@dataclass(frozen=True)
+class LogSpec(FileSpec):
+    """The log of an engine; see `conf.schema.Log`."""
+
+    part: str
+    error: float | None
+
+
+@dataclass(frozen=True)
+class TemplateSpec:
+    """How texts become the tokens of a prompt."""
+
+    template: str
+    enable_thinking: bool
+
+
+@dataclass(frozen=True)
+class SampledPrompts(TemplateSpec):
+    """Stage prompts: rows drawn from a source."""
+
+    tokenizer: Identity
+    source: Identity
+    split: str | None
+    count: int
+    min_tokens: int
+    max_tokens: int
+    seed: int
+
+
+@dataclass(frozen=True)
+class ServedPrompts(TemplateSpec):
+    """Stage prompts: the requests of answers that an engine served."""
+
+    tokenizer: Identity
+    answers: tuple[FileSpec, ...]
+
+
+@dataclass(frozen=True)
+class LoggedPrompts:
+    """Stage prompts: the answers of an engine's log."""
+
+    log: LogSpec
+
+
+@dataclass(frozen=True)
+class PromptsRun:
+    """Where prompts and their tokenizer are."""
+
+    source: str
+    revision: str | None = None
+    answers: tuple[str, ...] = ()
+    model: str = ""
+    model_revision: str | None = None
+
+
+@dataclass(frozen=True)
+class DistributionsSpec:
+    """Stage distributions: prompts that are decoded or, where `served`, answers that are scored.
+
+    `temperatures` are those besides 1 at which distributions are stored. The seed of served
+    answers, which are not drawn here, is None.
+    """
+
+    model: ModelSpec
+    steps: int
+    k: int
+    temperature: float
+    top_p: float
+    top_k: int
+    seed: int | None
+    temperatures: tuple[float, ...]
+    served: bool = False
+
+
+@dataclass(frozen=True)
+class LoggedDistributions:
+    """Stage distributions: those of an engine's log."""
+
+    log: LogSpec
+    vocab_size: int
+    k: int
+
+
+@dataclass(frozen=True)
+class CertificatesSpec:
+    """Stage certificates: one rule on a target's distributions at a temperature."""
+
+    rule: OneRule
+    temperature: float
+    divergence: str = "kl"
+
+
+@dataclass(frozen=True)
+class RunLengthsSpec:
+    """Stage run_lengths."""
+
+    eps: tuple[float, ...]
+    window: int
+    statistics: Statistics
+
+
+@dataclass(frozen=True)
+class PairSpec:
+    """A target and its drafter."""
+
+    target: ModelSpec
+    drafter: ModelSpec
+
+
+@dataclass(frozen=True)
+class PairRun:
+    """Where target and drafter are and how they run."""
+
+    target: ModelRun
+    drafter: ModelRun
+
+    @property
+    def label(self) -> str:
+        """Target and drafter as printed."""
+        return f"{self.target.label} and {self.drafter.label}"
+
+
+@dataclass(frozen=True)
+class DraftsSpec(PairSpec):
+    """Stage drafts: a drafter beside its target, at the temperature of the certificates."""
+
+    temperature: float
+
+
+@dataclass(frozen=True)
+class AcceptanceSpec:
+    """Stage acceptance; see `conf.schema.Acceptance`."""
+
+    rules: Rules
+    presets: Presets
+    ranges: Ranges
+    divergences: tuple[str, ...]
+    draft_length: int
+    statistics: Statistics
+
+
+@dataclass(frozen=True)
+class PairLabels:
+    """Target and drafter as printed."""
+
+    target: str
+    drafter: str
+
+
+@dataclass(frozen=True)
+class DecodingSpec(PairSpec):
+    """Stage decoding; see `conf.schema.Decoding`. `prompts` is how many are decoded."""
+
+    prompts: int
+    steps: int
+    seed: int
+    lookup: int
+    batches: tuple[int, ...]
+    methods: Methods
+    repeats: int = 1
+
+
+@dataclass(frozen=True)
+class DecodingRun(PairRun):
+    """Target, drafter, and the bootstrap of what is printed."""
+
+    statistics: Resampling
+
+
+@dataclass(frozen=True)
+class TaskSpec:
+    """A task by its name and the digest of its file."""
+
+    name: str
+    content: str
+
+
+@dataclass(frozen=True)
+class AccuracySpec(PairSpec, TemplateSpec):
+    """Stage accuracy; see `conf.schema.Accuracy`."""
+
+    tasks: tuple[TaskSpec, ...]
+    items: int | None
+    seed: int
+    lookup: int
+    methods: Methods
+
+
+@dataclass(frozen=True)
+class AccuracyRun(DecodingRun):
+    """As of decoding, with the names or files of the tasks, and the loss that matters."""
+
+    tasks: tuple[str, ...]
+    margin: float
+
+
+@dataclass(frozen=True)
+class ReportSpec:
+    """Stage report: what it prints besides the contents of other artifacts.
+
+    `margin` is the loss of accuracy that matters, where answers are shown.
+    """
+
+    study: str
+    targets: tuple[str, ...]
+    drafter: str | None
+    rules: PrintedRules
+    statistics: Statistics
+    note: str | None = None
+    margin: float | None = None
+
+
