@@ -1,6 +1,12 @@
 """Everything that touches disk, models, devices or the clock; one module a stage."""
 
 import os
+import sys
+
+if sys.argv[:1] == ["-m"]:  # so Python calls itself while it looks for the module of a command
+    from pipeline.console import starting
+
+    starting()
 
 # Before torch is imported, since its thread library reads it then: how long an idle thread waits
 # without giving up its core. By default that is about a millisecond, which costs a process that

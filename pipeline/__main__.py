@@ -1,9 +1,6 @@
 """``python -m pipeline``: see pipeline.cli."""
 
 if __name__ == "__main__":  # other processes that compute import this module by another name
-    from pipeline.console import terminal
+    from pipeline.cli import main
 
-    with terminal():
-        from pipeline.cli import main
-
-        main()
+    main()

@@ -20,10 +20,10 @@ from hydra.errors import ConfigCompositionException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from pipeline.console import TRACEBACK, terminal, told
+from pipeline.console import TRACEBACK, starting, terminal, told
 from pipeline.errors import PipelineError
 from pipeline.paths import CONF, OUTPUTS
-from pipeline.plan.composition import check_groups, composed, given, quoted, report_name
+from pipeline.plan.composition import check_overrides, composed, given, quoted, report_name
 from pipeline.plan.explain import EXPECTED_ERRORS, explain, say
 from pipeline.store.artifacts import Artifact, Store
 from pipeline.store.node import VERDICT, slug
@@ -39,7 +39,8 @@ def main() -> None:
     # options first, since argparse takes none between overrides
     sys.argv[1:] = sorted(sys.argv[1:], key=lambda argument: bool(OVERRIDE.match(argument)))
     with told():
-        check_groups(sys.argv[1:])
+        starting()  # until a job begins: in composition much is caught
+        check_overrides(sys.argv[1:])
         try:
             if {"-m", "--multirun"} & set(sys.argv[1:]):
                 _multirun()

@@ -9,17 +9,26 @@ import io
 import os
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from threading import current_thread, main_thread
 from types import FrameType
+from typing import Any
 
 TRACEBACK = "HYDRA_FULL_ERROR" in os.environ  # wanted by the user
 INTERRUPTED, CLOSED, TERMINATED = 130, 141, 143  # 128 and the signal's number, as in shells
 
+Handler = Callable[[int, FrameType | None], None]
+_received = list[int]()  # signals that were raised as KeyboardInterrupt
 
-class Terminated(KeyboardInterrupt):
-    """SIGTERM came. Whatever tidies up after Ctrl-C tidies up after it."""
+
+def starting() -> None:
+    """Let Ctrl-C and SIGTERM end the process at once, with a line, while there is nothing to tidy.
+
+    An exception would be lost: in what imports modules and composes configurations much is caught.
+    `terminal` ends this.
+    """
+    _handle(_leave)
 
 
 @contextmanager
@@ -35,28 +44,64 @@ def terminal() -> Iterator[None]:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
-    # a handler of a launcher stays, and so does this one within itself
-    mine = current_thread() is main_thread() and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
-    if mine:
-        signal.signal(signal.SIGTERM, _terminate)
+    before = _handle(_interrupt)
     try:
         yield
+        check_interruption()
         print(end="", flush=True)
     except BrokenPipeError:
         _discard_output()
         raise SystemExit(CLOSED) from None
-    except KeyboardInterrupt as interrupt:
-        ended = isinstance(interrupt, Terminated)
-        what = "terminated" if ended else "interrupted"
-        print(f"{what}: the same command goes on from here", file=sys.stderr)
-        raise SystemExit(TERMINATED if ended else INTERRUPTED) from None
+    except KeyboardInterrupt:
+        number = _received[-1] if _received else signal.SIGINT
+        _received.clear()
+        print(_line(number), file=sys.stderr)
+        raise SystemExit(128 + number) from None
     finally:
-        if mine:
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
-def _terminate(_: int, __: FrameType | None) -> None:
-    raise Terminated
+def check_interruption() -> None:
+    """Raise the interruption that a library caught, and kept.
+
+    Raises:
+        KeyboardInterrupt: a signal came since the command began.
+    """
+    if _received:
+        raise KeyboardInterrupt
+
+
+def _handle(handler: Handler) -> dict[int, Any]:
+    """Handle both signals by `handler`; return what handled them until now.
+
+    What a launcher or the caller's shell (nohup) has put there stays.
+    """
+    if current_thread() is not main_thread():
+        return {}
+    ours = (signal.SIG_DFL, signal.default_int_handler, _leave, _interrupt)
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: old for number, old in before.items() if old in ours}
+    for number in before:
+        signal.signal(number, handler)
+    return before
+
+
+def _interrupt(number: int, _: FrameType | None) -> None:
+    _received.append(number)
+    raise KeyboardInterrupt
+
+
+def _leave(number: int, _: FrameType | None) -> None:
+    try:
+        print(_line(number), file=sys.stderr, flush=True)
+    finally:
+        os._exit(128 + number)
+
+
+def _line(number: int) -> str:
+    how = "terminated" if number == signal.SIGTERM else "interrupted"
+    return f"{how}: the same command goes on from here"
 
 
 @contextmanager
@@ -93,18 +138,10 @@ def told() -> Iterator[None]:
         except Exception as error:
             from pipeline.plan.explain import EXPECTED_ERRORS, explain
 
+            check_interruption()  # which a library took for something else
             if TRACEBACK or not isinstance(error, EXPECTED_ERRORS):
                 raise
-            if interrupt := interruption(error):
-                raise interrupt from None
             raise SystemExit("error: " + explain(error).replace("\n", "\nerror: ")) from None
-
-
-def interruption(error: BaseException | None) -> KeyboardInterrupt | None:
-    """Return the interruption that an error arose from, which a library took for something else."""
-    while error is not None and not isinstance(error, KeyboardInterrupt):
-        error = error.__context__
-    return error
 
 
 def _discard_output() -> None:

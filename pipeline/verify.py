@@ -1,21 +1,24 @@
 """Re-hash every artifact: ``python -m pipeline.verify [OUTPUTS]`` (``make verify``).
 
-What is damaged is named and set aside; the next run that needs it makes it anew. A run that goes on
-checks what an interrupted one left.
+What is damaged is named and set aside; the next run that needs it makes it anew. What killed runs
+left half-written is removed. Finished shards stay, and the run that goes on from them checks them.
 """
 
 from __future__ import annotations
 
 import shutil
 import sys
+from contextlib import ExitStack, suppress
 from pathlib import Path
+
+from filelock import FileLock
 
 from pipeline.console import command
 from pipeline.errors import PipelineError
 from pipeline.gguf_models.source import damaged_models
 from pipeline.paths import OUTPUTS
 from pipeline.plan.graph import STAGES
-from pipeline.store.artifacts import Artifact, Store
+from pipeline.store.artifacts import Artifact, Pending, Store
 
 
 def main(arguments: list[str]) -> int:
@@ -31,8 +34,7 @@ def _verify(outputs: Path) -> int:
             f"{root} does not exist: nothing was computed there. Another place: "
             "python -m pipeline.verify OUTPUTS"
         )
-    directories = [path for stage in STAGES for path in sorted((root / stage).glob("*"))]
-    artifacts = [path for path in directories if not path.name.startswith(".")]
+    artifacts = [path for stage in STAGES for path in sorted((root / stage).glob("[!.]*"))]
     damaged, unreadable = list[Path](), list[str]()
     for directory in artifacts:
         try:
@@ -42,6 +44,8 @@ def _verify(outputs: Path) -> int:
             print(error, file=sys.stderr)
     try:
         damaged = Store(root).set_aside(damaged)  # those that nobody mended meanwhile
+    except BrokenPipeError:
+        raise
     except OSError as error:
         print(f"damaged, not set aside: {error.filename}: {error.strerror}", file=sys.stderr)
     models = damaged_models(outputs / "models")
@@ -50,9 +54,25 @@ def _verify(outputs: Path) -> int:
         shutil.rmtree(place, ignore_errors=True)
     print(
         f"{len(artifacts)} artifacts verified, {len(damaged) + len(unreadable)} damaged; "
-        f"{len(directories) - len(artifacts)} unfinished"
+        f"{sum(_unfinished(root, stage) for stage in STAGES)} unfinished"
     )
     return 1 if damaged or unreadable or models else 0
+
+
+def _unfinished(root: Path, stage: str) -> int:
+    """Remove what killed runs of a stage left half-written; return how many can be gone on with.
+
+    Where another process computes the stage, or outputs are read-only, nothing is removed.
+    """
+    left = list((root / stage).glob(".*.partial"))
+    # who made what is left had its lock before; the lock of a killed process is free
+    locks = (root / ".locks").glob(f"{stage}-*.lock") if left else ()
+    with suppress(OSError), ExitStack() as held:
+        for lock in locks:
+            held.enter_context(FileLock(lock, timeout=0))
+        for workspace in left:
+            Pending(workspace / "artifact", stage, workspace).drop()
+    return sum(workspace.exists() for workspace in left)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from pipeline import cli
 from pipeline.errors import PipelineError
 from pipeline.models.prompt_tokens import encode, file_tokenizer
 from pipeline.paths import CONF, ROOT
-from pipeline.plan.composition import check_groups, given, quoted, report_name, unset
+from pipeline.plan.composition import check_overrides, composed, given, quoted, report_name, unset
 from pipeline.plan.explain import EXPECTED_ERRORS, explain
 from pipeline.plan.graph import prepare
 from pipeline.plan.slices import build_rules
@@ -308,13 +308,37 @@ def test_a_foreign_model_or_tokenizer_is_refused_only_where_it_is_needed(tmp_pat
     assert not list(tmp_path.rglob("*.parquet"))
 
 
-@pytest.mark.parametrize("override", ["device=null", "drafter=null", "+prompts=null", "study=[1]"])
+@pytest.mark.parametrize(
+    "override",
+    ["device=null", "drafter=null", "+prompts=null", "study=[1]", "criteria=7", "criteria=paper,7",
+     "target=true", "criteria=1e3", "target=[mini_large,7]"],
+)  # fmt: skip
 def test_a_group_takes_a_name(override: str) -> None:
     with pytest.raises(
         PipelineError, match=rf"^{re.escape(override)} is not allowed: give one of "
     ):
-        check_groups([override])
-    check_groups(["device=auto", "targets.a.revision=null", "device.threads=null", "-m"])
+        check_overrides([override])
+    check_overrides(["device=auto", "targets.a.revision=null", "device.threads=null", "-m"])
+    check_overrides(["criteria=paper,'log'", "criteria=glob(*)", "target=[mini_large,mini_small]"])
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["{rule: additive, t: 0.1, t: 0.2}", "{t:1,rule:x,t:1}", "[{a: 1}, {t: 1, b: [1, 2], t: 2}]",
+     "{a: {b: 1}, t: ':,', t: 0}"],
+)  # fmt: skip
+def test_a_key_is_given_once(value: str) -> None:
+    with pytest.raises(PipelineError, match=f"^{re.escape(f'+x={value}')} gives t twice: give it"):
+        composed([f"+x={value}"])
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["[{t: 1}, {t: 2}]", "{a: {t: 1}, t: 2}", "{a: 't: 1, t: 2', t: 3}", "[t:1, t:2]",
+     "${oc.env:t, t:1, t:2}", "{}"],
+)  # fmt: skip
+def test_a_key_of_another_mapping_is_another(value: str) -> None:
+    check_overrides([f"+x={value}"])
 
 
 OWN = ["criteria=additive", "criteria.rule=leaver", "~criteria.t", "+criteria.a=0.1"]

@@ -103,6 +103,8 @@ def directory(path: str, key: str) -> Path | None:
                     return place
                 print(f"{place} {why}: it is made again", flush=True)
             _make(found, sha256, place)
+    except BrokenPipeError:
+        raise
     except OSError as error:
         raise PipelineError(
             f"{key}={path} can't be converted in {MODELS}: {error.strerror or first_line(error)}"

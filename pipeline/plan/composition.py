@@ -11,7 +11,7 @@ from typing import Any
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Quote, QuotedString
+from hydra.core.override_parser.types import ChoiceSweep, Glob, Quote, QuotedString
 from hydra.errors import MissingConfigException
 from omegaconf import DictConfig, OmegaConf
 
@@ -41,27 +41,56 @@ REMOVED = {  # overrides of earlier versions, and what to do instead
     "solve.dials": "give names of `ranges`: solve.ranges=[additive], ranges.additive.ends=[0, 1]",
     "criteria=engine_mars": "give criteria=mars",
 }
+# a quoted text as a whole; or a bracket or comma, with the key behind it
+BRACKET_OR_KEY = re.compile(
+    r"""'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*"|(\$?\{|[}\[\],])(?:\s*([\w./-]+)\s*:)?"""
+)
 NOT_OF_REPORT = ("study", "study_name", "note", "stage", "outputs", "device", "execution")
 
 
-def check_groups(overrides: Iterable[str]) -> None:
-    """Check that groups of configuration files are overridden by names: Hydra ends in a traceback.
+def check_overrides(overrides: Iterable[str]) -> None:
+    """Check that a group of configuration files is given names, and each mapping its keys once.
+
+    Hydra ends in a traceback on the first, and takes the last value of a key given twice.
 
     Raises:
-        PipelineError: null or a list with something else is given; names it and the files. Or an
-            override was removed; names what to do instead.
+        PipelineError: names the override, and the files or the key; or an override was removed.
     """
     for override in overrides:
         name, _, value = override.partition("=")
         removed = REMOVED.get(override) or REMOVED.get(name.lstrip("+~"))
         if removed:
             raise PipelineError(f"{override} was removed: {removed}")
+        if (key := _repeated_key(value)) is not None:
+            raise PipelineError(f"{override} gives {key} twice: give it once")
         files = sorted(path.stem for path in (CONF / name.lstrip("+")).glob("*.yaml"))
-        if not (name and files and (value == "null" or value.startswith("["))):
+        if not (name and files):
             continue
-        found = OverridesParser.create().parse_override(override).value()
-        if not (isinstance(found, list) and all(isinstance(item, str) for item in found)):
+        parsed = OverridesParser.create().parse_override(override).value()
+        choices = parsed.list if isinstance(parsed, ChoiceSweep) else [parsed]
+        items = [item for part in choices for item in (part if isinstance(part, list) else [part])]
+        if not all(isinstance(item, str | QuotedString | Glob | dict) for item in items):
             raise PipelineError(f"{override} is not allowed: give one of {', '.join(files)}")
+
+
+def _repeated_key(value: str) -> str | None:
+    """Return a key that a mapping in a value gives twice.
+
+    >>> _repeated_key("[{rule: additive, t: 0.1}, {t: 0.1, rule: 't: {', t: 0.2}]")
+    't'
+    """
+    keys = list[set[str] | None]()  # of each open mapping; None of a list or an interpolation
+    for match in BRACKET_OR_KEY.finditer(value):
+        bracket, key = match.groups()
+        if bracket in ("{", "[", "${"):
+            keys.append(set() if bracket == "{" else None)
+        elif bracket in ("}", "]") and keys:
+            keys.pop()
+        if key and keys and keys[-1] is not None:
+            if key in keys[-1]:
+                return str(key)
+            keys[-1].add(key)
+    return None
 
 
 def composed(overrides: Iterable[str]) -> DictConfig:
@@ -71,7 +100,7 @@ def composed(overrides: Iterable[str]) -> DictConfig:
         PipelineError and the other EXPECTED_ERRORS: an override or a file is wrong.
     """
     overrides = list(overrides)
-    check_groups(overrides)
+    check_overrides(overrides)
     if GlobalHydra.instance().is_initialized():  # it knows of directories that were added
         return compose("config", overrides)
     with initialize_config_dir(str(CONF), version_base="1.3"):

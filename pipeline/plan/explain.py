@@ -33,6 +33,8 @@ def noted(problems: list[str]) -> Iterator[None]:
     """Note an expected error of what is done inside, and go on behind it: all are said at once."""
     try:
         yield
+    except BrokenPipeError:
+        raise
     except EXPECTED_ERRORS as error:
         problems.append(explain(error))
 

@@ -179,8 +179,10 @@ class Pending:
     def drop(self) -> None:
         """Remove what is half-written; finished shards stay for the next run."""
         shutil.rmtree(self.directory, ignore_errors=True)
+        for path in self.workspace.rglob("*.tmp"):
+            path.unlink(missing_ok=True)
         shards = self.workspace / "shards"
-        if not (shards.is_dir() and any(path.suffix != ".tmp" for path in shards.iterdir())):
+        if not (shards.is_dir() and any(shards.iterdir())):
             shutil.rmtree(self.workspace, ignore_errors=True)
 
 

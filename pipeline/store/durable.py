@@ -72,6 +72,9 @@ def sync(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        error.filename = str(path)  # the system names none
+        raise
     finally:
         os.close(descriptor)
 

@@ -6,7 +6,6 @@ files are remembered by size, modification time and inode.
 
 from __future__ import annotations
 
-import os
 import re
 import time
 from contextlib import suppress
@@ -16,7 +15,7 @@ from typing import Any
 from pipeline.errors import PipelineError
 from pipeline.gguf_models import source as gguf
 from pipeline.paths import ROOT
-from pipeline.store.durable import file_digest, read_sealed, seal
+from pipeline.store.durable import file_digest, read_sealed, write_sealed
 from pipeline.store.hub import HEAD_FILES, MODEL_FILES, hub_commit, hub_files
 from pipeline.store.node import fingerprint
 
@@ -80,14 +79,9 @@ class Identities:
     def save(self) -> None:
         """Write the memo when something was hashed; where it can't be, it is done without."""
         if self._grown:
-            beside = self._path.with_name(f"{self._path.name}.{os.getpid()}.tmp")
-            try:
+            with suppress(OSError):
                 self._path.parent.mkdir(parents=True, exist_ok=True)
-                beside.write_text(seal(self._memo))
-                beside.replace(self._path)
-            except OSError:
-                with suppress(OSError):
-                    beside.unlink()
+                write_sealed(self._path, self._memo)
             self._grown = False
 
     def _digest(self, directory: Path, patterns: tuple[str, ...], key: str) -> str:

@@ -141,7 +141,7 @@ def read_examples(
     needed = {shard for shard, _ in (used if all_states else []) + held_out}
     for shard in sorted(needed):
         file = directory / "features" / f"{shard.stem}.safetensors"
-        if not file.exists():
+        if not features.whole(file):
             count = features.extract(
                 target.module, settings.layers, shards[shard], file, settings.bfloat16
             )

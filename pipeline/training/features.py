@@ -20,7 +20,9 @@ from torch import Tensor, nn
 
 from pipeline.errors import PipelineError
 from pipeline.models.language_model import hidden_states
+from pipeline.store.durable import file_digest, put, read_sealed, write_sealed
 
+CHECKSUMS = "checksums.json"  # beside the shards
 LAYERS = "layers"  # in the metadata of a file
 BATCH_TOKENS = 2048  # tokens of a batch, padding included
 NONE = torch.empty(0)
@@ -47,8 +49,39 @@ def shards(directories: Iterable[Path]) -> list[Path]:
     return [found[name] for name in sorted(found)]
 
 
+def keep(beside: Path, path: Path) -> None:
+    """Give a finished file its place, and its checksum a line in the directory's checksums.json."""
+    sums = _checksums(path.parent) | {path.name: file_digest(beside)}
+    write_sealed(path.parent / CHECKSUMS, sums)
+    put(beside, path)
+
+
+def whole(path: Path) -> bool:
+    """Whether a file is there and has the checksum that it was kept with, if it was with one."""
+    return path.is_file() and _checksums(path.parent).get(path.name) in (None, file_digest(path))
+
+
+def _checksums(directory: Path) -> dict[str, str]:
+    path = directory / CHECKSUMS
+    try:
+        return read_sealed(path)
+    except FileNotFoundError:  # nothing was kept yet, or by an earlier version
+        return {}
+    except ValueError as error:
+        raise PipelineError(f"{path} {error}: remove it to take the files as they are") from None
+
+
 def read_shard(path: Path) -> list[Example]:
-    """Return the conversations of a shard, without hidden states."""
+    """Return the conversations of a shard, without hidden states.
+
+    Raises:
+        PipelineError: the shard, or the file of checksums, is damaged.
+    """
+    if not whole(path):
+        raise PipelineError(
+            f"{path} differs from its checksum: let `python -m pipeline.training.text` write it "
+            "again, or take it from git"
+        )
     table = pq.read_table(path, columns=["token_ids", "answer_at"]).to_pydict()
     return [
         Example(torch.from_numpy(np.asarray(tokens, np.int64)), at)
@@ -100,7 +133,7 @@ def extract(
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_suffix(".partial")
     save_file({"hidden": joined.contiguous()}, beside, {LAYERS: str(list(layers))})
-    beside.replace(path)
+    keep(beside, path)
     return len(joined)
 
 

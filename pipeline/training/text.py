@@ -2,8 +2,9 @@
 
 The target writes questions, from seeded beginnings, and answers them. Each batch is one Parquet
 shard in outputs/drafter_training/ (or directory=DIRECTORY). A run that was stopped goes on after
-the last whole shard; a shard depends on its number and the questions of those before it alone.
-Overrides of conf/drafter_training.yaml are given as KEY=VALUE.
+the last whole shard, and writes damaged ones again (checksums.json). A shard depends on its number
+and the questions of those before it alone. Overrides of conf/drafter_training.yaml are given as
+KEY=VALUE.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from pipeline.errors import PipelineError
 from pipeline.models.load import LanguageModel, load_model, load_tokenizer
 from pipeline.models.passes import Batch
 from pipeline.paths import ASSETS, CONF, OUTPUTS
+from pipeline.training import features
 
 SCHEMA = pa.schema(
     [
@@ -82,18 +84,22 @@ def write_text(recipe: Any, directory: Path) -> None:
     model, tokenizer = load_target(recipe, "bfloat16" if recipe.bfloat16 else "float32")
     novelty = Novelty(study_prompts(), settings.ngram_of_study, settings.ngram, settings.repeated)
     turns = turns_of(tokenizer)
+    for left in directory.glob("shard-*.partial"):  # of a killed run
+        left.unlink()
     begun, tokens = time.monotonic(), 0
     for number in range(settings.shards):
         path = directory / f"shard-{number:05d}.parquet"
-        if path.exists():  # what it asked is not asked again
+        if features.whole(path):  # what it asked is not asked again
             for question in questions_in(path, tokenizer, turns):
                 novelty.refusal(question)
             continue
+        if path.exists():
+            print(f"damaged: {path}: written again", flush=True)
         rows, why = conversations(number, recipe, model, tokenizer, turns, novelty)
         beside = path.with_suffix(".partial")
         columns: list[Any] = list(zip(*rows, strict=True)) or [()] * len(SCHEMA)
         pq.write_table(pa.table(columns, schema=SCHEMA), beside, compression="zstd")
-        beside.replace(path)
+        features.keep(beside, path)
         tokens += sum(len(row[0]) - row[1] for row in rows)
         rate = tokens / (time.monotonic() - begun)
         print(f"{path.name}: {len(rows)} conversations, {dict(why)} dropped, "

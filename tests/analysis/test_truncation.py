@@ -10,6 +10,8 @@ import pytest
 from scipy.special import xlogy
 
 from analysis.certificates.certify import certify
+from analysis.certificates.divergences import Divergence
+from analysis.certificates.truncation import Known
 from analysis.rules import (
     AbsoluteThreshold,
     Additive,
@@ -105,6 +107,19 @@ def test_near_ties_stay_inside(power: int) -> None:
             cut = replace(TopK.from_logits(z, k), entropy_error=entropy_error)
             found = certify(cut, Multiplicative(alpha))
             assert found.lower[0, 0] <= truth <= found.upper[0, 0]
+
+
+def test_the_least_stored_probability_is_never_below_the_true_one() -> None:
+    """What the kernel accepted, by another rounding, must not fall below the threshold here."""
+    z = -np.random.default_rng(0).exponential(4.0, (200, 6))
+    z[:, 0] = 0.0
+    dist = TopK.from_logits(-np.sort(-z, axis=1), 4)
+    p_k = Known(dist, Divergence.named("kl")).p_k
+    with mpmath.workdps(50):
+        for row, bound in zip(-np.sort(-z, axis=1), p_k, strict=True):
+            weights = [mpmath.exp(mpmath.mpf(float(x))) for x in row]
+            true = weights[3] / mpmath.fsum(weights)
+            assert true <= float(bound) <= true * (1 + 1e-13)
 
 
 def test_tails_too_small_to_tell_apart() -> None:

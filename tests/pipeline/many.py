@@ -60,7 +60,7 @@ class Toy:
             raise MemoryError
         time.sleep(0.05 * (len(shard.name) + int(shard.name[:4]) % 2))
         path.write_text(" ".join(shard.prompts))
-        return {"process": os.getpid(), "threads": torch.get_num_threads()}
+        return {"process": os.getpid(), "threads": torch.get_num_threads(), "at": time.monotonic()}
 
     def facts(self, measured: Sequence[ShardMeasured]) -> dict[str, Any]:
         return {

@@ -12,12 +12,15 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from filelock import FileLock
 
 from pipeline import verify
+from pipeline.console import CLOSED
 from pipeline.errors import DamagedError, PipelineError
 from pipeline.execution import runner
 from pipeline.stages import prompts
 from pipeline.store.artifacts import Artifact, Store
+from pipeline.store.durable import sync
 from pipeline.store.node import fingerprint
 from tests.pipeline import fakes
 
@@ -70,6 +73,58 @@ def test_what_a_kill_left_is_removed_by_the_next_run(store: Store) -> None:
     runner.ensure([node], store)
     assert list((store.root / "prompts").iterdir()) == [artifact.directory]
     assert fakes.calls == ["a"]
+
+
+def test_verify_removes_what_a_kill_left_but_not_finished_shards(
+    store: Store, capsys: pytest.CaptureFixture[str]
+) -> None:
+    nodes = {name: fakes.node(name, t=at) for at, name in enumerate(("bare", "half", "shards"))}
+    for name, node in nodes.items():
+        pending = store.pending(node)
+        (pending.directory / "leftover.parquet").write_bytes(b"old")
+        if name != "bare":
+            (pending.workspace / "shards").mkdir()
+            (pending.workspace / "shards" / "0001.ab.tmp").write_bytes(b"half-written")
+    (store.workspace(nodes["shards"]) / "shards" / "0000.shard").write_bytes(b"finished")
+    root = store.root / "artifacts"
+    root.mkdir()
+    (store.root / "prompts").rename(root / "prompts")
+    with FileLock(mkdir(root / ".locks") / "prompts-0123456789ab.lock"):  # someone computes
+        assert verify.main([str(store.root)]) == 0
+    assert capsys.readouterr().out == "0 artifacts verified, 0 damaged; 3 unfinished\n"
+    assert len(list(root.rglob("*.tmp"))) == 2
+    assert verify.main([str(store.root)]) == 0
+    assert capsys.readouterr().out == "0 artifacts verified, 0 damaged; 1 unfinished\n"
+    kept = [path for path in (root / "prompts").rglob("*") if path.is_file()]
+    assert [path.name for path in kept] == ["0000.shard"]
+
+
+def mkdir(path: Path) -> Path:
+    path.mkdir(exist_ok=True)
+    return path
+
+
+def test_what_verify_prints_into_a_closed_pipe_is_no_damage(
+    store: Store, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(Store, "set_aside", raising(BrokenPipeError()))
+    (store.root / "artifacts").mkdir()
+    with pytest.raises(SystemExit) as end:
+        verify.main([str(store.root)])
+    assert end.value.code == CLOSED
+    assert capsys.readouterr().err == ""
+
+
+def raising(error: Exception) -> Any:
+    def function(*_: object) -> None:
+        raise error
+
+    return function
+
+
+def test_a_sync_that_fails_names_the_file() -> None:
+    with pytest.raises(OSError, match=r"Invalid argument: '/dev/null'"):
+        sync(Path(os.devnull))
 
 
 def test_rebuilt_upstream_with_other_content_makes_downstream_stale(store: Store) -> None:

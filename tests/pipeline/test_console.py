@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import shlex
+import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -14,6 +16,7 @@ from hydra import compose, initialize_config_dir
 from conf import schema
 from pipeline.console import CLOSED, INTERRUPTED, TERMINATED
 from pipeline.paths import CONF
+from pipeline.plan.explain import noted
 from tests.conftest import ROOT, SmallStudy, pipeline
 
 BEGIN = "from pipeline.console import terminal\nwith terminal():\n "
@@ -46,10 +49,66 @@ def test_a_closed_pipe_ends_the_command_without_a_word(flush: bool) -> None:
     assert (done.returncode, done.stderr) == (CLOSED, "")
 
 
+def test_a_closed_pipe_is_no_problem_of_a_configuration() -> None:
+    with pytest.raises(BrokenPipeError), noted([]):
+        raise BrokenPipeError
+
+
 def test_an_interruption_while_modules_are_imported_is_one_line() -> None:
     done = run("raise KeyboardInterrupt")
     assert done.returncode == INTERRUPTED
     assert done.stderr == "interrupted: the same command goes on from here\n"
+
+
+CAUGHT = """
+import os
+try:
+    os.kill(os.getpid(), {number})
+except BaseException:
+    pass
+print("went on")
+"""
+COMMANDS = ("", ".verify", ".solve", ".reconcile", ".fetch", ".training.text", ".harness")
+
+
+@pytest.mark.parametrize(
+    ("command", "place", "number"),
+    [(name, "omegaconf.py", 2) for name in COMMANDS]
+    + [("", "omegaconf.py", 15), ("", "hydra_plugins/own.py", 2)],
+)
+def test_what_catches_everything_while_a_command_starts_loses_no_interruption(
+    command: str, place: str, number: int, tmp_path: Path
+) -> None:
+    """A module that all commands import, or one that Hydra imports while it composes."""
+    (tmp_path / place).parent.mkdir(exist_ok=True)
+    (tmp_path / place).write_text(CAUGHT.format(number=number))
+    done = subprocess.run(
+        [sys.executable, "-m", f"pipeline{command}", "--help"],
+        cwd=ROOT, env=os.environ | {"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (128 + number, "")
+    how = "interrupted" if number == signal.SIGINT else "terminated"
+    assert done.stderr == f"{how}: the same command goes on from here\n"
+
+
+def test_an_interruption_that_a_library_caught_ends_the_command_after_it() -> None:
+    kill = "__import__('os').kill(__import__('os').getpid(), 2)"
+    done = run(f"try: {kill}\n except BaseException: pass")
+    assert (done.returncode, done.stdout) == (INTERRUPTED, "")
+    done = run(f"try: {kill}\n except BaseException: raise KeyboardInterrupt from None")
+    assert done.returncode == INTERRUPTED
+    kill = kill.replace(", 2)", ", 15)")  # Ray raises an interruption of its own
+    done = run(f"try: {kill}\n except BaseException: raise KeyboardInterrupt from None")
+    assert (done.returncode, done.stderr[:10]) == (TERMINATED, "terminated")
+
+
+def test_what_nohup_ignores_stays_ignored() -> None:
+    begin = "import os, signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\n"
+    done = subprocess.run(
+        [sys.executable, "-c", f"{begin}{BEGIN}os.kill(os.getpid(), 2); print('went on')"],
+        cwd=ROOT, capture_output=True, text=True,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (0, "went on\n")
 
 
 def test_sigterm_is_one_line_after_what_was_begun_is_tidied_up() -> None:

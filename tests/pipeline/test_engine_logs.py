@@ -289,6 +289,18 @@ def test_a_cut_off_tail_is_told(sampled: bool, tmp_path: Path) -> None:
         read(processed, vocab_size=1000)
 
 
+def test_an_emitted_token_tied_with_the_least_of_its_list_is_taken_out(tmp_path: Path) -> None:
+    """Tokens that are as probable once rounded may be missing between the two."""
+    values = log_softmax(logits(60))
+    order = np.argsort(-values, axis=1)
+    emitted = order[:, 0].copy()
+    emitted[3] = order[3, 19]
+    values[3, order[3, 18]] = values[3, order[3, 19]]
+    assert read(logged(tmp_path / "tied", values, emitted), vocab_size=1000).k == 19
+    emitted[3] = order[3, 17]
+    assert read(logged(tmp_path / "above", values, emitted), vocab_size=1000).k == 20
+
+
 @pytest.mark.parametrize(
     ("values", "message"),
     [

@@ -37,8 +37,7 @@ def written(
 ) -> str:  # fmt: skip
     return setting_text(
         engine, ["96 prompts."], rule=rule or RULES[engine], strictest=STRICTEST.get(engine),
-        draft_length=3, target=target,
-        drafter=drafter, head=head, temperature=0.7,
+        draft_length=3, target=target, drafter=drafter, head=head, temperature=0.7,
     )  # fmt: skip
 
 

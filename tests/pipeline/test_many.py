@@ -81,6 +81,8 @@ def test_shards_are_those_of_this_process_whoever_computes_and_dies(
     assert contents(there) == contents(here)
     assert {s.name: s.checksum for s in there.shards} == {s.name: s.checksum for s in here.shards}
     assert ("0000a" in contents(there)) == (fits == 1)
+    computed = [shard.measured["at"] for shard in there.shards]
+    assert computed == sorted(computed) or workers > 1  # halves too, the longer prompts first
     assert not list(deaths.iterdir())
     assert (facts["engine"], facts["workers"], facts["threads"]) == ("ray", workers, [1])
 

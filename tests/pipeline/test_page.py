@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import random
 import re
 import shutil
 import zlib
@@ -16,6 +17,7 @@ import pytest
 from pipeline import solve
 from pipeline.execution.runner import ensure
 from pipeline.loader import Study
+from pipeline.stages.report import page
 from pipeline.stages.report.page import deflated
 from pipeline.store.artifacts import Store
 from tests.conftest import SmallStudy
@@ -90,6 +92,25 @@ def test_the_page_is_small_whole_and_names_no_place(small_study: SmallStudy) -> 
     assert str(small_study.outputs) not in text
     assert "data:image" not in text
     assert set(re.findall(r'(?:href|src)="([^"#]*)', text)) == {"", "data:,"}
+
+
+def test_a_damaged_script_bundle_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(page, "__file__", str(tmp_path / "page.py"))
+    script = page.bundle()
+    [file] = (tmp_path / "__pycache__").iterdir()
+    whole, chance = file.read_bytes(), random.Random(0)
+    monkeypatch.setattr("vl_convert.javascript_bundle", lambda _: "made again")
+    assert page.bundle() == script
+    for _ in range(20):
+        damaged = bytearray(whole)
+        damaged[chance.randrange(len(whole))] ^= 1 << chance.randrange(8)
+        file.write_bytes(damaged)
+        assert page.bundle() == "made again"
+    file.write_bytes(whole[:-1])
+    assert page.bundle() == page.bundle() == "made again"
+    assert list(file.parent.iterdir()) == [file]
 
 
 def test_no_decision_that_is_certified_for_this_drafter_is_rejected(

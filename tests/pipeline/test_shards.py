@@ -11,10 +11,12 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from pipeline.execution import shard_plan
 from pipeline.execution.shard_plan import Plan, Shard, at_most
 from pipeline.execution.shards import Compute, compute_unfinished, join, write_groups
 from pipeline.store import columns
 from pipeline.store.artifacts import Pending
+from pipeline.store.durable import file_digest, put
 from tests.pipeline import fakes
 
 SCHEMA = columns.schema("prompts")
@@ -73,3 +75,32 @@ def test_a_shard_and_the_plan_are_on_the_disk_before_they_get_their_names(
     names = {path.name for path in watch.named}
     assert names == {"plan.json", "0000.shard", "0001.shard", "0002.shard", "0003.shard"}
     watch.check_directories()
+
+
+def test_the_plan_on_the_disk_knows_a_shard_before_it_gets_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed in between, a run never leaves a whole shard that the next one takes for foreign."""
+    seen = []
+
+    def watched(beside: Path, path: Path) -> None:
+        [shard] = [one for one in Plan.load(tmp_path / "plan.json").shards if one.name == path.stem]
+        seen.append(shard.checksum == file_digest(beside))
+        put(beside, path)
+
+    monkeypatch.setattr(shard_plan, "put", watched)
+    run(tmp_path, noting(lambda _: None))
+    assert seen == [True] * 4
+
+
+def test_halves_come_in_the_order_of_the_prompts_the_longer_ones_first(tmp_path: Path) -> None:
+    lengths = {"c": 9, "a": 7, "d": 5, "b": 3, "e": 1}
+    plan = Plan.open(Pending(tmp_path, "prompts"), lengths, at_most(5))
+    assert [half.prompts for half in plan.halve(plan.shards[0])] == [["c", "a", "d"], ["b", "e"]]
+    first, second = plan.shards
+    plan.halve(second)
+    plan.halve(first)
+    names = {"0000aa": ["c", "a"], "0000ab": ["d"], "0000ba": ["b"], "0000bb": ["e"]}
+    for read in (plan, Plan.load(plan.path)):
+        assert {shard.name: shard.prompts for shard in read.shards} == names
+        assert [shard.name for shard in read.shards] == list(names)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,11 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from pipeline.errors import PipelineError
 from pipeline.models.language_model import LanguageModel
 from pipeline.models.load import load_tokenizer
+from pipeline.paths import ASSETS
+from pipeline.store.durable import read_sealed
 from pipeline.training import features, text
 from pipeline.training.text import Novelty, written
 from tests.pipeline import tiny
@@ -105,6 +109,45 @@ def test_shards_do_not_depend_on_interruptions(
         read = features.read_shard(path)
         assert [one.tokens.tolist() for one in read] == first["token_ids"].to_pylist()
         assert [one.answer_at for one in read] == first["answer_at"].to_pylist()
+
+
+def test_any_damage_of_a_shard_is_found_and_the_next_run_writes_it_again(
+    target: LanguageModel, tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.setattr(text, "load_target", lambda *_: (target, tokenizer))
+    monkeypatch.setattr(text, "turns_of", lambda _: TURNS)
+    recipe = text.recipe_of(["generate.batch=12", "generate.shards=2", "generate.max_answer=6"])
+    text.write_text(recipe, tmp_path)
+    first, second = features.shards([tmp_path])
+    content, chance = first.read_bytes(), random.Random(0)
+    for _ in range(40):
+        damaged = bytearray(content)
+        damaged[chance.randrange(len(content))] ^= 1 << chance.randrange(8)
+        first.write_bytes(damaged)
+        with pytest.raises(PipelineError, match=r"shard-00000.parquet differs from its checksum"):
+            features.read_shard(first)
+    left = tmp_path / "shard-00007.partial"
+    left.write_bytes(b"of a killed run that was asked for more")
+    capsys.readouterr()
+    text.write_text(recipe, tmp_path)
+    printed = capsys.readouterr().out
+    assert printed.startswith(f"damaged: {first}: written again\nshard-00000.parquet: ")
+    assert second.name not in printed
+    assert first.read_bytes() == content
+    assert not left.exists()
+    sums = tmp_path / features.CHECKSUMS
+    sums.write_text(sums.read_text().replace("1", "2", 1))
+    with pytest.raises(PipelineError, match=r"checksums.json differs from its check.*: remove"):
+        features.read_shard(first)
+    sums.unlink()  # as an earlier version left a directory
+    assert features.read_shard(first)
+
+
+def test_the_committed_text_is_what_its_checksums_say() -> None:
+    shards = features.shards([ASSETS / "smollm2" / "training_text"])
+    assert read_sealed(shards[0].with_name(features.CHECKSUMS)).keys() == {p.name for p in shards}
+    assert all(map(features.whole, shards))
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import base64
 import json
-import os
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -36,7 +35,7 @@ from pipeline.stages.report.inputs import Upstream
 from pipeline.stages.report.setups import introduction, setup
 from pipeline.store.artifacts import Artifact
 from pipeline.store.decoded import verdict, verdict_lines
-from pipeline.store.durable import put
+from pipeline.store.durable import read_sealed, write_sealed
 from pipeline.store.node import VERDICT, Node
 
 WEB = Path(__file__).parent / "web"
@@ -134,18 +133,16 @@ def bundle() -> str:
     vl-convert puts them together, which takes four seconds. They depend on its version only, so
     they are kept beside this module's compiled code.
     """
-    file = Path(__file__).parent / "__pycache__" / f"vega-{version('vl-convert-python')}.js"
-    if file.is_file():
-        return file.read_text(encoding="utf-8")
+    file = Path(__file__).parent / "__pycache__" / f"vega-{version('vl-convert-python')}.json"
+    with suppress(OSError, ValueError):  # a damaged file is made again
+        return str(read_sealed(file)["script"])
     import vl_convert
 
     script = str(vl_convert.javascript_bundle(None))  # type: ignore[arg-type]
     script = script.replace("</script", "<\\/script").replace("<!--", "<\\!--")
-    with suppress(OSError):  # what can't be kept is made again
+    with suppress(OSError):
         file.parent.mkdir(exist_ok=True)
-        beside = file.with_suffix(f".{os.getpid()}.tmp")
-        beside.write_text(script, encoding="utf-8")
-        put(beside, file)
+        write_sealed(file, {"script": script})
     return script
 
 
