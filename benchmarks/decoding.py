@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -42,9 +42,10 @@ from pipeline.models.heads.hidden_drafter import HiddenDrafter
 from pipeline.models.language_model import LanguageModel
 from pipeline.models.load import load_model, load_pair
 from pipeline.models.passes import Text
-from pipeline.plan.composition import composed, settings_of
+from pipeline.plan.composition import composed
 from pipeline.plan.graph import prepare
-from pipeline.plan.slices import run_settings
+from pipeline.plan.specs import DecodingSpec
+from pipeline.plan.stage import models_of
 from pipeline.stages.distributions.decode import Found, decode_batch, score_batch
 
 LENGTHS, ROUNDS, RESAMPLES = (1, 2, 4), 3, 2000
@@ -55,32 +56,33 @@ Decoder = Callable[[list[int]], list[int]]
 
 def time_decoding(overrides: list[str]) -> None:
     """Compare all ways to decode for the first target of the configuration."""
-    target, drafter, prompts, config = load_inputs(overrides)
+    target, drafter, prompts, spec = load_inputs(overrides)
     print(
-        f"{target.label} and {drafter.label}, {len(prompts)} prompts, {config['steps']} tokens, "
+        f"{target.label} and {drafter.label}, {len(prompts)} prompts, {spec.steps} tokens, "
         f"{torch.get_num_threads()} threads; the median of {ROUNDS} rounds for each prompt"
     )
-    print_comparison(decoders(target, drafter, config), prompts)
+    print_comparison(decoders(target, drafter, spec), prompts)
 
 
 def load_inputs(
     overrides: list[str],
-) -> tuple[LanguageModel, LanguageModel | HiddenDrafter, list[list[int]], Mapping[str, Any]]:
+) -> tuple[LanguageModel, LanguageModel | HiddenDrafter, list[list[int]], DecodingSpec]:
     """Return the first target of a study, its drafter, the tokens of its prompts, and settings."""
     _, nodes, store = prepare(composed(overrides))
     node = nodes["decoding"][0]
     prompts = runner.ensure([node.upstream["prompts"][0]], store)[0].read().to_pylist()
-    target, drafter = load_pair(node.config, node.settings, f"targets.{node.label}")
-    chosen = [row["token_ids"] for row in prompts[: node.config["prompts"]]]
-    return target, drafter, chosen, node.config
+    target, drafter = load_pair(*models_of(node))
+    spec: DecodingSpec = node.spec
+    chosen = [row["token_ids"] for row in prompts[: spec.prompts]]
+    return target, drafter, chosen, spec
 
 
 def decoders(
-    target: LanguageModel, drafter: LanguageModel | HiddenDrafter, config: Mapping[str, Any]
+    target: LanguageModel, drafter: LanguageModel | HiddenDrafter, spec: DecodingSpec
 ) -> dict[str, Decoder]:
     """Return every way to decode, by name."""
-    device, steps = target.device, config["steps"]
-    lookup = PromptLookup(config["lookup"], device)
+    device, steps = target.device, spec.steps
+    lookup = PromptLookup(spec.lookup, device)
 
     def own(make: Callable[[], Drafter], count: int) -> Decoder:
         return lambda ids: decode(target, make(), Match(Greedy()), ids, count, steps).tokens
@@ -188,7 +190,7 @@ def scored(overrides: list[str]) -> None:
     _, nodes, store = prepare(composed(overrides))
     node = nodes["distributions"][0]
     rows = runner.ensure([node.upstream["prompts"][0]], store)[0].read().to_pylist()
-    model = load_model(node.config["model"], node.settings, f"targets.{node.label}")
+    model = load_model(*models_of(node))
     prompts = {row["prompt_id"]: row["token_ids"] for row in rows}
     names = sorted(prompts, key=lambda name: len(prompts[name]))
     print(f"{model.label}, {len(names)} prompts, {torch.get_num_threads()} threads")
@@ -198,15 +200,13 @@ def scored(overrides: list[str]) -> None:
         for at in range(0, len(names), batch):
             some = {name: prompts[name] for name in names[at : at + batch]}
             watch, begun = Stopwatch(model.device), time.perf_counter()
-            one = decode_batch(model, some, node.config, watch, lambda _: None)
+            one = decode_batch(model, some, node.spec, watch, lambda _: None)
             taken["decoding"] += time.perf_counter() - begun
             memory["decoding"] = peak_memory(model.device)
             lengths = one["lengths"].tolist()
             answers = [row[:n] for row, n in zip(one["token_id"].tolist(), lengths, strict=True)]
             begun = time.perf_counter()
-            two = score_batch(
-                model, list(some.values()), answers, node.config, watch, lambda _: None
-            )
+            two = score_batch(model, list(some.values()), answers, node.spec, watch, lambda _: None)
             taken["scoring"] += time.perf_counter() - begun
             memory["scoring"] = peak_memory(model.device)
             longest = max(lengths)
@@ -247,13 +247,11 @@ def timed(sequence: Text, ids: Tensor) -> tuple[float, Tensor]:
 
 def time_passes(overrides: list[str]) -> None:
     """Time the first target of the study, with products of few rows and without."""
-    config = settings_of(composed(["study=smollm2", *overrides]))
-    key, target = next(iter(config.targets.items()))
-    numbers = {name: getattr(target, name) for name in ("dtype", "head_dtype", "attention")}
-    settings = run_settings(config, target)
-    models = {"few_rows": load_model(numbers, settings, f"targets.{key}")}
+    _, nodes, _ = prepare(composed(["study=smollm2", *overrides]))
+    (used,) = models_of(nodes["distributions"][0])
+    models = {"few_rows": load_model(used)}
     few_rows.LEAST_BYTES = sys.maxsize
-    models["transformers"] = load_model(numbers, settings, f"targets.{key}")
+    models["transformers"] = load_model(used)
     ids = torch.randint(100, 1000, (PROMPT,), generator=torch.Generator().manual_seed(0))
     sequences = {kind: Text(model, PROMPT + max(TOKENS)) for kind, model in models.items()}
     for sequence in sequences.values():

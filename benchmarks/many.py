@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,7 @@ def main() -> None:
         )  # fmt: skip
         node = study.nodes["distributions"][0]
         upstream = {"prompts": ensure(node.upstream_nodes, Store(folder / "artifacts"))}
-        steps = node.config["steps"]
+        steps = node.spec.steps
         here = Here(DistributionsWorker(node, upstream))
         alone = planned(folder / "here", upstream, here.cut)
         here.compute_unfinished(alone, steps=steps, label="here")
@@ -54,9 +55,9 @@ def main() -> None:
         print("|---|---|---|---|---|---|", flush=True)
         first = 0.0
         for count in (1, 2):
-            asked = {"engine": "ray", "workers": count}
+            run = replace(node.run, engine="ray", workers=count)
             begun = time.monotonic()
-            with RayWorkers(DistributionsWorker, node, upstream, asked) as workers:
+            with RayWorkers(DistributionsWorker, node, upstream, run) as workers:
                 plan = planned(folder / f"workers-{count}", upstream, workers.cut)
                 ready = time.monotonic()
                 workers.compute_unfinished(plan, steps=steps, label=f"{count} workers")

@@ -155,7 +155,7 @@ def _rule_rows(config: DictConfig, decoded: list[dict[str, Any]]) -> list[dict[s
         "acceptance": sweeps.summary_rows(judged, accepted),
         "accuracy": sweeps.summary_rows([node for node, _ in made], [one for _, one in made]),
     }
-    return sweeps.rule_rows([rule.label for rule in judged[0].settings["rules"]], summaries)
+    return sweeps.rule_rows([rule.label for rule in judged[0].spec.rules], summaries)
 
 
 def run(config: DictConfig) -> tuple[list[Artifact], list]:

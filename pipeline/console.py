@@ -80,7 +80,9 @@ def _handle(handler: Handler) -> dict[int, Any]:
     if current_thread() is not main_thread():
         return {}
     ours = (signal.SIG_DFL, signal.default_int_handler, _leave, _interrupt)
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    before: dict[int, Any] = {
+        number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)
+    }
     before = {number: old for number, old in before.items() if old in ours}
     for number in before:
         signal.signal(number, handler)

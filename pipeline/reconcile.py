@@ -31,6 +31,7 @@ from analysis.statistics.proportions import calibration_error, reliability
 from analysis.statistics.trajectories import Trajectories, drafts_made
 from pipeline import sweeps
 from pipeline.console import command
+from pipeline.decoding.decoded import read_decoded
 from pipeline.errors import PipelineError
 from pipeline.formats.engine_answers import counted
 from pipeline.formats.engine_counts import read_counts
@@ -38,7 +39,6 @@ from pipeline.loader import Study
 from pipeline.plan.composition import composed, settings_of
 from pipeline.plan.stage import SummaryRow
 from pipeline.store.artifacts import Artifact
-from pipeline.store.decoded import read_decoded
 from pipeline.store.node import slug
 
 OWN = ("engine.", "outputs=")  # overrides that ask for no study
@@ -266,16 +266,14 @@ def predicted_rows(study: Study, length: int) -> Iterator[TableRows]:
     if not nodes["acceptance"]:
         raise PipelineError("the study has no drafter: add the engine's, for instance drafter=mini")
     for at, (target, node) in enumerate(zip(study.targets, nodes["acceptance"], strict=True)):
-        if "logged" in node.config:
-            raise PipelineError("engines' logs can't predict calls: give a study with models")
         made = study.artifact("acceptance", target)
         table = made.read(columns=["rule", "position", "accepted"]).to_pandas()
         known = made.read("statistics").to_pandas()
         errors = known[known["statistic"] == "calibration_error"].set_index("rule")["value"]
         found = study.store.find(nodes["decoding"][at]) if nodes["decoding"] else None
         decoded = None if found is None else read_decoded(node.label, "", found)
-        for rule in (rule.label for rule in node.settings["rules"]):
-            whose: SummaryRow = {"target": node.settings["target"], "rule": rule}
+        for rule in (rule.label for rule in node.spec.rules):
+            whose: SummaryRow = {"target": node.run.target, "rule": rule}
             mine = table[table["rule"] == rule]
             steps = Trajectories.from_positions(mine["position"].to_numpy())
             tested, accepted = drafts_made(mine["accepted"].to_numpy(), steps, length)

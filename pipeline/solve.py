@@ -25,7 +25,8 @@ from pipeline import cli
 from pipeline.console import command
 from pipeline.formats.engine_settings import ENGINES, write_settings
 from pipeline.loader import Study
-from pipeline.plan.slices import judged_by_logs, ranges_of
+from pipeline.plan.facts import LoggedFacts
+from pipeline.plan.rules import judged_by_logs, ranges_of
 from pipeline.plan.stage import SummaryRow
 from pipeline.store.columns import numbers
 from pipeline.store.distributions import read_distributions, read_steps
@@ -122,8 +123,8 @@ class SolvedTarget:
         drafted = study.nodes["drafts"] and study.nodes["drafts"][study.targets.index(name)]
         drafts = study.store.find(drafted) if drafted else None
         asked, statistics = settings.solve, settings.statistics
-        self.label = node.settings["label"]
-        self._settings, self._asked, self._path = settings, asked, node.settings["path"]
+        self.label = node.run.label
+        self._settings, self._asked, self._path = settings, asked, node.run.path
         self._divergence = settings.certificates.divergence
         self._dist = read_distributions(dump, settings.certificates.temperature)
         position = numbers(dump.read(columns=["position"])["position"])
@@ -134,7 +135,7 @@ class SolvedTarget:
         drafter = settings.drafter
         self._drafted, self._drafter = None, drafter and drafter.path
         if settings.distributions.source == "logs":  # whose paths are those of files
-            name = dump.record["facts"]["model"]
+            name = dump.facts(LoggedFacts).model
             self._path = name if name != self.label else "TARGET"  # a word to be replaced
         elif drafts is not None:
             self._drafted = read_steps(drafts)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass, replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -51,11 +51,22 @@ from pipeline.models.language_model import LanguageModel
 from pipeline.models.load import load_pair
 from pipeline.models.passes import Text
 from pipeline.models.prompt_tokens import common_rows
-from pipeline.plan.method import BLOCK, RACES, Method, method_mapping, with_baselines
-from pipeline.plan.stage import pair_label
+from pipeline.plan.facts import RunFacts, TreeFacts
+from pipeline.plan.method import BLOCK, RACES, Method, with_baselines
+from pipeline.plan.specs import AccuracySpec, DecodingRun, DecodingSpec
+from pipeline.plan.stage import models_of
+from pipeline.store.columns import Row
 from pipeline.store.node import Node
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A prompt that is decoded; its sampling noise depends on its id."""
+
+    prompt_id: str
+    token_ids: list[int]
 
 
 @dataclass(frozen=True)
@@ -70,22 +81,23 @@ class DecodingPair:
     lookup: int  # the most tokens that look-up matches
 
 
-def load_decoding_pair(node: Node, tokens: int, steps: int) -> DecodingPair:
+def load_decoding_pair(
+    node: Node[DecodingSpec | AccuracySpec, DecodingRun], tokens: int, steps: int
+) -> DecodingPair:
     """Load both models and cut their logits to the rows that both have.
 
     Args:
-        node: target, drafter, seed and lookup; in its settings, methods.
+        node: of stage decoding or accuracy.
         tokens: the size of the tokenizer's vocabulary.
         steps: the most tokens of an answer.
 
     Raises:
         PipelineError: a model can't read trees.
     """
-    config, settings = node.config, node.settings
-    target, drafter = load_pair(config, settings, f"targets.{node.label}")
-    rows = common_rows(target.vocab_size, drafter.vocab_size, tokens, pair_label(node))
-    methods: list[Method] = settings["methods"]
-    if any(method.tree is not None for method in methods):
+    spec = node.spec
+    target, drafter = load_pair(*models_of(node))
+    rows = common_rows(target.vocab_size, drafter.vocab_size, tokens, node.run.label)
+    if any(method.tree is not None for method in spec.methods):
         for model in (target, drafter):
             if isinstance(model, LanguageModel):  # a head reads with attention of its own
                 model.check_trees()
@@ -93,10 +105,10 @@ def load_decoding_pair(node: Node, tokens: int, steps: int) -> DecodingPair:
         # reasons of failures are kept, and outlive the labels of today
         replace(target, vocab_size=rows, label="the target"),
         replace(drafter, vocab_size=rows, label="the drafter"),
-        with_baselines(methods),
-        steps,
-        config["seed"],
-        config["lookup"],
+        runs=with_baselines(spec.methods),
+        steps=steps,
+        seed=spec.seed,
+        lookup=spec.lookup,
     )
 
 
@@ -115,21 +127,21 @@ def or_reason(work: Callable[[], T], device: torch.device) -> tuple[T | None, st
     return None, reason
 
 
-def check_fits(pair: DecodingPair, row: Mapping[str, Any]) -> None:
+def check_fits(pair: DecodingPair, prompt: Prompt) -> None:
     """Check that a prompt and its answer fit into the contexts of the models that decode it."""
     models = [pair.target]
     if isinstance(pair.drafter, LanguageModel) and any(run.uses_model for run in pair.runs):
         models.append(pair.drafter)
     for model in models:
-        check_prompt(model, row["token_ids"], pair.steps)
+        check_prompt(model, prompt.token_ids, pair.steps)
 
 
 def decode_timed(
-    pair: DecodingPair, method: Method, row: Mapping[str, Any], steps: int
+    pair: DecodingPair, method: Method, prompt: Prompt, steps: int
 ) -> tuple[Answer, int | None]:
     """Decode one prompt with one method; return the answer and the peak of CUDA memory."""
     device = pair.target.device
-    noise = Noise(pair.seed, row["prompt_id"], steps, device, method.draft_length)
+    noise = Noise(pair.seed, prompt.prompt_id, steps, device, method.draft_length)
     choice, verifier = laws_of(method, noise)
     cuda = device.type == "cuda"
     if cuda:
@@ -138,7 +150,7 @@ def decode_timed(
         pair.target,
         drafter_of(pair, method, choice),
         verifier,
-        row["token_ids"],
+        prompt.token_ids,
         method.draft_length,
         steps,
     )
@@ -186,21 +198,24 @@ def laws_of(method: Method, noise: Noise) -> tuple[Choice, Verifier]:
     return Greedy(), Relaxed(method.rule)
 
 
-def run_facts(method: Method) -> dict[str, Any]:
+def run_facts(method: Method) -> RunFacts:
     """Return a record's facts on a run: its method and name, and the shape of its tree."""
-    facts = {"method": method.name, "lossless": method.lossless} | method_mapping(method)
+    facts = RunFacts(method.name, method.lossless, method)
     tree, shape = method.tree, method.topology
     if tree is None or shape is None:
         return facts
-    found = {"name": tree.shape, "shown": tree.shown, "nodes": len(shape), "depth": shape.depth}
-    if tree.measured:
-        found["acceptance"] = list(tree.acceptance or ())
-    if isinstance(shape, Topology):
-        found["parents"] = list(shape.parents)
-    return facts | {"shape": found}
+    drawn = TreeFacts(
+        name=tree.shape,
+        shown=tree.shown,
+        nodes=len(shape),
+        depth=shape.depth,
+        acceptance=list(tree.acceptance or ()) if tree.measured else None,
+        parents=list(shape.parents) if isinstance(shape, Topology) else None,
+    )
+    return replace(facts, shape=drawn)
 
 
-def compared(tokens: Sequence[int], baseline: Sequence[int]) -> dict[str, Any]:
+def compared(tokens: Sequence[int], baseline: Sequence[int]) -> Row:
     """Return how far an answer agrees with the baseline's; lengths may differ."""
     same = [a == b for a, b in zip(tokens, baseline, strict=False)]
     return {

@@ -15,15 +15,16 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 from pipeline.console import check_interruption
 from pipeline.errors import DamagedError, PipelineError
 from pipeline.paths import ROOT
 from pipeline.plan.graph import STAGES, with_upstream
+from pipeline.plan.specs import ModelRun
 from pipeline.plan.stage import models_of, stage_of
 from pipeline.store.artifacts import Artifact, Pending, Store
 from pipeline.store.node import Node
+from pipeline.store.records import Environment, GitState
 
 RECORDED_PACKAGES = (
     "numpy",
@@ -56,30 +57,27 @@ def check_models(nodes: Sequence[Node]) -> None:
     checked = set()
     for node in nodes:
         models = models_of(node)
-        if models and not _join_workers(node):
-            for _, _, settings in models:
-                choose_device(settings["device"])
-                check_threads(settings["threads"])
-        if not models or (models[0][0], len(models)) in checked:
+        if models and not _join_workers(models[0].run):
+            for used in models:
+                choose_device(used.run.device)
+                check_threads(used.run.threads)
+        if not models or (models[0].key, len(models)) in checked:
             continue
-        key, config, settings = models[0]
-        checked.add((key, len(models)))
+        checked.add((models[0].key, len(models)))
         if len(models) == 1:
-            skeleton(config, settings, key)
+            skeleton(*models)
         else:
-            check_pair_skeletons(node.config, node.settings, key)
-            pair_tokenizer(node.config, node.settings, key)
+            check_pair_skeletons(*models)
+            pair_tokenizer(*models)
 
 
-def _join_workers(node: Node) -> bool:
-    """Join the workers that a node asks for; return whether it asks for any."""
-    from pipeline.execution.workers import connect, execution_of, share_out, target_settings
+def _join_workers(run: ModelRun) -> bool:
+    """Join the workers that a target's run asks for; return whether it asks for any."""
+    from pipeline.execution.workers import connect, share_out
 
-    asked = execution_of(node)
-    if asked["engine"] == "inline":
+    if run.engine == "inline":
         return False
-    there = connect().cluster_resources()
-    share_out(there, asked["workers"], target_settings(node))
+    share_out(connect().cluster_resources(), run)
     return True
 
 
@@ -232,13 +230,13 @@ def _run(group: list[Node], upstream: dict[str, Artifact], store: Store) -> list
             module.compute(group, named, pending)
         else:
             module.compute(group[0], named, pending[0])
-        facts = environment(time.monotonic() - begun)
+        about = environment(time.monotonic() - begun)
         for node in group[0].upstream_nodes:  # files were checked before, and read by their path
             now = store.find(node)
             if now is not None and now.content != upstream[node.fingerprint].content:
                 raise DamagedError(now.directory, f"{now.directory} was replaced while it was read")
         pairs = zip(group, pending, strict=True)
-        return [store.publish(node, made, facts) for node, made in pairs]
+        return [store.publish(node, made, about) for node, made in pairs]
     finally:
         for made in pending:
             made.drop()
@@ -274,20 +272,20 @@ def shown(path: Path) -> str:
     return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
 
 
-def environment(wall_seconds: float) -> dict[str, Any]:
-    """Return the record's facts on the run and the machine."""
-    return {
-        "wall_seconds": round(wall_seconds, 3),
-        "argv": sys.argv,
-        "versions": {"python": platform.python_version()}
-        | {name: version(name) for name in RECORDED_PACKAGES},
-        "platform": platform.platform(),
-        "git": _git(),
-    }
+def environment(wall_seconds: float) -> Environment:
+    """Return the run and the machine, for the record."""
+    packages = {name: version(name) for name in RECORDED_PACKAGES}
+    return Environment(
+        wall_seconds=round(wall_seconds, 3),
+        argv=sys.argv,
+        versions={"python": platform.python_version(), **packages},
+        platform=platform.platform(),
+        git=_git(),
+    )
 
 
 @cache
-def _git() -> dict[str, Any]:
+def _git() -> GitState:
     def git(*arguments: str) -> str | None:
         try:
             return subprocess.run(
@@ -297,4 +295,4 @@ def _git() -> dict[str, Any]:
             return None  # an export without history, or no git
 
     changed = git("status", "--porcelain", "--untracked-files=no")
-    return {"commit": git("rev-parse", "HEAD"), "dirty": None if changed is None else bool(changed)}
+    return GitState(git("rev-parse", "HEAD"), None if changed is None else bool(changed))

@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from pipeline.store.artifacts import Pending
 from pipeline.store.durable import file_digest, put, read_sealed, write_sealed
+from pipeline.store.plain import Plain, from_plain, to_plain
+from pipeline.store.records import MadeFrom
 
 PLAN = "plan.json"
 
-ShardMeasured = dict[str, Any]
+ShardMeasured = Plain  # of a dataclass of the stage: its seconds, rows, ...
 # Gives the sizes of shards from the lengths of their prompts in tokens, the longest first.
 ShardSizes = Callable[[Sequence[int]], list[int]]
 
@@ -34,8 +35,16 @@ class Shard:
 
     name: str
     prompts: list[str]
-    measured: dict[str, Any] = field(default_factory=dict)
+    measured: ShardMeasured = field(default_factory=dict)
     checksum: str | None = None  # of its file, when it is finished
+
+
+@dataclass(frozen=True)
+class Kept:
+    """The content of plan.json."""
+
+    made_from: MadeFrom
+    shards: list[Shard]
 
 
 @dataclass
@@ -43,7 +52,7 @@ class Plan:
     """The shards of an artifact in the order in which they are computed."""
 
     path: Path  # plan.json; the shards lie beside it in shards/
-    made_from: dict[str, Any]
+    made_from: MadeFrom
     shards: list[Shard]
 
     @classmethod
@@ -87,8 +96,8 @@ class Plan:
             FileNotFoundError: there is none.
             ValueError: it is damaged; says how, without the path.
         """
-        found = read_sealed(path)
-        return cls(path, found["made_from"], [Shard(**shard) for shard in found["shards"]])
+        kept = from_plain(Kept, read_sealed(path))
+        return cls(path, kept.made_from, kept.shards)
 
     @property
     def folder(self) -> Path:
@@ -141,10 +150,7 @@ class Plan:
 
     def save(self) -> None:
         """Write the plan in one piece."""
-        write_sealed(
-            self.path,
-            {"made_from": self.made_from, "shards": [asdict(shard) for shard in self.shards]},
-        )
+        write_sealed(self.path, to_plain(Kept(self.made_from, self.shards)))
 
     def halve(self, shard: Shard) -> list[Shard]:
         """Halve one shard, and return the halves: the next ones, of shorter prompts, may fit."""

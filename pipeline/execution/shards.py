@@ -6,10 +6,9 @@ first. At the end the shards are joined in the order of the prompts.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -21,6 +20,7 @@ from pipeline.execution.shard_plan import Plan, Shard, ShardMeasured
 from pipeline.execution.stopwatch import peak_memory
 from pipeline.store import columns
 from pipeline.store.artifacts import Pending
+from pipeline.store.columns import Tables
 
 OUT_OF_MEMORY = (  # in the errors of what has no exception of its own for it
     "DefaultCPUAllocator: can't allocate",
@@ -130,9 +130,14 @@ def join(plan: Plan, order: Sequence[str], pending: Pending, schema: pa.Schema) 
 
 
 def write_tables(
-    pending: Pending, stage: str, names: Iterable[str], shards: Sequence[Mapping[str, Any]],
-    label: str, unit: str,
-) -> None:  # fmt: skip
+    pending: Pending,
+    stage: str,
+    names: Iterable[str],
+    shards: Sequence[Tables],
+    *,
+    label: str,
+    unit: str,
+) -> None:
     """Write the tables of an artifact from the rows of its shards, in order; say what failed.
 
     Args:

@@ -6,12 +6,14 @@ import resource
 import sys
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 import torch
+
+from pipeline.plan.facts import Machine, Throughput
 
 Mark = float | torch.cuda.Event
 
@@ -70,25 +72,34 @@ def peak_memory(device: torch.device) -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
-def describe_device(device: torch.device) -> dict[str, Any]:
-    """Return the record's facts on the device."""
-    return {
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
-        "torch_threads": torch.get_num_threads(),
-        "tf32": torch.backends.cuda.matmul.allow_tf32,
-        "cudnn_attention": torch.backends.cuda.cudnn_sdp_enabled(),
-    }
+def describe_device(device: torch.device, *, memory: bool = False) -> Machine:
+    """Return the record's facts on the device, with the peak of its `memory` or without."""
+    return Machine(
+        device=torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        torch_threads=torch.get_num_threads(),
+        tf32=torch.backends.cuda.matmul.allow_tf32,
+        cudnn_attention=torch.backends.cuda.cudnn_sdp_enabled(),
+        peak_memory_bytes=peak_memory(device) if memory else None,
+    )
 
 
-def throughput(measured: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Sum up what finished shards took; of each its seconds by span, and its rows."""
+@dataclass(frozen=True)
+class ShardTime:
+    """What a shard took: seconds by span, and its rows."""
+
+    seconds: dict[str, float]
+    rows: int
+
+
+def throughput(shards: Iterable[ShardTime]) -> Throughput:
+    """Sum up what finished shards took."""
     seconds: Counter[str] = Counter()
     tokens = 0
-    for shard in measured:
-        seconds.update(shard["seconds"])
-        tokens += shard["rows"]
-    return {
-        "tokens": tokens,
-        "tokens_per_second": round(tokens / seconds.total(), 1),
-        "seconds": {name: round(value, 3) for name, value in seconds.items()},
-    }
+    for shard in shards:
+        seconds.update(shard.seconds)
+        tokens += shard.rows
+    return Throughput(
+        tokens,
+        tokens_per_second=round(tokens / seconds.total(), 1),
+        seconds={name: round(value, 3) for name, value in seconds.items()},
+    )

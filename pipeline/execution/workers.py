@@ -17,6 +17,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from threading import current_thread, main_thread
@@ -29,6 +30,8 @@ from pipeline.errors import PipelineError, first_line
 from pipeline.execution.progress import progress_bar
 from pipeline.execution.shard_plan import Plan, Shard, ShardMeasured
 from pipeline.execution.shards import attempt, compute_unfinished, too_large
+from pipeline.plan.specs import ModelRun
+from pipeline.plan.stage import models_of
 from pipeline.store.artifacts import Artifact
 from pipeline.store.durable import file_digest, sync
 from pipeline.store.node import Node
@@ -47,8 +50,8 @@ class Worker(Protocol):
     def compute(self, shard: Shard, path: Path, progress: Callable[[int], object]) -> ShardMeasured:
         """Compute a shard; see `pipeline.execution.shards.Compute`."""
 
-    def facts(self, measured: Sequence[ShardMeasured]) -> dict[str, Any]:
-        """Return the record's facts on the models and the time of all shards."""
+    def facts(self, measured: Sequence[ShardMeasured]) -> Any:
+        """Return the record's facts, a dataclass with a `machine`, on models and all shards."""
 
 
 # Loads what a stage needs, from a node and the artifacts it is made from.
@@ -69,9 +72,10 @@ class Here:
             plan, one.compute, steps=steps, label=label, device=one.device, unit=unit
         )
 
-    def facts(self, plan: Plan) -> dict[str, Any]:
+    def facts(self, plan: Plan) -> Any:
         """Return the record's facts on the run."""
-        return self._worker.facts([shard.measured for shard in plan.shards]) | {"engine": "inline"}
+        facts = self._worker.facts([shard.measured for shard in plan.shards])
+        return replace(facts, machine=replace(facts.machine, engine="inline"))
 
 
 class Host:
@@ -99,7 +103,7 @@ class Host:
         """Let the worker cut the prompts into shards."""
         return self._worker.cut(lengths)
 
-    def facts(self, measured: Sequence[ShardMeasured]) -> dict[str, Any]:
+    def facts(self, measured: Sequence[ShardMeasured]) -> Any:
         """Return the record's facts on the models and the time of all shards."""
         return self._worker.facts(measured)
 
@@ -125,7 +129,7 @@ class RayWorkers:
         open_worker: OpenWorker,
         node: Node,
         upstream: Mapping[str, Sequence[Artifact]],
-        asked: Mapping[str, Any],
+        run: ModelRun,
     ) -> None:
         """Connect to Ray; workers start when they are wanted.
 
@@ -134,9 +138,7 @@ class RayWorkers:
         """
         self._label = f"{node.stage} {node.label}"
         self._ray = connect()
-        self._count, processors, gpus = share_out(
-            self._ray.cluster_resources(), asked["workers"], target_settings(node)
-        )
+        self._count, processors, gpus = share_out(self._ray.cluster_resources(), run)
         above = {
             name: [Artifact(one.directory.absolute()) for one in artifacts]
             for name, artifacts in upstream.items()
@@ -174,11 +176,11 @@ class RayWorkers:
         sizes, *_ = [self._get(one, "while they loaded their models") for one in asked]
         return list(sizes)
 
-    def facts(self, plan: Plan) -> dict[str, Any]:
+    def facts(self, plan: Plan) -> Any:
         """Return the record's facts on the run."""
         measured = [shard.measured for shard in plan.shards]
-        found = self._get(self._started(1)[0].facts.remote(measured), "without a batch")
-        return found | {"engine": "ray", "workers": self._count}
+        facts = self._get(self._started(1)[0].facts.remote(measured), "without a batch")
+        return replace(facts, machine=replace(facts.machine, engine="ray", workers=self._count))
 
     def compute_unfinished(self, plan: Plan, *, steps: int, label: str, unit: str = "step") -> None:
         """Let the workers compute the unfinished shards, each the next one that is left.
@@ -237,24 +239,12 @@ def open_workers(
         node: what is computed.
         upstream: what it is made from.
     """
-    asked = execution_of(node)
-    if asked["engine"] == "inline":
+    run = models_of(node)[0].run
+    if run.engine == "inline":
         yield Here(open_worker(node, upstream))
         return
-    with RayWorkers(open_worker, node, upstream, asked) as workers:
+    with RayWorkers(open_worker, node, upstream, run) as workers:
         yield workers
-
-
-def target_settings(node: Node) -> Mapping[str, Any]:
-    """Return how the target of a node runs; the node has one, or a pair."""
-    found: Mapping[str, Any] = node.settings.get("target", node.settings)
-    return found
-
-
-def execution_of(node: Node) -> Mapping[str, Any]:
-    """Return the configuration of the workers of a node that has models."""
-    found: Mapping[str, Any] = target_settings(node).get("execution", {"engine": "inline"})
-    return found
 
 
 def connect() -> Any:
@@ -294,21 +284,18 @@ def connect() -> Any:
     return ray
 
 
-def share_out(
-    there: Mapping[str, float], workers: int | None, settings: Mapping[str, Any]
-) -> tuple[int, int, int]:
+def share_out(there: Mapping[str, float], run: ModelRun) -> tuple[int, int, int]:
     """Return how many workers there are, and how many processors and GPUs each of them gets.
 
     Args:
         there: processors ("CPU") and GPUs ("GPU") of all machines, as Ray counts them.
-        workers: how many are asked for; None is one a GPU, or on processors alone one for every
-            `threads` of them.
-        settings: of the target: its device, and its threads, None to share the processors out.
+        run: of the target. Without a number of workers it is one a GPU, or on processors alone one
+            for every `threads` of them; without threads the processors are shared out.
 
     Raises:
         PipelineError: there are fewer, or a GPU is named that Ray gives to whom it likes.
     """
-    device, threads = settings["device"], settings["threads"]
+    device, threads = run.device, run.threads
     processors, gpus = int(there.get("CPU", 0)), int(there.get("GPU", 0))
     if ":" in device:
         raise PipelineError(
@@ -317,7 +304,7 @@ def share_out(
         )
     on_gpus = gpus > 0 and device != "cpu"
     one_each = gpus if on_gpus else processors // (threads or processors or 1)
-    count = workers or max(1, one_each)
+    count = run.workers or max(1, one_each)
     each = threads or max(1, processors // count)
     if count * each > processors or (on_gpus and count > gpus) or (device == "cuda" and not gpus):
         raise PipelineError(

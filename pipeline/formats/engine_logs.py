@@ -12,13 +12,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from pipeline.errors import PipelineError
 from pipeline.formats.engine_answers import Part, counted, decimals, read_answers, read_objects
 from pipeline.formats.engine_steps import Step, Token, Top, by_llama, logged_steps, tokens_told
+
+if TYPE_CHECKING:
+    from pipeline.plan.specs import LogSpec
 
 ZERO = -1e30  # a log-probability at most this is llama.cpp's print of a probability of 0
 MASKED = -9000.0  # and between them vLLM's print of a token that sampling took out
@@ -63,14 +66,12 @@ class EngineLog:
     texts: dict[tuple[bytes, int], int]
 
 
-def read_log(
-    path: Path, asked: Mapping[str, Any], k: int, vocab_size: int | None = None
-) -> EngineLog:
+def read_log(path: Path, log: LogSpec, k: int, vocab_size: int | None = None) -> EngineLog:
     """Read a log.
 
     Args:
         path: of the file.
-        asked: part (generated, or prompt for the texts that were re-scored), and error: how far
+        log: its part (generated, or prompt for the texts that were re-scored), and error: how far
             each value may be off, nats; None takes it from how they are printed and computed.
         k: log-probabilities that are taken of a step at most.
         vocab_size: of the model; None leaves out the checks that need it.
@@ -80,7 +81,7 @@ def read_log(
             log-probabilities of a vocabulary of this size; two models are mixed; or nothing is
             left. Names the file and the line.
     """
-    part = asked["part"]
+    part = log.part
 
     def read(piece: Part) -> tuple[list[Step | None], int, bool]:
         return logged_steps(piece, part), tokens_told(piece), by_llama(piece)
@@ -97,8 +98,9 @@ def read_log(
             "stream of `data: {...}` lines"
         )
     steps = [step for part in found.values() for step in part]
-    rounding = error = asked["error"]  # of one softmax, and from that of another pass
-    if error is None:
+    if log.error is not None:
+        rounding = error = log.error  # of one softmax, and from that of another pass
+    else:
         printed = 0.5 * 10.0 ** -max(decimals(value) for step in steps for _, value in step.top)
         one_pass = any(llama for _, _, llama in parts) * (vocab_size or 0) * ONE_PASS
         rounding = max(printed, FLOAT32, one_pass)

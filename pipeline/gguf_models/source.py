@@ -64,17 +64,15 @@ def source(path: str, key: str) -> GGUFSource | None:
     raise PipelineError(f"{key}={path}: there is no such file")
 
 
-def identity(
-    path: str, key: str, digest: Callable[[Path], str] = file_digest
-) -> dict[str, Any] | None:
-    """Return what identifies the model in a GGUF file, or None for one that is in no such file.
+def digest(path: str, key: str, file_hash: Callable[[Path], str] = file_digest) -> str | None:
+    """Return the SHA-256 of the GGUF file of a model, or None for one that is in no such file.
 
-    Nothing is fetched or converted. `digest` gives the SHA-256 of a file.
+    Nothing is fetched or converted. `file_hash` gives the SHA-256 of a file.
     """
     found = source(path, key)
     if found is None:
         return None
-    return {"gguf": digest(found.path) if found.path else found.sha256, "conversion": VERSION}
+    return file_hash(found.path) if found.path else found.sha256
 
 
 def directory(path: str, key: str) -> Path | None:

@@ -18,7 +18,7 @@ from pipeline.errors import PipelineError
 from pipeline.gguf_models.source import source
 from pipeline.plan.composition import settings_of
 from pipeline.plan.explain import noted, say
-from pipeline.plan.slices import build_rules, rules_by_name
+from pipeline.plan.rules import build_rules, rules_by_name
 from pipeline.plan.stage import Request, Stage
 from pipeline.store.artifacts import Store
 from pipeline.store.identity import Identities, local_path

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -216,7 +216,7 @@ def baseline(method: Method) -> Method:
     return Method("none", 0, None, races, t, top_p=top_p, top_k=top_k)
 
 
-def with_baselines(methods: list[Method]) -> list[Method]:
+def with_baselines(methods: Sequence[Method]) -> list[Method]:
     """Return the baselines of `methods`, coldest first and each once, and then the methods."""
     alone = sorted({*map(baseline, methods)}, key=lambda run: (run.temperature, run.name))
     return [*alone, *methods]

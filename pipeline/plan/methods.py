@@ -11,7 +11,7 @@ from analysis.rules import Prefix, Rule, Tree
 from pipeline.errors import PipelineError
 from pipeline.plan.draft_trees import DYNAMIC, VECTOR, DraftTree
 from pipeline.plan.method import BLOCK, BUDGET, LEAST, SAMPLINGS, SPECULATIVE, Method
-from pipeline.plan.slices import CRITERIA
+from pipeline.plan.rules import CRITERIA
 
 MOST_OF_CRITERIA = 64  # nodes of the tree that verifies the tree rule of `criteria`
 EXAMPLE = "{drafter: model, rule: greedy, draft_length: 4}"

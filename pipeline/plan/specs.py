@@ -23,7 +23,7 @@ from pipeline.store.plain import As, Plain
 
 
 def rule_entries(rule: Rule) -> Plain:
-    """Return a rule as plain values: its parameters and, of a user's own, the digest of its file."""
+    """Return a rule as plain values; of a user's own with the digest of its file."""
     if not rule.own:
         return {"rule": to_mapping(rule)}
     return {"rule": to_mapping(rule), "source": file_digest(Path(inspect.getfile(type(rule))))}
@@ -99,6 +99,14 @@ class UsedModel:
     key: str
     spec: ModelSpec
     run: ModelRun
+
+
+def model_at(
+    path: Path | str, label: str, *, dtype: str = "float32", head_dtype: str = "float32"
+) -> UsedModel:
+    """Return a model of no study: one to be loaded from a directory or a hub id."""
+    spec = ModelSpec(Identity(), dtype=dtype, head_dtype=head_dtype, attention="sdpa")
+    return UsedModel("model", spec, ModelRun(str(path), label))
 
 
 @dataclass(frozen=True)
@@ -319,5 +327,3 @@ class ReportSpec:
     statistics: Statistics
     note: str | None = None
     margin: float | None = None
-
-

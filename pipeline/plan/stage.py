@@ -55,7 +55,7 @@ class Request:
 
 def row_counts(node: Node, artifact: Artifact) -> list[SummaryRow]:
     """Sum up an artifact of which no more is known: where it lies, and how many rows it has."""
-    counts = {f"{name} rows": count for name, count in artifact.record["rows"].items()}
+    counts = {f"{name} rows": count for name, count in artifact.record.rows.items()}
     return [{"artifact": f"{node.stage}/{artifact.directory.name}", **counts}]
 
 
@@ -108,7 +108,10 @@ def models_of(node: Node) -> list[UsedModel]:
     if isinstance(spec, DistributionsSpec):
         return [UsedModel(key, spec.model, run)]
     if isinstance(spec, PairSpec):
-        return [UsedModel(key, spec.target, run.target), UsedModel(DRAFTER, spec.drafter, run.drafter)]
+        return [
+            UsedModel(key, spec.target, run.target),
+            UsedModel(DRAFTER, spec.drafter, run.drafter),
+        ]
     return []
 
 

@@ -16,16 +16,19 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pipeline.errors import DamagedError, PipelineError
 from pipeline.store import columns as known
 from pipeline.store.durable import file_digest, put, read_sealed, sync, write_sealed
 from pipeline.store.node import RECORD, Node, content_digest, slug
+from pipeline.store.plain import Plain, from_plain, to_plain
+from pipeline.store.records import Environment, MadeFrom, Record, UpstreamRecord
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+T = TypeVar("T")
 DAMAGE = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EIO}  # others are the machine's matter
 SCHEMA_VERSION = 2  # of record.json and of the columns
 QUARANTINE = "quarantine"  # beside the stages; its artifacts lie one level deeper than theirs
@@ -38,7 +41,7 @@ class Artifact:
     directory: Path
 
     @cached_property
-    def record(self) -> dict[str, Any]:
+    def record(self) -> Record:
         """The record written when the artifact was published.
 
         Raises:
@@ -46,16 +49,31 @@ class Artifact:
         """
         path = self.directory / RECORD
         try:
-            return read_sealed(path)
+            return from_plain(Record, read_sealed(path))
+        except KeyError as error:
+            raise DamagedError(self.directory, f"{path} lacks {error}") from error
         except ValueError as error:
             raise DamagedError(self.directory, f"{path} {error}") from error
         except OSError as error:
             raise self._unreadable(path, error) from error
 
+    def facts(self, kind: type[T]) -> T:
+        """Return facts of the computation, as a dataclass of which the record has all entries.
+
+        Raises:
+            DamagedError: it lacks one.
+        """
+        try:
+            return from_plain(kind, self.record.facts)
+        except KeyError as error:
+            raise DamagedError(
+                self.directory, f"{self.directory / RECORD} lacks {error}"
+            ) from error
+
     @property
     def content(self) -> str:
         """Digest of the artifact's content, timings and machine aside."""
-        return str(self.record["content"])
+        return self.record.content
 
     @cached_property
     def _checked(self) -> set[str]:
@@ -66,13 +84,13 @@ class Artifact:
         if name in self._checked:
             return
         path = self.directory / name
-        if name not in self.record["files"]:
+        if name not in self.record.files:
             raise DamagedError(self.directory, f"{path} is not in {RECORD}")
         try:
             digest = file_digest(path)
         except OSError as error:
             raise self._unreadable(path, error) from error
-        if digest != self.record["files"][name]:
+        if digest != self.record.files[name]:
             raise DamagedError(self.directory, f"{path} differs from its checksum in {RECORD}")
         self._checked.add(name)
 
@@ -89,10 +107,10 @@ class Artifact:
         """
         found = []
         try:
-            names = {*self.record["files"]}
+            names = {*self.record.files}
         except DamagedError as error:
             return [error.reason]
-        if not self.directory.name.endswith(f"-{self.record['fingerprint'][:12]}"):
+        if not self.directory.name.endswith(f"-{self.record.fingerprint[:12]}"):
             found.append(f"{self.directory / RECORD} is the record of another artifact")
         there = (path for path in self.directory.rglob("*") if path.is_file())
         names.update(path.relative_to(self.directory).as_posix() for path in there)
@@ -129,7 +147,7 @@ class Artifact:
         path = self.directory / f"{name}.parquet"
         try:
             with pq.ParquetFile(path, page_checksum_verification=True) as file:
-                known.check_schema(self.record["stage"], name, file.schema_arrow, path)
+                known.check_schema(self.record.stage, name, file.schema_arrow, path)
                 yield file
         except (OSError, pa.ArrowException, PipelineError) as error:
             raise DamagedError(self.directory, f"{path} can't be read ({error})") from error
@@ -143,7 +161,7 @@ class Pending:
         directory: Path,
         stage: str,
         workspace: Path | None = None,
-        made_from: Mapping[str, Any] | None = None,
+        made_from: MadeFrom | None = None,
     ) -> None:
         """Write the artifact into `directory`, which exists.
 
@@ -156,8 +174,8 @@ class Pending:
         self.directory = directory
         self.stage = stage
         self.workspace = workspace or directory
-        self.made_from = dict(made_from or {})
-        self.facts: dict[str, Any] = {}  # for the record: device, throughput, exclusions, ...
+        self.made_from = made_from or MadeFrom()
+        self.facts: object = None  # for the record, a dataclass
         self.rows: dict[str, int] = {}
 
     @contextmanager
@@ -227,9 +245,9 @@ class Store:
         artifact = self.find(node)
         if artifact is None:
             return False
-        if artifact.record["fingerprint"] != node.fingerprint:
+        if artifact.record.fingerprint != node.fingerprint:
             raise DamagedError(artifact.directory, f"{artifact.directory / RECORD} is of another")
-        used = {item["fingerprint"]: item["content"] for item in artifact.record["upstream"]}
+        used = {above.fingerprint: above.content for above in artifact.record.upstream}
         for above in node.upstream_nodes:
             found = self.find(above)
             if found is None:
@@ -277,42 +295,40 @@ class Store:
             shutil.rmtree(directory)
         directory.mkdir(parents=True)
         contents = {name: artifact.content for name, artifact in upstream.items()}
-        made_from = {"fingerprint": node.fingerprint, "version": node.version, "upstream": contents}
+        made_from = MadeFrom(node.fingerprint, node.version, contents)
         return Pending(directory, node.stage, workspace, made_from)
 
-    def publish(self, node: Node, pending: Pending, environment: Mapping[str, Any]) -> Artifact:
+    def publish(
+        self, node: Node, pending: Pending, environment: Environment | None = None
+    ) -> Artifact:
         """Record, sync and rename a finished artifact to its place."""
         files = {}
         for path in sorted(pending.directory.rglob("*")):
             if path.is_file():
                 files[path.relative_to(pending.directory).as_posix()] = file_digest(path)
             sync(path)
-        contents = pending.made_from["upstream"]
-        record = {
-            "stage": node.stage,
-            "label": node.label,
-            "fingerprint": node.fingerprint,
-            "version": node.version,
-            "config": node.config,
-            "upstream": [
-                {
-                    "name": name,
-                    "stage": above.stage,
-                    "label": above.label,
-                    "fingerprint": above.fingerprint,
-                    "content": contents[above.fingerprint],
-                }
+        contents = pending.made_from.upstream
+        record = Record(
+            stage=node.stage,
+            label=node.label,
+            fingerprint=node.fingerprint,
+            version=node.version,
+            config=node.config,
+            upstream=[
+                UpstreamRecord(
+                    name, above.stage, above.label, above.fingerprint, contents[above.fingerprint]
+                )
                 for name, nodes in node.upstream.items()
                 for above in nodes
             ],
-            "content": content_digest(files),
-            "files": files,
-            "rows": pending.rows,
-            "artifact_schema": SCHEMA_VERSION,
-            "facts": pending.facts,
-            **environment,
-        }
-        write_sealed(pending.directory / RECORD, record)
+            content=content_digest(files),
+            files=files,
+            rows=pending.rows,
+            artifact_schema=SCHEMA_VERSION,
+            facts=to_plain(pending.facts) or {},
+        )
+        content: Plain = to_plain(record) | (to_plain(environment) or {})
+        write_sealed(pending.directory / RECORD, content)
         place = self.root / node.stage / f"{slug(node.label)}-{node.hash12}"
         with self.lock("moving"):
             for at, old in enumerate(self._places(node)):

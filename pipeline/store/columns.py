@@ -9,13 +9,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pipeline.errors import PipelineError
 
 if TYPE_CHECKING:
     import numpy as np
     import pyarrow as pa
+
+
+Row = dict[str, Any]  # of a table, by column
+Tables = dict[str, list[Row]]  # by name
 
 
 class Column(NamedTuple):

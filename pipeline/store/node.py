@@ -23,8 +23,8 @@ VERDICT = "timings/verdict.md"  # of a report: a paragraph a target, the sentenc
 NOT_CONTENT = {RECORD, "timings", "index.html"}
 
 
-Spec = TypeVar("Spec")
-Run = TypeVar("Run")
+Spec = TypeVar("Spec", covariant=True)
+Run = TypeVar("Run", covariant=True)
 
 
 @dataclass(frozen=True)

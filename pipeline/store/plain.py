@@ -63,8 +63,9 @@ def from_plain(kind: type[T], mapping: Mapping[str, Any]) -> T:
         KeyError: an entry is missing.
     """
     values: Plain = {}
+    hints: Any = _hints(kind)  # type: ignore[arg-type]
     for spec in fields(kind):  # type: ignore[arg-type]  # a dataclass
-        hint, written = _hints(kind)[spec.name]
+        hint, written = hints[spec.name]
         content = mapping if written.inline else mapping.get(spec.name, spec.default)
         if content is MISSING:
             raise KeyError(spec.name)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pipeline.store.plain import Plain
 
@@ -50,8 +50,17 @@ class Record:
 
 
 @dataclass(frozen=True)
+class MadeFrom:
+    """What an unfinished artifact is made from: its node, and the contents of its upstream."""
+
+    fingerprint: str = ""
+    version: int = 0
+    upstream: dict[str, str] = field(default_factory=dict)  # content by fingerprint
+
+
+@dataclass(frozen=True)
 class GitState:
-    """The commit of this repository, and whether files differ from it; None where it is no clone."""
+    """The commit of this repository, and whether files differ from it; None without a clone."""
 
     commit: str | None
     dirty: bool | None

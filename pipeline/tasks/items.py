@@ -5,7 +5,7 @@ The files of the project are in assets/tasks; assets/tasks/README.md says what t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import zip_longest
@@ -16,6 +16,7 @@ from pipeline.errors import PipelineError
 from pipeline.formats.prompt_files import json_lines
 from pipeline.models.prompt_tokens import encode
 from pipeline.paths import ROOT
+from pipeline.plan.specs import AccuracySpec, TaskSpec
 from pipeline.store.durable import file_digest
 from pipeline.tasks import constraints
 from pipeline.tasks.checks import SCORES, Item, score
@@ -122,19 +123,15 @@ class Question:
         """The name of the question, unique among all tasks; its sampling noise depends on it."""
         return f"{self.task}/{self.item_id}"
 
-    def row(self) -> dict[str, Any]:
-        """Return it as a prompt of the decoding loop."""
-        return {"prompt_id": self.key, "token_ids": self.token_ids}
 
-
-def task_identity(name: str) -> dict[str, Any]:
-    """Return what determines a task: its name and its content.
+def task_spec(name: str) -> TaskSpec:
+    """Return the specification of a task: its name and its content.
 
     Raises:
         PipelineError: there is no such task.
     """
     path = task_file(name)
-    return {"name": path.stem, "content": file_digest(path)}
+    return TaskSpec(path.stem, file_digest(path))
 
 
 def check_tasks(names: Sequence[str]) -> None:
@@ -151,30 +148,31 @@ def check_tasks(names: Sequence[str]) -> None:
         read_items(path)
 
 
-def questions(config: Mapping[str, Any], sources: Sequence[str], tokenizer: Any) -> list[Question]:
+def questions(spec: AccuracySpec, sources: Sequence[str], tokenizer: Any) -> list[Question]:
     """Return the questions, one of each task in turn.
 
     Args:
-        config: tasks (with their names), items, template, enable_thinking.
+        spec: tasks, items, template and enable_thinking.
         sources: of each task, as `accuracy.tasks` names it.
         tokenizer: the target's.
     """
     tasks = [
-        _of_file(task["name"], task_file(source), config, tokenizer)
-        for task, source in zip(config["tasks"], sources, strict=True)
+        _of_file(task.name, task_file(source), spec, tokenizer)
+        for task, source in zip(spec.tasks, sources, strict=True)
     ]
     return [one for turn in zip_longest(*tasks) for one in turn if one is not None]
 
 
-def _of_file(task: str, path: Path, config: Mapping[str, Any], tokenizer: Any) -> list[Question]:
-    thinking = config["enable_thinking"]
+def _of_file(task: str, path: Path, spec: AccuracySpec, tokenizer: Any) -> list[Question]:
     return [
         Question(
             task,
-            item["id"],
-            encode(tokenizer, [item["prompt"]], config["template"], enable_thinking=thinking),
-            item["max_tokens"],
-            partial(score, item),
+            item_id=item["id"],
+            token_ids=encode(
+                tokenizer, [item["prompt"]], spec.template, enable_thinking=spec.enable_thinking
+            ),
+            max_tokens=item["max_tokens"],
+            right=partial(score, item),
         )
-        for item in read_items(path)[: config["items"]]
+        for item in read_items(path)[: spec.items]
     ]

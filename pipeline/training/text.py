@@ -16,6 +16,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from pipeline.errors import PipelineError
 from pipeline.models.load import LanguageModel, load_model, load_tokenizer
 from pipeline.models.passes import Batch
 from pipeline.paths import ASSETS, CONF, OUTPUTS
+from pipeline.plan.specs import model_at
 from pipeline.training import features
 
 SCHEMA = pa.schema(
@@ -109,9 +111,8 @@ def write_text(recipe: Any, directory: Path) -> None:
 def load_target(recipe: Any, dtype: str) -> tuple[LanguageModel, Any]:
     """Return the target and its tokenizer."""
     path = OmegaConf.load(CONF / "target" / f"{recipe.target}.yaml").path
-    settings = {"path": path, "label": recipe.target, "device": "cpu"}
-    config = {"dtype": dtype, "head_dtype": "float32", "attention": "sdpa"}
-    model = load_model(config, settings | {"threads": recipe.threads}, "target")
+    used = model_at(path, recipe.target, dtype=dtype)
+    model = load_model(replace(used, run=replace(used.run, threads=recipe.threads)))
     return model, load_tokenizer(path, None, "target")
 
 

@@ -33,6 +33,7 @@ from pipeline.models.few_rows import use_few_rows
 from pipeline.models.heads.feature_head import FeatureHead
 from pipeline.models.heads.hidden_drafter import HiddenDrafter, like_target, projection_of
 from pipeline.models.language_model import LanguageModel, linear_of
+from pipeline.plan.specs import UsedModel
 from pipeline.store.hub import HEAD_FILES, PICKLED, hub_files
 from pipeline.store.identity import local_path
 
@@ -239,22 +240,15 @@ def drafted_ids(offsets: Tensor) -> Tensor:
     return torch.arange(len(offsets)) + offsets
 
 
-def load_head(
-    config: Mapping[str, Any], settings: Mapping[str, Any], key: str, target: LanguageModel
-) -> HiddenDrafter:
+def load_head(used: UsedModel, target: LanguageModel) -> HiddenDrafter:
     """Load a head for `target`, on its device and in its dtype.
-
-    Args:
-        config: what determines its numbers: commit (of the hub), head (vocabulary).
-        settings: path and label.
-        key: its configuration key, for errors.
-        target: loaded.
 
     Raises:
         PipelineError: it is no head, belongs to another target, or its files are damaged.
     """
-    files = read_head(settings["path"], config.get("commit"), key)
-    vocabulary, label = config["head"]["vocabulary"], settings["label"]
+    assert used.spec.head is not None
+    files = read_head(used.run.path, used.spec.identity.commit, used.key)
+    vocabulary, label, key = used.spec.head.vocabulary, used.run.label, used.key
     weights = check_head(files, target, vocabulary, key)
     layers = files.layers_of(target)
     head = files.empty(len(layers))
@@ -271,9 +265,17 @@ def load_head(
         embedding = nn.Embedding.from_pretrained(weights[EMBEDDING].to(device, dtype))
     parts = nn.ModuleList([head.eval().requires_grad_(False).to(device, dtype), projection])
     use_few_rows(parts, halves=True)
-    size = target.vocab_size
-    own = files.rows is not None
-    made = HiddenDrafter(target, head, parts[1], layers, label, drafted, size, embedding, own)
+    made = HiddenDrafter(
+        target,
+        head=head,
+        projection=parts[1],
+        layers=layers,
+        label=label,
+        drafted=drafted,
+        vocab_size=target.vocab_size,
+        embedding=embedding,
+        own_projection=files.rows is not None,
+    )
     if not made.gives_numbers():
         raise PipelineError(
             f"{key}: {label} gives NaN or infinite logits behind {target.label}: its weights are "

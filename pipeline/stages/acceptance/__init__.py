@@ -5,23 +5,20 @@ Run it with ``python -m pipeline stage=acceptance drafter=...``.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from analysis.report.text import limits, upper_end
-from pipeline.plan.slices import (
-    check_stored_tokens,
-    lower_bound_marks,
-    presets_of,
-    ranges_of,
-    rule_slice,
-    statistics_slice,
-)
-from pipeline.plan.stage import Request, Stage, SummaryRow
+from pipeline.plan.inputs import statistics_of
+from pipeline.plan.rules import check_stored_tokens, presets_of, ranges_of
+from pipeline.plan.specs import AcceptanceSpec, PairLabels
+from pipeline.plan.stage import Request, Stage, SummaryRow, lower_bound_marks
 from pipeline.store.columns import COUNTED, CUT, INTERVAL, STEP, Column, Columns
 from pipeline.store.node import Node
 
 if TYPE_CHECKING:
     from pipeline.store.artifacts import Artifact
+
+    AcceptanceNode = Node[AcceptanceSpec, PairLabels]
 
 SUMMARY = {  # statistic: its column in a sweep's table
     "acceptance": "accepted",
@@ -58,39 +55,40 @@ def nodes(request: Request) -> list[Node]:
     varied = [rule for each in ranges for rule in each.rules]
     if STAGE.name in request.asked:
         check_stored_tokens([*presets.values(), *varied], config.distributions.k)
-    slice_: dict[str, Any] = {
-        "rules": [rule_slice(rule) for rule in request.rules],
-        "presets": {name: rule_slice(rule) for name, rule in presets.items()},
-        "ranges": [rule_slice(rule) for rule in varied],
-        "divergences": list(asked.divergences),
-        "draft_length": asked.draft_length,
-    }
-    settings = {"rules": request.rules, "presets": presets, "ranges": ranges}
+    spec = AcceptanceSpec(
+        rules=tuple(request.rules),
+        presets=presets,
+        ranges=tuple(ranges),
+        divergences=tuple(asked.divergences),
+        draft_length=asked.draft_length,
+        statistics=statistics_of(config),
+    )
     return [
         Node(
             STAGE.name,
             drafts.label,
-            slice_ | statistics_slice(config),
+            spec,
             {"drafts": (drafts,)},
-            settings=settings
-            | {model: drafts.settings[model]["label"] for model in ("target", "drafter")},
+            PairLabels(drafts.run.target.label, drafts.run.drafter.label),
         )
         for drafts in request.nodes["drafts"]
     ]
 
 
-def summary(node: Node, artifact: Artifact) -> list[SummaryRow]:
+def summary(node: AcceptanceNode, artifact: Artifact) -> list[SummaryRow]:
     """One row a rule of the criteria."""
-    facts = artifact.record["facts"]
+    from pipeline.plan.facts import AcceptanceFacts
+
+    facts = artifact.facts(AcceptanceFacts)
     rows: dict[str, SummaryRow] = {
         rule.label: {
-            "target": node.settings["target"],
-            "drafter": node.settings["drafter"],
+            "target": node.run.target,
+            "drafter": node.run.drafter,
             "rule": rule.label,
-            "steps": facts["steps"],
-            "prompts": facts["prompts"],
+            "steps": facts.steps,
+            "prompts": facts.prompts,
         }
-        for rule in node.settings["rules"]
+        for rule in node.spec.rules
     }
     for row in artifact.read("statistics").to_pylist():
         if row["rule"] in rows and row["statistic"] in SUMMARY:
@@ -105,14 +103,14 @@ def summary(node: Node, artifact: Artifact) -> list[SummaryRow]:
     return list(rows.values())
 
 
-def matter(node: Node, rows: list[SummaryRow]) -> tuple[list[SummaryRow], str]:
+def matter(node: AcceptanceNode, rows: list[SummaryRow]) -> tuple[list[SummaryRow], str]:
     """Return at most five rows: for each price in `PRICES`, the rule with the most tokens a call.
 
     Of the rules that judge tokens it is the best of those that give up at most so much target
     probability a step, by the upper limit of the interval; of equal ones the first. Strict greedy
     gives up none.
     """
-    judging = {rule.label for rule in node.settings["rules"] if rule.judges_tokens}
+    judging = {rule.label for rule in node.spec.rules if rule.judges_tokens}
     priced = [row for row in rows if row["rule"] in judging and limits("given up")[1] in row]
     best = []
     for price in PRICES:

@@ -7,8 +7,8 @@ its ranks and KL.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -30,7 +30,8 @@ from analysis.rules import Rule, StrictGreedy
 from analysis.statistics.bootstrap import Floats, PromptBootstrap
 from analysis.topk import TopK
 from pipeline.errors import PipelineError
-from pipeline.plan.slices import bootstrap_settings
+from pipeline.plan.facts import AcceptanceFacts, DraftsFacts, Slack
+from pipeline.plan.specs import AcceptanceSpec, PairLabels
 from pipeline.store import columns
 from pipeline.store.artifacts import Artifact, Pending
 from pipeline.store.distributions import DRAFTED, read_steps
@@ -44,21 +45,23 @@ SAMPLED = (  # what is known at the temperature of the answers
 Judge = Callable[[Steps, Sequence[Rule], str, Floats | None], list[Verdict]]
 
 
-def compute(node: Node, upstream: dict[str, list[Artifact]], pending: Pending) -> None:
+def compute(
+    node: Node[AcceptanceSpec, PairLabels], upstream: dict[str, list[Artifact]], pending: Pending
+) -> None:
     """Judge every rule, check soundness, and write all statistics.
 
     Raises:
         PipelineError: a certified step was rejected; names the rule and the step.
     """
-    drafts, config, settings = upstream["drafts"][0], node.config, node.settings
+    drafts, spec, labels = upstream["drafts"][0], node.spec, node.run
     steps, prompts = read_steps(drafts), drafts.read(columns=["prompt_id"])["prompt_id"]
-    asked = [StrictGreedy(), *settings["rules"], *settings["presets"].values()]
+    asked = [StrictGreedy(), *spec.rules, *spec.presets.values()]
     per_step = {rule.label: rule for rule in asked}  # each once, in order
-    varied = {rule.label: rule for each in settings["ranges"] for rule in each.rules}
-    sound = partial(judge_soundly, settings, prompts)
+    varied = {rule.label: rule for each in spec.ranges for rule in each.rules}
+    sound = partial(judge_soundly, labels, prompts)
     judged = sound(steps, list((per_step | varied).values()))
     chosen = judged[: len(per_step)]
-    bootstrap = PromptBootstrap(steps.trajectories.prompts, *bootstrap_settings(config))
+    bootstrap = PromptBootstrap(steps.trajectories.prompts, *spec.statistics)
     surprisal = drafts.read(columns=["draft_top_surprisal"])["draft_top_surprisal"].to_numpy()
     confidence = np.exp(-np.maximum(surprisal, 0.0))
     acceptances, probabilities = _sampled(drafts, steps, list(per_step.values()), bootstrap)
@@ -69,17 +72,17 @@ def compute(node: Node, upstream: dict[str, list[Artifact]], pending: Pending) -
             acceptances,
         ],
         "breakdown": [
-            _by_divergence(drafts, config["divergences"], steps, chosen, sound, bootstrap),
+            _by_divergence(drafts, spec.divergences, steps, chosen, sound, bootstrap),
             _by_depth(drafts, steps, chosen, sound, bootstrap),
         ],
         "levels": [
-            *(budget_of_drafter(steps, one, bootstrap, config["draft_length"]) for one in chosen),
+            *(budget_of_drafter(steps, one, bootstrap, spec.draft_length) for one in chosen),
             probabilities,
         ],
         "frontier": [frontier(steps, chosen, bootstrap)],
     }
     tables = {name: pd.concat(parts).assign(**bootstrap.counted) for name, parts in frames.items()}
-    for name, frame in {"listing": rule_listing(settings), **tables}.items():
+    for name, frame in {"listing": rule_listing(spec), **tables}.items():
         schema = columns.schema("acceptance", name)
         pending.write(name, pa.Table.from_pandas(frame, schema=schema, preserve_index=False))
     schema = columns.schema("acceptance")
@@ -88,8 +91,9 @@ def compute(node: Node, upstream: dict[str, list[Artifact]], pending: Pending) -
             label = pa.repeat(one.rule.label, len(steps))
             own = [label, one.lower, one.upper, one.accepted, one.certified]
             writer.write_table(pa.table([prompts, steps.position, *own], schema))
-    pending.facts |= soundness(settings, steps, judged)
-    pending.facts["sampled_temperature"] = drafts.record["facts"]["sampled_temperature"]
+    facts = soundness(labels, steps, judged)
+    sampled = drafts.facts(DraftsFacts).sampled_temperature
+    pending.facts = replace(facts, sampled_temperature=sampled)
 
 
 def _by_divergence(
@@ -101,7 +105,7 @@ def _by_divergence(
     bootstrap: PromptBootstrap,
 ) -> pd.DataFrame:
     """Return what the certificates of each divergence, and their union, cover of each rule."""
-    names = [*divergences, *([FULL] if "completed" in drafts.record["facts"] else [])]
+    names = [*divergences, *([FULL] if drafts.facts(DraftsFacts).completed else [])]
     table, rules = drafts.read(columns=names), [one.rule for one in by_kl]
     distances = {name: table[name].to_numpy() for name in names}
     judged = {
@@ -146,7 +150,7 @@ def _sampled(
     Raises:
         PipelineError: a step accepts with a smaller probability than certified.
     """
-    temperature, dist = drafts.record["facts"]["sampled_temperature"], steps.target
+    temperature, dist = drafts.facts(DraftsFacts).sampled_temperature, steps.target
     if temperature is None:
         return pd.DataFrame(), pd.DataFrame()
     table = drafts.read(columns=[f"sampled_{name}" for name in SAMPLED])
@@ -172,7 +176,7 @@ def _sampled(
 
 
 def judge_soundly(
-    settings: Any,
+    labels: PairLabels,
     prompts: pa.ChunkedArray,
     steps: Steps,
     rules: Sequence[Rule],
@@ -191,7 +195,7 @@ def judge_soundly(
         if len(verdict.violations):
             step = int(verdict.violations[0])
             raise PipelineError(
-                f"{settings['target']} and {settings['drafter']}: {len(verdict.violations)} "
+                f"{labels.target} and {labels.drafter}: {len(verdict.violations)} "
                 f"steps are certified and rejected, which cannot be. The first: rule "
                 f"{verdict.rule.label}, prompt {prompts[step]}, position "
                 f"{int(steps.position[step])}, {name} "
@@ -203,15 +207,15 @@ def judge_soundly(
     return verdicts
 
 
-def rule_listing(settings: Any) -> pd.DataFrame:
+def rule_listing(spec: AcceptanceSpec) -> pd.DataFrame:
     """Say what each rule is there for."""
     rows: list[tuple[str, str, str, float | None, Rule]] = [
         ("baseline", "", "", None, StrictGreedy()),
-        *(("criteria", "", "", None, rule) for rule in settings["rules"]),
-        *(("preset", name, "", None, rule) for name, rule in settings["presets"].items()),
+        *(("criteria", "", "", None, rule) for rule in spec.rules),
+        *(("preset", name, "", None, rule) for name, rule in spec.presets.items()),
         *(
             ("range", each.name, each.parameter, each.value(rule), rule)
-            for each in settings["ranges"]
+            for each in spec.ranges
             for rule in each.rules
         ),
     ]
@@ -219,7 +223,7 @@ def rule_listing(settings: Any) -> pd.DataFrame:
     return frame.assign(rule=[rule.label for *_, rule in rows])
 
 
-def soundness(settings: Any, steps: Steps, verdicts: Sequence[Verdict]) -> dict[str, Any]:
+def soundness(labels: PairLabels, steps: Steps, verdicts: Sequence[Verdict]) -> AcceptanceFacts:
     """Return, and print, the record's facts on soundness; `check_sound` has passed.
 
     Rules that decide alike at every step count once, as additive with t = 0 and strict greedy do.
@@ -231,34 +235,35 @@ def soundness(settings: Any, steps: Steps, verdicts: Sequence[Verdict]) -> dict[
     for one in verdicts:
         different.setdefault((one.accepted.tobytes(), one.certified.tobytes()), one)
 
-    def tightest(slack: Callable[[Verdict], Floats]) -> dict[str, Any] | None:
+    def tightest(slack: Callable[[Verdict], Floats]) -> Slack | None:
         least = [(float(slack(one).min(initial=np.inf)), one.rule.label) for one in verdicts]
         nats, rule = min(least, key=lambda pair: pair[0])
-        return {"nats": nats, "rule": rule} if np.isfinite(nats) else None
+        return Slack(nats, rule) if np.isfinite(nats) else None
 
-    found: dict[str, Any] = {
-        "target": settings["target"],
-        "drafter": settings["drafter"],
-        "steps": len(steps),
-        "prompts": len(steps.trajectories.starts),
-        "rules": len(different),
-        "checked": len(steps) * len(different),
-        "certified": sum(int(one.certified.sum()) for one in different.values()),
-        "violations": sum(len(one.violations) for one in different.values()),
-        "tightest_rejected": tightest(lambda one: -steps.slack(one.lower)[~one.accepted]),
-        "tightest_certified": tightest(lambda one: steps.slack(one.lower)[one.certified]),
-        "mean_kl": float(steps.kl.mean()),
-        "median_kl": float(np.median(steps.kl)),
-    }
+    facts = AcceptanceFacts(
+        target=labels.target,
+        drafter=labels.drafter,
+        steps=len(steps),
+        prompts=len(steps.trajectories.starts),
+        rules=len(different),
+        checked=len(steps) * len(different),
+        certified=sum(int(one.certified.sum()) for one in different.values()),
+        violations=sum(len(one.violations) for one in different.values()),
+        tightest_rejected=tightest(lambda one: -steps.slack(one.lower)[~one.accepted]),
+        tightest_certified=tightest(lambda one: steps.slack(one.lower)[one.certified]),
+        mean_kl=float(steps.kl.mean()),
+        median_kl=float(np.median(steps.kl)),
+    )
     near = {
-        "KL - R among rejected steps": found["tightest_rejected"],
-        "R - KL among certified steps": found["tightest_certified"],
+        "KL - R among rejected steps": facts.tightest_rejected,
+        "R - KL among certified steps": facts.tightest_certified,
     }
     print(
-        "{drafter} for {target}: {violations} of {certified} certified decisions rejected, over "
-        "{steps} steps and {rules} rules that decide differently".format(**found),
-        *(f"least {of}: {one['nats']:.3g} nats ({one['rule']})" for of, one in near.items() if one),
+        f"{labels.drafter} for {labels.target}: {facts.violations} of {facts.certified} certified "
+        f"decisions rejected, over {facts.steps} steps and {facts.rules} rules that decide "
+        "differently",
+        *(f"least {of}: {one.nats:.3g} nats ({one.rule})" for of, one in near.items() if one),
         sep="; ",
         flush=True,
     )
-    return found
+    return facts

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pipeline.plan.slices import bootstrap_settings, method_slice, statistics_slice
+from pipeline.plan.inputs import statistics_of
+from pipeline.plan.specs import AccuracyRun, AccuracySpec
 from pipeline.plan.stage import Request, Stage, SummaryRow
 from pipeline.store.columns import COMMON, GIVEN_UP, METHOD, Column, Columns
 from pipeline.store.node import Node
@@ -32,7 +33,7 @@ def nodes(request: Request) -> list[Node]:
         PipelineError: there is no such task, an item is wrong, or a method is not defined.
     """
     from pipeline.plan.methods import build_methods
-    from pipeline.tasks.items import check_tasks, task_identity
+    from pipeline.tasks.items import check_tasks, task_spec
 
     config, asked = request.config, request.config.accuracy
     if not request.nodes["drafts"] or config.distributions.source == "logs":
@@ -40,30 +41,29 @@ def nodes(request: Request) -> list[Node]:
     if STAGE.name in request.asked:
         check_tasks(asked.tasks)
     decoded = build_methods(config.decoding.methods, request.named, config.decoding.draft_length)
-    methods = scored(decoded)
-    tasks = [task_identity(name) for name in asked.tasks]
+    tasks = tuple(task_spec(name) for name in asked.tasks)
     return [
         Node(
             STAGE.name,
             drafts.label,
-            {
-                "target": drafts.config["target"],
-                "drafter": drafts.config["drafter"],
-                "tasks": tasks,
-                "items": asked.items,
-                "seed": asked.seed,
-                "lookup": config.decoding.lookup,
-                "template": config.prompts.template,
-                "enable_thinking": config.prompts.enable_thinking,
-                "methods": [method_slice(method) for method in methods],
-            },
-            settings={
-                **drafts.settings,
-                **statistics_slice(config),
-                "methods": methods,
-                "tasks": list(asked.tasks),
-                "margin": asked.margin,
-            },
+            AccuracySpec(
+                target=drafts.spec.target,
+                drafter=drafts.spec.drafter,
+                tasks=tasks,
+                items=asked.items,
+                seed=asked.seed,
+                lookup=config.decoding.lookup,
+                template=config.prompts.template,
+                enable_thinking=config.prompts.enable_thinking,
+                methods=tuple(scored(decoded)),
+            ),
+            run=AccuracyRun(
+                drafts.run.target,
+                drafts.run.drafter,
+                statistics=statistics_of(config),
+                tasks=tuple(asked.tasks),
+                margin=asked.margin,
+            ),
         )
         for drafts in request.nodes["drafts"]
     ]
@@ -84,14 +84,15 @@ def scored(methods: Sequence[Method]) -> list[Method]:
     return chosen
 
 
-def summary(node: Node, artifact: Artifact) -> list[SummaryRow]:
+def summary(node: Node[AccuracySpec, AccuracyRun], artifact: Artifact) -> list[SummaryRow]:
     """One row a method, the baselines included, over all tasks together."""
     from analysis.decoding import answers
     from analysis.decoding.answers import ALL, decide, verdicts
-    from pipeline.store.decoded import read_answered
+    from pipeline.decoding.decoded import read_answered
 
-    one = read_answered(node.settings["target"]["label"], artifact)
-    found = answers.accuracy(one, *bootstrap_settings(node.settings), node.settings["margin"])
+    margin, statistics = node.run.margin, node.run.statistics
+    one = read_answered(node.run.target.label, artifact)
+    found = answers.accuracy(one, *statistics, margin)
     found = found[found["task"] == ALL]
     shown = ["method", "draft_length", "temperature", "items", "accuracy", "accuracy_ci_low"]
     shown += ["accuracy_ci_high", "lost", "won", "difference", "difference_ci_low"]
@@ -99,7 +100,7 @@ def summary(node: Node, artifact: Artifact) -> list[SummaryRow]:
     shown += ["tokens_per_call_ci_low", "tokens_per_call_ci_high", "speedup", "length_ratio", "cut"]
     shown += ["calls_finished", "seconds_ratio", "seconds_ratio_ci_low", "seconds_ratio_ci_high"]
     shown += ["right_per_second"]
-    decided = decide(found, one.runs, node.settings["margin"], node.settings["confidence"])
+    decided = decide(found, one.runs, margin, statistics.confidence)
     words = verdicts(decided)
     return [
         {

@@ -12,13 +12,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor
 
 from pipeline.decoding.loop import Answer
 from pipeline.decoding.pair import (
     DecodingPair,
+    Prompt,
     check_fits,
     compared,
     decode_timed,
@@ -28,35 +28,40 @@ from pipeline.decoding.pair import (
     read_again,
     run_facts,
 )
-from pipeline.execution.shard_plan import Plan, Shard, at_most
+from pipeline.execution.shard_plan import Plan, Shard, ShardMeasured, at_most
 from pipeline.execution.shards import compute_unfinished, write_tables
 from pipeline.execution.stopwatch import describe_device
 from pipeline.models.load import pair_tokenizer
+from pipeline.plan.facts import AccuracyFacts
 from pipeline.plan.method import baseline
+from pipeline.plan.specs import AccuracyRun, AccuracySpec
+from pipeline.plan.stage import models_of
 from pipeline.stages.accuracy import STAGE
 from pipeline.store.artifacts import Artifact, Pending
+from pipeline.store.columns import Row, Tables
 from pipeline.store.node import Node
 from pipeline.tasks.items import Question, questions
 
 
-def compute(node: Node, _: dict[str, list[Artifact]], pending: Pending) -> None:
+def compute(
+    node: Node[AccuracySpec, AccuracyRun], _: dict[str, list[Artifact]], pending: Pending
+) -> None:
     """Answer and score the first items of every task with every method."""
-    config = node.config
-    tokenizer = pair_tokenizer(config, node.settings, f"targets.{node.label}")
-    asked = questions(config, node.settings["tasks"], tokenizer)
+    tokenizer = pair_tokenizer(*models_of(node))
+    asked = questions(node.spec, node.run.tasks, tokenizer)
     limit = max(one.max_tokens for one in asked)
     pair = load_decoding_pair(node, 1 + max(tokenizer.get_vocab().values()), limit)
     text = partial(tokenizer.decode, skip_special_tokens=True)
     shards = answer_all(pair, asked, text, pending, f"accuracy {node.label}")
-    write_tables(pending, STAGE.name, STAGE.columns, shards, node.label, "item")
-    pending.facts |= {
-        "tasks": {task["name"]: task["content"] for task in config["tasks"]},
-        "runs": [
-            run_facts(method) | {"baseline": pair.runs.index(baseline(method))}
+    write_tables(pending, STAGE.name, STAGE.columns, shards, label=node.label, unit="item")
+    pending.facts = AccuracyFacts(
+        tasks={task.name: task.content for task in node.spec.tasks},
+        runs=[
+            replace(run_facts(method), baseline=pair.runs.index(baseline(method)))
             for method in pair.runs
         ],
-        **describe_device(pair.target.device),
-    }
+        machine=describe_device(pair.target.device),
+    )
 
 
 def answer_all(
@@ -65,12 +70,12 @@ def answer_all(
     text: Callable[[list[int]], str],
     pending: Pending,
     label: str,
-) -> list[dict[str, Any]]:
+) -> list[Tables]:
     """Answer every question, each a shard of its own; return their rows by table, in order."""
     named = {one.key: one for one in asked}
     plan = Plan.open(pending, dict.fromkeys(named, 1), at_most(1))
 
-    def answer_shard(planned: Shard, path: Path, _: Callable[[int], object]) -> dict[str, Any]:
+    def answer_shard(planned: Shard, path: Path, _: Callable[[int], object]) -> ShardMeasured:
         one = named[planned.prompts[0]]
         rows, reason = or_reason(lambda: answer(pair, one, text), pair.target.device)
         failed = {"task": one.task, "item_id": one.item_id, "reason": reason}
@@ -82,16 +87,14 @@ def answer_all(
     return [json.loads(plan.file(shard).read_text()) for shard in plan.shards]
 
 
-def answer(
-    pair: DecodingPair, one: Question, text: Callable[[list[int]], str]
-) -> dict[str, list[dict[str, Any]]]:
+def answer(pair: DecodingPair, one: Question, text: Callable[[list[int]], str]) -> Tables:
     """Return the rows of one question by table: an answer of every method, and its score."""
-    limit = one.max_tokens
-    check_fits(replace(pair, steps=limit), one.row())
-    answers = [decode_timed(pair, method, one.row(), limit)[0] for method in pair.runs]
+    limit, prompt = one.max_tokens, Prompt(one.key, one.token_ids)
+    check_fits(replace(pair, steps=limit), prompt)
+    answers = [decode_timed(pair, method, prompt, limit)[0] for method in pair.runs]
 
-    known: dict[tuple[int, ...], tuple[list[float], dict[str, Any]]] = {}
-    rows: dict[str, list[dict[str, Any]]] = {"data": [], "timings/runs": []}
+    known: dict[tuple[int, ...], tuple[list[float], Row]] = {}
+    rows: Tables = {"data": [], "timings/runs": []}
     for run, (method, found) in enumerate(zip(pair.runs, answers, strict=True)):
         tokens = tuple(found.tokens)
         if tokens not in known:
@@ -117,7 +120,7 @@ def answer(
     return rows
 
 
-def counted_steps(logits: Tensor, answer: tuple[int, ...]) -> tuple[list[float], dict[str, Any]]:
+def counted_steps(logits: Tensor, answer: tuple[int, ...]) -> tuple[list[float], Row]:
     """Return the gaps between the target's two largest logits (n, V), and what an answer counts."""
     first, second = logits.topk(2, dim=1).values.double().T
     nats = nats_given_up(logits, answer)
@@ -129,7 +132,7 @@ def counted_steps(logits: Tensor, answer: tuple[int, ...]) -> tuple[list[float],
     }
 
 
-def parting(answer: list[int], alone: list[int], gaps: list[float]) -> dict[str, Any]:
+def parting(answer: list[int], alone: list[int], gaps: list[float]) -> Row:
     """Return where an answer parts from the baseline's, and how near a tie the target was there."""
     prefix = compared(answer, alone)["common_prefix"]
     at = min(prefix, len(alone) - 1)  # one answer may be the beginning of the other

@@ -8,7 +8,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from analysis.report.text import limits
-from pipeline.plan.slices import bootstrap_settings, method_slice, statistics_slice
+from pipeline.plan.inputs import statistics_of
+from pipeline.plan.specs import DecodingRun, DecodingSpec
 from pipeline.plan.stage import Request, Stage, SummaryRow
 from pipeline.store.columns import COMMON, GIVEN_UP, METHOD, STEP, Column, Columns
 from pipeline.store.node import Node
@@ -44,32 +45,31 @@ def nodes(request: Request) -> list[Node]:
         Node(
             STAGE.name,
             drafts.label,
-            {
-                "target": drafts.config["target"],
-                "drafter": drafts.config["drafter"],
-                "prompts": min(asked.prompts, config.prompts.count),
-                "steps": asked.steps,
-                "seed": asked.seed,
-                "lookup": asked.lookup,
-                "batches": asked.batches,
-                "methods": [method_slice(method) for method in methods],
-                **({"repeats": asked.repeats} if asked.repeats > 1 else {}),
-            },
+            DecodingSpec(
+                drafts.spec.target,
+                drafts.spec.drafter,
+                prompts=min(asked.prompts, config.prompts.count),
+                steps=asked.steps,
+                seed=asked.seed,
+                lookup=asked.lookup,
+                batches=tuple(asked.batches),
+                methods=tuple(methods),
+                repeats=asked.repeats,
+            ),
             {"prompts": drafts.upstream["prompts"], **({"drafts": (drafts,)} if measured else {})},
-            settings={**drafts.settings, **statistics_slice(config), "methods": methods},
+            DecodingRun(drafts.run.target, drafts.run.drafter, statistics_of(config)),
         )
         for drafts in request.nodes["drafts"]
     ]
 
 
-def summary(node: Node, artifact: Artifact) -> list[SummaryRow]:
+def summary(node: Node[DecodingSpec, DecodingRun], artifact: Artifact) -> list[SummaryRow]:
     """One row a method, the baselines included."""
     from analysis.decoding import metrics, speed
-    from pipeline.store.decoded import read_decoded
+    from pipeline.decoding.decoded import read_decoded
 
-    target, drafter = (node.settings[model]["label"] for model in ("target", "drafter"))
-    bootstrap = bootstrap_settings(node.settings)
-    one = read_decoded(target, drafter, artifact)
+    run, bootstrap = node.run, node.run.statistics
+    one = read_decoded(run.target.label, run.drafter.label, artifact)
     speeds = speed.speedups(one, *bootstrap)
     found = metrics.acceptance(one, *bootstrap)
     ends = dict(zip(("ci_low", "ci_high"), limits("speedup"), strict=True))

@@ -7,13 +7,9 @@ from __future__ import annotations
 
 from conf.schema import Config
 from pipeline.errors import PipelineError
-from pipeline.plan.slices import (
-    check_stored_tokens,
-    judged_by_logs,
-    log_slice,
-    model_slice,
-    run_settings,
-)
+from pipeline.plan.inputs import log_spec, model_run, model_spec
+from pipeline.plan.rules import check_stored_tokens, judged_by_logs
+from pipeline.plan.specs import DistributionsSpec, LoggedDistributions
 from pipeline.plan.stage import Request, Stage
 from pipeline.store.columns import STEP, TARGET, TEMPERED, Column
 from pipeline.store.node import Node
@@ -61,56 +57,40 @@ def check(request: Request) -> None:
 
 def nodes(request: Request) -> list[Node]:
     """The distributions of each target's trajectories, or along answers that an engine served."""
-    config = request.config
-    asked = config.distributions
-    if asked.source == "logs":
-        return [
-            Node(
-                STAGE.name,
-                key,
-                {
-                    "log": log_slice(f"targets.{key}", target.path, config, request.identities),
-                    "vocab_size": asked.log.vocab_size,
-                    "k": asked.k,
-                },
-                {"prompts": prompts},
-                settings=run_settings(config, target),
+    config, identities = request.config, request.identities
+    asked, served = config.distributions, config.distributions.source == "answers"
+    made = []
+    pairs = zip(config.targets.items(), request.by_target("prompts"), strict=True)
+    for (key, target), prompts in pairs:
+        spec: LoggedDistributions | DistributionsSpec
+        if asked.source == "logs":
+            log = log_spec(f"targets.{key}", target.path, config, identities)
+            assert asked.log.vocab_size is not None
+            spec = LoggedDistributions(log, asked.log.vocab_size, asked.k)
+        else:
+            spec = DistributionsSpec(
+                model_spec(f"targets.{key}", target, identities),
+                steps=asked.steps,
+                k=asked.k,
+                temperature=asked.temperature,
+                top_p=asked.top_p,
+                top_k=asked.top_k,
+                seed=None if served else asked.seed,
+                temperatures=temperatures_to_store(config),
+                served=served,
             )
-            for (key, target), prompts in zip(
-                config.targets.items(), request.by_target("prompts"), strict=True
-            )
-        ]
-    return [
-        Node(
-            STAGE.name,
-            key,
-            {
-                "model": model_slice(f"targets.{key}", target, request.identities),
-                "steps": asked.steps,
-                "k": asked.k,
-                "temperature": asked.temperature,
-                "top_p": asked.top_p,
-                "top_k": asked.top_k,
-                "seed": asked.seed,
-                "temperatures": temperatures_to_store(config),
-            }
-            | ({"served": True, "seed": None} if asked.source == "answers" else {}),
-            {"prompts": prompts},
-            settings=run_settings(config, target),
-        )
-        for (key, target), prompts in zip(
-            config.targets.items(), request.by_target("prompts"), strict=True
-        )
-    ]
+        run = model_run(config, target)
+        made.append(Node(STAGE.name, key, spec, {"prompts": prompts}, run))
+    return made
 
 
-def temperatures_to_store(config: Config) -> list[float]:
+def temperatures_to_store(config: Config) -> tuple[float, ...]:
     """Return the temperatures besides 1 at which distributions are stored, increasing.
 
     Those of the configuration, and that of the certificates: one that is listed needs no new pass.
     """
     asked = {*config.distributions.temperatures, config.certificates.temperature}
-    return sorted(asked - {1.0})
+    return tuple(sorted(asked - {1.0}))
 
 
 STAGE = Stage(

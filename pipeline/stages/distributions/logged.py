@@ -7,6 +7,8 @@ import pyarrow as pa
 
 from pipeline.formats.engine_answers import counted
 from pipeline.formats.engine_logs import EngineLog, read_log, stacked
+from pipeline.plan.facts import LoggedFacts
+from pipeline.plan.specs import LoggedDistributions, ModelRun
 from pipeline.store import columns
 from pipeline.store.artifacts import Pending
 from pipeline.store.identity import local_path
@@ -18,35 +20,34 @@ NOT_TOLD = (
 )
 
 
-def write_log(node: Node, pending: Pending) -> None:
+def write_log(node: Node[LoggedDistributions, ModelRun], pending: Pending) -> None:
     """Write the distributions of a log, and what was left out of it.
 
     Raises:
         PipelineError: the log can't be read, or its token ids exceed the vocabulary.
     """
-    config = node.config
-    path = local_path(node.settings["path"])
+    spec = node.spec
+    path = local_path(node.run.path)
     assert path is not None
-    log = read_log(path, config["log"], config["k"], config["vocab_size"])
-    table = distributions_table(log, config["vocab_size"])
+    log = read_log(path, spec.log, spec.k, spec.vocab_size)
+    table = distributions_table(log, spec.vocab_size)
     pending.write("data", table)
     if not log.given_ids:
         texts = [raw.decode(errors="replace") for raw, _ in log.texts]
         tokens = {"token_id": list(log.texts.values()), "text": texts}
         pending.write("tokens", pa.table(tokens, schema=columns.schema("distributions", "tokens")))
-    pending.facts |= {
-        "model": log.model or node.settings["label"],
-        "log": path.name,
-        "vocab_size": config["vocab_size"],
-        "k": log.k,
-        "log_prob_error": log.error,
-        "temperatures": [],
-        "answers": log.answers,
-        "trajectories": len(log.trajectories),
-        "excluded": log.excluded,
-        "token_ids": "the engine's" if log.given_ids else "of this file, by their bytes",
-        "values": NOT_TOLD,
-    }
+    pending.facts = LoggedFacts(
+        model=log.model or node.run.label,
+        log=path.name,
+        vocab_size=spec.vocab_size,
+        k=log.k,
+        log_prob_error=log.error,
+        answers=log.answers,
+        trajectories=len(log.trajectories),
+        excluded=log.excluded,
+        token_ids="the engine's" if log.given_ids else "of this file, by their bytes",
+        values=NOT_TOLD,
+    )
     print(
         f"distributions {node.label}: {len(table)} steps of {log.answers} answers, {log.k} "
         f"log-probabilities each, off by at most {log.error:.2g}; left out: "

@@ -7,6 +7,7 @@ the same p. How far it is from the p that the text was decoded with is reported 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import torch
 from pipeline.errors import PipelineError
 from pipeline.execution.shard_plan import Plan, Shard, ShardMeasured, at_most
 from pipeline.execution.shards import join, write_groups
-from pipeline.execution.stopwatch import describe_device, peak_memory
+from pipeline.execution.stopwatch import describe_device
 from pipeline.execution.workers import open_workers
 from pipeline.models.heads.feature_head import GivenText
 from pipeline.models.heads.hidden_drafter import DELTA, HiddenDrafter
@@ -26,70 +27,79 @@ from pipeline.models.load import load_pair, pair_tokenizer
 from pipeline.models.logit_statistics import Found
 from pipeline.models.passes import Batch, Texts, concat_columns
 from pipeline.models.prompt_tokens import common_rows
-from pipeline.plan.stage import pair_label
+from pipeline.plan.facts import DraftsFacts, LogitDrift, ModelFacts, OfPair
+from pipeline.plan.specs import DistributionsSpec, DraftsSpec, ModelSpec, PairRun
+from pipeline.plan.stage import models_of
 from pipeline.stages.drafts.compare import ComparedPair, measure
 from pipeline.store import columns
 from pipeline.store.artifacts import Artifact, Pending
-from pipeline.store.distributions import read_token_ids
+from pipeline.store.distributions import StoredFacts, read_token_ids
 from pipeline.store.node import Node
+from pipeline.store.plain import from_plain, to_plain
 
 LOGITS_HELD = 1 << 25  # logits of one model held at once, 128 MB in float32
 BATCH = 32  # prompts of a shard; larger ones were not faster
 DRAFT_K = 64  # tokens of the drafter's distribution that are stored
 
 
-def compute(node: Node, upstream: dict[str, list[Artifact]], pending: Pending) -> None:
+def compute(
+    node: Node[DraftsSpec, PairRun], upstream: dict[str, list[Artifact]], pending: Pending
+) -> None:
     """Compare the pair on every step of the distributions in `upstream`."""
-    distributions, label = upstream["distributions"][0], pair_label(node)
-    tokenizer = pair_tokenizer(node.config, node.settings, f"targets.{node.label}")
+    distributions = upstream["distributions"][0]
+    tokenizer = pair_tokenizer(*models_of(node))
     prompts = read_token_ids(upstream["prompts"][0])
     answers = steps_by_prompt(distributions, ["token_id"])
     with open_workers(DraftsWorker, node, upstream) as workers:
         plan = Plan.open(pending, {name: len(prompts[name]) for name in answers}, workers.cut)
         steps = max(map(len, answers.values()))
-        workers.compute_unfinished(plan, steps=steps, label=label)
-        pending.facts |= workers.facts(plan) | {"shards": len(plan.shards)}
+        workers.compute_unfinished(plan, steps=steps, label=node.run.label)
+        facts: DraftsFacts = workers.facts(plan)
     join(
         plan,
         list(answers),
         pending,
         columns.schema(
             "drafts",
-            k=pending.facts["k"],
-            draft_k=min(DRAFT_K, pending.facts["vocab_size"]),
-            depths=depths_of(node),
-            optional="completed" in pending.facts,
+            k=facts.k,
+            draft_k=min(DRAFT_K, facts.vocab_size),
+            depths=depths_of(node.spec.drafter),
+            optional=facts.completed is not None,
         ),
     )
+    pending.facts = replace(facts, shards=len(plan.shards))
     write_tokens(tokenizer, answers, pending)
 
 
 class DraftsWorker:
     """A target and its drafter; see `pipeline.execution.workers.Worker`."""
 
-    def __init__(self, node: Node, upstream: Mapping[str, Sequence[Artifact]]) -> None:
+    def __init__(
+        self, node: Node[DraftsSpec, PairRun], upstream: Mapping[str, Sequence[Artifact]]
+    ) -> None:
         """Load them, and what they read.
 
         Raises:
             PipelineError: one can't be loaded, or has not the room or the tokens for the answers.
         """
-        self._node, distributions, label = node, upstream["distributions"][0], pair_label(node)
-        tokenizer = pair_tokenizer(node.config, node.settings, f"targets.{node.label}")
+        self._node, distributions, label = node, upstream["distributions"][0], node.run.label
+        used = models_of(node)
+        tokenizer = pair_tokenizer(*used)
         self._prompts = read_token_ids(upstream["prompts"][0])
         self._answers = steps_by_prompt(distributions, ["token_id", "top_ids", "top_logits"])
-        target, drafter = load_pair(node.config, node.settings, f"targets.{node.label}")
+        target, drafter = load_pair(*used)
         tokens = 1 + max(tokenizer.get_vocab().values())
         rows = common_rows(target.vocab_size, drafter.vocab_size, tokens, label)
         self._pair = ComparedPair(
             target,
             drafter,
-            rows,
-            min(distributions.record["facts"]["k"], rows),
-            min(DRAFT_K, rows),
-            node.config["temperature"],
-            LOGITS_HELD,
-            depths_of(node),
-            sampled_temperature(distributions.record["config"]),
+            rows=rows,
+            k=min(distributions.facts(StoredFacts).k, rows),
+            draft_k=min(DRAFT_K, rows),
+            temperature=node.spec.temperature,
+            block=LOGITS_HELD,
+            depths=depths_of(node.spec.drafter),
+            sampled=sampled_temperature(node.upstream["distributions"][0].spec),
         )
         self.device = target.device
         longest = max(len(self._prompts[name]) + len(one) for name, one in self._answers.items())
@@ -105,7 +115,7 @@ class DraftsWorker:
 
     def cut(self, lengths: Sequence[int]) -> list[int]:
         """Return the sizes of the shards."""
-        return at_most(self._node.settings["target"]["batch"] or BATCH)(lengths)
+        return at_most(self._node.run.target.batch or BATCH)(lengths)
 
     def compute(self, shard: Shard, path: Path, progress: Callable[[int], object]) -> ShardMeasured:
         """Compare the two on the answers of a shard, and write it."""
@@ -113,63 +123,74 @@ class DraftsWorker:
         answers = {name: self._answers[name] for name in shard.prompts}
         return compare_shard(self._pair, prompts, answers, path, progress)
 
-    def facts(self, measured: Sequence[ShardMeasured]) -> dict[str, Any]:
+    def facts(self, measured: Sequence[ShardMeasured]) -> DraftsFacts:
         """Return the record's facts on the pair, the run and its drift."""
-        pair, config = self._pair, self._node.config
-        of_target, of_drafter = (
-            {
-                "model": model.label,
-                "commit": mine.get("commit"),
-                "dtype": mine["dtype"],
-                "logits_dtype": mine["head_dtype"],
-                "vocab_size": model.vocab_size,
-            }
-            for model, mine in ((pair.target, config["target"]), (pair.drafter, config["drafter"]))
+        pair, spec = self._pair, self._node.spec
+        target, drafter = (
+            ModelFacts(
+                model=model.label,
+                commit=of.identity.commit,
+                dtype=of.dtype,
+                logits_dtype=of.head_dtype,
+                vocab_size=model.vocab_size,
+            )
+            for model, of in ((pair.target, spec.target), (pair.drafter, spec.drafter))
         )
+        completed: float | str | None = None
         if isinstance(pair.drafter, HiddenDrafter):  # it runs in the dtypes of its target
-            of_drafter |= {name: of_target[name] for name in ("dtype", "logits_dtype")}
-            of_drafter["head"] = config["drafter"]["head"]
-        completed = {}
-        if isinstance(pair.drafter, HiddenDrafter) and pair.drafter.drafted is not None:
-            by_delta = pair.drafter.own_projection
-            completed = {"completed": DELTA if by_delta else "the target's projection"}
-        left_out = zip(*(shard["left_out"] for shard in measured), strict=True)
-        target_out, draft_out = map(max, left_out)
-        steps = sum(shard["rows"] for shard in measured)
-        return {
-            "target": of_target,
-            "drafter": of_drafter,
-            **completed,  # what full_kl is about
-            "vocab_size": pair.rows,
-            "largest_mass_left_out": {"target": target_out, "drafter": draft_out},
-            "k": pair.k,
-            "temperature": pair.temperature,
-            "sampled_temperature": pair.sampled,
-            "drift": {
-                "max_logit_difference": max(shard["max_logit_difference"] for shard in measured),
-                "changed_argmax": sum(shard["changed_argmax"] for shard in measured),
-                "steps": steps,
-            },
-            **describe_device(pair.target.device),
-            "steps": steps,
-            "peak_memory_bytes": peak_memory(pair.target.device),
-        }
+            drafter = replace(
+                drafter,
+                dtype=target.dtype,
+                logits_dtype=target.logits_dtype,
+                head=spec.drafter.head,
+            )
+            if pair.drafter.drafted is not None:
+                completed = DELTA if pair.drafter.own_projection else "the target's projection"
+        shards = [from_plain(ComparedShard, shard) for shard in measured]
+        target_out, draft_out = map(max, zip(*(shard.left_out for shard in shards), strict=True))
+        steps = sum(shard.rows for shard in shards)
+        return DraftsFacts(
+            target=target,
+            drafter=drafter,
+            completed=completed,
+            vocab_size=pair.rows,
+            largest_mass_left_out=OfPair(target_out, draft_out),
+            k=pair.k,
+            temperature=pair.temperature,
+            sampled_temperature=pair.sampled,
+            drift=LogitDrift(
+                max_logit_difference=max(shard.max_logit_difference for shard in shards),
+                changed_argmax=sum(shard.changed_argmax for shard in shards),
+                steps=steps,
+            ),
+            steps=steps,
+            machine=describe_device(pair.target.device, memory=True),
+        )
 
 
-def depths_of(node: Node) -> int:
+@dataclass(frozen=True)
+class ComparedShard:
+    """A shard: its steps, its drift, and the largest mass of target and drafter left out."""
+
+    rows: int
+    changed_argmax: int
+    max_logit_difference: float
+    left_out: list[float]
+
+
+def depths_of(drafter: ModelSpec) -> int:
     """Return the depths of a draft at which the drafter is compared."""
-    depths: int = node.config["drafter"].get("head", {}).get("depths", 1)
-    return depths
+    return 1 if drafter.head is None else drafter.head.depths
 
 
-def sampled_temperature(sampling: Mapping[str, Any]) -> float | None:
+def sampled_temperature(spec: DistributionsSpec) -> float | None:
     """Return the temperature at which answers were drawn from the whole distribution.
 
     None where they were decoded greedily, or drawn from the part that top_p or top_k leaves: the
     laws of stochastic verification at a temperature belong to text sampled at it.
     """
-    whole = sampling["top_p"] == 1 and sampling["top_k"] == 0
-    return sampling["temperature"] if whole and sampling["temperature"] > 0 else None
+    whole = spec.top_p == 1 and spec.top_k == 0
+    return spec.temperature if whole and spec.temperature > 0 else None
 
 
 def steps_by_prompt(distributions: Artifact, read: Sequence[str]) -> dict[str, pa.Table]:
@@ -190,7 +211,7 @@ def compare_shard(
     answers: dict[str, pa.Table],
     path: Path,
     progress: Callable[[int], object],
-) -> dict[str, Any]:
+) -> ShardMeasured:
     """Compute and write one shard; return what was measured.
 
     Raises:
@@ -222,12 +243,10 @@ def compare_shard(
 
     write_groups(path, tables(), schema)
     changed, differences = zip(*drifts, strict=True)
-    return {
-        "rows": sum(map(len, tokens)),
-        "changed_argmax": sum(changed),
-        "max_logit_difference": max(differences),
-        "left_out": left_out.tolist(),
-    }
+    steps = sum(map(len, tokens))
+    return to_plain(
+        ComparedShard(steps, sum(changed), max(differences), left_out=left_out.tolist())
+    )
 
 
 @torch.inference_mode()

@@ -5,11 +5,10 @@ Run it with ``python -m pipeline stage=prompts``.
 
 from __future__ import annotations
 
-from typing import Any
-
 from pipeline.errors import PipelineError
 from pipeline.plan.explain import say
-from pipeline.plan.slices import file_slice, log_slice
+from pipeline.plan.inputs import file_spec, log_spec
+from pipeline.plan.specs import LoggedPrompts, PromptsRun, SampledPrompts, ServedPrompts
 from pipeline.plan.stage import Request, Stage
 from pipeline.store.columns import Column
 from pipeline.store.node import Node
@@ -40,51 +39,41 @@ def nodes(request: Request) -> list[Node]:
 
     Of an engine's log they are its answers, of answers that it served what was asked.
     """
-    prompts, identities = request.config.prompts, request.identities
-    if request.config.distributions.source == "logs":
-        return [
-            Node(
-                STAGE.name,
-                request.config.study,
-                {"log": log_slice(f"targets.{key}", target.path, request.config, identities)},
-                settings={"source": target.path},
+    config, identities = request.config, request.identities
+    prompts, source = config.prompts, config.distributions.source
+    made: list[Node] = []
+    for key, target in config.targets.items():
+        spec: LoggedPrompts | ServedPrompts | SampledPrompts
+        if source == "logs":
+            spec = LoggedPrompts(log_spec(f"targets.{key}", target.path, config, identities))
+            made.append(Node(STAGE.name, config.study, spec, run=PromptsRun(target.path)))
+            continue
+        tokenizer = identities.tokenizer(target.path, target.revision, f"targets.{key}.path")
+        template = prompts.template, prompts.enable_thinking
+        if source == "answers":
+            answers = config.distributions.answers
+            files = [file_spec("distributions.answers", path, identities) for path in answers]
+            spec = ServedPrompts(*template, tokenizer, tuple(files))
+        else:
+            spec = SampledPrompts(
+                *template,
+                tokenizer,
+                source=identities.source(prompts.source, prompts.revision, "prompts.source"),
+                split=prompts.split,
+                count=prompts.count,
+                min_tokens=prompts.min_tokens,
+                max_tokens=prompts.max_tokens,
+                seed=prompts.seed,
             )
-            for key, target in request.config.targets.items()
-        ]
-    if request.config.distributions.source == "answers":
-        key, paths = "distributions.answers", request.config.distributions.answers
-        asked: dict[str, Any] = {"answers": [file_slice(key, path, identities) for path in paths]}
-    else:
-        asked = {
-            "source": identities.source(prompts.source, prompts.revision, "prompts.source"),
-            "split": prompts.split,
-            "count": prompts.count,
-            "min_tokens": prompts.min_tokens,
-            "max_tokens": prompts.max_tokens,
-            "seed": prompts.seed,
-        }
-    return [
-        Node(
-            STAGE.name,
-            request.config.study,
-            asked
-            | {
-                "template": prompts.template,
-                "enable_thinking": prompts.enable_thinking,
-                "tokenizer": identities.tokenizer(
-                    target.path, target.revision, f"targets.{key}.path"
-                ),
-            },
-            settings={
-                "source": prompts.source,
-                "revision": prompts.revision,
-                "answers": list(request.config.distributions.answers),
-                "model": target.path,
-                "model_revision": target.revision,
-            },
+        run = PromptsRun(
+            prompts.source,
+            revision=prompts.revision,
+            answers=tuple(config.distributions.answers),
+            model=target.path,
+            model_revision=target.revision,
         )
-        for key, target in request.config.targets.items()
-    ]
+        made.append(Node(STAGE.name, config.study, spec, run=run))
+    return made
 
 
 STAGE = Stage(

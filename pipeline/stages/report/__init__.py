@@ -6,9 +6,10 @@ Run it with ``python -m pipeline stage=report``.
 from __future__ import annotations
 
 from analysis.report.text import limits
-from analysis.rules import StrictGreedy, to_mapping
+from analysis.rules import StrictGreedy
 from pipeline.errors import PipelineError
-from pipeline.plan.slices import statistics_slice
+from pipeline.plan.inputs import statistics_of
+from pipeline.plan.specs import ReportSpec
 from pipeline.plan.stage import Request, Stage, SummaryRow
 from pipeline.store.artifacts import Artifact
 from pipeline.store.node import Node
@@ -54,21 +55,21 @@ def nodes(request: Request) -> list[Node]:
         Node(
             STAGE.name,
             config.study,
-            {
-                "study": config.study_name or config.study,
-                **({} if config.note is None else {"note": config.note}),
-                "targets": [target.label for target in config.targets.values()],
-                "drafter": None if config.drafter is None else config.drafter.label,
-                "rules": [to_mapping(rule) for rule in request.rules],
-                **statistics_slice(config),
-                **({"margin": config.accuracy.margin} if shown else {}),
-            },
+            ReportSpec(
+                study=config.study_name or config.study,
+                targets=tuple(target.label for target in config.targets.values()),
+                drafter=None if config.drafter is None else config.drafter.label,
+                rules=tuple(request.rules),
+                statistics=statistics_of(config),
+                note=config.note,
+                margin=config.accuracy.margin if shown else None,
+            ),
             {name: tuple(request.nodes[name]) for name in UPSTREAM if name not in left_out},
         )
     ]
 
 
-def summary(node: Node, artifact: Artifact) -> list[SummaryRow]:
+def summary(node: Node[ReportSpec, None], artifact: Artifact) -> list[SummaryRow]:
     """Return a row a target: what its drafter does under strict greedy, which loses nothing.
 
     Of stage acceptance: the accepted steps, those that some divergence certifies, and the tokens a
@@ -88,8 +89,8 @@ def summary(node: Node, artifact: Artifact) -> list[SummaryRow]:
         covered = covered[covered["divergence"] == "union"]
     certificates, decoded = table("tables/table2"), table("timings/tables/decoding_speed")
     rows = []
-    for target in node.config["targets"]:
-        row: SummaryRow = {"target": target, "drafter": node.config["drafter"] or "none"}
+    for target in node.spec.targets:
+        row: SummaryRow = {"target": target, "drafter": node.spec.drafter or "none"}
         for frame, name, shown in (
             (certificates if accepted.empty else certificates[:0], "median", "median"),
             (accepted, "acceptance", "accepted"),

@@ -18,8 +18,10 @@ from analysis.decoding.predicted import draft_lengths
 from analysis.decoding.speed import signs_of_load
 from analysis.rules import Mars
 from analysis.statistics.bootstrap import Resampling
-from pipeline.plan.method import Method, read_method
+from pipeline.plan.facts import AccuracyFacts, DecodingFacts
+from pipeline.plan.method import Method
 from pipeline.store.artifacts import Artifact
+from pipeline.store.plain import to_plain
 
 RUN = (  # fields of a method
     *("drafter", "draft_length", "sampling", "rule", "temperature"),
@@ -29,15 +31,15 @@ RUN = (  # fields of a method
 
 def read_decoded(target: str, drafter: str, artifact: Artifact) -> Decoded:
     """Read what a target decoded with a drafter, both given by their printed names."""
-    facts = artifact.record["facts"]
+    facts = artifact.facts(DecodingFacts)
 
     def frame(name: str) -> pd.DataFrame:
         return artifact.read(name).to_pandas()
 
-    methods = [read_method(run) for run in facts["runs"]]
+    methods = [run.decoded for run in facts.runs]
     printed: dict[str, Any] = {
         "rule": [None if one.rule is None else one.rule.label for one in methods],
-        "tree": [run.get("shape") for run in facts["runs"]],
+        "tree": [run.shape and to_plain(run.shape) for run in facts.runs],
         "drafting": [method.drafting and method.drafting.shown for method in methods],
     }
     rules = {one.rule.label: one.rule for one in methods if one.rule is not None}
@@ -52,7 +54,7 @@ def read_decoded(target: str, drafter: str, artifact: Artifact) -> Decoded:
         frame("timings/runs"),
         frame("timings/calls"),
         frame("trajectory"),
-        facts["bytes"],
+        to_plain(facts.bytes),
         rules,
         frame("levels"),
         frame("timings/passes"),
@@ -77,17 +79,17 @@ def thetas(decoded: Decoded) -> list[float]:
 
 def read_answered(target: str, artifact: Artifact) -> Answered:
     """Read what a target, given by its printed name, answered."""
-    facts = artifact.record["facts"]
-    methods = [read_method(run) for run in facts["runs"]]
+    facts = artifact.facts(AccuracyFacts)
+    methods = [run.decoded for run in facts.runs]
     more: dict[str, Any] = {
-        "baseline": [run["baseline"] for run in facts["runs"]],
+        "baseline": [run.baseline for run in facts.runs],
         "rule": [one.rule for one in methods],
         "exact": [one.lossless and one.sampling not in ("speculative", "block") for one in methods],
     }
     data = artifact.read().to_pandas()
     return Answered(
         target,
-        list(facts["tasks"]),
+        list(facts.tasks),
         _runs(methods, "drafter", "draft_length", "temperature").assign(**more),
         data.drop(columns=["token_ids", "method", "drafter"]),
         artifact.read("timings/runs").to_pandas(),
