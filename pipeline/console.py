@@ -25,8 +25,7 @@ _received = list[int]()  # signals that were raised as KeyboardInterrupt
 def starting() -> None:
     """Let Ctrl-C and SIGTERM end the process at once, with a line, while there is nothing to tidy.
 
-    An exception would be lost: in what imports modules and composes configurations much is caught.
-    `terminal` ends this.
+    An exception could be lost: imports and Hydra's composition catch many. `terminal` ends this.
     """
     _handle(_leave)
 
@@ -63,7 +62,7 @@ def terminal() -> Iterator[None]:
 
 
 def check_interruption() -> None:
-    """Raise the interruption that a library caught, and kept.
+    """Raise an interruption that a library has caught.
 
     Raises:
         KeyboardInterrupt: a signal came since the command began.
@@ -73,17 +72,15 @@ def check_interruption() -> None:
 
 
 def _handle(handler: Handler) -> dict[int, Any]:
-    """Handle both signals by `handler`; return what handled them until now.
+    """Handle both signals by `handler`; return the handlers until now.
 
-    What a launcher or the caller's shell (nohup) has put there stays.
+    Handlers of a launcher stay, and signals that the shell ignores (nohup) stay ignored.
     """
     if current_thread() is not main_thread():
         return {}
     ours = (signal.SIG_DFL, signal.default_int_handler, _leave, _interrupt)
-    before: dict[int, Any] = {
-        number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)
-    }
-    before = {number: old for number, old in before.items() if old in ours}
+    now = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    before: dict[int, Any] = {number: old for number, old in now.items() if old in ours}
     for number in before:
         signal.signal(number, handler)
     return before

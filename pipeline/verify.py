@@ -60,12 +60,12 @@ def _verify(outputs: Path) -> int:
 
 
 def _unfinished(root: Path, stage: str) -> int:
-    """Remove what killed runs of a stage left half-written; return how many can be gone on with.
+    """Remove half-written files of killed runs of a stage; return how many runs can go on.
 
     Where another process computes the stage, or outputs are read-only, nothing is removed.
     """
     left = list((root / stage).glob(".*.partial"))
-    # who made what is left had its lock before; the lock of a killed process is free
+    # a process locks its artifact before it makes the directory; a killed one's lock is free
     locks = (root / ".locks").glob(f"{stage}-*.lock") if left else ()
     with suppress(OSError), ExitStack() as held:
         for lock in locks:

@@ -6,7 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+from pipeline.plan.specs import FileSpec, PromptsRun, ServedPrompts
 from pipeline.store.durable import file_digest
+from pipeline.store.identity import Identity
 from pipeline.store.node import Node
 from tests.pipeline import tiny
 
@@ -29,8 +31,8 @@ def chat(name: str, ids: list[int] | None, text: str = "ab", **more: Any) -> dic
 
 def node(model: Path, *files: Path, batch: int | None = 4, **changes: Any) -> Node:
     """The distributions along the answers of files."""
-    config = {"answers": [file_digest(file) for file in files], "template": "chat",
-              "enable_thinking": False, "tokenizer": {}}  # fmt: skip
-    settings = {"answers": list(map(str, files)), "model": str(model), "model_revision": None}
-    prompts = Node("prompts", "tiny", config, settings=settings)
+    answers = tuple(FileSpec(Identity(content=file_digest(file)), reader=1) for file in files)
+    spec = ServedPrompts("chat", False, Identity(), answers)  # noqa: FBT003
+    run = PromptsRun("", answers=tuple(map(str, files)), model=str(model))
+    prompts = Node("prompts", "tiny", spec, run=run)
     return tiny.dump_node(model, prompts, batch, served=True, **changes)

@@ -84,7 +84,11 @@ def test_the_plan_on_the_disk_knows_a_shard_before_it_gets_its_name(
     seen = []
 
     def watched(beside: Path, path: Path) -> None:
-        [shard] = [one for one in Plan.load(tmp_path / "plan.json").shards if one.name == path.stem]
+        [shard] = [
+            planned
+            for planned in Plan.load(tmp_path / "plan.json").shards
+            if planned.name == path.stem
+        ]
         seen.append(shard.checksum == file_digest(beside))
         put(beside, path)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,8 +15,17 @@ from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config,
 from pipeline.execution import runner
 from pipeline.models.language_model import LanguageModel
 from pipeline.models.load import wrap
+from pipeline.plan.specs import (
+    DistributionsSpec,
+    ModelRun,
+    ModelSpec,
+    PromptsRun,
+    SampledPrompts,
+    UsedModel,
+)
 from pipeline.store.artifacts import Artifact, Store
 from pipeline.store.durable import file_digest
+from pipeline.store.identity import Identity
 from pipeline.store.node import Node
 
 TEMPLATE = (
@@ -25,11 +35,6 @@ TEMPLATE = (
 )
 SPECIAL = ["<|pad|>", "<|user|>", "<|end|>", "<|answer|>"]  # ids 0 to 3; answers end with 2
 VOCABULARY = 300
-MODEL = {"dtype": "float32", "head_dtype": "float32", "attention": "sdpa"}
-DECODING = {
-    "steps": 12, "k": 20, "temperature": 0.0, "top_p": 1.0, "top_k": 0, "seed": 0,
-    "temperatures": [0.5],
-}  # fmt: skip
 
 
 def new_qwen3(shape: Any, vocab_size: int) -> Qwen3ForCausalLM:
@@ -56,7 +61,7 @@ def random_model(
         for weight in module.parameters():
             if weight.ndim == 2:
                 weight.mul_(scale)
-    return wrap(module, label, torch.device("cpu"), "float32", (), "test")
+    return wrap(module, label, torch.device("cpu"))
 
 
 def save_model(
@@ -87,9 +92,21 @@ def byte_tokenizer() -> Tokenizer:
     return tokenizer
 
 
-def settings(directory: Path | str, device: str = "cpu") -> dict[str, Any]:
-    """Where a model is and how it runs."""
-    return {"path": str(directory), "label": "tiny", "device": device, "threads": 1}
+def used(
+    directory: Path | str,
+    key: str = "targets.tiny",
+    *,
+    label: str = "tiny",
+    device: str = "cpu",
+    batch: int | None = None,
+    **changes: Any,
+) -> UsedModel:
+    """A model in a directory, on one thread; `changes` of its specification."""
+    content = Path(directory) / "model.safetensors"
+    own = Identity(content=file_digest(content)) if content.is_file() else Identity()
+    spec = ModelSpec(own, dtype="float32", head_dtype="float32", attention="sdpa")
+    run = ModelRun(str(directory), label, device=device, threads=1, batch=batch)
+    return UsedModel(key, replace(spec, **changes), run)
 
 
 def write_model(directory: Path, seed: int = 0) -> Path:
@@ -116,28 +133,28 @@ def write_prompts(path: Path, count: int) -> Path:
     return path
 
 
-def prompts_node(model: Path, source: Path, split: str | None = None, **changes: Any) -> Node:
-    """A node of stage prompts."""
+def prompts_node(model: Path, source: Path, **changes: Any) -> Node:
+    """A node of stage prompts; `changes` of its specification."""
     files = source.rglob("*") if source.is_dir() else [source]
-    content = [file_digest(file) for file in sorted(files) if file.is_file()]
-    config: dict[str, Any] = {
-        "source": {"content": content}, "split": split, "count": 6, "min_tokens": 3,
-        "max_tokens": 100, "seed": 0, "template": "chat", "enable_thinking": False,
-        "tokenizer": {},
-    }  # fmt: skip
-    settings = {"source": str(source), "revision": None,
-                "model": str(model), "model_revision": None}  # fmt: skip
-    return Node("prompts", "tiny", config | changes, settings=settings)
+    content = "".join(file_digest(file) for file in sorted(files) if file.is_file())
+    spec = SampledPrompts(
+        template="chat", enable_thinking=False, tokenizer=Identity(),
+        source=Identity(content=content), split=None, count=6, min_tokens=3, max_tokens=100, seed=0,
+    )  # fmt: skip
+    run = PromptsRun(str(source), model=str(model))
+    return Node("prompts", "tiny", replace(spec, **changes), run=run)
 
 
 def dump_node(model: Path, prompts: Node, batch: int | None = 4, **changes: Any) -> Node:
-    """A node of stage distributions; `changes` of the model's or the decoding's configuration."""
-    weights = file_digest(model / "model.safetensors")
-    slice_ = {"content": weights} | {k: changes.pop(k, v) for k, v in MODEL.items()}
-    return Node("distributions", "tiny", {"model": slice_} | DECODING | changes,
-                {"prompts": (prompts,)}, settings={
-        "path": str(model), "revision": None, "label": "tiny", "device": "cpu", "threads": 1,
-        "batch": batch})  # fmt: skip
+    """A node of stage distributions; `changes` of the model's or its own specification."""
+    of_model = {name: changes.pop(name) for name in ("dtype", "attention") if name in changes}
+    tiny = used(model, batch=batch, **of_model)
+    spec = DistributionsSpec(
+        tiny.spec, steps=12, k=20, temperature=0.0, top_p=1.0, top_k=0, seed=0, temperatures=(0.5,)
+    )
+    return Node(
+        "distributions", "tiny", replace(spec, **changes), {"prompts": (prompts,)}, tiny.run
+    )
 
 
 def built(node: Node, root: Path) -> Artifact:
