@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import pyarrow as pa
 import pytest
 
+from pipeline.plan.facts import DraftsFacts, LogitDrift, Machine, ModelFacts, OfPair
 from pipeline.store import columns
 from pipeline.store.artifacts import Artifact, Pending
 from pipeline.store.durable import file_digest, write_sealed
@@ -69,6 +70,17 @@ def record(folder: Path, stage: str, facts: object = None) -> None:
         rows={}, artifact_schema=0, facts=to_plain(facts) or {},
     )  # fmt: skip
     write_sealed(folder / "record.json", to_plain(made))
+
+
+def drafts_facts(vocab_size: int, k: int, **changes: Any) -> DraftsFacts:
+    """The facts of stage drafts on a pair without drift; `changes` of them."""
+    model = ModelFacts("tiny", "float32", "float32", vocab_size=vocab_size)
+    facts = DraftsFacts(
+        vocab_size=vocab_size, k=k, target=model, drafter=model, steps=0,
+        largest_mass_left_out=OfPair(0.0, 0.0), drift=LogitDrift(0.0, 0, 0),
+        machine=Machine("cpu", 1, tf32=False, cudnn_attention=False),
+    )  # fmt: skip
+    return replace(facts, **changes)
 
 
 class Syncs:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import torch
 
 from pipeline.models.heads.feature_head import FeatureHead
 from pipeline.models.heads.hidden_drafter import HiddenDrafter, projection_of
 from pipeline.models.language_model import LanguageModel
+from pipeline.plan.specs import HeadSpec, ModelRun, ModelSpec, UsedModel
+from pipeline.store.identity import Identity
 
 
 def shape_of(target: LanguageModel) -> dict[str, object]:
@@ -17,6 +21,14 @@ def shape_of(target: LanguageModel) -> dict[str, object]:
         "num_key_value_heads": 2, "head_dim": 8, "rms_norm_eps": 1e-6, "rope_theta": 10000.0,
         "hidden_act": "silu", "max_position_embeddings": 512, "vocab_size": target.vocab_size,
     }  # fmt: skip
+
+
+def used(folder: Path, vocabulary: str = "reduced") -> UsedModel:
+    """A head in a directory, as a drafter."""
+    spec = ModelSpec(
+        Identity(), "float32", "float32", attention="sdpa", head=HeadSpec(vocabulary, 2)
+    )
+    return UsedModel("drafter", spec, ModelRun(str(folder), "h"))
 
 
 def random_head(

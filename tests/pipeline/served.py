@@ -32,7 +32,7 @@ def chat(name: str, ids: list[int] | None, text: str = "ab", **more: Any) -> dic
 def node(model: Path, *files: Path, batch: int | None = 4, **changes: Any) -> Node:
     """The distributions along the answers of files."""
     answers = tuple(FileSpec(Identity(content=file_digest(file)), reader=1) for file in files)
-    spec = ServedPrompts("chat", False, Identity(), answers)  # noqa: FBT003
+    spec = ServedPrompts("chat", False, Identity(), answers)
     run = PromptsRun("", answers=tuple(map(str, files)), model=str(model))
     prompts = Node("prompts", "tiny", spec, run=run)
     return tiny.dump_node(model, prompts, batch, served=True, **changes)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,8 +14,11 @@ import pytest
 from analysis.acceptance.realised import Steps
 from analysis.rules import Additive, StrictGreedy, Tree
 from analysis.rules.build import build_range
+from analysis.statistics.bootstrap import Resampling
 from analysis.topk import TopK
 from pipeline.errors import PipelineError
+from pipeline.plan.facts import AcceptanceFacts
+from pipeline.plan.specs import AcceptanceSpec, PairLabels
 from pipeline.stages.acceptance import compute as acceptance
 from pipeline.stages.report import inputs
 from pipeline.store import columns
@@ -25,7 +27,7 @@ from pipeline.store.node import Node
 from tests import divergences
 from tests.analysis.cases import stored_columns
 from tests.analysis.test_page import GREEDY, made
-from tests.pipeline.fakes import record
+from tests.pipeline.fakes import drafts_facts, record
 
 VOCAB, K, DRAFT_K, LENGTHS = 20, 8, 20, (30, 12, 30)
 DIVERGENCES = ("kl", "tv", "hellinger", "reverse_kl")
@@ -70,7 +72,7 @@ def drafts(
         "data",
         pa.table([pa.array(values[field.name], field.type) for field in schema], schema=schema),
     )
-    record(folder, "drafts", vocab_size=VOCAB, temperature=1.0, sampled_temperature=sampled)
+    record(folder, "drafts", drafts_facts(VOCAB, K, sampled_temperature=sampled))
     return Artifact(folder)
 
 
@@ -96,32 +98,21 @@ def logits(noise: float) -> tuple[np.ndarray, np.ndarray]:
     return z, (z + noise * rng.standard_normal(size)).astype(np.float32)
 
 
-def run(
-    folder: Path, upstream: Artifact, divergences: Sequence[str] = DIVERGENCES, **settings: Any
-) -> tuple[Artifact, dict[str, Any]]:
-    settings = {
-        "rules": [StrictGreedy(), Additive(t=0.1), Tree(m=3)],
-        "presets": {"engine": Additive(t=0.6)},
-        "ranges": [build_range({"rule": "additive", "t": [0.0, 0.3, 0.9]})],
-        "target": "T",
-        "drafter": "D",
-    } | settings
-    node = Node(
-        "acceptance",
-        "pair",
-        {
-            "resamples": 20,
-            "confidence": 0.9,
-            "statistics_seed": 0,
-            "divergences": list(divergences),
-            "draft_length": 3,
-        },
-        settings=settings,
+def run(folder: Path, upstream: Artifact, **changes: Any) -> tuple[Artifact, AcceptanceFacts]:
+    spec = AcceptanceSpec(
+        rules=(StrictGreedy(), Additive(t=0.1), Tree(m=3)),
+        presets={"engine": Additive(t=0.6)},
+        ranges=(build_range({"rule": "additive", "t": [0.0, 0.3, 0.9]}),),
+        divergences=tuple(DIVERGENCES),
+        draft_length=3,
+        statistics=Resampling(20, 0.9, 0),
     )
+    node = Node("acceptance", "pair", replace(spec, **changes), run=PairLabels("T", "D"))
     folder.mkdir()
     pending = Pending(folder, "acceptance")
     acceptance.compute(node, {"drafts": [upstream]}, pending)
     record(folder, "acceptance")
+    assert isinstance(pending.facts, AcceptanceFacts)
     return Artifact(folder), pending.facts
 
 
@@ -154,7 +145,7 @@ def test_statistics_agree_with_the_steps_they_summarise(tmp_path: Path) -> None:
     assert values["argmax drafted, speculative sampling", "acceptance"] == pytest.approx(
         p[range(len(p)), q.argmax(axis=1)].mean()
     )
-    assert facts["sampled_temperature"] == 0.5
+    assert facts.sampled_temperature == 0.5
     by_divergence = found.read("breakdown").to_pandas().set_index(
         ["rule", "divergence", "statistic"]
     )["value"]  # fmt: skip
@@ -178,7 +169,7 @@ def test_statistics_agree_with_the_steps_they_summarise(tmp_path: Path) -> None:
         assert laws[law, "measured"] == pytest.approx(values[law, "acceptance"])
         assert 0 < laws[law, "step"] <= laws[law, "measured"]
     # t = 0 decides as greedy does, and t = 0.6 and 0.9 as t = 0.3 does on these steps
-    assert (facts["rules"], facts["steps"], facts["violations"]) == (4, 72, 0)
+    assert (facts.rules, facts.steps, facts.violations) == (4, 72, 0)
     assert set(found.read("listing")["group"].to_pylist()) == {
         "baseline",
         "criteria",
@@ -195,18 +186,20 @@ def test_answers_that_were_not_sampled_have_no_law_of_stochastic_verification(
     assert "speculative sampling" not in rules
     assert "probability" not in found.read("levels")["statistic"].to_pylist()
     assert "greedy" in rules
-    assert facts["sampled_temperature"] is None
+    assert facts.sampled_temperature is None
     assert len(by_depth(found)) == 0  # of one depth
 
 
 def test_the_tightest_slacks_are_in_the_facts(tmp_path: Path) -> None:
     upstream = drafts(tmp_path / "in", *logits(0.3))
-    found, facts = run(tmp_path / "out", upstream, ranges=[])
+    found, facts = run(tmp_path / "out", upstream, ranges=())
     steps = found.read().to_pandas()  # all steps of a rule, then those of the next
     kl = np.tile(upstream.read(columns=["kl"])["kl"].to_numpy(), steps["rule"].nunique())
     rejected, certified = ~steps["accepted"], steps["certified"]
-    assert facts["tightest_rejected"]["nats"] == (kl - steps["lower"])[rejected].min()
-    assert facts["tightest_certified"]["nats"] == (steps["lower"] - kl)[certified].min()
+    assert facts.tightest_rejected is not None
+    assert facts.tightest_rejected.nats == (kl - steps["lower"])[rejected].min()
+    assert facts.tightest_certified is not None
+    assert facts.tightest_certified.nats == (steps["lower"] - kl)[certified].min()
 
 
 def test_a_certified_step_that_is_rejected_fails_with_the_step(tmp_path: Path) -> None:
@@ -253,7 +246,7 @@ def test_an_infinite_kl_certifies_nothing_that_can_be_rejected(tmp_path: Path) -
     table = by_depth(found).set_index(["depth", "rule", "statistic"])["value"]
     assert (table[1, "", "finite"], table[2, "greedy", "certified"]) == (0, 0)
     assert 0 < table[1, "greedy", "acceptance"] < 1
-    assert facts["violations"] == 0
+    assert facts.violations == 0
 
 
 @pytest.mark.parametrize(
@@ -283,7 +276,7 @@ def test_trees_are_judged_by_total_variation_beside_a_completed_kl(
     monkeypatch.setattr(inputs.distributions, "read_steps", lambda _: steps)
     assert target.draft is not None
     target = replace(target, draft=target.draft.assign(full_kl=np.inf, tv=0.01))
-    found = inputs.judged_by(target, {"drafts": [None]}, "full_kl").judged  # type: ignore[list-item]
+    found = inputs.judged_by(target, Artifact(Path()), "full_kl").judged
     assert {label: sure.any() for label, (_, sure) in found.items()} == {
         GREEDY.label: False,
         Tree(2).label: True,

@@ -188,7 +188,7 @@ def any_size(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def load(folder: Path, **changes: str) -> LanguageModel:
-    return load_model(tiny.MODEL | changes, tiny.settings(folder), "k")
+    return load_model(tiny.used(folder, **changes))
 
 
 @pytest.mark.usefixtures("any_size")
@@ -275,5 +275,5 @@ def test_what_is_not_for_them(tmp_path: Path) -> None:
     half = load(folder, dtype="bfloat16")  # the head alone is in float32
     assert half.module.config._attn_implementation == "sdpa"
     assert [type(m) for m in half.module.modules()].count(FewRows) == 1
-    bare = skeleton(tiny.MODEL, tiny.settings(folder), "k")
+    bare = skeleton(tiny.used(folder))
     assert not any(isinstance(inner, FewRows) for inner in bare.module.modules())

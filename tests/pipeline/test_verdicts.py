@@ -13,11 +13,11 @@ from analysis.decoding.answers import Answered, accuracy
 from analysis.decoding.speed import speed
 from analysis.rules import Additive, StrictGreedy
 from pipeline import solve
+from pipeline.decoding.decoded import losses_on_answers, read_decoded, verdict
 from pipeline.execution.runner import ensure
 from pipeline.loader import Study
 from pipeline.paths import ROOT
 from pipeline.store.artifacts import Store
-from pipeline.store.decoded import losses_on_answers, read_decoded, verdict
 from tests.conftest import SmallStudy
 from tests.pipeline.tiny import write_model, write_prompts
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,10 +12,13 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
+from analysis.statistics.bootstrap import Resampling
 from pipeline.execution import runner
 from pipeline.models.language_model import LanguageModel
 from pipeline.models.load import wrap
 from pipeline.plan.specs import (
+    DecodingRun,
+    DecodingSpec,
     DistributionsSpec,
     ModelRun,
     ModelSpec,
@@ -133,28 +136,44 @@ def write_prompts(path: Path, count: int) -> Path:
     return path
 
 
-def prompts_node(model: Path, source: Path, **changes: Any) -> Node:
-    """A node of stage prompts; `changes` of its specification."""
-    files = source.rglob("*") if source.is_dir() else [source]
+def prompts_node(model: Path, place: Path, /, **changes: Any) -> Node:
+    """A node of stage prompts from files in a place; `changes` of its specification."""
+    files = place.rglob("*") if place.is_dir() else [place]
     content = "".join(file_digest(file) for file in sorted(files) if file.is_file())
     spec = SampledPrompts(
         template="chat", enable_thinking=False, tokenizer=Identity(),
         source=Identity(content=content), split=None, count=6, min_tokens=3, max_tokens=100, seed=0,
     )  # fmt: skip
-    run = PromptsRun(str(source), model=str(model))
+    run = PromptsRun(str(place), model=str(model))
     return Node("prompts", "tiny", replace(spec, **changes), run=run)
 
 
 def dump_node(model: Path, prompts: Node, batch: int | None = 4, **changes: Any) -> Node:
     """A node of stage distributions; `changes` of the model's or its own specification."""
-    of_model = {name: changes.pop(name) for name in ("dtype", "attention") if name in changes}
+    of_model = {
+        spec.name: changes.pop(spec.name) for spec in fields(ModelSpec) if spec.name in changes
+    }
     tiny = used(model, batch=batch, **of_model)
+    spec = dump_spec(tiny, **changes)
+    return Node("distributions", "tiny", spec, {"prompts": (prompts,)}, tiny.run)
+
+
+def dump_spec(model: UsedModel, **changes: Any) -> DistributionsSpec:
+    """A specification of stage distributions."""
     spec = DistributionsSpec(
-        tiny.spec, steps=12, k=20, temperature=0.0, top_p=1.0, top_k=0, seed=0, temperatures=(0.5,)
-    )
-    return Node(
-        "distributions", "tiny", replace(spec, **changes), {"prompts": (prompts,)}, tiny.run
-    )
+        model.spec, steps=12, k=20, temperature=0.0, top_p=1.0, top_k=0, seed=0,
+        temperatures=(0.5,),
+    )  # fmt: skip
+    return replace(spec, **changes)
+
+
+def decoding_node(target: UsedModel, drafter: UsedModel, **changes: Any) -> Node:
+    """A node of stage decoding without upstream; its label is that of the target's key."""
+    spec = DecodingSpec(
+        target.spec, drafter.spec, prompts=3, steps=6, seed=0, lookup=2, batches=(), methods=(),
+    )  # fmt: skip
+    run = DecodingRun(target.run, drafter.run, Resampling(50, 0.95, 0))
+    return Node("decoding", target.key.partition(".")[2], replace(spec, **changes), run=run)
 
 
 def built(node: Node, root: Path) -> Artifact:

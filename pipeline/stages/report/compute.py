@@ -89,8 +89,11 @@ def measure(spec: ReportSpec, sources: Sequence[Sources]) -> Measured:
     results = read_results(spec, targets, sources)
     if "acceptance" in results:
         targets = [
-            judged_by(target, one, most_certified(results, target.label)["divergence"])
+            judged_by(
+                target, one.drafts.artifact, most_certified(results, target.label)["divergence"]
+            )
             for target, one in zip(targets, sources, strict=True)
+            if one.drafts is not None
         ]
     decoded = [
         read_decoded(one.label, spec.drafter or "", one.decoding.artifact)
@@ -115,7 +118,7 @@ def sections_of(measured: Measured) -> Iterator[Section]:
         yield decoding_section(title, decoded, spec.statistics, setups.extent(decoded, made))
         says = [*setups.machines(decoded, made), *setups.warning(decoded, speeds)]
         yield speed_section(title, decoded, speeds, says)
-    answered = [one for one in sources if one.accuracy is not None]
+    answered = [one.accuracy.artifact for one in sources if one.accuracy is not None]
     if answered:
         yield from answer_sections(spec, answered)
     if any(len({category for *_, category in target.prompts}) > 1 for target in targets):
@@ -185,15 +188,10 @@ def categories_table(measured: Measured) -> Table:
     return category_table(together(frames), rule, eps)
 
 
-def answer_sections(spec: ReportSpec, sources: Sequence[Sources]) -> list[Section]:
+def answer_sections(spec: ReportSpec, made: Sequence[Artifact]) -> list[Section]:
     """Return the sections on answers to tasks, from the artifacts of stage accuracy."""
-    answered = [
-        read_answered(one.label, one.accuracy.artifact)
-        for one in sources
-        if one.accuracy is not None
-    ]
-    margin = spec.margin or MARGIN
-    tables = [accuracy(one, *spec.statistics, margin) for one in answered]
-    return accuracy_sections(
-        spec.drafter or "", answered, tables, margin, spec.statistics.confidence
-    )
+    pairs = zip(spec.targets, made, strict=True)
+    answered = [read_answered(label, artifact) for label, artifact in pairs]
+    statistics, margin = spec.statistics, MARGIN if spec.margin is None else spec.margin
+    tables = [accuracy(one, *statistics, margin) for one in answered]
+    return accuracy_sections(spec.drafter or "", answered, tables, margin, statistics.confidence)

@@ -180,11 +180,10 @@ def read_target(spec: ReportSpec, sources: Sources) -> Target:
     )
 
 
-def judged_by(target: Target, sources: Sources, divergence: str) -> Target:
+def judged_by(target: Target, drafts: Artifact, divergence: str) -> Target:
     """Return a target with its drafter judged step by step, a rule as `judging_divergence` says."""
     assert target.draft is not None
-    assert sources.drafts is not None
-    steps, found = distributions.read_steps(sources.drafts.artifact), list[Verdict]()
+    steps, found = distributions.read_steps(drafts), list[Verdict]()
     of_rules = {rule: judging_divergence(rule, divergence) for rule in target.certificates}
     for by in dict.fromkeys(of_rules.values()):
         rules = [rule for rule, name in of_rules.items() if name == by]

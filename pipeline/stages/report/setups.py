@@ -125,7 +125,8 @@ def setup(target: Target, sources: Sources) -> dict[str, str]:
 def flattened(source: Source[Any]) -> Mapping[str, Any]:
     """Return the specification and the facts of an artifact by dotted keys; the former decides."""
     entries = {**source.artifact.record.facts, **source.node.config}
-    return {str(key): value for key, value in pd.json_normalize(entries).iloc[0].items()}
+    (flat,) = pd.json_normalize(entries).to_dict("records")
+    return {str(key): value for key, value in flat.items()}
 
 
 def as_text(value: Any) -> str:
