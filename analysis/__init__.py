@@ -1,7 +1,7 @@
 """The pure half of the project: arrays and tables in; arrays, tables and figures out.
 
-Nothing here reads or writes files, knows of Hydra or of a model, or asks which device there is.
-What is used from a Python prompt is here by name, and is imported when it is first asked for:
+Nothing here reads or writes files, uses Hydra, runs a model, or depends on a device. The names for
+use at a Python prompt are imported on first access:
 
     from analysis import TopK, certify, certify_logits, solve
 """

@@ -1,4 +1,4 @@
-"""Dataclass fields with a range, declared in words and as a test, and the one check of them all.
+"""Dataclass fields with a range, declared in words and as a test, and the check of all of them.
 
 The metadata of a field holds its range: `allowed` in words, `test` as a function. Rules, decoding
 methods, draft trees and the configuration's types all declare their fields this way. Only
@@ -25,7 +25,7 @@ class FieldError(ValueError):
 
 
 def ranged(allowed: str, test: Callable[[Any], bool], default: Any = MISSING) -> Any:
-    """Declare a dataclass field with what is allowed, in words and as a test."""
+    """Declare a dataclass field with its allowed values, in words and as a test."""
     metadata = {"allowed": allowed, "test": test}
     return field(default=default, metadata=metadata)
 
@@ -40,7 +40,7 @@ def part(kind: type) -> Any:
 
 
 def refused(key: str, value: Any, allowed: str, *, exact: bool = False) -> FieldError:
-    """Return the error for a value that is not allowed; `exact` prints '1' as no 1.
+    """Return the error for a value that is not allowed; `exact` shows the string '1' in quotes.
 
     Examples:
         >>> str(refused("t", 2.0, "a number in [0, 1]"))
@@ -54,18 +54,18 @@ def refused(key: str, value: Any, allowed: str, *, exact: bool = False) -> Field
 def check_fields(instance: Any, where: str = "") -> None:
     """Check every field of a dataclass instance, and of the dataclasses below it.
 
-    A field of a plain type (bool, int, float, str, or one of them or None) must hold that type;
-    integers become floats where a float is wanted. NaN and infinity are in no range.
+    A field of a plain type (bool, int, float, str, any of them or None) must hold that type.
+    Integers become floats where the type is float. NaN and infinity are never allowed.
 
     Args:
-        instance: its fields may hold dataclasses, or dictionaries of them.
+        instance: a dataclass. Its fields may hold dataclasses, or dictionaries of them.
         where: printed before the name of a field: "prompts.", "rule additive: ".
 
     Raises:
-        FieldError: names the field, its value and what is allowed, a line for each that is wrong.
+        FieldError: one line for each wrong field: its name, its value and the allowed values.
     """
-    if found := [str(error) for error in _problems(instance, where)]:
-        raise FieldError("\n".join(found))
+    if messages := [str(error) for error in _problems(instance, where)]:
+        raise FieldError("\n".join(messages))
 
 
 def _problems(instance: Any, where: str, tag: str | None = None) -> Iterator[FieldError]:
@@ -97,18 +97,18 @@ def _problems(instance: Any, where: str, tag: str | None = None) -> Iterator[Fie
 
 @cache
 def _hints(kind: type) -> dict[str, Any]:
-    """Return the types of the fields of a dataclass; to evaluate them takes longest of a check."""
+    """Return the field types of a dataclass, cached: evaluating them dominates a check."""
     return get_type_hints(kind)
 
 
 def from_mapping(kind: type[T], mapping: Mapping[str, Any], where: str, name: str) -> T:
-    """Make a dataclass from plain configuration, its keys checked; values: `check_fields`.
+    """Make a dataclass from plain configuration; keys are checked, values by `check_fields`.
 
     Args:
         kind: a dataclass.
         mapping: its fields by name.
         where: printed before a key in errors.
-        name: what is made, for errors: "additive".
+        name: of the result, for errors: "additive".
 
     Raises:
         FieldError: a key is unknown or missing.
@@ -127,7 +127,7 @@ def from_mapping(kind: type[T], mapping: Mapping[str, Any], where: str, name: st
 
 
 def _configured(kind: type) -> dict[str, Field[Any]]:
-    """Return the fields of a dataclass that a mapping may give, by name."""
+    """Return the fields of a dataclass that a mapping may set, by name."""
     return {spec.name: spec for spec in fields(kind) if spec.metadata.get("configured", True)}
 
 
@@ -151,7 +151,7 @@ def _part(kind: type, tag: str, given: dict[str, Any], where: str) -> Any:
 def alternatives(mapping: Mapping[str, Any], whole: Iterable[str] = ()) -> list[dict[str, Any]]:
     """Return one mapping for each combination of the values that are lists.
 
-    The value of a key in `whole` is a list of numbers itself: several of them are a list of lists.
+    The value of a key in `whole` is itself a list of numbers. Several values are a list of lists.
 
     Raises:
         FieldError: a list is empty.
@@ -171,13 +171,13 @@ def alternatives(mapping: Mapping[str, Any], whole: Iterable[str] = ()) -> list[
     return [dict(zip(mapping, point, strict=True)) for point in itertools.product(*axes)]
 
 
-def check_keys(mapping: Iterable[str], known: Iterable[str], where: str, name: str) -> None:
-    """Check that all keys are known.
+def check_keys(mapping: Iterable[str], allowed: Iterable[str], where: str, name: str) -> None:
+    """Check that all keys are allowed.
 
     Raises:
-        FieldError: names the first that is not, and those that are.
+        FieldError: names the first key that is not allowed, and those that are.
     """
-    names = list(known)
+    names = list(allowed)
     unknown = sorted(set(mapping) - set(names))
     if unknown:
         takes = f"{name} takes {', '.join(names)}" if names else f"{name} takes no parameters"
@@ -186,7 +186,7 @@ def check_keys(mapping: Iterable[str], known: Iterable[str], where: str, name: s
 
 
 def key_missing(key: str, where: str, advice: str) -> FieldError:
-    """Return the error for a key that is not there.
+    """Return the error for a missing key.
 
     Examples:
         >>> str(key_missing("m", "methods[0].", "give an integer"))
@@ -196,19 +196,19 @@ def key_missing(key: str, where: str, advice: str) -> FieldError:
 
 
 def _sentence(where: str) -> str:
-    """Return what is printed before the name of a field as the begin of a sentence."""
+    """Return the prefix of a field name as the beginning of a sentence."""
     return f"{where[:-1]}: " if where.endswith(".") else where
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    """Return a hint at the known name that was meant, as a part of an error.
+def nearest(name: str, names: Iterable[str]) -> str:
+    """Return a hint at the closest name, for the end of an error.
 
     Examples:
         >>> nearest("tempature", ["seed", "temperature"])
         ' (did you mean temperature?)'
     """
-    found = get_close_matches(name, list(known), n=1)
-    return f" (did you mean {found[0]}?)" if found else ""
+    matches = get_close_matches(name, list(names), n=1)
+    return f" (did you mean {matches[0]}?)" if matches else ""
 
 
 def _checked(key: str, spec: Any, hint: Any, given: Any) -> Any:
@@ -234,7 +234,7 @@ def _any(_: Any) -> bool:
 
 
 def _scalars(hint: Any) -> tuple[type, ...]:
-    """Return the plain types that a field may hold; none where it is of another kind."""
+    """Return the plain types that a field may hold; empty for a field of any other type."""
     union = get_origin(hint) in (Union, types.UnionType)
     kinds = get_args(hint) if union else (hint,)
     return kinds if all(kind in (*SCALARS, type(None)) for kind in kinds) else ()

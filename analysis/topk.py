@@ -1,4 +1,4 @@
-"""Next-token distributions of many decoding steps, of which only the top K tokens are stored."""
+"""Next-token distributions of many decoding steps, each stored by its top K tokens."""
 
 from __future__ import annotations
 
@@ -29,28 +29,28 @@ SUM_TOLERANCE = 1e-6  # probabilities may come from float32; they are never reno
 
 @dataclass(frozen=True, eq=False)
 class TopK:
-    """The K most probable tokens of N steps, and what is known of the V - K others.
+    """The K most probable tokens of N steps, with the mass and the entropy of the V - K others.
 
     Ranks are by decreasing probability, ties by token id; column 0 is the argmax. Build it with
     `from_probabilities`, `from_logits` or `from_columns`.
 
     Attributes:
         ids: (N, K) int32, token ids.
-        logits: (N, K) float32 (float64 where such were given) raw logits, -inf for masked tokens,
-            or None when only probabilities are known.
+        logits: (N, K) float32 (or float64, if given so) raw logits, -inf for masked tokens, or
+            None when only probabilities are known.
         top_surprisal: (N,) float64, -log p0: the log of the sum of exp(logit / temperature) over
-            all V tokens, less the largest. All probabilities follow from it, without a loss where
-            logits are large.
+            all V tokens, less the largest. All probabilities follow from it without loss, also
+            where logits are large.
         log_tail: (N,) float64, log of the mass outside the top K; -inf when there is none.
         entropy: (N,) float64, nats, over all V tokens.
         vocab_size: V.
         temperature: of the distribution described; logits stay raw.
         stored_probs: (N, K) float64, or None when the distribution is given by logits.
-        entropy_error: how far the entropy may be off, relative to 1 + entropy. Intervals allow
-            for it; infinite means that the entropy is not to be used.
-        log_prob_error: (N, K), how far each log-probability may be off, nats, or None where the
-            stored numbers are exact. All certificates are intervals then (`certificates.rounded`),
-            and `entropy` is the least that it can be.
+        entropy_error: the largest error of the entropy, relative to 1 + entropy. Intervals allow
+            for it. Infinite: the entropy is not used.
+        log_prob_error: (N, K), the largest error of each log-probability, nats; None where the
+            stored numbers are exact. With errors all certificates are intervals
+            (`certificates.rounded`), and `entropy` is its lower end.
     """
 
     ids: NDArray[np.int32]
@@ -66,16 +66,16 @@ class TopK:
 
     @classmethod
     def from_probabilities(cls, p: ArrayLike, k: int | None = None) -> TopK:
-        """Describe full probability vectors by their k most probable tokens (all by default).
+        """Build steps from full probability vectors, keeping k tokens (all by default).
 
         Args:
-            p: (N, V), rows that sum to one, of NumPy or PyTorch; zeros are allowed. (V,) is one
+            p: (N, V), rows that sum to one, NumPy or PyTorch; zeros are allowed. (V,) is one
                 step.
-            k: how many tokens to store, at most V.
+            k: number of tokens to store, at most V.
 
         Raises:
             ValueError: p is not (N, V), holds a negative or non-finite number, or a row does
-                not sum to one; or k is not in [1, V].
+                not sum to one. Or k is not in [1, V].
 
         Examples:
             >>> TopK.from_probabilities([[0.2, 0.5, 0.3]], k=2).ids.tolist()
@@ -110,17 +110,17 @@ class TopK:
 
     @classmethod
     def from_logits(cls, logits: ArrayLike, k: int | None = None, temperature: float = 1.0) -> TopK:
-        """Describe full rows of logits by their k most probable tokens (all by default).
+        """Build steps from full rows of logits, keeping k tokens (all by default).
 
         Args:
-            logits: (N, V), raw, of NumPy or PyTorch on any device; (V,) is one step. -inf is a
+            logits: (N, V), raw, NumPy or PyTorch on any device; (V,) is one step. -inf is a
                 masked token, of probability 0. Half precision is read as float32, which is exact.
-            k: how many tokens to store, at most V.
-            temperature: above 0; of the distribution that is meant.
+            k: number of tokens to store, at most V.
+            temperature: of the distribution, above 0.
 
         Raises:
-            ValueError: logits are not (N, V), hold NaN or +inf, or a row of them is masked
-                throughout; k is not in [1, V]; or the temperature is not above 0.
+            ValueError: logits are not (N, V), hold NaN or +inf, or a row is entirely masked. Or
+                k is not in [1, V], or the temperature is not above 0.
 
         Examples:
             >>> dist = TopK.from_logits([1.0, -np.inf, 1.0])
@@ -129,8 +129,8 @@ class TopK:
         """
         full = as_rows("logits", logits)
         size = full.shape[1]
-        found = rank_and_sum(full, check_size(k, size), _above_zero(temperature))
-        return cls(*found, vocab_size=size, temperature=float(temperature))
+        moments = rank_and_sum(full, check_size(k, size), _above_zero(temperature))
+        return cls(*moments, vocab_size=size, temperature=float(temperature))
 
     @classmethod
     def from_columns(
@@ -143,7 +143,7 @@ class TopK:
         vocab_size: int,
         temperature: float = 1.0,
     ) -> TopK:
-        """Take the columns of a stored dump, without copying them.
+        """Build steps from stored columns, without copying them.
 
         Args:
             top_ids: (N, K) int32.
@@ -154,13 +154,12 @@ class TopK:
                 where one token is left.
             entropy: (N,) float64, nats, at the given temperature, good to `entropy_error`.
             vocab_size: V >= K.
-            temperature: above 0; of the distribution whose certificates are wanted.
+            temperature: of the distribution to certify, above 0.
 
         Raises:
-            ValueError: shapes disagree, K > V, the temperature is not above 0, a column is in a
-                lower precision than float64, or columns contradict each other (masses that do not
-                sum to 1, an entropy that they cannot have, ...); the message names the column and
-                the step.
+            ValueError: shapes disagree, K > V, the temperature is not above 0, a column has less
+                than float64 precision, or columns contradict each other (masses do not sum to 1,
+                an entropy is impossible, ...). The message names the column and the step.
         """
         ids = np.asarray(top_ids, dtype=np.int32)
         logits = np.ascontiguousarray(as_rows("top_logits", top_logits))
@@ -176,13 +175,13 @@ class TopK:
             )
 
         def column(name: str, value: ArrayLike) -> Floats:
-            given = np.asarray(value)
-            if given.dtype.kind == "f" and given.dtype.itemsize < 8:
+            raw = np.asarray(value)
+            if raw.dtype.kind == "f" and raw.dtype.itemsize < 8:
                 raise ValueError(
-                    f"{name} is {given.dtype}: give float64, from which certificates are exact, or "
+                    f"{name} is {raw.dtype}: give float64, from which certificates are exact, or "
                     "log-probabilities and their error to TopK.from_log_probs"
                 )
-            array = np.ascontiguousarray(given, dtype=np.float64)
+            array = np.ascontiguousarray(raw, dtype=np.float64)
             if array.shape != logits.shape[:1]:
                 raise ValueError(f"{name} has shape {array.shape}: expected {logits.shape[:1]}")
             return array
@@ -203,20 +202,20 @@ class TopK:
     def from_log_probs(
         cls, top_ids: ArrayLike, log_probs: ArrayLike, error: ArrayLike, vocab_size: int
     ) -> TopK:
-        """Take the K largest log-probabilities of each step, as an engine prints them.
+        """Build steps from the K largest log-probabilities, as an engine prints them.
 
-        Raw logits, the tail and the entropy are unknown: certificates are intervals, and a rule
-        that compares raw logits is refused.
+        Raw logits, the tail and the entropy are unknown. Certificates are therefore intervals,
+        and a rule that compares raw logits raises an error.
 
         Args:
             top_ids: (N, K) int32, in the order of the values.
-            log_probs: (N, K) natural logarithms, falling; -inf is a probability of 0.
-            error: how far each may be off, at least 0; a number or (N, K).
-            vocab_size: V >= K. A larger one is sound too, and makes intervals wider.
+            log_probs: (N, K) natural logarithms, in descending order; -inf is a probability of 0.
+            error: the largest error of each, at least 0; a number or (N, K).
+            vocab_size: V >= K. A value above V is sound too, and makes intervals wider.
 
         Raises:
-            ValueError: shapes disagree, values rise or are not log-probabilities, those of a step
-                sum to more than 1 by more than their errors, or K exceeds V.
+            ValueError: shapes disagree, values rise or are not log-probabilities, the
+                probabilities of a step sum to more than 1 plus their errors, or K exceeds V.
 
         Examples:
             >>> TopK.from_log_probs([[7, 3]], [[-0.69, -1.2]], 0.005, vocab_size=50).k
@@ -248,7 +247,7 @@ class TopK:
         return len(self.ids)
 
     def __getitem__(self, steps: slice | NDArray[np.intp]) -> TopK:
-        """Return some of the steps; arrays are views for a slice, copies for indices."""
+        """Return a selection of the steps: views for a slice, copies for indices."""
         stored = {spec.name: getattr(self, spec.name) for spec in fields(self)}
         rows: dict[str, Any] = {
             name: x[steps] for name, x in stored.items() if isinstance(x, np.ndarray)
@@ -277,9 +276,9 @@ class TopK:
 
     @cached_property
     def prob_range(self) -> tuple[Floats, Floats]:
-        """The (N, K) least and largest that each probability can be, by `log_prob_error`.
+        """The (N, K) lower and upper end of each probability, from `log_prob_error`.
 
-        exp(l - error) and exp(l + error). Both fall along a row, as the probabilities do.
+        exp(l - error) and exp(l + error), both made to fall along a row as the probabilities do.
         """
         error = 0.0 if self.log_prob_error is None else self.log_prob_error
         low, high = self.log_probs - error, self.log_probs + error
@@ -289,7 +288,7 @@ class TopK:
 
     @cached_property
     def tail_range(self) -> tuple[Floats, Floats]:
-        """The (N,) least and largest mass T outside the top K, by the stored ones alone.
+        """The (N,) least and largest mass T outside the top K, from the stored tokens alone.
 
         T is between 1 - sum high and 1 - sum low. No token exceeds rank K: T is at most
         (V - K) p_K.
@@ -303,11 +302,11 @@ class TopK:
 
     @cached_property
     def entropy_range(self) -> tuple[Floats, Floats]:
-        """The (N,) least and largest entropy, nats, by the stored probabilities alone.
+        """The (N,) least and largest entropy, nats, from the stored probabilities alone.
 
-        x log(1/x) is concave, so that of a stored token is least at an end. Of the tail, it is
-        least where every token is as probable as rank K, T log(1/p_K), and largest where all are
-        alike, T log((V - K) / T).
+        x log(1/x) is concave, so the term of a stored token is least at an end of its range. The
+        tail's entropy is least if every token is as probable as rank K, T log(1/p_K), and largest
+        if all are equal, T log((V - K) / T).
         """
         others, (low, high) = self.vocab_size - self.k, self.prob_range
         at_ends = np.stack([surprise(low), surprise(high)])

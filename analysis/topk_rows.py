@@ -1,7 +1,7 @@
-"""The arrays behind `TopK`: full rows ranked and summed up, stored columns checked.
+"""The arrays behind `TopK`: full rows are ranked and summed, stored columns are checked.
 
-The stage distributions computes the same sums on its device (`pipeline.models.logit_statistics`),
-and is tested against this.
+The stage distributions computes the same sums on its device (`pipeline.models.logit_statistics`).
+Its tests compare the two.
 """
 
 from __future__ import annotations
@@ -13,22 +13,23 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 
-ENTRIES = 2**21  # logits worked on at a time
-CHECKED = 2**16  # probabilities of columns checked at a time
+ENTRIES = 2**21  # logits processed at a time
+CHECKED = 2**16  # probabilities checked at a time
 MASKED = -1e300  # stands for -inf: its exp is 0, and 0 times it is 0
-# Of masses, and of entropies relative to 1 + entropy. Float64 stays far below it; a column that was
-# float32 on its way here is seen where it moves a mass.
+# Error allowed in masses, and in entropies relative to 1 + entropy. Float64 stays far below it. A
+# column that passed through float32 exceeds it where it moves a mass.
 TOLERANCE = 1e-9
-PRINTED = 1e-6  # of the sum of printed probabilities
+PRINTED = 1e-6  # error allowed in the sum of printed probabilities
 
 
 def as_rows(name: str, value: Any) -> NDArray[Any]:
-    """Return numbers as an array (steps, vocabulary) of float32 or float64; one row is one step.
+    """Return an array (steps, vocabulary) of float32 or float64; one row is one step.
 
-    NumPy, PyTorch (any device and dtype) and whatever NumPy can read are taken.
+    Takes NumPy, PyTorch (any device and dtype) and anything else that NumPy can read.
 
     Raises:
-        ValueError: these are no real numbers, or not of that shape; the message says `name`.
+        ValueError: the values are not real numbers, or have another shape; the message names
+            `name`.
     """
     if hasattr(value, "detach"):  # a tensor of PyTorch, which is not imported here
         value = value.detach().cpu()
@@ -38,8 +39,10 @@ def as_rows(name: str, value: Any) -> NDArray[Any]:
     except ValueError:  # lists of different lengths
         array = np.empty((), dtype=object)
     if array.dtype.kind not in "fiu":
-        what = "complex numbers" if array.dtype.kind == "c" else type(value).__name__
-        raise ValueError(f"{name} holds no rows of real numbers ({what}): give (steps, vocabulary)")
+        content = "complex numbers" if array.dtype.kind == "c" else type(value).__name__
+        raise ValueError(
+            f"{name} holds no rows of real numbers ({content}): give (steps, vocabulary)"
+        )
     if array.ndim == 1:
         array = array[None]
     if array.ndim != 2 or array.shape[1] == 0:
@@ -51,10 +54,10 @@ def as_rows(name: str, value: Any) -> NDArray[Any]:
 
 
 def check_size(k: Any, size: int) -> int:
-    """Return how many of `size` tokens are stored: k, or all of them when it is None.
+    """Return K, the number of tokens to store: k, or `size` when k is None.
 
     Raises:
-        ValueError: k is no integer in [1, size].
+        ValueError: k is not an integer in [1, size].
     """
     if k is None:
         return size
@@ -64,19 +67,19 @@ def check_size(k: Any, size: int) -> int:
 
 
 def is_integer(value: Any) -> bool:
-    """Say whether this is a whole number, of Python or NumPy; booleans are none."""
+    """Return whether this is an integer of Python or NumPy; booleans are not."""
     return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
 def top(values: NDArray[Any], k: int) -> tuple[NDArray[np.int32], NDArray[Any]]:
-    """Return ids and values of the k largest of each row, by decreasing value, ties by id."""
+    """Return the ids and values of the k largest entries of each row, ties by id."""
     ids: NDArray[Any] = np.broadcast_to(np.arange(values.shape[1]), values.shape)
     if k < values.shape[1]:
         least = np.partition(values, -k, axis=1)[:, -k, None]
         above, equal = values > least, values == least
         room = k - above.sum(axis=1, keepdims=True)
-        kept = above | (equal & (np.cumsum(equal, axis=1) <= room))
-        ids = np.nonzero(kept)[1].reshape(len(values), k)
+        selected = above | (equal & (np.cumsum(equal, axis=1) <= room))
+        ids = np.nonzero(selected)[1].reshape(len(values), k)
     chosen = np.take_along_axis(values, ids, axis=1)
     order = np.argsort(-chosen, axis=1, kind="stable")
     ranked = np.take_along_axis(ids, order, axis=1).astype(np.int32)
@@ -86,7 +89,7 @@ def top(values: NDArray[Any], k: int) -> tuple[NDArray[np.int32], NDArray[Any]]:
 def rank_and_sum(
     logits: NDArray[Any], k: int, temperature: float
 ) -> tuple[NDArray[np.int32], NDArray[Any], Floats, Floats, Floats]:
-    """Return the top k and the moments of logits (N, V), some rows at a time.
+    """Return the top k and the moments of logits (N, V), computed a few rows at a time.
 
     Returns:
         ids (N, K) and logits (N, K), by decreasing logit, ties by id; and (N,) each, with
@@ -98,8 +101,8 @@ def rank_and_sum(
     """
     rows = max(1, ENTRIES // logits.shape[1])
     parts = [
-        _summary(logits[at : at + rows], k, temperature, at)
-        for at in range(0, max(1, len(logits)), rows)
+        _summary(logits[start : start + rows], k, temperature, start)
+        for start in range(0, max(1, len(logits)), rows)
     ]
     if len(parts) == 1:
         return parts[0]
@@ -114,8 +117,10 @@ def _summary(
     right = np.isfinite(largest)  # the maximum of a row with a NaN is NaN
     if not right.all():
         row = int(np.argmin(right))
-        what = "only masked tokens (-inf)" if largest[row] == -np.inf else f"a {largest[row]}"
-        raise ValueError(f"logits of step {begin + row} hold {what}: give numbers, -inf for masked")
+        content = "only masked tokens (-inf)" if largest[row] == -np.inf else f"a {largest[row]}"
+        raise ValueError(
+            f"logits of step {begin + row} hold {content}: give numbers, -inf for masked"
+        )
     ids, stored = top(logits, k)
     with np.errstate(over="ignore"):
         below = (logits - largest[:, None].astype(np.float64)) / temperature
@@ -143,10 +148,10 @@ def check_columns(
     vocab_size: int,
     temperature: float,
 ) -> None:
-    """Check that stored columns can belong to one distribution: those of `TopK`, N steps.
+    """Check that the stored columns of N steps can belong to one distribution.
 
     Raises:
-        ValueError: the first column and step that cannot be, and what is allowed there.
+        ValueError: names the first impossible column and step, and what is allowed there.
     """
     others = vocab_size - ids.shape[1]
     if ids.min(initial=0) < 0 or ids.max(initial=0) >= vocab_size:
@@ -186,10 +191,10 @@ def check_columns(
 
 
 def check_log_probs(values: Floats, error: Floats, vocab_size: int) -> None:
-    """Check (N, K) log-probabilities that may be off by `error`.
+    """Check (N, K) log-probabilities with errors of up to `error`.
 
     Raises:
-        ValueError: the first step that cannot be, and what is allowed there.
+        ValueError: names the first impossible step, and what is allowed there.
     """
     if values.shape[1] > vocab_size:
         raise ValueError(f"K={values.shape[1]} tokens of a vocabulary of {vocab_size}")
@@ -208,7 +213,7 @@ def _refuse(
     allowed: str,
     limit: Floats | None = None,
 ) -> None:
-    """Raise for the first step that is not right."""
+    """Raise for the first step whose value is not allowed."""
     if right.all():
         return
     first = np.unravel_index(np.argmin(right), right.shape)
@@ -221,20 +226,20 @@ def _refuse(
 def _stored_sums(
     logits: NDArray[np.floating[Any]], surprisal: Floats, temperature: float
 ) -> tuple[Floats, Floats]:
-    """Return of the stored tokens the sums of p and of -p log p, (N,) each."""
+    """Return the sums of p and of -p log p over the stored tokens, (N,) each."""
     weight, spread = np.empty((2, len(logits)))
     masked = np.isneginf(logits[:, -1]).any()
     rows = max(1, CHECKED // logits.shape[1])
-    for at in range(0, len(logits), rows):
-        top = logits[at : at + rows]
+    for start in range(0, len(logits), rows):
+        top = logits[start : start + rows]
         below = top - top[:, :1].astype(np.float64)
         if temperature != 1.0:
             below /= temperature
         if masked:
-            np.maximum(below, MASKED, out=below)  # 0 times -inf is no number
+            np.maximum(below, MASKED, out=below)  # 0 times -inf is NaN
         w = np.exp(below)
-        weight[at : at + rows] = w.sum(axis=1)
-        spread[at : at + rows] = np.einsum("ij,ij->i", w, below)
+        weight[start : start + rows] = w.sum(axis=1)
+        spread[start : start + rows] = np.einsum("ij,ij->i", w, below)
     p0 = np.exp(-surprisal)
     return p0 * weight, p0 * (surprisal * weight - spread)
 

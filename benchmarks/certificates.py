@@ -1,8 +1,8 @@
-"""Measures the speed of certificates: `make bench`, or `python -m benchmarks.certificates`.
+"""Speed of certificates: `make bench`, or `python -m benchmarks.certificates`.
 
-One run on one thread, each time the best of several: one read of a (64,000 x 256) float64 array
-by np.sum; one rule; the paper's grid of rules from float32 logits, all four outputs included; one
-rule in other divergences; the grid at fewer steps and at other K.
+It runs on one thread and reports the best of several times: one read of a (64,000 x 256) float64
+array by np.sum; one rule; the paper's grid of rules from float32 logits, with all four outputs; one
+rule in other divergences; the grid at fewer steps and with other K.
 """
 
 from __future__ import annotations
@@ -23,31 +23,31 @@ from analysis.topk import TopK
 ROOT = Path(__file__).resolve().parents[1]
 DIVERGENCES = ("tv", "hellinger", "reverse_kl", "renyi:2")  # besides KL
 STEPS, K, VOCABULARY = 64_000, 256, 151_936
-REPEATS = 7  # of which the least time counts
+REPEATS = 7  # the least time counts
 
 
 def synthetic(steps: int, k: int, seed: int = 0) -> TopK:
-    """Make steps whose top probabilities are spread like those of the paper's Table 1.
+    """Return steps whose top probabilities are distributed like those of the paper's Table 1.
 
-    p falls as rank^-a, the top 8 more slowly; T, H and p0 are of the whole vocabulary.
+    p falls as rank^-a, the top 8 more slowly; T, H and p0 refer to the whole vocabulary.
     """
     rng = np.random.default_rng(seed)
     exponents = np.clip(7.0 * np.exp(0.75 * rng.standard_normal(256)), 1.2, 14.0)
-    which = rng.integers(len(exponents), size=steps)
+    shape = rng.integers(len(exponents), size=steps)
     log_rank = np.log(np.arange(1, VOCABULARY + 1))
     tail, tail_logits = np.empty(len(exponents)), np.empty(len(exponents))
     for row, exponent in enumerate(exponents):
         logits = 20.0 - exponent * log_rank[k:]
         weight = np.exp(logits)
         tail[row], tail_logits[row] = weight.sum(), weight @ logits
-    stored = (20.0 - exponents[which, None] * log_rank[:k]).astype(np.float32)
+    stored = (20.0 - exponents[shape, None] * log_rank[:k]).astype(np.float32)
     flat = rng.beta(2.0, 0.75, (steps, 1))
     stored[:, :8] = 20.0 + flat * (stored[:, :8] - 20.0)
     mass = np.exp(stored.astype(np.float64))
-    total = mass.sum(axis=1) + tail[which]
-    entropy = np.log(total) - ((mass * stored).sum(axis=1) + tail_logits[which]) / total
+    total = mass.sum(axis=1) + tail[shape]
+    entropy = np.log(total) - ((mass * stored).sum(axis=1) + tail_logits[shape]) / total
     with np.errstate(divide="ignore"):
-        log_tail = np.log(tail[which] / total)
+        log_tail = np.log(tail[shape] / total)
     ids = np.broadcast_to(np.arange(k, dtype=np.int32), (steps, k))
     surprisal = np.log(total) - stored[:, 0]
     return TopK.from_columns(ids, stored, surprisal, log_tail, entropy, VOCABULARY)
@@ -61,7 +61,7 @@ def paper_rules() -> list[Rule]:
 
 
 def best_time(function: Callable[[], object]) -> float:
-    """Return the least wall time of several calls, in milliseconds, after one to warm up."""
+    """Return the least wall time of several calls, in milliseconds, after a warm-up call."""
     times = []
     for _ in range(REPEATS + 1):
         start = time.perf_counter()
@@ -71,7 +71,7 @@ def best_time(function: Callable[[], object]) -> float:
 
 
 def timings(dist: TopK, rules: list[Rule]) -> pd.DataFrame:
-    """Time the parts, in milliseconds and in reads."""
+    """Return the time of each part, in milliseconds and in reads."""
     array = np.random.default_rng(0).random((STEPS, K))
     parts = {
         "one read: np.sum of the float64 array": best_time(array.sum),
@@ -88,14 +88,16 @@ def timings(dist: TopK, rules: list[Rule]) -> pd.DataFrame:
 
 
 def main() -> None:
-    """Print all of it."""
+    """Print all timings."""
     rules, dist = paper_rules(), synthetic(STEPS, K)
     table = timings(dist, rules)
-    read, one, grid = table["ms"][:3]
+    read, single, grid = table["ms"][:3]
     print(table.to_string(index=False, float_format="%.2f"))
-    print(f"one rule: {one / read:.2f} reads (at most 0.75)")
+    print(f"one rule: {single / read:.2f} reads (at most 0.75)")
     print(f"the grid: {grid / read:.2f} reads (at most 8)")
-    print(f"a further divergence: at most {table['ms'][3:].max() / one:.2f} times one rule (1.5)")
+    print(
+        f"a further divergence: at most {table['ms'][3:].max() / single:.2f} times one rule (1.5)"
+    )
     for steps, k in ((4_000, K), (16_000, K), (16_000, 32), (16_000, 512)):
         milliseconds = best_time(partial(certify, synthetic(steps, k), rules))
         print(f"the grid, {steps} steps, K = {k}: {1e6 * milliseconds / steps:.0f} ns a step")

@@ -1,18 +1,19 @@
-"""Compares decoding with transformers, and with bare passes of the model.
+"""Speed of decoding, compared with transformers and with bare passes of the model.
 
-``python -m benchmarks.decoding speed [OVERRIDES]`` times greedy decoding with a drafter beside
-transformers' own generation: same target, prompts and draft lengths, every prompt by all ways in
-turn, three rounds, of which the median counts. Transformers drafts with the same model, or, where
-the drafter is a head, by prompt look-up. Prints milliseconds a token, ratios to the target alone
-with their interval over prompts, how far the rounds are apart, and whether all gave the same
-tokens; decoding.prompts and decoding.steps count.
+``python -m benchmarks.decoding speed [OVERRIDES]`` times greedy decoding with a drafter and
+transformers' own generation, with the same target, prompts and draft lengths. All decoders take
+each prompt in turn, in three rounds, and the median counts. Transformers drafts with the same model
+or, if the drafter is a head, by prompt look-up. The output has milliseconds a token, ratios to the
+target alone with their interval over prompts, the spread of the rounds, and the number of answers
+that differ. decoding.prompts and decoding.steps apply.
 
 ``scored`` decodes the prompts of a study as stage distributions does, scores the same answers in
-passes, and prints seconds, memory, and how far tokens, logits and certificates are apart.
+passes, and prints seconds, memory, and the differences of tokens, logits and certificates.
 
-``passes`` times passes over n tokens after a prompt of 160, of study=smollm2, with transformers'
-own linear maps and attention, and with those of `pipeline.models.few_rows`. With device.threads=1
-the processor's time is counted, which other programs disturb less.
+``passes`` times passes of study=smollm2 over n tokens after a prompt of 160 tokens, with
+transformers' own linear maps and attention, and with the skinny matrix products of
+`pipeline.models.few_rows`. With device.threads=1 it counts processor time, which other programs
+disturb less.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ from pipeline.plan.stage import models_of
 from pipeline.stages.distributions.decode import Found, decode_batch, score_batch
 
 LENGTHS, ROUNDS, RESAMPLES = (1, 2, 4), 3, 2000
-MODEL_LENGTH = 2  # tokens that the model drafts where look-up finds nothing
+MODEL_LENGTH = 2  # tokens that the model drafts if look-up has no match
 ALONE = "target alone, this project"
 Decoder = Callable[[list[int]], list[int]]
 
@@ -90,13 +91,13 @@ def decoders(
     def model() -> Drafter:
         return model_drafter(drafter, Greedy())
 
-    ways = {
+    decoders_by_name = {
         ALONE: own(lambda: Nothing(device), 0),
         "target alone, transformers": generate(target, steps, lambda: {}),
     }
     for gamma in LENGTHS:
         by_model = isinstance(drafter, LanguageModel)
-        ways |= {
+        decoders_by_name |= {
             f"the drafter, {gamma}": own(model, gamma),
             f"look-up first, else the drafter, {gamma}": own(
                 lambda: LookupFirst(lookup, model(), MODEL_LENGTH), gamma
@@ -106,11 +107,11 @@ def decoders(
                 target, steps, partial(assisted, drafter, gamma)
             ),
         }
-    return ways
+    return decoders_by_name
 
 
 def assisted(drafter: LanguageModel | HiddenDrafter, gamma: int) -> dict[str, Any]:
-    """Return what lets transformers draft exactly `gamma` tokens a call: by look-up for a head."""
+    """Return options with which transformers drafts `gamma` tokens a call; a head: by look-up."""
     if isinstance(drafter, HiddenDrafter):
         return {"prompt_lookup_num_tokens": gamma}
     settings = drafter.module.generation_config
@@ -121,7 +122,7 @@ def assisted(drafter: LanguageModel | HiddenDrafter, gamma: int) -> dict[str, An
 
 
 def generate(target: LanguageModel, steps: int, options: Callable[[], dict[str, Any]]) -> Decoder:
-    """Return transformers' greedy generation, with a drafter or without."""
+    """Return transformers' greedy generation as a decoder."""
 
     def run(ids: list[int]) -> list[int]:
         text = torch.tensor([ids], device=target.device)
@@ -138,28 +139,27 @@ def generate(target: LanguageModel, steps: int, options: Callable[[], dict[str, 
     return run
 
 
-def print_comparison(ways: dict[str, Decoder], prompts: list[list[int]]) -> None:
-    """Print what every way takes for a token, and how much faster it is than the target alone.
+def print_comparison(decoders_by_name: dict[str, Decoder], prompts: list[list[int]]) -> None:
+    """Print the time a token of every decoder, and its speedup over the target alone.
 
-    Every prompt is decoded by all ways in turn, and all prompts in each round: what disturbs the
-    machine for a while disturbs all ways alike. The spread is the largest less the least time of a
-    prompt, over its median; half of the prompts have less.
+    All decoders take each prompt in turn, so that a disturbance of the machine affects all of them.
+    The spread is the range of a prompt's times over their median, as a median over prompts.
     """
-    names = list(ways)
-    for way in ways.values():
-        way(prompts[0])
+    names = list(decoders_by_name)
+    for decoder in decoders_by_name.values():
+        decoder(prompts[0])
     taken = {name: np.empty((ROUNDS, len(prompts))) for name in names}
     answers: dict[str, dict[int, list[int]]] = {name: {} for name in names}
     for round_ in range(ROUNDS):
-        for at, ids in enumerate(prompts):
+        for index, ids in enumerate(prompts):
             for turn in range(len(names)):
-                name = names[(turn + at + round_) % len(names)]
+                name = names[(turn + index + round_) % len(names)]
                 started = time.perf_counter()
-                answers[name][at] = ways[name](ids)
-                taken[name][round_, at] = time.perf_counter() - started
-    seconds = {name: np.median(found, axis=0) for name, found in taken.items()}
-    tokens = {name: np.array([len(found[at]) for at in range(len(prompts))], float)
-              for name, found in answers.items()}  # fmt: skip
+                answers[name][index] = decoders_by_name[name](ids)
+                taken[name][round_, index] = time.perf_counter() - started
+    seconds = {name: np.median(times, axis=0) for name, times in taken.items()}
+    tokens = {name: np.array([len(texts[index]) for index in range(len(prompts))], float)
+              for name, texts in answers.items()}  # fmt: skip
     draws = np.random.default_rng(0).integers(len(prompts), size=(RESAMPLES, len(prompts)))
     paces = {name: seconds[name][draws].sum(1) / tokens[name][draws].sum(1) for name in names}
     alone = seconds[ALONE].sum() / tokens[ALONE].sum()
@@ -167,7 +167,7 @@ def print_comparison(ways: dict[str, Decoder], prompts: list[list[int]]) -> None
         pace = seconds[name].sum() / tokens[name].sum()
         low, high = np.quantile(paces[ALONE] / paces[name], [0.025, 0.975])
         spread = np.median(np.ptp(taken[name], axis=0) / seconds[name])
-        differ = sum(answers[name][at] != answers[ALONE][at] for at in range(len(prompts)))
+        differ = sum(answers[name][index] != answers[ALONE][index] for index in range(len(prompts)))
         print(
             f"  {name:40} {1000 * pace:7.2f} ms a token, {alone / pace:5.2f} [{low:.2f}, "
             f"{high:.2f}] times the target alone; spread {spread:.0%}; {differ} answers differ"
@@ -177,16 +177,16 @@ def print_comparison(ways: dict[str, Decoder], prompts: list[list[int]]) -> None
 BATCHES = (1, 8, 32)
 
 
-def certificates(found: Found, vocabulary: int) -> Floats:
-    """Return strict greedy's certificates (N,) of N stored steps."""
+def certificates(stored: Found, vocabulary: int) -> Floats:
+    """Return the certificates of strict greedy, (N,), for N stored steps."""
     names = ("top_ids", "top_logits", "top_surprisal", "log_tail", "entropy")
-    columns: dict[str, Any] = {name: found[name].numpy() for name in names}
+    columns: dict[str, Any] = {name: stored[name].numpy() for name in names}
     dist = TopK.from_columns(**columns, vocab_size=vocabulary)
     return certify(dist, StrictGreedy()).lower[:, 0]
 
 
 def scored(overrides: list[str]) -> None:
-    """Time decoding and scoring of a study's first target, and compare what they store."""
+    """Time decoding and scoring with a study's first target, and compare the stored steps."""
     _, nodes, store = prepare(composed(overrides))
     node = nodes["distributions"][0]
     rows = runner.ensure([node.upstream["prompts"][0]], store)[0].read().to_pylist()
@@ -197,28 +197,34 @@ def scored(overrides: list[str]) -> None:
     for batch in BATCHES:
         taken, steps, other, logits, apart = {"decoding": 0.0, "scoring": 0.0}, 0, 0, 0.0, 0.0
         memory = {}
-        for at in range(0, len(names), batch):
-            some = {name: prompts[name] for name in names[at : at + batch]}
+        for start in range(0, len(names), batch):
+            chosen = {name: prompts[name] for name in names[start : start + batch]}
             watch, begun = Stopwatch(model.device), time.perf_counter()
-            one = decode_batch(model, some, node.spec, watch, lambda _: None)
+            decoded = decode_batch(model, chosen, node.spec, watch, lambda _: None)
             taken["decoding"] += time.perf_counter() - begun
             memory["decoding"] = peak_memory(model.device)
-            lengths = one["lengths"].tolist()
-            answers = [row[:n] for row, n in zip(one["token_id"].tolist(), lengths, strict=True)]
+            lengths = decoded["lengths"].tolist()
+            answers = [
+                row[:n] for row, n in zip(decoded["token_id"].tolist(), lengths, strict=True)
+            ]
             begun = time.perf_counter()
-            two = score_batch(model, list(some.values()), answers, node.spec, watch, lambda _: None)
+            rescored = score_batch(
+                model, list(chosen.values()), answers, node.spec, watch, lambda _: None
+            )
             taken["scoring"] += time.perf_counter() - begun
             memory["scoring"] = peak_memory(model.device)
             longest = max(lengths)
-            given = torch.arange(longest) < torch.tensor(lengths)[:, None]
-            tops = [found["top_ids"][:, :longest, 0] for found in (one, two)]
-            same = given & (tops[0] == tops[1])
-            steps, other = steps + int(given.sum()), other + int((given & ~same).sum())
-            columns = [found for found in two if found != "lengths"]
-            kept = [{name: f[name][:, :longest][same] for name in columns} for f in (one, two)]
-            off = kept[0]["top_logits"] - kept[1]["top_logits"]
+            present = torch.arange(longest) < torch.tensor(lengths)[:, None]
+            tops = [stored["top_ids"][:, :longest, 0] for stored in (decoded, rescored)]
+            same = present & (tops[0] == tops[1])
+            steps, other = steps + int(present.sum()), other + int((present & ~same).sum())
+            columns = [stored for stored in rescored if stored != "lengths"]
+            equal_steps = [
+                {name: f[name][:, :longest][same] for name in columns} for f in (decoded, rescored)
+            ]
+            off = equal_steps[0]["top_logits"] - equal_steps[1]["top_logits"]
             logits = max(logits, float(off.abs().max()))
-            ends = [certificates(found, model.vocab_size) for found in kept]
+            ends = [certificates(stored, model.vocab_size) for stored in equal_steps]
             apart = max(apart, float(np.abs(ends[0] - ends[1]).max()))
         ratio = taken["decoding"] / taken["scoring"]
         print(
@@ -236,7 +242,7 @@ PROMPT, REPETITIONS = 160, 20
 
 @torch.inference_mode()
 def timed(sequence: Text, ids: Tensor) -> tuple[float, Tensor]:
-    """Return the seconds and logits of a pass over `ids` after what `sequence` holds, unchanged."""
+    """Return the seconds and logits of a pass over `ids` after `sequence`, which is restored."""
     clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
     before, begun = sequence.length, clock()
     logits = sequence.extend(ids)
@@ -246,10 +252,10 @@ def timed(sequence: Text, ids: Tensor) -> tuple[float, Tensor]:
 
 
 def time_passes(overrides: list[str]) -> None:
-    """Time the first target of the study, with products of few rows and without."""
+    """Time passes of the study's first target, with skinny matrix products and without."""
     _, nodes, _ = prepare(composed(["study=smollm2", *overrides]))
     (used,) = models_of(nodes["distributions"][0])
-    models = {"few_rows": load_model(used)}
+    models = {"skinny": load_model(used)}
     few_rows.LEAST_BYTES = sys.maxsize
     models["transformers"] = load_model(used)
     ids = torch.randint(100, 1000, (PROMPT,), generator=torch.Generator().manual_seed(0))
@@ -261,13 +267,13 @@ def time_passes(overrides: list[str]) -> None:
     off = 0.0
     for _ in range(REPETITIONS):
         for n in TOKENS:
-            found = {kind: timed(sequence, ids[:n]) for kind, sequence in sequences.items()}
-            for kind, (taken, _) in found.items():
+            passes = {kind: timed(sequence, ids[:n]) for kind, sequence in sequences.items()}
+            for kind, (taken, _) in passes.items():
                 best[kind, n] = min(best.get((kind, n), taken), taken)
-            one, other = (logits for _, logits in found.values())
-            off = max(off, float((one - other).abs().max()))
+            first, second = (logits for _, logits in passes.values())
+            off = max(off, float((first - second).abs().max()))
     print(
-        f"{target.label}, {torch.get_num_threads()} threads, ms a pass and c(n)/c(1); "
+        f"{used.run.label}, {torch.get_num_threads()} threads, ms a pass and c(n)/c(1); "
         f"logits at most {off:.1g} apart"
     )
     print("tokens        " + "".join(f"{n:>11}" for n in TOKENS))

@@ -1,22 +1,23 @@
-"""Checks and speeds that need a GPU, as one command: ``make check-gpu``.
+"""Checks and timings that need a GPU: ``make check-gpu``.
 
-First a line for every check, with status 1 at the end when one failed:
+First it prints a line for every check, and ends with status 1 if one failed:
 
-- decoding a batch and each prompt alone emits the same tokens, in float32 and bfloat16, and padding
-  gives no NaN;
+- decoding a batch and decoding each prompt alone emit the same tokens, in float32 and bfloat16, and
+  padding gives no NaN;
 - the head's product in bfloat16 and the statistics agree with the CPU's;
 - the decoding loop with a chain and with a tree emits the tokens of the target alone.
 
-Then speeds: the paper's shapes with random weights (nothing is downloaded), 500 prompts, 128 steps,
-by the stage's own code; seconds are wall-clock, without writing files. First the pass over given
-answers (`distributions.source=answers`), its products as shares of the rate of a large one:
+Then it times the paper's shapes with random weights (nothing is downloaded), 500 prompts and 128
+steps, with the stage's own code; seconds are wall-clock time without writing files. First the pass
+over given answers (`distributions.source=answers`), with the rates of its matrix products as shares
+of the rate of a large product:
 
     body: 2 (parameters - V d) tokens read / seconds without the head and the statistics / rate
     head: 2 V d rows / its seconds / rate
 
-then decoding.
+Then decoding.
 
-``--reduced`` runs it all with small shapes, on the CPU too, where what needs CUDA is left out.
+``--reduced`` runs everything with small shapes, also on the CPU, without the parts that need CUDA.
 """
 
 from __future__ import annotations
@@ -75,8 +76,8 @@ GREEDY = DistributionsSpec(
     temperatures=(),
 )
 TOLERANCE = {"float32": 1e-3, "bfloat16": 0.15}  # of a logit, absolute; logits are about 1 to 10
-PARTINGS = {"float32": 0.0, "bfloat16": 0.02}  # a step: a close argmax may change with padding
-PRODUCTS = 20  # whose mean time is taken
+DIFFERING = {"float32": 0.0, "bfloat16": 0.02}  # share of steps: padding may change a close argmax
+PRODUCTS = 20  # timed products, whose mean time counts
 Prompts = dict[str, list[int]]
 Row = dict[str, Any]  # of a printed table
 
@@ -92,7 +93,7 @@ def random_prompts(count: int, longest: int, vocabulary: int) -> Prompts:
 def random_qwen3(
     shape: dict[str, Any], dtype: str, device: torch.device, label: str
 ) -> LanguageModel:
-    """Return a Qwen3 of a shape with random weights, made on `device`, with float32 logits."""
+    """Return a Qwen3 with random weights, created on `device`, with float32 logits."""
     with device:
         module = AutoModelForCausalLM.from_config(
             Qwen3Config(**shape), dtype=getattr(torch, dtype), attn_implementation="sdpa"
@@ -108,17 +109,17 @@ def small(device: torch.device, dtype: str) -> tuple[LanguageModel, Prompts]:
 
 
 def decoded(model: LanguageModel, prompts: Prompts, steps: int = STEPS) -> Found:
-    """Decode greedily; return all that is stored, on the host."""
+    """Decode greedily, and return the stored columns on the host."""
     watch = Stopwatch(model.device)
     out = decode_batch(model, prompts, replace(GREEDY, steps=steps), watch, lambda _: None)
     return {name: tensor.cpu() for name, tensor in out.items()}
 
 
-def parting_share(one: torch.Tensor, other: torch.Tensor) -> float:
-    """Return how often equal texts (B, n) part, as a share of the steps of equal texts."""
-    same = (one == other).cumprod(1)
-    parted = int((same[:, -1] == 0).sum())
-    return parted / (int(same.sum()) + parted)
+def differing_share(first: torch.Tensor, second: torch.Tensor) -> float:
+    """Return the number of first differences of texts (B, n) over the steps up to them."""
+    same = (first == second).cumprod(1)
+    different = int((same[:, -1] == 0).sum())
+    return different / (int(same.sum()) + different)
 
 
 def same_tokens(device: torch.device, dtype: str) -> str:
@@ -126,38 +127,38 @@ def same_tokens(device: torch.device, dtype: str) -> str:
     model, prompts = small(device, dtype)
     together = decoded(model, prompts)
     alone = [decoded(model, {name: ids}) for name, ids in prompts.items()]
-    tokens = torch.cat([one["token_id"] for one in alone])
-    share = parting_share(tokens, together["token_id"])
+    tokens = torch.cat([single["token_id"] for single in alone])
+    share = differing_share(tokens, together["token_id"])
     assert together["entropy"].isfinite().all(), "an entropy is not finite"
-    assert share <= PARTINGS[dtype], f"texts part at {share:.2%} of the steps"
-    # logits are comparable as long as the texts are the same
+    assert share <= DIFFERING[dtype], f"texts differ first at {share:.2%} of the steps"
+    # logits are comparable up to the first difference of the texts
     same = (tokens == together["token_id"]).cumprod(1).bool()
     same = torch.cat([torch.ones_like(same[:, :1]), same[:, :-1]], 1)
-    sums = torch.cat([one["logsumexp"] for one in alone])
+    sums = torch.cat([single["logsumexp"] for single in alone])
     apart = (sums - together["logsumexp"]).abs()[same].max().item()
     assert apart <= TOLERANCE[dtype], f"log-sum-exps are {apart:.3g} apart"
-    return f"steps at which texts part from those alone: {share:.2%}; apart {apart:.2g}"
+    return f"steps with a first difference from texts alone: {share:.2%}; apart {apart:.2g}"
 
 
 def head_and_statistics(device: torch.device) -> str:
-    """Check the product in bfloat16 and the statistics against the CPU's."""
+    """Check the product in bfloat16 and the statistics against those of the CPU."""
     torch.manual_seed(1)
     hidden, weight = torch.randn(8, 256).bfloat16(), torch.randn(4096, 256).bfloat16()
-    there = wide_product(hidden.to(device), weight.to(device)).cpu()
-    product = (there - hidden.double() @ weight.double().T).abs().max().item()
+    on_device = wide_product(hidden.to(device), weight.to(device)).cpu()
+    product = (on_device - hidden.double() @ weight.double().T).abs().max().item()
     assert product <= 1e-3, f"logits are {product:.3g} apart"
-    here = torch.randn((8, 4096), generator=torch.Generator().manual_seed(1))
-    here[0, :200] = here[0].max()  # ties
-    one = logit_statistics(here, 64, [1.0, 0.5])
-    two = logit_statistics(here.to(device), 64, [1.0, 0.5])
-    assert (one["top_ids"] == two["top_ids"].cpu()).all(), "other tokens are stored"
-    worst = max((one[name] - two[name].cpu()).abs().max().item() for name in one)
+    logits = torch.randn((8, 4096), generator=torch.Generator().manual_seed(1))
+    logits[0, :200] = logits[0].max()  # ties
+    on_host = logit_statistics(logits, 64, [1.0, 0.5])
+    moved = logit_statistics(logits.to(device), 64, [1.0, 0.5])
+    assert (on_host["top_ids"] == moved["top_ids"].cpu()).all(), "other tokens are stored"
+    worst = max((on_host[name] - moved[name].cpu()).abs().max().item() for name in on_host)
     assert worst <= 1e-10, f"statistics are {worst:.3g} apart"
     return f"logits {product:.2g} apart, statistics {worst:.2g}"
 
 
 def loop_emits_the_target(device: torch.device) -> str:
-    """Check that drafts, in a chain and in a tree, do not change what is emitted."""
+    """Check that drafting, as a chain and as a tree, does not change the emitted tokens."""
     model, prompts = small(device, "float32")
     drafters = [
         Nothing(device),
@@ -168,7 +169,7 @@ def loop_emits_the_target(device: torch.device) -> str:
         [decode(model, drafter, Match(Greedy()), ids, 3, STEPS).tokens for ids in prompts.values()]
         for drafter in drafters
     )
-    assert all(one == plain for one in drafted), "drafts change the answers"
+    assert all(answers == plain for answers in drafted), "drafts change the answers"
     return f"{sum(map(len, plain))} tokens, the same with a chain and with a tree"
 
 
@@ -181,12 +182,12 @@ CHECKS: dict[str, Callable[[torch.device], str]] = {
 
 
 def checked(device: torch.device) -> int:
-    """Run every check, print a line each, and return how many failed."""
+    """Run every check, print a line for each, and return the number of failures."""
     failed = 0
     for name, check in CHECKS.items():
         try:
             print(f"{name}: {check(device)}", flush=True)
-        except Exception as error:  # the other checks are worth their minutes
+        except Exception as error:  # run the other checks too
             failed += 1
             print(f"{name}: FAILED: {type(error).__name__}: {error}", flush=True)
         if device.type == "cuda":
@@ -195,7 +196,7 @@ def checked(device: torch.device) -> int:
 
 
 def product_seconds(device: torch.device, product: Callable[[], object]) -> float:
-    """Return the mean seconds of a product, after one to warm up."""
+    """Return the mean seconds of a product, after a warm-up."""
     product()
     watch = Stopwatch(device)
     with watch("products"):
@@ -205,13 +206,13 @@ def product_seconds(device: torch.device, product: Callable[[], object]) -> floa
 
 
 def peak_rate(device: torch.device, size: int) -> float:
-    """Return the operations a second of products of two (size, size) matrices in bfloat16."""
-    one = torch.randn((size, size), device=device).bfloat16()
-    return float(2 * size**3 / product_seconds(device, lambda: one @ one))
+    """Return the operations per second of (size, size) matrix products in bfloat16."""
+    matrix = torch.randn((size, size), device=device).bfloat16()
+    return float(2 * size**3 / product_seconds(device, lambda: matrix @ matrix))
 
 
 def head_seconds(model: LanguageModel, rows: int) -> float:
-    """Return the seconds of the final projection of one row, `rows` of them at once."""
+    """Return the seconds of the final projection per row, for `rows` at once."""
     hidden = torch.randn(
         (rows, model.module.config.hidden_size), device=model.device, dtype=model.dtype
     )
@@ -220,19 +221,19 @@ def head_seconds(model: LanguageModel, rows: int) -> float:
 
 
 def passed(model: LanguageModel, prompts: Prompts, steps: int, batch: int, peak: float) -> Row:
-    """Read random answers in batches; return the tokens a second and the shares of `peak`."""
+    """Score random answers in batches; return tokens per second and shares of `peak`."""
     names, vocabulary = list(prompts), model.vocab_size
     answers = torch.randint(vocabulary, (len(prompts), steps)).tolist()
     watch, begun = Stopwatch(model.device), time.perf_counter()
-    for at in range(0, len(names), batch):
-        some = [prompts[name] for name in names[at : at + batch]]
-        score_batch(model, some, answers[at : at + batch], GREEDY, watch, lambda _: None)
+    for start in range(0, len(names), batch):
+        some = [prompts[name] for name in names[start : start + batch]]
+        score_batch(model, some, answers[start : start + batch], GREEDY, watch, lambda _: None)
     spent = watch.seconds()  # waits for the device
     wall = time.perf_counter() - begun
     row = head_seconds(model, batch * max(1, HELD[model.device.type] // batch // vocabulary))
     rows, read = len(prompts) * steps, sum(map(len, prompts.values())) + len(prompts) * (steps - 1)
     projection = vocabulary * model.module.config.hidden_size
-    body = sum(one.numel() for one in model.module.model.parameters()) - projection
+    body = sum(weight.numel() for weight in model.module.model.parameters()) - projection
     products = spent["prefill"] + spent["decode"] - rows * row
     return {
         "tokens_per_second": round(rows / wall),
@@ -244,7 +245,7 @@ def passed(model: LanguageModel, prompts: Prompts, steps: int, batch: int, peak:
 
 
 def speeds(device: torch.device, *, reduced: bool) -> Iterator[Row]:
-    """Yield what a pass and decoding reach at every batch; those that do not fit are printed."""
+    """Yield the timings of a pass and of decoding at every batch size that fits into memory."""
     shapes, count, longest, steps, batches = SHAPES, 500, 1024, 128, [64, 128, 256]
     if reduced:
         shapes, count, longest, steps, batches = {"reduced": REDUCED}, 24, 128, 16, [8, 24]
@@ -259,30 +260,30 @@ def speeds(device: torch.device, *, reduced: bool) -> Iterator[Row]:
 
         def decoding(batch: int) -> Row:
             begun = time.perf_counter()
-            for at in range(0, count, batch):
-                some = {name: prompts[name] for name in by_length[at : at + batch]}  # noqa: B023
+            for start in range(0, count, batch):
+                some = {name: prompts[name] for name in by_length[start : start + batch]}  # noqa: B023
                 decoded(model, some, steps)  # noqa: B023
             return {"tokens_per_second": round(count * steps / (time.perf_counter() - begun))}
 
         def a_pass(batch: int) -> Row:
             return passed(model, prompts, steps, batch, peak)  # noqa: B023
 
-        few = {name: prompts[name] for name in by_length[-8:]}  # to warm up
+        few = {name: prompts[name] for name in by_length[-8:]}  # warm-up
         passed(model, few, steps, 8, peak)
         decoded(model, few, steps)
-        for way, measure in (("pass", a_pass), ("decoding", decoding)):
+        for kind, measure in (("pass", a_pass), ("decoding", decoding)):
             for batch in batches:
                 if device.type == "cuda":
                     torch.cuda.reset_peak_memory_stats(device)
                 try:
-                    found = measure(batch)
+                    measured = measure(batch)
                 except (RuntimeError, MemoryError) as error:
                     if not out_of_memory(error):
                         raise
-                    print(f"{label}: {way} of {batch} does not fit", flush=True)
+                    print(f"{label}: {kind} of {batch} does not fit", flush=True)
                     continue
                 size = {"peak_GiB": round(peak_memory(device) / 2**30, 1)}
-                yield {"target": label, "way": way, "batch": batch} | found | size
+                yield {"target": label, "way": kind, "batch": batch} | measured | size
 
 
 def main() -> None:

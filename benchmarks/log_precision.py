@@ -1,9 +1,9 @@
-"""Measures how far an engine's log is from another pass: `python -m benchmarks.log_precision`.
+"""Differences between an engine's log and another pass: `python -m benchmarks.log_precision`.
 
-A stand-in for an engine decodes answers one token at a time, in a batch, with its cache, and logs
-the 20 largest log-probabilities of every step. Other passes read the same tokens at once, each text
-alone. Prints how far the logged values are from theirs, and the share of strict greedy certificates
-that lie outside the interval of the log, by the error that the log is taken to have.
+A stand-in for an engine decodes answers token by token, in a batch with a cache, and logs the 20
+largest log-probabilities of every step. Other passes read the same tokens at once, each text alone.
+The output has the differences of the log-probabilities, and the share of strict greedy certificates
+outside the interval from the log, by the error assumed for the log.
 
     python -m benchmarks.log_precision outputs/models/SmolLM2-... --prompts 24 --steps 48
 """
@@ -40,7 +40,7 @@ def loaded(folder: Path, dtype: str, head_dtype: str) -> LanguageModel:
 
 @torch.inference_mode()
 def decoded(model: LanguageModel, prompts: list[list[int]], answers: Tensor | int) -> Tensor:
-    """Return the (B, n, V) logits of steps read one by one, with answers (B, n) or greedily."""
+    """Return the (B, n, V) logits of steps decoded one by one, greedily or along answers (B, n)."""
     steps = answers if isinstance(answers, int) else answers.shape[1]
     batch = Batch.make(prompts, [[]] * len(prompts), model.device)
     texts = Texts(model, batch.width + steps, padding=batch.padding)
@@ -53,7 +53,7 @@ def decoded(model: LanguageModel, prompts: list[list[int]], answers: Tensor | in
 
 @torch.inference_mode()
 def scored(model: LanguageModel, prompts: list[list[int]], answers: Tensor) -> Tensor:
-    """Return the (B, n, V) logits of texts that are read whole, each alone."""
+    """Return the (B, n, V) logits of whole texts, each read alone in one pass."""
     rows = []
     for prompt, answer in zip(prompts, answers, strict=True):
         ids = torch.tensor([[*prompt, *answer[:-1].tolist()]])
@@ -62,10 +62,10 @@ def scored(model: LanguageModel, prompts: list[list[int]], answers: Tensor) -> T
 
 
 def compare(name: str, log: Tensor, other: Tensor) -> None:
-    """Print how far the logged values are from another pass, and which errors cover it."""
+    """Print the differences of a log from another pass, and the uncovered certificates by error."""
     values, ids = log.flatten(0, 1).float().log_softmax(dim=1).topk(LISTED, dim=1)
-    theirs = other.flatten(0, 1).double().log_softmax(dim=1)
-    off = (values.double() - theirs.gather(1, ids)).abs().numpy()
+    reference = other.flatten(0, 1).double().log_softmax(dim=1)
+    off = (values.double() - reference.gather(1, ids)).abs().numpy()
     exact = certify(TopK.from_logits(other.flatten(0, 1).float().numpy()), StrictGreedy())
     shares = []
     for error in ERRORS:

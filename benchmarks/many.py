@@ -1,8 +1,8 @@
-"""Compares the speed of two workers and of one: ``python -m benchmarks.many``.
+"""Speed of two workers and of one: ``python -m benchmarks.many``.
 
-Decodes the embedded prompts with the large embedded model by the stage distributions' own workers,
-each with one thread, and prints steps a second: of decoding alone, when all workers have loaded
-the model, and with their start. Also says whether the files are those of this process alone.
+It decodes the embedded prompts with the large embedded model in the workers of stage distributions,
+each with one thread, and prints steps per second, without and with the start of the workers. It
+also prints whether the files equal those of a single process.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Upstream = dict[str, list[Artifact]]
 
 
 def planned(folder: Path, upstream: Upstream, cut: Any) -> Plan:
-    """Return the plan of all prompts."""
+    """Return the shard plan of all prompts."""
     folder.mkdir()
     prompts = read_token_ids(upstream["prompts"][0])
     lengths = {prompt: len(ids) for prompt, ids in prompts.items()}
@@ -34,7 +34,7 @@ def planned(folder: Path, upstream: Upstream, cut: Any) -> Plan:
 
 
 def main() -> None:
-    """Measure one worker, and two."""
+    """Measure one worker and two."""
     os.environ["OMP_NUM_THREADS"] = "1"
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

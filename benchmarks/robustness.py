@@ -1,16 +1,16 @@
-"""Kills and damages runs: ``python -m benchmarks.robustness --kills 200 --damages 600``.
+"""Killed runs and damaged files: ``python -m benchmarks.robustness --kills 200 --damages 600``.
 
 A study of tiny random models, all stages and the report, is
 
-- killed just before or after an operation on files (sync, rename, removal), any one of them, or
-  at any moment, and gone on with until it is complete;
-- asked for by four processes at once;
-- damaged: bytes of tables, records and figures are flipped, cut, added, removed. Damaged shards and
-  plans are in `tests/pipeline/test_interrupted.py`.
+- killed just before or after a random file operation (sync, rename, removal), or at a random
+  moment, and resumed until it is complete;
+- run by four processes at once;
+- damaged: bytes of tables, record.json and figures are flipped, cut, added, removed. Damaged shards
+  and plans are in `tests/pipeline/test_interrupted.py`.
 
-After each, everything is compared with an undisturbed run: nothing published is computed again, no
-content differs, ``pipeline.verify`` finds all damage, the next run mends it by itself, and nothing
-is left over. The tests run a few of each.
+After each, the outputs are compared with an undisturbed run: nothing published is computed again,
+all contents are equal, ``pipeline.verify`` finds all damage, the next run repairs it, and no
+temporary files remain. The tests run a few of each.
 """
 
 from __future__ import annotations
@@ -68,22 +68,22 @@ def tiny_study(folder: Path) -> list[str]:
 
 
 def run_study(overrides: list[str]) -> None:
-    """Do what ``python -m pipeline`` does with `overrides`, in this process."""
+    """Run ``python -m pipeline`` with `overrides`, in this process."""
     GlobalHydra.instance().clear()
     cli.run(composed(overrides))
 
 
 class Trial:
-    """A store of the study; each run of it is a process of its own, which may be killed."""
+    """A store of the study; each run is a separate process, which may be killed."""
 
     def __init__(self, overrides: list[str], base: Path, name: str) -> None:
-        """Keep the outputs in the folder `name` of `base`, which is made."""
+        """Create `base`; outputs go to its folder `name`."""
         base.mkdir(exist_ok=True)
         self.overrides, self.outputs = overrides, base / name
-        self.log = self.outputs.with_suffix(".log")  # what the runs printed
+        self.log = self.outputs.with_suffix(".log")  # output of the runs
 
     def start(self, stage: str, prepare: Callable[[], object] = lambda: None) -> int:
-        """Bring `stage` up to date in a process of its own; return its id."""
+        """Bring `stage` up to date in a new process; return its id."""
         pid = os.fork()
         if pid:
             return pid
@@ -101,11 +101,11 @@ class Trial:
             os._exit(status)
 
     def run(self, stage: str, prepare: Callable[[], object] = lambda: None) -> int:
-        """Bring `stage` up to date; return the status, negative when killed."""
+        """Bring `stage` up to date; return the status, negative if killed."""
         return _status(self.start(stage, prepare))
 
     def complete(self, stage: str = "report") -> str:
-        """Bring `stage` up to date and return what was printed; it must succeed."""
+        """Bring `stage` up to date, check that it succeeded, and return its output."""
         begun = self.log.stat().st_size if self.log.exists() else 0
         status = self.run(stage)
         printed = self.log.read_bytes()[begun:].decode()
@@ -113,29 +113,29 @@ class Trial:
         return printed
 
     def verified(self) -> tuple[int, str]:
-        """Run ``pipeline.verify``; return its status and what it printed."""
+        """Run ``pipeline.verify``; return its status and its output."""
         if not (self.outputs / "artifacts").exists():
             return 0, ""
-        said = StringIO()
-        with redirect_stdout(said), redirect_stderr(said):
+        output = StringIO()
+        with redirect_stdout(output), redirect_stderr(output):
             status = verify.main([str(self.outputs)])
-        return status, said.getvalue()
+        return status, output.getvalue()
 
     def artifacts(self) -> dict[str, Path]:
         """The published artifacts by stage and name."""
-        found = [
+        paths = [
             path for stage in STAGES for path in (self.outputs / "artifacts" / stage).glob("*")
         ]
-        return {f"{path.parent.name}/{path.name}": path for path in found if path.name[0] != "."}
+        return {f"{path.parent.name}/{path.name}": path for path in paths if path.name[0] != "."}
 
     def contents(self) -> dict[str, str]:
         """The content digest of every artifact."""
         return {name: read_sealed(path / "record.json")["content"]
                 for name, path in self.artifacts().items()}  # fmt: skip
 
-    def expect_whole(self, wanted: dict[str, str]) -> None:
-        """Check that all is there as wanted, verifies, and nothing is left over; remove it."""
-        assert self.contents() == wanted
+    def expect_whole(self, expected: dict[str, str]) -> None:
+        """Check that contents are as expected, verify and leave no temporary files; remove all."""
+        assert self.contents() == expected
         places = [self.outputs / "artifacts" / stage for stage in STAGES]
         hidden = [path for place in (*places, self.outputs / "report") for path in place.glob(".*")]
         left = [*hidden, *self.outputs.rglob("*.tmp")]
@@ -148,18 +148,18 @@ def _status(process: int) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
 
 
-def dying(at: int, after: bool) -> None:
-    """Make this process kill itself before or after its operation number `at` on files."""
+def dying(number: int, after: bool) -> None:
+    """Make this process kill itself before or after its file operation number `number`."""
     count = 0
 
     def wrap(real: Callable[..., Any]) -> Callable[..., Any]:
         def operation(*arguments: Any, **options: Any) -> Any:
             nonlocal count
             count += 1
-            if count == at and not after:
+            if count == number and not after:
                 os.kill(os.getpid(), signal.SIGKILL)
             result = real(*arguments, **options)
-            if count == at:
+            if count == number:
                 os.kill(os.getpid(), signal.SIGKILL)
             return result
 
@@ -170,7 +170,7 @@ def dying(at: int, after: bool) -> None:
 
 
 def kill(trial: Trial, chance: random.Random, seconds: float) -> bool:
-    """Run the study and kill it somewhere; return whether it was killed before it was done."""
+    """Run the study and kill it at a random point; return whether the kill came before its end."""
     if chance.random() < 0.7:
         status = trial.run("report", partial(dying, chance.randint(1, 120), chance.random() < 0.5))
     else:
@@ -183,50 +183,50 @@ def kill(trial: Trial, chance: random.Random, seconds: float) -> bool:
 
 
 def kills(new: Callable[[str], Trial], count: int, seed: int = 0) -> Counter[str]:
-    """Kill studies `count` times; each goes on from kill to kill until it is complete."""
+    """Kill studies `count` times; each is resumed after every kill until it is complete."""
     chance, done = random.Random(seed), Counter[str]()
     whole, begun = new("whole"), time.monotonic()
     whole.complete()
-    seconds, wanted = time.monotonic() - begun, whole.contents()
+    seconds, expected = time.monotonic() - begun, whole.contents()
     while done["kills"] < count:
         trial = new(f"life{done['studies completed']}")
         while done["kills"] < count and kill(trial, chance, seconds):
             done["kills"] += 1
             done["kills of a run that had published something"] += bool(trial.artifacts())
-            status, said = trial.verified()
-            assert status == 0, said
-            assert trial.contents().items() <= wanted.items()
+            status, output = trial.verified()
+            assert status == 0, output
+            assert trial.contents().items() <= expected.items()
             places = {path: path.stat().st_ino for path in trial.artifacts().values()}
-            if chance.random() < 0.5:  # else goes on under the next kill
+            if chance.random() < 0.5:  # else the next kill follows
                 trial.complete("acceptance")
                 assert all(path.stat().st_ino == inode for path, inode in places.items())
         trial.complete()
-        trial.expect_whole(wanted)
+        trial.expect_whole(expected)
         done["studies completed"] += 1
     return done
 
 
 def rounds(new: Callable[[str], Trial], count: int, seed: int = 0) -> Counter[str]:
-    """Let four processes ask for the same artifacts at once, `count` times."""
+    """Run four processes that need the same artifacts at once, `count` times."""
     chance, done = random.Random(seed), Counter[str]()
     whole = new("whole")
     whole.complete()
-    wanted, stages = whole.contents(), ["report", "acceptance", "certificates", "decoding"]
-    for at in range(count):
-        trial = new(f"round{at}")
+    expected, stages = whole.contents(), ["report", "acceptance", "certificates", "decoding"]
+    for index in range(count):
+        trial = new(f"round{index}")
         processes = [trial.start(stage) for stage in ["report", *chance.choices(stages, k=3)]]
         statuses = [_status(process) for process in processes]
         printed = trial.log.read_text()
         assert statuses == [0] * 4, printed
-        assert printed.count(": computing") == len(wanted), printed
-        trial.expect_whole(wanted)
+        assert printed.count(": computing") == len(expected), printed
+        trial.expect_whole(expected)
         done["rounds"] += 1
         done["waits for another process"] += printed.count("another process")
     return done
 
 
 def damage(path: Path, chance: random.Random) -> str:
-    """Damage a file in some way that changes it; return which."""
+    """Damage a file in a random way; return the kind of damage."""
     content = path.read_bytes()
     flipped = bytearray(content)
     flipped[chance.randrange(len(content))] ^= 1 << chance.randrange(8)
@@ -250,46 +250,48 @@ def damages(new: Callable[[str], Trial], count: int, seed: int = 0) -> Counter[s
     """Damage files of a complete study, `count` times."""
     chance, done = random.Random(seed), Counter[str]()
     whole = new("whole")
-    whole.complete("accuracy")  # first: the report has it where it is stored
+    whole.complete("accuracy")  # first, as the report includes it if it is stored
     whole.complete()
-    wanted = whole.contents()
+    expected = whole.contents()
     for _ in range(count):
-        done[damaged_artifact(whole, wanted, chance)] += 1
+        done[damaged_artifact(whole, expected, chance)] += 1
     return done
 
 
-def damaged_artifact(trial: Trial, wanted: dict[str, str], chance: random.Random) -> str:
-    """Damage a file of an artifact, which verify or the run that asks for it must find."""
+def damaged_artifact(trial: Trial, expected: dict[str, str], chance: random.Random) -> str:
+    """Damage a file of an artifact and check that it is detected; return the kind of damage."""
     name = chance.choice(sorted(trial.artifacts()))
     directory = trial.artifacts()[name]
     files = sorted(path for path in directory.rglob("*") if path.is_file())
     file = directory / "record.json" if chance.random() < 0.4 else chance.choice(files)
     kind = damage(file, chance)
     if chance.random() < 0.5:
-        status, said = trial.verified()
+        status, output = trial.verified()
         assert status == 1, f"{file} {kind}: verify found nothing"
-        assert str(directory) in said
+        assert str(directory) in output
         trial.complete(name.split("/")[0])
     else:
         printed = trial.complete(name.split("/")[0])
         assert f"damaged: {directory}" in printed, f"{file} {kind}: {printed}"
-    found = trial.contents()
-    differs = sorted(name for name in wanted | found if wanted.get(name) != found.get(name))
+    contents = trial.contents()
+    differs = sorted(
+        name for name in expected | contents if expected.get(name) != contents.get(name)
+    )
     assert not differs, f"{file} {kind}: made anew, {differs} have other content"
-    status, said = trial.verified()
-    assert status == 0, said
+    status, output = trial.verified()
+    assert status == 0, output
     [aside] = (trial.outputs / "artifacts/quarantine").glob("*/*")
     shutil.rmtree(aside)
     return f"{'records' if file.name == 'record.json' else 'other files'} {kind}"
 
 
 def main(arguments: list[str]) -> None:
-    """Run all trials and say what was found; the first that fails ends with its traceback."""
+    """Run all trials and print a summary; the first failure ends with its traceback."""
     parser = argparse.ArgumentParser(description=__doc__)
     for name, default in (("kills", 200), ("rounds", 20), ("damages", 600), ("seed", 0)):
         parser.add_argument(f"--{name}", type=int, default=default)
-    given = vars(parser.parse_args(arguments))
-    seed = given.pop("seed")
+    counts = vars(parser.parse_args(arguments))
+    seed = counts.pop("seed")
     with tempfile.TemporaryDirectory() as folder:
         overrides = tiny_study(Path(folder))
         torch.set_num_threads(1)
@@ -298,7 +300,7 @@ def main(arguments: list[str]) -> None:
         for trials in (kills, rounds, damages):
             base = Path(folder) / trials.__name__
             begun = time.monotonic()
-            done = trials(partial(Trial, overrides, base), given[trials.__name__], seed)
+            done = trials(partial(Trial, overrides, base), counts[trials.__name__], seed)
             print(
                 f"{trials.__name__}: nothing lost, nothing silent in "
                 f"{time.monotonic() - begun:.0f} s: {json.dumps(done)}",

@@ -1,9 +1,9 @@
 """Attacks on certificates: `python -m benchmarks.soundness [--cases 100000]`.
 
-Tails: full distributions that agree with what is stored of a step (top K, T, H) but differ beyond
-K; the exact certificate of each must lie in the interval of the stored step. Drafts: random q
-whose mode is rejected; KL(p || q) must never be below lower. Prints how often the intervals are
-exact, and how much the stored entropy narrows the others.
+Tails: full distributions that agree with the stored values of a step (top K, T, H) but differ
+beyond K; the exact certificate of each must lie in the interval of the stored step. Drafts: random
+q whose mode is rejected; KL(p || q) must never be below lower. The output has the share of exact
+intervals, and the factor by which the stored entropy narrows the others.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from analysis.rules import AbsoluteThreshold, Additive, Multiplicative, Rule, Ty
 from analysis.topk import Floats, TopK
 
 CHUNK = 1000  # cases at a time
-ROUNDING = 1e-11  # of a certificate computed from other probabilities: far above it, far below 1
+ROUNDING = 1e-11  # relative error allowed in a certificate; actual errors are far below
 
 RULES: list[Rule] = [
     *(AbsoluteThreshold(theta) for theta in (0.0, 1e-4, 1e-3, 4e-3, 0.01)),
@@ -53,7 +53,7 @@ def tail_entropy(tail: Floats) -> Floats:
 
 
 def random_tails(rng: np.random.Generator, tail: Floats, cap: Floats, theta: Floats) -> Floats:
-    """Draw tails of the same sum, none above cap, many with tokens at or just around theta."""
+    """Draw tails with the same sum, none above cap, many with tokens at or close to theta."""
     steps, n = tail.shape
     mass = tail.sum(axis=1)
     left, drawn = mass.copy(), np.zeros_like(tail)
@@ -73,7 +73,7 @@ def random_tails(rng: np.random.Generator, tail: Floats, cap: Floats, theta: Flo
 
 
 def match_entropy(low: Floats, high: Floats, h: Floats) -> tuple[Floats, NDArray[np.bool_]]:
-    """Go from one tail to another until the entropy is h; say where there is such a point."""
+    """Return tails with entropy h between two tails, and (N,) whether there is one."""
     possible = (tail_entropy(low) <= h) & (tail_entropy(high) >= h)
     left, right = np.zeros(len(h)), np.ones(len(h))
     for _ in range(60):
@@ -84,18 +84,18 @@ def match_entropy(low: Floats, high: Floats, h: Floats) -> tuple[Floats, NDArray
 
 
 def attack_tails(cases: int, size: int, k: int, seed: int = 0) -> tuple[int, float, float, float]:
-    """Compare intervals with the exact certificates of other tails of the same T and H.
+    """Compare intervals with the exact certificates of other tails with the same T and H.
 
     Returns:
-        How many cases there were, the largest excess over an end, relative, the share of exact
-        intervals, and the share of tails that moved.
+        The number of cases, the largest relative excess over an end, the share of exact intervals,
+        and the share of tails that moved.
     """
     rng = np.random.default_rng(seed)
     done, worst, exact, moved = 0, 0.0, [], []
     while done < cases:
         p = targets(rng, CHUNK, size)
         stored = TopK.from_probabilities(p, k=k)
-        found = certify(stored, RULES)
+        intervals = certify(stored, RULES)
         tail, cap = p[:, k:], p[:, k - 1]
         chosen = rng.integers(0, len(RULES), CHUNK)
         theta = np.choose(
@@ -115,16 +115,16 @@ def attack_tails(cases: int, size: int, k: int, seed: int = 0) -> tuple[int, flo
         other, possible = match_entropy(low, high, tail_entropy(tail))
         full = np.column_stack([p[:, :k], other])[possible]
         truth = certify(TopK.from_probabilities(full), RULES).lower
-        worst = max(worst, excess(found, truth, possible))
-        exact.append((found.lower == found.upper).mean())
+        worst = max(worst, excess(intervals, truth, possible))
+        exact.append((intervals.lower == intervals.upper).mean())
         moved.append((np.abs(other - tail).max(axis=1)[possible] > 1e-6).mean())
         done += len(full)
     return done, worst, float(np.mean(exact)), float(np.mean(moved))
 
 
-def excess(found: Certificates, truth: Floats, rows: NDArray[np.bool_]) -> float:
-    """Return by how much the truth leaves [lower, upper], relative to it, at most over all."""
-    lower, upper = found.lower[rows], found.upper[rows]
+def excess(intervals: Certificates, truth: Floats, rows: NDArray[np.bool_]) -> float:
+    """Return the largest excess of the truth over [lower, upper], relative to the truth."""
+    lower, upper = intervals.lower[rows], intervals.upper[rows]
     infinite = np.isinf(truth)
     scale = np.where(infinite | (truth == 0), 1.0, truth)
     finite = np.where(infinite, 0.0, truth)
@@ -173,7 +173,7 @@ def widths(size: int, k: int, seed: int = 0) -> tuple[float, float]:
     """Return the mean width of the open finite intervals, with the stored entropy and without."""
     p = targets(np.random.default_rng(seed), CHUNK, size)
     dist = TopK.from_probabilities(p, k=k)
-    # an entropy whose error is stated as unbounded is never used
+    # an entropy with an infinite error is never used
     blind = replace(dist, entropy_error=np.inf)
     with_, without = certify(dist, RULES[5:]), certify(blind, RULES[5:])
     open_ = np.isfinite(without.upper) & (without.upper > without.lower)
@@ -184,7 +184,7 @@ def widths(size: int, k: int, seed: int = 0) -> tuple[float, float]:
 
 
 def main() -> None:
-    """Run the attacks and print what they found."""
+    """Run the attacks and print their results."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--cases", type=int, default=100_000)
     cases = parser.parse_args().cases

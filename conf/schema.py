@@ -1,7 +1,7 @@
 """Types and ranges of the configuration; the values are in the YAML files beside this one.
 
-No field has a default: what a YAML file does not set is missing, and named as such. Ranges
-stand in the metadata of a field; `analysis.fields.check_fields` checks them first.
+No field has a default: a value that no YAML file sets is an error that names it. Ranges are in the
+metadata of a field; `analysis.fields.check_fields` checks them before anything else.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING
 
-STAGE_NAMES = (  # each behind those it is made from
+STAGE_NAMES = (  # each after its inputs
     "prompts",
     "distributions",
     "certificates",
@@ -27,8 +27,9 @@ STAGE_NAMES = (  # each behind those it is made from
 )
 
 
-ENGINE_NAMES = ("vllm", "sglang", "tensorrt_llm", "medusa", "llama_cpp")  # settings are written for
-MEASURED = ("kl", "tv", "hellinger", "reverse_kl")  # divergences that stage drafts measures
+ENGINE_NAMES = ("vllm", "sglang", "tensorrt_llm", "medusa", "llama_cpp")  # solve prints settings
+LOOKUP_MATCHES = ("latest", "earliest", "fixed")  # of analysis.decoding.lookup
+MEASURED = ("kl", "tv", "hellinger", "reverse_kl")  # divergences measured by stage drafts
 
 
 def _ranged(allowed: str, test: Callable[[Any], bool], *, optional: bool = False) -> Any:
@@ -52,11 +53,11 @@ def _different(kind: str, test: Callable[[Any], bool]) -> Any:
     )
 
 
-LONGEST_NAME = 100  # bytes: a file name has at most 255, a part of which is ours
+LONGEST_NAME = 100  # bytes; file names have at most 255, and the project adds to the name
 
 
 def is_name(value: str) -> bool:
-    """Whether a value may name a study or a model, in what is printed and in file names."""
+    """Whether a value may name a study or a model, in print and in file names."""
     return (
         re.fullmatch(r"[^\W_][^/]*", value) is not None
         and value.isprintable()  # on one line, without control characters
@@ -92,10 +93,10 @@ class ModelConfig:
 
 @dataclass
 class HeadConfig:
-    """What is asked of a drafter that reads its target's hidden states."""
+    """Settings of a drafter that reads its target's hidden states."""
 
-    vocabulary: str = _one_of("full", "reduced")  # reduced: the tokens that its files name
-    depths: int = _at_least(1)  # of a draft, at which stage drafts compares it
+    vocabulary: str = _one_of("full", "reduced")  # reduced: the tokens listed in its files
+    depths: int = _at_least(1)  # of a draft, compared by stage drafts
 
 
 @dataclass
@@ -107,7 +108,7 @@ class DrafterConfig(ModelConfig):
 
 @dataclass
 class Prompts:
-    """Which prompts are sampled, and from where."""
+    """The source of the prompts and their sample."""
 
     source: str = _text("a file, a directory or a hub id")
     revision: str | None = MISSING
@@ -122,7 +123,7 @@ class Prompts:
 
 @dataclass
 class Log:
-    """What is said of the log of an engine besides its file, the path of a target."""
+    """Properties of an engine's log; its file is the path of a target."""
 
     vocab_size: int | None = _at_least(1, optional=True)
     part: str = _one_of("generated", "prompt")
@@ -131,11 +132,11 @@ class Log:
 
 @dataclass
 class Distributions:
-    """Where distributions come from, and how much of each is stored.
+    """The source of the distributions, and the part of each that is stored.
 
-    `source` logs takes what an engine logged; steps, temperatures and all that chooses the emitted
-    token then mean nothing. `source` answers scores the answers of the files `answers` with the
-    target; temperature, top_p and top_k then say how these were sampled.
+    `source` model decodes the prompts. `source` logs reads an engine's log; steps, temperatures and
+    the sampling keys are then ignored. `source` answers scores the answers of the files `answers`
+    with the target; temperature, top_p and top_k then describe their sampling.
     """
 
     source: str = _one_of("model", "logs", "answers")
@@ -152,7 +153,7 @@ class Distributions:
 
 @dataclass
 class CertificatesConfig:
-    """Which distribution is certified, and in which divergence of target and draft."""
+    """The temperature of the certified distribution, and the divergence of target and draft."""
 
     temperature: float = _at_least(0.01, "a number")
     divergence: str = _text("kl, tv, hellinger, reverse_kl or renyi:a")
@@ -171,7 +172,7 @@ class RunLengths:
 
 @dataclass
 class Acceptance:
-    """What is asked of a target and a drafter besides the rules of `criteria`."""
+    """Rules and ranges to judge a drafter by, besides `criteria`, and the divergences."""
 
     presets: list[str] = _different("names of `rules`", lambda _: True)
     ranges: list[str] = _different("names of `ranges`", lambda _: True)
@@ -184,7 +185,7 @@ class Acceptance:
 
 @dataclass
 class Solve:
-    """What `python -m pipeline.solve` looks for."""
+    """Goals of `python -m pipeline.solve`."""
 
     eps: float = _at_least(0, "a number")
     share: float = _ranged("a number in (0, 1]", lambda value: 0 < value <= 1)
@@ -196,9 +197,21 @@ class Solve:
 
 @dataclass
 class Engine:
-    """What `python -m pipeline.reconcile` reads besides its file."""
+    """Settings of `reconcile` and `check_engine` besides their files."""
 
     draft_length: int | None = _at_least(1, optional=True)
+    drafter: str = _one_of("model", "prompt_lookup")
+
+
+@dataclass
+class Ask:
+    """How `python -m pipeline.ask` asks a server."""
+
+    name: str | None = _name(optional=True)  # of the files
+    model: str | None = MISSING
+    log_probs: int = _at_least(0)
+    concurrent: int = _at_least(1)
+    timeout: float = _at_least(1, "a number")
 
 
 @dataclass
@@ -209,16 +222,18 @@ class Decoding:
     steps: int = _at_least(3)  # the first token comes with the prompt, the last is never tested
     seed: int = _at_least(0)
     lookup: int = _at_least(1)
+    lookup_match: str = _one_of(*LOOKUP_MATCHES)
     repeats: int = _at_least(1)
     draft_length: int | None = _at_least(1, optional=True)
     batches: list[int] = _different("integers of at least 1", lambda v: v >= 1)
     report: bool = MISSING
+    costs: str | None = MISSING  # a file of `python -m pipeline.reconcile ALONE DRAFTED ...`
     methods: Any = MISSING
 
 
 @dataclass
 class Accuracy:
-    """Tasks whose answers are scored, decoded with every method of `Decoding`."""
+    """Tasks whose answers are scored, for every method of `Decoding`."""
 
     tasks: list[str] = _ranged(
         "a non-empty list of different tasks", lambda names: 0 < len(names) == len(set(names))
@@ -239,7 +254,7 @@ class Statistics:
 
 @dataclass
 class Device:
-    """Where models run; never part of what is computed."""
+    """The device that models run on; never part of a fingerprint."""
 
     name: str = _ranged(
         "auto, cpu, cuda or cuda:N",
@@ -251,7 +266,7 @@ class Device:
 
 @dataclass
 class Execution:
-    """Who computes the long stages; never part of what is computed."""
+    """The workers that compute the long stages; never part of a fingerprint."""
 
     engine: str = _one_of("inline", "ray")
     workers: int | None = _at_least(1, optional=True)
@@ -281,6 +296,7 @@ class Config:
     decoding: Decoding = MISSING
     solve: Solve = MISSING
     engine: Engine = MISSING
+    ask: Ask = MISSING
     accuracy: Accuracy = MISSING
     statistics: Statistics = MISSING
     device: Device = MISSING
@@ -288,7 +304,7 @@ class Config:
 
 
 def register_schema() -> None:
-    """Make the types known to Hydra as the groups `schema` and `schema/model`."""
+    """Register the types with Hydra, as the groups `schema` and `schema/model`."""
     store = ConfigStore.instance()
     store.store(name="schema", node=Config)
     store.store(group="schema", name="model", node=ModelConfig)

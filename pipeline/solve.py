@@ -3,7 +3,9 @@
 ``python -m pipeline.solve study=mini solve.eps=0.05 solve.share=0.95 solve.tokens=4`` reads what
 the stage distributions stored, and computes no artifact. Where the stage drafts is there as well,
 what is accepted of its drafter stands beside what is certified. Printed are the verdict and the
-answers for strict greedy and `solve.ranges`, at most `LINES` lines; a CSV file has every row.
+answers for strict greedy and `solve.ranges`, at most `LINES` lines; a CSV file has every row. With
+decoding.costs=FILE, what a step costs in an engine, it prints the speed expected there at draft
+lengths 1 to 8, the best one, and the flags.
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 from analysis.report.text import limits, rounded_down, upper_end
 from pipeline import cli
 from pipeline.console import command
-from pipeline.formats.engine_settings import ENGINES, write_settings
+from pipeline.engines.expected import advise_study, write_flags
+from pipeline.formats.engine_settings import ENGINES
 from pipeline.loader import Study
 from pipeline.plan.facts import LoggedFacts
 from pipeline.plan.rules import judged_by_logs, ranges_of
@@ -48,12 +51,13 @@ def main(overrides: Sequence[str]) -> None:
         with ThreadPoolExecutor(1) as pool:
             pool.submit(import_module, "analysis.acceptance.solve")  # numba, while files are read
             read = [SolvedTarget(study, name) for name in study.targets]
-        print_answer(tables(study, read), study)
-        if study.config.solve.engine is not None:
-            searched = next(iter(_ranges(study.config)), None)
-            write_settings(
-                study.config, {one.label: partial(one.setting, searched) for one in read}
-            )
+        found = tables(study, read)
+        advised = advise_study(study, found)
+        print_answer(found, study, [one.advice.sentence for one in advised.values()])
+        searched = next(iter(_ranges(study.config)), None)
+        for one in read:
+            setting = partial(one.setting, None if advised else searched)
+            write_flags(study.config, one.label, setting, advised.get(one.label))
 
 
 def tables(study: Study, read: Sequence[SolvedTarget]) -> dict[str, list[SummaryRow]]:
@@ -66,7 +70,9 @@ def tables(study: Study, read: Sequence[SolvedTarget]) -> dict[str, list[Summary
     }
 
 
-def print_answer(found: Mapping[str, Sequence[SummaryRow]], study: Study) -> None:
+def print_answer(
+    found: Mapping[str, Sequence[SummaryRow]], study: Study, advised: Sequence[str] = ()
+) -> None:
     """Print the verdict and what is most asked for, and write all rows to a file that is named."""
     from pipeline import sweeps
 
@@ -74,11 +80,17 @@ def print_answer(found: Mapping[str, Sequence[SummaryRow]], study: Study) -> Non
     said = [f"No verdict yet: `{study.command()}` decodes, and ends with it."]
     if report is not None:
         said = cli.verdict_sentences(report)
+    if advised:
+        print("\n".join(advised))
+        shown = ("few_prompts", "rule")
+        sweeps.print_table(
+            [{k: v for k, v in row.items() if k not in shown} for row in found["engine"]]
+        )
     print("\n".join([*said, ""]))
     first, asked = found["promised"][0]["rule"], settings.solve
     mine = {name: [row for row in rows if row["rule"] == first] for name, rows in found.items()}
     within = f"any drafter within {asked.eps:g}"
-    whose = {"certified": within, "realised": "this drafter", "needed": "KL to stay below"}
+    whose = {"certified": within, "measured": "this drafter", "needed": "KL to stay below"}
     solved = sweeps.pivot(found["solved"], "wanted", "value", whose)
     promised = sweeps.pivot(mine["promised"], "drafts", "tokens", whose)
     needed = sweeps.pivot(mine["needed"], "certified", "below", whose)
@@ -123,7 +135,7 @@ class SolvedTarget:
         drafted = study.nodes["drafts"] and study.nodes["drafts"][study.targets.index(name)]
         drafts = study.store.find(drafted) if drafted else None
         asked, statistics = settings.solve, settings.statistics
-        self.label = node.run.label
+        self.name, self.label = name, node.run.label
         self._settings, self._asked, self._path = settings, asked, node.run.path
         self._divergence = settings.certificates.divergence
         self._dist = read_distributions(dump, settings.certificates.temperature)
@@ -157,7 +169,7 @@ class SolvedTarget:
                 continue
             kinds = {"certified": self._certified(searched)}
             if self._drafted is not None:
-                kinds["realised"] = solve_accepted(
+                kinds["measured"] = solve_accepted(
                     self._drafted, searched, self._goals, self._bootstrap
                 )
             for kind, found in kinds.items():
@@ -244,24 +256,25 @@ class SolvedTarget:
     def promised(
         self, rules: Sequence[Rule], lengths: Iterable[int | None]
     ) -> Iterator[SummaryRow]:
-        """Yield a row a rule, draft length and kind: certified, and realised where it is known."""
+        """Yield a row a rule, draft length and kind: certified, and measured with a drafter."""
         import numpy as np
 
-        from analysis.acceptance.realised import judge
+        from analysis.acceptance.judgement import judge
         from analysis.certificates.certify import certify
-        from analysis.statistics.trajectories import calls_made
+        from analysis.statistics.trajectories import count_calls
 
         found = certify(self._dist, rules, divergence=self._divergence)
-        flags = {"certified": found.lower > self._asked.eps}
+        flags = {"certified": (found.lower > self._asked.eps)[None]}
         if self._drafted is not None:
             verdicts = judge(self._drafted, rules)
-            flags["realised"] = np.stack([verdict.accepted for verdict in verdicts], axis=1)
+            flags["measured"] = np.stack([v.accepted_by_depth for v in verdicts], axis=2)
         bootstrap = self._bootstrap
         for draft_length in lengths:
-            for kind, each in flags.items():
-                calls = calls_made(each, self._steps, draft_length)
-                draws = bootstrap.sums(bootstrap.steps)[:, None] / bootstrap.sums(calls)
-                tokens = bootstrap.steps.sum() / calls.sum(axis=0)
+            for kind, by_depth in flags.items():
+                made = count_calls(by_depth, self._steps, draft_length)
+                with np.errstate(invalid="ignore"):  # no answer has a second token
+                    draws = bootstrap.sums(made.tokens)[:, None] / bootstrap.sums(made.calls)
+                    tokens = made.tokens.sum() / made.calls.sum(axis=0)
                 for rule, *ends in zip(rules, tokens, *bootstrap.interval(draws), strict=True):
                     said = {"drafts": _length(draft_length), "kind": kind}
                     yield self._row(rule.label, **said, **_interval("tokens", *ends))
@@ -275,7 +288,7 @@ class SolvedTarget:
         share = self._asked.share
         for at, rule in enumerate(rules):
             row = kl_needed(ends.lower[:, at], ends.upper[:, at], share, self._bootstrap)
-            value, most = (rounded_down(float(row[name]), 4) for name in ("value", "optimistic"))
+            value, most = (rounded_down(float(row[name]), 4) for name in ("value", "value_upper"))
             yield self._row(
                 rule.label,
                 certified=f"{100 * share:g} % of steps",

@@ -34,6 +34,7 @@ ELSEWHERE = {
     "accuracy.md": {"the hub"},
     "answers.md": {"a GPU", "the hub", "an engine"},
     "gpu.md": {"a GPU", "the hub"},
+    "log.md": {"a GPU", "the hub"},
     "many.md": {"a GPU", "the hub"},
     "own_drafter.md": {"a GPU", "the hub"},
     "reproduce.md": {"a GPU", "the hub"},

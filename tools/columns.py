@@ -1,4 +1,4 @@
-"""Writes the tables of docs/data.md from the columns that the stages declare.
+"""The tables of docs/data.md, written from the columns that the stages declare.
 
 Run it with ``python -m tools.columns``. A table follows the comment that names its stage and file,
 ``<!-- columns: certificates data -->``.
@@ -18,7 +18,7 @@ TABLE = re.compile(r"(?<=<!-- columns: )(\S+) (\S+)( -->\n\n)(?:\|.*\n)*")
 
 
 def table(columns: Columns) -> str:
-    """Return a Markdown table of columns; neighbours of one meaning share a row."""
+    """Return a Markdown table of columns; adjacent columns with the same meaning share a row."""
     lines = ["| column | type | meaning |", "|---|---|---|"]
     for meaning, rows in groupby(columns.items(), key=lambda row: row[1].meaning):
         names, fields = zip(*rows, strict=True)
@@ -28,7 +28,7 @@ def table(columns: Columns) -> str:
 
 
 def filled(page: str) -> str:
-    """Return the text of a page with every table of columns written anew."""
+    """Return the text of a page with its tables of columns replaced."""
     return TABLE.sub(
         lambda place: f"{place[1]} {place[2]}{place[3]}{table(STAGES[place[1]].columns[place[2]])}",
         page,

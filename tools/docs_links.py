@@ -1,7 +1,7 @@
-"""A hook of mkdocs that turns links to files outside docs/ into plain names.
+"""A mkdocs hook that turns links to files outside docs/ into plain names.
 
-On a code host these links lead to files of the repository, which the site does not hold. A line
-with nothing but the link ``[HEADING](../README.md)`` becomes that section of README.md.
+On a code host these links lead to files of the repository, which the site does not contain. A line
+that is only the link ``[HEADING](../README.md)`` becomes that section of README.md.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ LINK = re.compile(r"(?<!!)\[([^\]]+)\]\((?!https?:|#)([^)\s#]+)(#[^)\s]*)?\)")
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, **_: Any) -> str:
-    """Return the Markdown of a page, its links out of the documentation as text."""
+    """Return the Markdown of a page with its links out of docs/ replaced by text."""
     docs = Path(config["docs_dir"])
     place = PurePosixPath(page.file.src_uri).parent
 

@@ -1,8 +1,8 @@
-"""Run every notebook and keep what it shows in docs/notebooks/; bring the gallery up to date.
+"""Render every notebook with its outputs into docs/notebooks/, and update the gallery.
 
-``make notebooks`` after ``make reproduce``; arguments are overrides, as of ``python -m pipeline``.
-Pictures lie beside the pages. Outputs are text and pictures, so that a page reads the same on a
-code host and in the site of the documentation.
+Run ``make notebooks`` after ``make reproduce``; arguments are overrides, as for
+``python -m pipeline``. Pictures are stored next to the pages. Outputs are text and pictures, so a
+page looks the same on a code host and on the documentation site.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ def run(path: Path, overrides: list[str]) -> nbformat.NotebookNode:
     """Return a notebook with its outputs, run from the repository's root.
 
     Args:
-        path: of the notebook, whose second cell has the knob `overrides` in its first line.
-        overrides: taken instead of the knob's value.
+        path: of the notebook. The first line of its second cell sets `overrides`.
+        overrides: replace that value.
     """
     notebook = nbformat.read(path, as_version=4)
     shown = notebook.cells[1].source
@@ -40,15 +40,15 @@ def run(path: Path, overrides: list[str]) -> nbformat.NotebookNode:
 
 
 def page(notebook: nbformat.NotebookNode, name: str) -> tuple[str, dict[str, bytes]]:
-    """Return a run notebook as Markdown, and its pictures by file name."""
+    """Return an executed notebook as Markdown, and its pictures by file name."""
     resources = {"unique_key": name, "output_files_dir": "images"}
-    text, found = MarkdownExporter().from_notebook_node(notebook, resources=resources)
+    text, exported = MarkdownExporter().from_notebook_node(notebook, resources=resources)
     note = (
         f"*Made from [notebooks/{name}.ipynb](../../notebooks/{name}.ipynb) by `make notebooks`.*"
     )
-    text = text.replace(";\n```", "\n```")  # only a notebook needs it, to print no value
+    text = text.replace(";\n```", "\n```")  # the semicolon only suppresses a notebook's output
     lines = [line.rstrip() for line in text.strip().splitlines()]
-    return "\n".join([*lines, "", note, ""]), dict(found["outputs"])
+    return "\n".join([*lines, "", note, ""]), dict(exported["outputs"])
 
 
 def main(overrides: list[str]) -> None:

@@ -1,10 +1,9 @@
-"""Make the environment ``.venv``: the pinned packages and the build of torch that fits the machine.
+"""Create the environment ``.venv`` with the pinned packages and the right build of torch.
 
-Started by make through ``tools/setup_env.sh``; uses the standard library only. The file
-``.venv/ready`` is written last and holds the state the environment was made for ("checksum of
-pyproject.toml and constraints.txt, checksum of the directory, core or dev"). Without it an
-environment counts as half-made and is made again from nothing. What the installer prints is kept in
-``.venv/install.log``.
+Make starts it through ``tools/setup_env.sh``; it uses the standard library only. The file
+``.venv/ready`` is written last and holds the state of the environment ("checksum of pyproject.toml
+and constraints.txt, checksum of the directory, core or dev"). Without it an environment counts as
+incomplete and is created again from scratch. The installer's output is in ``.venv/install.log``.
 """
 
 from __future__ import annotations
@@ -32,28 +31,28 @@ from analysis import TopK, certify
 from analysis.rules import StrictGreedy
 for dist in (TopK.from_logits(np.zeros((1, 2), np.float32)), TopK.from_probabilities([0.5, 0.5])):
     certify(dist, StrictGreedy())
-"""  # the kernel lies beside its source then: the first run is spared seconds
-PROJECT = {"dev": ".[dev]", "core": "."}  # what is installed
+"""  # caches the compiled kernel, which saves seconds in the first run
+PROJECT = {"dev": ".[dev]", "core": "."}  # pip's requirement, by kind of environment
 
 
 def main(state: str) -> None:
-    """Bring ``.venv`` to ``state``; return at once when it is there already.
+    """Bring ``.venv`` to ``state``; return at once if it is up to date.
 
     Raises:
-        SystemExit: when .venv is a link, or nothing could install, with what to do about it.
+        SystemExit: .venv is a link, or the installation failed; the message says what to do.
     """
     environment = ROOT / ".venv"
     ready = environment / "ready"
-    if environment.is_symlink():  # making it anew would empty what it leads to
+    if environment.is_symlink():  # creating it again would empty the link's target
         raise SystemExit(f".venv is a link to {environment.readlink()}: remove the link")
     with (ROOT / ".venv.lock").open("a") as lock:
         acquire(lock)
         reusable = is_reusable(environment, state)
-        made = ready.read_text().split() if reusable else []
-        wanted = state.split()
-        if made[2:] == ["dev"]:  # has the core, too
-            wanted[2] = "dev"
-        if made == wanted:
+        current = ready.read_text().split() if reusable else []
+        requested = state.split()
+        if current[2:] == ["dev"]:  # includes the core
+            requested[2] = "dev"
+        if current == requested:
             return
         ready.unlink(missing_ok=True)
         verb = "Updating" if reusable else "Making"
@@ -61,12 +60,12 @@ def main(state: str) -> None:
         begun = time.monotonic()
         if not reusable:
             venv.EnvBuilder(clear=True, symlinks=True, with_pip=True).create(environment)
-        install(environment, PROJECT[wanted[2]], lock)
+        install(environment, PROJECT[requested[2]], lock)
         python = str(environment / "bin" / "python")
-        # what cannot be compiled now is compiled, or complained of, when it is first run
+        # if this fails, the kernel is compiled, or the error shown, at the first run
         subprocess.run([python, "-c", COMPILE], cwd=ROOT, check=False)
         written = environment / "ready.new"
-        written.write_text(" ".join(wanted) + "\n")
+        written.write_text(" ".join(requested) + "\n")
         written.replace(ready)
         files = (path for path in environment.rglob("*") if path.is_file())
         size = sum(path.lstat().st_size for path in files) / 1e6
@@ -74,7 +73,7 @@ def main(state: str) -> None:
 
 
 def acquire(lock: IO[str]) -> None:
-    """Wait until no other process, nor a pip it left behind, works on the environment."""
+    """Wait until no other process, nor a pip that it started, works on the environment."""
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -83,9 +82,9 @@ def acquire(lock: IO[str]) -> None:
 
 
 def is_reusable(environment: Path, state: str) -> bool:
-    """Return whether the environment was once completed, here and with this Python version.
+    """Return whether the environment was completed in this place and with this Python version.
 
-    A virtual environment holds absolute paths, so one that was moved is not reusable.
+    A virtual environment contains absolute paths, so a moved one is not reusable.
     """
     ready = environment / "ready"
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
@@ -97,21 +96,21 @@ def is_reusable(environment: Path, state: str) -> bool:
     )
 
 
-def install(environment: Path, what: str, lock: IO[str]) -> None:
-    """Install the project, editable, and its pinned packages: with uv if it is there, else pip."""
+def install(environment: Path, requirement: str, lock: IO[str]) -> None:
+    """Install the editable project and its pinned packages, with uv if available, else pip."""
     python = str(environment / "bin" / "python")
-    asked = ["--constraint", "constraints.txt", "--editable", what, *torch_index()]
+    arguments = ["--constraint", "constraints.txt", "--editable", requirement, *torch_index()]
     pip = [python, "-m", "pip", "install", "--disable-pip-version-check", "--no-input"]
     uv = shutil.which("uv")
     log = environment / "install.log"
     log.unlink(missing_ok=True)
     if uv is not None and not configured(python):
-        # all indexes count: the one of torch has old versions of other packages, too
+        # consider all indexes: torch's own index also has old versions of other packages
         command = [uv, "pip", "install", "--python", python, "--index-strategy"]
-        if logged([*command, "unsafe-best-match", *asked], log, lock) == 0:
+        if logged([*command, "unsafe-best-match", *arguments], log, lock) == 0:
             return
         print(f"uv could not install the packages ({log}): pip tries.", flush=True)
-    if logged([*pip, *asked], log, lock):
+    if logged([*pip, *arguments], log, lock):
         last = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
         hint = ""
         if (platform.system(), platform.machine()) == ("Darwin", "x86_64"):
@@ -125,17 +124,17 @@ def install(environment: Path, what: str, lock: IO[str]) -> None:
 
 
 def configured(python: str) -> bool:
-    """Return whether pip is told where packages come from: uv does not read its configuration."""
+    """Return whether pip has its own package index configured, which uv does not read."""
     if any(name.startswith("UV_") for name in os.environ):
         return False
-    found = subprocess.run([python, "-m", "pip", "config", "list"], capture_output=True, text=True)
-    return any(word in found.stdout for word in ("index-url", "find-links", "no-index"))
+    output = subprocess.run([python, "-m", "pip", "config", "list"], capture_output=True, text=True)
+    return any(word in output.stdout for word in ("index-url", "find-links", "no-index"))
 
 
 def logged(command: list[str], log: Path, lock: IO[str]) -> int:
-    """Run a command, its output in a file, and one line of progress on a terminal.
+    """Run a command with its output in a file and a line of progress on a terminal.
 
-    The command inherits the lock: should this process be killed, it still holds others off.
+    The command inherits the lock, so it still excludes others if this process is killed.
     """
     begun, packages = time.monotonic(), 0
     with log.open("a") as file, subprocess.Popen(
@@ -147,18 +146,24 @@ def logged(command: list[str], log: Path, lock: IO[str]) -> int:
             file.write(line)
             packages += line.startswith("Collecting ")
             if sys.stdout.isatty():
-                said = f"{packages} packages found, {line.strip()}" if packages else line.strip()
-                print(f"\r\033[K{time.monotonic() - begun:4.0f} s  {said[:70]}", end="", flush=True)
+                progress = (
+                    f"{packages} packages found, {line.strip()}" if packages else line.strip()
+                )
+                print(
+                    f"\r\033[K{time.monotonic() - begun:4.0f} s  {progress[:70]}",
+                    end="",
+                    flush=True,
+                )
     if sys.stdout.isatty():
         print("\r\033[K", end="", flush=True)
     return process.returncode
 
 
 def torch_index() -> list[str]:
-    """Return pip's options for the index of torch builds; none means the default index.
+    """Return pip's options for the index of torch builds; empty for the default index.
 
-    ``TORCH_INDEX``, where set, names the index (empty: none). Else Linux without an NVIDIA driver
-    takes the CPU builds, which spares gigabytes of CUDA libraries.
+    ``TORCH_INDEX``, if set, is the index (empty: the default one). Otherwise Linux without an
+    NVIDIA driver gets the CPU builds, which saves gigabytes of CUDA libraries.
     """
     index = os.environ.get("TORCH_INDEX")
     if index is None:
@@ -172,7 +177,7 @@ def torch_index() -> list[str]:
 
 
 def has_nvidia_driver() -> bool:
-    """Return whether there is an NVIDIA driver (under WSL only its library shows it)."""
+    """Return whether there is an NVIDIA driver (under WSL only its library is visible)."""
     try:
         ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -181,13 +186,13 @@ def has_nvidia_driver() -> bool:
 
 
 def is_reachable(index: str, seconds: float = PROBE_SECONDS) -> bool:
-    """Return whether the index answers for torch within ``seconds``, name look-up included."""
+    """Return whether the index answers for torch within ``seconds``, including name look-up."""
     answered = threading.Event()
 
     def probe() -> None:
         try:
             urllib.request.urlopen(index.rstrip("/") + "/torch/", timeout=seconds).close()
-        except Exception:  # any failure has one meaning: pip is not to be sent there
+        except Exception:  # after any failure pip should not use this index
             return
         answered.set()
 

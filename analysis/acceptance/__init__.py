@@ -1,1 +1,1 @@
-"""Measured acceptance of a drafter, compared with what its certificates guarantee."""
+"""Measured acceptance of a drafter, compared with its certificates."""

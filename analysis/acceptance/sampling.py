@@ -1,12 +1,13 @@
-"""Certified probabilities of acceptance where something is sampled, and the measured ones.
+"""Certified and measured probabilities of acceptance with sampling.
 
-Three ways to draft and verify, at the temperature at which the text of the steps was sampled:
+Three schemes, at the temperature at which the text of the steps was sampled:
 
 - `SPECULATIVE`: a token drawn from q, kept by speculative sampling;
 - `ARGMAX`: q's argmax, kept by speculative sampling, as most engines do;
 - `SAMPLED` and a rule: a token drawn from q, kept if the rule accepts it.
 
-Each as a mean over the steps, certified from the KL of every step, and from a bound of them all.
+Each is a mean over the steps, certified from the KL of every step, and from their mean as a bound
+for all of them.
 """
 
 from __future__ import annotations
@@ -21,19 +22,19 @@ from ..certificates.certify import certify
 from ..rules.rule import Rule
 from ..statistics.bootstrap import Floats, PromptBootstrap
 from ..topk import TopK
-from .realised import rounding
+from .judgement import rounding
 
 SPECULATIVE, ARGMAX = "speculative sampling", "argmax drafted, speculative sampling"
 SAMPLED = "sampled draft, "  # before the label of a rule
-ROUNDING = 1e-9  # of a probability, by which a computed one may miss its certificate
+ROUNDING = 1e-9  # by which a computed probability may fall below its certificate
 
 
 def certified_acceptance(
     target: TopK, eps: Floats | float, costs: Floats | None = None
 ) -> dict[str, Floats]:
-    """Return (N,) lower bounds of the acceptance of both laws at a KL of eps, a number or (N,).
+    """Return (N,) lower bounds of acceptance by scheme, at a KL of eps, a number or (N,).
 
-    `costs` are `probability.mode_costs` of the target, where they are known already.
+    `costs` are `probability.mode_costs` of the target, if already computed.
     """
     return {
         SPECULATIVE: probability.lossless(target, eps),
@@ -42,24 +43,26 @@ def certified_acceptance(
 
 
 def violations(target: TopK, kl: Floats, measured: Mapping[str, Floats]) -> dict[str, int]:
-    """Return at how many steps each law accepts with less than its certificate: none.
+    """Return the number of steps at which a scheme accepts less than certified: always 0.
 
     Args:
         target: N steps.
-        kl: (N,) of the drafter.
-        measured: (N,) acceptance by law.
+        kl: (N,) KL(p||q) of the drafter.
+        measured: (N,) acceptance by scheme.
     """
-    found = certified_acceptance(target, kl + rounding("kl", kl))
-    return {law: int(np.sum(measured[law] < found[law] - ROUNDING)) for law in found}
+    certified = certified_acceptance(target, kl + rounding("kl", kl))
+    return {
+        name: int(np.sum(measured[name] < least - ROUNDING)) for name, least in certified.items()
+    }
 
 
 def accepted_mass(dist: TopK, rule: Rule, sums: Floats | None = None) -> Floats:
-    """Return p(S), (N,), of the tokens that a rule accepts, at least of the stored ones.
+    """Return p(S), (N,), the mass of the tokens that a rule accepts, or of the stored ones of them.
 
-    `sums` (N, K) are those of the probabilities up to each rank, where they are known already.
+    `sums` (N, K) are the cumulative probabilities, if already computed.
 
     Raises:
-        ValueError: the rule does not judge tokens one by one.
+        ValueError: the rule does not judge single tokens.
     """
     if not rule.judges_tokens:
         raise ValueError(f"rule {rule.label!r} does not accept a set of tokens")
@@ -76,36 +79,38 @@ def sampling_statistics(
     rules: Sequence[Rule],
     bootstrap: PromptBootstrap,
 ) -> pd.DataFrame:
-    """Certify the mean acceptance of every law, beside the measured one.
+    """Return certified and measured mean acceptance by scheme.
 
     Args:
         target: N steps of the target, at the temperature of the text.
-        kl: (N,) KL(p||q) there, nats.
-        measured: (N,) acceptance by law.
-        rules: those that judge tokens are applied to sampled drafts.
+        kl: (N,) KL(p||q) at that temperature, nats.
+        measured: (N,) acceptance by scheme.
+        rules: the token rules among them are applied to sampled drafts.
         bootstrap: over prompts.
 
     Returns:
-        Rows with rule (the law), kind, eps (the mean KL), value, ci_low, ci_high: kind step (from
-        the KL of each step), uniform (each at most the mean), measured.
+        Rows with rule (the scheme), kind, eps (the mean KL), value, ci_low, ci_high. The kind is
+        step (from the KL of each step), uniform (each KL at most the mean) or measured.
     """
     mean, costs = float(kl.mean()), probability.mode_costs(target)
     rows: list[tuple[str, str, Floats]] = [
-        *((law, "measured", values) for law, values in measured.items()),
+        *((scheme, "measured", values) for scheme, values in measured.items()),
         *(
-            (law, kind, values)
+            (scheme, kind, values)
             for kind, eps in (("step", kl + rounding("kl", kl)), ("uniform", mean))
-            for law, values in certified_acceptance(target, eps, costs).items()
+            for scheme, values in certified_acceptance(target, eps, costs).items()
         ),
     ]
     sums = np.cumsum(target.probs, axis=1)
     for rule in (rule for rule in rules if rule.judges_tokens):
-        law, mass = f"{SAMPLED}{rule.label}", accepted_mass(target, rule, sums)
+        scheme, mass = f"{SAMPLED}{rule.label}", accepted_mass(target, rule, sums)
         rows += [
-            (law, "step", probability.sampled_draft(mass, kl)),
-            (law, "uniform", probability.sampled_draft(mass, mean)),
+            (scheme, "step", probability.sampled_draft(mass, kl)),
+            (scheme, "uniform", probability.sampled_draft(mass, mean)),
         ]
-    frame = pd.DataFrame([(law, kind, *_mean(values, bootstrap)) for law, kind, values in rows])
+    frame = pd.DataFrame(
+        [(scheme, kind, *_mean(values, bootstrap)) for scheme, kind, values in rows]
+    )
     frame.columns = pd.Index(["rule", "kind", "value", "ci_low", "ci_high"])
     return frame.assign(eps=mean)
 

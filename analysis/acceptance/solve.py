@@ -1,12 +1,12 @@
-"""Solves for the strictest setting of a rule that reaches a goal, with its interval over prompts.
+"""The strictest setting of a rule that reaches a goal, with its interval over prompts.
 
 A more relaxed rule certifies, and accepts, a superset of the steps. So the share of steps and the
-tokens a call grow with the parameter, in the sample as in every resample of its prompts, and each
-question is a search: the first setting at which a ratio of sums over prompts is reached. Settings
-lie on a grid: `RESOLUTION` apart, whole numbers of an integer. The limits of the interval are
-quantiles of the resamples' own answers. A resample's answer is not beyond a setting iff the
-resample reaches what is wanted there, so they are found by the same search, each for another number
-of resamples.
+tokens a call (for a head nearly: see `count_calls`) grow with the parameter, in the sample and in
+every resample of its prompts. Each question is therefore a bisection for the first setting at which
+a ratio of sums over prompts reaches the goal. Settings are on a grid with steps of `RESOLUTION`, or
+of 1 for an integer. The limits of the interval are quantiles of the settings that the resamples
+need. A resample needs at most a setting iff it reaches the goal there, so the same bisection finds
+them, each for another number of resamples.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ from ..certificates.certify import certify
 from ..rules.build import ParameterRange
 from ..rules.rule import Rule
 from ..statistics.bootstrap import Flags, Integers, Numbers, PromptBootstrap
-from ..statistics.trajectories import Trajectories, calls_made
+from ..statistics.trajectories import Trajectories, count_calls
 from ..topk import TopK
-from .realised import Steps
+from .judgement import Steps
 
-RESOLUTION = 1e-4  # to which a continuous parameter is found
-ROUNDING = 1e-9  # of a sum, by which it may miss what is wanted
-Passing = Callable[[Rule, Integers], Flags]  # which of some steps pass under a rule
+RESOLUTION = 1e-4  # of a continuous parameter
+ROUNDING = 1e-9  # by which a sum may miss the goal
+Passing = Callable[[Rule, Integers], Flags]  # whether the steps of given indices pass under a rule
 
 
 @dataclass(frozen=True)
 class Goal:
-    """What is wanted of a rule: a share of the steps, or tokens a call.
+    """The goal of a search: a share of the steps, or tokens a call.
 
     Attributes:
         share: in (0, 1]; or None.
-        tokens: a verification call, at least 1; or None.
-        draft_length: of the calls, None for drafts of any length.
+        tokens: per verification call, at least 1; or None.
+        draft_length: of the calls; None for drafts of unlimited length.
     """
 
     share: float | None = None
@@ -61,27 +61,28 @@ class Goal:
 
     @property
     def wanted(self) -> float:
-        """The number that is to be reached."""
+        """The number to reach."""
         return float(self.tokens if self.share is None else self.share)  # type: ignore[arg-type]
 
     def sums(self, passed: Flags, trajectories: Trajectories) -> tuple[Numbers, Numbers]:
-        """Return what is above and below the ratio, (P,) each, of (N,) steps that pass."""
-        steps = np.bincount(trajectories.prompts)
+        """Return numerator and denominator of the goal, (P,) each, from (D, N) passing steps."""
         if self.share is None:
-            return steps, calls_made(passed[:, None], trajectories, self.draft_length)[:, 0]
-        return np.bincount(trajectories.prompts, weights=passed), steps
+            counts = count_calls(passed[..., None], trajectories, self.draft_length)
+            return counts.tokens, counts.calls[:, 0]
+        steps = np.bincount(trajectories.prompts)
+        return np.bincount(trajectories.prompts, weights=passed[0]), steps
 
 
 @dataclass(frozen=True)
 class Solution:
-    """The answer for one rule.
+    """The result of a search.
 
     Attributes:
-        rule: that reaches what is wanted; None where not even the end of the range does.
-        value: of the parameter that is turned; NaN without a rule.
+        rule: the strictest rule that reaches the goal; None if the end of the range does not.
+        value: its parameter; NaN without a rule.
         ci_low: lower limit of the interval over prompts; NaN beyond the end of the range.
         ci_high: upper limit, likewise.
-        reached: share or tokens a call at value, or at the end of the range.
+        reached: share or tokens a call at this value, or at the end of the range.
     """
 
     rule: Rule | None
@@ -100,22 +101,22 @@ def solve(
     trajectories: Trajectories,
     divergence: str = "kl",
 ) -> Solution:
-    """Find the strictest setting of a rule that certifies what is wanted.
+    """Find the strictest setting of a rule whose certificates reach a goal.
 
-    A step is certified when its certificate exceeds eps, by its lower end where it is an interval:
-    a drafter whose KL is at most eps at every step is accepted there.
+    A step is certified if the lower end of its certificate exceeds eps: a drafter whose KL is at
+    most eps at every step is accepted there.
 
     Args:
         dist: N steps of the target.
-        searched: the rule, and by its first and last setting the range that is searched.
-        eps: of the drafter at every step, at least 0, in nats (or as the divergence is measured).
-        goal: what is wanted.
+        searched: the rule, with the first and last setting of the range to search.
+        eps: largest KL of the drafter, at least 0, in nats (or in the unit of the divergence).
+        goal: a share of certified steps, or guaranteed tokens a call.
         bootstrap: over the prompts of the steps.
         trajectories: of the steps.
-        divergence: as `certify` names it.
+        divergence: a name of `certify`.
 
     Raises:
-        ValueError: eps is negative, or `certify` refuses a rule.
+        ValueError: eps is negative, or `certify` raises for a rule.
 
     Examples:
         >>> from ..rules.build import build_range
@@ -123,8 +124,8 @@ def solve(
         >>> searched = build_range({"rule": "additive", "t": [0.0, 1.0]})
         >>> steps = Trajectories.from_positions(np.array([0, 0]))
         >>> bootstrap = PromptBootstrap(steps.prompts, 20, 0.9, 0)
-        >>> found = solve(dist, searched, 0.06, Goal(share=1.0), bootstrap, steps)
-        >>> found.value, found.reached
+        >>> solution = solve(dist, searched, 0.06, Goal(share=1.0), bootstrap, steps)
+        >>> solution.value, solution.reached
         (0.3001, 1.0)
     """
     return solve_each(dist, searched, eps, [goal], bootstrap, trajectories, divergence)[0]
@@ -139,12 +140,12 @@ def solve_each(
     trajectories: Trajectories,
     divergence: str = "kl",
 ) -> list[Solution]:
-    """Answer several goals as `solve` does; they share the settings that are looked at."""
+    """Solve for several goals, as `solve`, with shared evaluations of settings."""
     if not eps >= 0:
         raise ValueError(f"eps={eps!r} is not allowed: give a number of at least 0")
 
-    def certified(rule: Rule, at: Integers) -> Flags:
-        return certify(_some(dist, at), rule, divergence=divergence).lower[:, 0] > eps
+    def certified(rule: Rule, steps: Integers) -> Flags:
+        return certify(_some(dist, steps), rule, divergence=divergence).lower[:, 0] > eps
 
     settings = _Settings(searched, certified, bootstrap, trajectories)
     return [settings.answer(goal) for goal in goals]
@@ -153,24 +154,33 @@ def solve_each(
 def solve_accepted(
     steps: Steps, searched: ParameterRange, goals: Sequence[Goal], bootstrap: PromptBootstrap
 ) -> list[Solution]:
-    """Find the strictest settings with which a drafter is accepted as often as is wanted."""
+    """Find the strictest settings with which a drafter's acceptance reaches each goal."""
 
-    def accepted(rule: Rule, at: Integers) -> Flags:
-        return rule.accepts(_some(steps.target, at), *steps.drafted(at))
+    def accepted(rule: Rule, index: Integers) -> Flags:
+        depth, step = np.divmod(index, len(steps))
+        passed = np.empty(len(index), dtype=bool)
+        for deep, at_depth in enumerate(steps.by_depth):
+            selected = depth == deep
+            part = step[selected]
+            passed[selected] = rule.accepts(_some(steps.target, part), *at_depth.drafted(part))
+        return passed
 
-    settings = _Settings(searched, accepted, bootstrap, steps.trajectories)
+    depths = len(steps.by_depth)
+    settings = _Settings(searched, accepted, bootstrap, steps.trajectories, depths)
     return [settings.answer(goal) for goal in goals]
 
 
-def _some(dist: TopK, at: Integers) -> TopK:
-    return dist if len(at) == len(dist) else dist[at]
+def _some(dist: TopK, steps: Integers) -> TopK:
+    return dist if len(steps) == len(dist) else dist[steps]
 
 
 class _Settings:
-    """The settings of a range on a grid, from 0 (strict) to `last` (relaxed), and what they pass.
+    """The settings of a range on a grid, from 0 (strict) to `last` (relaxed), with passing steps.
+
+    `passing` takes indices of steps; those of depth d start at (d - 1) N.
 
     Attributes:
-        last: the place of the last setting.
+        last: the index of the last setting.
         grows: whether the parameter grows as the rule is relaxed.
     """
 
@@ -180,6 +190,7 @@ class _Settings:
         passing: Passing,
         bootstrap: PromptBootstrap,
         trajectories: Trajectories,
+        depths: int = 1,
     ) -> None:
         self._range, self._passing = searched, passing
         self._bootstrap, self._trajectories = bootstrap, trajectories
@@ -192,20 +203,20 @@ class _Settings:
         step = 1.0 if self._whole else RESOLUTION
         self.last = max(1, math.ceil(abs(self._relaxed - self._strict) / step - ROUNDING))
         self._step = math.copysign(step, self._relaxed - self._strict)
-        size = len(trajectories.prompts)
+        size = depths * len(trajectories.prompts)
         self._known = {-1: np.zeros(size, dtype=bool), self.last + 1: np.ones(size, dtype=bool)}
 
     def value(self, i: int) -> float:
-        """Return the parameter at a place."""
+        """Return the parameter of setting i."""
         return self._relaxed if i == self.last else round(self._strict + i * self._step, 10)
 
     def rule(self, i: int) -> Rule:
-        """Return the rule at a place."""
+        """Return the rule of setting i."""
         kind = int if self._whole else float
         return replace(self._range.rules[0], **{self._range.parameter: kind(self.value(i))})
 
     def passed(self, i: int) -> Flags:
-        """Return the (N,) steps that pass at a place; places looked at before decide most."""
+        """Return (D N,) whether steps pass at setting i; earlier results decide most of them."""
         if i not in self._known:
             passed = self._known[max(place for place in self._known if place < i)].copy()
             possible = self._known[min(place for place in self._known if place > i)]
@@ -215,25 +226,26 @@ class _Settings:
         return self._known[i]
 
     def answer(self, goal: Goal) -> Solution:
-        """Find the setting of one goal, and the limits of its interval."""
-        wanted = goal.wanted - ROUNDING
+        """Return the solution for one goal."""
+        needed = goal.wanted - ROUNDING
 
         @cache
         def sums(i: int) -> tuple[Numbers, Numbers]:
-            return goal.sums(self.passed(i), self._trajectories)
+            by_depth = self.passed(i).reshape(-1, len(self._trajectories.prompts))
+            return goal.sums(by_depth, self._trajectories)
 
         def overall(i: int) -> bool:
             above, below = sums(i)
-            return bool(above.sum() >= wanted * below.sum())
+            return bool(above.sum() >= needed * below.sum())
 
         @cache
         def resamples(i: int) -> int:
             above, below = map(self._bootstrap.sums, sums(i))
-            return int(np.sum(above >= wanted * below))
+            return int(np.sum(above >= needed * below))
 
         size = len(self._bootstrap.weights)
         cut = max(1, math.ceil((1 - self._bootstrap.confidence) / 2 * size - ROUNDING))
-        at, strict, relaxed = (
+        place, strict, relaxed = (
             _first(self.last, test)
             for test in (
                 overall,
@@ -242,15 +254,14 @@ class _Settings:
             )
         )
         ends = [strict, relaxed] if self.grows else [relaxed, strict]
-        value, low, high = (math.nan if i is None else self.value(i) for i in (at, *ends))
-        above, below = sums(self.last if at is None else at)
-        rule = None if at is None else self.rule(at)
-        return Solution(rule, value, low, high, float(above.sum() / below.sum()))
+        value, low, high = (math.nan if i is None else self.value(i) for i in (place, *ends))
+        above, below = sums(self.last if place is None else place)
+        rule = None if place is None else self.rule(place)
+        steps = below.sum()
+        reached = float(above.sum() / steps) if steps else math.nan  # no answer has a second token
+        return Solution(rule, value, low, high, reached)
 
 
 def _first(last: int, test: Callable[[int], bool]) -> int | None:
-    """Return the first of the places 0 to `last` at which a test holds, None where none does.
-
-    A test that holds holds at all places behind.
-    """
+    """Return the first index from 0 to `last` at which a monotone test holds; None if none."""
     return bisect_left(range(last), True, key=test) if test(last) else None

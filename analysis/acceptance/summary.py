@@ -1,7 +1,7 @@
-"""Statistics of acceptance over all steps: shares, lengths, and the KL that a rule needs.
+"""Statistics of acceptance over all steps: shares, tokens a call, and the KL that a rule needs.
 
-Certificates can be known as intervals. A statistic of them is computed at the end that is
-certain and at the other one, which differ only then.
+Certificates may be intervals. Their statistics are computed from the lower and from the upper ends,
+which differ only then.
 """
 
 from __future__ import annotations
@@ -15,72 +15,76 @@ from numpy.typing import NDArray
 
 from ..statistics.bootstrap import Floats, PromptBootstrap
 from ..statistics.proportions import calibration_error, reliability
-from ..statistics.trajectories import Trajectories
-from .realised import Steps, Verdict
+from ..statistics.trajectories import CallCounts, Trajectories, count_calls
+from .judgement import Judgement, Steps
 from .sampling import ARGMAX, SPECULATIVE
 
 Row = dict[str, Any]
-Weights = NDArray[Any]  # numbers or truth values
-UNION = "union"  # of divergences: the steps that at least one of them certifies
+Weights = NDArray[Any]  # numbers or booleans
+UNION = "union"  # of divergences: the steps certified in at least one of them
 
 
-def rule_statistics(steps: Steps, verdict: Verdict, bootstrap: PromptBootstrap) -> pd.DataFrame:
-    """Measure one rule on one drafter.
+def rule_statistics(steps: Steps, judgement: Judgement, bootstrap: PromptBootstrap) -> pd.DataFrame:
+    """Return the statistics of one rule on one drafter.
 
     Returns:
-        One row a statistic: `value`, `optimistic` and the limits `ci_low` of value, `ci_high` of
-        optimistic. Where certificates are intervals, value is the least and optimistic the most
-        that they allow; elsewhere both are equal. Shares of all steps: acceptance,
-        certified, departure (accepted, but not the target's argmax), empty (nothing is rejected),
-        inexact (the certificate is an interval). coverage: certified among accepted.
-        given_up: target probability an emitted draft gives up, mean over all steps.
-        slack_median: of R - KL, nats. realised_per_call, certified_per_call: tokens a call of
-        `length_row`.
+        One row for each statistic: `value` from the lower ends of certificates, `value_upper` from
+        the upper ends, and the limits `ci_low` of value and `ci_high` of value_upper. Shares of all
+        steps: acceptance, certified, departure (accepted, but not the target's argmax), empty
+        (nothing is rejected), inexact (the certificate is an interval). coverage: certified among
+        accepted. probability_given_up: target probability given up by emitted drafts, mean over all
+        steps. slack_median: median of R - KL, nats. measured_per_call, certified_per_call: tokens a
+        call as in `length_row`; for a head by depth, and certified if so at every depth. All other
+        statistics refer to depth 1.
     """
-    accepted, certified = verdict.accepted, verdict.certified
-    departs = accepted & (steps.draft_rank > 1) & verdict.rule.judges_tokens
-    empty = np.isinf(verdict.lower), np.isinf(verdict.upper)
+    accepted, certified = judgement.accepted, judgement.certified
+    departs = accepted & (steps.draft_rank > 1) & judgement.rule.judges_tokens
+    empty = np.isinf(judgement.lower), np.isinf(judgement.upper)
+    counts = count_calls(judgement.accepted_by_depth[..., None], steps.trajectories, None)
+    certified_counts = count_calls(
+        np.stack(judgement.certified_throughout, axis=1), steps.trajectories, None
+    )
     rows = [
         share_row("acceptance", bootstrap, accepted),
-        share_row("certified", bootstrap, certified, verdict.certifiable),
-        share_row("coverage", bootstrap, certified, verdict.certifiable & accepted, accepted),
+        share_row("certified", bootstrap, certified, judgement.certifiable),
+        share_row("coverage", bootstrap, certified, judgement.certifiable & accepted, accepted),
         share_row("departure", bootstrap, departs),
-        share_row("given_up", bootstrap, np.where(departs, steps.given_up, 0.0)),
+        share_row("probability_given_up", bootstrap, np.where(departs, steps.given_up, 0.0)),
         share_row("empty", bootstrap, *empty),
-        share_row("inexact", bootstrap, verdict.lower < verdict.upper),
+        share_row("inexact", bootstrap, judgement.lower < judgement.upper),
         _quantile(
-            "slack_median", bootstrap, steps.slack(verdict.lower), steps.slack(verdict.upper)
+            "slack_median", bootstrap, steps.slack(judgement.lower), steps.slack(judgement.upper)
         ),
-        length_row("realised_per_call", bootstrap, steps.trajectories, accepted),
-        length_row(
-            "certified_per_call", bootstrap, steps.trajectories, certified, verdict.certifiable
-        ),
+        length_row("measured_per_call", bootstrap, counts),
+        length_row("certified_per_call", bootstrap, certified_counts),
     ]
     frame = pd.DataFrame(rows)
-    frame.insert(0, "rule", verdict.rule.label)
+    frame.insert(0, "rule", judgement.rule.label)
     return frame
 
 
 def calibration_statistics(
-    confidence: Floats, verdicts: Sequence[Verdict], bootstrap: PromptBootstrap
+    confidence: Floats, judgements: Sequence[Judgement], bootstrap: PromptBootstrap
 ) -> pd.DataFrame:
-    """Measure how far the drafter's confidence is from how often each rule accepts its tokens.
+    """Return the calibration error of the drafter's confidence against each rule's acceptance.
 
     Args:
         confidence: (N,) the drafter's probability of its most probable token.
-        verdicts: of the rules; those that judge no tokens are left out.
+        judgements: of the rules; trees are left out.
         bootstrap: over prompts.
 
     Returns:
         A row like those of `rule_statistics` for each rule: calibration_error.
     """
     rows = []
-    for one in verdicts:
-        if one.rule.judges_tokens:
-            sums = reliability(confidence, one.accepted, bootstrap.prompts)
+    for judgement in judgements:
+        if judgement.rule.judges_tokens:
+            sums = reliability(confidence, judgement.accepted, bootstrap.prompts)
             value = calibration_error(sums.sum(axis=0))
             ends = bootstrap.interval(calibration_error(bootstrap.sums(sums)))
-            rows.append({"rule": one.rule.label, **_row("calibration_error", value, value, *ends)})
+            rows.append(
+                {"rule": judgement.rule.label, **_row("calibration_error", value, value, *ends)}
+            )
     return pd.DataFrame(rows)
 
 
@@ -91,90 +95,94 @@ def stochastic_statistics(
     argmax: Floats,
     trajectories: Trajectories,
     bootstrap: PromptBootstrap,
+    head: bool = False,
 ) -> pd.DataFrame:
-    """Measure the expected acceptance of stochastic verification, (N,) probabilities each.
+    """Return the expected acceptance of stochastic verification, from (N,) probabilities.
 
-    All are at the temperature at which the text of the steps was sampled.
+    All refer to the temperature at which the text of the steps was sampled.
 
     Args:
-        tv: total variation; speculative sampling of a drafted draw accepts with 1 - tv.
+        tv: total variation; speculative sampling accepts a sampled draft with 1 - tv.
         races: acceptance of the first draft of exponential races.
-        harmonic: its lower bound.
-        argmax: p of the drafter's argmax: speculative sampling of a drafter that does not draw.
+        harmonic: lower bound of `races`.
+        argmax: p of the drafter's argmax, its acceptance by speculative sampling.
         trajectories: of the steps.
         bootstrap: over prompts.
+        head: whether the drafter is a head. Its acceptance at deeper depths is not available here,
+            so there are no tokens a call.
 
     Returns:
-        Rows like those of `rule_statistics`: acceptance, and realised_per_call with expected
-        numbers of rejections and of trajectories that end accepted.
+        Rows like those of `rule_statistics`: acceptance, and measured_per_call from expected
+        numbers of calls.
     """
-    laws = {
+    schemes = {
         SPECULATIVE: 1 - tv,
         ARGMAX: argmax,
         "exponential races": races,
         "exponential races, lower bound": harmonic,
     }
     rows = [
-        {"rule": law, **row}
-        for law, accepted in laws.items()
+        {"rule": scheme, **row}
+        for scheme, accepted in schemes.items()
+        for calls in [expected_calls(accepted, trajectories)]
         for row in (
             share_row("acceptance", bootstrap, accepted),
-            length_row("realised_per_call", bootstrap, trajectories, accepted),
+            *([] if head else [length_row("measured_per_call", bootstrap, calls)]),
         )
     ]
     return pd.DataFrame(rows)
 
 
 def depth_statistics(
-    depth: int, steps: Steps, verdicts: Sequence[Verdict], bootstrap: PromptBootstrap
+    depth: int, steps: Steps, judgements: Sequence[Judgement], bootstrap: PromptBootstrap
 ) -> pd.DataFrame:
-    """Measure a drafter at one depth of its drafts.
+    """Return the statistics of a drafter at one depth of its drafts.
 
     Args:
         depth: from 1; a draft of depth d follows d - 1 drafted tokens.
-        steps: with what the drafter says at this depth.
-        verdicts: of the rules there.
+        steps: the drafter's steps at this depth.
+        judgements: of the rules at this depth.
         bootstrap: over prompts.
 
     Returns:
-        Rows with depth and those of `rule_statistics`: acceptance and certified of each rule;
-        kl_median (nats) and finite (share of steps with a finite KL), of no rule.
+        Rows like those of `rule_statistics`, with depth: acceptance and certified for each rule,
+        and kl_median (nats) and finite (share of steps with a finite KL) with an empty rule.
     """
     rows = [
         ("", _quantile("kl_median", bootstrap, steps.kl)),
         ("", share_row("finite", bootstrap, np.isfinite(steps.kl))),
     ]
-    for one in verdicts:
-        certified = share_row("certified", bootstrap, one.certified, one.certifiable)
-        rows.append((one.rule.label, share_row("acceptance", bootstrap, one.accepted)))
-        rows.append((one.rule.label, certified))
+    for judgement in judgements:
+        certified = share_row("certified", bootstrap, judgement.certified, judgement.certifiable)
+        rows.append((judgement.rule.label, share_row("acceptance", bootstrap, judgement.accepted)))
+        rows.append((judgement.rule.label, certified))
     return pd.DataFrame([{"rule": rule, **row} for rule, row in rows]).assign(depth=depth)
 
 
-def coverage(found: Mapping[str, Verdict], bootstrap: PromptBootstrap) -> pd.DataFrame:
-    """Return what one rule's certificates cover, by divergence and by their union.
+def coverage(by_divergence: Mapping[str, Judgement], bootstrap: PromptBootstrap) -> pd.DataFrame:
+    """Return the coverage of one rule's certificates, by divergence and for their union.
 
-    No divergence is stronger than the others, so the steps that at least one of them certifies are
-    more than those of any one. Each certifies accepted steps only.
+    No divergence is stronger than the others, so their union certifies more steps than any single
+    one. Each certifies accepted steps only.
 
     Args:
-        found: the rule's verdict by the name of the divergence; at least one.
+        by_divergence: the rule's judgement by name of the divergence; at least one.
         bootstrap: over prompts.
 
     Returns:
-        Rows with rule, divergence (the name, or union), statistic, value, optimistic, ci_low and
-        ci_high. certified: share of all steps; coverage: certified among accepted. value takes the
-        lower ends of certificates, optimistic the upper ones.
+        Rows with rule, divergence (a name, or union), statistic, value (from the lower ends of
+        certificates), value_upper (from the upper ends), ci_low and ci_high. certified: share of
+        all steps; coverage: certified among accepted.
     """
-    verdicts = list(found.values())
-    accepted = verdicts[0].accepted
-    ends = {name: (one.certified, one.certifiable) for name, one in found.items()}
+    judgements = list(by_divergence.values())
+    accepted = judgements[0].accepted
+    ends = {name: (item.certified, item.certifiable) for name, item in by_divergence.items()}
     ends[UNION] = (
-        np.any([one.certified for one in verdicts], axis=0),
-        np.any([one.certifiable for one in verdicts], axis=0),
+        np.any([judgement.certified for judgement in judgements], axis=0),
+        np.any([judgement.certifiable for judgement in judgements], axis=0),
     )
     rows: list[Row] = [
-        {"rule": verdicts[0].rule.label, "divergence": name, **row}
+        {"rule": judgements[0].rule.label, "divergence": name, **row}
         for name, (sure, maybe) in ends.items()
         for row in (
             share_row("certified", bootstrap, sure, maybe),
@@ -185,9 +193,9 @@ def coverage(found: Mapping[str, Verdict], bootstrap: PromptBootstrap) -> pd.Dat
 
 
 def finite_shares(distances: Mapping[str, Floats], bootstrap: PromptBootstrap) -> pd.DataFrame:
-    """Return the share of steps at which each divergence is finite, in rows of no rule.
+    """Return the share of steps at which each divergence is finite, with an empty rule.
 
-    A drafter with a reduced vocabulary has an infinite KL(p || q) wherever p has other tokens.
+    A drafter with a reduced vocabulary has an infinite KL(p || q) where p has other tokens.
     """
     rows = [
         {"rule": "", "divergence": name, **share_row("finite", bootstrap, np.isfinite(values))}
@@ -199,9 +207,9 @@ def finite_shares(distances: Mapping[str, Floats], bootstrap: PromptBootstrap) -
 def kl_needed(lower: Floats, upper: Floats, share: float, bootstrap: PromptBootstrap) -> Row:
     """Return the KL below which a drafter is certified on a share of the steps, nats.
 
-    For a share f of N steps it is the n-th largest certificate R, n = ceil(f N): at least n steps
-    have an R of at least this value, so that a drafter whose KL stays below it at every step is
-    certified there, and no larger value has as many. The value itself guarantees nothing.
+    For a share f of N steps it is the n-th largest certificate R, n = ceil(f N): a drafter whose KL
+    is below this value at every step is certified at n steps or more. No larger value guarantees n
+    steps, nor does a KL equal to it.
 
     Args:
         lower: (N,) lower ends of the certificates.
@@ -210,19 +218,19 @@ def kl_needed(lower: Floats, upper: Floats, share: float, bootstrap: PromptBoots
         bootstrap: over prompts.
 
     Returns:
-        `value` from the lower ends, `optimistic` from the upper ends, the limits `ci_low` of value
-        and `ci_high` of optimistic; +inf where so many regions are empty.
+        `value` from the lower ends, `value_upper` from the upper ends, the limits `ci_low` of value
+        and `ci_high` of value_upper; +inf if n rejection regions are empty.
     """
     # the n-th largest of R is minus the n-th smallest of -R
     row = _quantile("kl_needed", bootstrap, -upper, -lower, share)
-    return _row("kl_needed", -row["optimistic"], -row["value"], -row["ci_high"], -row["ci_low"])
+    return _row("kl_needed", -row["value_upper"], -row["value"], -row["ci_high"], -row["ci_low"])
 
 
-def _row(statistic: str, value: Any, optimistic: Any, low: Any, high: Any) -> Row:
+def _row(statistic: str, value: Any, value_upper: Any, low: Any, high: Any) -> Row:
     return {
         "statistic": statistic,
         "value": float(value),
-        "optimistic": float(optimistic),
+        "value_upper": float(value_upper),
         "ci_low": float(low),
         "ci_high": float(high),
     }
@@ -240,9 +248,9 @@ def share_row(
     Args:
         name: of the statistic.
         bootstrap: over prompts.
-        sure: (N,) what is summed up, by the lower ends of the certificates.
-        maybe: (N,) the same by their upper ends; None where both are equal.
-        below: (N,) what it is divided by; None is the number of steps.
+        sure: (N,) numerator, from the lower ends of certificates.
+        maybe: (N,) numerator from the upper ends; None if both are equal.
+        below: (N,) denominator; None for the number of steps.
     """
 
     def ratio(above: Weights) -> tuple[Any, Any, Any]:
@@ -253,43 +261,43 @@ def share_row(
             return over.sum() / under.sum(), *bootstrap.interval(draws)
 
     value, low, high = ratio(sure)
-    optimistic = value
+    value_upper = value
     if maybe is not None and not np.array_equal(sure, maybe):
-        optimistic, _, high = ratio(maybe)
-    return _row(name, value, optimistic, low, high)
+        value_upper, _, high = ratio(maybe)
+    return _row(name, value, value_upper, low, high)
 
 
-def length_row(
-    name: str,
-    bootstrap: PromptBootstrap,
-    trajectories: Trajectories,
-    sure: Weights,
-    maybe: Weights | None = None,
-) -> Row:
-    """Return tokens a call of drafts of any length, N / (F + E).
+def expected_calls(accepted: Floats, trajectories: Trajectories) -> CallCounts:
+    """Return the expected calls for drafts of unlimited length, from (N,) acceptance probabilities.
 
-    F rejections, and E trajectories that end accepted (`analysis.statistics.run_lengths`), or what
-    is expected of both. `cut`, and of the upper ends `cut_optimistic`, is E / (F + E).
+    A call ends at a rejected step or at an accepted last step. The first step of each trajectory is
+    not drafted.
+    """
+    last, tested = trajectories.ends - 1, np.ones(len(accepted))
+    tested[trajectories.starts] = 0.0
+    rejected = np.bincount(trajectories.prompts, weights=tested * (1.0 - accepted))
+    cut = tested[last] * accepted[last]
+    return CallCounts((rejected + cut)[:, None], last - trajectories.starts, cut[:, None])
+
+
+def length_row(name: str, bootstrap: PromptBootstrap, counts: CallCounts) -> Row:
+    """Return tokens a call for drafts of unlimited length, with the interval over prompts.
+
+    `cut`, and `cut_upper` for the upper end, is the share of calls cut by a trajectory's end.
 
     Args:
         name: of the statistic.
         bootstrap: over prompts.
-        trajectories: of the N steps.
-        sure: (N,) which steps are accepted, or with which probability.
-        maybe: (N,) the same at best; None where both are equal.
+        counts: calls of each prompt under one setting, or under two: with the fewest and with the
+            most accepted steps.
     """
-    ends = np.append(trajectories.starts[1:], len(sure)) - 1
-
-    def length(accepted: Weights) -> tuple[Row, float]:
-        calls = 1.0 - accepted
-        calls[ends] += accepted[ends]
-        row = share_row(name, bootstrap, np.ones(len(calls)), below=calls)
-        return row, float(accepted[ends].sum() / calls.sum())
-
-    row, cut = length(sure)
-    best, cut_at_best = (row, cut) if maybe is None else length(maybe)
-    ends_at_best = {"optimistic": best["value"], "ci_high": best["ci_high"]}
-    return row | ends_at_best | {"cut": cut, "cut_optimistic": cut_at_best}
+    with np.errstate(invalid="ignore", divide="ignore"):
+        draws = bootstrap.sums(counts.tokens)[:, None] / bootstrap.sums(counts.calls)
+        values = counts.tokens.sum() / counts.calls.sum(axis=0)
+        cut = counts.cut.sum(axis=0) / counts.calls.sum(axis=0)
+    low, high = bootstrap.interval(draws)
+    row = _row(name, values[0], values[-1], low[0], high[-1])
+    return row | {"cut": float(cut[0]), "cut_upper": float(cut[-1])}
 
 
 def _quantile(
@@ -299,11 +307,11 @@ def _quantile(
     upper: Floats | None = None,
     level: float = 0.5,
 ) -> Row:
-    """Return a quantile of (N,) values, known as intervals if `upper` is given."""
+    """Return a quantile of (N,) values, which are intervals if `upper` is given."""
     (value,), draws = bootstrap.quantiles(lower, [level])
     low, high = bootstrap.interval(draws)
-    optimistic = value
+    value_upper = value
     if upper is not None and not np.array_equal(lower, upper):
-        (optimistic,), draws = bootstrap.quantiles(upper, [level])
+        (value_upper,), draws = bootstrap.quantiles(upper, [level])
         high = bootstrap.interval(draws)[1]
-    return _row(name, value, optimistic, low[0], high[0])
+    return _row(name, value, value_upper, low[0], high[0])

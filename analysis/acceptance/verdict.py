@@ -1,15 +1,15 @@
-"""The verdict on drafting for a target: whether to draft, how, and the numbers behind it.
+"""The verdict on drafting for a target: draft or not, the method, and the numbers behind it.
 
-One pure function of what was measured. Lossless methods come first, ranked by measured speed and
-named only where the interval's lower end is above 1. A relaxed rule is offered beside them, never
-instead. With fewer than `FEW_PROMPTS` prompts, on a busy machine, or where an interval contains 1,
-nothing is decided.
+It is a pure function of the measurements. Lossless methods come first, ranked by measured speed,
+and one is recommended only if the lower end of its interval is above 1. A relaxed rule is offered
+in addition, never instead. With fewer than `FEW_PROMPTS` prompts, on a busy machine, or if the
+interval contains 1, nothing is decided. Intervals hold for all methods together
+(`analysis.decoding.speed.speedups`), so the printed interval of the fastest method decides.
 """
 
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,20 +19,22 @@ import pandas as pd
 from ..statistics.bootstrap import FEW_PROMPTS
 
 DRAFT, DO_NOT, OPEN, UNTIMED = "draft", "do not draft", "not decided", "not measured"
+SETTING = ("method", "drafter", "draft_length", "temperature")  # of scored answers
 Run = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class Advice:
-    """What is advised for a target, in plain words with numbers.
+    """The advice for a target, in plain sentences with numbers.
 
     Attributes:
         target: printed name.
         outcome: draft, do not draft, not decided or not measured.
-        sentence: the verdict, to be pasted.
-        beside: sentences about relaxed rules, what would have to change, and predictions.
-        run: the fastest lossless method, a row of `analysis.decoding.speed.speed`; None without.
-        methods: the lossless methods that were timed, and the target alone, by measured speed.
+        sentence: the verdict, ready to quote.
+        beside: sentences on relaxed rules, on the acceptance needed, and on predictions.
+        run: the fastest lossless method, a row of `analysis.decoding.speed.speed`; None if there
+            is none.
+        methods: the timed lossless methods and the target alone, by measured speed.
     """
 
     target: str
@@ -52,66 +54,87 @@ def advise(
     busy: Sequence[str] = (),
     command: str = "",
 ) -> Advice:
-    """Say whether to draft for a target, and how.
+    """Return the verdict on drafting for a target.
 
-    Methods are compared at the lowest temperature at which something was drafted.
+    Methods are compared at the lowest temperature with a drafter.
 
     Args:
         target: printed name.
-        drafter: printed name; empty without one.
+        drafter: printed name; empty without a drafter.
         speeds: rows of `analysis.decoding.speed.speed` with `lossless`; None if nothing was timed.
         lengths: rows of `analysis.decoding.predicted.draft_lengths`.
-        answers: scored answers under relaxed rules, a row a run: rule (label), temperature,
-            draft_length, items, right, alone (right without it), margin, up_to (a loss of `margin`
-            is excluded) and down_to (accuracy fell); None where no answers were scored.
-        busy: signs that the machine did other work meanwhile (`signs_of_load`).
-        command: that runs the study, up to a stage's name; empty where no model can be run.
+        answers: rows of `analysis.decoding.answers.losses_on_answers`; None if no answers were
+            scored.
+        busy: signs of other work on the machine (`signs_of_load`).
+        command: runs the study, up to a stage's name; empty if no model can be run.
     """
     drafted = None if speeds is None else speeds[speeds["drafter"] != "none"]
     if speeds is None or drafted is None or drafted.empty:
         how = f" Run `{command} stage=decoding`." if command and drafter else ""
-        said = f"Not measured for {target}: nothing was decoded with a drafter and timed.{how}"
-        return Advice(target, UNTIMED, said, [])
+        text = f"Not measured for {target}: nothing was decoded with a drafter and timed.{how}"
+        return Advice(target, UNTIMED, text, [])
     runs = drafted[drafted["temperature"] == drafted["temperature"].min()]
     methods: list[Run] = runs.sort_values("speedup", ascending=False).to_dict("records")
     lossless = [run for run in methods if run["lossless"]]
     relaxed = [run for run in methods if not run["lossless"]]
     sure = [run for run in lossless if run["ci_low"] > 1]
-    unsure = [run for run in lossless if run["ci_low"] <= 1 <= run["ci_high"]]
+    unsure = [run for run in lossless if not (run["ci_low"] > 1 or run["ci_high"] < 1)]
     best = next(iter([*sure, *unsure, *lossless]), None)
-    prompts, at = int(runs["prompts"].min()), float(runs["temperature"].iloc[0])
+    prompts, temperature = int(runs["prompts"].min()), float(runs["temperature"].iloc[0])
     doubt = _doubt(lossless, prompts, busy)
     outcome = OPEN if doubt or (unsure and not sure) else DRAFT if sure else DO_NOT
-    how = "greedy decoding" if at == 0 else f"temperature {at:g}"
-    basis = f"({prompts} prompts, {how}{_picked(lossless, 'lossless methods')})"
-    said = f"Not decided for {target}: {doubt}"
+    how = "greedy decoding" if temperature == 0 else f"temperature {temperature:g}"
+    together = f"; intervals of all {len(methods)} methods together" if len(methods) > 1 else ""
+    basis = f"({prompts} prompts, {how}{together})"
+    text = f"Not decided for {target}: {doubt}"
     if best is not None:
-        text = "the text stays the same" if at == 0 else "the distribution of the text stays"
+        same = "the text" if temperature == 0 else "the distribution of the text"
         name, speed = method_in_words(best, drafter), f"{speed_text(best)} as {target} alone"
-        said = {
-            DRAFT: f"Draft for {target} with {name}: {speed}, and {text}",
+        text = {
+            DRAFT: f"Draft for {target} with {name}: {speed}, and {same} stays"
+            + (" the same" if temperature == 0 else ""),
             DO_NOT: f"Do not draft for {target} here: {name}, the fastest lossless method, is only "
             f"{speed}",
-            OPEN: f"{said}{'; ' if doubt else ''}{name} was {speed}"
-            + ("" if doubt else ", and the interval contains 1"),
+            OPEN: f"{text}{'; ' if doubt else ''}{name} was {speed}"
+            + ("" if doubt else f", {_undecided(best)}"),
         }[outcome]
     beside = [*_needed(lossless, drafter, outcome), *_predicted(best, lengths, outcome)]
     if not doubt:
-        beside = [*_relaxed(relaxed, sure, drafter, answers, command), *beside]
+        ahead = [run for run in unsure if best is not None and run["speedup"] > best["speedup"]]
+        beside = [
+            *(_faster_yet_unsure(run, drafter) for run in ahead),
+            *_relaxed(relaxed, sure, drafter, answers, command),
+            *beside,
+        ]
     alone = {"drafter": "none", "method": "the target alone", "speedup": 1.0}
     ranked = sorted([*lossless, alone], key=lambda run: -run["speedup"])
-    return Advice(target, outcome, f"{said} {basis}.", beside, best, ranked)
+    return Advice(target, outcome, f"{text} {basis}.", beside, best, ranked)
 
 
-def _picked(runs: Sequence[Run], what: str) -> str:
-    """Warn that the interval of the best of several is optimistic, where there are several."""
-    if len(runs) < 2:
-        return ""
-    return f"; picked as the fastest of {len(runs)} {what}, so its interval is optimistic"
+def advice_text(advice: Sequence[Advice]) -> str:
+    """Return verdicts as text: a paragraph for each target, with a list of further sentences."""
+    blocks = [
+        "\n".join([target_advice.sentence, *(f"- {text}" for text in target_advice.beside)])
+        for target_advice in advice
+    ]
+    return "\n\n".join(blocks) + "\n"
+
+
+def _undecided(run: Run) -> str:
+    if math.isnan(run["ci_low"]) or math.isnan(run["ci_high"]):
+        return "and its interval is undefined"
+    return "and the interval contains 1"
+
+
+def _faster_yet_unsure(run: Run, drafter: str) -> str:
+    return (
+        f"Faster, but not for sure: {method_in_words(run, drafter)} was {speed_text(run)}, "
+        f"{_undecided(run)}."
+    )
 
 
 def _doubt(lossless: Sequence[Run], prompts: int, busy: Sequence[str]) -> str:
-    """Return why no decision is possible, whatever the intervals; empty if one is."""
+    """Return the reason why no decision is possible; empty if one is."""
     if not lossless:
         return "no lossless method was timed"
     if prompts < FEW_PROMPTS:
@@ -120,7 +143,7 @@ def _doubt(lossless: Sequence[Run], prompts: int, busy: Sequence[str]) -> str:
 
 
 def _needed(lossless: Sequence[Run], drafter: str, outcome: str) -> list[str]:
-    """Give the acceptance rate from which the drafter's own chains pay, where they may not."""
+    """Return the acceptance rate from which the drafter's own chains pay, unless they do."""
     chains = [run for run in lossless if not math.isnan(run["predicted"])]  # by the model
     if not chains or (outcome == DRAFT and any(run["ci_low"] > 1 for run in chains)):
         return []
@@ -139,17 +162,17 @@ def _needed(lossless: Sequence[Run], drafter: str, outcome: str) -> list[str]:
 
 
 def _predicted(best: Run | None, lengths: pd.DataFrame | None, outcome: str) -> list[str]:
-    """Name a draft length that was not measured, where it is predicted to be faster."""
+    """Return draft lengths that were not measured and are predicted to be faster."""
     if lengths is None or best is None or outcome == OPEN:
         return []
-    mine = lengths[(lengths["temperature"] == best["temperature"])].to_dict("records")
+    rows = lengths[(lengths["temperature"] == best["temperature"])].to_dict("records")
     return [
-        f"Predicted, not measured: {one['method']} with γ = {one['predicted']} would be "
-        f"{one['predicted_speedup']:.2f} times as fast as not drafting."
-        for one in mine
-        if one["method"] == best["method"]
-        and one["predicted_speedup"] > max(1, best["speedup"])
-        and str(one["predicted"]) not in one["tried"].split(", ")
+        f"Predicted, not measured: {row['method']} with γ = {row['predicted']} would be "
+        f"{row['predicted_speedup']:.2f} times as fast as not drafting."
+        for row in rows
+        if row["method"] == best["method"]
+        and row["predicted_speedup"] > max(1, best["speedup"])
+        and str(row["predicted"]) not in row["tried"].split(", ")
     ]
 
 
@@ -160,94 +183,112 @@ def _relaxed(
     answers: pd.DataFrame | None,
     command: str,
 ) -> list[str]:
-    """Offer the fastest relaxed rule, and name those whose answers were worse.
-
-    A rule that rejected nothing is not offered: it would keep whatever is drafted.
-    """
-    least = sure[0]["speedup"] if sure else 1.0
-    faster = [run for run in relaxed if run["ci_low"] > 1 and run["speedup"] > least]
-    said, offered = list[str](), False
-    picked = _picked(relaxed, "relaxed rules")
+    """Return sentences on the fastest relaxed rule, and on rules that lost right answers."""
+    faster = [run for run in relaxed if run["ci_low"] > 1 and (not sure or run["gain_ci_low"] > 1)]
+    texts, offered = list[str](), False
     for run in faster:
-        name, found = method_in_words(run, drafter), _on_answers(run, answers)
+        name, speed = method_in_words(run, drafter), speed_text(run)
+        scores, exact = _on_answers(run, answers)
         if run["accepted"] >= run["tested"]:
-            said.append(f"{name} rejected nothing: it emits whatever is drafted. Not offered.")
-        elif found is not None and found["down_to"]:
-            said.append(
-                f"Avoid {name}: it was {speed_text(run)}, but right answers fell from "
-                f"{found['alone']} to {found['right']} of {found['items']}."
+            texts.append(f"{name} rejected nothing: it emits whatever is drafted. Not offered.")
+        elif scores is not None and exact and scores["down_to"]:
+            texts.append(
+                f"Avoid {name}: it was {speed}, but right answers fell from "
+                f"{scores['alone']} to {scores['right']} of {scores['items']}."
             )
         elif not offered:
             offered = True
-            than = f" instead of {least:.2f}" if sure else ""
-            said.append(
-                f"If the text may change: {name} was {speed_text(run)}{than}{picked}. It gives up "
-                f"{run['given_up']:.2g} nats per token. "
-                f"{_answers(found, command)}"
+            gain = f" and {speed_text(run, 'gain')} as the lossless method" if sure else ""
+            texts.append(
+                f"If the text may change: {name} was {speed}{gain}. It gives up "
+                f"{run['nats_given_up']:.2g} nats per token. {_answers(scores, exact, command)}"
             )
     beaten = "the lossless method" if sure else "not drafting"
     none = [f"No relaxed rule was measurably faster than {beaten}."] if relaxed else []
-    return said or none
+    return texts or none
 
 
-def _on_answers(run: Run, answers: pd.DataFrame | None) -> Run | None:
-    if answers is None:
-        return None
-    at = (answers["rule"] == run["rule"]) & (answers["temperature"] == run["temperature"])
-    rows: list[Run] = answers[at].to_dict("records")
-    near = sorted(rows, key=lambda row: abs(row["draft_length"] - run["draft_length"]))
-    return near[0] if near else None
+def _on_answers(run: Run, answers: pd.DataFrame | None) -> tuple[Run | None, bool]:
+    """Return the scores of a run, else of its rule elsewhere, and whether they are its own.
+
+    Another setting has the same rule and temperature, and the nearest draft length.
+    """
+    rows = list[Run]()
+    if answers is not None:
+        rows += [
+            dict(zip(map(str, row), row.values(), strict=True))
+            for row in answers.to_dict("records")
+        ]
+    own = [row for row in rows if all(row[key] == run[key] for key in SETTING)]
+    if own:
+        return own[0], True
+    others = [row for row in rows if all(row[key] == run[key] for key in ("rule", "temperature"))]
+    return min(
+        others, key=lambda row: abs(row["draft_length"] - run["draft_length"]), default=None
+    ), False
 
 
-def _answers(found: Run | None, command: str) -> str:
-    if found is None:
+def _answers(scores: Run | None, exact: bool, command: str) -> str:
+    if scores is None:
         how = f": run `{command} stage=accuracy`" if command else ""
         return f"Its right answers were not measured{how}."
-    right = f"{found['right']} of {found['items']} answers were right, {found['alone']} without it"
-    points = f"a loss of {100 * found['margin']:g} points"
-    return f"{right}; {points} is {'excluded' if found['up_to'] else 'not excluded'}."
+    right = f"{scores['right']} of {scores['items']} answers were right, {scores['alone']} without"
+    points = f"a loss of {100 * scores['margin']:g} points"
+    judged = "excluded" if scores["up_to"] else "not excluded"
+    if scores["up_to"] and scores["rules"] > 1:
+        joint = "also" if scores["up_to_together"] else "but not"
+        judged += f", {joint} with all {scores['rules']} rules tested together"
+    text = f"{right} it; {points} is {judged}."
+    if exact:
+        return text
+    fell = " Accuracy fell measurably." if scores["down_to"] else ""
+    setting = f"{scores['method']}, γ = {scores['draft_length']}"
+    return f"Its right answers were not measured. With {setting}: {text}{fell}"
 
 
 def method_in_words(run: Run, drafter: str) -> str:
-    """Return a method in words.
+    """Return a method as a phrase.
 
-    >>> run = {"method": "Strict greedy, prompt lookup", "drafter": "prompt_lookup"}
-    >>> method_in_words({**run, "draft_length": 5}, "small")
-    'prompt look-up under strict greedy (γ = 5)'
-    >>> run = {"method": "Additive (t = 0.1), look-up first", "drafter": "lookup_first"}
-    >>> method_in_words({**run, "draft_length": 4}, "small")
-    'look-up first, else small, under additive (t = 0.1; γ = 4)'
-    >>> method = "Strict greedy, look-up first, model drafts 2, drafting max_q threshold=0.3"
-    >>> method_in_words({**run, "method": method, "draft_length": 4}, "small")
-    'look-up first (γ = 4), else small (γ = 2), under strict greedy, drafting max_q threshold=0.3'
-    >>> method = "Speculative sampling (look-up first) (model drafts 2) (top-p 0.9)"
-    >>> method_in_words({**run, "method": method, "draft_length": 4}, "small")
-    'look-up first (γ = 4), else small (γ = 2), under speculative sampling (top-p 0.9)'
-    >>> run = {"method": "Medusa (ε₀ = 0.1)", "drafter": "model", "draft_length": 4}
-    >>> method_in_words(run, "small")
-    'small under Medusa (ε₀ = 0.1; γ = 4)'
+    Args:
+        run: its drafter, draft_length, model_length (NaN or None: the same) and scheme.
+        drafter: printed name.
+
+    Examples:
+        >>> run = {"scheme": "strict greedy", "drafter": "prompt_lookup", "model_length": None}
+        >>> method_in_words({**run, "draft_length": 5}, "small")
+        'prompt look-up under strict greedy (γ = 5)'
+        >>> run |= {"scheme": "additive (t = 0.1)", "drafter": "lookup_first", "draft_length": 4}
+        >>> method_in_words(run, "small")
+        'look-up first, else small, under additive (t = 0.1; γ = 4)'
+        >>> method_in_words({**run, "model_length": 2.0}, "small")
+        'look-up first (γ = 4), else small (γ = 2), under additive (t = 0.1)'
+        >>> method_in_words({**run, "drafter": "model"}, "small")
+        'small under additive (t = 0.1; γ = 4)'
     """
-    law = re.sub(r",? \(?(prompt lookup|look-up first)\)?", "", str(run["method"]))
-    law, *own = re.split(r",? \(?model drafts (\d+)\)?", law)
-    is_name = law[:2].isupper() or law.startswith("Medusa")
-    law = law if is_name else law[:1].lower() + law[1:]
-    length = f"γ = {run['draft_length']}"
-    if own:
-        return f"look-up first ({length}), else {drafter} (γ = {own[0]}), under {law}{own[1]}"
-    who = {"prompt_lookup": "prompt look-up", "lookup_first": f"look-up first, else {drafter},"}
-    with_length = f"{law[:-1]}; {length})" if law.endswith(")") else f"{law} ({length})"
-    return f"{who.get(run['drafter'], drafter)} under {with_length}"
+    scheme, length = run["scheme"], f"γ = {run['draft_length']}"
+    if not pd.isna(run["model_length"]):
+        own = int(run["model_length"])
+        return f"look-up first ({length}), else {drafter} (γ = {own}), under {scheme}"
+    drafters = {
+        "prompt_lookup": "prompt look-up",
+        "lookup_first": f"look-up first, else {drafter},",
+    }
+    with_length = f"{scheme[:-1]}; {length})" if scheme.endswith(")") else f"{scheme} ({length})"
+    return f"{drafters.get(run['drafter'], drafter)} under {with_length}"
 
 
-def speed_text(run: Run) -> str:
-    """Return a measured speed with its interval, in enough digits to tell an end from 1.
+def speed_text(run: Run, name: str = "speedup") -> str:
+    """Return a measured speed or `gain` with its interval, with digits that tell an end from 1.
 
     >>> speed_text({"speedup": 1.1297, "ci_low": 1.0801, "ci_high": 1.1848})
     '1.13 [1.08, 1.18] times as fast'
     >>> speed_text({"speedup": 1.1297, "ci_low": 1.0012, "ci_high": 1.1848})
     '1.130 [1.001, 1.185] times as fast'
     """
-    ends = [run["speedup"], run["ci_low"], run["ci_high"]]
+    before = "" if name == "speedup" else f"{name}_"
+    ends = [run[name], run[f"{before}ci_low"], run[f"{before}ci_high"]]
+    if any(map(math.isnan, ends[1:])):
+        return f"{ends[0]:.2f} times as fast"
     close = any(abs(end - 1) < 0.005 and end != 1 for end in ends)
     value, low, high = (f"{end:.{3 if close else 2}f}" for end in ends)
     return f"{value} [{low}, {high}] times as fast"

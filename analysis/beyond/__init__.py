@@ -1,1 +1,1 @@
-"""Beyond the paper: mean budgets, probabilities, and certificates from the drafter's side."""
+"""Beyond the paper: budgets of mean KL, certified probabilities, the drafter's side."""

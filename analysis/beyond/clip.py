@@ -1,16 +1,17 @@
-"""The best law for a sampled draft: the largest acceptance at a divergence from the target.
+"""The best lossy verification of a sampled draft: the most acceptance at a given divergence.
 
-A draft x ~ q is kept, or another token is emitted instead; r is the law of what is emitted. At most
+A draft x ~ q is kept, or replaced by another token; r is the distribution of the emitted token. At
+most the share
 
     sum_i min(q_i, r_i)
 
-of the drafts are kept, by speculative sampling with r as the target: keep x with probability
-min(1, r_x / q_x), else draw from (r - q)+. Under D_f(r || p) = sum_i p_i f(r_i / p_i) <= D this is
-largest at
+of the drafts is kept. Speculative sampling with r as the target attains it: keep x with probability
+min(1, r_x / q_x), else draw from (r - q)+. Under D_f(r || p) = sum_i p_i f(r_i / p_i) <= D the
+share is largest at
 
     r = clip(q, c2 p, c1 p),    c2 <= 1 <= c1,    sum_i r_i = 1,
 
-for every strictly convex, differentiable f (docs/method.md has the proof). One family of one
+for every strictly convex, differentiable f (docs/method.md has the proof). The family has one
 parameter: c1 = 1 is lossless speculative sampling, c1 = max q / p accepts every draft.
 """
 
@@ -26,14 +27,12 @@ from ..certificates.bounds import phi
 from ..topk import Floats
 from .probability import coin_kl
 
-DIALS = ("c1", "ratio", "divergence")
+PARAMETERS = ("c1", "ratio", "divergence")
 HALVINGS = 50
-SUM_ERROR = 1e-4  # of p and q, which may come from half precision; both are normalised
+SUM_ERROR = 1e-4  # allowed in the sums of p and q, which may be half precision; both are normalised
 
-
-# f of D_f(r || p), f(1) = f'(1) = 0, and its slope at infinity, the cost of r where p = 0
+# f of D_f(r || p), f(1) = f'(1) = 0, and its slope at infinity: the cost of r where p = 0
 Generator = tuple[Callable[[Floats], Floats], float]
-
 
 FAMILIES: dict[str, Generator] = {
     "kl": (lambda u: phi(u - 1.0), math.inf),
@@ -45,10 +44,10 @@ FAMILIES: dict[str, Generator] = {
 
 
 def divergence_of(r: ArrayLike, p: ArrayLike, name: str = "kl") -> float:
-    """Return D_f(r || p) of what is emitted from the target, (V,) each.
+    """Return D_f(r || p), the divergence of the emitted distribution from the target, (V,) each.
 
     kl: KL(r || p), reverse_kl: KL(p || r), chi2: sum (r - p)^2 / p, hellinger: 1 - sum sqrt(p r),
-    tv: half the sum of |r - p|. Nats where there is a logarithm; infinite where it is.
+    tv: half the sum of |r - p|. kl and reverse_kl are in nats and may be infinite.
 
     Examples:
         >>> round(divergence_of([0.5, 0.5], [0.25, 0.75]), 6)
@@ -64,7 +63,7 @@ def divergence_of(r: ArrayLike, p: ArrayLike, name: str = "kl") -> float:
 
 
 def _quotients(r: Floats, p: Floats) -> Floats:
-    """Return r / p: 1 where both are 0, infinite where p is 0 or so small that it overflows."""
+    """Return r / p: 1 where both are 0, infinite where p is 0 or the quotient overflows."""
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         return np.where((r == 0) & (p == 0), 1.0, r / p)
 
@@ -74,66 +73,68 @@ def _costs(f: Callable[[Floats], Floats], u: Floats) -> Floats:
         return f(u)
 
 
-def clip_law(
-    p: ArrayLike, q: ArrayLike, dial: str, value: float, divergence: str = "kl"
+def clipped_target(
+    p: ArrayLike, q: ArrayLike, parameter: str, value: float, divergence: str = "kl"
 ) -> tuple[Floats, float, float]:
-    """Return the law r = clip(q, c2 p, c1 p) of one step, and c1 and c2.
+    """Return r = clip(q, c2 p, c1 p) of one step, and c1 and c2.
 
-    Verify the draft by speculative sampling with r in the place of p: its acceptance is the sum of
-    min(q, r), its residual (r - q)+. O(V log V): p and q are sorted by q / p once.
+    Verify the draft by speculative sampling with r in place of p: the acceptance is the sum of
+    min(q, r), the residual is (r - q)+. O(V log V), as p and q are sorted by q / p once.
 
     Args:
         p: (V,) target.
         q: (V,) draft.
-        dial: what `value` is: c1; the ratio c1 / c2; or divergence, the most that D_f(r || p) may
-            be. For a mean budget over steps the same ratio at every step is best for kl; the same
-            D is not.
+        parameter: the meaning of `value`: "c1", "ratio" (c1 / c2), or "divergence" (the largest
+            allowed D_f(r || p)). For a mean KL budget over steps, the same ratio at every step is
+            best, not the same D.
         value: c1 >= 1, ratio >= 1 or divergence >= 0; infinite accepts every draft.
-        divergence: kl, reverse_kl, chi2, hellinger or tv, as `divergence_of` defines them; of the
-            third dial.
+        divergence: kl, reverse_kl, chi2, hellinger or tv, as in `divergence_of`; only used with
+            parameter "divergence".
 
     Returns:
-        r (V,), c1, c2. A token with p = 0 is emitted by no c1 p; only where all others are accepted
-        and the divergence still allows it (tv, hellinger, reverse_kl), a share of its q is.
+        r (V,), c1, c2. r is 0 where p = 0, with an exception: if all other tokens are accepted and
+        the divergence allows more (tv, hellinger, reverse_kl), r is a share of q there.
 
     Raises:
-        ValueError: a dial or divergence is not known, the value is out of range, or p or q is no
-            distribution.
+        ValueError: the parameter or divergence is unknown, the value is out of range, or p or q
+            is not a distribution.
 
     Examples:
         >>> p, q = [0.5, 0.3, 0.2], [0.2, 0.2, 0.6]
-        >>> clip_law(p, q, "c1", 2.0)[0].round(3).tolist()
+        >>> clipped_target(p, q, "c1", 2.0)[0].round(3).tolist()
         [0.375, 0.225, 0.4]
-        >>> clip_law(p, q, "divergence", 0.0)[0].tolist()
+        >>> clipped_target(p, q, "divergence", 0.0)[0].tolist()
         [0.5, 0.3, 0.2]
     """
     family = _family(divergence)
-    least = 0.0 if dial == "divergence" else 1.0
-    if dial not in DIALS:
-        raise ValueError(f"dial={dial!r} is not allowed: give {', '.join(DIALS)}")
+    least = 0.0 if parameter == "divergence" else 1.0
+    if parameter not in PARAMETERS:
+        raise ValueError(f"parameter={parameter!r} is not allowed: give {', '.join(PARAMETERS)}")
     if not value >= least:
-        raise ValueError(f"{dial}={value!r} is not allowed: give a number of at least {least:g}")
-    steps = _Sorted(_distribution("p", p), _distribution("q", q))
-    if dial == "c1":
-        return steps.at(math.log(value) if value < steps.most else steps.edge)
-    if dial == "ratio":
-        return steps.at(steps.at_ratio(value))
-    spent = steps.spending(family)
-    return steps.at(steps.last(lambda *law: spent(*law) <= value) if value > 0 else 0.0)
+        raise ValueError(
+            f"{parameter}={value!r} is not allowed: give a number of at least {least:g}"
+        )
+    step = _Sorted(_distribution("p", p), _distribution("q", q))
+    if parameter == "c1":
+        return step.at(math.log(value) if value < step.most else step.edge)
+    if parameter == "ratio":
+        return step.at(step.at_ratio(value))
+    spent = step.spending(family)
+    return step.at(step.last(lambda *scales: spent(*scales) <= value) if value > 0 else 0.0)
 
 
 class _Sorted:
-    """One step, its tokens by increasing q / p, and sums over some of them.
+    """One step with its tokens sorted by q / p, and cumulative sums over them.
 
-    No sum is a difference of two others: that would lose the digits of a small p, whose q / p is
-    large. A law is named by one number x: up to log max q / p it is log c1; beyond, it is more by
-    the share of q that is emitted where p = 0.
+    No sum is a difference of two others, which would lose the digits of a small p with a large
+    q / p. A member r of the family is indexed by one number x: log c1 up to log max q / p, and
+    beyond that plus the share of q that is emitted where p = 0.
     """
 
     def __init__(self, p: Floats, q: Floats) -> None:
         self.p, self.q, self.ratio = p, q, _quotients(q, p)
         order = np.argsort(self.ratio)
-        self.finite = int(np.sum(self.ratio < np.inf))  # tokens that p has as well
+        self.finite = int(np.sum(self.ratio < np.inf))  # number of tokens with p > 0
         self.s = self.ratio[order][: self.finite]
         self.sorted_p = p[order][: self.finite]
         sorted_q = q[order][: self.finite]
@@ -145,13 +146,13 @@ class _Sorted:
         self.end = self.edge + (1.0 if self.outside > 0 else 0.0)
 
     def scales(self, x: float) -> tuple[float, float, float]:
-        """Return c1, the c2 with which r sums to one, and the share where p = 0."""
-        if x <= 0.0:  # r = p, also where no q / p exceeds 1 but for rounding
+        """Return c1, the c2 with which r sums to one, and the share emitted where p = 0."""
+        if x <= 0.0:  # r = p, also where q / p exceeds 1 by rounding only
             return 1.0, 1.0, 0.0
         share = min(max(x - self.edge, 0.0), 1.0)
         c1 = self.most if x >= self.edge else min(math.exp(x), self.most)
         removed = self.removed(c1, share)
-        low, high = 0, self.finite  # the tokens below c2: s P - Q <= removed for those before
+        low, high = 0, self.finite  # a token is below c2 if s P - Q <= removed for those before
         while low < high:
             middle = (low + high) // 2
             added = self.s[middle] * self.p_below[middle] - self.q_below[middle]
@@ -161,13 +162,13 @@ class _Sorted:
         return c1, min(1.0, float(c2)), share
 
     def removed(self, c1: float, share: float) -> float:
-        """Return the mass of q that is not accepted."""
+        """Return the rejected mass of q."""
         k = int(np.searchsorted(self.s, c1, side="right"))
         above = max(0.0, float(self.q_above[k] - c1 * self.p_above[k]))
         return above + (1.0 - share) * self.outside
 
     def last(self, allowed: Callable[[float, float, float], bool]) -> float:
-        """Return the largest x of an allowed law; those below it are allowed."""
+        """Return the largest allowed x, by bisection; all smaller x are allowed."""
         low, high = 0.0, self.end
         if allowed(*self.scales(high)):
             return high
@@ -179,17 +180,20 @@ class _Sorted:
         return low
 
     def at_ratio(self, ratio: float) -> float:
-        """Return the x of the law whose c1 / c2 is this; a finite ratio leaves p = 0 out."""
+        """Return the x with this c1 / c2; a finite ratio emits nothing where p = 0."""
         if ratio == math.inf:
             return self.end
         return min(self.edge, self.last(lambda c1, c2, _: c1 <= ratio * c2))
 
     def spending(self, family: Generator) -> Callable[[float, float, float], float]:
-        """Return what computes D_f(r || p) of a law from c1, c2 and the share where p = 0."""
+        """Return a function of (c1, c2, share where p = 0) that computes D_f(r || p)."""
         f, slope = family
         terms = self.sorted_p * _costs(f, self.s)  # of tokens between c2 and c1, where r = q
-        kept = self.s < 1.0
-        to_one, from_one = _from(np.where(kept, terms, 0.0)), _before(np.where(kept, 0.0, terms))
+        below_one = self.s < 1.0
+        to_one, from_one = (
+            _from(np.where(below_one, terms, 0.0)),
+            _before(np.where(below_one, 0.0, terms)),
+        )
 
         def spent(c1: float, c2: float, share: float) -> float:
             low, high = np.searchsorted(self.s, [c2, c1], side="right")
@@ -202,7 +206,7 @@ class _Sorted:
         return spent
 
     def at(self, x: float) -> tuple[Floats, float, float]:
-        """Return r and its scales."""
+        """Return r, c1 and c2 at x."""
         c1, c2, share = self.scales(x)
         if x >= self.end > 0.0:
             return self.q, math.inf if self.outside > 0 else c1, c2
@@ -214,12 +218,12 @@ class _Sorted:
 
 
 def _before(values: Floats) -> Floats:
-    """Return the sums of the values before each place, (n + 1,)."""
+    """Return the sums of the values before each index, (n + 1,)."""
     return np.append(0.0, np.cumsum(values))
 
 
 def _from(values: Floats) -> Floats:
-    """Return the sums of the values from each place on, the last first, (n + 1,)."""
+    """Return the sums of the values from each index on, added from the end, (n + 1,)."""
     return _before(values[::-1])[::-1]
 
 
@@ -233,23 +237,23 @@ def _distribution(name: str, values: ArrayLike) -> Floats:
     array = np.asarray(values, dtype=np.float64)
     total = float(array.sum()) if array.ndim == 1 else math.nan
     if not abs(total - 1.0) <= SUM_ERROR or array.min() < 0:
-        raise ValueError(f"{name} is no distribution of one step: give (V,) numbers of sum 1")
+        raise ValueError(f"{name} is not a distribution of one step: give (V,) numbers of sum 1")
     return array / total
 
 
-def argmax_law(p: ArrayLike, divergence: float) -> Floats:
-    """Return a* = sup{a : kl(a || p(x)) <= D}: the most with which an argmax draft is accepted.
+def argmax_acceptance(p: ArrayLike, divergence: float) -> Floats:
+    """Return a* = sup{a : kl(a || p(x)) <= D}, the largest acceptance of an argmax draft.
 
-    The draft x is not drawn: q is one at it. Then r(x) = a*, the others in proportion to p, is the
-    law of largest acceptance with KL(r || p) <= D, kl the divergence of coins. What Cactus takes,
-    p + sqrt(2 D p (1 - p)), is its second order.
+    The draft x is deterministic: q(x) = 1. Then r(x) = a*, with the others proportional to p, has
+    the largest acceptance with KL(r || p) <= D; kl is the binary KL. Cactus uses its second-order
+    term, p + sqrt(2 D p (1 - p)).
 
     Args:
         p: p(x), in [0, 1].
         divergence: D, nats, at least 0.
 
     Examples:
-        >>> argmax_law([0.2, 0.9, 1.0], 0.1).round(4).tolist()
+        >>> argmax_acceptance([0.2, 0.9, 1.0], 0.1).round(4).tolist()
         [0.3952, 0.9991, 1.0]
     """
     p = np.asarray(p, dtype=np.float64)

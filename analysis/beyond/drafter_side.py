@@ -1,12 +1,12 @@
-"""Certificates from the drafter's side: known before the target is called.
+"""Certificates from the drafter's side, available before the target is called.
 
-C(q) is the least KL(p || q) over all targets p that reject the drafter's most probable token y (a
-tree: whose argmax is not among q's m best). A drafter that is at most eps from its target is
-accepted wherever C(q) > eps.
+C(q) is the least KL(p || q) over all targets p that reject the drafter's most probable token y (for
+a tree: whose argmax is not among q's top m). A drafter at most eps from its target is accepted
+wherever C(q) > eps.
 
-Making a rank of q the mode of p, or m of its ranks reach y, are the problems of `certify` with the
-two arguments exchanged: reverse KL of q. A threshold is one linear constraint,
-p(y) <= offset + slope p(x), x rank 2 of q, and its least KL is a supremum over one multiplier l,
+Making a rank of q the mode of p, or letting m of its ranks reach y, are the problems of `certify`
+with the arguments exchanged: reverse KL of q. A threshold is one linear constraint,
+p(y) <= offset + slope p(x), x rank 2 of q. Its least KL is a supremum over one multiplier l,
 
     sup over l >= 0 of -offset l - log(1 - q0 - q1 + q0 e^-l + q1 e^(slope l)).
 
@@ -30,21 +30,21 @@ from ..rules.builtin import (
 from ..rules.rule import Rule
 from ..topk import Floats, TopK
 
-KNOWN = (StrictGreedy, Additive, Multiplicative, TopMAdditive, TopMMultiplicative, Tree)
+CERTIFIABLE = (StrictGreedy, Additive, Multiplicative, TopMAdditive, TopMMultiplicative, Tree)
 
 
 def certify_draft(q: TopK, rule: Rule) -> Floats:
     """Return C(q), (N,), nats: +inf where no target rejects the draft.
 
-    Exact whatever K >= 2 is (m + 1 for trees and top-m rules, at most V): no other token matters.
+    Exact for any K >= 2 (m + 1 for trees and top-m rules, at most V): only those tokens count.
 
     Args:
-        q: N steps of the drafter, whose most probable token is drafted.
-        rule: strict greedy, additive, multiplicative, top-m and one of these, or a tree.
+        q: N steps of the drafter, which drafts its most probable token.
+        rule: strict greedy, additive, multiplicative, top-m with one of these, or a tree.
 
     Raises:
-        ValueError: the rule depends on more of the target than p(y) and p0 (its entropy, its raw
-            logits), or its convention is the paper's; or too few tokens are stored.
+        ValueError: the rule needs the target's entropy or raw logits, uses `convention: paper`, or
+            needs more tokens than are stored.
 
     Examples:
         >>> from analysis.rules import Additive, StrictGreedy, Tree
@@ -54,8 +54,8 @@ def certify_draft(q: TopK, rule: Rule) -> Floats:
         >>> certify_draft(q, Additive(0.2)).round(4).tolist()
         [0.1022]
     """
-    if not isinstance(rule, KNOWN) or getattr(rule, "convention", "rank") != "rank":
-        names = ", ".join(kind.name for kind in KNOWN)
+    if not isinstance(rule, CERTIFIABLE) or getattr(rule, "convention", "rank") != "rank":
+        names = ", ".join(kind.name for kind in CERTIFIABLE)
         raise ValueError(
             f"rule {rule.label!r} cannot be certified from the drafter's side: give one of {names} "
             "(convention: rank)"
@@ -96,7 +96,7 @@ def _linear(q: TopK, t: float, slope: float) -> Floats:
             log_u = np.log((b + np.sqrt(b * b + 4.0 * a * c)) / (2.0 * a))
         else:
             log_u = (np.log(q0) - np.log(slope * q1)) / (1.0 + slope)
-        moved = q0 * np.expm1(-log_u) + q1 * np.expm1(slope * log_u)  # the sum less 1
+        moved = q0 * np.expm1(-log_u) + q1 * np.expm1(slope * log_u)  # the sum minus 1
         direct = np.log(rest + q0 * np.exp(-log_u) + q1 * np.exp(slope * log_u))
         log_sum = np.where(np.abs(moved) < 0.5, np.log1p(moved), direct)
         return np.where(q1 > 0, t * log_u - log_sum, np.inf)

@@ -1,4 +1,4 @@
-"""Certified probabilities: the least probability of accepting a draft while KL(p||q) <= eps.
+"""Certified probabilities: the least probability that a draft is accepted while KL(p||q) <= eps.
 
 Three ways to draft and verify:
 
@@ -6,7 +6,7 @@ Three ways to draft and verify:
 - q's argmax, accepted by speculative sampling with probability p(argmax q);
 - a token sampled from q, verified by lossless speculative sampling: 1 - TV(p, q).
 
-kl(a || b) is the KL divergence of coins. Bisections end on the side where what is returned holds.
+kl(a || b) is the binary KL divergence. Bisections end on the side where the bound holds.
 docs/method.md has the proofs.
 """
 
@@ -20,10 +20,10 @@ from ..rules.builtin import FirstRanks
 from ..topk import Floats, TopK
 
 HALVINGS = 80
-STEP = 1e-15  # relative, by which the last of Newton's steps moves at most
-PRICE_STEP = 1e-9  # the same of a price, whose error counts by its square
-MARGIN = 1e-12  # of a certificate, relative
-LEAST_PRICE, LARGEST_PRICE = 1e-6, 1e9  # of acceptance, for a nat
+STEP = 1e-15  # relative size of the last Newton step
+PRICE_STEP = 1e-9  # the same for a price, whose error enters squared
+MARGIN = 1e-12  # relative margin of a certificate
+LEAST_PRICE, LARGEST_PRICE = 1e-6, 1e9  # acceptance per nat
 
 
 def coin_kl(a: ArrayLike, b: ArrayLike) -> Floats:
@@ -36,7 +36,7 @@ def coin_kl(a: ArrayLike, b: ArrayLike) -> Floats:
     a, b = np.broadcast_arrays(np.asarray(a, dtype=np.float64), np.asarray(b, dtype=np.float64))
 
     def side(mass: Floats, share: Floats, difference: Floats) -> Floats:
-        """Return the part of one side of the coin; no terms cancel."""
+        """Return the term of one outcome, without cancellation."""
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             part = share * phi(difference / share)
         return np.where(share > 0, part, np.where(mass > 0, np.inf, 0.0))
@@ -45,14 +45,15 @@ def coin_kl(a: ArrayLike, b: ArrayLike) -> Floats:
 
 
 def sampled_draft(mass: ArrayLike, eps: ArrayLike) -> Floats:
-    """Return min{b <= a : kl(a || b) <= eps}: with this probability a sampled draft is accepted.
+    """Return min{b <= a : kl(a || b) <= eps}, the certified acceptance of a sampled draft.
 
-    Attained by the q that scales p inside and outside of the accepted set. kl is convex in
-    y = log(a / b), with slope (a - b) / (1 - b): Newton's steps from a larger y stay beyond it.
+    Attained by the q that scales p inside and outside the accepted set. kl is convex in
+    y = log(a / b), with slope (a - b) / (1 - b), so Newton steps from a larger y stay above the
+    root.
 
     Args:
-        mass: a = p(S), in [0, 1], of the accepted tokens.
-        eps: nats, at least 0; both are broadcast.
+        mass: a = p(S) in [0, 1], the mass of the accepted tokens.
+        eps: nats, at least 0; broadcast with `mass`.
 
     Raises:
         ValueError: a mass is not in [0, 1], or eps is negative.
@@ -76,24 +77,24 @@ def sampled_draft(mass: ArrayLike, eps: ArrayLike) -> Floats:
 
 
 def mode_costs(dist: TopK) -> Floats:
-    """Return M of every stored rank, (N, K): the least KL that makes it q's argmax; 0 of rank 1."""
-    from ..certificates.certify import certify  # with numba: not for who wants a coin alone
+    """Return M of every stored rank, (N, K): the least KL that makes it q's argmax (0: rank 1)."""
+    from ..certificates.certify import certify  # imports numba, which `coin_kl` does not need
 
-    found = [np.zeros((len(dist), 1))]
+    costs = [np.zeros((len(dist), 1))]
     if dist.k > 1:
-        found.append(certify(dist, [FirstRanks(n) for n in range(1, dist.k)]).lower)
-    return np.concatenate(found, axis=1)
+        costs.append(certify(dist, [FirstRanks(n) for n in range(1, dist.k)]).lower)
+    return np.concatenate(costs, axis=1)
 
 
 def argmax_draft(dist: TopK, eps: ArrayLike, costs: Floats | None = None) -> Floats:
-    """Return min{p(x) : M(x) <= eps}, (N,), or 0: q's argmax, verified by sampling.
+    """Return min{p(x) : M(x) <= eps}, (N,): the certified acceptance of q's argmax by sampling.
 
-    It is 0 where every stored token, and so perhaps one that is not, can be the argmax.
+    It is 0 where every stored token can be the argmax, as an unstored one might be too.
 
     Args:
         dist: N steps.
         eps: nats, at least 0; one number, or (N,).
-        costs: `mode_costs` of these steps, where they are known already.
+        costs: `mode_costs` of these steps, if already computed.
 
     Raises:
         ValueError: eps is negative.
@@ -110,11 +111,11 @@ def argmax_draft(dist: TopK, eps: ArrayLike, costs: Floats | None = None) -> Flo
 
 
 def lossless(dist: TopK, eps: ArrayLike) -> Floats:
-    """Return a lower bound of 1 - TV(p, q) with KL(p||q) <= eps, (N,).
+    """Return a lower bound of 1 - TV(p, q) given KL(p||q) <= eps, (N,).
 
-    The least is 1 - max h(p(A)) over proper subsets A of the tokens, h(a) = a - `sampled_draft`(a,
-    eps), which is concave. With p0 > 1/2 no A has a mass in (1 - p0, p0): where the peak of h is in
-    there, the two ends decide and the result is exact. Elsewhere the peak is taken.
+    The minimum is 1 - max h(p(A)) over proper subsets A of the tokens, where the concave h is
+    h(a) = a - `sampled_draft`(a, eps). With p0 > 1/2 no A has a mass in (1 - p0, p0). If the peak
+    of h lies there, the two ends decide and the result is exact. Otherwise the peak is used.
 
     Args:
         dist: N steps.
@@ -127,7 +128,7 @@ def lossless(dist: TopK, eps: ArrayLike) -> Floats:
         >>> lossless(TopK.from_probabilities([0.9, 0.1]), 0.1).round(6).tolist()
         [0.817621]
     """
-    levels = _checked(1.0, eps)[1]  # a number is not repeated for every step
+    levels = _checked(1.0, eps)[1]  # a single number is not repeated for every step
     if dist.vocab_size == 1:
         return np.ones(len(dist))
     peak, height = _peak(levels)
@@ -144,12 +145,12 @@ def _ends(dist: TopK) -> Floats:
 
 
 def _inside(ends: Floats, peak: Floats) -> NDArray[np.bool_]:
-    """Return at which steps no set of tokens has a mass near the peak, as it is in (1 - p0, p0)."""
+    """Return whether the peak is in (1 - p0, p0), where no set of tokens has its mass."""
     return np.asarray((ends[1] < peak) & (peak < ends[0]))
 
 
 def _peak_at(price: ArrayLike) -> tuple[Floats, Floats]:
-    """Return the coins a, b of the largest a - b - x kl(a || b); their odds are e^(1/x) apart."""
+    """Return a, b with the largest a - b - x kl(a || b); the ratio of their odds is e^(1/x)."""
     y = 1.0 / np.asarray(price, dtype=np.float64)
     series = 0.5 - y / 12.0 + y**3 / 720.0
     b = np.where(y < 0.03, series, 1.0 / y + np.exp(-y) / np.expm1(-y))
@@ -157,7 +158,7 @@ def _peak_at(price: ArrayLike) -> tuple[Floats, Floats]:
 
 
 def _peak(eps: Floats) -> tuple[Floats, Floats]:
-    """Return where h is largest, and its largest value or a little more, at most 1."""
+    """Return the location of the peak of h, and an upper bound of its height, at most 1."""
     low, high = np.full(eps.shape, LEAST_PRICE), np.full(eps.shape, LARGEST_PRICE)
     for _ in range(HALVINGS):
         price = np.sqrt(low * high)

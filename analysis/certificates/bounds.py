@@ -1,7 +1,7 @@
 """The paper's closed-form bounds on certificates.
 
-Everything is vectorised over its arguments, in nats. Arguments outside the stated range give nan.
-Each function names its theorem; docs/method.md has the list.
+All functions are vectorised and in nats. Arguments outside the stated range give NaN. Each function
+names its theorem; docs/method.md has the list.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ LOG2 = math.log(2.0)
 
 
 def phi(u: ArrayLike) -> Floats:
-    """Return (1 + u) log(1 + u) - u, u >= -1: the term of a KL divergence that is never negative.
+    """Return (1 + u) log(1 + u) - u, u >= -1: a term of a KL divergence, never negative.
 
     Examples:
         >>> phi([-1.0, 0.0, 1.0]).round(6).tolist()
@@ -64,7 +64,7 @@ def g_upper(d: ArrayLike) -> Floats:
 
 
 def g_inverse(eps: ArrayLike) -> Floats:
-    """g^-1 on [0, log 2]: the margin above which strict greedy is safe (Theorem 4.9 i).
+    """g^-1 on [0, log 2]: the margin above which strict greedy is certified (Theorem 4.9 i).
 
     Examples:
         >>> float(g_inverse(g(0.3)).round(12))
@@ -101,9 +101,9 @@ def two_token(a: ArrayLike, b: ArrayLike) -> Floats:
 
 
 def two_token_polynomial(p0: ArrayLike, theta: ArrayLike) -> Floats:
-    """Corollaries 4.14, 4.15: with s = p0 + theta, margin = p0 - theta, below G(p0, theta).
+    """Corollaries 4.14, 4.15: a polynomial lower bound of G(p0, theta).
 
-    margin^2 / (2 s) + margin^4 / (12 s^3).
+    margin^2 / (2 s) + margin^4 / (12 s^3) with s = p0 + theta, margin = p0 - theta.
     """
     p0, theta = np.asarray(p0, dtype=np.float64), np.asarray(theta, dtype=np.float64)
     margin, s = p0 - theta, p0 + theta
@@ -121,12 +121,12 @@ def pinsker(margin: ArrayLike) -> Floats:
 
 
 def pinsker_margin(eps: ArrayLike) -> Floats:
-    """Proposition 4.8: a margin above sqrt(2 eps) is accepted when KL <= eps."""
+    """Proposition 4.8: with a margin above sqrt(2 eps) no draft with KL <= eps is rejected."""
     return np.asarray(np.sqrt(2.0 * _within(eps, 0.0, math.inf)))
 
 
 def greedy_necessary_margin(eps: ArrayLike) -> Floats:
-    """Theorem 4.9 ii: at every margin up to sqrt(2 eps / (1 + 2 eps)) some KL <= eps rejects."""
+    """Theorem 4.9 ii: up to the margin sqrt(2 eps / (1 + 2 eps)) some draft is rejected at eps."""
     eps = _within(eps, 0.0, math.inf)
     return np.asarray(np.sqrt(2.0 * eps / (1.0 + 2.0 * eps)))
 
@@ -146,7 +146,7 @@ def multiplicative_lower_series(p0: ArrayLike, alpha: ArrayLike) -> Floats:
 def single_upper(p0: ArrayLike, b: ArrayLike = 0.0) -> Floats:
     """R <= log(1 + p0 - b) - b log(p0/b), b the best rejected probability; b = 0: log(1 + p0).
 
-    The draft that moves half the difference of x0 and the token to the token; not in the paper.
+    Not in the paper. It is the KL to the draft that moves half of x0's excess to the token.
     """
     p0, b = np.asarray(p0, dtype=np.float64), np.asarray(b, dtype=np.float64)
     with np.errstate(divide="ignore", invalid="ignore"):

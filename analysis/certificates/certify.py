@@ -1,7 +1,8 @@
 """Certificates: the least KL(p || q) at which a drafted token can be rejected.
 
-`certify` gives them for many steps and rules at once: exact where the stored tokens determine
-them, an interval that contains them elsewhere (docs/method.md). `certify_logits` takes raw logits.
+`certify` handles many steps and rules at once. The certificate is exact where the stored tokens
+determine it, and an interval that contains it elsewhere (docs/method.md). `certify_logits` takes
+raw logits.
 """
 
 from __future__ import annotations
@@ -31,19 +32,20 @@ def certify(dist: TopK, rules: Rule | Sequence[Rule], *, divergence: str = "kl")
 
     Args:
         dist: N steps.
-        rules: R rules; one rule may be given bare, R = 1 then.
-        divergence: of target and draft: kl, tv, hellinger (squared), reverse_kl or renyi:a, with
-            a > 0, as `divergences` defines them.
+        rules: R rules, or a single rule (R = 1).
+        divergence: between target and draft: kl, tv, hellinger (squared), reverse_kl or renyi:a,
+            with a > 0, as `divergences` defines them.
 
     Returns:
-        Theorem 4.4 for rules of one token, Theorem 5.1 for trees, with intervals where the first
-        rejected token is not stored. Relative error about 1e-14, of the stored logits; for reverse
-        KL and Renyi orders below 1/2, whose Z can be next to 0, about 1e-16 / Z where that is more.
+        Theorem 4.4 for token rules, Theorem 5.1 for trees, with intervals where the first rejected
+        token is not stored. The relative error is about 1e-14, given the stored logits. For
+        reverse KL and Renyi orders below 1/2 it is about 1e-16 / Z where that is more, as Z can be
+        close to 0.
 
     Raises:
-        ValueError: too few tokens are stored for a rule, a rule needs raw logits and there are
-            none, a rule of the user's gives an impossible count, or the ranks are not sorted; or
-            what is given is no TopK, no rule, or no divergence.
+        ValueError: too few tokens are stored for a rule, a rule needs raw logits that are not
+            stored, a user's rule returns an impossible count, or the ranks are not sorted. Or an
+            argument is not a TopK, a rule or a divergence.
 
     Examples:
         >>> from analysis.rules import StrictGreedy
@@ -55,7 +57,7 @@ def certify(dist: TopK, rules: Rule | Sequence[Rule], *, divergence: str = "kl")
     chosen = Divergence.named(divergence)
     if not isinstance(dist, TopK):
         raise ValueError(
-            f"{type(dist).__name__} is no TopK: make one with TopK.from_probabilities(p) or "
+            f"{type(dist).__name__} is not a TopK: make one with TopK.from_probabilities(p) or "
             "TopK.from_logits(logits)"
         )
     rules = _listed(rules)
@@ -68,15 +70,15 @@ def certify(dist: TopK, rules: Rule | Sequence[Rule], *, divergence: str = "kl")
 def certify_logits(
     logits: ArrayLike, rules: Rule | Sequence[Rule], temperature: float = 1.0
 ) -> Certificates:
-    """Compute the certificates of raw logits, exactly: the whole vocabulary is sorted.
+    """Compute the exact certificates of raw logits by sorting the whole vocabulary.
 
-    Where it is large and the steps are many, `certify(TopK.from_logits(logits, k=256), rules)` is
-    faster and gives intervals at few steps.
+    For a large vocabulary and many steps `certify(TopK.from_logits(logits, k=256), rules)` is
+    faster, and few of its certificates are intervals.
 
     Args:
-        logits: (N, V) or one row (V,), of NumPy or PyTorch; -inf is a masked token.
-        rules: R rules, or one.
-        temperature: above 0; of the distribution whose certificates are wanted.
+        logits: (N, V) or one row (V,), NumPy or PyTorch; -inf is a masked token.
+        rules: R rules, or a single one.
+        temperature: of the distribution to certify, above 0.
 
     Raises:
         ValueError: as `TopK.from_logits` and `certify` say.
@@ -96,7 +98,7 @@ def _listed(rules: Rule | Sequence[Rule]) -> Sequence[Rule]:
         return list(rules)
     except TypeError:
         raise ValueError(
-            f"{rules!r} is no rule: give one, for instance StrictGreedy(), or a list of them"
+            f"{rules!r} is not a rule: give one, for instance StrictGreedy(), or a list of them"
         ) from None
 
 
@@ -106,9 +108,11 @@ def _exact(dist: TopK, rules: Sequence[Rule], divergence: Divergence) -> Certifi
     # a rule's column is contiguous
     shape = (len(rules), len(dist) + SPACING)
     floats, ints = np.empty((2, *shape)), np.empty((2, *shape), dtype=np.int32)
-    found = Certificates(*floats, *ints)
-    left = np.zeros(len(rules), dtype=np.int64)
-    bad = certify_rows(_steps(dist), _rules(dist, rules), _scratch(dist.k, divergence), found, left)
+    results = Certificates(*floats, *ints)
+    unknown = np.zeros(len(rules), dtype=np.int64)
+    bad = certify_rows(
+        _steps(dist), _rules(dist, rules), _scratch(dist.k, divergence), results, unknown
+    )
     if bad >= 0:
         raise ValueError(
             f"step {bad}: the stored tokens are not numbers by decreasing value, or "
@@ -116,10 +120,10 @@ def _exact(dist: TopK, rules: Sequence[Rule], divergence: Divergence) -> Certifi
         )
     columns: list[NDArray[Any]] = [column[:, : len(dist)] for column in (*floats, *ints)]
     lower, _, _, accepted = columns
-    rows = np.flatnonzero(left)
+    rows = np.flatnonzero(unknown)
     if rows.size:  # all stored tokens are accepted, and lower is nan
-        which, steps = np.nonzero(np.isnan(lower[rows]))
-        cells = rows[which], steps
+        rule_index, steps = np.nonzero(np.isnan(lower[rows]))
+        cells = rows[rule_index], steps
         ends = intervals(dist, rules, *cells, accepted[cells], divergence)
         for column, values in zip(columns, ends, strict=True):
             column[cells] = values
@@ -127,7 +131,7 @@ def _exact(dist: TopK, rules: Sequence[Rule], divergence: Divergence) -> Certifi
 
 
 def _rules(dist: TopK, rules: Sequence[Rule]) -> Rules:
-    """Return the rules as the kernel reads them, those of one threshold side by side."""
+    """Return the rules in the kernel's form, those with the same threshold side by side."""
     pairs = [_kernel_form(dist, rule) for rule in rules]
     cuts = [cut for _, cut in pairs]
     ranks = [dist.vocab_size if cut.max_rank is None else cut.max_rank for cut in cuts]
@@ -158,7 +162,7 @@ def _rules(dist: TopK, rules: Sequence[Rule]) -> Rules:
 
 
 def _kernel_form(dist: TopK, rule: Rule) -> tuple[int, Cut]:
-    """Return the kind of a rule and what the kernel needs of it; counts pass as ranks."""
+    """Return the kind of a rule, and its cut; counts are passed as a limit on ranks."""
     if isinstance(rule, Tree):
         return TREE, Cut(max_rank=rule.m)
     form = rule.form(dist)
@@ -178,7 +182,7 @@ def _kernel_form(dist: TopK, rule: Rule) -> tuple[int, Cut]:
 def _columns(
     values: list[Any], steps: int, dtype: Any
 ) -> tuple[NDArray[Any], NDArray[np.int64], NDArray[Any]]:
-    """Split numbers from arrays of one number a step: constants, rows, and the rows as array."""
+    """Split constants from arrays of one number a step: constants, row indices, and the rows."""
     arrays: list[Any] = []
     constants, rows = [], []
     for value in values:
@@ -195,9 +199,9 @@ def _columns(
 
 
 def _steps(dist: TopK) -> StoredSteps:
-    """Return what the kernel reads of `dist`: whole rows that are not written to.
+    """Return `dist` in the kernel's form, as contiguous read-only arrays.
 
-    Another layout, and what may be written, would be compiled for once more each.
+    numba would compile the kernel once more for any other layout, and for writable arrays.
     """
     values = np.ascontiguousarray(dist.stored_probs if dist.logits is None else dist.logits).view()
     values.flags.writeable = False
@@ -208,7 +212,7 @@ def _steps(dist: TopK) -> StoredSteps:
 
 
 def _scratch(k: int, divergence: Divergence) -> Block:
-    """Return the scratch for K stored tokens."""
+    """Return scratch arrays of the kernel for K stored tokens."""
     p0, second, m = np.zeros((3, BLOCK))
     have, listed, n = np.zeros((3, BLOCK + 1), dtype=np.int64)
     width = (k + 1) * RECORD

@@ -1,7 +1,7 @@
-"""The divergences that certificates are computed in; docs/method.md has the proofs.
+"""The divergences in which certificates are computed; docs/method.md has the proofs.
 
-All are least at a draft that levels the active tokens A and keeps the others in proportion. They
-differ in the mean M of A that decides who is in A, the power mean of some order a. With
+Each is least at a draft that is constant on the active tokens A and proportional to p elsewhere.
+They differ in the mean M of A, a power mean of some order a, which decides the members of A. With
 Z = 1 - p(A) + |A| M,
 
 | name | distance of target p and draft q | certificate | M |
@@ -12,7 +12,7 @@ Z = 1 - p(A) + |A| M,
 | hellinger | 1 - sum sqrt(p q), the squared distance | 1 - sqrt Z | of order 1/2 |
 | tv | total variation | abs(M - p(x)), x the token made a mode; of a tree x0 | arithmetic |
 
-Jensen-Shannon has no closed form of this kind, and is left out.
+Jensen-Shannon has no closed form of this kind and is not available.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from .bounds import phi
 from .kernel import gap
 from .kernel_types import HELLINGER, KL, RENYI, TV, elementwise
 
-LARGEST = 1e6  # order; beyond it nothing changes but the rounding
-# Of tokens p / p0 - 1 and log(p / p0): near-ties need the first, small p the second
+LARGEST = 1e6  # order; beyond it only the rounding changes
+# p / p0 - 1 and log(p / p0) of tokens: near-ties need the first, small p the second
 Ratios = tuple[Floats, Floats]
 NAMED = {
     "kl": (KL, 1.0),
@@ -44,7 +44,7 @@ gaps = elementwise(gap)
 
 
 def ratios(p: Floats, p0: Floats) -> Ratios:
-    """Return p / p0 - 1 and log(p / p0), neither of which loses digits of the quotient."""
+    """Return p / p0 - 1 and log(p / p0), both to full accuracy."""
     e = (p - p0) / p0
     with np.errstate(divide="ignore"):
         return e, np.where(e > -0.5, np.log1p(np.maximum(e, -0.5)), np.log(p / p0))
@@ -52,7 +52,7 @@ def ratios(p: Floats, p0: Floats) -> Ratios:
 
 @dataclass(frozen=True)
 class Divergence:
-    """A divergence: its kind, as the kernel knows it, and the order a of its power mean."""
+    """A divergence: its kind in the kernel, and the order a of its power mean."""
 
     kind: int
     order: float
@@ -61,10 +61,10 @@ class Divergence:
 
     @classmethod
     def named(cls, name: str) -> Divergence:
-        """Find a divergence by its name: kl, tv, hellinger, reverse_kl, or renyi:0.5.
+        """Return the divergence of a name: kl, tv, hellinger, reverse_kl, or renyi:0.5.
 
         Raises:
-            ValueError: there is none of that name.
+            ValueError: the name is unknown, or its order is out of range.
         """
         if isinstance(name, str) and name in NAMED:
             return cls(*NAMED[name])
@@ -79,7 +79,7 @@ class Divergence:
 
     @property
     def label(self) -> str:
-        """The name by which `named` finds it, the shortest of several.
+        """The shortest name from which `named` builds this divergence.
 
         Examples:
             >>> Divergence.named("renyi:0.50").label, Divergence.named("renyi:1").label
@@ -91,13 +91,13 @@ class Divergence:
         return names.get((self.kind, self.order), f"renyi:{order}")
 
     def ceiling_of(self, rule: Rule) -> float:
-        """Return the same for a rule, whose ceiling in nats is that of KL, log(width + 1)."""
+        """Return the ceiling of a rule, whose own `ceiling` is that of KL, log(width + 1)."""
         if self.kind == KL:
             return rule.ceiling
         return self.ceiling(round(math.expm1(rule.ceiling)))
 
     def ceiling(self, width: int = 1) -> float:
-        """Return the largest certificate with something to reject; `width` is m of a tree.
+        """Return the largest finite certificate; `width` is m of a tree.
 
         Examples:
             >>> Divergence.named("tv").ceiling(), Divergence.named("renyi:2").ceiling(3)
@@ -121,12 +121,13 @@ class Divergence:
         """Return the least divergence that makes a token a mode of q, and |A|, each (N,).
 
         Args:
-            p0: (N,), of rank 1.
-            others: of the J other tokens, by decreasing p, (N, J).
-            token: of the token, (N,); it is at most every other that counts.
-            times: (N, J), how many tokens there are of each other; one if not given.
-            widen: the share by which what A gives up, and so the divergence, is taken larger.
-            excess: the share by which the probabilities, and so the level, may be too large.
+            p0: (N,), probability of rank 1.
+            others: ratios of the J other tokens, by decreasing p, (N, J).
+            token: ratios of the token, (N,); at most those of every other active token.
+            times: (N, J), multiplicity of each other token; 1 if not given.
+            widen: relative amount by which the mass that A gives up, and so the divergence, is
+                increased.
+            excess: relative amount by which the probabilities, and so the level, may be too large.
         """
         times = np.ones_like(others[0]) if times is None else times
         x, x_token = self._level_in(others), self._level_in(token)
@@ -147,7 +148,7 @@ class Divergence:
         return self._distance(value, least), size.astype(np.int32)
 
     def _level_in(self, tokens: Ratios) -> Floats:
-        """Return the x whose arithmetic mean over A is the level's: e, w^a - 1 or log w."""
+        """Return x, whose arithmetic mean over A gives the level: e, w^a - 1 or log w."""
         e, log_w = tokens
         if self.kind in (KL, TV):
             return e
@@ -158,13 +159,13 @@ class Divergence:
         return np.exp(np.log1p(mean) / self.order) if self.order > 0 else np.exp(mean)
 
     def _given_up(self, others: Ratios, weight: Floats, token: Ratios, mean: Floats) -> Floats:
-        """Return the distance for KL and TV, else (p(A) - |A| M) sign(1 - a), in units of p0."""
+        """Return the divergence for KL and TV, else (p(A) - |A| M) sign(1 - a), in units of p0."""
         if self.kind == TV:
             return mean - token[0]
         if self.kind == KL:
             terms = weight * phi((others[0] - mean[:, None]) / (1.0 + mean[:, None]))
-            one = phi((token[0] - mean) / (1.0 + mean))
-            return np.asarray((1.0 + mean) * (terms.sum(axis=1) + one))
+            own = phi((token[0] - mean) / (1.0 + mean))
+            return np.asarray((1.0 + mean) * (terms.sum(axis=1) + own))
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             level = np.log1p(mean) / self.order if self.order > 0 else mean
             terms = weight * gaps(self.order, others[1] - level[:, None])
@@ -173,7 +174,7 @@ class Divergence:
             return np.where(np.isneginf(level), np.inf, np.exp(level) * total)
 
     def _distance(self, value: Floats, least: Floats) -> Floats:
-        """Return the distance, Z being at least |A| M."""
+        """Return the divergence from `_given_up`; Z is at least |A| M."""
         if self.kind in (KL, TV):
             return value
         with np.errstate(divide="ignore"):

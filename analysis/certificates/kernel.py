@@ -1,19 +1,19 @@
-"""The fused kernel: every rule at every step, in one pass over the stored ranks.
+"""The fused kernel: certificates of every rule at every step, in one pass over the stored ranks.
 
-Of each step the ranks are read once, only as far as some rule needs; M by rank is computed once,
-for all rules. Within a block of steps rules are the outer loop: their branches are predicted well.
+The ranks of a step are read once, only as far as some rule needs. M of a rank is computed once for
+all rules. Within a block of steps rules are the outer loop, so that branches are predicted well.
 
-A step is kept in units of p0, so that nothing cancels between close probabilities: w = p / p0 and
-e = w - 1, from exact differences of logits. With A the active tokens and m their mean w,
+A step is stored in units of p0, so close probabilities do not cancel: w = p / p0 and e = w - 1,
+from exact differences of logits. With A the active tokens and m their mean w,
 
     R / p0 = sum over A of w log w - (sum over A of w) log m       (fast: one logarithm)
-           = sum over A of m k(log(w / m)), k as in `gap`          (where that loses two digits)
+           = sum over A of m k(log(w / m)), k as in `gap`          (if the first loses two digits)
 
-Other divergences (`divergences`) level A at the mean of another x: e for total variation,
-w^a - 1 for order a, log w for order 0. Where the first rejected token is not stored, lower and
-upper are left nan for `truncation`.
+Other divergences (`divergences`) use the mean of another x: e for total variation, w^a - 1 for
+order a, log w for order 0. Where the first rejected token is not stored, lower and upper are NaN,
+and `truncation` computes them.
 
-All compiled code is in this file: numba's cache on disk follows no changes of other files.
+All compiled code is in this file: numba's disk cache does not see changes of other files.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ from .kernel_types import (
 
 CUT, COUNTS, TREE = 0, 1, 2  # kinds of rules
 BLOCK = 128  # steps
-FAST = 0.02  # least value of the fast form, as a share of the active mass
+FAST = 0.02  # least value for which the fast form is used, as a share of the active mass
 
-# What is kept of a rank of a step: s[base + rank * RECORD + field], ranks from 0, in a cache line.
+# Fields of a rank of a step: s[base + rank * RECORD + field], ranks from 0; one cache line.
 RECORD = 8
-P, W, E, X = 0, 1, 2, 3  # p, w, e, and x: for KL w log w
+P, W, E, X = 0, 1, 2, 3  # p, w, e, and x (w log w for KL)
 SW, SX = 4, 5  # sums of w and of x up to the rank
 M, A = 6, 7  # M of the rank (-1: not yet known), and its |A|
 
 
 @compiled
 def power(w: float, e: float, d: float, order: float) -> float:
-    """Return w^order - 1, d = log w, which is finite where w underflows; log w for order 0."""
+    """Return w^order - 1, or log w for order 0; d = log w is finite where w underflows."""
     if order == 2.0 or order == 0.5:
         return e * (2.0 + e) if order == 2.0 else e / (1.0 + math.sqrt(w))
     return math.expm1(order * d) if order > 0.0 else d
@@ -58,7 +58,7 @@ def power(w: float, e: float, d: float, order: float) -> float:
 
 @compiled
 def gap(order: float, y: float) -> float:
-    """(e^y - 1 - (e^(order y) - 1) / order) / (1 - order); order 1: y e^y - e^y + 1."""
+    """Return (e^y - 1 - (e^(order y) - 1) / order) / (1 - order); order 1: y e^y - e^y + 1."""
     if abs(y) * max(1.0, order) < 0.25:
         total, u, t, lead = 0.0, 1.0, 0.5 * y * y, 1.0
         for n in range(3, 15):  # sum of (1 + order + ... + order^(n-2)) y^n / n!
@@ -75,13 +75,13 @@ def gap(order: float, y: float) -> float:
 
 @compiled
 def read_on(steps: StoredSteps, block: Block, row: int, i: int, need: int) -> bool:
-    """Read on until `need` ranks of a step are read; False when one is above its forerunner."""
+    """Read ranks of a step until `need` are read; False if one exceeds the rank before it."""
     have = block.have[i]
     if have >= need:
         return True
     s, p0, first = block.s, block.p0[i], np.float64(steps.values[row, 0])
-    at = i * block.width + (have - 1) * RECORD
-    sum_w, sum_x, last = s[at + SW], s[at + SX], np.float64(steps.values[row, have - 1])
+    pos = i * block.width + (have - 1) * RECORD
+    sum_w, sum_x, last = s[pos + SW], s[pos + SX], np.float64(steps.values[row, have - 1])
     for rank in range(have, need):
         value: Any = np.float64(steps.values[row, rank])
         if not value <= last:
@@ -105,17 +105,17 @@ def read_on(steps: StoredSteps, block: Block, row: int, i: int, need: int) -> bo
             x = e if block.kind == TV else power(w, e, d, block.order)
         sum_w += w
         sum_x += x
-        at += RECORD
-        s[at + P], s[at + W], s[at + E], s[at + X] = p, w, e, x
-        s[at + SW], s[at + SX], s[at + M] = sum_w, sum_x, -1.0
+        pos += RECORD
+        s[pos + P], s[pos + W], s[pos + E], s[pos + X] = p, w, e, x
+        s[pos + SW], s[pos + SX], s[pos + M] = sum_w, sum_x, -1.0
     block.have[i] = need
     return True
 
 
 @apart
-def spread(s: Floats, base: int, first: int, k: int, at: int, order: float, level: float) -> float:
-    """Return the sum over A of m k(log(w / m)), level = log m: nothing cancels."""
-    value = gap(order, math.log1p(s[at + E]) - level)
+def spread(s: Floats, base: int, first: int, k: int, pos: int, order: float, level: float) -> float:
+    """Return the sum over A of m k(log(w / m)), level = log m, whose terms do not cancel."""
+    value = gap(order, math.log1p(s[pos + E]) - level)
     for j in range(first, first + k):
         value += gap(order, math.log1p(s[base + j * RECORD + E]) - level)
     return math.exp(level) * value
@@ -123,24 +123,24 @@ def spread(s: Floats, base: int, first: int, k: int, at: int, order: float, leve
 
 @apart
 def other_cost(
-    block: Block, base: int, first: int, k: int, at: int, mass: float, x: float
+    block: Block, base: int, first: int, k: int, pos: int, mass: float, x: float
 ) -> float:
-    """Return `cost` in another divergence than KL."""
+    """Return `cost` for divergences other than KL."""
     s, order, mean, p0 = block.s, block.order, x / (k + 1), block.s[base + P]
     if block.kind == TV:
-        return float(p0 * abs(mean - s[at + E]))
+        return float(p0 * abs(mean - s[pos + E]))
     if mean == -math.inf:
         return math.inf
     if order == 2.0 or order == 0.5:
         m = math.sqrt(1.0 + mean) if order == 2.0 else (1.0 + mean) ** 2
     elif order == 0.0 and k == 1:
-        m = math.sqrt(s[base + first * RECORD + W] * s[at + W])
+        m = math.sqrt(s[base + first * RECORD + W] * s[pos + W])
     else:
         m = math.exp(math.log1p(mean) / order if order > 0.0 else mean)
     value = p0 * (mass - (k + 1) * m)
     if abs(value) < FAST * p0 * mass:
         level = math.log1p(mean) / order if order > 0.0 else mean
-        value = p0 * (1.0 - order) * spread(s, base, first, k, at, order, level)
+        value = p0 * (1.0 - order) * spread(s, base, first, k, pos, order, level)
     if block.kind == HELLINGER:
         return float(value / (1.0 + math.sqrt(1.0 - value)))
     log_z = math.log1p(-value) if value < 0.5 else math.log(max(1.0 - value, p0 * (k + 1) * m))
@@ -149,22 +149,22 @@ def other_cost(
 
 @compiled
 def cost(block: Block, base: int, first: int, k: int, other: int, mass: float, x: float) -> float:
-    """Return the divergence that levels A: k ranks from `first` on, and another one."""
-    s, at = block.s, base + other * RECORD
+    """Return the least divergence of a q constant on A: k ranks from `first` on, and `other`."""
+    s, pos = block.s, base + other * RECORD
     if block.kind != KL:
-        return other_cost(block, base, first, k, at, mass, x)
+        return other_cost(block, base, first, k, pos, mass, x)
     value = x - mass * math.log(mass / (k + 1))
     if value < FAST * mass:
-        mean = s[at + E]
+        mean = s[pos + E]
         for j in range(first, first + k):
             mean += s[base + j * RECORD + E]
-        value = spread(s, base, first, k, at, 1.0, math.log1p(mean / (k + 1)))
+        value = spread(s, base, first, k, pos, 1.0, math.log1p(mean / (k + 1)))
     return float(s[base + P] * value)
 
 
 @compiled
 def single(block: Block, base: int, n: int) -> tuple[float, int]:
-    """Lemma 4.2 for rank n + 1, with the n ranks before it as the others: M, and |A|."""
+    """Return M of rank n + 1 and |A|, from the n ranks before it (Lemma 4.2)."""
     s, token, last, k = block.s, base + n * RECORD, base, 1
     by, total = (W, SW) if block.kind == KL else (X, SX)
     y = s[token + by]
@@ -177,35 +177,35 @@ def single(block: Block, base: int, n: int) -> tuple[float, int]:
 
 @compiled
 def tree(block: Block, base: int, m: int) -> tuple[float, int]:
-    """Theorem 5.1: the least divergence that lets m tokens reach x0 under q, and |A|."""
-    s, at = block.s, base + m * RECORD
+    """Return the least divergence with which m tokens reach x0 under q, and |A| (Theorem 5.1)."""
+    s, pos = block.s, base + m * RECORD
     by, total = (W, SW) if block.kind == KL else (X, SX)
     second, top = s[base + RECORD + by], s[base + by]
     mass, x, y, j = 1.0, s[base + X], top, 0
-    if second * m < s[at + total] - second:  # all of ranks 2..m+1 are below the level
-        mass, x, j = s[at + SW], s[at + SX], m
-    while j < m and s[at + by] * (j + 1) < y:
-        mass += s[at + W]
-        x += s[at + X]
-        y += s[at + by]
+    if second * m < s[pos + total] - second:  # all of ranks 2..m+1 are below the level
+        mass, x, j = s[pos + SW], s[pos + SX], m
+    while j < m and s[pos + by] * (j + 1) < y:
+        mass += s[pos + W]
+        x += s[pos + X]
+        y += s[pos + by]
         j += 1
-        at -= RECORD
+        pos -= RECORD
     return cost(block, base, m - j + 1, j, 0, mass, x), j + 1
 
 
 @compiled
-def known(block: Block, base: int, n: int) -> int:
-    """Make sure that M of rank n + 1, which is read, is computed; return where it is kept."""
-    at = base + n * RECORD
-    if block.s[at + M] < 0.0:
+def certified_pos(block: Block, base: int, n: int) -> int:
+    """Return the position in s of rank n + 1, which has been read, with its M computed."""
+    pos = base + n * RECORD
+    if block.s[pos + M] < 0.0:
         value, members = single(block, base, n)
-        block.s[at + M], block.s[at + A] = value, float(members)
-    return at
+        block.s[pos + M], block.s[pos + A] = value, float(members)
+    return pos
 
 
 @compiled
 def begin_block(steps: StoredSteps, block: Block, start: int, count: int) -> int:
-    """Read ranks 1 and 2 of a block, and certify rank 2; return the first bad step, or -1."""
+    """Read ranks 1 and 2 of a block and certify rank 2; return the first invalid step, or -1."""
     for i in range(count):
         s, base, p0 = block.s, i * block.width, steps.p0[start + i]
         s[base + P], s[base + W], s[base + SW], block.p0[i], block.have[i] = p0, 1.0, 1.0, p0, 1
@@ -214,22 +214,22 @@ def begin_block(steps: StoredSteps, block: Block, start: int, count: int) -> int
         if steps.values.shape[1] > 1:
             if not read_on(steps, block, start + i, i, 2):
                 return start + i
-            at = known(block, base, 1)
-            block.second[i], block.m[i], block.a[i] = s[at + P], s[at + M], np.int32(s[at + A])
+            pos = certified_pos(block, base, 1)
+            block.second[i], block.m[i], block.a[i] = s[pos + P], s[pos + M], np.int32(s[pos + A])
     return -1
 
 
 @compiled
-def write(block: Block, found: Certificates, i: int, n: int, k: int, size: int) -> int:
-    """Write a certificate, n tokens being accepted (-1: more than k); 1 where it stays open."""
-    found.accepted_count[i] = n
+def write(block: Block, out: Certificates, i: int, n: int, k: int, size: int) -> int:
+    """Write the certificate of n accepted tokens (-1: more than k); return 1 if it is unknown."""
+    out.accepted_count[i] = n
     if 0 < n < k:
-        at = known(block, i * block.width, n)
-        found.lower[i] = found.upper[i] = block.s[at + M]
-        found.active_size[i] = np.int32(block.s[at + A])
+        pos = certified_pos(block, i * block.width, n)
+        out.lower[i] = out.upper[i] = block.s[pos + M]
+        out.active_size[i] = np.int32(block.s[pos + A])
         return 0
-    found.lower[i] = found.upper[i] = math.inf if n >= size else math.nan
-    found.active_size[i] = 0
+    out.lower[i] = out.upper[i] = math.inf if n >= size else math.nan
+    out.active_size[i] = 0
     return 1 if n < size else 0
 
 
@@ -237,7 +237,7 @@ def write(block: Block, found: Certificates, i: int, n: int, k: int, size: int) 
 def by_threshold(
     steps: StoredSteps, rules: Rules, r: int, block: Block, start: int, count: int
 ) -> tuple[int, int]:
-    """List the steps of a block that accept rank 2; return how many, and a bad step or -1."""
+    """List the steps of a block that accept rank 2; return their number, and a bad step or -1."""
     k, listed = steps.values.shape[1], 0
     offset_row, limit_row, gate = rules.offset_row[r], rules.limit_row[r], rules.gate[r]
     if k > 1 and limit_row < 0 and rules.limit[r] <= 1:
@@ -257,7 +257,7 @@ def by_threshold(
             if not read_on(steps, block, row, i, gate):
                 return 0, row
             theta = max(theta, block.s[base + (gate - 1) * RECORD + P])
-        n = most if theta < 0.0 else 1  # below 0 every token passes, and need not be read
+        n = most if theta < 0.0 else 1  # below 0 every token passes without being read
         while n < min(most, k):
             if not read_on(steps, block, row, i, n + 1):
                 return 0, row
@@ -275,14 +275,14 @@ def settle(
     r: int,
     block: Block,
     listed: int,
-    found: Certificates,
+    out: Certificates,
     start: int,
 ) -> tuple[int, int]:
-    """Write the certificates of a block; return the first bad step or -1, and how many are open."""
-    k, left, limit_row = steps.values.shape[1], 0, rules.limit_row[r]
-    for i in range(found.lower.size):  # as if rank 2 were rejected, as it is most often
-        found.lower[i] = found.upper[i] = block.m[i]
-        found.active_size[i], found.accepted_count[i] = block.a[i], 1
+    """Write the certificates of a block; return a bad step or -1, and the unknown number."""
+    k, unknown, limit_row = steps.values.shape[1], 0, rules.limit_row[r]
+    for i in range(out.lower.size):  # first as if rank 2 were rejected, the most frequent case
+        out.lower[i] = out.upper[i] = block.m[i]
+        out.active_size[i], out.accepted_count[i] = block.a[i], 1
     for j in range(listed):
         i, n = block.listed[j], block.n[j]
         if rules.kind[r] == CUT:
@@ -290,31 +290,31 @@ def settle(
         need = k if n < 0 else 0 if n >= steps.size else min(n + 1, k)
         if not read_on(steps, block, start + i, i, need):
             return start + i, 0
-        left += write(block, found, i, n, k, steps.size)
-    return -1, left
+        unknown += write(block, out, i, n, k, steps.size)
+    return -1, unknown
 
 
 @compiled
-def tree_rule(steps: StoredSteps, m: int, block: Block, found: Certificates, start: int) -> int:
-    """Apply Theorem 5.1 to a block; return the first bad step, or -1."""
-    for i in range(found.lower.size):
+def tree_rule(steps: StoredSteps, m: int, block: Block, out: Certificates, start: int) -> int:
+    """Write the tree certificates of a block; return the first invalid step, or -1."""
+    for i in range(out.lower.size):
         value, members = math.inf, 0
         if m < steps.size:
             if not read_on(steps, block, start + i, i, m + 1):
                 return start + i
             value, members = tree(block, i * block.width, m)
-        found.lower[i] = found.upper[i] = value
-        found.active_size[i], found.accepted_count[i] = members, 0  # rules.NO_COUNT
+        out.lower[i] = out.upper[i] = value
+        out.active_size[i], out.accepted_count[i] = members, 0  # rules.NO_COUNT
     return -1
 
 
 @compiled
 def certify_rows(
-    steps: StoredSteps, rules: Rules, block: Block, found: Certificates, left: Ints
+    steps: StoredSteps, rules: Rules, block: Block, out: Certificates, unknown: Ints
 ) -> int:
-    """Certify all steps; return the first whose ranks are not sorted, or -1.
+    """Write the certificates of all steps; return the first invalid step (ranks unsorted), or -1.
 
-    Adds to left, (R,), the number of steps whose first rejected token is not stored.
+    Adds the number of steps whose first rejected token is not stored to `unknown`, (R,).
     """
     for start in range(0, len(steps.p0), BLOCK):
         stop = min(start + BLOCK, len(steps.p0))
@@ -325,10 +325,10 @@ def certify_rows(
                 return bad
             place, more = rules.place[r], 0
             part = Certificates(
-                found.lower[place, start:stop],
-                found.upper[place, start:stop],
-                found.active_size[place, start:stop],
-                found.accepted_count[place, start:stop],
+                out.lower[place, start:stop],
+                out.upper[place, start:stop],
+                out.active_size[place, start:stop],
+                out.accepted_count[place, start:stop],
             )
             if rules.kind[r] == TREE:
                 bad = tree_rule(steps, rules.limit[r], block, part, start)
@@ -342,7 +342,7 @@ def certify_rows(
                 for i in range(count):
                     block.listed[i], block.n[i] = i, rules.limits[rules.limit_row[r], start + i]
             bad, more = settle(steps, rules, r, block, listed, part, start)
-            left[place] += more
+            unknown[place] += more
         if bad >= 0:
             return bad
     return -1

@@ -1,4 +1,4 @@
-"""Inputs and outputs of the kernel as named tuples of arrays; how its functions are compiled."""
+"""Inputs and outputs of the kernel as named tuples of arrays, and its compiler settings."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ class StoredSteps(NamedTuple):
 
 
 class Rules(NamedTuple):
-    """R rules: arrays (R,), and what differs between steps as arrays (., N).
+    """R rules: arrays (R,), and the values that differ between steps as arrays (., N).
 
-    Rule r takes its offset from offsets[offset_row[r]] where offset_row[r] >= 0, and its limit
-    on ranks (for COUNTS its count, for TREE its m) from `limits` likewise. Rules of one threshold
-    follow each other by falling limit, so that one search serves them all.
+    Rule r takes its offset from offsets[offset_row[r]] where offset_row[r] >= 0. Its limit on
+    ranks (for COUNTS its count, for TREE its m) comes from `limits` in the same way. Rules with
+    the same threshold are adjacent, by falling limit, and share a single search.
     """
 
     place: Ints  # the row of its results
-    again: NDArray[np.bool_]  # the threshold is that of the rule before, the limit not above
+    again: NDArray[np.bool_]  # same threshold as the rule before, and a limit not above its limit
     kind: Ints
     slope: Floats
     gate: Ints
@@ -49,17 +49,17 @@ class Rules(NamedTuple):
 
 
 class Certificates(NamedTuple):
-    """Certificates of N steps under R rules; every array is (N, R).
+    """Certificates of N steps under R rules, as arrays (N, R).
 
-    The kernel writes them as (R, N), and one rule's of a block as (steps,).
+    The kernel writes them as (R, N), and those of one rule in a block as (steps,).
 
     Attributes:
-        lower: nats, float64; a drafter with KL(p || q) < lower is accepted (or with a smaller
-            value of another divergence, in its unit).
+        lower: nats, float64; a drafter with KL(p || q) < lower is accepted. Certificates in
+            another divergence have its unit.
         upper: nats, float64; equal to lower where the certificate is exact, +inf where nothing is
-            rejected or that cannot be excluded.
+            or may be rejected.
         active_size: int32, |A| of Lemma 4.2 or Theorem 5.1 (at lower); 0 where nothing is rejected.
-        accepted_count: int32, n; `rules.UNKNOWN` where it can't be told, NO_COUNT for trees.
+        accepted_count: int32, n; `rules.UNKNOWN` where it is unknown, NO_COUNT for trees.
     """
 
     lower: Floats
@@ -69,11 +69,11 @@ class Certificates(NamedTuple):
 
 
 class Block(NamedTuple):
-    """Scratch: what is read of a block of steps, and which accept how many ranks beyond the first.
+    """Scratch of a block of steps: the ranks read so far, and the steps that accept rank 2.
 
-    Of step i the first have[i] ranks are in s, from base i * width. Its p0, the p of rank 2 and the
-    certificate of rank 2 are kept apart, for the loops over steps. Step listed[j] accepts n[j]
-    ranks, limits aside. The divergence is of a kind, and of an order where that has one.
+    The first have[i] ranks of step i are in s, from i * width on. Its p0, the p of rank 2 and the
+    certificate of rank 2 have arrays of their own, for the loops over steps. Step listed[j] accepts
+    n[j] ranks, limits aside. `kind` and `order` give the divergence.
     """
 
     s: Floats
@@ -92,7 +92,7 @@ class Block(NamedTuple):
 def compiled(function: F, inline: bool = True) -> F:
     """Compile with numba, cached on disk.
 
-    Inlining and no reference counts (all arrays come from outside) halve the time here.
+    Inlining, and no reference counts (all arrays come from outside), halve the time here.
     """
     options: dict[str, Any] = {"cache": True, "nogil": True, "error_model": "numpy"}
     options |= {"forceinline": inline, "_nrt": False}
@@ -100,11 +100,11 @@ def compiled(function: F, inline: bool = True) -> F:
 
 
 def apart(function: F) -> F:
-    """Compile what is seldom needed: inlined, it would slow the rest down."""
+    """Compile a rarely called function without inlining, which would slow the callers down."""
     return compiled(function, inline=False)
 
 
 def elementwise(function: Any) -> Callable[..., Any]:
-    """Compile a function of numbers, compiled already, for arrays of them."""
+    """Turn a compiled function of numbers into one of arrays."""
     vectorize: Any = numba.vectorize
     return cast(Callable[..., Any], vectorize(cache=True)(function.py_func))

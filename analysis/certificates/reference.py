@@ -1,8 +1,8 @@
-"""The certificates in plain NumPy, one step at a time: read this first.
+"""The certificates in plain NumPy, one step at a time. Read this first.
 
-`kernel` computes the same numbers for millions of steps, `truncation` what they can be where only
-the top K tokens are stored. Here everything is known, and every line is a line of the paper. The
-tests hold the kernel against this file.
+`kernel` computes the same numbers for millions of steps, and `truncation` bounds them where only
+the top K tokens are stored. Here all tokens are stored, and every line is a line of the paper. The
+tests compare the kernel with this file.
 
 p is the target's distribution, ranked by decreasing probability; p[0] is the argmax x0.
 """
@@ -22,7 +22,7 @@ from .bounds import phi
 
 
 def certify_plainly(dist: TopK, rules: Sequence[Rule]) -> Floats:
-    """Return the (N, R) certificates of N steps, whose tokens are all stored, under R rules.
+    """Return the (N, R) certificates of N fully stored steps under R rules.
 
     Raises:
         ValueError: some tokens are not stored.
@@ -35,23 +35,23 @@ def certify_plainly(dist: TopK, rules: Sequence[Rule]) -> Floats:
     """
     if dist.k < dist.vocab_size:
         raise ValueError(f"K={dist.k} of V={dist.vocab_size} tokens are stored: store all")
-    rows = [dist[at : at + 1] for at in range(len(dist))]
+    rows = [dist[step : step + 1] for step in range(len(dist))]
     return np.array([[certificate_of(row, rule) for rule in rules] for row in rows])
 
 
 def certificate_of(dist: TopK, rule: Rule) -> float:
     """Return the least KL(p || q) at which a draft can be rejected at one step (Theorem 4.4).
 
-    A rule of tokens accepts the n most probable tokens. The cheapest way to be rejected is to
-    make the next one, rank n + 1, a mode of q. Where all tokens are accepted nothing is rejected,
-    at no divergence: +inf.
+    A token rule accepts the n most probable tokens. The cheapest rejection makes the next one,
+    rank n + 1, a mode of q. Where all tokens are accepted no divergence leads to a rejection:
+    +inf.
     """
     active = active_tokens(dist, rule)
     return math.inf if active is None else level_cost(dist.probs[0][active])[1]
 
 
 def active_tokens(dist: TopK, rule: Rule) -> NDArray[np.intp] | None:
-    """Return the ranks, from 0, on which q* is level at one step; None if nothing is rejected."""
+    """Return the active set of one step, as ranks from 0; None if nothing is rejected."""
     p = dist.probs[0]
     if isinstance(rule, Tree):
         return tree_active(p, rule.m) if rule.m < len(p) else None
@@ -60,10 +60,10 @@ def active_tokens(dist: TopK, rule: Rule) -> NDArray[np.intp] | None:
 
 
 def single_active(p: Floats, x: int) -> NDArray[np.intp]:
-    """Return A, on which the q* that makes token x a mode is level; it equals p elsewhere.
+    """Return the active set A of token x: q*, with x as a mode, is constant on A and p elsewhere.
 
-    Lemma 4.2: A is x with the tokens above the level c = max over j of (p(x) + P_j) / (j + 1), P_j
-    the sum of the j most probable other tokens.
+    Lemma 4.2: A is x and the tokens above the level c = max over j of (p(x) + P_j) / (j + 1),
+    where P_j is the sum of the j most probable other tokens.
 
     Args:
         p: (V,) ranked.
@@ -75,10 +75,10 @@ def single_active(p: Floats, x: int) -> NDArray[np.intp]:
 
 
 def tree_active(p: Floats, m: int) -> NDArray[np.intp]:
-    """Return A for a tree: x0 is not among the m top tokens of q, so the m next have to reach it.
+    """Return the active set A of a tree: the m tokens next to x0 have to reach it under q.
 
-    Theorem 5.1: q* is level on x0 and those of them below the level r = min over j of
-    (p0 + S_j) / (j + 1), S_j the sum of the j least probable of them.
+    Theorem 5.1: q* is constant on x0 and on those of them below the level r = min over j of
+    (p0 + S_j) / (j + 1), where S_j is the sum of the j least probable of them.
 
     Args:
         p: (V,) ranked.
@@ -90,10 +90,11 @@ def tree_active(p: Floats, m: int) -> NDArray[np.intp]:
 
 
 def level_cost(active: Floats) -> tuple[float, float]:
-    """Return the mean c of the (k,) active probabilities, and KL(p || q*): q* is c there, else p.
+    """Return the mean c of the (k,) active probabilities, and KL(p || q*).
 
-    sum p log(p / c), which is c sum phi(p / c - 1): no terms cancel. p / c - 1 is taken from
-    differences to the largest, so that nothing is lost at near-ties.
+    q* is c on the active set and p elsewhere. The KL is sum p log(p / c) = c sum phi(p / c - 1),
+    whose terms do not cancel. p / c - 1 is computed from differences to the largest probability,
+    which keeps its digits at near-ties.
     """
     top = active.max()
     e = (active - top) / top
@@ -103,20 +104,20 @@ def level_cost(active: Floats) -> tuple[float, float]:
 
 
 def extremal_draft(p: ArrayLike, rule: Rule) -> tuple[Floats, float]:
-    """Return the q* at which KL(p || q) is least among the drafts that can be rejected.
+    """Return q*, the draft closest to p in KL(p || q) among those that can be rejected.
 
     q*(y) = c for y in A, the mean of p over A, and q*(y) = p(y) elsewhere (Lemma 4.2; Theorem 5.1
-    for trees); at the tie it makes, the worst case is rejection.
+    for trees). It makes a tie, and the worst case of a tie is rejection.
 
     Args:
         p: (V,), the target, summing to one.
-        rule: any rule that needs no raw logits.
+        rule: any rule that does not need raw logits.
 
     Returns:
         q*, (V,) in the order of p, and KL(p || q*) in nats: the rule's certificate.
 
     Raises:
-        ValueError: the rule rejects nothing at this p, or p is no distribution.
+        ValueError: the rule rejects nothing at this p, or p is not a distribution.
 
     Examples:
         >>> from analysis.rules import StrictGreedy, Tree

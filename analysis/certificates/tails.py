@@ -1,35 +1,36 @@
-"""Bounds on the first rejected token where it is not stored, from the tail's T and h.
+"""Bounds on the first rejected token where it is not stored, from the tail's mass and entropy.
 
-Of the N = V - K tokens that are not stored three things are known: none exceeds p_K, they sum to
-T, and their surprises f(x) = -x log x sum to h, the entropy less that of the stored tokens. A rule
-accepts p > theta, and all stored tokens pass. The first rejected token has a probability b in
-[b_min, b_max], the largest one not above theta. f is concave: of all tails in a convex set the
-most even one has the greatest entropy, a vertex the least, and every value between them occurs.
+Three facts constrain the N = V - K tokens that are not stored: none exceeds p_K, they sum to T, and
+their surprises f(x) = -x log x sum to h, the entropy minus that of the stored tokens. A rule
+accepts p > theta, and all stored tokens pass. The first rejected token is the most probable one not
+above theta, and its probability b is in [b_min, b_max]. f is concave: of all tails in a convex set
+the most even one has the greatest entropy, a vertex the least, and every value between them occurs.
 
-**b_min.** Say that j tail tokens are accepted, each in [theta, p_K], and N - j are at most b.
+**b_min.** Suppose that j tail tokens are accepted, each in [theta, p_K], and N - j are at most b.
 
 - There must be room: T <= j p_K + (N - j) b.
-- The greatest entropy must reach h. But for the limit b it is C_j = j f(t) + (N - j) f((T - j t) /
-  (N - j)), t = max(theta, T/N); where C_j < h, j is impossible. With it, N - j tokens have b and j
-  share the rest, as long as b is below (T - j t) / (N - j).
-- The least entropy must not exceed h. Mass costs most entropy where tokens are small, f' being
-  decreasing, so the accepted ones hold min(T, j p_K): as many as fit at p_K, the others at theta
-  but for one. The rest is in tokens of b but for one. Where the accepted ones alone exceed h, j is
-  impossible.
+- The greatest entropy must reach h. Without the limit b it is C_j = j f(t) + (N - j) f((T - j t) /
+  (N - j)), t = max(theta, T/N). Where C_j < h, j is impossible. With the limit, N - j tokens have b
+  and j share the rest, as long as b is below (T - j t) / (N - j).
+- The least entropy must not exceed h. Mass costs most entropy where tokens are small, as f' is
+  decreasing. So the accepted tokens hold min(T, j p_K): as many as fit at p_K, all others but one
+  at theta. The rest is in tokens of b, one excepted. Where the accepted tokens alone exceed h, j
+  is impossible.
 
 If j is impossible, so is j + 1. From one possible j to the next each of the three lower bounds of b
-falls, since one token more is free of the limit b. So the largest possible j gives b_min; and
-everything may be accepted if and only if j = N is possible.
+falls, since one more token is free of the limit b. So the largest possible j gives b_min, and all
+tokens may be accepted if and only if j = N is possible.
 
 **b_max.** b <= min(theta, T). A tail that holds b has
 
 - at most the entropy f(b) + (N-1) f((T-b)/(N-1)), which falls in b above T/N and must reach h;
-- at least f(b) and the less of two: j = floor((T-b)/p_K) tokens at p_K and the rest in tokens of
-  b but for one, which falls in b; or T - b in j + 1 tokens of [theta, p_K]. The latter rises in b
+- at least f(b) and the smaller of two: j = floor((T-b)/p_K) tokens at p_K and the rest in tokens of
+  b, one excepted, which falls in b; or T - b in j + 1 tokens of [theta, p_K]. The latter rises in b
   from T - floor(T/p_K) p_K on (from 0 if that is above theta), and there it is the least entropy of
-  any tail. So where this exceeds h at min(theta, T), there is one point up to which it does not.
+  any tail. So where this exceeds h at min(theta, T), there is a single point up to which it does
+  not.
 
-The errors of T and h are allowed for, so that what is possible is never left out.
+The bounds allow for the errors of T and h, so no possible value is excluded.
 """
 
 from __future__ import annotations
@@ -41,24 +42,24 @@ from numpy.typing import NDArray
 
 from ..topk import Floats
 
-TAIL_ERROR = 1e-9  # allowed for in T, relative
-HALVINGS = 32  # of a bisection, which ends on the safe side
+TAIL_ERROR = 1e-9  # relative error allowed in T
+HALVINGS = 32  # steps of a bisection, which ends on the safe side
 
 Test = Callable[[Floats], NDArray[np.bool_]]
 
 
 class Tails:
-    """What is known of the tails of M steps, and the thresholds they are compared with.
+    """The tails of M steps, known by mass and entropy, and the thresholds they are compared with.
 
-    The mass T > 0 is in [lower, upper], by TAIL_ERROR; the entropy h is in [least, most], with a
-    margin for taking T at one end: greatest entropies are taken at `upper`, least ones at `lower`,
-    and none falls in T by a slope above 1.
+    The mass T > 0 is in [lower, upper], by TAIL_ERROR, and the entropy h in [least, most]. The
+    latter has a margin for taking T at one end: greatest entropies use `upper`, least ones
+    `lower`, and none falls in T with a slope above 1.
     """
 
     def __init__(
         self, size: int, theta: Floats, p_k: Floats, mass: Floats, h: Floats, h_error: Floats
     ) -> None:
-        """Take N tokens, thresholds above 0 and below p_K, T, and h known up to `h_error`."""
+        """Store N, thresholds in (0, p_K), p_K, T, and the entropy h with its error."""
         self.size, self.theta, self.p_k = size, theta, p_k
         self.lower, self.upper = mass * (1.0 - TAIL_ERROR), mass * (1.0 + TAIL_ERROR)
         slack = h_error + (self.upper - self.lower)
@@ -67,9 +68,9 @@ class Tails:
         self.level = np.maximum(theta, self.upper / size)
 
     def rejected_range(self) -> tuple[Floats, Floats, Floats]:
-        """Return b_min, b_max, and the largest number of tail tokens that can be accepted.
+        """Return b_min, b_max, and the most tail tokens that can be accepted.
 
-        Where that number is N, b_min and b_max are for the case that one is rejected.
+        If that number is N, b_min and b_max are for the case that one token is rejected.
         """
         accepted = self.most_accepted()
         b_max = self.largest_rejected()
@@ -77,7 +78,7 @@ class Tails:
         return np.minimum(b_min, b_max), b_max, accepted
 
     def most_accepted(self) -> Floats:
-        """Return the largest possible j, in [0, N]; j = 0 always is."""
+        """Return the largest number j of tail tokens that can be accepted, in [0, N]."""
         fitting = np.minimum(self.size, np.ceil(self.upper / self.theta) - 1.0)
 
         def possible(j: Floats) -> NDArray[np.bool_]:
@@ -93,7 +94,7 @@ class Tails:
         return np.maximum(0.0, first_impossible - 1.0)
 
     def smallest_rejected(self, j: Floats) -> Floats:
-        """Return b_min where j tokens are accepted, 0 <= j < N."""
+        """Return b_min, the least b if j tail tokens are accepted, 0 <= j < N."""
         others, zero = self.size - j, np.zeros_like(j)
         rest = np.maximum(0.0, self.lower - j * self.p_k)
         packed = _packed(self.lower, j, self.theta, self.p_k)
@@ -110,7 +111,7 @@ class Tails:
         return np.maximum(rest / others, entropic)
 
     def largest_rejected(self) -> Floats:
-        """Return b_max."""
+        """Return b_max, the largest possible b."""
         n, theta, p_k = self.size, self.theta, self.p_k
 
         def reaches(b: Floats) -> NDArray[np.bool_]:
@@ -133,14 +134,14 @@ class Tails:
 
 
 def _spread(mass: Floats, tokens: Floats | float) -> Floats:
-    """Return the greatest entropy of a mass on so many tokens, mass log(tokens / mass)."""
+    """Return the greatest entropy of a mass on this many tokens, mass log(tokens / mass)."""
     with np.errstate(divide="ignore", invalid="ignore"):
         value = mass * (np.log(tokens) - np.log(mass))  # the quotient can overflow
         return np.where((mass > 0) & (tokens > 0), value, 0.0)
 
 
 def _filled(mass: Floats, size: Floats) -> Floats:
-    """Return the least entropy of a mass in tokens of at most `size`: all but one have it."""
+    """Return the least entropy of a mass in tokens of at most `size`: all but one have `size`."""
     with np.errstate(divide="ignore", invalid="ignore"):
         count = np.floor(mass / size)
         value = count * _spread(size, 1.0) + _spread(mass - count * size, 1.0)
@@ -148,7 +149,7 @@ def _filled(mass: Floats, size: Floats) -> Floats:
 
 
 def _packed(mass: Floats, j: Floats, low: Floats, high: Floats) -> Floats:
-    """Return the least entropy of a mass, clipped to what fits, in j tokens of [low, high]."""
+    """Return the least entropy of a mass in j tokens of [low, high], the mass clipped to fit."""
     mass = np.clip(mass, j * low, j * high)
     with np.errstate(divide="ignore", invalid="ignore"):
         full = np.where(high > low, np.floor((mass - j * low) / (high - low)), 0.0)
@@ -159,10 +160,10 @@ def _packed(mass: Floats, j: Floats, low: Floats, high: Floats) -> Floats:
 
 
 def _last(test: Test, good: Floats, bad: Floats, halvings: int = HALVINGS) -> Floats:
-    """Return `bad` where the test holds there, else the end of its range by bisection from there.
+    """Return `bad` where the test holds at it, else the end of the test's range, by bisection.
 
-    The test holds at `good`, on either side of `bad`, and up to one point between them. What is
-    returned does not lie before that point, whatever the number of halvings.
+    The test holds at `good`, which may lie on either side of `bad`, and up to one point between
+    them. The result never lies before that point, whatever the number of halvings.
     """
     whole = test(bad)
     if whole.all():

@@ -1,15 +1,16 @@
-"""Certificates whose first rejected token is not among the stored K: rigorous intervals.
+"""Rigorous intervals for certificates whose first rejected token is not among the stored K.
 
-Its probability b is in [b_min, b_max] (`tails`). R = M(b) decreases in b, so it lies in
-[M(b_max), M(b_min)]; M here counts the stored active tokens only, which can only lower it. Where an
-unseen token might be active, the upper end has to allow for it: M is convex and increasing in the
-other tokens' probabilities, as KL(p || q) is jointly convex and its derivative is log(p/q) >= 0. So
-it is largest at a vertex: of those that are accepted, as others are not active, as many are at p_K
-as T - b_min allows, and one has the remainder.
+The probability b of that token is in [b_min, b_max] (`tails`). R = M(b) decreases in b, so it lies
+in [M(b_max), M(b_min)]. M here counts the stored active tokens only, which can only lower it. Where
+an unseen token might be active, the upper end has to allow for it: M is convex and increasing in
+the other tokens' probabilities, as KL(p || q) is jointly convex and its derivative is
+log(p/q) >= 0. So M is largest at a vertex. Only accepted tokens can be active; at the vertex as
+many of them are at p_K as T - b_min allows, and one has the remainder.
 
-As in the kernel, tokens are kept by p / p0 - 1, from exact differences of logits: M falls with the
-square of it where it is small, so that what is lost there is lost of M. Orders below 1 also need
-log(p / p0), as the mean that levels A has a steep slope where p is next to 0; so b is a logarithm.
+As in the kernel, tokens are represented by p / p0 - 1, from exact differences of logits. M falls
+with its square where it is small, so digits lost there would be lost in M. Orders below 1 also need
+log(p / p0), as the power mean of A has a steep slope where p is close to 0. So b is stored as a
+logarithm.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ from ..topk import Floats, TopK
 from .divergences import Divergence, Ratios, ratios
 from .tails import TAIL_ERROR, Tails
 
-MARGIN = 1e-12  # an interval is widened by this share, far above the error of M
-# exp of a stored logarithm is good to about 1e-16 (1 + |logarithm|), relative
+MARGIN = 1e-12  # relative widening of an interval, far above the error of M
+# the relative error of exp of a stored logarithm is about 1e-16 (1 + |logarithm|)
 ROUNDING = 16 * float(np.finfo(np.float64).eps)
-TINY = 1e-300  # masses below it are no longer told apart
-ENTRIES = 2**17  # probabilities held at a time
+TINY = 1e-300  # smaller masses are treated alike
+ENTRIES = 2**17  # probabilities processed at a time
 
 Intervals = tuple[Floats, Floats, NDArray[np.int32], Counts]
 
@@ -38,56 +39,56 @@ Intervals = tuple[Floats, Floats, NDArray[np.int32], Counts]
 def intervals(
     dist: TopK,
     rules: Sequence[Rule],
-    which: NDArray[np.intp],
+    rule_index: NDArray[np.intp],
     steps: NDArray[np.intp],
     counts: Counts,
     divergence: Divergence,
 ) -> Intervals:
-    """Return lower, upper, |A| at lower, and accepted counts where all K stored tokens pass.
+    """Return lower, upper, |A| at lower, and the accepted counts, where all K stored tokens pass.
 
     Args:
         dist: N steps, K < V.
         rules: R rules.
-        which: (M,), a rule, and
-        steps: (M,), a step at which it accepts all that is stored.
-        counts: (M,), for a rule that gives counts its count there, at least K, or -1 for "more".
-        divergence: what the certificates are in.
+        rule_index: (M,), indices of rules.
+        steps: (M,), for each a step at which that rule accepts all stored tokens.
+        counts: (M,), for a rule that returns counts its count there: at least K, or -1 for "more".
+        divergence: of the certificates.
     """
-    found: tuple[NDArray[Any], ...] = (
+    columns: tuple[NDArray[Any], ...] = (
         np.empty(len(steps)),
         np.empty(len(steps)),
         np.zeros_like(counts),
         counts.copy(),
     )
     size = max(1, ENTRIES // dist.k)
-    for r in np.unique(which).tolist():
-        here = np.flatnonzero(which == r)
+    for r in np.unique(rule_index).tolist():
+        here = np.flatnonzero(rule_index == r)
         for start in range(0, len(here), size):
             rows = here[start : start + size]
-            part = Known(dist[steps[rows]], divergence)
+            part = TruncatedSteps(dist[steps[rows]], divergence)
             form = rules[r].form(part.dist)
             if isinstance(form, Cut):
                 values = _by_threshold(part, form.threshold(part.dist))
             else:
                 values = _by_count(part, counts[rows])
-            for column, value in zip(found, values, strict=True):
+            for column, value in zip(columns, values, strict=True):
                 column[rows] = value
-    lower, upper, active, accepted = found
+    lower, upper, active, accepted = columns
     return lower, upper, active, accepted
 
 
-class Known:
-    """What is known of N steps, as the ends of an interval need it.
+class TruncatedSteps:
+    """N steps whose first rejected token is not stored, in the form that the interval ends need.
 
     Attributes:
         dist: the steps.
-        divergence: what the ends are in.
-        others: V - K, how many tokens are not stored.
-        p0: (N,), of rank 1, and
-        p_k: (N,), of rank K, rounded up.
-        p0_error: (N,), by what share p0 may be off; 0 where it is given.
-        tokens: p / p0 - 1 and log(p / p0) of those that are stored, (N, K) each.
-        tail: (N,), T, which may be off by `TAIL_ERROR`, relative.
+        divergence: of the interval ends.
+        others: V - K, the number of tokens that are not stored.
+        p0: (N,), probability of rank 1.
+        p_k: (N,), probability of rank K, rounded up.
+        p0_error: (N,), relative error of p0; 0 where probabilities are stored.
+        tokens: p / p0 - 1 and log(p / p0) of the stored tokens, (N, K) each.
+        tail: (N,), T, with a relative error of at most `TAIL_ERROR`.
     """
 
     def __init__(self, dist: TopK, divergence: Divergence) -> None:
@@ -104,11 +105,11 @@ class Known:
             below: Floats = (raw - raw[:, :1]) / dist.temperature
             above = np.asarray(np.expm1(below), dtype=np.float64)
             self.tokens = above, below
-            # what passed a threshold in the kernel, rounded otherwise, is not below it here
+            # a token that passed a threshold in the kernel, rounded differently, must pass it here
             self.p_k = self.p_k * (1.0 + ROUNDING * (1.0 - np.maximum(dist.log_probs[:, -1], -1e3)))
 
     def ratios(self, log_b: Floats) -> Ratios:
-        """Return p / p0 - 1 and log(p / p0) of unseen tokens, which are those of p_K at most."""
+        """Return p / p0 - 1 and log(p / p0) of unseen tokens, at most those of p_K."""
         last = [part[:, -1] for part in self.tokens]
         b = np.exp(log_b)
         e, log_w = ratios(b, self.p0)
@@ -120,7 +121,7 @@ class Known:
         return e, log_w
 
 
-def _by_threshold(stored: Known, theta: Floats) -> Intervals:
+def _by_threshold(stored: TruncatedSteps, theta: Floats) -> Intervals:
     dist, n = stored.dist, stored.others
     low, high, most = _first_rejected(stored, theta)
     lower, upper, active = _ends(stored, low, high, most)
@@ -135,11 +136,11 @@ def _by_threshold(stored: Known, theta: Floats) -> Intervals:
     )
 
 
-def _first_rejected(stored: Known, theta: Floats) -> tuple[Floats, Floats, Floats]:
-    """Return log b_min, log b_max, and the most unseen tokens that can be accepted.
+def _first_rejected(stored: TruncatedSteps, theta: Floats) -> tuple[Floats, Floats, Floats]:
+    """Return log b_min, log b_max, and the largest number of unseen tokens that can be accepted.
 
-    Where T or theta is next to nothing, b is at most the less of the two; and at least T / N if
-    none is accepted.
+    Where T or theta is tiny, b is at most the smaller of the two, and at least T / N if none is
+    accepted.
     """
     dist, n, tail = stored.dist, stored.others, stored.tail
     stored_surprise = -(dist.probs * np.where(dist.probs > 0, dist.log_probs, 0.0)).sum(axis=1)
@@ -153,7 +154,7 @@ def _first_rejected(stored: Known, theta: Floats) -> tuple[Floats, Floats, Float
         dist.entropy_error * (1.0 + dist.entropy),
     )
     low, high, most = tails.rejected_range()
-    none = (dist.log_tail == -np.inf) | (theta >= TINY)  # is accepted, where T is next to nothing
+    none = (dist.log_tail == -np.inf) | (theta >= TINY)  # none is accepted where T is tiny
     most = np.where(usual, most, np.where(none, 0.0, n))
     even = np.where(most == 0, dist.log_tail - math.log(n) - TAIL_ERROR, -np.inf)
     with np.errstate(divide="ignore"):
@@ -161,8 +162,8 @@ def _first_rejected(stored: Known, theta: Floats) -> tuple[Floats, Floats, Float
         return np.where(usual, np.log(low), even), np.where(usual, np.log(high), largest), most
 
 
-def _by_count(stored: Known, counts: Counts) -> Intervals:
-    """Use that the first rejected token is the (count - K + 1)th of the tail, or further."""
+def _by_count(stored: TruncatedSteps, counts: Counts) -> Intervals:
+    """Return intervals for given counts: the first rejected one is unseen token count - K + 1."""
     tail, p_k = stored.tail, stored.p_k
     more = np.maximum(0, counts - stored.dist.k).astype(np.float64)
     high = np.minimum(p_k, tail * (1.0 + TAIL_ERROR) / (more + 1.0))
@@ -174,11 +175,12 @@ def _by_count(stored: Known, counts: Counts) -> Intervals:
 
 
 def _ends(
-    stored: Known, low: Floats, high: Floats, most: Floats
+    stored: TruncatedSteps, low: Floats, high: Floats, most: Floats
 ) -> tuple[Floats, Floats, NDArray[np.int32]]:
-    """Return M of log b in [low, high] that at most so many unseen tokens exceed: ends and |A|.
+    """Return the ends of M for log b in [low, high], and |A|.
 
-    They are equal where b is next to 0, unless M falls so fast there that its rounding shows.
+    At most `most` unseen tokens exceed b. The ends are equal where b is close to 0, unless M is so
+    steep there that its rounding shows.
     """
     least = stored.divergence.least
     largest = stored.ratios(high + stored.p0_error)
@@ -191,10 +193,10 @@ def _ends(
     return lower, upper, active
 
 
-def upper_bound(stored: Known, log_b: Floats, most: Floats) -> Floats:
-    """Bound M of a token of at least b from above, if at most `most` unseen tokens exceed it.
+def upper_bound(stored: TruncatedSteps, log_b: Floats, most: Floats) -> Floats:
+    """Return an upper bound of M of a token of at least b that at most `most` unseen ones exceed.
 
-    A mass above T raises M, yet also the level, and with it the least that Z can be: `excess`.
+    A mass above T raises M, but also the level, and with it the least possible Z: hence `excess`.
     """
     (e, log_w), (last_e, last_log_w) = stored.tokens, stored.ratios(log_b)
     least = stored.divergence.least

@@ -1,1 +1,1 @@
-"""Speculative decoding: the laws of verification, its metrics, and its speed."""
+"""Speculative decoding: verification schemes, metrics, and speed."""

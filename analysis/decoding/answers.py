@@ -1,13 +1,14 @@
-"""Answers to tasks under every method: accuracy, what a method loses, and tokens a call.
+"""Answers to tasks under every method: accuracy, lost answers, and tokens a call.
 
-A method is compared with the target alone at the same temperature and noise, item by item.
+A method is compared, item by item, with the target alone at the same temperature and noise.
 
-How far a rule may be relaxed: a margin is fixed before anything is measured, the loss of accuracy
-that matters. A threshold *excludes* it where the one-sided lower bound of the paired difference of
-accuracies lies above minus the margin. Accuracy *falls* where the upper bound lies below 0. The
-thresholds of one rule are tested in a fixed order, each only if those before it passed: from strict
-to relaxed for the margin, from relaxed to strict for a fall. So each claim holds at the confidence
-of one test, however many thresholds there are (Maurer, Hothorn and Lehmacher 1995).
+To find how far a rule may be relaxed, a margin is fixed before the measurement: the loss of
+accuracy that counts. A threshold *excludes* this loss if the one-sided lower bound of the paired
+difference of accuracies is above minus the margin. Accuracy *falls* if the upper bound is below 0.
+The thresholds of a rule are tested in a fixed order, each only if those before it passed: from
+strict to relaxed for the margin, from relaxed to strict for a fall. So each claim holds at the
+confidence of a single test, for any number of thresholds (Maurer, Hothorn and Lehmacher 1995). For
+several rules Holm's correction over all thresholds of all rules of a target is given too.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import pandas as pd
 
 from ..rules.rule import Rule
 from ..statistics.bootstrap import PromptBootstrap
-from ..statistics.proportions import difference, mcnemar, proportion
+from ..statistics.proportions import difference, holm, loss_p_value, mcnemar, proportion
 from .finished import differing_answers, finished_costs
 
 ALL = "all"  # the tasks together
@@ -28,16 +29,16 @@ ALL = "all"  # the tasks together
 
 @dataclass(frozen=True)
 class Answered:
-    """What one target answered with one drafter.
+    """The answers of one target with one drafter.
 
     Attributes:
         target: printed name.
-        tasks: in their order.
-        runs: of each run its method, drafter, draft_length, temperature, baseline (a run) and
-            exact, whether it gives the baseline's answers token by token; rule, its acceptance
-            rule or None; the index is the run.
-        data: one row an item and run: task, item_id, run, answer, correct, n_tokens,
-            given_up, departures, common_prefix, gap, calls, emitted, ...
+        tasks: in order.
+        runs: one row for each run, indexed by run: method, drafter, draft_length, temperature,
+            baseline (a run), exact (whether it must give the baseline's tokens), and rule, an
+            acceptance rule or None.
+        data: one row for each item and run: task, item_id, run, answer, correct, n_tokens,
+            nats_given_up, departures, common_prefix, gap, calls, emitted, ...
         seconds: task, item_id, run, seconds.
     """
 
@@ -51,60 +52,61 @@ class Answered:
 def accuracy(
     answered: Answered, resamples: int, confidence: float, seed: int, margin: float
 ) -> pd.DataFrame:
-    """Return what every run has right, of each task and of all together.
+    """Return the accuracy of every run, for each task and for all together.
 
     Args:
         answered: the answers.
         resamples: of the bootstrap over items.
         confidence: of all intervals.
         seed: of the bootstrap.
-        margin: the loss of accuracy that would matter.
+        margin: the loss of accuracy that counts.
 
     Returns:
-        One row a task and run, the columns of `answered.runs` and: items; right; accuracy and its
-        interval (Wilson); lost and won, items that only the baseline or only this run has right;
-        difference of accuracy, its interval (Agresti and Min) and McNemar's exact p_value; within,
-        whether the interval excludes a loss of `margin`; recovery, accuracy over the baseline's,
-        with the interval of the difference over it; changed, the share of answers that differ from
-        the baseline's in a token; given_up, the nats a token by which its log-probability lies
-        below that of the target's first choice, less the baseline's; departures, the share of
-        tokens that are not the target's first choice; tokens_per_call with its interval over items;
-        speedup, the baseline's seconds a token over this run's; and what `finished_costs` returns.
+        One row for each task and run, with the columns of `answered.runs` and: items; right;
+        accuracy and its interval (Wilson); lost and won, items that only the baseline or only this
+        run has right; difference of accuracy, its interval (Agresti and Min) and McNemar's exact
+        p_value; within, whether the interval excludes a loss of `margin`; recovery, accuracy over
+        the baseline's, with the interval of the difference over it; changed, the share of answers
+        that differ from the baseline's; nats_given_up, the nats a token by which emitted tokens are
+        less probable than the target's first choices, minus the baseline's; departures, the share
+        of tokens that are not the target's first choice; tokens_per_call with its interval over
+        items; speedup, the baseline's seconds a token over this run's; and the columns of
+        `finished_costs`.
     """
     both = answered.data.merge(answered.seconds, on=["task", "item_id", "run"])
     tasks = [*answered.tasks, ALL] if len(answered.tasks) > 1 else [ALL]
     rows = []
     for task in tasks:
         part = both if task == ALL else both[both["task"] == task]
-        by_run = {run: one.reset_index(drop=True) for run, one in part.groupby("run")}
+        by_run = {run: answers.reset_index(drop=True) for run, answers in part.groupby("run")}
         bootstrap = PromptBootstrap(np.arange(len(by_run[0])), resamples, confidence, seed)
         for run in answered.runs.index:
-            mine, alone = by_run[run], by_run[answered.runs["baseline"].iloc[run]]
-            found = _compared(mine, alone, confidence)
-            found["within"] = found["difference_ci_low"] > -margin
-            emitted, calls = (mine[name].to_numpy() for name in ("emitted", "calls"))
+            own, alone = by_run[run], by_run[answered.runs["baseline"].iloc[run]]
+            row = _compared(own, alone, confidence)
+            row["within"] = row["difference_ci_low"] > -margin
+            emitted, calls = (own[name].to_numpy() for name in ("emitted", "calls"))
             with np.errstate(invalid="ignore"):  # answers of one token have no call
-                found["tokens_per_call"] = float(emitted.sum() / np.float64(calls.sum()))
+                row["tokens_per_call"] = float(emitted.sum() / np.float64(calls.sum()))
                 draws = bootstrap.sums(emitted) / bootstrap.sums(calls)
             low, high = map(float, bootstrap.interval(draws))
-            found |= {"tokens_per_call_ci_low": low, "tokens_per_call_ci_high": high}
-            found |= finished_costs(mine, alone, bootstrap)
-            rows.append({"task": task, "run": run, **answered.runs.iloc[run], **found})
+            row |= {"tokens_per_call_ci_low": low, "tokens_per_call_ci_high": high}
+            row |= finished_costs(own, alone, bootstrap)
+            rows.append({"task": task, "run": run, **answered.runs.iloc[run], **row})
     return pd.DataFrame(rows)
 
 
-def _compared(mine: pd.DataFrame, alone: pd.DataFrame, confidence: float) -> dict[str, float]:
-    """Return the columns of a run that compare it with its baseline, row by row the same items."""
-    if mine["item_id"].tolist() != alone["item_id"].tolist():
+def _compared(answers: pd.DataFrame, alone: pd.DataFrame, confidence: float) -> dict[str, float]:
+    """Return the comparison of a run with its baseline, which has the same items row by row."""
+    if answers["item_id"].tolist() != alone["item_id"].tolist():
         raise ValueError("two runs answered different items")
-    right, before = mine["correct"].to_numpy(), alone["correct"].to_numpy()
+    right, before = answers["correct"].to_numpy(), alone["correct"].to_numpy()
     items, lost, won = len(right), int((before & ~right).sum()), int((right & ~before).sum())
     low, high = proportion(int(right.sum()), items, confidence)
-    same = mine["run"].iloc[0] == alone["run"].iloc[0]
+    same = answers["run"].iloc[0] == alone["run"].iloc[0]
     worst, best = (0.0, 0.0) if same else difference(lost, won, items, confidence)
-    sums = [part[["n_tokens", "given_up", "seconds"]].sum() for part in (mine, alone)]
-    tokens, nats, seconds = (np.array([one[name] for one in sums]) for name in sums[0].index)
-    changed = mine["common_prefix"] < np.maximum(mine["n_tokens"], alone["n_tokens"])
+    sums = [part[["n_tokens", "nats_given_up", "seconds"]].sum() for part in (answers, alone)]
+    tokens, nats, seconds = (np.array([totals[name] for totals in sums]) for name in sums[0].index)
+    changed = answers["common_prefix"] < np.maximum(answers["n_tokens"], alone["n_tokens"])
     of_token, pace = nats / tokens, seconds / tokens
     base = before.mean() or np.nan
     return {
@@ -123,47 +125,47 @@ def _compared(mine: pd.DataFrame, alone: pd.DataFrame, confidence: float) -> dic
         "recovery_ci_low": float(np.maximum(0.0, 1 + worst / base)),
         "recovery_ci_high": float(1 + best / base),
         "changed": float(changed.mean()),
-        "given_up": float(of_token[0] - of_token[1]),
-        "departures": float(mine["departures"].sum() / tokens[0]),
+        "nats_given_up": float(of_token[0] - of_token[1]),
+        "departures": float(answers["departures"].sum() / tokens[0]),
         "speedup": float(pace[1] / pace[0]),
     }
 
 
 def differing(answered: Answered) -> pd.DataFrame:
-    """Return the answers that differ from the baseline's, side by side.
+    """Return the answers that differ from the baseline's, with the baseline's answers.
 
     Returns:
-        task, item_id, method, draft_length, temperature, alone_correct and correct, common_prefix
-        and gap (of the target's two largest logits where the answers part), alone and answer
-        (texts), exact: a row an item and run, in the order of the items. An exact method, which is
-        to leave every answer as it is, parts at near-ties only: a pass over several tokens rounds
-        otherwise than a pass over one.
+        One row for each item and run, in the order of the items: task, item_id, method,
+        draft_length, temperature, alone_correct, correct, common_prefix, gap (of the target's two
+        largest logits at the first difference), alone and answer (texts), exact. An exact method
+        must not change answers; it may differ at near-ties only, as a pass over several tokens
+        rounds differently from a pass over one.
     """
     runs, keys = answered.runs, ["task", "item_id"]
-    found = differing_answers(answered.data, list(runs["baseline"]), keys, "answer", "correct")
-    found = found.join(runs[["method", "exact"]], on="run")
+    pairs = differing_answers(answered.data, list(runs["baseline"]), keys, "answer", "correct")
+    pairs = pairs.join(runs[["method", "exact"]], on="run")
     shown = [*keys, "method", "draft_length", "temperature", "alone_correct", "correct"]
     shown += ["common_prefix", "gap", "alone_answer", "answer", "exact"]
-    return found[shown].rename(columns={"alone_answer": "alone"}).reset_index(drop=True)
+    return pairs[shown].rename(columns={"alone_answer": "alone"}).reset_index(drop=True)
 
 
 def families(runs: pd.DataFrame) -> pd.DataFrame:
-    """Return the relaxed rules of runs, each with its thresholds from strict to relaxed.
+    """Return the relaxed rules of runs as families, each from strict to relaxed.
 
     Args:
-        runs: as of `Answered`, with rule (or None) and exact.
+        runs: as in `Answered`, with rule (or None) and exact.
 
     Returns:
-        One row a relaxed run: family (the rule with the parameters that stay), parameter (that is
-        turned; empty where the rule has none), value, run and group, the number of the family:
-        rules of other drafters, draft lengths or temperatures are other families.
+        One row for each relaxed run: family (the rule with its fixed parameters), parameter (the
+        varied one; empty if the rule has none), value, run and group, the number of the family.
+        Other drafters, draft lengths or temperatures are other families.
     """
     chosen = runs[runs["rule"].notna() & ~runs["exact"]]
     groups: dict[tuple[object, ...], list[tuple[float, int]]] = {}
     for run, rule, *setting in chosen[
         ["rule", "drafter", "draft_length", "temperature"]
     ].itertuples(name=None):
-        parameter = _turned(rule, chosen["rule"].tolist())
+        parameter = _varied(rule, chosen["rule"].tolist())
         fixed = {key: value for key, value in rule.parameters.items() if key != parameter}
         shown = [f"{key}={value:g}" if isinstance(value, float) else f"{key}={value}"
                  for key, value in fixed.items()]  # fmt: skip
@@ -178,56 +180,95 @@ def families(runs: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["family", "parameter", "value", "run", "group"])
 
 
-def _turned(rule: Rule, others: Sequence[Rule]) -> str:
-    """Return the parameter in which a rule differs from others alone, else its first."""
-    dials = [key for key in rule.relaxes if key in rule.parameters]
-    for key in dials:
-        rest = [{**other.parameters, key: None} for other in others if other.name == rule.name]
-        if rest.count({**rule.parameters, key: None}) > 1:
+def _varied(rule: Rule, others: Sequence[Rule]) -> str:
+    """Return the parameter that alone varies between a rule and another, else the rule's first."""
+    parameters = [key for key in rule.relaxes if key in rule.parameters]
+    for key in parameters:
+        variants = [{**other.parameters, key: None} for other in others if other.name == rule.name]
+        if variants.count({**rule.parameters, key: None}) > 1:
             return key
-    return dials[0] if dials else ""
+    return parameters[0] if parameters else ""
 
 
 def decide(
     table: pd.DataFrame, runs: pd.DataFrame, margin: float, confidence: float
 ) -> pd.DataFrame:
-    """Decide of every threshold whether a loss above the margin is excluded, or accuracy falls.
+    """Decide for every threshold whether a loss above the margin is excluded, or accuracy falls.
 
     Args:
-        table: of `accuracy`; the rows of all tasks together are taken.
+        table: from `accuracy`; only the rows of all tasks together are used.
         runs: of the same answers.
-        margin: the loss of accuracy that matters, fixed beforehand.
+        margin: the loss of accuracy that counts, fixed beforehand.
         confidence: of each one-sided bound.
 
     Returns:
-        One row a relaxed run, families one after the other and each from strict to relaxed:
-        family, parameter, value, run, items, lost, won, difference, worst and best (the one-sided
-        bounds of the difference), excluded and falls (this threshold alone), up_to and down_to
-        (with all that are stricter, with all that are more relaxed), wins (up_to, and the seconds
-        of a finished answer fall: their ratio's upper limit lies below 1).
+        One row for each relaxed run, family by family and from strict to relaxed: family,
+        parameter, value, run, items, lost, won, difference, worst and best (the one-sided bounds of
+        the difference), excluded and falls (this threshold alone), up_to and down_to (also all
+        stricter ones, also all more relaxed ones), p_holm (of a loss of `margin` or more, corrected
+        for all runs of the table), up_to_together (p_holm is small enough for this and all stricter
+        thresholds), wins (up_to, and the seconds of a finished answer fall: the upper limit of
+        their ratio is below 1).
     """
     totals = table[table["task"] == ALL].set_index("run")
     counted = ["method", "draft_length", "temperature", "items", "lost", "won"]
-    found = families(runs).join(totals[[*counted, "seconds_ratio_ci_high"]], on="run")
+    decided = families(runs).join(totals[[*counted, "seconds_ratio_ci_high"]], on="run")
     ends = [
         difference(int(lost), int(won), int(items), 2 * confidence - 1)
-        for lost, won, items in found[["lost", "won", "items"]].to_numpy()
+        for lost, won, items in decided[["lost", "won", "items"]].to_numpy()
     ]
-    found["difference"] = (found["won"] - found["lost"]) / found["items"]
-    found["worst"], found["best"] = np.reshape(ends, (-1, 2)).T
-    found["excluded"], found["falls"] = found["worst"] > -margin, found["best"] < 0
-    found["up_to"] = found.groupby("group")["excluded"].cummin().astype(bool)
-    found["down_to"] = found[::-1].groupby("group")["falls"].cummin().astype(bool)
-    found["wins"] = found["up_to"] & (found["seconds_ratio_ci_high"] < 1)
-    return found.drop(columns=["group", "seconds_ratio_ci_high"])
+    decided["difference"] = (decided["won"] - decided["lost"]) / decided["items"]
+    decided["worst"], decided["best"] = np.reshape(ends, (-1, 2)).T
+    decided["excluded"], decided["falls"] = decided["worst"] > -margin, decided["best"] < 0
+    decided["up_to"] = decided.groupby("group")["excluded"].cummin().astype(bool)
+    decided["down_to"] = decided[::-1].groupby("group")["falls"].cummin().astype(bool)
+    decided["p_holm"] = holm(
+        [
+            loss_p_value(int(lost), int(won), int(items), margin)
+            for lost, won, items in decided[["lost", "won", "items"]].to_numpy()
+        ]
+    )
+    together = decided["excluded"] & (decided["p_holm"] < 1 - confidence)
+    decided["up_to_together"] = together.groupby(decided["group"]).cummin().astype(bool)
+    decided["wins"] = decided["up_to"] & (decided["seconds_ratio_ci_high"] < 1)
+    return decided.drop(columns=["group", "seconds_ratio_ci_high"])
+
+
+def losses_on_answers(
+    answered: Answered, table: pd.DataFrame, margin: float, confidence: float
+) -> pd.DataFrame:
+    """Return the decisions on every relaxed rule with its scored answers.
+
+    Args:
+        answered: the answers of a target.
+        table: of `accuracy`.
+        margin: the loss of accuracy that counts.
+        confidence: of each bound.
+
+    Returns:
+        The rows of `decide` with rule (a label), drafter, margin, rules (the number of rows), right
+        and alone: the number of items that the rule, and the target alone, have right.
+    """
+    decided = decide(table, answered.runs, margin, confidence)
+    right = table[table["task"] == ALL].set_index("run")["right"]
+    runs = answered.runs.loc[decided["run"]]
+    return decided.assign(
+        rule=[rule.label for rule in runs["rule"]],
+        drafter=runs["drafter"].to_numpy(),
+        margin=margin,
+        rules=len(decided),
+        right=right.loc[decided["run"]].to_numpy(),
+        alone=right.loc[runs["baseline"]].to_numpy(),
+    )
 
 
 def threshold_limits(decided: pd.DataFrame) -> pd.DataFrame:
-    """Return of every family the run of the largest excluded threshold, and of the first fall.
+    """Return the most relaxed excluded threshold and the first fall of every family.
 
     Returns:
-        One row a family: family, parameter, draft_length, temperature, largest and its worst, first
-        and its best: values of the parameter and bounds, NaN where there is none.
+        One row for each family: family, parameter, draft_length, temperature; largest (the most
+        relaxed excluded value) and its bound worst; first (the strictest value with a fall) and its
+        bound best; NaN if there is none.
     """
     keys = ["family", "parameter", "draft_length", "temperature"]
     groups = decided.groupby(keys, sort=False)
@@ -237,8 +278,8 @@ def threshold_limits(decided: pd.DataFrame) -> pd.DataFrame:
     return groups.size().to_frame().join(list(ends)).drop(columns=0).reset_index()
 
 
-def verdicts(decided: pd.DataFrame) -> dict[int, str]:
-    """Return of every run what was decided, in a word or two."""
+def decisions_in_words(decided: pd.DataFrame) -> dict[int, str]:
+    """Return the decision on every run in a word or two."""
     columns = {"up_to": "excluded", "down_to": "falls"}
     return {
         int(row["run"]): " and ".join(text for key, text in columns.items() if row[key]) or "open"

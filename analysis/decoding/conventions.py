@@ -1,8 +1,8 @@
-"""Acceptance lengths and rates of the same calls as each tool prints them, with their formulas.
+"""Acceptance lengths and rates of the same calls by the conventions of each tool.
 
-Lengths that do not agree are mostly conventions. Of D calls with a draft among C calls, d drafted
-and a accepted tokens, e emitted ones, sums over all answers, an answer having one token more (the
-prompt's pass emits it):
+Lengths that disagree mostly follow different conventions. C calls, D of them with a draft, have d
+drafted, a accepted and e emitted tokens, summed over all answers. An answer has one more token,
+which the prompt's pass emits:
 
 | tool | pools over | counts the token of the prompt's pass |
 |---|---|---|
@@ -26,16 +26,21 @@ from ..statistics.trajectories import place_shares
 NEEDED = ["answer", "drafted", "accepted", "emitted"]  # columns of calls
 
 
-def conventions(calls: pd.DataFrame, draft_length: int) -> pd.DataFrame:
-    """Return the numbers that tools print, side by side.
+def conventions(
+    calls: pd.DataFrame, draft_length: int, drafted: float | None = None
+) -> pd.DataFrame:
+    """Return the lengths and rates printed by each tool.
 
     Args:
-        calls: one row a target call after the prompt's: `NEEDED`; drafted and accepted tokens of a
-            chain, emitted ones with the target's own, fewer where the answer ended.
-        draft_length: tokens that a full draft has.
+        calls: one row for each target call after the prompt's: `NEEDED`. Drafted and accepted
+            tokens of a chain, and emitted ones including the target's own, fewer where the answer
+            ended.
+        draft_length: tokens of a full draft.
+        drafted: total of drafted tokens, if calls do not have their own numbers; NaN if the total
+            is unknown too. Rates conditional on reaching a place are then unknown.
 
     Returns:
-        tool, number (as the tool names it), value, formula, source (project and function).
+        tool, number (the tool's name for it), value, formula, source (project and function).
     """
     drafts = calls[calls["drafted"] > 0]
     answers = calls.groupby("answer").agg(
@@ -44,8 +49,10 @@ def conventions(calls: pd.DataFrame, draft_length: int) -> pd.DataFrame:
     d, a, e = (float(calls[name].sum()) for name in ("drafted", "accepted", "emitted"))
     by_place = place_rows(calls, draft_length)
     products = np.cumprod([place["conditional"] for place in by_place])
+    d = d if drafted is None else drafted
     rate = a / d if d else np.nan
-    proposed = answers["calls"] * draft_length
+    proposed = answers["calls"] * (draft_length if d == d else np.nan)
+    eal = 1 + float(np.nansum(products)) if drafted is None else np.nan
     v = "vllm/v1/spec_decode/metrics.py: SpecDecodingLogging.log"
     s = "sglang managers/tokenizer_manager.py: _calculate_spec_decoding_metrics"
     t = "TensorRT-LLM llmRequest.h: getAvgDecodedTokensPerIter; bench/dataclasses/reporting.py"
@@ -55,7 +62,7 @@ def conventions(calls: pd.DataFrame, draft_length: int) -> pd.DataFrame:
          "1 + a / D", v),
         ("vLLM", "Avg Draft acceptance rate", rate, "a / d", v),
         *(("vLLM", f"Per-position acceptance rate {place['place']}", place["of_all"],
-           "calls that accept so many or more / D", v) for place in by_place),
+           "calls that accept this many or more / D", v) for place in by_place),
         ("SGLang", "spec_accept_length, mean of requests",
          float(((1 + answers["emitted"]) / answers["calls"]).mean()), "mean of (1 + e) / C", s),
         ("SGLang", "spec_accept_rate, mean of requests",
@@ -73,27 +80,27 @@ def conventions(calls: pd.DataFrame, draft_length: int) -> pd.DataFrame:
          float((1 + answers["emitted"]).sum() / (1 + answers["calls"]).sum()),
          "sum of (1 + e) / sum of (1 + C)", t),
         ("TensorRT-LLM", "acceptanceRate", rate, "a / d", "TensorRT-LLM llmRequest.cpp"),
-        ("EAL", "1 + sum of products of conditional rates", 1 + float(np.nansum(products)),
+        ("EAL", "1 + sum of products of conditional rates", eal,
          "1 + sum over k of c_1 ... c_k, c_i accepted / reached", ""),
     ]  # fmt: skip
     return pd.DataFrame(rows, columns=["tool", "number", "value", "formula", "source"])
 
 
 def place_rows(calls: pd.DataFrame, draft_length: int) -> list[dict[str, float]]:
-    """Return `place_shares` of calls with a draft: a place is reached if it was drafted."""
+    """Return `place_shares` of calls with a draft, in which a drafted place counts as reached."""
     drafts = calls[calls["drafted"] > 0]
     drafted, accepted = drafts["drafted"].to_numpy(), drafts["accepted"].to_numpy()
-    at = np.arange(1, draft_length + 1)
-    reached = ((accepted[:, None] >= at - 1) & (drafted[:, None] >= at)).sum(axis=0)
-    kept = (accepted[:, None] >= at).sum(axis=0)
-    return place_shares(len(drafts), reached.tolist(), kept.tolist())
+    place = np.arange(1, draft_length + 1)
+    reached = ((accepted[:, None] >= place - 1) & (drafted[:, None] >= place)).sum(axis=0)
+    passed = (accepted[:, None] >= place).sum(axis=0)
+    return place_shares(len(drafts), reached.tolist(), passed.tolist())
 
 
 def speculation_profile(calls: pd.DataFrame, draft_length: int) -> dict[str, Any]:
     """Return NVIDIA's speculation_profile.json (specdec_bench speculation_profile.build_profile).
 
-    With h_n calls that emit n tokens, marginal rate i is the share of calls that emit more than i,
-    and conditional rate i that over the one before: mean_accept_length is 1 + the sum of marginals.
+    Marginal rate i is the share of calls that emit more than i tokens, conditional rate i is its
+    ratio to the marginal rate before, and mean_accept_length is 1 + the sum of marginal rates.
     """
     lengths = calls["emitted"].to_numpy()
     marginal = [float((lengths > i).mean()) for i in range(1, draft_length + 1)]
@@ -126,12 +133,12 @@ def speculation_profile(calls: pd.DataFrame, draft_length: int) -> dict[str, Any
 
 
 def synthetic_settings(calls: pd.DataFrame, draft_length: int) -> dict[str, Any]:
-    """Return settings that make engines accept at the measured rates, whatever the models say.
+    """Return settings with which engines accept at the measured rates, regardless of the models.
 
-    vLLM takes, of each i, the share of drafts whose first i tokens are all accepted
+    vLLM takes, for each i, the share of drafts whose first i tokens are all accepted
     (SpeculativeConfig.synthetic_acceptance_rates), SGLang the mean tokens a call
-    (srt/environ.py: SGLANG_SIMULATE_ACC_LEN). vLLM runs a drafter all the same: DRAFTER is to be
-    replaced by its path or hub id, and method by eagle3 for a head.
+    (srt/environ.py: SGLANG_SIMULATE_ACC_LEN). vLLM still runs a drafter: replace DRAFTER by its
+    path or hub id, and for a head the method by eagle3.
     """
     return {
         "vllm": {
@@ -151,9 +158,9 @@ def synthetic_settings(calls: pd.DataFrame, draft_length: int) -> dict[str, Any]
 
 
 def batch_schedule(batches: Sequence[int], lengths: Sequence[int]) -> list[list[int]]:
-    """Return vLLM's num_speculative_tokens_per_batch_size: first and last size, draft length.
+    """Return vLLM's num_speculative_tokens_per_batch_size: [first size, last size, draft length].
 
-    A size between two that were measured gets the length of the larger.
+    A size between two measured ones gets the length of the larger.
 
     Examples:
         >>> batch_schedule([1, 4, 16], [3, 3, 0])

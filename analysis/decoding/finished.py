@@ -1,12 +1,14 @@
-"""Compares a method's answers with the target's own: differences, cost of finished answers.
+"""A method's answers compared with the target's own: differences, and cost of finished answers.
 
-Tokens a second do not decide about a relaxed rule: it may lengthen answers, or keep them from
+Tokens a second do not suffice to judge a relaxed rule: it may lengthen answers, or keep them from
 ending before their limit. With n tokens, c target calls after the prompt's, s seconds and e answers
-that the model ended, sums over the same prompts of a method and of the target alone (0), this gives
+that the model ended, summed over the same prompts for a method and for the target alone (0), the
+statistics are
 
     length ratio n / n0    cut 1 - e / prompts    calls c / e and seconds s / e a finished answer
 
-and the ratios (c / e) / (c0 / e0), (s / e) / (s0 / e0). Answers that the limit cuts are paid for.
+and the ratios (c / e) / (c0 / e0), (s / e) / (s0 / e0). Their numerators include answers that the
+limit cuts.
 """
 
 from __future__ import annotations
@@ -19,45 +21,45 @@ import pandas as pd
 from ..statistics.bootstrap import PromptBootstrap
 
 COSTS = ["n_tokens", "ended", "calls", "seconds"]
-CLOCKED = ["seconds_finished", "seconds_ratio", "right_per_second"]  # what depends on the clock
+CLOCKED = ["seconds_finished", "seconds_ratio", "right_per_second"]  # depend on the clock
 CLOCKED += [f"{name}_ci_{end}" for name in CLOCKED for end in ("low", "high")]
-CLOCKED_ANSWERS = [name for name in CLOCKED if "right" not in name]  # where none was scored
+CLOCKED_ANSWERS = [name for name in CLOCKED if "right" not in name]  # without scores
 
 
 def finished_costs(
-    mine: pd.DataFrame, alone: pd.DataFrame, bootstrap: PromptBootstrap
+    answers: pd.DataFrame, alone: pd.DataFrame, bootstrap: PromptBootstrap
 ) -> dict[str, float]:
-    """Return what the finished answers of a method cost.
+    """Return the cost of a method's finished answers.
 
     Args:
-        mine: one row a prompt: `COSTS`, and correct where answers were scored.
-        alone: of the target alone, row by row the same prompts.
+        answers: one row for each prompt: `COSTS`, and correct if answers were scored.
+        alone: the same for the target alone, with the same prompts row by row.
         bootstrap: over these rows.
 
     Returns:
         `length_ratio`, `cut`, `calls_finished`, `seconds_finished`, `calls_ratio`, `seconds_ratio`
-        and, of scored answers, `right_per_second`; each with its interval over prompts in _ci_low
-        and _ci_high. NaN where no answer ended.
+        and, for scored answers, `right_per_second`; each with its interval over prompts in
+        `*_ci_low` and `*_ci_high`. NaN if no answer ended.
     """
-    names = [*COSTS, *(["correct"] if "correct" in mine else [])]
-    values = np.column_stack([mine[names], alone[COSTS]]).astype(np.float64)
+    names = [*COSTS, *(["correct"] if "correct" in answers else [])]
+    values = np.column_stack([answers[names], alone[COSTS]]).astype(np.float64)
     sums = np.concatenate([values.sum(axis=0)[None], bootstrap.sums(values)]).T
     n, e, c, s, *right = sums[: len(names)]
     n0, e0, c0, s0, *_ = sums[len(names) :]
     e, e0 = (np.where(ended > 0, ended, np.nan) for ended in (e, e0))
     with np.errstate(divide="ignore", invalid="ignore"):
-        found = {
+        ratios = {
             "length_ratio": n / n0,
-            "cut": 1 - np.nan_to_num(e) / len(mine),
+            "cut": 1 - np.nan_to_num(e) / len(answers),
             "calls_finished": c / e,
             "seconds_finished": s / e,
             "calls_ratio": (c / e) / (c0 / e0),
             "seconds_ratio": (s / e) / (s0 / e0),
         }
         if right:
-            found["right_per_second"] = right[0] / s
+            ratios["right_per_second"] = right[0] / s
     rows: dict[str, float] = {}
-    for name, draws in found.items():
+    for name, draws in ratios.items():
         low, high = bootstrap.interval(draws[1:])
         rows |= {
             name: float(draws[0]),
@@ -70,22 +72,22 @@ def finished_costs(
 def differing_answers(
     data: pd.DataFrame, baselines: Sequence[int], keys: Sequence[str], *columns: str
 ) -> pd.DataFrame:
-    """Return the answers that differ in a token from those of the target alone.
+    """Return the answers that differ from those of the target alone.
 
     Args:
-        data: one row an answer: keys, run, n_tokens, common_prefix (tokens before the first that
-            differs), and the columns.
-        baselines: of each run, the run of the target alone.
-        keys: columns that name the prompt.
-        columns: that the other answer's are wanted of, too, as alone_<column>.
+        data: one row for each answer: keys, run, n_tokens, common_prefix (tokens before the first
+            difference), and the columns.
+        baselines: for each run, the run of the target alone.
+        keys: columns that identify the prompt.
+        columns: to copy from the target's answer, as alone_<column>.
 
     Returns:
-        The rows, with columns alone_n_tokens and alone_<column>.
+        The rows, with the columns alone_n_tokens and alone_<column>.
     """
-    known = ["n_tokens", *columns]
-    alone = data[["run", *keys, *known]].rename(columns={"run": "baseline"})
-    alone = alone.rename(columns={name: f"alone_{name}" for name in known})
-    mine = data.assign(baseline=np.asarray(baselines)[data["run"]])
-    pairs = mine.merge(alone, on=["baseline", *keys], how="left")
+    copied = ["n_tokens", *columns]
+    alone = data[["run", *keys, *copied]].rename(columns={"run": "baseline"})
+    alone = alone.rename(columns={name: f"alone_{name}" for name in copied})
+    compared = data.assign(baseline=np.asarray(baselines)[data["run"]])
+    pairs = compared.merge(alone, on=["baseline", *keys], how="left")
     longer = pairs[["n_tokens", "alone_n_tokens"]].max(axis=1)
     return pairs[pairs["common_prefix"] < longer]

@@ -1,14 +1,14 @@
-"""Predicted speed of decoding: tokens a call, best draft length, break-even, speedup.
+"""Predicted speed of decoding: tokens a call, optimal draft length, break-even, speedup.
 
-Symbols: a is the acceptance rate of a drafted token, gamma the draft length. With every test
-succeeding independently with the same a, drafting pays where tokens_per_call(a, gamma) >
-costs[gamma] / costs[0], a call of gamma drafted tokens taking costs[gamma] and one of the target
-alone costs[0]. The left side grows with a, so there is a least acceptance. In a batch all texts
-draft as many tokens and are verified in one pass: the same holds with the costs of the batch.
+Symbols: gamma is the draft length, a_i the acceptance rate of the i-th token of a draft given that
+those before it are accepted. A head reads its own guesses from the second token on, so its a_i
+fall, and one pooled rate a for all places mispredicts it. A call emits 1 + a_1 + a_1 a_2 + ...
+tokens and takes costs[gamma]; a call of the target alone takes costs[0]. Drafting pays if the
+tokens exceed costs[gamma] / costs[0]. In a batch all texts draft the same number of tokens and are
+verified in one pass, so the same holds with the costs of the batch.
 
-`predictions` needs no such assumption: it reckons with the acceptance of each place of a draft,
-with answers as long as those measured, and with the passes over their prompts, which drafting does
-not make faster.
+`predictions` also accounts for the measured lengths of the answers, and for the passes over their
+prompts, which drafting does not speed up.
 """
 
 from __future__ import annotations
@@ -21,22 +21,23 @@ import numpy as np
 import pandas as pd
 
 from ..statistics.bootstrap import Floats
+from .places import call_tokens, extended_rates, place_rates, pooled_rate, shifted_rates
 
 if TYPE_CHECKING:
     from .metrics import Decoded
 
 PRECISION = 1e-12  # of an acceptance rate
-LEAST_PRECISION = 1e-4  # of one from measured answers
+LEAST_PRECISION = 1e-4  # of an acceptance rate from measured answers
 LENGTH_COLUMNS = ["method", "temperature", "predicted", "predicted_speedup", "tried"]
 
 
 def tokens_per_call(a: float, gamma: int) -> float:
     """Return the expected tokens of a target call, (1 - a^(gamma+1)) / (1 - a).
 
-    They are the accepted ones and the corrected or bonus token (Leviathan et al. 2023, eq. 1).
+    Accepted tokens plus the corrected or bonus token (Leviathan et al. 2023, eq. 1).
 
     Args:
-        a: in [0, 1]; at 1 the limit gamma + 1 is returned.
+        a: acceptance rate in [0, 1]; at 1 the result is the limit gamma + 1.
         gamma: drafted tokens a call, at least 0.
 
     Raises:
@@ -54,14 +55,15 @@ def tokens_per_call(a: float, gamma: int) -> float:
 
 
 def closed_form(calls: pd.DataFrame, rates: pd.Series) -> pd.Series:
-    """Return the tokens a call of each run that independent tests would give.
+    """Return the tokens a call of each run under independent tests.
 
-    (1 - a^(n+1)) / (1 - a), averaged over the calls of a run, n the drafted tokens a call could
-    emit (`reach`): an answer's limit or end, or a look-up that finds less, cuts drafts short.
+    (1 - a^(n+1)) / (1 - a), averaged over the calls of a run. n is the number of drafted tokens
+    that a call could emit (`reach`), as an answer's limit or end, or a short match of look-up, cuts
+    drafts.
 
     Args:
         calls: run and reach of each call.
-        rates: acceptance rate a of each run; NaN where nothing was tested, and 1 is returned.
+        rates: acceptance rate a of each run; NaN if nothing was tested, with the result 1.
     """
     counts = calls.groupby(["run", "reach"]).size().rename("calls").reset_index()
     a = counts["run"].map(rates).fillna(0.0)
@@ -73,15 +75,15 @@ def closed_form(calls: pd.DataFrame, rates: pd.Series) -> pd.Series:
 
 
 def answer_seconds(tokens: int, rates: Sequence[float], costs: Sequence[float]) -> Floats:
-    """Return the expected seconds of the calls that emit 0, 1, ..., `tokens` tokens.
+    """Return the expected seconds of calls that emit 0, 1, ..., `tokens` tokens in total.
 
-    S(0) = 0 and S(m) = c(g) + sum over k of P(k) S(m - 1 - k), where g = min(gamma, m - 1) tokens
-    are drafted, as no answer takes more, and P(k) = a_1 ... a_k (1 - a_(k+1)), without the last
+    S(0) = 0 and S(m) = c(g) + sum over k of P(k) S(m - 1 - k). g = min(gamma, m - 1) tokens are
+    drafted, as the answer has no room for more. P(k) = a_1 ... a_k (1 - a_(k+1)), without the last
     factor at k = g, is the probability that k of them are accepted.
 
     Args:
-        tokens: of the longest answer, those that calls emit.
-        rates: (gamma,) acceptance a_d of the d-th token of a draft, once those before it are.
+        tokens: emitted by the calls of the longest answer.
+        rates: (gamma,) acceptance rate a_d of the d-th token of a draft, given those before it.
         costs: seconds of a call with 0, 1, ..., gamma drafted tokens.
 
     Returns:
@@ -101,58 +103,68 @@ def answer_seconds(tokens: int, rates: Sequence[float], costs: Sequence[float]) 
     return seconds
 
 
-def optimal_draft_length(a: float, costs: Sequence[float]) -> tuple[int, float]:
-    """Return the draft length with the largest speedup, and this speedup.
+def optimal_draft_length(rates: Sequence[float], costs: Sequence[float]) -> tuple[int, float]:
+    """Return the draft length with the largest speedup, and that speedup.
 
-    The speedup at gamma is `tokens_per_call`(a, gamma) / (costs[gamma] / costs[0]): costs as
-    measured, since a verification of more tokens costs more. Of equal ones the shortest is taken.
+    The speedup at gamma is `call_tokens` of the first gamma rates over costs[gamma] / costs[0],
+    with measured costs, as verifying more tokens costs more. Ties go to the shortest draft.
 
     Args:
-        a: acceptance rate.
-        costs: seconds of a call with 0, 1, 2, ... drafted tokens; of 0, the target alone.
+        rates: acceptance by place of a draft, at least one; the last is repeated.
+        costs: seconds of a call with 0, 1, 2, ... drafted tokens; 0 is the target alone.
 
     Returns:
-        A draft length below len(costs), and its speedup; 0 and 1 say that drafting does not pay.
+        A draft length below len(costs), and its speedup; 0 and 1 if drafting does not pay.
 
     Examples:
-        >>> optimal_draft_length(0.8, [1 + 0.05 * gamma for gamma in range(65)])[0]
+        >>> optimal_draft_length([0.8], [1 + 0.05 * gamma for gamma in range(65)])[0]
         8
     """
-    tokens = [tokens_per_call(a, gamma) for gamma in range(len(costs))]
+    by_place = extended_rates(rates, len(costs) - 1)
+    tokens = [call_tokens(by_place[:gamma]) for gamma in range(len(costs))]
     speedups = np.array(tokens) * costs[0] / np.asarray(costs)
     best = int(np.argmax(speedups))
     return best, float(speedups[best])
 
 
-def break_even(costs: Sequence[float]) -> tuple[int, float]:
-    """Return the draft length that needs the least acceptance to pay, and this acceptance.
+def break_even(costs: Sequence[float], rates: Sequence[float] | None = None) -> tuple[int, float]:
+    """Return the draft length that pays at the least acceptance rate, and this rate.
 
     Args:
-        costs: seconds of a call with 0, 1, 2, ... drafted tokens, above 0; of 0, the target alone.
+        costs: seconds of a call with 0, 1, 2, ... drafted tokens, above 0; 0 is the target alone.
+        rates: acceptance by place of a draft, the last is repeated; None for equal rates at every
+            place.
 
     Returns:
-        A length below len(costs), of equal ones the shortest, and the least acceptance rate at
-        which its drafts are no slower than none; 0 and NaN where no length pays even if all of its
-        tokens are accepted.
+        A length below len(costs), the shortest in a tie, and the least acceptance rate at which
+        drafting is not slower than the target alone. All rates are raised or lowered together
+        (`shifted_rates`), and the result is their `pooled_rate` over the longest draft. 0 and NaN
+        if no length pays even with all tokens accepted.
 
     Examples:
         >>> gamma, a = break_even([1.0, 1.4, 1.5])  # 1 + a + a^2 = 1.5
         >>> gamma, round(a, 4)
         (2, 0.366)
     """
+    by_place = extended_rates(rates or [0.5], len(costs) - 1)
 
     def least(gamma: int) -> float:
-        return least_rate(lambda a: tokens_per_call(a, gamma) >= costs[gamma] / costs[0], PRECISION)
+        return least_rate(
+            lambda level: (
+                call_tokens(shifted_rates(by_place[:gamma], level)) >= costs[gamma] / costs[0]
+            ),
+            PRECISION,
+        )
 
     paying = [gamma for gamma in range(1, len(costs)) if costs[gamma] / costs[0] <= gamma + 1]
-    a, gamma = min(((least(gamma), gamma) for gamma in paying), default=(math.nan, 0))
-    return gamma, a
+    level, gamma = min(((least(gamma), gamma) for gamma in paying), default=(math.nan, 0))
+    return gamma, pooled_rate(shifted_rates(by_place, level)) if gamma else math.nan
 
 
 def least_rate(pays: Callable[[float], bool], precision: float) -> float:
-    """Return the least acceptance rate that pays, by halving; 1 pays, and all above one that does.
+    """Return the least level of acceptance in [0, 1] that pays, by bisection.
 
-    It is 0 where 0 pays.
+    Level 1 must pay, and so must every level above one that pays. The result is 0 if 0 pays.
     """
     low, high = 0.0, 1.0
     if pays(low):
@@ -163,31 +175,15 @@ def least_rate(pays: Callable[[float], bool], precision: float) -> float:
     return high
 
 
-def position_rates(calls: pd.DataFrame) -> pd.DataFrame:
-    """Return how often the token at each place of a draft is tested and accepted, by run.
-
-    Returns:
-        run, place (from 1), tested, accepted, rate: the accepted share of the tested.
-    """
-    rows = []
-    for run, mine in calls.groupby("run"):
-        tested, accepted = mine["tested"].to_numpy(), mine["accepted"].to_numpy()
-        for place in range(1, int(tested.max(initial=0)) + 1):
-            n = int(np.sum(tested >= place))
-            right = int(np.sum(accepted >= place))
-            rows.append((run, place, n, right, right / n))
-    return pd.DataFrame(rows, columns=["run", "place", "tested", "accepted", "rate"])
-
-
 def draft_lengths(decoded: Decoded, speeds: pd.DataFrame) -> pd.DataFrame:
-    """Return, for methods that drafted chains of several lengths, the best predicted.
+    """Return the best predicted draft length of methods that drafted chains of several lengths.
 
-    Predicted as in `predictions` among 0 (the target alone) to the longest one tried, from what the
-    longest drafts showed.
+    Lengths from 0 (the target alone) to the longest tried are compared by `predictions`, with the
+    rates and costs of the longest drafts.
 
     Args:
         decoded: calls and their seconds.
-        speeds: its table of `speed`.
+        speeds: its table from `speed`.
 
     Returns:
         method, temperature, predicted, predicted_speedup, tried.
@@ -213,80 +209,83 @@ def draft_lengths(decoded: Decoded, speeds: pd.DataFrame) -> pd.DataFrame:
 
 
 def predictions(decoded: Decoded, runs: pd.DataFrame) -> pd.DataFrame:
-    """Return the speedup that acceptance and costs predict, and the acceptance at which it is 1.
+    """Return the speedup predicted from acceptance and costs, and the acceptance at which it is 1.
 
-    Over the tokens of the measurement: answers as long as the run's, with the measured passes over
-    their prompts, of target and drafter, and behind them `answer_seconds` with the acceptance of
-    each place of a draft and the costs of `call_costs`.
+    The prediction is for answers of the run's lengths: the measured passes of target and drafter
+    over the prompts, plus `answer_seconds` with the acceptance at each place of a draft and the
+    costs of `call_costs`.
 
     Args:
         decoded: calls and their seconds.
         runs: rows of `speed` or of `acceptance` with `c_p`.
 
     Returns:
-        By run `predicted`, and `least`, the acceptance rate, the same at every place, at which
-        the run is as fast as the target alone; it is NaN where none is enough. Both are NaN of
-        runs that do not draft chains with the model.
+        For each run `predicted`, and `least`, the acceptance rate at which the run is as fast as
+        the target alone, with all rates shifted together as in `break_even`; NaN if no rate
+        suffices. Both are NaN for runs that do not draft chains with the model.
     """
-    found = pd.DataFrame({"predicted": np.nan, "least": np.nan}, index=runs.index)
+    table = pd.DataFrame({"predicted": np.nan, "least": np.nan}, index=runs.index)
     for _, group in _chains(decoded, runs):
         costs = call_costs(decoded, group)
         for run, gamma in group["draft_length"].items():
             if gamma < len(costs) and group["tested"][run]:
                 of_answers = _Answers(decoded, int(run), costs)
-                found.loc[run] = of_answers.speedup(of_answers.rates), of_answers.least(gamma)
-    return found
+                table.loc[run] = of_answers.speedup(of_answers.rates), of_answers.least(gamma)
+    return table
 
 
 def _chains(decoded: Decoded, runs: pd.DataFrame) -> Any:
-    """Return the runs that draft chains with the model, by method and temperature."""
+    """Return the runs that draft chains with the model, grouped by method and temperature."""
     of_trees = decoded.of_trees.reindex(runs.index, fill_value=False)
-    mine = runs[(runs["drafter"] == "model").to_numpy() & ~of_trees.to_numpy()]
-    return mine.groupby(["method", "temperature"], sort=False)
+    chains = runs[(runs["drafter"] == "model").to_numpy() & ~of_trees.to_numpy()]
+    return chains.groupby(["method", "temperature"], sort=False)
 
 
 class _Answers:
-    """The answers of a run, as `predictions` reckons with them."""
+    """Lengths, prompt passes and acceptance of a run's answers, for `predictions`."""
 
     def __init__(self, decoded: Decoded, run: int, costs: Sequence[float]) -> None:
-        """Read a run; `costs` are those of calls with 0, 1, ... drafted tokens."""
+        """Read a run; `costs` are seconds of calls with 0, 1, ... drafted tokens."""
 
         def of(table: pd.DataFrame, which: int) -> pd.DataFrame:
             return table[table["run"] == which]
 
-        alone, mine = (of(decoded.middle, which) for which in (decoded.baseline(run), run))
+        alone, own = (of(decoded.middle, which) for which in (decoded.baseline(run), run))
         self._alone = alone["seconds"].sum() / of(decoded.data, decoded.baseline(run))[
             "n_tokens"].sum()  # fmt: skip
-        self._passes = float((mine["first_seconds"] + mine["begin_seconds"]).sum())
+        self._passes = float((own["first_seconds"] + own["begin_seconds"]).sum())
         self._tokens = of(decoded.data, run)["n_tokens"].to_numpy()
         gamma = int(decoded.runs["draft_length"].iloc[run])
-        places = position_rates(of(decoded.calls, run))["rate"].tolist()
-        self.rates = [*places, *[places[-1]] * gamma][:gamma]  # of places that no call reached
+        self.rates = place_rates(decoded.calls, run, gamma)
         self.lengths = range(1, min(gamma, len(costs) - 1) + 1)
         self._costs = costs
 
     def speedup(self, rates: Sequence[float]) -> float:
-        """Return the speedup over the target alone at the acceptance of each place."""
+        """Return the speedup over the target alone for rates by place."""
         seconds = answer_seconds(int(self._tokens.max()) - 1, rates, self._costs)
-        mine = self._passes + seconds[self._tokens - 1].sum()
-        return float(self._alone * self._tokens.sum() / mine)
+        total = self._passes + seconds[self._tokens - 1].sum()
+        return float(self._alone * self._tokens.sum() / total)
 
     def least(self, gamma: int) -> float:
-        """Return the acceptance at which drafts of this length are as fast as none, or NaN."""
+        """Return the pooled rate at which this draft length has speedup 1, or NaN."""
         if self.speedup([1.0] * gamma) < 1:
             return np.nan
-        return least_rate(lambda a: self.speedup([a] * gamma) >= 1, LEAST_PRECISION)
+        rates = self.rates[:gamma]
+        level = least_rate(
+            lambda level: self.speedup(shifted_rates(rates, level)) >= 1, LEAST_PRECISION
+        )
+        return pooled_rate(shifted_rates(rates, level))
 
 
 def call_costs(decoded: Decoded, group: pd.DataFrame) -> list[float]:
-    """Return the seconds of a call with 0, 1, ... drafted tokens, means of calls as measured.
+    """Return the mean measured seconds of a call with 0, 1, ... drafted tokens.
 
-    At 0 it is the baseline's; at a draft length that was tried, that of calls with a full draft;
-    on a line between these. It ends at the longest draft that a call had in full.
+    At 0 they are the baseline's, at a tried draft length those of calls with a full draft, and
+    interpolated linearly in between. The list ends at the longest full draft.
 
     Args:
         decoded: calls and their seconds.
-        group: rows of `speed`, runs that differ in their draft length only.
+        group: rows of `speed` for runs that differ only in their draft length.
     """
     spent = decoded.spans[["draft_seconds", "verify_seconds", "other_seconds"]].sum(axis=1)
     seconds = {0: float(group["c_p"].iloc[0])}

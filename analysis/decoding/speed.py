@@ -2,35 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pandas as pd
 
-from ..statistics.bootstrap import Floats, PromptBootstrap, prompt_counts
+from ..statistics.bootstrap import Floats, PromptBootstrap, prompt_counts, simultaneous
 from .finished import CLOCKED_ANSWERS
 from .metrics import Decoded, acceptance, finished_runs
+from .places import extended_rates, pooled_rate
 from .predicted import break_even, optimal_draft_length, predictions
 
-SLOWEST_GAP = 10  # an idle machine's 99th percentile of a baseline's gaps, in medians, is below
-LEAST_VERIFY_RATIO = 0.9  # verifying a draft reads at least the weights that one token reads
+SLOWEST_GAP = 10  # 99th percentile of a baseline's gaps in medians; an idle machine is below
+LEAST_PROCESSOR_SHARE = 0.9  # of wall time; idle machine 0.96 to 1, load of 7 on 2 cores 0.2 to 0.5
+LEAST_VERIFY_RATIO = 0.9  # verifying a draft reads at least the weights read for a single token
 
 
 def speed(decoded: Decoded, resamples: int, confidence: float, seed: int) -> pd.DataFrame:
-    """Return cost, latency and speed of every run.
+    """Return the costs, latency and speed of every run.
 
     Returns:
-        The rows of `acceptance` with seconds: `per_token` (whole answers, the prompt's pass
-        included), `tokens_per_second`; `spec_bench_speedup`, the ratio of mean tokens a second over
-        prompts; `speedup` over the baseline, of totals, with its interval over prompts,
-        `ci_low` and `ci_high`; `tpot` (time per output token after the first) and
-        `tpot_speedup` with `tpot_ci_low` and `tpot_ci_high`; `c_draft`, `c_verify` (the
-        target's pass) and `c_other` (the law, roll-back) of a call, means; `c_p` what a
-        token costs the target alone, the baseline's c_verify + c_other, and `c_q` what a
-        drafted token costs, or a level of a tree: pass and choice of the token in both;
-        `rho` c_q / c_p; `verify_ratio` (c_verify + c_other) / c_p; `predicted` and `least`
-        of `predictions`; `first_token` median; gaps between tokens `itl_50` and `itl_99`;
-        `memory` bytes beside the target's at the longest answer; `seconds_finished` and
-        `seconds_ratio` of `finished_costs`; `prompts`, and `few_prompts` where too few for
-        intervals.
+        The rows of `acceptance` with the columns of `speedups`; `c_draft`, `c_verify` (the target's
+        pass) and `c_other` (verification, roll-back), mean seconds of a call; `c_p`, the cost of a
+        token with the target alone, which is the baseline's c_verify + c_other, and `c_q`, the cost
+        of a drafted token or level of a tree, both with pass and choice of the token; `rho`,
+        c_q / c_p; `verify_ratio`, (c_verify + c_other) / c_p; `predicted` and `least` of
+        `predictions`; `first_token`, a median; `itl_50` and `itl_99`, percentiles of the gaps
+        between tokens; `processor_share`, processor time of the decoding thread over wall time, NaN
+        if not measured; `memory`, bytes beyond the target's at the longest answer;
+        `seconds_finished` and `seconds_ratio` of `finished_costs`; `prompts` and `few_prompts`.
     """
     table = acceptance(decoded, resamples, confidence, seed)
     spans = decoded.spans.groupby("run")[
@@ -48,6 +48,8 @@ def speed(decoded: Decoded, resamples: int, confidence: float, seed: int) -> pd.
     gaps = [token_gaps(decoded, run) for run in range(len(table))]
     for level in (50, 99):
         table[f"itl_{level}"] = [np.percentile(gap, level) if len(gap) else np.nan for gap in gaps]
+    spent = decoded.answers.groupby("run")[["processor_seconds", "seconds"]].sum(min_count=1)
+    table["processor_share"] = spent["processor_seconds"] / spent["seconds"]
     table["memory"] = [memory_overhead(decoded, run) for run in range(len(table))]
     table = table.assign(**prompt_counts(decoded.prompts))
     ended = finished_runs(decoded, resamples, confidence, seed)[CLOCKED_ANSWERS]
@@ -58,8 +60,8 @@ def speed(decoded: Decoded, resamples: int, confidence: float, seed: int) -> pd.
 def token_gaps(decoded: Decoded, run: int) -> Floats:
     """Return the seconds between consecutive tokens of a run's answers.
 
-    The tokens of one call arrive together. The first call of an answer waits for the drafter's
-    pass over the prompt.
+    The tokens of one call arrive together. The first call of an answer includes the drafter's pass
+    over the prompt.
     """
     spans = decoded.spans[decoded.spans["run"] == run]
     answers = decoded.middle.query("run == @run").set_index("prompt_id")
@@ -73,17 +75,17 @@ def token_gaps(decoded: Decoded, run: int) -> Floats:
 
 
 def memory_overhead(decoded: Decoded, run: int) -> float:
-    """Return the bytes a run needs beside the target and its cache.
+    """Return the bytes that a run needs beyond the target and its cache.
 
-    The drafter's weights, which lie beside the target's during all runs, and: on CUDA the
-    measured difference of the peaks, elsewhere the drafter's cache at the longest text.
+    They are the drafter's weights, which are loaded during all runs, plus on CUDA the measured
+    difference of the peaks, elsewhere the drafter's cache at the longest text.
     """
     drafts = decoded.runs["drafter"].iloc[run] in ("model", "lookup_first")
     weights = decoded.size["drafter"]["model"] if drafts else 0
-    mine = decoded.answers[decoded.answers["run"] == run]
-    if mine["peak_bytes"].notna().all():
+    answers = decoded.answers[decoded.answers["run"] == run]
+    if answers["peak_bytes"].notna().all():
         alone = decoded.answers[decoded.answers["run"] == decoded.baseline(run)]
-        return float(weights + mine["peak_bytes"].max() - alone["peak_bytes"].max())
+        return float(weights + answers["peak_bytes"].max() - alone["peak_bytes"].max())
     if not drafts:
         return 0.0
     longest = int(decoded.data.loc[decoded.data["run"] == run, "text_tokens"].max())
@@ -91,16 +93,22 @@ def memory_overhead(decoded: Decoded, run: int) -> float:
 
 
 def speedups(decoded: Decoded, resamples: int, confidence: float, seed: int) -> pd.DataFrame:
-    """Return seconds a token and the speedup of every run, with its interval over prompts.
+    """Return seconds a token and the speedup of every run, with intervals over prompts.
 
-    The speedup is the baseline's seconds a token over the method's, all answers together; a
-    resample draws whole prompts with all their answers, and with each prompt one of its repeats,
-    the same of all methods, so that the comparison stays paired. Intervals hold what a single
-    repeat varies by. Once of whole answers, once without their first token and what it waited for;
-    NaN where none has another.
+    The speedup is the baseline's seconds a token over the method's, over all answers. A resample
+    draws prompts with all their answers, and with each prompt one of its repeats, the same for all
+    methods, so the comparison stays paired. Intervals include the variation of a single repeat.
+    They are computed for logarithms and are `simultaneous` for all methods of a temperature, so
+    they also cover a method picked for being fastest.
 
-    `spec_bench_speedup` is the ratio that Spec-Bench reports: the mean over prompts of tokens a
-    second, over that of the baseline.
+    Returns:
+        One row for each run: `per_token` (whole answers, including the prompt's pass),
+        `tokens_per_second`; `spec_bench_speedup`, the ratio of mean tokens per second over prompts,
+        as Spec-Bench reports it; `speedup` over the baseline, of totals, with `ci_low` and
+        `ci_high`; for relaxed rules `gain` with `gain_ci_low` and `gain_ci_high`, the speed over
+        that of the fastest lossless method of the temperature whose `ci_low` is above 1, NaN
+        without one; `tpot` (time per output token after the first) and `tpot_speedup` with
+        `tpot_ci_low` and `tpot_ci_high`, NaN if no answer has a second token.
     """
     answers = decoded.answers
     repeat = answers.groupby(["prompt_id", "run"]).cumcount()
@@ -114,42 +122,78 @@ def speedups(decoded: Decoded, resamples: int, confidence: float, seed: int) -> 
     (counted,) = decoded.by_prompt(decoded.data, "n_tokens")
     tokens = np.tile(counted, (repeats, 1))
 
-    def measured(seconds: Floats, tokens: Floats) -> tuple[Floats, Floats, Floats, Floats]:
-        """Return seconds a token and the speedup, with its ends, of every run."""
+    def log_speeds(seconds: Floats, tokens: Floats) -> tuple[Floats, Floats]:
+        """Return the log speedup of every run, over all answers and in each resample."""
         with np.errstate(invalid="ignore", divide="ignore"):
             drawn = bootstrap.sums(seconds) / bootstrap.sums(tokens)  # (B, R)
             cost = seconds.sum(0) / tokens.sum(0)
-            low, high = bootstrap.interval(drawn[:, alone] / drawn)
-            return cost, cost[alone] / cost, low, high
+            return np.log(cost[alone] / cost), np.log(drawn[:, alone] / drawn)
 
-    cost, *speedup = measured(seconds, tokens)
-    after = measured(seconds_after, tokens - 1)
+    table = pd.DataFrame({"per_token": seconds.sum(0) / tokens.sum(0)})
+    table["tokens_per_second"] = 1 / table["per_token"]
     rates = (tokens / seconds).mean(0)
-    names = ("speedup", "ci_low", "ci_high")
-    names_after = ("tpot", "tpot_speedup", "tpot_ci_low", "tpot_ci_high")
-    return pd.DataFrame(
-        {
-            "per_token": cost,
-            "tokens_per_second": 1 / cost,
-            "spec_bench_speedup": rates / rates[alone],
-            **dict(zip(names, speedup, strict=True)),
-            **dict(zip(names_after, after, strict=True)),
-        }
+    table["spec_bench_speedup"] = rates / rates[alone]
+    whole, after = log_speeds(seconds, tokens), log_speeds(seconds_after, tokens - 1)
+    speed, of_later = (_of_methods(decoded.runs, *logs, confidence) for logs in (whole, after))
+    table[["speedup", "ci_low", "ci_high"]] = np.exp(speed)
+    with np.errstate(invalid="ignore"):
+        table["tpot"] = seconds_after.sum(0) / (tokens - 1).sum(0)
+    table[["tpot_speedup", "tpot_ci_low", "tpot_ci_high"]] = np.exp(of_later)
+    table[["gain", "gain_ci_low", "gain_ci_high"]] = np.exp(
+        _over_lossless(decoded.runs, *whole, speed[:, 1], confidence)
     )
+    return table
+
+
+def _of_methods(runs: pd.DataFrame, logs: Floats, draws: Floats, confidence: float) -> Floats:
+    """Return log speedups with their intervals, (R, 3); a baseline's is exactly 0."""
+    speeds = np.column_stack([logs] * 3)
+    for _, family in runs[runs["drafter"] != "none"].groupby("temperature"):
+        methods = family.index.to_numpy()
+        speeds[methods, 1:] = np.transpose(
+            simultaneous(logs[methods], draws[:, methods], confidence)
+        )
+    return speeds
+
+
+def _over_lossless(
+    runs: pd.DataFrame, logs: Floats, draws: Floats, low: Floats, confidence: float
+) -> Floats:
+    """Return log gains of relaxed rules over the best lossless method, with intervals, (R, 3).
+
+    Both are picked from several, so the intervals hold for all pairs of a temperature together.
+    """
+    gains = np.full((len(runs), 3), np.nan)
+    for _, family in runs[runs["drafter"] != "none"].groupby("temperature"):
+        lossless = family["lossless"].to_numpy(dtype=bool)
+        exact, relaxed = family.index[lossless].to_numpy(), family.index[~lossless].to_numpy()
+        sure = exact[low[exact] > 0]
+        if not len(sure) or not len(relaxed):
+            continue
+        first, other = np.repeat(relaxed, len(exact)), np.tile(exact, len(relaxed))
+        gain = logs[first] - logs[other]
+        ends = simultaneous(gain, draws[:, first] - draws[:, other], confidence)
+        best = other == sure[np.argmax(logs[sure])]
+        gains[relaxed] = np.column_stack([gain, *ends])[best]
+    return gains
 
 
 def signs_of_load(speeds: pd.DataFrame) -> list[str]:
-    """Return what says that the machine did other work during the measurement; empty if nothing.
+    """Return signs of other work on the machine during the measurement.
 
     Args:
-        speeds: table of `speed` of one target.
+        speeds: table from `speed` of one target.
 
     Returns:
-        At most one sentence without a full stop a sign, on the run where it is strongest: gaps
-        between a baseline's tokens above `SLOWEST_GAP` medians, verifications of a model's drafts
-        that took less than `LEAST_VERIFY_RATIO` of what a token costs the target alone.
+        A clause for each sign, about the run where it is strongest: a median share of processor
+        time below `LEAST_PROCESSOR_SHARE` over all runs, gaps between a baseline's tokens above
+        `SLOWEST_GAP` medians, and verifications of a model's drafts that took less than
+        `LEAST_VERIFY_RATIO` of a token of the target alone. Empty if there is none.
     """
     signs = []
+    share = float(speeds["processor_share"].median())  # methods take turns: a load meets them all
+    if share < LEAST_PROCESSOR_SHARE:
+        signs.append(f"the processor worked on it {100 * share:.0f} % of the time")
     alone = speeds[speeds["drafter"] == "none"]
     spread = (alone["itl_99"] / alone["itl_50"]).fillna(0)
     if len(alone) and spread.max() > SLOWEST_GAP:
@@ -172,33 +216,34 @@ def _named(run: pd.Series) -> str:
     return f"{run['method']} at T = {run['temperature']:g}"
 
 
-def break_even_by_batch(decoded: Decoded, rate: float) -> pd.DataFrame:
-    """Return where drafting pays at each batch size, from the seconds of passes over batches.
+def break_even_by_batch(decoded: Decoded, rates: Sequence[float]) -> pd.DataFrame:
+    """Return break-even and the optimal draft length by batch size, from passes over batches.
 
-    A call of gamma drafted tokens is predicted to cost a pass of the target over gamma + 1 tokens
-    of each text and gamma of the drafter over one: choosing tokens, roll-back, and texts of a
-    batch that wait for each other are not in it.
+    A call with gamma drafted tokens is predicted to cost one pass of the target over gamma + 1
+    tokens of each text and gamma passes of the drafter over one token. Choosing tokens, roll-back
+    and the waiting of texts for each other are not included.
 
     Args:
-        decoded: its passes.
-        rate: the acceptance rate for which a best length is wanted.
+        decoded: a pair with measured passes.
+        rates: the drafter's acceptance by place of a draft; the last is repeated.
 
     Returns:
-        One row a batch size: batch, `seconds` of the target's pass over one token of each text,
-        `rho` the drafter's over it, `verify_ratio` of the longest pass over it and `longest` its
-        tokens of a text, `break_even` the least acceptance rate at which any length pays and
-        `at_length` the one that needs it, `rate`, `draft_length` the best one at this rate (0:
-        drafting does not pay) and `speedup`, that predicted for it.
+        One row for each batch size: batch; `seconds` of the target's pass over one token of each
+        text; `rho`, the drafter's pass over it; `verify_ratio`, the longest pass over it, and
+        `longest`, the tokens of a text in that pass; `break_even`, the least acceptance rate at
+        which any length pays, and `at_length`, that length; `rate`, the drafter's rate, pooled over
+        the longest draft as `break_even` is; `draft_length`, the optimal one at its rates (0:
+        drafting does not pay), and its predicted `speedup`.
     """
     rows = []
     for batch in sorted(decoded.passes["batch"].unique()):
         passes = decoded.passes[decoded.passes["batch"] == batch]
-        seconds = {model: one.sort_values("tokens") for model, one in passes.groupby("model")}
+        seconds = {model: part.sort_values("tokens") for model, part in passes.groupby("model")}
         verify = seconds["target"]["seconds"].to_numpy()
         draft = float(seconds["drafter"]["seconds"].iloc[0])
-        costs = [float(one) + gamma * draft for gamma, one in enumerate(verify)]
-        length, least = break_even(costs)
-        best, speedup = optimal_draft_length(rate, costs)
+        costs = [float(part) + gamma * draft for gamma, part in enumerate(verify)]
+        length, least = break_even(costs, rates)
+        best, speedup = optimal_draft_length(rates, costs)
         rows.append(
             {
                 "batch": int(batch),
@@ -208,7 +253,7 @@ def break_even_by_batch(decoded: Decoded, rate: float) -> pd.DataFrame:
                 "longest": len(verify),
                 "break_even": least,
                 "at_length": length,
-                "rate": rate,
+                "rate": pooled_rate(extended_rates(rates, len(costs) - 1)),
                 "draft_length": best,
                 "speedup": speedup,
             }

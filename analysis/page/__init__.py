@@ -1,1 +1,1 @@
-"""The page of a report: its data as plain JSON."""
+"""The data of a report's page, as plain JSON."""

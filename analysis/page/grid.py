@@ -1,6 +1,6 @@
-"""The calculator of the page: its numbers for every rule, level of eps and draft length.
+"""Data of the page's calculator for every rule, level of eps and draft length.
 
-They are those that ``python -m pipeline.solve`` prints, rounded to what the page shows.
+The numbers are those that ``python -m pipeline.solve`` prints, rounded as the page shows them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 from ..report.measured import Target
 from ..rules import Rule
 from ..statistics.bootstrap import Flags, Floats, Numbers, PromptBootstrap
-from ..statistics.trajectories import Trajectories, calls_by_length
+from ..statistics.trajectories import Trajectories, count_calls
 from .steps import LEVELS
 
 LONGEST = 12  # draft length
@@ -21,16 +21,16 @@ SHARES, TOKENS = 1_000, 100  # units of what the page shows: 0.1 % and 0.01 toke
 
 
 def grid(target: Target, rules: Sequence[Rule]) -> dict[str, Any]:
-    """Return what each rule certifies and accepts, as integers.
+    """Return the certified and accepted shares and tokens a call of each rule, as integers.
 
     Returns:
-        `steps`, their number, and `rules`, of each `share`, (L,), the share of steps that is
-        certified at each of `LEVELS`, and `tokens`, (G, L), the tokens a call that a drafter within
-        the level is guaranteed, with drafts of 1 to `LONGEST`. Of a rule that judged the drafter
-        also `shares`, (2,), of its accepted and of its certified steps, and `calls`, (G, 2), the
-        tokens a call where these are accepted. Each has value, low and high, the ends of its
-        interval over prompts, in units of 1 / `SHARES` or 1 / `TOKENS`; the value of a share is
-        the number of steps, which is exact.
+        `steps`, their number, and a list `rules`. Each entry has `share`, (L,), the share of steps
+        certified at each of `LEVELS`, and `tokens`, (G, L), the tokens a call that are guaranteed
+        to a drafter within the level, with drafts of 1 to `LONGEST`. A rule that judged the drafter
+        also has `shares`, (2,), of accepted and of certified steps, and `calls`, (G, 2), the tokens
+        a call if these are accepted. Every number has value, low and high, the ends of its interval
+        over prompts, in units of 1 / `SHARES` or 1 / `TOKENS`. The value of a share is the exact
+        number of steps.
     """
     bootstrap = target.bootstrap
     starts = np.cumsum(bootstrap.steps) - bootstrap.steps
@@ -41,31 +41,37 @@ def grid(target: Target, rules: Sequence[Rule]) -> dict[str, Any]:
         row = {"share": _shares(within, *by), "tokens": _tokens(within, *by)}
         if rule.label in target.judged:
             judged = np.stack(target.judged[rule.label], axis=1)
-            row |= {"shares": _shares(judged, *by), "calls": _tokens(judged, *by)}
+            by_depth = np.repeat(judged[None], len(target.accepted[rule.label]), axis=0)
+            by_depth[..., 0] = target.accepted[rule.label]
+            row |= {"shares": _shares(judged, *by), "calls": _tokens(by_depth, *by)}
         rows.append(row)
     return {"steps": len(target.tokens), "rules": rows}
 
 
 def _shares(flags: Flags, steps: Trajectories, bootstrap: PromptBootstrap) -> list[list[int]]:
-    """Return the steps with each of (N, G) flags, and low and high of their share, (G,) each."""
+    """Return the number of steps with each flag, (N, G), and the ends of its share, (G,) each."""
     passed = steps.total(flags.T)
     _, low, high = _ratio(passed, bootstrap.steps[:, None], bootstrap)
     return [passed.sum(axis=0).tolist(), *_rounded(SHARES, low, high)]
 
 
 def _tokens(flags: Flags, steps: Trajectories, bootstrap: PromptBootstrap) -> list[list[list[int]]]:
-    """Return tokens a call where (N, G) flags are accepted, value, low and high, (lengths, G)."""
-    calls = calls_by_length(flags, steps, LONGEST).transpose(0, 2, 1)
-    return _rounded(TOKENS, *_ratio(bootstrap.steps[:, None, None], calls, bootstrap))
+    """Return value, low and high, (lengths, G) each, of the tokens a call if drafts are accepted.
+
+    `flags` are (N, G), or (D, N, G) by depth of a head's draft.
+    """
+    counts = [count_calls(flags, steps, length) for length in range(1, LONGEST + 1)]
+    calls = np.stack([count.calls.astype(float) for count in counts], axis=1)
+    return _rounded(TOKENS, *_ratio(counts[0].tokens[:, None, None], calls, bootstrap))
 
 
 def _ratio(
     above: Numbers, below: Numbers, bootstrap: PromptBootstrap
 ) -> tuple[Floats, Floats, Floats]:
-    """Return the ratio of sums over prompts, (P, ...) each, and the ends of its interval."""
+    """Return the ratio of two sums over prompts, (P, ...) each, and the ends of its interval."""
     low, high = bootstrap.interval(bootstrap.sums(above) / bootstrap.sums(below))
     return above.sum(axis=0) / below.sum(axis=0), low, high
 
 
 def _rounded(unit: int, *values: Floats) -> list[Any]:
-    return [np.rint(unit * one).astype(int).tolist() for one in values]
+    return [np.rint(unit * value).astype(int).tolist() for value in values]

@@ -1,4 +1,4 @@
-"""Numbers of the page's first screen, and a row for each rule and each method."""
+"""Numbers of the page's first screen, and its rows for rules and methods."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from ..rules import Additive, StrictGreedy
 from .steps import DIVERGENCES, LEVELS, digits, in_order
 
 Row = dict[str, Any]
-EPS, WANTED = 0.1, 0.95  # nats, and the share of steps, of the first screen without a drafter
+EPS, SHARE_WANTED = 0.1, 0.95  # nats, and the share of steps, of the first screen without a drafter
 SHOWN = {"model": "drafter", "prompt_lookup": "prompt look-up", "lookup_first": "look-up first"}
 assert EPS in LEVELS
 
 
 def facts_of_pair(results: Results, target: str, run: Mapping[str, Any] | None) -> list[Row]:
-    """Return the four numbers behind a verdict: name, value, what it means.
+    """Return the four numbers behind a verdict, each with its name, value and meaning.
 
     Args:
-        results: what was measured of the drafter.
-        target: its printed name.
+        results: the study's results with a drafter.
+        target: the target's printed name.
         run: the fastest lossless method, a row of `speed`; None where nothing was timed.
     """
     facts = []
@@ -56,21 +56,21 @@ def most_certified(results: Results, target: str) -> Row:
 
 
 def certified_in(results: Results, target: str, rule: str, divergence: str) -> Row:
-    """Return the row of a rule's certified share in a divergence; NaN where it was not measured."""
+    """Return the row of a rule's certified share in a divergence; NaN if it was not measured."""
     if divergence == "kl":
         row = row_of(results, target, rule, "certified")
     else:
         keys = ("target", "rule", "divergence", "depth", "statistic")
-        found = results.rows("breakdown", *keys) if "breakdown" in results else {}
+        rows = results.rows("breakdown", *keys) if "breakdown" in results else {}
         unknown = dict.fromkeys(("value", "ci_low", "ci_high"), math.nan)
-        row = found.get((target, rule, divergence, 0, "certified"), unknown)
+        row = rows.get((target, rule, divergence, 0, "certified"), unknown)
     return {**row, "divergence": divergence}
 
 
 def facts_of_target(target: Target) -> list[Row]:
-    """Return what is certified of any drafter within `EPS` nats at every step."""
+    """Return the numbers shown without a drafter: certified shares of any drafter within `EPS`."""
     shares = {rule: float(np.mean(lower > EPS)) for rule, (lower, _) in target.certificates.items()}
-    enough = [r for r, share in shares.items() if share >= WANTED and isinstance(r, Additive)]
+    enough = [r for r, share in shares.items() if share >= SHARE_WANTED and isinstance(r, Additive)]
     best = min(enough, key=lambda rule: rule.t, default=None)
     within = f"any drafter within {EPS:g} nats at every step"
     facts = [
@@ -79,8 +79,8 @@ def facts_of_target(target: Target) -> list[Row]:
         if isinstance(rule, StrictGreedy) or rule == best
     ]
     setting = "none of this study" if best is None else best.title
-    told = f"the strictest t of this study that certifies {100 * WANTED:g} %: {within}"
-    return [*facts, _fact("Setting", setting, told)]
+    meaning = f"the strictest t of this study that certifies {100 * SHARE_WANTED:g} %: {within}"
+    return [*facts, _fact("Setting", setting, meaning)]
 
 
 def _fact(name: str, value: str, means: str) -> Row:
@@ -96,7 +96,7 @@ def _share(row: Mapping[Any, Any]) -> str:
 
 
 def rule_rows(results: Results, target: str) -> list[Row]:
-    """Return every rule that judges tokens: what it accepts and what it costs."""
+    """Return a row for every token rule: its acceptance, departures and nats given up."""
     labels = rules_in(results, "baseline", "criteria", "preset", "range")
     rules = [results.rules[label] for label in labels if results.rules[label].judges_tokens]
     divergence = most_certified(results, target)["divergence"]
@@ -104,7 +104,7 @@ def rule_rows(results: Results, target: str) -> list[Row]:
     for rule in in_order(rules):
         accepted, departure, given_up = (
             row_of(results, target, rule.label, name)
-            for name in ("acceptance", "departure", "given_up")
+            for name in ("acceptance", "departure", "probability_given_up")
         )
         preset = f", {results.presets[rule.label]}" if rule.label in results.presets else ""
         rows.append(
@@ -126,7 +126,7 @@ def rule_rows(results: Results, target: str) -> list[Row]:
 
 
 def speed_rows(speeds: pd.DataFrame, drafter: str) -> list[Row]:
-    """Return every method that was timed, the fastest first; `drafter` is the printed name."""
+    """Return a row for every timed method, fastest first; `drafter` is the printed name."""
     rows = [
         {
             "name": method_in_words(run, drafter)

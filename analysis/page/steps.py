@@ -1,4 +1,4 @@
-"""The steps of a study as the page shows them: answers, and curves of certificates."""
+"""The page's answers, step by step, and its curves of certificates."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ..acceptance.realised import FULL
+from ..acceptance.judgement import FULL
 from ..report.measured import Target, survival_band
 from ..report.style import RULE_FAMILIES
 from ..report.text import share_text
@@ -26,8 +26,8 @@ LEVELS = np.round(
     ],
     3,
 )  # nats; every one of run_lengths.eps in conf/config.yaml is among them
-MOST = 200  # rules times targets that a page of 2.5 MB has room for
-OPEN, REJECTED, ACCEPTED, CERTIFIED = range(4)  # what became of a step's draft; open: not judged
+MOST = 200  # rules times targets that fit into a page of 2.5 MB
+OPEN, REJECTED, ACCEPTED, CERTIFIED = range(4)  # fate of a step's draft; open: not judged
 POINTS = 121  # of a survival curve
 ANSWERS, CANDIDATES, PROMPT = 7, 5, 2000  # answers shown, tokens of a step, characters of a prompt
 DIVERGENCES = {  # of stage drafts: printed name and unit
@@ -40,7 +40,7 @@ DIVERGENCES = {  # of stage drafts: printed name and unit
 
 
 def digits(value: float, significant: int = 3) -> float | None:
-    """Return a number with so many significant digits; None, JSON's null, if it is not finite.
+    """Return a number rounded to significant digits; None (JSON's null) if it is not finite.
 
     Examples:
         >>> digits(0.123456), digits(math.inf)
@@ -50,7 +50,7 @@ def digits(value: float, significant: int = 3) -> float | None:
 
 
 def in_order(rules: Sequence[Rule]) -> list[Rule]:
-    """Return rules family by family, each from strict to relaxed as far as a parameter says so."""
+    """Return rules by family, and from strict to relaxed within a family where that is defined."""
     names = [
         *RULE_FAMILIES,
         *dict.fromkeys(rule.name for rule in rules if rule.name not in RULE_FAMILIES),
@@ -63,12 +63,12 @@ def in_order(rules: Sequence[Rule]) -> list[Rule]:
 
 
 def embedded(rules: Sequence[Rule], targets: int) -> list[Rule]:
-    """Return the rules that the page has room for with so many targets, in its order."""
+    """Return the rules that fit into the page with this number of targets, in its order."""
     return in_order(rules)[: max(1, MOST // targets)]
 
 
 def about(target: Target, rules: Sequence[Rule]) -> dict[str, Any]:
-    """Return a target's printed name, and the divergence that each rule's steps are judged in."""
+    """Return a target's printed name, and the divergence in which each rule is judged."""
     judged_by = [judging_divergence(rule, target.divergence) for rule in rules]
     return {
         "label": target.label,
@@ -78,37 +78,37 @@ def about(target: Target, rules: Sequence[Rule]) -> dict[str, Any]:
 
 
 def judging_divergence(rule: Rule, divergence: str) -> str:
-    """Return the divergence that a rule's steps are judged in, where others are in `divergence`.
+    """Return the divergence in which a rule is judged; `divergence` except for some trees.
 
-    A completed KL certifies no tree, so that trees are judged by total variation beside it.
+    A completed KL certifies no tree, so trees are then judged by total variation.
     """
     return "tv" if divergence == FULL and not rule.judges_tokens else divergence
 
 
 def contradictions(target: Target) -> int:
-    """Return how many decisions are certified for this drafter and rejected: none may be."""
-    return sum(int(np.sum(sure & ~kept)) for kept, sure in target.judged.values())
+    """Return the number of decisions that are certified for this drafter yet rejected: always 0."""
+    return sum(int(np.sum(sure & ~accepted)) for accepted, sure in target.judged.values())
 
 
 def curves(target: Target, rules: Sequence[Rule]) -> dict[str, Any]:
     """Return the survival curves of a target's certificates, with their pointwise intervals.
 
     Returns:
-        eps, (POINTS,), and of each rule share, low and high, likewise, of the lower ends.
+        eps, (POINTS,), and for each rule the share, low and high, (POINTS,), from the lower ends.
     """
     eps = np.linspace(0, 1.06 * max(rule.ceiling for rule in rules), POINTS)
-    found = []
+    lines_of_rules = []
     for rule in rules:
         lower = target.certificates[rule][0]
         low, high = survival_band(lower, eps, target.bootstrap)
         share = 1 - np.searchsorted(np.sort(lower), eps, side="right") / len(lower)
         lines = {"share": share, "low": low, "high": high}
-        found.append({name: np.round(line, 4).tolist() for name, line in lines.items()})
-    return {"eps": np.round(eps, 4).tolist(), "rules": found}
+        lines_of_rules.append({name: np.round(line, 4).tolist() for name, line in lines.items()})
+    return {"eps": np.round(eps, 4).tolist(), "rules": lines_of_rules}
 
 
 def evenly_spaced(shares: Floats, count: int = ANSWERS) -> Integers:
-    """Return which of P answers are shown: at equal distances in the order of their shares.
+    """Return the indices of the answers shown, evenly spaced in the order of their (P,) shares.
 
     Examples:
         >>> evenly_spaced(np.array([0.5, 0.1, 0.9, 0.3, 0.7]), 3).tolist()
@@ -120,46 +120,50 @@ def evenly_spaced(shares: Floats, count: int = ANSWERS) -> Integers:
 
 
 def answers(target: Target, rules: Sequence[Rule]) -> dict[str, Any]:
-    """Return the answers that the page shows of a target, and the one in the middle.
+    """Return the answers of a target that the page shows.
 
-    The first rule decides which: by the share of its accepted tokens, or, without a drafter, by its
+    They are selected by the first rule: by its share of accepted tokens or, without a drafter, its
     mean certificate.
 
     Returns:
-        `chosen_by`, a sentence; `words`, the text of every token that occurs, by id; `answers`,
-        each with its prompt and its steps.
+        `chosen_by`, a sentence on the selection; `words`, the text of every token that occurs, by
+        id; `answers`, each with its prompt and its steps.
     """
     first, prompts = rules[0], target.bootstrap.prompts
-    kept = target.judged.get(first.label)
-    values = np.minimum(target.certificates[first][0], first.ceiling) if kept is None else kept[0]
-    what = "mean certificate" if kept is None else "share of accepted tokens"
+    accepted = target.judged.get(first.label)
+    values = (
+        np.minimum(target.certificates[first][0], first.ceiling)
+        if accepted is None
+        else accepted[0]
+    )
+    criterion = "mean certificate" if accepted is None else "share of accepted tokens"
     shares = np.bincount(prompts, weights=values) / target.bootstrap.steps
     begin = np.cumsum(target.bootstrap.steps) - target.bootstrap.steps
-    found = [
+    shown = [
         {
-            "prompt": cut(target.prompts[at][1]),
-            "id": target.prompts[at][0],
-            "share": f"mean R {shares[at]:.3g} nats"
-            if kept is None
-            else f"{share_text(shares[at])} accepted",
+            "prompt": cut(target.prompts[prompt][1]),
+            "id": target.prompts[prompt][0],
+            "share": f"mean R {shares[prompt]:.3g} nats"
+            if accepted is None
+            else f"{share_text(shares[prompt])} accepted",
             "steps": [
                 _step(target, step, rules)
-                for step in range(begin[at], begin[at] + target.bootstrap.steps[at])
+                for step in range(begin[prompt], begin[prompt] + target.bootstrap.steps[prompt])
             ],
         }
-        for at in evenly_spaced(shares)
+        for prompt in evenly_spaced(shares)
     ]
     used = {
         token
-        for one in found
-        for step in one["steps"]
+        for answer in shown
+        for step in answer["steps"]
         for token in (step["t"], *step["c"], step.get("d", step["t"]))
     }
     return {
-        "chosen_by": f"{len(found)} answers, evenly spaced from the lowest to the highest {what} "
-        f"under {first.title}.",
+        "chosen_by": f"{len(shown)} answers, evenly spaced from the lowest to the highest "
+        f"{criterion} under {first.title}.",
         "words": {str(token): target.words[token] for token in sorted(used & set(target.words))},
-        "answers": found,
+        "answers": shown,
     }
 
 
@@ -183,15 +187,15 @@ def _step(target: Target, step: int, rules: Sequence[Rule]) -> dict[str, Any]:
 
 
 def _fate(target: Target, rule: Rule, step: int) -> int:
-    """Return what became of the draft of a step under a rule."""
+    """Return the fate of a step's draft under a rule."""
     if rule.label not in target.judged:
         return OPEN
-    kept, sure = target.judged[rule.label]
-    return (CERTIFIED if sure[step] else ACCEPTED) if kept[step] else REJECTED
+    accepted, sure = target.judged[rule.label]
+    return (CERTIFIED if sure[step] else ACCEPTED) if accepted[step] else REJECTED
 
 
 def cut(text: str, most: int = PROMPT) -> str:
-    r"""Return a text, cut behind a line or a word where it is long.
+    r"""Return a text, shortened at the end of a line or word if it is too long.
 
     >>> cut("one line\nand two words", 14), cut("one line\nand two words", 30)
     ('one line …', 'one line\nand two words')
@@ -199,5 +203,5 @@ def cut(text: str, most: int = PROMPT) -> str:
     if len(text) <= most:
         return text
     begin = text[:most]
-    at = max(begin.rfind("\n"), 0) or max(begin.rfind(" "), 0) or most
-    return f"{begin[:at].rstrip()} …"
+    end = max(begin.rfind("\n"), 0) or max(begin.rfind(" "), 0) or most
+    return f"{begin[:end].rstrip()} …"

@@ -1,4 +1,4 @@
-"""Plain text as LaTeX, and as cells of a CSV file."""
+"""Escaping of plain text for LaTeX and for the cells of a CSV file."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ PARTS = re.compile(
     rf"|(?P<mathematics>[{re.escape(''.join(LATEX_MATHEMATICS))}]+)"
     rf"|(?P<special>[{re.escape(''.join(LATEX))}])"
 )
-FORMULA = re.compile(r"^(?:[=@\t\r]|[+-](?![\d.e+-]*$))")  # what a spreadsheet would compute
+FORMULA = re.compile(r"^(?:[=@\t\r]|[+-](?![\d.e+-]*$))")  # text that a spreadsheet evaluates
 
 
 def latex(text: str) -> str:
@@ -64,7 +64,7 @@ def latex(text: str) -> str:
     """
 
     def symbols(characters: str) -> str:
-        return "".join(LATEX_MATHEMATICS.get(one, one) for one in characters)
+        return "".join(LATEX_MATHEMATICS.get(character, character) for character in characters)
 
     def written(part: re.Match[str]) -> str:
         if part["symbol"]:
@@ -79,7 +79,7 @@ def latex(text: str) -> str:
 
 
 def without_formulas(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return a frame for a CSV file: a text that a spreadsheet would compute gets an apostrophe.
+    """Return a frame for a CSV file: text that a spreadsheet would evaluate gets an apostrophe.
 
     >>> frame = pd.DataFrame({"model": ["=1+1", "+x", "@y", "-", "a=b"], "value": [-1, 2, 3, 4, 5]})
     >>> without_formulas(frame)["model"].tolist()

@@ -1,6 +1,6 @@
-"""Measurements of a study: frames of statistics, and the steps of each target.
+"""Results of a study: frames of statistics, and the steps of each target.
 
-Frame `runs` has `analysis.statistics.run_lengths.run_lengths` of every target and rule.
+Frame `runs` holds `analysis.statistics.run_lengths.run_lengths` of every target and rule.
 """
 
 from __future__ import annotations
@@ -23,21 +23,20 @@ from .text import PRESETS, few_notes
 
 @dataclass(frozen=True, eq=False)
 class Results:
-    """What a study measured: named tidy frames that share their key columns.
+    """The results of a study: named tidy frames that share their key columns.
 
-    Key columns are `target` (printed name) and `rule` (label); a long frame has `statistic` and
-    `value` as well. Wherever there are intervals over prompts they are `ci_low` and `ci_high`,
-    with `prompts` and `few_prompts`; `optimistic` is a statistic from the upper ends of
-    certificates that are known as intervals, equal to `value` elsewhere. Each section names the
-    frames that it reads.
+    Key columns are `target` (printed name) and `rule` (label); a long frame also has `statistic`
+    and `value`. Intervals over prompts are `ci_low` and `ci_high`, with `prompts` and
+    `few_prompts`. `value_upper` is the statistic from the upper ends of interval certificates, and
+    equals `value` for exact ones. Each section names the frames that it reads.
 
     Attributes:
         targets: printed names, in order.
-        rules: every rule that a frame names, by its label; those of the study first, in order.
-        frames: by name. `top`, `certificates` and `runs` (`analysis.report.measured`) are of every
-            study; one without a drafter, without decoding, ... lacks others.
-        drafter: its printed name; empty without one.
-        facts: what captions name beside frames: the temperature of sampled answers.
+        rules: every rule in a frame, by label; those of the study first, in order.
+        frames: by name. Every study has `top`, `certificates` and `runs`; the others need a
+            drafter, decoding, ...
+        drafter: its printed name; empty without a drafter.
+        facts: further values for captions: the temperature of sampled answers.
     """
 
     targets: Sequence[str]
@@ -45,21 +44,21 @@ class Results:
     frames: Mapping[str, pd.DataFrame]
     drafter: str = ""
     facts: Mapping[str, Any] = field(default_factory=dict)
-    _found: dict[tuple[str, ...], dict[tuple[Any, ...], Row]] = field(
+    _indexed: dict[tuple[str, ...], dict[tuple[Any, ...], Row]] = field(
         default_factory=dict, repr=False
     )
 
     def __contains__(self, name: str) -> bool:
-        """Whether there is a frame of this name with a row."""
+        """Whether the study has a frame of this name that is not empty."""
         return name in self.frames and not self.frames[name].empty
 
     def __getitem__(self, name: str) -> pd.DataFrame:
-        """Return a frame; without any row or column where the study has none of this name."""
+        """Return a frame, empty if the study has none of this name."""
         return self.frames.get(name, pd.DataFrame())
 
     @cached_property
     def certified(self) -> list[Rule]:
-        """The study's own rules, whose certificates were computed."""
+        """The rules whose certificates were computed."""
         return [self.rules[label] for label in self["certificates"]["rule"].unique()]
 
     @cached_property
@@ -74,21 +73,21 @@ class Results:
         names = [PRESETS.get(name, name) for name in listing["name"]]
         return dict(zip(listing["rule"], names, strict=True))
 
-    def select(self, name: str, **wanted: Any) -> pd.DataFrame:
-        """Return the rows of a frame whose columns have a value, or one of several (a list)."""
-        return select(self[name], **wanted) if name in self else self[name]
+    def select(self, name: str, **conditions: Any) -> pd.DataFrame:
+        """Return the rows of a frame whose columns equal a value, or one of a list of values."""
+        return select(self[name], **conditions) if name in self else self[name]
 
     def rows(self, name: str, *keys: str) -> dict[tuple[Any, ...], Row]:
-        """Return the rows of a frame by their values in some columns."""
-        if (name, *keys) not in self._found:
+        """Return the rows of a frame, indexed by the values of some columns."""
+        if (name, *keys) not in self._indexed:
             rows = records_of(self[name])
-            self._found[name, *keys] = {tuple(row[key] for key in keys): row for row in rows}
-        return self._found[name, *keys]
+            self._indexed[name, *keys] = {tuple(row[key] for key in keys): row for row in rows}
+        return self._indexed[name, *keys]
 
     def row(self, target: str, rule: str, statistic: str, name: str = "certificates") -> Row:
-        """Return the row of a rule's statistic; its numbers are NaN where it does not exist."""
-        found = self.rows(name, "target", "rule", "statistic").get((target, rule, statistic))
-        return dict.fromkeys(self[name].columns, math.nan) if found is None else found
+        """Return the row of a rule's statistic, with NaN if there is none."""
+        row = self.rows(name, "target", "rule", "statistic").get((target, rule, statistic))
+        return dict.fromkeys(self[name].columns, math.nan) if row is None else row
 
     def table(
         self,
@@ -100,16 +99,16 @@ class Results:
         shown: pd.DataFrame | None = None,
         **facts: Any,
     ) -> Table:
-        """Return a table of frames with intervals, its columns below each target.
+        """Return a table with a copy of its columns for each target.
 
         Args:
             name: of its entry in `texts.toml`.
-            data: the tidy frame, as the CSV file has it.
-            more: columns behind those of the entry.
-            notes: a warning follows where the intervals are from few prompts.
-            order: of the rows, as of `Table`.
-            shown: the frame that is laid out, where it is another.
-            facts: for its texts, beside the drafter.
+            data: the tidy frame, as written to the CSV file.
+            more: columns after those of the entry.
+            notes: sentences below; a warning is added if there are few prompts.
+            order: of the rows, as in `Table`.
+            shown: the frame to print, if it differs.
+            facts: values for its texts, besides the drafter's name.
         """
         return Table(
             **worded(name, self.targets, more, drafter=self.drafter, **facts),
@@ -129,7 +128,7 @@ Certified = Mapping[Rule, Ends]
 
 @dataclass(frozen=True, eq=False)
 class Target:
-    """The N steps of a target, along P answers, as the report and its page read them.
+    """The N steps of a target in P answers, as the report and its page read them.
 
     Attributes:
         label: printed name of the target.
@@ -137,18 +136,19 @@ class Target:
         bootstrap: over the prompts of the steps.
         tokens: (N,) the token emitted.
         candidates: (N, C) the target's most probable tokens.
-        probabilities: (N, C) theirs.
-        prompts: (P,) the id, the text and the category (else the source) of each.
+        probabilities: (N, C) their probabilities.
+        prompts: (P,) id, text and category (or else source) of each prompt.
         top: by k, the (N,) probability of the k most probable tokens.
         repeated: (N,) whether each step lies inside a repeated passage of its answer.
-        undefined: steps at which the test of a rule, by its label, means nothing.
-        words: text of the tokens that are known, by id.
-        draft: the drafter's side, a row a step: its divergences by name, token, its most probable
-            one, the rank of it under the target, and its probabilities, q under the drafter and
+        undefined: by rule label, the number of steps at which the rule's test is undefined.
+        words: text of tokens, by id.
+        draft: one row for each step: the divergences by name, the drafted `token` (the drafter's
+            argmax), its rank under the target, and its probabilities q under the drafter and
             p_draft under the target; None without a drafter.
-        judged: by a rule's label, the (N,) steps that accept the draft, and those certified at the
-            drafter's own distance.
-        divergence: name of that of this distance: the one that certifies most of strict greedy.
+        judged: by rule label, (N,) whether the draft is accepted, and whether that is certified at
+            the drafter's own divergence.
+        accepted: by rule label, (D, N) whether the draft is accepted, by depth of a head's draft.
+        divergence: name of that divergence: the one that certifies most steps of strict greedy.
     """
 
     label: str
@@ -164,6 +164,7 @@ class Target:
     words: Mapping[int, str] = field(default_factory=dict)
     draft: pd.DataFrame | None = None
     judged: Mapping[str, tuple[Flags, Flags]] = field(default_factory=dict)
+    accepted: Mapping[str, Flags] = field(default_factory=dict)
     divergence: str = "kl"
 
 
@@ -177,11 +178,11 @@ def certificate_statistics(
 ) -> pd.DataFrame:
     """Return the rows of frame `certificates` for (N,) certificates of one rule in nats.
 
-    Columns: target, rule (label), statistic, value, optimistic, ci_low, ci_high, prompts,
+    Columns: target, rule (label), statistic, value, value_upper, ci_low, ci_high, prompts,
     few_prompts, empty, inexact, undefined, steps.
 
-    `undefined` counts the steps at which the rule's test means nothing (MARS: z1 <= 0); NaN for
-    rules whose test always does.
+    `undefined` is the number of steps at which the rule's test is undefined (MARS: z1 <= 0); NaN
+    for rules whose test is always defined.
     """
     keys = {"target": target, "rule": rule.label}
     return _tidy(keys, lower, upper, rule.ceiling, bootstrap).assign(
@@ -206,16 +207,19 @@ def top_statistics(
 def _tidy(
     keys: Row, lower: Floats, upper: Floats, ceiling: float, bootstrap: PromptBootstrap
 ) -> pd.DataFrame:
-    found = summarise(lower, upper, ceiling, bootstrap)
+    statistics = summarise(lower, upper, ceiling, bootstrap)
     return pd.DataFrame(
-        [{**keys, "statistic": x, **values, **bootstrap.counted} for x, values in found.items()]
+        [
+            {**keys, "statistic": x, **values, **bootstrap.counted}
+            for x, values in statistics.items()
+        ]
     )
 
 
 def survival_band(
     values: Floats, grid: Floats, bootstrap: PromptBootstrap
 ) -> tuple[Floats, Floats]:
-    """Return the pointwise interval of the share of (N,) values above each of (G,) levels."""
+    """Return the pointwise interval over prompts of the share of (N,) values above (G,) levels."""
     cell = np.searchsorted(grid, values, side="left")  # number of levels below the value
     width = len(grid) + 1
     counts = np.bincount(bootstrap.prompts * width + cell, minlength=bootstrap.count * width)

@@ -1,7 +1,7 @@
 """The tables printed in the paper (arXiv 2606.30265v1, Tables 1 to 6), from `published.toml`.
 
-Transcribed as printed, for comparison only: nothing is fitted to them. Keys are the label of a
-target, then a rule or a parameter.
+They are transcribed as printed, for comparison only; nothing is fitted to them. Keys are the label
+of a target, then a rule or a parameter.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ CAP = 100.0
 STATISTICS = ("mean", "median", "p5", "p25")
 EPS = (0.01, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.69)
 P5_AT = ("p5",)
-RUNS = "5 and 6"  # tables of one layout, one a model
+RUNS = "5 and 6"  # two tables with the same layout, one for each model
 ByRule = dict[str, dict[Rule, tuple[float, ...]]]
 
 _READ = tomllib.loads((pkgutil.get_data(__package__, "published.toml") or b"").decode())
 
 
 def _rule(label: str) -> Rule:
-    """Return the rule of a label, such as "additive t=0.1"."""
+    """Return the rule of a label, for instance "additive t=0.1"."""
     name, *settings = label.split()
     pairs = (setting.split("=") for setting in settings)
     return build({"rule": name} | {key: float(x) if "." in x else int(x) for key, x in pairs})
@@ -53,7 +53,7 @@ P5_RULES = tuple(P5[PAPERS[0]])
 
 
 def printed_rows(paper: str) -> list[tuple[str, Rule | int, str | float, float]]:
-    """Return every number printed of one model: table, row (rule or k), column, value."""
+    """Return every number printed for a model: table, row (rule or k), column, value."""
     p5 = P5[paper]
     tables: list[tuple[str, Mapping[Any, tuple[float, ...]], tuple[Any, ...]]] = [
         ("1", TOP_PROBABILITY[paper], STATISTICS),
@@ -64,8 +64,8 @@ def printed_rows(paper: str) -> list[tuple[str, Rule | int, str | float, float]]
     ]
     return [
         (table, row, column, value)
-        for table, known, columns in tables
-        for row, cells in known.items()
+        for table, cells_by_row, columns in tables
+        for row, cells in cells_by_row.items()
         for column, value in zip(columns, cells, strict=True)
     ]
 
@@ -76,7 +76,7 @@ _BY_CELL = {
 
 
 def printed(target: str, row: Rule | int, column: str | float) -> float:
-    """Return the number printed of a target; NaN where the paper has none.
+    """Return the number that the paper prints for a target; NaN if it has none.
 
     Args:
         target: its printed name.

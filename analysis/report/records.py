@@ -1,10 +1,10 @@
-"""The records of a report: what was measured, and tables and figures as data.
+"""The data types of a report: tables, figures and sections.
 
 A section of the report (`certificates`, `published`, `acceptance`, `decoding`, `accuracy`) takes
-`Results` and returns a `Section`: tables, figures and sentences above them. A table names a tidy
-frame and says which of its statistics become columns, in which format; `analysis.report.render`
-writes it as CSV and LaTeX. No section lays out a cell itself. Titles, questions, captions and most
-columns lie in `texts.toml`.
+`Results` and returns a `Section`: paragraphs, tables and figures. A table names a tidy frame, the
+statistics that become its columns and their formats; `analysis.report.render` writes it as CSV and
+LaTeX. No section formats a cell itself. Titles, questions, captions and most columns are in
+`texts.toml`.
 
 Examples:
     >>> from analysis.report.render import lines
@@ -58,82 +58,86 @@ Row = dict[str, Any]
 
 @cache
 def texts() -> dict[str, dict[str, Any]]:
-    """Return what `texts.toml` holds, every text on one line."""
+    """Return the entries of `texts.toml`, each text joined into one line."""
     read = tomllib.loads((pkgutil.get_data(__package__, "texts.toml") or b"").decode())
-    found = {
+    entries = {
         name: {
-            key: " ".join(given.split()) if isinstance(given, str) else given
-            for key, given in entry.items()
+            key: " ".join(content.split()) if isinstance(content, str) else content
+            for key, content in entry.items()
         }
         for name, entry in read.items()
     }
     censored = {"censored": f"{100 * CENSORED:g} %"}
-    found["shared"] = {key: text.format(**censored) for key, text in found["shared"].items()}
-    found["shared"] |= censored
-    return found
+    entries["shared"] = {key: text.format(**censored) for key, text in entries["shared"].items()}
+    entries["shared"] |= censored
+    return entries
 
 
 def worded(
     name: str, targets: Sequence[str] = (), more: Sequence[Column] = (), **facts: Any
 ) -> dict[str, Any]:
-    """Return name, texts and layout of a table or figure, from `texts.toml`.
+    """Return the name, texts and columns of a table or figure, from `texts.toml`.
 
     Args:
-        name: of its entry, and of its files unless the entry has another.
-        targets: below each of which the columns stand.
-        more: columns behind those of the entry.
-        facts: what stands for the braces in its texts.
+        name: of its entry, and of its files unless the entry has another name.
+        targets: each target gets a copy of the columns, below its name.
+        more: columns after those of the entry.
+        facts: values for the placeholders in its texts.
     """
-    known, entry = texts()["shared"] | facts, {"name": name} | texts()[name]
-    found: dict[str, Any] = {
-        key: of.format(**known) for key, of in entry.items() if isinstance(of, str)
+    facts_by_name, entry = texts()["shared"] | facts, {"name": name} | texts()[name]
+    filled: dict[str, Any] = {
+        key: text.format(**facts_by_name) for key, text in entry.items() if isinstance(text, str)
     }
-    told = entry.get("columns", ())
-    columns = [*(_column(heading.format(**known), *layout) for heading, *layout in told), *more]
+    listed = entry.get("columns", ())
+    columns = [
+        *(_column(heading.format(**facts_by_name), *layout) for heading, *layout in listed),
+        *more,
+    ]
     if columns:
-        found["columns"] = across(targets, columns) if targets else columns
-    return found
+        filled["columns"] = across(targets, columns) if targets else columns
+    return filled
 
 
-def _column(heading: str, text: str, *of: Any) -> Column:
-    """Return a column of `texts.toml`: its heading, its format and the frame's columns.
+def _column(heading: str, text: str, *parts: Any) -> Column:
+    """Return a column of `texts.toml` from its heading, its format and the frame's columns.
 
-    A mapping behind them is `Column.where`, whose key `above` is the heading above.
+    A mapping after them is `Column.where`; its key `above` is the heading above.
     """
-    where = {key: value for part in of if isinstance(part, dict) for key, value in part.items()}
+    where = {key: value for part in parts if isinstance(part, dict) for key, value in part.items()}
     above = where.pop("above", "")
-    names = tuple(part for part in of if isinstance(part, str)) or ("value",)
+    names = tuple(part for part in parts if isinstance(part, str)) or ("value",)
     return Column(heading, FORMATS[text], names, where, above)
 
 
 def sentence(name: str) -> str:
-    """Return a sentence that several tables share, from `texts.toml`."""
+    """Return a sentence shared by several tables, from `texts.toml`."""
     return str(texts()["shared"][name])
 
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a printed table: which rows of its frame it shows, and how.
+    """A column of a printed table: the rows of the frame that it shows, and their format.
 
     Attributes:
-        heading: over the column.
-        text: gives what is printed, from the values of the columns `of`; from the whole row, as a
-            mapping, if `of` is empty.
-        of: name of the frame's column, or several. Where the first has no value, none is printed.
-        where: column and value that tell the row of the frame, among those that share a printed
-            row. A printed row without such a row has no value there.
-        above: heading over this column and its neighbours with the same.
+        heading: of the column.
+        text: a function from the columns `values` to the printed text; if `values` is empty,
+            from the whole row as a mapping.
+        values: one or several columns of the frame. Without a value of the first one the cell is
+            undefined.
+        where: columns and their values that select the frame's row among those that share a
+            printed row. Without such a row the cell is undefined.
+        above: heading shared by this column and its neighbours.
     """
 
     heading: str
     text: Callable[..., str]
-    of: str | tuple[str, ...] = "value"
+    values: str | tuple[str, ...] = "value"
     where: Mapping[str, Any] = field(default_factory=dict)
     above: str = ""
 
 
 def across(values: Iterable[str], columns: Sequence[Column], key: str = "target") -> list[Column]:
-    """Return the same columns below each value of the key, most often a target."""
+    """Return a copy of the columns for each value of the key, usually a target."""
     return [
         replace(column, above=value, where={key: value, **column.where})
         for value in values
@@ -143,29 +147,28 @@ def across(values: Iterable[str], columns: Sequence[Column], key: str = "target"
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """A table: a tidy frame, and how it is laid out.
+    """A table: a tidy frame and its layout.
 
-    Rows of the frame that have the same `section` and `row` are one printed row, of which each
-    column picks one by its `where`. Where no column has a `where`, every row of the frame is one
-    printed row. A second line repeats what the frame has in a column `published`: what the paper
-    prints.
+    Rows of the frame with the same `section` and `row` form a printed row, and each column selects
+    one of them by its `where`. If no column has a `where`, every row of the frame is a printed row.
+    A second line shows the frame's column `published`, the numbers of the paper.
 
     Attributes:
         name: file name without suffix, for instance "table2".
         title: heading on the page.
-        question: that the table answers, one sentence.
+        question: the question that the table answers, one sentence.
         caption: one paragraph of plain text.
-        data: the tidy frame, as the CSV file has it.
-        row: the frame's column that names the printed rows; several, with spaces between, tell
-            them apart, and the first names them.
+        data: the tidy frame, as written to the CSV file.
+        row: the frame's column that identifies and names the printed rows. Of several columns,
+            separated by spaces, the first names them.
         columns: from left to right.
         stub: heading of the first column.
-        section: the frame's column whose values are headings between rows.
-        order: values of `row` that are printed, in this order, by default all; as a mapping, below
-            the headings that are its keys, where values may be a mapping to other names.
+        section: the frame's column whose values become headings between rows.
+        order: the values of `row` to print, in order; by default all. A mapping groups them below
+            its keys as headings, and may map a value to another printed name.
         names: printed text of values of `row` and `section`; numbers print as `:g` otherwise.
         notes: plain sentences printed below.
-        shown: the frame that is laid out, where it is another than that of the CSV file.
+        shown: the frame to print, if it differs from that of the CSV file.
     """
 
     name: str
@@ -185,15 +188,16 @@ class Table:
 
 @dataclass(frozen=True, eq=False)
 class Figure:
-    """A figure for papers: its drawing, by matplotlib, and the numbers drawn.
+    """A figure for papers: a matplotlib drawing and its data.
 
     Attributes:
         name: file name without suffix, for instance "figure2".
         title: heading on the page.
-        question: that the figure answers, one sentence.
+        question: the question that the figure answers, one sentence.
         caption: one paragraph of plain text.
-        data: the tidy numbers drawn, as the CSV file has them.
-        drawing: what is drawn; `analysis.report.style.grid` makes panels of the right size.
+        data: the numbers drawn, as written to the CSV file.
+        drawing: the matplotlib figure; `analysis.report.style.grid` makes panels of the right
+            size.
     """
 
     name: str
@@ -204,7 +208,7 @@ class Figure:
     drawing: Drawing
 
     def __post_init__(self) -> None:
-        """Give the panels their letters, the same in every figure."""
+        """Letter the panels."""
         letter(self.drawing)
 
 
@@ -214,48 +218,48 @@ class Section:
 
     Attributes:
         title: heading.
-        shown: tables and figures; None stands for one that the study does not fill.
-        says: paragraphs below the heading.
-        timed: whether it depends on the clock. Its files lie in timings/, which no digest covers.
+        shown: tables and figures; None for one that the study has no data for.
+        paragraphs: plain text below the heading.
+        timed: whether it depends on the clock. Its files are in timings/, outside all digests.
     """
 
     title: str
     shown: Sequence[Any]
-    says: Sequence[str] = ()
+    paragraphs: Sequence[str] = ()
     timed: bool = False
 
     def __post_init__(self) -> None:
-        """Leave out what the study does not fill."""
+        """Drop the tables and figures that are None."""
         object.__setattr__(self, "shown", [item for item in self.shown if item is not None])
 
     @property
     def place(self) -> str:
-        """Directory of its files in the report, with a slash; empty: the report's own."""
+        """Directory of its files within the report, with a slash; empty for the report's own."""
         return "timings/" if self.timed else ""
 
 
-def select(frame: pd.DataFrame, **wanted: Any) -> pd.DataFrame:
-    """Return the rows of a frame whose columns have a value, or one of several (a list).
+def select(frame: pd.DataFrame, **conditions: Any) -> pd.DataFrame:
+    """Return the rows of a frame whose columns equal a value, or one of a list of values.
 
     >>> frame = pd.DataFrame({"rule": ["a", "b", "c"], "value": [1, 2, 3]})
     >>> select(frame, rule=["a", "c"])["value"].tolist()
     [1, 3]
     """
-    for column, values in wanted.items():
+    for column, values in conditions.items():
         several = isinstance(values, list | tuple | set | dict | pd.Series)
         frame = frame[frame[column].isin(list(values) if several else [values])]
     return frame
 
 
 def records_of(frame: pd.DataFrame) -> list[Row]:
-    """Return the rows of a frame as mappings from column to value."""
+    """Return the rows of a frame as dictionaries."""
     return [{str(name): value for name, value in row.items()} for row in frame.to_dict("records")]
 
 
 def together(frames: Mapping[str, pd.DataFrame], key: str = "target") -> pd.DataFrame:
-    """Return frames of the same columns as one, with what each is of as the first column."""
-    kept = [frame.assign(**{key: name}) for name, frame in frames.items()]
-    if not kept:
+    """Return frames with equal columns as one frame, their names in a first column `key`."""
+    labelled = [frame.assign(**{key: name}) for name, frame in frames.items()]
+    if not labelled:
         return pd.DataFrame()
-    joined = pd.concat(kept, ignore_index=True)
+    joined = pd.concat(labelled, ignore_index=True)
     return joined[[key, *(column for column in joined if column != key)]]

@@ -1,6 +1,6 @@
-"""Writes tables and figures: as CSV and LaTeX, as PDF and PNG.
+"""Rendering of tables as CSV and LaTeX, and of figures as PDF and PNG.
 
-The pages lay out the same `lines` by their templates.
+The templates of the pages use the same `lines`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ TableLine = tuple[str, list[str], list[str]]  # a name, the cells, and the publi
 
 
 def files(item: Table | Figure, note: str = "") -> list[tuple[str, bytes]]:
-    """Return path and content of the files of a table or figure; `note` ends a table's caption."""
+    """Return the paths and contents of a table's or figure's files; `note` ends the caption."""
     if isinstance(item, Table):
         contents = [csv_text(item.data).encode(), latex_table(item, note).encode()]
     else:
@@ -33,30 +33,30 @@ def files(item: Table | Figure, note: str = "") -> list[tuple[str, bytes]]:
 
 
 def names(item: Table | Figure) -> list[str]:
-    """Return the paths of the files of a table or figure."""
+    """Return the paths of a table's or figure's files."""
     if isinstance(item, Table):
         return [f"tables/{item.name}.{kind}" for kind in ("csv", "tex")]
     return [f"figures/{item.name}.{kind}" for kind in ("pdf", "png", "csv")]
 
 
 def csv_text(frame: pd.DataFrame) -> str:
-    """Return a tidy frame as CSV; an empty cell is a value that does not exist."""
+    """Return a tidy frame as CSV; a missing value is an empty cell."""
     escaped = without_formulas(frame)
     return str(escaped.to_csv(index=False, float_format="%.6g", lineterminator="\n"))
 
 
 def lines(table: Table) -> list[tuple[str, list[TableLine]]]:
-    """Lay a table out: headings, and below each its printed rows."""
-    keys, every = table.row.split(), table.data if table.shown is None else table.shown
+    """Return the printed rows of a table, grouped by heading."""
+    keys, frame = table.row.split(), table.data if table.shown is None else table.shown
     wide = not any(column.where for column in table.columns)
     laid = []
-    for heading, mine in _grouped(
-        records_of(every), lambda _, row: row[table.section] if table.section else ""
+    for heading, members in _grouped(
+        records_of(frame), lambda _, row: row[table.section] if table.section else ""
     ):
         printed = [
             (rows[0][keys[0]], rows)
             for _, rows in _grouped(
-                mine, lambda at, row: at if wide else tuple(row[x] for x in keys)
+                members, lambda index, row: index if wide else tuple(row[x] for x in keys)
             )
         ]
         parts: Mapping[Any, Any]
@@ -67,22 +67,22 @@ def lines(table: Table) -> list[tuple[str, list[TableLine]]]:
         for title, values in parts.items():
             names = {**table.names, **(values if isinstance(values, Mapping) else {})}
             chosen = printed if values is None else [
-                one for value in values for one in printed if one[0] == value
+                entry for value in values for entry in printed if entry[0] == value
             ]  # fmt: skip
             if chosen:
-                found = [_line(table, _text(names, value), rows) for value, rows in chosen]
-                laid.append((title, found))
+                cells = [_line(table, _text(names, value), rows) for value, rows in chosen]
+                laid.append((title, cells))
     return laid
 
 
 def _grouped(
     rows: Sequence[Row], key: Callable[[int, Row], Hashable]
 ) -> Iterable[tuple[Any, list[Row]]]:
-    """Return rows by their keys, from place and row, in the order of their first ones."""
-    found: dict[Hashable, list[Row]] = {}
-    for at, row in enumerate(rows):
-        found.setdefault(key(at, row), []).append(row)
-    return found.items()
+    """Group rows by a key of index and row, in the order of first appearance."""
+    groups: dict[Hashable, list[Row]] = {}
+    for index, row in enumerate(rows):
+        groups.setdefault(key(index, row), []).append(row)
+    return groups.items()
 
 
 def _text(names: Mapping[Any, str], value: Any) -> str:
@@ -92,40 +92,41 @@ def _text(names: Mapping[Any, str], value: Any) -> str:
 
 
 def _line(table: Table, name: str, rows: Sequence[Row]) -> TableLine:
-    """Return a printed row."""
-    found = [
+    """Return a printed row: its name, its cells, and the published cells."""
+    picked = [
         next((row for row in rows if column.where.items() <= row.items()), None)
         for column in table.columns
     ]
-    pairs = zip(table.columns, found, strict=True)
+    pairs = zip(table.columns, picked, strict=True)
     texts = [UNDEFINED if row is None else _cell(column, row) for column, row in pairs]
-    published = ["" if row is None else _as_published(row.get("published", "")) for row in found]
+    published = ["" if row is None else _as_published(row.get("published", "")) for row in picked]
     return name, texts, published if any(published) else []
 
 
 def _cell(column: Column, row: Row) -> str:
-    if not column.of:
+    if not column.values:
         return column.text(row)
-    values = [row[key] for key in ([column.of] if isinstance(column.of, str) else column.of)]
+    keys = [column.values] if isinstance(column.values, str) else column.values
+    values = [row[key] for key in keys]
     return UNDEFINED if pd.isna(values[0]) else column.text(*values)
 
 
 def _as_published(value: float | str) -> str:
-    """Return a number of the paper, which prints most with three decimals."""
+    """Return a number of the paper as text, with three decimals."""
     return value if isinstance(value, str) else "" if math.isnan(value) else f"{value:.3f}"
 
 
 def spans(table: Table) -> list[tuple[str, int]]:
-    """Return the headings over neighbouring columns, each with their number; none if all empty."""
-    found = [
+    """Return the headings above adjacent columns with their widths; empty if there are none."""
+    headings = [
         (above, len(list(columns)))
         for above, columns in groupby(table.columns, key=lambda column: column.above)
     ]
-    return found if any(above for above, _ in found) else []
+    return headings if any(above for above, _ in headings) else []
 
 
 def latex_table(table: Table, note: str = "") -> str:
-    """Return a floating table; needs the package booktabs."""
+    """Return a table as a LaTeX float, which needs the package booktabs."""
     caption = " ".join(filter(None, [table.question, table.caption, note]))
     width = len(table.columns) + 1
     rows = [
@@ -137,11 +138,11 @@ def latex_table(table: Table, note: str = "") -> str:
         r"\toprule",
     ]
     if above := spans(table):
-        cells, rules, at = [""], [], 2
+        cells, rules, left = [""], [], 2
         for text, span in above:
             cells.append(rf"\multicolumn{{{span}}}{{c}}{{{latex(text)}}}")
-            rules += [rf"\cmidrule(lr){{{at}-{at + span - 1}}}"] * bool(text)
-            at += span
+            rules += [rf"\cmidrule(lr){{{left}-{left + span - 1}}}"] * bool(text)
+            left += span
         rows += [" & ".join(cells) + r" \\", " ".join(rules)]
     headings = [table.stub, *(column.heading for column in table.columns)]
     rows.append(" & ".join(map(latex, headings)) + r" \\")
@@ -155,5 +156,5 @@ def latex_table(table: Table, note: str = "") -> str:
                 first = rf"\quad\emph{{{PUBLISHED}}}"
                 rows.append(" & ".join([first, *map(latex, published)]) + r" \\")
     rows += [r"\bottomrule", r"\end{tabular}"]
-    rows += [rf"\par\smallskip{{\footnotesize {latex(said)}}}" for said in table.notes]
+    rows += [rf"\par\smallskip{{\footnotesize {latex(note_text)}}}" for note_text in table.notes]
     return "\n".join([*rows, r"\end{table}", ""])

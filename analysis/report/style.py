@@ -1,8 +1,8 @@
-"""Style of all figures of a report: sizes, colours, lines, the legend, the bytes of a file.
+"""Style of all figures of a report: sizes, colours, lines, legends and rendering to bytes.
 
-Figures are made without pyplot's global state, inside `styled`; `render` gives the bytes of a
-file, equal for equal input: embedded TrueType fonts that come with matplotlib, no date, no
-software version.
+Figures are made inside `styled`, without pyplot's global state. `render` returns the bytes of a
+file, which depend on the figure alone: fonts are the TrueType fonts of matplotlib, embedded, and
+dates and software versions are left out.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-COLUMN, TEXT = 3.25, 6.75  # inches: the widths of a column and of a text
+COLUMN, TEXT = 3.25, 6.75  # inches: the widths of a column and of a page's text
 STYLE: dict[Any, Any] = {
     "font.family": "DejaVu Sans",
-    "text.parse_math": False,  # names of models and rules are shown as they are, $ included
+    "text.parse_math": False,  # names of models and rules are printed literally, $ included
     "font.size": 7.5,
     "axes.titlesize": 8,
     "axes.labelsize": 8,
@@ -40,7 +40,7 @@ STYLE: dict[Any, Any] = {
     "legend.frameon": False,
     "legend.handlelength": 2.6,
     "pdf.fonttype": 42,
-    "savefig.dpi": 200,  # of pictures on screens; papers take the PDF
+    "savefig.dpi": 200,  # for PNG on screens; papers use the PDF
     "axes.unicode_minus": False,
 }
 ANONYMOUS: dict[str, dict[str, Any]] = {
@@ -60,7 +60,7 @@ BLUE, VERMILION, GREEN, PINK, ORANGE, SKY, YELLOW, BLACK = (
     "#000000",
 )
 PURPLE, GREY = "#7B4FA3", "#B8B8B8"
-# told apart by style as well
+# lines differ in style as well as in colour
 LINES = (
     (BLUE, (0, ())),
     (VERMILION, (0, (5, 1.5))),
@@ -70,8 +70,8 @@ LINES = (
     (SKY, (0, (5, 1.5, 1.2, 1.5, 1.2, 1.5))),
     (BLACK, (0, (8, 2))),
 )
-# name and hue of a family of rules, wherever one is shown, in the order of the page; settings are
-# shades of the hue, from light to dark
+# printed name and hue of each family of rules, in the order of the page; settings are shades of the
+# hue, from light to dark
 RULE_FAMILIES = {
     "greedy": ("Strict greedy", "#8C8C8C"),
     "additive": ("Additive", BLUE),
@@ -84,7 +84,7 @@ RULE_FAMILIES = {
     "topm_multiplicative": ("Top-m + multiplicative", ORANGE),
 }
 OTHER_RULES = "#8C5A2B"
-SCALES = {  # settings of a dial from strict to relaxed, at equal distances of shade
+SCALES = {  # values of a parameter from strict to relaxed, at equal steps of shade
     "t": (0.01, 0.05, 0.1, 0.2, 0.3, 0.5),
     "alpha": (0.9, 0.7, 0.5, 0.3, 0.2, 0.1),
     "theta": (0.95, 0.9, 0.8, 0.7, 0.5, 0.3),
@@ -92,34 +92,34 @@ SCALES = {  # settings of a dial from strict to relaxed, at equal distances of s
 }
 POINTS: dict[str, Any] = {"marker": "o", "markersize": 2.5}
 RULED: dict[str, Any] = {"color": "#DDDDDD", "linewidth": 0.4}  # lines of a grid
-LEVEL: dict[str, Any] = {  # a ceiling or another value to compare with
+LEVEL: dict[str, Any] = {  # a reference line, for instance a ceiling
     "color": "#888888",
     "linewidth": 0.7,
     "linestyle": (0, (2, 2)),
     "zorder": 0,
 }
 
-styled = matplotlib.rc_context(STYLE)  # decorates the functions that draw a figure
+styled = matplotlib.rc_context(STYLE)  # decorator of the functions that draw a figure
 
 
 @styled
 def render(figure: Figure, kind: str) -> bytes:
-    """Return the file of a figure; `kind` is pdf or png. Panels then stay where they are.
+    """Return the bytes of a figure's file, pdf or png; the layout is frozen afterwards.
 
-    Asked of the canvas itself: `savefig` draws a figure twice.
+    Uses the canvas directly, as `savefig` draws a figure twice.
     """
     canvas = CANVASES[kind](figure)
     figure.set_dpi(matplotlib.rcParams["savefig.dpi"])
     buffer = io.BytesIO()
-    with warnings.catch_warnings():  # a name's character that the font lacks is a box
+    with warnings.catch_warnings():  # a character that the font lacks is drawn as a box
         warnings.filterwarnings("ignore", message="Glyph .* missing from")
         getattr(canvas, f"print_{kind}")(buffer, metadata=ANONYMOUS[kind])
-    figure.set_layout_engine("none")  # laying panels out takes as long as drawing them
+    figure.set_layout_engine("none")  # the layout takes as long as the drawing
     return buffer.getvalue()
 
 
 def grid(rows: int, titles: Sequence[str]) -> tuple[Figure, np.ndarray]:
-    """Make `rows` panels below each title, most often a target; axes are (rows, titles)."""
+    """Return a figure with `rows` panels below each title, and its axes (rows, titles)."""
     figure = Figure(figsize=(TEXT, 0.45 + 1.9 * rows), layout="constrained")
     axes = figure.subplots(rows, len(titles), squeeze=False)
     for line in axes:
@@ -129,18 +129,18 @@ def grid(rows: int, titles: Sequence[str]) -> tuple[Figure, np.ndarray]:
 
 
 def error_bars(value: Any, low: Any, high: Any) -> np.ndarray:
-    """Return how far (N,) intervals reach below and above their values, (2, N); unknown ends 0.
+    """Return the distances (2, N) from values (N,) to the ends of their intervals; 0 for NaN.
 
     >>> error_bars([1.0, 2.0], [0.5, float("nan")], [1.0, 3.0]).tolist()
     [[0.5, 0.0], [0.0, 1.0]]
     """
-    value, low, high = (np.asarray(of, dtype=np.float64) for of in (value, low, high))
-    found: np.ndarray = np.nan_to_num(np.stack([value - low, high - value]).clip(min=0))
-    return found
+    value, low, high = (np.asarray(ends, dtype=np.float64) for ends in (value, low, high))
+    bars: np.ndarray = np.nan_to_num(np.stack([value - low, high - value]).clip(min=0))
+    return bars
 
 
 def logarithmic(axes: Axes, name: str) -> None:
-    """Make the x or y axis logarithmic, with plain numbers: powers of ten would need math text."""
+    """Make the x or y axis logarithmic, with plain numbers, as powers of ten need math text."""
     axes.set(**{f"{name}scale": "log"})
     axis = axes.xaxis if name == "x" else axes.yaxis
     axis.set_major_locator(LogLocator(subs=(1, 2, 3, 5)))
@@ -149,27 +149,29 @@ def logarithmic(axes: Axes, name: str) -> None:
 
 
 def percent(axes: Axes, name: str) -> None:
-    """Print the shares along the x or y axis in percent, as every figure does."""
+    """Format the shares along the x or y axis in percent."""
     axis = axes.xaxis if name == "x" else axes.yaxis
     axis.set_major_formatter(FuncFormatter(_in_percent))
 
 
-# by name, as other processes that draw a figure need it
+# a named function, as other processes that draw a figure unpickle it
 def _in_percent(share: float, _: int) -> str:
     return f"{round(100 * share, 6):g} %"
 
 
 @styled
 def letter(figure: Figure) -> None:
-    """Put a letter before the title of every panel of a figure that has several."""
+    """Put a letter before the title of every panel if a figure has several."""
     if len(figure.axes) > 1:
-        for at, axis in enumerate(figure.axes):
+        for index, axis in enumerate(figure.axes):
             place: Literal["left", "center"] = "left" if axis.get_title(loc="left") else "center"
-            axis.set_title(f"({chr(ord('a') + at)}) {axis.get_title(loc=place)}".strip(), loc=place)
+            axis.set_title(
+                f"({chr(ord('a') + index)}) {axis.get_title(loc=place)}".strip(), loc=place
+            )
 
 
 def family(name: str) -> tuple[str, str]:
-    """Return printed name and hue of a family of rules; a user's own has its name.
+    """Return the printed name and hue of a family of rules; a user's rule keeps its name.
 
     >>> family("tree")[0], family("mine")[0]
     ('Tree', 'mine')
@@ -178,7 +180,7 @@ def family(name: str) -> tuple[str, str]:
 
 
 def rule_colour(label: str) -> str:
-    """Return the colour of a rule, by its label: the hue of its family, the shade of its setting.
+    """Return the colour of a rule's label: the hue of its family, in the shade of its setting.
 
     >>> rule_colour("greedy"), rule_colour("additive t=0.1") == rule_colour("additive t=0.2")
     ('#8c8c8c', False)
@@ -197,11 +199,13 @@ def rule_colour(label: str) -> str:
 
 
 def legend(figure: Figure, axes: Iterable[Axes], columns: int = 2) -> None:
-    """Put one legend of all labels of the axes below the panels; none where there is only one."""
-    found = {
+    """Add a legend of all labels of the axes below the panels, if there are several labels."""
+    handles = {
         name: handle
         for axis in axes
         for handle, name in zip(*axis.get_legend_handles_labels(), strict=True)
     }
-    if len(found) > 1:
-        figure.legend(list(found.values()), list(found), loc="outside lower center", ncols=columns)
+    if len(handles) > 1:
+        figure.legend(
+            list(handles.values()), list(handles), loc="outside lower center", ncols=columns
+        )

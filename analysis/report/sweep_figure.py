@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from .style import LINES, POINTS, RULED, error_bars, grid, legend, rule_colour, styled
 from .text import limits, symbol, upper_end
 
-AXES = {  # statistics by stage: the name of their axis, and theirs
+AXES = {  # axis label: its statistics and their printed names
     "certificate (nats)": {
         "mean": "mean certificate",
         "median": "median certificate",
@@ -28,38 +28,38 @@ AXES = {  # statistics by stage: the name of their axis, and theirs
     },
     "tokens a call": {"tokens_per_call": "tokens a target call"},
     "speedup": {"speedup": "speedup over the target alone"},
-    "nats": {"given_up": "nats given up a token"},
+    "nats": {"nats_given_up": "nats given up a token"},
     "cost": {"cost": "cost of a drafted token, ρ"},
 }
 NAMES = {key: name for names in AXES.values() for key, name in names.items()}
-KINDS = ("rule", "eps", "method", "temperature", "draft_length")  # what rows of a point differ in
+KINDS = ("rule", "eps", "method", "temperature", "draft_length")  # keys of a point's rows
 WORDS = {"draft_length": "γ", "temperature": "T", "eps": "ε", "drafter": "drafter"}
 FROM_ZERO = {"accepted", "certified", "coverage", "cost"}  # small differences look small
-DODGE = 0.6  # of the distance between two categories, over which their points are spread
-MAX_LINES = 10  # in a panel; more cannot be told apart
-LEGEND_COLUMNS, LEGEND_ROW = 3, 0.14  # the height in inches
+DODGE = 0.6  # spread of a category's points, as a share of the distance between categories
+MAX_LINES = 10  # in a panel; more lines look alike
+LEGEND_COLUMNS, LEGEND_ROW = 3, 0.14  # height of a row in inches
 
 
 @styled
 def sweep_figure(table: pd.DataFrame, swept: list[str]) -> Figure | None:
-    """Draw one panel a target: the statistics over one key, or one of them by the rest.
+    """Draw the statistics of a sweep over its first key, in one panel for each target.
 
-    Where the rows of a point differ in more than the swept key (rules, methods, a second key),
-    each kind has a curve of p5, or of tokens a call and, below, the speedup. A key with numbers is
-    drawn as lines, one with names as points; bars are intervals over prompts. Of more than
-    `MAX_LINES` rules, or other settings, the first are drawn and the title says so. Two swept keys
-    of which every pair of values has one row are a map of the same statistics.
+    If the rows of a point differ in more than the swept key (rules, methods, a second key), each
+    combination has a curve of p5, or of tokens a call and, below, the speedup. Numeric keys are
+    drawn as lines, others as points; bars are intervals over prompts. Of more than `MAX_LINES`
+    combinations the first are drawn, and the title gives their number. Two swept keys with one row
+    for every pair of values are drawn as a map.
 
     Args:
-        table: one row a point and target, with the swept keys, `target` and statistics in nats.
-        swept: names of the swept columns, in the order they were given.
+        table: one row for each point and target, with the swept keys, `target` and statistics.
+        swept: names of the swept columns, in the given order.
 
     Returns:
-        The figure, or None when the table has nothing that can be drawn.
+        The figure, or None if the table has no statistic to draw.
     """
     if "target" not in table or not swept:
         return None
-    if "draft_length" in table:  # the target alone, whatever is swept
+    if "draft_length" in table:  # 0 is the target alone
         table = table[table["draft_length"] > 0]
     statistics = [name for name in NAMES if name in table]
     if not statistics or table.empty:
@@ -94,7 +94,7 @@ def sweep_figure(table: pd.DataFrame, swept: list[str]) -> Figure | None:
                 axis.sharey(line[0])
             _panel(axis, curves, target, swept[0], _places(table[swept[0]]), by_rule)
         label = _axis_name(names, bool(kinds) or len(names) == 1)
-        # of another divergence than KL not always in nats
+        # certificates in other divergences than KL are not always in nats
         line[0].set_ylabel(label.replace(" (nats)", "") if "divergence" in table else label)
     several = [axis for axis in axes.flat if len(axis.get_legend_handles_labels()[1]) > 1]
     shown = {text for axis in several for text in axis.get_legend_handles_labels()[1]}
@@ -104,14 +104,14 @@ def sweep_figure(table: pd.DataFrame, swept: list[str]) -> Figure | None:
 
 
 def _axis_name(names: Sequence[str], single: bool) -> str:
-    unit = next(axis for axis, known in AXES.items() if names[0] in known)
+    unit = next(axis for axis, statistics in AXES.items() if names[0] in statistics)
     if not single:
         return unit
     return NAMES[names[0]] + (" (nats)" if names[0] in AXES["certificate (nats)"] else "")
 
 
 def in_words(key: str) -> str:
-    """Return the name of a swept key, or of a column, as printed.
+    """Return the printed name of a swept key or a column.
 
     >>> in_words("criteria.t"), in_words("criteria.alpha"), in_words("decoding.draft_length")
     ('t', 'α', 'γ')
@@ -131,12 +131,12 @@ def _named(keys: list[str], values: Iterable[Any]) -> str:
 
 
 def _wanted(table: pd.DataFrame) -> tuple[str, ...]:
-    """Return the statistics of which curves of several kinds, and maps, are drawn."""
+    """Return the statistics drawn as several curves or as maps."""
     return ("tokens_per_call", "speedup") if "speedup" in table else ("p5",)
 
 
 def _is_grid(table: pd.DataFrame, swept: list[str]) -> bool:
-    """Whether every pair of the values of two keys has one row a target."""
+    """Whether every pair of values of two keys has one row for each target."""
     sizes = [table[key].nunique() for key in swept]
     pairs = table.groupby(["target", *swept], dropna=False).size()
     return bool(min(sizes) > 1 and (pairs == 1).all()) and (
@@ -145,14 +145,14 @@ def _is_grid(table: pd.DataFrame, swept: list[str]) -> bool:
 
 
 def _maps(table: pd.DataFrame, swept: list[str], statistics: Sequence[str]) -> Figure:
-    """Draw a map over two keys: a row a statistic, a column a target."""
+    """Draw maps over two keys: a row for each statistic, a column for each target."""
     targets = table["target"].unique()
     figure, axes = grid(len(statistics), list(map(str, targets)))
     for line, statistic in zip(axes, statistics, strict=True):
         ends = {"vmin": table[statistic].min(), "vmax": table[statistic].max()}
         for axis, target in zip(line, targets, strict=True):
-            mine = table[table["target"] == target]
-            values = mine.pivot(index=swept[1], columns=swept[0], values=statistic)
+            part = table[table["target"] == target]
+            values = part.pivot(index=swept[1], columns=swept[0], values=statistic)
             image = axis.imshow(values, cmap="viridis", aspect="auto", origin="lower", **ends)
             axis.set_xticks(range(values.shape[1]), list(map(str, values.columns)))
             axis.set_yticks(range(values.shape[0]), list(map(str, values.index)))
@@ -171,16 +171,16 @@ def _varies(table: pd.DataFrame, key: str) -> bool:
 
 
 def _free(table: pd.DataFrame, swept: list[str], key: str) -> bool:
-    """Whether the rows of a swept point differ in `key`, so that it says something new."""
+    """Whether the rows of a swept point differ in `key`."""
     points = table.groupby([*swept, "target"], dropna=False)[key]
     return bool(points.nunique(dropna=False).max() > 1)
 
 
 def _places(values: pd.Series) -> dict[Any, float] | None:
-    """Return where names stand on an axis; None for numbers, which stand where they are."""
+    """Return the positions of names on an axis; None for numbers."""
     if pd.api.types.is_numeric_dtype(values):
         return None
-    return {name: float(at) for at, name in enumerate(values.unique())}
+    return {name: float(place) for place, name in enumerate(values.unique())}
 
 
 def _panel(
@@ -191,15 +191,16 @@ def _panel(
     places: dict[Any, float] | None,
     by_rule: bool,
 ) -> None:
-    for at, (name, (part, statistic)) in enumerate(curves.items()):
+    for index, (name, (part, statistic)) in enumerate(curves.items()):
         values = part[part["target"] == target]
-        color = rule_colour(name) if by_rule else LINES[at % len(LINES)][0]
-        style = LINES[(at + at // len(LINES)) % len(LINES)][1]  # with a colour that comes again
+        color = rule_colour(name) if by_rule else LINES[index % len(LINES)][0]
+        # a colour that comes again gets another style
+        style = LINES[(index + index // len(LINES)) % len(LINES)][1]
         if places is None:
             values = values.sort_values(x)
             _curve(axis, values[x], values, statistic, name, color, style)
         else:
-            aside = DODGE * ((at + 0.5) / len(curves) - 0.5)
+            aside = DODGE * ((index + 0.5) / len(curves) - 0.5)
             _curve(axis, values[x].map(places) + aside, values, statistic, name, color, None)
     axis.set_xlabel(in_words(x))
     axis.grid(**RULED)
@@ -215,11 +216,11 @@ def _panel(
 def _curve(
     axis: Axes, x: pd.Series, values: pd.DataFrame, y: str, name: str, color: str, style: Any
 ) -> None:
-    """Draw a curve; points that nothing joins where `style` is None."""
+    """Draw a curve, or unconnected points if `style` is None."""
     joined = "none" if style is None else style
     axis.plot(x, values[y], color=color, linestyle=joined, **POINTS, label=name)
     ends = values[upper_end(y)] if upper_end(y) in values else values[y]
-    if style is not None and not ends.equals(values[y]):  # certificates known as intervals
+    if style is not None and not ends.equals(values[y]):  # certificates are intervals
         axis.fill_between(x, values[y], ends, color=color, alpha=0.25, linewidth=0)
     low, high = limits(y)
     if {low, high} <= set(values):

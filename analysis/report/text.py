@@ -1,4 +1,4 @@
-"""Printed forms of values, rules and their parameters, and the warning about few prompts."""
+"""Text of values, intervals and parameters in tables, and the warning about few prompts."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from functools import partial
 from ..statistics.bootstrap import FEW_PROMPTS
 from .published import CAP
 
-MARK = "*"  # beside a ceiling: the rejection region is empty
+MARK = "*"  # after a ceiling: the rejection region is empty
 UNDEFINED = "–"
-PRESETS = {  # of acceptance.presets, whose other names are printed as they are
+PRESETS = {  # printed names of acceptance.presets; others are printed unchanged
     "vllm_proposed": "vLLM (proposed)",
     "tensorrt_llm": "TensorRT-LLM",
     "sglang": "SGLang",
     "medusa": "Medusa",
     "mars": "MARS",
 }
-SYMBOLS = {"alpha": "α", "theta": "θ"}  # other parameters are printed by their names
+SYMBOLS = {"alpha": "α", "theta": "θ"}  # other parameters are printed by name
 
 
 def symbol(parameter: str) -> str:
@@ -28,7 +28,7 @@ def symbol(parameter: str) -> str:
 
 
 def number_text(value: float, digits: int = 2) -> str:
-    """Return a number with so many decimals.
+    """Return a number with a fixed number of decimals.
 
     >>> number_text(0.4376, 3), number_text(-0.001), number_text(math.inf), number_text(math.nan)
     ('0.438', '0.00', '∞', '–')
@@ -43,7 +43,7 @@ def number_text(value: float, digits: int = 2) -> str:
 
 
 def digits_text(value: float) -> str:
-    """Return a number with three digits that say something, and at least three decimals.
+    """Return a number with three significant digits and at least three decimals.
 
     >>> digits_text(1.0524), digits_text(0.4376), digits_text(0.0187), digits_text(0.0027)
     ('1.052', '0.438', '0.0187', '0.00270')
@@ -62,7 +62,7 @@ def digits_text(value: float) -> str:
 
 
 def rounded_down(value: float, digits: int = 2) -> float:
-    """Return a number of at least 0 rounded down to so many significant digits.
+    """Return a nonnegative number rounded down to significant digits.
 
     >>> rounded_down(0.023576), rounded_down(3.69e-6), rounded_down(0.0), rounded_down(math.inf)
     (0.023, 3.6e-06, 0.0, inf)
@@ -73,8 +73,8 @@ def rounded_down(value: float, digits: int = 2) -> float:
     return float(exact.quantize(Decimal(1).scaleb(exact.adjusted() + 1 - digits), ROUND_FLOOR))
 
 
-def certificate_text(value: float, optimistic: float, ceiling: float) -> str:
-    """Return a statistic of certificates in nats: a range where the ends print differently.
+def certificate_text(value: float, value_upper: float, ceiling: float) -> str:
+    """Return a statistic of certificates in nats, as a range if its ends print differently.
 
     +inf prints as the rule's ceiling with a mark.
 
@@ -85,11 +85,11 @@ def certificate_text(value: float, optimistic: float, ceiling: float) -> str:
     def end(x: float) -> str:
         return f"{digits_text(ceiling)}{MARK}" if math.isinf(x) else digits_text(x)
 
-    return range_text(end(value), end(optimistic)) if not math.isnan(value) else UNDEFINED
+    return range_text(end(value), end(value_upper)) if not math.isnan(value) else UNDEFINED
 
 
-def run_text(value: float, optimistic: float, censored: Sequence[bool] = (False, False)) -> str:
-    """Return a run length in tokens, ">100" above the paper's cap, "≥" where it is a lower bound.
+def run_text(value: float, value_upper: float, censored: Sequence[bool] = (False, False)) -> str:
+    """Return a run length in tokens: ">100" above the paper's cap, "≥" for a lower bound.
 
     >>> run_text(17.414, 17.414), run_text(99.99, 130.0), run_text(128.0, 128.0)
     ('17.41', '99.99–>100', '>100')
@@ -102,11 +102,11 @@ def run_text(value: float, optimistic: float, censored: Sequence[bool] = (False,
 
     if math.isnan(value):
         return UNDEFINED
-    return length_text(end(value), end(optimistic), censored)
+    return length_text(end(value), end(value_upper), censored)
 
 
 def length_text(first: str, last: str, censored: Sequence[bool]) -> str:
-    """Return the range of a printed length; "≥" marks lower bounds, and is said once.
+    """Return the range of a printed length, with a single "≥" for lower bounds.
 
     >>> length_text("5.0", "5.0", (True, True)), length_text("5.0", "6.0", (True, True))
     ('≥ 5.0', '≥ 5.0–6.0')
@@ -121,23 +121,25 @@ def length_text(first: str, last: str, censored: Sequence[bool]) -> str:
 
 
 def _at_least(text: str, censored: bool) -> str:
-    says_it = text.startswith((">", "∞", UNDEFINED))
-    return f"≥ {text}" if censored and not says_it else text
+    is_marked = text.startswith((">", "∞", UNDEFINED))
+    return f"≥ {text}" if censored and not is_marked else text
 
 
-def interval_text(value: float, optimistic: float, low: float, high: float, *censored: bool) -> str:
-    """Return a run length in tokens with its interval, not capped.
+def interval_text(
+    value: float, value_upper: float, low: float, high: float, *censored: bool
+) -> str:
+    """Return a run length in tokens with its interval, without a cap.
 
     >>> interval_text(17.41, 17.41, 16.0, 19.04), interval_text(math.inf, math.inf, 40, math.inf)
     ('17.4 [16.0, 19.0]', '∞ [≥ 40.0]')
     """
-    ends = ["∞" if math.isinf(x) else f"{x:.1f}" for x in (value, optimistic, low, high)]
+    ends = ["∞" if math.isinf(x) else f"{x:.1f}" for x in (value, value_upper, low, high)]
     limits = f"≥ {ends[2]}" if math.isinf(high) else f"{ends[2]}, {ends[3]}"
     return f"{length_text(ends[0], ends[1], censored or (False, False))} [{limits}]"
 
 
 def share_text(share: float) -> str:
-    """Return a share as a percentage with two digits that differ from 0 or 100 %.
+    """Return a share in percent with two digits that distinguish it from 0 and 100 %.
 
     >>> share_text(0.0123), share_text(0.9), share_text(0.999961), share_text(math.nan)
     ('1.2 %', '90 %', '99.9961 %', '–')
@@ -152,16 +154,16 @@ def share_text(share: float) -> str:
 
 
 def upper_end(column: str) -> str:
-    """Return the column that has a statistic from the upper ends of certificates.
+    """Return the name of a statistic's column for the upper ends of certificates.
 
     >>> upper_end("value"), upper_end("mean")
-    ('optimistic', 'mean_optimistic')
+    ('value_upper', 'mean_upper')
     """
-    return "optimistic" if column == "value" else f"{column}_optimistic"
+    return f"{column}_upper"
 
 
 def mark_of(column: str) -> str:
-    """Return the column that says whether a length in `column` is a lower bound.
+    """Return the name of the flag that a length in `column` is a lower bound.
 
     >>> mark_of("value"), mark_of("length")
     ('censored', 'length_censored')
@@ -170,7 +172,7 @@ def mark_of(column: str) -> str:
 
 
 def limits(column: str) -> tuple[str, str]:
-    """Return the columns that have the interval over prompts of a statistic.
+    """Return the names of the columns with a statistic's interval over prompts.
 
     >>> limits("value"), limits("mean")
     (('ci_low', 'ci_high'), ('mean_ci_low', 'mean_ci_high'))
@@ -179,7 +181,7 @@ def limits(column: str) -> tuple[str, str]:
 
 
 def range_text(first: str, last: str) -> str:
-    """Return both ends as printed, once where they print alike; a common unit is said once.
+    """Return two printed ends as a range, or one if they are equal, with a common unit once.
 
     >>> range_text("0.12", "0.12"), range_text("0.12", "0.13"), range_text("5.0 %", "12 %")
     ('0.12', '0.12–0.13', '5.0–12 %')
@@ -191,7 +193,7 @@ def range_text(first: str, last: str) -> str:
 
 
 def few_notes(prompts: Iterable[int]) -> list[str]:
-    """Warn below a table whose intervals come from few prompts; nothing where there are enough.
+    """Return a warning for a table whose intervals come from few prompts, else an empty list.
 
     Args:
         prompts: number of prompts of each target or run that the table shows.
@@ -207,7 +209,7 @@ def few_notes(prompts: Iterable[int]) -> list[str]:
 
 
 def times_text(value: float, low: float = math.nan, high: float = math.nan) -> str:
-    """Return a speedup, with its interval where one is given.
+    """Return a speedup, with its interval if given.
 
     >>> times_text(1.204), times_text(1.204, 1.1, 1.3)
     ('1.20×', '1.20× [1.10, 1.30]')
@@ -217,7 +219,7 @@ def times_text(value: float, low: float = math.nan, high: float = math.nan) -> s
 
 
 def points_text(low: float, high: float) -> str:
-    """Return two differences of shares in points.
+    """Return a range of differences of shares, in percentage points.
 
     >>> points_text(-0.051, 0.02)
     '-5.1 to 2.0'
@@ -225,7 +227,7 @@ def points_text(low: float, high: float) -> str:
     return " to ".join(number_text(100 * end, 1) for end in (low, high))
 
 
-# of columns of tables, by the names that texts.toml gives them; a missing value never comes here
+# formats of table columns by their names in texts.toml; missing values are handled before
 FORMATS: dict[str, Callable[..., str]] = {
     "text": str,
     "general": "{:g}".format,
@@ -236,10 +238,10 @@ FORMATS: dict[str, Callable[..., str]] = {
     "share range": lambda *ends: range_text(*map(share_text, ends)),
     ".2f range": lambda *ends: range_text(*map(number_text, ends)),
     ".3f range": lambda *ends: range_text(*(number_text(end, 3) for end in ends)),
-    "tokens": lambda value, optimistic, *censored: length_text(
-        number_text(value), number_text(optimistic), censored
+    "tokens": lambda value, value_upper, *censored: length_text(
+        number_text(value), number_text(value_upper), censored
     ),
-    "run": lambda value, optimistic, *censored: run_text(value, optimistic, censored),
+    "run": lambda value, value_upper, *censored: run_text(value, value_upper, censored),
     "run interval": interval_text,
     "at least": lambda tokens, cut: _at_least(number_text(tokens), cut),
     "interval": lambda *ends: "{} [{}, {}]".format(*map(number_text, ends)),

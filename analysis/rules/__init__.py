@@ -1,7 +1,7 @@
-"""Acceptance rules: which drafted tokens are accepted, given the target's distribution.
+"""Acceptance rules: the drafted tokens that are accepted, given the target's distribution.
 
-`rule` defines a rule, `builtin` and `nucleus` have the rules, `build` makes one, or a range of a
-parameter from strict to relaxed, from plain configuration.
+`rule` defines a rule, and `builtin` and `nucleus` hold the rules. `build` makes a rule, or a range
+of a parameter from strict to relaxed, from plain configuration.
 """
 
 from .build import build, check_k, expand, to_mapping

@@ -1,4 +1,4 @@
-"""Builds rules and ranges of a parameter from plain configuration, and turns rules back into it."""
+"""Rules and parameter ranges from plain configuration, and rules back to configuration."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from .rule import REGISTRY, Rule
 
 
 def build(mapping: Mapping[str, Any]) -> Rule:
-    """Make a rule from plain configuration, such as {"rule": "additive", "t": 0.1}.
+    """Make a rule from plain configuration, for instance {"rule": "additive", "t": 0.1}.
 
     A user's rule names the module that registers it: {"module": "my_rules", "rule": "mine"}.
 
     Raises:
         ValueError: the rule or a key is unknown or missing, or a value has the wrong type or is
-            out of range; the message names the key, the value and what is allowed.
+            out of range. The message names the key, the value and what is allowed.
     """
     values = _plain(mapping)
     module = values.pop("module", None)
@@ -38,19 +38,19 @@ def build(mapping: Mapping[str, Any]) -> Rule:
 def _plain(mapping: Any) -> dict[str, Any]:
     if not isinstance(mapping, Mapping) or not all(isinstance(key, str) for key in mapping):
         raise ValueError(
-            f"{mapping!r} is no rule: give a mapping, for instance {{rule: additive, t: 0.1}}"
+            f"{mapping!r} is not a rule: give a mapping, for instance {{rule: additive, t: 0.1}}"
         )
     return dict(mapping)
 
 
 def to_mapping(rule: Rule) -> dict[str, Any]:
-    """Return the plain configuration that `build` makes this rule from."""
+    """Return the plain configuration from which `build` makes this rule."""
     own = {"module": type(rule).__module__} if rule.own else {}
     return {**own, "rule": rule.name, **rule.parameters}
 
 
 def expand(mappings: Iterable[Mapping[str, Any]]) -> list[Rule]:
-    """Build rules, with a list as a value standing for one rule each; lists multiply.
+    """Build rules; a list as a value gives a rule for each entry, several lists their product.
 
     Examples:
         >>> [rule.label for rule in expand([{"rule": "additive", "t": [0.1, 0.2]}])]
@@ -80,7 +80,7 @@ class ParameterRange:
 
     @property
     def name(self) -> str:
-        """The rule's name, with the parameters that stay."""
+        """The rule's name with its fixed parameters."""
         fixed = [
             f"{key}={value:g}"
             for key, value in self.rules[0].parameters.items()
@@ -89,15 +89,15 @@ class ParameterRange:
         return " ".join([self.rules[0].name, *fixed])
 
     def value(self, rule: Rule) -> float:
-        """Return the parameter of a rule of this range."""
+        """Return the value of the range's parameter in one of its rules."""
         return float(rule.parameters[self.parameter])
 
 
 def build_range(mapping: Mapping[str, Any]) -> ParameterRange:
-    """Make a range from plain configuration, such as {"rule": "additive", "t": [0.1, 0.2]}.
+    """Make a range from plain configuration, for instance {"rule": "additive", "t": [0.1, 0.2]}.
 
     Raises:
-        ValueError: not exactly one key has a list of at least two values, or a rule is wrong, or
+        ValueError: not exactly one key has a list of at least two values, a rule is wrong, or
             the values of a built-in rule do not go from strict to relaxed.
     """
     lists = [key for key, value in mapping.items() if isinstance(value, list | tuple)]
@@ -121,14 +121,14 @@ def build_range(mapping: Mapping[str, Any]) -> ParameterRange:
 
 
 def check_k(rules: Iterable[Rule], k: int, vocab_size: int) -> None:
-    """Check that K stored tokens suffice, before any work is done.
+    """Check, before any work, that K stored tokens suffice for all rules.
 
     Raises:
-        ValueError: something is no rule; or names the rule, the K it needs and the K there is.
+        ValueError: an entry is not a rule; or names the rule, the K it needs and the stored K.
     """
     for rule in rules:
         if not isinstance(rule, Rule):
-            raise ValueError(f"{rule!r} is no rule: make one with its class, or with build")
+            raise ValueError(f"{rule!r} is not a rule: make one with its class, or with build")
         needed = rule.minimum_k
         if not isinstance(needed, int | np.integer):
             raise ValueError(f"rule {rule.label!r}: minimum_k={needed!r} must be an integer")

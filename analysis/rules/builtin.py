@@ -1,4 +1,4 @@
-"""The acceptance rules: those that judge drafted tokens one by one, and that of draft trees.
+"""The acceptance rules for single tokens, and the rule for a level of a draft tree.
 
 Definitions: docs/method.md. x0 is the target's argmax (rank 1), p0 its probability; x0 is always
 accepted. Comparisons are strict, as in the paper.
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ..topk import Floats, TopK
 
 
-PROBABILITIES = ("top_surprisal",)  # what turns raw logits into them
+PROBABILITIES = ("top_surprisal",)  # the column that turns raw logits into probabilities
 T: Any = ("a number in [0, 1]", lambda t: 0 <= t <= 1)
 ALPHA: Any = ("a number in (0, 1]", lambda alpha: 0 < alpha <= 1)
 M: Any = ("an integer of at least 1, below 2^31", lambda m: 1 <= m < 1 << 31)
@@ -78,8 +78,8 @@ class Multiplicative(Rule):
 class _TopM(Rule):
     """A further test among the top m tokens.
 
-    `convention: rank` accepts ranks up to m. `convention: paper` is Corollary 4.14 read
-    literally: p must exceed the p of rank m, which keeps at most m - 1 tokens.
+    `convention: rank` accepts ranks up to m. `convention: paper` reads Corollary 4.14 literally:
+    p must exceed the p of rank m, which accepts at most m - 1 tokens.
     """
 
     m: int
@@ -87,7 +87,7 @@ class _TopM(Rule):
 
     @property
     def title(self) -> str:
-        """As printed, with a mark of the literal gate."""
+        """The printed name, which marks the literal gate."""
         return f"{super().title}, literal gate" if self.convention == "paper" else super().title
 
     @property
@@ -168,9 +168,9 @@ class AbsoluteThreshold(Rule):
 
 @register("mars")
 class Mars(Rule):
-    """Accept rank 2 as well where z2 / z1 > theta on raw logits (MARS, arXiv 2601.15498).
+    """Accept x0, and rank 2 where z2 / z1 > theta on raw logits (MARS, arXiv 2601.15498).
 
-    The ratio means nothing at z1 <= 0: only x0 is accepted there, see `undefined`.
+    The ratio is undefined at z1 <= 0: only x0 is accepted there, see `undefined`.
     """
 
     shown: ClassVar[str] = "MARS (θ = {theta:g})"
@@ -201,7 +201,7 @@ class Mars(Rule):
         return np.where(ratio > self.theta, 2, 1).astype(np.int32)
 
     def undefined(self, dist: TopK, /) -> NDArray[np.bool_]:
-        """Return the (N,) steps at which z1 <= 0; errors as above."""
+        """Return (N,) whether z1 <= 0; raises as `accepted_count` does."""
         return np.asarray(self._raw_logits(dist)[:, 0] <= 0)
 
     def _raw_logits(self, dist: TopK) -> NDArray[np.floating[Any]]:
@@ -220,9 +220,9 @@ class Prefix(Rule):
     The cost of a drafted token y, after the drafted tokens before it, is log(p0 / p(y)) nats or
     p0 - p(y) (docs/method.md, section 16). A call accepts every prefix whose tokens all have
     c <= 1/mu: those that multiplicative alpha = exp(-1/mu) accepts, or additive t = 1/mu. Their
-    certificates hold for it, and for a first token with nothing behind it they are exact. A large
-    mu is strict greedy. Decoding chooses among the paths of a whole draft, by `best_path`; where
-    single tokens are judged it is the threshold 1/mu.
+    certificates hold for it, and are exact for a first token with nothing behind it. A large mu is
+    strict greedy. Decoding chooses among the paths of a whole draft with `best_path`. Single
+    tokens are judged by the threshold 1/mu.
     """
 
     shown: ClassVar[str] = "Prefix (μ = {mu:g}, {cost})"
@@ -256,11 +256,11 @@ class Tree(Rule):
 
     @property
     def minimum_k(self) -> int:
-        """M + 1: x0 and the m tokens that can push it out."""
+        """M + 1: x0 and the m tokens that can displace it."""
         return self.m + 1
 
     def accepted_count(self, dist: TopK, /) -> Counts:
-        """Return NO_COUNT throughout: what is accepted does not go by target ranks."""
+        """Return NO_COUNT at every step: acceptance does not depend on target ranks."""
         return np.full(len(dist), NO_COUNT, dtype=np.int32)
 
     def accepts(
@@ -271,7 +271,7 @@ class Tree(Rule):
         argmax_rank: NDArray[np.integer[Any]] | None = None,
         count: Counts | None = None,
     ) -> NDArray[np.bool_]:
-        """Say whether x0 is covered, (N,).
+        """Return (N,) whether x0 is among the drafter's top m tokens.
 
         Raises:
             ValueError: the rank of x0 under the drafter is not known.
@@ -286,9 +286,10 @@ class Tree(Rule):
 
 @dataclass(frozen=True)
 class FirstRanks(Rule):
-    """Accept the n most probable tokens, whatever their probabilities: its certificate is M(n + 1).
+    """Accept the n most probable tokens, whatever their probabilities; the certificate is M(n + 1).
 
-    Not of the configuration: `topm_additive` with t = 1 differs at tokens without probability.
+    Not available in the configuration. `topm_additive` with t = 1 differs at tokens of
+    probability 0.
     """
 
     n: int = parameter("an integer of at least 1", lambda n: n >= 1)
@@ -299,15 +300,16 @@ class FirstRanks(Rule):
 
 
 def best_path(parents: Sequence[int], costs: Sequence[float], mu: float) -> tuple[int, ...]:
-    """Return the path of a draft that maximises its length less mu times its cost.
+    """Return the path through a draft that maximises its length minus mu times its cost.
 
-    Of equal paths the longest, then the first. With gain g_i = 1 - mu c_i and B_i the most that can
-    be gained behind node i, B_i = max(0, max over its children j of g_j + B_j).
+    Ties go to the longest path, then to the first. With gain g_i = 1 - mu c_i and B_i the largest
+    gain behind node i, B_i = max(0, max over its children j of g_j + B_j).
 
     Args:
-        parents: of n drafted tokens, before them; -1 is the text. A chain is -1, 0, 1, ...
-        costs: of each, at least 0; infinite for one that can't be taken.
-        mu: tokens for a unit of cost, above 0; infinite takes tokens of cost 0.
+        parents: index of the parent of each of the n drafted tokens; -1 is the text. A chain is
+            -1, 0, 1, ...
+        costs: of each token, at least 0; infinite forbids it.
+        mu: tokens per unit of cost, above 0; infinite takes only tokens of cost 0.
 
     Examples:
         >>> best_path([-1, 0, 1], [0.6, 0.1, 2.0], 1.0)  # 0.4 + 0.9, then -1

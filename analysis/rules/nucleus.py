@@ -1,4 +1,4 @@
-"""The rule of top-p verification: a set of tokens by its mass."""
+"""The rule of top-p verification: accept a set of tokens of a given mass."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @register("nucleus")
 class Nucleus(Rule):
-    """Accept the smallest set of most probable tokens with at least a share of the mass, up to m.
+    """Accept the fewest most probable tokens that hold a share of the mass, at most m.
 
     n = min(m, min{j : p_1 + ... + p_j >= share}), p by decreasing probability; with a share of 1
     the m most probable tokens. FastDeploy's verify_strategy topp, its window aside.
@@ -35,7 +35,7 @@ class Nucleus(Rule):
         return self.m + 1
 
     def accepted_count(self, dist: TopK, /) -> Counts:
-        """Return one more than the ranks below m whose mass, with all before, is below share."""
+        """Return 1 plus the number of ranks below m whose cumulative mass is below the share."""
         mass = np.cumsum(dist.probs[:, : self.m - 1], axis=1)
         below = (mass < self.share) | (self.share == 1)
         count: Counts = np.minimum(1 + below.sum(axis=1), dist.vocab_size).astype(np.int32)

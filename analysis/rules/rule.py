@@ -1,14 +1,14 @@
-"""Base class of every acceptance rule, and the registry of their names.
+"""Base class of the acceptance rules, and the registry of their names.
 
-A rule of tokens accepts, at each step, the n most probable target tokens, n >= 1. A subclass says
-which n by one of two methods:
+A token rule accepts, at each step, the n most probable target tokens, n >= 1. A subclass defines n
+by one of two methods:
 
-- `cut(dist)`: a probability threshold and a largest rank, from which the count, the certificate
-  and its interval under truncation all follow;
-- `accepted_count(dist)`: the count itself, for a rule that is no threshold.
+- `cut(dist)`: a probability threshold and a largest rank. The count, the certificate and its
+  interval under truncation follow from them;
+- `accepted_count(dist)`: the count itself, for a rule that is not a threshold.
 
-How it is printed, which way its parameters relax it, how it judges a draft: each answer has a
-default, so that a user's own rule is shown, swept and decoded with like the built-in ones.
+Its printed name, the direction in which each parameter relaxes it and its test of a draft have
+defaults, so a user's own rule is shown, swept and decoded like the built-in ones.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ __all__ = ["NO_COUNT", "REGISTRY", "UNKNOWN", "Counts", "Cut", "Rule", "paramete
 
 Counts = NDArray[np.int32]
 REGISTRY: dict[str, type[Rule]] = {}
-UNKNOWN = -1  # an accepted count: more than the stored tokens, it can't be told how many
-NO_COUNT = 0  # an accepted count: the rule does not go by ranks (a tree)
+UNKNOWN = -1  # accepted count: more than the stored tokens, the number is unknown
+NO_COUNT = 0  # accepted count: the rule does not depend on ranks (a tree)
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,7 +52,7 @@ class Cut:
     strictly_above_rank: int = 0
 
     def fault(self, steps: int) -> str:
-        """Say what of these numbers cannot be used at so many steps; empty where all can."""
+        """Return the first invalid attribute for this number of steps as an error; "" if none."""
         ranks = np.asarray(1 if self.max_rank is None else self.max_rank)
         gate, offset, slope = map(np.asarray, (self.strictly_above_rank, self.offset, self.slope))
         one_each = "an integer of at least 1, or one a step"
@@ -69,20 +69,20 @@ class Cut:
         return ""
 
     def threshold(self, dist: TopK) -> Floats:
-        """Return the (N,) probability a token must exceed, without the limit on ranks."""
+        """Return the (N,) probability that a token must exceed, the limit on ranks aside."""
         theta = np.asarray(self.offset + self.slope * dist.top_probability, dtype=np.float64)
         if 0 < self.strictly_above_rank <= dist.vocab_size:
             theta = np.maximum(theta, dist.probs[:, self.strictly_above_rank - 1])
         return np.broadcast_to(theta, len(dist))
 
     def count(self, dist: TopK) -> Counts:
-        """Return the (N,) accepted counts; UNKNOWN where all stored tokens pass and more may."""
+        """Return the (N,) accepted counts; UNKNOWN where all stored tokens pass and more might."""
         most = dist.vocab_size if self.max_rank is None else self.max_rank
         passing = dist.probs > self.threshold(dist)[:, None]
         passing[:, 0] = True
-        found = np.logical_and.accumulate(passing, axis=1).sum(axis=1)
-        open_ = (found == dist.k) & (dist.k < np.minimum(most, dist.vocab_size))
-        return np.where(open_, UNKNOWN, np.minimum(found, most)).astype(np.int32)
+        passed = np.logical_and.accumulate(passing, axis=1).sum(axis=1)
+        open_ = (passed == dist.k) & (dist.k < np.minimum(most, dist.vocab_size))
+        return np.where(open_, UNKNOWN, np.minimum(passed, most)).astype(np.int32)
 
 
 @dataclass(frozen=True)
@@ -91,15 +91,15 @@ class Rule:
 
     Attributes:
         name: the key `rule` of its configuration, set by `register`.
-        shown: how it is printed, a format string of its parameters; empty prints the label.
-        relaxes: the direction, 1 or -1, in which each parameter relaxes the rule. A parameter
-            that is not named may be turned in any order.
-        judges_tokens: whether a drafted token is judged by itself; a tree's level is not.
+        shown: the printed name, a format string of the parameters; empty prints the label.
+        relaxes: the direction, 1 or -1, in which each parameter relaxes the rule. The values of
+            other parameters may be swept in any order.
+        judges_tokens: whether each drafted token is judged by itself; a tree's level is not.
         samples: whether decoding with it is defined above temperature 0.
-        decided_by: the columns of a distribution that decide beside its `minimum_k` most probable
-            tokens: decoding computes no others, and shows NaN in their place. A rule that names
-            fewer than all has to name in `minimum_k` every token that it looks at.
-        undefined_means: what to print of the steps of `undefined`.
+        decided_by: the columns of a distribution that the rule reads besides its `minimum_k` most
+            probable tokens. Decoding computes only these and fills the others with NaN. A rule
+            that declares fewer than all must count every token that it reads in `minimum_k`.
+        undefined_means: the description of the steps of `undefined`, for print.
     """
 
     name: ClassVar[str] = ""
@@ -111,13 +111,13 @@ class Rule:
     undefined_means: ClassVar[str] = ""
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Let a class that says anew what is accepted, and not what decides, see all columns."""
+        """Let a subclass that overrides `cut` without declaring `decided_by` see all columns."""
         super().__init_subclass__(**options)
         if {"cut", "accepted_count"} & vars(cls).keys() and "decided_by" not in vars(cls):
             cls.decided_by = Rule.decided_by
 
     def __post_init__(self) -> None:
-        """Check types and ranges of the parameters.
+        """Check the types and ranges of the parameters.
 
         Raises:
             FieldError: names the rule, the key, the value and what is allowed.
@@ -129,7 +129,7 @@ class Rule:
 
     @property
     def own(self) -> bool:
-        """Whether a user's module defines the rule: it is shown wherever a rule can be."""
+        """Whether a user's module defines the rule; such a rule is shown in every table."""
         return not type(self).__module__.startswith(f"{__name__.rpartition('.')[0]}.")
 
     @property
@@ -139,18 +139,18 @@ class Rule:
 
     @property
     def label(self) -> str:
-        """What identifies the rule in artifacts and data files, e.g. "additive t=0.1"."""
+        """The identifier of the rule in artifacts and data files, e.g. "additive t=0.1"."""
         shown = [(spec.name, getattr(self, spec.name), spec.default) for spec in fields(self)]
-        said = [
+        settings = [
             f"{key}={_short(value)}"
             for key, value, default in shown
             if not isinstance(value, str) or value != default
         ]
-        return " ".join([self.name, *said])
+        return " ".join([self.name, *settings])
 
     @property
     def title(self) -> str:
-        """The rule as printed in tables and figures, e.g. "Additive (t = 0.1)"."""
+        """The printed name in tables and figures, e.g. "Additive (t = 0.1)"."""
         return self.shown.format(**self.parameters) if self.shown else self.label
 
     @property
@@ -160,21 +160,20 @@ class Rule:
 
     @property
     def minimum_k(self) -> int:
-        """The number of stored top tokens without which the rule cannot be applied."""
+        """The least number of stored tokens with which the rule can be applied."""
         return 1
 
     def cut(self, _dist: TopK, /) -> Cut | None:
-        """Return the rule as a threshold, or None when it is not one."""
+        """Return the rule as a threshold, or None if it is not one."""
         return None
 
     def accepted_count(self, dist: TopK, /) -> Counts:
-        """Return how many of the most probable tokens are accepted at each step.
+        """Return the accepted count, n, of each step.
 
         Returns:
-            (N,) int32, at least 1; UNKNOWN where more than the K stored tokens are accepted and
-            their number cannot be told; NO_COUNT for a rule that does not go by ranks. Here, for
-            a rule given by its cut, from the stored tokens alone: `certify` also asks what the
-            tail can be.
+            (N,) int32, at least 1. UNKNOWN where more than the K stored tokens are accepted, in
+            unknown number. NO_COUNT for a rule that does not depend on ranks. For a rule with a
+            cut this uses the stored tokens alone; `certify` also bounds the tail.
 
         Raises:
             ValueError: the class has neither this method nor `cut`.
@@ -182,10 +181,10 @@ class Rule:
         return self._given_cut(dist).count(dist)
 
     def form(self, dist: TopK, /) -> Cut | Counts:
-        """Return what is accepted as certificates need it: a threshold, or else (N,) counts.
+        """Return the acceptance test in the form that certificates need: a cut or (N,) counts.
 
         Raises:
-            ValueError: the class says nothing, or its numbers are impossible.
+            ValueError: the class defines neither, or its numbers are impossible.
         """
         if type(self).accepted_count is Rule.accepted_count:
             return self._given_cut(dist)
@@ -214,7 +213,7 @@ class Rule:
         return cut
 
     def undefined(self, dist: TopK, /) -> NDArray[np.bool_]:
-        """Return the (N,) steps at which the rule's test means nothing; none by default."""
+        """Return (N,) whether the rule's test is undefined at a step; nowhere by default."""
         return np.zeros(len(dist), dtype=np.bool_)
 
     def accepts(
@@ -225,18 +224,18 @@ class Rule:
         argmax_rank: NDArray[np.integer[Any]] | None = None,
         count: Counts | None = None,
     ) -> NDArray[np.bool_]:
-        """Say whether drafted tokens are accepted, (N,).
+        """Return (N,) whether the drafted tokens are accepted.
 
         Args:
             dist: N steps of the target.
             rank: (N,) target rank of the drafted token, from 1.
             log_prob: (N,) its target log-probability.
-            argmax_rank: (N,) rank of x0 under the drafter, from 1, which trees go by.
-            count: the accepted counts where `certify` has given them already.
+            argmax_rank: (N,) rank of x0 under the drafter, from 1; trees need it.
+            count: the accepted counts, if `certify` has computed them already.
 
         Raises:
-            ValueError: the count is unknown, the token lies beyond the stored ones, and the rule
-                has no threshold to compare its probability with.
+            ValueError: the count is unknown, the token is not among the stored ones, and the
+                rule has no threshold for its probability.
         """
         count = self.accepted_count(dist) if count is None else count
         accepted = np.asarray(rank <= np.where(count < 0, dist.k, count))
@@ -261,7 +260,7 @@ def register(name: str) -> Callable[[R], R]:
     """Make a class a frozen dataclass, available as `rule: <name>` in configuration.
 
     Raises:
-        ValueError: another rule has this name, or it can't be printed.
+        ValueError: another rule has this name, or the name is not printable.
     """
 
     def enter(cls: R) -> R:
@@ -270,11 +269,11 @@ def register(name: str) -> Callable[[R], R]:
                 f"the rule name {name!a} is not allowed: give one on one line that begins "
                 "with a letter"
             )
-        known = REGISTRY.get(name)
-        if known is not None and known.__qualname__ != cls.__qualname__:
+        other = REGISTRY.get(name)
+        if other is not None and other.__qualname__ != cls.__qualname__:
             raise ValueError(
-                f"the rule name {name!r} is taken by {known.__module__}."
-                f"{known.__qualname__}: choose another"
+                f"the rule name {name!r} is taken by {other.__module__}."
+                f"{other.__qualname__}: choose another"
             )
         cls.name = name
         REGISTRY[name] = cls if "__dataclass_fields__" in vars(cls) else dataclass(frozen=True)(cls)
@@ -284,7 +283,7 @@ def register(name: str) -> Callable[[R], R]:
 
 
 def _short(value: Any) -> str:
-    """Print a number as short as it can be read back exactly."""
+    """Return the shortest text from which a number can be read back exactly."""
     if not isinstance(value, float):
         return str(value)
     return f"{value:g}" if float(f"{value:g}") == value else repr(value)

@@ -1,8 +1,8 @@
 """Means and quantiles over decoding steps, and their bootstrap over prompts.
 
-Steps of one prompt are correlated, so whole prompts are resampled. A certificate can be +inf
-(empty rejection region) or known as an interval [lower, upper]: quantiles rank +inf at the top,
-means replace it by the rule's ceiling, and a statistic of an interval is computed at both ends.
+Steps of one prompt are correlated, so whole prompts are resampled. A certificate can be +inf (empty
+rejection region): quantiles rank it at the top, means replace it by the rule's ceiling. It can also
+be an interval [lower, upper]: then a statistic is computed from both ends.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ Integers = NDArray[np.intp]
 Numbers = NDArray[np.float64] | NDArray[np.intp]
 
 QUANTILES = {"median": 0.5, "p5": 0.05, "p25": 0.25}
+LEAST_SPREAD = 1e-12  # of draws; below it is rounding
 FEW_PROMPTS = 30  # with fewer, percentile intervals over prompts are too narrow
 
 
@@ -34,7 +35,7 @@ class Resampling(NamedTuple):
 
 
 def prompt_counts(prompts: int) -> dict[str, int | bool]:
-    """Return the columns beside an interval: of how many prompts it is, and if they are too few.
+    """Return the columns beside an interval: the number of prompts, and whether they are too few.
 
     Examples:
         >>> prompt_counts(29), prompt_counts(30)["few_prompts"]
@@ -44,12 +45,12 @@ def prompt_counts(prompts: int) -> dict[str, int | bool]:
 
 
 class PromptBootstrap:
-    """Resamples prompts with replacement; the same resamples serve every statistic.
+    """Resamples of prompts with replacement, shared by all statistics.
 
     Attributes:
         prompts: (N,) index of the prompt of each step, 0 .. P-1.
         steps: (P,) number of steps of each prompt.
-        weights: (B, P) how often each prompt is drawn in each of B resamples.
+        weights: (B, P) multiplicity of each prompt in each of B resamples.
     """
 
     def __init__(
@@ -60,10 +61,10 @@ class PromptBootstrap:
         seed: int,
         draws: int | None = None,
     ) -> None:
-        """Draw `resamples` resamples of the prompts; `confidence` is that of all intervals.
+        """Draw `resamples` resamples of the prompts; intervals have the given `confidence`.
 
-        A resample has as many prompts as there are, or `draws`. To draw prompts, and with each one
-        of its repeats, number the repeats of all prompts as prompts, and draw once a prompt.
+        A resample has P prompts, or `draws`. To draw one repeat with each prompt, number all
+        repeats of all prompts as prompts, and set `draws` to the number of prompts.
 
         Raises:
             ValueError: there is no step, or a prompt index without one.
@@ -87,14 +88,14 @@ class PromptBootstrap:
 
     @property
     def counted(self) -> dict[str, int | bool]:
-        """The columns beside every interval, as `prompt_counts`."""
+        """The `prompt_counts` columns beside every interval."""
         return prompt_counts(self.count)
 
     def sums(self, per_prompt: Numbers) -> Floats:
-        """Return the (B, ...) sums over the resampled prompts of (P, ...) sums of each prompt.
+        """Return the (B, ...) sums over resampled prompts, from the (P, ...) sums of each prompt.
 
-        Integers are summed exactly, so that these sums do not depend on the order of addition. A
-        sum of +inf makes those of the resamples infinite that its prompt is in.
+        Integers are summed exactly, so their sums do not depend on the order of addition. A prompt
+        with a sum of +inf makes the sums of its resamples infinite.
         """
         flat = np.asarray(per_prompt, dtype=np.float64).reshape(self.count, -1)
         endless = np.isposinf(flat)
@@ -106,8 +107,8 @@ class PromptBootstrap:
     def interval(self, draws: Floats) -> tuple[Floats, Floats]:
         """Return the percentile interval of (B, ...) draws along their first axis.
 
-        Draws of +inf rank at the top; NaN (a statistic undefined in a resample) is left out,
-        and the limits are NaN where it is undefined in all.
+        Draws of +inf rank at the top. NaN, a statistic undefined in a resample, is left out; if it
+        is undefined in all resamples the limits are NaN.
         """
         ordered = np.sort(draws, axis=0)  # NaN last
         valid = np.sum(~np.isnan(draws), axis=0)
@@ -121,18 +122,19 @@ class PromptBootstrap:
         totals = np.bincount(self.prompts, weights=values)
         return float(totals.sum() / len(values)), self.sums(totals) / self.sums(self.steps)
 
-    def quantiles(self, values: Floats, at: Sequence[float]) -> tuple[Floats, Floats]:
+    def quantiles(self, values: Floats, shares: Sequence[float]) -> tuple[Floats, Floats]:
         """Return the quantiles of (N,) values and their draws, (Q,) and (B, Q).
 
-        The quantile at q is the smallest value that at least a share q of the steps does not
-        exceed: always an observed value, also next to +inf. Each resample is a weighting of the
-        sorted steps. Its quantiles are found in two levels, first the block of sorted steps by
-        the blocks' weights, then the step in the block: O(B (P N/b + Q b)) for blocks of b.
+        The quantile at a share q is the smallest value that at least a share q of the steps does
+        not exceed, so it is always an observed value, possibly +inf. Each resample is a weighting
+        of the sorted steps. Its quantiles are located in two levels, first the block of sorted
+        steps by the weights of the blocks, then the step in the block: O(B (P N/b + Q b)) for
+        blocks of b.
         """
         size = len(values)
         order = np.argsort(values, kind="stable")
         ordered = values[order]
-        levels = np.asarray(at, dtype=np.float64)
+        levels = np.asarray(shares, dtype=np.float64)
         point = ordered[_rank(levels, np.full(levels.shape, size)) - 1]
 
         block = math.isqrt(size) + 1
@@ -145,18 +147,56 @@ class PromptBootstrap:
         reached = np.cumsum(weights @ content.astype(np.float64), axis=1)  # (B, blocks)
         rank = _rank(levels, reached[:, -1:])  # (B, Q)
 
-        found = np.sum(reached[:, None, :] < rank[:, :, None], axis=2)  # (B, Q) block of the rank
+        block_index = np.sum(
+            reached[:, None, :] < rank[:, :, None], axis=2
+        )  # (B, Q) block of the rank
         padded = np.column_stack([np.zeros(len(reached)), reached])
-        before = np.take_along_axis(padded, found, axis=1)
-        inside = owner.reshape(blocks, block)[found]  # (B, Q, block)
+        before = np.take_along_axis(padded, block_index, axis=1)
+        inside = owner.reshape(blocks, block)[block_index]  # (B, Q, block)
         steps = np.cumsum(weights[np.arange(len(weights))[:, None, None], inside], axis=2)
         offset = np.sum(before[:, :, None] + steps < rank[:, :, None], axis=2)
-        return point, ordered[found * block + offset]
+        return point, ordered[block_index * block + offset]
+
+
+def simultaneous(estimates: Floats, draws: Floats, confidence: float) -> tuple[Floats, Floats]:
+    """Return simultaneous intervals of M quantities, ends (M,) each.
+
+    The pointwise interval of the largest of several quantities covers too rarely. With e the
+    estimates, x their draws in resample b and s the standard deviations of x over b, the ends are
+
+        e -/+ c s,    c the quantile at `confidence` over b of max over the M of |x - e| / s
+
+    (the maximum statistic of studentised deviations). Quantities without spread have no width.
+
+    Args:
+        estimates: (M,).
+        draws: (B, M), paired: a row is one resample. NaN (undefined there) is left out.
+        confidence: that all intervals cover.
+
+    Returns:
+        Lower and upper ends; NaN for a quantity that is undefined, or undefined in all resamples.
+
+    Examples:
+        >>> draws = np.array([[-1.0, 0.0], [1.0, 0.0], [-1.0, 0.0], [1.0, 0.0]])
+        >>> low, high = simultaneous(np.array([0.0, 5.0]), draws + [0, 5], 0.95)
+        >>> low.tolist(), high.tolist()
+        ([-1.0, 5.0], [1.0, 5.0])
+    """
+    defined = np.isfinite(draws)
+    count = defined.sum(axis=0)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        mean = np.where(defined, draws, 0.0).sum(axis=0) / count
+        spread = np.sqrt((np.where(defined, draws - mean, 0.0) ** 2).sum(axis=0) / count)
+        spread = np.where(spread > LEAST_SPREAD, spread, np.where(count > 0, 0.0, np.nan))
+        away = np.abs(draws - estimates) / spread
+    largest = np.sort(np.where(defined & (spread > 0), away, 0.0).max(axis=1, initial=0.0))
+    c = largest[_rank(confidence, np.array(len(largest))) - 1]
+    return estimates - c * spread, estimates + c * spread
 
 
 def _rank(level: float | Floats, count: NDArray[np.generic]) -> Integers:
     """Return the 1-based rank of the quantile at `level` among `count` sorted values."""
-    # level * count that is whole but for rounding must not move to the next rank
+    # if level * count is an integer up to rounding, it must not move to the next rank
     rank = np.ceil(np.multiply(level, count) - 1e-9).astype(np.intp)
     return np.asarray(np.maximum(rank, 1))
 
@@ -164,18 +204,19 @@ def _rank(level: float | Floats, count: NDArray[np.generic]) -> Integers:
 def summarise(
     lower: Floats, upper: Floats, ceiling: float, bootstrap: PromptBootstrap
 ) -> dict[str, dict[str, float]]:
-    """Return mean, median, p5 and p25 of certificates known as intervals.
+    """Return mean, median, p5 and p25 of interval certificates.
 
     Args:
         lower: (N,) lower ends in nats, +inf where the rejection region is empty.
         upper: (N,) upper ends.
-        ceiling: the rule's ceiling in nats, which stands for +inf in means: log 2, or
-            log(m+1) for a tree. A quantile that falls on an empty region is +inf.
+        ceiling: the rule's ceiling in nats, which replaces +inf in means: log 2, or log(m+1) for a
+            tree. A quantile at an empty region is +inf.
         bootstrap: the prompts of the steps and their resamples.
 
     Returns:
-        By statistic `value`, of the lower ends (what is certain), and `optimistic`, of the upper
-        ones; `ci_low`, the lower confidence limit of value, and `ci_high`, the upper of optimistic.
+        For each statistic its `value` from the lower ends (guaranteed), and `value_upper` from the
+        upper ends; `ci_low`, the lower confidence limit of value, and `ci_high`, the upper one of
+        value_upper.
     """
 
     def ends(values: Floats) -> tuple[list[float], Floats, Floats]:
@@ -187,12 +228,12 @@ def summarise(
     best = sure if np.array_equal(lower, upper) else ends(upper)
     return {
         name: {
-            "value": sure[0][at],
-            "optimistic": best[0][at],
-            "ci_low": float(sure[1][at]),
-            "ci_high": float(best[2][at]),
+            "value": sure[0][index],
+            "value_upper": best[0][index],
+            "ci_low": float(sure[1][index]),
+            "ci_high": float(best[2][index]),
         }
-        for at, name in enumerate(("mean", *QUANTILES))
+        for index, name in enumerate(("mean", *QUANTILES))
     }
 
 
@@ -204,18 +245,18 @@ def point_statistics(values: Floats) -> dict[str, float]:
 
 
 def share_above(values: Floats, eps: Floats) -> Floats:
-    """Return the share of (N,) values above each of the levels `eps`, strictly."""
+    """Return the share of (N,) values strictly above each of the levels `eps`."""
     below = np.searchsorted(np.sort(values), eps, side="right")
     return np.asarray(1.0 - below / len(values))
 
 
 def top_probability(dist: TopK, ranks: Sequence[int]) -> Floats:
-    """Return the probability of the k most probable tokens of N steps for each k: (N, R).
+    """Return the probability of the k most probable tokens at N steps for R values of k, (N, R).
 
     Args:
         dist: the steps; K at least the largest of `ranks`.
         ranks: numbers of tokens, increasing.
     """
     total = np.cumsum(dist.probs[:, : max(ranks)], axis=1)
-    kept: Floats = np.minimum(total[:, np.asarray(ranks) - 1], 1.0)  # rounding can exceed 1
-    return kept
+    mass: Floats = np.minimum(total[:, np.asarray(ranks) - 1], 1.0)  # rounding can exceed 1
+    return mass

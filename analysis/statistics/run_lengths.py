@@ -1,23 +1,23 @@
-"""Certifiable run lengths: tokens that a drafter with KL(p||q) below eps is guaranteed to advance.
+"""Certifiable run lengths: the tokens a call guaranteed to any drafter with KL(p||q) below eps.
 
-A step is certified at eps when its certificate exceeds eps, strictly. With N steps, F of them
-not certified, and E trajectories whose last step is certified, the estimators are
+A step is certified at eps when its certificate is strictly above eps. With N steps, F of them not
+certified, and E trajectories whose last step is certified, the estimators are
 
-- ``per_call`` = N / (F + E): tokens per verification call, the corrected or bonus token counted,
-  for drafts of unlimited length, a trajectory's end ending its last segment. The published
-  Tables 5 and 6 decode consistently as this;
+- ``per_call`` = N / (F + E): tokens per verification call for drafts of unlimited length,
+  including the corrected or bonus token. A trajectory's end ends its last segment. The published
+  Tables 5 and 6 are consistent with this estimator;
 - ``mean_run`` = certified steps / maximal certified runs, the paper's wording;
-- ``long_run`` = N / F: the long-run tokens per call of trajectories that do not end;
+- ``long_run`` = N / F: tokens per call of trajectories that never end;
 - ``residual_64`` = mean of min(run from a start, 64) over the starts with at least 64 steps left,
   so that no trajectory's end shortens a run.
 
-All are ratios of sums over prompts, so that a bootstrap over prompts needs only these sums. Where
-certificates are intervals, all but ``mean_run`` grow with them, and are taken at both ends;
-``mean_run`` does not, and has its extremes by `MeanRuns`.
+All are ratios of sums over prompts, so a bootstrap over prompts needs only these sums. Where
+certificates are intervals, all estimators but ``mean_run`` grow with them and are computed at both
+ends. ``mean_run`` is not monotone; `MeanRuns` computes its extremes.
 
-A trajectory's end cuts the segment that it falls into, which bounds ``per_call`` and ``mean_run``
-by the length of the trajectories: long_run / per_call is 1 / (1 - E / (F + E)). Where more than the
-share `CENSORED` of the segments is cut they are lower bounds, and printed as such.
+A trajectory's end cuts its last segment, so the length of the trajectories bounds ``per_call`` and
+``mean_run``: long_run / per_call is 1 / (1 - E / (F + E)). Where more than the share `CENSORED` of
+the segments is cut, they are lower bounds and are printed as lower bounds.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 from .bootstrap import Flags, Floats, Integers, PromptBootstrap
 from .trajectories import CENSORED, Trajectories
 
-MARKS = {"cut": "censored", "cut_optimistic": "censored_optimistic"}  # column of the mark
+MARKS = {"cut": "censored", "cut_upper": "censored_upper"}  # column of the mark
 
 
 # sums (P, ...) over all prompts, or over those of each resample
@@ -42,7 +42,7 @@ Sums = dict[str, Integers]  # over the steps of each of P trajectories, at each 
 
 
 def step_sums(certificates: Floats, eps: Floats, trajectories: Trajectories, window: int) -> Sums:
-    """Count the (N,) certificates of consecutive steps at each of the (E,) levels, in nats.
+    """Return the sums behind the estimators, for (N,) certificates at each of (E,) levels, nats.
 
     Returns:
         steps (P, 1), failures, certified_ends, runs (maximal certified ones), residuals (the sum of
@@ -72,46 +72,45 @@ def step_sums(certificates: Floats, eps: Floats, trajectories: Trajectories, win
 
 
 def _estimates(sums: Sums, window: int, total: Total) -> dict[str, Floats]:
-    """Return each estimator, mean_run excepted, as ratios of `total` sums over prompts."""
-    found = {name: total(values) for name, values in sums.items()}
+    """Return each estimator except mean_run, as a ratio of `total` sums over prompts."""
+    totals = {name: total(values) for name, values in sums.items()}
     return {
-        "per_call": _ratio(found["steps"], found["failures"] + found["certified_ends"]),
-        "long_run": _ratio(found["steps"], found["failures"], math.inf),
-        f"residual_{window}": _ratio(found["residuals"], found["residual_starts"]),
+        "per_call": _ratio(totals["steps"], totals["failures"] + totals["certified_ends"]),
+        "long_run": _ratio(totals["steps"], totals["failures"], math.inf),
+        f"residual_{window}": _ratio(totals["residuals"], totals["residual_starts"]),
     }
 
 
 def _cut(sums: Sums) -> dict[str, Floats]:
-    """Return the (E,) shares of calls and of certified runs that a trajectory's end cuts."""
+    """Return the (E,) shares of calls and of certified runs cut by a trajectory's end."""
     ends, failures, runs = (_over_all(sums[x]) for x in ("certified_ends", "failures", "runs"))
     return {"per_call": _ratio(ends, failures + ends), "mean_run": _ratio(ends, runs, 0.0)}
 
 
 class MeanRuns:
-    """The least and the most that the mean run can be, of P trajectories at E levels.
+    """The extremes of the mean run given interval certificates, of P trajectories at E levels.
 
-    A step is certified for sure when lower > eps, possibly when upper > eps only. The mean run,
-    certified steps over maximal certified runs, is not monotone in them: one more certified step
-    can lengthen a run, join two, or begin one of its own. Its extremes over all choices of the
-    unknown steps need no search. The unknown steps between two known ones form a block, and blocks
-    do not interact:
+    A step is certain if lower > eps, and possible if only upper > eps. The mean run, certified
+    steps over maximal certified runs, is not monotone in them: one more certified step can lengthen
+    a run, join two runs, or start its own. Its extremes over all choices of the possible steps need
+    no search. Adjacent possible steps form a block, and blocks do not interact:
 
-    - least: a block adds as many runs of one step as fit without touching a run beside it. No mean
-      run is below 1, so each of them lowers it, and nothing else in a block lowers it more;
-    - most: a block beside a certified step is filled, which adds steps and no run, and joins two
-      runs where it lies between them. A block on its own, of n steps, adds them and one run: it is
-      filled when n exceeds the mean run reached. So the longest of these are filled, as many as
-      raise the mean.
+    - least: a block adds as many runs of one step as fit without touching a neighbouring run. No
+      mean run is below 1, so each of them lowers it, and no other choice lowers it more;
+    - most: a block next to a certain step is filled, which adds steps but no run, and joins two
+      runs if it lies between them. An isolated block of n steps adds n steps and one run: it is
+      filled if n exceeds the mean run reached so far. So the longest isolated blocks are filled, as
+      long as they raise the mean.
 
-    Sums over prompts suffice for both, also of resampled prompts.
+    Both need only sums over prompts, also over resampled ones.
     """
 
     def __init__(self, certain: Flags, possible: Flags, prompts: Integers) -> None:
-        """Find the runs and the blocks.
+        """Count runs and blocks.
 
         Args:
-            certain: (E, N) steps certified whatever the certificates are.
-            possible: (E, N) steps certified at best; they include the certain ones.
+            certain: (E, N) steps certified by their lower ends.
+            possible: (E, N) steps certified by their upper ends; a superset of the certain ones.
             prompts: (N,) index of the trajectory of each step, increasing by 0 or 1.
         """
         unknown = possible & ~certain
@@ -125,8 +124,8 @@ class MeanRuns:
         before = ~first[start] & certain[level, start - 1]
         after = ~last[stop] & certain[level, (stop + 1) % len(prompts)]
         isolated = ~(before | after)
-        negative, which = np.unique(-size[isolated], return_inverse=True)
-        self.sizes = np.append(0, -negative)  # 0, then those of blocks on their own, decreasing
+        negative, size_index = np.unique(-size[isolated], return_inverse=True)
+        self.sizes = np.append(0, -negative)  # 0, then the sizes of isolated blocks, decreasing
 
         shape = (int(prompts[-1]) + 1, len(certain))
         cell = prompts[start] * shape[1] + level
@@ -135,12 +134,12 @@ class MeanRuns:
             sums = np.bincount(cell, weights=amount, minlength=shape[0] * shape[1])
             return sums.astype(np.intp).reshape(shape)
 
-        places = cell[isolated] * len(self.sizes) + which + 1
+        places = cell[isolated] * len(self.sizes) + size_index + 1
         alone = np.bincount(places, minlength=shape[0] * shape[1] * len(self.sizes))
         self.alone = alone.reshape(*shape, len(self.sizes))  # (P, E, 1 + S) blocks by size
         starts = np.flatnonzero(first)
         opens = certain & (first | ~np.roll(certain, 1, axis=1))
-        # (P, E) each: certain steps, their runs, and what the blocks can add to both
+        # (P, E) each: certain steps, their runs, and the contributions of the blocks to both
         self.certified = np.add.reduceat(certain, starts, axis=1, dtype=np.intp).T
         self.runs = np.add.reduceat(opens, starts, axis=1, dtype=np.intp).T
         self.singles = per_prompt((size + 1 - before - after) // 2)
@@ -148,12 +147,12 @@ class MeanRuns:
         self.bridges = per_prompt(before & after)
 
     def least(self, total: Total) -> Floats:
-        """Return the least mean run, (..., E) as `total` sums; 0 when there may be no run."""
+        """Return the least mean run, (..., E) as `total` sums; 0 if possibly there is no run."""
         runs, singles = total(self.runs), total(self.singles)
         return _mean(total(self.certified) + singles, np.where(runs > 0, runs + singles, 0))
 
     def most(self, total: Total) -> Floats:
-        """Return the largest mean run, (..., E) as `total` sums; 0 when there is no run."""
+        """Return the largest mean run, (..., E) as `total` sums; 0 if there is no run."""
         alone = total(self.alone)
         steps = np.cumsum(alone * self.sizes, axis=-1)  # of the blocks filled, the longest first
         runs = np.cumsum(alone, axis=-1)
@@ -187,9 +186,9 @@ def run_lengths(
         window: steps left, and cap, of the residual estimator.
 
     Returns:
-        One row a level and estimator: `value` and `optimistic`, the least and the most that
+        One row a level and estimator: `value` and `value_upper`, the least and the most that
         certificates between `lower` and `upper` give, the limits `ci_low` (of value) and
-        `ci_high` (of optimistic), `cut` and `cut_optimistic`, the shares of the
+        `ci_high` (of value_upper), `cut` and `cut_upper`, the shares of the
         estimator's segments that trajectories' ends cut under `lower` and under `upper`
         (0 for long_run and the residual, which ends do not shorten), `failures`, the
         number of `failing_prompts` (both of `lower`), `prompts`, `few_prompts`, `steps`.
@@ -208,8 +207,8 @@ def run_lengths(
         most = least if exact else _estimates(possible, window, total)
         return least | {"mean_run": runs.least(total)}, most | {"mean_run": runs.most(total)}
 
-    (value, optimistic), draws = ends(_over_all), ends(bootstrap.sums)
-    cut, cut_optimistic = _cut(sure), _cut(possible)
+    (value, value_upper), draws = ends(_over_all), ends(bootstrap.sums)
+    cut, cut_upper = _cut(sure), _cut(possible)
     failures, steps = _over_all(sure["failures"]), int(sure["steps"].sum())
     frames = []
     for name in ("per_call", "mean_run", "long_run", f"residual_{window}"):
@@ -221,11 +220,11 @@ def run_lengths(
             "eps": levels,
             "estimator": name,
             "value": value[name],
-            "optimistic": optimistic[name],
+            "value_upper": value_upper[name],
             "ci_low": low,
             "ci_high": high,
             "cut": cut.get(name, 0.0),
-            "cut_optimistic": cut_optimistic.get(name, 0.0),
+            "cut_upper": cut_upper.get(name, 0.0),
             "failures": failures,
             "failing_prompts": np.count_nonzero(sure["failures"], axis=0),
         }
@@ -235,13 +234,13 @@ def run_lengths(
 
 
 def with_censored(table: pd.DataFrame) -> pd.DataFrame:
-    """Add columns that say whether `value` and `optimistic` are lower bounds, by their cuts."""
+    """Add flags for values that are lower bounds, by the share of segments cut."""
     return table.assign(**{mark: table[cut] > CENSORED for cut, mark in MARKS.items()})
 
 
 def censored_ends(row: Mapping[Any, Any]) -> tuple[bool, bool]:
-    """Return whether `value` and `optimistic` of such a row are lower bounds."""
-    return bool(row["cut"] > CENSORED), bool(row["cut_optimistic"] > CENSORED)
+    """Return whether `value` and `value_upper` of a row of `run_lengths` are lower bounds."""
+    return bool(row["cut"] > CENSORED), bool(row["cut_upper"] > CENSORED)
 
 
 def _over_all(per_prompt: NDArray[Any]) -> NDArray[Any]:
@@ -249,7 +248,7 @@ def _over_all(per_prompt: NDArray[Any]) -> NDArray[Any]:
 
 
 def _ratio(above: NDArray[Any], below: NDArray[Any], empty: float = math.nan) -> Floats:
-    """Divide; `empty` where there is no denominator."""
+    """Return the quotient; `empty` where the denominator is 0."""
     above, below = np.broadcast_arrays(above, below)
     result = np.full(below.shape, empty)
     np.divide(above, below, out=result, where=below != 0)
@@ -257,11 +256,11 @@ def _ratio(above: NDArray[Any], below: NDArray[Any], empty: float = math.nan) ->
 
 
 def failure_free_bound(steps: int, prompts: int, confidence: float) -> float:
-    """Return the lower confidence limit of N / F when none of the prompts has a failure.
+    """Return the lower confidence limit of N / F if no prompt has a failure.
 
-    If a share s of all prompts had a failure, `prompts` of them would show none with probability
-    (1 - s)^prompts; s above 1 - (1 - confidence)^(1/prompts) is refuted. The limit counts one
-    failure a failing prompt: no sample without a failure says how many come together.
+    If a share s of all prompts had a failure, a sample would show none with probability
+    (1 - s)^prompts, so s above 1 - (1 - confidence)^(1/prompts) is rejected. The limit assumes one
+    failure per failing prompt, as a sample without failures does not tell how they cluster.
 
     Examples:
         >>> round(failure_free_bound(64000, 500, 0.95), 1)  # about N / 3, the rule of three

@@ -1,8 +1,13 @@
-"""Trajectories among the steps of a study: where each lies, its calls, its repeated passages.
+"""Trajectories among the steps of a study: their bounds, calls and repeated passages.
 
-A verification call drafts up to gamma tokens, keeps those before the first rejected one, and emits
-one more token of the target's own, which no rule tests. So a call ends at a rejected step, behind a
-draft that was accepted as a whole, or where the trajectory ends.
+The prompt's pass emits the first token of a trajectory, so the first draft is for the second token.
+A verification call drafts up to gamma tokens, accepts those before the first rejected one, and
+emits one more token of the target, which no rule tests. So a call ends at a rejected step, after a
+fully accepted draft, or at the end of the trajectory.
+
+The token at place i of a draft is judged at depth i, where a head has read i - 1 of its own
+guesses. Beyond the deepest measured depth, that depth is used. A language model drafts the same
+token at every depth.
 """
 
 from __future__ import annotations
@@ -10,21 +15,22 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .bootstrap import Flags, Integers
+from .bootstrap import Flags, Integers, Numbers
 
-# Share of segments cut by the trajectories' ends above which a length is a lower bound: long_run is
-# over a ninth larger than per_call then.
+# A length is a lower bound if trajectories' ends cut more than this share of its segments: long_run
+# then exceeds per_call by more than a ninth.
 CENSORED = 0.1
-LENGTH = 16  # tokens of a passage: long enough that only a loop, or a list, repeats it
+LENGTH = 16  # tokens of a passage; in practice only loops and lists repeat this many
 
 
 @dataclass(frozen=True)
 class Trajectories:
-    """Where each prompt's trajectory lies among the steps; lengths may differ.
+    """The bounds of each prompt's trajectory among the steps; lengths may differ.
 
     Attributes:
         starts: (P,) index of the first step of each trajectory.
@@ -36,7 +42,7 @@ class Trajectories:
 
     @classmethod
     def from_positions(cls, position: NDArray[np.integer]) -> Trajectories:
-        """Find the trajectories from the (N,) position of each step in its own, 0-based.
+        """Return the trajectories from the (N,) position of each step within its own, from 0.
 
         Raises:
             ValueError: the steps are not in order, or a trajectory has a gap.
@@ -52,96 +58,81 @@ class Trajectories:
             )
         return cls(starts, prompts)
 
+    @property
+    def ends(self) -> Integers:
+        """(P,) index after the last step of each trajectory."""
+        return np.append(self.starts[1:], len(self.prompts))
+
     def total(self, flags: Flags | Integers) -> Integers:
-        """Sum (E, N) values over the steps of each trajectory: (P, E)."""
+        """Return the sums of (E, N) values over the steps of each trajectory, (P, E)."""
         sums: Integers = np.add.reduceat(flags, self.starts, axis=1, dtype=np.intp).T
         return sums
 
 
-def calls_made(accepted: Flags, trajectories: Trajectories, draft_length: int | None) -> Integers:
-    """Return the calls of each trajectory, where each step's draft is accepted or rejected.
+class CallCounts(NamedTuple):
+    """Verification calls along trajectories.
 
-    A call ends at every step that is not accepted: it is rejected there, or is emitted untested
-    behind a whole draft. So up to such a step, the calls are as many as parts of gamma + 1 steps.
+    Attributes:
+        calls: (P, G) number of calls of each trajectory under each setting, possibly expected.
+        tokens: (P,) emitted tokens, all but the first, which the prompt's pass emits.
+        cut: (P, G) number of calls cut by a trajectory's end, 0 or 1; meaningful for drafts of
+            unlimited length.
+    """
 
-    Where only some steps are certain to be accepted, these calls are the most that any drafter can
-    cause, all others being rejected. For from a later step on there are no more calls than from
-    an earlier one, and a call ends the earlier, the more is rejected.
+    calls: Numbers
+    tokens: Integers
+    cut: Numbers
+
+
+def count_calls(
+    accepted: Flags, trajectories: Trajectories, draft_length: int | None
+) -> CallCounts:
+    """Return the calls of each trajectory, given the accepted steps.
+
+    If `accepted` marks the steps that are certain to be accepted at every depth, the result is the
+    most calls that any drafter can cause: a further rejection ends a call earlier, and from an
+    earlier step on there are no fewer calls. If a step is accepted at some depths only, this holds
+    nearly: a call that ends earlier may let the next one begin at a step that is accepted at depth
+    1 but not deeper.
 
     Args:
-        accepted: (N, G), steps by G settings.
-        trajectories: P, of the steps.
-        draft_length: gamma, at least 1; None means drafts of any length.
-
-    Returns:
-        (P, G).
+        accepted: (N, G) for G settings, or (D, N, G) by depth from 1.
+        trajectories: the P trajectories of the steps.
+        draft_length: gamma, at least 1; None for drafts of unlimited length.
 
     Raises:
         ValueError: the draft length is below 1.
 
     Examples:
-        >>> steps = Trajectories.from_positions(np.arange(5))
-        >>> accepted = np.array([[1, 0], [1, 1], [0, 0], [1, 1], [1, 1]], dtype=bool)
-        >>> calls_made(accepted, steps, 2).tolist(), calls_made(accepted, steps, None).tolist()
-        ([[2, 3]], [[2, 3]])
+        >>> steps = Trajectories.from_positions(np.arange(6))
+        >>> accepted = np.array([[0, 0], [1, 0], [1, 1], [0, 0], [1, 1], [1, 1]], dtype=bool)
+        >>> count_calls(accepted, steps, 2).calls.tolist()
+        [[2, 3]]
     """
-    _check(draft_length)
-    place, steps = _parts(accepted, trajectories)
-    calls = np.ones_like(steps) if draft_length is None else -(-steps // (draft_length + 1))
-    settings, count = accepted.shape[1], len(trajectories.starts)
-    sums = np.bincount(place, weights=calls, minlength=settings * count)
-    return np.asarray(sums.astype(np.intp).reshape(settings, count).T)
-
-
-def calls_by_length(accepted: Flags, trajectories: Trajectories, longest: int) -> Integers:
-    """Return the calls of `calls_made` at every draft length from 1 on, in one pass.
-
-    Args:
-        accepted: (N, G), steps by G settings.
-        trajectories: P, of the steps.
-        longest: draft length, at least 1.
-
-    Returns:
-        (P, G, longest).
-
-    Examples:
-        >>> steps = Trajectories.from_positions(np.arange(5))
-        >>> accepted = np.array([1, 1, 0, 1, 1], dtype=bool)[:, None]
-        >>> calls_by_length(accepted, steps, 3).tolist()
-        [[[3, 2, 2]]]
-    """
-    _check(longest)
-    place, steps = _parts(accepted, trajectories)
-    settings, count = accepted.shape[1], len(trajectories.starts)
-    sizes = np.arange(steps.max() + 1)
-    parts = np.bincount(place * len(sizes) + steps, minlength=settings * count * len(sizes))
-    calls = -(-sizes[:, None] // np.arange(2.0, longest + 2))
-    sums = parts.reshape(settings, count, len(sizes)) @ calls
-    return np.asarray(sums.astype(np.intp).transpose(1, 0, 2))
-
-
-def _parts(accepted: Flags, trajectories: Trajectories) -> tuple[Integers, Integers]:
-    """Return the parts of trajectories that end at a step which is not accepted, or with them.
-
-    Returns:
-        Of each part its setting and trajectory, as one index of (G, P), and its number of steps.
-    """
-    size, count = len(accepted), len(trajectories.starts)
-    ends = ~accepted.T  # (G, N): setting after setting, as one long row of steps
-    ends[:, np.append(trajectories.starts[1:], size) - 1] = True
-    at = np.flatnonzero(ends)
-    return at // size * count + trajectories.prompts[at % size], np.diff(at, prepend=-1)
+    ahead = _accepted_ahead(accepted, trajectories, draft_length)
+    ends = trajectories.ends
+    settings = np.arange(ahead.shape[1])
+    shape = len(ends), len(settings)
+    calls, cut = np.zeros(shape, dtype=np.intp), np.zeros(shape, dtype=np.intp)
+    begin = np.broadcast_to((trajectories.starts + 1)[:, None], shape).copy()
+    while (going := begin < ends[:, None]).any():
+        taken = ahead[np.where(going, begin, 0), settings]
+        calls += going
+        cut += going & (begin + taken == ends[:, None])
+        begin += np.where(going, taken + 1, 0)
+    return CallCounts(calls, ends - trajectories.starts - 1, cut)
 
 
 def drafts_made(
     accepted: Flags, trajectories: Trajectories, draft_length: int
-) -> tuple[Integers, Integers]:
-    """Return of each call, in order, how many drafted tokens were tested and how many accepted.
+) -> tuple[Integers, Integers, Integers]:
+    """Return the tested, accepted and emitted tokens of each call, trajectory by trajectory.
 
-    The last call of a trajectory drafts no further than its end.
+    The last call of a trajectory drafts no further than its end. Engines may do so: vLLM counts
+    accepted tokens beyond the end of an answer.
 
     Args:
-        accepted: (N,) whether each step's drafted token is accepted.
+        accepted: (N,) whether each step's drafted token is accepted, or (D, N), by depth from 1.
         trajectories: of the steps.
         draft_length: at least 1.
 
@@ -149,38 +140,57 @@ def drafts_made(
         ValueError: the draft length is below 1.
 
     Examples:
-        >>> steps = Trajectories.from_positions(np.arange(5))
-        >>> tested, kept = drafts_made(np.array([1, 1, 0, 1, 0], dtype=bool), steps, 2)
-        >>> tested.tolist(), kept.tolist()
-        ([2, 2], [2, 1])
+        >>> steps = Trajectories.from_positions(np.arange(6))
+        >>> accepted = np.array([0, 1, 1, 0, 1, 0], dtype=bool)
+        >>> [counts.tolist() for counts in drafts_made(accepted, steps, 2)]
+        [[2, 2], [2, 1], [3, 2]]
     """
-    _check(draft_length)
-    ends = [*trajectories.starts[1:], len(accepted)]
+    ahead = _accepted_ahead(accepted[..., None], trajectories, draft_length)[:, 0].tolist()
     calls = []
-    for begin, end in zip(trajectories.starts, ends, strict=True):
-        at = int(begin)
-        while at < end:
-            last = min(at + draft_length, int(end))
-            kept = int(np.argmin(np.append(accepted[at:last], False)))
-            calls.append((min(kept + 1, last - at), kept))
-            at += kept + 1
-    counts = np.array(calls, dtype=np.int64).reshape(-1, 2)
-    return counts[:, 0], counts[:, 1]
+    for start, end in zip(trajectories.starts.tolist(), trajectories.ends.tolist(), strict=True):
+        step = start + 1
+        while step < end:
+            taken, left = ahead[step], end - step
+            calls.append((min(taken + 1, draft_length, left), taken, min(taken + 1, left)))
+            step += taken + 1
+    counts = np.array(calls, dtype=np.intp).reshape(-1, 3)
+    return counts[:, 0], counts[:, 1], counts[:, 2]
+
+
+def _accepted_ahead(
+    accepted: Flags, trajectories: Trajectories, draft_length: int | None
+) -> Integers:
+    """Return the number of tokens accepted by a call that starts drafting at each step, (N, G).
+
+    At the deepest depth D the call continues until a step is rejected or the trajectory ends. At an
+    earlier depth an accepted token is followed by the next depth at the next step.
+    """
+    if draft_length is not None and draft_length < 1:
+        raise ValueError(f"draft_length={draft_length!r} is not allowed: give an integer of >= 1")
+    by_depth = accepted if accepted.ndim == 3 else accepted[None]
+    size = by_depth.shape[1]
+    step, end = np.arange(size)[:, None], trajectories.ends[trajectories.prompts][:, None]
+    rejected = np.where(by_depth[-1], size, step)
+    ahead = np.minimum(np.minimum.accumulate(rejected[::-1], axis=0)[::-1], end) - step
+    for flags in by_depth[-2::-1]:
+        behind = np.concatenate([ahead[1:], ahead[:1]])  # of the next step
+        ahead = np.where(flags, 1 + np.where(step + 1 < end, behind, 0), 0)
+    return ahead if draft_length is None else np.minimum(ahead, draft_length)
 
 
 def place_shares(
     calls: float, reached: Sequence[float], accepted: Sequence[float]
 ) -> list[dict[str, float]]:
-    """Return both shares of accepted tokens at each place of a draft.
+    """Return the acceptance at each place of a draft, conditional and over all calls.
 
     Args:
-        calls: verifications.
-        reached: by place, how many of them tested a token there.
-        accepted: by place, how many accepted it.
+        calls: number of calls.
+        reached: by place, number of calls that tested a token there.
+        accepted: by place, number of calls that accepted it.
 
     Returns:
-        place (from 1), reached, accepted; `conditional` accepted / reached, the acceptance rate;
-        `of_all` accepted / calls, what inference engines print.
+        place (from 1), reached, accepted; `conditional`, accepted / reached, the acceptance rate;
+        `of_all`, accepted / calls, as inference engines print it.
 
     Examples:
         >>> place_shares(10, [10, 8], [8, 6])[1]
@@ -190,29 +200,24 @@ def place_shares(
         {
             "place": place,
             "reached": tested,
-            "accepted": kept,
-            "conditional": kept / tested if tested else math.nan,
-            "of_all": kept / calls if calls else math.nan,
+            "accepted": passed,
+            "conditional": passed / tested if tested else math.nan,
+            "of_all": passed / calls if calls else math.nan,
         }
-        for place, (tested, kept) in enumerate(zip(reached, accepted, strict=True), start=1)
+        for place, (tested, passed) in enumerate(zip(reached, accepted, strict=True), start=1)
     ]
 
 
-def _check(draft_length: int | None) -> None:
-    if draft_length is not None and draft_length < 1:
-        raise ValueError(f"draft_length={draft_length!r} is not allowed: give an integer of >= 1")
-
-
 def inside_repeats(tokens: NDArray[np.integer], prompts: Integers, length: int = LENGTH) -> Flags:
-    """Say of each step whether it lies inside a repeated n-gram of its answer so far, n = `length`.
+    """Return (N,) whether each step lies inside a repeated n-gram of its answer, n = `length`.
 
-    Step t of an answer does when its last n tokens, t - n + 1 to t, occurred before in the same
-    answer: as the tokens s - n + 1 to s for some s < t. The two may overlap, as in a loop shorter
-    than n. So the first n steps never do, and where an answer repeats a passage, the steps from the
-    n-th token of the repetition on do.
+    Step t of an answer does if its last n tokens, t - n + 1 to t, occurred before in the same
+    answer, as the tokens s - n + 1 to s for some s < t. The two may overlap, as in a loop shorter
+    than n. So the first n steps never do; in a repeated passage the steps from its n-th token on
+    do.
 
     Args:
-        tokens: (N,) token emitted at each step, answer after answer.
+        tokens: (N,) token emitted at each step, answer by answer.
         prompts: (N,) index of each step's answer.
         length: n.
 

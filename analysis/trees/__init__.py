@@ -1,1 +1,1 @@
-"""Draft trees: shapes, the tokens they are expected to emit, bounds on them."""
+"""Draft trees: shapes, expected tokens a call, and bounds on them."""

@@ -1,9 +1,9 @@
-"""The tree tau* that is expected to emit most tokens, of a given size and depth.
+"""The tree tau* of a given size and depth with the most expected tokens.
 
-All of it is the zero-order prediction of `tree_tokens_per_call`, for the acceptance R over sibling
-indices. Where R does not increase, the k nodes of largest probability are a tree, and a heap finds
-them (Algorithm 3 of arXiv 2504.15475). Where R increases somewhere, they need not be one: child 2
-cannot be drafted without child 1. Then a dynamic program takes the heap's place.
+Expected tokens are the zero-order prediction of `tree_tokens_per_call`, from the acceptance R over
+sibling indices. Where R does not increase, the k nodes of largest probability form a tree, and a
+heap finds them (Algorithm 3 of arXiv 2504.15475). Where R increases somewhere, they may not form a
+tree, as child 2 cannot be drafted without child 1. Then a dynamic program replaces the heap.
 """
 
 from __future__ import annotations
@@ -16,20 +16,18 @@ import numpy as np
 
 from .topology import ROOT, Floats, Topology
 
-SUM_ROUNDING = 1e-9  # by which rates may add up to more than 1
-
+SUM_ROUNDING = 1e-9  # by which the sum of rates may exceed 1
 
 Best = tuple[Floats, Callable[[int], Topology]]  # as `best_trees` returns them
 
 
 def optimal(rates: Sequence[float] | Floats, k: int, depth: int | None = None) -> Topology:
-    """Return tau*(k), the tree of k nodes that is expected to emit most tokens.
+    """Return tau*(k), the tree of k nodes with the most expected tokens.
 
-    Algorithm 3 and equation (2) of arXiv 2504.15475, in O(k log k), or O(depth J k^2) where R
-    increases somewhere, with tables of k^2 numbers: for trees that are drafted, not for thousands
-    of nodes. Only indices that `rates` has are drafted: what is accepted beyond them is not known,
-    and counts for nothing. Without an increase, the first nodes of tau*(k) are tau* of their
-    number.
+    Algorithm 3 and equation (2) of arXiv 2504.15475, in O(k log k). Where R increases somewhere it
+    takes O(depth J k^2) with tables of k^2 numbers, which suits drafted trees but not thousands of
+    nodes. Only the indices of `rates` are drafted; acceptance beyond them is unknown and counts as
+    0. If R does not increase, the first n nodes of tau*(k) are tau*(n).
 
     Args:
         rates: (J,) R(1), R(2), ...: the probability that child i is the accepted one.
@@ -37,7 +35,7 @@ def optimal(rates: Sequence[float] | Floats, k: int, depth: int | None = None) -
         depth: the largest depth; None for any.
 
     Raises:
-        ValueError: rates are no probabilities, or no tree of k nodes has that depth and width.
+        ValueError: rates are not probabilities, or no tree of k nodes has that depth and width.
 
     Examples:
         >>> optimal([0.6, 0.3], 4)
@@ -47,14 +45,18 @@ def optimal(rates: Sequence[float] | Floats, k: int, depth: int | None = None) -
 
 
 def best_trees(rates: Sequence[float] | Floats, k: int, depth: int | None = None) -> Best:
-    """Return the best trees of all sizes up to k; arguments and errors are those of `optimal`.
+    """Return the best trees of all sizes up to k; arguments and errors as for `optimal`.
 
     Returns:
-        (k + 1,) the tokens that the best tree of 0, 1, ..., k nodes is expected to emit, -inf of a
-        size that no tree of this depth and width has; and what gives the best tree of some size.
+        (k + 1,) expected tokens of the best tree of 0, 1, ..., k nodes, -inf for a size that no
+        tree of this depth and width has; and a function from a size to its best tree.
     """
-    given = np.asarray(rates, dtype=np.float64)
-    if given.ndim != 1 or not (given >= 0).all() or given.sum() > 1 + SUM_ROUNDING:
+    probabilities = np.asarray(rates, dtype=np.float64)
+    if (
+        probabilities.ndim != 1
+        or not (probabilities >= 0).all()
+        or probabilities.sum() > 1 + SUM_ROUNDING
+    ):
         raise ValueError(
             f"rates={rates} are not allowed: give probabilities of events that exclude each "
             "other: at least 0, with a sum of at most 1"
@@ -62,8 +64,8 @@ def best_trees(rates: Sequence[float] | Floats, k: int, depth: int | None = None
     if k < 0 or (depth is not None and depth < 0):
         raise ValueError(f"k={k}, depth={depth} are not allowed: give integers of at least 0")
     levels = k if depth is None else min(depth, k)
-    monotone = bool((np.diff(given) <= 0).all())
-    return (_by_heap if monotone else _by_program)(given, k, levels)
+    monotone = bool((np.diff(probabilities) <= 0).all())
+    return (_by_heap if monotone else _by_program)(probabilities, k, levels)
 
 
 def _refuse(size: int, levels: int, width: int) -> None:
@@ -74,9 +76,9 @@ def _refuse(size: int, levels: int, width: int) -> None:
 
 
 def _by_heap(rates: Floats, k: int, levels: int) -> Best:
-    """Take the most probable node again and again; then its first child and next sibling wait.
+    """Grow the tree by the most probable candidate; its first child and next sibling become ones.
 
-    Of equally probable nodes the shallower comes first, then the one that waited longer.
+    Ties go to the shallower node, then to the older candidate.
     """
     parents: list[int] = []
     tokens = [1.0]
@@ -85,7 +87,7 @@ def _by_heap(rates: Floats, k: int, levels: int) -> Best:
     def wait(parent: int, above: float, depth: int, index: int) -> None:
         if depth <= levels and index < len(rates):
             probability = above * float(rates[index])
-            ticket = 2 * len(parents) + bool(index)  # unique: each node lets two wait
+            ticket = 2 * len(parents) + bool(index)  # unique: each node adds two candidates
             heapq.heappush(waiting, (-probability, depth, ticket, parent, index, above))
 
     wait(ROOT, 1.0, 1, 0)
@@ -105,11 +107,11 @@ def _by_heap(rates: Floats, k: int, levels: int) -> Best:
 
 
 def _by_program(rates: Floats, k: int, levels: int) -> Best:
-    """Share n nodes among the children of a node: s below (and with) child i, n - s after it.
+    """Divide n nodes among the children of a node by dynamic programming (arXiv 2402.12374).
 
-    With V_d(n) the most tokens that n nodes in d levels below an accepted node add, child i and
-    those after it add W_i(n) = max over s >= 1 of R(i) (1 + V_{d-1}(s - 1)) + W_{i+1}(n - s), and
-    V_d = W_1 (the program of arXiv 2402.12374).
+    Let V_d(n) be the most expected tokens that n nodes in d levels add below an accepted node. With
+    s nodes for child i and its descendants, and n - s for the children after it,
+    W_i(n) = max over s >= 1 of R(i) (1 + V_{d-1}(s - 1)) + W_{i+1}(n - s), and V_d = W_1.
     """
     sizes = np.arange(k + 1)
     rest = sizes[:, None] - sizes[None, :]  # (n, s) -> n - s
@@ -121,7 +123,7 @@ def _by_program(rates: Floats, k: int, levels: int) -> Best:
         chosen: list[np.ndarray] = []
         after = nothing
         for rate in rates[::-1]:
-            own = np.full(k + 1, -np.inf)  # an s of 0 is no child
+            own = np.full(k + 1, -np.inf)  # s = 0 means no child
             own[1:][possible] = rate * (1 + added[-1][:-1][possible])
             both = np.where(rest >= 0, own[None, :] + after[np.maximum(rest, 0)], -np.inf)
             chosen.insert(0, both.argmax(axis=1))

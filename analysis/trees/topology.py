@@ -1,8 +1,8 @@
-"""Shapes of draft trees as data, and the tokens that a shape is expected to emit.
+"""Shapes of draft trees as data, and their expected tokens a call.
 
-A tree of n drafted tokens is a list of parents. Node v follows node parents[v], or -1: the text so
-far. Parents come before their children, and the children of a node in the order in which they are
-drafted and tested. The i-th child of its parent has sibling index i, from 1.
+A tree of n drafted tokens is a list of parents. Node v follows node parents[v]; -1 is the text so
+far. Parents come before their children, and siblings are in the order in which they are drafted and
+tested. The i-th child of a node has sibling index i, from 1.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Topology:
     """The shape of a draft tree.
 
     Attributes:
-        parents: for each of the n nodes the node it follows, -1 for the text so far.
+        parents: parent of each of the n nodes, -1 for the text so far.
 
     Raises:
         ValueError: a node does not come after its parent.
@@ -46,75 +46,75 @@ class Topology:
     @cached_property
     def children(self) -> tuple[tuple[int, ...], ...]:
         """The children of each node in order; children[-1], the last entry, are the root's."""
-        found: list[list[int]] = [[] for _ in range(len(self) + 1)]
+        children: list[list[int]] = [[] for _ in range(len(self) + 1)]
         for node, parent in enumerate(self.parents):
-            found[parent].append(node)
-        return tuple(tuple(nodes) for nodes in found)
+            children[parent].append(node)
+        return tuple(tuple(nodes) for nodes in children)
 
     @cached_property
     def depths(self) -> tuple[int, ...]:
-        """How many drafted tokens lead to each node, itself counted: from 1."""
-        found: list[int] = []
+        """The depth of each node, from 1: drafted tokens on its path, itself included."""
+        depths: list[int] = []
         for parent in self.parents:
-            found.append(1 if parent == ROOT else found[parent] + 1)
-        return tuple(found)
+            depths.append(1 if parent == ROOT else depths[parent] + 1)
+        return tuple(depths)
 
     @cached_property
     def siblings(self) -> tuple[int, ...]:
         """The sibling index of each node, from 1."""
-        found = [0] * len(self)
+        indices = [0] * len(self)
         for nodes in self.children:
             for index, node in enumerate(nodes, 1):
-                found[node] = index
-        return tuple(found)
+                indices[node] = index
+        return tuple(indices)
 
     @property
     def depth(self) -> int:
-        """The longest chain of drafted tokens: how many passes of the drafter a tree takes."""
+        """The length of the longest path, which is the number of the drafter's passes."""
         return max(self.depths, default=0)
 
     @cached_property
     def is_chain(self) -> bool:
-        """Whether every node follows the one before it; no nodes are a chain too."""
+        """Whether every node follows the one before it; an empty tree is a chain."""
         return self.parents == tuple(range(ROOT, len(self) - 1))
 
     def by_level(self) -> Topology:
-        """Return the tree with its nodes numbered by depth; siblings stay in order.
+        """Return the tree with nodes renumbered by depth, siblings in order.
 
         Examples:
             >>> Topology((-1, 0, -1)).by_level()
             Topology(parents=(-1, -1, 0))
         """
         order = sorted(range(len(self)), key=self.depths.__getitem__)
-        number = {ROOT: ROOT, **{node: at for at, node in enumerate(order)}}
+        number = {ROOT: ROOT, **{node: place for place, node in enumerate(order)}}
         return Topology(tuple(number[self.parents[node]] for node in order))
 
     def within(self, depth: int) -> Topology:
-        """Return the tree without the nodes below `depth`: drafts shorten where an answer ends.
+        """Return the tree without nodes below `depth`; drafts are cut so where an answer ends.
 
         Examples:
             >>> symmetric(2, 3).within(1)
             Topology(parents=(-1, -1))
         """
         number = {ROOT: ROOT}
-        for node, at in enumerate(self.depths):
-            if at <= depth:
+        for node, node_depth in enumerate(self.depths):
+            if node_depth <= depth:
                 number[node] = len(number) - 1
         return Topology(tuple(number[self.parents[node]] for node in number if node != ROOT))
 
 
 @dataclass(frozen=True)
 class Growth:
-    """A tree without a shape of its own: each call grows one (EAGLE-2, arXiv 2406.16858).
+    """A dynamic draft tree, grown anew in each call (EAGLE-2, arXiv 2406.16858).
 
-    Level after level, the `width` most valued nodes of a depth get `width` children each; then the
-    most valued of all nodes are kept. The value of a node is the probability of its path, as the
-    drafter says. No value exceeds that of its parent, so what is kept is a tree.
+    Level by level, the `width` nodes of highest value get `width` children each. In the end the
+    `nodes` of highest value are kept. The value of a node is the drafter's probability of its path.
+    It never exceeds the value of the parent, so the kept nodes form a tree.
 
     Attributes:
-        width: children of a node, and nodes of a depth that get children.
-        nodes: that are kept, at most.
-        depth: levels, at most.
+        width: children of a node, and number of nodes of a level that get children.
+        nodes: largest number of nodes kept.
+        depth: largest number of levels.
     """
 
     width: int
@@ -122,17 +122,17 @@ class Growth:
     depth: int
 
     def __len__(self) -> int:
-        """Return the most nodes that a tree of it has."""
+        """Return the largest number of nodes of a grown tree."""
         return min(self.nodes, self.width + (self.depth - 1) * self.width**2)
 
     @property
     def read(self) -> int:
-        """The most nodes that its drafter reads, kept or not."""
+        """The largest number of nodes that the drafter processes, kept or not."""
         return (self.depth - 1) * self.width
 
 
 def expansion(widths: Sequence[int]) -> Topology:
-    """Return the tree whose nodes of level i - 1 have widths[i - 1] children each, level by level.
+    """Return the tree in which each node of level i - 1 has widths[i - 1] children.
 
     Raises:
         ValueError: a width is below 1.
@@ -143,9 +143,11 @@ def expansion(widths: Sequence[int]) -> Topology:
     """
     parents: list[int] = []
     level = [ROOT]
-    for at, width in enumerate(widths):
+    for level_index, width in enumerate(widths):
         if width < 1:
-            raise ValueError(f"widths[{at}]={width} is not allowed: give an integer of at least 1")
+            raise ValueError(
+                f"widths[{level_index}]={width} is not allowed: give an integer of at least 1"
+            )
         grown = [parent for parent in level for _ in range(width)]
         level = list(range(len(parents), len(parents) + len(grown)))
         parents += grown
@@ -158,7 +160,7 @@ def sequence(k: int) -> Topology:
 
 
 def batch(k: int) -> Topology:
-    """Return k alternatives of one token."""
+    """Return k alternatives for a single token."""
     return expansion([k] if k else [])
 
 
@@ -179,11 +181,12 @@ def spec_infer(depth: int = 8) -> Topology:
 
 
 def tree_tokens_per_call(tree: Topology, rates: Sequence[float] | Floats) -> float:
-    """Return the expected tokens of a target call: the accepted ones, and the one after them.
+    """Return the expected tokens of a target call: the accepted ones and the one after them.
 
-    Equation (2) of arXiv 2504.15475 with one token more, in the zero-order prediction: every level
-    accepts child i with the same probability R(i), whatever came before, so a node is accepted with
-    the product of R over the sibling indices of its path. Correlated acceptance emits more or less.
+    Equation (2) of arXiv 2504.15475 plus one token, as a zero-order prediction: every level accepts
+    child i with the same probability R(i), independent of the others, so a node is accepted with
+    the product of R over the sibling indices of its path. With correlated acceptance the true
+    number differs.
 
     Args:
         tree: n nodes.

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from analysis.decoding.laws import NOTHING
+from analysis.decoding.schemes import NOTHING
 from analysis.trees.topology import Topology
 from pipeline.models.devices import send
 from pipeline.models.logit_statistics import argmax, nucleus, top_k

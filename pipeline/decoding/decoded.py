@@ -1,7 +1,4 @@
-"""Read artifacts of the stages decoding and accuracy as the records that analysis takes.
-
-With them the verdict on every target, which the report prints.
-"""
+"""Read artifacts of the stages decoding and accuracy as the records that analysis takes."""
 
 from __future__ import annotations
 
@@ -11,21 +8,17 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.acceptance.verdict import Advice, advise
-from analysis.decoding.answers import ALL, Answered, accuracy, decide
+from analysis.decoding.answers import Answered
 from analysis.decoding.metrics import Decoded
-from analysis.decoding.predicted import draft_lengths
-from analysis.decoding.speed import signs_of_load
 from analysis.rules import Mars
-from analysis.statistics.bootstrap import Resampling
 from pipeline.plan.facts import AccuracyFacts, DecodingFacts
 from pipeline.plan.method import Method
 from pipeline.store.artifacts import Artifact
 from pipeline.store.plain import to_plain
 
 RUN = (  # fields of a method
-    *("drafter", "draft_length", "sampling", "rule", "temperature"),
-    *("lossless", "tree", "drafting", "top_p", "top_k"),
+    *("drafter", "draft_length", "model_length", "sampling", "rule", "temperature"),
+    *("lossless", "tree", "drafting", "top_p", "top_k", "scheme"),
 )
 
 
@@ -94,62 +87,3 @@ def read_answered(target: str, artifact: Artifact) -> Answered:
         data.drop(columns=["token_ids", "method", "drafter"]),
         artifact.read("timings/runs").to_pandas(),
     )
-
-
-def verdict(
-    decoded: Decoded,
-    speeds: pd.DataFrame,
-    answers: Artifact | None,
-    statistics: Resampling,
-    margin: float,
-    command: str,
-) -> Advice:
-    """Return the verdict on a target that was decoded.
-
-    Args:
-        decoded: its answers and calls.
-        speeds: their table of `speed`.
-        answers: of stage accuracy; None where it was not run.
-        statistics: of the bootstrap.
-        margin: the loss of accuracy that matters.
-        command: that runs the study, up to a stage's name.
-    """
-    losses = None
-    if answers is not None:
-        answered = read_answered(decoded.target, answers)
-        table = accuracy(answered, *statistics, margin)
-        losses = losses_on_answers(answered, table, margin, statistics[1])
-    lengths, busy = draft_lengths(decoded, speeds), signs_of_load(speeds)
-    return advise(decoded.target, decoded.drafter, speeds, lengths, losses, busy, command)
-
-
-def losses_on_answers(
-    answered: Answered, table: pd.DataFrame, margin: float, confidence: float
-) -> pd.DataFrame:
-    """Return the scored answers of every relaxed rule.
-
-    Args:
-        answered: the answers of a target.
-        table: of `analysis.decoding.answers.accuracy`.
-        margin: the loss of accuracy that matters.
-        confidence: of each bound.
-
-    Returns:
-        The rows of `decide` with rule (a label), margin, right and alone: items that the rule, and
-        the target alone, have right.
-    """
-    decided = decide(table, answered.runs, margin, confidence)
-    right = table[table["task"] == ALL].set_index("run")["right"]
-    runs = answered.runs.loc[decided["run"]]
-    return decided.assign(
-        rule=[rule.label for rule in runs["rule"]],
-        margin=margin,
-        right=right.loc[decided["run"]].to_numpy(),
-        alone=right.loc[runs["baseline"]].to_numpy(),
-    )
-
-
-def verdict_lines(found: Sequence[Advice]) -> str:
-    """Return verdicts as text: a paragraph a target, what stands beside it as a list."""
-    blocks = ["\n".join([one.sentence, *(f"- {text}" for text in one.beside)]) for one in found]
-    return "\n\n".join(blocks) + "\n"

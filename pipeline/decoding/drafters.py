@@ -6,10 +6,10 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from analysis.decoding.lookup import SHORTEST, continuation
 from analysis.trees.topology import Growth, Topology
 from pipeline.decoding.choices import BrokenLogitsError, Choice, Greedy
 from pipeline.decoding.shapes import Level, cache_slots, chain, grow, levels_of, readable, within
@@ -18,7 +18,6 @@ from pipeline.models.heads.hidden_drafter import HiddenDrafter
 from pipeline.models.language_model import LanguageModel
 from pipeline.models.passes import Text
 
-SHORTEST = 2  # tokens of a match of look-up, where longer ones are looked for: docs/decoding.md
 TreeShape = Topology | Growth
 Stop = Callable[[Tensor], bool]  # whether a chain ends before the token with logits (1, V)
 
@@ -204,16 +203,22 @@ class HeadDrafter(ModelDrafter):
 
 
 class PromptLookup(Drafter):
-    """Proposes what followed the latest earlier occurrence of the last few tokens."""
+    """Proposes what followed an earlier occurrence of the last few tokens."""
 
-    def __init__(self, longest: int, device: torch.device) -> None:
-        """Look for the last `longest` tokens, then for fewer, down to `SHORTEST`."""
+    def __init__(self, longest: int, device: torch.device, match: str = "latest") -> None:
+        """Look for the last `longest` tokens, then for fewer, down to `SHORTEST`.
+
+        Args:
+            longest: tokens.
+            device: of the drafts.
+            match: which occurrence, of `analysis.decoding.lookup.MATCHES`.
+        """
         self._longest, self._shortest = longest, min(longest, SHORTEST)
-        self._device = device
+        self._device, self._match = device, match
 
     def propose(self, tokens: Sequence[int], count: int, position: int) -> Draft:  # noqa: ARG002
         """Return the `count` tokens that followed, none without an occurrence."""
-        found = continuation(tokens, self._longest, count, self._shortest)
+        found = continuation(tokens, self._longest, count, self._shortest, self._match)
         return Draft(send(found, self._device))
 
 
@@ -287,25 +292,3 @@ def model_drafter(
     """Return what decodes with a model, of either kind; for the arguments see `ModelDrafter`."""
     kind = HeadDrafter if isinstance(model, HiddenDrafter) else ModelDrafter
     return kind(model, choice, tree, stop)
-
-
-def continuation(tokens: Sequence[int], longest: int, count: int, shortest: int = 1) -> list[int]:
-    """Return what followed the latest earlier occurrence of the last n tokens.
-
-    Of n from `shortest` to `longest` the longest that occurs is taken. What follows may run into
-    the end of the text: it then goes on with itself, so that a text that repeats is drafted as
-    repeating.
-    """
-    text = np.array(tokens)
-    size = len(text)
-    ends = np.arange(size - 1)  # where an occurrence of the last n tokens ends
-    matched = 0
-    for n in range(1, min(longest, size - 1) + 1):
-        found = ends[(ends >= n - 1) & (text[ends - n + 1] == text[-n])]
-        if not len(found):
-            break
-        ends, matched = found, n
-    if matched < shortest or not matched:
-        return []
-    begin = int(ends[-1]) + 1
-    return [int(text[begin + at % (size - begin)]) for at in range(count)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -46,6 +47,7 @@ class Answer:
     calls: list[TargetCall] = field(default_factory=list)
     first_seconds: float = 0.0  # until the first token
     begin_seconds: float = 0.0  # the drafter's pass over the prompt
+    processor_seconds: float = 0.0  # of all of it, the time of this thread on a processor
     ended: bool = False  # by the model, not by the limit
 
     @property
@@ -75,7 +77,7 @@ def decode(
     device, dtype = target.device, target.dtype
     cache = Text(target, len(prompt) + limit + room(drafter.tree), drafter.layers)
     answer, text, position = Answer(), list(prompt), 0
-    marks = [mark(device)]
+    marks, processor_begin = [mark(device)], time.thread_time()
     try:
         # the prompt's pass gives the first token, then the drafter reads the prompt
         ids = send(text, device)
@@ -104,6 +106,7 @@ def decode(
     except BrokenLogitsError as error:
         raise broken_logits(target, str(error), position) from None
     note_seconds(answer, marks)
+    answer.processor_seconds = time.thread_time() - processor_begin
     return answer
 
 

@@ -79,6 +79,7 @@ class DecodingPair:
     steps: int
     seed: int
     lookup: int  # the most tokens that look-up matches
+    lookup_match: str = "latest"  # of analysis.decoding.lookup.MATCHES
 
 
 def load_decoding_pair(
@@ -109,6 +110,7 @@ def load_decoding_pair(
         steps=steps,
         seed=spec.seed,
         lookup=spec.lookup,
+        lookup_match=spec.lookup_match,
     )
 
 
@@ -162,7 +164,7 @@ def drafter_of(pair: DecodingPair, method: Method, choice: Choice) -> Drafter:
     device, tree = pair.target.device, method.topology
     if method.drafter == "none":
         return Nothing(device)
-    lookup = PromptLookup(pair.lookup, device)
+    lookup = PromptLookup(pair.lookup, device, pair.lookup_match)
     if method.drafter == "prompt_lookup":
         return lookup
     stop = None if method.drafting is None else partial(stops, astuple(method.drafting))

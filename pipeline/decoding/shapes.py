@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from analysis.decoding.laws import NOTHING
+from analysis.decoding.schemes import NOTHING
 from analysis.trees.topology import ROOT, Growth, Topology, sequence
 from pipeline.decoding.choices import Greedy, first_tokens
 from pipeline.models.devices import read, send

@@ -1,8 +1,8 @@
-"""Verifiers accept drafted tokens: the laws of verification applied to a target's logits.
+"""Verifiers accept drafted tokens: verification schemes applied to a target's logits.
 
-The laws are those of `analysis.decoding.laws`. Here is what a call reads for them from the device:
-first the few numbers that decide, at once, then the two distributions that the next token follows.
-Block verification and budget sampling read all of a call.
+The schemes are those of `analysis.decoding.schemes`. A verifier reads their inputs from the device:
+first the few numbers that decide, in one transfer, then the two distributions that the next token
+depends on. Block verification and budget sampling read all of a call.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from analysis.beyond.clip import FAMILIES, clip_law
-from analysis.decoding import laws
-from analysis.decoding.laws import NOTHING
+from analysis.beyond.clip import FAMILIES, clipped_target
+from analysis.decoding import schemes
+from analysis.decoding.schemes import NOTHING
 from analysis.rules import Prefix, Rule, best_path
 from analysis.topk import TopK
 from pipeline.decoding.choices import (
@@ -90,7 +90,7 @@ class Match:
     def verify(self, logits: Tensor, draft: Draft, position: int) -> Verified:
         """Accept drafted tokens as long as they are the target's choices."""
         drafted, (found,) = read_call(logits, draft, self._choice(logits, position, draft.tree))
-        return *laws.match_tree(draft.shape, drafted, found.tolist()), drafted
+        return *schemes.match_tree(draft.shape, drafted, found.tolist()), drafted
 
 
 class Relaxed:
@@ -108,7 +108,7 @@ class Relaxed:
         accepts = best[:n] == drafted
         if not accepts.all():
             accepts |= judged(self._rule, before, draft.tokens, found)
-        accepted = laws.leading(accepts)
+        accepted = schemes.leading(accepts)
         return tuple(range(accepted)), int(best[accepted]), drafted
 
 
@@ -167,7 +167,7 @@ class SpeculativeSampling:
             return target, drawn
 
         uniforms = self._uniforms
-        accepted, token = laws.speculative_sampling(
+        accepted, token = schemes.speculative_sampling(
             tested[:, 0],
             tested[:, 1],
             uniforms[position : position + n, TEST],
@@ -202,13 +202,13 @@ class BudgetSampling:
         q = draft_law(draft, slice(None), logits.shape[1])
         drafted, (p, qs) = read_call(logits, draft, self._target.weights(logits), q)
         for at, (token, q_at) in enumerate(zip(drafted, qs, strict=True)):
-            r, _, _ = clip_law(p[at], q_at, *self._dial)
+            r, _, _ = clipped_target(p[at], q_at, *self._dial)
             if not self._uniforms[position + at, TEST] * q_at[token] < r[token]:
-                weights = laws.residual(r, q_at)
+                weights = schemes.residual(r, q_at)
                 break
         else:
             at, weights = len(drafted), p[-1]
-        token = laws.pick(weights, self._uniforms[position + at, TOKEN])
+        token = schemes.pick(weights, self._uniforms[position + at, TOKEN])
         return tuple(range(at)), token, drafted
 
 
@@ -236,7 +236,9 @@ class TreeSampling:
         def token_uniform(accepted: int) -> float:
             return self._noise.uniforms[position + accepted, TOKEN]
 
-        found = laws.tree_speculative_sampling(tree, drafted, np.array(tests), rows, token_uniform)
+        found = schemes.tree_speculative_sampling(
+            tree, drafted, np.array(tests), rows, token_uniform
+        )
         return *found, drafted
 
 
@@ -255,7 +257,7 @@ class BlockVerification:
         uniforms = self._noise.of_call(position)
         q = draft_law(draft, slice(None), logits.shape[1])
         drafted, (p, qs) = read_call(logits, draft, self._target.weights(logits), q)
-        accepted, token = laws.block_verification(
+        accepted, token = schemes.block_verification(
             drafted, p, qs, uniforms[:, TEST], lambda at: uniforms[at, TOKEN]
         )
         return tuple(range(accepted)), token, drafted

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from string import Template
 from typing import Any
 
+from analysis.decoding.lookup import SHORTEST
 from analysis.rules import Rule
 from pipeline.execution.runner import shown
 from pipeline.gguf_models.source import converted, source
@@ -23,13 +24,22 @@ Setting = Callable[[int], dict[str, Any] | None]  # at a draft length, as `setti
 # rule: whose parameter it has, with a range in `ranges` of the configuration; None: strict greedy.
 # strict: the parameter at whose strict end nothing is relaxed; of Medusa, alpha relaxes still.
 # drafters: what the engine calls a drafter that is a language model, and a head.
-# text: what is written, into a file with this suffix. differs: from the rule here.
+# text: what is written, into a file with this suffix; lookup: where prompt look-up drafts.
+# differs: from the rule here.
+NAMES = {  # as an engine names itself
+    "vllm": "vLLM",
+    "sglang": "SGLang",
+    "tensorrt_llm": "TensorRT-LLM",
+    "medusa": "Medusa",
+    "llama_cpp": "llama.cpp",
+}
 ENGINES: dict[str, dict[str, Any]] = {
     "vllm": {
         "rule": None,
         "drafters": ("draft_model", "eagle3"),
         "suffix": "sh",
         "text": "vllm serve $target --speculative-config $config",
+        "lookup": "vllm serve $target --speculative-config $ngram",
         "differs": (
             "vLLM has no rule with a threshold: at temperature 0 it is strict greedy, above it is "
             "lossless sampling. Only the draft length is set.",
@@ -97,6 +107,9 @@ ENGINES: dict[str, dict[str, Any]] = {
         "suffix": "sh",
         "text": "llama-server -m $target -md $drafter --spec-draft-n-max $length "
         "--spec-draft-p-min 0 --temp 0",
+        "lookup": "llama-server -m $target --spec-type ngram-simple "
+        "--spec-ngram-simple-size-n $lookup --spec-ngram-simple-size-m $length "
+        "--spec-draft-n-max $length --temp 0",
         "differs": (
             "llama.cpp accepts what its own sampler draws: strict greedy at temperature 0. Only "
             "the draft length is set.",
@@ -109,25 +122,29 @@ ENGINES: dict[str, dict[str, Any]] = {
 }
 
 
-def write_settings(settings: Any, targets: Mapping[str, Setting]) -> None:
-    """Write and print a file for every answer that was found, of the engine asked for.
+def write_settings(
+    settings: Any, engine: str, lengths: Sequence[int], label: str, setting: Setting
+) -> None:
+    """Write and print a file for each draft length.
 
     Args:
         settings: the configuration.
-        targets: by printed name, what an engine is to run; None where nothing reaches the goal.
+        engine: a key of `ENGINES`.
+        lengths: draft lengths.
+        label: printed name of the target.
+        setting: what the engine is to run; None where nothing reaches the goal.
     """
-    name, directory = settings.solve.engine, Path(settings.outputs) / "engine_settings"
+    directory = Path(settings.outputs) / "engine_settings"
     directory.mkdir(parents=True, exist_ok=True)
-    for label, setting in targets.items():
-        for length in settings.solve.draft_lengths:
-            found = setting(length)
-            if found is None:
-                print(f"{label}, drafts of {length}: no setting reaches what is wanted")
-                continue
-            path = directory / slug(f"{name}-{label}-{length}.{ENGINES[name]['suffix']}")
-            text = setting_text(name, **found)
-            path.write_text(text, encoding="utf-8")
-            print(f"{shown(path)}:\n{text}")
+    for length in lengths:
+        found = setting(length)
+        if found is None:
+            print(f"{label}, drafts of {length}: no setting reaches what is wanted")
+            continue
+        path = directory / slug(f"{engine}-{label}-{length}.{ENGINES[engine]['suffix']}")
+        text = setting_text(engine, **found)
+        path.write_text(text, encoding="utf-8")
+        print(f"{shown(path)}:\n{text}")
 
 
 def setting_text(
@@ -141,6 +158,7 @@ def setting_text(
     drafter: str | None,
     head: bool,
     temperature: float,
+    lookup: int | None = None,
 ) -> str:
     """Return the lines of a file: what was measured and what differs as comments, and the setting.
 
@@ -154,6 +172,7 @@ def setting_text(
         drafter: likewise; None where the study has none: DRAFTER is to be replaced.
         head: whether the drafter is a head on the target's hidden states.
         temperature: of the certified distribution.
+        lookup: tokens that prompt look-up matches, where it drafts in the drafter's place.
     """
     about = ENGINES[engine]
     said = [*measured, *(f"Differs: {text}" for text in about["differs"])]
@@ -166,8 +185,18 @@ def setting_text(
     values = setting_values(
         engine, rule, target, drafter or "DRAFTER", head, temperature, draft_length
     )
+    text = about["text"]
+    if lookup is not None:
+        ngram = {
+            "method": "ngram",
+            "num_speculative_tokens": draft_length,
+            "prompt_lookup_min": min(lookup, SHORTEST),
+            "prompt_lookup_max": lookup,
+        }
+        values |= {"ngram": shlex.quote(json.dumps(ngram)), "lookup": str(lookup)}
+        text = about.get("lookup", text)
     lines = [f"# {line}" for line in said]
-    return "\n".join([*lines, Template(about["text"]).substitute(values)]) + "\n"
+    return "\n".join([*lines, Template(text).substitute(values)]) + "\n"
 
 
 def setting_values(

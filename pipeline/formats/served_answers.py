@@ -223,7 +223,7 @@ def _reply(part: Part) -> tuple[Reply, bool]:
         ended = reason.get("type") == "stop" and not isinstance(reason.get("matched"), str)
     else:
         text, ids = body.get("content"), body.get("tokens")
-        request = _asked(body) or request
+        request = request or _asked(body)  # the answer repeats the prompt as text
         ended = body.get("stop_type") in ENDED
     text = text if isinstance(text, str) else None
     reply = Reply(request, text, ids or None, ended, apart, _log_probs(part, ids or []))

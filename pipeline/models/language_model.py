@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,9 +20,48 @@ from pipeline.models.caches import Cache
 KEPT = ("keys", "values")  # of every token; layers may share them, or have a state of fixed size
 
 
-def hidden_states(out: Any, layers: Sequence[int]) -> Tensor:
-    """Return the hidden states (B, n, layers, d) that a transformers model gave."""
-    return torch.stack([out.hidden_states[layer] for layer in layers], dim=2)
+@contextmanager
+def recorded_states(module: Any, layers: Sequence[int]) -> Iterator[dict[int, Tensor]]:
+    """Record the hidden states of a transformers model's next pass, as vLLM hands them to a head.
+
+    Args:
+        module: the model.
+        layers: after how many of its layers; 0 is what the first one reads. The final norm is not
+            a layer: after all of them a state has not been normed yet.
+
+    Yields:
+        The hidden states (B, n, d) by number of layers, once the pass is over.
+    """
+    states: dict[int, Tensor] = {}
+    stack: Any = layer_stack(module) if layers else ()
+
+    def read_first(_: Any, given: tuple[Tensor, ...], named: Mapping[str, Tensor]) -> None:
+        states[0] = given[0] if given else named["hidden_states"]
+
+    def made_by(layer: int) -> Callable[..., None]:
+        def keep(_: Any, __: Any, made: Tensor | tuple[Tensor, ...]) -> None:
+            states[layer] = made if isinstance(made, Tensor) else made[0]
+
+        return keep
+
+    hooks = [
+        stack[layer - 1].register_forward_hook(made_by(layer))
+        if layer
+        else stack[0].register_forward_pre_hook(read_first, with_kwargs=True)
+        for layer in layers
+    ]
+    try:
+        yield states
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def layer_stack(module: Any) -> Any:
+    """Return the layers of a transformers model."""
+    depth = module.config.get_text_config().num_hidden_layers
+    lists = (part for part in module.modules() if isinstance(part, nn.ModuleList))
+    return next(part for part in lists if len(part) == depth)
 
 
 @dataclass(frozen=True)
@@ -85,8 +125,7 @@ class LanguageModel:
                 what is added to the attention scores; None where there is no padding.
             positions: (B, n) of `ids` within their sequence, from 0; None where all are equal.
             keep: of how many tokens logits are wanted; 0 is all.
-            layers: after how many layers hidden states are wanted; after all of them it is also
-                after the final norm.
+            layers: after how many layers hidden states are wanted; see `recorded_states`.
             features: of heads: (B, n, d) fused hidden states of the target after the tokens
                 before, or outputs of the head.
 
@@ -98,17 +137,18 @@ class LanguageModel:
         if mask is None and before and 1 < n <= few_rows.MOST_QUERIES and self._few_queries:
             mask = few_rows.chain_mask(n, before)
             positions = torch.arange(before, before + n)[None]
-        more = {"output_hidden_states": True} if layers else {}
-        out = self.module(
-            input_ids=ids,
-            attention_mask=mask,
-            position_ids=positions,
-            past_key_values=cache,
-            use_cache=True,
-            logits_to_keep=keep,
-            **more,
-        )
-        return out.logits, hidden_states(out, layers) if layers else None
+        with recorded_states(self.module, layers) as states:
+            out = self.module(
+                input_ids=ids,
+                attention_mask=mask,
+                position_ids=positions,
+                past_key_values=cache,
+                use_cache=True,
+                logits_to_keep=keep,
+            )
+        if not layers:
+            return out.logits, None
+        return out.logits, torch.stack([states[layer] for layer in layers], dim=2)
 
     def check_drafts(self, key: str) -> None:
         """Check that the model can read drafts and take them back.

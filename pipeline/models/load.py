@@ -23,8 +23,9 @@ from pipeline.errors import PipelineError, first_line
 from pipeline.models import caches
 from pipeline.models.devices import choose_device, set_up
 from pipeline.models.few_rows import use_few_queries, use_few_rows
-from pipeline.models.heads.head_files import check_head, load_head, read_head
+from pipeline.models.heads.head_files import read_head
 from pipeline.models.heads.hidden_drafter import HiddenDrafter
+from pipeline.models.heads.load import check_head, load_head
 from pipeline.models.language_model import Head, LanguageModel
 from pipeline.models.passes import check_cached_steps
 from pipeline.models.prompt_tokens import check_same_tokens

@@ -141,18 +141,31 @@ class Method:
         return ", ".join([self.rule.title, *self._parts]) + self._cut
 
     @property
+    def scheme(self) -> str:
+        """How drafts are verified, as in a sentence: drafter and draft lengths are left out."""
+        if self.rule is None:
+            name = SAMPLINGS.get(str(self.sampling), BASELINE)
+            return name + "".join(f" ({text})" for text in self._details) + self._cut
+        title = self.rule.title
+        is_name = title[:2].isupper() or title.startswith("Medusa")
+        name = title if is_name else title[:1].lower() + title[1:]
+        return ", ".join([name, *self._details]) + self._cut
+
+    @property
     def _parts(self) -> list[str]:
         """The drafter and how it drafts, printed behind the rule or the sampling scheme."""
-        parts = [DRAFTERS.get(self.drafter, "")]
-        if self.budget is not None:
-            parts.append(self.budget.shown)
-        if self.model_length is not None:
-            parts.append(f"model drafts {self.model_length}")
+        own = "" if self.model_length is None else f"model drafts {self.model_length}"
+        return [text for text in (DRAFTERS.get(self.drafter, ""), own) if text] + self._details
+
+    @property
+    def _details(self) -> list[str]:
+        """Budget, tree and stopping: beside the scheme, the drafter and the draft lengths."""
+        details = [] if self.budget is None else [self.budget.shown]
         if self.tree is not None and not isinstance(self.rule, Tree):
-            parts.append(self.tree.shown)
+            details.append(self.tree.shown)
         if self.drafting is not None:
-            parts.append(f"drafting {self.drafting.shown}")
-        return [text for text in parts if text]
+            details.append(f"drafting {self.drafting.shown}")
+        return details
 
     @property
     def _cut(self) -> str:

@@ -276,6 +276,7 @@ class DecodingSpec(PairSpec):
     lookup: int
     batches: tuple[int, ...]
     methods: Methods
+    lookup_match: str = "latest"
     repeats: int = 1
 
 
@@ -303,6 +304,7 @@ class AccuracySpec(PairSpec, TemplateSpec):
     seed: int
     lookup: int
     methods: Methods
+    lookup_match: str = "latest"
 
 
 @dataclass(frozen=True)
@@ -311,6 +313,24 @@ class AccuracyRun(DecodingRun):
 
     tasks: tuple[str, ...]
     margin: float
+
+
+@dataclass(frozen=True)
+class CostsSpec:
+    """Costs of a step in an engine: (drafted tokens, passes of the target alone) each."""
+
+    engine: str
+    drafter: str
+    steps: tuple[tuple[float, float], ...]
+
+
+@dataclass(frozen=True)
+class EngineSpec:
+    """What the speed in an engine is computed with: its costs, and how look-up drafts."""
+
+    costs: CostsSpec
+    lookup: int
+    lookup_match: str
 
 
 @dataclass(frozen=True)
@@ -327,3 +347,4 @@ class ReportSpec:
     statistics: Statistics
     note: str | None = None
     margin: float | None = None
+    engine: Annotated[EngineSpec | None, As(inline=True)] = None

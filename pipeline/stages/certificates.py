@@ -148,7 +148,7 @@ def summary(node: CertificatesNode, artifact: Artifact) -> list[SummaryRow]:
         **({} if divergence == "kl" else {"divergence": divergence}),
     }
     for name, found in summarise(lower, upper, ceiling, bootstrap).items():
-        row[name], row[upper_end(name)] = found["value"], found["optimistic"]
+        row[name], row[upper_end(name)] = found["value"], found["value_upper"]
         row |= dict(zip(limits(name), (found["ci_low"], found["ci_high"]), strict=True))
     return [row | shares]
 

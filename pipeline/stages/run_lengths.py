@@ -89,7 +89,7 @@ def summary(node: Node, artifact: Artifact) -> list[SummaryRow]:
 
 STAGE = Stage(
     name="run_lengths",
-    version=3,
+    version=4,
     upstream=("certificates",),
     columns={
         "data": {
@@ -97,7 +97,7 @@ STAGE = Stage(
             "eps": Column("float64", "the drafter's KL at every step, at most, in nats"),
             "estimator": Column("string", "per_call, mean_run, long_run or residual"),
             "value": Column("float64", "tokens, from lower; null where undefined"),
-            "optimistic": Column("float64", "tokens, from upper"),
+            "value_upper": Column("float64", "tokens, from upper"),
             **INTERVAL,
             **CUT,
             "failures": Column("int64", "steps not certified at eps"),

@@ -56,14 +56,14 @@ TEMPERED: Columns = {
     "tempered_log_tail": Column("list<float64>", _TEMPERED),
     "tempered_entropy": Column("list<float64>", _TEMPERED),
 }
-_INTERVAL = "bootstrap interval over prompts: lower limit of value, upper limit of optimistic"
+_INTERVAL = "bootstrap interval over prompts: lower limit of value, upper limit of value_upper"
 INTERVAL: Columns = {
     "ci_low": Column("float64", _INTERVAL),
     "ci_high": Column("float64", _INTERVAL),
 }
 CUT: Columns = {
     "cut": Column("float64", "share of the calls (mean_run: runs) that the trajectory's end cuts"),
-    "cut_optimistic": Column("float64", "the same, from the upper ends"),
+    "cut_upper": Column("float64", "the same, from the upper ends"),
 }
 METHOD: Columns = {  # of decoding; see pipeline.plan.method
     "method": Column("string", "name of the rule or sampling scheme"),
@@ -72,7 +72,7 @@ METHOD: Columns = {  # of decoding; see pipeline.plan.method
     "temperature": Column("float64", "of target and drafter"),
 }
 _NATS = "log(p0/p), nats below the target's first choices, sum over the tokens"
-GIVEN_UP: Columns = {"given_up": Column("float64", _NATS)}
+GIVEN_UP: Columns = {"nats_given_up": Column("float64", _NATS)}
 _BEFORE = "tokens before the first difference from the baseline's answer"
 COMMON: Columns = {"common_prefix": Column("int32", _BEFORE)}
 COUNTED: Columns = {

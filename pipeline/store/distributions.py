@@ -20,12 +20,12 @@ from pipeline.store.artifacts import Artifact
 from pipeline.store.columns import TEMPERED, numbers
 
 if TYPE_CHECKING:
-    from analysis.acceptance.realised import Steps
+    from analysis.acceptance.judgement import Steps
 
 ROWS = 8192  # of a chunk
 FLOAT32 = 2.0**-24  # its rounding, relative
 TOKENS = ("top_ids", "top_logits")  # raw, at any temperature
-DRAFTED = ("kl", "draft_rank", "draft_log_prob", "argmax_rank")  # as Steps has them
+DRAFTED = ("kl", "draft_rank", "draft_log_prob", "argmax_rank")  # in the order of Steps
 MOMENTS = ("top_surprisal", "log_tail", "entropy")  # as TopK takes them, behind TOKENS
 
 
@@ -86,12 +86,19 @@ def read_distributions(artifact: Artifact, temperature: float) -> TopK:
 
 
 def read_steps(artifact: Artifact) -> Steps:
-    """Read a drafter beside its target, of an artifact of stage drafts."""
-    from analysis.acceptance.realised import Steps
+    """Read a drafter beside its target, at every depth, of an artifact of stage drafts."""
+    from analysis.acceptance.judgement import Steps
 
     target = read_distributions(artifact, artifact.facts(StoredFacts).temperature)
-    table = artifact.read(columns=["position", *DRAFTED])
-    return Steps(target, **{name: table[name].to_numpy() for name in ("position", *DRAFTED)})
+    table = artifact.read(columns=["position", *DRAFTED, *(f"depth_{name}" for name in DRAFTED)])
+    position = table["position"].to_numpy()
+    lists = [numbers(table[f"depth_{name}"]) for name in DRAFTED]  # (N, depths) each
+    deeper: list[Steps] = []
+    for depth in range(1, lists[0].shape[1]):
+        kl, rank, log_prob, argmax_rank = (values[:, depth] for values in lists)
+        deeper.append(Steps(target, position, kl, rank, log_prob, argmax_rank))
+    kl, rank, log_prob, argmax_rank = (table[name].to_numpy() for name in DRAFTED)
+    return Steps(target, position, kl, rank, log_prob, argmax_rank, deeper)
 
 
 def stored_temperatures(artifact: Artifact) -> list[float]:

@@ -19,11 +19,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from pipeline.console import command
 from pipeline.errors import PipelineError
-from pipeline.models.heads.feature_head import FeatureHead
-from pipeline.models.heads.head_files import read_weights, save_head
+from pipeline.models.heads.feature_head import FeatureHead, Norms
+from pipeline.models.heads.head_files import OFFSETS, drafted_ids, own_head, read_weights, save_head
 from pipeline.models.language_model import LanguageModel
 from pipeline.paths import ASSETS
 from pipeline.training import features, head
@@ -74,13 +75,14 @@ def train_drafter(recipe: Any, name: str, directory: Path) -> None:
     shape = {key: getattr(config, key) for key in AS_TARGET}
     shape |= {"intermediate_size": settings.intermediate_size}
     shape |= {"rope_theta": config.rope_parameters["rope_theta"]}
-    made = FeatureHead(shape, len(settings.layers))
+    made = FeatureHead(shape, len(settings.layers), Norms(fc_norm=True))
+    drafted = None
     if settings.start is None:
-        head.initial(made, target.module.model.norm.weight)
+        head.initial(made, target)
     else:
-        start = read_weights(Path(settings.start))
-        made.load_state_dict({name: start[name] for name in made.state_dict()})
-    drafted = head.drafted_tokens(used, settings.vocabulary, target.eos)
+        drafted = begin_from(made, settings.start, settings.layers)
+    if drafted is None:
+        drafted = head.drafted_tokens(used, settings.vocabulary, target.eos)
     for part, some in ((name, used), ("held out", held_out)):
         tokens = sum(len(one.tokens) - one.answer_at for one in some)
         print(f"{part}: {len(some)} conversations, {tokens} answer tokens", flush=True)
@@ -104,6 +106,26 @@ def train_drafter(recipe: Any, name: str, directory: Path) -> None:
     folder = ASSETS / "smollm2" / name
     save_head(made, shape, settings.layers, drafted, folder)
     print(f"{folder}: written", flush=True)
+
+
+def begin_from(made: FeatureHead, start: str, layers: tuple[int, ...]) -> Tensor | None:
+    """Give `made` the weights of the head in `start`; return the ids of the tokens it drafts.
+
+    None where its files name none.
+
+    Raises:
+        PipelineError: it is no such head.
+    """
+    files, weights = own_head(start, "train.start"), read_weights(Path(start))
+    shapes = {name: weights[name].shape for name in weights if name != OFFSETS}
+    wanted = {name: value.shape for name, value in made.state_dict().items()}
+    if (files.norms, files.layers, shapes) != (made.norms, layers, wanted):
+        raise PipelineError(
+            f"train.start={start}: it is no head of the shape that is trained here, with fc_norm "
+            f"and layers {list(layers)}: give another one, or null to begin anew"
+        )
+    made.load_state_dict({name: weights[name] for name in wanted})
+    return drafted_ids(weights[OFFSETS]) if OFFSETS in weights else None
 
 
 def read_examples(

@@ -19,7 +19,6 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from pipeline.errors import PipelineError
-from pipeline.models.language_model import hidden_states
 from pipeline.store.durable import file_digest, put, read_sealed, write_sealed
 
 CHECKSUMS = "checksums.json"  # beside the shards
@@ -125,7 +124,8 @@ def extract(
         with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16, enabled=bfloat16):
             # what is padded comes last and is seen by nothing
             out = model.model(input_ids=ids, use_cache=False, output_hidden_states=True)
-        for hidden, i in zip(hidden_states(out, layers).half(), batch, strict=True):
+        states = torch.stack([out.hidden_states[layer] for layer in layers], 2).half()
+        for hidden, i in zip(states, batch, strict=True):
             found[i] = hidden[: lengths[i]]
     joined = torch.cat(found)
     if not joined.isfinite().all():

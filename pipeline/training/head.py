@@ -38,17 +38,23 @@ def embedding_and_projection(target: LanguageModel) -> tuple[Tensor, Tensor]:
     return module.get_input_embeddings().weight, module.get_output_embeddings().weight
 
 
-def initial(head: FeatureHead, norm: Tensor) -> None:
+def final_norm(target: LanguageModel) -> Tensor:
+    """Return the weight (d,) of the target's final norm."""
+    weight: Tensor = target.module.model.norm.weight
+    return weight
+
+
+def initial(head: FeatureHead, target: LanguageModel) -> None:
     """Let `head` begin as the target's own last layer would go on: its features, its norm.
 
     Args:
-        head: the last of its layers is after the target's final norm.
-        norm: (d,) weight of that norm.
+        head: it norms each state (`fc_norm`), and the last of them is after all layers.
+        target: that it drafts for.
     """
-    d = len(norm)
+    norm = final_norm(target)
     with torch.no_grad():
         head.fc.weight.normal_(std=0.02 / head.fc.in_features**0.5)
-        head.fc.weight[:, -d:] += torch.diag(1 / norm)
+        head.fc.weight[:, -len(norm) :] += torch.eye(len(norm))
         head.norm.weight.copy_(norm)
         for small in (head.midlayer.self_attn.o_proj, head.midlayer.mlp.down_proj):
             small.weight.mul_(0.1)
@@ -61,6 +67,7 @@ class HeldOut:
         """Compute the argmax of `target` after every token; heads draft the tokens `drafted`."""
         self._examples, self._drafted = examples, drafted
         self._embedding, self._projection = embedding_and_projection(target)
+        self._norm = final_norm(target)
         self._said = [_argmax(one.hidden[:, -1].float(), self._projection) for one in examples]
 
     @torch.no_grad()
@@ -77,8 +84,8 @@ class HeldOut:
         for begin in range(0, len(self._examples), 8):
             some = self._examples[begin : begin + 8]
             ids, hidden = _padded(some)
-            outputs = _outputs(head, self._embedding[ids], hidden, depth)
-            drafts = [self._drafted[_argmax(head.norm(one), rows)] for one in outputs]
+            outputs = _outputs(head, self._embedding[ids], hidden, self._norm, depth)
+            drafts = [self._drafted[_argmax(head.before_projection(one), rows)] for one in outputs]
             for row, one in enumerate(some):
                 part = slice(one.answer_at, len(one.tokens) - 1)
                 said = self._said[begin + row][part]
@@ -153,10 +160,10 @@ def loss(
     in_answer = _between(begins, ends, ids.shape[1])  # what follows is a token of the answer
     total = torch.zeros(())
     with torch.autocast("cpu", torch.bfloat16, enabled=recipe.bfloat16):
-        outputs = _outputs(head, embedding[ids], hidden, depth)
+        outputs = _outputs(head, embedding[ids], hidden, final_norm(target), depth)
     for d, features in enumerate(outputs):
         learned = real if d == 0 else real & in_answer
-        made = head.norm(features.float())[learned]
+        made = head.before_projection(features.float())[learned]
         with torch.autocast("cpu", torch.bfloat16, enabled=recipe.bfloat16):
             logits = made @ rows.T
         log_q = (logits.float() + stand_for).log_softmax(-1)
@@ -166,8 +173,16 @@ def loss(
     return total
 
 
-def _outputs(head: FeatureHead, embedded: Tensor, hidden: Tensor, depth: int) -> list[Tensor]:
-    """Return the outputs of all depths; what is padded comes last and is seen by nothing real."""
+def _outputs(
+    head: FeatureHead, embedded: Tensor, hidden: Tensor, norm: Tensor, depth: int
+) -> list[Tensor]:
+    """Return the outputs of all depths; what is padded comes last and is seen by nothing real.
+
+    The last of the hidden states is after the target's final norm of weight `norm`. The head reads
+    it before that norm, and norms it itself: norm(norm(h) / weight) = norm(h).
+    """
+    last = hidden[:, :, -1:] / norm
+    hidden = torch.cat([hidden[:, :, :-1], last], 2)
     at = torch.arange(embedded.shape[1]).expand(embedded.shape[:2])
     return GivenText(head, depth).read(embedded, hidden, at, at >= 0)
 

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import numpy as np
 from scipy.special import xlogy
 
-from analysis.acceptance.realised import Steps
+from analysis.acceptance.judgement import Steps
 from analysis.certificates.certify import Certificates, certify
 from analysis.rules import (
     AbsoluteThreshold,

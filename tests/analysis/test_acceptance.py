@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis.acceptance.realised import FULL, Steps, Verdict, judge, rounding
+from analysis.acceptance.judgement import FULL, Judgement, Steps, judge, rounding
 from analysis.acceptance.summary import (
     coverage,
     finite_shares,
@@ -104,18 +104,18 @@ def test_lengths_and_shares_by_hand() -> None:
     assert found["acceptance"] == pytest.approx(4 / 6)
     assert found["certified"] == pytest.approx(2 / 6)
     assert found["coverage"] == pytest.approx(2 / 4)
-    assert found["departure"] == found["given_up"] == 0
-    # calls end at the two rejections, and at the end of the first answer
-    assert found["realised_per_call"] == pytest.approx(6 / (2 + 1))
-    assert found["certified_per_call"] == pytest.approx(6 / (4 + 1))
+    assert found["departure"] == found["probability_given_up"] == 0
+    # first tokens are not drafted; calls end at two rejections, and where the first answer does
+    assert found["measured_per_call"] == pytest.approx(4 / (2 + 1))
+    assert found["certified_per_call"] == pytest.approx(4 / (3 + 1))
     relaxed = statistics(steps, Additive(t=0.25))
     assert relaxed["acceptance"] == 1
     assert relaxed["departure"] == pytest.approx(2 / 6)
-    assert relaxed["given_up"] == pytest.approx(2 * 0.2 / 6)
+    assert relaxed["probability_given_up"] == pytest.approx(2 * 0.2 / 6)
     assert statistics(steps, Tree(m=2))["departure"] == 0
 
 
-def opened(seed: int, grid: float) -> tuple[Steps, Verdict]:
+def opened(seed: int, grid: float) -> tuple[Steps, Judgement]:
     """Steps with certificates that are exact, intervals, open above, or +inf, on a grid.
 
     No step is certified and rejected.
@@ -131,7 +131,7 @@ def opened(seed: int, grid: float) -> tuple[Steps, Verdict]:
     upper[rng.random(size) < 0.05] = np.inf
     lower[:15] = upper[:15] = np.inf
     accepted = (rng.random(size) < 0.7) | (steps.kl < lower)
-    return steps, Verdict(
+    return steps, Judgement(
         StrictGreedy(), lower, upper, accepted, steps.kl < lower, steps.kl < upper
     )
 
@@ -145,7 +145,7 @@ def test_whatever_the_certificates_are_every_statistic_lies_between_the_ends(
     found = rule_statistics(steps, verdict, sampled).set_index("statistic").drop("inexact")
     needed = [kl_needed(verdict.lower, verdict.upper, share, sampled) for share in (0.5, 0.9)]
     names = ["certified_per_call", "empty"]
-    assert (found.loc[names, "value"] < found.loc[names, "optimistic"]).all()
+    assert (found.loc[names, "value"] < found.loc[names, "value_upper"]).all()
     for share in (0.0, 0.1, 0.5, 0.9, 1.0) * 3:  # of the steps at their upper ends
         r = np.where(rng.random(len(steps)) < share, verdict.upper, verdict.lower)
         between = verdict.lower + grid * rng.integers(3, size=len(steps))
@@ -155,14 +155,44 @@ def test_whatever_the_certificates_are_every_statistic_lies_between_the_ends(
         exact = rule_statistics(steps, truth, sampled).set_index("statistic").loc[found.index]
         rounding = 1e-12 * exact["value"].abs()
         for name in found.index[exact["value"].notna()]:
-            low, high = found.loc[name, ["value", "optimistic"]]
+            low, high = found.loc[name, ["value", "value_upper"]]
             value, error = exact.loc[name, "value"], np.nan_to_num(rounding[name], posinf=0)
             assert low <= value + error, name
             assert value <= high + error, name
         for share, ends in zip((0.5, 0.9), needed, strict=True):
             exactly = kl_needed(truth.lower, truth.upper, share, sampled)["value"]
-            assert ends["value"] <= exactly <= ends["optimistic"]
-    assert any(ends["value"] < ends["optimistic"] for ends in needed) or grid > 1e-6
+            assert ends["value"] <= exactly <= ends["value_upper"]
+    assert any(ends["value"] < ends["value_upper"] for ends in needed) or grid > 1e-6
+
+
+def deep(noises: tuple[float, ...] = (0.3, 1.0, 2.0)) -> Steps:
+    """A head: each deeper token of its drafts is drafted with more noise."""
+    first, *others = (pair(noise) for noise in noises)
+    return replace(first, deeper=others)
+
+
+def test_a_heads_tokens_a_call_go_by_depth() -> None:
+    """Place i of a draft at depth i, from the second token of an answer on; a plain walk."""
+    steps = deep()
+    for rule in RULES:
+        verdict = judge(steps, [rule])[0]
+        accepted = np.stack([judge(at, [rule])[0].accepted for at in steps.by_depth])
+        assert np.array_equal(verdict.accepted_by_depth, accepted)
+        calls = 0
+        for begin in range(0, len(steps), LENGTH):
+            at, end = begin + 1, begin + LENGTH
+            while at < end:
+                kept = 0
+                while at + kept < end and accepted[min(kept, 2), at + kept]:
+                    kept += 1
+                at, calls = at + kept + 1, calls + 1
+        found = statistics(steps, rule)
+        assert found["measured_per_call"] == pytest.approx(PROMPTS * (LENGTH - 1) / calls)
+        assert found["certified_per_call"] <= found["measured_per_call"]
+        alone = statistics(replace(steps, deeper=[]), rule)
+        assert found["acceptance"] == alone["acceptance"]  # of depth 1
+        assert found["measured_per_call"] <= alone["measured_per_call"]
+    assert statistics(steps, StrictGreedy())["certified_per_call"] > 1  # it promises something
 
 
 def test_expected_lengths_of_stochastic_verification() -> None:
@@ -171,10 +201,12 @@ def test_expected_lengths_of_stochastic_verification() -> None:
     laws = [half] * 4
     table = stochastic_statistics(*laws, steps.trajectories, bootstrap(steps))
     assert (table.loc[table["statistic"] == "acceptance", "value"] == 0.5).all()
-    # N / (N/2 rejections + P/2 answers that end accepted)
-    expected = LENGTH / (LENGTH / 2 + 1 / 2)
-    lengths = table.loc[table["statistic"] == "realised_per_call", "value"]
+    # of all but the first tokens: n / (n/2 rejections + P/2 answers that end accepted)
+    expected = (LENGTH - 1) / ((LENGTH - 1) / 2 + 1 / 2)
+    lengths = table.loc[table["statistic"] == "measured_per_call", "value"]
     assert lengths.tolist() == pytest.approx([expected] * 4)
+    head = stochastic_statistics(*laws, steps.trajectories, bootstrap(steps), head=True)
+    assert set(head["statistic"]) == {"acceptance"}  # deeper depths are not known
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -197,13 +229,13 @@ def test_the_union_by_hand() -> None:
     flags = {"kl": [1, 0, 0, 0, 1, 0, 0, 0], "tv": [0, 1, 0, 0, 1, 0, 0, 0]}
     ends = np.ones(8)
     found = {
-        name: Verdict(StrictGreedy(), ends, ends, accepted, sure, sure.copy())
+        name: Judgement(StrictGreedy(), ends, ends, accepted, sure, sure.copy())
         for name, sure in ((name, np.array(bits, dtype=bool)) for name, bits in flags.items())
     }
     found["tv"].certifiable[2] = True
     bootstrap = PromptBootstrap(np.repeat([0, 1], 4), 50, 0.9, 0)
     frame = coverage(found, bootstrap).set_index(["divergence", "statistic"])
-    values = frame[["value", "optimistic"]].apply(tuple, axis=1).to_dict()
+    values = frame[["value", "value_upper"]].apply(tuple, axis=1).to_dict()
     assert values["kl", "coverage"] == (2 / 6, 2 / 6)
     assert values["tv", "coverage"] == (2 / 6, 3 / 6)
     assert values["union", "coverage"] == (3 / 6, 4 / 6)

@@ -16,10 +16,10 @@ from analysis.decoding.answers import (
     Answered,
     accuracy,
     decide,
+    decisions_in_words,
     differing,
     families,
     threshold_limits,
-    verdicts,
 )
 from analysis.decoding.finished import COSTS, finished_costs
 from analysis.rules import Additive, Mars, StrictGreedy
@@ -29,6 +29,8 @@ from analysis.statistics.proportions import (
     BINS,
     calibration_error,
     difference,
+    holm,
+    loss_p_value,
     mcnemar,
     proportion,
     reliability,
@@ -61,7 +63,7 @@ def answered() -> Answered:
         draft_length=3 * (run > 0),
         temperature=0.0,
         n_tokens=10,
-        given_up=4.0 + changed,
+        nats_given_up=4.0 + changed,
         ended=at < 3,
         departures=5 * changed,
         common_prefix=np.where(changed, 2, 10),
@@ -89,7 +91,7 @@ def test_counts_by_task_and_of_all() -> None:
     before = relaxed["accuracy"] - relaxed["difference"]
     assert (low, high) == pytest.approx((max(0.0, 1 + worst / before), 1 + best / before))
     assert relaxed["changed"] == 0.75
-    assert relaxed["given_up"] == pytest.approx(3 / 40)
+    assert relaxed["nats_given_up"] == pytest.approx(3 / 40)
     assert relaxed["cut"] == 0.25
     assert relaxed["departures"] == pytest.approx(15 / 40)
     assert relaxed["tokens_per_call"] == 3.0
@@ -182,7 +184,7 @@ def test_the_largest_excluded_threshold_and_the_first_fall() -> None:
     one, other = threshold_limits(found).to_dict("records")
     assert (one["family"], one["largest"], one["first"]) == ("additive", 0.2, 0.4)
     assert (other["largest"], math.isnan(other["first"])) == (0.8, True)
-    assert verdicts(found) == {3: "excluded", 4: "excluded", 2: "falls", 6: "excluded",
+    assert decisions_in_words(found) == {3: "excluded", 4: "excluded", 2: "falls", 6: "excluded",
                                5: "excluded"}  # fmt: skip
 
 
@@ -196,7 +198,7 @@ def test_a_threshold_behind_one_that_failed_is_not_counted() -> None:
     assert part["falls"].tolist() == [False, True, False]
     assert part["down_to"].tolist() == [False, False, False]  # a fall that heals is no fall
     assert math.isnan(threshold_limits(found)["first"].iloc[0])
-    assert verdicts(found)[4] == verdicts(found)[2] == "open"
+    assert decisions_in_words(found)[4] == decisions_in_words(found)[2] == "open"
 
 
 def test_bounds_are_one_sided_and_the_margin_itself_is_not_excluded() -> None:
@@ -211,6 +213,62 @@ def test_bounds_are_one_sided_and_the_margin_itself_is_not_excluded() -> None:
         margin = -float(found["worst"]) + step
         beside = decide(table({3: (12, 4)}), runs(), margin, 0.95).set_index("run")
         assert beside.loc[3, "excluded"] == excluded
+
+
+def test_holm_rejects_what_the_step_down_procedure_rejects() -> None:
+    """The least p at level / n, the next at level / (n - 1), ...; the first that fails ends it."""
+    rng = np.random.default_rng(0)
+    for size in (1, 2, 9):
+        for _ in range(50):
+            p = rng.choice([0.0, 0.001, 0.0125, 0.025, 0.05, 0.3, 1.0], size=size).tolist()
+            corrected = holm(p)
+            for level in (0.01, 0.04, 0.06):
+                rejected, order = set(), sorted(range(size), key=lambda at: p[at])
+                for step, at in enumerate(order):
+                    if p[at] * (size - step) > level:
+                        break
+                    rejected.add(at)
+                assert {at for at in range(size) if corrected[at] <= level} == rejected
+    assert holm([]) == []
+
+
+def test_the_p_value_of_a_loss_belongs_to_its_one_sided_bound() -> None:
+    for lost, won, items in ((0, 0, 10), (20, 21, 316), (40, 15, 316), (316, 0, 316)):
+        for confidence in (0.9, 0.95, 0.99):
+            worst, _ = difference(lost, won, items, 2 * confidence - 1)
+            if worst > -1:
+                assert loss_p_value(lost, won, items, -worst) == pytest.approx(1 - confidence)
+
+
+def test_rules_are_excluded_together_by_holms_correction() -> None:
+    """Of nine rules on SmolLM2, 316 items, additive 0.1 stays and multiplicative 0.5 does not."""
+    counts = {3: (20, 21), 4: (32, 23), 2: (71, 15), 6: (19, 17), 5: (33, 20)}
+    found = decide(table(counts, 316), runs(), 0.05, 0.95).set_index("run")
+    assert found["excluded"].to_dict() == {3: True, 4: False, 2: False, 6: True, 5: False}
+    assert found["p_holm"][3] == pytest.approx(5 * 0.00456, rel=1e-3)
+    assert found["p_holm"][6] == pytest.approx(4 * 0.01113, rel=1e-3)
+    assert found["up_to_together"].to_dict() == {3: True, 4: False, 2: False, 6: True, 5: False}
+    nine = [
+        (20, 21),
+        (32, 23),
+        (19, 17),
+        (33, 20),
+        (21, 17),
+        (24, 19),
+        (30, 19),
+        (40, 15),
+        (71, 15),
+    ]
+    corrected = holm([loss_p_value(*of, 316, 0.05) for of in nine])
+    assert [round(p, 3) for p in corrected[:5:2]] == [0.041, 0.089, 0.198]
+    # a threshold counts only with all that are stricter
+    healed = decide(table({3: (30, 5), 4: (4, 4)}), runs(), 0.05, 0.95).set_index("run")
+    assert (healed["p_holm"][4] < 0.05, healed["up_to_together"][4]) == (True, False)
+    # a single rule is not corrected
+    single = decide(table({})[lambda frame: frame["run"] < 3], runs()[:3], 0.05, 0.95)
+    assert single["p_holm"].tolist() == [loss_p_value(0, 0, 300, 0.05)]
+    none = decide(table({}), runs([None, StrictGreedy()]), 0.05, 0.95)
+    assert none.empty
 
 
 ALONE = pd.DataFrame([(10, True, 9, 2.0), (20, True, 19, 4.0), (30, False, 29, 6.0)], columns=COSTS)
@@ -278,10 +336,10 @@ def test_edges() -> None:
     assert proportion(0, 5, 0.95)[0] == 0.0
     assert proportion(5, 5, 0.95)[1] == 1.0
     for wrong in ((2, 2, 3), (0, 0, 0), (-1, 0, 3)):
-        with pytest.raises(ValueError, match="no paired table"):
+        with pytest.raises(ValueError, match="not a paired table"):
             difference(*wrong, 0.95)
     for right, items in ((1, 0), (2, 1), (-1, 1)):
-        with pytest.raises(ValueError, match="no proportion"):
+        with pytest.raises(ValueError, match="not a proportion"):
             proportion(right, items, 0.95)
 
 

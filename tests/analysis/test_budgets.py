@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from analysis.acceptance.budgets import budget_of_drafter, resampled_rejections
-from analysis.acceptance.realised import Steps, judge
+from analysis.acceptance.judgement import Steps, judge
 from analysis.beyond.budget import certified_tokens, rejections
 from analysis.rules import Additive, Rule, StrictGreedy, Tree
 from analysis.statistics.bootstrap import PromptBootstrap
-from analysis.statistics.trajectories import calls_made
+from analysis.statistics.trajectories import count_calls
 from tests.analysis.cases import drafted_steps, drafts, noisy
 
 LENGTHS = (9, 1, 14, 6)
@@ -119,15 +119,19 @@ def test_the_drafters_own_numbers(rule: Rule, gamma: int | None) -> None:
     )
     value, name = frame["value"].to_dict(), f"tokens_{gamma}" if gamma else "tokens"
     assert (frame["eps"] == mean).all()
-    size, ends = len(drafted), np.cumsum(LENGTHS) - 1
-    for kind, accepted in (("uniform", lower > mean), ("realised", verdict.accepted)):
+    size, starts = len(drafted), np.cumsum(LENGTHS) - LENGTHS
+    tested = np.delete(lower, starts)  # the first token of an answer is not drafted
+    ends = np.cumsum([n - 1 for n in LENGTHS if n > 1]) - 1
+    for kind, accepted in (("uniform", lower > mean), ("measured", verdict.accepted)):
         assert value[kind, "acceptance"] == pytest.approx(accepted.mean())
-        made = calls_made(accepted[:, None], calls, gamma).sum()
-        assert value[kind, name] == pytest.approx(size / made)
+        made = count_calls(accepted[:, None], calls, gamma).calls.sum()
+        assert value[kind, name] == pytest.approx(len(tested) / made)
     assert value["budget", "acceptance"] == pytest.approx(1 - rejections(lower, mean) / size)
-    assert value["budget", name] == pytest.approx(certified_tokens(lower, ends, mean, gamma))
+    assert value["budget", name] == pytest.approx(
+        certified_tokens(tested, ends, mean * size / len(tested), gamma)
+    )
     for each in ("acceptance", name):
-        least = min(value["uniform", each], value["realised", each])
+        least = min(value["uniform", each], value["measured", each])
         assert value["budget", each] <= least + 1e-12
     known = frame[frame["ci_low"].notna()]
     assert (known["ci_low"] <= known["value"]).all()
@@ -139,13 +143,30 @@ def test_the_drafters_own_numbers(rule: Rule, gamma: int | None) -> None:
     assert np.sum(~verdict.accepted) <= rejections(lower, mean * (1 + 1e-9))
 
 
+def test_a_heads_budget_bounds_the_calls_by_depth() -> None:
+    """Certified at the mean of each step's largest KL: never more tokens than it gets."""
+    first, second, third = (steps(noise) for noise in (0.2, 0.6, 1.0))
+    head = replace(first, deeper=[second, third])
+    bootstrap = PromptBootstrap(head.trajectories.prompts, 20, 0.9, 0)
+    for rule in RULES:
+        frame = budget_of_drafter(head, judge(head, [rule])[0], bootstrap, 3)
+        value = frame.set_index(["kind", "statistic"])["value"]
+        eps = frame.set_index(["kind", "statistic"])["eps"]
+        largest = np.max([one.kl for one in (first, second, third)], axis=0).mean()
+        assert eps["budget", "acceptance"] == first.kl.mean() < eps["budget", "tokens"] == largest
+        for name in ("tokens", "tokens_3"):
+            assert value["budget", name] <= value["measured", name] + 1e-12
+            assert value["budget", name] <= value["uniform", name] + 1e-12
+
+
 def test_an_infinite_mean_leaves_what_can_never_be_rejected() -> None:
     drafted = steps()
     endless = replace(drafted, kl=np.full(len(drafted), np.inf))
     verdict = judge(endless, [Additive(1.0)])[0]  # accepts every token
     bootstrap = PromptBootstrap(drafted.trajectories.prompts, 20, 0.9, 0)
     found = budget_of_drafter(endless, verdict, bootstrap, 40)
-    whole = np.where(found["statistic"] == "acceptance", 1.0, sum(LENGTHS) / len(LENGTHS))
+    tokens = sum(LENGTHS) - len(LENGTHS)  # in three calls: one answer has one token
+    whole = np.where(found["statistic"] == "acceptance", 1.0, tokens / 3)
     assert found["value"].to_numpy() == pytest.approx(whole)
     strict = judge(endless, [StrictGreedy()])[0]
     found = budget_of_drafter(endless, strict, bootstrap, 40).set_index(["kind", "statistic"])

@@ -229,10 +229,10 @@ def test_large_logits_cost_no_accuracy() -> None:
 def test_one_rule_may_be_given_bare_and_arguments_are_checked() -> None:
     z = np.random.default_rng(7).normal(size=(20, 6))
     assert_same(certify_logits(z, Additive(0.2)), certify_logits(z, [Additive(0.2)]))
-    with pytest.raises(ValueError, match=r"ndarray is no TopK: .*from_logits"):
+    with pytest.raises(ValueError, match=r"ndarray is not a TopK: .*from_logits"):
         certify(z, [StrictGreedy()])  # type: ignore[arg-type]
     for rules in (StrictGreedy, None, 3, "greedy", ["greedy"]):
-        with pytest.raises(ValueError, match="is no rule"):
+        with pytest.raises(ValueError, match="is not a rule"):
             certify_logits(z, rules)  # type: ignore[arg-type]
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from mpmath import mpf
 
-from analysis.beyond.clip import FAMILIES, argmax_law, clip_law, divergence_of
+from analysis.beyond.clip import FAMILIES, argmax_acceptance, clipped_target, divergence_of
 from analysis.beyond.probability import coin_kl
 from analysis.topk import Floats
 
@@ -44,7 +44,7 @@ def test_no_law_accepts_more_within_the_budget(name: str) -> None:
     for p, q in [(P, Q), *pairs(5)]:
         for share in (0.02, 0.3, 0.8):
             budget = share * divergence_of(q, p, name)
-            r, c1, c2 = clip_law(p, q, "divergence", budget, name)
+            r, c1, c2 = clipped_target(p, q, "divergence", budget, name)
             assert r.sum() == pytest.approx(1, abs=1e-13)
             assert divergence_of(r, p, name) == pytest.approx(budget, rel=1e-9)
             np.testing.assert_allclose(r, np.clip(q, c2 * p, c1 * p), rtol=1e-12)
@@ -59,26 +59,26 @@ def test_the_boundaries_are_speculative_sampling_and_the_draft() -> None:
     for p, q in [(P, Q), *pairs(20)]:
         most = float((q / p).max())
         for dial, value in (("c1", 1.0), ("ratio", 1.0), ("divergence", 0.0)):
-            np.testing.assert_allclose(clip_law(p, q, dial, value)[0], p, rtol=1e-14)
+            np.testing.assert_allclose(clipped_target(p, q, dial, value)[0], p, rtol=1e-14)
         for dial, value in (("c1", most), ("ratio", math.inf), ("divergence", 1e9)):
-            np.testing.assert_allclose(clip_law(p, q, dial, value)[0], q, rtol=1e-13)
+            np.testing.assert_allclose(clipped_target(p, q, dial, value)[0], q, rtol=1e-13)
         # a step either side of them
-        below = clip_law(p, q, "c1", most * (1 - 1e-9))[0]
+        below = clipped_target(p, q, "c1", most * (1 - 1e-9))[0]
         assert 0 < 1 - np.minimum(below, q).sum() < 1e-8
-        above = np.minimum(clip_law(p, q, "c1", 1 + 1e-9)[0], q).sum()
+        above = np.minimum(clipped_target(p, q, "c1", 1 + 1e-9)[0], q).sum()
         assert above > np.minimum(p, q).sum()
     for dial, value in (("c1", 1.5), ("ratio", 3.0), ("divergence", 0.01)):  # equal models
-        np.testing.assert_allclose(clip_law(P, P, dial, value)[0], P, rtol=1e-15)
+        np.testing.assert_allclose(clipped_target(P, P, dial, value)[0], P, rtol=1e-15)
 
 
 def test_each_dial_holds_what_it_names() -> None:
     for p, q in pairs(30):
         ratio = q / p
-        r, c1, c2 = clip_law(p, q, "c1", 1 + 0.3 * (ratio.max() - 1))
+        r, c1, c2 = clipped_target(p, q, "c1", 1 + 0.3 * (ratio.max() - 1))
         assert c1 == pytest.approx(1 + 0.3 * (ratio.max() - 1), rel=1e-14)
         np.testing.assert_allclose(r, np.clip(q, c2 * p, c1 * p), rtol=1e-13)
         wanted = (ratio.max() / ratio.min()) ** 0.4
-        _, c1, c2 = clip_law(p, q, "ratio", wanted)
+        _, c1, c2 = clipped_target(p, q, "ratio", wanted)
         assert c1 / c2 == pytest.approx(wanted, rel=1e-12)
 
 
@@ -88,7 +88,7 @@ def test_tokens_without_probability(name: str) -> None:
     whole = divergence_of(q, p, name)
     last = 0.0
     for budget in (0.0, 0.01, 0.1, 0.2, 0.3, 0.39, 0.45, 2.0):
-        r = clip_law(p, q, "divergence", budget, name)[0]
+        r = clipped_target(p, q, "divergence", budget, name)[0]
         assert r.sum() == pytest.approx(1, abs=1e-13)
         assert divergence_of(r, p, name) <= budget + 1e-12
         accepted = np.minimum(q, r).sum()
@@ -100,10 +100,10 @@ def test_tokens_without_probability(name: str) -> None:
             assert accepted == pytest.approx(0.5 + budget)
         if name in ("kl", "chi2"):
             assert r[3] == 0
-    assert clip_law(p, q, "c1", 1.5)[0][3] == 0
-    assert clip_law(p, q, "ratio", 1e9)[0][3] == 0
-    np.testing.assert_array_equal(clip_law(p, q, "ratio", math.inf)[0], q)
-    assert clip_law(p, q, "c1", 1.5)[0].sum() == pytest.approx(1)
+    assert clipped_target(p, q, "c1", 1.5)[0][3] == 0
+    assert clipped_target(p, q, "ratio", 1e9)[0][3] == 0
+    np.testing.assert_array_equal(clipped_target(p, q, "ratio", math.inf)[0], q)
+    assert clipped_target(p, q, "c1", 1.5)[0].sum() == pytest.approx(1)
 
 
 TINY = [  # p and q that float64 loses digits of where sums are taken from the front
@@ -168,7 +168,7 @@ def test_a_tiny_probability_overspends_no_budget(name: str, case: int) -> None:
         exact_p, exact_q = ([mpf(float(x)) for x in values] for values in (p, q))
         exact_p, exact_q = ([x / sum(values) for x in values] for values in (exact_p, exact_q))
         for budget in (1e-6, 0.01, 30.0):
-            r, c1, c2 = clip_law(p, q, "divergence", budget, name)
+            r, c1, c2 = clipped_target(p, q, "divergence", budget, name)
             assert c2 <= 1 <= c1
             assert sum(map(float, r)) == pytest.approx(1, abs=1e-15)
             # r is rounded: 1e-16 of a token, at a price of 40 nats at most
@@ -185,7 +185,7 @@ def test_one_ratio_at_every_step_is_best_for_a_mean_of_kl() -> None:
     """No budgets by step accept more: the convex solver splits one mean among three steps."""
     steps = pairs(3, size=4)
     for ratio in (1.5, 2.0, 5.0):
-        emitted = [clip_law(p, q, "ratio", ratio)[0] for p, q in steps]
+        emitted = [clipped_target(p, q, "ratio", ratio)[0] for p, q in steps]
         spent = sum(divergence_of(r, p) for r, (p, _) in zip(emitted, steps, strict=True))
         kept = sum(np.minimum(q, r).sum() for r, (_, q) in zip(emitted, steps, strict=True))
         laws = [cvxpy.Variable(4) for _ in steps]
@@ -199,31 +199,33 @@ def test_one_ratio_at_every_step_is_best_for_a_mean_of_kl() -> None:
 def test_argmax_drafts() -> None:
     p = np.array([0.0, 1e-6, 0.2, 0.7, 1.0])
     for budget in (0.0, 1e-6, 0.05, 0.5, 2.0, 50.0):
-        most = argmax_law(p, budget)
+        most = argmax_acceptance(p, budget)
         assert (coin_kl(most, p)[1:] <= budget * (1 + 1e-9) + 1e-15).all()
         assert (most >= p).all()
         inside = (most < 1) & (p > 0)
         np.testing.assert_allclose(coin_kl(most, p)[inside], budget, rtol=1e-6, atol=1e-12)
         assert most[0] == 0  # what the target never emits
     exactly = float(coin_kl(1.0, 0.7))
-    assert argmax_law(0.7, exactly) == 1.0
-    assert argmax_law(0.7, exactly * (1 - 1e-9)) < 1.0
+    assert argmax_acceptance(0.7, exactly) == 1.0
+    assert argmax_acceptance(0.7, exactly * (1 - 1e-9)) < 1.0
     small = 1e-7  # Cactus' term is the second order
-    assert argmax_law(0.3, small) == pytest.approx(0.3 + math.sqrt(2 * small * 0.21), rel=1e-6)
+    assert argmax_acceptance(0.3, small) == pytest.approx(
+        0.3 + math.sqrt(2 * small * 0.21), rel=1e-6
+    )
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((P, Q, "c2", 1.0), "dial='c2' is not allowed: give c1, ratio, divergence"),
+        ((P, Q, "c2", 1.0), "parameter='c2' is not allowed: give c1, ratio, divergence"),
         ((P, Q, "c1", 0.9), "c1=0.9 is not allowed: give a number of at least 1"),
         ((P, Q, "divergence", -0.1), "divergence=-0.1 is not allowed: .* at least 0"),
         ((P, Q, "ratio", math.nan), "ratio=nan is not allowed"),
         ((P, Q, "divergence", 0.1, "js"), "divergence='js' is not allowed: give kl, reverse_kl"),
-        ((2 * P, Q, "c1", 1.0), "p is no distribution"),
-        ((P, -Q, "c1", 1.0), "q is no distribution"),
+        ((2 * P, Q, "c1", 1.0), "p is not a distribution"),
+        ((P, -Q, "c1", 1.0), "q is not a distribution"),
     ],
 )
 def test_wrong_arguments_are_named(arguments: tuple, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        clip_law(*arguments)
+        clipped_target(*arguments)

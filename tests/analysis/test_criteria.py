@@ -83,7 +83,10 @@ def test_labels_are_the_published_keys() -> None:
         ({"rule": "additive", "t": True}, r"t=True is not allowed"),
         ({"rule": "tree", "m": 0}, r"m=0 is not allowed: give an integer of at least 1"),
         ({"rule": "additive", "t": 10**400}, r"is not allowed: give a number in \[0, 1\]"),
-        ("greedy", r"'greedy' is no rule: give a mapping, for instance {rule: additive, t: 0.1}"),
+        (
+            "greedy",
+            r"'greedy' is not a rule: give a mapping, for instance {rule: additive, t: 0.1}",
+        ),
         ({"rule": "topm_additive", "m": 2, "t": 0.1, "convention": "mine"}, r"give rank or paper"),
         ({"module": "no_such_module", "rule": "x"}, r"module='no_such_module' cannot be imported"),
     ],

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from analysis.decoding import metrics as decoding
-from analysis.decoding import predicted, speed
+from analysis.decoding import places, predicted, speed
 from analysis.decoding.metrics import Decoded
 from analysis.rules import Multiplicative, Prefix, StrictGreedy
 
@@ -26,6 +26,7 @@ RUNS = pd.DataFrame(
         "tree": [None] * 3,
         "top_p": [1.0] * 3,
         "top_k": [0] * 3,
+        "lossless": [True] * 3,
     }
 )
 
@@ -58,12 +59,13 @@ def made() -> Decoded:
     answers = key.assign(
         first_seconds=0.02, begin_seconds=0.0, seconds=0.02 + totals["spent"], peak_bytes=None
     )
+    answers["processor_seconds"] = answers["seconds"]
     data = key.assign(
         source="s",
         n_tokens=tokens,
         text_tokens=10 + tokens,
         ended=False,
-        given_up=1.0 * tokens + key["run"],
+        nats_given_up=1.0 * tokens + key["run"],
         agreement=np.where(key["run"] < 2, 1.0, 0.5),
         common_prefix=tokens,
     )
@@ -103,14 +105,14 @@ def test_acceptance_is_pooled_over_tested_tokens() -> None:
     assert found["closed_form"].iloc[1] == pytest.approx((3 * 1.96 + 1.6 + 1) / 5)
     assert found["closed_form"].iloc[0] == 1
     # 10 tokens an all; run 2 loses one nat more a prompt than run 1, run 1 than the baseline
-    assert found["given_up"].tolist() == pytest.approx([0, 2 / 10, 4 / 10])
+    assert found["nats_given_up"].tolist() == pytest.approx([0, 2 / 10, 4 / 10])
     assert found["agreement"].tolist() == [1.0, 1.0, 0.5]
     data = made().data.assign(  # pooled over the longer of two answers
         n_tokens=[10, 4, 2, 8, 10, 4], agreement=[1.0, 1.0, 2 / 10, 4 / 8, 1.0, 1.0]
     )
     pooled = decoding.acceptance(replace(made(), data=data), *STATISTICS)["agreement"]
     assert pooled.tolist() == pytest.approx([1.0, 6 / 18, 1.0])
-    rates = predicted.position_rates(made().calls).set_index(["run", "place"])
+    rates = places.position_rates(made().calls).set_index(["run", "place"])
     assert rates.loc[(1, 1), ["tested", "accepted"]].tolist() == [3, 2]
     assert rates.loc[(1, 2), ["tested", "accepted"]].tolist() == [2, 1]
     assert (2, 4) not in rates.index
@@ -154,10 +156,12 @@ def test_answers_that_part_are_found_with_their_gaps() -> None:
     data = one.data.assign(
         common_prefix=[*one.data["common_prefix"][:2], 2, *one.data["common_prefix"][3:]]
     )
-    found = decoding.partings(replace(one, data=data))
+    found = decoding.first_differences(replace(one, data=data))
     shown = ["method", "draft_length", "prompt_id", "position", "gap"]
     assert found[shown].to_numpy().tolist() == [["Strict greedy", 2, "a", 2, 5.0]]
-    assert decoding.partings(replace(one, data=data, runs=one.runs.assign(rule=None))).empty
+    assert decoding.first_differences(
+        replace(one, data=data, runs=one.runs.assign(rule=None))
+    ).empty
 
 
 def test_gaps_hold_the_drafters_pass_over_the_prompt_and_memory_all_weights() -> None:
@@ -258,8 +262,30 @@ def test_a_busy_machine_shows_in_gaps_and_in_verifications_faster_than_a_pass() 
     assert "11.2 times their median" in gap  # the percentile lies 7 % below the one large gap
     assert "Strict greedy at T = 0, γ = 2: a verification took 0.51 of" in verification
     # the limits themselves are no sign
-    limit = table.assign(itl_99=10.0, itl_50=1.0, verify_ratio=0.9)
+    limit = table.assign(itl_99=10.0, itl_50=1.0, verify_ratio=0.9, processor_share=0.9)
     assert speed.signs_of_load(limit) == []
+
+
+@pytest.mark.parametrize(
+    ("shares", "signs"),
+    [
+        ([1.0, 1.0, 0.2], 0),  # one method was disturbed: its interval shows it
+        ([1.0, 0.9, 0.2], 0),
+        ([1.0, np.nextafter(0.9, 0), 0.2], 1),
+        ([0.4, 0.4, 0.4], 1),
+        ([np.nan] * 3, 0),  # on CUDA it is not measured
+    ],
+)
+def test_waiting_for_the_processor_is_a_sign_of_load(shares: list[float], signs: int) -> None:
+    one = made()
+    spent = one.answers["seconds"] * np.array(shares)[one.answers["run"]]
+    changed = replace(one, answers=one.answers.assign(processor_seconds=spent))
+    table = speed.speed(changed, 20, 0.9, 0)
+    np.testing.assert_allclose(table["processor_share"], shares, rtol=1e-15)
+    found = speed.signs_of_load(table.assign(processor_share=shares))
+    assert len(found) == signs
+    if signs:
+        assert found[0] == f"the processor worked on it {100 * shares[1]:.0f} % of the time"
 
 
 def simulated(rates: list[float], costs: list[float]) -> float:
@@ -304,14 +330,16 @@ def test_tokens_a_call_beside_thresholds_at_equal_nats(nats: float, over: float)
     given, length = [0.0, 0.0, 0.2, nats], [1.0, 2.0, 3.0, 2.75]
     rows = [(prompt, run) for prompt in "ab" for run in range(4)]
     data = pd.DataFrame(rows, columns=["prompt_id", "run"]).assign(n_tokens=[10] * 4 + [20] * 4)
-    data["given_up"] = data["n_tokens"] * (1 + data["run"].map(dict(enumerate(given))))
+    data["nats_given_up"] = data["n_tokens"] * (1 + data["run"].map(dict(enumerate(given))))
     calls = data[["prompt_id", "run"]].assign(emitted=data["run"].map(dict(enumerate(length))))
     known = dict(zip(labels, rules, strict=True))
     one = replace(made(), runs=runs, data=data, calls=calls, rules=known)
     found = decoding.of_thresholds(one, 20, 0.9, 0)
     assert found["over_thresholds"].tolist() == pytest.approx([np.nan] * 3 + [over], nan_ok=True)
-    more = data["given_up"] + (data["run"] == 3) * np.where(data["prompt_id"] == "a", 0.5, -0.5)
-    apart = decoding.of_thresholds(replace(one, data=data.assign(given_up=more)), 50, 0.9, 0)
+    more = data["nats_given_up"] + (data["run"] == 3) * np.where(
+        data["prompt_id"] == "a", 0.5, -0.5
+    )
+    apart = decoding.of_thresholds(replace(one, data=data.assign(nats_given_up=more)), 50, 0.9, 0)
     at_once = np.isnan(over) or nats == 0.2  # some resamples leave the line, others don't
     assert apart["over_thresholds"][3] == pytest.approx(over, nan_ok=True)
     assert np.isnan(apart["over_thresholds_ci_low"][3]) == at_once

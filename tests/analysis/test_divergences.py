@@ -8,7 +8,7 @@ import mpmath
 import numpy as np
 import pytest
 
-from analysis.acceptance.realised import rounding
+from analysis.acceptance.judgement import rounding
 from tests import divergences as d
 from tests.analysis.cases import noisy
 

@@ -103,9 +103,9 @@ def test_certificates_known_as_intervals_are_shaded() -> None:
     )
     assert exact is not None
     assert shaded is not None
-    ends = ["share", "optimistic", "ci_low", "ci_high"]
-    assert (exact.data["share"] == exact.data["optimistic"]).all()
-    assert (shaded.data["share"] < shaded.data["optimistic"]).any()
+    ends = ["share", "share_upper", "ci_low", "ci_high"]
+    assert (exact.data["share"] == exact.data["share_upper"]).all()
+    assert (shaded.data["share"] < shaded.data["share_upper"]).any()
     assert (shaded.data[ends].to_numpy() >= exact.data[ends].to_numpy()).all()
     for figure in (exact, shaded):
         (band,) = figure.drawing.axes[0].collections

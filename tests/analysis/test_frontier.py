@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from analysis.acceptance.frontier import COSTS, frontier
-from analysis.acceptance.realised import judge
+from analysis.acceptance.judgement import judge
 from analysis.rules import Additive, Multiplicative, Tree
 from analysis.statistics.bootstrap import PromptBootstrap
-from analysis.statistics.trajectories import calls_made
+from analysis.statistics.trajectories import count_calls
 from tests.analysis import cases
 from tests.analysis.cases import drafted_steps, noisy
 
@@ -35,13 +36,35 @@ def test_gain_and_cost_by_hand() -> None:
     assert "tree m=2" not in found.index
     for verdict in verdicts[:-1]:
         row = found.loc[verdict.rule.label]
-        calls = calls_made(verdict.accepted[:, None], steps.trajectories, None).sum()
-        assert row["tokens"].to_numpy() == pytest.approx(len(steps) / calls)
+        walk = count_calls(verdict.accepted[:, None], steps.trajectories, None)
+        assert row["tokens"].to_numpy() == pytest.approx(walk.tokens.sum() / walk.calls.sum())
         for name in COSTS:
             given = np.where(verdict.accepted, costs[name], 0.0).mean()
             assert row.loc[name, "value"] == pytest.approx(given, abs=1e-12)
         assert (row["tokens_low"] <= row["tokens"] + 1e-12).all()
         assert (row["share_low"] <= row["share_high"]).all()
+
+
+def test_a_heads_tokens_a_call_go_by_depth() -> None:
+    first, *deeper = (
+        drafted_steps(*noisy(40, 12, 1.5, noise), lengths=(20, 20))[0] for noise in (0.5, 1, 2)
+    )
+    steps = replace(first, deeper=deeper)
+    verdicts = judge(steps, RULES)
+    bootstrap = PromptBootstrap(np.repeat([0, 1], 20), 40, 0.9, 0)
+    frame = frontier(steps, verdicts, bootstrap).set_index(["rule", "cost"])
+    for verdict in verdicts[:-1]:
+        flags = np.stack([deep.accepted for deep in verdict.by_depth])[..., None]
+        walk = count_calls(flags, steps.trajectories, None)
+        tokens = frame.loc[verdict.rule.label, "tokens"].to_numpy()
+        assert tokens == pytest.approx(walk.tokens.sum() / walk.calls.sum())
+    for name, rule in BEST.items():  # the curve of the best rules meets each of them
+        for row in frame.loc["", name].to_dict("records")[1::8]:
+            slack = 1e-9 if rule is Additive else -1e-9
+            setting = min(1.0, max(1e-12, row["setting"] + slack))
+            flags = judge(steps, [rule(setting)])[0].accepted_by_depth
+            walk = count_calls(flags[..., None], steps.trajectories, None)
+            assert row["tokens"] == pytest.approx(walk.tokens.sum() / walk.calls.sum())
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -71,7 +94,7 @@ def test_the_curves_are_the_best_rules() -> None:
             slack = 1e-9 if rule is Additive else -1e-9  # a token at the threshold is accepted
             setting = min(1.0, max(0.0, row["setting"] + slack))
             (verdict,) = judge(steps, [rule(setting) if setting > 0 else rule(1e-12)])
-            calls = calls_made(verdict.accepted[:, None], steps.trajectories, None).sum()
-            assert row["tokens"] == pytest.approx(len(steps) / calls)
+            walk = count_calls(verdict.accepted[:, None], steps.trajectories, None)
+            assert row["tokens"] == pytest.approx(walk.tokens.sum() / walk.calls.sum())
             given = np.where(verdict.accepted, costs[name], 0.0).mean()
             assert row["value"] == pytest.approx(given, abs=1e-9)

@@ -45,6 +45,7 @@ def made(rules: tuple[Rule, ...] = (Additive(0.3), GREEDY), drafter: bool = True
         judged={label: (flags, flags & (tokens % 2 == 0)) for label, flags in kept.items()}
         if drafter
         else {},
+        accepted={label: flags[None] for label, flags in kept.items()},
     )
 
 
@@ -78,7 +79,8 @@ def test_rules_are_ordered_by_family_from_strict_to_relaxed() -> None:
 
 
 def most_calls(certain: list[bool], gamma: int) -> int:
-    """The most calls that any drafter can cause along an answer: from each step on, any end."""
+    """The most calls that any drafter can cause along an answer, from its second token on."""
+    certain = certain[1:]  # the prompt's pass emits the first
     size = len(certain)
     calls = [0] * (size + gamma + 2)
     for at in reversed(range(size)):
@@ -103,8 +105,8 @@ def test_the_grid_is_of_the_worst_drafter_and_of_this_one() -> None:
         assert shares == [sum(passed), *ends(passed, [10] * 4, grid.SHARES)]
         for gamma in range(1, grid.LONGEST + 1):
             made_calls = [most_calls(own, gamma) for own in kept]
-            value = round(grid.TOKENS * SIZE / sum(made_calls))
-            assert calls[gamma - 1] == [value, *ends([10] * 4, made_calls, grid.TOKENS)]
+            value = round(grid.TOKENS * (SIZE - 4) / sum(made_calls))
+            assert calls[gamma - 1] == [value, *ends([9] * 4, made_calls, grid.TOKENS)]
 
     assert found["steps"] == SIZE
     for rule, row in zip((GREEDY, Additive(0.3)), found["rules"], strict=True):
@@ -182,7 +184,7 @@ def results(divergences: dict[str, float]) -> Results:
     statistics = [
         {"target": "a", "rule": rule, "statistic": name, "value": 0.5, **ends}
         for rule in rules
-        for name in ("acceptance", "certified", "departure", "given_up")
+        for name in ("acceptance", "certified", "departure", "probability_given_up")
     ]
     breakdown = [
         {"target": target, "rule": rule, "depth": 0, "divergence": name, "value": value}

@@ -15,10 +15,10 @@ from analysis.report.measured import Results, certificate_statistics, top_statis
 from analysis.report.records import together
 from analysis.report.render import lines
 from analysis.report.sections.published_matched import (
+    agreement_table,
     compare,
     nearest_temperature,
     numbers_table,
-    verdict_table,
 )
 from analysis.rules import (
     Additive,
@@ -179,7 +179,7 @@ def test_a_length_that_answers_cut_is_a_bound_and_is_not_counted() -> None:
     row = cells[f"Additive (t = 0.3), ε = {least:g}"]
     assert row[:2] == ["≥ 50.00", "≥ 50.00 [50.00, 50.00]"]
     assert row[3] == "–"
-    counts = verdict_table(table, [matched(found)]).data["5 and 6"].tolist()
+    counts = agreement_table(table, [matched(found)]).data["5 and 6"].tolist()
     assert counts == [f"{len(runs) - 1} of {len(runs) - 1}"]
 
 
@@ -198,6 +198,6 @@ def test_the_rounding_of_print_is_no_difference(shift: float, outside: bool) -> 
 @pytest.mark.parametrize(("at", "end"), [(0.3, True), (0.45, False), (1.0, True)])
 def test_an_end_of_the_stored_temperatures_is_named(match: Results, at: float, end: bool) -> None:
     found = matched(match, at=at)
-    notes = verdict_table(compare(match, [found]), [found]).notes
+    notes = agreement_table(compare(match, [found]), [found]).notes
     said = f"own beside {PAPER}: {at:g} is an end of distributions.temperatures"
     assert [note.startswith(said) for note in notes] == [True] * end

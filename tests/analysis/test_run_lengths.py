@@ -22,7 +22,7 @@ from analysis.statistics.run_lengths import (
 from analysis.statistics.trajectories import (
     CENSORED,
     Trajectories,
-    calls_made,
+    count_calls,
     drafts_made,
     place_shares,
 )
@@ -126,7 +126,7 @@ def test_the_ends_are_the_extremes_over_all_that_intervals_allow(
     for name in NAMES:
         values = [each[name] for each in possible]
         np.testing.assert_equal(found.loc[name, "value"], min(values))
-        np.testing.assert_equal(found.loc[name, "optimistic"], max(values))
+        np.testing.assert_equal(found.loc[name, "value_upper"], max(values))
 
 
 def test_resampled_mean_runs_are_the_extremes_of_resamples_written_out() -> None:
@@ -156,7 +156,7 @@ def test_lengths_that_ends_of_trajectories_cut_are_lower_bounds(
     table = with_censored(estimate([flags])).set_index("estimator")
     assert table["cut"].tolist() == pytest.approx([share, 1 / max(failures, 1), 0, 0])
     assert table["censored"].tolist() == [share > CENSORED, True, False, False]
-    assert table["censored_optimistic"].equals(table["censored"])
+    assert table["censored_upper"].equals(table["censored"])
     rows = {row["estimator"]: row for row in estimate([flags]).to_dict("records")}
     assert censored_ends(rows["per_call"]) == (share > CENSORED,) * 2
     uncut = rows["long_run"]["value"] if failures else 128
@@ -187,11 +187,12 @@ STEPS = Trajectories.from_positions(POSITION)
 def test_calls_of_any_flags(gamma: int | None) -> None:
     rng = np.random.default_rng(gamma or 0)
     flags = rng.random((len(POSITION), 8)) < np.linspace(0, 1, 8)
-    made = calls_made(flags, STEPS, gamma)
+    made, tokens, _ = count_calls(flags, STEPS, gamma)
+    assert tokens.tolist() == [n - 1 for n in LENGTHS]
     assert made.shape == (len(LENGTHS), 8)
     longest = gamma or max(LENGTHS)
     for p, g in itertools.product(range(len(LENGTHS)), range(8)):
-        own = flags[STEPS.prompts == p, g]
+        own = flags[STEPS.prompts == p, g][1:]  # the prompt's pass emits the first token
         assert made[p, g] == len(drafts(own, longest))
         free = np.flatnonzero(~own)
         choices = itertools.product([False, True], repeat=len(free))
@@ -206,12 +207,54 @@ def test_calls_of_any_flags(gamma: int | None) -> None:
 @pytest.mark.parametrize("gamma", [1, 2, 3, 50])
 def test_drafts_made_are_those_of_a_plain_walk(gamma: int) -> None:
     accepted = np.random.default_rng(gamma).random(len(POSITION)) < 0.7
-    tested, kept = drafts_made(accepted, STEPS, gamma)
-    walks = (drafts(accepted[STEPS.prompts == p], gamma) for p in range(len(LENGTHS)))
+    tested, kept, emitted = drafts_made(accepted, STEPS, gamma)
+    walks = (drafts(accepted[STEPS.prompts == p][1:], gamma) for p in range(len(LENGTHS)))
     assert list(zip(tested.tolist(), kept.tolist(), strict=True)) == list(itertools.chain(*walks))
-    for made, flags in ((drafts_made, accepted), (calls_made, accepted[:, None])):
+    assert emitted.sum() == sum(LENGTHS) - len(LENGTHS)
+    for made, flags in ((drafts_made, accepted), (count_calls, accepted[:, None])):
         with pytest.raises(ValueError, match="draft_length=0 is not allowed"):
             made(flags, STEPS, 0)
+
+
+def walked(by_depth: np.ndarray, gamma: int) -> list[int]:
+    """The accepted tokens of each call of one answer, place by place, at the depth of each."""
+    depths, tokens = by_depth.shape
+    at, calls = 1, []
+    while at < tokens:
+        kept = 0
+        while kept < gamma and at + kept < tokens and by_depth[min(kept, depths - 1), at + kept]:
+            kept += 1
+        calls.append(kept)
+        at += kept + 1
+    return calls
+
+
+@pytest.mark.parametrize("depths", [1, 2, 3, 5])
+@pytest.mark.parametrize("gamma", [1, 2, 3, 4, 9])
+def test_place_i_of_a_draft_is_judged_at_depth_i(depths: int, gamma: int) -> None:
+    """Behind the deepest one that was measured it stands for all."""
+    accepted = np.random.default_rng(depths).random((depths, len(POSITION))) < 0.6
+    own = [walked(accepted[:, STEPS.prompts == p], gamma) for p in range(len(LENGTHS))]
+    _, kept, _ = drafts_made(accepted, STEPS, gamma)
+    assert kept.tolist() == list(itertools.chain(*own))
+    assert count_calls(accepted[..., None], STEPS, gamma).calls[:, 0].tolist() == list(
+        map(len, own)
+    )
+    unlimited = count_calls(accepted[..., None], STEPS, None)
+    longest = [walked(accepted[:, STEPS.prompts == p], 99) for p in range(len(LENGTHS))]
+    assert unlimited.calls[:, 0].tolist() == list(map(len, longest))
+    ends = [bool(c) and sum(c) + len(c) > n - 1 for c, n in zip(longest, LENGTHS, strict=True)]
+    assert unlimited.cut[:, 0].tolist() == ends
+
+
+def test_steps_certain_at_every_depth_bound_the_calls_of_any_drafter() -> None:
+    """Of every choice of what else is accepted, at 2 depths of an answer of 5 tokens."""
+    steps = Trajectories.from_positions(np.arange(5))
+    for certain in itertools.product([False, True], repeat=5):
+        most = count_calls(np.array(certain)[:, None], steps, 3).calls.item()
+        for choice in itertools.product([False, True], repeat=10):
+            accepted = np.array(choice).reshape(2, 5) | np.array(certain)
+            assert count_calls(accepted[..., None], steps, 3).calls.item() <= most
 
 
 def test_shares_by_place_and_nothing_reached() -> None:

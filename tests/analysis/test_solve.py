@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from analysis.acceptance.realised import judge
+from analysis.acceptance.judgement import Steps, judge
 from analysis.acceptance.solve import RESOLUTION, Goal, Solution, solve, solve_accepted
 from analysis.acceptance.summary import kl_needed
 from analysis.certificates.certify import certify
@@ -17,9 +17,9 @@ from analysis.rules import Rule, StrictGreedy
 from analysis.rules.build import ParameterRange, build_range
 from analysis.rules.builtin import AbsoluteThreshold
 from analysis.statistics.bootstrap import PromptBootstrap
-from analysis.statistics.trajectories import Trajectories, calls_made
+from analysis.statistics.trajectories import Trajectories, count_calls
 from analysis.topk import TopK
-from tests.analysis.test_acceptance import bootstrap, pair, statistics
+from tests.analysis.test_acceptance import bootstrap, deep, pair, statistics
 
 LENGTHS = (20, 7, 1, 30, 12)
 STEPS = Trajectories.from_positions(np.concatenate([np.arange(n) for n in LENGTHS]))
@@ -48,8 +48,9 @@ def reached(dist: TopK, rule: Rule, goal: Goal, weights: np.ndarray | None = Non
     certain = certify(dist, rule).lower > EPS
     steps = np.bincount(STEPS.prompts)
     certified = np.bincount(STEPS.prompts, weights=certain[:, 0])
-    above = certified if goal.tokens is None else steps
-    below = steps if goal.tokens is None else calls_made(certain, STEPS, goal.draft_length)[:, 0]
+    made = count_calls(certain, STEPS, goal.draft_length)
+    above = certified if goal.tokens is None else steps - 1  # the prompt's pass emits the first
+    below = steps if goal.tokens is None else made.calls[:, 0]
     w = np.ones((1, len(LENGTHS))) if weights is None else weights
     return (w @ above) / (w @ below)
 
@@ -96,12 +97,13 @@ def test_a_drafter_reaches_a_length_and_not_one_place_before(
 ) -> None:
     """Found to the grid's 1e-4, where it was to 1e-3; of tokens beyond the stored ones as well."""
     steps, dial = pair(0.8, k=k), build_range(mapping)
-    ends = [statistics(steps, r)["realised_per_call"] for r in (dial.rules[0], dial.rules[-1])]
+    ends = [statistics(steps, r)["measured_per_call"] for r in (dial.rules[0], dial.rules[-1])]
     calls = steps.trajectories
 
     def tokens(rule: Rule) -> float:
         flags = judge(steps, [rule])[0].accepted[:, None]
-        return len(steps) / float(calls_made(flags, calls, None).sum())
+        made = count_calls(flags, calls, None)
+        return float(made.tokens.sum() / made.calls.sum())
 
     for wanted in (1.2, 2 / (1 / ends[0] + 1 / ends[1])):
         (found,) = solve_accepted(steps, dial, [Goal(tokens=wanted)], bootstrap(steps))
@@ -112,6 +114,36 @@ def test_a_drafter_reaches_a_length_and_not_one_place_before(
         assert found.reached >= wanted - 1e-9
         if found.value != dial.value(dial.rules[0]):
             assert tokens(stricter(dial, found.value)) < wanted
+
+
+def test_a_head_is_solved_by_the_depth_of_each_place() -> None:
+    """By sweeping all settings of a tree, drafts of 3; depth 1 alone would promise more."""
+    steps, dial = deep(), build_range({"rule": "tree", "m": [1, 9]})
+
+    def tokens(m: int, steps: Steps) -> float:
+        verdict = judge(steps, [replace(dial.rules[0], m=m)])[0]
+        walk = count_calls(verdict.accepted_by_depth[..., None], steps.trajectories, 3)
+        return float(walk.tokens.sum() / walk.calls.sum())
+
+    swept = [tokens(m, steps) for m in range(1, 10)]
+    assert swept[0] < tokens(1, replace(steps, deeper=[]))
+    for wanted in (swept[0], swept[1], swept[1] + 1e-6):
+        goal = Goal(tokens=wanted, draft_length=3)
+        (solution,) = solve_accepted(steps, dial, [goal], bootstrap(steps))
+        assert solution.value == 1 + next(m for m, n in enumerate(swept) if n >= wanted - 1e-9)
+        assert solution.reached == pytest.approx(swept[int(solution.value) - 1])
+    (share,) = solve_accepted(steps, dial, [Goal(share=0.9)], bootstrap(steps))
+    (first,) = solve_accepted(replace(steps, deeper=[]), dial, [Goal(share=0.9)], bootstrap(steps))
+    assert (share.value, share.reached) == (first.value, first.reached)  # of depth 1
+
+
+def test_answers_of_one_token_have_no_calls() -> None:
+    dist = TopK.from_probabilities([[0.6, 0.3, 0.1]] * 2)
+    steps = Trajectories.from_positions(np.array([0, 0]))
+    bootstrap = PromptBootstrap(steps.prompts, 20, 0.9, 0)
+    dial = build_range({"rule": "additive", "t": [0.0, 1.0]})
+    solution = solve(dist, dial, 0.1, Goal(tokens=2), bootstrap, steps)
+    assert math.isnan(solution.reached)
 
 
 @pytest.mark.parametrize("goal", GOALS, ids=str)
@@ -170,7 +202,7 @@ def test_the_kl_needed_certifies_the_share_and_no_more(noise: float) -> None:
         verdict = judge(steps, [rule])[0]
         for share in (0.5, 0.9, 1.0):
             found = kl_needed(verdict.lower, verdict.upper, share, bootstrap(steps))
-            for name, ends in (("value", verdict.lower), ("optimistic", verdict.upper)):
+            for name, ends in (("value", verdict.lower), ("value_upper", verdict.upper)):
                 assert np.mean(ends >= found[name]) >= share
                 assert np.mean(ends > found[name]) < share or math.isinf(float(found[name]))
-            assert found["ci_low"] <= found["value"] <= found["optimistic"] <= found["ci_high"]
+            assert found["ci_low"] <= found["value"] <= found["value_upper"] <= found["ci_high"]

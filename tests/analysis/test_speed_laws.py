@@ -12,6 +12,7 @@ from scipy.optimize import brentq
 
 from analysis.decoding import predicted, speed
 from analysis.decoding.metrics import Decoded
+from analysis.decoding.places import call_tokens, pooled_rate, shifted_rates
 from analysis.decoding.predicted import break_even, optimal_draft_length, tokens_per_call
 from tests.analysis.test_decoding_metrics import made
 
@@ -46,20 +47,20 @@ def test_optimal_draft_length_lies_at_the_root_of_the_derivative(a: float, rho: 
         return -(a ** (gamma + 1)) * math.log(a) * (1 + gamma * rho) - rho * (1 - a ** (gamma + 1))
 
     root = brentq(slope, 0, 200)
-    best, speedup = predicted.optimal_draft_length(a, linear(rho))
+    best, speedup = predicted.optimal_draft_length([a], linear(rho))
     assert best in {math.floor(root), math.ceil(root)}
     assert speedup == pytest.approx(predicted.tokens_per_call(a, best) / (1 + best * rho))
 
 
 def test_drafting_does_not_pay_when_the_drafter_is_as_slow_as_it_is_right() -> None:
-    assert predicted.optimal_draft_length(0.3, linear(0.3)) == (0, 1.0)
-    assert predicted.optimal_draft_length(0.3, linear(0.29))[0] == 1
-    assert predicted.optimal_draft_length(0.5, linear(0.0, 9))[0] == 9
-    assert predicted.optimal_draft_length(0.9, [2.0]) == (0, 1.0)
+    assert predicted.optimal_draft_length([0.3], linear(0.3)) == (0, 1.0)
+    assert predicted.optimal_draft_length([0.3], linear(0.29))[0] == 1
+    assert predicted.optimal_draft_length([0.5], linear(0.0, 9))[0] == 9
+    assert predicted.optimal_draft_length([0.9], [2.0]) == (0, 1.0)
     # a verification that costs more with more tokens shortens the best draft
     dear = [cost + 0.4 * (gamma > 3) for gamma, cost in enumerate(linear(0.05, 7))]
-    assert predicted.optimal_draft_length(0.8, linear(0.05, 7))[0] == 7
-    assert predicted.optimal_draft_length(0.8, dear)[0] == 3
+    assert predicted.optimal_draft_length([0.8], linear(0.05, 7))[0] == 7
+    assert predicted.optimal_draft_length([0.8], dear)[0] == 3
 
 
 def test_out_of_range_is_refused() -> None:
@@ -96,9 +97,33 @@ def test_at_the_ends_of_the_range() -> None:
 def test_break_even_is_where_a_best_draft_length_appears(rho: float) -> None:
     costs = [1 + gamma * (rho + 0.05) for gamma in range(12)]
     _, a = break_even(costs)
-    assert optimal_draft_length(max(a - 1e-6, 0), costs)[0] == 0
-    assert optimal_draft_length(a + 1e-6, costs)[0] > 0
+    assert optimal_draft_length([max(a - 1e-6, 0)], costs)[0] == 0
+    assert optimal_draft_length([a + 1e-6], costs)[0] > 0
     assert a == pytest.approx(rho + 0.05)  # costs on a line: one token decides
+
+
+def test_rates_by_place_decide_and_not_their_mean() -> None:
+    """A head: 0.9 at the first place, 0.1 at the second; 0.99 / 1.9 pooled."""
+    rates, costs = [0.9, 0.1], [1.0, 1.3, 1.6]
+    assert optimal_draft_length(rates, costs) == (1, pytest.approx(1.9 / 1.3))
+    assert call_tokens(rates) == pytest.approx(1 + 0.9 + 0.09)
+    assert pooled_rate(rates) == pytest.approx(0.99 / 1.9)
+    assert tokens_per_call(pooled_rate(rates), 2) < 1.8  # of 1.99
+    assert optimal_draft_length(rates, [1.0, 1.95, 2.0]) == (0, 1.0)
+
+
+def test_a_drafter_that_just_breaks_even_has_the_least_rate() -> None:
+    rates = [0.9, 0.5, 0.1]
+    costs = [1.0, 9.0, 9.0, call_tokens(rates)]
+    assert break_even(costs, rates) == (3, pytest.approx(pooled_rate(rates)))
+    dearer, cheaper = ([*costs[:3], costs[3] + step] for step in (0.1, -0.1))
+    assert break_even(dearer, rates)[1] > pooled_rate(rates) > break_even(cheaper, rates)[1]
+    assert break_even([1.0, 9.0, 9.0, 4.0], rates) == (3, 1.0)  # only if all is accepted
+    assert break_even([1.0, 1.0], [0.0]) == (1, 0.0)
+    assert break_even([1.0, 1.5], [0.0]) == (1, pytest.approx(0.5))  # of a better drafter
+    assert shifted_rates(rates, 0.0) == [0.0] * 3
+    assert shifted_rates(rates, 0.5) == rates
+    assert shifted_rates(rates, 1.0) == [1.0] * 3
 
 
 VERIFY = {1: [10.0, 10.5, 11.0, 11.5], 8: [20.0, 32.0, 44.0, 56.0], 64: [90.0, 180.0, 270, 360]}
@@ -116,8 +141,8 @@ def batched() -> Decoded:
 
 
 def test_batches_stop_to_pay_as_verification_gets_dear() -> None:
-    tables = [speed.break_even_by_batch(batched(), rate) for rate in (0.5, 0.8)]
-    table: Any = pd.concat(tables).set_index(["batch", "rate"]).sort_index()
+    tables = [speed.break_even_by_batch(batched(), [rate]) for rate in (0.5, 0.8)]
+    table: Any = pd.concat(tables).round({"rate": 12}).set_index(["batch", "rate"]).sort_index()
     assert table.loc[(1, 0.8), "rho"] == pytest.approx(0.1)
     assert table.loc[(1, 0.8), "verify_ratio"] == pytest.approx(1.15)
     assert table.loc[(1, 0.8), "break_even"] == pytest.approx(0.15)  # 11.5 / 10 - 1

@@ -103,7 +103,7 @@ def test_whatever_the_certificates_are_every_statistic_lies_between_the_ends(see
         )
         truth = np.where(rng.random(len(lower)) < share, upper, between)
         for name, exact in summarise(truth, truth, ceiling, bootstrap).items():
-            assert found[name]["value"] <= exact["value"] <= found[name]["optimistic"]
+            assert found[name]["value"] <= exact["value"] <= found[name]["value_upper"]
             assert found[name]["ci_low"] <= exact["ci_low"]
             assert exact["ci_high"] <= found[name]["ci_high"]
 

@@ -135,7 +135,7 @@ def test_empty_regions_and_open_certificates_are_marked(tables: dict[str, Table]
     for rule in set(published.TABLE2) & set(RULES):
         for eps, cell in zip(EPS, cells(table, rule.title), strict=False):
             row = data.loc[(rule.label, eps)]
-            assert ("≥" in cell) == row["censored_optimistic"]
+            assert ("≥" in cell) == row["censored_upper"]
             assert cell.startswith(f"≥ {row['value']:.2f}") or not row["censored"]
 
 

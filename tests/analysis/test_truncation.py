@@ -11,7 +11,7 @@ from scipy.special import xlogy
 
 from analysis.certificates.certify import certify
 from analysis.certificates.divergences import Divergence
-from analysis.certificates.truncation import Known
+from analysis.certificates.truncation import TruncatedSteps
 from analysis.rules import (
     AbsoluteThreshold,
     Additive,
@@ -114,7 +114,7 @@ def test_the_least_stored_probability_is_never_below_the_true_one() -> None:
     z = -np.random.default_rng(0).exponential(4.0, (200, 6))
     z[:, 0] = 0.0
     dist = TopK.from_logits(-np.sort(-z, axis=1), 4)
-    p_k = Known(dist, Divergence.named("kl")).p_k
+    p_k = TruncatedSteps(dist, Divergence.named("kl")).p_k
     with mpmath.workdps(50):
         for row, bound in zip(-np.sort(-z, axis=1), p_k, strict=True):
             weights = [mpmath.exp(mpmath.mpf(float(x))) for x in row]

@@ -7,6 +7,7 @@ It is written from the published model code (`eagle/model/cnets.py` of SafeAILab
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,20 +19,24 @@ from torch.nn.functional import silu
 from pipeline.models.language_model import LanguageModel
 from pipeline.plan.specs import UsedModel
 from tests.pipeline.decoding.pair import V
-from tests.pipeline.heads import used
+from tests.pipeline.heads import states_of, used
 
 D = 32  # of the target's hidden states
 HEADS, GROUPS, WIDTH, INNER, THETA, EPS = 4, 2, 8, 40, 500.0, 1e-5
 Numbers = dict[str, Tensor]
+FIXED: Mapping[str, Any] = {}
 IDS = torch.tensor([0, 3, 5, 7, 8, 9, 12, 20])  # that can be drafted
 
 
-def weights(width: int = D, wide: bool = False, ids: Tensor | None = IDS) -> Numbers:
+def weights(
+    width: int = D, wide: bool = False, ids: Tensor | None = IDS, config: Mapping[str, Any] = FIXED
+) -> Numbers:
     """Random weights by the names of EAGLE's own layout; `wide` brings an embedding."""
+    count = len(config.get("eagle_aux_hidden_state_layer_ids", range(3)))
     generator = torch.Generator().manual_seed(7)
     drafted = V if ids is None else len(ids)
     shapes = {
-        "fc": (width, 3 * D), "lm_head": (drafted, width), "norm": (width,),
+        "fc": (width, count * D), "lm_head": (drafted, width), "norm": (width,),
         **({"embed_tokens": (V, width)} if wide else {}),
         "midlayer.self_attn.q_proj": (HEADS * WIDTH, 2 * width),
         "midlayer.self_attn.k_proj": (GROUPS * WIDTH, 2 * width),
@@ -41,6 +46,10 @@ def weights(width: int = D, wide: bool = False, ids: Tensor | None = IDS) -> Num
         "midlayer.mlp.down_proj": (width, INNER), "midlayer.hidden_norm": (width,),
         "midlayer.input_layernorm": (width,), "midlayer.post_attention_layernorm": (width,),
     }  # fmt: skip
+    if config.get("norm_before_fc") or config.get("eagle_config", {}).get("norm_before_fc"):
+        shapes["input_norm"] = (count * D,)
+    if config.get("fc_norm"):
+        shapes |= {f"fc_norm.{i}": (D,) for i in range(count)}
     made = {}
     for name, shape in shapes.items():
         drawn = torch.randn(shape, generator=generator)
@@ -98,7 +107,9 @@ def turned(x: Tensor) -> Tensor:
     return torch.cat([a * angles.cos() - b * angles.sin(), b * angles.cos() + a * angles.sin()], -1)
 
 
-def layer(given: Numbers, embedded: Tensor, hidden: Tensor, normed: bool) -> Tensor:
+def layer(
+    given: Numbers, embedded: Tensor, hidden: Tensor, config: Mapping[str, Any] = FIXED
+) -> Tensor:
     """Return the outputs (n, d) of n entries that see themselves and those before."""
     own = {name.removeprefix("midlayer."): value for name, value in given.items()}
     state = rms(hidden, own["hidden_norm.weight"])
@@ -112,19 +123,25 @@ def layer(given: Numbers, embedded: Tensor, hidden: Tensor, normed: bool) -> Ten
     scores = q @ k.transpose(1, 2) / WIDTH**0.5
     scores = scores.masked_fill(torch.ones_like(scores).triu(1).bool(), -torch.inf)
     attended = (scores.softmax(-1) @ v).transpose(0, 1).flatten(1)
-    residual = state if normed else hidden
+    residual = state if config.get("norm_before_residual") else hidden
     residual = residual + attended @ own["self_attn.o_proj.weight"].T
     x = rms(residual, own["post_attention_layernorm.weight"])
     gated = silu(x @ own["mlp.gate_proj.weight"].T) * (x @ own["mlp.up_proj.weight"].T)
-    return residual + gated @ own["mlp.down_proj.weight"].T
+    output = residual + gated @ own["mlp.down_proj.weight"].T
+    return rms(output, given["norm.weight"]) if config.get("norm_output") else output
 
 
 @torch.inference_mode()
 def fused(
     target: LanguageModel, given: Numbers, text: list[int], layers: tuple[int, ...]
 ) -> Tensor:
-    out = target.module(input_ids=torch.tensor([text]), output_hidden_states=True)
-    return torch.cat([out.hidden_states[at][0] for at in layers], -1) @ given["fc.weight"].T
+    """The fused states (n, d), after `combine_hidden_states` of vLLM's llama_eagle3.py."""
+    states = list(states_of(target, text, layers).unbind(1))
+    if "input_norm.weight" in given:
+        states = list(rms(torch.cat(states, -1), given["input_norm.weight"]).chunk(len(layers), -1))
+    if "fc_norm.0.weight" in given:
+        states = [rms(x, given[f"fc_norm.{i}.weight"]) for i, x in enumerate(states)]
+    return torch.cat(states, -1) @ given["fc.weight"].T
 
 
 def embedding(target: LanguageModel, given: Numbers, tokens: list[int]) -> Tensor:
@@ -132,9 +149,10 @@ def embedding(target: LanguageModel, given: Numbers, tokens: list[int]) -> Tenso
     return own[torch.tensor(tokens)]
 
 
-def reference_logits(given: Numbers, outputs: Tensor) -> Tensor:
+def reference_logits(given: Numbers, outputs: Tensor, config: Mapping[str, Any] = FIXED) -> Tensor:
     """Logits (n, V), -inf where nothing is drafted."""
-    short = rms(outputs, given["norm.weight"]) @ given["lm_head.weight"].T
+    normed = outputs if config.get("norm_output") else rms(outputs, given["norm.weight"])
+    short = normed @ given["lm_head.weight"].T
     if "d2t" not in given:
         return short
     logits = torch.full((len(outputs), V), -torch.inf)
@@ -149,12 +167,12 @@ def reference(
     text: list[int],
     drafts: list[int],
     layers: tuple[int, ...] = (2, 3, 4),
-    normed: bool = False,
+    config: Mapping[str, Any] = FIXED,
 ) -> Tensor:
     """Outputs (d,) after a text and tokens drafted behind it, by passes over all entries."""
     states = fused(target, given, text[:-1], layers)
     for at in range(len(drafts) + 1):
         embedded = embedding(target, given, (text + drafts[:at])[1:])
-        outputs = layer(given, embedded, states, normed)
+        outputs = layer(given, embedded, states, config)
         states = torch.cat([states, outputs[-1:]])
     return outputs[-1]

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
+from unittest.mock import patch
 
 import torch
+from torch import Tensor, nn
 
-from pipeline.models.heads.feature_head import FeatureHead
+from pipeline.models.heads.feature_head import FeatureHead, Norms
 from pipeline.models.heads.hidden_drafter import HiddenDrafter, projection_of
 from pipeline.models.language_model import LanguageModel
 from pipeline.plan.specs import HeadSpec, ModelRun, ModelSpec, UsedModel
 from pipeline.store.identity import Identity
+
+NORMS = Norms(fc_norm=True)
 
 
 def shape_of(target: LanguageModel) -> dict[str, object]:
@@ -31,12 +35,23 @@ def used(folder: Path, vocabulary: str = "reduced") -> UsedModel:
     return UsedModel("drafter", spec, ModelRun(str(folder), "h"))
 
 
+@torch.inference_mode()
+def states_of(target: LanguageModel, text: list[int], layers: tuple[int, ...]) -> Tensor:
+    """Hidden states (n, layers, d) by a plain pass of the target with its final norm taken out."""
+    with patch.object(target.module.model, "norm", nn.Identity()):
+        out = target.module(input_ids=torch.tensor([text]), output_hidden_states=True)
+    return torch.stack([out.hidden_states[layer][0] for layer in layers], 1)
+
+
 def random_head(
-    target: LanguageModel, drafted: torch.Tensor | None = None, layers: tuple[int, ...] = (1, 2)
+    target: LanguageModel,
+    drafted: Tensor | None = None,
+    layers: tuple[int, ...] = (1, 2),
+    norms: Norms = NORMS,
 ) -> HiddenDrafter:
     """A head whose attention and outputs are neither flat nor certain, every time the same."""
     torch.manual_seed(4)
-    head = FeatureHead(shape_of(target), len(layers)).eval().requires_grad_(False)
+    head = FeatureHead(shape_of(target), len(layers), norms).eval().requires_grad_(False)
     for parameter in head.parameters():
         if parameter.ndim == 2:
             parameter.normal_(std=parameter.shape[1] ** -0.5)

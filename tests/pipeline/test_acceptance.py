@@ -11,7 +11,7 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
-from analysis.acceptance.realised import Steps
+from analysis.acceptance.judgement import Steps
 from analysis.rules import Additive, StrictGreedy, Tree
 from analysis.rules.build import build_range
 from analysis.statistics.bootstrap import Resampling
@@ -158,11 +158,11 @@ def test_statistics_agree_with_the_steps_they_summarise(tmp_path: Path) -> None:
     budgets = found.read("levels").to_pandas().set_index(["rule", "kind", "statistic"])
     own = budgets.xs("greedy", level="rule")["eps"]
     assert own.min() == pytest.approx(divergences.compare_logits(z, w).kl.mean())
-    assert budgets.loc[("greedy", "realised", "acceptance"), "value"] == pytest.approx(
+    assert budgets.loc[("greedy", "measured", "acceptance"), "value"] == pytest.approx(
         values["greedy", "acceptance"]
     )
-    assert budgets.loc[("greedy", "realised", "tokens"), "value"] == pytest.approx(
-        values["greedy", "realised_per_call"]
+    assert budgets.loc[("greedy", "measured", "tokens"), "value"] == pytest.approx(
+        values["greedy", "measured_per_call"]
     )
     laws = found.read("levels").to_pandas().set_index(["rule", "kind"])["value"]
     for law in ("speculative sampling", "argmax drafted, speculative sampling"):

@@ -183,14 +183,14 @@ def test_the_section_shows_losses_tasks_and_differing_answers(
 ) -> None:
     (node,) = study(place, stage="report").nodes["report"]
     part, timed = answer_sections(node.spec, [made[1]])
-    assert "methods that must not change answers changed none." in part.says[0]
+    assert "methods that must not change answers changed none." in part.paragraphs[0]
     losses = _tables(part)["accuracy_losses"]
     [(_, rows)] = lines(losses)
     headings = [column.heading for column in losses.columns]
     printed = {name: dict(zip(headings, cells, strict=True)) for name, cells, _ in rows}
     assert printed["Autoregressive"]["lost and won"] == "–"
     strict = printed["Strict greedy"]
-    assert [strict[name] for name in ("lost and won", "changed", "given up")] == [
+    assert [strict[name] for name in ("lost and won", "changed", "nats given up")] == [
         "0 and 0", "0 %", "0",
     ]  # fmt: skip
     assert strict["length"] == "1.00 [1.00, 1.00]"
@@ -222,7 +222,7 @@ def test_answers_are_read_again_by_the_target(place: Path, made: tuple[Node, Art
         log_p = logits.log_softmax(-1).numpy()
         chosen = log_p[np.arange(len(answer)), answer]
         assert row["departures"] == (log_p.argmax(1) != answer).sum()
-        assert row["given_up"] == pytest.approx((log_p.max(1) - chosen).sum(), abs=1e-3)
+        assert row["nats_given_up"] == pytest.approx((log_p.max(1) - chosen).sum(), abs=1e-3)
     departures = made[1].read().to_pandas().groupby("run")["departures"].sum()
     for run, facts in enumerate(made[1].facts(AccuracyFacts).runs):
         exact = facts.decoded.temperature == 0 and facts.lossless

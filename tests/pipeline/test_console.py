@@ -168,7 +168,7 @@ def test_acceptance_ends_with_the_rules_that_matter(small_study: SmallStudy) -> 
     for target, count in rules.items():
         lines = [line for line in said.split("\n") if line.startswith(f"{target} ")]
         assert 1 < len(lines) <= 5 < count
-        mine = every[(every["target"] == target) & (every["given up_ci_high"] <= 0.01)]
+        mine = every[(every["target"] == target) & (every["p given up_ci_high"] <= 0.01)]
         mine = mine[~mine["rule"].str.startswith("tree")]
         best = mine.loc[mine["length"].idxmax(), "rule"]
         assert any(f" {best} " in line for line in lines)

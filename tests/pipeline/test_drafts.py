@@ -15,7 +15,7 @@ import torch
 from pipeline.errors import PipelineError
 from pipeline.models.heads.feature_head import GivenText
 from pipeline.models.heads.hidden_drafter import DELTA
-from pipeline.models.language_model import LanguageModel, hidden_states
+from pipeline.models.language_model import LanguageModel
 from pipeline.models.logit_statistics import Found
 from pipeline.models.passes import Batch
 from pipeline.models.prompt_tokens import check_same_tokens, common_rows
@@ -264,11 +264,9 @@ def test_a_head_is_compared_at_every_depth(block: int, reduced: bool) -> None:
     for row, name in enumerate(PROMPTS):
         n, text = len(ANSWERS[name]), torch.tensor([PROMPTS[name] + ANSWERS[name]])
         with torch.inference_mode():
-            out = target.module(input_ids=text, output_hidden_states=True)
+            states = heads.states_of(target, text[0].tolist(), head.layers)
             at = torch.arange(text.shape[1])[None]
-            outputs = GivenText(head.head, 3).read(
-                head.embed(text), hidden_states(out, head.layers), at, at >= 0
-            )
+            outputs = GivenText(head.head, 3).read(head.embed(text), states[None], at, at >= 0)
         z = plain(target, name)
         for depth, output in enumerate(outputs):
             if len(PROMPTS[name]) - 1 < 1 + depth:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,10 @@ from analysis.trees.topology import ROOT, Topology
 from pipeline.decoding.choices import Greedy
 from pipeline.decoding.drafters import HeadDrafter
 from pipeline.errors import PipelineError
-from pipeline.models.heads.feature_head import GivenText
-from pipeline.models.heads.head_files import load_head
+from pipeline.models.heads.feature_head import GivenText, Norms
+from pipeline.models.heads.head_files import read_head
 from pipeline.models.heads.hidden_drafter import HiddenDrafter
+from pipeline.models.heads.load import load_head
 from pipeline.models.language_model import LanguageModel
 from pipeline.store.identity import Identities
 from tests.pipeline import heads, tiny
@@ -34,6 +36,7 @@ from tests.pipeline.eagle3 import (
     weights,
     write,
 )
+from tests.pipeline.heads import states_of
 
 DEPTH = 7  # of the target: hidden states after 2, 3 and 4 layers are read
 TREE = Topology((-1, -1, 0, 0, 1, 2, 4))  # in level order
@@ -49,8 +52,7 @@ def begun(
     model: HiddenDrafter, text: list[int], tree: Topology | None = None
 ) -> tuple[HeadDrafter, Tensor]:
     """A drafter that has read a text but its last token; the target's hidden states."""
-    out = model.target.module(input_ids=torch.tensor([text]), output_hidden_states=True)
-    hidden = torch.stack([out.hidden_states[at] for at in model.layers], 2)
+    hidden = states_of(model.target, text, model.layers)[None]
     drafter = HeadDrafter(model, Greedy(), tree)
     drafter.begin(torch.tensor(text[:-1]), 40, hidden[0, :-1])
     return drafter, hidden
@@ -64,22 +66,27 @@ def begun(
         ("speculators", {}),
         ("speculators", {"norm_before_residual": True}),
         ("speculators", {"eagle_aux_hidden_state_layer_ids": [1, 2, 6]}),
+        ("safetensors", {"eagle_aux_hidden_state_layer_ids": [0, 7]}),
+        ("safetensors", {"fc_norm": True, "eagle_aux_hidden_state_layer_ids": [0, 3, 5, 7]}),
+        ("safetensors", {"eagle_config": {"norm_before_fc": True}, "fc_norm": True}),
+        ("speculators", {"norm_before_fc": True, "norm_output": True}),
+        ("speculators", {"fc_norm": True, "norm_output": True, "norm_before_residual": True}),
     ],
 )
 @torch.inference_mode()
 def test_hidden_states_logits_and_drafts_are_those_of_the_architecture(
     target: LanguageModel, tmp_path: Path, layout: str, more: dict[str, Any]
 ) -> None:
-    given = weights()
+    """States at layer 7 of 7 are read before the final norm, as vLLM hands them over."""
+    given = weights(config=more)
     model = load_head(write(tmp_path, layout, given, **more), target)
     layers = tuple(more.get("eagle_aux_hidden_state_layer_ids", (2, 3, 4)))
-    normed = bool(more.get("norm_before_residual"))
     assert model.layers == layers
     text = [*PROMPTS[1], 4]
     chosen = begun(model, text)[0].propose(text, 4, 1).tokens.tolist()
     for count in range(4):  # the whole draft, token by token
-        output = reference(target, given, text, chosen[:count], layers, normed)
-        logits = reference_logits(given, output[None])
+        output = reference(target, given, text, chosen[:count], layers, more)
+        logits = reference_logits(given, output[None], more)
         assert chosen[count] == int(logits.argmax())
         assert chosen[count] in IDS
     # given texts: depth 1 reads the target's hidden states, depth 3 its own outputs
@@ -88,13 +95,24 @@ def test_hidden_states_logits_and_drafts_are_those_of_the_architecture(
     at = torch.arange(len(whole))[None]
     outputs = GivenText(model.head, 3).read(model.embed(torch.tensor([whole])), states, at, at >= 0)
     every = layer(given, embedding(target, given, whole[1:]),
-                  fused(target, given, whole[:-1], layers), normed)  # fmt: skip
+                  fused(target, given, whole[:-1], layers), more)  # fmt: skip
     torch.testing.assert_close(outputs[0][0, 1:], every, **CLOSE)
     torch.testing.assert_close(
-        model.logits(outputs[0][0, 1:]), reference_logits(given, every), **CLOSE
+        model.logits(outputs[0][0, 1:]), reference_logits(given, every, more), **CLOSE
     )
-    deep = reference(target, given, text, chosen[:2], layers, normed)
+    deep = reference(target, given, text, chosen[:2], layers, more)
     torch.testing.assert_close(outputs[2][0, len(text) + 1], deep, **CLOSE)
+
+
+def test_the_residual_of_speculators_is_that_of_vllm(tmp_path: Path) -> None:
+    """Where config.json does not say: `update_eagle3` of vLLM's speculators/algos.py."""
+    for layout, normed in (("speculators", True), ("safetensors", False)):
+        settings = write(tmp_path, layout, weights())
+        config = json.loads((tmp_path / "config.json").read_text())
+        config.pop("norm_before_residual", None)
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        files = read_head(str(settings["path"]), None, "drafter")
+        assert files.norms == Norms(norm_before_residual=normed)
 
 
 @torch.inference_mode()

@@ -35,30 +35,76 @@ def streamed(path: Path, *events: Any) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("name", "engine", "numbers", "by_place", "length", "pieces"),
+    ("name", "engine", "numbers", "passes", "by_place", "length", "pieces"),
     [
-        ("vllm.txt", "vLLM", (1000, 3000, 1500), (800, 500, 200), 2.5, "12 series"),
-        ("vllm.jsonl", "vLLM", (45, 135, 14), (6, 5, 3), 1 + 14 / 45, "2 answers"),
-        ("sglang.jsonl", "SGLang", (6, 18, 9), (5, 3, 1), 2.5, "2 answers"),
-        ("llama.txt", "llama.cpp", (97, 388, 257), (78, 68, 61, 50), 1 + 257 / 97, "7 series"),
-        ("llama.jsonl", "llama.cpp", (math.nan, 9, 6), (), math.nan, "1 answers"),
+        ("vllm.txt", "vLLM", (1000, 3000, 1500), (math.nan,) * 3, (800, 500, 200), 2.5,
+         "12 series"),
+        ("vllm.jsonl", "vLLM", (45, 135, 14), (45, 48, 57), (6, 5, 3), 1 + 14 / 45, "2 answers"),
+        ("sglang.jsonl", "SGLang", (6, 18, 9), (6, 11, 15), (5, 3, 1), 2.5, "2 answers"),
+        ("llama.txt", "llama.cpp", (97, 388, 257), (3280, 3280, 3540), (78, 68, 61, 50),
+         1 + 257 / 97, "11 series"),
+        ("llama.jsonl", "llama.cpp", (math.nan, 9, 6), (7, 7, 13), (), math.nan, "2 answers"),
+        # written by vLLM 0.32: look-up, and a draft model; of pages the passes are counted
+        ("vllm_ngram.txt", "vLLM", (100, 498, 274), (375, 375, 630), (77, 58, 52, 48, 39), 3.74,
+         "12 series"),
+        ("vllm_ngram.jsonl", "vLLM", (100, 498, 274), (356, 395, 630), (77, 58, 52, 48, 39), 3.74,
+         "12 answers"),
+        ("vllm_draft.txt", "vLLM", (255, 1275, 384), (255, 255, 630), (153, 92, 59, 47, 33),
+         1 + 384 / 255, "12 series"),
+        ("vllm_draft.jsonl", "vLLM", (255, 1275, 384), (255, 275, 630), (153, 92, 59, 47, 33),
+         1 + 384 / 255, "12 answers"),
     ],
-)
+)  # fmt: skip
 def test_every_format_is_read(
     name: str,
     engine: str,
     numbers: tuple[float, ...],
+    passes: tuple[float, ...],
     by_place: tuple[float, ...],
     length: float,
     pieces: str,
 ) -> None:
     counts = read_counts(FILES / name)
     assert (counts.engine, counts.pieces) == (engine, pieces)
-    found = [counts.calls, counts.drafted, counts.accepted, counts.tokens_per_call]
-    assert found == pytest.approx([*numbers, length], nan_ok=True)
+    read = [counts.calls, counts.drafted, counts.accepted, counts.tokens_per_drafting_call]
+    assert read == pytest.approx([*numbers, length], nan_ok=True)
+    read = [counts.passes, counts.most_passes, counts.emitted]
+    assert read == pytest.approx(list(passes), nan_ok=True)
     assert list(counts.by_place) == list(by_place)
-    silent = {"answers that report no draft counts": 1} if name == "llama.jsonl" else {}
-    assert counts.excluded == silent
+    assert counts.excluded == {}
+
+
+def test_an_answer_without_a_draft_counts_its_passes(tmp_path: Path) -> None:
+    """Left out, it would make look-up look better: 12 tokens in 5 passes, and 3 in 2."""
+    counts = read_counts(FILES / "llama.jsonl")
+    assert counts.tokens_per_pass == (13 / 7, 13 / 7)
+    lines = (FILES / "llama.jsonl").read_text().splitlines()
+    (tmp_path / "first").write_text(lines[0] + "\n")
+    assert read_counts(tmp_path / "first").tokens_per_pass == (11 / 5, 11 / 5)
+    untold = json.loads(lines[1]) | {"tokens_predicted": None, "timings": {}}
+    (tmp_path / "untold").write_text(f"{lines[0]}\n{json.dumps(untold)}\n")
+    assert math.isnan(read_counts(tmp_path / "untold").passes)
+
+
+def test_several_choices_are_left_out(tmp_path: Path) -> None:
+    """vLLM counts no drafts where a request asks for several: they are no answers without."""
+    single = json.loads((FILES / "vllm.jsonl").read_text().splitlines()[0])
+    choices = [single["choices"][0], single["choices"][0] | {"index": 1}]
+    several = single | {"id": "n", "choices": choices, "metrics": None}
+    path = tmp_path / "answers.jsonl"
+    path.write_text("\n".join(map(json.dumps, [single, several])))
+    counts = read_counts(path)
+    assert counts.excluded == {"answers of several choices": 1}
+    assert counts.passes == 43
+
+
+def test_drafts_of_every_call_as_vllm_lists_them() -> None:
+    """One draft of look-up had 3 tokens; an answer of one token had no call."""
+    answers = read_counts(FILES / "vllm_ngram.jsonl").answers.values()
+    steps = [step for answer in answers for step in answer.per_step or ()]
+    assert len(steps) == 100
+    assert [step for step in steps if step[1] != 5] == [(3, 3)]
+    assert [answer.passes for answer in answers if answer.tokens == 1] == [(0, 0)] * 2
 
 
 def test_both_definitions_of_acceptance_at_a_place() -> None:
@@ -66,7 +112,7 @@ def test_both_definitions_of_acceptance_at_a_place() -> None:
     assert [place["of_all"] for place in places] == [0.8, 0.5, 0.2]  # as engines print it
     assert [place["conditional"] for place in places] == [0.8, 500 / 800, 200 / 500]
     assert [place["reached"] for place in places] == [1000, 800, 500]
-    nothing = EngineCounts("vLLM", "1 series", 4, 8, 0, [0, 0]).places
+    nothing = EngineCounts("vLLM", "1 series", 4, 8, 0, by_place=[0, 0]).places
     assert math.isnan(nothing[1]["conditional"])
     assert nothing[1]["of_all"] == 0
 
@@ -88,7 +134,7 @@ def test_both_definitions_of_acceptance_at_a_place() -> None:
         ("vllm.txt", [("} 120.0", "} 420.0"), ("} 300.0", "} 0.0")], r"at a place of the draft"),
         # 8 instead of 80: a page that was cut off lacks its last metric
         ("vllm.txt", [("} 80.0\n", "} 8")], r"1500 tokens were accepted, 1420 by their places"),
-        ("vllm.txt", [("spec_decode", "other")], r"has no counts of drafts: start"),
+        ("vllm.txt", [("spec_decode", "other")], r"has no counts of drafts or passes: give"),
         ("llama.txt", [("llamacpp:spec_decode_num_drafts_total 97", "vllm:spec_decode_num 97")],
          r"metrics of llamacpp and vllm: leave the lines"),
         ("vllm.jsonl", [('"num_spec_steps": 43', '"num_spec_steps": 42')],
@@ -100,6 +146,23 @@ def test_both_definitions_of_acceptance_at_a_place() -> None:
         ("sglang.jsonl", [('"spec_num_correct_drafts": 6,', "")], "has spec_num_correct_drafts"),
         ("sglang.jsonl", [("spec_verify_ct", "verify")], r"no answer reports draft counts; SGLang"),
         ("llama.jsonl", [('"draft_n": 9', '"draft_n": "9"')], r"line 1 has draft_n='9'"),
+        ("vllm.txt", [("} 1800.0", "} 1.2.3")], r"line 13: .* is 1\.2\.3: a number of at least 0"),
+        ("vllm.txt", [("} 1800.0", "} 1e999")], r"line 13: .* is 1e999: a number"),
+        ("vllm.txt", [("} 1800.0", "} +Inf")], r"line 13: .* is \+Inf: a number"),
+        ("vllm.txt", [("} 1800.0", "} -1")], r"line 13: .* is -1: a number"),
+        ("vllm.jsonl", [("[39, 1, 0, 3]", f"[{2**40 - 4}, 1, 0, 3]"),
+                        ('"num_spec_steps": 43', f'"num_spec_steps": {2**40}')],
+         r"line 1 has a histogram of 1099511627776 verifications .* at most 10000000"),
+        ("vllm.jsonl", [("[39, 1, 0, 3]", str([39, 1, 0, 3] + [0] * 1022))],
+         r"line 1 has a histogram of 43 verifications of drafts of 1025 tokens: at most"),
+        ("vllm.jsonl", [('"per_step_accepted": [2, 2]', '"per_step_accepted": [2]')],
+         r"line 2 has per_step_accepted that is no list of 2 calls"),
+        ("vllm.jsonl", [('"per_step_accepted": [2, 2]', '"per_step_accepted": [4, 0]')],
+         r"line 2 has a call in per_step_accepted that accepts more than it drafts"),
+        ("vllm.jsonl", [('"per_step_drafted": [3, 3]', '"per_step_drafted": [3, 2]')],
+         r"line 2 has 4 accepted and 5 drafted tokens by call, and counts of 4 and 6"),
+        ("vllm.jsonl", [('"num_draft_tokens": 129', '"num_draft_tokens": Infinity')],
+         r"line 1 has num_draft_tokens=inf"),
     ],
 )  # fmt: skip
 def test_damage_is_one_line(
@@ -138,3 +201,17 @@ def test_a_stream_counts_once_with_what_it_said_last(tmp_path: Path) -> None:
     first = whole | {"stop": False, "timings": whole["timings"] | {"draft_n": 3}}
     counts = read_counts(streamed(tmp_path / "llama", *[first, whole] * 2))
     assert (counts.drafted, counts.accepted, counts.pieces) == (18, 12, "2 answers")
+
+
+def test_places_beyond_any_draft_are_damage(tmp_path: Path) -> None:
+    """A million positions would be a table of as many rows."""
+    line = 'vllm:spec_decode_num_accepted_tokens_per_pos_total{{position="{}"}} 0\n'
+    text = (FILES / "vllm.txt").read_text() + "".join(map(line.format, range(3, 1026)))
+    (tmp_path / "page").write_text(text)
+    with pytest.raises(PipelineError, match="has 1026 positions, more than the 1024"):
+        read_counts(tmp_path / "page")
+
+
+def test_a_page_without_drafts_is_the_first_of_two() -> None:
+    with pytest.raises(PipelineError, match=r"no token was drafted: .* the first of two files"):
+        read_counts(FILES / "vllm_base.txt")

@@ -146,8 +146,8 @@ def test_the_report_of_a_head(
     assert depth.count("|") == DEPTHS + 2
     greedy = next(line for line in shown.splitlines() if line.startswith("| Strict greedy |"))
     assert ("| -∞ |" in greedy) == reduced
-    partings = shown.split("\nWhere strict greedy differs")[1].split("\nCSV")[0]
-    assert partings.count("| 3 | 0 | – |") == 5
+    differences = shown.split("\nWhere strict greedy differs")[1].split("\nCSV")[0]
+    assert differences.count("| 3 | 0 | – |") == 5
     for stage in ("acceptance", "decoding"):
         rows = sweeps.summary_rows(made.nodes[stage], [made.artifact(stage)])
         assert len(rows) == (1 if stage == "acceptance" else 13)
@@ -211,7 +211,7 @@ def test_wrong_configurations_of_a_head(overrides: list[str], more: list[str], s
         (lambda c: c["shape"].pop("hidden_size"), "is no head: .*shape lacks hidden_size"),
         (lambda c: c["shape"].update(num_attention_heads="x"), "its weights can't be read"),
         (lambda c: c.update(layers=[]), "is no head: .*layers is empty"),
-        (lambda c: c.update(layers=[1, 2, 2]), r"1 weights .*\(fc.weight\)"),
+        (lambda c: c.update(layers=[1, 2, 2]), r"2 weights .*\(fc.weight, fc_norm.2.weight\)"),
     ],
 )
 def test_a_head_that_does_not_fit_is_refused_before_any_work(

@@ -12,13 +12,15 @@ from pipeline.decoding.drafters import HeadDrafter, LookupFirst, PromptLookup
 from pipeline.decoding.loop import decode
 from pipeline.decoding.verifiers import Match
 from pipeline.models.heads.feature_head import GivenText
-from pipeline.models.heads.head_files import load_head, save_head
+from pipeline.models.heads.head_files import save_head
 from pipeline.models.heads.hidden_drafter import HiddenDrafter
+from pipeline.models.heads.load import load_head
 from pipeline.models.language_model import LanguageModel
 from pipeline.models.load import wrap
 from pipeline.models.passes import Text
 from tests.pipeline import heads
 from tests.pipeline.decoding.pair import LIMIT, PROMPTS, V, plain_greedy
+from tests.pipeline.heads import states_of
 from tests.pipeline.tiny import random_model
 
 DRAFTED = torch.tensor([0, 3, 5, 7, 8, 9, 12, 20])
@@ -35,15 +37,9 @@ def model(target: LanguageModel) -> HiddenDrafter:
 
 
 @torch.inference_mode()
-def hidden_of(target: LanguageModel, text: list[int], layers: tuple[int, ...]) -> torch.Tensor:
-    out = target.module(input_ids=torch.tensor([text]), output_hidden_states=True)
-    return torch.stack([out.hidden_states[layer] for layer in layers], 2)[0]
-
-
-@torch.inference_mode()
 def drafted_plainly(model: HiddenDrafter, text: list[int], count: int) -> list[int]:
     """Greedy drafts after a text, each by a pass over all entries without a cache."""
-    fused = model.head.fuse(hidden_of(model.target, text[:-1], model.layers)[None])[0]
+    fused = model.head.fuse(states_of(model.target, text[:-1], model.layers)[None])[0]
     tokens = list(text)
     for _ in range(count):
         entries = Text(model, len(tokens))
@@ -59,17 +55,17 @@ def test_what_is_drafted_after_roll_backs_is_drafted_without_a_cache(model: Hidd
     tokens = PROMPTS[1] + text
     drafter = HeadDrafter(model, Greedy())
     n = len(PROMPTS[1])
-    drafter.begin(torch.tensor(PROMPTS[1]), 60, hidden_of(target, PROMPTS[1], model.layers))
+    drafter.begin(torch.tensor(PROMPTS[1]), 60, states_of(target, PROMPTS[1], model.layers))
     known = n + 1
     for accepted in (0, 2, 1, 0, 3):
         wanted = drafted_plainly(model, tokens[:known], 4)
         assert drafter.propose(tokens[:known], 4, known - n).tokens.tolist() == wanted
-        new = hidden_of(target, tokens[: known + accepted], model.layers)
+        new = states_of(target, tokens[: known + accepted], model.layers)
         drafter.accept(known, range(accepted), new[known - 1 :])
         known += accepted + 1
     # a call that drafts nothing leaves its hidden states for the next
     assert len(drafter.propose(tokens[:known], 0, known - n).tokens) == 0
-    new = hidden_of(target, tokens[:known], model.layers)
+    new = states_of(target, tokens[:known], model.layers)
     drafter.accept(known, (), new[known - 1 :])
     known += 1
     wanted = drafted_plainly(model, tokens[:known], 2)
@@ -82,7 +78,7 @@ def test_blocks_and_padding_change_nothing(model: HiddenDrafter, blocks: list[in
     tokens = [
         int(t) for t in torch.randint(3, 24, (20,), generator=torch.Generator().manual_seed(5))
     ]
-    hidden = hidden_of(model.target, tokens, model.layers)[None]
+    hidden = states_of(model.target, tokens, model.layers)[None]
     ids, at = torch.tensor([tokens]), torch.arange(20)[None]
     whole = GivenText(model.head, 3).read(model.embed(ids), hidden, at, at >= 0)
     # the same text after three columns of padding, beside one without
@@ -126,9 +122,9 @@ def test_look_up_goes_first(
     text = [5, 6, 7, 8, 5, 6]
     lookup = PromptLookup(2, target.device)
     drafter = LookupFirst(lookup, HeadDrafter(model, Greedy()), longest)
-    drafter.begin(torch.tensor(text[:-1]), 40, hidden_of(target, text[:-1], model.layers))
+    drafter.begin(torch.tensor(text[:-1]), 40, states_of(target, text[:-1], model.layers))
     assert drafter.propose(text, 3, 1).tokens.tolist() == [7, 8, 5]
-    drafter.accept(6, (), hidden_of(target, text, model.layers)[5:])
+    drafter.accept(6, (), states_of(target, text, model.layers)[5:])
     text = [*text, 11]
     wanted = drafted_plainly(model, text, drafted)
     assert drafter.propose(text, 3, 2).tokens.tolist() == wanted

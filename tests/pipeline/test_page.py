@@ -208,10 +208,10 @@ def test_the_calculator_agrees_with_solve(opened: Opened, small_study: SmallStud
     for row in promised:
         shown = found[targets.index(row["target"])][labels.index(row["rule"])]
         mine = shown[list(lengths).index(row["drafts"])]
-        one = mine["tokens" if row["kind"] == "certified" else "realised"]
+        one = mine["tokens" if row["kind"] == "certified" else "measured"]
         expected = [row["tokens"], row["tokens_ci_low"], row["tokens_ci_high"]]
         assert [one["value"], one["low"], one["high"]] == pytest.approx(expected, abs=0.0050001)
-        assert mine["promised"]["value"] <= mine["realised"]["value"]
+        assert mine["promised"]["value"] <= mine["measured"]["value"]
 
 
 def test_the_address_holds_what_was_chosen(

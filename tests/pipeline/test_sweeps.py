@@ -42,12 +42,12 @@ def test_the_printed_table_has_ranges_where_the_ends_differ(
     table = rows["certificates"]
     sweeps.print_table(table.to_dict("records"))
     header, greedy, absolute, *after = capsys.readouterr().out.splitlines()
-    assert "optimistic" not in header
+    assert "value_upper" not in header
     assert "ci_low" not in header
     assert "–" not in greedy
     ends = table.set_index("rule").loc["absolute theta=0.01"]
     interval = f"[{ends['mean_ci_low']:.4g}, {ends['mean_ci_high']:.4g}]"
-    assert f" {ends['mean']:.4g}–{ends['mean_optimistic']:.4g} {interval} " in absolute
+    assert f" {ends['mean']:.4g}–{ends['mean_upper']:.4g} {interval} " in absolute
     assert after[1:] == [
         "In brackets: intervals over prompts.",
         "Few prompts: intervals come from 6 prompts, fewer than 30, and are too narrow "
@@ -81,13 +81,13 @@ def test_a_printed_length_is_a_lower_bound_where_ends_cut_it_and_few_prompts_are
 ) -> None:
     table = rows["run_lengths"]
     assert table["censored"].any()
-    assert (table["censored_optimistic"] | ~table["censored"]).all()
+    assert (table["censored_upper"] | ~table["censored"]).all()
     sweeps.print_table(table.to_dict("records"))
     header, *lines = capsys.readouterr().out.splitlines()
     assert "censored" not in header
     assert "few_prompts" not in header
     for line, row in zip(lines, table.to_dict("records"), strict=False):
-        assert ("≥" in line) == (row["censored_optimistic"] and np.isfinite(row["value"]))
+        assert ("≥" in line) == (row["censored_upper"] and np.isfinite(row["value"]))
         if row["censored"]:
             assert f"≥ {row['value']:.4g}" in line
     assert "from 6 prompts, fewer than 30" in lines[len(table) + 1]

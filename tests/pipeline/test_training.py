@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
+from copy import deepcopy
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,8 +18,9 @@ import pytest
 import torch
 
 from pipeline.errors import PipelineError
-from pipeline.models.heads.feature_head import FeatureHead
-from pipeline.models.heads.head_files import load_head
+from pipeline.models.heads.feature_head import FeatureHead, GivenText, Norms
+from pipeline.models.heads.head_files import save_head
+from pipeline.models.heads.load import load_head
 from pipeline.models.language_model import LanguageModel
 from pipeline.models.load import load_tokenizer
 from pipeline.training import drafter, features, head, loop, text
@@ -143,8 +145,8 @@ def trained(
 ) -> FeatureHead:
     torch.manual_seed(0)
     recipe = SimpleNamespace(**{"held_out": None} | RECIPE | changes)
-    made = FeatureHead(heads.shape_of(target), len(LAYERS))
-    head.initial(made, target.module.model.norm.weight)
+    made = FeatureHead(heads.shape_of(target), len(LAYERS), heads.NORMS)
+    head.initial(made, target)
     drafted = head.drafted_tokens(examples, recipe.vocabulary, target.eos)
     held_out = recipe.held_out or head.HeldOut(examples[:4], target, drafted)
     del recipe.held_out
@@ -179,6 +181,7 @@ def test_the_loss_falls(
     losses = []
     for epochs in (1, 20):
         settings = {"epochs": epochs, "deep_epochs": 0, "bfloat16": bfloat16}
+        settings["learning_rate"] = 5e-3
         made = trained(target, examples, tmp_path / str(epochs), **settings)
         assert {weight.dtype for weight in made.parameters()} == {torch.float32}
         said = re.findall(r"loss ([\d.]+), share 1 of first 40", capsys.readouterr().out)
@@ -212,7 +215,12 @@ def test_the_best_weights_are_kept(
 def test_tokens_a_call_are_those_of_decoding(
     target: LanguageModel, examples: list[Example]
 ) -> None:
-    """Each answer is decoded call by call, its drafts by separate passes over what is known."""
+    """Each answer is decoded call by call, its drafts by separate passes over what is known.
+
+    Training has the last state after the final norm, decoding before it.
+    """
+    target = deepcopy(target)
+    target.module.model.norm.weight.uniform_(0.3, 3, generator=torch.Generator().manual_seed(2))
     drafted = head.drafted_tokens(examples, 60, target.eos)
     model = heads.random_head(target, drafted)
     # answers that the target gives, so that what is accepted is what is read
@@ -225,8 +233,15 @@ def test_tokens_a_call_are_those_of_decoding(
     for tokens_, one in zip(texts, examples, strict=False):
         with torch.inference_mode():
             out = target.module(input_ids=torch.tensor([tokens_]), output_hidden_states=True)
-        states = torch.stack([out.hidden_states[layer][0] for layer in LAYERS], 1)
-        given.append(Example(torch.tensor(tokens_), one.answer_at, states))
+        stored = torch.stack([out.hidden_states[layer][0] for layer in LAYERS], 1)
+        given.append(Example(torch.tensor(tokens_), one.answer_at, stored))
+        states = heads.states_of(target, tokens_, LAYERS)  # as decoding reads them
+        embedded, at = model.embed(torch.tensor([tokens_])), torch.arange(len(tokens_))[None]
+        torch.testing.assert_close(
+            head._outputs(model.head, embedded, stored[None], head.final_norm(target), 1)[0],
+            GivenText(model.head, 1).read(embedded, states[None], at, at >= 0)[0],
+            atol=1e-4, rtol=1e-4,
+        )  # fmt: skip
         at = one.answer_at + 1
         while at < len(tokens_):
             fused = model.head.fuse(states[None, : at - 1])
@@ -305,8 +320,23 @@ def test_a_head_is_trained_written_measured_and_drafts(
     drafter.main([*given, *again, "train.deep_epochs=0"])
     assert "step" not in capsys.readouterr().out
     assert (written / "model.safetensors").read_bytes() == before
-    drafter.main([*given, *again])
+    drafter.main([*given, *again, "train.vocabulary=50"])
     assert (written / "model.safetensors").read_bytes() != before
+    again_read = load_head(heads.used(written), target)
+    assert again_read.drafted is not None
+    assert again_read.drafted.equal(read.drafted)  # those of the head that it began from
+
+
+def test_training_begins_from_a_head_of_the_same_form(assets: Path, target: LanguageModel) -> None:
+    folder = assets / "start"
+    given = ["drafter", f"directory={assets / 'text'}", *SMALL, f"train.start={folder}"]
+    with pytest.raises(SystemExit, match=r"^error: train\.start=.*no head is there: give a head's"):
+        drafter.main(given)
+    for layers, norms in (((1, 2), Norms()), ((0, 2), heads.NORMS)):
+        made = FeatureHead(heads.shape_of(target), 2, norms)
+        save_head(made, heads.shape_of(target), layers, torch.arange(60), folder)
+        with pytest.raises(SystemExit, match=r"is trained here, with fc_norm and layers \[1, 2\]"):
+            drafter.main(given)
 
 
 @pytest.mark.parametrize(

@@ -9,15 +9,17 @@ import pandas as pd
 import pytest
 
 from analysis.acceptance.verdict import DO_NOT, OPEN
-from analysis.decoding.answers import Answered, accuracy
+from analysis.decoding.answers import Answered, accuracy, losses_on_answers
 from analysis.decoding.speed import speed
 from analysis.rules import Additive, StrictGreedy
 from pipeline import solve
-from pipeline.decoding.decoded import losses_on_answers, read_decoded, verdict
+from pipeline.decoding.decoded import read_decoded
 from pipeline.execution.runner import ensure
 from pipeline.loader import Study
 from pipeline.paths import ROOT
+from pipeline.stages.report.page import verdict
 from pipeline.store.artifacts import Store
+from tests import methods
 from tests.conftest import SmallStudy
 from tests.pipeline.tiny import write_model, write_prompts
 
@@ -38,7 +40,7 @@ def test_answers_are_counted_beside_those_of_the_target_alone() -> None:
     data = pd.DataFrame(
         [
             {"task": "t", "item_id": item, "run": at, "correct": at < 2 or item >= 30}
-            | {"n_tokens": 4, "given_up": 0.0, "departures": 0, "certified": 0}
+            | {"n_tokens": 4, "nats_given_up": 0.0, "departures": 0, "certified": 0}
             | {"common_prefix": 4, "gap": 1.0, "calls": 2, "emitted": 3, "ended": True}
             for item in range(60)
             for at in range(3)
@@ -50,6 +52,7 @@ def test_answers_are_counted_beside_those_of_the_target_alone() -> None:
     (row,) = found.to_dict("records")
     assert (row["rule"], row["alone"], row["right"], row["items"]) == ("additive t=0.1", 60, 30, 60)
     assert (row["down_to"], row["up_to"], row["margin"]) == (True, False, 0.05)
+    assert (row["drafter"], row["rules"], row["up_to_together"]) == ("model", 1, False)
 
 
 def test_random_models_are_not_to_be_drafted_for(tmp_path: Path) -> None:
@@ -64,11 +67,11 @@ def test_random_models_are_not_to_be_drafted_for(tmp_path: Path) -> None:
         for text in (f"{key}.path='{path}'", f"{key}.label={path.name}", f"{key}.dtype=float32")
     ]
     prompts = write_prompts(tmp_path / "prompts.jsonl", 30)
-    method = "{drafter: model, rule: greedy, draft_length: 3, temperature: 0}"
     study = Study(
         *("study=mini", "stage=decoding", "target=local", "drafter=local", *given),
         *(f"prompts.source='{prompts}'", "prompts.count=30", "prompts.min_tokens=3"),
-        *(f"decoding.methods=[{method}]", "decoding.steps=6", "decoding.batches=[]"),
+        *methods.overrides("{drafter: model, rule: greedy, draft_length: 3}"),
+        *("decoding.steps=6", "decoding.batches=[]"),
         *("device={name: cpu, threads: 1}", f"outputs='{tmp_path}'"),
     )
     (made,) = ensure(study.nodes["decoding"], Store(tmp_path / "artifacts"))
@@ -95,7 +98,7 @@ def test_solve_prints_the_verdict_and_at_most_40_lines(
     assert set(rows["table"]) == {"solved", "promised", "needed"}
     shown = [line for line in lines if " additive " in line and "this drafter" in line]
     assert len(shown) == 2  # a row a target; the file has one for each that is wanted
-    mine = rows[(rows["rule"] == "additive") & (rows["kind"] == "realised")]
+    mine = rows[(rows["rule"] == "additive") & (rows["kind"] == "measured")]
     assert len(mine) == 2 * mine["wanted"].nunique()
     solve.main(
         [*small_study.overrides, "run_lengths.window=7", "solve.eps=0.1"]

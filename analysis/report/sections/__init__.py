@@ -1,1 +1,1 @@
-"""The sections of a report: each module makes its tables and figures from what was measured."""
+"""The sections of a report: each module makes the tables and figures of one subject."""

@@ -1,8 +1,8 @@
-"""The section on a drafter: accepted and certified steps, gain and cost of rules.
+"""The section on a drafter's acceptance: accepted and certified steps, gain and cost of rules.
 
-It reads the frames `acceptance` (target, rule, statistic, value, optimistic, ...), `breakdown` (the
-same by divergence and by depth), `levels` (what a KL certifies), `frontier` and `listing` (group,
-name, parameter, setting, rule: what each rule is there for).
+It reads the frames `acceptance` (target, rule, statistic, value, value_upper, ...), `breakdown`
+(the same by divergence and by depth), `levels` (steps and tokens certified at a KL), `frontier` and
+`listing` (group, name, parameter, setting, rule: the role of each rule).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 import pandas as pd
 
 from ...acceptance.budgets import KINDS
-from ...acceptance.realised import FULL
+from ...acceptance.judgement import FULL
 from ...acceptance.sampling import ARGMAX, SAMPLED, SPECULATIVE
 from ...acceptance.summary import UNION
 from ...rules import Additive, Mars, Multiplicative, Rule, StrictGreedy, TopMAdditive, Tree, Typical
@@ -24,7 +24,7 @@ from ..text import FORMATS, number_text, share_text
 from .acceptance_figures import divergence_figure, frontier_figure, own_rules, rules_figure
 from .certificates import coverage_notes
 
-# rules of figures and of the table by depth, as far as the study has them
+# rules of figures and of the table by depth, if the study has them
 SHOWN: tuple[Rule, ...] = (
     Additive(0.1),
     StrictGreedy(),
@@ -34,8 +34,8 @@ SHOWN: tuple[Rule, ...] = (
     Mars(0.9),
     Tree(4),
 )
-LENGTH = "realised_per_call"
-ENDS = ("value", "optimistic")
+LENGTH = "measured_per_call"
+ENDS = ("value", "value_upper")
 ACCEPTED = ("acceptance", "certified", "coverage", "slack_median", "calibration_error")
 DIVERGENCES = {
     "kl": "KL",
@@ -45,8 +45,8 @@ DIVERGENCES = {
     "reverse_kl": "reverse KL",
     UNION: "union",
 }
-TOKENS = "tokens"  # kind of a row that has the length under a law
-LAWS = {
+TOKENS = "tokens"  # kind of a row with a scheme's tokens a call
+SCHEMES = {
     SPECULATIVE: "Speculative sampling",
     ARGMAX: "Argmax drafted, speculative sampling",
     "exponential races": "Exponential races",
@@ -54,8 +54,8 @@ LAWS = {
 }
 
 
-def acceptance_section(results: Results, says: Sequence[str] = ()) -> Section:
-    """Return the section on a drafter; `says` are paragraphs below the heading."""
+def acceptance_section(results: Results, paragraphs: Sequence[str] = ()) -> Section:
+    """Return the section on a drafter's acceptance, with `paragraphs` on top."""
     title = f"Will {results.drafter} be accepted?"
     shown = shown_rules(results)
     return Section(
@@ -71,20 +71,20 @@ def acceptance_section(results: Results, says: Sequence[str] = ()) -> Section:
             sampling_table(results),
             depth_table(results, shown),
         ],
-        says,
+        paragraphs,
     )
 
 
 def shown_rules(results: Results) -> list[str]:
-    """Return the labels of the rules of figures, and of the table by depth."""
+    """Return the labels of the rules in figures and in the table by depth."""
     measured = [rule for rule in results["breakdown"]["rule"].unique() if rule]
     own = [rule for rule in results.rules.values() if rule.own]
-    known = dict.fromkeys(rule.label for rule in (*own, *SHOWN) if rule.label in measured)
-    return list(known or measured)[: len(SHOWN)]
+    labels = dict.fromkeys(rule.label for rule in (*own, *SHOWN) if rule.label in measured)
+    return list(labels or measured)[: len(SHOWN)]
 
 
 def acceptance_table(results: Results) -> Table:
-    """Certified beside accepted, rule by rule."""
+    """Return the table of accepted and certified shares by rule."""
     rules = own_rules(results)
     frame = results.select("acceptance", rule=rules, statistic=[*ACCEPTED, "empty", "inexact"])
     empty, inexact = (select(frame, statistic=name)["value"] for name in ("empty", "inexact"))
@@ -96,7 +96,7 @@ def acceptance_table(results: Results) -> Table:
 
 
 def divergence_table(results: Results) -> Table:
-    """Coverage of accepted steps by each divergence and by their union, rule by rule."""
+    """Return the table of the coverage of accepted steps by rule and divergence."""
     frame = results.select("breakdown", depth=0).drop(columns="depth")
     names = {name: DIVERGENCES[name] for name in frame["divergence"].unique()}
     rules = [rule for rule in own_rules(results) if rule in set(frame["rule"])]
@@ -110,7 +110,7 @@ def divergence_table(results: Results) -> Table:
 
 
 def budget_table(results: Results) -> Table:
-    """Steps and tokens that are certain at the drafter's mean KL, beside what it gets."""
+    """Return the table of steps and tokens certified at the drafter's mean KL, and measured."""
     frame = results.select("levels", kind=KINDS)
     frame = frame[frame["statistic"] != "probability"]
     rules = [rule for rule in own_rules(results) if rule in set(frame["rule"])]
@@ -131,13 +131,13 @@ def budget_table(results: Results) -> Table:
 
 
 def _means(results: Results, levels: pd.DataFrame) -> str:
-    """Return the mean divergence of each target's drafter as printed."""
+    """Return the printed mean divergence of each target's drafter."""
     means = levels.groupby("target", sort=False)["eps"].first()
     return " / ".join(number_text(means[target], 3) for target in results.targets)
 
 
 def frontier_table(results: Results) -> Table:
-    """Gain and cost of presets and rules, each as a share of the best at its cost."""
+    """Return the table of gain and cost of presets and rules, as shares of the best rule's gain."""
     frame, names, presets = results["frontier"], results.names, results.presets
     others = [rule for rule in dict.fromkeys(frame["rule"]) if rule and rule not in presets]
     order = {
@@ -149,24 +149,24 @@ def frontier_table(results: Results) -> Table:
 
 
 def sampling_table(results: Results) -> Table | None:
-    """Certified and measured acceptance of each law; None where no answers were sampled."""
+    """Return certified and measured acceptance by verification scheme; None if none was sampled."""
     names = results.names
     frame = results.select("levels", statistic="probability")
     if frame.empty:
         return None
-    frame = frame.rename(columns={"rule": "law"}).drop(columns="statistic")
-    known = results["acceptance"]
-    others = known[~known["rule"].isin(names)].rename(columns={"rule": "law"})  # no rule's
+    frame = frame.rename(columns={"rule": "scheme"}).drop(columns="statistic")
+    acceptance = results["acceptance"]
+    others = acceptance[~acceptance["rule"].isin(names)].rename(columns={"rule": "scheme"})
     others = others.assign(
         kind=others["statistic"].map({"acceptance": "measured", LENGTH: TOKENS})
     ).dropna(subset=["kind"])
-    extra = others[(others["kind"] == TOKENS) | ~others["law"].isin(frame["law"])]
+    extra = others[(others["kind"] == TOKENS) | ~others["scheme"].isin(frame["scheme"])]
     shown = pd.concat([frame, extra], ignore_index=True)
     drawn = {f"{SAMPLED}{rule}": names[rule] for rule in own_rules(results)}
     return results.table(
         "sampling",
         shown[frame.columns],
-        order={"": LAWS, "A sampled draft, kept if the rule accepts it": drawn},
+        order={"": SCHEMES, "A sampled draft, kept if the rule accepts it": drawn},
         shown=with_censored(shown),
         temperature=results.facts["sampled"],
         means=_means(results, frame),
@@ -174,7 +174,7 @@ def sampling_table(results: Results) -> Table | None:
 
 
 def depth_table(results: Results, rules: Sequence[str]) -> Table | None:
-    """KL, acceptance and certification over depth; None for a drafter that is no head."""
+    """Return KL, acceptance and certified shares by depth; None if the drafter is not a head."""
     frame = results.select("breakdown", rule=["", *rules])
     frame = frame[frame["depth"] > 0]
     if frame.empty:
@@ -200,11 +200,11 @@ def depth_table(results: Results, rules: Sequence[str]) -> Table | None:
 
 
 def infinite_notes(results: Results, divergences: Mapping[str, str]) -> list[str]:
-    """Name the divergences that are infinite somewhere, as those of a reduced vocabulary are.
+    """Return a note on divergences that are infinite at some steps (reduced vocabularies).
 
     Args:
-        results: the study, with the frame `breakdown`.
-        divergences: printed name of those that a table is about.
+        results: the study's results, with the frame `breakdown`.
+        divergences: printed names of the divergences in a table.
     """
     finite = select(results["breakdown"], depth=0, rule="", statistic="finite")
     parts = []
@@ -212,5 +212,5 @@ def infinite_notes(results: Results, divergences: Mapping[str, str]) -> list[str
         shares = select(finite, divergence=name)["value"]
         if (shares < 1).any():
             parts.append(f"{shown} {' / '.join(map(share_text, shares))}")
-    said = f"Steps with a finite divergence: {', '.join(parts)}. {sentence('infinite')}"
-    return [said] * bool(parts)
+    note = f"Steps with a finite divergence: {', '.join(parts)}. {sentence('infinite')}"
+    return [note] * bool(parts)

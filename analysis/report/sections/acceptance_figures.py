@@ -1,4 +1,4 @@
-"""Figures of the section on a drafter."""
+"""Figures of the section on a drafter's acceptance."""
 
 from __future__ import annotations
 
@@ -35,19 +35,19 @@ from ..style import (
 GREEDY = StrictGreedy().label
 MARKERS = "osD^vP*Xh"
 DOTS = ("D", "o", "s", "^", "v")
-ROW, APART = 0.3, 0.16  # inches of a rule; of that, between two points
+ROW, APART = 0.3, 0.16  # inches for a rule, and between two of its points
 MOST = 10  # rows of a panel
-COSTS_SHOWN = {  # axis of the figure
+COSTS_SHOWN = {  # cost: axis label
     "nats": "log-likelihood given up, nats a token",
     "probability": "probability given up a token",
 }
 
 
 def rules_in(results: Results, *groups: str) -> list[str]:
-    """Return the labels of groups of the listing, each label once."""
+    """Return the distinct rule labels of some groups of the listing."""
     listing = results["listing"]
-    found = (listing.loc[listing["group"] == group, "rule"] for group in groups)
-    return list(dict.fromkeys(label for rules in found for label in rules))
+    groups_of_labels = (listing.loc[listing["group"] == group, "rule"] for group in groups)
+    return list(dict.fromkeys(label for rules in groups_of_labels for label in rules))
 
 
 def own_rules(results: Results) -> list[str]:
@@ -56,16 +56,16 @@ def own_rules(results: Results) -> list[str]:
 
 
 def row_of(results: Results, target: str, rule: str, statistic: str) -> Row:
-    """Return the row of a rule's statistic; its numbers are NaN where it does not exist."""
+    """Return the row of a rule's statistic, with NaN if there is none."""
     return results.row(target, rule, statistic, "acceptance")
 
 
 @styled
 def rules_figure(results: Results) -> Figure:
-    """Draw certified and accepted shares with their intervals, a row for each rule."""
-    every = own_rules(results)
-    rules = [x for x in every if results.rules[x] in (*TABLE2, Mars(0.9)) or results.rules[x].own]
-    rules = (rules if len(rules) > 1 else every)[:MOST]
+    """Draw the certified and accepted shares of each rule with their intervals."""
+    labels = own_rules(results)
+    rules = [x for x in labels if results.rules[x] in (*TABLE2, Mars(0.9)) or results.rules[x].own]
+    rules = (rules if len(rules) > 1 else labels)[:MOST]
     kinds = {"certified": "certified", "acceptance": "accepted"}
     drawing, axes = _dots(results, rules, kinds, partial(row_of, results))
     for axis in axes:
@@ -73,13 +73,13 @@ def rules_figure(results: Results) -> Figure:
     rows = [
         {"target": target, "rule": rule}
         | {
-            f"{kind}{end and '_'}{end}": found[end or "value"]
+            f"{kind}{end and '_'}{end}": row[end or "value"]
             for kind in kinds
-            for found in [row_of(results, target, rule, kind)]
+            for row in [row_of(results, target, rule, kind)]
             for end in ("", "ci_low", "ci_high")
         }
         for target in results.targets
-        for rule in every
+        for rule in labels
     ]
     return Figure(**worded("acceptance_rules"), data=pd.DataFrame(rows), drawing=drawing)
 
@@ -88,18 +88,18 @@ def rules_figure(results: Results) -> Figure:
 def divergence_figure(
     results: Results, rules: Sequence[str], divergences: Mapping[str, str]
 ) -> Figure:
-    """Draw the coverage of some rules by each divergence and by the union.
+    """Draw the coverage of rules by each divergence and by their union.
 
     Args:
-        results: the study.
+        results: the study's results.
         rules: labels of the rules drawn.
         divergences: printed name of each divergence, the union last.
     """
     frame = select(results["breakdown"], depth=0, statistic="coverage").drop(columns="depth")
-    found = results.rows("breakdown", "target", "rule", "depth", "divergence", "statistic")
+    rows = results.rows("breakdown", "target", "rule", "depth", "divergence", "statistic")
     names = {name: divergences[name] for name in frame["divergence"].unique()}
     drawing, axes = _dots(
-        results, rules, names, lambda t, r, name: found[t, r, 0, name, "coverage"], [*names][-1]
+        results, rules, names, lambda t, r, name: rows[t, r, 0, name, "coverage"], [*names][-1]
     )
     for axis in axes:
         axis.set_xlabel("of accepted steps")
@@ -114,19 +114,19 @@ def _dots(
     row_of: Callable[[str, str, str], Row],
     last: str = "",
 ) -> tuple[Drawing, Sequence[Axes]]:
-    """Draw a point of each kind for each rule, with its interval, one panel a target.
+    """Draw a point with an interval for each rule and kind, one panel for each target.
 
     Args:
-        results: the targets and the names of the rules.
+        results: the study's results.
         rules: labels of the rules, from the top.
         kinds: printed name of each kind.
-        row_of: gives value, ci_low and ci_high of a target, rule and kind.
-        last: a kind that is drawn in black, as a bar.
+        row_of: returns value, ci_low and ci_high of a target, rule and kind.
+        last: a kind that is drawn as a black bar.
     """
     size = (TEXT, 1.0 + ROW * len(rules))
     drawing = Drawing(figsize=size, layout=ConstrainedLayoutEngine(w_pad=0.1))
     axes = drawing.subplots(1, len(results.targets), sharey=True, squeeze=False)[0]
-    at = np.arange(len(rules))
+    heights = np.arange(len(rules))
     for axis, target in zip(axes, results.targets, strict=True):
         for place, (kind, name) in enumerate(kinds.items()):
             rows = [row_of(target, rule, kind) for rule in rules]
@@ -135,7 +135,7 @@ def _dots(
             )
             axis.errorbar(
                 value,
-                at + APART * (place - (len(kinds) - 1) / 2),
+                heights + APART * (place - (len(kinds) - 1) / 2),
                 xerr=error_bars(value, low, high),
                 fmt="|" if kind == last else DOTS[place % len(DOTS)],
                 color=BLACK if kind == last else LINES[place % len(LINES)][0],
@@ -148,7 +148,7 @@ def _dots(
         axis.grid(axis="x", **RULED)
         axis.set_axisbelow(True)
         percent(axis, "x")
-    axes[0].set_yticks(at, [results.names[rule] for rule in rules], fontsize=6.5)
+    axes[0].set_yticks(heights, [results.names[rule] for rule in rules], fontsize=6.5)
     axes[0].set_ylim(len(rules) - 0.4, -0.6)
     legend(drawing, axes[:1], len(kinds))
     return drawing, axes
@@ -156,7 +156,7 @@ def _dots(
 
 @styled
 def frontier_figure(results: Results) -> Figure:
-    """Draw rules and presets on both planes, below the curve of the best rule."""
+    """Draw gain over cost of rules and presets, and the curve of the best rule."""
     frame = results["frontier"]
     drawing, axes = grid(len(COSTS_SHOWN), results.targets)
     drawing.set_figheight(5.6)
@@ -178,19 +178,19 @@ def _plane(axis: Axes, part: pd.DataFrame, results: Results) -> None:
     rules = part[(part["rule"] != "") & np.isfinite(part["value"])].set_index("rule")
     others = rules.drop(index=list(results.presets), errors="ignore")
     families = others.index.str.partition(" ").get_level_values(0)
-    for name, mine in others.groupby(families, sort=False):
-        colours = list(map(rule_colour, mine.index))
-        axis.scatter(mine["value"], mine["tokens"], s=7, c=colours, zorder=1)
+    for name, members in others.groupby(families, sort=False):
+        colours = list(map(rule_colour, members.index))
+        axis.scatter(members["value"], members["tokens"], s=7, c=colours, zorder=1)
         label, hue = family(str(name))
         axis.plot([], [], ".", color=hue, label=label)
     for marker, (rule, name) in zip(cycle(MARKERS), results.presets.items(), strict=False):
         if rule in rules.index:
-            one, own = rules.loc[rule], results.names[rule]
+            row, own = rules.loc[rule], results.names[rule]
             axis.errorbar(
-                one["value"],
-                one["tokens"],
-                xerr=error_bars([one["value"]], [one["ci_low"]], [one["ci_high"]]),
-                yerr=error_bars([one["tokens"]], [one["tokens_low"]], [one["tokens_high"]]),
+                row["value"],
+                row["tokens"],
+                xerr=error_bars([row["value"]], [row["ci_low"]], [row["ci_high"]]),
+                yerr=error_bars([row["tokens"]], [row["tokens_low"]], [row["tokens_high"]]),
                 fmt=marker,
                 color=BLACK,
                 markersize=4,
@@ -199,7 +199,7 @@ def _plane(axis: Axes, part: pd.DataFrame, results: Results) -> None:
             )
     logarithmic(axis, "y")
     most = rules[["value", "ci_high"]].max(axis=None)
-    if most > 0:  # the curve goes on where no rule is
+    if most > 0:  # the curve extends beyond the rules
         drawn = curve.loc[curve["value"] <= 1.1 * most, "tokens"]
         heights = np.concatenate(
             [drawn, *rules[["tokens", "tokens_low", "tokens_high"]].T.to_numpy()]

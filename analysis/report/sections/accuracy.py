@@ -1,8 +1,8 @@
-"""Answers to tasks in the report: how many each method gets right, and what relaxing costs.
+"""Answers to tasks in the report: the accuracy of each method, and the cost of relaxing.
 
-Tokens a call, accuracy and speedup by task are laid out as Tables 2 and 1 of the MARS paper
-(arXiv 2601.15498), recovery as its Figure 3. `tables` holds `analysis.decoding.answers.accuracy` of
-each target.
+Tokens a call, accuracy and speedup by task have the layout of Tables 2 and 1 of the MARS paper
+(arXiv 2601.15498), recovery that of its Figure 3. `tables` are the results of
+`analysis.decoding.answers.accuracy`, one for each target.
 """
 
 from __future__ import annotations
@@ -16,7 +16,14 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure as Drawing
 
-from ...decoding.answers import ALL, Answered, decide, differing, threshold_limits, verdicts
+from ...decoding.answers import (
+    ALL,
+    Answered,
+    decide,
+    decisions_in_words,
+    differing,
+    threshold_limits,
+)
 from ...decoding.finished import CLOCKED
 from ...rules import Rule
 from ..records import Column, Figure, Section, Table, across, together, worded
@@ -24,45 +31,46 @@ from ..style import GREY, LEVEL, TEXT, error_bars, legend, rule_colour, styled
 from ..text import FORMATS, limits, number_text, share_text, symbol, times_text
 
 SHOWN = 12  # differing answers on the page; the CSV file has all
-LETTERS = 90  # of each
+LETTERS = 90  # printed of an answer
 COMPARED = ["lost", "difference_ci_low", "p_value", "length_ratio"]  # with the target alone
 KEYS = ["target", "task", "method", "draft_length", "temperature"]
-DECIDED = ["run", "worst", "best", "up_to", "down_to", "wins"]
+DECIDED = ["run", "worst", "best", "up_to", "down_to", "p_holm", "up_to_together", "wins"]
 Tables = Sequence[pd.DataFrame]
 
 
 def accuracy_sections(
     drafter: str, answered: Sequence[Answered], tables: Tables, margin: float, confidence: float
 ) -> list[Section]:
-    """Return the section on answers, and what of it depends on the clock.
+    """Return the section on answers, and the one of its results that depend on the clock.
 
     Args:
         drafter: printed name.
         answered: of every target.
         tables: of every target.
-        margin: the loss of accuracy that matters.
+        margin: the loss of accuracy that counts.
         confidence: of the intervals.
     """
     decided = [
-        decide(table, one.runs, margin, confidence)
-        for one, table in zip(answered, tables, strict=True)
+        decide(table, pair.runs, margin, confidence)
+        for pair, table in zip(answered, tables, strict=True)
     ]
-    said = {"margin": f"{100 * margin:g} points", "confidence": f"{100 * confidence:g} %"}
+    facts = {"margin": f"{100 * margin:g} points", "confidence": f"{100 * confidence:g} %"}
+    facts["level"] = f"{1 - confidence:.2g}"
     frames = {
-        one.target: table.join(found[DECIDED].set_index("run"), on="run").assign(
-            decided=table["run"].map(verdicts(found))
+        pair.target: table.join(decision[DECIDED].set_index("run"), on="run").assign(
+            decided=table["run"].map(decisions_in_words(decision))
         )
-        for one, table, found in zip(answered, tables, decided, strict=True)
+        for pair, table, decision in zip(answered, tables, decided, strict=True)
     }
     data = together(frames)
     notes = [
         line
-        for one, found in zip(answered, decided, strict=True)
-        for line in sentences(found, said["margin"], one.target if len(answered) > 1 else "")
+        for pair, decision in zip(answered, decided, strict=True)
+        for line in sentences(decision, facts["margin"], pair.target if len(answered) > 1 else "")
     ]
     tasks = [*answered[0].tasks, ALL] if len(answered[0].tasks) > 1 else [ALL]
     shown = [
-        losses_table(data, notes, said),
+        losses_table(data, notes, facts),
         tasks_table(data, tasks),
         recovery_figure(answered, tables),
         differing_table(answered),
@@ -71,71 +79,82 @@ def accuracy_sections(
         Section(
             f"Right answers when decoding with {drafter}",
             shown,
-            [f"{said_of(one)}." for one in answered],
+            [f"{tasks_sentence(pair)}." for pair in answered],
         ),
         Section(
             "Answers: what depends on the clock",
-            [task_speed_table(data, tasks, said["margin"])],
+            [task_speed_table(data, tasks, facts["margin"])],
             timed=True,
         ),
     ]
 
 
-def said_of(one: Answered) -> str:
-    """Return in a line the tasks, and the answers that differ where they must not."""
-    items = one.data["item_id"].groupby(one.data["run"]).size().iloc[0]
-    text = f"{one.target}: {items} items of the tasks {', '.join(one.tasks)}"
-    if not one.runs["exact"].sum() > (one.runs["drafter"] == "none").sum():
+def tasks_sentence(pair: Answered) -> str:
+    """Return a line with a target's tasks, and the answers that exact methods changed."""
+    items = pair.data["item_id"].groupby(pair.data["run"]).size().iloc[0]
+    text = f"{pair.target}: {items} items of the tasks {', '.join(pair.tasks)}"
+    if not pair.runs["exact"].sum() > (pair.runs["drafter"] == "none").sum():
         return text
-    parted = differing(one).query("exact")
-    if parted.empty:
+    changed = differing(pair).query("exact")
+    if changed.empty:
         return f"{text}; methods that must not change answers changed none"
     where = ", ".join(
         f"{row['task']}/{row['item_id']} with {row['method']} (gap {row['gap']:.1e})"
-        for _, row in parted.iterrows()
+        for _, row in changed.iterrows()
     )
-    return f"{text}; methods that must not change answers changed {len(parted)}: {where}"
+    return f"{text}; methods that must not change answers changed {len(changed)}: {where}"
 
 
 def sentences(decided: pd.DataFrame, margin: str, target: str = "") -> list[str]:
-    """Return of each rule the largest threshold that is excluded, and the first that falls."""
-    found = []
+    """Return a sentence for each rule: its most relaxed excluded threshold and its first fall."""
+    lines = []
     for row in threshold_limits(decided).to_dict("records"):
         name = f"{target}, {row['family']}" if target else row["family"]
-        dial = symbol(row["parameter"]) if row["parameter"] else "the rule"
+        threshold = symbol(row["parameter"]) if row["parameter"] else "the rule"
         first = f"no threshold excludes a loss above {margin}"
         if not math.isnan(row["largest"]):
             first = (
-                f"a loss above {margin} is excluded up to {dial} = {row['largest']:g} "
+                f"a loss above {margin} is excluded up to {threshold} = {row['largest']:g} "
                 f"(bound {number_text(100 * row['worst'], 1)} points)"
             )
         second = "at no threshold does the accuracy fall measurably"
         if not math.isnan(row["first"]):
             second = (
-                f"from {dial} = {row['first']:g} on the accuracy falls, "
+                f"from {threshold} = {row['first']:g} on the accuracy falls, "
                 f"by at least {number_text(-100 * row['best'], 1)} points"
             )
-        found.append(f"{name}, γ = {row['draft_length']}: {first}; {second}.")
-    return found
+        lines.append(f"{name}, γ = {row['draft_length']}: {first}; {second}.")
+    if len(decided) > 1:
+        lines.append(_together(decided, margin, target))
+    return lines
+
+
+def _together(decided: pd.DataFrame, margin: str, target: str) -> str:
+    """Return a sentence on all rules and thresholds of a target tested together."""
+    rows = decided[decided["up_to_together"]].to_dict("records")
+    rules = ", ".join(f"{row['method']}, γ = {row['draft_length']}" for row in rows)
+    text = f"with all {len(decided)} rules and thresholds tested together (Holm), a loss above "
+    text += f"{margin} is excluded for {f'these: {rules}' if rows else 'none'}."
+    return f"{target}, {text}" if target else text[:1].upper() + text[1:]
 
 
 def _interval(name: str) -> tuple[str, str, str]:
     return name, *limits(name)
 
 
-def losses_table(data: pd.DataFrame, notes: Sequence[str], said: dict[str, Any]) -> Table:
-    """Accuracy over all tasks beside what the method gains, paired with the target alone.
+def losses_table(data: pd.DataFrame, notes: Sequence[str], facts: dict[str, Any]) -> Table:
+    """Return the table of accuracy over all tasks, paired with the target alone.
 
     Args:
-        data: accuracy and what was decided, of all targets.
-        notes: thresholds in words.
-        said: margin and confidence as printed.
+        data: accuracy and decisions of all targets.
+        notes: sentences on thresholds.
+        facts: margin and confidence as printed.
     """
     untimed = data.drop(columns=["speedup", *CLOCKED, "wins"])
     shown = untimed[untimed["task"] == ALL]
     alone = shown["drafter"] == "none"  # compared with itself
     return Table(
-        **worded("accuracy_losses", **said),
+        **worded("accuracy_losses", **facts),
         data=untimed,
         shown=shown.assign(**{name: shown[name].mask(alone) for name in COMPARED}),
         notes=notes,
@@ -143,17 +162,17 @@ def losses_table(data: pd.DataFrame, notes: Sequence[str], said: dict[str, Any])
 
 
 def tasks_table(data: pd.DataFrame, tasks: Sequence[str]) -> Table:
-    """Tokens a call and accuracy of every method, task by task: Table 2 without its clock."""
+    """Return tokens a call and accuracy of every method by task: Table 2 without its speeds."""
     columns = [Column("τ", number_text, "tokens_per_call"), Column("acc.", share_text, "accuracy")]
     return Table(
         **worded("accuracy_by_task", more=across(tasks, columns, key="task")),
-        data=data[[*KEYS, *(str(column.of) for column in columns)]],
+        data=data[[*KEYS, *(str(column.values) for column in columns)]],
         shown=data,
     )
 
 
 def task_speed_table(data: pd.DataFrame, tasks: Sequence[str], margin: str) -> Table:
-    """Speedup and tokens a call by task (Table 1), and seconds of a finished answer."""
+    """Return speedup and tokens a call by task (Table 1), and seconds of a finished answer."""
     columns = [
         Column("speedup", times_text, "speedup"),
         Column("τ", number_text, "tokens_per_call"),
@@ -165,7 +184,9 @@ def task_speed_table(data: pd.DataFrame, tasks: Sequence[str], margin: str) -> T
         Column("wins", {True: "yes", False: "no"}.__getitem__, "wins"),
         Column("right a second", interval, _interval("right_per_second")),
     ]
-    finished = [replace(one, where={"task": ALL}, above="finished answers") for one in finished]
+    finished = [
+        replace(column, where={"task": ALL}, above="finished answers") for column in finished
+    ]
     return Table(
         **worded(
             "accuracy_speed", more=[*across(tasks, columns, key="task"), *finished], margin=margin
@@ -176,11 +197,11 @@ def task_speed_table(data: pd.DataFrame, tasks: Sequence[str], margin: str) -> T
 
 
 def differing_table(answered: Sequence[Answered]) -> Table | None:
-    """The answers that differ from the target's own; None where none does.
+    """Return the answers that differ from the target's own; None if there are none.
 
-    Of temperature 0 only: drawn answers differ in any case.
+    Temperature 0 only, as sampled answers differ in any case.
     """
-    data = together({one.target: differing(one).drop(columns="exact") for one in answered})
+    data = together({pair.target: differing(pair).drop(columns="exact") for pair in answered})
     data = data[data["temperature"] == 0].reset_index(drop=True)
     if data.empty:
         return None
@@ -207,23 +228,23 @@ def _beginning(text: str) -> str:
 
 @styled
 def recovery_figure(answered: Sequence[Answered], tables: Tables) -> Figure | None:
-    """Accuracy of every method over that of the target alone, by task: Figure 3 of MARS."""
-    every = together({one.target: table for one, table in zip(answered, tables, strict=True)})
-    drawn = every[(every["drafter"] != "none") & (every["temperature"] == 0)]
+    """Draw accuracy over that of the target alone, by method and task: Figure 3 of MARS."""
+    scores = together({pair.target: table for pair, table in zip(answered, tables, strict=True)})
+    drawn = scores[(scores["drafter"] != "none") & (scores["temperature"] == 0)]
     shown = ["task", "run", "method", "draft_length", "items", *_interval("recovery"), "target"]
     data = drawn[shown].reset_index(drop=True)
     if data.empty:
         return None
     drawing = Drawing(figsize=(TEXT, 0.5 + 2.2 * len(answered)), layout="constrained")
     axes = drawing.subplots(len(answered), 1, squeeze=False)[:, 0]
-    for axis, one in zip(axes, answered, strict=True):
-        part = data[data["target"] == one.target]
+    for axis, pair in zip(axes, answered, strict=True):
+        part = data[data["target"] == pair.target]
         tasks, runs = part["task"].drop_duplicates().tolist(), part["run"].drop_duplicates()
         apart = 0.8 / max(1, len(runs))
         for place, run in enumerate(runs):
-            mine = part[part["run"] == run].set_index("task").loc[tasks]
-            rule = one.runs["rule"][run]
-            value, low, high = (100 * mine[name] for name in _interval("recovery"))
+            of_run = part[part["run"] == run].set_index("task").loc[tasks]
+            rule = pair.runs["rule"][run]
+            value, low, high = (100 * of_run[name] for name in _interval("recovery"))
             axis.errorbar(
                 np.arange(len(tasks)) + apart * (place - (len(runs) - 1) / 2),
                 value,
@@ -232,11 +253,11 @@ def recovery_figure(answered: Sequence[Answered], tables: Tables) -> Figure | No
                 color=rule_colour(rule.label) if isinstance(rule, Rule) else GREY,
                 markersize=3,
                 elinewidth=0.7,
-                label=f"{mine['method'].iloc[0]}, γ = {mine['draft_length'].iloc[0]}",
+                label=f"{of_run['method'].iloc[0]}, γ = {of_run['draft_length'].iloc[0]}",
             )
         axis.axhline(100, **LEVEL)
         axis.set_xticks(range(len(tasks)), tasks)
         axis.set_ylabel("recovery, %")
-        axis.set_title(one.target)
+        axis.set_title(pair.target)
     legend(drawing, axes, 3)
     return Figure(**worded("accuracy_recovery"), data=data, drawing=drawing)

@@ -1,10 +1,10 @@
-"""Certificates beside the closed forms that the paper gives for each rule, and how exact they are.
+"""Certificates compared with the paper's closed forms, and the share of exact certificates.
 
-A closed form is compared over the steps whose certificate is exact and finite. The steps of a rule
-are a frame with a row a step: `certificate`, NaN unless it is exact and finite; `active_size`, |A|;
-`p0`, the probability of the argmax; `b`, that of the first rejected token (of rank m + 1 for a
-tree), NaN where it is not stored; `theta`, the rule's threshold on probabilities, NaN for strict
-greedy and trees.
+A closed form is compared at the steps whose certificate is exact and finite. The steps of a rule
+are a frame with one row for each step: `certificate`, NaN unless it is exact and finite;
+`active_size`, |A|; `p0`, the probability of the argmax; `b`, the probability of the first rejected
+token (rank m + 1 for a tree), NaN if it is not stored; `theta`, the rule's threshold on
+probabilities, NaN for strict greedy and trees.
 """
 
 from __future__ import annotations
@@ -39,25 +39,25 @@ CLOSED = (
     TopMMultiplicative,
     Typical,
     Tree,
-)  # rules of which the paper has a closed form
+)  # rules with a closed form in the paper
 PRINTED = ("R", "G", "Form", "R/G", "R/Form", "Upper", "(2/k) log 2", "Ceiling")  # columns
-Form = tuple[str, str, Floats]  # name; lower, upper or asymptotic (it bounds nothing); values
+Form = tuple[str, str, Floats]  # name; lower, upper or asymptotic (not a bound); values
 RuleSteps = tuple[Rule, pd.DataFrame]
 
 
 def has_closed_form(rule: Rule) -> bool:
-    """Whether the paper has a closed form for a rule; it has none for a user's own.
+    """Whether the paper has a closed form for a rule; never for a user's rule.
 
-    A user's rule may derive from one of the paper's and accept otherwise.
+    A user's rule may be a subclass of one of the paper's and accept other tokens.
     """
     return not rule.own and isinstance(rule, CLOSED)
 
 
 def closed_forms(rule: Rule, steps: pd.DataFrame) -> list[Form]:
-    """Return every closed form of `bounds` that applies to a rule, (N,) each.
+    """Return every closed form of `bounds` for a rule, (N,) each.
 
-    The first bound from below is the value form of Lemma 4.5 (a tree has none), the next one the
-    rule's own theorem or corollary; the first ones from above are those that the table prints.
+    The first lower bound is the value form of Lemma 4.5 (not for a tree), the next one the rule's
+    own theorem or corollary. The table prints the first upper bounds.
     """
     active_size, p0, b, theta = (
         steps[name].to_numpy() for name in ("active_size", "p0", "b", "theta")
@@ -73,14 +73,14 @@ def closed_forms(rule: Rule, steps: pd.DataFrame) -> list[Form]:
         ("theorem 4.6", "upper", bounds.ceiling(active_size)),
         ("log 2", "upper", np.full_like(p0, rule.ceiling)),
     ]
-    if rule == StrictGreedy():  # R is G(p0, p1) but for ties, and Lemma A.1 bounds its g
+    if rule == StrictGreedy():  # R = G(p0, p1), ties aside, and Lemma A.1 bounds its g
         s = p0 + b
         forms.append(("lemma A.1", "upper", s * bounds.g_upper((p0 - b) / s)))
     return forms
 
 
 def _own_forms(rule: Rule, p0: Floats, b: Floats, theta: Floats) -> list[Form]:
-    """Return the closed forms of this rule in particular."""
+    """Return the closed forms specific to the rule."""
     match rule:
         case Tree(m=m):
             return [
@@ -109,8 +109,8 @@ def _own_forms(rule: Rule, p0: Floats, b: Floats, theta: Floats) -> list[Form]:
                 ("theorem 4.13 series", "asymptotic", series),
             ]
     name = "corollary 4.15" if isinstance(rule, Typical) else "corollary 4.14"
-    # above p0 the argmax is kept, and nothing is guaranteed; a limit on ranks may reject a
-    # token above the threshold, whose level is b then
+    # a threshold above p0 still accepts the argmax and guarantees nothing; a limit on ranks may
+    # reject a token above the threshold, and b replaces the threshold then
     theta = np.minimum(np.maximum(theta, b), p0)
     return [
         (name, "lower", bounds.two_token(p0, theta)),
@@ -119,18 +119,24 @@ def _own_forms(rule: Rule, p0: Floats, b: Floats, theta: Floats) -> list[Form]:
 
 
 def bounds_table(targets: Mapping[str, Sequence[RuleSteps]]) -> Table | None:
-    """Compare exact certificates with the closed forms; None where no rule has one.
+    """Return the comparison of exact certificates with closed forms; None if no rule has one.
 
     Args:
-        targets: the rules that have a closed form and their steps, by printed name of the target.
+        targets: rules with a closed form and their steps, by printed name of the target.
     """
-    found = {target: [_bound_rows(*item) for item in items] for target, items in targets.items()}
-    if not any(found.values()):
+    frames_by_target = {
+        target: [_bound_rows(*item) for item in items] for target, items in targets.items()
+    }
+    if not any(frames_by_target.values()):
         return None
-    shown = {target: pd.DataFrame(map(_printed, frames)) for target, frames in found.items()}
+    shown = {
+        target: pd.DataFrame(map(_printed, frames)) for target, frames in frames_by_target.items()
+    }
     return Table(
         **worded("bounds"),
-        data=together({target: pd.concat(frames) for target, frames in found.items() if frames}),
+        data=together(
+            {target: pd.concat(frames) for target, frames in frames_by_target.items() if frames}
+        ),
         shown=together(shown),
         names={rule.label: rule.title for items in targets.values() for rule, _ in items},
     )
@@ -166,7 +172,7 @@ def _printed(frame: pd.DataFrame) -> dict[str, Any]:
         for name in ("median", "ratio")
     )
     upper = medians["upper"]
-    if len(upper) == 2:  # a tree, which has no value form, and no count of active tokens
+    if len(upper) == 2:  # a tree has neither a value form nor the bound by active tokens
         medians["lower"].insert(0, math.nan)
         ratios["lower"].insert(0, math.nan)
         upper.insert(1, math.nan)
@@ -175,7 +181,7 @@ def _printed(frame: pd.DataFrame) -> dict[str, Any]:
 
 
 def median(values: Floats) -> float:
-    """Return the smallest value that half of the (N,) values do not exceed; NaN of none.
+    """Return the smallest value that half of the (N,) values do not exceed; NaN if there is none.
 
     >>> median(np.array([3.0, 1.0, 2.0, 9.0]))
     2.0
@@ -184,7 +190,7 @@ def median(values: Floats) -> float:
 
 
 def determined_table(panels: Mapping[str, Certified]) -> Table:
-    """Say, per rule and target, how far the stored tokens determine the certificates."""
+    """Return the shares of exact, empty and unbounded certificates, by rule and target."""
     rows = []
     for target, items in panels.items():
         for rule, (lower, upper) in items.items():

@@ -1,4 +1,4 @@
-"""Results by the category of the prompts: certificates, run lengths, and a drafter's acceptance."""
+"""Results by category of prompts: certificates, run lengths, and a drafter's acceptance."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ def category_statistics(
     whole: PromptBootstrap,
     seed: int,
 ) -> pd.DataFrame:
-    """Return the statistics of each category, in the order of their names, and of all prompts.
+    """Return the statistics of each category, sorted by name, and of all prompts.
 
     Args:
-        categories: (P,) of each prompt, in the order of the N steps of a target.
-        rule: whose certificates are summed up.
-        certificates: their (N,) lower and upper ends, nats.
-        means: (N,) numbers of which the mean is shown, by statistic: p0, a probability; repeated,
+        categories: (P,) category of each prompt, in the order of the N steps of a target.
+        rule: the certified rule.
+        certificates: its (N,) lower and upper ends, nats.
+        means: (N,) values whose mean is a statistic, by name: p0, a probability; repeated, the
             flags of `inside_repeats`; with a drafter kl, in nats, and accepted, flags.
         eps: level in nats of the statistics certified and per_call.
-        whole: the prompts of the steps; its resamples are those of all prompts.
-        seed: of the resamples of a category's own prompts, as many.
+        whole: the bootstrap over all prompts.
+        seed: of the resamples of a category's prompts, equally many.
 
     Returns:
-        One row a category and statistic: category, statistic, value, optimistic, ci_low, ci_high,
-        cut and cut_optimistic (of per_call: share of its calls that trajectories' ends cut, else
-        0), steps, prompts, few_prompts.
+        One row a category and statistic: category, statistic, value, value_upper, ci_low, ci_high,
+        cut and cut_upper (for per_call the share of calls cut by a trajectory's end, else 0),
+        steps, prompts, few_prompts.
     """
     of_step = np.asarray(categories, dtype=object)[whole.prompts]
     frames = []
@@ -54,8 +54,8 @@ def category_statistics(
             prompts = np.unique(whole.prompts[chosen], return_inverse=True)[1]
             bootstrap = PromptBootstrap(prompts, len(whole.weights), whole.confidence, seed)
         lower, upper = (ends[chosen] for ends in certificates)
-        mine = {name: values[chosen] for name, values in means.items()}
-        frame = pd.DataFrame(_statistics(rule, lower, upper, mine, eps, bootstrap))
+        chosen_means = {name: values[chosen] for name, values in means.items()}
+        frame = pd.DataFrame(_statistics(rule, lower, upper, chosen_means, eps, bootstrap))
         frame.insert(0, "category", category)
         frames.append(frame.assign(steps=int(chosen.sum()), **bootstrap.counted))
     return pd.concat(frames, ignore_index=True)
@@ -69,33 +69,37 @@ def _statistics(
     eps: float,
     bootstrap: PromptBootstrap,
 ) -> list[dict[str, Any]]:
-    """Return a row for each statistic of some of the steps."""
+    """Return a row for each statistic of one category."""
 
     def mean(name: str, least: Any, most: Any) -> dict[str, Any]:
-        (value, draws), (optimistic, best) = (
+        (value, draws), (value_upper, best) = (
             bootstrap.mean(np.asarray(values, dtype=np.float64)) for values in (least, most)
         )
         low, high = bootstrap.interval(draws)[0], bootstrap.interval(best)[1]
-        ends = {"value": value, "optimistic": optimistic}
+        ends = {"value": value, "value_upper": value_upper}
         return {"statistic": name, **ends, "ci_low": float(low), "ci_high": float(high)}
 
     rows = [mean(name, values, values) for name, values in means.items()]
-    found = summarise(lower, upper, rule.ceiling, bootstrap)
-    rows += [{"statistic": name, **of} for name, of in found.items() if name in ("mean", "median")]
+    summary = summarise(lower, upper, rule.ceiling, bootstrap)
+    rows += [
+        {"statistic": name, **of} for name, of in summary.items() if name in ("mean", "median")
+    ]
     rows.append(mean("certified", lower > eps, upper > eps))
     starts = np.append(0, np.cumsum(bootstrap.steps)[:-1])
     trajectories = Trajectories(starts, bootstrap.prompts)
     runs = run_lengths(lower, upper, [eps], trajectories, bootstrap)
     (run,) = runs[runs["estimator"] == "per_call"].to_dict("records")
-    cut = {"cut": 0.0, "cut_optimistic": 0.0}
+    cut = {"cut": 0.0, "cut_upper": 0.0}
     rows = [row | cut for row in rows]
     return [*rows, {"statistic": "per_call"} | {x: run[x] for x in rows[0] if x != "statistic"}]
 
 
 def category_table(data: pd.DataFrame, rule: Rule, eps: float) -> Table:
-    """Lay out `category_statistics` of all targets, together, a row for each category."""
+    """Return the table of `category_statistics` of all targets, a row for each category."""
     layout = worded("categories", rule=rule.title, eps=eps, length=LENGTH)
-    known = set(data["statistic"])  # without a drafter, none of its own
-    layout["columns"] = [one for one in layout["columns"] if one.where["statistic"] in known]
+    present = set(data["statistic"])  # without a drafter, none of its own
+    layout["columns"] = [
+        column for column in layout["columns"] if column.where["statistic"] in present
+    ]
     shown = with_censored(data).assign(ceiling=rule.ceiling)
     return Table(**layout, data=data, shown=shown, notes=few_notes(data["prompts"]))

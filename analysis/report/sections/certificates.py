@@ -1,7 +1,6 @@
-"""The paper's Tables 1 to 6 for any targets and rules, and a table of the rules beyond them.
+"""The paper's Tables 1 to 6 for any targets and rules, and a table of the other rules.
 
-Every function takes what was measured and returns a `Table`, or None where the study has none
-of its rules.
+Every function takes `Results` and returns a `Table`, or None if the study has none of its rules.
 """
 
 from __future__ import annotations
@@ -23,25 +22,25 @@ FAMILIES: Mapping[type[Rule], tuple[str, str]] = {  # of Table 3: title and para
     Additive: ("Additive certificate", "t"),
     Multiplicative: ("Multiplicative certificate", "alpha"),
 }
-RUN = ("value", "optimistic", "censored", "censored_optimistic")  # of frame `runs`
-FIRST_EXTRA = 8  # the table of a third target, after those of the paper and Table 7
-COMPARED_AT = 0.1  # nats: the estimators are compared at the level nearest to it
+RUN = ("value", "value_upper", "censored", "censored_upper")  # of frame `runs`
+FIRST_EXTRA = 8  # number of a third target's table, after the paper's and Table 7
+COMPARED_AT = 0.1  # nats: the estimators are compared at the nearest level
 
 
 def table1(results: Results) -> Table:
-    """Cumulative probability of the k most probable tokens."""
+    """Table 1: cumulative probability of the k most probable tokens."""
     top = results["top"]
     cells = [printed(row["target"], row["k"], row["statistic"]) for row in records_of(top)]
     return results.table("table1", top.assign(published=cells))
 
 
 def table2(results: Results) -> Table | None:
-    """Certificates under the criteria of the paper's Table 2."""
+    """Table 2: certificates under the paper's criteria."""
     return _statistics_table(results, "table2", lambda rule: rule in TABLE2)
 
 
 def table7(results: Results) -> Table | None:
-    """Certificates under the rules that no table of the paper shows."""
+    """Table 7: certificates of the rules that are in no table of the paper."""
     return _statistics_table(
         results,
         "table7",
@@ -50,7 +49,7 @@ def table7(results: Results) -> Table | None:
 
 
 def _statistics_table(results: Results, name: str, shown: Callable[[Rule], bool]) -> Table | None:
-    """Lay out every statistic of the certificates, a row for each rule."""
+    """Return a table of every statistic of the certificates, a row for each rule."""
     rules = list(filter(shown, results.certified))
     if not rules:
         return None
@@ -58,7 +57,7 @@ def _statistics_table(results: Results, name: str, shown: Callable[[Rule], bool]
 
 
 def table3(results: Results) -> Table | None:
-    """The p5 of the additive and multiplicative certificates over t and alpha."""
+    """Table 3: p5 of the additive and multiplicative certificates over t and alpha."""
     shown = {
         title: {
             rule.label: f"{symbol(parameter)} = {rule.parameters[parameter]:g}"
@@ -74,21 +73,21 @@ def table3(results: Results) -> Table | None:
 
 
 def table4(results: Results) -> Table | None:
-    """The p5 of the top-m + additive certificate over t and m."""
+    """Table 4: p5 of the top-m + additive certificate over t and m."""
     rules = [rule for rule in results.certified if isinstance(rule, TopMAdditive)]
     rules = list(filter(_in_table4, rules))
     if not rules:
         return None
     columns = [
-        Column(f"m = {m}", certificate_text, ("value", "optimistic", "ceiling"), {"m": m})
+        Column(f"m = {m}", certificate_text, ("value", "value_upper", "ceiling"), {"m": m})
         for m in sorted({rule.m for rule in rules})
     ]
     return _table(results, "table4", rules, ["p5"], columns, sorted({rule.t for rule in rules}))
 
 
-def run_length_table(results: Results, at: int) -> Table:
-    """Certifiable run lengths of the target number `at`: Tables 5, 6, then 8 and on."""
-    target = results.targets[at]
+def run_length_table(results: Results, index: int) -> Table:
+    """Tables 5 and 6, then 8 and up: certifiable run lengths of target number `index`, from 0."""
+    target = results.targets[index]
     data = _with_shares(results, results.select("runs", target=target))
     cells = [
         _printed_run(row, results.rules[row["rule"]]) if row["estimator"] == "per_call" else ""
@@ -98,7 +97,7 @@ def run_length_table(results: Results, at: int) -> Table:
         Column(f"{eps:.2f}", FORMATS["run"], RUN, {"estimator": "per_call", "eps": eps}, "ε")
         for eps in data["eps"].unique()
     ]
-    number = at + 5 if at < 2 else at - 2 + FIRST_EXTRA
+    number = index + 5 if index < 2 else index - 2 + FIRST_EXTRA
     return Table(
         **worded("run_lengths", more=columns, number=number, target=target),
         data=data.assign(published=cells),
@@ -109,14 +108,14 @@ def run_length_table(results: Results, at: int) -> Table:
 
 
 def estimator_table(results: Results) -> Table:
-    """Compare the estimators of the run length at one level, with their intervals."""
+    """Return the estimators of the run length at one level, with their intervals."""
     eps = compared_level(results["runs"]["eps"])
     data = _with_shares(results, results.select("runs", eps=eps, rule=_shown(results)))
     names = list(data["estimator"].unique())
-    ends = ("value", "optimistic", "ci_low", "ci_high", *RUN[2:])
+    ends = ("value", "value_upper", "ci_low", "ci_high", *RUN[2:])
     columns = [Column(name, interval_text, ends, {"estimator": name}) for name in names]
-    of = ("failing_prompts", "prompts")
-    columns.append(Column("failing", "{}/{}".format, of, {"estimator": names[0]}))
+    counts = ("failing_prompts", "prompts")
+    columns.append(Column("failing", "{}/{}".format, counts, {"estimator": names[0]}))
     rules = _shown(results)
     return results.table("estimators", data, columns, _coverage(data, rules), rules, eps=eps)
 
@@ -127,15 +126,14 @@ def _coverage(runs: pd.DataFrame, rules: Sequence[str]) -> list[str]:
 
 
 def coverage_notes(empty: pd.Series, inexact: pd.Series, meaning: str) -> list[str]:
-    """Explain empty rejection regions and ranges, where a table has any.
+    """Return notes on empty rejection regions and ranges, if a table has any.
 
-    The notes hold no number of a table: where several tables have the same one, a page prints it
-    once.
+    The notes contain no numbers, so a page prints a note shared by several tables once.
 
     Args:
-        empty: shares of steps with an empty rejection region, of the rules that the table shows.
-        inexact: shares of steps whose certificate is known as an interval, likewise.
-        meaning: name of the sentence on what the table takes an empty region for.
+        empty: share of steps with an empty rejection region, for each rule of the table.
+        inexact: share of steps with an interval certificate, for each rule of the table.
+        meaning: name of the sentence on the table's value for an empty region.
     """
     return [
         *[f"{sentence('empty')} {sentence(meaning)}"] * bool((empty > 0).any()),
@@ -144,7 +142,7 @@ def coverage_notes(empty: pd.Series, inexact: pd.Series, meaning: str) -> list[s
 
 
 def compared_level(levels: Iterable[float]) -> float:
-    """Return the level of eps that is nearest to `COMPARED_AT`."""
+    """Return the level of eps nearest to `COMPARED_AT`."""
     return min(sorted(set(levels)), key=lambda level: abs(level - COMPARED_AT))
 
 
@@ -160,7 +158,7 @@ def _table(
     columns: Sequence[Column] = (),
     order: Any = None,
 ) -> Table:
-    """Return a table of statistics of certificates beside the published ones."""
+    """Return a table of certificate statistics with the published ones below."""
     rows = [
         results.row(target, rule.label, statistic) | {"published": printed(target, rule, statistic)}
         for target in results.targets
@@ -170,15 +168,15 @@ def _table(
     data = pd.DataFrame(rows)
     if not any(rule.undefined_means for rule in rules):
         data = data.drop(columns="undefined")
-    known = [results.rules[label] for label in data["rule"]]
-    told = pd.DataFrame([{**rule.parameters, "ceiling": rule.ceiling} for rule in known])
-    shown = data.join(told.reindex(columns=["ceiling", "m", "t"]))
+    row_rules = [results.rules[label] for label in data["rule"]]
+    parameters = pd.DataFrame([{**rule.parameters, "ceiling": rule.ceiling} for rule in row_rules])
+    shown = data.join(parameters.reindex(columns=["ceiling", "m", "t"]))
     notes = coverage_notes(data["empty"], data["inexact"], "empty_in_statistics")
     return results.table(name, data, columns, notes, order, shown)
 
 
 def _shown(results: Results) -> list[str]:
-    """Return the rules of the paper's tables and a user's own; all where the paper has none."""
+    """Return the rules of the paper's tables and the user's own; if there are none, all."""
     paper = {rule for rule in results.certified if rule in TABLE2}
     return [rule.label for rule in results.certified if not paper or rule in paper or rule.own]
 
@@ -189,7 +187,7 @@ def _printed_run(row: Row, rule: Rule) -> str:
 
 
 def _with_shares(results: Results, runs: pd.DataFrame) -> pd.DataFrame:
-    """Add the share of steps with an empty region and with an interval to rows of `runs`."""
-    found = [results.row(row["target"], row["rule"], "mean") for row in records_of(runs)]
-    shares = {name: [row[name] for row in found] for name in ("empty", "inexact")}
+    """Add the shares of empty rejection regions and of intervals to rows of `runs`."""
+    means = [results.row(row["target"], row["rule"], "mean") for row in records_of(runs)]
+    shares = {name: [row[name] for row in means] for name in ("empty", "inexact")}
     return with_censored(runs).assign(**shares)

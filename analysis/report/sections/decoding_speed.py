@@ -1,9 +1,9 @@
-"""The speed of decoding with a drafter in the report: all that depends on the clock.
+"""The speed of decoding with a drafter in the report: tables that depend on the clock.
 
-The comparison is laid out as Table 1 of MARS (arXiv 2601.15498), temperature and draft length as
-its Table 2, with agreement with the baseline's tokens in the place of task accuracy; thresholds
-follow its Figure 4. `speeds` holds `analysis.decoding.speed.speed` of each target, with the
-threshold `theta` of MARS.
+The comparison has the layout of Table 1 of MARS (arXiv 2601.15498), temperature and draft length
+that of its Table 2, with agreement with the baseline's tokens instead of task accuracy. Thresholds
+follow its Figure 4. `speeds` are the tables of `analysis.decoding.speed.speed`, one for each
+target, with the threshold `theta` of MARS.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import pandas as pd
 
 from ...decoding import predicted, speed
 from ...decoding.metrics import Decoded
+from ...decoding.places import place_rates
 from ...statistics.bootstrap import prompt_counts
 from ..records import Column, Figure, Section, Table, worded
 from ..style import GREY, LINES, POINTS, error_bars, grid, legend, percent, styled
@@ -27,7 +28,7 @@ Speeds = Sequence[pd.DataFrame]
 
 
 def speed_section(
-    title: str, decoded: Sequence[Decoded], speeds: Speeds, says: Sequence[str]
+    title: str, decoded: Sequence[Decoded], speeds: Speeds, paragraphs: Sequence[str]
 ) -> Section:
     """Return the section on speed."""
     shown = [
@@ -37,20 +38,20 @@ def speed_section(
         batches_table(decoded, speeds),
         thresholds_figure(decoded, speeds),
     ]
-    return Section(f"{title}: speed", shown, says, timed=True)
+    return Section(f"{title}: speed", shown, paragraphs, timed=True)
 
 
 def comparison_table(decoded: Sequence[Decoded], speeds: Speeds) -> Table:
-    """Speedup and τ by source of the prompts, and of all."""
-    sources = sorted({source for one in decoded for source in one.data["source"]})
+    """Return speedup and τ by source of the prompts, and for all prompts."""
+    sources = sorted({source for pair in decoded for source in pair.data["source"]})
     frames = []
-    for one, table in zip(decoded, speeds, strict=True):
+    for pair, table in zip(decoded, speeds, strict=True):
         whole = table[["speedup", "ci_low", "ci_high"]].assign(tau=table["tokens_per_call"])
-        parts = [*(_of_source(one, source) for source in sources), whole]
-        settings = one.runs[["method", "draft_length", "temperature"]]
-        settings = settings.assign(**prompt_counts(one.prompts))
+        parts = [*(_of_source(pair, source) for source in sources), whole]
+        settings = pair.runs[["method", "draft_length", "temperature"]]
+        settings = settings.assign(**prompt_counts(pair.prompts))
         by_source = [
-            settings.join(part).reset_index(names="run").assign(target=one.target, source=source)
+            settings.join(part).reset_index(names="run").assign(target=pair.target, source=source)
             for source, part in zip([*sources, "all"], parts, strict=True)
         ]
         frames.append(pd.concat(by_source))
@@ -67,38 +68,39 @@ def comparison_table(decoded: Sequence[Decoded], speeds: Speeds) -> Table:
     return Table(
         **worded("decoding_comparison", more=columns),
         data=pd.concat(frames, ignore_index=True),
-        notes=few_notes(one.prompts for one in decoded),
+        notes=few_notes(pair.prompts for pair in decoded),
     )
 
 
-def _of_source(one: Decoded, source: str) -> pd.DataFrame:
-    """Return speedup and τ of every run on the prompts of a source; NaN without one."""
-    prompts = one.data.loc[one.data["source"] == source, "prompt_id"].unique()
+def _of_source(decoded: Decoded, source: str) -> pd.DataFrame:
+    """Return speedup and τ of every run on the prompts of a source; NaN if it has none."""
+    prompts = decoded.data.loc[decoded.data["source"] == source, "prompt_id"].unique()
     if not len(prompts):
-        return pd.DataFrame({"speedup": math.nan, "tau": math.nan}, index=one.runs.index)
+        return pd.DataFrame({"speedup": math.nan, "tau": math.nan}, index=decoded.runs.index)
     data, answers, calls = (
-        table[table["prompt_id"].isin(prompts)] for table in (one.data, one.answers, one.calls)
+        table[table["prompt_id"].isin(prompts)]
+        for table in (decoded.data, decoded.answers, decoded.calls)
     )
-    found = speed.speedups(replace(one, data=data, answers=answers), 1, 0.5, 0)[["speedup"]]
+    speedups = speed.speedups(replace(decoded, data=data, answers=answers), 1, 0.5, 0)[["speedup"]]
     tau = calls.groupby("run")["emitted"].mean()
-    return found.assign(tau=tau, ci_low=math.nan, ci_high=math.nan)
+    return speedups.assign(tau=tau, ci_low=math.nan, ci_high=math.nan)
 
 
 def speed_table(decoded: Sequence[Decoded], speeds: Speeds) -> Table:
-    """What a reader of the answers sees, what a call costs, and what that predicts."""
+    """Return the table of throughput, latency, costs of a call, predicted speedup and memory."""
     frames = []
-    for one, table in zip(decoded, speeds, strict=True):
-        best = predicted.draft_lengths(one, table).set_index(["method", "temperature"])
+    for pair, table in zip(decoded, speeds, strict=True):
+        best = predicted.draft_lengths(pair, table).set_index(["method", "temperature"])
         lengths = best["predicted"].rename("best_length")
         frames.append(table.join(lengths, on=["method", "temperature"]))
     return Table(**worded("decoding_speed"), data=concat_targets(decoded, frames))
 
 
 def temperature_table(decoded: Sequence[Decoded], speeds: Speeds) -> Table | None:
-    """Temperature x draft length, for methods decoded at several temperatures."""
+    """Return speedup, τ and agreement by temperature and draft length; None at one temperature."""
     groups = {
-        f"{one.target}, {method}": group
-        for one, table in zip(decoded, speeds, strict=True)
+        f"{pair.target}, {method}": group
+        for pair, table in zip(decoded, speeds, strict=True)
         for method, group in table[table["draft_length"] > 0].groupby("method", sort=False)
         if len(set(group["temperature"])) > 1
     }
@@ -113,9 +115,9 @@ def temperature_table(decoded: Sequence[Decoded], speeds: Speeds) -> Table | Non
         "agreement": (share_text, "agreement"),
     }
     columns = [
-        Column(name, text, of, {"temperature": t}, above=f"T = {t:g}")
+        Column(name, text, source, {"temperature": t}, above=f"T = {t:g}")
         for t in sorted(data["temperature"].unique())
-        for name, (text, of) in effects.items()
+        for name, (text, source) in effects.items()
     ]
     return Table(
         **worded("decoding_temperature", more=columns),
@@ -126,17 +128,19 @@ def temperature_table(decoded: Sequence[Decoded], speeds: Speeds) -> Table | Non
 
 
 def batches_table(decoded: Sequence[Decoded], speeds: Speeds) -> Table | None:
-    """At each batch size: what passes cost, the acceptance that pays, and the best draft length."""
+    """Return costs of passes, break-even acceptance and best draft length by batch size."""
     frames = []
-    for one, table in zip(decoded, speeds, strict=True):
-        of_trees = one.of_trees.reindex(table.index, fill_value=False)
+    for pair, table in zip(decoded, speeds, strict=True):
+        of_trees = pair.of_trees.reindex(table.index, fill_value=False)
         chains = table[(table["drafter"] == "model") & ~of_trees]
-        if one.passes.empty or chains.empty:
+        if pair.passes.empty or chains.empty:
             return None
         first = chains[chains["method"] == chains["method"].iloc[0]]
         longest = first.sort_values("draft_length").iloc[-1]
-        found = speed.break_even_by_batch(one, float(longest["rate"]))
-        frames.append(found.assign(method=longest["method"], temperature=longest["temperature"]))
+        run, gamma = int(first["draft_length"].idxmax()), int(longest["draft_length"])
+        rates = place_rates(pair.calls, run, gamma)
+        costs = speed.break_even_by_batch(pair, rates)
+        frames.append(costs.assign(method=longest["method"], temperature=longest["temperature"]))
     method, most = frames[0]["method"].iloc[0], int(frames[0]["longest"].max())
     data = concat_targets(decoded, frames)
     return Table(
@@ -156,7 +160,7 @@ def thresholds_figure(decoded: Sequence[Decoded], speeds: Sequence[pd.DataFrame]
         sweeps.append(mars[swept])
     if any(table["theta"].nunique() < 2 for table in sweeps):
         return None
-    drawing, axes = grid(2, [one.target for one in decoded])
+    drawing, axes = grid(2, [pair.target for pair in decoded])
     for (above, below), table in zip(axes.T, sweeps, strict=True):
         groups = table.sort_values("theta").groupby("draft_length")
         for (colour, style), (gamma, group) in zip(cycle(LINES), groups, strict=False):

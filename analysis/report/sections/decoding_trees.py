@@ -1,7 +1,8 @@
 """Draft trees in the report: predicted, measured and bounded tokens of a call.
 
-The figure is after Figures 3 and 4 of arXiv 2504.15475: one column a target; for each law and
-temperature a row of tokens a call, and one of what a further drafted token adds.
+The figure follows Figures 3 and 4 of arXiv 2504.15475, with a column for each target. Each
+verification scheme and temperature has a row of tokens a call and a row of the gain of one more
+drafted token.
 """
 
 from __future__ import annotations
@@ -27,48 +28,48 @@ Curve = tuple[Floats, Floats]  # drafted tokens, tokens a call
 COLOURS = {name: colour for name, (colour, _) in zip(SHAPES.values(), LINES, strict=False)}
 FIXED, LEAST = "Lemma 4.3, m of the largest k", "Lemma 4.3, best m"
 QUANTITIES = {"tokens": "tokens a call", "added": "added by a token (log scale)"}
-COLUMNS = ["curve", "of", "drafted", "value", "ci_low", "ci_high"]
+COLUMNS = ["curve", "kind", "drafted", "value", "ci_low", "ci_high"]
 DASHES = {FIXED: (0, (1, 1)), LEAST: (0, ())}
 
 
 def trees_table(decoded: Sequence[Decoded], statistics: Resampling) -> Table | None:
-    """Tokens a call of every tree, measured and predicted; None where no method drafted trees."""
-    data = concat_targets(decoded, [_trees(one, statistics) for one in decoded])
+    """Return the measured and predicted tokens a call of every tree; None without trees."""
+    data = concat_targets(decoded, [_trees(pair, statistics) for pair in decoded])
     if data.empty:
         return None
     return Table(**worded("decoding_trees"), data=data)
 
 
 def concat_targets(decoded: Sequence[Decoded], frames: Sequence[pd.DataFrame]) -> pd.DataFrame:
-    """Return the frames of all targets as one, with the target's printed name."""
+    """Return the frames of all targets as one frame, with the target's printed name."""
     return pd.concat(
-        [frame.assign(target=one.target) for one, frame in zip(decoded, frames, strict=True)],
+        [frame.assign(target=pair.target) for pair, frame in zip(decoded, frames, strict=True)],
         ignore_index=True,
     )
 
 
-def _trees(one: Decoded, statistics: Resampling) -> pd.DataFrame:
+def _trees(pair: Decoded, statistics: Resampling) -> pd.DataFrame:
     """Return a row for each run that drafted trees."""
-    table = tree_runs(one, *statistics)
-    found = {group: rates(one, table, group) for group in table["group"].unique()}
+    table = tree_runs(pair, *statistics)
+    acceptance = {group: rates(pair, table, group) for group in table["group"].unique()}
     table["bound"] = [
         math.nan
         if shape == SHAPES["dynamic"]
-        else least_residual_upper(found[group], int(nodes), tight=True)[1]
+        else least_residual_upper(acceptance[group], int(nodes), tight=True)[1]
         for group, nodes, shape in table[["group", "nodes", "shape"]].to_numpy()
     ]
     table["acceptance"] = [
-        " ".join(f"{rate:.3g}" for rate in found[group]) for group in table["group"]
+        " ".join(f"{rate:.3g}" for rate in acceptance[group]) for group in table["group"]
     ]
-    return table[table["run"].map(one.of_trees).astype(bool)]
+    return table[table["run"].map(pair.of_trees).astype(bool)]
 
 
-def predicted_curves(found: Floats, largest: int) -> dict[str, Curve]:
-    """Return the zero-order tokens a call of every shape, of at most `largest` drafted tokens.
+def predicted_curves(acceptance: Floats, largest: int) -> dict[str, Curve]:
+    """Return the zero-order tokens a call of every shape, over drafted tokens.
 
     Args:
-        found: (J,) R over sibling indices.
-        largest: drafted tokens.
+        acceptance: (J,) R over sibling indices.
+        largest: largest number of drafted tokens.
     """
     makers: dict[str, Callable[[int], object]] = {
         "sequence": sequence,
@@ -81,82 +82,85 @@ def predicted_curves(found: Floats, largest: int) -> dict[str, Curve]:
         points = []
         for size in range(1, largest + 1):
             tree = make(size)
-            if len(tree) > largest or max(tree.siblings) > len(found):  # type: ignore[arg-type, attr-defined]
+            if len(tree) > largest or max(tree.siblings) > len(acceptance):  # type: ignore[arg-type, attr-defined]
                 break
-            points.append((len(tree), tree_tokens_per_call(tree, found)))  # type: ignore[arg-type]
+            points.append((len(tree), tree_tokens_per_call(tree, acceptance)))  # type: ignore[arg-type]
         if points:
             curves[SHAPES[name]] = _curve(points)
-    best = best_trees(found, largest)[0]
+    best = best_trees(acceptance, largest)[0]
     possible = np.isfinite(best)
     curves[SHAPES["optimal"]] = (np.arange(largest + 1.0)[possible][1:], best[possible][1:])
     return curves
 
 
-def bound_curves(found: Floats, largest: int) -> dict[str, Curve]:
+def bound_curves(acceptance: Floats, largest: int) -> dict[str, Curve]:
     """Return the bounds of Lemma 4.3 on the zero-order tokens a call, over drafted tokens."""
     sizes = range(1, largest + 1)
-    m = least_residual_upper(found, largest)[0]
-    curves = {LEAST: [(k, least_residual_upper(found, k)[1]) for k in sizes]}
+    m = least_residual_upper(acceptance, largest)[0]
+    curves = {LEAST: [(k, least_residual_upper(acceptance, k)[1]) for k in sizes]}
     if np.isfinite(m):
-        curves[FIXED] = [(k, residual_upper(found, k, int(m))) for k in sizes]
+        curves[FIXED] = [(k, residual_upper(acceptance, k, int(m))) for k in sizes]
     return {name: _curve(points) for name, points in curves.items()}
 
 
 @styled
 def trees_figure(decoded: Sequence[Decoded], statistics: Resampling) -> Figure | None:
-    """Draw tokens a call over drafted tokens, and what one more drafted token adds.
+    """Draw tokens a call, and the gain of one more drafted token, over drafted tokens.
 
-    None where no method drafted trees.
+    None if no method drafted trees.
     """
-    tables = [tree_runs(one, *statistics) for one in decoded]
+    tables = [tree_runs(pair, *statistics) for pair in decoded]
     groups = [
         group
         for group in dict.fromkeys(group for table in tables for group in table["group"])
         if any(
-            one.of_trees[table[table["group"] == group]["run"]].any()
-            for one, table in zip(decoded, tables, strict=True)
+            pair.of_trees[table[table["group"] == group]["run"]].any()
+            for pair, table in zip(decoded, tables, strict=True)
         )
     ]
     if not groups:
         return None
-    drawing, axes = grid(2 * len(groups), [one.target for one in decoded])
+    drawing, axes = grid(2 * len(groups), [pair.target for pair in decoded])
     frames = []
-    for column, (one, table) in enumerate(zip(decoded, tables, strict=True)):
+    for column, (pair, table) in enumerate(zip(decoded, tables, strict=True)):
         parts = [pd.DataFrame()]
         for row, group in enumerate(groups):
-            pair, mine = axes[2 * row : 2 * row + 2, column], table[table["group"] == group]
-            for axis in pair:
+            panels, members = axes[2 * row : 2 * row + 2, column], table[table["group"] == group]
+            for axis in panels:
                 axis.set_xlabel(f"drafted tokens, {group}")
                 axis.xaxis.set_major_locator(MaxNLocator(integer=True))
-            found = rates(one, table, group)
-            if len(found):
-                drawn = _curves(mine, found)
-                for axis, quantity in zip(pair, QUANTITIES, strict=True):
+            acceptance = rates(pair, table, group)
+            if len(acceptance):
+                drawn = _curves(members, acceptance)
+                for axis, quantity in zip(panels, QUANTITIES, strict=True):
                     part = drawn[drawn["quantity"] == quantity]
                     _draw(axis, part)
                     axis.set_ylabel(QUANTITIES[quantity])
                     parts.append(part.assign(group=group))
                 least = drawn.query("quantity == 'tokens' and curve == @LEAST")["value"]
-                top = np.nanmax([mine["ci_high"].max(), *least])
-                pair[0].set_ylim(0.9, 1.15 * top)
-                logarithmic(pair[1], "y")
+                top = np.nanmax([members["ci_high"].max(), *least])
+                panels[0].set_ylim(0.9, 1.15 * top)
+                logarithmic(panels[1], "y")
         frames.append(pd.concat(parts, ignore_index=True))
     legend(drawing, axes.flat, columns=3)
     data = concat_targets(decoded, frames)
     return Figure(**worded("decoding_trees_figure"), data=data, drawing=drawing)
 
 
-def _curves(mine: pd.DataFrame, found: Floats) -> pd.DataFrame:
-    """Return what is drawn of one law: quantity, curve, of, drafted, value, ci_low, ci_high."""
-    largest = int(mine["nodes"].max())
+def _curves(members: pd.DataFrame, acceptance: Floats) -> pd.DataFrame:
+    """Return the curves of one group: quantity, curve, kind, drafted, value, ci_low, ci_high."""
+    largest = int(members["nodes"].max())
     parts = [
-        pd.DataFrame({"curve": name, "of": of, "drafted": k, "value": tokens})
-        for of, curves in (("bound", bound_curves), ("predicted", predicted_curves))
-        for name, (k, tokens) in curves(found, largest).items()
+        pd.DataFrame({"curve": name, "kind": kind, "drafted": k, "value": tokens})
+        for kind, curves in (("bound", bound_curves), ("predicted", predicted_curves))
+        for name, (k, tokens) in curves(acceptance, largest).items()
     ]
     columns = {"shape": "curve", "nodes": "drafted", "tokens_per_call": "value"}
-    measured = mine.rename(columns=columns).assign(of="measured")[COLUMNS]
-    parts += [one.sort_values("drafted") for _, one in measured.groupby("curve", sort=False)]
+    measured = members.rename(columns=columns).assign(kind="measured")[COLUMNS]
+    parts += [
+        shape_points.sort_values("drafted")
+        for _, shape_points in measured.groupby("curve", sort=False)
+    ]
     added = []
     for part in parts:
         once = part.drop_duplicates("drafted")
@@ -165,23 +169,23 @@ def _curves(mine: pd.DataFrame, found: Floats) -> pd.DataFrame:
             k, tokens = once[["drafted", "value"]].to_numpy(np.float64).T
             k, gain = marginal(k, tokens, first)
             added.append(
-                pd.DataFrame({**once.iloc[0][["curve", "of"]], "drafted": k, "value": gain})
+                pd.DataFrame({**once.iloc[0][["curve", "kind"]], "drafted": k, "value": gain})
             )
     return pd.concat([
-        pd.concat(of).assign(quantity=name)
-        for name, of in zip(QUANTITIES, (parts, added), strict=True)
+        pd.concat(curves).assign(quantity=name)
+        for name, curves in zip(QUANTITIES, (parts, added), strict=True)
     ])  # fmt: skip
 
 
 def _draw(axis: Axes, drawn: pd.DataFrame) -> None:
-    """Draw tokens a call, or what one more drafted token adds, over drafted tokens."""
-    for (curve, of), part in drawn.groupby(["curve", "of"], sort=False):
+    """Draw one quantity over drafted tokens."""
+    for (curve, kind), part in drawn.groupby(["curve", "kind"], sort=False):
         name = str(curve)
-        if of == "measured":
+        if kind == "measured":
             ends = error_bars(part["value"], part["ci_low"], part["ci_high"])
             style = {**POINTS, "color": COLOURS[name], "linewidth": 0.6, "label": name}
             axis.errorbar(part["drafted"], part["value"], ends, **style, elinewidth=0.7)
-        elif of == "bound":
+        elif kind == "bound":
             style = {"color": GREY, "linestyle": DASHES[name], "label": name}
             axis.plot(part["drafted"], part["value"], **style)
         else:
@@ -189,9 +193,9 @@ def _draw(axis: Axes, drawn: pd.DataFrame) -> None:
 
 
 def marginal(k: Floats, tokens: Floats, first: float | None = None) -> Curve:
-    """Return what a drafted token adds up to each size, from the size before it.
+    """Return the gain per drafted token from each size to the next.
 
-    `first` is the tokens a call without a draft; None leaves the first size out.
+    `first` is the tokens a call without a draft; with None the first size has no gain.
 
     Examples:
         >>> marginal(np.array([1.0, 3.0]), np.array([1.5, 1.9]), first=1.0)[1].round(6).tolist()

@@ -1,4 +1,4 @@
-"""The paper's Figures 1 to 5, one panel a target, sized for the columns of a paper."""
+"""The paper's Figures 1 to 5, one panel for each target, sized for the columns of a paper."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from ..records import Figure, worded
 from ..style import BLUE, COLUMN, LEVEL, LINES, RULED, TEXT, legend, percent, rule_colour, styled
 
 PANEL_HEIGHT, LEGEND_ROW = 2.3, 0.17  # inches
-# strict greedy, wherever it is the reference: wide and below, as other curves run along it
+# strict greedy as the reference: a wide line below the others, which may coincide with it
 REFERENCE: dict[str, Any] = {"linewidth": 3.2, "alpha": 0.75, "zorder": 1.5}
 GRID_POINTS = 600
-SHOWN: Mapping[str, type[Rule]] = {  # beside strict greedy, the reference
+SHOWN: Mapping[str, type[Rule]] = {  # besides strict greedy, the reference
     "figure2": StrictGreedy,
     "figure3": Additive,
     "figure4": Multiplicative,
@@ -33,7 +33,7 @@ SHOWN: Mapping[str, type[Rule]] = {  # beside strict greedy, the reference
 
 @styled
 def figure1(top: Mapping[str, Floats]) -> Figure:
-    """Draw the distribution of the argmax's probability; (N,) of each target."""
+    """Draw Figure 1, the distribution of the argmax's probability, (N,) for each target."""
     drawing, axes = _panels(list(top))
     bins = np.linspace(0, 1, 41)
     frames = []
@@ -60,19 +60,19 @@ def figure1(top: Mapping[str, Floats]) -> Figure:
 def survival_figure(
     name: str, panels: Mapping[str, Certified], bootstraps: Mapping[str, PromptBootstrap]
 ) -> Figure | None:
-    """Draw the share of steps whose certificate exceeds eps: Figures 2 to 5.
+    """Draw Figures 2 to 5, the share of steps whose certificate exceeds eps.
 
-    The numbers drawn: target, rule, eps, and the share of steps whose certificate exceeds eps, by
-    lower ends (share) and by upper ends (optimistic), with the interval over prompts, from the
-    lower ends to the upper ends.
+    Its data has target, rule, eps, the share of steps whose certificate exceeds eps from lower ends
+    (share) and from upper ends (share_upper), and the interval over prompts: ci_low of share,
+    ci_high of share_upper.
 
     Args:
-        name: of the figure, which decides on the family of rules.
+        name: of the figure, which selects the family of rules.
         panels: certificates of every target.
         bootstraps: of every target.
 
     Returns:
-        The figure; None where the study has no rule of the family.
+        The figure; None if the study has no rule of the family.
     """
     chosen = {
         target: {rule: x for rule, x in items.items() if type(rule) in (StrictGreedy, SHOWN[name])}
@@ -87,8 +87,8 @@ def survival_figure(
     drawing, axes = _panels(list(panels), legend_rows=-(-most // columns) if most > 1 else 0)
     frames = []
     for axis, (target, items) in zip(axes, chosen.items(), strict=True):
-        found = _curves(axis, items, bootstraps[target], limit)
-        frames += [frame.assign(target=target) for frame in found]
+        curves = _curves(axis, items, bootstraps[target], limit)
+        frames += [frame.assign(target=target) for frame in curves]
         _ceilings(axis, list(items))
         axis.set_xlim(0, limit)
         axis.set_ylim(0, 1.02)
@@ -98,12 +98,12 @@ def survival_figure(
         axis.set_ylabel("steps with R > ε")
     legend(drawing, axes[:1], columns)
     data = pd.concat(frames, ignore_index=True)
-    data = data[["target", "rule", "eps", "share", "optimistic", "ci_low", "ci_high"]]
+    data = data[["target", "rule", "eps", "share", "share_upper", "ci_low", "ci_high"]]
     return Figure(**worded(name), data=data, drawing=drawing)
 
 
 def _panels(targets: Sequence[str], legend_rows: int = 0) -> tuple[Drawing, list[Axes]]:
-    """Make one panel a target: a column wide, or two side by side over the text's width."""
+    """Return a panel for each target: one column wide, or pairs across the text's width."""
     columns = min(2, len(targets))
     rows = -(-len(targets) // columns)
     size = (COLUMN if columns == 1 else TEXT, PANEL_HEIGHT * rows + LEGEND_ROW * legend_rows)
@@ -121,7 +121,7 @@ def _panels(targets: Sequence[str], legend_rows: int = 0) -> tuple[Drawing, list
 def _curves(
     axis: Axes, items: Certified, bootstrap: PromptBootstrap, limit: float
 ) -> list[pd.DataFrame]:
-    """Draw the survival curve of each rule and its interval over prompts."""
+    """Draw the survival curve of each rule with its interval over prompts."""
     grid = np.linspace(0, limit, GRID_POINTS)
     dashes = itertools.cycle(dash for _, dash in LINES)
     frames = []
@@ -134,13 +134,13 @@ def _curves(
         least = survival_band(lower, grid, bootstrap)[0]
         most = survival_band(upper, grid, bootstrap)[1]
         axis.fill_between(grid, least, most, color=style["color"], alpha=0.18, linewidth=0)
-        curve = {"rule": rule.label, "eps": grid, "share": share, "optimistic": possible}
+        curve = {"rule": rule.label, "eps": grid, "share": share, "share_upper": possible}
         frames.append(pd.DataFrame(curve | {"ci_low": least, "ci_high": most}))
     return frames
 
 
 def _ceilings(axis: Axes, rules: Sequence[Rule]) -> None:
-    """Draw the ceilings of the shown rules: log(m+1) of each tree, log 2 of most others."""
+    """Draw the ceilings of the rules: log(m+1) for a tree, log 2 for most others."""
     for ceiling in dict.fromkeys(rule.ceiling for rule in rules):
         whole = round(math.exp(ceiling))
         name = f"log {whole}" if math.isclose(math.log(whole), ceiling) else f"{ceiling:.3g}"

@@ -1,8 +1,9 @@
-"""Ours beside the published: a target, and the target where its p0 is nearest to the paper's.
+"""Comparison with the paper: a target as it is, and at the temperature that matches the paper's p0.
 
-The paper's models and prompts are not at hand for every study, but certificates depend on the
-distributions alone. So a target is compared with the paper at the temperature at which its p0 has
-the statistics of Table 1. Where p0 then matches and certificates do not, no model is to blame.
+The paper's models and prompts are not available in every study, but certificates depend on the
+distributions alone. So a target is compared with the paper at the temperature at which the
+statistics of its p0 are nearest to Table 1. If p0 then matches and certificates differ, the model
+is not the cause.
 """
 
 from __future__ import annotations
@@ -21,24 +22,23 @@ from ..records import Column, Section, Table, across, select, worded
 from ..text import digits_text, few_notes, number_text, range_text, run_text
 
 RULES: tuple[Rule, ...] = tuple(dict.fromkeys([*TABLE2, *P5_RULES]))
-DIGITS = {"1": 3, "2": 3, "3": 3, "4": 3, RUNS: 2}  # that a table of the paper prints
+DIGITS = {"1": 3, "2": 3, "3": 3, "4": 3, RUNS: 2}  # decimals of the paper's tables
 DIFFERS = "≠"
-CENSORED = tuple(MARKS.values())  # whether value and optimistic are lower bounds
-# A match is `Results` of one target at the temperature at which its p0 is nearest to that of a
-# model of the paper. Its facts: `paper`, the model's name, `own`, the temperature of the study's
-# certificates, `temperature`, the nearest one, `least` and `most` of those that are stored.
+CENSORED = tuple(MARKS.values())  # whether value and value_upper are lower bounds
+# A match is the `Results` of one target at the temperature at which its p0 is nearest to that of a
+# model of the paper. Its facts: `paper`, the model's name; `own`, the temperature of the study's
+# certificates; `temperature`, the nearest one; `least` and `most` of the stored temperatures.
 OPENING = (
-    "The paper's Tables 1 to 6 hold its own models on its own prompts. Here each target stands "
-    "beside them twice: as it is, and at the temperature at which the probability of its most "
-    "probable token is distributed most like the paper's."
+    "The paper's Tables 1 to 6 are of its own models on its own prompts. Here each target is "
+    "compared with them twice: as it is, and at the temperature at which the probability of its "
+    "most probable token is distributed most like the paper's."
 )
 
 
 def nearest_temperature(p0: Mapping[float, Floats], paper: str) -> float:
-    """Return the temperature at which p0 is nearest to a model of the paper.
+    """Return the temperature at which p0 is nearest to that of a model of the paper.
 
-    Distance is the root of the summed squares over mean, median, p5 and p25 of p0, Table 1's row
-    k = 1.
+    The distance is Euclidean over mean, median, p5 and p25 of p0, Table 1's row k = 1.
 
     Args:
         p0: by temperature, the (N,) probability of the most probable token.
@@ -52,65 +52,65 @@ def nearest_temperature(p0: Mapping[float, Floats], paper: str) -> float:
     """
 
     def distance(temperature: float) -> float:
-        found = point_statistics(p0[temperature])
-        return math.hypot(*(found[name] - printed(paper, 1, name) for name in STATISTICS))
+        statistics = point_statistics(p0[temperature])
+        return math.hypot(*(statistics[name] - printed(paper, 1, name) for name in STATISTICS))
 
     return min(p0, key=distance)
 
 
-def compare(ours: Results, matches: Sequence[Results]) -> pd.DataFrame:
-    """Return every number that the paper prints of what a study has, beside the study's.
+def compare(results: Results, matches: Sequence[Results]) -> pd.DataFrame:
+    """Return the paper's numbers for the rules of a study, with the study's own.
 
     Returns:
-        One number a row: `target`, `paper`, `table` (of `DIGITS`), `row` (a rule's label, or k),
-        `name` (as printed), `statistic` (or ε), `value` and `optimistic` of the study itself,
-        `temperature`, `matched`, `matched_optimistic`, `ci_low` and `ci_high` at it, `published`,
-        `difference` (matched less published; 0 within the two ends of an interval), and `outside`:
-        whether the published number, up to its rounding, lies outside the interval over prompts.
-        Empty regions stand as the ceiling of their rule, run lengths above the paper's cap as it.
-        `censored`, `censored_optimistic`, and the same of `matched`: whether the length is a lower
-        bound, below the cap. A bound has no difference and is not outside.
+        One row for each number: `target`, `paper`, `table` (of `DIGITS`), `row` (a rule's label, or
+        k), `name` (as printed), `statistic` (or ε); `value` and `value_upper` of the study itself;
+        `temperature`, and `matched`, `matched_upper`, `ci_low`, `ci_high` at this temperature;
+        `published`; `difference` (matched minus published; 0 between the two ends of an interval);
+        `outside`, whether the published number, up to its rounding, is outside the interval over
+        prompts. Empty regions count as the rule's ceiling, run lengths above the paper's cap as the
+        cap. `censored`, `censored_upper`, and the same with `matched_`: whether the length is
+        a lower bound below the cap. A lower bound has no difference and is not outside.
     """
     frames = []
     for match in matches:
         (target,), paper = match.targets, match.facts["paper"]
-        found = _measured(match, target).rename(
+        matched = _measured(match, target).rename(
             columns={
                 "value": "matched",
-                "optimistic": "matched_optimistic",
+                "value_upper": "matched_upper",
                 **{name: f"matched_{name}" for name in CENSORED},
             }
         )
-        own = _measured(ours, target)[["row", "statistic", "value", "optimistic", *CENSORED]]
-        frame = _published(paper, ours.certified).merge(found, on=["row", "statistic"])
+        own = _measured(results, target)[["row", "statistic", "value", "value_upper", *CENSORED]]
+        frame = _published(paper, results.certified).merge(matched, on=["row", "statistic"])
         frame = frame.merge(own, on=["row", "statistic"], how="left")
         frames.append(frame.assign(target=target, temperature=match.facts["temperature"]))
     data = pd.concat(frames, ignore_index=True)
-    for name in ("value", "optimistic", "matched", "matched_optimistic", "ci_low", "ci_high"):
+    for name in ("value", "value_upper", "matched", "matched_upper", "ci_low", "ci_high"):
         data[name] = data[name].clip(upper=data["ceiling"])
     for value, mark in zip(
-        ("value", "optimistic", "matched", "matched_optimistic"),
+        ("value", "value_upper", "matched", "matched_upper"),
         (*CENSORED, *(f"matched_{name}" for name in CENSORED)),
         strict=True,
     ):
         data[mark] = data[mark].eq(True) & (data[value] < CAP)
-    bound = data["matched_censored"] | data["matched_censored_optimistic"]
-    theirs = data["published"]
+    bound = data["matched_censored"] | data["matched_censored_upper"]
+    published = data["published"]
     half = data["table"].map({table: 0.5 * 10**-digits for table, digits in DIGITS.items()})
-    below = (data["matched_optimistic"] - theirs).clip(upper=0)
-    above = (data["matched"] - theirs).clip(lower=0)
-    within = (data["ci_low"] - half <= theirs) & (theirs <= data["ci_high"] + half)
-    known = (data["ci_low"] + data["ci_high"]).notna()
+    below = (data["matched_upper"] - published).clip(upper=0)
+    above = (data["matched"] - published).clip(lower=0)
+    within = (data["ci_low"] - half <= published) & (published <= data["ci_high"] + half)
+    has_interval = (data["ci_low"] + data["ci_high"]).notna()
     difference = below.where(below < 0, above).mask(bound)
-    data = data.assign(difference=difference, outside=known & ~within & ~bound)
-    first = ["target", "paper", "table", "row", "name", "statistic", "value", "optimistic"]
-    then = ["temperature", "matched", "matched_optimistic", "ci_low", "ci_high", "published"]
+    data = data.assign(difference=difference, outside=has_interval & ~within & ~bound)
+    first = ["target", "paper", "table", "row", "name", "statistic", "value", "value_upper"]
+    then = ["temperature", "matched", "matched_upper", "ci_low", "ci_high", "published"]
     marks = [*CENSORED, *(f"matched_{name}" for name in CENSORED)]
     return data[[*first, *then, "difference", "outside", *marks]]
 
 
 def _published(paper: str, rules: Sequence[Rule]) -> pd.DataFrame:
-    """Return what the paper prints of one of its models, of some rules, table by table."""
+    """Return the paper's numbers for one of its models and some rules, table by table."""
     return pd.DataFrame(
         [
             {
@@ -129,7 +129,7 @@ def _published(paper: str, rules: Sequence[Rule]) -> pd.DataFrame:
 
 
 def _measured(results: Results, target: str) -> pd.DataFrame:
-    """Return what was measured of one target, by the row and statistic of the paper's tables."""
+    """Return the results of one target, by row and statistic of the paper's tables."""
     top = results.select("top", target=target)
     runs = results.select("runs", target=target, estimator="per_call")
     parts = [
@@ -137,69 +137,70 @@ def _measured(results: Results, target: str) -> pd.DataFrame:
         results.select("certificates", target=target).rename(columns={"rule": "row"}),
         runs.rename(columns={"rule": "row", "eps": "statistic"}),
     ]
-    names = ["row", "statistic", "value", "optimistic", "ci_low", "ci_high", *MARKS]
-    kept = [
+    names = ["row", "statistic", "value", "value_upper", "ci_low", "ci_high", *MARKS]
+    filled = [
         part.reindex(columns=names).astype({"statistic": object}) for part in parts if len(part)
     ]
-    return with_censored(pd.concat(kept)).drop(columns=[*MARKS])
+    return with_censored(pd.concat(filled)).drop(columns=[*MARKS])
 
 
 def published_section(compared: pd.DataFrame, matches: Sequence[Results]) -> Section:
-    """Return the section that compares targets with the paper; `compared` is of `compare`."""
-    tables = [verdict_table(compared, matches), numbers_table(compared, matches)]
+    """Return the section that compares targets with the paper, from the frame of `compare`."""
+    tables = [agreement_table(compared, matches), numbers_table(compared, matches)]
     return Section("Beside the published", tables, [OPENING])
 
 
-def verdict_table(compared: pd.DataFrame, matches: Sequence[Results]) -> Table:
-    """Count, for each table of the paper, the published numbers outside our intervals.
+def agreement_table(compared: pd.DataFrame, matches: Sequence[Results]) -> Table:
+    """Return the number of published values outside our intervals, for each table of the paper.
 
-    Lengths of which only a lower bound is known are not counted.
+    Lengths that are only lower bounds are not counted.
     """
     rows, notes = [], []
     for match in matches:
         (target,), facts = match.targets, match.facts
-        mine = select(compared, target=target, paper=facts["paper"])
-        parts = {"p0": select(mine, table="1", row="1")}
-        parts |= {table: select(mine, table=table) for table in DIGITS}
+        numbers = select(compared, target=target, paper=facts["paper"])
+        parts = {"p0": select(numbers, table="1", row="1")}
+        parts |= {table: select(numbers, table=table) for table in DIGITS}
         counts = {
             name: f"{part['outside'].sum()} of {part['difference'].count()}" if len(part) else ""
             for name, part in parts.items()
         }
-        pair, at = f"{target} beside {facts['paper']}", facts["temperature"]
-        row = {"target": target, "paper": facts["paper"], "temperature": at}
+        pair, temperature = f"{target} beside {facts['paper']}", facts["temperature"]
+        row = {"target": target, "paper": facts["paper"], "temperature": temperature}
         rows.append({"pair": pair, **row, **counts})
-        if facts["least"] < facts["most"] and at in (facts["least"], facts["most"]):
+        if facts["least"] < facts["most"] and temperature in (facts["least"], facts["most"]):
             notes.append(
-                f"{pair}: {at:g} is an end of distributions.temperatures: one beyond may be nearer."
+                f"{pair}: {temperature:g} is an end of distributions.temperatures: a temperature "
+                "beyond it may be nearer."
             )
-    return Table(**worded("published_verdict"), data=pd.DataFrame(rows), notes=notes)
+    return Table(**worded("published_agreement"), data=pd.DataFrame(rows), notes=notes)
 
 
 def numbers_table(compared: pd.DataFrame, matches: Sequence[Results]) -> Table:
-    """Lay out every table of the paper: ours, ours matched, the published, and the difference."""
+    """Return all tables of the paper: ours, ours matched, published, and the difference."""
     certified: dict[str, float] = {}
-    at: dict[str, list[str]] = {}
+    temperatures: dict[str, list[str]] = {}
     for match in matches:
         (target,), facts = match.targets, match.facts
         certified[target] = facts["own"]
-        at.setdefault(target, []).append(f"{facts['temperature']:g} for {facts['paper']}")
+        temperatures.setdefault(target, []).append(f"{facts['temperature']:g} for {facts['paper']}")
     headings = [
         f"{target}, {_named(table)}: ours at temperature {certified[target]:g}, "
-        f"matched at {', '.join(at[target])}"
+        f"matched at {', '.join(temperatures[target])}"
         for target, table in zip(compared["target"], compared["table"], strict=True)
     ]
     lines = [
         f"{name}, {column if isinstance(column, str) else f'ε = {column:g}'}"
         for name, column in zip(compared["name"], compared["statistic"], strict=True)
     ]
-    limits = ("matched", "matched_optimistic", "ci_low", "ci_high")
+    limits = ("matched", "matched_upper", "ci_low", "ci_high")
     marks = tuple(f"matched_{name}" for name in CENSORED)
     columns = [
         Column("matched", _matched, ("table", *limits, *marks)),
         Column("published", _printed_text, ("table", "theirs")),
         Column("difference", _difference, ("difference", "table", "outside")),
     ]
-    own = ("table", "value", "optimistic", *CENSORED)
+    own = ("table", "value", "value_upper", *CENSORED)
     own_column = Column("ours", _number, own, {"paper": PAPERS[0]})
     shown = compared.assign(heading=headings, line=lines).rename(columns={"published": "theirs"})
     return Table(
@@ -214,22 +215,22 @@ def _named(table: str) -> str:
     return f"Tables {table}" if table == RUNS else f"Table {table}"
 
 
-def _number(table: str, value: float, optimistic: float, *censored: bool) -> str:
+def _number(table: str, value: float, value_upper: float, *censored: bool) -> str:
     if table == RUNS:
-        value, optimistic = (math.inf if end >= CAP else end for end in (value, optimistic))
-        return run_text(value, optimistic, censored or (False, False))
-    return range_text(digits_text(value), digits_text(optimistic))
+        value, value_upper = (math.inf if end >= CAP else end for end in (value, value_upper))
+        return run_text(value, value_upper, censored or (False, False))
+    return range_text(digits_text(value), digits_text(value_upper))
 
 
 def _matched(
-    table: str, value: float, optimistic: float, low: float, high: float, *censored: bool
+    table: str, value: float, value_upper: float, low: float, high: float, *censored: bool
 ) -> str:
     ends = ", ".join(_number(table, end, end) for end in (low, high))
-    return f"{_number(table, value, optimistic, *censored)} [{ends}]"
+    return f"{_number(table, value, value_upper, *censored)} [{ends}]"
 
 
 def _printed_text(table: str, value: float) -> str:
-    """Return a number of the paper with the digits that the paper prints."""
+    """Return a number of the paper with the paper's digits."""
     return _number(table, value, value) if table == RUNS else number_text(value, 3)
 
 

@@ -3,12 +3,14 @@
 The entry of token t is made of its embedding and of the target's hidden states after token t - 1;
 what comes out predicts token t + 1. Hidden states of drafted tokens are not known yet: the layer's
 own output stands in their place. At depth d of a draft, d - 1 of the tokens are drafted. Weights
-are named as in published EAGLE-3 checkpoints (arXiv 2503.01840).
+are named as in published EAGLE-3 checkpoints (arXiv 2503.01840), and the norms of `Norms` are those
+of vLLM's `llama_eagle3.py`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -26,6 +28,24 @@ UNSEEN = -1e9  # instead of -inf: a padded row that sees nothing is finite, and 
 Rotation = tuple[Tensor, Tensor]
 
 
+@dataclass(frozen=True)
+class Norms:
+    """The norms of a head beyond EAGLE-3's own, by their keys in a config.json.
+
+    Attributes:
+        norm_before_residual: the attention's output is added to the normed hidden state instead of
+            to the hidden state itself.
+        norm_before_fc: one norm of all hidden states of the target together.
+        fc_norm: one norm of each hidden state of the target.
+        norm_output: the head hands its normed output to the next depth.
+    """
+
+    norm_before_residual: bool = False
+    norm_before_fc: bool = False
+    fc_norm: bool = False
+    norm_output: bool = False
+
+
 class Attention(nn.Module):
     """The projections of an attention over twice the width: an embedding and a hidden state."""
 
@@ -40,11 +60,7 @@ class Attention(nn.Module):
 
 
 class Layer(nn.Module):
-    """A decoder layer whose attention reads an embedding beside the hidden state.
-
-    `norm_before_residual` says that the attention's output is added to the normed hidden state, as
-    some published heads were trained, instead of to the hidden state itself.
-    """
+    """A decoder layer whose attention reads an embedding beside the hidden state."""
 
     def __init__(self, config: LlamaConfig, norm_before_residual: bool = False) -> None:
         """Make random weights."""
@@ -84,31 +100,48 @@ class FeatureHead(nn.Module):
     """The layer, what fuses the target's hidden states for it, and its output norm."""
 
     def __init__(
-        self,
-        shape: Mapping[str, Any],
-        layers: int,
-        width: int | None = None,
-        norm_before_residual: bool = False,
+        self, shape: Mapping[str, Any], layers: int, norms: Norms, width: int | None = None
     ) -> None:
         """Make a head with random weights.
 
         Args:
             shape: of the layer, as in the config.json of a Llama.
             layers: how many of the target's hidden states it reads.
-            width: of these; None is that of the layer.
-            norm_before_residual: as of `Layer`.
+            norms: that it has.
+            width: of the hidden states; None is that of the layer.
         """
         super().__init__()
         config = LlamaConfig(**shape)
-        self.fc = nn.Linear(layers * (width or config.hidden_size), config.hidden_size, bias=False)
-        self.midlayer = Layer(config, norm_before_residual)
-        self.norm = LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
+        width, eps = width or config.hidden_size, config.rms_norm_eps
+        self.norms = norms
+        if norms.norm_before_fc:
+            self.input_norm = LlamaRMSNorm(layers * width, eps)
+        if norms.fc_norm:
+            self.fc_norm = nn.ModuleList(LlamaRMSNorm(width, eps) for _ in range(layers))
+        self.fc = nn.Linear(layers * width, config.hidden_size, bias=False)
+        self.midlayer = Layer(config, norms.norm_before_residual)
+        self.norm = LlamaRMSNorm(config.hidden_size, eps)
         self.rotary = LlamaRotaryEmbedding(config)
 
     def fuse(self, hidden: Tensor) -> Tensor:
         """Return (B, n, d) from the target's hidden states (B, n, layers, width)."""
+        if self.norms.norm_before_fc:
+            hidden = self.input_norm(hidden.flatten(2)).unflatten(2, hidden.shape[2:])
+        if self.norms.fc_norm:
+            each = zip(self.fc_norm, hidden.unbind(2), strict=True)
+            hidden = torch.stack([norm(state) for norm, state in each], 2)
         fused: Tensor = self.fc(hidden.flatten(2))
         return fused
+
+    def finish(self, attended: Tensor, hidden: Tensor) -> Tensor:
+        """Return the output (B, n, d) that the next depth reads; see `Layer.finish`."""
+        output = self.midlayer.finish(attended, hidden)
+        return self.norm(output) if self.norms.norm_output else output
+
+    def before_projection(self, outputs: Tensor) -> Tensor:
+        """Return the states (..., d) that the projection reads, from outputs (..., d)."""
+        states: Tensor = outputs if self.norms.norm_output else self.norm(outputs)
+        return states
 
     def rotation(self, positions: Tensor, like: Tensor) -> Rotation:
         """Return cosines and sines (B, n, head_dim) for tokens at `positions` (B, n)."""
@@ -134,7 +167,7 @@ class GivenText:
     def read(
         self, embedded: Tensor, hidden: Tensor, positions: Tensor, real: Tensor
     ) -> list[Tensor]:
-        """Return the outputs (B, n, d) at each depth after the next n tokens, not yet normed.
+        """Return the outputs (B, n, d) at each depth after the next n tokens.
 
         The first token of a text has no entry. What the first D - 1 entries give at depth D means
         nothing.
@@ -162,7 +195,7 @@ class GivenText:
             q, k, v = layer.project(embedded, features, rotation)
             self._keys[d] = torch.cat([self._keys[d], k], 2) if begin else k
             self._values[d] = torch.cat([self._values[d], v], 2) if begin else v
-            features = layer.finish(self._attend(q, begin, d), features)
+            features = self._head.finish(self._attend(q, begin, d), features)
             outputs.append(features)
             last, self._last[d] = self._last[d], features[:, -1:]
             before = last if begin else features[:, :1]

@@ -58,7 +58,7 @@ class HiddenDrafter:
 
     def logits(self, outputs: Tensor) -> Tensor:
         """Return logits (..., V) of the head's outputs (..., d); -inf where nothing is drafted."""
-        given: Tensor = self.projection(self.head.norm(outputs))
+        given: Tensor = self.projection(self.head.before_projection(outputs))
         if self.drafted is None:
             return given[..., : self.vocab_size]
         logits = given.new_full((*given.shape[:-1], self.vocab_size), -torch.inf)
@@ -79,7 +79,8 @@ class HiddenDrafter:
             share = math.log(DELTA / (1 - DELTA) / others)
             rest = logits.logsumexp(-1, keepdim=True) + share
         else:
-            rest = projection_of(self.target, None)(self.head.norm(outputs))[..., : self.vocab_size]
+            states = self.head.before_projection(outputs)
+            rest = projection_of(self.target, None)(states)[..., : self.vocab_size]
         return torch.where(logits == -torch.inf, rest, logits)
 
     @property
@@ -118,7 +119,7 @@ class HiddenDrafter:
         q, k, v = layer.project(self.embed(ids), features, rotation)
         keys, values = cache.layers[0].update(k, v)
         attended = scaled_dot_product_attention(q, keys, values, attn_mask=mask)
-        outputs = layer.finish(attended, features)
+        outputs = self.head.finish(attended, features)
         return self.logits(outputs[:, -keep:]), outputs
 
     @torch.inference_mode()

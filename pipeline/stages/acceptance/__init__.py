@@ -25,8 +25,8 @@ SUMMARY = {  # statistic: its column in a sweep's table
     "certified": "certified",
     "coverage": "coverage",
     "departure": "departs",
-    "given_up": "given up",
-    "realised_per_call": "length",
+    "probability_given_up": "p given up",
+    "measured_per_call": "length",
     "certified_per_call": "certified length",
 }
 PRICES = (0.0, 0.001, 0.003, 0.01, 0.03)  # target probability given up a step, of `matter`
@@ -34,7 +34,7 @@ RANGED = {"certified", "coverage", "certified_per_call"}  # what depends on cert
 RULE: Columns = {"rule": Column("string", "label of the rule")}
 ENDS: Columns = {
     "value": Column("float64", "the statistic, from the lower ends"),
-    "optimistic": Column("float64", "from the upper ends"),
+    "value_upper": Column("float64", "from the upper ends"),
     **INTERVAL,
 }
 _TOKENS = "interval of tokens"
@@ -111,10 +111,10 @@ def matter(node: AcceptanceNode, rows: list[SummaryRow]) -> tuple[list[SummaryRo
     gives up none.
     """
     judging = {rule.label for rule in node.spec.rules if rule.judges_tokens}
-    priced = [row for row in rows if row["rule"] in judging and limits("given up")[1] in row]
+    priced = [row for row in rows if row["rule"] in judging and limits("p given up")[1] in row]
     best = []
     for price in PRICES:
-        allowed = [row for row in priced if row[limits("given up")[1]] <= price]
+        allowed = [row for row in priced if row[limits("p given up")[1]] <= price]
         if allowed:
             best.append(max(allowed, key=lambda row: row["length"]))
     kept = {row["rule"] for row in best}
@@ -127,7 +127,7 @@ def matter(node: AcceptanceNode, rows: list[SummaryRow]) -> tuple[list[SummaryRo
 
 STAGE = Stage(
     name="acceptance",
-    version=18,
+    version=21,
     upstream=("drafts",),
     columns={
         "data": STEP
@@ -171,9 +171,13 @@ STAGE = Stage(
             "kind": Column(
                 "string",
                 "uniform: at most eps at every step; budget: in the mean; step: from the KL of "
-                "each step; realised, measured: of this drafter",
+                "each step; measured: of this drafter",
             ),
-            "eps": Column("float64", "the drafter's mean KL, nats"),
+            "eps": Column(
+                "float64",
+                "the drafter's mean KL, nats; of a head's tokens the mean of its largest KL of all "
+                "depths",
+            ),
             "statistic": Column(
                 "string",
                 "acceptance; tokens (a call, drafts of any length), tokens_5 (of at most "

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from analysis.acceptance.budgets import budget_of_drafter
 from analysis.acceptance.frontier import frontier
-from analysis.acceptance.realised import FULL, Steps, Verdict, judge
+from analysis.acceptance.judgement import FULL, Judgement, Steps, judge
 from analysis.acceptance.sampling import ARGMAX, SPECULATIVE, sampling_statistics, violations
 from analysis.acceptance.summary import (
     calibration_statistics,
@@ -34,7 +34,7 @@ from pipeline.plan.facts import AcceptanceFacts, DraftsFacts, Slack
 from pipeline.plan.specs import AcceptanceSpec, PairLabels
 from pipeline.store import columns
 from pipeline.store.artifacts import Artifact, Pending
-from pipeline.store.distributions import DRAFTED, read_steps
+from pipeline.store.distributions import read_steps
 from pipeline.store.node import Node
 
 SAMPLED = (  # what is known at the temperature of the answers
@@ -42,7 +42,7 @@ SAMPLED = (  # what is known at the temperature of the answers
     *("top_surprisal", "log_tail", "entropy"),
 )
 # `judge_soundly` of a pair: steps, rules, divergence, distance
-Judge = Callable[[Steps, Sequence[Rule], str, Floats | None], list[Verdict]]
+Judge = Callable[[Steps, Sequence[Rule], str, Floats | None], list[Judgement]]
 
 
 def compute(
@@ -73,7 +73,7 @@ def compute(
         ],
         "breakdown": [
             _by_divergence(drafts, spec.divergences, steps, chosen, sound, bootstrap),
-            _by_depth(drafts, steps, chosen, sound, bootstrap),
+            _by_depth(steps, chosen, bootstrap),
         ],
         "levels": [
             *(budget_of_drafter(steps, one, bootstrap, spec.draft_length) for one in chosen),
@@ -100,7 +100,7 @@ def _by_divergence(
     drafts: Artifact,
     divergences: Sequence[str],
     steps: Steps,
-    by_kl: Sequence[Verdict],
+    by_kl: Sequence[Judgement],
     sound: Judge,
     bootstrap: PromptBootstrap,
 ) -> pd.DataFrame:
@@ -120,24 +120,16 @@ def _by_divergence(
 
 
 def _by_depth(
-    drafts: Artifact,
-    steps: Steps,
-    verdicts: Sequence[Verdict],
-    sound: Judge,
-    bootstrap: PromptBootstrap,
+    steps: Steps, verdicts: Sequence[Judgement], bootstrap: PromptBootstrap
 ) -> pd.DataFrame:
     """Return the statistics at each depth of a draft; none where there is one: it is the first."""
-    table = drafts.read(columns=[f"depth_{name}" for name in DRAFTED])
-    lists = {name: columns.numbers(table[f"depth_{name}"]) for name in DRAFTED}
-    depths = lists["kl"].shape[1]
-    frames = []
-    for depth in range(1, depths + 1 if depths > 1 else 1):
-        deep = Steps(
-            steps.target, steps.position, **{name: x[:, depth - 1] for name, x in lists.items()}
-        )
-        found = sound(deep, [one.rule for one in verdicts], "kl", None)
-        frames.append(depth_statistics(depth, deep, found, bootstrap))
-    return pd.concat(frames).assign(divergence="") if frames else pd.DataFrame()
+    if not steps.deeper:
+        return pd.DataFrame()
+    frames = [
+        depth_statistics(1 + at, deep, [verdict.by_depth[at] for verdict in verdicts], bootstrap)
+        for at, deep in enumerate(steps.by_depth)
+    ]
+    return pd.concat(frames).assign(divergence="")
 
 
 def _sampled(
@@ -170,7 +162,9 @@ def _sampled(
             )
     frame = sampling_statistics(dist, kl, measured, rules, bootstrap)
     return (
-        stochastic_statistics(tv, races, harmonic, argmax, steps.trajectories, bootstrap),
+        stochastic_statistics(
+            tv, races, harmonic, argmax, steps.trajectories, bootstrap, head=bool(steps.deeper)
+        ),
         frame.assign(statistic="probability"),
     )
 
@@ -182,27 +176,29 @@ def judge_soundly(
     rules: Sequence[Rule],
     divergence: str = "kl",
     distance: Floats | None = None,
-) -> list[Verdict]:
+) -> list[Judgement]:
     """Return `judge` of steps, and check that no certified step is rejected, under any rule.
 
     Raises:
         PipelineError: one is; the theory or a computation is wrong.
     """
     verdicts = judge(steps, rules, divergence, distance)
-    distance = steps.kl if distance is None else distance
     name = "KL" if divergence == "kl" else divergence
-    for verdict in verdicts:
+    for verdict, deep in (
+        pair for first in verdicts for pair in zip(first.by_depth, steps.by_depth, strict=False)
+    ):
         if len(verdict.violations):
             step = int(verdict.violations[0])
+            apart = deep.kl if distance is None else distance
             raise PipelineError(
                 f"{labels.target} and {labels.drafter}: {len(verdict.violations)} "
                 f"steps are certified and rejected, which cannot be. The first: rule "
                 f"{verdict.rule.label}, prompt {prompts[step]}, position "
                 f"{int(steps.position[step])}, {name} "
-                f"{float(distance[step])!r} < certificate "
+                f"{float(apart[step])!r} < certificate "
                 f"{float(verdict.lower[step])!r}, target rank of the draft "
-                f"{int(steps.draft_rank[step])}, rank of the target's argmax "
-                f"{int(steps.argmax_rank[step])}. Please report it with this step"
+                f"{int(deep.draft_rank[step])}, rank of the target's argmax "
+                f"{int(deep.argmax_rank[step])}. Please report it with this step"
             )
     return verdicts
 
@@ -223,7 +219,7 @@ def rule_listing(spec: AcceptanceSpec) -> pd.DataFrame:
     return frame.assign(rule=[rule.label for *_, rule in rows])
 
 
-def soundness(labels: PairLabels, steps: Steps, verdicts: Sequence[Verdict]) -> AcceptanceFacts:
+def soundness(labels: PairLabels, steps: Steps, verdicts: Sequence[Judgement]) -> AcceptanceFacts:
     """Return, and print, the record's facts on soundness; `check_sound` has passed.
 
     Rules that decide alike at every step count once, as additive with t = 0 and strict greedy do.
@@ -231,11 +227,11 @@ def soundness(labels: PairLabels, steps: Steps, verdicts: Sequence[Verdict]) -> 
     of a certified one, over all rules, in nats, R the lower end: how near the steps come to
     contradicting the theory, and to losing its guarantee.
     """
-    different: dict[tuple[bytes, bytes], Verdict] = {}
+    different: dict[tuple[bytes, bytes], Judgement] = {}
     for one in verdicts:
         different.setdefault((one.accepted.tobytes(), one.certified.tobytes()), one)
 
-    def tightest(slack: Callable[[Verdict], Floats]) -> Slack | None:
+    def tightest(slack: Callable[[Judgement], Floats]) -> Slack | None:
         least = [(float(slack(one).min(initial=np.inf)), one.rule.label) for one in verdicts]
         nats, rule = min(least, key=lambda pair: pair[0])
         return Slack(nats, rule) if np.isfinite(nats) else None

@@ -53,6 +53,7 @@ def nodes(request: Request) -> list[Node]:
                 items=asked.items,
                 seed=asked.seed,
                 lookup=config.decoding.lookup,
+                lookup_match=config.decoding.lookup_match,
                 template=config.prompts.template,
                 enable_thinking=config.prompts.enable_thinking,
                 methods=tuple(scored(decoded)),
@@ -87,7 +88,7 @@ def scored(methods: Sequence[Method]) -> list[Method]:
 def summary(node: Node[AccuracySpec, AccuracyRun], artifact: Artifact) -> list[SummaryRow]:
     """One row a method, the baselines included, over all tasks together."""
     from analysis.decoding import answers
-    from analysis.decoding.answers import ALL, decide, verdicts
+    from analysis.decoding.answers import ALL, decide, decisions_in_words
     from pipeline.decoding.decoded import read_answered
 
     margin, statistics = node.run.margin, node.run.statistics
@@ -96,12 +97,12 @@ def summary(node: Node[AccuracySpec, AccuracyRun], artifact: Artifact) -> list[S
     found = found[found["task"] == ALL]
     shown = ["method", "draft_length", "temperature", "items", "accuracy", "accuracy_ci_low"]
     shown += ["accuracy_ci_high", "lost", "won", "difference", "difference_ci_low"]
-    shown += ["difference_ci_high", "p_value", "changed", "given_up", "tokens_per_call"]
+    shown += ["difference_ci_high", "p_value", "changed", "nats_given_up", "tokens_per_call"]
     shown += ["tokens_per_call_ci_low", "tokens_per_call_ci_high", "speedup", "length_ratio", "cut"]
     shown += ["calls_finished", "seconds_ratio", "seconds_ratio_ci_low", "seconds_ratio_ci_high"]
     shown += ["right_per_second"]
     decided = decide(found, one.runs, margin, statistics.confidence)
-    words = verdicts(decided)
+    words = decisions_in_words(decided)
     return [
         {
             "target": one.target,
@@ -115,7 +116,7 @@ def summary(node: Node[AccuracySpec, AccuracyRun], artifact: Artifact) -> list[S
 
 STAGE = Stage(
     name="accuracy",
-    version=5,
+    version=7,
     upstream=(),
     columns={
         "data": RUN

@@ -127,7 +127,7 @@ def counted_steps(logits: Tensor, answer: tuple[int, ...]) -> tuple[list[float],
     return (first - second).tolist(), {
         "token_ids": list(answer),
         "n_tokens": len(answer),
-        "given_up": float(nats.sum()),
+        "nats_given_up": float(nats.sum()),
         "departures": int((nats > 0).sum()),
     }
 

@@ -52,6 +52,7 @@ def nodes(request: Request) -> list[Node]:
                 steps=asked.steps,
                 seed=asked.seed,
                 lookup=asked.lookup,
+                lookup_match=asked.lookup_match,
                 batches=tuple(asked.batches),
                 methods=tuple(methods),
                 repeats=asked.repeats,
@@ -78,7 +79,7 @@ def summary(node: Node[DecodingSpec, DecodingRun], artifact: Artifact) -> list[S
     shown = ["method", "draft_length", "temperature"]
     for name in ("rate", "tokens_per_call"):
         shown += [name, *limits(name)]
-    shown += ["agreement", "given_up", "tokens_per_second"]
+    shown += ["agreement", "nats_given_up", "tokens_per_second"]
     for name in ("speedup", "tpot_speedup"):  # of whole answers; after their first token
         shown += [name, *limits(name)]
     shown += ["length_ratio", "cut", "calls_finished", "seconds_ratio", *limits("seconds_ratio")]
@@ -96,7 +97,7 @@ def summary(node: Node[DecodingSpec, DecodingRun], artifact: Artifact) -> list[S
 
 STAGE = Stage(
     name="decoding",
-    version=10,
+    version=12,
     upstream=("prompts", "drafts"),  # the latter for methods that take what it measured
     columns={
         "data": RUN
@@ -148,6 +149,7 @@ STAGE = Stage(
             "first_seconds": Column("float64", "until the first token"),
             "begin_seconds": Column("float64", "the drafter's pass over the prompt"),
             "seconds": Column("float64", "of the whole answer"),
+            "processor_seconds": Column("float64", "of the decoding thread; null on CUDA"),
             "peak_bytes": Column("int64", "of a CUDA device, null elsewhere"),
         },
         "timings/calls": RUN

@@ -265,14 +265,15 @@ def prompt_rows(
                 "n_tokens": len(tokens),
                 "text_tokens": len(prompt.token_ids) + len(tokens),
                 "ended": answer.ended,
-                "given_up": given_up[tokens],
+                "nats_given_up": given_up[tokens],
                 **compared(answer.tokens, alone[baseline(run)]),
             }
         )
         rows["timings/runs"] += [
             key
             | attributes(repeat, "first_seconds", "begin_seconds", "seconds")
-            | {"peak_bytes": peak}
+            | {"peak_bytes": peak}  # None but on CUDA, where the thread waits for the device
+            | {"processor_seconds": repeat.processor_seconds if peak is None else None}
             for repeat, peak in tries[at]
         ]
         for call in answer.calls:

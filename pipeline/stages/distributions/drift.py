@@ -12,10 +12,10 @@ from analysis.statistics.drift import (
     ANOTHER,
     compare_texts,
     drift,
+    drift_in_words,
     gaps,
     log_prob_differences,
     log_prob_drift,
-    said,
 )
 from pipeline.plan.specs import DistributionsSpec, ModelRun
 from pipeline.store.artifacts import Artifact, Pending
@@ -48,7 +48,7 @@ def drifts_of(
     for file in dict.fromkeys(file_of.values()):
         facts[file] = drift(gap[files == file], margin[files == file])
         facts[file] |= log_prob_drift(differences[files[steps] == file])
-        print(f"distributions {node.label}: {file}: {said(facts[file])}", flush=True)
+        print(f"distributions {node.label}: {file}: {drift_in_words(facts[file])}", flush=True)
         if facts[file]["share"] > ANOTHER:
             print(
                 f"distributions {node.label}: {file}: at this share the answers are those of "
@@ -66,7 +66,10 @@ def drifts_of(
                     if ids in texts[other]]  # fmt: skip
             pair = compare_texts(token, gap, both)
             facts[f"{first} and {other}"] = pair
-            print(f"distributions {node.label}: {first} and {other}: {said(pair)}", flush=True)
+            print(
+                f"distributions {node.label}: {first} and {other}: {drift_in_words(pair)}",
+                flush=True,
+            )
     return facts
 
 

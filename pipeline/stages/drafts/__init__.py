@@ -118,7 +118,7 @@ def _wanted(request: Request) -> bool:
 
 STAGE = Stage(
     name="drafts",
-    version=6,
+    version=7,
     upstream=("prompts", "distributions"),
     columns={
         "data": STEP

@@ -41,10 +41,8 @@ from pipeline.execution.progress import progress_bar
 from pipeline.plan.facts import ReportFacts
 from pipeline.plan.specs import DistributionsSpec, ReportSpec
 from pipeline.stages.report import setups
+from pipeline.stages.report.engine import engine_section, in_engine
 from pipeline.stages.report.inputs import (
-    Measured,
-    Sources,
-    by_target,
     comparisons,
     judged_by,
     matches_of,
@@ -52,6 +50,7 @@ from pipeline.stages.report.inputs import (
     read_target,
 )
 from pipeline.stages.report.page import MARGIN, page_files
+from pipeline.stages.report.sources import Measured, Sources, by_target
 from pipeline.store.artifacts import Artifact, Pending
 from pipeline.store.node import Node
 
@@ -63,6 +62,8 @@ def compute(
     spec = node.spec
     measured = measure(spec, by_target(node, upstream))
     sections = [*sections_of(measured)]
+    if measured.engine is not None:
+        sections.insert(-1, engine_section(measured.engine))
     shown = [(section, item) for section in sections for item in section.shown]
     made: dict[str, bytes] = {}
     with progress_bar(len(shown), "table or figure", f"report {spec.study}") as bar:
@@ -101,7 +102,15 @@ def measure(spec: ReportSpec, sources: Sequence[Sources]) -> Measured:
         if one.decoding is not None
     ]
     speeds = [speed(one, *spec.statistics).assign(theta=thetas(one)) for one in decoded]
-    return Measured(spec, sources, targets=targets, results=results, decoded=decoded, speeds=speeds)
+    return Measured(
+        spec,
+        sources,
+        targets=targets,
+        results=results,
+        decoded=decoded,
+        speeds=speeds,
+        engine=in_engine(spec, sources),
+    )
 
 
 def sections_of(measured: Measured) -> Iterator[Section]:

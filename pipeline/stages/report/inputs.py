@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from typing import Any, Generic, TypeVar
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from analysis.acceptance.realised import FULL, Verdict, judge
+from analysis.acceptance.judgement import FULL, Judgement, judge
 from analysis.certificates.certify import certify
-from analysis.decoding.metrics import Decoded
 from analysis.page.steps import CANDIDATES, DIVERGENCES, judging_divergence
 from analysis.report.measured import Results, Target, certificate_statistics, top_statistics
 from analysis.report.published import EPS, PAPERS, TABLE2
@@ -26,21 +25,11 @@ from analysis.statistics.trajectories import Trajectories, inside_repeats
 from analysis.topk import TopK
 from pipeline.models.token_texts import token_texts
 from pipeline.plan.facts import AcceptanceFacts, DraftsFacts
-from pipeline.plan.specs import (
-    AcceptanceSpec,
-    AccuracySpec,
-    CertificatesSpec,
-    DecodingSpec,
-    DraftsSpec,
-    ReportSpec,
-    RunLengthsSpec,
-)
+from pipeline.plan.specs import AcceptanceSpec, ReportSpec
+from pipeline.stages.report.sources import Source, Sources
 from pipeline.store import distributions
 from pipeline.store.artifacts import Artifact
 from pipeline.store.distributions import StoredFacts
-from pipeline.store.node import Node
-
-Spec = TypeVar("Spec")
 
 PAIR_FRAMES = {  # of Results, and the files of stage acceptance that they are
     "acceptance": "statistics",
@@ -55,75 +44,6 @@ DRAFT = {  # of stage drafts, and their names in `Target.draft`
     "draft_top_surprisal": "q",
     "draft_log_prob": "p_draft",
 }
-
-
-@dataclass(frozen=True)
-class Source(Generic[Spec]):
-    """An artifact that a report is made from, and its node."""
-
-    node: Node[Spec, Any]
-    artifact: Artifact
-
-
-@dataclass(frozen=True)
-class Sources:
-    """The artifacts of a target, by stage; None where a stage was not run."""
-
-    label: str
-    prompts: Source[Any]
-    distributions: Source[Any]
-    certificates: list[Source[CertificatesSpec]]
-    run_lengths: Source[RunLengthsSpec]
-    drafts: Source[DraftsSpec] | None = None
-    acceptance: Source[AcceptanceSpec] | None = None
-    decoding: Source[DecodingSpec] | None = None
-    accuracy: Source[AccuracySpec] | None = None
-
-    def first(self) -> dict[str, Source[Any]]:
-        """Return the first artifact of each stage."""
-        made = {spec.name: getattr(self, spec.name) for spec in fields(self)[1:]}
-        return {
-            stage: one[0] if isinstance(one, list) else one for stage, one in made.items() if one
-        }
-
-    @property
-    def temperature(self) -> float:
-        """Of the certified distribution."""
-        return self.certificates[0].node.spec.temperature
-
-
-@dataclass(frozen=True)
-class Measured:
-    """What a report shows: targets, their sources and statistics, and how they decode."""
-
-    spec: ReportSpec
-    sources: Sequence[Sources]
-    targets: Sequence[Target]
-    results: Results
-    decoded: Sequence[Decoded]
-    speeds: Sequence[pd.DataFrame]
-
-
-def by_target(
-    node: Node[ReportSpec, None], upstream: Mapping[str, Sequence[Artifact]]
-) -> list[Sources]:
-    """Return the sources of each target; upstream lists follow the targets."""
-    labels = node.spec.targets
-    sources = {
-        stage: [Source(*pair) for pair in zip(node.upstream[stage], artifacts, strict=True)]
-        for stage, artifacts in upstream.items()
-        if artifacts
-    }
-    certificates = sources.pop("certificates")
-    each = len(certificates) // len(labels)
-    return [
-        Sources(
-            label,
-            certificates=certificates[at * each : (at + 1) * each],
-            **{stage: made[at] for stage, made in sources.items()},
-        )
-        for at, label in enumerate(labels)
-    ]
 
 
 def read_target(spec: ReportSpec, sources: Sources) -> Target:
@@ -183,13 +103,15 @@ def read_target(spec: ReportSpec, sources: Sources) -> Target:
 def judged_by(target: Target, drafts: Artifact, divergence: str) -> Target:
     """Return a target with its drafter judged step by step, a rule as `judging_divergence` says."""
     assert target.draft is not None
-    steps, found = distributions.read_steps(drafts), list[Verdict]()
+    steps, found = distributions.read_steps(drafts), list[Judgement]()
     of_rules = {rule: judging_divergence(rule, divergence) for rule in target.certificates}
     for by in dict.fromkeys(of_rules.values()):
         rules = [rule for rule, name in of_rules.items() if name == by]
         found += judge(steps, rules, by, target.draft[by].to_numpy())
     judged = {one.rule.label: (one.accepted, one.certified) for one in found}
-    return replace(target, judged=judged, divergence=divergence)
+    deep = judge(steps, list(target.certificates))
+    accepted = {verdict.rule.label: verdict.accepted_by_depth for verdict in deep}
+    return replace(target, judged=judged, accepted=accepted, divergence=divergence)
 
 
 def read_results(

@@ -11,6 +11,7 @@ import zlib
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -18,8 +19,13 @@ from string import Template
 from typing import Any
 
 import jinja2
+import pandas as pd
 
-from analysis.acceptance.verdict import Advice, advise
+from analysis.acceptance.verdict import Advice, advice_text, advise
+from analysis.decoding.answers import accuracy, losses_on_answers
+from analysis.decoding.metrics import Decoded
+from analysis.decoding.predicted import draft_lengths
+from analysis.decoding.speed import signs_of_load
 from analysis.page import grid, screen, steps
 from analysis.report.measured import Results, Target
 from analysis.report.published import PAPERS
@@ -27,12 +33,13 @@ from analysis.report.records import Section, Table
 from analysis.report.render import PUBLISHED, lines, names, spans
 from analysis.report.style import family, rule_colour
 from analysis.rules import Additive, Multiplicative, Rule, StrictGreedy, Tree
-from analysis.statistics.bootstrap import FEW_PROMPTS
-from pipeline.decoding.decoded import verdict, verdict_lines
+from analysis.statistics.bootstrap import FEW_PROMPTS, Resampling
+from pipeline.decoding.decoded import read_answered
 from pipeline.formats.engine_settings import ENGINES, setting_values
 from pipeline.plan.specs import LoggedDistributions
-from pipeline.stages.report.inputs import Measured, Sources
 from pipeline.stages.report.setups import introduction, setup
+from pipeline.stages.report.sources import Measured, Sources
+from pipeline.store.artifacts import Artifact
 from pipeline.store.durable import read_sealed, write_sealed
 from pipeline.store.node import VERDICT
 
@@ -56,6 +63,13 @@ def page_files(measured: Measured, sections: Sequence[Section], study: str) -> d
     results, timed = measured.results, bool(measured.decoded)
     setups = {one.label: setup(one, of) for one, of in zip(targets, sources, strict=True)}
     advice = verdicts_of(measured, study)
+    in_engine = [] if measured.engine is None else measured.engine.advice
+    text_of_verdict = advice_text([*advice, *in_engine])
+    if in_engine:
+        advice = [
+            replace(one, beside=[engine.sentence, *engine.beside, *one.beside])
+            for one, engine in zip(advice, in_engine, strict=True)
+        ]
     rules = steps.embedded(list(targets[0].certificates), len(targets))
     pairs = results if "acceptance" in results else None  # step by step, not of two logs
     environment = jinja2.Environment(
@@ -98,7 +112,7 @@ def page_files(measured: Measured, sections: Sequence[Section], study: str) -> d
         bundle=deflated(bundle()),
         scripts="\n".join((WEB / name).read_text(encoding="utf-8") for name in SCRIPTS),
     )
-    found = {"index.html": text, VERDICT: verdict_lines(advice)}
+    found = {"index.html": text, VERDICT: text_of_verdict}
     for place in ("", "timings/"):
         if mine := [section for section in sections if section.place == place]:
             shown_here = [item for section in mine for item in section.shown]
@@ -162,6 +176,34 @@ def verdicts_of(measured: Measured, study: str) -> list[Advice]:
         )
         for decoded, speeds, one in zip(measured.decoded, measured.speeds, sources, strict=True)
     ]
+
+
+def verdict(
+    decoded: Decoded,
+    speeds: pd.DataFrame,
+    *,
+    answers: Artifact | None,
+    statistics: Resampling,
+    margin: float,
+    command: str,
+) -> Advice:
+    """Return the verdict on a target that was decoded.
+
+    Args:
+        decoded: its answers and calls.
+        speeds: their table of `speed`.
+        answers: of stage accuracy; None where it was not run.
+        statistics: of the bootstrap.
+        margin: the loss of accuracy that matters.
+        command: that runs the study, up to a stage's name.
+    """
+    losses = None
+    if answers is not None:
+        answered = read_answered(decoded.target, answers)
+        table = accuracy(answered, *statistics, margin)
+        losses = losses_on_answers(answered, table, margin, statistics.confidence)
+    lengths, busy = draft_lengths(decoded, speeds), signs_of_load(speeds)
+    return advise(decoded.target, decoded.drafter, speeds, lengths, losses, busy, command)
 
 
 def deflated(data: Any) -> str:

@@ -14,11 +14,11 @@ from analysis.report.measured import Target
 from analysis.report.published import PAPERS
 from analysis.report.records import worded
 from analysis.report.text import number_text, share_text
-from analysis.statistics.drift import said
+from analysis.statistics.drift import drift_in_words
 from analysis.statistics.trajectories import LENGTH
 from pipeline.plan.facts import AnswersFacts, DecodingFacts, DistributionsFacts, SampledFacts
 from pipeline.plan.specs import DecodingSpec, ReportSpec, SampledPrompts, ServedPrompts
-from pipeline.stages.report.inputs import Source, Sources
+from pipeline.stages.report.sources import Source, Sources
 
 WORDS = {  # what a reader must know of records, by stage and key; the rest is in record.json
     "distributions.model.hub": "model",
@@ -99,14 +99,14 @@ def setup(target: Target, sources: Sources) -> dict[str, str]:
         for key, value in flattened(source).items()
     }
     prompts, dump = sources.prompts, sources.distributions.artifact
-    drawn, served = isinstance(prompts.node.spec, SampledPrompts), None
+    drawn, drifts = isinstance(prompts.node.spec, SampledPrompts), dict[str, Any]()
     if drawn:
         by_reason = prompts.artifact.facts(SampledFacts).excluded.items()
         rows = {reason: entry.rows for reason, entry in by_reason}
     else:
         rows = prompts.artifact.facts(AnswersFacts).excluded
     if isinstance(prompts.node.spec, ServedPrompts):
-        served = dump.facts(DistributionsFacts).drift
+        drifts = dump.facts(DistributionsFacts).drift or {}
     return {
         "decoding steps": str(len(target.tokens)),
         "prompts": str(target.bootstrap.count),
@@ -118,7 +118,7 @@ def setup(target: Target, sources: Sources) -> dict[str, str]:
         },
         **({MESSAGE: "its first user message"} if drawn else {}),
         **({"excluded rows": ", ".join(f"{n} {why}" for why, n in rows.items())} if rows else {}),
-        **{f"drift of the answers, {file}": said(of) for file, of in (served or {}).items()},
+        **{f"drift of the answers, {file}": drift_in_words(of) for file, of in drifts.items()},
     }
 
 

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import torch
 
-from analysis.decoding.laws import NOTHING
+from analysis.decoding.schemes import NOTHING
 from analysis.trees.topology import Topology
 from pipeline.decoding.choices import TEST, Drawn
 from pipeline.decoding.drafters import ModelDrafter

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from analysis.beyond.clip import clip_law, divergence_of
+from analysis.beyond.clip import clipped_target, divergence_of
 from pipeline.decoding.choices import Noise
 from pipeline.decoding.drafters import Draft, ModelDrafter, PromptLookup
 from pipeline.decoding.loop import decode
@@ -27,7 +27,7 @@ def best(p: np.ndarray, q: np.ndarray, budget: tuple[str, float]) -> np.ndarray:
     """The law of what is emitted at a drafted position."""
     name, value = budget
     dial = (name, value) if name in ("c1", "ratio") else ("divergence", value, name)
-    return clip_law(p, q, *dial)[0]
+    return clipped_target(p, q, *dial)[0]
 
 
 def expected(

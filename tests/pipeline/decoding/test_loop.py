@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import time
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -19,7 +20,6 @@ from pipeline.decoding.drafters import (
     ModelDrafter,
     Nothing,
     PromptLookup,
-    continuation,
     measured,
     model_drafter,
     stops,
@@ -142,30 +142,6 @@ def test_the_history_of_an_answer_that_a_token_ended_is_the_walk(
     assert inside > 0
 
 
-def test_lookup_finds_what_a_scan_from_the_end_finds() -> None:
-    def scanned(text: list[int], longest: int, count: int, shortest: int) -> list[int]:
-        for n in range(min(longest, len(text) - 1), shortest - 1, -1):
-            for end in range(len(text) - 2, n - 2, -1):
-                if text[end - n + 1 : end + 1] == text[-n:]:
-                    grown = list(text)
-                    for at in range(end + 1, end + 1 + count):
-                        grown.append(grown[at])
-                    return grown[len(text) :]
-        return []
-
-    generator = np.random.default_rng(0)
-    texts = [generator.integers(3, size=size % 12).tolist() for size in range(300)]
-    for text in texts:
-        for longest, shortest in ((1, 1), (3, 1), (3, 2), (4, 4)):
-            asked = (text, longest, 5, shortest)
-            assert continuation(*asked) == scanned(*asked), asked
-    text = [1, 2, 3, 9, 2, 3, 8, 1, 2, 3]
-    assert continuation(text, 3, 2) == [9, 2]  # 1 2 3 occurs once before
-    assert continuation(text, 2, 2) == [8, 1]  # 2 3 occurs twice, the later counts
-    assert continuation([5, 1, 2, 1, 2], 2, 5) == [1, 2, 1, 2, 1]
-    assert continuation(text, 9, 1) == [9]  # no more than the text has
-
-
 def test_prompts_that_cannot_be_decoded_say_why(target: LanguageModel) -> None:
     with pytest.raises(PipelineError, match="prompt is empty"):
         greedy(target, Nothing(CPU), [], 0)
@@ -261,3 +237,14 @@ def test_a_drafter_stops_on_its_threshold_and_not_below() -> None:
         assert stops((measure, value), row)
         assert not stops((measure, float(np.nextafter(value, surer))), row)
         assert stops((measure, float(np.nextafter(value, -surer))), row)
+
+
+def test_waiting_is_no_processor_time(target: LanguageModel, drafter: LanguageModel) -> None:
+    class Waiting(Match):
+        def verify(self, *given: Any) -> Any:
+            time.sleep(0.05)  # as while another process has the processor
+            return super().verify(*given)
+
+    answer = decode(target, ModelDrafter(drafter, Greedy()), Waiting(Greedy()), PROMPTS[0], 3, 8)
+    waited = 0.05 * (1 + len(answer.calls))
+    assert 0 < answer.processor_seconds < answer.seconds - 0.9 * waited

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from analysis.certificates.certify import certify
-from analysis.decoding.laws import NOTHING, leading
+from analysis.decoding.schemes import NOTHING, leading
 from analysis.rules import Additive, Multiplicative, Prefix, best_path
 from analysis.topk import TopK
 from analysis.trees.topology import ROOT, Topology, sequence, spec_infer, symmetric

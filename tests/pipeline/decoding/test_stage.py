@@ -19,7 +19,7 @@ from pipeline.decoding import pair
 from pipeline.errors import PipelineError
 from pipeline.loader import Study
 from pipeline.models.heads.hidden_drafter import HiddenDrafter
-from pipeline.models.language_model import LanguageModel, hidden_states
+from pipeline.models.language_model import LanguageModel
 from pipeline.models.passes import Text
 from pipeline.plan.facts import DecodingFacts
 from pipeline.plan.specs import ServedPrompts, method_entries
@@ -180,14 +180,16 @@ def test_passes_are_timed_at_each_batch_size(stage: Any) -> None:
     assert list(zip(passes["model"], passes["tokens"], strict=True)) == 2 * of_one
     assert passes["batch"] == [1] * len(of_one) + [3] * len(of_one)
     assert min(passes["seconds"]) > 0
+    runs = pq.read_table(stage([PROMPTS[0]]).directory / "timings/runs.parquet").to_pylist()
+    assert all(0 < row["processor_seconds"] < row["seconds"] + 0.01 for row in runs)
 
 
 @torch.inference_mode()
 def head_logits(model: HiddenDrafter, text: list[int]) -> torch.Tensor:
     """All logits (n, V) of a text at depth 1; of the first token, which has no entry, zeros."""
     ids = torch.tensor(text)
-    hidden = hidden_states(model.target.module(ids[None], output_hidden_states=True), model.layers)
-    found = Text(model, len(text)).extend(ids[1:], None, model.head.fuse(hidden[:, :-1])[0])
+    hidden = heads.states_of(model.target, text[:-1], model.layers)[None]
+    found = Text(model, len(text)).extend(ids[1:], None, model.head.fuse(hidden)[0])
     return torch.cat([torch.zeros(1, V), found])
 
 
@@ -200,7 +202,7 @@ def test_nats_given_up_and_drafts_are_those_of_plain_passes(
         text = PROMPTS[1] + row["token_ids"]
         chosen = logits(target, text)[len(PROMPTS[1]) - 1 : -1].double().log_softmax(1)
         below = chosen.amax(1) - chosen[range(len(chosen)), row["token_ids"]]
-        assert row["given_up"] == pytest.approx(below.sum().item(), abs=1e-3)
+        assert row["nats_given_up"] == pytest.approx(below.sum().item(), abs=1e-3)
     answer = found["data"][0]["token_ids"]
     text = PROMPTS[1] + answer
     if "head" in request.node.name:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from analysis.decoding.laws import NOTHING
+from analysis.decoding.schemes import NOTHING
 from analysis.trees.optimal import optimal
 from analysis.trees.topology import (
     ROOT,

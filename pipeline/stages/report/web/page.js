@@ -75,7 +75,7 @@ function evaluate(target, rule, level, gamma) {
   const found = { share: share(rules[rule].share, level), tokens: tokens(rules[rule].tokens, level) };
   if (rules[rule].shares) {
     [found.accepted, found.certified] = [0, 1].map((at) => share(rules[rule].shares, at));
-    [found.realised, found.promised] = [0, 1].map((at) => tokens(rules[rule].calls, at));
+    [found.measured, found.promised] = [0, 1].map((at) => tokens(rules[rule].calls, at));
   }
   return found;
 }
@@ -89,7 +89,7 @@ function decodedText(label) {
 
 function showCalculator() {
   const found = evaluate(state.target, state.rule, state.level, state.gamma);
-  const shown = { share: asShare, tokens: asNumber, accepted: asShare, certified: asShare, promised: asNumber, realised: asNumber };
+  const shown = { share: asShare, tokens: asNumber, accepted: asShare, certified: asShare, promised: asNumber, measured: asNumber };
   for (const [name, how] of Object.entries(shown)) {
     const place = byId(`found-${name}`);
     if (place) place.textContent = found[name] ? withInterval(found[name], how) : "not judged by this rule";
@@ -99,7 +99,7 @@ function showCalculator() {
   for (let length = 1; length <= longest(); length++) {
     const each = evaluate(state.target, state.rule, state.level, length);
     const kinds = { [`any drafter within ${epsText()}, guaranteed`]: each.tokens };
-    if (each.realised) kinds[PAGE.drafter] = each.realised;
+    if (each.measured) kinds[PAGE.drafter] = each.measured;
     for (const [kind, { value, low, high }] of Object.entries(kinds)) rows.push({ kind, length, tokens: value, low, high });
   }
   drawChart("lengths", { lengths: rows });
@@ -148,7 +148,7 @@ function showRules() {
   for (const [name, texts] of [
     ["accepted", of("accepted", asShare)],
     ["certified for this drafter", of("certified", asShare)],
-    [`tokens a call, γ = ${state.gamma}`, of("realised", asNumber)],
+    [`tokens a call, γ = ${state.gamma}`, of("measured", asNumber)],
     [`guaranteed tokens a call, γ = ${state.gamma}`, of("promised", asNumber)],
     ["steps that emit another token than the target's first choice", known.map((row) => row.departure_text ?? "–")],
     ["target probability given up a step", known.map((row) => row.given_up_text ?? "–")],

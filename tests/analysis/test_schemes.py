@@ -12,7 +12,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from analysis.decoding import laws
+from analysis.decoding import schemes
 from analysis.trees.topology import batch, sequence, symmetric
 from tests.divergences import argmax_rank
 
@@ -38,10 +38,10 @@ def test_a_tree_that_is_a_chain_is_speculative_sampling(seed: int) -> None:
         uniforms, last = generator.random(3), generator.random(4)
         at = np.arange(3)
         rows = partial(after, p, q, 0)
-        chain = laws.speculative_sampling(
+        chain = schemes.speculative_sampling(
             p[at, drafted], q[at, drafted], uniforms, rows, last.__getitem__
         )
-        path, token = laws.tree_speculative_sampling(
+        path, token = schemes.tree_speculative_sampling(
             sequence(3), drafted, uniforms, partial(after, p, q, 1), last.__getitem__
         )
         assert (len(path), token) == chain
@@ -51,9 +51,9 @@ def blocks(k: int, size: int, p: Rows, q: Rows) -> Counter[tuple[int, ...]]:
     def run(fork: Fork) -> tuple[int, ...]:
         drafted: list[int] = []
         for _ in range(k):
-            drafted.append(laws.pick(q(tuple(drafted)), Uniform(fork)))
+            drafted.append(schemes.pick(q(tuple(drafted)), Uniform(fork)))
         prefixes = [tuple(drafted[:at]) for at in range(k + 1)]
-        accepted, token = laws.block_verification(
+        accepted, token = schemes.block_verification(
             drafted,
             np.array([p(text) for text in prefixes]),
             np.array([q(text) for text in prefixes[:k]]).reshape(k, size),
@@ -113,8 +113,8 @@ def test_relaxed_sampling_emits_what_its_acceptance_gives(
     also = {ranked[rank] for rank in relaxed}
 
     def run(fork: Fork) -> int:
-        drafted = laws.pick(q, Uniform(fork))
-        accepted, token = laws.speculative_sampling(
+        drafted = schemes.pick(q, Uniform(fork))
+        accepted, token = schemes.speculative_sampling(
             p[[drafted]],
             q[[drafted]],
             np.array([Uniform(fork)]),
@@ -137,20 +137,20 @@ def test_relaxed_sampling_emits_what_its_acceptance_gives(
 
 @pytest.mark.parametrize("flags", [[1, 1, 0, 1], [0, 1], [1, 1, 1], []])
 def test_tests_before_the_first_failure(flags: list[int]) -> None:
-    accepted = laws.leading(np.array(flags, dtype=bool))
+    accepted = schemes.leading(np.array(flags, dtype=bool))
     assert all(flags[:accepted])
     assert flags[accepted : accepted + 1] in ([0], [])
 
 
 def test_a_path_follows_the_choices_of_the_target() -> None:
-    assert laws.match_tree(sequence(3), [4, 5, 6], [4, 5, 7, 8]) == ((0, 1), 7)
-    assert laws.match_tree(sequence(3), [4, 5, 7], [4, 5, 7, 8]) == ((0, 1, 2), 8)
-    assert laws.match_tree(sequence(0), [], [9]) == ((), 9)
+    assert schemes.match_tree(sequence(3), [4, 5, 6], [4, 5, 7, 8]) == ((0, 1), 7)
+    assert schemes.match_tree(sequence(3), [4, 5, 7], [4, 5, 7, 8]) == ((0, 1, 2), 8)
+    assert schemes.match_tree(sequence(0), [], [9]) == ((), 9)
     tree = symmetric(2, 2)  # nodes 0, 1; 2, 3 behind 0; 4, 5 behind 1
     drafted = [7, 8, 1, 2, 1, 2]
-    assert laws.match_tree(tree, drafted, [8, 0, 2, 0, 0, 0, 5]) == ((1, 5), 5)
-    assert laws.match_tree(tree, drafted, [8, 0, 3, 0, 0, 0, 0]) == ((1,), 3)
-    assert laws.match_tree(tree, drafted, [3, 0, 0, 0, 0, 0, 0]) == ((), 3)
+    assert schemes.match_tree(tree, drafted, [8, 0, 2, 0, 0, 0, 5]) == ((1, 5), 5)
+    assert schemes.match_tree(tree, drafted, [8, 0, 3, 0, 0, 0, 0]) == ((1,), 3)
+    assert schemes.match_tree(tree, drafted, [3, 0, 0, 0, 0, 0, 0]) == ((), 3)
 
 
 def test_tree_greedy_accepts_a_level_as_the_rule_says() -> None:
@@ -161,12 +161,12 @@ def test_tree_greedy_accepts_a_level_as_the_rule_says() -> None:
         drafted = np.argsort(-draft, axis=1)[:, :m]
         for row, at in enumerate(rank):
             choices = [int(target[row].argmax()), *[0] * m]
-            path, _ = laws.match_tree(batch(m), drafted[row].tolist(), choices)
+            path, _ = schemes.match_tree(batch(m), drafted[row].tolist(), choices)
             assert bool(path) == (at <= m)
 
 
 def test_impossible_rejection_and_rounding_leave_a_token_of_the_target() -> None:
     p = np.array([0.25, 0.75, 0.0])
-    assert laws.pick(laws.residual(p, p), 0.5) == 1
-    assert laws.pick(p, np.nextafter(1.0, 0.0)) == 1  # never the token without mass
-    assert laws.pick(np.array([0.0, 1.0]), 0.0) == 1
+    assert schemes.pick(schemes.residual(p, p), 0.5) == 1
+    assert schemes.pick(p, np.nextafter(1.0, 0.0)) == 1  # never the token without mass
+    assert schemes.pick(np.array([0.0, 1.0]), 0.0) == 1

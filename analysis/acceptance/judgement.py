@@ -1,0 +1,209 @@
+"""A rule's judgement of a drafter's steps: accepted and certified.
+
+At a step, a rule *accepts* the drafter's most probable token (a tree: the target's argmax is among
+the drafter's top m). The step is *certified* if KL(p||q) is below the rule's certificate R.
+Certified implies accepted (Theorems 4.4, 5.1). The converse need not hold; the share of accepted
+steps that are certified is the coverage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..certificates.certify import certify
+from ..rules.rule import Rule
+from ..statistics.bootstrap import Flags, Floats
+from ..statistics.trajectories import Trajectories
+from ..topk import TopK
+
+FULL = "full_kl"  # KL(p||q') of a q' over all tokens that drafts the same token as the drafter
+CHUNK = 8192  # steps certified at a time
+CERTIFICATE_ROUNDING = 1e-12  # relative error allowed in a computed certificate
+# Allowance for rounding, relative to p/q: log-probabilities down to -40 carry an absolute error
+# of a few 1e-15 from the subtraction of logsumexp; 1e-13 also covers exp and the long sums.
+RATIO_ROUNDING = 1e-13
+
+
+@dataclass(frozen=True, eq=False)
+class Steps:
+    """A drafter and its target at the N steps of P trajectories, in order.
+
+    Attributes:
+        target: the target's distributions.
+        position: (N,) 0-based, within each trajectory.
+        kl: (N,) KL(p||q) over the full vocabulary, nats.
+        draft_rank: (N,) target rank of the drafted token, the drafter's argmax, from 1.
+        draft_log_prob: (N,) target log-probability of the drafted token.
+        argmax_rank: (N,) rank of the target's argmax under the drafter, from 1.
+        deeper: for a head, the same at depths 2, 3, ... of its drafts; empty for a language model,
+            whose q does not depend on the depth.
+    """
+
+    target: TopK
+    position: NDArray[np.int32]
+    kl: Floats
+    draft_rank: NDArray[np.int32]
+    draft_log_prob: Floats
+    argmax_rank: NDArray[np.int32]
+    deeper: Sequence[Steps] = ()
+
+    def __len__(self) -> int:
+        return len(self.kl)
+
+    def drafted(
+        self, part: slice | NDArray[np.intp]
+    ) -> tuple[NDArray[np.int32], Floats, NDArray[np.int32]]:
+        """Return draft_rank, draft_log_prob and argmax_rank at a selection of the steps."""
+        return self.draft_rank[part], self.draft_log_prob[part], self.argmax_rank[part]
+
+    @property
+    def by_depth(self) -> list[Steps]:
+        """The steps by depth: these, of depth 1, and the measured deeper ones."""
+        return [self, *self.deeper]
+
+    @cached_property
+    def largest_kl(self) -> Floats:
+        """(N,) the largest KL of all depths."""
+        return np.asarray(np.max([steps.kl for steps in self.by_depth], axis=0))
+
+    @cached_property
+    def trajectories(self) -> Trajectories:
+        """The trajectories of the prompts."""
+        return Trajectories.from_positions(self.position)
+
+    def slack(self, certificate: Floats) -> Floats:
+        """Return (N,) certificates minus the KL; +inf where nothing is rejected, at any KL."""
+        endless = np.isinf(certificate)
+        return np.where(endless, np.inf, np.where(endless, 0.0, certificate) - self.kl)
+
+    @cached_property
+    def given_up(self) -> Floats:
+        """(N,) p(x0) - p(y), the target probability given up by emitting the drafted token y."""
+        difference = self.target.top_probability - np.exp(self.draft_log_prob)
+        return np.asarray(np.where(self.draft_rank == 1, 0.0, difference))
+
+
+@dataclass(frozen=True, eq=False)
+class Judgement:
+    """A rule applied to every step.
+
+    Attributes:
+        rule: the rule.
+        lower: (N,) lower ends of the certificates, nats; +inf where nothing is rejected.
+        upper: (N,) upper ends; equal to `lower` where exact.
+        accepted: (N,) whether the draft is accepted.
+        certified: (N,) whether its KL, or the divergence of the certificates, is below `lower` by
+            more than the rounding of both.
+        certifiable: (N,) the same with `upper`; it differs where the certificate is not exact.
+        deeper: the judgements of the same rule at the deeper depths of the steps.
+    """
+
+    rule: Rule
+    lower: Floats
+    upper: Floats
+    accepted: Flags
+    certified: Flags
+    certifiable: Flags
+    deeper: Sequence[Judgement] = ()
+
+    @property
+    def by_depth(self) -> list[Judgement]:
+        """The judgements by depth: this one, of depth 1, and the deeper ones."""
+        return [self, *self.deeper]
+
+    @property
+    def accepted_by_depth(self) -> Flags:
+        """(D, N) whether the draft is accepted, by depth from 1."""
+        return np.stack([judgement.accepted for judgement in self.by_depth])
+
+    @property
+    def certified_throughout(self) -> tuple[Flags, Flags]:
+        """(N,) whether a step is certified, and certifiable, at every depth.
+
+        Counting only these steps as accepted gives no fewer calls than there are.
+        """
+        return (
+            np.all([judgement.certified for judgement in self.by_depth], axis=0),
+            np.all([judgement.certifiable for judgement in self.by_depth], axis=0),
+        )
+
+    @property
+    def violations(self) -> NDArray[np.intp]:
+        """Steps that are certified yet rejected; there are none, or there is a bug."""
+        return np.flatnonzero(self.certified & ~self.accepted)
+
+
+def rounding(divergence: str, distance: Floats) -> Floats:
+    """Return a bound on the rounding error of a computed divergence, given its logits.
+
+    A relative error e of every ratio p/q changes KL and reverse KL by at most e * sum p |log(p/q)|,
+    which is at most e (KL + sqrt(2 KL)) (Pinsker), and the squared Hellinger distance H by at most
+    e TV <= e sqrt(2 H). Both bounds vanish with the divergence. Total variation changes by at most
+    e, a bound that does not vanish, except that a distance of exactly 0 has no error.
+
+    Args:
+        divergence: kl, reverse_kl, hellinger or tv.
+        distance: (N,) computed divergences.
+    """
+    if divergence == "tv":
+        return RATIO_ROUNDING * np.sign(distance)
+    return RATIO_ROUNDING * (distance + np.sqrt(2 * distance))
+
+
+def judge(
+    steps: Steps, rules: Sequence[Rule], divergence: str = "kl", distance: Floats | None = None
+) -> list[Judgement]:
+    """Return the judgement of every rule on all steps.
+
+    Without `distance` the deeper depths of the steps are judged too.
+
+    KL = R does not guarantee acceptance, and both have rounding errors: a step counts as certified
+    if KL + rounding(KL) < (1 - 1e-12) lower. A KL of exactly 0 has no rounding error. A step where
+    nothing is rejected is certified, even with an infinite KL.
+
+    Args:
+        steps: a drafter and its target.
+        rules: the rules.
+        divergence: of the certificates: kl, reverse_kl, hellinger, tv or full_kl. The latter
+            certifies no tree, as q' shares the drafter's first choice but not its top m.
+        distance: (N,) this divergence between target and drafter; by default the KL of `steps`.
+    """
+    alike = [rule.judges_tokens or divergence != FULL for rule in rules]
+    divergence = "kl" if divergence == FULL else divergence
+    size, depths = (len(steps), len(rules)), steps.by_depth if distance is None else [steps]
+    lower, upper = np.empty(size), np.empty(size)
+    accepted = np.empty((len(depths), *size), dtype=bool)
+    for start in range(0, len(steps), CHUNK):
+        part = slice(start, start + CHUNK)
+        dist = steps.target[part]
+        certificates = certify(dist, rules, divergence=divergence)
+        lower[part], upper[part] = certificates.lower, certificates.upper
+        for depth, at_depth in enumerate(depths):
+            drafted = at_depth.drafted(part)
+            for column, rule in enumerate(rules):
+                passed = rule.accepts(dist, *drafted, certificates.accepted_count[:, column])
+                accepted[depth, part, column] = passed
+    judgements: list[list[Judgement]] = [[] for _ in rules]
+    for passed, at_depth in zip(accepted, depths, strict=True):
+        apart = at_depth.kl if distance is None else distance
+        far = np.where(alike, (apart + rounding(divergence, apart))[:, None], np.inf)
+        certified, certifiable = (
+            np.isinf(end) | (far < (1 - CERTIFICATE_ROUNDING) * end) for end in (lower, upper)
+        )
+        for column, rule in enumerate(rules):
+            judgements[column].append(
+                Judgement(
+                    rule,
+                    np.ascontiguousarray(lower[:, column]),
+                    np.ascontiguousarray(upper[:, column]),
+                    accepted=np.ascontiguousarray(passed[:, column]),
+                    certified=np.ascontiguousarray(certified[:, column]),
+                    certifiable=np.ascontiguousarray(certifiable[:, column]),
+                )
+            )
+    return [replace(first, deeper=deeper) for first, *deeper in judgements]

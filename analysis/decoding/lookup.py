@@ -1,0 +1,105 @@
+"""Prompt look-up: the draft repeats the continuation of an earlier passage of the text.
+
+Engines differ in the occurrence that they take and in the end of the draft (MATCHES):
+
+| match | occurrence | n-gram | draft |
+|---|---|---|---|
+| latest | the latest | the longest that occurs | repeats itself at the end of the text |
+| earliest | the earliest | the longest that occurs | ends with the text |
+| fixed | the latest | of exactly `longest` tokens | ends before the last token; at least n |
+
+earliest is vLLM's (`vllm/v1/spec_decode/ngram_proposer.py`), fixed llama.cpp's ngram-simple
+(`common/ngram-map.cpp`: common_ngram_simple_draft).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+MATCHES = ("latest", "earliest", "fixed")
+SHORTEST = 2  # tokens of a match, if longer ones are searched: docs/decoding.md
+
+
+def continuation(
+    tokens: Sequence[int], longest: int, count: int, shortest: int = 1, match: str = "latest"
+) -> list[int]:
+    """Draft up to `count` tokens that followed an earlier occurrence of the last n tokens.
+
+    Args:
+        tokens: the text.
+        longest: the largest n.
+        count: length of a full draft.
+        shortest: the least n; with `match` fixed n is `longest`.
+        match: one of `MATCHES`.
+
+    Returns:
+        The draft, empty without an occurrence.
+
+    Examples:
+        >>> text = [1, 2, 3, 4, 1, 2, 5, 1, 2]
+        >>> [continuation(text, 2, 4, match=match) for match in MATCHES]
+        [[5, 1, 2, 5], [3, 4, 1, 2], [5, 1]]
+    """
+    text = np.array(tokens)
+    size = len(text)
+    if match == "fixed" and size <= longest + count + 2:
+        return []
+    ends = np.arange(size - 1)  # where an occurrence of the last n tokens ends
+    matched = 0
+    for n in range(1, min(longest, size - 1) + 1):
+        longer = ends[(ends >= n - 1) & (text[ends - n + 1] == text[-n])]
+        if not len(longer):
+            break
+        ends, matched = longer, n
+    if matched < max(1, longest if match == "fixed" else shortest):
+        return []
+    begin = int(ends[0 if match == "earliest" else -1]) + 1
+    if match == "latest":
+        return [int(text[begin + offset % (size - begin)]) for offset in range(count)]
+    draft: list[int] = text[begin : min(begin + count, size - (match == "fixed"))].tolist()
+    # llama.cpp's first token is index 0, which means no match there
+    return [] if match == "fixed" and (len(draft) < longest or begin == longest) else draft
+
+
+def lookup_calls(
+    prompt: Sequence[int],
+    answer: Sequence[int],
+    draft_length: int,
+    longest: int,
+    match: str = "latest",
+    limit: int | None = None,
+) -> list[tuple[int, int, int]]:
+    """Return the calls of look-up along an answer of greedy decoding.
+
+    The prompt's pass emits the answer's first token. Every later pass verifies a draft, or emits
+    one token if look-up has no match.
+
+    Args:
+        prompt: token ids.
+        answer: token ids.
+        draft_length: of a full draft.
+        longest: largest n of `continuation`; the least is `SHORTEST`.
+        match: one of `MATCHES`.
+        limit: largest length of an answer, to which drafts are cut (as llama.cpp does). With None
+            they are not cut, and the last call may draft beyond the answer's end (as vLLM does).
+
+    Returns:
+        (drafted, accepted, emitted) of every pass after the prompt's.
+
+    Examples:
+        >>> lookup_calls([1, 2, 3, 1], [2, 3, 1, 7], draft_length=2, longest=2)
+        [(2, 2, 3)]
+    """
+    text, calls = [*prompt, *answer[:1]], []
+    while (done := len(text) - len(prompt)) < len(answer):
+        draft = continuation(text, longest, draft_length, min(longest, SHORTEST), match)
+        draft = draft if limit is None else draft[: limit - done - 1]
+        right = 0
+        while right < min(len(draft), len(answer) - done) and draft[right] == answer[done + right]:
+            right += 1
+        emitted = min(right + 1, len(answer) - done)
+        calls.append((len(draft), right, emitted))
+        text += answer[done : done + emitted]
+    return calls

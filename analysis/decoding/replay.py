@@ -1,0 +1,108 @@
+"""Calls of an engine compared with those predicted along its answers.
+
+A call is (drafted, accepted). The prompt's pass emits the first token of an answer; a call that
+begins at step s is followed by one at s + accepted + 1. If an engine reports only sums over calls,
+the sums are compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ..statistics.bootstrap import Flags
+
+Call = tuple[int, int]  # drafted, accepted
+
+
+@dataclass
+class Replayed:
+    """Counts of a comparison of answers.
+
+    Attributes:
+        answers: number of answers compared.
+        equal_answers: answers whose calls, or sums, are all equal.
+        calls: the engine's calls without each answer's last one; 0 if it reports only sums.
+        equal_calls: those of these calls that were predicted.
+        accepted: number of accepted tokens, predicted and counted.
+        tested: number of certified tokens that the engine tested.
+        rejected: number of these that it rejected.
+        different: name of the first answer that is not equal.
+    """
+
+    answers: int = 0
+    equal_answers: int = 0
+    calls: int = 0
+    equal_calls: int = 0
+    accepted: list[int] = field(default_factory=lambda: [0, 0])
+    tested: int = 0
+    rejected: int = 0
+    different: str = ""
+
+    def add(self, name: str, predicted: Sequence[Call], counted: Sequence[Call]) -> None:
+        """Compare the calls with a draft of an answer; the last may go beyond its end."""
+        engine_calls, own_calls = begins(counted)[:-1], set(begins(predicted))
+        equal = sum(call in own_calls for call in engine_calls)
+        self.calls += len(engine_calls)
+        self.equal_calls += equal
+        self._count(name, equal == len(engine_calls), predicted, counted)
+
+    def add_sums(self, name: str, predicted: Sequence[Call], accepted: int, beyond: int) -> None:
+        """Compare the accepted tokens of an answer; up to `beyond` may be after its end."""
+        total = sum(accepted_of_call for _, accepted_of_call in predicted)
+        self._count(name, total <= accepted <= total + beyond, predicted, [(0, accepted)])
+
+    def _count(
+        self, name: str, equal: bool, predicted: Iterable[Call], counted: Iterable[Call]
+    ) -> None:
+        self.answers += 1
+        self.equal_answers += equal
+        self.different = self.different or ("" if equal else name)
+        for index, calls in enumerate((predicted, counted)):
+            self.accepted[index] += sum(accepted for _, accepted in calls)
+
+    def certify(self, counted: Sequence[Call], certified: Flags) -> None:
+        """Count the certified tokens that the engine tested and rejected.
+
+        Args:
+            counted: calls of an answer that drafts in every pass.
+            certified: (D, n) whether the answer's steps are certified, by depth.
+        """
+        depths, size = certified.shape
+        for begin, drafted, accepted in begins(counted):
+            for place in range(min(accepted + 1, drafted, size - begin)):
+                if certified[min(place, depths - 1), begin + place]:
+                    self.tested += 1
+                    self.rejected += place == accepted
+
+
+def begins(calls: Sequence[Call]) -> list[tuple[int, int, int]]:
+    """Return consecutive calls with the step at which each begins.
+
+    Examples:
+        >>> begins([(3, 2), (3, 0), (3, 3)])
+        [(1, 3, 2), (4, 3, 0), (5, 3, 3)]
+    """
+    step, rows = 1, []
+    for drafted, accepted in calls:
+        rows.append((step, drafted, accepted))
+        step += accepted + 1
+    return rows
+
+
+def rates_by_place(calls: Iterable[Call], length: int) -> list[float]:
+    """Return the acceptance rate at each place of a draft.
+
+    Examples:
+        >>> rates_by_place([(2, 2), (2, 0), (1, 1)], 2)
+        [0.6666666666666666, 1.0]
+    """
+    table = np.array(list(calls), dtype=np.intp).reshape(-1, 2)
+    drafted, accepted = table[:, 0], table[:, 1]
+    shares = []
+    for place in range(1, length + 1):
+        tested = (drafted >= place) & (accepted >= place - 1)
+        shares.append(float(np.mean(accepted[tested] >= place)) if tested.any() else float("nan"))
+    return shares

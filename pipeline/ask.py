@@ -1,0 +1,259 @@
+"""Sends a study's prompts to an inference server and saves the answers.
+
+``python -m pipeline.ask URL study=smollm2``: URL is that of vLLM, SGLang, llama.cpp's server, or
+another OpenAI-compatible server. Prompts are those of stage prompts (made if they are missing), the
+length of answers is `distributions.steps`, and temperature, top_p, top_k and seed are those of
+`distributions`. Keys of its own: ask.log_probs (a token; 0 for token ids alone), ask.model,
+ask.concurrent (requests at once), ask.timeout (seconds), ask.name.
+
+Writes below outputs/answers: NAME.jsonl, which distributions.answers, reconcile and check_engine
+read; NAME.json, how it was asked; and the server's page of /metrics before and after the requests.
+Stopped at any moment, the same command goes on with the prompts that have no answer yet.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import platform
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import httpx2
+
+from conf.schema import Config
+from pipeline.console import command
+from pipeline.engines.servers import Sampling, Server, metrics_page, open_server, request_body
+from pipeline.errors import PipelineError, first_line
+from pipeline.execution.progress import progress_bar
+from pipeline.execution.runner import ensure, shown
+from pipeline.formats.engine_pages import is_page, read_page
+from pipeline.loader import Study
+from pipeline.store.node import slug
+
+ATTEMPTS = 6  # at one prompt
+WAIT = 1.0  # seconds before the second, doubled before each further one
+BUSY = httpx2.codes.TOO_MANY_REQUESTS
+Prompts = Mapping[str, Sequence[int]]  # token ids by prompt_id
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Ask the server that the command line names."""
+    with command("python -m pipeline.ask URL [OVERRIDES]", __doc__, arguments):
+        urls = [word for word in arguments if word.startswith(("http://", "https://"))]
+        if len(urls) != 1:
+            raise PipelineError(
+                f"{len(urls)} addresses were given: give one, for instance "
+                "python -m pipeline.ask http://localhost:8000 study=smollm2"
+            )
+        study = Study(*(word for word in arguments if word not in urls), "stage=prompts")
+        asyncio.run(_ask(urls[0], study))
+
+
+async def _ask(url: str, study: Study) -> None:
+    settings = study.config
+    # an answer may take as long as the server needs for it; that it lives is asked in between
+    timeout = httpx2.Timeout(30.0, read=settings.ask.timeout, pool=None)
+    limits = httpx2.Limits(max_connections=settings.ask.concurrent)
+    async with httpx2.AsyncClient(timeout=timeout, limits=limits, trust_env=False) as client:
+        server = await open_server(client, url, settings.ask.model)
+        prompts = _prompts(study)
+        before = await metrics_page(client, server)
+        folder = Path(settings.outputs) / "answers"
+        path = folder / f"{_name(study, server, before)}.jsonl"
+        folder.mkdir(parents=True, exist_ok=True)
+        requests = {
+            name: request_body(server, ids, sampling_of(settings)) for name, ids in prompts.items()
+        }
+        answered = _read_answered(path, requests)
+        if len(answered) == len(requests):
+            print(
+                f"{shown(path)} has all {len(answered)} answers: give ask.name=NAME for those of "
+                "another server"
+            )
+            return
+        began = time.time()
+        todo = {name: body for name, body in requests.items() if name not in answered}
+        failed = await _send(client, server, todo, path, settings.ask.concurrent)
+        after = await metrics_page(client, server)
+    _write_pages(path, before, after)
+    about = {
+        "url": server.url,
+        "engine": server.engine,
+        "version": server.version,
+        "model": server.model,
+        "machine": f"{platform.machine()}, {platform.system()}",
+        "concurrent": settings.ask.concurrent,
+        "answers": len(requests) - len(failed),
+        "answers_of_pages": len(todo) - len(failed),  # those between the two pages
+        "seconds": round(time.time() - began, 3),
+    }
+    path.with_suffix(".json").write_text(json.dumps(about, indent=2) + "\n")
+    if failed:
+        name, reason = next(iter(failed.items()))
+        raise PipelineError(
+            f"{len(failed)} of {len(requests)} prompts have no answer; the first is {name}: "
+            f"{reason}. The same command asks for these again"
+        )
+    _in_order(path, list(requests))
+    pages = "" if after else "; no page of /metrics (llama.cpp: start it with --metrics)"
+    print(
+        f"{server.shown}, {server.model}: {len(todo)} answers in {about['seconds']:.1f} s{pages}\n"
+        f"answers: {shown(path)}",
+        flush=True,
+    )
+
+
+def sampling_of(settings: Config) -> Sampling:
+    """Return how answers are to be generated."""
+    wanted = settings.distributions
+    return Sampling(
+        wanted.steps,
+        wanted.temperature,
+        wanted.top_p,
+        wanted.top_k,
+        wanted.seed,
+        settings.ask.log_probs,
+    )
+
+
+def _prompts(study: Study) -> Prompts:
+    """Return the prompts of the study's targets, sampled where that was not done yet.
+
+    Raises:
+        PipelineError: they do not come from a data set, or targets read them differently.
+    """
+    if study.config.distributions.source != "model":
+        raise PipelineError(
+            f"distributions.source={study.config.distributions.source} has answers already: leave "
+            "it out to sample prompts"
+        )
+    nodes = {node.fingerprint: node for node in study.nodes["prompts"]}
+    if len(nodes) > 1:
+        raise PipelineError(
+            f"the targets {', '.join(study.targets)} read prompts with different tokenizers: leave "
+            "one of them"
+        )
+    (artifact,) = ensure(nodes.values(), study.store)
+    rows = artifact.read(columns=["prompt_id", "token_ids"]).to_pylist()
+    return {row["prompt_id"]: row["token_ids"] for row in rows}
+
+
+def _name(study: Study, server: Server, page: str | None) -> str:
+    """Return the name of the files: `ask.name`, else of study and target, and the draft length."""
+    if study.config.ask.name is not None:
+        return slug(study.config.ask.name)
+    length = 0
+    if page is not None and is_page(page):
+        length = len(read_page(Path(f"{server.url}/metrics"), page).by_place)
+    drafts = f"-drafts-of-{length}" if length else ""
+    return slug("-".join([study.config.study, *study.targets]) + drafts)
+
+
+def _read_answered(path: Path, requests: Mapping[str, Any]) -> set[str]:
+    """Return the prompts that a file of an earlier run answers; cut off its torn last line.
+
+    Raises:
+        PipelineError: it answers other requests.
+    """
+    if not path.exists():
+        return set()
+    whole = path.read_bytes()
+    kept = whole[: whole.rfind(b"\n") + 1]
+    if kept != whole:
+        path.write_bytes(kept)
+    answered = set()
+    for number, line in enumerate(kept.splitlines(), start=1):
+        try:
+            row = json.loads(line)
+            name, request = row["custom_id"], row["request"]
+        except (ValueError, LookupError, TypeError):
+            name, request = None, None
+        if name is None or requests.get(name) != request:
+            raise PipelineError(
+                f"{path}, line {number} answers another request (prompts, steps, sampling or "
+                "log-probabilities differ): give ask.name=NAME for a new file, or delete this one"
+            )
+        answered.add(name)
+    return answered
+
+
+async def _send(
+    client: httpx2.AsyncClient,
+    server: Server,
+    requests: Mapping[str, Any],
+    path: Path,
+    concurrent: int,
+) -> dict[str, str]:
+    """Append an answer a line as it comes; return the prompts without one, and why."""
+    failed: dict[str, str] = {}
+    todo = iter(requests.items())
+    label = f"ask {server.shown}"
+    with (
+        path.open("a", encoding="utf-8") as file,
+        closing(progress_bar(len(requests), "answer", label)) as bar,
+    ):
+
+        async def work() -> None:
+            for name, request in todo:
+                try:
+                    response = await _answer(client, server, request)
+                except PipelineError as error:
+                    failed[name] = str(error)
+                else:
+                    line = {"custom_id": name, "request": request, "response": response}
+                    file.write(json.dumps(line, ensure_ascii=False) + "\n")
+                    file.flush()
+                bar.update(1)
+
+        await asyncio.gather(*(work() for _ in range(min(concurrent, len(requests)))))
+    return failed
+
+
+async def _answer(client: httpx2.AsyncClient, server: Server, request: Any) -> dict[str, Any]:
+    """Return the answer to a request; asks again while the server is busy or does not answer.
+
+    Raises:
+        PipelineError: it refuses the request, or does not answer at all.
+    """
+    reason = ""
+    for attempt in range(ATTEMPTS):
+        if attempt:
+            await asyncio.sleep(WAIT * 2 ** (attempt - 1))
+        try:
+            response = await client.post(server.endpoint, json=request)
+            body = response.json()
+        except (httpx2.HTTPError, ValueError) as error:  # no connection; no JSON
+            reason = f"{type(error).__name__}: {first_line(error)}"
+            continue
+        refusal = body.get("error") or body.get("detail") if isinstance(body, dict) else body
+        if response.is_success and isinstance(body, dict) and refusal is None:
+            return body
+        reason = f"status {response.status_code}: {refusal!r:.300}"
+        if response.is_client_error and response.status_code != BUSY:
+            raise PipelineError(f"the server refuses it ({reason})")
+    raise PipelineError(f"no answer in {ATTEMPTS} attempts ({reason})")
+
+
+def _write_pages(path: Path, before: str | None, after: str | None) -> None:
+    for name, page in (("before", before), ("after", after)):
+        place = path.with_suffix(f".{name}.txt")
+        place.unlink(missing_ok=True)
+        if page is not None:
+            place.write_text(page, encoding="utf-8")
+
+
+def _in_order(path: Path, names: Sequence[str]) -> None:
+    """Put the answers of a file in the order of their prompts."""
+    lines = {json.loads(line)["custom_id"]: line for line in path.read_text("utf-8").splitlines()}
+    beside = path.with_suffix(".new")
+    beside.write_text("".join(f"{lines[name]}\n" for name in names), encoding="utf-8")
+    beside.replace(path)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,71 @@
+"""Checks that an engine decodes as predicted: ``python -m pipeline.check_engine DRAFTED [ALONE]``.
+
+Files are answers that ``pipeline.ask`` saved, all to the same prompts: of a server with drafts, of
+the same without, and, to tell noise apart, of another one without (CONTROL). Overrides name the
+study, one target, and the engine's drafter: ``study=mini target=mini_large drafter=mini``, or
+``engine.drafter=prompt_lookup decoding.lookup_match=earliest``. Prints one screen, and ends with
+status 1 where a check fails:
+
+texts: those with drafts are those without, near-ties of logits aside. calls: what was accepted,
+call by call, is what the study's drafter predicts along the same answers. certified: no token that
+is certified was rejected. tokens: those of a pass, predicted along the answers *without* drafts.
+Rates by place and the speed by the engine's clock stand beside.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from pipeline.console import command
+from pipeline.engines.check import CheckedRuns, lines_of
+from pipeline.errors import PipelineError
+from pipeline.loader import Study
+from pipeline.plan.composition import quoted
+
+WORDS = {True: "pass", False: "FAIL", None: "    "}
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Check the runs that the command line names.
+
+    Raises:
+        SystemExit: with status 1 where a check fails.
+    """
+    usage = "python -m pipeline.check_engine DRAFTED [ALONE [CONTROL]] [OVERRIDES]"
+    with command(usage, __doc__, arguments):
+        paths = [Path(word) for word in arguments if "=" not in word]
+        overrides = [word for word in arguments if "=" in word]
+        if not 1 <= len(paths) <= 3:
+            raise PipelineError(
+                f"{len(paths)} files were given: give the answers of a server with drafts, and "
+                "those of one without: python -m pipeline.check_engine DRAFTED [ALONE [CONTROL]]"
+            )
+        if len({path.name for path in paths}) < len(paths):
+            raise PipelineError("two files have one name: rename one of them")
+        drafted, alone, control = [*paths, None, None][:3]
+        assert drafted is not None
+        files = [path for path in (alone, drafted, control) if path is not None]
+        listed = ",".join(quoted(str(path)) for path in files)
+        own = [
+            "distributions.source=answers",
+            f"distributions.answers=[{listed}]",
+            "distributions.temperature=0",
+        ]
+        study = Study("stage=distributions", *overrides, *own)
+        runs = CheckedRuns(study, drafted, alone)
+        lines = lines_of(runs, control)
+        drafter = study.config.drafter if runs.by_model else None
+        print(
+            f"\n{runs.counts.engine}, {study.config.targets[study.targets[0]].label}, drafts of "
+            f"{runs.length} by {'prompt look-up' if drafter is None else drafter.label}:"
+        )
+        for line in lines:
+            print(f"  {WORDS[line.passed]}  {line.name:<10} {line.text}")
+        if any(line.passed is False for line in lines):
+            raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

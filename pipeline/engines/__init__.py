@@ -1,0 +1,1 @@
+"""What inference engines are asked, and what they write."""

@@ -1,0 +1,160 @@
+"""Inference servers over HTTP: their requests for one prompt, and what they say of themselves.
+
+The engine is the one that /v1/models names as the owner of the model. Prompts are sent as token
+ids, so that no chat template or tokenizer of the server comes in between.
+
+| owner | endpoint | log-probabilities | version |
+|---|---|---|---|
+| vllm | /v1/completions | logprobs | /version |
+| sglang | /generate | top_logprobs_num | /get_server_info |
+| llamacpp | /completion | n_probs | /props |
+| others | /v1/completions, as OpenAI defines it | logprobs | |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import httpx2
+
+from pipeline.errors import PipelineError, first_line
+
+ENGINES = {"vllm": "vLLM", "sglang": "SGLang", "llamacpp": "llama.cpp"}  # by owner of the model
+ENDPOINTS = {"SGLang": "/generate", "llama.cpp": "/completion"}  # others: /v1/completions
+VERSIONS = {  # where an engine says its version, and under which key
+    "vLLM": ("/version", "version"),
+    "SGLang": ("/get_server_info", "version"),
+    "llama.cpp": ("/props", "build_info"),
+}
+OTHER = "an OpenAI-compatible server"
+
+
+@dataclass(frozen=True)
+class Server:
+    """A server that answers.
+
+    Attributes:
+        url: without a path.
+        engine: as printed; `OTHER` where it is not known.
+        version: its own word, empty without one.
+        model: as the server names it.
+    """
+
+    url: str
+    engine: str
+    version: str
+    model: str
+
+    @property
+    def shown(self) -> str:
+        """Engine and version as printed."""
+        return f"{self.engine} {self.version}".strip()
+
+    @property
+    def endpoint(self) -> str:
+        """The address that answers one prompt."""
+        return self.url + ENDPOINTS.get(self.engine, "/v1/completions")
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How answers are generated.
+
+    Attributes:
+        steps: the most tokens of an answer.
+        temperature: 0 is greedy.
+        top_p: 1 is all.
+        top_k: 0 is all.
+        seed: of the server's random numbers.
+        log_probs: how many a token; 0 is none.
+    """
+
+    steps: int
+    temperature: float
+    top_p: float
+    top_k: int
+    seed: int
+    log_probs: int
+
+
+def request_body(server: Server, prompt: Sequence[int], sampling: Sampling) -> dict[str, Any]:
+    """Return the request for one prompt of token ids, with the ids of the answer wherever possible.
+
+    Nothing but temperature, top-p and top-k shapes the distribution: llama.cpp's own defaults do
+    (min_p, its chain of samplers).
+    """
+    ids, count = list(prompt), sampling.log_probs
+    drawn = {"temperature": sampling.temperature, "top_p": sampling.top_p}
+    if server.engine == "SGLang":
+        options = drawn | {"max_new_tokens": sampling.steps, "top_k": sampling.top_k or -1}
+        logs = {"return_logprob": True, "top_logprobs_num": count} if count else {}
+        return {"input_ids": ids, "sampling_params": options, **logs}
+    drawn |= {"top_k": sampling.top_k, "seed": sampling.seed}
+    if server.engine == "llama.cpp":
+        samplers = {"samplers": ["top_k", "top_p", "temperature"], "repeat_penalty": 1.0}
+        logs = {"n_probs": count, "backend_sampling": False} if count else {}
+        size = {"n_predict": sampling.steps, "return_tokens": True, "cache_prompt": False}
+        return {"prompt": ids, **size, **drawn, **samplers, **logs}
+    body = {"model": server.model, "prompt": ids, "max_tokens": sampling.steps, **drawn}
+    if server.engine == "vLLM":
+        body |= {"return_token_ids": True}
+        return body | ({"logprobs": count, "return_tokens_as_token_ids": True} if count else {})
+    del body["top_k"]  # not OpenAI's
+    return body | ({"logprobs": count} if count else {})
+
+
+async def open_server(client: httpx2.AsyncClient, url: str, model: str | None) -> Server:
+    """Return the server at an address.
+
+    Args:
+        client: to ask with.
+        url: with or without /v1 behind it.
+        model: one of several that it serves; None where it serves one.
+
+    Raises:
+        PipelineError: nothing answers there, or which model is meant is not clear.
+    """
+    base = url.rstrip("/").removesuffix("/v1")
+    try:
+        response = await client.get(f"{base}/v1/models")
+        response.raise_for_status()
+        cards = {str(card["id"]): card for card in response.json()["data"]}
+    except (httpx2.HTTPError, httpx2.InvalidURL) as error:
+        raise PipelineError(
+            f"{base}/v1/models does not answer ({first_line(error)}): start the server, and give "
+            "its address, for instance http://localhost:8000"
+        ) from error
+    except (ValueError, LookupError, TypeError) as error:
+        raise PipelineError(
+            f"{base}/v1/models lists no models: give the address of an OpenAI-compatible server"
+        ) from error
+    if (model is None and len(cards) != 1) or (model is not None and model not in cards):
+        raise PipelineError(
+            f"{base} serves {', '.join(sorted(cards)) or 'no model'}: give one of them as ask.model"
+        )
+    name = model or next(iter(cards))
+    engine = ENGINES.get(str(cards[name].get("owned_by")), OTHER)
+    return Server(base, engine, await _version(client, base, engine), name)
+
+
+async def _version(client: httpx2.AsyncClient, base: str, engine: str) -> str:
+    """Return an engine's version in its own words; empty where it does not say."""
+    path, key = VERSIONS.get(engine, ("", ""))
+    if not path:
+        return ""
+    try:
+        response = await client.get(base + path)
+        return str(response.json().get(key) or "")
+    except (httpx2.HTTPError, ValueError, AttributeError):
+        return ""
+
+
+async def metrics_page(client: httpx2.AsyncClient, server: Server) -> str | None:
+    """Return the server's page of /metrics; None where it has none."""
+    try:
+        response = await client.get(f"{server.url}/metrics")
+    except httpx2.HTTPError:
+        return None
+    return response.text if response.status_code == httpx2.codes.OK else None

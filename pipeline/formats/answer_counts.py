@@ -1,0 +1,207 @@
+"""The draft counts that an engine, or Spec-Bench, reports of one answer.
+
+| engine | defined in |
+|---|---|
+| vLLM | `vllm/v1/metrics/stats.py`: RequestSpecDecodeMetrics (--per-request-spec-decode-metrics) |
+| SGLang | `.../managers/tokenizer_manager.py`: _calculate_spec_decoding_metrics |
+| llama.cpp | `tools/server/server-task.cpp`: result_timings::to_json |
+| Spec-Bench | `evaluation/eval.py`: accept_lengths, the tokens that each pass emitted |
+
+Engines count calls *with a draft* only. Of an answer of n tokens, whose first one the prompt's pass
+emits, a call emits its accepted tokens and one more, and a pass without a draft one. So n - 1 - a
+passes follow the prompt's, a being the accepted tokens. vLLM counts accepted tokens behind the end
+of an answer (max_tokens, a stop token) in the last call: the passes are up to as many more as this
+call accepted.
+
+Names of the counts changed between versions; all are read. A histogram counts the calls that
+accepted 0, 1, ... tokens.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from pipeline.formats.engine_answers import FormatError, Part
+from pipeline.formats.engine_pages import MOST_PLACES
+
+MOST_CALLS = 10_000_000  # of an answer; more are damage, and a table has a row each
+SPEC_BENCH = "Spec-Bench"
+NAMES: dict[str, dict[str, tuple[str, ...]]] = {  # of the counts in an answer
+    "SGLang": {
+        "calls": ("spec_verify_ct",),
+        "drafted": ("spec_num_proposed_drafts", "spec_proposed_drafts", "spec_draft_token_num"),
+        "accepted": ("spec_num_correct_drafts", "spec_accepted_drafts", "spec_accept_token_num"),
+        "histogram": ("spec_correct_drafts_histogram", "spec_accept_histogram"),
+    },
+    "vLLM": {
+        "calls": ("num_spec_steps",),
+        "drafted": ("num_draft_tokens",),
+        "accepted": ("num_accepted_draft_tokens",),
+        "histogram": ("acceptance_histogram",),
+    },
+    "llama.cpp": {"drafted": ("draft_n",), "accepted": ("draft_n_accepted",)},
+}
+PER_STEP = ("per_step_accepted", "per_step_drafted")  # vLLM's, of every call in order
+
+
+class AnswerCounts(NamedTuple):
+    """The counts of one answer.
+
+    Attributes:
+        engine: vLLM, SGLang, llama.cpp or Spec-Bench.
+        calls: with a draft, NaN where they are not told.
+        drafted: tokens, NaN likewise.
+        accepted: tokens.
+        histogram: how many calls accepted 0, 1, ... tokens; None where it is not told.
+        per_step: (accepted, drafted) of every call in order; None likewise.
+        tokens: of the answer, None likewise.
+        emitted: of Spec-Bench, the tokens that each pass emitted, by turn.
+    """
+
+    engine: str
+    calls: float
+    drafted: float
+    accepted: float
+    histogram: Sequence[int] | None = None
+    per_step: Sequence[tuple[int, int]] | None = None
+    tokens: int | None = None
+    emitted: Sequence[Sequence[int]] = ()
+
+    @property
+    def passes(self) -> tuple[float, float]:
+        """The least and the most passes after the prompt's, NaN where tokens are not told."""
+        if self.tokens is None:
+            return math.nan, math.nan
+        least = max(self.tokens - 1, 0) - self.accepted
+        with_draft = 0.0 if math.isnan(self.calls) else self.calls
+        return max(least, with_draft), max(least + self.last_accepted, with_draft)
+
+    @property
+    def last_accepted(self) -> int:
+        """The most tokens that the last call with a draft can have accepted.
+
+        llama.cpp cuts drafts to what an answer may still have (`get_n_draft_max`): 0.
+        """
+        if self.per_step:
+            return self.per_step[-1][0]
+        return max((place for place, times in enumerate(self.histogram or ()) if times), default=0)
+
+
+def counted_by(part: Part) -> AnswerCounts | int | None:
+    """Return the draft counts of a part of an answer; its tokens so far where it has none.
+
+    None for another choice of the same answer.
+
+    Raises:
+        FormatError: a number is missing, is no count, or contradicts another one.
+    """
+    if part.said.get("index"):
+        return None
+    body, said = part.body, part.said
+    if "accept_lengths" in said:
+        return _of_spec_bench(said)
+    sglang = (body.get("sglext") or {}).get("spec_tokens_details")
+    reported = {
+        "SGLang": body.get("meta_info") or said.get("meta_info") or sglang,
+        "vLLM": (body.get("metrics") or {}).get("speculative_decoding"),
+        "llama.cpp": body.get("timings"),
+    }
+    tokens = _answer_tokens(part)
+    for engine, names in NAMES.items():
+        info = reported[engine] or {}
+        if info.get(next(iter(names.values()))[0]) is None:
+            continue
+        values: dict[str, Any] = {}
+        for what, spellings in names.items():
+            name = next((name for name in spellings if info.get(name) is not None), spellings[0])
+            values[what] = info.get(name)
+            if what != "histogram":
+                _check_count(name, values[what])
+        histogram, calls = values.get("histogram"), values.get("calls", math.nan)
+        counts = AnswerCounts(
+            engine, calls, values["drafted"], values["accepted"], histogram, None, tokens or None
+        )
+        if histogram is not None:
+            _check_histogram(counts)
+        per_step: list[Any] = [info.get(name) if calls else [] for name in PER_STEP]
+        return counts if None in per_step else counts._replace(per_step=_steps(counts, *per_step))
+    return tokens
+
+
+def _answer_tokens(part: Part) -> int:
+    """Return how many tokens an answer has so far; 0 where it does not say so."""
+    usage, timings = part.body.get("usage") or {}, part.body.get("timings") or {}
+    info = part.body.get("meta_info") or {}
+    ids = part.said.get("token_ids")
+    sizes = (
+        *(usage.get("completion_tokens"), info.get("completion_tokens")),
+        *(timings.get("predicted_n"), part.body.get("tokens_predicted")),
+        len(ids) if isinstance(ids, list) and not part.streamed else None,
+    )
+    return next((size for size in sizes if type(size) is int and size > 0), 0)
+
+
+def _of_spec_bench(choice: Mapping[str, Any]) -> AnswerCounts:
+    """Return what Spec-Bench's answer tells: the tokens that each pass emitted."""
+    emitted = choice["accept_lengths"]
+    if not isinstance(emitted, list) or len(emitted) > MOST_CALLS:
+        raise FormatError("has accept_lengths that are no list of tokens a call")
+    for count in emitted:
+        _check_count("accept_lengths", count)
+        if not 1 <= count <= MOST_PLACES + 1:
+            raise FormatError(
+                f"has a call of {count} tokens in accept_lengths: give 1 to {MOST_PLACES + 1}"
+            )
+    sizes: list[int] = choice.get("decoding_steps") or []
+    whole = isinstance(sizes, list) and all(type(size) is int and size >= 0 for size in sizes)
+    if not whole or sum(sizes) != len(emitted):
+        sizes = [len(emitted)]
+    turns, begin = [], 0
+    for size in sizes:
+        turns.append(emitted[begin : begin + size])
+        begin += size
+    total = sum(emitted)
+    return AnswerCounts(
+        SPEC_BENCH, math.nan, math.nan, total - len(emitted), tokens=1 + total, emitted=turns
+    )
+
+
+def _check_count(name: str, value: Any) -> None:
+    if type(value) is not int or value < 0:
+        raise FormatError(f"has {name}={value!r:.60}: a whole number of at least 0 was expected")
+
+
+def _check_histogram(counts: AnswerCounts) -> None:
+    histogram = counts.histogram
+    if not isinstance(histogram, list) or not all(type(n) is int and n >= 0 for n in histogram):
+        raise FormatError(f"has the histogram {histogram!r:.60}: a list of counts was expected")
+    if len(histogram) > MOST_PLACES + 1 or sum(histogram) > MOST_CALLS:
+        raise FormatError(
+            f"has a histogram of {sum(histogram)} verifications of drafts of {len(histogram) - 1} "
+            f"tokens: at most {MOST_CALLS} and {MOST_PLACES} are allowed"
+        )
+    calls, accepted = sum(histogram), sum(place * times for place, times in enumerate(histogram))
+    if (calls, accepted) != (counts.calls, counts.accepted):
+        raise FormatError(
+            f"has a histogram of {calls} verifications and {accepted} accepted tokens, and counts "
+            f"of {counts.calls} and {counts.accepted}"
+        )
+
+
+def _steps(counts: AnswerCounts, accepted: Any, drafted: Any) -> list[tuple[int, int]]:
+    """Return (accepted, drafted) of every call, as vLLM lists them."""
+    for name, values in zip(PER_STEP, (accepted, drafted), strict=True):
+        if not isinstance(values, list) or len(values) != counts.calls:
+            raise FormatError(f"has {name} that is no list of {counts.calls} calls")
+        for value in values:
+            _check_count(name, value)
+    if any(kept > tried for kept, tried in zip(accepted, drafted, strict=True)):
+        raise FormatError("has a call in per_step_accepted that accepts more than it drafts")
+    if (sum(accepted), sum(drafted)) != (counts.accepted, counts.drafted):
+        raise FormatError(
+            f"has {sum(accepted)} accepted and {sum(drafted)} drafted tokens by call, and counts "
+            f"of {counts.accepted} and {counts.drafted}"
+        )
+    return list(zip(accepted, drafted, strict=True))

@@ -1,0 +1,163 @@
+"""Loads a head for its target, and checks that it can draft for it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from pipeline.errors import PipelineError, first_line
+from pipeline.models.few_rows import use_few_rows
+from pipeline.models.heads.head_files import (
+    EMBEDDING,
+    OFFSETS,
+    PROJECTION,
+    TARGETS,
+    HeadFiles,
+    drafted_ids,
+    read_head,
+    read_weights,
+)
+from pipeline.models.heads.hidden_drafter import HiddenDrafter, like_target, projection_of
+from pipeline.models.language_model import LanguageModel, linear_of
+from pipeline.plan.specs import UsedModel
+
+
+def load_head(used: UsedModel, target: LanguageModel) -> HiddenDrafter:
+    """Load a head for `target`, on its device and in its dtype.
+
+    Raises:
+        PipelineError: it is no head, belongs to another target, or its files are damaged.
+    """
+    assert used.spec.head is not None
+    files = read_head(used.run.path, used.spec.identity.commit, used.key)
+    vocabulary, label, key = used.spec.head.vocabulary, used.run.label, used.key
+    weights = check_head(files, target, vocabulary, key)
+    layers = files.layers_of(target)
+    head = files.empty(len(layers))
+    head.load_state_dict({name: weights[name] for name in head.state_dict()})
+    device, dtype = target.device, target.module.dtype
+    drafted = embedding = None
+    if OFFSETS in weights and (files.rows is not None or vocabulary == "reduced"):
+        drafted = drafted_ids(weights[OFFSETS]).to(device)
+    if files.rows is None:
+        projection = projection_of(target, drafted)
+    else:
+        projection = like_target(target, linear_of(weights[PROJECTION].to(device, dtype), None))
+    if EMBEDDING in weights:
+        embedding = nn.Embedding.from_pretrained(weights[EMBEDDING].to(device, dtype))
+    parts = nn.ModuleList([head.eval().requires_grad_(False).to(device, dtype), projection])
+    use_few_rows(parts, halves=True)
+    made = HiddenDrafter(
+        target,
+        head=head,
+        projection=parts[1],
+        layers=layers,
+        label=label,
+        drafted=drafted,
+        vocab_size=target.vocab_size,
+        embedding=embedding,
+        own_projection=files.rows is not None,
+    )
+    if not made.gives_numbers():
+        raise PipelineError(
+            f"{key}: {label} gives NaN or infinite logits behind {target.label}: its weights are "
+            "damaged, too large, or of another target. Fetch or export the head again"
+        )
+    return made
+
+
+def check_head(
+    files: HeadFiles, target: LanguageModel, vocabulary: str, key: str
+) -> dict[str, Tensor]:
+    """Check that a head can draft for `target`, and return its weights.
+
+    Args:
+        files: of the head.
+        target: loaded, or without weights.
+        vocabulary: that is asked for, full or reduced.
+        key: the drafter's configuration key, for errors.
+
+    Raises:
+        PipelineError: it was made for a model of another width, depth or vocabulary, its weights
+            are not those of its shape, or it does not name its tokens.
+    """
+    config = target.module.config.get_text_config()
+    other = "take a drafter that was trained for this target"
+    layers, depth = files.layers_of(target), config.num_hidden_layers
+    rows, ours = files.shape.get("vocab_size"), files.rows is None
+    most = max(layers) if files.layers else "2, L/2 and L - 3 of L"
+    for fits, what, has in (
+        (files.width == config.hidden_size, f"reads hidden states of {files.width} numbers",
+         config.hidden_size),
+        (0 <= min(layers) <= max(layers) <= depth, f"reads hidden states after {most} layers",
+         depth),
+        (ours or rows == config.vocab_size, f"is for a vocabulary of {rows} tokens",
+         config.vocab_size),
+    ):  # fmt: skip
+        if not fits:
+            raise PipelineError(f"{key}: the head {what}, {target.label} has {has}: {other}")
+    if ours and depth in layers and not files.norms.fc_norm:
+        raise PipelineError(
+            f"{key}.path={files.folder}: it reads the state after all {depth} layers without "
+            "fc_norm, as heads of earlier versions did after the final norm: train it again"
+        )
+    try:
+        with torch.device("meta"):
+            head = files.empty(len(layers))
+        weights = read_weights(files.folder)
+    except Exception as error:  # libraries raise many kinds; all mean the same to a user
+        raise PipelineError(
+            f"{key}.path={files.folder}: its weights can't be read: {type(error).__name__}: "
+            f"{first_line(error)}"
+        ) from error
+    shapes = {name: list(weight.shape) for name, weight in weights.items()}
+    expected = {name: list(weight.shape) for name, weight in head.state_dict().items()}
+    if ours:
+        shapes.pop(OFFSETS, None)
+    else:
+        d = files.shape["hidden_size"]
+        expected[PROJECTION] = [files.rows, d]
+        if files.width != d or EMBEDDING in shapes:  # else it is the target's
+            expected[EMBEDDING] = [rows, d]
+        if files.rows != rows or OFFSETS in shapes:
+            expected[OFFSETS] = [files.rows]
+        if TARGETS in shapes:
+            expected[TARGETS] = [rows]
+    wrong = sorted(n for n in expected.keys() | shapes if expected.get(n) != shapes.get(n))
+    if wrong:
+        again = "export the head again" if ours else other
+        raise PipelineError(
+            f"{key}.path={files.folder}: {len(wrong)} weights are missing, unknown or not of the "
+            f"shape in config.json ({', '.join(wrong[:3])}): {again}"
+        )
+    if ours and vocabulary == "reduced" and OFFSETS not in weights:
+        raise PipelineError(
+            f"{key}.head.vocabulary=reduced: {files.folder} names no tokens ({OFFSETS}): give full"
+        )
+    if OFFSETS in weights and (not ours or vocabulary == "reduced"):
+        _check_drafted(weights, target, f"{key}.path={files.folder}")
+    if not ours and vocabulary == "full" and files.rows != rows:
+        raise PipelineError(
+            f"{key}.head.vocabulary=full: the head projects on {files.rows} of {rows} tokens: "
+            "give reduced"
+        )
+    return weights
+
+
+def _check_drafted(weights: Mapping[str, Tensor], target: LanguageModel, where: str) -> None:
+    offsets, marked = weights[OFFSETS], weights.get(TARGETS)
+    named = offsets.ndim == 1 and len(offsets) > 0 and not offsets.dtype.is_floating_point
+    if named:
+        ids = drafted_ids(offsets)
+        named = bool(ids.min() >= 0 and ids.max() < target.vocab_size and (ids.diff() > 0).all())
+    if not named:
+        raise PipelineError(
+            f"{where}: {OFFSETS} does not name increasing ids below {target.vocab_size}, which "
+            f"{target.label} has: its files are damaged"
+        )
+    if marked is not None and not torch.equal(marked.nonzero()[:, 0], ids):
+        raise PipelineError(
+            f"{where}: {TARGETS} marks other tokens than {OFFSETS} names: its files are damaged"
+        )

@@ -1,0 +1,106 @@
+"""The artifacts that a report is made from, target by target, and what is computed from them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Generic, TypeVar
+
+import pandas as pd
+
+from analysis.acceptance.engine_speed import StepCosts
+from analysis.acceptance.verdict import Advice
+from analysis.decoding.metrics import Decoded
+from analysis.report.measured import Results, Target
+from pipeline.plan.specs import (
+    AcceptanceSpec,
+    AccuracySpec,
+    CertificatesSpec,
+    DecodingSpec,
+    DraftsSpec,
+    ReportSpec,
+    RunLengthsSpec,
+)
+from pipeline.store.artifacts import Artifact
+from pipeline.store.node import Node
+
+Spec = TypeVar("Spec")
+
+
+@dataclass(frozen=True)
+class Source(Generic[Spec]):
+    """An artifact that a report is made from, and its node."""
+
+    node: Node[Spec, Any]
+    artifact: Artifact
+
+
+@dataclass(frozen=True)
+class Sources:
+    """The artifacts of a target, by stage; None where a stage was not run."""
+
+    label: str
+    prompts: Source[Any]
+    distributions: Source[Any]
+    certificates: list[Source[CertificatesSpec]]
+    run_lengths: Source[RunLengthsSpec]
+    drafts: Source[DraftsSpec] | None = None
+    acceptance: Source[AcceptanceSpec] | None = None
+    decoding: Source[DecodingSpec] | None = None
+    accuracy: Source[AccuracySpec] | None = None
+
+    def first(self) -> dict[str, Source[Any]]:
+        """Return the first artifact of each stage."""
+        made = {spec.name: getattr(self, spec.name) for spec in fields(self)[1:]}
+        return {
+            stage: one[0] if isinstance(one, list) else one for stage, one in made.items() if one
+        }
+
+    @property
+    def temperature(self) -> float:
+        """Of the certified distribution."""
+        return self.certificates[0].node.spec.temperature
+
+
+@dataclass(frozen=True)
+class InEngine:
+    """An engine whose costs of a step are known, and the speeds and the verdict of each target."""
+
+    costs: StepCosts
+    speeds: dict[str, pd.DataFrame]
+    advice: list[Advice]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What a report shows: targets, their sources and statistics, and how they decode."""
+
+    spec: ReportSpec
+    sources: Sequence[Sources]
+    targets: Sequence[Target]
+    results: Results
+    decoded: Sequence[Decoded]
+    speeds: Sequence[pd.DataFrame]
+    engine: InEngine | None = None
+
+
+def by_target(
+    node: Node[ReportSpec, None], upstream: Mapping[str, Sequence[Artifact]]
+) -> list[Sources]:
+    """Return the sources of each target; upstream lists follow the targets."""
+    labels = node.spec.targets
+    sources = {
+        stage: [Source(*pair) for pair in zip(node.upstream[stage], artifacts, strict=True)]
+        for stage, artifacts in upstream.items()
+        if artifacts
+    }
+    certificates = sources.pop("certificates")
+    each = len(certificates) // len(labels)
+    return [
+        Sources(
+            label,
+            certificates=certificates[at * each : (at + 1) * each],
+            **{stage: made[at] for stage, made in sources.items()},
+        )
+        for at, label in enumerate(labels)
+    ]

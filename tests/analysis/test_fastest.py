@@ -1,0 +1,127 @@
+"""Intervals of the fastest of several methods: a plain twin, edges, and coverage by simulation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from analysis.decoding.metrics import Decoded
+from analysis.decoding.speed import speedups
+from analysis.statistics.bootstrap import simultaneous
+
+LOSSLESS = [True, True, False, False]
+
+
+def plainly(
+    estimates: np.ndarray, draws: np.ndarray, confidence: float
+) -> list[tuple[float, float]]:
+    """The maximum statistic, quantity by quantity and resample by resample."""
+    spreads = [np.std([row[m] for row in draws]) for m in range(len(estimates))]
+    worst = sorted(
+        max(abs(row[m] - estimates[m]) / spreads[m] for m in range(len(estimates))) for row in draws
+    )
+    c = next(value for at, value in enumerate(worst, 1) if at >= confidence * len(worst) - 1e-9)
+    return [(e - c * s, e + c * s) for e, s in zip(estimates, spreads, strict=True)]
+
+
+def test_the_ends_are_those_of_the_plain_twin() -> None:
+    rng = np.random.default_rng(0)
+    for methods in (1, 2, 5):
+        mixed = rng.normal(size=(methods, methods))
+        estimates, draws = rng.normal(size=methods), rng.normal(size=(40, methods)) @ mixed
+        for confidence in (0.5, 0.95, 1.0):
+            ends = simultaneous(estimates, draws, confidence)
+            wanted = plainly(estimates, draws, confidence)
+            np.testing.assert_allclose(np.transpose(ends), wanted, rtol=1e-12)
+    inside = (ends[0] <= draws) & (draws <= ends[1])
+    assert inside.all()  # confidence 1 holds every resample
+
+
+def test_quantities_without_spread_or_value_leave_the_others_alone() -> None:
+    rng = np.random.default_rng(1)
+    draws = rng.normal(size=(50, 2))
+    alone = np.transpose(simultaneous(np.zeros(2), draws, 0.9))
+    more = np.column_stack([draws, np.full(50, 3.0), np.full(50, np.nan)])
+    both = np.transpose(simultaneous(np.array([0.0, 0.0, 3.0, np.nan]), more, 0.9))
+    np.testing.assert_array_equal(both[:2], alone)
+    assert both[2].tolist() == [3.0, 3.0]
+    assert np.isnan(both[3]).all()
+    gaps = np.where(np.arange(50)[:, None] % 2, more, np.nan)  # undefined in every other resample
+    assert np.isfinite(np.transpose(simultaneous(np.array([0, 0, 3, np.nan]), gaps, 0.9))[:3]).all()
+    assert [len(end) for end in simultaneous(np.zeros(0), np.zeros((5, 0)), 0.9)] == [0, 0]
+
+
+def decoded(logs: np.ndarray, lossless: list[bool] | None = None, tokens: int = 40) -> Decoded:
+    """The target alone takes 1 s a prompt, method m exp(-logs[prompt, m]); (P, M)."""
+    prompts, methods = logs.shape
+    runs: Any = pd.DataFrame({"drafter": ["none"] + ["model"] * methods, "sampling": None})
+    runs = runs.assign(temperature=0.0, top_p=1.0, top_k=0, tree=None)
+    runs["lossless"] = [True, *(lossless or [True] * methods)]
+    seconds = np.column_stack([np.ones(prompts), np.exp(-logs)])
+    keys = {"prompt_id": np.repeat(np.arange(prompts), methods + 1)}
+    keys["run"] = np.tile(np.arange(methods + 1), prompts)
+    data = pd.DataFrame(keys).assign(n_tokens=tokens)
+    answers = pd.DataFrame(keys).assign(seconds=seconds.ravel(), first_seconds=0.0)
+    empty = pd.DataFrame()
+    return Decoded("t", "d", runs, data, empty, answers, empty, empty, {}, {})
+
+
+def test_a_relaxed_rule_is_compared_with_the_best_lossless_method_prompt_by_prompt() -> None:
+    """Speeds vary by prompt, their ratio does not: intervals overlap, and yet one is faster."""
+    rng = np.random.default_rng(2)
+    common = 0.5 + 0.2 * rng.normal(size=(40, 1))
+    logs = common + [0.0, -0.3, 0.1, -0.1] + 0.01 * rng.normal(size=(40, 4))
+    table = speedups(decoded(logs, LOSSLESS), 500, 0.95, 0)
+    assert (table["ci_low"][[1, 2, 3]] > 1).all()
+    assert table["ci_high"][1] > table["ci_low"][3]  # the intervals overlap
+    seconds = np.exp(-logs).sum(axis=0)
+    for run in (3, 4):
+        row = table.loc[run, ["gain_ci_low", "gain", "gain_ci_high"]]
+        assert row["gain"] == pytest.approx(seconds[0] / seconds[run - 1])
+        assert row.is_monotonic_increasing
+    assert table["gain_ci_low"][3] > 1
+    assert table["gain_ci_high"][4] < 1
+    assert table["gain"][:3].isna().all()  # of lossless methods and the target alone
+    unsure = speedups(decoded(logs - 1, LOSSLESS), 500, 0.95, 0)
+    assert unsure["gain"].isna().all()  # no lossless method is surely faster
+    assert unsure.loc[0, ["ci_low", "speedup", "ci_high"]].tolist() == [1.0, 1.0, 1.0]
+
+
+def test_methods_of_another_temperature_widen_nothing() -> None:
+    logs = np.random.default_rng(3).normal(0.1, 0.2, size=(30, 6))
+    every = speedups(decoded(logs), 300, 0.95, 0)
+    two = speedups(decoded(logs[:, :2]), 300, 0.95, 0)
+    apart = decoded(logs)
+    runs = pd.concat([apart.runs, apart.runs[:1]], ignore_index=True)
+    runs["temperature"] = [0.0, 0.0, 0.0, 1.0, 1.0, 1.0, 1.0, 1.0]
+    columns = apart.data, apart.answers
+    data, answers = (
+        pd.concat([one, one[one["run"] == 0].assign(run=7)], ignore_index=True) for one in columns
+    )
+    cold = speedups(
+        Decoded("t", "d", runs, data, apart.calls, answers, apart.spans, apart.trajectory, {}, {}),
+        300, 0.95, 0,
+    )  # fmt: skip
+    ends = ["ci_low", "speedup", "ci_high"]
+    pd.testing.assert_frame_equal(cold.loc[:2, ends], two.loc[:2, ends])
+    assert (every["ci_high"] - every["ci_low"])[1] > (two["ci_high"] - two["ci_low"])[1]
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("methods", [1, 2, 3, 6, 12])
+def test_the_interval_of_the_fastest_covers_and_useless_methods_are_not_sure(methods: int) -> None:
+    """Equally fast methods, 30 prompts: pointwise intervals cover 75 % of the fastest of 12."""
+    rng = np.random.default_rng(methods)
+    runs, covered, false = 400, 0, 0
+    for _ in range(runs):
+        noise = 0.1 * rng.normal(size=(30, 1)) + 0.15 * rng.normal(size=(30, methods))
+        logs = noise + (0.1**2 + 0.15**2) / 2  # the mean of the seconds is that of the target, 1
+        table = speedups(decoded(logs), 400, 0.95, 0)[1:]
+        best = table.loc[table["speedup"].idxmax()]
+        covered += best["ci_low"] <= 1 <= best["ci_high"]
+        false += (table["ci_low"] > 1).any()
+    assert covered / runs > 0.90  # 0.92 to 0.96 here; few prompts cost 2 points, the error is 1.3
+    assert false / runs < 0.10  # pointwise: 0.04, 0.09, 0.10, 0.15, 0.31

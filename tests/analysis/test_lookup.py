@@ -1,0 +1,85 @@
+"""Prompt look-up: against a scan, and against what vLLM and llama.cpp drafted, call by call."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from analysis.decoding.lookup import MATCHES, continuation, lookup_calls
+from conf import schema
+from tests.engines.samples import answer_ids, lines
+
+LENGTH, LONGEST = 4, 3  # of the servers that wrote the samples
+
+
+def scanned(text: list[int], longest: int, count: int, shortest: int, match: str) -> list[int]:
+    """Look for an occurrence one by one, longer ones first."""
+    for n in range(min(longest, len(text) - 1), shortest - 1, -1):
+        ends = range(n - 1, len(text) - 1)
+        for end in ends if match == "earliest" else reversed(ends):
+            if text[end - n + 1 : end + 1] == text[-n:]:
+                grown = list(text)
+                for at in range(end + 1, end + 1 + count):
+                    grown.append(grown[at])
+                drafted = grown[len(text) :]
+                return drafted if match == "latest" else drafted[: len(text) - end - 1]
+    return []
+
+
+def test_it_drafts_what_a_scan_finds() -> None:
+    generator = np.random.default_rng(0)
+    texts = [generator.integers(3, size=size % 12).tolist() for size in range(300)]
+    for match in ("latest", "earliest"):
+        for text in texts:
+            for longest, shortest in ((1, 1), (3, 1), (3, 2), (4, 4)):
+                drafted = continuation(text, longest, 5, shortest, match)
+                assert drafted == scanned(text, longest, 5, shortest, match), (text, match)
+    text = [1, 2, 3, 9, 2, 3, 8, 1, 2, 3]
+    assert continuation(text, 3, 2) == [9, 2]  # 1 2 3 occurs once before
+    assert continuation(text, 2, 2) == [8, 1]  # 2 3 occurs twice, the later counts
+    assert continuation(text, 2, 2, match="earliest") == [9, 2]
+    assert continuation([5, 1, 2, 1, 2], 2, 5) == [1, 2, 1, 2, 1]
+    assert continuation([5, 1, 2, 1, 2], 2, 5, match="earliest") == [1, 2]
+    assert continuation(text, 9, 1) == [9]  # no more than the text has
+
+
+def test_earliest_is_vllms_call_by_call() -> None:
+    """vLLM 0.32, ngram, drafts of 4: all but each answer's last call, which may go beyond it."""
+    calls = 0
+    for line in lines("vllm_ngram"):
+        counted = line["response"]["metrics"]["speculative_decoding"]
+        theirs = list(zip(counted["per_step_drafted"], counted["per_step_accepted"], strict=True))
+        replayed = lookup_calls(
+            line["request"]["prompt"], answer_ids(line), LENGTH, LONGEST, "earliest"
+        )
+        ours = [(drafted, kept) for drafted, kept, _ in replayed if drafted]
+        assert len(ours) == len(theirs)
+        assert ours[:-1] == theirs[:-1]
+        calls += len(ours)
+    assert calls == 224
+
+
+def test_fixed_is_llama_cpps_answer_by_answer() -> None:
+    """llama.cpp's ngram-simple, n = 3, m = 4; its answers have sums."""
+    sums = np.zeros(2, dtype=int)
+    for line in lines("llama_ngram"):
+        timings, limit = line["response"]["timings"], line["request"]["n_predict"]
+        replayed = lookup_calls(
+            line["request"]["prompt"], answer_ids(line), LENGTH, LONGEST, "fixed", limit
+        )
+        ours = np.array([call[:2] for call in replayed]).sum(axis=0)
+        assert ours.tolist() == [timings.get("draft_n", 0), timings.get("draft_n_accepted", 0)]
+        sums += ours
+    assert sums.tolist() == [284, 168]
+
+
+def test_a_replay_emits_the_answer() -> None:
+    for line in lines("vllm_alone"):
+        answer = answer_ids(line)
+        for match in MATCHES:
+            calls = lookup_calls(line["request"]["prompt"], answer, 5, 3, match)
+            assert 1 + sum(emitted for _, _, emitted in calls) == len(answer)
+            assert all(kept <= drafted for drafted, kept, _ in calls)
+
+
+def test_the_configuration_knows_the_same_matches() -> None:
+    assert schema.LOOKUP_MATCHES == MATCHES

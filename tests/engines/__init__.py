@@ -1,0 +1,1 @@
+"""Samples that engines wrote, and what is tested against the engines themselves."""

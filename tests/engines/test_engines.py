@@ -1,0 +1,117 @@
+"""vLLM and llama.cpp themselves: asked, counted, checked. `make check-engines` runs this."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from pipeline import ask, check_engine
+from pipeline.engines.costs import read_costs
+from pipeline.loader import Study
+from pipeline.reconcile import main as reconcile
+from tests.conftest import pipeline
+from tests.engines.servers import ENGINES, MINI, gguf, llama_cpp, vllm
+
+pytestmark = pytest.mark.skipif(ENGINES is None, reason="needs make check-engines")
+LENGTH = 3  # of drafts
+MINI_STUDY = ["study=mini", "target=mini_large", "prompts.count=8", "distributions.steps=24",
+              "distributions.temperature=0"]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def outputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("engines")
+
+
+def answers(outputs: Path, url: str, name: str, *overrides: str) -> Path:
+    """Ask a server; return the file of its answers."""
+    ask.main([url, *overrides, f"outputs={outputs}", f"ask.name={name}"])
+    return outputs / "answers" / f"{name}.jsonl"
+
+
+@pytest.fixture(scope="module")
+def alone(outputs: Path) -> Iterator[dict[str, Path]]:
+    """The embedded target in vLLM without drafts: answers twice, and logs."""
+    with vllm(outputs, MINI / "large", "--max-logprobs", "256") as url:
+        yield {
+            name: answers(outputs, url, name, *MINI_STUDY, f"ask.log_probs={count}")
+            for name, count in (("alone", 0), ("control", 0), ("logs_20", 20), ("logs_256", 256))
+        }
+
+
+def check(outputs: Path, capsys: pytest.CaptureFixture[str], *words: str | Path) -> str:
+    """Run check_engine, which raises where a check fails; return its screen."""
+    check_engine.main([*map(str, words), f"outputs={outputs}"])
+    return capsys.readouterr().out
+
+
+def test_logs_certify_what_the_project_decodes(alone: dict[str, Path], outputs: Path) -> None:
+    """Intervals from 20 and from 256 logged values hold the certificates of the models' passes."""
+    models = ["distributions.k=256", "criteria=greedy", f"outputs={outputs}"]
+    pipeline(*MINI_STUDY, *models, "stage=certificates")
+    ours = Study(*MINI_STUDY, *models).frame("certificates", "mini_large")
+    for name in ("logs_20", "logs_256"):
+        log = ["study=log", f"targets.log.path={alone[name]}", "criteria=greedy",
+               "distributions.log.vocab_size=2048", f"outputs={outputs}"]  # fmt: skip
+        pipeline(*log, "stage=certificates")
+        theirs = Study(*log).frame("certificates", "log")
+        both = ours.merge(theirs, on=["prompt_id", "position"], suffixes=("", "_log"))
+        assert len(both) == len(ours)
+        inside = both["lower_log"].le(both["lower"]) & both["upper"].le(both["upper_log"])
+        assert inside.all()
+
+
+@pytest.mark.parametrize(
+    ("config", "own"),
+    [
+        ({"method": "draft_model", "model": str(MINI / "drafter")}, ["drafter=mini"]),
+        (
+            {"method": "ngram", "prompt_lookup_min": 2, "prompt_lookup_max": 3},
+            ["engine.drafter=prompt_lookup", "decoding.lookup_match=earliest", "drafter=none"],
+        ),
+    ],
+)
+def test_vllm_drafts_as_predicted(
+    config: dict[str, object],
+    own: list[str],
+    alone: dict[str, Path],
+    outputs: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    name = str(config["method"])
+    speculative = json.dumps(config | {"num_speculative_tokens": LENGTH})
+    arguments = ["--speculative-config", speculative]
+    arguments += ["--per-request-spec-decode-metrics", "detailed"]
+    with vllm(outputs, MINI / "large", *arguments) as url:
+        drafted = answers(outputs, url, name, *MINI_STUDY)
+    study = [word for word in MINI_STUDY if not word.startswith("prompts.")]
+    screen = check(outputs, capsys, drafted, alone["alone"], alone["control"], *study, *own)
+    assert "8 of 8 answers as predicted" in screen
+    assert "8 of 8 equal those without drafts" in screen
+    reconcile([str(alone["alone"]), str(drafted), f"outputs={outputs}"])
+    (file,) = (outputs / "reconcile").glob(f"*{drafted.name}/costs.json")
+    assert read_costs(file).engine.startswith("vLLM 0.32")
+    table = pd.read_csv(file.with_name("pages.csv"))
+    assert table["tokens"].tolist() == [8 * 23] * 2
+
+
+def test_llama_cpps_look_up_is_as_predicted(
+    outputs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    study = ["study=smollm2", "distributions.steps=24"]
+    lookup = ["--spec-type", "ngram-simple", "--spec-ngram-simple-size-n", "3"]
+    lookup += ["--spec-ngram-simple-size-m", str(LENGTH), "--spec-draft-n-max", str(LENGTH)]
+    asked = [*study, "prompts.count=8", "ask.concurrent=1", f"targets.smollm2.path={gguf()}"]
+    files = []
+    for name, arguments in (("llama_alone", []), ("llama_ngram", lookup)):
+        with llama_cpp(outputs, *arguments) as url:
+            files.append(answers(outputs, url, name, *asked))
+    own = ["engine.drafter=prompt_lookup", f"engine.draft_length={LENGTH}", "drafter=none"]
+    own += ["decoding.lookup_match=fixed", f"targets.smollm2.path={gguf()}"]
+    screen = check(outputs, capsys, files[1], files[0], *study, *own)
+    assert "8 of 8 answers as predicted by their sums" in screen
+    assert "8 of 8 equal those without drafts" in screen

@@ -1,0 +1,112 @@
+"""A small inference server on loopback, with faults, that answers as vLLM, SGLang or llama.cpp."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Barrier, Lock, Thread
+from typing import Any
+
+PAGE = """# HELP vllm:generation_tokens_total Number of generation tokens processed.
+# TYPE vllm:generation_tokens_total counter
+vllm:generation_tokens_total{engine="0",model_name="tiny"} %d.0
+"""
+
+
+@dataclass
+class FakeServer:
+    """What the server does, and what it was asked.
+
+    Attributes:
+        owner: of the model, as /v1/models names it.
+        faults: what happens to the next requests, in order: a status, "drop" for a connection that
+            ends inside the answer, "text" for an answer that is no JSON; then all are answered.
+        together: how many requests must be there at once before any is answered.
+        version: of the engine.
+        asked: requests with their path, in the order of arrival.
+    """
+
+    owner: str = "vllm"
+    faults: list[int | str] = field(default_factory=list)
+    together: int = 1
+    version: str = "0.0.1"
+    asked: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
+    url: str = ""
+
+
+def answer(owner: str, request: dict[str, Any]) -> dict[str, Any]:
+    """Return the answer to a request: its prompt's last token, as often as it may be."""
+    ids = request.get("prompt") or request["input_ids"]
+    options = request.get("sampling_params") or request
+    sizes = [options.get(name) for name in ("max_tokens", "max_new_tokens", "n_predict")]
+    tokens = [ids[-1]] * next(size for size in sizes if size)
+    if owner == "sglang":
+        return {
+            "text": "x",
+            "output_ids": tokens,
+            "meta_info": {"finish_reason": {"type": "length"}},
+        }
+    if owner == "llamacpp":
+        return {"content": "x", "tokens": tokens, "stop": True, "prompt": "its text"}
+    choice = {"index": 0, "text": "x", "token_ids": tokens, "finish_reason": "length"}
+    return {"id": "cmpl-1", "model": "tiny", "choices": [choice]}
+
+
+@contextmanager
+def serving(fake: FakeServer) -> Iterator[FakeServer]:
+    """Serve on loopback until the end of the block; sets the address."""
+    lock, barrier = Lock(), Barrier(fake.together, timeout=10)
+
+    class Handler(BaseHTTPRequestHandler):
+        def log_message(self, *_: Any) -> None:
+            pass
+
+        def reply(self, status: int, body: bytes, cut: int = 0) -> None:
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body[: len(body) - cut])
+
+        def do_GET(self) -> None:
+            bodies: dict[str, Any] = {
+                "/v1/models": {"data": [{"id": "tiny", "owned_by": fake.owner}]},
+                "/version": {"version": fake.version},
+                "/get_server_info": {"version": fake.version},
+                "/props": {"build_info": fake.version},
+            }
+            if self.path == "/metrics" and fake.owner == "vllm":
+                self.reply(200, (PAGE % len(fake.asked)).encode())
+            elif self.path in bodies:
+                self.reply(200, json.dumps(bodies[self.path]).encode())
+            else:
+                self.reply(404, b'{"detail": "Not Found"}')
+
+        def do_POST(self) -> None:
+            request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            with lock:
+                fake.asked.append((self.path, request))
+                fault = fake.faults.pop(0) if fake.faults else None
+            barrier.wait()
+            body = json.dumps(answer(fake.owner, request)).encode()
+            if fault == "drop":
+                self.reply(200, body, cut=5)
+                self.close_connection = True
+            elif fault == "text":
+                self.reply(200, b"<html>")
+            elif fault is not None:
+                self.reply(int(fault), b'{"error": {"message": "no such thing"}}')
+            else:
+                self.reply(200, body)
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+    thread.start()
+    fake.url = f"http://127.0.0.1:{server.server_port}"
+    try:
+        yield fake
+    finally:
+        server.shutdown()
+        server.server_close()

@@ -1,0 +1,141 @@
+"""Prompts sent to a server on loopback, and what is left when it, or the command, fails."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline import ask
+from pipeline.formats.served_answers import read_served
+from pipeline.loader import Study
+from tests.pipeline.fake_server import FakeServer, serving
+
+STUDY = ["study=mini", "target=mini_large", "prompts.count=5", "distributions.steps=7"]
+
+
+@pytest.fixture(autouse=True)
+def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ask, "WAIT", 0.001)
+
+
+@pytest.fixture(scope="module")
+def outputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("ask")
+
+
+def run(fake: FakeServer, outputs: Path, name: str, *overrides: str) -> list[dict[str, Any]]:
+    """Ask the server; return the lines of the file of answers."""
+    ask.main([fake.url, *STUDY, f"outputs={outputs}", f"ask.name={name}", *overrides])
+    return lines(outputs, name)
+
+
+def lines(outputs: Path, name: str) -> list[dict[str, Any]]:
+    text = (outputs / "answers" / f"{name}.jsonl").read_text()
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def prompts(outputs: Path) -> dict[str, list[int]]:
+    rows = Study(*STUDY, f"outputs={outputs}").artifact("prompts").read().to_pylist()
+    return {row["prompt_id"]: row["token_ids"] for row in rows}
+
+
+@pytest.mark.parametrize("owner", ["vllm", "sglang", "llamacpp", "someone"])
+def test_answers_are_saved_as_they_are_read(owner: str, outputs: Path) -> None:
+    with serving(FakeServer(owner)) as fake:
+        run(fake, outputs, owner)
+    answers, excluded = read_served(outputs / "answers" / f"{owner}.jsonl")
+    assert not excluded
+    wanted = prompts(outputs)
+    assert [answer.name for answer in answers] == list(wanted)
+    for answer, ids in zip(answers, wanted.values(), strict=True):
+        assert answer.reply.request is not None
+        assert answer.reply.request.prompt_ids == ids
+        assert answer.reply.ids == [ids[-1]] * 7
+        assert answer.reply.request.sampling["temperature"] == 0.5  # of study=mini
+
+
+def test_each_engine_is_asked_in_its_own_way(outputs: Path) -> None:
+    ids = next(iter(prompts(outputs).values()))
+    bodies = {}
+    for owner in ("vllm", "sglang", "llamacpp", "someone"):
+        with serving(FakeServer(owner)) as fake:
+            run(fake, outputs, f"{owner}-20", "ask.log_probs=20", "ask.concurrent=1")
+            path, bodies[owner] = fake.asked[0]
+        assert path == {"sglang": "/generate", "llamacpp": "/completion"}.get(
+            owner, "/v1/completions"
+        )
+    assert bodies["vllm"] == {
+        "model": "tiny", "prompt": ids, "max_tokens": 7, "temperature": 0.5, "top_p": 1.0,
+        "top_k": 0, "seed": 0, "return_token_ids": True, "logprobs": 20,
+        "return_tokens_as_token_ids": True,
+    }  # fmt: skip
+    assert bodies["sglang"]["sampling_params"]["top_k"] == -1  # all
+    assert bodies["sglang"]["top_logprobs_num"] == 20
+    assert bodies["llamacpp"]["samplers"] == ["top_k", "top_p", "temperature"]  # and no min_p
+    assert bodies["llamacpp"]["n_probs"] == 20
+    assert set(bodies["someone"]) == {
+        *("model", "prompt", "max_tokens", "temperature", "top_p", "seed", "logprobs")
+    }
+
+
+def test_a_server_that_is_busy_or_drops_connections_is_asked_again(outputs: Path) -> None:
+    faults: list[int | str] = [503, "drop", 429, "text", 500]
+    with serving(FakeServer(faults=faults)) as fake:
+        rows = run(fake, outputs, "faults", "ask.concurrent=1")
+    assert [row["custom_id"] for row in rows] == list(prompts(outputs))
+    assert len(fake.asked) == 5 + 5
+
+
+def test_requests_are_sent_at_once(outputs: Path) -> None:
+    """The server answers none before five are there."""
+    with serving(FakeServer(together=5)) as fake:
+        assert len(run(fake, outputs, "together", "ask.concurrent=5")) == 5
+
+
+def test_a_refused_prompt_costs_no_other_answer_and_is_asked_again(outputs: Path) -> None:
+    with serving(FakeServer(faults=[400])) as fake:
+        with pytest.raises(SystemExit, match="1 of 5 prompts have no answer") as refused:
+            run(fake, outputs, "refused", "ask.concurrent=1")
+        assert "status 400: {'message': 'no such thing'}" in str(refused.value)
+        assert len(lines(outputs, "refused")) == 4
+        assert len(run(fake, outputs, "refused")) == 5
+        assert len(fake.asked) == 6
+        assert list(prompts(outputs)) == [row["custom_id"] for row in lines(outputs, "refused")]
+        run(fake, outputs, "refused")  # nothing is left to ask
+        assert len(fake.asked) == 6
+
+
+def test_a_torn_line_is_asked_again(outputs: Path) -> None:
+    with serving(FakeServer()) as fake:
+        run(fake, outputs, "torn")
+        path = outputs / "answers" / "torn.jsonl"
+        path.write_bytes(path.read_bytes()[:-20])
+        assert len(run(fake, outputs, "torn")) == 5
+        assert len(fake.asked) == 6
+    about = json.loads(path.with_suffix(".json").read_text())
+    assert (about["answers"], about["answers_of_pages"]) == (5, 1)
+    pages = [path.with_suffix(f".{name}.txt").read_text() for name in ("before", "after")]
+    assert [page.split()[-1] for page in pages] == ["5.0", "6.0"]
+
+
+def test_answers_to_other_requests_are_not_mixed(outputs: Path) -> None:
+    with serving(FakeServer()) as fake:
+        run(fake, outputs, "mixed")
+        with pytest.raises(SystemExit, match=r"mixed\.jsonl, line 1 answers another request"):
+            run(fake, outputs, "mixed", "distributions.steps=8")
+        assert len(fake.asked) == 5
+
+
+def test_errors_name_the_address(outputs: Path) -> None:
+    for arguments, message in {
+        ("http://127.0.0.1:1",): "http://127.0.0.1:1/v1/models does not answer",
+        (): "0 addresses were given",
+    }.items():
+        with pytest.raises(SystemExit, match=message):
+            ask.main([*arguments, *STUDY, f"outputs={outputs}"])
+    refusal = pytest.raises(SystemExit, match=r"serves tiny: give one of them as ask\.model")
+    with serving(FakeServer()) as fake, refusal:
+        run(fake, outputs, "model", "ask.model=huge")

@@ -1,0 +1,133 @@
+"""check_engine on what vLLM wrote, and on files that were changed so that it fails."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from analysis.decoding.replay import Replayed
+from pipeline import check_engine
+from tests.engines.samples import SAMPLES
+
+COUNT = 6  # answers of the samples, of 30
+STUDY = ["study=mini", "target=mini_large", "distributions.steps=48", "distributions.k=16"]
+
+
+def written(
+    folder: Path, name: str, change: Callable[[dict[str, Any]], None] | None = None
+) -> Path:
+    """Write the first answers of a sample, changed, without pages."""
+    path = folder / f"{name}.jsonl"
+    with gzip.open(SAMPLES / path.name.replace(".jsonl", ".jsonl.gz"), "rt") as file:
+        rows = [json.loads(line) for line, _ in zip(file, range(COUNT), strict=False)]
+    for row in rows if change else ():
+        change(row)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+@pytest.fixture(scope="module")
+def outputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("check")
+
+
+def check(outputs: Path, *words: str | Path) -> None:
+    check_engine.main([*map(str, words), *STUDY, f"outputs={outputs}"])
+
+
+def test_a_draft_model_in_vllm(
+    outputs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    drafted, alone = written(tmp_path, "vllm_draft"), written(tmp_path, "vllm_alone")
+    control = shutil.copy(alone, tmp_path / "control.jsonl")
+    check(outputs, drafted, alone, control)
+    screen = capsys.readouterr().out
+    assert "vLLM, mini-large, drafts of 4 by mini-drafter:" in screen
+    assert "pass  texts      6 of 6 equal those without drafts" in screen
+    assert "control: 0 of 6 part without any drafts" in screen
+    calls = re.search(r"pass  calls      (\d+) of (\d+) equal, last ones aside; 6 of 6", screen)
+    assert calls is not None
+    assert calls[1] == calls[2]
+    assert int(calls[1]) > 60
+    certified = re.search(r"pass  certified  0 of (\d+) certified tokens were rejected", screen)
+    assert certified is not None
+    assert int(certified[1]) > 30
+    rates = re.findall(r"\d: (\d\.\d+) and (\d\.\d+)", screen)
+    assert len(rates) == 4
+    assert all(ours == theirs for ours, theirs in rates)
+
+
+def test_look_up_in_vllm_is_the_earliest(
+    outputs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = written(tmp_path, "vllm_ngram"), written(tmp_path, "vllm_alone")
+    own = "engine.drafter=prompt_lookup"
+    check(outputs, *files, own, "decoding.lookup_match=earliest", "drafter=none")
+    screen = capsys.readouterr().out
+    assert "by prompt look-up:" in screen
+    assert "6 of 6 answers as predicted" in screen
+    with pytest.raises(SystemExit) as error:
+        check(outputs, *files, own, "drafter=none")  # the latest
+    assert error.value.code == 1
+    assert "FAIL  calls" in capsys.readouterr().out
+
+
+def test_another_drafter_and_another_text_fail(
+    outputs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One accepted token fewer in a call; and a token that is far from the most probable."""
+
+    def fewer(row: dict[str, Any]) -> None:
+        counts = row["response"]["metrics"]["speculative_decoding"]
+        at = next(i for i, kept in enumerate(counts["per_step_accepted"]) if kept)
+        kept = counts["per_step_accepted"][at]
+        counts["per_step_accepted"][at] -= 1
+        counts["num_accepted_draft_tokens"] -= 1
+        counts["acceptance_histogram"][kept] -= 1
+        counts["acceptance_histogram"][kept - 1] += 1
+
+    def other(row: dict[str, Any]) -> None:
+        row["response"]["choices"][0]["token_ids"][20] = 1000
+
+    for change, failed in ((fewer, "calls"), (other, "texts")):
+        files = written(tmp_path, "vllm_draft", change), written(tmp_path, "vllm_alone")
+        with pytest.raises(SystemExit):
+            check(outputs, *files)
+        assert f"FAIL  {failed}" in capsys.readouterr().out
+
+
+def test_a_certified_token_that_was_rejected_is_counted() -> None:
+    import numpy as np
+
+    replayed = Replayed()
+    certified = np.zeros((2, 8), dtype=bool)
+    certified[0, 1] = certified[1, 2] = certified[0, 4] = True  # at depth 1, 2, and 1
+    replayed.certify([(3, 1), (3, 0)], certified)  # from step 1: accepted, rejected; step 3
+    assert (replayed.tested, replayed.rejected) == (2, 1)
+    replayed.certify([(3, 3)], certified)
+    assert (replayed.tested, replayed.rejected) == (4, 1)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "0 files were given"),
+        (["a.jsonl", "b/a.jsonl"], "two files have one name"),
+        (["missing.jsonl"], "missing.jsonl"),
+        (["vllm_draft", "drafter=none"], "the study has no drafter: add the engine's"),
+        (["vllm_alone"], "no answer reports draft counts"),
+    ],
+)
+def test_wrong_files_are_one_line(
+    words: list[str], message: str, outputs: Path, tmp_path: Path
+) -> None:
+    words = [str(written(tmp_path, word)) if word.startswith("vllm") else word for word in words]
+    with pytest.raises(SystemExit, match=message):
+        check(outputs, *words)
