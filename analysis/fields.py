@@ -131,6 +131,27 @@ def _configured(kind: type) -> dict[str, Field[Any]]:
     return {spec.name: spec for spec in fields(kind) if spec.metadata.get("configured", True)}
 
 
+def keys_of(kind: type) -> set[str]:
+    """Return the keys of a mapping that `from_mapping` takes, those of parts included.
+
+    Examples:
+        >>> from dataclasses import dataclass
+        >>> @dataclass
+        ... class Tree:
+        ...     shape: str
+        ...     width: int
+        >>> @dataclass
+        ... class Method:
+        ...     drafter: str
+        ...     tree: Tree | None = part(Tree)
+        >>> sorted(keys_of(Method))
+        ['drafter', 'tree', 'width']
+    """
+    specs = _configured(kind)
+    parts = [spec.metadata["part"] for spec in specs.values() if "part" in spec.metadata]
+    return set(specs).union(*([*_configured(inner)][1:] for inner in parts))
+
+
 def _part(kind: type, tag: str, given: dict[str, Any], where: str) -> Any:
     """Take the keys of a part out of `given`; return the part, or None where its tag is absent.
 

@@ -5,7 +5,8 @@ transformers' own generation, with the same target, prompts and draft lengths. A
 each prompt in turn, in three rounds, and the median counts. Transformers drafts with the same model
 or, if the drafter is a head, by prompt look-up. The output has milliseconds a token, ratios to the
 target alone with their interval over prompts, the spread of the rounds, and the number of answers
-that differ. decoding.prompts and decoding.steps apply.
+that differ. decoding.prompts and decoding.steps apply. Words NAME=http://HOST:PORT add servers of
+inference engines with the same target, which answer in turn with the others.
 
 ``scored`` decodes the prompts of a study as stage distributions does, scores the same answers in
 passes, and prints seconds, memory, and the differences of tokens, logits and certificates.
@@ -18,12 +19,14 @@ disturb less.
 
 from __future__ import annotations
 
+import asyncio
 import sys
 import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import httpx2
 import numpy as np
 import torch
 from torch import Tensor
@@ -36,6 +39,7 @@ from pipeline.decoding.choices import Greedy
 from pipeline.decoding.drafters import Drafter, LookupFirst, Nothing, PromptLookup, model_drafter
 from pipeline.decoding.loop import decode
 from pipeline.decoding.verifiers import Match
+from pipeline.engines.servers import Sampling, Server, open_server, request_body
 from pipeline.execution import runner
 from pipeline.execution.stopwatch import Stopwatch, peak_memory
 from pipeline.models import few_rows
@@ -55,14 +59,40 @@ ALONE = "target alone, this project"
 Decoder = Callable[[list[int]], list[int]]
 
 
-def time_decoding(overrides: list[str]) -> None:
-    """Compare all ways to decode for the first target of the configuration."""
+def time_decoding(words: list[str]) -> None:
+    """Compare all decoders on the first target of the configuration, servers among them."""
+    urls = dict(word.split("=", 1) for word in words if "=http" in word)
+    overrides = [word for word in words if "=http" not in word]
     target, drafter, prompts, spec = load_inputs(overrides)
     print(
         f"{target.label} and {drafter.label}, {len(prompts)} prompts, {spec.steps} tokens, "
         f"{torch.get_num_threads()} threads; the median of {ROUNDS} rounds for each prompt"
     )
-    print_comparison(decoders(target, drafter, spec), prompts)
+    ways = decoders(target, drafter, spec)
+    ways |= {name: served(url, spec.steps) for name, url in urls.items()}
+    print_comparison(ways, prompts)
+
+
+def served(url: str, steps: int) -> Decoder:
+    """Return greedy decoding by a server of an inference engine."""
+
+    async def opened() -> Server:
+        async with httpx2.AsyncClient(trust_env=False) as asking:
+            return await open_server(asking, url, None)
+
+    server, client = asyncio.run(opened()), httpx2.Client(timeout=600, trust_env=False)
+
+    def run(ids: list[int]) -> list[int]:
+        request = request_body(server, ids, Sampling(steps, 0.0, 1.0, 0, 0, 0))
+        body = client.post(server.endpoint, json=request).raise_for_status().json()
+        tokens: list[int] = (
+            body["choices"][0]["token_ids"]
+            if "choices" in body
+            else body.get("tokens") or body["output_ids"]
+        )
+        return tokens
+
+    return run
 
 
 def load_inputs(

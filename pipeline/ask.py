@@ -28,10 +28,10 @@ import httpx2
 from conf.schema import Config
 from pipeline.console import command
 from pipeline.engines.servers import Sampling, Server, metrics_page, open_server, request_body
+from pipeline.engines.written.pages import is_page, read_page
 from pipeline.errors import PipelineError, first_line
 from pipeline.execution.progress import progress_bar
 from pipeline.execution.runner import ensure, shown
-from pipeline.formats.engine_pages import is_page, read_page
 from pipeline.loader import Study
 from pipeline.store.node import slug
 
@@ -109,7 +109,7 @@ async def _ask(url: str, study: Study) -> None:
 
 
 def sampling_of(settings: Config) -> Sampling:
-    """Return how answers are to be generated."""
+    """Return the sampling settings of the answers."""
     wanted = settings.distributions
     return Sampling(
         wanted.steps,

@@ -142,14 +142,16 @@ def _swept(config: DictConfig) -> None:
 def _rule_rows(config: DictConfig, decoded: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the rows of a point of a sweep over rules; brings stage acceptance up to date."""
     from pipeline import sweeps
+    from pipeline.execution import runner
     from pipeline.plan.graph import prepare
 
-    nodes, store = prepare(config)[1:]
-    answered = [(node, store.find(node)) for node in nodes["accuracy"]]
-    made = [(node, artifact) for node, artifact in answered if artifact is not None]
     of_acceptance = OmegaConf.merge(config, {"stage": "acceptance"})
     assert isinstance(of_acceptance, DictConfig)
-    accepted, judged = run(of_acceptance)
+    _, nodes, store = prepare(of_acceptance)
+    answered = [(node, store.find(node)) for node in nodes["accuracy"]]
+    made = [(node, artifact) for node, artifact in answered if artifact is not None]
+    judged = nodes["acceptance"]
+    accepted = runner.ensure(judged, store, runner.check_models)
     summaries = {
         "decoding": decoded,
         "acceptance": sweeps.summary_rows(judged, accepted),

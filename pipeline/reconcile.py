@@ -37,9 +37,9 @@ from pipeline import sweeps
 from pipeline.console import command
 from pipeline.decoding.decoded import read_decoded
 from pipeline.engines.costs import measure_costs, write_costs
+from pipeline.engines.runs import EngineRun, TableRows, measured_rows, read_runs
+from pipeline.engines.written.pages import MOST_PLACES
 from pipeline.errors import PipelineError
-from pipeline.formats.engine_pages import MOST_PLACES
-from pipeline.formats.engine_runs import EngineRun, TableRows, measured_rows, read_runs
 from pipeline.loader import Study
 from pipeline.plan.composition import composed, settings_of
 from pipeline.plan.stage import SummaryRow

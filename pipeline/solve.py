@@ -26,7 +26,7 @@ from analysis.report.text import limits, rounded_down, upper_end
 from pipeline import cli
 from pipeline.console import command
 from pipeline.engines.expected import advise_study, write_flags
-from pipeline.formats.engine_settings import ENGINES
+from pipeline.engines.settings import ENGINES
 from pipeline.loader import Study
 from pipeline.plan.facts import LoggedFacts
 from pipeline.plan.rules import judged_by_logs, ranges_of

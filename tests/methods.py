@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
 from typing import Any
 
 import yaml
 
+from analysis.fields import keys_of
 from analysis.rules import Rule, expand
-from pipeline.plan.draft_trees import DraftTree
-from pipeline.plan.method import Budget, Method, Stopping
+from pipeline.plan.method import Method
 from pipeline.plan.methods import build_methods
 
-PARTS = (*fields(DraftTree)[1:], *fields(Stopping)[1:], *fields(Budget)[1:])
-OF_METHOD = {spec.name for spec in (*fields(Method), *PARTS)} - {"rule"}
+OF_METHOD = keys_of(Method) - {"rule"}
 
 
 def parted(entry: Mapping[str, Any], number: int) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -263,6 +263,14 @@ def test_a_draft_length_for_all_methods_has_an_artifact_of_its_own(tmp_path: Pat
     assert {method.draft_length for method in three.spec.methods} == {3}
 
 
+@pytest.mark.parametrize("option", [option for group, option in OPTIONS if group == "decoding"])
+def test_every_choice_of_methods_can_be_scored(option: str, tmp_path: Path) -> None:
+    """A rule that becomes several must leave the presets alone, which are of one rule each."""
+    if option != "settings":  # which has no methods of its own
+        nodes = planned(tmp_path, f"decoding={option}", "stage=accuracy")
+        assert nodes["accuracy"][0].settings["methods"]
+
+
 def test_a_temperature_on_the_list_needs_no_new_distributions(tmp_path: Path) -> None:
     def found(*overrides: str) -> tuple[Any, Any]:
         nodes = planned(tmp_path, *overrides)

@@ -21,9 +21,9 @@ from pydantic import ValidationError as FieldsError
 
 from analysis.acceptance.engine_speed import PassSums, StepCosts
 from conf.schema import Config
+from pipeline.engines.written.answers import read_bytes
+from pipeline.engines.written.pages import EnginePage, is_page, read_page
 from pipeline.errors import PipelineError
-from pipeline.formats.engine_answers import read_bytes
-from pipeline.formats.engine_pages import EnginePage, is_page, read_page
 from pipeline.plan.stage import SummaryRow
 
 ODD_SHARE = 0.1  # of the tokens, by which runs of the same requests may differ
@@ -55,7 +55,7 @@ def read_costs(path: Path) -> StepCosts:
         PipelineError: it can't be read, or is none.
     """
     try:
-        found = TypeAdapter(CostsFile).validate_json(read_bytes(path))
+        content = TypeAdapter(CostsFile).validate_json(read_bytes(path))
     except FieldsError as error:
         first = error.errors(include_url=False)[0]
         place = ".".join(map(str, first["loc"])) or "the file"
@@ -63,10 +63,10 @@ def read_costs(path: Path) -> StepCosts:
             f"decoding.costs={path}: {place}: {first['msg'].lower()}; a file of costs is written "
             "by `python -m pipeline.reconcile ALONE DRAFTED ...`"
         ) from error
-    drafted, costs = zip(*sorted(found.steps), strict=True)
+    drafted, costs = zip(*sorted(content.steps), strict=True)
     if len(set(drafted)) < len(drafted):
         raise PipelineError(f"decoding.costs={path}: steps gives one number of tokens twice")
-    return StepCosts(found.engine, found.drafter, (0.0, *drafted), (1.0, *costs))
+    return StepCosts(content.engine, content.drafter, (0.0, *drafted), (1.0, *costs))
 
 
 def costs_of(settings: Config) -> StepCosts | None:
@@ -143,7 +143,7 @@ def _row(path: Path, page: EnginePage) -> SummaryRow:
 
 
 def _gain(base: EnginePage, run: EnginePage) -> SummaryRow:
-    """Return what drafts brought: cost of a pass, drafts or not, and speed."""
+    """Return the gain of drafts: the mean cost of a pass, and the speed-up."""
     return {
         "tokens_per_drafting_call": 1 + run.accepted / run.drafts,
         "step_cost": run.seconds / run.passes / (base.seconds / base.passes),
@@ -185,14 +185,20 @@ def _engine(path: Path, page: EnginePage) -> str:
 
 
 def _about(path: Path) -> Any:
-    """Return how answers were asked for; None of a page."""
+    """Return the record that `pipeline.ask` wrote beside answers; None for a page."""
     file = path.with_suffix(".json")
     return json.loads(file.read_text("utf-8")) if path.suffix == ".jsonl" else None
 
 
-def has_pages(path: Path) -> bool:
-    """Whether answers have the pages beside them between which they were given."""
-    return all(path.with_suffix(f".{name}.txt").is_file() for name in ("before", "after"))
+def has_pages(path: Path, answers: int | None = None) -> bool:
+    """Whether answers have the pages beside them between which they were given.
+
+    Where they were asked for in several runs, the pages cover the last one only: with `answers`,
+    all must be covered.
+    """
+    if not all(path.with_suffix(f".{name}.txt").is_file() for name in ("before", "after")):
+        return False
+    return answers is None or _about(path)["answers_of_pages"] == answers
 
 
 def read_run(path: Path) -> EnginePage:

@@ -21,8 +21,8 @@ from analysis.statistics.bootstrap import Floats, Numbers, PromptBootstrap, Resa
 from analysis.statistics.trajectories import Trajectories, count_calls
 from conf.schema import Config
 from pipeline.engines.costs import costs_of
+from pipeline.engines.settings import ENGINES, NAMES, Setting, write_settings
 from pipeline.errors import PipelineError
-from pipeline.formats.engine_settings import ENGINES, NAMES, Setting, write_settings
 from pipeline.loader import Study
 from pipeline.plan.inputs import statistics_of
 from pipeline.plan.stage import SummaryRow
@@ -40,12 +40,12 @@ class EngineAdvice(NamedTuple):
 LENGTHS = range(1, 9)  # draft lengths that are compared
 
 
-def advise_study(study: Study, found: dict[str, list[SummaryRow]]) -> dict[str, EngineAdvice]:
+def advise_study(study: Study, tables: dict[str, list[SummaryRow]]) -> dict[str, EngineAdvice]:
     """Return the verdict for the engine of `decoding.costs` by target; empty without costs.
 
     Args:
         study: whose artifacts are read.
-        found: of tables; one of expected speeds is added.
+        tables: rows by table; one of expected speeds is added.
 
     Raises:
         PipelineError: an artifact is missing, or the file is not one of costs.
@@ -56,7 +56,7 @@ def advise_study(study: Study, found: dict[str, list[SummaryRow]]) -> dict[str, 
         assert costs is not None
         speeds, advice = advise_in_engine(study, costs, name)
         advised[advice.target] = EngineAdvice(advice, costs)
-        found.setdefault("engine", []).extend(
+        tables.setdefault("engine", []).extend(
             {"target": advice.target, "rule": StrictGreedy().label}
             | {str(key): value for key, value in row.items()}
             for row in speeds.rename(columns=ends).to_dict("records")
@@ -93,10 +93,10 @@ def write_flags(
 def _advised(
     setting: Setting, advice: Advice, lookup: int | None, length: int
 ) -> dict[str, Any] | None:
-    found = setting(length)
-    if found is None:
+    flags = setting(length)
+    if flags is None:
         return None
-    return found | {"measured": [advice.sentence, *found["measured"][1:]], "lookup": lookup}
+    return flags | {"measured": [advice.sentence, *flags["measured"][1:]], "lookup": lookup}
 
 
 def advise_in_engine(study: Study, costs: StepCosts, target: str) -> tuple[pd.DataFrame, Advice]:
@@ -158,11 +158,11 @@ def speeds_in_engine(
         passes: Numbers = np.concatenate(counts, axis=1).astype(float)
         spent = model_costs(passes, costs)
     else:
-        known = read_token_ids(prompts)
+        prompt_tokens = read_token_ids(prompts)
         names = steps["prompt_id"].take(trajectories.starts).to_pylist()
         tokens = steps["token_id"].to_numpy()
         answers = [
-            (known[name], tokens[start:end].tolist())
+            (prompt_tokens[name], tokens[start:end].tolist())
             for name, start, end in zip(names, trajectories.starts, trajectories.ends, strict=True)
         ]
         passes, spent = _looked_up(answers, costs, lookup)

@@ -25,11 +25,6 @@ def fits(value: int | None) -> bool:
     return value is None or 1 <= value <= MOST_NODES
 
 
-def is_shape(name: str) -> bool:
-    """Whether a kind of tree has this name."""
-    return name in SHAPES
-
-
 def are_rates(values: Any) -> bool:
     """Whether values are numbers, at least one; None is open."""
     return values is None or (
@@ -37,6 +32,44 @@ def are_rates(values: Any) -> bool:
         and len(values) > 0
         and all(type(value) in (int, float) for value in values)
     )
+
+
+def _batch(tree: DraftTree, draft_length: int) -> Topology:
+    if draft_length != 1:
+        raise refused("draft_length", draft_length, "1: a batch drafts one token's alternatives")
+    return topology.batch(tree.width or 0)
+
+
+def _symmetric(tree: DraftTree, draft_length: int) -> Topology:
+    width = tree.width or 0
+    if width ** min(draft_length, MOST_NODES.bit_length()) > MOST_NODES:
+        raise refused("draft_length", draft_length, f"fewer levels for a width of {width}")
+    return topology.symmetric(width, draft_length)
+
+
+def _dynamic(tree: DraftTree, draft_length: int) -> Growth:
+    if (tree.nodes or 0) > MOST_GROWN:
+        raise refused("nodes", tree.nodes, f"an integer from 1 to {MOST_GROWN}")
+    growth = Growth(tree.width or 0, tree.nodes or 0, draft_length)
+    if growth.read > MOST_NODES:
+        raise refused("width", tree.width, f"at most {MOST_NODES} nodes with children in all")
+    return growth
+
+
+DYNAMIC = "dynamic"  # the tree whose nodes each call chooses
+# of each kind of tree: the keys it takes, how it is printed and made
+SHAPES: Mapping[str, tuple[tuple[str, ...], str, Callable[[DraftTree, int], Topology | Growth]]] = {
+    "sequence": ((), "sequence", lambda _, length: topology.sequence(length)),
+    "batch": (("width",), "batch of {width}", _batch),
+    "symmetric": (("width",), "symmetric, {width} wide", _symmetric),
+    "spec_infer": ((), "SpecInfer's tree", lambda _, length: topology.spec_infer(length)),
+    "optimal": (
+        ("nodes", "acceptance"),
+        "tau* of {nodes}",
+        lambda tree, length: optimal(tree.acceptance or (), tree.nodes or 0, length),
+    ),
+    DYNAMIC: (("width", "nodes"), "dynamic, {width} wide, {nodes} nodes", _dynamic),
+}
 
 
 @dataclass(frozen=True)
@@ -51,7 +84,7 @@ class DraftTree:
         measured: whether stage drafts measured it.
     """
 
-    shape: str = ranged("one of sequence, batch, symmetric, spec_infer, optimal, dynamic", is_shape)
+    shape: str = ranged(f"one of {', '.join(SHAPES)}", lambda name: name in SHAPES)
     width: int | None = ranged(FEW, fits, default=None)
     nodes: int | None = ranged(FEW, fits, default=None)
     acceptance: Numbers | None = ranged("a list of numbers", are_rates, default=None)
@@ -117,41 +150,3 @@ class DraftTree:
             del given["acceptance"]
         lists = {key: list(value) for key, value in given.items() if isinstance(value, tuple)}
         return {"tree": self.shape, **given, **lists}
-
-
-def _batch(tree: DraftTree, draft_length: int) -> Topology:
-    if draft_length != 1:
-        raise refused("draft_length", draft_length, "1: a batch drafts one token's alternatives")
-    return topology.batch(tree.width or 0)
-
-
-def _symmetric(tree: DraftTree, draft_length: int) -> Topology:
-    width = tree.width or 0
-    if width ** min(draft_length, MOST_NODES.bit_length()) > MOST_NODES:
-        raise refused("draft_length", draft_length, f"fewer levels for a width of {width}")
-    return topology.symmetric(width, draft_length)
-
-
-def _dynamic(tree: DraftTree, draft_length: int) -> Growth:
-    if (tree.nodes or 0) > MOST_GROWN:
-        raise refused("nodes", tree.nodes, f"an integer from 1 to {MOST_GROWN}")
-    growth = Growth(tree.width or 0, tree.nodes or 0, draft_length)
-    if growth.read > MOST_NODES:
-        raise refused("width", tree.width, f"at most {MOST_NODES} nodes with children in all")
-    return growth
-
-
-DYNAMIC = "dynamic"  # the tree whose nodes each call chooses
-# of each kind of tree: the keys it takes, how it is printed and made
-SHAPES: Mapping[str, tuple[tuple[str, ...], str, Callable[[DraftTree, int], Topology | Growth]]] = {
-    "sequence": ((), "sequence", lambda _, length: topology.sequence(length)),
-    "batch": (("width",), "batch of {width}", _batch),
-    "symmetric": (("width",), "symmetric, {width} wide", _symmetric),
-    "spec_infer": ((), "SpecInfer's tree", lambda _, length: topology.spec_infer(length)),
-    "optimal": (
-        ("nodes", "acceptance"),
-        "tau* of {nodes}",
-        lambda tree, length: optimal(tree.acceptance or (), tree.nodes or 0, length),
-    ),
-    DYNAMIC: (("width", "nodes"), "dynamic, {width} wide, {nodes} nodes", _dynamic),
-}

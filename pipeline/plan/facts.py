@@ -246,6 +246,7 @@ class DecodingFacts:
     runs: list[RunFacts]
     bytes: dict[str, ModelBytes]  # of target and drafter
     machine: OneMachine
+    vocab_size: int
     failed_prompts: int = 0
     passes: Sequence[PassSeconds] = ()
 

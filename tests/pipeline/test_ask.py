@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pipeline import ask
-from pipeline.formats.served_answers import read_served
+from pipeline.engines.written.served import read_served
 from pipeline.loader import Study
 from tests.pipeline.fake_server import FakeServer, serving
 

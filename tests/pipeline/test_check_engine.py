@@ -79,6 +79,26 @@ def test_look_up_in_vllm_is_the_earliest(
     assert "FAIL  calls" in capsys.readouterr().out
 
 
+def test_a_clock_that_cannot_be_right_fails_nothing(
+    outputs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """All passes with drafts together took a millisecond; pages of 30 answers are not of these."""
+    files = written(tmp_path, "vllm_ngram"), written(tmp_path, "vllm_alone")
+    about = {"engine": "vLLM", "version": "1", "concurrent": 1, "answers_of_pages": 30}
+    for file in files:
+        file.with_suffix(".json").write_text(json.dumps(about))
+        for page in ("before", "after"):
+            shutil.copy(SAMPLES / f"{file.stem}.{page}.txt", tmp_path)
+    before, after = (files[0].with_suffix(f".{page}.txt") for page in ("before", "after"))
+    seconds = r"(vllm:inter_token_latency_seconds_sum\{.*\}) (.*)"
+    found = re.search(seconds, before.read_text())
+    assert found is not None
+    after.write_text(re.sub(seconds, rf"\g<1> {float(found[2]) + 1e-3}", after.read_text()))
+    own = ["engine.drafter=prompt_lookup", "decoding.lookup_match=earliest", "drafter=none"]
+    check(outputs, *files, *own)
+    assert "speed      not measured: " in capsys.readouterr().out
+
+
 def test_another_drafter_and_another_text_fail(
     outputs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -22,6 +22,11 @@ from tests.conftest import ROOT, SmallStudy, pipeline
 BEGIN = "from pipeline.console import terminal\nwith terminal():\n "
 
 
+def listen() -> None:
+    """Let a child process hear SIGINT, which a shell ignores for what it runs in the background."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 def run(body: str, *, closed: bool = False, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run `body` in a terminal's context, its output read by nobody when `closed`."""
     reader, writer = os.pipe()
@@ -36,6 +41,7 @@ def run(body: str, *, closed: bool = False, **environment: str) -> subprocess.Co
             stderr=subprocess.PIPE,
             text=True,
             check=False,
+            preexec_fn=listen,
         )
     finally:
         os.close(writer)
@@ -85,6 +91,7 @@ def test_what_catches_everything_while_a_command_starts_loses_no_interruption(
     done = subprocess.run(
         [sys.executable, "-m", f"pipeline{command}", "--help"],
         cwd=ROOT, env=os.environ | {"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True,
+        preexec_fn=listen,
     )  # fmt: skip
     assert (done.returncode, done.stdout) == (128 + number, "")
     how = "interrupted" if number == signal.SIGINT else "terminated"

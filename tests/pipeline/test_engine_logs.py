@@ -17,9 +17,9 @@ import scipy.special
 from analysis import TopK, certify
 from analysis.certificates.certify import Certificates
 from analysis.rules import Additive, Rule, StrictGreedy, Tree, Typical
+from pipeline.engines.written.answers import CUT
+from pipeline.engines.written.logs import LOST, EngineLog, prompt_id, read_log, stacked
 from pipeline.errors import PipelineError
-from pipeline.formats.engine_answers import CUT
-from pipeline.formats.engine_logs import LOST, EngineLog, prompt_id, read_log, stacked
 from pipeline.plan.specs import LogSpec
 from pipeline.store.identity import Identity
 from tests.analysis.test_rounded import V, distributions

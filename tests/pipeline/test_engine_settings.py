@@ -17,8 +17,8 @@ from analysis.rules.build import build
 from analysis.topk import TopK
 from conf import schema
 from pipeline import solve
-from pipeline.formats import engine_settings
-from pipeline.formats.engine_settings import ENGINES, setting_text
+from pipeline.engines import settings as engine_settings
+from pipeline.engines.settings import ENGINES, setting_text
 from pipeline.paths import CONF
 from tests.conftest import SmallStudy
 

@@ -148,7 +148,7 @@ def test_two_sets_are_held_against_each_other(
     assert pair["near_ties"] == (gap <= 0.25)
     assert (facts["a.jsonl"]["off"], facts["b.jsonl"]["off"]) == (0, 1)
     said = capsys.readouterr().out
-    assert "of 6 prompts in both 1 part, after 2 tokens (median)" in said
+    assert "of 6 prompts in both 1 differ, first after 2 tokens (median)" in said
     assert "another model" not in said
 
 

@@ -12,8 +12,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from pipeline.formats.engine_answers import read_objects
-from pipeline.formats.served_answers import EMPTY, read_served
+from pipeline.engines.written.answers import read_objects
+from pipeline.engines.written.served import EMPTY, read_served
 from pipeline.models.load import load_tokenizer
 from pipeline.plan.specs import ServedPrompts
 from pipeline.stages.prompts.served import NO_TEXT, answer_of, prompt_of

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from pipeline.engines.written.answers import AGAIN, CUT, NO_JSON, TORN
+from pipeline.engines.written.served import ALONE, APART, EMPTY, read_served
 from pipeline.errors import PipelineError
-from pipeline.formats.engine_answers import AGAIN, CUT, NO_JSON, TORN
-from pipeline.formats.served_answers import ALONE, APART, EMPTY, read_served
 from tests.pipeline.served import ASKED, IDS, chat, lines
 
 

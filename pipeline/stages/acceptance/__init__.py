@@ -127,7 +127,7 @@ def matter(node: AcceptanceNode, rows: list[SummaryRow]) -> tuple[list[SummaryRo
 
 STAGE = Stage(
     name="acceptance",
-    version=21,
+    version=22,
     upstream=("drafts",),
     columns={
         "data": STEP

@@ -16,6 +16,8 @@ from pathlib import Path
 import pyarrow as pa
 import torch
 
+from analysis.trees.entropy import index_entropies
+from pipeline.decoding.choices import Truncation
 from pipeline.decoding.loop import Answer
 from pipeline.decoding.pair import (
     DecodingPair,
@@ -40,7 +42,7 @@ from pipeline.models.load import pair_tokenizer
 from pipeline.models.logit_statistics import logit_statistics
 from pipeline.models.prompt_tokens import encode
 from pipeline.plan.facts import DecodingFacts, ModelBytes
-from pipeline.plan.method import baseline, with_baselines
+from pipeline.plan.method import RACES, SPECULATIVE, Method, baseline, with_baselines
 from pipeline.plan.specs import DecodingRun, DecodingSpec
 from pipeline.plan.stage import models_of
 from pipeline.stages.decoding import PASSES, RUN, STAGE
@@ -190,6 +192,7 @@ class DecodingWorker:
                 for name, model in models
             },
             machine=describe_device(self.device),
+            vocab_size=pair.target.vocab_size,
             passes=pass_rows(pair, self._spec.batches),
         )
 
@@ -287,6 +290,9 @@ def prompt_rows(
     greedy = next((tokens for run, tokens in alone.items() if run.temperature == 0), None)
     if greedy is not None:
         rows["trajectory"] = trajectory(pair, prompt, greedy)
+    rows["contexts"] = [
+        row for run in drawn_baselines(pair.runs) for row in contexts(pair, prompt, run, alone[run])
+    ]
     return rows
 
 
@@ -316,4 +322,31 @@ def trajectory(pair: DecodingPair, prompt: Prompt, answer: Sequence[int]) -> lis
     return [
         {"prompt_id": prompt.prompt_id, **dict(zip(columns, row, strict=True))}
         for row in zip(*columns.values(), strict=True)
+    ]
+
+
+def drawn_baselines(runs: Sequence[Method]) -> list[Method]:
+    """Return the baselines at whose temperatures and cuts trees are drafted by draws or races."""
+    alone: dict[tuple[float, float, int], Method] = {}
+    for run in runs:
+        alone.setdefault((run.temperature, run.top_p, run.top_k), run)  # baselines come first
+    return list(
+        dict.fromkeys(
+            alone[run.temperature, run.top_p, run.top_k]
+            for run in runs
+            if run.tree is not None and run.sampling in (SPECULATIVE, RACES)
+        )
+    )
+
+
+def contexts(pair: DecodingPair, prompt: Prompt, run: Method, answer: Sequence[int]) -> list[Row]:
+    """Return KL and H[R] at every token of an answer of the target alone."""
+    kept = Truncation(run.top_p, run.top_k)
+    both = read_both(pair, prompt.token_ids, answer)
+    laws = [kept.tempered(logits, run.temperature).log_softmax(1).cpu().numpy() for logits in both]
+    names = ("kl", "greedy_entropy", "races_entropy")
+    key = {"prompt_id": prompt.prompt_id, "run": pair.runs.index(run)}
+    return [
+        key | {"position": at, **dict(zip(names, index_entropies(p, q), strict=True))}
+        for at, (p, q) in enumerate(zip(*laws, strict=True))
     ]

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pyarrow as pa
 
+from analysis.rules.readings import ALGORITHM_1
 from analysis.trees.acceptance import Stored, aligned, drawn_rates, greedy_rates, truncated
 from analysis.trees.topology import Floats
 from pipeline.plan.method import RACES, Method
@@ -39,17 +40,20 @@ def with_measured_trees(
 
 def sibling_rates(artifact: Artifact, method: Method, count: int) -> Floats:
     """Return (count,) R(1), R(2), ... of the drafts of `method` on the text of stage drafts."""
-    if method.temperature == 0:
+    if method.temperature == 0 or method.reading == ALGORITHM_1:
         ranks = artifact.read(columns=["argmax_rank"])["argmax_rank"].to_numpy()
         return greedy_rates(ranks, count)
     facts, names = artifact.facts(StoredFacts), (*TOKENS, *MOMENTS[:2])
     table = artifact.read(columns=[*names, *(f"draft_{name}" for name in names)])
     steps = np.unique(np.linspace(0, len(table) - 1, STEPS).astype(np.intp))
     table = table.take(pa.array(steps))
-    pair = (_stored(table, prefix, facts, method.temperature) for prefix in ("", "draft_"))
+    pair = [_stored(table, prefix, facts, method.temperature) for prefix in ("", "draft_")]
     p, q = aligned(*(truncated(one, method.top_p, method.top_k) for one in pair))
-    times = np.random.default_rng(0).exponential(size=p.shape)
-    rates = drawn_rates(p, q, times, count, method.sampling == RACES) / len(p)
+    if method.drafts_most_probable:  # the drafter's tokens come first, by decreasing q
+        rates = p[:, : min(count, pair[1][0].shape[1])].mean(axis=0)
+    else:
+        times = np.random.default_rng(0).exponential(size=p.shape)
+        rates = drawn_rates(p, q, times, count, method.sampling == RACES) / len(p)
     return np.pad(rates, (0, count - len(rates)))
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from pipeline.formats.engine_answers import counted
-from pipeline.formats.engine_logs import EngineLog, read_log, stacked
+from pipeline.engines.written.answers import counted
+from pipeline.engines.written.logs import EngineLog, read_log, stacked
 from pipeline.plan.facts import LoggedFacts
 from pipeline.plan.specs import LoggedDistributions, ModelRun
 from pipeline.store import columns

@@ -8,10 +8,10 @@ from typing import Any
 
 import pyarrow as pa
 
+from pipeline.engines.written.answers import counted
+from pipeline.engines.written.served import LogProbs, Reply, Request, read_served
 from pipeline.errors import PipelineError
-from pipeline.formats.engine_answers import counted
 from pipeline.formats.prompt_files import is_text
-from pipeline.formats.served_answers import LogProbs, Reply, Request, read_served
 from pipeline.models.load import load_tokenizer
 from pipeline.models.prompt_tokens import encode, encode_chat
 from pipeline.plan.facts import ServedFacts

@@ -142,7 +142,7 @@ def summary(node: Node[ReportSpec, None], artifact: Artifact) -> list[SummaryRow
 
 STAGE = Stage(
     name="report",
-    version=27,
+    version=29,
     upstream=UPSTREAM,
     columns={},
     nodes=nodes,

@@ -14,6 +14,7 @@ from typing import Any
 from analysis.decoding.answers import accuracy
 from analysis.decoding.speed import speed
 from analysis.page.screen import most_certified
+from analysis.report.elements import elements_section
 from analysis.report.measured import Results, Target
 from analysis.report.records import Section, Table, together, worded
 from analysis.report.render import files, names
@@ -64,6 +65,7 @@ def compute(
     sections = [*sections_of(measured)]
     if measured.engine is not None:
         sections.insert(-1, engine_section(measured.engine))
+    sections.insert(-1, elements_section(sections))  # what is beside the published comes last
     shown = [(section, item) for section in sections for item in section.shown]
     made: dict[str, bytes] = {}
     with progress_bar(len(shown), "table or figure", f"report {spec.study}") as bar:

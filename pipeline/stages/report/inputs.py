@@ -109,8 +109,9 @@ def judged_by(target: Target, drafts: Artifact, divergence: str) -> Target:
         rules = [rule for rule, name in of_rules.items() if name == by]
         found += judge(steps, rules, by, target.draft[by].to_numpy())
     judged = {one.rule.label: (one.accepted, one.certified) for one in found}
-    deep = judge(steps, list(target.certificates))
-    accepted = {verdict.rule.label: verdict.accepted_by_depth for verdict in deep}
+    # `judge` takes a distance of the first depth alone, and acceptance depends on no distance
+    by_depth = judge(steps, list(target.certificates)) if steps.deeper else found
+    accepted = {one.rule.label: one.accepted_by_depth for one in by_depth}
     return replace(target, judged=judged, accepted=accepted, divergence=divergence)
 
 

@@ -35,7 +35,7 @@ from analysis.report.style import family, rule_colour
 from analysis.rules import Additive, Multiplicative, Rule, StrictGreedy, Tree
 from analysis.statistics.bootstrap import FEW_PROMPTS, Resampling
 from pipeline.decoding.decoded import read_answered
-from pipeline.formats.engine_settings import ENGINES, setting_values
+from pipeline.engines.settings import ENGINES, setting_values
 from pipeline.plan.specs import LoggedDistributions
 from pipeline.stages.report.setups import introduction, setup
 from pipeline.stages.report.sources import Measured, Sources

@@ -1,7 +1,7 @@
 """Reads the counts of speculative decoding that engines keep, of a page of /metrics or of answers.
 
 A call is a verification of a draft by the target; passes without a draft are in none of the counts
-(`engine_pages` and `answer_counts` say how many there were). Engines divide what is accepted at a
+(`pages` and `answer_counts` say how many there were). Engines divide what is accepted at a
 place of the draft by all calls with a draft.
 """
 
@@ -14,10 +14,10 @@ from itertools import pairwise, zip_longest
 from pathlib import Path
 
 from analysis.statistics.trajectories import place_shares
+from pipeline.engines.written.answer_counts import SPEC_BENCH, AnswerCounts, counted_by
+from pipeline.engines.written.answers import counted, read_answers, read_bytes, read_objects
+from pipeline.engines.written.pages import EnginePage, is_page, read_page
 from pipeline.errors import PipelineError
-from pipeline.formats.answer_counts import SPEC_BENCH, AnswerCounts, counted_by
-from pipeline.formats.engine_answers import counted, read_answers, read_bytes, read_objects
-from pipeline.formats.engine_pages import EnginePage, is_page, read_page
 
 ODD_SHARE = 0.01  # of the accepted tokens, without a place: a page is read while it is counted
 MANY_CHOICES = "answers of several choices"

@@ -1,6 +1,6 @@
 """The fields of a request, or of an answer, that served answers are read from, and their types.
 
-A body is a JSON object in one of the forms of `engine_answers` and `served_answers`. `typed_body`
+A body is a JSON object in one of the forms of `answers` and `served`. `typed_body`
 checks the fields named here and leaves the others alone: a body that passes holds token ids from 0
 to 2^31 - 1, texts, and numbers where numbers belong. Content parts are joined to their text.
 """
@@ -8,13 +8,13 @@ to 2^31 - 1, texts, and numbers where numbers belong. Content parts are joined t
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from pydantic import ConfigDict, Field, PlainValidator, TypeAdapter
 from pydantic import ValidationError as FieldsError
 from typing_extensions import TypedDict
 
-from pipeline.formats.engine_steps import logged_id
+from pipeline.engines.written.steps import logged_id
 from pipeline.formats.prompt_files import is_text
 
 LARGEST = 2**31 - 1  # a token id is stored as int32
@@ -167,6 +167,7 @@ class Line(Fields, total=False):
     request: Body | None
 
 
+T = TypeVar("T")
 BODY, LINE = TypeAdapter(Body), TypeAdapter(Line)
 
 
@@ -194,10 +195,7 @@ def typed_body(body: Mapping[str, Any]) -> Body:
     Raises:
         WrongFieldError: a field is of another type.
     """
-    try:
-        return BODY.validate_python(body)
-    except FieldsError as error:
-        raise WrongFieldError(error) from None
+    return _checked(BODY, body)
 
 
 def typed_line(value: Mapping[str, Any]) -> Line:
@@ -206,7 +204,11 @@ def typed_line(value: Mapping[str, Any]) -> Line:
     Raises:
         WrongFieldError: a field is of another type.
     """
+    return _checked(LINE, value)
+
+
+def _checked(kind: TypeAdapter[T], value: Mapping[str, Any]) -> T:
     try:
-        return LINE.validate_python(value)
+        return kind.validate_python(value)
     except FieldsError as error:
         raise WrongFieldError(error) from None

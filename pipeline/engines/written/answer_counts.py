@@ -23,8 +23,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from pipeline.formats.engine_answers import FormatError, Part
-from pipeline.formats.engine_pages import MOST_PLACES
+from pipeline.engines.written.answers import FormatError, Part
+from pipeline.engines.written.pages import MOST_PLACES
 
 MOST_CALLS = 10_000_000  # of an answer; more are damage, and a table has a row each
 SPEC_BENCH = "Spec-Bench"

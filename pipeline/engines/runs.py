@@ -28,11 +28,11 @@ from analysis.decoding.speed import break_even_by_batch
 from analysis.report.text import upper_end
 from analysis.statistics.trajectories import place_shares
 from pipeline.decoding.decoded import read_decoded
+from pipeline.engines.written.answer_counts import SPEC_BENCH, AnswerCounts
+from pipeline.engines.written.answers import counted
+from pipeline.engines.written.counts import EngineCounts, read_counts
+from pipeline.engines.written.pages import MOST_PLACES
 from pipeline.errors import PipelineError
-from pipeline.formats.answer_counts import SPEC_BENCH, AnswerCounts
-from pipeline.formats.engine_answers import counted
-from pipeline.formats.engine_counts import EngineCounts, read_counts
-from pipeline.formats.engine_pages import MOST_PLACES
 from pipeline.plan.stage import SummaryRow
 from pipeline.store.artifacts import Artifact
 

@@ -6,7 +6,7 @@
 | {"messages": [...]} | a conversation, the last message of the assistant |
 | {"request": {...}, "response": {...}} | as it was asked, and as it was answered |
 | a request, or a line of a batch's input | of the next answer, or of that with its custom_id |
-| an answer, or an event of its stream | as in `engine_answers` |
+| an answer, or an event of its stream | as in `answers` |
 
 An answer with its prompt_token_ids (vLLM, return_token_ids) or its prompt (llama.cpp) needs no
 request. A line with a field of a wrong type counts as damaged. docs/answers.md names the sources.
@@ -18,8 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
-from pipeline.errors import PipelineError
-from pipeline.formats.engine_answers import (
+from pipeline.engines.written.answers import (
     REQUEST,
     Damaged,
     Line,
@@ -29,9 +28,8 @@ from pipeline.formats.engine_answers import (
     read_answers,
     read_objects,
 )
-from pipeline.formats.engine_logs import MASKED
-from pipeline.formats.engine_steps import logged_steps
-from pipeline.formats.served_lines import (
+from pipeline.engines.written.logs import MASKED
+from pipeline.engines.written.served_lines import (
     Body,
     Message,
     WrongFieldError,
@@ -39,6 +37,8 @@ from pipeline.formats.served_lines import (
     typed_body,
     typed_line,
 )
+from pipeline.engines.written.steps import logged_steps
+from pipeline.errors import PipelineError
 
 SAMPLING = ("temperature", "top_p", "top_k")
 ASKED = {"messages", "prompt", "text", "input_ids"}  # of a request

@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from pipeline.formats.engine_answers import FormatError, Part
+from pipeline.engines.written.answers import FormatError, Part
 
 Token = int | tuple[bytes, int]
 Top = list[tuple[Token, float]]
@@ -35,7 +35,7 @@ class Step(NamedTuple):
         emitted: the token.
         own: the log-probability given with it, None where there is none.
         top: the most probable tokens and their log-probabilities, in the order of the engine.
-        mass: of the whole list, once `engine_logs` has ranked it.
+        mass: of the whole list, once `logs` has ranked it.
     """
 
     line: int

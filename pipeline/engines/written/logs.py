@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pipeline.engines.written.answers import Part, counted, decimals, read_answers, read_objects
+from pipeline.engines.written.steps import Step, Token, Top, by_llama, logged_steps, tokens_told
 from pipeline.errors import PipelineError
-from pipeline.formats.engine_answers import Part, counted, decimals, read_answers, read_objects
-from pipeline.formats.engine_steps import Step, Token, Top, by_llama, logged_steps, tokens_told
 
 if TYPE_CHECKING:
     from pipeline.plan.specs import LogSpec

@@ -1,0 +1,1 @@
+"""What engines write: answers, log-probabilities, counts of drafts, pages of /metrics."""
