@@ -28,7 +28,7 @@ from pipeline.console import command
 from pipeline.engines.expected import advise_study, write_flags
 from pipeline.engines.settings import ENGINES
 from pipeline.loader import Study
-from pipeline.plan.facts import LoggedFacts
+from pipeline.plan.facts import DistributionsFacts
 from pipeline.plan.rules import judged_by_logs, ranges_of
 from pipeline.plan.stage import SummaryRow
 from pipeline.store.columns import numbers
@@ -147,7 +147,7 @@ class SolvedTarget:
         drafter = settings.drafter
         self._drafted, self._drafter = None, drafter and drafter.path
         if settings.distributions.source == "logs":  # whose paths are those of files
-            name = dump.facts(LoggedFacts).model
+            name = dump.facts(DistributionsFacts).model
             self._path = name if name != self.label else "TARGET"  # a word to be replaced
         elif drafts is not None:
             self._drafted = read_steps(drafts)

@@ -47,7 +47,7 @@ def read_decoded(target: str, drafter: str, artifact: Artifact) -> Decoded:
         frame("timings/runs"),
         frame("timings/calls"),
         frame("trajectory"),
-        to_plain(facts.bytes),
+        facts.bytes,
         rules,
         frame("levels"),
         frame("timings/passes"),

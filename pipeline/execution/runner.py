@@ -24,7 +24,7 @@ from pipeline.plan.specs import ModelRun
 from pipeline.plan.stage import models_of, stage_of
 from pipeline.store.artifacts import Artifact, Pending, Store
 from pipeline.store.node import Node
-from pipeline.store.records import Environment, GitState
+from pipeline.store.plain import Plain
 
 RECORDED_PACKAGES = (
     "numpy",
@@ -59,8 +59,8 @@ def check_models(nodes: Sequence[Node]) -> None:
         models = models_of(node)
         if models and not _join_workers(models[0].run):
             for used in models:
-                choose_device(used.run.device)
-                check_threads(used.run.threads)
+                choose_device(used.run.device.name)
+                check_threads(used.run.device.threads)
         if not models or (models[0].key, len(models)) in checked:
             continue
         checked.add((models[0].key, len(models)))
@@ -75,7 +75,7 @@ def _join_workers(run: ModelRun) -> bool:
     """Join the workers that a target's run asks for; return whether it asks for any."""
     from pipeline.execution.workers import connect, share_out
 
-    if run.engine == "inline":
+    if run.execution.engine == "inline":
         return False
     share_out(connect().cluster_resources(), run)
     return True
@@ -230,13 +230,13 @@ def _run(group: list[Node], upstream: dict[str, Artifact], store: Store) -> list
             module.compute(group, named, pending)
         else:
             module.compute(group[0], named, pending[0])
-        about = environment(time.monotonic() - begun)
+        facts = environment(time.monotonic() - begun)
         for node in group[0].upstream_nodes:  # files were checked before, and read by their path
             now = store.find(node)
             if now is not None and now.content != upstream[node.fingerprint].content:
                 raise DamagedError(now.directory, f"{now.directory} was replaced while it was read")
         pairs = zip(group, pending, strict=True)
-        return [store.publish(node, made, about) for node, made in pairs]
+        return [store.publish(node, made, facts) for node, made in pairs]
     finally:
         for made in pending:
             made.drop()
@@ -272,20 +272,20 @@ def shown(path: Path) -> str:
     return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
 
 
-def environment(wall_seconds: float) -> Environment:
-    """Return the run and the machine, for the record."""
-    packages = {name: version(name) for name in RECORDED_PACKAGES}
-    return Environment(
-        wall_seconds=round(wall_seconds, 3),
-        argv=sys.argv,
-        versions={"python": platform.python_version(), **packages},
-        platform=platform.platform(),
-        git=_git(),
-    )
+def environment(wall_seconds: float) -> Plain:
+    """Return the record's facts on the run and the machine."""
+    return {
+        "wall_seconds": round(wall_seconds, 3),
+        "argv": sys.argv,
+        "versions": {"python": platform.python_version()}
+        | {name: version(name) for name in RECORDED_PACKAGES},
+        "platform": platform.platform(),
+        "git": _git(),
+    }
 
 
 @cache
-def _git() -> GitState:
+def _git() -> Plain:
     def git(*arguments: str) -> str | None:
         try:
             return subprocess.run(
@@ -295,4 +295,4 @@ def _git() -> GitState:
             return None  # an export without history, or no git
 
     changed = git("status", "--porcelain", "--untracked-files=no")
-    return GitState(git("rev-parse", "HEAD"), None if changed is None else bool(changed))
+    return {"commit": git("rev-parse", "HEAD"), "dirty": None if changed is None else bool(changed)}

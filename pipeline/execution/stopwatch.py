@@ -8,12 +8,11 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import pairwise
 
 import torch
 
-from pipeline.plan.facts import Machine, Throughput
+from pipeline.store.plain import Plain
 
 Mark = float | torch.cuda.Event
 
@@ -72,34 +71,25 @@ def peak_memory(device: torch.device) -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
-def describe_device(device: torch.device, *, memory: bool = False) -> Machine:
-    """Return the record's facts on the device, with the peak of its `memory` or without."""
-    return Machine(
-        device=torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
-        torch_threads=torch.get_num_threads(),
-        tf32=torch.backends.cuda.matmul.allow_tf32,
-        cudnn_attention=torch.backends.cuda.cudnn_sdp_enabled(),
-        peak_memory_bytes=peak_memory(device) if memory else None,
-    )
+def describe_device(device: torch.device) -> Plain:
+    """Return the record's facts on the device."""
+    return {
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        "torch_threads": torch.get_num_threads(),
+        "tf32": torch.backends.cuda.matmul.allow_tf32,
+        "cudnn_attention": torch.backends.cuda.cudnn_sdp_enabled(),
+    }
 
 
-@dataclass(frozen=True)
-class ShardTime:
-    """What a shard took: seconds by span, and its rows."""
-
-    seconds: dict[str, float]
-    rows: int
-
-
-def throughput(shards: Iterable[ShardTime]) -> Throughput:
-    """Sum up what finished shards took."""
+def throughput(measured: Iterable[Plain]) -> Plain:
+    """Sum up what finished shards took; of each its seconds by span, and its rows."""
     seconds: Counter[str] = Counter()
     tokens = 0
-    for shard in shards:
-        seconds.update(shard.seconds)
-        tokens += shard.rows
-    return Throughput(
-        tokens,
-        tokens_per_second=round(tokens / seconds.total(), 1),
-        seconds={name: round(value, 3) for name, value in seconds.items()},
-    )
+    for shard in measured:
+        seconds.update(shard["seconds"])
+        tokens += shard["rows"]
+    return {
+        "tokens": tokens,
+        "tokens_per_second": round(tokens / seconds.total(), 1),
+        "seconds": {name: round(value, 3) for name, value in seconds.items()},
+    }

@@ -17,7 +17,6 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from threading import current_thread, main_thread
@@ -35,6 +34,7 @@ from pipeline.plan.stage import models_of
 from pipeline.store.artifacts import Artifact
 from pipeline.store.durable import file_digest, sync
 from pipeline.store.node import Node
+from pipeline.store.plain import Plain
 
 DEATHS = 3  # of workers over one shard
 
@@ -50,8 +50,8 @@ class Worker(Protocol):
     def compute(self, shard: Shard, path: Path, progress: Callable[[int], object]) -> ShardMeasured:
         """Compute a shard; see `pipeline.execution.shards.Compute`."""
 
-    def facts(self, measured: Sequence[ShardMeasured]) -> Any:
-        """Return the record's facts, a dataclass with a `machine`, on models and all shards."""
+    def facts(self, measured: Sequence[ShardMeasured]) -> Plain:
+        """Return the record's facts on the models and the time of all shards."""
 
 
 # Loads what a stage needs, from a node and the artifacts it is made from.
@@ -72,10 +72,9 @@ class Here:
             plan, one.compute, steps=steps, label=label, device=one.device, unit=unit
         )
 
-    def facts(self, plan: Plan) -> Any:
+    def facts(self, plan: Plan) -> Plain:
         """Return the record's facts on the run."""
-        facts = self._worker.facts([shard.measured for shard in plan.shards])
-        return replace(facts, machine=replace(facts.machine, engine="inline"))
+        return self._worker.facts([shard.measured for shard in plan.shards]) | {"engine": "inline"}
 
 
 class Host:
@@ -103,7 +102,7 @@ class Host:
         """Let the worker cut the prompts into shards."""
         return self._worker.cut(lengths)
 
-    def facts(self, measured: Sequence[ShardMeasured]) -> Any:
+    def facts(self, measured: Sequence[ShardMeasured]) -> Plain:
         """Return the record's facts on the models and the time of all shards."""
         return self._worker.facts(measured)
 
@@ -176,11 +175,11 @@ class RayWorkers:
         sizes, *_ = [self._get(one, "while they loaded their models") for one in asked]
         return list(sizes)
 
-    def facts(self, plan: Plan) -> Any:
+    def facts(self, plan: Plan) -> Plain:
         """Return the record's facts on the run."""
         measured = [shard.measured for shard in plan.shards]
-        facts = self._get(self._started(1)[0].facts.remote(measured), "without a batch")
-        return replace(facts, machine=replace(facts.machine, engine="ray", workers=self._count))
+        facts: Plain = self._get(self._started(1)[0].facts.remote(measured), "without a batch")
+        return facts | {"engine": "ray", "workers": self._count}
 
     def compute_unfinished(self, plan: Plan, *, steps: int, label: str, unit: str = "step") -> None:
         """Let the workers compute the unfinished shards, each the next one that is left.
@@ -240,7 +239,7 @@ def open_workers(
         upstream: what it is made from.
     """
     run = models_of(node)[0].run
-    if run.engine == "inline":
+    if run.execution.engine == "inline":
         yield Here(open_worker(node, upstream))
         return
     with RayWorkers(open_worker, node, upstream, run) as workers:
@@ -295,7 +294,7 @@ def share_out(there: Mapping[str, float], run: ModelRun) -> tuple[int, int, int]
     Raises:
         PipelineError: there are fewer, or a GPU is named that Ray gives to whom it likes.
     """
-    device, threads = run.device, run.threads
+    device, threads = run.device.name, run.device.threads
     processors, gpus = int(there.get("CPU", 0)), int(there.get("GPU", 0))
     if ":" in device:
         raise PipelineError(
@@ -304,7 +303,7 @@ def share_out(there: Mapping[str, float], run: ModelRun) -> tuple[int, int, int]
         )
     on_gpus = gpus > 0 and device != "cpu"
     one_each = gpus if on_gpus else processors // (threads or processors or 1)
-    count = run.workers or max(1, one_each)
+    count = run.execution.workers or max(1, one_each)
     each = threads or max(1, processors // count)
     if count * each > processors or (on_gpus and count > gpus) or (device == "cuda" and not gpus):
         raise PipelineError(

@@ -42,8 +42,8 @@ def load_model(used: UsedModel) -> LanguageModel:
             damaged weights, or can't be run with a key-value cache.
     """
     key, spec, run = used.key, used.spec, used.run
-    device, path = choose_device(run.device), run.path
-    set_up(device, run.threads)
+    device, path = choose_device(run.device.name), run.path
+    set_up(device, run.device.threads)
     skeleton(used)
     folder = _folder(path, spec.identity.commit, MODEL_FILES, f"{key}.path")
     transformers_logging.disable_progress_bar()

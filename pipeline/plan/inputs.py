@@ -5,7 +5,7 @@ from __future__ import annotations
 from analysis.statistics.bootstrap import Resampling
 from conf.schema import Config, DrafterConfig, ModelConfig
 from pipeline.errors import PipelineError
-from pipeline.plan.specs import FileSpec, HeadSpec, LogSpec, ModelRun, ModelSpec
+from pipeline.plan.specs import FileSpec, LogSpec, ModelRun, ModelSpec
 from pipeline.store.identity import Identities, local_path
 
 READER = 3  # version of what is read of the files of engines
@@ -13,29 +13,18 @@ READER = 3  # version of what is read of the files of engines
 
 def model_spec(key: str, model: ModelConfig, identities: Identities) -> ModelSpec:
     """Return the specification of a model; `key` is its configuration key."""
-    head = model.head if isinstance(model, DrafterConfig) else None
     return ModelSpec(
         identities.model(model.path, model.revision, f"{key}.path"),
         dtype=model.dtype,
         head_dtype=model.head_dtype,
         attention=model.attention,
-        head=None if head is None else HeadSpec(head.vocabulary, head.depths),
+        head=model.head if isinstance(model, DrafterConfig) else None,
     )
 
 
 def model_run(config: Config, model: ModelConfig) -> ModelRun:
     """Return where a model is and how it runs."""
-    device, execution = config.device, config.execution
-    return ModelRun(
-        model.path,
-        model.label,
-        revision=model.revision,
-        device=device.name,
-        threads=device.threads,
-        batch=device.batch,
-        engine=execution.engine,
-        workers=execution.workers,
-    )
+    return ModelRun(model.path, model.label, model.revision, config.device, config.execution)
 
 
 def file_spec(key: str, path: str, identities: Identities) -> FileSpec:

@@ -16,6 +16,7 @@ from typing import Annotated, Any
 from analysis.rules import Rule, to_mapping
 from analysis.rules.build import ParameterRange
 from analysis.statistics.bootstrap import Resampling
+from conf.schema import Accuracy, Device, Execution, HeadConfig
 from pipeline.plan.method import Method
 from pipeline.store.durable import file_digest
 from pipeline.store.identity import Identity
@@ -60,14 +61,6 @@ Methods = Annotated[tuple[Method, ...], _each(method_entries)]
 
 
 @dataclass(frozen=True)
-class HeadSpec:
-    """How a head on the target drafts; see `conf.schema.HeadConfig`."""
-
-    vocabulary: str
-    depths: int
-
-
-@dataclass(frozen=True)
 class ModelSpec:
     """A model's files and how its numbers are computed; of a head also how it drafts."""
 
@@ -75,7 +68,7 @@ class ModelSpec:
     dtype: str
     head_dtype: str
     attention: str
-    head: HeadSpec | None = None
+    head: HeadConfig | None = None
 
 
 @dataclass(frozen=True)
@@ -84,12 +77,9 @@ class ModelRun:
 
     path: str
     label: str
-    revision: str | None = None
-    device: str = "cpu"
-    threads: int | None = None
-    batch: int | None = None
-    engine: str = "inline"
-    workers: int | None = None
+    revision: str | None
+    device: Device
+    execution: Execution
 
 
 @dataclass(frozen=True)
@@ -102,11 +92,17 @@ class UsedModel:
 
 
 def model_at(
-    path: Path | str, label: str, *, dtype: str = "float32", head_dtype: str = "float32"
+    path: Path | str,
+    label: str,
+    *,
+    dtype: str = "float32",
+    head_dtype: str = "float32",
+    threads: int | None = None,
 ) -> UsedModel:
     """Return a model of no study: one to be loaded from a directory or a hub id."""
     spec = ModelSpec(Identity(), dtype=dtype, head_dtype=head_dtype, attention="sdpa")
-    return UsedModel("model", spec, ModelRun(str(path), label))
+    device, execution = Device("cpu", threads, None), Execution("inline", None)
+    return UsedModel("model", spec, ModelRun(str(path), label, None, device, execution))
 
 
 @dataclass(frozen=True)
@@ -259,14 +255,6 @@ class AcceptanceSpec:
 
 
 @dataclass(frozen=True)
-class PairLabels:
-    """Target and drafter as printed."""
-
-    target: str
-    drafter: str
-
-
-@dataclass(frozen=True)
 class DecodingSpec(PairSpec):
     """Stage decoding; see `conf.schema.Decoding`. `prompts` is how many are decoded."""
 
@@ -309,10 +297,9 @@ class AccuracySpec(PairSpec, TemplateSpec):
 
 @dataclass(frozen=True)
 class AccuracyRun(DecodingRun):
-    """As of decoding, with the names or files of the tasks, and the loss that matters."""
+    """As of decoding, with the tasks as they were given, and the loss that matters."""
 
-    tasks: tuple[str, ...]
-    margin: float
+    accuracy: Accuracy
 
 
 @dataclass(frozen=True)
@@ -326,7 +313,7 @@ class CostsSpec:
 
 @dataclass(frozen=True)
 class EngineSpec:
-    """What the speed in an engine is computed with: its costs, and how look-up drafts."""
+    """An engine's costs, and how look-up drafts."""
 
     costs: CostsSpec
     lookup: int

@@ -41,7 +41,6 @@ def compute(
     from analysis.statistics.bootstrap import PromptBootstrap
     from analysis.statistics.run_lengths import run_lengths
     from analysis.statistics.trajectories import Trajectories
-    from pipeline.plan.facts import RunLengthsFacts
     from pipeline.store import columns
 
     spec = node.spec
@@ -65,7 +64,7 @@ def compute(
             spec.window,
         )
         frames.append(frame.assign(rule=artifact.record.label))
-    pending.facts = RunLengthsFacts(bootstrap.count, len(steps))
+    pending.facts |= {"prompts": bootstrap.count, "steps": len(steps)}
     schema = columns.schema("run_lengths")
     everything = pd.concat(frames, ignore_index=True)[schema.names]
     pending.write(

@@ -23,7 +23,7 @@ from pipeline.store import columns as known
 from pipeline.store.durable import file_digest, put, read_sealed, sync, write_sealed
 from pipeline.store.node import RECORD, Node, content_digest, slug
 from pipeline.store.plain import Plain, from_plain, to_plain
-from pipeline.store.records import Environment, MadeFrom, Record, UpstreamRecord
+from pipeline.store.records import MadeFrom, Record, UpstreamRecord
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -175,7 +175,7 @@ class Pending:
         self.stage = stage
         self.workspace = workspace or directory
         self.made_from = made_from or MadeFrom()
-        self.facts: object = None  # for the record, a dataclass
+        self.facts: Plain = {}  # for the record
         self.rows: dict[str, int] = {}
 
     @contextmanager
@@ -298,9 +298,7 @@ class Store:
         made_from = MadeFrom(node.fingerprint, node.version, contents)
         return Pending(directory, node.stage, workspace, made_from)
 
-    def publish(
-        self, node: Node, pending: Pending, environment: Environment | None = None
-    ) -> Artifact:
+    def publish(self, node: Node, pending: Pending, environment: Plain | None = None) -> Artifact:
         """Record, sync and rename a finished artifact to its place."""
         files = {}
         for path in sorted(pending.directory.rglob("*")):
@@ -325,10 +323,9 @@ class Store:
             files=files,
             rows=pending.rows,
             artifact_schema=SCHEMA_VERSION,
-            facts=to_plain(pending.facts) or {},
+            facts=pending.facts,
         )
-        content: Plain = to_plain(record) | (to_plain(environment) or {})
-        write_sealed(pending.directory / RECORD, content)
+        write_sealed(pending.directory / RECORD, to_plain(record) | (environment or {}))
         place = self.root / node.stage / f"{slug(node.label)}-{node.hash12}"
         with self.lock("moving"):
             for at, old in enumerate(self._places(node)):

@@ -20,58 +20,28 @@ class UpstreamRecord:
 
 @dataclass(frozen=True)
 class Record:
-    """What an artifact is, what it was made from, and the checksums of its files.
+    """An artifact's node and upstream, and the checksums of its files.
 
-    Attributes:
-        stage: that made it.
-        label: of its node.
-        fingerprint: of its node.
-        version: of the stage.
-        config: the specification of its node, as plain values.
-        upstream: what it was made from.
-        content: digest of its files, timings apart.
-        files: the checksum of each.
-        rows: of each Parquet file.
-        artifact_schema: the version of this record and of the columns.
-        facts: of the computation, as plain values; see `Artifact.facts`.
+    record.json also holds the run and the machine that made it, which are never read.
     """
 
     stage: str
     label: str
     fingerprint: str
-    version: int
-    config: Plain
+    version: int  # of the stage
+    config: Plain  # the specification
     upstream: list[UpstreamRecord]
-    content: str
-    files: dict[str, str]
-    rows: dict[str, int]
-    artifact_schema: int
-    facts: Plain
+    content: str  # digest of the files, timings apart
+    files: dict[str, str]  # the checksum of each
+    rows: dict[str, int]  # of each Parquet file
+    artifact_schema: int  # version of this record and of the columns
+    facts: Plain  # of the computation; see `Artifact.facts`
 
 
 @dataclass(frozen=True)
 class MadeFrom:
-    """What an unfinished artifact is made from: its node, and the contents of its upstream."""
+    """The node of an unfinished artifact, and the contents of its upstream by fingerprint."""
 
     fingerprint: str = ""
     version: int = 0
-    upstream: dict[str, str] = field(default_factory=dict)  # content by fingerprint
-
-
-@dataclass(frozen=True)
-class GitState:
-    """The commit of this repository, and whether files differ from it; None without a clone."""
-
-    commit: str | None
-    dirty: bool | None
-
-
-@dataclass(frozen=True)
-class Environment:
-    """The run that made an artifact, and its machine; part of the record, never read again."""
-
-    wall_seconds: float
-    argv: list[str]
-    versions: dict[str, str]
-    platform: str
-    git: GitState
+    upstream: dict[str, str] = field(default_factory=dict)

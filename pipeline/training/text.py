@@ -16,7 +16,6 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -111,8 +110,7 @@ def write_text(recipe: Any, directory: Path) -> None:
 def load_target(recipe: Any, dtype: str) -> tuple[LanguageModel, Any]:
     """Return the target and its tokenizer."""
     path = OmegaConf.load(CONF / "target" / f"{recipe.target}.yaml").path
-    used = model_at(path, recipe.target, dtype=dtype)
-    model = load_model(replace(used, run=replace(used.run, threads=recipe.threads)))
+    model = load_model(model_at(path, recipe.target, dtype=dtype, threads=recipe.threads))
     return model, load_tokenizer(path, None, "target")
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from analysis.report.text import limits, upper_end
 from pipeline.plan.inputs import statistics_of
 from pipeline.plan.rules import check_stored_tokens, presets_of, ranges_of
-from pipeline.plan.specs import AcceptanceSpec, PairLabels
+from pipeline.plan.specs import AcceptanceSpec, PairRun
 from pipeline.plan.stage import Request, Stage, SummaryRow, lower_bound_marks
 from pipeline.store.columns import COUNTED, CUT, INTERVAL, STEP, Column, Columns
 from pipeline.store.node import Node
@@ -18,7 +18,7 @@ from pipeline.store.node import Node
 if TYPE_CHECKING:
     from pipeline.store.artifacts import Artifact
 
-    AcceptanceNode = Node[AcceptanceSpec, PairLabels]
+    AcceptanceNode = Node[AcceptanceSpec, PairRun]
 
 SUMMARY = {  # statistic: its column in a sweep's table
     "acceptance": "accepted",
@@ -64,13 +64,7 @@ def nodes(request: Request) -> list[Node]:
         statistics=statistics_of(config),
     )
     return [
-        Node(
-            STAGE.name,
-            drafts.label,
-            spec,
-            {"drafts": (drafts,)},
-            PairLabels(drafts.run.target.label, drafts.run.drafter.label),
-        )
+        Node(STAGE.name, drafts.label, spec, {"drafts": (drafts,)}, drafts.run)
         for drafts in request.nodes["drafts"]
     ]
 
@@ -82,8 +76,8 @@ def summary(node: AcceptanceNode, artifact: Artifact) -> list[SummaryRow]:
     facts = artifact.facts(AcceptanceFacts)
     rows: dict[str, SummaryRow] = {
         rule.label: {
-            "target": node.run.target,
-            "drafter": node.run.drafter,
+            "target": node.run.target.label,
+            "drafter": node.run.drafter.label,
             "rule": rule.label,
             "steps": facts.steps,
             "prompts": facts.prompts,

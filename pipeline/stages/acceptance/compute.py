@@ -7,7 +7,6 @@ its ranks and KL.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -36,12 +35,13 @@ from analysis.rules import Rule, StrictGreedy
 from analysis.statistics.bootstrap import Floats, PromptBootstrap
 from analysis.topk import TopK
 from pipeline.errors import PipelineError
-from pipeline.plan.facts import AcceptanceFacts, DraftsFacts, Slack
-from pipeline.plan.specs import AcceptanceSpec, PairLabels
+from pipeline.plan.facts import DraftsFacts
+from pipeline.plan.specs import AcceptanceSpec, PairRun
 from pipeline.store import columns
 from pipeline.store.artifacts import Artifact, Pending
 from pipeline.store.distributions import read_steps
 from pipeline.store.node import Node
+from pipeline.store.plain import Plain
 
 SAMPLED = (  # what is known at the temperature of the answers
     *("tv", "draft_prob", "kl", "erss_acceptance", "harmonic_mean"),
@@ -52,19 +52,19 @@ Judge = Callable[[Steps, Sequence[Rule], str, Floats | None], list[Judgement]]
 
 
 def compute(
-    node: Node[AcceptanceSpec, PairLabels], upstream: dict[str, list[Artifact]], pending: Pending
+    node: Node[AcceptanceSpec, PairRun], upstream: dict[str, list[Artifact]], pending: Pending
 ) -> None:
     """Judge every rule, check soundness, and write all statistics.
 
     Raises:
         PipelineError: a certified step was rejected; names the rule and the step.
     """
-    drafts, spec, labels = upstream["drafts"][0], node.spec, node.run
+    drafts, spec = upstream["drafts"][0], node.spec
     steps, prompts = read_steps(drafts), drafts.read(columns=["prompt_id"])["prompt_id"]
     asked = [StrictGreedy(), *spec.rules, *spec.presets.values()]
     per_step = {rule.label: rule for rule in asked}  # each once, in order
     varied = {rule.label: rule for each in spec.ranges for rule in each.rules}
-    sound = partial(judge_soundly, labels, prompts)
+    sound = partial(judge_soundly, node.run.label, prompts)
     judged = sound(steps, list((per_step | varied).values()))
     chosen = judged[: len(per_step)]
     bootstrap = PromptBootstrap(steps.trajectories.prompts, *spec.statistics)
@@ -97,9 +97,8 @@ def compute(
             label = pa.repeat(one.rule.label, len(steps))
             own = [label, one.lower, one.upper, one.accepted, one.certified]
             writer.write_table(pa.table([prompts, steps.position, *own], schema))
-    facts = soundness(labels, steps, judged)
-    sampled = drafts.facts(DraftsFacts).sampled_temperature
-    pending.facts = replace(facts, sampled_temperature=sampled)
+    pending.facts |= soundness(node.run, steps, judged)
+    pending.facts["sampled_temperature"] = drafts.facts(DraftsFacts).sampled_temperature
 
 
 def _by_divergence(
@@ -178,7 +177,7 @@ def _sampled(
 
 
 def judge_soundly(
-    labels: PairLabels,
+    pair: str,
     prompts: pa.ChunkedArray,
     steps: Steps,
     rules: Sequence[Rule],
@@ -199,7 +198,7 @@ def judge_soundly(
             step = int(verdict.violations[0])
             apart = deep.kl if distance is None else distance
             raise PipelineError(
-                f"{labels.target} and {labels.drafter}: {len(verdict.violations)} "
+                f"{pair}: {len(verdict.violations)} "
                 f"steps are certified and rejected, which cannot be. The first: rule "
                 f"{verdict.rule.label}, prompt {prompts[step]}, position "
                 f"{int(steps.position[step])}, {name} "
@@ -227,7 +226,7 @@ def rule_listing(spec: AcceptanceSpec) -> pd.DataFrame:
     return frame.assign(rule=[rule.label for *_, rule in rows])
 
 
-def soundness(labels: PairLabels, steps: Steps, verdicts: Sequence[Judgement]) -> AcceptanceFacts:
+def soundness(pair: PairRun, steps: Steps, verdicts: Sequence[Judgement]) -> Plain:
     """Return, and print, the record's facts on soundness; `check_sound` has passed.
 
     Rules that decide alike at every step count once, as additive with t = 0 and strict greedy do.
@@ -239,34 +238,37 @@ def soundness(labels: PairLabels, steps: Steps, verdicts: Sequence[Judgement]) -
     for one in verdicts:
         different.setdefault((one.accepted.tobytes(), one.certified.tobytes()), one)
 
-    def tightest(slack: Callable[[Judgement], Floats]) -> Slack | None:
+    def tightest(slack: Callable[[Judgement], Floats]) -> Plain | None:
         least = [(float(slack(one).min(initial=np.inf)), one.rule.label) for one in verdicts]
         nats, rule = min(least, key=lambda pair: pair[0])
-        return Slack(nats, rule) if np.isfinite(nats) else None
+        return {"nats": nats, "rule": rule} if np.isfinite(nats) else None
 
-    facts = AcceptanceFacts(
-        target=labels.target,
-        drafter=labels.drafter,
-        steps=len(steps),
-        prompts=len(steps.trajectories.starts),
-        rules=len(different),
-        checked=len(steps) * len(different),
-        certified=sum(int(one.certified.sum()) for one in different.values()),
-        violations=sum(len(one.violations) for one in different.values()),
-        tightest_rejected=tightest(lambda one: -steps.slack(one.lower)[~one.accepted]),
-        tightest_certified=tightest(lambda one: steps.slack(one.lower)[one.certified]),
-        mean_kl=float(steps.kl.mean()),
-        median_kl=float(np.median(steps.kl)),
-    )
     near = {
-        "KL - R among rejected steps": facts.tightest_rejected,
-        "R - KL among certified steps": facts.tightest_certified,
+        "tightest_rejected": tightest(lambda one: -steps.slack(one.lower)[~one.accepted]),
+        "tightest_certified": tightest(lambda one: steps.slack(one.lower)[one.certified]),
     }
+    facts = {
+        "target": pair.target.label,
+        "drafter": pair.drafter.label,
+        "steps": len(steps),
+        "prompts": len(steps.trajectories.starts),
+        "rules": len(different),
+        "checked": len(steps) * len(different),
+        "certified": sum(int(one.certified.sum()) for one in different.values()),
+        "violations": sum(len(one.violations) for one in different.values()),
+        **near,
+        "mean_kl": float(steps.kl.mean()),
+        "median_kl": float(np.median(steps.kl)),
+    }
+    words = ("least KL - R among rejected steps", "least R - KL among certified steps")
     print(
-        f"{labels.drafter} for {labels.target}: {facts.violations} of {facts.certified} certified "
-        f"decisions rejected, over {facts.steps} steps and {facts.rules} rules that decide "
-        "differently",
-        *(f"least {of}: {one.nats:.3g} nats ({one.rule})" for of, one in near.items() if one),
+        "{drafter} for {target}: {violations} of {certified} certified decisions rejected, over "
+        "{steps} steps and {rules} rules that decide differently".format(**facts),
+        *(
+            "{of}: {nats:.3g} nats ({rule})".format(of=of, **one)
+            for of, one in zip(words, near.values(), strict=True)
+            if one is not None
+        ),
         sep="; ",
         flush=True,
     )

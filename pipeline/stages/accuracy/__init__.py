@@ -62,8 +62,7 @@ def nodes(request: Request) -> list[Node]:
                 drafts.run.target,
                 drafts.run.drafter,
                 statistics=statistics_of(config),
-                tasks=tuple(asked.tasks),
-                margin=asked.margin,
+                accuracy=asked,
             ),
         )
         for drafts in request.nodes["drafts"]
@@ -91,7 +90,7 @@ def summary(node: Node[AccuracySpec, AccuracyRun], artifact: Artifact) -> list[S
     from analysis.decoding.answers import ALL, decide, decisions_in_words
     from pipeline.decoding.decoded import read_answered
 
-    margin, statistics = node.run.margin, node.run.statistics
+    margin, statistics = node.run.accuracy.margin, node.run.statistics
     one = read_answered(node.run.target.label, artifact)
     found = answers.accuracy(one, *statistics, margin)
     found = found[found["task"] == ALL]

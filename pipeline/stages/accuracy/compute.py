@@ -32,7 +32,6 @@ from pipeline.execution.shard_plan import Plan, Shard, ShardMeasured, at_most
 from pipeline.execution.shards import compute_unfinished, write_tables
 from pipeline.execution.stopwatch import describe_device
 from pipeline.models.load import pair_tokenizer
-from pipeline.plan.facts import AccuracyFacts
 from pipeline.plan.method import baseline
 from pipeline.plan.specs import AccuracyRun, AccuracySpec
 from pipeline.plan.stage import models_of
@@ -40,6 +39,7 @@ from pipeline.stages.accuracy import STAGE
 from pipeline.store.artifacts import Artifact, Pending
 from pipeline.store.columns import Row, Tables
 from pipeline.store.node import Node
+from pipeline.store.plain import to_plain
 from pipeline.tasks.items import Question, questions
 
 
@@ -48,20 +48,21 @@ def compute(
 ) -> None:
     """Answer and score the first items of every task with every method."""
     tokenizer = pair_tokenizer(*models_of(node))
-    asked = questions(node.spec, node.run.tasks, tokenizer)
+    asked = questions(node.spec, node.run.accuracy.tasks, tokenizer)
     limit = max(one.max_tokens for one in asked)
     pair = load_decoding_pair(node, 1 + max(tokenizer.get_vocab().values()), limit)
     text = partial(tokenizer.decode, skip_special_tokens=True)
     shards = answer_all(pair, asked, text, pending, f"accuracy {node.label}")
     write_tables(pending, STAGE.name, STAGE.columns, shards, label=node.label, unit="item")
-    pending.facts = AccuracyFacts(
-        tasks={task.name: task.content for task in node.spec.tasks},
-        runs=[
-            replace(run_facts(method), baseline=pair.runs.index(baseline(method)))
-            for method in pair.runs
-        ],
-        machine=describe_device(pair.target.device),
-    )
+    runs = [
+        replace(run_facts(method), baseline=pair.runs.index(baseline(method)))
+        for method in pair.runs
+    ]
+    pending.facts |= {
+        "tasks": {task.name: task.content for task in node.spec.tasks},
+        "runs": to_plain(runs),
+        **describe_device(pair.target.device),
+    }
 
 
 def answer_all(

@@ -14,19 +14,19 @@ from pipeline.execution.stopwatch import mark, seconds_between
 from pipeline.models.heads.feature_head import GivenText
 from pipeline.models.language_model import LanguageModel
 from pipeline.models.passes import Texts
-from pipeline.plan.facts import PassSeconds
+from pipeline.store.columns import Row
 
 MOST_TOKENS = 8  # of a text in a pass: drafts of up to 7
 PROMPT, REPETITIONS = 64, 4
 
 
-def pass_rows(pair: DecodingPair, batches: Sequence[int]) -> list[PassSeconds]:
+def pass_rows(pair: DecodingPair, batches: Sequence[int]) -> list[Row]:
     """Return the seconds of passes at each batch size; sizes that do not fit are left out.
 
     The target reads 1, 2, ... tokens of each text, the drafter one, behind a prompt of 64; texts
     are made up. Passes are timed in turn, and the least of four repetitions counts.
     """
-    rows: list[PassSeconds] = []
+    rows = []
     drafts = [run.draft_length for run in pair.runs if run.uses_model]
     longest = min(MOST_TOKENS, 1 + max(drafts, default=0))
     for batch in batches if drafts else ():
@@ -38,7 +38,7 @@ def pass_rows(pair: DecodingPair, batches: Sequence[int]) -> list[PassSeconds]:
 
 
 @torch.inference_mode()
-def pass_seconds(pair: DecodingPair, batch: int, longest: int) -> list[PassSeconds]:
+def pass_seconds(pair: DecodingPair, batch: int, longest: int) -> list[Row]:
     """Return the seconds of passes over `batch` texts, of each up to `longest` tokens."""
     target, drafter = pair.target, pair.drafter
     models = [model for model in (target, drafter) if isinstance(model, LanguageModel)]
@@ -58,7 +58,10 @@ def pass_seconds(pair: DecodingPair, batch: int, longest: int) -> list[PassSecon
             run()
             (taken,) = seconds_between([begun, mark(target.device)])
             best[which] = min(best[which], taken)
-    return [PassSeconds(model, batch, tokens, seconds) for (model, tokens), seconds in best.items()]
+    return [
+        {"model": model, "batch": batch, "tokens": tokens, "seconds": seconds}
+        for (model, tokens), seconds in best.items()
+    ]
 
 
 def of_model(model: Any, ids: Tensor, n: int) -> Callable[[], object]:

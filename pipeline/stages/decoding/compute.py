@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -41,7 +41,6 @@ from pipeline.formats import spec_bench
 from pipeline.models.load import pair_tokenizer
 from pipeline.models.logit_statistics import logit_statistics
 from pipeline.models.prompt_tokens import encode
-from pipeline.plan.facts import DecodingFacts, ModelBytes
 from pipeline.plan.method import RACES, SPECULATIVE, Method, baseline, with_baselines
 from pipeline.plan.specs import DecodingRun, DecodingSpec
 from pipeline.plan.stage import models_of
@@ -51,7 +50,7 @@ from pipeline.stages.decoding.rates import with_measured_trees
 from pipeline.store.artifacts import Artifact, Pending
 from pipeline.store.columns import Row, Tables, schema
 from pipeline.store.node import Node
-from pipeline.store.plain import from_plain, to_plain
+from pipeline.store.plain import Plain, from_plain, to_plain
 
 WARM_UP = 8  # tokens decoded before anything is timed
 
@@ -87,13 +86,13 @@ def compute(
         plan = Plan.open(pending, {prompt.prompt_id: 1 for prompt in prompts}, workers.cut)
         label = f"decoding {node.label}"
         workers.compute_unfinished(plan, steps=1, label=label, unit="prompt")
-        facts: DecodingFacts = workers.facts(plan)
+        facts = workers.facts(plan)
     shards = [json.loads(plan.file(shard).read_text()) for shard in plan.shards]
     of_prompts = [name for name in STAGE.columns if name != PASSES]
     write_tables(pending, STAGE.name, of_prompts, shards, label=node.label, unit="prompt")
-    passes = pa.Table.from_pylist(to_plain(facts.passes), schema=schema(STAGE.name, PASSES))
+    passes = pa.Table.from_pylist(facts.pop("passes"), schema=schema(STAGE.name, PASSES))
     pending.write(PASSES, passes)
-    pending.facts = replace(facts, passes=(), failed_prompts=pending.rows["failures"])
+    pending.facts |= facts | {"failed_prompts": pending.rows["failures"]}
     order = sorted(range(len(prompts)), key=lambda at: prompts[at].source_row)
     spec_bench.write_answers(
         pending.directory / "timings" / "answers",
@@ -181,20 +180,20 @@ class DecodingWorker:
             print(f"prompt {name}: answers hold its first turn only: {reason}", flush=True)
         return turns if done else []
 
-    def facts(self, _: Sequence[ShardMeasured]) -> DecodingFacts:
+    def facts(self, _: Sequence[ShardMeasured]) -> Plain:
         """Return the record's facts on the runs and the models, and the seconds of passes."""
         pair = self._pair
         models = (("target", pair.target), ("drafter", pair.drafter))
-        return DecodingFacts(
-            runs=[run_facts(method) for method in pair.runs],
-            bytes={
-                name: ModelBytes(model.memory_bytes(), model.cache_bytes())
+        return {
+            "runs": [to_plain(run_facts(method)) for method in pair.runs],
+            "bytes": {
+                name: {"model": model.memory_bytes(), "cache_per_token": model.cache_bytes()}
                 for name, model in models
             },
-            machine=describe_device(self.device),
-            vocab_size=pair.target.vocab_size,
-            passes=pass_rows(pair, self._spec.batches),
-        )
+            **describe_device(self.device),
+            "vocab_size": pair.target.vocab_size,
+            "passes": pass_rows(pair, self._spec.batches),
+        }
 
 
 def warm_up(pair: DecodingPair, prompts: Sequence[Prompt]) -> None:

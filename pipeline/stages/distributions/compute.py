@@ -7,7 +7,6 @@ joined in the order of the prompts.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -15,12 +14,11 @@ import torch
 from pipeline.errors import PipelineError
 from pipeline.execution.shard_plan import Plan, Shard, ShardMeasured, at_most
 from pipeline.execution.shards import join, write_groups
-from pipeline.execution.stopwatch import ShardTime, Stopwatch, describe_device, throughput
+from pipeline.execution.stopwatch import Stopwatch, describe_device, peak_memory, throughput
 from pipeline.execution.workers import open_workers
 from pipeline.gguf_models.source import origin
 from pipeline.models.load import load_model, skeleton
 from pipeline.models.logit_statistics import Found
-from pipeline.plan.facts import DistributionsFacts
 from pipeline.plan.specs import DistributionsSpec, LoggedDistributions, ModelRun
 from pipeline.plan.stage import models_of
 from pipeline.stages.distributions.decode import decode_batch, score_batch, served_answers
@@ -29,7 +27,7 @@ from pipeline.store import columns
 from pipeline.store.artifacts import Artifact, Pending
 from pipeline.store.distributions import read_token_ids
 from pipeline.store.node import Node
-from pipeline.store.plain import from_plain, to_plain
+from pipeline.store.plain import Plain
 
 DistributionsNode = Node[DistributionsSpec, ModelRun]
 BATCH = {"cpu": 32, "cuda": 128}  # prompts; larger batches were not faster on a CPU
@@ -64,14 +62,14 @@ def write_distributions(
     with open_workers(DistributionsWorker, node, upstream) as workers:
         plan = Plan.open(pending, lengths, workers.cut)
         workers.compute_unfinished(plan, steps=steps, label=node.run.label)
-        facts: DistributionsFacts = workers.facts(plan)
-    join(plan, list(prompts), pending, columns.schema("distributions", k=facts.k))
-    pending.facts = replace(
-        facts,
-        shards=len(plan.shards),
-        batch=max(len(shard.prompts) for shard in plan.shards),
-        drift=drifts_of(node, source, pending) if served else None,
-    )
+        pending.facts |= workers.facts(plan)
+    pending.facts |= {
+        "shards": len(plan.shards),
+        "batch": max(len(shard.prompts) for shard in plan.shards),
+    }
+    join(plan, list(prompts), pending, columns.schema("distributions", k=pending.facts["k"]))
+    if served:
+        pending.facts["drift"] = drifts_of(node, source, pending)
 
 
 class DistributionsWorker:
@@ -90,7 +88,7 @@ class DistributionsWorker:
 
     def cut(self, lengths: Sequence[int]) -> list[int]:
         """Return the sizes of the shards."""
-        return at_most(self._node.run.batch or BATCH[self.device.type])(lengths)
+        return at_most(self._node.run.device.batch or BATCH[self.device.type])(lengths)
 
     def compute(self, shard: Shard, path: Path, progress: Callable[[int], object]) -> ShardMeasured:
         """Decode or read a shard, and write it."""
@@ -104,21 +102,22 @@ class DistributionsWorker:
             out = score_batch(self.model, list(batch.values()), answers, spec, watch, progress)
         return write_shard(self.model.label, shard.prompts, out, watch, path)
 
-    def facts(self, measured: Sequence[ShardMeasured]) -> DistributionsFacts:
+    def facts(self, measured: Sequence[ShardMeasured]) -> Plain:
         """Return the record's facts on the model, the run and its throughput."""
         model, spec, run = self.model, self._node.spec, self._node.run
-        return DistributionsFacts(
-            model=model.label,
-            revision=run.revision,
-            commit=spec.model.identity.commit,
-            origin=origin(run.path),
-            vocab_size=model.vocab_size,
-            k=min(spec.k, model.vocab_size),
-            temperatures=spec.temperatures,
-            eos=list(model.eos),
-            machine=describe_device(model.device, memory=True),
-            throughput=throughput(from_plain(ShardTime, shard) for shard in measured),
-        )
+        return {
+            "model": model.label,
+            "revision": run.revision,
+            "commit": spec.model.identity.commit,
+            "origin": origin(run.path),
+            "vocab_size": model.vocab_size,
+            "k": min(spec.k, model.vocab_size),
+            "temperatures": list(spec.temperatures),
+            "eos": list(model.eos),
+            **describe_device(model.device),
+            "peak_memory_bytes": peak_memory(model.device),
+            **throughput(measured),
+        }
 
 
 def write_shard(
@@ -147,4 +146,4 @@ def write_shard(
         for row, (prompt, n) in enumerate(zip(prompts, lengths.tolist(), strict=True))
     )
     write_groups(path, tables, schema)
-    return to_plain(ShardTime(seconds, int(lengths.sum())))
+    return {"seconds": seconds, "rows": int(lengths.sum())}

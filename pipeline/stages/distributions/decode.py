@@ -16,7 +16,7 @@ from pipeline.models.devices import in_threads
 from pipeline.models.load import LanguageModel
 from pipeline.models.logit_statistics import Found, logit_statistics, nucleus
 from pipeline.models.passes import HELD, Batch, Texts, concat_columns
-from pipeline.plan.facts import ServedFacts
+from pipeline.plan.facts import AnswersFacts
 from pipeline.plan.specs import DistributionsSpec
 from pipeline.store.artifacts import Artifact
 
@@ -133,7 +133,7 @@ def served_answers(spec: DistributionsSpec, source: Artifact) -> dict[str, list[
     Raises:
         PipelineError: the requests say that they were sampled otherwise than the configuration.
     """
-    for option, values in source.facts(ServedFacts).sampling.items():
+    for option, values in (source.facts(AnswersFacts).sampling or {}).items():
         wanted = getattr(spec, option)
         other = [value for value in values if max(value, 0) != wanted]  # top_k -1 is all, too
         if other:

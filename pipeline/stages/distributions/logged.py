@@ -7,7 +7,6 @@ import pyarrow as pa
 
 from pipeline.engines.written.answers import counted
 from pipeline.engines.written.logs import EngineLog, read_log, stacked
-from pipeline.plan.facts import LoggedFacts
 from pipeline.plan.specs import LoggedDistributions, ModelRun
 from pipeline.store import columns
 from pipeline.store.artifacts import Pending
@@ -36,18 +35,18 @@ def write_log(node: Node[LoggedDistributions, ModelRun], pending: Pending) -> No
         texts = [raw.decode(errors="replace") for raw, _ in log.texts]
         tokens = {"token_id": list(log.texts.values()), "text": texts}
         pending.write("tokens", pa.table(tokens, schema=columns.schema("distributions", "tokens")))
-    pending.facts = LoggedFacts(
-        model=log.model or node.run.label,
-        log=path.name,
-        vocab_size=spec.vocab_size,
-        k=log.k,
-        log_prob_error=log.error,
-        answers=log.answers,
-        trajectories=len(log.trajectories),
-        excluded=log.excluded,
-        token_ids="the engine's" if log.given_ids else "of this file, by their bytes",
-        values=NOT_TOLD,
-    )
+    pending.facts |= {
+        "model": log.model or node.run.label,
+        "log": path.name,
+        "vocab_size": spec.vocab_size,
+        "k": log.k,
+        "log_prob_error": log.error,
+        "answers": log.answers,
+        "trajectories": len(log.trajectories),
+        "excluded": log.excluded,
+        "token_ids": "the engine's" if log.given_ids else "of this file, by their bytes",
+        "values": NOT_TOLD,
+    }
     print(
         f"distributions {node.label}: {len(table)} steps of {log.answers} answers, {log.k} "
         f"log-probabilities each, off by at most {log.error:.2g}; left out: "

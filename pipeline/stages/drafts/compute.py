@@ -7,7 +7,6 @@ the same p. How far it is from the p that the text was decoded with is reported 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ import torch
 from pipeline.errors import PipelineError
 from pipeline.execution.shard_plan import Plan, Shard, ShardMeasured, at_most
 from pipeline.execution.shards import join, write_groups
-from pipeline.execution.stopwatch import describe_device
+from pipeline.execution.stopwatch import describe_device, peak_memory
 from pipeline.execution.workers import open_workers
 from pipeline.models.heads.feature_head import GivenText
 from pipeline.models.heads.hidden_drafter import DELTA, HiddenDrafter
@@ -27,7 +26,7 @@ from pipeline.models.load import load_pair, pair_tokenizer
 from pipeline.models.logit_statistics import Found
 from pipeline.models.passes import Batch, Texts, concat_columns
 from pipeline.models.prompt_tokens import common_rows
-from pipeline.plan.facts import DraftsFacts, LogitDrift, ModelFacts, OfPair
+from pipeline.plan.facts import DraftsFacts
 from pipeline.plan.specs import DistributionsSpec, DraftsSpec, ModelSpec, PairRun
 from pipeline.plan.stage import models_of
 from pipeline.stages.drafts.compare import ComparedPair, measure
@@ -35,7 +34,7 @@ from pipeline.store import columns
 from pipeline.store.artifacts import Artifact, Pending
 from pipeline.store.distributions import StoredFacts, read_token_ids
 from pipeline.store.node import Node
-from pipeline.store.plain import from_plain, to_plain
+from pipeline.store.plain import Plain, from_plain, to_plain
 
 LOGITS_HELD = 1 << 25  # logits of one model held at once, 128 MB in float32
 BATCH = 32  # prompts of a shard; larger ones were not faster
@@ -54,7 +53,8 @@ def compute(
         plan = Plan.open(pending, {name: len(prompts[name]) for name in answers}, workers.cut)
         steps = max(map(len, answers.values()))
         workers.compute_unfinished(plan, steps=steps, label=node.run.label)
-        facts: DraftsFacts = workers.facts(plan)
+        pending.facts |= workers.facts(plan) | {"shards": len(plan.shards)}
+    facts = from_plain(DraftsFacts, pending.facts)
     join(
         plan,
         list(answers),
@@ -67,7 +67,6 @@ def compute(
             optional=facts.completed is not None,
         ),
     )
-    pending.facts = replace(facts, shards=len(plan.shards))
     write_tokens(tokenizer, answers, pending)
 
 
@@ -115,7 +114,7 @@ class DraftsWorker:
 
     def cut(self, lengths: Sequence[int]) -> list[int]:
         """Return the sizes of the shards."""
-        return at_most(self._node.run.target.batch or BATCH)(lengths)
+        return at_most(self._node.run.target.device.batch or BATCH)(lengths)
 
     def compute(self, shard: Shard, path: Path, progress: Callable[[int], object]) -> ShardMeasured:
         """Compare the two on the answers of a shard, and write it."""
@@ -123,59 +122,45 @@ class DraftsWorker:
         answers = {name: self._answers[name] for name in shard.prompts}
         return compare_shard(self._pair, prompts, answers, path, progress)
 
-    def facts(self, measured: Sequence[ShardMeasured]) -> DraftsFacts:
+    def facts(self, measured: Sequence[ShardMeasured]) -> Plain:
         """Return the record's facts on the pair, the run and its drift."""
-        pair, spec = self._pair, self._node.spec
+        pair, spec, steps = self._pair, self._node.spec, sum(shard["rows"] for shard in measured)
         target, drafter = (
-            ModelFacts(
-                model=model.label,
-                commit=of.identity.commit,
-                dtype=of.dtype,
-                logits_dtype=of.head_dtype,
-                vocab_size=model.vocab_size,
-            )
+            {
+                "model": model.label,
+                "commit": of.identity.commit,
+                "dtype": of.dtype,
+                "logits_dtype": of.head_dtype,
+                "vocab_size": model.vocab_size,
+            }
             for model, of in ((pair.target, spec.target), (pair.drafter, spec.drafter))
         )
-        completed: float | str | None = None
+        completed = {}
         if isinstance(pair.drafter, HiddenDrafter):  # it runs in the dtypes of its target
-            drafter = replace(
-                drafter,
-                dtype=target.dtype,
-                logits_dtype=target.logits_dtype,
-                head=spec.drafter.head,
-            )
+            drafter |= {name: target[name] for name in ("dtype", "logits_dtype")}
+            drafter["head"] = to_plain(spec.drafter.head)
             if pair.drafter.drafted is not None:
-                completed = DELTA if pair.drafter.own_projection else "the target's projection"
-        shards = [from_plain(ComparedShard, shard) for shard in measured]
-        target_out, draft_out = map(max, zip(*(shard.left_out for shard in shards), strict=True))
-        steps = sum(shard.rows for shard in shards)
-        return DraftsFacts(
-            target=target,
-            drafter=drafter,
-            completed=completed,
-            vocab_size=pair.rows,
-            largest_mass_left_out=OfPair(target_out, draft_out),
-            k=pair.k,
-            temperature=pair.temperature,
-            sampled_temperature=pair.sampled,
-            drift=LogitDrift(
-                max_logit_difference=max(shard.max_logit_difference for shard in shards),
-                changed_argmax=sum(shard.changed_argmax for shard in shards),
-                steps=steps,
-            ),
-            steps=steps,
-            machine=describe_device(pair.target.device, memory=True),
-        )
-
-
-@dataclass(frozen=True)
-class ComparedShard:
-    """A shard: its steps, its drift, and the largest mass of target and drafter left out."""
-
-    rows: int
-    changed_argmax: int
-    max_logit_difference: float
-    left_out: list[float]
+                by_delta = pair.drafter.own_projection
+                completed = {"completed": DELTA if by_delta else "the target's projection"}
+        target_out, draft_out = map(max, zip(*(s["left_out"] for s in measured), strict=True))
+        return {
+            "target": target,
+            "drafter": drafter,
+            **completed,  # what full_kl is about
+            "vocab_size": pair.rows,
+            "largest_mass_left_out": {"target": target_out, "drafter": draft_out},
+            "k": pair.k,
+            "temperature": pair.temperature,
+            "sampled_temperature": pair.sampled,
+            "drift": {
+                "max_logit_difference": max(shard["max_logit_difference"] for shard in measured),
+                "changed_argmax": sum(shard["changed_argmax"] for shard in measured),
+                "steps": steps,
+            },
+            **describe_device(pair.target.device),
+            "steps": steps,
+            "peak_memory_bytes": peak_memory(pair.target.device),
+        }
 
 
 def depths_of(drafter: ModelSpec) -> int:
@@ -243,10 +228,12 @@ def compare_shard(
 
     write_groups(path, tables(), schema)
     changed, differences = zip(*drifts, strict=True)
-    steps = sum(map(len, tokens))
-    return to_plain(
-        ComparedShard(steps, sum(changed), max(differences), left_out=left_out.tolist())
-    )
+    return {
+        "rows": sum(map(len, tokens)),
+        "changed_argmax": sum(changed),
+        "max_logit_difference": max(differences),
+        "left_out": left_out.tolist(),
+    }
 
 
 @torch.inference_mode()

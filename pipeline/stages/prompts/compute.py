@@ -18,13 +18,14 @@ from pipeline.engines.written.logs import prompt_id, read_log
 from pipeline.formats.prompt_files import ExcludedRowError, Source, read_row, source_files
 from pipeline.models.prompt_tokens import encode, file_tokenizer, no_template
 from pipeline.plan.explain import say
-from pipeline.plan.facts import AnswersFacts, ExcludedRow, ExcludedRows, SampledFacts
+from pipeline.plan.facts import ExcludedRows
 from pipeline.plan.specs import LoggedPrompts, PromptsRun, SampledPrompts, ServedPrompts
 from pipeline.store import columns
 from pipeline.store.artifacts import Artifact, Pending
 from pipeline.store.columns import Row
 from pipeline.store.identity import local_path
 from pipeline.store.node import Node
+from pipeline.store.plain import to_plain
 
 Prompts = SampledPrompts | ServedPrompts | LoggedPrompts
 
@@ -62,7 +63,7 @@ def write_sample(label: str, spec: SampledPrompts, run: PromptsRun, pending: Pen
     tokenizer = load_tokenizer(run.model, run.model_revision, "target")
     sampled = sample(rows, tokenizer, spec, run.source)
     say(sampled.problems)
-    pending.facts = SampledFacts(len(rows), sampled.excluded)
+    pending.facts |= {"source_rows": len(rows), "excluded": to_plain(sampled.excluded)}
     if sampled.excluded:
         visited = len(sampled.rows) + sum(entry.rows for entry in sampled.excluded.values())
         reasons = excluded_rows(sampled.excluded, spec)
@@ -97,7 +98,7 @@ def write_log_rows(spec: LoggedPrompts, run: PromptsRun, pending: Pending) -> No
         {"prompt_id": prompt_id(key), "source": path.name, "source_row": steps[0].line, **nothing}
         for key, steps in log.trajectories.items()
     ]
-    pending.facts = AnswersFacts(log.answers, log.excluded)
+    pending.facts |= {"answers": log.answers, "excluded": log.excluded}
     pending.write("data", pa.Table.from_pylist(rows, schema=columns.schema("prompts")))
 
 
@@ -105,7 +106,7 @@ def excluded_rows(excluded: Mapping[str, ExcludedRows], spec: SampledPrompts) ->
     """Return how many rows were excluded for each reason, with the first ones."""
     parts = []
     for reason, entry in excluded.items():
-        rows = [str(row.source_row) for row in entry.first]
+        rows = [str(row["source_row"]) for row in entry.first]
         more = ["..."] if entry.rows > len(rows) else []
         key = LIMITS.get(reason)
         limit = f" for prompts.{key}={getattr(spec, key)}" if key else ""
@@ -136,7 +137,7 @@ def sample(rows: Source, tokenizer: Any, spec: SampledPrompts, path: str) -> Sam
         template = "none"  # lengths are near: what else is wrong is said, too
     source = spec.source.hub or Path(path).name
     chosen: list[Row] = []
-    left_out: dict[str, list[ExcludedRow]] = {}
+    left_out: dict[str, list[Row]] = {}
     seen, lengths = set[str](), list[int]()
     for at in map(int, np.random.default_rng(spec.seed).permutation(len(rows))):
         if len(seen) == spec.count:
@@ -154,7 +155,7 @@ def sample(rows: Source, tokenizer: Any, spec: SampledPrompts, path: str) -> Sam
             if len(ids) > spec.max_tokens:
                 raise ExcludedRowError("too long")
         except ExcludedRowError as reason:
-            excluded_row = ExcludedRow(at, str(row.get("prompt_id")))
+            excluded_row = {"source_row": at, "prompt_id": str(row.get("prompt_id"))}
             left_out.setdefault(str(reason), []).append(excluded_row)
             continue
         seen.add(values["prompt_id"])

@@ -14,7 +14,6 @@ from pipeline.errors import PipelineError
 from pipeline.formats.prompt_files import is_text
 from pipeline.models.load import load_tokenizer
 from pipeline.models.prompt_tokens import encode, encode_chat
-from pipeline.plan.facts import ServedFacts
 from pipeline.plan.specs import PromptsRun, ServedPrompts
 from pipeline.store import columns
 from pipeline.store.artifacts import Pending
@@ -84,13 +83,13 @@ def write_served(label: str, spec: ServedPrompts, run: PromptsRun, pending: Pend
     pending.write("answers", pa.table(table, schema=columns.schema("prompts", "answers")))
     if log_probs:
         pending.write("log_probs", _listed(log_probs))
-    pending.facts = ServedFacts(
-        answers=len(rows),
-        excluded=dict(excluded),
-        given_ids=given,
-        noted=dict(noted),
-        sampling={option: sorted(values) for option, values in sampling.items()},
-    )
+    pending.facts |= {
+        "answers": len(rows),
+        "given_ids": given,
+        "excluded": dict(excluded),
+        "noted": dict(noted),
+        "sampling": {option: sorted(values) for option, values in sampling.items()},
+    }
     print(
         f"prompts {label}: {len(rows)} answers, {given} with token ids; left out or cut off: "
         f"{counted(excluded)}" + (f"; {counted(noted)}" if noted else ""),

@@ -39,7 +39,6 @@ from analysis.report.sections.published_matched import compare, published_sectio
 from analysis.rules import StrictGreedy
 from pipeline.decoding.decoded import read_answered, read_decoded, thetas
 from pipeline.execution.progress import progress_bar
-from pipeline.plan.facts import ReportFacts
 from pipeline.plan.specs import DistributionsSpec, ReportSpec
 from pipeline.stages.report import setups
 from pipeline.stages.report.engine import engine_section, in_engine
@@ -79,11 +78,10 @@ def compute(
         path.parent.mkdir(exist_ok=True, parents=True)
         path.write_bytes(content_of)
     items = [item for section in sections if not section.timed for item in section.shown]
-    tables, figures = (
-        [item.name for item in items if names(item)[0].startswith(kind)]
+    pending.facts |= {
+        kind: [item.name for item in items if names(item)[0].startswith(kind)]
         for kind in ("tables", "figures")
-    )
-    pending.facts = ReportFacts(tables, figures)
+    }
 
 
 def measure(spec: ReportSpec, sources: Sequence[Sources]) -> Measured:

@@ -21,9 +21,8 @@ def in_engine(spec: ReportSpec, sources: Sequence[Sources]) -> InEngine | None:
     """
     if spec.engine is None:
         return None
-    given = spec.engine.costs
-    drafted, costs = zip(*given.steps, strict=True)
-    step_costs, speeds = StepCosts(given.engine, given.drafter, drafted, costs), {}
+    given, speeds = spec.engine.costs, {}
+    step_costs = StepCosts(given.engine, given.drafter, *zip(*given.steps, strict=True))
     by_model = step_costs.drafter == "model"
     for one in sources:
         drafts = one.drafts.artifact if by_model and one.drafts is not None else None

@@ -176,8 +176,8 @@ def extent(decoded: Sequence[Decoded], sources: Sequence[Source[DecodingSpec]]) 
 
 def machines(decoded: Sequence[Decoded], sources: Sequence[Source[DecodingSpec]]) -> list[str]:
     """Return where each target's methods were timed."""
-    machines = [source.artifact.facts(DecodingFacts).machine for source in sources]
+    facts = [source.artifact.facts(DecodingFacts) for source in sources]
     return [
-        f"{one.target}: on {machine.device}, CPU threads: {machine.torch_threads}."
-        for one, machine in zip(decoded, machines, strict=True)
+        f"{one.target}: on {timed.device}, CPU threads: {timed.torch_threads}."
+        for one, timed in zip(decoded, facts, strict=True)
     ]
