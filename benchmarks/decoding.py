@@ -303,7 +303,7 @@ def time_passes(overrides: list[str]) -> None:
             first, second = (logits for _, logits in passes.values())
             off = max(off, float((first - second).abs().max()))
     print(
-        f"{used.run.label}, {torch.get_num_threads()} threads, ms a pass and c(n)/c(1); "
+        f"{used.settings.label}, {torch.get_num_threads()} threads, ms a pass and c(n)/c(1); "
         f"logits at most {off:.1g} apart"
     )
     print("tokens        " + "".join(f"{n:>11}" for n in TOKENS))

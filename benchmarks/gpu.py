@@ -66,7 +66,7 @@ REDUCED: dict[str, Any] = {
 }  # fmt: skip
 STEPS = 24
 GREEDY = DistributionsSpec(
-    model_at("", "").spec,
+    model_at("", ""),
     steps=STEPS,
     k=256,
     temperature=0.0,

@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from conf.schema import Execution
 from pipeline.execution.runner import ensure
 from pipeline.execution.shard_plan import Plan
 from pipeline.execution.workers import Here, RayWorkers
@@ -55,9 +56,9 @@ def main() -> None:
         print("|---|---|---|---|---|---|", flush=True)
         first = 0.0
         for count in (1, 2):
-            run = replace(node.run, engine="ray", workers=count)
+            ray = replace(node.spec.model, execution=Execution("ray", count))
             begun = time.monotonic()
-            with RayWorkers(DistributionsWorker, node, upstream, run) as workers:
+            with RayWorkers(DistributionsWorker, node, upstream, ray) as workers:
                 plan = planned(folder / f"workers-{count}", upstream, workers.cut)
                 ready = time.monotonic()
                 workers.compute_unfinished(plan, steps=steps, label=f"{count} workers")

@@ -71,7 +71,7 @@ def evaluate(
     rows = []
     for node in nodes:
         tokenizer = pair_tokenizer(*models_of(node))
-        pair = load_decoding_pair(node, 1 + max(tokenizer.get_vocab().values()), 0)
+        pair = load_decoding_pair(node.spec, 1 + max(tokenizer.get_vocab().values()), 0)
         for method in pair.runs:
             model = decoding_model(pair, method, tokenizer)
             results = run_tasks(
@@ -79,12 +79,12 @@ def evaluate(
                 tasks=tasks,
                 limit=limit,
                 task_manager=manager,
-                apply_chat_template=node.spec.template == "chat",
+                apply_chat_template=node.spec.prompts.template == "chat",
                 bootstrap_iters=0,
                 confirm_run_unsafe_code=unsafe_code,
             )
             setup = {
-                "target": node.run.target.label,
+                "target": node.spec.target.settings.label,
                 "method": method.name,
                 "draft_length": method.draft_length,
                 "temperature": method.temperature,

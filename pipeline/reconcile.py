@@ -213,7 +213,7 @@ def predicted_rows(study: Study, length: int) -> Iterator[TableRows]:
         decoded = None if found is None else read_decoded(node.label, "", found)
         for verdict in judge(steps, node.spec.rules):
             rule = verdict.rule.label
-            whose: SummaryRow = {"target": node.run.target, "rule": rule}
+            whose: SummaryRow = {"target": study.config.targets[target].label, "rule": rule}
             counts = drafts_made(verdict.accepted_by_depth, steps.trajectories, length)
             names = ("drafted", "accepted", "emitted")
             calls = pd.DataFrame(dict(zip(names, counts, strict=True)))

@@ -131,12 +131,11 @@ class SolvedTarget:
         from analysis.statistics.trajectories import Trajectories
 
         settings, dump = study.config, study.artifact("distributions", name)
-        node = study.nodes["distributions"][study.targets.index(name)]
         drafted = study.nodes["drafts"] and study.nodes["drafts"][study.targets.index(name)]
         drafts = study.store.find(drafted) if drafted else None
         asked, statistics = settings.solve, settings.statistics
-        self.name, self.label = name, node.run.label
-        self._settings, self._asked, self._path = settings, asked, node.run.path
+        self.name, self.label = name, settings.targets[name].label
+        self._settings, self._asked, self._path = settings, asked, settings.targets[name].path
         self._divergence = settings.certificates.divergence
         self._dist = read_distributions(dump, settings.certificates.temperature)
         position = numbers(dump.read(columns=["position"])["position"])

@@ -55,10 +55,8 @@ from pipeline.models.passes import Text
 from pipeline.models.prompt_tokens import common_rows
 from pipeline.plan.facts import RunFacts, TreeFacts
 from pipeline.plan.method import BLOCK, RACES, Method, with_baselines
-from pipeline.plan.specs import AccuracySpec, DecodingRun, DecodingSpec
-from pipeline.plan.stage import models_of
+from pipeline.plan.specs import AccuracySpec, DecodingSpec
 from pipeline.store.columns import Row
-from pipeline.store.node import Node
 
 T = TypeVar("T")
 
@@ -84,22 +82,19 @@ class DecodingPair:
     lookup_match: str = "latest"  # of analysis.decoding.lookup.MATCHES
 
 
-def load_decoding_pair(
-    node: Node[DecodingSpec | AccuracySpec, DecodingRun], tokens: int, steps: int
-) -> DecodingPair:
+def load_decoding_pair(spec: DecodingSpec | AccuracySpec, tokens: int, steps: int) -> DecodingPair:
     """Load both models and cut their logits to the rows that both have.
 
     Args:
-        node: of stage decoding or accuracy.
+        spec: of stage decoding or accuracy.
         tokens: the size of the tokenizer's vocabulary.
         steps: the most tokens of an answer.
 
     Raises:
         PipelineError: a model can't read trees.
     """
-    spec = node.spec
-    target, drafter = load_pair(*models_of(node))
-    rows = common_rows(target.vocab_size, drafter.vocab_size, tokens, node.run.label)
+    target, drafter = load_pair(spec.target, spec.drafter)
+    rows = common_rows(target.vocab_size, drafter.vocab_size, tokens, spec.label)
     if any(method.tree is not None for method in spec.methods):
         for model in (target, drafter):
             if isinstance(model, LanguageModel):  # a head reads with attention of its own

@@ -20,7 +20,7 @@ from pipeline.console import check_interruption
 from pipeline.errors import DamagedError, PipelineError
 from pipeline.paths import ROOT
 from pipeline.plan.graph import STAGES, with_upstream
-from pipeline.plan.specs import ModelRun
+from pipeline.plan.specs import ModelSpec
 from pipeline.plan.stage import models_of, stage_of
 from pipeline.store.artifacts import Artifact, Pending, Store
 from pipeline.store.node import Node
@@ -57,10 +57,10 @@ def check_models(nodes: Sequence[Node]) -> None:
     checked = set()
     for node in nodes:
         models = models_of(node)
-        if models and not _join_workers(models[0].run):
+        if models and not _join_workers(models[0]):
             for used in models:
-                choose_device(used.run.device.name)
-                check_threads(used.run.device.threads)
+                choose_device(used.device.name)
+                check_threads(used.device.threads)
         if not models or (models[0].key, len(models)) in checked:
             continue
         checked.add((models[0].key, len(models)))
@@ -71,13 +71,13 @@ def check_models(nodes: Sequence[Node]) -> None:
             pair_tokenizer(*models)
 
 
-def _join_workers(run: ModelRun) -> bool:
-    """Join the workers that a target's run asks for; return whether it asks for any."""
+def _join_workers(target: ModelSpec) -> bool:
+    """Join the workers that a target asks for; return whether it asks for any."""
     from pipeline.execution.workers import connect, share_out
 
-    if run.execution.engine == "inline":
+    if target.execution.engine == "inline":
         return False
-    share_out(connect().cluster_resources(), run)
+    share_out(connect().cluster_resources(), target)
     return True
 
 

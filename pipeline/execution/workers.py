@@ -29,7 +29,7 @@ from pipeline.errors import PipelineError, first_line
 from pipeline.execution.progress import progress_bar
 from pipeline.execution.shard_plan import Plan, Shard, ShardMeasured
 from pipeline.execution.shards import attempt, compute_unfinished, too_large
-from pipeline.plan.specs import ModelRun
+from pipeline.plan.specs import ModelSpec
 from pipeline.plan.stage import models_of
 from pipeline.store.artifacts import Artifact
 from pipeline.store.durable import file_digest, sync
@@ -128,7 +128,7 @@ class RayWorkers:
         open_worker: OpenWorker,
         node: Node,
         upstream: Mapping[str, Sequence[Artifact]],
-        run: ModelRun,
+        target: ModelSpec,
     ) -> None:
         """Connect to Ray; workers start when they are wanted.
 
@@ -137,7 +137,7 @@ class RayWorkers:
         """
         self._label = f"{node.stage} {node.label}"
         self._ray = connect()
-        self._count, processors, gpus = share_out(self._ray.cluster_resources(), run)
+        self._count, processors, gpus = share_out(self._ray.cluster_resources(), target)
         above = {
             name: [Artifact(one.directory.absolute()) for one in artifacts]
             for name, artifacts in upstream.items()
@@ -238,11 +238,11 @@ def open_workers(
         node: what is computed.
         upstream: what it is made from.
     """
-    run = models_of(node)[0].run
-    if run.execution.engine == "inline":
+    target = models_of(node)[0]
+    if target.execution.engine == "inline":
         yield Here(open_worker(node, upstream))
         return
-    with RayWorkers(open_worker, node, upstream, run) as workers:
+    with RayWorkers(open_worker, node, upstream, target) as workers:
         yield workers
 
 
@@ -283,18 +283,18 @@ def connect() -> Any:
     return ray
 
 
-def share_out(there: Mapping[str, float], run: ModelRun) -> tuple[int, int, int]:
+def share_out(there: Mapping[str, float], target: ModelSpec) -> tuple[int, int, int]:
     """Return how many workers there are, and how many processors and GPUs each of them gets.
 
     Args:
         there: processors ("CPU") and GPUs ("GPU") of all machines, as Ray counts them.
-        run: of the target. Without a number of workers it is one a GPU, or on processors alone one
-            for every `threads` of them; without threads the processors are shared out.
+        target: without a number of workers it has one a GPU, or on processors alone one for every
+            `threads` of them; without threads the processors are shared out.
 
     Raises:
         PipelineError: there are fewer, or a GPU is named that Ray gives to whom it likes.
     """
-    device, threads = run.device.name, run.device.threads
+    device, threads = target.device.name, target.device.threads
     processors, gpus = int(there.get("CPU", 0)), int(there.get("GPU", 0))
     if ":" in device:
         raise PipelineError(
@@ -303,7 +303,7 @@ def share_out(there: Mapping[str, float], run: ModelRun) -> tuple[int, int, int]
         )
     on_gpus = gpus > 0 and device != "cpu"
     one_each = gpus if on_gpus else processors // (threads or processors or 1)
-    count = run.execution.workers or max(1, one_each)
+    count = target.execution.workers or max(1, one_each)
     each = threads or max(1, processors // count)
     if count * each > processors or (on_gpus and count > gpus) or (device == "cuda" and not gpus):
         raise PipelineError(

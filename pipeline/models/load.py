@@ -29,30 +29,30 @@ from pipeline.models.heads.load import check_head, load_head
 from pipeline.models.language_model import Head, LanguageModel
 from pipeline.models.passes import check_cached_steps
 from pipeline.models.prompt_tokens import check_same_tokens
-from pipeline.plan.specs import UsedModel
+from pipeline.plan.specs import ModelSpec
 from pipeline.store.hub import MODEL_FILES, hub_files
 from pipeline.store.identity import TOKENIZER_FILES, local_path
 
 
-def load_model(used: UsedModel) -> LanguageModel:
+def load_model(spec: ModelSpec) -> LanguageModel:
     """Load a model for inference, and check that it can be run a token at a time.
 
     Raises:
         PipelineError: the model can't be fetched, is no causal language model in safetensors, has
             damaged weights, or can't be run with a key-value cache.
     """
-    key, spec, run = used.key, used.spec, used.run
-    device, path = choose_device(run.device.name), run.path
-    set_up(device, run.device.threads)
-    skeleton(used)
+    key, settings, path = spec.key, spec.settings, spec.settings.path
+    device = choose_device(spec.device.name)
+    set_up(device, spec.device.threads)
+    skeleton(spec)
     folder = _folder(path, spec.identity.commit, MODEL_FILES, f"{key}.path")
     transformers_logging.disable_progress_bar()
     try:
         module, report = AutoModelForCausalLM.from_pretrained(
             folder,
-            dtype=getattr(torch, spec.dtype),
+            dtype=getattr(torch, settings.dtype),
             use_safetensors=True,
-            attn_implementation=spec.attention,
+            attn_implementation=settings.attention,
             trust_remote_code=False,
             local_files_only=True,
             output_loading_info=True,
@@ -69,25 +69,25 @@ def load_model(used: UsedModel) -> LanguageModel:
         )
     eos = module.generation_config.eos_token_id
     if eos is None:
-        eos = _tokenizer(used).eos_token_id
+        eos = _tokenizer(spec).eos_token_id
     eos = tuple(eos) if isinstance(eos, list) else (eos,)
     if not all(token is None or type(token) is int for token in eos):
         raise PipelineError(
             f"{key}.path={path}: eos_token_id in its generation_config.json or config.json is "
             f"{', '.join(map(repr, eos))}: the id of a token is expected, or a list of ids"
         )
-    model = wrap(module, run.label, device, head_dtype=spec.head_dtype, eos=eos, key=key)
+    model = wrap(module, settings.label, device, head_dtype=settings.head_dtype, eos=eos, key=key)
     check_cached_steps(model, key)
     return model
 
 
-def skeleton(used: UsedModel) -> LanguageModel:
+def skeleton(spec: ModelSpec) -> LanguageModel:
     """Return a model without weights, for what can be asked before they are read.
 
     Raises:
         PipelineError: as `load_model`, as far as its config.json tells.
     """
-    key, spec, path, attention = used.key, used.spec, used.run.path, used.spec.attention
+    key, settings, path = spec.key, spec.settings, spec.settings.path
     shape, kind = _architecture(path, spec.identity.commit, key)
     refusal = caches.cache_refusal(kind)
     if refusal:
@@ -98,17 +98,17 @@ def skeleton(used: UsedModel) -> LanguageModel:
     try:
         with torch.device("meta"):
             module = AutoModelForCausalLM.from_config(
-                shape, dtype=getattr(torch, spec.dtype), attn_implementation=attention
+                shape, dtype=getattr(torch, settings.dtype), attn_implementation=settings.attention
             )
     except Exception as error:  # as above
         if "attention implementation" in str(error) or isinstance(error, ImportError):
             raise PipelineError(
-                f"{key}.attention={attention}: {kind.__name__} does not run with it here: give "
-                f"{key}.attention=eager"
+                f"{key}.attention={settings.attention}: {kind.__name__} does not run with it here: "
+                f"give {key}.attention=eager"
             ) from error
         raise _unusable(path, key, error) from error
     meta, where = torch.device("meta"), f"{key}.path={path}"
-    return wrap(module, used.run.label, meta, head_dtype=spec.head_dtype, eos=(), key=where)
+    return wrap(module, settings.label, meta, head_dtype=settings.head_dtype, key=where)
 
 
 def _architecture(path: str, commit: str | None, key: str) -> tuple[Any, type]:
@@ -178,8 +178,8 @@ def load_tokenizer(path: str, commit: str | None, key: str) -> Any:
         ) from error
 
 
-def _tokenizer(used: UsedModel) -> Any:
-    return load_tokenizer(used.run.path, used.spec.identity.commit, used.key)
+def _tokenizer(spec: ModelSpec) -> Any:
+    return load_tokenizer(spec.settings.path, spec.identity.commit, spec.key)
 
 
 def _folder(path: str, commit: str | None, patterns: tuple[str, ...], key: str) -> Path:
@@ -187,7 +187,7 @@ def _folder(path: str, commit: str | None, patterns: tuple[str, ...], key: str) 
 
 
 def load_pair(
-    target: UsedModel, drafter: UsedModel
+    target: ModelSpec, drafter: ModelSpec
 ) -> tuple[LanguageModel, LanguageModel | HiddenDrafter]:
     """Load target and drafter.
 
@@ -196,39 +196,39 @@ def load_pair(
     """
     model = load_model(target)
     model.check_drafts(target.key)
-    if drafter.spec.head is not None:
+    if drafter.head is not None:
         return model, load_head(drafter, model)
     drafts = load_model(drafter)
     drafts.check_drafts(drafter.key)
     return model, drafts
 
 
-def check_pair_skeletons(target: UsedModel, drafter: UsedModel) -> None:
+def check_pair_skeletons(target: ModelSpec, drafter: ModelSpec) -> None:
     """Check, before any weight is read, what a pair can't do.
 
     Raises:
         PipelineError: as `load_pair`, as far as configurations tell.
     """
-    model, key, head = skeleton(target), drafter.key, drafter.spec.head
+    model, key, head = skeleton(target), drafter.key, drafter.head
     model.check_drafts(target.key)
     if head is not None:
-        files = read_head(drafter.run.path, drafter.spec.identity.commit, key)
+        files = read_head(drafter.settings.path, drafter.identity.commit, key)
         check_head(files, model, head.vocabulary, key)
     else:
         skeleton(drafter).check_drafts(key)
 
 
-def pair_tokenizer(target: UsedModel, drafter: UsedModel) -> Any:
+def pair_tokenizer(target: ModelSpec, drafter: ModelSpec) -> Any:
     """Return the tokenizer of the target, which is the drafter's.
 
     Raises:
         PipelineError: one can't be read, or the two give a token different ids.
     """
     tokenizer = _tokenizer(target)
-    if drafter.spec.head is None:
+    if drafter.head is None:
         check_same_tokens(
             tokenizer.get_vocab(),
             _tokenizer(drafter).get_vocab(),
-            f"{target.run.label} and {drafter.run.label}",
+            f"{target.settings.label} and {drafter.settings.label}",
         )
     return tokenizer

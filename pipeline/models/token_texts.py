@@ -47,9 +47,10 @@ def token_texts(
 
 def _tokenizer(node: Node) -> Path | None:
     """Return the file of a target's tokenizer; None where it has none, or is not at hand."""
-    spec, path = node.spec, node.run.path
+    spec = node.spec
     if not isinstance(spec, DistributionsSpec):  # of an engine's log there is none
         return None
+    path = spec.model.settings.path
     try:
         place = local_path(path)
         if place is None:

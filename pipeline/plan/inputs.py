@@ -3,31 +3,23 @@
 from __future__ import annotations
 
 from analysis.statistics.bootstrap import Resampling
-from conf.schema import Config, DrafterConfig, ModelConfig
+from conf.schema import Config, ModelConfig
 from pipeline.errors import PipelineError
-from pipeline.plan.specs import FileSpec, LogSpec, ModelRun, ModelSpec
-from pipeline.store.identity import Identities, local_path
+from pipeline.plan.specs import FileSpec, LogSpec, ModelSpec
+from pipeline.plan.stage import Request
+from pipeline.store.identity import local_path
 
 READER = 3  # version of what is read of the files of engines
 
 
-def model_spec(key: str, model: ModelConfig, identities: Identities) -> ModelSpec:
+def model_spec(key: str, model: ModelConfig, request: Request) -> ModelSpec:
     """Return the specification of a model; `key` is its configuration key."""
-    return ModelSpec(
-        identities.model(model.path, model.revision, f"{key}.path"),
-        dtype=model.dtype,
-        head_dtype=model.head_dtype,
-        attention=model.attention,
-        head=model.head if isinstance(model, DrafterConfig) else None,
-    )
+    identity = request.identities.model(model.path, model.revision, f"{key}.path")
+    config = request.config
+    return ModelSpec(key, identity, model, device=config.device, execution=config.execution)
 
 
-def model_run(config: Config, model: ModelConfig) -> ModelRun:
-    """Return where a model is and how it runs."""
-    return ModelRun(model.path, model.label, model.revision, config.device, config.execution)
-
-
-def file_spec(key: str, path: str, identities: Identities) -> FileSpec:
+def file_spec(key: str, path: str, request: Request) -> FileSpec:
     """Return the specification of an engine's file.
 
     Raises:
@@ -36,17 +28,13 @@ def file_spec(key: str, path: str, identities: Identities) -> FileSpec:
     local = local_path(path, key)
     if local is None or not local.is_file():
         raise PipelineError(f"{key}={path}: there is no such file")
-    return FileSpec(identities.source(path, None, key), READER)
+    return FileSpec(path, request.identities.source(path, None, key), READER)
 
 
-def log_spec(key: str, path: str, config: Config, identities: Identities) -> LogSpec:
-    """Return the specification of an engine's log.
-
-    Raises:
-        PipelineError: there is no such file.
-    """
-    file, log = file_spec(f"{key}.path", path, identities), config.distributions.log
-    return LogSpec(file.identity, file.reader, log.part, log.error)
+def log_spec(key: str, path: str, request: Request) -> LogSpec:
+    """Return the specification of an engine's log; errors are those of `file_spec`."""
+    file, log = file_spec(f"{key}.path", path, request), request.config.distributions.log
+    return LogSpec(**vars(file), part=log.part, error=log.error)
 
 
 def statistics_of(config: Config) -> Resampling:

@@ -1,8 +1,7 @@
-"""What determines the artifacts of each stage, and how they are made: one specification a stage.
+"""Specifications: all that a stage needs to make an artifact, one dataclass a stage.
 
-A specification holds all that decides a result and nothing else; an artifact's fingerprint is made
-from its plain values. The settings of a run (paths, labels, devices, statistics that are printed
-only) stand apart from it.
+An artifact's fingerprint is made from the plain values of its specification. Fields that no result
+depends on (paths, labels, devices, statistics that are printed only) are marked `APART`.
 """
 
 from __future__ import annotations
@@ -16,11 +15,11 @@ from typing import Annotated, Any
 from analysis.rules import Rule, to_mapping
 from analysis.rules.build import ParameterRange
 from analysis.statistics.bootstrap import Resampling
-from conf.schema import Accuracy, Device, Execution, HeadConfig
+from conf.schema import Device, DrafterConfig, Execution, HeadConfig, ModelConfig, Prompts
 from pipeline.plan.method import Method
 from pipeline.store.durable import file_digest
 from pipeline.store.identity import Identity
-from pipeline.store.plain import As, Plain
+from pipeline.store.plain import As, Plain, to_plain
 
 
 def rule_entries(rule: Rule) -> Plain:
@@ -44,6 +43,7 @@ def _each(entries: Callable[[Any], Plain]) -> As:
     return As(plain=lambda items: [entries(item) for item in items])
 
 
+APART = As(apart=True)
 Files = Annotated[Identity, As(inline=True)]
 Statistics = Annotated[Resampling, As(inline=True, plain=_statistics_entries)]
 OneRule = Annotated[Rule, As(inline=True, plain=rule_entries)]
@@ -60,35 +60,26 @@ Ranges = Annotated[
 Methods = Annotated[tuple[Method, ...], _each(method_entries)]
 
 
+def _model_entries(model: ModelConfig) -> Plain:
+    entries = {name: getattr(model, name) for name in ("dtype", "head_dtype", "attention")}
+    head = getattr(model, "head", None)
+    return entries | ({} if head is None else {"head": to_plain(head)})
+
+
 @dataclass(frozen=True)
 class ModelSpec:
-    """A model's files and how its numbers are computed; of a head also how it drafts."""
+    """A model, or a head, and how it runs; `key` is its configuration key, for errors."""
 
+    key: Annotated[str, APART]
     identity: Files
-    dtype: str
-    head_dtype: str
-    attention: str
-    head: HeadConfig | None = None
+    settings: Annotated[ModelConfig, As(inline=True, plain=_model_entries)]
+    device: Annotated[Device, APART]
+    execution: Annotated[Execution, APART]
 
-
-@dataclass(frozen=True)
-class ModelRun:
-    """Where a model is and how it runs."""
-
-    path: str
-    label: str
-    revision: str | None
-    device: Device
-    execution: Execution
-
-
-@dataclass(frozen=True)
-class UsedModel:
-    """A model that a stage loads; `key` is its configuration key, for errors."""
-
-    key: str
-    spec: ModelSpec
-    run: ModelRun
+    @property
+    def head(self) -> HeadConfig | None:
+        """The settings of a head; None of a language model."""
+        return self.settings.head if isinstance(self.settings, DrafterConfig) else None
 
 
 def model_at(
@@ -98,17 +89,18 @@ def model_at(
     dtype: str = "float32",
     head_dtype: str = "float32",
     threads: int | None = None,
-) -> UsedModel:
+) -> ModelSpec:
     """Return a model of no study: one to be loaded from a directory or a hub id."""
-    spec = ModelSpec(Identity(), dtype=dtype, head_dtype=head_dtype, attention="sdpa")
+    settings = ModelConfig(str(path), None, label, dtype, head_dtype, attention="sdpa")
     device, execution = Device("cpu", threads, None), Execution("inline", None)
-    return UsedModel("model", spec, ModelRun(str(path), label, None, device, execution))
+    return ModelSpec("model", Identity(), settings, device, execution)
 
 
 @dataclass(frozen=True)
 class FileSpec:
     """A file of an engine, and the version of what is read of it."""
 
+    path: Annotated[str, APART]
     identity: Files
     reader: int
 
@@ -121,33 +113,33 @@ class LogSpec(FileSpec):
     error: float | None
 
 
-@dataclass(frozen=True)
-class TemplateSpec:
-    """How texts become the tokens of a prompt."""
-
-    template: str
-    enable_thinking: bool
+def _template_entries(prompts: Prompts) -> Plain:
+    return {"template": prompts.template, "enable_thinking": prompts.enable_thinking}
 
 
-@dataclass(frozen=True)
-class SampledPrompts(TemplateSpec):
-    """Stage prompts: rows drawn from a source."""
-
-    tokenizer: Identity
-    source: Identity
-    split: str | None
-    count: int
-    min_tokens: int
-    max_tokens: int
-    seed: int
+def _sample_entries(prompts: Prompts) -> Plain:
+    names = ("split", "count", "min_tokens", "max_tokens", "seed")
+    return _template_entries(prompts) | {name: getattr(prompts, name) for name in names}
 
 
 @dataclass(frozen=True)
-class ServedPrompts(TemplateSpec):
+class ServedPrompts:
     """Stage prompts: the requests of answers that an engine served."""
 
     tokenizer: Identity
     answers: tuple[FileSpec, ...]
+    settings: Annotated[Prompts, As(inline=True, plain=_template_entries)]
+    target: Annotated[ModelConfig, APART]
+
+
+@dataclass(frozen=True)
+class SampledPrompts:
+    """Stage prompts: rows drawn from a source."""
+
+    tokenizer: Identity
+    source: Identity
+    settings: Annotated[Prompts, As(inline=True, plain=_sample_entries)]
+    target: Annotated[ModelConfig, APART]
 
 
 @dataclass(frozen=True)
@@ -155,17 +147,6 @@ class LoggedPrompts:
     """Stage prompts: the answers of an engine's log."""
 
     log: LogSpec
-
-
-@dataclass(frozen=True)
-class PromptsRun:
-    """Where prompts and their tokenizer are."""
-
-    source: str
-    revision: str | None = None
-    answers: tuple[str, ...] = ()
-    model: str = ""
-    model_revision: str | None = None
 
 
 @dataclass(frozen=True)
@@ -186,6 +167,11 @@ class DistributionsSpec:
     temperatures: tuple[float, ...]
     served: bool = False
 
+    @property
+    def label(self) -> str:
+        """The target as printed."""
+        return self.model.settings.label
+
 
 @dataclass(frozen=True)
 class LoggedDistributions:
@@ -194,6 +180,7 @@ class LoggedDistributions:
     log: LogSpec
     vocab_size: int
     k: int
+    label: Annotated[str, APART]
 
 
 @dataclass(frozen=True)
@@ -202,6 +189,7 @@ class CertificatesSpec:
 
     rule: OneRule
     temperature: float
+    statistics: Annotated[Resampling, APART]
     divergence: str = "kl"
 
 
@@ -221,18 +209,10 @@ class PairSpec:
     target: ModelSpec
     drafter: ModelSpec
 
-
-@dataclass(frozen=True)
-class PairRun:
-    """Where target and drafter are and how they run."""
-
-    target: ModelRun
-    drafter: ModelRun
-
     @property
     def label(self) -> str:
         """Target and drafter as printed."""
-        return f"{self.target.label} and {self.drafter.label}"
+        return f"{self.target.settings.label} and {self.drafter.settings.label}"
 
 
 @dataclass(frozen=True)
@@ -264,27 +244,22 @@ class DecodingSpec(PairSpec):
     lookup: int
     batches: tuple[int, ...]
     methods: Methods
+    statistics: Annotated[Resampling, APART]
     lookup_match: str = "latest"
     repeats: int = 1
 
 
 @dataclass(frozen=True)
-class DecodingRun(PairRun):
-    """Target, drafter, and the bootstrap of what is printed."""
-
-    statistics: Resampling
-
-
-@dataclass(frozen=True)
 class TaskSpec:
-    """A task by its name and the digest of its file."""
+    """A task by its name and the digest of its file; `source` is how it was given."""
 
     name: str
     content: str
+    source: Annotated[str, APART]
 
 
 @dataclass(frozen=True)
-class AccuracySpec(PairSpec, TemplateSpec):
+class AccuracySpec(PairSpec):
     """Stage accuracy; see `conf.schema.Accuracy`."""
 
     tasks: tuple[TaskSpec, ...]
@@ -292,14 +267,10 @@ class AccuracySpec(PairSpec, TemplateSpec):
     seed: int
     lookup: int
     methods: Methods
+    prompts: Annotated[Prompts, As(inline=True, plain=_template_entries)]
+    statistics: Annotated[Resampling, APART]
+    margin: Annotated[float, APART]
     lookup_match: str = "latest"
-
-
-@dataclass(frozen=True)
-class AccuracyRun(DecodingRun):
-    """As of decoding, with the tasks as they were given, and the loss that matters."""
-
-    accuracy: Accuracy
 
 
 @dataclass(frozen=True)

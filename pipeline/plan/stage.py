@@ -14,14 +14,13 @@ from typing import Any
 from analysis.report.text import mark_of, upper_end
 from analysis.rules import Rule
 from conf.schema import Config
-from pipeline.plan.specs import DistributionsSpec, PairSpec, UsedModel
+from pipeline.plan.specs import DistributionsSpec, ModelSpec, PairSpec
 from pipeline.store.artifacts import Artifact
 from pipeline.store.columns import Columns
 from pipeline.store.identity import Identities
 from pipeline.store.node import Node
 
 SummaryRow = dict[str, Any]  # of a table
-DRAFTER = "drafter"  # its configuration key
 
 
 @dataclass(frozen=True)
@@ -99,20 +98,14 @@ def stage_of(node: Node) -> Stage:
     return found
 
 
-def models_of(node: Node) -> list[UsedModel]:
+def models_of(node: Node) -> list[ModelSpec]:
     """Return the models that a node loads: a target alone, or a target and its drafter.
 
     None where engines' logs are read.
     """
-    key, spec, run = f"targets.{node.label}", node.spec, node.run
-    if isinstance(spec, DistributionsSpec):
-        return [UsedModel(key, spec.model, run)]
-    if isinstance(spec, PairSpec):
-        return [
-            UsedModel(key, spec.target, run.target),
-            UsedModel(DRAFTER, spec.drafter, run.drafter),
-        ]
-    return []
+    if isinstance(node.spec, DistributionsSpec):
+        return [node.spec.model]
+    return [node.spec.target, node.spec.drafter] if isinstance(node.spec, PairSpec) else []
 
 
 def lower_bound_marks(column: str, row: SummaryRow) -> SummaryRow:

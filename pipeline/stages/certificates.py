@@ -21,10 +21,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from analysis.rules import Rule
-    from analysis.statistics.bootstrap import Resampling
     from pipeline.store.artifacts import Artifact, Pending
 
-    CertificatesNode = Node[CertificatesSpec, Resampling]
+    CertificatesNode = Node[CertificatesSpec]
 
 
 def check(request: Request) -> None:
@@ -62,9 +61,8 @@ def nodes(request: Request) -> list[Node]:
         Node(
             STAGE.name,
             rule.label,
-            CertificatesSpec(rule, asked.temperature, divergence),
+            CertificatesSpec(rule, asked.temperature, statistics_of(config), divergence),
             {"distributions": (distributions,)},
-            run=statistics_of(config),
         )
         for distributions in request.nodes["distributions"]
         for rule in request.rules
@@ -139,9 +137,9 @@ def summary(node: CertificatesNode, artifact: Artifact) -> list[SummaryRow]:
     ceiling = Divergence.named(divergence).ceiling_of(rule)
     lower, upper = (np.where(np.isinf(end), ceiling, end) for end in (lower, upper))
     prompts = Trajectories.from_positions(table.column("position").to_numpy()).prompts
-    bootstrap = PromptBootstrap(prompts, *node.run)
+    bootstrap = PromptBootstrap(prompts, *node.spec.statistics)
     row: SummaryRow = {
-        "target": node.upstream["distributions"][0].run.label,
+        "target": node.upstream["distributions"][0].spec.label,
         "rule": rule.label,
         "steps": len(lower),
         "prompts": bootstrap.count,

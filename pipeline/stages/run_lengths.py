@@ -32,7 +32,7 @@ def nodes(request: Request) -> list[Node]:
 
 
 def compute(
-    node: Node[RunLengthsSpec, None], upstream: dict[str, list[Artifact]], pending: Pending
+    node: Node[RunLengthsSpec], upstream: dict[str, list[Artifact]], pending: Pending
 ) -> None:
     """Estimate the run lengths under each rule's certificates; the rows follow the rules."""
     import pandas as pd

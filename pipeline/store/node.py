@@ -24,26 +24,23 @@ NOT_CONTENT = {RECORD, "timings", "index.html"}
 
 
 Spec = TypeVar("Spec", covariant=True)
-Run = TypeVar("Run", covariant=True)
 
 
 @dataclass(frozen=True)
-class Node(Generic[Spec, Run]):
+class Node(Generic[Spec]):
     """One artifact to be.
 
     Attributes:
         stage: that makes it.
         label: as printed, and in the name of its directory.
-        spec: a dataclass with all that determines it besides `upstream`.
+        spec: a dataclass; what determines the artifact besides `upstream`, and how it is made.
         upstream: what it is made from, by name.
-        run: a dataclass with what never determines the content, or None.
     """
 
     stage: str
     label: str
     spec: Spec
     upstream: Mapping[str, tuple[Node, ...]] = field(default_factory=dict)
-    run: Run = None  # type: ignore[assignment]
 
     @property
     def version(self) -> int:

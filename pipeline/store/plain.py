@@ -24,11 +24,13 @@ class As:
         inline: its entries stand beside those of its owner.
         plain: gives its plain value; None is `to_plain`.
         read: makes it from that, of an inline field from all entries of its owner.
+        apart: it is not written: no result depends on it.
     """
 
     inline: bool = False
     plain: Callable[[Any], Any] | None = None
     read: Callable[[Any], Any] | None = None
+    apart: bool = False
 
 
 def to_plain(value: Any) -> Any:
@@ -42,10 +44,9 @@ def to_plain(value: Any) -> Any:
     if is_dataclass(value) and not isinstance(value, type):
         mapping: Plain = {}
         for spec in fields(value):
-            own = getattr(value, spec.name)
-            if own == spec.default:
+            own, (_, written) = getattr(value, spec.name), _hints(type(value))[spec.name]
+            if written.apart or own == spec.default:
                 continue
-            _, written = _hints(type(value))[spec.name]
             content = (written.plain or to_plain)(own)
             mapping |= content if written.inline else {spec.name: content}
         return mapping

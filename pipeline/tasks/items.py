@@ -131,7 +131,7 @@ def task_spec(name: str) -> TaskSpec:
         PipelineError: there is no such task.
     """
     path = task_file(name)
-    return TaskSpec(path.stem, file_digest(path))
+    return TaskSpec(path.stem, file_digest(path), name)
 
 
 def check_tasks(names: Sequence[str]) -> None:
@@ -148,28 +148,25 @@ def check_tasks(names: Sequence[str]) -> None:
         read_items(path)
 
 
-def questions(spec: AccuracySpec, sources: Sequence[str], tokenizer: Any) -> list[Question]:
+def questions(spec: AccuracySpec, tokenizer: Any) -> list[Question]:
     """Return the questions, one of each task in turn.
 
     Args:
-        spec: tasks, items, template and enable_thinking.
-        sources: of each task, as `accuracy.tasks` names it.
+        spec: of the stage.
         tokenizer: the target's.
     """
-    tasks = [
-        _of_file(task.name, task_file(source), spec, tokenizer)
-        for task, source in zip(spec.tasks, sources, strict=True)
-    ]
+    tasks = [_of_file(task.name, task_file(task.source), spec, tokenizer) for task in spec.tasks]
     return [one for turn in zip_longest(*tasks) for one in turn if one is not None]
 
 
 def _of_file(task: str, path: Path, spec: AccuracySpec, tokenizer: Any) -> list[Question]:
+    template = spec.prompts.template
     return [
         Question(
             task,
             item_id=item["id"],
             token_ids=encode(
-                tokenizer, [item["prompt"]], spec.template, enable_thinking=spec.enable_thinking
+                tokenizer, [item["prompt"]], template, enable_thinking=spec.prompts.enable_thinking
             ),
             max_tokens=item["max_tokens"],
             right=partial(score, item),

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn.functional import silu
 
 from pipeline.models.language_model import LanguageModel
-from pipeline.plan.specs import UsedModel
+from pipeline.plan.specs import ModelSpec
 from tests.pipeline.decoding.pair import V
 from tests.pipeline.heads import states_of, used
 
@@ -70,7 +70,7 @@ def layer_config(width: int = D) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def write(folder: Path, layout: str, given: Numbers, width: int = D, **more: Any) -> UsedModel:
+def write(folder: Path, layout: str, given: Numbers, width: int = D, **more: Any) -> ModelSpec:
     """Write a checkpoint; return it as a drafter."""
     folder.mkdir(exist_ok=True)
     drafted = len(given["lm_head.weight"])

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import pyarrow as pa
 import pytest
 
-from pipeline.plan.facts import DraftsFacts, LogitDrift, Machine, ModelFacts, OfPair
+from pipeline.plan.specs import APART
 from pipeline.store import columns
 from pipeline.store.artifacts import Artifact, Pending
 from pipeline.store.durable import file_digest, write_sealed
@@ -40,6 +40,7 @@ class Plain:
     """A specification of any entries."""
 
     config: Annotated[dict[str, Any], As(inline=True)]
+    noise: Annotated[str, APART] = ""
 
 
 def compute(node: Node, upstream: dict[str, list[Artifact]], pending: Pending) -> None:
@@ -49,16 +50,17 @@ def compute(node: Node, upstream: dict[str, list[Artifact]], pending: Pending) -
     if node.spec.config.get("fail"):
         pending.write("data", table("half"))
         raise RuntimeError("killed half-way")
-    pending.write("data", table(f"{node.spec.config} {above} {node.run}"))
+    pending.write("data", table(f"{node.spec.config} {above} {node.spec.noise}"))
 
 
 def node(label: str, upstream: tuple[Node, ...] = (), **config: Any) -> Node:
     """A node of stage prompts, which the tests map to this module."""
     noise = config.pop("noise", "")
-    return Node("prompts", label, Plain(config), {"above": upstream} if upstream else {}, noise)
+    spec = Plain(config, noise)
+    return Node("prompts", label, spec, {"above": upstream} if upstream else {})
 
 
-def record(folder: Path, stage: str, facts: object = None) -> None:
+def record(folder: Path, stage: str, facts: dict[str, Any] | None = None) -> None:
     """Write a record that makes `folder`, complete but for it, readable as artifact of `stage`."""
     files = {
         path.relative_to(folder).as_posix(): file_digest(path)
@@ -67,20 +69,9 @@ def record(folder: Path, stage: str, facts: object = None) -> None:
     }
     made = Record(
         stage, label="", fingerprint="", version=0, config={}, upstream=[], content="", files=files,
-        rows={}, artifact_schema=0, facts=to_plain(facts) or {},
+        rows={}, artifact_schema=0, facts=facts or {},
     )  # fmt: skip
     write_sealed(folder / "record.json", to_plain(made))
-
-
-def drafts_facts(vocab_size: int, k: int, **changes: Any) -> DraftsFacts:
-    """The facts of stage drafts on a pair without drift; `changes` of them."""
-    model = ModelFacts("tiny", "float32", "float32", vocab_size=vocab_size)
-    facts = DraftsFacts(
-        vocab_size=vocab_size, k=k, target=model, drafter=model, steps=0,
-        largest_mass_left_out=OfPair(0.0, 0.0), drift=LogitDrift(0.0, 0, 0),
-        machine=Machine("cpu", 1, tf32=False, cudnn_attention=False),
-    )  # fmt: skip
-    return replace(facts, **changes)
 
 
 class Syncs:

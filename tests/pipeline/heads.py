@@ -8,11 +8,12 @@ from unittest.mock import patch
 import torch
 from torch import Tensor, nn
 
+from conf.schema import HeadConfig
 from pipeline.models.heads.feature_head import FeatureHead, Norms
 from pipeline.models.heads.hidden_drafter import HiddenDrafter, projection_of
 from pipeline.models.language_model import LanguageModel
-from pipeline.plan.specs import HeadSpec, ModelRun, ModelSpec, UsedModel
-from pipeline.store.identity import Identity
+from pipeline.plan.specs import ModelSpec
+from tests.pipeline import tiny
 
 NORMS = Norms(fc_norm=True)
 
@@ -27,12 +28,9 @@ def shape_of(target: LanguageModel) -> dict[str, object]:
     }  # fmt: skip
 
 
-def used(folder: Path, vocabulary: str = "reduced") -> UsedModel:
+def used(folder: Path, vocabulary: str = "reduced") -> ModelSpec:
     """A head in a directory, as a drafter."""
-    spec = ModelSpec(
-        Identity(), "float32", "float32", attention="sdpa", head=HeadSpec(vocabulary, 2)
-    )
-    return UsedModel("drafter", spec, ModelRun(str(folder), "h"))
+    return tiny.used(folder, "drafter", label="h", head=HeadConfig(vocabulary, 2))
 
 
 @torch.inference_mode()

@@ -8,15 +8,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 
 from pipeline.errors import PipelineError
 from pipeline.execution.shard_plan import Shard, ShardMeasured, at_most
-from pipeline.execution.stopwatch import describe_device
-from pipeline.plan.facts import Machine
-from pipeline.plan.specs import ModelRun
+from pipeline.plan.specs import APART, DistributionsSpec
 from pipeline.store.artifacts import Artifact
 from pipeline.store.node import Node
 
@@ -41,26 +39,17 @@ def meet(folder: Path, count: int) -> None:
 
 
 @dataclass(frozen=True)
-class ToyFacts:
-    """How many processes computed shards, with how many threads."""
-
-    processes: int
-    threads: list[int]
-    machine: Machine
-
-
-@dataclass(frozen=True)
-class ToyRun(ModelRun):
+class ToySpec(DistributionsSpec):
     """What a toy does besides."""
 
-    toy: Mapping[str, Any] = field(default_factory=dict)
+    toy: Annotated[Mapping[str, Any], APART] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
-class MortalRun(ModelRun):
+class MortalSpec(DistributionsSpec):
     """The folder with the names of shards over which a worker dies."""
 
-    dies: str = ""
+    dies: Annotated[str, APART] = ""
 
 
 class Toy:
@@ -69,7 +58,7 @@ class Toy:
     device = torch.device("cpu")
 
     def __init__(self, node: Node) -> None:
-        self._asked = node.run.toy
+        self._asked = node.spec.toy
         if self._asked.get("broken"):
             raise PipelineError("the toy can't be loaded")
 
@@ -89,12 +78,11 @@ class Toy:
         path.write_text(" ".join(shard.prompts))
         return {"process": os.getpid(), "threads": torch.get_num_threads(), "at": time.monotonic()}
 
-    def facts(self, measured: Sequence[ShardMeasured]) -> ToyFacts:
-        return ToyFacts(
-            processes=len({one["process"] for one in measured}),
-            threads=sorted({one["threads"] for one in measured}),
-            machine=describe_device(self.device),
-        )
+    def facts(self, measured: Sequence[ShardMeasured]) -> dict[str, Any]:
+        return {
+            "processes": len({one["process"] for one in measured}),
+            "threads": sorted({one["threads"] for one in measured}),
+        }
 
 
 def open_toy(node: Node, _: Upstream) -> Toy:
@@ -119,4 +107,4 @@ def open_mortal_decoder(node: Node, upstream: Upstream) -> Mortal:
     """The worker of stage distributions."""
     from pipeline.stages.distributions.compute import DistributionsWorker
 
-    return Mortal(DistributionsWorker(node, upstream), Path(node.run.dies))
+    return Mortal(DistributionsWorker(node, upstream), Path(node.spec.dies))

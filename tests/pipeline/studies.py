@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,21 +11,18 @@ import pyarrow as pa
 
 from analysis.rules import expand
 from analysis.statistics.bootstrap import Resampling
+from conf.schema import Prompts
 from pipeline.execution.runner import ensure
-from pipeline.plan.facts import ExcludedRows, SampledFacts
 from pipeline.plan.specs import (
     CertificatesSpec,
     DistributionsSpec,
-    ModelRun,
-    ModelSpec,
-    PromptsRun,
     ReportSpec,
     RunLengthsSpec,
     SampledPrompts,
+    model_at,
 )
 from pipeline.store import columns
 from pipeline.store.artifacts import Artifact, Store
-from pipeline.store.distributions import StoredFacts
 from pipeline.store.identity import Identity
 from pipeline.store.node import Node
 from tests.analysis.cases import stored_columns
@@ -54,18 +52,15 @@ class MadeUp:
         names = [f"prompt-{at}" for at in range(len(lengths))]
         self.prompt_id = np.repeat(names, lengths)
         self.position = np.concatenate([np.arange(n, dtype=np.int32) for n in lengths])
-        spec = SampledPrompts(
-            template="chat",
-            enable_thinking=False,
-            tokenizer=Identity(),
-            source=Identity(hub="owner/chats", commit=COMMITS["prompts"]),
-            split="train_sft",
-            count=6,
-            min_tokens=64,
-            max_tokens=384,
-            seed=0,
+        settings = Prompts(
+            "owner/chats", None, "train_sft", count=6, min_tokens=64, max_tokens=384, seed=0,
+            template="chat", enable_thinking=False,
+        )  # fmt: skip
+        source = Identity(hub="owner/chats", commit=COMMITS["prompts"])
+        target = model_at("", "").settings
+        self.prompts = Node(
+            "prompts", "made-up", SampledPrompts(Identity(), source, settings, target)
         )
-        self.prompts = Node("prompts", "made-up", spec, run=PromptsRun("owner/chats"))
         self._publish(
             self.prompts,
             {
@@ -77,7 +72,7 @@ class MadeUp:
                 "token_ids": [[1, 2]] * len(names),
                 "n_tokens": [2] * len(names),
             },
-            SampledFacts(9, {"too short": ExcludedRows(3, [])}),
+            {"excluded": {"too short": {"rows": 3, "first": []}}},
         )
 
     def target(self, label: str, seed: int) -> tuple[Node, list[Node]]:
@@ -94,12 +89,8 @@ class MadeUp:
             for name in ("top_surprisal", "log_tail", "entropy")
         }
         commit = f"{COMMITS['model'][:-1]}{seed:x}"
-        model = ModelSpec(
-            Identity(hub="owner/model", commit=commit),
-            dtype="float32",
-            head_dtype="float32",
-            attention="sdpa",
-        )
+        identity = Identity(hub="owner/model", commit=commit)
+        model = replace(model_at("owner/model", label), identity=identity)
         spec = DistributionsSpec(
             model,
             steps=128,
@@ -110,22 +101,20 @@ class MadeUp:
             seed=0,
             temperatures=TEMPERATURES,
         )
-        run = ModelRun("owner/model", label)
-        node = Node("distributions", label, spec, {"prompts": (self.prompts,)}, run)
+        node = Node("distributions", label, spec, {"prompts": (self.prompts,)})
         steps = {"prompt_id": self.prompt_id, "position": self.position}
         top, surprisal = dump["top_logits"][:, 0].astype(np.float64), dump["top_surprisal"]
         self._publish(
             node,
             {**steps, "token_id": np.zeros(size), "logsumexp": top + surprisal, **dump, **tempered},
-            StoredFacts(vocab_size=self.vocab_size, k=self.k, temperatures=TEMPERATURES),
+            {"vocab_size": self.vocab_size, "k": self.k, "temperatures": TEMPERATURES},
         )
         nodes = [
             Node(
                 "certificates",
                 rule.label,
-                CertificatesSpec(rule, 1.0),
+                CertificatesSpec(rule, 1.0, STATISTICS),
                 {"distributions": (node,)},
-                STATISTICS,
             )
             for rule in self.rules
         ]
@@ -159,10 +148,10 @@ class MadeUp:
             },
         )
 
-    def _publish(self, node: Node, values: dict[str, Any], facts: object) -> Artifact:
+    def _publish(self, node: Node, values: dict[str, Any], facts: dict[str, Any]) -> Artifact:
         pending = self.store.pending(node)
         pending.facts = facts
-        schema = columns.schema(node.stage, k=getattr(facts, "k", None))
+        schema = columns.schema(node.stage, k=facts.get("k"))
         arrays = [_array(values[field.name], field.type) for field in schema]
         pending.write("data", pa.Table.from_arrays(arrays, schema=schema))
         return self.store.publish(node, pending)

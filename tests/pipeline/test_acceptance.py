@@ -17,8 +17,7 @@ from analysis.rules.build import build_range
 from analysis.statistics.bootstrap import Resampling
 from analysis.topk import TopK
 from pipeline.errors import PipelineError
-from pipeline.plan.facts import AcceptanceFacts
-from pipeline.plan.specs import AcceptanceSpec, PairLabels
+from pipeline.plan.specs import AcceptanceSpec, DraftsSpec
 from pipeline.stages.acceptance import compute as acceptance
 from pipeline.stages.report import inputs
 from pipeline.store import columns
@@ -27,7 +26,8 @@ from pipeline.store.node import Node
 from tests import divergences
 from tests.analysis.cases import stored_columns
 from tests.analysis.test_page import GREEDY, made
-from tests.pipeline.fakes import drafts_facts, record
+from tests.pipeline.fakes import record
+from tests.pipeline.tiny import used
 
 VOCAB, K, DRAFT_K, LENGTHS = 20, 8, 20, (30, 12, 30)
 DIVERGENCES = ("kl", "tv", "hellinger", "reverse_kl")
@@ -72,7 +72,7 @@ def drafts(
         "data",
         pa.table([pa.array(values[field.name], field.type) for field in schema], schema=schema),
     )
-    record(folder, "drafts", drafts_facts(VOCAB, K, sampled_temperature=sampled))
+    record(folder, "drafts", {"vocab_size": VOCAB, "k": K, "sampled_temperature": sampled})
     return Artifact(folder)
 
 
@@ -98,7 +98,7 @@ def logits(noise: float) -> tuple[np.ndarray, np.ndarray]:
     return z, (z + noise * rng.standard_normal(size)).astype(np.float32)
 
 
-def run(folder: Path, upstream: Artifact, **changes: Any) -> tuple[Artifact, AcceptanceFacts]:
+def run(folder: Path, upstream: Artifact, **changes: Any) -> tuple[Artifact, dict[str, Any]]:
     spec = AcceptanceSpec(
         rules=(StrictGreedy(), Additive(t=0.1), Tree(m=3)),
         presets={"engine": Additive(t=0.6)},
@@ -107,12 +107,13 @@ def run(folder: Path, upstream: Artifact, **changes: Any) -> tuple[Artifact, Acc
         draft_length=3,
         statistics=Resampling(20, 0.9, 0),
     )
-    node = Node("acceptance", "pair", replace(spec, **changes), run=PairLabels("T", "D"))
+    pair = DraftsSpec(used("", label="T"), used("", "drafter", label="D"), 1.0)
+    above = {"drafts": (Node("drafts", "pair", pair),)}
+    node = Node("acceptance", "pair", replace(spec, **changes), above)
     folder.mkdir()
     pending = Pending(folder, "acceptance")
     acceptance.compute(node, {"drafts": [upstream]}, pending)
     record(folder, "acceptance")
-    assert isinstance(pending.facts, AcceptanceFacts)
     return Artifact(folder), pending.facts
 
 
@@ -145,7 +146,7 @@ def test_statistics_agree_with_the_steps_they_summarise(tmp_path: Path) -> None:
     assert values["argmax drafted, speculative sampling", "acceptance"] == pytest.approx(
         p[range(len(p)), q.argmax(axis=1)].mean()
     )
-    assert facts.sampled_temperature == 0.5
+    assert facts["sampled_temperature"] == 0.5
     by_divergence = found.read("breakdown").to_pandas().set_index(
         ["rule", "divergence", "statistic"]
     )["value"]  # fmt: skip
@@ -169,7 +170,7 @@ def test_statistics_agree_with_the_steps_they_summarise(tmp_path: Path) -> None:
         assert laws[law, "measured"] == pytest.approx(values[law, "acceptance"])
         assert 0 < laws[law, "step"] <= laws[law, "measured"]
     # t = 0 decides as greedy does, and t = 0.6 and 0.9 as t = 0.3 does on these steps
-    assert (facts.rules, facts.steps, facts.violations) == (4, 72, 0)
+    assert (facts["rules"], facts["steps"], facts["violations"]) == (4, 72, 0)
     assert set(found.read("listing")["group"].to_pylist()) == {
         "baseline",
         "criteria",
@@ -186,7 +187,7 @@ def test_answers_that_were_not_sampled_have_no_law_of_stochastic_verification(
     assert "speculative sampling" not in rules
     assert "probability" not in found.read("levels")["statistic"].to_pylist()
     assert "greedy" in rules
-    assert facts.sampled_temperature is None
+    assert facts["sampled_temperature"] is None
     assert len(by_depth(found)) == 0  # of one depth
 
 
@@ -196,10 +197,8 @@ def test_the_tightest_slacks_are_in_the_facts(tmp_path: Path) -> None:
     steps = found.read().to_pandas()  # all steps of a rule, then those of the next
     kl = np.tile(upstream.read(columns=["kl"])["kl"].to_numpy(), steps["rule"].nunique())
     rejected, certified = ~steps["accepted"], steps["certified"]
-    assert facts.tightest_rejected is not None
-    assert facts.tightest_rejected.nats == (kl - steps["lower"])[rejected].min()
-    assert facts.tightest_certified is not None
-    assert facts.tightest_certified.nats == (steps["lower"] - kl)[certified].min()
+    assert facts["tightest_rejected"]["nats"] == (kl - steps["lower"])[rejected].min()
+    assert facts["tightest_certified"]["nats"] == (steps["lower"] - kl)[certified].min()
 
 
 def test_a_certified_step_that_is_rejected_fails_with_the_step(tmp_path: Path) -> None:
@@ -246,7 +245,7 @@ def test_an_infinite_kl_certifies_nothing_that_can_be_rejected(tmp_path: Path) -
     table = by_depth(found).set_index(["depth", "rule", "statistic"])["value"]
     assert (table[1, "", "finite"], table[2, "greedy", "certified"]) == (0, 0)
     assert 0 < table[1, "greedy", "acceptance"] < 1
-    assert facts.violations == 0
+    assert facts["violations"] == 0
 
 
 @pytest.mark.parametrize(

@@ -234,7 +234,7 @@ def test_the_end_of_the_stage_says_what_is_excluded(made: tuple[Node, Artifact])
     rows = {row["method"]: row["loss"] for row in summary(*made)}
     assert rows["Strict greedy"] == rows["Autoregressive"] == ""
     assert rows["Additive (t = 0.6)"] == "open"
-    wide = replace(made[0], run=replace(made[0].run, margin=0.99))
+    wide = replace(made[0], spec=replace(made[0].spec, margin=0.99))
     found = {row["method"]: row["loss"] for row in summary(wide, made[1])}
     assert found["Additive (t = 0.6)"] == "excluded"
 

@@ -125,7 +125,7 @@ def test_a_model_without_key_value_cache_is_refused_from_its_config(tmp_path: Pa
     directory = write(tmp_path / "model", *MADE["mamba"])
     (directory / "model.safetensors").unlink()
     used = tiny.used(directory)
-    node = Node("distributions", "made", tiny.dump_spec(used), run=used.run)
+    node = Node("distributions", "made", tiny.dump_spec(used))
     with pytest.raises(
         PipelineError,
         match=r"^targets.made.path=.*: MambaForCausalLM takes no key-"
@@ -153,5 +153,5 @@ def test_linear_attention_is_dumped_but_refused_for_drafts(tmp_path: Path) -> No
         made.check_drafts("targets.made")
     with pytest.raises(PipelineError, match=r"^targets.made: .* can't be used with drafts"):
         runner.check_models([tiny.decoding_node(used, used)])
-    runner.check_models([Node("distributions", "made", tiny.dump_spec(used), run=used.run)])
+    runner.check_models([Node("distributions", "made", tiny.dump_spec(used))])
     check_dump(directory, tmp_path, "eager", 1e-3)

@@ -126,11 +126,11 @@ def test_prompts_of_a_hub_need_no_hub_afterwards(
     commit = repository.main
 
     def node(count: int, split: str = "train_sft", commit: str = commit) -> Any:
-        source = Identity(hub=ULTRACHAT, commit=commit)
         made = tiny.prompts_node(
-            model, tmp_path / "none", split=split, count=count, max_tokens=9999, source=source
+            model, tmp_path / "none", split=split, count=count, max_tokens=9999, source=ULTRACHAT
         )
-        return replace(made, run=replace(made.run, source=ULTRACHAT))
+        source = Identity(hub=ULTRACHAT, commit=commit)
+        return replace(made, spec=replace(made.spec, source=source))
 
     rows = tiny.built(node(5), tmp_path / "store").read().to_pylist()
     assert len(rows) == 5

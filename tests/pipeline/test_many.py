@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
+from conf.schema import Execution
 from pipeline.errors import PipelineError
 from pipeline.execution import workers
 from pipeline.execution.shard_plan import Plan, at_most
 from pipeline.execution.workers import Here, RayWorkers, connect, open_workers, share_out
-from pipeline.plan.specs import DraftsSpec, ModelRun, PairRun
-from pipeline.plan.stage import models_of
+from pipeline.plan.specs import DraftsSpec, ModelSpec
 from pipeline.stages.distributions import compute as distributions
 from pipeline.store.artifacts import Artifact, Pending
 from pipeline.store.node import Node
@@ -51,12 +51,16 @@ def ray() -> Iterator[Any]:
 
 
 def toy_node(**toy: Any) -> Node:
-    run = many.ToyRun("", "toy", threads=1, toy=toy)
-    return Node("distributions", "toy", dump_spec(used("")), run=run)
+    spec = many.ToySpec(**vars(dump_spec(used("", label="toy"))), toy=toy)
+    return Node("distributions", "toy", spec)
+
+
+def on_ray(model: ModelSpec, workers: int | None) -> ModelSpec:
+    return replace(model, execution=Execution("ray", workers))
 
 
 def crew(node: Node, workers: int | None) -> RayWorkers:
-    run = replace(node.run, engine="ray", workers=workers)
+    run = on_ray(node.spec.model, workers)
     return RayWorkers(many.open_toy, node, {}, run)
 
 
@@ -94,7 +98,7 @@ def test_shards_are_those_of_this_process_whoever_computes_and_dies(
     computed = [shard.measured["at"] for shard in there.shards]
     assert computed == sorted(computed) or workers > 1  # halves too, the longer prompts first
     assert not list(deaths.iterdir())
-    assert (facts.machine.engine, facts.machine.workers, facts.threads) == ("ray", workers, [1])
+    assert (facts["engine"], facts["workers"], facts["threads"]) == ("ray", workers, [1])
 
 
 @pytest.mark.thorough
@@ -118,7 +122,7 @@ def test_what_no_worker_can_do_ends_the_run(
 def pair_nodes(tmp_path: Path, dump: Node) -> list[Node]:
     """Drafts and decoding of two tiny models."""
     drafter = write_model(tmp_path / "drafter", seed=1)
-    (target,) = models_of(dump)
+    target = dump.spec.model
     drafts = used(drafter, "drafter", label="drafter")
     prompts = dump.upstream["prompts"]
     built = methods.build(
@@ -128,9 +132,8 @@ def pair_nodes(tmp_path: Path, dump: Node) -> list[Node]:
         Node(
             "drafts",
             "tiny",
-            DraftsSpec(target.spec, drafts.spec, 1.0),
+            DraftsSpec(target, drafts, 1.0),
             {"prompts": prompts, "distributions": (dump,)},
-            PairRun(target.run, drafts.run),
         ),
         replace(decoding_node(target, drafts, methods=tuple(built)), upstream={"prompts": prompts}),
     ]
@@ -146,16 +149,15 @@ def test_stages_write_the_same_bytes_with_workers_one_of_which_dies(
     (tmp_path / "dies").mkdir()
     (tmp_path / "dies" / "0001").touch()
     monkeypatch.setattr(distributions, "DistributionsWorker", many.open_mortal_decoder)
-    mortal = many.MortalRun(
-        **(vars(dump.run) | {"engine": "ray", "workers": 2}), dies=str(tmp_path / "dies")
-    )
-    found = built(replace(dump, run=mortal), tmp_path / "there")
+    workers_of = {"model": on_ray(dump.spec.model, 2)}
+    mortal = many.MortalSpec(**(vars(dump.spec) | workers_of), dies=str(tmp_path / "dies"))
+    found = built(replace(dump, spec=mortal), tmp_path / "there")
     assert not list((tmp_path / "dies").iterdir())
     assert found.content == here["distributions"].content
     assert (found.record.facts["engine"], found.record.facts["shards"]) == ("ray", 3)
     for node in pair_nodes(tmp_path, dump):
-        run = replace(node.run, target=replace(node.run.target, engine="ray", workers=1))
-        there = built(replace(node, run=run), tmp_path / "there")
+        spec = replace(node.spec, target=on_ray(node.spec.target, 1))
+        there = built(replace(node, spec=spec), tmp_path / "there")
         inline = built(node, tmp_path / "here")
         assert there.content == inline.content
         assert (there.record.facts["engine"], inline.record.facts["engine"]) == (
@@ -188,7 +190,9 @@ def test_engine_inline_computes_here() -> None:
 def test_processors_and_gpus_are_shared_out_or_refused(
     there: dict[str, float], workers: int | None, device: str, threads: int | None, share: Any
 ) -> None:
-    run = ModelRun("", "toy", device=device, threads=threads, workers=workers)
+    toy = used("", device=device)
+    target = replace(toy, device=replace(toy.device, threads=threads))
+    run = on_ray(target, workers)
     if isinstance(share, tuple):
         assert share_out(there, run) == share
     else:

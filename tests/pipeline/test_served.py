@@ -17,6 +17,7 @@ from transformers import AutoTokenizer
 from analysis import certify
 from analysis.rules import Additive, Rule, StrictGreedy, Tree, Typical
 from analysis.statistics.drift import ANOTHER
+from conf.schema import Execution
 from pipeline.errors import PipelineError
 from pipeline.loader import Study
 from pipeline.models.passes import HELD
@@ -218,7 +219,8 @@ def test_two_workers_give_the_same_content(model: Path, dump: Any, tmp_path: Pat
     pytest.importorskip("ray")
     path = lines(tmp_path / "served.jsonl", *dump[1])
     here = node(model, path, batch=2)
-    there = replace(here, run=replace(here.run, engine="ray", workers=2))
+    ray = replace(here.spec.model, execution=Execution("ray", 2))
+    there = replace(here, spec=replace(here.spec, model=ray))
     found = tiny.built(there, tmp_path / "there")
     assert found.record.facts["engine"] == "ray"
     assert found.content == tiny.built(here, tmp_path / "here").content

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,26 +16,21 @@ from pipeline.plan.facts import (
     DecodingFacts,
     DistributionsFacts,
     DraftsFacts,
-    ExcludedRow,
     ExcludedRows,
-    Machine,
-    ModelBytes,
     RunFacts,
     SampledFacts,
-    Throughput,
     TreeFacts,
 )
-from pipeline.plan.specs import ModelSpec
+from pipeline.plan.specs import model_at
 from pipeline.store.artifacts import Artifact
 from pipeline.store.identity import Identity
 from pipeline.store.node import fingerprint
 from pipeline.store.plain import from_plain, to_plain
 from pipeline.store.records import MadeFrom, Record
 from tests import methods
-from tests.pipeline.fakes import drafts_facts, record
+from tests.pipeline.fakes import record
 
 LISTED = Path(__file__).with_name("specs.json")  # by stage and label; versions are not in it
-MACHINE = Machine("cpu", 2, tf32=False, cudnn_attention=False, peak_memory_bytes=5)
 
 
 def test_artifacts_of_the_embedded_study_are_found_under_the_names_they_have(
@@ -70,16 +66,15 @@ def runs() -> list[RunFacts]:
 
 
 FACTS = [
-    SampledFacts(9, {"too short": ExcludedRows(3, [ExcludedRow(4, "id")])}),
+    SampledFacts({"too short": ExcludedRows(3, [{"source_row": 4, "prompt_id": "id"}])}),
     DistributionsFacts(
-        vocab_size=9, k=3, temperatures=[0.5], model="m", machine=MACHINE, eos=[2],
-        throughput=Throughput(7, 3.5, {"decode": 2.0}), drift={"file": {"share": 0.0}},
+        vocab_size=9, k=3, temperatures=[0.5], model="m", drift={"file": {"share": 0.0}}
     ),
-    drafts_facts(9, 3, sampled_temperature=0.5, completed=0.05),
-    DecodingFacts(runs(), {"target": ModelBytes(5, 1)}, MACHINE, failed_prompts=1),
-    AccuracyFacts({"facts": "digest"}, runs(), MACHINE),
+    DraftsFacts(vocab_size=9, k=3, sampled_temperature=0.5, completed=0.05),
+    DecodingFacts(runs(), {"target": {"model": 5}}, "cpu", 2, vocab_size=9, failed_prompts=1),
+    AccuracyFacts({"facts": "digest"}, runs()),
     MadeFrom("name", 3, {"above": "content"}),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("facts", FACTS, ids=lambda facts: type(facts).__name__)
@@ -89,20 +84,19 @@ def test_facts_are_read_as_they_were_written(facts: Any) -> None:
 
 
 def test_entries_stand_beside_those_of_their_owner_and_defaults_are_left_out() -> None:
-    spec = ModelSpec(Identity(hub="o/n", commit="1b"), "float32", "float32", attention="sdpa")
+    spec = replace(model_at("o/n", "printed"), identity=Identity(hub="o/n", commit="1b"))
     assert to_plain(spec) == {
         "hub": "o/n", "commit": "1b", "dtype": "float32", "head_dtype": "float32",
         "attention": "sdpa",
     }  # fmt: skip
-    assert "engine" not in to_plain(MACHINE)
+    assert "baseline" not in to_plain(runs()[1])
     assert to_plain(runs()[1])["budget"] == "kl"
 
 
 def test_a_record_without_an_entry_is_damage(tmp_path: Path) -> None:
-    record(tmp_path, "drafts", MACHINE)
+    record(tmp_path, "drafts", {"k": 3, "vocab": 9})
     with pytest.raises(DamagedError, match=r"record.json lacks 'vocab_size'"):
         Artifact(tmp_path).facts(DraftsFacts)
-    assert Artifact(tmp_path).facts(Machine) == MACHINE
 
 
 def test_a_record_keeps_names_of_values_that_equal_no_default() -> None:

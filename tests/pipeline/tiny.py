@@ -13,19 +13,11 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from analysis.statistics.bootstrap import Resampling
+from conf.schema import Device, DrafterConfig, Execution, HeadConfig, ModelConfig, Prompts
 from pipeline.execution import runner
 from pipeline.models.language_model import LanguageModel
 from pipeline.models.load import wrap
-from pipeline.plan.specs import (
-    DecodingRun,
-    DecodingSpec,
-    DistributionsSpec,
-    ModelRun,
-    ModelSpec,
-    PromptsRun,
-    SampledPrompts,
-    UsedModel,
-)
+from pipeline.plan.specs import DecodingSpec, DistributionsSpec, ModelSpec, SampledPrompts, model_at
 from pipeline.store.artifacts import Artifact, Store
 from pipeline.store.durable import file_digest
 from pipeline.store.identity import Identity
@@ -102,14 +94,21 @@ def used(
     label: str = "tiny",
     device: str = "cpu",
     batch: int | None = None,
+    head: HeadConfig | None = None,
     **changes: Any,
-) -> UsedModel:
-    """A model in a directory, on one thread; `changes` of its specification."""
+) -> ModelSpec:
+    """A model in a directory, or a head, on one thread; `changes` of its configuration."""
     content = Path(directory) / "model.safetensors"
     own = Identity(content=file_digest(content)) if content.is_file() else Identity()
-    spec = ModelSpec(own, dtype="float32", head_dtype="float32", attention="sdpa")
-    run = ModelRun(str(directory), label, device=device, threads=1, batch=batch)
-    return UsedModel(key, replace(spec, **changes), run)
+    made = model_at(directory, label).settings
+    settings = DrafterConfig(**vars(made), head=head) if key == "drafter" else made
+    return ModelSpec(
+        key,
+        own,
+        replace(settings, **changes),
+        device=Device(device, 1, batch),
+        execution=Execution("inline", None),
+    )
 
 
 def write_model(directory: Path, seed: int = 0) -> Path:
@@ -140,40 +139,43 @@ def prompts_node(model: Path, place: Path, /, **changes: Any) -> Node:
     """A node of stage prompts from files in a place; `changes` of its specification."""
     files = place.rglob("*") if place.is_dir() else [place]
     content = "".join(file_digest(file) for file in sorted(files) if file.is_file())
-    spec = SampledPrompts(
-        template="chat", enable_thinking=False, tokenizer=Identity(),
-        source=Identity(content=content), split=None, count=6, min_tokens=3, max_tokens=100, seed=0,
+    settings = Prompts(
+        str(place), None, None, count=6, min_tokens=3, max_tokens=100, seed=0, template="chat",
+        enable_thinking=False,
     )  # fmt: skip
-    run = PromptsRun(str(place), model=str(model))
-    return Node("prompts", "tiny", replace(spec, **changes), run=run)
+    spec = SampledPrompts(
+        Identity(),
+        Identity(content=content),
+        replace(settings, **changes),
+        target=used(model).settings,
+    )
+    return Node("prompts", "tiny", spec)
 
 
 def dump_node(model: Path, prompts: Node, batch: int | None = 4, **changes: Any) -> Node:
-    """A node of stage distributions; `changes` of the model's or its own specification."""
+    """A node of stage distributions; `changes` of the model's configuration or of its own."""
     of_model = {
-        spec.name: changes.pop(spec.name) for spec in fields(ModelSpec) if spec.name in changes
+        spec.name: changes.pop(spec.name) for spec in fields(ModelConfig) if spec.name in changes
     }
-    tiny = used(model, batch=batch, **of_model)
-    spec = dump_spec(tiny, **changes)
-    return Node("distributions", "tiny", spec, {"prompts": (prompts,)}, tiny.run)
+    spec = dump_spec(used(model, batch=batch, **of_model), **changes)
+    return Node("distributions", "tiny", spec, {"prompts": (prompts,)})
 
 
-def dump_spec(model: UsedModel, **changes: Any) -> DistributionsSpec:
+def dump_spec(model: ModelSpec, **changes: Any) -> DistributionsSpec:
     """A specification of stage distributions."""
     spec = DistributionsSpec(
-        model.spec, steps=12, k=20, temperature=0.0, top_p=1.0, top_k=0, seed=0,
-        temperatures=(0.5,),
+        model, steps=12, k=20, temperature=0.0, top_p=1.0, top_k=0, seed=0, temperatures=(0.5,),
     )  # fmt: skip
     return replace(spec, **changes)
 
 
-def decoding_node(target: UsedModel, drafter: UsedModel, **changes: Any) -> Node:
+def decoding_node(target: ModelSpec, drafter: ModelSpec, **changes: Any) -> Node:
     """A node of stage decoding without upstream; its label is that of the target's key."""
     spec = DecodingSpec(
-        target.spec, drafter.spec, prompts=3, steps=6, seed=0, lookup=2, batches=(), methods=(),
+        target, drafter, prompts=3, steps=6, seed=0, lookup=2, batches=(), methods=(),
+        statistics=Resampling(50, 0.95, 0),
     )  # fmt: skip
-    run = DecodingRun(target.run, drafter.run, Resampling(50, 0.95, 0))
-    return Node("decoding", target.key.partition(".")[2], replace(spec, **changes), run=run)
+    return Node("decoding", target.key.partition(".")[2], replace(spec, **changes))
 
 
 def built(node: Node, root: Path) -> Artifact:

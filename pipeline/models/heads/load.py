@@ -21,18 +21,18 @@ from pipeline.models.heads.head_files import (
 )
 from pipeline.models.heads.hidden_drafter import HiddenDrafter, like_target, projection_of
 from pipeline.models.language_model import LanguageModel, linear_of
-from pipeline.plan.specs import UsedModel
+from pipeline.plan.specs import ModelSpec
 
 
-def load_head(used: UsedModel, target: LanguageModel) -> HiddenDrafter:
+def load_head(spec: ModelSpec, target: LanguageModel) -> HiddenDrafter:
     """Load a head for `target`, on its device and in its dtype.
 
     Raises:
         PipelineError: it is no head, belongs to another target, or its files are damaged.
     """
-    assert used.spec.head is not None
-    files = read_head(used.run.path, used.spec.identity.commit, used.key)
-    vocabulary, label, key = used.spec.head.vocabulary, used.run.label, used.key
+    assert spec.head is not None
+    files = read_head(spec.settings.path, spec.identity.commit, spec.key)
+    vocabulary, label, key = spec.head.vocabulary, spec.settings.label, spec.key
     weights = check_head(files, target, vocabulary, key)
     layers = files.layers_of(target)
     head = files.empty(len(layers))

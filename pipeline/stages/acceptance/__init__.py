@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from analysis.report.text import limits, upper_end
 from pipeline.plan.inputs import statistics_of
 from pipeline.plan.rules import check_stored_tokens, presets_of, ranges_of
-from pipeline.plan.specs import AcceptanceSpec, PairRun
+from pipeline.plan.specs import AcceptanceSpec
 from pipeline.plan.stage import Request, Stage, SummaryRow, lower_bound_marks
 from pipeline.store.columns import COUNTED, CUT, INTERVAL, STEP, Column, Columns
 from pipeline.store.node import Node
@@ -18,7 +18,7 @@ from pipeline.store.node import Node
 if TYPE_CHECKING:
     from pipeline.store.artifacts import Artifact
 
-    AcceptanceNode = Node[AcceptanceSpec, PairRun]
+    AcceptanceNode = Node[AcceptanceSpec]
 
 SUMMARY = {  # statistic: its column in a sweep's table
     "acceptance": "accepted",
@@ -64,7 +64,7 @@ def nodes(request: Request) -> list[Node]:
         statistics=statistics_of(config),
     )
     return [
-        Node(STAGE.name, drafts.label, spec, {"drafts": (drafts,)}, drafts.run)
+        Node(STAGE.name, drafts.label, spec, {"drafts": (drafts,)})
         for drafts in request.nodes["drafts"]
     ]
 
@@ -73,11 +73,11 @@ def summary(node: AcceptanceNode, artifact: Artifact) -> list[SummaryRow]:
     """One row a rule of the criteria."""
     from pipeline.plan.facts import AcceptanceFacts
 
-    facts = artifact.facts(AcceptanceFacts)
+    facts, pair = artifact.facts(AcceptanceFacts), node.upstream["drafts"][0].spec
     rows: dict[str, SummaryRow] = {
         rule.label: {
-            "target": node.run.target.label,
-            "drafter": node.run.drafter.label,
+            "target": pair.target.settings.label,
+            "drafter": pair.drafter.settings.label,
             "rule": rule.label,
             "steps": facts.steps,
             "prompts": facts.prompts,

@@ -36,7 +36,7 @@ from analysis.statistics.bootstrap import Floats, PromptBootstrap
 from analysis.topk import TopK
 from pipeline.errors import PipelineError
 from pipeline.plan.facts import DraftsFacts
-from pipeline.plan.specs import AcceptanceSpec, PairRun
+from pipeline.plan.specs import AcceptanceSpec, DraftsSpec
 from pipeline.store import columns
 from pipeline.store.artifacts import Artifact, Pending
 from pipeline.store.distributions import read_steps
@@ -52,7 +52,7 @@ Judge = Callable[[Steps, Sequence[Rule], str, Floats | None], list[Judgement]]
 
 
 def compute(
-    node: Node[AcceptanceSpec, PairRun], upstream: dict[str, list[Artifact]], pending: Pending
+    node: Node[AcceptanceSpec], upstream: dict[str, list[Artifact]], pending: Pending
 ) -> None:
     """Judge every rule, check soundness, and write all statistics.
 
@@ -60,11 +60,12 @@ def compute(
         PipelineError: a certified step was rejected; names the rule and the step.
     """
     drafts, spec = upstream["drafts"][0], node.spec
+    pair: DraftsSpec = node.upstream["drafts"][0].spec
     steps, prompts = read_steps(drafts), drafts.read(columns=["prompt_id"])["prompt_id"]
     asked = [StrictGreedy(), *spec.rules, *spec.presets.values()]
     per_step = {rule.label: rule for rule in asked}  # each once, in order
     varied = {rule.label: rule for each in spec.ranges for rule in each.rules}
-    sound = partial(judge_soundly, node.run.label, prompts)
+    sound = partial(judge_soundly, pair.label, prompts)
     judged = sound(steps, list((per_step | varied).values()))
     chosen = judged[: len(per_step)]
     bootstrap = PromptBootstrap(steps.trajectories.prompts, *spec.statistics)
@@ -97,7 +98,7 @@ def compute(
             label = pa.repeat(one.rule.label, len(steps))
             own = [label, one.lower, one.upper, one.accepted, one.certified]
             writer.write_table(pa.table([prompts, steps.position, *own], schema))
-    pending.facts |= soundness(node.run, steps, judged)
+    pending.facts |= soundness(pair, steps, judged)
     pending.facts["sampled_temperature"] = drafts.facts(DraftsFacts).sampled_temperature
 
 
@@ -226,7 +227,7 @@ def rule_listing(spec: AcceptanceSpec) -> pd.DataFrame:
     return frame.assign(rule=[rule.label for *_, rule in rows])
 
 
-def soundness(pair: PairRun, steps: Steps, verdicts: Sequence[Judgement]) -> Plain:
+def soundness(pair: DraftsSpec, steps: Steps, verdicts: Sequence[Judgement]) -> Plain:
     """Return, and print, the record's facts on soundness; `check_sound` has passed.
 
     Rules that decide alike at every step count once, as additive with t = 0 and strict greedy do.
@@ -248,8 +249,8 @@ def soundness(pair: PairRun, steps: Steps, verdicts: Sequence[Judgement]) -> Pla
         "tightest_certified": tightest(lambda one: steps.slack(one.lower)[one.certified]),
     }
     facts = {
-        "target": pair.target.label,
-        "drafter": pair.drafter.label,
+        "target": pair.target.settings.label,
+        "drafter": pair.drafter.settings.label,
         "steps": len(steps),
         "prompts": len(steps.trajectories.starts),
         "rules": len(different),

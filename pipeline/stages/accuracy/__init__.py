@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pipeline.plan.inputs import statistics_of
-from pipeline.plan.specs import AccuracyRun, AccuracySpec
+from pipeline.plan.specs import AccuracySpec
 from pipeline.plan.stage import Request, Stage, SummaryRow
 from pipeline.store.columns import COMMON, GIVEN_UP, METHOD, Column, Columns
 from pipeline.store.node import Node
@@ -54,15 +54,10 @@ def nodes(request: Request) -> list[Node]:
                 seed=asked.seed,
                 lookup=config.decoding.lookup,
                 lookup_match=config.decoding.lookup_match,
-                template=config.prompts.template,
-                enable_thinking=config.prompts.enable_thinking,
                 methods=tuple(scored(decoded)),
-            ),
-            run=AccuracyRun(
-                drafts.run.target,
-                drafts.run.drafter,
+                prompts=config.prompts,
                 statistics=statistics_of(config),
-                accuracy=asked,
+                margin=asked.margin,
             ),
         )
         for drafts in request.nodes["drafts"]
@@ -84,14 +79,14 @@ def scored(methods: Sequence[Method]) -> list[Method]:
     return chosen
 
 
-def summary(node: Node[AccuracySpec, AccuracyRun], artifact: Artifact) -> list[SummaryRow]:
+def summary(node: Node[AccuracySpec], artifact: Artifact) -> list[SummaryRow]:
     """One row a method, the baselines included, over all tasks together."""
     from analysis.decoding import answers
     from analysis.decoding.answers import ALL, decide, decisions_in_words
     from pipeline.decoding.decoded import read_answered
 
-    margin, statistics = node.run.accuracy.margin, node.run.statistics
-    one = read_answered(node.run.target.label, artifact)
+    margin, statistics = node.spec.margin, node.spec.statistics
+    one = read_answered(node.spec.target.settings.label, artifact)
     found = answers.accuracy(one, *statistics, margin)
     found = found[found["task"] == ALL]
     shown = ["method", "draft_length", "temperature", "items", "accuracy", "accuracy_ci_low"]

@@ -33,8 +33,7 @@ from pipeline.execution.shards import compute_unfinished, write_tables
 from pipeline.execution.stopwatch import describe_device
 from pipeline.models.load import pair_tokenizer
 from pipeline.plan.method import baseline
-from pipeline.plan.specs import AccuracyRun, AccuracySpec
-from pipeline.plan.stage import models_of
+from pipeline.plan.specs import AccuracySpec
 from pipeline.stages.accuracy import STAGE
 from pipeline.store.artifacts import Artifact, Pending
 from pipeline.store.columns import Row, Tables
@@ -43,14 +42,12 @@ from pipeline.store.plain import to_plain
 from pipeline.tasks.items import Question, questions
 
 
-def compute(
-    node: Node[AccuracySpec, AccuracyRun], _: dict[str, list[Artifact]], pending: Pending
-) -> None:
+def compute(node: Node[AccuracySpec], _: dict[str, list[Artifact]], pending: Pending) -> None:
     """Answer and score the first items of every task with every method."""
-    tokenizer = pair_tokenizer(*models_of(node))
-    asked = questions(node.spec, node.run.accuracy.tasks, tokenizer)
+    tokenizer = pair_tokenizer(node.spec.target, node.spec.drafter)
+    asked = questions(node.spec, tokenizer)
     limit = max(one.max_tokens for one in asked)
-    pair = load_decoding_pair(node, 1 + max(tokenizer.get_vocab().values()), limit)
+    pair = load_decoding_pair(node.spec, 1 + max(tokenizer.get_vocab().values()), limit)
     text = partial(tokenizer.decode, skip_special_tokens=True)
     shards = answer_all(pair, asked, text, pending, f"accuracy {node.label}")
     write_tables(pending, STAGE.name, STAGE.columns, shards, label=node.label, unit="item")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from analysis.report.text import limits
 from pipeline.plan.inputs import statistics_of
-from pipeline.plan.specs import DecodingRun, DecodingSpec
+from pipeline.plan.specs import DecodingSpec
 from pipeline.plan.stage import Request, Stage, SummaryRow
 from pipeline.store.columns import COMMON, GIVEN_UP, METHOD, STEP, Column, Columns
 from pipeline.store.node import Node
@@ -55,22 +55,22 @@ def nodes(request: Request) -> list[Node]:
                 lookup_match=asked.lookup_match,
                 batches=tuple(asked.batches),
                 methods=tuple(methods),
+                statistics=statistics_of(config),
                 repeats=asked.repeats,
             ),
             {"prompts": drafts.upstream["prompts"], **({"drafts": (drafts,)} if measured else {})},
-            DecodingRun(drafts.run.target, drafts.run.drafter, statistics_of(config)),
         )
         for drafts in request.nodes["drafts"]
     ]
 
 
-def summary(node: Node[DecodingSpec, DecodingRun], artifact: Artifact) -> list[SummaryRow]:
+def summary(node: Node[DecodingSpec], artifact: Artifact) -> list[SummaryRow]:
     """One row a method, the baselines included."""
     from analysis.decoding import metrics, speed
     from pipeline.decoding.decoded import read_decoded
 
-    run, bootstrap = node.run, node.run.statistics
-    one = read_decoded(run.target.label, run.drafter.label, artifact)
+    spec, bootstrap = node.spec, node.spec.statistics
+    one = read_decoded(spec.target.settings.label, spec.drafter.settings.label, artifact)
     speeds = speed.speedups(one, *bootstrap)
     found = metrics.acceptance(one, *bootstrap)
     ends = dict(zip(("ci_low", "ci_high"), limits("speedup"), strict=True))

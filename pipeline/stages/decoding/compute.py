@@ -42,8 +42,7 @@ from pipeline.models.load import pair_tokenizer
 from pipeline.models.logit_statistics import logit_statistics
 from pipeline.models.prompt_tokens import encode
 from pipeline.plan.method import RACES, SPECULATIVE, Method, baseline, with_baselines
-from pipeline.plan.specs import DecodingRun, DecodingSpec
-from pipeline.plan.stage import models_of
+from pipeline.plan.specs import DecodingSpec
 from pipeline.stages.decoding import PASSES, RUN, STAGE
 from pipeline.stages.decoding.batches import pass_rows
 from pipeline.stages.decoding.rates import with_measured_trees
@@ -65,23 +64,13 @@ class FirstTurn(Prompt):
     later_turns: list[str]
 
 
-@dataclass(frozen=True)
-class LaterTurn:
-    """An answer to a later message of a conversation: tokens, those of each call, and seconds."""
-
-    run: int
-    token_ids: list[int]
-    emitted: list[int]
-    seconds: float
-
-
 def compute(
-    node: Node[DecodingSpec, DecodingRun], upstream: dict[str, list[Artifact]], pending: Pending
+    node: Node[DecodingSpec], upstream: dict[str, list[Artifact]], pending: Pending
 ) -> None:
     """Decode the first prompts with every method."""
-    shaped = with_measured_trees(node, upstream.get("drafts", []))
-    tokenizer = pair_tokenizer(*models_of(node))
-    prompts = first_prompts(node, upstream)
+    spec = with_measured_trees(node.spec, upstream.get("drafts", []))
+    tokenizer = pair_tokenizer(spec.target, spec.drafter)
+    prompts = first_prompts(spec, upstream)
     with open_workers(DecodingWorker, node, upstream) as workers:
         plan = Plan.open(pending, {prompt.prompt_id: 1 for prompt in prompts}, workers.cut)
         label = f"decoding {node.label}"
@@ -98,7 +87,7 @@ def compute(
         pending.directory / "timings" / "answers",
         [
             f"{run.name} draft_length={run.draft_length} temperature={run.temperature:g}"
-            for run in with_baselines(shaped.spec.methods)
+            for run in with_baselines(spec.methods)
         ],
         [shards[at] for at in order],
         partial(tokenizer.decode, skip_special_tokens=True),
@@ -106,10 +95,10 @@ def compute(
 
 
 def first_prompts(
-    node: Node[DecodingSpec, DecodingRun], upstream: Mapping[str, Sequence[Artifact]]
+    spec: DecodingSpec, upstream: Mapping[str, Sequence[Artifact]]
 ) -> list[FirstTurn]:
     """Return the first prompts."""
-    rows = upstream["prompts"][0].read().slice(0, node.spec.prompts).to_pylist()
+    rows = upstream["prompts"][0].read().slice(0, spec.prompts).to_pylist()
     return [from_plain(FirstTurn, row) for row in rows]
 
 
@@ -117,17 +106,16 @@ class DecodingWorker:
     """A target and its drafter, with all methods; see `pipeline.execution.workers.Worker`."""
 
     def __init__(
-        self, node: Node[DecodingSpec, DecodingRun], upstream: Mapping[str, Sequence[Artifact]]
+        self, node: Node[DecodingSpec], upstream: Mapping[str, Sequence[Artifact]]
     ) -> None:
         """Load them, and decode a few tokens with every method."""
-        self._spec, self._template = node.spec, node.upstream["prompts"][0].spec
-        self._prompts = first_prompts(node, upstream)
+        self._spec = with_measured_trees(node.spec, upstream.get("drafts", []))
+        self._template = node.upstream["prompts"][0].spec.settings
+        self._prompts = first_prompts(self._spec, upstream)
         self._turns = {prompt.prompt_id: at for at, prompt in enumerate(self._prompts)}
-        self._tokenizer = pair_tokenizer(*models_of(node))
+        self._tokenizer = pair_tokenizer(self._spec.target, self._spec.drafter)
         self._pair = load_decoding_pair(
-            with_measured_trees(node, upstream.get("drafts", [])),
-            1 + max(self._tokenizer.get_vocab().values()),
-            node.spec.steps,
+            self._spec, 1 + max(self._tokenizer.get_vocab().values()), self._spec.steps
         )
         self.device = self._pair.target.device
         warm_up(self._pair, self._prompts)
@@ -142,18 +130,18 @@ class DecodingWorker:
         prompt = self._prompts[at]
         tables = decode_prompt(self._pair, prompt, at, self._spec.repeats)
         if prompt.later_turns and "data" in tables:
-            tables["later turns"] = to_plain(self._later_turns(prompt, tables["data"]))
+            tables["later turns"] = self._later_turns(prompt, tables["data"])
         path.write_text(json.dumps(tables))
         return {}
 
-    def _later_turns(self, prompt: FirstTurn, answers: Sequence[Row]) -> list[LaterTurn]:
+    def _later_turns(self, prompt: FirstTurn, answers: Sequence[Row]) -> list[Row]:
         """Return what answer files hold of a prompt's later turns, run by run; no table has them.
 
         A conversation goes on from a run's own answer. A prompt of which one does not fit into a
         model's context has none of them.
         """
         pair, template = self._pair, self._template
-        turns: list[LaterTurn] = []
+        turns: list[Row] = []
 
         def decode_all() -> bool:
             for run, data in enumerate(answers):
@@ -171,7 +159,8 @@ class DecodingWorker:
                     check_fits(pair, later)
                     answer, _ = decode_timed(pair, pair.runs[run], later, pair.steps)
                     tokens, emitted = answer.tokens, [call.emitted for call in answer.calls]
-                    turns.append(LaterTurn(run, tokens, emitted, answer.seconds))
+                    made: Row = {"run": run, "token_ids": tokens, "emitted": emitted}
+                    turns.append(made | {"seconds": answer.seconds})
             return True
 
         done, reason = or_reason(decode_all, self.device)

@@ -12,20 +12,17 @@ from analysis.rules.readings import ALGORITHM_1
 from analysis.trees.acceptance import Stored, aligned, drawn_rates, greedy_rates, truncated
 from analysis.trees.topology import Floats
 from pipeline.plan.method import RACES, Method
-from pipeline.plan.specs import DecodingRun, DecodingSpec
+from pipeline.plan.specs import DecodingSpec
 from pipeline.store.artifacts import Artifact
 from pipeline.store.columns import numbers
 from pipeline.store.distributions import MOMENTS, TOKENS, StoredFacts
-from pipeline.store.node import Node
 
 STEPS = 4096  # of a text, at most, of which rates of siblings are computed: evenly spread over it
 WIDEST = 64  # siblings of a tree whose acceptance is measured
 
 
-def with_measured_trees(
-    node: Node[DecodingSpec, DecodingRun], drafts: Sequence[Artifact]
-) -> Node[DecodingSpec, DecodingRun]:
-    """Return the node with methods whose trees all have a shape."""
+def with_measured_trees(spec: DecodingSpec, drafts: Sequence[Artifact]) -> DecodingSpec:
+    """Return a specification with methods whose trees all have a shape."""
 
     def shaped(method: Method) -> Method:
         if method.tree is None or not method.needs_drafts:
@@ -34,8 +31,7 @@ def with_measured_trees(
         rates = sibling_rates(drafts[0], method, min(most, WIDEST))
         return replace(method, tree=method.tree.with_rates([*rates, *[0.0] * (most - len(rates))]))
 
-    methods = tuple(shaped(method) for method in node.spec.methods)
-    return replace(node, spec=replace(node.spec, methods=methods))
+    return replace(spec, methods=tuple(shaped(method) for method in spec.methods))
 
 
 def sibling_rates(artifact: Artifact, method: Method, count: int) -> Floats:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from conf.schema import Config
 from pipeline.errors import PipelineError
-from pipeline.plan.inputs import log_spec, model_run, model_spec
+from pipeline.plan.inputs import log_spec, model_spec
 from pipeline.plan.rules import check_stored_tokens, judged_by_logs
 from pipeline.plan.specs import DistributionsSpec, LoggedDistributions
 from pipeline.plan.stage import Request, Stage
@@ -57,19 +57,19 @@ def check(request: Request) -> None:
 
 def nodes(request: Request) -> list[Node]:
     """The distributions of each target's trajectories, or along answers that an engine served."""
-    config, identities = request.config, request.identities
+    config = request.config
     asked, served = config.distributions, config.distributions.source == "answers"
     made = []
     pairs = zip(config.targets.items(), request.by_target("prompts"), strict=True)
     for (key, target), prompts in pairs:
         spec: LoggedDistributions | DistributionsSpec
         if asked.source == "logs":
-            log = log_spec(f"targets.{key}", target.path, config, identities)
+            log = log_spec(f"targets.{key}", target.path, request)
             assert asked.log.vocab_size is not None
-            spec = LoggedDistributions(log, asked.log.vocab_size, asked.k)
+            spec = LoggedDistributions(log, asked.log.vocab_size, asked.k, target.label)
         else:
             spec = DistributionsSpec(
-                model_spec(f"targets.{key}", target, identities),
+                model_spec(f"targets.{key}", target, request),
                 steps=asked.steps,
                 k=asked.k,
                 temperature=asked.temperature,
@@ -79,8 +79,7 @@ def nodes(request: Request) -> list[Node]:
                 temperatures=temperatures_to_store(config),
                 served=served,
             )
-        run = model_run(config, target)
-        made.append(Node(STAGE.name, key, spec, {"prompts": prompts}, run))
+        made.append(Node(STAGE.name, key, spec, {"prompts": prompts}))
     return made
 
 

@@ -19,8 +19,7 @@ from pipeline.execution.workers import open_workers
 from pipeline.gguf_models.source import origin
 from pipeline.models.load import load_model, skeleton
 from pipeline.models.logit_statistics import Found
-from pipeline.plan.specs import DistributionsSpec, LoggedDistributions, ModelRun
-from pipeline.plan.stage import models_of
+from pipeline.plan.specs import DistributionsSpec, LoggedDistributions
 from pipeline.stages.distributions.decode import decode_batch, score_batch, served_answers
 from pipeline.stages.distributions.drift import drifts_of
 from pipeline.store import columns
@@ -29,7 +28,6 @@ from pipeline.store.distributions import read_token_ids
 from pipeline.store.node import Node
 from pipeline.store.plain import Plain
 
-DistributionsNode = Node[DistributionsSpec, ModelRun]
 BATCH = {"cpu": 32, "cuda": 128}  # prompts; larger batches were not faster on a CPU
 
 
@@ -44,7 +42,7 @@ def compute(node: Node, upstream: dict[str, list[Artifact]], pending: Pending) -
 
 
 def write_distributions(
-    node: DistributionsNode, upstream: Mapping[str, Sequence[Artifact]], pending: Pending
+    node: Node[DistributionsSpec], upstream: Mapping[str, Sequence[Artifact]], pending: Pending
 ) -> None:
     """Decode prompts, or score the answers to them.
 
@@ -55,13 +53,13 @@ def write_distributions(
     prompts, steps, served = read_token_ids(source), spec.steps, spec.served
     answers = served_answers(spec, source) if served else {}
     lengths = {name: len(ids) + len(answers.get(name, ())) for name, ids in prompts.items()}
-    model = skeleton(*models_of(node))
+    model = skeleton(spec.model)
     model.check_context(max(lengths.values()) + (0 if served else steps), "distributions.steps")
     for name, ids in prompts.items():
         model.check_tokens([*ids, *answers.get(name, ())], f"prompt {name}")
     with open_workers(DistributionsWorker, node, upstream) as workers:
         plan = Plan.open(pending, lengths, workers.cut)
-        workers.compute_unfinished(plan, steps=steps, label=node.run.label)
+        workers.compute_unfinished(plan, steps=steps, label=spec.label)
         pending.facts |= workers.facts(plan)
     pending.facts |= {
         "shards": len(plan.shards),
@@ -78,17 +76,19 @@ class DistributionsWorker:
     It decodes prompts, or reads them with the answers that an engine served.
     """
 
-    def __init__(self, node: DistributionsNode, upstream: Mapping[str, Sequence[Artifact]]) -> None:
+    def __init__(
+        self, node: Node[DistributionsSpec], upstream: Mapping[str, Sequence[Artifact]]
+    ) -> None:
         """Load it, and the prompts."""
         source = upstream["prompts"][0]
-        self.model = load_model(*models_of(node))
+        self.model = load_model(node.spec.model)
         self.device = self.model.device
         self._node, self._prompts = node, read_token_ids(source)
         self._answers = served_answers(node.spec, source) if node.spec.served else None
 
     def cut(self, lengths: Sequence[int]) -> list[int]:
         """Return the sizes of the shards."""
-        return at_most(self._node.run.device.batch or BATCH[self.device.type])(lengths)
+        return at_most(self._node.spec.model.device.batch or BATCH[self.device.type])(lengths)
 
     def compute(self, shard: Shard, path: Path, progress: Callable[[int], object]) -> ShardMeasured:
         """Decode or read a shard, and write it."""
@@ -104,12 +104,12 @@ class DistributionsWorker:
 
     def facts(self, measured: Sequence[ShardMeasured]) -> Plain:
         """Return the record's facts on the model, the run and its throughput."""
-        model, spec, run = self.model, self._node.spec, self._node.run
+        model, spec, settings = self.model, self._node.spec, self._node.spec.model.settings
         return {
             "model": model.label,
-            "revision": run.revision,
+            "revision": settings.revision,
             "commit": spec.model.identity.commit,
-            "origin": origin(run.path),
+            "origin": origin(settings.path),
             "vocab_size": model.vocab_size,
             "k": min(spec.k, model.vocab_size),
             "temperatures": list(spec.temperatures),

@@ -17,7 +17,7 @@ from analysis.statistics.drift import (
     log_prob_differences,
     log_prob_drift,
 )
-from pipeline.plan.specs import DistributionsSpec, ModelRun
+from pipeline.plan.specs import DistributionsSpec
 from pipeline.store.artifacts import Artifact, Pending
 from pipeline.store.columns import numbers
 from pipeline.store.node import Node
@@ -28,9 +28,7 @@ Drifts = dict[str, dict[str, Any]]  # by file
 Listed = tuple[np.ndarray, np.ndarray, np.ndarray]  # step, token, log-probability; by step
 
 
-def drifts_of(
-    node: Node[DistributionsSpec, ModelRun], source: Artifact, pending: Pending
-) -> Drifts:
+def drifts_of(node: Node[DistributionsSpec], source: Artifact, pending: Pending) -> Drifts:
     """Return, and print, how far greedy answers are from the target's own, file by file.
 
     And where the answers of two files to the same prompts differ. Empty for sampled answers.

@@ -7,7 +7,7 @@ import pyarrow as pa
 
 from pipeline.engines.written.answers import counted
 from pipeline.engines.written.logs import EngineLog, read_log, stacked
-from pipeline.plan.specs import LoggedDistributions, ModelRun
+from pipeline.plan.specs import LoggedDistributions
 from pipeline.store import columns
 from pipeline.store.artifacts import Pending
 from pipeline.store.identity import local_path
@@ -19,14 +19,14 @@ NOT_TOLD = (
 )
 
 
-def write_log(node: Node[LoggedDistributions, ModelRun], pending: Pending) -> None:
+def write_log(node: Node[LoggedDistributions], pending: Pending) -> None:
     """Write the distributions of a log, and what was left out of it.
 
     Raises:
         PipelineError: the log can't be read, or its token ids exceed the vocabulary.
     """
     spec = node.spec
-    path = local_path(node.run.path)
+    path = local_path(spec.log.path)
     assert path is not None
     log = read_log(path, spec.log, spec.k, spec.vocab_size)
     table = distributions_table(log, spec.vocab_size)
@@ -36,7 +36,7 @@ def write_log(node: Node[LoggedDistributions, ModelRun], pending: Pending) -> No
         tokens = {"token_id": list(log.texts.values()), "text": texts}
         pending.write("tokens", pa.table(tokens, schema=columns.schema("distributions", "tokens")))
     pending.facts |= {
-        "model": log.model or node.run.label,
+        "model": log.model or spec.label,
         "log": path.name,
         "vocab_size": spec.vocab_size,
         "k": log.k,

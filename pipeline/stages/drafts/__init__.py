@@ -6,9 +6,9 @@ Run it with ``python -m pipeline stage=drafts drafter=...``.
 from __future__ import annotations
 
 from pipeline.errors import PipelineError
-from pipeline.plan.inputs import model_run, model_spec
-from pipeline.plan.specs import DraftsSpec, PairRun
-from pipeline.plan.stage import DRAFTER, Request, Stage
+from pipeline.plan.inputs import model_spec
+from pipeline.plan.specs import DraftsSpec
+from pipeline.plan.stage import Request, Stage
 from pipeline.store.columns import STEP, TARGET, Column, Columns
 from pipeline.store.node import Node
 
@@ -77,21 +77,20 @@ def nodes(request: Request) -> list[Node]:
                 f"prompts.min_tokens={shortest} is too small for drafter.head.depths={depths}: a "
                 f"draft of that depth needs a prompt of at least {depths + 1} tokens"
             )
-    spec, run = model_spec(DRAFTER, drafter, request.identities), model_run(config, drafter)
+    spec = model_spec("drafter", drafter, request)
     made = [
         Node(
             STAGE.name,
             distributions.label,
             DraftsSpec(distributions.spec.model, spec, config.certificates.temperature),
             {"prompts": distributions.upstream["prompts"], "distributions": (distributions,)},
-            PairRun(distributions.run, run),
         )
         for distributions in request.nodes["distributions"]
     ]
     if STAGE.name in request.asked and drafter.head is None:
         for node in made:
             if not request.made(node):
-                _check_tokens(f"targets.{node.label}", node.run.target.path, drafter.path)
+                _check_tokens(f"targets.{node.label}", node.spec.target.settings.path, drafter.path)
     return made
 
 

@@ -27,8 +27,7 @@ from pipeline.models.logit_statistics import Found
 from pipeline.models.passes import Batch, Texts, concat_columns
 from pipeline.models.prompt_tokens import common_rows
 from pipeline.plan.facts import DraftsFacts
-from pipeline.plan.specs import DistributionsSpec, DraftsSpec, ModelSpec, PairRun
-from pipeline.plan.stage import models_of
+from pipeline.plan.specs import DistributionsSpec, DraftsSpec, ModelSpec
 from pipeline.stages.drafts.compare import ComparedPair, measure
 from pipeline.store import columns
 from pipeline.store.artifacts import Artifact, Pending
@@ -41,18 +40,16 @@ BATCH = 32  # prompts of a shard; larger ones were not faster
 DRAFT_K = 64  # tokens of the drafter's distribution that are stored
 
 
-def compute(
-    node: Node[DraftsSpec, PairRun], upstream: dict[str, list[Artifact]], pending: Pending
-) -> None:
+def compute(node: Node[DraftsSpec], upstream: dict[str, list[Artifact]], pending: Pending) -> None:
     """Compare the pair on every step of the distributions in `upstream`."""
     distributions = upstream["distributions"][0]
-    tokenizer = pair_tokenizer(*models_of(node))
+    tokenizer = pair_tokenizer(node.spec.target, node.spec.drafter)
     prompts = read_token_ids(upstream["prompts"][0])
     answers = steps_by_prompt(distributions, ["token_id"])
     with open_workers(DraftsWorker, node, upstream) as workers:
         plan = Plan.open(pending, {name: len(prompts[name]) for name in answers}, workers.cut)
         steps = max(map(len, answers.values()))
-        workers.compute_unfinished(plan, steps=steps, label=node.run.label)
+        workers.compute_unfinished(plan, steps=steps, label=node.spec.label)
         pending.facts |= workers.facts(plan) | {"shards": len(plan.shards)}
     facts = from_plain(DraftsFacts, pending.facts)
     join(
@@ -73,20 +70,18 @@ def compute(
 class DraftsWorker:
     """A target and its drafter; see `pipeline.execution.workers.Worker`."""
 
-    def __init__(
-        self, node: Node[DraftsSpec, PairRun], upstream: Mapping[str, Sequence[Artifact]]
-    ) -> None:
+    def __init__(self, node: Node[DraftsSpec], upstream: Mapping[str, Sequence[Artifact]]) -> None:
         """Load them, and what they read.
 
         Raises:
             PipelineError: one can't be loaded, or has not the room or the tokens for the answers.
         """
-        self._node, distributions, label = node, upstream["distributions"][0], node.run.label
-        used = models_of(node)
-        tokenizer = pair_tokenizer(*used)
+        self._node, distributions, label = node, upstream["distributions"][0], node.spec.label
+        models = node.spec.target, node.spec.drafter
+        tokenizer = pair_tokenizer(*models)
         self._prompts = read_token_ids(upstream["prompts"][0])
         self._answers = steps_by_prompt(distributions, ["token_id", "top_ids", "top_logits"])
-        target, drafter = load_pair(*used)
+        target, drafter = load_pair(*models)
         tokens = 1 + max(tokenizer.get_vocab().values())
         rows = common_rows(target.vocab_size, drafter.vocab_size, tokens, label)
         self._pair = ComparedPair(
@@ -114,7 +109,7 @@ class DraftsWorker:
 
     def cut(self, lengths: Sequence[int]) -> list[int]:
         """Return the sizes of the shards."""
-        return at_most(self._node.run.target.device.batch or BATCH)(lengths)
+        return at_most(self._node.spec.target.device.batch or BATCH)(lengths)
 
     def compute(self, shard: Shard, path: Path, progress: Callable[[int], object]) -> ShardMeasured:
         """Compare the two on the answers of a shard, and write it."""
@@ -129,8 +124,8 @@ class DraftsWorker:
             {
                 "model": model.label,
                 "commit": of.identity.commit,
-                "dtype": of.dtype,
-                "logits_dtype": of.head_dtype,
+                "dtype": of.settings.dtype,
+                "logits_dtype": of.settings.head_dtype,
                 "vocab_size": model.vocab_size,
             }
             for model, of in ((pair.target, spec.target), (pair.drafter, spec.drafter))

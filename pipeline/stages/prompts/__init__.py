@@ -8,7 +8,7 @@ from __future__ import annotations
 from pipeline.errors import PipelineError
 from pipeline.plan.explain import say
 from pipeline.plan.inputs import file_spec, log_spec
-from pipeline.plan.specs import LoggedPrompts, PromptsRun, SampledPrompts, ServedPrompts
+from pipeline.plan.specs import LoggedPrompts, SampledPrompts, ServedPrompts
 from pipeline.plan.stage import Request, Stage
 from pipeline.store.columns import Column
 from pipeline.store.node import Node
@@ -45,34 +45,17 @@ def nodes(request: Request) -> list[Node]:
     for key, target in config.targets.items():
         spec: LoggedPrompts | ServedPrompts | SampledPrompts
         if source == "logs":
-            spec = LoggedPrompts(log_spec(f"targets.{key}", target.path, config, identities))
-            made.append(Node(STAGE.name, config.study, spec, run=PromptsRun(target.path)))
-            continue
-        tokenizer = identities.tokenizer(target.path, target.revision, f"targets.{key}.path")
-        template = prompts.template, prompts.enable_thinking
-        if source == "answers":
-            answers = config.distributions.answers
-            files = [file_spec("distributions.answers", path, identities) for path in answers]
-            spec = ServedPrompts(*template, tokenizer, tuple(files))
+            spec = LoggedPrompts(log_spec(f"targets.{key}", target.path, request))
         else:
-            spec = SampledPrompts(
-                *template,
-                tokenizer,
-                source=identities.source(prompts.source, prompts.revision, "prompts.source"),
-                split=prompts.split,
-                count=prompts.count,
-                min_tokens=prompts.min_tokens,
-                max_tokens=prompts.max_tokens,
-                seed=prompts.seed,
-            )
-        run = PromptsRun(
-            prompts.source,
-            revision=prompts.revision,
-            answers=tuple(config.distributions.answers),
-            model=target.path,
-            model_revision=target.revision,
-        )
-        made.append(Node(STAGE.name, config.study, spec, run=run))
+            tokenizer = identities.tokenizer(target.path, target.revision, f"targets.{key}.path")
+            if source == "answers":
+                answers = config.distributions.answers
+                files = [file_spec("distributions.answers", path, request) for path in answers]
+                spec = ServedPrompts(tokenizer, tuple(files), prompts, target)
+            else:
+                rows = identities.source(prompts.source, prompts.revision, "prompts.source")
+                spec = SampledPrompts(tokenizer, rows, prompts, target)
+        made.append(Node(STAGE.name, config.study, spec))
     return made
 
 

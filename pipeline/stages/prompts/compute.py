@@ -14,12 +14,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from conf.schema import Prompts
 from pipeline.engines.written.logs import prompt_id, read_log
 from pipeline.formats.prompt_files import ExcludedRowError, Source, read_row, source_files
 from pipeline.models.prompt_tokens import encode, file_tokenizer, no_template
 from pipeline.plan.explain import say
 from pipeline.plan.facts import ExcludedRows
-from pipeline.plan.specs import LoggedPrompts, PromptsRun, SampledPrompts, ServedPrompts
+from pipeline.plan.specs import LoggedPrompts, SampledPrompts, ServedPrompts
 from pipeline.store import columns
 from pipeline.store.artifacts import Artifact, Pending
 from pipeline.store.columns import Row
@@ -27,7 +28,7 @@ from pipeline.store.identity import local_path
 from pipeline.store.node import Node
 from pipeline.store.plain import to_plain
 
-Prompts = SampledPrompts | ServedPrompts | LoggedPrompts
+AnyPrompts = SampledPrompts | ServedPrompts | LoggedPrompts
 
 NAMED = 5  # excluded rows that are named, for each reason
 REASONS = ("no user message", "not a string", "empty", "duplicate id", "too short", "too long")
@@ -36,22 +37,20 @@ SLACK = 8  # tokens by which a length that is counted then may be off
 LIMITS = {"too short": "min_tokens", "too long": "max_tokens"}  # the key behind a reason
 
 
-def compute(
-    node: Node[Prompts, PromptsRun], _: dict[str, list[Artifact]], pending: Pending
-) -> None:
+def compute(node: Node[AnyPrompts], _: dict[str, list[Artifact]], pending: Pending) -> None:
     """Write the prompts of a source, of an engine's log or of answers that it served."""
-    spec, run = node.spec, node.run
+    spec = node.spec
     if isinstance(spec, LoggedPrompts):
-        write_log_rows(spec, run, pending)
+        write_log_rows(spec, pending)
     elif isinstance(spec, ServedPrompts):
         from pipeline.stages.prompts.served import write_served
 
-        write_served(node.label, spec, run, pending)
+        write_served(node.label, spec, pending)
     else:
-        write_sample(node.label, spec, run, pending)
+        write_sample(node.label, spec, pending)
 
 
-def write_sample(label: str, spec: SampledPrompts, run: PromptsRun, pending: Pending) -> None:
+def write_sample(label: str, spec: SampledPrompts, pending: Pending) -> None:
     """Visit the rows of the source in seeded order until enough prompts are found.
 
     Raises:
@@ -59,38 +58,39 @@ def write_sample(label: str, spec: SampledPrompts, run: PromptsRun, pending: Pen
     """
     from pipeline.models.load import load_tokenizer
 
-    rows = Source(source_files(run.source, spec.source.commit, spec.split))
-    tokenizer = load_tokenizer(run.model, run.model_revision, "target")
-    sampled = sample(rows, tokenizer, spec, run.source)
+    rows = Source(source_files(spec.settings.source, spec.source.commit, spec.settings.split))
+    tokenizer = load_tokenizer(spec.target.path, spec.target.revision, "target")
+    sampled = sample(rows, tokenizer, spec.settings, spec.source.hub)
     say(sampled.problems)
     pending.facts |= {"source_rows": len(rows), "excluded": to_plain(sampled.excluded)}
     if sampled.excluded:
         visited = len(sampled.rows) + sum(entry.rows for entry in sampled.excluded.values())
-        reasons = excluded_rows(sampled.excluded, spec)
+        reasons = excluded_rows(sampled.excluded, spec.settings)
         print(f"prompts {label}: of {visited} rows read, {reasons}", flush=True)
     pending.write("data", pa.Table.from_pylist(sampled.rows, schema=columns.schema("prompts")))
 
 
-def foreseen(node: Node[SampledPrompts, PromptsRun]) -> list[str]:
+def foreseen(node: Node[SampledPrompts]) -> list[str]:
     """Return what `compute` will refuse, of a local source and model; transformers is not loaded.
 
     For sources of more than `MOST` rows, only problems that need no row are reported.
     """
-    spec, path = node.spec, node.run.source
-    tokenizer = file_tokenizer(node.run.model)
-    if tokenizer is None or local_path(path) is None:
+    wanted, tokenizer = node.spec.settings, file_tokenizer(node.spec.target.path)
+    if tokenizer is None or local_path(wanted.source) is None:
         return []
-    rows = Source(source_files(path, None, spec.split))
+    rows = Source(source_files(wanted.source, None, wanted.split))
     if len(rows) > MOST:
-        spec = replace(spec, count=0)
-    near = replace(spec, min_tokens=spec.min_tokens - SLACK, max_tokens=spec.max_tokens + SLACK)
-    sampled = sample(rows, tokenizer, near, path)
-    return (sample(rows, tokenizer, spec, path) if sampled.problems else sampled).problems
+        wanted = replace(wanted, count=0)
+    near = replace(
+        wanted, min_tokens=wanted.min_tokens - SLACK, max_tokens=wanted.max_tokens + SLACK
+    )
+    sampled = sample(rows, tokenizer, near)
+    return (sample(rows, tokenizer, wanted) if sampled.problems else sampled).problems
 
 
-def write_log_rows(spec: LoggedPrompts, run: PromptsRun, pending: Pending) -> None:
+def write_log_rows(spec: LoggedPrompts, pending: Pending) -> None:
     """Write a row for each trajectory of an engine's log, which has neither texts nor tokens."""
-    path = local_path(run.source)
+    path = local_path(spec.log.path)
     assert path is not None
     log = read_log(path, spec.log, 1)
     nothing = {"text": "", "later_turns": [], "token_ids": [], "n_tokens": 0}
@@ -102,14 +102,14 @@ def write_log_rows(spec: LoggedPrompts, run: PromptsRun, pending: Pending) -> No
     pending.write("data", pa.Table.from_pylist(rows, schema=columns.schema("prompts")))
 
 
-def excluded_rows(excluded: Mapping[str, ExcludedRows], spec: SampledPrompts) -> str:
+def excluded_rows(excluded: Mapping[str, ExcludedRows], wanted: Prompts) -> str:
     """Return how many rows were excluded for each reason, with the first ones."""
     parts = []
     for reason, entry in excluded.items():
         rows = [str(row["source_row"]) for row in entry.first]
         more = ["..."] if entry.rows > len(rows) else []
         key = LIMITS.get(reason)
-        limit = f" for prompts.{key}={getattr(spec, key)}" if key else ""
+        limit = f" for prompts.{key}={getattr(wanted, key)}" if key else ""
         parts.append(f"{entry.rows} {reason}{limit} (row {', '.join(rows + more)})")
     return ", ".join(parts)
 
@@ -122,37 +122,37 @@ class Sample(NamedTuple):
     problems: list[str]
 
 
-def sample(rows: Source, tokenizer: Any, spec: SampledPrompts, path: str) -> Sample:
+def sample(rows: Source, tokenizer: Any, wanted: Prompts, hub: str | None = None) -> Sample:
     """Choose the first `count` usable rows in seeded order.
 
     Args:
         rows: of the source.
         tokenizer: the target's; lengths are counted after its chat template, where it is used.
-        spec: which are usable, and how many are wanted.
-        path: of the source.
+        wanted: which are usable, and how many.
+        hub: the name of a data set of the hub.
     """
-    problems, template = [], spec.template
+    problems, template = [], wanted.template
     if template == "chat" and tokenizer.chat_template is None:
         problems.append(no_template(tokenizer))
         template = "none"  # lengths are near: what else is wrong is said, too
-    source = spec.source.hub or Path(path).name
+    source = hub or Path(wanted.source).name
     chosen: list[Row] = []
     left_out: dict[str, list[Row]] = {}
     seen, lengths = set[str](), list[int]()
-    for at in map(int, np.random.default_rng(spec.seed).permutation(len(rows))):
-        if len(seen) == spec.count:
+    for at in map(int, np.random.default_rng(wanted.seed).permutation(len(rows))):
+        if len(seen) == wanted.count:
             break
         row = rows[at]
         try:
             values: Row = {"source": source, "source_row": at} | read_row(row, at)
             if values["prompt_id"] in seen:
                 raise ExcludedRowError("duplicate id")
-            thinking = spec.enable_thinking
+            thinking = wanted.enable_thinking
             ids = encode(tokenizer, [values["text"]], template, enable_thinking=thinking)
             lengths.append(len(ids))
-            if len(ids) < spec.min_tokens:
+            if len(ids) < wanted.min_tokens:
                 raise ExcludedRowError("too short")
-            if len(ids) > spec.max_tokens:
+            if len(ids) > wanted.max_tokens:
                 raise ExcludedRowError("too long")
         except ExcludedRowError as reason:
             excluded_row = {"source_row": at, "prompt_id": str(row.get("prompt_id"))}
@@ -165,8 +165,8 @@ def sample(rows: Source, tokenizer: Any, spec: SampledPrompts, path: str) -> Sam
         for reason in REASONS
         if reason in left_out
     }
-    if len(seen) < spec.count:
-        problems.append(_too_few(rows, len(seen), excluded, lengths, spec, path))
+    if len(seen) < wanted.count:
+        problems.append(_too_few(rows, len(seen), excluded, lengths, wanted))
     return Sample(chosen, excluded, problems)
 
 
@@ -175,8 +175,7 @@ def _too_few(
     found: int,
     excluded: Mapping[str, ExcludedRows],
     lengths: Sequence[int],
-    spec: SampledPrompts,
-    path: str,
+    wanted: Prompts,
 ) -> str:
     """Return the error of a source with `found` usable rows: the keys to change, and how."""
     change = [f"lower prompts.count to {found}"] if found else []
@@ -187,7 +186,7 @@ def _too_few(
         for reason, key in LIMITS.items()
         if reason in excluded
     ]
-    if whole and len(lengths) < spec.count:
+    if whole and len(lengths) < wanted.count:
         whole.append(f"lower prompts.count to {len(lengths)}")
     if whole:
         change.append(" and ".join(whole))
@@ -199,8 +198,8 @@ def _too_few(
         )
     have = f" (all that it has: {min(lengths)} to {max(lengths)})" if lengths else ""
     return (
-        f"prompts.count={spec.count}: prompts.source={path} has only {found} prompts of "
-        f"{spec.min_tokens} to {spec.max_tokens} tokens{have} (excluded, rows counted "
-        f"from 0: {excluded_rows(excluded, spec) or 'none'}): "
+        f"prompts.count={wanted.count}: prompts.source={wanted.source} has only {found} prompts of "
+        f"{wanted.min_tokens} to {wanted.max_tokens} tokens{have} (excluded, rows counted "
+        f"from 0: {excluded_rows(excluded, wanted) or 'none'}): "
         + (", or ".join(change) or "give other prompts")
     )

@@ -8,13 +8,14 @@ from typing import Any
 
 import pyarrow as pa
 
+from conf.schema import Prompts
 from pipeline.engines.written.answers import counted
 from pipeline.engines.written.served import LogProbs, Reply, Request, read_served
 from pipeline.errors import PipelineError
 from pipeline.formats.prompt_files import is_text
 from pipeline.models.load import load_tokenizer
 from pipeline.models.prompt_tokens import encode, encode_chat
-from pipeline.plan.specs import PromptsRun, ServedPrompts
+from pipeline.plan.specs import ServedPrompts
 from pipeline.store import columns
 from pipeline.store.artifacts import Pending
 from pipeline.store.columns import Row
@@ -26,20 +27,20 @@ NO_TEXT = "prompts or answers that are no text"
 REFUSED = "prompts that the chat template refuses"
 
 
-def write_served(label: str, spec: ServedPrompts, run: PromptsRun, pending: Pending) -> None:
+def write_served(label: str, spec: ServedPrompts, pending: Pending) -> None:
     """Write the prompts and answers of all files, and what was left out of them.
 
     Raises:
         PipelineError: a file can't be read, or has no answer; or the tokenizer has no template.
     """
-    tokenizer = load_tokenizer(run.model, run.model_revision, "target")
+    tokenizer = load_tokenizer(spec.target.path, spec.target.revision, "target")
     rows: list[Row] = []
     answers: dict[str, list[int]] = {}
     log_probs: dict[str, LogProbs] = {}
     excluded, noted, sampling = Counter[str](), Counter[str](), dict[str, set[float]]()
     given = 0
-    for at, path in enumerate(run.answers, start=1):
-        local = local_path(path)
+    for at, file in enumerate(spec.answers, start=1):
+        local = local_path(file.path)
         assert local is not None
         served, left_out = read_served(local)
         excluded.update(left_out)
@@ -48,7 +49,7 @@ def write_served(label: str, spec: ServedPrompts, run: PromptsRun, pending: Pend
             request, reply = answer.reply.request, answer.reply
             assert request is not None
             try:
-                ids, text = prompt_of(tokenizer, request, spec)
+                ids, text = prompt_of(tokenizer, request, spec.settings)
             except PipelineError as error:
                 refusal = error
                 excluded[REFUSED] += 1
@@ -109,7 +110,7 @@ def _listed(log_probs: Mapping[str, LogProbs]) -> pa.Table:
     return pa.table([list(column) for column in zip(*rows, strict=True)], schema=schema)
 
 
-def prompt_of(tokenizer: Any, request: Request, spec: ServedPrompts) -> tuple[list[int], str]:
+def prompt_of(tokenizer: Any, request: Request, settings: Prompts) -> tuple[list[int], str]:
     """Return the tokens of a request, and its text; no tokens where it is no text.
 
     Raises:
@@ -118,7 +119,7 @@ def prompt_of(tokenizer: Any, request: Request, spec: ServedPrompts) -> tuple[li
     if request.prompt_ids:
         return request.prompt_ids, tokenizer.decode(request.prompt_ids)
     requested = request.enable_thinking
-    thinking = spec.enable_thinking if requested is None else requested
+    thinking = settings.enable_thinking if requested is None else requested
     if request.messages:
         if not all(is_text(message.get("content")) for message in request.messages):
             return [], ""
@@ -126,7 +127,7 @@ def prompt_of(tokenizer: Any, request: Request, spec: ServedPrompts) -> tuple[li
         return ids, str(request.messages[-1]["content"])
     if request.prompt is None or not is_text(request.prompt):
         return [], ""
-    template = spec.template if request.chat is None else "none"
+    template = settings.template if request.chat is None else "none"
     return encode(tokenizer, [request.prompt], template, enable_thinking=thinking), request.prompt
 
 

@@ -95,7 +95,7 @@ def _engine_spec(request: Request) -> EngineSpec | None:
     )
 
 
-def summary(node: Node[ReportSpec, None], artifact: Artifact) -> list[SummaryRow]:
+def summary(node: Node[ReportSpec], artifact: Artifact) -> list[SummaryRow]:
     """Return a row a target: what its drafter does under strict greedy, which loses nothing.
 
     Of stage acceptance: the accepted steps, those that some divergence certifies, and the tokens a

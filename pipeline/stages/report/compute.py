@@ -55,9 +55,7 @@ from pipeline.store.artifacts import Artifact, Pending
 from pipeline.store.node import Node
 
 
-def compute(
-    node: Node[ReportSpec, None], upstream: dict[str, list[Artifact]], pending: Pending
-) -> None:
+def compute(node: Node[ReportSpec], upstream: dict[str, list[Artifact]], pending: Pending) -> None:
     """Write the report of a study into `pending.directory`."""
     spec = node.spec
     measured = measure(spec, by_target(node, upstream))

@@ -31,7 +31,7 @@ Spec = TypeVar("Spec")
 class Source(Generic[Spec]):
     """An artifact that a report is made from, and its node."""
 
-    node: Node[Spec, Any]
+    node: Node[Spec]
     artifact: Artifact
 
 
@@ -84,9 +84,7 @@ class Measured:
     engine: InEngine | None = None
 
 
-def by_target(
-    node: Node[ReportSpec, None], upstream: Mapping[str, Sequence[Artifact]]
-) -> list[Sources]:
+def by_target(node: Node[ReportSpec], upstream: Mapping[str, Sequence[Artifact]]) -> list[Sources]:
     """Return the sources of each target; upstream lists follow the targets."""
     labels = node.spec.targets
     sources = {

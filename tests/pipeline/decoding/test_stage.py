@@ -24,19 +24,18 @@ from pipeline.models.heads.hidden_drafter import HiddenDrafter
 from pipeline.models.language_model import LanguageModel
 from pipeline.models.passes import Text
 from pipeline.plan.facts import DecodingFacts
-from pipeline.plan.specs import ServedPrompts, method_entries
+from pipeline.plan.specs import method_entries
 from pipeline.stages.decoding import compute as decoding
 from pipeline.stages.decoding import rates
 from pipeline.store.artifacts import Artifact, Pending
 from pipeline.store.distributions import StoredFacts
-from pipeline.store.identity import Identity
 from pipeline.store.node import Node
-from pipeline.store.plain import from_plain, to_plain
+from pipeline.store.plain import from_plain
 from tests import methods
 from tests.pipeline import heads
 from tests.pipeline.decoding.pair import PROMPTS, V, logits, plain_greedy
 from tests.pipeline.fakes import record
-from tests.pipeline.tiny import decoding_node, used
+from tests.pipeline.tiny import decoding_node, prompts_node, used
 
 METHODS = [
     {"drafter": "model", "rule": "greedy", "draft_length": 3, "temperature": 0},
@@ -96,7 +95,7 @@ def stage(
             batches=(1, 3),
             methods=tuple(methods.build(chosen)),
         )
-        above = ServedPrompts("chat", enable_thinking=False, tokenizer=Identity(), answers=())
+        above = prompts_node(Path("none"), Path("none")).spec
         node = replace(node, upstream={"prompts": (Node("prompts", "tiny", above),)})
         folder = tmp_path / name
         folder.mkdir(exist_ok=True)
@@ -110,7 +109,7 @@ def stage(
 
 def facts_of(pending: Pending) -> DecodingFacts:
     """The facts of a draft, as a reader of its record finds them."""
-    return from_plain(DecodingFacts, json.loads(json.dumps(to_plain(pending.facts))))
+    return from_plain(DecodingFacts, json.loads(json.dumps(pending.facts)))
 
 
 def content(pending: Pending) -> dict[str, Any]:
@@ -298,9 +297,11 @@ def drafts_of(p: np.ndarray, q: np.ndarray, ranks: list[int], stored: int) -> An
 def test_trees_take_the_acceptance_that_stage_drafts_measured() -> None:
     p, q = np.array([0.4, 0.3, 0.2, 0.1]), np.array([0.2, 0.5, 0.2, 0.1])
     built = methods.build(MEASURED)
-    node = decoding_node(used(""), used("", "drafter"), methods=tuple(built))
+    spec = decoding_node(used(""), used("", "drafter")).spec
     drafts = drafts_of(p, q, [1] * 60 + [2] * 20 + [4] * 20, 4)
-    greedy, gss, erss = rates.with_measured_trees(node, [drafts]).spec.methods
+    greedy, gss, erss = rates.with_measured_trees(
+        replace(spec, methods=tuple(built)), [drafts]
+    ).methods
     assert greedy.tree.acceptance == pytest.approx([0.6, 0.2, 0, 0.2])
     assert greedy.topology == Topology((-1, 0, -1, 1)).by_level()
     assert greedy.name == "greedy (tau* of 4)"
@@ -312,8 +313,8 @@ def test_trees_take_the_acceptance_that_stage_drafts_measured() -> None:
     assert sum(erss.tree.acceptance) == pytest.approx(1)  # of three tokens, some one wins
     # most probable tokens of the drafter, not drawn: the target's probabilities of them
     entry = MEASURED[1] | {"sampling": "argmax", "temperature": 1.0, "top_k": 0}
-    node = decoding_node(used(""), used("", "drafter"), methods=tuple(methods.build([entry])))
-    (drawn,) = rates.with_measured_trees(node, [drafts]).spec.methods
+    spec = replace(spec, methods=tuple(methods.build([entry])))
+    (drawn,) = rates.with_measured_trees(spec, [drafts]).methods
     assert drawn.tree.acceptance == pytest.approx([0.3, 0.4, 0.2])
     for method in (greedy, gss, erss, drawn):
         assert "acceptance" not in method_entries(method)
