@@ -11,10 +11,11 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated
 
 from pipeline.store.artifacts import Pending
 from pipeline.store.durable import file_digest, put, read_sealed, write_sealed
-from pipeline.store.plain import Plain, from_plain, to_plain
+from pipeline.store.plain import As, Plain, from_plain, to_plain
 from pipeline.store.records import MadeFrom
 
 PLAN = "plan.json"
@@ -39,19 +40,11 @@ class Shard:
     checksum: str | None = None  # of its file, when it is finished
 
 
-@dataclass(frozen=True)
-class Kept:
-    """The content of plan.json."""
-
-    made_from: MadeFrom
-    shards: list[Shard]
-
-
 @dataclass
 class Plan:
     """The shards of an artifact in the order in which they are computed."""
 
-    path: Path  # plan.json; the shards lie beside it in shards/
+    path: Annotated[Path, As(apart=True)]  # plan.json; the shards lie beside it in shards/
     made_from: MadeFrom
     shards: list[Shard]
 
@@ -96,8 +89,7 @@ class Plan:
             FileNotFoundError: there is none.
             ValueError: it is damaged; says how, without the path.
         """
-        kept = from_plain(Kept, read_sealed(path))
-        return cls(path, kept.made_from, kept.shards)
+        return from_plain(cls, {**read_sealed(path), "path": path})
 
     @property
     def folder(self) -> Path:
@@ -150,7 +142,7 @@ class Plan:
 
     def save(self) -> None:
         """Write the plan in one piece."""
-        write_sealed(self.path, to_plain(Kept(self.made_from, self.shards)))
+        write_sealed(self.path, to_plain(self))
 
     def halve(self, shard: Shard) -> list[Shard]:
         """Halve one shard, and return the halves: the next ones, of shorter prompts, may fit."""

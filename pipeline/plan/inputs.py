@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from analysis.statistics.bootstrap import Resampling
-from conf.schema import Config, ModelConfig
+from conf.schema import Config, DrafterConfig, ModelConfig
 from pipeline.errors import PipelineError
 from pipeline.plan.specs import FileSpec, LogSpec, ModelSpec
 from pipeline.plan.stage import Request
@@ -15,8 +15,10 @@ READER = 3  # version of what is read of the files of engines
 def model_spec(key: str, model: ModelConfig, request: Request) -> ModelSpec:
     """Return the specification of a model; `key` is its configuration key."""
     identity = request.identities.model(model.path, model.revision, f"{key}.path")
-    config = request.config
-    return ModelSpec(key, identity, model, device=config.device, execution=config.execution)
+    config, head = request.config, model.head if isinstance(model, DrafterConfig) else None
+    return ModelSpec(
+        key, identity, model, device=config.device, execution=config.execution, head=head
+    )
 
 
 def file_spec(key: str, path: str, request: Request) -> FileSpec:

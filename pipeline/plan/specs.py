@@ -15,11 +15,11 @@ from typing import Annotated, Any
 from analysis.rules import Rule, to_mapping
 from analysis.rules.build import ParameterRange
 from analysis.statistics.bootstrap import Resampling
-from conf.schema import Device, DrafterConfig, Execution, HeadConfig, ModelConfig, Prompts
+from conf.schema import Device, Execution, HeadConfig, ModelConfig, Prompts
 from pipeline.plan.method import Method
 from pipeline.store.durable import file_digest
 from pipeline.store.identity import Identity
-from pipeline.store.plain import As, Plain, to_plain
+from pipeline.store.plain import As, Plain
 
 
 def rule_entries(rule: Rule) -> Plain:
@@ -37,6 +37,10 @@ def method_entries(method: Method) -> Plain:
 def _statistics_entries(bootstrap: Resampling) -> Plain:
     resamples, confidence, seed = bootstrap
     return {"resamples": resamples, "confidence": confidence, "statistics_seed": seed}
+
+
+def _part(*names: str) -> As:
+    return As(inline=True, plain=lambda value: {name: getattr(value, name) for name in names})
 
 
 def _each(entries: Callable[[Any], Plain]) -> As:
@@ -58,12 +62,11 @@ Ranges = Annotated[
     As(plain=lambda ranges: [rule_entries(rule) for one in ranges for rule in one.rules]),
 ]
 Methods = Annotated[tuple[Method, ...], _each(method_entries)]
-
-
-def _model_entries(model: ModelConfig) -> Plain:
-    entries = {name: getattr(model, name) for name in ("dtype", "head_dtype", "attention")}
-    head = getattr(model, "head", None)
-    return entries | ({} if head is None else {"head": to_plain(head)})
+Template = Annotated[Prompts, _part("template", "enable_thinking")]
+Sample = Annotated[
+    Prompts,
+    _part("template", "enable_thinking", "split", "count", "min_tokens", "max_tokens", "seed"),
+]
 
 
 @dataclass(frozen=True)
@@ -72,14 +75,10 @@ class ModelSpec:
 
     key: Annotated[str, APART]
     identity: Files
-    settings: Annotated[ModelConfig, As(inline=True, plain=_model_entries)]
+    settings: Annotated[ModelConfig, _part("dtype", "head_dtype", "attention")]
     device: Annotated[Device, APART]
     execution: Annotated[Execution, APART]
-
-    @property
-    def head(self) -> HeadConfig | None:
-        """The settings of a head; None of a language model."""
-        return self.settings.head if isinstance(self.settings, DrafterConfig) else None
+    head: HeadConfig | None = None
 
 
 def model_at(
@@ -113,22 +112,13 @@ class LogSpec(FileSpec):
     error: float | None
 
 
-def _template_entries(prompts: Prompts) -> Plain:
-    return {"template": prompts.template, "enable_thinking": prompts.enable_thinking}
-
-
-def _sample_entries(prompts: Prompts) -> Plain:
-    names = ("split", "count", "min_tokens", "max_tokens", "seed")
-    return _template_entries(prompts) | {name: getattr(prompts, name) for name in names}
-
-
 @dataclass(frozen=True)
 class ServedPrompts:
     """Stage prompts: the requests of answers that an engine served."""
 
     tokenizer: Identity
     answers: tuple[FileSpec, ...]
-    settings: Annotated[Prompts, As(inline=True, plain=_template_entries)]
+    settings: Template
     target: Annotated[ModelConfig, APART]
 
 
@@ -138,7 +128,7 @@ class SampledPrompts:
 
     tokenizer: Identity
     source: Identity
-    settings: Annotated[Prompts, As(inline=True, plain=_sample_entries)]
+    settings: Sample
     target: Annotated[ModelConfig, APART]
 
 
@@ -267,7 +257,7 @@ class AccuracySpec(PairSpec):
     seed: int
     lookup: int
     methods: Methods
-    prompts: Annotated[Prompts, As(inline=True, plain=_template_entries)]
+    prompts: Template
     statistics: Annotated[Resampling, APART]
     margin: Annotated[float, APART]
     lookup_match: str = "latest"

@@ -23,7 +23,7 @@ from pipeline.store import columns as known
 from pipeline.store.durable import file_digest, put, read_sealed, sync, write_sealed
 from pipeline.store.node import RECORD, Node, content_digest, slug
 from pipeline.store.plain import Plain, from_plain, to_plain
-from pipeline.store.records import MadeFrom, Record, UpstreamRecord
+from pipeline.store.records import MadeFrom, Record
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -247,7 +247,7 @@ class Store:
             return False
         if artifact.record.fingerprint != node.fingerprint:
             raise DamagedError(artifact.directory, f"{artifact.directory / RECORD} is of another")
-        used = {above.fingerprint: above.content for above in artifact.record.upstream}
+        used = {above["fingerprint"]: above["content"] for above in artifact.record.upstream}
         for above in node.upstream_nodes:
             found = self.find(above)
             if found is None:
@@ -313,9 +313,13 @@ class Store:
             version=node.version,
             config=node.config,
             upstream=[
-                UpstreamRecord(
-                    name, above.stage, above.label, above.fingerprint, contents[above.fingerprint]
-                )
+                {
+                    "name": name,
+                    "stage": above.stage,
+                    "label": above.label,
+                    "fingerprint": above.fingerprint,
+                    "content": contents[above.fingerprint],
+                }
                 for name, nodes in node.upstream.items()
                 for above in nodes
             ],

@@ -37,21 +37,13 @@ SETTLED = 2_000_000_000  # ns; a file written since may change again without ano
 
 @dataclass(frozen=True)
 class Identity:
-    """What identifies files; None where they are of another kind.
-
-    Attributes:
-        content: digest of local files.
-        hub: owner/name on the hub.
-        commit: of `hub`.
-        gguf: digest of a GGUF file.
-        conversion: the version of what is made from it.
-    """
+    """The digest of local files, the commit of files on the hub, or that of a GGUF file."""
 
     content: str | None = None
-    hub: str | None = None
+    hub: str | None = None  # owner/name
     commit: str | None = None
     gguf: str | None = None
-    conversion: int | None = None
+    conversion: int | None = None  # version of what is made from a GGUF file
 
 
 class Identities:

@@ -8,17 +8,6 @@ from pipeline.store.plain import Plain
 
 
 @dataclass(frozen=True)
-class UpstreamRecord:
-    """An artifact that another was made from; `name` is that of its part there."""
-
-    name: str
-    stage: str
-    label: str
-    fingerprint: str
-    content: str
-
-
-@dataclass(frozen=True)
 class Record:
     """An artifact's node and upstream, and the checksums of its files.
 
@@ -30,7 +19,7 @@ class Record:
     fingerprint: str
     version: int  # of the stage
     config: Plain  # the specification
-    upstream: list[UpstreamRecord]
+    upstream: list[dict[str, str]]  # name there, stage, label, fingerprint and content of each
     content: str  # digest of the files, timings apart
     files: dict[str, str]  # the checksum of each
     rows: dict[str, int]  # of each Parquet file

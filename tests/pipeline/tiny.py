@@ -13,7 +13,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from analysis.statistics.bootstrap import Resampling
-from conf.schema import Device, DrafterConfig, Execution, HeadConfig, ModelConfig, Prompts
+from conf.schema import Device, HeadConfig, ModelConfig, Prompts
 from pipeline.execution import runner
 from pipeline.models.language_model import LanguageModel
 from pipeline.models.load import wrap
@@ -100,14 +100,14 @@ def used(
     """A model in a directory, or a head, on one thread; `changes` of its configuration."""
     content = Path(directory) / "model.safetensors"
     own = Identity(content=file_digest(content)) if content.is_file() else Identity()
-    made = model_at(directory, label).settings
-    settings = DrafterConfig(**vars(made), head=head) if key == "drafter" else made
-    return ModelSpec(
-        key,
-        own,
-        replace(settings, **changes),
+    made = model_at(directory, label)
+    return replace(
+        made,
+        key=key,
+        identity=own,
+        settings=replace(made.settings, **changes),
         device=Device(device, 1, batch),
-        execution=Execution("inline", None),
+        head=head,
     )
 
 

@@ -37,19 +37,9 @@ def compute(node: Node, upstream: dict[str, list[Artifact]], pending: Pending) -
         from pipeline.stages.distributions.logged import write_log
 
         write_log(node, pending)
-    else:
-        write_distributions(node, upstream, pending)
-
-
-def write_distributions(
-    node: Node[DistributionsSpec], upstream: Mapping[str, Sequence[Artifact]], pending: Pending
-) -> None:
-    """Decode prompts, or score the answers to them.
-
-    Raises:
-        PipelineError: a prompt does not fit into the model's context, or has unknown tokens.
-    """
-    spec, source = node.spec, upstream["prompts"][0]
+        return
+    spec: DistributionsSpec = node.spec
+    source = upstream["prompts"][0]
     prompts, steps, served = read_token_ids(source), spec.steps, spec.served
     answers = served_answers(spec, source) if served else {}
     lengths = {name: len(ids) + len(answers.get(name, ())) for name, ids in prompts.items()}
