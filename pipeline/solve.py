@@ -201,9 +201,9 @@ class SolvedTarget:
                 searched,
                 self._asked.eps,
                 self._goals,
-                self._bootstrap,
-                self._steps,
-                self._divergence,
+                bootstrap=self._bootstrap,
+                trajectories=self._steps,
+                divergence=self._divergence,
             )
         return self._found[searched.name]
 

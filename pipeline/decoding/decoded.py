@@ -43,16 +43,16 @@ def read_decoded(target: str, drafter: str, artifact: Artifact) -> Decoded:
         frame("data").drop(
             columns=["token_ids", "method", "drafter", "draft_length", "temperature"]
         ),
-        frame("calls"),
-        frame("timings/runs"),
-        frame("timings/calls"),
-        frame("trajectory"),
-        facts.bytes,
-        rules,
-        frame("levels"),
-        frame("timings/passes"),
-        frame("contexts"),
-        facts.vocab_size,
+        calls=frame("calls"),
+        answers=frame("timings/runs"),
+        spans=frame("timings/calls"),
+        trajectory=frame("trajectory"),
+        size=facts.bytes,
+        rules=rules,
+        levels=frame("levels"),
+        passes=frame("timings/passes"),
+        contexts=frame("contexts"),
+        vocabulary=facts.vocab_size,
     )
 
 
@@ -87,5 +87,5 @@ def read_answered(target: str, artifact: Artifact) -> Answered:
         list(facts.tasks),
         _runs(methods, "drafter", "draft_length", "temperature").assign(**more),
         data.drop(columns=["token_ids", "method", "drafter"]),
-        artifact.read("timings/runs").to_pandas(),
+        seconds=artifact.read("timings/runs").to_pandas(),
     )

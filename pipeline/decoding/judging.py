@@ -70,7 +70,7 @@ def _accepted(
     known = dict(zip(rule.decided_by, statistics, strict=True))
     unknown = np.full(len(tokens), np.nan)
     surprisal, log_tail, entropy = (known.get(name, unknown) for name in Rule.decided_by)
-    dist = TopK(ids.astype(np.int32), values, surprisal, log_tail, entropy, size)
+    dist = TopK(ids.astype(np.int32), values, surprisal, log_tail, entropy=entropy, vocab_size=size)
     is_it = ids == tokens[:, None]
     rank = np.where(is_it.any(1), is_it.argmax(1), ids.shape[1]) + 1
     behind = rank > dist.k

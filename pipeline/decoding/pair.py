@@ -140,7 +140,7 @@ def decode_timed(
 ) -> tuple[Answer, int | None]:
     """Decode one prompt with one method; return the answer and the peak of CUDA memory."""
     device = pair.target.device
-    noise = Noise(pair.seed, prompt.prompt_id, steps, device, method.draft_length)
+    noise = Noise(pair.seed, prompt.prompt_id, steps, device, draft_length=method.draft_length)
     choice, verifier = laws_of(method, noise)
     cuda = device.type == "cuda"
     if cuda:
@@ -188,7 +188,7 @@ def laws_of(method: Method, noise: Noise) -> tuple[Choice, Verifier]:
     if method.rule is not None and method.reading == ALGORITHM_1:
         return Greedy(), Relaxed(method.rule, Inversion(t, noise, TOKEN, kept))
     if method.drafts_most_probable:
-        return Greedy(), DrawnPath(t, noise, method.rule, method.reading, kept)
+        return Greedy(), DrawnPath(t, noise, method.rule, method.reading, kept=kept)
     if t > 0 and method.tree is not None:
         return DrawnRace(t, noise, kept), TreeSampling(t, noise, kept)
     if t > 0:

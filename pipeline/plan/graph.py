@@ -67,7 +67,7 @@ def prepare(composed: DictConfig) -> tuple[Config, dict[str, list[Node]], Store]
     if config.stage not in STAGES:
         say(problems)
     request = Request(
-        config, rules, named, identities, frozenset(_closure(config.stage)), store.has
+        config, rules, named, identities, asked=frozenset(_closure(config.stage)), made=store.has
     )
     for stage in STAGES.values():
         with noted(problems):

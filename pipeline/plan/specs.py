@@ -90,7 +90,7 @@ def model_at(
     threads: int | None = None,
 ) -> ModelSpec:
     """Return a model of no study: one to be loaded from a directory or a hub id."""
-    settings = ModelConfig(str(path), None, label, dtype, head_dtype, attention="sdpa")
+    settings = ModelConfig(str(path), None, label, dtype, head_dtype=head_dtype, attention="sdpa")
     device, execution = Device("cpu", threads, None), Execution("inline", None)
     return ModelSpec("model", Identity(), settings, device, execution)
 

@@ -96,9 +96,13 @@ def read_steps(artifact: Artifact) -> Steps:
     deeper: list[Steps] = []
     for depth in range(1, lists[0].shape[1]):
         kl, rank, log_prob, argmax_rank = (values[:, depth] for values in lists)
-        deeper.append(Steps(target, position, kl, rank, log_prob, argmax_rank))
+        deeper.append(
+            Steps(target, position, kl, rank, draft_log_prob=log_prob, argmax_rank=argmax_rank)
+        )
     kl, rank, log_prob, argmax_rank = (table[name].to_numpy() for name in DRAFTED)
-    return Steps(target, position, kl, rank, log_prob, argmax_rank, deeper)
+    return Steps(
+        target, position, kl, rank, draft_log_prob=log_prob, argmax_rank=argmax_rank, deeper=deeper
+    )
 
 
 def stored_temperatures(artifact: Artifact) -> list[float]:

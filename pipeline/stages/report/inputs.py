@@ -136,7 +136,7 @@ def read_results(
         facts["sampled"] = first.artifact.facts(AcceptanceFacts).sampled_temperature
         rules |= {rule.label: rule for rule in rules_of(first.node.spec)}
     drafter = spec.drafter or "" if accepted else ""
-    return Results([t.label for t in targets], rules, frames, drafter, facts)
+    return Results([t.label for t in targets], rules, frames, drafter, facts=facts)
 
 
 def frames_of(targets: Sequence[Target]) -> dict[str, pd.DataFrame]:

@@ -203,7 +203,9 @@ def verdict(
         table = accuracy(answered, *statistics, margin)
         losses = losses_on_answers(answered, table, margin, statistics.confidence)
     lengths, busy = draft_lengths(decoded, speeds), signs_of_load(speeds)
-    return advise(decoded.target, decoded.drafter, speeds, lengths, losses, busy, command)
+    return advise(
+        decoded.target, decoded.drafter, speeds, lengths, answers=losses, busy=busy, command=command
+    )
 
 
 def deflated(data: Any) -> str:
