@@ -49,9 +49,7 @@ class Artifact:
         """
         path = self.directory / RECORD
         try:
-            return from_plain(Record, read_sealed(path))
-        except KeyError as error:
-            raise DamagedError(self.directory, f"{path} lacks {error}") from error
+            return self._typed(Record, read_sealed(path))
         except ValueError as error:
             raise DamagedError(self.directory, f"{path} {error}") from error
         except OSError as error:
@@ -63,12 +61,14 @@ class Artifact:
         Raises:
             DamagedError: it lacks one.
         """
+        return self._typed(kind, self.record.facts)
+
+    def _typed(self, kind: type[T], entries: Plain) -> T:
         try:
-            return from_plain(kind, self.record.facts)
+            return from_plain(kind, entries)
         except KeyError as error:
-            raise DamagedError(
-                self.directory, f"{self.directory / RECORD} lacks {error}"
-            ) from error
+            reason = f"{self.directory / RECORD} lacks {error}"
+            raise DamagedError(self.directory, reason) from error
 
     @property
     def content(self) -> str:
@@ -313,13 +313,8 @@ class Store:
             version=node.version,
             config=node.config,
             upstream=[
-                {
-                    "name": name,
-                    "stage": above.stage,
-                    "label": above.label,
-                    "fingerprint": above.fingerprint,
-                    "content": contents[above.fingerprint],
-                }
+                {"name": name, "content": contents[above.fingerprint]}
+                | {key: getattr(above, key) for key in ("stage", "label", "fingerprint")}
                 for name, nodes in node.upstream.items()
                 for above in nodes
             ],

@@ -124,7 +124,7 @@ def test_stored_logits_and_decoded_answers_are_those_of_plain_passes(
 def test_a_model_without_key_value_cache_is_refused_from_its_config(tmp_path: Path) -> None:
     directory = write(tmp_path / "model", *MADE["mamba"])
     (directory / "model.safetensors").unlink()
-    used = tiny.used(directory)
+    used = tiny.used(directory, "targets.made")
     node = Node("distributions", "made", tiny.dump_spec(used))
     with pytest.raises(
         PipelineError,

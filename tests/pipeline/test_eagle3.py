@@ -107,11 +107,11 @@ def test_hidden_states_logits_and_drafts_are_those_of_the_architecture(
 def test_the_residual_of_speculators_is_that_of_vllm(tmp_path: Path) -> None:
     """Where config.json does not say: `update_eagle3` of vLLM's speculators/algos.py."""
     for layout, normed in (("speculators", True), ("safetensors", False)):
-        settings = write(tmp_path, layout, weights())
+        head = write(tmp_path, layout, weights())
         config = json.loads((tmp_path / "config.json").read_text())
         config.pop("norm_before_residual", None)
         (tmp_path / "config.json").write_text(json.dumps(config))
-        files = read_head(str(settings["path"]), None, "drafter")
+        files = read_head(str(head.settings.path), None, "drafter")
         assert files.norms == Norms(norm_before_residual=normed)
 
 

@@ -129,7 +129,8 @@ def test_the_set_up_names_commit_split_and_precision_of_every_model_and_of_the_p
     config = settings_of(composed(["study=paper", "~targets.qwen3_1_7b"]))
     request = Request(config, [], {}, cast("Any", identities), frozenset(), lambda _: True)
     facts_of_prompts = SampledFacts({})
-    artifact = SimpleNamespace(record=SimpleNamespace(facts={}), facts=lambda _: facts_of_prompts)
+    record = SimpleNamespace(facts={"model": "its printed name"})
+    artifact = SimpleNamespace(record=record, facts=lambda _: facts_of_prompts)
     made = {}
     for stage, nodes in (
         ("prompts", prompt_nodes),
