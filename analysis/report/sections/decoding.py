@@ -122,7 +122,7 @@ def rates_table(decoded: Sequence[Decoded]) -> Table:
 
 @styled
 def margins_figure(decoded: Sequence[Decoded]) -> Figure | None:
-    """Draw the two largest logits and probabilities, and what MARS accepts: its Figure 1.
+    """Draw the two largest logits and probabilities, with the drafts that MARS accepts.
 
     None without the steps of greedy answers.
     """
