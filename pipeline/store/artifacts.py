@@ -102,8 +102,7 @@ class Artifact:
     def damage(self) -> list[str]:
         """Return what differs from the record, of every file; an empty list when nothing does.
 
-        A file that was added is damage: a reader that opens the directory as a
-        data set would include it.
+        A file that was added is damage: who reads the directory as a data set would include it.
         """
         found = []
         try:
@@ -221,11 +220,9 @@ class Store:
 
     def _places(self, node: Node) -> list[Path]:
         folder, end = self.root / node.stage, f"-{node.hash12}"
-        return (
-            [path for path in folder.iterdir() if path.name.endswith(end)]
-            if folder.is_dir()
-            else []
-        )
+        if not folder.is_dir():
+            return []
+        return [path for path in folder.iterdir() if path.name.endswith(end)]
 
     def fresh(self, node: Node, known: dict[str, bool] | None = None) -> bool:
         """Whether `node` is published and no upstream was rebuilt with other content since.
@@ -305,7 +302,6 @@ class Store:
             if path.is_file():
                 files[path.relative_to(pending.directory).as_posix()] = file_digest(path)
             sync(path)
-        contents = pending.made_from.upstream
         record = Record(
             stage=node.stage,
             label=node.label,
@@ -313,7 +309,7 @@ class Store:
             version=node.version,
             config=node.config,
             upstream=[
-                {"name": name, "content": contents[above.fingerprint]}
+                {"name": name, "content": pending.made_from.upstream[above.fingerprint]}
                 | {key: getattr(above, key) for key in ("stage", "label", "fingerprint")}
                 for name, nodes in node.upstream.items()
                 for above in nodes
