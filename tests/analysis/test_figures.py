@@ -18,14 +18,13 @@ from analysis.report.measured import Ends, survival_band
 from analysis.report.records import Figure, texts
 from analysis.report.sections.acceptance import acceptance_section
 from analysis.report.sections.accuracy import recovery_figure
-from analysis.report.sections.bounds import has_closed_form
 from analysis.report.sections.decoding import margins_figure, ratios_figure
 from analysis.report.sections.decoding_speed import thresholds_figure
 from analysis.report.sections.decoding_trees import trees_figure
 from analysis.report.sections.paper_figures import figure1, survival_figure
 from analysis.report.style import STYLE, render
 from analysis.report.sweep_figure import sweep_figure
-from analysis.rules import Additive, Mars, Rule, expand
+from analysis.rules import Additive, Rule, expand
 from analysis.statistics.bootstrap import PromptBootstrap
 
 from . import test_acceptance_section, test_answers, test_decoding_metrics, test_decoding_trees
@@ -95,6 +94,24 @@ def test_curves_are_shares_strictly_above() -> None:
     assert x[-1] > math.log(2)
 
 
+def test_figures_2_to_5_share_their_limits_and_curves_that_end_early_have_an_inset() -> None:
+    figures = study()
+    drawn = {name: figures[name].drawing.axes for name in ("figure2", "figure3", "figure5")}
+    limit = 1.06 * max(rule.ceiling for rule in RULES)
+    for name, axes in drawn.items():
+        for axis in axes:
+            assert axis.get_xlim() == (0, pytest.approx(limit))
+            insets = axis.child_axes
+            assert len(insets) == (name != "figure5")
+            for inset in insets:
+                assert inset.get_xlim() == (0, pytest.approx(1.06 * math.log(2)))
+                pairs = zip(inset.lines, axis.lines, strict=True)
+                assert all(a.get_xydata().tolist() == b.get_xydata().tolist() for a, b in pairs)
+    alone = survival_figure("figure2", {"a": {RULES[0]: certified(RULES[0], 0)}}, {"a": BOOTSTRAP})
+    assert alone is not None
+    assert not alone.drawing.axes[0].child_axes
+
+
 def test_certificates_known_as_intervals_are_shaded() -> None:
     lower, _ = certified(RULES[1], 0)
     exact, shaded = (
@@ -122,9 +139,6 @@ class Looser(Additive):
 def test_figures_of_rules_that_a_study_lacks_or_a_user_wrote() -> None:
     mine = Looser(0.1)
     assert mine.own
-    assert not has_closed_form(mine)
-    assert has_closed_form(Additive(0.1))
-    assert not has_closed_form(Mars(0.9))
     for name, rule in (("figure3", mine), ("figure5", RULES[0]), ("figure2", RULES[1])):
         assert survival_figure(name, {"a": {rule: certified(rule, 0)}}, {"a": BOOTSTRAP}) is None
 

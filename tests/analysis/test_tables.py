@@ -135,7 +135,8 @@ def test_empty_regions_and_open_certificates_are_marked(tables: dict[str, Table]
     table = tables["table5"]
     data = table.data[table.data["estimator"] == "per_call"].set_index(["rule", "eps"])
     for rule in set(published.TABLE2) & set(RULES):
-        for eps, cell in zip(EPS, cells(table, rule.title), strict=False):
+        printed = next(row[1] for row in lines(table)[0][1] if row[0] == rule.title)
+        for eps, cell in zip(EPS, printed, strict=False):
             row = data.loc[(rule.label, eps)]
             assert ("≥" in cell) == row["censored_upper"]
             assert cell.startswith(f"≥ {row['value']:.2f}") or not row["censored"]
@@ -158,9 +159,17 @@ def test_csv_gives_published_values_intervals_shares_and_estimators(
         assert str(ours[ours[key] == row].iloc[0]["published"]) == value
         assert set(data[data["target"] == TARGETS[1]]["published"]) <= {""}
     assert "as published" not in latex_table(tables["table6"])  # of the other target
+    sections = [heading for heading, _ in lines(tables["table5"])]  # the printed ones stand once
+    assert [heading.split(",")[0] for heading in sections] == [
+        *("tokens a call", "mean certified run", "mean certified run from a random position")
+    ]
+    has_published = [any(row[2] for row in rows) for _, rows in lines(tables["table5"])]
+    assert has_published == [True, False, False]
     shares = read["table2"].groupby("rule")["empty"].max().to_dict()
     assert shares == {"additive t=0.1": 0, EMPTY: 0.75, "greedy": 0, "tree m=2": 0}
-    assert set(read["table6"]["estimator"]) == {"per_call", "mean_run", "long_run", "residual_64"}
+    assert set(read["table6"]["estimator"]) == {
+        *("per_call", "mean_run", "random_100", "long_run", "residual_64")
+    }
     # rules beyond the paper, and tables without rows
     assert set(tables["table7"].data["rule"]) == {"mars theta=0.9"}
     assert set(tables["table7"].data["undefined"]) == {3}

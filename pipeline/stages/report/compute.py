@@ -169,7 +169,7 @@ def certificates_section(
         estimator_table(results),
         table7(results),
         determined_table(panels),
-        bounds_table(compared),
+        bounds_table(compared, compared_level(results["runs"]["eps"])),
         *runs[2:],
     ]
     return Section("Certificates", shown)
