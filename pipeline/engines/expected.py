@@ -24,7 +24,6 @@ from pipeline.engines.costs import costs_of
 from pipeline.engines.settings import ENGINES, NAMES, Setting, write_settings
 from pipeline.errors import PipelineError
 from pipeline.loader import Study
-from pipeline.plan.inputs import statistics_of
 from pipeline.plan.stage import SummaryRow
 from pipeline.store.artifacts import Artifact
 from pipeline.store.distributions import read_steps, read_token_ids
@@ -118,7 +117,7 @@ def advise_in_engine(study: Study, costs: StepCosts, target: str) -> tuple[pd.Da
         dump=study.artifact("distributions", target),
         prompts=study.artifact("prompts", target),
         drafts=drafts,
-        resampling=statistics_of(config),
+        resampling=Resampling(**vars(config.statistics)),
     )
     named = config.drafter.label if config.drafter and costs.drafter == "model" else None
     return speeds, engine_advice(config.targets[target].label, named, speeds, costs)

@@ -13,14 +13,17 @@ from typing import Any
 
 from analysis.report.text import mark_of, upper_end
 from analysis.rules import Rule
-from conf.schema import Config
-from pipeline.plan.specs import DistributionsSpec, ModelSpec, PairSpec
+from analysis.statistics.bootstrap import Resampling
+from conf.schema import Config, DrafterConfig, ModelConfig
+from pipeline.errors import PipelineError
+from pipeline.plan.specs import DistributionsSpec, FileSpec, LogSpec, ModelSpec, PairSpec
 from pipeline.store.artifacts import Artifact
 from pipeline.store.columns import Columns
-from pipeline.store.identity import Identities
+from pipeline.store.identity import Identities, local_path
 from pipeline.store.node import Node
 
 SummaryRow = dict[str, Any]  # of a table
+READER = 3  # version of what is read of the files of engines
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,34 @@ class Request:
         nodes, count = self.nodes[stage], len(self.config.targets)
         each = len(nodes) // count
         return [tuple(nodes[at * each : (at + 1) * each]) for at in range(count)]
+
+    @property
+    def statistics(self) -> Resampling:
+        """The settings of the bootstrap."""
+        return Resampling(**vars(self.config.statistics))
+
+    def model_spec(self, key: str, model: ModelConfig) -> ModelSpec:
+        """Return the specification of a model; `key` is its configuration key."""
+        identity = self.identities.model(model.path, model.revision, f"{key}.path")
+        device, execution = self.config.device, self.config.execution
+        head = model.head if isinstance(model, DrafterConfig) else None
+        return ModelSpec(key, identity, model, device, execution=execution, head=head)
+
+    def file_spec(self, key: str, path: str) -> FileSpec:
+        """Return the specification of an engine's file.
+
+        Raises:
+            PipelineError: there is no such file.
+        """
+        local = local_path(path, key)
+        if local is None or not local.is_file():
+            raise PipelineError(f"{key}={path}: there is no such file")
+        return FileSpec(path, self.identities.source(path, None, key), READER)
+
+    def log_spec(self, key: str, path: str) -> LogSpec:
+        """Return the specification of an engine's log; errors are those of `file_spec`."""
+        file, log = self.file_spec(f"{key}.path", path), self.config.distributions.log
+        return LogSpec(**vars(file), part=log.part, error=log.error)
 
 
 def row_counts(node: Node, artifact: Artifact) -> list[SummaryRow]:

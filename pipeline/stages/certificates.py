@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 from analysis.report.text import limits, upper_end
 from pipeline.errors import PipelineError
-from pipeline.plan.inputs import statistics_of
 from pipeline.plan.specs import CertificatesSpec
 from pipeline.plan.stage import Request, Stage, SummaryRow
 from pipeline.store.columns import STEP, Column
@@ -55,13 +54,13 @@ def named(divergence: str) -> str:
 
 def nodes(request: Request) -> list[Node]:
     """The certificates of every rule on each target's distributions, target by target."""
-    config, asked = request.config, request.config.certificates
+    asked = request.config.certificates
     divergence = named(asked.divergence)
     return [
         Node(
             STAGE.name,
             rule.label,
-            CertificatesSpec(rule, asked.temperature, statistics_of(config), divergence),
+            CertificatesSpec(rule, asked.temperature, request.statistics, divergence),
             {"distributions": (distributions,)},
         )
         for distributions in request.nodes["distributions"]

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from analysis.report.text import limits, upper_end
 from pipeline.errors import PipelineError
-from pipeline.plan.inputs import statistics_of
 from pipeline.plan.specs import RunLengthsSpec
 from pipeline.plan.stage import Request, Stage, SummaryRow, lower_bound_marks
 from pipeline.store.columns import COUNTED, CUT, INTERVAL, Column
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
 def nodes(request: Request) -> list[Node]:
     """The certifiable run lengths of each target under all rules."""
     config, asked = request.config, request.config.run_lengths
-    spec = RunLengthsSpec(tuple(asked.eps), asked.window, statistics_of(config))
+    spec = RunLengthsSpec(tuple(asked.eps), asked.window, request.statistics)
     return [
         Node(STAGE.name, target.label, spec, {"certificates": certificates})
         for target, certificates in zip(

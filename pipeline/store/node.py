@@ -28,13 +28,9 @@ Spec = TypeVar("Spec", covariant=True)
 
 @dataclass(frozen=True)
 class Node(Generic[Spec]):
-    """One artifact to be.
+    """One artifact to be: its stage, all that determines and makes it, and its upstream by name.
 
-    Attributes:
-        stage: that makes it.
-        label: as printed, and in the name of its directory.
-        spec: a dataclass; what determines the artifact besides `upstream`, and how it is made.
-        upstream: what it is made from, by name.
+    `label` is printed, and in the name of its directory.
     """
 
     stage: str

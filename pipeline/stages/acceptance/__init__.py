@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from analysis.report.text import limits, upper_end
-from pipeline.plan.inputs import statistics_of
 from pipeline.plan.rules import check_stored_tokens, presets_of, ranges_of
 from pipeline.plan.specs import AcceptanceSpec
 from pipeline.plan.stage import Request, Stage, SummaryRow, lower_bound_marks
@@ -61,7 +60,7 @@ def nodes(request: Request) -> list[Node]:
         ranges=tuple(ranges),
         divergences=tuple(asked.divergences),
         draft_length=asked.draft_length,
-        statistics=statistics_of(config),
+        statistics=request.statistics,
     )
     return [
         Node(STAGE.name, drafts.label, spec, {"drafts": (drafts,)})

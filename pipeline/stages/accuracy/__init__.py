@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pipeline.plan.inputs import statistics_of
 from pipeline.plan.specs import AccuracySpec
 from pipeline.plan.stage import Request, Stage, SummaryRow
 from pipeline.store.columns import COMMON, GIVEN_UP, METHOD, Column, Columns
@@ -56,7 +55,7 @@ def nodes(request: Request) -> list[Node]:
                 lookup_match=config.decoding.lookup_match,
                 methods=tuple(scored(decoded)),
                 prompts=config.prompts,
-                statistics=statistics_of(config),
+                statistics=request.statistics,
                 margin=asked.margin,
             ),
         )

@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from analysis.report.text import limits
-from pipeline.plan.inputs import statistics_of
 from pipeline.plan.specs import DecodingSpec
 from pipeline.plan.stage import Request, Stage, SummaryRow
 from pipeline.store.columns import COMMON, GIVEN_UP, METHOD, STEP, Column, Columns
@@ -55,7 +54,7 @@ def nodes(request: Request) -> list[Node]:
                 lookup_match=asked.lookup_match,
                 batches=tuple(asked.batches),
                 methods=tuple(methods),
-                statistics=statistics_of(config),
+                statistics=request.statistics,
                 repeats=asked.repeats,
             ),
             {"prompts": drafts.upstream["prompts"], **({"drafts": (drafts,)} if measured else {})},

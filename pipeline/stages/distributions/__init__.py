@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from conf.schema import Config
 from pipeline.errors import PipelineError
-from pipeline.plan.inputs import log_spec, model_spec
 from pipeline.plan.rules import check_stored_tokens, judged_by_logs
 from pipeline.plan.specs import DistributionsSpec, LoggedDistributions
 from pipeline.plan.stage import Request, Stage
@@ -64,12 +63,12 @@ def nodes(request: Request) -> list[Node]:
     for (key, target), prompts in pairs:
         spec: LoggedDistributions | DistributionsSpec
         if asked.source == "logs":
-            log = log_spec(f"targets.{key}", target.path, request)
+            log = request.log_spec(f"targets.{key}", target.path)
             assert asked.log.vocab_size is not None
             spec = LoggedDistributions(log, asked.log.vocab_size, asked.k, target.label)
         else:
             spec = DistributionsSpec(
-                model_spec(f"targets.{key}", target, request),
+                request.model_spec(f"targets.{key}", target),
                 steps=asked.steps,
                 k=asked.k,
                 temperature=asked.temperature,

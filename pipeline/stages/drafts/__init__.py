@@ -6,7 +6,6 @@ Run it with ``python -m pipeline stage=drafts drafter=...``.
 from __future__ import annotations
 
 from pipeline.errors import PipelineError
-from pipeline.plan.inputs import model_spec
 from pipeline.plan.specs import DraftsSpec
 from pipeline.plan.stage import Request, Stage
 from pipeline.store.columns import STEP, TARGET, Column, Columns
@@ -77,7 +76,7 @@ def nodes(request: Request) -> list[Node]:
                 f"prompts.min_tokens={shortest} is too small for drafter.head.depths={depths}: a "
                 f"draft of that depth needs a prompt of at least {depths + 1} tokens"
             )
-    spec = model_spec("drafter", drafter, request)
+    spec = request.model_spec("drafter", drafter)
     made = [
         Node(
             STAGE.name,

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from pipeline.errors import PipelineError
 from pipeline.plan.explain import say
-from pipeline.plan.inputs import file_spec, log_spec
 from pipeline.plan.specs import LoggedPrompts, SampledPrompts, ServedPrompts
 from pipeline.plan.stage import Request, Stage
 from pipeline.store.columns import Column
@@ -45,12 +44,12 @@ def nodes(request: Request) -> list[Node]:
     for key, target in config.targets.items():
         spec: LoggedPrompts | ServedPrompts | SampledPrompts
         if source == "logs":
-            spec = LoggedPrompts(log_spec(f"targets.{key}", target.path, request))
+            spec = LoggedPrompts(request.log_spec(f"targets.{key}", target.path))
         else:
             tokenizer = identities.tokenizer(target.path, target.revision, f"targets.{key}.path")
             if source == "answers":
                 answers = config.distributions.answers
-                files = [file_spec("distributions.answers", path, request) for path in answers]
+                files = [request.file_spec("distributions.answers", path) for path in answers]
                 spec = ServedPrompts(tokenizer, tuple(files), prompts, target)
             else:
                 rows = identities.source(prompts.source, prompts.revision, "prompts.source")

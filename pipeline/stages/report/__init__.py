@@ -10,7 +10,6 @@ from pathlib import Path
 from analysis.report.text import limits
 from analysis.rules import StrictGreedy
 from pipeline.errors import PipelineError
-from pipeline.plan.inputs import statistics_of
 from pipeline.plan.specs import CostsSpec, EngineSpec, ReportSpec
 from pipeline.plan.stage import Request, Stage, SummaryRow
 from pipeline.store.artifacts import Artifact
@@ -62,7 +61,7 @@ def nodes(request: Request) -> list[Node]:
                 targets=tuple(target.label for target in config.targets.values()),
                 drafter=None if config.drafter is None else config.drafter.label,
                 rules=tuple(request.rules),
-                statistics=statistics_of(config),
+                statistics=request.statistics,
                 note=config.note,
                 margin=config.accuracy.margin if shown else None,
                 engine=_engine_spec(request),

@@ -93,9 +93,11 @@ def introduction(setups: Mapping[str, Mapping[str, str]], spec: ReportSpec) -> l
 
 def setup(target: Target, sources: Sources) -> dict[str, str]:
     """Return how a target's numbers were made, in words."""
+    first = {**vars(sources), "certificates": next(iter(sources.certificates), None)}
     known = {
         f"{stage}.{key}": value
-        for stage, source in sources.first().items()
+        for stage, source in first.items()
+        if isinstance(source, Source)
         for key, value in flattened(source).items()
     }
     prompts, dump = sources.prompts, sources.distributions.artifact

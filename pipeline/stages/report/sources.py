@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 import pandas as pd
@@ -48,13 +48,6 @@ class Sources:
     acceptance: Source[AcceptanceSpec] | None = None
     decoding: Source[DecodingSpec] | None = None
     accuracy: Source[AccuracySpec] | None = None
-
-    def first(self) -> dict[str, Source[Any]]:
-        """Return the first artifact of each stage."""
-        made = {spec.name: getattr(self, spec.name) for spec in fields(self)[1:]}
-        return {
-            stage: one[0] if isinstance(one, list) else one for stage, one in made.items() if one
-        }
 
     @property
     def temperature(self) -> float:
