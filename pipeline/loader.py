@@ -56,7 +56,7 @@ class Study:
         return found
 
     def command(self, *more: str) -> str:
-        """Return the command that makes its artifacts; what `solve` alone reads is left out."""
+        """Return the command that makes its artifacts, without the overrides of `solve`."""
         given = [word for word in self.overrides if not word.startswith("solve.")]
         return shlex.join(["python", "-m", "pipeline", *given, *more])
 

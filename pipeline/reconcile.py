@@ -80,7 +80,7 @@ def _names_file(word: str) -> bool:
 
 
 def print_costs(paths: Sequence[Path], drafter: str, directory: Path) -> None:
-    """Print and write what a step costs, of a run without drafts and of runs with them."""
+    """Print and write the cost of a step, from a run without drafts and runs with them."""
     rows, sentences, costs = measure_costs(paths, drafter)
     sweeps.print_table(rows)
     directory.mkdir(parents=True, exist_ok=True)
@@ -96,7 +96,7 @@ def print_costs(paths: Sequence[Path], drafter: str, directory: Path) -> None:
 def print_file(
     path: Path, draft_length: int | None, overrides: Sequence[str], folder: Path
 ) -> None:
-    """Print and write what one file counts, and what a study says beside it.
+    """Print and write the counts of one file, beside those of a study.
 
     Raises:
         PipelineError: it can't be read, or the draft length is not known.

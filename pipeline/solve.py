@@ -1,4 +1,4 @@
-"""Solves for the t, alpha, theta or m that reaches a goal; prints what a draft length guarantees.
+"""Solves for the t, alpha, theta or m that reaches a goal; prints guaranteed tokens a call.
 
 ``python -m pipeline.solve study=mini solve.eps=0.05 solve.share=0.95 solve.tokens=4`` reads what
 the stage distributions stored, and computes no artifact. Where the stage drafts is there as well,
@@ -78,7 +78,7 @@ def tables(study: Study, read: Sequence[SolvedTarget]) -> dict[str, list[Summary
 def print_answer(
     found: Mapping[str, Sequence[SummaryRow]], study: Study, advised: Sequence[str] = ()
 ) -> None:
-    """Print the verdict and what is most asked for, and write all rows to a file that is named."""
+    """Print the verdict and the main rows; write all rows to a file, and name it."""
     from pipeline import sweeps
 
     settings, report = study.config, study.store.find(study.nodes["report"][0])
@@ -124,7 +124,7 @@ def _ranges(settings: Config) -> list[ParameterRange]:
 
 
 class SolvedTarget:
-    """The stored steps of a target, and what was drafted there."""
+    """The stored steps of a target, and the drafts there."""
 
     def __init__(self, study: Study, name: str) -> None:
         """Read the target `name`.
@@ -235,7 +235,7 @@ class SolvedTarget:
                 yield self._row(name, **{"exact setting": exact}, **row)
 
     def setting(self, searched: ParameterRange | None, length: int) -> dict[str, Any] | None:
-        """Return what an engine is to run at a draft length, as `setting_text` takes it.
+        """Return the setting of an engine at a draft length, as `setting_text` takes it.
 
         Without a range it is strict greedy. A setting is the answer to the tokens wanted at this
         draft length, else to the share of steps; where there is none, it is None.

@@ -1,4 +1,4 @@
-"""Drafted tokens judged by a rule: what it asks the device for, and its verdict on each token."""
+"""Drafted tokens judged by a rule: the values that it needs, and its verdict on each token."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SEEN = 16  # most probable tokens that a rule sees which does not say what decid
 
 
 def asked(rule: Rule, logits: Tensor, drafted: Tensor, k: int | None = None) -> list[Tensor]:
-    """Return what a rule asks for at drafted tokens (n,) under raw logits (n, V), n rows of each.
+    """Return the values that a rule needs at drafted tokens (n,) under logits (n, V), as n rows.
 
     It sees the k most probable tokens; None is as many as it says that it looks at.
     """
@@ -41,7 +41,7 @@ def judged(
     found: list[NDArray[Any]] | None = None,
     reading: str = ALGORITHM_1,
 ) -> NDArray[np.bool_]:
-    """Return which drafted tokens (n,) a rule accepts; NOTHING is none.
+    """Return a mask (n,) of the drafted tokens that a rule accepts; NOTHING is none.
 
     Args:
         rule: the rule.

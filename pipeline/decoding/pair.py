@@ -71,7 +71,7 @@ class Prompt:
 
 @dataclass(frozen=True)
 class DecodingPair:
-    """A target, its drafter, and what both are asked to do."""
+    """A target, its drafter, and the settings of both."""
 
     target: LanguageModel
     drafter: LanguageModel | HiddenDrafter
@@ -112,7 +112,7 @@ def load_decoding_pair(spec: DecodingSpec | AccuracySpec, tokens: int, steps: in
 
 
 def or_reason(work: Callable[[], T], device: torch.device) -> tuple[T | None, str | None]:
-    """Return what `work` on a prompt gives, or the reason why it can't be done."""
+    """Return the result of `work` on a prompt, or the reason why there is none."""
     try:
         return work(), None
     except PipelineError as error:
@@ -157,7 +157,7 @@ def decode_timed(
 
 
 def drafter_of(pair: DecodingPair, method: Method, choice: Choice) -> Drafter:
-    """Return what drafts under `method`, with tokens chosen by `choice`."""
+    """Return the drafter of `method`, whose tokens are chosen by `choice`."""
     device, tree = pair.target.device, method.topology
     if method.drafter == "none":
         return Nothing(device)
@@ -172,7 +172,7 @@ def drafter_of(pair: DecodingPair, method: Method, choice: Choice) -> Drafter:
 
 
 def laws_of(method: Method, noise: Noise) -> tuple[Choice, Verifier]:
-    """Return how `method` chooses the drafted tokens, and how it verifies them."""
+    """Return the choice of drafted tokens and the verifier of `method`."""
     t, kept = method.temperature, Truncation(method.top_p, method.top_k)
     if method.sampling == RACES:
         race = Race(t, noise, kept)
@@ -219,7 +219,7 @@ def run_facts(method: Method) -> RunFacts:
 
 
 def compared(tokens: Sequence[int], baseline: Sequence[int]) -> Row:
-    """Return how far an answer agrees with the baseline's; lengths may differ."""
+    """Return the agreement of an answer with the baseline's; lengths may differ."""
     same = [a == b for a, b in zip(tokens, baseline, strict=False)]
     return {
         "agreement": sum(same) / max(len(tokens), len(baseline)),

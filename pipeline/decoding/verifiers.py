@@ -78,7 +78,7 @@ def read_call(logits: Tensor, draft: Draft, *wanted: Tensor) -> tuple[list[int],
 
 
 class Match:
-    """Accepts what the target would choose itself.
+    """Accepts the token that the target would choose itself.
 
     With `Greedy` this is strict greedy verification, with `Race` an exponential race, on chains
     and trees; without a draft it is autoregressive decoding.
@@ -95,7 +95,7 @@ class Match:
 
 
 class Relaxed:
-    """Accepts what a rule accepts; emits the argmax after it (Algorithm 1 of arXiv 2601.15498).
+    """Accepts by a rule; emits the argmax after it (Algorithm 1 of arXiv 2601.15498).
 
     Of a tree it accepts the longest path, of equally long ones the first. After a full draft
     `choice` gives the token: above temperature 0 a draw, the bonus token.
@@ -123,7 +123,7 @@ class Relaxed:
 
 
 class BestPath:
-    """Accepts the path of a draft that is longest for what it costs (the prefix rule)."""
+    """Accepts the longest path of a draft for its cost (the prefix rule)."""
 
     def __init__(self, rule: Prefix) -> None:
         """Accept under `rule`."""
@@ -144,7 +144,7 @@ class BestPath:
 
 
 class SpeculativeSampling:
-    """Accepts with probability min(1, p/q), and what follows comes from the residual.
+    """Accepts with probability min(1, p/q); the next token is drawn from the residual.
 
     With a rule it also accepts the tokens of rank 2 or beyond that the rule accepts (`RANK_2`).
     """

@@ -1,4 +1,4 @@
-"""An engine's answers beside what a study predicts along them: the lines of `check_engine`.
+"""An engine's answers beside the study's predictions along them: the lines of `check_engine`.
 
 Three runs of an engine answer the same prompts: with drafts, without, and without once more, as a
 control. Answers are scored by the target (stage distributions), and drafted along (stage drafts, or

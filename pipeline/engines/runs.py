@@ -141,7 +141,7 @@ def _decoded(folder: Path) -> Iterator[EngineRun]:
 
 
 def _counted(path: Path) -> EngineRun:
-    """Return what an engine counted, with calls where every answer tells them apart."""
+    """Return an engine's counts, with single calls where every answer has them."""
     counts = read_counts(path)
     print(f"{path}: {counts.engine}, {counts.pieces}; left out: {counted(counts.excluded)}")
     if counts.engine == SPEC_BENCH:

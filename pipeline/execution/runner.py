@@ -1,4 +1,4 @@
-"""Brings nodes up to date: finds what is missing, computes it under locks, publishes it."""
+"""Brings nodes up to date: computes missing artifacts under locks, and publishes them."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def _join_workers(target: ModelSpec) -> bool:
 def ensure(
     nodes: Iterable[Node], store: Store, check: Callable[[list[Node]], None] = lambda _: None
 ) -> list[Artifact]:
-    """Bring `nodes` and what they need up to date; return their artifacts, checked, in order.
+    """Bring `nodes` and their inputs up to date; return their artifacts, checked, in order.
 
     What an up-to-date artifact was made from is not looked for: it may have been deleted. What is
     found damaged is set aside and made anew. `check` is called with what will be computed, before.
@@ -124,7 +124,7 @@ def ensure(
 
 
 def _tidy(nodes: list[Node], store: Store) -> None:
-    """Remove what a run left that was killed after it had published one of `nodes`."""
+    """Remove the leftovers of a run that was killed after it had published one of `nodes`."""
     for node in with_upstream(nodes).values():
         left = store.workspace(node)
         if left.exists() and os.access(left, os.W_OK):
@@ -143,7 +143,7 @@ def _damaged(artifacts: Iterable[Artifact | None]) -> list[DamagedError]:
 
 
 def _set_aside(damaged: list[DamagedError], damages: Counter[Path], store: Store) -> None:
-    """Quarantine what is damaged; give up after several rebuilds."""
+    """Quarantine damaged artifacts; give up after several rebuilds."""
     for damage in damaged:
         if damages[damage.directory] == ATTEMPTS:
             raise PipelineError(
@@ -185,7 +185,7 @@ def _lock_name(node: Node) -> str:
 
 
 def _compute(group: list[Node], store: Store) -> list[DamagedError]:
-    """Compute `group` and publish it; or return what it would be made from and is damaged."""
+    """Compute and publish `group`; where inputs are damaged, return these instead."""
     first, joint = group[0], stage_of(group[0]).joint
     name = f"{first.stage} {first.upstream_nodes[0].label if joint else first.label}"
     try:
@@ -243,7 +243,7 @@ def _run(group: list[Node], upstream: dict[str, Artifact], store: Store) -> list
 
 
 def _say_plan(nodes: list[Node], todo: list[Node], store: Store) -> None:
-    """Say of each stage what is cached and what is to be run; not what is needed no more."""
+    """Print, per stage, how many artifacts are cached and how many will be computed."""
     parts, names = [], {node.fingerprint for node in todo}
     for stage in STAGES:
         mine = [node for node in with_upstream(nodes).values() if node.stage == stage]

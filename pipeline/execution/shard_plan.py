@@ -32,7 +32,7 @@ def at_most(size: int) -> ShardSizes:
 
 @dataclass
 class Shard:
-    """One batch, and what it took once it is finished."""
+    """One batch, and its time and rows once it is finished."""
 
     name: str
     prompts: list[str]
@@ -125,7 +125,7 @@ class Plan:
         return self.file(shard).with_suffix(".tmp")
 
     def clean(self) -> list[Path]:
-        """Remove what is no finished shard; return those that were finished and are damaged."""
+        """Remove unfinished shards; return the finished ones that are damaged."""
         self.folder.mkdir(exist_ok=True)
         kept, damaged = set(), []
         for shard in self.shards:

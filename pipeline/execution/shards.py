@@ -138,7 +138,7 @@ def write_tables(
     label: str,
     unit: str,
 ) -> None:
-    """Write the tables of an artifact from the rows of its shards, in order; say what failed.
+    """Write the tables of an artifact from the rows of its shards, in order; report failures.
 
     Args:
         pending: the artifact.

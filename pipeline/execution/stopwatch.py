@@ -18,7 +18,7 @@ Mark = float | torch.cuda.Event
 
 
 def mark(device: torch.device) -> Mark:
-    """Return this moment: on the host, or on CUDA when the device has done what it was given."""
+    """Return this moment: on the host, or on CUDA after the work that is queued."""
     if device.type != "cuda":
         return time.perf_counter()
     event = torch.cuda.Event(enable_timing=True)
@@ -49,7 +49,7 @@ class Stopwatch:
 
     @contextmanager
     def __call__(self, name: str) -> Iterator[None]:
-        """Time what runs inside."""
+        """Time the body of the context."""
         begin = mark(self._device)
         yield
         self._spans.append((name, begin, mark(self._device)))
@@ -82,7 +82,7 @@ def describe_device(device: torch.device) -> Plain:
 
 
 def throughput(measured: Iterable[Plain]) -> Plain:
-    """Sum up what finished shards took; of each its seconds by span, and its rows."""
+    """Return the total rows and seconds of finished shards, from those of each by span."""
     seconds: Counter[str] = Counter()
     tokens = 0
     for shard in measured:

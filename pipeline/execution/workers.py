@@ -40,7 +40,7 @@ DEATHS = 3  # of workers over one shard
 
 
 class Worker(Protocol):
-    """The models of a stage, loaded, and what is computed with them."""
+    """The models of a stage, loaded, and the computation with them."""
 
     device: torch.device
 
@@ -81,7 +81,7 @@ class Host:
     """A process of Ray's that holds a worker."""
 
     def __init__(self, given: bytes, search: list[str], directory: str) -> None:
-        """Keep what the worker is loaded from: the models are loaded when they are needed."""
+        """Keep the settings of the models, which are loaded when they are needed."""
         self._given, self._search, self._directory = given, search, directory
 
     @cached_property
@@ -210,7 +210,7 @@ class RayWorkers:
                     todo.extendleft(reversed(plan.halve(shard)))
 
     def _get(self, called: Any, over: str) -> Any:
-        """Return the result of a call; raises what the worker raised.
+        """Return the result of a call; raise the worker's exception.
 
         Raises:
             PipelineError: workers died `over` it again and again.
@@ -284,7 +284,7 @@ def connect() -> Any:
 
 
 def share_out(there: Mapping[str, float], target: ModelSpec) -> tuple[int, int, int]:
-    """Return how many workers there are, and how many processors and GPUs each of them gets.
+    """Return the number of workers, and the processors and GPUs of each.
 
     Args:
         there: processors ("CPU") and GPUs ("GPU") of all machines, as Ray counts them.

@@ -43,7 +43,7 @@ class GGUFSource(NamedTuple):
 
 
 def source(path: str, key: str) -> GGUFSource | None:
-    """Return what a model's path means, or None for a directory or a hub id.
+    """Return the packaged source that a model's path names, or None for a directory or a hub id.
 
     Raises:
         PipelineError: there is no such file, or a package is not given as it has to be.
@@ -122,7 +122,7 @@ def _place(found: GGUFSource, sha256: str) -> Path:
 
 
 def conversion_damage(place: Path, *, hashed: bool = False) -> str | None:
-    """Return how a converted model differs from its record, or None.
+    """Return the difference of a converted model from its record, or None.
 
     Args:
         place: its directory.
@@ -164,7 +164,7 @@ def origin(path: str) -> dict[str, str] | None:
 
 
 def _make(found: GGUFSource, sha256: str, place: Path) -> None:
-    """Convert into a directory beside `place`, sync, and rename; what was there before goes."""
+    """Convert into a directory beside `place`, sync, and rename; an older one is removed."""
     from safetensors import SafetensorError
 
     from pipeline.gguf_models.convert import convert
@@ -203,7 +203,7 @@ def _lock(place: Path, timeout: float = -1) -> Any:
 
 
 def _sweep(models: Path) -> None:
-    """Remove what killed conversions left in `models`: no process holds their locks."""
+    """Remove the leftovers of killed conversions in `models`: no process holds their locks."""
     from filelock import Timeout
 
     for partial in models.glob(".*.partial"):
@@ -212,7 +212,7 @@ def _sweep(models: Path) -> None:
 
 
 def _state(path: Path) -> list[int]:
-    """Return what changes with a file's content, without reading it."""
+    """Return the state of a file, which changes with its content; the file is not read."""
     found = path.stat()
     return [found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino]
 

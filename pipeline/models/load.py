@@ -82,7 +82,7 @@ def load_model(spec: ModelSpec) -> LanguageModel:
 
 
 def skeleton(spec: ModelSpec) -> LanguageModel:
-    """Return a model without weights, for what can be asked before they are read.
+    """Return a model without weights, for checks before they are read.
 
     Raises:
         PipelineError: as `load_model`, as far as its config.json tells.
@@ -204,7 +204,7 @@ def load_pair(
 
 
 def check_pair_skeletons(target: ModelSpec, drafter: ModelSpec) -> None:
-    """Check, before any weight is read, what a pair can't do.
+    """Check, before any weight is read, that a pair fits.
 
     Raises:
         PipelineError: as `load_pair`, as far as configurations tell.

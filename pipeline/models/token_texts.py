@@ -1,4 +1,4 @@
-"""The texts of tokens, from a tokenizer's file or from what artifacts stored of them."""
+"""The texts of tokens, from a tokenizer's file or as stored in artifacts."""
 
 from __future__ import annotations
 

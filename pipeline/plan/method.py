@@ -131,12 +131,12 @@ class Method:
 
     @property
     def needs_drafts(self) -> bool:
-        """Whether the shape of its tree depends on what stage drafts measured."""
+        """Whether the shape of its tree depends on the measurements of stage drafts."""
         return self.tree is not None and self.tree.needs_drafts
 
     @property
     def truncation(self) -> dict[str, float]:
-        """What leaves tokens out: top_p and top_k where they do."""
+        """The truncation of the distribution: top_p and top_k where they leave tokens out."""
         given = {"top_p": (self.top_p, 1.0), "top_k": (self.top_k, 0)}
         return {name: value for name, (value, all_in) in given.items() if value != all_in}
 

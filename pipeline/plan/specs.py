@@ -97,7 +97,7 @@ def model_at(
 
 @dataclass(frozen=True)
 class FileSpec:
-    """A file of an engine, and the version of what is read of it."""
+    """A file of an engine, and the version of its reader."""
 
     path: Annotated[str, APART]
     identity: Files
@@ -283,7 +283,7 @@ class EngineSpec:
 
 @dataclass(frozen=True)
 class ReportSpec:
-    """Stage report: what it prints besides the contents of other artifacts.
+    """Stage report: the settings that it prints besides the contents of other artifacts.
 
     `margin` is the loss of accuracy that matters, where answers are shown.
     """

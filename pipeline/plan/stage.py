@@ -28,7 +28,7 @@ READER = 3  # version of what is read of the files of engines
 
 @dataclass(frozen=True)
 class Request:
-    """What a command asks for, and the nodes of the stages that were planned before.
+    """The settings of a command, and the nodes of the stages that were planned before.
 
     Attributes:
         config: checked.

@@ -100,7 +100,7 @@ class Artifact:
         return DamagedError(self.directory, reason) if damaged else PipelineError(reason)
 
     def damage(self) -> list[str]:
-        """Return what differs from the record, of every file; an empty list when nothing does.
+        """Return the differences of all files from the record; an empty list where there are none.
 
         A file that was added is damage: who reads the directory as a data set would include it.
         """
@@ -194,7 +194,7 @@ class Pending:
             writer.write_table(table)
 
     def drop(self) -> None:
-        """Remove what is half-written; finished shards stay for the next run."""
+        """Remove half-written files; finished shards stay for the next run."""
         shutil.rmtree(self.directory, ignore_errors=True)
         for path in self.workspace.rglob("*.tmp"):
             path.unlink(missing_ok=True)

@@ -31,7 +31,7 @@ MOMENTS = ("top_surprisal", "log_tail", "entropy")  # as TopK takes them, behind
 
 @dataclass(frozen=True, kw_only=True)
 class StoredFacts:
-    """What the record of an artifact with distributions says of them.
+    """The facts about distributions in the record of an artifact.
 
     Attributes:
         vocab_size: tokens of the vocabulary.
@@ -155,7 +155,7 @@ def as_top_k(
 
 
 def _as_logged(batch: pa.RecordBatch, vocab_size: int, error: float) -> TopK:
-    """Return what an engine logged: its log-probabilities stand where raw logits do.
+    """Return an engine's logged steps: log-probabilities stand in the place of raw logits.
 
     Those behind the first were rounded to float32 once more when they were stored.
     """

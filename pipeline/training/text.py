@@ -115,7 +115,7 @@ def load_target(recipe: Any, dtype: str) -> tuple[LanguageModel, Any]:
 
 
 def turns_of(tokenizer: Any) -> Turns:
-    """Return what the chat template writes around a question, without the token that ends it."""
+    """Return the chat template's text around a question, without the token that ends it."""
     mark = "QUESTION"
     text = tokenizer.apply_chat_template(
         [{"role": "user", "content": mark}], tokenize=False, add_generation_prompt=True
@@ -165,7 +165,7 @@ def conversations(
 def written(
     model: LanguageModel, prompts: Sequence[list[int]], most: int, how: Mapping[str, Any], end: int
 ) -> list[list[int]]:
-    """Return what a model writes after each prompt, up to and with the token `end`.
+    """Return a model's continuation of each prompt, up to and with the token `end`.
 
     Args:
         model: the target.
@@ -209,7 +209,7 @@ def study_prompts() -> list[str]:
 
 
 def beginnings(unprompted: float, count: int, rng: np.random.Generator) -> list[str]:
-    """Return beginnings of questions: how one may ask, {} being what about.
+    """Return beginnings of questions; {} stands for the topic.
 
     The share `unprompted` is empty.
     """

@@ -40,7 +40,7 @@ Logged = Mapping[tuple[str, int], Sequence[Step]]
 
 @dataclass(frozen=True)
 class EngineLog:
-    """The steps of a log, and what is known of it.
+    """The steps of a log, and its description.
 
     Attributes:
         trajectories: steps one behind the other, by their answer and its first step: an answer, or

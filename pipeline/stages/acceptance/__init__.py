@@ -1,4 +1,4 @@
-"""Stage acceptance: what every rule accepts of a drafter, and what certificates guarantee.
+"""Stage acceptance: drafted tokens that every rule accepts, beside those that are certified.
 
 Run it with ``python -m pipeline stage=acceptance drafter=...``.
 """
@@ -41,7 +41,7 @@ _SHARE = "interval of share"
 
 
 def nodes(request: Request) -> list[Node]:
-    """What the rules accept of a drafter, and what of it is certified, of each target.
+    """Return one node a target.
 
     Raises:
         PipelineError: a preset or a range is wrong, or needs more stored tokens.

@@ -1,4 +1,4 @@
-"""Judges every rule on every step, and compares with what the certificates guarantee.
+"""Judges every rule on every step, and compares with the certificates.
 
 Certificates are computed from the drafts artifact's own columns: they must belong to the same p as
 its ranks and KL.
@@ -110,7 +110,7 @@ def _by_divergence(
     sound: Judge,
     bootstrap: PromptBootstrap,
 ) -> pd.DataFrame:
-    """Return what the certificates of each divergence, and their union, cover of each rule."""
+    """Return the shares of steps that certificates of each divergence, and their union, cover."""
     names = [*divergences, *([FULL] if drafts.facts(DraftsFacts).completed else [])]
     table, rules = drafts.read(columns=names), [one.rule for one in by_kl]
     distances = {name: table[name].to_numpy() for name in names}
@@ -141,7 +141,7 @@ def _by_depth(
 def _sampled(
     drafts: Artifact, steps: Steps, rules: Sequence[Rule], bootstrap: PromptBootstrap
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Return how often stochastic verification accepts, and certified probabilities beside it.
+    """Return the acceptance rates of stochastic verification, beside certified probabilities.
 
     Both are empty where no answers were sampled.
 
@@ -212,7 +212,7 @@ def judge_soundly(
 
 
 def rule_listing(spec: AcceptanceSpec) -> pd.DataFrame:
-    """Say what each rule is there for."""
+    """Return the rules, each with the tables that it is judged for."""
     rows: list[tuple[str, str, str, float | None, Rule]] = [
         ("baseline", "", "", None, StrictGreedy()),
         *(("criteria", "", "", None, rule) for rule in spec.rules),

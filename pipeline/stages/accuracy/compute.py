@@ -119,7 +119,7 @@ def answer(pair: DecodingPair, one: Question, text: Callable[[list[int]], str]) 
 
 
 def counted_steps(logits: Tensor, answer: tuple[int, ...]) -> tuple[list[float], Row]:
-    """Return the gaps between the target's two largest logits (n, V), and what an answer counts."""
+    """Return the gaps between the target's two largest logits (n, V), and an answer's counts."""
     first, second = logits.topk(2, dim=1).values.double().T
     nats = nats_given_up(logits, answer)
     return (first - second).tolist(), {
@@ -138,7 +138,7 @@ def parting(answer: list[int], alone: list[int], gaps: list[float]) -> Row:
 
 
 def totals(found: Answer) -> dict[str, int]:
-    """Return what the calls of the target after the prompt's came to."""
+    """Return the totals of the target's calls, without that of the prompt."""
     names = ("drafted", "tested", "accepted", "emitted")
     sums = {name: sum(getattr(call, name) for call in found.calls) for name in names}
     return {"calls": len(found.calls), **sums}

@@ -135,7 +135,7 @@ class DecodingWorker:
         return {}
 
     def _later_turns(self, prompt: FirstTurn, answers: Sequence[Row]) -> list[Row]:
-        """Return what answer files hold of a prompt's later turns, run by run; no table has them.
+        """Return a prompt's later turns as answer files hold them, run by run; no table has them.
 
         A conversation goes on from a run's own answer. A prompt of which one does not fit into a
         model's context has none of them.
@@ -290,7 +290,7 @@ def attributes(source: object, *names: str) -> Row:
 
 
 def trajectory(pair: DecodingPair, prompt: Prompt, answer: Sequence[int]) -> list[Row]:
-    """Return what the drafter would draft at every step of the greedy baseline's answer."""
+    """Return the drafts at every step of the greedy baseline's answer."""
     logits, drafts = read_both(pair, prompt.token_ids, answer)
     token = drafts.argmax(1)
     found, mine = logit_statistics(logits, 2), logits.gather(1, token[:, None])

@@ -1,4 +1,4 @@
-"""Stage distributions: decodes every prompt and keeps what is known of every step's distribution.
+"""Stage distributions: decodes every prompt and stores the distribution of every step.
 
 Run it with ``python -m pipeline stage=distributions``.
 """
@@ -15,7 +15,7 @@ from pipeline.store.node import Node
 
 
 def check(request: Request) -> None:
-    """Check that enough tokens of a step are stored for the rules, and what is asked of a log.
+    """Check that enough tokens of a step are stored for the rules, and the settings of a log.
 
     Raises:
         PipelineError: it is not so.

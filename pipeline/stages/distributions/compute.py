@@ -1,4 +1,4 @@
-"""Decodes every prompt, or reads what an engine answered, and keeps every step's distribution.
+"""Decodes every prompt, or reads an engine's answers, and stores every step's distribution.
 
 Shards are fixed in plan.json first; a finished one is never computed again. At the end they are
 joined in the order of the prompts.
@@ -113,7 +113,7 @@ class DistributionsWorker:
 def write_shard(
     label: str, prompts: Sequence[str], out: Found, watch: Stopwatch, path: Path
 ) -> ShardMeasured:
-    """Transfer, check and write a decoded shard; return what was measured.
+    """Transfer, check and write a decoded shard; return its measurements.
 
     Raises:
         PipelineError: a logit was NaN or infinite; names the model, the prompt and the step.

@@ -93,7 +93,7 @@ def decode_batch(
 
 
 def stored_statistics(logits: Tensor, k: int, temperatures: Sequence[float]) -> Found:
-    """Return what is stored of logits (N, V), by column, at temperature 1 and at others."""
+    """Return the stored columns of logits (N, V), at temperature 1 and at others."""
     found = logit_statistics(logits, k, [1.0, *temperatures])
     return found | {"top_ids": found["top_ids"].int()}
 
@@ -156,7 +156,7 @@ def score_batch(
     watch: Stopwatch,
     progress: Callable[[int], object],
 ) -> Found:
-    """Return what `decode_batch` returns, of given answers: one teacher-forced pass of blocks."""
+    """Return the result of `decode_batch` for given answers: one teacher-forced pass of blocks."""
     batch = Batch.make(prompts, answers, model.device)
     texts = Texts(model, batch.ids.shape[1], padding=batch.padding)
     k, parts = min(spec.k, model.vocab_size), []

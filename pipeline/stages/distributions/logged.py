@@ -20,7 +20,7 @@ NOT_TOLD = (
 
 
 def write_log(node: Node[LoggedDistributions], pending: Pending) -> None:
-    """Write the distributions of a log, and what was left out of it.
+    """Write the distributions of a log, and the list of rows that were left out.
 
     Raises:
         PipelineError: the log can't be read, or its token ids exceed the vocabulary.

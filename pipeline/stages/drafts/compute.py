@@ -71,7 +71,7 @@ class DraftsWorker:
     """A target and its drafter; see `pipeline.execution.workers.Worker`."""
 
     def __init__(self, node: Node[DraftsSpec], upstream: Mapping[str, Sequence[Artifact]]) -> None:
-        """Load them, and what they read.
+        """Load both models and the text that they read.
 
         Raises:
             PipelineError: one can't be loaded, or has not the room or the tokens for the answers.
@@ -192,7 +192,7 @@ def compare_shard(
     path: Path,
     progress: Callable[[int], object],
 ) -> ShardMeasured:
-    """Compute and write one shard; return what was measured.
+    """Compute and write one shard; return its measurements.
 
     Raises:
         PipelineError: an entropy is NaN, as a logit was NaN or infinite.
@@ -233,7 +233,7 @@ def compare_shard(
 
 @torch.inference_mode()
 def teacher_force(pair: ComparedPair, batch: Batch, progress: Callable[[int], object]) -> Found:
-    """Run both models over `batch` and return what is known of each step, (B, n, ...).
+    """Run both models over `batch` and return the columns of each step, (B, n, ...).
 
     The columns are those of the stage, and `left_out` (B, n, 2): the probability of rows that one
     model has alone, target and drafter.

@@ -71,7 +71,7 @@ def write_sample(label: str, spec: SampledPrompts, pending: Pending) -> None:
 
 
 def foreseen(node: Node[SampledPrompts]) -> list[str]:
-    """Return what `compute` will refuse, of a local source and model; transformers is not loaded.
+    """Return the problems of a local source and model, found without loading transformers.
 
     For sources of more than `MOST` rows, only problems that need no row are reported.
     """
@@ -103,7 +103,7 @@ def write_log_rows(spec: LoggedPrompts, pending: Pending) -> None:
 
 
 def excluded_rows(excluded: Mapping[str, ExcludedRows], wanted: Prompts) -> str:
-    """Return how many rows were excluded for each reason, with the first ones."""
+    """Return the number of rows excluded for each reason, with the first ones."""
     parts = []
     for reason, entry in excluded.items():
         rows = [str(row["source_row"]) for row in entry.first]
@@ -115,7 +115,7 @@ def excluded_rows(excluded: Mapping[str, ExcludedRows], wanted: Prompts) -> str:
 
 
 class Sample(NamedTuple):
-    """The rows that were chosen, those that were excluded by reason, and what stops the run."""
+    """The chosen rows, the excluded ones by reason, and the problem that stops the run."""
 
     rows: list[Row]
     excluded: dict[str, ExcludedRows]

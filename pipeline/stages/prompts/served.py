@@ -28,7 +28,7 @@ REFUSED = "prompts that the chat template refuses"
 
 
 def write_served(label: str, spec: ServedPrompts, pending: Pending) -> None:
-    """Write the prompts and answers of all files, and what was left out of them.
+    """Write the prompts and answers of all files, and the list of rows that were left out.
 
     Raises:
         PipelineError: a file can't be read, or has no answer; or the tokenizer has no template.

@@ -95,7 +95,7 @@ def _engine_spec(request: Request) -> EngineSpec | None:
 
 
 def summary(node: Node[ReportSpec], artifact: Artifact) -> list[SummaryRow]:
-    """Return a row a target: what its drafter does under strict greedy, which loses nothing.
+    """Return a row a target: its drafter under strict greedy, which loses nothing.
 
     Of stage acceptance: the accepted steps, those that some divergence certifies, and the tokens a
     call of drafts of any length. Of stage decoding, at the draft length that was fastest at

@@ -83,7 +83,7 @@ def compute(node: Node[ReportSpec], upstream: dict[str, list[Artifact]], pending
 
 
 def measure(spec: ReportSpec, sources: Sequence[Sources]) -> Measured:
-    """Compute the statistics of all targets, and read what was decoded."""
+    """Compute the statistics of all targets, and read the decoded answers."""
     targets = [read_target(spec, one) for one in sources]
     results = read_results(spec, targets, sources)
     if "acceptance" in results:

@@ -50,7 +50,7 @@ MARGIN = 0.05  # where the study was not asked for another: the loss of accuracy
 
 
 def page_files(measured: Measured, sections: Sequence[Section], study: str) -> dict[str, bytes]:
-    """Return the page, one file that needs no other and no network, and what stands beside it.
+    """Return the page, one file that needs no other and no network, and the files beside it.
 
     That is the verdict as text, and plain pages of all tables and figures.
 
@@ -217,7 +217,7 @@ def deflated(data: Any) -> str:
 def data_of(
     targets: Sequence[Target], pairs: Results | None, rules: Sequence[Rule]
 ) -> dict[str, Any]:
-    """Return what the scripts read; the clock decides nothing here."""
+    """Return the data of the scripts; it does not depend on the clock."""
     return {
         "drafter": None if pairs is None else pairs.drafter,
         "levels": steps.LEVELS.tolist(),

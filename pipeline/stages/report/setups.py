@@ -92,7 +92,7 @@ def introduction(setups: Mapping[str, Mapping[str, str]], spec: ReportSpec) -> l
 
 
 def setup(target: Target, sources: Sources) -> dict[str, str]:
-    """Return how a target's numbers were made, in words."""
+    """Return the settings behind a target's numbers, in words."""
     first = {**vars(sources), "certificates": next(iter(sources.certificates), None)}
     known = {
         f"{stage}.{key}": value
@@ -156,7 +156,7 @@ def warning(decoded: Sequence[Decoded], speeds: Sequence[pd.DataFrame]) -> list[
 
 
 def extent(decoded: Sequence[Decoded], sources: Sequence[Source[DecodingSpec]]) -> list[str]:
-    """Return how many prompts and tokens each method's numbers are from."""
+    """Return the number of prompts and tokens behind each method's numbers."""
     lines = []
     for one, source in zip(decoded, sources, strict=True):
         tokens = one.data.groupby("run")["n_tokens"].sum()

@@ -1,4 +1,4 @@
-"""The artifacts that a report is made from, target by target, and what is computed from them."""
+"""The artifacts behind a report, target by target, and the statistics computed from them."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class InEngine:
 
 @dataclass(frozen=True)
 class Measured:
-    """What a report shows: targets, their sources and statistics, and how they decode."""
+    """The content of a report: targets, their sources and statistics, and their decoded answers."""
 
     spec: ReportSpec
     sources: Sequence[Sources]
