@@ -138,16 +138,16 @@ def decoding_model(pair: DecodingPair, method: Method, tokenizer: Any) -> Any:
             return [self._answer(request) for request in requests]
 
         def _answer(self, request: Any) -> str:
-            context, asked = request.args
-            limit = int(asked.get("max_gen_toks", LONGEST_ANSWER))
+            context, limits = request.args
+            limit = int(limits.get("max_gen_toks", LONGEST_ANSWER))
             name = f"{request.task_name}/{request.doc_id}"  # keys its sampling noise
             prompt = Prompt(name, text_tokens(tokenizer, context))
             check_fits(replace(pair, steps=limit), prompt)
             answer, _ = decode_timed(pair, method, prompt, limit)
             self.calls += len(answer.calls)
             self.emitted += sum(call.emitted for call in answer.calls)
-            said = str(tokenizer.decode(answer.tokens, skip_special_tokens=True))
-            text = before_stop(said, asked.get("until"))
+            answered = str(tokenizer.decode(answer.tokens, skip_special_tokens=True))
+            text = before_stop(answered, limits.get("until"))
             self.cache_hook.add_partial("generate_until", request.args, text)
             return text
 

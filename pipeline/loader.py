@@ -49,11 +49,11 @@ class Study:
                 f"no {stage} of target={target} rule={rule} in this study; "
                 f"targets: {self.targets}, rules: {[rule.label for rule in self.rules]}"
             )
-        found = self.store.find(nodes[0])
-        if found is None:
+        latest = self.store.find(nodes[0])
+        if latest is None:
             command = self.command(f"stage={stage}")
             raise PipelineError(f"{stage} {nodes[0].label} does not exist yet: run `{command}`")
-        return found
+        return latest
 
     def command(self, *more: str) -> str:
         """Return the command that makes its artifacts, without the overrides of `solve`."""

@@ -209,8 +209,8 @@ def predicted_rows(study: Study, length: int) -> Iterator[TableRows]:
         errors = statistics[statistics["statistic"] == "calibration_error"]
         errors = errors.set_index("rule")["value"]
         steps = read_steps(study.artifact("drafts", target))
-        found = study.store.find(nodes["decoding"][at]) if nodes["decoding"] else None
-        decoded = None if found is None else read_decoded(node.label, "", found)
+        artifact = study.store.find(nodes["decoding"][at]) if nodes["decoding"] else None
+        decoded = None if artifact is None else read_decoded(node.label, "", artifact)
         for verdict in judge(steps, node.spec.rules):
             rule = verdict.rule.label
             whose: SummaryRow = {"target": study.config.targets[target].label, "rule": rule}

@@ -70,11 +70,11 @@ def read_call(logits: Tensor, draft: Draft, *wanted: Tensor) -> tuple[list[int],
     """
     of_target = logits.amax(1).double()  # a NaN is larger than all
     of_drafter = of_target[:0] if draft.first is None else draft.first.double()
-    largest, first, drafted, *found = read(of_target, of_drafter, draft.tokens, *wanted)
+    largest, first, drafted, *others = read(of_target, of_drafter, draft.tokens, *wanted)
     for model, values in (("target", largest), ("drafter", first)):
         if not np.isfinite(values).all():
             raise BrokenLogitsError(model)
-    return drafted.tolist(), found
+    return drafted.tolist(), others
 
 
 class Match:
@@ -90,8 +90,8 @@ class Match:
 
     def verify(self, logits: Tensor, draft: Draft, position: int) -> Verified:
         """Accept drafted tokens as long as they are the target's choices."""
-        drafted, (found,) = read_call(logits, draft, self._choice(logits, position, draft.tree))
-        return *schemes.match_tree(draft.shape, drafted, found.tolist()), drafted
+        drafted, (values,) = read_call(logits, draft, self._choice(logits, position, draft.tree))
+        return *schemes.match_tree(draft.shape, drafted, values.tolist()), drafted
 
 
 class Relaxed:
@@ -110,10 +110,10 @@ class Relaxed:
         parents, n = draft.shape.parents, len(draft.tokens)
         before = parent_rows(logits, draft)
         wanted = asked(self._rule, before, draft.tokens) if n else []
-        drafted, (best, *found) = read_call(logits, draft, argmax(logits), *wanted)
+        drafted, (best, *values) = read_call(logits, draft, argmax(logits), *wanted)
         accepts = best[np.array(parents, dtype=np.intp) + 1] == drafted
         if not accepts.all():
-            accepts |= judged(self._rule, before, draft.tokens, found)
+            accepts |= judged(self._rule, before, draft.tokens, values)
         path = best_path(parents, np.where(accepts, 0.0, np.inf).tolist(), 1.0)
         last = path[-1] if path else ROOT
         if draft.shape.children[last]:
@@ -164,8 +164,8 @@ class SpeculativeSampling:
         q_at = torch.ones_like(p_at) if draft.weights is None else draft.weights.gather(1, at)
         rule = self._rule if n else None
         wanted = asked(rule, logits[:n], draft.tokens) if rule else []
-        drafted, (tested, *found) = read_call(logits, draft, torch.cat([p_at, q_at], 1), *wanted)
-        also = judged(rule, logits[:n], draft.tokens, found, RANK_2) if rule else None
+        drafted, (tested, *values) = read_call(logits, draft, torch.cat([p_at, q_at], 1), *wanted)
+        also = judged(rule, logits[:n], draft.tokens, values, RANK_2) if rule else None
 
         def rows(at: int) -> tuple[NDArray[Any], NDArray[Any] | None]:
             if at == n:
@@ -207,8 +207,8 @@ class DrawnPath:
         """Follow the tree as long as a child is drawn or kept."""
         before, rule = parent_rows(logits, draft), self._rule if len(draft.tokens) else None
         wanted = asked(rule, before, draft.tokens) if rule else []
-        drafted, found = read_call(logits, draft, *wanted)
-        also = judged(rule, before, draft.tokens, found, self._reading) if rule else None
+        drafted, values = read_call(logits, draft, *wanted)
+        also = judged(rule, before, draft.tokens, values, self._reading) if rule else None
 
         def row(node: int) -> NDArray[Any]:
             return read(self._target.weights(logits[node + 1][None])[0])[0]
@@ -277,10 +277,10 @@ class TreeSampling:
         def token_uniform(accepted: int) -> float:
             return self._noise.uniforms[position + accepted, TOKEN]
 
-        found = schemes.tree_speculative_sampling(
+        values = schemes.tree_speculative_sampling(
             tree, drafted, np.array(tests), rows, token_uniform
         )
-        return *found, drafted
+        return *values, drafted
 
 
 class BlockVerification:

@@ -102,7 +102,7 @@ class CheckedRuns:
             drafted = numbers(columns["depth_draft_token_id"])  # (N, D)
             self._right: Flags = (drafted == self._tokens[:, None]).T
             (judged,) = judge(read_steps(artifact), [StrictGreedy()])
-            self._certified = np.stack([one.certified for one in judged.by_depth])
+            self._certified = np.stack([depth.certified for depth in judged.by_depth])
 
     def names(self, path: Path) -> dict[str, str]:
         """Return the answers of a file: their names in the artifacts, by those in the file."""
@@ -227,7 +227,7 @@ def _places(runs: CheckedRuns) -> list[Line]:
         rates_by_place([call for calls in of_answers for call in calls[:-1]], runs.length)
         for of_answers in (
             [[call[:2] for call in calls if call[0]] for calls in predicted],
-            [[(drafted, kept) for kept, drafted in one.per_step or ()] for one in counted],
+            [[(drafted, kept) for kept, drafted in counts.per_step or ()] for counts in counted],
         )
     )
     shown = ", ".join(

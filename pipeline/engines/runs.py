@@ -113,9 +113,12 @@ def _table(path: Path) -> pd.DataFrame:
     if ((calls["accepted"] < 0) | (calls["accepted"] > calls["drafted"])).any():
         raise PipelineError(f"{path}: accepted must lie from 0 to drafted")
     if "confidence" in calls:
-        told = calls[calls["drafted"] > 0]  # null elsewhere, maybe
-        each = pd.to_numeric(told["confidence"].explode(), errors="coerce")
-        whole = told.empty or (told["confidence"].str.len() == told["drafted"]).all()
+        with_drafts = calls[calls["drafted"] > 0]  # null elsewhere, maybe
+        each = pd.to_numeric(with_drafts["confidence"].explode(), errors="coerce")
+        whole = (
+            with_drafts.empty
+            or (with_drafts["confidence"].str.len() == with_drafts["drafted"]).all()
+        )
         if not whole or not each.between(0, 1).all():
             raise PipelineError(f"{path}: confidence must be a list of `drafted` numbers in [0, 1]")
     return calls

@@ -93,22 +93,22 @@ def ensure(
         PipelineError: a stage says what is wrong, or the disk is full or loses what it is given.
     """
     wanted, computed, damages = list(nodes), set[str](), Counter[Path]()
-    told = False
+    printed = False
     while True:
         # again after each group: an upstream rebuilt with other content makes more nodes stale
         try:
             if group := _next_group(wanted, store):
-                if not told:
+                if not printed:
                     todo = _missing(wanted, store)
                     check(todo)
                     _say_plan(wanted, todo, store)
-                    told = True
+                    printed = True
                 damaged = _compute(group, store)
                 computed |= set() if damaged else {node.fingerprint for node in group}
             else:
-                found = {node.fingerprint: store.find(node) for node in wanted}
-                artifacts = [found[node.fingerprint] for node in wanted]
-                damaged = _damaged(found.values())
+                by_fingerprint = {node.fingerprint: store.find(node) for node in wanted}
+                artifacts = [by_fingerprint[node.fingerprint] for node in wanted]
+                damaged = _damaged(by_fingerprint.values())
                 if not damaged and None not in artifacts:
                     break
         except DamagedError as error:
@@ -164,11 +164,11 @@ def _next_group(wanted: list[Node], store: Store) -> list[Node]:
 
 def _missing(wanted: list[Node], store: Store) -> list[Node]:
     """All nodes that must be computed for `wanted`, each once, upstream first."""
-    known: dict[str, bool] = {}
+    fresh: dict[str, bool] = {}
     order: dict[str, Node] = {}
 
     def visit(node: Node) -> None:
-        if node.fingerprint in order or store.fresh(node, known):
+        if node.fingerprint in order or store.fresh(node, fresh):
             return
         for above in node.upstream_nodes:
             visit(above)
@@ -194,10 +194,10 @@ def _compute(group: list[Node], store: Store) -> list[DamagedError]:
             if not group:
                 print(f"{name}: computed by another process", flush=True)
                 return []
-            found = {above.fingerprint: store.find(above) for above in first.upstream_nodes}
-            upstream = {key: artifact for key, artifact in found.items() if artifact is not None}
+            inputs = {above.fingerprint: store.find(above) for above in first.upstream_nodes}
+            upstream = {key: artifact for key, artifact in inputs.items() if artifact is not None}
             damaged = _damaged(upstream.values())
-            if damaged or len(upstream) < len(found):  # or set aside by another process just now
+            if damaged or len(upstream) < len(inputs):  # or set aside by another process just now
                 return damaged
             count = f" {len(group)}" if joint else ""
             print(f"{name}: computing{count}", flush=True)
@@ -246,25 +246,25 @@ def _say_plan(nodes: list[Node], todo: list[Node], store: Store) -> None:
     """Print, per stage, how many artifacts are cached and how many will be computed."""
     parts, names = [], {node.fingerprint for node in todo}
     for stage in STAGES:
-        mine = [node for node in with_upstream(nodes).values() if node.stage == stage]
-        run = sum(node.fingerprint in names for node in mine)
-        cached = sum(node.fingerprint not in names and store.has(node) for node in mine)
+        of_stage = [node for node in with_upstream(nodes).values() if node.stage == stage]
+        run = sum(node.fingerprint in names for node in of_stage)
+        cached = sum(node.fingerprint not in names and store.has(node) for node in of_stage)
         words = [f"{cached} cached"] * (cached > 0) + [f"{run} to run"] * (run > 0)
         parts += [f"{stage} {' and '.join(words)}"] if words else []
     print(f"plan: {', '.join(parts)}", flush=True)
 
 
-def _say_cached(found: dict[Path, Node]) -> None:
+def _say_cached(cached: dict[Path, Node]) -> None:
     """Say that these nodes of one stage were there; targets may share one."""
-    if not found:
+    if not cached:
         return
-    place, node = next(iter(found.items()))
-    labels = {node.label for node in found.values()}
+    place, node = next(iter(cached.items()))
+    labels = {node.label for node in cached.values()}
     what = f"{node.stage} {node.label}" if len(labels) == 1 else node.stage
-    if len(found) == 1:
+    if len(cached) == 1:
         print(f"{what}: cached -> {shown(place)}", flush=True)
     else:
-        print(f"{what}: {len(found)} cached", flush=True)
+        print(f"{what}: {len(cached)} cached", flush=True)
 
 
 def shown(path: Path) -> str:

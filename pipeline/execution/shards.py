@@ -121,11 +121,11 @@ def join(plan: Plan, order: Sequence[str], pending: Pending, schema: pa.Schema) 
     files = {shard.name: plan.file(shard) for shard in plan.shards}
     with pending.writer("data", schema) as writer:
         for start in range(0, len(order), JOINED):
-            found = [places[name] for name in order[start : start + JOINED]]
+            paths = [places[name] for name in order[start : start + JOINED]]
             with ExitStack() as stack:  # only the shards in use: each holds a footer
                 opened = {name: stack.enter_context(pq.ParquetFile(files[name]))
-                          for name in {name for name, _ in found}}  # fmt: skip
-                tables = [opened[name].read_row_group(row) for name, row in found]
+                          for name in {name for name, _ in paths}}  # fmt: skip
+                tables = [opened[name].read_row_group(row) for name, row in paths]
             writer.write_table(pa.concat_tables(tables))
 
 

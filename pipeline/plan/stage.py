@@ -35,7 +35,7 @@ class Request:
         rules: the acceptance rules of `config.criteria`, built.
         named: the rules that methods and presets name, as of `pipeline.plan.rules.rules_by_name`.
         identities: of the files that the configuration names.
-        asked: the stage that is asked for, and all it is made from.
+        wanted: the requested stage, and all it is made from.
         made: whether the artifact of a node is there.
         nodes: by stage, target by target.
     """
@@ -44,7 +44,7 @@ class Request:
     rules: list[Rule]
     named: dict[str, list[Rule]]
     identities: Identities
-    asked: frozenset[str]
+    wanted: frozenset[str]
     made: Callable[[Node], bool]
     nodes: dict[str, list[Node]] = field(default_factory=dict)
 
@@ -125,8 +125,8 @@ class Stage:
 
 def stage_of(node: Node) -> Stage:
     """Return the stage of a node."""
-    found: Stage = import_module(f"pipeline.stages.{node.stage}").STAGE
-    return found
+    stage: Stage = import_module(f"pipeline.stages.{node.stage}").STAGE
+    return stage
 
 
 def models_of(node: Node) -> list[ModelSpec]:

@@ -36,7 +36,7 @@ def check(request: Request) -> None:
         label = named(divergence)
     except ValueError as error:
         raise PipelineError(f"certificates.{error}") from None
-    if label != "kl" and "report" in request.asked:
+    if label != "kl" and "report" in request.wanted:
         raise PipelineError(
             f"certificates.divergence={divergence} is not allowed with stage=report, which covers "
             "KL (table divergences has the others): give kl, or stage=certificates"
@@ -54,13 +54,13 @@ def named(divergence: str) -> str:
 
 def nodes(request: Request) -> list[Node]:
     """The certificates of every rule on each target's distributions, target by target."""
-    asked = request.config.certificates
-    divergence = named(asked.divergence)
+    settings = request.config.certificates
+    divergence = named(settings.divergence)
     return [
         Node(
             STAGE.name,
             rule.label,
-            CertificatesSpec(rule, asked.temperature, request.statistics, divergence),
+            CertificatesSpec(rule, settings.temperature, request.statistics, divergence),
             {"distributions": (distributions,)},
         )
         for distributions in request.nodes["distributions"]
@@ -144,9 +144,9 @@ def summary(node: CertificatesNode, artifact: Artifact) -> list[SummaryRow]:
         "prompts": bootstrap.count,
         **({} if divergence == "kl" else {"divergence": divergence}),
     }
-    for name, found in summarise(lower, upper, ceiling, bootstrap).items():
-        row[name], row[upper_end(name)] = found["value"], found["value_upper"]
-        row |= dict(zip(limits(name), (found["ci_low"], found["ci_high"]), strict=True))
+    for name, statistics in summarise(lower, upper, ceiling, bootstrap).items():
+        row[name], row[upper_end(name)] = statistics["value"], statistics["value_upper"]
+        row |= dict(zip(limits(name), (statistics["ci_low"], statistics["ci_high"]), strict=True))
     return [row | shares]
 
 

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 def nodes(request: Request) -> list[Node]:
     """The certifiable run lengths of each target under all rules."""
-    config, asked = request.config, request.config.run_lengths
-    spec = RunLengthsSpec(tuple(asked.eps), asked.window, request.statistics)
+    config, settings = request.config, request.config.run_lengths
+    spec = RunLengthsSpec(tuple(settings.eps), settings.window, request.statistics)
     return [
         Node(STAGE.name, target.label, spec, {"certificates": certificates})
         for target, certificates in zip(

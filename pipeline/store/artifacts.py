@@ -104,21 +104,21 @@ class Artifact:
 
         A file that was added is damage: who reads the directory as a data set would include it.
         """
-        found = []
+        differences = []
         try:
             names = {*self.record.files}
         except DamagedError as error:
             return [error.reason]
         if not self.directory.name.endswith(f"-{self.record.fingerprint[:12]}"):
-            found.append(f"{self.directory / RECORD} is the record of another artifact")
+            differences.append(f"{self.directory / RECORD} is the record of another artifact")
         there = (path for path in self.directory.rglob("*") if path.is_file())
         names.update(path.relative_to(self.directory).as_posix() for path in there)
         for name in sorted(names - {RECORD}):
             try:
                 self._check(name)
             except DamagedError as error:
-                found.append(error.reason)
-        return found
+                differences.append(error.reason)
+        return differences
 
     def read(self, name: str = "data", columns: list[str] | None = None) -> pa.Table:
         """Read a Parquet file of the artifact, its checksum and schema checked.
@@ -224,7 +224,7 @@ class Store:
             return []
         return [path for path in folder.iterdir() if path.name.endswith(end)]
 
-    def fresh(self, node: Node, known: dict[str, bool] | None = None) -> bool:
+    def fresh(self, node: Node, memo: dict[str, bool] | None = None) -> bool:
         """Whether `node` is published and no upstream was rebuilt with other content since.
 
         An upstream that was deleted does not make an artifact stale: its fingerprint still
@@ -233,12 +233,12 @@ class Store:
         Raises:
             DamagedError: the record of `node` or of one above is damaged.
         """
-        known = {} if known is None else known
-        if node.fingerprint not in known:
-            known[node.fingerprint] = self._fresh(node, known)
-        return known[node.fingerprint]
+        memo = {} if memo is None else memo
+        if node.fingerprint not in memo:
+            memo[node.fingerprint] = self._fresh(node, memo)
+        return memo[node.fingerprint]
 
-    def _fresh(self, node: Node, known: dict[str, bool]) -> bool:
+    def _fresh(self, node: Node, memo: dict[str, bool]) -> bool:
         artifact = self.find(node)
         if artifact is None:
             return False
@@ -246,10 +246,10 @@ class Store:
             raise DamagedError(artifact.directory, f"{artifact.directory / RECORD} is of another")
         used = {above["fingerprint"]: above["content"] for above in artifact.record.upstream}
         for above in node.upstream_nodes:
-            found = self.find(above)
-            if found is None:
+            latest = self.find(above)
+            if latest is None:
                 continue
-            if found.content != used[above.fingerprint] or not self.fresh(above, known):
+            if latest.content != used[above.fingerprint] or not self.fresh(above, memo):
                 return False
         return True
 
@@ -284,8 +284,8 @@ class Store:
             upstream: what it is made from, by fingerprint; by default what is found now.
         """
         if upstream is None:
-            found = {above.fingerprint: self.find(above) for above in node.upstream_nodes}
-            upstream = {name: artifact for name, artifact in found.items() if artifact is not None}
+            inputs = {above.fingerprint: self.find(above) for above in node.upstream_nodes}
+            upstream = {name: artifact for name, artifact in inputs.items() if artifact is not None}
         workspace = self.workspace(node)
         directory = workspace / "artifact"
         if directory.exists():

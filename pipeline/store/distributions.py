@@ -128,10 +128,10 @@ def _columns(artifact: Artifact, temperature: float) -> tuple[Sequence[str], int
     if temperature == facts.temperature:
         return MOMENTS, None
     if temperature not in facts.temperatures:
-        known = ", ".join(f"{stored:g}" for stored in stored_temperatures(artifact))
+        stored_text = ", ".join(f"{stored:g}" for stored in stored_temperatures(artifact))
         raise PipelineError(
             f"{artifact.directory} has no distributions at temperature {temperature:g}, only at "
-            f"{known}: list it in distributions.temperatures"
+            f"{stored_text}: list it in distributions.temperatures"
         )
     return tuple(TEMPERED), list(facts.temperatures).index(temperature)
 
@@ -169,5 +169,5 @@ def _as_logged(batch: pa.RecordBatch, vocab_size: int, error: float) -> TopK:
 
 
 def _column(batch: pa.RecordBatch, name: str, at: int | None) -> np.ndarray:
-    found = numbers(batch.column(name))
-    return found if at is None else found[:, at]
+    values = numbers(batch.column(name))
+    return values if at is None else values[:, at]

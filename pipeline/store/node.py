@@ -41,8 +41,8 @@ class Node(Generic[Spec]):
     @property
     def version(self) -> int:
         """The version of the stage's computation."""
-        found: int = import_module(f"pipeline.stages.{self.stage}").STAGE.version
-        return found
+        number: int = import_module(f"pipeline.stages.{self.stage}").STAGE.version
+        return number
 
     @cached_property
     def upstream_nodes(self) -> tuple[Node, ...]:

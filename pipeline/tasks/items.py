@@ -36,12 +36,12 @@ def task_file(name: str) -> Path:
     Raises:
         PipelineError: there is no such task.
     """
-    known = our_tasks()
-    path = FOLDER / f"{name}.jsonl" if name in known else Path(name)
+    own_tasks = our_tasks()
+    path = FOLDER / f"{name}.jsonl" if name in own_tasks else Path(name)
     if path.suffix != ".jsonl" or not path.is_file():
         raise PipelineError(
-            f"accuracy.tasks: {name} is no task: give {', '.join(known)} or a file *.jsonl (tasks "
-            "of lm-evaluation-harness, also those that run a model's code, are run by python -m "
+            f"accuracy.tasks: {name} is no task: give {', '.join(own_tasks)} or a file *.jsonl "
+            "(tasks of lm-evaluation-harness, also those that run a model's code, are run by python -m "
             "pipeline.harness)"
         )
     return path
@@ -156,7 +156,7 @@ def questions(spec: AccuracySpec, tokenizer: Any) -> list[Question]:
         tokenizer: the target's.
     """
     tasks = [_of_file(task.name, task_file(task.source), spec, tokenizer) for task in spec.tasks]
-    return [one for turn in zip_longest(*tasks) for one in turn if one is not None]
+    return [question for turn in zip_longest(*tasks) for question in turn if question is not None]
 
 
 def _of_file(task: str, path: Path, spec: AccuracySpec, tokenizer: Any) -> list[Question]:

@@ -135,15 +135,15 @@ def conversations(
     before, between = turns
     texts = beginnings(settings.unprompted, settings.batch, rng)
     begins = [[*before, *tokenizer.encode(text, add_special_tokens=False)] for text in texts]
-    said = written(model, begins, settings.max_question, settings.question, end)
+    written_tokens = written(model, begins, settings.max_question, settings.question, end)
     prompts: dict[str, tuple[list[int], str]] = {}
     why = Counter[str]()
-    for text, begin, tokens in zip(texts, begins, said, strict=True):
-        asked = [*begin, *tokens]
-        question = tokenizer.decode(asked[len(before) : -1])
+    for text, begin, tokens in zip(texts, begins, written_tokens, strict=True):
+        prompt_tokens = [*begin, *tokens]
+        question = tokenizer.decode(prompt_tokens[len(before) : -1])
         refusal = novelty.refusal(question) if tokens[-1] == end else "too long"
         if refusal is None:
-            prompts[question] = ([*asked, *between], text)
+            prompts[question] = ([*prompt_tokens, *between], text)
         else:
             why[refusal] += 1
     rows: list[TextRow] = []
@@ -152,7 +152,7 @@ def conversations(
         (prompts.keys() - sampled, {"temperature": 0.0}),
         (sampled, settings.answer),
     ):
-        some = [one for question, one in prompts.items() if question in questions]
+        some = [prompt for question, prompt in prompts.items() if question in questions]
         answers = written(model, [ids for ids, _ in some], settings.max_answer, how, end)
         rows += [
             ([*ids, *answer], len(ids), how["temperature"], text)

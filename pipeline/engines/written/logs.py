@@ -87,17 +87,17 @@ def read_log(path: Path, log: LogSpec, k: int, vocab_size: int | None = None) ->
         return logged_steps(piece, part), tokens_told(piece), by_llama(piece)
 
     answers, model, excluded = read_answers(path, read_objects(path), read)
-    parts = [said for _, told in answers.values() for said in told]
+    parts = [content for _, contents in answers.values() for content in contents]
     sizes = Counter(len(step.top) for steps, _, _ in parts for step in steps if step is not None)
     usual = max(sizes, key=lambda size: (sizes[size], size), default=0)
-    found = _trajectories(path, answers, usual, excluded)
-    if not found:
+    logged = _trajectories(path, answers, usual, excluded)
+    if not logged:
         raise PipelineError(
             f"{path} has no step with log-probabilities (part {part}); left out: "
             f"{counted(excluded)}: give one answer of the engine a line, as it came, or a saved "
             "stream of `data: {...}` lines"
         )
-    steps = [step for part in found.values() for step in part]
+    steps = [step for part in logged.values() for step in part]
     if log.error is not None:
         rounding = error = log.error  # of one softmax, and from that of another pass
     else:
@@ -106,7 +106,7 @@ def read_log(path: Path, log: LogSpec, k: int, vocab_size: int | None = None) ->
         rounding = max(printed, FLOAT32, one_pass)
         error = max(LEAST_ERROR, printed + max(TWO_PASSES, one_pass))
     texts: dict[tuple[bytes, int], int] = {}
-    numbered = _numbered(path, found, vocab_size, texts)
+    numbered = _numbered(path, logged, vocab_size, texts)
     _check_sums(path, steps, rounding, vocab_size)
     missed = [step.top[0][1] for step in steps if step.top[0][0] != step.emitted]
     # greedy answers always emit their argmax; sampled ones miss N with probability prod (1 - p0)
@@ -150,23 +150,23 @@ def _trajectories(
     path: Path, answers: Mapping[str, tuple[int, list[Any]]], usual: int, excluded: Counter[str]
 ) -> dict[tuple[str, int], list[Step]]:
     """Return the parts of answers between steps that are left out."""
-    found: dict[tuple[str, int], list[Step]] = {}
-    for name, (_, said) in answers.items():
+    steps_of: dict[tuple[str, int], list[Step]] = {}
+    for name, (_, contents) in answers.items():
         begin = 0
-        all_steps = [step for steps, _, _ in said for step in steps]
-        excluded[LOST] += max(told for _, told, _ in said) not in (0, len(all_steps))
+        all_steps = [step for steps, _, _ in contents for step in steps]
+        excluded[LOST] += max(stated for _, stated, _ in contents) not in (0, len(all_steps))
         for at, step in enumerate(all_steps):
             reason = "steps without log-probabilities"
             if step is not None:
                 least = usual - isinstance(step.emitted, int)  # texts may be joined
                 ranked = _ranked(path, step)
                 if len(step.top) >= least and len(ranked.top) >= usual - 1:
-                    found.setdefault((name, begin), []).append(ranked)
+                    steps_of.setdefault((name, begin), []).append(ranked)
                     continue
                 reason = "steps with fewer log-probabilities than the others"
             excluded[reason] += 1
             begin = at + 1
-    return found
+    return steps_of
 
 
 def _ranked(path: Path, step: Step) -> Step:
@@ -215,10 +215,10 @@ def _ranked(path: Path, step: Step) -> Step:
 
 
 def _numbered(
-    path: Path, found: Logged, vocab_size: int | None, texts: dict[tuple[bytes, int], int]
+    path: Path, logged: Logged, vocab_size: int | None, texts: dict[tuple[bytes, int], int]
 ) -> dict[tuple[str, int], list[Step]]:
     """Return the steps with ids for tokens: the engine's, or in the order of the file."""
-    kinds = {isinstance(step.emitted, int) for steps in found.values() for step in steps}
+    kinds = {isinstance(step.emitted, int) for steps in logged.values() for step in steps}
     if len(kinds) > 1:
         raise PipelineError(f"{path} has answers with token ids and answers without: give one kind")
 
@@ -236,7 +236,7 @@ def _numbered(
         top: Top = [(number(token), value) for token, value in step.top]
         return step._replace(top=top, emitted=number(step.emitted))
 
-    return {key: list(map(numbered, steps)) for key, steps in found.items()}
+    return {key: list(map(numbered, steps)) for key, steps in logged.items()}
 
 
 def _check_sums(path: Path, steps: Sequence[Step], error: float, vocab_size: int | None) -> None:

@@ -46,20 +46,20 @@ def nodes(request: Request) -> list[Node]:
     Raises:
         PipelineError: a preset or a range is wrong, or needs more stored tokens.
     """
-    config, asked = request.config, request.config.acceptance
+    config, settings = request.config, request.config.acceptance
     if not request.nodes["drafts"]:
         return []
     presets = presets_of(config, request.named)
-    ranges = ranges_of(config, asked.ranges, "acceptance.ranges", ends=False)
+    ranges = ranges_of(config, settings.ranges, "acceptance.ranges", ends=False)
     varied = [rule for each in ranges for rule in each.rules]
-    if STAGE.name in request.asked:
+    if STAGE.name in request.wanted:
         check_stored_tokens([*presets.values(), *varied], config.distributions.k)
     spec = AcceptanceSpec(
         rules=tuple(request.rules),
         presets=presets,
         ranges=tuple(ranges),
-        divergences=tuple(asked.divergences),
-        draft_length=asked.draft_length,
+        divergences=tuple(settings.divergences),
+        draft_length=settings.draft_length,
         statistics=request.statistics,
     )
     return [
@@ -86,13 +86,13 @@ def summary(node: AcceptanceNode, artifact: Artifact) -> list[SummaryRow]:
     for row in artifact.read("statistics").to_pylist():
         if row["rule"] in rows and row["statistic"] in SUMMARY:
             name = SUMMARY[row["statistic"]]
-            found = rows[row["rule"]]
-            found[name] = row["value"]
-            found |= dict(zip(limits(name), (row["ci_low"], row["ci_high"]), strict=True))
+            of_rule = rows[row["rule"]]
+            of_rule[name] = row["value"]
+            of_rule |= dict(zip(limits(name), (row["ci_low"], row["ci_high"]), strict=True))
             if row["statistic"] in RANGED:
-                found[upper_end(name)] = row[upper_end("value")]
+                of_rule[upper_end(name)] = row[upper_end("value")]
             if row["statistic"].endswith("_per_call"):
-                found |= lower_bound_marks(name, row)
+                of_rule |= lower_bound_marks(name, row)
     return list(rows.values())
 
 

@@ -62,8 +62,8 @@ def compute(
     drafts, spec = upstream["drafts"][0], node.spec
     pair: DraftsSpec = node.upstream["drafts"][0].spec
     steps, prompts = read_steps(drafts), drafts.read(columns=["prompt_id"])["prompt_id"]
-    asked = [StrictGreedy(), *spec.rules, *spec.presets.values()]
-    per_step = {rule.label: rule for rule in asked}  # each once, in order
+    all_rules = [StrictGreedy(), *spec.rules, *spec.presets.values()]
+    per_step = {rule.label: rule for rule in all_rules}  # each once, in order
     varied = {rule.label: rule for each in spec.ranges for rule in each.rules}
     sound = partial(judge_soundly, pair.label, prompts)
     judged = sound(steps, list((per_step | varied).values()))
@@ -74,7 +74,7 @@ def compute(
     acceptances, probabilities = _sampled(drafts, steps, list(per_step.values()), bootstrap)
     frames = {
         "statistics": [
-            *(rule_statistics(steps, one, bootstrap) for one in judged),
+            *(rule_statistics(steps, judgement, bootstrap) for judgement in judged),
             calibration_statistics(confidence, chosen, bootstrap),
             acceptances,
         ],
@@ -83,7 +83,10 @@ def compute(
             _by_depth(steps, chosen, bootstrap),
         ],
         "levels": [
-            *(budget_of_drafter(steps, one, bootstrap, spec.draft_length) for one in chosen),
+            *(
+                budget_of_drafter(steps, judgement, bootstrap, spec.draft_length)
+                for judgement in chosen
+            ),
             probabilities,
         ],
         "frontier": [frontier(steps, chosen, bootstrap)],
@@ -94,9 +97,9 @@ def compute(
         pending.write(name, pa.Table.from_pandas(frame, schema=schema, preserve_index=False))
     schema = columns.schema("acceptance")
     with pending.writer("data", schema) as writer:
-        for one in chosen:
-            label = pa.repeat(one.rule.label, len(steps))
-            own = [label, one.lower, one.upper, one.accepted, one.certified]
+        for judgement in chosen:
+            label = pa.repeat(judgement.rule.label, len(steps))
+            own = [label, judgement.lower, judgement.upper, judgement.accepted, judgement.certified]
             writer.write_table(pa.table([prompts, steps.position, *own], schema))
     pending.facts |= soundness(pair, steps, judged)
     pending.facts["sampled_temperature"] = drafts.facts(DraftsFacts).sampled_temperature
@@ -112,15 +115,15 @@ def _by_divergence(
 ) -> pd.DataFrame:
     """Return the shares of steps that certificates of each divergence, and their union, cover."""
     names = [*divergences, *([FULL] if drafts.facts(DraftsFacts).completed else [])]
-    table, rules = drafts.read(columns=names), [one.rule for one in by_kl]
+    table, rules = drafts.read(columns=names), [judgement.rule for judgement in by_kl]
     distances = {name: table[name].to_numpy() for name in names}
     judged = {
         name: by_kl if name == "kl" else sound(steps, rules, name, distance)
         for name, distance in distances.items()
     }
     covered = [
-        coverage(dict(zip(judged, found, strict=True)), bootstrap)
-        for found in zip(*judged.values(), strict=True)
+        coverage(dict(zip(judged, of_rule, strict=True)), bootstrap)
+        for of_rule in zip(*judged.values(), strict=True)
     ]
     return pd.concat([finite_shares(distances, bootstrap), *covered]).assign(depth=0)
 
@@ -152,12 +155,12 @@ def _sampled(
     if temperature is None:
         return pd.DataFrame(), pd.DataFrame()
     table = drafts.read(columns=[f"sampled_{name}" for name in SAMPLED])
-    found = {name: table[f"sampled_{name}"].to_numpy() for name in SAMPLED}
-    tv, argmax, kl = found.pop("tv"), found.pop("draft_prob"), found.pop("kl")
-    races, harmonic = found.pop("erss_acceptance"), found.pop("harmonic_mean")
+    columns = {name: table[f"sampled_{name}"].to_numpy() for name in SAMPLED}
+    tv, argmax, kl = columns.pop("tv"), columns.pop("draft_prob"), columns.pop("kl")
+    races, harmonic = columns.pop("erss_acceptance"), columns.pop("harmonic_mean")
     assert dist.logits is not None
     dist = TopK.from_columns(
-        dist.ids, dist.logits, **found, vocab_size=dist.vocab_size, temperature=temperature
+        dist.ids, dist.logits, **columns, vocab_size=dist.vocab_size, temperature=temperature
     )
     measured = {SPECULATIVE: 1.0 - tv, ARGMAX: argmax}
     for rule in (rule for rule in rules if rule.samples):
@@ -236,17 +239,23 @@ def soundness(pair: DraftsSpec, steps: Steps, verdicts: Sequence[Judgement]) -> 
     contradicting the theory, and to losing its guarantee.
     """
     different: dict[tuple[bytes, bytes], Judgement] = {}
-    for one in verdicts:
-        different.setdefault((one.accepted.tobytes(), one.certified.tobytes()), one)
+    for verdict in verdicts:
+        different.setdefault((verdict.accepted.tobytes(), verdict.certified.tobytes()), verdict)
 
     def tightest(slack: Callable[[Judgement], Floats]) -> Plain | None:
-        least = [(float(slack(one).min(initial=np.inf)), one.rule.label) for one in verdicts]
+        least = [
+            (float(slack(verdict).min(initial=np.inf)), verdict.rule.label) for verdict in verdicts
+        ]
         nats, rule = min(least, key=lambda pair: pair[0])
         return {"nats": nats, "rule": rule} if np.isfinite(nats) else None
 
     near = {
-        "tightest_rejected": tightest(lambda one: -steps.slack(one.lower)[~one.accepted]),
-        "tightest_certified": tightest(lambda one: steps.slack(one.lower)[one.certified]),
+        "tightest_rejected": tightest(
+            lambda verdict: -steps.slack(verdict.lower)[~verdict.accepted]
+        ),
+        "tightest_certified": tightest(
+            lambda verdict: steps.slack(verdict.lower)[verdict.certified]
+        ),
     }
     facts = {
         "target": pair.target.settings.label,
@@ -255,8 +264,8 @@ def soundness(pair: DraftsSpec, steps: Steps, verdicts: Sequence[Judgement]) -> 
         "prompts": len(steps.trajectories.starts),
         "rules": len(different),
         "checked": len(steps) * len(different),
-        "certified": sum(int(one.certified.sum()) for one in different.values()),
-        "violations": sum(len(one.violations) for one in different.values()),
+        "certified": sum(int(verdict.certified.sum()) for verdict in different.values()),
+        "violations": sum(len(verdict.violations) for verdict in different.values()),
         **near,
         "mean_kl": float(steps.kl.mean()),
         "median_kl": float(np.median(steps.kl)),
@@ -266,9 +275,9 @@ def soundness(pair: DraftsSpec, steps: Steps, verdicts: Sequence[Judgement]) -> 
         "{drafter} for {target}: {violations} of {certified} certified decisions rejected, over "
         "{steps} steps and {rules} rules that decide differently".format(**facts),
         *(
-            "{of}: {nats:.3g} nats ({rule})".format(of=of, **one)
-            for of, one in zip(words, near.values(), strict=True)
-            if one is not None
+            "{of}: {nats:.3g} nats ({rule})".format(of=of, **verdict)
+            for of, verdict in zip(words, near.values(), strict=True)
+            if verdict is not None
         ),
         sep="; ",
         flush=True,

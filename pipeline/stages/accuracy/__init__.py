@@ -34,13 +34,13 @@ def nodes(request: Request) -> list[Node]:
     from pipeline.plan.methods import build_methods
     from pipeline.tasks.items import check_tasks, task_spec
 
-    config, asked = request.config, request.config.accuracy
+    config, settings = request.config, request.config.accuracy
     if not request.nodes["drafts"] or config.distributions.source == "logs":
         return []
-    if STAGE.name in request.asked:
-        check_tasks(asked.tasks)
+    if STAGE.name in request.wanted:
+        check_tasks(settings.tasks)
     decoded = build_methods(config.decoding.methods, request.named, config.decoding.draft_length)
-    tasks = tuple(task_spec(name) for name in asked.tasks)
+    tasks = tuple(task_spec(name) for name in settings.tasks)
     return [
         Node(
             STAGE.name,
@@ -49,14 +49,14 @@ def nodes(request: Request) -> list[Node]:
                 target=drafts.spec.target,
                 drafter=drafts.spec.drafter,
                 tasks=tasks,
-                items=asked.items,
-                seed=asked.seed,
+                items=settings.items,
+                seed=settings.seed,
                 lookup=config.decoding.lookup,
                 lookup_match=config.decoding.lookup_match,
                 methods=tuple(scored(decoded)),
                 prompts=config.prompts,
                 statistics=request.statistics,
-                margin=asked.margin,
+                margin=settings.margin,
             ),
         )
         for drafts in request.nodes["drafts"]
@@ -85,25 +85,27 @@ def summary(node: Node[AccuracySpec], artifact: Artifact) -> list[SummaryRow]:
     from pipeline.decoding.decoded import read_answered
 
     margin, statistics = node.spec.margin, node.spec.statistics
-    one = read_answered(node.spec.target.settings.label, artifact)
-    found = answers.accuracy(one, *statistics, margin)
-    found = found[found["task"] == ALL]
+    answered = read_answered(node.spec.target.settings.label, artifact)
+    scores = answers.accuracy(answered, *statistics, margin)
+    scores = scores[scores["task"] == ALL]
     shown = ["method", "draft_length", "temperature", "items", "accuracy", "accuracy_ci_low"]
     shown += ["accuracy_ci_high", "lost", "won", "difference", "difference_ci_low"]
     shown += ["difference_ci_high", "p_value", "changed", "nats_given_up", "tokens_per_call"]
     shown += ["tokens_per_call_ci_low", "tokens_per_call_ci_high", "speedup", "length_ratio", "cut"]
     shown += ["calls_finished", "seconds_ratio", "seconds_ratio_ci_low", "seconds_ratio_ci_high"]
     shown += ["right_per_second"]
-    decided = decide(found, one.runs, margin, statistics.confidence)
+    decided = decide(scores, answered.runs, margin, statistics.confidence)
     words = decisions_in_words(decided)
     return [
         {
-            "target": one.target,
-            "rule": None if one.runs["rule"][run] is None else one.runs["rule"][run].label,
+            "target": answered.target,
+            "rule": None
+            if answered.runs["rule"][run] is None
+            else answered.runs["rule"][run].label,
             **dict(zip(shown, row, strict=True)),
             "loss": words.get(run, ""),
         }
-        for run, row in zip(found["run"], found[shown].itertuples(index=False), strict=True)
+        for run, row in zip(scores["run"], scores[shown].itertuples(index=False), strict=True)
     ]
 
 

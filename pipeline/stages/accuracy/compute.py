@@ -45,11 +45,11 @@ from pipeline.tasks.items import Question, questions
 def compute(node: Node[AccuracySpec], _: dict[str, list[Artifact]], pending: Pending) -> None:
     """Answer and score the first items of every task with every method."""
     tokenizer = pair_tokenizer(node.spec.target, node.spec.drafter)
-    asked = questions(node.spec, tokenizer)
-    limit = max(one.max_tokens for one in asked)
+    all_questions = questions(node.spec, tokenizer)
+    limit = max(question.max_tokens for question in all_questions)
     pair = load_decoding_pair(node.spec, 1 + max(tokenizer.get_vocab().values()), limit)
     text = partial(tokenizer.decode, skip_special_tokens=True)
-    shards = answer_all(pair, asked, text, pending, f"accuracy {node.label}")
+    shards = answer_all(pair, all_questions, text, pending, f"accuracy {node.label}")
     write_tables(pending, STAGE.name, STAGE.columns, shards, label=node.label, unit="item")
     runs = [
         replace(run_facts(method), baseline=pair.runs.index(baseline(method)))
@@ -64,19 +64,19 @@ def compute(node: Node[AccuracySpec], _: dict[str, list[Artifact]], pending: Pen
 
 def answer_all(
     pair: DecodingPair,
-    asked: list[Question],
+    all_questions: list[Question],
     text: Callable[[list[int]], str],
     pending: Pending,
     label: str,
 ) -> list[Tables]:
     """Answer every question, each a shard of its own; return their rows by table, in order."""
-    named = {one.key: one for one in asked}
+    named = {question.key: question for question in all_questions}
     plan = Plan.open(pending, dict.fromkeys(named, 1), at_most(1))
 
     def answer_shard(planned: Shard, path: Path, _: Callable[[int], object]) -> ShardMeasured:
-        one = named[planned.prompts[0]]
-        rows, reason = or_reason(lambda: answer(pair, one, text), pair.target.device)
-        failed = {"task": one.task, "item_id": one.item_id, "reason": reason}
+        question = named[planned.prompts[0]]
+        rows, reason = or_reason(lambda: answer(pair, question, text), pair.target.device)
+        failed = {"task": question.task, "item_id": question.item_id, "reason": reason}
         path.write_text(json.dumps(rows or {"failures": [failed]}))
         return {}
 
@@ -85,36 +85,42 @@ def answer_all(
     return [json.loads(plan.file(shard).read_text()) for shard in plan.shards]
 
 
-def answer(pair: DecodingPair, one: Question, text: Callable[[list[int]], str]) -> Tables:
+def answer(pair: DecodingPair, question: Question, text: Callable[[list[int]], str]) -> Tables:
     """Return the rows of one question by table: an answer of every method, and its score."""
-    limit, prompt = one.max_tokens, Prompt(one.key, one.token_ids)
+    limit, prompt = question.max_tokens, Prompt(question.key, question.token_ids)
     check_fits(replace(pair, steps=limit), prompt)
     answers = [decode_timed(pair, method, prompt, limit)[0] for method in pair.runs]
 
-    known: dict[tuple[int, ...], tuple[list[float], Row]] = {}
+    decoded: dict[tuple[int, ...], tuple[list[float], Row]] = {}
     rows: Tables = {"data": [], "timings/runs": []}
-    for run, (method, found) in enumerate(zip(pair.runs, answers, strict=True)):
-        tokens = tuple(found.tokens)
-        if tokens not in known:
-            said = text(found.tokens)
-            gaps, counted = counted_steps(read_again(pair.target, one.token_ids, tokens), tokens)
-            scored = {"answer": said, "correct": one.right(said), "ended": found.ended}
-            known[tokens] = gaps, scored | counted
+    for run, (method, made) in enumerate(zip(pair.runs, answers, strict=True)):
+        tokens = tuple(made.tokens)
+        if tokens not in decoded:
+            answer_text = text(made.tokens)
+            gaps, counted = counted_steps(
+                read_again(pair.target, question.token_ids, tokens), tokens
+            )
+            scored = {
+                "answer": answer_text,
+                "correct": question.right(answer_text),
+                "ended": made.ended,
+            }
+            decoded[tokens] = gaps, scored | counted
         alone = answers[pair.runs.index(baseline(method))]
-        key = {"task": one.task, "item_id": one.item_id, "run": run}
+        key = {"task": question.task, "item_id": question.item_id, "run": run}
         rows["data"].append(
             key
-            | known[tokens][1]
+            | decoded[tokens][1]
             | {
                 "method": method.name,
                 "drafter": method.drafter,
                 "draft_length": method.draft_length,
                 "temperature": method.temperature,
-                **parting(found.tokens, alone.tokens, known[tuple(alone.tokens)][0]),
-                **totals(found),
+                **parting(made.tokens, alone.tokens, decoded[tuple(alone.tokens)][0]),
+                **totals(made),
             }
         )
-        rows["timings/runs"].append(key | {"seconds": found.seconds})
+        rows["timings/runs"].append(key | {"seconds": made.seconds})
     return rows
 
 
@@ -137,8 +143,8 @@ def parting(answer: list[int], alone: list[int], gaps: list[float]) -> Row:
     return {"common_prefix": prefix, "gap": None if answer == alone else gaps[at]}
 
 
-def totals(found: Answer) -> dict[str, int]:
+def totals(answer: Answer) -> dict[str, int]:
     """Return the totals of the target's calls, without that of the prompt."""
     names = ("drafted", "tested", "accepted", "emitted")
-    sums = {name: sum(getattr(call, name) for call in found.calls) for name in names}
-    return {"calls": len(found.calls), **sums}
+    sums = {name: sum(getattr(call, name) for call in answer.calls) for name in names}
+    return {"calls": len(answer.calls), **sums}

@@ -30,10 +30,10 @@ def pass_rows(pair: DecodingPair, batches: Sequence[int]) -> list[Row]:
     drafts = [run.draft_length for run in pair.runs if run.uses_model]
     longest = min(MOST_TOKENS, 1 + max(drafts, default=0))
     for batch in batches if drafts else ():
-        found, reason = or_reason(partial(pass_seconds, pair, batch, longest), pair.target.device)
-        if found is None:
+        seconds, reason = or_reason(partial(pass_seconds, pair, batch, longest), pair.target.device)
+        if seconds is None:
             print(f"passes over {batch} texts are not timed: {reason}", flush=True)
-        rows += found or []
+        rows += seconds or []
     return rows
 
 
@@ -49,8 +49,10 @@ def pass_seconds(pair: DecodingPair, batch: int, longest: int) -> list[Row]:
     passes: dict[tuple[str, int], Callable[[], object]] = {
         ("target", n): of_model(target, ids[:, : prompt + n], n) for n in range(1, longest + 1)
     }
-    one = of_model(drafter, ids[:, : prompt + 1], 1) if len(models) > 1 else of_head(drafter, ids)
-    passes["drafter", 1] = one
+    single = (
+        of_model(drafter, ids[:, : prompt + 1], 1) if len(models) > 1 else of_head(drafter, ids)
+    )
+    passes["drafter", 1] = single
     best = dict.fromkeys(passes, float("inf"))
     for _ in range(REPETITIONS):
         for which, run in passes.items():

@@ -230,7 +230,9 @@ def prompt_rows(
     `tries` are the repeats of each run, with the peak of CUDA memory. All emit the same tokens; the
     seconds of calls are of the repeat of middle seconds.
     """
-    in_order = [sorted((one for one, _ in of), key=lambda one: one.seconds) for of in tries]
+    in_order = [
+        sorted((run_of for run_of, _ in of), key=lambda run_of: run_of.seconds) for of in tries
+    ]
     answers = [repeats[len(repeats) // 2] for repeats in in_order]
     names = ("data", "calls", "levels", "timings/runs", "timings/calls")
     rows: Tables = {name: [] for name in names}
@@ -293,19 +295,19 @@ def trajectory(pair: DecodingPair, prompt: Prompt, answer: Sequence[int]) -> lis
     """Return the drafts at every step of the greedy baseline's answer."""
     logits, drafts = read_both(pair, prompt.token_ids, answer)
     token = drafts.argmax(1)
-    found, mine = logit_statistics(logits, 2), logits.gather(1, token[:, None])
+    statistics, own = logit_statistics(logits, 2), logits.gather(1, token[:, None])
     before = torch.arange(logits.shape[1], device=logits.device) < token[:, None]
-    ahead = ((logits > mine) | ((logits == mine) & before)).sum(1)
-    below = (mine[:, 0].double() - found["top_logits"][:, 0]) - found["top_surprisal"]
+    ahead = ((logits > own) | ((logits == own) & before)).sum(1)
+    below = (own[:, 0].double() - statistics["top_logits"][:, 0]) - statistics["top_surprisal"]
     columns = {
         "position": range(len(answer)),
         "token_id": answer,
         "draft_token_id": token.tolist(),
         "draft_rank": (1 + ahead).tolist(),
         "draft_log_prob": below.tolist(),
-        "z1": found["top_logits"][:, 0].tolist(),
-        "z2": found["top_logits"][:, 1].tolist(),
-        "top_surprisal": found["top_surprisal"].tolist(),
+        "z1": statistics["top_logits"][:, 0].tolist(),
+        "z2": statistics["top_logits"][:, 1].tolist(),
+        "top_surprisal": statistics["top_surprisal"].tolist(),
     }
     return [
         {"prompt_id": prompt.prompt_id, **dict(zip(columns, row, strict=True))}

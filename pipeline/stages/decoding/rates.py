@@ -44,7 +44,9 @@ def sibling_rates(artifact: Artifact, method: Method, count: int) -> Floats:
     steps = np.unique(np.linspace(0, len(table) - 1, STEPS).astype(np.intp))
     table = table.take(pa.array(steps))
     pair = [_stored(table, prefix, facts, method.temperature) for prefix in ("", "draft_")]
-    p, q = aligned(*(truncated(one, method.top_p, method.top_k) for one in pair))
+    p, q = aligned(
+        *(truncated(probabilities, method.top_p, method.top_k) for probabilities in pair)
+    )
     if method.drafts_most_probable:  # the drafter's tokens come first, by decreasing q
         rates = p[:, : min(count, pair[1][0].shape[1])].mean(axis=0)
     else:

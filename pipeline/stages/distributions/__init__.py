@@ -22,13 +22,13 @@ def check(request: Request) -> None:
     """
     config = request.config
     check_stored_tokens(request.rules, config.distributions.k)
-    asked = config.distributions
-    if bool(asked.answers) != (asked.source == "answers"):
+    settings = config.distributions
+    if bool(settings.answers) != (settings.source == "answers"):
         raise PipelineError(
-            f"distributions.answers={list(asked.answers)} and distributions.source={asked.source} "
-            "contradict each other: give both, source=answers and its files, or neither"
+            f"distributions.answers={list(settings.answers)} and "
+            f"distributions.source={settings.source} contradict each other: give both, source=answers and its files, or neither"
         )
-    if asked.source != "logs":
+    if settings.source != "logs":
         return
     if config.drafter is not None:
         raise PipelineError(
@@ -57,24 +57,24 @@ def check(request: Request) -> None:
 def nodes(request: Request) -> list[Node]:
     """The distributions of each target's trajectories, or along answers that an engine served."""
     config = request.config
-    asked, served = config.distributions, config.distributions.source == "answers"
+    settings, served = config.distributions, config.distributions.source == "answers"
     made = []
     pairs = zip(config.targets.items(), request.by_target("prompts"), strict=True)
     for (key, target), prompts in pairs:
         spec: LoggedDistributions | DistributionsSpec
-        if asked.source == "logs":
+        if settings.source == "logs":
             log = request.log_spec(f"targets.{key}", target.path)
-            assert asked.log.vocab_size is not None
-            spec = LoggedDistributions(log, asked.log.vocab_size, asked.k, target.label)
+            assert settings.log.vocab_size is not None
+            spec = LoggedDistributions(log, settings.log.vocab_size, settings.k, target.label)
         else:
             spec = DistributionsSpec(
                 request.model_spec(f"targets.{key}", target),
-                steps=asked.steps,
-                k=asked.k,
-                temperature=asked.temperature,
-                top_p=asked.top_p,
-                top_k=asked.top_k,
-                seed=None if served else asked.seed,
+                steps=settings.steps,
+                k=settings.k,
+                temperature=settings.temperature,
+                top_p=settings.top_p,
+                top_k=settings.top_k,
+                seed=None if served else settings.seed,
                 temperatures=temperatures_to_store(config),
                 served=served,
             )
@@ -87,8 +87,8 @@ def temperatures_to_store(config: Config) -> tuple[float, ...]:
 
     Those of the configuration, and that of the certificates: one that is listed needs no new pass.
     """
-    asked = {*config.distributions.temperatures, config.certificates.temperature}
-    return tuple(sorted(asked - {1.0}))
+    temperatures = {*config.distributions.temperatures, config.certificates.temperature}
+    return tuple(sorted(temperatures - {1.0}))
 
 
 STAGE = Stage(

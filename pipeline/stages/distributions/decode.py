@@ -62,16 +62,16 @@ def decode_batch(
         logits = texts.read(batch.ids)[:, -1]
     for step in range(steps):
         with watch("statistics"):
-            found = stored_statistics(logits, k, spec.temperatures)
-            token = found["top_ids"][:, 0].long()
+            columns = stored_statistics(logits, k, spec.temperatures)
+            token = columns["top_ids"][:, 0].long()
             if spec.temperature > 0:
                 drawn = noise[rows, step]
                 token = choose(logits, drawn, spec.temperature, spec.top_p, spec.top_k)
-            found["token_id"] = token.int()
+            columns["token_id"] = token.int()
             if not out:
                 size = (len(prompts), steps)
-                out = {name: t.new_zeros((*size, *t.shape[1:])) for name, t in found.items()}
-            for name, values in found.items():
+                out = {name: t.new_zeros((*size, *t.shape[1:])) for name, t in columns.items()}
+            for name, values in columns.items():
                 out[name][rows, step] = values
         progress(len(rows))
         if step + 1 == steps:
@@ -94,8 +94,8 @@ def decode_batch(
 
 def stored_statistics(logits: Tensor, k: int, temperatures: Sequence[float]) -> Found:
     """Return the stored columns of logits (N, V), at temperature 1 and at others."""
-    found = logit_statistics(logits, k, [1.0, *temperatures])
-    return found | {"top_ids": found["top_ids"].int()}
+    columns = logit_statistics(logits, k, [1.0, *temperatures])
+    return columns | {"top_ids": columns["top_ids"].int()}
 
 
 def uniforms(seed: int, prompt_id: str, steps: int) -> np.ndarray:
@@ -162,14 +162,14 @@ def score_batch(
     k, parts = min(spec.k, model.vocab_size), []
 
     def statistics(logits: Tensor) -> Found:
-        found = concat_columns(
+        columns = concat_columns(
             in_threads(
                 lambda rows: stored_statistics(logits[rows], k, spec.temperatures),
                 len(logits),
                 logits.device,
             )
         )
-        return {name: tensor.unflatten(0, (len(answers), -1)) for name, tensor in found.items()}
+        return {name: tensor.unflatten(0, (len(answers), -1)) for name, tensor in columns.items()}
 
     for begin, end, steps in batch.blocks(HELD[model.device.type], model.vocab_size):
         with watch("decode" if steps else "prefill"):

@@ -58,11 +58,11 @@ def write_log(node: Node[LoggedDistributions], pending: Pending) -> None:
 def distributions_table(log: EngineLog, vocab_size: int) -> pa.Table:
     """Return the rows of data.parquet; entropy is NaN, for it is not known."""
     schema = columns.schema("distributions", k=log.k)
-    found = stacked(log.trajectories)
-    values, rows = found["log_probs"], len(found["log_probs"])
+    steps = stacked(log.trajectories)
+    values, rows = steps["log_probs"], len(steps["log_probs"])
     with np.errstate(divide="ignore"):
         tail = np.log(np.clip(1.0 - np.exp(values).sum(axis=1), 0.0, None))
-    found |= {
+    steps |= {
         "top_logits": values.astype(np.float32),
         "logsumexp": np.zeros(rows),
         "top_surprisal": -values[:, 0],
@@ -70,4 +70,4 @@ def distributions_table(log: EngineLog, vocab_size: int) -> pa.Table:
         "entropy": np.full(rows, np.nan),
         **dict.fromkeys(columns.TEMPERED, np.empty((rows, 0))),
     }
-    return columns.table(found, schema)
+    return columns.table(steps, schema)

@@ -69,7 +69,7 @@ def nodes(request: Request) -> list[Node]:
     config, drafter = request.config, request.config.drafter
     if drafter is None or config.distributions.source == "logs":
         return []
-    if drafter.head is not None and "drafts" in request.asked and _wanted(request):
+    if drafter.head is not None and "drafts" in request.wanted and _wanted(request):
         depths, shortest = drafter.head.depths, config.prompts.min_tokens
         if shortest <= depths:  # a draft follows a token with a hidden state, and one read with it
             raise PipelineError(
@@ -86,7 +86,7 @@ def nodes(request: Request) -> list[Node]:
         )
         for distributions in request.nodes["distributions"]
     ]
-    if STAGE.name in request.asked and drafter.head is None:
+    if STAGE.name in request.wanted and drafter.head is None:
         for node in made:
             if not request.made(node):
                 _check_tokens(f"targets.{node.label}", node.spec.target.settings.path, drafter.path)
@@ -107,10 +107,10 @@ def _wanted(request: Request) -> bool:
     """Whether the artifacts are made: stage decoding takes them for some trees only."""
     from pipeline.plan.methods import build_methods
 
-    asked = request.config.decoding
+    settings = request.config.decoding
     if request.config.stage != "decoding":
         return True
-    methods = build_methods(asked.methods, request.named, asked.draft_length)
+    methods = build_methods(settings.methods, request.named, settings.draft_length)
     return any(method.needs_drafts for method in methods)
 
 

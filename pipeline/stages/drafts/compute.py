@@ -96,7 +96,9 @@ class DraftsWorker:
             sampled=sampled_temperature(node.upstream["distributions"][0].spec),
         )
         self.device = target.device
-        longest = max(len(self._prompts[name]) + len(one) for name, one in self._answers.items())
+        longest = max(
+            len(self._prompts[name]) + len(answer) for name, answer in self._answers.items()
+        )
         for model in (target, drafter):
             if isinstance(model, LanguageModel):
                 model.check_context(longest, "distributions.steps")
@@ -199,17 +201,17 @@ def compare_shard(
     """
     tokens = [answer["token_id"].to_pylist() for answer in answers.values()]
     batch = Batch.make(list(prompts.values()), tokens, pair.target.device)
-    found = {name: one.cpu() for name, one in teacher_force(pair, batch, progress).items()}
+    measured = {name: column.cpu() for name, column in teacher_force(pair, batch, progress).items()}
     inside = torch.arange(max(map(len, tokens))) < batch.lengths.cpu()[:, None]
-    left_out = torch.where(inside[..., None], found.pop("left_out"), 0).amax((0, 1))
+    left_out = torch.where(inside[..., None], measured.pop("left_out"), 0).amax((0, 1))
     drifts: list[tuple[int, float]] = []
     schema = columns.schema(
-        "drafts", "data", pair.k, pair.draft_k, pair.depths, optional="full_kl" in found
+        "drafts", "data", pair.k, pair.draft_k, pair.depths, optional="full_kl" in measured
     )
 
     def tables() -> Iterator[pa.Table]:
         for row, (prompt, answer) in enumerate(answers.items()):
-            rows = {name: one[row, : len(answer)].numpy() for name, one in found.items()}
+            rows = {name: column[row, : len(answer)].numpy() for name, column in measured.items()}
             broken = np.flatnonzero(~np.isfinite(rows["entropy"] + rows["draft_entropy"]))
             if len(broken):
                 raise PipelineError(
@@ -263,8 +265,10 @@ def teacher_force(pair: ComparedPair, batch: Batch, progress: Callable[[int], ob
                 drafts = [head.logits(output) for output in outputs]
                 completed = head.completed(outputs[0], drafts[0])
         if steps:
-            found = measure(pair, logits.flatten(0, 1), drafts, completed)
-            parts.append({name: one.unflatten(0, (size, steps)) for name, one in found.items()})
+            columns = measure(pair, logits.flatten(0, 1), drafts, completed)
+            parts.append(
+                {name: column.unflatten(0, (size, steps)) for name, column in columns.items()}
+            )
             progress(size * steps)
     return concat_columns(parts, dim=1)
 

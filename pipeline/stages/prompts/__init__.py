@@ -25,9 +25,9 @@ def check(request: Request) -> None:
             f"prompts.min_tokens={prompts.min_tokens} exceeds "
             f"prompts.max_tokens={prompts.max_tokens}: no prompt has such a length"
         )
-    asked = STAGE.name in request.asked and request.config.distributions.source == "model"
+    wanted = STAGE.name in request.wanted and request.config.distributions.source == "model"
     missing = {node.fingerprint: node for node in nodes(request) if not request.made(node)}
-    if asked and missing:
+    if wanted and missing:
         from pipeline.stages.prompts.compute import foreseen
 
         say([problem for node in missing.values() for problem in foreseen(node)])

@@ -172,13 +172,13 @@ def sample(rows: Source, tokenizer: Any, wanted: Prompts, hub: str | None = None
 
 def _too_few(
     rows: Source,
-    found: int,
+    count: int,
     excluded: Mapping[str, ExcludedRows],
     lengths: Sequence[int],
     wanted: Prompts,
 ) -> str:
     """Return the error of a source with `found` usable rows: the keys to change, and how."""
-    change = [f"lower prompts.count to {found}"] if found else []
+    change = [f"lower prompts.count to {count}"] if count else []
     whole = [
         f"raise prompts.{key} to {max(lengths)}"
         if key == "max_tokens"
@@ -198,7 +198,7 @@ def _too_few(
         )
     have = f" (all that it has: {min(lengths)} to {max(lengths)})" if lengths else ""
     return (
-        f"prompts.count={wanted.count}: prompts.source={wanted.source} has only {found} prompts of "
+        f"prompts.count={wanted.count}: prompts.source={wanted.source} has only {count} prompts of "
         f"{wanted.min_tokens} to {wanted.max_tokens} tokens{have} (excluded, rows counted "
         f"from 0: {excluded_rows(excluded, wanted) or 'none'}): "
         + (", or ".join(change) or "give other prompts")

@@ -35,7 +35,7 @@ def check(request: Request) -> None:
     """
     labels = [target.label for target in request.config.targets.values()]
     twice = next((label for label in labels if labels.count(label) > 1), None)
-    if twice is not None and STAGE.name in request.asked:
+    if twice is not None and STAGE.name in request.wanted:
         raise PipelineError(
             f"targets.*.label={twice} is given to two targets: the report needs different names"
         )
@@ -78,7 +78,7 @@ def _engine_spec(request: Request) -> EngineSpec | None:
         PipelineError: the file can't be read, or is of a drafter that the study does not have.
     """
     asked = request.config.decoding
-    if asked.costs is None or STAGE.name not in request.asked:
+    if asked.costs is None or STAGE.name not in request.wanted:
         return None
     from pipeline.engines.costs import read_costs
 
