@@ -41,8 +41,8 @@ def task_file(name: str) -> Path:
     if path.suffix != ".jsonl" or not path.is_file():
         raise PipelineError(
             f"accuracy.tasks: {name} is no task: give {', '.join(own_tasks)} or a file *.jsonl "
-            "(tasks of lm-evaluation-harness, also those that run a model's code, are run by python -m "
-            "pipeline.harness)"
+            "(tasks of lm-evaluation-harness, also those that run a model's code, are run by "
+            "python -m pipeline.harness)"
         )
     return path
 

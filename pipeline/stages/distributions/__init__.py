@@ -26,7 +26,8 @@ def check(request: Request) -> None:
     if bool(settings.answers) != (settings.source == "answers"):
         raise PipelineError(
             f"distributions.answers={list(settings.answers)} and "
-            f"distributions.source={settings.source} contradict each other: give both, source=answers and its files, or neither"
+            f"distributions.source={settings.source} contradict each other: give both, "
+            "source=answers and its files, or neither"
         )
     if settings.source != "logs":
         return
