@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pipeline.errors import DamagedError, PipelineError
-from pipeline.store import columns as known
+from pipeline.store import columns as schemas
 from pipeline.store.durable import file_digest, put, read_sealed, sync, write_sealed
 from pipeline.store.node import RECORD, Node, content_digest, slug
 from pipeline.store.plain import Plain, from_plain, to_plain
@@ -146,7 +146,7 @@ class Artifact:
         path = self.directory / f"{name}.parquet"
         try:
             with pq.ParquetFile(path, page_checksum_verification=True) as file:
-                known.check_schema(self.record.stage, name, file.schema_arrow, path)
+                schemas.check_schema(self.record.stage, name, file.schema_arrow, path)
                 yield file
         except (OSError, pa.ArrowException, PipelineError) as error:
             raise DamagedError(self.directory, f"{path} can't be read ({error})") from error
@@ -183,7 +183,7 @@ class Pending:
         import pyarrow.parquet as pq
 
         path = self.directory / f"{name}.parquet"
-        known.check_schema(self.stage, name, schema, path)
+        schemas.check_schema(self.stage, name, schema, path)
         with pq.ParquetWriter(path, schema, compression="zstd", write_page_checksum=True) as writer:
             yield writer
         self.rows[name] = pq.read_metadata(path).num_rows
