@@ -13,8 +13,8 @@ passes, and prints seconds, memory, and the differences of tokens, logits and ce
 
 ``passes`` times passes of study=smollm2 over n tokens after a prompt of 160 tokens, with
 transformers' own linear maps and attention, and with the skinny matrix products of
-`pipeline.models.few_rows`. With device.threads=1 it counts processor time, which other programs
-disturb less.
+`pipeline.models.skinny_matmul`. With device.threads=1 it counts processor time, which other
+programs disturb less.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from pipeline.decoding.verifiers import Match
 from pipeline.engines.servers import Sampling, Server, open_server, request_body
 from pipeline.execution import runner
 from pipeline.execution.stopwatch import Stopwatch, peak_memory
-from pipeline.models import few_rows
+from pipeline.models import skinny_matmul
 from pipeline.models.heads.hidden_drafter import HiddenDrafter
 from pipeline.models.language_model import LanguageModel
 from pipeline.models.load import load_model, load_pair
@@ -286,7 +286,7 @@ def time_passes(overrides: list[str]) -> None:
     _, nodes, _ = prepare(composed(["study=smollm2", *overrides]))
     (used,) = models_of(nodes["distributions"][0])
     models = {"skinny": load_model(used)}
-    few_rows.LEAST_BYTES = sys.maxsize
+    skinny_matmul.LEAST_BYTES = sys.maxsize
     models["transformers"] = load_model(used)
     ids = torch.randint(100, 1000, (PROMPT,), generator=torch.Generator().manual_seed(0))
     sequences = {kind: Text(model, PROMPT + max(TOKENS)) for kind, model in models.items()}

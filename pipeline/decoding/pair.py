@@ -141,7 +141,7 @@ def decode_timed(
     """Decode one prompt with one method; return the answer and the peak of CUDA memory."""
     device = pair.target.device
     noise = Noise(pair.seed, prompt.prompt_id, steps, device, draft_length=method.draft_length)
-    choice, verifier = laws_of(method, noise)
+    choice, verifier = scheme_of(method, noise)
     cuda = device.type == "cuda"
     if cuda:
         torch.cuda.reset_peak_memory_stats(device)
@@ -171,7 +171,7 @@ def drafter_of(pair: DecodingPair, method: Method, choice: Choice) -> Drafter:
     return drafter
 
 
-def laws_of(method: Method, noise: Noise) -> tuple[Choice, Verifier]:
+def scheme_of(method: Method, noise: Noise) -> tuple[Choice, Verifier]:
     """Return the choice of drafted tokens and the verifier of `method`."""
     t, kept = method.temperature, Truncation(method.top_p, method.top_k)
     if method.sampling == RACES:

@@ -170,7 +170,7 @@ class SpeculativeSampling:
         def rows(at: int) -> tuple[NDArray[Any], NDArray[Any] | None]:
             if at == n:
                 return read(p[at])[0], None
-            target, drawn = read(p[at], draft_law(draft, at, size))
+            target, drawn = read(p[at], draft_probabilities(draft, at, size))
             return target, drawn
 
         uniforms = self._uniforms
@@ -220,9 +220,9 @@ class DrawnPath:
 
 
 class BudgetSampling:
-    """Speculative sampling of the law that accepts most at a divergence from the target.
+    """Speculative sampling of the distribution that accepts most at a divergence from the target.
 
-    What is emitted at a drafted position has the law r = clip(q, c2 p, c1 p).
+    The token at a drafted position has the distribution r = clip(q, c2 p, c1 p).
     """
 
     def __init__(
@@ -235,15 +235,15 @@ class BudgetSampling:
         """Sample at `temperature`; `budget` is c1 or ratio, or a divergence, and its value."""
         self._target = Inversion(temperature, noise, TOKEN, kept)
         name, value = budget
-        dial = ("divergence", value, name) if name in FAMILIES else (name, value)
-        self._uniforms, self._dial = noise.uniforms, dial
+        parameter = ("divergence", value, name) if name in FAMILIES else (name, value)
+        self._uniforms, self._parameter = noise.uniforms, parameter
 
     def verify(self, logits: Tensor, draft: Draft, position: int) -> Verified:
         """Test drafted tokens one after the other."""
-        q = draft_law(draft, slice(None), logits.shape[1])
+        q = draft_probabilities(draft, slice(None), logits.shape[1])
         drafted, (p, qs) = read_call(logits, draft, self._target.weights(logits), q)
         for at, (token, q_at) in enumerate(zip(drafted, qs, strict=True)):
-            r, _, _ = clipped_target(p[at], q_at, *self._dial)
+            r, _, _ = clipped_target(p[at], q_at, *self._parameter)
             if not self._uniforms[position + at, TEST] * q_at[token] < r[token]:
                 weights = schemes.residual(r, q_at)
                 break
@@ -296,7 +296,7 @@ class BlockVerification:
     def verify(self, logits: Tensor, draft: Draft, position: int) -> Verified:
         """Accept the longest prefix whose own test succeeds."""
         uniforms = self._noise.of_call(position)
-        q = draft_law(draft, slice(None), logits.shape[1])
+        q = draft_probabilities(draft, slice(None), logits.shape[1])
         drafted, (p, qs) = read_call(logits, draft, self._target.weights(logits), q)
         accepted, token = schemes.block_verification(
             drafted, p, qs, uniforms[:, TEST], lambda at: uniforms[at, TOKEN]
@@ -311,7 +311,7 @@ def parent_rows(logits: Tensor, draft: Draft) -> Tensor:
     return logits[send(draft.tree.parents, logits.device) + 1]
 
 
-def draft_law(draft: Draft, at: int | slice, size: int) -> Tensor:
+def draft_probabilities(draft: Draft, at: int | slice, size: int) -> Tensor:
     """Return the distributions (V,) or (n, V) of drafted tokens: 1 at those that are not drawn."""
     if draft.weights is None:
         return one_hot(draft.tokens[at], size).double()

@@ -22,13 +22,13 @@ from transformers import logging as transformers_logging
 from pipeline.errors import PipelineError, first_line
 from pipeline.models import caches
 from pipeline.models.devices import choose_device, set_up
-from pipeline.models.few_rows import use_few_queries, use_few_rows
 from pipeline.models.heads.head_files import read_head
 from pipeline.models.heads.hidden_drafter import HiddenDrafter
 from pipeline.models.heads.load import check_head, load_head
 from pipeline.models.language_model import Head, LanguageModel
 from pipeline.models.passes import check_cached_steps
 from pipeline.models.prompt_tokens import check_same_tokens
+from pipeline.models.skinny_matmul import use_few_queries, use_skinny_matmul
 from pipeline.plan.specs import ModelSpec
 from pipeline.store.hub import MODEL_FILES, hub_files
 from pipeline.store.identity import TOKENIZER_FILES, local_path
@@ -155,7 +155,7 @@ def wrap(
         raise PipelineError(f"{key}: {type(module).__name__} has no linear output projection")
     if head.weight.dtype != wanted:
         module.set_output_embeddings(Head(head, wanted))
-    if use_few_rows(module):
+    if use_skinny_matmul(module):
         use_few_queries(module)
     return LanguageModel(
         module, label, device, head.out_features, tuple(token for token in eos if token is not None)

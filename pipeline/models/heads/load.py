@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 
 from pipeline.errors import PipelineError, first_line
-from pipeline.models.few_rows import use_few_rows
 from pipeline.models.heads.head_files import (
     EMBEDDING,
     OFFSETS,
@@ -21,6 +20,7 @@ from pipeline.models.heads.head_files import (
 )
 from pipeline.models.heads.hidden_drafter import HiddenDrafter, like_target, projection_of
 from pipeline.models.language_model import LanguageModel, linear_of
+from pipeline.models.skinny_matmul import use_skinny_matmul
 from pipeline.plan.specs import ModelSpec
 
 
@@ -48,7 +48,7 @@ def load_head(spec: ModelSpec, target: LanguageModel) -> HiddenDrafter:
     if EMBEDDING in weights:
         embedding = nn.Embedding.from_pretrained(weights[EMBEDDING].to(device, dtype))
     parts = nn.ModuleList([head.eval().requires_grad_(False).to(device, dtype), projection])
-    use_few_rows(parts, halves=True)
+    use_skinny_matmul(parts, halves=True)
     made = HiddenDrafter(
         target,
         head=head,

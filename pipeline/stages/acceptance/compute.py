@@ -165,11 +165,11 @@ def _sampled(
     measured = {SPECULATIVE: 1.0 - tv, ARGMAX: argmax}
     for rule in (rule for rule in rules if rule.samples):
         measured |= readings(rule, steps.target, steps.draft_rank, argmax)
-    for law, count in violations(dist, kl, measured).items():
+    for scheme, count in violations(dist, kl, measured).items():
         if count:
             raise PipelineError(
-                f"{law}: {count} steps accept with a smaller probability than their certificates "
-                "guarantee. This is a bug: please report it"
+                f"{scheme}: {count} steps accept with a smaller probability than their "
+                "certificates guarantee. This is a bug: please report it"
             )
     frame = sampling_statistics(dist, kl, measured, rules, bootstrap)
     return (

@@ -116,7 +116,7 @@ def answer(pair: DecodingPair, question: Question, text: Callable[[list[int]], s
                 "drafter": method.drafter,
                 "draft_length": method.draft_length,
                 "temperature": method.temperature,
-                **parting(made.tokens, alone.tokens, decoded[tuple(alone.tokens)][0]),
+                **first_difference(made.tokens, alone.tokens, decoded[tuple(alone.tokens)][0]),
                 **totals(made),
             }
         )
@@ -136,8 +136,11 @@ def counted_steps(logits: Tensor, answer: tuple[int, ...]) -> tuple[list[float],
     }
 
 
-def parting(answer: list[int], alone: list[int], gaps: list[float]) -> Row:
-    """Return where an answer parts from the baseline's, and how near a tie the target was there."""
+def first_difference(answer: list[int], alone: list[int], gaps: list[float]) -> Row:
+    """Return the tokens before an answer's first difference from the baseline's, and the gap there.
+
+    The gap is that of the target's two largest logits: near 0 is near a tie.
+    """
     prefix = compared(answer, alone)["common_prefix"]
     at = min(prefix, len(alone) - 1)  # one answer may be the beginning of the other
     return {"common_prefix": prefix, "gap": None if answer == alone else gaps[at]}

@@ -333,10 +333,12 @@ def contexts(pair: DecodingPair, prompt: Prompt, run: Method, answer: Sequence[i
     """Return KL and H[R] at every token of an answer of the target alone."""
     kept = Truncation(run.top_p, run.top_k)
     both = read_both(pair, prompt.token_ids, answer)
-    laws = [kept.tempered(logits, run.temperature).log_softmax(1).cpu().numpy() for logits in both]
+    log_probs = [
+        kept.tempered(logits, run.temperature).log_softmax(1).cpu().numpy() for logits in both
+    ]
     names = ("kl", "greedy_entropy", "races_entropy")
     key = {"prompt_id": prompt.prompt_id, "run": pair.runs.index(run)}
     return [
         key | {"position": at, **dict(zip(names, index_entropies(p, q), strict=True))}
-        for at, (p, q) in enumerate(zip(*laws, strict=True))
+        for at, (p, q) in enumerate(zip(*log_probs, strict=True))
     ]
