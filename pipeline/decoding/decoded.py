@@ -53,6 +53,7 @@ def read_decoded(target: str, drafter: str, artifact: Artifact) -> Decoded:
         passes=frame("timings/passes"),
         contexts=frame("contexts"),
         vocabulary=facts.vocab_size,
+        texts=frame("texts"),
     )
 
 

@@ -57,7 +57,7 @@ def read(
     vocab_size: int = V,
     error: float | None = None,
 ) -> EngineLog:
-    return read_log(path, LogSpec(Identity(), 1, part, error), k, vocab_size)
+    return read_log(path, LogSpec(str(path), Identity(), 1, part=part, error=error), k, vocab_size)
 
 
 def sizes(log: EngineLog) -> dict[str, int]:

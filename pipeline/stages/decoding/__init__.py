@@ -146,6 +146,16 @@ STAGE = Stage(
             "greedy_entropy": Column("float64", "H[R] of speculative sampling, drafts independent"),
             "races_entropy": Column("float64", "H[R] of exponential races, drafts independent"),
         },
+        "texts": RUN
+        | {
+            "text": Column("string", "target: its own answer; own: the run's; rejected: drafts"),
+            "position": Column("int32", "in the answer, of the token that is chosen or drafted"),
+            "place": Column("int32", "behind a rejected token: place in the draft, else 0"),
+            "entropy": Column("float64", "of the target's distribution there, nats"),
+            "top_probability": Column("float64", "p of rank 1"),
+            "certificate": Column("float64", "R of the run's rule, its lower end, nats"),
+            "kl": Column("float64", "KL(p‖q); inf where q lacks a token; null of rejected"),
+        },
         "failures": {
             "prompt_id": Column("string", "the prompt"),
             "reason": Column("string", "why it has no answer"),

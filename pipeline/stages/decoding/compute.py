@@ -46,6 +46,7 @@ from pipeline.plan.specs import DecodingSpec
 from pipeline.stages.decoding import PASSES, RUN, STAGE
 from pipeline.stages.decoding.batches import pass_rows
 from pipeline.stages.decoding.rates import with_measured_trees
+from pipeline.stages.decoding.texts import text_rows
 from pipeline.store.artifacts import Artifact, Pending
 from pipeline.store.columns import Row, Tables, schema
 from pipeline.store.node import Node
@@ -280,6 +281,7 @@ def prompt_rows(
     greedy = next((tokens for run, tokens in alone.items() if run.temperature == 0), None)
     if greedy is not None:
         rows["trajectory"] = trajectory(pair, prompt, greedy)
+    rows["texts"] = text_rows(pair, prompt, answers, alone)
     rows["contexts"] = [
         row for run in drawn_baselines(pair.runs) for row in contexts(pair, prompt, run, alone[run])
     ]

@@ -122,7 +122,9 @@ def sections_of(measured: Measured) -> Iterator[Section]:
     if decoded:
         made = [one.decoding for one in sources if one.decoding is not None]
         title = f"How it decodes with {spec.drafter}"
-        yield decoding_section(title, decoded, spec.statistics, setups.extent(decoded, made))
+        level = compared_level(results["runs"]["eps"])
+        extent = setups.extent(decoded, made)
+        yield decoding_section(title, decoded, spec.statistics, level, paragraphs=extent)
         says = [*setups.machines(decoded, made), *setups.warning(decoded, speeds)]
         yield speed_section(title, decoded, speeds, says)
     answered = [one.accuracy.artifact for one in sources if one.accuracy is not None]

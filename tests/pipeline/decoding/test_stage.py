@@ -15,6 +15,9 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from analysis.certificates.certify import certify
+from analysis.rules import Additive, StrictGreedy
+from analysis.topk import TopK
 from analysis.trees.entropy import index_entropies
 from analysis.trees.topology import Topology
 from pipeline.decoding import pair
@@ -44,6 +47,9 @@ METHODS = [
     {"drafter": "model", "sampling": "speculative", "draft_length": 2, "temperature": 1.0},
     {"drafter": "model", "sampling": "races", "draft_length": [1, 3], "temperature": 1.0},
     {"drafter": "model", "sampling": "block", "draft_length": 3, "temperature": 1.0},
+]
+ADDITIVE = [
+    {"drafter": "model", "rule": "additive", "t": 0.01, "draft_length": 3, "temperature": 0}
 ]
 TREES = [
     {"drafter": "model", "rule": "tree", "m": 2, "draft_length": 3, "temperature": 0},
@@ -116,7 +122,7 @@ def content(pending: Pending) -> dict[str, Any]:
     artifact = Artifact(pending.directory)
     return {
         name: artifact.read(name).to_pylist()
-        for name in ("data", "calls", "levels", "trajectory", "contexts", "failures")
+        for name in ("data", "calls", "levels", "trajectory", "contexts", "texts", "failures")
     }
 
 
@@ -391,3 +397,44 @@ def test_later_turns_that_do_not_fit_are_left_out_and_named(
         assert (answer["question_id"], answer["category"]) == (0, "s")
     said = capsys.readouterr().out
     assert "prompt 0: answers hold its first turn only: a prompt of 19 tok" in said
+
+
+def test_texts_are_those_of_plain_passes_and_rejected_drafts_follow_the_accepted_tokens(
+    stage: Any, target: LanguageModel, drafter: LanguageModel, request: pytest.FixtureRequest
+) -> None:
+    pending = stage(PROMPTS[:2], chosen=[METHODS[0], *ADDITIVE])
+    runs, tables = pending.facts["runs"], content(pending)
+    answers = {(row["prompt_id"], row["run"]): row["token_ids"] for row in tables["data"]}
+    calls = {(row["prompt_id"], row["run"], row["position"]): row for row in tables["calls"]}
+    alone = next(at for at, run in enumerate(runs) if run["drafter"] == "none")
+    seen = set()
+    for row in tables["texts"]:
+        seen.add((row["text"], runs[row["run"]]["rule"]["rule"]))
+        prompt, run, at = PROMPTS[int(row["prompt_id"])], row["run"], row["position"]
+        answer = answers[row["prompt_id"], alone if row["text"] == "target" else run]
+        before = answer[:at]
+        if row["text"] == "rejected":
+            begin = at - row["place"] + 1
+            call = calls[row["prompt_id"], run, begin]
+            assert call["accepted"] + 1 < row["place"] <= call["drafted"]
+            if "head" in request.node.name:  # its drafts read hidden states
+                continue
+            before = answer[:begin]  # strict: the accepted tokens are the answer's own
+            while len(before) < at:
+                before = [*before, int(logits(drafter, prompt + before)[-1].argmax())]
+        p = logits(target, prompt + before)[-1].double().softmax(0).numpy()
+        assert row["top_probability"] == pytest.approx(p.max(), abs=1e-4)
+        assert row["entropy"] == pytest.approx(-(p * np.log(p)).sum(), abs=1e-3)
+        strict = runs[run]["rule"]["rule"] == "greedy"
+        rule = StrictGreedy() if strict else Additive(0.01)
+        wanted = certify(TopK.from_probabilities(p), rule).lower[0, 0]
+        assert row["certificate"] == pytest.approx(wanted, abs=1e-3)
+        if row["text"] == "rejected":
+            assert row["kl"] is None
+        elif "head" in request.node.name:
+            assert row["kl"] == math.inf
+        else:
+            q = logits(drafter, prompt + before)[-1].double().softmax(0).numpy()
+            assert row["kl"] == pytest.approx((p * np.log(p / q)).sum(), abs=1e-3)
+    assert {text for text, _ in seen} == {"target", "own", "rejected"}
+    assert len(seen) == 6
