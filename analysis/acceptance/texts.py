@@ -13,6 +13,7 @@ from ..statistics.bootstrap import Floats, PromptBootstrap, Resampling
 from .judgement import CERTIFICATE_ROUNDING, rounding
 
 TARGET, OWN, REJECTED = "target", "own", "rejected"  # values of the column text
+POSITION = ["prompt_id", "position"]
 STATISTICS = {  # column: printed name
     "certified": "certified at ε = {eps:g}",
     "by_drafter": "certified for this drafter",
@@ -32,10 +33,12 @@ def text_statistics(steps: pd.DataFrame, eps: float, statistics: Resampling) -> 
 
     Returns:
         One row for each run and statistic: `alone`, along the target's own answers; `own`, along
-        the run's, and `rejected`, behind rejected tokens of drafts; their differences from
-        `alone`, over the prompts that have both, with intervals (own_difference, own_ci_low, ...);
-        `place_2`, ..., the rejected ones by place in the draft; the number of steps of each
-        text. The share certified for this drafter needs its KL, which rejected ones lack: NaN.
+        the run's, and its difference from `alone` with an interval (own_difference, own_ci_low,
+        own_ci_high), over the prompts of both; `rejected`, behind rejected tokens of drafts;
+        `emitted`, along the run's answer at the same positions, and the difference of the two
+        (rejected_difference, ...); `place_2`, ..., the rejected ones by place in the draft; the
+        number of steps of each text. Rejected ones have no KL: their share certified for this
+        drafter is NaN.
     """
     kl, r = (steps[name].to_numpy(np.float64) for name in ("kl", "certificate"))
     below = np.isposinf(r) | (kl + rounding("kl", kl) < (1 - CERTIFICATE_ROUNDING) * r)
@@ -43,11 +46,15 @@ def text_statistics(steps: pd.DataFrame, eps: float, statistics: Resampling) -> 
     rows = []
     for run, own in values.groupby("run"):
         texts = {text: own[own["text"] == text] for text in (TARGET, OWN, REJECTED)}
+        # rejections come where the target is unsure, so each is compared with its own position
+        texts[REJECTED] = texts[REJECTED].merge(texts[OWN][POSITION], on=POSITION)
+        emitted = texts[REJECTED][POSITION].merge(texts[OWN], on=POSITION)
         places = dict([*texts[REJECTED].groupby("place")])
         for name in STATISTICS:
             row = {"run": run, "statistic": name, "alone": _statistic(texts[TARGET], name)}
-            for text in (OWN, REJECTED):
-                row |= _compared(texts[text], texts[TARGET], name, text, statistics)
+            row["emitted"] = _statistic(emitted, name)
+            for text, others in ((OWN, texts[TARGET]), (REJECTED, emitted)):
+                row |= _compared(texts[text], others, name, text, statistics)
             row |= {f"steps_{text}": len(part) for text, part in texts.items()}
             rows.append(row | {f"place_{at}": _statistic(of, name) for at, of in places.items()})
     return pd.DataFrame(rows)

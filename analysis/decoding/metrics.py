@@ -20,7 +20,10 @@ from .predicted import closed_form
 
 PASSES = ["model", "batch", "tokens", "seconds"]
 CONTEXTS = ["prompt_id", "run", "position", "kl", "greedy_entropy", "races_entropy"]
-TEXTS = ["prompt_id", "run", "text", "place", "entropy", "top_probability", "certificate", "kl"]
+TEXTS = [
+    *("prompt_id", "run", "text", "position", "place"),
+    *("entropy", "top_probability", "certificate", "kl"),
+]
 LEVELS = ["prompt_id", "run", "position", "level", "children", "accepted"]
 
 
@@ -54,8 +57,8 @@ class Decoded:
         vocabulary: number of tokens that both models have.
         texts: the target's distribution at each token of its own answer (text "target"), of a
             run's (own), and of drafts behind their first rejected token (rejected, with the
-            place in the draft): prompt_id, run, text, place, entropy, top_probability,
-            certificate (of the run's rule), kl.
+            place in the draft): prompt_id, run, text, position, place, entropy,
+            top_probability, certificate (of the run's rule), kl.
     """
 
     target: str

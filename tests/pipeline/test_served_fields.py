@@ -15,10 +15,8 @@ import pytest
 from pipeline.engines.written.answers import read_objects
 from pipeline.engines.written.served import EMPTY, read_served
 from pipeline.models.load import load_tokenizer
-from pipeline.plan.specs import ServedPrompts
 from pipeline.stages.prompts.served import NO_TEXT, answer_of, prompt_of
 from pipeline.store import columns
-from pipeline.store.identity import Identity
 from tests.pipeline import tiny
 from tests.pipeline.served import ASKED, IDS, chat, lines, node
 from tests.pipeline.test_served_formats import FORMATS
@@ -62,14 +60,14 @@ def damaged(rows: list[Any]) -> Iterator[list[Any]]:
 def test_no_value_of_a_field_breaks_a_file(engine: str, model: Path, tmp_path: Path) -> None:
     """Whatever is wrong costs no other answer, and no wrong token gets through."""
     tokenizer = load_tokenizer(str(model), None, "target")
-    spec = ServedPrompts("chat", enable_thinking=False, tokenizer=Identity(), answers=())
+    settings = tiny.prompts_node(Path("none"), Path("none")).spec.settings
     path = tmp_path / "served.jsonl"
     for rows in damaged(FORMATS[engine]):
         answers, _ = read_served(lines(path, GOOD, *rows))
         assert (answers[0].name, answers[0].reply.ids) == ("good", IDS)
         for name, _, reply in answers:
             assert reply.request is not None
-            prompt, _ = prompt_of(tokenizer, reply.request, spec)
+            prompt, _ = prompt_of(tokenizer, reply.request, settings)
             given = [*prompt, *(reply.ids or ())]
             assert all(type(token) is int and 0 <= token < 2**31 for token in given), rows
             if reply.ids is None and reply.text is not None and reply.text.isascii():

@@ -95,6 +95,7 @@ def used(
     device: str = "cpu",
     batch: int | None = None,
     head: HeadConfig | None = None,
+    identity: Identity | None = None,
     **changes: Any,
 ) -> ModelSpec:
     """A model in a directory, or a head, on one thread; `changes` of its configuration."""
@@ -104,7 +105,7 @@ def used(
     return replace(
         made,
         key=key,
-        identity=own,
+        identity=identity or own,
         settings=replace(made.settings, **changes),
         device=Device(device, 1, batch),
         head=head,

@@ -141,7 +141,7 @@ def texts_table(decoded: Sequence[Decoded], eps: float, statistics: Resampling) 
     printed = data["statistic"].map({key: name.format(eps=eps) for key, name in STATISTICS.items()})
     places = sorted(int(name[6:]) for name in map(str, data) if name.startswith("place_"))
     more = [
-        Column(f"{at}", FORMATS["3 digits"], f"place_{at}", above="rejected drafts, by place")
+        Column(f"{at}", FORMATS["3 digits"], f"place_{at}", above="rejected, by place")
         for at in places
     ]
     return Table(
