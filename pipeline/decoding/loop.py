@@ -37,7 +37,7 @@ class TargetCall:
     tokens: tuple[int, ...]  # drafted
     draft_seconds: float = 0.0  # these are known at the end of the answer
     verify_seconds: float = 0.0  # the target's pass
-    other_seconds: float = 0.0  # the law, roll-back, bookkeeping
+    other_seconds: float = 0.0  # verification, roll-back, bookkeeping
 
 
 @dataclass

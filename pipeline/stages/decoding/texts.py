@@ -13,22 +13,23 @@ from analysis.acceptance.texts import OWN, REJECTED, TARGET
 from analysis.certificates.certify import certify
 from analysis.topk import TopK
 from pipeline.decoding.loop import Answer
-from pipeline.decoding.pair import DecodingPair, read_both
+from pipeline.decoding.pair import DecodingPair, Prompt, read_both
 from pipeline.models.language_model import LanguageModel
 from pipeline.models.passes import Text
 from pipeline.plan.method import Method, baseline
+from pipeline.store.columns import Row
 
 K = 256  # most probable tokens from which certificates are computed
 
 
 def text_rows(
     pair: DecodingPair,
-    prompt: Mapping[str, Any],
+    prompt: Prompt,
     answers: Sequence[Answer],
     alone: Mapping[Method, Sequence[int]],
-) -> list[dict[str, Any]]:
+) -> list[Row]:
     """Return the rows of table texts, of runs in which a rule judges chains by the drafter."""
-    ids, rows = prompt["token_ids"], []
+    ids, rows = prompt.token_ids, list[Row]()
 
     @cache
     def along(tokens: tuple[int, ...]) -> tuple[Tensor, list[float]]:
@@ -58,7 +59,7 @@ def text_rows(
                 "certificate": certify(dist, rule).lower[:, 0].tolist(),
                 "kl": kl,
             }
-            key = {"prompt_id": prompt["prompt_id"], "run": at, "text": text}
+            key = {"prompt_id": prompt.prompt_id, "run": at, "text": text}
             rows += [
                 key | dict(zip(columns, row, strict=True))
                 for row in zip(*columns.values(), strict=True)
