@@ -28,7 +28,7 @@ def measured(folder: Path, missing: bool = False, sampled: float | None = 0.5) -
     if missing:
         w[:, 3] = -np.inf
     pair = drafts(folder / "in", z, w, sampled, deeper=(logits(1.0)[1],))
-    found, _ = run(folder / "out", pair, rules=RULES, presets={"engine": PRESET}, dials=[DIAL])
+    found, _ = run(folder / "out", pair, rules=RULES, presets={"engine": PRESET}, ranges=[DIAL])
     frames = {
         name: together({T: found.read(file).to_pandas()}) for name, file in PAIR_FRAMES.items()
     }

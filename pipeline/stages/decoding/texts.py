@@ -42,13 +42,13 @@ def text_rows(
             continue
         rejected, places = behind_rejections(pair.target, ids, answer)
         texts: dict[str, Any] = {}
-        if places:
-            texts[REJECTED] = rejected, [None] * len(places), places
         for text, tokens in ((TARGET, alone[baseline(run)]), (OWN, answer.tokens)):
             texts[text] = (
                 *along(tuple(tokens)),
                 [(position, 0) for position in range(len(tokens))],
             )
+        if places:
+            texts[REJECTED] = rejected, [None] * len(places), places
         for text, (logits, kl, at_places) in texts.items():
             dist = TopK.from_logits(logits, min(max(K, rule.minimum_k), logits.shape[1]))
             columns = {
