@@ -74,7 +74,10 @@ def read_distributions(artifact: Artifact, temperature: float) -> TopK:
 
 
 def read_steps(artifact: Artifact) -> Steps:
-    """Read a drafter beside its target, at every depth, of an artifact of stage drafts."""
+    """Read a drafter beside its target, at every depth, of an artifact of stage drafts.
+
+    Of a head with a reduced vocabulary the first depth has the KL to its completed q'.
+    """
     from analysis.acceptance.judgement import Steps
 
     target = read_distributions(artifact, artifact.record["facts"]["temperature"])
@@ -86,6 +89,10 @@ def read_steps(artifact: Artifact) -> Steps:
         kl, rank, log_prob, argmax_rank = (values[:, depth] for values in lists)
         deeper.append(Steps(target, position, kl, rank, log_prob, argmax_rank))
     kl, rank, log_prob, argmax_rank = (table[name].to_numpy() for name in DRAFTED)
+    if "completed" in artifact.record["facts"]:
+        full_kl = artifact.read(columns=["full_kl"])["full_kl"].to_numpy()
+        # a tree can accept no argmax that the head lacks, which ranks behind all tokens
+        kl = np.where(argmax_rank == target.vocab_size, np.inf, full_kl)
     return Steps(target, position, kl, rank, log_prob, argmax_rank, deeper)
 
 

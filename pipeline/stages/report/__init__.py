@@ -11,7 +11,7 @@ from typing import Any
 from analysis.report.text import limits
 from analysis.rules import StrictGreedy, to_mapping
 from pipeline.errors import PipelineError
-from pipeline.plan.slices import statistics_slice
+from pipeline.plan.slices import judged_by_logs, ranges_of, statistics_slice
 from pipeline.plan.stage import Request, Stage, SummaryRow
 from pipeline.store.artifacts import Artifact
 from pipeline.store.node import Node
@@ -63,12 +63,27 @@ def nodes(request: Request) -> list[Node]:
                 "targets": [target.label for target in config.targets.values()],
                 "drafter": None if config.drafter is None else config.drafter.label,
                 "rules": [to_mapping(rule) for rule in request.rules],
+                "ranges": _searched(request),
                 **statistics_slice(config),
                 **({"margin": config.accuracy.margin} if shown else {}),
                 **_engine_slice(request),
             },
             {name: tuple(request.nodes[name]) for name in UPSTREAM if name not in left_out},
         )
+    ]
+
+
+def _searched(request: Request) -> list[dict[str, Any]]:
+    """The ranges that the page's calculator searches; of a log, those that it can judge."""
+    config = request.config
+    if STAGE.name not in request.asked:
+        return []
+    logged = config.distributions.source == "logs"
+    return [
+        to_mapping(each.rules[0])
+        | {each.parameter: [each.rules[at].parameters[each.parameter] for at in (0, -1)]}
+        for each in ranges_of(config, config.solve.ranges, "solve.ranges", ends=True)
+        if not logged or judged_by_logs(each.rules[0])
     ]
 
 
@@ -144,7 +159,7 @@ def summary(node: Node, artifact: Artifact) -> list[SummaryRow]:
 
 STAGE = Stage(
     name="report",
-    version=28,
+    version=29,
     upstream=UPSTREAM,
     columns={},
     nodes=nodes,

@@ -16,7 +16,7 @@ import pandas as pd
 from analysis.decoding.answers import accuracy
 from analysis.decoding.metrics import Decoded
 from analysis.decoding.speed import speed
-from analysis.page.screen import most_certified
+from analysis.page.grid import drafted_margins
 from analysis.report.measured import Results, Target
 from analysis.report.records import Section, Table, together, worded
 from analysis.report.render import files, names
@@ -47,7 +47,6 @@ from pipeline.stages.report.inputs import (
     Upstream,
     by_target,
     comparisons,
-    judged_by,
     matches_of,
     read_results,
     read_target,
@@ -64,11 +63,6 @@ def compute(node: Node, upstream: dict[str, list[Artifact]], pending: Pending) -
     sources = by_target(node, upstream)
     targets = [read_target(node, at, mine) for at, mine in enumerate(sources)]
     results = read_results(node, targets, sources)
-    if "acceptance" in results:
-        targets = [
-            judged_by(target, mine, most_certified(results, target.label)["divergence"])
-            for target, mine in zip(targets, sources, strict=True)
-        ]
     decoded = [
         read_decoded(target.label, config["drafter"], mine["decoding"][0])
         for target, mine in zip(targets, sources, strict=True)
@@ -122,8 +116,14 @@ def sections_of(
     if results.drafter:
         sampling = sources[0]["distributions"][0].record["config"]
         sampled = results.facts["sampled"] is not None
+        greedy = StrictGreedy().label
+        margins = {
+            target.label: drafted_margins(target, target.judged[greedy])
+            for target in targets
+            if greedy in target.judged
+        }
         yield acceptance_section(
-            results, [] if sampled else [worded("left_out", **sampling)["sampling"]]
+            results, margins, [] if sampled else [worded("left_out", **sampling)["sampling"]]
         )
     if decoded:
         found = [mine["decoding"][0] for mine in sources]

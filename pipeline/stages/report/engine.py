@@ -1,20 +1,25 @@
-"""The report's part on an engine whose costs of a step were measured: `decoding.costs`."""
+"""Engines in the report: their settings, and expected speeds where `decoding.costs` has costs."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from string import Template
 from typing import Any
 
 import pandas as pd
 
 from analysis.acceptance.engine_speed import StepCosts, engine_advice
-from analysis.acceptance.verdict import Advice
+from analysis.acceptance.verdict import DO_NOT, Advice
 from analysis.report.records import Section, Table, together, worded
 from analysis.report.text import few_notes
+from analysis.rules import Rule, StrictGreedy
 from pipeline.engines.expected import speeds_in_engine
+from pipeline.engines.settings import ENGINES, setting_text, setting_values
 from pipeline.plan.slices import bootstrap_settings
 from pipeline.stages.report.inputs import Upstream
+from pipeline.store.artifacts import Artifact
 
+PLACES = {"target": "TARGET", "drafter": "DRAFTER"}  # words to be replaced
 InEngine = tuple[StepCosts, dict[str, pd.DataFrame], list[Advice]]  # frames by target
 
 
@@ -57,3 +62,57 @@ def engine_section(found: InEngine) -> Section:
     )
     said = [text for one in advice for text in (one.sentence, *one.beside)]
     return Section(f"In {costs.engine}", [table], said)
+
+
+def flags_of_verdict(advice: Advice, upstream: Mapping[str, Sequence[Artifact]]) -> str:
+    """Return the settings of the method that a verdict names, for engines with strict greedy.
+
+    Look-up first is two methods there: of each its draft length.
+    """
+    run = advice.run
+    if run is None or advice.outcome == DO_NOT or not upstream.get("decoding"):
+        return ""
+    if not pd.isna(run["drafting"]):  # a tree
+        return ""
+    lengths = {run["drafter"]: run["draft_length"]}
+    said = [advice.sentence]
+    if run["drafter"] == "lookup_first":
+        lengths = {"prompt_lookup": run["draft_length"], "model": run["model_length"]}
+        said.append("No engine listed here drafts by look-up first: these are its two parts.")
+    lookup = upstream["decoding"][0].record["config"]["lookup"]
+    texts = []
+    for drafter, length in lengths.items():
+        for engine in (name for name, about in ENGINES.items() if about["rule"] is None):
+            texts.append(
+                setting_text(
+                    engine,
+                    said,
+                    rule=StrictGreedy(),
+                    strictest=None,
+                    draft_length=int(length),
+                    head=_head(upstream),
+                    temperature=run["temperature"],
+                    lookup=lookup if drafter == "prompt_lookup" else None,
+                    **PLACES,
+                )
+            )
+    return "\n".join(texts)
+
+
+def _head(upstream: Mapping[str, Sequence[Artifact]]) -> bool:
+    """Whether the drafter is a head."""
+    return bool(upstream.get("drafts")) and "head" in upstream["drafts"][0].record["config"]["drafter"]
+
+
+def flags(upstream: Mapping[str, list[Artifact]], rules: Sequence[Rule]) -> list[dict[str, str]]:
+    """Return, rule by rule, the settings of the engines that run it; $length is left open."""
+    temperature = upstream["certificates"][0].record["config"]["temperature"]
+    fixed = PLACES | {"head": _head(upstream), "temperature": temperature, "draft_length": None}
+    return [
+        {
+            name: Template(about["text"]).safe_substitute(setting_values(name, rule, **fixed))
+            for name, about in ENGINES.items()
+            if rule.name == (about["rule"] or "greedy")
+        }
+        for rule in rules
+    ]

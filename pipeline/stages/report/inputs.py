@@ -10,15 +10,17 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.acceptance.judgement import FULL, Judgement, judge
+from analysis.acceptance.judgement import judge
 from analysis.certificates.certify import certify
-from analysis.page.steps import CANDIDATES, DIVERGENCES, judging_divergence
+from analysis.page.grid import certified_steps, settings
+from analysis.page.steps import CANDIDATES
 from analysis.report.measured import Results, Target, certificate_statistics, top_statistics
 from analysis.report.published import EPS, PAPERS, TABLE2
 from analysis.report.records import together
 from analysis.report.sections.bounds import RuleSteps, has_closed_form
 from analysis.report.sections.published_matched import RULES, nearest_temperature
 from analysis.rules import Rule, StrictGreedy, Tree, build
+from analysis.rules.build import ParameterRange, build_range
 from analysis.statistics.bootstrap import Floats, PromptBootstrap, top_probability
 from analysis.statistics.run_lengths import run_lengths
 from analysis.statistics.trajectories import Trajectories, inside_repeats
@@ -64,6 +66,11 @@ def read_target(node: Node, at: int, sources: Upstream) -> Target:
     ranks = [k for k in RANKS if k <= dump.record["facts"]["k"]]
     undefined = {rule.label: 0 for rule in rules if rule.undefined_means}
     top, candidates, probabilities = [], [], []
+    possible = (
+        settings(build_range(mapping), dump.record["facts"]["k"])
+        for mapping in node.config["ranges"]
+    )
+    swept: dict[ParameterRange, Any] = {each: 0 for each in possible if each.rules}
     for _, dist in distributions.chunks(dump, temperature_of(sources)):
         top.append(top_probability(dist, ranks))
         candidates.append(dist.ids[:, :CANDIDATES])
@@ -71,6 +78,8 @@ def read_target(node: Node, at: int, sources: Upstream) -> Target:
         for rule in rules:
             if rule.undefined_means:
                 undefined[rule.label] += int(rule.undefined(dist).sum())
+        for searched in swept:
+            swept[searched] = swept[searched] + certified_steps(dist, searched)
     certificates = {}
     for rule, artifact in zip(rules, sources["certificates"], strict=True):
         table = artifact.read(columns=["lower", "upper"])
@@ -80,14 +89,16 @@ def read_target(node: Node, at: int, sources: Upstream) -> Target:
     trajectories = Trajectories.from_positions(steps["position"].to_numpy())
     known = prompts.read(columns=["prompt_id", "text", "source"]).to_pandas().set_index("prompt_id")
     asked = known.loc[steps["prompt_id"].take(trajectories.starts).to_pylist()]
-    draft = None
+    draft, judged, completed = None, {}, False
     if "acceptance" in sources:
         (drafts,) = sources["drafts"]
-        completed = "completed" in drafts.record["facts"]
-        known = [name for name in DIVERGENCES if completed or name != FULL]
-        table = drafts.read(columns=[*DRAFT, *known]).to_pandas()
+        completed, drafted = "completed" in drafts.record["facts"], distributions.read_steps(drafts)
+        judged = {one.rule.label: one for one in judge(drafted, list(certificates))}
+        table = drafts.read(columns=[*DRAFT]).to_pandas()
         draft = table.rename(columns=DRAFT).assign(
-            q=np.exp(-table["draft_top_surprisal"]), p_draft=np.exp(table["draft_log_prob"])
+            kl=drafted.kl,
+            q=np.exp(-table["draft_top_surprisal"]),
+            p_draft=np.exp(table["draft_log_prob"]),
         )
     shown = np.concatenate(candidates)
     ids = [tokens, shown.ravel(), *([] if draft is None else [draft["token"].to_numpy()])]
@@ -109,22 +120,10 @@ def read_target(node: Node, at: int, sources: Upstream) -> Target:
             np.unique(np.concatenate(ids)).tolist(),
         ),
         draft,
+        judged,
+        swept,
+        completed,
     )
-
-
-def judged_by(target: Target, sources: Upstream, divergence: str) -> Target:
-    """Return a target with its drafter judged step by step, a rule as `judging_divergence` says."""
-    assert target.draft is not None
-    steps, found = distributions.read_steps(sources["drafts"][0]), list[Judgement]()
-    of_rules = {rule: judging_divergence(rule, divergence) for rule in target.certificates}
-    for by in dict.fromkeys(of_rules.values()):
-        rules = [rule for rule, name in of_rules.items() if name == by]
-        found += judge(steps, rules, by, target.draft[by].to_numpy())
-    judged = {one.rule.label: (one.accepted, one.certified) for one in found}
-    # `judge` takes a distance of the first depth alone, and acceptance depends on no distance
-    by_depth = judge(steps, list(target.certificates)) if steps.deeper else found
-    accepted = {one.rule.label: one.accepted_by_depth for one in by_depth}
-    return replace(target, judged=judged, accepted=accepted, divergence=divergence)
 
 
 def temperature_of(sources: Upstream) -> float:
@@ -142,7 +141,7 @@ def read_results(node: Node, targets: Sequence[Target], sources: Sequence[Upstre
 
     frames["runs"] = of_stage("run_lengths")
     rules = {rule.label: rule for rule in targets[0].certificates}
-    facts: dict[str, Any] = {}
+    facts: dict[str, Any] = {"completed": targets[0].completed}
     found = sources[0].get("acceptance")
     if found:
         frames |= {name: of_stage("acceptance", file) for name, file in PAIR_FRAMES.items()}

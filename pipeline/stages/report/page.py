@@ -6,6 +6,7 @@ The page is one file, the report as people look at it. Template, style and scrip
 from __future__ import annotations
 
 import base64
+import itertools
 import json
 import zlib
 from collections import Counter
@@ -14,12 +15,12 @@ from contextlib import suppress
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
-from string import Template
 from typing import Any
 
 import jinja2
 import pandas as pd
 
+from analysis.acceptance.summary import MARGINS
 from analysis.acceptance.verdict import Advice, advice_text, advise
 from analysis.decoding.answers import accuracy, losses_on_answers
 from analysis.decoding.metrics import Decoded
@@ -30,11 +31,12 @@ from analysis.report.measured import Results, Target
 from analysis.report.published import PAPERS
 from analysis.report.records import Section, Table
 from analysis.report.render import PUBLISHED, lines, names, spans
+from analysis.report.sections.acceptance_figures import margin_text
 from analysis.report.style import family, rule_colour
 from analysis.rules import Additive, Multiplicative, Rule, StrictGreedy, Tree
 from analysis.statistics.bootstrap import FEW_PROMPTS, Resampling
-from pipeline.engines.settings import ENGINES, setting_values
 from pipeline.plan.slices import bootstrap_settings
+from pipeline.stages.report.engine import flags, flags_of_verdict
 from pipeline.stages.report.inputs import Upstream
 from pipeline.stages.report.setups import introduction, setup
 from pipeline.store.artifacts import Artifact
@@ -95,17 +97,22 @@ def page_files(
         "drafter": None if pairs is None else pairs.drafter,
         "targets": results.targets,
         "advice": advice,
+        "methods": [
+            [screen.method_row(run, str(node.config["drafter"])) for run in own.drafters]
+            for own in advice
+        ],
+        "flags": [flags_of_verdict(own, upstream) for own in advice],
         "facts": [
             screen.facts_of_target(target)
             if pairs is None
-            else screen.facts_of_pair(pairs, target.label, one.run)
-            for target, one in zip(targets, advice, strict=True)
+            else screen.facts_of_pair(pairs, target)
+            for target in targets
         ],
+        "confidence": 100 * node.config["confidence"],
         "longest": grid.LONGEST,
         "steps": [len(target.tokens) for target in targets],
         "prompts": [target.bootstrap.count for target in targets],
-        "judged": [sum(int(sure.sum()) for _, sure in one.judged.values()) for one in targets],
-        "contradictions": [steps.contradictions(target) for target in targets],
+        "soundness": [of["acceptance"][0].record["facts"] for of in sources if "acceptance" in of],
         "timed": bool(timed),
         "sections": sections,
         "introduction": introduction(setups, node.config),
@@ -114,7 +121,10 @@ def page_files(
         "published": sections[-1].shown[0] if set(results.targets) & set(PAPERS) else None,
     }
     data = data_of(targets, pairs, rules) | {"flags": flags(upstream, rules)}
-    timings = {"speed": [screen.speed_rows(speeds, one.drafter) for one, speeds in timed]}
+    timings = {
+        "speed": [screen.speed_rows(speeds, one.drafter) for one, speeds in timed],
+        "gamma": [screen.drafted_length(own) for own in advice],
+    }
     text = environment.get_template("page.html").render(
         page=shown,
         data=deflated(data),
@@ -233,13 +243,17 @@ def data_of(
                 "family": family(rule.name)[0],
                 "hue": rule_colour(rule.label),
                 "ceiling": steps.digits(rule.ceiling, 6),
+                "line": steps.line(rule),
             }
             for rule in rules
         ],
         "shown_curves": [rule.label for rule in rules if rule in CURVES or rule.own]
         or [rule.label for rule in rules[:5]],
         "units": {"share": grid.SHARES, "tokens": grid.TOKENS},
-        "targets": [steps.about(target, rules) | grid.grid(target, rules) for target in targets],
+        "targets": [steps.about(target) | grid.grid(target, rules) for target in targets],
+        "solved": [grid.solved(target) for target in targets],
+        "margins": [grid.margin_rows(target, rules) for target in targets],
+        "bins": [margin_text({"low": a, "high": b}) for a, b in itertools.pairwise(MARGINS)],
         "curves": [steps.curves(target, rules) for target in targets],
         "answers": [steps.answers(target, rules) for target in targets],
         "pairs": [None if pairs is None else screen.rule_rows(pairs, one.label) for one in targets],
@@ -248,23 +262,3 @@ def data_of(
             for rule in steps.in_order([*rules, *([] if pairs is None else pairs.rules.values())])
         ),
     }
-
-
-def flags(upstream: Mapping[str, list[Artifact]], rules: Sequence[Rule]) -> list[dict[str, str]]:
-    """Return, rule by rule, the settings of the engines that run it; $length is left open."""
-    drafts = upstream["drafts"][0].record["config"] if upstream.get("drafts") else {}
-    fixed = {
-        "target": "TARGET",
-        "drafter": "DRAFTER",
-        "head": "head" in drafts.get("drafter", {}),
-        "temperature": upstream["certificates"][0].record["config"]["temperature"],
-        "draft_length": None,
-    }
-    return [
-        {
-            name: Template(about["text"]).safe_substitute(setting_values(name, rule, **fixed))
-            for name, about in ENGINES.items()
-            if rule.name == (about["rule"] or "greedy")
-        }
-        for rule in rules
-    ]

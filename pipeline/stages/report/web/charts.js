@@ -90,6 +90,20 @@ async function drawFilled(name) {
   views[name] = found.view;
 }
 
+/** Copy a chart as an image; where that is not allowed, save it. */
+async function copyImage(button) {
+  const name = button.dataset.image;
+  const view = views[name].background(pageColor("--ground"));
+  const canvas = await view.toCanvas(3);
+  const image = await new Promise((done) => canvas.toBlob(done, "image/png"));
+  const said = await navigator.clipboard.write([new ClipboardItem({ "image/png": image })]).then(() => "copied", () => {
+    const link = Object.assign(document.createElement("a"), { href: canvas.toDataURL(), download: `${name}.png` });
+    link.click();
+    return "saved";
+  });
+  button.nextElementSibling.textContent = said;
+}
+
 /** Draw all charts again: the colours of the page have changed. */
 function restyleCharts() {
   for (const [name, { sets, hues }] of Object.entries(filled)) drawChart(name, sets, hues);

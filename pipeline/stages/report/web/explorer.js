@@ -69,10 +69,7 @@ function showToken(at) {
   ];
   if ("d" in step) {
     const said = { open: "not judged by this rule", certified: "accepted and certified" }[fate] ?? fate;
-    const { divergences, judged_by } = PAGE.targets[state.target];
-    const by = judged_by[state.rule];
-    const [divergence, unit] = divergences[by];
-    lines.push(["This drafter", `${divergence} = ${step.distances[by] ?? "∞"}${unit}: ${said}`]);
+    lines.push(["This drafter", `${PAGE.targets[state.target].kl} = ${step.kl ?? "∞"} nats: ${said}`]);
     lines.push(["It drafted", `“${shownWord(wordOf(words, step.d))}”: ${step.q} under ${PAGE.drafter}, ${step.p_draft} under the target`]);
   }
   byId("token-facts").replaceChildren(

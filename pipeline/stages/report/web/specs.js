@@ -81,6 +81,22 @@ function survival() {
   };
 }
 
+/** Accepted steps by the margin R - KL. */
+function margins() {
+  const x = { field: "margin", type: "ordinal", sort: null, title: "R − KL, nats", axis: { labelAngle: -35 } };
+  const y = number("share", { title: "accepted, of the steps", scale: { domain: [0, 1.05] }, axis: { ...PERCENT, values: [0, 0.2, 0.4, 0.6, 0.8, 1] } });
+  const color = { ...shownBy("certified"), scale: { domain: ["certified", "not certified"] } };
+  const tooltip = [text("margin", "R − KL"), number("share", { title: "accepted", format: ".1%" }), number("steps", { title: "steps" })];
+  return {
+    data: { name: "margins" },
+    height: 240,
+    layer: [
+      { mark: { type: "bar" }, encoding: { x, y, color, tooltip } },
+      { mark: { type: "text", dy: -6, fontSize: 11 }, encoding: { x, y, text: { field: "steps", format: "," }, tooltip } },
+    ],
+  };
+}
+
 /** Measured speed-ups of all methods, with intervals over prompts: a row each. */
 function speed() {
   // on a narrow screen a name takes up to five lines
@@ -101,4 +117,4 @@ function speed() {
   };
 }
 
-const CHARTS = { plane: plane(), lengths: lengths(), survival: survival(), speed: speed() };
+const CHARTS = { margins: margins(), plane: plane(), lengths: lengths(), survival: survival(), speed: speed() };
