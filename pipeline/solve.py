@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 # Before NumPy is imported: of products as small as here, threads cost more than they gain.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
-from analysis.report.text import limits, rounded_down, upper_end
+from analysis.report.text import UNDEFINED, limits, rounded_down, upper_end
 from pipeline import cli
 from pipeline.console import command
 from pipeline.engines.expected import advise_study, write_flags
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from conf.schema import Config
 
 LINES = 40  # that are printed at most
+FIRST_RULE = ("promised", "needed")  # tables of which the rows of the first rule are printed
 
 
 def main(overrides: Sequence[str]) -> None:
@@ -60,10 +61,14 @@ def main(overrides: Sequence[str]) -> None:
 
 
 def tables(study: Study, read: Sequence[SolvedTarget]) -> dict[str, list[SummaryRow]]:
-    """Return the rows of three tables: solved settings, promises and KL needed of `criteria`."""
+    """Return the rows of four tables: solved settings, promises and KL needed of `criteria`.
+
+    The fourth has the paper's closed forms, beside the settings solved for the share of steps.
+    """
     ranges, lengths = _ranges(study.config), [*study.config.solve.draft_lengths, None]
     return {
         "solved": [row for target in read for row in target.solved(ranges)],
+        "closed forms": [row for target in read for row in target.closed_forms(ranges)],
         "promised": [row for target in read for row in target.promised(study.rules, lengths)],
         "needed": [row for target in read for row in target.needed(study.rules)],
     }
@@ -87,13 +92,14 @@ def print_answer(
         )
     print("\n".join([*said, ""]))
     first, asked = found["promised"][0]["rule"], settings.solve
-    mine = {name: [row for row in rows if row["rule"] == first] for name, rows in found.items()}
+    mine = {name: [row for row in found[name] if row["rule"] == first] for name in FIRST_RULE}
     within = f"any drafter within {asked.eps:g}"
     whose = {"certified": within, "measured": "this drafter", "needed": "KL to stay below"}
     solved = sweeps.pivot(found["solved"], "wanted", "value", whose)
     promised = sweeps.pivot(mine["promised"], "drafts", "tokens", whose)
     needed = sweeps.pivot(mine["needed"], "certified", "below", whose)
-    room = max(1, LINES - len(said) - 12 - len(promised) - len(needed))
+    solved = sweeps.with_closed_forms(solved, found["closed forms"], within)
+    room = max(1, LINES - len(said) - 9 - len(promised) - len(needed))
     for title, rows in {
         "Strictest setting that reaches what is wanted": solved[:room],
         "Tokens a call, by draft length": promised,
@@ -206,6 +212,27 @@ class SolvedTarget:
                 self._divergence,
             )
         return self._found[searched.name]
+
+    def closed_forms(self, ranges: Sequence[ParameterRange]) -> Iterator[SummaryRow]:
+        """Yield a row a closed form of strict greedy and of each range at its solved setting.
+
+        They bound KL, from probabilities that are not rounded.
+        """
+        from analysis.certificates.closed_forms import turned_round
+        from analysis.rules import StrictGreedy
+
+        if self._divergence != "kl" or self._dist.log_prob_error is not None:
+            return
+        settings: list[tuple[str, Rule, str]] = [("greedy", StrictGreedy(), "")]
+        for searched in ranges:
+            if not self._missing(searched):
+                (solution, *_) = self._certified(searched)
+                exact = UNDEFINED if solution.rule is None else f"{solution.value:.4g}"
+                rule = solution.rule or searched.rules[-1]
+                settings.append((searched.name, rule, f"{searched.parameter} = {exact}"))
+        for name, rule, exact in settings:
+            for row in turned_round(self._dist, rule, self._asked.eps):
+                yield self._row(name, **{"exact setting": exact}, **row)
 
     def setting(self, searched: ParameterRange | None, length: int) -> dict[str, Any] | None:
         """Return what an engine is to run at a draft length, as `setting_text` takes it.

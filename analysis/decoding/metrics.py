@@ -19,6 +19,7 @@ from .finished import differing_answers, finished_costs
 from .predicted import closed_form
 
 PASSES = ["model", "batch", "tokens", "seconds"]
+CONTEXTS = ["prompt_id", "run", "position", "kl", "greedy_entropy", "races_entropy"]
 LEVELS = ["prompt_id", "run", "position", "level", "children", "accepted"]
 
 
@@ -47,6 +48,9 @@ class Decoded:
             level, children, accepted (the sibling index, 0 if none).
         passes: one row for each pass over a batch of texts: model (target or drafter), batch,
             tokens of each text, seconds.
+        contexts: one row for each token of an answer of the target alone, at temperatures at which
+            trees are drawn: prompt_id, run, position, kl, greedy_entropy, races_entropy.
+        vocabulary: number of tokens that both models have.
     """
 
     target: str
@@ -61,11 +65,18 @@ class Decoded:
     rules: Mapping[str, Rule]
     levels: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=LEVELS))
     passes: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=PASSES))
+    contexts: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=CONTEXTS))
+    vocabulary: int = 0
 
     @property
     def of_trees(self) -> pd.Series:
         """Whether each run drafts trees."""
         return self.runs["tree"].notna()
+
+    def alike(self, run: int, other: int) -> bool:
+        """Whether two runs have the same temperature and cut."""
+        settings = self.runs[["temperature", "top_p", "top_k"]]
+        return bool((settings.iloc[run] == settings.iloc[other]).all())
 
     def baseline(self, run: int) -> int:
         """Return the baseline of a run.

@@ -181,7 +181,9 @@ def _fate(target: Target, rule: Rule, step: int) -> int:
     if rule.label not in target.judged:
         return OPEN
     judged = target.judged[rule.label]
-    return (CERTIFIED if judged.certified[step] else ACCEPTED) if judged.accepted[step] else REJECTED
+    return (
+        (CERTIFIED if judged.certified[step] else ACCEPTED) if judged.accepted[step] else REJECTED
+    )
 
 
 def cut(text: str, most: int = PROMPT) -> str:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from analysis.rules import Prefix
+from analysis.rules.readings import ALGORITHM_1
 from analysis.trees.topology import Topology
 from pipeline.decoding.choices import (
     DRAFT,
@@ -37,6 +38,7 @@ from pipeline.decoding.verifiers import (
     BestPath,
     BlockVerification,
     BudgetSampling,
+    DrawnPath,
     Match,
     Relaxed,
     SpeculativeSampling,
@@ -176,6 +178,10 @@ def laws_of(method: Method, noise: Noise) -> tuple[Choice, Verifier]:
     if method.budget is not None:
         drawn = Inversion(t, noise, DRAFT, kept)
         return drawn, BudgetSampling(t, noise, astuple(method.budget), kept)
+    if method.rule is not None and method.reading == ALGORITHM_1:
+        return Greedy(), Relaxed(method.rule, Inversion(t, noise, TOKEN, kept))
+    if method.drafts_most_probable:
+        return Greedy(), DrawnPath(t, noise, method.rule, method.reading, kept)
     if t > 0 and method.tree is not None:
         return DrawnRace(t, noise, kept), TreeSampling(t, noise, kept)
     if t > 0:

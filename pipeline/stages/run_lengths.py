@@ -93,13 +93,13 @@ def summary(node: Node, artifact: Artifact) -> list[SummaryRow]:
 
 STAGE = Stage(
     name="run_lengths",
-    version=4,
+    version=5,
     upstream=("certificates",),
     columns={
         "data": {
             "rule": Column("string", "label of the rule"),
             "eps": Column("float64", "the drafter's KL at every step, at most, in nats"),
-            "estimator": Column("string", "per_call, mean_run, long_run or residual"),
+            "estimator": Column("string", "per_call, mean_run, random_100, long_run or residual"),
             "value": Column("float64", "tokens, from lower; null where undefined"),
             "value_upper": Column("float64", "tokens, from upper"),
             **INTERVAL,

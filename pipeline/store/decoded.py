@@ -49,6 +49,8 @@ def read_decoded(target: str, drafter: str, artifact: Artifact) -> Decoded:
         rules,
         frame("levels"),
         frame("timings/passes"),
+        frame("contexts"),
+        facts["vocab_size"],
     )
 
 

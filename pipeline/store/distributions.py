@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from analysis.rules.readings import ALGORITHM_1
 from analysis.topk import TopK
 from analysis.trees.acceptance import Stored, aligned, drawn_rates, greedy_rates, truncated
 from analysis.trees.topology import Floats
@@ -168,13 +169,16 @@ def _column(batch: pa.RecordBatch, name: str, at: int | None) -> np.ndarray:
 
 def sibling_rates(artifact: Artifact, method: Method, count: int) -> Floats:
     """Return (count,) R(1), R(2), ... of the drafts of `method` on the text of stage drafts."""
-    if method.temperature == 0:
+    if method.temperature == 0 or method.reading == ALGORITHM_1:
         ranks = artifact.read(columns=["argmax_rank"])["argmax_rank"].to_numpy()
         return greedy_rates(ranks, count)
     _, *pair = stored_pair(artifact, STEPS, method.temperature)
     p, q = aligned(*(truncated(one, method.top_p, method.top_k) for one in pair))
-    times = np.random.default_rng(0).exponential(size=p.shape)
-    found = drawn_rates(p, q, times, count, method.sampling == RACES) / len(p)
+    if method.drafts_most_probable:  # the drafter's tokens come first, by decreasing q
+        found = p[:, : min(count, pair[1][0].shape[1])].mean(axis=0)
+    else:
+        times = np.random.default_rng(0).exponential(size=p.shape)
+        found = drawn_rates(p, q, times, count, method.sampling == RACES) / len(p)
     return np.pad(found, (0, count - len(found)))
 
 

@@ -54,7 +54,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[MadeUp, Artifact]:
 def test_every_file_is_there_and_shown(built: tuple[MadeUp, Artifact]) -> None:
     _, report = built
     tables = [*(f"table{n}" for n in range(1, 8)), "estimators", "determined", "bounds"]
-    tables += ["published", "published_agreement"]
+    tables += ["published", "published_agreement", "elements"]
     figures = [f"figure{n}" for n in range(1, 6)]
     files = {
         path.relative_to(report.directory).as_posix()

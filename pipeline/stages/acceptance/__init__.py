@@ -129,7 +129,7 @@ def matter(node: Node, rows: list[SummaryRow]) -> tuple[list[SummaryRow], str]:
 
 STAGE = Stage(
     name="acceptance",
-    version=22,
+    version=23,
     upstream=("drafts",),
     columns={
         "data": STEP
@@ -138,7 +138,10 @@ STAGE = Stage(
             "lower": Column("float64", "lower end of the certificate"),
             "upper": Column("float64", "upper end"),
             "accepted": Column("bool", "the rule accepts the drafter's argmax"),
-            "certified": Column("bool", "kl (full_kl of a head with a reduced vocabulary) lies below lower by more than rounding"),
+            "certified": Column(
+                "bool",
+                "kl (full_kl of a head with a reduced vocabulary) lies below lower by more than rounding",
+            ),
         },
         "listing": {
             "group": Column(

@@ -17,7 +17,13 @@ import pyarrow as pa
 from analysis.acceptance.budgets import budget_of_drafter
 from analysis.acceptance.frontier import frontier
 from analysis.acceptance.judgement import Judgement, Steps, judge
-from analysis.acceptance.sampling import ARGMAX, SPECULATIVE, sampling_statistics, violations
+from analysis.acceptance.sampling import (
+    ARGMAX,
+    SPECULATIVE,
+    readings,
+    sampling_statistics,
+    violations,
+)
 from analysis.acceptance.summary import (
     calibration_statistics,
     coverage,
@@ -151,6 +157,8 @@ def _sampled(
         dist.ids, dist.logits, **found, vocab_size=dist.vocab_size, temperature=temperature
     )
     measured = {SPECULATIVE: 1.0 - tv, ARGMAX: argmax}
+    for rule in (rule for rule in rules if rule.samples):
+        measured |= readings(rule, steps.target, steps.draft_rank, argmax)
     for law, count in violations(dist, kl, measured).items():
         if count:
             raise PipelineError(

@@ -97,7 +97,7 @@ def summary(node: Node, artifact: Artifact) -> list[SummaryRow]:
 
 STAGE = Stage(
     name="decoding",
-    version=12,
+    version=13,
     upstream=("prompts", "drafts"),  # the latter for methods that take what it measured
     columns={
         "data": RUN
@@ -139,6 +139,13 @@ STAGE = Stage(
             "z1": Column("float64", "the target's largest logit"),
             "z2": Column("float64", "the second largest"),
             "top_surprisal": Column("float64", "-log p of rank 1"),
+        },
+        "contexts": RUN
+        | {
+            "position": Column("int32", "in the baseline's answer"),
+            "kl": Column("float64", "KL(p‖q) at the temperature, nats; inf where q lacks a token"),
+            "greedy_entropy": Column("float64", "H[R] of speculative sampling, drafts independent"),
+            "races_entropy": Column("float64", "H[R] of exponential races, drafts independent"),
         },
         "failures": {
             "prompt_id": Column("string", "the prompt"),

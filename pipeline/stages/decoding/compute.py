@@ -17,6 +17,8 @@ from typing import Any
 import pyarrow as pa
 import torch
 
+from analysis.trees.entropy import index_entropies
+from pipeline.decoding.choices import Truncation
 from pipeline.decoding.loop import Answer
 from pipeline.decoding.pair import (
     DecodingPair,
@@ -39,7 +41,7 @@ from pipeline.formats import spec_bench
 from pipeline.models.load import pair_tokenizer
 from pipeline.models.logit_statistics import logit_statistics
 from pipeline.models.prompt_tokens import encode
-from pipeline.plan.method import Method, baseline, with_baselines
+from pipeline.plan.method import RACES, SPECULATIVE, Method, baseline, with_baselines
 from pipeline.stages.decoding import PASSES, RUN, STAGE
 from pipeline.stages.decoding.batches import pass_rows
 from pipeline.store.artifacts import Artifact, Pending
@@ -161,6 +163,7 @@ class DecodingWorker:
                 for name, model in models
             },
             **describe_device(self.device),
+            "vocab_size": pair.target.vocab_size,
             "passes": pass_rows(pair, self._batches),
         }
 
@@ -274,6 +277,9 @@ def prompt_rows(
     greedy = next((tokens for run, tokens in alone.items() if run.temperature == 0), None)
     if greedy is not None:
         rows["trajectory"] = trajectory(pair, prompt, greedy)
+    rows["contexts"] = [
+        row for run in drawn_baselines(pair.runs) for row in contexts(pair, prompt, run, alone[run])
+    ]
     return rows
 
 
@@ -303,4 +309,33 @@ def trajectory(pair: DecodingPair, prompt: dict[str, Any], answer: Sequence[int]
     return [
         {"prompt_id": prompt["prompt_id"], **dict(zip(columns, row, strict=True))}
         for row in zip(*columns.values(), strict=True)
+    ]
+
+
+def drawn_baselines(runs: Sequence[Method]) -> list[Method]:
+    """Return the baselines at whose temperatures and cuts trees are drafted by draws or races."""
+    found: dict[tuple[float, float, int], Method] = {}
+    for run in runs:
+        found.setdefault((run.temperature, run.top_p, run.top_k), run)  # baselines come first
+    return list(
+        dict.fromkeys(
+            found[run.temperature, run.top_p, run.top_k]
+            for run in runs
+            if run.tree is not None and run.sampling in (SPECULATIVE, RACES)
+        )
+    )
+
+
+def contexts(
+    pair: DecodingPair, prompt: dict[str, Any], run: Method, answer: Sequence[int]
+) -> list[dict[str, Any]]:
+    """Return KL and H[R] at every token of an answer of the target alone."""
+    kept = Truncation(run.top_p, run.top_k)
+    both = read_both(pair, prompt["token_ids"], answer)
+    laws = [kept.tempered(logits, run.temperature).log_softmax(1).cpu().numpy() for logits in both]
+    names = ("kl", "greedy_entropy", "races_entropy")
+    key = {"prompt_id": prompt["prompt_id"], "run": pair.runs.index(run)}
+    return [
+        key | {"position": at, **dict(zip(names, index_entropies(p, q), strict=True))}
+        for at, (p, q) in enumerate(zip(*laws, strict=True))
     ]

@@ -159,7 +159,7 @@ def summary(node: Node, artifact: Artifact) -> list[SummaryRow]:
 
 STAGE = Stage(
     name="report",
-    version=29,
+    version=30,
     upstream=UPSTREAM,
     columns={},
     nodes=nodes,

@@ -17,6 +17,7 @@ from analysis.decoding.answers import accuracy
 from analysis.decoding.metrics import Decoded
 from analysis.decoding.speed import speed
 from analysis.page.grid import drafted_margins
+from analysis.report.elements import elements_section
 from analysis.report.measured import Results, Target
 from analysis.report.records import Section, Table, together, worded
 from analysis.report.render import files, names
@@ -74,6 +75,7 @@ def compute(node: Node, upstream: dict[str, list[Artifact]], pending: Pending) -
     sections = [*sections_of(node, sources, targets, results, decoded, speeds)]
     if engine is not None:
         sections.insert(-1, engine_section(engine))
+    sections.insert(-1, elements_section(sections))  # what is beside the published comes last
     shown = [(section, item) for section in sections for item in section.shown]
     made: dict[str, bytes] = {}
     with progress_bar(len(shown), "table or figure", f"report {study}") as bar:
@@ -170,7 +172,7 @@ def certificates_section(
         estimator_table(results),
         table7(results),
         determined_table(panels),
-        bounds_table(compared),
+        bounds_table(compared, compared_level(results["runs"]["eps"])),
         *runs[2:],
     ]
     return Section("Certificates", shown)

@@ -80,28 +80,27 @@ def flags_of_verdict(advice: Advice, upstream: Mapping[str, Sequence[Artifact]])
         lengths = {"prompt_lookup": run["draft_length"], "model": run["model_length"]}
         said.append("No engine listed here drafts by look-up first: these are its two parts.")
     lookup = upstream["decoding"][0].record["config"]["lookup"]
-    texts = []
-    for drafter, length in lengths.items():
-        for engine in (name for name, about in ENGINES.items() if about["rule"] is None):
-            texts.append(
-                setting_text(
-                    engine,
-                    said,
-                    rule=StrictGreedy(),
-                    strictest=None,
-                    draft_length=int(length),
-                    head=_head(upstream),
-                    temperature=run["temperature"],
-                    lookup=lookup if drafter == "prompt_lookup" else None,
-                    **PLACES,
-                )
-            )
-    return "\n".join(texts)
+    fixed = PLACES | {"head": _head(upstream), "temperature": run["temperature"]}
+    return "\n".join(
+        setting_text(
+            engine,
+            said,
+            rule=StrictGreedy(),
+            strictest=None,
+            draft_length=int(length),
+            lookup=lookup if drafter == "prompt_lookup" else None,
+            **fixed,
+        )
+        for drafter, length in lengths.items()
+        for engine, about in ENGINES.items()
+        if about["rule"] is None
+    )
 
 
 def _head(upstream: Mapping[str, Sequence[Artifact]]) -> bool:
     """Whether the drafter is a head."""
-    return bool(upstream.get("drafts")) and "head" in upstream["drafts"][0].record["config"]["drafter"]
+    drafts = upstream.get("drafts") or ()
+    return any("head" in made.record["config"]["drafter"] for made in drafts)
 
 
 def flags(upstream: Mapping[str, list[Artifact]], rules: Sequence[Rule]) -> list[dict[str, str]]:

@@ -12,22 +12,23 @@ import pandas as pd
 
 from analysis.acceptance.judgement import judge
 from analysis.certificates.certify import certify
+from analysis.certificates.closed_forms import compared_steps
 from analysis.page.grid import certified_steps, settings
 from analysis.page.steps import CANDIDATES
 from analysis.report.measured import Results, Target, certificate_statistics, top_statistics
 from analysis.report.published import EPS, PAPERS, TABLE2
 from analysis.report.records import together
-from analysis.report.sections.bounds import RuleSteps, has_closed_form
+from analysis.report.sections.bounds import RuleSteps
 from analysis.report.sections.published_matched import RULES, nearest_temperature
 from analysis.rules import Rule, StrictGreedy, Tree, build
 from analysis.rules.build import ParameterRange, build_range
-from analysis.statistics.bootstrap import Floats, PromptBootstrap, top_probability
+from analysis.statistics.bootstrap import PromptBootstrap, top_probability
 from analysis.statistics.run_lengths import run_lengths
 from analysis.statistics.trajectories import Trajectories, inside_repeats
-from analysis.topk import TopK
 from pipeline.plan.slices import bootstrap_settings
 from pipeline.store import distributions
 from pipeline.store.artifacts import Artifact
+from pipeline.store.columns import numbers
 from pipeline.store.node import Node
 
 PAIR_FRAMES = {  # of Results, and the files of stage acceptance that they are
@@ -186,49 +187,26 @@ def comparisons(target: Target, sources: Upstream) -> list[RuleSteps]:
     An engine's log has none: its log-probabilities are rounded.
     """
     (dump,) = sources["distributions"]
-    chosen = [
-        (rule, artifact)
-        for rule, artifact in zip(target.certificates, sources["certificates"], strict=True)
-        if has_closed_form(rule)
-    ]
-    if not chosen or "log_prob_error" in dump.record["facts"]:
+    if "log_prob_error" in dump.record["facts"]:
         return []
-    frames = []
-    for rule, artifact in chosen:
-        table = artifact.read(columns=["active_size", "accepted_count"]).to_pandas()
-        lower, upper = target.certificates[rule]
-        known = (lower == upper) & np.isfinite(upper)
-        # the token whose tie is a rejection, by its rank from 0; -1 where it is unknown
-        first = table["accepted_count"].fillna(-1).to_numpy(dtype=np.intp)
-        if isinstance(rule, Tree):
-            first = np.full(len(table), rule.m)
-        frames.append(table.assign(certificate=np.where(known, lower, np.nan), first=first))
-    p0, b, theta = [], [], []
+    chosen = [
+        (rule, target.certificates[rule], artifact.read(columns=["active_size", "accepted_count"]))
+        for rule, artifact in zip(target.certificates, sources["certificates"], strict=True)
+        if rule.judges_tokens or type(rule) is Tree  # a user's own tree has no closed form
+    ]
+    columns = [
+        (rule, ends, numbers(table["active_size"]), numbers(table["accepted_count"].fill_null(-1)))
+        for rule, ends, table in chosen
+    ]
+    frames: dict[Rule, list[pd.DataFrame]] = {rule: [] for rule, *_ in chosen}
     begun = 0
     for _, dist in distributions.chunks(dump, temperature_of(sources)):
-        steps = slice(begun, begun + len(dist))
-        begun = steps.stop
-        p0.append(dist.top_probability)
-        b.append([probability(dist, frame["first"].to_numpy()[steps]) for frame in frames])
-        theta.append([threshold(dist, rule) for rule, _ in chosen])
-    columns = zip(np.concatenate(b, axis=1), np.concatenate(theta, axis=1), strict=True)
-    return [
-        (rule, frame.assign(p0=np.concatenate(p0), b=rejected, theta=least))
-        for (rule, _), frame, (rejected, least) in zip(chosen, frames, columns, strict=True)
-    ]
-
-
-def probability(dist: TopK, ranks: np.ndarray) -> Floats:
-    """Return the (N,) probabilities of the given ranks, from 0; NaN where they are not stored."""
-    stored = (ranks >= 0) & (ranks < dist.k)
-    at = np.where(stored, ranks, 0)[:, None]
-    return np.where(stored, np.exp(np.take_along_axis(dist.log_probs, at, axis=1))[:, 0], np.nan)
-
-
-def threshold(dist: TopK, rule: Rule) -> Floats:
-    """Return the (N,) probability that a token must exceed, NaN for a rule without threshold."""
-    cut = rule.cut(dist)
-    return np.full(len(dist), np.nan) if cut is None else cut.threshold(dist)
+        at = slice(begun, begun + len(dist))
+        begun = at.stop
+        for rule, (lower, upper), sizes, counts in columns:
+            of_chunk = compared_steps(dist, rule, (lower[at], upper[at]), sizes[at], counts[at])
+            frames[rule].append(of_chunk)
+    return [(rule, concat_frames(parts)) for rule, parts in frames.items()]
 
 
 def matches_of(target: Target, sources: Upstream) -> list[Results]:

@@ -103,9 +103,7 @@ def page_files(
         ],
         "flags": [flags_of_verdict(own, upstream) for own in advice],
         "facts": [
-            screen.facts_of_target(target)
-            if pairs is None
-            else screen.facts_of_pair(pairs, target)
+            screen.facts_of_target(target) if pairs is None else screen.facts_of_pair(pairs, target)
             for target in targets
         ],
         "confidence": 100 * node.config["confidence"],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from analysis.trees.entropy import index_entropies
 from analysis.trees.topology import Topology
 from pipeline.decoding import pair
 from pipeline.errors import PipelineError
@@ -105,7 +107,7 @@ def content(pending: Pending) -> dict[str, Any]:
     artifact = Artifact(pending.directory)
     return {
         name: artifact.read(name).to_pylist()
-        for name in ("data", "calls", "levels", "trajectory", "failures")
+        for name in ("data", "calls", "levels", "trajectory", "contexts", "failures")
     }
 
 
@@ -232,6 +234,34 @@ def test_calls_and_levels_of_trees_are_those_of_their_shape(stage: Any) -> None:
     assert runs[tree]["lossless"]
 
 
+def test_contexts_are_those_of_plain_passes_along_the_baselines_answer(
+    stage: Any, target: LanguageModel, drafter: LanguageModel, request: pytest.FixtureRequest
+) -> None:
+    pending = stage(PROMPTS[:2], chosen=TREES)
+    runs, found = pending.facts["runs"], content(pending)
+    (run,) = {row["run"] for row in found["contexts"]}
+    assert (runs[run]["drafter"], runs[run]["temperature"]) == ("none", 1.0)
+    assert pending.facts["vocab_size"] == V
+    answers = {row["prompt_id"]: row["token_ids"] for row in found["data"] if row["run"] == run}
+    if "head" in request.node.name:  # it lacks half of the tokens
+        assert {row["kl"] for row in found["contexts"]} == {math.inf}
+        return
+    for at, prompt in enumerate(PROMPTS[:2]):
+        text = prompt + answers[str(at)]
+        p, q = (
+            logits(model, text)[len(prompt) - 1 : -1].double().log_softmax(1).numpy()
+            for model in (target, drafter)
+        )
+        mine = [row for row in found["contexts"] if row["prompt_id"] == str(at)]
+        assert [row["position"] for row in mine] == list(range(len(p)))
+        wanted = (np.exp(p) * (p - q)).sum(1)
+        assert [row["kl"] for row in mine] == pytest.approx(wanted.tolist(), abs=1e-3)
+        for row, *laws in zip(mine, p, q, strict=True):
+            greedy, races = index_entropies(*laws)[1:]
+            assert row["greedy_entropy"] == pytest.approx(greedy, abs=1e-3)
+            assert row["races_entropy"] == pytest.approx(races, abs=1e-3)
+
+
 MEASURED = [
     METHODS[0] | {"tree": "optimal", "nodes": 4},
     {"drafter": "model", "sampling": ["speculative", "races"], "draft_length": 2,
@@ -270,7 +300,12 @@ def test_trees_take_the_acceptance_that_stage_drafts_measured() -> None:
     tv = np.abs(target - draft).sum() / 2
     assert gss.tree.acceptance[0] == pytest.approx(1 - tv, abs=0.1)
     assert sum(erss.tree.acceptance) == pytest.approx(1)  # of three tokens, some one wins
-    for method in (greedy, gss, erss):
+    # most probable tokens of the drafter, not drawn: the target's probabilities of them
+    entry = MEASURED[1] | {"sampling": "argmax", "temperature": 1.0, "top_k": 0}
+    node = Node("decoding", "tiny", {}, settings={"methods": methods.build([entry])})
+    (drawn,) = decoding.with_measured_trees(node, [drafts]).settings["methods"]
+    assert drawn.tree.acceptance == pytest.approx([0.3, 0.4, 0.2])
+    for method in (greedy, gss, erss, drawn):
         assert "acceptance" not in method_slice(method)
 
 
