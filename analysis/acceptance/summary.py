@@ -35,8 +35,8 @@ def rule_statistics(steps: Steps, judgement: Judgement, bootstrap: PromptBootstr
         (nothing is rejected), inexact (the certificate is an interval). coverage: certified among
         accepted. probability_given_up: target probability given up by emitted drafts, mean over all
         steps. slack_median: median of R - KL, nats. measured_per_call, certified_per_call: tokens a
-        call as in `length_row`; for a head by depth, and certified if so at this depth and all before
-        it. All other statistics refer to depth 1.
+        call as in `length_row`; for a head by depth, and certified if so at this and all smaller
+        depths. All other statistics refer to depth 1.
     """
     accepted, certified = judgement.accepted, judgement.certified
     departs = accepted & (steps.draft_rank > 1) & judgement.rule.judges_tokens

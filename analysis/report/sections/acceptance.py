@@ -32,8 +32,8 @@ from .certificates import coverage_notes
 
 # rules of figures and of the table by depth, if the study has them
 SHOWN: tuple[Rule, ...] = (
-    Additive(0.1),
     StrictGreedy(),
+    Additive(0.1),
     Multiplicative(0.5),
     TopMAdditive(4, 0.1),
     Typical(0.1, 0.09),

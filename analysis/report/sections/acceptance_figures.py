@@ -183,7 +183,8 @@ def _dots(
                 label=name,
             )
         axis.set_title(target)
-        axis.set_xlim(-0.02, 1.02)
+        if not last:
+            axis.set_xlim(-0.02, 1.02)
         axis.grid(axis="x", **RULED)
         axis.set_axisbelow(True)
         percent(axis, "x")
@@ -204,6 +205,7 @@ def frontier_figure(results: Results) -> Figure:
             part = frame[(frame["target"] == target) & (frame["cost"] == cost)]
             _plane(axis, part, results)
             axis.set_xlabel(name)
+            axis.set_title(f"{target}: {cost} given up")
         row[0].set_ylabel("tokens a call (log scale)")
     legend(drawing, axes[:, 0], 3)
     return Figure(**worded("frontier_figure"), data=frame, drawing=drawing)

@@ -140,7 +140,7 @@ STAGE = Stage(
             "accepted": Column("bool", "the rule accepts the drafter's argmax"),
             "certified": Column(
                 "bool",
-                "kl (full_kl of a head with a reduced vocabulary) lies below lower by more than rounding",
+                "kl, or full_kl where it is, lies below lower by more than rounding",
             ),
         },
         "listing": {

@@ -80,7 +80,7 @@ async function drawFilled(name) {
   }
   views[name]?.finalize();
   const spec = { width: "container", ...structuredClone(CHARTS[name]), datasets: asked.sets };
-  if (!spec.height) spec.height = (isNarrow() ? 72 : 22) * Math.max(...Object.values(asked.sets).map((rows) => rows.length));
+  if (!spec.height) spec.height = (isNarrow() ? 52 : 22) * Math.max(...Object.values(asked.sets).map((rows) => rows.length));
   if (asked.hues) {
     const scale = { domain: Object.keys(asked.hues), range: Object.values(asked.hues).map(onGround) };
     for (const { encoding } of spec.layer) if (encoding.color?.field) encoding.color.scale = scale;

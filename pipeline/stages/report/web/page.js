@@ -129,13 +129,15 @@ function showExact() {
 
 function showCalculator() {
   const found = evaluateChosen(state.level, state.gamma);
-  const between_ = between()[2] > 0 && between()[2] < 1 ? "≈ " : "";
+  const about = between()[2] > 0 && between()[2] < 1 ? "≈ " : "";
   const shown = { share: asShare, tokens: asNumber, accepted: asShare, certified: asShare, promised: asNumber, measured: asNumber };
   for (const [name, how] of Object.entries(shown)) {
     const place = byId(`found-${name}`);
-    if (place) place.textContent = found[name] ? between_ + withInterval(found[name], how) : "not judged by this rule";
+    if (place) place.textContent = found[name] ? about + withInterval(found[name], how) : "not judged by this rule";
   }
-  if (byId("found-within")) byId("found-within").textContent = `${asShare(PAGE.targets[state.target].drafter_within[state.level])} of the steps${PAGE.targets[state.target].drafter_within[state.level] < 1 ? ": at the others the promise for any drafter does not hold for it" : ""}`;
+  const within = PAGE.targets[state.target].drafter_within?.[state.level];
+  byId("found-within").textContent = within === undefined ? ""
+    : `${PAGE.drafter} is within ${epsText()} at ${asShare(within)} of the steps${within < 1 ? ": not promised for it" : ""}`;
   if (byId("found-decoded")) byId("found-decoded").textContent = decodedText(PAGE.rules[state.rule].label);
   const rows = [];
   for (let length = 1; length <= longest(); length++) {
@@ -260,10 +262,21 @@ function showCurves() {
   drawChart("survival", { curves: rows, eps: [{ x: PAGE.levels[state.level], text: `ε = ${PAGE.levels[state.level]}` }] }, hues);
 }
 
+/** A name on three lines at most, for a narrow screen. */
+function inLines(name) {
+  const most = Math.max(22, Math.ceil(name.length / 3) + 4);
+  const lines = [""];
+  for (const word of name.split(" ")) {
+    if (lines.length < 3 && lines.at(-1) && `${lines.at(-1)} ${word}`.length > most) lines.push(word);
+    else lines.push(`${lines.pop()} ${word}`.trim());
+  }
+  return lines.join("\n");
+}
+
 function showSpeed() {
   const rows = TIMINGS.speed[state.target];
   if (!rows) return;
-  drawChart("speed", { speed: rows, alone: [{ x: 1 }] });
+  drawChart("speed", { speed: rows.map((row) => ({ ...row, lines: inLines(row.name) })), alone: [{ x: 1 }] });
   byId("speeds").replaceChildren();
   const share = (x) => (x === null ? "–" : `${(100 * x).toFixed(0)}\u00a0%`);
   for (const row of rows) {

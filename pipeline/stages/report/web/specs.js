@@ -99,10 +99,9 @@ function margins() {
 
 /** Measured speed-ups of all methods, with intervals over prompts: a row each. */
 function speed() {
-  // on a narrow screen a name takes up to five lines
-  const lines = "split(datum.label, regexp(' under |(?<=[,;]) (?=else|under|γ)| (?=\\\\()'))";
-  const axis = { labelExpr: window.innerWidth < 600 ? lines : "datum.label", labelOverlap: false };
-  const y = { field: "name", type: "nominal", sort: null, title: null, axis };
+  const narrow = window.innerWidth < 600;
+  const axis = { labelExpr: "split(datum.label, '\\n')", labelOverlap: false };
+  const y = { field: narrow ? "lines" : "name", type: "nominal", sort: null, title: null, axis };
   const x = number("speedup", { title: "times as fast as the target alone", scale: NOT_FROM_ZERO, axis: { tickCount: 6 } });
   const low = number("low", { scale: NOT_FROM_ZERO });
   const tooltip = [text("name", "method"), short("speedup", "speed-up"), short("low", "from"), short("high", "to"), short("tokens", "a call")];
