@@ -112,6 +112,27 @@ def solved(target: Target) -> list[dict[str, Any]]:
     ]
 
 
+def strictest(target: Target, name: str, eps: float, share: float) -> float | None:
+    """Return the strictest value of a range's parameter that certifies a share of the steps.
+
+    Between the values of `settings` it is interpolated. None if no value does.
+
+    Args:
+        target: its steps.
+        name: of the range.
+        eps: one of `LEVELS`.
+        share: of the steps.
+    """
+    for searched, counts in target.swept.items():
+        if searched.name == name:
+            steps = np.asarray(counts)[:, LEVELS.tolist().index(eps)]
+            wanted = share * len(target.tokens)
+            if steps[-1] < wanted:
+                return None
+            return float(np.interp(wanted, steps, [searched.value(x) for x in searched.rules]))
+    return None
+
+
 def _shares(flags: Flags, steps: Trajectories, bootstrap: PromptBootstrap) -> list[list[int]]:
     """Return the number of steps with each flag, (N, G), and the ends of its share, (G,) each."""
     passed = steps.total(flags.T)

@@ -23,14 +23,15 @@ from pipeline.errors import PipelineError
 from pipeline.plan.method import RACES, Method
 from pipeline.store.artifacts import Artifact
 from pipeline.store.columns import TEMPERED, numbers
-from pipeline.store.hub import hub_files
-from pipeline.store.identity import local_path
+from pipeline.store.hub import cached_commit, hub_files
+from pipeline.store.identity import HUB_ID, local_path
 from pipeline.store.node import Node
 
 if TYPE_CHECKING:
     from analysis.acceptance.judgement import Steps
 
 TOKENIZER = "tokenizer.json"
+ENGINES_IDS = "the engine's"  # token ids of a log, else they number its texts
 ROWS = 8192  # of a chunk
 STEPS = 4096  # of a text, at most, of which rates of siblings are computed: evenly spread over it
 FLOAT32 = 2.0**-24  # its rounding, relative
@@ -231,7 +232,7 @@ def words(
         ids: of the tokens.
     """
     wanted = sorted(set(ids))
-    file = _tokenizer(node)
+    file = _tokenizer(node, dump.record["facts"])
     if file is not None:
         from tokenizers import Tokenizer
 
@@ -246,15 +247,21 @@ def words(
     return {}
 
 
-def _tokenizer(node: Node) -> Path | None:
-    """Return the file of a target's tokenizer; None where it has none, or is not at hand."""
-    path = node.settings.get("path")
-    if path is None or "model" not in node.config:  # of an engine's log there is none
+def _tokenizer(node: Node, facts: Mapping[str, Any]) -> Path | None:
+    """Return the file of a target's tokenizer; None where it has none, or is not at hand.
+
+    The model that an engine's log names may be a directory, or lie in the hub's cache.
+    """
+    path, commit = node.settings.get("path"), node.config.get("model", {}).get("commit")
+    if "log" in node.config:
+        path = facts["model"] if facts["token_ids"] == ENGINES_IDS else None
+        commit = cached_commit(path, None, "model") if path and HUB_ID.fullmatch(path) else None
+    if path is None:
         return None
     try:
         place = local_path(path)
         if place is None:
-            place = hub_files(path, node.config["model"]["commit"], [TOKENIZER], "target")
+            place = hub_files(path, commit, [TOKENIZER], "target") if commit else Path(path)
     except PipelineError:
         return None
     file = place / TOKENIZER

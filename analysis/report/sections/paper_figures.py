@@ -17,7 +17,20 @@ from ...rules import Additive, Multiplicative, Rule, StrictGreedy, Tree
 from ...statistics.bootstrap import Floats, PromptBootstrap, share_above
 from ..measured import Certified, survival_band
 from ..records import Figure, worded
-from ..style import BLACK, BLUE, VERMILION, COLUMN, LEVEL, LINES, RULED, TEXT, legend, percent, rule_colour, styled
+from ..style import (
+    BLACK,
+    BLUE,
+    COLUMN,
+    LEVEL,
+    LINES,
+    RULED,
+    TEXT,
+    VERMILION,
+    legend,
+    percent,
+    rule_colour,
+    styled,
+)
 
 PANEL_HEIGHT, LEGEND_ROW = 2.3, 0.17  # inches
 # strict greedy as the reference: a wide line below the others, which may coincide with it

@@ -139,8 +139,7 @@ STAGE = Stage(
             "upper": Column("float64", "upper end"),
             "accepted": Column("bool", "the rule accepts the drafter's argmax"),
             "certified": Column(
-                "bool",
-                "kl, or full_kl where it is, lies below lower by more than rounding",
+                "bool", "kl, or full_kl where it is, lies below lower by more than rounding"
             ),
         },
         "listing": {

@@ -132,7 +132,7 @@ def summary(node: Node, artifact: Artifact) -> list[SummaryRow]:
         covered = covered[covered["divergence"] == "union"]
     certificates, decoded = table("tables/table2"), table("timings/tables/decoding_speed")
     rows = []
-    for target in node.config["targets"]:
+    for target in artifact.record["facts"]["targets"]:
         row: SummaryRow = {"target": target, "drafter": node.config["drafter"] or "none"}
         for frame, name, shown in (
             (certificates if accepted.empty else certificates[:0], "median", "median"),

@@ -51,6 +51,7 @@ from pipeline.stages.report.inputs import (
     matches_of,
     read_results,
     read_target,
+    with_names_of_logs,
 )
 from pipeline.stages.report.page import page_files
 from pipeline.store.artifacts import Artifact, Pending
@@ -60,8 +61,10 @@ from pipeline.store.node import Node
 
 def compute(node: Node, upstream: dict[str, list[Artifact]], pending: Pending) -> None:
     """Write the report of a study into `pending.directory`."""
-    config, study = node.config, str(node.config["study"])
     sources = by_target(node, upstream)
+    node = with_names_of_logs(node, sources)
+    config, study = node.config, str(node.config["study"])
+    pending.facts["targets"] = list(config["targets"])
     targets = [read_target(node, at, mine) for at, mine in enumerate(sources)]
     results = read_results(node, targets, sources)
     decoded = [

@@ -14,10 +14,14 @@ from analysis.report.records import Section, Table, together, worded
 from analysis.report.text import few_notes
 from analysis.rules import Rule, StrictGreedy
 from pipeline.engines.expected import speeds_in_engine
+from pipeline.engines.runs import read_runs
 from pipeline.engines.settings import ENGINES, setting_text, setting_values
+from pipeline.errors import PipelineError
 from pipeline.plan.slices import bootstrap_settings
 from pipeline.stages.report.inputs import Upstream
 from pipeline.store.artifacts import Artifact
+from pipeline.store.identity import local_path
+from pipeline.store.node import Node
 
 PLACES = {"target": "TARGET", "drafter": "DRAFTER"}  # words to be replaced
 InEngine = tuple[StepCosts, dict[str, pd.DataFrame], list[Advice]]  # frames by target
@@ -94,6 +98,24 @@ def flags_of_verdict(advice: Advice, upstream: Mapping[str, Sequence[Artifact]])
         for drafter, length in lengths.items()
         for engine, about in ENGINES.items()
         if about["rule"] is None
+    )
+
+
+def counted_drafts(dump: Node) -> str:
+    """Return what the file of a log counts of drafts, as a clause; empty if nothing.
+
+    Args:
+        dump: of stage distributions.
+    """
+    try:
+        path = local_path(dump.settings["path"])
+        (run,) = read_runs(path) if path is not None else ()
+    except (PipelineError, ValueError):
+        return ""
+    row, _ = run.rows
+    return (
+        f"accepted {row['accepted']} of {row['drafted']} drafted tokens in this log, "
+        f"{row['tokens_per_pass']:.2f} tokens a pass"
     )
 
 

@@ -44,6 +44,7 @@ DRAFT = {  # of stage drafts, and their names in `Target.draft`
     "draft_top_surprisal": "q",
     "draft_log_prob": "p_draft",
 }
+UNNAMED = "log"  # conf/target/log.yaml
 Upstream = Mapping[str, Sequence[Artifact]]  # by stage
 
 
@@ -58,6 +59,17 @@ def by_target(node: Node, upstream: Upstream) -> list[Upstream]:
         }
         for at in range(count)
     ]
+
+
+def with_names_of_logs(node: Node, sources: Sequence[Upstream]) -> Node:
+    """Return the node of the report, a log without a name of its own under that of its model."""
+    labels = list(node.config["targets"])
+    for at, (label, mine) in enumerate(zip(labels, sources, strict=True)):
+        record = mine["distributions"][0].record
+        if "log" in record["config"] and label == UNNAMED:
+            labels[at] = record["facts"]["model"].rstrip("/").rpartition("/")[2] or label
+    names = labels if len(set(labels)) == len(labels) else node.config["targets"]
+    return replace(node, config={**node.config, "targets": names})
 
 
 def read_target(node: Node, at: int, sources: Upstream) -> Target:

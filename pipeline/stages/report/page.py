@@ -27,6 +27,7 @@ from analysis.decoding.metrics import Decoded
 from analysis.decoding.predicted import draft_lengths
 from analysis.decoding.speed import signs_of_load
 from analysis.page import grid, screen, steps
+from analysis.page.logged import log_advice
 from analysis.report.measured import Results, Target
 from analysis.report.published import PAPERS
 from analysis.report.records import Section, Table
@@ -36,7 +37,7 @@ from analysis.report.style import family, rule_colour
 from analysis.rules import Additive, Multiplicative, Rule, StrictGreedy, Tree
 from analysis.statistics.bootstrap import FEW_PROMPTS, Resampling
 from pipeline.plan.slices import bootstrap_settings
-from pipeline.stages.report.engine import flags, flags_of_verdict
+from pipeline.stages.report.engine import counted_drafts, flags, flags_of_verdict
 from pipeline.stages.report.inputs import Upstream
 from pipeline.stages.report.setups import introduction, setup
 from pipeline.store.artifacts import Artifact
@@ -77,8 +78,15 @@ def page_files(
     study, note = node.config["study"], node.config.get("note")
     setups = {one.label: setup(one, mine) for one, mine in zip(targets, sources, strict=True)}
     advice = verdicts_of(node, upstream, results.targets, timed)
-    text_of_verdict = advice_text([*advice, *in_engine])
-    if in_engine:
+    logged = "log" in upstream["distributions"][0].record["config"]
+    if logged:
+        pairs_of_logs = zip(advice, targets, node.upstream["distributions"], strict=True)
+        advice = [
+            log_advice(own, target, counted_drafts(dump), in_engine[at] if in_engine else None)
+            for at, (own, target, dump) in enumerate(pairs_of_logs)
+        ]
+    text_of_verdict = advice_text(advice if logged else [*advice, *in_engine])
+    if in_engine and not logged:
         advice = [
             replace(one, beside=[engine.sentence, *engine.beside, *one.beside])
             for one, engine in zip(advice, in_engine, strict=True)
@@ -113,6 +121,9 @@ def page_files(
         "prompts": [target.bootstrap.count for target in targets],
         "soundness": [of["acceptance"][0].record["facts"] for of in sources if "acceptance" in of],
         "timed": bool(timed),
+        "log": [of.record["facts"].get("log") for of in upstream["distributions"]]
+        if logged
+        else [],
         "sections": sections,
         "introduction": introduction(setups, node.config),
         "setups": setups,
@@ -183,8 +194,7 @@ def verdicts_of(
     timed: Sequence[tuple[Decoded, pd.DataFrame]],
 ) -> list[Advice]:
     """Return the verdict on every target."""
-    config, logged = node.config, "log" in upstream["distributions"][0].record["config"]
-    command = "" if logged else f"python -m pipeline study={node.label}"
+    config, command = node.config, f"python -m pipeline study={node.label}"
     if not timed:
         return [advise(one, config.get("drafter") or "", None, command=command) for one in labels]
     answers: Sequence[Artifact | None] = upstream.get("accuracy") or [None] * len(labels)
@@ -252,7 +262,10 @@ def data_of(
         "targets": [steps.about(target) | grid.grid(target, rules) for target in targets],
         "solved": [grid.solved(target) for target in targets],
         "margins": [grid.margin_rows(target, rules) for target in targets],
-        "bins": [margin_text({"low": a, "high": b}) for a, b in itertools.pairwise(MARGINS)],
+        "bins": [
+            [margin_text({"low": low, "high": high}), low >= 0]
+            for low, high in itertools.pairwise(MARGINS)
+        ],
         "curves": [steps.curves(target, rules) for target in targets],
         "answers": [steps.answers(target, rules) for target in targets],
         "pairs": [None if pairs is None else screen.rule_rows(pairs, one.label) for one in targets],

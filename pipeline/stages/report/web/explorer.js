@@ -30,7 +30,8 @@ function showFirst() {
   const answer = answers[middle()];
   paint(byId("first-text"), answer, words);
   byId("first-share").textContent = answer.share;
-  byId("first-prompt").textContent = answer.prompt.length > 100 ? `${answer.prompt.slice(0, 100).replace(/\s+\S*$/, "")} …` : answer.prompt;
+  const begin = answer.prompt.length > 100 ? `${answer.prompt.slice(0, 100).replace(/\s+\S*$/, "")} …` : answer.prompt;
+  byId("first-prompt").textContent = begin && `Its prompt: ${begin}`;
 }
 
 /** The chosen answer, whose tokens can be walked through. */

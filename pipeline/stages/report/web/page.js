@@ -201,7 +201,10 @@ function showSettings() {
 
 function showMargins() {
   const counts = PAGE.margins[state.target][state.rule];
-  const rows = (counts ?? []).map(([steps, accepted], at) => ({ margin: PAGE.bins[at], steps, share: accepted / steps, certified: at >= PAGE.bins.length / 2 + 1 ? "certified" : "not certified" }));
+  const rows = (counts ?? []).map(([steps, accepted], at) => {
+    const [margin, certified] = PAGE.bins[at];
+    return { margin, steps, share: accepted / steps, certified: certified ? "certified" : "not certified" };
+  });
   drawChart("margins", { margins: rows.filter((row) => row.steps) });
 }
 
