@@ -20,11 +20,6 @@ PRESETS = {  # printed names of acceptance.presets; others are printed unchanged
     "mars": "MARS",
 }
 SYMBOLS = {"alpha": "α", "theta": "θ", "eps0": "ε₀", "delta0": "δ₀"}  # others by name
-    "alpha": "α",
-    "theta": "θ",
-    "eps0": "ε₀",
-    "delta0": "δ₀",
-}  # other parameters are printed by name
 
 
 def symbol(parameter: str) -> str:
