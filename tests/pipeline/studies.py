@@ -139,6 +139,7 @@ class MadeUp:
                 "study": "made-up",
                 "targets": list(labels),
                 "rules": [to_mapping(rule) for rule in self.rules],
+                "ranges": [{"rule": "additive", "t": [0.0, 1.0]}],
                 **STATISTICS,
             },
             {

@@ -31,6 +31,7 @@ function writeAddress() {
   const known = {
     target: state.target, rule: PAGE.rules[state.rule].label, beside: PAGE.rules[state.beside].label,
     eps: PAGE.levels[state.level], gamma: state.gamma, answer: state.answer,
+    ...(state.value === null ? {} : { value: state.value }),
   };
   history.replaceState(null, "", `#${new URLSearchParams(known)}`);
 }
@@ -48,6 +49,7 @@ function readAddress() {
     answer: place("answer", PAGE.answers[0].answers.map((_, at) => at)),
     gamma: Number(asked.get("gamma")) >= 1 && Number(asked.get("gamma")) <= longest() && Math.floor(asked.get("gamma")),
   };
+  state.value = asked.has("value") && Number.isFinite(Number(asked.get("value"))) ? Number(asked.get("value")) : null;
   for (const [name, value] of Object.entries(found)) if (value !== false && value >= 0) state[name] = value;
 }
 
