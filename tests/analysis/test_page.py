@@ -144,11 +144,12 @@ def test_the_grid_is_of_the_worst_drafter_and_of_this_one() -> None:
 
 def test_a_guarantee_of_a_head_counts_steps_certified_at_all_depths_before() -> None:
     target = made()
-    first = target.judged["greedy"]
+    first = replace(target.judged["greedy"], certified=np.arange(SIZE) % 3 > 0)
     none = np.zeros(SIZE, dtype=bool)
     deep = replace(first, certified=none, certifiable=none)
     head = replace(target, judged={"greedy": replace(first, deeper=(deep,))})
-    (row,), (own,) = (grid.grid(x, [GREEDY])["rules"] for x in (head, target))
+    model = replace(target, judged={"greedy": first})
+    (row,), (own,) = (grid.grid(x, [GREEDY])["rules"] for x in (head, model))
     assert row["shares"] == own["shares"]  # of depth 1
     promised, once = ([one[1] for one in x["calls"][0]] for x in (row, own))
     assert promised == [once[0]] * grid.LONGEST
