@@ -14,6 +14,7 @@ from analysis.acceptance.summary import (
     coverage,
     finite_shares,
     kl_needed,
+    margins,
     rule_statistics,
     stochastic_statistics,
 )
@@ -74,6 +75,16 @@ def test_a_completed_draft_certifies_what_it_proposes_alike() -> None:
         sure = (same & (verdict.lower > 0)) | np.isinf(verdict.lower)
         np.testing.assert_array_equal(verdict.certified, sure)
         assert not len(verdict.violations)
+
+
+def test_bins_of_margins_are_above_their_lower_ends() -> None:
+    slack = np.array([-np.inf, -2.0, -1.9, 0.0, 1e-9, 0.5, 0.6, np.inf])
+    accepted = np.array([0, 1, 0, 1, 1, 1, 1, 1], dtype=bool)
+    found = margins(slack, accepted).set_index("low")
+    assert found.loc[-np.inf, ["high", "steps", "accepted"]].tolist() == [-2, 2, 1]
+    assert found.loc[-0.1, ["steps", "accepted"]].tolist() == [1, 1]  # R = KL guarantees nothing
+    assert found.loc[[0.0, 0.25, 0.5], "steps"].tolist() == [1, 1, 2]
+    assert found["steps"].sum() == len(slack)
 
 
 def test_a_drafter_equal_to_the_target_fails_only_where_r_is_zero() -> None:

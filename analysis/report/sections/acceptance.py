@@ -60,7 +60,9 @@ SCHEMES = {
 
 
 def acceptance_section(
-    results: Results, margins: Mapping[str, pd.DataFrame], paragraphs: Sequence[str] = ()
+    results: Results,
+    paragraphs: Sequence[str] = (),
+    margins: Mapping[str, pd.DataFrame] | None = None,
 ) -> Section:
     """Return the section on a drafter's acceptance, with `paragraphs` on top.
 
@@ -71,7 +73,7 @@ def acceptance_section(
     return Section(
         title,
         [
-            margin_figure(margins, StrictGreedy().title),
+            margin_figure(margins, StrictGreedy().title) if margins else None,
             rules_figure(results),
             acceptance_table(results),
             divergence_table(results),

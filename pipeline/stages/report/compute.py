@@ -128,7 +128,7 @@ def sections_of(
             if greedy in target.judged
         }
         yield acceptance_section(
-            results, margins, [] if sampled else [worded("left_out", **sampling)["sampling"]]
+            results, [] if sampled else [worded("left_out", **sampling)["sampling"]], margins
         )
     if decoded:
         found = [mine["decoding"][0] for mine in sources]

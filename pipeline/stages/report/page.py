@@ -125,6 +125,7 @@ def page_files(
         if logged
         else [],
         "sections": sections,
+        "engine": [x for one in sections for x in one.shown if x.name == "engine_speed"],
         "introduction": introduction(setups, node.config),
         "setups": setups,
         "settings": dict.fromkeys(name for facts in setups.values() for name in facts),
