@@ -89,6 +89,13 @@ def lines(table: Table) -> list[tuple[str, list[TableLine]]]:
     return laid
 
 
+def label_width(table: Table) -> int:
+    """Return the width of a table's first column, in characters: labels on three lines at most."""
+    labels = [name for _, rows in lines(table) for name, *_ in rows]
+    words = [len(word) for label in labels for word in label.split()]
+    return max([1 + max(map(len, labels), default=0) // 3 + max(words, default=0) // 2, *words, 1])
+
+
 def _grouped(
     rows: Sequence[Row], key: Callable[[int, Row], Hashable]
 ) -> Iterable[tuple[Any, list[Row]]]:

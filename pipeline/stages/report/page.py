@@ -31,7 +31,7 @@ from analysis.page.logged import log_advice
 from analysis.report.measured import Results, Target
 from analysis.report.published import PAPERS
 from analysis.report.records import Section, Table
-from analysis.report.render import PUBLISHED, anchor, caption, lines, names, spans
+from analysis.report.render import PUBLISHED, anchor, caption, label_width, lines, names, spans
 from analysis.report.sections.acceptance_figures import margin_text
 from analysis.report.style import family, rule_colour
 from analysis.rules import Additive, Multiplicative, Rule, StrictGreedy, Tree
@@ -99,7 +99,7 @@ def page_files(
     environment.filters["whole"] = whole
     css = (WEB / "page.css").read_text(encoding="utf-8")
     environment.globals |= {"lines": lines, "spans": spans, "as_published": PUBLISHED}
-    environment.globals |= {"anchor": anchor, "caption": caption}
+    environment.globals |= {"anchor": anchor, "caption": caption, "widest": label_width}
     environment.globals |= {"files_of": names, "few_prompts": FEW_PROMPTS}
     environment.globals |= {"study": study, "note": note, "css": css}
     shown = {
