@@ -245,7 +245,7 @@ def test_the_strictest_setting_is_that_of_solve(opened: Opened, small_study: Sma
         assert value == pytest.approx(row["value"], abs=0.004)
         line.locator("input").fill(str(row["value"]))
         share = float(line.locator("td").nth(4).inner_text().partition("\u00a0")[0])
-            assert share == pytest.approx(100 * row["reached"], abs=1.5)
+        assert share == pytest.approx(100 * row["reached"], abs=1.5)
 
 
 def test_any_value_is_interpolated_between_its_neighbours(opened: Opened) -> None:

@@ -229,7 +229,7 @@ function showRules() {
     ["certified for this drafter", of("certified", asShare)],
     [`tokens a call, γ = ${state.gamma}`, of("measured", asNumber)],
     [`guaranteed tokens a call, γ = ${state.gamma}`, of("promised", asNumber)],
-    ["steps that emit another token than the target's first choice", known.map((row) => row.departure_text ?? "–")],
+    ["departures from the first choice, of the steps", known.map((row) => row.departure_text ?? "–")],
     ["target probability given up a step", known.map((row) => row.given_up_text ?? "–")],
     [`certified for any drafter within ${epsText()}`, of("share", asShare)],
     ["decoded", two.map((at) => decodedText(PAGE.rules[at].label))],
