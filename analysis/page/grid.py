@@ -62,8 +62,8 @@ def margin_rows(target: Target, rules: Sequence[Rule]) -> list[Any]:
     """Return [steps, accepted] by bin of `MARGINS` for each rule; None where it judged nothing."""
     judged = [target.judged.get(rule.label) for rule in rules]
     return [
-        None if one is None else drafted_margins(target, one)[["steps", "accepted"]].values.tolist()
-        for one in judged
+        None if own is None else drafted_margins(target, own)[["steps", "accepted"]].values.tolist()
+        for own in judged
     ]
 
 

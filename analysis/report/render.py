@@ -46,7 +46,7 @@ def anchor(item: Table | Figure) -> str:
 
 
 def caption(item: Table | Figure) -> str:
-    """Return what a table or figure shows, and its question; the paper's own begin as there."""
+    """Return the caption and the question; first the question, except of the paper's elements."""
     parts = [item.question, item.caption]
     if re.match(r"(Table|Figure) [1-6]:", item.title):
         parts.reverse()
