@@ -1,4 +1,4 @@
-"""Answers to what a reader of an engine's log asks: relax, draft length, is my drafter worth it."""
+"""Answers to questions about an engine's log: relax, draft length, is my drafter worth it."""
 
 from __future__ import annotations
 

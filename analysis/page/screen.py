@@ -69,7 +69,7 @@ def facts_of_pair(results: Results, target: Target) -> list[Row]:
 
 
 def facts_of_target(target: Target) -> list[Row]:
-    """Return the numbers shown without a drafter: what is certified of any drafter within `EPS`."""
+    """Return the numbers shown without a drafter: certified for any drafter within `EPS`."""
     within = f"certified: any drafter within {EPS:g} nats at every step"
     lower, _ = target.certificates.get(StrictGreedy(), (None, None))
     facts = []
