@@ -35,6 +35,7 @@ from analysis.statistics.proportions import calibration_error, reliability
 from analysis.statistics.trajectories import drafts_made
 from pipeline import sweeps
 from pipeline.console import command
+from pipeline.decoding.decoded import read_decoded
 from pipeline.engines.costs import measure_costs, write_costs
 from pipeline.engines.runs import EngineRun, TableRows, measured_rows, read_runs
 from pipeline.engines.written.pages import MOST_PLACES
@@ -42,7 +43,6 @@ from pipeline.errors import PipelineError
 from pipeline.loader import Study
 from pipeline.plan.composition import composed, settings_of
 from pipeline.plan.stage import SummaryRow
-from pipeline.store.decoded import read_decoded
 from pipeline.store.distributions import read_steps
 from pipeline.store.node import slug
 
@@ -80,7 +80,7 @@ def _names_file(word: str) -> bool:
 
 
 def print_costs(paths: Sequence[Path], drafter: str, directory: Path) -> None:
-    """Print and write what a step costs, of a run without drafts and of runs with them."""
+    """Print and write the cost of a step, from a run without drafts and runs with them."""
     rows, sentences, costs = measure_costs(paths, drafter)
     sweeps.print_table(rows)
     directory.mkdir(parents=True, exist_ok=True)
@@ -96,7 +96,7 @@ def print_costs(paths: Sequence[Path], drafter: str, directory: Path) -> None:
 def print_file(
     path: Path, draft_length: int | None, overrides: Sequence[str], folder: Path
 ) -> None:
-    """Print and write what one file counts, and what a study says beside it.
+    """Print and write the counts of one file, beside those of a study.
 
     Raises:
         PipelineError: it can't be read, or the draft length is not known.
@@ -205,17 +205,15 @@ def predicted_rows(study: Study, length: int) -> Iterator[TableRows]:
     if not nodes["acceptance"]:
         raise PipelineError("the study has no drafter: add the engine's, for instance drafter=mini")
     for at, (target, node) in enumerate(zip(study.targets, nodes["acceptance"], strict=True)):
-        if "logged" in node.config:
-            raise PipelineError("engines' logs can't predict calls: give a study with models")
         statistics = study.artifact("acceptance", target).read("statistics").to_pandas()
         errors = statistics[statistics["statistic"] == "calibration_error"]
         errors = errors.set_index("rule")["value"]
         steps = read_steps(study.artifact("drafts", target))
-        found = study.store.find(nodes["decoding"][at]) if nodes["decoding"] else None
-        decoded = None if found is None else read_decoded(node.label, "", found)
-        for verdict in judge(steps, node.settings["rules"]):
+        artifact = study.store.find(nodes["decoding"][at]) if nodes["decoding"] else None
+        decoded = None if artifact is None else read_decoded(node.label, "", artifact)
+        for verdict in judge(steps, node.spec.rules):
             rule = verdict.rule.label
-            whose: SummaryRow = {"target": node.settings["target"], "rule": rule}
+            whose: SummaryRow = {"target": study.config.targets[target].label, "rule": rule}
             counts = drafts_made(verdict.accepted_by_depth, steps.trajectories, length)
             names = ("drafted", "accepted", "emitted")
             calls = pd.DataFrame(dict(zip(names, counts, strict=True)))

@@ -97,7 +97,7 @@ def test_each_word_under_what_is_measured_has_a_column() -> None:
     one, statistics = batched(), (20, 0.9, 0)
     speeds = [speed(one, *statistics).assign(theta=math.nan)]
     shown = [
-        *decoding_section("", [one], statistics, []).shown,
+        *decoding_section("", [one], statistics, 0.1, []).shown,
         *speed_section("", [one], speeds, []).shown,
     ]
     headings = {

@@ -57,7 +57,7 @@ def certify(
         ValueError: too few tokens are stored for a rule, a rule needs raw logits and there are
             none, a rule of the user's gives an impossible count, or the ranks are not sorted; or
             what is given is no TopK, no rule, or no divergence. `accepted` comes with rules, or has
-        another shape, or the log-probabilities are rounded.
+            another shape, or the log-probabilities are rounded.
 
     Examples:
         >>> from analysis.rules import StrictGreedy

@@ -20,6 +20,10 @@ from .predicted import closed_form
 
 PASSES = ["model", "batch", "tokens", "seconds"]
 CONTEXTS = ["prompt_id", "run", "position", "kl", "greedy_entropy", "races_entropy"]
+TEXTS = [
+    *("prompt_id", "run", "text", "position", "place"),
+    *("entropy", "top_probability", "certificate", "kl"),
+]
 LEVELS = ["prompt_id", "run", "position", "level", "children", "accepted"]
 
 
@@ -51,6 +55,10 @@ class Decoded:
         contexts: one row for each token of an answer of the target alone, at temperatures at which
             trees are drawn: prompt_id, run, position, kl, greedy_entropy, races_entropy.
         vocabulary: number of tokens that both models have.
+        texts: the target's distribution at each token of its own answer (text "target"), of a
+            run's (own), and of drafts behind their first rejected token (rejected, with the
+            place in the draft): prompt_id, run, text, position, place, entropy,
+            top_probability, certificate (of the run's rule), kl.
     """
 
     target: str
@@ -67,6 +75,7 @@ class Decoded:
     passes: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=PASSES))
     contexts: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=CONTEXTS))
     vocabulary: int = 0
+    texts: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=TEXTS))
 
     @property
     def of_trees(self) -> pd.Series:

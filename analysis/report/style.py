@@ -146,7 +146,7 @@ def logarithmic(axes: Axes, name: str) -> None:
     """
     axes.set(**{f"{name}scale": "log"})
     axis = axes.xaxis if name == "x" else axes.yaxis
-    low, high = axis.get_view_interval()
+    low, high = axes.get_xlim() if name == "x" else axes.get_ylim()  # of this scale
     decades = np.log10(high / low)
     axis.set_major_locator(LogLocator(subs=(1, 2, 3, 5) if decades < 1.6 else (1, 3)))
     axis.set_minor_locator(NullLocator())

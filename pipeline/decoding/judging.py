@@ -1,4 +1,4 @@
-"""Drafted tokens judged by a rule: what it asks the device for, and its verdict on each token."""
+"""Drafted tokens judged by a rule: the values that it needs, and its verdict on each token."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SEEN = 16  # most probable tokens that a rule sees which does not say what decid
 
 
 def asked(rule: Rule, logits: Tensor, drafted: Tensor, k: int | None = None) -> list[Tensor]:
-    """Return what a rule asks for at drafted tokens (n,) under raw logits (n, V), n rows of each.
+    """Return the values that a rule needs at drafted tokens (n,) under logits (n, V), as n rows.
 
     It sees the k most probable tokens; None is as many as it says that it looks at.
     """
@@ -30,29 +30,29 @@ def asked(rule: Rule, logits: Tensor, drafted: Tensor, k: int | None = None) -> 
     values, ids = top_k(logits, min(k, logits.shape[1]))
     if values.itemsize < 4:  # NumPy has no bfloat16
         values = values.float()
-    mine = logits.gather(1, drafted.clamp(min=0)[:, None])[:, 0].to(values.dtype)
-    return [drafted, ids, values, mine, *chosen_statistics(logits, ids, rule.decided_by)]
+    own = logits.gather(1, drafted.clamp(min=0)[:, None])[:, 0].to(values.dtype)
+    return [drafted, ids, values, own, *chosen_statistics(logits, ids, rule.decided_by)]
 
 
 def judged(
     rule: Rule,
     logits: Tensor,
     drafted: Tensor,
-    found: list[NDArray[Any]] | None = None,
+    values: list[NDArray[Any]] | None = None,
     reading: str = ALGORITHM_1,
 ) -> NDArray[np.bool_]:
-    """Return which drafted tokens (n,) a rule accepts; NOTHING is none.
+    """Return a mask (n,) of the drafted tokens that a rule accepts; NOTHING is none.
 
     Args:
         rule: the rule.
         logits: (n, V) raw logits of the target at the tokens.
         drafted: (n,) the tokens.
-        found: what the rule asked for, already read. A rule without a threshold that has to see
+        values: those that the rule needs, already read. A rule without a threshold that has to see
             all tokens reads them: one wait more.
         reading: of `READINGS`, above temperature 0; by default the rule decides alone.
     """
     size = logits.shape[1]
-    accepted = _accepted(rule, found or read(*asked(rule, logits, drafted)), size, reading)
+    accepted = _accepted(rule, values or read(*asked(rule, logits, drafted)), size, reading)
     if accepted is None:
         accepted = _accepted(rule, read(*asked(rule, logits, drafted, size)), size, reading)
         assert accepted is not None
@@ -60,23 +60,23 @@ def judged(
 
 
 def _accepted(
-    rule: Rule, found: list[NDArray[Any]], size: int, reading: str
+    rule: Rule, given: list[NDArray[Any]], size: int, reading: str
 ) -> NDArray[np.bool_] | None:
     """Say which of n tokens a rule accepts; None where it can't without those behind the K shown.
 
     Of a token that is not among the K, only that counts.
     """
-    tokens, ids, values, mine, *statistics = found
-    known = dict(zip(rule.decided_by, statistics, strict=True))
+    tokens, ids, values, own, *statistics = given
+    by_name = dict(zip(rule.decided_by, statistics, strict=True))
     unknown = np.full(len(tokens), np.nan)
-    surprisal, log_tail, entropy = (known.get(name, unknown) for name in Rule.decided_by)
-    dist = TopK(ids.astype(np.int32), values, surprisal, log_tail, entropy, size)
+    surprisal, log_tail, entropy = (by_name.get(name, unknown) for name in Rule.decided_by)
+    dist = TopK(ids.astype(np.int32), values, surprisal, log_tail, entropy=entropy, vocab_size=size)
     is_it = ids == tokens[:, None]
     rank = np.where(is_it.any(1), is_it.argmax(1), ids.shape[1]) + 1
     behind = rank > dist.k
     if behind.any() and rule.cut(dist) is None and min(rule.accepted_count(dist)[behind]) < 0:
         return None
-    log_prob = (mine.astype(np.float64) - values[:, 0]) - dist.top_surprisal
+    log_prob = (own.astype(np.float64) - values[:, 0]) - dist.top_surprisal
     accepted = rule.accepts(dist, rank, log_prob) & (tokens != NOTHING)
     if reading == ALGORITHM_1:
         return accepted

@@ -70,15 +70,15 @@ def read_call(logits: Tensor, draft: Draft, *wanted: Tensor) -> tuple[list[int],
     """
     of_target = logits.amax(1).double()  # a NaN is larger than all
     of_drafter = of_target[:0] if draft.first is None else draft.first.double()
-    largest, first, drafted, *found = read(of_target, of_drafter, draft.tokens, *wanted)
+    largest, first, drafted, *others = read(of_target, of_drafter, draft.tokens, *wanted)
     for model, values in (("target", largest), ("drafter", first)):
         if not np.isfinite(values).all():
             raise BrokenLogitsError(model)
-    return drafted.tolist(), found
+    return drafted.tolist(), others
 
 
 class Match:
-    """Accepts what the target would choose itself.
+    """Accepts the token that the target would choose itself.
 
     With `Greedy` this is strict greedy verification, with `Race` an exponential race, on chains
     and trees; without a draft it is autoregressive decoding.
@@ -90,12 +90,12 @@ class Match:
 
     def verify(self, logits: Tensor, draft: Draft, position: int) -> Verified:
         """Accept drafted tokens as long as they are the target's choices."""
-        drafted, (found,) = read_call(logits, draft, self._choice(logits, position, draft.tree))
-        return *schemes.match_tree(draft.shape, drafted, found.tolist()), drafted
+        drafted, (values,) = read_call(logits, draft, self._choice(logits, position, draft.tree))
+        return *schemes.match_tree(draft.shape, drafted, values.tolist()), drafted
 
 
 class Relaxed:
-    """Accepts what a rule accepts; emits the argmax after it (Algorithm 1 of arXiv 2601.15498).
+    """Accepts by a rule; emits the argmax after it (Algorithm 1 of arXiv 2601.15498).
 
     Of a tree it accepts the longest path, of equally long ones the first. After a full draft
     `choice` gives the token: above temperature 0 a draw, the bonus token.
@@ -110,10 +110,10 @@ class Relaxed:
         parents, n = draft.shape.parents, len(draft.tokens)
         before = parent_rows(logits, draft)
         wanted = asked(self._rule, before, draft.tokens) if n else []
-        drafted, (best, *found) = read_call(logits, draft, argmax(logits), *wanted)
+        drafted, (best, *values) = read_call(logits, draft, argmax(logits), *wanted)
         accepts = best[np.array(parents, dtype=np.intp) + 1] == drafted
         if not accepts.all():
-            accepts |= judged(self._rule, before, draft.tokens, found)
+            accepts |= judged(self._rule, before, draft.tokens, values)
         path = best_path(parents, np.where(accepts, 0.0, np.inf).tolist(), 1.0)
         last = path[-1] if path else ROOT
         if draft.shape.children[last]:
@@ -123,7 +123,7 @@ class Relaxed:
 
 
 class BestPath:
-    """Accepts the path of a draft that is longest for what it costs (the prefix rule)."""
+    """Accepts the longest path of a draft for its cost (the prefix rule)."""
 
     def __init__(self, rule: Prefix) -> None:
         """Accept under `rule`."""
@@ -144,7 +144,7 @@ class BestPath:
 
 
 class SpeculativeSampling:
-    """Accepts with probability min(1, p/q), and what follows comes from the residual.
+    """Accepts with probability min(1, p/q); the next token is drawn from the residual.
 
     With a rule it also accepts the tokens of rank 2 or beyond that the rule accepts (`RANK_2`).
     """
@@ -164,13 +164,13 @@ class SpeculativeSampling:
         q_at = torch.ones_like(p_at) if draft.weights is None else draft.weights.gather(1, at)
         rule = self._rule if n else None
         wanted = asked(rule, logits[:n], draft.tokens) if rule else []
-        drafted, (tested, *found) = read_call(logits, draft, torch.cat([p_at, q_at], 1), *wanted)
-        also = judged(rule, logits[:n], draft.tokens, found, RANK_2) if rule else None
+        drafted, (tested, *values) = read_call(logits, draft, torch.cat([p_at, q_at], 1), *wanted)
+        also = judged(rule, logits[:n], draft.tokens, values, RANK_2) if rule else None
 
         def rows(at: int) -> tuple[NDArray[Any], NDArray[Any] | None]:
             if at == n:
                 return read(p[at])[0], None
-            target, drawn = read(p[at], draft_law(draft, at, size))
+            target, drawn = read(p[at], draft_probabilities(draft, at, size))
             return target, drawn
 
         uniforms = self._uniforms
@@ -207,8 +207,8 @@ class DrawnPath:
         """Follow the tree as long as a child is drawn or kept."""
         before, rule = parent_rows(logits, draft), self._rule if len(draft.tokens) else None
         wanted = asked(rule, before, draft.tokens) if rule else []
-        drafted, found = read_call(logits, draft, *wanted)
-        also = judged(rule, before, draft.tokens, found, self._reading) if rule else None
+        drafted, values = read_call(logits, draft, *wanted)
+        also = judged(rule, before, draft.tokens, values, self._reading) if rule else None
 
         def row(node: int) -> NDArray[Any]:
             return read(self._target.weights(logits[node + 1][None])[0])[0]
@@ -220,9 +220,9 @@ class DrawnPath:
 
 
 class BudgetSampling:
-    """Speculative sampling of the law that accepts most at a divergence from the target.
+    """Speculative sampling of the distribution that accepts most at a divergence from the target.
 
-    What is emitted at a drafted position has the law r = clip(q, c2 p, c1 p).
+    The token at a drafted position has the distribution r = clip(q, c2 p, c1 p).
     """
 
     def __init__(
@@ -235,15 +235,15 @@ class BudgetSampling:
         """Sample at `temperature`; `budget` is c1 or ratio, or a divergence, and its value."""
         self._target = Inversion(temperature, noise, TOKEN, kept)
         name, value = budget
-        dial = ("divergence", value, name) if name in FAMILIES else (name, value)
-        self._uniforms, self._dial = noise.uniforms, dial
+        parameter = ("divergence", value, name) if name in FAMILIES else (name, value)
+        self._uniforms, self._parameter = noise.uniforms, parameter
 
     def verify(self, logits: Tensor, draft: Draft, position: int) -> Verified:
         """Test drafted tokens one after the other."""
-        q = draft_law(draft, slice(None), logits.shape[1])
+        q = draft_probabilities(draft, slice(None), logits.shape[1])
         drafted, (p, qs) = read_call(logits, draft, self._target.weights(logits), q)
         for at, (token, q_at) in enumerate(zip(drafted, qs, strict=True)):
-            r, _, _ = clipped_target(p[at], q_at, *self._dial)
+            r, _, _ = clipped_target(p[at], q_at, *self._parameter)
             if not self._uniforms[position + at, TEST] * q_at[token] < r[token]:
                 weights = schemes.residual(r, q_at)
                 break
@@ -277,10 +277,10 @@ class TreeSampling:
         def token_uniform(accepted: int) -> float:
             return self._noise.uniforms[position + accepted, TOKEN]
 
-        found = schemes.tree_speculative_sampling(
+        values = schemes.tree_speculative_sampling(
             tree, drafted, np.array(tests), rows, token_uniform
         )
-        return *found, drafted
+        return *values, drafted
 
 
 class BlockVerification:
@@ -296,7 +296,7 @@ class BlockVerification:
     def verify(self, logits: Tensor, draft: Draft, position: int) -> Verified:
         """Accept the longest prefix whose own test succeeds."""
         uniforms = self._noise.of_call(position)
-        q = draft_law(draft, slice(None), logits.shape[1])
+        q = draft_probabilities(draft, slice(None), logits.shape[1])
         drafted, (p, qs) = read_call(logits, draft, self._target.weights(logits), q)
         accepted, token = schemes.block_verification(
             drafted, p, qs, uniforms[:, TEST], lambda at: uniforms[at, TOKEN]
@@ -311,7 +311,7 @@ def parent_rows(logits: Tensor, draft: Draft) -> Tensor:
     return logits[send(draft.tree.parents, logits.device) + 1]
 
 
-def draft_law(draft: Draft, at: int | slice, size: int) -> Tensor:
+def draft_probabilities(draft: Draft, at: int | slice, size: int) -> Tensor:
     """Return the distributions (V,) or (n, V) of drafted tokens: 1 at those that are not drawn."""
     if draft.weights is None:
         return one_hot(draft.tokens[at], size).double()

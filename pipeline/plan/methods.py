@@ -12,7 +12,7 @@ from analysis.rules.readings import RANK_2
 from pipeline.errors import PipelineError
 from pipeline.plan.draft_trees import DYNAMIC, VECTOR, DraftTree
 from pipeline.plan.method import BLOCK, BUDGET, LEAST, SAMPLINGS, SPECULATIVE, Method
-from pipeline.plan.slices import CRITERIA
+from pipeline.plan.rules import CRITERIA
 
 MOST_OF_CRITERIA = 64  # nodes of the tree that verifies the tree rule of `criteria`
 EXAMPLE = "{drafter: model, rule: greedy, draft_length: 4}"
@@ -170,7 +170,7 @@ def _method(entry: dict[str, Any], rule: Rule | None, where: str) -> Method:
 
 
 def _misfits(method: Method) -> Iterator[tuple[str, Any, bool, str]]:
-    """Yield keys that may contradict others: name, value, whether it does, and what is allowed."""
+    """Yield keys that may contradict others: name, value, whether it does, the allowed values."""
     rule, drawn, length = method.rule, method.temperature > 0, method.model_length
     t, nothing_drawn = method.temperature, "at temperature 0, where nothing is drawn"
     yield ("temperature", t, rule is None and not drawn, "a number above 0: at 0 take rule: greedy")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,9 @@ import pytest
 
 from analysis.rules import Additive, StrictGreedy, Tree
 from analysis.rules.build import build_range
+from analysis.statistics.bootstrap import Resampling
 from pipeline.errors import PipelineError
+from pipeline.plan.specs import AcceptanceSpec, DraftsSpec
 from pipeline.stages.acceptance import compute as acceptance
 from pipeline.store import columns
 from pipeline.store.artifacts import Artifact, Pending
@@ -21,6 +23,7 @@ from pipeline.store.node import Node
 from tests import divergences
 from tests.analysis.cases import stored_columns
 from tests.pipeline.fakes import record
+from tests.pipeline.tiny import used
 
 VOCAB, K, DRAFT_K, LENGTHS = 20, 8, 20, (30, 12, 30)
 DIVERGENCES = ("kl", "tv", "hellinger", "reverse_kl")
@@ -65,7 +68,7 @@ def drafts(
         "data",
         pa.table([pa.array(values[field.name], field.type) for field in schema], schema=schema),
     )
-    record(folder, "drafts", vocab_size=VOCAB, temperature=1.0, sampled_temperature=sampled)
+    record(folder, "drafts", {"vocab_size": VOCAB, "k": K, "sampled_temperature": sampled})
     return Artifact(folder)
 
 
@@ -91,28 +94,18 @@ def logits(noise: float) -> tuple[np.ndarray, np.ndarray]:
     return z, (z + noise * rng.standard_normal(size)).astype(np.float32)
 
 
-def run(
-    folder: Path, upstream: Artifact, divergences: Sequence[str] = DIVERGENCES, **settings: Any
-) -> tuple[Artifact, dict[str, Any]]:
-    settings = {
-        "rules": [StrictGreedy(), Additive(t=0.1), Tree(m=3)],
-        "presets": {"engine": Additive(t=0.6)},
-        "ranges": [build_range({"rule": "additive", "t": [0.0, 0.3, 0.9]})],
-        "target": "T",
-        "drafter": "D",
-    } | settings
-    node = Node(
-        "acceptance",
-        "pair",
-        {
-            "resamples": 20,
-            "confidence": 0.9,
-            "statistics_seed": 0,
-            "divergences": list(divergences),
-            "draft_length": 3,
-        },
-        settings=settings,
+def run(folder: Path, upstream: Artifact, **changes: Any) -> tuple[Artifact, dict[str, Any]]:
+    spec = AcceptanceSpec(
+        rules=(StrictGreedy(), Additive(t=0.1), Tree(m=3)),
+        presets={"engine": Additive(t=0.6)},
+        ranges=(build_range({"rule": "additive", "t": [0.0, 0.3, 0.9]}),),
+        divergences=tuple(DIVERGENCES),
+        draft_length=3,
+        statistics=Resampling(20, 0.9, 0),
     )
+    pair = DraftsSpec(used("", label="T"), used("", "drafter", label="D"), 1.0)
+    above = {"drafts": (Node("drafts", "pair", pair),)}
+    node = Node("acceptance", "pair", replace(spec, **changes), above)
     folder.mkdir()
     pending = Pending(folder, "acceptance")
     acceptance.compute(node, {"drafts": [upstream]}, pending)
@@ -196,7 +189,7 @@ def test_answers_that_were_not_sampled_have_no_law_of_stochastic_verification(
 
 def test_the_tightest_slacks_are_in_the_facts(tmp_path: Path) -> None:
     upstream = drafts(tmp_path / "in", *logits(0.3))
-    found, facts = run(tmp_path / "out", upstream, ranges=[])
+    found, facts = run(tmp_path / "out", upstream, ranges=())
     steps = found.read().to_pandas()  # all steps of a rule, then those of the next
     kl = np.tile(upstream.read(columns=["kl"])["kl"].to_numpy(), steps["rule"].nunique())
     rejected, certified = ~steps["accepted"], steps["certified"]

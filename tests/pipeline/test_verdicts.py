@@ -13,12 +13,12 @@ from analysis.decoding.answers import Answered, accuracy, losses_on_answers
 from analysis.decoding.speed import speed
 from analysis.rules import Additive, StrictGreedy
 from pipeline import solve
+from pipeline.decoding.decoded import read_decoded
 from pipeline.execution.runner import ensure
 from pipeline.loader import Study
 from pipeline.paths import ROOT
 from pipeline.stages.report.page import verdict
 from pipeline.store.artifacts import Store
-from pipeline.store.decoded import read_decoded
 from tests import methods
 from tests.conftest import SmallStudy
 from tests.pipeline.tiny import write_model, write_prompts

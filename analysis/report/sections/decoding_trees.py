@@ -171,9 +171,9 @@ def trees_figure(decoded: Sequence[Decoded], statistics: Resampling) -> Figure |
             axis.set_title("{}, {}".format(*curves[["target", "setting"]].iloc[0]))
             axis.set(xlabel="drafted tokens", ylabel=QUANTITIES[quantity])
             _draw(axis, curves[curves["quantity"] == quantity])
-        row[1].set_xlim(row[0].get_xlim())
         for axis, name in ((row[0], "x"), (row[1], "x"), (row[1], "y")):
             logarithmic(axis, name)
+        row[1].set_xlim(row[0].get_xlim())
     data = pd.concat(drawn, ignore_index=True)
     legend(drawing, [], columns=3, keys=_keys(data))
     return Figure(**worded("decoding_trees_figure"), data=data, drawing=drawing)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from string import Template
 from typing import Any
 
@@ -17,78 +17,73 @@ from pipeline.engines.expected import speeds_in_engine
 from pipeline.engines.runs import read_runs
 from pipeline.engines.settings import ENGINES, setting_text, setting_values
 from pipeline.errors import PipelineError
-from pipeline.plan.slices import bootstrap_settings
-from pipeline.stages.report.inputs import Upstream
-from pipeline.store.artifacts import Artifact
+from pipeline.plan.specs import ReportSpec
+from pipeline.stages.report.sources import InEngine, Sources
 from pipeline.store.identity import local_path
-from pipeline.store.node import Node
 
-PLACES = {"target": "TARGET", "drafter": "DRAFTER"}  # words to be replaced
-InEngine = tuple[StepCosts, dict[str, pd.DataFrame], list[Advice]]  # frames by target
+PLACES: dict[str, Any] = {"target": "TARGET", "drafter": "DRAFTER"}  # words to be replaced
 
 
-def in_engine(config: Mapping[str, Any], sources: Sequence[Upstream]) -> InEngine | None:
+def in_engine(spec: ReportSpec, sources: Sequence[Sources]) -> InEngine | None:
     """Return an engine's costs, and the speeds and the verdict of each target; None without costs.
 
     Args:
-        config: of the report's node.
-        sources: the artifacts of each target by stage.
+        spec: of the report.
+        sources: of each target.
     """
-    if "costs" not in config:
+    if spec.engine is None:
         return None
-    of_file, lookup = config["costs"], (config["lookup"], config["lookup_match"])
-    drafted, costs = zip(*of_file["steps"], strict=True)
-    step_costs = StepCosts(of_file["engine"], of_file["drafter"], drafted, costs)
+    given, speeds = spec.engine.costs, {}
+    step_costs = StepCosts(given.engine, given.drafter, *zip(*given.steps, strict=True))
     by_model = step_costs.drafter == "model"
-    frames = {
-        target: speeds_in_engine(
+    for one in sources:
+        drafts = one.drafts.artifact if by_model and one.drafts is not None else None
+        speeds[one.label] = speeds_in_engine(
             step_costs,
-            lookup,
-            mine["distributions"][0],
-            mine["prompts"][0],
-            mine["drafts"][0] if by_model else None,
-            bootstrap_settings(config),
+            (spec.engine.lookup, spec.engine.lookup_match),
+            dump=one.distributions.artifact,
+            prompts=one.prompts.artifact,
+            drafts=drafts,
+            resampling=spec.statistics,
         )
-        for target, mine in zip(config["targets"], sources, strict=True)
-    }
-    drafter = config["drafter"] if by_model else None
-    advice = [engine_advice(name, drafter, table, step_costs) for name, table in frames.items()]
-    return step_costs, frames, advice
+    drafter = spec.drafter if by_model else None
+    advice = [engine_advice(name, drafter, table, step_costs) for name, table in speeds.items()]
+    return InEngine(step_costs, speeds, advice)
 
 
 def engine_section(found: InEngine) -> Section:
     """Return the section on an engine: expected speed by draft length, and the verdict."""
-    costs, frames, advice = found
+    costs, frames = found.costs, found.speeds
     table = Table(
         **worded("engine_speed", engine=costs.engine, longest=costs.longest),
         data=together(frames),
         notes=few_notes(int(frame["prompts"].iloc[0]) for frame in frames.values()),
     )
-    said = [text for one in advice for text in (one.sentence, *one.beside)]
+    said = [text for one in found.advice for text in (one.sentence, *one.beside)]
     return Section(f"In {costs.engine}", [table], said)
 
 
-def flags_of_verdict(advice: Advice, upstream: Mapping[str, Sequence[Artifact]]) -> str:
+def flags_of_verdict(advice: Advice, sources: Sources) -> str:
     """Return the settings of the method that a verdict names, for engines with strict greedy.
 
     Look-up first is two methods there: of each its draft length.
     """
     run = advice.run
-    if run is None or advice.outcome == DO_NOT or not upstream.get("decoding"):
+    if run is None or advice.outcome == DO_NOT or sources.decoding is None:
         return ""
     if not pd.isna(run["drafting"]):  # a tree
         return ""
     lengths = {run["drafter"]: run["draft_length"]}
-    said = [advice.sentence]
+    says = [advice.sentence]
     if run["drafter"] == "lookup_first":
         lengths = {"prompt_lookup": run["draft_length"], "model": run["model_length"]}
-        said.append("No engine listed here drafts by look-up first: these are its two parts.")
-    lookup = upstream["decoding"][0].record["config"]["lookup"]
-    fixed = PLACES | {"head": _head(upstream), "temperature": run["temperature"]}
+        says.append("No engine listed here drafts by look-up first: these are its two parts.")
+    lookup = sources.decoding.node.spec.lookup
+    fixed = PLACES | {"head": _head(sources), "temperature": run["temperature"]}
     return "\n".join(
         setting_text(
             engine,
-            said,
+            says,
             rule=StrictGreedy(),
             strictest=None,
             draft_length=int(length),
@@ -101,14 +96,10 @@ def flags_of_verdict(advice: Advice, upstream: Mapping[str, Sequence[Artifact]])
     )
 
 
-def counted_drafts(dump: Node) -> str:
-    """Return what the file of a log counts of drafts, as a clause; empty if nothing.
-
-    Args:
-        dump: of stage distributions.
-    """
+def counted_drafts(sources: Sources) -> str:
+    """Return the counts of drafts in a log as a clause; empty if it has none."""
     try:
-        path = local_path(dump.settings["path"])
+        path = local_path(sources.distributions.node.spec.log.path)
         (run,) = read_runs(path) if path is not None else ()
     except (PipelineError, ValueError):
         return ""
@@ -119,19 +110,19 @@ def counted_drafts(dump: Node) -> str:
     )
 
 
-def _head(upstream: Mapping[str, Sequence[Artifact]]) -> bool:
+def _head(sources: Sources) -> bool:
     """Whether the drafter is a head."""
-    drafts = upstream.get("drafts") or ()
-    return any("head" in made.record["config"]["drafter"] for made in drafts)
+    return sources.drafts is not None and sources.drafts.node.spec.drafter.head is not None
 
 
-def flags(upstream: Mapping[str, list[Artifact]], rules: Sequence[Rule]) -> list[dict[str, str]]:
+def flags(sources: Sources, rules: Sequence[Rule]) -> list[dict[str, str]]:
     """Return, rule by rule, the settings of the engines that run it; $length is left open."""
-    temperature = upstream["certificates"][0].record["config"]["temperature"]
-    fixed = PLACES | {"head": _head(upstream), "temperature": temperature, "draft_length": None}
+    fixed = PLACES | {"head": _head(sources), "temperature": sources.temperature}
     return [
         {
-            name: Template(about["text"]).safe_substitute(setting_values(name, rule, **fixed))
+            name: Template(about["text"]).safe_substitute(
+                setting_values(name, rule, draft_length=None, **fixed)
+            )
             for name, about in ENGINES.items()
             if rule.name == (about["rule"] or "greedy")
         }

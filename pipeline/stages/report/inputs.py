@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -20,16 +20,19 @@ from analysis.report.published import EPS, PAPERS, TABLE2
 from analysis.report.records import together
 from analysis.report.sections.bounds import RuleSteps
 from analysis.report.sections.published_matched import RULES, nearest_temperature
-from analysis.rules import Rule, StrictGreedy, Tree, build
-from analysis.rules.build import ParameterRange, build_range
+from analysis.rules import Rule, StrictGreedy, Tree
+from analysis.rules.build import ParameterRange
 from analysis.statistics.bootstrap import PromptBootstrap, top_probability
 from analysis.statistics.run_lengths import run_lengths
 from analysis.statistics.trajectories import Trajectories, inside_repeats
-from pipeline.plan.slices import bootstrap_settings
+from pipeline.models.token_texts import token_texts
+from pipeline.plan.facts import AcceptanceFacts, DraftsFacts
+from pipeline.plan.specs import AcceptanceSpec, ReportSpec
+from pipeline.stages.report.sources import Source, Sources
 from pipeline.store import distributions
 from pipeline.store.artifacts import Artifact
 from pipeline.store.columns import numbers
-from pipeline.store.node import Node
+from pipeline.store.distributions import StoredFacts
 
 PAIR_FRAMES = {  # of Results, and the files of stage acceptance that they are
     "acceptance": "statistics",
@@ -44,47 +47,18 @@ DRAFT = {  # of stage drafts, and their names in `Target.draft`
     "draft_top_surprisal": "q",
     "draft_log_prob": "p_draft",
 }
-UNNAMED = "log"  # conf/target/log.yaml
-Upstream = Mapping[str, Sequence[Artifact]]  # by stage
 
 
-def by_target(node: Node, upstream: Upstream) -> list[Upstream]:
-    """Return the artifacts of each target by stage; upstream lists follow the targets."""
-    count = len(node.config["targets"])
-    return [
-        {
-            name: artifacts[at * len(artifacts) // count : (at + 1) * len(artifacts) // count]
-            for name, artifacts in upstream.items()
-            if artifacts
-        }
-        for at in range(count)
-    ]
-
-
-def with_names_of_logs(node: Node, sources: Sequence[Upstream]) -> Node:
-    """Return the node of the report, a log without a name of its own under that of its model."""
-    labels = list(node.config["targets"])
-    for at, (label, mine) in enumerate(zip(labels, sources, strict=True)):
-        record = mine["distributions"][0].record
-        if "log" in record["config"] and label == UNNAMED:
-            labels[at] = record["facts"]["model"].rstrip("/").rpartition("/")[2] or label
-    names = labels if len(set(labels)) == len(labels) else node.config["targets"]
-    return replace(node, config={**node.config, "targets": names})
-
-
-def read_target(node: Node, at: int, sources: Upstream) -> Target:
-    """Read the target number `at` from its artifacts."""
-    (prompts,), (dump,) = sources["prompts"], sources["distributions"]
-    rules = [build(mapping) for mapping in node.config["rules"]]
-    ranks = [k for k in RANKS if k <= dump.record["facts"]["k"]]
+def read_target(spec: ReportSpec, sources: Sources) -> Target:
+    """Read a target from its artifacts."""
+    dump, drafts = sources.distributions.artifact, None
+    rules, stored = spec.rules, dump.facts(StoredFacts)
+    ranks = [k for k in RANKS if k <= stored.k]
     undefined = {rule.label: 0 for rule in rules if rule.undefined_means}
     top, candidates, probabilities = [], [], []
-    possible = (
-        settings(build_range(mapping), dump.record["facts"]["k"])
-        for mapping in node.config["ranges"]
-    )
+    possible = (settings(searched, stored.k) for searched in spec.ranges)
     swept: dict[ParameterRange, Any] = {each: 0 for each in possible if each.rules}
-    for _, dist in distributions.chunks(dump, temperature_of(sources)):
+    for _, dist in distributions.chunks(dump, sources.temperature):
         top.append(top_probability(dist, ranks))
         candidates.append(dist.ids[:, :CANDIDATES])
         probabilities.append(dist.probs[:, :CANDIDATES])
@@ -94,18 +68,21 @@ def read_target(node: Node, at: int, sources: Upstream) -> Target:
         for searched in swept:
             swept[searched] = swept[searched] + certified_steps(dist, searched)
     certificates = {}
-    for rule, artifact in zip(rules, sources["certificates"], strict=True):
-        table = artifact.read(columns=["lower", "upper"])
+    for rule, source in zip(rules, sources.certificates, strict=True):
+        table = source.artifact.read(columns=["lower", "upper"])
         certificates[rule] = table["lower"].to_numpy(), table["upper"].to_numpy()
     steps = dump.read(columns=["prompt_id", "position", "token_id"])
     tokens = steps["token_id"].to_numpy()
     trajectories = Trajectories.from_positions(steps["position"].to_numpy())
-    known = prompts.read(columns=["prompt_id", "text", "source"]).to_pandas().set_index("prompt_id")
-    asked = known.loc[steps["prompt_id"].take(trajectories.starts).to_pylist()]
+    prompts = sources.prompts.artifact.read(columns=["prompt_id", "text", "source"]).to_pandas()
+    asked = prompts.set_index("prompt_id").loc[
+        steps["prompt_id"].take(trajectories.starts).to_pylist()
+    ]
     draft, judged, completed = None, {}, False
-    if "acceptance" in sources:
-        (drafts,) = sources["drafts"]
-        completed, drafted = "completed" in drafts.record["facts"], distributions.read_steps(drafts)
+    if sources.acceptance is not None and sources.drafts is not None:
+        drafts = sources.drafts.artifact
+        completed = drafts.facts(DraftsFacts).completed is not None
+        drafted = distributions.read_steps(drafts)
         judged = {one.rule.label: one for one in judge(drafted, list(certificates))}
         table = drafts.read(columns=[*DRAFT]).to_pandas()
         draft = table.rename(columns=DRAFT).assign(
@@ -116,53 +93,48 @@ def read_target(node: Node, at: int, sources: Upstream) -> Target:
     shown = np.concatenate(candidates)
     ids = [tokens, shown.ravel(), *([] if draft is None else [draft["token"].to_numpy()])]
     return Target(
-        node.config["targets"][at],
-        certificates,
-        PromptBootstrap(trajectories.prompts, *bootstrap_settings(node.config)),
-        tokens,
-        shown,
-        np.concatenate(probabilities),
-        list(asked.reset_index().itertuples(index=False, name=None)),
-        dict(zip(ranks, np.ascontiguousarray(np.concatenate(top).T), strict=True)),
-        inside_repeats(tokens, trajectories.prompts),
-        undefined,
-        distributions.words(
-            node.upstream["distributions"][at],
-            dump,
-            None if draft is None else sources["drafts"][0],
-            np.unique(np.concatenate(ids)).tolist(),
+        sources.label,
+        certificates=certificates,
+        bootstrap=PromptBootstrap(trajectories.prompts, *spec.statistics),
+        tokens=tokens,
+        candidates=shown,
+        probabilities=np.concatenate(probabilities),
+        prompts=list(asked.reset_index().itertuples(index=False, name=None)),
+        top=dict(zip(ranks, np.ascontiguousarray(np.concatenate(top).T), strict=True)),
+        repeated=inside_repeats(tokens, trajectories.prompts),
+        undefined=undefined,
+        words=token_texts(
+            sources.distributions.node, dump, drafts, np.unique(np.concatenate(ids)).tolist()
         ),
-        draft,
-        judged,
-        swept,
-        completed,
+        draft=draft,
+        judged=judged,
+        swept=swept,
+        completed=completed,
     )
 
 
-def temperature_of(sources: Upstream) -> float:
-    """Return the temperature of the certified distribution."""
-    return float(sources["certificates"][0].record["config"]["temperature"])
-
-
-def read_results(node: Node, targets: Sequence[Target], sources: Sequence[Upstream]) -> Results:
+def read_results(
+    spec: ReportSpec, targets: Sequence[Target], sources: Sequence[Sources]
+) -> Results:
     """Compute the statistics of every target, and read those of a drafter where there is one."""
     frames = frames_of(targets)
 
-    def of_stage(stage: str, name: str = "data") -> pd.DataFrame:
-        pairs = zip(targets, sources, strict=True)
-        return together({t.label: mine[stage][0].read(name).to_pandas() for t, mine in pairs})
+    def of_stage(made: Iterable[Source[Any]], name: str = "data") -> pd.DataFrame:
+        pairs = zip(targets, made, strict=True)
+        return together({t.label: one.artifact.read(name).to_pandas() for t, one in pairs})
 
-    frames["runs"] = of_stage("run_lengths")
+    frames["runs"] = of_stage(one.run_lengths for one in sources)
     rules = {rule.label: rule for rule in targets[0].certificates}
     facts: dict[str, Any] = {"completed": targets[0].completed}
-    found = sources[0].get("acceptance")
-    if found:
-        frames |= {name: of_stage("acceptance", file) for name, file in PAIR_FRAMES.items()}
-        frames["listing"] = found[0].read("listing").to_pandas()
-        facts["sampled"] = found[0].record["facts"]["sampled_temperature"]
-        rules |= {rule.label: rule for rule in rules_of(found[0])}
-    drafter = node.config["drafter"] if found else ""
-    return Results([t.label for t in targets], rules, frames, drafter, facts)
+    accepted = [one.acceptance for one in sources if one.acceptance is not None]
+    if accepted:
+        frames |= {name: of_stage(accepted, file) for name, file in PAIR_FRAMES.items()}
+        first = accepted[0]
+        frames["listing"] = first.artifact.read("listing").to_pandas()
+        facts["sampled"] = first.artifact.facts(AcceptanceFacts).sampled_temperature
+        rules |= {rule.label: rule for rule in rules_of(first.node.spec)}
+    drafter = spec.drafter or "" if accepted else ""
+    return Results([t.label for t in targets], rules, frames, drafter, facts=facts)
 
 
 def frames_of(targets: Sequence[Target]) -> dict[str, pd.DataFrame]:
@@ -180,12 +152,10 @@ def frames_of(targets: Sequence[Target]) -> dict[str, pd.DataFrame]:
     }
 
 
-def rules_of(acceptance: Artifact) -> list[Rule]:
+def rules_of(spec: AcceptanceSpec) -> list[Rule]:
     """Return every rule that was measured: of the study, of presets, of ranges, and greedy."""
-    config = acceptance.record["config"]
-    mappings = [entry["rule"] for entry in config["rules"]]
-    mappings += [entry["rule"] for entry in (*config["presets"].values(), *config["ranges"])]
-    return [StrictGreedy(), *map(build, mappings)]
+    ranged = [rule for one in spec.ranges for rule in one.rules]
+    return [StrictGreedy(), *spec.rules, *spec.presets.values(), *ranged]
 
 
 def concat_frames(frames: Sequence[pd.DataFrame]) -> pd.DataFrame:
@@ -193,17 +163,21 @@ def concat_frames(frames: Sequence[pd.DataFrame]) -> pd.DataFrame:
     return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
 
 
-def comparisons(target: Target, sources: Upstream) -> list[RuleSteps]:
+def comparisons(target: Target, sources: Sources) -> list[RuleSteps]:
     """Read the steps that a rule's certificates and closed forms are compared over, by rule.
 
     An engine's log has none: its log-probabilities are rounded.
     """
-    (dump,) = sources["distributions"]
-    if "log_prob_error" in dump.record["facts"]:
+    dump = sources.distributions.artifact
+    if dump.facts(StoredFacts).log is not None:
         return []
     chosen = [
-        (rule, target.certificates[rule], artifact.read(columns=["active_size", "accepted_count"]))
-        for rule, artifact in zip(target.certificates, sources["certificates"], strict=True)
+        (
+            rule,
+            target.certificates[rule],
+            source.artifact.read(columns=["active_size", "accepted_count"]),
+        )
+        for rule, source in zip(target.certificates, sources.certificates, strict=True)
         if rule.judges_tokens or type(rule) is Tree  # a user's own tree has no closed form
     ]
     columns = [
@@ -212,7 +186,7 @@ def comparisons(target: Target, sources: Upstream) -> list[RuleSteps]:
     ]
     frames: dict[Rule, list[pd.DataFrame]] = {rule: [] for rule, *_ in chosen}
     begun = 0
-    for _, dist in distributions.chunks(dump, temperature_of(sources)):
+    for _, dist in distributions.chunks(dump, sources.temperature):
         at = slice(begun, begun + len(dist))
         begun = at.stop
         for rule, (lower, upper), sizes, counts in columns:
@@ -221,16 +195,16 @@ def comparisons(target: Target, sources: Upstream) -> list[RuleSteps]:
     return [(rule, concat_frames(parts)) for rule, parts in frames.items()]
 
 
-def matches_of(target: Target, sources: Upstream) -> list[Results]:
+def matches_of(target: Target, sources: Sources) -> list[Results]:
     """Match a target with each model of the paper, by the temperatures that are stored."""
-    (dump,) = sources["distributions"]
+    dump = sources.distributions.artifact
     p0 = {
         temperature: distributions.read_top_probabilities(dump, temperature)
         for temperature in distributions.stored_temperatures(dump)
     }
     nearest = {paper: nearest_temperature(p0, paper) for paper in PAPERS}
     known = {at: measure_at(target, dump, at) for at in sorted(set(nearest.values()))}
-    facts = {"own": temperature_of(sources), "least": min(p0), "most": max(p0)}
+    facts = {"own": sources.temperature, "least": min(p0), "most": max(p0)}
     return [
         replace(known[at], facts=facts | {"paper": paper, "temperature": at})
         for paper, at in nearest.items()

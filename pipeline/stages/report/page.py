@@ -10,7 +10,7 @@ import itertools
 import json
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from importlib.metadata import version
@@ -36,14 +36,14 @@ from analysis.report.sections.acceptance_figures import margin_text
 from analysis.report.style import family, rule_colour
 from analysis.rules import Additive, Multiplicative, Rule, StrictGreedy, Tree
 from analysis.statistics.bootstrap import FEW_PROMPTS, Resampling
-from pipeline.plan.slices import bootstrap_settings
+from pipeline.decoding.decoded import read_answered
+from pipeline.plan.specs import LoggedDistributions
 from pipeline.stages.report.engine import counted_drafts, flags, flags_of_verdict
-from pipeline.stages.report.inputs import Upstream
 from pipeline.stages.report.setups import introduction, setup
+from pipeline.stages.report.sources import Measured
 from pipeline.store.artifacts import Artifact
-from pipeline.store.decoded import read_answered
 from pipeline.store.durable import read_sealed, write_sealed
-from pipeline.store.node import VERDICT, Node
+from pipeline.store.node import VERDICT
 
 WEB = Path(__file__).parent / "web"
 SCRIPTS = ("specs.js", "charts.js", "page.js", "explorer.js")
@@ -51,39 +51,26 @@ CURVES = (StrictGreedy(), Additive(0.1), Additive(0.3), Multiplicative(0.1), Tre
 MARGIN = 0.05  # where the study was not asked for another: the loss of accuracy that matters
 
 
-def page_files(
-    node: Node,
-    upstream: Mapping[str, list[Artifact]],
-    targets: Sequence[Target],
-    results: Results,
-    timed: Sequence[tuple[Decoded, pd.DataFrame]],
-    sections: Sequence[Section],
-    sources: Sequence[Upstream],
-    in_engine: Sequence[Advice] = (),
-) -> dict[str, bytes]:
-    """Return the page, one file that needs no other and no network, and what stands beside it.
+def page_files(measured: Measured, sections: Sequence[Section], study: str) -> dict[str, bytes]:
+    """Return the page, one file that needs no other and no network, and the files beside it.
 
     That is the verdict as text, and plain pages of all tables and figures.
 
     Args:
-        node: of the report.
-        upstream: artifacts by stage.
-        targets: the steps of each.
-        results: what was measured.
-        timed: what was decoded and its speeds, target by target; empty where nothing was.
+        measured: of all targets.
         sections: all tables and figures by section, those beside the published last.
-        sources: artifacts of each target by stage.
-        in_engine: the verdict of each target for an engine; empty without its costs.
+        study: its name on the command line.
     """
-    study, note = node.config["study"], node.config.get("note")
-    setups = {one.label: setup(one, mine) for one, mine in zip(targets, sources, strict=True)}
-    advice = verdicts_of(node, upstream, results.targets, timed)
-    logged = "log" in upstream["distributions"][0].record["config"]
+    spec, sources, targets = measured.spec, measured.sources, measured.targets
+    results, timed = measured.results, bool(measured.decoded)
+    setups = {one.label: setup(one, of) for one, of in zip(targets, sources, strict=True)}
+    advice = verdicts_of(measured, study)
+    in_engine = [] if measured.engine is None else measured.engine.advice
+    logged = isinstance(sources[0].distributions.node.spec, LoggedDistributions)
     if logged:
-        pairs_of_logs = zip(advice, targets, node.upstream["distributions"], strict=True)
         advice = [
-            log_advice(own, target, counted_drafts(dump), in_engine[at] if in_engine else None)
-            for at, (own, target, dump) in enumerate(pairs_of_logs)
+            log_advice(own, targets[at], counted_drafts(one), in_engine[at] if in_engine else None)
+            for at, (own, one) in enumerate(zip(advice, sources, strict=True))
         ]
     text_of_verdict = advice_text(advice if logged else [*advice, *in_engine])
     if in_engine and not logged:
@@ -101,39 +88,37 @@ def page_files(
     environment.globals |= {"lines": lines, "spans": spans, "as_published": PUBLISHED}
     environment.globals |= {"anchor": anchor, "caption": caption, "widest": label_width}
     environment.globals |= {"files_of": names, "few_prompts": FEW_PROMPTS}
-    environment.globals |= {"study": study, "note": note, "css": css}
+    environment.globals |= {"study": spec.study, "note": spec.note, "css": css}
     shown = {
         "drafter": None if pairs is None else pairs.drafter,
         "targets": results.targets,
         "advice": advice,
         "methods": [
-            [screen.method_row(run, str(node.config["drafter"])) for run in own.drafters]
-            for own in advice
+            [screen.method_row(run, str(spec.drafter)) for run in own.drafters] for own in advice
         ],
-        "flags": [flags_of_verdict(own, upstream) for own in advice],
+        "flags": [flags_of_verdict(own, one) for own, one in zip(advice, sources, strict=True)],
         "facts": [
             screen.facts_of_target(target) if pairs is None else screen.facts_of_pair(pairs, target)
             for target in targets
         ],
-        "confidence": 100 * node.config["confidence"],
+        "confidence": 100 * spec.statistics.confidence,
         "longest": grid.LONGEST,
         "steps": [len(target.tokens) for target in targets],
         "prompts": [target.bootstrap.count for target in targets],
-        "soundness": [of["acceptance"][0].record["facts"] for of in sources if "acceptance" in of],
-        "timed": bool(timed),
-        "log": [of.record["facts"].get("log") for of in upstream["distributions"]]
-        if logged
-        else [],
+        "soundness": [one.acceptance.artifact.record.facts for one in sources if one.acceptance],
+        "timed": timed,
+        "log": [one.distributions.artifact.record.facts["log"] for one in sources if logged],
         "sections": sections,
         "engine": [x for one in sections for x in one.shown if x.name == "engine_speed"],
-        "introduction": introduction(setups, node.config),
+        "introduction": introduction(setups, spec),
         "setups": setups,
         "settings": dict.fromkeys(name for facts in setups.values() for name in facts),
         "published": sections[-1].shown[0] if set(results.targets) & set(PAPERS) else None,
     }
-    data = data_of(targets, pairs, rules) | {"flags": flags(upstream, rules)}
+    data = data_of(targets, pairs, rules) | {"flags": flags(sources[0], rules)}
+    decoded = zip(measured.decoded, measured.speeds, strict=True)
     timings = {
-        "speed": [screen.speed_rows(speeds, one.drafter) for one, speeds in timed],
+        "speed": [screen.speed_rows(speeds, one.drafter) for one, speeds in decoded],
         "gamma": [screen.drafted_length(own) for own in advice],
     }
     text = environment.get_template("page.html").render(
@@ -149,7 +134,7 @@ def page_files(
             shown_here = [item for section in mine for item in section.shown]
             tables = [item for item in shown_here if isinstance(item, Table)]
             found[f"{place}tables.html"] = environment.get_template("tables.html").render(
-                sections=mine, shared=shared_notes(tables), timed=bool(timed), place=place
+                sections=mine, shared=shared_notes(tables), timed=timed, place=place
             )
     return {name: content.encode() for name, content in found.items()}
 
@@ -188,27 +173,30 @@ def whole(text: str) -> str:
     return text.replace(" = ", "\u00a0=\u00a0").replace(" %", "\u00a0%")
 
 
-def verdicts_of(
-    node: Node,
-    upstream: Mapping[str, list[Artifact]],
-    labels: Sequence[str],
-    timed: Sequence[tuple[Decoded, pd.DataFrame]],
-) -> list[Advice]:
-    """Return the verdict on every target."""
-    config, command = node.config, f"python -m pipeline study={node.label}"
-    if not timed:
-        return [advise(one, config.get("drafter") or "", None, command=command) for one in labels]
-    answers: Sequence[Artifact | None] = upstream.get("accuracy") or [None] * len(labels)
-    margin = config.get("margin", MARGIN)
+def verdicts_of(measured: Measured, study: str) -> list[Advice]:
+    """Return the verdict on every target of a study, given by its name on the command line."""
+    spec, sources = measured.spec, measured.sources
+    command = f"python -m pipeline study={study}"
+    if not measured.decoded:
+        return [advise(one.label, spec.drafter or "", None, command=command) for one in sources]
+    margin = MARGIN if spec.margin is None else spec.margin
     return [
-        verdict(*one, found, bootstrap_settings(config), margin, command)
-        for one, found in zip(timed, answers, strict=True)
+        verdict(
+            decoded,
+            speeds,
+            answers=None if one.accuracy is None else one.accuracy.artifact,
+            statistics=spec.statistics,
+            margin=margin,
+            command=command,
+        )
+        for decoded, speeds, one in zip(measured.decoded, measured.speeds, sources, strict=True)
     ]
 
 
 def verdict(
     decoded: Decoded,
     speeds: pd.DataFrame,
+    *,
     answers: Artifact | None,
     statistics: Resampling,
     margin: float,
@@ -228,9 +216,11 @@ def verdict(
     if answers is not None:
         answered = read_answered(decoded.target, answers)
         table = accuracy(answered, *statistics, margin)
-        losses = losses_on_answers(answered, table, margin, statistics[1])
+        losses = losses_on_answers(answered, table, margin, statistics.confidence)
     lengths, busy = draft_lengths(decoded, speeds), signs_of_load(speeds)
-    return advise(decoded.target, decoded.drafter, speeds, lengths, losses, busy, command)
+    return advise(
+        decoded.target, decoded.drafter, speeds, lengths, answers=losses, busy=busy, command=command
+    )
 
 
 def deflated(data: Any) -> str:
@@ -242,7 +232,7 @@ def deflated(data: Any) -> str:
 def data_of(
     targets: Sequence[Target], pairs: Results | None, rules: Sequence[Rule]
 ) -> dict[str, Any]:
-    """Return what the scripts read; the clock decides nothing here."""
+    """Return the data of the scripts; it does not depend on the clock."""
     return {
         "drafter": None if pairs is None else pairs.drafter,
         "levels": steps.LEVELS.tolist(),

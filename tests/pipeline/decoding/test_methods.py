@@ -10,9 +10,9 @@ import pytest
 from analysis.rules import Additive, StrictGreedy, Tree
 from analysis.trees.topology import Growth, symmetric
 from pipeline.errors import PipelineError
-from pipeline.plan.method import Stopping, method_mapping, read_method, with_baselines
+from pipeline.plan.method import Stopping, read_method, with_baselines
 from pipeline.plan.methods import build_methods
-from pipeline.plan.slices import method_slice
+from pipeline.plan.specs import method_entries
 from tests import methods
 
 GOOD = {"drafter": "model", "rule": "greedy", "draft_length": 3, "temperature": 0}
@@ -200,11 +200,11 @@ def test_the_rule_of_trees_is_greedy_on_a_symmetric_tree_and_trees_grow() -> Non
 )  # fmt: skip
 def test_a_method_and_its_baseline_are_read_from_their_mappings(entry: dict[str, Any]) -> None:
     for method in with_baselines(methods.build([entry])):
-        mapping = json.loads(json.dumps(method_mapping(method)))
+        mapping = json.loads(json.dumps(method.to_mapping()))
         assert read_method(mapping | {"other": 1}) == method
 
 
-def test_names_say_what_differs_and_slices_what_is_decoded() -> None:
+def test_names_say_what_differs_and_entries_what_is_decoded() -> None:
     first = GOOD | {"drafter": "lookup_first"}
     built = methods.build([first | {"model_length": [1, 3]}, first, GOOD | STOPS, BLOCKS, BUDGETED])
     assert [(one.name, one.draft_length) for one in built] == [
@@ -216,18 +216,18 @@ def test_names_say_what_differs_and_slices_what_is_decoded() -> None:
         ("budget sampling (kl=0.05)", 3),
     ]
     assert [one.lossless for one in built] == [True] * 5 + [False]
-    assert method_slice(built[0]) == method_slice(built[2]) | {"model_length": 1}
+    assert method_entries(built[0]) == method_entries(built[2]) | {"model_length": 1}
     assert built[3].drafting == Stopping("max_q", 0.5)
-    assert STOPS.items() <= method_slice(built[3]).items()
+    assert STOPS.items() <= method_entries(built[3]).items()
     cut = methods.build([RACED, RACED | {"top_p": 0.9}, RACED | {"top_p": 0.9, "top_k": 5}])
     names = ["exponential races" + end for end in ("", " (top-p 0.9)", " (top-p 0.9, top-k 5)")]
     assert [one.name for one in with_baselines(cut)[3:]] == names
-    assert method_slice(cut[2])["top_p"] == 0.9
+    assert method_entries(cut[2])["top_p"] == 0.9
     assert methods.build([RACED | {"top_p": 1.0, "top_k": 0}]) == methods.build([RACED])
     # a chain is identified as before there were trees
     plain = {"drafter", "sampling", "draft_length", "temperature", "rule"}
-    assert set(method_slice(methods.build([GOOD])[0])) == plain
-    assert TAU.items() <= method_slice(methods.build([GOOD | TAU])[0]).items()
+    assert set(method_entries(methods.build([GOOD])[0])) == plain
+    assert TAU.items() <= method_entries(methods.build([GOOD | TAU])[0]).items()
 
 
 def test_mars_has_three_readings_and_drafts_as_the_paper_does() -> None:
