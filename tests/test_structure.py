@@ -133,7 +133,7 @@ BELOW = {  # what each room of analysis/ may import, besides the modules beside 
     "acceptance": {"beyond", "certificates", "rules", "statistics", "trees"},
     "decoding": {"rules", "statistics", "trees"},
     "report": {"acceptance", "certificates", "decoding", "rules", "statistics", "trees"},
-    "page": {"acceptance", "report", "rules", "statistics"},
+    "page": {"acceptance", "certificates", "report", "rules", "statistics"},
 }
 
 

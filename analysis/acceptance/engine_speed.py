@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 
 from ..statistics.bootstrap import FEW_PROMPTS, Floats, Numbers, PromptBootstrap, simultaneous
-from .verdict import DO_NOT, DRAFT, OPEN, Advice, speed_text
+from .verdict import DO_NOT, DRAFT, NO, OPEN, YES, Advice, speed_text
 
 
 @dataclass(frozen=True)
@@ -163,7 +163,13 @@ def engine_advice(
         for row in beyond.nlargest(1, "speedup").to_dict("records")
         if row["speedup"] > max(1.0, best["speedup"])
     ]
-    return Advice(target, outcome, text, beside, {**best, "draft_length": length})
+    answer = {DRAFT: YES, DO_NOT: NO, OPEN: OPEN}[outcome]
+    headline = (
+        f"{drafter} in {costs.engine}: {answer}, {best['speedup']:.2f} times as fast expected with "
+        f"drafts of {length}"
+    )
+    run = {**best, "draft_length": length}
+    return Advice(target, outcome, text, beside, run, headline=headline)
 
 
 def model_costs(calls: Numbers, costs: StepCosts) -> Floats:

@@ -4,6 +4,11 @@ At a step, a rule *accepts* the drafter's most probable token (a tree: the targe
 the drafter's top m). The step is *certified* if KL(p||q) is below the rule's certificate R.
 Certified implies accepted (Theorems 4.4, 5.1). The converse need not hold; the share of accepted
 steps that are certified is the coverage.
+
+A head with a reduced vocabulary has KL(p||q) = inf. It is certified through a q' over all tokens
+that keeps the head's logits, at the steps where both draft the same token: what q' has accepted
+there, the head has. For trees the head must have the target's argmax as well: without the tokens
+that it lacks, the argmax ranks no lower under q than under q'.
 """
 
 from __future__ import annotations
@@ -21,7 +26,6 @@ from ..statistics.bootstrap import Flags, Floats
 from ..statistics.trajectories import Trajectories
 from ..topk import TopK
 
-FULL = "full_kl"  # KL(p||q') of a q' over all tokens that drafts the same token as the drafter
 CHUNK = 8192  # steps certified at a time
 CERTIFICATE_ROUNDING = 1e-12  # relative error allowed in a computed certificate
 # Allowance for rounding, relative to p/q: log-probabilities down to -40 carry an absolute error
@@ -36,7 +40,9 @@ class Steps:
     Attributes:
         target: the target's distributions.
         position: (N,) 0-based, within each trajectory.
-        kl: (N,) KL(p||q) over the full vocabulary, nats.
+        kl: (N,) KL(p||q) over the full vocabulary, nats; of a head with a reduced vocabulary
+            KL(p||q') at depth 1, inf where q' drafts another token or the head lacks the target's
+            argmax, and inf at deeper depths.
         draft_rank: (N,) target rank of the drafted token, the drafter's argmax, from 1.
         draft_log_prob: (N,) target log-probability of the drafted token.
         argmax_rank: (N,) rank of the target's argmax under the drafter, from 1.
@@ -122,15 +128,14 @@ class Judgement:
         return np.stack([judgement.accepted for judgement in self.by_depth])
 
     @property
-    def certified_throughout(self) -> tuple[Flags, Flags]:
-        """(N,) whether a step is certified, and certifiable, at every depth.
+    def certified_by_depth(self) -> Flags:
+        """(D, N, 2) whether a step is certified, and certifiable, at depths 1 to d.
 
-        Counting only these steps as accepted gives no fewer calls than there are.
+        Counting only these steps as accepted gives no fewer calls than there are: at a later depth
+        no more steps count, so a call that begins later ends no earlier.
         """
-        return (
-            np.all([judgement.certified for judgement in self.by_depth], axis=0),
-            np.all([judgement.certifiable for judgement in self.by_depth], axis=0),
-        )
+        ends = [(judgement.certified, judgement.certifiable) for judgement in self.by_depth]
+        return np.logical_and.accumulate(np.moveaxis(np.array(ends), 1, 2))
 
     @property
     def violations(self) -> NDArray[np.intp]:
@@ -169,12 +174,9 @@ def judge(
     Args:
         steps: a drafter and its target.
         rules: the rules.
-        divergence: of the certificates: kl, reverse_kl, hellinger, tv or full_kl. The latter
-            certifies no tree, as q' shares the drafter's first choice but not its top m.
+        divergence: of the certificates: kl, reverse_kl, hellinger or tv.
         distance: (N,) this divergence between target and drafter; by default the KL of `steps`.
     """
-    alike = [rule.judges_tokens or divergence != FULL for rule in rules]
-    divergence = "kl" if divergence == FULL else divergence
     size, depths = (len(steps), len(rules)), steps.by_depth if distance is None else [steps]
     lower, upper = np.empty(size), np.empty(size)
     accepted = np.empty((len(depths), *size), dtype=bool)
@@ -191,7 +193,7 @@ def judge(
     judgements: list[list[Judgement]] = [[] for _ in rules]
     for passed, at_depth in zip(accepted, depths, strict=True):
         apart = at_depth.kl if distance is None else distance
-        far = np.where(alike, (apart + rounding(divergence, apart))[:, None], np.inf)
+        far = (apart + rounding(divergence, apart))[:, None]
         certified, certifiable = (
             np.isinf(end) | (far < (1 - CERTIFICATE_ROUNDING) * end) for end in (lower, upper)
         )

@@ -21,6 +21,7 @@ from .sampling import ARGMAX, SPECULATIVE
 
 Row = dict[str, Any]
 Weights = NDArray[Any]  # numbers or booleans
+MARGINS = (-np.inf, -2, -1, -0.5, -0.25, -0.1, 0, 0.1, 0.25, 0.5, np.inf)  # nats, ends of bins
 UNION = "union"  # of divergences: the steps certified in at least one of them
 
 
@@ -34,16 +35,14 @@ def rule_statistics(steps: Steps, judgement: Judgement, bootstrap: PromptBootstr
         (nothing is rejected), inexact (the certificate is an interval). coverage: certified among
         accepted. probability_given_up: target probability given up by emitted drafts, mean over all
         steps. slack_median: median of R - KL, nats. measured_per_call, certified_per_call: tokens a
-        call as in `length_row`; for a head by depth, and certified if so at every depth. All other
-        statistics refer to depth 1.
+        call as in `length_row`; for a head by depth, and certified if so at this and all smaller
+        depths. All other statistics refer to depth 1.
     """
     accepted, certified = judgement.accepted, judgement.certified
     departs = accepted & (steps.draft_rank > 1) & judgement.rule.judges_tokens
     empty = np.isinf(judgement.lower), np.isinf(judgement.upper)
     counts = count_calls(judgement.accepted_by_depth[..., None], steps.trajectories, None)
-    certified_counts = count_calls(
-        np.stack(judgement.certified_throughout, axis=1), steps.trajectories, None
-    )
+    certified_counts = count_calls(judgement.certified_by_depth, steps.trajectories, None)
     rows = [
         share_row("acceptance", bootstrap, accepted),
         share_row("certified", bootstrap, certified, judgement.certifiable),
@@ -61,6 +60,29 @@ def rule_statistics(steps: Steps, judgement: Judgement, bootstrap: PromptBootstr
     frame = pd.DataFrame(rows)
     frame.insert(0, "rule", judgement.rule.label)
     return frame
+
+
+def margins(slack: Floats, accepted: NDArray[np.bool_]) -> pd.DataFrame:
+    """Return the accepted steps by the margin R - KL of each step.
+
+    Args:
+        slack: (N,) R - KL in nats, as of `Steps.slack`.
+        accepted: (N,) whether the draft is accepted.
+
+    Returns:
+        One row for each bin of `MARGINS` from low (exclusive) to high (inclusive): low, high, steps
+        and accepted steps.
+    """
+    place = np.digitize(slack, MARGINS[1:-1], right=True)
+    size = len(MARGINS) - 1
+    return pd.DataFrame(
+        {
+            "low": MARGINS[:-1],
+            "high": MARGINS[1:],
+            "steps": np.bincount(place, minlength=size),
+            "accepted": np.bincount(place[accepted], minlength=size),
+        }
+    )
 
 
 def calibration_statistics(

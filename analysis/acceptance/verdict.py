@@ -19,6 +19,8 @@ import pandas as pd
 from ..statistics.bootstrap import FEW_PROMPTS
 
 DRAFT, DO_NOT, OPEN, UNTIMED = "draft", "do not draft", "not decided", "not measured"
+YES, NO = "yes", "no"  # is a drafter faster than the target alone; or OPEN
+DRAFTERS = ("model", "prompt_lookup", "lookup_first")  # in the order of the headline
 SETTING = ("method", "drafter", "draft_length", "temperature")  # of scored answers
 Run = Mapping[str, Any]
 
@@ -34,7 +36,10 @@ class Advice:
         beside: sentences on relaxed rules, on the acceptance needed, and on predictions.
         run: the fastest lossless method, a row of `analysis.decoding.speed.speed`; None if there
             is none.
+        drafters: the fastest lossless method of each drafter, the study's own drafter first, with
+            its `answer`: yes, no or not decided.
         methods: the timed lossless methods and the target alone, by measured speed.
+        headline: the answer for each drafter by name.
     """
 
     target: str
@@ -42,7 +47,9 @@ class Advice:
     sentence: str
     beside: Sequence[str]
     run: Run | None = None
+    drafters: Sequence[Run] = ()
     methods: Sequence[Run] = ()
+    headline: str = "No verdict on speed"
 
 
 def advise(
@@ -77,9 +84,8 @@ def advise(
     methods: list[Run] = runs.sort_values("speedup", ascending=False).to_dict("records")
     lossless = [run for run in methods if run["lossless"]]
     relaxed = [run for run in methods if not run["lossless"]]
-    sure = [run for run in lossless if run["ci_low"] > 1]
-    unsure = [run for run in lossless if not (run["ci_low"] > 1 or run["ci_high"] < 1)]
-    best = next(iter([*sure, *unsure, *lossless]), None)
+    sure, unsure = _answered(lossless, YES), _answered(lossless, OPEN)
+    best = _best(lossless)
     prompts, temperature = int(runs["prompts"].min()), float(runs["temperature"].iloc[0])
     doubt = _doubt(lossless, prompts, busy)
     outcome = OPEN if doubt or (unsure and not sure) else DRAFT if sure else DO_NOT
@@ -108,7 +114,32 @@ def advise(
         ]
     alone = {"drafter": "none", "method": "the target alone", "speedup": 1.0}
     ranked = sorted([*lossless, alone], key=lambda run: -run["speedup"])
-    return Advice(target, outcome, f"{text} {basis}.", beside, best, ranked)
+    of_drafters = [
+        own | {"answer": OPEN if doubt else _answer(own)}
+        for kind in DRAFTERS
+        if (own := _best([run for run in lossless if run["drafter"] == kind])) is not None
+    ]
+    parts = [
+        f"{drafter_in_words(run, drafter)}: {run['answer']}, {run['speedup']:.2f} times as fast"
+        for run in of_drafters
+    ]
+    headline = "; ".join(parts) or "No lossless method was timed"
+    sentence = f"{text} {basis}."
+    return Advice(target, outcome, sentence, beside, best, of_drafters, ranked, headline)
+
+
+def _answer(run: Run) -> str:
+    return YES if run["ci_low"] > 1 else NO if run["ci_high"] < 1 else OPEN
+
+
+def _answered(runs: Sequence[Run], answer: str) -> list[Run]:
+    return [run for run in runs if _answer(run) == answer]
+
+
+def _best(runs: Sequence[Run]) -> dict[str, Any] | None:
+    """Return the first method, of several by speed, that is surely faster, else may be, else is."""
+    ordered = [*_answered(runs, YES), *_answered(runs, OPEN), *runs]
+    return dict(ordered[0]) if ordered else None
 
 
 def advice_text(advice: Sequence[Advice]) -> str:
@@ -269,12 +300,17 @@ def method_in_words(run: Run, drafter: str) -> str:
     if not pd.isna(run["model_length"]):
         own = int(run["model_length"])
         return f"look-up first ({length}), else {drafter} (γ = {own}), under {scheme}"
-    drafters = {
-        "prompt_lookup": "prompt look-up",
-        "lookup_first": f"look-up first, else {drafter},",
-    }
+    comma = "," * (run["drafter"] == "lookup_first")
     with_length = f"{scheme[:-1]}; {length})" if scheme.endswith(")") else f"{scheme} ({length})"
-    return f"{drafters.get(run['drafter'], drafter)} under {with_length}"
+    return f"{drafter_in_words(run, drafter)}{comma} under {with_length}"
+
+
+def drafter_in_words(run: Run, drafter: str) -> str:
+    """Return the printed name of a method's drafter; `drafter` is that of the study's model."""
+    return {
+        "prompt_lookup": "prompt look-up",
+        "lookup_first": f"look-up first, else {drafter}",
+    }.get(run["drafter"], drafter)
 
 
 def speed_text(run: Run, name: str = "speedup") -> str:

@@ -6,17 +6,27 @@ The numbers are those that ``python -m pipeline.solve`` prints, rounded as the p
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
+from ..acceptance.judgement import Judgement
+from ..acceptance.summary import margins
+from ..certificates.certify import certify
 from ..report.measured import Target
+from ..report.style import family
+from ..report.text import symbol
 from ..rules import Rule
-from ..statistics.bootstrap import Flags, Floats, Numbers, PromptBootstrap
+from ..rules.build import ParameterRange
+from ..statistics.bootstrap import Flags, Floats, Integers, Numbers, PromptBootstrap
 from ..statistics.trajectories import Trajectories, count_calls
+from ..topk import TopK
 from .steps import LEVELS
 
 LONGEST = 12  # draft length
+SETTINGS = 200  # of a continuous parameter
 SHARES, TOKENS = 1_000, 100  # units of what the page shows: 0.1 % and 0.01 tokens
 
 
@@ -40,12 +50,87 @@ def grid(target: Target, rules: Sequence[Rule]) -> dict[str, Any]:
         within = target.certificates[rule][0][:, None] > LEVELS
         row = {"share": _shares(within, *by), "tokens": _tokens(within, *by)}
         if rule.label in target.judged:
-            judged = np.stack(target.judged[rule.label], axis=1)
-            by_depth = np.repeat(judged[None], len(target.accepted[rule.label]), axis=0)
-            by_depth[..., 0] = target.accepted[rule.label]
-            row |= {"shares": _shares(judged, *by), "calls": _tokens(by_depth, *by)}
+            judged = target.judged[rule.label]
+            ends = judged.accepted_by_depth, judged.certified_by_depth[..., 0]
+            by_depth = np.stack(ends, axis=2)
+            row |= {"shares": _shares(by_depth[0], *by), "calls": _tokens(by_depth, *by)}
         rows.append(row)
     return {"steps": len(target.tokens), "rules": rows}
+
+
+def margin_rows(target: Target, rules: Sequence[Rule]) -> list[Any]:
+    """Return [steps, accepted] by bin of `MARGINS` for each rule; None where it judged nothing."""
+    judged = [target.judged.get(rule.label) for rule in rules]
+    return [
+        None if own is None else drafted_margins(target, own)[["steps", "accepted"]].values.tolist()
+        for own in judged
+    ]
+
+
+def drafted_margins(target: Target, judged: Judgement) -> pd.DataFrame:
+    """Return `margins` of a rule's judgement; where nothing is rejected, R - KL is +inf."""
+    assert target.draft is not None
+    endless = np.isinf(judged.lower)
+    slack = np.where(endless, 0.0, judged.lower) - target.draft["kl"].to_numpy()
+    return margins(np.where(endless, np.inf, slack), judged.accepted)
+
+
+def settings(searched: ParameterRange, k: int) -> ParameterRange:
+    """Return a range with the values that the calculator knows, as far as K tokens suffice.
+
+    They are all whole numbers between its ends, or `SETTINGS` values, denser near 0.
+    """
+    ends = [searched.value(searched.rules[at]) for at in (0, -1)]
+    first = searched.rules[0]
+    if isinstance(first.parameters[searched.parameter], int):
+        values = list(range(int(ends[0]), int(ends[1]) + 1))
+    else:
+        values = [*(np.linspace(*np.sqrt(ends), SETTINGS) ** 2).round(6).tolist()[:-1], ends[1]]
+    rules = [replace(first, **{searched.parameter: value}) for value in values]
+    return ParameterRange(searched.parameter, tuple(x for x in rules if x.minimum_k <= k))
+
+
+def certified_steps(dist: TopK, searched: ParameterRange) -> Integers:
+    """Return the number of certified steps, (S, L), at each of S settings and of `LEVELS`."""
+    below = np.searchsorted(LEVELS, certify(dist, searched.rules).lower, side="left")
+    counts = np.stack([np.bincount(column, minlength=len(LEVELS) + 1) for column in below.T])
+    return counts[:, ::-1].cumsum(axis=1)[:, -2::-1]
+
+
+def solved(target: Target) -> list[dict[str, Any]]:
+    """Return, range by range, name, parameter, values and certified steps by value and level."""
+    return [
+        {
+            "name": family(searched.rules[0].name)[0],
+            "rule": searched.name,
+            "parameter": symbol(searched.parameter),
+            "whole": isinstance(searched.rules[0].parameters[searched.parameter], int),
+            "values": [searched.value(rule) for rule in searched.rules],
+            "steps": counts.tolist(),
+        }
+        for searched, counts in target.swept.items()
+    ]
+
+
+def strictest(target: Target, name: str, eps: float, share: float) -> float | None:
+    """Return the strictest value of a range's parameter that certifies a share of the steps.
+
+    Between the values of `settings` it is interpolated. None if no value does.
+
+    Args:
+        target: its steps.
+        name: of the range.
+        eps: one of `LEVELS`.
+        share: of the steps.
+    """
+    for searched, counts in target.swept.items():
+        if searched.name == name:
+            steps = np.asarray(counts)[:, LEVELS.tolist().index(eps)]
+            wanted = share * len(target.tokens)
+            if steps[-1] < wanted:
+                return None
+            return float(np.interp(wanted, steps, [searched.value(x) for x in searched.rules]))
+    return None
 
 
 def _shares(flags: Flags, steps: Trajectories, bootstrap: PromptBootstrap) -> list[list[int]]:

@@ -9,14 +9,15 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ..acceptance.verdict import method_in_words
+from ..acceptance.verdict import Advice, Run, drafter_in_words, method_in_words
 from ..report.measured import Results, Target
 from ..report.records import records_of
 from ..report.sections.acceptance_figures import GREEDY, row_of, rules_in
 from ..report.style import family
-from ..report.text import UNDEFINED, number_text, share_text
-from ..rules import Additive, StrictGreedy
-from .steps import DIVERGENCES, LEVELS, digits, in_order
+from ..report.text import FORMATS, UNDEFINED, share_text
+from ..rules import StrictGreedy
+from .grid import strictest
+from .steps import KL, LEVELS, digits, in_order
 
 Row = dict[str, Any]
 EPS, SHARE_WANTED = 0.1, 0.95  # nats, and the share of steps, of the first screen without a drafter
@@ -24,63 +25,61 @@ SHOWN = {"model": "drafter", "prompt_lookup": "prompt look-up", "lookup_first": 
 assert EPS in LEVELS
 
 
-def facts_of_pair(results: Results, target: str, run: Mapping[str, Any] | None) -> list[Row]:
-    """Return the four numbers behind a verdict, each with its name, value and meaning.
+def method_row(run: Run, drafter: str) -> Row:
+    """Return a drafter's row of the first screen: one method, and all its numbers.
 
     Args:
-        results: the study's results with a drafter.
-        target: the target's printed name.
-        run: the fastest lossless method, a row of `speed`; None where nothing was timed.
+        run: one of `Advice.drafters`.
+        drafter: printed name of the study's drafter.
     """
-    facts = []
-    if run is not None:
-        times = f"{run['speedup']:.2f}× [{run['ci_low']:.2f}, {run['ci_high']:.2f}]"
-        facts = [
-            _fact("Speed", times, f"measured: {method_in_words(run, results.drafter)}"),
-            _fact("Tokens a call", number_text(run["tokens_per_call"]), "the same, decoded"),
-        ]
-    accepted = row_of(results, target, GREEDY, "acceptance")
-    certified = most_certified(results, target)
-    name, _ = DIVERGENCES[certified["divergence"]]
+    model_length = run["model_length"]
+    ends = {name: run[f"rate_{name}"] for name in ("ci_low", "ci_high")}
+    tokens = (run[f"tokens_per_call{end}"] for end in ("", "_ci_low", "_ci_high"))
+    return {
+        "name": drafter_in_words(run, drafter),
+        "answer": run["answer"],
+        "speed": FORMATS["times"](run["speedup"], run["ci_low"], run["ci_high"]),
+        "tokens": FORMATS["interval"](*tokens),
+        "rate": _share({"value": run["rate"], **ends}),
+        "length": f"{run['draft_length']}"
+        + ("" if pd.isna(model_length) else f", {drafter} {int(model_length)}"),
+    }
+
+
+def drafted_length(advice: Advice) -> int | None:
+    """Return the draft length of the study's drafter in its fastest lossless method."""
+    for run in advice.drafters:
+        own = run["draft_length"] if run["drafter"] == "model" else run["model_length"]
+        if run["drafter"] != "prompt_lookup" and not pd.isna(own):
+            return int(own)
+    return None
+
+
+def facts_of_pair(results: Results, target: Target) -> list[Row]:
+    """Return a drafter's accepted and certified shares, each with its name, value and meaning."""
+    accepted, certified = (
+        row_of(results, target.label, GREEDY, name) for name in ("acceptance", "certified")
+    )
+    along = "strict greedy along the target's own text, share of steps"
+    below = f"surely accepted: its {KL[target.completed]} is below the step's certificate"
     return [
-        *facts,
-        _fact("Accepted", _share(accepted), f"{results.drafter}, strict greedy, share of steps"),
-        _fact("Certified", _share(certified), f"{results.drafter}, by its own {name}"),
+        _fact("Accepted", _share(accepted), f"{results.drafter}, {along}"),
+        _fact("Certified", _share(certified), f"{results.drafter}, the same steps; {below}"),
     ]
-
-
-def most_certified(results: Results, target: str) -> Row:
-    """Return the row of strict greedy's certified share in the divergence that certifies most."""
-    rows = [certified_in(results, target, GREEDY, name) for name in DIVERGENCES]
-    return max(rows, key=lambda row: np.nan_to_num(row["value"], nan=-1.0))
-
-
-def certified_in(results: Results, target: str, rule: str, divergence: str) -> Row:
-    """Return the row of a rule's certified share in a divergence; NaN if it was not measured."""
-    if divergence == "kl":
-        row = row_of(results, target, rule, "certified")
-    else:
-        keys = ("target", "rule", "divergence", "depth", "statistic")
-        rows = results.rows("breakdown", *keys) if "breakdown" in results else {}
-        unknown = dict.fromkeys(("value", "ci_low", "ci_high"), math.nan)
-        row = rows.get((target, rule, divergence, 0, "certified"), unknown)
-    return {**row, "divergence": divergence}
 
 
 def facts_of_target(target: Target) -> list[Row]:
-    """Return the numbers shown without a drafter: certified shares of any drafter within `EPS`."""
-    shares = {rule: float(np.mean(lower > EPS)) for rule, (lower, _) in target.certificates.items()}
-    enough = [r for r, share in shares.items() if share >= SHARE_WANTED and isinstance(r, Additive)]
-    best = min(enough, key=lambda rule: rule.t, default=None)
-    within = f"any drafter within {EPS:g} nats at every step"
-    facts = [
-        _fact(rule.title, share_text(shares[rule]), f"certified: {within}, share of steps")
-        for rule in shares
-        if isinstance(rule, StrictGreedy) or rule == best
-    ]
-    setting = "none of this study" if best is None else best.title
-    meaning = f"the strictest t of this study that certifies {100 * SHARE_WANTED:g} %: {within}"
-    return [*facts, _fact("Setting", setting, meaning)]
+    """Return the numbers shown without a drafter: certified for any drafter within `EPS`."""
+    within = f"certified: any drafter within {EPS:g} nats at every step"
+    lower, _ = target.certificates.get(StrictGreedy(), (None, None))
+    facts = []
+    if lower is not None:
+        shown = share_text(float(np.mean(lower > EPS)))
+        facts = [_fact(StrictGreedy().title, shown, f"{within}, share of steps")]
+    best = strictest(target, "additive", EPS, SHARE_WANTED)
+    setting = "none" if best is None else f"t = {best:.3g}"
+    meaning = f"the strictest setting with {100 * SHARE_WANTED:g} % of the steps {within}"
+    return [*facts, _fact("Additive", setting, meaning)]
 
 
 def _fact(name: str, value: str, means: str) -> Row:
@@ -99,12 +98,11 @@ def rule_rows(results: Results, target: str) -> list[Row]:
     """Return a row for every token rule: its acceptance, departures and nats given up."""
     labels = rules_in(results, "baseline", "criteria", "preset", "range")
     rules = [results.rules[label] for label in labels if results.rules[label].judges_tokens]
-    divergence = most_certified(results, target)["divergence"]
     rows = []
     for rule in in_order(rules):
-        accepted, departure, given_up = (
+        accepted, certified, departure, given_up = (
             row_of(results, target, rule.label, name)
-            for name in ("acceptance", "departure", "probability_given_up")
+            for name in ("acceptance", "certified", "departure", "probability_given_up")
         )
         preset = f", {results.presets[rule.label]}" if rule.label in results.presets else ""
         rows.append(
@@ -116,7 +114,7 @@ def rule_rows(results: Results, target: str) -> list[Row]:
                 "low": digits(accepted["ci_low"], 4),
                 "high": digits(accepted["ci_high"], 4),
                 "accepted_text": _share(accepted),
-                "certified_text": _share(certified_in(results, target, rule.label, divergence)),
+                "certified_text": _share(certified),
                 "departure_text": _share(departure),
                 "given_up": digits(given_up["value"], 3),
                 "given_up_text": f"{given_up['value']:.2g}",

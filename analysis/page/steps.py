@@ -8,10 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from ..acceptance.judgement import FULL
 from ..report.measured import Target, survival_band
 from ..report.style import RULE_FAMILIES
-from ..report.text import share_text
+from ..report.text import share_text, symbol
 from ..rules import Rule
 from ..statistics.bootstrap import Floats, Integers
 
@@ -29,14 +28,9 @@ LEVELS = np.round(
 MOST = 200  # rules times targets that fit into a page of 2.5 MB
 OPEN, REJECTED, ACCEPTED, CERTIFIED = range(4)  # fate of a step's draft; open: not judged
 POINTS = 121  # of a survival curve
+STRICT = {"additive": 0.0, "multiplicative": 1.0, "absolute": 1.0, "mars": None}  # greedy there
 ANSWERS, CANDIDATES, PROMPT = 7, 5, 2000  # answers shown, tokens of a step, characters of a prompt
-DIVERGENCES = {  # of stage drafts: printed name and unit
-    "kl": ("KL(p‖q)", " nats"),
-    FULL: ("KL, completed", " nats"),
-    "tv": ("total variation", ""),
-    "hellinger": ("Hellinger", ""),
-    "reverse_kl": ("reverse KL", " nats"),
-}
+KL = "KL(p‖q)", "KL(p‖q′), q′ completed"  # of a drafter, of one with a reduced vocabulary
 
 
 def digits(value: float, significant: int = 3) -> float | None:
@@ -62,32 +56,30 @@ def in_order(rules: Sequence[Rule]) -> list[Rule]:
     return sorted(rules, key=lambda rule: (names.index(rule.name), strictness(rule)))
 
 
+def line(rule: Rule) -> dict[str, Any] | None:
+    """Return the value of a rule's only parameter, if it is continuous, and that of strict greedy.
+
+    The calculator interpolates between such values.
+    """
+    if rule.name not in STRICT:
+        return None
+    ((name, value),) = rule.parameters.items()
+    return {"parameter": symbol(name), "value": value, "greedy": STRICT[rule.name]}
+
+
 def embedded(rules: Sequence[Rule], targets: int) -> list[Rule]:
     """Return the rules that fit into the page with this number of targets, in its order."""
     return in_order(rules)[: max(1, MOST // targets)]
 
 
-def about(target: Target, rules: Sequence[Rule]) -> dict[str, Any]:
-    """Return a target's printed name, and the divergence in which each rule is judged."""
-    judged_by = [judging_divergence(rule, target.divergence) for rule in rules]
+def about(target: Target) -> dict[str, Any]:
+    """Return a target's printed name, its drafter's KL by name, and the share of steps within."""
+    within = None if target.draft is None else (target.draft["kl"].to_numpy()[:, None] <= LEVELS)
     return {
         "label": target.label,
-        "divergences": {name: DIVERGENCES[name] for name in sorted(set(judged_by))},
-        "judged_by": judged_by,
+        "kl": KL[target.completed],
+        "drafter_within": None if within is None else within.mean(axis=0).round(4).tolist(),
     }
-
-
-def judging_divergence(rule: Rule, divergence: str) -> str:
-    """Return the divergence in which a rule is judged; `divergence` except for some trees.
-
-    A completed KL certifies no tree, so trees are then judged by total variation.
-    """
-    return "tv" if divergence == FULL and not rule.judges_tokens else divergence
-
-
-def contradictions(target: Target) -> int:
-    """Return the number of decisions that are certified for this drafter yet rejected: always 0."""
-    return sum(int(np.sum(sure & ~accepted)) for accepted, sure in target.judged.values())
 
 
 def curves(target: Target, rules: Sequence[Rule]) -> dict[str, Any]:
@@ -134,7 +126,7 @@ def answers(target: Target, rules: Sequence[Rule]) -> dict[str, Any]:
     values = (
         np.minimum(target.certificates[first][0], first.ceiling)
         if accepted is None
-        else accepted[0]
+        else accepted.accepted
     )
     criterion = "mean certificate" if accepted is None else "share of accepted tokens"
     shares = np.bincount(prompts, weights=values) / target.bootstrap.steps
@@ -180,9 +172,7 @@ def _step(target: Target, step: int, rules: Sequence[Rule]) -> dict[str, Any]:
     if target.draft is not None:
         drafted = target.draft.iloc[step]
         row |= {name: digits(drafted[name]) for name in ("q", "p_draft")}
-        judged_by = {judging_divergence(rule, target.divergence) for rule in rules}
-        distances = {name: digits(drafted[name]) for name in sorted(judged_by)}
-        row |= {"d": int(drafted["token"]), "distances": distances}
+        row |= {"d": int(drafted["token"]), "kl": digits(drafted["kl"])}
     return row
 
 
@@ -190,8 +180,10 @@ def _fate(target: Target, rule: Rule, step: int) -> int:
     """Return the fate of a step's draft under a rule."""
     if rule.label not in target.judged:
         return OPEN
-    accepted, sure = target.judged[rule.label]
-    return (CERTIFIED if sure[step] else ACCEPTED) if accepted[step] else REJECTED
+    judged = target.judged[rule.label]
+    return (
+        (CERTIFIED if judged.certified[step] else ACCEPTED) if judged.accepted[step] else REJECTED
+    )
 
 
 def cut(text: str, most: int = PROMPT) -> str:

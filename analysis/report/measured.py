@@ -15,8 +15,10 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from ..acceptance.judgement import Judgement
 from ..rules import Rule
-from ..statistics.bootstrap import Flags, Floats, PromptBootstrap, summarise
+from ..rules.build import ParameterRange
+from ..statistics.bootstrap import Flags, Floats, Numbers, PromptBootstrap, summarise
 from .records import Column, Row, Table, records_of, select, worded
 from .text import PRESETS, few_notes
 
@@ -142,13 +144,13 @@ class Target:
         repeated: (N,) whether each step lies inside a repeated passage of its answer.
         undefined: by rule label, the number of steps at which the rule's test is undefined.
         words: text of tokens, by id.
-        draft: one row for each step: the divergences by name, the drafted `token` (the drafter's
-            argmax), its rank under the target, and its probabilities q under the drafter and
-            p_draft under the target; None without a drafter.
-        judged: by rule label, (N,) whether the draft is accepted, and whether that is certified at
-            the drafter's own divergence.
-        accepted: by rule label, (D, N) whether the draft is accepted, by depth of a head's draft.
-        divergence: name of that divergence: the one that certifies most steps of strict greedy.
+        draft: one row for each step: the `kl`, the drafted `token` (the drafter's argmax), its rank
+            under the target, and its probabilities q under the drafter and p_draft under the
+            target; None without a drafter.
+        judged: by rule label, the judgement of the drafter's steps.
+        swept: by range of a parameter, the certified steps at each value and level of the page.
+        completed: whether the drafter is a head with a reduced vocabulary, whose KL is that of its
+            completed q'.
     """
 
     label: str
@@ -163,9 +165,9 @@ class Target:
     undefined: Mapping[str, int] = field(default_factory=dict)
     words: Mapping[int, str] = field(default_factory=dict)
     draft: pd.DataFrame | None = None
-    judged: Mapping[str, tuple[Flags, Flags]] = field(default_factory=dict)
-    accepted: Mapping[str, Flags] = field(default_factory=dict)
-    divergence: str = "kl"
+    judged: Mapping[str, Judgement] = field(default_factory=dict)
+    swept: Mapping[ParameterRange, Numbers] = field(default_factory=dict)
+    completed: bool = False
 
 
 def certificate_statistics(

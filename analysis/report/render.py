@@ -6,6 +6,7 @@ The templates of the pages use the same `lines`.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import Any
@@ -37,6 +38,19 @@ def names(item: Table | Figure) -> list[str]:
     if isinstance(item, Table):
         return [f"tables/{item.name}.{kind}" for kind in ("csv", "tex")]
     return [f"figures/{item.name}.{kind}" for kind in ("pdf", "png", "csv")]
+
+
+def anchor(item: Table | Figure) -> str:
+    """Return the place of a table or figure within `tables.html`."""
+    return names(item)[0].rpartition(".")[0]
+
+
+def caption(item: Table | Figure) -> str:
+    """Return the caption and the question; first the question, except of the paper's elements."""
+    parts = [item.question, item.caption]
+    if re.match(r"(Table|Figure) [1-6]:", item.title):
+        parts.reverse()
+    return " ".join(filter(None, parts))
 
 
 def csv_text(frame: pd.DataFrame) -> str:
@@ -73,6 +87,13 @@ def lines(table: Table) -> list[tuple[str, list[TableLine]]]:
                 cells = [_line(table, _text(names, value), rows) for value, rows in chosen]
                 laid.append((title, cells))
     return laid
+
+
+def label_width(table: Table) -> int:
+    """Return the width of a table's first column, in characters: labels on three lines at most."""
+    labels = [name for _, rows in lines(table) for name, *_ in rows]
+    words = [len(word) for label in labels for word in label.split()]
+    return max([1 + max(map(len, labels), default=0) // 3 + max(words, default=0) // 2, *words, 1])
 
 
 def _grouped(
@@ -127,12 +148,12 @@ def spans(table: Table) -> list[tuple[str, int]]:
 
 def latex_table(table: Table, note: str = "") -> str:
     """Return a table as a LaTeX float, which needs the package booktabs."""
-    caption = " ".join(filter(None, [table.question, table.caption, note]))
+    text = " ".join(filter(None, [caption(table), note]))
     width = len(table.columns) + 1
     rows = [
         r"\begin{table}[t]",
         r"\centering\small",
-        rf"\caption{{{latex(caption)}}}",
+        rf"\caption{{{latex(text)}}}",
         rf"\label{{tab:{table.name}}}",
         rf"\begin{{tabular}}{{l{'r' * len(table.columns)}}}",
         r"\toprule",

@@ -19,7 +19,7 @@ PRESETS = {  # printed names of acceptance.presets; others are printed unchanged
     "medusa": "Medusa",
     "mars": "MARS",
 }
-SYMBOLS = {"alpha": "α", "theta": "θ"}  # other parameters are printed by name
+SYMBOLS = {"alpha": "α", "theta": "θ", "eps0": "ε₀", "delta0": "δ₀"}  # others by name
 
 
 def symbol(parameter: str) -> str:

@@ -8,11 +8,12 @@ from pathlib import Path
 from pipeline.errors import PipelineError
 from pipeline.plan.specs import DistributionsSpec
 from pipeline.store.artifacts import Artifact
-from pipeline.store.hub import hub_files
-from pipeline.store.identity import local_path
+from pipeline.store.hub import cached_commit, hub_files
+from pipeline.store.identity import HUB_ID, local_path
 from pipeline.store.node import Node
 
 TOKENIZER = "tokenizer.json"
+ENGINES_IDS = "the engine's"  # token ids of a log, else they number its texts
 
 
 def token_texts(
@@ -30,7 +31,7 @@ def token_texts(
         ids: of the tokens.
     """
     wanted = sorted(set(ids))
-    file = _tokenizer(node)
+    file = _tokenizer(node, dump)
     if file is not None:
         from tokenizers import Tokenizer
 
@@ -45,16 +46,23 @@ def token_texts(
     return {}
 
 
-def _tokenizer(node: Node) -> Path | None:
-    """Return the file of a target's tokenizer; None where it has none, or is not at hand."""
-    spec = node.spec
-    if not isinstance(spec, DistributionsSpec):  # of an engine's log there is none
+def _tokenizer(node: Node, dump: Artifact) -> Path | None:
+    """Return the file of a target's tokenizer; None where it has none, or is not at hand.
+
+    The model that an engine's log names may be a directory, or lie in the hub's cache.
+    """
+    spec, facts = node.spec, dump.record.facts
+    if isinstance(spec, DistributionsSpec):
+        path, commit = spec.model.settings.path, spec.model.identity.commit
+    elif facts.get("token_ids") == ENGINES_IDS:
+        path = str(facts["model"])
+        commit = cached_commit(path, None, "model") if HUB_ID.fullmatch(path) else None
+    else:
         return None
-    path = spec.model.settings.path
     try:
         place = local_path(path)
         if place is None:
-            place = hub_files(path, spec.model.identity.commit, [TOKENIZER], "target")
+            place = hub_files(path, commit, [TOKENIZER], "target") if commit else Path(path)
     except PipelineError:
         return None
     file = place / TOKENIZER

@@ -285,7 +285,8 @@ class EngineSpec:
 class ReportSpec:
     """Stage report: the settings that it prints besides the contents of other artifacts.
 
-    `margin` is the loss of accuracy that matters, where answers are shown.
+    `ranges` are searched by the calculator of the page, from the first rule to the last. `margin`
+    is the loss of accuracy that matters, where answers are shown.
     """
 
     study: str
@@ -293,6 +294,7 @@ class ReportSpec:
     drafter: str | None
     rules: PrintedRules
     statistics: Statistics
+    ranges: Ranges = ()
     note: str | None = None
     margin: float | None = None
     engine: Annotated[EngineSpec | None, As(inline=True)] = None

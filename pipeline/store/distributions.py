@@ -86,7 +86,10 @@ def read_distributions(artifact: Artifact, temperature: float) -> TopK:
 
 
 def read_steps(artifact: Artifact) -> Steps:
-    """Read a drafter beside its target, at every depth, of an artifact of stage drafts."""
+    """Read a drafter beside its target, at every depth, of an artifact of stage drafts.
+
+    Of a head with a reduced vocabulary the first depth has the KL to its completed q'.
+    """
     from analysis.acceptance.judgement import Steps
 
     target = read_distributions(artifact, artifact.facts(StoredFacts).temperature)
@@ -100,6 +103,10 @@ def read_steps(artifact: Artifact) -> Steps:
             Steps(target, position, kl, rank, draft_log_prob=log_prob, argmax_rank=argmax_rank)
         )
     kl, rank, log_prob, argmax_rank = (table[name].to_numpy() for name in DRAFTED)
+    if artifact.record.facts.get("completed") is not None:
+        full_kl = artifact.read(columns=["full_kl"])["full_kl"].to_numpy()
+        # a tree can accept no argmax that the head lacks, which ranks behind all tokens
+        kl = np.where(argmax_rank == target.vocab_size, np.inf, full_kl)
     return Steps(
         target, position, kl, rank, draft_log_prob=log_prob, argmax_rank=argmax_rank, deeper=deeper
     )

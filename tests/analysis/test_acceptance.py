@@ -9,11 +9,12 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis.acceptance.judgement import FULL, Judgement, Steps, judge, rounding
+from analysis.acceptance.judgement import Judgement, Steps, judge, rounding
 from analysis.acceptance.summary import (
     coverage,
     finite_shares,
     kl_needed,
+    margins,
     rule_statistics,
     stochastic_statistics,
 )
@@ -64,16 +65,26 @@ def test_no_certified_step_is_rejected(noise: float, k: int, missing: int) -> No
         assert not math.isnan(statistics(steps, rule)["slack_median"]), rule
 
 
-def test_a_completed_draft_certifies_what_it_proposes_alike_and_no_tree() -> None:
-    """The target itself as q', of a drafter that lacks every third token."""
+def test_a_completed_draft_certifies_what_it_proposes_alike() -> None:
+    """The target itself as q', of a drafter that lacks every third token; trees as well."""
     z = noisy(60, VOCAB, 3.0, 0.0, 3)[0]
     w = np.where(np.arange(VOCAB) % 3 == 0, -np.inf, z).astype(np.float32)
     steps, _ = drafted_steps(z, w, lengths=[15] * 4)
     same = z.argmax(1) % 3 > 0
-    for verdict in judge(steps, RULES, FULL, np.where(same, 0.0, np.inf)):
-        sure = (same & (verdict.lower > 0) & verdict.rule.judges_tokens) | np.isinf(verdict.lower)
+    for verdict in judge(replace(steps, kl=np.where(same, 0.0, np.inf)), RULES):
+        sure = (same & (verdict.lower > 0)) | np.isinf(verdict.lower)
         np.testing.assert_array_equal(verdict.certified, sure)
         assert not len(verdict.violations)
+
+
+def test_bins_of_margins_are_above_their_lower_ends() -> None:
+    slack = np.array([-np.inf, -2.0, -1.9, 0.0, 1e-9, 0.5, 0.6, np.inf])
+    accepted = np.array([0, 1, 0, 1, 1, 1, 1, 1], dtype=bool)
+    found = margins(slack, accepted).set_index("low")
+    assert found.loc[-np.inf, ["high", "steps", "accepted"]].tolist() == [-2, 2, 1]
+    assert found.loc[-0.1, ["steps", "accepted"]].tolist() == [1, 1]  # R = KL guarantees nothing
+    assert found.loc[[0.0, 0.25, 0.5], "steps"].tolist() == [1, 1, 2]
+    assert found["steps"].sum() == len(slack)
 
 
 def test_a_drafter_equal_to_the_target_fails_only_where_r_is_zero() -> None:

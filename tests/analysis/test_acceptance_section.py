@@ -63,7 +63,7 @@ def test_what_golden_files_do_not_have(full: Results, tmp_path: Path) -> None:
     steps = full["breakdown"].set_index(["rule", "depth", "statistic"])["value"].sort_index()
     laid = lines(found["depths"])
     assert [heading for heading, _ in laid] == ["", "Accepted", "Certified"]
-    name, texts, _ = laid[1][1][0]
+    name, texts, _ = laid[1][1][1]
     assert name == "Additive (t = 0.1)"
     wanted = [steps.loc[("additive t=0.1", depth, "acceptance")].item() for depth in (1, 2)]
     assert texts == [share_text(value) for value in wanted]

@@ -13,6 +13,7 @@ import pytest
 from matplotlib.figure import Figure as Drawing
 from matplotlib.font_manager import findfont
 
+from analysis.acceptance.summary import margins
 from analysis.decoding.answers import accuracy
 from analysis.report.measured import Ends, survival_band
 from analysis.report.records import Figure, texts
@@ -166,7 +167,9 @@ def every_figure(folder: Path) -> dict[str, Drawing]:
     swept = pd.DataFrame(
         {"target": "T", "t": [1e-6, 1e-3, 0.1], "rule": "r", "p5": [0.1, 0.2, 1e4]}
     )
-    pair = acceptance_section(test_acceptance_section.measured(folder)).shown
+    slack, accepted = np.linspace(-3, 1, 20), np.arange(20) > 6
+    by_margin = {"T": margins(slack, accepted)}
+    pair = acceptance_section(test_acceptance_section.measured(folder), margins=by_margin).shown
     drawn = {
         **{item.name: item for item in pair if isinstance(item, Figure)},
         **study(),

@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
 import yaml
 
+from analysis.acceptance.judgement import Judgement
+from analysis.acceptance.solve import Goal, solve
+from analysis.certificates.certify import certify
 from analysis.page import grid, screen, steps
 from analysis.page.steps import LEVELS
-from analysis.report.measured import Results, Target
+from analysis.report.measured import Target
 from analysis.report.text import share_text
 from analysis.rules import Additive, Mars, Multiplicative, Rule, StrictGreedy, Tree
+from analysis.rules.build import build_range
 from analysis.statistics.bootstrap import PromptBootstrap
+from analysis.statistics.trajectories import Trajectories
+from analysis.topk import TopK
 from pipeline.paths import CONF
 
 GREEDY, SIZE = StrictGreedy(), 40
@@ -42,11 +49,18 @@ def made(rules: tuple[Rule, ...] = (Additive(0.3), GREEDY), drafter: bool = True
         [(f"id-{at}", f"prompt {at}", "made up") for at in range(4)],
         words={0: "<b>", 1: "word"},
         draft=draft if drafter else None,
-        judged={label: (flags, flags & (tokens % 2 == 0)) for label, flags in kept.items()}
-        if drafter
-        else {},
-        accepted={label: flags[None] for label, flags in kept.items()},
+        judged={
+            rule.label: Judgement(rule, base, base, *fates(kept[rule.label], tokens))
+            for rule in rules
+            if drafter
+        },
     )
+
+
+def fates(kept: np.ndarray, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Accepted, certified and certifiable steps."""
+    sure = kept & (tokens % 2 == 0)
+    return kept, sure, sure
 
 
 def test_a_step_is_certified_at_the_levels_below_its_certificate_and_at_no_other() -> None:
@@ -117,7 +131,8 @@ def test_the_grid_is_of_the_worst_drafter_and_of_this_one() -> None:
                 [end[level] for end in row["share"]],
                 [[end[gamma][level] for end in row["tokens"]] for gamma in range(grid.LONGEST)],
             )
-        for at, flags in enumerate(target.judged[rule.label]):
+        judged = target.judged[rule.label]
+        for at, flags in enumerate((judged.accepted, judged.certified)):
             check(
                 flags,
                 [end[at] for end in row["shares"]],
@@ -127,14 +142,43 @@ def test_the_grid_is_of_the_worst_drafter_and_of_this_one() -> None:
     assert row.keys() == {"share", "tokens"}
 
 
-@pytest.mark.parametrize("wrong", [0, 1, 3])
-def test_certified_and_rejected_decisions_are_counted(wrong: int) -> None:
+def test_a_guarantee_of_a_head_counts_steps_certified_at_all_depths_before() -> None:
     target = made()
-    kept, sure = target.judged["greedy"]
-    at = np.flatnonzero(~kept)[:wrong]
-    sure = sure.copy()
-    sure[at] = True
-    assert steps.contradictions(replace(target, judged={"greedy": (kept, sure)})) == wrong
+    first = replace(target.judged["greedy"], certified=np.arange(SIZE) % 3 > 0)
+    none = np.zeros(SIZE, dtype=bool)
+    deep = replace(first, certified=none, certifiable=none)
+    head = replace(target, judged={"greedy": replace(first, deeper=(deep,))})
+    model = replace(target, judged={"greedy": first})
+    (row,), (own,) = (grid.grid(x, [GREEDY])["rules"] for x in (head, model))
+    assert row["shares"] == own["shares"]  # of depth 1
+    promised, once = ([one[1] for one in x["calls"][0]] for x in (row, own))
+    assert promised == [once[0]] * grid.LONGEST
+    assert promised[-1] < once[-1]
+
+
+@pytest.mark.parametrize(
+    "rule", [{"rule": "additive", "t": [0.0, 1.0]}, {"rule": "tree", "m": [1, 32]}]
+)
+def test_the_calculator_finds_the_setting_that_solve_finds(rule: dict[str, Any]) -> None:
+    rng = np.random.default_rng(1)
+    dist = TopK.from_probabilities(rng.dirichlet(np.full(40, 0.1), SIZE * 10))
+    prompts = np.repeat(np.arange(4), SIZE * 10 // 4)
+    searched = build_range(rule)
+    spread = grid.settings(searched, dist.k)
+    counts = grid.certified_steps(dist, spread)
+    lower = certify(dist, spread.rules).lower
+    for place in (0, 7, len(LEVELS) - 1):
+        np.testing.assert_array_equal(counts[:, place], (lower > LEVELS[place]).sum(axis=0))
+    target = replace(made(), tokens=np.zeros(len(dist), np.int32), swept={spread: counts})
+    trajectories = Trajectories.from_positions(np.tile(np.arange(SIZE * 10 // 4), 4))
+    bootstrap = PromptBootstrap(prompts, 20, 0.9, 0)
+    for share in (0.5, 0.9):
+        exact = solve(dist, searched, 0.1, Goal(share=share), bootstrap, trajectories).value
+        value = grid.strictest(target, searched.name, 0.1, share)
+        assert value is not None
+        assert abs(value - exact) < (0.01 if searched.parameter == "t" else 1)
+    few = grid.settings(build_range({"rule": "tree", "m": [1, 32]}), 10)
+    assert [rule.m for rule in few.rules] == list(range(1, 10))  # type: ignore[attr-defined]
 
 
 def test_curves_are_shares_of_steps_above_each_level_within_their_band() -> None:
@@ -150,7 +194,7 @@ def test_curves_are_shares_of_steps_above_each_level_within_their_band() -> None
 def test_answers_are_shown_from_the_least_accepted_to_the_most() -> None:
     target = made()
     found = steps.answers(target, [GREEDY, Additive(0.3)])
-    accepted = target.judged[GREEDY.label][0].reshape(4, 10).mean(axis=1)
+    accepted = target.judged[GREEDY.label].accepted.reshape(4, 10).mean(axis=1)
     shown = [one["share"] for one in found["answers"]]
     assert shown == [f"{share_text(share)} accepted" for share in sorted(accepted)]
     assert found["chosen_by"].startswith("4 answers, ")
@@ -163,7 +207,8 @@ def test_answers_are_shown_from_the_least_accepted_to_the_most() -> None:
         assert step["p"] == pytest.approx(target.probabilities[step["t"], :5], rel=5e-3)
         assert len(step["r"]) == 2
         for rule, fate in zip((GREEDY, Additive(0.3)), step["fates"], strict=True):
-            kept, sure = (flags[step["t"]] for flags in target.judged[rule.label])
+            judged = target.judged[rule.label]
+            kept, sure = judged.accepted[step["t"]], judged.certified[step["t"]]
             assert fate == (steps.CERTIFIED if sure else steps.ACCEPTED if kept else steps.REJECTED)
     assert found["words"] == {"0": "<b>", "1": "word"}  # as it is: the page sets it as text
     found = steps.answers(made(drafter=False), [GREEDY])
@@ -176,64 +221,17 @@ def test_answers_are_shown_from_the_least_accepted_to_the_most() -> None:
     assert found["answers"][0]["steps"][0]["r"] == [None]  # nothing is rejected
 
 
-def results(divergences: dict[str, float]) -> Results:
-    """Strict greedy and Additive (0.1) on target "a", certified by some divergences."""
-    rules = {rule.label: rule for rule in (GREEDY, Additive(0.1), Tree(2))}
-    listing = pd.DataFrame({"group": "criteria", "name": "", "rule": list(rules)})
-    ends = {"ci_low": 0.25, "ci_high": 0.75}
-    statistics = [
-        {"target": "a", "rule": rule, "statistic": name, "value": 0.5, **ends}
-        for rule in rules
-        for name in ("acceptance", "certified", "departure", "probability_given_up")
-    ]
-    breakdown = [
-        {"target": target, "rule": rule, "depth": 0, "divergence": name, "value": value}
-        | {"statistic": "certified", "ci_low": value - 0.05, "ci_high": value}
-        for name, value in divergences.items()
-        for target, rule in (("a", "greedy"), ("b", "tree m=2"))
-    ]
-    frames = {"acceptance": pd.DataFrame(statistics), "listing": listing}
-    return Results(["a"], rules, frames | {"breakdown": pd.DataFrame(breakdown)}, "D")
-
-
-@pytest.mark.parametrize(
-    ("divergences", "name", "value"),
-    [
-        ({}, "kl", 0.5),
-        ({"tv": 0.6, "hellinger": 0.4, "union": 0.9}, "tv", 0.6),
-        ({"tv": 0.5}, "kl", 0.5),
-    ],
-)
-def test_the_headline_takes_the_divergence_that_certifies_most(
-    divergences: dict[str, float], name: str, value: float
-) -> None:
-    row = screen.most_certified(results(divergences), "a")
-    assert (row["value"], row["divergence"]) == (value, name)
-
-
-def test_a_step_names_the_divergence_that_its_rule_is_judged_in() -> None:
-    tree = Tree(2)
-    one = made((GREEDY, tree))
-    assert one.draft is not None
-    both = one.draft.assign(full_kl=0.2, tv=0.1)
-    for divergence, judged_by in (("full_kl", ["full_kl", "tv"]), ("kl", ["kl", "kl"])):
-        target = replace(one, draft=both, divergence=divergence)
-        packed = steps.about(target, (GREEDY, tree))
-        assert packed["judged_by"] == judged_by
-        assert list(packed["divergences"]) == list(dict.fromkeys(judged_by))
-        shown = steps.answers(target, (GREEDY, tree))["answers"][0]["steps"][0]["distances"]
-        assert list(shown) == list(dict.fromkeys(judged_by))
-    assert steps.about(target, (GREEDY,))["divergences"] == {"kl": ("KL(p‖q)", " nats")}
-
-
-@pytest.mark.parametrize(("share", "says"), [(0.95, "Additive (t = 0.2)"), (0.925, "none of")])
+@pytest.mark.parametrize(("share", "says"), [(0.95, "t = 0."), (0.925, "none")])
 def test_without_a_drafter_the_strictest_setting_that_certifies_enough_is_named(
     share: float, says: str
 ) -> None:
-    lower = np.where(np.arange(SIZE) < share * SIZE, 0.5, 0.05)
-    found = {GREEDY: (np.full(SIZE, 0.05),) * 2, Additive(0.2): (lower, lower)}
-    if share >= 0.95:
-        found[Additive(0.5)] = (np.full(SIZE, 0.5),) * 2
-    facts = screen.facts_of_target(replace(made(drafter=False), certificates=found))
+    lower = np.full(SIZE, 0.05)
+    searched = build_range({"rule": "additive", "t": [0.1, 0.5]})
+    counts = np.zeros((2, len(LEVELS)))
+    counts[1] = share * SIZE
+    target = replace(
+        made(drafter=False), certificates={GREEDY: (lower, lower)}, swept={searched: counts}
+    )
+    facts = screen.facts_of_target(target)
     assert facts[0]["value"] == "0 %"
     assert facts[-1]["value"].startswith(says)

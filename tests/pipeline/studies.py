@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from analysis.rules import expand
+from analysis.rules.build import build_range
 from analysis.statistics.bootstrap import Resampling
 from conf.schema import Prompts
 from pipeline.execution.runner import ensure
@@ -136,7 +137,14 @@ class MadeUp:
         return Node(
             "report",
             "made-up",
-            ReportSpec("made-up", tuple(labels), None, tuple(self.rules), STATISTICS),
+            ReportSpec(
+                "made-up",
+                tuple(labels),
+                None,
+                tuple(self.rules),
+                STATISTICS,
+                ranges=(build_range({"rule": "additive", "t": [0.0, 1.0]}),),
+            ),
             {
                 "prompts": (self.prompts,) * len(labels),
                 "distributions": tuple(dump for dump, _ in made),

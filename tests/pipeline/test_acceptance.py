@@ -11,21 +11,17 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
-from analysis.acceptance.judgement import Steps
 from analysis.rules import Additive, StrictGreedy, Tree
 from analysis.rules.build import build_range
 from analysis.statistics.bootstrap import Resampling
-from analysis.topk import TopK
 from pipeline.errors import PipelineError
 from pipeline.plan.specs import AcceptanceSpec, DraftsSpec
 from pipeline.stages.acceptance import compute as acceptance
-from pipeline.stages.report import inputs
 from pipeline.store import columns
 from pipeline.store.artifacts import Artifact, Pending
 from pipeline.store.node import Node
 from tests import divergences
 from tests.analysis.cases import stored_columns
-from tests.analysis.test_page import GREEDY, made
 from tests.pipeline.fakes import record
 from tests.pipeline.tiny import used
 
@@ -262,21 +258,3 @@ def test_what_cannot_be_ends_the_run(column: str, said: str, tmp_path: Path) -> 
     wrong = np.full(len(z), 1.0 if column == "sampled_tv" else 0.0)
     with pytest.raises(PipelineError, match=said):
         run(tmp_path / "out", drafts(tmp_path / "in", z, w, **{column: wrong}))
-
-
-def test_trees_are_judged_by_total_variation_beside_a_completed_kl(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    target = made((GREEDY, Tree(2)))
-    size = len(target.tokens)
-    zero, one = np.zeros(size), np.ones(size, dtype=np.int32)
-    dist = TopK.from_probabilities(np.tile([0.6, 0.3, 0.1], (size, 1)))
-    steps = Steps(dist, np.arange(size, dtype=np.int32), zero, one, np.full(size, -0.5), one)
-    monkeypatch.setattr(inputs.distributions, "read_steps", lambda _: steps)
-    assert target.draft is not None
-    target = replace(target, draft=target.draft.assign(full_kl=np.inf, tv=0.01))
-    found = inputs.judged_by(target, Artifact(Path()), "full_kl").judged
-    assert {label: sure.any() for label, (_, sure) in found.items()} == {
-        GREEDY.label: False,
-        Tree(2).label: True,
-    }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 import random
 import re
 import shutil
@@ -91,7 +92,12 @@ def test_the_page_is_small_whole_and_names_no_place(small_study: SmallStudy) -> 
     assert len(text.encode()) < 2_500_000
     assert str(small_study.outputs) not in text
     assert "data:image" not in text
-    assert set(re.findall(r'(?:href|src)="([^"#]*)', text)) == {"", "data:,"}
+    near = {"", "data:,", "tables.html", "timings/tables.html"}
+    assert set(re.findall(r'(?:href|src)="([^"#]*)', text)) == near
+    for file in near - {"", "data:,"}:  # every table and figure is found where the page says
+        there = (page_of(small_study).parent / file).read_text()
+        for place in re.findall(rf'href="{file}#([^"]*)', text):
+            assert f'id="{place}"' in there
 
 
 def test_a_damaged_script_bundle_is_made_again(
@@ -125,7 +131,11 @@ def test_no_decision_that_is_certified_for_this_drafter_is_rejected(
             assert promised <= kept
             certified += own
     assert certified > 1000
-    assert f"0 of {certified:,}" in text or "0 of " in text
+    of_console = re.findall(
+        r"0 of \d+ certified decisions rejected, over \d+ steps", small_study.printed
+    )
+    assert of_console
+    assert all(counts in text for counts in of_console)
 
 
 def test_the_verdict_of_the_page_is_the_one_beside_it(small_study: SmallStudy) -> None:
@@ -147,7 +157,7 @@ def test_no_request_leaves_the_page_and_nothing_complains(opened: Opened) -> Non
 
 def test_every_chart_is_drawn_and_follows_what_is_chosen(opened: Opened) -> None:
     names = opened.page.evaluate("Object.keys(CHARTS)")
-    assert len(names) == 4
+    assert len(names) == 5
     for name in names:
         assert opened.chart(name).count("<path") > 5, name
     title = opened.page.evaluate("PAGE.rules.find((_, at) => !state.curves.includes(at)).title")
@@ -214,6 +224,77 @@ def test_the_calculator_agrees_with_solve(opened: Opened, small_study: SmallStud
         assert mine["promised"]["value"] <= mine["measured"]["value"]
 
 
+def test_the_strictest_setting_is_that_of_solve(opened: Opened, small_study: SmallStudy) -> None:
+    study = Study(*small_study.overrides, "solve.eps=0.1", "solve.share=0.6")
+    one = solve.SolvedTarget(study, study.targets[0])
+    rows = [
+        row
+        for row in solve.tables(study, [one])["solved"]
+        if row["kind"] == "certified" and row["wanted"] == "60 % of steps"
+    ]
+    opened.page.evaluate("choose({ level: PAGE.levels.indexOf(0.1) })")
+    opened.page.fill("#wanted", "60")
+    shown = opened.page.locator("#settings tr").all()
+    assert len(shown) == len(rows) > 3
+    for line, row in zip(shown, rows, strict=True):
+        text = line.locator("td").nth(1).inner_text().replace("\u00a0", " ")
+        if math.isnan(row["value"]):
+            assert text.startswith("none up to")
+            continue
+        value = float(text.partition(" = ")[2])
+        assert value == pytest.approx(row["value"], abs=0.004)
+        line.locator("input").fill(str(row["value"]))
+        share = float(line.locator("td").nth(4).inner_text().partition("\u00a0")[0])
+        assert share == pytest.approx(100 * row["reached"], abs=1.5)
+
+
+def test_any_value_is_interpolated_between_its_neighbours(opened: Opened) -> None:
+    page = opened.page
+    page.evaluate("choose({ rule: PAGE.rules.findIndex((one) => one.family === 'Additive') })")
+    line = page.evaluate("lineOf(state.rule)")
+    values = [value for value, _ in line]
+    assert values[0] == 0  # strict greedy
+    ends = [page.evaluate(f"evaluate(0, {rule}, state.level, 3).tokens.value") for _, rule in line]
+    page.evaluate("choose({ gamma: 3 })")
+    for at in range(len(line) - 1):
+        page.fill("#exact-value", str((values[at] + values[at + 1]) / 2))
+        middle = (ends[at] + ends[at + 1]) / 2
+        assert page.inner_text("#found-tokens").startswith(f"≈ {middle:.2f}"[:5])
+        assert "between" in page.inner_text("#calculator [data-setting-shown]")
+    page.fill("#exact-value", str(values[-1]))
+    assert page.inner_text("#found-tokens").startswith(f"{ends[-1]:.2f}")
+    page.evaluate("choose({ rule: 0 })")
+
+
+def test_a_row_of_the_first_screen_is_of_one_method(opened: Opened) -> None:
+    rows = opened.page.locator("article:not([hidden]) table tbody tr").all()
+    runs = opened.page.evaluate("TIMINGS.speed[0].filter((run) => run.lossless)")
+    headline = opened.page.inner_text("article:not([hidden]) h2").replace("\u00a0", " ")
+    assert rows
+    for row in rows:
+        name, answer, speed, tokens, _, length = row.locator("td").all_inner_texts()
+        (run,) = (
+            one
+            for one in runs
+            if f"{one['speedup']:.2f}×" == speed.partition(" ")[0].partition("\u00a0")[0]
+            and str(one["gamma"]) == length.partition(",")[0]
+        )
+        assert tokens.startswith(f"{run['tokens']:.2f} [")
+        assert f"{name}: {answer}, {run['speedup']:.2f} times as fast" in headline
+
+
+def test_a_chart_becomes_an_image(browser: Any, small_study: SmallStudy) -> None:
+    opened = Opened(browser, page_of(small_study), accept_downloads=True)
+    opened.chart("margins")
+    opened.page.click("[data-image=margins]")
+    opened.page.wait_for_function(
+        "document.querySelector('[data-image=margins] + span').textContent !== ''"
+    )
+    bars = opened.page.evaluate("PAGE.margins[0][0]")
+    assert all(steps == accepted for steps, accepted in bars[6:])
+    assert sum(steps for steps, _ in bars) == opened.page.evaluate("PAGE.targets[0].steps")
+
+
 def test_the_address_holds_what_was_chosen(
     opened: Opened, browser: Any, small_study: SmallStudy
 ) -> None:
@@ -231,11 +312,13 @@ def test_the_address_holds_what_was_chosen(
         2,
     ]
     assert other.page.evaluate("PAGE.levels[state.level]") == 0.2
-    assert other.page.inner_text("#gamma-shown") == "3 tokens"
+    assert other.page.inner_text("#calculator [data-gamma-shown]") == "γ = 3"
     other.slide("#gamma", 7)
     assert "gamma=7" in other.page.evaluate("location.hash")
     wrong = Opened(browser, page_of(small_study), "#rule=none&eps=x&gamma=99&answer=-1")
-    assert wrong.page.evaluate("[state.rule, state.gamma, state.answer - middle()]") == [0, 5, 0]
+    assert wrong.page.evaluate(
+        "[state.rule, state.gamma - (TIMINGS.gamma[0] ?? 5), state.answer - middle()]"
+    ) == [0, 0, 0]
     assert wrong.said == []
 
 

@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 import pandas as pd
 
 from ...acceptance.budgets import KINDS
-from ...acceptance.judgement import FULL
 from ...acceptance.sampling import ARGMAX, DRAFTED, SAMPLED, SPECULATIVE
 from ...acceptance.summary import UNION
 from ...rules import Additive, Mars, Multiplicative, Rule, StrictGreedy, TopMAdditive, Tree, Typical
@@ -22,13 +21,19 @@ from ...statistics.trajectories import CENSORED
 from ..measured import Results
 from ..records import Column, Section, Table, select, sentence
 from ..text import FORMATS, number_text, share_text
-from .acceptance_figures import divergence_figure, frontier_figure, own_rules, rules_figure
+from .acceptance_figures import (
+    divergence_figure,
+    frontier_figure,
+    margin_figure,
+    own_rules,
+    rules_figure,
+)
 from .certificates import coverage_notes
 
 # rules of figures and of the table by depth, if the study has them
 SHOWN: tuple[Rule, ...] = (
-    Additive(0.1),
     StrictGreedy(),
+    Additive(0.1),
     Multiplicative(0.5),
     TopMAdditive(4, 0.1),
     Typical(0.1, 0.09),
@@ -40,7 +45,6 @@ ENDS = ("value", "value_upper")
 ACCEPTED = ("acceptance", "certified", "coverage", "slack_median", "calibration_error")
 DIVERGENCES = {
     "kl": "KL",
-    FULL: "KL, completed",
     "tv": "TV",
     "hellinger": "Hellinger",
     "reverse_kl": "reverse KL",
@@ -55,13 +59,21 @@ SCHEMES = {
 }
 
 
-def acceptance_section(results: Results, paragraphs: Sequence[str] = ()) -> Section:
-    """Return the section on a drafter's acceptance, with `paragraphs` on top."""
+def acceptance_section(
+    results: Results,
+    paragraphs: Sequence[str] = (),
+    margins: Mapping[str, pd.DataFrame] | None = None,
+) -> Section:
+    """Return the section on a drafter's acceptance, with `paragraphs` on top.
+
+    `margins` are those of strict greedy, by printed name of the target.
+    """
     title = f"Will {results.drafter} be accepted?"
     shown = shown_rules(results)
     return Section(
         title,
         [
+            margin_figure(margins, StrictGreedy().title) if margins else None,
             rules_figure(results),
             acceptance_table(results),
             divergence_table(results),
@@ -105,8 +117,7 @@ def divergence_table(results: Results) -> Table:
         Column(text, FORMATS["share range"], ENDS, {"divergence": x, "statistic": "coverage"})
         for x, text in names.items()
     ]
-    notes = infinite_notes(results, {name: names[name] for name in names if name != FULL})
-    notes = [sentence("completed")] * (FULL in names) + notes
+    notes = infinite_notes(results, names)
     return results.table("divergences", select(frame, rule=[*rules, ""]), columns, notes, rules)
 
 
@@ -223,5 +234,6 @@ def infinite_notes(results: Results, divergences: Mapping[str, str]) -> list[str
         shares = select(finite, divergence=name)["value"]
         if (shares < 1).any():
             parts.append(f"{shown} {' / '.join(map(share_text, shares))}")
-    note = f"Steps with a finite divergence: {', '.join(parts)}. {sentence('infinite')}"
+    why = sentence("completed" if results.facts.get("completed") else "infinite")
+    note = f"Steps with a finite divergence: {', '.join(parts)}. {why}"
     return [note] * bool(parts)

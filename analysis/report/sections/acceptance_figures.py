@@ -15,13 +15,15 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from ...rules import Mars, StrictGreedy
 from ..measured import Results
 from ..published import TABLE2
-from ..records import Figure, Row, select, worded
+from ..records import Figure, Row, records_of, select, together, worded
 from ..style import (
     BLACK,
+    BLUE,
     GREY,
     LINES,
     RULED,
     TEXT,
+    VERMILION,
     error_bars,
     family,
     grid,
@@ -85,6 +87,43 @@ def rules_figure(results: Results) -> Figure:
 
 
 @styled
+def margin_figure(by_target: Mapping[str, pd.DataFrame], rule: str) -> Figure:
+    """Draw the accepted share of steps by R - KL.
+
+    Args:
+        by_target: `analysis.acceptance.summary.margins` by printed name of the target.
+        rule: printed name of the rule.
+    """
+    drawing, (axes,) = grid(1, list(by_target))
+    for axis, frame in zip(axes, by_target.values(), strict=True):
+        for place, row in enumerate(records_of(frame)):
+            if row["steps"]:
+                share = row["accepted"] / row["steps"]
+                axis.bar(place, share, color=BLUE if row["low"] >= 0 else VERMILION)
+                note = f"{row['steps']:.0f}"
+                axis.annotate(note, (place, share), ha="center", va="bottom", fontsize=5)
+        axis.axvline((frame["low"] < 0).sum() - 0.5, color=BLACK, linewidth=0.8, linestyle=":")
+        names = [margin_text(row) for row in records_of(frame)]
+        axis.set_xticks(range(len(frame)), names, rotation=45, ha="right", fontsize=6)
+        axis.set(xlabel="R − KL, nats", ylim=(0, 1.08))
+        percent(axis, "y")
+    axes[0].set_ylabel("accepted, of the steps")
+    return Figure(**worded("margins", rule=rule), data=together(by_target), drawing=drawing)
+
+
+def margin_text(row: Row) -> str:
+    """Return the name of a bin of margins.
+
+    >>> margin_text({"low": -0.1, "high": 0.0}), margin_text({"low": 0.5, "high": float("inf")})
+    ('−0.1 to 0', 'above 0.5')
+    """
+    low, high = (f"{end:g}".replace("-", "−") for end in (row["low"], row["high"]))
+    if not np.isfinite(row["low"]):
+        return f"to {high}"
+    return f"{low} to {high}" if np.isfinite(row["high"]) else f"above {low}"
+
+
+@styled
 def divergence_figure(
     results: Results, rules: Sequence[str], divergences: Mapping[str, str]
 ) -> Figure:
@@ -144,7 +183,8 @@ def _dots(
                 label=name,
             )
         axis.set_title(target)
-        axis.set_xlim(-0.02, 1.02)
+        if not last:
+            axis.set_xlim(-0.02, 1.02)
         axis.grid(axis="x", **RULED)
         axis.set_axisbelow(True)
         percent(axis, "x")
@@ -165,6 +205,7 @@ def frontier_figure(results: Results) -> Figure:
             part = frame[(frame["target"] == target) & (frame["cost"] == cost)]
             _plane(axis, part, results)
             axis.set_xlabel(name)
+            axis.set_title(f"{target}: {cost} given up")
         row[0].set_ylabel("tokens a call (log scale)")
     legend(drawing, axes[:, 0], 3)
     return Figure(**worded("frontier_figure"), data=frame, drawing=drawing)

@@ -142,7 +142,7 @@ def coverage_notes(empty: pd.Series, inexact: pd.Series, meaning: str) -> list[s
         meaning: name of the sentence on the table's value for an empty region.
     """
     return [
-        *[f"{sentence('empty')} {sentence(meaning)}"] * bool((empty > 0).any()),
+        *[sentence("empty"), sentence(meaning)] * bool((empty > 0).any()),
         *[sentence("inexact")] * bool((inexact > 0).any()),
     ]
 

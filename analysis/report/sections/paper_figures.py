@@ -17,12 +17,25 @@ from ...rules import Additive, Multiplicative, Rule, StrictGreedy, Tree
 from ...statistics.bootstrap import Floats, PromptBootstrap, share_above
 from ..measured import Certified, survival_band
 from ..records import Figure, worded
-from ..style import BLUE, COLUMN, LEVEL, LINES, RULED, TEXT, legend, percent, rule_colour, styled
+from ..style import (
+    BLACK,
+    BLUE,
+    COLUMN,
+    LEVEL,
+    LINES,
+    RULED,
+    TEXT,
+    VERMILION,
+    legend,
+    percent,
+    rule_colour,
+    styled,
+)
 
 PANEL_HEIGHT, LEGEND_ROW = 2.3, 0.17  # inches
 # strict greedy as the reference: a wide line below the others, which may coincide with it
 REFERENCE: dict[str, Any] = {"linewidth": 3.2, "alpha": 0.75, "zorder": 1.5}
-GRID_POINTS = 600
+GRID_POINTS, SHADED = 600, 4  # curves that all have a band
 # of an axis' size: from left and below, width, height; where curves end before this share of it
 INSET, INSET_BELOW = (0.46, 0.2, 0.52, 0.74), 0.42
 SHOWN: Mapping[str, type[Rule]] = {  # beside strict greedy, the reference
@@ -44,9 +57,10 @@ def figure1(top: Mapping[str, Floats]) -> Figure:
         bars: dict[str, Any] = {"align": "edge", "color": BLUE, "edgecolor": "white"}
         axis.bar(bins[:-1], share, np.diff(bins), linewidth=0.3, **bars)
         mean, median = float(probability.mean()), float(np.median(probability))
-        line: dict[str, Any] = {"color": "black", "linewidth": 0.9}
-        axis.axvline(mean, 0, 0.78, linestyle="--", label=f"mean {mean:.3f}", **line)
-        axis.axvline(median, 0, 0.78, linestyle=":", label=f"median {median:.3f}", **line)
+        mean_line: dict[str, Any] = {"color": VERMILION, "linestyle": "--", "linewidth": 1.2}
+        median_line: dict[str, Any] = {"color": BLACK, "linestyle": ":", "linewidth": 1.4}
+        axis.axvline(mean, 0, 0.78, label=f"mean {mean:.3f}", **mean_line)
+        axis.axvline(median, 0, 0.78, label=f"median {median:.3f}", **median_line)
         axis.set_xlim(0, 1)
         axis.set_xlabel("p₀, probability of the most probable token")
         percent(axis, "y")
@@ -144,14 +158,15 @@ def _curves(items: Certified, bootstrap: PromptBootstrap, grid: Floats) -> dict[
 
 def _draw(axis: Axes, curves: Mapping[Rule, pd.DataFrame]) -> None:
     """Draw survival curves and their intervals."""
-    dashes = itertools.cycle(dash for _, dash in LINES)
+    dashes, rules = itertools.cycle(dash for _, dash in LINES), list(curves)
     for rule, curve in curves.items():
         reference = rule == StrictGreedy() and len(curves) > 1
         style = REFERENCE if reference else {"linestyle": next(dashes)}
         style = {"color": rule_colour(rule.label), **style}
         axis.plot(curve["eps"], curve["share"], label=rule.title, **style)
         band: dict[str, Any] = {"color": style["color"], "alpha": 0.18, "linewidth": 0}
-        axis.fill_between(curve["eps"], curve["ci_low"], curve["ci_high"], **band)
+        if len(curves) <= SHADED or rule in (rules[0], rules[-1]):
+            axis.fill_between(curve["eps"], curve["ci_low"], curve["ci_high"], **band)
 
 
 def _ceilings(axis: Axes, rules: Sequence[Rule]) -> None:

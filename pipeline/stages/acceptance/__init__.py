@@ -120,7 +120,7 @@ def matter(node: AcceptanceNode, rows: list[SummaryRow]) -> tuple[list[SummaryRo
 
 STAGE = Stage(
     name="acceptance",
-    version=22,
+    version=23,
     upstream=("drafts",),
     columns={
         "data": STEP
@@ -129,7 +129,9 @@ STAGE = Stage(
             "lower": Column("float64", "lower end of the certificate"),
             "upper": Column("float64", "upper end"),
             "accepted": Column("bool", "the rule accepts the drafter's argmax"),
-            "certified": Column("bool", "kl lies below lower by more than rounding"),
+            "certified": Column(
+                "bool", "kl, or full_kl where it is, lies below lower by more than rounding"
+            ),
         },
         "listing": {
             "group": Column(

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from analysis.acceptance.budgets import budget_of_drafter
 from analysis.acceptance.frontier import frontier
-from analysis.acceptance.judgement import FULL, Judgement, Steps, judge
+from analysis.acceptance.judgement import Judgement, Steps, judge
 from analysis.acceptance.sampling import (
     ARGMAX,
     SPECULATIVE,
@@ -114,9 +114,10 @@ def _by_divergence(
     bootstrap: PromptBootstrap,
 ) -> pd.DataFrame:
     """Return the shares of steps that certificates of each divergence, and their union, cover."""
-    names = [*divergences, *([FULL] if drafts.facts(DraftsFacts).completed else [])]
-    table, rules = drafts.read(columns=names), [judgement.rule for judgement in by_kl]
-    distances = {name: table[name].to_numpy() for name in names}
+    others = [name for name in divergences if name != "kl"]
+    table, rules = drafts.read(columns=others), [judgement.rule for judgement in by_kl]
+    known = {"kl": steps.kl} | {name: table[name].to_numpy() for name in others}
+    distances = {name: known[name] for name in divergences}
     judged = {
         name: by_kl if name == "kl" else sound(steps, rules, name, distance)
         for name, distance in distances.items()

@@ -7,6 +7,7 @@ import pyarrow as pa
 
 from pipeline.engines.written.answers import counted
 from pipeline.engines.written.logs import EngineLog, read_log, stacked
+from pipeline.models.token_texts import ENGINES_IDS
 from pipeline.plan.specs import LoggedDistributions
 from pipeline.store import columns
 from pipeline.store.artifacts import Pending
@@ -44,7 +45,7 @@ def write_log(node: Node[LoggedDistributions], pending: Pending) -> None:
         "answers": log.answers,
         "trajectories": len(log.trajectories),
         "excluded": log.excluded,
-        "token_ids": "the engine's" if log.given_ids else "of this file, by their bytes",
+        "token_ids": ENGINES_IDS if log.given_ids else "of this file, by their bytes",
         "values": NOT_TOLD,
     }
     print(

@@ -9,7 +9,9 @@ from pathlib import Path
 
 from analysis.report.text import limits
 from analysis.rules import StrictGreedy
+from analysis.rules.build import ParameterRange
 from pipeline.errors import PipelineError
+from pipeline.plan.rules import judged_by_logs, ranges_of
 from pipeline.plan.specs import CostsSpec, EngineSpec, ReportSpec
 from pipeline.plan.stage import Request, Stage, SummaryRow
 from pipeline.store.artifacts import Artifact
@@ -62,6 +64,7 @@ def nodes(request: Request) -> list[Node]:
                 drafter=None if config.drafter is None else config.drafter.label,
                 rules=tuple(request.rules),
                 statistics=request.statistics,
+                ranges=_searched(request),
                 note=config.note,
                 margin=config.accuracy.margin if shown else None,
                 engine=_engine_spec(request),
@@ -69,6 +72,19 @@ def nodes(request: Request) -> list[Node]:
             {name: tuple(request.nodes[name]) for name in UPSTREAM if name not in left_out},
         )
     ]
+
+
+def _searched(request: Request) -> tuple[ParameterRange, ...]:
+    """The ranges that the page's calculator searches; of a log, those that it can judge."""
+    config = request.config
+    if STAGE.name not in request.wanted:
+        return ()
+    logged = config.distributions.source == "logs"
+    return tuple(
+        each
+        for each in ranges_of(config, config.solve.ranges, "solve.ranges", ends=True)
+        if not logged or judged_by_logs(each.rules[0])
+    )
 
 
 def _engine_spec(request: Request) -> EngineSpec | None:
@@ -97,7 +113,7 @@ def _engine_spec(request: Request) -> EngineSpec | None:
 def summary(node: Node[ReportSpec], artifact: Artifact) -> list[SummaryRow]:
     """Return a row a target: its drafter under strict greedy, which loses nothing.
 
-    Of stage acceptance: the accepted steps, those that some divergence certifies, and the tokens a
+    Of stage acceptance: the accepted and the certified steps, and the tokens a
     call of drafts of any length. Of stage decoding, at the draft length that was fastest at
     temperature 0: the tokens a call, the cost of a drafted token and the speedup. Without a
     drafter: the statistics of Table 2.
@@ -109,17 +125,15 @@ def summary(node: Node[ReportSpec], artifact: Artifact) -> list[SummaryRow]:
         frame = pd.read_csv(file) if file.is_file() else pd.DataFrame(columns=["target", "rule"])
         return frame[frame["rule"] == StrictGreedy().label]
 
-    accepted, covered = table("tables/acceptance"), table("tables/divergences")
-    if not covered.empty:
-        covered = covered[covered["divergence"] == "union"]
+    accepted = table("tables/acceptance")
     certificates, decoded = table("tables/table2"), table("timings/tables/decoding_speed")
     rows = []
-    for target in node.spec.targets:
+    for target in artifact.record.facts["targets"]:
         row: SummaryRow = {"target": target, "drafter": node.spec.drafter or "none"}
         for frame, name, shown in (
             (certificates if accepted.empty else certificates[:0], "median", "median"),
             (accepted, "acceptance", "accepted"),
-            (accepted if covered.empty else covered, "certified", "certified"),
+            (accepted, "certified", "certified"),
         ):
             if not frame.empty:
                 found = frame[(frame["target"] == target) & (frame["statistic"] == name)].iloc[0]

@@ -13,7 +13,7 @@ from typing import Any
 
 from analysis.decoding.answers import accuracy
 from analysis.decoding.speed import speed
-from analysis.page.screen import most_certified
+from analysis.page.grid import drafted_margins
 from analysis.report.elements import elements_section
 from analysis.report.measured import Results, Target
 from analysis.report.records import Section, Table, together, worded
@@ -42,13 +42,7 @@ from pipeline.execution.progress import progress_bar
 from pipeline.plan.specs import DistributionsSpec, ReportSpec
 from pipeline.stages.report import setups
 from pipeline.stages.report.engine import engine_section, in_engine
-from pipeline.stages.report.inputs import (
-    comparisons,
-    judged_by,
-    matches_of,
-    read_results,
-    read_target,
-)
+from pipeline.stages.report.inputs import comparisons, matches_of, read_results, read_target
 from pipeline.stages.report.page import MARGIN, page_files
 from pipeline.stages.report.sources import Measured, Sources, by_target
 from pipeline.store.artifacts import Artifact, Pending
@@ -59,6 +53,7 @@ def compute(node: Node[ReportSpec], upstream: dict[str, list[Artifact]], pending
     """Write the report of a study into `pending.directory`."""
     spec = node.spec
     measured = measure(spec, by_target(node, upstream))
+    pending.facts["targets"] = [target.label for target in measured.targets]
     sections = [*sections_of(measured)]
     if measured.engine is not None:
         sections.insert(-1, engine_section(measured.engine))
@@ -86,14 +81,6 @@ def measure(spec: ReportSpec, sources: Sequence[Sources]) -> Measured:
     """Compute the statistics of all targets, and read the decoded answers."""
     targets = [read_target(spec, one) for one in sources]
     results = read_results(spec, targets, sources)
-    if "acceptance" in results:
-        targets = [
-            judged_by(
-                target, one.drafts.artifact, most_certified(results, target.label)["divergence"]
-            )
-            for target, one in zip(targets, sources, strict=True)
-            if one.drafts is not None
-        ]
     decoded = [
         read_decoded(one.label, spec.drafter or "", one.decoding.artifact)
         for one in sources
@@ -118,7 +105,13 @@ def sections_of(measured: Measured) -> Iterator[Section]:
     yield certificates_section(targets, results, sources)
     if results.drafter:
         sampled = results.facts["sampled"] is not None
-        yield acceptance_section(results, [] if sampled else [not_sampled(sources[0])])
+        greedy = StrictGreedy().label
+        margins = {
+            target.label: drafted_margins(target, target.judged[greedy])
+            for target in targets
+            if greedy in target.judged
+        }
+        yield acceptance_section(results, [] if sampled else [not_sampled(sources[0])], margins)
     if decoded:
         made = [one.decoding for one in sources if one.decoding is not None]
         title = f"How it decodes with {spec.drafter}"

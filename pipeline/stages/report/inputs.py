@@ -10,16 +10,18 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.acceptance.judgement import FULL, Judgement, judge
+from analysis.acceptance.judgement import judge
 from analysis.certificates.certify import certify
 from analysis.certificates.closed_forms import compared_steps
-from analysis.page.steps import CANDIDATES, DIVERGENCES, judging_divergence
+from analysis.page.grid import certified_steps, settings
+from analysis.page.steps import CANDIDATES
 from analysis.report.measured import Results, Target, certificate_statistics, top_statistics
 from analysis.report.published import EPS, PAPERS, TABLE2
 from analysis.report.records import together
 from analysis.report.sections.bounds import RuleSteps
 from analysis.report.sections.published_matched import RULES, nearest_temperature
 from analysis.rules import Rule, StrictGreedy, Tree
+from analysis.rules.build import ParameterRange
 from analysis.statistics.bootstrap import PromptBootstrap, top_probability
 from analysis.statistics.run_lengths import run_lengths
 from analysis.statistics.trajectories import Trajectories, inside_repeats
@@ -54,6 +56,8 @@ def read_target(spec: ReportSpec, sources: Sources) -> Target:
     ranks = [k for k in RANKS if k <= stored.k]
     undefined = {rule.label: 0 for rule in rules if rule.undefined_means}
     top, candidates, probabilities = [], [], []
+    possible = (settings(searched, stored.k) for searched in spec.ranges)
+    swept: dict[ParameterRange, Any] = {each: 0 for each in possible if each.rules}
     for _, dist in distributions.chunks(dump, sources.temperature):
         top.append(top_probability(dist, ranks))
         candidates.append(dist.ids[:, :CANDIDATES])
@@ -61,6 +65,8 @@ def read_target(spec: ReportSpec, sources: Sources) -> Target:
         for rule in rules:
             if rule.undefined_means:
                 undefined[rule.label] += int(rule.undefined(dist).sum())
+        for searched in swept:
+            swept[searched] = swept[searched] + certified_steps(dist, searched)
     certificates = {}
     for rule, source in zip(rules, sources.certificates, strict=True):
         table = source.artifact.read(columns=["lower", "upper"])
@@ -72,14 +78,17 @@ def read_target(spec: ReportSpec, sources: Sources) -> Target:
     asked = prompts.set_index("prompt_id").loc[
         steps["prompt_id"].take(trajectories.starts).to_pylist()
     ]
-    draft = None
+    draft, judged, completed = None, {}, False
     if sources.acceptance is not None and sources.drafts is not None:
         drafts = sources.drafts.artifact
         completed = drafts.facts(DraftsFacts).completed is not None
-        known = [name for name in DIVERGENCES if completed or name != FULL]
-        table = drafts.read(columns=[*DRAFT, *known]).to_pandas()
+        drafted = distributions.read_steps(drafts)
+        judged = {one.rule.label: one for one in judge(drafted, list(certificates))}
+        table = drafts.read(columns=[*DRAFT]).to_pandas()
         draft = table.rename(columns=DRAFT).assign(
-            q=np.exp(-table["draft_top_surprisal"]), p_draft=np.exp(table["draft_log_prob"])
+            kl=drafted.kl,
+            q=np.exp(-table["draft_top_surprisal"]),
+            p_draft=np.exp(table["draft_log_prob"]),
         )
     shown = np.concatenate(candidates)
     ids = [tokens, shown.ravel(), *([] if draft is None else [draft["token"].to_numpy()])]
@@ -98,22 +107,10 @@ def read_target(spec: ReportSpec, sources: Sources) -> Target:
             sources.distributions.node, dump, drafts, np.unique(np.concatenate(ids)).tolist()
         ),
         draft=draft,
+        judged=judged,
+        swept=swept,
+        completed=completed,
     )
-
-
-def judged_by(target: Target, drafts: Artifact, divergence: str) -> Target:
-    """Return a target with its drafter judged step by step, a rule as `judging_divergence` says."""
-    assert target.draft is not None
-    steps, found = distributions.read_steps(drafts), list[Judgement]()
-    of_rules = {rule: judging_divergence(rule, divergence) for rule in target.certificates}
-    for by in dict.fromkeys(of_rules.values()):
-        rules = [rule for rule, name in of_rules.items() if name == by]
-        found += judge(steps, rules, by, target.draft[by].to_numpy())
-    judged = {one.rule.label: (one.accepted, one.certified) for one in found}
-    # `judge` takes a distance of the first depth alone, and acceptance depends on no distance
-    by_depth = judge(steps, list(target.certificates)) if steps.deeper else found
-    accepted = {one.rule.label: one.accepted_by_depth for one in by_depth}
-    return replace(target, judged=judged, accepted=accepted, divergence=divergence)
 
 
 def read_results(
@@ -128,7 +125,7 @@ def read_results(
 
     frames["runs"] = of_stage(one.run_lengths for one in sources)
     rules = {rule.label: rule for rule in targets[0].certificates}
-    facts: dict[str, Any] = {}
+    facts: dict[str, Any] = {"completed": targets[0].completed}
     accepted = [one.acceptance for one in sources if one.acceptance is not None]
     if accepted:
         frames |= {name: of_stage(accepted, file) for name, file in PAIR_FRAMES.items()}

@@ -6,39 +6,41 @@ The page is one file, the report as people look at it. Template, style and scrip
 from __future__ import annotations
 
 import base64
+import itertools
 import json
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from string import Template
 from typing import Any
 
 import jinja2
 import pandas as pd
 
+from analysis.acceptance.summary import MARGINS
 from analysis.acceptance.verdict import Advice, advice_text, advise
 from analysis.decoding.answers import accuracy, losses_on_answers
 from analysis.decoding.metrics import Decoded
 from analysis.decoding.predicted import draft_lengths
 from analysis.decoding.speed import signs_of_load
 from analysis.page import grid, screen, steps
+from analysis.page.logged import log_advice
 from analysis.report.measured import Results, Target
 from analysis.report.published import PAPERS
 from analysis.report.records import Section, Table
-from analysis.report.render import PUBLISHED, lines, names, spans
+from analysis.report.render import PUBLISHED, anchor, caption, label_width, lines, names, spans
+from analysis.report.sections.acceptance_figures import margin_text
 from analysis.report.style import family, rule_colour
 from analysis.rules import Additive, Multiplicative, Rule, StrictGreedy, Tree
 from analysis.statistics.bootstrap import FEW_PROMPTS, Resampling
 from pipeline.decoding.decoded import read_answered
-from pipeline.engines.settings import ENGINES, setting_values
 from pipeline.plan.specs import LoggedDistributions
+from pipeline.stages.report.engine import counted_drafts, flags, flags_of_verdict
 from pipeline.stages.report.setups import introduction, setup
-from pipeline.stages.report.sources import Measured, Sources
+from pipeline.stages.report.sources import Measured
 from pipeline.store.artifacts import Artifact
 from pipeline.store.durable import read_sealed, write_sealed
 from pipeline.store.node import VERDICT
@@ -64,8 +66,14 @@ def page_files(measured: Measured, sections: Sequence[Section], study: str) -> d
     setups = {one.label: setup(one, of) for one, of in zip(targets, sources, strict=True)}
     advice = verdicts_of(measured, study)
     in_engine = [] if measured.engine is None else measured.engine.advice
-    text_of_verdict = advice_text([*advice, *in_engine])
-    if in_engine:
+    logged = isinstance(sources[0].distributions.node.spec, LoggedDistributions)
+    if logged:
+        advice = [
+            log_advice(own, targets[at], counted_drafts(one), in_engine[at] if in_engine else None)
+            for at, (own, one) in enumerate(zip(advice, sources, strict=True))
+        ]
+    text_of_verdict = advice_text(advice if logged else [*advice, *in_engine])
+    if in_engine and not logged:
         advice = [
             replace(one, beside=[engine.sentence, *engine.beside, *one.beside])
             for one, engine in zip(advice, in_engine, strict=True)
@@ -78,25 +86,30 @@ def page_files(measured: Measured, sections: Sequence[Section], study: str) -> d
     environment.filters["whole"] = whole
     css = (WEB / "page.css").read_text(encoding="utf-8")
     environment.globals |= {"lines": lines, "spans": spans, "as_published": PUBLISHED}
+    environment.globals |= {"anchor": anchor, "caption": caption, "widest": label_width}
     environment.globals |= {"files_of": names, "few_prompts": FEW_PROMPTS}
     environment.globals |= {"study": spec.study, "note": spec.note, "css": css}
     shown = {
         "drafter": None if pairs is None else pairs.drafter,
         "targets": results.targets,
         "advice": advice,
-        "facts": [
-            screen.facts_of_target(target)
-            if pairs is None
-            else screen.facts_of_pair(pairs, target.label, one.run)
-            for target, one in zip(targets, advice, strict=True)
+        "methods": [
+            [screen.method_row(run, str(spec.drafter)) for run in own.drafters] for own in advice
         ],
+        "flags": [flags_of_verdict(own, one) for own, one in zip(advice, sources, strict=True)],
+        "facts": [
+            screen.facts_of_target(target) if pairs is None else screen.facts_of_pair(pairs, target)
+            for target in targets
+        ],
+        "confidence": 100 * spec.statistics.confidence,
         "longest": grid.LONGEST,
         "steps": [len(target.tokens) for target in targets],
         "prompts": [target.bootstrap.count for target in targets],
-        "judged": [sum(int(sure.sum()) for _, sure in one.judged.values()) for one in targets],
-        "contradictions": [steps.contradictions(target) for target in targets],
+        "soundness": [one.acceptance.artifact.record.facts for one in sources if one.acceptance],
         "timed": timed,
+        "log": [one.distributions.artifact.record.facts["log"] for one in sources if logged],
         "sections": sections,
+        "engine": [x for one in sections for x in one.shown if x.name == "engine_speed"],
         "introduction": introduction(setups, spec),
         "setups": setups,
         "settings": dict.fromkeys(name for facts in setups.values() for name in facts),
@@ -104,7 +117,10 @@ def page_files(measured: Measured, sections: Sequence[Section], study: str) -> d
     }
     data = data_of(targets, pairs, rules) | {"flags": flags(sources[0], rules)}
     decoded = zip(measured.decoded, measured.speeds, strict=True)
-    timings = {"speed": [screen.speed_rows(speeds, one.drafter) for one, speeds in decoded]}
+    timings = {
+        "speed": [screen.speed_rows(speeds, one.drafter) for one, speeds in decoded],
+        "gamma": [screen.drafted_length(own) for own in advice],
+    }
     text = environment.get_template("page.html").render(
         page=shown,
         data=deflated(data),
@@ -160,8 +176,7 @@ def whole(text: str) -> str:
 def verdicts_of(measured: Measured, study: str) -> list[Advice]:
     """Return the verdict on every target of a study, given by its name on the command line."""
     spec, sources = measured.spec, measured.sources
-    logged = isinstance(sources[0].distributions.node.spec, LoggedDistributions)
-    command = "" if logged else f"python -m pipeline study={study}"
+    command = f"python -m pipeline study={study}"
     if not measured.decoded:
         return [advise(one.label, spec.drafter or "", None, command=command) for one in sources]
     margin = MARGIN if spec.margin is None else spec.margin
@@ -228,13 +243,20 @@ def data_of(
                 "family": family(rule.name)[0],
                 "hue": rule_colour(rule.label),
                 "ceiling": steps.digits(rule.ceiling, 6),
+                "line": steps.line(rule),
             }
             for rule in rules
         ],
         "shown_curves": [rule.label for rule in rules if rule in CURVES or rule.own]
         or [rule.label for rule in rules[:5]],
         "units": {"share": grid.SHARES, "tokens": grid.TOKENS},
-        "targets": [steps.about(target, rules) | grid.grid(target, rules) for target in targets],
+        "targets": [steps.about(target) | grid.grid(target, rules) for target in targets],
+        "solved": [grid.solved(target) for target in targets],
+        "margins": [grid.margin_rows(target, rules) for target in targets],
+        "bins": [
+            [margin_text({"low": low, "high": high}), low >= 0]
+            for low, high in itertools.pairwise(MARGINS)
+        ],
         "curves": [steps.curves(target, rules) for target in targets],
         "answers": [steps.answers(target, rules) for target in targets],
         "pairs": [None if pairs is None else screen.rule_rows(pairs, one.label) for one in targets],
@@ -243,24 +265,3 @@ def data_of(
             for rule in steps.in_order([*rules, *([] if pairs is None else pairs.rules.values())])
         ),
     }
-
-
-def flags(sources: Sources, rules: Sequence[Rule]) -> list[dict[str, str]]:
-    """Return, rule by rule, the settings of the engines that run it; $length is left open."""
-    drafter = None if sources.drafts is None else sources.drafts.node.spec.drafter
-    values = partial(
-        setting_values,
-        target="TARGET",
-        drafter="DRAFTER",
-        head=drafter is not None and drafter.head is not None,
-        temperature=sources.temperature,
-        draft_length=None,
-    )
-    return [
-        {
-            name: Template(about["text"]).safe_substitute(values(name, rule))
-            for name, about in ENGINES.items()
-            if rule.name == (about["rule"] or "greedy")
-        }
-        for rule in rules
-    ]

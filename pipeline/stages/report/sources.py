@@ -25,6 +25,7 @@ from pipeline.store.artifacts import Artifact
 from pipeline.store.node import Node
 
 Spec = TypeVar("Spec")
+UNNAMED = "log"  # conf/target/log.yaml
 
 
 @dataclass(frozen=True)
@@ -79,12 +80,12 @@ class Measured:
 
 def by_target(node: Node[ReportSpec], upstream: Mapping[str, Sequence[Artifact]]) -> list[Sources]:
     """Return the sources of each target; upstream lists follow the targets."""
-    labels = node.spec.targets
     sources = {
         stage: [Source(*pair) for pair in zip(node.upstream[stage], artifacts, strict=True)]
         for stage, artifacts in upstream.items()
         if artifacts
     }
+    labels = printed_labels(node.spec.targets, [one.artifact for one in sources["distributions"]])
     certificates = sources.pop("certificates")
     each = len(certificates) // len(labels)
     return [
@@ -95,3 +96,14 @@ def by_target(node: Node[ReportSpec], upstream: Mapping[str, Sequence[Artifact]]
         )
         for at, label in enumerate(labels)
     ]
+
+
+def printed_labels(labels: Sequence[str], dumps: Sequence[Artifact]) -> list[str]:
+    """Return the printed names; a log without a name of its own has that of its model."""
+    names = [
+        str(dump.record.facts["model"]).rstrip("/").rpartition("/")[2]
+        if label == UNNAMED and dump.record.facts.get("log")
+        else label
+        for label, dump in zip(labels, dumps, strict=True)
+    ]
+    return names if all(names) and len(set(names)) == len(names) else list(labels)

@@ -80,7 +80,7 @@ async function drawFilled(name) {
   }
   views[name]?.finalize();
   const spec = { width: "container", ...structuredClone(CHARTS[name]), datasets: asked.sets };
-  if (!spec.height) spec.height = (isNarrow() ? 72 : 22) * Math.max(...Object.values(asked.sets).map((rows) => rows.length));
+  if (!spec.height) spec.height = (isNarrow() ? 52 : 22) * Math.max(...Object.values(asked.sets).map((rows) => rows.length));
   if (asked.hues) {
     const scale = { domain: Object.keys(asked.hues), range: Object.values(asked.hues).map(onGround) };
     for (const { encoding } of spec.layer) if (encoding.color?.field) encoding.color.scale = scale;
@@ -88,6 +88,20 @@ async function drawFilled(name) {
   const options = { actions: false, renderer: "svg", config: chartStyle(), tooltip: { theme: "custom" } };
   const found = await vegaEmbed(document.getElementById(`chart-${name}`), spec, options);
   views[name] = found.view;
+}
+
+/** Copy a chart as an image; where that is not allowed, save it. */
+async function copyImage(button) {
+  const name = button.dataset.image;
+  const view = views[name].background(pageColor("--ground"));
+  const canvas = await view.toCanvas(3);
+  const image = await new Promise((done) => canvas.toBlob(done, "image/png"));
+  const said = await navigator.clipboard.write([new ClipboardItem({ "image/png": image })]).then(() => "copied", () => {
+    const link = Object.assign(document.createElement("a"), { href: canvas.toDataURL(), download: `${name}.png` });
+    link.click();
+    return "saved";
+  });
+  button.nextElementSibling.textContent = said;
 }
 
 /** Draw all charts again: the colours of the page have changed. */

@@ -30,7 +30,8 @@ function showFirst() {
   const answer = answers[middle()];
   paint(byId("first-text"), answer, words);
   byId("first-share").textContent = answer.share;
-  byId("first-prompt").textContent = answer.prompt.length > 100 ? `${answer.prompt.slice(0, 100).replace(/\s+\S*$/, "")} …` : answer.prompt;
+  const begin = answer.prompt.length > 100 ? `${answer.prompt.slice(0, 100).replace(/\s+\S*$/, "")} …` : answer.prompt;
+  byId("first-prompt").textContent = begin && `Its prompt: ${begin}`;
 }
 
 /** The chosen answer, whose tokens can be walked through. */
@@ -69,10 +70,7 @@ function showToken(at) {
   ];
   if ("d" in step) {
     const said = { open: "not judged by this rule", certified: "accepted and certified" }[fate] ?? fate;
-    const { divergences, judged_by } = PAGE.targets[state.target];
-    const by = judged_by[state.rule];
-    const [divergence, unit] = divergences[by];
-    lines.push(["This drafter", `${divergence} = ${step.distances[by] ?? "∞"}${unit}: ${said}`]);
+    lines.push(["This drafter", `${PAGE.targets[state.target].kl} = ${step.kl ?? "∞"} nats: ${said}`]);
     lines.push(["It drafted", `“${shownWord(wordOf(words, step.d))}”: ${step.q} under ${PAGE.drafter}, ${step.p_draft} under the target`]);
   }
   byId("token-facts").replaceChildren(

@@ -81,12 +81,27 @@ function survival() {
   };
 }
 
+/** Accepted steps by the margin R - KL. */
+function margins() {
+  const x = { field: "margin", type: "ordinal", sort: null, title: "R − KL, nats", axis: { labelAngle: -35 } };
+  const y = number("share", { title: "accepted, of the steps", scale: { domain: [0, 1.05] }, axis: { ...PERCENT, values: [0, 0.2, 0.4, 0.6, 0.8, 1] } });
+  const color = { ...shownBy("certified"), scale: { domain: ["certified", "not certified"] } };
+  const tooltip = [text("margin", "R − KL"), number("share", { title: "accepted", format: ".1%" }), number("steps", { title: "steps" })];
+  return {
+    data: { name: "margins" },
+    height: 240,
+    layer: [
+      { mark: { type: "bar" }, encoding: { x, y, color, tooltip } },
+      { mark: { type: "text", dy: -6, fontSize: 11 }, encoding: { x, y, text: { field: "steps", format: "," }, tooltip } },
+    ],
+  };
+}
+
 /** Measured speed-ups of all methods, with intervals over prompts: a row each. */
 function speed() {
-  // on a narrow screen a name takes up to five lines
-  const lines = "split(datum.label, regexp(' under |(?<=[,;]) (?=else|under|γ)| (?=\\\\()'))";
-  const axis = { labelExpr: window.innerWidth < 600 ? lines : "datum.label", labelOverlap: false };
-  const y = { field: "name", type: "nominal", sort: null, title: null, axis };
+  const narrow = window.innerWidth < 600;
+  const axis = { labelExpr: "split(datum.label, '\\n')", labelOverlap: false };
+  const y = { field: narrow ? "lines" : "name", type: "nominal", sort: null, title: null, axis };
   const x = number("speedup", { title: "times as fast as the target alone", scale: NOT_FROM_ZERO, axis: { tickCount: 6 } });
   const low = number("low", { scale: NOT_FROM_ZERO });
   const tooltip = [text("name", "method"), short("speedup", "speed-up"), short("low", "from"), short("high", "to"), short("tokens", "a call")];
@@ -101,4 +116,4 @@ function speed() {
   };
 }
 
-const CHARTS = { plane: plane(), lengths: lengths(), survival: survival(), speed: speed() };
+const CHARTS = { margins: margins(), plane: plane(), lengths: lengths(), survival: survival(), speed: speed() };

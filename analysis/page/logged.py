@@ -1,0 +1,76 @@
+"""Answers to questions about an engine's log: relax, draft length, is my drafter worth it."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..acceptance.verdict import Advice
+from ..report.measured import Target
+from ..report.text import share_text
+from ..rules import StrictGreedy
+from ..statistics.trajectories import Trajectories, count_calls
+from .grid import strictest
+from .screen import EPS, SHARE_WANTED
+
+LENGTHS = (1, 2, 4, 8)  # draft lengths that are compared
+MISSING = (
+    "Ask the server with drafts and without (`python -m pipeline.ask URL`), then `python -m "
+    "pipeline.reconcile alone.jsonl drafted.jsonl` writes costs.json, which this study takes as "
+    "`decoding.costs=costs.json`"
+)
+
+
+def log_advice(advice: Advice, target: Target, counted: str, in_engine: Advice | None) -> Advice:
+    """Return the verdict on the target of a log.
+
+    Args:
+        advice: on its speed: not measured.
+        target: its steps.
+        counted: what the log counts of drafts, as a clause; empty if it counts none.
+        in_engine: the verdict for an engine; None without costs.
+    """
+    name = target.label
+    greedy, additive = StrictGreedy(), strictest(target, "additive", EPS, SHARE_WANTED)
+    relax = (
+        "Should I relax? vLLM and llama.cpp run no relaxed rule: at temperature 0 they accept the "
+        "target's first choice alone. SGLang, TensorRT-LLM and Medusa have rules that can be set"
+    )
+    if additive is not None:
+        relax += (
+            f"; additive t = {additive:.3g} certifies {100 * SHARE_WANTED:g} % of the steps for "
+            f"any drafter within {EPS:g} nats"
+        )
+    long = "How long should drafts be? "
+    if in_engine is None:
+        long += f"That depends on what a step costs, which no log tells. {MISSING}."
+    else:
+        long += in_engine.sentence
+    if greedy in target.certificates:
+        certified = target.certificates[greedy][0] > EPS
+        relax += f" (strict greedy: {share_text(certified.mean())})"
+        bootstrap = target.bootstrap
+        starts = np.cumsum(bootstrap.steps) - bootstrap.steps
+        steps = Trajectories(starts, bootstrap.prompts)
+        counts = {n: count_calls(certified[:, None], steps, n) for n in LENGTHS}
+        tokens = [f"{x.tokens.sum() / x.calls.sum():.2f} for {n}" for n, x in counts.items()]
+        long += (
+            f" Guaranteed tokens a pass by draft length, any drafter within {EPS:g} nats: "
+            f"{', '.join(tokens)}."
+        )
+    worth = "Is my drafter worth it? " + (
+        f"It {counted}; whether that pays depends on the cost of a step. "
+        if counted
+        else "The log counts no drafts. "
+    )
+    worth += (
+        "The two runs above decide." if in_engine is None else "At these costs: as the line above."
+    )
+    headline = "Drafts: not measured; relaxed rules: not in vLLM or llama.cpp"
+    sentence = (
+        f"A log of {name} tells how much drafter error it tolerates, not whether drafting pays: "
+        "the cost of a step is missing."
+    )
+    if in_engine is not None:
+        headline, sentence = in_engine.headline, in_engine.sentence
+    beside = [f"{relax}.", long, worth]
+    return Advice(name, advice.outcome, sentence, beside, headline=headline)
