@@ -83,7 +83,7 @@ def settings(searched: ParameterRange, k: int) -> ParameterRange:
     ends = [searched.value(searched.rules[at]) for at in (0, -1)]
     first = searched.rules[0]
     if isinstance(first.parameters[searched.parameter], int):
-        values = list(range(int(ends[0]), int(ends[1]) + 1))
+        values: list[float] = list(range(int(ends[0]), int(ends[1]) + 1))
     else:
         values = [*(np.linspace(*np.sqrt(ends), SETTINGS) ** 2).round(6).tolist()[:-1], ends[1]]
     rules = [replace(first, **{searched.parameter: value}) for value in values]
@@ -129,7 +129,8 @@ def strictest(target: Target, name: str, eps: float, share: float) -> float | No
             wanted = share * len(target.tokens)
             if steps[-1] < wanted:
                 return None
-            return float(np.interp(wanted, steps, [searched.value(x) for x in searched.rules]))
+            values = np.array([searched.value(rule) for rule in searched.rules], np.float64)
+            return float(np.interp(wanted, steps.astype(np.float64), values))
     return None
 
 

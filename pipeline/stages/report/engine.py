@@ -100,7 +100,9 @@ def counted_drafts(sources: Sources) -> str:
     """Return the counts of drafts in a log as a clause; empty if it has none."""
     try:
         path = local_path(sources.distributions.node.spec.log.path)
-        (run,) = read_runs(path) if path is not None else ()
+        if path is None:
+            return ""
+        (run,) = read_runs(path)
     except (PipelineError, ValueError):
         return ""
     row, _ = run.rows
