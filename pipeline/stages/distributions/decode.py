@@ -16,7 +16,7 @@ from pipeline.execution.stopwatch import Stopwatch
 from pipeline.models.devices import in_threads
 from pipeline.models.load import LanguageModel
 from pipeline.models.logit_statistics import Found, logit_statistics, nucleus
-from pipeline.models.passes import HELD, Batch, Texts, concat_columns
+from pipeline.models.passes import HELD, Batch, Texts, concat_columns, read_prompts
 from pipeline.store.artifacts import Artifact
 from pipeline.store.node import Node
 
@@ -58,9 +58,7 @@ def decode_batch(
     rows = torch.arange(len(prompts), device=model.device)  # still decoding
 
     with watch("prefill"):
-        batch = Batch.make(list(prompts.values()), [[]] * len(prompts), model.device)
-        texts = Texts(model, batch.width + steps, padding=batch.padding)
-        logits = texts.read(batch.ids)[:, -1]
+        texts, logits = read_prompts(model, list(prompts.values()), steps)
     for step in range(steps):
         with watch("statistics"):
             found = stored_statistics(logits, k, asked["temperatures"])
