@@ -1,7 +1,8 @@
-"""The command line: ``python -m pipeline study=mini stage=report``.
+"""The command line: ``python -m pipeline study=mini stage=report``, or ``draft-acceptance``.
 
-The only entry point that Hydra decorates. Composes the configuration, checks it, and brings
-the asked stage up to date. A multirun ends with one table and one plot of all its points.
+The only entry point that Hydra decorates. Composes the configuration, checks it, and brings the
+asked stage up to date. A multirun ends with one table and one plot of all its points. Where the
+first word is one of `COMMANDS`, that command runs instead.
 """
 
 from __future__ import annotations
@@ -10,7 +11,9 @@ import os
 import re
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import fields
 from datetime import datetime
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +23,8 @@ from hydra.errors import ConfigCompositionException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
+from analysis.fields import nearest
+from conf.schema import Config
 from pipeline.console import TRACEBACK, starting, terminal, told
 from pipeline.errors import PipelineError
 from pipeline.paths import CONF, OUTPUTS
@@ -30,16 +35,22 @@ from pipeline.store.node import VERDICT, slug
 
 BELOW_NULL = ("Unexpected type for root: NoneType", "full_key: drafter.head")
 OVERRIDE = re.compile(r"~|[+]*[\w.@/]+=")
+COMMANDS = ("ask", "check_engine", "fetch", "harness", "reconcile", "solve", "verify")
 MISFIT = re.compile(r"(?:Could not override '|Error merging override )([\w.@/]+)")
 
 
 def main() -> None:
     """Run the command line."""
+    name, *arguments = sys.argv[1:] or [""]
+    if name in COMMANDS:
+        raise SystemExit(import_module(f"pipeline.{name}").main(arguments))
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises its errors instead of printing them
+    words = sys.argv[1:]
     # options first, since argparse takes none between overrides
     sys.argv[1:] = sorted(sys.argv[1:], key=lambda argument: bool(OVERRIDE.match(argument)))
     with told():
         starting()  # until a job begins: in composition much is caught
+        _check_options(words)
         check_overrides(sys.argv[1:])
         try:
             if {"-m", "--multirun"} & set(sys.argv[1:]):
@@ -55,6 +66,24 @@ def main() -> None:
                 "drafter.head has no keys, because the drafter is a language model: for a "
                 "head on the target give drafter=local_head drafter.path=DIRECTORY"
             ) from None
+
+
+def _check_options(words: Sequence[str]) -> None:
+    """Check for keys that are written as options, and for misspelt commands.
+
+    Raises:
+        PipelineError: names the word, and the right form.
+    """
+    keys = {spec.name for spec in fields(Config)} | {path.name for path in CONF.iterdir()}
+    for word, after in zip(words, [*words[1:], "VALUE"], strict=True):
+        key, _, value = word.removeprefix("--").partition("=")
+        if word.startswith("--") and key.partition(".")[0] in keys:
+            raise PipelineError(f"{word} is not an option: write {key}={value or after}")
+    if words and words[0].isidentifier():
+        raise PipelineError(
+            f"{words[0]} is not a command{nearest(words[0], COMMANDS)}: give one of "
+            f"{', '.join(COMMANDS)}, or KEY=VALUE"
+        )
 
 
 def _problems(overrides: Sequence[str], error: Exception) -> list[str]:

@@ -144,7 +144,7 @@ def told() -> Iterator[None]:
 
 
 def _discard_output() -> None:
-    """Send what is still printed nowhere: Python would complain of it when it ends."""
+    """Send the remaining output nowhere, or Python would complain when it ends."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for stream in (sys.stdout, sys.stderr):
         try:

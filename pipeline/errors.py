@@ -4,11 +4,11 @@ from pathlib import Path
 
 
 class PipelineError(Exception):
-    """What was wrong, which key or file, what is allowed, what to do."""
+    """An error of a user's input: the key or file, its value, the allowed values, the remedy."""
 
 
 class DamagedError(PipelineError):
-    """An artifact is not what was published. The runner sets it aside and makes it anew."""
+    """An artifact differs from its record. The runner sets it aside and makes it anew."""
 
     def __init__(self, directory: Path, reason: str) -> None:
         """Name the artifact's `directory`, and the file and its damage as `reason`."""
@@ -20,7 +20,7 @@ class DamagedError(PipelineError):
 
 
 def first_line(error: BaseException) -> str:
-    r"""Return what an error says, in one line without a full stop.
+    r"""Return the message of an error in one line, without a full stop.
 
     Examples:
         >>> first_line(ValueError("no.\nmore"))

@@ -22,11 +22,11 @@ POINT = "point.json"
 LONGEST = 100  # characters of a file's name that say what was swept
 
 
-def write_point(directory: Path, overrides: list[str], **found: Any) -> None:
-    """Write what a job found: its stage and rows, or why it failed."""
+def write_point(directory: Path, overrides: list[str], **result: Any) -> None:
+    """Write the result of a job: its stage and rows, or the reason why it failed."""
     directory.mkdir(parents=True, exist_ok=True)
     beside = directory / f"{POINT}.tmp"
-    beside.write_text(json.dumps({"overrides": overrides, **found}, indent=1) + "\n")
+    beside.write_text(json.dumps({"overrides": overrides, **result}, indent=1) + "\n")
     beside.replace(directory / POINT)
 
 
@@ -84,14 +84,16 @@ def print_single(nodes: list[Node], artifacts: list[Artifact], place: Path) -> N
         place: the file, without suffix.
     """
     matter = stage_of(nodes[0]).matter
-    every = [summary_rows([node], [one]) for node, one in zip(nodes, artifacts, strict=True)]
+    every = [
+        summary_rows([node], [artifact]) for node, artifact in zip(nodes, artifacts, strict=True)
+    ]
     rows = [row for part in every for row in part]
     chosen, which = rows, ""
     if matter is not None:
         chosen = []
         for node, part in zip(nodes, every, strict=True):
-            mine, which = matter(node, part)
-            chosen += mine
+            highlighted, which = matter(node, part)
+            chosen += highlighted
     print_table(chosen)
     if len(chosen) == len(rows):
         return

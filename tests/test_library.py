@@ -7,10 +7,15 @@ import subprocess
 import sys
 import tomllib
 import venv
+from importlib import import_module
 from importlib.metadata import distribution
 from pathlib import Path
 
 import pytest
+
+import draft_acceptance
+from analysis import TopK
+from analysis.rules import builtin
 
 ROOT = Path(__file__).resolve().parent.parent
 NEEDED = ("numpy", "numba", "llvmlite")
@@ -66,6 +71,16 @@ def test_the_wheel_has_every_package_and_its_types(wheel: Path, tmp_path: Path) 
     wanted = {f"draft_acceptance/{path.relative_to(ROOT / 'analysis').as_posix()}" for path in here}
     assert there == {path for path in wanted if "/build/" not in path}
     assert (tmp_path / "draft_acceptance" / "py.typed").is_file()
+
+
+def test_the_wheels_name_stands_for_the_same_modules_in_a_checkout() -> None:
+    import draft_acceptance.rules.builtin as by_alias
+
+    assert by_alias is builtin
+    assert draft_acceptance.TopK is TopK
+    assert builtin.__spec__.name == "analysis.rules.builtin"
+    with pytest.raises(ModuleNotFoundError, match=r"analysis\.nothing"):
+        import_module("draft_acceptance.nothing")
 
 
 def test_the_library_and_the_study_agree_on_versions() -> None:

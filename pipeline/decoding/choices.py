@@ -123,7 +123,7 @@ class Greedy:
         return tokens, keys.gather(1, tokens[:, :1].clamp(min=0))[:, 0], None
 
     def keys(self, logits: Tensor, position: int) -> Tensor:  # noqa: ARG002
-        """Return what orders the tokens at a position for each row of logits (r, V)."""
+        """Return the scores that rank the tokens at a position, for each row of logits (r, V)."""
         return logits
 
 
@@ -226,6 +226,6 @@ def invert(weights: Tensor, uniforms: Tensor) -> Tensor:
     """Return tokens (n,) drawn from distributions (n, V) with uniform numbers (n,)."""
     cumulated = weights.cumsum(-1)
     total = cumulated[:, -1:].contiguous()
-    found = torch.searchsorted(cumulated, uniforms[:, None] * total, right=True)
+    indices = torch.searchsorted(cumulated, uniforms[:, None] * total, right=True)
     last = torch.searchsorted(cumulated, total)  # of weight above 0: a product can be rounded up
-    return torch.minimum(found, last)[:, 0].clamp(max=weights.shape[1] - 1)  # beyond it: NaN
+    return torch.minimum(indices, last)[:, 0].clamp(max=weights.shape[1] - 1)  # beyond it: NaN

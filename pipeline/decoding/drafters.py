@@ -47,7 +47,7 @@ class Draft:
 
     @property
     def ids(self) -> Tensor:
-        """What a target reads (n,)."""
+        """The tokens that the target reads (n,)."""
         return self.tokens if self.tree is None else readable(self.tokens)
 
 
@@ -76,8 +76,8 @@ class Drafter:
         """
         raise NotImplementedError
 
-    def accept(self, known: int, path: Sequence[int], hidden: Tensor | None) -> None:
-        """Roll back to the first `known` tokens of the text and what was accepted of the draft.
+    def accept(self, length: int, path: Sequence[int], hidden: Tensor | None) -> None:
+        """Roll back to the first `length` tokens of the text and the accepted drafted tokens.
 
         `path` are the accepted nodes; `hidden` (1 + accepted, layers, d) the target's states after
         the last known token and after each of them.
@@ -152,16 +152,16 @@ class ModelDrafter(Drafter):
         return Draft(torch.cat(drafted), drawn, shape, torch.cat(largest))
 
     def _read_text(self, tokens: Sequence[int]) -> Tensor:
-        """Return the logits (1, V) after the text, of which it reads what is new."""
+        """Return the logits (1, V) after the text; only its new tokens are read."""
         return self._text.extend(send(tokens[self._text.length :], self._model.device))[-1:]
 
     def _read_nodes(self, level: Level, before: Tensor) -> Tensor:
         """Return the logits (r, V) after nodes among the tokens of the level before."""
         return self._text.extend(level.read(before), level.tree)
 
-    def accept(self, known: int, path: Sequence[int], hidden: Tensor | None) -> None:  # noqa: ARG002
-        """Roll the cache back to the text and what was read of the path."""
-        self._text.keep(known, [self._columns[node] for node in path if node in self._columns])
+    def accept(self, length: int, path: Sequence[int], hidden: Tensor | None) -> None:  # noqa: ARG002
+        """Roll the cache back to the text and the part of the path that was read."""
+        self._text.keep(length, [self._columns[node] for node in path if node in self._columns])
 
 
 class HeadDrafter(ModelDrafter):
@@ -195,15 +195,15 @@ class HeadDrafter(ModelDrafter):
         self._outputs = self._text.hidden
         return logits
 
-    def accept(self, known: int, path: Sequence[int], hidden: Tensor | None) -> None:  # noqa: ARG002
-        """Forget what was drafted; keep the hidden states of what was accepted."""
+    def accept(self, length: int, path: Sequence[int], hidden: Tensor | None) -> None:  # noqa: ARG002
+        """Forget the draft; keep the hidden states of the accepted tokens."""
         assert hidden is not None
         self._text.crop(self._settled)
         self._pending = torch.cat([self._pending, hidden])
 
 
 class PromptLookup(Drafter):
-    """Proposes what followed an earlier occurrence of the last few tokens."""
+    """Proposes the continuation of an earlier occurrence of the last few tokens."""
 
     def __init__(self, longest: int, device: torch.device, match: str = "latest") -> None:
         """Look for the last `longest` tokens, then for fewer, down to `SHORTEST`.
@@ -218,12 +218,12 @@ class PromptLookup(Drafter):
 
     def propose(self, tokens: Sequence[int], count: int, position: int) -> Draft:  # noqa: ARG002
         """Return the `count` tokens that followed, none without an occurrence."""
-        found = continuation(tokens, self._longest, count, self._shortest, self._match)
-        return Draft(send(found, self._device))
+        following = continuation(tokens, self._longest, count, self._shortest, self._match)
+        return Draft(send(following, self._device))
 
 
 class LookupFirst(Drafter):
-    """Proposes what look-up finds, and where it finds nothing what another drafter proposes."""
+    """Proposes the look-up's draft; where it has none, another drafter's."""
 
     def __init__(self, lookup: PromptLookup, other: Drafter, longest: int | None = None) -> None:
         """Look up first; the other drafter proposes at most `longest` tokens, None is all."""
@@ -236,15 +236,15 @@ class LookupFirst(Drafter):
 
     def propose(self, tokens: Sequence[int], count: int, position: int) -> Draft:
         """Propose up to `count` tokens."""
-        found = self._lookup.propose(tokens, count, position)
-        self._found = len(found.tokens) > 0
+        draft = self._lookup.propose(tokens, count, position)
+        self._found = len(draft.tokens) > 0
         if self._found:
-            return found
+            return draft
         return self._other.propose(tokens, min(count, self._longest or count), position)
 
-    def accept(self, known: int, path: Sequence[int], hidden: Tensor | None) -> None:
+    def accept(self, length: int, path: Sequence[int], hidden: Tensor | None) -> None:
         """Tell the other drafter, of whose drafts nothing was accepted where look-up found some."""
-        self._other.accept(known, () if self._found else path, hidden)
+        self._other.accept(length, () if self._found else path, hidden)
 
 
 def stops(drafting: tuple[str, float], logits: Tensor) -> bool:
@@ -277,7 +277,7 @@ def nothing(device: torch.device) -> Draft:
 
 
 def room(tree: TreeShape | None) -> int:
-    """Return how many columns a cache needs for drafts beyond those of the longest text."""
+    """Return the columns of a cache that drafts need beyond the longest text."""
     if tree is None:
         return 0
     return max(len(tree), 0 if isinstance(tree, Topology) else tree.read)
@@ -289,6 +289,6 @@ def model_drafter(
     tree: TreeShape | None = None,
     stop: Stop | None = None,
 ) -> Drafter:
-    """Return what decodes with a model, of either kind; for the arguments see `ModelDrafter`."""
+    """Return the drafter of a model of either kind; for the arguments see `ModelDrafter`."""
     kind = HeadDrafter if isinstance(model, HiddenDrafter) else ModelDrafter
     return kind(model, choice, tree, stop)

@@ -24,7 +24,7 @@ from pipeline.models.passes import Text
 
 @dataclass
 class TargetCall:
-    """One call of the target: what was drafted, tested, accepted, emitted, and how long it took."""
+    """One call of the target: tokens drafted, tested, accepted and emitted, and its time."""
 
     position: int  # of the first drafted token in the answer
     drafted: int
@@ -123,7 +123,7 @@ def call_of(
     draft: Draft, path: Sequence[int], drafted: list[int], position: int, emitted: int,
     eos: Sequence[int],
 ) -> TargetCall:  # fmt: skip
-    """Return what is kept of a call; what follows a token that ends the answer was never tested."""
+    """Return the record of a call; tokens after one that ends the answer were never tested."""
     tree = draft.shape
     levels = tested_levels(tree, path)[:emitted]
     return TargetCall(
@@ -174,9 +174,9 @@ def tested_levels(tree: Topology, path: Sequence[int]) -> tuple[tuple[int, int],
 
     A path that ends at a node with children ends with a level at which none was accepted, 0.
     """
-    found = [(len(tree.children[tree.parents[node]]), tree.siblings[node]) for node in path]
+    tested = [(len(tree.children[tree.parents[node]]), tree.siblings[node]) for node in path]
     last = len(tree.children[path[-1] if path else ROOT])
-    return (*found, *([(last, 0)] if last else []))
+    return (*tested, *([(last, 0)] if last else []))
 
 
 def check_prompt(model: LanguageModel, prompt: Sequence[int], limit: int) -> None:

@@ -49,7 +49,7 @@ class Level(NamedTuple):
     tree: TreePass | None = None
 
     def read(self, tokens: Tensor) -> Tensor:
-        """Return what is read (r,) of the tokens of the depth."""
+        """Return the tokens of the depth that are read (r,)."""
         return tokens if self.inner is None else readable(tokens[self.inner])
 
 
@@ -77,7 +77,7 @@ def cache_slots(tree: Topology) -> dict[int, int]:
 def verification_pass(
     tree: Topology | None, device: torch.device, dtype: torch.dtype
 ) -> TreePass | None:
-    """Return how a target reads the last token of the text, which is the root, and all nodes."""
+    """Return the pass in which a target reads the root (the last token of the text) and nodes."""
     if tree is None or tree.is_chain:
         return None
     seen = np.eye(len(tree) + 1, dtype=np.bool_)
@@ -117,7 +117,7 @@ def levels_of(tree: Topology, device: torch.device, dtype: torch.dtype) -> tuple
 def _read_after(
     tree: Topology, nodes: list[int], device: torch.device, dtype: torch.dtype
 ) -> TreePass:
-    """Return how a drafter reads nodes of a depth after all that it reads of smaller depths."""
+    """Return the pass in which a drafter reads nodes of a depth, after those of smaller depths."""
     at = cache_slots(tree)
     seen = torch.zeros(len(nodes), at[nodes[-1]] + 1, dtype=torch.bool)
     for row, node in enumerate(nodes):
@@ -194,12 +194,12 @@ def _children(
 
 
 def _largest(values: Tensor, count: int) -> Tensor:
-    """Return which `count` of the values (c,) are largest, in order; of equal ones the first."""
+    """Return the indices of the `count` largest values (c,) in order; of equal values the first."""
     return values.sort(descending=True, stable=True).indices[:count].sort().values
 
 
 def _shape_of(chosen: list[list[int]]) -> tuple[list[int], Topology, dict[int, int]]:
-    """Return which chosen candidates are drafted, their shape, and the columns of those read.
+    """Return the chosen candidates that are drafted, their shape, and the columns of those read.
 
     Args:
         chosen: in level order; of each its number, whether it has a value, its parent's number

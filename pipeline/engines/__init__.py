@@ -1,1 +1,1 @@
-"""What inference engines are asked, and what they write."""
+"""Inference engines: requests to them, and the files that they write."""

@@ -1,4 +1,4 @@
-"""Inference servers over HTTP: their requests for one prompt, and what they say of themselves.
+"""Inference servers over HTTP: the request for one prompt, and the server's own description.
 
 The engine is the one that /v1/models names as the owner of the model. Prompts are sent as token
 ids, so that no chat template or tokenizer of the server comes in between.

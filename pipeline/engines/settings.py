@@ -1,4 +1,4 @@
-"""A solved setting as inference engines take it: flags, or a file, with what was measured.
+"""A solved setting in an inference engine's form, flags or a file, with its measurements.
 
 ``python -m pipeline.solve solve.engine=sglang`` writes one for each draft length. docs/engines.md
 names the sources.
@@ -137,12 +137,12 @@ def write_settings(
     directory = Path(settings.outputs) / "engine_settings"
     directory.mkdir(parents=True, exist_ok=True)
     for length in lengths:
-        found = setting(length)
-        if found is None:
+        description = setting(length)
+        if description is None:
             print(f"{label}, drafts of {length}: no setting reaches what is wanted")
             continue
         path = directory / slug(f"{engine}-{label}-{length}.{ENGINES[engine]['suffix']}")
-        text = setting_text(engine, **found)
+        text = setting_text(engine, **description)
         path.write_text(text, encoding="utf-8")
         print(f"{shown(path)}:\n{text}")
 
@@ -160,7 +160,7 @@ def setting_text(
     temperature: float,
     lookup: int | None = None,
 ) -> str:
-    """Return the lines of a file: what was measured and what differs as comments, and the setting.
+    """Return the lines of a file: measurements and differences as comments, then the setting.
 
     Args:
         engine: a key of `ENGINES`.
@@ -175,10 +175,10 @@ def setting_text(
         lookup: tokens that prompt look-up matches, where it drafts in the drafter's place.
     """
     about = ENGINES[engine]
-    said = [*measured, *(f"Differs: {text}" for text in about["differs"])]
+    comments = [*measured, *(f"Differs: {text}" for text in about["differs"])]
     name = about.get("strict")
     if name is not None and strictest and rule.parameters[name] == strictest.parameters[name]:
-        said.append(
+        comments.append(
             f"{name} = {rule.parameters[name]:g} is the strict end and relaxes nothing, ties "
             "apart: strict greedy decoding suffices, without this rule."
         )
@@ -195,7 +195,7 @@ def setting_text(
         }
         values |= {"ngram": shlex.quote(json.dumps(ngram)), "lookup": str(lookup)}
         text = about.get("lookup", text)
-    lines = [f"# {line}" for line in said]
+    lines = [f"# {line}" for line in comments]
     return "\n".join([*lines, Template(text).substitute(values)]) + "\n"
 
 
@@ -228,6 +228,6 @@ def setting_values(
 
 
 def loadable(path: str) -> str:
-    """Return what an engine can load of a model: the directory made from a package, else itself."""
+    """Return the path of a model that an engine can load: of a package, its directory."""
     made = converted(path) if source(path, "path") else None
     return path if made is None else str(made)

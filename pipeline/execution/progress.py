@@ -19,7 +19,7 @@ class _Lines(tqdm):
 
     @staticmethod
     def status_printer(file: Any) -> Callable[[str], None]:
-        """Return what writes a state."""
+        """Return the function that prints a state."""
         return lambda text: print(text.strip(), file=file, flush=True) if text else None
 
 

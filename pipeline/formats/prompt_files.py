@@ -1,4 +1,4 @@
-"""The rows of a source of prompts, and what each asks: its text, name, and the user's later turns.
+"""The rows of a source of prompts: the text of each, its name, and the user's later turns.
 
 A source is JSON Lines, Parquet or plain text, each file by its exact path. Parquet is read by
 `datasets`; lines are parsed when they are asked for, so that an error names its line. A .txt file
@@ -139,8 +139,8 @@ def json_lines(path: Path, key: str = "prompts.source", example: str = EXAMPLE) 
         key: of the configuration, which names the file; errors begin with it.
         example: of a row, for errors.
     """
-    found = enumerate(read_text(path, key).split("\n"), 1)
-    lines = [(number, line) for number, line in found if line.strip()]
+    numbered = enumerate(read_text(path, key).split("\n"), 1)
+    lines = [(number, line) for number, line in numbered if line.strip()]
 
     def read(at: int) -> tuple[Any, str]:
         number, line = lines[at]
@@ -237,8 +237,8 @@ def read_row(row: Mapping[str, Any], at: int) -> dict[str, Any]:
         turns = row["turns"] if isinstance(row["turns"], list) else []
         name, category = row["question_id"], category or "question"
     elif "messages" in row:
-        said = [turn for turn in row["messages"] or [] if isinstance(turn, Mapping)]
-        users = [turn for turn in said if turn.get("role") == "user"]
+        messages = [turn for turn in row["messages"] or [] if isinstance(turn, Mapping)]
+        users = [turn for turn in messages if turn.get("role") == "user"]
         if not users:
             raise ExcludedRowError("no user message")
         name, turns = row.get("prompt_id"), [users[0].get("content")]
@@ -261,8 +261,8 @@ def read_row(row: Mapping[str, Any], at: int) -> dict[str, Any]:
         name = str(name)
     if not is_text(name):
         raise ExcludedRowError("not a string")
-    found = {"prompt_id": name, "text": turns[0], "later_turns": turns[1:]}
-    return found | ({"source": category} if category and is_text(category) else {})
+    prompt = {"prompt_id": name, "text": turns[0], "later_turns": turns[1:]}
+    return prompt | ({"source": category} if category and is_text(category) else {})
 
 
 def is_text(value: Any) -> bool:

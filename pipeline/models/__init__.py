@@ -1,1 +1,1 @@
-"""Language models: loading, caches, devices, vocabularies and what is kept of their logits."""
+"""Language models: loading, caches, devices, vocabularies, statistics of their logits."""

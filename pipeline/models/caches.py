@@ -1,4 +1,4 @@
-"""The key-value caches of models: their kinds, and what each supports."""
+"""The key-value caches of models: their kinds, and the operations that each supports."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ def set_up(device: torch.device, threads: int | None) -> None:
 
 
 def read(*tensors: Tensor) -> list[NDArray[Any]]:
-    """Return what the tensors hold, bit for bit; NumPy has no bfloat16."""
+    """Return the content of tensors bit for bit; NumPy has no bfloat16."""
     return [tensor.cpu().numpy() for tensor in tensors]
 
 
@@ -81,7 +81,7 @@ def send(values: Sequence[int] | NDArray[Any], device: torch.device) -> Tensor:
 
 
 def in_threads(work: Callable[[slice], T], rows: int, device: torch.device) -> list[T]:
-    """Return what `work` gives for parts of `rows` rows, one part a thread, in their order.
+    """Return the results of `work` for parts of `rows` rows, one part a thread, in their order.
 
     There are as many threads as torch has; inside `work` each runs torch's operations alone. On
     another device than the CPU all rows are one part. What a part raises is raised.

@@ -272,7 +272,7 @@ def attend(
     scaling: float,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """Return what transformers' sdpa does, within rounding, in its layout (B, n, heads, d).
+    """Return attention as transformers' sdpa computes it, within rounding: (B, n, heads, d).
 
     Args:
         module: the layer.
@@ -301,7 +301,7 @@ def attend(
 
 
 def chain_mask(n: int, before: int) -> Tensor:
-    """Return what is added to the scores (1, 1, n, before + n) of tokens in a row.
+    """Return the causal mask (1, 1, n, before + n) that is added to the scores.
 
     Transformers builds the same as truth values, which every layer has to turn into numbers.
     """

@@ -200,9 +200,9 @@ class LanguageModel:
     @torch.inference_mode()
     def cache_bytes(self) -> int:
         """Bytes the key-value cache holds for one token of one sequence."""
-        one = torch.zeros((1, 1), dtype=torch.long, device=self.device)
+        token = torch.zeros((1, 1), dtype=torch.long, device=self.device)
         cache = self.new_cache(1)
-        self.read(one, cache)
+        self.read(token, cache)
         states = (getattr(layer, name, None) for layer in cache.layers for name in KEPT)
         return sum(state.nbytes for state in states if state is not None)
 

@@ -37,19 +37,19 @@ def logit_statistics(logits: Tensor, k: int, temperatures: Sequence[float] = (1.
     """
     top_logits, top_ids = top_k(logits, k)
     rows = max(1, (CUDA_VALUES if logits.is_cuda else CPU_CHUNK) // logits.shape[1])
-    found = torch.cat([
+    statistics = torch.cat([
         _of_chunk(
             logits[i : i + rows], top_logits[i : i + rows], top_ids[i : i + rows], temperatures
         )
         for i in range(0, len(logits), rows)
     ], dim=1)  # fmt: skip
-    logsumexp = top_logits[:, 0].double() / temperatures[0] + found[0, :, 0]
+    logsumexp = top_logits[:, 0].double() / temperatures[0] + statistics[0, :, 0]
     return {
         "top_ids": top_ids,
         "top_logits": top_logits.float(),
         "logsumexp": logsumexp,
-        **dict(zip(STATISTICS, found[:, :, 0], strict=True)),
-        **dict(zip((f"tempered_{name}" for name in STATISTICS), found[:, :, 1:], strict=True)),
+        **dict(zip(STATISTICS, statistics[:, :, 0], strict=True)),
+        **dict(zip((f"tempered_{name}" for name in STATISTICS), statistics[:, :, 1:], strict=True)),
     }
 
 
@@ -66,7 +66,9 @@ def _of_chunk(
         drop = z.amax(1)
         z.sub_(drop[:, None]).scatter_(1, top_ids, MASKED_LOGIT)
     room = torch.empty_like(z)
-    return torch.stack([_at_temperature(below, z, drop, room, one) for one in temperatures], dim=2)
+    return torch.stack(
+        [_at_temperature(below, z, drop, room, temperature) for temperature in temperatures], dim=2
+    )
 
 
 def _at_temperature(

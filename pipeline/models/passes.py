@@ -61,7 +61,7 @@ class Batch:
         lengths = torch.tensor([len(answer) for answer in answers])
         padding = width - torch.tensor([len(prompt) for prompt in prompts])
         ids, mask, positions, padding, lengths = (
-            one.to(device) for one in (ids, mask, positions, padding, lengths)
+            tensor.to(device) for tensor in (ids, mask, positions, padding, lengths)
         )
         return cls(ids, mask, positions, padding, width, lengths)
 
@@ -254,7 +254,7 @@ class Text(Texts):
         return logits
 
     def crop(self, length: int) -> None:
-        """Forget all but the first `length` tokens; a window drops what it kept for this."""
+        """Keep the first `length` tokens only; a window drops the rows that it kept for this."""
         if length >= self.length:
             for layer in self._windows:
                 layer.crop(0)

@@ -39,7 +39,7 @@ class FileTokenizer:
             settings = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
         template = settings.get("chat_template")
         if isinstance(template, list):  # several, by name
-            template = {one["name"]: one["template"] for one in template}.get("default")
+            template = {entry["name"]: entry["template"] for entry in template}.get("default")
         with suppress(OSError):
             template = (folder / "chat_template.jinja").read_text(encoding="utf-8")
         self.chat_template = template
@@ -57,13 +57,13 @@ class FileTokenizer:
 
     def __call__(self, text: str, *, add_special_tokens: bool = True) -> dict[str, list[int]]:
         """Return the `input_ids` of a text."""
-        found = self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
-        return {"input_ids": found.ids}
+        encoding = self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        return {"input_ids": encoding.ids}
 
     def get_vocab(self) -> dict[str, int]:
         """Return token to id, added tokens included."""
-        found: dict[str, int] = self._tokenizer.get_vocab()
-        return found
+        vocabulary: dict[str, int] = self._tokenizer.get_vocab()
+        return vocabulary
 
     def apply_chat_template(
         self, messages: Sequence[Mapping[str, str]], *, tokenize: bool, **options: Any
@@ -115,14 +115,14 @@ def encode_chat(
     try:
         if not _listens(tokenizer, enable_thinking):
             raise ValueError("it ignores the user's message")
-        found: list[int] = tokenizer.apply_chat_template(
+        ids: list[int] = tokenizer.apply_chat_template(
             messages,
             add_generation_prompt=True,
             tokenize=True,
             return_dict=False,
             enable_thinking=enable_thinking,
         )
-        return found
+        return ids
     except Exception as error:  # a template is a program: it can raise anything
         line = f" (line {error.lineno})" if hasattr(error, "lineno") else ""
         raise PipelineError(
@@ -132,7 +132,7 @@ def encode_chat(
 
 
 def no_template(tokenizer: Any) -> str:
-    """Return what to do about a tokenizer without a chat template."""
+    """Return the remedy for a tokenizer without a chat template."""
     return (
         f"{tokenizer.name_or_path}: its tokenizer has no chat template. Give "
         "prompts.template=none (plain text, for base models), take an instruction-tuned "
@@ -141,24 +141,24 @@ def no_template(tokenizer: Any) -> str:
 
 
 def _listens(tokenizer: Any, enable_thinking: bool) -> bool:
-    """Whether the chat template puts what the user says into its text; tried once a template."""
+    """Whether the chat template contains the user's message; tried once a template."""
     template = str(tokenizer.chat_template)
     if template not in _tried:
-        one, other = (
+        first, second = (
             tokenizer.apply_chat_template(
-                [{"role": ROLES[0], "content": said}],
+                [{"role": ROLES[0], "content": message}],
                 add_generation_prompt=True,
                 tokenize=False,  # a small vocabulary may have neither word
                 enable_thinking=enable_thinking,
             )
-            for said in ("1", "2 3")
+            for message in ("1", "2 3")
         )
-        _tried[template] = one != other
+        _tried[template] = first != second
     return _tried[template]
 
 
 def _plain(tokenizer: Any, text: str) -> list[int]:
-    """Return the tokens of a text, after what the tokenizer begins a text with (BOS)."""
+    """Return the tokens of a text, after the tokenizer's beginning of a text (BOS)."""
     ids, bare = tokenizer(text)["input_ids"], tokenizer(text, add_special_tokens=False)["input_ids"]
     added = len(ids) - len(bare)
     for begin in range(added + 1):  # some end a text, too, after which no answer is to come

@@ -118,17 +118,17 @@ def settings_of(config: DictConfig, problems: list[str] | None = None) -> Config
         raise PipelineError(f"{', '.join(missing)} must be given: for instance {missing[0]}=VALUE")
     settings = OmegaConf.to_object(config)
     assert isinstance(settings, Config)
-    found = [] if problems is None else problems
-    with noted(found):
+    collected = [] if problems is None else problems
+    with noted(collected):
         check_fields(settings)
     workers = settings.execution.workers
     if workers is not None and settings.execution.engine == "inline":
-        found.append(
+        collected.append(
             f"execution.workers={workers} means nothing with execution.engine=inline: give "
             "execution.engine=ray as well"
         )
     if problems is None:
-        say(found)
+        say(collected)
     return settings
 
 
@@ -156,7 +156,7 @@ def report_name(config: DictConfig) -> str:
 
 
 def _content(config: DictConfig) -> dict[str, Any]:
-    """Return what a report may show."""
+    """Return the settings that a report may show."""
     values = OmegaConf.to_container(config, resolve=True)
     assert isinstance(values, dict)
     return {str(key): values[key] for key in values if key not in NOT_OF_REPORT}
@@ -164,8 +164,8 @@ def _content(config: DictConfig) -> dict[str, Any]:
 
 def given(arguments: Sequence[str], key: str) -> str | None:
     """Return the value that command-line arguments give `key`, None where they give no one text."""
-    found = [argument for argument in arguments if argument.lstrip("+").startswith(f"{key}=")]
-    override = OverridesParser.create().parse_override(found[-1]) if found else None
+    matches = [argument for argument in arguments if argument.lstrip("+").startswith(f"{key}=")]
+    override = OverridesParser.create().parse_override(matches[-1]) if matches else None
     if override is None or override.is_sweep_override() or override.value() is None:
         return None
     return str(OmegaConf.create({"value": override.value()})["value"])
@@ -205,9 +205,9 @@ def unset(node: DictConfig, at: str = "") -> Iterator[str]:
         names = {spec.name for spec in fields(kind)}
         for key in map(str, node):
             if key not in names:
-                known = ", ".join(sorted(names))
+                allowed = ", ".join(sorted(names))
                 near = nearest(key, names)
-                raise PipelineError(f"{at}{key} is not known{near}: known there are {known}")
+                raise PipelineError(f"{at}{key} is not known{near}: give one of {allowed}")
         yield from (f"{at}{name}" for name in names - set(node))
     for key in map(str, node):
         if OmegaConf.is_interpolation(node, key):

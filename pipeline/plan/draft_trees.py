@@ -112,7 +112,7 @@ class DraftTree:
 
     @property
     def needs_drafts(self) -> bool:
-        """Whether its shape is not known yet: it depends on what stage drafts measured."""
+        """Whether its shape depends on the measurements of stage drafts."""
         return "acceptance" in SHAPES[self.shape][0] and self.acceptance is None
 
     def with_rates(self, acceptance: Sequence[float]) -> DraftTree:

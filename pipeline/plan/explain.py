@@ -30,7 +30,7 @@ EXPECTED_ERRORS = (
 
 @contextmanager
 def noted(problems: list[str]) -> Iterator[None]:
-    """Note an expected error of what is done inside, and go on behind it: all are said at once."""
+    """Collect expected errors, so that all are reported together."""
     try:
         yield
     except BrokenPipeError:
@@ -40,7 +40,7 @@ def noted(problems: list[str]) -> Iterator[None]:
 
 
 def say(problems: list[str]) -> None:
-    """End with what was noted, if anything was.
+    """Raise the collected problems as one error, if there are any.
 
     Raises:
         PipelineError: a line for each problem.
@@ -82,21 +82,21 @@ def explain(error: BaseException) -> str:
         return "\n".join(" ".join(line.split()) for line in str(error).splitlines())
     if not isinstance(cause, OmegaConfBaseException):
         return " ".join(str(error).split())  # some of Hydra's have several lines
-    known = _allowed(cause.full_key or "")
+    allowed = _allowed(cause.full_key or "")
     if isinstance(cause, ConfigKeyError | ConfigAttributeError):
         parent = cause.parent_node
         if isinstance(parent, DictConfig):
             names = sorted(map(str, parent))
             near = nearest(str(cause.key), names)
-            known = f"{near}: known there are {', '.join(names)}"
-        known += _rules_with(cause.full_key or "")
+            allowed = f"{near}: give one of {', '.join(names)}"
+        allowed += _rules_with(cause.full_key or "")
     place = f" at {cause.full_key}" if cause.full_key else ""
-    said = "" if cause is error else f"{first_line(error)}: "
-    return f"{said}{first_line(cause)}{place}{known}"
+    context = "" if cause is error else f"{first_line(error)}: "
+    return f"{context}{first_line(cause)}{place}{allowed}"
 
 
 def _rules_with(key: str) -> str:
-    """Return which criteria take a key of `criteria` that those at hand do not, as a hint."""
+    """Return a hint at the criteria that take a key which the chosen ones do not take."""
     group, _, parameter = key.partition(".")
     if group != "criteria":
         return ""
@@ -113,7 +113,7 @@ def _rules_with(key: str) -> str:
 
 
 def _allowed(key: str) -> str:
-    """Return what is allowed at a key of the schema, as the end of a sentence."""
+    """Return the allowed values of a key of the schema, as the end of a sentence."""
     kind: Any = Config
     allowed = None
     parts = iter(key.split("."))

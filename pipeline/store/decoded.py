@@ -21,7 +21,7 @@ RUN = (  # fields of a method
 
 
 def read_decoded(target: str, drafter: str, artifact: Artifact) -> Decoded:
-    """Read what a target decoded with a drafter, both given by their printed names."""
+    """Read the decoded answers of a target with a drafter, both given by their printed names."""
     facts = artifact.record["facts"]
 
     def frame(name: str) -> pd.DataFrame:
@@ -29,11 +29,11 @@ def read_decoded(target: str, drafter: str, artifact: Artifact) -> Decoded:
 
     methods = [read_method(run) for run in facts["runs"]]
     printed: dict[str, Any] = {
-        "rule": [None if one.rule is None else one.rule.label for one in methods],
+        "rule": [None if method.rule is None else method.rule.label for method in methods],
         "tree": [run.get("shape") for run in facts["runs"]],
         "drafting": [method.drafting and method.drafting.shown for method in methods],
     }
-    rules = {one.rule.label: one.rule for one in methods if one.rule is not None}
+    rules = {method.rule.label: method.rule for method in methods if method.rule is not None}
     return Decoded(
         target,
         drafter,
@@ -55,7 +55,10 @@ def read_decoded(target: str, drafter: str, artifact: Artifact) -> Decoded:
 def _runs(methods: Sequence[Method], *names: str) -> pd.DataFrame:
     """Return a row a run: how its method is printed, and some of its fields."""
     return pd.DataFrame(
-        [{"method": one.title} | {name: getattr(one, name) for name in names} for one in methods]
+        [
+            {"method": method.title} | {name: getattr(method, name) for name in names}
+            for method in methods
+        ]
     )
 
 
@@ -69,13 +72,16 @@ def thetas(decoded: Decoded) -> list[float]:
 
 
 def read_answered(target: str, artifact: Artifact) -> Answered:
-    """Read what a target, given by its printed name, answered."""
+    """Read the answers of a target, given by its printed name."""
     facts = artifact.record["facts"]
     methods = [read_method(run) for run in facts["runs"]]
     more: dict[str, Any] = {
         "baseline": [run["baseline"] for run in facts["runs"]],
-        "rule": [one.rule for one in methods],
-        "exact": [one.lossless and one.sampling not in ("speculative", "block") for one in methods],
+        "rule": [method.rule for method in methods],
+        "exact": [
+            method.lossless and method.sampling not in ("speculative", "block")
+            for method in methods
+        ],
     }
     data = artifact.read().to_pandas()
     return Answered(

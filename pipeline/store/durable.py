@@ -23,7 +23,7 @@ def seal(content: Mapping[str, Any]) -> str:
 
 
 def unseal(text: str) -> dict[str, Any]:
-    """Return what was sealed.
+    """Return the content of a sealed value.
 
     Raises:
         ValueError: the text is not what `seal` wrote.

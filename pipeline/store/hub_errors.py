@@ -1,4 +1,4 @@
-"""Errors of the hub's client as one line: the status, the reason, what to do."""
+"""Errors of the hub's client as one line: the status, the reason, the remedy."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SECONDS = 8.0  # to wait for an answer
 
 
 class HubError(PipelineError):
-    """The hub did not give what is wanted; `reason` is a part of the message."""
+    """The hub did not give a file; `reason` is a part of the message."""
 
     def __init__(self, message: str, reason: str) -> None:
         """Take the message and its reason."""
@@ -89,7 +89,7 @@ def demanded_wait(error: BaseException) -> int | None:
 
 
 def _diagnosis(name: str, kind: str, key: str, error: Exception) -> tuple[str, str]:
-    """Return the reason of an error of the hub's client, and what to do."""
+    """Return the reason of an error of the hub's client, and the remedy."""
     for cause in _causes(error):
         classes = {parent.__name__ for parent in type(cause).__mro__}
         status = getattr(getattr(cause, "response", None), "status_code", None)
@@ -111,7 +111,7 @@ def _diagnosis(name: str, kind: str, key: str, error: Exception) -> tuple[str, s
 def _of_status(
     status: int, classes: set[str], name: str, kind: str, key: str, wait: int | None
 ) -> tuple[str, str]:
-    """Return the reason of an HTTP status, and what to do; `classes` are those of the error."""
+    """Return the reason of an HTTP status, and the remedy; `classes` are those of the error."""
     from huggingface_hub import constants
 
     page = f"{constants.ENDPOINT}/{'datasets/' if kind == 'dataset' else ''}{name}"

@@ -44,7 +44,7 @@ def mentions(text: str, phrase: str) -> bool:
     """
     text = folded(text)
     pattern = rf"(?<!\w)(?<!\w['’])(?<!\d[.,:]){re.escape(folded(phrase))}(?!\w)(?![.,:]\d)"
-    return any(not NEGATED.search(text, 0, one.start()) for one in re.finditer(pattern, text))
+    return any(not NEGATED.search(text, 0, match.start()) for match in re.finditer(pattern, text))
 
 
 def digits_in(text: str) -> list[Decimal]:
@@ -53,11 +53,11 @@ def digits_in(text: str) -> list[Decimal]:
     >>> [str(one) for one in digits_in("4 + 5 = 9 apples for 1,200, at 9:30")]
     ['4', '5', '9', '1200', '9.5']
     """
-    found = []
-    for one in NUMBER.findall(text):
-        hours, _, minutes = one.replace(",", "").partition(":")
-        found.append(Decimal(hours) + Decimal(minutes or 0) / 60)
-    return found
+    numbers = []
+    for number in NUMBER.findall(text):
+        hours, _, minutes = number.replace(",", "").partition(":")
+        numbers.append(Decimal(hours) + Decimal(minutes or 0) / 60)
+    return numbers
 
 
 def numbers_in_words(text: str) -> list[Decimal]:
@@ -66,23 +66,23 @@ def numbers_in_words(text: str) -> list[Decimal]:
     >>> [str(one) for one in numbers_in_words("Twenty-one of one hundred and five")]
     ['21', '105']
     """
-    found: list[int] = []
+    numbers: list[int] = []
     goes_on = ""  # what may follow: after tens a unit, after hundreds all
     for word in re.findall("[a-z]+", text.lower()):
         value = NAMED.get(word)
         if value is not None:
             joined = goes_on == "all" or (goes_on == "unit" and 0 < value < 10)
             if joined:
-                found[-1] += value
+                numbers[-1] += value
             else:
-                found.append(value)
+                numbers.append(value)
             goes_on = "unit" if value >= 20 else "hundred"
         elif word == "hundred" and goes_on:
-            found[-1] *= 100
+            numbers[-1] *= 100
             goes_on = "all"
         elif word != "and" or goes_on != "all":
             goes_on = ""
-    return [Decimal(one) for one in found]
+    return [Decimal(number) for number in numbers]
 
 
 def answered(item: Item, answer: str) -> bool:
@@ -100,7 +100,9 @@ def answered(item: Item, answer: str) -> bool:
         for sentence in sentences_of(answer)
         if not (says(sentence, item["expected"]) and restates(sentence, item["prompt"]))
     ]
-    return says(answer, item["expected"]) and not any(says(one, item["wrong"]) for one in own)
+    return says(answer, item["expected"]) and not any(
+        says(sentence, item["wrong"]) for sentence in own
+    )
 
 
 def sentences_of(text: str) -> list[str]:
@@ -110,10 +112,14 @@ def sentences_of(text: str) -> list[str]:
 
 def restates(sentence: str, prompt: str) -> bool:
     """Whether the words of a sentence stand in this order in a sentence that the prompt states."""
-    said = constraints.words_of(folded(sentence))
+    spoken = constraints.words_of(folded(sentence))
     for stated in sentences_of(prompt):
         words = iter(constraints.words_of(folded(stated)))
-        if not stated.endswith("?") and len(said) >= RESTATED and all(one in words for one in said):
+        if (
+            not stated.endswith("?")
+            and len(spoken) >= RESTATED
+            and all(word in words for word in spoken)
+        ):
             return True
     return False
 
@@ -124,10 +130,10 @@ def numbered(item: Item, answer: str) -> bool:
     New is what the prompt does not have: "9 of the 12 are left". Words count where no digits are.
     """
     text = NOT_NUMBER.sub("", answer)
-    found = digits_in(text) or numbers_in_words(text)
-    known = digits_in(item["prompt"]) + numbers_in_words(item["prompt"])
-    new = [one for one in found if one not in known]
-    return Decimal(item["expected"][0]) in found[-1:] + new[-1:]
+    numbers = digits_in(text) or numbers_in_words(text)
+    given = digits_in(item["prompt"]) + numbers_in_words(item["prompt"])
+    new = [number for number in numbers if number not in given]
+    return Decimal(item["expected"][0]) in numbers[-1:] + new[-1:]
 
 
 def copied(item: Item, answer: str) -> bool:

@@ -13,7 +13,7 @@ Check = Callable[[str, str], bool]  # of a stripped text that is not empty, and 
 
 
 def words_of(text: str) -> list[str]:
-    """Return the words of a text; what an apostrophe or hyphen joins is one word.
+    """Return the words of a text; parts joined by an apostrophe or hyphen are one word.
 
     >>> words_of("It's a well-known fact.")
     ["It's", 'a', 'well-known', 'fact']
@@ -22,7 +22,7 @@ def words_of(text: str) -> list[str]:
 
 
 def sentence_count(text: str) -> int:
-    """Return how many sentences a text has: parts that end with . ! or ? and a space.
+    """Return the number of sentences of a text: parts that end with . ! or ? and a space.
 
     >>> sentence_count("Rain fell. Why? Nobody knows"), sentence_count("It was 2.5 degrees.")
     (3, 1)
@@ -44,7 +44,7 @@ def bare_text(text: str) -> str:
 
 
 def occurrences(text: str, word: str) -> int:
-    """Return how often a word occurs, in any case."""
+    """Return the number of occurrences of a word, in any case."""
     return len(re.findall(rf"(?<!\w){re.escape(word.casefold())}(?!\w)", text.casefold()))
 
 
@@ -56,16 +56,16 @@ def ends_with(text: str, end: str) -> bool:
 
 def json_keys(text: str, keys: str) -> bool:
     """Whether a text has one JSON object, with exactly these keys."""
-    found = re.search(r"\{.*\}", text, re.DOTALL)
+    match = re.search(r"\{.*\}", text, re.DOTALL)
     try:
-        value = json.loads(found.group()) if found else None
+        value = json.loads(match.group()) if match else None
     except ValueError:
         return False
     return isinstance(value, dict) and set(value) == set(keys.split(","))
 
 
 def cased(text: str, wanted: str) -> bool:
-    """Whether a text has letters, and equals what it is in the wanted case."""
+    """Whether a text has letters, and all of them in the wanted case."""
     return text == wanted and text.lower() != text.upper()
 
 
@@ -83,8 +83,8 @@ def marked(text: str, argument: str) -> bool:
 
 def numbered_lines(text: str, number: str) -> bool:
     """Whether exactly so many lines begin with a number: 1, 2, 3, ..."""
-    found = re.findall(r"^\s*(\d+)[.):]\s+\S", text, re.MULTILINE)
-    return found == [str(at) for at in range(1, int(number) + 1)]
+    numbers = re.findall(r"^\s*(\d+)[.):]\s+\S", text, re.MULTILINE)
+    return numbers == [str(at) for at in range(1, int(number) + 1)]
 
 
 NUMBERS: dict[str, Check] = {  # whose argument is a number

@@ -84,13 +84,13 @@ def train_drafter(recipe: Any, name: str, directory: Path) -> None:
     if drafted is None:
         drafted = head.drafted_tokens(used, settings.vocabulary, target.eos)
     for part, some in ((name, used), ("held out", held_out)):
-        tokens = sum(len(one.tokens) - one.answer_at for one in some)
+        tokens = sum(len(conversation.tokens) - conversation.answer_at for conversation in some)
         print(f"{part}: {len(some)} conversations, {tokens} answer tokens", flush=True)
     if trained:
         fourth = head.HeldOut(held_out[::4], target, drafted)
         train_head(made, target, drafted, used, fourth, settings, directory / name)
-    found = head.HeldOut(held_out, target, drafted).measured(made, 4)
-    lengths = [len(one.tokens) for one in held_out]
+    measured = head.HeldOut(held_out, target, drafted).measured(made, 4)
+    lengths = [len(conversation.tokens) for conversation in held_out]
     with torch.no_grad():
         losses = [
             head.loss(
@@ -98,8 +98,8 @@ def train_drafter(recipe: Any, name: str, directory: Path) -> None:
             )
             for some in features.batches(range(len(held_out)), lengths, settings.tokens)
         ]
-    found[f"loss at depths 1 to {settings.depth}"] = float(torch.stack(losses).mean())
-    for key, value in found.items():
+    measured[f"loss at depths 1 to {settings.depth}"] = float(torch.stack(losses).mean())
+    for key, value in measured.items():
         print(f"{key}: {value:.3f}", flush=True)
     if not trained:
         return
@@ -150,15 +150,17 @@ def read_examples(
         shards[shard] = features.read_shard(shard)
     kept = []
     for shard, conversations in shards.items():
-        for at, one in enumerate(conversations):
-            asked = tokenizer.decode(one.tokens[: one.answer_at], skip_special_tokens=True)
-            if not ngrams(asked, n) & study:
+        for at, conversation in enumerate(conversations):
+            question = tokenizer.decode(
+                conversation.tokens[: conversation.answer_at], skip_special_tokens=True
+            )
+            if not ngrams(question, n) & study:
                 kept.append((shard, at))
     first = len(kept) - round(len(kept) * settings.held_out)
     rest, held_out = kept[:first], kept[first:]
     order = {shard: i for i, shard in enumerate(shards)}
     rank = np.random.default_rng(settings.seed).permutation(len(order))
-    rest.sort(key=lambda one: rank[order[one[0]]])  # stable: a shard stays in its order
+    rest.sort(key=lambda entry: rank[order[entry[0]]])  # stable: a shard stays in its order
     used = rest[: round(settings.share * len(rest))]
     needed = {shard for shard, _ in (used if all_states else []) + held_out}
     for shard in sorted(needed):

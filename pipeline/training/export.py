@@ -38,12 +38,12 @@ from pipeline.training.text import load_target, recipe_of
 def main(arguments: list[str]) -> None:
     """Export one head."""
     with command("python -m pipeline.training.export HEAD DIRECTORY", __doc__, arguments):
-        paths = [one for one in arguments if "=" not in one]
+        paths = [word for word in arguments if "=" not in word]
         if len(paths) != 2:
             raise PipelineError("give the directory of a head, then the one to write")
         head, directory = paths
         files = own_head(head, "HEAD")
-        target = load_target(recipe_of([one for one in arguments if "=" in one]), "float32")[0]
+        target = load_target(recipe_of([word for word in arguments if "=" in word]), "float32")[0]
         export(files, target, Path(directory))
         print(f"{directory}: written")
 

@@ -44,8 +44,8 @@ class Example:
 
 def shards(directories: Iterable[Path]) -> list[Path]:
     """Return the shards in `directories`, one of each name, in order of their names."""
-    found = {path.name: path for folder in directories for path in folder.glob("shard-*.parquet")}
-    return [found[name] for name in sorted(found)]
+    paths = {path.name: path for folder in directories for path in folder.glob("shard-*.parquet")}
+    return [paths[name] for name in sorted(paths)]
 
 
 def keep(beside: Path, path: Path) -> None:
@@ -115,8 +115,8 @@ def extract(
     Raises:
         PipelineError: float16 can't hold one.
     """
-    lengths = [len(one.tokens) for one in examples]
-    found = [NONE] * len(examples)
+    lengths = [len(example.tokens) for example in examples]
+    per_example = [NONE] * len(examples)
     for batch in batches(
         sorted(range(len(lengths)), key=lengths.__getitem__), lengths, BATCH_TOKENS
     ):
@@ -126,8 +126,8 @@ def extract(
             out = model.model(input_ids=ids, use_cache=False, output_hidden_states=True)
         states = torch.stack([out.hidden_states[layer] for layer in layers], 2).half()
         for hidden, i in zip(states, batch, strict=True):
-            found[i] = hidden[: lengths[i]]
-    joined = torch.cat(found)
+            per_example[i] = hidden[: lengths[i]]
+    joined = torch.cat(per_example)
     if not joined.isfinite().all():
         raise PipelineError(f"{path}: a hidden state is beyond float16: leave its layer out")
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -146,10 +146,10 @@ def with_hidden(examples: Sequence[Example], layers: Sequence[int], path: Path) 
     with safe_open(path, "pt") as file:
         hidden, wanted = file.get_tensor("hidden"), str(list(layers))
         given = (file.metadata() or {}).get(LAYERS, wanted)
-    lengths = [len(one.tokens) for one in examples]
+    lengths = [len(example.tokens) for example in examples]
     if given != wanted or len(hidden) != sum(lengths):
         raise PipelineError(
             f"{path} belongs to layers {given} or to other text: remove it to compute it again"
         )
     pieces = zip(examples, hidden.split(lengths), strict=True)
-    return [Example(one.tokens, one.answer_at, piece) for one, piece in pieces]
+    return [Example(example.tokens, example.answer_at, piece) for example, piece in pieces]

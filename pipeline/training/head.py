@@ -26,8 +26,8 @@ BEST = "tokens a call"  # on average of both
 
 def drafted_tokens(examples: Sequence[Example], size: int, always: Sequence[int]) -> Tensor:
     """Return the ids of the `size` most frequent tokens, `always` among them, in their order."""
-    found = torch.cat([one.tokens for one in examples])
-    counts = torch.bincount(found, minlength=1 + max(always, default=0))
+    tokens = torch.cat([example.tokens for example in examples])
+    counts = torch.bincount(tokens, minlength=1 + max(always, default=0))
     counts[list(always)] = counts.max() + 1
     return counts.argsort(descending=True, stable=True)[:size].sort().values
 
@@ -61,14 +61,16 @@ def initial(head: FeatureHead, target: LanguageModel) -> None:
 
 
 class HeldOut:
-    """Conversations to measure a head on: how often it agrees, and what drafting with it gives."""
+    """Conversations to measure a head on: its agreement, and its tokens a call when it drafts."""
 
     def __init__(self, examples: Sequence[Example], target: LanguageModel, drafted: Tensor) -> None:
         """Compute the argmax of `target` after every token; heads draft the tokens `drafted`."""
         self._examples, self._drafted = examples, drafted
         self._embedding, self._projection = embedding_and_projection(target)
         self._norm = final_norm(target)
-        self._said = [_argmax(one.hidden[:, -1].float(), self._projection) for one in examples]
+        self._choices = [
+            _argmax(example.hidden[:, -1].float(), self._projection) for example in examples
+        ]
 
     @torch.no_grad()
     def measured(self, head: FeatureHead, depth: int) -> dict[str, float]:
@@ -85,21 +87,27 @@ class HeldOut:
             some = self._examples[begin : begin + 8]
             ids, hidden = _padded(some)
             outputs = _outputs(head, self._embedding[ids], hidden, self._norm, depth)
-            drafts = [self._drafted[_argmax(head.before_projection(one), rows)] for one in outputs]
-            for row, one in enumerate(some):
-                part = slice(one.answer_at, len(one.tokens) - 1)
-                said = self._said[begin + row][part]
-                agreed.append(torch.stack([draft[row, part] == said for draft in drafts]))
-        found = {}
+            drafts = [
+                self._drafted[_argmax(head.before_projection(output), rows)] for output in outputs
+            ]
+            for row, example in enumerate(some):
+                part = slice(example.answer_at, len(example.tokens) - 1)
+                choices = self._choices[begin + row][part]
+                agreed.append(torch.stack([draft[row, part] == choices for draft in drafts]))
+        statistics = {}
         for first in FIRST:
             for d in range(depth):
-                there = torch.cat([one[d, d : first - 1] for one in agreed])
-                found[f"share {d + 1} of first {first}"] = float(there.float().mean())
-            calls = [tokens_and_calls(one[:DRAFT_LENGTH, : first - 1]) for one in agreed]
+                there = torch.cat([agreement[d, d : first - 1] for agreement in agreed])
+                statistics[f"share {d + 1} of first {first}"] = float(there.float().mean())
+            calls = [
+                tokens_and_calls(agreement[:DRAFT_LENGTH, : first - 1]) for agreement in agreed
+            ]
             tokens, made = (sum(column) for column in zip(*calls, strict=True))
-            found[f"tokens a call, first {first}"] = tokens / max(made, 1)
-        found[BEST] = sum(found[f"tokens a call, first {first}"] for first in FIRST) / len(FIRST)
-        return found
+            statistics[f"tokens a call, first {first}"] = tokens / max(made, 1)
+        statistics[BEST] = sum(
+            statistics[f"tokens a call, first {first}"] for first in FIRST
+        ) / len(FIRST)
+        return statistics
 
 
 def tokens_and_calls(agreed: Tensor) -> tuple[int, int]:
@@ -124,7 +132,7 @@ def tokens_and_calls(agreed: Tensor) -> tuple[int, int]:
 
 
 def _argmax(states: Tensor, rows: Tensor) -> Tensor:
-    """Return which of the rows (m, d) has the largest product with each state (..., d)."""
+    """Return the row of (m, d) with the largest product with each state (..., d)."""
     return (states @ rows.T).argmax(-1)
 
 
@@ -143,7 +151,7 @@ def loss(
     drafted some are drawn, and stand for all of them.
     """
     ids, hidden = _padded(examples)
-    following, lengths = hidden[:, :, -1], [len(one.tokens) for one in examples]
+    following, lengths = hidden[:, :, -1], [len(example.tokens) for example in examples]
     # the hidden state of the first token is an attention sink: the second learns nothing from it
     real = _between([2] * len(lengths), lengths, ids.shape[1])
     embedding, projection = embedding_and_projection(target)
@@ -156,7 +164,7 @@ def loss(
     with torch.no_grad():
         p = (following[real] @ rows.T + stand_for).softmax(-1)
     scale = following[real].std()
-    begins, ends = ([one.answer_at - 1 for one in examples], [n - 1 for n in lengths])
+    begins, ends = ([example.answer_at - 1 for example in examples], [n - 1 for n in lengths])
     in_answer = _between(begins, ends, ids.shape[1])  # what follows is a token of the answer
     total = torch.zeros(())
     with torch.autocast("cpu", torch.bfloat16, enabled=recipe.bfloat16):
@@ -176,7 +184,7 @@ def loss(
 def _outputs(
     head: FeatureHead, embedded: Tensor, hidden: Tensor, norm: Tensor, depth: int
 ) -> list[Tensor]:
-    """Return the outputs of all depths; what is padded comes last and is seen by nothing real.
+    """Return the outputs of all depths; padding comes last, and no real token attends to it.
 
     The last of the hidden states is after the target's final norm of weight `norm`. The head reads
     it before that norm, and norms it itself: norm(norm(h) / weight) = norm(h).
@@ -190,8 +198,8 @@ def _outputs(
 def _padded(examples: Sequence[Example]) -> tuple[Tensor, Tensor]:
     """Return tokens (B, n) and the hidden states after them."""
     pad = nn.utils.rnn.pad_sequence
-    tokens = pad([one.tokens for one in examples], batch_first=True)
-    return tokens, pad([one.hidden.float() for one in examples], batch_first=True)
+    tokens = pad([example.tokens for example in examples], batch_first=True)
+    return tokens, pad([example.hidden.float() for example in examples], batch_first=True)
 
 
 def _between(firsts: Sequence[int], lasts: Sequence[int], width: int) -> Tensor:

@@ -54,10 +54,13 @@ def train_head(
         PipelineError: the checkpoint is of another recipe or of other conversations.
     """
     directory.mkdir(parents=True, exist_ok=True)
-    plan, weights = plan_of([len(one.tokens) for one in examples], recipe), list(head.parameters())
+    plan, weights = (
+        plan_of([len(example.tokens) for example in examples], recipe),
+        list(head.parameters()),
+    )
     optimizers: Optimizers = [
-        Muon([one for one in weights if one.ndim == 2], {"lr": recipe.learning_rate}),
-        torch.optim.AdamW([one for one in weights if one.ndim != 2], betas=(0.9, 0.95),
+        Muon([weight for weight in weights if weight.ndim == 2], {"lr": recipe.learning_rate}),
+        torch.optim.AdamW([weight for weight in weights if weight.ndim != 2], betas=(0.9, 0.95),
                           weight_decay=WEIGHT_DECAY),
     ]  # fmt: skip
     of = {name: value for name, value in vars(recipe).items() if name != "checkpoint_seconds"}
@@ -75,17 +78,17 @@ def train_head(
         for optimizer in optimizers:
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
-        known = state["loss"]
-        state["loss"] = value.item() if known is None else 0.98 * known + 0.02 * value.item()
+        before = state["loss"]
+        state["loss"] = value.item() if before is None else 0.98 * before + 0.02 * value.item()
         state["step"] = step + 1
         last = step + 1 == len(plan)
         if last or (step + 1) % every == 0:
-            found = held_out.measured(head, recipe.depth)
-            shown = ", ".join(f"{name} {number:.3f}" for name, number in found.items())
+            statistics = held_out.measured(head, recipe.depth)
+            shown = ", ".join(f"{name} {number:.3f}" for name, number in statistics.items())
             print(f"step {step + 1}/{len(plan)}: loss {state['loss']:.3f}, {shown}", flush=True)
-            if state["best"] is None or found[BEST] > state["best"][0]:
+            if state["best"] is None or statistics[BEST] > state["best"][0]:
                 kept = {name: value.clone() for name, value in head.state_dict().items()}
-                state["best"] = found[BEST], kept
+                state["best"] = statistics[BEST], kept
         if last or time.monotonic() - saved > recipe.checkpoint_seconds:
             _save(checkpoint, state, of, head, optimizers)
             saved = time.monotonic()
@@ -178,6 +181,9 @@ def _save(
     optimizers: Optimizers,
 ) -> None:
     beside = path.with_suffix(".tmp")
-    kept = {"model": model.state_dict(), "optimizers": [one.state_dict() for one in optimizers]}
+    kept = {
+        "model": model.state_dict(),
+        "optimizers": [optimizer.state_dict() for optimizer in optimizers],
+    }
     torch.save({"of": dict(of), **kept, **state}, beside)
     beside.replace(path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -14,6 +15,7 @@ import pytest
 from hydra import compose, initialize_config_dir
 
 from conf import schema
+from pipeline import cli
 from pipeline.console import CLOSED, INTERRUPTED, TERMINATED
 from pipeline.paths import CONF
 from pipeline.plan.explain import noted
@@ -151,6 +153,34 @@ def test_help_lists_the_stages_the_groups_and_five_examples() -> None:
         given = [word.split(",")[0] for word in words[3:] if word != "-m"]
         with initialize_config_dir(str(CONF), version_base="1.3"):
             assert compose("config", given)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--study", "mini"], "--study is not an option: write study=mini"),
+        (["-m", "--criteria.t=0.1,0.2"], "--criteria.t=0.1,0.2 is not an option: write criteria.t"),
+        (["slove", "study=mini"], "slove is not a command (did you mean solve?): give one of ask,"),
+        (["stage=decoding", "--target"], "--target is not an option: write target=VALUE"),
+    ],
+)
+def test_options_and_commands_of_other_programs_are_answered(
+    words: list[str], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["draft-acceptance", *words])
+    with pytest.raises(SystemExit, match=re.escape(message)):
+        cli.main()
+
+
+def test_a_first_word_runs_its_command(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in cli.COMMANDS:
+        monkeypatch.setattr(sys, "argv", ["draft-acceptance", name, "--help"])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        assert ended.value.code == 0
+        assert capsys.readouterr().out.startswith(f"usage: python -m pipeline.{name} ")
 
 
 def test_a_run_says_first_what_is_cached(small_study: SmallStudy) -> None:

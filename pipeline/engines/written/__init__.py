@@ -1,1 +1,1 @@
-"""What engines write: answers, log-probabilities, counts of drafts, pages of /metrics."""
+"""Files of engines: answers, log-probabilities, counts of drafts, pages of /metrics."""

@@ -97,14 +97,14 @@ def counted_by(part: Part) -> AnswerCounts | int | None:
     Raises:
         FormatError: a number is missing, is no count, or contradicts another one.
     """
-    if part.said.get("index"):
+    if part.content.get("index"):
         return None
-    body, said = part.body, part.said
-    if "accept_lengths" in said:
-        return _of_spec_bench(said)
+    body, outer = part.body, part.content
+    if "accept_lengths" in outer:
+        return _of_spec_bench(outer)
     sglang = (body.get("sglext") or {}).get("spec_tokens_details")
     reported = {
-        "SGLang": body.get("meta_info") or said.get("meta_info") or sglang,
+        "SGLang": body.get("meta_info") or outer.get("meta_info") or sglang,
         "vLLM": (body.get("metrics") or {}).get("speculative_decoding"),
         "llama.cpp": body.get("timings"),
     }
@@ -131,10 +131,10 @@ def counted_by(part: Part) -> AnswerCounts | int | None:
 
 
 def _answer_tokens(part: Part) -> int:
-    """Return how many tokens an answer has so far; 0 where it does not say so."""
+    """Return the number of tokens of an answer so far; 0 where it is not given."""
     usage, timings = part.body.get("usage") or {}, part.body.get("timings") or {}
     info = part.body.get("meta_info") or {}
-    ids = part.said.get("token_ids")
+    ids = part.content.get("token_ids")
     sizes = (
         *(usage.get("completion_tokens"), info.get("completion_tokens")),
         *(timings.get("predicted_n"), part.body.get("tokens_predicted")),
@@ -144,7 +144,7 @@ def _answer_tokens(part: Part) -> int:
 
 
 def _of_spec_bench(choice: Mapping[str, Any]) -> AnswerCounts:
-    """Return what Spec-Bench's answer tells: the tokens that each pass emitted."""
+    """Return the tokens that each pass emitted, of an answer of Spec-Bench."""
     emitted = choice["accept_lengths"]
     if not isinstance(emitted, list) or len(emitted) > MOST_CALLS:
         raise FormatError("has accept_lengths that are no list of tokens a call")

@@ -57,7 +57,7 @@ class Part(NamedTuple):
         line: where it stands.
         body: the object.
         place: choices, meta_info or content.
-        said: what `place` has: a choice, the meta_info, or all of the object; empty for an event
+        content: of `place`: a choice, the meta_info, or all of the object; empty for an event
             without a choice, the last of a stream.
         streamed: whether it is an event of a stream.
         finished: whether nothing follows.
@@ -67,7 +67,7 @@ class Part(NamedTuple):
     line: int
     body: Mapping[str, Any]
     place: str
-    said: Mapping[str, Any]
+    content: Mapping[str, Any]
     streamed: bool
     finished: bool
 
@@ -124,7 +124,7 @@ def read_answers(
             name = part.answer or open_ or unnamed
             open_ = name if part.answer is None and not part.finished else None
             closed = name in answers and name not in unfinished
-            if closed and part.said:
+            if closed and part.content:
                 again.add(name)
                 continue
             after_damage = isinstance(last, Damaged) and name not in answers
@@ -158,8 +158,8 @@ def answer_parts(value: Any, line: int, streamed: bool, unnamed: str) -> list[Pa
     choices, info = body.get("choices"), body.get("meta_info")
     streamed = streamed or str(body.get("object", "")).endswith(".chunk")
 
-    def part(name: str | None, place: str, said: Mapping[str, Any], ended: Any) -> Part:
-        return Part(name, line, body, place, said, streamed, bool(ended))
+    def part(name: str | None, place: str, content: Mapping[str, Any], ended: Any) -> Part:
+        return Part(name, line, body, place, content, streamed, bool(ended))
 
     own = str(custom or body.get("id") or unnamed)
     if choices == []:
@@ -190,8 +190,8 @@ def body_of(value: Any) -> tuple[Mapping[str, Any], Any] | str:
     body = value
     for key in ("response", "body"):
         body = body[key] if isinstance(body.get(key), Mapping) else body
-    said = body.get("error") is not None or "detail" in body or body.get("object") == "error"
-    if said and "choices" not in body:
+    error = body.get("error") is not None or "detail" in body or body.get("object") == "error"
+    if error and "choices" not in body:
         return "answers with an error"
     return body, value.get("custom_id")
 
@@ -231,7 +231,7 @@ def read_bytes(path: Path) -> bytes:
 
 
 def _content(text: str) -> tuple[str, bool]:
-    """Return what a line holds, and whether it is of an event stream."""
+    """Return the content of a line, and whether the line is of an event stream."""
     field = STREAM_FIELDS.match(text)
     if field is None:
         return text, False
@@ -239,7 +239,7 @@ def _content(text: str) -> tuple[str, bool]:
 
 
 def decimals(value: float) -> int:
-    """Return how many digits behind the point a number has.
+    """Return the number of digits behind the point.
 
     >>> decimals(-0.25), decimals(1.5e-05), decimals(-2)
     (2, 6, 0)
@@ -249,6 +249,6 @@ def decimals(value: float) -> int:
 
 
 def counted(excluded: Mapping[str, int]) -> str:
-    """Return what was left out as printed."""
-    told = [f"{times} {reason}" for reason, times in excluded.items() if times]
-    return ", ".join(told) or "none"
+    """Return the printed line about rows that were left out."""
+    reasons = [f"{times} {reason}" for reason, times in excluded.items() if times]
+    return ", ".join(reasons) or "none"

@@ -79,7 +79,7 @@ class EngineCounts:
 
 
 def read_counts(path: Path) -> EngineCounts:
-    """Return what an engine counted, of a page of /metrics or of answers as JSON.
+    """Return an engine's counts, from a page of /metrics or from answers as JSON.
 
     Raises:
         NoCountsError: answers of an engine without drafts, or that does not report them.
@@ -110,7 +110,7 @@ def of_page(page: EnginePage) -> EngineCounts:
 
 
 def _of_answers(path: Path) -> EngineCounts:
-    """Add up what each answer counted; of a stream, what it said last."""
+    """Add up the counts of all answers; of a stream, its last counts."""
     read, _, excluded = read_answers(path, read_objects(path), counted_by)
     if not read:
         raise PipelineError(
@@ -167,7 +167,7 @@ def _of_answers(path: Path) -> EngineCounts:
 
 
 def _check(path: Path, counts: EngineCounts) -> None:
-    """Refuse what no engine counts; NaN compares as false.
+    """Refuse counts that no engine can have; NaN compares as false.
 
     Raises:
         PipelineError: more was accepted than drafted, or at a place than calls reached it.

@@ -204,7 +204,7 @@ def _asked(request: Body) -> Request | None:
 def _reply(part: Part) -> tuple[Reply, bool]:
     """Return a part of an answer, and whether it replaces the parts before it, as SGLang's do."""
     # checked by `typed_body`
-    place, body, request = cast(Any, part.said), cast(Any, part.body), part.body["question"]
+    place, body, request = cast(Any, part.content), cast(Any, part.body), part.body["question"]
     apart = False
     if part.place == "choices":
         message = place.get("message") or place.get("delta") or place

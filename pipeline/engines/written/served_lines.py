@@ -119,7 +119,7 @@ class Finish(Fields, total=False):
 
 
 class Info(Fields, total=False):
-    """What SGLang's /generate says of an answer, beside its text."""
+    """The fields of an answer of SGLang's /generate, beside its text."""
 
     id: Name
     finish_reason: Finish | None
@@ -161,7 +161,7 @@ class Body(Sampling, total=False):
 
 
 class Line(Fields, total=False):
-    """An object of a file: a body, or what holds it."""
+    """An object of a file: a body, or its envelope."""
 
     custom_id: Name
     request: Body | None

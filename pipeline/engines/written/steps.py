@@ -54,7 +54,7 @@ def logged_steps(part: Part, which: str) -> StepList:
     Raises:
         FormatError: it has no log-probabilities, or processed ones.
     """
-    if not part.said:
+    if not part.content:
         return []
     settings = part.body.get("generation_settings") or {}  # llama.cpp's
     verbose = (part.body.get("__verbose") or {}).get("generation_settings") or {}
@@ -66,7 +66,7 @@ def logged_steps(part: Part, which: str) -> StepList:
     if part.place == "meta_info":
         return _sglang(part, "input" if which == "prompt" else "output")
     if which == "prompt":
-        scored = part.said.get("prompt_logprobs") or part.body.get("prompt_logprobs")
+        scored = part.content.get("prompt_logprobs") or part.body.get("prompt_logprobs")
         if scored is None:
             raise FormatError("has no prompt_logprobs: ask vLLM for prompt_logprobs=N")
         return [_scored(at, part.line) if at else None for at in scored[1:]]  # [0] has none
@@ -74,16 +74,16 @@ def logged_steps(part: Part, which: str) -> StepList:
         return _choice(part)
     if settings.get("post_sampling_probs"):
         raise FormatError(SAMPLED)
-    found = part.body.get("completion_probabilities")
-    if found is None and not part.streamed:
+    entries = part.body.get("completion_probabilities")
+    if entries is None and not part.streamed:
         raise FormatError("has no completion_probabilities: ask for n_probs=N")
-    return [_described(entry, part.line) for entry in found or []]
+    return [_described(entry, part.line) for entry in entries or []]
 
 
 def _choice(part: Part) -> StepList:
-    found = part.said.get("logprobs") or {}
-    if isinstance(found.get("content"), list):
-        steps = [_described(entry, part.line) for entry in found["content"]]
+    logprobs = part.content.get("logprobs") or {}
+    if isinstance(logprobs.get("content"), list):
+        steps = [_described(entry, part.line) for entry in logprobs["content"]]
         tops = [step and step.top for step in steps]
         tokens = {step.emitted for step in steps if step}
         if part.streamed and len(tokens) > 1 and all(top == tops[0] for top in tops):
@@ -92,10 +92,10 @@ def _choice(part: Part) -> StepList:
                 "streams them: log without stream"
             )
         return steps
-    if isinstance(found.get("tokens"), list):
-        return _completions(found, part.line)
-    text = part.said.get("text") or (part.said.get("delta") or {}).get("content")
-    if not found and (not part.streamed or text):
+    if isinstance(logprobs.get("tokens"), list):
+        return _completions(logprobs, part.line)
+    text = part.content.get("text") or (part.content.get("delta") or {}).get("content")
+    if not logprobs and (not part.streamed or text):
         raise FormatError(
             "has no logprobs: ask for logprobs=true and top_logprobs=N (chat), logprobs=N "
             "(completions); answers alone are scored by the model itself (docs/answers.md)"
@@ -124,14 +124,14 @@ def _described(entry: Mapping[str, Any], line: int) -> Step | None:
     return _step(line, _token(entry), entry.get("logprob"), zip(named, values, strict=True))
 
 
-def _completions(found: Mapping[str, Any], line: int) -> StepList:
-    tokens, tops = found["tokens"], found.get("top_logprobs")
+def _completions(logprobs: Mapping[str, Any], line: int) -> StepList:
+    tokens, tops = logprobs["tokens"], logprobs.get("top_logprobs")
     if not isinstance(tops, list) or len(tops) != len(tokens):
         raise FormatError(
             f"has {len(tokens)} tokens and "
             f"{len(tops) if isinstance(tops, list) else 'no'} top_logprobs: ask for logprobs=N"
         )
-    owns = found.get("token_logprobs") or [None] * len(tokens)
+    owns = logprobs.get("token_logprobs") or [None] * len(tokens)
     return [
         _step(line, _text(token), own, [(_text(name), value) for name, value in top.items()])
         if top
@@ -150,7 +150,7 @@ def _sglang(part: Part, side: str) -> StepList:
     """Read SGLang's own format; nothing comes before the first token of a prompt (input)."""
     if part.streamed:
         raise FormatError("is of a stream of SGLang's /generate: log it without stream")
-    owns, tops = (part.said.get(f"{side}_{name}_logprobs") for name in ("token", "top"))
+    owns, tops = (part.content.get(f"{side}_{name}_logprobs") for name in ("token", "top"))
     if not isinstance(owns, list) or not isinstance(tops, list) or len(owns) != len(tops):
         raise FormatError(
             f"has no {side}_token_logprobs with as many {side}_top_logprobs: ask for "
@@ -167,15 +167,15 @@ def _sglang(part: Part, side: str) -> StepList:
 
 
 def tokens_told(part: Part) -> int:
-    """Return how many tokens a stream says that the answer has so far; 0 where it does not."""
+    """Return the number of tokens so far that a stream gives; 0 where it gives none."""
     usage = (part.body.get("usage") or {}).get("completion_tokens")
-    told = usage if part.place == "choices" else part.body.get("tokens_predicted")
-    return told if part.streamed and type(told) is int else 0
+    count = usage if part.place == "choices" else part.body.get("tokens_predicted")
+    return count if part.streamed and type(count) is int else 0
 
 
 def by_llama(part: Part) -> bool:
     """Whether llama.cpp wrote a part, whose softmax adds the vocabulary up one by one."""
-    content = (part.said.get("logprobs") or {}).get("content") or []
+    content = (part.content.get("logprobs") or {}).get("content") or []
     return part.place == "content" or any("id" in entry for entry in content)
 
 
@@ -195,8 +195,8 @@ def _token(entry: Mapping[str, Any]) -> Token:
 
 
 def _text(text: str) -> Token:
-    found = TOKEN_ID.fullmatch(text)
-    return int(found[1]) if found else (text.encode(errors="surrogatepass"), 0)
+    match = TOKEN_ID.fullmatch(text)
+    return int(match[1]) if match else (text.encode(errors="surrogatepass"), 0)
 
 
 def _id(value: Any) -> int:

@@ -1,1 +1,1 @@
-"""Heads on a target: their layer, what drafts with it, and their files."""
+"""Heads on a target: their layer, their drafter, and their files."""

@@ -88,7 +88,7 @@ class Layer(nn.Module):
         return q, k.repeat_interleave(self.groups, 1), v.repeat_interleave(self.groups, 1)
 
     def finish(self, attended: Tensor, hidden: Tensor) -> Tensor:
-        """Return the output (B, n, d) from what attention gave (B, heads, n, head_dim)."""
+        """Return the output (B, n, d) from the result of attention (B, heads, n, head_dim)."""
         if self.norm_before_residual:
             hidden = self.hidden_norm(hidden)
         hidden = hidden + self.self_attn.o_proj(attended.transpose(1, 2).flatten(2))
@@ -97,7 +97,7 @@ class Layer(nn.Module):
 
 
 class FeatureHead(nn.Module):
-    """The layer, what fuses the target's hidden states for it, and its output norm."""
+    """A head's layer, the projection that fuses the target's hidden states, and its output norm."""
 
     def __init__(
         self, shape: Mapping[str, Any], layers: int, norms: Norms, width: int | None = None

@@ -52,7 +52,7 @@ LLAMA_KEYS = (  # keys of a Llama's config.json that decide what its layer compu
 
 @dataclass(frozen=True)
 class HeadFiles:
-    """What the config.json of a head says.
+    """The content of a head's config.json.
 
     Attributes:
         folder: of its files.
@@ -82,7 +82,7 @@ class HeadFiles:
 
 
 def read_head(path: str, commit: str | None, key: str) -> HeadFiles:
-    """Return what the config.json in `path` says; `key` is the configuration key for errors.
+    """Return the content of the config.json in `path`; errors name the configuration key `key`.
 
     Raises:
         PipelineError: it is no head's.
@@ -109,7 +109,7 @@ def read_head(path: str, commit: str | None, key: str) -> HeadFiles:
 
 
 def own_head(path: str, name: str) -> HeadFiles:
-    """Return what the config.json of a head in the project's own layout says.
+    """Return the content of the config.json of a head in the project's own layout.
 
     Raises:
         PipelineError: it is none; `name` says what the path was given for.
@@ -148,7 +148,7 @@ def _published(folder: Path, config: dict[str, Any], of_speculators: bool) -> He
 
 
 def _norms(config: Mapping[str, Any]) -> Norms:
-    return Norms(**{one.name: bool(config.get(one.name, False)) for one in fields(Norms)})
+    return Norms(**{spec.name: bool(config.get(spec.name, False)) for spec in fields(Norms)})
 
 
 def read_weights(folder: Path) -> dict[str, Tensor]:

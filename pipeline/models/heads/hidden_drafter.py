@@ -1,4 +1,4 @@
-"""A head on its target: what drafts, its vocabulary, and how it reads given texts."""
+"""A head on its target as a drafter: its vocabulary, drafts, and passes over given texts."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class HiddenDrafter:
         return one_layer(capacity)
 
     def check_drafts(self, key: str) -> None:
-        """Do nothing: what it has read can be rolled back."""
+        """Do nothing: a head can always roll back."""
 
     def read(
         self,
@@ -132,8 +132,8 @@ class HiddenDrafter:
         hidden = self.target.read(ids, cache, keep=1, layers=self.layers)[1]
         assert hidden is not None
         outputs = GivenText(self.head, 2).read(self.embed(ids), hidden, at, at >= 0)
-        made = [self.logits(one) for one in outputs]
-        return not any(bool((one.isnan() | one.isposinf()).any()) for one in made)
+        logits = [self.logits(output) for output in outputs]
+        return not any(bool((output.isnan() | output.isposinf()).any()) for output in logits)
 
     def memory_bytes(self) -> int:
         """Bytes of its own weights, and of the rows of the projection that it reads."""

@@ -53,7 +53,7 @@ def divergence_sums(log_p: Tensor, p: Tensor, log_q: Tensor, q: Tensor) -> Found
     if p.is_cuda:
         return torch_sums(log_p, p, log_q, q)
     out = torch.empty((len(SUMS), len(p)), dtype=torch.float64)
-    log_a, a, log_b, b = (one.contiguous().numpy() for one in (log_p, p, log_q, q))
+    log_a, a, log_b, b = (tensor.contiguous().numpy() for tensor in (log_p, p, log_q, q))
     _sum(log_a, a, log_b, b, out.numpy())
     return dict(zip(SUMS, out, strict=True))
 
@@ -83,7 +83,7 @@ def _series(x: Tensor) -> Tensor:
 
 @numba.njit(nogil=True, cache=True)
 def _phi(x: float) -> float:
-    """Return what `_series` does of a number."""
+    """Return `_series` of one number."""
     series = 0.0
     for coefficient in COEFFICIENTS:
         series = series * x + coefficient
@@ -154,12 +154,12 @@ def compare_logits(
     Returns:
         (B,) each, the columns of stage drafts in docs/data.md; and of `AT_DEPTH` (B, depths).
     """
-    found = []
+    columns = []
     for part in _parts(target):
         some = [draft[part] for draft in drafts]
         whole = None if completed is None else completed[part]
-        found.append(_compare(target[part], some, temperature, sampled, whole))
-    return concat_columns(found)
+        columns.append(_compare(target[part], some, temperature, sampled, whole))
+    return concat_columns(columns)
 
 
 def _parts(logits: Tensor) -> list[slice]:
@@ -185,18 +185,18 @@ def _compare(
         token, rank = _drafted(target, draft)
         below_q = _below(draft)
         log_q, q = _distribution(below_q, temperature)
-        found = divergence_sums(log_p, p, log_q, q) | {
+        columns = divergence_sums(log_p, p, log_q, q) | {
             "draft_token_id": token,
             "draft_rank": rank,
             "draft_log_prob": log_p.gather(1, token[:, None])[:, 0],
             "argmax_rank": (draft >= draft.gather(1, first)).sum(1),
         }
-        depths.append(found)
+        depths.append(columns)
         if pair:
             continue
         # log(p/q) has one order at all temperatures: the two largest logits and T do not change it
         order = _decreasing(_numbers(below - below_q))
-        pair = found | {
+        pair = columns | {
             "draft_entropy": -torch.linalg.vecdot(q, log_q.clamp_(min=MASKED_LOGIT)),
             "erss_acceptance": _erss_acceptance(p, q, order),
             **_sampled((below, below_q), order, token, sampled),
@@ -227,15 +227,15 @@ def _sampled(
         unknown = torch.full((len(token),), torch.nan, dtype=torch.float64, device=token.device)
         return {f"sampled_{name}": unknown for name in names}
     (log_p, p), (log_q, q) = (_distribution(z, temperature) for z in below)
-    found = divergence_sums(log_p, p, log_q, q) | {
+    sums = divergence_sums(log_p, p, log_q, q) | {
         "erss_acceptance": _erss_acceptance(p, q, order),
         "draft_prob": p.gather(1, token[:, None])[:, 0],
     }
-    return {f"sampled_{name}": found[name] for name in names}
+    return {f"sampled_{name}": sums[name] for name in names}
 
 
 def _below(logits: Tensor) -> Tensor:
-    """Return how far logits lie below the largest; exact, whatever its size."""
+    """Return the distance of logits below the largest; exact, whatever its size."""
     z = logits.double()
     return z - z.amax(1, keepdim=True)
 
@@ -299,7 +299,7 @@ def _first(flags: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class ComparedPair:
-    """What is compared, and how much of it is held at once."""
+    """The pair that is compared, and the rows that are held at once."""
 
     target: LanguageModel
     drafter: LanguageModel | HiddenDrafter
@@ -324,17 +324,17 @@ def measure(
     def measured(rows: slice) -> Found:
         left_out = [_left_out(logits[rows], pair) for logits in (target, drafts[0])]
         p, *qs = (logits[rows, : pair.rows] for logits in (target, *drafts))
-        found = logit_statistics(p, pair.k, at)
+        columns = logit_statistics(p, pair.k, at)
         draft = logit_statistics(qs[0], pair.draft_k, [pair.temperature])
-        unknown = torch.full_like(found["entropy"], torch.nan)
+        unknown = torch.full_like(columns["entropy"], torch.nan)
         for name in STATISTICS:
-            column = found.pop(f"tempered_{name}")
-            found[f"sampled_{name}"] = unknown if pair.sampled is None else column[:, 0]
+            values = columns.pop(f"tempered_{name}")
+            columns[f"sampled_{name}"] = unknown if pair.sampled is None else values[:, 0]
             del draft[f"tempered_{name}"]
-        found |= {f"draft_{name}": column for name, column in draft.items()}
+        columns |= {f"draft_{name}": values for name, values in draft.items()}
         whole = None if completed is None else completed[rows, : pair.rows]
-        found |= compare_logits(p, qs, pair.temperature, pair.sampled, whole)
-        return found | {"left_out": torch.stack(left_out, dim=1)}
+        columns |= compare_logits(p, qs, pair.temperature, pair.sampled, whole)
+        return columns | {"left_out": torch.stack(left_out, dim=1)}
 
     return concat_columns(in_threads(measured, len(target), target.device))
 
