@@ -6,8 +6,8 @@ confidence, a list of the drafter's probabilities of its tokens, if they are kno
 pass (of all passes) and a drafting call, and the rates by place. With ``study=mini
 criteria=greedy`` the same numbers stand beside it for drafts of the same length: along the target's
 own answers (stage acceptance), and as decoded (stage decoding), where they were computed. With
-``engine.drafter=prompt_lookup decoding.lookup_match=earliest`` look-up is replayed along the answers
-of the file, which may be of a server without drafts; no model is read.
+``engine.drafter=prompt_lookup decoding.lookup_match=earliest`` look-up is replayed along the
+answers of the file, which may be of a server without drafts; no model is read.
 
 Where calls can be told apart it also prints what vLLM, SGLang, specdec_bench, Spec-Bench and
 TensorRT-LLM would print of them, with the formulas. Writes these tables, NVIDIA's
