@@ -14,8 +14,8 @@ passes, and prints seconds, memory, and the differences of tokens, logits and ce
 
 ``passes`` times passes of study=smollm2 over n tokens after a prompt of 160 tokens, with
 transformers' own linear maps and attention, and with the skinny matrix products of
-`pipeline.models.few_rows`. With device.threads=1 it counts processor time, which other programs
-disturb less.
+`pipeline.models.skinny_matmul`. With device.threads=1 it counts processor time, which other
+programs disturb less.
 """
 
 from __future__ import annotations
@@ -23,7 +23,11 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
+<<<<<<< HEAD
 from collections.abc import Callable, Mapping, Sequence
+=======
+from collections.abc import Callable
+>>>>>>> main
 from functools import partial
 from typing import Any
 
@@ -43,14 +47,15 @@ from pipeline.decoding.verifiers import Match
 from pipeline.engines.servers import Sampling, Server, open_server, request_body
 from pipeline.execution import runner
 from pipeline.execution.stopwatch import Stopwatch, peak_memory
-from pipeline.models import few_rows
+from pipeline.models import skinny_matmul
 from pipeline.models.heads.hidden_drafter import HiddenDrafter
 from pipeline.models.language_model import LanguageModel
 from pipeline.models.load import load_model, load_pair
 from pipeline.models.passes import Text
-from pipeline.plan.composition import composed, settings_of
+from pipeline.plan.composition import composed
 from pipeline.plan.graph import prepare
-from pipeline.plan.slices import run_settings
+from pipeline.plan.specs import DecodingSpec
+from pipeline.plan.stage import models_of
 from pipeline.stages.distributions.decode import Found, decode_batch, score_batch
 
 RESAMPLES = 2000
@@ -61,6 +66,7 @@ Decoder = Callable[[list[int]], list[int]]
 
 def time_decoding(words: list[str]) -> None:
     """Compare all decoders on the first target of the configuration, servers among them."""
+<<<<<<< HEAD
     own = {key: value for key, _, value in (word.partition("=") for word in words)
            if value.startswith("http") or key in ("lengths", "rounds")}  # fmt: skip
     overrides = [word for word in words if word.partition("=")[0] not in own]
@@ -74,6 +80,18 @@ def time_decoding(words: list[str]) -> None:
     ways = decoders(target, drafter, config, lengths)
     ways |= {name: served(url, config["steps"]) for name, url in own.items()}
     print_comparison(ways, prompts, rounds)
+=======
+    urls = dict(word.split("=", 1) for word in words if "=http" in word)
+    overrides = [word for word in words if "=http" not in word]
+    target, drafter, prompts, spec = load_inputs(overrides)
+    print(
+        f"{target.label} and {drafter.label}, {len(prompts)} prompts, {spec.steps} tokens, "
+        f"{torch.get_num_threads()} threads; the median of {ROUNDS} rounds for each prompt"
+    )
+    ways = decoders(target, drafter, spec)
+    ways |= {name: served(url, spec.steps) for name, url in urls.items()}
+    print_comparison(ways, prompts)
+>>>>>>> main
 
 
 def served(url: str, steps: int) -> Decoder:
@@ -100,17 +118,19 @@ def served(url: str, steps: int) -> Decoder:
 
 def load_inputs(
     overrides: list[str],
-) -> tuple[LanguageModel, LanguageModel | HiddenDrafter, list[list[int]], Mapping[str, Any]]:
-    """Return a study's first target, its drafter, the tokens of its prompts, and its settings."""
+) -> tuple[LanguageModel, LanguageModel | HiddenDrafter, list[list[int]], DecodingSpec]:
+    """Return the first target of a study, its drafter, the tokens of its prompts, and settings."""
     _, nodes, store = prepare(composed(overrides))
     node = nodes["decoding"][0]
     prompts = runner.ensure([node.upstream["prompts"][0]], store)[0].read().to_pylist()
-    target, drafter = load_pair(node.config, node.settings, f"targets.{node.label}")
-    chosen = [row["token_ids"] for row in prompts[: node.config["prompts"]]]
-    return target, drafter, chosen, node.config
+    target, drafter = load_pair(*models_of(node))
+    spec: DecodingSpec = node.spec
+    chosen = [row["token_ids"] for row in prompts[: spec.prompts]]
+    return target, drafter, chosen, spec
 
 
 def decoders(
+<<<<<<< HEAD
     target: LanguageModel,
     drafter: LanguageModel | HiddenDrafter,
     config: Mapping[str, Any],
@@ -119,6 +139,13 @@ def decoders(
     """Return every decoder, by name."""
     device, steps = target.device, config["steps"]
     lookup = PromptLookup(config["lookup"], device, config.get("lookup_match", "latest"))
+=======
+    target: LanguageModel, drafter: LanguageModel | HiddenDrafter, spec: DecodingSpec
+) -> dict[str, Decoder]:
+    """Return every way to decode, by name."""
+    device, steps = target.device, spec.steps
+    lookup = PromptLookup(spec.lookup, device)
+>>>>>>> main
 
     def own(make: Callable[[], Drafter], count: int) -> Decoder:
         return lambda ids: decode(target, make(), Match(Greedy()), ids, count, steps).tokens
@@ -227,7 +254,7 @@ def scored(overrides: list[str]) -> None:
     _, nodes, store = prepare(composed(overrides))
     node = nodes["distributions"][0]
     rows = runner.ensure([node.upstream["prompts"][0]], store)[0].read().to_pylist()
-    model = load_model(node.config["model"], node.settings, f"targets.{node.label}")
+    model = load_model(*models_of(node))
     prompts = {row["prompt_id"]: row["token_ids"] for row in rows}
     names = sorted(prompts, key=lambda name: len(prompts[name]))
     print(f"{model.label}, {len(names)} prompts, {torch.get_num_threads()} threads")
@@ -237,7 +264,7 @@ def scored(overrides: list[str]) -> None:
         for start in range(0, len(names), batch):
             chosen = {name: prompts[name] for name in names[start : start + batch]}
             watch, begun = Stopwatch(model.device), time.perf_counter()
-            decoded = decode_batch(model, chosen, node.config, watch, lambda _: None)
+            decoded = decode_batch(model, chosen, node.spec, watch, lambda _: None)
             taken["decoding"] += time.perf_counter() - begun
             memory["decoding"] = peak_memory(model.device)
             lengths = decoded["lengths"].tolist()
@@ -246,7 +273,7 @@ def scored(overrides: list[str]) -> None:
             ]
             begun = time.perf_counter()
             rescored = score_batch(
-                model, list(chosen.values()), answers, node.config, watch, lambda _: None
+                model, list(chosen.values()), answers, node.spec, watch, lambda _: None
             )
             taken["scoring"] += time.perf_counter() - begun
             memory["scoring"] = peak_memory(model.device)
@@ -290,13 +317,11 @@ def timed(sequence: Text, ids: Tensor) -> tuple[float, Tensor]:
 
 def time_passes(overrides: list[str]) -> None:
     """Time passes of the study's first target, with skinny matrix products and without."""
-    config = settings_of(composed(["study=smollm2", *overrides]))
-    key, target = next(iter(config.targets.items()))
-    numbers = {name: getattr(target, name) for name in ("dtype", "head_dtype", "attention")}
-    settings = run_settings(config, target)
-    models = {"skinny": load_model(numbers, settings, f"targets.{key}")}
-    few_rows.LEAST_BYTES = sys.maxsize
-    models["transformers"] = load_model(numbers, settings, f"targets.{key}")
+    _, nodes, _ = prepare(composed(["study=smollm2", *overrides]))
+    (used,) = models_of(nodes["distributions"][0])
+    models = {"skinny": load_model(used)}
+    skinny_matmul.LEAST_BYTES = sys.maxsize
+    models["transformers"] = load_model(used)
     ids = torch.randint(100, 1000, (PROMPT,), generator=torch.Generator().manual_seed(0))
     sequences = {kind: Text(model, PROMPT + max(TOKENS)) for kind, model in models.items()}
     for sequence in sequences.values():
@@ -312,7 +337,7 @@ def time_passes(overrides: list[str]) -> None:
             first, second = (logits for _, logits in passes.values())
             off = max(off, float((first - second).abs().max()))
     print(
-        f"{target.label}, {torch.get_num_threads()} threads, ms a pass and c(n)/c(1); "
+        f"{used.settings.label}, {torch.get_num_threads()} threads, ms a pass and c(n)/c(1); "
         f"logits at most {off:.1g} apart"
     )
     print("tokens        " + "".join(f"{n:>11}" for n in TOKENS))

@@ -26,6 +26,7 @@ import argparse
 import json
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -44,7 +45,9 @@ from pipeline.models.language_model import wide_product
 from pipeline.models.load import LanguageModel, wrap
 from pipeline.models.logit_statistics import Found, logit_statistics
 from pipeline.models.passes import HELD
+from pipeline.plan.specs import DistributionsSpec, model_at
 from pipeline.stages.distributions.decode import decode_batch, score_batch
+from pipeline.store.plain import to_plain
 
 COMMON: dict[str, Any] = {
     "vocab_size": 151_936, "head_dim": 128, "num_key_value_heads": 8, "rms_norm_eps": 1e-6,
@@ -61,8 +64,17 @@ REDUCED: dict[str, Any] = {
     "vocab_size": 2048, "head_dim": 32, "num_key_value_heads": 2, "hidden_size": 128,
     "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4,
 }  # fmt: skip
-GREEDY = {"k": 256, "temperatures": [], "temperature": 0.0, "seed": 0}
 STEPS = 24
+GREEDY = DistributionsSpec(
+    model_at("", ""),
+    steps=STEPS,
+    k=256,
+    temperature=0.0,
+    top_p=1.0,
+    top_k=0,
+    seed=0,
+    temperatures=(),
+)
 TOLERANCE = {"float32": 1e-3, "bfloat16": 0.15}  # of a logit, absolute; logits are about 1 to 10
 DIFFERING = {"float32": 0.0, "bfloat16": 0.02}  # share of steps: padding may change a close argmax
 PRODUCTS = 20  # timed products, whose mean time counts
@@ -86,7 +98,7 @@ def random_qwen3(
         module = AutoModelForCausalLM.from_config(
             Qwen3Config(**shape), dtype=getattr(torch, dtype), attn_implementation="sdpa"
         )
-    return wrap(module, label, device, "float32", (), label)
+    return wrap(module, label, device, key=label)
 
 
 def small(device: torch.device, dtype: str) -> tuple[LanguageModel, Prompts]:
@@ -99,7 +111,7 @@ def small(device: torch.device, dtype: str) -> tuple[LanguageModel, Prompts]:
 def decoded(model: LanguageModel, prompts: Prompts, steps: int = STEPS) -> Found:
     """Decode greedily, and return the stored columns on the host."""
     watch = Stopwatch(model.device)
-    out = decode_batch(model, prompts, GREEDY | {"steps": steps}, watch, lambda _: None)
+    out = decode_batch(model, prompts, replace(GREEDY, steps=steps), watch, lambda _: None)
     return {name: tensor.cpu() for name, tensor in out.items()}
 
 
@@ -237,7 +249,7 @@ def speeds(device: torch.device, *, reduced: bool) -> Iterator[Row]:
     shapes, count, longest, steps, batches = SHAPES, 500, 1024, 128, [64, 128, 256]
     if reduced:
         shapes, count, longest, steps, batches = {"reduced": REDUCED}, 24, 128, 16, [8, 24]
-    machine = describe_device(device) | {"torch": torch.__version__}
+    machine = to_plain(describe_device(device)) | {"torch": torch.__version__}
     peak = peak_rate(device, 512 if reduced else 8192)
     print(json.dumps(machine | {"prompts": count, "steps": steps, "operations": f"{peak:.3g}/s"}))
     for label, shape in shapes.items():

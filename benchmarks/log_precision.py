@@ -25,6 +25,7 @@ from pipeline.models.language_model import LanguageModel
 from pipeline.models.load import load_model, load_tokenizer
 from pipeline.models.passes import Batch, Texts
 from pipeline.models.prompt_tokens import encode
+from pipeline.plan.specs import model_at
 
 ROOT = Path(__file__).resolve().parents[1]
 LISTED = 20
@@ -33,10 +34,8 @@ PASSES = (("float32", "float32"), ("bfloat16", "float32"), ("bfloat16", "bfloat1
 
 
 def loaded(folder: Path, dtype: str, head_dtype: str) -> LanguageModel:
-    """Return the model with the given precisions of its layers and its logits."""
-    config = {"dtype": dtype, "head_dtype": head_dtype, "attention": "sdpa"}
-    settings = {"path": str(folder), "label": folder.name, "device": "cpu", "threads": None}
-    return load_model(config, settings, "benchmark")
+    """Return the model with its layers, and its logits, computed in the given precisions."""
+    return load_model(model_at(folder, folder.name, dtype=dtype, head_dtype=head_dtype))
 
 
 @torch.inference_mode()

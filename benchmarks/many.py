@@ -10,9 +10,11 @@ from __future__ import annotations
 import os
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from conf.schema import Execution
 from pipeline.execution.runner import ensure
 from pipeline.execution.shard_plan import Plan
 from pipeline.execution.workers import Here, RayWorkers
@@ -43,7 +45,7 @@ def main() -> None:
         )  # fmt: skip
         node = study.nodes["distributions"][0]
         upstream = {"prompts": ensure(node.upstream_nodes, Store(folder / "artifacts"))}
-        steps = node.config["steps"]
+        steps = node.spec.steps
         here = Here(DistributionsWorker(node, upstream))
         alone = planned(folder / "here", upstream, here.cut)
         here.compute_unfinished(alone, steps=steps, label="here")
@@ -54,9 +56,9 @@ def main() -> None:
         print("|---|---|---|---|---|---|", flush=True)
         first = 0.0
         for count in (1, 2):
-            settings = {"engine": "ray", "workers": count}
+            ray = replace(node.spec.model, execution=Execution("ray", count))
             begun = time.monotonic()
-            with RayWorkers(DistributionsWorker, node, upstream, settings) as workers:
+            with RayWorkers(DistributionsWorker, node, upstream, ray) as workers:
                 plan = planned(folder / f"workers-{count}", upstream, workers.cut)
                 ready = time.monotonic()
                 workers.compute_unfinished(plan, steps=steps, label=f"{count} workers")

@@ -288,7 +288,7 @@ class Config:
     prompts: Prompts = MISSING
     criteria: Any = MISSING
     rules: dict[str, Any] = MISSING  # by the names under which methods and presets refer to them
-    ranges: dict[str, Any] = MISSING  # of a parameter: `pipeline.plan.slices.ConfiguredRange`
+    ranges: dict[str, Any] = MISSING  # of a parameter: `pipeline.plan.rules.ConfiguredRange`
     distributions: Distributions = MISSING
     certificates: CertificatesConfig = MISSING
     run_lengths: RunLengths = MISSING

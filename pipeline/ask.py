@@ -116,8 +116,8 @@ def sampling_of(settings: Config) -> Sampling:
         wanted.temperature,
         wanted.top_p,
         wanted.top_k,
-        wanted.seed,
-        settings.ask.log_probs,
+        seed=wanted.seed,
+        log_probs=settings.ask.log_probs,
     )
 
 

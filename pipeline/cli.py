@@ -60,7 +60,7 @@ def main() -> None:
         except ConfigCompositionException as error:
             say(_problems(sys.argv[1:], error))
         except (AssertionError, AttributeError) as error:  # OmegaConf's, of a key below null
-            if TRACEBACK or not any(said in str(error) for said in BELOW_NULL):
+            if TRACEBACK or not any(text in str(error) for text in BELOW_NULL):
                 raise
             raise PipelineError(
                 "drafter.head has no keys, because the drafter is a language model: for a "
@@ -92,8 +92,8 @@ def _problems(overrides: Sequence[str], error: Exception) -> list[str]:
 
     problems = list[str]()
     plain = all(map(OVERRIDE.match, overrides))  # no option: a directory of more files, say
-    while plain and (found := MISFIT.match(str(error))):
-        left = [one for one in overrides if one.partition("=")[0] != found[1]]
+    while plain and (misfit := MISFIT.match(str(error))):
+        left = [override for override in overrides if override.partition("=")[0] != misfit[1]]
         if len(left) == len(overrides):
             break
         problems.append(explain(error))
@@ -150,7 +150,7 @@ def _swept(config: DictConfig) -> None:
     overrides = list(hydra_config.overrides.task)
     directory = Path(hydra_config.runtime.output_dir)
     given_once = {word.replace(" ", "") for word in sys.argv}  # of a swept key it has all values
-    swept = [one for one in overrides if one.replace(" ", "") not in given_once]
+    swept = [override for override in overrides if override.replace(" ", "") not in given_once]
     print(f"point {int(hydra_config.job.num) + 1}: {', '.join(swept or overrides)}", flush=True)
     with terminal():
         try:
@@ -186,7 +186,7 @@ def _rule_rows(config: DictConfig, decoded: list[dict[str, Any]]) -> list[dict[s
         "acceptance": sweeps.summary_rows(judged, accepted),
         "accuracy": sweeps.summary_rows([node for node, _ in made], [one for _, one in made]),
     }
-    return sweeps.rule_rows([rule.label for rule in judged[0].settings["rules"]], summaries)
+    return sweeps.rule_rows([rule.label for rule in judged[0].spec.rules], summaries)
 
 
 def run(config: DictConfig) -> tuple[list[Artifact], list]:

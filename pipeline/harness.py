@@ -18,13 +18,20 @@ from typing import Any
 import pandas as pd
 
 from pipeline.console import command
-from pipeline.decoding.pair import DecodingPair, check_fits, decode_timed, load_decoding_pair
+from pipeline.decoding.pair import (
+    DecodingPair,
+    Prompt,
+    check_fits,
+    decode_timed,
+    load_decoding_pair,
+)
 from pipeline.errors import PipelineError
 from pipeline.loader import Study
 from pipeline.models.load import pair_tokenizer
 from pipeline.models.prompt_tokens import encode
 from pipeline.paths import ASSETS
 from pipeline.plan.method import Method
+from pipeline.plan.stage import models_of
 
 UNSAFE = "--confirm_run_unsafe_code"  # named as the harness names it
 INSTALL = 'pip install -e ".[harness]"'
@@ -63,8 +70,8 @@ def evaluate(
     manager = TaskManager(include_path=[str(ASSETS / "tasks"), *([include] if include else [])])
     rows = []
     for node in nodes:
-        tokenizer = pair_tokenizer(node.config, node.settings, f"targets.{node.label}")
-        pair = load_decoding_pair(node, 1 + max(tokenizer.get_vocab().values()), 0)
+        tokenizer = pair_tokenizer(*models_of(node))
+        pair = load_decoding_pair(node.spec, 1 + max(tokenizer.get_vocab().values()), 0)
         for method in pair.runs:
             model = decoding_model(pair, method, tokenizer)
             results = run_tasks(
@@ -72,12 +79,12 @@ def evaluate(
                 tasks=tasks,
                 limit=limit,
                 task_manager=manager,
-                apply_chat_template=node.config["template"] == "chat",
+                apply_chat_template=node.spec.prompts.template == "chat",
                 bootstrap_iters=0,
                 confirm_run_unsafe_code=unsafe_code,
             )
             setup = {
-                "target": node.settings["target"]["label"],
+                "target": node.spec.target.settings.label,
                 "method": method.name,
                 "draft_length": method.draft_length,
                 "temperature": method.temperature,
@@ -131,16 +138,16 @@ def decoding_model(pair: DecodingPair, method: Method, tokenizer: Any) -> Any:
             return [self._answer(request) for request in requests]
 
         def _answer(self, request: Any) -> str:
-            context, asked = request.args
-            limit = int(asked.get("max_gen_toks", LONGEST_ANSWER))
+            context, limits = request.args
+            limit = int(limits.get("max_gen_toks", LONGEST_ANSWER))
             name = f"{request.task_name}/{request.doc_id}"  # keys its sampling noise
-            row = {"prompt_id": name, "token_ids": text_tokens(tokenizer, context)}
-            check_fits(replace(pair, steps=limit), row)
-            answer, _ = decode_timed(pair, method, row, limit)
+            prompt = Prompt(name, text_tokens(tokenizer, context))
+            check_fits(replace(pair, steps=limit), prompt)
+            answer, _ = decode_timed(pair, method, prompt, limit)
             self.calls += len(answer.calls)
             self.emitted += sum(call.emitted for call in answer.calls)
-            said = str(tokenizer.decode(answer.tokens, skip_special_tokens=True))
-            text = before_stop(said, asked.get("until"))
+            answered = str(tokenizer.decode(answer.tokens, skip_special_tokens=True))
+            text = before_stop(answered, limits.get("until"))
             self.cache_hook.add_partial("generate_until", request.args, text)
             return text
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from analysis.topk import TopK
 from pipeline.errors import PipelineError
+from pipeline.models.token_texts import token_texts
 from pipeline.plan.composition import composed
 from pipeline.store import distributions
 from pipeline.store.artifacts import Artifact
@@ -32,7 +33,7 @@ class Study:
         self.overrides = overrides
         self.config, self.nodes, self.store = prepare(config)
         self.targets = list(self.config.targets)
-        self.rules = [node.settings["rule"] for node in self._of("certificates", self.targets[0])]
+        self.rules = [node.spec.rule for node in self._of("certificates", self.targets[0])]
 
     def artifact(self, stage: str, target: str | None = None, rule: str | None = None) -> Artifact:
         """Return the artifact of a stage; `target` is a key of `targets`, `rule` a rule's label.
@@ -48,14 +49,14 @@ class Study:
                 f"no {stage} of target={target} rule={rule} in this study; "
                 f"targets: {self.targets}, rules: {[rule.label for rule in self.rules]}"
             )
-        found = self.store.find(nodes[0])
-        if found is None:
+        latest = self.store.find(nodes[0])
+        if latest is None:
             command = self.command(f"stage={stage}")
             raise PipelineError(f"{stage} {nodes[0].label} does not exist yet: run `{command}`")
-        return found
+        return latest
 
     def command(self, *more: str) -> str:
-        """Return the command that makes its artifacts; what `solve` alone reads is left out."""
+        """Return the command that makes its artifacts, without the overrides of `solve`."""
         given = [word for word in self.overrides if not word.startswith("solve.")]
         return shlex.join(["python", "-m", "pipeline", *given, *more])
 
@@ -69,7 +70,7 @@ class Study:
         """Return the rows of an artifact, without the lists of top K and of temperatures."""
         artifact = self.artifact(stage, target, rule)
         if columns is None:
-            named = columns_of(artifact.record["stage"])["data"]
+            named = columns_of(artifact.record.stage)["data"]
             columns = [name for name in named if not name.startswith(("top_", "tempered_"))]
         return artifact.read(columns=columns).to_pandas()
 
@@ -88,7 +89,8 @@ class Study:
         drafts = self._of("drafts", target)
         made = self.store.find(drafts[0]) if drafts else None
         dump = self.artifact("distributions", target)
-        return distributions.words(node, dump, made, range(dump.record["facts"]["vocab_size"]))
+        size = dump.facts(distributions.StoredFacts).vocab_size
+        return token_texts(node, dump, made, range(size))
 
     def _of(self, stage: str, target: str | None) -> list[Node]:
         if stage not in self.nodes:

@@ -38,6 +38,7 @@ from analysis.statistics.trajectories import drafts_made
 from conf.schema import Config
 from pipeline import sweeps
 from pipeline.console import command
+from pipeline.decoding.decoded import read_decoded
 from pipeline.engines.costs import measure_costs, write_costs
 from pipeline.engines.runs import EngineRun, TableRows, lookup_rows, measured_rows, read_runs
 from pipeline.engines.written.counts import NoCountsError
@@ -46,7 +47,6 @@ from pipeline.errors import PipelineError
 from pipeline.loader import Study
 from pipeline.plan.composition import composed, settings_of
 from pipeline.plan.stage import SummaryRow
-from pipeline.store.decoded import read_decoded
 from pipeline.store.distributions import read_steps
 from pipeline.store.node import slug
 
@@ -84,7 +84,7 @@ def _names_file(word: str) -> bool:
 
 
 def print_costs(paths: Sequence[Path], drafter: str, directory: Path) -> None:
-    """Print and write what a step costs, of a run without drafts and of runs with them."""
+    """Print and write the cost of a step, from a run without drafts and runs with them."""
     rows, sentences, costs = measure_costs(paths, drafter)
     sweeps.print_table(rows)
     directory.mkdir(parents=True, exist_ok=True)
@@ -216,17 +216,15 @@ def predicted_rows(study: Study, length: int) -> Iterator[TableRows]:
     if not nodes["acceptance"]:
         raise PipelineError("the study has no drafter: add the engine's, for instance drafter=mini")
     for at, (target, node) in enumerate(zip(study.targets, nodes["acceptance"], strict=True)):
-        if "logged" in node.config:
-            raise PipelineError("engines' logs can't predict calls: give a study with models")
         statistics = study.artifact("acceptance", target).read("statistics").to_pandas()
         errors = statistics[statistics["statistic"] == "calibration_error"]
         errors = errors.set_index("rule")["value"]
         steps = read_steps(study.artifact("drafts", target))
-        found = study.store.find(nodes["decoding"][at]) if nodes["decoding"] else None
-        decoded = None if found is None else read_decoded(node.label, "", found)
-        for verdict in judge(steps, node.settings["rules"]):
+        artifact = study.store.find(nodes["decoding"][at]) if nodes["decoding"] else None
+        decoded = None if artifact is None else read_decoded(node.label, "", artifact)
+        for verdict in judge(steps, node.spec.rules):
             rule = verdict.rule.label
-            whose: SummaryRow = {"target": node.settings["target"], "rule": rule}
+            whose: SummaryRow = {"target": study.config.targets[target].label, "rule": rule}
             counts = drafts_made(verdict.accepted_by_depth, steps.trajectories, length)
             names = ("drafted", "accepted", "emitted")
             calls = pd.DataFrame(dict(zip(names, counts, strict=True)))

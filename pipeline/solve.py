@@ -1,4 +1,4 @@
-"""Solves for the t, alpha, theta or m that reaches a goal; prints what a draft length guarantees.
+"""Solves for the t, alpha, theta or m that reaches a goal; prints guaranteed tokens a call.
 
 ``python -m pipeline.solve study=mini solve.eps=0.05 solve.share=0.95 solve.tokens=4`` reads what
 the stage distributions stored, and computes no artifact. Where the stage drafts is there as well,
@@ -22,13 +22,14 @@ from typing import TYPE_CHECKING, Any
 # Before NumPy is imported: of products as small as here, threads cost more than they gain.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
-from analysis.report.text import limits, rounded_down, upper_end
+from analysis.report.text import UNDEFINED, limits, rounded_down, upper_end
 from pipeline import cli
 from pipeline.console import command
 from pipeline.engines.expected import advise_study, write_flags
 from pipeline.engines.settings import ENGINES
 from pipeline.loader import Study
-from pipeline.plan.slices import judged_by_logs, ranges_of
+from pipeline.plan.facts import DistributionsFacts
+from pipeline.plan.rules import judged_by_logs, ranges_of
 from pipeline.plan.stage import SummaryRow
 from pipeline.store.columns import numbers
 from pipeline.store.distributions import read_distributions, read_steps
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from conf.schema import Config
 
 LINES = 40  # that are printed at most
+FIRST_RULE = ("promised", "needed")  # tables of which the rows of the first rule are printed
 
 
 def main(overrides: Sequence[str]) -> None:
@@ -50,50 +52,57 @@ def main(overrides: Sequence[str]) -> None:
         with ThreadPoolExecutor(1) as pool:
             pool.submit(import_module, "analysis.acceptance.solve")  # numba, while files are read
             read = [SolvedTarget(study, name) for name in study.targets]
-        found = tables(study, read)
-        advised = advise_study(study, found)
-        print_answer(found, study, [one.advice.sentence for one in advised.values()])
+        tables_ = tables(study, read)
+        advised = advise_study(study, tables_)
+        print_answer(tables_, study, [target.advice.sentence for target in advised.values()])
         searched = next(iter(_ranges(study.config)), None)
-        for one in read:
-            setting = partial(one.setting, None if advised else searched)
-            write_flags(study.config, one.label, setting, advised.get(one.label))
+        for target in read:
+            setting = partial(target.setting, None if advised else searched)
+            write_flags(study.config, target.label, setting, advised.get(target.label))
 
 
 def tables(study: Study, read: Sequence[SolvedTarget]) -> dict[str, list[SummaryRow]]:
-    """Return the rows of three tables: solved settings, promises and KL needed of `criteria`."""
+    """Return the rows of four tables: solved settings, promises and KL needed of `criteria`.
+
+    The fourth has the paper's closed forms, beside the settings solved for the share of steps.
+    """
     ranges, lengths = _ranges(study.config), [*study.config.solve.draft_lengths, None]
     return {
         "solved": [row for target in read for row in target.solved(ranges)],
+        "closed forms": [row for target in read for row in target.closed_forms(ranges)],
         "promised": [row for target in read for row in target.promised(study.rules, lengths)],
         "needed": [row for target in read for row in target.needed(study.rules)],
     }
 
 
 def print_answer(
-    found: Mapping[str, Sequence[SummaryRow]], study: Study, advised: Sequence[str] = ()
+    rows_of: Mapping[str, Sequence[SummaryRow]], study: Study, advised: Sequence[str] = ()
 ) -> None:
-    """Print the verdict and what is most asked for, and write all rows to a file that is named."""
+    """Print the verdict and the main rows; write all rows to a file, and name it."""
     from pipeline import sweeps
 
     settings, report = study.config, study.store.find(study.nodes["report"][0])
-    said = [f"No verdict yet: `{study.command()}` decodes, and ends with it."]
+    sentences = [f"No verdict yet: `{study.command()}` decodes, and ends with it."]
     if report is not None:
-        said = cli.verdict_sentences(report)
+        sentences = cli.verdict_sentences(report)
     if advised:
         print("\n".join(advised))
         shown = ("few_prompts", "rule")
         sweeps.print_table(
-            [{k: v for k, v in row.items() if k not in shown} for row in found["engine"]]
+            [{k: v for k, v in row.items() if k not in shown} for row in rows_of["engine"]]
         )
-    print("\n".join([*said, ""]))
-    first, asked = found["promised"][0]["rule"], settings.solve
-    mine = {name: [row for row in rows if row["rule"] == first] for name, rows in found.items()}
-    within = f"any drafter within {asked.eps:g}"
+    print("\n".join([*sentences, ""]))
+    first, wanted = rows_of["promised"][0]["rule"], settings.solve
+    first_rows = {
+        name: [row for row in rows_of[name] if row["rule"] == first] for name in FIRST_RULE
+    }
+    within = f"any drafter within {wanted.eps:g}"
     whose = {"certified": within, "measured": "this drafter", "needed": "KL to stay below"}
-    solved = sweeps.pivot(found["solved"], "wanted", "value", whose)
-    promised = sweeps.pivot(mine["promised"], "drafts", "tokens", whose)
-    needed = sweeps.pivot(mine["needed"], "certified", "below", whose)
-    room = max(1, LINES - len(said) - 12 - len(promised) - len(needed))
+    solved = sweeps.pivot(rows_of["solved"], "wanted", "value", whose)
+    promised = sweeps.pivot(first_rows["promised"], "drafts", "tokens", whose)
+    needed = sweeps.pivot(first_rows["needed"], "certified", "below", whose)
+    solved = sweeps.with_closed_forms(solved, rows_of["closed forms"], within)
+    room = max(1, LINES - len(sentences) - 9 - len(promised) - len(needed))
     for title, rows in {
         "Strictest setting that reaches what is wanted": solved[:room],
         "Tokens a call, by draft length": promised,
@@ -102,7 +111,7 @@ def print_answer(
         if rows:
             print(f"{title}:")
             sweeps.print_table(rows)
-    every = [{"table": name, **row} for name, table in found.items() for row in table]
+    every = [{"table": name, **row} for name, table in rows_of.items() for row in table]
     sweeps.write_rows(
         every, Path(settings.outputs) / "tables" / slug(f"solve-{settings.study}.csv")
     )
@@ -117,7 +126,7 @@ def _ranges(settings: Config) -> list[ParameterRange]:
 
 
 class SolvedTarget:
-    """The stored steps of a target, and what was drafted there."""
+    """The stored steps of a target, and the drafts there."""
 
     def __init__(self, study: Study, name: str) -> None:
         """Read the target `name`.
@@ -130,12 +139,11 @@ class SolvedTarget:
         from analysis.statistics.trajectories import Trajectories
 
         settings, dump = study.config, study.artifact("distributions", name)
-        node = study.nodes["distributions"][study.targets.index(name)]
         drafted = study.nodes["drafts"] and study.nodes["drafts"][study.targets.index(name)]
         drafts = study.store.find(drafted) if drafted else None
-        asked, statistics = settings.solve, settings.statistics
-        self.name, self.label = name, node.settings["label"]
-        self._settings, self._asked, self._path = settings, asked, node.settings["path"]
+        wanted, statistics = settings.solve, settings.statistics
+        self.name, self.label = name, settings.targets[name].label
+        self._settings, self._asked, self._path = settings, wanted, settings.targets[name].path
         self._divergence = settings.certificates.divergence
         self._dist = read_distributions(dump, settings.certificates.temperature)
         position = numbers(dump.read(columns=["position"])["position"])
@@ -146,15 +154,15 @@ class SolvedTarget:
         drafter = settings.drafter
         self._drafted, self._drafter = None, drafter and drafter.path
         if settings.distributions.source == "logs":  # whose paths are those of files
-            name = dump.record["facts"]["model"]
+            name = dump.facts(DistributionsFacts).model
             self._path = name if name != self.label else "TARGET"  # a word to be replaced
         elif drafts is not None:
             self._drafted = read_steps(drafts)
-        self._goals = [Goal(share=asked.share), Goal(tokens=asked.tokens)]
+        self._goals = [Goal(share=wanted.share), Goal(tokens=wanted.tokens)]
         self._goals += [
-            Goal(tokens=asked.tokens, draft_length=length)
-            for length in asked.draft_lengths
-            if asked.tokens <= length + 1  # a call emits no more
+            Goal(tokens=wanted.tokens, draft_length=length)
+            for length in wanted.draft_lengths
+            if wanted.tokens <= length + 1  # a call emits no more
         ]
         self._found: dict[str, list[Solution]] = {}
 
@@ -171,15 +179,15 @@ class SolvedTarget:
                 kinds["measured"] = solve_accepted(
                     self._drafted, searched, self._goals, self._bootstrap
                 )
-            for kind, found in kinds.items():
-                for goal, one in zip(self._goals, found, strict=True):
+            for kind, solutions in kinds.items():
+                for goal, solution in zip(self._goals, solutions, strict=True):
                     yield self._row(
                         searched.name,
                         kind=kind,
                         wanted=_wanted(goal),
                         parameter=searched.parameter,
-                        **_interval("value", one.value, one.ci_low, one.ci_high),
-                        reached=one.reached,
+                        **_interval("value", solution.value, solution.ci_low, solution.ci_high),
+                        reached=solution.reached,
                     )
 
     def _missing(self, searched: ParameterRange) -> str:
@@ -201,14 +209,35 @@ class SolvedTarget:
                 searched,
                 self._asked.eps,
                 self._goals,
-                self._bootstrap,
-                self._steps,
-                self._divergence,
+                bootstrap=self._bootstrap,
+                trajectories=self._steps,
+                divergence=self._divergence,
             )
         return self._found[searched.name]
 
+    def closed_forms(self, ranges: Sequence[ParameterRange]) -> Iterator[SummaryRow]:
+        """Yield a row a closed form of strict greedy and of each range at its solved setting.
+
+        They bound KL, from probabilities that are not rounded.
+        """
+        from analysis.certificates.closed_forms import turned_round
+        from analysis.rules import StrictGreedy
+
+        if self._divergence != "kl" or self._dist.log_prob_error is not None:
+            return
+        settings: list[tuple[str, Rule, str]] = [("greedy", StrictGreedy(), "")]
+        for searched in ranges:
+            if not self._missing(searched):
+                (solution, *_) = self._certified(searched)
+                exact = UNDEFINED if solution.rule is None else f"{solution.value:.4g}"
+                rule = solution.rule or searched.rules[-1]
+                settings.append((searched.name, rule, f"{searched.parameter} = {exact}"))
+        for name, rule, exact in settings:
+            for row in turned_round(self._dist, rule, self._asked.eps):
+                yield self._row(name, **{"exact setting": exact}, **row)
+
     def setting(self, searched: ParameterRange | None, length: int) -> dict[str, Any] | None:
-        """Return what an engine is to run at a draft length, as `setting_text` takes it.
+        """Return the setting of an engine at a draft length, as `setting_text` takes it.
 
         Without a range it is strict greedy. A setting is the answer to the tokens wanted at this
         draft length, else to the share of steps; where there is none, it is None.
@@ -222,20 +251,21 @@ class SolvedTarget:
             f"with a divergence ({self._divergence}) of at most {self._asked.eps:g} at every step."
         ]
         if searched is not None:
-            found = {
-                goal.draft_length: (goal, one)
-                for goal, one in zip(self._goals, self._certified(searched), strict=True)
-                if one.rule is not None and (goal.tokens is None or goal.draft_length == length)
+            by_length = {
+                goal.draft_length: (goal, solution)
+                for goal, solution in zip(self._goals, self._certified(searched), strict=True)
+                if solution.rule is not None
+                and (goal.tokens is None or goal.draft_length == length)
             }
-            if not found:
+            if not by_length:
                 return None
-            goal, one = found.get(length) or found[None]
-            rule = one.rule or rule
-            low, high = one.ci_low, one.ci_high
+            goal, solution = by_length.get(length) or by_length[None]
+            rule = solution.rule or rule
+            low, high = solution.ci_low, solution.ci_high
             interval = f" [{low:.3g}, {high:.3g}]" if low < high else ""
             measured.append(
                 f"Wanted: certified {_wanted(goal)}. {searched.parameter} = "
-                f"{one.value:g}{interval} reaches {one.reached:.4g}."
+                f"{solution.value:g}{interval} reaches {solution.reached:.4g}."
             )
         measured += [
             f"{row['kind'].capitalize()}, drafts of {length}: {row['tokens']:.3g} tokens a call"
@@ -262,8 +292,8 @@ class SolvedTarget:
         from analysis.certificates.certify import certify
         from analysis.statistics.trajectories import count_calls
 
-        found = certify(self._dist, rules, divergence=self._divergence)
-        flags = {"certified": (found.lower > self._asked.eps)[None]}
+        certificates = certify(self._dist, rules, divergence=self._divergence)
+        flags = {"certified": (certificates.lower > self._asked.eps)[None]}
         if self._drafted is not None:
             verdicts = judge(self._drafted, rules)
             flags["measured"] = np.stack([v.accepted_by_depth for v in verdicts], axis=2)
@@ -275,8 +305,8 @@ class SolvedTarget:
                     draws = bootstrap.sums(made.tokens)[:, None] / bootstrap.sums(made.calls)
                     tokens = made.tokens.sum() / made.calls.sum(axis=0)
                 for rule, *ends in zip(rules, tokens, *bootstrap.interval(draws), strict=True):
-                    said = {"drafts": _length(draft_length), "kind": kind}
-                    yield self._row(rule.label, **said, **_interval("tokens", *ends))
+                    labels = {"drafts": _length(draft_length), "kind": kind}
+                    yield self._row(rule.label, **labels, **_interval("tokens", *ends))
 
     def needed(self, rules: Sequence[Rule]) -> Iterator[SummaryRow]:
         """Yield a row a rule: below which divergence a drafter is certified on the wanted share."""

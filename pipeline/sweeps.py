@@ -12,7 +12,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from analysis.report.text import UNDEFINED, few_notes, length_text, limits, mark_of, upper_end
+from analysis.report.text import (
+    UNDEFINED,
+    few_notes,
+    length_text,
+    limits,
+    mark_of,
+    share_text,
+    upper_end,
+)
 from pipeline.execution.runner import shown
 from pipeline.plan.stage import SummaryRow, stage_of
 from pipeline.store.artifacts import Artifact
@@ -135,6 +143,30 @@ def pivot(
         cell = UNDEFINED if math.isnan(row[value]) else text
         wide.setdefault(tuple(named.values()), named)[str(row[key])] = cell
     return list(wide.values())
+
+
+def with_closed_forms(
+    solved: Sequence[SummaryRow], closed: Sequence[SummaryRow], of: str
+) -> list[SummaryRow]:
+    """Return solved rows, each with the closed form of its range; first those of no range.
+
+    Args:
+        solved: rows of `pivot`.
+        closed: rows with target, rule, kind, "asks for" and "meets it".
+        of: the printed kind of the rows that closed forms are about.
+    """
+    rows = [{**row, "closed form": UNDEFINED} for row in solved]
+    first: list[SummaryRow] = []
+    for form in closed:
+        if form["kind"] == "sufficient":
+            key = {"target": form["target"], "rule": form["rule"], "of": of}
+            text = f"{form['asks for']}, met by {share_text(form['meets it'])}"
+            places = [row for row in rows if key.items() <= row.items()]
+            if not places:
+                first.append({**key, "closed form": text})
+            for row in places:
+                row["closed form"] = text
+    return [*first, *rows]
 
 
 def print_table(rows: Sequence[Mapping[str, Any]]) -> None:

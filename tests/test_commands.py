@@ -24,7 +24,7 @@ from pipeline import cli
 from pipeline.paths import CONF, ROOT
 from pipeline.plan.composition import composed, settings_of
 from pipeline.plan.methods import build_methods
-from pipeline.plan.slices import build_rules, rules_by_name
+from pipeline.plan.rules import build_rules, rules_by_name
 from tests.test_docs import PAGES
 
 # Pages with commands that need a GPU, the hub, or files of an engine; every other command runs on

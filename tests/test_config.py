@@ -27,7 +27,7 @@ from pipeline.paths import CONF, ROOT
 from pipeline.plan.composition import check_overrides, composed, given, quoted, report_name, unset
 from pipeline.plan.explain import EXPECTED_ERRORS, explain
 from pipeline.plan.graph import prepare
-from pipeline.plan.slices import build_rules
+from pipeline.plan.rules import build_rules
 from pipeline.stages.prompts.compute import SLACK
 from tests.pipeline import tiny
 
@@ -257,7 +257,7 @@ def test_a_draft_length_for_all_methods_has_an_artifact_of_its_own(tmp_path: Pat
         for at in ("null", 1, 3)
     )
     assert len({node.fingerprint for node in (default, one, three)}) == 3
-    assert {method["draft_length"] for method in three.config["methods"]} == {3}
+    assert {method.draft_length for method in three.spec.methods} == {3}
 
 
 @pytest.mark.parametrize("option", [option for group, option in OPTIONS if group == "decoding"])
@@ -275,12 +275,12 @@ def test_a_temperature_on_the_list_needs_no_new_distributions(tmp_path: Path) ->
 
     listed = "distributions.temperatures=[0.5,1,0.7]"
     plain, certified = found(listed)
-    assert plain.config["temperatures"] == [0.5, 0.7]
+    assert plain.spec.temperatures == (0.5, 0.7)
     for temperature, same in (("0.7", True), ("1.0", True), ("0.6", False)):
         dump, certificates = found(listed, f"certificates.temperature={temperature}")
         assert (dump.fingerprint == plain.fingerprint) == same
         assert (certificates.fingerprint == certified.fingerprint) == (temperature == "1.0")
-    assert dump.config["temperatures"] == [0.5, 0.6, 0.7]
+    assert dump.spec.temperatures == (0.5, 0.6, 0.7)
 
 
 def test_certificates_of_another_divergence_are_artifacts_of_their_own(tmp_path: Path) -> None:

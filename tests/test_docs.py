@@ -10,7 +10,7 @@ import tomllib
 from importlib.util import find_spec
 
 from analysis.decoding.speed import speed
-from analysis.report.records import Table, worded
+from analysis.report.records import Table, texts, worded
 from analysis.report.sections.decoding import decoding_section
 from analysis.report.sections.decoding_speed import speed_section
 from pipeline.paths import ROOT
@@ -44,6 +44,23 @@ def test_every_path_and_module_on_a_page_exists() -> None:
             assert pkgutil.resolve_name(name), page
         for name in re.findall(r"python -m ([\w.]+\w)(?![\w<])", text):
             assert find_spec(name), f"{page.name}: python -m {name}"
+
+
+def test_every_element_of_the_papers_has_a_place_or_a_reason() -> None:
+    """Of docs/seeds.md: its tables, figures, code and tests are there."""
+    page = (ROOT / "docs/seeds.md").read_text()
+    shown = {entry.get("name", name) for name, entry in texts().items()} | {"table5", "table6"}
+    rows = [line.strip("| ").split(" | ") for line in re.findall(r"^\| .*", page, re.M)]
+    rows = [row for row in rows if row[0] != "element"]
+    assert len({row[0] for row in rows}) >= 165
+    for element, where, code, test in rows:
+        assert {*re.findall(r"\*(\w+)\*", where)} <= shown, element
+        if code == "–":
+            assert "not here: " in where, element
+            continue
+        assert pkgutil.resolve_name(code.strip("`")), element
+        path, name = test.strip("`").split("::")
+        assert re.search(rf"^def {name}\(", (ROOT / path).read_text(), re.M), element
 
 
 def test_the_log_stays_readable() -> None:
@@ -80,7 +97,7 @@ def test_each_word_under_what_is_measured_has_a_column() -> None:
     one, statistics = batched(), (20, 0.9, 0)
     speeds = [speed(one, *statistics).assign(theta=math.nan)]
     shown = [
-        *decoding_section("", [one], statistics, []).shown,
+        *decoding_section("", [one], statistics, 0.1, []).shown,
         *speed_section("", [one], speeds, []).shown,
     ]
     headings = {

@@ -73,7 +73,7 @@ def test_only_models_their_caches_attention_and_gguf_import_transformers() -> No
         if "transformers" in {name.split(".")[0] for name in imported(path)}
     }
     users -= {"pipeline/models/language_model.py"}  # for types only
-    named = ("caches", "few_rows", "heads/feature_head", "load")
+    named = ("caches", "skinny_matmul", "heads/feature_head", "load")
     expected = {f"pipeline/models/{name}.py" for name in named}
     assert users == expected | {"pipeline/gguf_models/convert.py"}
 

@@ -19,6 +19,7 @@ import pandas as pd
 
 from ..beyond import probability
 from ..certificates.certify import certify
+from ..rules.readings import ALGORITHM_1, READINGS, Integers, relaxed
 from ..rules.rule import Rule
 from ..statistics.bootstrap import Floats, PromptBootstrap
 from ..topk import TopK
@@ -26,6 +27,7 @@ from .judgement import rounding
 
 SPECULATIVE, ARGMAX = "speculative sampling", "argmax drafted, speculative sampling"
 SAMPLED = "sampled draft, "  # before the label of a rule
+DRAFTED = "argmax drafted, "  # before a rule that samples and its reading
 ROUNDING = 1e-9  # by which a computed probability may fall below its certificate
 
 
@@ -70,6 +72,23 @@ def accepted_mass(dist: TopK, rule: Rule, sums: Floats | None = None) -> Floats:
     last = np.where((count < 0) | (count > dist.k), dist.k, count) - 1
     mass = (np.cumsum(dist.probs, axis=1) if sums is None else sums)[np.arange(len(dist)), last]
     return np.asarray(np.where(count >= dist.vocab_size, 1.0, np.minimum(mass, 1.0)))
+
+
+def readings(rule: Rule, target: TopK, rank: Integers, argmax: Floats) -> dict[str, Floats]:
+    """Return (N,) probabilities that an argmax draft is accepted, for each reading of MARS.
+
+    Args:
+        rule: MARS.
+        target: N steps with raw logits.
+        rank: (N,) target ranks of the drafts.
+        argmax: (N,) their target probabilities at the temperature.
+    """
+    count = rule.accepted_count(target)
+    kept = {name: relaxed(name, rank <= count, rank, count) for name in READINGS}
+    return {
+        f"{DRAFTED}{rule.label}, {name}": np.where(of, 1.0, 0.0 if name == ALGORITHM_1 else argmax)
+        for name, of in kept.items()
+    }
 
 
 def sampling_statistics(

@@ -7,6 +7,7 @@ names its theorem; docs/method.md has the list.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -71,12 +72,7 @@ def g_inverse(eps: ArrayLike) -> Floats:
         0.3
     """
     eps = _within(eps, 0.0, LOG2)
-    low, high = np.sqrt(2 * eps / (1 + 2 * eps)), np.minimum(np.sqrt(2 * eps), 1.0)  # Lemma A.1
-    for _ in range(60):
-        middle = 0.5 * (low + high)
-        below = g(middle) < eps
-        low, high = np.where(below, middle, low), np.where(below, high, middle)
-    return np.asarray(high)
+    return _inverse(g, eps, np.sqrt(2 * eps / (1 + 2 * eps)))  # Lemma A.1
 
 
 def g_inverse_series(eps: ArrayLike) -> Floats:
@@ -179,6 +175,21 @@ def tree_lower_series(gamma: ArrayLike, m: ArrayLike) -> Floats:
     return np.asarray((m + 1) / 4 * gamma**2 + (5 - m) * (m + 1) ** 2 / 192 * gamma**4)
 
 
+def tree_inverse(eps: ArrayLike, m: ArrayLike) -> Floats:
+    """B_m^-1 on [0, log(m + 1)]: the margin p0 - p(rank m+1) above which a tree is safe.
+
+    Theorem 5.2. Above its first term, sqrt(4 eps / (m+1)), where m > 5 and eps is small.
+
+    Examples:
+        >>> tree_inverse(tree_lower(0.3, [1, 4]), [1, 4]).round(12).tolist()
+        [0.3, 0.3]
+    """
+    m = _within(m, 1, math.inf)
+    eps = np.asarray(eps, dtype=np.float64)
+    eps = np.where((eps >= 0) & (eps <= tree_ceiling(m)), eps, np.nan)
+    return _inverse(lambda gamma: tree_lower(gamma, m), eps, np.zeros_like(eps))
+
+
 def tree_ceiling(m: ArrayLike) -> Floats:
     """Theorem 5.3: tree, R <= log(m + 1)."""
     return np.asarray(np.log1p(_within(m, 1, math.inf)))
@@ -198,6 +209,19 @@ def _tree_shift(gamma: ArrayLike, m: ArrayLike) -> Floats:
     with np.errstate(divide="ignore", invalid="ignore"):
         shift = np.where(b >= 0, 2.0 * c / (b + root), (root - b) / (2.0 * a))
     return np.where(gamma == 1.0, np.inf, shift)
+
+
+def _inverse(bound: Callable[[Floats], Floats], eps: Floats, low: Floats) -> Floats:
+    """Return the margin in [low, 1] at which a bound reaches eps, by bisection, never below it.
+
+    No bound here is below d^2 / 2, so the margin is at most sqrt(2 eps).
+    """
+    high = np.minimum(np.sqrt(2 * eps), 1.0)
+    for _ in range(60):
+        middle = 0.5 * (low + high)
+        below = bound(middle) < eps
+        low, high = np.where(below, middle, low), np.where(below, high, middle)
+    return np.asarray(high)
 
 
 def _within(value: ArrayLike, low: float, high: float) -> NDArray[np.float64]:

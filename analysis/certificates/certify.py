@@ -8,6 +8,7 @@ raw logits.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -22,30 +23,41 @@ from .divergences import Divergence
 from .kernel import BLOCK, COUNTS, CUT, RECORD, TREE, certify_rows
 from .kernel_types import Block, Certificates, Rules, StoredSteps
 from .rounded import rounded
-from .truncation import intervals
+from .truncation import beyond_stored, intervals
 
 SPACING = 72  # columns of whole pages would share the same few cache sets
 
 
-def certify(dist: TopK, rules: Rule | Sequence[Rule], *, divergence: str = "kl") -> Certificates:
+def certify(
+    dist: TopK,
+    rules: Rule | Sequence[Rule] = (),
+    *,
+    accepted: ArrayLike | None = None,
+    divergence: str = "kl",
+) -> Certificates:
     """Compute the certificates of every step under every rule, in one pass.
 
     Args:
         dist: N steps.
-        rules: R rules, or a single rule (R = 1).
-        divergence: between target and draft: kl, tv, hellinger (squared), reverse_kl or renyi:a,
-            with a > 0, as `divergences` defines them.
+        rules: R rules; one rule may be given bare, R = 1 then.
+        accepted: instead of rules, the tokens that each step accepts, whichever they are: (N, V)
+            booleans by token id, or (V,) for all steps alike. R = 1 then.
+        divergence: of target and draft: kl, tv, hellinger (squared), reverse_kl or renyi:a, with
+            a > 0, as `divergences` defines them.
 
     Returns:
-        Theorem 4.4 for token rules, Theorem 5.1 for trees, with intervals where the first rejected
-        token is not stored. The relative error is about 1e-14, given the stored logits. For
-        reverse KL and Renyi orders below 1/2 it is about 1e-16 / Z where that is more, as Z can be
-        close to 0.
+        Theorem 4.4 for rules of one token, Theorem 5.1 for trees, with intervals where the first
+        rejected token is not stored. Relative error about 1e-14, of the stored logits; for reverse
+        KL and Renyi orders below 1/2, whose Z can be next to 0, about 1e-16 / Z where that is more.
+        With `accepted`, the certificate is that of the most probable rejected token, and the
+        accepted count is the number of ranks before it. It is 0 where the argmax is rejected: the
+        target's own choice is then refused at no divergence.
 
     Raises:
-        ValueError: too few tokens are stored for a rule, a rule needs raw logits that are not
-            stored, a user's rule returns an impossible count, or the ranks are not sorted. Or an
-            argument is not a TopK, a rule or a divergence.
+        ValueError: too few tokens are stored for a rule, a rule needs raw logits and there are
+            none, a rule of the user's gives an impossible count, or the ranks are not sorted; or
+            what is given is no TopK, no rule, or no divergence. `accepted` comes with rules, or has
+            another shape, or the log-probabilities are rounded.
 
     Examples:
         >>> from analysis.rules import StrictGreedy
@@ -53,6 +65,9 @@ def certify(dist: TopK, rules: Rule | Sequence[Rule], *, divergence: str = "kl")
         [[0.130812]]
         >>> certify(TopK.from_probabilities([0.75, 0.25]), StrictGreedy(), divergence="tv").lower
         array([[0.25]])
+        >>> p = TopK.from_probabilities([0.5, 0.3, 0.2])
+        >>> certify(p, accepted=[True, False, True]).lower.round(6).tolist()  # 0.3 is rejected
+        [[0.025267]]
     """
     chosen = Divergence.named(divergence)
     if not isinstance(dist, TopK):
@@ -61,6 +76,10 @@ def certify(dist: TopK, rules: Rule | Sequence[Rule], *, divergence: str = "kl")
             "TopK.from_logits(logits)"
         )
     rules = _listed(rules)
+    if accepted is not None:
+        if rules:
+            raise ValueError("rules and accepted are both given: give one of them")
+        return _certify_sets(dist, np.asarray(accepted), chosen)
     exact = partial(_exact, divergence=chosen)
     if dist.log_prob_error is not None:
         return rounded(dist, rules, chosen, exact)
@@ -128,6 +147,47 @@ def _exact(dist: TopK, rules: Sequence[Rule], divergence: Divergence) -> Certifi
         for column, values in zip(columns, ends, strict=True):
             column[cells] = values
     return Certificates(*(column.T for column in columns))
+
+
+@dataclass(frozen=True, eq=False)
+class _Ranks(Rule):
+    """Accepts the first ranks of each step, by (N,) counts."""
+
+    counts: NDArray[np.int32]
+
+    def form(self, _dist: TopK, /) -> NDArray[np.int32]:
+        return self.counts
+
+
+def _certify_sets(dist: TopK, accepted: NDArray[Any], divergence: Divergence) -> Certificates:
+    """Return the certificates of sets of accepted tokens (Theorem 4.4 for any rejection region).
+
+    Only the most probable rejected token counts: tokens behind it are not above its level. Where
+    all stored tokens are accepted it is one of the others, unless those are accepted as well.
+    """
+    size, steps = dist.vocab_size, len(dist)
+    if accepted.dtype != np.bool_ or accepted.shape not in ((size,), (steps, size)):
+        raise ValueError(
+            f"accepted is {accepted.dtype} {accepted.shape}: give booleans by token id, "
+            f"({steps}, {size}) or ({size},)"
+        )
+    if dist.log_prob_error is not None:
+        raise ValueError("rounded log-probabilities are certified by rules only, not by accepted")
+    accepted = np.broadcast_to(accepted, (steps, size))
+    stored = np.take_along_axis(accepted, dist.ids, axis=1)
+    others = np.sum(accepted, axis=1) - np.sum(stored, axis=1)  # accepted, and not stored
+    first = np.where(stored.all(axis=1), size, np.argmin(stored, axis=1)).astype(np.int32)
+    result = _exact(dist, [_Ranks(np.maximum(first, 1))], divergence)
+    own = np.flatnonzero(first == 0)
+    result.lower[own], result.upper[own] = 0.0, 0.0
+    result.active_size[own], result.accepted_count[own] = 1, 0
+    rows = np.flatnonzero((first == size) & (others < size - dist.k))
+    if len(rows):
+        columns = beyond_stored(dist[rows], others[rows], divergence)
+        parts: list[Any] = [*result]
+        for column, values in zip(parts, columns, strict=True):
+            column[rows, 0] = values
+    return result
 
 
 def _rules(dist: TopK, rules: Sequence[Rule]) -> Rules:

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..rules.rule import Counts, Cut, Rule
+from ..rules.rule import UNKNOWN, Counts, Cut, Rule
 from ..topk import Floats, TopK
 from .divergences import Divergence, Ratios, ratios
 from .tails import TAIL_ERROR, Tails
@@ -163,15 +163,37 @@ def _first_rejected(stored: TruncatedSteps, theta: Floats) -> tuple[Floats, Floa
 
 
 def _by_count(stored: TruncatedSteps, counts: Counts) -> Intervals:
-    """Return intervals for given counts: the first rejected one is unseen token count - K + 1."""
-    tail, p_k = stored.tail, stored.p_k
+    """Use that the first rejected token is the (count - K + 1)th of the tail, or further."""
     more = np.maximum(0, counts - stored.dist.k).astype(np.float64)
-    high = np.minimum(p_k, tail * (1.0 + TAIL_ERROR) / (more + 1.0))
-    least = (tail * (1.0 - TAIL_ERROR) - more * p_k) / (stored.others - more)
-    with np.errstate(divide="ignore"):
-        ends = np.log(np.clip(least, 0.0, high)), np.log(high)
-    lower, upper, active = _ends(stored, *ends, more)
+    lower, upper, active = _behind(stored, more, more + 1.0)
     return lower, np.where(counts < 0, np.inf, upper), active, counts
+
+
+def beyond_stored(
+    dist: TopK, others: NDArray[np.integer[Any]], divergence: Divergence
+) -> Intervals:
+    """Return lower, upper, |A| and counts where all K stored tokens and so many others pass.
+
+    Args:
+        dist: M steps, K < V.
+        others: (M,), fewer than V - K; any of the others may be the most probable one.
+        divergence: what the certificates are in.
+    """
+    stored = TruncatedSteps(dist, divergence)
+    ends = _behind(stored, others.astype(np.float64), np.ones(len(dist)))
+    return *ends, np.full(len(dist), UNKNOWN, dtype=np.int32)
+
+
+def _behind(
+    stored: TruncatedSteps, more: Floats, equal: Floats
+) -> tuple[Floats, Floats, NDArray[np.int32]]:
+    """Return lower, upper and |A| where `more` others pass, and `equal` are as probable as b."""
+    tail, p_k = stored.tail, stored.p_k
+    high = np.minimum(p_k, tail * (1.0 + TAIL_ERROR) / equal)
+    least = (tail * (1.0 - TAIL_ERROR) - more * p_k) / (stored.others - more)
+    with np.errstate(divide="ignore"):  # rounded up, so that p_K is not missed
+        ends = np.log(np.clip(least, 0.0, high)), np.log(high) + ROUNDING
+    return _ends(stored, *ends, more)
 
 
 def _ends(

@@ -19,6 +19,11 @@ from .finished import differing_answers, finished_costs
 from .predicted import closed_form
 
 PASSES = ["model", "batch", "tokens", "seconds"]
+CONTEXTS = ["prompt_id", "run", "position", "kl", "greedy_entropy", "races_entropy"]
+TEXTS = [
+    *("prompt_id", "run", "text", "position", "place"),
+    *("entropy", "top_probability", "certificate", "kl"),
+]
 LEVELS = ["prompt_id", "run", "position", "level", "children", "accepted"]
 
 
@@ -47,6 +52,13 @@ class Decoded:
             level, children, accepted (the sibling index, 0 if none).
         passes: one row for each pass over a batch of texts: model (target or drafter), batch,
             tokens of each text, seconds.
+        contexts: one row for each token of an answer of the target alone, at temperatures at which
+            trees are drawn: prompt_id, run, position, kl, greedy_entropy, races_entropy.
+        vocabulary: number of tokens that both models have.
+        texts: the target's distribution at each token of its own answer (text "target"), of a
+            run's (own), and of drafts behind their first rejected token (rejected, with the
+            place in the draft): prompt_id, run, text, position, place, entropy,
+            top_probability, certificate (of the run's rule), kl.
     """
 
     target: str
@@ -61,11 +73,19 @@ class Decoded:
     rules: Mapping[str, Rule]
     levels: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=LEVELS))
     passes: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=PASSES))
+    contexts: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=CONTEXTS))
+    vocabulary: int = 0
+    texts: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=TEXTS))
 
     @property
     def of_trees(self) -> pd.Series:
         """Whether each run drafts trees."""
         return self.runs["tree"].notna()
+
+    def alike(self, run: int, other: int) -> bool:
+        """Whether two runs have the same temperature and cut."""
+        settings = self.runs[["temperature", "top_p", "top_k"]]
+        return bool((settings.iloc[run] == settings.iloc[other]).all())
 
     def baseline(self, run: int) -> int:
         """Return the baseline of a run.

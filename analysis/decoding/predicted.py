@@ -21,6 +21,7 @@ import numpy as np
 import pandas as pd
 
 from ..statistics.bootstrap import Floats
+from .formulas import tokens_per_call
 from .places import call_tokens, extended_rates, place_rates, pooled_rate, shifted_rates
 
 if TYPE_CHECKING:
@@ -29,29 +30,6 @@ if TYPE_CHECKING:
 PRECISION = 1e-12  # of an acceptance rate
 LEAST_PRECISION = 1e-4  # of an acceptance rate from measured answers
 LENGTH_COLUMNS = ["method", "temperature", "predicted", "predicted_speedup", "tried"]
-
-
-def tokens_per_call(a: float, gamma: int) -> float:
-    """Return the expected tokens of a target call, (1 - a^(gamma+1)) / (1 - a).
-
-    Accepted tokens plus the corrected or bonus token (Leviathan et al. 2023, eq. 1).
-
-    Args:
-        a: acceptance rate in [0, 1]; at 1 the result is the limit gamma + 1.
-        gamma: drafted tokens a call, at least 0.
-
-    Raises:
-        ValueError: a or gamma is out of range.
-
-    Examples:
-        >>> round(tokens_per_call(0.8, 5), 2)
-        3.69
-    """
-    if not 0 <= a <= 1:
-        raise ValueError(f"a={a} is not allowed: an acceptance rate is in [0, 1]")
-    if gamma < 0:
-        raise ValueError(f"gamma={gamma} is not allowed: give an integer of at least 0")
-    return math.fsum(a**power for power in range(gamma + 1))
 
 
 def closed_form(calls: pd.DataFrame, rates: pd.Series) -> pd.Series:
@@ -176,10 +154,10 @@ def least_rate(pays: Callable[[float], bool], precision: float) -> float:
 
 
 def draft_lengths(decoded: Decoded, speeds: pd.DataFrame) -> pd.DataFrame:
-    """Return the best predicted draft length of methods that drafted chains of several lengths.
+    """Return the best draft length of each method that drafted chains, as predicted.
 
-    Lengths from 0 (the target alone) to the longest tried are compared by `predictions`, with the
-    rates and costs of the longest drafts.
+    Predicted as in `predictions` among 0 (the target alone) to the longest one tried, from the
+    rates by place of the longest drafts.
 
     Args:
         decoded: calls and their seconds.
@@ -190,10 +168,11 @@ def draft_lengths(decoded: Decoded, speeds: pd.DataFrame) -> pd.DataFrame:
     """
     rows: list[dict[str, Any]] = []
     for (method, temperature), group in _chains(decoded, speeds):
-        if len(group) < 2 or not group["tested"].sum():
+        costs = call_costs(decoded, group)
+        if len(costs) < 2 or not group["tested"].sum():
             continue
         tried = group.sort_values("draft_length")
-        of_answers = _Answers(decoded, int(tried.index[-1]), call_costs(decoded, group))
+        of_answers = _Answers(decoded, int(tried.index[-1]), costs)
         gains = [1.0, *(of_answers.speedup(of_answers.rates[:g]) for g in of_answers.lengths)]
         best = int(np.argmax(gains))
         rows.append(
@@ -280,19 +259,23 @@ class _Answers:
 def call_costs(decoded: Decoded, group: pd.DataFrame) -> list[float]:
     """Return the mean measured seconds of a call with 0, 1, ... drafted tokens.
 
-    At 0 they are the baseline's, at a tried draft length those of calls with a full draft, and
-    interpolated linearly in between. The list ends at the longest full draft.
+    At 0 it is the baseline's; at a draft length that was tried, that of calls with a full draft; at
+    another one that other chains of the model tried, theirs; on a line between these. It ends at
+    the longest draft that a call of the runs had in full.
 
     Args:
         decoded: calls and their seconds.
         group: rows of `speed` for runs that differ only in their draft length.
     """
+    chains = decoded.runs["draft_length"][(decoded.runs["drafter"] == "model") & ~decoded.of_trees]
     spent = decoded.spans[["draft_seconds", "verify_seconds", "other_seconds"]].sum(axis=1)
+    full = decoded.spans["drafted"] == decoded.spans["run"].map(chains)
+    of_runs = spent[full].groupby(decoded.spans["run"]).mean()
+    own = group["draft_length"][group.index.isin(of_runs.index)]
     seconds = {0: float(group["c_p"].iloc[0])}
-    for run, gamma in group["draft_length"].items():
-        full = (decoded.spans["run"] == run) & (decoded.spans["drafted"] == gamma)
-        if full.any():
-            seconds[int(gamma)] = float(spent[full].mean())
+    for run in [*of_runs.index.difference(own.index), *own.index]:  # its own come last, and stay
+        if chains[run] <= own.max():
+            seconds[int(chains[run])] = float(of_runs[run])
     measured = sorted(seconds)
     lengths = np.arange(measured[-1] + 1)
     return np.interp(lengths, measured, [seconds[gamma] for gamma in measured]).tolist()

@@ -65,6 +65,46 @@ def match_tree(
         path.append(node)
 
 
+def drawn_path(
+    tree: Topology,
+    drafted: Sequence[int],
+    rows: Callable[[int], Floats],
+    token_uniform: Callable[[int], float],
+    also: Flags | None = None,
+) -> tuple[tuple[int, ...], int]:
+    """Return the path of drafted tokens that the target draws, and the next draw.
+
+    Drafts are deterministic, such as most probable tokens. The first child in order that is drawn,
+    or that `also` accepts, is taken. This has the distribution of children tested in order with
+    probability p, where a rejected token leaves p: the verification of EAGLE-3's trees (arXiv
+    2503.01840). Without `also` the scheme is lossless, and emits the tokens that the target alone
+    draws with the same numbers.
+
+    Args:
+        tree: n nodes.
+        drafted: their tokens.
+        rows: the target's distribution (V,) after a node, -1 being the text so far.
+        token_uniform: uniform number with which the token after the first a of a path is drawn.
+        also: (n,) tokens that are accepted regardless of the draw (`analysis.rules.readings`).
+
+    Returns:
+        As `match_tree`.
+    """
+    path: list[int] = []
+    node = ROOT
+    while True:
+        token = pick(rows(node), token_uniform(len(path)))
+        taken = [
+            child
+            for child in tree.children[node]
+            if drafted[child] == token or (also is not None and also[child])
+        ]
+        if not taken:
+            return tuple(path), token
+        node = taken[0]
+        path.append(node)
+
+
 def speculative_sampling(
     p: Floats,
     q: Floats,
@@ -85,8 +125,7 @@ def speculative_sampling(
             tokens, with None for the draft's if a = n. Called once.
         token_uniform: returns the uniform number that draws the token after the first a drafted
             tokens.
-        also: (n,) tokens accepted regardless of their test. For MARS above temperature 0 these are
-            the tokens of rank 2 with a ratio above the threshold.
+        also: (n,) tokens accepted regardless of their test (`analysis.rules.readings`).
 
     Returns:
         The number of accepted tokens, and the token emitted after them.

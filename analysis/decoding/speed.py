@@ -9,6 +9,7 @@ import pandas as pd
 
 from ..statistics.bootstrap import Floats, PromptBootstrap, prompt_counts, simultaneous
 from .finished import CLOCKED_ANSWERS
+from .formulas import formula_length, formula_speedup
 from .metrics import Decoded, acceptance, finished_runs
 from .places import extended_rates, pooled_rate
 from .predicted import break_even, optimal_draft_length, predictions
@@ -27,7 +28,8 @@ def speed(decoded: Decoded, resamples: int, confidence: float, seed: int) -> pd.
         token with the target alone, which is the baseline's c_verify + c_other, and `c_q`, the cost
         of a drafted token or level of a tree, both with pass and choice of the token; `rho`,
         c_q / c_p; `verify_ratio`, (c_verify + c_other) / c_p; `predicted` and `least` of
-        `predictions`; `first_token`, a median; `itl_50` and `itl_99`, percentiles of the gaps
+        `predictions`; `formula` and `formula_length`, S and gamma* of chains by a drafter at `rate`
+        and `rho`; `first_token`, a median; `itl_50` and `itl_99`, percentiles of the gaps
         between tokens; `processor_share`, processor time of the decoding thread over wall time, NaN
         if not measured; `memory`, bytes beyond the target's at the longest answer;
         `seconds_finished` and `seconds_ratio` of `finished_costs`; `prompts` and `few_prompts`.
@@ -44,6 +46,15 @@ def speed(decoded: Decoded, resamples: int, confidence: float, seed: int) -> pd.
     table["c_q"] = spans["draft_seconds"] / spans["depth"].where(spans["depth"] > 0)
     table["rho"] = table["c_q"] / table["c_p"]
     table["verify_ratio"] = settled / table["c_p"]
+    chains = (table["drafter"] == "model") & ~decoded.of_trees & table["rate"].notna()
+    table["formula"], table["formula_length"] = np.transpose(
+        [
+            (formula_speedup(a, gamma, rho), formula_length(a, rho)) if chain else (np.nan, np.nan)
+            for chain, a, gamma, rho in zip(
+                chains, table["rate"], table["draft_length"], table["rho"], strict=True
+            )
+        ]
+    )
     table["first_token"] = decoded.middle.groupby("run")["first_seconds"].median()
     gaps = [token_gaps(decoded, run) for run in range(len(table))]
     for level in (50, 99):

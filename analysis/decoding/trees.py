@@ -5,15 +5,19 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from ..rules import StrictGreedy, Tree
-from ..trees.acceptance import measured_rates
+from ..statistics.bootstrap import PromptBootstrap
+from ..trees.acceptance import index_entropy, measured_rates, tunstall_upper
+from ..trees.entropy import races_entropy_upper
 from ..trees.topology import Floats, Topology, sequence, tree_tokens_per_call
 from .metrics import Decoded, ratio_intervals
 
 GREEDY, GSS, ERSS = "Tree-greedy", "GSS", "ERSS"
 SCHEMES = {"speculative": GSS, "races": ERSS}
+ENTROPY = {GSS: "greedy_entropy", ERSS: "races_entropy"}  # columns of contexts
 SHAPES = {  # name in the configuration: printed name
     "sequence": "sequence",
     "batch": "batch",
@@ -22,9 +26,11 @@ SHAPES = {  # name in the configuration: printed name
     "optimal": "tau*",
     "dynamic": "dynamic",
 }
+ROUNDING = 1e-9  # nats
 RUN_COLUMNS = [
     *("run", "method", "scheme", "temperature", "group", "shape", "nodes", "levels", "calls"),
     *("tokens_per_call", "ci_low", "ci_high", "predicted", "first_level", "later_levels"),
+    "setting",
 ]
 
 
@@ -32,12 +38,12 @@ def tree_runs(decoded: Decoded, resamples: int, confidence: float, seed: int) ->
     """Return a row for each lossless run with a model drafter, chain or tree.
 
     Returns:
-        `RUN_COLUMNS`. `group` is the verification scheme with its temperature. R is estimated from
-        all runs of a group with a fixed shape (`rates`), and `predicted` is the zero-order tokens a
-        call at this R, NaN for dynamic trees. `tokens_per_call`, with its interval over prompts, is
-        over `calls` that drafted the whole tree. `first_level` and `later_levels` are the shares of
-        tested levels that accepted a child, at the first level and after it. They are equal if
-        acceptance does not depend on earlier levels.
+        `RUN_COLUMNS`. `setting` is the temperature and cut, `group` the verification scheme at it.
+        R is estimated from all runs of a group with a fixed shape (`rates`), and `predicted` is
+        the zero-order tokens a call at this R, NaN for dynamic trees. `tokens_per_call`, with its
+        interval over prompts, is over `calls` that drafted the whole tree. `first_level` and
+        `later_levels` are the shares of tested levels that accepted a child, at the first level and
+        after it. They are equal if acceptance does not depend on earlier levels.
     """
     runs = [_described(decoded, int(run)) for run in decoded.runs.index[_lossless_drafts(decoded)]]
     table = pd.DataFrame(runs, columns=RUN_COLUMNS)
@@ -65,6 +71,105 @@ def rates(decoded: Decoded, table: pd.DataFrame, group: str) -> Floats:
     levels = judged_levels(decoded)
     levels = levels[levels["run"].isin(fixed_shape)]
     return measured_rates(levels["accepted"].to_numpy(), levels["children"].to_numpy())
+
+
+def alternatives(decoded: Decoded, table: pd.DataFrame, *resampling: Any) -> pd.DataFrame:
+    """Return tokens a call of GSS and ERSS over the alternatives of one token, paired by prompt.
+
+    R(i) does not depend on how many alternatives follow, so batches of all sizes give one estimate
+    (`measured_rates`), and a batch of k emits 1 + R(1) + ... + R(k).
+
+    Args:
+        decoded: calls and levels.
+        table: its `tree_runs`.
+        resampling: resamples, confidence and seed of the bootstrap over prompts.
+
+    Returns:
+        setting, alternatives (k), gss, erss, difference (ERSS - GSS) with ci_low and ci_high, and
+        `overtakes`, `overtakes_low` and `overtakes_high`: the least k at which ERSS emits more, inf
+        where at none tried; the same in every row of a setting. Empty without batches of both.
+    """
+    bootstrap = decoded.bootstrap(*resampling)
+    batches = table[table["shape"] == SHAPES["batch"]]
+    frames = [pd.DataFrame()]
+    for setting, runs in batches.groupby("setting", sort=False):
+        emitted = {
+            scheme: _emitted(decoded, members["run"], bootstrap)
+            for scheme, members in runs.groupby("scheme")
+        }
+        if set(emitted) != {GSS, ERSS}:
+            continue
+        most = min(values.shape[1] for values in emitted.values())
+        gss, erss = emitted[GSS][:, :most], emitted[ERSS][:, :most]
+        ahead = erss > gss
+        first = np.where(ahead.any(axis=1), 1.0 + ahead.argmax(axis=1), np.inf)
+        low, high = bootstrap.interval((erss - gss)[1:])
+        ends = bootstrap.interval(first[1:, None])
+        frames.append(pd.DataFrame({
+            "setting": setting, "alternatives": np.arange(1, most + 1), "gss": gss[0],
+            "erss": erss[0], "difference": (erss - gss)[0], "ci_low": low, "ci_high": high,
+            "overtakes": first[0], "overtakes_low": ends[0][0], "overtakes_high": ends[1][0],
+        }))  # fmt: skip
+    return pd.concat(frames, ignore_index=True)
+
+
+def _emitted(decoded: Decoded, runs: pd.Series, bootstrap: PromptBootstrap) -> Floats:
+    """Return (1 + B, K) tokens a call of batches of 1, ..., K, of all prompts and of resamples."""
+    levels = decoded.levels[decoded.levels["run"].isin(runs)]
+    index = np.arange(1, int(levels["children"].max()) + 1)
+    prompt_ids = np.unique(decoded.data["prompt_id"])
+    taken = levels["accepted"].to_numpy()[:, None]
+    reached = (levels["children"].to_numpy()[:, None] >= index) & ((taken == 0) | (taken >= index))
+    prompts = np.searchsorted(prompt_ids, levels["prompt_id"])
+    sums = np.zeros((2, len(prompt_ids), len(index)))
+    np.add.at(sums[0], prompts, taken == index)
+    np.add.at(sums[1], prompts, reached)
+    accepted, tested = (np.vstack([counts.sum(0), bootstrap.sums(counts)]) for counts in sums)
+    with np.errstate(invalid="ignore"):
+        return 2 - np.cumprod(1 - accepted / tested, axis=1)
+
+
+def entropies(decoded: Decoded, table: pd.DataFrame, *resampling: Any) -> pd.DataFrame:
+    """Return KL, H[R] and the bounds of arXiv 2504.15475 beside the measured tokens, in nats.
+
+    Args:
+        decoded: contexts, calls and levels.
+        table: its `tree_runs`.
+        resampling: resamples, confidence and seed of the bootstrap over prompts.
+
+    Returns:
+        A row a group that draws or races: kl and entropy, means over contexts with their intervals
+        (`_ci_low`, `_ci_high`), the latter H[R] of independent drafts (3); below, the contexts
+        where it is less than KL, against (6); entropy_upper, the mean of the bound (8), NaN for
+        GSS; zero_order, H of the R that decoding measured, with all later indices as one; the
+        largest tree of fixed shape: nodes, tokens_per_call, and theorem, its bound (5).
+    """
+    bootstrap, rows = decoded.bootstrap(*resampling), []
+    for group, runs in table[table["scheme"].isin(ENTROPY)].groupby("group", sort=False):
+        scheme, run = str(runs["scheme"].iloc[0]), int(runs["run"].iloc[0])
+        alike = [decoded.alike(int(baseline), run) for baseline in decoded.contexts["run"]]
+        contexts = decoded.contexts[alike]
+        fixed = runs[runs["shape"] != SHAPES["dynamic"]]
+        if contexts.empty or fixed.empty:
+            continue
+        rests = rates(decoded, table, str(group))
+        largest = fixed.nlargest(1, "nodes").iloc[0]
+        row: dict[str, Any] = {"group": group, "scheme": scheme, "contexts": len(contexts)}
+        for name, column in (("kl", "kl"), ("entropy", ENTROPY[scheme])):
+            sums, counts = decoded.by_prompt(contexts.assign(run=0, count=1), column, "count")
+            mean, low, high = ratio_intervals(sums[:, :1], counts[:, :1], bootstrap)
+            row |= {name: mean[0], f"{name}_ci_low": low[0], f"{name}_ci_high": high[0]}
+        uppers = contexts["kl"].map(races_entropy_upper if scheme == ERSS else lambda _: math.nan)
+        rows.append(row | {
+            "below": int((contexts[ENTROPY[scheme]] < contexts["kl"] - ROUNDING).sum()),
+            "entropy_upper": float(uppers.mean()),
+            "zero_order": index_entropy(np.append(rests, max(0.0, 1 - rests.sum()))),
+            "nodes": int(largest["nodes"]), "tokens_per_call": largest["tokens_per_call"],
+            "theorem": tunstall_upper(
+                row["entropy"], decoded.vocabulary, int(largest["nodes"]), tight=False
+            ),
+        })  # fmt: skip
+    return pd.DataFrame(rows)
 
 
 def judged_levels(decoded: Decoded) -> pd.DataFrame:
@@ -102,7 +207,7 @@ def _described(decoded: Decoded, run: int) -> dict[str, Any]:
     scheme = SCHEMES.get(row["sampling"], GREEDY)
     cut = "" if (row["top_p"], row["top_k"]) == (1, 0) else f", top-p {row['top_p']:g}"
     cut += f", top-k {row['top_k']:g}" if row["top_k"] else ""
-    group = f"{scheme}, T = {row['temperature']:g}{cut}" if row["temperature"] else scheme
+    setting = f"T = {row['temperature']:g}{cut}"
     levels = judged_levels(decoded)
     levels = levels[levels["run"] == run]
     taken = levels["accepted"] > 0
@@ -112,7 +217,8 @@ def _described(decoded: Decoded, run: int) -> dict[str, Any]:
         "method": row["method"],
         "temperature": row["temperature"],
         "scheme": scheme,
-        "group": group,
+        "setting": setting,
+        "group": f"{scheme}, {setting}" if row["temperature"] else scheme,
         "shape": SHAPES[row["tree"]["name"] if of_tree else "sequence"],
         "nodes": int(row["tree"]["nodes"] if of_tree else row["draft_length"]),
         "levels": int(row["tree"]["depth"] if of_tree else row["draft_length"]),

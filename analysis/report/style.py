@@ -19,7 +19,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.backends.backend_pdf import FigureCanvasPdf
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 COLUMN, TEXT = 3.25, 6.75  # inches: the widths of a column and of a page's text
 STYLE: dict[Any, Any] = {
@@ -140,12 +140,17 @@ def error_bars(value: Any, low: Any, high: Any) -> np.ndarray:
 
 
 def logarithmic(axes: Axes, name: str) -> None:
-    """Make the x or y axis logarithmic, with plain numbers, as powers of ten need math text."""
+    """Make the x or y axis logarithmic, with plain numbers: powers of ten would need math text.
+
+    Call it when all is drawn: the more decades, the fewer ticks each.
+    """
     axes.set(**{f"{name}scale": "log"})
     axis = axes.xaxis if name == "x" else axes.yaxis
-    axis.set_major_locator(LogLocator(subs=(1, 2, 3, 5)))
+    low, high = axes.get_xlim() if name == "x" else axes.get_ylim()  # of this scale
+    decades = np.log10(high / low)
+    axis.set_major_locator(LogLocator(subs=(1, 2, 3, 5) if decades < 1.6 else (1, 3)))
+    axis.set_minor_locator(NullLocator())
     axis.set_major_formatter("{x:g}")
-    axis.set_minor_formatter(NullFormatter())
 
 
 def percent(axes: Axes, name: str) -> None:
@@ -198,13 +203,18 @@ def rule_colour(label: str) -> str:
     return str(to_hex(tuple(colour.tolist())))
 
 
-def legend(figure: Figure, axes: Iterable[Axes], columns: int = 2) -> None:
-    """Add a legend of all labels of the axes below the panels, if there are several labels."""
+def legend(
+    figure: Figure, axes: Iterable[Axes], columns: int = 2, keys: Iterable[Any] = ()
+) -> None:
+    """Add a legend of all labels of the axes below the panels, if there are several labels.
+
+    `keys` are further entries: handles with labels.
+    """
     handles = {
         name: handle
         for axis in axes
         for handle, name in zip(*axis.get_legend_handles_labels(), strict=True)
-    }
+    } | {key.get_label(): key for key in keys}
     if len(handles) > 1:
         figure.legend(
             list(handles.values()), list(handles), loc="outside lower center", ncols=columns

@@ -245,6 +245,7 @@ FORMATS: dict[str, Callable[..., str]] = {
     "run interval": interval_text,
     "at least": lambda tokens, cut: _at_least(number_text(tokens), cut),
     "interval": lambda *ends: "{} [{}, {}]".format(*map(number_text, ends)),
+    ".3f interval": lambda *ends: "{} [{}, {}]".format(*(number_text(end, 3) for end in ends)),
     "times": times_text,
     "points": points_text,
     "draft length": lambda gamma: str(int(gamma)) if gamma else UNDEFINED,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,12 +19,19 @@ from ..topk import TopK
 Flags = NDArray[np.bool_]
 Floats = NDArray[np.float64]
 Integers = NDArray[np.intp]
-Resampling = tuple[int, float, int]  # resamples, confidence and seed of a bootstrap
 Numbers = NDArray[np.float64] | NDArray[np.intp]
 
 QUANTILES = {"median": 0.5, "p5": 0.05, "p25": 0.25}
 LEAST_SPREAD = 1e-12  # of draws; below it is rounding
 FEW_PROMPTS = 30  # with fewer, percentile intervals over prompts are too narrow
+
+
+class Resampling(NamedTuple):
+    """The settings of a bootstrap; `confidence` is that of all intervals."""
+
+    resamples: int
+    confidence: float
+    seed: int
 
 
 def prompt_counts(prompts: int) -> dict[str, int | bool]:

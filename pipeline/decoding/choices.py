@@ -2,8 +2,8 @@
 
 Noise is keyed by (seed, prompt, position), so that what is chosen at a position depends neither
 on the draft length nor on where calls begin and end. On a tree all nodes of a depth share it: only
-one of them is on the accepted path. A law that looks at tokens behind the ones it accepts, block
-verification, needs fresh noise in every call.
+one of them is on the accepted path. Block verification looks at tokens behind the accepted ones, so
+it needs fresh noise in every call.
 """
 
 from __future__ import annotations

@@ -34,9 +34,10 @@ class TargetCall:
     accepted: int
     emitted: int
     levels: tuple[tuple[int, int], ...]  # those tested, as of `tested_levels`
+    tokens: tuple[int, ...]  # drafted
     draft_seconds: float = 0.0  # these are known at the end of the answer
     verify_seconds: float = 0.0  # the target's pass
-    other_seconds: float = 0.0  # the law, roll-back, bookkeeping
+    other_seconds: float = 0.0  # verification, roll-back, bookkeeping
 
 
 @dataclass
@@ -135,6 +136,7 @@ def call_of(
         min(len(path), emitted),
         emitted,
         levels,
+        tuple(drafted),
     )
 
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass, replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from analysis.rules import Prefix
+from analysis.rules.readings import ALGORITHM_1
 from analysis.trees.topology import Topology
 from pipeline.decoding.choices import (
     DRAFT,
@@ -37,6 +38,7 @@ from pipeline.decoding.verifiers import (
     BestPath,
     BlockVerification,
     BudgetSampling,
+    DrawnPath,
     Match,
     Relaxed,
     SpeculativeSampling,
@@ -51,16 +53,25 @@ from pipeline.models.language_model import LanguageModel
 from pipeline.models.load import load_pair
 from pipeline.models.passes import Text
 from pipeline.models.prompt_tokens import common_rows
-from pipeline.plan.method import BLOCK, RACES, Method, method_mapping, with_baselines
-from pipeline.plan.stage import pair_label
-from pipeline.store.node import Node
+from pipeline.plan.facts import RunFacts, TreeFacts
+from pipeline.plan.method import BLOCK, RACES, Method, with_baselines
+from pipeline.plan.specs import AccuracySpec, DecodingSpec
+from pipeline.store.columns import Row
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
+class Prompt:
+    """A prompt that is decoded; its sampling noise depends on its id."""
+
+    prompt_id: str
+    token_ids: list[int]
+
+
+@dataclass(frozen=True)
 class DecodingPair:
-    """A target, its drafter, and what both are asked to do."""
+    """A target, its drafter, and the settings of both."""
 
     target: LanguageModel
     drafter: LanguageModel | HiddenDrafter
@@ -71,22 +82,20 @@ class DecodingPair:
     lookup_match: str = "latest"  # of analysis.decoding.lookup.MATCHES
 
 
-def load_decoding_pair(node: Node, tokens: int, steps: int) -> DecodingPair:
+def load_decoding_pair(spec: DecodingSpec | AccuracySpec, tokens: int, steps: int) -> DecodingPair:
     """Load both models and cut their logits to the rows that both have.
 
     Args:
-        node: target, drafter, seed and lookup; in its settings, methods.
+        spec: of stage decoding or accuracy.
         tokens: the size of the tokenizer's vocabulary.
         steps: the most tokens of an answer.
 
     Raises:
         PipelineError: a model can't read trees.
     """
-    config, settings = node.config, node.settings
-    target, drafter = load_pair(config, settings, f"targets.{node.label}")
-    rows = common_rows(target.vocab_size, drafter.vocab_size, tokens, pair_label(node))
-    methods: list[Method] = settings["methods"]
-    if any(method.tree is not None for method in methods):
+    target, drafter = load_pair(spec.target, spec.drafter)
+    rows = common_rows(target.vocab_size, drafter.vocab_size, tokens, spec.label)
+    if any(method.tree is not None for method in spec.methods):
         for model in (target, drafter):
             if isinstance(model, LanguageModel):  # a head reads with attention of its own
                 model.check_trees()
@@ -94,16 +103,16 @@ def load_decoding_pair(node: Node, tokens: int, steps: int) -> DecodingPair:
         # reasons of failures are kept, and outlive the labels of today
         replace(target, vocab_size=rows, label="the target"),
         replace(drafter, vocab_size=rows, label="the drafter"),
-        with_baselines(methods),
-        steps,
-        config["seed"],
-        config["lookup"],
-        config.get("lookup_match", "latest"),
+        runs=with_baselines(spec.methods),
+        steps=steps,
+        seed=spec.seed,
+        lookup=spec.lookup,
+        lookup_match=spec.lookup_match,
     )
 
 
 def or_reason(work: Callable[[], T], device: torch.device) -> tuple[T | None, str | None]:
-    """Return what `work` on a prompt gives, or the reason why it can't be done."""
+    """Return the result of `work` on a prompt, or the reason why there is none."""
     try:
         return work(), None
     except PipelineError as error:
@@ -117,22 +126,22 @@ def or_reason(work: Callable[[], T], device: torch.device) -> tuple[T | None, st
     return None, reason
 
 
-def check_fits(pair: DecodingPair, row: Mapping[str, Any]) -> None:
+def check_fits(pair: DecodingPair, prompt: Prompt) -> None:
     """Check that a prompt and its answer fit into the contexts of the models that decode it."""
     models = [pair.target]
     if isinstance(pair.drafter, LanguageModel) and any(run.uses_model for run in pair.runs):
         models.append(pair.drafter)
     for model in models:
-        check_prompt(model, row["token_ids"], pair.steps)
+        check_prompt(model, prompt.token_ids, pair.steps)
 
 
 def decode_timed(
-    pair: DecodingPair, method: Method, row: Mapping[str, Any], steps: int
+    pair: DecodingPair, method: Method, prompt: Prompt, steps: int
 ) -> tuple[Answer, int | None]:
     """Decode one prompt with one method; return the answer and the peak of CUDA memory."""
     device = pair.target.device
-    noise = Noise(pair.seed, row["prompt_id"], steps, device, method.draft_length)
-    choice, verifier = laws_of(method, noise)
+    noise = Noise(pair.seed, prompt.prompt_id, steps, device, draft_length=method.draft_length)
+    choice, verifier = scheme_of(method, noise)
     cuda = device.type == "cuda"
     if cuda:
         torch.cuda.reset_peak_memory_stats(device)
@@ -140,7 +149,7 @@ def decode_timed(
         pair.target,
         drafter_of(pair, method, choice),
         verifier,
-        row["token_ids"],
+        prompt.token_ids,
         method.draft_length,
         steps,
     )
@@ -148,7 +157,7 @@ def decode_timed(
 
 
 def drafter_of(pair: DecodingPair, method: Method, choice: Choice) -> Drafter:
-    """Return what drafts under `method`, with tokens chosen by `choice`."""
+    """Return the drafter of `method`, whose tokens are chosen by `choice`."""
     device, tree = pair.target.device, method.topology
     if method.drafter == "none":
         return Nothing(device)
@@ -162,8 +171,8 @@ def drafter_of(pair: DecodingPair, method: Method, choice: Choice) -> Drafter:
     return drafter
 
 
-def laws_of(method: Method, noise: Noise) -> tuple[Choice, Verifier]:
-    """Return how `method` chooses the drafted tokens, and how it verifies them."""
+def scheme_of(method: Method, noise: Noise) -> tuple[Choice, Verifier]:
+    """Return the choice of drafted tokens and the verifier of `method`."""
     t, kept = method.temperature, Truncation(method.top_p, method.top_k)
     if method.sampling == RACES:
         race = Race(t, noise, kept)
@@ -176,6 +185,10 @@ def laws_of(method: Method, noise: Noise) -> tuple[Choice, Verifier]:
     if method.budget is not None:
         drawn = Inversion(t, noise, DRAFT, kept)
         return drawn, BudgetSampling(t, noise, astuple(method.budget), kept)
+    if method.rule is not None and method.reading == ALGORITHM_1:
+        return Greedy(), Relaxed(method.rule, Inversion(t, noise, TOKEN, kept))
+    if method.drafts_most_probable:
+        return Greedy(), DrawnPath(t, noise, method.rule, method.reading, kept=kept)
     if t > 0 and method.tree is not None:
         return DrawnRace(t, noise, kept), TreeSampling(t, noise, kept)
     if t > 0:
@@ -188,22 +201,25 @@ def laws_of(method: Method, noise: Noise) -> tuple[Choice, Verifier]:
     return Greedy(), Relaxed(method.rule)
 
 
-def run_facts(method: Method) -> dict[str, Any]:
+def run_facts(method: Method) -> RunFacts:
     """Return a record's facts on a run: its method and name, and the shape of its tree."""
-    facts = {"method": method.name, "lossless": method.lossless} | method_mapping(method)
+    facts = RunFacts(method.name, method.lossless, method)
     tree, shape = method.tree, method.topology
     if tree is None or shape is None:
         return facts
-    found = {"name": tree.shape, "shown": tree.shown, "nodes": len(shape), "depth": shape.depth}
-    if tree.measured:
-        found["acceptance"] = list(tree.acceptance or ())
-    if isinstance(shape, Topology):
-        found["parents"] = list(shape.parents)
-    return facts | {"shape": found}
+    drawn = TreeFacts(
+        name=tree.shape,
+        shown=tree.shown,
+        nodes=len(shape),
+        depth=shape.depth,
+        acceptance=list(tree.acceptance or ()) if tree.measured else None,
+        parents=list(shape.parents) if isinstance(shape, Topology) else None,
+    )
+    return replace(facts, shape=drawn)
 
 
-def compared(tokens: Sequence[int], baseline: Sequence[int]) -> dict[str, Any]:
-    """Return how far an answer agrees with the baseline's; lengths may differ."""
+def compared(tokens: Sequence[int], baseline: Sequence[int]) -> Row:
+    """Return the agreement of an answer with the baseline's; lengths may differ."""
     same = [a == b for a, b in zip(tokens, baseline, strict=False)]
     return {
         "agreement": sum(same) / max(len(tokens), len(baseline)),

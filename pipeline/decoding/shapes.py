@@ -5,7 +5,7 @@ before it, which models do by themselves. A tree that grows (EAGLE-2) keeps the 
 drafter values most. Which of them are read at a depth, and which are kept in the end, is chosen on
 the device, which is waited for once a call. The value of a child comes from what orders its
 siblings: the drafter's probability where the most probable are drafted; in a race q_i / e_i over
-their sum, the odds that i still arrives first where the target's law differs from the drafter's.
+their sum, the odds that i still arrives first where target and drafter differ.
 """
 
 from __future__ import annotations

@@ -19,26 +19,27 @@ from analysis.beyond.clip import FAMILIES, clipped_target
 from analysis.decoding import schemes
 from analysis.decoding.schemes import NOTHING
 from analysis.rules import Prefix, Rule, best_path
-from analysis.topk import TopK
+from analysis.rules.readings import RANK_2
+from analysis.trees.topology import ROOT
 from pipeline.decoding.choices import (
     NOT_CUT,
     TEST,
     TOKEN,
     BrokenLogitsError,
     Choice,
+    Greedy,
     Inversion,
     Noise,
     Truncation,
 )
 from pipeline.decoding.drafters import Draft
+from pipeline.decoding.judging import asked, judged
 from pipeline.decoding.shapes import inner_nodes
 from pipeline.models.devices import read, send
-from pipeline.models.logit_statistics import argmax, chosen_statistics, top_k
+from pipeline.models.logit_statistics import argmax
 
 # The accepted nodes of a draft from its root on, the token emitted after them, and all drafted.
 Verified = tuple[tuple[int, ...], int, list[int]]
-SEEN = 16  # most probable tokens that a rule sees which does not say what decides; a threshold
-# decides on those beyond them, and a rule without one is shown all tokens when it has to
 
 
 class Verifier(Protocol):
@@ -69,15 +70,15 @@ def read_call(logits: Tensor, draft: Draft, *wanted: Tensor) -> tuple[list[int],
     """
     of_target = logits.amax(1).double()  # a NaN is larger than all
     of_drafter = of_target[:0] if draft.first is None else draft.first.double()
-    largest, first, drafted, *found = read(of_target, of_drafter, draft.tokens, *wanted)
+    largest, first, drafted, *others = read(of_target, of_drafter, draft.tokens, *wanted)
     for model, values in (("target", largest), ("drafter", first)):
         if not np.isfinite(values).all():
             raise BrokenLogitsError(model)
-    return drafted.tolist(), found
+    return drafted.tolist(), others
 
 
 class Match:
-    """Accepts what the target would choose itself.
+    """Accepts the token that the target would choose itself.
 
     With `Greedy` this is strict greedy verification, with `Race` an exponential race, on chains
     and trees; without a draft it is autoregressive decoding.
@@ -89,31 +90,40 @@ class Match:
 
     def verify(self, logits: Tensor, draft: Draft, position: int) -> Verified:
         """Accept drafted tokens as long as they are the target's choices."""
-        drafted, (found,) = read_call(logits, draft, self._choice(logits, position, draft.tree))
-        return *schemes.match_tree(draft.shape, drafted, found.tolist()), drafted
+        drafted, (values,) = read_call(logits, draft, self._choice(logits, position, draft.tree))
+        return *schemes.match_tree(draft.shape, drafted, values.tolist()), drafted
 
 
 class Relaxed:
-    """Accepts what a rule accepts; emits the argmax after it (Algorithm 1 of arXiv 2601.15498)."""
+    """Accepts by a rule; emits the argmax after it (Algorithm 1 of arXiv 2601.15498).
 
-    def __init__(self, rule: Rule) -> None:
-        """Accept under `rule`."""
-        self._rule = rule
+    Of a tree it accepts the longest path, of equally long ones the first. After a full draft
+    `choice` gives the token: above temperature 0 a draw, the bonus token.
+    """
 
-    def verify(self, logits: Tensor, draft: Draft, position: int) -> Verified:  # noqa: ARG002
-        """Accept drafted tokens as long as the rule does."""
-        before, n = logits[:-1], len(draft.tokens)
+    def __init__(self, rule: Rule, choice: Choice | None = None) -> None:
+        """Accept under `rule`; without a choice the bonus token is the argmax."""
+        self._rule, self._choice = rule, Greedy() if choice is None else choice
+
+    def verify(self, logits: Tensor, draft: Draft, position: int) -> Verified:
+        """Accept the longest path of which the rule accepts every token."""
+        parents, n = draft.shape.parents, len(draft.tokens)
+        before = parent_rows(logits, draft)
         wanted = asked(self._rule, before, draft.tokens) if n else []
-        drafted, (best, *found) = read_call(logits, draft, argmax(logits), *wanted)
-        accepts = best[:n] == drafted
+        drafted, (best, *values) = read_call(logits, draft, argmax(logits), *wanted)
+        accepts = best[np.array(parents, dtype=np.intp) + 1] == drafted
         if not accepts.all():
-            accepts |= judged(self._rule, before, draft.tokens, found)
-        accepted = schemes.leading(accepts)
-        return tuple(range(accepted)), int(best[accepted]), drafted
+            accepts |= judged(self._rule, before, draft.tokens, values)
+        path = best_path(parents, np.where(accepts, 0.0, np.inf).tolist(), 1.0)
+        last = path[-1] if path else ROOT
+        if draft.shape.children[last]:
+            return path, int(best[last + 1]), drafted
+        row = logits[last + 1][None]
+        return path, int(self._choice(row, position + len(path))[0]), drafted
 
 
 class BestPath:
-    """Accepts the path of a draft that is longest for what it costs (the prefix rule)."""
+    """Accepts the longest path of a draft for its cost (the prefix rule)."""
 
     def __init__(self, rule: Prefix) -> None:
         """Accept under `rule`."""
@@ -134,12 +144,9 @@ class BestPath:
 
 
 class SpeculativeSampling:
-    """Accepts with probability min(1, p/q), and what follows comes from the residual.
+    """Accepts with probability min(1, p/q); the next token is drawn from the residual.
 
-    With a rule it accepts as well the tokens of rank 2 or beyond that the rule accepts. This is our
-    reading of MARS above temperature 0: its Algorithm 1 (arXiv 2601.15498) is greedy, accepts the
-    argmax always and corrects with it (`Relaxed`). Here the argmax is tested like any token, and a
-    rule that relaxes nothing is lossless.
+    With a rule it also accepts the tokens of rank 2 or beyond that the rule accepts (`RANK_2`).
     """
 
     def __init__(
@@ -157,13 +164,13 @@ class SpeculativeSampling:
         q_at = torch.ones_like(p_at) if draft.weights is None else draft.weights.gather(1, at)
         rule = self._rule if n else None
         wanted = asked(rule, logits[:n], draft.tokens) if rule else []
-        drafted, (tested, *found) = read_call(logits, draft, torch.cat([p_at, q_at], 1), *wanted)
-        also = judged(rule, logits[:n], draft.tokens, found, least_rank=2) if rule else None
+        drafted, (tested, *values) = read_call(logits, draft, torch.cat([p_at, q_at], 1), *wanted)
+        also = judged(rule, logits[:n], draft.tokens, values, RANK_2) if rule else None
 
         def rows(at: int) -> tuple[NDArray[Any], NDArray[Any] | None]:
             if at == n:
                 return read(p[at])[0], None
-            target, drawn = read(p[at], draft_law(draft, at, size))
+            target, drawn = read(p[at], draft_probabilities(draft, at, size))
             return target, drawn
 
         uniforms = self._uniforms
@@ -178,10 +185,44 @@ class SpeculativeSampling:
         return tuple(range(accepted)), token, drafted
 
 
-class BudgetSampling:
-    """Speculative sampling of the law that accepts most at a divergence from the target.
+class DrawnPath:
+    """Accepts the tokens that the target draws, of a draft of most probable tokens.
 
-    What is emitted at a drafted position has the law r = clip(q, c2 p, c1 p).
+    With a rule it also accepts what `reading` of it keeps (`schemes.relaxed`).
+    """
+
+    def __init__(
+        self,
+        temperature: float,
+        noise: Noise,
+        rule: Rule | None = None,
+        reading: str = RANK_2,
+        kept: Truncation = NOT_CUT,
+    ) -> None:
+        """Draw at `temperature` with the uniform numbers of `noise`."""
+        self._target = Inversion(temperature, noise, TOKEN, kept)
+        self._uniforms, self._rule, self._reading = noise.uniforms, rule, reading
+
+    def verify(self, logits: Tensor, draft: Draft, position: int) -> Verified:
+        """Follow the tree as long as a child is drawn or kept."""
+        before, rule = parent_rows(logits, draft), self._rule if len(draft.tokens) else None
+        wanted = asked(rule, before, draft.tokens) if rule else []
+        drafted, values = read_call(logits, draft, *wanted)
+        also = judged(rule, before, draft.tokens, values, self._reading) if rule else None
+
+        def row(node: int) -> NDArray[Any]:
+            return read(self._target.weights(logits[node + 1][None])[0])[0]
+
+        def token_uniform(accepted: int) -> float:
+            return self._uniforms[position + accepted, TOKEN]
+
+        return *schemes.drawn_path(draft.shape, drafted, row, token_uniform, also), drafted
+
+
+class BudgetSampling:
+    """Speculative sampling of the distribution that accepts most at a divergence from the target.
+
+    The token at a drafted position has the distribution r = clip(q, c2 p, c1 p).
     """
 
     def __init__(
@@ -194,15 +235,15 @@ class BudgetSampling:
         """Sample at `temperature`; `budget` is c1 or ratio, or a divergence, and its value."""
         self._target = Inversion(temperature, noise, TOKEN, kept)
         name, value = budget
-        dial = ("divergence", value, name) if name in FAMILIES else (name, value)
-        self._uniforms, self._dial = noise.uniforms, dial
+        parameter = ("divergence", value, name) if name in FAMILIES else (name, value)
+        self._uniforms, self._parameter = noise.uniforms, parameter
 
     def verify(self, logits: Tensor, draft: Draft, position: int) -> Verified:
         """Test drafted tokens one after the other."""
-        q = draft_law(draft, slice(None), logits.shape[1])
+        q = draft_probabilities(draft, slice(None), logits.shape[1])
         drafted, (p, qs) = read_call(logits, draft, self._target.weights(logits), q)
         for at, (token, q_at) in enumerate(zip(drafted, qs, strict=True)):
-            r, _, _ = clipped_target(p[at], q_at, *self._dial)
+            r, _, _ = clipped_target(p[at], q_at, *self._parameter)
             if not self._uniforms[position + at, TEST] * q_at[token] < r[token]:
                 weights = schemes.residual(r, q_at)
                 break
@@ -236,10 +277,10 @@ class TreeSampling:
         def token_uniform(accepted: int) -> float:
             return self._noise.uniforms[position + accepted, TOKEN]
 
-        found = schemes.tree_speculative_sampling(
+        values = schemes.tree_speculative_sampling(
             tree, drafted, np.array(tests), rows, token_uniform
         )
-        return *found, drafted
+        return *values, drafted
 
 
 class BlockVerification:
@@ -255,7 +296,7 @@ class BlockVerification:
     def verify(self, logits: Tensor, draft: Draft, position: int) -> Verified:
         """Accept the longest prefix whose own test succeeds."""
         uniforms = self._noise.of_call(position)
-        q = draft_law(draft, slice(None), logits.shape[1])
+        q = draft_probabilities(draft, slice(None), logits.shape[1])
         drafted, (p, qs) = read_call(logits, draft, self._target.weights(logits), q)
         accepted, token = schemes.block_verification(
             drafted, p, qs, uniforms[:, TEST], lambda at: uniforms[at, TOKEN]
@@ -263,64 +304,15 @@ class BlockVerification:
         return tuple(range(accepted)), token, drafted
 
 
-def draft_law(draft: Draft, at: int | slice, size: int) -> Tensor:
+def parent_rows(logits: Tensor, draft: Draft) -> Tensor:
+    """Return the rows (n, V) of a target's logits (n + 1, V) that drafted tokens are judged by."""
+    if draft.tree is None:
+        return logits[:-1]
+    return logits[send(draft.tree.parents, logits.device) + 1]
+
+
+def draft_probabilities(draft: Draft, at: int | slice, size: int) -> Tensor:
     """Return the distributions (V,) or (n, V) of drafted tokens: 1 at those that are not drawn."""
     if draft.weights is None:
         return one_hot(draft.tokens[at], size).double()
     return draft.weights[at]
-
-
-def asked(rule: Rule, logits: Tensor, drafted: Tensor, k: int | None = None) -> list[Tensor]:
-    """Return what a rule asks for at drafted tokens (n,) under raw logits (n, V), n rows of each.
-
-    It sees the k most probable tokens; None is as many as it says that it looks at.
-    """
-    if k is None:
-        all_ = rule.decided_by == Rule.decided_by
-        k = max(SEEN, rule.minimum_k) if all_ else rule.minimum_k
-    values, ids = top_k(logits, min(k, logits.shape[1]))
-    if values.itemsize < 4:  # NumPy has no bfloat16
-        values = values.float()
-    mine = logits.gather(1, drafted[:, None])[:, 0].to(values.dtype)
-    return [drafted, ids, values, mine, *chosen_statistics(logits, ids, rule.decided_by)]
-
-
-def judged(
-    rule: Rule,
-    logits: Tensor,
-    drafted: Tensor,
-    found: list[NDArray[Any]] | None = None,
-    least_rank: int = 1,
-) -> NDArray[np.bool_]:
-    """Say which drafted tokens (n,) of at least a rank a rule accepts.
-
-    `found` is what it asked for, already read. A rule without a threshold that has to see all
-    tokens reads them: one wait more.
-    """
-    size = logits.shape[1]
-    accepted = _accepted(rule, found or read(*asked(rule, logits, drafted)), size, least_rank)
-    if accepted is None:
-        accepted = _accepted(rule, read(*asked(rule, logits, drafted, size)), size, least_rank)
-        assert accepted is not None
-    return accepted
-
-
-def _accepted(
-    rule: Rule, found: list[NDArray[Any]], size: int, least_rank: int
-) -> NDArray[np.bool_] | None:
-    """Say which of n tokens a rule accepts; None where it can't without those behind the K shown.
-
-    Of a token that is not among the K, only that counts.
-    """
-    tokens, ids, values, mine, *statistics = found
-    known = dict(zip(rule.decided_by, statistics, strict=True))
-    unknown = np.full(len(tokens), np.nan)
-    surprisal, log_tail, entropy = (known.get(name, unknown) for name in Rule.decided_by)
-    dist = TopK(ids.astype(np.int32), values, surprisal, log_tail, entropy, size)
-    is_it = ids == tokens[:, None]
-    rank = np.where(is_it.any(1), is_it.argmax(1), ids.shape[1]) + 1
-    behind = rank > dist.k
-    if behind.any() and rule.cut(dist) is None and min(rule.accepted_count(dist)[behind]) < 0:
-        return None
-    log_prob = (mine.astype(np.float64) - values[:, 0]) - dist.top_surprisal
-    return rule.accepts(dist, rank, log_prob) & (rank >= least_rank)

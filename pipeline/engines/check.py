@@ -1,4 +1,4 @@
-"""An engine's answers beside what a study predicts along them: the lines of `check_engine`.
+"""An engine's answers beside the study's predictions along them: the lines of `check_engine`.
 
 Three runs of an engine answer the same prompts: with drafts, without, and without once more, as a
 control. Answers are scored by the target (stage distributions), and drafted along (stage drafts, or
@@ -26,6 +26,7 @@ from pipeline.engines.written.counts import EngineCounts, read_counts
 from pipeline.errors import PipelineError
 from pipeline.execution.runner import check_models, ensure
 from pipeline.loader import Study
+from pipeline.plan.facts import DistributionsFacts
 from pipeline.store.columns import numbers
 from pipeline.store.distributions import read_steps, read_token_ids
 
@@ -83,7 +84,7 @@ class CheckedRuns:
         stage = "drafts" if self.by_model else "distributions"
         (artifact,) = ensure(study.nodes[stage], study.store, check_models)
         dump, prompts = (study.artifact(name) for name in ("distributions", "prompts"))
-        self.drift: dict[str, Any] = dump.record["facts"]["drift"]
+        self.drift = dump.facts(DistributionsFacts).drift or {}
         self._read(artifact, prompts)
 
     def _read(self, artifact: Any, prompts: Any) -> None:
@@ -101,7 +102,7 @@ class CheckedRuns:
             drafted = numbers(columns["depth_draft_token_id"])  # (N, D)
             self._right: Flags = (drafted == self._tokens[:, None]).T
             (judged,) = judge(read_steps(artifact), [StrictGreedy()])
-            self._certified = np.stack([one.certified for one in judged.by_depth])
+            self._certified = np.stack([depth.certified for depth in judged.by_depth])
 
     def names(self, path: Path) -> dict[str, str]:
         """Return the answers of a file: their names in the artifacts, by those in the file."""
@@ -226,7 +227,7 @@ def _places(runs: CheckedRuns) -> list[Line]:
         rates_by_place([call for calls in of_answers for call in calls[:-1]], runs.length)
         for of_answers in (
             [[call[:2] for call in calls if call[0]] for calls in predicted],
-            [[(drafted, kept) for kept, drafted in one.per_step or ()] for one in counted],
+            [[(drafted, kept) for kept, drafted in counts.per_step or ()] for counts in counted],
         )
     )
     shown = ", ".join(

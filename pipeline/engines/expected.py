@@ -111,14 +111,13 @@ def advise_in_engine(study: Study, costs: StepCosts, target: str) -> tuple[pd.Da
     """
     config = study.config
     drafts = study.artifact("drafts", target) if costs.drafter == "model" else None
-    statistics = config.statistics
     speeds = speeds_in_engine(
         costs,
         (config.decoding.lookup, config.decoding.lookup_match),
-        study.artifact("distributions", target),
-        study.artifact("prompts", target),
-        drafts,
-        (statistics.resamples, statistics.confidence, statistics.seed),
+        dump=study.artifact("distributions", target),
+        prompts=study.artifact("prompts", target),
+        drafts=drafts,
+        resampling=Resampling(**vars(config.statistics)),
     )
     named = config.drafter.label if config.drafter and costs.drafter == "model" else None
     return speeds, engine_advice(config.targets[target].label, named, speeds, costs)
@@ -127,6 +126,7 @@ def advise_in_engine(study: Study, costs: StepCosts, target: str) -> tuple[pd.Da
 def speeds_in_engine(
     costs: StepCosts,
     lookup: tuple[int, str],
+    *,
     dump: Artifact,
     prompts: Artifact,
     drafts: Artifact | None,

@@ -28,7 +28,11 @@ from analysis.decoding.places import place_rates
 from analysis.decoding.speed import break_even_by_batch
 from analysis.report.text import upper_end
 from analysis.statistics.trajectories import place_shares
+<<<<<<< HEAD
 from conf.schema import Config
+=======
+from pipeline.decoding.decoded import read_decoded
+>>>>>>> main
 from pipeline.engines.written.answer_counts import SPEC_BENCH, AnswerCounts
 from pipeline.engines.written.answers import counted
 from pipeline.engines.written.counts import EngineCounts, read_counts
@@ -37,7 +41,6 @@ from pipeline.engines.written.served import read_served
 from pipeline.errors import PipelineError
 from pipeline.plan.stage import SummaryRow
 from pipeline.store.artifacts import Artifact
-from pipeline.store.decoded import read_decoded
 
 TableRows = tuple[SummaryRow, list[SummaryRow]]  # of the table of calls, and of that of places
 
@@ -151,9 +154,12 @@ def _table(path: Path) -> pd.DataFrame:
     if ((calls["accepted"] < 0) | (calls["accepted"] > calls["drafted"])).any():
         raise PipelineError(f"{path}: accepted must lie from 0 to drafted")
     if "confidence" in calls:
-        told = calls[calls["drafted"] > 0]  # null elsewhere, maybe
-        each = pd.to_numeric(told["confidence"].explode(), errors="coerce")
-        whole = told.empty or (told["confidence"].str.len() == told["drafted"]).all()
+        with_drafts = calls[calls["drafted"] > 0]  # null elsewhere, maybe
+        each = pd.to_numeric(with_drafts["confidence"].explode(), errors="coerce")
+        whole = (
+            with_drafts.empty
+            or (with_drafts["confidence"].str.len() == with_drafts["drafted"]).all()
+        )
         if not whole or not each.between(0, 1).all():
             raise PipelineError(f"{path}: confidence must be a list of `drafted` numbers in [0, 1]")
     return calls
@@ -179,7 +185,7 @@ def _decoded(folder: Path) -> Iterator[EngineRun]:
 
 
 def _counted(path: Path) -> EngineRun:
-    """Return what an engine counted, with calls where every answer tells them apart."""
+    """Return an engine's counts, with single calls where every answer has them."""
     counts = read_counts(path)
     print(f"{path}: {counts.engine}, {counts.pieces}; left out: {counted(counts.excluded)}")
     if counts.engine == SPEC_BENCH:

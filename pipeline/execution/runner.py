@@ -1,4 +1,4 @@
-"""Brings nodes up to date: finds what is missing, computes it under locks, publishes it."""
+"""Brings nodes up to date: computes missing artifacts under locks, and publishes them."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 from pipeline.console import check_interruption
 from pipeline.errors import DamagedError, PipelineError
 from pipeline.paths import ROOT
 from pipeline.plan.graph import STAGES, with_upstream
+from pipeline.plan.specs import ModelSpec
 from pipeline.plan.stage import models_of, stage_of
 from pipeline.store.artifacts import Artifact, Pending, Store
 from pipeline.store.node import Node
+from pipeline.store.plain import Plain
 
 RECORDED_PACKAGES = (
     "numpy",
@@ -56,37 +57,34 @@ def check_models(nodes: Sequence[Node]) -> None:
     checked = set()
     for node in nodes:
         models = models_of(node)
-        if models and not _join_workers(node):
-            for _, _, settings in models:
-                choose_device(settings["device"])
-                check_threads(settings["threads"])
-        if not models or (models[0][0], len(models)) in checked:
+        if models and not _join_workers(models[0]):
+            for used in models:
+                choose_device(used.device.name)
+                check_threads(used.device.threads)
+        if not models or (models[0].key, len(models)) in checked:
             continue
-        key, config, settings = models[0]
-        checked.add((key, len(models)))
+        checked.add((models[0].key, len(models)))
         if len(models) == 1:
-            skeleton(config, settings, key)
+            skeleton(*models)
         else:
-            check_pair_skeletons(node.config, node.settings, key)
-            pair_tokenizer(node.config, node.settings, key)
+            check_pair_skeletons(*models)
+            pair_tokenizer(*models)
 
 
-def _join_workers(node: Node) -> bool:
-    """Join the workers that a node asks for; return whether it asks for any."""
-    from pipeline.execution.workers import connect, execution_of, share_out, target_settings
+def _join_workers(target: ModelSpec) -> bool:
+    """Join the workers that a target asks for; return whether it asks for any."""
+    from pipeline.execution.workers import connect, share_out
 
-    asked = execution_of(node)
-    if asked["engine"] == "inline":
+    if target.execution.engine == "inline":
         return False
-    there = connect().cluster_resources()
-    share_out(there, asked["workers"], target_settings(node))
+    share_out(connect().cluster_resources(), target)
     return True
 
 
 def ensure(
     nodes: Iterable[Node], store: Store, check: Callable[[list[Node]], None] = lambda _: None
 ) -> list[Artifact]:
-    """Bring `nodes` and what they need up to date; return their artifacts, checked, in order.
+    """Bring `nodes` and their inputs up to date; return their artifacts, checked, in order.
 
     What an up-to-date artifact was made from is not looked for: it may have been deleted. What is
     found damaged is set aside and made anew. `check` is called with what will be computed, before.
@@ -95,22 +93,22 @@ def ensure(
         PipelineError: a stage says what is wrong, or the disk is full or loses what it is given.
     """
     wanted, computed, damages = list(nodes), set[str](), Counter[Path]()
-    told = False
+    printed = False
     while True:
         # again after each group: an upstream rebuilt with other content makes more nodes stale
         try:
             if group := _next_group(wanted, store):
-                if not told:
+                if not printed:
                     todo = _missing(wanted, store)
                     check(todo)
                     _say_plan(wanted, todo, store)
-                    told = True
+                    printed = True
                 damaged = _compute(group, store)
                 computed |= set() if damaged else {node.fingerprint for node in group}
             else:
-                found = {node.fingerprint: store.find(node) for node in wanted}
-                artifacts = [found[node.fingerprint] for node in wanted]
-                damaged = _damaged(found.values())
+                by_fingerprint = {node.fingerprint: store.find(node) for node in wanted}
+                artifacts = [by_fingerprint[node.fingerprint] for node in wanted]
+                damaged = _damaged(by_fingerprint.values())
                 if not damaged and None not in artifacts:
                     break
         except DamagedError as error:
@@ -126,7 +124,7 @@ def ensure(
 
 
 def _tidy(nodes: list[Node], store: Store) -> None:
-    """Remove what a run left that was killed after it had published one of `nodes`."""
+    """Remove the leftovers of a run that was killed after it had published one of `nodes`."""
     for node in with_upstream(nodes).values():
         left = store.workspace(node)
         if left.exists() and os.access(left, os.W_OK):
@@ -145,7 +143,7 @@ def _damaged(artifacts: Iterable[Artifact | None]) -> list[DamagedError]:
 
 
 def _set_aside(damaged: list[DamagedError], damages: Counter[Path], store: Store) -> None:
-    """Quarantine what is damaged; give up after several rebuilds."""
+    """Quarantine damaged artifacts; give up after several rebuilds."""
     for damage in damaged:
         if damages[damage.directory] == ATTEMPTS:
             raise PipelineError(
@@ -166,11 +164,11 @@ def _next_group(wanted: list[Node], store: Store) -> list[Node]:
 
 def _missing(wanted: list[Node], store: Store) -> list[Node]:
     """All nodes that must be computed for `wanted`, each once, upstream first."""
-    known: dict[str, bool] = {}
+    fresh: dict[str, bool] = {}
     order: dict[str, Node] = {}
 
     def visit(node: Node) -> None:
-        if node.fingerprint in order or store.fresh(node, known):
+        if node.fingerprint in order or store.fresh(node, fresh):
             return
         for above in node.upstream_nodes:
             visit(above)
@@ -187,7 +185,7 @@ def _lock_name(node: Node) -> str:
 
 
 def _compute(group: list[Node], store: Store) -> list[DamagedError]:
-    """Compute `group` and publish it; or return what it would be made from and is damaged."""
+    """Compute and publish `group`; where inputs are damaged, return these instead."""
     first, joint = group[0], stage_of(group[0]).joint
     name = f"{first.stage} {first.upstream_nodes[0].label if joint else first.label}"
     try:
@@ -196,10 +194,10 @@ def _compute(group: list[Node], store: Store) -> list[DamagedError]:
             if not group:
                 print(f"{name}: computed by another process", flush=True)
                 return []
-            found = {above.fingerprint: store.find(above) for above in first.upstream_nodes}
-            upstream = {key: artifact for key, artifact in found.items() if artifact is not None}
+            inputs = {above.fingerprint: store.find(above) for above in first.upstream_nodes}
+            upstream = {key: artifact for key, artifact in inputs.items() if artifact is not None}
             damaged = _damaged(upstream.values())
-            if damaged or len(upstream) < len(found):  # or set aside by another process just now
+            if damaged or len(upstream) < len(inputs):  # or set aside by another process just now
                 return damaged
             count = f" {len(group)}" if joint else ""
             print(f"{name}: computing{count}", flush=True)
@@ -245,28 +243,28 @@ def _run(group: list[Node], upstream: dict[str, Artifact], store: Store) -> list
 
 
 def _say_plan(nodes: list[Node], todo: list[Node], store: Store) -> None:
-    """Say of each stage what is cached and what is to be run; not what is needed no more."""
+    """Print, per stage, how many artifacts are cached and how many will be computed."""
     parts, names = [], {node.fingerprint for node in todo}
     for stage in STAGES:
-        mine = [node for node in with_upstream(nodes).values() if node.stage == stage]
-        run = sum(node.fingerprint in names for node in mine)
-        cached = sum(node.fingerprint not in names and store.has(node) for node in mine)
+        of_stage = [node for node in with_upstream(nodes).values() if node.stage == stage]
+        run = sum(node.fingerprint in names for node in of_stage)
+        cached = sum(node.fingerprint not in names and store.has(node) for node in of_stage)
         words = [f"{cached} cached"] * (cached > 0) + [f"{run} to run"] * (run > 0)
         parts += [f"{stage} {' and '.join(words)}"] if words else []
     print(f"plan: {', '.join(parts)}", flush=True)
 
 
-def _say_cached(found: dict[Path, Node]) -> None:
+def _say_cached(cached: dict[Path, Node]) -> None:
     """Say that these nodes of one stage were there; targets may share one."""
-    if not found:
+    if not cached:
         return
-    place, node = next(iter(found.items()))
-    labels = {node.label for node in found.values()}
+    place, node = next(iter(cached.items()))
+    labels = {node.label for node in cached.values()}
     what = f"{node.stage} {node.label}" if len(labels) == 1 else node.stage
-    if len(found) == 1:
+    if len(cached) == 1:
         print(f"{what}: cached -> {shown(place)}", flush=True)
     else:
-        print(f"{what}: {len(found)} cached", flush=True)
+        print(f"{what}: {len(cached)} cached", flush=True)
 
 
 def shown(path: Path) -> str:
@@ -274,7 +272,7 @@ def shown(path: Path) -> str:
     return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
 
 
-def environment(wall_seconds: float) -> dict[str, Any]:
+def environment(wall_seconds: float) -> Plain:
     """Return the record's facts on the run and the machine."""
     return {
         "wall_seconds": round(wall_seconds, 3),
@@ -287,7 +285,7 @@ def environment(wall_seconds: float) -> dict[str, Any]:
 
 
 @cache
-def _git() -> dict[str, Any]:
+def _git() -> Plain:
     def git(*arguments: str) -> str | None:
         try:
             return subprocess.run(

@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
 from pipeline.store.artifacts import Pending
 from pipeline.store.durable import file_digest, put, read_sealed, write_sealed
+from pipeline.store.plain import As, Plain, from_plain, to_plain
+from pipeline.store.records import MadeFrom
 
 PLAN = "plan.json"
 
-ShardMeasured = dict[str, Any]
+ShardMeasured = Plain  # of a dataclass of the stage: its seconds, rows, ...
 # Gives the sizes of shards from the lengths of their prompts in tokens, the longest first.
 ShardSizes = Callable[[Sequence[int]], list[int]]
 
@@ -30,11 +32,11 @@ def at_most(size: int) -> ShardSizes:
 
 @dataclass
 class Shard:
-    """One batch, and what it took once it is finished."""
+    """One batch, and its time and rows once it is finished."""
 
     name: str
     prompts: list[str]
-    measured: dict[str, Any] = field(default_factory=dict)
+    measured: ShardMeasured = field(default_factory=dict)
     checksum: str | None = None  # of its file, when it is finished
 
 
@@ -42,8 +44,8 @@ class Shard:
 class Plan:
     """The shards of an artifact in the order in which they are computed."""
 
-    path: Path  # plan.json; the shards lie beside it in shards/
-    made_from: dict[str, Any]
+    path: Annotated[Path, As(apart=True)]  # plan.json; the shards lie beside it in shards/
+    made_from: MadeFrom
     shards: list[Shard]
 
     @classmethod
@@ -87,8 +89,7 @@ class Plan:
             FileNotFoundError: there is none.
             ValueError: it is damaged; says how, without the path.
         """
-        found = read_sealed(path)
-        return cls(path, found["made_from"], [Shard(**shard) for shard in found["shards"]])
+        return from_plain(cls, {**read_sealed(path), "path": path})
 
     @property
     def folder(self) -> Path:
@@ -124,7 +125,7 @@ class Plan:
         return self.file(shard).with_suffix(".tmp")
 
     def clean(self) -> list[Path]:
-        """Remove what is no finished shard; return those that were finished and are damaged."""
+        """Remove unfinished shards; return the finished ones that are damaged."""
         self.folder.mkdir(exist_ok=True)
         kept, damaged = set(), []
         for shard in self.shards:
@@ -141,10 +142,7 @@ class Plan:
 
     def save(self) -> None:
         """Write the plan in one piece."""
-        write_sealed(
-            self.path,
-            {"made_from": self.made_from, "shards": [asdict(shard) for shard in self.shards]},
-        )
+        write_sealed(self.path, to_plain(self))
 
     def halve(self, shard: Shard) -> list[Shard]:
         """Halve one shard, and return the halves: the next ones, of shorter prompts, may fit."""

@@ -6,10 +6,9 @@ first. At the end the shards are joined in the order of the prompts.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -21,6 +20,7 @@ from pipeline.execution.shard_plan import Plan, Shard, ShardMeasured
 from pipeline.execution.stopwatch import peak_memory
 from pipeline.store import columns
 from pipeline.store.artifacts import Pending
+from pipeline.store.columns import Tables
 
 OUT_OF_MEMORY = (  # in the errors of what has no exception of its own for it
     "DefaultCPUAllocator: can't allocate",
@@ -121,19 +121,24 @@ def join(plan: Plan, order: Sequence[str], pending: Pending, schema: pa.Schema) 
     files = {shard.name: plan.file(shard) for shard in plan.shards}
     with pending.writer("data", schema) as writer:
         for start in range(0, len(order), JOINED):
-            found = [places[name] for name in order[start : start + JOINED]]
+            paths = [places[name] for name in order[start : start + JOINED]]
             with ExitStack() as stack:  # only the shards in use: each holds a footer
                 opened = {name: stack.enter_context(pq.ParquetFile(files[name]))
-                          for name in {name for name, _ in found}}  # fmt: skip
-                tables = [opened[name].read_row_group(row) for name, row in found]
+                          for name in {name for name, _ in paths}}  # fmt: skip
+                tables = [opened[name].read_row_group(row) for name, row in paths]
             writer.write_table(pa.concat_tables(tables))
 
 
 def write_tables(
-    pending: Pending, stage: str, names: Iterable[str], shards: Sequence[Mapping[str, Any]],
-    label: str, unit: str,
-) -> None:  # fmt: skip
-    """Write the tables of an artifact from the rows of its shards, in order; say what failed.
+    pending: Pending,
+    stage: str,
+    names: Iterable[str],
+    shards: Sequence[Tables],
+    *,
+    label: str,
+    unit: str,
+) -> None:
+    """Write the tables of an artifact from the rows of its shards, in order; report failures.
 
     Args:
         pending: the artifact.

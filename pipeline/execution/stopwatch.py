@@ -6,18 +6,19 @@ import resource
 import sys
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
-from typing import Any
 
 import torch
+
+from pipeline.store.plain import Plain
 
 Mark = float | torch.cuda.Event
 
 
 def mark(device: torch.device) -> Mark:
-    """Return this moment: on the host, or on CUDA when the device has done what it was given."""
+    """Return this moment: on the host, or on CUDA after the work that is queued."""
     if device.type != "cuda":
         return time.perf_counter()
     event = torch.cuda.Event(enable_timing=True)
@@ -48,7 +49,7 @@ class Stopwatch:
 
     @contextmanager
     def __call__(self, name: str) -> Iterator[None]:
-        """Time what runs inside."""
+        """Time the body of the context."""
         begin = mark(self._device)
         yield
         self._spans.append((name, begin, mark(self._device)))
@@ -70,7 +71,7 @@ def peak_memory(device: torch.device) -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
-def describe_device(device: torch.device) -> dict[str, Any]:
+def describe_device(device: torch.device) -> Plain:
     """Return the record's facts on the device."""
     return {
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
@@ -80,8 +81,8 @@ def describe_device(device: torch.device) -> dict[str, Any]:
     }
 
 
-def throughput(measured: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Sum up what finished shards took; of each its seconds by span, and its rows."""
+def throughput(measured: Iterable[Plain]) -> Plain:
+    """Return the total rows and seconds of finished shards, from those of each by span."""
     seconds: Counter[str] = Counter()
     tokens = 0
     for shard in measured:

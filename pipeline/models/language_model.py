@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from pipeline.errors import PipelineError
-from pipeline.models import caches, few_rows
+from pipeline.models import caches, skinny_matmul
 from pipeline.models.caches import Cache
 
 KEPT = ("keys", "values")  # of every token; layers may share them, or have a state of fixed size
@@ -103,7 +103,7 @@ class LanguageModel:
 
     @property
     def _few_queries(self) -> bool:
-        return bool(self.module.config._attn_implementation == few_rows.NAME)
+        return bool(self.module.config._attn_implementation == skinny_matmul.NAME)
 
     def read(
         self,
@@ -134,8 +134,8 @@ class LanguageModel:
             states (B, n, layers, d), None without `layers`; of a head its outputs (B, n, d).
         """
         n, before = ids.shape[1], cache.get_seq_length()
-        if mask is None and before and 1 < n <= few_rows.MOST_QUERIES and self._few_queries:
-            mask = few_rows.chain_mask(n, before)
+        if mask is None and before and 1 < n <= skinny_matmul.MOST_QUERIES and self._few_queries:
+            mask = skinny_matmul.chain_mask(n, before)
             positions = torch.arange(before, before + n)[None]
         with recorded_states(self.module, layers) as states:
             out = self.module(
@@ -171,7 +171,7 @@ class LanguageModel:
         attention = self.module.config._attn_implementation
         layers = caches.new_cache(self.module, 1).layers
         refusal = None
-        if attention not in ("sdpa", "eager", few_rows.NAME):
+        if attention not in ("sdpa", "eager", skinny_matmul.NAME):
             refusal = f"attention: {attention} takes no mask of the scores"
         elif any(type(layer) is not caches.PreallocatedLayer for layer in layers):
             refusal = "it has layers that are no full attention"

@@ -6,7 +6,6 @@ of a repository is ever run.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,41 +22,37 @@ from transformers import logging as transformers_logging
 from pipeline.errors import PipelineError, first_line
 from pipeline.models import caches
 from pipeline.models.devices import choose_device, set_up
-from pipeline.models.few_rows import use_few_queries, use_few_rows
 from pipeline.models.heads.head_files import read_head
 from pipeline.models.heads.hidden_drafter import HiddenDrafter
 from pipeline.models.heads.load import check_head, load_head
 from pipeline.models.language_model import Head, LanguageModel
 from pipeline.models.passes import check_cached_steps
 from pipeline.models.prompt_tokens import check_same_tokens
+from pipeline.models.skinny_matmul import use_few_queries, use_skinny_matmul
+from pipeline.plan.specs import ModelSpec
 from pipeline.store.hub import MODEL_FILES, hub_files
 from pipeline.store.identity import TOKENIZER_FILES, local_path
 
 
-def load_model(config: Mapping[str, Any], settings: Mapping[str, Any], key: str) -> LanguageModel:
+def load_model(spec: ModelSpec) -> LanguageModel:
     """Load a model for inference, and check that it can be run a token at a time.
-
-    Args:
-        config: what determines its numbers: commit (of a hub model), dtype, head_dtype, attention.
-        settings: where it is and runs: path, label, device, threads.
-        key: its configuration key, for errors; "targets.mini_large" for instance.
 
     Raises:
         PipelineError: the model can't be fetched, is no causal language model in safetensors, has
             damaged weights, or can't be run with a key-value cache.
     """
-    device = choose_device(settings["device"])
-    set_up(device, settings["threads"])
-    skeleton(config, settings, key)
-    path = settings["path"]
-    folder = _folder(path, config.get("commit"), MODEL_FILES, f"{key}.path")
+    key, settings, path = spec.key, spec.settings, spec.settings.path
+    device = choose_device(spec.device.name)
+    set_up(device, spec.device.threads)
+    skeleton(spec)
+    folder = _folder(path, spec.identity.commit, MODEL_FILES, f"{key}.path")
     transformers_logging.disable_progress_bar()
     try:
         module, report = AutoModelForCausalLM.from_pretrained(
             folder,
-            dtype=getattr(torch, config["dtype"]),
+            dtype=getattr(torch, settings.dtype),
             use_safetensors=True,
-            attn_implementation=config["attention"],
+            attn_implementation=settings.attention,
             trust_remote_code=False,
             local_files_only=True,
             output_loading_info=True,
@@ -74,26 +69,26 @@ def load_model(config: Mapping[str, Any], settings: Mapping[str, Any], key: str)
         )
     eos = module.generation_config.eos_token_id
     if eos is None:
-        eos = load_tokenizer(path, config.get("commit"), key).eos_token_id
+        eos = _tokenizer(spec).eos_token_id
     eos = tuple(eos) if isinstance(eos, list) else (eos,)
     if not all(token is None or type(token) is int for token in eos):
         raise PipelineError(
             f"{key}.path={path}: eos_token_id in its generation_config.json or config.json is "
             f"{', '.join(map(repr, eos))}: the id of a token is expected, or a list of ids"
         )
-    model = wrap(module, settings["label"], device, config["head_dtype"], eos, key)
+    model = wrap(module, settings.label, device, head_dtype=settings.head_dtype, eos=eos, key=key)
     check_cached_steps(model, key)
     return model
 
 
-def skeleton(config: Mapping[str, Any], settings: Mapping[str, Any], key: str) -> LanguageModel:
-    """Return a model without weights, for what can be asked before they are read.
+def skeleton(spec: ModelSpec) -> LanguageModel:
+    """Return a model without weights, for checks before they are read.
 
     Raises:
         PipelineError: as `load_model`, as far as its config.json tells.
     """
-    path, attention = settings["path"], config["attention"]
-    shape, kind = _architecture(path, config.get("commit"), key)
+    key, settings, path = spec.key, spec.settings, spec.settings.path
+    shape, kind = _architecture(path, spec.identity.commit, key)
     refusal = caches.cache_refusal(kind)
     if refusal:
         raise PipelineError(
@@ -103,17 +98,17 @@ def skeleton(config: Mapping[str, Any], settings: Mapping[str, Any], key: str) -
     try:
         with torch.device("meta"):
             module = AutoModelForCausalLM.from_config(
-                shape, dtype=getattr(torch, config["dtype"]), attn_implementation=attention
+                shape, dtype=getattr(torch, settings.dtype), attn_implementation=settings.attention
             )
     except Exception as error:  # as above
         if "attention implementation" in str(error) or isinstance(error, ImportError):
             raise PipelineError(
-                f"{key}.attention={attention}: {kind.__name__} does not run with it here: give "
-                f"{key}.attention=eager"
+                f"{key}.attention={settings.attention}: {kind.__name__} does not run with it here: "
+                f"give {key}.attention=eager"
             ) from error
         raise _unusable(path, key, error) from error
-    meta = torch.device("meta")
-    return wrap(module, settings["label"], meta, config["head_dtype"], (), f"{key}.path={path}")
+    meta, where = torch.device("meta"), f"{key}.path={path}"
+    return wrap(module, settings.label, meta, head_dtype=settings.head_dtype, key=where)
 
 
 def _architecture(path: str, commit: str | None, key: str) -> tuple[Any, type]:
@@ -140,7 +135,13 @@ def _unusable(path: str, key: str, error: Exception) -> PipelineError:
 
 
 def wrap(
-    module: Any, label: str, device: torch.device, head_dtype: str, eos: tuple[int, ...], key: str
+    module: Any,
+    label: str,
+    device: torch.device,
+    *,
+    head_dtype: str = "float32",
+    eos: tuple[int | None, ...] = (),
+    key: str = "model",
 ) -> LanguageModel:
     """Put a transformers model on `device`, its final projection in `head_dtype`.
 
@@ -154,7 +155,7 @@ def wrap(
         raise PipelineError(f"{key}: {type(module).__name__} has no linear output projection")
     if head.weight.dtype != wanted:
         module.set_output_embeddings(Head(head, wanted))
-    if use_few_rows(module):
+    if use_skinny_matmul(module):
         use_few_queries(module)
     return LanguageModel(
         module, label, device, head.out_features, tuple(token for token in eos if token is not None)
@@ -177,66 +178,57 @@ def load_tokenizer(path: str, commit: str | None, key: str) -> Any:
         ) from error
 
 
+def _tokenizer(spec: ModelSpec) -> Any:
+    return load_tokenizer(spec.settings.path, spec.identity.commit, spec.key)
+
+
 def _folder(path: str, commit: str | None, patterns: tuple[str, ...], key: str) -> Path:
     return local_path(path) or hub_files(path, commit, list(patterns), key)
 
 
-Given = Mapping[str, Any]
-DRAFTER = "drafter"  # its configuration key
-
-
 def load_pair(
-    config: Given, settings: Given, key: str
+    target: ModelSpec, drafter: ModelSpec
 ) -> tuple[LanguageModel, LanguageModel | HiddenDrafter]:
     """Load target and drafter.
-
-    Args:
-        config: what determines the numbers of both, by "target" and "drafter"; that of a head has
-            "head".
-        settings: where they are and how they run, likewise.
-        key: the target's configuration key.
 
     Raises:
         PipelineError: one can't be loaded, or drafted tokens can't be taken back.
     """
-    target = load_model(config["target"], settings["target"], key)
-    target.check_drafts(key)
-    if "head" in config[DRAFTER]:
-        return target, load_head(config[DRAFTER], settings[DRAFTER], DRAFTER, target)
-    drafter = load_model(config[DRAFTER], settings[DRAFTER], DRAFTER)
-    drafter.check_drafts(DRAFTER)
-    return target, drafter
+    model = load_model(target)
+    model.check_drafts(target.key)
+    if drafter.head is not None:
+        return model, load_head(drafter, model)
+    drafts = load_model(drafter)
+    drafts.check_drafts(drafter.key)
+    return model, drafts
 
 
-def check_pair_skeletons(config: Given, settings: Given, key: str) -> None:
-    """Check, before any weight is read, what a pair can't do; arguments as of `load_pair`.
+def check_pair_skeletons(target: ModelSpec, drafter: ModelSpec) -> None:
+    """Check, before any weight is read, that a pair fits.
 
     Raises:
         PipelineError: as `load_pair`, as far as configurations tell.
     """
-    target = skeleton(config["target"], settings["target"], key)
-    target.check_drafts(key)
-    if "head" in config[DRAFTER]:
-        path, commit = settings[DRAFTER]["path"], config[DRAFTER].get("commit")
-        vocabulary = config[DRAFTER]["head"]["vocabulary"]
-        check_head(read_head(path, commit, DRAFTER), target, vocabulary, DRAFTER)
+    model, key, head = skeleton(target), drafter.key, drafter.head
+    model.check_drafts(target.key)
+    if head is not None:
+        files = read_head(drafter.settings.path, drafter.identity.commit, key)
+        check_head(files, model, head.vocabulary, key)
     else:
-        skeleton(config[DRAFTER], settings[DRAFTER], DRAFTER).check_drafts(DRAFTER)
+        skeleton(drafter).check_drafts(key)
 
 
-def pair_tokenizer(config: Given, settings: Given, key: str) -> Any:
-    """Return the tokenizer of the target, which is the drafter's; arguments as of `load_pair`.
+def pair_tokenizer(target: ModelSpec, drafter: ModelSpec) -> Any:
+    """Return the tokenizer of the target, which is the drafter's.
 
     Raises:
         PipelineError: one can't be read, or the two give a token different ids.
     """
-    tokenizer = load_tokenizer(settings["target"]["path"], config["target"].get("commit"), key)
-    if "head" not in config[DRAFTER]:
-        path, commit = settings[DRAFTER]["path"], config[DRAFTER].get("commit")
-        other = load_tokenizer(path, commit, DRAFTER)
+    tokenizer = _tokenizer(target)
+    if drafter.head is None:
         check_same_tokens(
             tokenizer.get_vocab(),
-            other.get_vocab(),
-            f"{settings['target']['label']} and {settings[DRAFTER]['label']}",
+            _tokenizer(drafter).get_vocab(),
+            f"{target.settings.label} and {drafter.settings.label}",
         )
     return tokenizer

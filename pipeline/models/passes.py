@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from pipeline.errors import PipelineError, first_line
-from pipeline.models.caches import PreallocatedLayer, draft_refusal
+from pipeline.models.caches import draft_refusal
 from pipeline.models.devices import send
 from pipeline.models.heads.hidden_drafter import HiddenDrafter
 from pipeline.models.language_model import LanguageModel
@@ -25,7 +25,6 @@ from pipeline.models.logit_statistics import Found
 
 TreePass = Callable[[int], tuple[Tensor, Tensor]]  # `tree_pass`
 Model = LanguageModel | HiddenDrafter  # both have the same `read`
-SIMILAR = 1.25  # prompts of up to so many times the tokens are read together
 HELD = {"cpu": 1 << 25, "cuda": 1 << 27}  # logits of one model at once: 128 and 512 MB in float32
 TOKENS, PADDED = 14, 3  # of the longer text; how much shorter the other one is
 STEPS, ALONE = 6, 3  # read with a cache: three one by one, then the others at once, as drafts are
@@ -179,50 +178,11 @@ class Texts:
                 layer.crop(kept - self.length)
         self.length = kept
 
-    def place(self, rows: Tensor, part: Texts) -> None:
-        """Take `part` as the texts `rows`; all texts end at the same column."""
-        assert self._padding is not None
-        begin, count = self.length - part.length, len(self._padding)
-        for layer, other in zip(self.cache.layers, part.cache.layers, strict=True):
-            layer.place(rows, count, begin, other)
-
     def select(self, rows: Tensor) -> None:
         """Keep only the texts `rows` (b,), indices in their new order."""
         self.cache.reorder_cache(rows)
         if self._padding is not None and self._mask is not None:
             self._padding, self._mask = self._padding[rows], self._mask[rows]
-
-
-def read_prompts(model: Model, prompts: Sequence[list[int]], steps: int) -> tuple[Texts, Tensor]:
-    """Read prompts, those of similar length together: padding costs what tokens do.
-
-    Args:
-        model: what reads.
-        prompts: B of them.
-        steps: room for further tokens.
-
-    Returns:
-        The texts, left-padded to the longest, and the logits (B, V) after the prompts.
-    """
-    lengths = [len(prompt) for prompt in prompts]
-    width, padding = max(lengths), max(lengths) - torch.tensor(lengths)
-    texts = Texts(model, width + steps, padding=padding.to(model.device))
-    groups: list[list[int]] = []
-    for row in sorted(range(len(prompts)), key=lengths.__getitem__):
-        if not groups or lengths[row] > SIMILAR * lengths[groups[-1][0]]:
-            groups.append([])
-        groups[-1].append(row)
-    if any(type(layer) is not PreallocatedLayer for layer in texts.cache.layers):
-        groups = [list(range(len(prompts)))]  # other caches can't be put together
-    logits: dict[int, Tensor] = {}
-    for group in groups:
-        batch = Batch.make([prompts[row] for row in group], [[]] * len(group), model.device)
-        if len(groups) == 1:
-            return texts, texts.read(batch.ids)[:, -1]
-        texts.length, part = width, Texts(model, batch.width, padding=batch.padding)
-        logits |= dict(zip(group, part.read(batch.ids)[:, -1], strict=True))
-        texts.place(send(group, model.device), part)
-    return texts, torch.stack([logits[row] for row in range(len(prompts))])
 
 
 class Text(Texts):

@@ -18,7 +18,7 @@ from pipeline.errors import PipelineError
 from pipeline.gguf_models.source import source
 from pipeline.plan.composition import settings_of
 from pipeline.plan.explain import noted, say
-from pipeline.plan.slices import build_rules, rules_by_name
+from pipeline.plan.rules import build_rules, rules_by_name
 from pipeline.plan.stage import Request, Stage
 from pipeline.store.artifacts import Store
 from pipeline.store.identity import Identities, local_path
@@ -31,14 +31,14 @@ STAGES: dict[str, Stage] = {
 
 def with_upstream(nodes: Iterable[Node]) -> dict[str, Node]:
     """Return `nodes` and all they are made from, by fingerprint."""
-    found: dict[str, Node] = {}
+    nodes_by_fingerprint: dict[str, Node] = {}
     todo = list(nodes)
     while todo:
         node = todo.pop()
-        if node.fingerprint not in found:
-            found[node.fingerprint] = node
+        if node.fingerprint not in nodes_by_fingerprint:
+            nodes_by_fingerprint[node.fingerprint] = node
             todo += node.upstream_nodes
-    return found
+    return nodes_by_fingerprint
 
 
 def prepare(composed: DictConfig) -> tuple[Config, dict[str, list[Node]], Store]:
@@ -67,7 +67,7 @@ def prepare(composed: DictConfig) -> tuple[Config, dict[str, list[Node]], Store]
     if config.stage not in STAGES:
         say(problems)
     request = Request(
-        config, rules, named, identities, frozenset(_closure(config.stage)), store.has
+        config, rules, named, identities, wanted=frozenset(_closure(config.stage)), made=store.has
     )
     for stage in STAGES.values():
         with noted(problems):
@@ -89,7 +89,7 @@ def prepare(composed: DictConfig) -> tuple[Config, dict[str, list[Node]], Store]
 
 def models_named(config: Config) -> dict[str, ModelConfig]:
     """Return the models of a configuration, by the key of their paths."""
-    models = {f"targets.{name}.path": one for name, one in config.targets.items()}
+    models = {f"targets.{name}.path": target for name, target in config.targets.items()}
     return models if config.drafter is None else models | {"drafter.path": config.drafter}
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +10,7 @@ from analysis import rules
 from analysis.beyond.clip import FAMILIES
 from analysis.fields import from_mapping, keys_of, part, ranged
 from analysis.rules import Rule, StrictGreedy, Tree
+from analysis.rules.readings import RANK_2, READINGS
 from analysis.trees.topology import Growth, Topology
 from pipeline.plan.draft_trees import DraftTree
 
@@ -23,8 +24,10 @@ SPECULATIVE = "speculative"
 RACES = "races"  # the sampling whose baseline needs noise of its own
 BLOCK = "block"  # the sampling that tests a draft as a whole
 BUDGET = "budget"  # the sampling that accepts most for what it departs from the target
+ARGMAX = "argmax"  # the sampling of drafts that are not drawn, as engines do it
 SAMPLINGS = {
     SPECULATIVE: "speculative sampling",
+    ARGMAX: "speculative sampling, argmax drafts",
     RACES: "exponential races",
     BLOCK: "block verification",
     BUDGET: "budget sampling",
@@ -87,6 +90,7 @@ class Method:
         top_k: likewise, before top_p; 0 is all.
         model_length: tokens drafted by the model where look-up finds nothing; None is draft_length.
         budget: of `sampling: budget`.
+        reading: what MARS accepts above temperature 0.
     """
 
     drafter: str = ranged(f"one of {', '.join(DRAFTERS)}", lambda value: value in DRAFTERS)
@@ -107,6 +111,18 @@ class Method:
         "an integer of at least 1", lambda value: value is None or value >= 1, default=None
     )
     budget: Budget | None = part(Budget)
+    reading: str = ranged(
+        f"one of {', '.join(READINGS)}", lambda value: value in READINGS, default=RANK_2
+    )
+
+    @property
+    def drafts_most_probable(self) -> bool:
+        """Whether it drafts the most probable tokens although it samples, as EAGLE-3 does.
+
+        MARS draws its drafts in our own reading only, and there of chains.
+        """
+        mars = self.rule is not None and (self.tree is not None or self.reading != RANK_2)
+        return self.temperature > 0 and (self.sampling == ARGMAX or mars)
 
     @property
     def topology(self) -> Topology | Growth | None:
@@ -115,12 +131,12 @@ class Method:
 
     @property
     def needs_drafts(self) -> bool:
-        """Whether the shape of its tree depends on what stage drafts measured."""
+        """Whether the shape of its tree depends on the measurements of stage drafts."""
         return self.tree is not None and self.tree.needs_drafts
 
     @property
     def truncation(self) -> dict[str, float]:
-        """What leaves tokens out: top_p and top_k where they do."""
+        """The truncation of the distribution: top_p and top_k where they leave tokens out."""
         given = {"top_p": (self.top_p, 1.0), "top_k": (self.top_k, 0)}
         return {name: value for name, (value, all_in) in given.items() if value != all_in}
 
@@ -159,8 +175,9 @@ class Method:
 
     @property
     def _details(self) -> list[str]:
-        """Budget, tree and stopping: beside the scheme, the drafter and the draft lengths."""
-        details = [] if self.budget is None else [self.budget.shown]
+        """Reading, budget, tree, stopping: beside the scheme, the drafter and the draft lengths."""
+        details = [READINGS[self.reading]] if READINGS[self.reading] else []
+        details += [] if self.budget is None else [self.budget.shown]
         if self.tree is not None and not isinstance(self.rule, Tree):
             details.append(self.tree.shown)
         if self.drafting is not None:
@@ -183,26 +200,31 @@ class Method:
         exact = self.rule is None or isinstance(self.rule, StrictGreedy | Tree)
         return exact and self.budget is None
 
+    def to_mapping(self) -> dict[str, Any]:
+        """Return the method as plain values, from which `read_method` makes it again.
 
-def method_mapping(method: Method) -> dict[str, Any]:
-    """Return a method as plain values, from which `read_method` makes it again.
-
-    The rates that stage drafts measured for its tree are left out: artifacts determine them.
-    """
-    keys = ("drafter", "sampling", "draft_length", "temperature")
-    mapping: dict[str, Any] = {key: getattr(method, key) for key in keys}
-    if method.rule is not None:
-        mapping["rule"] = rules.to_mapping(method.rule)
-    if method.model_length is not None:
-        mapping["model_length"] = method.model_length
-    mapping |= method.truncation
-    if method.tree is not None:
-        mapping |= method.tree.to_mapping()
-    if method.drafting is not None:
-        mapping |= {"drafting": method.drafting.measure, "threshold": method.drafting.threshold}
-    if method.budget is not None:
-        mapping |= {"budget": method.budget.measure, "limit": method.budget.limit}
-    return mapping
+        The rates that stage drafts measured for its tree are left out: artifacts determine them.
+        """
+        mapping: dict[str, Any] = {
+            "drafter": self.drafter,
+            "sampling": self.sampling,
+            "draft_length": self.draft_length,
+            "temperature": self.temperature,
+            **self.truncation,
+        }
+        if self.rule is not None:
+            mapping["rule"] = rules.to_mapping(self.rule)
+        if self.model_length is not None:
+            mapping["model_length"] = self.model_length
+        if self.tree is not None:
+            mapping |= self.tree.to_mapping()
+        if self.drafting is not None:
+            mapping |= {"drafting": self.drafting.measure, "threshold": self.drafting.threshold}
+        if self.reading != RANK_2:
+            mapping["reading"] = self.reading
+        if self.budget is not None:
+            mapping |= {"budget": self.budget.measure, "limit": self.budget.limit}
+        return mapping
 
 
 def read_method(mapping: Mapping[str, Any]) -> Method:
@@ -225,7 +247,7 @@ def baseline(method: Method) -> Method:
     return Method("none", 0, None, races, t, top_p=top_p, top_k=top_k)
 
 
-def with_baselines(methods: list[Method]) -> list[Method]:
+def with_baselines(methods: Sequence[Method]) -> list[Method]:
     """Return the baselines of `methods`, coldest first and each once, and then the methods."""
     alone = sorted({*map(baseline, methods)}, key=lambda run: (run.temperature, run.name))
     return [*alone, *methods]

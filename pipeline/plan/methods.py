@@ -7,11 +7,12 @@ from dataclasses import replace
 from typing import Any
 
 from analysis.fields import FieldError, alternatives, check_fields, from_mapping, nearest, refused
-from analysis.rules import Prefix, Rule, Tree
+from analysis.rules import Rule, Tree
+from analysis.rules.readings import RANK_2
 from pipeline.errors import PipelineError
 from pipeline.plan.draft_trees import DYNAMIC, VECTOR, DraftTree
 from pipeline.plan.method import BLOCK, BUDGET, LEAST, SAMPLINGS, SPECULATIVE, Method
-from pipeline.plan.slices import CRITERIA
+from pipeline.plan.rules import CRITERIA
 
 MOST_OF_CRITERIA = 64  # nodes of the tree that verifies the tree rule of `criteria`
 EXAMPLE = "{drafter: model, rule: greedy, draft_length: 4}"
@@ -169,7 +170,7 @@ def _method(entry: dict[str, Any], rule: Rule | None, where: str) -> Method:
 
 
 def _misfits(method: Method) -> Iterator[tuple[str, Any, bool, str]]:
-    """Yield keys that may contradict others: name, value, whether it does, and what is allowed."""
+    """Yield keys that may contradict others: name, value, whether it does, the allowed values."""
     rule, drawn, length = method.rule, method.temperature > 0, method.model_length
     t, nothing_drawn = method.temperature, "at temperature 0, where nothing is drawn"
     yield ("temperature", t, rule is None and not drawn, "a number above 0: at 0 take rule: greedy")
@@ -178,6 +179,12 @@ def _misfits(method: Method) -> Iterator[tuple[str, Any, bool, str]]:
         t,
         rule is not None and drawn and not rule.samples,
         "0 for a rule; above 0 only mars, speculative sampling and races are defined",
+    )
+    yield (
+        "reading",
+        method.reading,
+        method.reading != RANK_2 and not (rule is not None and drawn),
+        f"{RANK_2}: the readings of mars differ above temperature 0 only",
     )
     yield "top_p", method.top_p, not drawn and method.top_p != 1, f"1 {nothing_drawn}"
     yield "top_k", method.top_k, not drawn and method.top_k != 0, f"0 {nothing_drawn}"
@@ -204,8 +211,7 @@ def _check_drafts(method: Method, key: str) -> None:
     Raises:
         PipelineError: its tree can't be drafted or verified, or its drafter can't stop by itself.
     """
-    tree, rule, stopping = method.tree, method.rule, method.drafting
-    chained = rule is not None and not (method.lossless or isinstance(rule, Prefix))
+    tree, stopping = method.tree, method.drafting
     misfits: list[tuple[bool, str]] = []
     if tree is not None:
         drawn_nodes = tree.shape == DYNAMIC and method.sampling == SPECULATIVE
@@ -217,8 +223,6 @@ def _check_drafts(method: Method, key: str) -> None:
              "tree"),
             (drawn_nodes, "sampling=speculative is not lossless where nodes are chosen by what was "
              "drawn: give sampling: races, rule: greedy, or a tree of fixed shape"),
-            (chained, f"rule={rule and rule.name} judges chains only: give rule: greedy, "
-             "rule: tree, rule: prefix or sampling"),
         ]  # fmt: skip
     if stopping is not None:
         misfits += [

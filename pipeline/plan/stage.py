@@ -11,34 +11,40 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
 
-from conf.schema import Config
+from analysis.report.text import mark_of, upper_end
+from analysis.rules import Rule
+from analysis.statistics.bootstrap import Resampling
+from conf.schema import Config, DrafterConfig, ModelConfig
+from pipeline.errors import PipelineError
+from pipeline.plan.specs import DistributionsSpec, FileSpec, LogSpec, ModelSpec, PairSpec
 from pipeline.store.artifacts import Artifact
 from pipeline.store.columns import Columns
-from pipeline.store.identity import Identities
+from pipeline.store.identity import Identities, local_path
 from pipeline.store.node import Node
 
-SummaryRow = dict[str, Any]
+SummaryRow = dict[str, Any]  # of a table
+READER = 3  # version of what is read of the files of engines
 
 
 @dataclass(frozen=True)
 class Request:
-    """What a command asks for, and the nodes of the stages that were planned before.
+    """The settings of a command, and the nodes of the stages that were planned before.
 
     Attributes:
         config: checked.
         rules: the acceptance rules of `config.criteria`, built.
-        named: the rules that methods and presets name, as of `pipeline.plan.slices.rules_by_name`.
+        named: the rules that methods and presets name, as of `pipeline.plan.rules.rules_by_name`.
         identities: of the files that the configuration names.
-        asked: the stage that is asked for, and all it is made from.
+        wanted: the requested stage, and all it is made from.
         made: whether the artifact of a node is there.
         nodes: by stage, target by target.
     """
 
     config: Config
-    rules: list[Any]
-    named: dict[str, list[Any]]
+    rules: list[Rule]
+    named: dict[str, list[Rule]]
     identities: Identities
-    asked: frozenset[str]
+    wanted: frozenset[str]
     made: Callable[[Node], bool]
     nodes: dict[str, list[Node]] = field(default_factory=dict)
 
@@ -48,10 +54,38 @@ class Request:
         each = len(nodes) // count
         return [tuple(nodes[at * each : (at + 1) * each]) for at in range(count)]
 
+    @property
+    def statistics(self) -> Resampling:
+        """The settings of the bootstrap."""
+        return Resampling(**vars(self.config.statistics))
+
+    def model_spec(self, key: str, model: ModelConfig) -> ModelSpec:
+        """Return the specification of a model; `key` is its configuration key."""
+        identity = self.identities.model(model.path, model.revision, f"{key}.path")
+        device, execution = self.config.device, self.config.execution
+        head = model.head if isinstance(model, DrafterConfig) else None
+        return ModelSpec(key, identity, model, device, execution=execution, head=head)
+
+    def file_spec(self, key: str, path: str) -> FileSpec:
+        """Return the specification of an engine's file.
+
+        Raises:
+            PipelineError: there is no such file.
+        """
+        local = local_path(path, key)
+        if local is None or not local.is_file():
+            raise PipelineError(f"{key}={path}: there is no such file")
+        return FileSpec(path, self.identities.source(path, None, key), READER)
+
+    def log_spec(self, key: str, path: str) -> LogSpec:
+        """Return the specification of an engine's log; errors are those of `file_spec`."""
+        file, log = self.file_spec(f"{key}.path", path), self.config.distributions.log
+        return LogSpec(**vars(file), part=log.part, error=log.error)
+
 
 def row_counts(node: Node, artifact: Artifact) -> list[SummaryRow]:
     """Sum up an artifact of which no more is known: where it lies, and how many rows it has."""
-    counts = {f"{name} rows": count for name, count in artifact.record["rows"].items()}
+    counts = {f"{name} rows": count for name, count in artifact.record.rows.items()}
     return [{"artifact": f"{node.stage}/{artifact.directory.name}", **counts}]
 
 
@@ -91,27 +125,22 @@ class Stage:
 
 def stage_of(node: Node) -> Stage:
     """Return the stage of a node."""
-    found: Stage = import_module(f"pipeline.stages.{node.stage}").STAGE
-    return found
+    stage: Stage = import_module(f"pipeline.stages.{node.stage}").STAGE
+    return stage
 
 
-UsedModel = tuple[str, Mapping[str, Any], Mapping[str, Any]]
+def models_of(node: Node) -> list[ModelSpec]:
+    """Return the models that a node loads: a target alone, or a target and its drafter.
 
-
-def models_of(node: Node) -> list[UsedModel]:
-    """Return the models that a node loads: the key, what determines its numbers, and how it runs.
-
-    A target alone, or a target and its drafter; none where engines' logs are read.
+    None where engines' logs are read.
     """
-    key = f"targets.{node.label}"
-    if "model" in node.config:
-        return [(key, node.config["model"], node.settings)]
-    keys = {"target": key, "drafter": "drafter"}
-    if not keys.keys() <= node.config.keys():
-        return []
-    return [(key, node.config[name], node.settings[name]) for name, key in keys.items()]
+    if isinstance(node.spec, DistributionsSpec):
+        return [node.spec.model]
+    return [node.spec.target, node.spec.drafter] if isinstance(node.spec, PairSpec) else []
 
 
-def pair_label(node: Node) -> str:
-    """Return target and drafter as printed."""
-    return f"{node.settings['target']['label']} and {node.settings['drafter']['label']}"
+def lower_bound_marks(column: str, row: SummaryRow) -> SummaryRow:
+    """Say whether a length, of a row with its cuts, and its upper end are lower bounds."""
+    from analysis.statistics.run_lengths import censored_ends
+
+    return dict(zip((mark_of(column), upper_end(mark_of(column))), censored_ends(row), strict=True))

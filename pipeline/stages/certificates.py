@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from analysis.report.text import limits, upper_end
 from pipeline.errors import PipelineError
-from pipeline.plan.slices import bootstrap_settings, rule_slice, statistics_slice
+from pipeline.plan.specs import CertificatesSpec
 from pipeline.plan.stage import Request, Stage, SummaryRow
 from pipeline.store.columns import STEP, Column
 from pipeline.store.node import Node
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
     from analysis.rules import Rule
     from pipeline.store.artifacts import Artifact, Pending
+
+    CertificatesNode = Node[CertificatesSpec]
 
 
 def check(request: Request) -> None:
@@ -34,7 +36,7 @@ def check(request: Request) -> None:
         label = named(divergence)
     except ValueError as error:
         raise PipelineError(f"certificates.{error}") from None
-    if label != "kl" and "report" in request.asked:
+    if label != "kl" and "report" in request.wanted:
         raise PipelineError(
             f"certificates.divergence={divergence} is not allowed with stage=report, which covers "
             "KL (table divergences has the others): give kl, or stage=certificates"
@@ -51,27 +53,24 @@ def named(divergence: str) -> str:
 
 
 def nodes(request: Request) -> list[Node]:
-    """The certificates of every rule on each target's distributions, target by target.
-
-    The divergence is a part of what determines them where it is not KL.
-    """
-    config = request.config
-    divergence = named(config.certificates.divergence)
-    other = {} if divergence == "kl" else {"divergence": divergence}
+    """The certificates of every rule on each target's distributions, target by target."""
+    settings = request.config.certificates
+    divergence = named(settings.divergence)
     return [
         Node(
             STAGE.name,
             rule.label,
-            rule_slice(rule) | {"temperature": config.certificates.temperature} | other,
+            CertificatesSpec(rule, settings.temperature, request.statistics, divergence),
             {"distributions": (distributions,)},
-            settings={"rule": rule, **statistics_slice(config)},
         )
         for distributions in request.nodes["distributions"]
         for rule in request.rules
     ]
 
 
-def compute(nodes: list[Node], upstream: dict[str, list[Artifact]], pending: list[Pending]) -> None:
+def compute(
+    nodes: list[CertificatesNode], upstream: dict[str, list[Artifact]], pending: list[Pending]
+) -> None:
     """Certify the distributions under the rule of every node, each into its own artifact.
 
     Raises:
@@ -82,15 +81,15 @@ def compute(nodes: list[Node], upstream: dict[str, list[Artifact]], pending: lis
     from analysis.certificates.certify import certify
     from pipeline.store import columns, distributions
 
-    rules = [node.settings["rule"] for node in nodes]
-    source, asked = upstream["distributions"][0], nodes[0].config
+    rules = [node.spec.rule for node in nodes]
+    source, spec = upstream["distributions"][0], nodes[0].spec
     check_logged(rules, source)
     schema = columns.schema("certificates")
     with ExitStack() as stack:
         writers = [stack.enter_context(made.writer("data", schema)) for made in pending]
-        for place, dist in distributions.chunks(source, asked["temperature"]):
+        for place, dist in distributions.chunks(source, spec.temperature):
             try:
-                result = certify(dist, rules, divergence=asked.get("divergence", "kl"))
+                result = certify(dist, rules, divergence=spec.divergence)
             except ValueError as error:  # of a user's rule: those of the project are checked before
                 raise PipelineError(f"criteria: {error}") from error
             for at, writer in enumerate(writers):
@@ -111,16 +110,18 @@ def check_logged(rules: Sequence[Rule], source: Artifact) -> None:
     Raises:
         PipelineError: it has fewer.
     """
-    facts = source.record["facts"]
-    for rule in rules if "log_prob_error" in facts else ():
-        if rule.minimum_k > facts["k"]:
+    from pipeline.store.distributions import StoredFacts
+
+    facts = source.facts(StoredFacts)
+    for rule in () if facts.log is None else rules:
+        if rule.minimum_k > facts.k:
             raise PipelineError(
-                f"{facts['log']} has {facts['k']} log-probabilities a step, and {rule.label} needs "
+                f"{facts.log} has {facts.k} log-probabilities a step, and {rule.label} needs "
                 f"{rule.minimum_k}: ask the engine for more, or give other rules (criteria=greedy)"
             )
 
 
-def summary(node: Node, artifact: Artifact) -> list[SummaryRow]:
+def summary(node: CertificatesNode, artifact: Artifact) -> list[SummaryRow]:
     """One row: the statistics of a rule's certificates, the ceiling for those that are empty."""
     import numpy as np
 
@@ -128,25 +129,24 @@ def summary(node: Node, artifact: Artifact) -> list[SummaryRow]:
     from analysis.statistics.bootstrap import PromptBootstrap, summarise
     from analysis.statistics.trajectories import Trajectories
 
-    rule = node.settings["rule"]
+    rule, divergence = node.spec.rule, node.spec.divergence
     table = artifact.read(columns=["position", "lower", "upper"])
     lower, upper = (table.column(name).to_numpy() for name in ("lower", "upper"))
-    divergence = node.config.get("divergence", "kl")
     shares = {"empty": float(np.mean(np.isinf(lower))), "inexact": float(np.mean(lower < upper))}
     ceiling = Divergence.named(divergence).ceiling_of(rule)
     lower, upper = (np.where(np.isinf(end), ceiling, end) for end in (lower, upper))
     prompts = Trajectories.from_positions(table.column("position").to_numpy()).prompts
-    bootstrap = PromptBootstrap(prompts, *bootstrap_settings(node.settings))
+    bootstrap = PromptBootstrap(prompts, *node.spec.statistics)
     row: SummaryRow = {
-        "target": node.upstream["distributions"][0].settings["label"],
+        "target": node.upstream["distributions"][0].spec.label,
         "rule": rule.label,
         "steps": len(lower),
         "prompts": bootstrap.count,
         **({} if divergence == "kl" else {"divergence": divergence}),
     }
-    for name, found in summarise(lower, upper, ceiling, bootstrap).items():
-        row[name], row[upper_end(name)] = found["value"], found["value_upper"]
-        row |= dict(zip(limits(name), (found["ci_low"], found["ci_high"]), strict=True))
+    for name, statistics in summarise(lower, upper, ceiling, bootstrap).items():
+        row[name], row[upper_end(name)] = statistics["value"], statistics["value_upper"]
+        row |= dict(zip(limits(name), (statistics["ci_low"], statistics["ci_high"]), strict=True))
     return [row | shares]
 
 

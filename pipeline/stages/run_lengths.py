@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from analysis.report.text import limits, upper_end
 from pipeline.errors import PipelineError
-from pipeline.plan.slices import bootstrap_settings, lower_bound_marks, statistics_slice
-from pipeline.plan.stage import Request, Stage, SummaryRow
+from pipeline.plan.specs import RunLengthsSpec
+from pipeline.plan.stage import Request, Stage, SummaryRow, lower_bound_marks
 from pipeline.store.columns import COUNTED, CUT, INTERVAL, Column
 from pipeline.store.node import Node
 
@@ -20,25 +20,19 @@ if TYPE_CHECKING:
 
 def nodes(request: Request) -> list[Node]:
     """The certifiable run lengths of each target under all rules."""
-    config = request.config
+    config, settings = request.config, request.config.run_lengths
+    spec = RunLengthsSpec(tuple(settings.eps), settings.window, request.statistics)
     return [
-        Node(
-            STAGE.name,
-            target.label,
-            {
-                "eps": list(config.run_lengths.eps),
-                "window": config.run_lengths.window,
-                **statistics_slice(config),
-            },
-            {"certificates": certificates},
-        )
+        Node(STAGE.name, target.label, spec, {"certificates": certificates})
         for target, certificates in zip(
             config.targets.values(), request.by_target("certificates"), strict=True
         )
     ]
 
 
-def compute(node: Node, upstream: dict[str, list[Artifact]], pending: Pending) -> None:
+def compute(
+    node: Node[RunLengthsSpec], upstream: dict[str, list[Artifact]], pending: Pending
+) -> None:
     """Estimate the run lengths under each rule's certificates; the rows follow the rules."""
     import pandas as pd
     import pyarrow as pa
@@ -48,10 +42,10 @@ def compute(node: Node, upstream: dict[str, list[Artifact]], pending: Pending) -
     from analysis.statistics.trajectories import Trajectories
     from pipeline.store import columns
 
-    config = node.config
+    spec = node.spec
     steps = upstream["certificates"][0].read(columns=["prompt_id", "position"])
     trajectories = Trajectories.from_positions(steps["position"].to_numpy())
-    bootstrap = PromptBootstrap(trajectories.prompts, *bootstrap_settings(config))
+    bootstrap = PromptBootstrap(trajectories.prompts, *spec.statistics)
     frames = []
     for artifact in upstream["certificates"]:
         table = artifact.read(columns=["prompt_id", "position", "lower", "upper"])
@@ -63,12 +57,12 @@ def compute(node: Node, upstream: dict[str, list[Artifact]], pending: Pending) -
         frame = run_lengths(
             table["lower"].to_numpy(),
             table["upper"].to_numpy(),
-            config["eps"],
+            spec.eps,
             trajectories,
             bootstrap,
-            config["window"],
+            spec.window,
         )
-        frames.append(frame.assign(rule=artifact.record["label"]))
+        frames.append(frame.assign(rule=artifact.record.label))
     pending.facts |= {"prompts": bootstrap.count, "steps": len(steps)}
     schema = columns.schema("run_lengths")
     everything = pd.concat(frames, ignore_index=True)[schema.names]
@@ -93,13 +87,13 @@ def summary(node: Node, artifact: Artifact) -> list[SummaryRow]:
 
 STAGE = Stage(
     name="run_lengths",
-    version=4,
+    version=5,
     upstream=("certificates",),
     columns={
         "data": {
             "rule": Column("string", "label of the rule"),
             "eps": Column("float64", "the drafter's KL at every step, at most, in nats"),
-            "estimator": Column("string", "per_call, mean_run, long_run or residual"),
+            "estimator": Column("string", "per_call, mean_run, random_100, long_run or residual"),
             "value": Column("float64", "tokens, from lower; null where undefined"),
             "value_upper": Column("float64", "tokens, from upper"),
             **INTERVAL,

@@ -16,16 +16,19 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pipeline.errors import DamagedError, PipelineError
-from pipeline.store import columns as known
+from pipeline.store import columns as schemas
 from pipeline.store.durable import file_digest, put, read_sealed, sync, write_sealed
 from pipeline.store.node import RECORD, Node, content_digest, slug
+from pipeline.store.plain import Plain, from_plain, to_plain
+from pipeline.store.records import MadeFrom, Record
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+T = TypeVar("T")
 DAMAGE = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EIO}  # others are the machine's matter
 SCHEMA_VERSION = 2  # of record.json and of the columns
 QUARANTINE = "quarantine"  # beside the stages; its artifacts lie one level deeper than theirs
@@ -38,7 +41,7 @@ class Artifact:
     directory: Path
 
     @cached_property
-    def record(self) -> dict[str, Any]:
+    def record(self) -> Record:
         """The record written when the artifact was published.
 
         Raises:
@@ -46,16 +49,31 @@ class Artifact:
         """
         path = self.directory / RECORD
         try:
-            return read_sealed(path)
+            return self._typed(Record, read_sealed(path))
         except ValueError as error:
             raise DamagedError(self.directory, f"{path} {error}") from error
         except OSError as error:
             raise self._unreadable(path, error) from error
 
+    def facts(self, kind: type[T]) -> T:
+        """Return facts of the computation, as a dataclass of which the record has all entries.
+
+        Raises:
+            DamagedError: it lacks one.
+        """
+        return self._typed(kind, self.record.facts)
+
+    def _typed(self, kind: type[T], entries: Plain) -> T:
+        try:
+            return from_plain(kind, entries)
+        except KeyError as error:
+            reason = f"{self.directory / RECORD} lacks {error}"
+            raise DamagedError(self.directory, reason) from error
+
     @property
     def content(self) -> str:
         """Digest of the artifact's content, timings and machine aside."""
-        return str(self.record["content"])
+        return self.record.content
 
     @cached_property
     def _checked(self) -> set[str]:
@@ -66,13 +84,13 @@ class Artifact:
         if name in self._checked:
             return
         path = self.directory / name
-        if name not in self.record["files"]:
+        if name not in self.record.files:
             raise DamagedError(self.directory, f"{path} is not in {RECORD}")
         try:
             digest = file_digest(path)
         except OSError as error:
             raise self._unreadable(path, error) from error
-        if digest != self.record["files"][name]:
+        if digest != self.record.files[name]:
             raise DamagedError(self.directory, f"{path} differs from its checksum in {RECORD}")
         self._checked.add(name)
 
@@ -82,26 +100,25 @@ class Artifact:
         return DamagedError(self.directory, reason) if damaged else PipelineError(reason)
 
     def damage(self) -> list[str]:
-        """Return what differs from the record, of every file; an empty list when nothing does.
+        """Return the differences of all files from the record; an empty list where there are none.
 
-        A file that was added is damage: a reader that opens the directory as a
-        data set would include it.
+        A file that was added is damage: who reads the directory as a data set would include it.
         """
-        found = []
+        differences = []
         try:
-            names = {*self.record["files"]}
+            names = {*self.record.files}
         except DamagedError as error:
             return [error.reason]
-        if not self.directory.name.endswith(f"-{self.record['fingerprint'][:12]}"):
-            found.append(f"{self.directory / RECORD} is the record of another artifact")
+        if not self.directory.name.endswith(f"-{self.record.fingerprint[:12]}"):
+            differences.append(f"{self.directory / RECORD} is the record of another artifact")
         there = (path for path in self.directory.rglob("*") if path.is_file())
         names.update(path.relative_to(self.directory).as_posix() for path in there)
         for name in sorted(names - {RECORD}):
             try:
                 self._check(name)
             except DamagedError as error:
-                found.append(error.reason)
-        return found
+                differences.append(error.reason)
+        return differences
 
     def read(self, name: str = "data", columns: list[str] | None = None) -> pa.Table:
         """Read a Parquet file of the artifact, its checksum and schema checked.
@@ -129,7 +146,7 @@ class Artifact:
         path = self.directory / f"{name}.parquet"
         try:
             with pq.ParquetFile(path, page_checksum_verification=True) as file:
-                known.check_schema(self.record["stage"], name, file.schema_arrow, path)
+                schemas.check_schema(self.record.stage, name, file.schema_arrow, path)
                 yield file
         except (OSError, pa.ArrowException, PipelineError) as error:
             raise DamagedError(self.directory, f"{path} can't be read ({error})") from error
@@ -143,7 +160,7 @@ class Pending:
         directory: Path,
         stage: str,
         workspace: Path | None = None,
-        made_from: Mapping[str, Any] | None = None,
+        made_from: MadeFrom | None = None,
     ) -> None:
         """Write the artifact into `directory`, which exists.
 
@@ -156,8 +173,8 @@ class Pending:
         self.directory = directory
         self.stage = stage
         self.workspace = workspace or directory
-        self.made_from = dict(made_from or {})
-        self.facts: dict[str, Any] = {}  # for the record: device, throughput, exclusions, ...
+        self.made_from = made_from or MadeFrom()
+        self.facts: Plain = {}  # for the record
         self.rows: dict[str, int] = {}
 
     @contextmanager
@@ -166,7 +183,7 @@ class Pending:
         import pyarrow.parquet as pq
 
         path = self.directory / f"{name}.parquet"
-        known.check_schema(self.stage, name, schema, path)
+        schemas.check_schema(self.stage, name, schema, path)
         with pq.ParquetWriter(path, schema, compression="zstd", write_page_checksum=True) as writer:
             yield writer
         self.rows[name] = pq.read_metadata(path).num_rows
@@ -177,7 +194,7 @@ class Pending:
             writer.write_table(table)
 
     def drop(self) -> None:
-        """Remove what is half-written; finished shards stay for the next run."""
+        """Remove half-written files; finished shards stay for the next run."""
         shutil.rmtree(self.directory, ignore_errors=True)
         for path in self.workspace.rglob("*.tmp"):
             path.unlink(missing_ok=True)
@@ -203,13 +220,11 @@ class Store:
 
     def _places(self, node: Node) -> list[Path]:
         folder, end = self.root / node.stage, f"-{node.hash12}"
-        return (
-            [path for path in folder.iterdir() if path.name.endswith(end)]
-            if folder.is_dir()
-            else []
-        )
+        if not folder.is_dir():
+            return []
+        return [path for path in folder.iterdir() if path.name.endswith(end)]
 
-    def fresh(self, node: Node, known: dict[str, bool] | None = None) -> bool:
+    def fresh(self, node: Node, memo: dict[str, bool] | None = None) -> bool:
         """Whether `node` is published and no upstream was rebuilt with other content since.
 
         An upstream that was deleted does not make an artifact stale: its fingerprint still
@@ -218,23 +233,23 @@ class Store:
         Raises:
             DamagedError: the record of `node` or of one above is damaged.
         """
-        known = {} if known is None else known
-        if node.fingerprint not in known:
-            known[node.fingerprint] = self._fresh(node, known)
-        return known[node.fingerprint]
+        memo = {} if memo is None else memo
+        if node.fingerprint not in memo:
+            memo[node.fingerprint] = self._fresh(node, memo)
+        return memo[node.fingerprint]
 
-    def _fresh(self, node: Node, known: dict[str, bool]) -> bool:
+    def _fresh(self, node: Node, memo: dict[str, bool]) -> bool:
         artifact = self.find(node)
         if artifact is None:
             return False
-        if artifact.record["fingerprint"] != node.fingerprint:
+        if artifact.record.fingerprint != node.fingerprint:
             raise DamagedError(artifact.directory, f"{artifact.directory / RECORD} is of another")
-        used = {item["fingerprint"]: item["content"] for item in artifact.record["upstream"]}
+        used = {above["fingerprint"]: above["content"] for above in artifact.record.upstream}
         for above in node.upstream_nodes:
-            found = self.find(above)
-            if found is None:
+            latest = self.find(above)
+            if latest is None:
                 continue
-            if found.content != used[above.fingerprint] or not self.fresh(above, known):
+            if latest.content != used[above.fingerprint] or not self.fresh(above, memo):
                 return False
         return True
 
@@ -269,50 +284,43 @@ class Store:
             upstream: what it is made from, by fingerprint; by default what is found now.
         """
         if upstream is None:
-            found = {above.fingerprint: self.find(above) for above in node.upstream_nodes}
-            upstream = {name: artifact for name, artifact in found.items() if artifact is not None}
+            inputs = {above.fingerprint: self.find(above) for above in node.upstream_nodes}
+            upstream = {name: artifact for name, artifact in inputs.items() if artifact is not None}
         workspace = self.workspace(node)
         directory = workspace / "artifact"
         if directory.exists():
             shutil.rmtree(directory)
         directory.mkdir(parents=True)
         contents = {name: artifact.content for name, artifact in upstream.items()}
-        made_from = {"fingerprint": node.fingerprint, "version": node.version, "upstream": contents}
+        made_from = MadeFrom(node.fingerprint, node.version, contents)
         return Pending(directory, node.stage, workspace, made_from)
 
-    def publish(self, node: Node, pending: Pending, environment: Mapping[str, Any]) -> Artifact:
+    def publish(self, node: Node, pending: Pending, environment: Plain | None = None) -> Artifact:
         """Record, sync and rename a finished artifact to its place."""
         files = {}
         for path in sorted(pending.directory.rglob("*")):
             if path.is_file():
                 files[path.relative_to(pending.directory).as_posix()] = file_digest(path)
             sync(path)
-        contents = pending.made_from["upstream"]
-        record = {
-            "stage": node.stage,
-            "label": node.label,
-            "fingerprint": node.fingerprint,
-            "version": node.version,
-            "config": node.config,
-            "upstream": [
-                {
-                    "name": name,
-                    "stage": above.stage,
-                    "label": above.label,
-                    "fingerprint": above.fingerprint,
-                    "content": contents[above.fingerprint],
-                }
+        record = Record(
+            stage=node.stage,
+            label=node.label,
+            fingerprint=node.fingerprint,
+            version=node.version,
+            config=node.config,
+            upstream=[
+                {"name": name, "content": pending.made_from.upstream[above.fingerprint]}
+                | {key: getattr(above, key) for key in ("stage", "label", "fingerprint")}
                 for name, nodes in node.upstream.items()
                 for above in nodes
             ],
-            "content": content_digest(files),
-            "files": files,
-            "rows": pending.rows,
-            "artifact_schema": SCHEMA_VERSION,
-            "facts": pending.facts,
-            **environment,
-        }
-        write_sealed(pending.directory / RECORD, record)
+            content=content_digest(files),
+            files=files,
+            rows=pending.rows,
+            artifact_schema=SCHEMA_VERSION,
+            facts=pending.facts,
+        )
+        write_sealed(pending.directory / RECORD, to_plain(record) | (environment or {}))
         place = self.root / node.stage / f"{slug(node.label)}-{node.hash12}"
         with self.lock("moving"):
             for at, old in enumerate(self._places(node)):

@@ -9,13 +9,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pipeline.errors import PipelineError
 
 if TYPE_CHECKING:
     import numpy as np
     import pyarrow as pa
+
+
+Row = dict[str, Any]  # of a table, by column
+Tables = dict[str, list[Row]]  # by name
 
 
 class Column(NamedTuple):
@@ -167,7 +171,7 @@ def schema(
     return pa.schema(fields)
 
 
-def check_schema(stage: str, name: str, found: pa.Schema, path: Path) -> None:
+def check_schema(stage: str, name: str, schema: pa.Schema, path: Path) -> None:
     """Check that a file has exactly the columns and types its stage writes.
 
     Raises:
@@ -181,12 +185,12 @@ def check_schema(stage: str, name: str, found: pa.Schema, path: Path) -> None:
     wanted = {
         label: column
         for label, column in wanted.items()
-        if label in found.names or not column.optional
+        if label in schema.names or not column.optional
     }
-    if found.names != list(wanted):
-        raise PipelineError(f"{path} has the columns {found.names}, expected {list(wanted)}")
+    if schema.names != list(wanted):
+        raise PipelineError(f"{path} has the columns {schema.names}, expected {list(wanted)}")
     for label, column in wanted.items():
-        kind, actual = arrow(column.kind), found.field(label).type
+        kind, actual = arrow(column.kind), schema.field(label).type
         if pa.types.is_fixed_size_list(actual):
             actual = pa.list_(actual.value_type)
         if actual != kind:

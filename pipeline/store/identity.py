@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 import time
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from pipeline.errors import PipelineError
 from pipeline.gguf_models import source as gguf
@@ -35,6 +35,17 @@ HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 SETTLED = 2_000_000_000  # ns; a file written since may change again without another time
 
 
+@dataclass(frozen=True)
+class Identity:
+    """The digest of local files, the commit of files on the hub, or that of a GGUF file."""
+
+    content: str | None = None
+    hub: str | None = None  # owner/name
+    commit: str | None = None
+    gguf: str | None = None
+    conversion: int | None = None  # version of what is made from a GGUF file
+
+
 class Identities:
     """Resolves identities, remembering file hashes in `memo` (a JSON file of the store)."""
 
@@ -46,35 +57,35 @@ class Identities:
             self._memo = read_sealed(memo)
         self._grown = False
 
-    def model(self, path: str, revision: str | None, key: str) -> dict[str, Any]:
+    def model(self, path: str, revision: str | None, key: str) -> Identity:
         """Return the identity of a model; `key` is the configuration key for errors."""
-        if (converted := gguf.identity(path, key, self._hash)) is not None:
-            return converted
+        if (gguf_digest := gguf.digest(path, key, self._hash)) is not None:
+            return Identity(gguf=gguf_digest, conversion=gguf.VERSION)
         local = local_path(path, key)
         if local is None:
-            return {"hub": path, "commit": hub_commit(path, revision, "model", key)}
+            return Identity(hub=path, commit=hub_commit(path, revision, "model", key))
         if not (local / "config.json").is_file():
             raise PipelineError(f"{key}={path}: a model directory with config.json is expected")
         plain = next(local.rglob("*.safetensors"), None) is not None
-        return {"content": self._digest(local, MODEL_FILES if plain else HEAD_FILES, key)}
+        return Identity(content=self._digest(local, MODEL_FILES if plain else HEAD_FILES, key))
 
-    def tokenizer(self, path: str, revision: str | None, key: str) -> dict[str, Any]:
+    def tokenizer(self, path: str, revision: str | None, key: str) -> Identity:
         """Return the identity of a model's tokenizer, equal for equal files."""
-        if (converted := gguf.identity(path, key, self._hash)) is not None:
-            return converted
+        if (gguf_digest := gguf.digest(path, key, self._hash)) is not None:
+            return Identity(gguf=gguf_digest, conversion=gguf.VERSION)
         local = local_path(path, key)
         if local is None:
             local = hub_files(path, revision, list(TOKENIZER_FILES), key)
-        return {"content": self._digest(local, TOKENIZER_FILES, key)}
+        return Identity(content=self._digest(local, TOKENIZER_FILES, key))
 
-    def source(self, path: str, revision: str | None, key: str) -> dict[str, str]:
+    def source(self, path: str, revision: str | None, key: str) -> Identity:
         """Return the identity of a prompt source: file, directory or hub dataset."""
         local = local_path(path, key)
         if local is None:
-            return {"hub": path, "commit": hub_commit(path, revision, "dataset", key)}
+            return Identity(hub=path, commit=hub_commit(path, revision, "dataset", key))
         if local.is_file():
-            return {"content": self._hash(local)}
-        return {"content": self._digest(local, tuple(f"*{suffix}" for suffix in READERS), key)}
+            return Identity(content=self._hash(local))
+        return Identity(content=self._digest(local, tuple(f"*{suffix}" for suffix in READERS), key))
 
     def save(self) -> None:
         """Write the memo when something was hashed; where it can't be, it is done without."""

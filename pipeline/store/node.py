@@ -13,7 +13,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib import import_module
-from typing import Any
+from typing import Any, Generic, TypeVar
+
+from pipeline.store.plain import Plain, to_plain
 
 RECORD = "record.json"
 # what depends on the machine, not on the inputs: the page of a report shows measured speeds
@@ -21,21 +23,26 @@ VERDICT = "timings/verdict.md"  # of a report: a paragraph a target, the sentenc
 NOT_CONTENT = {RECORD, "timings", "index.html"}
 
 
+Spec = TypeVar("Spec", covariant=True)
+
+
 @dataclass(frozen=True)
-class Node:
-    """One artifact to be: its stage, what determines it, and what it is made from."""
+class Node(Generic[Spec]):
+    """One artifact to be: its stage, all that determines and makes it, and its upstream by name.
+
+    `label` is printed, and in the name of its directory.
+    """
 
     stage: str
     label: str
-    config: Mapping[str, Any]
+    spec: Spec
     upstream: Mapping[str, tuple[Node, ...]] = field(default_factory=dict)
-    settings: Mapping[str, Any] = field(default_factory=dict)  # never determines the content
 
     @property
     def version(self) -> int:
         """The version of the stage's computation."""
-        found: int = import_module(f"pipeline.stages.{self.stage}").STAGE.version
-        return found
+        number: int = import_module(f"pipeline.stages.{self.stage}").STAGE.version
+        return number
 
     @cached_property
     def upstream_nodes(self) -> tuple[Node, ...]:
@@ -43,8 +50,14 @@ class Node:
         return tuple(node for nodes in self.upstream.values() for node in nodes)
 
     @cached_property
+    def config(self) -> Plain:
+        """The specification as plain values, as the record holds it."""
+        config: Plain = to_plain(self.spec)
+        return config
+
+    @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 of stage, version, configuration slice and upstream fingerprints."""
+        """SHA-256 of stage, version, specification and upstream fingerprints."""
         return fingerprint(
             {
                 "stage": self.stage,

@@ -5,7 +5,7 @@ The files of the project are in assets/tasks; assets/tasks/README.md says what t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import zip_longest
@@ -16,6 +16,7 @@ from pipeline.errors import PipelineError
 from pipeline.formats.prompt_files import json_lines
 from pipeline.models.prompt_tokens import encode
 from pipeline.paths import ROOT
+from pipeline.plan.specs import AccuracySpec, TaskSpec
 from pipeline.store.durable import file_digest
 from pipeline.tasks import constraints
 from pipeline.tasks.checks import SCORES, Item, score
@@ -35,13 +36,13 @@ def task_file(name: str) -> Path:
     Raises:
         PipelineError: there is no such task.
     """
-    known = our_tasks()
-    path = FOLDER / f"{name}.jsonl" if name in known else Path(name)
+    own_tasks = our_tasks()
+    path = FOLDER / f"{name}.jsonl" if name in own_tasks else Path(name)
     if path.suffix != ".jsonl" or not path.is_file():
         raise PipelineError(
-            f"accuracy.tasks: {name} is no task: give {', '.join(known)} or a file *.jsonl (tasks "
-            "of lm-evaluation-harness, also those that run a model's code, are run by python -m "
-            "pipeline.harness)"
+            f"accuracy.tasks: {name} is no task: give {', '.join(own_tasks)} or a file *.jsonl "
+            "(tasks of lm-evaluation-harness, also those that run a model's code, are run by "
+            "python -m pipeline.harness)"
         )
     return path
 
@@ -122,19 +123,15 @@ class Question:
         """The name of the question, unique among all tasks; its sampling noise depends on it."""
         return f"{self.task}/{self.item_id}"
 
-    def row(self) -> dict[str, Any]:
-        """Return it as a prompt of the decoding loop."""
-        return {"prompt_id": self.key, "token_ids": self.token_ids}
 
-
-def task_identity(name: str) -> dict[str, Any]:
-    """Return what determines a task: its name and its content.
+def task_spec(name: str) -> TaskSpec:
+    """Return the specification of a task: its name and its content.
 
     Raises:
         PipelineError: there is no such task.
     """
     path = task_file(name)
-    return {"name": path.stem, "content": file_digest(path)}
+    return TaskSpec(path.stem, file_digest(path), name)
 
 
 def check_tasks(names: Sequence[str]) -> None:
@@ -151,30 +148,28 @@ def check_tasks(names: Sequence[str]) -> None:
         read_items(path)
 
 
-def questions(config: Mapping[str, Any], sources: Sequence[str], tokenizer: Any) -> list[Question]:
+def questions(spec: AccuracySpec, tokenizer: Any) -> list[Question]:
     """Return the questions, one of each task in turn.
 
     Args:
-        config: tasks (with their names), items, template, enable_thinking.
-        sources: of each task, as `accuracy.tasks` names it.
+        spec: of the stage.
         tokenizer: the target's.
     """
-    tasks = [
-        _of_file(task["name"], task_file(source), config, tokenizer)
-        for task, source in zip(config["tasks"], sources, strict=True)
-    ]
-    return [one for turn in zip_longest(*tasks) for one in turn if one is not None]
+    tasks = [_of_file(task.name, task_file(task.source), spec, tokenizer) for task in spec.tasks]
+    return [question for turn in zip_longest(*tasks) for question in turn if question is not None]
 
 
-def _of_file(task: str, path: Path, config: Mapping[str, Any], tokenizer: Any) -> list[Question]:
-    thinking = config["enable_thinking"]
+def _of_file(task: str, path: Path, spec: AccuracySpec, tokenizer: Any) -> list[Question]:
+    template = spec.prompts.template
     return [
         Question(
             task,
-            item["id"],
-            encode(tokenizer, [item["prompt"]], config["template"], enable_thinking=thinking),
-            item["max_tokens"],
-            partial(score, item),
+            item_id=item["id"],
+            token_ids=encode(
+                tokenizer, [item["prompt"]], template, enable_thinking=spec.prompts.enable_thinking
+            ),
+            max_tokens=item["max_tokens"],
+            right=partial(score, item),
         )
-        for item in read_items(path)[: config["items"]]
+        for item in read_items(path)[: spec.items]
     ]

@@ -31,6 +31,7 @@ from pipeline.errors import PipelineError
 from pipeline.models.load import LanguageModel, load_model, load_tokenizer
 from pipeline.models.passes import Batch
 from pipeline.paths import ASSETS, CONF, OUTPUTS
+from pipeline.plan.specs import model_at
 from pipeline.training import features
 
 SCHEMA = pa.schema(
@@ -109,14 +110,12 @@ def write_text(recipe: Any, directory: Path) -> None:
 def load_target(recipe: Any, dtype: str) -> tuple[LanguageModel, Any]:
     """Return the target and its tokenizer."""
     path = OmegaConf.load(CONF / "target" / f"{recipe.target}.yaml").path
-    settings = {"path": path, "label": recipe.target, "device": "cpu"}
-    config = {"dtype": dtype, "head_dtype": "float32", "attention": "sdpa"}
-    model = load_model(config, settings | {"threads": recipe.threads}, "target")
+    model = load_model(model_at(path, recipe.target, dtype=dtype, threads=recipe.threads))
     return model, load_tokenizer(path, None, "target")
 
 
 def turns_of(tokenizer: Any) -> Turns:
-    """Return what the chat template writes around a question, without the token that ends it."""
+    """Return the chat template's text around a question, without the token that ends it."""
     mark = "QUESTION"
     text = tokenizer.apply_chat_template(
         [{"role": "user", "content": mark}], tokenize=False, add_generation_prompt=True
@@ -136,15 +135,15 @@ def conversations(
     before, between = turns
     texts = beginnings(settings.unprompted, settings.batch, rng)
     begins = [[*before, *tokenizer.encode(text, add_special_tokens=False)] for text in texts]
-    said = written(model, begins, settings.max_question, settings.question, end)
+    written_tokens = written(model, begins, settings.max_question, settings.question, end)
     prompts: dict[str, tuple[list[int], str]] = {}
     why = Counter[str]()
-    for text, begin, tokens in zip(texts, begins, said, strict=True):
-        asked = [*begin, *tokens]
-        question = tokenizer.decode(asked[len(before) : -1])
+    for text, begin, tokens in zip(texts, begins, written_tokens, strict=True):
+        prompt_tokens = [*begin, *tokens]
+        question = tokenizer.decode(prompt_tokens[len(before) : -1])
         refusal = novelty.refusal(question) if tokens[-1] == end else "too long"
         if refusal is None:
-            prompts[question] = ([*asked, *between], text)
+            prompts[question] = ([*prompt_tokens, *between], text)
         else:
             why[refusal] += 1
     rows: list[TextRow] = []
@@ -153,7 +152,7 @@ def conversations(
         (prompts.keys() - sampled, {"temperature": 0.0}),
         (sampled, settings.answer),
     ):
-        some = [one for question, one in prompts.items() if question in questions]
+        some = [prompt for question, prompt in prompts.items() if question in questions]
         answers = written(model, [ids for ids, _ in some], settings.max_answer, how, end)
         rows += [
             ([*ids, *answer], len(ids), how["temperature"], text)
@@ -166,7 +165,7 @@ def conversations(
 def written(
     model: LanguageModel, prompts: Sequence[list[int]], most: int, how: Mapping[str, Any], end: int
 ) -> list[list[int]]:
-    """Return what a model writes after each prompt, up to and with the token `end`.
+    """Return a model's continuation of each prompt, up to and with the token `end`.
 
     Args:
         model: the target.
@@ -210,7 +209,7 @@ def study_prompts() -> list[str]:
 
 
 def beginnings(unprompted: float, count: int, rng: np.random.Generator) -> list[str]:
-    """Return beginnings of questions: how one may ask, {} being what about.
+    """Return beginnings of questions; {} stands for the topic.
 
     The share `unprompted` is empty.
     """

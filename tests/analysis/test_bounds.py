@@ -11,9 +11,19 @@ import pytest
 
 from analysis.certificates import bounds
 from analysis.certificates.certify import certify
+from analysis.certificates.closed_forms import closed_forms, compared_steps, conditions
 from analysis.report.render import lines
 from analysis.report.sections.bounds import RuleSteps, bounds_table, median
-from analysis.rules import Additive, Multiplicative, Rule, StrictGreedy, TopMAdditive, Tree, Typical
+from analysis.rules import (
+    Additive,
+    Mars,
+    Multiplicative,
+    Rule,
+    StrictGreedy,
+    TopMAdditive,
+    Tree,
+    Typical,
+)
 from analysis.topk import TopK
 from tests.analysis.cases import (
     THRESHOLD_RULES,
@@ -46,12 +56,44 @@ def test_functions_at_50_digits(d: float) -> None:
             assert float(abs(bounds.tree_lower(d, m) - b) / b) < 1e-13
 
 
+@pytest.mark.parametrize("eps", [1e-12, 1e-6, 0.01, 0.05, 0.3, 0.69])
+def test_inverses_at_50_digits(eps: float) -> None:
+    """mpmath finds the roots of g(d) = eps and B_m(gamma) = eps, in their definitions."""
+    with mpmath.workdps(50):
+        near = mpmath.sqrt(2 * mpmath.mpf(eps))
+
+        def root(of, start):  # by the secant method from below the solution
+            return mpmath.findroot(lambda x: of(x) - eps, (start * 0.9, start), solver="secant")
+
+        def g(x):
+            return ((1 + x) * mpmath.log(1 + x) + (1 - x) * mpmath.log(1 - x)) / 2
+
+        exact = root(g, near * (1 - mpmath.mpf(eps) / 6) * mpmath.mpf("0.999"))
+        assert abs(float(bounds.g_inverse(eps)) / exact - 1) < 1e-13
+        for m in M:
+
+            def b(x, m=m):
+                at = mpmath.sqrt(x**2 * (m - 1) ** 2 + 4 * (1 - x**2))
+                tau = (x * (m - 1) + at) / (2 * (1 - x))
+                return (1 + x) * mpmath.log(tau) - mpmath.log(
+                    (tau**2 + (m - 1) * tau + 1) / (m + 1)
+                )
+
+            found = float(bounds.tree_inverse(eps, m))
+            assert abs(found / root(b, mpmath.mpf(found)) - 1) < 1e-13
+            assert abs(b(mpmath.mpf(found)) / eps - 1) < 1e-12
+            if eps < 0.1 and m != 5:  # the first term is sufficient for m < 5 only
+                assert (math.sqrt(4 * eps / (m + 1)) > found) == (m < 5)
+
+
 def test_ends_and_outside() -> None:
     assert bounds.g([0, 1]).tolist() == [0, math.log(2)]
     assert bounds.g_inverse([0, math.log(2)]) == pytest.approx([0, 1])
     assert bounds.tree_lower([0.0, 1.0], 4) == pytest.approx([0, math.log(5)])
+    assert bounds.tree_inverse([0, math.log(5)], 4) == pytest.approx([0, 1])
     outside = [bounds.g(1.1), bounds.g(-0.1), bounds.g_inverse(0.7), bounds.phi(-1.1)]
     outside += [bounds.multiplicative_lower(0.5, 1.1), bounds.ceiling(1), bounds.tree_lower(0.1, 0)]
+    outside += [bounds.tree_inverse(math.log(5) + 1e-9, 4), bounds.tree_inverse(-1e-9, 4)]
     assert np.isnan(outside).all()
 
 
@@ -168,36 +210,68 @@ def test_ratios_are_one_where_a_theorem_is_tight() -> None:
         "corollary 4.15": one_step(Typical(0.1, 0.09), *half, half[0][1]),
         "theorem 5.2": one_step(Tree(4), *tree_example(0.4, 4), math.nan),
     }
-    table = bounds_table({"target": list(tight.values())})
+    table = bounds_table({"target": list(tight.values())}, 0.04)
     assert table is not None
     data = table.data
     for name, (rule, _) in tight.items():
         rows = data[data["rule"] == rule.label].set_index("bound")
+        rows = rows[rows["median"].notna()]
         assert rows.loc[name, "ratio"] == pytest.approx(1)
         assert (rows.loc[rows["kind"] != "asymptotic", "ratio"] > 1 - 1e-9).all()
         assert rows.loc[name, "compared"] == 0.25
     assert (data.loc[data["bound"] == "lemma 4.5", "ratio"].sub(1).abs() < 1e-9).all()
     # theta is b here, so that the threshold form is as tight; the upper half of Lemma A.1 is not
-    forms = data.set_index("bound")["ratio"]
-    assert forms["lemma 4.5 threshold form"] == pytest.approx(1)
-    assert 1 < forms["lemma A.1"] < 1.1
+    assert data.loc[data["bound"] == "lemma 4.5 threshold form", "ratio"].to_numpy() == (
+        pytest.approx(1)
+    )
+    assert 1 < data.loc[data["bound"] == "lemma A.1", "ratio"].iloc[0] < 1.1
+
+
+def test_each_closed_form_turned_round_certifies_the_steps_that_it_bounds_above_eps() -> None:
+    """A condition holds exactly where the theorem's own value exceeds eps; and R does there."""
+    p = -np.sort(-dirichlet(4, 400, 30, 0.03, 0.2, 1.0))
+    rules = [StrictGreedy(), Additive(0.2), Additive(0.4), Multiplicative(0.3), Multiplicative(1.0)]
+    rules += [TopMAdditive(2, 0.3), Typical(0.3, 0.1), Mars(0.9), Tree(2), Tree(8)]
+    dist = TopK.from_logits(np.log(np.maximum(p, 1e-30)) + 40)
+    found = certify(dist, rules)
+    for eps in (0.0, 0.01, 0.05, 0.3):
+        every = Additive(float(bounds.g_inverse(eps)) + 1e-9)  # Theorem 4.11: whatever the step
+        assert (certify(dist, every).lower > eps).all()
+        for at, rule in enumerate(rules):
+            ends, *counts = (
+                (found.lower[:, at], found.upper[:, at]),
+                found.active_size[:, at],
+                found.accepted_count[:, at],
+            )
+            steps = compared_steps(dist, rule, ends, *counts).dropna(subset=["certificate", "b"])
+            forms = {name: values for name, _, values in closed_forms(rule, steps)}
+            for asked in conditions(rule, steps, eps):
+                met = np.broadcast_to(asked.quantity > asked.level, len(steps))
+                if asked.kind == "sufficient":
+                    assert (steps["certificate"][met] > eps * (1 - 1e-12)).all()
+                if asked.name in forms and asked.kind == "sufficient":
+                    np.testing.assert_array_equal(met, forms[asked.name] > eps, asked.name)
+                if asked.kind == "necessary":  # nothing below it is certified by the margin alone
+                    assert (steps["p0"] - steps["b"] > asked.level)[
+                        forms["theorem 4.9"] > eps
+                    ].all()
 
 
 @pytest.mark.parametrize(("b", "theta"), [(0.3, 0.1), (0.1, 0.3)])
 def test_the_bound_of_top_m_takes_the_larger_of_threshold_and_gate(b: float, theta: float) -> None:
     p = np.array([0.6, b, 1 - 0.6 - b])
     steps = pd.DataFrame([[1.0, 2.0, 0.6, b, theta]], columns=NAMES)
-    table = bounds_table({"target": [(TopMAdditive(2, 0.3), steps)]})
+    table = bounds_table({"target": [(TopMAdditive(2, 0.3), steps)]}, 0.1)
     assert table is not None
-    found = table.data.set_index("bound")["median"]
+    found = table.data.query("kind == 'lower'").set_index("bound")["median"]
     assert found["corollary 4.14"] == pytest.approx(float(bounds.two_token(p[0], 0.3)))
     assert found["corollary 4.14 polynomial"] < found["corollary 4.14"]
 
 
 def test_a_rule_without_steps_and_a_study_without_bounds() -> None:
     steps = pd.DataFrame(np.full((5, 5), math.nan), columns=NAMES)
-    table = bounds_table({"target": [(Additive(0.1), steps)]})
+    table = bounds_table({"target": [(Additive(0.1), steps)]}, 0.1)
     assert table is not None
-    assert {cell for _, cells, _ in lines(table)[0][1] for cell in cells} == {"–"}
-    assert bounds_table({"target": []}) is None
+    assert {cell for _, cells, _ in lines(table)[0][1] for cell in cells} == {"–", "t > 0.4396"}
+    assert bounds_table({"target": []}, 0.1) is None
     assert median(np.array([4.0, 1.0, 2.0, 3.0])) == 2.0

@@ -135,6 +135,18 @@ def test_rules_and_trees_match_a_convex_solver(name: str, p: np.ndarray) -> None
     for m, value in enumerate(found.lower[0, len(RULES) :], 1):
         chosen = [solved[c] for c in itertools.combinations(RANKS, m)]
         assert value == pytest.approx(min(chosen), abs=3e-6)
+    # any set of accepted tokens, by id: tokens are given in another order than by rank
+    order = np.random.default_rng(int(1e6 * p[0])).permutation(SIZE)
+    dist = TopK.from_probabilities(p[order][None])
+    rank_of_id = np.empty(SIZE, dtype=int)
+    rank_of_id[dist.ids[0]] = range(SIZE)  # ties by id
+    for chosen in itertools.product([False, True], repeat=SIZE):
+        found = certify(dist, accepted=np.array(chosen), divergence=name)
+        rejected = [rank_of_id[token] for token in range(SIZE) if not chosen[token]]
+        expected = min((solved[x] for x in rejected), default=math.inf)
+        assert found.lower[0, 0] == pytest.approx(0.0 if 0 in rejected else expected, abs=3e-6)
+        assert found.upper[0, 0] == found.lower[0, 0]
+        assert found.accepted_count[0, 0] == min(rejected, default=SIZE)
 
 
 def exact(z: np.ndarray, n: int | None, m: int | None = None) -> mpmath.mpf:
@@ -185,6 +197,11 @@ INF, LOG2, GREEDY = math.inf, math.log(2), StrictGreedy()
         ([1.0, 0.0, 0.0], AbsoluteThreshold(0.0), LOG2, 1),
         ([1.0, 0.0, 0.0], Tree(2), math.log(3), NO_COUNT),
         ([0.5, 0.5, 0.0], Additive(0.5), math.log(1.5), 2),  # t = p0 rejects exact zeros
+        # a threshold above p0 keeps x0: strict greedy
+        *(
+            ([0.75, 0.25], rule, 0.75 * math.log(1.5) + 0.25 * math.log(0.5), 1)
+            for rule in (AbsoluteThreshold(0.8), Typical(0.9, 2.0))
+        ),
         # nothing is rejected
         *(([0.5, 0.3, 0.2], rule, INF, 3) for rule in (Additive(0.6), Multiplicative(0.1))),
         *(([0.5, 0.3, 0.2], TopMAdditive(m, 1.0), INF, 3) for m in (3, 9)),
@@ -234,6 +251,20 @@ def test_one_rule_may_be_given_bare_and_arguments_are_checked() -> None:
     for rules in (StrictGreedy, None, 3, "greedy", ["greedy"]):
         with pytest.raises(ValueError, match="is not a rule"):
             certify_logits(z, rules)  # type: ignore[arg-type]
+
+
+def test_sets_of_accepted_tokens_are_checked() -> None:
+    dist = TopK.from_probabilities([[0.5, 0.3, 0.2], [0.2, 0.2, 0.6]])
+    mask = np.array([True, False, True])
+    assert_same(certify(dist, accepted=mask), certify(dist, accepted=[mask, mask]))
+    for accepted in (mask[:2], mask[None], mask.astype(int), [[0, 2], [1, 2]]):
+        with pytest.raises(ValueError, match=r"give booleans by token id, \(2, 3\) or \(3,\)"):
+            certify(dist, accepted=accepted)
+    with pytest.raises(ValueError, match="rules and accepted are both given"):
+        certify(dist, StrictGreedy(), accepted=mask)
+    printed = TopK.from_log_probs([[0, 1]], [[-0.5, -1.0]], 0.01, 3)
+    with pytest.raises(ValueError, match="by rules only"):
+        certify(printed, accepted=mask)
 
 
 def test_mars_is_a_multiplicative_rule_on_two_ranks() -> None:

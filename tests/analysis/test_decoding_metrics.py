@@ -138,7 +138,16 @@ def test_the_closed_form_of_calls_without_tests_and_of_certain_ones() -> None:
         False,
     ]
     alone = speed.speed(drawn, 20, 0.9, 0)
-    assert predicted.draft_lengths(drawn, alone).empty  # one chain: none to choose
+    # one length: chosen among those up to it, with costs on a line between 0 and it
+    (row,) = predicted.draft_lengths(drawn, alone).to_dict("records")
+    costs = predicted.call_costs(drawn, alone[2:])
+    assert costs == pytest.approx([0.010, 0.010 + 0.005 / 3, 0.010 + 0.010 / 3, 0.015])
+    gains = [1.0, *(simulated([1.0, 0.5, 1.0][:gamma], costs) for gamma in (1, 2, 3))]
+    whole = speed.speed(made(), 20, 0.9, 0)  # another method's chains of 2 are measured, too
+    assert predicted.call_costs(made(), whole[2:]) == pytest.approx([0.010, 0.012, 0.014, 0.015])
+    assert predicted.call_costs(made(), whole[1:2]) == pytest.approx([0.010, 0.012, 0.014])
+    assert (row["tried"], row["predicted"]) == ("3", int(np.argmax(gains)))
+    assert row["predicted_speedup"] == pytest.approx(max(gains), rel=0.01)
 
 
 def test_a_run_is_compared_with_the_target_alone_in_the_same_race_and_truncation() -> None:
@@ -195,6 +204,7 @@ def test_speed_costs_and_predictions() -> None:
     ends = table[["tpot_ci_low", "tpot_speedup", "tpot_ci_high"]].iloc[1]
     assert ends.is_monotonic_increasing
     assert table["itl_50"].iloc[0] == pytest.approx(0.010)
+    assert table["first_token"].tolist() == pytest.approx([0.020] * 3)
     assert table["memory"].iloc[1] == 100 + 2 * 16
     for given in (table, table[::-1]):
         assert predicted.draft_lengths(made(), given)["tried"].tolist() == ["2, 3"]

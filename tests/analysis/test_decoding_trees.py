@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -11,11 +12,13 @@ import pandas as pd
 import pytest
 
 from analysis.decoding.metrics import LEVELS, Decoded
-from analysis.decoding.trees import judged_levels, rates, tree_runs
+from analysis.decoding.trees import alternatives, entropies, judged_levels, rates, tree_runs
 from analysis.report.sections.decoding_trees import (
     FIXED,
     LEAST,
+    alternatives_table,
     bound_curves,
+    entropies_table,
     marginal,
     predicted_curves,
     trees_figure,
@@ -133,6 +136,73 @@ def test_curves_are_the_predictions_and_bounds_of_their_shapes() -> None:
     k, gain = marginal(np.array([1.0, 2.0, 4.0]), np.array([1.6, 1.9, 2.1]))
     assert k.tolist() == [2, 4]
     assert gain == pytest.approx([0.3, 0.1])
+
+
+def test_races_overtake_where_their_batches_emit_more() -> None:
+    """GSS accepts child 1 at .65, of the rest child 2 at 1/4; ERSS .5, then 2/5, then 2/3."""
+    one = made()
+    table = tree_runs(one, *STATISTICS)
+    found = alternatives(one, table, *STATISTICS)
+    assert found["gss"].tolist() == pytest.approx([1.65, 1.7375, 1.7375])
+    assert found["erss"].tolist() == pytest.approx([1.5, 1.7, 1.9])
+    assert (found["ci_low"] == found["ci_high"]).all()  # all prompts are alike
+    assert found["difference"].tolist() == pytest.approx([-0.15, -0.0375, 0.1625])
+    assert set(found["overtakes"]) == set(found["overtakes_low"]) == {3.0}
+    shown = alternatives_table([one], STATISTICS)
+    assert shown is not None
+    assert "ERSS overtakes GSS at 3 alternatives [3, 3]" in shown.notes[0]
+    # prompts that differ: two of four accept nothing under ERSS
+    levels = one.levels.copy()
+    levels.loc[levels["prompt_id"].isin(["a", "b"]) & (levels["run"] == 4), "accepted"] = 0
+    shown = alternatives_table([replace(one, levels=levels)], STATISTICS)
+    assert shown is not None
+    assert "not settled" in shown.notes[0]
+    gss = table[table["scheme"] == "GSS"]
+    assert alternatives(one, gss, *STATISTICS).empty
+
+
+def test_kl_and_entropies_stand_beside_the_tokens_that_they_bound() -> None:
+    values = {"kl": [0.1, 0.3], "greedy_entropy": [0.5, 0.9], "races_entropy": [0.4, 0.2]}
+    contexts = pd.DataFrame(
+        [
+            {"prompt_id": prompt, "run": 0, "position": at, **{k: v[at] for k, v in values.items()}}
+            for prompt in "abcd"
+            for at in range(2)
+        ]
+    )
+    one = made()
+    runs = one.runs.copy()
+    runs.loc[0, "temperature"] = 1.0
+    one = replace(one, runs=runs, contexts=contexts, vocabulary=100)
+    found = entropies(one, tree_runs(one, *STATISTICS), *STATISTICS).set_index("scheme")
+    assert found["kl"].tolist() == pytest.approx([0.2, 0.2])
+    assert found["entropy"].to_dict() == pytest.approx({"GSS": 0.7, "ERSS": 0.3})
+    assert found["below"].to_dict() == {"GSS": 0, "ERSS": 4}  # 0.2 < 0.3, once a prompt
+    assert np.isnan(found.loc["GSS", "entropy_upper"])
+    bits = [nats / math.log(2) for nats in values["kl"]]
+    upper = np.mean([kl + math.log2(kl + 1) + 4 for kl in bits]) * math.log(2)
+    assert found.loc["ERSS", "entropy_upper"] == pytest.approx(upper)
+    rest = 1 - 0.65 - 0.35 / 4
+    terms = [0.65, 0.35 / 4, rest]
+    assert found.loc["GSS", "zero_order"] == pytest.approx(-sum(x * math.log(x) for x in terms))
+    assert found.loc["GSS", "theorem"] == pytest.approx((math.log(100) + math.log(4)) / 0.7)
+    assert found.loc["GSS", ["nodes", "tokens_per_call"]].tolist() == pytest.approx([3, 1.7])
+    assert entropies_table([replace(one, contexts=contexts[:0])], STATISTICS) is None
+
+
+def test_gains_are_drawn_over_the_gaps_that_were_decoded() -> None:
+    figure = trees_figure([made()], STATISTICS)
+    assert figure is not None
+    added = figure.data[(figure.data["quantity"] == "added") & (figure.data["scheme"] == "GSS")]
+    batch_ = added[added["curve"] == "batch"].set_index("kind")
+    assert batch_.loc["measured", "value"].tolist() == pytest.approx([0.7, 0.0])
+    # from 1 to 3 alternatives, a mean of two tokens, as of the points
+    assert batch_.loc["predicted", "value"].tolist() == pytest.approx([0.65, 0.35 / 4 / 2])
+    assert set(figure.data["scheme"]) == {"GSS", "ERSS"}  # of tree-greedy there is one size
+    assert set(figure.data["setting"]) == {"T = 1"}
+    (legend,) = figure.drawing.legends
+    drawn = {text.get_text() for text in legend.get_texts()}
+    assert drawn == {*figure.data["curve"], *figure.data["scheme"]}
 
 
 def test_the_table_has_what_was_measured_predicted_and_bounded() -> None:

@@ -18,14 +18,13 @@ from analysis.report.measured import Ends, survival_band
 from analysis.report.records import Figure, texts
 from analysis.report.sections.acceptance import acceptance_section
 from analysis.report.sections.accuracy import recovery_figure
-from analysis.report.sections.bounds import has_closed_form
-from analysis.report.sections.decoding import ratios_figure
+from analysis.report.sections.decoding import margins_figure, ratios_figure
 from analysis.report.sections.decoding_speed import thresholds_figure
 from analysis.report.sections.decoding_trees import trees_figure
 from analysis.report.sections.paper_figures import figure1, survival_figure
 from analysis.report.style import STYLE, render
 from analysis.report.sweep_figure import sweep_figure
-from analysis.rules import Additive, Mars, Rule, expand
+from analysis.rules import Additive, Rule, expand
 from analysis.statistics.bootstrap import PromptBootstrap
 
 from . import test_acceptance_section, test_answers, test_decoding_metrics, test_decoding_trees
@@ -95,6 +94,24 @@ def test_curves_are_shares_strictly_above() -> None:
     assert x[-1] > math.log(2)
 
 
+def test_figures_2_to_5_share_their_limits_and_curves_that_end_early_have_an_inset() -> None:
+    figures = study()
+    drawn = {name: figures[name].drawing.axes for name in ("figure2", "figure3", "figure5")}
+    limit = 1.06 * max(rule.ceiling for rule in RULES)
+    for name, axes in drawn.items():
+        for axis in axes:
+            assert axis.get_xlim() == (0, pytest.approx(limit))
+            insets = axis.child_axes
+            assert len(insets) == (name != "figure5")
+            for inset in insets:
+                assert inset.get_xlim() == (0, pytest.approx(1.06 * math.log(2)))
+                pairs = zip(inset.lines, axis.lines, strict=True)
+                assert all(a.get_xydata().tolist() == b.get_xydata().tolist() for a, b in pairs)
+    alone = survival_figure("figure2", {"a": {RULES[0]: certified(RULES[0], 0)}}, {"a": BOOTSTRAP})
+    assert alone is not None
+    assert not alone.drawing.axes[0].child_axes
+
+
 def test_certificates_known_as_intervals_are_shaded() -> None:
     lower, _ = certified(RULES[1], 0)
     exact, shaded = (
@@ -122,9 +139,6 @@ class Looser(Additive):
 def test_figures_of_rules_that_a_study_lacks_or_a_user_wrote() -> None:
     mine = Looser(0.1)
     assert mine.own
-    assert not has_closed_form(mine)
-    assert has_closed_form(Additive(0.1))
-    assert not has_closed_form(Mars(0.9))
     for name, rule in (("figure3", mine), ("figure5", RULES[0]), ("figure2", RULES[1])):
         assert survival_figure(name, {"a": {rule: certified(rule, 0)}}, {"a": BOOTSTRAP}) is None
 
@@ -143,8 +157,11 @@ def every_figure(folder: Path) -> dict[str, Drawing]:
     decoded, answers = test_decoding_metrics.made(), test_answers.answered()
     answers = replace(answers, runs=answers.runs.assign(rule=None))
     ratios = np.tile(np.linspace(0.05, 0.99, 40), 6)
-    trajectory = pd.DataFrame({"z1": 10.0, "z2": 10 * ratios, "draft_rank": 1 + np.arange(240) % 3})
-    thetas = pd.DataFrame({"theta": [0.84, 0.9, 0.96], "temperature": 0.0, "draft_length": 7})
+    trajectory = pd.DataFrame(
+        {"z1": 10.0, "z2": 10 * ratios, "draft_rank": 1 + np.arange(240) % 3, "top_surprisal": 1.0}
+    )
+    thetas = pd.DataFrame({"theta": [0.84, 0.9, 0.96], "temperature": 1.0, "draft_length": 7})
+    thetas["method"] = [f"MARS (θ = {theta})" for theta in thetas["theta"]]
     speeds = thetas.assign(agreement=0.5, speedup=[1.5, 1.3, 1.1], ci_low=1.0, ci_high=2.0)
     swept = pd.DataFrame(
         {"target": "T", "t": [1e-6, 1e-3, 0.1], "rule": "r", "p5": [0.1, 0.2, 1e4]}
@@ -156,8 +173,14 @@ def every_figure(folder: Path) -> dict[str, Drawing]:
         "decoding_trees": trees_figure(
             [test_decoding_trees.made()], test_decoding_trees.STATISTICS
         ),
+        "decoding_margins": margins_figure([replace(decoded, trajectory=trajectory)]),
         "decoding_ratios": ratios_figure([replace(decoded, trajectory=trajectory)]),
-        "decoding_thresholds": thresholds_figure([decoded], [speeds]),
+        "decoding_thresholds": thresholds_figure(
+            ["T"], [speeds], "agreement", "decoding_thresholds"
+        ),
+        "accuracy_thresholds": thresholds_figure(
+            ["T"], [speeds.assign(accuracy=0.5)], "accuracy", "accuracy_thresholds"
+        ),
         "accuracy_recovery": recovery_figure([answers], [accuracy(answers, 50, 0.95, 0, 0.05)]),
     }
     drawings = {name: figure.drawing for name, figure in drawn.items() if figure is not None}
@@ -180,3 +203,41 @@ def test_every_figure_is_drawn_and_its_tick_labels_are_plain(tmp_path: Path) -> 
         ]
         assert any(labels), name
         assert not [label for label in labels if "$" in label], name
+
+
+def test_mars_accepts_ranks_one_and_two_in_its_zone_only() -> None:
+    """Figure 1 of MARS: z2 / z1 = 0.95 at p2 / p1 = e^-0.5, outcomes by the rank of the draft."""
+    z1, z2 = np.array([10.0, 10, 10, 10, -1]), np.array([9.5, 9.5, 9.5, 8.9, -2])
+    trajectory = pd.DataFrame(
+        {"z1": z1, "z2": z2, "top_surprisal": 0.7, "draft_rank": [1, 2, 3, 2, 2]}
+    )
+    decoded = replace(test_decoding_metrics.made(), trajectory=trajectory)
+    figure, counted = margins_figure([decoded]), ratios_figure([decoded])
+    assert figure is not None
+    assert counted is not None
+    ends = ["above, accepted at rank 1", "above, accepted at rank 2 (relaxed)", "above, rejected"]
+    assert figure.data["outcome"].tolist() == [*ends, *["ratio below the threshold"] * 2]
+    np.testing.assert_allclose(figure.data["p1"], np.exp(-0.7))
+    np.testing.assert_allclose(figure.data["p2"] / figure.data["p1"], np.exp(z2 - z1))
+    assert figure.data["ratio"].tolist() == pytest.approx([0.95] * 3 + [0.89, 0.0])
+    panels = [collection.get_offsets() for collection in figure.drawing.axes[3].collections]
+    assert sum(map(len, panels)) == 3  # the zone alone
+    of_ratio = counted.data[counted.data["of"] == "ratio"]
+    assert of_ratio["steps"].sum() == 5
+    assert of_ratio.loc[of_ratio["from"] >= 0.9, "steps"].sum() == 3
+
+
+def test_thresholds_are_drawn_at_every_temperature_and_draft_length() -> None:
+    grid = pd.MultiIndex.from_product([[0.0, 1.0], [7, 10], [0.9, 0.84]])
+    speeds = grid.to_frame(index=False, name=["temperature", "draft_length", "theta"])
+    speeds["method"] = [f"MARS (θ = {theta:g}), released code" for theta in speeds["theta"]]
+    speeds["speedup"] = np.arange(8.0)
+    alone = speeds[:1].assign(theta=math.nan)
+    figure = thresholds_figure(
+        ["T"], [pd.concat([speeds, alone])], "agreement", "decoding_thresholds"
+    )
+    assert figure is not None
+    labels = figure.drawing.axes[0].get_legend_handles_labels()[1]
+    scheme = "released code"
+    assert labels == [f"γ = {g}, T = {t}, {scheme}" for g in (7, 10) for t in (0, 1)]
+    assert thresholds_figure(["T"], [alone], "agreement", "decoding_thresholds") is None

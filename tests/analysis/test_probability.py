@@ -12,11 +12,12 @@ from analysis.acceptance.sampling import (
     SAMPLED,
     SPECULATIVE,
     accepted_mass,
+    readings,
     sampling_statistics,
     violations,
 )
 from analysis.beyond import probability
-from analysis.rules import AbsoluteThreshold, Additive, StrictGreedy, Tree
+from analysis.rules import AbsoluteThreshold, Additive, Mars, StrictGreedy, Tree
 from analysis.statistics.bootstrap import PromptBootstrap
 from analysis.topk import Floats, TopK
 from tests import divergences
@@ -108,6 +109,25 @@ def test_one_token_and_wrong_arguments() -> None:
         probability.lossless(one, -1.0)
     with pytest.raises(ValueError, match=r"mass must be in \[0, 1\]"):
         probability.sampled_draft(1.5, 0.1)
+
+
+def test_each_reading_of_mars_keeps_what_it_says_step_by_step() -> None:
+    z, w = noisy(400, 12, 1.0, 0.9, seed=5)
+    drafted, p = w.argmax(axis=1), np.exp(divergences.log_softmax(z))
+    rank = 1 + (z > z[range(400), drafted][:, None]).sum(axis=1)
+    found = readings(Mars(0.8), TopK.from_logits(z), rank, p[range(400), drafted])
+    rank_2, released, algorithm_1 = found.values()
+    seen = set()
+    for step in range(400):
+        first, second = np.sort(z[step])[::-1][:2]
+        low, own = first > 0 and second / first > 0.8, z[step, drafted[step]]
+        place = "first" if own == first else "second" if own == second else "other"
+        chance = p[step, drafted[step]]
+        seen.add((low, place))
+        assert rank_2[step] == (1 if low and place == "second" else chance)
+        assert released[step] == (1 if low and place != "other" else chance)
+        assert algorithm_1[step] == (place == "first" or (low and place == "second"))
+    assert len(seen) == 6
 
 
 def sampled(noise: float, k: int = 12, missing: bool = False) -> tuple[Sampled, np.ndarray]:

@@ -28,7 +28,7 @@ from analysis.statistics.trajectories import (
 )
 from tests.analysis.cases import drafts
 
-NAMES = ("per_call", "mean_run", "long_run", "residual_4")
+NAMES = ("per_call", "mean_run", "random_100", "long_run", "residual_4")
 
 
 def positions(lengths: list[int]) -> np.ndarray:
@@ -36,9 +36,9 @@ def positions(lengths: list[int]) -> np.ndarray:
 
 
 def walk(trajectories: list[list[bool]], window: int) -> dict[str, float]:
-    """The four estimators, step by step."""
+    """The estimators, step by step."""
     segments = runs = certified = failures = steps = 0
-    residuals = []
+    residuals, from_any = [], []
     for flags in trajectories:
         open_segment = in_run = False
         for at, flag in enumerate(flags):
@@ -54,10 +54,12 @@ def walk(trajectories: list[list[bool]], window: int) -> dict[str, float]:
                 while length < window and flags[at + length]:
                     length += 1
                 residuals.append(length)
+            from_any.append(len(list(itertools.takewhile(bool, flags[at : at + 100]))))
         segments += open_segment
     return {
         "per_call": steps / segments,
         "mean_run": certified / runs if runs else 0.0,
+        "random_100": sum(from_any) / steps,
         "long_run": steps / failures if failures else math.inf,
         f"residual_{window}": sum(residuals) / len(residuals) if residuals else math.nan,
     }
@@ -95,6 +97,18 @@ def test_estimates_and_their_bootstrap_equal_walks_along_resamples_written_out()
         assert found.loc[name, "ci_high"] == ordered[-cut]
     assert (found["failing_prompts"] == sum(not all(part) for part in flags)).all()
     assert (found["failures"] == sum(part.count(False) for part in flags)).all()
+
+
+def test_a_run_from_a_random_position_is_capped_and_cut_where_the_trajectory_ends() -> None:
+    """128 certified steps: 28 starts with 100 steps behind, then 100, 99, ... 1; 61.3 in all."""
+    found = estimate([[True] * 128]).set_index("estimator").loc["random_100"]
+    assert found["value"] == (28 * 100 + 5050) / 128 == pytest.approx(61.3, abs=0.05)
+    assert found["cut"] == 99 / 128
+    (row,) = with_censored(found.to_frame().T).to_dict("records")
+    assert row["censored"]
+    halves = estimate([[True] * 30 + [False] * 98, [False] * 128]).set_index("estimator")
+    assert halves.loc["random_100", "value"] == 15 * 31 / 256
+    assert halves.loc["random_100", "cut"] == 0
 
 
 NO, YES, UNKNOWN = (0.1, 0.1), (0.5, 0.5), (0.1, 0.5)  # certificates around eps = 0.1, strictly
@@ -154,8 +168,10 @@ def test_lengths_that_ends_of_trajectories_cut_are_lower_bounds(
     flags = [True] * 128
     flags[0 : 3 * failures : 3] = [False] * failures
     table = with_censored(estimate([flags])).set_index("estimator")
-    assert table["cut"].tolist() == pytest.approx([share, 1 / max(failures, 1), 0, 0])
-    assert table["censored"].tolist() == [share > CENSORED, True, False, False]
+    starts = 128 - max(29, 3 * failures - 2)  # behind the last failure, less than 100 from the end
+    cut = [share, 1 / max(failures, 1), starts / 128, 0, 0]
+    assert table["cut"].tolist() == pytest.approx(cut)
+    assert table["censored"].tolist() == [share > CENSORED, True, True, False, False]
     assert table["censored_upper"].equals(table["censored"])
     rows = {row["estimator"]: row for row in estimate([flags]).to_dict("records")}
     assert censored_ends(rows["per_call"]) == (share > CENSORED,) * 2

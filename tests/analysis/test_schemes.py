@@ -8,12 +8,13 @@ from collections import Counter
 from collections.abc import Callable
 from fractions import Fraction
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
 
 from analysis.decoding import schemes
-from analysis.trees.topology import batch, sequence, symmetric
+from analysis.trees.topology import Topology, batch, expansion, sequence, symmetric
 from tests.divergences import argmax_rank
 
 from .exact import Fork, Uniform, distributions, exact, outcomes
@@ -133,6 +134,45 @@ def test_relaxed_sampling_emits_what_its_acceptance_gives(
     law = outcomes(run)
     assert [law[x] for x in range(3)] == wanted
     assert bool(relaxed) or wanted == list(p)
+
+
+def child_after_child(tree: Any, drafted: Any, p: Any, also: Any, fork: Fork) -> tuple[Any, int]:
+    """EAGLE-3's loop: a child is tested with its p, and a rejected token leaves p."""
+    path: list[int] = []
+    while True:
+        node = path[-1] if path else -1
+        weights = p[node + 1].copy()
+        for child in tree.children[node]:
+            if also[child] or Uniform(fork) * weights.sum() < weights[drafted[child]]:
+                path.append(child)
+                break
+            weights[drafted[child]] = Fraction(0)
+        else:
+            return tuple(path), schemes.pick(weights, Uniform(fork))
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("tree", [sequence(2), batch(3), symmetric(2, 2), expansion([2, 1])])
+def test_following_draws_has_the_law_of_tests_in_order(tree: Topology, seed: int) -> None:
+    """MARS on EAGLE-3's trees, any set of tokens being relaxed; without one it is lossless."""
+    generator, size = np.random.default_rng(seed), 4
+    p = [distributions(seed, size)((node,)) for node in range(len(tree) + 1)]
+    drafted = [0] * len(tree)
+    for children in tree.children:
+        for child, token in zip(children, generator.permutation(size).tolist(), strict=False):
+            drafted[child] = token
+    for relaxed in (np.zeros(len(tree), bool), generator.random(len(tree)) < 0.4):
+        found = outcomes(
+            lambda fork, also=relaxed: schemes.drawn_path(
+                tree, drafted, lambda node: p[node + 1], lambda _: Uniform(fork), also
+            )
+        )
+        wanted = outcomes(
+            lambda fork, also=relaxed: child_after_child(tree, drafted, p, also, fork)
+        )
+        assert {key: found[key] for key in found if found[key]} == {
+            key: wanted[key] for key in wanted if wanted[key]
+        }
 
 
 @pytest.mark.parametrize("flags", [[1, 1, 0, 1], [0, 1], [1, 1, 1], []])

@@ -6,11 +6,13 @@ import math
 from dataclasses import replace
 from typing import Any
 
+import mpmath
+import numpy as np
 import pandas as pd
 import pytest
 from scipy.optimize import brentq
 
-from analysis.decoding import predicted, speed
+from analysis.decoding import formulas, predicted, speed
 from analysis.decoding.metrics import Decoded
 from analysis.decoding.places import call_tokens, pooled_rate, shifted_rates
 from analysis.decoding.predicted import break_even, optimal_draft_length, tokens_per_call
@@ -50,6 +52,38 @@ def test_optimal_draft_length_lies_at_the_root_of_the_derivative(a: float, rho: 
     best, speedup = predicted.optimal_draft_length([a], linear(rho))
     assert best in {math.floor(root), math.ceil(root)}
     assert speedup == pytest.approx(predicted.tokens_per_call(a, best) / (1 + best * rho))
+
+
+@pytest.mark.parametrize("a", [0.05, 0.5, 0.8, 0.95, 0.999])
+@pytest.mark.parametrize("rho", [1e-3, 0.05, 0.3])
+def test_the_formulas_at_50_digits(a: float, rho: float) -> None:
+    """gamma* by Lambert's W, and S at whole lengths beside it by its definition."""
+    with mpmath.workdps(50):
+        x, r = mpmath.mpf(a), mpmath.mpf(rho)
+        # with u = -log(x) (g + 1/r), the condition is e^(u + c) = 1 + u, c = -log(x) (1 - 1/r)
+        c = -mpmath.log(x) * (1 - 1 / r)
+        u = -1 - mpmath.lambertw(-mpmath.exp(c - 1), -1).real
+        exact = -u / mpmath.log(x) - 1 / r
+        found = formulas.formula_length(a, rho)
+        assert found == pytest.approx(max(float(exact), 0.0), rel=1e-9, abs=1e-9)
+        speedups = [(1 - x ** (g + 1)) / (1 - x) / (1 + g * r) for g in range(math.ceil(found) + 3)]
+        for g, speedup in enumerate(speedups):
+            assert formulas.formula_speedup(a, g, rho) == pytest.approx(float(speedup), rel=1e-12)
+        assert abs(int(np.argmax([float(s) for s in speedups])) - found) < 1
+
+
+def test_the_formulas_at_their_ends_and_beside_what_was_measured() -> None:
+    assert formulas.formula_length(0.8, 0.0) == formulas.formula_length(1.0, 0.3) == math.inf
+    assert formulas.formula_length(0.0, 0.0) == formulas.formula_length(0.0, 0.1) == 0
+    # the seed: a = 0.9 with a dear drafter loses to a = 0.75 with a cheap one
+    assert formulas.formula_speedup(0.9, 5, 0.5) < formulas.formula_speedup(0.75, 5, 0.02)
+    one = batched()
+    table = speed.speed(one, 20, 0.9, 0)
+    assert table.loc[0, ["formula", "formula_length"]].isna().all()  # the target alone
+    for run in (1, 2):
+        a, gamma, rho = table.loc[run, ["rate", "draft_length", "rho"]]
+        assert table["formula"][run] == (1 - a ** (gamma + 1)) / (1 - a) / (1 + gamma * rho)
+        assert table["formula_length"][run] == formulas.formula_length(a, rho)
 
 
 def test_drafting_does_not_pay_when_the_drafter_is_as_slow_as_it_is_right() -> None:

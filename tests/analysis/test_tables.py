@@ -10,9 +10,10 @@ import pandas as pd
 import pytest
 
 from analysis.report import published
+from analysis.report.elements import elements_section, sources
 from analysis.report.escape import latex
 from analysis.report.measured import Results, certificate_statistics, top_statistics
-from analysis.report.records import Column, Table, across
+from analysis.report.records import Column, Section, Table, across, texts
 from analysis.report.render import csv_text, latex_table, lines, spans
 from analysis.report.sections.certificates import (
     estimator_table,
@@ -28,6 +29,7 @@ from analysis.rules import Rule, expand
 from analysis.statistics.bootstrap import PromptBootstrap
 from analysis.statistics.run_lengths import run_lengths
 from analysis.statistics.trajectories import Trajectories
+from pipeline.paths import CONF
 
 TARGETS = ["Qwen3-1.7B", "mini_large & co"]
 RULES = expand(
@@ -133,7 +135,8 @@ def test_empty_regions_and_open_certificates_are_marked(tables: dict[str, Table]
     table = tables["table5"]
     data = table.data[table.data["estimator"] == "per_call"].set_index(["rule", "eps"])
     for rule in set(published.TABLE2) & set(RULES):
-        for eps, cell in zip(EPS, cells(table, rule.title), strict=False):
+        printed = next(row[1] for row in lines(table)[0][1] if row[0] == rule.title)
+        for eps, cell in zip(EPS, printed, strict=False):
             row = data.loc[(rule.label, eps)]
             assert ("≥" in cell) == row["censored_upper"]
             assert cell.startswith(f"≥ {row['value']:.2f}") or not row["censored"]
@@ -156,9 +159,17 @@ def test_csv_gives_published_values_intervals_shares_and_estimators(
         assert str(ours[ours[key] == row].iloc[0]["published"]) == value
         assert set(data[data["target"] == TARGETS[1]]["published"]) <= {""}
     assert "as published" not in latex_table(tables["table6"])  # of the other target
+    sections = [heading for heading, _ in lines(tables["table5"])]  # the printed ones stand once
+    assert [heading.split(",")[0] for heading in sections] == [
+        *("tokens a call", "mean certified run", "mean certified run from a random position")
+    ]
+    has_published = [any(row[2] for row in rows) for _, rows in lines(tables["table5"])]
+    assert has_published == [True, False, False]
     shares = read["table2"].groupby("rule")["empty"].max().to_dict()
     assert shares == {"additive t=0.1": 0, EMPTY: 0.75, "greedy": 0, "tree m=2": 0}
-    assert set(read["table6"]["estimator"]) == {"per_call", "mean_run", "long_run", "residual_64"}
+    assert set(read["table6"]["estimator"]) == {
+        *("per_call", "mean_run", "random_100", "long_run", "residual_64")
+    }
     # rules beyond the paper, and tables without rows
     assert set(tables["table7"].data["rule"]) == {"mars theta=0.9"}
     assert set(tables["table7"].data["undefined"]) == {3}
@@ -174,3 +185,22 @@ def test_symbols_and_numbers_print_like_the_papers() -> None:
     assert run_text(100.004, math.inf) == ">100"
     assert certificate_text(math.inf, math.inf, math.log(9)) == "2.197*"
     assert certificate_text(0.12341, 0.12349, 0.69) == "0.123"  # no range where both print alike
+
+
+def test_elements_of_the_papers_name_files_that_a_report_can_have() -> None:
+    known = {entry.get("name", name) for name, entry in texts().items()} | {"table5", "table6"}
+    for source in sources():
+        assert (CONF / "study" / f"{source['study']}.yaml").is_file()
+        elements = [element for element, *_ in source["elements"]]
+        assert len(set(elements)) == len(elements)
+        for _, files, *_ in source["elements"]:
+            for file in files.split():
+                folder, _, name = file.rpartition("/")
+                assert folder.removeprefix("timings/") in ("tables", "figures")
+                assert name in known, file
+    results = measure(RULES)
+    shown = [table1(results), table2(results)]
+    (table,) = elements_section([Section("s", shown), Section("t", [], timed=True)]).shown
+    rows = table.data.set_index("element")["file"]
+    assert rows["Table 1, Figure 1"] == "tables/table1.csv"
+    assert rows["Lemma 4.3, Figures 3 and 4"] == "not in this study: study=trees"

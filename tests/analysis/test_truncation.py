@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy.special import xlogy
 
-from analysis.certificates.certify import certify
+from analysis.certificates.certify import Certificates, certify
 from analysis.certificates.divergences import Divergence
 from analysis.certificates.truncation import TruncatedSteps
 from analysis.rules import (
@@ -65,6 +65,41 @@ def test_rules_of_rank_are_exact() -> None:
     rules = [StrictGreedy(), TopMAdditive(4, 1.0), TopMAdditive(4, 0.2, "paper"), Tree(4)]
     whole, cut = (certify(TopK.from_probabilities(p, k=k), rules) for k in (50, 5))
     assert_same(cut, whole)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("k", [1, 3, 11])
+def test_sets_of_accepted_tokens_that_are_not_stored(k: int, name: str) -> None:
+    """Every tail of the same mass, no token above p_K, stays inside; extreme ones reach an end."""
+    rng = np.random.default_rng(k)
+    p = -np.sort(-targets(rng, 200, 12))
+    rejected = rng.random(p.shape) < np.linspace(0.02, 0.6, 200)[:, None]
+    rejected[:, :k] &= rng.random((200, 1)) < 0.2  # most often all that are stored are accepted
+    cut, whole = (
+        certify(TopK.from_probabilities(p, k=size), accepted=~rejected, divergence=name)
+        for size in (k, 12)
+    )
+    assert (cut.lower <= whole.lower * (1 + ROUNDING) + 1e-300).all()
+    assert (cut.upper >= whole.lower * (1 - ROUNDING)).all()
+    known = rejected[:, :k].any(axis=1) | ~rejected.any(axis=1)
+    assert 0 < known.sum() < 200
+    assert_same(*(Certificates(*(column[known] for column in of)) for of in (cut, whole)))
+    # the tail's whole mass on its first rejected token, or on accepted ones, as far as p_K allows
+    for row in np.flatnonzero(~known)[:20]:
+        tail, others = p[row, k:].sum(), rejected[row, k:]
+        for first in (others, ~others):
+            order = np.flatnonzero(first).tolist() + np.flatnonzero(~first).tolist()
+            moved, left = p[row].copy(), tail
+            for token in order:
+                moved[k + token] = min(left, p[row, k - 1])
+                left -= moved[k + token]
+            other = certify(
+                TopK.from_probabilities(moved), accepted=~rejected[row], divergence=name
+            )
+            assert cut.lower[row, 0] <= other.lower[0, 0] * (1 + ROUNDING) + 1e-300
+            assert cut.upper[row, 0] >= other.lower[0, 0] * (1 - ROUNDING)
+        if others.all():  # the last tail tried has all of its mass on one token, up to p_K
+            assert other.lower[0, 0] == pytest.approx(cut.lower[row, 0], rel=1e-8)
 
 
 EXACT = np.array([[0.5, 0.4, 0.1], [0.5, 0.45, 0.05], [0.625, 0.25, 0.125]])

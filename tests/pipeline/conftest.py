@@ -20,4 +20,4 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def target(model: Path) -> LanguageModel:
     """The tiny model."""
-    return load_model(tiny.MODEL, tiny.settings(model), "k")
+    return load_model(tiny.used(model))

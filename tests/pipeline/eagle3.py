@@ -17,8 +17,9 @@ from torch import Tensor
 from torch.nn.functional import silu
 
 from pipeline.models.language_model import LanguageModel
+from pipeline.plan.specs import ModelSpec
 from tests.pipeline.decoding.pair import V
-from tests.pipeline.heads import states_of
+from tests.pipeline.heads import states_of, used
 
 D = 32  # of the target's hidden states
 HEADS, GROUPS, WIDTH, INNER, THETA, EPS = 4, 2, 8, 40, 500.0, 1e-5
@@ -69,10 +70,8 @@ def layer_config(width: int = D) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def write(
-    folder: Path, layout: str, given: Numbers, width: int = D, **more: Any
-) -> dict[str, object]:
-    """Write a checkpoint; return the settings of a drafter."""
+def write(folder: Path, layout: str, given: Numbers, width: int = D, **more: Any) -> ModelSpec:
+    """Write a checkpoint; return it as a drafter."""
     folder.mkdir(exist_ok=True)
     drafted = len(given["lm_head.weight"])
     if layout == "speculators":
@@ -93,7 +92,7 @@ def write(
     else:
         save_file({name: value.contiguous() for name, value in given.items()},
                   folder / "model.safetensors")  # fmt: skip
-    return {"path": str(folder), "label": "e3"}
+    return used(folder)
 
 
 def rms(x: Tensor, weight: Tensor) -> Tensor:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import pyarrow as pa
 import pytest
 
+from pipeline.plan.specs import APART
 from pipeline.store import columns
 from pipeline.store.artifacts import Artifact, Pending
 from pipeline.store.durable import file_digest, write_sealed
 from pipeline.store.node import Node
+from pipeline.store.plain import As, to_plain
+from pipeline.store.records import Record
 
 calls: list[str] = []
 
@@ -31,31 +35,43 @@ def table(text: str) -> pa.Table:
     return pa.Table.from_pylist([row], schema=columns.schema("prompts"))
 
 
+@dataclass(frozen=True)
+class Plain:
+    """A specification of any entries."""
+
+    config: Annotated[dict[str, Any], As(inline=True)]
+    noise: Annotated[str, APART] = ""
+
+
 def compute(node: Node, upstream: dict[str, list[Artifact]], pending: Pending) -> None:
     """Write one row; fail half-way when the configuration says so."""
     calls.append(node.label)
     above = [artifact.content for artifacts in upstream.values() for artifact in artifacts]
-    if node.config.get("fail"):
+    if node.spec.config.get("fail"):
         pending.write("data", table("half"))
         raise RuntimeError("killed half-way")
-    pending.write("data", table(f"{node.config} {above} {node.settings.get('noise', '')}"))
+    pending.write("data", table(f"{node.spec.config} {above} {node.spec.noise}"))
 
 
 def node(label: str, upstream: tuple[Node, ...] = (), **config: Any) -> Node:
     """A node of stage prompts, which the tests map to this module."""
-    settings = {"noise": config.pop("noise", "")}
-    return Node("prompts", label, config, {"above": upstream} if upstream else {}, settings)
+    noise = config.pop("noise", "")
+    spec = Plain(config, noise)
+    return Node("prompts", label, spec, {"above": upstream} if upstream else {})
 
 
-def record(folder: Path, stage: str, config: dict[str, Any] | None = None, **facts: Any) -> None:
+def record(folder: Path, stage: str, facts: dict[str, Any] | None = None) -> None:
     """Write a record that makes `folder`, complete but for it, readable as artifact of `stage`."""
     files = {
         path.relative_to(folder).as_posix(): file_digest(path)
         for path in folder.rglob("*")
         if path.is_file()
     }
-    content = {"stage": stage, "config": config or {}, "content": "", "files": files}
-    write_sealed(folder / "record.json", content | {"upstream": [], "facts": facts})
+    made = Record(
+        stage, label="", fingerprint="", version=0, config={}, upstream=[], content="", files=files,
+        rows={}, artifact_schema=0, facts=facts or {},
+    )  # fmt: skip
+    write_sealed(folder / "record.json", to_plain(made))
 
 
 class Syncs:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
 
+from conf.schema import HeadConfig
 from pipeline.models.heads.feature_head import FeatureHead, Norms
 from pipeline.models.heads.hidden_drafter import HiddenDrafter, projection_of
 from pipeline.models.language_model import LanguageModel
+from pipeline.plan.specs import ModelSpec
+from tests.pipeline import tiny
 
 NORMS = Norms(fc_norm=True)
 
@@ -22,6 +26,11 @@ def shape_of(target: LanguageModel) -> dict[str, object]:
         "num_key_value_heads": 2, "head_dim": 8, "rms_norm_eps": 1e-6, "rope_theta": 10000.0,
         "hidden_act": "silu", "max_position_embeddings": 512, "vocab_size": target.vocab_size,
     }  # fmt: skip
+
+
+def used(folder: Path, vocabulary: str = "reduced") -> ModelSpec:
+    """A head in a directory, as a drafter."""
+    return tiny.used(folder, "drafter", label="h", head=HeadConfig(vocabulary, 2))
 
 
 @torch.inference_mode()

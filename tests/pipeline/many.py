@@ -6,13 +6,15 @@ import os
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 
 from pipeline.errors import PipelineError
 from pipeline.execution.shard_plan import Shard, ShardMeasured, at_most
+from pipeline.plan.specs import APART, DistributionsSpec
 from pipeline.store.artifacts import Artifact
 from pipeline.store.node import Node
 
@@ -36,13 +38,27 @@ def meet(folder: Path, count: int) -> None:
         time.sleep(0.01)
 
 
+@dataclass(frozen=True)
+class ToySpec(DistributionsSpec):
+    """What a toy does besides."""
+
+    toy: Annotated[Mapping[str, Any], APART] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class MortalSpec(DistributionsSpec):
+    """The folder with the names of shards over which a worker dies."""
+
+    dies: Annotated[str, APART] = ""
+
+
 class Toy:
     """Writes the prompts of a shard, after a while; what else it does its node says."""
 
     device = torch.device("cpu")
 
     def __init__(self, node: Node) -> None:
-        self._asked = node.settings["toy"]
+        self._asked = node.spec.toy
         if self._asked.get("broken"):
             raise PipelineError("the toy can't be loaded")
 
@@ -91,4 +107,4 @@ def open_mortal_decoder(node: Node, upstream: Upstream) -> Mortal:
     """The worker of stage distributions."""
     from pipeline.stages.distributions.compute import DistributionsWorker
 
-    return Mortal(DistributionsWorker(node, upstream), Path(node.settings["execution"]["dies"]))
+    return Mortal(DistributionsWorker(node, upstream), Path(node.spec.dies))

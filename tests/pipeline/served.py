@@ -6,7 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+from pipeline.plan.specs import FileSpec, ServedPrompts
 from pipeline.store.durable import file_digest
+from pipeline.store.identity import Identity
 from pipeline.store.node import Node
 from tests.pipeline import tiny
 
@@ -29,8 +31,10 @@ def chat(name: str, ids: list[int] | None, text: str = "ab", **more: Any) -> dic
 
 def node(model: Path, *files: Path, batch: int | None = 4, **changes: Any) -> Node:
     """The distributions along the answers of files."""
-    config = {"answers": [file_digest(file) for file in files], "template": "chat",
-              "enable_thinking": False, "tokenizer": {}}  # fmt: skip
-    settings = {"answers": list(map(str, files)), "model": str(model), "model_revision": None}
-    prompts = Node("prompts", "tiny", config, settings=settings)
+    answers = tuple(
+        FileSpec(str(file), Identity(content=file_digest(file)), reader=1) for file in files
+    )
+    drawn = tiny.prompts_node(model, files[0]).spec
+    spec = ServedPrompts(Identity(), answers, drawn.settings, target=drawn.target)
+    prompts = Node("prompts", "tiny", spec)
     return tiny.dump_node(model, prompts, batch, served=True, **changes)

@@ -3,22 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from analysis.rules import expand, to_mapping
+from analysis.rules import expand
+from analysis.statistics.bootstrap import Resampling
+from conf.schema import Prompts
 from pipeline.execution.runner import ensure
+from pipeline.plan.specs import (
+    CertificatesSpec,
+    DistributionsSpec,
+    ReportSpec,
+    RunLengthsSpec,
+    SampledPrompts,
+    model_at,
+)
 from pipeline.store import columns
 from pipeline.store.artifacts import Artifact, Store
+from pipeline.store.identity import Identity
 from pipeline.store.node import Node
 from tests.analysis.cases import stored_columns
 
-TEMPERATURES = [0.25, 0.5]  # stored besides 1
-EPS = [0.01, 0.1, 0.69]
+TEMPERATURES = (0.25, 0.5)  # stored besides 1
+EPS = (0.01, 0.1, 0.69)
 COMMITS = {name: 20 * digits for name, digits in (("prompts", "0a"), ("model", "1b"))}
-STATISTICS = {"resamples": 50, "confidence": 0.95, "statistics_seed": 0}
+STATISTICS = Resampling(50, 0.95, 0)
 
 
 class MadeUp:
@@ -40,15 +52,14 @@ class MadeUp:
         names = [f"prompt-{at}" for at in range(len(lengths))]
         self.prompt_id = np.repeat(names, lengths)
         self.position = np.concatenate([np.arange(n, dtype=np.int32) for n in lengths])
+        settings = Prompts(
+            "owner/chats", None, "train_sft", count=6, min_tokens=64, max_tokens=384, seed=0,
+            template="chat", enable_thinking=False,
+        )  # fmt: skip
+        source = Identity(hub="owner/chats", commit=COMMITS["prompts"])
+        target = model_at("", "").settings
         self.prompts = Node(
-            "prompts",
-            "made-up",
-            {
-                "source": {"hub": "owner/chats", "commit": COMMITS["prompts"]},
-                **{"split": "train_sft", "count": 6, "seed": 0},
-                **{"min_tokens": 64, "max_tokens": 384},
-                **{"template": "chat", "enable_thinking": False},
-            },
+            "prompts", "made-up", SampledPrompts(Identity(), source, settings, target)
         )
         self._publish(
             self.prompts,
@@ -61,7 +72,7 @@ class MadeUp:
                 "token_ids": [[1, 2]] * len(names),
                 "n_tokens": [2] * len(names),
             },
-            excluded={"too short": {"rows": 3, "first": []}},
+            {"excluded": {"too short": {"rows": 3, "first": []}}},
         )
 
     def target(self, label: str, seed: int) -> tuple[Node, list[Node]]:
@@ -77,43 +88,33 @@ class MadeUp:
             f"tempered_{name}": np.stack([other[name] for other in others], axis=1).tolist()
             for name in ("top_surprisal", "log_tail", "entropy")
         }
-        node = Node(
-            "distributions",
-            label,
-            {
-                "model": {
-                    **{"hub": "owner/model", "commit": f"{COMMITS['model'][:-1]}{seed:x}"},
-                    "dtype": "float32",
-                    "head_dtype": "float32",
-                    "attention": "sdpa",
-                },
-                "steps": 128,
-                "k": self.k,
-                "temperature": 0.0,
-                "top_p": 1.0,
-                "top_k": 0,
-                "seed": 0,
-                "temperatures": TEMPERATURES,
-            },
-            {"prompts": (self.prompts,)},
-            settings={"label": label},
+        commit = f"{COMMITS['model'][:-1]}{seed:x}"
+        identity = Identity(hub="owner/model", commit=commit)
+        model = replace(model_at("owner/model", label), identity=identity)
+        spec = DistributionsSpec(
+            model,
+            steps=128,
+            k=self.k,
+            temperature=0.0,
+            top_p=1.0,
+            top_k=0,
+            seed=0,
+            temperatures=TEMPERATURES,
         )
+        node = Node("distributions", label, spec, {"prompts": (self.prompts,)})
         steps = {"prompt_id": self.prompt_id, "position": self.position}
         top, surprisal = dump["top_logits"][:, 0].astype(np.float64), dump["top_surprisal"]
         self._publish(
             node,
             {**steps, "token_id": np.zeros(size), "logsumexp": top + surprisal, **dump, **tempered},
-            temperatures=TEMPERATURES,
-            k=self.k,
-            vocab_size=self.vocab_size,
+            {"vocab_size": self.vocab_size, "k": self.k, "temperatures": TEMPERATURES},
         )
         nodes = [
             Node(
                 "certificates",
                 rule.label,
-                {"rule": to_mapping(rule), "temperature": 1.0},
+                CertificatesSpec(rule, 1.0, STATISTICS),
                 {"distributions": (node,)},
-                settings={"rule": rule, **STATISTICS},
             )
             for rule in self.rules
         ]
@@ -125,7 +126,7 @@ class MadeUp:
         return Node(
             "run_lengths",
             label,
-            {"eps": EPS, "window": 64, **STATISTICS},
+            RunLengthsSpec(EPS, 64, STATISTICS),
             {"certificates": tuple(certificates)},
         )
 
@@ -135,12 +136,7 @@ class MadeUp:
         return Node(
             "report",
             "made-up",
-            {
-                "study": "made-up",
-                "targets": list(labels),
-                "rules": [to_mapping(rule) for rule in self.rules],
-                **STATISTICS,
-            },
+            ReportSpec("made-up", tuple(labels), None, tuple(self.rules), STATISTICS),
             {
                 "prompts": (self.prompts,) * len(labels),
                 "distributions": tuple(dump for dump, _ in made),
@@ -152,13 +148,13 @@ class MadeUp:
             },
         )
 
-    def _publish(self, node: Node, values: dict[str, Any], **facts: Any) -> Artifact:
+    def _publish(self, node: Node, values: dict[str, Any], facts: dict[str, Any]) -> Artifact:
         pending = self.store.pending(node)
-        pending.facts |= facts
+        pending.facts = facts
         schema = columns.schema(node.stage, k=facts.get("k"))
         arrays = [_array(values[field.name], field.type) for field in schema]
         pending.write("data", pa.Table.from_arrays(arrays, schema=schema))
-        return self.store.publish(node, pending, {})
+        return self.store.publish(node, pending)
 
 
 def _array(values: Any, kind: pa.DataType) -> pa.Array:

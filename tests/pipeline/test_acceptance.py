@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,8 +14,10 @@ import pytest
 from analysis.acceptance.judgement import Steps
 from analysis.rules import Additive, StrictGreedy, Tree
 from analysis.rules.build import build_range
+from analysis.statistics.bootstrap import Resampling
 from analysis.topk import TopK
 from pipeline.errors import PipelineError
+from pipeline.plan.specs import AcceptanceSpec, DraftsSpec
 from pipeline.stages.acceptance import compute as acceptance
 from pipeline.stages.report import inputs
 from pipeline.store import columns
@@ -26,6 +27,7 @@ from tests import divergences
 from tests.analysis.cases import stored_columns
 from tests.analysis.test_page import GREEDY, made
 from tests.pipeline.fakes import record
+from tests.pipeline.tiny import used
 
 VOCAB, K, DRAFT_K, LENGTHS = 20, 8, 20, (30, 12, 30)
 DIVERGENCES = ("kl", "tv", "hellinger", "reverse_kl")
@@ -70,7 +72,7 @@ def drafts(
         "data",
         pa.table([pa.array(values[field.name], field.type) for field in schema], schema=schema),
     )
-    record(folder, "drafts", vocab_size=VOCAB, temperature=1.0, sampled_temperature=sampled)
+    record(folder, "drafts", {"vocab_size": VOCAB, "k": K, "sampled_temperature": sampled})
     return Artifact(folder)
 
 
@@ -96,28 +98,18 @@ def logits(noise: float) -> tuple[np.ndarray, np.ndarray]:
     return z, (z + noise * rng.standard_normal(size)).astype(np.float32)
 
 
-def run(
-    folder: Path, upstream: Artifact, divergences: Sequence[str] = DIVERGENCES, **settings: Any
-) -> tuple[Artifact, dict[str, Any]]:
-    settings = {
-        "rules": [StrictGreedy(), Additive(t=0.1), Tree(m=3)],
-        "presets": {"engine": Additive(t=0.6)},
-        "ranges": [build_range({"rule": "additive", "t": [0.0, 0.3, 0.9]})],
-        "target": "T",
-        "drafter": "D",
-    } | settings
-    node = Node(
-        "acceptance",
-        "pair",
-        {
-            "resamples": 20,
-            "confidence": 0.9,
-            "statistics_seed": 0,
-            "divergences": list(divergences),
-            "draft_length": 3,
-        },
-        settings=settings,
+def run(folder: Path, upstream: Artifact, **changes: Any) -> tuple[Artifact, dict[str, Any]]:
+    spec = AcceptanceSpec(
+        rules=(StrictGreedy(), Additive(t=0.1), Tree(m=3)),
+        presets={"engine": Additive(t=0.6)},
+        ranges=(build_range({"rule": "additive", "t": [0.0, 0.3, 0.9]}),),
+        divergences=tuple(DIVERGENCES),
+        draft_length=3,
+        statistics=Resampling(20, 0.9, 0),
     )
+    pair = DraftsSpec(used("", label="T"), used("", "drafter", label="D"), 1.0)
+    above = {"drafts": (Node("drafts", "pair", pair),)}
+    node = Node("acceptance", "pair", replace(spec, **changes), above)
     folder.mkdir()
     pending = Pending(folder, "acceptance")
     acceptance.compute(node, {"drafts": [upstream]}, pending)
@@ -201,7 +193,7 @@ def test_answers_that_were_not_sampled_have_no_law_of_stochastic_verification(
 
 def test_the_tightest_slacks_are_in_the_facts(tmp_path: Path) -> None:
     upstream = drafts(tmp_path / "in", *logits(0.3))
-    found, facts = run(tmp_path / "out", upstream, ranges=[])
+    found, facts = run(tmp_path / "out", upstream, ranges=())
     steps = found.read().to_pandas()  # all steps of a rule, then those of the next
     kl = np.tile(upstream.read(columns=["kl"])["kl"].to_numpy(), steps["rule"].nunique())
     rejected, certified = ~steps["accepted"], steps["certified"]
@@ -283,7 +275,7 @@ def test_trees_are_judged_by_total_variation_beside_a_completed_kl(
     monkeypatch.setattr(inputs.distributions, "read_steps", lambda _: steps)
     assert target.draft is not None
     target = replace(target, draft=target.draft.assign(full_kl=np.inf, tv=0.01))
-    found = inputs.judged_by(target, {"drafts": [None]}, "full_kl").judged  # type: ignore[list-item]
+    found = inputs.judged_by(target, Artifact(Path()), "full_kl").judged
     assert {label: sure.any() for label, (_, sure) in found.items()} == {
         GREEDY.label: False,
         Tree(2).label: True,

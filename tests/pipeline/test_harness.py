@@ -12,6 +12,7 @@ from pipeline.decoding.pair import load_decoding_pair
 from pipeline.errors import PipelineError
 from pipeline.execution import runner
 from pipeline.models.load import pair_tokenizer
+from pipeline.plan.stage import models_of
 from pipeline.store.artifacts import Store
 from pipeline.tasks.items import FOLDER, read_items
 from tests.pipeline.answering import METHODS, overrides_of, study, write_place
@@ -86,7 +87,7 @@ def test_the_harness_gives_the_answers_of_the_stage_and_its_own_scores(place: Pa
     node = study(place, "accuracy.tasks=[facts]", f"accuracy.items={ITEMS}").nodes["accuracy"][0]
     (artifact,) = runner.ensure([node], Store(place / "outputs" / "artifacts"))
     table = artifact.read().to_pandas()
-    tokenizer = pair_tokenizer(node.config, node.settings, "targets.local")
+    tokenizer = pair_tokenizer(*models_of(node))
     pair = load_decoding_pair(node, 1 + max(tokenizer.get_vocab().values()), 0)
     assert len(pair.runs) == len(METHODS) + 2
     folders = [str(place / "tasks"), str(FOLDER)]

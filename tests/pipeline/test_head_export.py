@@ -27,11 +27,10 @@ from pipeline.models.language_model import LanguageModel, recorded_states
 from pipeline.training import export
 from tests.pipeline.decoding.pair import PROMPTS, V
 from tests.pipeline.eagle3 import IDS, layer_config, reference, reference_logits
-from tests.pipeline.heads import states_of
+from tests.pipeline.heads import states_of, used
 from tests.pipeline.tiny import random_model
 
 DEPTH = 3
-REDUCED = {"head": {"vocabulary": "reduced", "depths": 2}}
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +52,7 @@ def saved(folder: Path, layers: tuple[int, ...], norms: Norms) -> Path:
 
 
 def loaded(folder: Path, target: LanguageModel) -> HiddenDrafter:
-    return load_head(REDUCED, {"path": str(folder), "label": "h"}, "drafter", target)
+    return load_head(used(folder), target)
 
 
 def drafts(model: HiddenDrafter, text: list[int], count: int) -> list[int]:

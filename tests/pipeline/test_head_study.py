@@ -15,6 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from analysis.report import style
+from analysis.rules import StrictGreedy
 from benchmarks import robustness
 from pipeline import sweeps, verify
 from pipeline.errors import PipelineError
@@ -22,6 +23,7 @@ from pipeline.execution import runner
 from pipeline.loader import Study
 from pipeline.models.heads.head_files import save_head
 from pipeline.models.load import load_model
+from pipeline.plan.facts import DecodingFacts
 from pipeline.plan.graph import with_upstream
 from pipeline.store.artifacts import Store
 from tests import methods
@@ -47,8 +49,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def overrides(folder: Path) -> list[str]:
     given = robustness.tiny_study(folder)
-    settings = {"path": str(folder / "target"), "label": "t", "device": "cpu", "threads": 1}
-    target = load_model(tiny.MODEL, settings, "t")
+    target = load_model(tiny.used(folder / "target"))
     head = heads.random_head(target)
     drafted = torch.arange(2, tiny.VOCABULARY, 2)
     save_head(head.head, heads.shape_of(target), head.layers, drafted, folder / "head")
@@ -103,9 +104,8 @@ def test_depths_are_what_the_drafts_say(made: Study) -> None:
 @torch.inference_mode()
 def test_strict_greedy_and_races_emit_what_the_target_alone_does(made: Study, folder: Path) -> None:
     artifact = made.artifact("decoding")
-    data, runs = artifact.read().to_pandas(), artifact.record["facts"]["runs"]
-    settings = {"path": str(folder / "target"), "label": "t", "device": "cpu", "threads": 1}
-    module = load_model(tiny.MODEL, settings, "t").module
+    data, runs = artifact.read().to_pandas(), artifact.facts(DecodingFacts).runs
+    module = load_model(tiny.used(folder / "target")).module
     prompts = made.artifact("prompts").read().to_pylist()[:3]
     for prompt in prompts:
         text = list(prompt["token_ids"])
@@ -113,16 +113,18 @@ def test_strict_greedy_and_races_emit_what_the_target_alone_does(made: Study, fo
             if text[-1] != 2 or len(text) == len(prompt["token_ids"]):
                 text.append(int(module(torch.tensor([text])).logits[0, -1].argmax()))
         mine = data[(data["prompt_id"] == prompt["prompt_id"]) & (data["temperature"] == 0)]
-        strict = mine[[runs[run].get("rule", {}).get("rule") == "greedy" for run in mine["run"]]]
+        strict = mine[[runs[run].decoded.rule == StrictGreedy() for run in mine["run"]]]
         assert set(strict["drafter"]) == {"model", "lookup_first", "prompt_lookup"}
         for tokens in strict["token_ids"]:
             assert tokens.tolist() == text[len(prompt["token_ids"]) :]
-    races = data[[runs[run]["sampling"] == "races" for run in data["run"]]]
+    races = data[[runs[run].decoded.sampling == "races" for run in data["run"]]]
     assert len(races) >= 6
     assert (races["agreement"] == 1).all()
     calls = artifact.read("calls").to_pandas()
     lengths = calls.groupby("run")["drafted"].max()
-    assert lengths[[run for run in lengths.index if runs[run]["draft_length"] == 9]].tolist() == [6]
+    assert lengths[
+        [run for run in lengths.index if runs[run].decoded.draft_length == 9]
+    ].tolist() == [6]
 
 
 @pytest.mark.thorough

@@ -147,9 +147,7 @@ def test_a_reduced_vocabulary_drafts_nothing_else(target: LanguageModel) -> None
 @torch.inference_mode()
 @pytest.mark.parametrize("drafted", [None, DRAFTED])
 def test_a_bfloat16_target_with_a_float32_head(drafted: torch.Tensor | None) -> None:
-    target = wrap(
-        random_model(V).module.bfloat16(), "t", torch.device("cpu"), "float32", (), "test"
-    )
+    target = wrap(random_model(V).module.bfloat16(), "t", torch.device("cpu"))
     model = heads.random_head(target, drafted)
     model.head.bfloat16()
     logits = model.logits(torch.randn(3, 32).bfloat16())
@@ -167,13 +165,11 @@ def test_the_first_entry_sees_itself_alone(model: HiddenDrafter) -> None:
 
 def test_read_as_written(model: HiddenDrafter, tmp_path: Path) -> None:
     save_head(model.head, heads.shape_of(model.target), model.layers, DRAFTED, tmp_path)
-    settings = {"path": str(tmp_path), "label": "h"}
-    reduced, full = ({"head": {"vocabulary": kind, "depths": 2}} for kind in ("reduced", "full"))
-    read = load_head(reduced, settings, "drafter", model.target)
+    read = load_head(heads.used(tmp_path), model.target)
     assert read.drafted is not None
     assert read.drafted.tolist() == DRAFTED.tolist()
     assert read.layers == model.layers
     ours = model.head.state_dict()
     for name, value in read.head.state_dict().items():
         torch.testing.assert_close(value, ours[name].bfloat16().float(), rtol=0, atol=0)
-    assert load_head(full, settings, "drafter", model.target).drafted is None
+    assert load_head(heads.used(tmp_path, "full"), model.target).drafted is None

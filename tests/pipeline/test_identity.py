@@ -9,7 +9,7 @@ import pytest
 
 from pipeline.store import identity
 from pipeline.store.durable import file_digest
-from pipeline.store.identity import Identities
+from pipeline.store.identity import Identities, Identity
 
 
 def test_digests_are_remembered_only_where_that_is_safe(
@@ -19,7 +19,7 @@ def test_digests_are_remembered_only_where_that_is_safe(
     source, memo = tmp_path / "p.jsonl", tmp_path / "memo.json"
 
     def checked() -> None:
-        identities, wanted = Identities(memo), {"content": file_digest(source)}
+        identities, wanted = Identities(memo), Identity(content=file_digest(source))
         assert identities.source(str(source), None, "key") == wanted
         identities.save()
 

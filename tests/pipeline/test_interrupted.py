@@ -127,7 +127,7 @@ def rebuilt(store: Store, node: Node) -> None:
     """Publish `node` again with other content, as another machine would."""
     pending = store.pending(node)
     artifact = found(store, node)
-    pending.facts |= artifact.record["facts"]
+    pending.facts = artifact.record.facts
     table = artifact.read()
     at = table.column_names.index(
         "token_ids" if node.stage in ("prompts", "accuracy") else "token_id"
@@ -136,7 +136,7 @@ def rebuilt(store: Store, node: Node) -> None:
     changed = [value[::-1] if isinstance(value, list) else (value + 7) % 290 for value in values]
     field = table.schema.field(at)
     pending.write("data", table.set_column(at, field, pa.array(changed, field.type)))
-    store.publish(node, pending, {})
+    store.publish(node, pending)
 
 
 @pytest.mark.parametrize("stage", sorted(set(LONG) - {"accuracy"}))  # which has no upstream

@@ -10,17 +10,27 @@ from typing import Any
 
 import pytest
 
+from conf.schema import Execution
 from pipeline.errors import PipelineError
 from pipeline.execution import workers
 from pipeline.execution.shard_plan import Plan, at_most
 from pipeline.execution.workers import Here, RayWorkers, connect, open_workers, share_out
+from pipeline.plan.specs import DraftsSpec, ModelSpec
 from pipeline.stages.distributions import compute as distributions
 from pipeline.store.artifacts import Artifact, Pending
-from pipeline.store.durable import file_digest
 from pipeline.store.node import Node
 from tests import methods
 from tests.pipeline import many
-from tests.pipeline.tiny import MODEL, built, dump_node, prompts_node, write_model, write_prompts
+from tests.pipeline.tiny import (
+    built,
+    decoding_node,
+    dump_node,
+    dump_spec,
+    prompts_node,
+    used,
+    write_model,
+    write_prompts,
+)
 
 PROMPTS = [*"abcdefghijk"]
 
@@ -41,13 +51,17 @@ def ray() -> Iterator[Any]:
 
 
 def toy_node(**toy: Any) -> Node:
-    settings = {"device": "cpu", "threads": 1, "toy": toy}
-    return Node("distributions", "toy", {}, settings=settings)
+    spec = many.ToySpec(**vars(dump_spec(used("", label="toy"))), toy=toy)
+    return Node("distributions", "toy", spec)
+
+
+def on_ray(model: ModelSpec, workers: int | None) -> ModelSpec:
+    return replace(model, execution=Execution("ray", workers))
 
 
 def crew(node: Node, workers: int | None) -> RayWorkers:
-    asked = {"engine": "ray", "workers": workers}
-    return RayWorkers(many.open_toy, node, {}, asked)
+    run = on_ray(node.spec.model, workers)
+    return RayWorkers(many.open_toy, node, {}, run)
 
 
 def contents(plan: Plan) -> dict[str, str]:
@@ -105,21 +119,11 @@ def test_what_no_worker_can_do_ends_the_run(
         asked.compute_unfinished(plan, steps=1, label="toy")
 
 
-def many_of(node: Node, workers: int, **settings: Any) -> Node:
-    """The same node, computed by workers."""
-    execution = {"engine": "ray", "workers": workers, **settings}
-    return replace(node, settings={**node.settings, "execution": execution})
-
-
 def pair_nodes(tmp_path: Path, dump: Node) -> list[Node]:
     """Drafts and decoding of two tiny models."""
     drafter = write_model(tmp_path / "drafter", seed=1)
-    weights = file_digest(drafter / "model.safetensors")
-    models = {"target": dump.config["model"], "drafter": {"content": weights, **MODEL}}
-    settings = {
-        "target": {**dump.settings, "batch": 2},
-        "drafter": {**dump.settings, "path": str(drafter), "label": "drafter"},
-    }
+    target = dump.spec.model
+    drafts = used(drafter, "drafter", label="drafter")
     prompts = dump.upstream["prompts"]
     built = methods.build(
         [{"drafter": "model", "rule": "additive", "t": 0.1, "draft_length": 3, "temperature": 0}]
@@ -128,18 +132,10 @@ def pair_nodes(tmp_path: Path, dump: Node) -> list[Node]:
         Node(
             "drafts",
             "tiny",
-            models | {"temperature": 1.0},
+            DraftsSpec(target, drafts, 1.0),
             {"prompts": prompts, "distributions": (dump,)},
-            settings,
         ),
-        Node(
-            "decoding",
-            "tiny",
-            models
-            | {"prompts": 3, "steps": 6, "seed": 0, "lookup": 2, "batches": [], "methods": ["one"]},
-            {"prompts": prompts},
-            settings | {"methods": built},
-        ),
+        replace(decoding_node(target, drafts, methods=tuple(built)), upstream={"prompts": prompts}),
     ]
 
 
@@ -153,18 +149,18 @@ def test_stages_write_the_same_bytes_with_workers_one_of_which_dies(
     (tmp_path / "dies").mkdir()
     (tmp_path / "dies" / "0001").touch()
     monkeypatch.setattr(distributions, "DistributionsWorker", many.open_mortal_decoder)
-    found = built(many_of(dump, 2, dies=str(tmp_path / "dies")), tmp_path / "there")
+    workers_of = {"model": on_ray(dump.spec.model, 2)}
+    mortal = many.MortalSpec(**(vars(dump.spec) | workers_of), dies=str(tmp_path / "dies"))
+    found = built(replace(dump, spec=mortal), tmp_path / "there")
     assert not list((tmp_path / "dies").iterdir())
     assert found.content == here["distributions"].content
-    assert (found.record["facts"]["engine"], found.record["facts"]["shards"]) == ("ray", 3)
+    assert (found.record.facts["engine"], found.record.facts["shards"]) == ("ray", 3)
     for node in pair_nodes(tmp_path, dump):
-        settings = node.settings["target"]
-        asked = {"engine": "ray", "workers": 1}
-        workers = {**node.settings, "target": {**settings, "execution": asked}}
-        there = built(replace(node, settings=workers), tmp_path / "there")
+        spec = replace(node.spec, target=on_ray(node.spec.target, 1))
+        there = built(replace(node, spec=spec), tmp_path / "there")
         inline = built(node, tmp_path / "here")
         assert there.content == inline.content
-        assert (there.record["facts"]["engine"], inline.record["facts"]["engine"]) == (
+        assert (there.record.facts["engine"], inline.record.facts["engine"]) == (
             "ray", "inline",
         )  # fmt: skip
 
@@ -194,12 +190,14 @@ def test_engine_inline_computes_here() -> None:
 def test_processors_and_gpus_are_shared_out_or_refused(
     there: dict[str, float], workers: int | None, device: str, threads: int | None, share: Any
 ) -> None:
-    settings = {"device": device, "threads": threads}
+    toy = used("", device=device)
+    target = replace(toy, device=replace(toy.device, threads=threads))
+    run = on_ray(target, workers)
     if isinstance(share, tuple):
-        assert share_out(there, workers, settings) == share
+        assert share_out(there, run) == share
     else:
         with pytest.raises(PipelineError, match=share):
-            share_out(there, workers, settings)
+            share_out(there, run)
 
 
 def test_without_ray_one_line_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,7 @@ from pipeline.models.load import LanguageModel, load_model, load_tokenizer
 from pipeline.models.passes import Texts, relative_error
 from pipeline.models.prompt_tokens import encode
 from pipeline.store.hub import hub_commit
+from pipeline.store.identity import Identity
 from tests.pipeline import tiny
 
 
@@ -27,8 +28,7 @@ def directory(tmp_path: Path) -> Path:
 
 
 def load(directory: Path | str, device: str = "cpu", **changes: Any) -> LanguageModel:
-    config = {**tiny.MODEL, **changes}
-    return load_model(config, tiny.settings(directory, device), "targets.tiny")
+    return load_model(tiny.used(directory, device=device, **changes))
 
 
 def last_logits(model: LanguageModel, ids: torch.Tensor) -> torch.Tensor:
@@ -104,7 +104,7 @@ def test_hub_out_of_reach(monkeypatch: pytest.MonkeyPatch) -> None:
         match=r"targets.tiny.path=no-one/no-model: the hub did not "
         r"give .*\.safetensors.* local copy: targets.tiny.path=DIRECTORY",
     ):
-        load("no-one/no-model", commit="0" * 40)
+        load("no-one/no-model", identity=Identity(commit="0" * 40))
 
 
 def test_fetched_model_needs_no_hub(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,13 +121,13 @@ def test_fetched_model_needs_no_hub(directory: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     assert hub_commit("some-one/a-model", None, "model", "key") == commit
-    assert load("some-one/a-model", commit=commit).eos == (2,)
+    assert load("some-one/a-model", identity=Identity(commit=commit)).eos == (2,)
     tokenizer = load_tokenizer("some-one/a-model", commit, "targets.tiny")
     assert encode(tokenizer, [""], "chat", enable_thinking=True) == [1, 3]
     # where the tokenizer was fetched alone, the weights are asked for
     (repository / "snapshots" / commit / "model.safetensors").unlink()
     with pytest.raises(PipelineError, match=r"the hub did not give .*\.safetensors"):
-        load("some-one/a-model", commit=commit)
+        load("some-one/a-model", identity=Identity(commit=commit))
 
 
 @pytest.mark.parametrize(

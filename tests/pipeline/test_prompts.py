@@ -50,7 +50,9 @@ def ultrachat(tmp_path: Path) -> Path:
 
 
 def test_ultrachat_rows(model: Path, ultrachat: Path, tmp_path: Path) -> None:
-    node = tiny.prompts_node(model, ultrachat, "train_sft", count=10, min_tokens=8, max_tokens=99)
+    node = tiny.prompts_node(
+        model, ultrachat, split="train_sft", count=10, min_tokens=8, max_tokens=99
+    )
     artifact = tiny.built(node, tmp_path / "store")
     found = artifact.read().to_pylist()
     rows = [r for file in sorted((ultrachat / "data").glob("train*")) for r in
@@ -64,7 +66,7 @@ def test_ultrachat_rows(model: Path, ultrachat: Path, tmp_path: Path) -> None:
         rendered = f"<|user|>{prompt['text']}<|answer|><|end|>"  # enable_thinking is false
         assert prompt["token_ids"] == tokenizer.encode(rendered)
         assert 8 <= prompt["n_tokens"] == len(prompt["token_ids"]) <= 99
-    excluded = artifact.record["facts"]["excluded"]
+    excluded = artifact.record.facts["excluded"]
     assert {reason: e["rows"] for reason, e in excluded.items()} == {
         "no user message": 1, "not a string": 1, "empty": 1, "duplicate id": 1,
         "too short": 1, "too long": 1,
@@ -78,7 +80,7 @@ def test_ultrachat_rows(model: Path, ultrachat: Path, tmp_path: Path) -> None:
 def test_seed_shuffles_and_count_stops(model: Path, ultrachat: Path, tmp_path: Path) -> None:
     orders = []
     for seed in (0, 0, 1):
-        node = tiny.prompts_node(model, ultrachat, "train_sft", count=4, seed=seed)
+        node = tiny.prompts_node(model, ultrachat, split="train_sft", count=4, seed=seed)
         store = tmp_path / f"store{len(orders)}"
         orders.append(
             tiny.built(node, store).read(columns=["source_row"])["source_row"].to_pylist()

@@ -16,16 +16,24 @@ import pytest
 from analysis.certificates.certify import certify
 from analysis.decoding.speed import speed
 from analysis.rules import StrictGreedy
+from analysis.statistics.bootstrap import Resampling
 from pipeline.execution.runner import ensure
 from pipeline.plan.composition import composed, settings_of
-from pipeline.plan.slices import drafter_slice, model_slice
+from pipeline.plan.facts import SampledFacts
+from pipeline.plan.specs import ReportSpec
+from pipeline.plan.stage import Request
+from pipeline.stages.distributions import nodes as distribution_nodes
+from pipeline.stages.drafts import nodes as draft_nodes
 from pipeline.stages.prompts import nodes as prompt_nodes
+from pipeline.stages.report.inputs import Source, Sources
 from pipeline.stages.report.setups import extent, introduction, setup, warning
 from pipeline.store.artifacts import Artifact, Store
 from pipeline.store.distributions import read_distributions
+from pipeline.store.identity import Identity
 from tests.analysis.test_decoding_metrics import made as answers
 from tests.pipeline.reading import page_links, page_text
 from tests.pipeline.studies import COMMITS, TEMPERATURES, MadeUp
+from tests.pipeline.tiny import decoding_node, used
 
 RULES = [
     {"rule": "greedy"},
@@ -54,7 +62,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[MadeUp, Artifact]:
 def test_every_file_is_there_and_shown(built: tuple[MadeUp, Artifact]) -> None:
     _, report = built
     tables = [*(f"table{n}" for n in range(1, 8)), "estimators", "determined", "bounds"]
-    tables += ["published", "published_agreement"]
+    tables += ["published", "published_agreement", "elements"]
     figures = [f"figure{n}" for n in range(1, 6)]
     files = {
         path.relative_to(report.directory).as_posix()
@@ -111,29 +119,33 @@ def test_the_page_gives_the_set_up(built: tuple[MadeUp, Artifact]) -> None:
 def test_the_set_up_names_commit_split_and_precision_of_every_model_and_of_the_prompts() -> None:
     """Of the paper's study as it is planned, with commits for the hub's answers."""
     commits = {"Qwen/Qwen3-4B": "1a", "Qwen/Qwen3-0.6B": "2b", "HuggingFaceH4/ultrachat_200k": "3c"}
+
+    def of_hub(path: str, *_: object) -> Identity:
+        return Identity(hub=path, commit=20 * commits[path])
+
     identities = SimpleNamespace(
-        model=lambda path, *_: {"hub": path, "commit": 20 * commits[path]},
-        source=lambda path, *_: {"hub": path, "commit": 20 * commits[path]},
-        tokenizer=lambda path, *_: {"content": path},
+        model=of_hub, source=of_hub, tokenizer=lambda path, *_: Identity(content=path)
     )
     config = settings_of(composed(["study=paper", "~targets.qwen3_1_7b"]))
-    request = SimpleNamespace(config=config, identities=identities)
-    (prompts,) = prompt_nodes(cast("Any", request))
-    records = {
-        "prompts": prompts.config,
-        "distributions": {
-            "model": model_slice("targets.qwen3_4b", config.targets["qwen3_4b"], identities)
-        },
-        "drafts": {"drafter": drafter_slice(config.drafter, identities)},
-    }
-    sources = {
-        name: [SimpleNamespace(record={"config": slice_, "facts": {"model": "its printed name"}})]
-        for name, slice_ in records.items()
-    }
+    request = Request(config, [], {}, cast("Any", identities), frozenset(), lambda _: True)
+    facts_of_prompts = SampledFacts({})
+    record = SimpleNamespace(facts={"model": "its printed name"})
+    artifact = SimpleNamespace(record=record, facts=lambda _: facts_of_prompts)
+    made = {}
+    for stage, nodes in (
+        ("prompts", prompt_nodes),
+        ("distributions", distribution_nodes),
+        ("drafts", draft_nodes),
+    ):
+        request.nodes[stage] = nodes(request)
+        made[stage] = Source(request.nodes[stage][0], cast(Artifact, artifact))
+    sources = Sources(
+        "Qwen3-4B", certificates=[], run_lengths=cast("Any", None), acceptance=None, **made
+    )
     target = SimpleNamespace(
         tokens=[], bootstrap=SimpleNamespace(count=500), repeated=np.array([False])
     )
-    facts = setup(cast("Any", target), cast("Any", sources))
+    facts = setup(cast("Any", target), sources)
     assert (
         facts.items()
         >= {
@@ -153,9 +165,9 @@ def test_the_set_up_names_commit_split_and_precision_of_every_model_and_of_the_p
         }.items()
     )
     for setting in ("split of that source: train_sft", "tokens of a prompt, at most: 1024"):
-        statistics = {"confidence": 0.95, "resamples": 100}
-        assert setting in introduction({"Qwen3-4B": facts}, statistics)[-1]
-        assert setting not in " ".join(introduction({"own": facts}, statistics))
+        spec = ReportSpec("paper", (), None, (), Resampling(100, 0.95, 0))
+        assert setting in introduction({"Qwen3-4B": facts}, spec)[-1]
+        assert setting not in " ".join(introduction({"own": facts}, spec))
 
 
 def test_numbers_come_from_the_certificates(built: tuple[MadeUp, Artifact]) -> None:
@@ -246,7 +258,7 @@ def test_two_builds_are_equal_byte_for_byte_and_name_no_place(
 ) -> None:
     _, first = built
     _, second = build(tmp_path)
-    assert first.record["files"] == second.record["files"]
+    assert first.record.files == second.record.files
     for path in (first.directory / "tables.html", first.directory / "index.html"):
         text = path.read_text()
         assert str(first.directory.parent.parent) not in text
@@ -296,17 +308,18 @@ def test_a_study_of_one_rule_has_a_report(rule: dict[str, Any], tmp_path: Path) 
 def test_the_part_on_decoding_names_its_prompts_and_tokens() -> None:
     """Two prompts, whose answers of every method hold 6 and 4 tokens."""
     decoded = answers()
-    record = {"facts": {"failed_prompts": 1}, "config": {"steps": 8}}
+    facts = SimpleNamespace(failed_prompts=1)
     failures = pa.table({"prompt_id": ["p7"], "reason": ["the prompt is empty"]})
-    artifact = cast(Artifact, SimpleNamespace(record=record, read=lambda _: failures))
-    assert extent([decoded], [artifact]) == [
+    artifact = SimpleNamespace(facts=lambda _: facts, read=lambda _: failures)
+    source = Source(decoding_node(used(""), used(""), steps=8), cast(Artifact, artifact))
+    assert extent([decoded], [source]) == [
         "large with small: every method decoded the same 2 prompts (1 more failed, the first, p7, "
         "with: the prompt is empty), up to 8 tokens each, batch size 1: 10 tokens a method and "
         "setting."
     ]
     one = decoded.data.index[decoded.data["run"] == 1][0]
     decoded.data.loc[one, "n_tokens"] -= 2
-    assert "8 to 10 tokens" in extent([decoded], [artifact])[0]
+    assert "8 to 10 tokens" in extent([decoded], [source])[0]
 
 
 def test_the_page_on_speed_warns_of_a_busy_machine_only() -> None:

@@ -22,6 +22,6 @@ def test_certificates_of_other_steps_are_refused(tmp_path: Path) -> None:
     assert found is not None
     pending = store.pending(certificates[1])
     pending.write("data", found.read().slice(0, 200))
-    store.publish(certificates[1], pending, {})
+    store.publish(certificates[1], pending)
     with pytest.raises(PipelineError, match="certify different steps"):
         ensure([made.run_lengths("t", certificates)], store)

@@ -17,6 +17,7 @@ from transformers import AutoTokenizer
 from analysis import certify
 from analysis.rules import Additive, Rule, StrictGreedy, Tree, Typical
 from analysis.statistics.drift import ANOTHER
+from conf.schema import Execution
 from pipeline.errors import PipelineError
 from pipeline.loader import Study
 from pipeline.models.passes import HELD
@@ -76,7 +77,7 @@ def test_certificates_are_those_of_the_dump(
         for end in ("lower", "upper"):
             ends = getattr(first, end)[same], getattr(second, end)[same]
             assert np.allclose(*ends, rtol=0, atol=2 * error / temperature + 1e-12)
-    told = found.record["facts"]["drift"]["served.jsonl"]
+    told = found.record.facts["drift"]["served.jsonl"]
     assert (told["steps"], told["off"]) == (len(one["token_id"]), 0)
 
 
@@ -91,7 +92,7 @@ def test_answers_are_cut_and_tokens_checked(model: Path, dump: Any, tmp_path: Pa
     path = lines(tmp_path / "sampled.jsonl", *rows)
     with pytest.raises(PipelineError, match=r"temperature=0 differs from .* temperature 0.7. Give"):
         tiny.built(node(model, path), tmp_path)
-    assert tiny.built(node(model, path, temperature=0.7), tmp_path).record["facts"]["drift"] == {}
+    assert tiny.built(node(model, path, temperature=0.7), tmp_path).record.facts["drift"] == {}
 
 
 def test_texts_become_tokens_as_the_chat_template_has_them(
@@ -124,8 +125,8 @@ def test_texts_become_tokens_as_the_chat_template_has_them(
         tokenizer.encode(" text"),
     ]
     assert [row["token_ids"] for row in answered[:3]] == wanted
-    assert found.record["facts"]["excluded"] == {"prompts or answers that are no text": 2}
-    assert list(found.record["facts"]["noted"].values()) == [1]
+    assert found.record.facts["excluded"] == {"prompts or answers that are no text": 2}
+    assert list(found.record.facts["noted"].values()) == [1]
     assert "1 answers whose text does not come back" in capsys.readouterr().out
 
 
@@ -140,7 +141,7 @@ def test_two_sets_are_held_against_each_other(
     step = [row for row in table if row["prompt_id"] == rows[0]["response"]["id"]][2]
     ids[2:] = [step["top_ids"][1]]
     files = [lines(tmp_path / f"{name}.jsonl", *one) for name, one in (("a", rows), ("b", other))]
-    facts = tiny.built(node(model, *files), tmp_path).record["facts"]["drift"]
+    facts = tiny.built(node(model, *files), tmp_path).record.facts["drift"]
     gap = step["top_logits"][0] - step["top_logits"][1]
     pair = facts["a.jsonl and b.jsonl"]
     assert (pair["prompts"], pair["parted"], pair["median_after"]) == (6, 1, 2)
@@ -172,7 +173,7 @@ def test_served_log_probabilities_show_their_difference(
             content.append({**top[0], "top_logprobs": [*top, {"token": "x", "logprob": -9.5}]})
         choice["logprobs"] = {"content": content}
     path = lines(tmp_path / "served.jsonl", *served)
-    facts = tiny.built(node(model, path, steps=2), tmp_path).record["facts"]["drift"]
+    facts = tiny.built(node(model, path, steps=2), tmp_path).record.facts["drift"]
     known = facts["served.jsonl"]
     assert known["log_probs"] == 3 * known["steps"] == 3 * 2 * len(rows)
     assert known["median_difference"] == pytest.approx(1e-5, rel=0.5)  # two passes differ, too
@@ -180,7 +181,7 @@ def test_served_log_probabilities_show_their_difference(
     assert "36 log-probabilities in the file differ from those here by 1" in capsys.readouterr().out
     choice["token_ids"][0] = (choice["token_ids"][0] + 1) % 200 + 5  # lists of other tokens
     path = lines(tmp_path / "other.jsonl", served[-1])
-    facts = tiny.built(node(model, path, steps=2), tmp_path).record["facts"]["drift"]
+    facts = tiny.built(node(model, path, steps=2), tmp_path).record.facts["drift"]
     assert "log_probs" not in facts["other.jsonl"]
 
 
@@ -189,7 +190,7 @@ def test_answers_of_another_model_are_called_so(
 ) -> None:
     stranger = tiny.write_model(tmp_path / "stranger", seed=5)
     path = lines(tmp_path / "served.jsonl", *dump[1])
-    facts = tiny.built(node(stranger, path), tmp_path).record["facts"]["drift"]
+    facts = tiny.built(node(stranger, path), tmp_path).record.facts["drift"]
     assert facts["served.jsonl"]["share"] > ANOTHER
     assert "the answers are those of another model" in capsys.readouterr().out
 
@@ -218,10 +219,10 @@ def test_two_workers_give_the_same_content(model: Path, dump: Any, tmp_path: Pat
     pytest.importorskip("ray")
     path = lines(tmp_path / "served.jsonl", *dump[1])
     here = node(model, path, batch=2)
-    execution = {"engine": "ray", "workers": 2}
-    there = replace(here, settings={**here.settings, "execution": execution})
+    ray = replace(here.spec.model, execution=Execution("ray", 2))
+    there = replace(here, spec=replace(here.spec, model=ray))
     found = tiny.built(there, tmp_path / "there")
-    assert found.record["facts"]["engine"] == "ray"
+    assert found.record.facts["engine"] == "ray"
     assert found.content == tiny.built(here, tmp_path / "here").content
 
 

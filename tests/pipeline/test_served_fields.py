@@ -60,14 +60,14 @@ def damaged(rows: list[Any]) -> Iterator[list[Any]]:
 def test_no_value_of_a_field_breaks_a_file(engine: str, model: Path, tmp_path: Path) -> None:
     """Whatever is wrong costs no other answer, and no wrong token gets through."""
     tokenizer = load_tokenizer(str(model), None, "target")
-    config = {"template": "chat", "enable_thinking": False}
+    settings = tiny.prompts_node(Path("none"), Path("none")).spec.settings
     path = tmp_path / "served.jsonl"
     for rows in damaged(FORMATS[engine]):
         answers, _ = read_served(lines(path, GOOD, *rows))
         assert (answers[0].name, answers[0].reply.ids) == ("good", IDS)
         for name, _, reply in answers:
             assert reply.request is not None
-            prompt, _ = prompt_of(tokenizer, reply.request, config)
+            prompt, _ = prompt_of(tokenizer, reply.request, settings)
             given = [*prompt, *(reply.ids or ())]
             assert all(type(token) is int and 0 <= token < 2**31 for token in given), rows
             if reply.ids is None and reply.text is not None and reply.text.isascii():
@@ -106,7 +106,7 @@ def test_content_parts_are_texts(model: Path, tmp_path: Path) -> None:
     tokenizer = load_tokenizer(str(model), None, "target")
     rendered = tokenizer.encode("<|user|>ab<|answer|><|end|>")
     assert made.read()["token_ids"].to_pylist() == [rendered] * 3 + [tokenizer.encode("ab")]
-    assert made.record["facts"]["excluded"] == {EMPTY: 1, NO_TEXT: 1}
+    assert made.record.facts["excluded"] == {EMPTY: 1, NO_TEXT: 1}
 
 
 def test_answers_side_by_side_are_all_read(tmp_path: Path) -> None:

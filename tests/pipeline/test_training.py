@@ -309,8 +309,7 @@ def test_a_head_is_trained_written_measured_and_drafts(
     assert len(measured) == 2 * (4 + 1) + 1
     assert re.search(r"^loss at depths 1 to 3: [1-9][\d.]+$", said, re.MULTILINE)
     written = assets / "smollm2" / "drafter"
-    config = {"head": {"vocabulary": "reduced", "depths": 2}}
-    read = load_head(config, {"path": str(written), "label": "h"}, "drafter", target)
+    read = load_head(heads.used(written), target)
     assert read.drafted is not None
     assert len(read.drafted) == 60
     drafter.main(given)  # nothing is left to do
@@ -323,7 +322,7 @@ def test_a_head_is_trained_written_measured_and_drafts(
     assert (written / "model.safetensors").read_bytes() == before
     drafter.main([*given, *again, "train.vocabulary=50"])
     assert (written / "model.safetensors").read_bytes() != before
-    again_read = load_head(config, {"path": str(written), "label": "h"}, "drafter", target)
+    again_read = load_head(heads.used(written), target)
     assert again_read.drafted is not None
     assert again_read.drafted.equal(read.drafted)  # those of the head that it began from
 

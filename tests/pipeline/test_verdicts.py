@@ -13,12 +13,12 @@ from analysis.decoding.answers import Answered, accuracy, losses_on_answers
 from analysis.decoding.speed import speed
 from analysis.rules import Additive, StrictGreedy
 from pipeline import solve
+from pipeline.decoding.decoded import read_decoded
 from pipeline.execution.runner import ensure
 from pipeline.loader import Study
 from pipeline.paths import ROOT
 from pipeline.stages.report.page import verdict
 from pipeline.store.artifacts import Store
-from pipeline.store.decoded import read_decoded
 from tests import methods
 from tests.conftest import SmallStudy
 from tests.pipeline.tiny import write_model, write_prompts
@@ -95,7 +95,8 @@ def test_solve_prints_the_verdict_and_at_most_40_lines(
     assert any("any drafter within 0.05" in line for line in lines)
     file = Path(lines[-1].removeprefix("all rows: "))
     rows = pd.read_csv(file if file.is_absolute() else ROOT / file)
-    assert set(rows["table"]) == {"solved", "promised", "needed"}
+    assert set(rows["table"]) == {"solved", "closed forms", "promised", "needed"}
+    assert len([line for line in lines if "p₀ − p₁ > 0.3136, met by" in line]) == 2
     shown = [line for line in lines if " additive " in line and "this drafter" in line]
     assert len(shown) == 2  # a row a target; the file has one for each that is wanted
     mine = rows[(rows["rule"] == "additive") & (rows["kind"] == "measured")]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import fields, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,11 +12,15 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
+from analysis.statistics.bootstrap import Resampling
+from conf.schema import Device, HeadConfig, ModelConfig, Prompts
 from pipeline.execution import runner
 from pipeline.models.language_model import LanguageModel
 from pipeline.models.load import wrap
+from pipeline.plan.specs import DecodingSpec, DistributionsSpec, ModelSpec, SampledPrompts, model_at
 from pipeline.store.artifacts import Artifact, Store
 from pipeline.store.durable import file_digest
+from pipeline.store.identity import Identity
 from pipeline.store.node import Node
 
 TEMPLATE = (
@@ -25,11 +30,6 @@ TEMPLATE = (
 )
 SPECIAL = ["<|pad|>", "<|user|>", "<|end|>", "<|answer|>"]  # ids 0 to 3; answers end with 2
 VOCABULARY = 300
-MODEL = {"dtype": "float32", "head_dtype": "float32", "attention": "sdpa"}
-DECODING = {
-    "steps": 12, "k": 20, "temperature": 0.0, "top_p": 1.0, "top_k": 0, "seed": 0,
-    "temperatures": [0.5],
-}  # fmt: skip
 
 
 def new_qwen3(shape: Any, vocab_size: int) -> Qwen3ForCausalLM:
@@ -56,7 +56,7 @@ def random_model(
         for weight in module.parameters():
             if weight.ndim == 2:
                 weight.mul_(scale)
-    return wrap(module, label, torch.device("cpu"), "float32", (), "test")
+    return wrap(module, label, torch.device("cpu"))
 
 
 def save_model(
@@ -87,9 +87,29 @@ def byte_tokenizer() -> Tokenizer:
     return tokenizer
 
 
-def settings(directory: Path | str, device: str = "cpu") -> dict[str, Any]:
-    """Where a model is and how it runs."""
-    return {"path": str(directory), "label": "tiny", "device": device, "threads": 1}
+def used(
+    directory: Path | str,
+    key: str = "targets.tiny",
+    *,
+    label: str = "tiny",
+    device: str = "cpu",
+    batch: int | None = None,
+    head: HeadConfig | None = None,
+    identity: Identity | None = None,
+    **changes: Any,
+) -> ModelSpec:
+    """A model in a directory, or a head, on one thread; `changes` of its configuration."""
+    content = Path(directory) / "model.safetensors"
+    own = Identity(content=file_digest(content)) if content.is_file() else Identity()
+    made = model_at(directory, label)
+    return replace(
+        made,
+        key=key,
+        identity=identity or own,
+        settings=replace(made.settings, **changes),
+        device=Device(device, 1, batch),
+        head=head,
+    )
 
 
 def write_model(directory: Path, seed: int = 0) -> Path:
@@ -116,28 +136,47 @@ def write_prompts(path: Path, count: int) -> Path:
     return path
 
 
-def prompts_node(model: Path, source: Path, split: str | None = None, **changes: Any) -> Node:
-    """A node of stage prompts."""
-    files = source.rglob("*") if source.is_dir() else [source]
-    content = [file_digest(file) for file in sorted(files) if file.is_file()]
-    config: dict[str, Any] = {
-        "source": {"content": content}, "split": split, "count": 6, "min_tokens": 3,
-        "max_tokens": 100, "seed": 0, "template": "chat", "enable_thinking": False,
-        "tokenizer": {},
-    }  # fmt: skip
-    settings = {"source": str(source), "revision": None,
-                "model": str(model), "model_revision": None}  # fmt: skip
-    return Node("prompts", "tiny", config | changes, settings=settings)
+def prompts_node(model: Path, place: Path, /, **changes: Any) -> Node:
+    """A node of stage prompts from files in a place; `changes` of its specification."""
+    files = place.rglob("*") if place.is_dir() else [place]
+    content = "".join(file_digest(file) for file in sorted(files) if file.is_file())
+    settings = Prompts(
+        str(place), None, None, count=6, min_tokens=3, max_tokens=100, seed=0, template="chat",
+        enable_thinking=False,
+    )  # fmt: skip
+    spec = SampledPrompts(
+        Identity(),
+        Identity(content=content),
+        replace(settings, **changes),
+        target=used(model).settings,
+    )
+    return Node("prompts", "tiny", spec)
 
 
 def dump_node(model: Path, prompts: Node, batch: int | None = 4, **changes: Any) -> Node:
-    """A node of stage distributions; `changes` of the model's or the decoding's configuration."""
-    weights = file_digest(model / "model.safetensors")
-    slice_ = {"content": weights} | {k: changes.pop(k, v) for k, v in MODEL.items()}
-    return Node("distributions", "tiny", {"model": slice_} | DECODING | changes,
-                {"prompts": (prompts,)}, settings={
-        "path": str(model), "revision": None, "label": "tiny", "device": "cpu", "threads": 1,
-        "batch": batch})  # fmt: skip
+    """A node of stage distributions; `changes` of the model's configuration or of its own."""
+    of_model = {
+        spec.name: changes.pop(spec.name) for spec in fields(ModelConfig) if spec.name in changes
+    }
+    spec = dump_spec(used(model, batch=batch, **of_model), **changes)
+    return Node("distributions", "tiny", spec, {"prompts": (prompts,)})
+
+
+def dump_spec(model: ModelSpec, **changes: Any) -> DistributionsSpec:
+    """A specification of stage distributions."""
+    spec = DistributionsSpec(
+        model, steps=12, k=20, temperature=0.0, top_p=1.0, top_k=0, seed=0, temperatures=(0.5,),
+    )  # fmt: skip
+    return replace(spec, **changes)
+
+
+def decoding_node(target: ModelSpec, drafter: ModelSpec, **changes: Any) -> Node:
+    """A node of stage decoding without upstream; its label is that of the target's key."""
+    spec = DecodingSpec(
+        target, drafter, prompts=3, steps=6, seed=0, lookup=2, batches=(), methods=(),
+        statistics=Resampling(50, 0.95, 0),
+    )  # fmt: skip
+    return Node("decoding", target.key.partition(".")[2], replace(spec, **changes))
 
 
 def built(node: Node, root: Path) -> Artifact:

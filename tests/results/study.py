@@ -108,7 +108,7 @@ class FixedStudy:
 
 def contents(artifact: Artifact) -> Iterator[tuple[str, Any]]:
     """Yield the files of an artifact that do not depend on the machine, and what they hold."""
-    stage, label = artifact.record["stage"], artifact.record["label"]
+    stage, label = artifact.record.stage, artifact.record.label
     prefix = f"{label}/" if stage == "certificates" else ""
     for path in sorted(artifact.directory.glob("*.parquet")):
         yield f"{prefix}{path.stem}", artifact.read(path.stem).to_pydict()
@@ -117,4 +117,4 @@ def contents(artifact: Artifact) -> Iterator[tuple[str, Any]]:
             text = CONTENT.sub("content ...", path.read_text())
             yield path.relative_to(artifact.directory).as_posix(), text.splitlines()
     if stage == "prompts":
-        yield "facts", {"excluded": artifact.record["facts"]["excluded"]}
+        yield "facts", {"excluded": artifact.record.facts["excluded"]}

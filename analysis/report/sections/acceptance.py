@@ -13,9 +13,10 @@ import pandas as pd
 
 from ...acceptance.budgets import KINDS
 from ...acceptance.judgement import FULL
-from ...acceptance.sampling import ARGMAX, SAMPLED, SPECULATIVE
+from ...acceptance.sampling import ARGMAX, DRAFTED, SAMPLED, SPECULATIVE
 from ...acceptance.summary import UNION
 from ...rules import Additive, Mars, Multiplicative, Rule, StrictGreedy, TopMAdditive, Tree, Typical
+from ...rules.readings import READINGS
 from ...statistics.run_lengths import with_censored
 from ...statistics.trajectories import CENSORED
 from ..measured import Results
@@ -163,10 +164,20 @@ def sampling_table(results: Results) -> Table | None:
     extra = others[(others["kind"] == TOKENS) | ~others["scheme"].isin(frame["scheme"])]
     shown = pd.concat([frame, extra], ignore_index=True)
     drawn = {f"{SAMPLED}{rule}": names[rule] for rule in own_rules(results)}
+    mars = {
+        f"{DRAFTED}{rule}, {reading}": f"{names[rule]}, {text or 'rank 2 or sampled'}"
+        for rule in own_rules(results)
+        for reading, text in READINGS.items()
+        if results.rules[rule].samples
+    }
     return results.table(
         "sampling",
         shown[frame.columns],
-        order={"": SCHEMES, "A sampled draft, kept if the rule accepts it": drawn},
+        order={
+            "": SCHEMES,
+            "A sampled draft, kept if the rule accepts it": drawn,
+            "Argmax drafted, kept by MARS": mars,
+        },
         shown=with_censored(shown),
         temperature=results.facts["sampled"],
         means=_means(results, frame),

@@ -25,10 +25,11 @@ from ...decoding.answers import (
     threshold_limits,
 )
 from ...decoding.finished import CLOCKED
-from ...rules import Rule
+from ...rules import Mars, Rule
 from ..records import Column, Figure, Section, Table, across, together, worded
 from ..style import GREY, LEVEL, TEXT, error_bars, legend, rule_colour, styled
 from ..text import FORMATS, limits, number_text, share_text, symbol, times_text
+from .decoding_speed import thresholds_figure
 
 SHOWN = 12  # differing answers on the page; the CSV file has all
 LETTERS = 90  # printed of an answer
@@ -83,10 +84,25 @@ def accuracy_sections(
         ),
         Section(
             "Answers: what depends on the clock",
-            [task_speed_table(data, tasks, facts["margin"])],
+            [
+                task_speed_table(data, tasks, facts["margin"]),
+                thresholds_figure(
+                    [pair.target for pair in answered],
+                    [swept(table) for table in tables],
+                    "accuracy",
+                    "accuracy_thresholds",
+                ),
+            ],
             timed=True,
         ),
     ]
+
+
+def swept(table: pd.DataFrame) -> pd.DataFrame:
+    """Return the answers to all tasks together, with the threshold of MARS, NaN of others."""
+    totals = table[table["task"] == ALL]
+    theta = [rule.theta if isinstance(rule, Mars) else math.nan for rule in totals["rule"]]
+    return totals.assign(theta=theta)
 
 
 def tasks_sentence(pair: Answered) -> str:
@@ -230,20 +246,21 @@ def _beginning(text: str) -> str:
 def recovery_figure(answered: Sequence[Answered], tables: Tables) -> Figure | None:
     """Draw accuracy over that of the target alone, by method and task: Figure 3 of MARS."""
     scores = together({pair.target: table for pair, table in zip(answered, tables, strict=True)})
-    drawn = scores[(scores["drafter"] != "none") & (scores["temperature"] == 0)]
     shown = ["task", "run", "method", "draft_length", "items", *_interval("recovery"), "target"]
-    data = drawn[shown].reset_index(drop=True)
+    data = scores.loc[scores["drafter"] != "none", [*shown, "temperature"]].reset_index(drop=True)
     if data.empty:
         return None
-    drawing = Drawing(figsize=(TEXT, 0.5 + 2.2 * len(answered)), layout="constrained")
-    axes = drawing.subplots(len(answered), 1, squeeze=False)[:, 0]
-    for axis, pair in zip(axes, answered, strict=True):
-        part = data[data["target"] == pair.target]
+    panels = list(data.groupby(["target", "temperature"], sort=False))
+    drawing = Drawing(figsize=(TEXT, 0.5 + 2.2 * len(panels)), layout="constrained")
+    axes = drawing.subplots(len(panels), 1, squeeze=False)[:, 0]
+    rules = {pair.target: pair.runs["rule"] for pair in answered}
+    for axis, (key, part) in zip(axes, panels, strict=True):
+        target, t = str(key[0]), part["temperature"].iloc[0]
         tasks, runs = part["task"].drop_duplicates().tolist(), part["run"].drop_duplicates()
         apart = 0.8 / max(1, len(runs))
         for place, run in enumerate(runs):
             of_run = part[part["run"] == run].set_index("task").loc[tasks]
-            rule = pair.runs["rule"][run]
+            rule = rules[target][run]
             value, low, high = (100 * of_run[name] for name in _interval("recovery"))
             axis.errorbar(
                 np.arange(len(tasks)) + apart * (place - (len(runs) - 1) / 2),
@@ -258,6 +275,6 @@ def recovery_figure(answered: Sequence[Answered], tables: Tables) -> Figure | No
         axis.axhline(100, **LEVEL)
         axis.set_xticks(range(len(tasks)), tasks)
         axis.set_ylabel("recovery, %")
-        axis.set_title(pair.target)
-    legend(drawing, axes, 3)
+        axis.set_title(f"{target}, T = {t:g}")
+    legend(drawing, axes, 2)
     return Figure(**worded("accuracy_recovery"), data=data, drawing=drawing)

@@ -12,7 +12,7 @@ from typing import Any
 import pandas as pd
 
 from ...rules import Additive, Multiplicative, Rule, TopMAdditive
-from ...statistics.run_lengths import with_censored
+from ...statistics.run_lengths import RANDOM, RANDOM_CAP, with_censored
 from ..measured import Results
 from ..published import STATISTICS, TABLE2, printed
 from ..records import Column, Row, Table, records_of, select, sentence, worded
@@ -23,8 +23,13 @@ FAMILIES: Mapping[type[Rule], tuple[str, str]] = {  # of Table 3: title and para
     Multiplicative: ("Multiplicative certificate", "alpha"),
 }
 RUN = ("value", "value_upper", "censored", "censored_upper")  # of frame `runs`
-FIRST_EXTRA = 8  # number of a third target's table, after the paper's and Table 7
-COMPARED_AT = 0.1  # nats: the estimators are compared at the nearest level
+WORDINGS = {  # estimators of Tables 5 and 6: as the printed cells decode, the text, the captions
+    "per_call": "tokens a call, which the published cells decode as",
+    "mean_run": "mean certified run, as the paper's text says",
+    RANDOM: f"mean certified run from a random position, at most {RANDOM_CAP}, as its captions say",
+}
+FIRST_EXTRA = 8  # the table of a third target, after those of the paper and Table 7
+COMPARED_AT = 0.1  # nats: the estimators are compared at the level nearest to it
 
 
 def table1(results: Results) -> Table:
@@ -94,15 +99,16 @@ def run_length_table(results: Results, index: int) -> Table:
         for row in records_of(data)
     ]
     columns = [
-        Column(f"{eps:.2f}", FORMATS["run"], RUN, {"estimator": "per_call", "eps": eps}, "ε")
-        for eps in data["eps"].unique()
+        Column(f"{eps:.2f}", FORMATS["run"], RUN, {"eps": eps}, "ε") for eps in data["eps"].unique()
     ]
+    data = data.assign(published=cells)
     number = index + 5 if index < 2 else index - 2 + FIRST_EXTRA
     return Table(
         **worded("run_lengths", more=columns, number=number, target=target),
-        data=data.assign(published=cells),
+        data=data,
+        shown=select(data, estimator=list(WORDINGS)),
         order=_shown(results),
-        names=results.names,
+        names={**results.names, **WORDINGS},
         notes=[*_coverage(data, _shown(results)), *few_notes(data["prompts"])],
     )
 

@@ -1,45 +1,72 @@
 """Decoding with a drafter in the report: acceptance, first differences, logit ratios.
 
-Tables that depend on the clock are in `decoding_speed`. The figure of ratios follows Figure 1 of
-MARS (arXiv 2601.15498).
+Tables that depend on the clock are in `decoding_speed`. The figures of margins and ratios are after
+Figures 1 and 5 of MARS (arXiv 2601.15498).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
 
+from ...acceptance.texts import STATISTICS, text_statistics
 from ...decoding import metrics as decoding
 from ...decoding.finished import CLOCKED_ANSWERS
 from ...decoding.metrics import Decoded
 from ...decoding.places import position_rates
-from ...statistics.bootstrap import Floats, Resampling, prompt_counts
+from ...statistics.bootstrap import Resampling, prompt_counts
 from ..records import Column, Figure, Section, Table, sentence, worded
-from ..style import BLUE, GREEN, GREY, VERMILION, grid, legend, percent, styled
+from ..style import BLUE, GREEN, GREY, LEVEL, PURPLE, VERMILION, grid, legend, styled
 from ..text import FORMATS, few_notes, limits, share_text
-from .decoding_trees import concat_targets, trees_figure, trees_table
+from .decoding_trees import (
+    alternatives_table,
+    concat_targets,
+    entropies_table,
+    trees_figure,
+    trees_table,
+)
 
 THRESHOLD = 0.9  # of the logit ratio, the default of MARS
-RATIO, PROBABILITY_RATIO = "logit ratio z₁/z₀", "probability ratio p₁/p₀"
-BINS = np.linspace(0, 1, 11)  # of the logit ratio
-ZONE = np.linspace(THRESHOLD, 1, 6)  # of the logit ratio where MARS relaxes
-FEWEST = 5  # least number of steps of a bin that is drawn
-DRAFTED = {"argmax": BLUE, "second": GREEN, "another": GREY}  # the drafted token, by target rank
+OTHER, FIRST = "ratio below the threshold", "above, accepted at rank 1"
+SECOND, REJECTED = "above, accepted at rank 2 (relaxed)", "above, rejected"
+OUTCOMES = {OTHER: (GREY, 3), FIRST: (PURPLE, 5), REJECTED: (VERMILION, 5), SECOND: (GREEN, 7)}
+RATIO, PROBABILITY_RATIO = "logit ratio z₂/z₁", "probability ratio p₂/p₁"
+PANELS = (  # title, columns and names of x and y, as in Figure 1 of MARS
+    ("top-2 logits", "z1", "z2", "z₁", "z₂"),
+    ("top-2 probabilities", "p1", "p2", "p₁", "p₂"),
+    ("ratios", "ratio", "probability_ratio", RATIO, PROBABILITY_RATIO),
+    ("relaxation zone", "ratio", "probability_ratio", RATIO, PROBABILITY_RATIO),
+)
+HISTOGRAMS = {  # as in Figure 5: column, and what is marked
+    "largest logit z₁": ("z1", 0.0),
+    RATIO: ("ratio", THRESHOLD),
+    PROBABILITY_RATIO: ("probability_ratio", THRESHOLD),
+}
+SHARES = np.linspace(0, 1, 41)  # bins of ratios
+DASHED: dict[str, Any] = {"color": VERMILION, "linestyle": "--", "linewidth": 0.9}
 
 
 def decoding_section(
-    title: str, decoded: Sequence[Decoded], statistics: Resampling, paragraphs: Sequence[str]
+    title: str,
+    decoded: Sequence[Decoded],
+    statistics: Resampling,
+    eps: float,
+    paragraphs: Sequence[str],
 ) -> Section:
-    """Return the section on acceptance in decoding."""
+    """Return the section on acceptance in decoding; `eps` is the KL at which texts are compared."""
     shown = [
         decoding_table(decoded, statistics),
         first_differences_table(decoded),
         rates_table(decoded),
+        texts_table(decoded, eps, statistics),
         trees_table(decoded, statistics),
         trees_figure(decoded, statistics),
+        alternatives_table(decoded, statistics),
+        entropies_table(decoded, statistics),
+        margins_figure(decoded),
         ratios_figure(decoded),
     ]
     return Section(title, shown, paragraphs)
@@ -99,88 +126,99 @@ def rates_table(decoded: Sequence[Decoded]) -> Table:
     return Table(**worded("decoding_rates", more=places), data=data)
 
 
-@styled
-def ratios_figure(decoded: Sequence[Decoded]) -> Figure | None:
-    """Draw probability ratio over logit ratio, and the drafted token where MARS relaxes.
-
-    After Figure 1 of MARS. None without greedy answers.
-    """
-    if not all(len(pair.trajectory) for pair in decoded):
+def texts_table(decoded: Sequence[Decoded], eps: float, statistics: Resampling) -> Table | None:
+    """Certificates along the target's text and each rule's; None where no chain is judged."""
+    frames = [
+        text_statistics(pair.texts, eps, statistics).join(
+            pair.runs[["method", "draft_length"]], on="run"
+        )
+        for pair in decoded
+        if len(pair.texts)
+    ]
+    if not frames:
         return None
-    drawing, axes = grid(2, [pair.target for pair in decoded])
-    frames = []
-    for (above, below), pair in zip(axes.T, decoded, strict=True):
-        steps = _ratios(pair.trajectory)
-        frames += [
-            frame.assign(target=pair.target)
-            for frame in (_quartiles(above, steps), _proposed(below, steps))
-        ]
-    axes[0, 0].set_ylabel(PROBABILITY_RATIO)
-    axes[1, 0].set_ylabel("proposed by the drafter")
-    legend(drawing, axes[:, 0], 3)
-    columns = ["target", "kind", "from", "to", "steps", "q25", "median", "q75", *DRAFTED]
-    return Figure(
-        **worded("decoding_ratios", threshold=THRESHOLD, fewest=FEWEST),
-        data=pd.concat(frames, ignore_index=True)[columns],
-        drawing=drawing,
+    data = concat_targets([pair for pair in decoded if len(pair.texts)], frames)
+    printed = data["statistic"].map({key: name.format(eps=eps) for key, name in STATISTICS.items()})
+    places = sorted(int(name[6:]) for name in map(str, data) if name.startswith("place_"))
+    more = [
+        Column(f"{at}", FORMATS["3 digits"], f"place_{at}", above="rejected, by place")
+        for at in places
+    ]
+    return Table(
+        **worded("decoding_texts", more=more, eps=f"{eps:g}"),
+        data=data.assign(eps=eps),
+        shown=data.assign(section=data["target"] + ": " + printed),
     )
 
 
-def _quartiles(axis: Axes, steps: pd.DataFrame) -> pd.DataFrame:
-    """Draw the quartiles of the probability ratio in bins of the logit ratio."""
-    rows = []
-    for low, high, members in _binned(steps, BINS):
-        q25, median, q75 = np.quantile(members["probability_ratio"], (0.25, 0.5, 0.75))
-        middle = (low + high) / 2
-        axis.errorbar(
-            middle, median, [[median - q25], [q75 - median]], fmt="o", color=BLUE, markersize=3
-        )
-        axis.annotate(
-            str(len(members)), (middle, q75), (0, 3), textcoords="offset points", ha="center",
-            fontsize=5.5,
-        )  # fmt: skip
-        rows.append((low, high, len(members), q25, median, q75))
-    axis.axvline(THRESHOLD, color=VERMILION, linestyle="--", linewidth=0.9)
-    axis.set_xlim(0, 1)
-    axis.set_ylim(-0.03, 1.1)
-    axis.set_xlabel(RATIO)
-    columns = ["from", "to", "steps", "q25", "median", "q75"]
-    return pd.DataFrame(rows, columns=columns).assign(kind="probability_ratio")
+@styled
+def margins_figure(decoded: Sequence[Decoded]) -> Figure | None:
+    """Draw the two largest logits and probabilities, with the drafts that MARS accepts.
+
+    None without the steps of greedy answers.
+    """
+    if not all(len(pair.trajectory) for pair in decoded):
+        return None
+    drawing, axes = grid(2 * len(decoded), ["", ""])
+    frames = [_margins(pair.trajectory).assign(target=pair.target) for pair in decoded]
+    for above, below, steps in zip(axes[::2], axes[1::2], frames, strict=True):
+        panels = [*above, *below]
+        for axis, (title, x, y, x_name, y_name) in zip(panels, PANELS, strict=True):
+            shown = steps[steps["outcome"] != OTHER] if axis is panels[3] else steps
+            for outcome, part in shown.groupby("outcome", observed=True):
+                colour, size = OUTCOMES[str(outcome)]
+                axis.scatter(part[x], part[y], s=size, color=colour, linewidths=0, label=outcome,
+                             rasterized=True)  # fmt: skip
+            axis.set(xlabel=x_name, ylabel=y_name)
+            axis.set_title(f"{steps['target'].iloc[0]}: {title}")
+        for axis in panels[:2]:
+            axis.axline((0, 0), slope=1, **LEVEL)
+        panels[0].axline((0, 0), slope=THRESHOLD, **DASHED)
+        panels[2].axvline(THRESHOLD, **DASHED)
+        panels[3].set_xlim(THRESHOLD, 1)
+        counts = shown["outcome"].value_counts()
+        text = "\n".join(f"{name}: {counts[name]}" for name in OUTCOMES if counts[name])
+        panels[3].text(1, 0, text, va="bottom", ha="right", fontsize=6,
+                       transform=panels[3].transAxes)  # fmt: skip
+    legend(drawing, axes.flat, 4)
+    data = pd.concat(frames, ignore_index=True)
+    return Figure(**worded("decoding_margins", threshold=THRESHOLD), data=data, drawing=drawing)
 
 
-def _proposed(axis: Axes, steps: pd.DataFrame) -> pd.DataFrame:
-    """Draw shares of drafted tokens in bins of the logit ratio above the threshold."""
-    rows = []
-    for low, high, members in _binned(steps, ZONE):
-        ranks = members["draft_rank"]
-        shares = [float((ranks == 1).mean()), float((ranks == 2).mean()), float((ranks > 2).mean())]
-        below = 0.0
-        for share, colour in zip(shares, DRAFTED.values(), strict=True):
-            axis.bar((low + high) / 2, share, 0.9 * (high - low), below, color=colour)
-            below += share
-        axis.annotate(
-            str(len(members)), ((low + high) / 2, 1), (0, 2), textcoords="offset points",
-            ha="center", fontsize=5.5,
-        )  # fmt: skip
-        rows.append((low, high, len(members), *shares))
-    for name, colour in DRAFTED.items():
-        axis.bar(0, 0, color=colour, label=f"{name} drafted")
-    axis.set_xlim(THRESHOLD, 1)
-    axis.set_ylim(0, 1.1)
-    percent(axis, "y")
-    axis.set_xlabel(f"{RATIO}, above {THRESHOLD:g}")
-    return pd.DataFrame(rows, columns=["from", "to", "steps", *DRAFTED]).assign(kind="drafted")
+@styled
+def ratios_figure(decoded: Sequence[Decoded]) -> Figure | None:
+    """Draw the largest logit and both ratios as histograms: Figure 5 of MARS.
+
+    None without the steps of greedy answers.
+    """
+    if not all(len(pair.trajectory) for pair in decoded):
+        return None
+    drawing, axes = grid(len(decoded), list(HISTOGRAMS))
+    frames = []
+    for row, pair in zip(axes, decoded, strict=True):
+        steps = _margins(pair.trajectory)
+        for axis, (name, (column, mark)) in zip(row, HISTOGRAMS.items(), strict=True):
+            counts, edges = np.histogram(steps[column], 40 if column == "z1" else SHARES)
+            axis.stairs(counts, edges, fill=True, color=BLUE)
+            axis.axvline(mark, **DASHED)
+            above = share_text(float((steps[column] > mark).mean()))
+            axis.set(xlabel=name, title=f"{pair.target}: {above} above {mark:g}")
+            frames.append(pd.DataFrame({"target": pair.target, "of": column, "from": edges[:-1],
+                                        "to": edges[1:], "steps": counts}))  # fmt: skip
+        row[0].set_ylabel("steps")
+    data = pd.concat(frames, ignore_index=True)
+    return Figure(**worded("decoding_ratios", threshold=THRESHOLD), data=data, drawing=drawing)
 
 
-def _binned(steps: pd.DataFrame, edges: Floats) -> Iterator[tuple[float, float, pd.DataFrame]]:
-    """Yield the steps in bins (from, to] of the logit ratio that have enough steps."""
-    for low, high in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
-        members = steps[(steps["ratio"] > low) & (steps["ratio"] <= high)]
-        if len(members) >= FEWEST:
-            yield low, high, members
-
-
-def _ratios(trajectory: pd.DataFrame) -> pd.DataFrame:
+def _margins(trajectory: pd.DataFrame) -> pd.DataFrame:
+    """Return the two largest logits and probabilities of steps, their ratios, and the outcome."""
     z1, z2 = (trajectory[name].to_numpy(np.float64) for name in ("z1", "z2"))
+    p1 = np.exp(-trajectory["top_surprisal"].to_numpy(np.float64))
     ratio = np.divide(z2, z1, out=np.zeros_like(z1), where=z1 > 0)
-    return trajectory.assign(ratio=ratio, probability_ratio=np.exp(z2 - z1))
+    rank, low = trajectory["draft_rank"].to_numpy(), ratio > THRESHOLD
+    outcome = np.select([~low, rank == 1, rank == 2], [OTHER, FIRST, SECOND], REJECTED)
+    return pd.DataFrame({
+        "z1": z1, "z2": z2, "p1": p1, "p2": p1 * np.exp(z2 - z1), "ratio": ratio,
+        "probability_ratio": np.exp(z2 - z1), "draft_rank": rank,
+        "outcome": pd.Categorical(outcome, list(OUTCOMES)),
+    })  # fmt: skip

@@ -21,7 +21,7 @@ from ...decoding.places import place_rates
 from ...statistics.bootstrap import prompt_counts
 from ..records import Column, Figure, Section, Table, worded
 from ..style import GREY, LINES, POINTS, error_bars, grid, legend, percent, styled
-from ..text import few_notes, number_text, share_text, times_text
+from ..text import few_notes, limits, number_text, share_text, times_text
 from .decoding_trees import concat_targets
 
 Speeds = Sequence[pd.DataFrame]
@@ -36,7 +36,9 @@ def speed_section(
         speed_table(decoded, speeds),
         temperature_table(decoded, speeds),
         batches_table(decoded, speeds),
-        thresholds_figure(decoded, speeds),
+        thresholds_figure(
+            [pair.target for pair in decoded], speeds, "agreement", "decoding_thresholds"
+        ),
     ]
     return Section(f"{title}: speed", shown, paragraphs, timed=True)
 
@@ -151,29 +153,46 @@ def batches_table(decoded: Sequence[Decoded], speeds: Speeds) -> Table | None:
 
 
 @styled
-def thresholds_figure(decoded: Sequence[Decoded], speeds: Sequence[pd.DataFrame]) -> Figure | None:
-    """Draw agreement and speedup of MARS over its threshold (after Figure 4 of MARS)."""
-    sweeps = []
-    for table in speeds:
-        mars = table[table["theta"].notna() & (table["temperature"] == 0)]
-        swept = mars.groupby("draft_length")["theta"].transform("nunique") > 1
-        sweeps.append(mars[swept])
-    if any(table["theta"].nunique() < 2 for table in sweeps):
+def thresholds_figure(
+    targets: Sequence[str], frames: Sequence[pd.DataFrame], quality: str, name: str
+) -> Figure | None:
+    """Draw quality and speed over the threshold of MARS, as its Figure 4; None without a sweep.
+
+    Args:
+        targets: printed names.
+        frames: of each target, a row a method: method, draft_length, temperature, theta (NaN of
+            other rules), speedup, and the quality, each with its interval where it has one.
+        quality: accuracy, or agreement with the baseline.
+        name: of the figure.
+    """
+    sweeps, keys = [], ["draft_length", "temperature", "scheme"]
+    for frame in frames:
+        mars = frame[frame["theta"].notna()]
+        schemes = [title.partition(")")[2] for title in mars["method"]]  # behind the rule's title
+        mars = mars.assign(scheme=schemes)
+        swept = mars.groupby(keys)["theta"].transform("nunique") > 1
+        sweeps.append(mars[swept].sort_values("theta"))
+    if any(table.empty for table in sweeps):
         return None
-    drawing, axes = grid(2, [pair.target for pair in decoded])
-    for (above, below), table in zip(axes.T, sweeps, strict=True):
-        groups = table.sort_values("theta").groupby("draft_length")
-        for (colour, style), (gamma, group) in zip(cycle(LINES), groups, strict=False):
-            drawn = {**POINTS, "color": colour, "linestyle": style, "label": f"γ = {gamma}"}
-            above.plot(group["theta"], group["agreement"], **drawn)
-            ends = error_bars(group["speedup"], group["ci_low"], group["ci_high"])
-            below.errorbar(group["theta"], group["speedup"], ends, **drawn, elinewidth=0.7)
-        percent(above, "y")
-        below.axhline(1, color=GREY, linewidth=0.8, zorder=0)
-        below.set_xlabel("threshold θ of the logit ratio")
-    axes[0, 0].set_ylabel("agreement with the baseline")
+    drawing, axes = grid(2, targets)
+    shown = ["theta", *keys, quality, *limits(quality), "speedup", "ci_low", "ci_high"]
+    data = [
+        table.reindex(columns=shown).assign(target=t)
+        for t, table in zip(targets, sweeps, strict=True)
+    ]
+    for panels, table in zip(axes.T, data, strict=True):
+        groups = table.groupby(keys, sort=True)
+        for (colour, style), ((gamma, t, scheme), group) in zip(cycle(LINES), groups, strict=False):
+            label = f"γ = {gamma}, T = {t:g}{scheme}"
+            drawn = {**POINTS, "color": colour, "linestyle": style, "label": label}
+            for axis, of in zip(panels, (quality, "speedup"), strict=True):
+                ends = ("ci_low", "ci_high") if of == "speedup" else limits(of)
+                bars = error_bars(group[of], *(group[end] for end in ends))
+                axis.errorbar(group["theta"], group[of], bars, **drawn, elinewidth=0.7)
+        percent(panels[0], "y")
+        panels[1].axhline(1, color=GREY, linewidth=0.8, zorder=0)
+        panels[1].set_xlabel("threshold θ of the logit ratio")
+    axes[0, 0].set_ylabel({"agreement": "agreement with the baseline"}.get(quality, quality))
     axes[1, 0].set_ylabel("speedup")
-    legend(drawing, axes[0], 4)
-    shown = ["target", "draft_length", "theta", "agreement", "speedup", "ci_low", "ci_high"]
-    data = concat_targets(decoded, sweeps)[shown]
-    return Figure(**worded("decoding_thresholds"), data=data, drawing=drawing)
+    legend(drawing, axes[0], 2)
+    return Figure(**worded(name), data=pd.concat(data, ignore_index=True), drawing=drawing)

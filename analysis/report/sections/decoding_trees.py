@@ -1,35 +1,38 @@
 """Draft trees in the report: predicted, measured and bounded tokens of a call.
 
-The figure follows Figures 3 and 4 of arXiv 2504.15475, with a column for each target. Each
-verification scheme and temperature has a row of tokens a call and a row of the gain of one more
-drafted token.
+The figure is after Figures 3 and 4 of arXiv 2504.15475: one row for each target and temperature,
+with GSS and ERSS on one axis; left the tokens of a call, right the gain of one more drafted token.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.ticker import MaxNLocator
+from matplotlib.lines import Line2D
 
 from ...decoding.metrics import Decoded
-from ...decoding.trees import SHAPES, rates, tree_runs
+from ...decoding.trees import ERSS, GREEDY, GSS, SHAPES, alternatives, entropies, rates, tree_runs
 from ...statistics.bootstrap import Resampling
 from ...trees.acceptance import least_residual_upper, residual_upper
 from ...trees.optimal import best_trees
 from ...trees.topology import Floats, batch, sequence, spec_infer, symmetric, tree_tokens_per_call
 from ..records import Figure, Table, worded
-from ..style import GREY, LINES, POINTS, error_bars, grid, legend, logarithmic, styled
+from ..style import BLACK, GREY, LINES, error_bars, grid, legend, logarithmic, styled
+from ..text import number_text
 
 Curve = tuple[Floats, Floats]  # drafted tokens, tokens a call
 COLOURS = {name: colour for name, (colour, _) in zip(SHAPES.values(), LINES, strict=False)}
 FIXED, LEAST = "Lemma 4.3, m of the largest k", "Lemma 4.3, best m"
-QUANTITIES = {"tokens": "tokens a call", "added": "added by a token (log scale)"}
-COLUMNS = ["curve", "kind", "drafted", "value", "ci_low", "ci_high"]
-DASHES = {FIXED: (0, (1, 1)), LEAST: (0, ())}
+BOUNDS = {LEAST: 1.6, FIXED: 0.7}  # widths of lines
+QUANTITIES = {"tokens": "tokens a call", "added": "added by a token"}
+COLUMNS = ["scheme", "curve", "kind", "drafted", "value", "ci_low", "ci_high"]
+STYLES = {GSS: ("o", (0, ())), ERSS: ("^", (0, (4, 2))), GREEDY: ("s", (0, ()))}
+APART = {GSS: 0.97, ERSS: 1.03, GREEDY: 1.0}  # points at equal sizes do not hide each other
 
 
 def trees_table(decoded: Sequence[Decoded], statistics: Resampling) -> Table | None:
@@ -38,6 +41,48 @@ def trees_table(decoded: Sequence[Decoded], statistics: Resampling) -> Table | N
     if data.empty:
         return None
     return Table(**worded("decoding_trees"), data=data)
+
+
+def alternatives_table(decoded: Sequence[Decoded], statistics: Resampling) -> Table | None:
+    """GSS and ERSS over alternatives of one token; None without batches of both."""
+    frames = [alternatives(pair, tree_runs(pair, *statistics), *statistics) for pair in decoded]
+    data = concat_targets(decoded, frames)
+    if data.empty:
+        return None
+    notes = [
+        f"{target}, {setting}: {_overtaking(part, statistics[1])}"
+        for (target, setting), part in data.groupby(["target", "setting"], sort=False)
+    ]
+    return Table(**worded("decoding_alternatives"), data=data, notes=notes)
+
+
+def _overtaking(part: pd.DataFrame, confidence: float) -> str:
+    """Return in a sentence from how many alternatives on ERSS emits more, if that is settled."""
+    least, *ends = (
+        number_text(part[name].iloc[0], 0)
+        for name in ("overtakes", "overtakes_low", "overtakes_high")
+    )
+    behind, ahead = (part["ci_high"] < 0).any(), (part["ci_low"] > 0).any()
+    if behind and ahead:
+        return (
+            f"ERSS overtakes GSS at {least} alternatives [{ends[0]}, {ends[1]}]; below and above "
+            "the intervals of the difference exclude 0."
+        )
+    missing = " and ".join(
+        text for text, settled in (("behind", behind), ("ahead", ahead)) if not settled
+    )
+    return (
+        f"where ERSS overtakes GSS is not settled: at {least} alternatives in this sample, "
+        f"{100 * confidence:g} % of resamples within [{ends[0]}, {ends[1]}], and at no number is "
+        f"it surely {missing}."
+    )
+
+
+def entropies_table(decoded: Sequence[Decoded], statistics: Resampling) -> Table | None:
+    """KL, H[R], their bounds and the tokens they bound; None where no tree was drawn."""
+    frames = [entropies(pair, tree_runs(pair, *statistics), *statistics) for pair in decoded]
+    data = concat_targets(decoded, frames)
+    return None if data.empty else Table(**worded("decoding_entropies"), data=data)
 
 
 def concat_targets(decoded: Sequence[Decoded], frames: Sequence[pd.DataFrame]) -> pd.DataFrame:
@@ -107,89 +152,115 @@ def bound_curves(acceptance: Floats, largest: int) -> dict[str, Curve]:
 def trees_figure(decoded: Sequence[Decoded], statistics: Resampling) -> Figure | None:
     """Draw tokens a call, and the gain of one more drafted token, over drafted tokens.
 
-    None if no method drafted trees.
+    None where no method drafted trees, or all drafts of a temperature have one size.
     """
-    tables = [tree_runs(pair, *statistics) for pair in decoded]
-    groups = [
-        group
-        for group in dict.fromkeys(group for table in tables for group in table["group"])
-        if any(
-            pair.of_trees[table[table["group"] == group]["run"]].any()
-            for pair, table in zip(decoded, tables, strict=True)
-        )
-    ]
-    if not groups:
+    drawn = []
+    for pair in decoded:
+        table = tree_runs(pair, *statistics)
+        trees = table[table["run"].map(pair.of_trees).astype(bool)]
+        for setting in trees["setting"].unique():
+            runs = table[table["setting"] == setting]
+            if runs["nodes"].min() < runs["nodes"].max():
+                curves = _curves(pair, table, runs)
+                drawn.append(curves.assign(target=pair.target, setting=setting))
+    if not drawn:
         return None
-    drawing, axes = grid(2 * len(groups), [pair.target for pair in decoded])
-    frames = []
-    for column, (pair, table) in enumerate(zip(decoded, tables, strict=True)):
-        parts = [pd.DataFrame()]
-        for row, group in enumerate(groups):
-            panels, members = axes[2 * row : 2 * row + 2, column], table[table["group"] == group]
-            for axis in panels:
-                axis.set_xlabel(f"drafted tokens, {group}")
-                axis.xaxis.set_major_locator(MaxNLocator(integer=True))
-            acceptance = rates(pair, table, group)
-            if len(acceptance):
-                drawn = _curves(members, acceptance)
-                for axis, quantity in zip(panels, QUANTITIES, strict=True):
-                    part = drawn[drawn["quantity"] == quantity]
-                    _draw(axis, part)
-                    axis.set_ylabel(QUANTITIES[quantity])
-                    parts.append(part.assign(group=group))
-                least = drawn.query("quantity == 'tokens' and curve == @LEAST")["value"]
-                top = np.nanmax([members["ci_high"].max(), *least])
-                panels[0].set_ylim(0.9, 1.15 * top)
-                logarithmic(panels[1], "y")
-        frames.append(pd.concat(parts, ignore_index=True))
-    legend(drawing, axes.flat, columns=3)
-    data = concat_targets(decoded, frames)
+    drawing, axes = grid(len(drawn), list(QUANTITIES.values()))
+    for row, curves in zip(axes, drawn, strict=True):
+        for axis, quantity in zip(row, QUANTITIES, strict=True):
+            axis.set_title("{}, {}".format(*curves[["target", "setting"]].iloc[0]))
+            axis.set(xlabel="drafted tokens", ylabel=QUANTITIES[quantity])
+            _draw(axis, curves[curves["quantity"] == quantity])
+        for axis, name in ((row[0], "x"), (row[1], "x"), (row[1], "y")):
+            logarithmic(axis, name)
+        row[1].set_xlim(row[0].get_xlim())
+    data = pd.concat(drawn, ignore_index=True)
+    legend(drawing, [], columns=3, keys=_keys(data))
     return Figure(**worded("decoding_trees_figure"), data=data, drawing=drawing)
 
 
-def _curves(members: pd.DataFrame, acceptance: Floats) -> pd.DataFrame:
-    """Return the curves of one group: quantity, curve, kind, drafted, value, ci_low, ci_high."""
-    largest = int(members["nodes"].max())
-    parts = [
-        pd.DataFrame({"curve": name, "kind": kind, "drafted": k, "value": tokens})
-        for kind, curves in (("bound", bound_curves), ("predicted", predicted_curves))
-        for name, (k, tokens) in curves(acceptance, largest).items()
+def _curves(pair: Decoded, table: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
+    """Return the points and curves of a setting: `COLUMNS` and quantity.
+
+    Gains are means over the drafted tokens between two sizes. Predictions and bounds have the gaps
+    between the sizes that were decoded, as the points beside them.
+    """
+    largest, parts, added = int(runs["nodes"].max()), [], []
+    for key, members in runs.groupby(["scheme", "group"], sort=False):
+        scheme, group = map(str, key)
+        columns = {"shape": "curve", "nodes": "drafted", "tokens_per_call": "value"}
+        measured = members.rename(columns=columns).assign(kind="measured")[COLUMNS]
+        sizes = {name: np.unique(part["drafted"]) for name, part in measured.groupby("curve")}
+        parts += [measured]
+        added += [
+            (scheme, name, "measured", _gains(part)) for name, part in measured.groupby("curve")
+        ]
+        acceptance = rates(pair, table, group)
+        if not len(acceptance):
+            continue
+        gaps = sizes.get(SHAPES["optimal"], np.unique(measured["drafted"]))
+        for kind, curves in (("predicted", predicted_curves), ("bound", bound_curves)):
+            for name, (k, tokens) in curves(acceptance, largest).items():
+                at = np.isin(k, sizes.get(name, gaps if kind == "bound" else ()))
+                if name in BOUNDS or at.any():
+                    curve = pd.DataFrame({"drafted": k, "value": tokens})
+                    parts.append(curve.assign(scheme=scheme, curve=name, kind=kind))
+                    added += [(scheme, name, kind, _gains(curve[at], kind))] * (name != LEAST)
+    gains = [
+        part.assign(scheme=scheme, curve=name, kind=kind) for scheme, name, kind, part in added
     ]
-    columns = {"shape": "curve", "nodes": "drafted", "tokens_per_call": "value"}
-    measured = members.rename(columns=columns).assign(kind="measured")[COLUMNS]
-    parts += [
-        shape_points.sort_values("drafted")
-        for _, shape_points in measured.groupby("curve", sort=False)
-    ]
-    added = []
-    for part in parts:
-        once = part.drop_duplicates("drafted")
-        if once["curve"].iloc[0] != LEAST:
-            first = None if once["curve"].iloc[0] == FIXED else 1.0
-            k, tokens = once[["drafted", "value"]].to_numpy(np.float64).T
-            k, gain = marginal(k, tokens, first)
-            added.append(
-                pd.DataFrame({**once.iloc[0][["curve", "kind"]], "drafted": k, "value": gain})
-            )
-    return pd.concat([
-        pd.concat(curves).assign(quantity=name)
-        for name, curves in zip(QUANTITIES, (parts, added), strict=True)
-    ])  # fmt: skip
+    return pd.concat(
+        [
+            pd.concat(frames).assign(quantity=quantity)
+            for quantity, frames in zip(QUANTITIES, (parts, gains), strict=True)
+        ]
+    )
+
+
+def _gains(curve: pd.DataFrame, kind: str = "measured") -> pd.DataFrame:
+    """Return the gain of a drafted token at each size; a bound has no size of nothing drafted."""
+    once = curve.drop_duplicates("drafted").sort_values("drafted")
+    k, tokens = once[["drafted", "value"]].to_numpy(np.float64).T
+    k, gain = marginal(k, tokens, None if kind == "bound" else 1.0)
+    return pd.DataFrame({"drafted": k, "value": gain})
 
 
 def _draw(axis: Axes, drawn: pd.DataFrame) -> None:
-    """Draw one quantity over drafted tokens."""
-    for (curve, kind), part in drawn.groupby(["curve", "kind"], sort=False):
-        name = str(curve)
+    """Draw measured points, predicted lines and bounds over drafted tokens."""
+    added = drawn["quantity"].iloc[0] == "added"
+    positive = drawn["value"][drawn["value"] > 0]
+    least = 0.7 * positive.min() if added else -np.inf  # a gain of nothing has no logarithm
+    for key, part in drawn.sort_values("drafted").groupby(["scheme", "curve", "kind"], sort=False):
+        scheme, curve, kind = map(str, key)
+        marker, dashes = STYLES[scheme]
+        k, value = part["drafted"], part["value"].clip(lower=least)
+        colour = GREY if kind == "bound" else COLOURS[curve]
         if kind == "measured":
-            ends = error_bars(part["value"], part["ci_low"], part["ci_high"])
-            style = {**POINTS, "color": COLOURS[name], "linewidth": 0.6, "label": name}
-            axis.errorbar(part["drafted"], part["value"], ends, **style, elinewidth=0.7)
-        elif kind == "bound":
-            style = {"color": GREY, "linestyle": DASHES[name], "label": name}
-            axis.plot(part["drafted"], part["value"], **style)
+            face = "white" if scheme == ERSS else colour
+            ends = error_bars(value, part["ci_low"], part["ci_high"])
+            axis.errorbar(k * APART[scheme], value, ends, fmt=marker, color=colour, markersize=3.5,
+                          markerfacecolor=face, elinewidth=0.7)  # fmt: skip
         else:
-            axis.plot(part["drafted"], part["value"], color=COLOURS[name], linestyle=":")
+            width = BOUNDS.get(curve, 0.9)
+            axis.plot(k, value, color=colour, linestyle=dashes, linewidth=width)
+
+
+def _keys(drawn: pd.DataFrame) -> list[Line2D]:
+    """Return the legend: a colour a shape, a marker and a dash a scheme, widths of bounds."""
+    curves, schemes = set(drawn["curve"]), set(drawn["scheme"])
+    plain: dict[str, Any] = {"color": BLACK, "linewidth": 0.9, "markersize": 3.5}
+    return [
+        *(Line2D([], [], color=c, label=name) for name, c in COLOURS.items() if name in curves),
+        *(
+            Line2D([], [], marker=marker, linestyle=dashes, **plain, label=scheme,
+                   markerfacecolor="white" if scheme == ERSS else BLACK)
+            for scheme, (marker, dashes) in STYLES.items() if scheme in schemes
+        ),
+        *(
+            Line2D([], [], color=GREY, linewidth=width, label=name)
+            for name, width in BOUNDS.items() if name in curves
+        ),
+    ]  # fmt: skip
 
 
 def marginal(k: Floats, tokens: Floats, first: float | None = None) -> Curve:

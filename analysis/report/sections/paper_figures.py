@@ -23,7 +23,9 @@ PANEL_HEIGHT, LEGEND_ROW = 2.3, 0.17  # inches
 # strict greedy as the reference: a wide line below the others, which may coincide with it
 REFERENCE: dict[str, Any] = {"linewidth": 3.2, "alpha": 0.75, "zorder": 1.5}
 GRID_POINTS = 600
-SHOWN: Mapping[str, type[Rule]] = {  # besides strict greedy, the reference
+# of an axis' size: from left and below, width, height; where curves end before this share of it
+INSET, INSET_BELOW = (0.46, 0.2, 0.52, 0.74), 0.42
+SHOWN: Mapping[str, type[Rule]] = {  # beside strict greedy, the reference
     "figure2": StrictGreedy,
     "figure3": Additive,
     "figure4": Multiplicative,
@@ -62,9 +64,12 @@ def survival_figure(
 ) -> Figure | None:
     """Draw Figures 2 to 5, the share of steps whose certificate exceeds eps.
 
-    Its data has target, rule, eps, the share of steps whose certificate exceeds eps from lower ends
-    (share) and from upper ends (share_upper), and the interval over prompts: ci_low of share,
-    ci_high of share_upper.
+    All of them share their limits of eps, as in the paper. Where a figure's ceilings lie far below
+    those of trees, its curves end behind them, and an inset has them again in full width.
+
+    The numbers drawn: target, rule, eps, and the share of steps whose certificate exceeds eps, by
+    lower ends (share) and by upper ends (share_upper), with the interval over prompts, from the
+    lower ends to the upper ends.
 
     Args:
         name: of the figure, which selects the family of rules.
@@ -81,18 +86,25 @@ def survival_figure(
     rules = [rule for items in chosen.values() for rule in items]
     if SHOWN[name] not in map(type, rules):
         return None
-    limit = 1.06 * max(rule.ceiling for rule in rules)
+    every = [rule for items in panels.values() for rule in items if type(rule) in SHOWN.values()]
+    own, limit = (1.06 * max(rule.ceiling for rule in of) for of in (rules, every))
+    grid = np.linspace(0, own, GRID_POINTS)
     columns = 4 if len(panels) > 1 else 2  # of the legend
     most = max(map(len, chosen.values()))
     drawing, axes = _panels(list(panels), legend_rows=-(-most // columns) if most > 1 else 0)
     frames = []
     for axis, (target, items) in zip(axes, chosen.items(), strict=True):
-        curves = _curves(axis, items, bootstraps[target], limit)
-        frames += [frame.assign(target=target) for frame in curves]
-        _ceilings(axis, list(items))
-        axis.set_xlim(0, limit)
-        axis.set_ylim(0, 1.02)
-        percent(axis, "y")
+        curves = _curves(items, bootstraps[target], grid)
+        frames += [frame.assign(target=target) for frame in curves.values()]
+        shown = {axis: limit}
+        if own < INSET_BELOW * limit:
+            shown[axis.inset_axes(INSET)] = own
+        for drawn, end in shown.items():
+            _draw(drawn, curves)
+            _ceilings(drawn, list(items))
+            drawn.set_xlim(0, end)
+            drawn.set_ylim(0, 1.02)
+            percent(drawn, "y")
         axis.set_xlabel("ε (nats)")
     for axis in axes[::2]:
         axis.set_ylabel("steps with R > ε")
@@ -118,25 +130,28 @@ def _panels(targets: Sequence[str], legend_rows: int = 0) -> tuple[Drawing, list
     return drawing, axes[: len(targets)]
 
 
-def _curves(
-    axis: Axes, items: Certified, bootstrap: PromptBootstrap, limit: float
-) -> list[pd.DataFrame]:
-    """Draw the survival curve of each rule with its interval over prompts."""
-    grid = np.linspace(0, limit, GRID_POINTS)
-    dashes = itertools.cycle(dash for _, dash in LINES)
-    frames = []
+def _curves(items: Certified, bootstrap: PromptBootstrap, grid: Floats) -> dict[Rule, pd.DataFrame]:
+    """Return the survival curve of each rule and its interval over prompts."""
+    frames = {}
     for rule, (lower, upper) in items.items():
-        reference = rule == StrictGreedy() and len(items) > 1
-        style = REFERENCE if reference else {"linestyle": next(dashes)}
-        style = {"color": rule_colour(rule.label), **style}
         share, possible = share_above(lower, grid), share_above(upper, grid)
-        axis.plot(grid, share, label=rule.title, **style)
         least = survival_band(lower, grid, bootstrap)[0]
         most = survival_band(upper, grid, bootstrap)[1]
-        axis.fill_between(grid, least, most, color=style["color"], alpha=0.18, linewidth=0)
         curve = {"rule": rule.label, "eps": grid, "share": share, "share_upper": possible}
-        frames.append(pd.DataFrame(curve | {"ci_low": least, "ci_high": most}))
+        frames[rule] = pd.DataFrame(curve | {"ci_low": least, "ci_high": most})
     return frames
+
+
+def _draw(axis: Axes, curves: Mapping[Rule, pd.DataFrame]) -> None:
+    """Draw survival curves and their intervals."""
+    dashes = itertools.cycle(dash for _, dash in LINES)
+    for rule, curve in curves.items():
+        reference = rule == StrictGreedy() and len(curves) > 1
+        style = REFERENCE if reference else {"linestyle": next(dashes)}
+        style = {"color": rule_colour(rule.label), **style}
+        axis.plot(curve["eps"], curve["share"], label=rule.title, **style)
+        band: dict[str, Any] = {"color": style["color"], "alpha": 0.18, "linewidth": 0}
+        axis.fill_between(curve["eps"], curve["ci_low"], curve["ci_high"], **band)
 
 
 def _ceilings(axis: Axes, rules: Sequence[Rule]) -> None:

@@ -140,7 +140,7 @@ def _of_answers(path: Path) -> EngineCounts:
         raise PipelineError(f"{path} holds answers of {' and '.join(sorted(engines))}: give one")
     engine = engines.pop()
     for name, size in without.items():  # nothing was drafted for these
-        answers[name] = AnswerCounts(engine, 0, 0, 0, (), (), size)
+        answers[name] = AnswerCounts(engine, 0, 0, 0, histogram=(), per_step=(), tokens=size)
     ends = [answer.passes for answer in answers.values()]
     emitted = [
         math.nan if answer.tokens is None else max(answer.tokens - 1, 0)

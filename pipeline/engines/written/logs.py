@@ -12,13 +12,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from pipeline.engines.written.answers import Part, counted, decimals, read_answers, read_objects
 from pipeline.engines.written.steps import Step, Token, Top, by_llama, logged_steps, tokens_told
 from pipeline.errors import PipelineError
+
+if TYPE_CHECKING:
+    from pipeline.plan.specs import LogSpec
 
 ZERO = -1e30  # a log-probability at most this is llama.cpp's print of a probability of 0
 MASKED = -9000.0  # and between them vLLM's print of a token that sampling took out
@@ -37,7 +40,7 @@ Logged = Mapping[tuple[str, int], Sequence[Step]]
 
 @dataclass(frozen=True)
 class EngineLog:
-    """The steps of a log, and what is known of it.
+    """The steps of a log, and its description.
 
     Attributes:
         trajectories: steps one behind the other, by their answer and its first step: an answer, or
@@ -63,14 +66,12 @@ class EngineLog:
     texts: dict[tuple[bytes, int], int]
 
 
-def read_log(
-    path: Path, asked: Mapping[str, Any], k: int, vocab_size: int | None = None
-) -> EngineLog:
+def read_log(path: Path, log: LogSpec, k: int, vocab_size: int | None = None) -> EngineLog:
     """Read a log.
 
     Args:
         path: of the file.
-        asked: part (generated, or prompt for the texts that were re-scored), and error: how far
+        log: its part (generated, or prompt for the texts that were re-scored), and error: how far
             each value may be off, nats; None takes it from how they are printed and computed.
         k: log-probabilities that are taken of a step at most.
         vocab_size: of the model; None leaves out the checks that need it.
@@ -80,34 +81,46 @@ def read_log(
             log-probabilities of a vocabulary of this size; two models are mixed; or nothing is
             left. Names the file and the line.
     """
-    part = asked["part"]
+    part = log.part
 
     def read(piece: Part) -> tuple[list[Step | None], int, bool]:
         return logged_steps(piece, part), tokens_told(piece), by_llama(piece)
 
     answers, model, excluded = read_answers(path, read_objects(path), read)
-    parts = [said for _, told in answers.values() for said in told]
+    parts = [content for _, contents in answers.values() for content in contents]
     sizes = Counter(len(step.top) for steps, _, _ in parts for step in steps if step is not None)
     usual = max(sizes, key=lambda size: (sizes[size], size), default=0)
-    found = _trajectories(path, answers, usual, excluded)
-    if not found:
+    logged = _trajectories(path, answers, usual, excluded)
+    if not logged:
         raise PipelineError(
             f"{path} has no step with log-probabilities (part {part}); left out: "
             f"{counted(excluded)}: give one answer of the engine a line, as it came, or a saved "
             "stream of `data: {...}` lines"
         )
+<<<<<<< HEAD
     steps = [step for part in found.values() for step in part]
     rounding = error = asked["error"]  # of one softmax, and from that of another pass
     by_llama_cpp = any(llama for _, _, llama in parts)
     if error is None:
+=======
+    steps = [step for part in logged.values() for step in part]
+    if log.error is not None:
+        rounding = error = log.error  # of one softmax, and from that of another pass
+    else:
+>>>>>>> main
         printed = 0.5 * 10.0 ** -max(decimals(value) for step in steps for _, value in step.top)
         one_pass = by_llama_cpp * (vocab_size or 0) * ONE_PASS
         rounding = max(printed, FLOAT32, one_pass)
         error = max(LEAST_ERROR, printed + max(TWO_PASSES, one_pass))
     texts: dict[tuple[bytes, int], int] = {}
+<<<<<<< HEAD
     numbered = _numbered(path, found, vocab_size, texts)
     if vocab_size is not None or not by_llama_cpp:  # whose rounding grows with the vocabulary
         _check_sums(path, steps, rounding, vocab_size)
+=======
+    numbered = _numbered(path, logged, vocab_size, texts)
+    _check_sums(path, steps, rounding, vocab_size)
+>>>>>>> main
     missed = [step.top[0][1] for step in steps if step.top[0][0] != step.emitted]
     # greedy answers always emit their argmax; sampled ones miss N with probability prod (1 - p0)
     all_missed = np.log1p(-np.exp(np.minimum(missed, -1e-12))).sum()
@@ -150,23 +163,23 @@ def _trajectories(
     path: Path, answers: Mapping[str, tuple[int, list[Any]]], usual: int, excluded: Counter[str]
 ) -> dict[tuple[str, int], list[Step]]:
     """Return the parts of answers between steps that are left out."""
-    found: dict[tuple[str, int], list[Step]] = {}
-    for name, (_, said) in answers.items():
+    steps_of: dict[tuple[str, int], list[Step]] = {}
+    for name, (_, contents) in answers.items():
         begin = 0
-        all_steps = [step for steps, _, _ in said for step in steps]
-        excluded[LOST] += max(told for _, told, _ in said) not in (0, len(all_steps))
+        all_steps = [step for steps, _, _ in contents for step in steps]
+        excluded[LOST] += max(stated for _, stated, _ in contents) not in (0, len(all_steps))
         for at, step in enumerate(all_steps):
             reason = "steps without log-probabilities"
             if step is not None:
                 least = usual - isinstance(step.emitted, int)  # texts may be joined
                 ranked = _ranked(path, step)
                 if len(step.top) >= least and len(ranked.top) >= usual - 1:
-                    found.setdefault((name, begin), []).append(ranked)
+                    steps_of.setdefault((name, begin), []).append(ranked)
                     continue
                 reason = "steps with fewer log-probabilities than the others"
             excluded[reason] += 1
             begin = at + 1
-    return found
+    return steps_of
 
 
 def _ranked(path: Path, step: Step) -> Step:
@@ -215,10 +228,10 @@ def _ranked(path: Path, step: Step) -> Step:
 
 
 def _numbered(
-    path: Path, found: Logged, vocab_size: int | None, texts: dict[tuple[bytes, int], int]
+    path: Path, logged: Logged, vocab_size: int | None, texts: dict[tuple[bytes, int], int]
 ) -> dict[tuple[str, int], list[Step]]:
     """Return the steps with ids for tokens: the engine's, or in the order of the file."""
-    kinds = {isinstance(step.emitted, int) for steps in found.values() for step in steps}
+    kinds = {isinstance(step.emitted, int) for steps in logged.values() for step in steps}
     if len(kinds) > 1:
         raise PipelineError(f"{path} has answers with token ids and answers without: give one kind")
 
@@ -236,7 +249,7 @@ def _numbered(
         top: Top = [(number(token), value) for token, value in step.top]
         return step._replace(top=top, emitted=number(step.emitted))
 
-    return {key: list(map(numbered, steps)) for key, steps in found.items()}
+    return {key: list(map(numbered, steps)) for key, steps in logged.items()}
 
 
 def _check_sums(path: Path, steps: Sequence[Step], error: float, vocab_size: int | None) -> None:

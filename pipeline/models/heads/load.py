@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from pipeline.errors import PipelineError, first_line
-from pipeline.models.few_rows import use_few_rows
 from pipeline.models.heads.head_files import (
     EMBEDDING,
     OFFSETS,
@@ -22,24 +20,19 @@ from pipeline.models.heads.head_files import (
 )
 from pipeline.models.heads.hidden_drafter import HiddenDrafter, like_target, projection_of
 from pipeline.models.language_model import LanguageModel, linear_of
+from pipeline.models.skinny_matmul import use_skinny_matmul
+from pipeline.plan.specs import ModelSpec
 
 
-def load_head(
-    config: Mapping[str, Any], settings: Mapping[str, Any], key: str, target: LanguageModel
-) -> HiddenDrafter:
+def load_head(spec: ModelSpec, target: LanguageModel) -> HiddenDrafter:
     """Load a head for `target`, on its device and in its dtype.
-
-    Args:
-        config: what determines its numbers: commit (of the hub), head (vocabulary).
-        settings: path and label.
-        key: its configuration key, for errors.
-        target: loaded.
 
     Raises:
         PipelineError: it is no head, belongs to another target, or its files are damaged.
     """
-    files = read_head(settings["path"], config.get("commit"), key)
-    vocabulary, label = config["head"]["vocabulary"], settings["label"]
+    assert spec.head is not None
+    files = read_head(spec.settings.path, spec.identity.commit, spec.key)
+    vocabulary, label, key = spec.head.vocabulary, spec.settings.label, spec.key
     weights = check_head(files, target, vocabulary, key)
     layers = files.layers_of(target)
     head = files.empty(len(layers))
@@ -55,10 +48,18 @@ def load_head(
     if EMBEDDING in weights:
         embedding = nn.Embedding.from_pretrained(weights[EMBEDDING].to(device, dtype))
     parts = nn.ModuleList([head.eval().requires_grad_(False).to(device, dtype), projection])
-    use_few_rows(parts, halves=True)
-    size = target.vocab_size
-    own = files.rows is not None
-    made = HiddenDrafter(target, head, parts[1], layers, label, drafted, size, embedding, own)
+    use_skinny_matmul(parts, halves=True)
+    made = HiddenDrafter(
+        target,
+        head=head,
+        projection=parts[1],
+        layers=layers,
+        label=label,
+        drafted=drafted,
+        vocab_size=target.vocab_size,
+        embedding=embedding,
+        own_projection=files.rows is not None,
+    )
     if not made.gives_numbers():
         raise PipelineError(
             f"{key}: {label} gives NaN or infinite logits behind {target.label}: its weights are "

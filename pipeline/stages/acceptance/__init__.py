@@ -1,27 +1,23 @@
-"""Stage acceptance: what every rule accepts of a drafter, and what certificates guarantee.
+"""Stage acceptance: drafted tokens that every rule accepts, beside those that are certified.
 
 Run it with ``python -m pipeline stage=acceptance drafter=...``.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from analysis.report.text import limits, upper_end
-from pipeline.plan.slices import (
-    check_stored_tokens,
-    lower_bound_marks,
-    presets_of,
-    ranges_of,
-    rule_slice,
-    statistics_slice,
-)
-from pipeline.plan.stage import Request, Stage, SummaryRow
+from pipeline.plan.rules import check_stored_tokens, presets_of, ranges_of
+from pipeline.plan.specs import AcceptanceSpec
+from pipeline.plan.stage import Request, Stage, SummaryRow, lower_bound_marks
 from pipeline.store.columns import COUNTED, CUT, INTERVAL, STEP, Column, Columns
 from pipeline.store.node import Node
 
 if TYPE_CHECKING:
     from pipeline.store.artifacts import Artifact
+
+    AcceptanceNode = Node[AcceptanceSpec]
 
 SUMMARY = {  # statistic: its column in a sweep's table
     "acceptance": "accepted",
@@ -45,74 +41,69 @@ _SHARE = "interval of share"
 
 
 def nodes(request: Request) -> list[Node]:
-    """What the rules accept of a drafter, and what of it is certified, of each target.
+    """Return one node a target.
 
     Raises:
         PipelineError: a preset or a range is wrong, or needs more stored tokens.
     """
-    config, asked = request.config, request.config.acceptance
+    config, settings = request.config, request.config.acceptance
     if not request.nodes["drafts"]:
         return []
     presets = presets_of(config, request.named)
-    ranges = ranges_of(config, asked.ranges, "acceptance.ranges", ends=False)
+    ranges = ranges_of(config, settings.ranges, "acceptance.ranges", ends=False)
     varied = [rule for each in ranges for rule in each.rules]
-    if STAGE.name in request.asked:
+    if STAGE.name in request.wanted:
         check_stored_tokens([*presets.values(), *varied], config.distributions.k)
-    slice_: dict[str, Any] = {
-        "rules": [rule_slice(rule) for rule in request.rules],
-        "presets": {name: rule_slice(rule) for name, rule in presets.items()},
-        "ranges": [rule_slice(rule) for rule in varied],
-        "divergences": list(asked.divergences),
-        "draft_length": asked.draft_length,
-    }
-    settings = {"rules": request.rules, "presets": presets, "ranges": ranges}
+    spec = AcceptanceSpec(
+        rules=tuple(request.rules),
+        presets=presets,
+        ranges=tuple(ranges),
+        divergences=tuple(settings.divergences),
+        draft_length=settings.draft_length,
+        statistics=request.statistics,
+    )
     return [
-        Node(
-            STAGE.name,
-            drafts.label,
-            slice_ | statistics_slice(config),
-            {"drafts": (drafts,)},
-            settings=settings
-            | {model: drafts.settings[model]["label"] for model in ("target", "drafter")},
-        )
+        Node(STAGE.name, drafts.label, spec, {"drafts": (drafts,)})
         for drafts in request.nodes["drafts"]
     ]
 
 
-def summary(node: Node, artifact: Artifact) -> list[SummaryRow]:
+def summary(node: AcceptanceNode, artifact: Artifact) -> list[SummaryRow]:
     """One row a rule of the criteria."""
-    facts = artifact.record["facts"]
+    from pipeline.plan.facts import AcceptanceFacts
+
+    facts, pair = artifact.facts(AcceptanceFacts), node.upstream["drafts"][0].spec
     rows: dict[str, SummaryRow] = {
         rule.label: {
-            "target": node.settings["target"],
-            "drafter": node.settings["drafter"],
+            "target": pair.target.settings.label,
+            "drafter": pair.drafter.settings.label,
             "rule": rule.label,
-            "steps": facts["steps"],
-            "prompts": facts["prompts"],
+            "steps": facts.steps,
+            "prompts": facts.prompts,
         }
-        for rule in node.settings["rules"]
+        for rule in node.spec.rules
     }
     for row in artifact.read("statistics").to_pylist():
         if row["rule"] in rows and row["statistic"] in SUMMARY:
             name = SUMMARY[row["statistic"]]
-            found = rows[row["rule"]]
-            found[name] = row["value"]
-            found |= dict(zip(limits(name), (row["ci_low"], row["ci_high"]), strict=True))
+            of_rule = rows[row["rule"]]
+            of_rule[name] = row["value"]
+            of_rule |= dict(zip(limits(name), (row["ci_low"], row["ci_high"]), strict=True))
             if row["statistic"] in RANGED:
-                found[upper_end(name)] = row[upper_end("value")]
+                of_rule[upper_end(name)] = row[upper_end("value")]
             if row["statistic"].endswith("_per_call"):
-                found |= lower_bound_marks(name, row)
+                of_rule |= lower_bound_marks(name, row)
     return list(rows.values())
 
 
-def matter(node: Node, rows: list[SummaryRow]) -> tuple[list[SummaryRow], str]:
+def matter(node: AcceptanceNode, rows: list[SummaryRow]) -> tuple[list[SummaryRow], str]:
     """Return at most five rows: for each price in `PRICES`, the rule with the most tokens a call.
 
     Of the rules that judge tokens it is the best of those that give up at most so much target
     probability a step, by the upper limit of the interval; of equal ones the first. Strict greedy
     gives up none.
     """
-    judging = {rule.label for rule in node.settings["rules"] if rule.judges_tokens}
+    judging = {rule.label for rule in node.spec.rules if rule.judges_tokens}
     priced = [row for row in rows if row["rule"] in judging and limits("p given up")[1] in row]
     best = []
     for price in PRICES:
@@ -129,7 +120,7 @@ def matter(node: Node, rows: list[SummaryRow]) -> tuple[list[SummaryRow], str]:
 
 STAGE = Stage(
     name="acceptance",
-    version=21,
+    version=22,
     upstream=("drafts",),
     columns={
         "data": STEP

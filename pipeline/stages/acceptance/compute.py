@@ -1,4 +1,4 @@
-"""Judges every rule on every step, and compares with what the certificates guarantee.
+"""Judges every rule on every step, and compares with the certificates.
 
 Certificates are computed from the drafts artifact's own columns: they must belong to the same p as
 its ranks and KL.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -17,7 +16,13 @@ import pyarrow as pa
 from analysis.acceptance.budgets import budget_of_drafter
 from analysis.acceptance.frontier import frontier
 from analysis.acceptance.judgement import FULL, Judgement, Steps, judge
-from analysis.acceptance.sampling import ARGMAX, SPECULATIVE, sampling_statistics, violations
+from analysis.acceptance.sampling import (
+    ARGMAX,
+    SPECULATIVE,
+    readings,
+    sampling_statistics,
+    violations,
+)
 from analysis.acceptance.summary import (
     calibration_statistics,
     coverage,
@@ -30,11 +35,13 @@ from analysis.rules import Rule, StrictGreedy
 from analysis.statistics.bootstrap import Floats, PromptBootstrap
 from analysis.topk import TopK
 from pipeline.errors import PipelineError
-from pipeline.plan.slices import bootstrap_settings
+from pipeline.plan.facts import DraftsFacts
+from pipeline.plan.specs import AcceptanceSpec, DraftsSpec
 from pipeline.store import columns
 from pipeline.store.artifacts import Artifact, Pending
 from pipeline.store.distributions import read_steps
 from pipeline.store.node import Node
+from pipeline.store.plain import Plain
 
 SAMPLED = (  # what is known at the temperature of the answers
     *("tv", "draft_prob", "kl", "erss_acceptance", "harmonic_mean"),
@@ -44,52 +51,58 @@ SAMPLED = (  # what is known at the temperature of the answers
 Judge = Callable[[Steps, Sequence[Rule], str, Floats | None], list[Judgement]]
 
 
-def compute(node: Node, upstream: dict[str, list[Artifact]], pending: Pending) -> None:
+def compute(
+    node: Node[AcceptanceSpec], upstream: dict[str, list[Artifact]], pending: Pending
+) -> None:
     """Judge every rule, check soundness, and write all statistics.
 
     Raises:
         PipelineError: a certified step was rejected; names the rule and the step.
     """
-    drafts, config, settings = upstream["drafts"][0], node.config, node.settings
+    drafts, spec = upstream["drafts"][0], node.spec
+    pair: DraftsSpec = node.upstream["drafts"][0].spec
     steps, prompts = read_steps(drafts), drafts.read(columns=["prompt_id"])["prompt_id"]
-    asked = [StrictGreedy(), *settings["rules"], *settings["presets"].values()]
-    per_step = {rule.label: rule for rule in asked}  # each once, in order
-    varied = {rule.label: rule for each in settings["ranges"] for rule in each.rules}
-    sound = partial(judge_soundly, settings, prompts)
+    all_rules = [StrictGreedy(), *spec.rules, *spec.presets.values()]
+    per_step = {rule.label: rule for rule in all_rules}  # each once, in order
+    varied = {rule.label: rule for each in spec.ranges for rule in each.rules}
+    sound = partial(judge_soundly, pair.label, prompts)
     judged = sound(steps, list((per_step | varied).values()))
     chosen = judged[: len(per_step)]
-    bootstrap = PromptBootstrap(steps.trajectories.prompts, *bootstrap_settings(config))
+    bootstrap = PromptBootstrap(steps.trajectories.prompts, *spec.statistics)
     surprisal = drafts.read(columns=["draft_top_surprisal"])["draft_top_surprisal"].to_numpy()
     confidence = np.exp(-np.maximum(surprisal, 0.0))
     acceptances, probabilities = _sampled(drafts, steps, list(per_step.values()), bootstrap)
     frames = {
         "statistics": [
-            *(rule_statistics(steps, one, bootstrap) for one in judged),
+            *(rule_statistics(steps, judgement, bootstrap) for judgement in judged),
             calibration_statistics(confidence, chosen, bootstrap),
             acceptances,
         ],
         "breakdown": [
-            _by_divergence(drafts, config["divergences"], steps, chosen, sound, bootstrap),
+            _by_divergence(drafts, spec.divergences, steps, chosen, sound, bootstrap),
             _by_depth(steps, chosen, bootstrap),
         ],
         "levels": [
-            *(budget_of_drafter(steps, one, bootstrap, config["draft_length"]) for one in chosen),
+            *(
+                budget_of_drafter(steps, judgement, bootstrap, spec.draft_length)
+                for judgement in chosen
+            ),
             probabilities,
         ],
         "frontier": [frontier(steps, chosen, bootstrap)],
     }
     tables = {name: pd.concat(parts).assign(**bootstrap.counted) for name, parts in frames.items()}
-    for name, frame in {"listing": rule_listing(settings), **tables}.items():
+    for name, frame in {"listing": rule_listing(spec), **tables}.items():
         schema = columns.schema("acceptance", name)
         pending.write(name, pa.Table.from_pandas(frame, schema=schema, preserve_index=False))
     schema = columns.schema("acceptance")
     with pending.writer("data", schema) as writer:
-        for one in chosen:
-            label = pa.repeat(one.rule.label, len(steps))
-            own = [label, one.lower, one.upper, one.accepted, one.certified]
+        for judgement in chosen:
+            label = pa.repeat(judgement.rule.label, len(steps))
+            own = [label, judgement.lower, judgement.upper, judgement.accepted, judgement.certified]
             writer.write_table(pa.table([prompts, steps.position, *own], schema))
-    pending.facts |= soundness(settings, steps, judged)
-    pending.facts["sampled_temperature"] = drafts.record["facts"]["sampled_temperature"]
+    pending.facts |= soundness(pair, steps, judged)
+    pending.facts["sampled_temperature"] = drafts.facts(DraftsFacts).sampled_temperature
 
 
 def _by_divergence(
@@ -100,17 +113,17 @@ def _by_divergence(
     sound: Judge,
     bootstrap: PromptBootstrap,
 ) -> pd.DataFrame:
-    """Return what the certificates of each divergence, and their union, cover of each rule."""
-    names = [*divergences, *([FULL] if "completed" in drafts.record["facts"] else [])]
-    table, rules = drafts.read(columns=names), [one.rule for one in by_kl]
+    """Return the shares of steps that certificates of each divergence, and their union, cover."""
+    names = [*divergences, *([FULL] if drafts.facts(DraftsFacts).completed else [])]
+    table, rules = drafts.read(columns=names), [judgement.rule for judgement in by_kl]
     distances = {name: table[name].to_numpy() for name in names}
     judged = {
         name: by_kl if name == "kl" else sound(steps, rules, name, distance)
         for name, distance in distances.items()
     }
     covered = [
-        coverage(dict(zip(judged, found, strict=True)), bootstrap)
-        for found in zip(*judged.values(), strict=True)
+        coverage(dict(zip(judged, of_rule, strict=True)), bootstrap)
+        for of_rule in zip(*judged.values(), strict=True)
     ]
     return pd.concat([finite_shares(distances, bootstrap), *covered]).assign(depth=0)
 
@@ -131,30 +144,32 @@ def _by_depth(
 def _sampled(
     drafts: Artifact, steps: Steps, rules: Sequence[Rule], bootstrap: PromptBootstrap
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Return how often stochastic verification accepts, and certified probabilities beside it.
+    """Return the acceptance rates of stochastic verification, beside certified probabilities.
 
     Both are empty where no answers were sampled.
 
     Raises:
         PipelineError: a step accepts with a smaller probability than certified.
     """
-    temperature, dist = drafts.record["facts"]["sampled_temperature"], steps.target
+    temperature, dist = drafts.facts(DraftsFacts).sampled_temperature, steps.target
     if temperature is None:
         return pd.DataFrame(), pd.DataFrame()
     table = drafts.read(columns=[f"sampled_{name}" for name in SAMPLED])
-    found = {name: table[f"sampled_{name}"].to_numpy() for name in SAMPLED}
-    tv, argmax, kl = found.pop("tv"), found.pop("draft_prob"), found.pop("kl")
-    races, harmonic = found.pop("erss_acceptance"), found.pop("harmonic_mean")
+    columns = {name: table[f"sampled_{name}"].to_numpy() for name in SAMPLED}
+    tv, argmax, kl = columns.pop("tv"), columns.pop("draft_prob"), columns.pop("kl")
+    races, harmonic = columns.pop("erss_acceptance"), columns.pop("harmonic_mean")
     assert dist.logits is not None
     dist = TopK.from_columns(
-        dist.ids, dist.logits, **found, vocab_size=dist.vocab_size, temperature=temperature
+        dist.ids, dist.logits, **columns, vocab_size=dist.vocab_size, temperature=temperature
     )
     measured = {SPECULATIVE: 1.0 - tv, ARGMAX: argmax}
-    for law, count in violations(dist, kl, measured).items():
+    for rule in (rule for rule in rules if rule.samples):
+        measured |= readings(rule, steps.target, steps.draft_rank, argmax)
+    for scheme, count in violations(dist, kl, measured).items():
         if count:
             raise PipelineError(
-                f"{law}: {count} steps accept with a smaller probability than their certificates "
-                "guarantee. This is a bug: please report it"
+                f"{scheme}: {count} steps accept with a smaller probability than their "
+                "certificates guarantee. This is a bug: please report it"
             )
     frame = sampling_statistics(dist, kl, measured, rules, bootstrap)
     return (
@@ -166,7 +181,7 @@ def _sampled(
 
 
 def judge_soundly(
-    settings: Any,
+    pair: str,
     prompts: pa.ChunkedArray,
     steps: Steps,
     rules: Sequence[Rule],
@@ -187,7 +202,7 @@ def judge_soundly(
             step = int(verdict.violations[0])
             apart = deep.kl if distance is None else distance
             raise PipelineError(
-                f"{settings['target']} and {settings['drafter']}: {len(verdict.violations)} "
+                f"{pair}: {len(verdict.violations)} "
                 f"steps are certified and rejected, which cannot be. The first: rule "
                 f"{verdict.rule.label}, prompt {prompts[step]}, position "
                 f"{int(steps.position[step])}, {name} "
@@ -199,15 +214,15 @@ def judge_soundly(
     return verdicts
 
 
-def rule_listing(settings: Any) -> pd.DataFrame:
-    """Say what each rule is there for."""
+def rule_listing(spec: AcceptanceSpec) -> pd.DataFrame:
+    """Return the rules, each with the tables that it is judged for."""
     rows: list[tuple[str, str, str, float | None, Rule]] = [
         ("baseline", "", "", None, StrictGreedy()),
-        *(("criteria", "", "", None, rule) for rule in settings["rules"]),
-        *(("preset", name, "", None, rule) for name, rule in settings["presets"].items()),
+        *(("criteria", "", "", None, rule) for rule in spec.rules),
+        *(("preset", name, "", None, rule) for name, rule in spec.presets.items()),
         *(
             ("range", each.name, each.parameter, each.value(rule), rule)
-            for each in settings["ranges"]
+            for each in spec.ranges
             for rule in each.rules
         ),
     ]
@@ -215,7 +230,7 @@ def rule_listing(settings: Any) -> pd.DataFrame:
     return frame.assign(rule=[rule.label for *_, rule in rows])
 
 
-def soundness(settings: Any, steps: Steps, verdicts: Sequence[Judgement]) -> dict[str, Any]:
+def soundness(pair: DraftsSpec, steps: Steps, verdicts: Sequence[Judgement]) -> Plain:
     """Return, and print, the record's facts on soundness; `check_sound` has passed.
 
     Rules that decide alike at every step count once, as additive with t = 0 and strict greedy do.
@@ -224,37 +239,47 @@ def soundness(settings: Any, steps: Steps, verdicts: Sequence[Judgement]) -> dic
     contradicting the theory, and to losing its guarantee.
     """
     different: dict[tuple[bytes, bytes], Judgement] = {}
-    for one in verdicts:
-        different.setdefault((one.accepted.tobytes(), one.certified.tobytes()), one)
+    for verdict in verdicts:
+        different.setdefault((verdict.accepted.tobytes(), verdict.certified.tobytes()), verdict)
 
-    def tightest(slack: Callable[[Judgement], Floats]) -> dict[str, Any] | None:
-        least = [(float(slack(one).min(initial=np.inf)), one.rule.label) for one in verdicts]
+    def tightest(slack: Callable[[Judgement], Floats]) -> Plain | None:
+        least = [
+            (float(slack(verdict).min(initial=np.inf)), verdict.rule.label) for verdict in verdicts
+        ]
         nats, rule = min(least, key=lambda pair: pair[0])
         return {"nats": nats, "rule": rule} if np.isfinite(nats) else None
 
-    found: dict[str, Any] = {
-        "target": settings["target"],
-        "drafter": settings["drafter"],
+    near = {
+        "tightest_rejected": tightest(
+            lambda verdict: -steps.slack(verdict.lower)[~verdict.accepted]
+        ),
+        "tightest_certified": tightest(
+            lambda verdict: steps.slack(verdict.lower)[verdict.certified]
+        ),
+    }
+    facts = {
+        "target": pair.target.settings.label,
+        "drafter": pair.drafter.settings.label,
         "steps": len(steps),
         "prompts": len(steps.trajectories.starts),
         "rules": len(different),
         "checked": len(steps) * len(different),
-        "certified": sum(int(one.certified.sum()) for one in different.values()),
-        "violations": sum(len(one.violations) for one in different.values()),
-        "tightest_rejected": tightest(lambda one: -steps.slack(one.lower)[~one.accepted]),
-        "tightest_certified": tightest(lambda one: steps.slack(one.lower)[one.certified]),
+        "certified": sum(int(verdict.certified.sum()) for verdict in different.values()),
+        "violations": sum(len(verdict.violations) for verdict in different.values()),
+        **near,
         "mean_kl": float(steps.kl.mean()),
         "median_kl": float(np.median(steps.kl)),
     }
-    near = {
-        "KL - R among rejected steps": found["tightest_rejected"],
-        "R - KL among certified steps": found["tightest_certified"],
-    }
+    words = ("least KL - R among rejected steps", "least R - KL among certified steps")
     print(
         "{drafter} for {target}: {violations} of {certified} certified decisions rejected, over "
-        "{steps} steps and {rules} rules that decide differently".format(**found),
-        *(f"least {of}: {one['nats']:.3g} nats ({one['rule']})" for of, one in near.items() if one),
+        "{steps} steps and {rules} rules that decide differently".format(**facts),
+        *(
+            "{of}: {nats:.3g} nats ({rule})".format(of=of, **verdict)
+            for of, verdict in zip(words, near.values(), strict=True)
+            if verdict is not None
+        ),
         sep="; ",
         flush=True,
     )
-    return found
+    return facts

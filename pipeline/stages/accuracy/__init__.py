@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pipeline.plan.slices import bootstrap_settings, lookup_slice, method_slice, statistics_slice
+from pipeline.plan.specs import AccuracySpec
 from pipeline.plan.stage import Request, Stage, SummaryRow
 from pipeline.store.columns import COMMON, GIVEN_UP, METHOD, Column, Columns
 from pipeline.store.node import Node
@@ -32,39 +32,32 @@ def nodes(request: Request) -> list[Node]:
         PipelineError: there is no such task, an item is wrong, or a method is not defined.
     """
     from pipeline.plan.methods import build_methods
-    from pipeline.tasks.items import check_tasks, task_identity
+    from pipeline.tasks.items import check_tasks, task_spec
 
-    config, asked = request.config, request.config.accuracy
+    config, settings = request.config, request.config.accuracy
     if not request.nodes["drafts"] or config.distributions.source == "logs":
         return []
-    if STAGE.name in request.asked:
-        check_tasks(asked.tasks)
+    if STAGE.name in request.wanted:
+        check_tasks(settings.tasks)
     decoded = build_methods(config.decoding.methods, request.named, config.decoding.draft_length)
-    methods = scored(decoded)
-    tasks = [task_identity(name) for name in asked.tasks]
+    tasks = tuple(task_spec(name) for name in settings.tasks)
     return [
         Node(
             STAGE.name,
             drafts.label,
-            {
-                "target": drafts.config["target"],
-                "drafter": drafts.config["drafter"],
-                "tasks": tasks,
-                "items": asked.items,
-                "seed": asked.seed,
-                "lookup": config.decoding.lookup,
-                **lookup_slice(config.decoding),
-                "template": config.prompts.template,
-                "enable_thinking": config.prompts.enable_thinking,
-                "methods": [method_slice(method) for method in methods],
-            },
-            settings={
-                **drafts.settings,
-                **statistics_slice(config),
-                "methods": methods,
-                "tasks": list(asked.tasks),
-                "margin": asked.margin,
-            },
+            AccuracySpec(
+                target=drafts.spec.target,
+                drafter=drafts.spec.drafter,
+                tasks=tasks,
+                items=settings.items,
+                seed=settings.seed,
+                lookup=config.decoding.lookup,
+                lookup_match=config.decoding.lookup_match,
+                methods=tuple(scored(decoded)),
+                prompts=config.prompts,
+                statistics=request.statistics,
+                margin=settings.margin,
+            ),
         )
         for drafts in request.nodes["drafts"]
     ]
@@ -85,31 +78,34 @@ def scored(methods: Sequence[Method]) -> list[Method]:
     return chosen
 
 
-def summary(node: Node, artifact: Artifact) -> list[SummaryRow]:
+def summary(node: Node[AccuracySpec], artifact: Artifact) -> list[SummaryRow]:
     """One row a method, the baselines included, over all tasks together."""
     from analysis.decoding import answers
     from analysis.decoding.answers import ALL, decide, decisions_in_words
-    from pipeline.store.decoded import read_answered
+    from pipeline.decoding.decoded import read_answered
 
-    one = read_answered(node.settings["target"]["label"], artifact)
-    found = answers.accuracy(one, *bootstrap_settings(node.settings), node.settings["margin"])
-    found = found[found["task"] == ALL]
+    margin, statistics = node.spec.margin, node.spec.statistics
+    answered = read_answered(node.spec.target.settings.label, artifact)
+    scores = answers.accuracy(answered, *statistics, margin)
+    scores = scores[scores["task"] == ALL]
     shown = ["method", "draft_length", "temperature", "items", "accuracy", "accuracy_ci_low"]
     shown += ["accuracy_ci_high", "lost", "won", "difference", "difference_ci_low"]
     shown += ["difference_ci_high", "p_value", "changed", "nats_given_up", "tokens_per_call"]
     shown += ["tokens_per_call_ci_low", "tokens_per_call_ci_high", "speedup", "length_ratio", "cut"]
     shown += ["calls_finished", "seconds_ratio", "seconds_ratio_ci_low", "seconds_ratio_ci_high"]
     shown += ["right_per_second"]
-    decided = decide(found, one.runs, node.settings["margin"], node.settings["confidence"])
+    decided = decide(scores, answered.runs, margin, statistics.confidence)
     words = decisions_in_words(decided)
     return [
         {
-            "target": one.target,
-            "rule": None if one.runs["rule"][run] is None else one.runs["rule"][run].label,
+            "target": answered.target,
+            "rule": None
+            if answered.runs["rule"][run] is None
+            else answered.runs["rule"][run].label,
             **dict(zip(shown, row, strict=True)),
             "loss": words.get(run, ""),
         }
-        for run, row in zip(found["run"], found[shown].itertuples(index=False), strict=True)
+        for run, row in zip(scores["run"], scores[shown].itertuples(index=False), strict=True)
     ]
 
 

@@ -12,13 +12,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor
 
 from pipeline.decoding.loop import Answer
 from pipeline.decoding.pair import (
     DecodingPair,
+    Prompt,
     check_fits,
     compared,
     decode_timed,
@@ -28,52 +28,55 @@ from pipeline.decoding.pair import (
     read_again,
     run_facts,
 )
-from pipeline.execution.shard_plan import Plan, Shard, at_most
+from pipeline.execution.shard_plan import Plan, Shard, ShardMeasured, at_most
 from pipeline.execution.shards import compute_unfinished, write_tables
 from pipeline.execution.stopwatch import describe_device
 from pipeline.models.load import pair_tokenizer
 from pipeline.plan.method import baseline
+from pipeline.plan.specs import AccuracySpec
 from pipeline.stages.accuracy import STAGE
 from pipeline.store.artifacts import Artifact, Pending
+from pipeline.store.columns import Row, Tables
 from pipeline.store.node import Node
+from pipeline.store.plain import to_plain
 from pipeline.tasks.items import Question, questions
 
 
-def compute(node: Node, _: dict[str, list[Artifact]], pending: Pending) -> None:
+def compute(node: Node[AccuracySpec], _: dict[str, list[Artifact]], pending: Pending) -> None:
     """Answer and score the first items of every task with every method."""
-    config = node.config
-    tokenizer = pair_tokenizer(config, node.settings, f"targets.{node.label}")
-    asked = questions(config, node.settings["tasks"], tokenizer)
-    limit = max(one.max_tokens for one in asked)
-    pair = load_decoding_pair(node, 1 + max(tokenizer.get_vocab().values()), limit)
+    tokenizer = pair_tokenizer(node.spec.target, node.spec.drafter)
+    all_questions = questions(node.spec, tokenizer)
+    limit = max(question.max_tokens for question in all_questions)
+    pair = load_decoding_pair(node.spec, 1 + max(tokenizer.get_vocab().values()), limit)
     text = partial(tokenizer.decode, skip_special_tokens=True)
-    shards = answer_all(pair, asked, text, pending, f"accuracy {node.label}")
-    write_tables(pending, STAGE.name, STAGE.columns, shards, node.label, "item")
+    shards = answer_all(pair, all_questions, text, pending, f"accuracy {node.label}")
+    write_tables(pending, STAGE.name, STAGE.columns, shards, label=node.label, unit="item")
+    runs = [
+        replace(run_facts(method), baseline=pair.runs.index(baseline(method)))
+        for method in pair.runs
+    ]
     pending.facts |= {
-        "tasks": {task["name"]: task["content"] for task in config["tasks"]},
-        "runs": [
-            run_facts(method) | {"baseline": pair.runs.index(baseline(method))}
-            for method in pair.runs
-        ],
+        "tasks": {task.name: task.content for task in node.spec.tasks},
+        "runs": to_plain(runs),
         **describe_device(pair.target.device),
     }
 
 
 def answer_all(
     pair: DecodingPair,
-    asked: list[Question],
+    all_questions: list[Question],
     text: Callable[[list[int]], str],
     pending: Pending,
     label: str,
-) -> list[dict[str, Any]]:
+) -> list[Tables]:
     """Answer every question, each a shard of its own; return their rows by table, in order."""
-    named = {one.key: one for one in asked}
+    named = {question.key: question for question in all_questions}
     plan = Plan.open(pending, dict.fromkeys(named, 1), at_most(1))
 
-    def answer_shard(planned: Shard, path: Path, _: Callable[[int], object]) -> dict[str, Any]:
-        one = named[planned.prompts[0]]
-        rows, reason = or_reason(lambda: answer(pair, one, text), pair.target.device)
-        failed = {"task": one.task, "item_id": one.item_id, "reason": reason}
+    def answer_shard(planned: Shard, path: Path, _: Callable[[int], object]) -> ShardMeasured:
+        question = named[planned.prompts[0]]
+        rows, reason = or_reason(lambda: answer(pair, question, text), pair.target.device)
+        failed = {"task": question.task, "item_id": question.item_id, "reason": reason}
         path.write_text(json.dumps(rows or {"failures": [failed]}))
         return {}
 
@@ -82,43 +85,47 @@ def answer_all(
     return [json.loads(plan.file(shard).read_text()) for shard in plan.shards]
 
 
-def answer(
-    pair: DecodingPair, one: Question, text: Callable[[list[int]], str]
-) -> dict[str, list[dict[str, Any]]]:
+def answer(pair: DecodingPair, question: Question, text: Callable[[list[int]], str]) -> Tables:
     """Return the rows of one question by table: an answer of every method, and its score."""
-    limit = one.max_tokens
-    check_fits(replace(pair, steps=limit), one.row())
-    answers = [decode_timed(pair, method, one.row(), limit)[0] for method in pair.runs]
+    limit, prompt = question.max_tokens, Prompt(question.key, question.token_ids)
+    check_fits(replace(pair, steps=limit), prompt)
+    answers = [decode_timed(pair, method, prompt, limit)[0] for method in pair.runs]
 
-    known: dict[tuple[int, ...], tuple[list[float], dict[str, Any]]] = {}
-    rows: dict[str, list[dict[str, Any]]] = {"data": [], "timings/runs": []}
-    for run, (method, found) in enumerate(zip(pair.runs, answers, strict=True)):
-        tokens = tuple(found.tokens)
-        if tokens not in known:
-            said = text(found.tokens)
-            gaps, counted = counted_steps(read_again(pair.target, one.token_ids, tokens), tokens)
-            scored = {"answer": said, "correct": one.right(said), "ended": found.ended}
-            known[tokens] = gaps, scored | counted
+    decoded: dict[tuple[int, ...], tuple[list[float], Row]] = {}
+    rows: Tables = {"data": [], "timings/runs": []}
+    for run, (method, made) in enumerate(zip(pair.runs, answers, strict=True)):
+        tokens = tuple(made.tokens)
+        if tokens not in decoded:
+            answer_text = text(made.tokens)
+            gaps, counted = counted_steps(
+                read_again(pair.target, question.token_ids, tokens), tokens
+            )
+            scored = {
+                "answer": answer_text,
+                "correct": question.right(answer_text),
+                "ended": made.ended,
+            }
+            decoded[tokens] = gaps, scored | counted
         alone = answers[pair.runs.index(baseline(method))]
-        key = {"task": one.task, "item_id": one.item_id, "run": run}
+        key = {"task": question.task, "item_id": question.item_id, "run": run}
         rows["data"].append(
             key
-            | known[tokens][1]
+            | decoded[tokens][1]
             | {
                 "method": method.name,
                 "drafter": method.drafter,
                 "draft_length": method.draft_length,
                 "temperature": method.temperature,
-                **parting(found.tokens, alone.tokens, known[tuple(alone.tokens)][0]),
-                **totals(found),
+                **first_difference(made.tokens, alone.tokens, decoded[tuple(alone.tokens)][0]),
+                **totals(made),
             }
         )
-        rows["timings/runs"].append(key | {"seconds": found.seconds})
+        rows["timings/runs"].append(key | {"seconds": made.seconds})
     return rows
 
 
-def counted_steps(logits: Tensor, answer: tuple[int, ...]) -> tuple[list[float], dict[str, Any]]:
-    """Return the gaps between the target's two largest logits (n, V), and what an answer counts."""
+def counted_steps(logits: Tensor, answer: tuple[int, ...]) -> tuple[list[float], Row]:
+    """Return the gaps between the target's two largest logits (n, V), and an answer's counts."""
     first, second = logits.topk(2, dim=1).values.double().T
     nats = nats_given_up(logits, answer)
     return (first - second).tolist(), {
@@ -129,15 +136,18 @@ def counted_steps(logits: Tensor, answer: tuple[int, ...]) -> tuple[list[float],
     }
 
 
-def parting(answer: list[int], alone: list[int], gaps: list[float]) -> dict[str, Any]:
-    """Return where an answer parts from the baseline's, and how near a tie the target was there."""
+def first_difference(answer: list[int], alone: list[int], gaps: list[float]) -> Row:
+    """Return the tokens before an answer's first difference from the baseline's, and the gap there.
+
+    The gap is that of the target's two largest logits: near 0 is near a tie.
+    """
     prefix = compared(answer, alone)["common_prefix"]
     at = min(prefix, len(alone) - 1)  # one answer may be the beginning of the other
     return {"common_prefix": prefix, "gap": None if answer == alone else gaps[at]}
 
 
-def totals(found: Answer) -> dict[str, int]:
-    """Return what the calls of the target after the prompt's came to."""
+def totals(answer: Answer) -> dict[str, int]:
+    """Return the totals of the target's calls, without that of the prompt."""
     names = ("drafted", "tested", "accepted", "emitted")
-    sums = {name: sum(getattr(call, name) for call in found.calls) for name in names}
-    return {"calls": len(found.calls), **sums}
+    sums = {name: sum(getattr(call, name) for call in answer.calls) for name in names}
+    return {"calls": len(answer.calls), **sums}

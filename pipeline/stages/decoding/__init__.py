@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from analysis.report.text import limits
-from pipeline.plan.slices import bootstrap_settings, lookup_slice, method_slice, statistics_slice
+from pipeline.plan.specs import DecodingSpec
 from pipeline.plan.stage import Request, Stage, SummaryRow
 from pipeline.store.columns import COMMON, GIVEN_UP, METHOD, STEP, Column, Columns
 from pipeline.store.node import Node
@@ -35,47 +35,46 @@ def nodes(request: Request) -> list[Node]:
     """
     from pipeline.plan.methods import build_methods
 
-    config, asked = request.config, request.config.decoding
+    config, settings = request.config, request.config.decoding
     if not request.nodes["drafts"] or config.distributions.source == "logs":
         return []
-    methods = build_methods(asked.methods, request.named, asked.draft_length)
+    methods = build_methods(settings.methods, request.named, settings.draft_length)
     measured = any(method.needs_drafts for method in methods)
     return [
         Node(
             STAGE.name,
             drafts.label,
-            {
-                "target": drafts.config["target"],
-                "drafter": drafts.config["drafter"],
-                "prompts": min(asked.prompts, config.prompts.count),
-                "steps": asked.steps,
-                "seed": asked.seed,
-                "lookup": asked.lookup,
-                **lookup_slice(asked),
-                "batches": asked.batches,
-                "methods": [method_slice(method) for method in methods],
-                **({"repeats": asked.repeats} if asked.repeats > 1 else {}),
-            },
+            DecodingSpec(
+                drafts.spec.target,
+                drafts.spec.drafter,
+                prompts=min(settings.prompts, config.prompts.count),
+                steps=settings.steps,
+                seed=settings.seed,
+                lookup=settings.lookup,
+                lookup_match=settings.lookup_match,
+                batches=tuple(settings.batches),
+                methods=tuple(methods),
+                statistics=request.statistics,
+                repeats=settings.repeats,
+            ),
             {"prompts": drafts.upstream["prompts"], **({"drafts": (drafts,)} if measured else {})},
-            settings={**drafts.settings, **statistics_slice(config), "methods": methods},
         )
         for drafts in request.nodes["drafts"]
     ]
 
 
-def summary(node: Node, artifact: Artifact) -> list[SummaryRow]:
+def summary(node: Node[DecodingSpec], artifact: Artifact) -> list[SummaryRow]:
     """One row a method, the baselines included."""
     from analysis.decoding import metrics, speed
-    from pipeline.store.decoded import read_decoded
+    from pipeline.decoding.decoded import read_decoded
 
-    target, drafter = (node.settings[model]["label"] for model in ("target", "drafter"))
-    bootstrap = bootstrap_settings(node.settings)
-    one = read_decoded(target, drafter, artifact)
-    speeds = speed.speedups(one, *bootstrap)
-    found = metrics.acceptance(one, *bootstrap)
+    spec, bootstrap = node.spec, node.spec.statistics
+    decoded = read_decoded(spec.target.settings.label, spec.drafter.settings.label, artifact)
+    speeds = speed.speedups(decoded, *bootstrap)
+    rows = metrics.acceptance(decoded, *bootstrap)
     ends = dict(zip(("ci_low", "ci_high"), limits("speedup"), strict=True))
     ends |= dict(zip(("tpot_ci_low", "tpot_ci_high"), limits("tpot_speedup"), strict=True))
-    found = found.join(speeds.rename(columns=ends)).join(metrics.finished_runs(one, *bootstrap))
+    rows = rows.join(speeds.rename(columns=ends)).join(metrics.finished_runs(decoded, *bootstrap))
     shown = ["method", "draft_length", "temperature"]
     for name in ("rate", "tokens_per_call"):
         shown += [name, *limits(name)]
@@ -83,21 +82,21 @@ def summary(node: Node, artifact: Artifact) -> list[SummaryRow]:
     for name in ("speedup", "tpot_speedup"):  # of whole answers; after their first token
         shown += [name, *limits(name)]
     shown += ["length_ratio", "cut", "calls_finished", "seconds_ratio", *limits("seconds_ratio")]
-    rules = one.runs["rule"].loc[found.index]
+    rules = decoded.runs["rule"].loc[rows.index]
     return [
         {
-            "target": one.target,
+            "target": decoded.target,
             "rule": rule,
-            "prompts": one.prompts,
+            "prompts": decoded.prompts,
             **dict(zip(shown, row, strict=True)),
         }
-        for rule, row in zip(rules, found[shown].itertuples(index=False), strict=True)
+        for rule, row in zip(rules, rows[shown].itertuples(index=False), strict=True)
     ]
 
 
 STAGE = Stage(
     name="decoding",
-    version=12,
+    version=13,
     upstream=("prompts", "drafts"),  # the latter for methods that take what it measured
     columns={
         "data": RUN
@@ -139,6 +138,23 @@ STAGE = Stage(
             "z1": Column("float64", "the target's largest logit"),
             "z2": Column("float64", "the second largest"),
             "top_surprisal": Column("float64", "-log p of rank 1"),
+        },
+        "contexts": RUN
+        | {
+            "position": Column("int32", "in the baseline's answer"),
+            "kl": Column("float64", "KL(p‖q) at the temperature, nats; inf where q lacks a token"),
+            "greedy_entropy": Column("float64", "H[R] of speculative sampling, drafts independent"),
+            "races_entropy": Column("float64", "H[R] of exponential races, drafts independent"),
+        },
+        "texts": RUN
+        | {
+            "text": Column("string", "target: its own answer; own: the run's; rejected: drafts"),
+            "position": Column("int32", "in the answer, of the token that is chosen or drafted"),
+            "place": Column("int32", "behind a rejected token: place in the draft, else 0"),
+            "entropy": Column("float64", "of the target's distribution there, nats"),
+            "top_probability": Column("float64", "p of rank 1"),
+            "certificate": Column("float64", "R of the run's rule, its lower end, nats"),
+            "kl": Column("float64", "KL(p‖q); inf where q lacks a token; null of rejected"),
         },
         "failures": {
             "prompt_id": Column("string", "the prompt"),

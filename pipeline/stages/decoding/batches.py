@@ -14,12 +14,13 @@ from pipeline.execution.stopwatch import mark, seconds_between
 from pipeline.models.heads.feature_head import GivenText
 from pipeline.models.language_model import LanguageModel
 from pipeline.models.passes import Texts
+from pipeline.store.columns import Row
 
 MOST_TOKENS = 8  # of a text in a pass: drafts of up to 7
 PROMPT, REPETITIONS = 64, 4
 
 
-def pass_rows(pair: DecodingPair, batches: Sequence[int]) -> list[dict[str, Any]]:
+def pass_rows(pair: DecodingPair, batches: Sequence[int]) -> list[Row]:
     """Return the seconds of passes at each batch size; sizes that do not fit are left out.
 
     The target reads 1, 2, ... tokens of each text, the drafter one, behind a prompt of 64; texts
@@ -29,15 +30,15 @@ def pass_rows(pair: DecodingPair, batches: Sequence[int]) -> list[dict[str, Any]
     drafts = [run.draft_length for run in pair.runs if run.uses_model]
     longest = min(MOST_TOKENS, 1 + max(drafts, default=0))
     for batch in batches if drafts else ():
-        found, reason = or_reason(partial(pass_seconds, pair, batch, longest), pair.target.device)
-        if found is None:
+        seconds, reason = or_reason(partial(pass_seconds, pair, batch, longest), pair.target.device)
+        if seconds is None:
             print(f"passes over {batch} texts are not timed: {reason}", flush=True)
-        rows += found or []
+        rows += seconds or []
     return rows
 
 
 @torch.inference_mode()
-def pass_seconds(pair: DecodingPair, batch: int, longest: int) -> list[dict[str, Any]]:
+def pass_seconds(pair: DecodingPair, batch: int, longest: int) -> list[Row]:
     """Return the seconds of passes over `batch` texts, of each up to `longest` tokens."""
     target, drafter = pair.target, pair.drafter
     models = [model for model in (target, drafter) if isinstance(model, LanguageModel)]
@@ -48,8 +49,10 @@ def pass_seconds(pair: DecodingPair, batch: int, longest: int) -> list[dict[str,
     passes: dict[tuple[str, int], Callable[[], object]] = {
         ("target", n): of_model(target, ids[:, : prompt + n], n) for n in range(1, longest + 1)
     }
-    one = of_model(drafter, ids[:, : prompt + 1], 1) if len(models) > 1 else of_head(drafter, ids)
-    passes["drafter", 1] = one
+    single = (
+        of_model(drafter, ids[:, : prompt + 1], 1) if len(models) > 1 else of_head(drafter, ids)
+    )
+    passes["drafter", 1] = single
     best = dict.fromkeys(passes, float("inf"))
     for _ in range(REPETITIONS):
         for which, run in passes.items():

@@ -9,17 +9,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import torch
 
+from analysis.trees.entropy import index_entropies
+from pipeline.decoding.choices import Truncation
 from pipeline.decoding.loop import Answer
 from pipeline.decoding.pair import (
     DecodingPair,
+    Prompt,
     check_fits,
     compared,
     decode_timed,
@@ -39,69 +41,85 @@ from pipeline.formats import spec_bench
 from pipeline.models.load import pair_tokenizer
 from pipeline.models.logit_statistics import logit_statistics
 from pipeline.models.prompt_tokens import encode
-from pipeline.plan.method import Method, baseline, with_baselines
+from pipeline.plan.method import RACES, SPECULATIVE, Method, baseline, with_baselines
+from pipeline.plan.specs import DecodingSpec
 from pipeline.stages.decoding import PASSES, RUN, STAGE
 from pipeline.stages.decoding.batches import pass_rows
+from pipeline.stages.decoding.rates import with_measured_trees
+from pipeline.stages.decoding.texts import text_rows
 from pipeline.store.artifacts import Artifact, Pending
-from pipeline.store.columns import schema
-from pipeline.store.distributions import sibling_rates
+from pipeline.store.columns import Row, Tables, schema
 from pipeline.store.node import Node
+from pipeline.store.plain import Plain, from_plain, to_plain
 
 WARM_UP = 8  # tokens decoded before anything is timed
-WIDEST = 64  # siblings of a tree whose acceptance is measured
 
 
-def compute(node: Node, upstream: dict[str, list[Artifact]], pending: Pending) -> None:
+@dataclass(frozen=True)
+class FirstTurn(Prompt):
+    """A row of stage prompts: a prompt as the models read it, and its conversation."""
+
+    source: str
+    source_row: int
+    text: str
+    later_turns: list[str]
+
+
+def compute(
+    node: Node[DecodingSpec], upstream: dict[str, list[Artifact]], pending: Pending
+) -> None:
     """Decode the first prompts with every method."""
-    runs = with_baselines(with_measured_trees(node, upstream.get("drafts", [])).settings["methods"])
-    tokenizer = pair_tokenizer(node.config, node.settings, f"targets.{node.label}")
-    rows = first_rows(node, upstream)
+    spec = with_measured_trees(node.spec, upstream.get("drafts", []))
+    tokenizer = pair_tokenizer(spec.target, spec.drafter)
+    prompts = first_prompts(spec, upstream)
     with open_workers(DecodingWorker, node, upstream) as workers:
-        lengths = {row["prompt_id"]: 1 for row in rows}
-        plan = Plan.open(pending, lengths, workers.cut)
+        plan = Plan.open(pending, {prompt.prompt_id: 1 for prompt in prompts}, workers.cut)
         label = f"decoding {node.label}"
         workers.compute_unfinished(plan, steps=1, label=label, unit="prompt")
         facts = workers.facts(plan)
     shards = [json.loads(plan.file(shard).read_text()) for shard in plan.shards]
     of_prompts = [name for name in STAGE.columns if name != PASSES]
-    write_tables(pending, STAGE.name, of_prompts, shards, node.label, "prompt")
+    write_tables(pending, STAGE.name, of_prompts, shards, label=node.label, unit="prompt")
     passes = pa.Table.from_pylist(facts.pop("passes"), schema=schema(STAGE.name, PASSES))
     pending.write(PASSES, passes)
     pending.facts |= facts | {"failed_prompts": pending.rows["failures"]}
-    order = sorted(range(len(rows)), key=lambda at: rows[at]["source_row"])
+    order = sorted(range(len(prompts)), key=lambda at: prompts[at].source_row)
     spec_bench.write_answers(
         pending.directory / "timings" / "answers",
-        [f"{m.name} draft_length={m.draft_length} temperature={m.temperature:g}" for m in runs],
+        [
+            f"{run.name} draft_length={run.draft_length} temperature={run.temperature:g}"
+            for run in with_baselines(spec.methods)
+        ],
         [shards[at] for at in order],
         partial(tokenizer.decode, skip_special_tokens=True),
     )
 
 
-def first_rows(node: Node, upstream: Mapping[str, Sequence[Artifact]]) -> list[dict[str, Any]]:
+def first_prompts(
+    spec: DecodingSpec, upstream: Mapping[str, Sequence[Artifact]]
+) -> list[FirstTurn]:
     """Return the first prompts."""
-    found: list[dict[str, Any]] = (
-        upstream["prompts"][0].read().slice(0, node.config["prompts"]).to_pylist()
-    )
-    return found
+    rows = upstream["prompts"][0].read().slice(0, spec.prompts).to_pylist()
+    return [from_plain(FirstTurn, row) for row in rows]
 
 
 class DecodingWorker:
     """A target and its drafter, with all methods; see `pipeline.execution.workers.Worker`."""
 
-    def __init__(self, node: Node, upstream: Mapping[str, Sequence[Artifact]]) -> None:
+    def __init__(
+        self, node: Node[DecodingSpec], upstream: Mapping[str, Sequence[Artifact]]
+    ) -> None:
         """Load them, and decode a few tokens with every method."""
-        self._prompts = upstream["prompts"][0].record["config"]
-        self._rows = first_rows(node, upstream)
-        self._turns = {row["prompt_id"]: at for at, row in enumerate(self._rows)}
-        self._tokenizer = pair_tokenizer(node.config, node.settings, f"targets.{node.label}")
+        self._spec = with_measured_trees(node.spec, upstream.get("drafts", []))
+        self._template = node.upstream["prompts"][0].spec.settings
+        self._prompts = first_prompts(self._spec, upstream)
+        self._turns = {prompt.prompt_id: at for at, prompt in enumerate(self._prompts)}
+        self._tokenizer = pair_tokenizer(self._spec.target, self._spec.drafter)
         self._pair = load_decoding_pair(
-            with_measured_trees(node, upstream.get("drafts", [])),
-            1 + max(self._tokenizer.get_vocab().values()),
-            node.config["steps"],
+            self._spec, 1 + max(self._tokenizer.get_vocab().values()), self._spec.steps
         )
-        self._batches, self._repeats = node.config["batches"], node.config.get("repeats", 1)
         self.device = self._pair.target.device
-        warm_up(self._pair, self._rows)
+        warm_up(self._pair, self._prompts)
 
     def cut(self, lengths: Sequence[int]) -> list[int]:
         """Return the sizes of the shards: a prompt each."""
@@ -110,126 +128,115 @@ class DecodingWorker:
     def compute(self, shard: Shard, path: Path, _: Callable[[int], object]) -> ShardMeasured:
         """Decode a prompt with every method, and the later turns of its conversation."""
         at = self._turns[shard.prompts[0]]
-        found = decode_prompt(self._pair, self._rows[at], at, self._repeats)
-        if self._rows[at]["later_turns"] and "data" in found:
-            found |= self._later_turns(self._rows[at], found)
-        path.write_text(json.dumps(found))
+        prompt = self._prompts[at]
+        tables = decode_prompt(self._pair, prompt, at, self._spec.repeats)
+        if prompt.later_turns and "data" in tables:
+            tables["later turns"] = self._later_turns(prompt, tables["data"])
+        path.write_text(json.dumps(tables))
         return {}
 
-    def _later_turns(
-        self, prompt: Mapping[str, Any], shard: Mapping[str, Any]
-    ) -> dict[str, list[Any]]:
-        """Return what answer files hold of a prompt's later turns, run by run; no table has them.
+    def _later_turns(self, prompt: FirstTurn, answers: Sequence[Row]) -> list[Row]:
+        """Return a prompt's later turns as answer files hold them, run by run; no table has them.
 
         A conversation goes on from a run's own answer. A prompt of which one does not fit into a
         model's context has none of them.
         """
-        pair, rows = self._pair, []
+        pair, template = self._pair, self._template
+        turns: list[Row] = []
 
         def decode_all() -> bool:
-            for run, data in enumerate(shard["data"]):
-                said, tokens = [prompt["text"]], data["token_ids"]
-                for number, turn in enumerate(prompt["later_turns"], start=2):
-                    said += [self._tokenizer.decode(tokens, skip_special_tokens=True), turn]
-                    thinking = self._prompts["enable_thinking"]
+            for run, data in enumerate(answers):
+                texts, tokens = [prompt.text], data["token_ids"]
+                for number, turn in enumerate(prompt.later_turns, start=2):
+                    texts += [self._tokenizer.decode(tokens, skip_special_tokens=True), turn]
                     ids = encode(
-                        self._tokenizer, said, self._prompts["template"], enable_thinking=thinking
+                        self._tokenizer,
+                        texts,
+                        template.template,
+                        enable_thinking=template.enable_thinking,
                     )
-                    name = f"{prompt['prompt_id']} turn {number}"  # its own sampling noise
-                    row = {"prompt_id": name, "token_ids": ids}
-                    check_fits(pair, row)
-                    answer, _ = decode_timed(pair, pair.runs[run], row, pair.steps)
+                    # its own sampling noise
+                    later = Prompt(f"{prompt.prompt_id} turn {number}", ids)
+                    check_fits(pair, later)
+                    answer, _ = decode_timed(pair, pair.runs[run], later, pair.steps)
                     tokens, emitted = answer.tokens, [call.emitted for call in answer.calls]
-                    rows.append({"run": run, "token_ids": tokens, "emitted": emitted,
-                                 "seconds": answer.seconds})  # fmt: skip
+                    made: Row = {"run": run, "token_ids": tokens, "emitted": emitted}
+                    turns.append(made | {"seconds": answer.seconds})
             return True
 
         done, reason = or_reason(decode_all, self.device)
         if not done:
-            prompt_id = prompt["prompt_id"]
-            print(f"prompt {prompt_id}: answers hold its first turn only: {reason}", flush=True)
-        return {"later turns": rows if done else []}
+            name = prompt.prompt_id
+            print(f"prompt {name}: answers hold its first turn only: {reason}", flush=True)
+        return turns if done else []
 
-    def facts(self, _: Sequence[ShardMeasured]) -> dict[str, Any]:
+    def facts(self, _: Sequence[ShardMeasured]) -> Plain:
         """Return the record's facts on the runs and the models, and the seconds of passes."""
         pair = self._pair
         models = (("target", pair.target), ("drafter", pair.drafter))
         return {
-            "runs": [run_facts(method) for method in pair.runs],
+            "runs": [to_plain(run_facts(method)) for method in pair.runs],
             "bytes": {
                 name: {"model": model.memory_bytes(), "cache_per_token": model.cache_bytes()}
                 for name, model in models
             },
             **describe_device(self.device),
-            "passes": pass_rows(pair, self._batches),
+            "vocab_size": pair.target.vocab_size,
+            "passes": pass_rows(pair, self._spec.batches),
         }
 
 
-def with_measured_trees(node: Node, drafts: Sequence[Artifact]) -> Node:
-    """Return the node with methods whose trees all have a shape."""
-
-    def known(method: Method) -> Method:
-        if method.tree is None or not method.needs_drafts:
-            return method
-        most = method.tree.nodes or 0
-        rates = sibling_rates(drafts[0], method, min(most, WIDEST))
-        return replace(method, tree=method.tree.with_rates([*rates, *[0.0] * (most - len(rates))]))
-
-    methods = [known(method) for method in node.settings["methods"]]
-    return replace(node, settings={**node.settings, "methods": methods})
-
-
-def warm_up(pair: DecodingPair, rows: list[dict[str, Any]]) -> None:
+def warm_up(pair: DecodingPair, prompts: Sequence[Prompt]) -> None:
     """Decode a few tokens with every method, so that no first call is timed."""
 
-    def warm(row: dict[str, Any]) -> bool:
-        check_fits(pair, row)
+    def warm(prompt: Prompt) -> bool:
+        check_fits(pair, prompt)
         for method in pair.runs:
-            decode_timed(pair, method, row, WARM_UP)
+            decode_timed(pair, method, prompt, WARM_UP)
         return True
 
     reasons = []
-    for row in rows:
-        done, reason = or_reason(partial(warm, row), pair.target.device)
+    for prompt in prompts:
+        done, reason = or_reason(partial(warm, prompt), pair.target.device)
         if done:
             return
         reasons.append(reason)
     raise PipelineError(f"no prompt can be decoded: {reasons[0]}")
 
 
-def decode_prompt(
-    pair: DecodingPair, row: dict[str, Any], turn: int, repeats: int = 1
-) -> dict[str, Any]:
+def decode_prompt(pair: DecodingPair, prompt: FirstTurn, turn: int, repeats: int = 1) -> Tables:
     """Decode one prompt with every method; a prompt that fails is recorded with its reason.
 
     Every prompt, and every repeat, begins with another method, so that none gains from its place.
     """
 
-    def decode_all() -> dict[str, Any]:
-        check_fits(pair, row)
+    def decode_all() -> Tables:
+        check_fits(pair, prompt)
         tries: list[list[tuple[Answer, int | None]]] = [[] for _ in pair.runs]
         for repeat in range(repeats):
             for at in range(len(pair.runs)):
                 index = (at + turn + repeat) % len(pair.runs)
-                tries[index].append(decode_timed(pair, pair.runs[index], row, pair.steps))
-        return prompt_rows(pair, row, tries)
+                tries[index].append(decode_timed(pair, pair.runs[index], prompt, pair.steps))
+        return prompt_rows(pair, prompt, tries)
 
     rows, reason = or_reason(decode_all, pair.target.device)
-    return rows or {"failures": [{"prompt_id": row["prompt_id"], "reason": reason}]}
+    return rows or {"failures": [{"prompt_id": prompt.prompt_id, "reason": reason}]}
 
 
 def prompt_rows(
-    pair: DecodingPair, prompt: dict[str, Any], tries: Sequence[Sequence[tuple[Answer, int | None]]]
-) -> dict[str, list[dict[str, Any]]]:
+    pair: DecodingPair, prompt: FirstTurn, tries: Sequence[Sequence[tuple[Answer, int | None]]]
+) -> Tables:
     """Return the rows of a prompt by table; nothing in here is timed.
 
     `tries` are the repeats of each run, with the peak of CUDA memory. All emit the same tokens; the
     seconds of calls are of the repeat of middle seconds.
     """
-    in_order = [sorted((one for one, _ in of), key=lambda one: one.seconds) for of in tries]
+    in_order = [
+        sorted((run_of for run_of, _ in of), key=lambda run_of: run_of.seconds) for of in tries
+    ]
     answers = [repeats[len(repeats) // 2] for repeats in in_order]
     names = ("data", "calls", "levels", "timings/runs", "timings/calls")
-    rows: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
+    rows: Tables = {name: [] for name in names}
     alone = {
         run: answer.tokens
         for run, answer in zip(pair.runs, answers, strict=True)
@@ -237,20 +244,20 @@ def prompt_rows(
     }
     given_up: dict[tuple[int, ...], float] = {}
     for at, (run, answer) in enumerate(zip(pair.runs, answers, strict=True)):
-        key = {"prompt_id": prompt["prompt_id"], "run": at}
+        key = {"prompt_id": prompt.prompt_id, "run": at}
         tokens = tuple(answer.tokens)
         if tokens not in given_up:
-            logits = read_again(pair.target, prompt["token_ids"], tokens)
+            logits = read_again(pair.target, prompt.token_ids, tokens)
             given_up[tokens] = float(nats_given_up(logits, tokens).sum())
         rows["data"].append(
             {
                 **key,
-                "source": prompt["source"],
+                "source": prompt.source,
                 "method": run.name,
                 **attributes(run, "drafter", "draft_length", "temperature"),
                 "token_ids": answer.tokens,
                 "n_tokens": len(tokens),
-                "text_tokens": len(prompt["token_ids"]) + len(tokens),
+                "text_tokens": len(prompt.token_ids) + len(tokens),
                 "ended": answer.ended,
                 "nats_given_up": given_up[tokens],
                 **compared(answer.tokens, alone[baseline(run)]),
@@ -274,33 +281,66 @@ def prompt_rows(
     greedy = next((tokens for run, tokens in alone.items() if run.temperature == 0), None)
     if greedy is not None:
         rows["trajectory"] = trajectory(pair, prompt, greedy)
+    rows["texts"] = text_rows(pair, prompt, answers, alone)
+    rows["contexts"] = [
+        row for run in drawn_baselines(pair.runs) for row in contexts(pair, prompt, run, alone[run])
+    ]
     return rows
 
 
-def attributes(source: object, *names: str) -> dict[str, Any]:
+def attributes(source: object, *names: str) -> Row:
     """Return some attributes by name."""
     return {name: getattr(source, name) for name in names}
 
 
-def trajectory(pair: DecodingPair, prompt: dict[str, Any], answer: Sequence[int]) -> list[Any]:
-    """Return what the drafter would draft at every step of the greedy baseline's answer."""
-    logits, drafts = read_both(pair, prompt["token_ids"], answer)
+def trajectory(pair: DecodingPair, prompt: Prompt, answer: Sequence[int]) -> list[Row]:
+    """Return the drafts at every step of the greedy baseline's answer."""
+    logits, drafts = read_both(pair, prompt.token_ids, answer)
     token = drafts.argmax(1)
-    found, mine = logit_statistics(logits, 2), logits.gather(1, token[:, None])
+    statistics, own = logit_statistics(logits, 2), logits.gather(1, token[:, None])
     before = torch.arange(logits.shape[1], device=logits.device) < token[:, None]
-    ahead = ((logits > mine) | ((logits == mine) & before)).sum(1)
-    below = (mine[:, 0].double() - found["top_logits"][:, 0]) - found["top_surprisal"]
+    ahead = ((logits > own) | ((logits == own) & before)).sum(1)
+    below = (own[:, 0].double() - statistics["top_logits"][:, 0]) - statistics["top_surprisal"]
     columns = {
         "position": range(len(answer)),
         "token_id": answer,
         "draft_token_id": token.tolist(),
         "draft_rank": (1 + ahead).tolist(),
         "draft_log_prob": below.tolist(),
-        "z1": found["top_logits"][:, 0].tolist(),
-        "z2": found["top_logits"][:, 1].tolist(),
-        "top_surprisal": found["top_surprisal"].tolist(),
+        "z1": statistics["top_logits"][:, 0].tolist(),
+        "z2": statistics["top_logits"][:, 1].tolist(),
+        "top_surprisal": statistics["top_surprisal"].tolist(),
     }
     return [
-        {"prompt_id": prompt["prompt_id"], **dict(zip(columns, row, strict=True))}
+        {"prompt_id": prompt.prompt_id, **dict(zip(columns, row, strict=True))}
         for row in zip(*columns.values(), strict=True)
+    ]
+
+
+def drawn_baselines(runs: Sequence[Method]) -> list[Method]:
+    """Return the baselines at whose temperatures and cuts trees are drafted by draws or races."""
+    alone: dict[tuple[float, float, int], Method] = {}
+    for run in runs:
+        alone.setdefault((run.temperature, run.top_p, run.top_k), run)  # baselines come first
+    return list(
+        dict.fromkeys(
+            alone[run.temperature, run.top_p, run.top_k]
+            for run in runs
+            if run.tree is not None and run.sampling in (SPECULATIVE, RACES)
+        )
+    )
+
+
+def contexts(pair: DecodingPair, prompt: Prompt, run: Method, answer: Sequence[int]) -> list[Row]:
+    """Return KL and H[R] at every token of an answer of the target alone."""
+    kept = Truncation(run.top_p, run.top_k)
+    both = read_both(pair, prompt.token_ids, answer)
+    log_probs = [
+        kept.tempered(logits, run.temperature).log_softmax(1).cpu().numpy() for logits in both
+    ]
+    names = ("kl", "greedy_entropy", "races_entropy")
+    key = {"prompt_id": prompt.prompt_id, "run": pair.runs.index(run)}
+    return [
+        key | {"position": at, **dict(zip(names, index_entropies(p, q), strict=True))}
+        for at, (p, q) in enumerate(zip(*log_probs, strict=True))
     ]

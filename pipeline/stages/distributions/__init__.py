@@ -1,4 +1,4 @@
-"""Stage distributions: decodes every prompt and keeps what is known of every step's distribution.
+"""Stage distributions: decodes every prompt and stores the distribution of every step.
 
 Run it with ``python -m pipeline stage=distributions``.
 """
@@ -7,33 +7,29 @@ from __future__ import annotations
 
 from conf.schema import Config
 from pipeline.errors import PipelineError
-from pipeline.plan.slices import (
-    check_stored_tokens,
-    judged_by_logs,
-    log_slice,
-    model_slice,
-    run_settings,
-)
+from pipeline.plan.rules import check_stored_tokens, judged_by_logs
+from pipeline.plan.specs import DistributionsSpec, LoggedDistributions
 from pipeline.plan.stage import Request, Stage
 from pipeline.store.columns import STEP, TARGET, TEMPERED, Column
 from pipeline.store.node import Node
 
 
 def check(request: Request) -> None:
-    """Check that enough tokens of a step are stored for the rules, and what is asked of a log.
+    """Check that enough tokens of a step are stored for the rules, and the settings of a log.
 
     Raises:
         PipelineError: it is not so.
     """
     config = request.config
     check_stored_tokens(request.rules, config.distributions.k)
-    asked = config.distributions
-    if bool(asked.answers) != (asked.source == "answers"):
+    settings = config.distributions
+    if bool(settings.answers) != (settings.source == "answers"):
         raise PipelineError(
-            f"distributions.answers={list(asked.answers)} and distributions.source={asked.source} "
-            "contradict each other: give both, source=answers and its files, or neither"
+            f"distributions.answers={list(settings.answers)} and "
+            f"distributions.source={settings.source} contradict each other: give both, "
+            "source=answers and its files, or neither"
         )
-    if asked.source != "logs":
+    if settings.source != "logs":
         return
     if config.drafter is not None:
         raise PipelineError(
@@ -62,55 +58,38 @@ def check(request: Request) -> None:
 def nodes(request: Request) -> list[Node]:
     """The distributions of each target's trajectories, or along answers that an engine served."""
     config = request.config
-    asked = config.distributions
-    if asked.source == "logs":
-        return [
-            Node(
-                STAGE.name,
-                key,
-                {
-                    "log": log_slice(f"targets.{key}", target.path, config, request.identities),
-                    "vocab_size": asked.log.vocab_size,
-                    "k": asked.k,
-                },
-                {"prompts": prompts},
-                settings=run_settings(config, target),
+    settings, served = config.distributions, config.distributions.source == "answers"
+    made = []
+    pairs = zip(config.targets.items(), request.by_target("prompts"), strict=True)
+    for (key, target), prompts in pairs:
+        spec: LoggedDistributions | DistributionsSpec
+        if settings.source == "logs":
+            log = request.log_spec(f"targets.{key}", target.path)
+            assert settings.log.vocab_size is not None
+            spec = LoggedDistributions(log, settings.log.vocab_size, settings.k, target.label)
+        else:
+            spec = DistributionsSpec(
+                request.model_spec(f"targets.{key}", target),
+                steps=settings.steps,
+                k=settings.k,
+                temperature=settings.temperature,
+                top_p=settings.top_p,
+                top_k=settings.top_k,
+                seed=None if served else settings.seed,
+                temperatures=temperatures_to_store(config),
+                served=served,
             )
-            for (key, target), prompts in zip(
-                config.targets.items(), request.by_target("prompts"), strict=True
-            )
-        ]
-    return [
-        Node(
-            STAGE.name,
-            key,
-            {
-                "model": model_slice(f"targets.{key}", target, request.identities),
-                "steps": asked.steps,
-                "k": asked.k,
-                "temperature": asked.temperature,
-                "top_p": asked.top_p,
-                "top_k": asked.top_k,
-                "seed": asked.seed,
-                "temperatures": temperatures_to_store(config),
-            }
-            | ({"served": True, "seed": None} if asked.source == "answers" else {}),
-            {"prompts": prompts},
-            settings=run_settings(config, target),
-        )
-        for (key, target), prompts in zip(
-            config.targets.items(), request.by_target("prompts"), strict=True
-        )
-    ]
+        made.append(Node(STAGE.name, key, spec, {"prompts": prompts}))
+    return made
 
 
-def temperatures_to_store(config: Config) -> list[float]:
+def temperatures_to_store(config: Config) -> tuple[float, ...]:
     """Return the temperatures besides 1 at which distributions are stored, increasing.
 
     Those of the configuration, and that of the certificates: one that is listed needs no new pass.
     """
-    asked = {*config.distributions.temperatures, config.certificates.temperature}
-    return sorted(asked - {1.0})
+    temperatures = {*config.distributions.temperatures, config.certificates.temperature}
+    return tuple(sorted(temperatures - {1.0}))
 
 
 STAGE = Stage(

@@ -1,4 +1,4 @@
-"""Decodes every prompt, or reads what an engine answered, and keeps every step's distribution.
+"""Decodes every prompt, or reads an engine's answers, and stores every step's distribution.
 
 Shards are fixed in plan.json first; a finished one is never computed again. At the end they are
 joined in the order of the prompts.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -20,44 +19,45 @@ from pipeline.execution.workers import open_workers
 from pipeline.gguf_models.source import origin
 from pipeline.models.load import load_model, skeleton
 from pipeline.models.logit_statistics import Found
+from pipeline.plan.specs import DistributionsSpec, LoggedDistributions
 from pipeline.stages.distributions.decode import decode_batch, score_batch, served_answers
-from pipeline.stages.distributions.drift import tell_drift
+from pipeline.stages.distributions.drift import drifts_of
 from pipeline.store import columns
 from pipeline.store.artifacts import Artifact, Pending
 from pipeline.store.distributions import read_token_ids
 from pipeline.store.node import Node
+from pipeline.store.plain import Plain
 
 BATCH = {"cpu": 32, "cuda": 128}  # prompts; larger batches were not faster on a CPU
 
 
 def compute(node: Node, upstream: dict[str, list[Artifact]], pending: Pending) -> None:
     """Decode the prompts of `upstream`, or read an engine's log, and write distributions."""
-    if "log" in node.config:
+    if isinstance(node.spec, LoggedDistributions):
         from pipeline.stages.distributions.logged import write_log
 
         write_log(node, pending)
         return
-    source, served = upstream["prompts"][0], "served" in node.config
-    prompts, steps = read_token_ids(source), node.config["steps"]
-    answers = served_answers(node, source) if served else {}
+    spec: DistributionsSpec = node.spec
+    source = upstream["prompts"][0]
+    prompts, steps, served = read_token_ids(source), spec.steps, spec.served
+    answers = served_answers(spec, source) if served else {}
     lengths = {name: len(ids) + len(answers.get(name, ())) for name, ids in prompts.items()}
-    model = skeleton(node.config["model"], node.settings, f"targets.{node.label}")
+    model = skeleton(spec.model)
     model.check_context(max(lengths.values()) + (0 if served else steps), "distributions.steps")
     for name, ids in prompts.items():
         model.check_tokens([*ids, *answers.get(name, ())], f"prompt {name}")
     with open_workers(DistributionsWorker, node, upstream) as workers:
         plan = Plan.open(pending, lengths, workers.cut)
-        workers.compute_unfinished(plan, steps=steps, label=node.settings["label"])
+        workers.compute_unfinished(plan, steps=steps, label=spec.label)
         pending.facts |= workers.facts(plan)
     pending.facts |= {
         "shards": len(plan.shards),
         "batch": max(len(shard.prompts) for shard in plan.shards),
     }
-    for name in ("template", "enable_thinking"):
-        pending.facts[name] = source.record["config"][name]
     join(plan, list(prompts), pending, columns.schema("distributions", k=pending.facts["k"]))
     if served:
-        pending.facts["drift"] = tell_drift(node, source, pending)
+        pending.facts["drift"] = drifts_of(node, source, pending)
 
 
 class DistributionsWorker:
@@ -66,45 +66,43 @@ class DistributionsWorker:
     It decodes prompts, or reads them with the answers that an engine served.
     """
 
-    def __init__(self, node: Node, upstream: Mapping[str, Sequence[Artifact]]) -> None:
+    def __init__(
+        self, node: Node[DistributionsSpec], upstream: Mapping[str, Sequence[Artifact]]
+    ) -> None:
         """Load it, and the prompts."""
         source = upstream["prompts"][0]
-        self.model = load_model(node.config["model"], node.settings, f"targets.{node.label}")
+        self.model = load_model(node.spec.model)
         self.device = self.model.device
         self._node, self._prompts = node, read_token_ids(source)
-        self._answers = served_answers(node, source) if "served" in node.config else None
+        self._answers = served_answers(node.spec, source) if node.spec.served else None
 
     def cut(self, lengths: Sequence[int]) -> list[int]:
         """Return the sizes of the shards."""
-        return at_most(self._node.settings["batch"] or BATCH[self.device.type])(lengths)
+        return at_most(self._node.spec.model.device.batch or BATCH[self.device.type])(lengths)
 
     def compute(self, shard: Shard, path: Path, progress: Callable[[int], object]) -> ShardMeasured:
         """Decode or read a shard, and write it."""
         watch = Stopwatch(self.device)
         batch = {name: self._prompts[name] for name in shard.prompts}
-        asked = self._node.config
+        spec = self._node.spec
         if self._answers is None:
-            out = decode_batch(self.model, batch, asked, watch, progress)
+            out = decode_batch(self.model, batch, spec, watch, progress)
         else:
             answers = [self._answers[name] for name in batch]
-            out = score_batch(self.model, list(batch.values()), answers, asked, watch, progress)
+            out = score_batch(self.model, list(batch.values()), answers, spec, watch, progress)
         return write_shard(self.model.label, shard.prompts, out, watch, path)
 
-    def facts(self, measured: Sequence[ShardMeasured]) -> dict[str, Any]:
+    def facts(self, measured: Sequence[ShardMeasured]) -> Plain:
         """Return the record's facts on the model, the run and its throughput."""
-        model, config, settings = self.model, self._node.config, self._node.settings
+        model, spec, settings = self.model, self._node.spec, self._node.spec.model.settings
         return {
             "model": model.label,
-            "revision": settings["revision"],
-            "commit": config["model"].get("commit"),
-            "origin": origin(settings["path"]),
+            "revision": settings.revision,
+            "commit": spec.model.identity.commit,
+            "origin": origin(settings.path),
             "vocab_size": model.vocab_size,
-            "k": min(config["k"], model.vocab_size),
-            "dtype": config["model"]["dtype"],
-            "logits_dtype": config["model"]["head_dtype"],
-            "attention": config["model"]["attention"],
-            "sampling": {name: config[name] for name in ("temperature", "top_p", "top_k", "seed")},
-            "temperatures": config["temperatures"],
+            "k": min(spec.k, model.vocab_size),
+            "temperatures": list(spec.temperatures),
             "eos": list(model.eos),
             **describe_device(model.device),
             "peak_memory_bytes": peak_memory(model.device),
@@ -114,8 +112,8 @@ class DistributionsWorker:
 
 def write_shard(
     label: str, prompts: Sequence[str], out: Found, watch: Stopwatch, path: Path
-) -> dict[str, Any]:
-    """Transfer, check and write a decoded shard; return what was measured.
+) -> ShardMeasured:
+    """Transfer, check and write a decoded shard; return its measurements.
 
     Raises:
         PipelineError: a logit was NaN or infinite; names the model, the prompt and the step.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -16,9 +15,10 @@ from pipeline.execution.stopwatch import Stopwatch
 from pipeline.models.devices import in_threads
 from pipeline.models.load import LanguageModel
 from pipeline.models.logit_statistics import Found, logit_statistics, nucleus
-from pipeline.models.passes import HELD, Batch, Texts, concat_columns, read_prompts
+from pipeline.models.passes import HELD, Batch, Texts, concat_columns
+from pipeline.plan.facts import AnswersFacts
+from pipeline.plan.specs import DistributionsSpec
 from pipeline.store.artifacts import Artifact
-from pipeline.store.node import Node
 
 RETIRE_EVERY = 8  # steps between looks at which answers have ended: each makes the host wait
 RETIRE_SHARE = 0.2  # of the batch must have ended before it is made smaller
@@ -28,7 +28,7 @@ RETIRE_SHARE = 0.2  # of the batch must have ended before it is made smaller
 def decode_batch(
     model: LanguageModel,
     prompts: Mapping[str, list[int]],
-    asked: Mapping[str, Any],
+    spec: DistributionsSpec,
     watch: Stopwatch,
     progress: Callable[[int], object],
 ) -> Found:
@@ -40,8 +40,7 @@ def decode_batch(
     Args:
         model: what decodes.
         prompts: B of them.
-        asked: steps, k, temperatures (at which distributions are stored, besides 1), and how tokens
-            are chosen: temperature, top_p, top_k and seed.
+        spec: which distributions are stored, and how tokens are chosen.
         watch: of the parts of a step.
         progress: is called with the steps that were done.
 
@@ -49,28 +48,30 @@ def decode_batch(
         (B, n, ...) of each column that is stored; of row b the first `lengths` (B,) steps count, up
         to and with the token that ends the answer.
     """
-    steps, k = asked["steps"], min(asked["k"], model.vocab_size)
-    noise = torch.from_numpy(
-        np.stack([uniforms(asked["seed"], name, steps) for name in prompts])
-    ).to(model.device)
+    steps, k = spec.steps, min(spec.k, model.vocab_size)
+    assert spec.seed is not None
+    rows_of_noise = [uniforms(spec.seed, name, steps) for name in prompts]
+    noise = torch.from_numpy(np.stack(rows_of_noise)).to(model.device)
     eos = torch.tensor(model.eos, dtype=torch.int32, device=model.device)
     out: Found = {}
     rows = torch.arange(len(prompts), device=model.device)  # still decoding
 
     with watch("prefill"):
-        texts, logits = read_prompts(model, list(prompts.values()), steps)
+        batch = Batch.make(list(prompts.values()), [[]] * len(prompts), model.device)
+        texts = Texts(model, batch.width + steps, padding=batch.padding)
+        logits = texts.read(batch.ids)[:, -1]
     for step in range(steps):
         with watch("statistics"):
-            found = stored_statistics(logits, k, asked["temperatures"])
-            token = found["top_ids"][:, 0].long()
-            if asked["temperature"] > 0:
-                dial = (asked[name] for name in ("temperature", "top_p", "top_k"))
-                token = choose(logits, noise[rows, step], *dial)
-            found["token_id"] = token.int()
+            columns = stored_statistics(logits, k, spec.temperatures)
+            token = columns["top_ids"][:, 0].long()
+            if spec.temperature > 0:
+                drawn = noise[rows, step]
+                token = choose(logits, drawn, spec.temperature, spec.top_p, spec.top_k)
+            columns["token_id"] = token.int()
             if not out:
                 size = (len(prompts), steps)
-                out = {name: t.new_zeros((*size, *t.shape[1:])) for name, t in found.items()}
-            for name, values in found.items():
+                out = {name: t.new_zeros((*size, *t.shape[1:])) for name, t in columns.items()}
+            for name, values in columns.items():
                 out[name][rows, step] = values
         progress(len(rows))
         if step + 1 == steps:
@@ -92,9 +93,9 @@ def decode_batch(
 
 
 def stored_statistics(logits: Tensor, k: int, temperatures: Sequence[float]) -> Found:
-    """Return what is stored of logits (N, V), by column, at temperature 1 and at others."""
-    found = logit_statistics(logits, k, [1.0, *temperatures])
-    return found | {"top_ids": found["top_ids"].int()}
+    """Return the stored columns of logits (N, V), at temperature 1 and at others."""
+    columns = logit_statistics(logits, k, [1.0, *temperatures])
+    return columns | {"top_ids": columns["top_ids"].int()}
 
 
 def uniforms(seed: int, prompt_id: str, steps: int) -> np.ndarray:
@@ -126,14 +127,14 @@ def choose(
     return ids.gather(1, invert(weights, uniform)[:, None])[:, 0]
 
 
-def served_answers(node: Node, source: Artifact) -> dict[str, list[int]]:
+def served_answers(spec: DistributionsSpec, source: Artifact) -> dict[str, list[int]]:
     """Return the first `distributions.steps` tokens of every answer.
 
     Raises:
         PipelineError: the requests say that they were sampled otherwise than the configuration.
     """
-    for option, values in source.record["facts"]["sampling"].items():
-        wanted = node.config[option]
+    for option, values in (source.facts(AnswersFacts).sampling or {}).items():
+        wanted = getattr(spec, option)
         other = [value for value in values if max(value, 0) != wanted]  # top_k -1 is all, too
         if other:
             raise PipelineError(
@@ -143,7 +144,7 @@ def served_answers(node: Node, source: Artifact) -> dict[str, list[int]]:
             )
     table = source.read("answers").to_pydict()
     pairs = zip(table["prompt_id"], table["token_ids"], strict=True)
-    return {name: ids[: node.config["steps"]] for name, ids in pairs}
+    return {name: ids[: spec.steps] for name, ids in pairs}
 
 
 @torch.inference_mode()
@@ -151,24 +152,24 @@ def score_batch(
     model: LanguageModel,
     prompts: list[list[int]],
     answers: list[list[int]],
-    asked: Mapping[str, Any],
+    spec: DistributionsSpec,
     watch: Stopwatch,
     progress: Callable[[int], object],
 ) -> Found:
-    """Return what `decode_batch` returns, of given answers: one teacher-forced pass of blocks."""
+    """Return the result of `decode_batch` for given answers: one teacher-forced pass of blocks."""
     batch = Batch.make(prompts, answers, model.device)
     texts = Texts(model, batch.ids.shape[1], padding=batch.padding)
-    k, parts = min(asked["k"], model.vocab_size), []
+    k, parts = min(spec.k, model.vocab_size), []
 
     def statistics(logits: Tensor) -> Found:
-        found = concat_columns(
+        columns = concat_columns(
             in_threads(
-                lambda rows: stored_statistics(logits[rows], k, asked["temperatures"]),
+                lambda rows: stored_statistics(logits[rows], k, spec.temperatures),
                 len(logits),
                 logits.device,
             )
         )
-        return {name: tensor.unflatten(0, (len(answers), -1)) for name, tensor in found.items()}
+        return {name: tensor.unflatten(0, (len(answers), -1)) for name, tensor in columns.items()}
 
     for begin, end, steps in batch.blocks(HELD[model.device.type], model.vocab_size):
         with watch("decode" if steps else "prefill"):

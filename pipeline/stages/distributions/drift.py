@@ -17,21 +17,23 @@ from analysis.statistics.drift import (
     log_prob_differences,
     log_prob_drift,
 )
+from pipeline.plan.specs import DistributionsSpec
 from pipeline.store.artifacts import Artifact, Pending
 from pipeline.store.columns import numbers
 from pipeline.store.node import Node
 
 ROWS = 8192  # of a chunk of steps
 COLUMNS = ("token_id", "top_ids", "top_logits", "logsumexp")
+Drifts = dict[str, dict[str, Any]]  # by file
 Listed = tuple[np.ndarray, np.ndarray, np.ndarray]  # step, token, log-probability; by step
 
 
-def tell_drift(node: Node, source: Artifact, pending: Pending) -> dict[str, Any]:
+def drifts_of(node: Node[DistributionsSpec], source: Artifact, pending: Pending) -> Drifts:
     """Return, and print, how far greedy answers are from the target's own, file by file.
 
-    And where the answers of two files to the same prompts differ.
+    And where the answers of two files to the same prompts differ. Empty for sampled answers.
     """
-    if node.config["temperature"] > 0:
+    if node.spec.temperature > 0:
         return {}
     data = pq.ParquetFile(pending.directory / "data.parquet")
     names = data.read(["prompt_id"])["prompt_id"].to_pylist()
@@ -40,7 +42,7 @@ def tell_drift(node: Node, source: Artifact, pending: Pending) -> dict[str, Any]
     prompts = source.read(columns=["prompt_id", "source", "token_ids"]).to_pylist()
     file_of = {row["prompt_id"]: row["source"] for row in prompts}
     files = np.array([file_of[name] for name in names])
-    facts: dict[str, Any] = {}
+    facts: Drifts = {}
     for file in dict.fromkeys(file_of.values()):
         facts[file] = drift(gap[files == file], margin[files == file])
         facts[file] |= log_prob_drift(differences[files[steps] == file])
@@ -71,7 +73,7 @@ def tell_drift(node: Node, source: Artifact, pending: Pending) -> dict[str, Any]
 
 def _listed(source: Artifact, places: Mapping[str, slice]) -> Listed:
     """Return the log-probabilities in the files, of the steps that were scored."""
-    if "log_probs.parquet" not in source.record["files"]:
+    if "log_probs.parquet" not in source.record.files:
         return np.empty(0, int), np.empty(0, int), np.empty(0)
     table = source.read("log_probs").combine_chunks()
     names = table["prompt_id"].combine_chunks().dictionary_encode()

@@ -7,6 +7,7 @@ import pyarrow as pa
 
 from pipeline.engines.written.answers import counted
 from pipeline.engines.written.logs import EngineLog, read_log, stacked
+from pipeline.plan.specs import LoggedDistributions
 from pipeline.store import columns
 from pipeline.store.artifacts import Pending
 from pipeline.store.identity import local_path
@@ -18,29 +19,28 @@ NOT_TOLD = (
 )
 
 
-def write_log(node: Node, pending: Pending) -> None:
-    """Write the distributions of a log, and what was left out of it.
+def write_log(node: Node[LoggedDistributions], pending: Pending) -> None:
+    """Write the distributions of a log, and the list of rows that were left out.
 
     Raises:
         PipelineError: the log can't be read, or its token ids exceed the vocabulary.
     """
-    config = node.config
-    path = local_path(node.settings["path"])
+    spec = node.spec
+    path = local_path(spec.log.path)
     assert path is not None
-    log = read_log(path, config["log"], config["k"], config["vocab_size"])
-    table = distributions_table(log, config["vocab_size"])
+    log = read_log(path, spec.log, spec.k, spec.vocab_size)
+    table = distributions_table(log, spec.vocab_size)
     pending.write("data", table)
     if not log.given_ids:
         texts = [raw.decode(errors="replace") for raw, _ in log.texts]
         tokens = {"token_id": list(log.texts.values()), "text": texts}
         pending.write("tokens", pa.table(tokens, schema=columns.schema("distributions", "tokens")))
     pending.facts |= {
-        "model": log.model or node.settings["label"],
+        "model": log.model or spec.label,
         "log": path.name,
-        "vocab_size": config["vocab_size"],
+        "vocab_size": spec.vocab_size,
         "k": log.k,
         "log_prob_error": log.error,
-        "temperatures": [],
         "answers": log.answers,
         "trajectories": len(log.trajectories),
         "excluded": log.excluded,
@@ -58,11 +58,11 @@ def write_log(node: Node, pending: Pending) -> None:
 def distributions_table(log: EngineLog, vocab_size: int) -> pa.Table:
     """Return the rows of data.parquet; entropy is NaN, for it is not known."""
     schema = columns.schema("distributions", k=log.k)
-    found = stacked(log.trajectories)
-    values, rows = found["log_probs"], len(found["log_probs"])
+    steps = stacked(log.trajectories)
+    values, rows = steps["log_probs"], len(steps["log_probs"])
     with np.errstate(divide="ignore"):
         tail = np.log(np.clip(1.0 - np.exp(values).sum(axis=1), 0.0, None))
-    found |= {
+    steps |= {
         "top_logits": values.astype(np.float32),
         "logsumexp": np.zeros(rows),
         "top_surprisal": -values[:, 0],
@@ -70,4 +70,4 @@ def distributions_table(log: EngineLog, vocab_size: int) -> pa.Table:
         "entropy": np.full(rows, np.nan),
         **dict.fromkeys(columns.TEMPERED, np.empty((rows, 0))),
     }
-    return columns.table(found, schema)
+    return columns.table(steps, schema)

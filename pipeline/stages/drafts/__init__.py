@@ -6,7 +6,7 @@ Run it with ``python -m pipeline stage=drafts drafter=...``.
 from __future__ import annotations
 
 from pipeline.errors import PipelineError
-from pipeline.plan.slices import drafter_slice, run_settings
+from pipeline.plan.specs import DraftsSpec
 from pipeline.plan.stage import Request, Stage
 from pipeline.store.columns import STEP, TARGET, Column, Columns
 from pipeline.store.node import Node
@@ -69,34 +69,28 @@ def nodes(request: Request) -> list[Node]:
     config, drafter = request.config, request.config.drafter
     if drafter is None or config.distributions.source == "logs":
         return []
-    if drafter.head is not None and "drafts" in request.asked and _wanted(request):
+    if drafter.head is not None and "drafts" in request.wanted and _wanted(request):
         depths, shortest = drafter.head.depths, config.prompts.min_tokens
         if shortest <= depths:  # a draft follows a token with a hidden state, and one read with it
             raise PipelineError(
                 f"prompts.min_tokens={shortest} is too small for drafter.head.depths={depths}: a "
                 f"draft of that depth needs a prompt of at least {depths + 1} tokens"
             )
-    found = [
+    spec = request.model_spec("drafter", drafter)
+    made = [
         Node(
             STAGE.name,
             distributions.label,
-            {
-                "target": distributions.config["model"],
-                "drafter": drafter_slice(drafter, request.identities),
-                "temperature": config.certificates.temperature,
-            },
+            DraftsSpec(distributions.spec.model, spec, config.certificates.temperature),
             {"prompts": distributions.upstream["prompts"], "distributions": (distributions,)},
-            settings={"target": distributions.settings, "drafter": run_settings(config, drafter)},
         )
         for distributions in request.nodes["distributions"]
     ]
-    if STAGE.name in request.asked and drafter.head is None:
-        for node in found:
+    if STAGE.name in request.wanted and drafter.head is None:
+        for node in made:
             if not request.made(node):
-                _check_tokens(
-                    f"targets.{node.label}", node.settings["target"]["path"], drafter.path
-                )
-    return found
+                _check_tokens(f"targets.{node.label}", node.spec.target.settings.path, drafter.path)
+    return made
 
 
 def _check_tokens(key: str, target: str, drafter: str) -> None:
@@ -113,10 +107,10 @@ def _wanted(request: Request) -> bool:
     """Whether the artifacts are made: stage decoding takes them for some trees only."""
     from pipeline.plan.methods import build_methods
 
-    asked = request.config.decoding
+    settings = request.config.decoding
     if request.config.stage != "decoding":
         return True
-    methods = build_methods(asked.methods, request.named, asked.draft_length)
+    methods = build_methods(settings.methods, request.named, settings.draft_length)
     return any(method.needs_drafts for method in methods)
 
 

@@ -141,7 +141,7 @@ def compare_logits(
     """Compare raw logits (B, V) with those of a drafter at each depth, a few rows at a time.
 
     Ranks are those of the raw logits; the distributions are at `temperature`. The drafter at depth
-    1 is also compared by the laws of stochastic verification, there and at `sampled`, NaN for None.
+    1 is also compared by schemes of stochastic verification, there and at `sampled`, NaN for None.
 
     Args:
         target: of p.
@@ -221,7 +221,7 @@ def _completed_kl(
 def _sampled(
     below: tuple[Tensor, Tensor], order: Tensor, token: Tensor, temperature: float | None
 ) -> Found:
-    """Return the acceptance laws of stochastic verification at a temperature; NaN for None."""
+    """Return the acceptance rates of stochastic verification at a temperature; NaN for None."""
     names = ("kl", "tv", "erss_acceptance", "harmonic_mean", "draft_prob")
     if temperature is None:
         unknown = torch.full((len(token),), torch.nan, dtype=torch.float64, device=token.device)

@@ -26,39 +26,42 @@ from pipeline.models.load import load_pair, pair_tokenizer
 from pipeline.models.logit_statistics import Found
 from pipeline.models.passes import Batch, Texts, concat_columns
 from pipeline.models.prompt_tokens import common_rows
-from pipeline.plan.stage import pair_label
+from pipeline.plan.facts import DraftsFacts
+from pipeline.plan.specs import DistributionsSpec, DraftsSpec, ModelSpec
 from pipeline.stages.drafts.compare import ComparedPair, measure
 from pipeline.store import columns
 from pipeline.store.artifacts import Artifact, Pending
-from pipeline.store.distributions import read_token_ids
+from pipeline.store.distributions import StoredFacts, read_token_ids
 from pipeline.store.node import Node
+from pipeline.store.plain import Plain, from_plain, to_plain
 
 LOGITS_HELD = 1 << 25  # logits of one model held at once, 128 MB in float32
 BATCH = 32  # prompts of a shard; larger ones were not faster
 DRAFT_K = 64  # tokens of the drafter's distribution that are stored
 
 
-def compute(node: Node, upstream: dict[str, list[Artifact]], pending: Pending) -> None:
+def compute(node: Node[DraftsSpec], upstream: dict[str, list[Artifact]], pending: Pending) -> None:
     """Compare the pair on every step of the distributions in `upstream`."""
-    distributions, label = upstream["distributions"][0], pair_label(node)
-    tokenizer = pair_tokenizer(node.config, node.settings, f"targets.{node.label}")
+    distributions = upstream["distributions"][0]
+    tokenizer = pair_tokenizer(node.spec.target, node.spec.drafter)
     prompts = read_token_ids(upstream["prompts"][0])
     answers = steps_by_prompt(distributions, ["token_id"])
     with open_workers(DraftsWorker, node, upstream) as workers:
         plan = Plan.open(pending, {name: len(prompts[name]) for name in answers}, workers.cut)
         steps = max(map(len, answers.values()))
-        workers.compute_unfinished(plan, steps=steps, label=label)
+        workers.compute_unfinished(plan, steps=steps, label=node.spec.label)
         pending.facts |= workers.facts(plan) | {"shards": len(plan.shards)}
+    facts = from_plain(DraftsFacts, pending.facts)
     join(
         plan,
         list(answers),
         pending,
         columns.schema(
             "drafts",
-            k=pending.facts["k"],
-            draft_k=min(DRAFT_K, pending.facts["vocab_size"]),
-            depths=depths_of(node),
-            optional="completed" in pending.facts,
+            k=facts.k,
+            draft_k=min(DRAFT_K, facts.vocab_size),
+            depths=depths_of(node.spec.drafter),
+            optional=facts.completed is not None,
         ),
     )
     write_tokens(tokenizer, answers, pending)
@@ -67,32 +70,35 @@ def compute(node: Node, upstream: dict[str, list[Artifact]], pending: Pending) -
 class DraftsWorker:
     """A target and its drafter; see `pipeline.execution.workers.Worker`."""
 
-    def __init__(self, node: Node, upstream: Mapping[str, Sequence[Artifact]]) -> None:
-        """Load them, and what they read.
+    def __init__(self, node: Node[DraftsSpec], upstream: Mapping[str, Sequence[Artifact]]) -> None:
+        """Load both models and the text that they read.
 
         Raises:
             PipelineError: one can't be loaded, or has not the room or the tokens for the answers.
         """
-        self._node, distributions, label = node, upstream["distributions"][0], pair_label(node)
-        tokenizer = pair_tokenizer(node.config, node.settings, f"targets.{node.label}")
+        self._node, distributions, label = node, upstream["distributions"][0], node.spec.label
+        models = node.spec.target, node.spec.drafter
+        tokenizer = pair_tokenizer(*models)
         self._prompts = read_token_ids(upstream["prompts"][0])
         self._answers = steps_by_prompt(distributions, ["token_id", "top_ids", "top_logits"])
-        target, drafter = load_pair(node.config, node.settings, f"targets.{node.label}")
+        target, drafter = load_pair(*models)
         tokens = 1 + max(tokenizer.get_vocab().values())
         rows = common_rows(target.vocab_size, drafter.vocab_size, tokens, label)
         self._pair = ComparedPair(
             target,
             drafter,
-            rows,
-            min(distributions.record["facts"]["k"], rows),
-            min(DRAFT_K, rows),
-            node.config["temperature"],
-            LOGITS_HELD,
-            depths_of(node),
-            sampled_temperature(distributions.record["config"]),
+            rows=rows,
+            k=min(distributions.facts(StoredFacts).k, rows),
+            draft_k=min(DRAFT_K, rows),
+            temperature=node.spec.temperature,
+            block=LOGITS_HELD,
+            depths=depths_of(node.spec.drafter),
+            sampled=sampled_temperature(node.upstream["distributions"][0].spec),
         )
         self.device = target.device
-        longest = max(len(self._prompts[name]) + len(one) for name, one in self._answers.items())
+        longest = max(
+            len(self._prompts[name]) + len(answer) for name, answer in self._answers.items()
+        )
         for model in (target, drafter):
             if isinstance(model, LanguageModel):
                 model.check_context(longest, "distributions.steps")
@@ -105,7 +111,7 @@ class DraftsWorker:
 
     def cut(self, lengths: Sequence[int]) -> list[int]:
         """Return the sizes of the shards."""
-        return at_most(self._node.settings["target"]["batch"] or BATCH)(lengths)
+        return at_most(self._node.spec.target.device.batch or BATCH)(lengths)
 
     def compute(self, shard: Shard, path: Path, progress: Callable[[int], object]) -> ShardMeasured:
         """Compare the two on the answers of a shard, and write it."""
@@ -113,32 +119,30 @@ class DraftsWorker:
         answers = {name: self._answers[name] for name in shard.prompts}
         return compare_shard(self._pair, prompts, answers, path, progress)
 
-    def facts(self, measured: Sequence[ShardMeasured]) -> dict[str, Any]:
+    def facts(self, measured: Sequence[ShardMeasured]) -> Plain:
         """Return the record's facts on the pair, the run and its drift."""
-        pair, config = self._pair, self._node.config
-        of_target, of_drafter = (
+        pair, spec, steps = self._pair, self._node.spec, sum(shard["rows"] for shard in measured)
+        target, drafter = (
             {
                 "model": model.label,
-                "commit": mine.get("commit"),
-                "dtype": mine["dtype"],
-                "logits_dtype": mine["head_dtype"],
+                "commit": of.identity.commit,
+                "dtype": of.settings.dtype,
+                "logits_dtype": of.settings.head_dtype,
                 "vocab_size": model.vocab_size,
             }
-            for model, mine in ((pair.target, config["target"]), (pair.drafter, config["drafter"]))
+            for model, of in ((pair.target, spec.target), (pair.drafter, spec.drafter))
         )
-        if isinstance(pair.drafter, HiddenDrafter):  # it runs in the dtypes of its target
-            of_drafter |= {name: of_target[name] for name in ("dtype", "logits_dtype")}
-            of_drafter["head"] = config["drafter"]["head"]
         completed = {}
-        if isinstance(pair.drafter, HiddenDrafter) and pair.drafter.drafted is not None:
-            by_delta = pair.drafter.own_projection
-            completed = {"completed": DELTA if by_delta else "the target's projection"}
-        left_out = zip(*(shard["left_out"] for shard in measured), strict=True)
-        target_out, draft_out = map(max, left_out)
-        steps = sum(shard["rows"] for shard in measured)
+        if isinstance(pair.drafter, HiddenDrafter):  # it runs in the dtypes of its target
+            drafter |= {name: target[name] for name in ("dtype", "logits_dtype")}
+            drafter["head"] = to_plain(spec.drafter.head)
+            if pair.drafter.drafted is not None:
+                by_delta = pair.drafter.own_projection
+                completed = {"completed": DELTA if by_delta else "the target's projection"}
+        target_out, draft_out = map(max, zip(*(s["left_out"] for s in measured), strict=True))
         return {
-            "target": of_target,
-            "drafter": of_drafter,
+            "target": target,
+            "drafter": drafter,
             **completed,  # what full_kl is about
             "vocab_size": pair.rows,
             "largest_mass_left_out": {"target": target_out, "drafter": draft_out},
@@ -156,20 +160,19 @@ class DraftsWorker:
         }
 
 
-def depths_of(node: Node) -> int:
+def depths_of(drafter: ModelSpec) -> int:
     """Return the depths of a draft at which the drafter is compared."""
-    depths: int = node.config["drafter"].get("head", {}).get("depths", 1)
-    return depths
+    return 1 if drafter.head is None else drafter.head.depths
 
 
-def sampled_temperature(sampling: Mapping[str, Any]) -> float | None:
+def sampled_temperature(spec: DistributionsSpec) -> float | None:
     """Return the temperature at which answers were drawn from the whole distribution.
 
     None where they were decoded greedily, or drawn from the part that top_p or top_k leaves: the
-    laws of stochastic verification at a temperature belong to text sampled at it.
+    schemes of stochastic verification at a temperature belong to text sampled at it.
     """
-    whole = sampling["top_p"] == 1 and sampling["top_k"] == 0
-    return sampling["temperature"] if whole and sampling["temperature"] > 0 else None
+    whole = spec.top_p == 1 and spec.top_k == 0
+    return spec.temperature if whole and spec.temperature > 0 else None
 
 
 def steps_by_prompt(distributions: Artifact, read: Sequence[str]) -> dict[str, pa.Table]:
@@ -190,25 +193,25 @@ def compare_shard(
     answers: dict[str, pa.Table],
     path: Path,
     progress: Callable[[int], object],
-) -> dict[str, Any]:
-    """Compute and write one shard; return what was measured.
+) -> ShardMeasured:
+    """Compute and write one shard; return its measurements.
 
     Raises:
         PipelineError: an entropy is NaN, as a logit was NaN or infinite.
     """
     tokens = [answer["token_id"].to_pylist() for answer in answers.values()]
     batch = Batch.make(list(prompts.values()), tokens, pair.target.device)
-    found = {name: one.cpu() for name, one in teacher_force(pair, batch, progress).items()}
+    measured = {name: column.cpu() for name, column in teacher_force(pair, batch, progress).items()}
     inside = torch.arange(max(map(len, tokens))) < batch.lengths.cpu()[:, None]
-    left_out = torch.where(inside[..., None], found.pop("left_out"), 0).amax((0, 1))
+    left_out = torch.where(inside[..., None], measured.pop("left_out"), 0).amax((0, 1))
     drifts: list[tuple[int, float]] = []
     schema = columns.schema(
-        "drafts", "data", pair.k, pair.draft_k, pair.depths, optional="full_kl" in found
+        "drafts", "data", pair.k, pair.draft_k, pair.depths, optional="full_kl" in measured
     )
 
     def tables() -> Iterator[pa.Table]:
         for row, (prompt, answer) in enumerate(answers.items()):
-            rows = {name: one[row, : len(answer)].numpy() for name, one in found.items()}
+            rows = {name: column[row, : len(answer)].numpy() for name, column in measured.items()}
             broken = np.flatnonzero(~np.isfinite(rows["entropy"] + rows["draft_entropy"]))
             if len(broken):
                 raise PipelineError(
@@ -232,7 +235,7 @@ def compare_shard(
 
 @torch.inference_mode()
 def teacher_force(pair: ComparedPair, batch: Batch, progress: Callable[[int], object]) -> Found:
-    """Run both models over `batch` and return what is known of each step, (B, n, ...).
+    """Run both models over `batch` and return the columns of each step, (B, n, ...).
 
     The columns are those of the stage, and `left_out` (B, n, 2): the probability of rows that one
     model has alone, target and drafter.
@@ -262,8 +265,10 @@ def teacher_force(pair: ComparedPair, batch: Batch, progress: Callable[[int], ob
                 drafts = [head.logits(output) for output in outputs]
                 completed = head.completed(outputs[0], drafts[0])
         if steps:
-            found = measure(pair, logits.flatten(0, 1), drafts, completed)
-            parts.append({name: one.unflatten(0, (size, steps)) for name, one in found.items()})
+            columns = measure(pair, logits.flatten(0, 1), drafts, completed)
+            parts.append(
+                {name: column.unflatten(0, (size, steps)) for name, column in columns.items()}
+            )
             progress(size * steps)
     return concat_columns(parts, dim=1)
 

@@ -5,11 +5,9 @@ Run it with ``python -m pipeline stage=prompts``.
 
 from __future__ import annotations
 
-from typing import Any
-
 from pipeline.errors import PipelineError
 from pipeline.plan.explain import say
-from pipeline.plan.slices import file_slice, log_slice
+from pipeline.plan.specs import LoggedPrompts, SampledPrompts, ServedPrompts
 from pipeline.plan.stage import Request, Stage
 from pipeline.store.columns import Column
 from pipeline.store.node import Node
@@ -27,9 +25,9 @@ def check(request: Request) -> None:
             f"prompts.min_tokens={prompts.min_tokens} exceeds "
             f"prompts.max_tokens={prompts.max_tokens}: no prompt has such a length"
         )
-    asked = STAGE.name in request.asked and request.config.distributions.source == "model"
+    wanted = STAGE.name in request.wanted and request.config.distributions.source == "model"
     missing = {node.fingerprint: node for node in nodes(request) if not request.made(node)}
-    if asked and missing:
+    if wanted and missing:
         from pipeline.stages.prompts.compute import foreseen
 
         say([problem for node in missing.values() for problem in foreseen(node)])
@@ -40,51 +38,24 @@ def nodes(request: Request) -> list[Node]:
 
     Of an engine's log they are its answers, of answers that it served what was asked.
     """
-    prompts, identities = request.config.prompts, request.identities
-    if request.config.distributions.source == "logs":
-        return [
-            Node(
-                STAGE.name,
-                request.config.study,
-                {"log": log_slice(f"targets.{key}", target.path, request.config, identities)},
-                settings={"source": target.path},
-            )
-            for key, target in request.config.targets.items()
-        ]
-    if request.config.distributions.source == "answers":
-        key, paths = "distributions.answers", request.config.distributions.answers
-        asked: dict[str, Any] = {"answers": [file_slice(key, path, identities) for path in paths]}
-    else:
-        asked = {
-            "source": identities.source(prompts.source, prompts.revision, "prompts.source"),
-            "split": prompts.split,
-            "count": prompts.count,
-            "min_tokens": prompts.min_tokens,
-            "max_tokens": prompts.max_tokens,
-            "seed": prompts.seed,
-        }
-    return [
-        Node(
-            STAGE.name,
-            request.config.study,
-            asked
-            | {
-                "template": prompts.template,
-                "enable_thinking": prompts.enable_thinking,
-                "tokenizer": identities.tokenizer(
-                    target.path, target.revision, f"targets.{key}.path"
-                ),
-            },
-            settings={
-                "source": prompts.source,
-                "revision": prompts.revision,
-                "answers": list(request.config.distributions.answers),
-                "model": target.path,
-                "model_revision": target.revision,
-            },
-        )
-        for key, target in request.config.targets.items()
-    ]
+    config, identities = request.config, request.identities
+    prompts, source = config.prompts, config.distributions.source
+    made: list[Node] = []
+    for key, target in config.targets.items():
+        spec: LoggedPrompts | ServedPrompts | SampledPrompts
+        if source == "logs":
+            spec = LoggedPrompts(request.log_spec(f"targets.{key}", target.path))
+        else:
+            tokenizer = identities.tokenizer(target.path, target.revision, f"targets.{key}.path")
+            if source == "answers":
+                answers = config.distributions.answers
+                files = [request.file_spec("distributions.answers", path) for path in answers]
+                spec = ServedPrompts(tokenizer, tuple(files), prompts, target)
+            else:
+                rows = identities.source(prompts.source, prompts.revision, "prompts.source")
+                spec = SampledPrompts(tokenizer, rows, prompts, target)
+        made.append(Node(STAGE.name, config.study, spec))
+    return made
 
 
 STAGE = Stage(

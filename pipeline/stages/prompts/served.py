@@ -8,16 +8,18 @@ from typing import Any
 
 import pyarrow as pa
 
+from conf.schema import Prompts
 from pipeline.engines.written.answers import counted
 from pipeline.engines.written.served import LogProbs, Reply, Request, read_served
 from pipeline.errors import PipelineError
 from pipeline.formats.prompt_files import is_text
 from pipeline.models.load import load_tokenizer
 from pipeline.models.prompt_tokens import encode, encode_chat
+from pipeline.plan.specs import ServedPrompts
 from pipeline.store import columns
 from pipeline.store.artifacts import Pending
+from pipeline.store.columns import Row
 from pipeline.store.identity import local_path
-from pipeline.store.node import Node
 
 UNKNOWN = "\ufffd"  # what engines write for bytes that are no text
 CHANGED = "answers whose text does not come back from its tokens: log token ids"
@@ -25,21 +27,20 @@ NO_TEXT = "prompts or answers that are no text"
 REFUSED = "prompts that the chat template refuses"
 
 
-def write_served(node: Node, pending: Pending) -> None:
-    """Write the prompts and answers of all files, and what was left out of them.
+def write_served(label: str, spec: ServedPrompts, pending: Pending) -> None:
+    """Write the prompts and answers of all files, and the list of rows that were left out.
 
     Raises:
         PipelineError: a file can't be read, or has no answer; or the tokenizer has no template.
     """
-    settings = node.settings
-    tokenizer = load_tokenizer(settings["model"], settings["model_revision"], "target")
-    rows: list[dict[str, Any]] = []
+    tokenizer = load_tokenizer(spec.target.path, spec.target.revision, "target")
+    rows: list[Row] = []
     answers: dict[str, list[int]] = {}
     log_probs: dict[str, LogProbs] = {}
     excluded, noted, sampling = Counter[str](), Counter[str](), dict[str, set[float]]()
     given = 0
-    for at, path in enumerate(settings["answers"], start=1):
-        local = local_path(path)
+    for at, file in enumerate(spec.answers, start=1):
+        local = local_path(file.path)
         assert local is not None
         served, left_out = read_served(local)
         excluded.update(left_out)
@@ -48,7 +49,7 @@ def write_served(node: Node, pending: Pending) -> None:
             request, reply = answer.reply.request, answer.reply
             assert request is not None
             try:
-                ids, text = prompt_of(tokenizer, request, node.config)
+                ids, text = prompt_of(tokenizer, request, spec.settings)
             except PipelineError as error:
                 refusal = error
                 excluded[REFUSED] += 1
@@ -91,7 +92,7 @@ def write_served(node: Node, pending: Pending) -> None:
         "sampling": {option: sorted(values) for option, values in sampling.items()},
     }
     print(
-        f"prompts {node.label}: {len(rows)} answers, {given} with token ids; left out or cut off: "
+        f"prompts {label}: {len(rows)} answers, {given} with token ids; left out or cut off: "
         f"{counted(excluded)}" + (f"; {counted(noted)}" if noted else ""),
         flush=True,
     )
@@ -109,7 +110,7 @@ def _listed(log_probs: Mapping[str, LogProbs]) -> pa.Table:
     return pa.table([list(column) for column in zip(*rows, strict=True)], schema=schema)
 
 
-def prompt_of(tokenizer: Any, request: Request, config: Mapping[str, Any]) -> tuple[list[int], str]:
+def prompt_of(tokenizer: Any, request: Request, settings: Prompts) -> tuple[list[int], str]:
     """Return the tokens of a request, and its text; no tokens where it is no text.
 
     Raises:
@@ -118,7 +119,7 @@ def prompt_of(tokenizer: Any, request: Request, config: Mapping[str, Any]) -> tu
     if request.prompt_ids:
         return request.prompt_ids, tokenizer.decode(request.prompt_ids)
     requested = request.enable_thinking
-    thinking = config["enable_thinking"] if requested is None else requested
+    thinking = settings.enable_thinking if requested is None else requested
     if request.messages:
         if not all(is_text(message.get("content")) for message in request.messages):
             return [], ""
@@ -126,7 +127,7 @@ def prompt_of(tokenizer: Any, request: Request, config: Mapping[str, Any]) -> tu
         return ids, str(request.messages[-1]["content"])
     if request.prompt is None or not is_text(request.prompt):
         return [], ""
-    template = config["template"] if request.chat is None else "none"
+    template = settings.template if request.chat is None else "none"
     return encode(tokenizer, [request.prompt], template, enable_thinking=thinking), request.prompt
 
 

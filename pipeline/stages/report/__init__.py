@@ -6,12 +6,11 @@ Run it with ``python -m pipeline stage=report``.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from analysis.report.text import limits
-from analysis.rules import StrictGreedy, to_mapping
+from analysis.rules import StrictGreedy
 from pipeline.errors import PipelineError
-from pipeline.plan.slices import statistics_slice
+from pipeline.plan.specs import CostsSpec, EngineSpec, ReportSpec
 from pipeline.plan.stage import Request, Stage, SummaryRow
 from pipeline.store.artifacts import Artifact
 from pipeline.store.node import Node
@@ -36,7 +35,7 @@ def check(request: Request) -> None:
     """
     labels = [target.label for target in request.config.targets.values()]
     twice = next((label for label in labels if labels.count(label) > 1), None)
-    if twice is not None and STAGE.name in request.asked:
+    if twice is not None and STAGE.name in request.wanted:
         raise PipelineError(
             f"targets.*.label={twice} is given to two targets: the report needs different names"
         )
@@ -57,30 +56,30 @@ def nodes(request: Request) -> list[Node]:
         Node(
             STAGE.name,
             config.study,
-            {
-                "study": config.study_name or config.study,
-                **({} if config.note is None else {"note": config.note}),
-                "targets": [target.label for target in config.targets.values()],
-                "drafter": None if config.drafter is None else config.drafter.label,
-                "rules": [to_mapping(rule) for rule in request.rules],
-                **statistics_slice(config),
-                **({"margin": config.accuracy.margin} if shown else {}),
-                **_engine_slice(request),
-            },
+            ReportSpec(
+                study=config.study_name or config.study,
+                targets=tuple(target.label for target in config.targets.values()),
+                drafter=None if config.drafter is None else config.drafter.label,
+                rules=tuple(request.rules),
+                statistics=request.statistics,
+                note=config.note,
+                margin=config.accuracy.margin if shown else None,
+                engine=_engine_spec(request),
+            ),
             {name: tuple(request.nodes[name]) for name in UPSTREAM if name not in left_out},
         )
     ]
 
 
-def _engine_slice(request: Request) -> dict[str, Any]:
-    """The costs of the engine of `decoding.costs`; nothing without a file.
+def _engine_spec(request: Request) -> EngineSpec | None:
+    """The costs of the engine of `decoding.costs`; None without a file.
 
     Raises:
         PipelineError: the file can't be read, or is of a drafter that the study does not have.
     """
     asked = request.config.decoding
-    if asked.costs is None or STAGE.name not in request.asked:
-        return {}
+    if asked.costs is None or STAGE.name not in request.wanted:
+        return None
     from pipeline.engines.costs import read_costs
 
     costs = read_costs(Path(asked.costs))
@@ -89,16 +88,14 @@ def _engine_slice(request: Request) -> dict[str, Any]:
             f"decoding.costs={asked.costs} has the costs of the study's drafter, and the study has "
             "none: add it, for instance drafter=local drafter.path=DIRECTORY"
         )
-    steps = [list(step) for step in zip(costs.drafted, costs.costs, strict=True)]
-    return {
-        "costs": {"engine": costs.engine, "drafter": costs.drafter, "steps": steps},
-        "lookup": asked.lookup,
-        "lookup_match": asked.lookup_match,
-    }
+    steps = tuple(zip(costs.drafted, costs.costs, strict=True))
+    return EngineSpec(
+        CostsSpec(costs.engine, costs.drafter, steps), asked.lookup, asked.lookup_match
+    )
 
 
-def summary(node: Node, artifact: Artifact) -> list[SummaryRow]:
-    """Return a row a target: what its drafter does under strict greedy, which loses nothing.
+def summary(node: Node[ReportSpec], artifact: Artifact) -> list[SummaryRow]:
+    """Return a row a target: its drafter under strict greedy, which loses nothing.
 
     Of stage acceptance: the accepted steps, those that some divergence certifies, and the tokens a
     call of drafts of any length. Of stage decoding, at the draft length that was fastest at
@@ -117,8 +114,8 @@ def summary(node: Node, artifact: Artifact) -> list[SummaryRow]:
         covered = covered[covered["divergence"] == "union"]
     certificates, decoded = table("tables/table2"), table("timings/tables/decoding_speed")
     rows = []
-    for target in node.config["targets"]:
-        row: SummaryRow = {"target": target, "drafter": node.config["drafter"] or "none"}
+    for target in node.spec.targets:
+        row: SummaryRow = {"target": target, "drafter": node.spec.drafter or "none"}
         for frame, name, shown in (
             (certificates if accepted.empty else certificates[:0], "median", "median"),
             (accepted, "acceptance", "accepted"),
@@ -144,7 +141,7 @@ def summary(node: Node, artifact: Artifact) -> list[SummaryRow]:
 
 STAGE = Stage(
     name="report",
-    version=28,
+    version=29,
     upstream=UPSTREAM,
     columns={},
     nodes=nodes,

@@ -11,12 +11,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import pandas as pd
-
 from analysis.decoding.answers import accuracy
-from analysis.decoding.metrics import Decoded
 from analysis.decoding.speed import speed
 from analysis.page.screen import most_certified
+from analysis.report.elements import elements_section
 from analysis.report.measured import Results, Target
 from analysis.report.records import Section, Table, together, worded
 from analysis.report.render import files, names
@@ -39,64 +37,40 @@ from analysis.report.sections.decoding_speed import speed_section
 from analysis.report.sections.paper_figures import figure1, survival_figure
 from analysis.report.sections.published_matched import compare, published_section
 from analysis.rules import StrictGreedy
+from pipeline.decoding.decoded import read_answered, read_decoded, thetas
 from pipeline.execution.progress import progress_bar
-from pipeline.plan.slices import bootstrap_settings
+from pipeline.plan.specs import DistributionsSpec, ReportSpec
 from pipeline.stages.report import setups
 from pipeline.stages.report.engine import engine_section, in_engine
 from pipeline.stages.report.inputs import (
-    Upstream,
-    by_target,
     comparisons,
     judged_by,
     matches_of,
     read_results,
     read_target,
 )
-from pipeline.stages.report.page import page_files
+from pipeline.stages.report.page import MARGIN, page_files
+from pipeline.stages.report.sources import Measured, Sources, by_target
 from pipeline.store.artifacts import Artifact, Pending
-from pipeline.store.decoded import read_answered, read_decoded, thetas
 from pipeline.store.node import Node
 
 
-def compute(node: Node, upstream: dict[str, list[Artifact]], pending: Pending) -> None:
+def compute(node: Node[ReportSpec], upstream: dict[str, list[Artifact]], pending: Pending) -> None:
     """Write the report of a study into `pending.directory`."""
-    config, study = node.config, str(node.config["study"])
-    sources = by_target(node, upstream)
-    targets = [read_target(node, at, mine) for at, mine in enumerate(sources)]
-    results = read_results(node, targets, sources)
-    if "acceptance" in results:
-        targets = [
-            judged_by(target, mine, most_certified(results, target.label)["divergence"])
-            for target, mine in zip(targets, sources, strict=True)
-        ]
-    decoded = [
-        read_decoded(target.label, config["drafter"], mine["decoding"][0])
-        for target, mine in zip(targets, sources, strict=True)
-        if "decoding" in mine
-    ]
-    statistics = bootstrap_settings(config)
-    speeds = [speed(one, *statistics).assign(theta=thetas(one)) for one in decoded]
-    engine = in_engine(config, sources)
-    sections = [*sections_of(node, sources, targets, results, decoded, speeds)]
-    if engine is not None:
-        sections.insert(-1, engine_section(engine))
+    spec = node.spec
+    measured = measure(spec, by_target(node, upstream))
+    sections = [*sections_of(measured)]
+    if measured.engine is not None:
+        sections.insert(-1, engine_section(measured.engine))
+    sections.insert(-1, elements_section(sections))  # what is beside the published comes last
     shown = [(section, item) for section in sections for item in section.shown]
     made: dict[str, bytes] = {}
-    with progress_bar(len(shown), "table or figure", f"report {study}") as bar:
+    with progress_bar(len(shown), "table or figure", f"report {spec.study}") as bar:
         for section, item in shown:
-            found = files(item, config.get("note", ""))
-            made |= {f"{section.place}{path}": content for path, content in found}
+            rendered = files(item, spec.note or "")
+            made |= {f"{section.place}{path}": content for path, content in rendered}
             bar.update()
-    made |= page_files(
-        node,
-        upstream,
-        targets,
-        results,
-        [*zip(decoded, speeds, strict=True)],
-        sections,
-        sources,
-        [] if engine is None else engine[-1],
-    )
+    made |= page_files(measured, sections, node.label)
     for name, content_of in made.items():
         path = pending.directory / name
         path.parent.mkdir(exist_ok=True, parents=True)
@@ -108,52 +82,79 @@ def compute(node: Node, upstream: dict[str, list[Artifact]], pending: Pending) -
     }
 
 
-def sections_of(
-    node: Node,
-    sources: Sequence[Upstream],
-    targets: Sequence[Target],
-    results: Results,
-    decoded: Sequence[Decoded],
-    speeds: Sequence[pd.DataFrame],
-) -> Iterator[Section]:
+def measure(spec: ReportSpec, sources: Sequence[Sources]) -> Measured:
+    """Compute the statistics of all targets, and read the decoded answers."""
+    targets = [read_target(spec, one) for one in sources]
+    results = read_results(spec, targets, sources)
+    if "acceptance" in results:
+        targets = [
+            judged_by(
+                target, one.drafts.artifact, most_certified(results, target.label)["divergence"]
+            )
+            for target, one in zip(targets, sources, strict=True)
+            if one.drafts is not None
+        ]
+    decoded = [
+        read_decoded(one.label, spec.drafter or "", one.decoding.artifact)
+        for one in sources
+        if one.decoding is not None
+    ]
+    speeds = [speed(one, *spec.statistics).assign(theta=thetas(one)) for one in decoded]
+    return Measured(
+        spec,
+        sources,
+        targets=targets,
+        results=results,
+        decoded=decoded,
+        speeds=speeds,
+        engine=in_engine(spec, sources),
+    )
+
+
+def sections_of(measured: Measured) -> Iterator[Section]:
     """Yield the sections of a report, in their order."""
-    config = node.config
+    spec, sources, results = measured.spec, measured.sources, measured.results
+    targets, decoded, speeds = measured.targets, measured.decoded, measured.speeds
     yield certificates_section(targets, results, sources)
     if results.drafter:
-        sampling = sources[0]["distributions"][0].record["config"]
         sampled = results.facts["sampled"] is not None
-        yield acceptance_section(
-            results, [] if sampled else [worded("left_out", **sampling)["sampling"]]
-        )
+        yield acceptance_section(results, [] if sampled else [not_sampled(sources[0])])
     if decoded:
-        found = [mine["decoding"][0] for mine in sources]
-        title = f"How it decodes with {config['drafter']}"
-        yield decoding_section(
-            title, decoded, bootstrap_settings(config), setups.extent(decoded, found)
-        )
-        said = [*setups.machines(decoded, found), *setups.warning(decoded, speeds)]
-        yield speed_section(title, decoded, speeds, said)
-    if "accuracy" in sources[0]:
-        yield from answer_sections(node, [mine["accuracy"][0] for mine in sources])
+        made = [one.decoding for one in sources if one.decoding is not None]
+        title = f"How it decodes with {spec.drafter}"
+        level = compared_level(results["runs"]["eps"])
+        extent = setups.extent(decoded, made)
+        yield decoding_section(title, decoded, spec.statistics, level, paragraphs=extent)
+        says = [*setups.machines(decoded, made), *setups.warning(decoded, speeds)]
+        yield speed_section(title, decoded, speeds, says)
+    answered = [one.accuracy.artifact for one in sources if one.accuracy is not None]
+    if answered:
+        yield from answer_sections(spec, answered)
     if any(len({category for *_, category in target.prompts}) > 1 for target in targets):
-        yield Section("By category of the prompts", [categories_table(node, targets, results)])
+        yield Section("By category of the prompts", [categories_table(measured)])
     matches = [
         match
-        for target, mine in zip(targets, sources, strict=True)
-        for match in matches_of(target, mine)
+        for target, one in zip(targets, sources, strict=True)
+        for match in matches_of(target, one)
     ]
     yield published_section(compare(results, matches), matches)
 
 
+def not_sampled(sources: Sources) -> str:
+    """Return why stochastic verification is left out: how the answers were decoded instead."""
+    spec: DistributionsSpec = sources.distributions.node.spec
+    words = worded("left_out", temperature=spec.temperature, top_p=spec.top_p, top_k=spec.top_k)
+    return str(words["sampling"])
+
+
 def certificates_section(
-    targets: Sequence[Target], results: Results, sources: Sequence[Upstream]
+    targets: Sequence[Target], results: Results, sources: Sequence[Sources]
 ) -> Section:
     """Return the section on the certificates, with all that it shows in the paper's order."""
     panels = {target.label: target.certificates for target in targets}
     bootstraps = {target.label: target.bootstrap for target in targets}
     compared = {
-        target.label: comparisons(target, mine)
-        for target, mine in zip(targets, sources, strict=True)
+        target.label: comparisons(target, one) for target, one in zip(targets, sources, strict=True)
     }
     runs = [run_length_table(results, at) for at in range(len(targets))]
     drawn = [survival_figure(f"figure{number}", panels, bootstraps) for number in (2, 3, 4, 5)]
@@ -170,14 +171,15 @@ def certificates_section(
         estimator_table(results),
         table7(results),
         determined_table(panels),
-        bounds_table(compared),
+        bounds_table(compared, compared_level(results["runs"]["eps"])),
         *runs[2:],
     ]
     return Section("Certificates", shown)
 
 
-def categories_table(node: Node, targets: Sequence[Target], results: Results) -> Table:
+def categories_table(measured: Measured) -> Table:
     """Return the table by category of the prompts."""
+    targets, results = measured.targets, measured.results
     rules = list(targets[0].certificates)
     rule = StrictGreedy() if StrictGreedy() in rules else rules[0]
     eps = compared_level(results["runs"]["eps"])
@@ -188,18 +190,17 @@ def categories_table(node: Node, targets: Sequence[Target], results: Results) ->
             means["kl"] = target.draft["kl"].to_numpy()
             means["accepted"] = target.draft["rank"].to_numpy() == 1
         categories = [category for *_, category in target.prompts]
-        seed = node.config["statistics_seed"]
+        seed = measured.spec.statistics.seed
         frames[target.label] = category_statistics(
             categories, rule, target.certificates[rule], means, eps, target.bootstrap, seed
         )
     return category_table(together(frames), rule, eps)
 
 
-def answer_sections(node: Node, found: Sequence[Artifact]) -> list[Section]:
+def answer_sections(spec: ReportSpec, made: Sequence[Artifact]) -> list[Section]:
     """Return the sections on answers to tasks, from the artifacts of stage accuracy."""
-    config = node.config
-    pairs = zip(config["targets"], found, strict=True)
-    answered = [read_answered(target, artifact) for target, artifact in pairs]
-    margin = config["margin"]
-    tables = [accuracy(one, *bootstrap_settings(config), margin) for one in answered]
-    return accuracy_sections(config["drafter"], answered, tables, margin, config["confidence"])
+    pairs = zip(spec.targets, made, strict=True)
+    answered = [read_answered(label, artifact) for label, artifact in pairs]
+    statistics, margin = spec.statistics, MARGIN if spec.margin is None else spec.margin
+    tables = [accuracy(one, *statistics, margin) for one in answered]
+    return accuracy_sections(spec.drafter or "", answered, tables, margin, statistics.confidence)

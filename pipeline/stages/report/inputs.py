@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,21 +12,25 @@ import pandas as pd
 
 from analysis.acceptance.judgement import FULL, Judgement, judge
 from analysis.certificates.certify import certify
+from analysis.certificates.closed_forms import compared_steps
 from analysis.page.steps import CANDIDATES, DIVERGENCES, judging_divergence
 from analysis.report.measured import Results, Target, certificate_statistics, top_statistics
 from analysis.report.published import EPS, PAPERS, TABLE2
 from analysis.report.records import together
-from analysis.report.sections.bounds import RuleSteps, has_closed_form
+from analysis.report.sections.bounds import RuleSteps
 from analysis.report.sections.published_matched import RULES, nearest_temperature
-from analysis.rules import Rule, StrictGreedy, Tree, build
-from analysis.statistics.bootstrap import Floats, PromptBootstrap, top_probability
+from analysis.rules import Rule, StrictGreedy, Tree
+from analysis.statistics.bootstrap import PromptBootstrap, top_probability
 from analysis.statistics.run_lengths import run_lengths
 from analysis.statistics.trajectories import Trajectories, inside_repeats
-from analysis.topk import TopK
-from pipeline.plan.slices import bootstrap_settings
+from pipeline.models.token_texts import token_texts
+from pipeline.plan.facts import AcceptanceFacts, DraftsFacts
+from pipeline.plan.specs import AcceptanceSpec, ReportSpec
+from pipeline.stages.report.sources import Source, Sources
 from pipeline.store import distributions
 from pipeline.store.artifacts import Artifact
-from pipeline.store.node import Node
+from pipeline.store.columns import numbers
+from pipeline.store.distributions import StoredFacts
 
 PAIR_FRAMES = {  # of Results, and the files of stage acceptance that they are
     "acceptance": "statistics",
@@ -41,30 +45,16 @@ DRAFT = {  # of stage drafts, and their names in `Target.draft`
     "draft_top_surprisal": "q",
     "draft_log_prob": "p_draft",
 }
-Upstream = Mapping[str, Sequence[Artifact]]  # by stage
 
 
-def by_target(node: Node, upstream: Upstream) -> list[Upstream]:
-    """Return the artifacts of each target by stage; upstream lists follow the targets."""
-    count = len(node.config["targets"])
-    return [
-        {
-            name: artifacts[at * len(artifacts) // count : (at + 1) * len(artifacts) // count]
-            for name, artifacts in upstream.items()
-            if artifacts
-        }
-        for at in range(count)
-    ]
-
-
-def read_target(node: Node, at: int, sources: Upstream) -> Target:
-    """Read the target number `at` from its artifacts."""
-    (prompts,), (dump,) = sources["prompts"], sources["distributions"]
-    rules = [build(mapping) for mapping in node.config["rules"]]
-    ranks = [k for k in RANKS if k <= dump.record["facts"]["k"]]
+def read_target(spec: ReportSpec, sources: Sources) -> Target:
+    """Read a target from its artifacts."""
+    dump, drafts = sources.distributions.artifact, None
+    rules, stored = spec.rules, dump.facts(StoredFacts)
+    ranks = [k for k in RANKS if k <= stored.k]
     undefined = {rule.label: 0 for rule in rules if rule.undefined_means}
     top, candidates, probabilities = [], [], []
-    for _, dist in distributions.chunks(dump, temperature_of(sources)):
+    for _, dist in distributions.chunks(dump, sources.temperature):
         top.append(top_probability(dist, ranks))
         candidates.append(dist.ids[:, :CANDIDATES])
         probabilities.append(dist.probs[:, :CANDIDATES])
@@ -72,18 +62,20 @@ def read_target(node: Node, at: int, sources: Upstream) -> Target:
             if rule.undefined_means:
                 undefined[rule.label] += int(rule.undefined(dist).sum())
     certificates = {}
-    for rule, artifact in zip(rules, sources["certificates"], strict=True):
-        table = artifact.read(columns=["lower", "upper"])
+    for rule, source in zip(rules, sources.certificates, strict=True):
+        table = source.artifact.read(columns=["lower", "upper"])
         certificates[rule] = table["lower"].to_numpy(), table["upper"].to_numpy()
     steps = dump.read(columns=["prompt_id", "position", "token_id"])
     tokens = steps["token_id"].to_numpy()
     trajectories = Trajectories.from_positions(steps["position"].to_numpy())
-    known = prompts.read(columns=["prompt_id", "text", "source"]).to_pandas().set_index("prompt_id")
-    asked = known.loc[steps["prompt_id"].take(trajectories.starts).to_pylist()]
+    prompts = sources.prompts.artifact.read(columns=["prompt_id", "text", "source"]).to_pandas()
+    asked = prompts.set_index("prompt_id").loc[
+        steps["prompt_id"].take(trajectories.starts).to_pylist()
+    ]
     draft = None
-    if "acceptance" in sources:
-        (drafts,) = sources["drafts"]
-        completed = "completed" in drafts.record["facts"]
+    if sources.acceptance is not None and sources.drafts is not None:
+        drafts = sources.drafts.artifact
+        completed = drafts.facts(DraftsFacts).completed is not None
         known = [name for name in DIVERGENCES if completed or name != FULL]
         table = drafts.read(columns=[*DRAFT, *known]).to_pandas()
         draft = table.rename(columns=DRAFT).assign(
@@ -92,30 +84,27 @@ def read_target(node: Node, at: int, sources: Upstream) -> Target:
     shown = np.concatenate(candidates)
     ids = [tokens, shown.ravel(), *([] if draft is None else [draft["token"].to_numpy()])]
     return Target(
-        node.config["targets"][at],
-        certificates,
-        PromptBootstrap(trajectories.prompts, *bootstrap_settings(node.config)),
-        tokens,
-        shown,
-        np.concatenate(probabilities),
-        list(asked.reset_index().itertuples(index=False, name=None)),
-        dict(zip(ranks, np.ascontiguousarray(np.concatenate(top).T), strict=True)),
-        inside_repeats(tokens, trajectories.prompts),
-        undefined,
-        distributions.words(
-            node.upstream["distributions"][at],
-            dump,
-            None if draft is None else sources["drafts"][0],
-            np.unique(np.concatenate(ids)).tolist(),
+        sources.label,
+        certificates=certificates,
+        bootstrap=PromptBootstrap(trajectories.prompts, *spec.statistics),
+        tokens=tokens,
+        candidates=shown,
+        probabilities=np.concatenate(probabilities),
+        prompts=list(asked.reset_index().itertuples(index=False, name=None)),
+        top=dict(zip(ranks, np.ascontiguousarray(np.concatenate(top).T), strict=True)),
+        repeated=inside_repeats(tokens, trajectories.prompts),
+        undefined=undefined,
+        words=token_texts(
+            sources.distributions.node, dump, drafts, np.unique(np.concatenate(ids)).tolist()
         ),
-        draft,
+        draft=draft,
     )
 
 
-def judged_by(target: Target, sources: Upstream, divergence: str) -> Target:
+def judged_by(target: Target, drafts: Artifact, divergence: str) -> Target:
     """Return a target with its drafter judged step by step, a rule as `judging_divergence` says."""
     assert target.draft is not None
-    steps, found = distributions.read_steps(sources["drafts"][0]), list[Judgement]()
+    steps, found = distributions.read_steps(drafts), list[Judgement]()
     of_rules = {rule: judging_divergence(rule, divergence) for rule in target.certificates}
     for by in dict.fromkeys(of_rules.values()):
         rules = [rule for rule, name in of_rules.items() if name == by]
@@ -127,30 +116,28 @@ def judged_by(target: Target, sources: Upstream, divergence: str) -> Target:
     return replace(target, judged=judged, accepted=accepted, divergence=divergence)
 
 
-def temperature_of(sources: Upstream) -> float:
-    """Return the temperature of the certified distribution."""
-    return float(sources["certificates"][0].record["config"]["temperature"])
-
-
-def read_results(node: Node, targets: Sequence[Target], sources: Sequence[Upstream]) -> Results:
+def read_results(
+    spec: ReportSpec, targets: Sequence[Target], sources: Sequence[Sources]
+) -> Results:
     """Compute the statistics of every target, and read those of a drafter where there is one."""
     frames = frames_of(targets)
 
-    def of_stage(stage: str, name: str = "data") -> pd.DataFrame:
-        pairs = zip(targets, sources, strict=True)
-        return together({t.label: mine[stage][0].read(name).to_pandas() for t, mine in pairs})
+    def of_stage(made: Iterable[Source[Any]], name: str = "data") -> pd.DataFrame:
+        pairs = zip(targets, made, strict=True)
+        return together({t.label: one.artifact.read(name).to_pandas() for t, one in pairs})
 
-    frames["runs"] = of_stage("run_lengths")
+    frames["runs"] = of_stage(one.run_lengths for one in sources)
     rules = {rule.label: rule for rule in targets[0].certificates}
     facts: dict[str, Any] = {}
-    found = sources[0].get("acceptance")
-    if found:
-        frames |= {name: of_stage("acceptance", file) for name, file in PAIR_FRAMES.items()}
-        frames["listing"] = found[0].read("listing").to_pandas()
-        facts["sampled"] = found[0].record["facts"]["sampled_temperature"]
-        rules |= {rule.label: rule for rule in rules_of(found[0])}
-    drafter = node.config["drafter"] if found else ""
-    return Results([t.label for t in targets], rules, frames, drafter, facts)
+    accepted = [one.acceptance for one in sources if one.acceptance is not None]
+    if accepted:
+        frames |= {name: of_stage(accepted, file) for name, file in PAIR_FRAMES.items()}
+        first = accepted[0]
+        frames["listing"] = first.artifact.read("listing").to_pandas()
+        facts["sampled"] = first.artifact.facts(AcceptanceFacts).sampled_temperature
+        rules |= {rule.label: rule for rule in rules_of(first.node.spec)}
+    drafter = spec.drafter or "" if accepted else ""
+    return Results([t.label for t in targets], rules, frames, drafter, facts=facts)
 
 
 def frames_of(targets: Sequence[Target]) -> dict[str, pd.DataFrame]:
@@ -168,12 +155,10 @@ def frames_of(targets: Sequence[Target]) -> dict[str, pd.DataFrame]:
     }
 
 
-def rules_of(acceptance: Artifact) -> list[Rule]:
+def rules_of(spec: AcceptanceSpec) -> list[Rule]:
     """Return every rule that was measured: of the study, of presets, of ranges, and greedy."""
-    config = acceptance.record["config"]
-    mappings = [entry["rule"] for entry in config["rules"]]
-    mappings += [entry["rule"] for entry in (*config["presets"].values(), *config["ranges"])]
-    return [StrictGreedy(), *map(build, mappings)]
+    ranged = [rule for one in spec.ranges for rule in one.rules]
+    return [StrictGreedy(), *spec.rules, *spec.presets.values(), *ranged]
 
 
 def concat_frames(frames: Sequence[pd.DataFrame]) -> pd.DataFrame:
@@ -181,67 +166,48 @@ def concat_frames(frames: Sequence[pd.DataFrame]) -> pd.DataFrame:
     return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
 
 
-def comparisons(target: Target, sources: Upstream) -> list[RuleSteps]:
+def comparisons(target: Target, sources: Sources) -> list[RuleSteps]:
     """Read the steps that a rule's certificates and closed forms are compared over, by rule.
 
     An engine's log has none: its log-probabilities are rounded.
     """
-    (dump,) = sources["distributions"]
-    chosen = [
-        (rule, artifact)
-        for rule, artifact in zip(target.certificates, sources["certificates"], strict=True)
-        if has_closed_form(rule)
-    ]
-    if not chosen or "log_prob_error" in dump.record["facts"]:
+    dump = sources.distributions.artifact
+    if dump.facts(StoredFacts).log is not None:
         return []
-    frames = []
-    for rule, artifact in chosen:
-        table = artifact.read(columns=["active_size", "accepted_count"]).to_pandas()
-        lower, upper = target.certificates[rule]
-        known = (lower == upper) & np.isfinite(upper)
-        # the token whose tie is a rejection, by its rank from 0; -1 where it is unknown
-        first = table["accepted_count"].fillna(-1).to_numpy(dtype=np.intp)
-        if isinstance(rule, Tree):
-            first = np.full(len(table), rule.m)
-        frames.append(table.assign(certificate=np.where(known, lower, np.nan), first=first))
-    p0, b, theta = [], [], []
-    begun = 0
-    for _, dist in distributions.chunks(dump, temperature_of(sources)):
-        steps = slice(begun, begun + len(dist))
-        begun = steps.stop
-        p0.append(dist.top_probability)
-        b.append([probability(dist, frame["first"].to_numpy()[steps]) for frame in frames])
-        theta.append([threshold(dist, rule) for rule, _ in chosen])
-    columns = zip(np.concatenate(b, axis=1), np.concatenate(theta, axis=1), strict=True)
-    return [
-        (rule, frame.assign(p0=np.concatenate(p0), b=rejected, theta=least))
-        for (rule, _), frame, (rejected, least) in zip(chosen, frames, columns, strict=True)
+    chosen = [
+        (
+            rule,
+            target.certificates[rule],
+            source.artifact.read(columns=["active_size", "accepted_count"]),
+        )
+        for rule, source in zip(target.certificates, sources.certificates, strict=True)
+        if rule.judges_tokens or type(rule) is Tree  # a user's own tree has no closed form
     ]
+    columns = [
+        (rule, ends, numbers(table["active_size"]), numbers(table["accepted_count"].fill_null(-1)))
+        for rule, ends, table in chosen
+    ]
+    frames: dict[Rule, list[pd.DataFrame]] = {rule: [] for rule, *_ in chosen}
+    begun = 0
+    for _, dist in distributions.chunks(dump, sources.temperature):
+        at = slice(begun, begun + len(dist))
+        begun = at.stop
+        for rule, (lower, upper), sizes, counts in columns:
+            of_chunk = compared_steps(dist, rule, (lower[at], upper[at]), sizes[at], counts[at])
+            frames[rule].append(of_chunk)
+    return [(rule, concat_frames(parts)) for rule, parts in frames.items()]
 
 
-def probability(dist: TopK, ranks: np.ndarray) -> Floats:
-    """Return the (N,) probabilities of the given ranks, from 0; NaN where they are not stored."""
-    stored = (ranks >= 0) & (ranks < dist.k)
-    at = np.where(stored, ranks, 0)[:, None]
-    return np.where(stored, np.exp(np.take_along_axis(dist.log_probs, at, axis=1))[:, 0], np.nan)
-
-
-def threshold(dist: TopK, rule: Rule) -> Floats:
-    """Return the (N,) probability that a token must exceed, NaN for a rule without threshold."""
-    cut = rule.cut(dist)
-    return np.full(len(dist), np.nan) if cut is None else cut.threshold(dist)
-
-
-def matches_of(target: Target, sources: Upstream) -> list[Results]:
+def matches_of(target: Target, sources: Sources) -> list[Results]:
     """Match a target with each model of the paper, by the temperatures that are stored."""
-    (dump,) = sources["distributions"]
+    dump = sources.distributions.artifact
     p0 = {
         temperature: distributions.read_top_probabilities(dump, temperature)
         for temperature in distributions.stored_temperatures(dump)
     }
     nearest = {paper: nearest_temperature(p0, paper) for paper in PAPERS}
     known = {at: measure_at(target, dump, at) for at in sorted(set(nearest.values()))}
-    facts = {"own": temperature_of(sources), "least": min(p0), "most": max(p0)}
+    facts = {"own": sources.temperature, "least": min(p0), "most": max(p0)}
     return [
         replace(known[at], facts=facts | {"paper": paper, "temperature": at})
         for paper, at in nearest.items()

@@ -9,9 +9,10 @@ import base64
 import json
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from string import Template
@@ -33,14 +34,14 @@ from analysis.report.render import PUBLISHED, lines, names, spans
 from analysis.report.style import family, rule_colour
 from analysis.rules import Additive, Multiplicative, Rule, StrictGreedy, Tree
 from analysis.statistics.bootstrap import FEW_PROMPTS, Resampling
+from pipeline.decoding.decoded import read_answered
 from pipeline.engines.settings import ENGINES, setting_values
-from pipeline.plan.slices import bootstrap_settings
-from pipeline.stages.report.inputs import Upstream
+from pipeline.plan.specs import LoggedDistributions
 from pipeline.stages.report.setups import introduction, setup
+from pipeline.stages.report.sources import Measured, Sources
 from pipeline.store.artifacts import Artifact
-from pipeline.store.decoded import read_answered
 from pipeline.store.durable import read_sealed, write_sealed
-from pipeline.store.node import VERDICT, Node
+from pipeline.store.node import VERDICT
 
 WEB = Path(__file__).parent / "web"
 SCRIPTS = ("specs.js", "charts.js", "page.js", "explorer.js")
@@ -48,33 +49,21 @@ CURVES = (StrictGreedy(), Additive(0.1), Additive(0.3), Multiplicative(0.1), Tre
 MARGIN = 0.05  # where the study was not asked for another: the loss of accuracy that matters
 
 
-def page_files(
-    node: Node,
-    upstream: Mapping[str, list[Artifact]],
-    targets: Sequence[Target],
-    results: Results,
-    timed: Sequence[tuple[Decoded, pd.DataFrame]],
-    sections: Sequence[Section],
-    sources: Sequence[Upstream],
-    in_engine: Sequence[Advice] = (),
-) -> dict[str, bytes]:
-    """Return the page, one file that needs no other and no network, and what stands beside it.
+def page_files(measured: Measured, sections: Sequence[Section], study: str) -> dict[str, bytes]:
+    """Return the page, one file that needs no other and no network, and the files beside it.
 
     That is the verdict as text, and plain pages of all tables and figures.
 
     Args:
-        node: of the report.
-        upstream: artifacts by stage.
-        targets: the steps of each.
-        results: what was measured.
-        timed: what was decoded and its speeds, target by target; empty where nothing was.
+        measured: of all targets.
         sections: all tables and figures by section, those beside the published last.
-        sources: artifacts of each target by stage.
-        in_engine: the verdict of each target for an engine; empty without its costs.
+        study: its name on the command line.
     """
-    study, note = node.config["study"], node.config.get("note")
-    setups = {one.label: setup(one, mine) for one, mine in zip(targets, sources, strict=True)}
-    advice = verdicts_of(node, upstream, results.targets, timed)
+    spec, sources, targets = measured.spec, measured.sources, measured.targets
+    results, timed = measured.results, bool(measured.decoded)
+    setups = {one.label: setup(one, of) for one, of in zip(targets, sources, strict=True)}
+    advice = verdicts_of(measured, study)
+    in_engine = [] if measured.engine is None else measured.engine.advice
     text_of_verdict = advice_text([*advice, *in_engine])
     if in_engine:
         advice = [
@@ -90,7 +79,7 @@ def page_files(
     css = (WEB / "page.css").read_text(encoding="utf-8")
     environment.globals |= {"lines": lines, "spans": spans, "as_published": PUBLISHED}
     environment.globals |= {"files_of": names, "few_prompts": FEW_PROMPTS}
-    environment.globals |= {"study": study, "note": note, "css": css}
+    environment.globals |= {"study": spec.study, "note": spec.note, "css": css}
     shown = {
         "drafter": None if pairs is None else pairs.drafter,
         "targets": results.targets,
@@ -106,15 +95,16 @@ def page_files(
         "prompts": [target.bootstrap.count for target in targets],
         "judged": [sum(int(sure.sum()) for _, sure in one.judged.values()) for one in targets],
         "contradictions": [steps.contradictions(target) for target in targets],
-        "timed": bool(timed),
+        "timed": timed,
         "sections": sections,
-        "introduction": introduction(setups, node.config),
+        "introduction": introduction(setups, spec),
         "setups": setups,
         "settings": dict.fromkeys(name for facts in setups.values() for name in facts),
         "published": sections[-1].shown[0] if set(results.targets) & set(PAPERS) else None,
     }
-    data = data_of(targets, pairs, rules) | {"flags": flags(upstream, rules)}
-    timings = {"speed": [screen.speed_rows(speeds, one.drafter) for one, speeds in timed]}
+    data = data_of(targets, pairs, rules) | {"flags": flags(sources[0], rules)}
+    decoded = zip(measured.decoded, measured.speeds, strict=True)
+    timings = {"speed": [screen.speed_rows(speeds, one.drafter) for one, speeds in decoded]}
     text = environment.get_template("page.html").render(
         page=shown,
         data=deflated(data),
@@ -128,7 +118,7 @@ def page_files(
             shown_here = [item for section in mine for item in section.shown]
             tables = [item for item in shown_here if isinstance(item, Table)]
             found[f"{place}tables.html"] = environment.get_template("tables.html").render(
-                sections=mine, shared=shared_notes(tables), timed=bool(timed), place=place
+                sections=mine, shared=shared_notes(tables), timed=timed, place=place
             )
     return {name: content.encode() for name, content in found.items()}
 
@@ -167,28 +157,31 @@ def whole(text: str) -> str:
     return text.replace(" = ", "\u00a0=\u00a0").replace(" %", "\u00a0%")
 
 
-def verdicts_of(
-    node: Node,
-    upstream: Mapping[str, list[Artifact]],
-    labels: Sequence[str],
-    timed: Sequence[tuple[Decoded, pd.DataFrame]],
-) -> list[Advice]:
-    """Return the verdict on every target."""
-    config, logged = node.config, "log" in upstream["distributions"][0].record["config"]
-    command = "" if logged else f"python -m pipeline study={node.label}"
-    if not timed:
-        return [advise(one, config.get("drafter") or "", None, command=command) for one in labels]
-    answers: Sequence[Artifact | None] = upstream.get("accuracy") or [None] * len(labels)
-    margin = config.get("margin", MARGIN)
+def verdicts_of(measured: Measured, study: str) -> list[Advice]:
+    """Return the verdict on every target of a study, given by its name on the command line."""
+    spec, sources = measured.spec, measured.sources
+    logged = isinstance(sources[0].distributions.node.spec, LoggedDistributions)
+    command = "" if logged else f"python -m pipeline study={study}"
+    if not measured.decoded:
+        return [advise(one.label, spec.drafter or "", None, command=command) for one in sources]
+    margin = MARGIN if spec.margin is None else spec.margin
     return [
-        verdict(*one, found, bootstrap_settings(config), margin, command)
-        for one, found in zip(timed, answers, strict=True)
+        verdict(
+            decoded,
+            speeds,
+            answers=None if one.accuracy is None else one.accuracy.artifact,
+            statistics=spec.statistics,
+            margin=margin,
+            command=command,
+        )
+        for decoded, speeds, one in zip(measured.decoded, measured.speeds, sources, strict=True)
     ]
 
 
 def verdict(
     decoded: Decoded,
     speeds: pd.DataFrame,
+    *,
     answers: Artifact | None,
     statistics: Resampling,
     margin: float,
@@ -208,9 +201,11 @@ def verdict(
     if answers is not None:
         answered = read_answered(decoded.target, answers)
         table = accuracy(answered, *statistics, margin)
-        losses = losses_on_answers(answered, table, margin, statistics[1])
+        losses = losses_on_answers(answered, table, margin, statistics.confidence)
     lengths, busy = draft_lengths(decoded, speeds), signs_of_load(speeds)
-    return advise(decoded.target, decoded.drafter, speeds, lengths, losses, busy, command)
+    return advise(
+        decoded.target, decoded.drafter, speeds, lengths, answers=losses, busy=busy, command=command
+    )
 
 
 def deflated(data: Any) -> str:
@@ -222,7 +217,7 @@ def deflated(data: Any) -> str:
 def data_of(
     targets: Sequence[Target], pairs: Results | None, rules: Sequence[Rule]
 ) -> dict[str, Any]:
-    """Return what the scripts read; the clock decides nothing here."""
+    """Return the data of the scripts; it does not depend on the clock."""
     return {
         "drafter": None if pairs is None else pairs.drafter,
         "levels": steps.LEVELS.tolist(),
@@ -250,19 +245,20 @@ def data_of(
     }
 
 
-def flags(upstream: Mapping[str, list[Artifact]], rules: Sequence[Rule]) -> list[dict[str, str]]:
+def flags(sources: Sources, rules: Sequence[Rule]) -> list[dict[str, str]]:
     """Return, rule by rule, the settings of the engines that run it; $length is left open."""
-    drafts = upstream["drafts"][0].record["config"] if upstream.get("drafts") else {}
-    fixed = {
-        "target": "TARGET",
-        "drafter": "DRAFTER",
-        "head": "head" in drafts.get("drafter", {}),
-        "temperature": upstream["certificates"][0].record["config"]["temperature"],
-        "draft_length": None,
-    }
+    drafter = None if sources.drafts is None else sources.drafts.node.spec.drafter
+    values = partial(
+        setting_values,
+        target="TARGET",
+        drafter="DRAFTER",
+        head=drafter is not None and drafter.head is not None,
+        temperature=sources.temperature,
+        draft_length=None,
+    )
     return [
         {
-            name: Template(about["text"]).safe_substitute(setting_values(name, rule, **fixed))
+            name: Template(about["text"]).safe_substitute(values(name, rule))
             for name, about in ENGINES.items()
             if rule.name == (about["rule"] or "greedy")
         }

@@ -16,8 +16,9 @@ from analysis.report.records import worded
 from analysis.report.text import number_text, share_text
 from analysis.statistics.drift import drift_in_words
 from analysis.statistics.trajectories import LENGTH
-from pipeline.stages.report.inputs import Upstream
-from pipeline.store.artifacts import Artifact
+from pipeline.plan.facts import AnswersFacts, DecodingFacts, DistributionsFacts, SampledFacts
+from pipeline.plan.specs import DecodingSpec, ReportSpec, SampledPrompts, ServedPrompts
+from pipeline.stages.report.sources import Source, Sources
 
 WORDS = {  # what a reader must know of records, by stage and key; the rest is in record.json
     "distributions.model.hub": "model",
@@ -71,41 +72,43 @@ OPEN = (  # settings that the paper does not state
 )
 
 
-def introduction(
-    setups: Mapping[str, Mapping[str, str]], statistics: Mapping[str, Any]
-) -> list[str]:
+def introduction(setups: Mapping[str, Mapping[str, str]], spec: ReportSpec) -> list[str]:
     """Return the paragraphs that a reader of any table must know.
 
     Args:
         setups: `setup` of each target, by its printed name.
-        statistics: resamples and confidence of the bootstrap, and the note of the study.
+        spec: of the report.
     """
     of_paper = next((facts for name, facts in setups.items() if name in PAPERS), {})
     texts = worded(
         "introduction",
-        confidence=100 * statistics["confidence"],
-        resamples=statistics["resamples"],
+        confidence=100 * spec.statistics.confidence,
+        resamples=spec.statistics.resamples,
         open="; ".join(f"{name}: {of_paper[name]}" for name in OPEN if name in of_paper),
     )
-    note = [statistics["note"]] if "note" in statistics else []
+    note = [] if spec.note is None else [spec.note]
     paper = [texts["paper"], texts["open"]] if of_paper else []
     return [*note, texts["certificates"], texts["statistics"], *paper]
 
 
-def setup(target: Target, sources: Upstream) -> dict[str, str]:
-    """Return how a target's numbers were made, in words.
-
-    Args:
-        target: its steps.
-        sources: its artifacts by stage.
-    """
-    records = {name: found[0].record for name, found in sources.items()}
-    read = {name: _settings(record["config"], record["facts"]) for name, record in records.items()}
-    (known,) = pd.json_normalize(read).to_dict("records")  # by dotted keys
-    excluded = read.get("prompts", {}).get("excluded") or {}
-    rows = {why: of["rows"] if isinstance(of, Mapping) else of for why, of in excluded.items()}
-    drifted = read.get("distributions", {}).get("drift") or {}  # of answers that were served
-    drawn = "source" in read.get("prompts", {})  # neither logged nor served
+def setup(target: Target, sources: Sources) -> dict[str, str]:
+    """Return the settings behind a target's numbers, in words."""
+    first = {**vars(sources), "certificates": next(iter(sources.certificates), None)}
+    known = {
+        f"{stage}.{key}": value
+        for stage, source in first.items()
+        if isinstance(source, Source)
+        for key, value in flattened(source).items()
+    }
+    prompts, dump = sources.prompts, sources.distributions.artifact
+    drawn, drifts = isinstance(prompts.node.spec, SampledPrompts), dict[str, Any]()
+    if drawn:
+        by_reason = prompts.artifact.facts(SampledFacts).excluded.items()
+        rows = {reason: entry.rows for reason, entry in by_reason}
+    else:
+        rows = prompts.artifact.facts(AnswersFacts).excluded
+    if isinstance(prompts.node.spec, ServedPrompts):
+        drifts = dump.facts(DistributionsFacts).drift or {}
     return {
         "decoding steps": str(len(target.tokens)),
         "prompts": str(target.bootstrap.count),
@@ -117,14 +120,15 @@ def setup(target: Target, sources: Upstream) -> dict[str, str]:
         },
         **({MESSAGE: "its first user message"} if drawn else {}),
         **({"excluded rows": ", ".join(f"{n} {why}" for why, n in rows.items())} if rows else {}),
-        **{f"drift of the answers, {file}": drift_in_words(of) for file, of in drifted.items()},
+        **{f"drift of the answers, {file}": drift_in_words(of) for file, of in drifts.items()},
     }
 
 
-def _settings(config: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings and facts of an artifact; the settings of a model stay below its name."""
-    models = {"model": config["model"]} if "model" in config else {}
-    return {**config, **facts, **models}
+def flattened(source: Source[Any]) -> Mapping[str, Any]:
+    """Return the specification and the facts of an artifact by dotted keys; the former decides."""
+    entries = {**source.artifact.record.facts, **source.node.config}
+    (flat,) = pd.json_normalize(entries).to_dict("records")
+    return {str(key): value for key, value in flat.items()}
 
 
 def as_text(value: Any) -> str:
@@ -151,14 +155,14 @@ def warning(decoded: Sequence[Decoded], speeds: Sequence[pd.DataFrame]) -> list[
     ] * bool(signs)
 
 
-def extent(decoded: Sequence[Decoded], found: Sequence[Artifact]) -> list[str]:
-    """Return how many prompts and tokens each method's numbers are from."""
+def extent(decoded: Sequence[Decoded], sources: Sequence[Source[DecodingSpec]]) -> list[str]:
+    """Return the number of prompts and tokens behind each method's numbers."""
     lines = []
-    for one, artifact in zip(decoded, found, strict=True):
+    for one, source in zip(decoded, sources, strict=True):
         tokens = one.data.groupby("run")["n_tokens"].sum()
-        failed, more = artifact.record["facts"]["failed_prompts"], ""
+        failed, more = source.artifact.facts(DecodingFacts).failed_prompts, ""
         if failed:
-            first = artifact.read("failures").slice(0, 1).to_pylist()[0]
+            first = source.artifact.read("failures").slice(0, 1).to_pylist()[0]
             more = (
                 f" ({failed} more failed, the first, {first['prompt_id']}, with: {first['reason']})"
             )
@@ -166,16 +170,16 @@ def extent(decoded: Sequence[Decoded], found: Sequence[Artifact]) -> list[str]:
         lines.append(
             f"{one.target} with {one.drafter}: every method decoded the same "
             f"{one.data['prompt_id'].nunique()} prompts{more}, up to "
-            f"{artifact.record['config']['steps']} tokens each, batch size 1: "
+            f"{source.node.spec.steps} tokens each, batch size 1: "
             f"{least if least == most else f'{least} to {most}'} tokens a method and setting."
         )
     return lines
 
 
-def machines(decoded: Sequence[Decoded], found: Sequence[Artifact]) -> list[str]:
+def machines(decoded: Sequence[Decoded], sources: Sequence[Source[DecodingSpec]]) -> list[str]:
     """Return where each target's methods were timed."""
-    facts = [artifact.record["facts"] for artifact in found]
+    facts = [source.artifact.facts(DecodingFacts) for source in sources]
     return [
-        f"{one.target}: on {of['device']}, CPU threads: {of['torch_threads']}."
-        for one, of in zip(decoded, facts, strict=True)
+        f"{one.target}: on {timed.device}, CPU threads: {timed.torch_threads}."
+        for one, timed in zip(decoded, facts, strict=True)
     ]

@@ -9,9 +9,11 @@ from typing import Any
 import torch
 
 from analysis.rules import Additive, Mars, Prefix, Typical
+from analysis.rules.readings import RELEASED
 from analysis.trees.topology import Growth, Topology
 from pipeline.decoding.choices import (
     DRAFT,
+    TOKEN,
     DrawnRace,
     FreshInversion,
     Greedy,
@@ -24,6 +26,7 @@ from pipeline.decoding.verifiers import (
     BestPath,
     BlockVerification,
     BudgetSampling,
+    DrawnPath,
     Match,
     Relaxed,
     SpeculativeSampling,
@@ -47,6 +50,14 @@ WAYS: dict[str, Any] = {  # what chooses drafted tokens, what verifies, the shap
     "MARS, sampling": lambda n: (
         *(Inversion(0.8, n, DRAFT), SpeculativeSampling(0.8, n, Mars(0.5)), None),
     ),
+    "MARS on a tree": lambda n: (Greedy(), Relaxed(Mars(0.5)), UNEVEN),
+    "Algorithm 1 on a grown tree": lambda n: (
+        *(Greedy(), Relaxed(Mars(0.5), Inversion(0.8, n, TOKEN)), Growth(3, 7, 4)),
+    ),
+    "released code on a grown tree": lambda n: (
+        *(Greedy(), DrawnPath(0.8, n, Mars(0.5), RELEASED), Growth(3, 7, 4)),
+    ),
+    "argmax drafts": lambda n: (Greedy(), DrawnPath(0.8, n), None),
     "truncated": lambda n: (
         *(Inversion(0.8, n, DRAFT, CUT), SpeculativeSampling(0.8, n, None, CUT), None),
     ),

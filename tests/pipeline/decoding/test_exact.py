@@ -14,6 +14,8 @@ import numpy as np
 import pytest
 import torch
 
+from analysis.rules import Mars
+from analysis.rules.readings import RANK_2, RELEASED
 from analysis.trees.topology import (
     Growth,
     Topology,
@@ -23,11 +25,12 @@ from analysis.trees.topology import (
     spec_infer,
     symmetric,
 )
-from pipeline.decoding.choices import TEST, TOKEN, Drawn, DrawnRace, Noise, Race, Truncation
+from pipeline.decoding.choices import TEST, TOKEN, Drawn, DrawnRace, Greedy, Noise, Race, Truncation
 from pipeline.decoding.drafters import ModelDrafter, Nothing
 from pipeline.decoding.loop import decode
 from pipeline.decoding.verifiers import (
     BlockVerification,
+    DrawnPath,
     Match,
     SpeculativeSampling,
     TreeSampling,
@@ -67,6 +70,61 @@ def test_speculative_sampling_of_three_tokens_is_lossless(tree: Topology) -> Non
         models = pair(seed, 3)
         law = sampled(models, tree, 3, partial(TreeSampling, 1.0))
         check_law(law, models[0], 0, 3)
+
+
+GROWN = [Growth(2, 1, 1), Growth(2, 3, 2), Growth(1, 2, 2)]
+
+
+def drawn(target: Fractions, smaller: Fractions, tree: Any, verify: Any) -> Counter[Any]:
+    """The law of answers of two tokens whose drafts are the most probable tokens."""
+
+    def run(fork: Fork) -> tuple[int, ...]:
+        source = ModelDrafter(smaller, Greedy(), tree)  # type: ignore[arg-type]
+        depth = 2 if tree is None else tree.depth
+        return tuple(decode(target, source, verify(ForkedNoise(fork)), [0], depth, 3).tokens)  # type: ignore[arg-type]
+
+    return outcomes(run)
+
+
+@pytest.mark.parametrize("tree", [None, *TREES, *GROWN], ids=str)
+@pytest.mark.parametrize("eos", [(), (1,)])
+def test_drafts_that_are_not_drawn_are_lossless(tree: Any, eos: tuple[int, ...]) -> None:
+    for seed in range(3):
+        target, smaller = pair(seed, 3, eos)
+        check_law(drawn(target, smaller, tree, partial(DrawnPath, 1.0)), target, 0, 3)
+
+
+@pytest.mark.parametrize("reading", [RANK_2, RELEASED])
+@pytest.mark.parametrize("tree", [batch(1), batch(2), batch(3)], ids=["1", "2", "3"])
+def test_mars_on_a_batch_emits_what_its_readings_say(tree: Topology, reading: str) -> None:
+    """By hand: children are taken in order, rank 1 or 2 for sure where the reading keeps it.
+
+    The ratio of two largest logits exceeds 0.5 where the logits are shifted far up.
+    """
+    for seed in range(4):
+        target, smaller = pair(seed, 3)
+        target.table = target.table + 100.0
+        law = drawn(target, smaller, tree, lambda n: DrawnPath(1.0, n, Mars(0.5), reading))
+        kept = {2} if reading == RANK_2 else {1, 2}
+        wanted: Counter[Any] = Counter()
+        for first, p_first in enumerate(target.p[0]):
+            p, q = target.p[first], smaller.p[first]
+            ranked = sorted(range(3), key=lambda token: (-p[token], token))
+            children = sorted((x for x in range(3) if q[x] > 0), key=lambda x: (-q[x], x))
+            ends, left = np.array(p), 1.0
+            for child in children[: len(tree)]:
+                if 1 + ranked.index(child) in kept:
+                    ends *= 0
+                    for done in children[: children.index(child)]:
+                        ends[done] = p[done]
+                    ends[child] = left
+                    break
+                left -= p[child]
+            for second, weight in enumerate(ends):
+                wanted[first, second] += p_first * weight
+        for text, weight in wanted.items():
+            total = sum(w for found, w in law.items() if found[:2] == text)
+            assert float(total) == pytest.approx(weight, abs=1e-12)
 
 
 def unsure(logits: torch.Tensor) -> bool:
@@ -111,9 +169,6 @@ def pieces(models: tuple[Fractions, ...], count: int) -> list[list[tuple[Fractio
     )
     cut = [((a + b) / 2, b - a) for a, b in itertools.pairwise(edges) if b - a > Fraction(1, 10**9)]
     return [cut] * count
-
-
-GROWN = [Growth(2, 1, 1), Growth(2, 3, 2), Growth(1, 2, 2)]
 
 
 @pytest.mark.parametrize("tree", [None, *TREES, *GROWN], ids=str)

@@ -10,15 +10,16 @@ import pytest
 from analysis.rules import Additive, StrictGreedy, Tree
 from analysis.trees.topology import Growth, symmetric
 from pipeline.errors import PipelineError
-from pipeline.plan.method import Stopping, method_mapping, read_method, with_baselines
+from pipeline.plan.method import Stopping, read_method, with_baselines
 from pipeline.plan.methods import build_methods
-from pipeline.plan.slices import method_slice
+from pipeline.plan.specs import method_entries
 from tests import methods
 
 GOOD = {"drafter": "model", "rule": "greedy", "draft_length": 3, "temperature": 0}
 RACED = {"drafter": "model", "sampling": "races", "draft_length": 3, "temperature": 0.5}
 BLOCKS = RACED | {"sampling": "block"}
 BUDGETED = RACED | {"sampling": "budget", "budget": "kl", "limit": 0.05}
+MARS = {"drafter": "model", "rule": "mars", "theta": 0.9, "draft_length": 3, "temperature": 1}
 TAU = {"tree": "optimal", "nodes": 4, "acceptance": [0.6, 0.3]}
 GROWN = GOOD | {"tree": "dynamic", "width": 4, "nodes": 20}
 STOPS = {"drafting": "max_q", "threshold": 0.5}
@@ -66,7 +67,9 @@ STOPS = {"drafting": "max_q", "threshold": 0.5}
         (GOOD | {"tree": "symmetric", "width": 1, "draft_length": 4097}, "draft_length=4097 is no"),
         (GOOD | {"tree": "sequence", "draft_length": 10**9}, "draft_length=1000000000 is not"),
         (GOOD | {"tree": "sequence", "drafter": "prompt_lookup"}, "prompt_lookup drafts chains"),
-        (GOOD | {"tree": "sequence", "rule": "additive", "t": 0.1}, "rule=additive judges chains"),
+        (MARS | {"reading": "paper"}, "reading=paper is not allowed: give one of rank_2, released"),
+        (MARS | {"reading": "released", "temperature": 0}, "reading=released .* temperature 0 onl"),
+        (RACED | {"reading": "algorithm_1"}, "reading=algorithm_1 is not allowed: give rank_2"),
         (GOOD | TAU | {"acceptance": ["x"]}, r"acceptance=\('x',\) is not allowed: give a list"),
         (GOOD | TAU | {"acceptance": [0.9, 0.9]}, "rates=.* are not allowed"),
         (GOOD | TAU | {"acceptance": []}, "acceptance=.* is not allowed"),
@@ -189,17 +192,19 @@ def test_the_rule_of_trees_is_greedy_on_a_symmetric_tree_and_trees_grow() -> Non
             "nodes": 4},
         )),
         RACED | {"top_p": 0.9, "top_k": 5},
+        RACED | {"sampling": "argmax", "tree": "dynamic", "width": 2, "nodes": 4},
+        MARS | {"reading": "released"},
         BLOCKS,
         BUDGETED,
     ],
 )  # fmt: skip
 def test_a_method_and_its_baseline_are_read_from_their_mappings(entry: dict[str, Any]) -> None:
     for method in with_baselines(methods.build([entry])):
-        mapping = json.loads(json.dumps(method_mapping(method)))
+        mapping = json.loads(json.dumps(method.to_mapping()))
         assert read_method(mapping | {"other": 1}) == method
 
 
-def test_names_say_what_differs_and_slices_what_is_decoded() -> None:
+def test_names_say_what_differs_and_entries_what_is_decoded() -> None:
     first = GOOD | {"drafter": "lookup_first"}
     built = methods.build([first | {"model_length": [1, 3]}, first, GOOD | STOPS, BLOCKS, BUDGETED])
     assert [(one.name, one.draft_length) for one in built] == [
@@ -211,18 +216,32 @@ def test_names_say_what_differs_and_slices_what_is_decoded() -> None:
         ("budget sampling (kl=0.05)", 3),
     ]
     assert [one.lossless for one in built] == [True] * 5 + [False]
-    assert method_slice(built[0]) == method_slice(built[2]) | {"model_length": 1}
+    assert method_entries(built[0]) == method_entries(built[2]) | {"model_length": 1}
     assert built[3].drafting == Stopping("max_q", 0.5)
-    assert STOPS.items() <= method_slice(built[3]).items()
+    assert STOPS.items() <= method_entries(built[3]).items()
     cut = methods.build([RACED, RACED | {"top_p": 0.9}, RACED | {"top_p": 0.9, "top_k": 5}])
     names = ["exponential races" + end for end in ("", " (top-p 0.9)", " (top-p 0.9, top-k 5)")]
     assert [one.name for one in with_baselines(cut)[3:]] == names
-    assert method_slice(cut[2])["top_p"] == 0.9
+    assert method_entries(cut[2])["top_p"] == 0.9
     assert methods.build([RACED | {"top_p": 1.0, "top_k": 0}]) == methods.build([RACED])
     # a chain is identified as before there were trees
     plain = {"drafter", "sampling", "draft_length", "temperature", "rule"}
-    assert set(method_slice(methods.build([GOOD])[0])) == plain
-    assert TAU.items() <= method_slice(methods.build([GOOD | TAU])[0]).items()
+    assert set(method_entries(methods.build([GOOD])[0])) == plain
+    assert TAU.items() <= method_entries(methods.build([GOOD | TAU])[0]).items()
+
+
+def test_mars_has_three_readings_and_drafts_as_the_paper_does() -> None:
+    grown = {"tree": "dynamic", "width": 10, "nodes": 59}
+    entries = [MARS | {"reading": each} for each in ("rank_2", "released", "algorithm_1")]
+    built = methods.build([*entries, *(entry | grown for entry in entries)])
+    assert [one.name for one in built[:3]] == [
+        "mars theta=0.9", "mars theta=0.9 (released code)", "mars theta=0.9 (Algorithm 1)"
+    ]  # fmt: skip
+    assert [one.drafts_most_probable for one in built] == [False, *[True] * 5]
+    assert not any(one.lossless for one in built)
+    drafts = methods.build([RACED | {"sampling": "argmax"} | grown])
+    assert (drafts[0].lossless, drafts[0].drafts_most_probable) == (True, True)
+    assert drafts[0].name.startswith("speculative sampling, argmax drafts (dynamic, 10 wide")
 
 
 def test_a_rule_is_named_and_criteria_stands_for_those_that_are_certified() -> None:

@@ -11,7 +11,7 @@ import torch
 
 from analysis.certificates.certify import certify
 from analysis.decoding.schemes import NOTHING, leading
-from analysis.rules import Additive, Multiplicative, Prefix, best_path
+from analysis.rules import Additive, Mars, Multiplicative, Prefix, best_path
 from analysis.topk import TopK
 from analysis.trees.topology import ROOT, Topology, sequence, spec_infer, symmetric
 from pipeline.decoding.drafters import Draft
@@ -134,3 +134,27 @@ def test_a_call_takes_the_best_path_of_its_draft(cost: str, tree: Topology | Non
             assert token == int(z[path[-1] + 1 if path else 0].argmax())
             lengths.add(len(path))
     assert len(lengths) > 3
+
+
+@pytest.mark.parametrize("tree", TREES[1:], ids=lambda tree: str(tree.parents))
+def test_a_rule_accepts_the_longest_path_of_a_tree(tree: Topology) -> None:
+    """Algorithm 1 of MARS on trees: of all paths whose tokens it accepts the longest, the first."""
+    generator = torch.Generator().manual_seed(3)
+    above, lengths, relaxed = torch.tensor(tree.parents) + 1, set(), 0
+    for _ in range(120):
+        z = 12 + torch.randn((len(tree) + 1, V), generator=generator)
+        rank = torch.randint(3, (len(tree),), generator=generator)
+        tokens = z[above].topk(3).indices.gather(1, rank[:, None])[:, 0]
+        tokens[-1] = NOTHING
+        first, second = z[above].topk(2).values.T
+        accepts = (rank == 0) | ((rank == 1) & (second / first > 0.95))
+        accepts[-1] = False
+        key = [path for path in paths(tree) if all(accepts[node] for node in path)]
+        longest = max(map(len, key))
+        path, token, _ = Relaxed(Mars(0.95)).verify(z, Draft(tokens, None, tree), 0)
+        assert path == min(one for one in key if len(one) == longest)
+        assert token == int(z[path[-1] + 1 if path else 0].argmax())
+        lengths.add(len(path))
+        relaxed += any(rank[node] == 1 for node in path)
+    assert len(lengths) > min(tree.depth, 2) - 1
+    assert relaxed > 0 or len(tree) == 1

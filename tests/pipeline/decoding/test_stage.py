@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
@@ -13,6 +15,10 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from analysis.certificates.certify import certify
+from analysis.rules import Additive, StrictGreedy
+from analysis.topk import TopK
+from analysis.trees.entropy import index_entropies
 from analysis.trees.topology import Topology
 from pipeline.decoding import pair
 from pipeline.errors import PipelineError
@@ -20,15 +26,19 @@ from pipeline.loader import Study
 from pipeline.models.heads.hidden_drafter import HiddenDrafter
 from pipeline.models.language_model import LanguageModel
 from pipeline.models.passes import Text
-from pipeline.plan.slices import method_slice
+from pipeline.plan.facts import DecodingFacts
+from pipeline.plan.specs import method_entries
 from pipeline.stages.decoding import compute as decoding
+from pipeline.stages.decoding import rates
 from pipeline.store.artifacts import Artifact, Pending
-from pipeline.store.distributions import _stored, sibling_rates
+from pipeline.store.distributions import StoredFacts
 from pipeline.store.node import Node
+from pipeline.store.plain import from_plain
 from tests import methods
 from tests.pipeline import heads
 from tests.pipeline.decoding.pair import PROMPTS, V, logits, plain_greedy
 from tests.pipeline.fakes import record
+from tests.pipeline.tiny import decoding_node, prompts_node, used
 
 METHODS = [
     {"drafter": "model", "rule": "greedy", "draft_length": 3, "temperature": 0},
@@ -37,6 +47,9 @@ METHODS = [
     {"drafter": "model", "sampling": "speculative", "draft_length": 2, "temperature": 1.0},
     {"drafter": "model", "sampling": "races", "draft_length": [1, 3], "temperature": 1.0},
     {"drafter": "model", "sampling": "block", "draft_length": 3, "temperature": 1.0},
+]
+ADDITIVE = [
+    {"drafter": "model", "rule": "additive", "t": 0.01, "draft_length": 3, "temperature": 0}
 ]
 TREES = [
     {"drafter": "model", "rule": "tree", "m": 2, "draft_length": 3, "temperature": 0},
@@ -79,18 +92,17 @@ def stage(
              "text": " ".join(map(str, ids)), "later_turns": later.get(f"turns_{at}", [])}
             for at, ids in enumerate(prompts)
         ]  # fmt: skip
-        upstream = SimpleNamespace(
-            read=lambda: pa.Table.from_pylist(rows),
-            record={"config": {"template": "chat", "enable_thinking": False}},
+        upstream = SimpleNamespace(read=lambda: pa.Table.from_pylist(rows))
+        node = decoding_node(
+            used(""),
+            used("", "drafter"),
+            prompts=len(prompts),
+            steps=12,
+            batches=(1, 3),
+            methods=tuple(methods.build(chosen)),
         )
-        config = {"target": {}, "drafter": {}, "prompts": len(prompts), "steps": 12, "seed": 0}
-        models = {name: {"label": name, "path": ""} for name in ("target", "drafter")}
-        node = Node(
-            "decoding",
-            "tiny",
-            config | {"lookup": 2, "batches": [1, 3]},
-            settings=models | {"methods": methods.build(chosen)},
-        )
+        above = prompts_node(Path("none"), Path("none")).spec
+        node = replace(node, upstream={"prompts": (Node("prompts", "tiny", above),)})
         folder = tmp_path / name
         folder.mkdir(exist_ok=True)
         pending = Pending(folder, "decoding")
@@ -101,11 +113,16 @@ def stage(
     return run
 
 
+def facts_of(pending: Pending) -> DecodingFacts:
+    """The facts of a draft, as a reader of its record finds them."""
+    return from_plain(DecodingFacts, json.loads(json.dumps(pending.facts)))
+
+
 def content(pending: Pending) -> dict[str, Any]:
     artifact = Artifact(pending.directory)
     return {
         name: artifact.read(name).to_pylist()
-        for name in ("data", "calls", "levels", "trajectory", "failures")
+        for name in ("data", "calls", "levels", "trajectory", "contexts", "texts", "failures")
     }
 
 
@@ -117,15 +134,15 @@ def test_prompts_that_fail_are_recorded_and_the_others_go_on(
     """The first, with which methods are warmed up, an empty one, and one too long for a drafter."""
     real = decoding.decode_timed
 
-    def short(pair: Any, method: Any, row: Any, steps: int) -> Any:
-        if row["prompt_id"] == "0":
+    def short(pair: Any, method: Any, prompt: Any, steps: int) -> Any:
+        if prompt.prompt_id == "0":
             raise torch.OutOfMemoryError("CUDA out of memory")
-        return real(pair, method, row, steps)
+        return real(pair, method, prompt, steps)
 
     monkeypatch.setattr(decoding, "decode_timed", short)
     monkeypatch.setattr(drafter.module.config, "max_position_embeddings", 20)
     pending = stage([PROMPTS[0], [], PROMPTS[1], PROMPTS[0]])  # of 17 tokens, with answers of 12
-    found, runs = content(pending), pending.facts["runs"]
+    found, facts = content(pending), facts_of(pending)
     reasons = ["out of memory: CUDA out of memory", "the prompt is empty: give at least one token"]
     fits = "head" in request.node.name  # which has no context of its own
     if not fits:
@@ -135,13 +152,13 @@ def test_prompts_that_fail_are_recorded_and_the_others_go_on(
         )
     failures = [{"prompt_id": str(at), "reason": why} for at, why in enumerate(reasons)]
     assert found["failures"] == failures
-    assert pending.facts["failed_prompts"] == len(failures)
+    assert facts.failed_prompts == len(failures)
     assert f"{len(failures)} of 4 prompts failed, the first with: out of" in capsys.readouterr().out
     assert {row["prompt_id"] for row in found["data"]} == ({"2", "3"} if fits else {"3"})
     alone = ["autoregressive", "autoregressive", "autoregressive (exponential races)"]
-    assert [run["method"] for run in runs if run["drafter"] == "none"] == alone
+    assert [run.method for run in facts.runs if run.decoded.drafter == "none"] == alone
     for row in found["data"]:
-        if runs[row["run"]]["lossless"] and row["temperature"] == 0:
+        if facts.runs[row["run"]].lossless and row["temperature"] == 0:
             assert row["agreement"] == 1.0
     with pytest.raises(PipelineError, match="no prompt can be decoded: the prompt is empty"):
         stage([[], []], "none")
@@ -159,7 +176,7 @@ def test_methods_take_turns_in_repeats(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decoding, "check_fits", lambda *_: None)
     monkeypatch.setattr(decoding, "prompt_rows", lambda *found: {"data": found[-1]})
     pair: Any = SimpleNamespace(runs=["a", "b"], steps=1, target=SimpleNamespace(device=None))
-    found = decoding.decode_prompt(pair, {}, turn=2, repeats=3)["data"]
+    found = decoding.decode_prompt(pair, cast("Any", None), turn=2, repeats=3)["data"]
     assert turns == ["a", "b", "b", "a", "a", "b"]
     assert [[answer.seconds for answer, _ in tries] for tries in found] == [[5, 3, 2], [40, 10, 70]]
 
@@ -205,9 +222,9 @@ def test_nats_given_up_and_drafts_are_those_of_plain_passes(
 
 def test_calls_and_levels_of_trees_are_those_of_their_shape(stage: Any) -> None:
     pending = stage(PROMPTS, chosen=[METHODS[0], METHODS[3], *TREES])
-    runs, found = pending.facts["runs"], content(pending)
-    shapes = {at: Topology(tuple(run["shape"]["parents"])) for at, run in enumerate(runs)
-              if "shape" in run}  # fmt: skip
+    runs, found = facts_of(pending).runs, content(pending)
+    shapes = {at: Topology(tuple(run.shape.parents or ())) for at, run in enumerate(runs)
+              if run.shape is not None}  # fmt: skip
     assert [len(shape) for shape in shapes.values()] == [14, 8, 6, 6]
     levels: dict[Any, list[Any]] = {}
     for row in found["levels"]:
@@ -228,8 +245,36 @@ def test_calls_and_levels_of_trees_are_those_of_their_shape(stage: Any) -> None:
                 node = shape.children[node][row["accepted"] - 1]
         assert sum(row["accepted"] > 0 for row in mine) == call["accepted"]
     assert not levels
-    tree = next(at for at, run in enumerate(runs) if run["method"].startswith("tree"))
-    assert runs[tree]["lossless"]
+    tree = next(at for at, run in enumerate(runs) if run.method.startswith("tree"))
+    assert runs[tree].lossless
+
+
+def test_contexts_are_those_of_plain_passes_along_the_baselines_answer(
+    stage: Any, target: LanguageModel, drafter: LanguageModel, request: pytest.FixtureRequest
+) -> None:
+    pending = stage(PROMPTS[:2], chosen=TREES)
+    runs, found = facts_of(pending).runs, content(pending)
+    (run,) = {row["run"] for row in found["contexts"]}
+    assert (runs[run].decoded.drafter, runs[run].decoded.temperature) == ("none", 1.0)
+    assert facts_of(pending).vocab_size == V
+    answers = {row["prompt_id"]: row["token_ids"] for row in found["data"] if row["run"] == run}
+    if "head" in request.node.name:  # it lacks half of the tokens
+        assert {row["kl"] for row in found["contexts"]} == {math.inf}
+        return
+    for at, prompt in enumerate(PROMPTS[:2]):
+        text = prompt + answers[str(at)]
+        p, q = (
+            logits(model, text)[len(prompt) - 1 : -1].double().log_softmax(1).numpy()
+            for model in (target, drafter)
+        )
+        mine = [row for row in found["contexts"] if row["prompt_id"] == str(at)]
+        assert [row["position"] for row in mine] == list(range(len(p)))
+        wanted = (np.exp(p) * (p - q)).sum(1)
+        assert [row["kl"] for row in mine] == pytest.approx(wanted.tolist(), abs=1e-3)
+        for row, *laws in zip(mine, p, q, strict=True):
+            greedy, races = index_entropies(*laws)[1:]
+            assert row["greedy_entropy"] == pytest.approx(greedy, abs=1e-3)
+            assert row["races_entropy"] == pytest.approx(races, abs=1e-3)
 
 
 MEASURED = [
@@ -251,16 +296,18 @@ def drafts_of(p: np.ndarray, q: np.ndarray, ranks: list[int], stored: int) -> An
             tail = np.log(np.delete(law, order).sum())
         columns[f"{prefix}log_tail"] = [tail] * len(ranks)
     table = pa.table(columns)
-    facts = {"vocab_size": len(p), "temperature": 1.0}
-    return SimpleNamespace(read=lambda columns: table.select(columns), record={"facts": facts})
+    facts = StoredFacts(vocab_size=len(p), k=stored)
+    return SimpleNamespace(read=lambda columns: table.select(columns), facts=lambda _: facts)
 
 
 def test_trees_take_the_acceptance_that_stage_drafts_measured() -> None:
     p, q = np.array([0.4, 0.3, 0.2, 0.1]), np.array([0.2, 0.5, 0.2, 0.1])
     built = methods.build(MEASURED)
-    node = Node("decoding", "tiny", {}, settings={"methods": built})
+    spec = decoding_node(used(""), used("", "drafter")).spec
     drafts = drafts_of(p, q, [1] * 60 + [2] * 20 + [4] * 20, 4)
-    greedy, gss, erss = decoding.with_measured_trees(node, [drafts]).settings["methods"]
+    greedy, gss, erss = rates.with_measured_trees(
+        replace(spec, methods=tuple(built)), [drafts]
+    ).methods
     assert greedy.tree.acceptance == pytest.approx([0.6, 0.2, 0, 0.2])
     assert greedy.topology == Topology((-1, 0, -1, 1)).by_level()
     assert greedy.name == "greedy (tau* of 4)"
@@ -270,22 +317,28 @@ def test_trees_take_the_acceptance_that_stage_drafts_measured() -> None:
     tv = np.abs(target - draft).sum() / 2
     assert gss.tree.acceptance[0] == pytest.approx(1 - tv, abs=0.1)
     assert sum(erss.tree.acceptance) == pytest.approx(1)  # of three tokens, some one wins
-    for method in (greedy, gss, erss):
-        assert "acceptance" not in method_slice(method)
+    # most probable tokens of the drafter, not drawn: the target's probabilities of them
+    entry = MEASURED[1] | {"sampling": "argmax", "temperature": 1.0, "top_k": 0}
+    spec = replace(spec, methods=tuple(methods.build([entry])))
+    (drawn,) = rates.with_measured_trees(spec, [drafts]).methods
+    assert drawn.tree.acceptance == pytest.approx([0.3, 0.4, 0.2])
+    for method in (greedy, gss, erss, drawn):
+        assert "acceptance" not in method_entries(method)
 
 
 def test_what_lies_outside_the_stored_tokens_is_spread_over_them() -> None:
     p = np.array([0.4, 0.2, 0.1, 0.1, 0.1, 0.1])
     [method] = methods.build([MEASURED[1] | {"sampling": "races", "top_k": 0}])
-    whole = sibling_rates(drafts_of(p, p, [1] * 400, 6), method, 3)
-    part = sibling_rates(drafts_of(p, p, [1] * 400, 2), method, 3)
+    whole = rates.sibling_rates(drafts_of(p, p, [1] * 400, 6), method, 3)
+    part = rates.sibling_rates(drafts_of(p, p, [1] * 400, 2), method, 3)
     assert whole == pytest.approx([1, 0, 0])
     # the rest of the one model never meets the rest of the other: s / (1 + rest), not s + rest
     share = (p**2)[:2].sum() / (p**2).sum()
     assert part[0] == pytest.approx(share / (2 - share), abs=0.08)
     names = ["top_ids", "top_logits", "top_surprisal", "log_tail"]
     table = drafts_of(p, p, [1] * 400, 2).read(columns=names).combine_chunks()
-    _, weights, tail = _stored(table, "", 6, 1.0, 0.5)  # four equal tokens: exact at any
+    facts = StoredFacts(vocab_size=6, k=2)
+    _, weights, tail = rates._stored(table, "", facts, 0.5)  # four equal tokens: exact at any
     inside = weights.sum(1)
     np.testing.assert_allclose(inside / (inside + tail), share, rtol=1e-6)
 
@@ -344,3 +397,44 @@ def test_later_turns_that_do_not_fit_are_left_out_and_named(
         assert (answer["question_id"], answer["category"]) == (0, "s")
     said = capsys.readouterr().out
     assert "prompt 0: answers hold its first turn only: a prompt of 19 tok" in said
+
+
+def test_texts_are_those_of_plain_passes_and_rejected_drafts_follow_the_accepted_tokens(
+    stage: Any, target: LanguageModel, drafter: LanguageModel, request: pytest.FixtureRequest
+) -> None:
+    pending = stage(PROMPTS[:2], chosen=[METHODS[0], *ADDITIVE])
+    runs, tables = pending.facts["runs"], content(pending)
+    answers = {(row["prompt_id"], row["run"]): row["token_ids"] for row in tables["data"]}
+    calls = {(row["prompt_id"], row["run"], row["position"]): row for row in tables["calls"]}
+    alone = next(at for at, run in enumerate(runs) if run["drafter"] == "none")
+    seen = set()
+    for row in tables["texts"]:
+        seen.add((row["text"], runs[row["run"]]["rule"]["rule"]))
+        prompt, run, at = PROMPTS[int(row["prompt_id"])], row["run"], row["position"]
+        answer = answers[row["prompt_id"], alone if row["text"] == "target" else run]
+        before = answer[:at]
+        if row["text"] == "rejected":
+            begin = at - row["place"] + 1
+            call = calls[row["prompt_id"], run, begin]
+            assert call["accepted"] + 1 < row["place"] <= call["drafted"]
+            if "head" in request.node.name:  # its drafts read hidden states
+                continue
+            before = answer[:begin]  # strict: the accepted tokens are the answer's own
+            while len(before) < at:
+                before = [*before, int(logits(drafter, prompt + before)[-1].argmax())]
+        p = logits(target, prompt + before)[-1].double().softmax(0).numpy()
+        assert row["top_probability"] == pytest.approx(p.max(), abs=1e-4)
+        assert row["entropy"] == pytest.approx(-(p * np.log(p)).sum(), abs=1e-3)
+        strict = runs[run]["rule"]["rule"] == "greedy"
+        rule = StrictGreedy() if strict else Additive(0.01)
+        wanted = certify(TopK.from_probabilities(p), rule).lower[0, 0]
+        assert row["certificate"] == pytest.approx(wanted, abs=1e-3)
+        if row["text"] == "rejected":
+            assert row["kl"] is None
+        elif "head" in request.node.name:
+            assert row["kl"] == math.inf
+        else:
+            q = logits(drafter, prompt + before)[-1].double().softmax(0).numpy()
+            assert row["kl"] == pytest.approx((p * np.log(p / q)).sum(), abs=1e-3)
+    assert {text for text, _ in seen} == {"target", "own", "rejected"}
+    assert len(seen) == 6

@@ -11,8 +11,10 @@ import pandas as pd
 from analysis.decoding.answers import Answered
 from analysis.decoding.metrics import Decoded
 from analysis.rules import Mars
-from pipeline.plan.method import Method, read_method
+from pipeline.plan.facts import AccuracyFacts, DecodingFacts
+from pipeline.plan.method import Method
 from pipeline.store.artifacts import Artifact
+from pipeline.store.plain import to_plain
 
 RUN = (  # fields of a method
     *("drafter", "draft_length", "model_length", "sampling", "rule", "temperature"),
@@ -22,15 +24,15 @@ RUN = (  # fields of a method
 
 def read_decoded(target: str, drafter: str, artifact: Artifact) -> Decoded:
     """Read the decoded answers of a target with a drafter, both given by their printed names."""
-    facts = artifact.record["facts"]
+    facts = artifact.facts(DecodingFacts)
 
     def frame(name: str) -> pd.DataFrame:
         return artifact.read(name).to_pandas()
 
-    methods = [read_method(run) for run in facts["runs"]]
+    methods = [run.decoded for run in facts.runs]
     printed: dict[str, Any] = {
         "rule": [None if method.rule is None else method.rule.label for method in methods],
-        "tree": [run.get("shape") for run in facts["runs"]],
+        "tree": [run.shape and to_plain(run.shape) for run in facts.runs],
         "drafting": [method.drafting and method.drafting.shown for method in methods],
     }
     rules = {method.rule.label: method.rule for method in methods if method.rule is not None}
@@ -41,14 +43,17 @@ def read_decoded(target: str, drafter: str, artifact: Artifact) -> Decoded:
         frame("data").drop(
             columns=["token_ids", "method", "drafter", "draft_length", "temperature"]
         ),
-        frame("calls"),
-        frame("timings/runs"),
-        frame("timings/calls"),
-        frame("trajectory"),
-        facts["bytes"],
-        rules,
-        frame("levels"),
-        frame("timings/passes"),
+        calls=frame("calls"),
+        answers=frame("timings/runs"),
+        spans=frame("timings/calls"),
+        trajectory=frame("trajectory"),
+        size=facts.bytes,
+        rules=rules,
+        levels=frame("levels"),
+        passes=frame("timings/passes"),
+        contexts=frame("contexts"),
+        vocabulary=facts.vocab_size,
+        texts=frame("texts"),
     )
 
 
@@ -73,10 +78,10 @@ def thetas(decoded: Decoded) -> list[float]:
 
 def read_answered(target: str, artifact: Artifact) -> Answered:
     """Read the answers of a target, given by its printed name."""
-    facts = artifact.record["facts"]
-    methods = [read_method(run) for run in facts["runs"]]
+    facts = artifact.facts(AccuracyFacts)
+    methods = [run.decoded for run in facts.runs]
     more: dict[str, Any] = {
-        "baseline": [run["baseline"] for run in facts["runs"]],
+        "baseline": [run.baseline for run in facts.runs],
         "rule": [method.rule for method in methods],
         "exact": [
             method.lossless and method.sampling not in ("speculative", "block")
@@ -86,8 +91,8 @@ def read_answered(target: str, artifact: Artifact) -> Answered:
     data = artifact.read().to_pandas()
     return Answered(
         target,
-        list(facts["tasks"]),
+        list(facts.tasks),
         _runs(methods, "drafter", "draft_length", "temperature").assign(**more),
         data.drop(columns=["token_ids", "method", "drafter"]),
-        artifact.read("timings/runs").to_pandas(),
+        seconds=artifact.read("timings/runs").to_pandas(),
     )

@@ -1,30 +1,20 @@
-"""Builds rules from the configuration, and selects what of it determines an artifact."""
+"""Rules and ranges from the configuration: `criteria`, `rules` and `ranges`."""
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from numbers import Integral
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from analysis.fields import FieldError, check_fields, from_mapping, nearest, ranged
-from analysis.report.text import mark_of, upper_end
-from analysis.rules import Cut, Rule, Tree, expand, to_mapping
+from analysis.rules import Cut, Rule, Tree, expand
 from analysis.rules.build import ParameterRange, build_range
 from analysis.topk import TopK
-from conf.schema import Config, Decoding, DrafterConfig, ModelConfig
+from conf.schema import Config
 from pipeline.errors import PipelineError
-from pipeline.plan.stage import SummaryRow
-from pipeline.store.durable import file_digest
-from pipeline.store.identity import Identities, local_path
-
-if TYPE_CHECKING:
-    from pipeline.plan.method import Method
 
 CRITERIA = "criteria"  # the name of the rules of `criteria` among those of `rules`
-READER = 3  # version of what is read of the files of engines
 
 
 def build_rules(config: Any, key: str = "criteria") -> list[Rule]:
@@ -149,86 +139,6 @@ def ranges_of(
     return ranges
 
 
-def model_slice(key: str, model: ModelConfig, identities: Identities) -> dict[str, Any]:
-    """Return what of a model determines its numbers."""
-    return {
-        **identities.model(model.path, model.revision, f"{key}.path"),
-        "dtype": model.dtype,
-        "head_dtype": model.head_dtype,
-        "attention": model.attention,
-    }
-
-
-def drafter_slice(drafter: DrafterConfig, identities: Identities) -> dict[str, Any]:
-    """Return what of the drafter determines its numbers."""
-    head = {} if drafter.head is None else {"head": asdict(drafter.head)}
-    return model_slice("drafter", drafter, identities) | head
-
-
-def log_slice(key: str, path: str, config: Config, identities: Identities) -> dict[str, Any]:
-    """Return what of an engine's log determines what is read of it.
-
-    Raises:
-        PipelineError: there is no such file.
-    """
-    log = config.distributions.log
-    return {**file_slice(f"{key}.path", path, identities), "part": log.part, "error": log.error}
-
-
-def file_slice(key: str, path: str, identities: Identities) -> dict[str, Any]:
-    """Return what determines what is read of an engine's file: its content and READER.
-
-    Raises:
-        PipelineError: there is no such file.
-    """
-    local = local_path(path, key)
-    if local is None or not local.is_file():
-        raise PipelineError(f"{key}={path}: there is no such file")
-    return {**identities.source(path, None, key), "reader": READER}
-
-
-def run_settings(config: Config, model: ModelConfig) -> dict[str, Any]:
-    """Where and how a model runs; nothing here enters a fingerprint."""
-    return {
-        "path": model.path,
-        "revision": model.revision,
-        "label": model.label,
-        "device": config.device.name,
-        "threads": config.device.threads,
-        "batch": config.device.batch,
-        "execution": asdict(config.execution),
-    }
-
-
-def rule_slice(rule: Any) -> dict[str, Any]:
-    """Return what determines a rule: its parameters and, of a user's own, its source."""
-    if not rule.own:
-        return {"rule": to_mapping(rule)}
-    return {"rule": to_mapping(rule), "source": file_digest(Path(inspect.getfile(type(rule))))}
-
-
-def method_slice(method: Method) -> dict[str, Any]:
-    """Return what determines what a method decodes: its mapping, and the source of its rule."""
-    from pipeline.plan.method import method_mapping
-
-    return method_mapping(method) | ({} if method.rule is None else rule_slice(method.rule))
-
-
-def lookup_slice(decoding: Decoding) -> dict[str, Any]:
-    """Which occurrence prompt look-up takes, where it is not the latest."""
-    match = decoding.lookup_match
-    return {} if match == "latest" else {"lookup_match": match}
-
-
-def statistics_slice(config: Config) -> dict[str, Any]:
-    """The settings of the bootstrap."""
-    return {
-        "resamples": config.statistics.resamples,
-        "confidence": config.statistics.confidence,
-        "statistics_seed": config.statistics.seed,
-    }
-
-
 def check_stored_tokens(rules: Iterable[Any], k: int) -> None:
     """Check that `k` stored tokens a step are enough for all rules."""
     for rule in rules:
@@ -240,15 +150,3 @@ def check_stored_tokens(rules: Iterable[Any], k: int) -> None:
                 f"distributions.k={k} is too small for {rule.label}: "
                 f"store at least {needed} tokens a step"
             )
-
-
-def bootstrap_settings(settings: Mapping[str, Any]) -> tuple[int, float, int]:
-    """Return resamples, confidence and seed, as `PromptBootstrap` takes them, of a node."""
-    return settings["resamples"], settings["confidence"], settings["statistics_seed"]
-
-
-def lower_bound_marks(column: str, row: SummaryRow) -> SummaryRow:
-    """Say whether a length, of a row with its cuts, and its upper end are lower bounds."""
-    from analysis.statistics.run_lengths import censored_ends
-
-    return dict(zip((mark_of(column), upper_end(mark_of(column))), censored_ends(row), strict=True))

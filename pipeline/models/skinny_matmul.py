@@ -1,4 +1,4 @@
-"""Products of a weight with the few rows of a decoding step, at the speed of the memory.
+"""Skinny matrix products: a weight times the few rows of a decoding step, at memory speed.
 
 A pass over one token and a pass over four read the same weights, so on a CPU they should take about
 the same time; torch's linear takes twice as long for four. Here each row of the weight is read from
@@ -51,7 +51,7 @@ _threads_of_numba = Lock()  # one thread of Python at a time: numba's own layer 
 THREADS: int = numba.config.NUMBA_NUM_THREADS  # type: ignore[attr-defined]  # it has at most
 
 
-class FewRows(nn.Linear):
+class SkinnyLinear(nn.Linear):
     """A linear map of float32 on the CPU; the same numbers as `nn.Linear` within rounding.
 
     Its weight is not changed any more.
@@ -90,7 +90,7 @@ def upper_halves(weight: Tensor) -> NDArray[np.uint16] | None:
     return upper if np.array_equal(bits, upper.astype(np.uint32) << HALF) else None
 
 
-def use_few_rows(module: nn.Module, halves: bool = False) -> bool:
+def use_skinny_matmul(module: nn.Module, halves: bool = False) -> bool:
     """Let the linear maps of a model multiply few rows fast, where that is known to be faster.
 
     Nothing is changed for weights on a GPU or in another dtype than float32; for a model so small
@@ -99,7 +99,7 @@ def use_few_rows(module: nn.Module, halves: bool = False) -> bool:
 
     Args:
         module: the model.
-        halves: as of `FewRows`.
+        halves: as of `SkinnyLinear`.
 
     Returns:
         Whether any were changed.
@@ -113,7 +113,7 @@ def use_few_rows(module: nn.Module, halves: bool = False) -> bool:
     if small or platform.machine() not in ("x86_64", "AMD64"):
         return False
     for name, inner in maps.items():
-        module.set_submodule(name, FewRows(inner, halves))
+        module.set_submodule(name, SkinnyLinear(inner, halves))
     return True
 
 

@@ -17,17 +17,17 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from analysis.trees.topology import Topology
 from pipeline.decoding.shapes import verification_pass
-from pipeline.models import few_rows
-from pipeline.models.few_rows import MOST_ROWS, FewRows, upper_halves, use_few_rows
+from pipeline.models import skinny_matmul
 from pipeline.models.load import LanguageModel, load_model, skeleton
 from pipeline.models.passes import Batch, Text, Texts
+from pipeline.models.skinny_matmul import MOST_ROWS, SkinnyLinear, upper_halves, use_skinny_matmul
 from tests.pipeline import tiny
 
 
 @pytest.fixture(autouse=True)
 def any_number(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever processor runs the tests."""
-    monkeypatch.setattr(few_rows, "FEWEST_TOKENS", 1)
+    monkeypatch.setattr(skinny_matmul, "FEWEST_TOKENS", 1)
 
 
 @pytest.fixture(params=[1, 2])
@@ -47,7 +47,7 @@ def linear(m: int, k: int, bias: bool = False) -> nn.Linear:
 @pytest.mark.parametrize("bias", [False, True])
 def test_products(threads: int, shape: tuple[int, int], bias: bool) -> None:
     plain = linear(*shape, bias)
-    fast = FewRows(plain)
+    fast = SkinnyLinear(plain)
     for n in range(MOST_ROWS + 2):
         x = torch.randn(n, shape[1])
         exact = plain.double()(x.double())
@@ -62,10 +62,10 @@ def test_threads_of_python_share_the_threads_of_numba() -> None:
     script = (
         "import threading, torch\n"
         "from torch import nn\n"
-        "from pipeline.models import few_rows\n"
-        "few_rows.FEWEST_TOKENS = 1\n"
+        "from pipeline.models import skinny_matmul\n"
+        "skinny_matmul.FEWEST_TOKENS = 1\n"
         "torch.set_num_threads(2)\n"
-        "fast = few_rows.FewRows(nn.Linear(512, 4096).requires_grad_(False))\n"
+        "fast = skinny_matmul.SkinnyLinear(nn.Linear(512, 4096).requires_grad_(False))\n"
         "x = torch.randn(2, 512)\n"
         "wanted, wrong = fast(x), []\n"
         "def work():\n"
@@ -87,7 +87,7 @@ def test_halves_and_threads_give_the_same_bits() -> None:
     x, before = torch.randn(MOST_ROWS, 300), torch.get_num_threads()
     found = []
     for halves in (False, True):
-        fast = FewRows(plain, halves)
+        fast = SkinnyLinear(plain, halves)
         for count in (1, 2):
             torch.set_num_threads(count)
             found.append([fast(x[:n]) for n in range(1, MOST_ROWS + 1)])
@@ -116,7 +116,7 @@ def test_halves_are_kept_where_they_are_all(number: float, kept: bool) -> None:
 
 def test_shapes_and_strides() -> None:
     plain = linear(10, 6)
-    fast = FewRows(plain)
+    fast = SkinnyLinear(plain)
     wide = torch.randn(2, 3, 12)
     for x in (wide[:, :, ::2], wide[:1, :, 6:], wide[0, 0, :6], wide[:, :0, :6], torch.ones(1, 6)):
         found = fast(x)
@@ -126,15 +126,17 @@ def test_shapes_and_strides() -> None:
 
 @pytest.mark.parametrize("n", [3, 4, MOST_ROWS, MOST_ROWS + 1])
 def test_other_numbers_are_left_to_torch(n: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(few_rows, "FEWEST_TOKENS", 4)
+    monkeypatch.setattr(skinny_matmul, "FEWEST_TOKENS", 4)
     seen: list[int] = []
-    monkeypatch.setattr(few_rows, "multiply", lambda weight, x, out, threads: seen.append(len(x)))
-    FewRows(linear(5, 4))(torch.ones(n, 4))
+    monkeypatch.setattr(
+        skinny_matmul, "multiply", lambda weight, x, out, threads: seen.append(len(x))
+    )
+    SkinnyLinear(linear(5, 4))(torch.ones(n, 4))
     assert seen == ([n] if 4 <= n <= MOST_ROWS else [])
 
 
 def test_huge_and_missing_numbers_are_not_hidden(threads: int) -> None:
-    fast = FewRows(linear(5, 4))
+    fast = SkinnyLinear(linear(5, 4))
     x = torch.tensor([[torch.nan, 0, 0, 0], [torch.inf, 1, 1, 1], [3e38] * 4, [0.0] * 4])
     found = fast(x)
     assert found[0].isnan().all()
@@ -153,23 +155,23 @@ def test_where_they_are_used(
 ) -> None:
     given = {"dtype": torch.float32, "device": "cpu", "machine": "x86_64", "trained": False}
     dtype, device, machine, trained, least = (given | {"least": 0} | change).values()
-    monkeypatch.setattr(few_rows, "LEAST_BYTES", least)
-    monkeypatch.setattr(few_rows.platform, "machine", lambda: machine)
+    monkeypatch.setattr(skinny_matmul, "LEAST_BYTES", least)
+    monkeypatch.setattr(skinny_matmul.platform, "machine", lambda: machine)
     maps = [linear(10, 6).to(device, dtype).requires_grad_(trained) for _ in range(2)]
     model = nn.Sequential(*maps)
-    use_few_rows(model)
-    assert type(model[0]) is (FewRows if used else nn.Linear)
+    use_skinny_matmul(model)
+    assert type(model[0]) is (SkinnyLinear if used else nn.Linear)
 
 
 @pytest.mark.thorough
 def test_torch_keeps_the_threads_it_was_given() -> None:
     """Numba would give it all processors, on import or at the first product of several threads."""
     code = (
-        "import numpy as np, torch; from pipeline.models import few_rows\n"
+        "import numpy as np, torch; from pipeline.models import skinny_matmul\n"
         "at_import = torch.get_num_threads()\n"
         "torch.set_num_threads(2)\n"
         "one = np.ones((4, 4), np.float32)\n"
-        "few_rows.multiply(one, one, one.copy(), 2)\n"
+        "skinny_matmul.multiply(one, one, one.copy(), 2)\n"
         "print(at_import, torch.get_num_threads())"
     )
     environment = os.environ | {"OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "3"}
@@ -183,12 +185,12 @@ CLOSE = {"rtol": 0.0, "atol": 1e-4}  # of logits of about 10
 
 @pytest.fixture
 def any_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(few_rows, "LEAST_BYTES", 0)
-    monkeypatch.setattr(few_rows.platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(skinny_matmul, "LEAST_BYTES", 0)
+    monkeypatch.setattr(skinny_matmul.platform, "machine", lambda: "x86_64")
 
 
 def load(folder: Path, **changes: str) -> LanguageModel:
-    return load_model(tiny.MODEL | changes, tiny.settings(folder), "k")
+    return load_model(tiny.used(folder, **changes))
 
 
 @pytest.mark.usefixtures("any_size")
@@ -197,8 +199,8 @@ def test_cached_passes_over_few_tokens(tmp_path: Path) -> None:
     folder = tiny.write_model(tmp_path)
     plain = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     model = load(folder)
-    assert sum(isinstance(inner, FewRows) for inner in model.module.modules()) == 2 * 7 + 1
-    assert model.module.config._attn_implementation == few_rows.NAME
+    assert sum(isinstance(inner, SkinnyLinear) for inner in model.module.modules()) == 2 * 7 + 1
+    assert model.module.config._attn_implementation == skinny_matmul.NAME
     tied = model.module.get_output_embeddings().weight is model.module.get_input_embeddings().weight
     assert tied
     assert model.memory_bytes() == sum(t.nbytes for t in (*plain.parameters(), *plain.buffers()))
@@ -254,7 +256,7 @@ def test_attention(batch: int, n: int, added: bool) -> None:
     mask[-1, :, :, :3] = False
     if added:
         mask = torch.where(mask, 0.0, torch.finfo(torch.float32).min)
-    found, none = few_rows.attend(layer, query, key, value, mask, scaling=0.3)
+    found, none = skinny_matmul.attend(layer, query, key, value, mask, scaling=0.3)
     wanted = sdpa_attention_forward(layer, query, key, value, mask, scaling=0.3)[0]
     assert none is None
     torch.testing.assert_close(found, wanted, rtol=0, atol=2e-6)
@@ -263,7 +265,7 @@ def test_attention(batch: int, n: int, added: bool) -> None:
 def test_rows_of_padding_that_see_nothing_are_finite() -> None:
     mask = torch.zeros(1, 1, 2, 4, dtype=torch.bool)
     states = torch.ones(1, 1, 4, 8)
-    found = few_rows.attend(nn.Module(), states[:, :, :2], states, states, mask, scaling=1.0)
+    found = skinny_matmul.attend(nn.Module(), states[:, :, :2], states, states, mask, scaling=1.0)
     assert found[0].isfinite().all()
 
 
@@ -274,6 +276,6 @@ def test_what_is_not_for_them(tmp_path: Path) -> None:
     assert eager.module.config._attn_implementation == "eager"
     half = load(folder, dtype="bfloat16")  # the head alone is in float32
     assert half.module.config._attn_implementation == "sdpa"
-    assert [type(m) for m in half.module.modules()].count(FewRows) == 1
-    bare = skeleton(tiny.MODEL, tiny.settings(folder), "k")
-    assert not any(isinstance(inner, FewRows) for inner in bare.module.modules())
+    assert [type(m) for m in half.module.modules()].count(SkinnyLinear) == 1
+    bare = skeleton(tiny.used(folder))
+    assert not any(isinstance(inner, SkinnyLinear) for inner in bare.module.modules())

@@ -1,0 +1,254 @@
+"""The closed forms of each rule in the paper: bounds on certificates, and conditions from them.
+
+A closed form bounds R at every step, from the probabilities p0 of the argmax and b of the first
+rejected token (of rank m + 1 for a tree), and the rule's threshold theta. Turned round, it is a
+condition on one quantity of the step or of the rule, sufficient for R > eps: strict greedy asks for
+a margin p0 - p1 above g^-1(eps), additive relaxation for a t above it, whatever the step.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from ..rules import (
+    Additive,
+    Multiplicative,
+    Rule,
+    StrictGreedy,
+    TopMAdditive,
+    TopMMultiplicative,
+    Tree,
+    Typical,
+)
+from ..topk import Floats, TopK
+from . import bounds
+from .certify import certify
+
+SUBSCRIPTS = str.maketrans("0123456789", "₀₁₂₃₄₅₆₇₈₉")
+Form = tuple[str, str, Floats]  # name; lower, upper or asymptotic (it bounds nothing); values
+
+
+class Condition(NamedTuple):
+    """A closed form turned round: a step is certified at eps where `quantity` is above `level`.
+
+    Attributes:
+        name: of the theorem.
+        kind: sufficient; asymptotic, for eps next to 0; or necessary: at every margin up to the
+            level there are a target and a draft within eps that is rejected.
+        name_of_quantity: as printed.
+        quantity: (N,), of each step, or a number where it is of the rule.
+        level: that it has to exceed.
+    """
+
+    name: str
+    kind: str
+    name_of_quantity: str
+    quantity: Floats | float
+    level: float
+
+    @property
+    def met(self) -> float:
+        """The share of the steps that meet the condition; of a quantity of the rule 0 or 1."""
+        return float(np.mean(np.asarray(self.quantity) > self.level))
+
+    @property
+    def asks(self) -> str:
+        """The condition as printed, with four digits; a sufficient level is rounded up.
+
+        No quantity here exceeds 1: probabilities, their differences, and at most log 2 nats.
+        """
+        if not self.level < 1:
+            return f"no {self.name_of_quantity} is enough"
+        level = self.level
+        if self.kind == "sufficient" and level > 0:
+            unit = 10.0 ** (math.floor(math.log10(level)) - 3)
+            level = math.ceil(level / unit) * unit
+        return f"{self.name_of_quantity} > {level:.4g}"
+
+
+def compared_steps(
+    dist: TopK,
+    rule: Rule,
+    ends: tuple[Floats, Floats],
+    active_size: NDArray[Any],
+    accepted_count: NDArray[Any],
+) -> pd.DataFrame:
+    """Return the inputs of the closed forms of a rule, a row a step.
+
+    Args:
+        dist: N steps.
+        rule: that was certified.
+        ends: (N,) lower and upper ends of its certificates, with
+        active_size: and
+        accepted_count: as `certify` gives them.
+
+    Returns:
+        certificate, NaN unless it is exact and finite; active_size; p0; b, NaN where it is not
+        stored; theta, NaN for a rule without threshold.
+    """
+    lower, upper = ends
+    first = np.full(len(dist), rule.m) if isinstance(rule, Tree) else accepted_count
+    stored = (first >= 1) & (first < dist.k)
+    b = np.take_along_axis(dist.log_probs, np.where(stored, first, 0)[:, None], axis=1)[:, 0]
+    cut = rule.cut(dist)
+    return pd.DataFrame(
+        {
+            "certificate": np.where((lower == upper) & np.isfinite(upper), lower, np.nan),
+            "active_size": active_size,
+            "p0": dist.top_probability,
+            "b": np.where(stored, np.exp(b), np.nan),
+            "theta": np.nan if cut is None else cut.threshold(dist),
+        }
+    )
+
+
+def closed_forms(rule: Rule, steps: pd.DataFrame) -> list[Form]:
+    """Return every closed form of `bounds` that applies to a rule, (N,) each.
+
+    The value and threshold forms of Lemma 4.5 and the upper bounds hold for every rule that judges
+    tokens; they come first and last. Between them is the theorem or corollary of the rule's own
+    family: that of the paper, which a user's class may derive from and depart from.
+    """
+    p0, b, theta = (steps[name].to_numpy() for name in ("p0", "b", "theta"))
+    if isinstance(rule, Tree):
+        return _tree_forms(rule.m, p0, b)
+    # above p0 the argmax is kept, and nothing is guaranteed; a limit on ranks may reject a token
+    # above the threshold, whose level is b then
+    theta = np.minimum(np.fmax(theta, b), p0)
+    forms: list[Form] = [
+        ("lemma 4.5", "lower", bounds.two_token(p0, b)),
+        ("lemma 4.5 threshold form", "lower", bounds.two_token(p0, theta)),
+        *([] if rule.own else _own_forms(rule, p0, b, theta)),
+        ("lemma 4.5 polynomial", "lower", bounds.two_token_polynomial(p0, b)),
+        ("log(1 + p0 - b) - b log(p0/b)", "upper", bounds.single_upper(p0, b)),
+        ("theorem 4.6", "upper", bounds.ceiling(steps["active_size"].to_numpy())),
+        ("log 2", "upper", np.full_like(p0, rule.ceiling)),
+    ]
+    if rule == StrictGreedy():  # R is G(p0, p1) but for ties, and Lemma A.1 bounds its g
+        s = p0 + b
+        forms.append(("lemma A.1", "upper", s * bounds.g_upper((p0 - b) / s)))
+    return forms
+
+
+def _tree_forms(m: int, p0: Floats, b: Floats) -> list[Form]:
+    return [
+        ("theorem 5.2", "lower", bounds.tree_lower(p0 - b, m)),
+        ("theorem 5.2 series", "asymptotic", bounds.tree_lower_series(p0 - b, m)),
+        ("log(1 + m p0)", "upper", bounds.tree_upper(p0, m)),
+        ("theorem 5.3", "upper", np.full_like(p0, bounds.tree_ceiling(m))),
+    ]
+
+
+def _own_forms(rule: Rule, p0: Floats, b: Floats, theta: Floats) -> list[Form]:
+    """Return the closed forms of this family in particular, its theorem first."""
+    match rule:
+        case StrictGreedy():
+            return [
+                ("theorem 4.9", "lower", bounds.g(p0 - b)),
+                ("proposition 4.8", "lower", bounds.pinsker(p0 - b)),
+            ]
+        case Additive(t=t):
+            whole = np.full_like(p0, t)
+            return [
+                ("theorem 4.11", "lower", bounds.g(whole)),
+                ("theorem 4.11 polynomial", "lower", bounds.g_lower(whole)),
+            ]
+        case Multiplicative(alpha=alpha):
+            series = bounds.multiplicative_lower_series(p0, alpha)
+            return [
+                ("theorem 4.13", "lower", bounds.multiplicative_lower(p0, alpha)),
+                ("theorem 4.13 series", "asymptotic", series),
+            ]
+        case TopMAdditive() | TopMMultiplicative() | Typical():
+            name = "corollary 4.15" if isinstance(rule, Typical) else "corollary 4.14"
+            return [
+                (name, "lower", bounds.two_token(p0, theta)),
+                (f"{name} polynomial", "lower", bounds.two_token_polynomial(p0, theta)),
+            ]
+    return []
+
+
+def conditions(rule: Rule, steps: pd.DataFrame, eps: float) -> list[Condition]:
+    """Return the conditions of the closed forms of a rule for a step to be certified at eps.
+
+    Args:
+        rule: its own theorem comes first; without one it is the threshold form of Lemma 4.5.
+        steps: of `compared_steps`.
+        eps: KL in nats, at least 0; an inverse is NaN beyond the largest value of its function.
+
+    Examples:
+        >>> steps = pd.DataFrame({"p0": [0.9, 0.5], "b": [0.1, 0.3], "theta": [0.6, 0.2]})
+        >>> [condition.asks for condition in conditions(Additive(0.3), steps, 0.05)]
+        ['t > 0.3136', 't > 0.3136']
+        >>> conditions(Tree(2), steps, 0.05)[0].asks
+        'p₀ − p₂ > 0.2566'
+    """
+    p0, b = steps["p0"].to_numpy(), steps["b"].to_numpy()
+    inverse, series = float(bounds.g_inverse(eps)), float(bounds.g_inverse_series(eps))
+    match rule if not rule.own else None:
+        case StrictGreedy():
+            least, margin = float(bounds.greedy_necessary_margin(eps)), p0 - b
+            return [
+                Condition("theorem 4.9", "sufficient", "p₀ − p₁", margin, inverse),
+                Condition(
+                    "proposition 4.8",
+                    "sufficient",
+                    "p₀ − p₁",
+                    margin,
+                    float(bounds.pinsker_margin(eps)),
+                ),
+                Condition("lemma A.2", "asymptotic", "p₀ − p₁", margin, series),
+                Condition("theorem 4.9 (ii)", "necessary", "p₀ − p₁", margin, least),
+            ]
+        case Additive(t=t):
+            return [
+                Condition("theorem 4.11", "sufficient", "t", t, inverse),
+                Condition("lemma A.2", "asymptotic", "t", t, series),
+            ]
+        case Multiplicative(alpha=alpha):
+            most = float(bounds.multiplicative_lower(1.0, alpha))  # at p0 = 1
+            level = eps / most if eps < most else math.inf
+            return [Condition("theorem 4.13", "sufficient", "p₀", p0, level)]
+        case Tree(m=m):
+            margin, lead = f"p₀ − p{m}".translate(SUBSCRIPTS), float(np.sqrt(4 * eps / (m + 1)))
+            return [
+                Condition(
+                    "theorem 5.2", "sufficient", margin, p0 - b, float(bounds.tree_inverse(eps, m))
+                ),
+                Condition("theorem 5.2 first term", "asymptotic", margin, p0 - b, lead),
+            ]
+    lower = {name: values for name, kind, values in closed_forms(rule, steps) if kind == "lower"}
+    name = next(iter([name for name in lower if name.startswith("corollary")]), None)
+    name = name or "lemma 4.5 threshold form"
+    return [Condition(name, "sufficient", "G(p₀, θ)", lower[name], eps)]
+
+
+def turned_round(dist: TopK, rule: Rule, eps: float) -> Iterator[dict[str, Any]]:
+    """Yield a row a closed form of a rule: its condition, and the share of steps that meet it.
+
+    Theorem 4.11 names a t itself, from which on every step is certified: an additive rule is turned
+    to it.
+
+    Args:
+        dist: N steps whose probabilities are not rounded.
+        rule: that judges tokens, or a tree.
+        eps: KL in nats, at least 0.
+
+    Yields:
+        kind, closed form, asks for, meets it, and certified, the share by exact certificates.
+    """
+    if type(rule) is Additive:
+        inverse, series = bounds.g_inverse(min(eps, bounds.LOG2)), bounds.g_inverse_series(eps)
+        rule = Additive(min(1.0, 1e-9 + float(np.maximum(inverse, series))))
+    exact = certify(dist, rule)
+    ends = exact.lower[:, 0], exact.upper[:, 0]
+    steps = compared_steps(dist, rule, ends, exact.active_size[:, 0], exact.accepted_count[:, 0])
+    for form in conditions(rule, steps, eps):
+        texts = {"kind": form.kind, "closed form": form.name, "asks for": form.asks}
+        yield {**texts, "meets it": form.met, "certified": float(np.mean(ends[0] > eps))}

@@ -1,0 +1,78 @@
+"""The speed-up of speculative decoding in closed form, from one acceptance rate and one cost ratio.
+
+Symbols: a is the acceptance rate of a drafted token, gamma the draft length, rho the cost of a
+drafted token over that of a token of the target alone. What the forms assume, `predicted` measures.
+"""
+
+from __future__ import annotations
+
+import math
+
+
+def tokens_per_call(a: float, gamma: int) -> float:
+    """Return the expected tokens of a target call, (1 - a^(gamma+1)) / (1 - a).
+
+    They are the accepted ones and the corrected or bonus token (Leviathan et al. 2023, eq. 1).
+
+    Args:
+        a: in [0, 1]; at 1 the limit gamma + 1 is returned.
+        gamma: drafted tokens a call, at least 0.
+
+    Raises:
+        ValueError: a or gamma is out of range.
+
+    Examples:
+        >>> round(tokens_per_call(0.8, 5), 2)
+        3.69
+    """
+    if not 0 <= a <= 1:
+        raise ValueError(f"a={a} is not allowed: an acceptance rate is in [0, 1]")
+    if gamma < 0:
+        raise ValueError(f"gamma={gamma} is not allowed: give an integer of at least 0")
+    return math.fsum(a**power for power in range(gamma + 1))
+
+
+def formula_speedup(a: float, gamma: int, rho: float) -> float:
+    """Return S = `tokens_per_call`(a, gamma) / (1 + gamma rho).
+
+    It assumes one acceptance rate a at every place, independent tests, a verification of a whole
+    draft that costs as much as a token of the target alone, and no prompt.
+
+    Args:
+        a: in [0, 1].
+        gamma: drafted tokens a call, at least 0.
+        rho: cost of a drafted token over that of a token of the target alone.
+
+    Examples:
+        >>> round(formula_speedup(0.9, 5, 0.5), 2), round(formula_speedup(0.75, 5, 0.02), 2)
+        (1.34, 2.99)
+    """
+    return tokens_per_call(a, gamma) / (1 + gamma * rho)
+
+
+def formula_length(a: float, rho: float) -> float:
+    """Return gamma*, the draft length of the largest `formula_speedup`, which need not be whole.
+
+    The root of -a^(g+1) log(a) (1 + g rho) = rho (1 - a^(g+1)), whose sides differ by a falling
+    function of g; 0 where already g = 0 is beyond it, inf where S grows forever.
+
+    Examples:
+        >>> round(formula_length(0.8, 0.05), 2), formula_length(0.1, 0.5), formula_length(1.0, 0.1)
+        (7.86, 0.0, inf)
+    """
+
+    def grows(g: float) -> bool:
+        power: float = a ** (g + 1)
+        return -power * math.log(a) * (1 + g * rho) > rho * (1 - power)
+
+    if rho <= 0 or a >= 1:
+        return math.inf if a > 0 else 0.0
+    if a <= 0 or not grows(0.0):
+        return 0.0
+    low, high = 0.0, 1.0
+    while grows(high):
+        low, high = high, 2 * high
+    for _ in range(80):
+        middle = (low + high) / 2
+        low, high = (middle, high) if grows(middle) else (low, middle)
+    return high

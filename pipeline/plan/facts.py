@@ -1,0 +1,113 @@
+"""Facts of records that later stages and the report read, by `Artifact.facts`.
+
+A stage records more than is listed here, for whoever opens record.json.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from pipeline.plan.method import Method, read_method
+from pipeline.store.columns import Row
+from pipeline.store.distributions import StoredFacts
+from pipeline.store.plain import As
+
+
+@dataclass(frozen=True)
+class ExcludedRows:
+    """Rows of a source that were excluded for one reason: how many, and the first ones."""
+
+    rows: int
+    first: list[Row]  # source_row and prompt_id
+
+
+@dataclass(frozen=True)
+class SampledFacts:
+    """Of stage prompts, from a source: the rows that were excluded, by reason."""
+
+    excluded: dict[str, ExcludedRows]
+
+
+@dataclass(frozen=True)
+class AnswersFacts:
+    """Of stage prompts, from answers: how many were left out by reason, and how they sampled."""
+
+    excluded: dict[str, int]
+    sampling: dict[str, list[float]] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class DistributionsFacts(StoredFacts):
+    """Of stage distributions: the model's printed name, and the drift of served answers by file."""
+
+    model: str
+    drift: dict[str, dict[str, Any]] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class DraftsFacts(StoredFacts):
+    """Of stage drafts.
+
+    Attributes:
+        sampled_temperature: at which answers were drawn from the whole distribution, else None.
+        completed: how full_kl gives probability to tokens that a head lacks; None: it lacks none.
+    """
+
+    sampled_temperature: float | None = None
+    completed: float | str | None = None
+
+
+@dataclass(frozen=True)
+class AcceptanceFacts:
+    """Of stage acceptance; `sampled_temperature` is that of the drafts."""
+
+    steps: int
+    prompts: int
+    sampled_temperature: float | None = None
+
+
+@dataclass(frozen=True)
+class TreeFacts:
+    """The tree of a run: its kind, as printed, size, measured acceptance and parents if fixed."""
+
+    name: str
+    shown: str
+    nodes: int
+    depth: int
+    acceptance: list[float] | None = None
+    parents: list[int] | None = None
+
+
+@dataclass(frozen=True)
+class RunFacts:
+    """A method that was decoded; `baseline` is the index of the target alone, where it is noted."""
+
+    method: str  # as printed
+    lossless: bool
+    decoded: Annotated[Method, As(inline=True, plain=Method.to_mapping, read=read_method)]
+    shape: TreeFacts | None = None
+    baseline: int | None = None
+
+
+@dataclass(frozen=True)
+class DecodingFacts:
+    """Of stage decoding: its runs, baselines first, and where they were timed.
+
+    `bytes` are those of target and drafter: of the model, and of its cache for a token.
+    """
+
+    runs: list[RunFacts]
+    bytes: dict[str, dict[str, int]]
+    device: str
+    torch_threads: int
+    vocab_size: int
+    failed_prompts: int
+
+
+@dataclass(frozen=True)
+class AccuracyFacts:
+    """Of stage accuracy: the digests of its tasks by name, and its runs, baselines first."""
+
+    tasks: dict[str, str]
+    runs: list[RunFacts]

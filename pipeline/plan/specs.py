@@ -1,0 +1,298 @@
+"""Specifications: all that a stage needs to make an artifact, one dataclass a stage.
+
+An artifact's fingerprint is made from the plain values of its specification. Fields that no result
+depends on (paths, labels, devices, statistics that are printed only) are marked `APART`.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from analysis.rules import Rule, to_mapping
+from analysis.rules.build import ParameterRange
+from analysis.statistics.bootstrap import Resampling
+from conf.schema import Device, Execution, HeadConfig, ModelConfig, Prompts
+from pipeline.plan.method import Method
+from pipeline.store.durable import file_digest
+from pipeline.store.identity import Identity
+from pipeline.store.plain import As, Plain
+
+
+def rule_entries(rule: Rule) -> Plain:
+    """Return a rule as plain values; of a user's own with the digest of its file."""
+    if not rule.own:
+        return {"rule": to_mapping(rule)}
+    return {"rule": to_mapping(rule), "source": file_digest(Path(inspect.getfile(type(rule))))}
+
+
+def method_entries(method: Method) -> Plain:
+    """Return a method as plain values, with the digest of the file of a user's own rule."""
+    return method.to_mapping() | ({} if method.rule is None else rule_entries(method.rule))
+
+
+def _statistics_entries(bootstrap: Resampling) -> Plain:
+    resamples, confidence, seed = bootstrap
+    return {"resamples": resamples, "confidence": confidence, "statistics_seed": seed}
+
+
+def _part(*names: str) -> As:
+    return As(inline=True, plain=lambda value: {name: getattr(value, name) for name in names})
+
+
+def _each(entries: Callable[[Any], Plain]) -> As:
+    return As(plain=lambda items: [entries(item) for item in items])
+
+
+APART = As(apart=True)
+Files = Annotated[Identity, As(inline=True)]
+Statistics = Annotated[Resampling, As(inline=True, plain=_statistics_entries)]
+OneRule = Annotated[Rule, As(inline=True, plain=rule_entries)]
+Rules = Annotated[tuple[Rule, ...], _each(rule_entries)]
+PrintedRules = Annotated[tuple[Rule, ...], _each(to_mapping)]
+Presets = Annotated[
+    Mapping[str, Rule],
+    As(plain=lambda presets: {name: rule_entries(rule) for name, rule in presets.items()}),
+]
+Ranges = Annotated[
+    tuple[ParameterRange, ...],
+    As(plain=lambda ranges: [rule_entries(rule) for searched in ranges for rule in searched.rules]),
+]
+Methods = Annotated[tuple[Method, ...], _each(method_entries)]
+Template = Annotated[Prompts, _part("template", "enable_thinking")]
+Sample = Annotated[
+    Prompts,
+    _part("template", "enable_thinking", "split", "count", "min_tokens", "max_tokens", "seed"),
+]
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """A model, or a head, and how it runs; `key` is its configuration key, for errors."""
+
+    key: Annotated[str, APART]
+    identity: Files
+    settings: Annotated[ModelConfig, _part("dtype", "head_dtype", "attention")]
+    device: Annotated[Device, APART]
+    execution: Annotated[Execution, APART]
+    head: HeadConfig | None = None
+
+
+def model_at(
+    path: Path | str,
+    label: str,
+    *,
+    dtype: str = "float32",
+    head_dtype: str = "float32",
+    threads: int | None = None,
+) -> ModelSpec:
+    """Return a model of no study: one to be loaded from a directory or a hub id."""
+    settings = ModelConfig(str(path), None, label, dtype, head_dtype=head_dtype, attention="sdpa")
+    device, execution = Device("cpu", threads, None), Execution("inline", None)
+    return ModelSpec("model", Identity(), settings, device, execution)
+
+
+@dataclass(frozen=True)
+class FileSpec:
+    """A file of an engine, and the version of its reader."""
+
+    path: Annotated[str, APART]
+    identity: Files
+    reader: int
+
+
+@dataclass(frozen=True)
+class LogSpec(FileSpec):
+    """The log of an engine; see `conf.schema.Log`."""
+
+    part: str
+    error: float | None
+
+
+@dataclass(frozen=True)
+class ServedPrompts:
+    """Stage prompts: the requests of answers that an engine served."""
+
+    tokenizer: Identity
+    answers: tuple[FileSpec, ...]
+    settings: Template
+    target: Annotated[ModelConfig, APART]
+
+
+@dataclass(frozen=True)
+class SampledPrompts:
+    """Stage prompts: rows drawn from a source."""
+
+    tokenizer: Identity
+    source: Identity
+    settings: Sample
+    target: Annotated[ModelConfig, APART]
+
+
+@dataclass(frozen=True)
+class LoggedPrompts:
+    """Stage prompts: the answers of an engine's log."""
+
+    log: LogSpec
+
+
+@dataclass(frozen=True)
+class DistributionsSpec:
+    """Stage distributions: prompts that are decoded or, where `served`, answers that are scored.
+
+    `temperatures` are those besides 1 at which distributions are stored. The seed of served
+    answers, which are not drawn here, is None.
+    """
+
+    model: ModelSpec
+    steps: int
+    k: int
+    temperature: float
+    top_p: float
+    top_k: int
+    seed: int | None
+    temperatures: tuple[float, ...]
+    served: bool = False
+
+    @property
+    def label(self) -> str:
+        """The target as printed."""
+        return self.model.settings.label
+
+
+@dataclass(frozen=True)
+class LoggedDistributions:
+    """Stage distributions: those of an engine's log."""
+
+    log: LogSpec
+    vocab_size: int
+    k: int
+    label: Annotated[str, APART]
+
+
+@dataclass(frozen=True)
+class CertificatesSpec:
+    """Stage certificates: one rule on a target's distributions at a temperature."""
+
+    rule: OneRule
+    temperature: float
+    statistics: Annotated[Resampling, APART]
+    divergence: str = "kl"
+
+
+@dataclass(frozen=True)
+class RunLengthsSpec:
+    """Stage run_lengths."""
+
+    eps: tuple[float, ...]
+    window: int
+    statistics: Statistics
+
+
+@dataclass(frozen=True)
+class PairSpec:
+    """A target and its drafter."""
+
+    target: ModelSpec
+    drafter: ModelSpec
+
+    @property
+    def label(self) -> str:
+        """Target and drafter as printed."""
+        return f"{self.target.settings.label} and {self.drafter.settings.label}"
+
+
+@dataclass(frozen=True)
+class DraftsSpec(PairSpec):
+    """Stage drafts: a drafter beside its target, at the temperature of the certificates."""
+
+    temperature: float
+
+
+@dataclass(frozen=True)
+class AcceptanceSpec:
+    """Stage acceptance; see `conf.schema.Acceptance`."""
+
+    rules: Rules
+    presets: Presets
+    ranges: Ranges
+    divergences: tuple[str, ...]
+    draft_length: int
+    statistics: Statistics
+
+
+@dataclass(frozen=True)
+class DecodingSpec(PairSpec):
+    """Stage decoding; see `conf.schema.Decoding`. `prompts` is how many are decoded."""
+
+    prompts: int
+    steps: int
+    seed: int
+    lookup: int
+    batches: tuple[int, ...]
+    methods: Methods
+    statistics: Annotated[Resampling, APART]
+    lookup_match: str = "latest"
+    repeats: int = 1
+
+
+@dataclass(frozen=True)
+class TaskSpec:
+    """A task by its name and the digest of its file; `source` is how it was given."""
+
+    name: str
+    content: str
+    source: Annotated[str, APART]
+
+
+@dataclass(frozen=True)
+class AccuracySpec(PairSpec):
+    """Stage accuracy; see `conf.schema.Accuracy`."""
+
+    tasks: tuple[TaskSpec, ...]
+    items: int | None
+    seed: int
+    lookup: int
+    methods: Methods
+    prompts: Template
+    statistics: Annotated[Resampling, APART]
+    margin: Annotated[float, APART]
+    lookup_match: str = "latest"
+
+
+@dataclass(frozen=True)
+class CostsSpec:
+    """Costs of a step in an engine: (drafted tokens, passes of the target alone) each."""
+
+    engine: str
+    drafter: str
+    steps: tuple[tuple[float, float], ...]
+
+
+@dataclass(frozen=True)
+class EngineSpec:
+    """An engine's costs, and how look-up drafts."""
+
+    costs: CostsSpec
+    lookup: int
+    lookup_match: str
+
+
+@dataclass(frozen=True)
+class ReportSpec:
+    """Stage report: the settings that it prints besides the contents of other artifacts.
+
+    `margin` is the loss of accuracy that matters, where answers are shown.
+    """
+
+    study: str
+    targets: tuple[str, ...]
+    drafter: str | None
+    rules: PrintedRules
+    statistics: Statistics
+    note: str | None = None
+    margin: float | None = None
+    engine: Annotated[EngineSpec | None, As(inline=True)] = None

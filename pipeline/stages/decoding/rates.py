@@ -1,0 +1,75 @@
+"""Acceptance of siblings, R, on the text of stage drafts: it gives optimal trees their shape."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pyarrow as pa
+
+from analysis.rules.readings import ALGORITHM_1
+from analysis.trees.acceptance import Stored, aligned, drawn_rates, greedy_rates, truncated
+from analysis.trees.topology import Floats
+from pipeline.plan.method import RACES, Method
+from pipeline.plan.specs import DecodingSpec
+from pipeline.store.artifacts import Artifact
+from pipeline.store.columns import numbers
+from pipeline.store.distributions import MOMENTS, TOKENS, StoredFacts
+
+STEPS = 4096  # of a text, at most, of which rates of siblings are computed: evenly spread over it
+WIDEST = 64  # siblings of a tree whose acceptance is measured
+
+
+def with_measured_trees(spec: DecodingSpec, drafts: Sequence[Artifact]) -> DecodingSpec:
+    """Return a specification with methods whose trees all have a shape."""
+
+    def shaped(method: Method) -> Method:
+        if method.tree is None or not method.needs_drafts:
+            return method
+        most = method.tree.nodes or 0
+        rates = sibling_rates(drafts[0], method, min(most, WIDEST))
+        return replace(method, tree=method.tree.with_rates([*rates, *[0.0] * (most - len(rates))]))
+
+    return replace(spec, methods=tuple(shaped(method) for method in spec.methods))
+
+
+def sibling_rates(artifact: Artifact, method: Method, count: int) -> Floats:
+    """Return (count,) R(1), R(2), ... of the drafts of `method` on the text of stage drafts."""
+    if method.temperature == 0 or method.reading == ALGORITHM_1:
+        ranks = artifact.read(columns=["argmax_rank"])["argmax_rank"].to_numpy()
+        return greedy_rates(ranks, count)
+    facts, names = artifact.facts(StoredFacts), (*TOKENS, *MOMENTS[:2])
+    table = artifact.read(columns=[*names, *(f"draft_{name}" for name in names)])
+    steps = np.unique(np.linspace(0, len(table) - 1, STEPS).astype(np.intp))
+    table = table.take(pa.array(steps))
+    pair = [_stored(table, prefix, facts, method.temperature) for prefix in ("", "draft_")]
+    p, q = aligned(
+        *(truncated(probabilities, method.top_p, method.top_k) for probabilities in pair)
+    )
+    if method.drafts_most_probable:  # the drafter's tokens come first, by decreasing q
+        rates = p[:, : min(count, pair[1][0].shape[1])].mean(axis=0)
+    else:
+        times = np.random.default_rng(0).exponential(size=p.shape)
+        rates = drawn_rates(p, q, times, count, method.sampling == RACES) / len(p)
+    return np.pad(rates, (0, count - len(rates)))
+
+
+def _stored(table: pa.Table, prefix: str, facts: StoredFacts, temperature: float) -> Stored:
+    """Return the stored tokens of a model at a temperature.
+
+    What lies outside is known at the temperature of the artifact. At another the unstored tokens
+    are taken to be equally probable, which makes them a little too improbable where it is lower.
+    """
+    ids, logits, surprisal, log_tail = (
+        numbers(table[prefix + name]) for name in (*TOKENS, *MOMENTS[:2])
+    )
+    below = logits.astype(np.float64) - logits[:, :1]
+    others = facts.vocab_size - ids.shape[1]
+    if others == 0:
+        return ids, np.exp(below / temperature), np.zeros(len(ids))
+    each = facts.temperature * (
+        log_tail + surprisal - np.log(others)
+    )  # its logit, less the largest
+    tail = others * np.exp(np.minimum(each, below[:, -1]) / temperature)
+    return ids, np.exp(below / temperature), tail

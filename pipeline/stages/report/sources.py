@@ -1,0 +1,97 @@
+"""The artifacts behind a report, target by target, and the statistics computed from them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import pandas as pd
+
+from analysis.acceptance.engine_speed import StepCosts
+from analysis.acceptance.verdict import Advice
+from analysis.decoding.metrics import Decoded
+from analysis.report.measured import Results, Target
+from pipeline.plan.specs import (
+    AcceptanceSpec,
+    AccuracySpec,
+    CertificatesSpec,
+    DecodingSpec,
+    DraftsSpec,
+    ReportSpec,
+    RunLengthsSpec,
+)
+from pipeline.store.artifacts import Artifact
+from pipeline.store.node import Node
+
+Spec = TypeVar("Spec")
+
+
+@dataclass(frozen=True)
+class Source(Generic[Spec]):
+    """An artifact that a report is made from, and its node."""
+
+    node: Node[Spec]
+    artifact: Artifact
+
+
+@dataclass(frozen=True)
+class Sources:
+    """The artifacts of a target, by stage; None where a stage was not run."""
+
+    label: str
+    prompts: Source[Any]
+    distributions: Source[Any]
+    certificates: list[Source[CertificatesSpec]]
+    run_lengths: Source[RunLengthsSpec]
+    drafts: Source[DraftsSpec] | None = None
+    acceptance: Source[AcceptanceSpec] | None = None
+    decoding: Source[DecodingSpec] | None = None
+    accuracy: Source[AccuracySpec] | None = None
+
+    @property
+    def temperature(self) -> float:
+        """Of the certified distribution."""
+        return self.certificates[0].node.spec.temperature
+
+
+@dataclass(frozen=True)
+class InEngine:
+    """An engine whose costs of a step are known, and the speeds and the verdict of each target."""
+
+    costs: StepCosts
+    speeds: dict[str, pd.DataFrame]
+    advice: list[Advice]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The content of a report: targets, their sources and statistics, and their decoded answers."""
+
+    spec: ReportSpec
+    sources: Sequence[Sources]
+    targets: Sequence[Target]
+    results: Results
+    decoded: Sequence[Decoded]
+    speeds: Sequence[pd.DataFrame]
+    engine: InEngine | None = None
+
+
+def by_target(node: Node[ReportSpec], upstream: Mapping[str, Sequence[Artifact]]) -> list[Sources]:
+    """Return the sources of each target; upstream lists follow the targets."""
+    labels = node.spec.targets
+    sources = {
+        stage: [Source(*pair) for pair in zip(node.upstream[stage], artifacts, strict=True)]
+        for stage, artifacts in upstream.items()
+        if artifacts
+    }
+    certificates = sources.pop("certificates")
+    each = len(certificates) // len(labels)
+    return [
+        Sources(
+            label,
+            certificates=certificates[at * each : (at + 1) * each],
+            **{stage: made[at] for stage, made in sources.items()},
+        )
+        for at, label in enumerate(labels)
+    ]
