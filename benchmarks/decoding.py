@@ -23,11 +23,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-<<<<<<< HEAD
-from collections.abc import Callable, Mapping, Sequence
-=======
-from collections.abc import Callable
->>>>>>> main
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -66,32 +62,19 @@ Decoder = Callable[[list[int]], list[int]]
 
 def time_decoding(words: list[str]) -> None:
     """Compare all decoders on the first target of the configuration, servers among them."""
-<<<<<<< HEAD
     own = {key: value for key, _, value in (word.partition("=") for word in words)
            if value.startswith("http") or key in ("lengths", "rounds")}  # fmt: skip
     overrides = [word for word in words if word.partition("=")[0] not in own]
     lengths = [int(length) for length in own.pop("lengths", "1,2,4").split(",")]
     rounds = int(own.pop("rounds", "3"))
-    target, drafter, prompts, config = load_inputs(overrides)
-    print(
-        f"{target.label} and {drafter.label}, {len(prompts)} prompts, {config['steps']} tokens, "
-        f"{torch.get_num_threads()} threads; the median of {rounds} rounds for each prompt"
-    )
-    ways = decoders(target, drafter, config, lengths)
-    ways |= {name: served(url, config["steps"]) for name, url in own.items()}
-    print_comparison(ways, prompts, rounds)
-=======
-    urls = dict(word.split("=", 1) for word in words if "=http" in word)
-    overrides = [word for word in words if "=http" not in word]
     target, drafter, prompts, spec = load_inputs(overrides)
     print(
         f"{target.label} and {drafter.label}, {len(prompts)} prompts, {spec.steps} tokens, "
-        f"{torch.get_num_threads()} threads; the median of {ROUNDS} rounds for each prompt"
+        f"{torch.get_num_threads()} threads; the median of {rounds} rounds for each prompt"
     )
-    ways = decoders(target, drafter, spec)
-    ways |= {name: served(url, spec.steps) for name, url in urls.items()}
-    print_comparison(ways, prompts)
->>>>>>> main
+    ways = decoders(target, drafter, spec, lengths)
+    ways |= {name: served(url, spec.steps) for name, url in own.items()}
+    print_comparison(ways, prompts, rounds)
 
 
 def served(url: str, steps: int) -> Decoder:
@@ -130,22 +113,14 @@ def load_inputs(
 
 
 def decoders(
-<<<<<<< HEAD
     target: LanguageModel,
     drafter: LanguageModel | HiddenDrafter,
-    config: Mapping[str, Any],
+    spec: DecodingSpec,
     lengths: Sequence[int],
-) -> dict[str, Decoder]:
-    """Return every decoder, by name."""
-    device, steps = target.device, config["steps"]
-    lookup = PromptLookup(config["lookup"], device, config.get("lookup_match", "latest"))
-=======
-    target: LanguageModel, drafter: LanguageModel | HiddenDrafter, spec: DecodingSpec
 ) -> dict[str, Decoder]:
     """Return every way to decode, by name."""
     device, steps = target.device, spec.steps
-    lookup = PromptLookup(spec.lookup, device)
->>>>>>> main
+    lookup = PromptLookup(spec.lookup, device, spec.lookup_match)
 
     def own(make: Callable[[], Drafter], count: int) -> Decoder:
         return lambda ids: decode(target, make(), Match(Greedy()), ids, count, steps).tokens

@@ -26,6 +26,7 @@ from pipeline.execution.stopwatch import Stopwatch
 from pipeline.models.load import load_model
 from pipeline.plan.composition import composed
 from pipeline.plan.graph import prepare
+from pipeline.plan.stage import models_of
 from pipeline.stages.distributions.decode import decode_batch
 
 ROUNDS = 3
@@ -59,13 +60,13 @@ def main(words: list[str]) -> None:
     node = nodes["distributions"][0]
     rows = runner.ensure([node.upstream["prompts"][0]], store)[0].read().to_pylist()
     prompts = {row["prompt_id"]: row["token_ids"] for row in rows}
-    model = load_model(node.config["model"], node.settings, f"targets.{node.label}")
+    model = load_model(*models_of(node))
     watch = Stopwatch(model.device)
 
     async def opened() -> list[dict[str, object]]:
         async with httpx2.AsyncClient(trust_env=False) as asking:
             server = await open_server(asking, url, None)
-        sampling = Sampling(node.config["steps"], 0.0, 1.0, 0, 0, node.config["k"])
+        sampling = Sampling(node.spec.steps, 0.0, 1.0, 0, 0, node.spec.k)
         addresses.append(server.endpoint)
         return [request_body(server, ids, sampling) for ids in prompts.values()]
 
@@ -80,7 +81,7 @@ def main(words: list[str]) -> None:
             list(pool.map(send, requests))
 
     def decoded() -> None:
-        decode_batch(model, prompts, node.config, watch, lambda _: None)
+        decode_batch(model, prompts, node.spec, watch, lambda _: None)
 
     ways: dict[str, tuple[Callable[[], None], Callable[[], float]]] = {
         "stage distributions": (decoded, time.process_time),

@@ -28,11 +28,8 @@ from analysis.decoding.places import place_rates
 from analysis.decoding.speed import break_even_by_batch
 from analysis.report.text import upper_end
 from analysis.statistics.trajectories import place_shares
-<<<<<<< HEAD
 from conf.schema import Config
-=======
 from pipeline.decoding.decoded import read_decoded
->>>>>>> main
 from pipeline.engines.written.answer_counts import SPEC_BENCH, AnswerCounts
 from pipeline.engines.written.answers import counted
 from pipeline.engines.written.counts import EngineCounts, read_counts

@@ -97,30 +97,19 @@ def read_log(path: Path, log: LogSpec, k: int, vocab_size: int | None = None) ->
             f"{counted(excluded)}: give one answer of the engine a line, as it came, or a saved "
             "stream of `data: {...}` lines"
         )
-<<<<<<< HEAD
-    steps = [step for part in found.values() for step in part]
-    rounding = error = asked["error"]  # of one softmax, and from that of another pass
-    by_llama_cpp = any(llama for _, _, llama in parts)
-    if error is None:
-=======
     steps = [step for part in logged.values() for step in part]
+    by_llama_cpp = any(llama for _, _, llama in parts)
     if log.error is not None:
         rounding = error = log.error  # of one softmax, and from that of another pass
     else:
->>>>>>> main
         printed = 0.5 * 10.0 ** -max(decimals(value) for step in steps for _, value in step.top)
         one_pass = by_llama_cpp * (vocab_size or 0) * ONE_PASS
         rounding = max(printed, FLOAT32, one_pass)
         error = max(LEAST_ERROR, printed + max(TWO_PASSES, one_pass))
     texts: dict[tuple[bytes, int], int] = {}
-<<<<<<< HEAD
-    numbered = _numbered(path, found, vocab_size, texts)
+    numbered = _numbered(path, logged, vocab_size, texts)
     if vocab_size is not None or not by_llama_cpp:  # whose rounding grows with the vocabulary
         _check_sums(path, steps, rounding, vocab_size)
-=======
-    numbered = _numbered(path, logged, vocab_size, texts)
-    _check_sums(path, steps, rounding, vocab_size)
->>>>>>> main
     missed = [step.top[0][1] for step in steps if step.top[0][0] != step.emitted]
     # greedy answers always emit their argmax; sampled ones miss N with probability prod (1 - p0)
     all_missed = np.log1p(-np.exp(np.minimum(missed, -1e-12))).sum()
