@@ -5,8 +5,9 @@ transformers' own generation, with the same target, prompts and draft lengths. A
 each prompt in turn, in three rounds, and the median counts. Transformers drafts with the same model
 or, if the drafter is a head, by prompt look-up. The output has milliseconds a token, ratios to the
 target alone with their interval over prompts, the spread of the rounds, and the number of answers
-that differ. decoding.prompts and decoding.steps apply. Words NAME=http://HOST:PORT add servers of
-inference engines with the same target, which answer in turn with the others.
+that differ. decoding.prompts, decoding.steps and decoding.lookup_match apply. Words
+NAME=http://HOST:PORT add servers of inference engines with the same target, which answer in turn
+with the others. lengths=2,4 and rounds=2 give other draft lengths and rounds.
 
 ``scored`` decodes the prompts of a study as stage distributions does, scores the same answers in
 passes, and prints seconds, memory, and the differences of tokens, logits and certificates.
@@ -22,7 +23,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -53,7 +54,7 @@ from pipeline.plan.specs import DecodingSpec
 from pipeline.plan.stage import models_of
 from pipeline.stages.distributions.decode import Found, decode_batch, score_batch
 
-LENGTHS, ROUNDS, RESAMPLES = (1, 2, 4), 3, 2000
+RESAMPLES = 2000
 MODEL_LENGTH = 2  # tokens that the model drafts if look-up has no match
 ALONE = "target alone, this project"
 Decoder = Callable[[list[int]], list[int]]
@@ -61,16 +62,19 @@ Decoder = Callable[[list[int]], list[int]]
 
 def time_decoding(words: list[str]) -> None:
     """Compare all decoders on the first target of the configuration, servers among them."""
-    urls = dict(word.split("=", 1) for word in words if "=http" in word)
-    overrides = [word for word in words if "=http" not in word]
+    own = {key: value for key, _, value in (word.partition("=") for word in words)
+           if value.startswith("http") or key in ("lengths", "rounds")}  # fmt: skip
+    overrides = [word for word in words if word.partition("=")[0] not in own]
+    lengths = [int(length) for length in own.pop("lengths", "1,2,4").split(",")]
+    rounds = int(own.pop("rounds", "3"))
     target, drafter, prompts, spec = load_inputs(overrides)
     print(
         f"{target.label} and {drafter.label}, {len(prompts)} prompts, {spec.steps} tokens, "
-        f"{torch.get_num_threads()} threads; the median of {ROUNDS} rounds for each prompt"
+        f"{torch.get_num_threads()} threads; the median of {rounds} rounds for each prompt"
     )
-    ways = decoders(target, drafter, spec)
-    ways |= {name: served(url, spec.steps) for name, url in urls.items()}
-    print_comparison(ways, prompts)
+    ways = decoders(target, drafter, spec, lengths)
+    ways |= {name: served(url, spec.steps) for name, url in own.items()}
+    print_comparison(ways, prompts, rounds)
 
 
 def served(url: str, steps: int) -> Decoder:
@@ -109,11 +113,14 @@ def load_inputs(
 
 
 def decoders(
-    target: LanguageModel, drafter: LanguageModel | HiddenDrafter, spec: DecodingSpec
+    target: LanguageModel,
+    drafter: LanguageModel | HiddenDrafter,
+    spec: DecodingSpec,
+    lengths: Sequence[int],
 ) -> dict[str, Decoder]:
     """Return every way to decode, by name."""
     device, steps = target.device, spec.steps
-    lookup = PromptLookup(spec.lookup, device)
+    lookup = PromptLookup(spec.lookup, device, spec.lookup_match)
 
     def own(make: Callable[[], Drafter], count: int) -> Decoder:
         return lambda ids: decode(target, make(), Match(Greedy()), ids, count, steps).tokens
@@ -125,7 +132,7 @@ def decoders(
         ALONE: own(lambda: Nothing(device), 0),
         "target alone, transformers": generate(target, steps, lambda: {}),
     }
-    for gamma in LENGTHS:
+    for gamma in lengths:
         by_model = isinstance(drafter, LanguageModel)
         decoders_by_name |= {
             f"the drafter, {gamma}": own(model, gamma),
@@ -169,7 +176,9 @@ def generate(target: LanguageModel, steps: int, options: Callable[[], dict[str, 
     return run
 
 
-def print_comparison(decoders_by_name: dict[str, Decoder], prompts: list[list[int]]) -> None:
+def print_comparison(
+    decoders_by_name: dict[str, Decoder], prompts: list[list[int]], rounds: int
+) -> None:
     """Print the time a token of every decoder, and its speedup over the target alone.
 
     All decoders take each prompt in turn, so that a disturbance of the machine affects all of them.
@@ -178,9 +187,9 @@ def print_comparison(decoders_by_name: dict[str, Decoder], prompts: list[list[in
     names = list(decoders_by_name)
     for decoder in decoders_by_name.values():
         decoder(prompts[0])
-    taken = {name: np.empty((ROUNDS, len(prompts))) for name in names}
+    taken = {name: np.empty((rounds, len(prompts))) for name in names}
     answers: dict[str, dict[int, list[int]]] = {name: {} for name in names}
-    for round_ in range(ROUNDS):
+    for round_ in range(rounds):
         for index, ids in enumerate(prompts):
             for turn in range(len(names)):
                 name = names[(turn + index + round_) % len(names)]

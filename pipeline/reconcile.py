@@ -5,7 +5,9 @@ stage decoding (its folder), or a Parquet table of calls (answer, drafted, accep
 confidence, a list of the drafter's probabilities of its tokens, if they are known). Prints tokens a
 pass (of all passes) and a drafting call, and the rates by place. With ``study=mini
 criteria=greedy`` the same numbers stand beside it for drafts of the same length: along the target's
-own answers (stage acceptance), and as decoded (stage decoding), where they were computed.
+own answers (stage acceptance), and as decoded (stage decoding), where they were computed. With
+``engine.drafter=prompt_lookup decoding.lookup_match=earliest`` look-up is replayed along the
+answers of the file, which may be of a server without drafts; no model is read.
 
 Where calls can be told apart it also prints what vLLM, SGLang, specdec_bench, Spec-Bench and
 TensorRT-LLM would print of them, with the formulas. Writes these tables, NVIDIA's
@@ -33,11 +35,13 @@ from analysis.decoding import conventions as of
 from analysis.report.escape import without_formulas
 from analysis.statistics.proportions import calibration_error, reliability
 from analysis.statistics.trajectories import drafts_made
+from conf.schema import Config
 from pipeline import sweeps
 from pipeline.console import command
 from pipeline.decoding.decoded import read_decoded
 from pipeline.engines.costs import measure_costs, write_costs
-from pipeline.engines.runs import EngineRun, TableRows, measured_rows, read_runs
+from pipeline.engines.runs import EngineRun, TableRows, lookup_rows, measured_rows, read_runs
+from pipeline.engines.written.counts import NoCountsError
 from pipeline.engines.written.pages import MOST_PLACES
 from pipeline.errors import PipelineError
 from pipeline.loader import Study
@@ -46,7 +50,7 @@ from pipeline.plan.stage import SummaryRow
 from pipeline.store.distributions import read_steps
 from pipeline.store.node import slug
 
-OWN = ("engine.", "outputs=")  # overrides that ask for no study
+OWN = ("engine.", "outputs=", "decoding.lookup")  # overrides that ask for no study
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -68,7 +72,7 @@ def main(arguments: Sequence[str]) -> None:
             name = slug("-".join(path.name for path in paths))
             print_costs(paths, settings.engine.drafter, folder / name)
         else:
-            print_file(paths[0], settings.engine.draft_length, overrides, folder)
+            print_file(paths[0], settings, overrides, folder)
 
 
 def _names_file(word: str) -> bool:
@@ -93,18 +97,25 @@ def print_costs(paths: Sequence[Path], drafter: str, directory: Path) -> None:
     )
 
 
-def print_file(
-    path: Path, draft_length: int | None, overrides: Sequence[str], folder: Path
-) -> None:
-    """Print and write the counts of one file, beside those of a study.
+def print_file(path: Path, settings: Config, overrides: Sequence[str], folder: Path) -> None:
+    """Print and write what one file counts, and what look-up or a study says beside it.
 
     Raises:
         PipelineError: it can't be read, or the draft length is not known.
     """
-    runs = list(read_runs(path))
-    if not runs:
+    draft_length = settings.engine.draft_length
+    by_lookup = settings.engine.drafter == "prompt_lookup"
+    try:
+        runs = list(read_runs(path))
+    except NoCountsError:  # look-up can be replayed along any answers
+        if not by_lookup:
+            raise
+        runs = []
+    if not runs and not by_lookup:
         raise PipelineError(f"{path} holds no calls with drafted chains")
     rows = [run.rows for run in runs]
+    if by_lookup:
+        rows.append(lookup_rows(path, settings, _length(runs, draft_length)))
     if any(not word.startswith(OWN) for word in overrides):
         study = Study(*(word for word in overrides if not word.startswith("engine.")))
         rows += predicted_rows(study, _length(runs, draft_length))
@@ -122,7 +133,7 @@ def print_file(
             without_formulas(pd.DataFrame(table)).to_csv(directory / f"{name}.csv", index=False)
     print("\nof_all: of all calls with a draft; conditional: of those that reached the place")
     print("tokens_per_pass: of all passes; engines print tokens_per_drafting_call")
-    if runs[0].page:
+    if runs and runs[0].page:
         print(
             "One page can't tell whether drafts pay: for the cost of a step and the speed-up give "
             f"the page of the same server without drafts first: ALONE {path.name}"

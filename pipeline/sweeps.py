@@ -208,14 +208,15 @@ def in_cells(columns: Mapping[str, list[Any]]) -> dict[str, list[Any]]:
             continue
         texts, values = None, shown[column]
         upper, marks = (upper_end(column), (mark_of(column), upper_end(mark_of(column))))
-        ends = shown.pop(upper, values)
+        given = zip(values, shown.pop(upper, values), strict=True)
+        ends = [value if end is None else end for value, end in given]  # None: exact in this row
         censored = [shown.pop(mark, [False] * len(values)) for mark in marks]
         same = all(
             a == b or (_missing(a) and _missing(b)) for a, b in zip(values, ends, strict=True)
         )
         if not same or any(map(any, censored)):
             cells = zip(values, ends, zip(*censored, strict=True), strict=True)
-            texts = [length_text(_number(a), _number(b), marked) for a, b, marked in cells]
+            texts = [length_text(_cell(a), _cell(b), marked) for a, b, marked in cells]
         low, high = limits(column)
         if {low, high} <= set(shown):
             texts = texts or [_cell(value) for value in values]

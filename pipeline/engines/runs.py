@@ -23,15 +23,18 @@ import numpy as np
 import pandas as pd
 
 from analysis.decoding import conventions as of
+from analysis.decoding.lookup import lookup_calls
 from analysis.decoding.places import place_rates
 from analysis.decoding.speed import break_even_by_batch
 from analysis.report.text import upper_end
 from analysis.statistics.trajectories import place_shares
+from conf.schema import Config
 from pipeline.decoding.decoded import read_decoded
 from pipeline.engines.written.answer_counts import SPEC_BENCH, AnswerCounts
 from pipeline.engines.written.answers import counted
 from pipeline.engines.written.counts import EngineCounts, read_counts
 from pipeline.engines.written.pages import MOST_PLACES
+from pipeline.engines.written.served import read_served
 from pipeline.errors import PipelineError
 from pipeline.plan.stage import SummaryRow
 from pipeline.store.artifacts import Artifact
@@ -92,6 +95,41 @@ def measured_rows(whose: SummaryRow, calls: pd.DataFrame, length: int) -> TableR
         "accepted": accepted,
     }
     return row, [{**whose, **place} for place in of.place_rows(calls, length)]
+
+
+def lookup_rows(path: Path, settings: Config, length: int) -> TableRows:
+    """Return the rows of look-up replayed along the answers of a file; no model is read.
+
+    Args:
+        path: answers with the token ids of prompts and answers, with drafts or without.
+        settings: `decoding.lookup` and `decoding.lookup_match`.
+        length: of a full draft.
+
+    Raises:
+        PipelineError: the file can't be read, or no answer has both.
+    """
+    longest, match = settings.decoding.lookup, settings.decoding.lookup_match
+    served, _ = read_served(path)
+    texts = [
+        (reply.request.prompt_ids, reply.ids)
+        for reply in (answer.reply for answer in served)
+        if reply.ids and reply.request and reply.request.prompt_ids
+    ]
+    # llama.cpp cuts drafts to the largest length of an answer
+    limit = max((len(ids) for _, ids in texts), default=0) if match == "fixed" else None
+    calls = [
+        call
+        for prompt, answer in texts
+        for call in lookup_calls(prompt, answer, length, longest, match, limit)
+    ]
+    if not calls:
+        raise PipelineError(
+            f"{path}: look-up needs the token ids of prompts and answers, and answers of two "
+            "tokens: `python -m pipeline.ask URL` saves both"
+        )
+    print(f"{path}: look-up ({match}) replayed along {len(texts)} of {len(served)} answers")
+    table = pd.DataFrame(calls, columns=["drafted", "accepted", "emitted"])
+    return measured_rows({"from": "look-up along the answers"}, table, length)
 
 
 def _table(path: Path) -> pd.DataFrame:
@@ -189,7 +227,7 @@ def _counted(path: Path) -> EngineRun:
     else:
         print(
             "the file has sums over calls, so only the engine's own numbers can be computed; "
-            "answers with draft counts give those of every tool (docs/engine_logs.md)"
+            "answers with draft counts give those of every tool (docs/answers.md)"
         )
     tables = row, [{**whose, **place} for place in places]
     return EngineRun(counts.engine, length, tables, calls, drafted, page=not counts.answers)

@@ -51,6 +51,8 @@ def vllm(folder: Path, model: Path, *arguments: str) -> Iterator[str]:
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "VLLM_NO_USAGE_STATS": "1",
+        # as vLLM asks for: without it passes with n-gram drafts take several times as long
+        "LD_PRELOAD": str(Path(str(ENGINES)).resolve() / "lib/libiomp5.so"),
     }
     command = [f"{ENGINES}/bin/vllm", "serve", str(model), "--served-model-name", "served"]
     command += ["--dtype", "float32", "--enforce-eager", "--max-model-len", "1024", *arguments]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -9,14 +11,20 @@ from transformers import AutoModelForCausalLM
 
 from pipeline.engines.written.logs import EngineLog, read_log, stacked
 from pipeline.engines.written.served import read_served
+from pipeline.plan.specs import LogSpec
+from pipeline.store.identity import Identity
 from tests.engines.samples import SAMPLES, answer_ids, lines
 
 MINI, SMOLLM2 = 2048, 49_152  # tokens of the vocabularies
 
 
+def spec_of(path: Path, part: str) -> LogSpec:
+    return LogSpec(str(path), Identity(), 1, part=part, error=None)
+
+
 def log_of(name: str, part: str = "generated", vocab_size: int = MINI) -> EngineLog:
     path = SAMPLES / f"{name}.jsonl.gz"
-    return read_log(path, {"part": part, "error": None}, 256, vocab_size)
+    return read_log(path, spec_of(path, part), 256, vocab_size)
 
 
 @pytest.mark.parametrize(
@@ -28,6 +36,7 @@ def log_of(name: str, part: str = "generated", vocab_size: int = MINI) -> Engine
         ("vllm_chat", "generated", MINI, 1, 8, 20),
         ("vllm_chat_stream", "generated", MINI, 1, 8, 20),
         ("llama_logs_20", "generated", SMOLLM2, 10, 12, 20),
+        ("llama_logs_256", "generated", SMOLLM2, 1, 6, 256),
     ],
 )
 def test_logs_are_read_whole(
@@ -37,6 +46,17 @@ def test_logs_are_read_whole(
     assert (log.answers, log.k, log.excluded) == (answers, k, {})
     assert log.given_ids
     assert [len(of_answer) for of_answer in log.trajectories.values()] == [steps] * answers
+
+
+def test_llama_cpps_sums_are_judged_with_the_vocabulary_only() -> None:
+    """Its float32 sum over the vocabulary is off by more than the printed values.
+
+    Stage prompts reads a log without the vocabulary.
+    """
+    (steps,) = log_of("llama_logs_256", vocab_size=SMOLLM2).trajectories.values()
+    assert 1.000001 < max(step.mass for step in steps) < 1.0001
+    path = SAMPLES / "llama_logs_256.jsonl.gz"
+    assert read_log(path, spec_of(path, "generated"), 1).answers == 1
 
 
 def test_the_values_are_those_of_the_model() -> None:

@@ -10,9 +10,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from analysis.report.text import upper_end
 from pipeline import reconcile
 from tests.analysis.test_conventions import CALLS
 from tests.conftest import SmallStudy
+from tests.engines import samples
 from tests.pipeline.test_engine_counts import FILES
 
 
@@ -245,3 +247,27 @@ def test_wrong_files_and_words_are_one_line(words: Any, message: str, tmp_path: 
 def test_a_study_that_was_not_computed_names_the_command(tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match=r"does not exist yet: run `python -m pipeline study=mini"):
         reconcile.main([str(FILES / "vllm.txt"), "study=mini", f"outputs={tmp_path}"])
+
+
+@pytest.mark.parametrize(
+    ("name", "match", "accepted"),
+    [("vllm_alone", "earliest", None), ("vllm_ngram", "earliest", None),
+     ("llama_alone", "fixed", 168), ("llama_ngram", "fixed", 168)],
+)  # fmt: skip
+def test_look_up_is_predicted_along_any_answers(
+    name: str, match: str, accepted: int | None, tmp_path: Path
+) -> None:
+    """Along answers with drafts and without; no model is read. The engines' own counts agree."""
+    path = tmp_path / f"{name}.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in samples.lines(name)))
+    words = ["engine.drafter=prompt_lookup", "engine.draft_length=4", f"outputs={tmp_path}"]
+    reconcile.main([str(path), *words, f"decoding.lookup_match={match}"])
+    table = pd.read_csv(tmp_path / f"reconcile/{path.name}/calls.csv").set_index("from")
+    row = table.loc["look-up along the answers"]
+    if accepted is not None:
+        assert row["accepted"] == accepted
+    if "vLLM" in table.index:  # its last calls accept tokens behind the end of answers
+        counted = table.loc["vLLM"]
+        assert row["drafting_calls"] == counted["drafting_calls"]
+        assert counted["tokens_per_pass"] <= row["tokens_per_pass"]
+        assert row["tokens_per_pass"] <= counted[upper_end("tokens_per_pass")]

@@ -23,6 +23,10 @@ ODD_SHARE = 0.01  # of the accepted tokens, without a place: a page is read whil
 MANY_CHOICES = "answers of several choices"
 
 
+class NoCountsError(PipelineError):
+    """Answers that report no drafts."""
+
+
 @dataclass(frozen=True)
 class EngineCounts:
     """The counts of an engine, summed over the answers or series of a file.
@@ -78,8 +82,9 @@ def read_counts(path: Path) -> EngineCounts:
     """Return an engine's counts, from a page of /metrics or from answers as JSON.
 
     Raises:
-        PipelineError: the file can't be read, holds nothing of speculative decoding, two models or
-            numbers that contradict each other; names the file, and the line where there is one.
+        NoCountsError: answers of an engine without drafts, or that does not report them.
+        PipelineError: the file can't be read, holds two models or numbers that contradict each
+            other; names the file, and the line where there is one.
     """
     text = read_bytes(path).decode("utf-8", errors="replace")
     counts = of_page(read_page(path, text)) if is_page(text) else _of_answers(path)
@@ -125,7 +130,7 @@ def _of_answers(path: Path) -> EngineCounts:
             without[name] = max(tokens, default=0) or None
     engines = {answer.engine for answer in answers.values()}
     if not engines:
-        raise PipelineError(
+        raise NoCountsError(
             f"{path}: no answer reports draft counts; SGLang puts them into meta_info "
             "(spec_verify_ct), llama.cpp in timings (draft_n), "
             "vLLM in metrics.speculative_decoding (start it with "
