@@ -184,7 +184,9 @@ def _rule_rows(config: DictConfig, decoded: list[dict[str, Any]]) -> list[dict[s
     summaries = {
         "decoding": decoded,
         "acceptance": sweeps.summary_rows(judged, accepted),
-        "accuracy": sweeps.summary_rows([node for node, _ in made], [one for _, one in made]),
+        "accuracy": sweeps.summary_rows(
+            [node for node, _ in made], [artifact for _, artifact in made]
+        ),
     }
     return sweeps.rule_rows([rule.label for rule in judged[0].spec.rules], summaries)
 

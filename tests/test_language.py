@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-FOLDERS = ("analysis", "benchmarks", "conf", "tools")
+FOLDERS = ("analysis", "benchmarks", "conf", "pipeline", "tools")
 UNNAMED = {"found", "one", "mine", "said", "told", "known", "asked"}  # name a local for its content
 # word: the field's word
 WORDS = {
     r"\blaws?\b": "verification scheme, or distribution",
-    r"\bdials?\b": "range, or parameter",
+    r"(?<!\.)\bdials?\b": "range, or parameter",
     r"\brealised\b": "measured",
     r"optimistic": "upper",
     r"\bpartings?\b": "first difference",

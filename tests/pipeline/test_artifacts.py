@@ -133,7 +133,7 @@ def test_rebuilt_upstream_with_other_content_makes_downstream_stale(store: Store
     top = fakes.node("top", (middle,), t=3)
     made = runner.ensure([top], store)[0]
     assert fakes.calls == ["low", "middle", "top"]
-    assert made.record.upstream[0].fingerprint == middle.fingerprint
+    assert made.record.upstream[0]["fingerprint"] == middle.fingerprint
     assert made.record.config == {"t": 3}
     assert {"git", "versions", "argv", "platform", "wall_seconds"} <= set(
         read_sealed(made.directory / "record.json")
@@ -176,7 +176,7 @@ def test_an_upstream_replaced_while_it_is_read_is_read_again(
     made = runner.ensure([top], store)[0]
     assert fakes.calls == ["low", "top", "low", "top"]
     assert published == ["low", "top"]  # what was made from both contents never was
-    assert made.record.upstream[0].content == store.find(low).content  # type: ignore[union-attr]
+    assert made.record.upstream[0]["content"] == store.find(low).content  # type: ignore[union-attr]
 
 
 def flip(path: Path, at: int | None = None) -> None:

@@ -116,8 +116,8 @@ def _by_divergence(
     """Return the shares of steps that certificates of each divergence, and their union, cover."""
     others = [name for name in divergences if name != "kl"]
     table, rules = drafts.read(columns=others), [judgement.rule for judgement in by_kl]
-    known = {"kl": steps.kl} | {name: table[name].to_numpy() for name in others}
-    distances = {name: known[name] for name in divergences}
+    by_name = {"kl": steps.kl} | {name: table[name].to_numpy() for name in others}
+    distances = {name: by_name[name] for name in divergences}
     judged = {
         name: by_kl if name == "kl" else sound(steps, rules, name, distance)
         for name, distance in distances.items()

@@ -93,20 +93,20 @@ def _engine_spec(request: Request) -> EngineSpec | None:
     Raises:
         PipelineError: the file can't be read, or is of a drafter that the study does not have.
     """
-    asked = request.config.decoding
-    if asked.costs is None or STAGE.name not in request.wanted:
+    settings = request.config.decoding
+    if settings.costs is None or STAGE.name not in request.wanted:
         return None
     from pipeline.engines.costs import read_costs
 
-    costs = read_costs(Path(asked.costs))
+    costs = read_costs(Path(settings.costs))
     if costs.drafter == "model" and not request.nodes["drafts"]:
         raise PipelineError(
-            f"decoding.costs={asked.costs} has the costs of the study's drafter, and the study has "
-            "none: add it, for instance drafter=local drafter.path=DIRECTORY"
+            f"decoding.costs={settings.costs} has the costs of the study's drafter, and the study "
+            "has none: add it, for instance drafter=local drafter.path=DIRECTORY"
         )
     steps = tuple(zip(costs.drafted, costs.costs, strict=True))
     return EngineSpec(
-        CostsSpec(costs.engine, costs.drafter, steps), asked.lookup, asked.lookup_match
+        CostsSpec(costs.engine, costs.drafter, steps), settings.lookup, settings.lookup_match
     )
 
 
@@ -136,9 +136,9 @@ def summary(node: Node[ReportSpec], artifact: Artifact) -> list[SummaryRow]:
             (accepted, "certified", "certified"),
         ):
             if not frame.empty:
-                found = frame[(frame["target"] == target) & (frame["statistic"] == name)].iloc[0]
-                ends = (found["ci_low"], found["ci_high"])
-                row |= {"prompts": int(found["prompts"]), shown: found["value"]}
+                measured = frame[(frame["target"] == target) & (frame["statistic"] == name)].iloc[0]
+                ends = (measured["ci_low"], measured["ci_high"])
+                row |= {"prompts": int(measured["prompts"]), shown: measured["value"]}
                 row |= dict(zip(limits(shown), ends, strict=True))
         if not decoded.empty:
             runs = decoded.query("target == @target and drafter == 'model' and temperature == 0")

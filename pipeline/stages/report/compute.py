@@ -79,14 +79,14 @@ def compute(node: Node[ReportSpec], upstream: dict[str, list[Artifact]], pending
 
 def measure(spec: ReportSpec, sources: Sequence[Sources]) -> Measured:
     """Compute the statistics of all targets, and read the decoded answers."""
-    targets = [read_target(spec, one) for one in sources]
+    targets = [read_target(spec, source) for source in sources]
     results = read_results(spec, targets, sources)
     decoded = [
-        read_decoded(one.label, spec.drafter or "", one.decoding.artifact)
-        for one in sources
-        if one.decoding is not None
+        read_decoded(source.label, spec.drafter or "", source.decoding.artifact)
+        for source in sources
+        if source.decoding is not None
     ]
-    speeds = [speed(one, *spec.statistics).assign(theta=thetas(one)) for one in decoded]
+    speeds = [speed(run, *spec.statistics).assign(theta=thetas(run)) for run in decoded]
     return Measured(
         spec,
         sources,
@@ -113,22 +113,22 @@ def sections_of(measured: Measured) -> Iterator[Section]:
         }
         yield acceptance_section(results, [] if sampled else [not_sampled(sources[0])], margins)
     if decoded:
-        made = [one.decoding for one in sources if one.decoding is not None]
+        made = [source.decoding for source in sources if source.decoding is not None]
         title = f"How it decodes with {spec.drafter}"
         level = compared_level(results["runs"]["eps"])
         extent = setups.extent(decoded, made)
         yield decoding_section(title, decoded, spec.statistics, level, paragraphs=extent)
         says = [*setups.machines(decoded, made), *setups.warning(decoded, speeds)]
         yield speed_section(title, decoded, speeds, says)
-    answered = [one.accuracy.artifact for one in sources if one.accuracy is not None]
+    answered = [source.accuracy.artifact for source in sources if source.accuracy is not None]
     if answered:
         yield from answer_sections(spec, answered)
     if any(len({category for *_, category in target.prompts}) > 1 for target in targets):
         yield Section("By category of the prompts", [categories_table(measured)])
     matches = [
         match
-        for target, one in zip(targets, sources, strict=True)
-        for match in matches_of(target, one)
+        for target, source in zip(targets, sources, strict=True)
+        for match in matches_of(target, source)
     ]
     yield published_section(compare(results, matches), matches)
 
@@ -147,7 +147,8 @@ def certificates_section(
     panels = {target.label: target.certificates for target in targets}
     bootstraps = {target.label: target.bootstrap for target in targets}
     compared = {
-        target.label: comparisons(target, one) for target, one in zip(targets, sources, strict=True)
+        target.label: comparisons(target, source)
+        for target, source in zip(targets, sources, strict=True)
     }
     runs = [run_length_table(results, at) for at in range(len(targets))]
     drawn = [survival_figure(f"figure{number}", panels, bootstraps) for number in (2, 3, 4, 5)]
@@ -195,5 +196,5 @@ def answer_sections(spec: ReportSpec, made: Sequence[Artifact]) -> list[Section]
     pairs = zip(spec.targets, made, strict=True)
     answered = [read_answered(label, artifact) for label, artifact in pairs]
     statistics, margin = spec.statistics, MARGIN if spec.margin is None else spec.margin
-    tables = [accuracy(one, *statistics, margin) for one in answered]
+    tables = [accuracy(answers, *statistics, margin) for answers in answered]
     return accuracy_sections(spec.drafter or "", answered, tables, margin, statistics.confidence)

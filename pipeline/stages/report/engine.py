@@ -36,13 +36,13 @@ def in_engine(spec: ReportSpec, sources: Sequence[Sources]) -> InEngine | None:
     given, speeds = spec.engine.costs, {}
     step_costs = StepCosts(given.engine, given.drafter, *zip(*given.steps, strict=True))
     by_model = step_costs.drafter == "model"
-    for one in sources:
-        drafts = one.drafts.artifact if by_model and one.drafts is not None else None
-        speeds[one.label] = speeds_in_engine(
+    for source in sources:
+        drafts = source.drafts.artifact if by_model and source.drafts is not None else None
+        speeds[source.label] = speeds_in_engine(
             step_costs,
             (spec.engine.lookup, spec.engine.lookup_match),
-            dump=one.distributions.artifact,
-            prompts=one.prompts.artifact,
+            dump=source.distributions.artifact,
+            prompts=source.prompts.artifact,
             drafts=drafts,
             resampling=spec.statistics,
         )
@@ -51,16 +51,16 @@ def in_engine(spec: ReportSpec, sources: Sequence[Sources]) -> InEngine | None:
     return InEngine(step_costs, speeds, advice)
 
 
-def engine_section(found: InEngine) -> Section:
+def engine_section(engine: InEngine) -> Section:
     """Return the section on an engine: expected speed by draft length, and the verdict."""
-    costs, frames = found.costs, found.speeds
+    costs, frames = engine.costs, engine.speeds
     table = Table(
         **worded("engine_speed", engine=costs.engine, longest=costs.longest),
         data=together(frames),
         notes=few_notes(int(frame["prompts"].iloc[0]) for frame in frames.values()),
     )
-    said = [text for one in found.advice for text in (one.sentence, *one.beside)]
-    return Section(f"In {costs.engine}", [table], said)
+    sentences = [text for advice in engine.advice for text in (advice.sentence, *advice.beside)]
+    return Section(f"In {costs.engine}", [table], sentences)
 
 
 def flags_of_verdict(advice: Advice, sources: Sources) -> str:

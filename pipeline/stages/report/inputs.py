@@ -75,7 +75,7 @@ def read_target(spec: ReportSpec, sources: Sources) -> Target:
     tokens = steps["token_id"].to_numpy()
     trajectories = Trajectories.from_positions(steps["position"].to_numpy())
     prompts = sources.prompts.artifact.read(columns=["prompt_id", "text", "source"]).to_pandas()
-    asked = prompts.set_index("prompt_id").loc[
+    chosen = prompts.set_index("prompt_id").loc[
         steps["prompt_id"].take(trajectories.starts).to_pylist()
     ]
     draft, judged, completed = None, {}, False
@@ -83,7 +83,9 @@ def read_target(spec: ReportSpec, sources: Sources) -> Target:
         drafts = sources.drafts.artifact
         completed = drafts.facts(DraftsFacts).completed is not None
         drafted = distributions.read_steps(drafts)
-        judged = {one.rule.label: one for one in judge(drafted, list(certificates))}
+        judged = {
+            judgement.rule.label: judgement for judgement in judge(drafted, list(certificates))
+        }
         table = drafts.read(columns=[*DRAFT]).to_pandas()
         draft = table.rename(columns=DRAFT).assign(
             kl=drafted.kl,
@@ -99,7 +101,7 @@ def read_target(spec: ReportSpec, sources: Sources) -> Target:
         tokens=tokens,
         candidates=shown,
         probabilities=np.concatenate(probabilities),
-        prompts=list(asked.reset_index().itertuples(index=False, name=None)),
+        prompts=list(chosen.reset_index().itertuples(index=False, name=None)),
         top=dict(zip(ranks, np.ascontiguousarray(np.concatenate(top).T), strict=True)),
         repeated=inside_repeats(tokens, trajectories.prompts),
         undefined=undefined,
@@ -121,12 +123,12 @@ def read_results(
 
     def of_stage(made: Iterable[Source[Any]], name: str = "data") -> pd.DataFrame:
         pairs = zip(targets, made, strict=True)
-        return together({t.label: one.artifact.read(name).to_pandas() for t, one in pairs})
+        return together({t.label: source.artifact.read(name).to_pandas() for t, source in pairs})
 
-    frames["runs"] = of_stage(one.run_lengths for one in sources)
+    frames["runs"] = of_stage(source.run_lengths for source in sources)
     rules = {rule.label: rule for rule in targets[0].certificates}
     facts: dict[str, Any] = {"completed": targets[0].completed}
-    accepted = [one.acceptance for one in sources if one.acceptance is not None]
+    accepted = [source.acceptance for source in sources if source.acceptance is not None]
     if accepted:
         frames |= {name: of_stage(accepted, file) for name, file in PAIR_FRAMES.items()}
         first = accepted[0]
@@ -154,7 +156,7 @@ def frames_of(targets: Sequence[Target]) -> dict[str, pd.DataFrame]:
 
 def rules_of(spec: AcceptanceSpec) -> list[Rule]:
     """Return every rule that was measured: of the study, of presets, of ranges, and greedy."""
-    ranged = [rule for one in spec.ranges for rule in one.rules]
+    ranged = [rule for searched in spec.ranges for rule in searched.rules]
     return [StrictGreedy(), *spec.rules, *spec.presets.values(), *ranged]
 
 
@@ -203,10 +205,10 @@ def matches_of(target: Target, sources: Sources) -> list[Results]:
         for temperature in distributions.stored_temperatures(dump)
     }
     nearest = {paper: nearest_temperature(p0, paper) for paper in PAPERS}
-    known = {at: measure_at(target, dump, at) for at in sorted(set(nearest.values()))}
+    measured = {at: measure_at(target, dump, at) for at in sorted(set(nearest.values()))}
     facts = {"own": sources.temperature, "least": min(p0), "most": max(p0)}
     return [
-        replace(known[at], facts=facts | {"paper": paper, "temperature": at})
+        replace(measured[at], facts=facts | {"paper": paper, "temperature": at})
         for paper, at in nearest.items()
     ]
 
@@ -222,9 +224,9 @@ def measure_at(target: Target, dump: Artifact, temperature: float) -> Results:
     for _, dist in distributions.chunks(dump, temperature):
         top.append(top_probability(dist, ranks))
         if rules:
-            found = certify(dist, rules)
-            lower.append(found.lower)
-            upper.append(found.upper)
+            certificates = certify(dist, rules)
+            lower.append(certificates.lower)
+            upper.append(certificates.upper)
     ends = zip(*(np.concatenate(parts).T.copy() for parts in (lower, upper) if parts), strict=True)
     matched = replace(
         target,

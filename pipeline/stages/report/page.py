@@ -63,20 +63,24 @@ def page_files(measured: Measured, sections: Sequence[Section], study: str) -> d
     """
     spec, sources, targets = measured.spec, measured.sources, measured.targets
     results, timed = measured.results, bool(measured.decoded)
-    setups = {one.label: setup(one, of) for one, of in zip(targets, sources, strict=True)}
+    setups = {
+        target.label: setup(target, source) for target, source in zip(targets, sources, strict=True)
+    }
     advice = verdicts_of(measured, study)
     in_engine = [] if measured.engine is None else measured.engine.advice
     logged = isinstance(sources[0].distributions.node.spec, LoggedDistributions)
     if logged:
         advice = [
-            log_advice(own, targets[at], counted_drafts(one), in_engine[at] if in_engine else None)
-            for at, (own, one) in enumerate(zip(advice, sources, strict=True))
+            log_advice(
+                own, targets[at], counted_drafts(source), in_engine[at] if in_engine else None
+            )
+            for at, (own, source) in enumerate(zip(advice, sources, strict=True))
         ]
     text_of_verdict = advice_text(advice if logged else [*advice, *in_engine])
     if in_engine and not logged:
         advice = [
-            replace(one, beside=[engine.sentence, *engine.beside, *one.beside])
-            for one, engine in zip(advice, in_engine, strict=True)
+            replace(own, beside=[engine.sentence, *engine.beside, *own.beside])
+            for own, engine in zip(advice, in_engine, strict=True)
         ]
     rules = steps.embedded(list(targets[0].certificates), len(targets))
     pairs = results if "acceptance" in results else None  # step by step, not of two logs
@@ -96,7 +100,9 @@ def page_files(measured: Measured, sections: Sequence[Section], study: str) -> d
         "methods": [
             [screen.method_row(run, str(spec.drafter)) for run in own.drafters] for own in advice
         ],
-        "flags": [flags_of_verdict(own, one) for own, one in zip(advice, sources, strict=True)],
+        "flags": [
+            flags_of_verdict(own, source) for own, source in zip(advice, sources, strict=True)
+        ],
         "facts": [
             screen.facts_of_target(target) if pairs is None else screen.facts_of_pair(pairs, target)
             for target in targets
@@ -105,11 +111,13 @@ def page_files(measured: Measured, sections: Sequence[Section], study: str) -> d
         "longest": grid.LONGEST,
         "steps": [len(target.tokens) for target in targets],
         "prompts": [target.bootstrap.count for target in targets],
-        "soundness": [one.acceptance.artifact.record.facts for one in sources if one.acceptance],
+        "soundness": [
+            source.acceptance.artifact.record.facts for source in sources if source.acceptance
+        ],
         "timed": timed,
-        "log": [one.distributions.artifact.record.facts["log"] for one in sources if logged],
+        "log": [source.distributions.artifact.record.facts["log"] for source in sources if logged],
         "sections": sections,
-        "engine": [x for one in sections for x in one.shown if x.name == "engine_speed"],
+        "engine": [x for section in sections for x in section.shown if x.name == "engine_speed"],
         "introduction": introduction(setups, spec),
         "setups": setups,
         "settings": dict.fromkeys(name for facts in setups.values() for name in facts),
@@ -118,7 +126,7 @@ def page_files(measured: Measured, sections: Sequence[Section], study: str) -> d
     data = data_of(targets, pairs, rules) | {"flags": flags(sources[0], rules)}
     decoded = zip(measured.decoded, measured.speeds, strict=True)
     timings = {
-        "speed": [screen.speed_rows(speeds, one.drafter) for one, speeds in decoded],
+        "speed": [screen.speed_rows(speeds, answers.drafter) for answers, speeds in decoded],
         "gamma": [screen.drafted_length(own) for own in advice],
     }
     text = environment.get_template("page.html").render(
@@ -128,15 +136,15 @@ def page_files(measured: Measured, sections: Sequence[Section], study: str) -> d
         bundle=deflated(bundle()),
         scripts="\n".join((WEB / name).read_text(encoding="utf-8") for name in SCRIPTS),
     )
-    found = {"index.html": text, VERDICT: text_of_verdict}
+    files = {"index.html": text, VERDICT: text_of_verdict}
     for place in ("", "timings/"):
-        if mine := [section for section in sections if section.place == place]:
-            shown_here = [item for section in mine for item in section.shown]
+        if placed := [section for section in sections if section.place == place]:
+            shown_here = [item for section in placed for item in section.shown]
             tables = [item for item in shown_here if isinstance(item, Table)]
-            found[f"{place}tables.html"] = environment.get_template("tables.html").render(
-                sections=mine, shared=shared_notes(tables), timed=timed, place=place
+            files[f"{place}tables.html"] = environment.get_template("tables.html").render(
+                sections=placed, shared=shared_notes(tables), timed=timed, place=place
             )
-    return {name: content.encode() for name, content in found.items()}
+    return {name: content.encode() for name, content in files.items()}
 
 
 def shared_notes(tables: Iterable[Table]) -> list[str]:
@@ -178,18 +186,20 @@ def verdicts_of(measured: Measured, study: str) -> list[Advice]:
     spec, sources = measured.spec, measured.sources
     command = f"python -m pipeline study={study}"
     if not measured.decoded:
-        return [advise(one.label, spec.drafter or "", None, command=command) for one in sources]
+        return [
+            advise(target.label, spec.drafter or "", None, command=command) for target in sources
+        ]
     margin = MARGIN if spec.margin is None else spec.margin
     return [
         verdict(
             decoded,
             speeds,
-            answers=None if one.accuracy is None else one.accuracy.artifact,
+            answers=None if target.accuracy is None else target.accuracy.artifact,
             statistics=spec.statistics,
             margin=margin,
             command=command,
         )
-        for decoded, speeds, one in zip(measured.decoded, measured.speeds, sources, strict=True)
+        for decoded, speeds, target in zip(measured.decoded, measured.speeds, sources, strict=True)
     ]
 
 
@@ -259,7 +269,7 @@ def data_of(
         ],
         "curves": [steps.curves(target, rules) for target in targets],
         "answers": [steps.answers(target, rules) for target in targets],
-        "pairs": [None if pairs is None else screen.rule_rows(pairs, one.label) for one in targets],
+        "pairs": [None if pairs is None else screen.rule_rows(pairs, x.label) for x in targets],
         "hues": dict(
             family(rule.name)
             for rule in steps.in_order([*rules, *([] if pairs is None else pairs.rules.values())])

@@ -94,7 +94,7 @@ def introduction(setups: Mapping[str, Mapping[str, str]], spec: ReportSpec) -> l
 def setup(target: Target, sources: Sources) -> dict[str, str]:
     """Return the settings behind a target's numbers, in words."""
     first = {**vars(sources), "certificates": next(iter(sources.certificates), None)}
-    known = {
+    details = {
         f"{stage}.{key}": value
         for stage, source in first.items()
         if isinstance(source, Source)
@@ -116,7 +116,9 @@ def setup(target: Target, sources: Sources) -> dict[str, str]:
             float(target.repeated.mean())
         ),
         **{
-            words: as_text(known[key]) for key, words in WORDS.items() if known.get(key) is not None
+            words: as_text(details[key])
+            for key, words in WORDS.items()
+            if details.get(key) is not None
         },
         **({MESSAGE: "its first user message"} if drawn else {}),
         **({"excluded rows": ", ".join(f"{n} {why}" for why, n in rows.items())} if rows else {}),
@@ -145,8 +147,8 @@ def as_text(value: Any) -> str:
 def warning(decoded: Sequence[Decoded], speeds: Sequence[pd.DataFrame]) -> list[str]:
     """Return a paragraph that the speeds are of no use, if they were measured beside other work."""
     signs = [
-        f"{one.target}, {sign}"
-        for one, table in zip(decoded, speeds, strict=True)
+        f"{run.target}, {sign}"
+        for run, table in zip(decoded, speeds, strict=True)
         for sign in signs_of_load(table)
     ]
     return [
@@ -158,8 +160,8 @@ def warning(decoded: Sequence[Decoded], speeds: Sequence[pd.DataFrame]) -> list[
 def extent(decoded: Sequence[Decoded], sources: Sequence[Source[DecodingSpec]]) -> list[str]:
     """Return the number of prompts and tokens behind each method's numbers."""
     lines = []
-    for one, source in zip(decoded, sources, strict=True):
-        tokens = one.data.groupby("run")["n_tokens"].sum()
+    for answers, source in zip(decoded, sources, strict=True):
+        tokens = answers.data.groupby("run")["n_tokens"].sum()
         failed, more = source.artifact.facts(DecodingFacts).failed_prompts, ""
         if failed:
             first = source.artifact.read("failures").slice(0, 1).to_pylist()[0]
@@ -168,8 +170,8 @@ def extent(decoded: Sequence[Decoded], sources: Sequence[Source[DecodingSpec]]) 
             )
         least, most = (f"{of:,}" for of in (tokens.min(), tokens.max()))
         lines.append(
-            f"{one.target} with {one.drafter}: every method decoded the same "
-            f"{one.data['prompt_id'].nunique()} prompts{more}, up to "
+            f"{answers.target} with {answers.drafter}: every method decoded the same "
+            f"{answers.data['prompt_id'].nunique()} prompts{more}, up to "
             f"{source.node.spec.steps} tokens each, batch size 1: "
             f"{least if least == most else f'{least} to {most}'} tokens a method and setting."
         )
@@ -180,6 +182,6 @@ def machines(decoded: Sequence[Decoded], sources: Sequence[Source[DecodingSpec]]
     """Return where each target's methods were timed."""
     facts = [source.artifact.facts(DecodingFacts) for source in sources]
     return [
-        f"{one.target}: on {timed.device}, CPU threads: {timed.torch_threads}."
-        for one, timed in zip(decoded, facts, strict=True)
+        f"{run.target}: on {timed.device}, CPU threads: {timed.torch_threads}."
+        for run, timed in zip(decoded, facts, strict=True)
     ]

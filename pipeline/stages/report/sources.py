@@ -85,7 +85,9 @@ def by_target(node: Node[ReportSpec], upstream: Mapping[str, Sequence[Artifact]]
         for stage, artifacts in upstream.items()
         if artifacts
     }
-    labels = printed_labels(node.spec.targets, [one.artifact for one in sources["distributions"]])
+    labels = printed_labels(
+        node.spec.targets, [source.artifact for source in sources["distributions"]]
+    )
     certificates = sources.pop("certificates")
     each = len(certificates) // len(labels)
     return [
