@@ -265,7 +265,7 @@ def test_every_choice_of_methods_can_be_scored(option: str, tmp_path: Path) -> N
     """A rule that becomes several must leave the presets alone, which are of one rule each."""
     if option != "settings":  # which has no methods of its own
         nodes = planned(tmp_path, f"decoding={option}", "stage=accuracy")
-        assert nodes["accuracy"][0].settings["methods"]
+        assert nodes["accuracy"][0].spec.methods
 
 
 def test_a_temperature_on_the_list_needs_no_new_distributions(tmp_path: Path) -> None:

@@ -62,7 +62,7 @@ def judged(
 def _accepted(
     rule: Rule, given: list[NDArray[Any]], size: int, reading: str
 ) -> NDArray[np.bool_] | None:
-    """Return a mask of the tokens that a rule accepts; None where it needs those behind the K shown.
+    """Return a mask of the accepted tokens; None where the rule needs those behind the K shown.
 
     Of a token that is not among the K, only that counts.
     """
