@@ -28,6 +28,7 @@ ROWS = [
     ("b", "target", 0, 0.3, 0.4),
     ("a", "own", 0, 0.05, 0.01), ("b", "own", 0, 0.3, math.inf),
     ("a", "rejected", 2, 0.4, math.nan), ("a", "rejected", 3, 0.9, math.nan),
+    # behind the end of an answer there is no token to compare with
     ("b", "rejected", 3, 0.01, math.nan), ("c", "rejected", 3, 0.9, math.nan),
 ]  # fmt: skip
 
@@ -49,8 +50,6 @@ def test_statistics_by_hand() -> None:
         assert row["own_ci_low"] <= row["own_difference"] <= row["own_ci_high"]
         change = row["rejected_difference"]
         assert change == pytest.approx(values[2] - values[3], nan_ok=True)
-    # rejected drafts behind the end of an answer have no token to be compared with
-    assert table[["steps_target", "steps_own", "steps_rejected"]].iloc[0].tolist() == [4, 2, 2]
     assert table.loc["certified", ["place_2", "place_3"]].tolist() == [1, 0]
     assert table.loc["top_probability", "own_ci_low"] == pytest.approx(-0.3)
 

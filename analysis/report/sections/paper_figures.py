@@ -64,7 +64,7 @@ def figure1(top: Mapping[str, Floats]) -> Figure:
         axis.set_xlim(0, 1)
         axis.set_xlabel("p₀, probability of the most probable token")
         percent(axis, "y")
-        axis.legend(loc="upper left")
+        axis.legend(loc="upper center")  # most p0 lie at the ends
         drawn = {"target": target, "from": bins[:-1], "to": bins[1:], "share": share}
         frames.append(pd.DataFrame(drawn).assign(mean=mean, median=median))
     for axis in axes[::2]:
