@@ -5,6 +5,7 @@ The numbers are those that ``python -m pipeline.solve`` prints, rounded as the p
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -80,12 +81,13 @@ def settings(searched: ParameterRange, k: int) -> ParameterRange:
 
     They are all whole numbers between its ends, or `SETTINGS` values, denser near 0.
     """
-    ends = [searched.value(searched.rules[at]) for at in (0, -1)]
-    first = searched.rules[0]
+    first, last = searched.rules[0], searched.value(searched.rules[-1])
+    values: list[Any]
     if isinstance(first.parameters[searched.parameter], int):
-        values: list[float] = list(range(int(ends[0]), int(ends[1]) + 1))
+        values = list(range(int(searched.value(first)), int(last) + 1))
     else:
-        values = [*(np.linspace(*np.sqrt(ends), SETTINGS) ** 2).round(6).tolist()[:-1], ends[1]]
+        roots = np.linspace(math.sqrt(searched.value(first)), math.sqrt(last), SETTINGS)
+        values = [*(roots[:-1] ** 2).round(6).tolist(), last]
     rules = [replace(first, **{searched.parameter: value}) for value in values]
     return ParameterRange(searched.parameter, tuple(x for x in rules if x.minimum_k <= k))
 
@@ -125,12 +127,11 @@ def strictest(target: Target, name: str, eps: float, share: float) -> float | No
     """
     for searched, counts in target.swept.items():
         if searched.name == name:
-            steps = np.asarray(counts)[:, LEVELS.tolist().index(eps)]
+            steps = np.asarray(counts, dtype=float)[:, LEVELS.tolist().index(eps)]
             wanted = share * len(target.tokens)
             if steps[-1] < wanted:
                 return None
-            values = np.array([searched.value(rule) for rule in searched.rules], np.float64)
-            return float(np.interp(wanted, steps.astype(np.float64), values))
+            return float(np.interp(wanted, steps, [searched.value(x) for x in searched.rules]))
     return None
 
 

@@ -30,7 +30,7 @@ OPEN, REJECTED, ACCEPTED, CERTIFIED = range(4)  # fate of a step's draft; open: 
 POINTS = 121  # of a survival curve
 STRICT = {"additive": 0.0, "multiplicative": 1.0, "absolute": 1.0, "mars": None}  # greedy there
 ANSWERS, CANDIDATES, PROMPT = 7, 5, 2000  # answers shown, tokens of a step, characters of a prompt
-KL = "KL(p‖q)", "KL(p‖q′), q′ completed"  # of a drafter, of one with a reduced vocabulary
+KL = "KL(p‖q)", "completed KL(p‖q′)"  # of a drafter, of one with a reduced vocabulary
 
 
 def digits(value: float, significant: int = 3) -> float | None:

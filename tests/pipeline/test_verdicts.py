@@ -12,6 +12,7 @@ from analysis.acceptance.verdict import DO_NOT, OPEN
 from analysis.decoding.answers import Answered, accuracy, losses_on_answers
 from analysis.decoding.speed import speed
 from analysis.rules import Additive, StrictGreedy
+from analysis.statistics.bootstrap import Resampling
 from pipeline import solve
 from pipeline.decoding.decoded import read_decoded
 from pipeline.execution.runner import ensure
@@ -76,7 +77,14 @@ def test_random_models_are_not_to_be_drafted_for(tmp_path: Path) -> None:
     )
     (made,) = ensure(study.nodes["decoding"], Store(tmp_path / "artifacts"))
     decoded, statistics = read_decoded("wide", "other", made), (50, 0.95, 0)
-    found = verdict(decoded, speed(decoded, *statistics), None, statistics, 0.05, "")
+    found = verdict(
+        decoded,
+        speed(decoded, *statistics),
+        answers=None,
+        statistics=Resampling(*statistics),
+        margin=0.05,
+        command="",
+    )
     assert found.run is not None
     assert found.outcome in (DO_NOT, OPEN)  # OPEN where the machine was disturbed
     assert found.beside[-1].startswith("At the measured costs other")

@@ -100,12 +100,12 @@ def counted_drafts(sources: Sources) -> str:
     """Return the counts of drafts in a log as a clause; empty if it has none."""
     try:
         path = local_path(sources.distributions.node.spec.log.path)
-        if path is None:
-            return ""
-        (run,) = read_runs(path)
+        runs = [] if path is None else list(read_runs(path))
     except (PipelineError, ValueError):
         return ""
-    row, _ = run.rows
+    if len(runs) != 1:
+        return ""
+    row, _ = runs[0].rows
     return (
         f"accepted {row['accepted']} of {row['drafted']} drafted tokens in this log, "
         f"{row['tokens_per_pass']:.2f} tokens a pass"
