@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -44,6 +44,23 @@ def method_row(run: Run, drafter: str) -> Row:
         "length": f"{run['draft_length']}"
         + ("" if pd.isna(model_length) else f", {drafter} {int(model_length)}"),
     }
+
+
+def method_table(targets: Sequence[str], methods: Sequence[Sequence[Row]]) -> str:
+    """Return the rows of the first screen as a Markdown table to paste; empty without rows.
+
+    Args:
+        targets: printed names.
+        methods: by target, rows of `method_row`.
+    """
+    rows = [
+        f"| {target} | {row['name']} | {row['length']} | {row['answer']} | {row['speed']} "
+        f"| {row['tokens']} | {row['rate']} |"
+        for target, of_target in zip(targets, methods, strict=True)
+        for row in of_target
+    ]
+    head = "| target | drafter | γ | faster | times as fast | tokens a call | drafts accepted |"
+    return "\n".join([head, "|---" * 7 + "|", *rows]) if rows else ""
 
 
 def drafted_length(advice: Advice) -> int | None:

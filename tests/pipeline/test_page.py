@@ -140,10 +140,15 @@ def test_no_decision_that_is_certified_for_this_drafter_is_rejected(
 
 def test_the_verdict_of_the_page_is_the_one_beside_it(small_study: SmallStudy) -> None:
     """It is printed as well at the end of the command."""
-    said = (page_of(small_study).parent / "timings/verdict.md").read_text()
+    verdict = (page_of(small_study).parent / "timings/verdict.md").read_text()
     text = page_of(small_study).read_text().replace("\u00a0", " ")
-    sentences = [block.splitlines()[0] for block in said.split("\n\n")]
+    *blocks, table = verdict.split("\n\n")
+    sentences = [block.splitlines()[0] for block in blocks]
     assert len(sentences) == 2
+    assert table in small_study.printed  # to paste: a row a target and drafter
+    rows = [line.strip("|").split("|") for line in table.splitlines()]
+    assert {len(row) for row in rows} == {7}
+    assert {row[0].strip() for row in rows[2:]} == {"mini-large", "mini-small"}
     for sentence in sentences:
         assert sentence in text
         assert sentence in small_study.printed

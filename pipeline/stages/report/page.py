@@ -76,7 +76,13 @@ def page_files(measured: Measured, sections: Sequence[Section], study: str) -> d
             )
             for at, (own, source) in enumerate(zip(advice, sources, strict=True))
         ]
-    text_of_verdict = advice_text(advice if logged else [*advice, *in_engine])
+    methods = [
+        [screen.method_row(run, str(spec.drafter)) for run in own.drafters] for own in advice
+    ]
+    table = screen.method_table(results.targets, methods)
+    text_of_verdict = advice_text(advice if logged else [*advice, *in_engine]) + (
+        f"\n{table}\n" if table else ""
+    )
     if in_engine and not logged:
         advice = [
             replace(own, beside=[engine.sentence, *engine.beside, *own.beside])
@@ -97,9 +103,7 @@ def page_files(measured: Measured, sections: Sequence[Section], study: str) -> d
         "drafter": None if pairs is None else pairs.drafter,
         "targets": results.targets,
         "advice": advice,
-        "methods": [
-            [screen.method_row(run, str(spec.drafter)) for run in own.drafters] for own in advice
-        ],
+        "methods": methods,
         "flags": [
             flags_of_verdict(own, source) for own, source in zip(advice, sources, strict=True)
         ],
