@@ -98,7 +98,7 @@ def print_costs(paths: Sequence[Path], drafter: str, directory: Path) -> None:
 
 
 def print_file(path: Path, settings: Config, overrides: Sequence[str], folder: Path) -> None:
-    """Print and write what one file counts, and what look-up or a study says beside it.
+    """Print and write the counts of one file, beside those of look-up or of a study.
 
     Raises:
         PipelineError: it can't be read, or the draft length is not known.

@@ -104,7 +104,12 @@ def understood(page: Path, module: str, words: list[str], place: Path) -> list[s
         study = given.get("STUDY")
         return list(settings([f"study={study}"])) if study else []
     assert find_spec(module), module
-    overrides = [word for word in words if cli.OVERRIDE.match(word) and "=http" not in word]
+    own = ("lengths=", "rounds=") if module == "benchmarks.decoding" else ()
+    overrides = [
+        word
+        for word in words
+        if cli.OVERRIDE.match(word) and "=http" not in word and not word.startswith(own)
+    ]
     if module.startswith("pipeline.training"):
         recipe = OmegaConf.load(CONF / "drafter_training.yaml")
         OmegaConf.set_struct(recipe, True)
