@@ -38,6 +38,8 @@ ELSEWHERE = {
     "many.md": {"a GPU", "the hub"},
     "own_drafter.md": {"a GPU", "the hub"},
     "reproduce.md": {"a GPU", "the hub"},
+    "seeds.md": {"a GPU", "the hub"},
+    "your_engine.md": {"an engine"},
 }
 COMMAND = re.compile(r"(?:^|\s)(?:python -m ([\w.]+\w)(?!\.?[\w<])|make (?=[a-z]))(.*)", re.S)
 HUB = re.compile(r"[\w-]+/[\w.-]+")  # a model's or data set's owner and name
