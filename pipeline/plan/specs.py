@@ -237,6 +237,7 @@ class DecodingSpec(PairSpec):
     statistics: Annotated[Resampling, APART]
     lookup_match: str = "latest"
     repeats: int = 1
+    texts: bool = False
 
 
 @dataclass(frozen=True)

@@ -56,6 +56,7 @@ def nodes(request: Request) -> list[Node]:
                 methods=tuple(methods),
                 statistics=request.statistics,
                 repeats=settings.repeats,
+                texts=settings.texts,
             ),
             {"prompts": drafts.upstream["prompts"], **({"drafts": (drafts,)} if measured else {})},
         )
@@ -96,7 +97,7 @@ def summary(node: Node[DecodingSpec], artifact: Artifact) -> list[SummaryRow]:
 
 STAGE = Stage(
     name="decoding",
-    version=13,
+    version=14,
     upstream=("prompts", "drafts"),  # the latter for methods that take what it measured
     columns={
         "data": RUN

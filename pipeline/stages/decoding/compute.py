@@ -129,7 +129,9 @@ class DecodingWorker:
         """Decode a prompt with every method, and the later turns of its conversation."""
         at = self._turns[shard.prompts[0]]
         prompt = self._prompts[at]
-        tables = decode_prompt(self._pair, prompt, at, self._spec.repeats)
+        tables = decode_prompt(
+            self._pair, prompt, at, self._spec.repeats, self._spec.texts
+        )
         if prompt.later_turns and "data" in tables:
             tables["later turns"] = self._later_turns(prompt, tables["data"])
         path.write_text(json.dumps(tables))
@@ -204,10 +206,13 @@ def warm_up(pair: DecodingPair, prompts: Sequence[Prompt]) -> None:
     raise PipelineError(f"no prompt can be decoded: {reasons[0]}")
 
 
-def decode_prompt(pair: DecodingPair, prompt: FirstTurn, turn: int, repeats: int = 1) -> Tables:
+def decode_prompt(
+    pair: DecodingPair, prompt: FirstTurn, turn: int, repeats: int = 1, texts: bool = False
+) -> Tables:
     """Decode one prompt with every method; a prompt that fails is recorded with its reason.
 
     Every prompt, and every repeat, begins with another method, so that none gains from its place.
+    With `texts` the answers are read again for table texts.
     """
 
     def decode_all() -> Tables:
@@ -217,14 +222,17 @@ def decode_prompt(pair: DecodingPair, prompt: FirstTurn, turn: int, repeats: int
             for at in range(len(pair.runs)):
                 index = (at + turn + repeat) % len(pair.runs)
                 tries[index].append(decode_timed(pair, pair.runs[index], prompt, pair.steps))
-        return prompt_rows(pair, prompt, tries)
+        return prompt_rows(pair, prompt, tries, texts)
 
     rows, reason = or_reason(decode_all, pair.target.device)
     return rows or {"failures": [{"prompt_id": prompt.prompt_id, "reason": reason}]}
 
 
 def prompt_rows(
-    pair: DecodingPair, prompt: FirstTurn, tries: Sequence[Sequence[tuple[Answer, int | None]]]
+    pair: DecodingPair,
+    prompt: FirstTurn,
+    tries: Sequence[Sequence[tuple[Answer, int | None]]],
+    texts: bool,
 ) -> Tables:
     """Return the rows of a prompt by table; nothing in here is timed.
 
@@ -281,7 +289,7 @@ def prompt_rows(
     greedy = next((tokens for run, tokens in alone.items() if run.temperature == 0), None)
     if greedy is not None:
         rows["trajectory"] = trajectory(pair, prompt, greedy)
-    rows["texts"] = text_rows(pair, prompt, answers, alone)
+    rows["texts"] = text_rows(pair, prompt, answers, alone) if texts else []
     rows["contexts"] = [
         row for run in drawn_baselines(pair.runs) for row in contexts(pair, prompt, run, alone[run])
     ]

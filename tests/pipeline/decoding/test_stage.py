@@ -85,6 +85,7 @@ def stage(
         prompts: list[list[int]],
         name: str = "draft",
         chosen: list[dict[str, Any]] = METHODS,
+        texts: bool = False,
         **later: list[str],
     ) -> Pending:
         rows = [
@@ -100,6 +101,7 @@ def stage(
             steps=12,
             batches=(1, 3),
             methods=tuple(methods.build(chosen)),
+            texts=texts,
         )
         above = prompts_node(Path("none"), Path("none")).spec
         node = replace(node, upstream={"prompts": (Node("prompts", "tiny", above),)})
@@ -174,7 +176,7 @@ def test_methods_take_turns_in_repeats(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(decoding, "decode_timed", timed)
     monkeypatch.setattr(decoding, "check_fits", lambda *_: None)
-    monkeypatch.setattr(decoding, "prompt_rows", lambda *found: {"data": found[-1]})
+    monkeypatch.setattr(decoding, "prompt_rows", lambda _, __, tries, ___: {"data": tries})
     pair: Any = SimpleNamespace(runs=["a", "b"], steps=1, target=SimpleNamespace(device=None))
     found = decoding.decode_prompt(pair, cast("Any", None), turn=2, repeats=3)["data"]
     assert turns == ["a", "b", "b", "a", "a", "b"]
@@ -402,7 +404,7 @@ def test_later_turns_that_do_not_fit_are_left_out_and_named(
 def test_texts_are_those_of_plain_passes_and_rejected_drafts_follow_the_accepted_tokens(
     stage: Any, target: LanguageModel, drafter: LanguageModel, request: pytest.FixtureRequest
 ) -> None:
-    pending = stage(PROMPTS[:2], chosen=[METHODS[0], *ADDITIVE])
+    pending = stage(PROMPTS[:2], chosen=[METHODS[0], *ADDITIVE], texts=True)
     runs, tables = pending.facts["runs"], content(pending)
     answers = {(row["prompt_id"], row["run"]): row["token_ids"] for row in tables["data"]}
     calls = {(row["prompt_id"], row["run"], row["position"]): row for row in tables["calls"]}
