@@ -20,13 +20,13 @@ from .verdict import DO_NOT, DRAFT, NO, OPEN, YES, Advice, speed_text
 
 @dataclass(frozen=True)
 class StepCosts:
-    """The cost of a step in an engine, measured by the engine.
+    """The measured cost curve of an engine: the cost of a step by its number of drafted tokens.
 
     Attributes:
         engine: name, version and load, as named in the verdict.
         drafter: `model` or `prompt_lookup`.
-        drafted: mean drafted tokens of the measured steps, increasing; the first is 0.
-        costs: cost of each step in passes of the target alone; the first is 1.
+        drafted: the points of the curve, mean drafted tokens a step, increasing; the first is 0.
+        costs: the cost at each point, in passes of the target alone; the first is 1.
     """
 
     engine: str

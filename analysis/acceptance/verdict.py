@@ -2,8 +2,8 @@
 
 It is a pure function of the measurements. Lossless methods come first, ranked by measured speed,
 and one is recommended only if the lower end of its interval is above 1. A relaxed rule is offered
-in addition, never instead. With fewer than `FEW_PROMPTS` prompts, on a busy machine, or if the
-interval contains 1, nothing is decided. Intervals hold for all methods together
+in addition, never instead. With fewer than `FEW_PROMPTS` prompts, on a busy machine, or if no
+interval is above 1 and some contain it, nothing is decided. Intervals hold for all methods together
 (`analysis.decoding.speed.speedups`), so the printed interval of the fastest method decides.
 """
 

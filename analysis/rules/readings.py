@@ -1,9 +1,10 @@
 """Readings of MARS (arXiv 2601.15498) above temperature 0, where its Algorithm 1 says little.
 
 At temperature 0 all three are Algorithm 1: rank 1 is accepted, and rank 2 where the ratio of the
-two largest logits exceeds the threshold. Above it Algorithm 1 draws nothing. The released code
-accepts on the ratio or by speculative sampling. Ours is speculative sampling that also accepts rank
-2, so a threshold that relaxes nothing is lossless. docs/mars.md compares them.
+two largest logits exceeds the threshold. Above it Algorithm 1 draws only the token after a full
+draft. The released code accepts on the ratio or by speculative sampling. Ours is speculative
+sampling that also accepts rank 2, so a threshold that relaxes nothing is lossless. docs/mars.md
+compares them.
 """
 
 from __future__ import annotations

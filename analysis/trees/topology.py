@@ -165,7 +165,7 @@ def batch(k: int) -> Topology:
 
 
 def symmetric(m: int, depth: int) -> Topology:
-    """Return the tree in which every token has m alternatives: m + m^2 + ... + m^depth nodes.
+    """Return the tree in which every node has m children: m + m^2 + ... + m^depth nodes.
 
     Section 3.3 of arXiv 2606.30265.
     """

@@ -53,7 +53,7 @@ def named(divergence: str) -> str:
 
 
 def nodes(request: Request) -> list[Node]:
-    """The certificates of every rule on each target's distributions, target by target."""
+    """Return one planned artifact for each rule and target, target by target."""
     settings = request.config.certificates
     divergence = named(settings.divergence)
     return [

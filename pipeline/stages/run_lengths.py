@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def nodes(request: Request) -> list[Node]:
-    """The certifiable run lengths of each target under all rules."""
+    """Return one planned artifact a target, with the run lengths under all rules."""
     config, settings = request.config, request.config.run_lengths
     spec = RunLengthsSpec(tuple(settings.eps), settings.window, request.statistics)
     return [

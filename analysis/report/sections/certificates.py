@@ -132,14 +132,14 @@ def _coverage(runs: pd.DataFrame, rules: Sequence[str]) -> list[str]:
 
 
 def coverage_notes(empty: pd.Series, inexact: pd.Series, meaning: str) -> list[str]:
-    """Return notes on empty rejection regions and ranges, if a table has any.
+    """Return footnotes on empty rejection regions and on interval certificates, if there are any.
 
     The notes contain no numbers, so a page prints a note shared by several tables once.
 
     Args:
         empty: share of steps with an empty rejection region, for each rule of the table.
         inexact: share of steps with an interval certificate, for each rule of the table.
-        meaning: name of the sentence on the table's value for an empty region.
+        meaning: key, in texts.toml, of the sentence about the value of an empty region.
     """
     return [
         *[sentence("empty"), sentence(meaning)] * bool((empty > 0).any()),

@@ -41,7 +41,7 @@ _SHARE = "interval of share"
 
 
 def nodes(request: Request) -> list[Node]:
-    """Return one node a target.
+    """Return one planned artifact a target.
 
     Raises:
         PipelineError: a preset or a range is wrong, or needs more stored tokens.

@@ -26,7 +26,7 @@ RUN: Columns = {
 
 
 def nodes(request: Request) -> list[Node]:
-    """The tasks answered by each target with the drafter; none without a drafter, or of logs.
+    """Return one planned artifact a target; none without a drafter, or for logs.
 
     Raises:
         PipelineError: there is no such task, an item is wrong, or a method is not defined.

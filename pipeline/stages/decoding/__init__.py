@@ -28,7 +28,7 @@ CALL: Columns = {  # a target call after the prompt's
 
 
 def nodes(request: Request) -> list[Node]:
-    """Decoding with a drafter, beside each target alone; none without a drafter.
+    """Return one planned artifact a target; none without a drafter.
 
     Raises:
         PipelineError: a method is not defined.

@@ -56,7 +56,7 @@ def check(request: Request) -> None:
 
 
 def nodes(request: Request) -> list[Node]:
-    """The distributions of each target's trajectories, or along answers that an engine served."""
+    """Return one planned artifact a target: its own trajectories, or an engine's answers."""
     config = request.config
     settings, served = config.distributions, config.distributions.source == "answers"
     made = []

@@ -60,7 +60,7 @@ DEPTHS: Columns = {
 
 
 def nodes(request: Request) -> list[Node]:
-    """The drafter beside each target, on the target's trajectories; none without a drafter.
+    """Return one planned artifact a target, on its trajectories; none without a drafter.
 
     Raises:
         PipelineError: prompts may be too short for the depths of a head, or a model's tokenizer is

@@ -34,7 +34,7 @@ def check(request: Request) -> None:
 
 
 def nodes(request: Request) -> list[Node]:
-    """The prompts of each target: equal for targets that share a tokenizer.
+    """Return the planned prompts of each target: the same for targets that share a tokenizer.
 
     Of an engine's log they are its answers, of answers that it served what was asked.
     """

@@ -44,7 +44,7 @@ def check(request: Request) -> None:
 
 
 def nodes(request: Request) -> list[Node]:
-    """The report; printed names are part of its content.
+    """Return the planned report; printed names are part of its content.
 
     Upstream lists follow the order of the targets; certificates are target-major, one a rule.
     """
