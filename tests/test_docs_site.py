@@ -50,7 +50,7 @@ def test_every_page_of_the_docs_is_in_the_site(site: Path) -> None:
     start = (site / "index.html").read_text(encoding="utf-8")
     for page in pages:
         assert f'href="{page.as_posix()}"' in start or page.name == "index.html", page
-    assert 'id="a-decision-in-four-rows"' in start  # a section of README.md
+    assert 'id="a-decision-in-five-rows"' in start  # a section of README.md
     assert (site / "search/search_index.js").is_file()  # for pages opened from a directory
 
 

@@ -55,6 +55,9 @@ from pipeline.store.plain import Plain, from_plain, to_plain
 WARM_UP = 8  # tokens decoded before anything is timed
 
 
+Tries = list[list[tuple[Answer, int | None]]]  # of each run: an answer and its peak of memory
+
+
 @dataclass(frozen=True)
 class FirstTurn(Prompt):
     """A row of stage prompts: a prompt as the models read it, and its conversation."""
@@ -129,9 +132,7 @@ class DecodingWorker:
         """Decode a prompt with every method, and the later turns of its conversation."""
         at = self._turns[shard.prompts[0]]
         prompt = self._prompts[at]
-        tables = decode_prompt(
-            self._pair, prompt, at, self._spec.repeats, self._spec.texts
-        )
+        tables = decode_prompt(self._pair, prompt, at, self._spec.repeats, self._spec.texts)
         if prompt.later_turns and "data" in tables:
             tables["later turns"] = self._later_turns(prompt, tables["data"])
         path.write_text(json.dumps(tables))
@@ -217,7 +218,7 @@ def decode_prompt(
 
     def decode_all() -> Tables:
         check_fits(pair, prompt)
-        tries: list[list[tuple[Answer, int | None]]] = [[] for _ in pair.runs]
+        tries: Tries = [[] for _ in pair.runs]
         for repeat in range(repeats):
             for at in range(len(pair.runs)):
                 index = (at + turn + repeat) % len(pair.runs)
@@ -228,12 +229,7 @@ def decode_prompt(
     return rows or {"failures": [{"prompt_id": prompt.prompt_id, "reason": reason}]}
 
 
-def prompt_rows(
-    pair: DecodingPair,
-    prompt: FirstTurn,
-    tries: Sequence[Sequence[tuple[Answer, int | None]]],
-    texts: bool,
-) -> Tables:
+def prompt_rows(pair: DecodingPair, prompt: FirstTurn, tries: Tries, texts: bool) -> Tables:
     """Return the rows of a prompt by table; nothing in here is timed.
 
     `tries` are the repeats of each run, with the peak of CUDA memory. All emit the same tokens; the
