@@ -96,8 +96,8 @@ def test_solve_prints_the_verdict_and_at_most_40_lines(
     solve.main([*small_study.overrides, "solve.draft_lengths=[3,7]"])
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) <= solve.LINES
-    said = (small_study.outputs / "report/mini/timings/verdict.md").read_text()
-    assert lines[:2] == [block.splitlines()[0] for block in said.split("\n\n")]
+    *blocks, _ = (small_study.outputs / "report/mini/timings/verdict.md").read_text().split("\n\n")
+    assert lines[:2] == [block.splitlines()[0] for block in blocks]
     for heading in ("Strictest setting that", "Tokens a call, by", "A drafter is certified on"):
         assert any(line.startswith(heading) for line in lines)
     assert any("any drafter within 0.05" in line for line in lines)
