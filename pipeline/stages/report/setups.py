@@ -127,10 +127,15 @@ def setup(target: Target, sources: Sources) -> dict[str, str]:
 
 
 def flattened(source: Source[Any]) -> Mapping[str, Any]:
-    """Return the specification and the facts of an artifact by dotted keys; the former decides."""
-    entries = {**source.artifact.record.facts, **source.node.config}
-    (flat,) = pd.json_normalize(entries).to_dict("records")
-    return {str(key): value for key, value in flat.items()}
+    """Return the specification and the facts of an artifact by dotted keys; facts decide.
+
+    Each is flattened by itself: a fact may have the name of a part of the specification.
+    """
+    flat = dict[str, Any]()
+    for entries in (source.node.config, source.artifact.record.facts):
+        (row,) = pd.json_normalize(dict(entries)).to_dict("records")
+        flat |= {str(key): value for key, value in row.items()}
+    return flat
 
 
 def as_text(value: Any) -> str:
