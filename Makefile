@@ -14,7 +14,7 @@ endif
 PY := .venv/bin/python
 PYTEST = $(PY) -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal
 STUDY = quick
-CODE = $(wildcard analysis conf pipeline benchmarks tools)
+CODE = $(wildcard analysis conf pipeline benchmarks tools draft_acceptance.py)
 
 # What the environment has to be made for, and what it was made for (see tools/setup_env.py).
 STATE := $(shell cat pyproject.toml constraints.txt | cksum | cut -d ' ' -f 1; pwd -P | cksum | cut -d ' ' -f 1)

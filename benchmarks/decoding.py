@@ -77,14 +77,19 @@ def time_decoding(words: list[str]) -> None:
     print_comparison(ways, prompts, rounds)
 
 
-def served(url: str, steps: int) -> Decoder:
-    """Return greedy decoding by a server of an inference engine."""
+def connect(url: str) -> tuple[Server, httpx2.Client]:
+    """Return the server of an inference engine at an address, and a client to ask it with."""
 
     async def opened() -> Server:
         async with httpx2.AsyncClient(trust_env=False) as asking:
             return await open_server(asking, url, None)
 
-    server, client = asyncio.run(opened()), httpx2.Client(timeout=600, trust_env=False)
+    return asyncio.run(opened()), httpx2.Client(timeout=600, trust_env=False)
+
+
+def served(url: str, steps: int) -> Decoder:
+    """Return greedy decoding by a server of an inference engine."""
+    server, client = connect(url)
 
     def run(ids: list[int]) -> list[int]:
         request = request_body(server, ids, Sampling(steps, 0.0, 1.0, 0, 0, 0))

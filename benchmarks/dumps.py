@@ -10,7 +10,6 @@ and its children (Linux).
 
 from __future__ import annotations
 
-import asyncio
 import os
 import sys
 import time
@@ -18,9 +17,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import httpx2
-
-from pipeline.engines.servers import Sampling, open_server, request_body
+from benchmarks.decoding import connect
+from pipeline.engines.servers import Sampling, request_body
 from pipeline.execution import runner
 from pipeline.execution.stopwatch import Stopwatch
 from pipeline.models.load import load_model
@@ -63,18 +61,12 @@ def main(words: list[str]) -> None:
     model = load_model(*models_of(node))
     watch = Stopwatch(model.device)
 
-    async def opened() -> list[dict[str, object]]:
-        async with httpx2.AsyncClient(trust_env=False) as asking:
-            server = await open_server(asking, url, None)
-        sampling = Sampling(node.spec.steps, 0.0, 1.0, 0, 0, node.spec.k)
-        addresses.append(server.endpoint)
-        return [request_body(server, ids, sampling) for ids in prompts.values()]
-
-    addresses: list[str] = []
-    requests, client = asyncio.run(opened()), httpx2.Client(timeout=600, trust_env=False)
+    server, client = connect(url)
+    sampling = Sampling(node.spec.steps, 0.0, 1.0, 0, 0, node.spec.k)
+    requests = [request_body(server, ids, sampling) for ids in prompts.values()]
 
     def send(request: dict[str, object]) -> None:
-        client.post(addresses[0], json=request).raise_for_status()
+        client.post(server.endpoint, json=request).raise_for_status()
 
     def served() -> None:
         with ThreadPoolExecutor(len(requests)) as pool:

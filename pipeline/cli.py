@@ -234,8 +234,9 @@ def _show_report(report: Artifact, place: Path, store: Store) -> None:
                 beside.replace(place)
     except OSError as error:
         shown_at, note = report.directory, f" ({shown(place)}: {error.strerror})"
-    print("\n".join(verdict_sentences(report)))
-    print("\n".join(_verdict_blocks(report)[1]), end="")
+    sentences, tables = _verdict(report)
+    print("\n".join(sentences))
+    print("\n".join(tables), end="")
     print(f"report: {shown(shown_at / 'index.html')}{note}")
     print(
         "open it in a browser; it needs no network. Its tables and figures as files (CSV, LaTeX, "
@@ -246,11 +247,11 @@ def _show_report(report: Artifact, place: Path, store: Store) -> None:
 
 def verdict_sentences(report: Artifact) -> list[str]:
     """Return the verdict of a report, a sentence a target."""
-    return [block.partition("\n")[0] for block in _verdict_blocks(report)[0]]
+    return _verdict(report)[0]
 
 
-def _verdict_blocks(report: Artifact) -> tuple[list[str], list[str]]:
-    """Return the paragraphs of a report's verdict, and its tables."""
+def _verdict(report: Artifact) -> tuple[list[str], list[str]]:
+    """Return the first sentence of each paragraph of a report's verdict, and its tables."""
     blocks = (report.directory / VERDICT).read_text(encoding="utf-8").split("\n\n")
     tables = [block for block in blocks if block.startswith("|")]
-    return [block for block in blocks if block not in tables], tables
+    return [block.partition("\n")[0] for block in blocks if block not in tables], tables
