@@ -14,6 +14,7 @@ from analysis.certificates.certify import certify
 from analysis.topk import TopK
 from pipeline.decoding.loop import Answer
 from pipeline.decoding.pair import DecodingPair, Prompt, read_both
+from pipeline.models.divergences import divergence_sums
 from pipeline.models.language_model import LanguageModel
 from pipeline.models.passes import Text
 from pipeline.plan.method import Method, baseline
@@ -94,6 +95,5 @@ def behind_rejections(
 def divergences(logits: Tensor, drafts: Tensor) -> list[float]:
     """Return KL(p‖q) of logits (n, V) of both models, nats; inf where q lacks a token of p."""
     log_p, log_q = (values.double().log_softmax(1) for values in (logits, drafts))
-    p = log_p.exp()
-    kl: list[float] = torch.where(p > 0, p * (log_p - log_q), 0.0).sum(1).clamp(min=0).tolist()
+    kl: list[float] = divergence_sums(log_p, log_p.exp(), log_q, log_q.exp())["kl"].tolist()
     return kl
