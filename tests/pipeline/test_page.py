@@ -132,7 +132,7 @@ def test_no_decision_that_is_certified_for_this_drafter_is_rejected(
             certified += own
     assert certified > 1000
     of_console = re.findall(
-        r"0 of \d+ certified decisions rejected, over \d+ steps", small_study.printed
+        r"0 of [\d,]+ certified decisions rejected, over [\d,]+ steps", small_study.printed
     )
     assert of_console
     assert all(counts in text for counts in of_console)

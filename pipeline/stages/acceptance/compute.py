@@ -273,8 +273,8 @@ def soundness(pair: DraftsSpec, steps: Steps, verdicts: Sequence[Judgement]) -> 
     }
     words = ("least KL - R among rejected steps", "least R - KL among certified steps")
     print(
-        "{drafter} for {target}: {violations} of {certified} certified decisions rejected, over "
-        "{steps} steps and {rules} rules that decide differently".format(**facts),
+        "{drafter} for {target}: {violations:,} of {certified:,} certified decisions rejected, "
+        "over {steps:,} steps and {rules} rules that decide differently".format(**facts),
         *(
             "{of}: {nats:.3g} nats ({rule})".format(of=of, **verdict)
             for of, verdict in zip(words, near.values(), strict=True)
