@@ -125,26 +125,29 @@ def decoders(
 ) -> dict[str, Decoder]:
     """Return every way to decode, by name."""
     device, steps = target.device, spec.steps
-    lookup = PromptLookup(spec.lookup, device, spec.lookup_match)
 
-    def own(make: Callable[[], Drafter], count: int) -> Decoder:
-        return lambda ids: decode(target, make(), Match(Greedy()), ids, count, steps).tokens
+    def own(make: Callable[[int], Drafter], count: int) -> Decoder:
+        return lambda ids: decode(target, make(count), Match(Greedy()), ids, count, steps).tokens
 
-    def model() -> Drafter:
+    def model(_: int) -> Drafter:
         return model_drafter(drafter, Greedy())
 
+    def lookup(count: int) -> PromptLookup:
+        return PromptLookup(spec.lookup, count, device, spec.lookup_match)
+
+    def lookup_first(count: int) -> Drafter:
+        return LookupFirst(lookup(count), model(count), MODEL_LENGTH)
+
     decoders_by_name = {
-        ALONE: own(lambda: Nothing(device), 0),
+        ALONE: own(lambda _: Nothing(device), 0),
         "target alone, transformers": generate(target, steps, lambda: {}),
     }
     for gamma in lengths:
         by_model = isinstance(drafter, LanguageModel)
         decoders_by_name |= {
             f"the drafter, {gamma}": own(model, gamma),
-            f"look-up first, else the drafter, {gamma}": own(
-                lambda: LookupFirst(lookup, model(), MODEL_LENGTH), gamma
-            ),
-            f"prompt look-up, {gamma}": own(lambda: lookup, gamma),
+            f"look-up first, else the drafter, {gamma}": own(lookup_first, gamma),
+            f"prompt look-up, {gamma}": own(lookup, gamma),
             f"transformers, {'assistant' if by_model else 'prompt look-up'}, {gamma}": generate(
                 target, steps, partial(assisted, drafter, gamma)
             ),

@@ -37,17 +37,21 @@ class StepCosts:
     def at(self, drafted: Numbers) -> Floats:
         """Return the cost of steps with these numbers of drafted tokens.
 
-        Linear interpolation between the measured points, and linear extrapolation beyond them.
+        Linear interpolation between the measured points, and linear extrapolation beyond them,
+        which never falls: a step does not cost less because it drafts more.
 
         Examples:
             >>> costs = StepCosts("an engine", "model", (0.0, 2.0, 4.0), (1.0, 1.5, 1.8))
             >>> costs.at(np.array([0, 1, 3, 6])).round(2).tolist()
             [1.0, 1.25, 1.65, 2.1]
+            >>> costs = StepCosts("an engine", "model", (0.0, 3.0, 4.0), (1.0, 2.0, 1.4))
+            >>> costs.at(np.array([4, 8])).tolist()
+            [1.4, 1.4]
         """
         inside: Floats = np.interp(drafted, self.drafted, self.costs)
         (x0, x1), (c0, c1) = self.drafted[-2:], self.costs[-2:]
         beyond = np.maximum(np.asarray(drafted) - x1, 0.0)
-        cost: Floats = inside + beyond * (c1 - c0) / (x1 - x0)
+        cost: Floats = inside + beyond * max(0.0, (c1 - c0) / (x1 - x0))
         return cost
 
     @property

@@ -63,6 +63,23 @@ def continuation(
     return [] if match == "fixed" and (len(draft) < longest or begin == longest) else draft
 
 
+def shortest_match(longest: int) -> int:
+    """Return the least n of look-up whose largest is `longest`."""
+    return min(longest, SHORTEST)
+
+
+def lookup_draft(
+    tokens: Sequence[int], longest: int, draft_length: int, match: str, most: int | None
+) -> list[int]:
+    """Return look-up's draft of `continuation`, cut to `most` tokens; None cuts nothing.
+
+    The full draft is cut, as llama.cpp's server does (`get_n_draft_max`): near an answer's end a
+    draft with `match` fixed may be shorter than n.
+    """
+    shortest = shortest_match(longest)
+    return continuation(tokens, longest, draft_length, shortest, match)[:most]
+
+
 def lookup_calls(
     prompt: Sequence[int],
     answer: Sequence[int],
@@ -80,7 +97,7 @@ def lookup_calls(
         prompt: token ids.
         answer: token ids.
         draft_length: of a full draft.
-        longest: largest n of `continuation`; the least is `SHORTEST`.
+        longest: largest n of `continuation`; the least is `shortest_match`'s.
         match: one of `MATCHES`.
         limit: largest length of an answer, to which drafts are cut (as llama.cpp does). With None
             they are not cut, and the last call may draft beyond the answer's end (as vLLM does).
@@ -94,8 +111,8 @@ def lookup_calls(
     """
     text, calls = [*prompt, *answer[:1]], []
     while (done := len(text) - len(prompt)) < len(answer):
-        draft = continuation(text, longest, draft_length, min(longest, SHORTEST), match)
-        draft = draft if limit is None else draft[: limit - done - 1]
+        most = None if limit is None else limit - done - 1
+        draft = lookup_draft(text, longest, draft_length, match, most)
         right = 0
         while right < min(len(draft), len(answer) - done) and draft[right] == answer[done + right]:
             right += 1

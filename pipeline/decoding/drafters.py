@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from analysis.decoding.lookup import SHORTEST, continuation
+from analysis.decoding.lookup import lookup_draft
 from analysis.trees.topology import Growth, Topology
 from pipeline.decoding.choices import BrokenLogitsError, Choice, Greedy
 from pipeline.decoding.shapes import Level, cache_slots, chain, grow, levels_of, readable, within
@@ -205,20 +205,23 @@ class HeadDrafter(ModelDrafter):
 class PromptLookup(Drafter):
     """Proposes the continuation of an earlier occurrence of the last few tokens."""
 
-    def __init__(self, longest: int, device: torch.device, match: str = "latest") -> None:
-        """Look for the last `longest` tokens, then for fewer, down to `SHORTEST`.
+    def __init__(
+        self, longest: int, draft_length: int, device: torch.device, match: str = "latest"
+    ) -> None:
+        """Look for the last `longest` tokens, then for fewer.
 
         Args:
             longest: tokens.
+            draft_length: of a full draft, which `propose` cuts.
             device: of the drafts.
             match: which occurrence, of `analysis.decoding.lookup.MATCHES`.
         """
-        self._longest, self._shortest = longest, min(longest, SHORTEST)
+        self._longest, self._length = longest, draft_length
         self._device, self._match = device, match
 
     def propose(self, tokens: Sequence[int], count: int, position: int) -> Draft:  # noqa: ARG002
-        """Return the `count` tokens that followed, none without an occurrence."""
-        following = continuation(tokens, self._longest, count, self._shortest, self._match)
+        """Return up to `count` tokens that followed, none without an occurrence."""
+        following = lookup_draft(tokens, self._longest, self._length, self._match, count)
         return Draft(send(following, self._device))
 
 

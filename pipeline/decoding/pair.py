@@ -161,7 +161,7 @@ def drafter_of(pair: DecodingPair, method: Method, choice: Choice) -> Drafter:
     device, tree = pair.target.device, method.topology
     if method.drafter == "none":
         return Nothing(device)
-    lookup = PromptLookup(pair.lookup, device, pair.lookup_match)
+    lookup = PromptLookup(pair.lookup, method.draft_length, device, pair.lookup_match)
     if method.drafter == "prompt_lookup":
         return lookup
     stop = None if method.drafting is None else partial(stops, astuple(method.drafting))

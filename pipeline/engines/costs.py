@@ -11,10 +11,11 @@ difference of the pages before and after them.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal, TypeVar
 
 from pydantic import Field, TypeAdapter
 from pydantic import ValidationError as FieldsError
@@ -28,9 +29,12 @@ from pipeline.plan.stage import SummaryRow
 
 ODD_SHARE = 0.1  # of the tokens, by which runs of the same requests may differ
 FEW_DRAFTS = 0.1  # of the passes: with fewer, a step's cost is a small difference of large sums
+ASK, AGAIN = "`python -m pipeline.ask URL`", "ask it again (ask.name=NAME)"
 COUNTED = ("drafts", "drafted", "accepted", "passes", "emitted", "seconds")
 Above0 = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Name = Annotated[str, Field(min_length=1, strict=True)]
 Drafter = Literal["model", "prompt_lookup"]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -43,9 +47,38 @@ class CostsFile:
         steps: (drafted tokens, cost) in passes of the target alone, by drafted tokens.
     """
 
-    engine: Annotated[str, Field(min_length=1, strict=True)]
+    engine: Name
     drafter: Drafter
     steps: Annotated[list[tuple[Above0, Above0]], Field(min_length=1)]
+
+
+@dataclass(frozen=True)
+class AskedRun:
+    """The facts that costs need of the record beside answers, which `pipeline.ask` writes.
+
+    Attributes:
+        engine: its name.
+        version: empty where the engine does not say.
+        concurrent: requests at once.
+        answers_of_pages: answers given between the two pages.
+    """
+
+    engine: Name
+    version: Annotated[str, Field(strict=True)]
+    concurrent: Annotated[int, Field(ge=1, strict=True)]
+    answers_of_pages: Annotated[int, Field(ge=0, strict=True)]
+
+
+def _read(path: Path, kind: type[T], key: str, advice: str) -> T:
+    """Return the content of a JSON file; errors begin with `key` and end with `advice`."""
+    try:
+        return TypeAdapter(kind).validate_json(read_bytes(path))
+    except PipelineError as error:
+        raise PipelineError(f"{key}{error}; {advice}") from error
+    except FieldsError as error:
+        first = error.errors(include_url=False)[0]
+        place = ".".join(map(str, first["loc"])) or "the file"
+        raise PipelineError(f"{key}{path}: {place}: {first['msg'].lower()}; {advice}") from error
 
 
 def read_costs(path: Path) -> StepCosts:
@@ -54,15 +87,8 @@ def read_costs(path: Path) -> StepCosts:
     Raises:
         PipelineError: it can't be read, or is none.
     """
-    try:
-        content = TypeAdapter(CostsFile).validate_json(read_bytes(path))
-    except FieldsError as error:
-        first = error.errors(include_url=False)[0]
-        place = ".".join(map(str, first["loc"])) or "the file"
-        raise PipelineError(
-            f"decoding.costs={path}: {place}: {first['msg'].lower()}; a file of costs is written "
-            "by `python -m pipeline.reconcile ALONE DRAFTED ...`"
-        ) from error
+    written = "a file of costs is written by `python -m pipeline.reconcile ALONE DRAFTED ...`"
+    content = _read(path, CostsFile, "decoding.costs=", written)
     drafted, costs = zip(*sorted(content.steps), strict=True)
     if len(set(drafted)) < len(drafted):
         raise PipelineError(f"decoding.costs={path}: steps gives one number of tokens twice")
@@ -177,17 +203,20 @@ def _sums(page: EnginePage) -> PassSums:
 
 def _engine(path: Path, page: EnginePage) -> str:
     """Return engine, version and load as a verdict names them."""
-    about = _about(path)
-    if about is None:
+    if path.suffix != ".jsonl":
         return page.engine
-    load = "one request" if about["concurrent"] == 1 else f"{about['concurrent']} requests"
-    return f"{about['engine']} {about['version']}, {load} at once"
+    about = _about(path)
+    load = "one request" if about.concurrent == 1 else f"{about.concurrent} requests"
+    return f"{about.engine} {about.version}, {load} at once"
 
 
-def _about(path: Path) -> Any:
-    """Return the record that `pipeline.ask` wrote beside answers; None for a page."""
-    file = path.with_suffix(".json")
-    return json.loads(file.read_text("utf-8")) if path.suffix == ".jsonl" else None
+def _about(path: Path) -> AskedRun:
+    """Return the record that `pipeline.ask` wrote beside answers.
+
+    Raises:
+        PipelineError: it can't be read, or is none.
+    """
+    return _read(path.with_suffix(".json"), AskedRun, "", f"{ASK} writes this file: {AGAIN}")
 
 
 def has_pages(path: Path, answers: int | None = None) -> bool:
@@ -196,9 +225,14 @@ def has_pages(path: Path, answers: int | None = None) -> bool:
     Where they were asked for in several runs, the pages cover the last one only: with `answers`,
     all must be covered.
     """
-    if not all(path.with_suffix(f".{name}.txt").is_file() for name in ("before", "after")):
+    if path.suffix != ".jsonl" or not all(file.is_file() for file in _beside(path)):
         return False
-    return answers is None or _about(path)["answers_of_pages"] == answers
+    return answers is None or _about(path).answers_of_pages == answers
+
+
+def _beside(path: Path) -> list[Path]:
+    """Return the files that `pipeline.ask` writes beside answers: both pages, and the record."""
+    return [path.with_suffix(suffix) for suffix in (".before.txt", ".after.txt", ".json")]
 
 
 def read_run(path: Path) -> EnginePage:
@@ -208,32 +242,37 @@ def read_run(path: Path) -> EnginePage:
     """
     if path.suffix != ".jsonl":
         return _page(path)
-    places = [path.with_suffix(f".{name}.txt") for name in ("before", "after")]
-    if not all(place.is_file() for place in (*places, path.with_suffix(".json"))):
+    if not has_pages(path):
         raise PipelineError(
             f"{path} is no page of /metrics, and has none beside it: give a page, or answers that "
-            "`python -m pipeline.ask URL` saved of a server with one"
+            f"{ASK} saved of a server with one"
         )
-    before, after = _page(places[0], begun=False), _page(places[1])
+    first, last, _ = _beside(path)
+    before, after = _page(first, begun=False), _page(last, begun=False)
     spent = {name: getattr(after, name) - getattr(before, name) for name in COUNTED}
-    prompts = _about(path)["answers_of_pages"] if after.engine == "llama.cpp" else 0
+    prompts = _about(path).answers_of_pages if after.engine == "llama.cpp" else 0
     spent["passes"] -= prompts
     spent["emitted"] -= prompts
-    if min(spent.values()) < 0 or not spent["passes"]:
+    if min(spent.values()) < 0:
         raise PipelineError(
-            f"{places[1]} counts less than {places[0].name}: the server was started again in "
-            "between; ask it again (ask.name=NAME)"
+            f"{last} counts less than {first.name}: the server was started again in between; {AGAIN}"
+        )
+    if not min(spent[name] for name in ("passes", "emitted", "seconds")):
+        raise PipelineError(
+            f"{last}: since {first.name} no answer got a second token, and only the passes for "
+            "those are timed: ask for longer answers (distributions.steps=N ask.name=NAME)"
         )
     return replace(after, **spent)
 
 
 def _page(path: Path, *, begun: bool = True) -> EnginePage:
-    """Return the sums of a page; `begun` if the server has answered, so that none is missing."""
+    """Return the sums of a page, none of them missing; `begun` if none may be 0 either."""
     text = read_bytes(path).decode("utf-8", errors="replace")
     if not is_page(text):
         raise PipelineError(f"{path} is no page of /metrics: several files must be pages")
     page = read_page(path, text)
-    if begun and not (page.passes > 0 and page.emitted > 0 and page.seconds > 0):
+    timed = page.passes, page.emitted, page.seconds
+    if any(math.isnan(value) or (begun and not value > 0) for value in timed):
         needed = (
             "inter_token_latency_seconds, generation_tokens_total and time_to_first_token_seconds"
             if page.engine == "vLLM"

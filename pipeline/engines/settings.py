@@ -13,7 +13,7 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from analysis.decoding.lookup import SHORTEST
+from analysis.decoding.lookup import shortest_match
 from analysis.rules import Rule
 from pipeline.execution.runner import shown
 from pipeline.gguf_models.source import converted, source
@@ -192,7 +192,7 @@ def setting_text(
         ngram = {
             "method": "ngram",
             "num_speculative_tokens": draft_length,
-            "prompt_lookup_min": min(lookup, SHORTEST),
+            "prompt_lookup_min": shortest_match(lookup),
             "prompt_lookup_max": lookup,
         }
         values |= {"ngram": shlex.quote(json.dumps(ngram)), "lookup": str(lookup)}

@@ -51,6 +51,14 @@ def test_a_clock_that_ran_beside_every_pass_gives_the_same_speed() -> None:
     assert (frame["ci_high"] > frame["speedup"]).all()
 
 
+def test_a_step_beyond_the_measurements_costs_no_less_than_the_longest_measured() -> None:
+    falling = StepCosts("e", "model", (0.0, 3.0, 4.0), (1.0, 2.0, 1.4))
+    assert falling.at(np.arange(4, 9)).tolist() == [1.4] * 5
+    cheap = StepCosts("e", "model", (0.0, 3.0), (1.0, 0.9))  # within the noise of the clock
+    assert cheap.at(np.array([3, 100])).tolist() == [0.9, 0.9]
+    assert COSTS.at(np.array([6])) == pytest.approx(1.9)  # a growing cost goes on
+
+
 def test_passes_without_a_draft_cost_what_the_target_alone_does() -> None:
     alone = PassSums(passes=1000, drafts=0, drafted=0, seconds=20.0)
     for share in (1.0, 0.3):  # of the passes have drafts of 3 tokens that cost 1.5

@@ -13,7 +13,8 @@ import pytest
 
 from analysis.acceptance.engine_speed import StepCosts
 from pipeline import reconcile, solve
-from pipeline.engines.costs import read_costs, write_costs
+from pipeline.engines.costs import has_pages, read_costs, read_run, write_costs
+from pipeline.errors import PipelineError
 from tests.conftest import SmallStudy, pipeline
 from tests.engines.samples import SAMPLES
 
@@ -83,6 +84,30 @@ def test_a_server_that_was_started_again_is_named(tmp_path: Path) -> None:
         reconcile.main([*map(str, files), f"outputs={tmp_path}"])
 
 
+def test_pages_from_which_no_cost_follows_say_why(tmp_path: Path) -> None:
+    """A page lacks the seconds of passes; and answers of one token each add to no counter."""
+    path = asked(tmp_path, "vllm_alone")
+    before, after = (tmp_path / f"vllm_alone.{name}.txt" for name in ("before", "after"))
+    page = before.read_text()
+    before.write_text(re.sub(r"^vllm:inter_token_latency_seconds_.*\n", "", page, flags=re.M))
+    with pytest.raises(PipelineError, match=r"before\.txt does not say how long .*inter_token_lat"):
+        read_run(path)
+    before.write_text(page)
+    after.write_text(page)
+    with pytest.raises(PipelineError, match="no answer got a second token"):
+        read_run(path)
+
+
+@pytest.mark.parametrize("content", ["[1]", "{broken", "{}", '{"engine": 5}'])
+def test_another_file_in_the_place_of_the_record_is_one_line(content: str, tmp_path: Path) -> None:
+    path = asked(tmp_path, "llama_alone", "llama.cpp")
+    path.with_suffix(".json").write_text(content)
+    for read in (read_run, lambda path: has_pages(path, 30)):
+        with pytest.raises(PipelineError, match=r"llama_alone\.json: .*pipeline\.ask"):
+            read(path)
+    assert not has_pages(path.with_suffix(".json"), 30)
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -99,6 +124,10 @@ def test_files_that_are_no_costs_are_one_line(content: str, message: str, tmp_pa
     path.write_text(content)
     with pytest.raises(SystemExit, match=message):
         solve.main(["study=mini", f"outputs={tmp_path}", f"decoding.costs={path}"])
+    with pytest.raises(
+        PipelineError, match=rf"decoding\.costs={tmp_path}/none\.json can't be read"
+    ):
+        read_costs(tmp_path / "none.json")
 
 
 def test_solve_prints_the_best_draft_length_and_its_flags(

@@ -105,7 +105,7 @@ def test_strict_greedy_loses_nothing(
     target: LanguageModel, prompt: list[int], gamma: int, reduced: bool
 ) -> None:
     model = heads.random_head(target, DRAFTED if reduced else None)
-    lookup = PromptLookup(2, target.device)
+    lookup = PromptLookup(2, gamma, target.device)
     for drafter in (
         HeadDrafter(model, Greedy()),
         LookupFirst(lookup, HeadDrafter(model, Greedy())),
@@ -120,7 +120,7 @@ def test_look_up_goes_first(
     target: LanguageModel, model: HiddenDrafter, longest: int | None, drafted: int
 ) -> None:
     text = [5, 6, 7, 8, 5, 6]
-    lookup = PromptLookup(2, target.device)
+    lookup = PromptLookup(2, 3, target.device)
     drafter = LookupFirst(lookup, HeadDrafter(model, Greedy()), longest)
     drafter.begin(torch.tensor(text[:-1]), 40, states_of(target, text[:-1], model.layers))
     assert drafter.propose(text, 3, 1).tokens.tolist() == [7, 8, 5]

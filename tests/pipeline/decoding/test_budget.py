@@ -127,7 +127,7 @@ def test_all_that_can_be_spent_accepts_every_draft_and_found_drafts_are_tested()
     noise = Noise(0, "a", 12, CPU, 3)
     model: Any = Markov(table)
     answer = decode(
-        model, PromptLookup(2, CPU), BudgetSampling(1.0, noise, ("c1", 1e9)), [3, 5] * 3, 3, 12
+        model, PromptLookup(2, 3, CPU), BudgetSampling(1.0, noise, ("c1", 1e9)), [3, 5] * 3, 3, 12
     )
     assert all(call.accepted == call.drafted for call in answer.calls)
     assert any(call.drafted for call in answer.calls)

@@ -57,7 +57,7 @@ def test_sampled_answers_have_the_law_of_the_target(law: str) -> None:
         noise = Noise(seed, "p", 4, CPU, 2)
         choice: Any = Race(1.3, noise) if law == "races" else Inversion(1.3, noise, DRAFT)
         verifier: Verifier = Match(choice) if law == "races" else SpeculativeSampling(1.3, noise)
-        source: Any = PromptLookup(2, CPU) if law == "lookup" else ModelDrafter(smaller, choice)
+        source: Any = PromptLookup(2, 2, CPU) if law == "lookup" else ModelDrafter(smaller, choice)
         answer = decode(model, source, verifier, [3, 5], 2, 4)
         counts[tuple(answer.tokens[:3])] += 1
     joint = p[5][:, None, None] * p[:, :, None] * p[None]

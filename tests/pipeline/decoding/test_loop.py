@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from analysis.decoding.lookup import MATCHES, lookup_calls
 from analysis.rules import Additive
 from analysis.topk import TopK
 from pipeline.decoding import loop
@@ -33,6 +34,7 @@ from tests.pipeline.decoding.pair import (
     LIMIT,
     PROMPTS,
     WAYS,
+    Markov,
     V,
     greedy,
     history,
@@ -56,7 +58,7 @@ def test_strict_greedy_is_the_plain_loop_and_its_history_the_walk(
     answer = greedy(target, ModelDrafter(drafter, Greedy()), prompt, gamma)
     assert answer.tokens == wanted
     assert greedy(target, Nothing(CPU), prompt, 0).tokens == wanted
-    assert greedy(target, PromptLookup(3, CPU), prompt, gamma).tokens == wanted
+    assert greedy(target, PromptLookup(3, gamma, CPU), prompt, gamma).tokens == wanted
     drafted = logits(drafter, prompt + wanted)[len(prompt) : -1].argmax(1).tolist()
     right = [a == b for a, b in zip(drafted, wanted[1:], strict=True)]
     assert walked(answer) == history(right, gamma)
@@ -188,6 +190,20 @@ def test_masked_tokens_of_a_target_have_no_probability(
     assert way == "additive" or not {*masked} & {*found}
 
 
+@pytest.mark.parametrize("match", MATCHES)
+@pytest.mark.parametrize("limit", [17, 18, 19, 20])
+def test_look_up_decodes_as_it_is_replayed_up_to_the_end(match: str, limit: int) -> None:
+    """Near the largest length of an answer drafts are cut, to less than the n of a match too."""
+    table = torch.full((9, 9), -9.0)
+    table[torch.arange(9), (torch.arange(9) + 1) % 9] = 9.0  # 0 to 8, again and again
+    model: Any = Markov(table)
+    prompt = list(range(9))
+    answer = decode(model, PromptLookup(3, 8, CPU, match), Match(Greedy()), prompt, 8, limit)
+    replayed = lookup_calls(prompt, answer.tokens, 8, 3, match, limit)
+    assert [(c.drafted, c.accepted, c.emitted) for c in answer.calls] == replayed
+    assert any(drafted for drafted, *_ in replayed)
+
+
 @pytest.mark.parametrize("ids", [[7], list(range(V))], ids=["one", "all"])
 @pytest.mark.parametrize("broken", [torch.nan, torch.inf, -torch.inf])
 def test_broken_logits_of_the_target_are_an_error(
@@ -195,10 +211,10 @@ def test_broken_logits_of_the_target_are_an_error(
 ) -> None:
     model = hooked(target, ids, broken)
     if broken == -torch.inf and len(ids) == 1:
-        assert 7 not in greedy(model, PromptLookup(1, CPU), [5] * 9, 3).tokens
+        assert 7 not in greedy(model, PromptLookup(1, 3, CPU), [5] * 9, 3).tokens
         return
     with pytest.raises(PipelineError, match=r"tiny: NaN or infinite logits at position 0 of the"):
-        greedy(model, PromptLookup(1, CPU), [5] * 9, 3)
+        greedy(model, PromptLookup(1, 3, CPU), [5] * 9, 3)
 
 
 @pytest.mark.parametrize("threshold", [-1.0, 0.3, 0.6, 1.0])
