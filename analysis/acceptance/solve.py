@@ -82,7 +82,8 @@ class Solution:
         value: its parameter; NaN without a rule.
         ci_low: lower limit of the interval over prompts; NaN beyond the end of the range.
         ci_high: upper limit, likewise.
-        reached: share or tokens a call at this value, or at the end of the range.
+        reached: share or tokens a call at this value, or at the end of the range; NaN without a
+            call.
     """
 
     rule: Rule | None
@@ -128,7 +129,16 @@ def solve(
         >>> solution.value, solution.reached
         (0.3001, 1.0)
     """
-    return solve_each(dist, searched, eps, [goal], bootstrap, trajectories, divergence)[0]
+    (solution,) = solve_each(
+        dist,
+        searched,
+        eps,
+        [goal],
+        bootstrap=bootstrap,
+        trajectories=trajectories,
+        divergence=divergence,
+    )
+    return solution
 
 
 def solve_each(
@@ -136,6 +146,7 @@ def solve_each(
     searched: ParameterRange,
     eps: float,
     goals: Sequence[Goal],
+    *,
     bootstrap: PromptBootstrap,
     trajectories: Trajectories,
     divergence: str = "kl",
@@ -243,6 +254,8 @@ class _Settings:
             above, below = map(self._bootstrap.sums, sums(i))
             return int(np.sum(above >= needed * below))
 
+        if not sums(self.last)[1].sum():  # tokens a call, and no answer has a second token
+            return Solution(None, math.nan, math.nan, math.nan, math.nan)
         size = len(self._bootstrap.weights)
         cut = max(1, math.ceil((1 - self._bootstrap.confidence) / 2 * size - ROUNDING))
         place, strict, relaxed = (
@@ -257,9 +270,7 @@ class _Settings:
         value, low, high = (math.nan if i is None else self.value(i) for i in (place, *ends))
         above, below = sums(self.last if place is None else place)
         rule = None if place is None else self.rule(place)
-        steps = below.sum()
-        reached = float(above.sum() / steps) if steps else math.nan  # no answer has a second token
-        return Solution(rule, value, low, high, reached)
+        return Solution(rule, value, low, high, float(above.sum() / below.sum()))
 
 
 def _first(last: int, test: Callable[[int], bool]) -> int | None:

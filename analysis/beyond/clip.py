@@ -149,7 +149,8 @@ class _Sorted:
         """Return c1, the c2 with which r sums to one, and the share emitted where p = 0."""
         if x <= 0.0:  # r = p, also where q / p exceeds 1 by rounding only
             return 1.0, 1.0, 0.0
-        share = min(max(x - self.edge, 0.0), 1.0)
+        # at the end exactly 1: a rest would lift c2 from 0, where r is 0 and reverse_kl infinite
+        share = 1.0 if x >= self.end else min(max(x - self.edge, 0.0), 1.0)
         c1 = self.most if x >= self.edge else min(math.exp(x), self.most)
         removed = self.removed(c1, share)
         low, high = 0, self.finite  # a token is below c2 if s P - Q <= removed for those before

@@ -117,7 +117,7 @@ def extremal_draft(p: ArrayLike, rule: Rule) -> tuple[Floats, float]:
         q*, (V,) in the order of p, and KL(p || q*) in nats: the rule's certificate.
 
     Raises:
-        ValueError: the rule rejects nothing at this p, or p is not a distribution.
+        ValueError: the rule rejects nothing at this p, or p is not one distribution.
 
     Examples:
         >>> from analysis.rules import StrictGreedy, Tree
@@ -127,13 +127,15 @@ def extremal_draft(p: ArrayLike, rule: Rule) -> tuple[Floats, float]:
         >>> extremal_draft([0.1, 0.6, 0.3], Tree(m=2))[0].round(6).tolist()
         [0.333333, 0.333333, 0.333333]
     """
-    dist = TopK.from_probabilities(p)
+    q = np.array(p, dtype=np.float64)
+    if q.ndim != 1:
+        raise ValueError(f"p has the shape {q.shape}: give the (V,) probabilities of one step")
+    dist = TopK.from_probabilities(q)
     active = active_tokens(dist, rule)
     if active is None:
         raise ValueError(
             f"rule {rule.label!r} rejects nothing at this p: there is no draft to show"
         )
-    q = np.array(p, dtype=np.float64)
     level, cost = level_cost(dist.probs[0][active])
     q[dist.ids[0][active]] = level
     return q, cost

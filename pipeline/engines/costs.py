@@ -255,7 +255,8 @@ def read_run(path: Path) -> EnginePage:
     spent["emitted"] -= prompts
     if min(spent.values()) < 0:
         raise PipelineError(
-            f"{last} counts less than {first.name}: the server was started again in between; {AGAIN}"
+            f"{last} counts less than {first.name}: the server was started again in between; "
+            f"{AGAIN}"
         )
     if not min(spent[name] for name in ("passes", "emitted", "seconds")):
         raise PipelineError(

@@ -106,6 +106,15 @@ def test_tokens_without_probability(name: str) -> None:
     assert clipped_target(p, q, "c1", 1.5)[0].sum() == pytest.approx(1)
 
 
+def test_what_is_not_paid_for_is_not_given_away_by_rounding() -> None:
+    """KL(p || r) is infinite where r loses a token: no budget pays for all of q."""
+    p = np.array([0.03188533, 0.36006757, 0.53861681, 0.0, 0.06943029])
+    q = np.array([0.0, 0.18194183, 0.80968322, 0.00837495, 0.0])
+    for budget in (10.0, 100.0, 1e4):
+        r = clipped_target(p / p.sum(), q / q.sum(), "divergence", budget, "reverse_kl")[0]
+        assert divergence_of(r, p / p.sum(), "reverse_kl") <= budget * (1 + 1e-9)
+
+
 TINY = [  # p and q that float64 loses digits of where sums are taken from the front
     ([0.6, 0.4 - 1e-17, 1e-17], [0.5, 0.2, 0.3]),
     ([1 - 1e-12, 1e-12, 1e-40, 0.0], [1 - 1e-7, 1e-7, 1e-38, 0.0]),

@@ -89,6 +89,11 @@ def test_nothing_to_show(rule: Rule, message: str) -> None:
         extremal_draft([0.5, 0.5], rule)
 
 
+def test_it_is_shown_for_one_step() -> None:
+    with pytest.raises(ValueError, match=r"shape \(2, 2\): give the \(V,\)"):
+        extremal_draft([[0.5, 0.5], [0.7, 0.3]], StrictGreedy())
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_accuracy_at_every_gap(name: str) -> None:
     order = Divergence.named(name).order

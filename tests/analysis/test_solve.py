@@ -143,7 +143,8 @@ def test_answers_of_one_token_have_no_calls() -> None:
     bootstrap = PromptBootstrap(steps.prompts, 20, 0.9, 0)
     dial = build_range({"rule": "additive", "t": [0.0, 1.0]})
     solution = solve(dist, dial, 0.1, Goal(tokens=2), bootstrap, steps)
-    assert math.isnan(solution.reached)
+    assert solution.rule is None  # no setting reaches tokens of calls that there are not
+    assert all(map(math.isnan, (solution.value, solution.ci_low, solution.reached)))
 
 
 @pytest.mark.parametrize("goal", GOALS, ids=str)
@@ -175,7 +176,10 @@ def test_at_the_threshold_and_a_step_to_either_side() -> None:
         assert found.value == value, eps
     found = solve(dist, dial, 0.0, Goal(share=1.0), bootstrap, steps)  # no need to relax
     assert (found.value, found.ci_low, found.ci_high, found.reached) == (0.0, 0.0, 0.0, 1.0)
-    assert solve(dist, dial, 10.0, Goal(tokens=1), bootstrap, steps).value == 0.0
+    two = Trajectories.from_positions(np.array([0, 1]))
+    every = PromptBootstrap(two.prompts, 20, 0.9, 0)
+    doubled = TopK.from_probabilities([[0.6, 0.3, 0.1]] * 2)
+    assert solve(doubled, dial, 10.0, Goal(tokens=1), every, two).value == 0.0
     for eps, value in ((0.149, 0.0), (0.151, 0.3001)):  # (p0 - p1) / 2 = 0.15
         found = solve(dist, dial, eps, Goal(share=1.0), bootstrap, steps, "tv")
         assert found.value == value

@@ -124,9 +124,7 @@ def test_files_that_are_no_costs_are_one_line(content: str, message: str, tmp_pa
     path.write_text(content)
     with pytest.raises(SystemExit, match=message):
         solve.main(["study=mini", f"outputs={tmp_path}", f"decoding.costs={path}"])
-    with pytest.raises(
-        PipelineError, match=rf"decoding\.costs={tmp_path}/none\.json can't be read"
-    ):
+    with pytest.raises(PipelineError, match=r"^decoding\.costs=\S*none\.json can't be read"):
         read_costs(tmp_path / "none.json")
 
 
