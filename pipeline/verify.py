@@ -34,7 +34,8 @@ def _verify(outputs: Path) -> int:
             f"{root} does not exist: nothing was computed there. Another place: "
             "python -m pipeline.verify OUTPUTS"
         )
-    artifacts = [path for stage in STAGES for path in sorted((root / stage).glob("[!.]*"))]
+    paths = (path for stage in STAGES for path in sorted((root / stage).glob("[!.]*")))
+    artifacts = [path for path in paths if path.is_dir()]
     damaged, unreadable = list[Path](), list[str]()
     for directory in artifacts:
         try:

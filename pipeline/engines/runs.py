@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
+from pandas.api.types import is_list_like
 
 from analysis.decoding import conventions as of
 from analysis.decoding.lookup import lookup_calls
@@ -144,20 +145,27 @@ def _table(path: Path) -> pd.DataFrame:
             + (f"; it lacks {', '.join(lacking)}" if lacking else "")
         )
     counts = calls[["drafted", "accepted", "emitted"]].apply(pd.to_numeric, errors="coerce")
-    if not (counts.isin(range(MOST_PLACES + 2))).all(axis=None):
+    if (
+        not counts.isin(range(MOST_PLACES + 2)).all(axis=None)
+        or max(counts["drafted"]) > MOST_PLACES
+    ):
         raise PipelineError(
-            f"{path}: drafted, accepted and emitted must be whole numbers from 0 to {MOST_PLACES}"
+            f"{path}: drafted, accepted and emitted must be whole numbers, and drafted at most "
+            f"{MOST_PLACES}"
         )
-    if ((calls["accepted"] < 0) | (calls["accepted"] > calls["drafted"])).any():
+    if (counts["accepted"] > counts["drafted"]).any():
         raise PipelineError(f"{path}: accepted must lie from 0 to drafted")
+    if not counts["emitted"].between(1, counts["accepted"] + 1).all():
+        raise PipelineError(
+            f"{path}: emitted must lie from 1 to accepted + 1: the accepted tokens and the target's "
+            "own, fewer where the answer ended"
+        )
+    calls = calls.assign(**counts.astype(np.int64))
     if "confidence" in calls:
         with_drafts = calls[calls["drafted"] > 0]  # null elsewhere, maybe
-        each = pd.to_numeric(with_drafts["confidence"].explode(), errors="coerce")
-        whole = (
-            with_drafts.empty
-            or (with_drafts["confidence"].str.len() == with_drafts["drafted"]).all()
-        )
-        if not whole or not each.between(0, 1).all():
+        lists = with_drafts["confidence"].map(lambda value: value if is_list_like(value) else ())
+        each = pd.to_numeric(lists.explode(), errors="coerce")
+        if not (lists.map(len) == with_drafts["drafted"]).all() or not each.between(0, 1).all():
             raise PipelineError(f"{path}: confidence must be a list of `drafted` numbers in [0, 1]")
     return calls
 

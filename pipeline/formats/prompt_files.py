@@ -237,8 +237,9 @@ def read_row(row: Mapping[str, Any], at: int) -> dict[str, Any]:
         turns = row["turns"] if isinstance(row["turns"], list) else []
         name, category = row["question_id"], category or "question"
     elif "messages" in row:
-        messages = [turn for turn in row["messages"] or [] if isinstance(turn, Mapping)]
-        users = [turn for turn in messages if turn.get("role") == "user"]
+        messages = row["messages"] if isinstance(row["messages"], list) else []
+        turns_of = (turn for turn in messages if isinstance(turn, Mapping))
+        users = [turn for turn in turns_of if turn.get("role") == "user"]
         if not users:
             raise ExcludedRowError("no user message")
         name, turns = row.get("prompt_id"), [users[0].get("content")]
@@ -260,7 +261,7 @@ def read_row(row: Mapping[str, Any], at: int) -> dict[str, Any]:
     if isinstance(name, int):
         name = str(name)
     if not is_text(name):
-        raise ExcludedRowError("not a string")
+        raise ExcludedRowError("id not a string or integer")
     prompt = {"prompt_id": name, "text": turns[0], "later_turns": turns[1:]}
     return prompt | ({"source": category} if category and is_text(category) else {})
 

@@ -215,7 +215,10 @@ def test_damage_is_found_set_aside_and_mended(
     root = tmp_path / "artifacts"
     store = Store(root)
     made = {node.label: runner.ensure([node], store)[0] for node in (low, top)}
+    (made["low"].directory.parent / "notes.txt").write_text("of the user")  # no artifact
+    capsys.readouterr()
     assert verify.main([str(tmp_path)]) == 0
+    assert capsys.readouterr().out.startswith("2 artifacts verified, 0 damaged")
     with pytest.raises(SystemExit, match="elsewhere/artifacts does not exist"):
         verify.main([str(tmp_path / "elsewhere")])
     for found_by in ("the run that asks for it", "the run that reads it", "verify"):

@@ -162,6 +162,9 @@ MESSAGES: dict[str, dict[tuple[Any, ...], Any]] = {
     "line 2: the 6 probabilities of a step sum to 2.207277": {
         (*FIRST, "logprob"): -1.0, TOP: lambda top: [{**one, "logprob": -1.0} for one in top],
     },
+    "line 2: the list of a step has token 7 twice": {
+        TOP: lambda top: [{**one, "token": "token_id:7"} for one in top]
+    },
     "line 2: a log-probability is 0.5, above 0": {(*TOP, 0, "logprob"): 0.5},
     "line 2: one of the 6 tokens of a step has a probability of 0": {(*TOP, -1, "logprob"): -9999.},
     "line 2 holds probabilities after sampling": {FIRST: lambda entry: {**entry, "prob": 0.5}},

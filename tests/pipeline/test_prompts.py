@@ -121,7 +121,7 @@ def test_plain_rows_are_accepted_and_ids_made_of_their_text(model: Path, tmp_pat
             {"prompt": "a\nb", "prompt_id": None, "text": "not this"}, {"text": "a text of mine"},
             {"text": "half a letter \ud800"}, {"text": "an odd number", "id": 1.5},
             {"messages": [{"role": "user", "content": 3}]}, {"messages": ["text"]},
-            {"messages": None}]  # fmt: skip
+            {"messages": None}, {"messages": 5}]  # fmt: skip
     found = build(model, lines(tmp_path / "p.jsonl", *rows), tmp_path / "a", count=5, seed=1)
     texts = ["a text of mine", "a prompt of mine", "a chat of mine", "a text with a number", "a\nb"]
     assert sorted(r["text"] for r in found) == sorted(texts)
@@ -129,8 +129,8 @@ def test_plain_rows_are_accepted_and_ids_made_of_their_text(model: Path, tmp_pat
     assert (ids["a chat of mine"], ids["a text with a number"]) == ("x", "7")
     assert ids["a\nb"] == hashlib.sha256(b"a\nb").hexdigest()[:16]
     refused(model, tmp_path / "p.jsonl", tmp_path / "b",
-            r"only 5 prompts .*: 2 no user message \(row \d+, \d+\), 3 not a string \(row .*\), 1 "
-            r"duplicate id \(row \d\)\): lower prompts.count to 5$", count=6)  # fmt: skip
+            r"only 5 prompts .*: 3 no user message \(row .*\), 2 not a string \(row \d, \d\), "
+            r"1 id not a string or integer \(row 7\), 1 duplicate id \(row \d\)\): lower prompts.count to 5$", count=6)  # fmt: skip
     lines(tmp_path / "p.jsonl", *rows[::-1])
     again = build(model, tmp_path / "p.jsonl", tmp_path / "c", count=5)
     assert {r["text"]: r["prompt_id"] for r in again} == ids  # of content, not of place

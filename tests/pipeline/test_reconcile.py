@@ -57,14 +57,20 @@ def test_a_table_of_calls(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     drafts = CALLS[CALLS["drafted"] > 0]
     table = pd.read_csv(tmp_path / "reconcile/calls.parquet/places.csv")
     assert table["accepted"].tolist() == [(drafts["accepted"] >= at).sum() for at in (1, 2, 3)]
-    assert "mean over answers of e / C" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "mean over answers of e / C" in printed
+    CALLS.astype(dict.fromkeys(["drafted", "accepted", "emitted"], str)).to_parquet(path)
+    reconcile.main([str(path), f"outputs={tmp_path}"])  # numbers written as text
+    assert capsys.readouterr().out == printed
 
 
 def test_a_table_of_calls_with_confidences(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Of the second call the third token was not tested; |2 - 1.8| and |0 - 0.3| of three."""
-    calls = pd.DataFrame({"answer": 0, "drafted": [1, 3, 0], "accepted": [1, 1, 0], "emitted": 2})
+    calls = pd.DataFrame(
+        {"answer": 0, "drafted": [1, 3, 0], "accepted": [1, 1, 0], "emitted": [2, 2, 1]}
+    )
     calls["confidence"] = [[0.95], [0.85, 0.3, 0.6], None]
     path = tmp_path / "calls.parquet"
     calls.to_parquet(path)
@@ -72,7 +78,7 @@ def test_a_table_of_calls_with_confidences(
     assert "(ECE): 0.1667" in capsys.readouterr().out
     bins = pd.read_csv(tmp_path / "reconcile/calls.parquet/calls-reliability.csv")
     assert bins["confidence"].tolist() == pytest.approx([0.3, 0.85, 0.95])
-    for wrong in ([0.95, 0.1], [1.5], ["high"], [None]):
+    for wrong in ([0.95, 0.1], [1.5], ["high"], [None], 0.95, "0", None):
         calls["confidence"] = [wrong, [0.5] * 3, []]
         calls.astype({"confidence": object}).head(1).to_parquet(path)
         with pytest.raises(SystemExit, match="confidence must be a list"):
@@ -216,6 +222,9 @@ def test_the_command_holds_an_engine_beside_the_study(
         ([str(FILES / "llama.jsonl"), "study=mini", "engine.draft_length=1000000"],
          "give at most 1024"),
         (CALLS.assign(drafted=10**6), "drafted, accepted and emitted must be whole numbers"),
+        (CALLS.assign(drafted=1025), "whole numbers, and drafted at most 1024"),
+        (CALLS.assign(emitted=99), "emitted must lie from 1 to accepted + 1"),
+        (CALLS.assign(emitted=0), "emitted must lie from 1 to accepted + 1"),
         (CALLS.assign(drafted=np.inf), "drafted, accepted and emitted must be whole numbers"),
         (CALLS.assign(emitted=1.5), "drafted, accepted and emitted must be whole numbers"),
         ([str(FILES / "missing")], "missing can't be read: No such file"),

@@ -206,8 +206,8 @@ def read_objects(path: Path) -> Iterator[Line]:
     for number, raw in enumerate(read_bytes(path).split(b"\n"), start=1):
         try:
             text, streamed = _content(raw.decode().strip().removeprefix("\ufeff"))
-            at = 0
-            while at < len(text) and text[at : at + 7] != "[DONE]":  # `curl` writes no newlines
+            text, at = text.removesuffix("[DONE]"), 0  # of a stream; `curl` writes no newlines
+            while at < len(text):
                 value, end = decoder.raw_decode(text, at)
                 for item in value if isinstance(value, list) else [value]:
                     yield number, item, streamed

@@ -178,8 +178,8 @@ def _ranked(path: Path, step: Step) -> Step:
     probable tokens may be missing between it and the others, and it is taken out.
 
     Raises:
-        PipelineError: values are processed, above 0, in another order, or contradict the emitted
-            token's own value.
+        PipelineError: values are processed, above 0, in another order, twice of one token, or
+            contradict the emitted token's own value.
     """
     at, emitted, own = f"{path}, line {step.line}", step.emitted, step.own
     if any(value == -np.inf or ZERO < value < MASKED for _, value in step.top):
@@ -192,6 +192,13 @@ def _ranked(path: Path, step: Step) -> Step:
     if max(values) > FLOAT32:
         raise PipelineError(f"{at}: a log-probability is {max(values)}, above 0")
     held = dict(top)
+    if len(held) < len(top):
+        twice = next(
+            token for token, times in Counter(token for token, _ in top).items() if times > 1
+        )
+        raise PipelineError(
+            f"{at}: the list of a step has token {twice} twice: give the answer as the engine wrote it"
+        )
     alike = isinstance(emitted, tuple) and (emitted[0], 1) in held  # which of them was emitted?
     listed = held.get(emitted)
     if own is None or own <= MASKED or alike:

@@ -31,7 +31,10 @@ from pipeline.store.plain import to_plain
 AnyPrompts = SampledPrompts | ServedPrompts | LoggedPrompts
 
 NAMED = 5  # excluded rows that are named, for each reason
-REASONS = ("no user message", "not a string", "empty", "duplicate id", "too short", "too long")
+REASONS = (
+    *("no user message", "not a string", "empty", "id not a string or integer", "duplicate id"),
+    *("too short", "too long"),
+)
 MOST = 5000  # rows of a source that are tokenized before the stage runs
 SLACK = 8  # tokens by which a length that is counted then may be off
 LIMITS = {"too short": "min_tokens", "too long": "max_tokens"}  # the key behind a reason
