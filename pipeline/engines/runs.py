@@ -145,10 +145,8 @@ def _table(path: Path) -> pd.DataFrame:
             + (f"; it lacks {', '.join(lacking)}" if lacking else "")
         )
     counts = calls[["drafted", "accepted", "emitted"]].apply(pd.to_numeric, errors="coerce")
-    if (
-        not counts.isin(range(MOST_PLACES + 2)).all(axis=None)
-        or max(counts["drafted"]) > MOST_PLACES
-    ):
+    whole = counts.isin(range(MOST_PLACES + 2)).all(axis=None)
+    if not whole or counts["drafted"].max() > MOST_PLACES:
         raise PipelineError(
             f"{path}: drafted, accepted and emitted must be whole numbers, and drafted at most "
             f"{MOST_PLACES}"
@@ -157,8 +155,8 @@ def _table(path: Path) -> pd.DataFrame:
         raise PipelineError(f"{path}: accepted must lie from 0 to drafted")
     if not counts["emitted"].between(1, counts["accepted"] + 1).all():
         raise PipelineError(
-            f"{path}: emitted must lie from 1 to accepted + 1: the accepted tokens and the target's "
-            "own, fewer where the answer ended"
+            f"{path}: emitted must lie from 1 to accepted + 1: the accepted tokens and the "
+            "target's own, fewer where the answer ended"
         )
     calls = calls.assign(**counts.astype(np.int64))
     if "confidence" in calls:

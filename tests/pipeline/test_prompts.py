@@ -130,7 +130,8 @@ def test_plain_rows_are_accepted_and_ids_made_of_their_text(model: Path, tmp_pat
     assert ids["a\nb"] == hashlib.sha256(b"a\nb").hexdigest()[:16]
     refused(model, tmp_path / "p.jsonl", tmp_path / "b",
             r"only 5 prompts .*: 3 no user message \(row .*\), 2 not a string \(row \d, \d\), "
-            r"1 id not a string or integer \(row 7\), 1 duplicate id \(row \d\)\): lower prompts.count to 5$", count=6)  # fmt: skip
+            r"1 id not a string or integer \(row 7\), 1 duplicate id \(row \d\)\): lower "
+            r"prompts.count to 5$", count=6)  # fmt: skip
     lines(tmp_path / "p.jsonl", *rows[::-1])
     again = build(model, tmp_path / "p.jsonl", tmp_path / "c", count=5)
     assert {r["text"]: r["prompt_id"] for r in again} == ids  # of content, not of place

@@ -68,9 +68,8 @@ def test_a_table_of_calls_with_confidences(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Of the second call the third token was not tested; |2 - 1.8| and |0 - 0.3| of three."""
-    calls = pd.DataFrame(
-        {"answer": 0, "drafted": [1, 3, 0], "accepted": [1, 1, 0], "emitted": [2, 2, 1]}
-    )
+    calls = pd.DataFrame({"answer": 0, "drafted": [1, 3, 0], "accepted": [1, 1, 0]})
+    calls["emitted"] = calls["accepted"] + 1
     calls["confidence"] = [[0.95], [0.85, 0.3, 0.6], None]
     path = tmp_path / "calls.parquet"
     calls.to_parquet(path)

@@ -193,11 +193,10 @@ def _ranked(path: Path, step: Step) -> Step:
         raise PipelineError(f"{at}: a log-probability is {max(values)}, above 0")
     held = dict(top)
     if len(held) < len(top):
-        twice = next(
-            token for token, times in Counter(token for token, _ in top).items() if times > 1
-        )
+        ((twice, _),) = Counter(token for token, _ in top).most_common(1)
         raise PipelineError(
-            f"{at}: the list of a step has token {twice} twice: give the answer as the engine wrote it"
+            f"{at}: the list of a step has token {twice} twice: give answers as the engine wrote "
+            "them"
         )
     alike = isinstance(emitted, tuple) and (emitted[0], 1) in held  # which of them was emitted?
     listed = held.get(emitted)
