@@ -353,7 +353,7 @@ OWN = ["criteria=additive", "criteria.rule=leaver", "~criteria.t", "+criteria.a=
     ("arguments", "file", "content", "message"),
     [
         (["criteria=x"], "criteria/x.yaml", b"rule: [a\nt: 1\n", "x.yaml, line 2: no YAML"),
-        (["criteria=x"], "criteria/x.yaml", b"rule: \xfc\n", "not in UTF-8 "),
+        (["criteria=x"], "criteria/x.yaml", b"rule: \xfc\n", "criteria/x.yaml is not in UTF-8 "),
         (OWN, "own_rule_a.py", b"def f(:\n", "module='own_rule_a' cannot be imported: SyntaxError"),
     ],
 )  # fmt: skip

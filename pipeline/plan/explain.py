@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
+from io import TextIOWrapper
+from traceback import walk_tb
 from typing import Any, get_args, get_origin, get_type_hints
 
 import yaml  # type: ignore[import-untyped]
@@ -74,7 +76,7 @@ def explain(error: BaseException) -> str:
         place = f"{mark.name}, line {mark.line + 1}: " if mark else ""
         return f"{place}no YAML that can be read: {error.problem}"
     if isinstance(error, UnicodeDecodeError):
-        return f"a file is not in UTF-8 ({first_line(error)}): save it in UTF-8"
+        return f"{_undecoded(error)} is not in UTF-8 ({first_line(error)}): save it in UTF-8"
     if isinstance(error, OSError):  # outputs that can't be written, a full disk
         return f"{error.filename}: {error.strerror}" if error.filename else first_line(error)
     cause = error.__cause__ if isinstance(error.__cause__, OmegaConfBaseException) else error
@@ -93,6 +95,13 @@ def explain(error: BaseException) -> str:
     place = f" at {cause.full_key}" if cause.full_key else ""
     context = "" if cause is error else f"{first_line(error)}: "
     return f"{context}{first_line(cause)}{place}{allowed}"
+
+
+def _undecoded(error: UnicodeDecodeError) -> str:
+    """Return the file that was read: the error does not name it, the frames have it open."""
+    frames = [frame for frame, _ in walk_tb(error.__traceback__)]
+    values = [value for frame in frames[::-1] for value in frame.f_locals.values()]
+    return next((str(file.name) for file in values if isinstance(file, TextIOWrapper)), "a file")
 
 
 def _rules_with(key: str) -> str:
