@@ -92,7 +92,7 @@ def test_every_option_composes(group: str, option: str) -> None:
         ("criteria.t=0.1", r"'criteria.t'.*; add criteria=additive \(or topm_additive\)"),
         ("+target=local", r"^targets\.local\.path must be given"),
         ("execution.workers=2", "means nothing with execution.engine=inline"),
-        ("distributions.k=8", r"distributions\.k=8 is too small for .* m=8"),
+        ("distributions.k=8", r"m=8 .* needs the 9 most .* set distributions\.k to 9"),
         ("prompts.max_tokens=63", "min_tokens=64 exceeds .*=63"),
         ("device.threads=1000000", r"^device.threads=1000000 exceeds the \d+ processors"),
         ("targets.mini_large.label=mini-small", "label=mini-small is given to two targets"),

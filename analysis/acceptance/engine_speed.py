@@ -173,7 +173,7 @@ def engine_advice(
         f"drafts of {length}"
     )
     run = {**best, "draft_length": length}
-    return Advice(target, outcome, text, beside, run, headline=headline)
+    return Advice(target, outcome, text, beside, run=run, headline=headline)
 
 
 def model_costs(calls: Numbers, costs: StepCosts) -> Floats:

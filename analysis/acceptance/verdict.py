@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 import pandas as pd
@@ -46,6 +46,7 @@ class Advice:
     outcome: str
     sentence: str
     beside: Sequence[str]
+    _: KW_ONLY
     run: Run | None = None
     drafters: Sequence[Run] = ()
     methods: Sequence[Run] = ()
@@ -125,7 +126,16 @@ def advise(
     ]
     headline = "; ".join(parts) or "No lossless method was timed"
     sentence = f"{text} {basis}."
-    return Advice(target, outcome, sentence, beside, best, of_drafters, ranked, headline)
+    return Advice(
+        target,
+        outcome,
+        sentence,
+        beside,
+        run=best,
+        drafters=of_drafters,
+        methods=ranked,
+        headline=headline,
+    )
 
 
 def _answer(run: Run) -> str:

@@ -120,8 +120,10 @@ def build_range(mapping: Mapping[str, Any]) -> ParameterRange:
     return built
 
 
-def check_k(rules: Iterable[Rule], k: int, vocab_size: int) -> None:
+def check_k(rules: Iterable[Rule], k: int, vocab_size: int | None = None) -> None:
     """Check, before any work, that K stored tokens suffice for all rules.
+
+    All V tokens do; without `vocab_size` V is not known.
 
     Raises:
         ValueError: an entry is not a rule; or names the rule, the K it needs and the stored K.
@@ -132,7 +134,7 @@ def check_k(rules: Iterable[Rule], k: int, vocab_size: int) -> None:
         needed = rule.minimum_k
         if not isinstance(needed, int | np.integer):
             raise ValueError(f"rule {rule.label!r}: minimum_k={needed!r} must be an integer")
-        needed = min(int(needed), vocab_size)
+        needed = int(needed) if vocab_size is None else min(int(needed), vocab_size)
         if k < needed:
             raise ValueError(
                 f"rule {rule.label!r} needs the {needed} most probable tokens of "

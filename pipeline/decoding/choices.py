@@ -18,7 +18,7 @@ from torch import Tensor
 from analysis.decoding.schemes import NOTHING
 from analysis.trees.topology import Topology
 from pipeline.models.devices import send
-from pipeline.models.logit_statistics import argmax, nucleus, top_k
+from pipeline.models.logit_statistics import argmax, invert, nucleus, top_k
 
 DRAFT, TEST, TOKEN = range(3)  # what a uniform number is used for
 CALL, SIBLING = 1, 2  # streams of numbers apart from those of positions: of calls, of siblings
@@ -220,12 +220,3 @@ def first_tokens(keys: Tensor, width: int) -> Tensor:
     ids = ids.masked_fill(values == -torch.inf, NOTHING)
     missing = width - ids.shape[1]
     return torch.nn.functional.pad(ids, (0, missing), value=NOTHING) if missing else ids
-
-
-def invert(weights: Tensor, uniforms: Tensor) -> Tensor:
-    """Return tokens (n,) drawn from distributions (n, V) with uniform numbers (n,)."""
-    cumulated = weights.cumsum(-1)
-    total = cumulated[:, -1:].contiguous()
-    indices = torch.searchsorted(cumulated, uniforms[:, None] * total, right=True)
-    last = torch.searchsorted(cumulated, total)  # of weight above 0: a product can be rounded up
-    return torch.minimum(indices, last)[:, 0].clamp(max=weights.shape[1] - 1)  # beyond it: NaN

@@ -22,7 +22,7 @@ from pipeline.models.load import LanguageModel
 from pipeline.models.passes import Text
 
 
-@dataclass
+@dataclass(kw_only=True)
 class TargetCall:
     """One call of the target: tokens drafted, tested, accepted and emitted, and its time."""
 
@@ -128,15 +128,15 @@ def call_of(
     tree = draft.shape
     levels = tested_levels(tree, path)[:emitted]
     return TargetCall(
-        position,
-        len(drafted),
-        tree.depth,
-        reach(tree, ~np.isin(drafted, eos)),
-        len(levels),
-        min(len(path), emitted),
-        emitted,
-        levels,
-        tuple(drafted),
+        position=position,
+        drafted=len(drafted),
+        depth=tree.depth,
+        reach=reach(tree, ~np.isin(drafted, eos)),
+        tested=len(levels),
+        accepted=min(len(path), emitted),
+        emitted=emitted,
+        levels=levels,
+        tokens=tuple(drafted),
     )
 
 

@@ -253,12 +253,16 @@ class BudgetSampling:
         return tuple(range(at)), token, drafted
 
 
-class TreeSampling:
-    """Speculative sampling on trees that are drafted without replacement (GSS)."""
+class _LosslessSampling:
+    """Samples the target's distribution."""
 
     def __init__(self, temperature: float, noise: Noise, kept: Truncation = NOT_CUT) -> None:
         """Sample at `temperature` with the uniform numbers of `noise`."""
         self._target, self._noise = Inversion(temperature, noise, TOKEN, kept), noise
+
+
+class TreeSampling(_LosslessSampling):
+    """Speculative sampling on trees that are drafted without replacement (GSS)."""
 
     def verify(self, logits: Tensor, draft: Draft, position: int) -> Verified:
         """Test the children of a node one after the other, then those of the accepted one."""
@@ -283,15 +287,11 @@ class TreeSampling:
         return *values, drafted
 
 
-class BlockVerification:
+class BlockVerification(_LosslessSampling):
     """Tests a chain as a whole: a token that fails can be saved by a later one.
 
     What is accepted depends on all of the draft, so each call has numbers of its own.
     """
-
-    def __init__(self, temperature: float, noise: Noise, kept: Truncation = NOT_CUT) -> None:
-        """Sample at `temperature` with the uniform numbers of `noise` for calls."""
-        self._target, self._noise = Inversion(temperature, noise, TOKEN, kept), noise
 
     def verify(self, logits: Tensor, draft: Draft, position: int) -> Verified:
         """Accept the longest prefix whose own test succeeds."""

@@ -21,7 +21,7 @@ import httpx2
 
 from pipeline.errors import PipelineError, first_line
 
-ENGINES = {"vllm": "vLLM", "sglang": "SGLang", "llamacpp": "llama.cpp"}  # by owner of the model
+MODEL_OWNERS = {"vllm": "vLLM", "sglang": "SGLang", "llamacpp": "llama.cpp"}  # in /v1/models
 ENDPOINTS = {"SGLang": "/generate", "llama.cpp": "/completion"}  # others: /v1/completions
 VERSIONS = {  # where an engine says its version, and under which key
     "vLLM": ("/version", "version"),
@@ -135,7 +135,7 @@ async def open_server(client: httpx2.AsyncClient, url: str, model: str | None) -
             f"{base} serves {', '.join(sorted(cards)) or 'no model'}: give one of them as ask.model"
         )
     name = model or next(iter(cards))
-    engine = ENGINES.get(str(cards[name].get("owned_by")), OTHER)
+    engine = MODEL_OWNERS.get(str(cards[name].get("owned_by")), OTHER)
     return Server(base, engine, await _version(client, base, engine), name)
 
 

@@ -23,11 +23,6 @@ from pipeline.store.node import slug
 OWN_HEAD = "feature_head"  # model_type of a head in the project's own layout
 Setting = Callable[[int], dict[str, Any] | None]  # at a draft length, as `setting_text` takes it
 
-# rule: whose parameter it has, with a range in `ranges` of the configuration; None: strict greedy.
-# strict: the parameter at whose strict end nothing is relaxed; of Medusa, alpha relaxes still.
-# drafters: what the engine calls a drafter that is a language model, and a head.
-# text: what is written, into a file with this suffix; lookup: where prompt look-up drafts.
-# differs: from the rule here.
 NAMES = {  # as an engine names itself
     "vllm": "vLLM",
     "sglang": "SGLang",
@@ -35,6 +30,11 @@ NAMES = {  # as an engine names itself
     "medusa": "Medusa",
     "llama_cpp": "llama.cpp",
 }
+# rule: whose parameter it has, with a range in `ranges` of the configuration; None: strict greedy.
+# strict: the parameter at whose strict end nothing is relaxed; of Medusa, alpha relaxes still.
+# drafters: what the engine calls a drafter that is a language model, and a head.
+# text: what is written, into a file with this suffix; lookup: where prompt look-up drafts.
+# differs: from the rule here.
 ENGINES: dict[str, dict[str, Any]] = {
     "vllm": {
         "rule": None,
@@ -185,7 +185,13 @@ def setting_text(
             "apart: strict greedy decoding suffices, without this rule."
         )
     values = setting_values(
-        engine, rule, target, drafter or "DRAFTER", head, temperature, draft_length
+        engine,
+        rule,
+        target=target,
+        drafter=drafter or "DRAFTER",
+        head=head,
+        temperature=temperature,
+        draft_length=draft_length,
     )
     text = about["text"]
     if lookup is not None:
@@ -207,6 +213,7 @@ def setting_text(
 def setting_values(
     engine: str,
     rule: Rule,
+    *,
     target: str,
     drafter: str,
     head: bool,

@@ -137,6 +137,13 @@ def argmax(logits: Tensor) -> Tensor:
     return logits.argmax(-1)
 
 
+def ranks_of(tokens: Tensor, logits: Tensor) -> Tensor:
+    """Return the ranks (B,), from 1, of tokens (B,) by decreasing logit (B, V), ties by id."""
+    own = logits.gather(1, tokens[:, None])
+    before = torch.arange(logits.shape[1], device=logits.device) < tokens[:, None]
+    return 1 + ((logits > own) | ((logits == own) & before)).sum(1)
+
+
 def top_k(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """Return the k largest logits and their ids, by decreasing logit, ties by id.
 
@@ -179,3 +186,12 @@ def nucleus(ordered: Tensor, temperature: float, top_p: float, top_k: int) -> Te
     probabilities = torch.softmax(kept / temperature, dim=1)
     before = probabilities.double().cumsum(1) - probabilities
     return probabilities.masked_fill(before >= top_p, 0.0)
+
+
+def invert(weights: Tensor, uniforms: Tensor) -> Tensor:
+    """Return tokens (n,) drawn from distributions (n, V) with uniform numbers (n,)."""
+    cumulated = weights.cumsum(-1)
+    total = cumulated[:, -1:].contiguous()
+    indices = torch.searchsorted(cumulated, uniforms[:, None] * total, right=True)
+    last = torch.searchsorted(cumulated, total)  # of weight above 0: a product can be rounded up
+    return torch.minimum(indices, last)[:, 0].clamp(max=weights.shape[1] - 1)  # beyond it: NaN

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from numbers import Integral
 from typing import Any
 
 from analysis.fields import FieldError, check_fields, from_mapping, nearest, ranged
-from analysis.rules import Cut, Rule, Tree, expand
+from analysis.rules import Cut, Rule, Tree, check_k, expand
 from analysis.rules.build import ParameterRange, build_range
 from analysis.topk import TopK
 from conf.schema import Config
@@ -140,13 +139,12 @@ def ranges_of(
 
 
 def check_stored_tokens(rules: Iterable[Any], k: int) -> None:
-    """Check that `k` stored tokens a step are enough for all rules."""
-    for rule in rules:
-        needed = rule.minimum_k
-        if not isinstance(needed, Integral):
-            raise PipelineError(f"rule {rule.label!r}: minimum_k={needed!r} must be an integer")
-        if int(needed) > k:
-            raise PipelineError(
-                f"distributions.k={k} is too small for {rule.label}: "
-                f"store at least {needed} tokens a step"
-            )
+    """Check that `k` stored tokens a step are enough for all rules, of whatever vocabulary.
+
+    Raises:
+        PipelineError: they are not; names the rule.
+    """
+    try:
+        check_k(rules, k)
+    except ValueError as error:
+        raise PipelineError(str(error)) from error

@@ -88,13 +88,27 @@ def train_drafter(recipe: Any, name: str, directory: Path) -> None:
         print(f"{part}: {len(some)} conversations, {tokens} answer tokens", flush=True)
     if trained:
         fourth = head.HeldOut(held_out[::4], target, drafted)
-        train_head(made, target, drafted, used, fourth, settings, directory / name)
+        train_head(
+            made,
+            target,
+            drafted,
+            examples=used,
+            held_out=fourth,
+            recipe=settings,
+            directory=directory / name,
+        )
     measured = head.HeldOut(held_out, target, drafted).measured(made, 4)
     lengths = [len(conversation.tokens) for conversation in held_out]
     with torch.no_grad():
         losses = [
             head.loss(
-                made, target, drafted, [held_out[i] for i in some], settings.depth, 0, settings
+                made,
+                target,
+                drafted,
+                [held_out[i] for i in some],
+                depth=settings.depth,
+                step=0,
+                recipe=settings,
             )
             for some in features.batches(range(len(held_out)), lengths, settings.tokens)
         ]

@@ -141,6 +141,7 @@ def loss(
     target: LanguageModel,
     drafted: Tensor,
     examples: Sequence[Example],
+    *,
     depth: int,
     step: int,
     recipe: Any,

@@ -31,6 +31,7 @@ def train_head(
     head: FeatureHead,
     target: LanguageModel,
     drafted: Tensor,
+    *,
     examples: Sequence[Example],
     held_out: HeldOut,
     recipe: Any,
@@ -72,7 +73,8 @@ def train_head(
         for optimizer in optimizers:
             optimizer.param_groups[0]["lr"] = recipe.learning_rate * rate(step, len(plan), recipe)
         members, depth = plan[step]
-        value = loss(head, target, drafted, [examples[i] for i in members], depth, step, recipe)
+        some = [examples[i] for i in members]
+        value = loss(head, target, drafted, some, depth=depth, step=step, recipe=recipe)
         value.backward()
         nn.utils.clip_grad_norm_(weights, 1.0)
         for optimizer in optimizers:

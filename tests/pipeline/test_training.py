@@ -150,7 +150,8 @@ def trained(
     drafted = head.drafted_tokens(examples, recipe.vocabulary, target.eos)
     held_out = recipe.held_out or head.HeldOut(examples[:4], target, drafted)
     del recipe.held_out
-    return loop.train_head(made, target, drafted, examples, held_out, recipe, directory)
+    given = {"examples": examples, "held_out": held_out, "recipe": recipe, "directory": directory}
+    return loop.train_head(made, target, drafted, **given)
 
 
 def test_a_stopped_run_ends_with_the_same_weights(

@@ -159,7 +159,15 @@ def answer_parts(value: Any, line: int, streamed: bool, unnamed: str) -> list[Pa
     streamed = streamed or str(body.get("object", "")).endswith(".chunk")
 
     def part(name: str | None, place: str, content: Mapping[str, Any], ended: Any) -> Part:
-        return Part(name, line, body, place, content, streamed, bool(ended))
+        return Part(
+            answer=name,
+            line=line,
+            body=body,
+            place=place,
+            content=content,
+            streamed=streamed,
+            finished=bool(ended),
+        )
 
     own = str(custom or body.get("id") or unnamed)
     if choices == []:

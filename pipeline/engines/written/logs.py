@@ -38,7 +38,7 @@ NEVER = -20.0  # log of the probability at which steps can't all have missed the
 Logged = Mapping[tuple[str, int], Sequence[Step]]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class EngineLog:
     """The steps of a log, and its description.
 
@@ -122,8 +122,16 @@ def read_log(path: Path, log: LogSpec, k: int, vocab_size: int | None = None) ->
     cut = {
         key: [step._replace(top=step.top[:size]) for step in part] for key, part in numbered.items()
     }
-    given_ids = isinstance(steps[0].emitted, int)
-    return EngineLog(cut, size, error, model, len(answers), +excluded, given_ids, texts)
+    return EngineLog(
+        trajectories=cut,
+        k=size,
+        error=error,
+        model=model,
+        answers=len(answers),
+        excluded=+excluded,
+        given_ids=isinstance(steps[0].emitted, int),
+        texts=texts,
+    )
 
 
 def stacked(trajectories: Logged) -> dict[str, np.ndarray]:

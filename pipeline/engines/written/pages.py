@@ -24,12 +24,12 @@ from pathlib import Path
 
 from pipeline.errors import PipelineError
 
-ENGINES = {"vllm": "vLLM", "llamacpp": "llama.cpp"}  # by the start of their metrics
+METRIC_PREFIXES = {"vllm": "vLLM", "llamacpp": "llama.cpp"}  # of an engine's metrics
 SAMPLE = re.compile(r"([a-zA-Z_:][\w:]*)(?:\{(.*)\})?\s+(\S+)(?:\s+-?\d+)?")
 LABEL = re.compile(r'([a-zA-Z_]\w*)="((?:[^"\\]|\\.)*)"\s*(?:,\s*|$)')
 DRAFTS = "spec_decode_num_"
 LATENCIES = ("inter_token_latency_seconds", "time_per_output_token_seconds")  # new and old name
-NAMES = {
+READ = {  # metrics beside those of drafts
     "vllm": {"generation_tokens", "time_to_first_token_seconds_count"}
     | {f"{name}_{part}" for name in LATENCIES for part in ("count", "sum")},
     "llamacpp": {
@@ -74,7 +74,7 @@ class EnginePage:
 def is_page(text: str) -> bool:
     """Return whether a text is a page of /metrics, by its first line."""
     first = next((line for line in text.splitlines() if line.strip()), "")
-    return first.startswith(("# HELP ", "# TYPE ", *(f"{start}:" for start in ENGINES)))
+    return first.startswith(("# HELP ", "# TYPE ", *(f"{start}:" for start in METRIC_PREFIXES)))
 
 
 def read_page(path: Path, text: str) -> EnginePage:
@@ -105,7 +105,7 @@ def read_page(path: Path, text: str) -> EnginePage:
     passes, emitted, seconds = _passes(engine, {name: sums[name, at] for name, at in sums})
     cut_off = not text.endswith("\n")
     return EnginePage(
-        engine=ENGINES[engine],
+        engine=METRIC_PREFIXES[engine],
         series=len(series),
         drafts=drafts,
         drafted=drafted,
@@ -137,8 +137,8 @@ def _series(path: Path, text: str) -> Series:
             )
         name, inside, value = match.groups(default="")
         engine, _, own = name.removesuffix("_total").partition(":")
-        of_drafts = engine in ENGINES and own.startswith("spec_decode_")
-        if (not of_drafts and own not in NAMES.get(engine, ())) or name.endswith("_created"):
+        of_drafts = engine in METRIC_PREFIXES and own.startswith("spec_decode_")
+        if (not of_drafts and own not in READ.get(engine, ())) or name.endswith("_created"):
             continue
         if LABEL.sub("", inside):
             raise PipelineError(f"{place}: the labels {{{inside[:SHOWN]}}} can't be read")

@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pyarrow as pa
 import torch
+from torch import Tensor
+from torch.nn.functional import pad
 
 from analysis.trees.entropy import index_entropies
 from pipeline.decoding.choices import Truncation
@@ -39,7 +41,7 @@ from pipeline.execution.stopwatch import describe_device
 from pipeline.execution.workers import open_workers
 from pipeline.formats import spec_bench
 from pipeline.models.load import pair_tokenizer
-from pipeline.models.logit_statistics import logit_statistics
+from pipeline.models.logit_statistics import argmax, logit_statistics, ranks_of
 from pipeline.models.prompt_tokens import encode
 from pipeline.plan.method import RACES, SPECULATIVE, Method, baseline, with_baselines
 from pipeline.plan.specs import DecodingSpec
@@ -299,26 +301,32 @@ def attributes(source: object, *names: str) -> Row:
 
 def trajectory(pair: DecodingPair, prompt: Prompt, answer: Sequence[int]) -> list[Row]:
     """Return the drafts at every step of the greedy baseline's answer."""
-    logits, drafts = read_both(pair, prompt.token_ids, answer)
-    token = drafts.argmax(1)
-    statistics, own = logit_statistics(logits, 2), logits.gather(1, token[:, None])
-    before = torch.arange(logits.shape[1], device=logits.device) < token[:, None]
-    ahead = ((logits > own) | ((logits == own) & before)).sum(1)
-    below = (own[:, 0].double() - statistics["top_logits"][:, 0]) - statistics["top_surprisal"]
-    columns = {
-        "position": range(len(answer)),
-        "token_id": answer,
-        "draft_token_id": token.tolist(),
-        "draft_rank": (1 + ahead).tolist(),
-        "draft_log_prob": below.tolist(),
-        "z1": statistics["top_logits"][:, 0].tolist(),
-        "z2": statistics["top_logits"][:, 1].tolist(),
-        "top_surprisal": statistics["top_surprisal"].tolist(),
-    }
+    columns = drafted_columns(*read_both(pair, prompt.token_ids, answer))
     return [
-        {"prompt_id": prompt.prompt_id, **dict(zip(columns, row, strict=True))}
-        for row in zip(*columns.values(), strict=True)
+        {"prompt_id": prompt.prompt_id, "position": position, "token_id": token}
+        | {name: values[position] for name, values in columns.items()}
+        for position, token in enumerate(answer)
     ]
+
+
+def drafted_columns(logits: Tensor, drafts: Tensor) -> dict[str, list[float]]:
+    """Return the greedy draft at every step and the target's view of it, of logits (n, V) of both.
+
+    Of equal logits the drafter takes the first, as `choices.Greedy` does.
+    """
+    token, statistics = argmax(drafts), logit_statistics(logits, 2)
+    top, surprisal = statistics["top_logits"], statistics["top_surprisal"]
+    z1, z2 = pad(top, (0, 1), value=-torch.inf)[:, :2].unbind(1)  # a single token has no second
+    below = logits.gather(1, token[:, None])[:, 0].double() - z1 - surprisal
+    columns = {
+        "draft_token_id": token,
+        "draft_rank": ranks_of(token, logits),
+        "draft_log_prob": below,
+        "z1": z1,
+        "z2": z2,
+        "top_surprisal": surprisal,
+    }
+    return {name: values.tolist() for name, values in columns.items()}
 
 
 def drawn_baselines(runs: Sequence[Method]) -> list[Method]:

@@ -9,12 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pipeline.decoding.choices import invert
 from pipeline.errors import PipelineError
 from pipeline.execution.stopwatch import Stopwatch
 from pipeline.models.devices import in_threads
 from pipeline.models.load import LanguageModel
-from pipeline.models.logit_statistics import Found, logit_statistics, nucleus
+from pipeline.models.logit_statistics import Found, invert, logit_statistics, nucleus
 from pipeline.models.passes import HELD, Batch, Texts, concat_columns
 from pipeline.plan.facts import AnswersFacts
 from pipeline.plan.specs import DistributionsSpec

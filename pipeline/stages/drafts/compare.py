@@ -25,6 +25,7 @@ from pipeline.models.logit_statistics import (
     STATISTICS,
     Found,
     logit_statistics,
+    ranks_of,
 )
 from pipeline.models.passes import concat_columns
 
@@ -180,11 +181,8 @@ def _drafted(target: Tensor, draft: Tensor) -> tuple[Tensor, Tensor]:
     """Return the drafter's argmax, of tied ones that of worst target rank, and this rank."""
     tied = draft == draft.amax(1, keepdim=True)
     worst = torch.where(tied, target, torch.inf).amin(1, keepdim=True)
-    equal = target == worst
-    token = draft.shape[1] - 1 - _first((tied & equal).flip(1))
-    ids = torch.arange(draft.shape[1], device=draft.device)
-    ahead = (target > worst) | (equal & (ids < token[:, None]))
-    return token, 1 + ahead.sum(1)
+    token = draft.shape[1] - 1 - _first((tied & (target == worst)).flip(1))
+    return token, ranks_of(token, target)
 
 
 def _first(flags: Tensor) -> Tensor:

@@ -24,11 +24,12 @@ from analysis.rules import (
 )
 from analysis.rules.readings import RANK_2, RELEASED
 from analysis.topk import TopK
-from pipeline.decoding.choices import DRAFT, TOKEN, Inversion, Noise, Race, invert
+from pipeline.decoding.choices import DRAFT, TOKEN, Inversion, Noise, Race
 from pipeline.decoding.drafters import Draft, ModelDrafter, PromptLookup
 from pipeline.decoding.judging import SEEN, asked, judged
 from pipeline.decoding.loop import decode
 from pipeline.decoding.verifiers import Match, Relaxed, SpeculativeSampling, Verifier
+from pipeline.models.logit_statistics import invert
 from tests.pipeline.decoding.pair import CPU, Markov, V
 
 

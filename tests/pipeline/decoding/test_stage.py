@@ -222,6 +222,20 @@ def test_nats_given_up_and_drafts_are_those_of_plain_passes(
     assert [row["draft_token_id"] for row in found["trajectory"]] == drafted
 
 
+def test_a_greedy_draft_is_the_first_of_equal_logits_and_ranked_by_the_target() -> None:
+    target = torch.tensor([[2.0, 3.0, 3.0], [1.0, 1.0, 0.0]])
+    drafts = torch.tensor([[0.0, 5.0, 5.0], [-torch.inf, 7.0, 7.0]])
+    for dtype in (torch.float32, torch.bfloat16):
+        found = decoding.drafted_columns(target.to(dtype), drafts.to(dtype))
+        assert found["draft_token_id"] == [1, 1]
+        assert found["draft_rank"] == [1, 2]
+        assert (found["z1"], found["z2"]) == ([3.0, 1.0], [3.0, 1.0])
+        below = target.double().log_softmax(1)[:, 1].tolist()
+        assert found["draft_log_prob"] == pytest.approx(below)
+    alone = decoding.drafted_columns(torch.zeros(2, 1), torch.zeros(2, 1))  # a single token
+    assert (alone["draft_rank"], alone["z2"]) == ([1, 1], [-math.inf] * 2)
+
+
 def test_calls_and_levels_of_trees_are_those_of_their_shape(stage: Any) -> None:
     pending = stage(PROMPTS, chosen=[METHODS[0], METHODS[3], *TREES])
     runs, found = facts_of(pending).runs, content(pending)
