@@ -55,21 +55,15 @@ def torch_sums(log_p: Tensor, p: Tensor, log_q: Tensor, q: Tensor) -> Found:
     }
 
 
-def _series(x: Tensor) -> Tensor:
-    """Return phi(e^x - 1) by its series."""
-    series = torch.zeros_like(x)
-    for coefficient in COEFFICIENTS:
-        series = series.mul_(x).add_(coefficient)
-    return series.mul_(x).mul_(x)
-
-
-@numba.njit(nogil=True, cache=True)
-def _phi(x: float) -> float:
-    """Return `_series` of one number."""
+def _series(x: Any) -> Any:
+    """Return phi(e^x - 1) of a tensor or a number by its series."""
     series = 0.0
     for coefficient in COEFFICIENTS:
         series = series * x + coefficient
     return series * x * x
+
+
+_phi = numba.njit(nogil=True, cache=True)(_series)
 
 
 @numba.njit(nogil=True, cache=True)

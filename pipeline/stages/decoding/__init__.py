@@ -97,7 +97,7 @@ def summary(node: Node[DecodingSpec], artifact: Artifact) -> list[SummaryRow]:
 
 STAGE = Stage(
     name="decoding",
-    version=15,
+    version=16,
     upstream=("prompts", "drafts"),  # the latter for methods that take what it measured
     columns={
         "data": RUN
