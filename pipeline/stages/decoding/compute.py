@@ -14,12 +14,7 @@ from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
-import torch
-from torch import Tensor
-from torch.nn.functional import pad
 
-from analysis.trees.entropy import index_entropies
-from pipeline.decoding.choices import Truncation
 from pipeline.decoding.loop import Answer
 from pipeline.decoding.pair import (
     DecodingPair,
@@ -31,7 +26,6 @@ from pipeline.decoding.pair import (
     nats_given_up,
     or_reason,
     read_again,
-    read_both,
     run_facts,
 )
 from pipeline.errors import PipelineError
@@ -41,11 +35,11 @@ from pipeline.execution.stopwatch import describe_device
 from pipeline.execution.workers import open_workers
 from pipeline.formats import spec_bench
 from pipeline.models.load import pair_tokenizer
-from pipeline.models.logit_statistics import argmax, logit_statistics, ranks_of
 from pipeline.models.prompt_tokens import encode
-from pipeline.plan.method import RACES, SPECULATIVE, Method, baseline, with_baselines
+from pipeline.plan.method import baseline, with_baselines
 from pipeline.plan.specs import DecodingSpec
 from pipeline.stages.decoding import PASSES, RUN, STAGE
+from pipeline.stages.decoding.along import contexts, drawn_baselines, trajectory
 from pipeline.stages.decoding.batches import pass_rows
 from pipeline.stages.decoding.rates import with_measured_trees
 from pipeline.stages.decoding.texts import text_rows
@@ -297,62 +291,3 @@ def prompt_rows(pair: DecodingPair, prompt: FirstTurn, tries: Tries, texts: bool
 def attributes(source: object, *names: str) -> Row:
     """Return some attributes by name."""
     return {name: getattr(source, name) for name in names}
-
-
-def trajectory(pair: DecodingPair, prompt: Prompt, answer: Sequence[int]) -> list[Row]:
-    """Return the drafts at every step of the greedy baseline's answer."""
-    columns = drafted_columns(*read_both(pair, prompt.token_ids, answer))
-    return [
-        {"prompt_id": prompt.prompt_id, "position": position, "token_id": token}
-        | {name: values[position] for name, values in columns.items()}
-        for position, token in enumerate(answer)
-    ]
-
-
-def drafted_columns(logits: Tensor, drafts: Tensor) -> dict[str, list[float]]:
-    """Return the greedy draft at every step and the target's view of it, of logits (n, V) of both.
-
-    Of equal logits the drafter takes the first, as `choices.Greedy` does.
-    """
-    token, statistics = argmax(drafts), logit_statistics(logits, 2)
-    top, surprisal = statistics["top_logits"], statistics["top_surprisal"]
-    z1, z2 = pad(top, (0, 1), value=-torch.inf)[:, :2].unbind(1)  # a single token has no second
-    below = logits.gather(1, token[:, None])[:, 0].double() - z1 - surprisal
-    columns = {
-        "draft_token_id": token,
-        "draft_rank": ranks_of(token, logits),
-        "draft_log_prob": below,
-        "z1": z1,
-        "z2": z2,
-        "top_surprisal": surprisal,
-    }
-    return {name: values.tolist() for name, values in columns.items()}
-
-
-def drawn_baselines(runs: Sequence[Method]) -> list[Method]:
-    """Return the baselines at whose temperatures and cuts trees are drafted by draws or races."""
-    alone: dict[tuple[float, float, int], Method] = {}
-    for run in runs:
-        alone.setdefault((run.temperature, run.top_p, run.top_k), run)  # baselines come first
-    return list(
-        dict.fromkeys(
-            alone[run.temperature, run.top_p, run.top_k]
-            for run in runs
-            if run.tree is not None and run.sampling in (SPECULATIVE, RACES)
-        )
-    )
-
-
-def contexts(pair: DecodingPair, prompt: Prompt, run: Method, answer: Sequence[int]) -> list[Row]:
-    """Return KL and H[R] at every token of an answer of the target alone."""
-    kept = Truncation(run.top_p, run.top_k)
-    both = read_both(pair, prompt.token_ids, answer)
-    log_probs = [
-        kept.tempered(logits, run.temperature).log_softmax(1).cpu().numpy() for logits in both
-    ]
-    names = ("kl", "greedy_entropy", "races_entropy")
-    key = {"prompt_id": prompt.prompt_id, "run": pair.runs.index(run)}
-    return [
-        key | {"position": at, **dict(zip(names, index_entropies(p, q), strict=True))}
-        for at, (p, q) in enumerate(zip(*log_probs, strict=True))
-    ]
