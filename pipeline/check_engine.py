@@ -22,7 +22,7 @@ from pipeline.console import command
 from pipeline.engines.check import CheckedRuns, lines_of
 from pipeline.errors import PipelineError
 from pipeline.loader import Study
-from pipeline.plan.composition import quoted
+from pipeline.plan.composition import files_and_overrides, quoted
 
 WORDS = {True: "pass", False: "FAIL", None: "    "}
 
@@ -35,8 +35,8 @@ def main(arguments: Sequence[str]) -> None:
     """
     usage = "python -m pipeline.check_engine DRAFTED [ALONE [CONTROL]] [OVERRIDES]"
     with command(usage, __doc__, arguments):
-        paths = [Path(word) for word in arguments if "=" not in word]
-        overrides = [word for word in arguments if "=" in word]
+        files, overrides = files_and_overrides(arguments)
+        paths = [Path(file) for file in files]
         if not 1 <= len(paths) <= 3:
             raise PipelineError(
                 f"{len(paths)} files were given: give the answers of a server with drafts, and "
@@ -46,8 +46,9 @@ def main(arguments: Sequence[str]) -> None:
             raise PipelineError("two files have one name: rename one of them")
         drafted, alone, control = [*paths, None, None][:3]
         assert drafted is not None
-        files = [path for path in (alone, drafted, control) if path is not None]
-        listed = ",".join(quoted(str(path)) for path in files)
+        listed = ",".join(
+            quoted(str(path)) for path in (alone, drafted, control) if path is not None
+        )
         own = [
             "distributions.source=answers",
             f"distributions.answers=[{listed}]",

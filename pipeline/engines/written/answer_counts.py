@@ -75,7 +75,7 @@ class AnswerCounts(NamedTuple):
         if self.tokens is None:
             return math.nan, math.nan
         least = max(self.tokens - 1, 0) - self.accepted
-        with_draft = 0.0 if math.isnan(self.calls) else self.calls
+        with_draft = float(self.drafted > 0) if math.isnan(self.calls) else self.calls
         return max(least, with_draft), max(least + self.last_accepted, with_draft)
 
     @property
@@ -119,6 +119,11 @@ def counted_by(part: Part) -> AnswerCounts | int | None:
             values[what] = info.get(name)
             if what != "histogram":
                 _check_count(name, values[what])
+        if values["drafted"] > MOST_PLACES * values.get("calls", math.inf):
+            raise FormatError(
+                f"has {values['drafted']} drafted tokens in {values['calls']} verifications: at "
+                f"most {MOST_PLACES} each are allowed"
+            )
         histogram, calls = values.get("histogram"), values.get("calls", math.nan)
         counts = AnswerCounts(
             engine, calls, values["drafted"], values["accepted"], histogram, None, tokens or None
