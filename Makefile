@@ -103,9 +103,9 @@ notebooks: install-dev ## Run the notebooks on the embedded study and keep their
 docs: install-dev ## Build the site of the documentation (outputs/site/index.html)
 	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict $(ARGS)
 
-clean: ## Remove what is in outputs/, except what takes hours or the network to make again
+clean: ## Remove what is in outputs/, except what takes hours, the network or a server to make again
 	find outputs -mindepth 1 -maxdepth 1 ! -name README.md ! -name models \
-		! -name drafter_training -exec rm -rf {} +
+		! -name drafter_training ! -name answers -exec rm -rf {} +
 
 distclean: ## Remove all that make has made: outputs, models, checkpoints, caches, .venv
 	find outputs -mindepth 1 -maxdepth 1 ! -name README.md -exec rm -rf {} +

@@ -6,7 +6,7 @@ study, one target, and the engine's drafter: ``study=mini target=mini_large draf
 ``engine.drafter=prompt_lookup decoding.lookup_match=earliest``. Prints one screen, and ends with
 status 1 where a check fails:
 
-texts: those with drafts are those without, near-ties of logits aside. calls: what was accepted,
+texts: answers with and without drafts are equal, except at near-ties of logits. calls: what was accepted,
 call by call, is what the study's drafter predicts along the same answers. certified: no token that
 is certified was rejected. tokens: those of a pass, predicted along the answers *without* drafts.
 Rates by place and the speed by the engine's clock stand beside.

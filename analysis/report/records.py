@@ -86,7 +86,9 @@ def worded(
     """
     facts_by_name, entry = texts()["shared"] | facts, {"name": name} | texts()[name]
     filled: dict[str, Any] = {
-        key: text.format(**facts_by_name) for key, text in entry.items() if isinstance(text, str)
+        key: " ".join(text.format(**facts_by_name).split())
+        for key, text in entry.items()
+        if isinstance(text, str)
     }
     listed = entry.get("columns", ())
     columns = [

@@ -46,11 +46,10 @@ def anchor(item: Table | Figure) -> str:
 
 
 def caption(item: Table | Figure) -> str:
-    """Return the caption and the question; first the question, except of the paper's elements."""
-    parts = [item.question, item.caption]
+    """Return the question and the caption; of the paper's elements, only the caption."""
     if re.match(r"(Table|Figure) [1-6]:", item.title):
-        parts.reverse()
-    return " ".join(filter(None, parts))
+        return item.caption
+    return " ".join(filter(None, (item.question, item.caption)))
 
 
 def csv_text(frame: pd.DataFrame) -> str:

@@ -71,7 +71,7 @@ def rules_figure(results: Results) -> Figure:
     kinds = {"certified": "certified", "acceptance": "accepted"}
     drawing, axes = _dots(results, rules, kinds, partial(row_of, results))
     for axis in axes:
-        axis.set_xlabel("steps")
+        axis.set_xlabel("share of steps")
     rows = [
         {"target": target, "rule": rule}
         | {
@@ -164,7 +164,7 @@ def _dots(
     """
     size = (TEXT, 1.0 + ROW * len(rules))
     drawing = Drawing(figsize=size, layout=ConstrainedLayoutEngine(w_pad=0.1))
-    axes = drawing.subplots(1, len(results.targets), sharey=True, squeeze=False)[0]
+    axes = drawing.subplots(1, len(results.targets), sharex=True, sharey=True, squeeze=False)[0]
     heights = np.arange(len(rules))
     for axis, target in zip(axes, results.targets, strict=True):
         for place, (kind, name) in enumerate(kinds.items()):
@@ -183,13 +183,12 @@ def _dots(
                 label=name,
             )
         axis.set_title(target)
-        if not last:
-            axis.set_xlim(-0.02, 1.02)
         axis.grid(axis="x", **RULED)
         axis.set_axisbelow(True)
         percent(axis, "x")
     axes[0].set_yticks(heights, [results.names[rule] for rule in rules], fontsize=6.5)
     axes[0].set_ylim(len(rules) - 0.4, -0.6)
+    axes[0].set_xlim(-0.02, min(1.02, axes[0].get_xlim()[1]) if last else 1.02)
     legend(drawing, axes[:1], len(kinds))
     return drawing, axes
 
@@ -214,7 +213,7 @@ def frontier_figure(results: Results) -> Figure:
 def _plane(axis: Axes, part: pd.DataFrame, results: Results) -> None:
     curve = part[part["rule"] == ""]
     axis.plot(
-        curve["value"], curve["tokens"], color=GREY, linewidth=3, zorder=0, label="the best rule"
+        curve["value"], curve["tokens"], color=GREY, linewidth=3, zorder=0, label="most steps accepted"
     )
     rules = part[(part["rule"] != "") & np.isfinite(part["value"])].set_index("rule")
     others = rules.drop(index=list(results.presets), errors="ignore")

@@ -178,7 +178,8 @@ def margins_figure(decoded: Sequence[Decoded]) -> Figure | None:
         panels[3].set_xlim(THRESHOLD, 1)
         counts = shown["outcome"].value_counts()
         text = "\n".join(f"{name}: {counts[name]}" for name in OUTCOMES if counts[name])
-        panels[3].text(1, 0, text, va="bottom", ha="right", fontsize=6,
+        ground = {"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 1}
+        panels[3].text(0, 1, text, va="top", fontsize=6, bbox=ground,
                        transform=panels[3].transAxes)  # fmt: skip
     legend(drawing, axes.flat, 4)
     data = pd.concat(frames, ignore_index=True)
@@ -202,7 +203,7 @@ def ratios_figure(decoded: Sequence[Decoded]) -> Figure | None:
             axis.stairs(counts, edges, fill=True, color=BLUE)
             axis.axvline(mark, **DASHED)
             above = share_text(float((steps[column] > mark).mean()))
-            axis.set(xlabel=name, title=f"{pair.target}: {above} above {mark:g}")
+            axis.set(xlabel=name, title=f"{pair.target}\n{above} above {mark:g}")
             frames.append(pd.DataFrame({"target": pair.target, "of": column, "from": edges[:-1],
                                         "to": edges[1:], "steps": counts}))  # fmt: skip
         row[0].set_ylabel("steps")

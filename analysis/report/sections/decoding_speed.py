@@ -180,7 +180,7 @@ def thresholds_figure(
         table.reindex(columns=shown).assign(target=t)
         for t, table in zip(targets, sweeps, strict=True)
     ]
-    for panels, table in zip(axes.T, data, strict=True):
+    for target, panels, table in zip(targets, axes.T, data, strict=True):
         groups = table.groupby(keys, sort=True)
         for (colour, style), ((gamma, t, scheme), group) in zip(cycle(LINES), groups, strict=False):
             label = f"γ = {gamma}, T = {t:g}{scheme}"
@@ -189,6 +189,10 @@ def thresholds_figure(
                 ends = ("ci_low", "ci_high") if of == "speedup" else limits(of)
                 bars = error_bars(group[of], *(group[end] for end in ends))
                 axis.errorbar(group["theta"], group[of], bars, **drawn, elinewidth=0.7)
+        # a single line has no legend
+        only = f"\n{label}" if len(groups) == 1 else ""
+        for axis, of in zip(panels, (quality, "speedup"), strict=True):
+            axis.set_title(f"{target}: {of}{only}")
         percent(panels[0], "y")
         panels[1].axhline(1, color=GREY, linewidth=0.8, zorder=0)
         panels[1].set_xlabel("threshold θ of the logit ratio")

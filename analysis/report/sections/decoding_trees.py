@@ -168,7 +168,8 @@ def trees_figure(decoded: Sequence[Decoded], statistics: Resampling) -> Figure |
     drawing, axes = grid(len(drawn), list(QUANTITIES.values()))
     for row, curves in zip(axes, drawn, strict=True):
         for axis, quantity in zip(row, QUANTITIES, strict=True):
-            axis.set_title("{}, {}".format(*curves[["target", "setting"]].iloc[0]))
+            target, setting = curves[["target", "setting"]].iloc[0]
+            axis.set_title(f"{target}, {setting}:\n{QUANTITIES[quantity]}")
             axis.set(xlabel="drafted tokens", ylabel=QUANTITIES[quantity])
             _draw(axis, curves[curves["quantity"] == quantity])
         for axis, name in ((row[0], "x"), (row[1], "x"), (row[1], "y")):

@@ -16,7 +16,7 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from ...rules import Additive, Multiplicative, Rule, StrictGreedy, Tree
 from ...statistics.bootstrap import Floats, PromptBootstrap, share_above
 from ..measured import Certified, survival_band
-from ..records import Figure, worded
+from ..records import Figure, sentence, worded
 from ..style import (
     BLACK,
     BLUE,
@@ -31,11 +31,13 @@ from ..style import (
     rule_colour,
     styled,
 )
+from ..text import share_text
 
 PANEL_HEIGHT, LEGEND_ROW = 2.3, 0.17  # inches
 # strict greedy as the reference: a wide line below the others, which may coincide with it
 REFERENCE: dict[str, Any] = {"linewidth": 3.2, "alpha": 0.75, "zorder": 1.5}
 GRID_POINTS, SHADED = 600, 4  # curves that all have a band
+VERY_CERTAIN = 0.975  # p0 above which the paper counts steps of Figure 1
 # of an axis' size: from left and below, width, height; where curves end before this share of it
 INSET, INSET_BELOW = (0.46, 0.2, 0.52, 0.74), 0.42
 SHOWN: Mapping[str, type[Rule]] = {  # beside strict greedy, the reference
@@ -68,8 +70,13 @@ def figure1(top: Mapping[str, Floats]) -> Figure:
         drawn = {"target": target, "from": bins[:-1], "to": bins[1:], "share": share}
         frames.append(pd.DataFrame(drawn).assign(mean=mean, median=median))
     for axis in axes[::2]:
-        axis.set_ylabel("steps")
-    return Figure(**worded("figure1"), data=pd.concat(frames, ignore_index=True), drawing=drawing)
+        axis.set_ylabel("share of steps")
+    above = ", ".join(
+        f"{share_text(float((probability > VERY_CERTAIN).mean()))} of the steps of {target}"
+        for target, probability in top.items()
+    )
+    texts = worded("figure1", share=above, threshold=VERY_CERTAIN)
+    return Figure(**texts, data=pd.concat(frames, ignore_index=True), drawing=drawing)
 
 
 @styled
@@ -121,11 +128,13 @@ def survival_figure(
             percent(drawn, "y")
         axis.set_xlabel("ε (nats)")
     for axis in axes[::2]:
-        axis.set_ylabel("steps with R > ε")
+        axis.set_ylabel("share of steps with R > ε")
     legend(drawing, axes[:1], columns)
+    optional = {"first_last": most > SHADED, "inset": own < INSET_BELOW * limit}
+    texts = worded(name, **{key: sentence(key) if true else "" for key, true in optional.items()})
     data = pd.concat(frames, ignore_index=True)
     data = data[["target", "rule", "eps", "share", "share_upper", "ci_low", "ci_high"]]
-    return Figure(**worded(name), data=data, drawing=drawing)
+    return Figure(**texts, data=data, drawing=drawing)
 
 
 def _panels(targets: Sequence[str], legend_rows: int = 0) -> tuple[Drawing, list[Axes]]:

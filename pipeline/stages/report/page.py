@@ -146,7 +146,11 @@ def page_files(measured: Measured, sections: Sequence[Section], study: str) -> d
             shown_here = [item for section in placed for item in section.shown]
             tables = [item for item in shown_here if isinstance(item, Table)]
             files[f"{place}tables.html"] = environment.get_template("tables.html").render(
-                sections=placed, shared=shared_notes(tables), timed=timed, place=place
+                sections=placed,
+                introduction=[text for text in shown["introduction"] if text != spec.note],
+                shared=shared_notes(tables),
+                timed=timed,
+                place=place,
             )
     return {name: content.encode() for name, content in files.items()}
 
