@@ -157,9 +157,9 @@ def compare_texts(
 def drift_in_words(facts: Mapping[str, Any]) -> str:
     """Return the result of `drift` or `compare_texts` as a sentence."""
     if "prompts" in facts:
+        ends = f" ({facts['shorter']} end where the other goes on)" if facts["shorter"] else ""
         return (
-            f"of {facts['prompts']} prompts in both {facts['parted']} differ "
-            f"({facts['shorter']} end where the other goes on), first after "
+            f"of {facts['prompts']} prompts in both {facts['parted']} differ{ends}, first after "
             f"{facts['median_after']:g} tokens (median), at a gap of {facts['median_gap']:.3g} "
             f"(median, largest {facts['largest_gap']:.3g}); {facts['near_ties']} are near-ties "
             f"(at most {TIE:g})"

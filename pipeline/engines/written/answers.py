@@ -31,6 +31,7 @@ TORN = "stream events after a damaged line"
 AGAIN = "answers given again"
 CUT = "ends of answers that were cut off"
 
+UNREADABLE = "can't be read as an answer: its tokens have a form that no engine writes"
 OBJECTS = {  # fields that hold an object, or null
     *("metrics", "speculative_decoding", "sglext", "spec_tokens_details", "meta_info"),
     *("timings", "usage", "logprobs", "generation_settings", "__verbose", "message", "delta"),
@@ -141,9 +142,7 @@ def read_answers(
             try:
                 answers.setdefault(name, (line, []))[1].append(read(part))
             except (LookupError, TypeError, ValueError, AttributeError) as error:
-                what = next(
-                    _wrong_fields(part.body), "holds tokens in a form that no engine writes"
-                )
+                what = next(_wrong_fields(part.body), UNREADABLE)
                 if isinstance(error, FormatError):
                     what = str(error)
                 elif isinstance(error, KeyError):
