@@ -4,12 +4,12 @@ Files are answers that ``pipeline.ask`` saved, all to the same prompts: of a ser
 the same without, and, to tell noise apart, of another one without (CONTROL). Overrides name the
 study, one target, and the engine's drafter: ``study=mini target=mini_large drafter=mini``, or
 ``engine.drafter=prompt_lookup decoding.lookup_match=earliest``. Prints one screen, and ends with
-status 1 where a check fails:
+status 1 where a check fails, or has nothing to compare:
 
-texts: answers with and without drafts are equal, except at near-ties of logits. calls: what was accepted,
-call by call, is what the study's drafter predicts along the same answers. certified: no token that
-is certified was rejected. tokens: those of a pass, predicted along the answers *without* drafts.
-Rates by place and the speed by the engine's clock stand beside.
+texts: answers with and without drafts are equal, except at near-ties of logits. calls: what was
+accepted, call by call, is what the study's drafter predicts along the same answers. certified: no
+token that is certified was rejected. tokens: those of a pass, predicted along the answers *without*
+drafts. Rates by place and the speed by the engine's clock stand beside.
 """
 
 from __future__ import annotations
