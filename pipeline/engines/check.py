@@ -118,7 +118,7 @@ class CheckedRuns:
                 continue
             predicted = [call[:2] for call in self.predict(name) if call[0]]
             if counts.per_step is None:
-                beyond = 0 if counts.engine == "llama.cpp" else counts.last_accepted
+                beyond = min(counts.last_accepted, self.length)
                 replayed.add_sums(name, predicted, int(counts.accepted), beyond)
                 continue
             calls = [(drafted, kept) for kept, drafted in counts.per_step]

@@ -235,8 +235,13 @@ def test_a_drafted_answer_of_llama_took_a_pass(answers: list[Any], tmp_path: Pat
             for size, accepted in answers]  # fmt: skip
     path = tmp_path / "answers.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert read_counts(path).passes == len(answers)
+    assert read_counts(path).passes == read_counts(path).most_passes == len(answers)
     assert read_counts(path).tokens_per_pass[1] <= 5
+    for row in rows:  # then accepted tokens may lie behind the end of the answer
+        row["stop_type"] = "eos"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert read_counts(path).passes == len(answers)
+    assert read_counts(path).most_passes == sum(size - 1 for size, _ in answers)
 
 
 @pytest.mark.parametrize(
