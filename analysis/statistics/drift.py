@@ -170,7 +170,7 @@ def drift_in_words(facts: Mapping[str, Any]) -> str:
         "logits differ by at least half of that"
     )
     if facts["unstored"]:
-        by += f" ({facts['unstored']} are not among the stored tokens: their gaps are larger)"
+        by += f" ({facts['unstored']} are not among the stored tokens: their gaps may be larger)"
     shown = ""
     if "log_probs" in facts:
         shown = (

@@ -150,6 +150,8 @@ def _texts(runs: CheckedRuns, control: Path | None) -> Line:
             f"{drift['off']} of {drift['steps']} greedy tokens are not the argmax here, by a gap "
             f"of {drift['largest_gap']:.3g} at most (no run without drafts was given)"
         )
+        if drift["unstored"]:
+            text += f"; {drift['unstored']} are not even stored: raise distributions.k"
         return Line(drift["largest_gap"] <= TIE and not drift["unstored"], "texts", text)
     pair = runs.drift[f"{runs.alone.name} and {runs.drafted.name}"]
     far = pair["parted"] - pair["shorter"] - pair["near_ties"]
