@@ -106,13 +106,13 @@ def write_log_rows(spec: LoggedPrompts, pending: Pending) -> None:
             for name, _, reply in read_served(path)[0]:
                 assert reply.request is not None
                 before[name] = reply.request.prompt_ids or [], reply.ids or []
-    rows = []
+    rows: list[Row] = []
     for (name, first), steps in log.trajectories.items():
         prompt, answer = before.get(name, ([], []))
         ids = [*prompt, *answer[:first]] if prompt and len(answer) >= first else []
-        row = {"prompt_id": prompt_id((name, first)), "source": path.name}
-        row |= {"source_row": steps[0].line, "text": "", "later_turns": []}
-        rows.append(row | {"token_ids": ids, "n_tokens": len(ids)})
+        place: Row = {"source": path.name, "source_row": steps[0].line}
+        tokens: Row = {"token_ids": ids, "n_tokens": len(ids), "text": "", "later_turns": []}
+        rows.append({"prompt_id": prompt_id((name, first)), **place, **tokens})
     pending.facts |= {"answers": log.answers, "excluded": log.excluded}
     pending.write("data", pa.Table.from_pylist(rows, schema=columns.schema("prompts")))
 
