@@ -28,11 +28,12 @@ import httpx2
 from conf.schema import Config
 from pipeline.console import command
 from pipeline.engines.servers import Sampling, Server, metrics_page, open_server, request_body
-from pipeline.engines.written.pages import is_page, read_page
+from pipeline.engines.written.pages import read_page
 from pipeline.errors import PipelineError, first_line
 from pipeline.execution.progress import progress_bar
 from pipeline.execution.runner import ensure, shown
 from pipeline.loader import Study
+from pipeline.plan.composition import files_and_overrides
 from pipeline.store.node import slug
 
 ATTEMPTS = 6  # at one prompt
@@ -44,13 +45,13 @@ Prompts = Mapping[str, Sequence[int]]  # token ids by prompt_id
 def main(arguments: Sequence[str]) -> None:
     """Ask the server that the command line names."""
     with command("python -m pipeline.ask URL [OVERRIDES]", __doc__, arguments):
-        urls = [word for word in arguments if word.startswith(("http://", "https://"))]
-        if len(urls) != 1:
+        urls, overrides = files_and_overrides(arguments)
+        if len(urls) != 1 or not urls[0].startswith(("http://", "https://")):
             raise PipelineError(
-                f"{len(urls)} addresses were given: give one, for instance "
-                "python -m pipeline.ask http://localhost:8000 study=smollm2"
+                f"{len(urls)} addresses were given ({', '.join(urls) or 'none'}): give one, for "
+                "instance python -m pipeline.ask http://localhost:8000 study=smollm2"
             )
-        study = Study(*(word for word in arguments if word not in urls), "stage=prompts")
+        study = Study(*overrides, "stage=prompts")
         asyncio.run(_ask(urls[0], study))
 
 
@@ -100,7 +101,7 @@ async def _ask(url: str, study: Study) -> None:
             f"{reason}. The same command asks for these again"
         )
     _in_order(path, list(requests))
-    pages = "" if after else "; no page of /metrics (llama.cpp: start it with --metrics)"
+    pages = "" if after else "; no counts on /metrics (llama.cpp: start it with --metrics)"
     print(
         f"{server.shown}, {server.model}: {len(todo)} answers in {about['seconds']:.1f} s{pages}\n"
         f"answers: {shown(path)}",
@@ -147,9 +148,7 @@ def _name(study: Study, server: Server, page: str | None) -> str:
     """Return the name of the files: `ask.name`, else of study and target, and the draft length."""
     if study.config.ask.name is not None:
         return slug(study.config.ask.name)
-    length = 0
-    if page is not None and is_page(page):
-        length = len(read_page(Path(f"{server.url}/metrics"), page).by_place)
+    length = 0 if page is None else len(read_page(server.metrics, page).by_place)
     drafts = f"-drafts-of-{length}" if length else ""
     return slug("-".join([study.config.study, *study.targets]) + drafts)
 
@@ -173,7 +172,7 @@ def _read_answered(path: Path, requests: Mapping[str, Any]) -> set[str]:
             name, request = row["custom_id"], row["request"]
         except (ValueError, LookupError, TypeError):
             name, request = None, None
-        if name is None or requests.get(name) != request:
+        if not isinstance(name, str) or requests.get(name) != request:
             raise PipelineError(
                 f"{path}, line {number} answers another request (prompts, steps, sampling or "
                 "log-probabilities differ): give ask.name=NAME for a new file, or delete this one"
@@ -194,7 +193,7 @@ async def _send(
     todo = iter(requests.items())
     label = f"ask {server.shown}"
     with (
-        path.open("a", encoding="utf-8") as file,
+        path.open("a", encoding="ascii") as file,
         closing(progress_bar(len(requests), "answer", label)) as bar,
     ):
 
@@ -206,7 +205,7 @@ async def _send(
                     failed[name] = str(error)
                 else:
                     line = {"custom_id": name, "request": request, "response": response}
-                    file.write(json.dumps(line, ensure_ascii=False) + "\n")
+                    file.write(json.dumps(line) + "\n")  # ASCII: a text may be no valid Unicode
                     file.flush()
                 bar.update(1)
 
@@ -249,9 +248,9 @@ def _write_pages(path: Path, before: str | None, after: str | None) -> None:
 
 def _in_order(path: Path, names: Sequence[str]) -> None:
     """Put the answers of a file in the order of their prompts."""
-    lines = {json.loads(line)["custom_id"]: line for line in path.read_text("utf-8").splitlines()}
+    lines = {json.loads(line)["custom_id"]: line for line in path.read_bytes().splitlines(True)}
     beside = path.with_suffix(".new")
-    beside.write_text("".join(f"{lines[name]}\n" for name in names), encoding="utf-8")
+    beside.write_bytes(b"".join(lines[name] for name in names))
     beside.replace(path)
 
 

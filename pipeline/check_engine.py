@@ -4,12 +4,12 @@ Files are answers that ``pipeline.ask`` saved, all to the same prompts: of a ser
 the same without, and, to tell noise apart, of another one without (CONTROL). Overrides name the
 study, one target, and the engine's drafter: ``study=mini target=mini_large drafter=mini``, or
 ``engine.drafter=prompt_lookup decoding.lookup_match=earliest``. Prints one screen, and ends with
-status 1 where a check fails:
+status 1 where a check fails, or has nothing to compare:
 
-texts: answers with and without drafts are equal, except at near-ties of logits. calls: what was accepted,
-call by call, is what the study's drafter predicts along the same answers. certified: no token that
-is certified was rejected. tokens: those of a pass, predicted along the answers *without* drafts.
-Rates by place and the speed by the engine's clock stand beside.
+texts: answers with and without drafts are equal, except at near-ties of logits. calls: what was
+accepted, call by call, is what the study's drafter predicts along the same answers. certified: no
+token that is certified was rejected. tokens: those of a pass, predicted along the answers *without*
+drafts. Rates by place and the speed by the engine's clock stand beside.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pipeline.console import command
 from pipeline.engines.check import CheckedRuns, lines_of
 from pipeline.errors import PipelineError
 from pipeline.loader import Study
-from pipeline.plan.composition import quoted
+from pipeline.plan.composition import files_and_overrides, quoted
 
 WORDS = {True: "pass", False: "FAIL", None: "    "}
 
@@ -35,8 +35,8 @@ def main(arguments: Sequence[str]) -> None:
     """
     usage = "python -m pipeline.check_engine DRAFTED [ALONE [CONTROL]] [OVERRIDES]"
     with command(usage, __doc__, arguments):
-        paths = [Path(word) for word in arguments if "=" not in word]
-        overrides = [word for word in arguments if "=" in word]
+        files, overrides = files_and_overrides(arguments)
+        paths = [Path(file) for file in files]
         if not 1 <= len(paths) <= 3:
             raise PipelineError(
                 f"{len(paths)} files were given: give the answers of a server with drafts, and "
@@ -46,8 +46,9 @@ def main(arguments: Sequence[str]) -> None:
             raise PipelineError("two files have one name: rename one of them")
         drafted, alone, control = [*paths, None, None][:3]
         assert drafted is not None
-        files = [path for path in (alone, drafted, control) if path is not None]
-        listed = ",".join(quoted(str(path)) for path in files)
+        listed = ",".join(
+            quoted(str(path)) for path in (alone, drafted, control) if path is not None
+        )
         own = [
             "distributions.source=answers",
             f"distributions.answers=[{listed}]",

@@ -28,13 +28,19 @@ from conf.schema import Config
 from pipeline.console import TRACEBACK, starting, terminal, told
 from pipeline.errors import PipelineError
 from pipeline.paths import CONF, OUTPUTS
-from pipeline.plan.composition import check_overrides, composed, given, quoted, report_name
+from pipeline.plan.composition import (
+    OVERRIDE,
+    check_overrides,
+    composed,
+    given,
+    quoted,
+    report_name,
+)
 from pipeline.plan.explain import EXPECTED_ERRORS, explain, say
 from pipeline.store.artifacts import Artifact, Store
 from pipeline.store.node import VERDICT, slug
 
 BELOW_NULL = ("Unexpected type for root: NoneType", "full_key: drafter.head")
-OVERRIDE = re.compile(r"~|[+]*[\w.@/]+=")
 COMMANDS = ("ask", "check_engine", "fetch", "harness", "reconcile", "solve", "verify")
 MISFIT = re.compile(r"(?:Could not override '|Error merging override )([\w.@/]+)")
 

@@ -30,6 +30,7 @@ from pipeline.loader import Study
 from pipeline.models.load import pair_tokenizer
 from pipeline.models.prompt_tokens import encode
 from pipeline.paths import ASSETS
+from pipeline.plan.composition import joined
 from pipeline.plan.method import Method
 from pipeline.plan.stage import models_of
 
@@ -214,7 +215,7 @@ def main(arguments: list[str]) -> None:
         parser.add_argument("--limit", type=int)
         parser.add_argument("--include")
         parser.add_argument(UNSAFE, dest="unsafe_code", action="store_true")
-        given, overrides = parser.parse_known_args(arguments)
+        given, overrides = parser.parse_known_args(joined(arguments))
         rows = evaluate(
             given.tasks.split(","),
             given.limit,

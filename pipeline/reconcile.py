@@ -41,24 +41,23 @@ from pipeline.console import command
 from pipeline.decoding.decoded import read_decoded
 from pipeline.engines.costs import measure_costs, write_costs
 from pipeline.engines.runs import EngineRun, TableRows, lookup_rows, measured_rows, read_runs
-from pipeline.engines.written.counts import NoCountsError
-from pipeline.engines.written.pages import MOST_PLACES
+from pipeline.engines.written.counts import NoCountsError, draft_length
 from pipeline.errors import PipelineError
 from pipeline.loader import Study
-from pipeline.plan.composition import composed, settings_of
+from pipeline.plan.composition import CONFIG_DIR, composed, files_and_overrides, settings_of
 from pipeline.plan.stage import SummaryRow
 from pipeline.store.distributions import read_steps
 from pipeline.store.node import slug
 
-OWN = ("engine.", "outputs=", "decoding.lookup")  # overrides that ask for no study
+OWN = (CONFIG_DIR, "engine.", "outputs=", "decoding.lookup")  # overrides that ask for no study
 
 
 def main(arguments: Sequence[str]) -> None:
     """Read the file or the two pages that the command line names, and print and write all."""
     usage = "python -m pipeline.reconcile FILE [OVERRIDES] | ALONE DRAFTED ..."
     with command(usage, __doc__, arguments):
-        paths = [Path(word) for word in arguments if _names_file(word)]
-        overrides = [word for word in arguments if not _names_file(word)]
+        files, overrides = files_and_overrides(arguments)
+        paths = [Path(file) for file in files]
         if not paths:
             raise PipelineError(
                 "0 files were given: give one, a page of /metrics, answers, a table "
@@ -73,14 +72,6 @@ def main(arguments: Sequence[str]) -> None:
             print_costs(paths, settings.engine.drafter, folder / name)
         else:
             print_file(paths[0], settings, overrides, folder)
-
-
-def _names_file(word: str) -> bool:
-    """Return whether a word is a file and no override; answers of stage decoding have "=" too."""
-    try:
-        return "=" not in word or Path(word).is_file()
-    except OSError:  # too long for a name
-        return False
 
 
 def print_costs(paths: Sequence[Path], drafter: str, directory: Path) -> None:
@@ -103,7 +94,7 @@ def print_file(path: Path, settings: Config, overrides: Sequence[str], folder: P
     Raises:
         PipelineError: it can't be read, or the draft length is not known.
     """
-    draft_length = settings.engine.draft_length
+    requested = settings.engine.draft_length
     by_lookup = settings.engine.drafter == "prompt_lookup"
     try:
         runs = list(read_runs(path))
@@ -115,18 +106,19 @@ def print_file(path: Path, settings: Config, overrides: Sequence[str], folder: P
         raise PipelineError(f"{path} holds no calls with drafted chains")
     rows = [run.rows for run in runs]
     if by_lookup:
-        rows.append(lookup_rows(path, settings, _length(runs, draft_length)))
+        rows.append(lookup_rows(path, settings, _length(runs, requested)))
     if any(not word.startswith(OWN) for word in overrides):
         study = Study(*(word for word in overrides if not word.startswith("engine.")))
-        rows += predicted_rows(study, _length(runs, draft_length))
+        rows += predicted_rows(study, _length(runs, requested))
     directory = folder / slug(path.name)
     directory.mkdir(parents=True, exist_ok=True)
+    for earlier in [*directory.glob("*.csv"), *directory.glob("*.json")]:
+        earlier.unlink()  # of a file of the same name
     for run in runs:
         if run.calls is not None:
             reconcile(run, run.calls, directory)
     places = [place for _, of_run in rows for place in of_run]
     for name, table in (("calls", [row for row, _ in rows]), ("places", places)):
-        (directory / f"{name}.csv").unlink(missing_ok=True)  # of an earlier file
         if table:
             print()
             sweeps.print_table(table)
@@ -142,27 +134,8 @@ def print_file(path: Path, settings: Config, overrides: Sequence[str], folder: P
 
 
 def _length(runs: Sequence[EngineRun], requested: int | None) -> int:
-    """Return the draft length of all runs.
-
-    Raises:
-        PipelineError: it is not told, is too large, or is not the one that was given.
-    """
-    lengths = {run.length for run in runs if run.length and run.drafted == run.drafted}
-    if len(lengths) != 1 and requested is None:
-        raise PipelineError(
-            "engine.draft_length must be given: the file does not say how many tokens a draft has"
-            + (f", or has several: {sorted(lengths)}" if lengths else "")
-        )
-    if lengths and requested is not None and requested not in lengths:
-        raise PipelineError(
-            f"engine.draft_length={requested}: the file has drafts of "
-            f"{' and '.join(map(str, sorted(lengths)))} tokens: leave it out"
-        )
-    if requested is not None and requested > MOST_PLACES:
-        raise PipelineError(
-            f"engine.draft_length={requested} is not allowed: give at most {MOST_PLACES}"
-        )
-    return requested or lengths.pop()
+    """Return the draft length of all runs, as `draft_length` does."""
+    return draft_length({run.length for run in runs if run.drafted == run.drafted}, requested)
 
 
 def reconcile(run: EngineRun, calls: pd.DataFrame, directory: Path) -> None:

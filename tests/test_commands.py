@@ -123,7 +123,7 @@ def understood(page: Path, module: str, words: list[str], place: Path) -> list[s
     package = origin.with_name("__main__.py")
     source = (package if origin.name == "__init__.py" else origin).read_text(encoding="utf-8")
     flags = [word.partition("=")[0] for word in words if word.startswith("--")]
-    hydra = {"--config-dir", "--help"} if module == "pipeline" else set()
+    hydra = {"--config-dir", *(["--help"] if module == "pipeline" else [])}
     assert all(flag in hydra or f'"{flag}"' in source for flag in flags), flags
     overrides = [word for word in overrides if not word.startswith("hydra/launcher=")]
     if "--config-dir" in words:

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +21,19 @@ from transformers import AutoTokenizer
 from analysis.fields import FieldError, check_fields
 from analysis.rules.rule import Rule, register
 from conf import schema
-from pipeline import cli
+from pipeline import cli, harness
 from pipeline.errors import PipelineError
 from pipeline.models.prompt_tokens import encode, file_tokenizer
 from pipeline.paths import CONF, ROOT
-from pipeline.plan.composition import check_overrides, composed, given, quoted, report_name, unset
+from pipeline.plan.composition import (
+    check_overrides,
+    composed,
+    files_and_overrides,
+    given,
+    quoted,
+    report_name,
+    unset,
+)
 from pipeline.plan.explain import EXPECTED_ERRORS, explain
 from pipeline.plan.graph import prepare
 from pipeline.plan.rules import build_rules
@@ -374,3 +383,38 @@ def test_a_wrong_file_or_rule_is_one_line(
     assert str(end.value).startswith("error: ")
     assert message in str(end.value)
     assert "\n" not in str(end.value)
+
+
+def test_files_of_a_command_line_are_no_overrides(tmp_path: Path) -> None:
+    """Nor are an address with a query, or an existing file whose name is like an override."""
+    answers = tmp_path / "k=5.jsonl"
+    answers.touch()
+    long = f"solve.ranges=[{','.join(['additive'] * 100)}]"
+    words = [str(answers), "http://h/?a=b", "study=mini", "+a.b=1", "~drafter", long, "x-1/k=5"]
+    assert files_and_overrides([*words, "--config-dir", "own"]) == (
+        [str(answers), "http://h/?a=b", "x-1/k=5"],
+        ["study=mini", "+a.b=1", "~drafter", long, "--config-dir=own"],
+    )
+
+
+def test_own_files_reach_every_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A study of one's own, found by the range that its value leaves."""
+    (tmp_path / "study").mkdir()
+    (tmp_path / "study/mine.yaml").write_text(
+        "# @package _global_\ndefaults: [mini, _self_]\nprompts: {count: 0}\n"
+    )
+    given = [f"--config-dir={tmp_path}", "study=mine", f"outputs={tmp_path}"]
+    GlobalHydra.instance().clear()
+    for name, first in {
+        "solve": [], "ask": ["http://127.0.0.1:1"], "check_engine": ["a.jsonl"],
+        "reconcile": ["a.jsonl"],
+    }.items():  # fmt: skip
+        for words in ([*first, *given], [*first, "--config-dir", str(tmp_path), *given[1:]]):
+            with pytest.raises(SystemExit, match=r"prompts\.count=0 is not allowed"):
+                import_module(f"pipeline.{name}").main(words)
+    words_of = list[Any]()
+    monkeypatch.setattr(harness, "evaluate", lambda *words, **_: words_of.extend(words) or [])
+    harness.main(["--config-dir", "own", "facts", "study=mine"])
+    assert words_of == [["facts"], None, None, ["--config-dir=own", "study=mine"]]
+    with pytest.raises(PipelineError, match=r"--config-dir .*nothing is no directory"):
+        composed(["--config-dir", f"{tmp_path}/nothing", "study=mini"])

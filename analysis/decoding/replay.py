@@ -22,7 +22,7 @@ class Replayed:
     """Counts of a comparison of answers.
 
     Attributes:
-        answers: number of answers compared.
+        answers: number of answers of which anything is compared.
         equal_answers: answers whose calls, or sums, are all equal.
         calls: the engine's calls without each answer's last one; 0 if it reports only sums.
         equal_calls: those of these calls that were predicted.
@@ -42,15 +42,25 @@ class Replayed:
     different: str = ""
 
     def add(self, name: str, predicted: Sequence[Call], counted: Sequence[Call]) -> None:
-        """Compare the calls with a draft of an answer; the last may go beyond its end."""
+        """Compare the calls with a draft of an answer; the last may go beyond its end.
+
+        Of an answer with a single one nothing is compared.
+        """
         engine_calls, own_calls = begins(counted)[:-1], set(begins(predicted))
+        if not engine_calls:
+            return
         equal = sum(call in own_calls for call in engine_calls)
         self.calls += len(engine_calls)
         self.equal_calls += equal
         self._count(name, equal == len(engine_calls), predicted, counted)
 
     def add_sums(self, name: str, predicted: Sequence[Call], accepted: int, beyond: int) -> None:
-        """Compare the accepted tokens of an answer; up to `beyond` may be after its end."""
+        """Compare the accepted tokens of an answer; up to `beyond` may be after its end.
+
+        Where all of them may be, nothing is compared.
+        """
+        if 0 < accepted <= beyond:
+            return
         total = sum(accepted_of_call for _, accepted_of_call in predicted)
         self._count(name, total <= accepted <= total + beyond, predicted, [(0, accepted)])
 

@@ -19,8 +19,8 @@ ERRORS = (0.01, 0.03, 0.1, 0.3, 1.0)  # of logits
 TIE = 0.25  # logits: two steps of bfloat16 between 16 and 32
 
 
-def gaps(token: np.ndarray, ids: np.ndarray, logits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return z_1 - z_x of the emitted token x, -1 where it is the argmax, and z_1 - z_2.
+def gaps(token: np.ndarray, ids: np.ndarray, logits: np.ndarray) -> tuple[np.ndarray, ...]:
+    """Return z_1 - z_x of the emitted token x, -1 where it is the argmax; z_1 - z_2; and stored.
 
     Args:
         token: (N,) emitted.
@@ -28,28 +28,32 @@ def gaps(token: np.ndarray, ids: np.ndarray, logits: np.ndarray) -> tuple[np.nda
         logits: (N, K) their logits.
 
     Returns:
-        (N,) float32 each. For a token outside the K the gap is that of the last of them, a lower
-        bound. With K = 1 the margin is infinite.
+        (N,) float32 twice, and bool: whether the token is among the K. Of another one the gap is
+        that of the last of the K, a lower bound. With K = 1 the margin is infinite.
 
     Examples:
-        >>> gaps(np.array([7, 8]), np.array([[7, 8], [7, 8]]), np.array([[3.0, 2.5], [1.0, 0.0]]))
-        (array([-1.,  1.], dtype=float32), array([0.5, 1. ], dtype=float32))
+        >>> gap, margin, stored = gaps(
+        ...     np.array([7, 9]), np.array([[7, 8], [7, 8]]), np.array([[3.0, 2.5], [1.0, 0.0]]))
+        >>> gap.tolist(), margin.tolist(), stored.tolist()
+        ([-1.0, 1.0], [0.5, 1.0], [True, False])
     """
     is_token = ids == token[:, None]
-    rank = np.where(is_token.any(axis=1), is_token.argmax(axis=1), ids.shape[1] - 1)
+    stored = is_token.any(axis=1)
+    rank = np.where(stored, is_token.argmax(axis=1), ids.shape[1] - 1)
     gap = logits[:, 0] - np.take_along_axis(logits, rank[:, None], axis=1)[:, 0]
     margin = logits[:, 0] - logits[:, 1] if ids.shape[1] > 1 else np.full(len(ids), np.inf)
     gap = np.where(token == ids[:, 0], -1.0, gap)  # the second of two equal logits has gap 0
-    return gap.astype(np.float32), margin.astype(np.float32)
+    return gap.astype(np.float32), margin.astype(np.float32), stored
 
 
-def drift(gap: np.ndarray, margin: np.ndarray) -> dict[str, Any]:
-    """Summarise gaps and margins (N,): steps off the argmax, and steps that an error may change.
+def drift(gap: np.ndarray, margin: np.ndarray, stored: np.ndarray) -> dict[str, Any]:
+    """Summarise the result (N,) of `gaps`: steps off the argmax, and those an error may change.
 
     Returns:
         steps; off, the number of steps off the argmax, and share; median_gap and largest_gap of
-        these steps; by_error: for each of `ERRORS` the share of steps at which a logit error of
-        that size may change greedy decoding.
+        these steps; unstored, the number of these whose gap is a lower bound; by_error: for each
+        of `ERRORS` the share of steps at which a logit error of that size may change greedy
+        decoding.
     """
     off = gap[gap >= 0]
     return {
@@ -58,6 +62,7 @@ def drift(gap: np.ndarray, margin: np.ndarray) -> dict[str, Any]:
         "share": len(off) / len(gap),
         "median_gap": float(np.median(off)) if len(off) else 0.0,
         "largest_gap": float(off.max(initial=0.0)),
+        "unstored": int((~stored).sum()),
         "by_error": {f"{error:g}": float(np.mean(margin <= 2 * error)) for error in ERRORS},
     }
 
@@ -106,23 +111,26 @@ def log_prob_drift(difference: np.ndarray) -> dict[str, Any]:
 
 
 def compare_texts(
-    token: np.ndarray, gap: np.ndarray, pairs: Sequence[tuple[slice, slice]]
+    token: np.ndarray, gap: np.ndarray, stored: np.ndarray, pairs: Sequence[tuple[slice, slice]]
 ) -> dict[str, Any]:
     """Compare two answers to each prompt: their first difference, and the logit gap there.
 
-    Both tokens follow the same text, so one distribution of the model covers both. If one of them
-    is the argmax, the larger gap is the distance of their logits.
+    Both tokens follow the same text, so one distribution of the model covers both. The gap is the
+    larger of the two: that of the token farther from the argmax. All answers have one length limit,
+    so one that ends where the other goes on differs from it.
 
     Args:
         token: (N,) emitted.
         gap: (N,) as from `gaps`, negative at the argmax.
+        stored: (N,) likewise; elsewhere the gap is a lower bound, and the token no near-tie.
         pairs: the steps of both answers to each prompt.
 
     Returns:
-        prompts; parted, the number of pairs that differ; median_after, the median number of equal
-        tokens before the first difference; median_gap, largest_gap and near_ties of the gaps there.
+        prompts; parted, the number of pairs that differ; shorter, those of them in which one answer
+        is the beginning of the other; median_after, the median number of equal tokens before the
+        first difference; median_gap, largest_gap and near_ties of the gaps there.
     """
-    gaps_apart, after = [], []
+    gaps_apart, after, shorter, near_ties = [], [], 0, 0
     for first, second in pairs:
         length = min(first.stop - first.start, second.stop - second.start)
         own, others = (slice(part.start, part.start + length) for part in (first, second))
@@ -130,22 +138,28 @@ def compare_texts(
         if len(apart):
             step = int(apart[0])
             after.append(step)
-            gaps_apart.append(abs(max(gap[own][step], 0) - max(gap[others][step], 0)))
+            gaps_apart.append(max(gap[own][step], gap[others][step], 0))
+            near_ties += stored[own][step] and stored[others][step] and gaps_apart[-1] <= TIE
+        elif first.stop - first.start != second.stop - second.start:
+            after.append(length)
+            shorter += 1
     return {
         "prompts": len(pairs),
-        "parted": len(gaps_apart),
+        "parted": len(after),
+        "shorter": shorter,
         "median_after": float(np.median(after)) if after else 0.0,
         "median_gap": float(np.median(gaps_apart)) if gaps_apart else 0.0,
         "largest_gap": float(max(gaps_apart, default=0.0)),
-        "near_ties": int(sum(distance <= TIE for distance in gaps_apart)),
+        "near_ties": int(near_ties),
     }
 
 
 def drift_in_words(facts: Mapping[str, Any]) -> str:
     """Return the result of `drift` or `compare_texts` as a sentence."""
     if "prompts" in facts:
+        ends = f" ({facts['shorter']} end where the other goes on)" if facts["shorter"] else ""
         return (
-            f"of {facts['prompts']} prompts in both {facts['parted']} differ, first after "
+            f"of {facts['prompts']} prompts in both {facts['parted']} differ{ends}, first after "
             f"{facts['median_after']:g} tokens (median), at a gap of {facts['median_gap']:.3g} "
             f"(median, largest {facts['largest_gap']:.3g}); {facts['near_ties']} are near-ties "
             f"(at most {TIE:g})"
@@ -155,6 +169,8 @@ def drift_in_words(facts: Mapping[str, Any]) -> str:
         f", by a gap of {facts['median_gap']:.3g} (median, largest {facts['largest_gap']:.3g}): "
         "logits differ by at least half of that"
     )
+    if facts["unstored"]:
+        by += f" ({facts['unstored']} are not among the stored tokens: their gaps may be larger)"
     shown = ""
     if "log_probs" in facts:
         shown = (

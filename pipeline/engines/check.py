@@ -7,7 +7,7 @@ look-up).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,17 +22,16 @@ from analysis.statistics.bootstrap import Flags
 from analysis.statistics.drift import TIE
 from analysis.statistics.trajectories import Trajectories, drafts_made
 from pipeline.engines.costs import has_pages, measure_costs, read_run
-from pipeline.engines.written.counts import EngineCounts, read_counts
+from pipeline.engines.written.counts import EngineCounts, draft_length, read_counts
 from pipeline.errors import PipelineError
 from pipeline.execution.runner import check_models, ensure
 from pipeline.loader import Study
 from pipeline.plan.facts import DistributionsFacts
 from pipeline.store.columns import numbers
-from pipeline.store.distributions import read_steps, read_token_ids
+from pipeline.store.distributions import read_answers, read_steps
 
 LEAST_EQUAL = 0.99  # of calls; a near-tie of the drafter's logits may part a few
 ODD_TOKENS = 0.05  # of tokens a pass, predicted and counted
-Predict = Callable[[str], list[tuple[int, int, int]]]  # of an answer: drafted, accepted, emitted
 
 
 @dataclass(frozen=True)
@@ -75,12 +74,7 @@ class CheckedRuns:
                 "engine.drafter=prompt_lookup for look-up"
             )
         self.counts = read_counts(drafted)
-        self.length = config.engine.draft_length or len(self.counts.by_place)
-        if not self.length:
-            raise PipelineError(
-                "engine.draft_length must be given: the answers do not say how many tokens a "
-                "draft has"
-            )
+        self.length = draft_length([len(self.counts.by_place)], config.engine.draft_length)
         stage = "drafts" if self.by_model else "distributions"
         (artifact,) = ensure(study.nodes[stage], study.store, check_models)
         dump, prompts = (study.artifact(name) for name in ("distributions", "prompts"))
@@ -88,55 +82,48 @@ class CheckedRuns:
         self._read(artifact, prompts)
 
     def _read(self, artifact: Any, prompts: Any) -> None:
-        steps = artifact.read(columns=["prompt_id", "position", "token_id"])
-        trajectories = Trajectories.from_positions(steps["position"].to_numpy())
-        names = steps["prompt_id"].take(trajectories.starts).to_pylist()
-        ends = zip(trajectories.starts.tolist(), trajectories.ends.tolist(), strict=True)
-        self._place = dict(zip(names, (slice(*end) for end in ends), strict=True))
-        self._tokens = steps["token_id"].to_numpy()
-        self._prompts = read_token_ids(prompts)
+        self._answers = read_answers(artifact, prompts)
         table = prompts.read(columns=["prompt_id", "source"]).to_pylist()
         self._source = {row["prompt_id"]: row["source"] for row in table}
         if self.by_model:
             columns = artifact.read(columns=["depth_draft_token_id"])
             drafted = numbers(columns["depth_draft_token_id"])  # (N, D)
-            self._right: Flags = (drafted == self._tokens[:, None]).T
+            tokens = np.concatenate([answer.tokens for answer in self._answers.values()])
+            self._right: Flags = (drafted == tokens[:, None]).T
             (judged,) = judge(read_steps(artifact), [StrictGreedy()])
             self._certified = np.stack([depth.certified for depth in judged.by_depth])
 
-    def names(self, path: Path) -> dict[str, str]:
-        """Return the answers of a file: their names in the artifacts, by those in the file."""
-        own = [name for name, source in self._source.items() if source == path.name]
-        return {name.rpartition("@")[0] if "@" in name else name: name for name in own}
+    def names(self, path: Path) -> list[str]:
+        """Return the names of a file's answers in the artifacts."""
+        return [name for name, source in self._source.items() if source == path.name]
 
     def predict(self, name: str) -> list[tuple[int, int, int]]:
         """Return drafted, accepted and emitted tokens of the passes along an answer."""
-        place, length = self._place[name], self.length
+        (place, prompt, answer), length = self._answers[name], self.length
         if self.by_model:
             steps = Trajectories.from_positions(np.arange(place.stop - place.start))
             _, kept, emitted = drafts_made(self._right[:, place], steps, length)
             return [(length, int(k), int(e)) for k, e in zip(kept, emitted, strict=True)]
         lookup = self.config.decoding
         limit = self.config.distributions.steps if self.counts.engine == "llama.cpp" else None
-        answer = self._tokens[place].tolist()
-        prompt = self._prompts[name]
         return lookup_calls(prompt, answer, length, lookup.lookup, lookup.lookup_match, limit)
 
     def replay(self) -> Replayed:
         """Compare every answer that was drafted with the prediction along it."""
         replayed = Replayed()
-        for own, name in self.names(self.drafted).items():
+        for name in self.names(self.drafted):
+            own = name if name in self.counts.answers else name.rpartition("@")[0]  # NAME@FILE
             counts = self.counts.answers.get(own)
             if counts is None:
                 continue
             predicted = [call[:2] for call in self.predict(name) if call[0]]
             if counts.per_step is None:
-                beyond = 0 if counts.engine == "llama.cpp" else counts.last_accepted
+                beyond = min(counts.last_accepted, self.length)
                 replayed.add_sums(name, predicted, int(counts.accepted), beyond)
                 continue
             calls = [(drafted, kept) for kept, drafted in counts.per_step]
             if self.by_model:
-                replayed.certify(calls, self._certified[:, self._place[name]])
+                replayed.certify(calls, self._certified[:, self._answers[name].place])
                 calls = [(self.length, kept) for _, kept in calls]  # shorter at an answer's end
             replayed.add(name, predicted, calls)
         return replayed
@@ -163,14 +150,19 @@ def _texts(runs: CheckedRuns, control: Path | None) -> Line:
             f"{drift['off']} of {drift['steps']} greedy tokens are not the argmax here, by a gap "
             f"of {drift['largest_gap']:.3g} at most (no run without drafts was given)"
         )
-        return Line(drift["largest_gap"] <= TIE, "texts", text)
+        if drift["unstored"]:
+            text += f"; {drift['unstored']} are not even stored: raise distributions.k"
+        return Line(drift["largest_gap"] <= TIE and not drift["unstored"], "texts", text)
     pair = runs.drift[f"{runs.alone.name} and {runs.drafted.name}"]
+    far = pair["parted"] - pair["shorter"] - pair["near_ties"]
     text = (
         f"{pair['prompts'] - pair['parted']} of {pair['prompts']} equal those without drafts; "
-        f"{pair['parted'] - pair['near_ties']} part where logits differ by more than {TIE:g}"
+        f"{far} part where logits differ by more than {TIE:g}"
     )
     if pair["parted"]:
         text += f" (largest gap {pair['largest_gap']:.3g})"
+    if pair["shorter"]:
+        text += f"; {pair['shorter']} end where the other goes on"
     if control is not None:
         noise = runs.drift[f"{runs.alone.name} and {control.name}"]
         text += f"; control: {noise['parted']} of {noise['prompts']} part without any drafts"
@@ -179,7 +171,8 @@ def _texts(runs: CheckedRuns, control: Path | None) -> Line:
 
 def _calls(replayed: Replayed, counts: EngineCounts) -> Line:
     if not replayed.answers:
-        return Line(False, "calls", "no answer reports its drafts")
+        text = "nothing was compared: no answer reports a draft before its last, which may go "
+        return Line(False, "calls", text + "beyond the answer's end: ask for longer answers")
     ours, theirs = replayed.accepted
     text = f"{replayed.equal_answers} of {replayed.answers} answers as predicted"
     share = replayed.equal_answers / replayed.answers
@@ -204,7 +197,9 @@ def _certified(replayed: Replayed) -> list[Line]:
 def _tokens(runs: CheckedRuns) -> Line:
     """Hold the tokens a pass that are predicted without the engine's drafts against its own."""
     along = runs.alone or runs.drafted
-    calls = [call for name in runs.names(along).values() for call in runs.predict(name)]
+    calls = [call for name in runs.names(along) for call in runs.predict(name)]
+    if not calls:
+        return Line(False, "tokens", "nothing was compared: no answer has a second token")
     predicted = sum(emitted for *_, emitted in calls) / len(calls)
     least, most = runs.counts.tokens_per_pass
     answers = len(runs.names(runs.drafted))
@@ -222,7 +217,7 @@ def _places(runs: CheckedRuns) -> list[Line]:
     along, counted = runs.alone or runs.drafted, list(runs.counts.answers.values())
     if any(answer.per_step is None for answer in counted):
         return []
-    predicted = [runs.predict(name) for name in runs.names(along).values()]
+    predicted = [runs.predict(name) for name in runs.names(along)]
     ours, theirs = (
         rates_by_place([call for calls in of_answers for call in calls[:-1]], runs.length)
         for of_answers in (

@@ -5,6 +5,7 @@ Strict greedy acceptance of the study's drafter, by depth, or look-up replayed a
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -26,7 +27,7 @@ from pipeline.errors import PipelineError
 from pipeline.loader import Study
 from pipeline.plan.stage import SummaryRow
 from pipeline.store.artifacts import Artifact
-from pipeline.store.distributions import read_steps, read_token_ids
+from pipeline.store.distributions import StoredAnswer, read_answers, read_steps
 
 
 class EngineAdvice(NamedTuple):
@@ -143,10 +144,10 @@ def speeds_in_engine(
         resampling: of the bootstrap over prompts.
 
     Raises:
-        PipelineError: no answer has a second token.
+        PipelineError: no answer has a second token; or look-up lacks prompts.
     """
-    steps = dump.read(columns=["prompt_id", "position", "token_id"])
-    trajectories = Trajectories.from_positions(steps["position"].to_numpy())
+    position = dump.read(columns=["position"])["position"].to_numpy()
+    trajectories = Trajectories.from_positions(position)
     emitted = trajectories.ends - trajectories.starts - 1  # the prompt's pass emits the first
     if not emitted.sum():
         raise PipelineError("no answer has a second token: raise distributions.steps")
@@ -157,25 +158,26 @@ def speeds_in_engine(
         passes: Numbers = np.concatenate(counts, axis=1).astype(float)
         spent = model_costs(passes, costs)
     else:
-        prompt_tokens = read_token_ids(prompts)
-        names = steps["prompt_id"].take(trajectories.starts).to_pylist()
-        tokens = steps["token_id"].to_numpy()
-        answers = [
-            (prompt_tokens[name], tokens[start:end].tolist())
-            for name, start, end in zip(names, trajectories.starts, trajectories.ends, strict=True)
-        ]
-        passes, spent = _looked_up(answers, costs, lookup)
+        answers = read_answers(dump, prompts)
+        without = sum(not answer.prompt for answer in answers.values())
+        if without:
+            raise PipelineError(
+                f"decoding.costs: look-up can't be predicted: {without} of {len(answers)} answers "
+                "come without their prompt's token ids. `python -m pipeline.ask URL "
+                "ask.log_probs=20` logs both; or leave decoding.costs out"
+            )
+        passes, spent = _looked_up(list(answers.values()), costs, lookup)
     bootstrap = PromptBootstrap(trajectories.prompts, *resampling)
     return expected_speeds(emitted, passes, spent, bootstrap)
 
 
 def _looked_up(
-    answers: list[tuple[list[int], list[int]]], costs: StepCosts, lookup: tuple[int, str]
+    answers: Sequence[StoredAnswer], costs: StepCosts, lookup: tuple[int, str]
 ) -> tuple[Numbers, Floats]:
     """Return passes of look-up, and their costs, (P, G) each."""
     passes = np.zeros((len(answers), len(LENGTHS)), dtype=np.intp)
     spent = np.zeros(passes.shape)
-    for at, (prompt, answer) in enumerate(answers):
+    for at, (_, prompt, answer) in enumerate(answers):
         for column, length in enumerate(LENGTHS):
             calls = lookup_calls(prompt, answer, length, *lookup)
             passes[at, column] = len(calls)

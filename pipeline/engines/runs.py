@@ -216,7 +216,7 @@ def _counted(path: Path) -> EngineRun:
     elif counts.passes < counts.most_passes:
         print(
             f"{counts.engine} counts accepted tokens behind the end of an answer in its last call, "
-            "so passes are known between two ends; a page of vLLM's /metrics counts them"
+            "so passes are known between two ends; vLLM and llama.cpp count them on /metrics"
         )
     calls, drafted = None, None
     if length and counts.answers:

@@ -19,6 +19,7 @@ from typing import Any
 
 import httpx2
 
+from pipeline.engines.written.pages import read_page
 from pipeline.errors import PipelineError, first_line
 
 MODEL_OWNERS = {"vllm": "vLLM", "sglang": "SGLang", "llamacpp": "llama.cpp"}  # in /v1/models
@@ -51,6 +52,11 @@ class Server:
     def shown(self) -> str:
         """Engine and version as printed."""
         return f"{self.engine} {self.version}".strip()
+
+    @property
+    def metrics(self) -> str:
+        """The address of its page of /metrics."""
+        return f"{self.url}/metrics"
 
     @property
     def endpoint(self) -> str:
@@ -152,9 +158,10 @@ async def _version(client: httpx2.AsyncClient, base: str, engine: str) -> str:
 
 
 async def metrics_page(client: httpx2.AsyncClient, server: Server) -> str | None:
-    """Return the server's page of /metrics; None where it has none."""
+    """Return the server's page of /metrics; None where it has none, or no counts (SGLang's)."""
     try:
-        response = await client.get(f"{server.url}/metrics")
-    except httpx2.HTTPError:
+        page = (await client.get(server.metrics)).raise_for_status().text
+        read_page(server.metrics, page)
+    except (httpx2.HTTPError, PipelineError):
         return None
-    return response.text if response.status_code == httpx2.codes.OK else None
+    return page

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields, is_dataclass
@@ -41,6 +42,8 @@ REMOVED = {  # overrides of earlier versions, and what to do instead
     "solve.dials": "give names of `ranges`: solve.ranges=[additive], ranges.additive.ends=[0, 1]",
     "criteria=engine_mars": "give criteria=mars",
 }
+OVERRIDE = re.compile(r"~|[+]*[\w.@/]+=")
+CONFIG_DIR = "--config-dir"
 # a quoted text as a whole; or a bracket or comma, with the key behind it
 BRACKET_OR_KEY = re.compile(
     r"""'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*"|(\$?\{|[}\[\],])(?:\s*([\w./-]+)\s*:)?"""
@@ -93,14 +96,48 @@ def _repeated_key(value: str) -> str | None:
     return None
 
 
-def composed(overrides: Iterable[str]) -> DictConfig:
+def joined(words: Iterable[str]) -> list[str]:
+    """Words of a command line with `--config-dir DIR` as one word.
+
+    >>> joined(["--config-dir", "my_conf", "study=mini"])
+    ['--config-dir=my_conf', 'study=mini']
+    """
+    rest = iter(words)
+    return [f"{word}={next(rest, '')}" if word == CONFIG_DIR else word for word in rest]
+
+
+def files_and_overrides(words: Iterable[str]) -> tuple[list[str], list[str]]:
+    """Return the files or addresses among the words of a command line, and the overrides.
+
+    An existing file is no override, though its name may hold "=", as answers of stage decoding do.
+    """
+    files, overrides = list[str](), list[str]()
+    for word in joined(words):
+        override = word.startswith(f"{CONFIG_DIR}=") or OVERRIDE.match(word)
+        exists = os.path.exists(word)  # noqa: PTH110  Path.exists raises for a long word
+        (overrides if override and not exists else files).append(word)
+    return files, overrides
+
+
+def composed(words: Iterable[str]) -> DictConfig:
     """Compose the configuration as ``python -m pipeline`` does.
+
+    Args:
+        words: overrides, and `--config-dir DIR` for a directory with more files.
 
     Raises:
         PipelineError and the other EXPECTED_ERRORS: an override or a file is wrong.
     """
-    overrides = list(overrides)
+    words = joined(words)
+    overrides = [word for word in words if not word.startswith(CONFIG_DIR)]
+    folders = [word.partition("=")[2] for word in words if word.startswith(CONFIG_DIR)]
+    for folder in folders:
+        if not Path(folder).is_dir():
+            raise PipelineError(f"{CONFIG_DIR} {folder} is no directory: give one that exists")
     check_overrides(overrides)
+    if folders:
+        places = ",".join(quoted(f"file://{Path(folder).resolve()}") for folder in folders)
+        overrides.append(f"hydra.searchpath=[{places}]")
     if GlobalHydra.instance().is_initialized():  # it knows of directories that were added
         return compose("config", overrides)
     with initialize_config_dir(str(CONF), version_base="1.3"):

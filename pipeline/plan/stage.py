@@ -23,7 +23,7 @@ from pipeline.store.identity import Identities, local_path
 from pipeline.store.node import Node
 
 SummaryRow = dict[str, Any]  # of a table
-READER = 3  # version of what is read of the files of engines
+READER = 4  # version of what is read of the files of engines
 
 
 @dataclass(frozen=True)

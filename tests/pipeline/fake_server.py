@@ -14,6 +14,7 @@ PAGE = """# HELP vllm:generation_tokens_total Number of generation tokens proces
 # TYPE vllm:generation_tokens_total counter
 vllm:generation_tokens_total{engine="0",model_name="tiny"} %d.0
 """
+SGLANG_PAGE = "# HELP sglang:gen_throughput x\nsglang:gen_throughput 3.0\n"
 
 
 @dataclass
@@ -26,6 +27,7 @@ class FakeServer:
             ends inside the answer, "text" for an answer that is no JSON; then all are answered.
         together: how many requests must be there at once before any is answered.
         version: of the engine.
+        text: of every answer.
         asked: requests with their path, in the order of arrival.
     """
 
@@ -33,11 +35,12 @@ class FakeServer:
     faults: list[int | str] = field(default_factory=list)
     together: int = 1
     version: str = "0.0.1"
+    text: str = "x"
     asked: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     url: str = ""
 
 
-def answer(owner: str, request: dict[str, Any]) -> dict[str, Any]:
+def answer(owner: str, request: dict[str, Any], text: str) -> dict[str, Any]:
     """Return the answer to a request: its prompt's last token, as often as it may be."""
     ids = request.get("prompt") or request["input_ids"]
     options = request.get("sampling_params") or request
@@ -45,13 +48,13 @@ def answer(owner: str, request: dict[str, Any]) -> dict[str, Any]:
     tokens = [ids[-1]] * next(size for size in sizes if size)
     if owner == "sglang":
         return {
-            "text": "x",
+            "text": text,
             "output_ids": tokens,
             "meta_info": {"finish_reason": {"type": "length"}},
         }
     if owner == "llamacpp":
-        return {"content": "x", "tokens": tokens, "stop": True, "prompt": "its text"}
-    choice = {"index": 0, "text": "x", "token_ids": tokens, "finish_reason": "length"}
+        return {"content": text, "tokens": tokens, "stop": True, "prompt": "its text"}
+    choice = {"index": 0, "text": text, "token_ids": tokens, "finish_reason": "length"}
     return {"id": "cmpl-1", "model": "tiny", "choices": [choice]}
 
 
@@ -77,8 +80,9 @@ def serving(fake: FakeServer) -> Iterator[FakeServer]:
                 "/get_server_info": {"version": fake.version},
                 "/props": {"build_info": fake.version},
             }
-            if self.path == "/metrics" and fake.owner == "vllm":
-                self.reply(200, (PAGE % len(fake.asked)).encode())
+            pages = {"vllm": PAGE % len(fake.asked), "sglang": SGLANG_PAGE}
+            if self.path == "/metrics" and fake.owner in pages:
+                self.reply(200, pages[fake.owner].encode())
             elif self.path in bodies:
                 self.reply(200, json.dumps(bodies[self.path]).encode())
             else:
@@ -90,7 +94,7 @@ def serving(fake: FakeServer) -> Iterator[FakeServer]:
                 fake.asked.append((self.path, request))
                 fault = fake.faults.pop(0) if fake.faults else None
             barrier.wait()
-            body = json.dumps(answer(fake.owner, request)).encode()
+            body = json.dumps(answer(fake.owner, request, fake.text)).encode()
             if fault == "drop":
                 self.reply(200, body, cut=5)
                 self.close_connection = True

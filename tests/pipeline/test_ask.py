@@ -121,6 +121,34 @@ def test_a_torn_line_is_asked_again(outputs: Path) -> None:
     assert [page.split()[-1] for page in pages] == ["5.0", "6.0"]
 
 
+@pytest.mark.parametrize("owner", ["vllm", "llamacpp"])
+def test_any_text_of_an_answer_is_saved_and_kept_in_order(owner: str, outputs: Path) -> None:
+    """Line separators of Unicode, and a half of a surrogate pair, as json.loads gives it."""
+    text = "a\u2028b\u0085c\ud800"
+    with serving(FakeServer(owner, text=text)) as fake:
+        rows = run(fake, outputs, f"unicode-{owner}")
+        run(fake, outputs, f"unicode-{owner}")
+    body = rows[0]["response"]
+    assert (body["content"] if owner == "llamacpp" else body["choices"][0]["text"]) == text
+    assert len(fake.asked) == 5
+
+
+def test_a_server_whose_page_has_no_counts_is_asked(outputs: Path) -> None:
+    """SGLang counts drafts in its answers; the name is that of the study."""
+    with serving(FakeServer("sglang")) as fake:
+        ask.main([fake.url, *STUDY, f"outputs={outputs}"])
+    assert len(lines(outputs, "mini-mini_large")) == 5
+    assert not (outputs / "answers" / "mini-mini_large.after.txt").exists()
+
+
+def test_a_name_that_is_no_text_is_another_request(outputs: Path) -> None:
+    path = outputs / "answers" / "named.jsonl"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text('{"custom_id": ["a"], "request": {}}\n')
+    with serving(FakeServer()) as fake, pytest.raises(SystemExit, match="line 1 answers another"):
+        run(fake, outputs, "named")
+
+
 def test_answers_to_other_requests_are_not_mixed(outputs: Path) -> None:
     with serving(FakeServer()) as fake:
         run(fake, outputs, "mixed")
@@ -133,6 +161,7 @@ def test_errors_name_the_address(outputs: Path) -> None:
     for arguments, message in {
         ("http://127.0.0.1:1",): "http://127.0.0.1:1/v1/models does not answer",
         (): "0 addresses were given",
+        ("localhost:8000",): r"given \(localhost:8000\): give one, for instance",
     }.items():
         with pytest.raises(SystemExit, match=message):
             ask.main([*arguments, *STUDY, f"outputs={outputs}"])

@@ -123,6 +123,52 @@ def test_another_drafter_and_another_text_fail(
         assert f"FAIL  {failed}" in capsys.readouterr().out
 
 
+def test_short_answers_compare_nothing(
+    outputs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A token an answer has no pass behind the prompt's; a single draft may end behind it."""
+
+    def one_call(row: dict[str, Any]) -> None:
+        row["response"]["choices"][0]["token_ids"] = row["response"]["choices"][0]["token_ids"][:1]
+        row["response"]["metrics"]["speculative_decoding"] = {
+            "num_spec_steps": 1, "num_draft_tokens": 4, "num_accepted_draft_tokens": 0,
+            "acceptance_histogram": [1, 0, 0, 0, 0], "per_step_accepted": [0],
+            "per_step_drafted": [4],
+        }  # fmt: skip
+
+    with pytest.raises(SystemExit):
+        check(outputs, written(tmp_path, "vllm_draft", one_call))
+    screen = capsys.readouterr().out
+    assert "FAIL  calls      nothing was compared" in screen
+    assert "FAIL  tokens     nothing was compared" in screen
+
+
+def test_sums_that_may_lie_behind_the_end_compare_nothing() -> None:
+    replayed = Replayed()
+    replayed.add_sums("a", [(3, 0)], accepted=3, beyond=3)
+    replayed.add("b", [(3, 3)], [(3, 0)])
+    assert replayed.answers == 0
+    replayed.add_sums("c", [(3, 2), (3, 1)], accepted=3, beyond=0)
+    assert (replayed.answers, replayed.equal_answers) == (1, 1)
+
+
+def test_names_of_answers_may_have_an_at(
+    outputs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The file of drafts is the second: its answers are named NAME@2 beside those of the first."""
+
+    def named(row: dict[str, Any]) -> None:
+        row["custom_id"] += "@host"
+
+    folder = tmp_path / "k=5"  # and a file whose name holds "="
+    folder.mkdir()
+    drafted = written(folder, "vllm_draft", named)
+    check(outputs, drafted, written(tmp_path, "vllm_alone", named))
+    assert "; 6 of 6 answers as predicted" in capsys.readouterr().out
+    check(outputs, drafted)
+    assert "; 6 of 6 answers as predicted" in capsys.readouterr().out
+
+
 def test_a_certified_token_that_was_rejected_is_counted() -> None:
     import numpy as np
 
@@ -143,8 +189,10 @@ def test_a_certified_token_that_was_rejected_is_counted() -> None:
         (["missing.jsonl"], "missing.jsonl"),
         (["vllm_draft", "drafter=none"], "the study has no drafter: add the engine's"),
         (["vllm_alone"], "no answer reports draft counts"),
+        (["vllm_draft", "engine.draft_length=8"],
+         "engine.draft_length=8: the file has drafts of 4 tokens: leave it out"),
     ],
-)
+)  # fmt: skip
 def test_wrong_files_are_one_line(
     words: list[str], message: str, outputs: Path, tmp_path: Path
 ) -> None:

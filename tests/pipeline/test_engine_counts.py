@@ -213,6 +213,58 @@ def test_places_beyond_any_draft_are_damage(tmp_path: Path) -> None:
         read_counts(tmp_path / "page")
 
 
+def test_sglangs_drafts_are_longer_than_the_longest_that_was_accepted(tmp_path: Path) -> None:
+    """Its histogram ends there; 50 tokens were drafted in 10 calls."""
+    info = {"spec_verify_ct": 10, "spec_num_proposed_drafts": 50, "spec_num_correct_drafts": 10,
+            "spec_correct_drafts_histogram": [3, 4, 3], "completion_tokens": 21}  # fmt: skip
+    path = tmp_path / "answers.jsonl"
+    path.write_text(json.dumps({"text": "x", "meta_info": info}) + "\n")
+    counts = read_counts(path)
+    assert list(counts.by_place) == [7, 3, 0, 0, 0]
+    assert [place["reached"] for place in counts.places] == [10, 7, 3, 0, 0]
+    path.write_text(json.dumps({"meta_info": info | {"spec_num_proposed_drafts": 10**9}}))
+    with pytest.raises(PipelineError, match="1000000000 drafted tokens in 10 verifications"):
+        read_counts(path)
+
+
+@pytest.mark.parametrize("answers", [[(6, 5)], [(3, 5), (6, 5)]])
+def test_a_drafted_answer_of_llama_took_a_pass(answers: list[Any], tmp_path: Path) -> None:
+    """Tokens of an answer, and accepted ones: all that follow the first came from one draft."""
+    rows = [{"content": "x", "stop": True,
+             "timings": {"predicted_n": size, "draft_n": 5, "draft_n_accepted": accepted}}
+            for size, accepted in answers]  # fmt: skip
+    path = tmp_path / "answers.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert read_counts(path).passes == read_counts(path).most_passes == len(answers)
+    assert read_counts(path).tokens_per_pass[1] <= 5
+    for row in rows:  # then accepted tokens may lie behind the end of the answer
+        row["stop_type"] = "eos"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert read_counts(path).passes == len(answers)
+    assert read_counts(path).most_passes == sum(size - 1 for size, _ in answers)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ('{"choices": [{"index": 0}], "metrics": {"speculative_decoding": [1]}}',
+         r"line 1 has metrics\.speculative_decoding=\[1\]: an object was expected"),
+        ('{"choices": [{"index": 0}], "meta_info": "abc"}',
+         "line 1 has meta_info='abc': an object was expected"),
+        ((FILES / "vllm.txt").read_text().encode("utf-16"), "is in UTF-16.*: save it in UTF-8"),
+    ],
+)  # fmt: skip
+def test_fields_and_encodings_are_named(content: str | bytes, message: str, tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(PipelineError, match=message):
+        read_counts(tmp_path / "file")
+
+
+def test_a_page_with_a_mark_of_its_encoding_is_read(tmp_path: Path) -> None:
+    (tmp_path / "page").write_text((FILES / "vllm.txt").read_text(), encoding="utf-8-sig")
+    assert read_counts(tmp_path / "page").calls == 1000
+
+
 def test_a_page_without_drafts_is_the_first_of_two() -> None:
     with pytest.raises(PipelineError, match=r"no token was drafted: .* the first of two files"):
         read_counts(FILES / "vllm_base.txt")

@@ -117,6 +117,19 @@ def test_passes_without_a_draft_are_counted(
     assert places["accepted"].tolist() == [77, 58, 52, 48, 39]
 
 
+def test_a_file_of_the_same_name_replaces_all_of_an_earlier_one(tmp_path: Path) -> None:
+    """Of vLLM's answers profiles are written, of a page none."""
+    for folder in ("first", "second"):
+        (tmp_path / folder).mkdir()
+    reconcile.main([str(lines(tmp_path / "first/k=3", answer("a", [1, 1]))), f"outputs={tmp_path}"])
+    folder = tmp_path / "reconcile/k=3"
+    assert (folder / "vLLM-settings.json").exists()
+    second = tmp_path / "second/k=3"
+    second.write_text((FILES / "vllm.txt").read_text())
+    reconcile.main([str(second), f"outputs={tmp_path}"])
+    assert sorted(path.name for path in folder.iterdir()) == ["calls.csv", "places.csv"]
+
+
 def test_short_drafts_that_cannot_be_told_apart_are_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -11,7 +11,8 @@ Engines count calls *with a draft* only. Of an answer of n tokens, whose first o
 emits, a call emits its accepted tokens and one more, and a pass without a draft one. So n - 1 - a
 passes follow the prompt's, a being the accepted tokens. vLLM counts accepted tokens behind the end
 of an answer (max_tokens, a stop token) in the last call: the passes are up to as many more as this
-call accepted.
+call accepted. llama.cpp cuts drafts to what an answer may still have (`get_n_draft_max`), so it
+does at a stop token only (`post_decode` in `tools/server/server-context.cpp`).
 
 Names of the counts changed between versions; all are read. A histogram counts the calls that
 accepted 0, 1, ... tokens.
@@ -58,6 +59,7 @@ class AnswerCounts(NamedTuple):
         per_step: (accepted, drafted) of every call in order; None likewise.
         tokens: of the answer, None likewise.
         emitted: of Spec-Bench, the tokens that each pass emitted, by turn.
+        ended: of llama.cpp, whether the model ended it.
     """
 
     engine: str
@@ -68,6 +70,7 @@ class AnswerCounts(NamedTuple):
     per_step: Sequence[tuple[int, int]] | None = None
     tokens: int | None = None
     emitted: Sequence[Sequence[int]] = ()
+    ended: bool = False
 
     @property
     def passes(self) -> tuple[float, float]:
@@ -75,15 +78,14 @@ class AnswerCounts(NamedTuple):
         if self.tokens is None:
             return math.nan, math.nan
         least = max(self.tokens - 1, 0) - self.accepted
-        with_draft = 0.0 if math.isnan(self.calls) else self.calls
+        with_draft = float(self.drafted > 0) if math.isnan(self.calls) else self.calls
         return max(least, with_draft), max(least + self.last_accepted, with_draft)
 
     @property
     def last_accepted(self) -> int:
-        """The most tokens that the last call with a draft can have accepted.
-
-        llama.cpp cuts drafts to what an answer may still have (`get_n_draft_max`): 0.
-        """
+        """The most tokens that the last call can have accepted behind the answer's end."""
+        if self.ended:
+            return int(self.accepted)
         if self.per_step:
             return self.per_step[-1][0]
         return max((place for place, times in enumerate(self.histogram or ()) if times), default=0)
@@ -119,10 +121,18 @@ def counted_by(part: Part) -> AnswerCounts | int | None:
             values[what] = info.get(name)
             if what != "histogram":
                 _check_count(name, values[what])
+        if values["drafted"] > MOST_PLACES * values.get("calls", math.inf):
+            raise FormatError(
+                f"has {values['drafted']} drafted tokens in {values['calls']} verifications: at "
+                f"most {MOST_PLACES} each are allowed"
+            )
         histogram, calls = values.get("histogram"), values.get("calls", math.nan)
         counts = AnswerCounts(
             engine, calls, values["drafted"], values["accepted"], histogram, None, tokens or None
         )
+        if engine == "llama.cpp":
+            why = body.get("stop_type"), outer.get("finish_reason")
+            counts = counts._replace(ended=bool({"eos", "word", "stop"} & set(why)))
         if histogram is not None:
             _check_histogram(counts)
         per_step: list[Any] = [info.get(name) if calls else [] for name in PER_STEP]

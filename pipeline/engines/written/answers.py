@@ -12,6 +12,7 @@ object has answers in one of three places:
 
 from __future__ import annotations
 
+import codecs
 import gzip
 import json
 import re
@@ -21,7 +22,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pipeline.errors import PipelineError, first_line
+from pipeline.errors import PipelineError
 
 STREAM_FIELDS = re.compile(r"(data|event|id|retry)?:")  # of server-sent events; bare is a comment
 NO_ANSWER = "objects that are no answers"
@@ -29,6 +30,12 @@ NO_JSON = "lines that are no JSON"
 TORN = "stream events after a damaged line"
 AGAIN = "answers given again"
 CUT = "ends of answers that were cut off"
+
+UNREADABLE = "can't be read as an answer: its tokens have a form that no engine writes"
+OBJECTS = {  # fields that hold an object, or null
+    *("metrics", "speculative_decoding", "sglext", "spec_tokens_details", "meta_info"),
+    *("timings", "usage", "logprobs", "generation_settings", "__verbose", "message", "delta"),
+}
 
 REQUEST = object()  # in the place of an object that is no answer
 SPACE = re.compile(r"\s*")
@@ -103,10 +110,10 @@ def read_answers(
         if isinstance(value, Damaged):
             excluded[value.reason] += 1
             torn |= unfinished
+        number, of_line = line, of_line + 1 if line == number else 0
         if isinstance(value, Damaged) or value is REQUEST:
             open_ = None
             continue
-        number, of_line = line, of_line + 1 if line == number else 0
         unnamed = f"line-{line}.{of_line}" if of_line else f"line-{line}"
         parts = answer_parts(value, line, streamed, unnamed)
         if isinstance(parts, str):
@@ -135,7 +142,7 @@ def read_answers(
             try:
                 answers.setdefault(name, (line, []))[1].append(read(part))
             except (LookupError, TypeError, ValueError, AttributeError) as error:
-                what = f"can't be read as an answer: {first_line(error)}"
+                what = next(_wrong_fields(part.body), UNREADABLE)
                 if isinstance(error, FormatError):
                     what = str(error)
                 elif isinstance(error, KeyError):
@@ -147,6 +154,16 @@ def read_answers(
                 unfinished.add(name)
     excluded |= Counter({CUT: len(unfinished), AGAIN: len(again)})
     return answers, None if first is None else first[0], excluded
+
+
+def _wrong_fields(value: Any, place: str = "") -> Iterator[str]:
+    """Yield the problem of each field that should hold an object."""
+    for key, item in value.items() if isinstance(value, Mapping) else ():
+        name = f"{place}.{key}".removeprefix(".")
+        if key in OBJECTS and not (item is None or isinstance(item, Mapping)):
+            yield f"has {name}={item!r:.40}: an object was expected"
+        for inner in item if isinstance(item, list) else [item]:
+            yield from _wrong_fields(inner, name + "[]" * isinstance(item, list))
 
 
 def answer_parts(value: Any, line: int, streamed: bool, unnamed: str) -> list[Part] | str:
@@ -225,17 +242,22 @@ def read_objects(path: Path) -> Iterator[Line]:
 
 
 def read_bytes(path: Path) -> bytes:
-    """Return a file's content, unpacked where it is gzip.
+    """Return a file's content, unpacked where it is gzip, without UTF-8's mark.
 
     Raises:
-        PipelineError: it can't be read or unpacked.
+        PipelineError: it can't be read or unpacked, or is in UTF-16.
     """
     try:
         data = path.read_bytes()
-        return gzip.decompress(data) if data.startswith(b"\x1f\x8b") else data
+        data = gzip.decompress(data) if data.startswith(b"\x1f\x8b") else data
     except (OSError, EOFError, zlib.error) as error:
         why = getattr(error, "strerror", None) or f"it is a damaged gzip file: {error}"
         raise PipelineError(f"{path} can't be read: {why}") from error
+    if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        raise PipelineError(
+            f"{path} is in UTF-16, as PowerShell's > writes it: save it in UTF-8 (curl -o FILE URL)"
+        )
+    return data.removeprefix(codecs.BOM_UTF8)
 
 
 def _content(text: str) -> tuple[str, bool]:

@@ -8,7 +8,7 @@ place of the draft by all calls with a draft.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise, zip_longest
 from pathlib import Path
@@ -16,7 +16,7 @@ from pathlib import Path
 from analysis.statistics.trajectories import place_shares
 from pipeline.engines.written.answer_counts import SPEC_BENCH, AnswerCounts, counted_by
 from pipeline.engines.written.answers import counted, read_answers, read_bytes, read_objects
-from pipeline.engines.written.pages import EnginePage, is_page, read_page
+from pipeline.engines.written.pages import MOST_PLACES, EnginePage, is_page, read_page
 from pipeline.errors import PipelineError
 
 ODD_SHARE = 0.01  # of the accepted tokens, without a place: a page is read while it is counted
@@ -86,11 +86,39 @@ def read_counts(path: Path) -> EngineCounts:
         PipelineError: the file can't be read, holds two models or numbers that contradict each
             other; names the file, and the line where there is one.
     """
-    text = read_bytes(path).decode("utf-8", errors="replace")
+    text = read_bytes(path).decode(errors="replace")
     counts = of_page(read_page(path, text)) if is_page(text) else _of_answers(path)
     if counts.engine != SPEC_BENCH:
         _check(path, counts)
     return counts
+
+
+def draft_length(lengths: Collection[int], requested: int | None) -> int:
+    """Return the tokens of a full draft.
+
+    Args:
+        lengths: those that files tell; 0 where one tells none.
+        requested: `engine.draft_length`, None where it was not given.
+
+    Raises:
+        PipelineError: it is not told, is too large, or is not the one that was given.
+    """
+    stated = sorted(set(lengths) - {0})
+    if len(stated) != 1 and requested is None:
+        raise PipelineError(
+            "engine.draft_length must be given: the file does not say how many tokens a draft has"
+            + (f", or has several: {stated}" if stated else "")
+        )
+    if stated and requested is not None and requested not in stated:
+        raise PipelineError(
+            f"engine.draft_length={requested}: the file has drafts of "
+            f"{' and '.join(map(str, stated))} tokens: leave it out"
+        )
+    if requested is not None and requested > MOST_PLACES:
+        raise PipelineError(
+            f"engine.draft_length={requested} is not allowed: give at most {MOST_PLACES}"
+        )
+    return requested or stated[0]
 
 
 def of_page(page: EnginePage) -> EngineCounts:
@@ -148,14 +176,19 @@ def _of_answers(path: Path) -> EngineCounts:
     ]
     histograms = [answer.histogram for answer in answers.values() if answer.histogram is not None]
     by_place: list[float] = []
+    calls, drafted = (
+        sum(getattr(answer, name) for answer in answers.values()) for name in ("calls", "drafted")
+    )
     if len(histograms) == len(answers):
-        times = [sum(place) for place in zip_longest(*histograms, fillvalue=0)]
+        # SGLang's end at the longest accepted draft, which may be shorter than all drafts
+        length = math.ceil(drafted / calls) if drafted > 0 else 0
+        times = [sum(place) for place in zip_longest(*histograms, [0] * (length + 1), fillvalue=0)]
         by_place = [sum(times[place:]) for place in range(1, len(times))]
     return EngineCounts(
         engine=engine,
         pieces=f"{len(answers)} answers",
-        calls=sum(answer.calls for answer in answers.values()),
-        drafted=sum(answer.drafted for answer in answers.values()),
+        calls=calls,
+        drafted=drafted,
         accepted=sum(answer.accepted for answer in answers.values()),
         passes=sum(least for least, _ in ends),
         most_passes=sum(most for _, most in ends),

@@ -77,7 +77,7 @@ def is_page(text: str) -> bool:
     return first.startswith(("# HELP ", "# TYPE ", *(f"{start}:" for start in METRIC_PREFIXES)))
 
 
-def read_page(path: Path, text: str) -> EnginePage:
+def read_page(path: Path | str, text: str) -> EnginePage:
     """Return the sums of a page.
 
     Raises:
@@ -118,7 +118,7 @@ def read_page(path: Path, text: str) -> EnginePage:
     )
 
 
-def _series(path: Path, text: str) -> Series:
+def _series(path: Path | str, text: str) -> Series:
     """Return the series that are read, without `_total`; the last line may be cut off.
 
     Raises:
@@ -160,7 +160,7 @@ def _number(what: str, text: str) -> float:
 
 
 def _drafts(
-    path: Path, engine: str, sums: dict[tuple[str, str], float]
+    path: Path | str, engine: str, sums: dict[tuple[str, str], float]
 ) -> tuple[float, float, float, list[float]]:
     """Return calls with a draft, drafted and accepted tokens, and those accepted by place.
 

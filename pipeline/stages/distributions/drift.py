@@ -38,13 +38,13 @@ def drifts_of(node: Node[DistributionsSpec], source: Artifact, pending: Pending)
     data = pq.ParquetFile(pending.directory / "data.parquet")
     names = data.read(["prompt_id"])["prompt_id"].to_pylist()
     places = {name: slice(begin, end) for name, begin, end in _runs(names)}
-    token, gap, margin, steps, differences = _measured(data, _listed(source, places))
+    token, gap, margin, stored, steps, differences = _measured(data, _listed(source, places))
     prompts = source.read(columns=["prompt_id", "source", "token_ids"]).to_pylist()
     file_of = {row["prompt_id"]: row["source"] for row in prompts}
     files = np.array([file_of[name] for name in names])
     facts: Drifts = {}
     for file in dict.fromkeys(file_of.values()):
-        facts[file] = drift(gap[files == file], margin[files == file])
+        facts[file] = drift(*(column[files == file] for column in (gap, margin, stored)))
         facts[file] |= log_prob_drift(differences[files[steps] == file])
         print(f"distributions {node.label}: {file}: {drift_in_words(facts[file])}", flush=True)
         if facts[file]["share"] > ANOTHER:
@@ -62,7 +62,7 @@ def drifts_of(node: Node[DistributionsSpec], source: Artifact, pending: Pending)
         for other in others:
             both = [(texts[first][ids], texts[other][ids]) for ids in texts[first]
                     if ids in texts[other]]  # fmt: skip
-            pair = compare_texts(token, gap, both)
+            pair = compare_texts(token, gap, stored, both)
             facts[f"{first} and {other}"] = pair
             print(
                 f"distributions {node.label}: {first} and {other}: {drift_in_words(pair)}",
@@ -88,7 +88,7 @@ def _listed(source: Artifact, places: Mapping[str, slice]) -> Listed:
 
 
 def _measured(data: pq.ParquetFile, listed: Listed) -> Sequence[np.ndarray]:
-    """Return each step's token, gap and margin; and each difference, with its step before it."""
+    """Return each step's token and `gaps`; and each difference, with its step before it."""
     parts: list[tuple[np.ndarray, ...]] = []
     begin = 0
     for chunk in data.iter_batches(ROWS, columns=list(COLUMNS)):

@@ -70,7 +70,8 @@ STAGE = Stage(
             "text": Column("string", "the first user message; of an engine's answers, the last"),
             "later_turns": Column("list<string>", "the user's later messages (Spec-Bench)"),
             "token_ids": Column(
-                "list<int32>", "the prompt as the model reads it, template applied"
+                "list<int32>",
+                "the prompt as the model reads it, template applied; empty where a log lacks it",
             ),
             "n_tokens": Column("int32", "its length"),
         },
