@@ -93,7 +93,9 @@ STAGE = Stage(
         "data": {
             "rule": Column("string", "label of the rule"),
             "eps": Column("float64", "the drafter's KL at every step, at most, in nats"),
-            "estimator": Column("string", "per_call, mean_run, random_100, long_run or residual_W of window W"),
+            "estimator": Column(
+                "string", "per_call, mean_run, random_100, long_run, residual_WINDOW"
+            ),
             "value": Column("float64", "tokens, from lower; null where undefined"),
             "value_upper": Column("float64", "tokens, from upper"),
             **INTERVAL,

@@ -213,7 +213,12 @@ def frontier_figure(results: Results) -> Figure:
 def _plane(axis: Axes, part: pd.DataFrame, results: Results) -> None:
     curve = part[part["rule"] == ""]
     axis.plot(
-        curve["value"], curve["tokens"], color=GREY, linewidth=3, zorder=0, label="most steps accepted"
+        curve["value"],
+        curve["tokens"],
+        color=GREY,
+        linewidth=3,
+        zorder=0,
+        label="most steps accepted",
     )
     rules = part[(part["rule"] != "") & np.isfinite(part["value"])].set_index("rule")
     others = rules.drop(index=list(results.presets), errors="ignore")

@@ -131,7 +131,10 @@ def survival_figure(
         axis.set_ylabel("share of steps with R > ε")
     legend(drawing, axes[:1], columns)
     optional = {"first_last": most > SHADED, "inset": own < INSET_BELOW * limit}
-    texts = worded(name, **{key: sentence(key) if true else "" for key, true in optional.items()})
+    sentences: dict[str, Any] = {
+        key: sentence(key) if true else "" for key, true in optional.items()
+    }
+    texts = worded(name, **sentences)
     data = pd.concat(frames, ignore_index=True)
     data = data[["target", "rule", "eps", "share", "share_upper", "ci_low", "ci_high"]]
     return Figure(**texts, data=data, drawing=drawing)

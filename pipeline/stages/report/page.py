@@ -99,6 +99,7 @@ def page_files(measured: Measured, sections: Sequence[Section], study: str) -> d
     environment.globals |= {"anchor": anchor, "caption": caption, "widest": label_width}
     environment.globals |= {"files_of": names, "few_prompts": FEW_PROMPTS}
     environment.globals |= {"study": spec.study, "note": spec.note, "css": css}
+    opening = introduction(setups, spec)
     shown = {
         "drafter": None if pairs is None else pairs.drafter,
         "targets": results.targets,
@@ -122,7 +123,7 @@ def page_files(measured: Measured, sections: Sequence[Section], study: str) -> d
         "log": [source.distributions.artifact.record.facts["log"] for source in sources if logged],
         "sections": sections,
         "engine": [x for section in sections for x in section.shown if x.name == "engine_speed"],
-        "introduction": introduction(setups, spec),
+        "introduction": opening,
         "setups": setups,
         "settings": dict.fromkeys(name for facts in setups.values() for name in facts),
         "published": sections[-1].shown[0] if set(results.targets) & set(PAPERS) else None,
@@ -147,7 +148,7 @@ def page_files(measured: Measured, sections: Sequence[Section], study: str) -> d
             tables = [item for item in shown_here if isinstance(item, Table)]
             files[f"{place}tables.html"] = environment.get_template("tables.html").render(
                 sections=placed,
-                introduction=[text for text in shown["introduction"] if text != spec.note],
+                introduction=[text for text in opening if text != spec.note],
                 shared=shared_notes(tables),
                 timed=timed,
                 place=place,
