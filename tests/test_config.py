@@ -217,7 +217,9 @@ def test_all_that_is_wrong_is_said_at_once_before_torch_is_imported(tmp_path: Pa
         "except SystemExit as end: print(end); print('torch' in sys.modules)"
     )
     command = [sys.executable, "-c", code, "study=mini", *own, *wrong, f"outputs={tmp_path}"]
-    said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    said = ended.stdout
     *lines, torch = said.splitlines()
     assert torch == "False"
     for line, begin in zip(

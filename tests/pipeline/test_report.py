@@ -103,7 +103,7 @@ def test_the_page_gives_the_set_up(built: tuple[MadeUp, Artifact]) -> None:
     ):
         assert row in page
     said = "The paper does not state these settings, which are ours: "
-    (settings,) = re.findall(rf"{said}(.*)\.\n", page)
+    (settings,) = set(re.findall(rf"{said}(.*)\.\n", page))
     assert settings.split("; ") == [
         "prompt of a conversation: its first user message",
         "split of that source: train_sft",
