@@ -153,7 +153,8 @@ def engine_advice(
     )
     doubt = f" ({prompts} prompts are fewer than {FEW_PROMPTS})" if prompts < FEW_PROMPTS else ""
     head = {
-        DRAFT: f"In {costs.engine}: draft for {target} with {drafter}, {length} tokens",
+        DRAFT: f"In {costs.engine}: draft for {target} with {drafter}, {length} "
+        f"token{'s' if length > 1 else ''}",
         DO_NOT: f"In {costs.engine}: do not draft for {target} with {drafter}. The best draft "
         f"length is {length}",
         OPEN: f"In {costs.engine}: not decided for {target}{doubt}. With {drafter} the best draft "

@@ -156,6 +156,8 @@ def compare_texts(
 
 def drift_in_words(facts: Mapping[str, Any]) -> str:
     """Return the result of `drift` or `compare_texts` as a sentence."""
+    if facts.get("parted") == 0:
+        return f"both have the same text for all {facts['prompts']} prompts"
     if "prompts" in facts:
         ends = f" ({facts['shorter']} end where the other goes on)" if facts["shorter"] else ""
         return (
