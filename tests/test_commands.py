@@ -81,7 +81,9 @@ def settings(overrides: Sequence[str]) -> Iterator[schema.Config]:
         for one, many in zip(parsed, swept, strict=True):
             value = list(one.sweep_iterator())[at] if many else one.value()
             key = one.get_key_element()
-            if key.startswith("hydra.") or (CONF / key.lstrip("+")).is_dir():
+            if one.is_delete():
+                groups.append(str(one.input_line))
+            elif key.startswith("hydra.") or (CONF / key.lstrip("+")).is_dir():
                 groups.append(f"{key}={one.get_value_element_as_str() if not many else value}")
             else:
                 keys[key] = value

@@ -25,14 +25,15 @@ from ...decoding.answers import (
     threshold_limits,
 )
 from ...decoding.finished import CLOCKED
-from ...rules import Mars, Rule
+from ...rules import Mars
 from ..records import Column, Figure, Section, Table, across, together, worded
-from ..style import GREY, LEVEL, TEXT, error_bars, legend, rule_colour, styled
+from ..style import LEVEL, LINES, TEXT, error_bars, legend, styled
 from ..text import FORMATS, limits, number_text, share_text, symbol, times_text
 from .decoding_speed import thresholds_figure
 
 SHOWN = 12  # differing answers on the page; the CSV file has all
 LETTERS = 90  # printed of an answer
+WIDE_LABEL, LEGEND_ROW = 48, 0.17  # letters beyond which a legend has one column; inches
 COMPARED = ["lost", "difference_ci_low", "p_value", "length_ratio"]  # with the target alone
 KEYS = ["target", "task", "method", "draft_length", "temperature"]
 DECIDED = ["run", "worst", "best", "up_to", "down_to", "p_holm", "up_to_together", "wins"]
@@ -250,31 +251,36 @@ def recovery_figure(answered: Sequence[Answered], tables: Tables) -> Figure | No
     data = scores.loc[scores["drafter"] != "none", [*shown, "temperature"]].reset_index(drop=True)
     if data.empty:
         return None
+    data["label"] = data["method"] + ", γ = " + data["draft_length"].astype(str)
     panels = list(data.groupby(["target", "temperature"], sort=False))
-    drawing = Drawing(figsize=(TEXT, 0.5 + 2.2 * len(panels)), layout="constrained")
+    labels = list(data["label"].drop_duplicates())
+    columns = 2 if max(map(len, labels)) < WIDE_LABEL else 1  # of the legend
+    height = 0.3 + 2.2 * len(panels) + LEGEND_ROW * -(-len(labels) // columns)
+    drawing = Drawing(figsize=(TEXT, height), layout="constrained")
     axes = drawing.subplots(len(panels), 1, squeeze=False)[:, 0]
-    rules = {pair.target: pair.runs["rule"] for pair in answered}
     for axis, (key, part) in zip(axes, panels, strict=True):
         target, t = str(key[0]), part["temperature"].iloc[0]
         tasks, runs = part["task"].drop_duplicates().tolist(), part["run"].drop_duplicates()
         apart = 0.8 / max(1, len(runs))
         for place, run in enumerate(runs):
             of_run = part[part["run"] == run].set_index("task").loc[tasks]
-            rule = rules[target][run]
+            label = of_run["label"].iloc[0]
+            style = labels.index(label)
             value, low, high = (100 * of_run[name] for name in _interval("recovery"))
             axis.errorbar(
                 np.arange(len(tasks)) + apart * (place - (len(runs) - 1) / 2),
                 value,
                 yerr=error_bars(value, low, high),
-                fmt="os^Dv"[place % 5],
-                color=rule_colour(rule.label) if isinstance(rule, Rule) else GREY,
+                fmt="os^Dv"[style % 5],
+                color=LINES[style % len(LINES)][0],
                 markersize=3,
                 elinewidth=0.7,
-                label=f"{of_run['method'].iloc[0]}, γ = {of_run['draft_length'].iloc[0]}",
+                label=label,
             )
         axis.axhline(100, **LEVEL)
         axis.set_xticks(range(len(tasks)), tasks)
         axis.set_ylabel("recovery, %")
         axis.set_title(f"{target}, T = {t:g}")
-    legend(drawing, axes, 2)
+    legend(drawing, axes, columns)
+    data = data.drop(columns="label")
     return Figure(**worded("accuracy_recovery"), data=data, drawing=drawing)
