@@ -143,6 +143,7 @@ def test_the_report_of_a_head(
     page = page_text(report.directory)
     shown = page.split("\nWill a [head] be accepted?\n")[-1]
     shown = shown.split("\nHow each number was made\n")[0]
+    shown = shown.replace("In the CSV files, inf is", "")  # the note on all tables
     assert not re.search(r"\b(nan|inf|None)\b", shown)
     assert ("| KL(p‖q) of the drafter, mean, nats | ∞ |" in page) == reduced
     assert ("Steps with a finite divergence: KL " in page) == reduced  # that to the completed q′
