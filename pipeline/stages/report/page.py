@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import itertools
 import json
+import re
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -182,12 +183,13 @@ def bundle() -> str:
 
 
 def whole(text: str) -> str:
-    """Return a text that is not broken within a setting or before a unit.
+    """Return a text that is not broken within a setting or an interval, or before a unit.
 
-    >>> whole("t = 0.2, 95 %") == "t\u00a0=\u00a00.2, 95\u00a0%"
+    >>> whole("t = 0.2, 95 % [1, 2]") == "t\u00a0=\u00a00.2, 95\u00a0% [1,\u00a02]"
     True
     """
-    return text.replace(" = ", "\u00a0=\u00a0").replace(" %", "\u00a0%")
+    text = text.replace(" = ", "\u00a0=\u00a0").replace(" %", "\u00a0%")
+    return re.sub(r"\[[^]]*\]", lambda bracket: bracket[0].replace(" ", "\u00a0"), text)
 
 
 def verdicts_of(measured: Measured, study: str) -> list[Advice]:
