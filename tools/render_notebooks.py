@@ -55,15 +55,16 @@ def main(overrides: list[str]) -> None:
     """Render every notebook."""
     os.environ.pop("MPLBACKEND", None)  # pictures are shown inline
     place = ROOT / "docs/notebooks"
-    (place / "images").mkdir(parents=True, exist_ok=True)
-    for old in (*place.glob("*.md"), *place.glob("images/*.png")):
-        old.unlink()
+    files = dict[str, bytes]()
     for path in sorted((ROOT / "notebooks").glob("*.ipynb")):
         text, pictures = page(run(path, ["study=mini", *overrides]), path.stem)
-        (place / f"{path.stem}.md").write_text(text, encoding="utf-8")
-        for name, content in pictures.items():
-            (place / name).write_bytes(content)
+        files |= {f"{path.stem}.md": text.encode(), **pictures}
         print(f"docs/notebooks/{path.stem}.md", flush=True)
+    (place / "images").mkdir(parents=True, exist_ok=True)
+    for old in (*place.glob("*.md"), *place.glob("images/*.png")):  # once all of them ran
+        old.unlink()
+    for name, content in files.items():
+        (place / name).write_bytes(content)
     outputs = [word.partition("=")[2] for word in overrides if word.startswith("outputs=")]
     figures = Path(outputs[-1] if outputs else ROOT / "outputs") / "report/mini/figures"
     gallery = (ROOT / "docs/gallery.md").read_text(encoding="utf-8")
