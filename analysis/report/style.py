@@ -90,6 +90,7 @@ SCALES = {  # values of a parameter from strict to relaxed, at equal steps of sh
     "theta": (0.95, 0.9, 0.8, 0.7, 0.5, 0.3),
     "m": (2, 3, 4, 6, 8, 16),
 }
+LEGEND_ROW = 0.17  # inches
 POINTS: dict[str, Any] = {"marker": "o", "markersize": 2.5}
 RULED: dict[str, Any] = {"color": "#DDDDDD", "linewidth": 0.4}  # lines of a grid
 LEVEL: dict[str, Any] = {  # a reference line, for instance a ceiling

@@ -42,16 +42,16 @@ def divergence_sums(log_p: Tensor, p: Tensor, log_q: Tensor, q: Tensor) -> Found
 
 def torch_sums(log_p: Tensor, p: Tensor, log_q: Tensor, q: Tensor) -> Found:
     """Return the `SUMS` by torch's operations, which leave the host free."""
-    d, apart = numbers(log_p - log_q), p - q  # d of a token that both mask: 0
+    d, apart = zero_for_nan(log_p - log_q), p - q  # d of a token that both mask: 0
     small, x = d.abs() < SERIES_BELOW, d.clamp(-SERIES_BELOW, SERIES_BELOW)
-    forward = torch.where(small, q * _series(x), numbers(p * d) - apart)
-    backward = torch.where(small, p * _series(-x), apart - numbers(q * d))
+    forward = torch.where(small, q * _series(x), zero_for_nan(p * d) - apart)
+    backward = torch.where(small, p * _series(-x), apart - zero_for_nan(q * d))
     return {
         "kl": forward.sum(1),
         "reverse_kl": backward.sum(1),
         "tv": apart.abs().sum(1) / 2,
         "hellinger": (p.sqrt() - q.sqrt()).square_().sum(1) / 2,
-        "harmonic_mean": numbers(p * q / (p + q)).sum(1),
+        "harmonic_mean": zero_for_nan(p * q / (p + q)).sum(1),
     }
 
 
@@ -107,6 +107,6 @@ def _sum(log_p: Floats, p: Floats, log_q: Floats, q: Floats, out: Any) -> None:
             out[4, i] += harmonic_mean
 
 
-def numbers(values: Tensor) -> Tensor:
+def zero_for_nan(values: Tensor) -> Tensor:
     """Put 0 for NaN, in place: 0 times an infinity, the difference of two, 0 divided by 0."""
     return values.nan_to_num_(nan=0.0, posinf=torch.inf, neginf=-torch.inf)

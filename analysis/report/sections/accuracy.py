@@ -27,13 +27,13 @@ from ...decoding.answers import (
 from ...decoding.finished import CLOCKED
 from ...rules import Mars
 from ..records import Column, Figure, Section, Table, across, together, worded
-from ..style import LEVEL, LINES, TEXT, error_bars, legend, styled
+from ..style import LEGEND_ROW, LEVEL, LINES, TEXT, error_bars, legend, styled
 from ..text import FORMATS, limits, number_text, share_text, symbol, times_text
 from .decoding_speed import thresholds_figure
 
 SHOWN = 12  # differing answers on the page; the CSV file has all
 LETTERS = 90  # printed of an answer
-WIDE_LABEL, LEGEND_ROW = 48, 0.17  # letters beyond which a legend has one column; inches
+WIDE_LABEL = 48  # letters beyond which a legend has one column
 COMPARED = ["lost", "difference_ci_low", "p_value", "length_ratio"]  # with the target alone
 KEYS = ["target", "task", "method", "draft_length", "temperature"]
 DECIDED = ["run", "worst", "best", "up_to", "down_to", "p_holm", "up_to_together", "wins"]

@@ -21,6 +21,7 @@ from ..style import (
     BLACK,
     BLUE,
     COLUMN,
+    LEGEND_ROW,
     LEVEL,
     LINES,
     RULED,
@@ -33,7 +34,7 @@ from ..style import (
 )
 from ..text import share_text
 
-PANEL_HEIGHT, LEGEND_ROW = 2.3, 0.17  # inches
+PANEL_HEIGHT = 2.3  # inches
 # strict greedy as the reference: a wide line below the others, which may coincide with it
 REFERENCE: dict[str, Any] = {"linewidth": 3.2, "alpha": 0.75, "zorder": 1.5}
 GRID_POINTS, SHADED = 600, 4  # curves that all have a band

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from pipeline.models.devices import in_threads
-from pipeline.models.divergences import divergence_sums, numbers
+from pipeline.models.divergences import divergence_sums, zero_for_nan
 from pipeline.models.heads.hidden_drafter import HiddenDrafter
 from pipeline.models.language_model import LanguageModel
 from pipeline.models.logit_statistics import (
@@ -97,7 +97,7 @@ def _compare(
         if pair:
             continue
         # log(p/q) has one order at all temperatures: the two largest logits and T do not change it
-        order = _decreasing(numbers(below - below_q))
+        order = _decreasing(zero_for_nan(below - below_q))
         pair = columns | {
             "draft_entropy": -torch.linalg.vecdot(q, log_q.clamp_(min=MASKED_LOGIT)),
             "erss_acceptance": _erss_acceptance(p, q, order),
@@ -164,7 +164,7 @@ def _erss_acceptance(p: Tensor, q: Tensor, order: Tensor) -> Tensor:
     back = torch.zeros_like(q)
     back[:, :-1] = q[:, 1:].flip(1).cumsum(1).flip(1)
     below = p.cumsum(1).mul_(q).add_(back.mul_(p))
-    return numbers(p.mul_(q).div_(below)).sum(1)
+    return zero_for_nan(p.mul_(q).div_(below)).sum(1)
 
 
 def _decreasing(values: Tensor) -> Tensor:

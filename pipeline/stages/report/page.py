@@ -149,7 +149,7 @@ def page_files(measured: Measured, sections: Sequence[Section], study: str) -> d
             tables = [item for item in shown_here if isinstance(item, Table)]
             files[f"{place}tables.html"] = environment.get_template("tables.html").render(
                 sections=placed,
-                introduction=[text for text in opening if text != spec.note],
+                introduction=opening,
                 shared=shared_notes(tables),
                 timed=timed,
                 place=place,

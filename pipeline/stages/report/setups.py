@@ -86,9 +86,8 @@ def introduction(setups: Mapping[str, Mapping[str, str]], spec: ReportSpec) -> l
         resamples=spec.statistics.resamples,
         open="; ".join(f"{name}: {of_paper[name]}" for name in OPEN if name in of_paper),
     )
-    note = [] if spec.note is None else [spec.note]
     paper = [texts["paper"], texts["open"]] if of_paper else []
-    return [*note, texts["certificates"], texts["statistics"], *paper]
+    return [texts["certificates"], texts["statistics"], *paper]
 
 
 def setup(target: Target, sources: Sources) -> dict[str, str]:
