@@ -1,0 +1,242 @@
+"""Long computations in shards: batches of items, each kept as soon as it is finished.
+
+A shard lies in the workspace of its artifact, whose name has the content of its inputs, and names
+its items. So it is found again only where it would come out the same, whatever the batch size.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+from tqdm import tqdm
+
+from pipeline.core.files import digest, read_checked, write_checked
+from pipeline.core.stage import Json, Task
+from pipeline.core.store import Artifact, Out
+from pipeline.errors import PipelineError
+
+OUT_OF_MEMORY = (  # in the errors of what has no exception of its own for it
+    "DefaultCPUAllocator: can't allocate",
+    "DefaultCPUAllocator: not enough memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUDA error: out of memory",
+)
+MINUTE = 60.0  # seconds between two lines of progress in a log
+LINE = "{desc}: {n_fmt} of {total_fmt} {unit}s, {elapsed} so far, about {remaining} left"
+JOINED = 64  # prompts in a row group of an artifact
+
+Result = tuple[Json, bytes]  # of a shard: what was measured, and its content
+Progress = Callable[[int], object]  # told the steps that were done since
+
+
+class Worker(Protocol):
+    """The models of a stage, loaded, and the computation with them."""
+
+    def batch(self) -> int:
+        """Return how many items are computed together."""
+
+    def compute(self, names: Sequence[str], progress: Progress) -> Result:
+        """Compute the shard of some items."""
+
+    def facts(self, measured: Sequence[Json]) -> Json:
+        """Return the record's facts, from what was measured of all shards."""
+
+
+OpenWorker = Callable[[Task, Mapping[str, Artifact]], Worker]  # a function of a module
+
+
+class Shard(NamedTuple):
+    """A finished shard."""
+
+    names: list[str]
+    measured: Json
+    path: Path
+
+    def content(self) -> bytes:
+        """Read what was computed."""
+        return self.path.read_bytes().split(b"\n", 2)[2]
+
+
+def compute_shards(
+    task: Task,
+    inputs: Mapping[str, Artifact],
+    out: Out,
+    names: Sequence[str],
+    open_worker: OpenWorker,
+    *,
+    steps: int = 1,
+    unit: str = "prompt",
+) -> list[Shard]:
+    """Compute the shards of all items but those that are finished; add the worker's facts.
+
+    Args:
+        task: what is made; `task.runtime.execution` says by which workers.
+        inputs: what it is made from.
+        out: where it is made.
+        names: the items, in the order in which they are computed.
+        open_worker: loads what is needed, here or in another process.
+        steps: the most that an item can have, for the progress bar.
+        unit: of the progress bar, in the singular.
+
+    Raises:
+        PipelineError: an item alone does not fit into the memory.
+    """
+    out.shards.mkdir(exist_ok=True)
+    finished = list(_finished(out.shards))
+    with opened(task, inputs, open_worker) as workers:
+        todo = unfinished(
+            names, {name for shard in finished for name in shard.names}, workers.batch
+        )
+        with progress_bar(
+            sum(map(len, todo)) * steps, unit if steps == 1 else "step", task.name
+        ) as bar:
+            for group, result in workers.compute(todo, bar):
+                finished.append(_keep(out.shards, group, result))
+        out.facts |= workers.facts([shard.measured for shard in finished])
+    out.facts |= {"shards": len(finished), "batch": max(len(shard.names) for shard in finished)}
+    place = {name: at for at, name in enumerate(names)}
+    return sorted(finished, key=lambda shard: place[shard.names[0]])
+
+
+def unfinished(names: Sequence[str], finished: set[str], size: int) -> list[list[str]]:
+    """Return what is left of each batch: batches stay the same, whatever was finished."""
+    batches = (names[at : at + size] for at in range(0, len(names), size))
+    left = ([name for name in batch if name not in finished] for batch in batches)
+    return [batch for batch in left if batch]
+
+
+def _finished(folder: Path) -> Iterator[Shard]:
+    for path in sorted(folder.iterdir()):
+        content = read_checked(path) if path.suffix == ".shard" else None
+        if content is None:
+            if path.suffix == ".shard":
+                print(f"damaged: {path}: computed again", flush=True)
+            path.unlink()
+            continue
+        header = json.loads(content.partition(b"\n")[0])
+        yield Shard(header["names"], header["measured"], path)
+
+
+def _keep(folder: Path, names: Sequence[str], result: Result) -> Shard:
+    measured, content = result
+    path = folder / f"{digest(json.dumps(list(names)).encode())[:16]}.shard"
+    header = json.dumps({"names": list(names), "measured": measured})
+    write_checked(path, f"{header}\n".encode() + content)
+    return Shard(list(names), measured, path)
+
+
+class Here:
+    """One worker, in this process."""
+
+    def __init__(self, task: Task, worker: Worker) -> None:
+        self._name, self._worker = task.name, worker
+        self.batch = worker.batch()
+
+    def compute(self, todo: list[list[str]], bar: tqdm[Any]) -> Iterator[tuple[list[str], Result]]:
+        """Yield every batch with its result; one that does not fit is halved."""
+        while todo:
+            group, before = todo.pop(0), bar.n
+            result = attempt(self._worker, group, bar.update)
+            if result is not None:
+                yield group, result
+                continue
+            bar.update(before - bar.n)
+            todo[:0] = halves(self._name, group)
+
+    def facts(self, measured: Sequence[Json]) -> Json:
+        """Return the record's facts."""
+        return self._worker.facts(measured) | {"engine": "inline"}
+
+    def __enter__(self) -> Here:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+def opened(task: Task, inputs: Mapping[str, Artifact], open_worker: OpenWorker) -> Any:
+    """Return the workers that `execution.engine` asks for, as a context."""
+    if task.runtime.execution.engine == "inline":
+        return Here(task, open_worker(task, inputs))
+    from pipeline.core.ray_workers import RayWorkers
+
+    return RayWorkers(task, inputs, open_worker)
+
+
+def attempt(worker: Worker, names: Sequence[str], progress: Progress) -> Result | None:
+    """Return the result of a shard; None where it does not fit into the memory."""
+    try:
+        return worker.compute(names, progress)
+    except (RuntimeError, MemoryError) as error:
+        full = isinstance(error, torch.OutOfMemoryError | MemoryError)
+        if not (full or any(words in str(error) for words in OUT_OF_MEMORY)):
+            raise
+    torch.cuda.empty_cache()  # outside of `except`, where the error holds the batch's tensors
+    return None
+
+
+def halves(name: str, group: Sequence[str]) -> list[list[str]]:
+    """Return the halves of a batch that does not fit: the second, of shorter prompts, may.
+
+    Raises:
+        PipelineError: it is a single item.
+    """
+    if len(group) == 1:
+        raise PipelineError(
+            f"{name}: {group[0]} alone does not fit into the memory: lower prompts.max_tokens or "
+            "distributions.steps, or take a smaller model or dtype"
+        )
+    half = (len(group) + 1) // 2
+    return [list(group[:half]), list(group[half:])]
+
+
+class _Lines(tqdm):
+    """A bar as lines of a log."""
+
+    @staticmethod
+    def status_printer(file: Any) -> Callable[[str], None]:
+        """Return the function that prints a state."""
+        return lambda text: print(text.strip(), file=file, flush=True) if text else None
+
+
+def progress_bar(total: int, unit: str, label: str) -> tqdm[Any]:
+    """Return a bar on stderr; in a log, a line a minute with the time left."""
+    if sys.stderr.isatty():
+        return tqdm(total=total, unit=unit, desc=label)
+    return _Lines(
+        total=total, unit=unit, desc=label, bar_format=LINE,
+        delay=MINUTE, mininterval=MINUTE, miniters=1,
+    )  # fmt: skip
+
+
+def tables_bytes(tables: Iterator[pa.Table], schema: pa.Schema) -> bytes:
+    """Return tables as a Parquet file in memory, a row group each."""
+    sink = pa.BufferOutputStream()
+    with pq.ParquetWriter(
+        sink, schema, compression="none", use_dictionary=False, write_statistics=False
+    ) as writer:
+        for table in tables:
+            writer.write_table(table)
+    content: bytes = sink.getvalue().to_pybytes()
+    return content
+
+
+def join(shards: Sequence[Shard], order: Sequence[str], out: Out, schema: pa.Schema) -> None:
+    """Write data.parquet from shards of `tables_bytes`, in the order of the items."""
+    places = {
+        name: (at, row) for at, shard in enumerate(shards) for row, name in enumerate(shard.names)
+    }
+    with out.writer("data", schema) as writer:
+        for start in range(0, len(order), JOINED):
+            wanted = [places[name] for name in order[start : start + JOINED]]
+            files = {at: pq.ParquetFile(pa.BufferReader(shards[at].content())) for at, _ in wanted}
+            writer.write_table(
+                pa.concat_tables(files[at].read_row_group(row) for at, row in wanted)
+            )

@@ -1,0 +1,108 @@
+"""Killed at every file operation, run four at once: same contents, nothing finished made again."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.pipeline.core.toy import LOG, child, contents, status
+
+
+@pytest.fixture
+def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv(LOG, str(tmp_path / "log"))
+    return tmp_path / "log"
+
+
+@pytest.fixture
+def expected(tmp_path: Path, log: Path) -> dict[str, str]:
+    assert status(child(tmp_path / "whole")) == 0
+    log.unlink()
+    return contents(tmp_path / "whole")
+
+
+def left_over(root: Path) -> list[Path]:
+    return [path for path in root.rglob("*") if ".partial" in path.name or path.suffix == ".tmp"]
+
+
+def killed(root: Path, log: Path) -> Iterator[int]:
+    """Kill one run before and after each of its operations; yield after each kill."""
+    at = 1
+    while True:
+        shutil.rmtree(root, ignore_errors=True)
+        log.unlink(missing_ok=True)
+        end = status(child(root, at))
+        if end == 0:
+            return
+        assert end == -9
+        yield at
+        at += 1
+
+
+def test_killed_at_every_file_operation(
+    tmp_path: Path, log: Path, expected: dict[str, str]
+) -> None:
+    root, kills = tmp_path / "killed", 0
+    for at in killed(root, log):
+        kills += 1
+        assert contents(root).items() <= expected.items()
+        assert status(child(root)) == 0
+        assert contents(root) == expected
+        done = log.read_text().splitlines()
+        assert len(done) - len(set(done)) <= 1, (at, done)  # the one under way, at most
+        assert not left_over(root), at
+    assert kills > 80
+
+
+def test_killed_again_and_again(tmp_path: Path, log: Path, expected: dict[str, str]) -> None:
+    chance, root = random.Random(0), tmp_path / "killed"
+    for _ in range(10):
+        shutil.rmtree(root, ignore_errors=True)
+        for _ in range(4):
+            assert status(child(root, chance.randrange(1, 120))) in (0, -9)
+        assert status(child(root)) == 0
+        assert contents(root) == expected
+        assert not left_over(root)
+
+
+def test_four_processes_compute_everything_once(
+    tmp_path: Path, log: Path, expected: dict[str, str]
+) -> None:
+    for trial in range(5):
+        root = tmp_path / f"crowd{trial}"
+        log.unlink(missing_ok=True)
+        assert [status(pid) for pid in [child(root) for _ in range(4)]] == [0] * 4
+        assert contents(root) == expected
+        assert len(log.read_text().splitlines()) == 5
+
+
+@pytest.mark.parametrize("fits", [1, 2, 3])
+def test_batches_that_do_not_fit_are_halved(
+    tmp_path: Path, log: Path, expected: dict[str, str], fits: int
+) -> None:
+    assert status(child(tmp_path / "halved", batch=6, fits=fits)) == 0
+    assert contents(tmp_path / "halved") == expected
+    assert max(line.count("p") for line in log.read_text().splitlines()[1:]) >= fits
+
+
+def test_another_batch_size_keeps_what_is_finished(
+    tmp_path: Path, log: Path, expected: dict[str, str]
+) -> None:
+    root = tmp_path / "resized"
+    for at in killed(root, log):
+        if log.exists() and log.read_text().count("shard") == 3:  # two are finished
+            break
+    assert status(child(root, batch=5)) == 0
+    assert contents(root) == expected
+    computed = [
+        line.removeprefix("shard ").split(",")
+        for line in log.read_text().splitlines()
+        if "shard" in line
+    ]
+    assert computed[:2] == [["p5", "p4"], ["p3", "p2"]]
+    again = sum(computed[3:], [])
+    assert not {"p5", "p4"} & set(again)

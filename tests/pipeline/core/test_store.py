@@ -1,0 +1,306 @@
+"""The store: found by meaning, published whole, checked when read, mended."""
+
+from __future__ import annotations
+
+import errno
+import multiprocessing
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from filelock import FileLock
+
+from pipeline.core import store as store_module
+from pipeline.core.files import json_digest, read_json
+from pipeline.core.shards import unfinished
+from pipeline.core.stage import Task
+from pipeline.core.store import Artifact, Store
+from pipeline.errors import DamagedError, PipelineError
+from tests.pipeline.core.toy import LOG, PROMPTS, tasks
+from tests.pipeline.fakes import Syncs
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
+    monkeypatch.setenv(LOG, str(tmp_path / "log"))
+    return Store(tmp_path / "artifacts")
+
+
+def log(store: Store) -> list[str]:
+    """What was computed since the last call."""
+    path = store.root.parent / "log"
+    lines = path.read_text().splitlines() if path.exists() else []
+    path.unlink(missing_ok=True)
+    return [line.split()[0] for line in lines]
+
+
+ALL = ["prompts", "shard", "shard", "shard", "totals"]
+
+
+def test_a_key_is_of_meaning_and_not_of_order_label_or_runtime() -> None:
+    assert json_digest({"a": 1, "b": [1.5, None]}) == json_digest({"b": (1.5, None), "a": 1})
+    assert json_digest({"a": 1}) != json_digest({"a": 1.5})
+    assert tasks(label="x", batch=3)[-1].key == tasks(label="y")[-1].key
+    assert len({task.key for task in (*tasks(), *tasks(5))}) == 6
+
+
+@pytest.mark.parametrize("value", [{1, 2}, object(), float("nan"), {1: 2}, [{"a": {1: 2}}], b"x"])
+def test_what_has_no_one_form_is_refused(value: object) -> None:
+    with pytest.raises((TypeError, ValueError)):
+        json_digest({"key": value})
+
+
+def test_computed_once_and_found_under_another_label(store: Store) -> None:
+    first = store.get(tasks(label="a")[-1])
+    assert log(store) == ALL
+    assert store.get(tasks(label="b")[-1]).directory == first.directory
+    assert log(store) == []
+    assert store.get(tasks(5)[-1]).directory != first.directory
+    assert first.record["rows"] == {"data": 1, "timings/runs": 1}
+    assert {"git", "versions", "argv", "platform", "wall_seconds"} <= first.record.keys()
+    steps = store.get(tasks()[1])
+    assert steps.facts == {"counted": 18, "engine": "inline", "shards": 3, "batch": 2}
+    assert steps.read().schema.field("value").metadata == {b"meaning": b"in [0, 1)"}
+
+
+def test_content_leaves_timings_out(store: Store, tmp_path: Path) -> None:
+    one, other = store.get(tasks()[-1]), Store(tmp_path / "other")
+    context = multiprocessing.get_context("fork")
+    process = context.Process(target=other.get, args=(tasks()[-1],))
+    process.start()
+    process.join()
+    made = other.find(tasks()[-1])
+    assert made is not None
+    assert made.content == one.content
+    assert made.record["files"] != one.record["files"]
+
+
+def test_a_failure_leaves_nothing(store: Store) -> None:
+    with pytest.raises(RuntimeError, match="half-way"):
+        store.get(tasks(fail=True)[-1])
+    assert not list((store.root / "prompts").iterdir())
+
+
+def test_an_input_rebuilt_with_other_content_makes_stale(store: Store) -> None:
+    first, second, third = tasks()
+    store.get(third)
+    log(store)
+    remove(store, first)
+    store.get(third)  # a deleted input is not needed
+    assert log(store) == []
+    store.get(first)  # rebuilt with the same content
+    assert store.fresh(third)
+    assert [task.stage.name for task in store.missing([third])] == []
+    remove(store, first)
+    log(store)
+    store.get(tasks(noise=1)[0])
+    assert not store.fresh(third)  # though what is directly above it is as it was
+    assert [task.stage.name for task in store.missing([third])] == ["steps", "totals"]
+    store.get(third)
+    assert log(store) == ALL
+    assert not list(store.root.rglob(".*partial"))
+
+
+def remove(store: Store, task: Task) -> None:
+    artifact = store.find(task)
+    assert artifact is not None
+    shutil.rmtree(artifact.directory)
+
+
+def test_an_input_replaced_while_it_is_read_is_read_again(store: Store) -> None:
+    first, second, _ = tasks()
+    compute, count = second.stage.compute, list[int]()
+
+    def replacing(*arguments: Any) -> None:
+        compute(*arguments)
+        count.append(1)
+        if len(count) == 1:  # another process, meanwhile
+            remove(store, first)
+            store.get(tasks(noise=1)[0])
+
+    watched = replace(second, stage=replace(second.stage, compute=replacing))
+    made = store.get(watched)
+    assert len(count) == 2
+    latest = store.find(first)
+    assert latest is not None
+    assert made.record["inputs"] == {"prompts": latest.content}
+    assert not list(store.root.rglob(".*partial"))
+
+
+def flip(path: Path) -> None:
+    """Change one bit in the middle of a file; its times and inode stay."""
+    state, content = path.stat(), bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    with path.open("r+b") as file:
+        file.write(content)
+    os.utime(path, ns=(state.st_atime_ns, state.st_mtime_ns))
+
+
+DAMAGES: dict[str, Callable[[Path, Path], object]] = {
+    "a bit": lambda data, _: flip(data),
+    "truncated": lambda data, _: data.write_bytes(data.read_bytes()[:-9]),
+    "empty": lambda data, _: data.write_bytes(b""),
+    "missing": lambda data, _: data.unlink(),
+    "added": lambda data, _: (data.parent / "more.parquet").write_bytes(data.read_bytes()),
+    "record: a bit": lambda _, record: flip(record),
+    "record: a blank": lambda _, record: record.write_text(record.read_text() + "\n"),
+    "record: a number": lambda _, record: record.write_text(
+        record.read_text().replace('"version": 1', '"version": 2', 1)
+    ),
+    "record: no text": lambda _, record: record.write_bytes(b"\xff\xfe"),
+    "record: a list": lambda _, record: record.write_text("[]"),
+    "record: missing": lambda _, record: record.unlink(),
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGES)
+@pytest.mark.parametrize("reader", ["itself", "the next stage"])
+def test_damage_is_found_set_aside_and_mended(
+    store: Store, kind: str, reader: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, second, _ = tasks()
+    made = store.get(first)
+    log(store)
+    DAMAGES[kind](made.directory / "data.parquet", made.directory / "record.json")
+    store.get(second if reader == "the next stage" else first)
+    assert log(store)[0] == "prompts"
+    said = [line for line in capsys.readouterr().out.splitlines() if "set aside" in line]
+    assert len(said) == 1
+    assert str(made.directory) in said[0]
+    mended = store.find(first)
+    assert mended is not None
+    assert mended.content == Artifact(made.directory, PROMPTS.tables).content
+    assert len(list((store.root / "damaged").iterdir())) == 1
+
+
+def test_a_disk_that_damages_all_it_is_given_is_named(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish = Store._publish
+
+    def damaging(*arguments: Any) -> Any:
+        artifact = publish(*arguments)
+        flip(artifact.directory / "data.parquet")
+        return artifact
+
+    monkeypatch.setattr(Store, "_publish", damaging)
+    with pytest.raises(PipelineError, match=r"after 3 rebuilds: check the disk"):
+        store.get(tasks()[1])
+
+
+def test_all_is_on_the_disk_before_it_gets_its_name(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watch = Syncs(monkeypatch)
+    artifact = store.get(tasks()[1])
+    assert watch.named[-1] == artifact.directory
+    assert sum(path.suffix == ".shard" for path in watch.named) == 3
+    watch.check_directories()
+
+
+def test_records_that_changed_places_are_damaged(store: Store) -> None:
+    one, other = tasks()[0], tasks(5)[0]
+    places = [store.get(task).directory for task in (one, other)]
+    wanted = [store.get(task).content for task in (one, other)]
+    exchange(*places)
+    for task in (one, other):
+        with pytest.raises(DamagedError, match=r"record\.json is of another"):
+            store.fresh(task)
+    assert [store.get(task).content for task in (one, other)] == wanted
+
+
+def exchange(one: Path, other: Path) -> None:
+    one.rename(one.with_name("third"))
+    other.rename(one)
+    one.with_name("third").rename(other)
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EDQUOT])
+def test_a_disk_that_can_t_be_written_is_one_line_and_leaves_nothing(
+    store: Store, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(number, os.strerror(number))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store_module, "write_json", full)
+        with pytest.raises(PipelineError, match="can't write below") as told:
+            store.get(tasks()[0])
+    assert "\n" not in str(told.value)
+    assert not list((store.root / "prompts").iterdir())
+    store.get(tasks()[0])
+
+
+def test_a_process_that_waits_says_for_whom(
+    store: Store, capsys: pytest.CaptureFixture[str]
+) -> None:
+    task = tasks()[0]
+    ready, go = multiprocessing.Event(), multiprocessing.Event()
+
+    def hold() -> None:
+        with store.lock(task):
+            ready.set()
+            go.wait(10)
+
+    holder = multiprocessing.get_context("fork").Process(target=hold)
+    holder.start()
+    ready.wait(10)
+    waiter = multiprocessing.get_context("fork").Process(target=store.get, args=(task,))
+    waiter.start()
+    waiter.join(0.3)
+    assert waiter.is_alive()
+    assert str(holder.pid) in next((store.root / ".locks").glob("*.holder")).read_text()
+    go.set()
+    waiter.join(10)
+    assert waiter.exitcode == 0
+    assert store.fresh(task)
+
+
+def test_what_is_complete_takes_no_lock(store: Store) -> None:
+    task = tasks()[0]
+    store.get(task)
+    name = f"prompts-{task.key[:12]}.lock"
+    with FileLock(store.root / ".locks" / name):
+        store.get(task)
+
+
+def test_other_columns_than_declared_are_refused(store: Store) -> None:
+    made = store.get(tasks()[1])
+    renamed = {
+        "data": {"prompt_id": ("string", ""), "step": ("int32", ""), "value": ("float64", "")}
+    }
+    with pytest.raises(DamagedError, match="columns"):
+        Artifact(made.directory, renamed).read()
+
+
+def test_batches_stay_the_same_whatever_was_finished() -> None:
+    names = [*"abcdefg"]
+    assert unfinished(names, set(), 3) == [["a", "b", "c"], ["d", "e", "f"], ["g"]]
+    assert unfinished(names, {"d", "e", "f"}, 3) == [["a", "b", "c"], ["g"]]
+    assert unfinished(names, {"a", "b"}, 3) == [["c"], ["d", "e", "f"], ["g"]]
+
+
+@pytest.mark.parametrize("damage", [flip, lambda path: path.write_bytes(b"PAR1"), Path.unlink])
+def test_a_damaged_shard_is_computed_again_and_the_others_are_kept(
+    store: Store, damage: Callable[[Path], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = Store(store.root.parent / "whole").get(tasks()[1]).content
+    log(store)
+    with monkeypatch.context() as patch:
+        patch.setattr(Store, "_publish", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            store._compute(
+                tasks()[1], {"prompts": Store(store.root.parent / "whole").get(tasks()[0])}
+            )
+    assert log(store) == ["shard"] * 3
+    shards = sorted(store.root.rglob("*.shard"))
+    assert len(shards) == 3
+    damage(shards[1])
+    made = store.get(tasks()[1])
+    assert made.content == wanted
+    assert log(store) == ["prompts", "shard"]
+    assert read_json(made.directory / "record.json")["facts"]["shards"] == 3
