@@ -14,7 +14,6 @@ endif
 PY := .venv/bin/python
 PYTEST = $(PY) -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal
 STUDY = quick
-CODE = $(wildcard analysis conf pipeline benchmarks tools draft_acceptance.py)
 
 # What the environment has to be made for, and what it was made for (see tools/setup_env.py).
 STATE := $(shell cat pyproject.toml constraints.txt | cksum | cut -d ' ' -f 1; pwd -P | cksum | cut -d ' ' -f 1)
@@ -24,7 +23,7 @@ space := $() $()
 INSTEAD = SmolLM2 could not be fetched: these are the small embedded models of study=mini.
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-dev reproduce fetch verify test test-thorough test-all check bench bench-decoding robustness check-gpu check-engines notebooks docs clean distclean
+.PHONY: help install install-dev reproduce fetch verify test test-thorough test-all check bench bench-decoding robustness check-gpu check-engines notebooks clean distclean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-15s %s\n", $$1, $$2 }' Makefile
@@ -70,7 +69,7 @@ test-all: install-dev ## Run all tests
 check: install-dev ## Lint, check the formatting, check the types
 	$(PY) -m ruff check
 	$(PY) -m ruff format --check
-	$(PY) -m mypy $(CODE)
+	$(PY) -m mypy analysis conf pipeline benchmarks tools
 
 bench: install-dev ## Time the certificate kernel
 	$(PY) -m benchmarks.certificates $(ARGS)
@@ -99,9 +98,6 @@ check-engines: install-dev .venv-engines/ready ## Check against vLLM and llama.c
 
 notebooks: install-dev ## Run the notebooks on the embedded study and keep their copies in docs/
 	$(PY) -m tools.render_notebooks $(ARGS)
-
-docs: install-dev ## Build the site of the documentation (outputs/site/index.html)
-	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict $(ARGS)
 
 clean: ## Remove what is in outputs/, except what takes hours, the network or a server to make again
 	find outputs -mindepth 1 -maxdepth 1 ! -name README.md ! -name models \
