@@ -1,7 +1,7 @@
 # One environment (.venv), made by whichever target needs it first. GNU make 3.81 or later.
 #   make reproduce STUDY=paper ARGS='stage=certificates'
 # On the first installation, or to make it again with another Python:
-#   make install PYTHON=python3.13     take this Python (default: the first fit one found)
+#   make install PYTHON=python3.13     take this Python (default: python3)
 #   make install TORCH_INDEX=URL       take torch from this index (empty: from the default one)
 
 ifneq (3.81,$(firstword $(sort 3.81 $(MAKE_VERSION))))
@@ -18,6 +18,8 @@ STUDY = quick
 # What the environment has to be made for, and what it was made for (see tools/setup_env.py).
 STATE := $(shell cat pyproject.toml constraints.txt | cksum | cut -d ' ' -f 1; pwd -P | cksum | cut -d ' ' -f 1)
 READY := $(shell test -x $(PY) && cat .venv/ready 2>/dev/null)
+# an existing environment keeps its Python when it is brought up to date
+BASE = $(or $(PYTHON),$(shell test -x $(PY) && echo $(PY)),python3)
 joined = $(subst $(space),-,$(strip $(1)))
 space := $() $()
 INSTEAD = SmolLM2 could not be fetched: these are the small embedded models of study=mini.
@@ -30,12 +32,12 @@ help: ## List the targets
 
 install: ## Make or update the environment .venv with all that a study needs (targets do it)
 ifeq ($(filter $(call joined,$(STATE) core) $(call joined,$(STATE) dev),$(call joined,$(READY) $(PYTHON))),)
-	@PYTHON='$(PYTHON)' sh tools/setup_env.sh '$(STATE) core'
+	@'$(BASE)' tools/setup_env.py '$(STATE) core'
 endif
 
 install-dev: ## Make or update it with all that tests and tools need, too
 ifneq ($(strip $(READY) $(PYTHON)),$(STATE) dev)
-	@PYTHON='$(PYTHON)' sh tools/setup_env.sh '$(STATE) dev'
+	@'$(BASE)' tools/setup_env.py '$(STATE) dev'
 endif
 
 # The default study is of a real model, which comes from the package index: where it can't be had, a
