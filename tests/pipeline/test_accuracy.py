@@ -145,12 +145,6 @@ def test_what_determines_the_artifact_is_in_its_name(place: Path) -> None:
             "accuracy.tasks=[functions]",
             "functions is no task: give .* a model's code, are run by python -m pipeline.harness",
         ),
-        (
-            "accuracy.foreign_code=true",
-            "accuracy.foreign_code=true was removed: .* --confirm_run_unsafe_code",
-        ),
-        ("+accuracy.foreign_code=true", "accuracy.foreign_code=true was removed: "),
-        ("accuracy.methods=[]", "accuracy.methods=.* was removed: the methods of decoding.methods"),
         ("accuracy.tasks=[facts,more/facts.jsonl]", "two of facts, facts have the same name"),
     ],
 )
