@@ -25,7 +25,7 @@ space := $() $()
 INSTEAD = SmolLM2 could not be fetched: these are the small embedded models of study=mini.
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-dev reproduce fetch verify test test-thorough test-all check bench bench-decoding robustness check-gpu check-engines notebooks clean distclean
+.PHONY: help install install-dev reproduce fetch verify test test-thorough test-all check bench bench-decoding robustness check-gpu check-engines clean distclean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-15s %s\n", $$1, $$2 }' Makefile
@@ -98,12 +98,10 @@ check-gpu: install-dev ## Check all that only a GPU can show, then time it (ARGS
 check-engines: install-dev .venv-engines/ready ## Check against vLLM and llama.cpp themselves (4 GB to install, minutes)
 	ENGINES=.venv-engines $(PY) -m pytest tests/engines $(ARGS)
 
-notebooks: install-dev ## Run the notebooks on the embedded study and keep their copies in docs/
-	$(PY) -m tools.render_notebooks $(ARGS)
 
 clean: ## Remove what is in outputs/, except what takes hours, the network or a server to make again
 	find outputs -mindepth 1 -maxdepth 1 ! -name README.md ! -name models \
-		! -name drafter_training ! -name answers -exec rm -rf {} +
+		! -name answers -exec rm -rf {} +
 
 distclean: ## Remove all that make has made: outputs, models, checkpoints, caches, .venv
 	find outputs -mindepth 1 -maxdepth 1 ! -name README.md -exec rm -rf {} +

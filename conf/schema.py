@@ -95,7 +95,6 @@ class ModelConfig:
 class HeadConfig:
     """Settings of a drafter that reads its target's hidden states."""
 
-    vocabulary: str = _one_of("full", "reduced")  # reduced: the tokens listed in its files
     depths: int = _at_least(1)  # of a draft, compared by stage drafts
 
 

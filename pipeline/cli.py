@@ -70,7 +70,7 @@ def main() -> None:
                 raise
             raise PipelineError(
                 "drafter.head has no keys, because the drafter is a language model: for a "
-                "head on the target give drafter=local_head drafter.path=DIRECTORY"
+                "head on the target give drafter=eagle3 drafter.path=DIRECTORY"
             ) from None
 
 

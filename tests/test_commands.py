@@ -98,13 +98,6 @@ def understood(page: Path, module: str, words: list[str], place: Path) -> list[s
         for word in words
         if cli.OVERRIDE.match(word) and "=http" not in word and not word.startswith(own)
     ]
-    if module.startswith("pipeline.training"):
-        recipe = OmegaConf.load(CONF / "drafter_training.yaml")
-        OmegaConf.set_struct(recipe, True)
-        OmegaConf.merge(recipe, OmegaConf.from_dotlist(overrides))
-        named = {word for word in words if word not in overrides}
-        assert module == "pipeline.training.export" or named <= {"drafter", "drafter_small"}
-        return []
     origin = Path(find_spec(module).origin or "")  # type: ignore[union-attr]
     package = origin.with_name("__main__.py")
     source = (package if origin.name == "__init__.py" else origin).read_text(encoding="utf-8")
@@ -159,7 +152,7 @@ def test_every_key_is_one_of_the_configuration(page: Path) -> None:
     assert [key for key in named if not known(key)] == []
 
 
-@pytest.mark.parametrize("name", ["solve", "reconcile", "harness", "verify", "training.drafter"])
+@pytest.mark.parametrize("name", ["solve", "reconcile", "harness", "verify"])
 def test_every_command_says_how_it_is_used(
     name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

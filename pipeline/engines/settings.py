@@ -17,10 +17,8 @@ from analysis.decoding.lookup import shortest_match
 from analysis.rules import Rule
 from pipeline.execution.runner import shown
 from pipeline.gguf_models.source import converted, source
-from pipeline.paths import OUTPUTS
 from pipeline.store.node import slug
 
-OWN_HEAD = "feature_head"  # model_type of a head in the project's own layout
 Setting = Callable[[int], dict[str, Any] | None]  # at a draft length, as `setting_text` takes it
 
 NAMES = {  # as an engine names itself
@@ -204,9 +202,6 @@ def setting_text(
         values |= {"ngram": shlex.quote(json.dumps(ngram)), "lookup": str(lookup)}
         text = about.get("lookup", text)
     lines = [f"# {line}" for line in comments]
-    if lookup is None and drafter and (directory := exported(drafter)):
-        words = ["python", "-m", "pipeline.training.export", drafter, directory]
-        lines.append(shlex.join(words) + "  # target=NAME: of conf/target, where it is another")
     return "\n".join([*lines, Template(text).substitute(values)]) + "\n"
 
 
@@ -224,7 +219,7 @@ def setting_values(
 
     Without a draft length the placeholders $length and $length_and_own stay.
     """
-    model, kind = exported(drafter) or loadable(drafter), ENGINES[engine]["drafters"][head]
+    model, kind = loadable(drafter), ENGINES[engine]["drafters"][head]
     length = "$length" if draft_length is None else str(draft_length)
     config = f'"method": "{kind}", "model": {json.dumps(model)}, "num_speculative_tokens": {length}'
     given = rule.parameters.items()
@@ -243,12 +238,3 @@ def loadable(path: str) -> str:
     """Return the path of a model that an engine can load: of a package, its directory."""
     made = converted(path) if source(path, "path") else None
     return path if made is None else str(made)
-
-
-def exported(path: str) -> str | None:
-    """Return the directory into which a head in the project's own layout is exported, else None."""
-    try:
-        kind = json.loads((Path(path) / "config.json").read_text(encoding="utf-8"))["model_type"]
-    except (OSError, ValueError, LookupError, TypeError):
-        return None
-    return str(OUTPUTS / "models" / f"{Path(path).name}-eagle3") if kind == OWN_HEAD else None

@@ -51,11 +51,11 @@ class DraftsFacts(StoredFacts):
 
     Attributes:
         sampled_temperature: at which answers were drawn from the whole distribution, else None.
-        completed: how full_kl gives probability to tokens that a head lacks; None: it lacks none.
+        completed: whether there is full_kl, of a head that lacks tokens of its target.
     """
 
     sampled_temperature: float | None = None
-    completed: float | str | None = None
+    completed: bool = False
 
 
 @dataclass(frozen=True)

@@ -125,7 +125,7 @@ def read_steps(artifact: Artifact) -> Steps:
             Steps(target, position, kl, rank, draft_log_prob=log_prob, argmax_rank=argmax_rank)
         )
     kl, rank, log_prob, argmax_rank = (table[name].to_numpy() for name in DRAFTED)
-    if artifact.record.facts.get("completed") is not None:
+    if artifact.record.facts.get("completed"):
         full_kl = artifact.read(columns=["full_kl"])["full_kl"].to_numpy()
         # a tree can accept no argmax that the head lacks, which ranks behind all tokens
         kl = np.where(argmax_rank == target.vocab_size, np.inf, full_kl)

@@ -24,7 +24,7 @@ from analysis.rules import (
     Typical,
 )
 from analysis.topk import TopK
-from benchmarks.soundness import ROUNDING, attack_drafts, attack_tails, targets, widths
+from tests.analysis.attacks import ROUNDING, attack_drafts, attack_tails, targets, widths
 from tests.analysis.cases import assert_same, certificate, dirichlet
 from tests.analysis.test_divergence_certificates import NAMES
 

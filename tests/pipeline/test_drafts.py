@@ -14,7 +14,6 @@ import torch
 
 from pipeline.errors import PipelineError
 from pipeline.models.heads.feature_head import GivenText
-from pipeline.models.heads.hidden_drafter import DELTA
 from pipeline.models.language_model import LanguageModel
 from pipeline.models.logit_statistics import Found
 from pipeline.models.passes import Batch
@@ -276,30 +275,24 @@ def test_a_head_is_compared_at_every_depth(block: int, reduced: bool) -> None:
     assert ("full_kl" in found) == reduced
 
 
-@pytest.mark.parametrize("own", [False, True])
-def test_a_reduced_vocabulary_is_completed(own: bool) -> None:
-    """By the target's projection, or by delta in equal parts; inf where the choice is another."""
+def test_a_reduced_vocabulary_is_completed() -> None:
+    """By the target's projection; inf where the choice is another."""
     target, drafted = tiny(1), torch.arange(0, VOCAB, 2)
-    head = replace(heads.random_head(target, drafted), own_projection=own)
+    head = heads.random_head(target, drafted)
     outputs = torch.randn((200, 32), generator=torch.Generator().manual_seed(1))
     q, z = head.logits(outputs), torch.randn((200, VOCAB))
     whole = head.completed(outputs, q)
     assert whole is not None
-    if own:
-        weights = np.full((200, VOCAB), DELTA / (VOCAB // 2))
-        weights[:, ::2] = (1 - DELTA) * torch.softmax(q[:, ::2].double(), 1)
-        wanted = np.log(weights)
-    else:
-        every = heads.random_head(target).logits(outputs)
-        assert (every[:, ::2] - q[:, ::2]).abs().max() < 0.1  # the reduced rows are rounded
-        wanted = torch.where(torch.arange(VOCAB) % 2 == 0, q, every).double().numpy()
+    every = heads.random_head(target).logits(outputs)
+    assert (every[:, ::2] - q[:, ::2]).abs().max() < 0.1  # the reduced rows are rounded
+    wanted = torch.where(torch.arange(VOCAB) % 2 == 0, q, every).double().numpy()
     np.testing.assert_allclose(
         torch.log_softmax(whole.double(), 1), divergences.log_softmax(wanted), atol=1e-5
     )
     found = compare.compare_logits(z, [q], 1.0, completed=whole)
     full = found["full_kl"]
     same = wanted.argmax(1) == found["draft_token_id"].numpy()
-    assert 0 < same.sum() < 200 or own
+    assert 0 < same.sum() < 200
     kl = divergences.kl(divergences.log_softmax(z.numpy()), divergences.log_softmax(wanted))
     np.testing.assert_allclose(full, np.where(same, kl, np.inf), rtol=1e-4)
     assert found["kl"].isinf().all()

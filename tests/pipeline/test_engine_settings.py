@@ -18,9 +18,8 @@ from analysis.topk import TopK
 from conf import schema
 from pipeline import solve
 from pipeline.engines import settings as engine_settings
-from pipeline.engines.settings import ENGINES, OWN_HEAD, setting_text
-from pipeline.models.heads.head_files import KIND
-from pipeline.paths import ASSETS, CONF
+from pipeline.engines.settings import ENGINES, setting_text
+from pipeline.paths import CONF
 from tests.conftest import SmallStudy
 
 RULES: dict[str, Rule] = {
@@ -165,18 +164,3 @@ def test_solve_writes_the_answers_as_settings(
     assert not Path(folder / "sglang-mini-large-9.sh").exists()
     with pytest.raises(SystemExit, match=r"error: solve\.engine=x is not allowed: give null or"):
         solve.main([*given, "solve.engine=x"])
-
-
-@pytest.mark.parametrize("engine", ["vllm", "sglang"])
-def test_a_head_of_the_projects_own_layout_is_exported_first(engine: str) -> None:
-    """Engines read EAGLE-3's layout only."""
-    assert OWN_HEAD == KIND
-    drafter = str(ASSETS / "smollm2/drafter")
-    export, *serve = [
-        line for line in written(engine, drafter, head=True).split("\n") if line[:1] != "#"
-    ]
-    command = shlex.split(export, comments=True)
-    assert command[:4] == ["python", "-m", "pipeline.training.export", drafter]
-    assert command[4] in "\n".join(serve)
-    assert drafter not in "\n".join(serve)
-    assert "export" not in written(engine, "a/drafter", head=True)

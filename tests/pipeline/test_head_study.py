@@ -21,7 +21,6 @@ from pipeline import sweeps, verify
 from pipeline.errors import PipelineError
 from pipeline.execution import runner
 from pipeline.loader import Study
-from pipeline.models.heads.head_files import save_head
 from pipeline.models.load import load_model
 from pipeline.plan.facts import DecodingFacts
 from pipeline.plan.graph import with_upstream
@@ -50,12 +49,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def overrides(folder: Path) -> list[str]:
     given = robustness.tiny_study(folder)
     target = load_model(tiny.used(folder / "target"))
-    head = heads.random_head(target)
-    drafted = torch.arange(2, tiny.VOCABULARY, 2)
-    save_head(head.head, heads.shape_of(target), head.layers, drafted, folder / "head")
+    heads.write(heads.random_head(target, torch.arange(2, tiny.VOCABULARY, 2)), folder / "reduced")
+    heads.write(heads.random_head(target), folder / "full")
     return [
         *(x for x in given if not x.startswith(("drafter", "decoding=", "+decoding"))),
-        "drafter=local_head", f"drafter.path='{folder / 'head'}'", "drafter.label='a [head]'",
+        "drafter=eagle3", f"drafter.path='{folder / 'reduced'}'", "drafter.label='a [head]'",
         f"drafter.head.depths={DEPTHS}", "drafter.dtype=float32", "decoding.lookup=1",
         "prompts.min_tokens=4",
         "decoding.steps=8", *methods.overrides(*METHODS), f"outputs='{folder / 'outputs'}'",
@@ -63,11 +61,15 @@ def overrides(folder: Path) -> list[str]:
 
 
 @pytest.fixture(scope="module", params=["reduced", "full"])
-def made(request: pytest.FixtureRequest, overrides: list[str]) -> Study:
+def made(request: pytest.FixtureRequest, overrides: list[str], folder: Path) -> Study:
     """The study with all but its report."""
-    made = Study(*overrides, f"drafter.head.vocabulary={request.param}", "stage=report")
+    made = Study(*overrides, f"drafter.path='{folder / request.param}'", "stage=report")
     runner.ensure([*made.nodes["acceptance"], *made.nodes["decoding"]], made.store)
     return made
+
+
+def reduced_head(made: Study) -> bool:
+    return Path(made.config.drafter.path).name == "reduced"  # type: ignore[union-attr]
 
 
 def test_depths_are_what_the_drafts_say(made: Study) -> None:
@@ -90,8 +92,7 @@ def test_depths_are_what_the_drafts_say(made: Study) -> None:
         assert table[d + 1, "greedy", "acceptance"] == np.mean(rank[:, d] == 1)
         assert table[d + 1, "", "finite"] == np.mean(np.isfinite(kl[:, d]))
         assert table[d + 1, "", "kl_median"] == np.sort(kl[:, d])[17]
-    head = made.config.drafter.head  # type: ignore[union-attr]
-    assert reduced == (head.vocabulary == "reduced")  # type: ignore[union-attr]
+    assert reduced == reduced_head(made)
     if reduced:
         steps = made.artifact("acceptance").read().to_pandas()
         lower = steps.loc[steps["rule"] == "greedy", "lower"].to_numpy()
@@ -136,7 +137,7 @@ def test_strict_greedy_and_races_emit_what_the_target_alone_does(made: Study, fo
 def test_the_report_of_a_head(
     made: Study, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    reduced = made.config.drafter.head.vocabulary == "reduced"  # type: ignore[union-attr]
+    reduced = reduced_head(made)
     if not reduced:  # drawing takes most of the time
         monkeypatch.setattr(style, "render", lambda _, kind: kind.encode())
     [report] = runner.ensure(made.nodes["report"], made.store)
@@ -172,8 +173,8 @@ def test_batches_change_nothing(made: Study, overrides: list[str], tmp_path: Pat
         there = made.store.find(above)
         assert there is not None
         shutil.copytree(there.directory, tmp_path / above.stage / there.directory.name)
-    given = [f"drafter.head.vocabulary={made.config.drafter.head.vocabulary}"]  # type: ignore[union-attr]
-    [together] = Study(*overrides, *given, "device.batch=6").nodes["drafts"]
+    given = f"drafter.path='{made.config.drafter.path}'"  # type: ignore[union-attr]
+    [together] = Study(*overrides, given, "device.batch=6").nodes["drafts"]
     [whole] = runner.ensure([together], Store(tmp_path))
     ours, theirs = (one.read().to_pandas() for one in (made.artifact("drafts"), whole))
     for name in ("depth_tv", "depth_kl", "depth_draft_log_prob"):
@@ -197,7 +198,7 @@ def changed(head: Path, change: Callable[[dict[str, Any]], object]) -> None:
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        (["drafter.head=null"], r"drafter.path=\S+head can't be loaded: ValueError"),
+        (["drafter.head=null"], r"drafter.path=\S+reduced can't be loaded: ValueError"),
         (["drafter.path=${targets.local.path}"], "is no head: .*model_type is qwen3"),
         (["prompts.min_tokens=3"], "prompts.min_tokens=3 is too small for drafter.head.depths=3: "
          "a draft of that depth needs a prompt of at least 4 tokens"),
@@ -213,18 +214,20 @@ def test_wrong_configurations_of_a_head(overrides: list[str], more: list[str], s
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda c: c["shape"].update(intermediate_size=41), "3 weights are missing, unknown or"),
-        (lambda c: c["shape"].pop("hidden_size"), "is no head: .*shape lacks hidden_size"),
-        (lambda c: c["shape"].update(num_attention_heads="x"), "its weights can't be read"),
-        (lambda c: c.update(layers=[]), "is no head: .*layers is empty"),
-        (lambda c: c.update(layers=[1, 2, 2]), r"2 weights .*\(fc.weight, fc_norm.2.weight\)"),
+        (lambda c: c.update(intermediate_size=41), "3 weights are missing, unknown or"),
+        (lambda c: c.pop("hidden_size"), "is no head: .*hidden_size"),
+        (lambda c: c.update(num_attention_heads="x"), "its weights can't be read"),
+        (
+            lambda c: c.update(eagle_aux_hidden_state_layer_ids=[1, 2, 2]),
+            r"2 weights .*\(fc.weight, fc_norm.2.weight\)",
+        ),
     ],
 )
 def test_a_head_that_does_not_fit_is_refused_before_any_work(
     overrides: list[str], folder: Path, tmp_path: Path,
     change: Callable[[dict[str, Any]], object], said: str,
 ) -> None:  # fmt: skip
-    shutil.copytree(folder / "head", tmp_path / "head")
+    shutil.copytree(folder / "reduced", tmp_path / "head")
     changed(tmp_path / "head", change)
     with pytest.raises(PipelineError, match=said) as caught:
         planned(overrides, f"drafter.path='{tmp_path / 'head'}'")
@@ -232,19 +235,13 @@ def test_a_head_that_does_not_fit_is_refused_before_any_work(
 
 
 def test_its_tokens_must_be_the_targets(overrides: list[str], folder: Path, tmp_path: Path) -> None:
-    shutil.copytree(folder / "head", tmp_path / "head")
+    shutil.copytree(folder / "reduced", tmp_path / "head")
     file = tmp_path / "head" / "model.safetensors"
     weights = load_file(file)
-    more = [f"drafter.path='{file.parent}'"]
-    reduced = "drafter.head.vocabulary=reduced"
     for wrong in (weights["d2t"] - 3, weights["d2t"].flip(0)):
         save_file(weights | {"d2t": wrong}, file)
-        planned(overrides, *more)  # the full vocabulary does not read it
         with pytest.raises(PipelineError, match="does not name increasing ids below 300"):
-            planned(overrides, *more, reduced)
-    save_file({name: value for name, value in weights.items() if name != "d2t"}, file)
-    with pytest.raises(PipelineError, match=r"names no tokens \(d2t\): give full"):
-        planned(overrides, *more, reduced)
+            planned(overrides, f"drafter.path='{file.parent}'")
 
 
 def test_every_target_must_fit(overrides: list[str], folder: Path, tmp_path: Path) -> None:

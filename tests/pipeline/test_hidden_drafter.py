@@ -12,7 +12,6 @@ from pipeline.decoding.drafters import HeadDrafter, LookupFirst, PromptLookup
 from pipeline.decoding.loop import decode
 from pipeline.decoding.verifiers import Match
 from pipeline.models.heads.feature_head import GivenText
-from pipeline.models.heads.head_files import save_head
 from pipeline.models.heads.hidden_drafter import HiddenDrafter
 from pipeline.models.heads.load import load_head
 from pipeline.models.language_model import LanguageModel
@@ -164,7 +163,7 @@ def test_the_first_entry_sees_itself_alone(model: HiddenDrafter) -> None:
 
 
 def test_read_as_written(model: HiddenDrafter, tmp_path: Path) -> None:
-    save_head(model.head, heads.shape_of(model.target), model.layers, DRAFTED, tmp_path)
+    heads.write(heads.random_head(model.target, DRAFTED), tmp_path)
     read = load_head(heads.used(tmp_path), model.target)
     assert read.drafted is not None
     assert read.drafted.tolist() == DRAFTED.tolist()
@@ -172,4 +171,5 @@ def test_read_as_written(model: HiddenDrafter, tmp_path: Path) -> None:
     ours = model.head.state_dict()
     for name, value in read.head.state_dict().items():
         torch.testing.assert_close(value, ours[name].bfloat16().float(), rtol=0, atol=0)
-    assert load_head(heads.used(tmp_path, "full"), model.target).drafted is None
+    heads.write(model, tmp_path)
+    assert load_head(heads.used(tmp_path), model.target).drafted is None

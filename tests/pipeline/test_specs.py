@@ -70,7 +70,7 @@ FACTS = [
     DistributionsFacts(
         vocab_size=9, k=3, temperatures=[0.5], model="m", drift={"file": {"share": 0.0}}
     ),
-    DraftsFacts(vocab_size=9, k=3, sampled_temperature=0.5, completed=0.05),
+    DraftsFacts(vocab_size=9, k=3, sampled_temperature=0.5, completed=True),
     DecodingFacts(runs(), {"target": {"model": 5}}, "cpu", 2, vocab_size=9, failed_prompts=1),
     AccuracyFacts({"facts": "digest"}, runs()),
     MadeFrom("name", 3, {"above": "content"}),

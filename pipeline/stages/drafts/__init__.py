@@ -116,7 +116,7 @@ def _wanted(request: Request) -> bool:
 
 STAGE = Stage(
     name="drafts",
-    version=7,
+    version=8,
     upstream=("prompts", "distributions"),
     columns={
         "data": STEP

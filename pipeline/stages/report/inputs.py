@@ -81,7 +81,7 @@ def read_target(spec: ReportSpec, sources: Sources) -> Target:
     draft, judged, completed = None, {}, False
     if sources.acceptance is not None and sources.drafts is not None:
         drafts = sources.drafts.artifact
-        completed = drafts.facts(DraftsFacts).completed is not None
+        completed = drafts.facts(DraftsFacts).completed
         drafted = distributions.read_steps(drafts)
         judged = {
             judgement.rule.label: judgement for judgement in judge(drafted, list(certificates))

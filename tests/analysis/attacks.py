@@ -1,4 +1,4 @@
-"""Attacks on certificates: `python -m benchmarks.soundness [--cases 100000]`.
+"""Attacks on certificates.
 
 Tails: full distributions that agree with the stored values of a step (top K, T, H) but differ
 beyond K; the exact certificate of each must lie in the interval of the stored step. Drafts: random
@@ -8,7 +8,6 @@ intervals, and the factor by which the stored entropy narrows the others.
 
 from __future__ import annotations
 
-import argparse
 from dataclasses import replace
 
 import numpy as np
@@ -181,29 +180,3 @@ def widths(size: int, k: int, seed: int = 0) -> tuple[float, float]:
         float((with_.upper[open_] - with_.lower[open_]).mean()),
         float((without.upper[open_] - without.lower[open_]).mean()),
     )
-
-
-def main() -> None:
-    """Run the attacks and print their results."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--cases", type=int, default=100_000)
-    cases = parser.parse_args().cases
-    for size, k in ((12, 3), (49, 1), (40, 8), (200, 32)):
-        done, worst, exact, moved = attack_tails(cases // 4 + 1, size, k, seed=k)
-        print(
-            f"V={size} K={k}: {done} other tails ({moved:.0%} moved), "
-            f"{len(RULES)} rules; {exact:.1%} exact; largest excess {worst:.1e}"
-        )
-        assert worst < ROUNDING, "a certificate left its interval"
-        narrow, wide = widths(size, k)
-        print(
-            f"  mean width of open intervals {narrow:.2e}, without the entropy {wide:.2e}: "
-            f"{wide / narrow:.1f} times"
-        )
-    least = attack_drafts(cases, 30, 12)
-    print(f"{cases} rejected drafts: least KL / lower = {least:.6f}")
-    assert least > 1 - 1e-9, "a rejected draft is closer than lower"
-
-
-if __name__ == "__main__":
-    main()
