@@ -133,7 +133,6 @@ BELOW = {  # what each room of analysis/ may import, besides the modules beside 
     "acceptance": {"beyond", "certificates", "rules", "statistics", "trees"},
     "decoding": {"rules", "statistics", "trees"},
     "report": {"acceptance", "certificates", "decoding", "rules", "statistics", "trees"},
-    "page": {"acceptance", "certificates", "report", "rules", "statistics"},
 }
 
 
