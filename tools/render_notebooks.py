@@ -1,4 +1,4 @@
-"""Render every notebook with its outputs into docs/notebooks/, and update the gallery.
+"""Render every notebook with its outputs into docs/notebooks/.
 
 Run ``make notebooks`` after ``make reproduce``; arguments are overrides, as for
 ``python -m pipeline``. Pictures are stored next to the pages. Outputs are text and pictures, so a
@@ -8,8 +8,6 @@ page looks the same on a code host and on the documentation site.
 from __future__ import annotations
 
 import os
-import re
-import shutil
 import sys
 from pathlib import Path
 
@@ -65,11 +63,6 @@ def main(overrides: list[str]) -> None:
         old.unlink()
     for name, content in files.items():
         (place / name).write_bytes(content)
-    outputs = [word.partition("=")[2] for word in overrides if word.startswith("outputs=")]
-    figures = Path(outputs[-1] if outputs else ROOT / "outputs") / "report/mini/figures"
-    gallery = (ROOT / "docs/gallery.md").read_text(encoding="utf-8")
-    for name in re.findall(r"\]\(images/([^)]+)\)", gallery):
-        shutil.copyfile(figures / name, ROOT / "docs/images" / name)
 
 
 if __name__ == "__main__":
