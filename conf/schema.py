@@ -171,10 +171,9 @@ class RunLengths:
 
 @dataclass
 class Acceptance:
-    """Rules and ranges to judge a drafter by, besides `criteria`, and the divergences."""
+    """Rules to judge a drafter by, besides `criteria`, and the divergences."""
 
     presets: list[str] = _different("names of `rules`", lambda _: True)
-    ranges: list[str] = _different("names of `ranges`", lambda _: True)
     draft_length: int = _at_least(1)  # of the calls that a mean KL certifies
     divergences: list[str] = _ranged(
         f"a non-empty list of different ones of {', '.join(MEASURED)}",

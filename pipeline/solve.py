@@ -122,7 +122,7 @@ def _ranges(settings: Config) -> list[ParameterRange]:
     engine, names = settings.solve.engine, settings.solve.ranges
     if engine is not None:
         names = [engine] if ENGINES[engine]["rule"] else []
-    return ranges_of(settings, names, "solve.ranges", ends=True)
+    return ranges_of(settings, names)
 
 
 class SolvedTarget:

@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 
 from ..acceptance.judgement import Judgement
 from ..rules import Rule
-from ..rules.build import ParameterRange
-from ..statistics.bootstrap import Flags, Floats, Numbers, PromptBootstrap, summarise
+from ..statistics.bootstrap import Flags, Floats, PromptBootstrap, summarise
 from .records import Column, Row, Table, records_of, select, worded
 from .text import PRESETS, few_notes
 
@@ -137,18 +136,14 @@ class Target:
         certificates: by rule of the study.
         bootstrap: over the prompts of the steps.
         tokens: (N,) the token emitted.
-        candidates: (N, C) the target's most probable tokens.
-        probabilities: (N, C) their probabilities.
         prompts: (P,) id, text and category (or else source) of each prompt.
         top: by k, the (N,) probability of the k most probable tokens.
         repeated: (N,) whether each step lies inside a repeated passage of its answer.
         undefined: by rule label, the number of steps at which the rule's test is undefined.
         words: text of tokens, by id.
-        draft: one row for each step: the `kl`, the drafted `token` (the drafter's argmax), its rank
-            under the target, and its probabilities q under the drafter and p_draft under the
-            target; None without a drafter.
+        draft: one row for each step: the `kl`, and the rank of the drafted token (the drafter's
+            argmax) under the target; None without a drafter.
         judged: by rule label, the judgement of the drafter's steps.
-        swept: by range of a parameter, the certified steps at each value and level of the page.
         completed: whether the drafter is a head with a reduced vocabulary, whose KL is that of its
             completed q'.
     """
@@ -157,8 +152,6 @@ class Target:
     certificates: Certified
     bootstrap: PromptBootstrap
     tokens: NDArray[np.int32]
-    candidates: NDArray[np.int32]
-    probabilities: Floats
     prompts: Sequence[tuple[str, str, str]]
     top: Mapping[int, Floats] = field(default_factory=dict)
     repeated: Flags = field(default_factory=lambda: np.zeros(0, dtype=bool))
@@ -166,7 +159,6 @@ class Target:
     words: Mapping[int, str] = field(default_factory=dict)
     draft: pd.DataFrame | None = None
     judged: Mapping[str, Judgement] = field(default_factory=dict)
-    swept: Mapping[ParameterRange, Numbers] = field(default_factory=dict)
     completed: bool = False
 
 

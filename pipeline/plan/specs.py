@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from analysis.rules import Rule, to_mapping
-from analysis.rules.build import ParameterRange
 from analysis.statistics.bootstrap import Resampling
 from conf.schema import Device, Execution, HeadConfig, ModelConfig, Prompts
 from pipeline.plan.method import Method
@@ -56,10 +55,6 @@ PrintedRules = Annotated[tuple[Rule, ...], _each(to_mapping)]
 Presets = Annotated[
     Mapping[str, Rule],
     As(plain=lambda presets: {name: rule_entries(rule) for name, rule in presets.items()}),
-]
-Ranges = Annotated[
-    tuple[ParameterRange, ...],
-    As(plain=lambda ranges: [rule_entries(rule) for searched in ranges for rule in searched.rules]),
 ]
 Methods = Annotated[tuple[Method, ...], _each(method_entries)]
 Template = Annotated[Prompts, _part("template", "enable_thinking")]
@@ -218,7 +213,6 @@ class AcceptanceSpec:
 
     rules: Rules
     presets: Presets
-    ranges: Ranges
     divergences: tuple[str, ...]
     draft_length: int
     statistics: Statistics
@@ -286,8 +280,7 @@ class EngineSpec:
 class ReportSpec:
     """Stage report: the settings that it prints besides the contents of other artifacts.
 
-    `ranges` are searched by the calculator of the page, from the first rule to the last. `margin`
-    is the loss of accuracy that matters, where answers are shown.
+    `margin` is the loss of accuracy that matters, where answers are shown.
     """
 
     study: str
@@ -295,7 +288,6 @@ class ReportSpec:
     drafter: str | None
     rules: PrintedRules
     statistics: Statistics
-    ranges: Ranges = ()
     note: str | None = None
     margin: float | None = None
     engine: Annotated[EngineSpec | None, As(inline=True)] = None

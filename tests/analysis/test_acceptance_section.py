@@ -13,12 +13,11 @@ from analysis.report.render import lines
 from analysis.report.sections.acceptance import acceptance_section
 from analysis.report.text import share_text
 from analysis.rules import AbsoluteThreshold, Additive, Multiplicative, StrictGreedy, Tree
-from analysis.rules.build import build_range
 from pipeline.stages.report.inputs import PAIR_FRAMES
 from tests.pipeline.test_acceptance import drafts, logits, run
 
 RULES = [StrictGreedy(), Additive(0.1), AbsoluteThreshold(0.05), Tree(4)]
-PRESET, DIAL = Multiplicative(0.5), build_range({"rule": "additive", "t": [0.0, 1.0]})
+PRESET = Multiplicative(0.5)
 T = "target A"
 
 
@@ -28,12 +27,12 @@ def measured(folder: Path, missing: bool = False, sampled: float | None = 0.5) -
     if missing:
         w[:, 3] = -np.inf
     pair = drafts(folder / "in", z, w, sampled, deeper=(logits(1.0)[1],))
-    found, _ = run(folder / "out", pair, rules=RULES, presets={"engine": PRESET}, ranges=[DIAL])
+    found, _ = run(folder / "out", pair, rules=RULES, presets={"engine": PRESET})
     frames = {
         name: together({T: found.read(file).to_pandas()}) for name, file in PAIR_FRAMES.items()
     }
     frames["listing"] = found.read("listing").to_pandas()
-    rules = {rule.label: rule for rule in (*RULES, PRESET, *DIAL.rules)}
+    rules = {rule.label: rule for rule in (*RULES, PRESET)}
     return Results([T], rules, frames, "D", {"sampled": sampled})
 
 

@@ -10,7 +10,6 @@ import numpy as np
 import pyarrow as pa
 
 from analysis.rules import expand
-from analysis.rules.build import build_range
 from analysis.statistics.bootstrap import Resampling
 from conf.schema import Prompts
 from pipeline.execution.runner import ensure
@@ -137,14 +136,7 @@ class MadeUp:
         return Node(
             "report",
             "made-up",
-            ReportSpec(
-                "made-up",
-                tuple(labels),
-                None,
-                tuple(self.rules),
-                STATISTICS,
-                ranges=(build_range({"rule": "additive", "t": [0.0, 1.0]}),),
-            ),
+            ReportSpec("made-up", tuple(labels), None, tuple(self.rules), STATISTICS),
             {
                 "prompts": (self.prompts,) * len(labels),
                 "distributions": tuple(dump for dump, _ in made),

@@ -12,7 +12,6 @@ import pyarrow as pa
 import pytest
 
 from analysis.rules import Additive, StrictGreedy, Tree
-from analysis.rules.build import build_range
 from analysis.statistics.bootstrap import Resampling
 from pipeline.errors import PipelineError
 from pipeline.plan.specs import AcceptanceSpec, DraftsSpec
@@ -98,7 +97,6 @@ def run(folder: Path, upstream: Artifact, **changes: Any) -> tuple[Artifact, dic
     spec = AcceptanceSpec(
         rules=(StrictGreedy(), Additive(t=0.1), Tree(m=3)),
         presets={"engine": Additive(t=0.6)},
-        ranges=(build_range({"rule": "additive", "t": [0.0, 0.3, 0.9]}),),
         divergences=tuple(DIVERGENCES),
         draft_length=3,
         statistics=Resampling(20, 0.9, 0),
@@ -165,14 +163,8 @@ def test_statistics_agree_with_the_steps_they_summarise(tmp_path: Path) -> None:
     for law in ("speculative sampling", "argmax drafted, speculative sampling"):
         assert laws[law, "measured"] == pytest.approx(values[law, "acceptance"])
         assert 0 < laws[law, "step"] <= laws[law, "measured"]
-    # t = 0 decides as greedy does, and t = 0.6 and 0.9 as t = 0.3 does on these steps
     assert (facts["rules"], facts["steps"], facts["violations"]) == (4, 72, 0)
-    assert set(found.read("listing")["group"].to_pylist()) == {
-        "baseline",
-        "criteria",
-        "preset",
-        "range",
-    }
+    assert set(found.read("listing")["group"].to_pylist()) == {"baseline", "criteria", "preset"}
 
 
 def test_answers_that_were_not_sampled_have_no_law_of_stochastic_verification(
@@ -189,7 +181,7 @@ def test_answers_that_were_not_sampled_have_no_law_of_stochastic_verification(
 
 def test_the_tightest_slacks_are_in_the_facts(tmp_path: Path) -> None:
     upstream = drafts(tmp_path / "in", *logits(0.3))
-    found, facts = run(tmp_path / "out", upstream, ranges=())
+    found, facts = run(tmp_path / "out", upstream)
     steps = found.read().to_pandas()  # all steps of a rule, then those of the next
     kl = np.tile(upstream.read(columns=["kl"])["kl"].to_numpy(), steps["rule"].nunique())
     rejected, certified = ~steps["accepted"], steps["certified"]

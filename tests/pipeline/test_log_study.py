@@ -73,13 +73,8 @@ def test_the_study_of_a_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     for name, value in known.items():
         assert f"| {WORDS[f'distributions.{name}']} | {value} |" in page
     assert "taken as raw" in page
-    sentence, relax, length, worth = (
-        (tmp_path / "out/report/mine/timings/verdict.md").read_text().splitlines()
-    )
-    assert sentence.startswith("A log of m tells how much drafter error it tolerates, not whether")
-    assert "vLLM and llama.cpp run no relaxed rule" in relax
-    assert "decoding.costs=costs.json" in length
-    assert "The log counts no drafts" in worth
+    (sentence,) = (tmp_path / "out/report/mine/timings/verdict.md").read_text().splitlines()
+    assert sentence.startswith("Not measured for m: ")
     assert len(STARTS) < FEW_PROMPTS
     asked = ["solve.eps=0.01", "solve.tokens=1.1"]
     solve.main([*command, *asked, "solve.engine=vllm"])

@@ -54,9 +54,6 @@ OVERRIDES = [
     "distributions.steps=10",
     "distributions.k=8",
     "acceptance.presets=[medusa, vllm_proposed, sglang, mars]",  # others need more stored tokens
-    "acceptance.ranges=[additive, tree]",
-    "ranges.additive.values=[0.0, 0.1, 0.5]",
-    "ranges.tree.values=[1, 2, 4]",
     *methods.overrides(*METHODS),
     "decoding.prompts=3",
     "decoding.steps=10",

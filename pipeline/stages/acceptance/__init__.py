@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from analysis.report.text import limits, upper_end
-from pipeline.plan.rules import check_stored_tokens, presets_of, ranges_of
+from pipeline.plan.rules import check_stored_tokens, presets_of
 from pipeline.plan.specs import AcceptanceSpec
 from pipeline.plan.stage import Request, Stage, SummaryRow, lower_bound_marks
 from pipeline.store.columns import COUNTED, CUT, INTERVAL, STEP, Column, Columns
@@ -44,20 +44,17 @@ def nodes(request: Request) -> list[Node]:
     """Return one planned artifact a target.
 
     Raises:
-        PipelineError: a preset or a range is wrong, or needs more stored tokens.
+        PipelineError: a preset is wrong, or needs more stored tokens.
     """
     config, settings = request.config, request.config.acceptance
     if not request.nodes["drafts"]:
         return []
     presets = presets_of(config, request.named)
-    ranges = ranges_of(config, settings.ranges, "acceptance.ranges", ends=False)
-    varied = [rule for each in ranges for rule in each.rules]
     if STAGE.name in request.wanted:
-        check_stored_tokens([*presets.values(), *varied], config.distributions.k)
+        check_stored_tokens(presets.values(), config.distributions.k)
     spec = AcceptanceSpec(
         rules=tuple(request.rules),
         presets=presets,
-        ranges=tuple(ranges),
         divergences=tuple(settings.divergences),
         draft_length=settings.draft_length,
         statistics=request.statistics,
@@ -120,7 +117,7 @@ def matter(node: AcceptanceNode, rows: list[SummaryRow]) -> tuple[list[SummaryRo
 
 STAGE = Stage(
     name="acceptance",
-    version=23,
+    version=24,
     upstream=("drafts",),
     columns={
         "data": STEP
@@ -134,12 +131,8 @@ STAGE = Stage(
             ),
         },
         "listing": {
-            "group": Column(
-                "string", "where the rule comes from: criteria, preset, range, baseline"
-            ),
-            "name": Column("string", "of the preset or range, else empty"),
-            "parameter": Column("string", "of a range, else empty"),
-            "setting": Column("float64", "its value, else null"),
+            "group": Column("string", "where the rule comes from: criteria, preset, baseline"),
+            "name": Column("string", "of the preset, else empty"),
             **RULE,
         },
         "statistics": RULE

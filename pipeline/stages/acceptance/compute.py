@@ -64,17 +64,15 @@ def compute(
     steps, prompts = read_steps(drafts), drafts.read(columns=["prompt_id"])["prompt_id"]
     all_rules = [StrictGreedy(), *spec.rules, *spec.presets.values()]
     per_step = {rule.label: rule for rule in all_rules}  # each once, in order
-    varied = {rule.label: rule for each in spec.ranges for rule in each.rules}
     sound = partial(judge_soundly, pair.label, prompts)
-    judged = sound(steps, list((per_step | varied).values()))
-    chosen = judged[: len(per_step)]
+    chosen = sound(steps, list(per_step.values()))
     bootstrap = PromptBootstrap(steps.trajectories.prompts, *spec.statistics)
     surprisal = drafts.read(columns=["draft_top_surprisal"])["draft_top_surprisal"].to_numpy()
     confidence = np.exp(-np.maximum(surprisal, 0.0))
     acceptances, probabilities = _sampled(drafts, steps, list(per_step.values()), bootstrap)
     frames = {
         "statistics": [
-            *(rule_statistics(steps, judgement, bootstrap) for judgement in judged),
+            *(rule_statistics(steps, judgement, bootstrap) for judgement in chosen),
             calibration_statistics(confidence, chosen, bootstrap),
             acceptances,
         ],
@@ -101,7 +99,7 @@ def compute(
             label = pa.repeat(judgement.rule.label, len(steps))
             own = [label, judgement.lower, judgement.upper, judgement.accepted, judgement.certified]
             writer.write_table(pa.table([prompts, steps.position, *own], schema))
-    pending.facts |= soundness(pair, steps, judged)
+    pending.facts |= soundness(pair, steps, chosen)
     pending.facts["sampled_temperature"] = drafts.facts(DraftsFacts).sampled_temperature
 
 
@@ -217,15 +215,10 @@ def judge_soundly(
 
 def rule_listing(spec: AcceptanceSpec) -> pd.DataFrame:
     """Return the rules, each with the tables that it is judged for."""
-    rows: list[tuple[str, str, str, float | None, Rule]] = [
-        ("baseline", "", "", None, StrictGreedy()),
-        *(("criteria", "", "", None, rule) for rule in spec.rules),
-        *(("preset", name, "", None, rule) for name, rule in spec.presets.items()),
-        *(
-            ("range", each.name, each.parameter, each.value(rule), rule)
-            for each in spec.ranges
-            for rule in each.rules
-        ),
+    rows = [
+        ("baseline", "", StrictGreedy()),
+        *(("criteria", "", rule) for rule in spec.rules),
+        *(("preset", name, rule) for name, rule in spec.presets.items()),
     ]
     frame = pd.DataFrame(rows, columns=columns.schema("acceptance", "listing").names)
     return frame.assign(rule=[rule.label for *_, rule in rows])

@@ -9,9 +9,7 @@ from pathlib import Path
 
 from analysis.report.text import limits
 from analysis.rules import StrictGreedy
-from analysis.rules.build import ParameterRange
 from pipeline.errors import PipelineError
-from pipeline.plan.rules import judged_by_logs, ranges_of
 from pipeline.plan.specs import CostsSpec, EngineSpec, ReportSpec
 from pipeline.plan.stage import Request, Stage, SummaryRow
 from pipeline.store.artifacts import Artifact
@@ -64,7 +62,6 @@ def nodes(request: Request) -> list[Node]:
                 drafter=None if config.drafter is None else config.drafter.label,
                 rules=tuple(request.rules),
                 statistics=request.statistics,
-                ranges=_searched(request),
                 note=config.note,
                 margin=config.accuracy.margin if shown else None,
                 engine=_engine_spec(request),
@@ -72,19 +69,6 @@ def nodes(request: Request) -> list[Node]:
             {name: tuple(request.nodes[name]) for name in UPSTREAM if name not in left_out},
         )
     ]
-
-
-def _searched(request: Request) -> tuple[ParameterRange, ...]:
-    """The ranges that the page's calculator searches; of a log, those that it can judge."""
-    config = request.config
-    if STAGE.name not in request.wanted:
-        return ()
-    logged = config.distributions.source == "logs"
-    return tuple(
-        each
-        for each in ranges_of(config, config.solve.ranges, "solve.ranges", ends=True)
-        if not logged or judged_by_logs(each.rules[0])
-    )
 
 
 def _engine_spec(request: Request) -> EngineSpec | None:
@@ -155,7 +139,7 @@ def summary(node: Node[ReportSpec], artifact: Artifact) -> list[SummaryRow]:
 
 STAGE = Stage(
     name="report",
-    version=37,
+    version=38,
     upstream=UPSTREAM,
     columns={},
     nodes=nodes,

@@ -11,9 +11,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
+import pandas as pd
+
+from analysis.acceptance.judgement import Judgement
+from analysis.acceptance.summary import margins
 from analysis.decoding.answers import accuracy
 from analysis.decoding.speed import speed
-from analysis.page.grid import drafted_margins
 from analysis.report.elements import elements_section
 from analysis.report.measured import Results, Target
 from analysis.report.records import Section, Table, together, worded
@@ -106,12 +110,12 @@ def sections_of(measured: Measured) -> Iterator[Section]:
     if results.drafter:
         sampled = results.facts["sampled"] is not None
         greedy = StrictGreedy().label
-        margins = {
+        by_margin = {
             target.label: drafted_margins(target, target.judged[greedy])
             for target in targets
             if greedy in target.judged
         }
-        yield acceptance_section(results, [] if sampled else [not_sampled(sources[0])], margins)
+        yield acceptance_section(results, [] if sampled else [not_sampled(sources[0])], by_margin)
     if decoded:
         made = [source.decoding for source in sources if source.decoding is not None]
         title = f"How it decodes with {spec.drafter}"
@@ -131,6 +135,14 @@ def sections_of(measured: Measured) -> Iterator[Section]:
         for match in matches_of(target, source)
     ]
     yield published_section(compare(results, matches), matches)
+
+
+def drafted_margins(target: Target, judged: Judgement) -> pd.DataFrame:
+    """Return `margins` of a rule's judgement; where nothing is rejected, R - KL is +inf."""
+    assert target.draft is not None
+    endless = np.isinf(judged.lower)
+    slack = np.where(endless, 0.0, judged.lower) - target.draft["kl"].to_numpy()
+    return margins(np.where(endless, np.inf, slack), judged.accepted)
 
 
 def not_sampled(sources: Sources) -> str:

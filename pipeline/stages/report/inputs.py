@@ -13,15 +13,12 @@ import pandas as pd
 from analysis.acceptance.judgement import judge
 from analysis.certificates.certify import certify
 from analysis.certificates.closed_forms import compared_steps
-from analysis.page.grid import certified_steps, settings
-from analysis.page.steps import CANDIDATES
 from analysis.report.measured import Results, Target, certificate_statistics, top_statistics
 from analysis.report.published import EPS, PAPERS, TABLE2
 from analysis.report.records import together
 from analysis.report.sections.bounds import RuleSteps
 from analysis.report.sections.published_matched import RULES, nearest_temperature
 from analysis.rules import Rule, StrictGreedy, Tree
-from analysis.rules.build import ParameterRange
 from analysis.statistics.bootstrap import PromptBootstrap, top_probability
 from analysis.statistics.run_lengths import run_lengths
 from analysis.statistics.trajectories import Trajectories, inside_repeats
@@ -41,12 +38,6 @@ PAIR_FRAMES = {  # of Results, and the files of stage acceptance that they are
     "frontier": "frontier",
 }
 RANKS = (1, 3, 5, 10, 25)  # the paper's Table 1
-DRAFT = {  # of stage drafts, and their names in `Target.draft`
-    "draft_token_id": "token",
-    "draft_rank": "rank",
-    "draft_top_surprisal": "q",
-    "draft_log_prob": "p_draft",
-}
 
 
 def read_target(spec: ReportSpec, sources: Sources) -> Target:
@@ -55,18 +46,12 @@ def read_target(spec: ReportSpec, sources: Sources) -> Target:
     rules, stored = spec.rules, dump.facts(StoredFacts)
     ranks = [k for k in RANKS if k <= stored.k]
     undefined = {rule.label: 0 for rule in rules if rule.undefined_means}
-    top, candidates, probabilities = [], [], []
-    possible = (settings(searched, stored.k) for searched in spec.ranges)
-    swept: dict[ParameterRange, Any] = {each: 0 for each in possible if each.rules}
+    top = []
     for _, dist in distributions.chunks(dump, sources.temperature):
         top.append(top_probability(dist, ranks))
-        candidates.append(dist.ids[:, :CANDIDATES])
-        probabilities.append(dist.probs[:, :CANDIDATES])
         for rule in rules:
             if rule.undefined_means:
                 undefined[rule.label] += int(rule.undefined(dist).sum())
-        for searched in swept:
-            swept[searched] = swept[searched] + certified_steps(dist, searched)
     certificates = {}
     for rule, source in zip(rules, sources.certificates, strict=True):
         table = source.artifact.read(columns=["lower", "upper"])
@@ -86,31 +71,19 @@ def read_target(spec: ReportSpec, sources: Sources) -> Target:
         judged = {
             judgement.rule.label: judgement for judgement in judge(drafted, list(certificates))
         }
-        table = drafts.read(columns=[*DRAFT]).to_pandas()
-        draft = table.rename(columns=DRAFT).assign(
-            kl=drafted.kl,
-            q=np.exp(-table["draft_top_surprisal"]),
-            p_draft=np.exp(table["draft_log_prob"]),
-        )
-    shown = np.concatenate(candidates)
-    ids = [tokens, shown.ravel(), *([] if draft is None else [draft["token"].to_numpy()])]
+        draft = pd.DataFrame({"kl": drafted.kl, "rank": drafted.draft_rank})
     return Target(
         sources.label,
         certificates=certificates,
         bootstrap=PromptBootstrap(trajectories.prompts, *spec.statistics),
         tokens=tokens,
-        candidates=shown,
-        probabilities=np.concatenate(probabilities),
         prompts=list(chosen.reset_index().itertuples(index=False, name=None)),
         top=dict(zip(ranks, np.ascontiguousarray(np.concatenate(top).T), strict=True)),
         repeated=inside_repeats(tokens, trajectories.prompts),
         undefined=undefined,
-        words=token_texts(
-            sources.distributions.node, dump, drafts, np.unique(np.concatenate(ids)).tolist()
-        ),
+        words=token_texts(sources.distributions.node, dump, drafts, np.unique(tokens).tolist()),
         draft=draft,
         judged=judged,
-        swept=swept,
         completed=completed,
     )
 
@@ -155,9 +128,8 @@ def frames_of(targets: Sequence[Target]) -> dict[str, pd.DataFrame]:
 
 
 def rules_of(spec: AcceptanceSpec) -> list[Rule]:
-    """Return every rule that was measured: of the study, of presets, of ranges, and greedy."""
-    ranged = [rule for searched in spec.ranges for rule in searched.rules]
-    return [StrictGreedy(), *spec.rules, *spec.presets.values(), *ranged]
+    """Return every rule that was measured: of the study, of presets, and greedy."""
+    return [StrictGreedy(), *spec.rules, *spec.presets.values()]
 
 
 def concat_frames(frames: Sequence[pd.DataFrame]) -> pd.DataFrame:
