@@ -151,8 +151,6 @@ class DistributionsSpec:
     steps: int
     k: int
     temperature: float
-    top_p: float
-    top_k: int
     seed: int | None
     temperatures: tuple[float, ...]
     served: bool = False
@@ -220,7 +218,6 @@ class AcceptanceSpec:
     presets: Presets
     ranges: Ranges
     divergences: tuple[str, ...]
-    draft_length: int
     statistics: Statistics
 
 
@@ -237,7 +234,6 @@ class DecodingSpec(PairSpec):
     statistics: Annotated[Resampling, APART]
     lookup_match: str = "latest"
     repeats: int = 1
-    texts: bool = False
 
 
 @dataclass(frozen=True)
