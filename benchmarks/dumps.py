@@ -62,7 +62,7 @@ def main(words: list[str]) -> None:
     watch = Stopwatch(model.device)
 
     server, client = connect(url)
-    sampling = Sampling(node.spec.steps, 0.0, 1.0, 0, 0, node.spec.k)
+    sampling = Sampling(node.spec.steps, 0.0, 0, node.spec.k)
     requests = [request_body(server, ids, sampling) for ids in prompts.values()]
 
     def send(request: dict[str, object]) -> None:

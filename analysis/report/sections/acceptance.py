@@ -76,7 +76,7 @@ def shown_rules(results: Results) -> list[str]:
 
 
 def acceptance_table(results: Results) -> Table:
-    """Return the table of accepted and certified shares by rule, and 1 - TV where text was sampled."""
+    """Return the table of accepted and certified shares by rule; of sampled text with 1 - TV."""
     rules = own_rules(results)
     frame = results.select(
         "acceptance", rule=[*rules, SPECULATIVE], statistic=[*ACCEPTED, "empty", "inexact"]

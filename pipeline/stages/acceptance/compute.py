@@ -121,11 +121,12 @@ def _by_depth(
 
 
 def _sampled(drafts: Artifact, bootstrap: PromptBootstrap) -> pd.DataFrame:
-    """Return the acceptance rates of stochastic verification; none where no answers were sampled."""
+    """Return the acceptance rates of stochastic verification; none where nothing was sampled."""
     if drafts.facts(DraftsFacts).sampled_temperature is None:
         return pd.DataFrame()
     table = drafts.read(columns=[f"sampled_{name}" for name in SAMPLED])
-    return stochastic_statistics(*(column.to_numpy() for column in table.columns), bootstrap)
+    tv, races, harmonic = (column.to_numpy() for column in table.columns)
+    return stochastic_statistics(tv, races, harmonic, bootstrap)
 
 
 def judge_soundly(

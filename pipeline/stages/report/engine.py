@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from string import Template
 from typing import Any
 
-import pandas as pd
-
 from analysis.acceptance.engine_speed import StepCosts, engine_advice
 from analysis.acceptance.verdict import DO_NOT, Advice
 from analysis.report.records import Section, Table, together, worded
@@ -70,8 +68,6 @@ def flags_of_verdict(advice: Advice, sources: Sources) -> str:
     """
     run = advice.run
     if run is None or advice.outcome == DO_NOT or sources.decoding is None:
-        return ""
-    if not pd.isna(run["drafting"]):  # a tree
         return ""
     lengths = {run["drafter"]: run["draft_length"]}
     says = [advice.sentence]
