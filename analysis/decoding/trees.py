@@ -38,7 +38,7 @@ def tree_runs(decoded: Decoded, resamples: int, confidence: float, seed: int) ->
     """Return a row for each lossless run with a model drafter, chain or tree.
 
     Returns:
-        `RUN_COLUMNS`. `setting` is the temperature and cut, `group` the verification scheme at it.
+        `RUN_COLUMNS`. `setting` is the temperature, `group` the verification scheme at it.
         R is estimated from all runs of a group with a fixed shape (`rates`), and `predicted` is
         the zero-order tokens a call at this R, NaN for dynamic trees. `tokens_per_call`, with its
         interval over prompts, is over `calls` that drafted the whole tree. `first_level` and
