@@ -92,7 +92,7 @@ def served(url: str, steps: int) -> Decoder:
     server, client = connect(url)
 
     def run(ids: list[int]) -> list[int]:
-        request = request_body(server, ids, Sampling(steps, 0.0, 1.0, 0, 0, 0))
+        request = request_body(server, ids, Sampling(steps, 0.0, 0, 0))
         body = client.post(server.endpoint, json=request).raise_for_status().json()
         tokens: list[int] = (
             body["choices"][0]["token_ids"]

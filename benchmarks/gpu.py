@@ -66,14 +66,7 @@ REDUCED: dict[str, Any] = {
 }  # fmt: skip
 STEPS = 24
 GREEDY = DistributionsSpec(
-    model_at("", ""),
-    steps=STEPS,
-    k=256,
-    temperature=0.0,
-    top_p=1.0,
-    top_k=0,
-    seed=0,
-    temperatures=(),
+    model_at("", ""), steps=STEPS, k=256, temperature=0.0, seed=0, temperatures=()
 )
 TOLERANCE = {"float32": 1e-3, "bfloat16": 0.15}  # of a logit, absolute; logits are about 1 to 10
 DIFFERING = {"float32": 0.0, "bfloat16": 0.02}  # share of steps: padding may change a close argmax

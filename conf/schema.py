@@ -135,7 +135,7 @@ class Distributions:
 
     `source` model decodes the prompts. `source` logs reads an engine's log; steps, temperatures and
     the sampling keys are then ignored. `source` answers scores the answers of the files `answers`
-    with the target; temperature, top_p and top_k then describe their sampling.
+    with the target; temperature then describes their sampling.
     """
 
     source: str = _one_of("model", "logs", "answers")
@@ -145,8 +145,6 @@ class Distributions:
     k: int = _at_least(1)
     temperatures: list[float] = _different("numbers of at least 0.01", lambda v: v >= 0.01)
     temperature: float = _at_least(0, "a number")
-    top_p: float = _ranged("a number in (0, 1]", lambda value: 0 < value <= 1)
-    top_k: int = _at_least(0)
     seed: int = _at_least(0)
 
 
@@ -174,7 +172,6 @@ class Acceptance:
     """Rules to judge a drafter by, besides `criteria`, and the divergences."""
 
     presets: list[str] = _different("names of `rules`", lambda _: True)
-    draft_length: int = _at_least(1)  # of the calls that a mean KL certifies
     divergences: list[str] = _ranged(
         f"a non-empty list of different ones of {', '.join(MEASURED)}",
         lambda values: 0 < len(values) == len(set(values)) and set(values) <= set(MEASURED),
@@ -222,7 +219,6 @@ class Decoding:
     lookup: int = _at_least(1)
     lookup_match: str = _one_of(*LOOKUP_MATCHES)
     repeats: int = _at_least(1)
-    texts: bool = MISSING
     draft_length: int | None = _at_least(1, optional=True)
     batches: list[int] = _different("integers of at least 1", lambda v: v >= 1)
     report: bool = MISSING

@@ -2,7 +2,7 @@
 
 ``python -m pipeline.ask URL study=smollm2``: URL is that of vLLM, SGLang, llama.cpp's server, or
 another OpenAI-compatible server. Prompts are those of stage prompts (made if they are missing), the
-length of answers is `distributions.steps`, and temperature, top_p, top_k and seed are those of
+length of answers is `distributions.steps`, and temperature and seed are those of
 `distributions`. Keys of its own: ask.log_probs (a token; 0 for token ids alone), ask.model,
 ask.concurrent (requests at once), ask.timeout (seconds), ask.name.
 
@@ -113,12 +113,7 @@ def sampling_of(settings: Config) -> Sampling:
     """Return the sampling settings of the answers."""
     wanted = settings.distributions
     return Sampling(
-        wanted.steps,
-        wanted.temperature,
-        wanted.top_p,
-        wanted.top_k,
-        seed=wanted.seed,
-        log_probs=settings.ask.log_probs,
+        wanted.steps, wanted.temperature, seed=wanted.seed, log_probs=settings.ask.log_probs
     )
 
 

@@ -73,11 +73,6 @@ class Steps:
         return [self, *self.deeper]
 
     @cached_property
-    def largest_kl(self) -> Floats:
-        """(N,) the largest KL of all depths."""
-        return np.asarray(np.max([steps.kl for steps in self.by_depth], axis=0))
-
-    @cached_property
     def trajectories(self) -> Trajectories:
         """The trajectories of the prompts."""
         return Trajectories.from_positions(self.position)

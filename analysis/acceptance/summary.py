@@ -15,13 +15,14 @@ from numpy.typing import NDArray
 
 from ..statistics.bootstrap import Floats, PromptBootstrap
 from ..statistics.proportions import calibration_error, reliability
-from ..statistics.trajectories import CallCounts, Trajectories, count_calls
+from ..statistics.trajectories import CallCounts, count_calls
 from .judgement import Judgement, Steps
-from .sampling import ARGMAX, SPECULATIVE
 
 Row = dict[str, Any]
 Weights = NDArray[Any]  # numbers or booleans
 MARGINS = (-np.inf, -2, -1, -0.5, -0.25, -0.1, 0, 0.1, 0.25, 0.5, np.inf)  # nats, ends of bins
+SPECULATIVE = "speculative sampling"
+RACES, RACES_LOWER = "exponential races", "exponential races, lower bound"
 UNION = "union"  # of divergences: the steps certified in at least one of them
 
 
@@ -111,48 +112,28 @@ def calibration_statistics(
 
 
 def stochastic_statistics(
-    tv: Floats,
-    races: Floats,
-    harmonic: Floats,
-    argmax: Floats,
-    trajectories: Trajectories,
-    bootstrap: PromptBootstrap,
-    head: bool = False,
+    tv: Floats, races: Floats, harmonic: Floats, bootstrap: PromptBootstrap
 ) -> pd.DataFrame:
-    """Return the expected acceptance of stochastic verification, from (N,) probabilities.
+    """Return the expected acceptance of a drafted token by stochastic verification.
 
     All refer to the temperature at which the text of the steps was sampled.
 
     Args:
-        tv: total variation; speculative sampling accepts a sampled draft with 1 - tv.
-        races: acceptance of the first draft of exponential races.
-        harmonic: lower bound of `races`.
-        argmax: p of the drafter's argmax, its acceptance by speculative sampling.
-        trajectories: of the steps.
+        tv: (N,) total variation; speculative sampling accepts a sampled draft with 1 - tv.
+        races: (N,) acceptance of the first draft of exponential races.
+        harmonic: (N,) lower bound of `races`.
         bootstrap: over prompts.
-        head: whether the drafter is a head. Its acceptance at deeper depths is not available here,
-            so there are no tokens a call.
 
     Returns:
-        Rows like those of `rule_statistics`: acceptance, and measured_per_call from expected
-        numbers of calls.
+        Rows like those of `rule_statistics`: acceptance.
     """
-    schemes = {
-        SPECULATIVE: 1 - tv,
-        ARGMAX: argmax,
-        "exponential races": races,
-        "exponential races, lower bound": harmonic,
-    }
-    rows = [
-        {"rule": scheme, **row}
-        for scheme, accepted in schemes.items()
-        for calls in [expected_calls(accepted, trajectories)]
-        for row in (
-            share_row("acceptance", bootstrap, accepted),
-            *([] if head else [length_row("measured_per_call", bootstrap, calls)]),
-        )
-    ]
-    return pd.DataFrame(rows)
+    schemes = {SPECULATIVE: 1 - tv, RACES: races, RACES_LOWER: harmonic}
+    return pd.DataFrame(
+        [
+            {"rule": scheme, **share_row("acceptance", bootstrap, accepted)}
+            for scheme, accepted in schemes.items()
+        ]
+    )
 
 
 def depth_statistics(
@@ -287,19 +268,6 @@ def share_row(
     if maybe is not None and not np.array_equal(sure, maybe):
         value_upper, _, high = ratio(maybe)
     return _row(name, value, value_upper, low, high)
-
-
-def expected_calls(accepted: Floats, trajectories: Trajectories) -> CallCounts:
-    """Return the expected calls for drafts of unlimited length, from (N,) acceptance probabilities.
-
-    A call ends at a rejected step or at an accepted last step. The first step of each trajectory is
-    not drafted.
-    """
-    last, tested = trajectories.ends - 1, np.ones(len(accepted))
-    tested[trajectories.starts] = 0.0
-    rejected = np.bincount(trajectories.prompts, weights=tested * (1.0 - accepted))
-    cut = tested[last] * accepted[last]
-    return CallCounts((rejected + cut)[:, None], last - trajectories.starts, cut[:, None])
 
 
 def length_row(name: str, bootstrap: PromptBootstrap, counts: CallCounts) -> Row:

@@ -20,10 +20,6 @@ from .predicted import closed_form
 
 PASSES = ["model", "batch", "tokens", "seconds"]
 CONTEXTS = ["prompt_id", "run", "position", "kl", "greedy_entropy", "races_entropy"]
-TEXTS = [
-    *("prompt_id", "run", "text", "position", "place"),
-    *("entropy", "top_probability", "certificate", "kl"),
-]
 LEVELS = ["prompt_id", "run", "position", "level", "children", "accepted"]
 
 
@@ -35,9 +31,8 @@ class Decoded:
         target: printed name.
         drafter: printed name.
         runs: one row for each run, indexed by run: method, drafter, sampling, rule, draft_length,
-            temperature, top_p, top_k; tree, None for a chain, else its name, shown, nodes, depth
-            and, if it has a fixed shape, parents; drafting, the drafter's stopping criterion or
-            None.
+            temperature; tree, None for a chain, else its name, shown, nodes, depth and, if it has
+            a fixed shape, parents.
         data: one row for each answer: prompt_id, run, source, n_tokens, nats_given_up,
             agreement, ...
         calls: one row for each target call: prompt_id, run, drafted, depth, reach, tested,
@@ -55,10 +50,6 @@ class Decoded:
         contexts: one row for each token of an answer of the target alone, at temperatures at which
             trees are drawn: prompt_id, run, position, kl, greedy_entropy, races_entropy.
         vocabulary: number of tokens that both models have.
-        texts: the target's distribution at each token of its own answer (text "target"), of a
-            run's (own), and of drafts behind their first rejected token (rejected, with the
-            place in the draft): prompt_id, run, text, position, place, entropy,
-            top_probability, certificate (of the run's rule), kl.
     """
 
     target: str
@@ -75,26 +66,18 @@ class Decoded:
     passes: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=PASSES))
     contexts: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=CONTEXTS))
     vocabulary: int = 0
-    texts: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=TEXTS))
 
     @property
     def of_trees(self) -> pd.Series:
         """Whether each run drafts trees."""
         return self.runs["tree"].notna()
 
-    def alike(self, run: int, other: int) -> bool:
-        """Whether two runs have the same temperature and cut."""
-        settings = self.runs[["temperature", "top_p", "top_k"]]
-        return bool((settings.iloc[run] == settings.iloc[other]).all())
-
     def baseline(self, run: int) -> int:
         """Return the baseline of a run.
 
         The baseline of exponential races is the target alone with the same race.
         """
-        chosen = self.runs[["temperature", "top_p", "top_k"]].assign(
-            races=self.runs["sampling"] == "races"
-        )
+        chosen = self.runs[["temperature"]].assign(races=self.runs["sampling"] == "races")
         same = (chosen == chosen.iloc[run]).all(axis=1)
         return int(np.flatnonzero((self.runs["drafter"] == "none") & same)[0])
 
@@ -162,9 +145,7 @@ def acceptance(decoded: Decoded, resamples: int, confidence: float, seed: int) -
     sums = calls.groupby("run")[
         ["drafted", "depth", "tested", "accepted", "emitted", "calls"]
     ].sum()
-    table = decoded.runs.drop(columns=["tree", "top_p", "top_k"]).join(
-        sums.drop(columns=["drafted", "depth"])
-    )
+    table = decoded.runs.drop(columns=["tree"]).join(sums.drop(columns=["drafted", "depth"]))
     totals = decoded.data.groupby("run")[["nats_given_up", "n_tokens"]].sum()
     for name, columns in (
         ("rate", ("accepted", "tested")),

@@ -38,7 +38,7 @@ def tree_runs(decoded: Decoded, resamples: int, confidence: float, seed: int) ->
     """Return a row for each lossless run with a model drafter, chain or tree.
 
     Returns:
-        `RUN_COLUMNS`. `setting` is the temperature and cut, `group` the verification scheme at it.
+        `RUN_COLUMNS`. `setting` is the temperature, `group` the verification scheme at it.
         R is estimated from all runs of a group with a fixed shape (`rates`), and `predicted` is
         the zero-order tokens a call at this R, NaN for dynamic trees. `tokens_per_call`, with its
         interval over prompts, is over `calls` that drafted the whole tree. `first_level` and
@@ -147,8 +147,8 @@ def entropies(decoded: Decoded, table: pd.DataFrame, *resampling: Any) -> pd.Dat
     bootstrap, rows = decoded.bootstrap(*resampling), []
     for group, runs in table[table["scheme"].isin(ENTROPY)].groupby("group", sort=False):
         scheme, run = str(runs["scheme"].iloc[0]), int(runs["run"].iloc[0])
-        alike = [decoded.alike(int(baseline), run) for baseline in decoded.contexts["run"]]
-        contexts = decoded.contexts[alike]
+        temperatures = decoded.contexts["run"].map(decoded.runs["temperature"])
+        contexts = decoded.contexts[temperatures == decoded.runs["temperature"][run]]
         fixed = runs[runs["shape"] != SHAPES["dynamic"]]
         if contexts.empty or fixed.empty:
             continue
@@ -205,9 +205,7 @@ def _described(decoded: Decoded, run: int) -> dict[str, Any]:
     row: dict[Any, Any] = decoded.runs.loc[run].to_dict()
     of_tree = bool(decoded.of_trees[run])
     scheme = SCHEMES.get(row["sampling"], GREEDY)
-    cut = "" if (row["top_p"], row["top_k"]) == (1, 0) else f", top-p {row['top_p']:g}"
-    cut += f", top-k {row['top_k']:g}" if row["top_k"] else ""
-    setting = f"T = {row['temperature']:g}{cut}"
+    setting = f"T = {row['temperature']:g}"
     levels = judged_levels(decoded)
     levels = levels[levels["run"] == run]
     taken = levels["accepted"] > 0

@@ -238,12 +238,8 @@ FORMATS: dict[str, Callable[..., str]] = {
     "share range": lambda *ends: range_text(*map(share_text, ends)),
     ".2f range": lambda *ends: range_text(*map(number_text, ends)),
     ".3f range": lambda *ends: range_text(*(number_text(end, 3) for end in ends)),
-    "tokens": lambda value, value_upper, *censored: length_text(
-        number_text(value), number_text(value_upper), censored
-    ),
     "run": lambda value, value_upper, *censored: run_text(value, value_upper, censored),
     "run interval": interval_text,
-    "at least": lambda tokens, cut: _at_least(number_text(tokens), cut),
     "interval": lambda *ends: "{} [{}, {}]".format(*map(number_text, ends)),
     ".3f interval": lambda *ends: "{} [{}, {}]".format(*(number_text(end, 3) for end in ends)),
     "times": times_text,

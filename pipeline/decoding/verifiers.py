@@ -2,7 +2,7 @@
 
 The schemes are those of `analysis.decoding.schemes`. A verifier reads their inputs from the device:
 first the few numbers that decide, in one transfer, then the two distributions that the next token
-depends on. Block verification and budget sampling read all of a call.
+depends on.
 """
 
 from __future__ import annotations
@@ -15,14 +15,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from analysis.beyond.clip import FAMILIES, clipped_target
 from analysis.decoding import schemes
 from analysis.decoding.schemes import NOTHING
 from analysis.rules import Prefix, Rule, best_path
 from analysis.rules.readings import RANK_2
 from analysis.trees.topology import ROOT
 from pipeline.decoding.choices import (
-    NOT_CUT,
     TEST,
     TOKEN,
     BrokenLogitsError,
@@ -30,7 +28,6 @@ from pipeline.decoding.choices import (
     Greedy,
     Inversion,
     Noise,
-    Truncation,
 )
 from pipeline.decoding.drafters import Draft
 from pipeline.decoding.judging import asked, judged
@@ -149,11 +146,9 @@ class SpeculativeSampling:
     With a rule it also accepts the tokens of rank 2 or beyond that the rule accepts (`RANK_2`).
     """
 
-    def __init__(
-        self, temperature: float, noise: Noise, rule: Rule | None = None, kept: Truncation = NOT_CUT
-    ) -> None:
+    def __init__(self, temperature: float, noise: Noise, rule: Rule | None = None) -> None:
         """Sample at `temperature` with the uniform numbers of `noise`."""
-        self._target = Inversion(temperature, noise, TOKEN, kept)
+        self._target = Inversion(temperature, noise, TOKEN)
         self._uniforms, self._rule = noise.uniforms, rule
 
     def verify(self, logits: Tensor, draft: Draft, position: int) -> Verified:
@@ -192,15 +187,10 @@ class DrawnPath:
     """
 
     def __init__(
-        self,
-        temperature: float,
-        noise: Noise,
-        rule: Rule | None = None,
-        reading: str = RANK_2,
-        kept: Truncation = NOT_CUT,
+        self, temperature: float, noise: Noise, rule: Rule | None = None, reading: str = RANK_2
     ) -> None:
         """Draw at `temperature` with the uniform numbers of `noise`."""
-        self._target = Inversion(temperature, noise, TOKEN, kept)
+        self._target = Inversion(temperature, noise, TOKEN)
         self._uniforms, self._rule, self._reading = noise.uniforms, rule, reading
 
     def verify(self, logits: Tensor, draft: Draft, position: int) -> Verified:
@@ -219,50 +209,12 @@ class DrawnPath:
         return *schemes.drawn_path(draft.shape, drafted, row, token_uniform, also), drafted
 
 
-class BudgetSampling:
-    """Speculative sampling of the distribution that accepts most at a divergence from the target.
-
-    The token at a drafted position has the distribution r = clip(q, c2 p, c1 p).
-    """
-
-    def __init__(
-        self,
-        temperature: float,
-        noise: Noise,
-        budget: tuple[str, float],
-        kept: Truncation = NOT_CUT,
-    ) -> None:
-        """Sample at `temperature`; `budget` is c1 or ratio, or a divergence, and its value."""
-        self._target = Inversion(temperature, noise, TOKEN, kept)
-        name, value = budget
-        parameter = ("divergence", value, name) if name in FAMILIES else (name, value)
-        self._uniforms, self._parameter = noise.uniforms, parameter
-
-    def verify(self, logits: Tensor, draft: Draft, position: int) -> Verified:
-        """Test drafted tokens one after the other."""
-        q = draft_probabilities(draft, slice(None), logits.shape[1])
-        drafted, (p, qs) = read_call(logits, draft, self._target.weights(logits), q)
-        for at, (token, q_at) in enumerate(zip(drafted, qs, strict=True)):
-            r, _, _ = clipped_target(p[at], q_at, *self._parameter)
-            if not self._uniforms[position + at, TEST] * q_at[token] < r[token]:
-                weights = schemes.residual(r, q_at)
-                break
-        else:
-            at, weights = len(drafted), p[-1]
-        token = schemes.pick(weights, self._uniforms[position + at, TOKEN])
-        return tuple(range(at)), token, drafted
-
-
-class _LosslessSampling:
-    """Samples the target's distribution."""
-
-    def __init__(self, temperature: float, noise: Noise, kept: Truncation = NOT_CUT) -> None:
-        """Sample at `temperature` with the uniform numbers of `noise`."""
-        self._target, self._noise = Inversion(temperature, noise, TOKEN, kept), noise
-
-
-class TreeSampling(_LosslessSampling):
+class TreeSampling:
     """Speculative sampling on trees that are drafted without replacement (GSS)."""
+
+    def __init__(self, temperature: float, noise: Noise) -> None:
+        """Sample at `temperature` with the uniform numbers of `noise`."""
+        self._target, self._noise = Inversion(temperature, noise, TOKEN), noise
 
     def verify(self, logits: Tensor, draft: Draft, position: int) -> Verified:
         """Test the children of a node one after the other, then those of the accepted one."""
@@ -287,23 +239,6 @@ class TreeSampling(_LosslessSampling):
         return *values, drafted
 
 
-class BlockVerification(_LosslessSampling):
-    """Tests a chain as a whole: a token that fails can be saved by a later one.
-
-    What is accepted depends on all of the draft, so each call has numbers of its own.
-    """
-
-    def verify(self, logits: Tensor, draft: Draft, position: int) -> Verified:
-        """Accept the longest prefix whose own test succeeds."""
-        uniforms = self._noise.of_call(position)
-        q = draft_probabilities(draft, slice(None), logits.shape[1])
-        drafted, (p, qs) = read_call(logits, draft, self._target.weights(logits), q)
-        accepted, token = schemes.block_verification(
-            drafted, p, qs, uniforms[:, TEST], lambda at: uniforms[at, TOKEN]
-        )
-        return tuple(range(accepted)), token, drafted
-
-
 def parent_rows(logits: Tensor, draft: Draft) -> Tensor:
     """Return the rows (n, V) of a target's logits (n + 1, V) that drafted tokens are judged by."""
     if draft.tree is None:
@@ -311,8 +246,8 @@ def parent_rows(logits: Tensor, draft: Draft) -> Tensor:
     return logits[send(draft.tree.parents, logits.device) + 1]
 
 
-def draft_probabilities(draft: Draft, at: int | slice, size: int) -> Tensor:
-    """Return the distributions (V,) or (n, V) of drafted tokens: 1 at those that are not drawn."""
+def draft_probabilities(draft: Draft, at: int, size: int) -> Tensor:
+    """Return the distribution (V,) of a drafted token: 1 at one that is not drawn."""
     if draft.weights is None:
         return one_hot(draft.tokens[at], size).double()
     return draft.weights[at]

@@ -71,16 +71,12 @@ class Sampling:
     Attributes:
         steps: the most tokens of an answer.
         temperature: 0 is greedy.
-        top_p: 1 is all.
-        top_k: 0 is all.
         seed: of the server's random numbers.
         log_probs: how many a token; 0 is none.
     """
 
     steps: int
     temperature: float
-    top_p: float
-    top_k: int
     seed: int
     log_probs: int
 
@@ -88,16 +84,16 @@ class Sampling:
 def request_body(server: Server, prompt: Sequence[int], sampling: Sampling) -> dict[str, Any]:
     """Return the request for one prompt of token ids, with the ids of the answer wherever possible.
 
-    Nothing but temperature, top-p and top-k shapes the distribution: llama.cpp's own defaults do
-    (min_p, its chain of samplers).
+    Nothing but temperature shapes the distribution: defaults of the engine and of the model do
+    (top_p, top_k; llama.cpp's min_p and its chain of samplers).
     """
     ids, count = list(prompt), sampling.log_probs
-    drawn = {"temperature": sampling.temperature, "top_p": sampling.top_p}
+    drawn = {"temperature": sampling.temperature, "top_p": 1.0}
     if server.engine == "SGLang":
-        options = drawn | {"max_new_tokens": sampling.steps, "top_k": sampling.top_k or -1}
+        options = drawn | {"max_new_tokens": sampling.steps, "top_k": -1}
         logs = {"return_logprob": True, "top_logprobs_num": count} if count else {}
         return {"input_ids": ids, "sampling_params": options, **logs}
-    drawn |= {"top_k": sampling.top_k, "seed": sampling.seed}
+    drawn |= {"top_k": 0, "seed": sampling.seed}
     if server.engine == "llama.cpp":
         samplers = {"samplers": ["top_k", "top_p", "temperature"], "repeat_penalty": 1.0}
         logs = {"n_probs": count, "backend_sampling": False} if count else {}

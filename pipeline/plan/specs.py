@@ -146,8 +146,6 @@ class DistributionsSpec:
     steps: int
     k: int
     temperature: float
-    top_p: float
-    top_k: int
     seed: int | None
     temperatures: tuple[float, ...]
     served: bool = False
@@ -214,7 +212,6 @@ class AcceptanceSpec:
     rules: Rules
     presets: Presets
     divergences: tuple[str, ...]
-    draft_length: int
     statistics: Statistics
 
 
@@ -231,7 +228,6 @@ class DecodingSpec(PairSpec):
     statistics: Annotated[Resampling, APART]
     lookup_match: str = "latest"
     repeats: int = 1
-    texts: bool = False
 
 
 @dataclass(frozen=True)

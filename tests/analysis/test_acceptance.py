@@ -10,14 +10,7 @@ import pandas as pd
 import pytest
 
 from analysis.acceptance.judgement import Judgement, Steps, judge, rounding
-from analysis.acceptance.summary import (
-    coverage,
-    finite_shares,
-    kl_needed,
-    margins,
-    rule_statistics,
-    stochastic_statistics,
-)
+from analysis.acceptance.summary import coverage, finite_shares, kl_needed, margins, rule_statistics
 from analysis.rules import AbsoluteThreshold, Additive, StrictGreedy, Tree
 from analysis.statistics.bootstrap import PromptBootstrap
 from analysis.topk import TopK
@@ -204,20 +197,6 @@ def test_a_heads_tokens_a_call_go_by_depth() -> None:
         assert found["acceptance"] == alone["acceptance"]  # of depth 1
         assert found["measured_per_call"] <= alone["measured_per_call"]
     assert statistics(steps, StrictGreedy())["certified_per_call"] > 1  # it promises something
-
-
-def test_expected_lengths_of_stochastic_verification() -> None:
-    steps = pair(0.3)
-    half = np.full(len(steps), 0.5)
-    laws = [half] * 4
-    table = stochastic_statistics(*laws, steps.trajectories, bootstrap(steps))
-    assert (table.loc[table["statistic"] == "acceptance", "value"] == 0.5).all()
-    # of all but the first tokens: n / (n/2 rejections + P/2 answers that end accepted)
-    expected = (LENGTH - 1) / ((LENGTH - 1) / 2 + 1 / 2)
-    lengths = table.loc[table["statistic"] == "measured_per_call", "value"]
-    assert lengths.tolist() == pytest.approx([expected] * 4)
-    head = stochastic_statistics(*laws, steps.trajectories, bootstrap(steps), head=True)
-    assert set(head["statistic"]) == {"acceptance"}  # deeper depths are not known
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -42,8 +42,6 @@ def run(law: str | None, name: str, parents: Sequence[int], rule: str | None = N
         "rule": rule,
         "draft_length": 1,
         "temperature": 0.0 if rule else 1.0,
-        "top_p": 1.0,
-        "top_k": 0,
         "tree": shape,
     }
 

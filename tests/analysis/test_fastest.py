@@ -58,7 +58,7 @@ def decoded(logs: np.ndarray, lossless: list[bool] | None = None, tokens: int = 
     """The target alone takes 1 s a prompt, method m exp(-logs[prompt, m]); (P, M)."""
     prompts, methods = logs.shape
     runs: Any = pd.DataFrame({"drafter": ["none"] + ["model"] * methods, "sampling": None})
-    runs = runs.assign(temperature=0.0, top_p=1.0, top_k=0, tree=None)
+    runs = runs.assign(temperature=0.0, tree=None)
     runs["lossless"] = [True, *(lossless or [True] * methods)]
     seconds = np.column_stack([np.ones(prompts), np.exp(-logs)])
     keys = {"prompt_id": np.repeat(np.arange(prompts), methods + 1)}

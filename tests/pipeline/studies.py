@@ -92,14 +92,7 @@ class MadeUp:
         identity = Identity(hub="owner/model", commit=commit)
         model = replace(model_at("owner/model", label), identity=identity)
         spec = DistributionsSpec(
-            model,
-            steps=128,
-            k=self.k,
-            temperature=0.0,
-            top_p=1.0,
-            top_k=0,
-            seed=0,
-            temperatures=TEMPERATURES,
+            model, steps=128, k=self.k, temperature=0.0, seed=0, temperatures=TEMPERATURES
         )
         node = Node("distributions", label, spec, {"prompts": (self.prompts,)})
         steps = {"prompt_id": self.prompt_id, "position": self.position}

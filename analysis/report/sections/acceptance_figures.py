@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from itertools import cycle
 
 import numpy as np
 import pandas as pd
@@ -19,30 +18,21 @@ from ..records import Figure, Row, records_of, select, together, worded
 from ..style import (
     BLACK,
     BLUE,
-    GREY,
     LINES,
     RULED,
     TEXT,
     VERMILION,
     error_bars,
-    family,
     grid,
     legend,
-    logarithmic,
     percent,
-    rule_colour,
     styled,
 )
 
 GREEDY = StrictGreedy().label
-MARKERS = "osD^vP*Xh"
 DOTS = ("D", "o", "s", "^", "v")
 ROW, APART = 0.3, 0.16  # inches for a rule, and between two of its points
 MOST = 10  # rows of a panel
-COSTS_SHOWN = {  # cost: axis label
-    "nats": "log-likelihood given up, nats a token",
-    "probability": "probability given up a token",
-}
 
 
 def rules_in(results: Results, *groups: str) -> list[str]:
@@ -191,65 +181,3 @@ def _dots(
     axes[0].set_xlim(-0.02, min(1.02, axes[0].get_xlim()[1]) if last else 1.02)
     legend(drawing, axes[:1], len(kinds))
     return drawing, axes
-
-
-@styled
-def frontier_figure(results: Results) -> Figure:
-    """Draw gain over cost of rules and presets, and the curve of the best rule."""
-    frame = results["frontier"]
-    drawing, axes = grid(len(COSTS_SHOWN), results.targets)
-    drawing.set_figheight(5.6)
-    for row, (cost, name) in zip(axes, COSTS_SHOWN.items(), strict=True):
-        for axis, target in zip(row, results.targets, strict=True):
-            part = frame[(frame["target"] == target) & (frame["cost"] == cost)]
-            _plane(axis, part, results)
-            axis.set_xlabel(name)
-            axis.set_title(f"{target}: {cost} given up")
-        row[0].set_ylabel("tokens a call (log scale)")
-    legend(drawing, axes[:, 0], 3)
-    return Figure(**worded("frontier_figure"), data=frame, drawing=drawing)
-
-
-def _plane(axis: Axes, part: pd.DataFrame, results: Results) -> None:
-    curve = part[part["rule"] == ""]
-    axis.plot(
-        curve["value"],
-        curve["tokens"],
-        color=GREY,
-        linewidth=3,
-        zorder=0,
-        label="most steps accepted",
-    )
-    rules = part[(part["rule"] != "") & np.isfinite(part["value"])].set_index("rule")
-    others = rules.drop(index=list(results.presets), errors="ignore")
-    families = others.index.str.partition(" ").get_level_values(0)
-    for name, members in others.groupby(families, sort=False):
-        colours = list(map(rule_colour, members.index))
-        axis.scatter(members["value"], members["tokens"], s=7, c=colours, zorder=1)
-        label, hue = family(str(name))
-        axis.plot([], [], ".", color=hue, label=label)
-    for marker, (rule, name) in zip(cycle(MARKERS), results.presets.items(), strict=False):
-        if rule in rules.index:
-            row, own = rules.loc[rule], results.names[rule]
-            axis.errorbar(
-                row["value"],
-                row["tokens"],
-                xerr=error_bars([row["value"]], [row["ci_low"]], [row["ci_high"]]),
-                yerr=error_bars([row["tokens"]], [row["tokens_low"]], [row["tokens_high"]]),
-                fmt=marker,
-                color=BLACK,
-                markersize=4,
-                elinewidth=0.6,
-                label=own if own.startswith(name) else f"{name}: {own}",
-            )
-    logarithmic(axis, "y")
-    most = rules[["value", "ci_high"]].max(axis=None)
-    if most > 0:  # the curve extends beyond the rules
-        drawn = curve.loc[curve["value"] <= 1.1 * most, "tokens"]
-        heights = np.concatenate(
-            [drawn, *rules[["tokens", "tokens_low", "tokens_high"]].T.to_numpy()]
-        )
-        heights = heights[np.isfinite(heights)]
-        axis.set_xlim(-0.03 * most, 1.1 * most)
-        axis.set_ylim(0.95 * heights.min(), 1.05 * heights.max())
-    axis.grid(**RULED)

@@ -36,8 +36,6 @@ ENDS: Columns = {
     "value_upper": Column("float64", "from the upper ends"),
     **INTERVAL,
 }
-_TOKENS = "interval of tokens"
-_SHARE = "interval of share"
 
 
 def nodes(request: Request) -> list[Node]:
@@ -56,7 +54,6 @@ def nodes(request: Request) -> list[Node]:
         rules=tuple(request.rules),
         presets=presets,
         divergences=tuple(settings.divergences),
-        draft_length=settings.draft_length,
         statistics=request.statistics,
     )
     return [
@@ -152,42 +149,6 @@ STAGE = Stage(
                 "drafter alone finite (share of steps with a finite divergence), kl_median (nats)",
             ),
             **ENDS,
-            **COUNTED,
-        },
-        "levels": {  # analysis.acceptance.budgets and sampling
-            "rule": Column("string", "label, or the sampling scheme"),
-            "kind": Column(
-                "string",
-                "uniform: at most eps at every step; budget: in the mean; step: from the KL of "
-                "each step; measured: of this drafter",
-            ),
-            "eps": Column(
-                "float64",
-                "the drafter's mean KL, nats; of a head's tokens the mean of its largest KL of all "
-                "depths",
-            ),
-            "statistic": Column(
-                "string",
-                "acceptance; tokens (a call, drafts of any length), tokens_5 (of at most "
-                "`acceptance.draft_length`); probability, best and share, of a sampling scheme",
-            ),
-            "value": Column("float64", "the statistic"),
-            **INTERVAL,
-            **COUNTED,
-        },
-        "frontier": {  # analysis.acceptance.frontier
-            "rule": Column("string", "label; empty: the most that any rule accepts at this cost"),
-            "cost": Column("string", "nats or probability given up"),
-            "tokens": Column("float64", "tokens a call, drafts of any length (per_call)"),
-            "tokens_low": Column("float64", _TOKENS),
-            "tokens_high": Column("float64", _TOKENS),
-            "cut": Column("float64", "share of the calls that the end of a trajectory cuts"),
-            "value": Column("float64", "of the cost, mean over steps"),
-            **INTERVAL,
-            "share": Column("float64", "accepted steps over the most that any rule accepts"),
-            "share_low": Column("float64", _SHARE),
-            "share_high": Column("float64", _SHARE),
-            "setting": Column("float64", "alpha or t of the best rule"),
             **COUNTED,
         },
     },

@@ -13,16 +13,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
-from analysis.acceptance.budgets import budget_of_drafter
-from analysis.acceptance.frontier import frontier
 from analysis.acceptance.judgement import Judgement, Steps, judge
-from analysis.acceptance.sampling import (
-    ARGMAX,
-    SPECULATIVE,
-    readings,
-    sampling_statistics,
-    violations,
-)
 from analysis.acceptance.summary import (
     calibration_statistics,
     coverage,
@@ -33,7 +24,6 @@ from analysis.acceptance.summary import (
 )
 from analysis.rules import Rule, StrictGreedy
 from analysis.statistics.bootstrap import Floats, PromptBootstrap
-from analysis.topk import TopK
 from pipeline.errors import PipelineError
 from pipeline.plan.facts import DraftsFacts
 from pipeline.plan.specs import AcceptanceSpec, DraftsSpec
@@ -43,10 +33,7 @@ from pipeline.store.distributions import read_steps
 from pipeline.store.node import Node
 from pipeline.store.plain import Plain
 
-SAMPLED = (  # what is known at the temperature of the answers
-    *("tv", "draft_prob", "kl", "erss_acceptance", "harmonic_mean"),
-    *("top_surprisal", "log_tail", "entropy"),
-)
+SAMPLED = ("tv", "erss_acceptance", "harmonic_mean")  # at the temperature of the answers
 # `judge_soundly` of a pair: steps, rules, divergence, distance
 Judge = Callable[[Steps, Sequence[Rule], str, Floats | None], list[Judgement]]
 
@@ -69,25 +56,16 @@ def compute(
     bootstrap = PromptBootstrap(steps.trajectories.prompts, *spec.statistics)
     surprisal = drafts.read(columns=["draft_top_surprisal"])["draft_top_surprisal"].to_numpy()
     confidence = np.exp(-np.maximum(surprisal, 0.0))
-    acceptances, probabilities = _sampled(drafts, steps, list(per_step.values()), bootstrap)
     frames = {
         "statistics": [
             *(rule_statistics(steps, judgement, bootstrap) for judgement in chosen),
             calibration_statistics(confidence, chosen, bootstrap),
-            acceptances,
+            _sampled(drafts, bootstrap),
         ],
         "breakdown": [
             _by_divergence(drafts, spec.divergences, steps, chosen, sound, bootstrap),
             _by_depth(steps, chosen, bootstrap),
         ],
-        "levels": [
-            *(
-                budget_of_drafter(steps, judgement, bootstrap, spec.draft_length)
-                for judgement in chosen
-            ),
-            probabilities,
-        ],
-        "frontier": [frontier(steps, chosen, bootstrap)],
     }
     tables = {name: pd.concat(parts).assign(**bootstrap.counted) for name, parts in frames.items()}
     for name, frame in {"listing": rule_listing(spec), **tables}.items():
@@ -140,43 +118,13 @@ def _by_depth(
     return pd.concat(frames).assign(divergence="")
 
 
-def _sampled(
-    drafts: Artifact, steps: Steps, rules: Sequence[Rule], bootstrap: PromptBootstrap
-) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Return the acceptance rates of stochastic verification, beside certified probabilities.
-
-    Both are empty where no answers were sampled.
-
-    Raises:
-        PipelineError: a step accepts with a smaller probability than certified.
-    """
-    temperature, dist = drafts.facts(DraftsFacts).sampled_temperature, steps.target
-    if temperature is None:
-        return pd.DataFrame(), pd.DataFrame()
+def _sampled(drafts: Artifact, bootstrap: PromptBootstrap) -> pd.DataFrame:
+    """Return the acceptance rates of stochastic verification; none where nothing was sampled."""
+    if drafts.facts(DraftsFacts).sampled_temperature is None:
+        return pd.DataFrame()
     table = drafts.read(columns=[f"sampled_{name}" for name in SAMPLED])
-    columns = {name: table[f"sampled_{name}"].to_numpy() for name in SAMPLED}
-    tv, argmax, kl = columns.pop("tv"), columns.pop("draft_prob"), columns.pop("kl")
-    races, harmonic = columns.pop("erss_acceptance"), columns.pop("harmonic_mean")
-    assert dist.logits is not None
-    dist = TopK.from_columns(
-        dist.ids, dist.logits, **columns, vocab_size=dist.vocab_size, temperature=temperature
-    )
-    measured = {SPECULATIVE: 1.0 - tv, ARGMAX: argmax}
-    for rule in (rule for rule in rules if rule.samples):
-        measured |= readings(rule, steps.target, steps.draft_rank, argmax)
-    for scheme, count in violations(dist, kl, measured).items():
-        if count:
-            raise PipelineError(
-                f"{scheme}: {count} steps accept with a smaller probability than their "
-                "certificates guarantee. This is a bug: please report it"
-            )
-    frame = sampling_statistics(dist, kl, measured, rules, bootstrap)
-    return (
-        stochastic_statistics(
-            tv, races, harmonic, argmax, steps.trajectories, bootstrap, head=bool(steps.deeper)
-        ),
-        frame.assign(statistic="probability"),
-    )
+    tv, races, harmonic = (column.to_numpy() for column in table.columns)
+    return stochastic_statistics(tv, races, harmonic, bootstrap)
 
 
 def judge_soundly(

@@ -56,7 +56,6 @@ def nodes(request: Request) -> list[Node]:
                 methods=tuple(methods),
                 statistics=request.statistics,
                 repeats=settings.repeats,
-                texts=settings.texts,
             ),
             {"prompts": drafts.upstream["prompts"], **({"drafts": (drafts,)} if measured else {})},
         )
@@ -97,7 +96,7 @@ def summary(node: Node[DecodingSpec], artifact: Artifact) -> list[SummaryRow]:
 
 STAGE = Stage(
     name="decoding",
-    version=16,
+    version=17,
     upstream=("prompts", "drafts"),  # the latter for methods that take what it measured
     columns={
         "data": RUN
@@ -146,16 +145,6 @@ STAGE = Stage(
             "kl": Column("float64", "KL(p‖q) at the temperature, nats; inf where q lacks a token"),
             "greedy_entropy": Column("float64", "H[R] of speculative sampling, drafts independent"),
             "races_entropy": Column("float64", "H[R] of exponential races, drafts independent"),
-        },
-        "texts": RUN
-        | {
-            "text": Column("string", "target: its own answer; own: the run's; rejected: drafts"),
-            "position": Column("int32", "in the answer, of the token that is chosen or drafted"),
-            "place": Column("int32", "behind a rejected token: place in the draft, else 0"),
-            "entropy": Column("float64", "of the target's distribution there, nats"),
-            "top_probability": Column("float64", "p of rank 1"),
-            "certificate": Column("float64", "R of the run's rule, its lower end, nats"),
-            "kl": Column("float64", "KL(p‖q); inf where q lacks a token; null of rejected"),
         },
         "failures": {
             "prompt_id": Column("string", "the prompt"),

@@ -42,7 +42,6 @@ from pipeline.stages.decoding import PASSES, RUN, STAGE
 from pipeline.stages.decoding.along import contexts, drawn_baselines, trajectory
 from pipeline.stages.decoding.batches import pass_rows
 from pipeline.stages.decoding.rates import with_measured_trees
-from pipeline.stages.decoding.texts import text_rows
 from pipeline.store.artifacts import Artifact, Pending
 from pipeline.store.columns import Row, Tables, schema
 from pipeline.store.node import Node
@@ -128,7 +127,7 @@ class DecodingWorker:
         """Decode a prompt with every method, and the later turns of its conversation."""
         at = self._turns[shard.prompts[0]]
         prompt = self._prompts[at]
-        tables = decode_prompt(self._pair, prompt, at, self._spec.repeats, self._spec.texts)
+        tables = decode_prompt(self._pair, prompt, at, self._spec.repeats)
         if prompt.later_turns and "data" in tables:
             tables["later turns"] = self._later_turns(prompt, tables["data"])
         path.write_text(json.dumps(tables))
@@ -203,13 +202,10 @@ def warm_up(pair: DecodingPair, prompts: Sequence[Prompt]) -> None:
     raise PipelineError(f"no prompt can be decoded: {reasons[0]}")
 
 
-def decode_prompt(
-    pair: DecodingPair, prompt: FirstTurn, turn: int, repeats: int = 1, texts: bool = False
-) -> Tables:
+def decode_prompt(pair: DecodingPair, prompt: FirstTurn, turn: int, repeats: int = 1) -> Tables:
     """Decode one prompt with every method; a prompt that fails is recorded with its reason.
 
     Every prompt, and every repeat, begins with another method, so that none gains from its place.
-    With `texts` the answers are read again for table texts.
     """
 
     def decode_all() -> Tables:
@@ -219,13 +215,13 @@ def decode_prompt(
             for at in range(len(pair.runs)):
                 index = (at + turn + repeat) % len(pair.runs)
                 tries[index].append(decode_timed(pair, pair.runs[index], prompt, pair.steps))
-        return prompt_rows(pair, prompt, tries, texts)
+        return prompt_rows(pair, prompt, tries)
 
     rows, reason = or_reason(decode_all, pair.target.device)
     return rows or {"failures": [{"prompt_id": prompt.prompt_id, "reason": reason}]}
 
 
-def prompt_rows(pair: DecodingPair, prompt: FirstTurn, tries: Tries, texts: bool) -> Tables:
+def prompt_rows(pair: DecodingPair, prompt: FirstTurn, tries: Tries) -> Tables:
     """Return the rows of a prompt by table; nothing in here is timed.
 
     `tries` are the repeats of each run, with the peak of CUDA memory. All emit the same tokens; the
@@ -281,7 +277,6 @@ def prompt_rows(pair: DecodingPair, prompt: FirstTurn, tries: Tries, texts: bool
     greedy = next((tokens for run, tokens in alone.items() if run.temperature == 0), None)
     if greedy is not None:
         rows["trajectory"] = trajectory(pair, prompt, greedy)
-    rows["texts"] = text_rows(pair, prompt, answers, alone) if texts else []
     rows["contexts"] = [
         row for run in drawn_baselines(pair.runs) for row in contexts(pair, prompt, run, alone[run])
     ]

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from analysis.rules.readings import ALGORITHM_1
-from analysis.trees.acceptance import Stored, aligned, drawn_rates, greedy_rates, truncated
+from analysis.trees.acceptance import Stored, aligned, drawn_rates, greedy_rates
 from analysis.trees.topology import Floats
 from pipeline.plan.method import RACES, Method
 from pipeline.plan.specs import DecodingSpec
@@ -44,9 +44,7 @@ def sibling_rates(artifact: Artifact, method: Method, count: int) -> Floats:
     steps = np.unique(np.linspace(0, len(table) - 1, STEPS).astype(np.intp))
     table = table.take(pa.array(steps))
     pair = [_stored(table, prefix, facts, method.temperature) for prefix in ("", "draft_")]
-    p, q = aligned(
-        *(truncated(probabilities, method.top_p, method.top_k) for probabilities in pair)
-    )
+    p, q = aligned(*pair)
     if method.drafts_most_probable:  # the drafter's tokens come first, by decreasing q
         rates = p[:, : min(count, pair[1][0].shape[1])].mean(axis=0)
     else:

@@ -73,8 +73,6 @@ def nodes(request: Request) -> list[Node]:
                 steps=settings.steps,
                 k=settings.k,
                 temperature=settings.temperature,
-                top_p=settings.top_p,
-                top_k=settings.top_k,
                 seed=None if served else settings.seed,
                 temperatures=temperatures_to_store(config),
                 served=served,
@@ -94,7 +92,7 @@ def temperatures_to_store(config: Config) -> tuple[float, ...]:
 
 STAGE = Stage(
     name="distributions",
-    version=3,
+    version=4,
     upstream=("prompts",),
     columns={
         "data": STEP | {"token_id": Column("int32", "the token emitted")} | TARGET | TEMPERED,

@@ -13,7 +13,7 @@ from pipeline.errors import PipelineError
 from pipeline.execution.stopwatch import Stopwatch
 from pipeline.models.devices import in_threads
 from pipeline.models.load import LanguageModel
-from pipeline.models.logit_statistics import Found, invert, logit_statistics, nucleus
+from pipeline.models.logit_statistics import Found, invert, logit_statistics
 from pipeline.models.passes import HELD, Batch, Texts, concat_columns
 from pipeline.plan.facts import AnswersFacts
 from pipeline.plan.specs import DistributionsSpec
@@ -65,7 +65,7 @@ def decode_batch(
             token = columns["top_ids"][:, 0].long()
             if spec.temperature > 0:
                 drawn = noise[rows, step]
-                token = choose(logits, drawn, spec.temperature, spec.top_p, spec.top_k)
+                token = choose(logits, drawn, spec.temperature)
             columns["token_id"] = token.int()
             if not out:
                 size = (len(prompts), steps)
@@ -107,23 +107,15 @@ def uniforms(seed: int, prompt_id: str, steps: int) -> np.ndarray:
     return generator.random(steps)
 
 
-def choose(
-    logits: Tensor, uniform: Tensor, temperature: float, top_p: float = 1.0, top_k: int = 0
-) -> Tensor:
+def choose(logits: Tensor, uniform: Tensor, temperature: float) -> Tensor:
     """Return the (B,) tokens chosen from `logits` (B, V) by the inverse of their distribution.
 
     Args:
         logits: raw logits.
         uniform: (B,) float64 numbers in [0, 1).
         temperature: above 0.
-        top_p: the least mass of the most probable tokens that may be chosen; 1 leaves all in.
-        top_k: how many of them, applied before top_p; 0 leaves all in.
     """
-    if top_k == 0 and top_p == 1:
-        return invert(torch.softmax(logits.float() / temperature, dim=1).double(), uniform)
-    ordered, ids = logits.float().sort(dim=1, descending=True, stable=True)
-    weights = nucleus(ordered, temperature, top_p, top_k).double()
-    return ids.gather(1, invert(weights, uniform)[:, None])[:, 0]
+    return invert(torch.softmax(logits.float() / temperature, dim=1).double(), uniform)
 
 
 def served_answers(spec: DistributionsSpec, source: Artifact) -> dict[str, list[int]]:
@@ -133,7 +125,7 @@ def served_answers(spec: DistributionsSpec, source: Artifact) -> dict[str, list[
         PipelineError: the requests say that they were sampled otherwise than the configuration.
     """
     for option, values in (source.facts(AnswersFacts).sampling or {}).items():
-        wanted = getattr(spec, option)
+        wanted = {"top_p": 1.0, "top_k": 0}.get(option, spec.temperature)
         other = [value for value in values if max(value, 0) != wanted]  # top_k -1 is all, too
         if other:
             raise PipelineError(

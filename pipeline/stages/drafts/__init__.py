@@ -13,7 +13,7 @@ from pipeline.store.node import Node
 
 _SAMPLED = (
     'the same at the sampling temperature of the answers (`facts["sampled_temperature"]`); NaN '
-    "for greedy answers, and with top_p or top_k"
+    "for greedy answers"
 )
 PAIR: Columns = {  # target p against drafter q
     "kl": Column("float64", "KL(p‖q) over the whole vocabulary; inf where q lacks a token of p"),
@@ -27,14 +27,9 @@ PAIR: Columns = {  # target p against drafter q
     "draft_entropy": Column("float64", "of q, nats"),
     "erss_acceptance": Column("float64", "probability: exponential races accept the first draft"),
     "harmonic_mean": Column("float64", "its lower bound"),
-    "sampled_kl": Column("float64", _SAMPLED),
     "sampled_tv": Column("float64", _SAMPLED),
     "sampled_erss_acceptance": Column("float64", _SAMPLED),
     "sampled_harmonic_mean": Column("float64", _SAMPLED),
-    "sampled_draft_prob": Column("float64", "p of the drafter's argmax at that temperature"),
-    "sampled_top_surprisal": Column("float64", "of p at that temperature"),
-    "sampled_log_tail": Column("float64", "of p at that temperature"),
-    "sampled_entropy": Column("float64", "of p at that temperature"),
 }
 # q' as HiddenDrafter.completed gives it
 _FULL = (

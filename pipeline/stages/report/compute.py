@@ -119,9 +119,8 @@ def sections_of(measured: Measured) -> Iterator[Section]:
     if decoded:
         made = [source.decoding for source in sources if source.decoding is not None]
         title = f"How it decodes with {spec.drafter}"
-        level = compared_level(results["runs"]["eps"])
         extent = setups.extent(decoded, made)
-        yield decoding_section(title, decoded, spec.statistics, level, paragraphs=extent)
+        yield decoding_section(title, decoded, spec.statistics, results, paragraphs=extent)
         says = [*setups.machines(decoded, made), *setups.warning(decoded, speeds)]
         yield speed_section(title, decoded, speeds, says)
     answered = [source.accuracy.artifact for source in sources if source.accuracy is not None]
@@ -148,8 +147,7 @@ def drafted_margins(target: Target, judged: Judgement) -> pd.DataFrame:
 def not_sampled(sources: Sources) -> str:
     """Return why stochastic verification is left out: how the answers were decoded instead."""
     spec: DistributionsSpec = sources.distributions.node.spec
-    words = worded("left_out", temperature=spec.temperature, top_p=spec.top_p, top_k=spec.top_k)
-    return str(words["sampling"])
+    return str(worded("left_out", temperature=spec.temperature)["sampling"])
 
 
 def certificates_section(

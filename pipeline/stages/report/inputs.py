@@ -34,8 +34,6 @@ from pipeline.store.distributions import StoredFacts
 PAIR_FRAMES = {  # of Results, and the files of stage acceptance that they are
     "acceptance": "statistics",
     "breakdown": "breakdown",
-    "levels": "levels",
-    "frontier": "frontier",
 }
 RANKS = (1, 3, 5, 10, 25)  # the paper's Table 1
 

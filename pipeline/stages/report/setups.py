@@ -42,8 +42,6 @@ WORDS = {  # what a reader must know of records, by stage and key; the rest is i
     "prompts.enable_thinking": "thinking enabled",
     "distributions.steps": "tokens of an answer, at most",
     "distributions.temperature": "temperature of the answers (0: greedy)",
-    "distributions.top_p": "top_p of the answers",
-    "distributions.top_k": "top_k of the answers (0: all)",
     "distributions.model.attention": "attention",
     "certificates.temperature": "temperature of the certified distributions",
     "distributions.k": "stored tokens a step, the most probable",
