@@ -92,7 +92,7 @@ def main() -> None:
     tokenizer = load_tokenizer(str(arguments.model), None, "model")
     rows = (ROOT / "assets/mini/prompts.jsonl").read_text(encoding="utf-8").splitlines()
     texts = [json.loads(row)["prompt"] for row in rows[: arguments.prompts]]
-    prompts = [encode(tokenizer, [text], "chat", enable_thinking=False) for text in texts]
+    prompts = [encode(tokenizer, text, "chat", enable_thinking=False) for text in texts]
     whole = loaded(arguments.model, *PASSES[0])
     answers = decoded(whole, prompts, arguments.steps).argmax(dim=2)
     exact = scored(whole, prompts, answers)

@@ -223,10 +223,8 @@ class Decoding:
     seed: int = _at_least(0)
     lookup: int = _at_least(1)
     lookup_match: str = _one_of(*LOOKUP_MATCHES)
-    repeats: int = _at_least(1)
     texts: bool = MISSING
     draft_length: int | None = _at_least(1, optional=True)
-    batches: list[int] = _different("integers of at least 1", lambda v: v >= 1)
     report: bool = MISSING
     costs: str | None = MISSING  # a file of `python -m pipeline.reconcile ALONE DRAFTED ...`
     methods: Any = MISSING

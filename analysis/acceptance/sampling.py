@@ -19,15 +19,14 @@ import pandas as pd
 
 from ..beyond import probability
 from ..certificates.certify import certify
-from ..rules.readings import ALGORITHM_1, READINGS, Integers, relaxed
 from ..rules.rule import Rule
-from ..statistics.bootstrap import Floats, PromptBootstrap
+from ..statistics.bootstrap import Floats, Integers, PromptBootstrap
 from ..topk import TopK
 from .judgement import rounding
 
 SPECULATIVE, ARGMAX = "speculative sampling", "argmax drafted, speculative sampling"
 SAMPLED = "sampled draft, "  # before the label of a rule
-DRAFTED = "argmax drafted, "  # before a rule that samples and its reading
+DRAFTED = "argmax drafted, "  # before a rule that samples
 ROUNDING = 1e-9  # by which a computed probability may fall below its certificate
 
 
@@ -74,8 +73,8 @@ def accepted_mass(dist: TopK, rule: Rule, sums: Floats | None = None) -> Floats:
     return np.asarray(np.where(count >= dist.vocab_size, 1.0, np.minimum(mass, 1.0)))
 
 
-def readings(rule: Rule, target: TopK, rank: Integers, argmax: Floats) -> dict[str, Floats]:
-    """Return (N,) probabilities that an argmax draft is accepted, for each reading of MARS.
+def kept_or_drawn(rule: Rule, target: TopK, rank: Integers, argmax: Floats) -> Floats:
+    """Return (N,) probabilities that MARS accepts an argmax draft: kept at rank 2, or drawn.
 
     Args:
         rule: MARS.
@@ -84,11 +83,7 @@ def readings(rule: Rule, target: TopK, rank: Integers, argmax: Floats) -> dict[s
         argmax: (N,) their target probabilities at the temperature.
     """
     count = rule.accepted_count(target)
-    kept = {name: relaxed(name, rank <= count, rank, count) for name in READINGS}
-    return {
-        f"{DRAFTED}{rule.label}, {name}": np.where(of, 1.0, 0.0 if name == ALGORITHM_1 else argmax)
-        for name, of in kept.items()
-    }
+    return np.where((rank > 1) & (rank <= count), 1.0, argmax)
 
 
 def sampling_statistics(

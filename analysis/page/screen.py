@@ -21,7 +21,7 @@ from .steps import KL, LEVELS, digits, in_order
 
 Row = dict[str, Any]
 EPS, SHARE_WANTED = 0.1, 0.95  # nats, and the share of steps, of the first screen without a drafter
-SHOWN = {"model": "drafter", "prompt_lookup": "prompt look-up", "lookup_first": "look-up first"}
+SHOWN = {"model": "drafter", "prompt_lookup": "prompt look-up"}
 assert EPS in LEVELS
 
 
@@ -32,7 +32,6 @@ def method_row(run: Run, drafter: str) -> Row:
         run: one of `Advice.drafters`.
         drafter: printed name of the study's drafter.
     """
-    model_length = run["model_length"]
     ends = {name: run[f"rate_{name}"] for name in ("ci_low", "ci_high")}
     tokens = (run[f"tokens_per_call{end}"] for end in ("", "_ci_low", "_ci_high"))
     return {
@@ -41,8 +40,7 @@ def method_row(run: Run, drafter: str) -> Row:
         "speed": FORMATS["times"](run["speedup"], run["ci_low"], run["ci_high"]),
         "tokens": FORMATS["interval"](*tokens),
         "rate": _share({"value": run["rate"], **ends}),
-        "length": f"{run['draft_length']}"
-        + ("" if pd.isna(model_length) else f", {drafter} {int(model_length)}"),
+        "length": f"{run['draft_length']}",
     }
 
 
@@ -65,11 +63,8 @@ def method_table(targets: Sequence[str], methods: Sequence[Sequence[Row]]) -> st
 
 def drafted_length(advice: Advice) -> int | None:
     """Return the draft length of the study's drafter in its fastest lossless method."""
-    for run in advice.drafters:
-        own = run["draft_length"] if run["drafter"] == "model" else run["model_length"]
-        if run["drafter"] != "prompt_lookup" and not pd.isna(own):
-            return int(own)
-    return None
+    lengths = [run["draft_length"] for run in advice.drafters if run["drafter"] == "model"]
+    return int(lengths[0]) if lengths else None
 
 
 def facts_of_pair(results: Results, target: Target) -> list[Row]:

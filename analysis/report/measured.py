@@ -139,7 +139,7 @@ class Target:
         tokens: (N,) the token emitted.
         candidates: (N, C) the target's most probable tokens.
         probabilities: (N, C) their probabilities.
-        prompts: (P,) id, text and category (or else source) of each prompt.
+        prompts: (P,) id and text of each prompt.
         top: by k, the (N,) probability of the k most probable tokens.
         repeated: (N,) whether each step lies inside a repeated passage of its answer.
         undefined: by rule label, the number of steps at which the rule's test is undefined.
@@ -159,7 +159,7 @@ class Target:
     tokens: NDArray[np.int32]
     candidates: NDArray[np.int32]
     probabilities: Floats
-    prompts: Sequence[tuple[str, str, str]]
+    prompts: Sequence[tuple[str, str]]
     top: Mapping[int, Floats] = field(default_factory=dict)
     repeated: Flags = field(default_factory=lambda: np.zeros(0, dtype=bool))
     undefined: Mapping[str, int] = field(default_factory=dict)

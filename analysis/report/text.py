@@ -13,7 +13,6 @@ from .published import CAP
 MARK = "*"  # after a ceiling: the rejection region is empty
 UNDEFINED = "–"
 PRESETS = {  # printed names of acceptance.presets; others are printed unchanged
-    "vllm_proposed": "vLLM (proposed)",
     "tensorrt_llm": "TensorRT-LLM",
     "sglang": "SGLang",
     "medusa": "Medusa",
@@ -241,7 +240,6 @@ FORMATS: dict[str, Callable[..., str]] = {
     "tokens": lambda value, value_upper, *censored: length_text(
         number_text(value), number_text(value_upper), censored
     ),
-    "run": lambda value, value_upper, *censored: run_text(value, value_upper, censored),
     "run interval": interval_text,
     "at least": lambda tokens, cut: _at_least(number_text(tokens), cut),
     "interval": lambda *ends: "{} [{}, {}]".format(*map(number_text, ends)),

@@ -10,8 +10,6 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from analysis.rules import Prefix
-from analysis.rules.readings import ALGORITHM_1
 from analysis.trees.topology import Topology
 from pipeline.decoding.choices import (
     DRAFT,
@@ -25,17 +23,9 @@ from pipeline.decoding.choices import (
     Race,
     Truncation,
 )
-from pipeline.decoding.drafters import (
-    Drafter,
-    LookupFirst,
-    Nothing,
-    PromptLookup,
-    model_drafter,
-    stops,
-)
+from pipeline.decoding.drafters import Drafter, Nothing, PromptLookup, model_drafter, stops
 from pipeline.decoding.loop import Answer, check_prompt, decode
 from pipeline.decoding.verifiers import (
-    BestPath,
     BlockVerification,
     BudgetSampling,
     DrawnPath,
@@ -161,14 +151,10 @@ def drafter_of(pair: DecodingPair, method: Method, choice: Choice) -> Drafter:
     device, tree = pair.target.device, method.topology
     if method.drafter == "none":
         return Nothing(device)
-    lookup = PromptLookup(pair.lookup, method.draft_length, device, pair.lookup_match)
     if method.drafter == "prompt_lookup":
-        return lookup
+        return PromptLookup(pair.lookup, method.draft_length, device, pair.lookup_match)
     stop = None if method.drafting is None else partial(stops, astuple(method.drafting))
-    drafter = model_drafter(pair.drafter, choice, tree, stop)
-    if method.drafter == "lookup_first":
-        return LookupFirst(lookup, drafter, method.model_length)
-    return drafter
+    return model_drafter(pair.drafter, choice, tree, stop)
 
 
 def scheme_of(method: Method, noise: Noise) -> tuple[Choice, Verifier]:
@@ -185,10 +171,8 @@ def scheme_of(method: Method, noise: Noise) -> tuple[Choice, Verifier]:
     if method.budget is not None:
         drawn = Inversion(t, noise, DRAFT, kept)
         return drawn, BudgetSampling(t, noise, astuple(method.budget), kept)
-    if method.rule is not None and method.reading == ALGORITHM_1:
-        return Greedy(), Relaxed(method.rule, Inversion(t, noise, TOKEN, kept))
     if method.drafts_most_probable:
-        return Greedy(), DrawnPath(t, noise, method.rule, method.reading, kept=kept)
+        return Greedy(), DrawnPath(t, noise, method.rule, kept)
     if t > 0 and method.tree is not None:
         return DrawnRace(t, noise, kept), TreeSampling(t, noise, kept)
     if t > 0:
@@ -196,8 +180,6 @@ def scheme_of(method: Method, noise: Noise) -> tuple[Choice, Verifier]:
         return drawn, SpeculativeSampling(t, noise, method.rule, kept)
     if method.rule is None or method.lossless:
         return Greedy(), Match(Greedy())
-    if isinstance(method.rule, Prefix):
-        return Greedy(), BestPath(method.rule)
     return Greedy(), Relaxed(method.rule)
 
 

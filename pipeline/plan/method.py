@@ -10,15 +10,10 @@ from analysis import rules
 from analysis.beyond.clip import FAMILIES
 from analysis.fields import from_mapping, keys_of, part, ranged
 from analysis.rules import Rule, StrictGreedy, Tree
-from analysis.rules.readings import RANK_2, READINGS
 from analysis.trees.topology import Growth, Topology
 from pipeline.plan.draft_trees import DraftTree
 
-DRAFTERS = {
-    "model": "",
-    "prompt_lookup": "prompt lookup",
-    "lookup_first": "look-up first",  # and where it finds nothing, the model
-}
+DRAFTERS = {"model": "", "prompt_lookup": "prompt lookup"}
 BASELINE = "autoregressive"
 SPECULATIVE = "speculative"
 RACES = "races"  # the sampling whose baseline needs noise of its own
@@ -78,7 +73,7 @@ class Method:
     """One way to decode; the ranges are those of a configured one, baselines have others.
 
     Attributes:
-        drafter: model, prompt_lookup, lookup_first, or none for the baseline.
+        drafter: model, prompt_lookup, or none for the baseline.
         draft_length: drafted tokens a call, of a tree in a row; 0 for the baseline.
         rule: the acceptance rule, None for the baseline and for sampling alone.
         sampling: the sampling scheme, None for a rule alone. A baseline has races if its methods
@@ -88,9 +83,7 @@ class Method:
         drafting: when the drafter stops before the draft length; None is never.
         top_p: which of the most probable tokens target and drafter may choose; 1 is all.
         top_k: likewise, before top_p; 0 is all.
-        model_length: tokens drafted by the model where look-up finds nothing; None is draft_length.
         budget: of `sampling: budget`.
-        reading: what MARS accepts above temperature 0.
     """
 
     drafter: str = ranged(f"one of {', '.join(DRAFTERS)}", lambda value: value in DRAFTERS)
@@ -107,21 +100,15 @@ class Method:
     drafting: Stopping | None = part(Stopping)
     top_p: float = ranged("a number in (0, 1]", lambda value: 0 < value <= 1, default=1.0)
     top_k: int = ranged("an integer of at least 0", lambda value: value >= 0, default=0)
-    model_length: int | None = ranged(
-        "an integer of at least 1", lambda value: value is None or value >= 1, default=None
-    )
     budget: Budget | None = part(Budget)
-    reading: str = ranged(
-        f"one of {', '.join(READINGS)}", lambda value: value in READINGS, default=RANK_2
-    )
 
     @property
     def drafts_most_probable(self) -> bool:
         """Whether it drafts the most probable tokens although it samples, as EAGLE-3 does.
 
-        MARS draws its drafts in our own reading only, and there of chains.
+        MARS draws the drafts of chains.
         """
-        mars = self.rule is not None and (self.tree is not None or self.reading != RANK_2)
+        mars = self.rule is not None and self.tree is not None
         return self.temperature > 0 and (self.sampling == ARGMAX or mars)
 
     @property
@@ -170,14 +157,13 @@ class Method:
     @property
     def _parts(self) -> list[str]:
         """The drafter and how it drafts, printed behind the rule or the sampling scheme."""
-        own = "" if self.model_length is None else f"model drafts {self.model_length}"
-        return [text for text in (DRAFTERS.get(self.drafter, ""), own) if text] + self._details
+        drafter = DRAFTERS.get(self.drafter, "")
+        return [drafter, *self._details] if drafter else self._details
 
     @property
     def _details(self) -> list[str]:
-        """Reading, budget, tree, stopping: beside the scheme, the drafter and the draft lengths."""
-        details = [READINGS[self.reading]] if READINGS[self.reading] else []
-        details += [] if self.budget is None else [self.budget.shown]
+        """Budget, tree, stopping: beside the scheme, the drafter and the draft lengths."""
+        details = [] if self.budget is None else [self.budget.shown]
         if self.tree is not None and not isinstance(self.rule, Tree):
             details.append(self.tree.shown)
         if self.drafting is not None:
@@ -191,8 +177,8 @@ class Method:
 
     @property
     def uses_model(self) -> bool:
-        """Whether the drafter of the study drafts, always or at times."""
-        return self.drafter in ("model", "lookup_first")
+        """Whether the drafter of the study drafts."""
+        return self.drafter == "model"
 
     @property
     def lossless(self) -> bool:
@@ -214,14 +200,10 @@ class Method:
         }
         if self.rule is not None:
             mapping["rule"] = rules.to_mapping(self.rule)
-        if self.model_length is not None:
-            mapping["model_length"] = self.model_length
         if self.tree is not None:
             mapping |= self.tree.to_mapping()
         if self.drafting is not None:
             mapping |= {"drafting": self.drafting.measure, "threshold": self.drafting.threshold}
-        if self.reading != RANK_2:
-            mapping["reading"] = self.reading
         if self.budget is not None:
             mapping |= {"budget": self.budget.measure, "limit": self.budget.limit}
         return mapping

@@ -8,7 +8,6 @@ from typing import Any
 
 from analysis.fields import FieldError, alternatives, check_fields, from_mapping, nearest, refused
 from analysis.rules import Rule, Tree
-from analysis.rules.readings import RANK_2
 from pipeline.errors import PipelineError
 from pipeline.plan.draft_trees import DYNAMIC, VECTOR, DraftTree
 from pipeline.plan.method import BLOCK, BUDGET, LEAST, SAMPLINGS, SPECULATIVE, Method
@@ -171,7 +170,7 @@ def _method(entry: dict[str, Any], rule: Rule | None, where: str) -> Method:
 
 def _misfits(method: Method) -> Iterator[tuple[str, Any, bool, str]]:
     """Yield keys that may contradict others: name, value, whether it does, the allowed values."""
-    rule, drawn, length = method.rule, method.temperature > 0, method.model_length
+    rule, drawn = method.rule, method.temperature > 0
     t, nothing_drawn = method.temperature, "at temperature 0, where nothing is drawn"
     yield ("temperature", t, rule is None and not drawn, "a number above 0: at 0 take rule: greedy")
     yield (
@@ -180,22 +179,8 @@ def _misfits(method: Method) -> Iterator[tuple[str, Any, bool, str]]:
         rule is not None and drawn and not rule.samples,
         "0 for a rule; above 0 only mars, speculative sampling and races are defined",
     )
-    yield (
-        "reading",
-        method.reading,
-        method.reading != RANK_2 and not (rule is not None and drawn),
-        f"{RANK_2}: the readings of mars differ above temperature 0 only",
-    )
     yield "top_p", method.top_p, not drawn and method.top_p != 1, f"1 {nothing_drawn}"
     yield "top_k", method.top_k, not drawn and method.top_k != 0, f"0 {nothing_drawn}"
-    yield (
-        "model_length",
-        length,
-        length is not None and method.drafter != "lookup_first",
-        "nothing: it is for drafter: lookup_first, where look-up finds nothing",
-    )
-    most = method.draft_length
-    yield "model_length", length, (length or 0) > most, f"at most draft_length={most}"
     budget, limits = method.budget, f"one of {', '.join(LEAST)}, with limit"
     yield "budget", None, method.sampling == BUDGET and budget is None, limits
     if budget is not None:
@@ -228,7 +213,7 @@ def _check_drafts(method: Method, key: str) -> None:
         misfits += [
             (tree is not None or method.drafter == "prompt_lookup",
              f"drafting: {stopping.measure}: a model that drafts a chain can stop: give drafter: "
-             "model or lookup_first, and no tree"),
+             "model, and no tree"),
             (method.sampling == BLOCK, "sampling=block tests drafts of a length that is given"),
         ]  # fmt: skip
     where = key if tree is None else f"{key}, tree: {tree.shape}"

@@ -15,7 +15,6 @@ from ...acceptance.budgets import KINDS
 from ...acceptance.sampling import ARGMAX, DRAFTED, SAMPLED, SPECULATIVE
 from ...acceptance.summary import UNION
 from ...rules import Additive, Mars, Multiplicative, Rule, StrictGreedy, TopMAdditive, Tree, Typical
-from ...rules.readings import READINGS
 from ...statistics.run_lengths import with_censored
 from ...statistics.trajectories import CENSORED
 from ..measured import Results
@@ -42,7 +41,7 @@ SHOWN: tuple[Rule, ...] = (
 )
 LENGTH = "measured_per_call"
 ENDS = ("value", "value_upper")
-ACCEPTED = ("acceptance", "certified", "coverage", "slack_median", "calibration_error")
+ACCEPTED = ("acceptance", "certified", "coverage", "slack_median")
 DIVERGENCES = {
     "kl": "KL",
     "tv": "TV",
@@ -176,9 +175,8 @@ def sampling_table(results: Results) -> Table | None:
     shown = pd.concat([frame, extra], ignore_index=True)
     drawn = {f"{SAMPLED}{rule}": names[rule] for rule in own_rules(results)}
     mars = {
-        f"{DRAFTED}{rule}, {reading}": f"{names[rule]}, {text or 'rank 2 or sampled'}"
+        f"{DRAFTED}{rule}": f"{names[rule]}, rank 2 or sampled"
         for rule in own_rules(results)
-        for reading, text in READINGS.items()
         if results.rules[rule].samples
     }
     return results.table(

@@ -18,13 +18,13 @@ from analysis.acceptance.frontier import frontier
 from analysis.acceptance.judgement import Judgement, Steps, judge
 from analysis.acceptance.sampling import (
     ARGMAX,
+    DRAFTED,
     SPECULATIVE,
-    readings,
+    kept_or_drawn,
     sampling_statistics,
     violations,
 )
 from analysis.acceptance.summary import (
-    calibration_statistics,
     coverage,
     depth_statistics,
     finite_shares,
@@ -69,13 +69,10 @@ def compute(
     judged = sound(steps, list((per_step | varied).values()))
     chosen = judged[: len(per_step)]
     bootstrap = PromptBootstrap(steps.trajectories.prompts, *spec.statistics)
-    surprisal = drafts.read(columns=["draft_top_surprisal"])["draft_top_surprisal"].to_numpy()
-    confidence = np.exp(-np.maximum(surprisal, 0.0))
     acceptances, probabilities = _sampled(drafts, steps, list(per_step.values()), bootstrap)
     frames = {
         "statistics": [
             *(rule_statistics(steps, judgement, bootstrap) for judgement in judged),
-            calibration_statistics(confidence, chosen, bootstrap),
             acceptances,
         ],
         "breakdown": [
@@ -165,7 +162,8 @@ def _sampled(
     )
     measured = {SPECULATIVE: 1.0 - tv, ARGMAX: argmax}
     for rule in (rule for rule in rules if rule.samples):
-        measured |= readings(rule, steps.target, steps.draft_rank, argmax)
+        drawn = kept_or_drawn(rule, steps.target, steps.draft_rank, argmax)
+        measured[f"{DRAFTED}{rule.label}"] = drawn
     for scheme, count in violations(dist, kl, measured).items():
         if count:
             raise PipelineError(

@@ -64,33 +64,24 @@ def engine_section(engine: InEngine) -> Section:
 
 
 def flags_of_verdict(advice: Advice, sources: Sources) -> str:
-    """Return the settings of the method that a verdict names, for engines with strict greedy.
-
-    Look-up first is two methods there: of each its draft length.
-    """
+    """Return the settings of the method that a verdict names, for engines with strict greedy."""
     run = advice.run
     if run is None or advice.outcome == DO_NOT or sources.decoding is None:
         return ""
     if not pd.isna(run["drafting"]):  # a tree
         return ""
-    lengths = {run["drafter"]: run["draft_length"]}
-    says = [advice.sentence]
-    if run["drafter"] == "lookup_first":
-        lengths = {"prompt_lookup": run["draft_length"], "model": run["model_length"]}
-        says.append("No engine listed here drafts by look-up first: these are its two parts.")
     lookup = sources.decoding.node.spec.lookup
     fixed = PLACES | {"head": _head(sources), "temperature": run["temperature"]}
     return "\n".join(
         setting_text(
             engine,
-            says,
+            [advice.sentence],
             rule=StrictGreedy(),
             strictest=None,
-            draft_length=int(length),
-            lookup=lookup if drafter == "prompt_lookup" else None,
+            draft_length=int(run["draft_length"]),
+            lookup=lookup if run["drafter"] == "prompt_lookup" else None,
             **fixed,
         )
-        for drafter, length in lengths.items()
         for engine, about in ENGINES.items()
         if about["rule"] is None
     )
