@@ -13,14 +13,16 @@ for all of them.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from ..beyond import probability
 from ..certificates.certify import certify
 from ..rules.rule import Rule
-from ..statistics.bootstrap import Floats, Integers, PromptBootstrap
+from ..statistics.bootstrap import Floats, PromptBootstrap
 from ..topk import TopK
 from .judgement import rounding
 
@@ -73,7 +75,9 @@ def accepted_mass(dist: TopK, rule: Rule, sums: Floats | None = None) -> Floats:
     return np.asarray(np.where(count >= dist.vocab_size, 1.0, np.minimum(mass, 1.0)))
 
 
-def kept_or_drawn(rule: Rule, target: TopK, rank: Integers, argmax: Floats) -> Floats:
+def kept_or_drawn(
+    rule: Rule, target: TopK, rank: NDArray[np.integer[Any]], argmax: Floats
+) -> Floats:
     """Return (N,) probabilities that MARS accepts an argmax draft: kept at rank 2, or drawn.
 
     Args:

@@ -240,6 +240,7 @@ FORMATS: dict[str, Callable[..., str]] = {
     "tokens": lambda value, value_upper, *censored: length_text(
         number_text(value), number_text(value_upper), censored
     ),
+    "run": lambda value, value_upper, *censored: run_text(value, value_upper, censored),
     "run interval": interval_text,
     "at least": lambda tokens, cut: _at_least(number_text(tokens), cut),
     "interval": lambda *ends: "{} [{}, {}]".format(*map(number_text, ends)),
