@@ -14,7 +14,7 @@ from analysis.report.records import Table, texts, worded
 from analysis.report.sections.decoding import decoding_section
 from analysis.report.sections.decoding_speed import speed_section
 from pipeline.paths import ROOT
-from tests.analysis.test_speed_laws import batched
+from tests.analysis.test_decoding_metrics import made
 
 DOCS = list((ROOT / "docs").glob("*.md"))
 RESULTS = ROOT / "benchmarks" / "results"
@@ -94,7 +94,7 @@ def test_one_version_is_released() -> None:
 
 def test_each_word_under_what_is_measured_has_a_column() -> None:
     section = "## What is measured"
-    one, statistics = batched(), (20, 0.9, 0)
+    one, statistics = made(), (20, 0.9, 0)
     speeds = [speed(one, *statistics).assign(theta=math.nan)]
     shown = [
         *decoding_section("", [one], statistics, 0.1, []).shown,

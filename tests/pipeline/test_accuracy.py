@@ -32,7 +32,7 @@ LOSSLESS = [
     "{drafter: model, rule: tree, m: 3, draft_length: 3, temperature: 0}",
     "{drafter: model, rule: greedy, draft_length: 3, temperature: 0, tree: dynamic, width: 2, "
     "nodes: 6}",
-    "{drafter: lookup_first, rule: greedy, draft_length: 3, model_length: 2, temperature: 0}",
+    "{drafter: prompt_lookup, rule: greedy, draft_length: 3, temperature: 0}",
     "{drafter: model, sampling: races, draft_length: 3, temperature: 0.7}",
     "{drafter: model, sampling: races, draft_length: 2, temperature: 0.7, tree: symmetric, "
     "width: 2}",
@@ -213,7 +213,7 @@ def test_answers_are_read_again_by_the_target(place: Path, made: tuple[Node, Art
     model = AutoModelForCausalLM.from_pretrained(place / "wide", dtype=torch.float32)
     tokenizer = load_tokenizer(str(place / "wide"), None, "test")
     item = read_items(place / "own.jsonl")[2]
-    ids = encode(tokenizer, [item["prompt"]], "chat", enable_thinking=False)
+    ids = encode(tokenizer, item["prompt"], "chat", enable_thinking=False)
     table = made[1].read().to_pandas().query("task == 'own'")
     for row in table[table["item_id"] == item["id"]].to_dict("records"):
         answer = list(row["token_ids"])

@@ -9,13 +9,12 @@ Files: ``index.html``, the page; ``tables.html``, all tables and figures, with l
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from analysis.decoding.answers import accuracy
 from analysis.decoding.speed import speed
 from analysis.page.grid import drafted_margins
 from analysis.report.measured import Results, Target
-from analysis.report.records import Section, Table, together, worded
+from analysis.report.records import Section, worded
 from analysis.report.render import files, names
 from analysis.report.sections.acceptance import acceptance_section
 from analysis.report.sections.accuracy import accuracy_sections
