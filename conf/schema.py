@@ -28,7 +28,7 @@ STAGE_NAMES = (  # each after its inputs
 
 
 ENGINE_NAMES = ("vllm", "sglang", "tensorrt_llm", "medusa", "llama_cpp")  # solve prints settings
-LOOKUP_MATCHES = ("latest", "earliest", "fixed")  # of analysis.decoding.lookup
+LOOKUP_MATCHES = ("latest", "earliest")  # of analysis.decoding.lookup
 MEASURED = ("kl", "tv", "hellinger", "reverse_kl")  # divergences measured by stage drafts
 
 

@@ -112,12 +112,10 @@ def lookup_rows(path: Path, settings: Config, length: int) -> TableRows:
         for reply in (answer.reply for answer in served)
         if reply.ids and reply.request and reply.request.prompt_ids
     ]
-    # llama.cpp cuts drafts to the largest length of an answer
-    limit = max((len(ids) for _, ids in texts), default=0) if match == "fixed" else None
     calls = [
         call
         for prompt, answer in texts
-        for call in lookup_calls(prompt, answer, length, longest, match, limit)
+        for call in lookup_calls(prompt, answer, length, longest, match)
     ]
     if not calls:
         raise PipelineError(

@@ -231,6 +231,7 @@ def test_mars_accepts_ranks_one_and_two_in_its_zone_only() -> None:
 
 
 def test_thresholds_are_drawn_at_every_temperature_and_draft_length() -> None:
+    scheme = "dynamic, 10 wide, 59 nodes"
     grid = pd.MultiIndex.from_product([[0.0, 1.0], [7, 10], [0.9, 0.84]])
     speeds = grid.to_frame(index=False, name=["temperature", "draft_length", "theta"])
     speeds["method"] = [

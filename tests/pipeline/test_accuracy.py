@@ -193,7 +193,6 @@ def test_the_section_shows_losses_tasks_and_differing_answers(
     assert [strict[name] for name in ("lost and won", "changed", "nats given up")] == [
         "0 and 0", "0 %", "0",
     ]  # fmt: skip
-    assert strict["length"] == "1.00 [1.00, 1.00]"
     assert printed["Additive (t = 0.6)"]["changed"] not in ("0 %", "–")
     contents = dict(content for item in part.shown for content in files(item))
     csv = contents["tables/accuracy_differing.csv"].decode()
@@ -202,8 +201,6 @@ def test_the_section_shows_losses_tasks_and_differing_answers(
     assert (part.timed, timed.timed) == (False, True)
     assert not any(b"speedup" in text or b"seconds" in text
                    for name, text in contents.items() if name.endswith(".csv"))  # fmt: skip
-    [(_, rows)] = lines(_tables(timed)["accuracy_speed"])
-    assert [cells[-2] for _, cells, _ in rows].count("–") == 4  # of rules that relax: one
 
 
 def test_answers_are_read_again_by_the_target(place: Path, made: tuple[Node, Artifact]) -> None:
