@@ -120,7 +120,7 @@ def matter(node: AcceptanceNode, rows: list[SummaryRow]) -> tuple[list[SummaryRo
 
 STAGE = Stage(
     name="acceptance",
-    version=23,
+    version=24,
     upstream=("drafts",),
     columns={
         "data": STEP
