@@ -37,7 +37,7 @@ from analysis.rules import StrictGreedy
 from analysis.statistics.bootstrap import Floats
 from analysis.topk import TopK
 from pipeline.decoding.choices import Greedy
-from pipeline.decoding.drafters import Drafter, LookupFirst, Nothing, PromptLookup, model_drafter
+from pipeline.decoding.drafters import Drafter, Nothing, PromptLookup, model_drafter
 from pipeline.decoding.loop import decode
 from pipeline.decoding.verifiers import Match
 from pipeline.engines.servers import Sampling, Server, open_server, request_body
@@ -55,7 +55,6 @@ from pipeline.plan.stage import models_of
 from pipeline.stages.distributions.decode import Found, decode_batch, score_batch
 
 RESAMPLES = 2000
-MODEL_LENGTH = 2  # tokens that the model drafts if look-up has no match
 ALONE = "target alone, this project"
 Decoder = Callable[[list[int]], list[int]]
 
@@ -135,9 +134,6 @@ def decoders(
     def lookup(count: int) -> PromptLookup:
         return PromptLookup(spec.lookup, count, device, spec.lookup_match)
 
-    def lookup_first(count: int) -> Drafter:
-        return LookupFirst(lookup(count), model(count), MODEL_LENGTH)
-
     decoders_by_name = {
         ALONE: own(lambda _: Nothing(device), 0),
         "target alone, transformers": generate(target, steps, lambda: {}),
@@ -146,7 +142,6 @@ def decoders(
         by_model = isinstance(drafter, LanguageModel)
         decoders_by_name |= {
             f"the drafter, {gamma}": own(model, gamma),
-            f"look-up first, else the drafter, {gamma}": own(lookup_first, gamma),
             f"prompt look-up, {gamma}": own(lookup, gamma),
             f"transformers, {'assistant' if by_model else 'prompt look-up'}, {gamma}": generate(
                 target, steps, partial(assisted, drafter, gamma)

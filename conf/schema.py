@@ -28,7 +28,7 @@ STAGE_NAMES = (  # each after its inputs
 
 
 ENGINE_NAMES = ("vllm", "sglang", "tensorrt_llm", "medusa", "llama_cpp")  # solve prints settings
-LOOKUP_MATCHES = ("latest", "earliest", "fixed")  # of analysis.decoding.lookup
+LOOKUP_MATCHES = ("latest", "earliest")  # of analysis.decoding.lookup
 MEASURED = ("kl", "tv", "hellinger", "reverse_kl")  # divergences measured by stage drafts
 
 
@@ -218,9 +218,7 @@ class Decoding:
     seed: int = _at_least(0)
     lookup: int = _at_least(1)
     lookup_match: str = _one_of(*LOOKUP_MATCHES)
-    repeats: int = _at_least(1)
     draft_length: int | None = _at_least(1, optional=True)
-    batches: list[int] = _different("integers of at least 1", lambda v: v >= 1)
     report: bool = MISSING
     costs: str | None = MISSING  # a file of `python -m pipeline.reconcile ALONE DRAFTED ...`
     methods: Any = MISSING

@@ -27,13 +27,11 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 
 from analysis.acceptance.judgement import judge
 from analysis.decoding import conventions as of
 from analysis.report.escape import without_formulas
-from analysis.statistics.proportions import calibration_error, reliability
 from analysis.statistics.trajectories import drafts_made
 from conf.schema import Config
 from pipeline import sweeps
@@ -151,32 +149,14 @@ def reconcile(run: EngineRun, calls: pd.DataFrame, directory: Path) -> None:
     shown = table.drop(columns="source").to_dict("records")
     sweeps.print_table([{str(name): value for name, value in row.items()} for row in shown])
     print("passes by accepted tokens: " + ", ".join(f"{n}: {times}" for n, times in counts.items()))
-    if "confidence" in calls:
-        sums = _reliability(calls)
-        bins = pd.DataFrame(sums, columns=["tokens", "confidence", "accepted"])
-        bins = pd.concat([bins["tokens"], bins.iloc[:, 1:].div(bins["tokens"], axis=0)], axis=1)
-        bins.dropna().to_csv(directory / f"{slug(run.name)}-reliability.csv", index=False)
-        print(f"calibration error of the drafter's confidence (ECE): {calibration_error(sums):.4f}")
     settings = of.synthetic_settings(calls, length)
     if run.drafted != run.drafted:  # nothing says which calls had a draft
         del settings["vllm"]
-    elif run.schedule:
-        settings["vllm"]["num_speculative_tokens_per_batch_size"] = run.schedule
     files = {"speculation_profile": of.speculation_profile(calls, length), "settings": settings}
     for what, content in files.items():
         path = directory / f"{slug(run.name)}-{what}.json"
         path.write_text(json.dumps(content, indent=2) + "\n")
     without_formulas(table).to_csv(directory / f"{slug(run.name)}-conventions.csv", index=False)
-
-
-def _reliability(calls: pd.DataFrame) -> np.ndarray:
-    """Return the sums of `reliability` over the tokens that were tested: a call's first a + 1."""
-    drafted = calls.reset_index(drop=True).explode("confidence").dropna(subset="confidence")
-    place = drafted.groupby(level=0).cumcount()
-    tested = place <= drafted["accepted"]
-    confidence = drafted["confidence"].to_numpy(np.float64)[tested]
-    accepted = (place < drafted["accepted"]).to_numpy()[tested]
-    return reliability(confidence, accepted, np.zeros(len(confidence), dtype=np.intp)).sum(axis=0)
 
 
 def predicted_rows(study: Study, length: int) -> Iterator[TableRows]:
@@ -189,9 +169,6 @@ def predicted_rows(study: Study, length: int) -> Iterator[TableRows]:
     if not nodes["acceptance"]:
         raise PipelineError("the study has no drafter: add the engine's, for instance drafter=mini")
     for at, (target, node) in enumerate(zip(study.targets, nodes["acceptance"], strict=True)):
-        statistics = study.artifact("acceptance", target).read("statistics").to_pandas()
-        errors = statistics[statistics["statistic"] == "calibration_error"]
-        errors = errors.set_index("rule")["value"]
         steps = read_steps(study.artifact("drafts", target))
         artifact = study.store.find(nodes["decoding"][at]) if nodes["decoding"] else None
         decoded = None if artifact is None else read_decoded(node.label, "", artifact)
@@ -201,8 +178,7 @@ def predicted_rows(study: Study, length: int) -> Iterator[TableRows]:
             counts = drafts_made(verdict.accepted_by_depth, steps.trajectories, length)
             names = ("drafted", "accepted", "emitted")
             calls = pd.DataFrame(dict(zip(names, counts, strict=True)))
-            row, by_place = measured_rows({"from": "stage acceptance", **whose}, calls, length)
-            yield row | {"calibration_error": errors.get(rule)}, by_place
+            yield measured_rows({"from": "stage acceptance", **whose}, calls, length)
             if decoded is None:
                 continue
             runs = decoded.runs

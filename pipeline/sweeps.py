@@ -50,7 +50,7 @@ def summary_rows(nodes: list[Node], artifacts: list[Artifact]) -> list[dict[str,
 RULE_COLUMNS = (  # of a sweep over rules in stage decoding, by the stage that has them
     ("acceptance", ("accepted", "certified")),
     ("decoding", ("method", "draft_length", "temperature", "tokens_per_call", "speedup")),
-    ("decoding", ("nats_given_up", "length_ratio")),
+    ("decoding", ("nats_given_up",)),
     ("accuracy", ("items", "accuracy", "difference")),
 )
 

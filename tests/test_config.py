@@ -247,9 +247,9 @@ def test_lengths_are_refused_early_only_where_they_are_surely_too_short(
     text = "What does the function len return for a dictionary?"
     source.write_text(json.dumps({"text": text}))
     folder = ROOT / "assets/mini/large"
-    tokens = len(encode(file_tokenizer(str(folder)), [text], "chat", enable_thinking=False))
+    tokens = len(encode(file_tokenizer(str(folder)), text, "chat", enable_thinking=False))
     loaded = AutoTokenizer.from_pretrained(folder)
-    assert tokens == len(encode(loaded, [text], "chat", enable_thinking=False))
+    assert tokens == len(encode(loaded, text, "chat", enable_thinking=False))
     wanted = [
         "prompts.count=1",
         f"prompts.source={source}",

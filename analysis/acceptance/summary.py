@@ -14,7 +14,6 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from ..statistics.bootstrap import Floats, PromptBootstrap
-from ..statistics.proportions import calibration_error, reliability
 from ..statistics.trajectories import CallCounts, count_calls
 from .judgement import Judgement, Steps
 
@@ -84,31 +83,6 @@ def margins(slack: Floats, accepted: NDArray[np.bool_]) -> pd.DataFrame:
             "accepted": np.bincount(place[accepted], minlength=size),
         }
     )
-
-
-def calibration_statistics(
-    confidence: Floats, judgements: Sequence[Judgement], bootstrap: PromptBootstrap
-) -> pd.DataFrame:
-    """Return the calibration error of the drafter's confidence against each rule's acceptance.
-
-    Args:
-        confidence: (N,) the drafter's probability of its most probable token.
-        judgements: of the rules; trees are left out.
-        bootstrap: over prompts.
-
-    Returns:
-        A row like those of `rule_statistics` for each rule: calibration_error.
-    """
-    rows = []
-    for judgement in judgements:
-        if judgement.rule.judges_tokens:
-            sums = reliability(confidence, judgement.accepted, bootstrap.prompts)
-            value = calibration_error(sums.sum(axis=0))
-            ends = bootstrap.interval(calibration_error(bootstrap.sums(sums)))
-            rows.append(
-                {"rule": judgement.rule.label, **_row("calibration_error", value, value, *ends)}
-            )
-    return pd.DataFrame(rows)
 
 
 def stochastic_statistics(

@@ -15,7 +15,6 @@ which the prompt's pass emits:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -155,21 +154,3 @@ def synthetic_settings(calls: pd.DataFrame, draft_length: int) -> dict[str, Any]
             "SGLANG_SIMULATE_ACC_METHOD": "match-expected",
         },
     }
-
-
-def batch_schedule(batches: Sequence[int], lengths: Sequence[int]) -> list[list[int]]:
-    """Return vLLM's num_speculative_tokens_per_batch_size: [first size, last size, draft length].
-
-    A size between two measured ones gets the length of the larger.
-
-    Examples:
-        >>> batch_schedule([1, 4, 16], [3, 3, 0])
-        [[1, 4, 3], [5, 16, 0]]
-    """
-    rows: list[list[int]] = []
-    for first, last, length in zip([0, *batches], batches, lengths, strict=False):
-        if rows and rows[-1][2] == length:
-            rows[-1][1] = last
-        else:
-            rows.append([first + 1, last, length])
-    return rows

@@ -5,7 +5,6 @@ A head reads its own guesses from the second token on, so its rates fall along a
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -40,16 +39,6 @@ def place_rates(calls: pd.DataFrame, run: int, length: int) -> list[float]:
 def extended_rates(rates: Sequence[float], length: int) -> list[float]:
     """Return (length,) rates by place; the last rate is repeated."""
     return [*rates, *[rates[-1]] * length][:length]
-
-
-def call_tokens(rates: Sequence[float]) -> float:
-    """Return the expected tokens of a call, 1 + a_1 + a_1 a_2 + ..., from (gamma,) rates by place.
-
-    Examples:
-        >>> call_tokens([0.5, 0.5]), call_tokens([])
-        (1.75, 1.0)
-    """
-    return 1.0 + math.fsum(np.cumprod(rates))
 
 
 def pooled_rate(rates: Sequence[float]) -> float:

@@ -65,6 +65,25 @@ def match_tree(
         path.append(node)
 
 
+def longest_path(parents: Sequence[int], accepted: Flags) -> tuple[int, ...]:
+    """Return the longest path of accepted tokens, of equally long ones the first.
+
+    Args:
+        parents: index of the parent of each of the n drafted tokens; -1 is the text.
+        accepted: (n,) whether each token is accepted.
+
+    Examples:
+        >>> longest_path([-1, -1, 1, 2], np.array([True, True, True, False]))
+        (1, 2)
+    """
+    best: list[tuple[int, ...]] = [()] * (len(parents) + 1)
+    for node in reversed(range(len(parents))):  # children before their parents
+        above = parents[node]
+        if accepted[node] and len(best[node]) + 1 >= len(best[above]):  # the first comes last
+            best[above] = (node, *best[node])
+    return best[-1]
+
+
 def drawn_path(
     tree: Topology,
     drafted: Sequence[int],
@@ -85,7 +104,7 @@ def drawn_path(
         drafted: their tokens.
         rows: the target's distribution (V,) after a node, -1 being the text so far.
         token_uniform: uniform number with which the token after the first a of a path is drawn.
-        also: (n,) tokens that are accepted regardless of the draw (`analysis.rules.readings`).
+        also: (n,) tokens that are accepted regardless of the draw.
 
     Returns:
         As `match_tree`.
@@ -125,7 +144,7 @@ def speculative_sampling(
             tokens, with None for the draft's if a = n. Called once.
         token_uniform: returns the uniform number that draws the token after the first a drafted
             tokens.
-        also: (n,) tokens accepted regardless of their test (`analysis.rules.readings`).
+        also: (n,) tokens accepted regardless of their test.
 
     Returns:
         The number of accepted tokens, and the token emitted after them.

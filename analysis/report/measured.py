@@ -136,7 +136,7 @@ class Target:
         certificates: by rule of the study.
         bootstrap: over the prompts of the steps.
         tokens: (N,) the token emitted.
-        prompts: (P,) id, text and category (or else source) of each prompt.
+        prompts: (P,) id and text of each prompt.
         top: by k, the (N,) probability of the k most probable tokens.
         repeated: (N,) whether each step lies inside a repeated passage of its answer.
         undefined: by rule label, the number of steps at which the rule's test is undefined.
@@ -152,7 +152,7 @@ class Target:
     certificates: Certified
     bootstrap: PromptBootstrap
     tokens: NDArray[np.int32]
-    prompts: Sequence[tuple[str, str, str]]
+    prompts: Sequence[tuple[str, str]]
     top: Mapping[int, Floats] = field(default_factory=dict)
     repeated: Flags = field(default_factory=lambda: np.zeros(0, dtype=bool))
     undefined: Mapping[str, int] = field(default_factory=dict)

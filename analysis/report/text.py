@@ -13,7 +13,6 @@ from .published import CAP
 MARK = "*"  # after a ceiling: the rejection region is empty
 UNDEFINED = "–"
 PRESETS = {  # printed names of acceptance.presets; others are printed unchanged
-    "vllm_proposed": "vLLM (proposed)",
     "tensorrt_llm": "TensorRT-LLM",
     "sglang": "SGLang",
     "medusa": "Medusa",

@@ -53,18 +53,8 @@ class PromptBootstrap:
         weights: (B, P) multiplicity of each prompt in each of B resamples.
     """
 
-    def __init__(
-        self,
-        prompts: Integers,
-        resamples: int,
-        confidence: float,
-        seed: int,
-        draws: int | None = None,
-    ) -> None:
+    def __init__(self, prompts: Integers, resamples: int, confidence: float, seed: int) -> None:
         """Draw `resamples` resamples of the prompts; intervals have the given `confidence`.
-
-        A resample has P prompts, or `draws`. To draw one repeat with each prompt, number all
-        repeats of all prompts as prompts, and set `draws` to the number of prompts.
 
         Raises:
             ValueError: there is no step, or a prompt index without one.
@@ -75,9 +65,7 @@ class PromptBootstrap:
             raise ValueError("every prompt needs at least one step: number the prompts 0 .. P-1")
         count = len(self.steps)
         generator = np.random.default_rng(seed)
-        drawn = generator.multinomial(
-            count if draws is None else draws, np.full(count, 1 / count), size=resamples
-        )
+        drawn = generator.multinomial(count, np.full(count, 1 / count), size=resamples)
         self.weights = drawn.astype(np.float64)
         self.confidence = confidence
 

@@ -17,7 +17,7 @@ from pipeline.store.artifacts import Artifact
 from pipeline.store.plain import to_plain
 
 RUN = (  # fields of a method
-    *("drafter", "draft_length", "model_length", "sampling", "rule", "temperature"),
+    *("drafter", "draft_length", "sampling", "rule", "temperature"),
     *("lossless", "tree", "scheme"),
 )
 
@@ -49,7 +49,6 @@ def read_decoded(target: str, drafter: str, artifact: Artifact) -> Decoded:
         size=facts.bytes,
         rules=rules,
         levels=frame("levels"),
-        passes=frame("timings/passes"),
         contexts=frame("contexts"),
         vocabulary=facts.vocab_size,
     )

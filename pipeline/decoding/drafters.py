@@ -215,31 +215,6 @@ class PromptLookup(Drafter):
         return Draft(send(following, self._device))
 
 
-class LookupFirst(Drafter):
-    """Proposes the look-up's draft; where it has none, another drafter's."""
-
-    def __init__(self, lookup: PromptLookup, other: Drafter, longest: int | None = None) -> None:
-        """Look up first; the other drafter proposes at most `longest` tokens, None is all."""
-        self.layers, self.tree = other.layers, other.tree
-        self._lookup, self._other, self._longest = lookup, other, longest
-
-    def begin(self, prompt: Tensor, capacity: int, hidden: Tensor | None) -> None:
-        """Let the other drafter read the prompt."""
-        self._other.begin(prompt, capacity, hidden)
-
-    def propose(self, tokens: Sequence[int], count: int, position: int) -> Draft:
-        """Propose up to `count` tokens."""
-        draft = self._lookup.propose(tokens, count, position)
-        self._found = len(draft.tokens) > 0
-        if self._found:
-            return draft
-        return self._other.propose(tokens, min(count, self._longest or count), position)
-
-    def accept(self, length: int, path: Sequence[int], hidden: Tensor | None) -> None:
-        """Tell the other drafter, of whose drafts nothing was accepted where look-up found some."""
-        self._other.accept(length, () if self._found else path, hidden)
-
-
 def nothing(device: torch.device) -> Draft:
     """Return a draft of no tokens."""
     return Draft(torch.empty(0, dtype=torch.long, device=device))

@@ -9,8 +9,6 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from analysis.rules import Prefix
-from analysis.rules.readings import ALGORITHM_1
 from analysis.trees.topology import Topology
 from pipeline.decoding.choices import (
     DRAFT,
@@ -22,10 +20,9 @@ from pipeline.decoding.choices import (
     Noise,
     Race,
 )
-from pipeline.decoding.drafters import Drafter, LookupFirst, Nothing, PromptLookup, model_drafter
+from pipeline.decoding.drafters import Drafter, Nothing, PromptLookup, model_drafter
 from pipeline.decoding.loop import Answer, check_prompt, decode
 from pipeline.decoding.verifiers import (
-    BestPath,
     DrawnPath,
     Match,
     Relaxed,
@@ -149,13 +146,9 @@ def drafter_of(pair: DecodingPair, method: Method, choice: Choice) -> Drafter:
     device, tree = pair.target.device, method.topology
     if method.drafter == "none":
         return Nothing(device)
-    lookup = PromptLookup(pair.lookup, method.draft_length, device, pair.lookup_match)
     if method.drafter == "prompt_lookup":
-        return lookup
-    drafter = model_drafter(pair.drafter, choice, tree)
-    if method.drafter == "lookup_first":
-        return LookupFirst(lookup, drafter, method.model_length)
-    return drafter
+        return PromptLookup(pair.lookup, method.draft_length, device, pair.lookup_match)
+    return model_drafter(pair.drafter, choice, tree)
 
 
 def scheme_of(method: Method, noise: Noise) -> tuple[Choice, Verifier]:
@@ -167,10 +160,8 @@ def scheme_of(method: Method, noise: Noise) -> tuple[Choice, Verifier]:
     if method.drafter == "none" and t > 0:
         drawn = Inversion(t, noise, TOKEN)
         return drawn, Match(drawn)
-    if method.rule is not None and method.reading == ALGORITHM_1:
-        return Greedy(), Relaxed(method.rule, Inversion(t, noise, TOKEN))
     if method.drafts_most_probable:
-        return Greedy(), DrawnPath(t, noise, method.rule, method.reading)
+        return Greedy(), DrawnPath(t, noise, method.rule)
     if t > 0 and method.tree is not None:
         return DrawnRace(t, noise), TreeSampling(t, noise)
     if t > 0:
@@ -178,8 +169,6 @@ def scheme_of(method: Method, noise: Noise) -> tuple[Choice, Verifier]:
         return drawn, SpeculativeSampling(t, noise, method.rule)
     if method.rule is None or method.lossless:
         return Greedy(), Match(Greedy())
-    if isinstance(method.rule, Prefix):
-        return Greedy(), BestPath(method.rule)
     return Greedy(), Relaxed(method.rule)
 
 

@@ -15,7 +15,7 @@ Of an engine's answers the passes without a draft are rows as well: they emit on
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,8 +25,6 @@ from pandas.api.types import is_list_like
 
 from analysis.decoding import conventions as of
 from analysis.decoding.lookup import lookup_calls
-from analysis.decoding.places import place_rates
-from analysis.decoding.speed import break_even_by_batch
 from analysis.report.text import upper_end
 from analysis.statistics.trajectories import place_shares
 from conf.schema import Config
@@ -52,7 +50,6 @@ class EngineRun(NamedTuple):
         rows: of both tables.
         calls: one row a pass (`conventions.NEEDED`), None where passes can't be told apart.
         drafted: tokens in all, where calls do not tell their own; NaN where nothing tells them.
-        schedule: vLLM's draft length by batch size.
         page: whether it is a page of /metrics.
     """
 
@@ -61,7 +58,6 @@ class EngineRun(NamedTuple):
     rows: TableRows
     calls: pd.DataFrame | None = None
     drafted: float | None = None
-    schedule: Sequence[Sequence[int]] = ()
     page: bool = False
 
 
@@ -116,12 +112,10 @@ def lookup_rows(path: Path, settings: Config, length: int) -> TableRows:
         for reply in (answer.reply for answer in served)
         if reply.ids and reply.request and reply.request.prompt_ids
     ]
-    # llama.cpp cuts drafts to the largest length of an answer
-    limit = max((len(ids) for _, ids in texts), default=0) if match == "fixed" else None
     calls = [
         call
         for prompt, answer in texts
-        for call in lookup_calls(prompt, answer, length, longest, match, limit)
+        for call in lookup_calls(prompt, answer, length, longest, match)
     ]
     if not calls:
         raise PipelineError(
@@ -178,13 +172,9 @@ def _decoded(folder: Path) -> Iterator[EngineRun]:
         row = decoded.runs.loc[run]
         length = int(row["draft_length"])
         calls = decoded.calls[decoded.calls["run"] == run].rename(columns={"prompt_id": "answer"})
-        schedule: list[list[int]] = []
-        if len(decoded.passes) and row["drafter"] == "model" and calls["tested"].sum():
-            best = break_even_by_batch(decoded, place_rates(decoded.calls, run, length))
-            schedule = of.batch_schedule(best["batch"].tolist(), best["draft_length"].tolist())
         name = f"{row['method']}, gamma {length}, T {row['temperature']:g}"
         rows = measured_rows({"from": name}, calls, length)
-        yield EngineRun(name, length, rows, calls, schedule=schedule)
+        yield EngineRun(name, length, rows, calls)
 
 
 def _counted(path: Path) -> EngineRun:

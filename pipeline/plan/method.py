@@ -9,15 +9,10 @@ from typing import Any
 from analysis import rules
 from analysis.fields import from_mapping, keys_of, part, ranged
 from analysis.rules import Rule, StrictGreedy, Tree
-from analysis.rules.readings import RANK_2, READINGS
 from analysis.trees.topology import Growth, Topology
 from pipeline.plan.draft_trees import DraftTree
 
-DRAFTERS = {
-    "model": "",
-    "prompt_lookup": "prompt lookup",
-    "lookup_first": "look-up first",  # and where it finds nothing, the model
-}
+DRAFTERS = {"model": "", "prompt_lookup": "prompt lookup"}
 BASELINE = "autoregressive"
 SPECULATIVE = "speculative"
 RACES = "races"  # the sampling whose baseline needs noise of its own
@@ -34,15 +29,13 @@ class Method:
     """One way to decode; the ranges are those of a configured one, baselines have others.
 
     Attributes:
-        drafter: model, prompt_lookup, lookup_first, or none for the baseline.
+        drafter: model, prompt_lookup, or none for the baseline.
         draft_length: drafted tokens a call, of a tree in a row; 0 for the baseline.
         rule: the acceptance rule, None for the baseline and for sampling alone.
         sampling: the sampling scheme, None for a rule alone. A baseline has races if its methods
             race, so that its tokens come from the same race.
         temperature: 0 is greedy.
         tree: the shape of its drafts; None is a chain.
-        model_length: tokens drafted by the model where look-up finds nothing; None is draft_length.
-        reading: what MARS accepts above temperature 0.
     """
 
     drafter: str = ranged(f"one of {', '.join(DRAFTERS)}", lambda value: value in DRAFTERS)
@@ -56,20 +49,14 @@ class Method:
     )
     temperature: float = ranged("a number of at least 0", lambda value: value >= 0, default=0.0)
     tree: DraftTree | None = part(DraftTree)
-    model_length: int | None = ranged(
-        "an integer of at least 1", lambda value: value is None or value >= 1, default=None
-    )
-    reading: str = ranged(
-        f"one of {', '.join(READINGS)}", lambda value: value in READINGS, default=RANK_2
-    )
 
     @property
     def drafts_most_probable(self) -> bool:
         """Whether it drafts the most probable tokens although it samples, as EAGLE-3 does.
 
-        MARS draws its drafts in our own reading only, and there of chains.
+        MARS draws the drafts of chains.
         """
-        mars = self.rule is not None and (self.tree is not None or self.reading != RANK_2)
+        mars = self.rule is not None and self.tree is not None
         return self.temperature > 0 and (self.sampling == ARGMAX or mars)
 
     @property
@@ -112,21 +99,21 @@ class Method:
     @property
     def _parts(self) -> list[str]:
         """The drafter and how it drafts, printed behind the rule or the sampling scheme."""
-        own = "" if self.model_length is None else f"model drafts {self.model_length}"
-        return [text for text in (DRAFTERS.get(self.drafter, ""), own) if text] + self._details
+        drafter = DRAFTERS.get(self.drafter, "")
+        return [drafter, *self._details] if drafter else self._details
 
     @property
     def _details(self) -> list[str]:
-        """Reading and tree: beside the scheme, the drafter and the draft lengths."""
-        details = [READINGS[self.reading]] if READINGS[self.reading] else []
+        """The tree: beside the scheme, the drafter and the draft lengths."""
+        details = list[str]()
         if self.tree is not None and not isinstance(self.rule, Tree):
             details.append(self.tree.shown)
         return details
 
     @property
     def uses_model(self) -> bool:
-        """Whether the drafter of the study drafts, always or at times."""
-        return self.drafter in ("model", "lookup_first")
+        """Whether the drafter of the study drafts."""
+        return self.drafter == "model"
 
     @property
     def lossless(self) -> bool:
@@ -146,12 +133,8 @@ class Method:
         }
         if self.rule is not None:
             mapping["rule"] = rules.to_mapping(self.rule)
-        if self.model_length is not None:
-            mapping["model_length"] = self.model_length
         if self.tree is not None:
             mapping |= self.tree.to_mapping()
-        if self.reading != RANK_2:
-            mapping["reading"] = self.reading
         return mapping
 
 

@@ -8,7 +8,6 @@ from typing import Any
 
 from analysis.fields import FieldError, alternatives, check_fields, from_mapping, nearest, refused
 from analysis.rules import Rule, Tree
-from analysis.rules.readings import RANK_2
 from pipeline.errors import PipelineError
 from pipeline.plan.draft_trees import DYNAMIC, VECTOR, DraftTree
 from pipeline.plan.method import SAMPLINGS, SPECULATIVE, Method
@@ -171,7 +170,7 @@ def _method(entry: dict[str, Any], rule: Rule | None, where: str) -> Method:
 
 def _misfits(method: Method) -> Iterator[tuple[str, Any, bool, str]]:
     """Yield keys that may contradict others: name, value, whether it does, the allowed values."""
-    rule, drawn, length = method.rule, method.temperature > 0, method.model_length
+    rule, drawn = method.rule, method.temperature > 0
     t = method.temperature
     yield ("temperature", t, rule is None and not drawn, "a number above 0: at 0 take rule: greedy")
     yield (
@@ -180,20 +179,6 @@ def _misfits(method: Method) -> Iterator[tuple[str, Any, bool, str]]:
         rule is not None and drawn and not rule.samples,
         "0 for a rule; above 0 only mars, speculative sampling and races are defined",
     )
-    yield (
-        "reading",
-        method.reading,
-        method.reading != RANK_2 and not (rule is not None and drawn),
-        f"{RANK_2}: the readings of mars differ above temperature 0 only",
-    )
-    yield (
-        "model_length",
-        length,
-        length is not None and method.drafter != "lookup_first",
-        "nothing: it is for drafter: lookup_first, where look-up finds nothing",
-    )
-    most = method.draft_length
-    yield "model_length", length, (length or 0) > most, f"at most draft_length={most}"
 
 
 def _check_drafts(method: Method, key: str) -> None:

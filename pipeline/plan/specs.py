@@ -223,11 +223,9 @@ class DecodingSpec(PairSpec):
     steps: int
     seed: int
     lookup: int
-    batches: tuple[int, ...]
     methods: Methods
     statistics: Annotated[Resampling, APART]
     lookup_match: str = "latest"
-    repeats: int = 1
 
 
 @dataclass(frozen=True)

@@ -67,7 +67,7 @@ CUT: Columns = {
 }
 METHOD: Columns = {  # of decoding; see pipeline.plan.method
     "method": Column("string", "name of the rule or sampling scheme"),
-    "drafter": Column("string", "model, prompt_lookup, lookup_first or none"),
+    "drafter": Column("string", "model, prompt_lookup or none"),
     "draft_length": Column("int32", "drafted tokens a call, at most"),
     "temperature": Column("float64", "of target and drafter"),
 }

@@ -21,7 +21,6 @@ from analysis.rules import (
     Additive,
     Mars,
     Multiplicative,
-    Nucleus,
     Rule,
     StrictGreedy,
     TopMAdditive,
@@ -36,7 +35,7 @@ from tools.setup_env import COMPILE
 RULES = [
     *(StrictGreedy(), Additive(0.15), Multiplicative(0.4), TopMAdditive(2, 0.5)),
     *(TopMMultiplicative(3, 0.1), Typical(0.3, 0.4), AbsoluteThreshold(0.05)),
-    *(TopMAdditive(3, 0.3, "paper"), Nucleus(0.83, 3), Nucleus(0.4, 5)),
+    TopMAdditive(3, 0.3, "paper"),
 ]
 
 
@@ -51,7 +50,6 @@ def accepts(rule: Rule, p: np.ndarray, token: int) -> bool:
         "topm_multiplicative": lambda: p[token] > rule.alpha * p[0] and in_top(),
         "typical": lambda: p[token] > min(rule.eps0, rule.delta0 * math.exp(-h)),
         "absolute": lambda: p[token] > rule.theta,
-        "nucleus": lambda: math.fsum(p[:token]) < rule.share and token < rule.m,
     }
 
     def in_top() -> bool:

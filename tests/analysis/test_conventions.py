@@ -6,7 +6,6 @@ import pandas as pd
 import pytest
 
 from analysis.decoding.conventions import (
-    batch_schedule,
     conventions,
     place_rows,
     speculation_profile,
@@ -73,9 +72,3 @@ def test_the_profile_and_settings_by_hand() -> None:
         "rejection_sample_method": "synthetic", "synthetic_acceptance_rates": [0.75, 0.5, 0.25],
     }  # fmt: skip
     assert settings["sglang"]["SGLANG_SIMULATE_ACC_LEN"] == 2.2
-
-
-def test_the_draft_length_by_batch_size() -> None:
-    assert batch_schedule([1, 4, 16], [3, 1, 0]) == [[1, 1, 3], [2, 4, 1], [5, 16, 0]]
-    assert batch_schedule([2], [5]) == [[1, 2, 5]]
-    assert batch_schedule([], []) == []

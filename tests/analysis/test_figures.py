@@ -231,9 +231,12 @@ def test_mars_accepts_ranks_one_and_two_in_its_zone_only() -> None:
 
 
 def test_thresholds_are_drawn_at_every_temperature_and_draft_length() -> None:
+    scheme = "dynamic, 10 wide, 59 nodes"
     grid = pd.MultiIndex.from_product([[0.0, 1.0], [7, 10], [0.9, 0.84]])
     speeds = grid.to_frame(index=False, name=["temperature", "draft_length", "theta"])
-    speeds["method"] = [f"MARS (θ = {theta:g}), released code" for theta in speeds["theta"]]
+    speeds["method"] = [
+        f"MARS (θ = {theta:g}), dynamic, 10 wide, 59 nodes" for theta in speeds["theta"]
+    ]
     speeds["speedup"] = np.arange(8.0)
     alone = speeds[:1].assign(theta=math.nan)
     figure = thresholds_figure(
@@ -241,6 +244,5 @@ def test_thresholds_are_drawn_at_every_temperature_and_draft_length() -> None:
     )
     assert figure is not None
     labels = figure.drawing.axes[0].get_legend_handles_labels()[1]
-    scheme = "released code"
     assert labels == [f"γ = {g}, T = {t}, {scheme}" for g in (7, 10) for t in (0, 1)]
     assert thresholds_figure(["T"], [alone], "agreement", "decoding_thresholds") is None

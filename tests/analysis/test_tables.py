@@ -10,10 +10,9 @@ import pandas as pd
 import pytest
 
 from analysis.report import published
-from analysis.report.elements import elements_section, sources
 from analysis.report.escape import latex
 from analysis.report.measured import Results, certificate_statistics, top_statistics
-from analysis.report.records import Column, Section, Table, across, texts
+from analysis.report.records import Column, Table, across
 from analysis.report.render import csv_text, latex_table, lines, spans
 from analysis.report.sections.certificates import (
     estimator_table,
@@ -29,7 +28,6 @@ from analysis.rules import Rule, expand
 from analysis.statistics.bootstrap import PromptBootstrap
 from analysis.statistics.run_lengths import run_lengths
 from analysis.statistics.trajectories import Trajectories
-from pipeline.paths import CONF
 
 TARGETS = ["Qwen3-1.7B", "mini_large & co"]
 RULES = expand(
@@ -185,22 +183,3 @@ def test_symbols_and_numbers_print_like_the_papers() -> None:
     assert run_text(100.004, math.inf) == ">100"
     assert certificate_text(math.inf, math.inf, math.log(9)) == "2.197*"
     assert certificate_text(0.12341, 0.12349, 0.69) == "0.123"  # no range where both print alike
-
-
-def test_elements_of_the_papers_name_files_that_a_report_can_have() -> None:
-    known = {entry.get("name", name) for name, entry in texts().items()} | {"table5", "table6"}
-    for source in sources():
-        assert (CONF / "study" / f"{source['study']}.yaml").is_file()
-        elements = [element for element, *_ in source["elements"]]
-        assert len(set(elements)) == len(elements)
-        for _, files, *_ in source["elements"]:
-            for file in files.split():
-                folder, _, name = file.rpartition("/")
-                assert folder.removeprefix("timings/") in ("tables", "figures")
-                assert name in known, file
-    results = measure(RULES)
-    shown = [table1(results), table2(results)]
-    (table,) = elements_section([Section("s", shown), Section("t", [], timed=True)]).shown
-    rows = table.data.set_index("element")["file"]
-    assert rows["Table 1, Figure 1"] == "tables/table1.csv"
-    assert rows["Lemma 4.3, Figures 3 and 4"] == "not in this study: study=trees"

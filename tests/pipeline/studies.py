@@ -43,7 +43,6 @@ class MadeUp:
         vocab_size: int = 40,
         k: int = 12,
         lengths: Sequence[int] = (128, 128, 70, 128, 9, 128),
-        categories: Sequence[str] = ("made-up.jsonl",),
         texts: Sequence[str] = (),
     ) -> None:
         self.store = store
@@ -65,10 +64,9 @@ class MadeUp:
             self.prompts,
             {
                 "prompt_id": names,
-                "source": [categories[at % len(categories)] for at in range(len(names))],
+                "source": ["made-up.jsonl"] * len(names),
                 "source_row": range(len(names)),
                 "text": texts or names,
-                "later_turns": [[]] * len(names),
                 "token_ids": [[1, 2]] * len(names),
                 "n_tokens": [2] * len(names),
             },

@@ -151,9 +151,7 @@ def test_solve_prints_the_best_draft_length_and_its_flags(
     assert json.loads(config)["num_speculative_tokens"] == best
 
 
-def test_the_report_has_the_engines_table(
-    small_study: SmallStudy, tmp_path: Path
-) -> None:
+def test_the_report_has_the_engines_table(small_study: SmallStudy, tmp_path: Path) -> None:
     """Look-up needs no drafter; its passes are replayed along the answers."""
     costs = StepCosts("llama.cpp b1", "prompt_lookup", (0.0, 4.0), (1.0, 2.0))
     write_costs(path := tmp_path / "costs.json", costs)

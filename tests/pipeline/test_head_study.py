@@ -32,11 +32,9 @@ from tests.pipeline.reading import page_text
 DEPTHS = 3
 METHODS = (
     "{drafter: model, rule: greedy, draft_length: [1, 9]}",
-    "{drafter: [lookup_first, prompt_lookup], rule: greedy, draft_length: 3}",
-    "{drafter: lookup_first, rule: greedy, draft_length: 3, model_length: 2}",
+    "{drafter: prompt_lookup, rule: greedy, draft_length: 3}",
     "{drafter: model, rule: additive, t: 0.2, draft_length: 3}",
-    "{drafter: [model, lookup_first], sampling: [speculative, races], draft_length: 3, "
-    "temperature: 0.7}",
+    "{drafter: model, sampling: [speculative, races], draft_length: 3, temperature: 0.7}",
 )
 
 
@@ -120,7 +118,7 @@ def test_strict_greedy_and_races_emit_what_the_target_alone_does(made: Study, fo
                 text.append(int(module(torch.tensor([text])).logits[0, -1].argmax()))
         mine = data[(data["prompt_id"] == prompt["prompt_id"]) & (data["temperature"] == 0)]
         strict = mine[[runs[run].decoded.rule == StrictGreedy() for run in mine["run"]]]
-        assert set(strict["drafter"]) == {"model", "lookup_first", "prompt_lookup"}
+        assert set(strict["drafter"]) == {"model", "prompt_lookup"}
         for tokens in strict["token_ids"]:
             assert tokens.tolist() == text[len(prompt["token_ids"]) :]
     races = data[[runs[run].decoded.sampling == "races" for run in data["run"]]]

@@ -64,26 +64,6 @@ def test_a_table_of_calls(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert capsys.readouterr().out == printed
 
 
-def test_a_table_of_calls_with_confidences(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Of the second call the third token was not tested; |2 - 1.8| and |0 - 0.3| of three."""
-    calls = pd.DataFrame({"answer": 0, "drafted": [1, 3, 0], "accepted": [1, 1, 0]})
-    calls["emitted"] = calls["accepted"] + 1
-    calls["confidence"] = [[0.95], [0.85, 0.3, 0.6], None]
-    path = tmp_path / "calls.parquet"
-    calls.to_parquet(path)
-    reconcile.main([str(path), f"outputs={tmp_path}"])
-    assert "(ECE): 0.1667" in capsys.readouterr().out
-    bins = pd.read_csv(tmp_path / "reconcile/calls.parquet/calls-reliability.csv")
-    assert bins["confidence"].tolist() == pytest.approx([0.3, 0.85, 0.95])
-    for wrong in ([0.95, 0.1], [1.5], ["high"], [None], 0.95, "0", None):
-        calls["confidence"] = [wrong, [0.5] * 3, []]
-        calls.astype({"confidence": object}).head(1).to_parquet(path)
-        with pytest.raises(SystemExit, match="confidence must be a list"):
-            reconcile.main([str(path), f"outputs={tmp_path}"])
-
-
 def test_without_histograms_the_engines_counts_are_all(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -183,21 +163,6 @@ def test_spec_benchs_answers_by_hand(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert list(settings) == ["sglang"]
 
 
-def test_answers_that_stage_decoding_writes_are_read(
-    small_study: SmallStudy, tmp_path: Path
-) -> None:
-    """As many tokens a pass as its artifact says of the same run."""
-    (folder,) = (small_study.outputs / "artifacts/decoding").glob("mini_large-*")
-    reconcile.main([str(folder), f"outputs={tmp_path}"])
-    rows = pd.read_csv(tmp_path / "reconcile" / folder.name / "calls.csv")
-    (file,) = (folder / "timings/answers").glob("greedy_draft_length=3_temperature=0.jsonl")
-    reconcile.main([str(file), f"outputs={tmp_path}"])
-    theirs = pd.read_csv(tmp_path / "reconcile" / file.name / "calls.csv").iloc[0]
-    ours = rows[rows["from"] == "Strict greedy, gamma 3, T 0"].iloc[0]
-    for name in ("passes", "tokens_per_pass"):
-        assert theirs[name] == ours[name]
-
-
 def test_the_command_holds_an_engine_beside_the_study(
     small_study: SmallStudy, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -218,7 +183,6 @@ def test_the_command_holds_an_engine_beside_the_study(
     assert along["accepted"].item() == shown["accepted"].sum()
     assert np.allclose(shown["of_all"], shown["accepted"] / along["passes"].item())
     assert (shown["conditional"] >= shown["of_all"]).all()
-    assert 0 < along["calibration_error"].item() < 1
 
 
 @pytest.mark.parametrize(
@@ -270,23 +234,15 @@ def test_a_study_that_was_not_computed_names_the_command(tmp_path: Path) -> None
         reconcile.main([str(FILES / "vllm.txt"), "study=mini", f"outputs={tmp_path}"])
 
 
-@pytest.mark.parametrize(
-    ("name", "match", "accepted"),
-    [("vllm_alone", "earliest", None), ("vllm_ngram", "earliest", None),
-     ("llama_alone", "fixed", 168), ("llama_ngram", "fixed", 168)],
-)  # fmt: skip
-def test_look_up_is_predicted_along_any_answers(
-    name: str, match: str, accepted: int | None, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("name", ["vllm_alone", "vllm_ngram"])
+def test_look_up_is_predicted_along_any_answers(name: str, tmp_path: Path) -> None:
     """Along answers with drafts and without; no model is read. The engines' own counts agree."""
     path = tmp_path / f"{name}.jsonl"
     path.write_text("".join(json.dumps(line) + "\n" for line in samples.lines(name)))
     words = ["engine.drafter=prompt_lookup", "engine.draft_length=4", f"outputs={tmp_path}"]
-    reconcile.main([str(path), *words, f"decoding.lookup_match={match}"])
+    reconcile.main([str(path), *words, "decoding.lookup_match=earliest"])
     table = pd.read_csv(tmp_path / f"reconcile/{path.name}/calls.csv").set_index("from")
     row = table.loc["look-up along the answers"]
-    if accepted is not None:
-        assert row["accepted"] == accepted
     if "vLLM" in table.index:  # its last calls accept tokens behind the end of answers
         counted = table.loc["vLLM"]
         assert row["drafting_calls"] == counted["drafting_calls"]

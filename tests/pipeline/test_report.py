@@ -62,7 +62,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[MadeUp, Artifact]:
 def test_every_file_is_there_and_shown(built: tuple[MadeUp, Artifact]) -> None:
     _, report = built
     tables = [*(f"table{n}" for n in range(1, 8)), "estimators", "determined", "bounds"]
-    tables += ["published", "published_agreement", "elements"]
+    tables += ["published", "published_agreement"]
     figures = [f"figure{n}" for n in range(1, 6)]
     files = {
         path.relative_to(report.directory).as_posix()
@@ -187,23 +187,6 @@ def test_numbers_come_from_the_certificates(built: tuple[MadeUp, Artifact]) -> N
             mean = np.where(np.isinf(lower), rule.ceiling, lower).mean()
             assert printed["mean"] == pytest.approx(mean, rel=1e-5)  # six digits are printed
             assert rows["empty"].iloc[0] == pytest.approx(np.isinf(lower).mean(), rel=1e-5)
-
-
-def test_categories_have_a_table(built: tuple[MadeUp, Artifact], tmp_path: Path) -> None:
-    _, report = built
-    assert "By category" not in page_text(report.directory)  # all prompts are of one
-    store = Store(tmp_path)
-    made = MadeUp(store, RULES[1:2], categories=("b", "a"))
-    (report,) = ensure([made.report(["own"], [0])], store)
-    page = page_text(report.directory)
-    assert "R: certificate of Additive (t = 0.1) in nats" in page  # there is no strict greedy
-    table = pd.read_csv(report.directory / "tables/categories.csv")
-    found = table.set_index(["category", "statistic"])
-    assert found.loc[("a", "p0"), "steps"] == 128 + 128 + 128
-    assert found.loc[("b", "p0"), "steps"] == 128 + 70 + 9
-    # one token all along: all but the first 16 steps of an answer lie inside a repetition
-    assert found.loc[("a", "repeated"), "value"] == pytest.approx(112 / 128)
-    assert found.loc[("b", "repeated"), "value"] == pytest.approx((112 + 54) / 207, rel=1e-5)
 
 
 def test_the_page_beside_the_published_is_of_stored_temperatures(

@@ -53,7 +53,7 @@ OVERRIDES = [
     f"criteria={{rules: [{', '.join(RULES)}]}}",
     "distributions.steps=10",
     "distributions.k=8",
-    "acceptance.presets=[medusa, vllm_proposed, sglang, mars]",  # others need more stored tokens
+    "acceptance.presets=[medusa, sglang, mars]",  # others need more stored tokens
     *methods.overrides(*METHODS),
     "decoding.prompts=3",
     "decoding.steps=10",

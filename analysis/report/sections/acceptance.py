@@ -32,7 +32,7 @@ SHOWN: tuple[Rule, ...] = (
     Tree(4),
 )
 ENDS = ("value", "value_upper")
-ACCEPTED = ("acceptance", "certified", "coverage", "slack_median", "calibration_error")
+ACCEPTED = ("acceptance", "certified", "coverage", "slack_median")
 DIVERGENCES = {
     "kl": "KL",
     "tv": "TV",

@@ -13,22 +13,14 @@ import numpy as np
 import pandas as pd
 
 from ...decoding import metrics as decoding
-from ...decoding.finished import CLOCKED_ANSWERS
 from ...decoding.metrics import Decoded
 from ...decoding.places import position_rates
 from ...statistics.bootstrap import Resampling, prompt_counts
 from ..measured import Results
-from ..records import Column, Figure, Section, Table, sentence, worded
+from ..records import Column, Figure, Section, Table, worded
 from ..style import BLUE, GREEN, GREY, LEVEL, PURPLE, VERMILION, grid, legend, styled
-from ..text import FORMATS, few_notes, limits, share_text
-from .decoding_trees import (
-    alternatives_table,
-    concat_targets,
-    entropies_table,
-    races_table,
-    trees_figure,
-    trees_table,
-)
+from ..text import few_notes, share_text
+from .decoding_trees import concat_targets, entropies_table, races_table, trees_figure, trees_table
 
 THRESHOLD = 0.9  # of the logit ratio, the default of MARS
 OTHER, FIRST = "ratio below the threshold", "above, accepted at rank 1"
@@ -64,7 +56,6 @@ def decoding_section(
         rates_table(decoded),
         trees_table(decoded, statistics),
         trees_figure(decoded, statistics),
-        alternatives_table(decoded, statistics),
         entropies_table(decoded, statistics),
         races_table(decoded, results),
         margins_figure(decoded),
@@ -76,25 +67,15 @@ def decoding_section(
 def decoding_table(decoded: Sequence[Decoded], statistics: Resampling) -> Table:
     """Return the table of acceptance, tokens a call and the cost of lossy rules, by method."""
     frames = [
-        decoding.acceptance(pair, *statistics)
-        .join(decoding.finished_runs(pair, *statistics).drop(columns=CLOCKED_ANSWERS))
-        .join(decoding.of_thresholds(pair, *statistics))
-        .assign(**prompt_counts(pair.prompts))
+        decoding.acceptance(pair, *statistics).assign(**prompt_counts(pair.prompts))
         for pair in decoded
     ]
-    data, name = concat_targets(decoded, frames), "over_thresholds"
-    over, more = (name, *limits(name)), list[Column]()
-    notes = few_notes(pair.prompts for pair in decoded)
-    if data[name].isna().all():  # no multiplicative rule was decoded
-        data = data.drop(columns=[*over])
-    else:
-        more = [Column("over thresholds", FORMATS["interval"], over)]
-        notes = [*notes, sentence(name)]
+    data = concat_targets(decoded, frames)
     return Table(
-        **worded("decoding_acceptance", more=more, confidence=f"{100 * statistics[1]:g} %"),
+        **worded("decoding_acceptance", confidence=f"{100 * statistics[1]:g} %"),
         data=data,
         shown=data.assign(closed_form=data["closed_form"].where(data["draft_length"] > 0)),
-        notes=notes,
+        notes=few_notes(pair.prompts for pair in decoded),
     )
 
 

@@ -17,7 +17,6 @@ import pandas as pd
 
 from ...decoding import predicted, speed
 from ...decoding.metrics import Decoded
-from ...decoding.places import place_rates
 from ...statistics.bootstrap import prompt_counts
 from ..records import Column, Figure, Section, Table, worded
 from ..style import GREY, LINES, POINTS, error_bars, grid, legend, percent, styled
@@ -35,7 +34,6 @@ def speed_section(
         comparison_table(decoded, speeds),
         speed_table(decoded, speeds),
         temperature_table(decoded, speeds),
-        batches_table(decoded, speeds),
         thresholds_figure(
             [pair.target for pair in decoded], speeds, "agreement", "decoding_thresholds"
         ),
@@ -126,29 +124,6 @@ def temperature_table(decoded: Sequence[Decoded], speeds: Speeds) -> Table | Non
         data=data,
         shown=data.sort_values("draft_length", kind="stable"),
         names={gamma: f"γ = {gamma}" for gamma in data["draft_length"].unique()},
-    )
-
-
-def batches_table(decoded: Sequence[Decoded], speeds: Speeds) -> Table | None:
-    """Return costs of passes, break-even acceptance and best draft length by batch size."""
-    frames = []
-    for pair, table in zip(decoded, speeds, strict=True):
-        of_trees = pair.of_trees.reindex(table.index, fill_value=False)
-        chains = table[(table["drafter"] == "model") & ~of_trees]
-        if pair.passes.empty or chains.empty:
-            return None
-        first = chains[chains["method"] == chains["method"].iloc[0]]
-        longest = first.sort_values("draft_length").iloc[-1]
-        run, gamma = int(first["draft_length"].idxmax()), int(longest["draft_length"])
-        rates = place_rates(pair.calls, run, gamma)
-        costs = speed.break_even_by_batch(pair, rates)
-        frames.append(costs.assign(method=longest["method"], temperature=longest["temperature"]))
-    method, most = frames[0]["method"].iloc[0], int(frames[0]["longest"].max())
-    data = concat_targets(decoded, frames)
-    return Table(
-        **worded("decoding_batches", most=most, method=method),
-        data=data,
-        shown=data.assign(speedup=data["speedup"].where(data["draft_length"] > 0)),
     )
 
 

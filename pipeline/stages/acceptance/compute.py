@@ -15,7 +15,6 @@ import pyarrow as pa
 
 from analysis.acceptance.judgement import Judgement, Steps, judge
 from analysis.acceptance.summary import (
-    calibration_statistics,
     coverage,
     depth_statistics,
     finite_shares,
@@ -54,12 +53,9 @@ def compute(
     sound = partial(judge_soundly, pair.label, prompts)
     chosen = sound(steps, list(per_step.values()))
     bootstrap = PromptBootstrap(steps.trajectories.prompts, *spec.statistics)
-    surprisal = drafts.read(columns=["draft_top_surprisal"])["draft_top_surprisal"].to_numpy()
-    confidence = np.exp(-np.maximum(surprisal, 0.0))
     frames = {
         "statistics": [
             *(rule_statistics(steps, judgement, bootstrap) for judgement in chosen),
-            calibration_statistics(confidence, chosen, bootstrap),
             _sampled(drafts, bootstrap),
         ],
         "breakdown": [

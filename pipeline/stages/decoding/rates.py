@@ -8,7 +8,6 @@ from dataclasses import replace
 import numpy as np
 import pyarrow as pa
 
-from analysis.rules.readings import ALGORITHM_1
 from analysis.trees.acceptance import Stored, aligned, drawn_rates, greedy_rates
 from analysis.trees.topology import Floats
 from pipeline.plan.method import RACES, Method
@@ -36,7 +35,7 @@ def with_measured_trees(spec: DecodingSpec, drafts: Sequence[Artifact]) -> Decod
 
 def sibling_rates(artifact: Artifact, method: Method, count: int) -> Floats:
     """Return (count,) R(1), R(2), ... of the drafts of `method` on the text of stage drafts."""
-    if method.temperature == 0 or method.reading == ALGORITHM_1:
+    if method.temperature == 0:
         ranks = artifact.read(columns=["argmax_rank"])["argmax_rank"].to_numpy()
         return greedy_rates(ranks, count)
     facts, names = artifact.facts(StoredFacts), (*TOKENS, *MOMENTS[:2])

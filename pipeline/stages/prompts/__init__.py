@@ -60,7 +60,7 @@ def nodes(request: Request) -> list[Node]:
 
 STAGE = Stage(
     name="prompts",
-    version=3,
+    version=4,
     upstream=(),
     columns={
         "data": {
@@ -68,7 +68,6 @@ STAGE = Stage(
             "source": Column("string", "the row's `category`, else its file or data set"),
             "source_row": Column("int64", "the row in it; of an engine's answers, the line"),
             "text": Column("string", "the first user message; of an engine's answers, the last"),
-            "later_turns": Column("list<string>", "the user's later messages (Spec-Bench)"),
             "token_ids": Column(
                 "list<int32>",
                 "the prompt as the model reads it, template applied; empty where a log lacks it",

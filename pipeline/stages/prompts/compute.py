@@ -1,7 +1,7 @@
 """Samples prompts of the wanted length from a data set.
 
-A row of the source has a text (`text` or `prompt`), UltraChat's `messages`, of which the first of
-the user is the prompt, or Spec-Bench's `turns`. See `pipeline.formats.prompt_files`.
+A row of the source has a text (`text` or `prompt`), or UltraChat's `messages`, of which the first
+of the user is the prompt. See `pipeline.formats.prompt_files`.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def write_log_rows(spec: LoggedPrompts, pending: Pending) -> None:
         prompt, answer = before.get(name, ([], []))
         ids = [*prompt, *answer[:first]] if prompt and len(answer) >= first else []
         place: Row = {"source": path.name, "source_row": steps[0].line}
-        tokens: Row = {"token_ids": ids, "n_tokens": len(ids), "text": "", "later_turns": []}
+        tokens: Row = {"token_ids": ids, "n_tokens": len(ids), "text": ""}
         rows.append({"prompt_id": prompt_id((name, first)), **place, **tokens})
     pending.facts |= {"answers": log.answers, "excluded": log.excluded}
     pending.write("data", pa.Table.from_pylist(rows, schema=columns.schema("prompts")))
@@ -166,7 +166,7 @@ def sample(rows: Source, tokenizer: Any, wanted: Prompts, hub: str | None = None
             if values["prompt_id"] in seen:
                 raise ExcludedRowError("duplicate id")
             thinking = wanted.enable_thinking
-            ids = encode(tokenizer, [values["text"]], template, enable_thinking=thinking)
+            ids = encode(tokenizer, values["text"], template, enable_thinking=thinking)
             lengths.append(len(ids))
             if len(ids) < wanted.min_tokens:
                 raise ExcludedRowError("too short")

@@ -69,7 +69,6 @@ def write_served(label: str, spec: ServedPrompts, pending: Pending) -> None:
                     "source": local.name,
                     "source_row": answer.line,
                     "text": text,
-                    "later_turns": [],
                     "token_ids": ids,
                     "n_tokens": len(ids),
                 }
@@ -128,7 +127,7 @@ def prompt_of(tokenizer: Any, request: Request, settings: Prompts) -> tuple[list
     if request.prompt is None or not is_text(request.prompt):
         return [], ""
     template = settings.template if request.chat is None else "none"
-    return encode(tokenizer, [request.prompt], template, enable_thinking=thinking), request.prompt
+    return encode(tokenizer, request.prompt, template, enable_thinking=thinking), request.prompt
 
 
 def answer_of(tokenizer: Any, reply: Reply, noted: Counter[str]) -> list[int]:

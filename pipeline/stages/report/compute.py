@@ -9,7 +9,6 @@ Files: ``index.html``, the page; ``tables.html``, all tables and figures, with l
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -18,14 +17,12 @@ from analysis.acceptance.judgement import Judgement
 from analysis.acceptance.summary import margins
 from analysis.decoding.answers import accuracy
 from analysis.decoding.speed import speed
-from analysis.report.elements import elements_section
 from analysis.report.measured import Results, Target
-from analysis.report.records import Section, Table, together, worded
+from analysis.report.records import Section, worded
 from analysis.report.render import files, names
 from analysis.report.sections.acceptance import acceptance_section
 from analysis.report.sections.accuracy import accuracy_sections
 from analysis.report.sections.bounds import bounds_table, determined_table
-from analysis.report.sections.categories import category_statistics, category_table
 from analysis.report.sections.certificates import (
     compared_level,
     estimator_table,
@@ -61,7 +58,6 @@ def compute(node: Node[ReportSpec], upstream: dict[str, list[Artifact]], pending
     sections = [*sections_of(measured)]
     if measured.engine is not None:
         sections.insert(-1, engine_section(measured.engine))
-    sections.insert(-1, elements_section(sections))  # what is beside the published comes last
     shown = [(section, item) for section in sections for item in section.shown]
     made: dict[str, bytes] = {}
     with progress_bar(len(shown), "table or figure", f"report {spec.study}") as bar:
@@ -126,8 +122,6 @@ def sections_of(measured: Measured) -> Iterator[Section]:
     answered = [source.accuracy.artifact for source in sources if source.accuracy is not None]
     if answered:
         yield from answer_sections(spec, answered)
-    if any(len({category for *_, category in target.prompts}) > 1 for target in targets):
-        yield Section("By category of the prompts", [categories_table(measured)])
     matches = [
         match
         for target, source in zip(targets, sources, strict=True)
@@ -179,26 +173,6 @@ def certificates_section(
         *runs[2:],
     ]
     return Section("Certificates", shown)
-
-
-def categories_table(measured: Measured) -> Table:
-    """Return the table by category of the prompts."""
-    targets, results = measured.targets, measured.results
-    rules = list(targets[0].certificates)
-    rule = StrictGreedy() if StrictGreedy() in rules else rules[0]
-    eps = compared_level(results["runs"]["eps"])
-    frames = {}
-    for target in targets:
-        means: dict[str, Any] = {"p0": target.top[1], "repeated": target.repeated}
-        if target.draft is not None:
-            means["kl"] = target.draft["kl"].to_numpy()
-            means["accepted"] = target.draft["rank"].to_numpy() == 1
-        categories = [category for *_, category in target.prompts]
-        seed = measured.spec.statistics.seed
-        frames[target.label] = category_statistics(
-            categories, rule, target.certificates[rule], means, eps, target.bootstrap, seed
-        )
-    return category_table(together(frames), rule, eps)
 
 
 def answer_sections(spec: ReportSpec, made: Sequence[Artifact]) -> list[Section]:

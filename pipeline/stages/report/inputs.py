@@ -57,7 +57,7 @@ def read_target(spec: ReportSpec, sources: Sources) -> Target:
     steps = dump.read(columns=["prompt_id", "position", "token_id"])
     tokens = steps["token_id"].to_numpy()
     trajectories = Trajectories.from_positions(steps["position"].to_numpy())
-    prompts = sources.prompts.artifact.read(columns=["prompt_id", "text", "source"]).to_pandas()
+    prompts = sources.prompts.artifact.read(columns=["prompt_id", "text"]).to_pandas()
     chosen = prompts.set_index("prompt_id").loc[
         steps["prompt_id"].take(trajectories.starts).to_pylist()
     ]

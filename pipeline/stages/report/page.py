@@ -14,7 +14,7 @@ import jinja2
 import pandas as pd
 
 from analysis.acceptance.verdict import Advice, Run, advice_text, advise, drafter_in_words
-from analysis.decoding.answers import accuracy, losses_on_answers
+from analysis.decoding.answers import accuracy, losses
 from analysis.decoding.metrics import Decoded
 from analysis.decoding.predicted import draft_lengths
 from analysis.decoding.speed import signs_of_load
@@ -197,12 +197,18 @@ def verdict(
         margin: the loss of accuracy that matters.
         command: that runs the study, up to a stage's name.
     """
-    losses = None
+    scores = None
     if answers is not None:
         answered = read_answered(decoded.target, answers)
-        table = accuracy(answered, *statistics, margin)
-        losses = losses_on_answers(answered, table, margin, statistics.confidence)
+        scores = losses(accuracy(answered, *statistics, margin))
     lengths, busy = draft_lengths(decoded, speeds), signs_of_load(speeds)
     return advise(
-        decoded.target, decoded.drafter, speeds, lengths, answers=losses, busy=busy, command=command
+        decoded.target,
+        decoded.drafter,
+        speeds,
+        lengths,
+        answers=scores,
+        margin=margin,
+        busy=busy,
+        command=command,
     )

@@ -35,9 +35,6 @@ GROWN = GOOD | {"tree": "dynamic", "width": 4, "nodes": 20}
         (GOOD | {"rule": "tree", "m": 2, "tree": "sequence"}, "rule: rule0 is greedy on a symmet"),
         (GOOD | {"sampling": "races"}, "either rule or sampling"),
         (GOOD | {"draft_length": [3, 3]}, "draft_length=3, temperature=0 is given twice"),
-        (GOOD | {"model_length": 2}, r"m0.model_length=2 is not allowed: .*lookup_first"),
-        (GOOD | {"drafter": "lookup_first", "model_length": 4}, "model_length=4 is .*_length=3"),
-        (GOOD | {"drafter": "lookup_first", "model_length": 0}, "model_length=0 is not allowed"),
         (RACED | {"temperature": 0}, "above 0: at 0 take rule: greedy"),
         ({"rule": "greedy"}, r"s.m0: the key 'drafter' is missing: give one of model"),
         # trees
@@ -51,9 +48,6 @@ GROWN = GOOD | {"tree": "dynamic", "width": 4, "nodes": 20}
         (GOOD | {"tree": "symmetric", "width": 1, "draft_length": 4097}, "draft_length=4097 is no"),
         (GOOD | {"tree": "sequence", "draft_length": 10**9}, "draft_length=1000000000 is not"),
         (GOOD | {"tree": "sequence", "drafter": "prompt_lookup"}, "prompt_lookup drafts chains"),
-        (MARS | {"reading": "paper"}, "reading=paper is not allowed: give one of rank_2, released"),
-        (MARS | {"reading": "released", "temperature": 0}, "reading=released .* temperature 0 onl"),
-        (RACED | {"reading": "algorithm_1"}, "reading=algorithm_1 is not allowed: give rank_2"),
         (GOOD | TAU | {"acceptance": ["x"]}, r"acceptance=\('x',\) is not allowed: give a list"),
         (GOOD | TAU | {"acceptance": [0.9, 0.9]}, "rates=.* are not allowed"),
         (GOOD | TAU | {"acceptance": []}, "acceptance=.* is not allowed"),
@@ -65,7 +59,6 @@ GROWN = GOOD | {"tree": "dynamic", "width": 4, "nodes": 20}
         (GROWN | {"nodes": 257}, "nodes=257 is not allowed: give an integer from 1 to 256"),
         (GROWN | {"nodes": 0}, "nodes=0 is not allowed"),
         (GROWN | {"width": 2049}, "width=2049 is not allowed: give at most 4096 nodes with"),
-        (GROWN | {"drafter": "lookup_first"}, "drafts chains only"),
         (GROWN | {"acceptance": [0.5]}, "key 'acceptance' is not known"),
         (RACED | {"share": 0.5}, "m0: the key 'share' is not known"),
     ],
@@ -115,7 +108,6 @@ def test_every_temperature_has_a_baseline_and_races_their_own() -> None:
     [raced] = with_baselines(methods.build([RACED]))[:-1]
     for change in (
         {"tree": "symmetric", "width": 2},
-        {"drafter": "lookup_first", "model_length": 2},
         {"draft_length": 1},
     ):  # what shapes a draft needs no baseline of its own
         built = methods.build([RACED, RACED | change])
@@ -163,11 +155,10 @@ def test_the_rule_of_trees_is_greedy_on_a_symmetric_tree_and_trees_grow() -> Non
     [
         *(GOOD | change for change in (
             {"rule": "additive", "t": 0.1}, {"rule": "tree", "m": 2}, TAU,
-            {"drafter": "lookup_first", "model_length": 2}, {"tree": "dynamic", "width": 2,
-            "nodes": 4},
+            {"drafter": "prompt_lookup"}, {"tree": "dynamic", "width": 2, "nodes": 4},
         )),
         RACED | {"sampling": "argmax", "tree": "dynamic", "width": 2, "nodes": 4},
-        MARS | {"reading": "released"},
+        MARS,
     ],
 )  # fmt: skip
 def test_a_method_and_its_baseline_are_read_from_their_mappings(entry: dict[str, Any]) -> None:
@@ -177,29 +168,21 @@ def test_a_method_and_its_baseline_are_read_from_their_mappings(entry: dict[str,
 
 
 def test_names_say_what_differs_and_entries_what_is_decoded() -> None:
-    first = GOOD | {"drafter": "lookup_first"}
-    built = methods.build([first | {"model_length": [1, 3]}, first])
-    assert [(one.name, one.draft_length) for one in built] == [
-        ("greedy (look-up first) (model drafts 1)", 3),
-        ("greedy (look-up first) (model drafts 3)", 3),
-        ("greedy (look-up first)", 3),
-    ]
+    looked_up = GOOD | {"drafter": "prompt_lookup"}
+    built = methods.build([looked_up])
+    assert [(one.name, one.draft_length) for one in built] == [("greedy (prompt lookup)", 3)]
     assert all(one.lossless for one in built)
-    assert method_entries(built[0]) == method_entries(built[2]) | {"model_length": 1}
     # a chain is identified as before there were trees
     plain = {"drafter", "sampling", "draft_length", "temperature", "rule"}
     assert set(method_entries(methods.build([GOOD])[0])) == plain
     assert TAU.items() <= method_entries(methods.build([GOOD | TAU])[0]).items()
 
 
-def test_mars_has_three_readings_and_drafts_as_the_paper_does() -> None:
+def test_mars_drafts_trees_as_the_paper_does() -> None:
     grown = {"tree": "dynamic", "width": 10, "nodes": 59}
-    entries = [MARS | {"reading": each} for each in ("rank_2", "released", "algorithm_1")]
-    built = methods.build([*entries, *(entry | grown for entry in entries)])
-    assert [one.name for one in built[:3]] == [
-        "mars theta=0.9", "mars theta=0.9 (released code)", "mars theta=0.9 (Algorithm 1)"
-    ]  # fmt: skip
-    assert [one.drafts_most_probable for one in built] == [False, *[True] * 5]
+    built = methods.build([MARS, MARS | grown])
+    assert built[0].name == "mars theta=0.9"
+    assert [one.drafts_most_probable for one in built] == [False, True]
     assert not any(one.lossless for one in built)
     drafts = methods.build([RACED | {"sampling": "argmax"} | grown])
     assert (drafts[0].lossless, drafts[0].drafts_most_probable) == (True, True)

@@ -29,13 +29,12 @@ from pipeline.stages.decoding import along, rates
 from pipeline.stages.decoding import compute as decoding
 from pipeline.store.artifacts import Artifact, Pending
 from pipeline.store.distributions import StoredFacts
-from pipeline.store.node import Node
 from pipeline.store.plain import from_plain
 from tests import methods
 from tests.pipeline import heads
-from tests.pipeline.decoding.pair import PROMPTS, V, logits, plain_greedy
+from tests.pipeline.decoding.pair import PROMPTS, V, logits
 from tests.pipeline.fakes import record
-from tests.pipeline.tiny import decoding_node, prompts_node, used
+from tests.pipeline.tiny import decoding_node, used
 
 METHODS = [
     {"drafter": "model", "rule": "greedy", "draft_length": 3, "temperature": 0},
@@ -63,39 +62,25 @@ def stage(
     """The stage on the tiny pair: a function of prompts that returns the draft it wrote."""
     drafted = torch.arange(0, V, 2)
     drafts = drafter if request.param == "model" else heads.random_head(target, drafted)
-    tokenizer = SimpleNamespace(
-        get_vocab=lambda: {str(i): i for i in range(V)},
-        decode=lambda ids, **_: " ".join(map(str, ids)),
-        chat_template="numbers",
-        apply_chat_template=lambda turns, **_: [
-            int(n) if n.isdigit() else 0 for t in turns for n in t["content"].split()
-        ],
-    )
+    tokenizer = SimpleNamespace(get_vocab=lambda: {str(i): i for i in range(V)})
     monkeypatch.setattr(decoding, "pair_tokenizer", lambda *_: tokenizer)
     monkeypatch.setattr(pair, "load_pair", lambda *_: (target, drafts))
 
     def run(
-        prompts: list[list[int]],
-        name: str = "draft",
-        chosen: list[dict[str, Any]] = METHODS,
-        **later: list[str],
+        prompts: list[list[int]], name: str = "draft", chosen: list[dict[str, Any]] = METHODS
     ) -> Pending:
         rows = [
-            {"prompt_id": str(at), "source": "s", "source_row": -at, "token_ids": ids,
-             "text": " ".join(map(str, ids)), "later_turns": later.get(f"turns_{at}", [])}
+            {"prompt_id": str(at), "source": "s", "token_ids": ids}
             for at, ids in enumerate(prompts)
-        ]  # fmt: skip
+        ]
         upstream = SimpleNamespace(read=lambda: pa.Table.from_pylist(rows))
         node = decoding_node(
             used(""),
             used("", "drafter"),
             prompts=len(prompts),
             steps=12,
-            batches=(1, 3),
             methods=tuple(methods.build(chosen)),
         )
-        above = prompts_node(Path("none"), Path("none")).spec
-        node = replace(node, upstream={"prompts": (Node("prompts", "tiny", above),)})
         folder = tmp_path / name
         folder.mkdir(exist_ok=True)
         pending = Pending(folder, "decoding")
@@ -157,8 +142,8 @@ def test_prompts_that_fail_are_recorded_and_the_others_go_on(
         stage([[], []], "none")
 
 
-def test_methods_take_turns_in_repeats(monkeypatch: pytest.MonkeyPatch) -> None:
-    seconds = iter([5, 40, 10, 3, 2, 70])  # of methods a b, b a, a b
+def test_methods_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = iter([5, 40, 10, 3])  # of methods a b, b a
     turns: list[str] = []
 
     def timed(_: Any, method: str, *__: Any) -> Any:
@@ -167,19 +152,14 @@ def test_methods_take_turns_in_repeats(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(decoding, "decode_timed", timed)
     monkeypatch.setattr(decoding, "check_fits", lambda *_: None)
-    monkeypatch.setattr(decoding, "prompt_rows", lambda _, __, tries: {"data": tries})
+    monkeypatch.setattr(decoding, "prompt_rows", lambda _, __, timed: {"data": timed})
     pair: Any = SimpleNamespace(runs=["a", "b"], steps=1, target=SimpleNamespace(device=None))
-    found = decoding.decode_prompt(pair, cast("Any", None), turn=2, repeats=3)["data"]
-    assert turns == ["a", "b", "b", "a", "a", "b"]
-    assert [[answer.seconds for answer, _ in tries] for tries in found] == [[5, 3, 2], [40, 10, 70]]
+    found = [decoding.decode_prompt(pair, cast("Any", None), turn)["data"] for turn in (2, 3)]
+    assert turns == ["a", "b", "b", "a"]
+    assert [[answer.seconds for answer, _ in timed] for timed in found] == [[5, 40], [3, 10]]
 
 
-def test_passes_are_timed_at_each_batch_size(stage: Any) -> None:
-    passes = pq.read_table(stage([PROMPTS[0]]).directory / "timings/passes.parquet").to_pydict()
-    of_one = [("target", n) for n in (1, 2, 3, 4)] + [("drafter", 1)]  # drafts of at most 3
-    assert list(zip(passes["model"], passes["tokens"], strict=True)) == 2 * of_one
-    assert passes["batch"] == [1] * len(of_one) + [3] * len(of_one)
-    assert min(passes["seconds"]) > 0
+def test_the_decoding_thread_is_timed(stage: Any) -> None:
     runs = pq.read_table(stage([PROMPTS[0]]).directory / "timings/runs.parquet").to_pylist()
     assert all(0 < row["processor_seconds"] < row["seconds"] + 0.01 for row in runs)
 
@@ -362,44 +342,3 @@ def test_models_that_cannot_read_trees_are_refused_before_anything_is_decoded(
     monkeypatch.setattr(target.module.config, "_attn_implementation", "flash_attention_2")
     with pytest.raises(PipelineError, match="tiny can't read draft trees: attention: flash"):
         stage(PROMPTS, chosen=TREES)
-
-
-@pytest.mark.thorough
-def test_later_turns_go_on_from_each_runs_own_answers(
-    stage: Any, target: LanguageModel, capsys: Any
-) -> None:
-    """What Spec-Bench's speed.py reads: category, new_tokens, wall_time, accept_lengths, turns."""
-    asked = ["5 6 7", "8"]
-    folder = stage([PROMPTS[0], PROMPTS[1]], turns_0=asked).directory / "timings/answers"
-    files = {file.stem: [json.loads(line) for line in file.read_text().splitlines()]
-             for file in folder.iterdir()}  # fmt: skip
-    assert len(files) == 6 + 3  # methods, and baselines: greedy, sampled, of races
-    for name, (second, first) in files.items():  # in the order of the source
-        assert (first["question_id"], second["question_id"]) == (0, 1)
-        assert first["category"] == "s"
-        [choice] = first["choices"]
-        assert choice["new_tokens"] == [12, 12, 12]
-        assert all(seconds > 0 for seconds in choice["wall_time"])
-        assert len(choice["accept_lengths"]) == sum(choice["decoding_steps"])
-        assert sum(choice["accept_lengths"]) == 33
-        assert len(second["choices"][0]["turns"]) == 1
-        text = list(PROMPTS[0])
-        for answer, turn in zip(choice["turns"], [*asked, ""], strict=True):
-            tokens = [int(token) for token in answer.split()]
-            if name.startswith(("greedy", "autoregressive_draft_length=0_temperature=0")):
-                assert tokens == plain_greedy(target, text)[:12]
-            text += tokens + [int(token) for token in turn.split()]
-    assert "first turn only" not in capsys.readouterr().out
-
-
-def test_later_turns_that_do_not_fit_are_left_out_and_named(
-    stage: Any, target: LanguageModel, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
-    monkeypatch.setattr(target.module.config, "max_position_embeddings", 30)
-    folder = stage([PROMPTS[0]], turns_0=["5 6"]).directory / "timings/answers"
-    for file in folder.iterdir():
-        answer = json.loads(file.read_text())
-        assert len(answer["choices"][0]["turns"]) == 1
-        assert (answer["question_id"], answer["category"]) == (0, "s")
-    said = capsys.readouterr().out
-    assert "prompt 0: answers hold its first turn only: a prompt of 19 tok" in said
