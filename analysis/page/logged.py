@@ -15,19 +15,16 @@ from .screen import EPS, SHARE_WANTED
 LENGTHS = (1, 2, 4, 8)  # draft lengths that are compared
 MISSING = (
     "Ask the server with drafts and without (`python -m pipeline.ask URL`), then `python -m "
-    "pipeline.reconcile alone.jsonl drafted.jsonl` writes costs.json, which this study takes as "
-    "`decoding.costs=costs.json`"
+    "pipeline.check_engine drafted.jsonl alone.jsonl` says how much faster it is with drafts"
 )
 
 
-def log_advice(advice: Advice, target: Target, counted: str, in_engine: Advice | None) -> Advice:
+def log_advice(advice: Advice, target: Target) -> Advice:
     """Return the verdict on the target of a log.
 
     Args:
         advice: on its speed: not measured.
         target: its steps.
-        counted: what the log counts of drafts, as a clause; empty if it counts none.
-        in_engine: the verdict for an engine; None without costs.
     """
     name = target.label
     greedy, additive = StrictGreedy(), strictest(target, "additive", EPS, SHARE_WANTED)
@@ -40,11 +37,10 @@ def log_advice(advice: Advice, target: Target, counted: str, in_engine: Advice |
             f"; additive t = {additive:.3g} certifies {100 * SHARE_WANTED:g} % of the steps for "
             f"any drafter within {EPS:g} nats"
         )
-    long = "How long should drafts be? "
-    if in_engine is None:
-        long += f"That depends on what a step costs, which no log tells. {MISSING}."
-    else:
-        long += in_engine.sentence
+    long = (
+        "How long should drafts be? That depends on what a step costs, which no log tells. "
+        f"{MISSING}."
+    )
     if greedy in target.certificates:
         certified = target.certificates[greedy][0] > EPS
         relax += f" (strict greedy: {share_text(certified.mean())})"
@@ -57,20 +53,11 @@ def log_advice(advice: Advice, target: Target, counted: str, in_engine: Advice |
             f" Guaranteed tokens a pass by draft length, any drafter within {EPS:g} nats: "
             f"{', '.join(tokens)}."
         )
-    worth = "Is my drafter worth it? " + (
-        f"It {counted}; whether that pays depends on the cost of a step. "
-        if counted
-        else "The log counts no drafts. "
-    )
-    worth += (
-        "The two runs above decide." if in_engine is None else "At these costs: as the line above."
-    )
+    worth = "Is my drafter worth it? The two runs above decide."
     headline = "Drafts: not measured; relaxed rules: not in vLLM or llama.cpp"
     sentence = (
         f"A log of {name} tells how much drafter error it tolerates, not whether drafting pays: "
         "the cost of a step is missing."
     )
-    if in_engine is not None:
-        headline, sentence = in_engine.headline, in_engine.sentence
     beside = [f"{relax}.", long, worth]
     return Advice(name, advice.outcome, sentence, beside, headline=headline)

@@ -26,13 +26,7 @@ from pipeline.store.node import fingerprint
 
 schema.register_schema()
 OmegaConf.register_new_resolver("root", lambda: str(ROOT), replace=True)
-ANSWERS = (
-    "compare the models themselves on the same answers (distributions.source=answers, "
-    "docs/answers.md)"
-)
 REMOVED = {  # overrides of earlier versions, and what to do instead
-    "drafter=log": f"two engines' logs are no longer compared: {ANSWERS}",
-    "distributions.log.draft_part": f"a drafter's log is no longer read: {ANSWERS}",
     "accuracy.foreign_code": "no task of the project runs a model's code; tasks of others that do "
     "are run by python -m pipeline.harness TASK --confirm_run_unsafe_code",
     "accuracy.methods": "the methods of decoding.methods are scored; decoding=accuracy has a grid",

@@ -13,7 +13,6 @@ import zlib
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -39,7 +38,6 @@ from analysis.rules import Additive, Multiplicative, Rule, StrictGreedy, Tree
 from analysis.statistics.bootstrap import FEW_PROMPTS, Resampling
 from pipeline.decoding.decoded import read_answered
 from pipeline.plan.specs import LoggedDistributions
-from pipeline.stages.report.engine import counted_drafts, flags, flags_of_verdict
 from pipeline.stages.report.setups import introduction, setup
 from pipeline.stages.report.sources import Measured
 from pipeline.store.artifacts import Artifact
@@ -68,27 +66,14 @@ def page_files(measured: Measured, sections: Sequence[Section], study: str) -> d
         target.label: setup(target, source) for target, source in zip(targets, sources, strict=True)
     }
     advice = verdicts_of(measured, study)
-    in_engine = [] if measured.engine is None else measured.engine.advice
     logged = isinstance(sources[0].distributions.node.spec, LoggedDistributions)
     if logged:
-        advice = [
-            log_advice(
-                own, targets[at], counted_drafts(source), in_engine[at] if in_engine else None
-            )
-            for at, (own, source) in enumerate(zip(advice, sources, strict=True))
-        ]
+        advice = [log_advice(own, target) for own, target in zip(advice, targets, strict=True)]
     methods = [
         [screen.method_row(run, str(spec.drafter)) for run in own.drafters] for own in advice
     ]
     table = screen.method_table(results.targets, methods)
-    text_of_verdict = advice_text(advice if logged else [*advice, *in_engine]) + (
-        f"\n{table}\n" if table else ""
-    )
-    if in_engine and not logged:
-        advice = [
-            replace(own, beside=[engine.sentence, *engine.beside, *own.beside])
-            for own, engine in zip(advice, in_engine, strict=True)
-        ]
+    text_of_verdict = advice_text(advice) + (f"\n{table}\n" if table else "")
     rules = steps.embedded(list(targets[0].certificates), len(targets))
     pairs = results if "acceptance" in results else None  # step by step, not of two logs
     environment = jinja2.Environment(
@@ -106,9 +91,6 @@ def page_files(measured: Measured, sections: Sequence[Section], study: str) -> d
         "targets": results.targets,
         "advice": advice,
         "methods": methods,
-        "flags": [
-            flags_of_verdict(own, source) for own, source in zip(advice, sources, strict=True)
-        ],
         "facts": [
             screen.facts_of_target(target) if pairs is None else screen.facts_of_pair(pairs, target)
             for target in targets
@@ -123,13 +105,12 @@ def page_files(measured: Measured, sections: Sequence[Section], study: str) -> d
         "timed": timed,
         "log": [source.distributions.artifact.record.facts["log"] for source in sources if logged],
         "sections": sections,
-        "engine": [x for section in sections for x in section.shown if x.name == "engine_speed"],
         "introduction": opening,
         "setups": setups,
         "settings": dict.fromkeys(name for facts in setups.values() for name in facts),
         "published": sections[-1].shown[0] if set(results.targets) & set(PAPERS) else None,
     }
-    data = data_of(targets, pairs, rules) | {"flags": flags(sources[0], rules)}
+    data = data_of(targets, pairs, rules)
     decoded = zip(measured.decoded, measured.speeds, strict=True)
     timings = {
         "speed": [screen.speed_rows(speeds, answers.drafter) for answers, speeds in decoded],

@@ -150,14 +150,6 @@ function showCalculator() {
   }
   drawChart("lengths", { lengths: rows });
   showExact();
-  showFlags();
-}
-
-function showFlags() {
-  const found = Object.entries(PAGE.flags[state.rule]);
-  const fill = (text) => text.replaceAll("$length_and_own", state.gamma + 1).replaceAll("$length", state.gamma);
-  byId("flags").textContent = found.map(([engine, text]) => `# ${engine}\n${fill(text)}`).join("\n\n")
-    || "# no engine listed here runs this rule";
 }
 
 /** The share of steps that a range certifies at one of its settings, between them interpolated. */
