@@ -115,7 +115,7 @@ class SolvedTarget:
         drafted = study.nodes["drafts"] and study.nodes["drafts"][study.targets.index(name)]
         drafts = study.store.find(drafted) if drafted else None
         wanted, statistics = settings.solve, settings.statistics
-        self.name, self.label = name, settings.targets[name].label
+        self.label = settings.targets[name].label
         self._settings, self._asked = settings, wanted
         self._divergence = settings.certificates.divergence
         self._dist = read_distributions(dump, settings.certificates.temperature)

@@ -409,7 +409,6 @@ def test_own_files_reach_every_command(tmp_path: Path, monkeypatch: pytest.Monke
     GlobalHydra.instance().clear()
     for name, first in {
         "solve": [], "ask": ["http://127.0.0.1:1"], "check_engine": ["a.jsonl"],
-        "reconcile": ["a.jsonl"],
     }.items():  # fmt: skip
         for words in ([*first, *given], [*first, "--config-dir", str(tmp_path), *given[1:]]):
             with pytest.raises(SystemExit, match=r"prompts\.count=0 is not allowed"):

@@ -27,6 +27,7 @@ VERSIONS = {  # where an engine says its version, and under which key
     "llama.cpp": ("/props", "build_info"),
 }
 
+
 @dataclass(frozen=True)
 class Server:
     """A server that answers.

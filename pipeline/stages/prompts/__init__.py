@@ -69,7 +69,7 @@ STAGE = Stage(
                 "the prompt as the model reads it, template applied; empty of an engine's log",
             ),
             "n_tokens": Column("int32", "its length"),
-        },
+        }
     },
     nodes=nodes,
     module=f"{__name__}.compute",

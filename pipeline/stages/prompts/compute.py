@@ -94,12 +94,7 @@ def write_log_rows(spec: LoggedPrompts, pending: Pending) -> None:
     log = read_log(path, spec.log, 1)
     empty: Row = {"token_ids": [], "n_tokens": 0, "text": "", "later_turns": []}
     rows: list[Row] = [
-        {
-            "prompt_id": prompt_id(key),
-            "source": path.name,
-            "source_row": steps[0].line,
-            **empty,
-        }
+        {"prompt_id": prompt_id(key), "source": path.name, "source_row": steps[0].line, **empty}
         for key, steps in log.trajectories.items()
     ]
     pending.facts |= {"answers": log.answers, "excluded": log.excluded}

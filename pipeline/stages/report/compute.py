@@ -84,14 +84,7 @@ def measure(spec: ReportSpec, sources: Sequence[Sources]) -> Measured:
         if source.decoding is not None
     ]
     speeds = [speed(run, *spec.statistics).assign(theta=thetas(run)) for run in decoded]
-    return Measured(
-        spec,
-        sources,
-        targets=targets,
-        results=results,
-        decoded=decoded,
-        speeds=speeds,
-    )
+    return Measured(spec, sources, targets=targets, results=results, decoded=decoded, speeds=speeds)
 
 
 def sections_of(measured: Measured) -> Iterator[Section]:
