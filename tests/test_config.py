@@ -90,7 +90,7 @@ def test_every_option_composes(group: str, option: str) -> None:
         ),
         ("device.name=tpu", "device.name=tpu is not allowed: give auto, cpu, cuda"),
         ("acceptance.divergences=[js]", "different ones of kl, tv"),
-        ("distributions.kk=3", r"'distributions.kk': .*\(did you mean k\?\): give one of answers"),
+        ("distributions.kk=3", r"'distributions.kk': .*\(did you mean k\?\): give one of k"),
         ("+distributions.kk=3", r"distributions.kk is not known \(did you mean k\?\): give one of"),
         ("~distributions", "distributions must be given"),
         ("distributions.k=many", "Value 'many' .*Integer at .*: give an integer of at"),

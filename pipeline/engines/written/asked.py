@@ -52,7 +52,7 @@ def _asked(part: Part) -> Asked | None:
             "has no request with the token ids of its prompt and a temperature, as "
             "`python -m pipeline.ask URL` saves it"
         )
-    if not _are_ids(tokens):
+    if tokens is None or not _are_ids(tokens):
         raise FormatError(f"has tokens that are no ids: {tokens!r:.40}")
     return Asked(part.answer, prompt, tokens, temperature)
 
