@@ -27,7 +27,6 @@ STAGE_NAMES = (  # each after its inputs
 )
 
 
-ENGINE_NAMES = ("vllm", "sglang", "tensorrt_llm", "medusa", "llama_cpp")  # solve prints settings
 LOOKUP_MATCHES = ("latest", "earliest")  # of analysis.decoding.lookup
 MEASURED = ("kl", "tv", "hellinger", "reverse_kl")  # divergences measured by stage drafts
 
@@ -134,12 +133,10 @@ class Distributions:
     """The source of the distributions, and the part of each that is stored.
 
     `source` model decodes the prompts. `source` logs reads an engine's log; steps, temperatures and
-    the sampling keys are then ignored. `source` answers scores the answers of the files `answers`
-    with the target; temperature then describes their sampling.
+    the sampling keys are then ignored.
     """
 
-    source: str = _one_of("model", "logs", "answers")
-    answers: list[str] = MISSING
+    source: str = _one_of("model", "logs")
     log: Log = MISSING
     steps: int = _at_least(1)
     k: int = _at_least(1)
@@ -187,15 +184,6 @@ class Solve:
     tokens: float = _at_least(1, "a number")
     draft_lengths: list[int] = _different("integers of at least 1", lambda v: v >= 1)
     ranges: list[str] = _different("names of `ranges`", lambda _: True)
-    engine: str | None = _one_of(*ENGINE_NAMES, optional=True)
-
-
-@dataclass
-class Engine:
-    """Settings of `reconcile` and `check_engine` besides their files."""
-
-    draft_length: int | None = _at_least(1, optional=True)
-    drafter: str = _one_of("model", "prompt_lookup")
 
 
 @dataclass
@@ -220,7 +208,6 @@ class Decoding:
     lookup_match: str = _one_of(*LOOKUP_MATCHES)
     draft_length: int | None = _at_least(1, optional=True)
     report: bool = MISSING
-    costs: str | None = MISSING  # a file of `python -m pipeline.reconcile ALONE DRAFTED ...`
     methods: Any = MISSING
 
 
@@ -288,7 +275,6 @@ class Config:
     acceptance: Acceptance = MISSING
     decoding: Decoding = MISSING
     solve: Solve = MISSING
-    engine: Engine = MISSING
     ask: Ask = MISSING
     accuracy: Accuracy = MISSING
     statistics: Statistics = MISSING

@@ -3,9 +3,7 @@
 ``python -m pipeline.solve study=mini solve.eps=0.05 solve.share=0.95 solve.tokens=4`` reads what
 the stage distributions stored, and computes no artifact. Where the stage drafts is there as well,
 what is accepted of its drafter stands beside what is certified. Printed are the verdict and the
-answers for strict greedy and `solve.ranges`, at most `LINES` lines; a CSV file has every row. With
-decoding.costs=FILE, what a step costs in an engine, it prints the speed expected there at draft
-lengths 1 to 8, the best one, and the flags.
+answers for strict greedy and `solve.ranges`, at most `LINES` lines; a CSV file has every row.
 """
 
 from __future__ import annotations
@@ -14,7 +12,6 @@ import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,10 +22,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 from analysis.report.text import UNDEFINED, limits, rounded_down, upper_end
 from pipeline import cli
 from pipeline.console import command
-from pipeline.engines.expected import advise_study, write_flags
-from pipeline.engines.settings import ENGINES
 from pipeline.loader import Study
-from pipeline.plan.facts import DistributionsFacts
 from pipeline.plan.rules import judged_by_logs, ranges_of
 from pipeline.plan.stage import SummaryRow
 from pipeline.store.columns import numbers
@@ -39,7 +33,6 @@ if TYPE_CHECKING:
     from analysis.acceptance.solve import Goal, Solution
     from analysis.rules import Rule
     from analysis.rules.build import ParameterRange
-    from conf.schema import Config
 
 LINES = 40  # that are printed at most
 FIRST_RULE = ("promised", "needed")  # tables of which the rows of the first rule are printed
@@ -52,13 +45,7 @@ def main(overrides: Sequence[str]) -> None:
         with ThreadPoolExecutor(1) as pool:
             pool.submit(import_module, "analysis.acceptance.solve")  # numba, while files are read
             read = [SolvedTarget(study, name) for name in study.targets]
-        tables_ = tables(study, read)
-        advised = advise_study(study, tables_)
-        print_answer(tables_, study, [target.advice.sentence for target in advised.values()])
-        searched = next(iter(_ranges(study.config)), None)
-        for target in read:
-            setting = partial(target.setting, None if advised else searched)
-            write_flags(study.config, target.label, setting, advised.get(target.label))
+        print_answer(tables(study, read), study)
 
 
 def tables(study: Study, read: Sequence[SolvedTarget]) -> dict[str, list[SummaryRow]]:
@@ -66,7 +53,9 @@ def tables(study: Study, read: Sequence[SolvedTarget]) -> dict[str, list[Summary
 
     The fourth has the paper's closed forms, beside the settings solved for the share of steps.
     """
-    ranges, lengths = _ranges(study.config), [*study.config.solve.draft_lengths, None]
+    wanted = study.config.solve
+    ranges = ranges_of(study.config, wanted.ranges)
+    lengths = [*wanted.draft_lengths, None]
     return {
         "solved": [row for target in read for row in target.solved(ranges)],
         "closed forms": [row for target in read for row in target.closed_forms(ranges)],
@@ -75,9 +64,7 @@ def tables(study: Study, read: Sequence[SolvedTarget]) -> dict[str, list[Summary
     }
 
 
-def print_answer(
-    rows_of: Mapping[str, Sequence[SummaryRow]], study: Study, advised: Sequence[str] = ()
-) -> None:
+def print_answer(rows_of: Mapping[str, Sequence[SummaryRow]], study: Study) -> None:
     """Print the verdict and the main rows; write all rows to a file, and name it."""
     from pipeline import sweeps
 
@@ -85,12 +72,6 @@ def print_answer(
     sentences = [f"No verdict yet: `{study.command()}` decodes, and ends with it."]
     if report is not None:
         sentences = cli.verdict_sentences(report)
-    if advised:
-        print("\n".join(advised))
-        shown = ("few_prompts", "rule")
-        sweeps.print_table(
-            [{k: v for k, v in row.items() if k not in shown} for row in rows_of["engine"]]
-        )
     print("\n".join([*sentences, ""]))
     first, wanted = rows_of["promised"][0]["rule"], settings.solve
     first_rows = {
@@ -117,14 +98,6 @@ def print_answer(
     )
 
 
-def _ranges(settings: Config) -> list[ParameterRange]:
-    """Return the ranges of `solve.ranges`, or that of the engine asked for."""
-    engine, names = settings.solve.engine, settings.solve.ranges
-    if engine is not None:
-        names = [engine] if ENGINES[engine]["rule"] else []
-    return ranges_of(settings, names)
-
-
 class SolvedTarget:
     """The stored steps of a target, and the drafts there."""
 
@@ -142,8 +115,8 @@ class SolvedTarget:
         drafted = study.nodes["drafts"] and study.nodes["drafts"][study.targets.index(name)]
         drafts = study.store.find(drafted) if drafted else None
         wanted, statistics = settings.solve, settings.statistics
-        self.name, self.label = name, settings.targets[name].label
-        self._settings, self._asked, self._path = settings, wanted, settings.targets[name].path
+        self.label = settings.targets[name].label
+        self._settings, self._asked = settings, wanted
         self._divergence = settings.certificates.divergence
         self._dist = read_distributions(dump, settings.certificates.temperature)
         position = numbers(dump.read(columns=["position"])["position"])
@@ -151,13 +124,7 @@ class SolvedTarget:
         self._bootstrap = PromptBootstrap(
             self._steps.prompts, statistics.resamples, statistics.confidence, statistics.seed
         )
-        drafter = settings.drafter
-        self._drafted, self._drafter = None, drafter and drafter.path
-        if settings.distributions.source == "logs":  # whose paths are those of files
-            name = dump.facts(DistributionsFacts).model
-            self._path = name if name != self.label else "TARGET"  # a word to be replaced
-        elif drafts is not None:
-            self._drafted = read_steps(drafts)
+        self._drafted = None if drafts is None else read_steps(drafts)
         self._goals = [Goal(share=wanted.share), Goal(tokens=wanted.tokens)]
         self._goals += [
             Goal(tokens=wanted.tokens, draft_length=length)
@@ -235,52 +202,6 @@ class SolvedTarget:
         for name, rule, exact in settings:
             for row in turned_round(self._dist, rule, self._asked.eps):
                 yield self._row(name, **{"exact setting": exact}, **row)
-
-    def setting(self, searched: ParameterRange | None, length: int) -> dict[str, Any] | None:
-        """Return the setting of an engine at a draft length, as `setting_text` takes it.
-
-        Without a range it is strict greedy. A setting is the answer to the tokens wanted at this
-        draft length, else to the share of steps; where there is none, it is None.
-        """
-        from analysis.rules import StrictGreedy
-
-        settings = self._settings
-        rule: Rule = StrictGreedy()
-        measured = [
-            f"{self.label}: {len(self._dist)} steps of {self._bootstrap.count} prompts; a drafter "
-            f"with a divergence ({self._divergence}) of at most {self._asked.eps:g} at every step."
-        ]
-        if searched is not None:
-            by_length = {
-                goal.draft_length: (goal, solution)
-                for goal, solution in zip(self._goals, self._certified(searched), strict=True)
-                if solution.rule is not None
-                and (goal.tokens is None or goal.draft_length == length)
-            }
-            if not by_length:
-                return None
-            goal, solution = by_length.get(length) or by_length[None]
-            rule = solution.rule or rule
-            low, high = solution.ci_low, solution.ci_high
-            interval = f" [{low:.3g}, {high:.3g}]" if low < high else ""
-            measured.append(
-                f"Wanted: certified {_wanted(goal)}. {searched.parameter} = "
-                f"{solution.value:g}{interval} reaches {solution.reached:.4g}."
-            )
-        measured += [
-            f"{row['kind'].capitalize()}, drafts of {length}: {row['tokens']:.3g} tokens a call"
-            for row in self.promised([rule], [length])
-        ]
-        return {
-            "measured": measured,
-            "rule": rule,
-            "strictest": None if searched is None else searched.rules[0],
-            "draft_length": length,
-            "target": self._path,
-            "drafter": self._drafter,
-            "head": settings.drafter is not None and settings.drafter.head is not None,
-            "temperature": settings.certificates.temperature,
-        }
 
     def promised(
         self, rules: Sequence[Rule], lengths: Iterable[int | None]

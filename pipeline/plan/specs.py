@@ -91,30 +91,14 @@ def model_at(
 
 
 @dataclass(frozen=True)
-class FileSpec:
-    """A file of an engine, and the version of its reader."""
+class LogSpec:
+    """The log of an engine, and the version of its reader; see `conf.schema.Log`."""
 
     path: Annotated[str, APART]
     identity: Files
     reader: int
-
-
-@dataclass(frozen=True)
-class LogSpec(FileSpec):
-    """The log of an engine; see `conf.schema.Log`."""
-
     part: str
     error: float | None
-
-
-@dataclass(frozen=True)
-class ServedPrompts:
-    """Stage prompts: the requests of answers that an engine served."""
-
-    tokenizer: Identity
-    answers: tuple[FileSpec, ...]
-    settings: Template
-    target: Annotated[ModelConfig, APART]
 
 
 @dataclass(frozen=True)
@@ -136,19 +120,17 @@ class LoggedPrompts:
 
 @dataclass(frozen=True)
 class DistributionsSpec:
-    """Stage distributions: prompts that are decoded or, where `served`, answers that are scored.
+    """Stage distributions: prompts that are decoded.
 
-    `temperatures` are those besides 1 at which distributions are stored. The seed of served
-    answers, which are not drawn here, is None.
+    `temperatures` are those besides 1 at which distributions are stored.
     """
 
     model: ModelSpec
     steps: int
     k: int
     temperature: float
-    seed: int | None
+    seed: int
     temperatures: tuple[float, ...]
-    served: bool = False
 
     @property
     def label(self) -> str:
@@ -253,24 +235,6 @@ class AccuracySpec(PairSpec):
 
 
 @dataclass(frozen=True)
-class CostsSpec:
-    """Costs of a step in an engine: (drafted tokens, passes of the target alone) each."""
-
-    engine: str
-    drafter: str
-    steps: tuple[tuple[float, float], ...]
-
-
-@dataclass(frozen=True)
-class EngineSpec:
-    """An engine's costs, and how look-up drafts."""
-
-    costs: CostsSpec
-    lookup: int
-    lookup_match: str
-
-
-@dataclass(frozen=True)
 class ReportSpec:
     """Stage report: the settings that it prints besides the contents of other artifacts.
 
@@ -284,4 +248,3 @@ class ReportSpec:
     statistics: Statistics
     note: str | None = None
     margin: float | None = None
-    engine: Annotated[EngineSpec | None, As(inline=True)] = None

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 
-from analysis.statistics.trajectories import Trajectories
 from analysis.topk import TopK
 from pipeline.errors import PipelineError
 from pipeline.store.artifacts import Artifact
@@ -51,31 +50,10 @@ class StoredFacts:
     log_prob_error: float | None = None
 
 
-class StoredAnswer(NamedTuple):
-    """The steps of an answer in their artifact, its prompt's tokens, and its own."""
-
-    place: slice
-    prompt: list[int]
-    tokens: list[int]
-
-
 def read_token_ids(prompts: Artifact) -> dict[str, list[int]]:
     """Return the tokens of every prompt of an artifact of stage prompts."""
     table = prompts.read(columns=["prompt_id", "token_ids"]).to_pydict()
     return dict(zip(table["prompt_id"], table["token_ids"], strict=True))
-
-
-def read_answers(steps: Artifact, prompts: Artifact) -> dict[str, StoredAnswer]:
-    """Return the answers along which stage distributions or drafts has steps, by prompt_id."""
-    table = steps.read(columns=["prompt_id", "position", "token_id"])
-    trajectories = Trajectories.from_positions(table["position"].to_numpy())
-    names = table["prompt_id"].take(trajectories.starts).to_pylist()
-    tokens, of_prompts = table["token_id"].to_numpy(), read_token_ids(prompts)
-    places = map(slice, trajectories.starts.tolist(), trajectories.ends.tolist())
-    return {
-        name: StoredAnswer(place, of_prompts[name], tokens[place].tolist())
-        for name, place in zip(names, places, strict=True)
-    }
 
 
 def chunks(

@@ -19,13 +19,7 @@ from analysis.statistics.run_lengths import (
     run_lengths,
     with_censored,
 )
-from analysis.statistics.trajectories import (
-    CENSORED,
-    Trajectories,
-    count_calls,
-    drafts_made,
-    place_shares,
-)
+from analysis.statistics.trajectories import CENSORED, Trajectories, count_calls, drafts_made
 from tests.analysis.cases import drafts
 
 NAMES = ("per_call", "mean_run", "random_100", "long_run", "residual_4")
@@ -271,10 +265,3 @@ def test_steps_certain_at_every_depth_bound_the_calls_of_any_drafter() -> None:
         for choice in itertools.product([False, True], repeat=10):
             accepted = np.array(choice).reshape(2, 5) | np.array(certain)
             assert count_calls(accepted[..., None], steps, 3).calls.item() <= most
-
-
-def test_shares_by_place_and_nothing_reached() -> None:
-    first, second = place_shares(4, [4, 0], [0, 0])
-    assert (first["conditional"], first["of_all"], second["of_all"]) == (0, 0, 0)
-    assert np.isnan(second["conditional"])
-    assert np.isnan(place_shares(0, [0], [0])[0]["of_all"])

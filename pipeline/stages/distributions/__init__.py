@@ -23,19 +23,12 @@ def check(request: Request) -> None:
     config = request.config
     check_stored_tokens(request.rules, config.distributions.k)
     settings = config.distributions
-    if bool(settings.answers) != (settings.source == "answers"):
-        raise PipelineError(
-            f"distributions.answers={list(settings.answers)} and "
-            f"distributions.source={settings.source} contradict each other: give both, "
-            "source=answers and its files, or neither"
-        )
     if settings.source != "logs":
         return
     if config.drafter is not None:
         raise PipelineError(
             f"drafter {config.drafter.label} is not allowed with distributions.source=logs, which "
-            "has no model to compare it with: give drafter=none, or compare the models on the same "
-            "answers (distributions.source=answers, docs/answers.md)"
+            "has no model to compare it with: give drafter=none"
         )
     if config.distributions.log.vocab_size is None:
         raise PipelineError(
@@ -56,9 +49,9 @@ def check(request: Request) -> None:
 
 
 def nodes(request: Request) -> list[Node]:
-    """Return one planned artifact a target: its own trajectories, or an engine's answers."""
+    """Return one planned artifact a target: its own trajectories, or an engine's log."""
     config = request.config
-    settings, served = config.distributions, config.distributions.source == "answers"
+    settings = config.distributions
     made = []
     pairs = zip(config.targets.items(), request.by_target("prompts"), strict=True)
     for (key, target), prompts in pairs:
@@ -73,9 +66,8 @@ def nodes(request: Request) -> list[Node]:
                 steps=settings.steps,
                 k=settings.k,
                 temperature=settings.temperature,
-                seed=None if served else settings.seed,
+                seed=settings.seed,
                 temperatures=temperatures_to_store(config),
-                served=served,
             )
         made.append(Node(STAGE.name, key, spec, {"prompts": prompts}))
     return made

@@ -1,4 +1,4 @@
-"""The distributions of every step of a batch: of prompts that are decoded, or of given answers."""
+"""The distributions of every step of a batch of prompts that are decoded."""
 
 from __future__ import annotations
 
@@ -9,15 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pipeline.errors import PipelineError
 from pipeline.execution.stopwatch import Stopwatch
-from pipeline.models.devices import in_threads
 from pipeline.models.load import LanguageModel
 from pipeline.models.logit_statistics import Found, invert, logit_statistics
-from pipeline.models.passes import HELD, Batch, Texts, concat_columns
-from pipeline.plan.facts import AnswersFacts
+from pipeline.models.passes import Batch, Texts
 from pipeline.plan.specs import DistributionsSpec
-from pipeline.store.artifacts import Artifact
 
 RETIRE_EVERY = 8  # steps between looks at which answers have ended: each makes the host wait
 RETIRE_SHARE = 0.2  # of the batch must have ended before it is made smaller
@@ -48,7 +44,6 @@ def decode_batch(
         to and with the token that ends the answer.
     """
     steps, k = spec.steps, min(spec.k, model.vocab_size)
-    assert spec.seed is not None
     rows_of_noise = [uniforms(spec.seed, name, steps) for name in prompts]
     noise = torch.from_numpy(np.stack(rows_of_noise)).to(model.device)
     eos = torch.tensor(model.eos, dtype=torch.int32, device=model.device)
@@ -116,58 +111,3 @@ def choose(logits: Tensor, uniform: Tensor, temperature: float) -> Tensor:
         temperature: above 0.
     """
     return invert(torch.softmax(logits.float() / temperature, dim=1).double(), uniform)
-
-
-def served_answers(spec: DistributionsSpec, source: Artifact) -> dict[str, list[int]]:
-    """Return the first `distributions.steps` tokens of every answer.
-
-    Raises:
-        PipelineError: the requests say that they were sampled otherwise than the configuration.
-    """
-    for option, values in (source.facts(AnswersFacts).sampling or {}).items():
-        wanted = {"top_p": 1.0, "top_k": 0}.get(option, spec.temperature)
-        other = [value for value in values if max(value, 0) != wanted]  # top_k -1 is all, too
-        if other:
-            raise PipelineError(
-                f"distributions.{option}={wanted:g} differs from how the answers were sampled: "
-                f"requests have {option} {', '.join(f'{value:g}' for value in other)}. Give "
-                f"distributions.{option}={other[0]:g}, or only answers that were sampled so"
-            )
-    table = source.read("answers").to_pydict()
-    pairs = zip(table["prompt_id"], table["token_ids"], strict=True)
-    return {name: ids[: spec.steps] for name, ids in pairs}
-
-
-@torch.inference_mode()
-def score_batch(
-    model: LanguageModel,
-    prompts: list[list[int]],
-    answers: list[list[int]],
-    spec: DistributionsSpec,
-    watch: Stopwatch,
-    progress: Callable[[int], object],
-) -> Found:
-    """Return the result of `decode_batch` for given answers: one teacher-forced pass of blocks."""
-    batch = Batch.make(prompts, answers, model.device)
-    texts = Texts(model, batch.ids.shape[1], padding=batch.padding)
-    k, parts = min(spec.k, model.vocab_size), []
-
-    def statistics(logits: Tensor) -> Found:
-        columns = concat_columns(
-            in_threads(
-                lambda rows: stored_statistics(logits[rows], k, spec.temperatures),
-                len(logits),
-                logits.device,
-            )
-        )
-        return {name: tensor.unflatten(0, (len(answers), -1)) for name, tensor in columns.items()}
-
-    for begin, end, steps in batch.blocks(HELD[model.device.type], model.vocab_size):
-        with watch("decode" if steps else "prefill"):
-            logits = texts.read(batch.ids[:, begin:end], max(steps, 1))
-        if steps:
-            with watch("statistics"):
-                parts.append(statistics(logits.flatten(0, 1)))
-            progress(steps * len(answers))
-    own = {"token_id": batch.ids[:, batch.width :].int(), "lengths": batch.lengths}
-    return concat_columns(parts, dim=1) | own

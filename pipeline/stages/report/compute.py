@@ -42,7 +42,6 @@ from pipeline.decoding.decoded import read_answered, read_decoded, thetas
 from pipeline.execution.progress import progress_bar
 from pipeline.plan.specs import DistributionsSpec, ReportSpec
 from pipeline.stages.report import setups
-from pipeline.stages.report.engine import engine_section, in_engine
 from pipeline.stages.report.inputs import comparisons, matches_of, read_results, read_target
 from pipeline.stages.report.page import MARGIN, page_files
 from pipeline.stages.report.sources import Measured, Sources, by_target
@@ -56,8 +55,6 @@ def compute(node: Node[ReportSpec], upstream: dict[str, list[Artifact]], pending
     measured = measure(spec, by_target(node, upstream))
     pending.facts["targets"] = [target.label for target in measured.targets]
     sections = [*sections_of(measured)]
-    if measured.engine is not None:
-        sections.insert(-1, engine_section(measured.engine))
     shown = [(section, item) for section in sections for item in section.shown]
     made: dict[str, bytes] = {}
     with progress_bar(len(shown), "table or figure", f"report {spec.study}") as bar:
@@ -87,15 +84,7 @@ def measure(spec: ReportSpec, sources: Sequence[Sources]) -> Measured:
         if source.decoding is not None
     ]
     speeds = [speed(run, *spec.statistics).assign(theta=thetas(run)) for run in decoded]
-    return Measured(
-        spec,
-        sources,
-        targets=targets,
-        results=results,
-        decoded=decoded,
-        speeds=speeds,
-        engine=in_engine(spec, sources),
-    )
+    return Measured(spec, sources, targets=targets, results=results, decoded=decoded, speeds=speeds)
 
 
 def sections_of(measured: Measured) -> Iterator[Section]:

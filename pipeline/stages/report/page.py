@@ -19,6 +19,7 @@ from analysis.decoding.metrics import Decoded
 from analysis.decoding.predicted import draft_lengths
 from analysis.decoding.speed import signs_of_load
 from analysis.report.answer import EPS, FATES, median_answer
+from analysis.report.log_advice import log_advice
 from analysis.report.records import Section, Table
 from analysis.report.render import PUBLISHED, anchor, caption, label_width, lines, names, spans
 from analysis.report.text import FORMATS, UNDEFINED
@@ -51,6 +52,8 @@ def page_files(measured: Measured, sections: Sequence[Section], study: str) -> d
         target.label: setup(target, source) for target, source in zip(targets, sources, strict=True)
     }
     advice = verdicts_of(measured, study)
+    if isinstance(sources[0].distributions.node.spec, LoggedDistributions):
+        advice = [log_advice(own, target) for own, target in zip(advice, targets, strict=True)]
     methods = [[method_row(run, str(spec.drafter)) for run in own.drafters] for own in advice]
     table = method_table(results.targets, methods)
     text_of_verdict = advice_text(advice) + (f"\n{table}\n" if table else "")

@@ -8,8 +8,6 @@ from typing import Any, Generic, TypeVar
 
 import pandas as pd
 
-from analysis.acceptance.engine_speed import StepCosts
-from analysis.acceptance.verdict import Advice
 from analysis.decoding.metrics import Decoded
 from analysis.report.measured import Results, Target
 from pipeline.plan.specs import (
@@ -57,15 +55,6 @@ class Sources:
 
 
 @dataclass(frozen=True)
-class InEngine:
-    """An engine whose costs of a step are known, and the speeds and the verdict of each target."""
-
-    costs: StepCosts
-    speeds: dict[str, pd.DataFrame]
-    advice: list[Advice]
-
-
-@dataclass(frozen=True)
 class Measured:
     """The content of a report: targets, their sources and statistics, and their decoded answers."""
 
@@ -75,7 +64,6 @@ class Measured:
     results: Results
     decoded: Sequence[Decoded]
     speeds: Sequence[pd.DataFrame]
-    engine: InEngine | None = None
 
 
 def by_target(node: Node[ReportSpec], upstream: Mapping[str, Sequence[Artifact]]) -> list[Sources]:
