@@ -9,7 +9,6 @@ intervals, and the factor by which the stored entropy narrows the others.
 from __future__ import annotations
 
 import argparse
-from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -169,20 +168,6 @@ def attack_drafts(cases: int, size: int, k: int, seed: int = 0) -> float:
     return least
 
 
-def widths(size: int, k: int, seed: int = 0) -> tuple[float, float]:
-    """Return the mean width of the open finite intervals, with the stored entropy and without."""
-    p = targets(np.random.default_rng(seed), CHUNK, size)
-    dist = TopK.from_probabilities(p, k=k)
-    # an entropy with an infinite error is never used
-    blind = replace(dist, entropy_error=np.inf)
-    with_, without = certify(dist, RULES[5:]), certify(blind, RULES[5:])
-    open_ = np.isfinite(without.upper) & (without.upper > without.lower)
-    return (
-        float((with_.upper[open_] - with_.lower[open_]).mean()),
-        float((without.upper[open_] - without.lower[open_]).mean()),
-    )
-
-
 def main() -> None:
     """Run the attacks and print their results."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -195,11 +180,6 @@ def main() -> None:
             f"{len(RULES)} rules; {exact:.1%} exact; largest excess {worst:.1e}"
         )
         assert worst < ROUNDING, "a certificate left its interval"
-        narrow, wide = widths(size, k)
-        print(
-            f"  mean width of open intervals {narrow:.2e}, without the entropy {wide:.2e}: "
-            f"{wide / narrow:.1f} times"
-        )
     least = attack_drafts(cases, 30, 12)
     print(f"{cases} rejected drafts: least KL / lower = {least:.6f}")
     assert least > 1 - 1e-9, "a rejected draft is closer than lower"
