@@ -29,7 +29,6 @@ STAGE_NAMES = (  # each after its inputs
 
 ENGINE_NAMES = ("vllm", "sglang", "tensorrt_llm", "medusa", "llama_cpp")  # solve prints settings
 LOOKUP_MATCHES = ("latest", "earliest", "fixed")  # of analysis.decoding.lookup
-MEASURED = ("kl", "tv", "hellinger", "reverse_kl")  # divergences measured by stage drafts
 
 
 def _ranged(allowed: str, test: Callable[[Any], bool], *, optional: bool = False) -> Any:
@@ -134,7 +133,7 @@ class Log:
 class Distributions:
     """The source of the distributions, and the part of each that is stored.
 
-    `source` model decodes the prompts. `source` logs reads an engine's log; steps, temperatures and
+    `source` model decodes the prompts. `source` logs reads an engine's log; steps and
     the sampling keys are then ignored. `source` answers scores the answers of the files `answers`
     with the target; temperature, top_p and top_k then describe their sampling.
     """
@@ -144,7 +143,6 @@ class Distributions:
     log: Log = MISSING
     steps: int = _at_least(1)
     k: int = _at_least(1)
-    temperatures: list[float] = _different("numbers of at least 0.01", lambda v: v >= 0.01)
     temperature: float = _at_least(0, "a number")
     top_p: float = _ranged("a number in (0, 1]", lambda value: 0 < value <= 1)
     top_k: int = _at_least(0)
@@ -153,10 +151,9 @@ class Distributions:
 
 @dataclass
 class CertificatesConfig:
-    """The temperature of the certified distribution, and the divergence of target and draft."""
+    """The temperature of the certified distribution."""
 
     temperature: float = _at_least(0.01, "a number")
-    divergence: str = _text("kl, tv, hellinger, reverse_kl or renyi:a")
 
 
 @dataclass
@@ -167,20 +164,15 @@ class RunLengths:
         "a non-empty list of different numbers of at least 0",
         lambda values: 0 < len(values) == len(set(values)) and min(values) >= 0,
     )
-    window: int = _at_least(1)
 
 
 @dataclass
 class Acceptance:
-    """Rules and ranges to judge a drafter by, besides `criteria`, and the divergences."""
+    """Rules and ranges to judge a drafter by, besides `criteria`."""
 
     presets: list[str] = _different("names of `rules`", lambda _: True)
     ranges: list[str] = _different("names of `ranges`", lambda _: True)
     draft_length: int = _at_least(1)  # of the calls that a mean KL certifies
-    divergences: list[str] = _ranged(
-        f"a non-empty list of different ones of {', '.join(MEASURED)}",
-        lambda values: 0 < len(values) == len(set(values)) and set(values) <= set(MEASURED),
-    )
 
 
 @dataclass

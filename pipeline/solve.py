@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 # Before NumPy is imported: of products as small as here, threads cost more than they gain.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
-from analysis.report.text import UNDEFINED, limits, rounded_down, upper_end
+from analysis.report.text import UNDEFINED, limits, rounded_down
 from pipeline import cli
 from pipeline.console import command
 from pipeline.engines.expected import advise_study, write_flags
@@ -87,9 +87,8 @@ def print_answer(
         sentences = cli.verdict_sentences(report)
     if advised:
         print("\n".join(advised))
-        shown = ("few_prompts", "rule")
         sweeps.print_table(
-            [{k: v for k, v in row.items() if k not in shown} for row in rows_of["engine"]]
+            [{k: v for k, v in row.items() if k != "rule"} for row in rows_of["engine"]]
         )
     print("\n".join([*sentences, ""]))
     first, wanted = rows_of["promised"][0]["rule"], settings.solve
@@ -144,8 +143,7 @@ class SolvedTarget:
         wanted, statistics = settings.solve, settings.statistics
         self.name, self.label = name, settings.targets[name].label
         self._settings, self._asked, self._path = settings, wanted, settings.targets[name].path
-        self._divergence = settings.certificates.divergence
-        self._dist = read_distributions(dump, settings.certificates.temperature)
+        self._dist = read_distributions(dump)
         position = numbers(dump.read(columns=["position"])["position"])
         self._steps = Trajectories.from_positions(position)
         self._bootstrap = PromptBootstrap(
@@ -211,19 +209,18 @@ class SolvedTarget:
                 self._goals,
                 bootstrap=self._bootstrap,
                 trajectories=self._steps,
-                divergence=self._divergence,
             )
         return self._found[searched.name]
 
     def closed_forms(self, ranges: Sequence[ParameterRange]) -> Iterator[SummaryRow]:
         """Yield a row a closed form of strict greedy and of each range at its solved setting.
 
-        They bound KL, from probabilities that are not rounded.
+        They need probabilities that are not rounded.
         """
         from analysis.certificates.closed_forms import turned_round
         from analysis.rules import StrictGreedy
 
-        if self._divergence != "kl" or self._dist.log_prob_error is not None:
+        if self._dist.log_prob_error is not None:
             return
         settings: list[tuple[str, Rule, str]] = [("greedy", StrictGreedy(), "")]
         for searched in ranges:
@@ -248,7 +245,7 @@ class SolvedTarget:
         rule: Rule = StrictGreedy()
         measured = [
             f"{self.label}: {len(self._dist)} steps of {self._bootstrap.count} prompts; a drafter "
-            f"with a divergence ({self._divergence}) of at most {self._asked.eps:g} at every step."
+            f"with a divergence (kl) of at most {self._asked.eps:g} at every step."
         ]
         if searched is not None:
             by_length = {
@@ -292,7 +289,7 @@ class SolvedTarget:
         from analysis.certificates.certify import certify
         from analysis.statistics.trajectories import count_calls
 
-        certificates = certify(self._dist, rules, divergence=self._divergence)
+        certificates = certify(self._dist, rules)
         flags = {"certified": (certificates.lower > self._asked.eps)[None]}
         if self._drafted is not None:
             verdicts = judge(self._drafted, rules)
@@ -309,20 +306,18 @@ class SolvedTarget:
                     yield self._row(rule.label, **labels, **_interval("tokens", *ends))
 
     def needed(self, rules: Sequence[Rule]) -> Iterator[SummaryRow]:
-        """Yield a row a rule: below which divergence a drafter is certified on the wanted share."""
+        """Yield a row a rule: below which KL a drafter is certified on the wanted share."""
         from analysis.acceptance.summary import kl_needed
         from analysis.certificates.certify import certify
 
-        ends = certify(self._dist, rules, divergence=self._divergence)
-        share = self._asked.share
+        lower, share = certify(self._dist, rules).lower, self._asked.share
         for at, rule in enumerate(rules):
-            row = kl_needed(ends.lower[:, at], ends.upper[:, at], share, self._bootstrap)
-            value, most = (rounded_down(float(row[name]), 4) for name in ("value", "value_upper"))
+            row = kl_needed(lower[:, at], share, self._bootstrap)
+            value = rounded_down(float(row["value"]), 4)
             yield self._row(
                 rule.label,
                 certified=f"{100 * share:g} % of steps",
                 **_interval("below", value, row["ci_low"], row["ci_high"]),
-                **{upper_end("below"): most},
             )
 
     def _row(self, rule: str, **columns: Any) -> SummaryRow:

@@ -120,7 +120,7 @@ def expected_speeds(
             "speedup": np.exp(logs),
             "ci_low": np.exp(low),
             "ci_high": np.exp(high),
-            **bootstrap.counted,
+            "prompts": bootstrap.count,
         }
     )
 

@@ -52,7 +52,7 @@ def violations(target: TopK, kl: Floats, measured: Mapping[str, Floats]) -> dict
         kl: (N,) KL(p||q) of the drafter.
         measured: (N,) acceptance by scheme.
     """
-    certified = certified_acceptance(target, kl + rounding("kl", kl))
+    certified = certified_acceptance(target, kl + rounding(kl))
     return {
         name: int(np.sum(measured[name] < least - ROUNDING)) for name, least in certified.items()
     }
@@ -116,7 +116,7 @@ def sampling_statistics(
         *((scheme, "measured", values) for scheme, values in measured.items()),
         *(
             (scheme, kind, values)
-            for kind, eps in (("step", kl + rounding("kl", kl)), ("uniform", mean))
+            for kind, eps in (("step", kl + rounding(kl)), ("uniform", mean))
             for scheme, values in certified_acceptance(target, eps, costs).items()
         ),
     ]

@@ -35,7 +35,7 @@ def text_statistics(steps: pd.DataFrame, eps: float, statistics: Resampling) -> 
         `place_2`, ..., the rejected ones by place in the draft.
     """
     kl, r = (steps[name].to_numpy(np.float64) for name in ("kl", "certificate"))
-    below = np.isposinf(r) | (kl + rounding("kl", kl) < (1 - CERTIFICATE_ROUNDING) * r)
+    below = np.isposinf(r) | (kl + rounding(kl) < (1 - CERTIFICATE_ROUNDING) * r)
     values = steps.assign(certified=r > eps, by_drafter=np.where(np.isnan(kl), np.nan, below))
     rows = []
     for run, part in values.groupby("run"):

@@ -99,7 +99,7 @@ def _by_threshold(
 
     def accepted(p: Floats, theta: Floats) -> NDArray[Any]:
         passed = np.logical_and.accumulate(p > theta[:, None], axis=1).sum(axis=1)
-        return np.maximum(1, np.minimum(passed, ranks))
+        return np.asarray(np.maximum(1, np.minimum(passed, ranks)))
 
     fewest, largest = accepted(low, most), accepted(high, least)
     beyond = np.minimum(np.minimum(np.maximum(most, 0.0), tail_high), high[:, -1])

@@ -233,7 +233,7 @@ def _ends(
 
 
 def upper_bound(stored: TruncatedSteps, b: Floats, most: Floats) -> Floats:
-    """Return an upper bound of M of a token of at least b, exceeded by at most `most` unseen ones."""
+    """Return an upper bound of M of a token of at least b that `most` unseen ones may exceed."""
     tokens, last = stored.tokens, stored.ratio(b)
     value, size = mode_cost(stored.p0, tokens, last, widen=MARGIN)
     rows = np.flatnonzero(size > tokens.shape[1])  # p_K exceeds the level: others may be active

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
-from ..statistics.bootstrap import Floats, PromptBootstrap, prompt_counts, simultaneous
+from ..statistics.bootstrap import Floats, PromptBootstrap, simultaneous
 from .finished import CLOCKED_ANSWERS
 from .formulas import formula_length, formula_speedup
 from .metrics import Decoded, acceptance, finished_runs
@@ -32,7 +32,7 @@ def speed(decoded: Decoded, resamples: int, confidence: float, seed: int) -> pd.
         and `rho`; `first_token`, a median; `itl_50` and `itl_99`, percentiles of the gaps
         between tokens; `processor_share`, processor time of the decoding thread over wall time, NaN
         if not measured; `memory`, bytes beyond the target's at the longest answer;
-        `seconds_finished` and `seconds_ratio` of `finished_costs`; `prompts` and `few_prompts`.
+        `seconds_finished` and `seconds_ratio` of `finished_costs`; `prompts`.
     """
     table = acceptance(decoded, resamples, confidence, seed)
     spans = decoded.spans.groupby("run")[
@@ -62,7 +62,7 @@ def speed(decoded: Decoded, resamples: int, confidence: float, seed: int) -> pd.
     spent = decoded.answers.groupby("run")[["processor_seconds", "seconds"]].sum(min_count=1)
     table["processor_share"] = spent["processor_seconds"] / spent["seconds"]
     table["memory"] = [memory_overhead(decoded, run) for run in range(len(table))]
-    table = table.assign(**prompt_counts(decoded.prompts))
+    table = table.assign(prompts=decoded.prompts)
     ended = finished_runs(decoded, resamples, confidence, seed)[CLOCKED_ANSWERS]
     speeds = speedups(decoded, resamples, confidence, seed)
     return table.join(speeds).join(ended).join(predictions(decoded, table))

@@ -52,7 +52,7 @@ def grid(target: Target, rules: Sequence[Rule]) -> dict[str, Any]:
         row = {"share": _shares(within, *by), "tokens": _tokens(within, *by)}
         if rule.label in target.judged:
             judged = target.judged[rule.label]
-            ends = judged.accepted_by_depth, judged.certified_by_depth[..., 0]
+            ends = judged.accepted_by_depth, judged.certified_by_depth
             by_depth = np.stack(ends, axis=2)
             row |= {"shares": _shares(by_depth[0], *by), "calls": _tokens(by_depth, *by)}
         rows.append(row)

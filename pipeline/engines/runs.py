@@ -27,7 +27,6 @@ from analysis.decoding import conventions as of
 from analysis.decoding.lookup import lookup_calls
 from analysis.decoding.places import place_rates
 from analysis.decoding.speed import break_even_by_batch
-from analysis.report.text import upper_end
 from analysis.statistics.trajectories import place_shares
 from conf.schema import Config
 from pipeline.decoding.decoded import read_decoded
@@ -198,9 +197,9 @@ def _counted(path: Path) -> EngineRun:
     row: SummaryRow = {
         **whose,
         "passes": counts.passes,
-        upper_end("passes"): counts.most_passes,
+        "passes_upper": counts.most_passes,
         "tokens_per_pass": least,
-        upper_end("tokens_per_pass"): most,
+        "tokens_per_pass_upper": most,
         "drafting_calls": counts.calls,
         "tokens_per_drafting_call": counts.tokens_per_drafting_call,
         "drafted": counts.drafted,

@@ -143,8 +143,8 @@ class LoggedPrompts:
 class DistributionsSpec:
     """Stage distributions: prompts that are decoded or, where `served`, answers that are scored.
 
-    `temperatures` are those besides 1 at which distributions are stored. The seed of served
-    answers, which are not drawn here, is None.
+    `temperature` is of the tokens that are emitted, `certified_temperature` of the distributions
+    that are stored. The seed of served answers, which are not drawn here, is None.
     """
 
     model: ModelSpec
@@ -154,7 +154,7 @@ class DistributionsSpec:
     top_p: float
     top_k: int
     seed: int | None
-    temperatures: tuple[float, ...]
+    certified_temperature: float = 1.0
     served: bool = False
 
     @property
@@ -175,12 +175,10 @@ class LoggedDistributions:
 
 @dataclass(frozen=True)
 class CertificatesSpec:
-    """Stage certificates: one rule on a target's distributions at a temperature."""
+    """Stage certificates: one rule on a target's distributions."""
 
     rule: OneRule
-    temperature: float
     statistics: Annotated[Resampling, APART]
-    divergence: str = "kl"
 
 
 @dataclass(frozen=True)
@@ -188,7 +186,6 @@ class RunLengthsSpec:
     """Stage run_lengths."""
 
     eps: tuple[float, ...]
-    window: int
     statistics: Statistics
 
 
@@ -219,7 +216,6 @@ class AcceptanceSpec:
     rules: Rules
     presets: Presets
     ranges: Ranges
-    divergences: tuple[str, ...]
     draft_length: int
     statistics: Statistics
 

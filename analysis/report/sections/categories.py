@@ -14,7 +14,6 @@ from ...statistics.run_lengths import run_lengths, with_censored
 from ...statistics.trajectories import LENGTH, Trajectories
 from ..measured import Ends
 from ..records import Table, worded
-from ..text import few_notes
 
 ALL = "all prompts"
 
@@ -41,9 +40,8 @@ def category_statistics(
         seed: of the resamples of a category's prompts, equally many.
 
     Returns:
-        One row a category and statistic: category, statistic, value, value_upper, ci_low, ci_high,
-        cut and cut_upper (for per_call the share of calls cut by a trajectory's end, else 0),
-        steps, prompts, few_prompts.
+        One row a category and statistic: category, statistic, value, ci_low, ci_high, cut (for
+        per_call the share of calls cut by a trajectory's end, else 0), steps, prompts.
     """
     of_step = np.asarray(categories, dtype=object)[whole.prompts]
     frames = []
@@ -53,44 +51,39 @@ def category_statistics(
             chosen = of_step == category
             prompts = np.unique(whole.prompts[chosen], return_inverse=True)[1]
             bootstrap = PromptBootstrap(prompts, len(whole.weights), whole.confidence, seed)
-        lower, upper = (ends[chosen] for ends in certificates)
+        lower = certificates[0][chosen]
         chosen_means = {name: values[chosen] for name, values in means.items()}
-        frame = pd.DataFrame(_statistics(rule, lower, upper, chosen_means, eps, bootstrap))
+        frame = pd.DataFrame(_statistics(rule, lower, chosen_means, eps, bootstrap))
         frame.insert(0, "category", category)
-        frames.append(frame.assign(steps=int(chosen.sum()), **bootstrap.counted))
+        frames.append(frame.assign(steps=int(chosen.sum()), prompts=bootstrap.count))
     return pd.concat(frames, ignore_index=True)
 
 
 def _statistics(
     rule: Rule,
     lower: Floats,
-    upper: Floats,
     means: Mapping[str, Floats | Flags],
     eps: float,
     bootstrap: PromptBootstrap,
 ) -> list[dict[str, Any]]:
     """Return a row for each statistic of one category."""
 
-    def mean(name: str, least: Any, most: Any) -> dict[str, Any]:
-        (value, draws), (value_upper, best) = (
-            bootstrap.mean(np.asarray(values, dtype=np.float64)) for values in (least, most)
-        )
-        low, high = bootstrap.interval(draws)[0], bootstrap.interval(best)[1]
-        ends = {"value": value, "value_upper": value_upper}
-        return {"statistic": name, **ends, "ci_low": float(low), "ci_high": float(high)}
+    def mean(name: str, values: Any) -> dict[str, Any]:
+        value, draws = bootstrap.mean(np.asarray(values, dtype=np.float64))
+        low, high = bootstrap.interval(draws)
+        return {"statistic": name, "value": value, "ci_low": float(low), "ci_high": float(high)}
 
-    rows = [mean(name, values, values) for name, values in means.items()]
-    summary = summarise(lower, upper, rule.ceiling, bootstrap)
+    rows = [mean(name, values) for name, values in means.items()]
+    summary = summarise(lower, rule.ceiling, bootstrap)
     rows += [
         {"statistic": name, **of} for name, of in summary.items() if name in ("mean", "median")
     ]
-    rows.append(mean("certified", lower > eps, upper > eps))
+    rows.append(mean("certified", lower > eps))
     starts = np.append(0, np.cumsum(bootstrap.steps)[:-1])
     trajectories = Trajectories(starts, bootstrap.prompts)
-    runs = run_lengths(lower, upper, [eps], trajectories, bootstrap)
+    runs = run_lengths(lower, [eps], trajectories, bootstrap)
     (run,) = runs[runs["estimator"] == "per_call"].to_dict("records")
-    cut = {"cut": 0.0, "cut_upper": 0.0}
-    rows = [row | cut for row in rows]
+    rows = [row | {"cut": 0.0} for row in rows]
     return [*rows, {"statistic": "per_call"} | {x: run[x] for x in rows[0] if x != "statistic"}]
 
 
@@ -102,4 +95,4 @@ def category_table(data: pd.DataFrame, rule: Rule, eps: float) -> Table:
         column for column in layout["columns"] if column.where["statistic"] in present
     ]
     shown = with_censored(data).assign(ceiling=rule.ceiling)
-    return Table(**layout, data=data, shown=shown, notes=few_notes(data["prompts"]))
+    return Table(**layout, data=data, shown=shown)

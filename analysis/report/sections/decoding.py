@@ -17,10 +17,10 @@ from ...decoding import metrics as decoding
 from ...decoding.finished import CLOCKED_ANSWERS
 from ...decoding.metrics import Decoded
 from ...decoding.places import position_rates
-from ...statistics.bootstrap import Resampling, prompt_counts
+from ...statistics.bootstrap import Resampling
 from ..records import Column, Figure, Section, Table, sentence, worded
 from ..style import BLUE, GREEN, GREY, LEVEL, PURPLE, VERMILION, grid, legend, styled
-from ..text import FORMATS, few_notes, limits, share_text
+from ..text import FORMATS, limits, share_text
 from .decoding_trees import (
     alternatives_table,
     concat_targets,
@@ -78,17 +78,16 @@ def decoding_table(decoded: Sequence[Decoded], statistics: Resampling) -> Table:
         decoding.acceptance(pair, *statistics)
         .join(decoding.finished_runs(pair, *statistics).drop(columns=CLOCKED_ANSWERS))
         .join(decoding.of_thresholds(pair, *statistics))
-        .assign(**prompt_counts(pair.prompts))
+        .assign(prompts=pair.prompts)
         for pair in decoded
     ]
     data, name = concat_targets(decoded, frames), "over_thresholds"
-    over, more = (name, *limits(name)), list[Column]()
-    notes = few_notes(pair.prompts for pair in decoded)
+    over, more, notes = (name, *limits(name)), list[Column](), list[str]()
     if data[name].isna().all():  # no multiplicative rule was decoded
         data = data.drop(columns=[*over])
     else:
         more = [Column("over thresholds", FORMATS["interval"], over)]
-        notes = [*notes, sentence(name)]
+        notes = [sentence(name)]
     return Table(
         **worded("decoding_acceptance", more=more, confidence=f"{100 * statistics[1]:g} %"),
         data=data,

@@ -96,12 +96,9 @@ def _compare(
         depths.append(columns)
         if pair:
             continue
-        # log(p/q) has one order at all temperatures: the two largest logits and T do not change it
-        order = _decreasing(zero_for_nan(below - below_q))
         pair = columns | {
             "draft_entropy": -torch.linalg.vecdot(q, log_q.clamp_(min=MASKED_LOGIT)),
-            "erss_acceptance": _erss_acceptance(p, q, order),
-            **_sampled((below, below_q), order, token, sampled),
+            **_sampled((below, below_q), token, sampled),
         }
     if completed is not None:
         pair["full_kl"] = _completed_kl(log_p, p, completed, pair["draft_token_id"], temperature)
@@ -120,14 +117,13 @@ def _completed_kl(
     return torch.where(first, kl, torch.inf)
 
 
-def _sampled(
-    below: tuple[Tensor, Tensor], order: Tensor, token: Tensor, temperature: float | None
-) -> Found:
+def _sampled(below: tuple[Tensor, Tensor], token: Tensor, temperature: float | None) -> Found:
     """Return the acceptance rates of stochastic verification at a temperature; NaN for None."""
     names = ("kl", "tv", "erss_acceptance", "harmonic_mean", "draft_prob")
     if temperature is None:
         unknown = torch.full((len(token),), torch.nan, dtype=torch.float64, device=token.device)
         return {f"sampled_{name}": unknown for name in names}
+    order = _decreasing(zero_for_nan(below[0] - below[1]))
     (log_p, p), (log_q, q) = (_distribution(z, temperature) for z in below)
     sums = divergence_sums(log_p, p, log_q, q) | {
         "erss_acceptance": _erss_acceptance(p, q, order),
@@ -213,18 +209,15 @@ def measure(
 
     Much of it uses one thread of a processor, so each thread has rows of its own.
     """
-    at = [pair.temperature] if pair.sampled is None else [pair.temperature, pair.sampled]
 
     def measured(rows: slice) -> Found:
         left_out = [_left_out(logits[rows], pair) for logits in (target, drafts[0])]
         p, *qs = (logits[rows, : pair.rows] for logits in (target, *drafts))
-        columns = logit_statistics(p, pair.k, at)
-        draft = logit_statistics(qs[0], pair.draft_k, [pair.temperature])
-        unknown = torch.full_like(columns["entropy"], torch.nan)
-        for name in STATISTICS:
-            values = columns.pop(f"tempered_{name}")
-            columns[f"sampled_{name}"] = unknown if pair.sampled is None else values[:, 0]
-            del draft[f"tempered_{name}"]
+        columns = logit_statistics(p, pair.k, pair.temperature)
+        draft = logit_statistics(qs[0], pair.draft_k, pair.temperature)
+        unknown = dict.fromkeys(STATISTICS, torch.full_like(columns["entropy"], torch.nan))
+        sampled = unknown if pair.sampled is None else logit_statistics(p, pair.k, pair.sampled)
+        columns |= {f"sampled_{name}": sampled[name] for name in STATISTICS}
         columns |= {f"draft_{name}": values for name, values in draft.items()}
         whole = None if completed is None else completed[rows, : pair.rows]
         columns |= compare_logits(p, qs, pair.temperature, pair.sampled, whole)

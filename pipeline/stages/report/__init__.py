@@ -155,7 +155,7 @@ def summary(node: Node[ReportSpec], artifact: Artifact) -> list[SummaryRow]:
 
 STAGE = Stage(
     name="report",
-    version=37,
+    version=38,
     upstream=UPSTREAM,
     columns={},
     nodes=nodes,

@@ -24,7 +24,6 @@ from analysis.report.sections.bounds import bounds_table, determined_table
 from analysis.report.sections.categories import category_statistics, category_table
 from analysis.report.sections.certificates import (
     compared_level,
-    estimator_table,
     run_length_table,
     table1,
     table2,
@@ -35,14 +34,14 @@ from analysis.report.sections.certificates import (
 from analysis.report.sections.decoding import decoding_section
 from analysis.report.sections.decoding_speed import speed_section
 from analysis.report.sections.paper_figures import figure1, survival_figure
-from analysis.report.sections.published_matched import compare, published_section
+from analysis.report.sections.published import published_section
 from analysis.rules import StrictGreedy
 from pipeline.decoding.decoded import read_answered, read_decoded, thetas
 from pipeline.execution.progress import progress_bar
 from pipeline.plan.specs import DistributionsSpec, ReportSpec
 from pipeline.stages.report import setups
 from pipeline.stages.report.engine import engine_section, in_engine
-from pipeline.stages.report.inputs import comparisons, matches_of, read_results, read_target
+from pipeline.stages.report.inputs import comparisons, read_results, read_target
 from pipeline.stages.report.page import MARGIN, page_files
 from pipeline.stages.report.sources import Measured, Sources, by_target
 from pipeline.store.artifacts import Artifact, Pending
@@ -55,9 +54,11 @@ def compute(node: Node[ReportSpec], upstream: dict[str, list[Artifact]], pending
     measured = measure(spec, by_target(node, upstream))
     pending.facts["targets"] = [target.label for target in measured.targets]
     sections = [*sections_of(measured)]
+    published = published_section(measured.results)
     if measured.engine is not None:
-        sections.insert(-1, engine_section(measured.engine))
-    sections.insert(-1, elements_section(sections))  # what is beside the published comes last
+        sections.append(engine_section(measured.engine))
+    sections.append(elements_section([*sections, *([] if published is None else [published])]))
+    sections += [] if published is None else [published]  # which comes last
     shown = [(section, item) for section in sections for item in section.shown]
     made: dict[str, bytes] = {}
     with progress_bar(len(shown), "table or figure", f"report {spec.study}") as bar:
@@ -125,12 +126,6 @@ def sections_of(measured: Measured) -> Iterator[Section]:
         yield from answer_sections(spec, answered)
     if any(len({category for *_, category in target.prompts}) > 1 for target in targets):
         yield Section("By category of the prompts", [categories_table(measured)])
-    matches = [
-        match
-        for target, source in zip(targets, sources, strict=True)
-        for match in matches_of(target, source)
-    ]
-    yield published_section(compare(results, matches), matches)
 
 
 def not_sampled(sources: Sources) -> str:
@@ -162,7 +157,6 @@ def certificates_section(
         table4(results),
         drawn[3],
         *runs[:2],
-        estimator_table(results),
         table7(results),
         determined_table(panels),
         bounds_table(compared, compared_level(results["runs"]["eps"])),

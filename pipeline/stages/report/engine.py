@@ -11,7 +11,6 @@ import pandas as pd
 from analysis.acceptance.engine_speed import StepCosts, engine_advice
 from analysis.acceptance.verdict import DO_NOT, Advice
 from analysis.report.records import Section, Table, together, worded
-from analysis.report.text import few_notes
 from analysis.rules import Rule, StrictGreedy
 from pipeline.engines.expected import speeds_in_engine
 from pipeline.engines.runs import read_runs
@@ -55,9 +54,7 @@ def engine_section(engine: InEngine) -> Section:
     """Return the section on an engine: expected speed by draft length, and the verdict."""
     costs, frames = engine.costs, engine.speeds
     table = Table(
-        **worded("engine_speed", engine=costs.engine, longest=costs.longest),
-        data=together(frames),
-        notes=few_notes(int(frame["prompts"].iloc[0]) for frame in frames.values()),
+        **worded("engine_speed", engine=costs.engine, longest=costs.longest), data=together(frames)
     )
     sentences = [text for advice in engine.advice for text in (advice.sentence, *advice.beside)]
     return Section(f"In {costs.engine}", [table], sentences)
