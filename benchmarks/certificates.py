@@ -1,8 +1,8 @@
 """Speed of certificates: `make bench`, or `python -m benchmarks.certificates`.
 
 It runs on one thread and reports the best of several times: one read of a (64,000 x 256) float64
-array by np.sum; one rule; the paper's grid of rules from float32 logits, with all four outputs; one
-rule in other divergences; the grid at fewer steps and with other K.
+array by np.sum; one rule; the paper's grid of rules from float32 logits, with all four outputs; the
+grid at fewer steps and with other K.
 """
 
 from __future__ import annotations

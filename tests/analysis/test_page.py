@@ -57,10 +57,10 @@ def made(rules: tuple[Rule, ...] = (Additive(0.3), GREEDY), drafter: bool = True
     )
 
 
-def fates(kept: np.ndarray, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Accepted, certified and certifiable steps."""
+def fates(kept: np.ndarray, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Accepted and certified steps."""
     sure = kept & (tokens % 2 == 0)
-    return kept, sure, sure
+    return kept, sure
 
 
 def test_a_step_is_certified_at_the_levels_below_its_certificate_and_at_no_other() -> None:
@@ -146,7 +146,7 @@ def test_a_guarantee_of_a_head_counts_steps_certified_at_all_depths_before() -> 
     target = made()
     first = replace(target.judged["greedy"], certified=np.arange(SIZE) % 3 > 0)
     none = np.zeros(SIZE, dtype=bool)
-    deep = replace(first, certified=none, certifiable=none)
+    deep = replace(first, certified=none)
     head = replace(target, judged={"greedy": replace(first, deeper=(deep,))})
     model = replace(target, judged={"greedy": first})
     (row,), (own,) = (grid.grid(x, [GREEDY])["rules"] for x in (head, model))

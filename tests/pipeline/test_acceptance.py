@@ -26,7 +26,6 @@ from tests.pipeline.fakes import record
 from tests.pipeline.tiny import used
 
 VOCAB, K, DRAFT_K, LENGTHS = 20, 8, 20, (30, 12, 30)
-DIVERGENCES = ("kl", "tv", "hellinger", "reverse_kl")
 
 
 def drafts(
@@ -99,7 +98,6 @@ def run(folder: Path, upstream: Artifact, **changes: Any) -> tuple[Artifact, dic
         rules=(StrictGreedy(), Additive(t=0.1), Tree(m=3)),
         presets={"engine": Additive(t=0.6)},
         ranges=(build_range({"rule": "additive", "t": [0.0, 0.3, 0.9]}),),
-        divergences=tuple(DIVERGENCES),
         draft_length=3,
         statistics=Resampling(20, 0.9, 0),
     )
@@ -143,15 +141,6 @@ def test_statistics_agree_with_the_steps_they_summarise(tmp_path: Path) -> None:
         p[range(len(p)), q.argmax(axis=1)].mean()
     )
     assert facts["sampled_temperature"] == 0.5
-    by_divergence = found.read("breakdown").to_pandas().set_index(
-        ["rule", "divergence", "statistic"]
-    )["value"]  # fmt: skip
-    for rule in ("greedy", "additive t=0.1", "tree m=3", "additive t=0.6"):
-        assert by_divergence[rule, "kl", "certified"] == values[rule, "certified"]
-        assert by_divergence[rule, "kl", "coverage"] == values[rule, "coverage"]
-        each = [by_divergence[rule, name, "certified"] for name in DIVERGENCES]
-        assert max(each) <= by_divergence[rule, "union", "certified"] <= values[rule, "acceptance"]
-        assert min(each) > 0
     budgets = found.read("levels").to_pandas().set_index(["rule", "kind", "statistic"])
     own = budgets.xs("greedy", level="rule")["eps"]
     assert own.min() == pytest.approx(divergences.compare_logits(z, w).kl.mean())
@@ -249,8 +238,6 @@ def test_an_infinite_kl_certifies_nothing_that_can_be_rejected(tmp_path: Path) -
     [
         ("sampled_tv", "speculative sampling: 72 steps accept with a smaller probability"),
         ("sampled_draft_prob", "argmax drafted, speculative sampling: 6. steps accept"),
-        ("tv", "steps are certified and rejected, which cannot be.*tv 0.0 < certificate"),
-        ("hellinger", "steps are certified and rejected, which cannot be.*hellinger 0.0 < cert"),
     ],
 )
 def test_what_cannot_be_ends_the_run(column: str, said: str, tmp_path: Path) -> None:

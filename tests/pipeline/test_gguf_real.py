@@ -88,5 +88,5 @@ def test_answers_that_llama_cpp_serves_are_certified(
     drift = found.record.facts["drift"]["served.jsonl"]
     assert drift["steps"] >= 4 * 20
     assert drift["share"] < ANOTHER  # its products are of 8 bits: 2.7 % of 512 steps were measured
-    lower = certify(read_distributions(found, 1.0), StrictGreedy()).lower
+    lower = certify(read_distributions(found), StrictGreedy()).lower
     assert 0.05 < np.median(lower) < 1

@@ -68,7 +68,7 @@ def runs() -> list[RunFacts]:
 FACTS = [
     SampledFacts({"too short": ExcludedRows(3, [{"source_row": 4, "prompt_id": "id"}])}),
     DistributionsFacts(
-        vocab_size=9, k=3, temperatures=[0.5], model="m", drift={"file": {"share": 0.0}}
+        vocab_size=9, k=3, certified_temperature=0.5, model="m", drift={"file": {"share": 0.0}}
     ),
     DraftsFacts(vocab_size=9, k=3, sampled_temperature=0.5, completed=0.05),
     DecodingFacts(runs(), {"target": {"model": 5}}, "cpu", 2, vocab_size=9, failed_prompts=1),

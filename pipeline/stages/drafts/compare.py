@@ -87,7 +87,10 @@ def _compare(
         token, rank = _drafted(target, draft)
         below_q = _below(draft)
         log_q, q = _distribution(below_q, temperature)
-        columns = divergence_sums(log_p, p, log_q, q) | {
+        sums = divergence_sums(log_p, p, log_q, q)
+        columns = {
+            "kl": sums["kl"],
+            "tv": sums["tv"],
             "draft_token_id": token,
             "draft_rank": rank,
             "draft_log_prob": log_p.gather(1, token[:, None])[:, 0],
