@@ -93,7 +93,7 @@ def test_overrides_of_jobs_are_read_as_they_were_given() -> None:
     """Hydra writes them with a backslash before a colon."""
     jobs = [sweeps.values_of(["+a.b='x y'", rf"c=C\:{at}", "~d"]) for at in (1, 2)]
     assert sweeps.swept_keys(jobs) == ["c"]
-    assert jobs[0] == {"a.b": "x y", "c": "renyi:1", "~d": ""}
+    assert jobs[0] == {"a.b": "x y", "c": "C:1", "~d": ""}
 
 
 def point(directory: Path, number: int, overrides: list[str], rows: list[dict[str, Any]]) -> None:
