@@ -57,9 +57,7 @@ REDUCED: dict[str, Any] = {
     "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4,
 }  # fmt: skip
 STEPS = 24
-GREEDY = DistributionsSpec(
-    model_at("", ""), steps=STEPS, k=256, temperature=0.0, seed=0, temperatures=()
-)
+GREEDY = DistributionsSpec(model_at("", ""), steps=STEPS, k=256, temperature=0.0, seed=0)
 TOLERANCE = {"float32": 1e-3, "bfloat16": 0.15}  # of a logit, absolute; logits are about 1 to 10
 DIFFERING = {"float32": 0.0, "bfloat16": 0.02}  # share of steps: padding may change a close argmax
 Prompts = dict[str, list[int]]
@@ -133,8 +131,8 @@ def head_and_statistics(device: torch.device) -> str:
     assert product <= 1e-3, f"logits are {product:.3g} apart"
     logits = torch.randn((8, 4096), generator=torch.Generator().manual_seed(1))
     logits[0, :200] = logits[0].max()  # ties
-    on_host = logit_statistics(logits, 64, [1.0, 0.5])
-    moved = logit_statistics(logits.to(device), 64, [1.0, 0.5])
+    on_host = logit_statistics(logits, 64, 0.5)
+    moved = logit_statistics(logits.to(device), 64, 0.5)
     assert (on_host["top_ids"] == moved["top_ids"].cpu()).all(), "other tokens are stored"
     worst = max((on_host[name] - moved[name].cpu()).abs().max().item() for name in on_host)
     assert worst <= 1e-10, f"statistics are {worst:.3g} apart"

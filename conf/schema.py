@@ -28,7 +28,6 @@ STAGE_NAMES = (  # each after its inputs
 
 
 LOOKUP_MATCHES = ("latest", "earliest")  # of analysis.decoding.lookup
-MEASURED = ("kl", "tv", "hellinger", "reverse_kl")  # divergences measured by stage drafts
 
 
 def _ranged(allowed: str, test: Callable[[Any], bool], *, optional: bool = False) -> Any:
@@ -132,7 +131,7 @@ class Log:
 class Distributions:
     """The source of the distributions, and the part of each that is stored.
 
-    `source` model decodes the prompts. `source` logs reads an engine's log; steps, temperatures and
+    `source` model decodes the prompts. `source` logs reads an engine's log; steps and
     the sampling keys are then ignored.
     """
 
@@ -140,17 +139,15 @@ class Distributions:
     log: Log = MISSING
     steps: int = _at_least(1)
     k: int = _at_least(1)
-    temperatures: list[float] = _different("numbers of at least 0.01", lambda v: v >= 0.01)
     temperature: float = _at_least(0, "a number")
     seed: int = _at_least(0)
 
 
 @dataclass
 class CertificatesConfig:
-    """The temperature of the certified distribution, and the divergence of target and draft."""
+    """The temperature of the certified distribution."""
 
     temperature: float = _at_least(0.01, "a number")
-    divergence: str = _text("kl, tv, hellinger, reverse_kl or renyi:a")
 
 
 @dataclass
@@ -161,18 +158,13 @@ class RunLengths:
         "a non-empty list of different numbers of at least 0",
         lambda values: 0 < len(values) == len(set(values)) and min(values) >= 0,
     )
-    window: int = _at_least(1)
 
 
 @dataclass
 class Acceptance:
-    """Rules to judge a drafter by, besides `criteria`, and the divergences."""
+    """Rules to judge a drafter by, besides `criteria`."""
 
     presets: list[str] = _different("names of `rules`", lambda _: True)
-    divergences: list[str] = _ranged(
-        f"a non-empty list of different ones of {', '.join(MEASURED)}",
-        lambda values: 0 < len(values) == len(set(values)) and set(values) <= set(MEASURED),
-    )
 
 
 @dataclass

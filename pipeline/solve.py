@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 # Before NumPy is imported: of products as small as here, threads cost more than they gain.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
-from analysis.report.text import UNDEFINED, limits, rounded_down, upper_end
+from analysis.report.text import UNDEFINED, limits, rounded_down
 from pipeline import cli
 from pipeline.console import command
 from pipeline.loader import Study
@@ -117,8 +117,7 @@ class SolvedTarget:
         wanted, statistics = settings.solve, settings.statistics
         self.label = settings.targets[name].label
         self._settings, self._asked = settings, wanted
-        self._divergence = settings.certificates.divergence
-        self._dist = read_distributions(dump, settings.certificates.temperature)
+        self._dist = read_distributions(dump)
         position = numbers(dump.read(columns=["position"])["position"])
         self._steps = Trajectories.from_positions(position)
         self._bootstrap = PromptBootstrap(
@@ -178,19 +177,18 @@ class SolvedTarget:
                 self._goals,
                 bootstrap=self._bootstrap,
                 trajectories=self._steps,
-                divergence=self._divergence,
             )
         return self._found[searched.name]
 
     def closed_forms(self, ranges: Sequence[ParameterRange]) -> Iterator[SummaryRow]:
         """Yield a row a closed form of strict greedy and of each range at its solved setting.
 
-        They bound KL, from probabilities that are not rounded.
+        They need probabilities that are not rounded.
         """
         from analysis.certificates.closed_forms import turned_round
         from analysis.rules import StrictGreedy
 
-        if self._divergence != "kl" or self._dist.log_prob_error is not None:
+        if self._dist.log_prob_error is not None:
             return
         settings: list[tuple[str, Rule, str]] = [("greedy", StrictGreedy(), "")]
         for searched in ranges:
@@ -213,7 +211,7 @@ class SolvedTarget:
         from analysis.certificates.certify import certify
         from analysis.statistics.trajectories import count_calls
 
-        certificates = certify(self._dist, rules, divergence=self._divergence)
+        certificates = certify(self._dist, rules)
         flags = {"certified": (certificates.lower > self._asked.eps)[None]}
         if self._drafted is not None:
             verdicts = judge(self._drafted, rules)
@@ -230,20 +228,18 @@ class SolvedTarget:
                     yield self._row(rule.label, **labels, **_interval("tokens", *ends))
 
     def needed(self, rules: Sequence[Rule]) -> Iterator[SummaryRow]:
-        """Yield a row a rule: below which divergence a drafter is certified on the wanted share."""
+        """Yield a row a rule: below which KL a drafter is certified on the wanted share."""
         from analysis.acceptance.summary import kl_needed
         from analysis.certificates.certify import certify
 
-        ends = certify(self._dist, rules, divergence=self._divergence)
-        share = self._asked.share
+        lower, share = certify(self._dist, rules).lower, self._asked.share
         for at, rule in enumerate(rules):
-            row = kl_needed(ends.lower[:, at], ends.upper[:, at], share, self._bootstrap)
-            value, most = (rounded_down(float(row[name]), 4) for name in ("value", "value_upper"))
+            row = kl_needed(lower[:, at], share, self._bootstrap)
+            value = rounded_down(float(row["value"]), 4)
             yield self._row(
                 rule.label,
                 certified=f"{100 * share:g} % of steps",
                 **_interval("below", value, row["ci_low"], row["ci_high"]),
-                **{upper_end("below"): most},
             )
 
     def _row(self, rule: str, **columns: Any) -> SummaryRow:

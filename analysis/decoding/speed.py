@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from ..statistics.bootstrap import Floats, prompt_counts, simultaneous
+from ..statistics.bootstrap import Floats, simultaneous
 from .formulas import formula_length, formula_speedup
 from .metrics import Decoded, acceptance
 from .predicted import predictions
@@ -28,7 +28,7 @@ def speed(decoded: Decoded, resamples: int, confidence: float, seed: int) -> pd.
         and `rho`; `first_token`, a median; `itl_50` and `itl_99`, percentiles of the gaps
         between tokens; `processor_share`, processor time of the decoding thread over wall time, NaN
         if not measured; `memory`, bytes beyond the target's at the longest answer;
-        `prompts` and `few_prompts`.
+        `prompts`.
     """
     table = acceptance(decoded, resamples, confidence, seed)
     spans = decoded.spans.groupby("run")[
@@ -58,7 +58,7 @@ def speed(decoded: Decoded, resamples: int, confidence: float, seed: int) -> pd.
     spent = decoded.answers.groupby("run")[["processor_seconds", "seconds"]].sum(min_count=1)
     table["processor_share"] = spent["processor_seconds"] / spent["seconds"]
     table["memory"] = [memory_overhead(decoded, run) for run in range(len(table))]
-    table = table.assign(**prompt_counts(decoded.prompts))
+    table = table.assign(prompts=decoded.prompts)
     speeds = speedups(decoded, resamples, confidence, seed)
     return table.join(speeds).join(predictions(decoded, table))
 

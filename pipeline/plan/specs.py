@@ -122,7 +122,8 @@ class LoggedPrompts:
 class DistributionsSpec:
     """Stage distributions: prompts that are decoded.
 
-    `temperatures` are those besides 1 at which distributions are stored.
+    `temperature` is of the tokens that are emitted, `certified_temperature` of the distributions
+    that are stored.
     """
 
     model: ModelSpec
@@ -130,7 +131,7 @@ class DistributionsSpec:
     k: int
     temperature: float
     seed: int
-    temperatures: tuple[float, ...]
+    certified_temperature: float = 1.0
 
     @property
     def label(self) -> str:
@@ -150,12 +151,10 @@ class LoggedDistributions:
 
 @dataclass(frozen=True)
 class CertificatesSpec:
-    """Stage certificates: one rule on a target's distributions at a temperature."""
+    """Stage certificates: one rule on a target's distributions."""
 
     rule: OneRule
-    temperature: float
     statistics: Annotated[Resampling, APART]
-    divergence: str = "kl"
 
 
 @dataclass(frozen=True)
@@ -163,7 +162,6 @@ class RunLengthsSpec:
     """Stage run_lengths."""
 
     eps: tuple[float, ...]
-    window: int
     statistics: Statistics
 
 
@@ -193,7 +191,6 @@ class AcceptanceSpec:
 
     rules: Rules
     presets: Presets
-    divergences: tuple[str, ...]
     statistics: Statistics
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
 
-from analysis.report.text import mark_of, upper_end
+from analysis.report.text import mark_of
 from analysis.rules import Rule
 from analysis.statistics.bootstrap import Resampling
 from conf.schema import Config, DrafterConfig, ModelConfig
@@ -136,8 +136,8 @@ def models_of(node: Node) -> list[ModelSpec]:
     return [node.spec.target, node.spec.drafter] if isinstance(node.spec, PairSpec) else []
 
 
-def lower_bound_marks(column: str, row: SummaryRow) -> SummaryRow:
-    """Say whether a length, of a row with its cuts, and its upper end are lower bounds."""
-    from analysis.statistics.run_lengths import censored_ends
+def lower_bound_mark(column: str, row: SummaryRow) -> SummaryRow:
+    """Say whether a length, of a row with its cut, is a lower bound."""
+    from analysis.statistics.trajectories import CENSORED
 
-    return dict(zip((mark_of(column), upper_end(mark_of(column))), censored_ends(row), strict=True))
+    return {mark_of(column): bool(row["cut"] > CENSORED)}

@@ -31,7 +31,7 @@ def test_device_formulas_equal_the_numpy_ones(temperature: float, sampled: float
             assert all(found[f"sampled_{name}"].isnan().all() for name in laws)
             continue
         wanted = vars(divergences.compare_logits(z / at, w / at))
-        for name in laws if prefix else wanted:
+        for name in laws if prefix else wanted.keys() - {*divergences.STOCHASTIC}:
             # sums of 9000 float64 terms in another order
             np.testing.assert_allclose(
                 found[prefix + name], wanted[name], rtol=1e-11, atol=1e-15, err_msg=name
@@ -51,7 +51,8 @@ def test_masked_tokens_on_the_device() -> None:
         found = compare.compare_logits(
             torch.from_numpy(z + shift), [torch.from_numpy(w + shift)], 1.0
         )
-        for field, values in wanted.items():
+        for field in wanted.keys() - {*divergences.STOCHASTIC}:
+            values = wanted[field]
             np.testing.assert_allclose(found[field], values, rtol=1e-12, atol=1e-15, err_msg=field)
 
 

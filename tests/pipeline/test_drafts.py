@@ -71,7 +71,8 @@ def test_all_columns_equal_plain_forward_passes(block: int, sampled: float | Non
         z, w = plain(both.target, name), plain(both.drafter, name)
         wanted = divergences.compare_logits(z, w)
         # float32 passes with another batch and cache: logits agree to about 1e-5
-        for field, values in vars(wanted).items():
+        for field in vars(wanted).keys() - {*divergences.STOCHASTIC}:
+            values = getattr(wanted, field)
             np.testing.assert_allclose(
                 found[field][row, :n], values, rtol=2e-4, atol=1e-6, err_msg=field
             )
@@ -151,7 +152,6 @@ def dump(folder: Path) -> Artifact:
             "top_ids": order,
             "top_logits": top,
             **dict.fromkeys(moments, np.zeros(n)),
-            **dict.fromkeys(columns.TEMPERED, np.empty((n, 0))),
         }
         tables.append(columns.steps_table(name, values, schema))
     pending = Pending(folder, "distributions")

@@ -66,7 +66,7 @@ def runs() -> list[RunFacts]:
 
 FACTS = [
     SampledFacts({"too short": ExcludedRows(3, [{"source_row": 4, "prompt_id": "id"}])}),
-    DistributionsFacts(vocab_size=9, k=3, temperatures=[0.5], model="m"),
+    DistributionsFacts(vocab_size=9, k=3, certified_temperature=0.5, model="m"),
     DraftsFacts(vocab_size=9, k=3, sampled_temperature=0.5, completed=True),
     DecodingFacts(runs(), {"target": {"model": 5}}, "cpu", 2, vocab_size=9, failed_prompts=1),
     AccuracyFacts({"facts": "digest"}, runs()),

@@ -109,10 +109,10 @@ def test_solve_prints_the_verdict_and_at_most_40_lines(
     mine = rows[(rows["rule"] == "additive") & (rows["kind"] == "measured")]
     assert len(mine) == 2 * mine["wanted"].nunique()
     solve.main(
-        [*small_study.overrides, "run_lengths.window=7", "solve.eps=0.1"]
+        [*small_study.overrides, "run_lengths.eps=[0.2]", "solve.eps=0.1"]
     )  # of which no report was made
     command = shlex.join(
-        ["python", "-m", "pipeline", *small_study.overrides, "run_lengths.window=7"]
+        ["python", "-m", "pipeline", *small_study.overrides, "run_lengths.eps=[0.2]"]
     )
     first = capsys.readouterr().out.splitlines()[0]
     assert first == f"No verdict yet: `{command}` decodes, and ends with it."

@@ -165,7 +165,7 @@ def dump_node(model: Path, prompts: Node, batch: int | None = 4, **changes: Any)
 def dump_spec(model: ModelSpec, **changes: Any) -> DistributionsSpec:
     """A specification of stage distributions."""
     spec = DistributionsSpec(
-        model, steps=12, k=20, temperature=0.0, seed=0, temperatures=(0.5,),
+        model, steps=12, k=20, temperature=0.0, seed=0,
     )  # fmt: skip
     return replace(spec, **changes)
 

@@ -60,7 +60,6 @@ OVERRIDES = [
     "accuracy.tasks=[facts, reading]",
     "accuracy.items=2",
     "run_lengths.eps=[0.02, 0.2, 0.5]",
-    "run_lengths.window=4",
     "statistics.resamples=200",
     "device={name: cpu, threads: 1, batch: 3}",
 ]

@@ -1,7 +1,7 @@
 """The section on a drafter's acceptance: accepted and certified steps.
 
-It reads the frames `acceptance` (target, rule, statistic, value, value_upper, ...), `breakdown`
-(the same by divergence and by depth) and `listing` (group, name, parameter, setting, rule: the role
+It reads the frames `acceptance` (target, rule, statistic, value, ...), `breakdown` (the same by
+depth) and `listing` (group, name, parameter, setting, rule: the role
 of each rule).
 """
 
@@ -12,13 +12,13 @@ from typing import Any
 
 import pandas as pd
 
-from ...acceptance.summary import SPECULATIVE, UNION
+from ...acceptance.summary import SPECULATIVE
 from ...rules import Additive, Mars, Multiplicative, Rule, StrictGreedy, TopMAdditive, Tree, Typical
 from ...statistics.run_lengths import with_censored
 from ..measured import Results
 from ..records import Column, Section, Table, select, sentence
-from ..text import FORMATS, share_text
-from .acceptance_figures import divergence_figure, margin_figure, own_rules, rules_figure
+from ..text import number_text, share_text
+from .acceptance_figures import margin_figure, own_rules, rules_figure
 from .certificates import coverage_notes
 
 # rules of figures and of the table by depth, if the study has them
@@ -31,15 +31,7 @@ SHOWN: tuple[Rule, ...] = (
     Mars(0.9),
     Tree(4),
 )
-ENDS = ("value", "value_upper")
 ACCEPTED = ("acceptance", "certified", "coverage", "slack_median")
-DIVERGENCES = {
-    "kl": "KL",
-    "tv": "TV",
-    "hellinger": "Hellinger",
-    "reverse_kl": "reverse KL",
-    UNION: "union",
-}
 
 
 def acceptance_section(
@@ -59,8 +51,6 @@ def acceptance_section(
             margin_figure(margins, StrictGreedy().title) if margins else None,
             rules_figure(results),
             acceptance_table(results),
-            divergence_table(results),
-            divergence_figure(results, shown, DIVERGENCES),
             depth_table(results, shown),
         ],
         paragraphs,
@@ -82,28 +72,12 @@ def acceptance_table(results: Results) -> Table:
         "acceptance", rule=[*rules, SPECULATIVE], statistic=[*ACCEPTED, "empty", "inexact"]
     )
     empty, inexact = (select(frame, statistic=name)["value"] for name in ("empty", "inexact"))
-    notes = [
-        *coverage_notes(empty, inexact, "empty_accepted"),
-        *infinite_notes(results, {"kl": "KL"}),
-    ]
+    notes = [*coverage_notes(empty, inexact, "empty_accepted"), *infinite_notes(results)]
     order: dict[str, Any] = {"": rules}
     if results.facts["sampled"] is not None:
         drawn = f"A draft that is drawn, at temperature {results.facts['sampled']:g}"
         order[drawn] = {SPECULATIVE: "Speculative sampling, 1 − TV(p, q)"}
     return results.table("acceptance", with_censored(frame), notes=notes, order=order)
-
-
-def divergence_table(results: Results) -> Table:
-    """Return the table of the coverage of accepted steps by rule and divergence."""
-    frame = results.select("breakdown", depth=0).drop(columns="depth")
-    names = {name: DIVERGENCES[name] for name in frame["divergence"].unique()}
-    rules = [rule for rule in own_rules(results) if rule in set(frame["rule"])]
-    columns = [
-        Column(text, FORMATS["share range"], ENDS, {"divergence": x, "statistic": "coverage"})
-        for x, text in names.items()
-    ]
-    notes = infinite_notes(results, names)
-    return results.table("divergences", select(frame, rule=[*rules, ""]), columns, notes, rules)
 
 
 def depth_table(results: Results, rules: Sequence[str]) -> Table | None:
@@ -113,12 +87,12 @@ def depth_table(results: Results, rules: Sequence[str]) -> Table | None:
     if frame.empty:
         return None
 
-    def text(statistic: str, *ends: float) -> str:
-        return FORMATS[".2f range" if statistic == "kl_median" else "share range"](*ends)
+    def text(statistic: str, value: float) -> str:
+        return number_text(value) if statistic == "kl_median" else share_text(value)
 
     depths = sorted(frame["depth"].unique())
     columns = [
-        Column(f"depth {depth}", text, ("statistic", *ENDS), {"depth": depth}) for depth in depths
+        Column(f"depth {depth}", text, ("statistic", "value"), {"depth": depth}) for depth in depths
     ]
     order = {
         "": {("", "kl_median"): "KL(p‖q), median, nats", ("", "finite"): "finite KL(p‖q)"},
@@ -126,25 +100,15 @@ def depth_table(results: Results, rules: Sequence[str]) -> Table | None:
         "Certified": {(rule, "certified"): results.names[rule] for rule in rules},
     }
     keys = pd.Series([*zip(frame["rule"], frame["statistic"], strict=True)], frame.index)
-    data = frame.drop(columns="divergence")
     first = ["target", "depth", "rule"]
-    data = data[[*first, *(name for name in data if name not in first)]]
+    data = frame[[*first, *(name for name in frame if name not in first)]]
     return results.table("depths", data, columns, order=order, shown=frame.assign(key=keys))
 
 
-def infinite_notes(results: Results, divergences: Mapping[str, str]) -> list[str]:
-    """Return a note on divergences that are infinite at some steps (reduced vocabularies).
-
-    Args:
-        results: the study's results, with the frame `breakdown`.
-        divergences: printed names of the divergences in a table.
-    """
-    finite = select(results["breakdown"], depth=0, rule="", statistic="finite")
-    parts = []
-    for name, shown in divergences.items():
-        shares = select(finite, divergence=name)["value"]
-        if (shares < 1).any():
-            parts.append(f"{shown} {' / '.join(map(share_text, shares))}")
+def infinite_notes(results: Results) -> list[str]:
+    """Return a note on a KL that is infinite at some steps (reduced vocabularies)."""
+    finite = select(results["breakdown"], depth=0, rule="", statistic="finite")["value"]
+    if not (finite < 1).any():
+        return []
     why = sentence("completed" if results.facts.get("completed") else "infinite")
-    note = f"Steps with a finite divergence: {', '.join(parts)}. {why}"
-    return [note] * bool(parts)
+    return [f"Steps with a finite KL: {' / '.join(map(share_text, finite))}. {why}"]

@@ -14,7 +14,7 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from ...rules import Mars, StrictGreedy
 from ..measured import Results
 from ..published import TABLE2
-from ..records import Figure, Row, records_of, select, together, worded
+from ..records import Figure, Row, records_of, together, worded
 from ..style import (
     BLACK,
     BLUE,
@@ -113,35 +113,11 @@ def margin_text(row: Row) -> str:
     return f"{low} to {high}" if np.isfinite(row["high"]) else f"above {low}"
 
 
-@styled
-def divergence_figure(
-    results: Results, rules: Sequence[str], divergences: Mapping[str, str]
-) -> Figure:
-    """Draw the coverage of rules by each divergence and by their union.
-
-    Args:
-        results: the study's results.
-        rules: labels of the rules drawn.
-        divergences: printed name of each divergence, the union last.
-    """
-    frame = select(results["breakdown"], depth=0, statistic="coverage").drop(columns="depth")
-    rows = results.rows("breakdown", "target", "rule", "depth", "divergence", "statistic")
-    names = {name: divergences[name] for name in frame["divergence"].unique()}
-    drawing, axes = _dots(
-        results, rules, names, lambda t, r, name: rows[t, r, 0, name, "coverage"], [*names][-1]
-    )
-    for axis in axes:
-        axis.set_xlabel("of accepted steps")
-    data = select(frame, rule=rules)
-    return Figure(**worded("divergences_figure"), data=data, drawing=drawing)
-
-
 def _dots(
     results: Results,
     rules: Sequence[str],
     kinds: Mapping[str, str],
     row_of: Callable[[str, str, str], Row],
-    last: str = "",
 ) -> tuple[Drawing, Sequence[Axes]]:
     """Draw a point with an interval for each rule and kind, one panel for each target.
 
@@ -150,7 +126,6 @@ def _dots(
         rules: labels of the rules, from the top.
         kinds: printed name of each kind.
         row_of: returns value, ci_low and ci_high of a target, rule and kind.
-        last: a kind that is drawn as a black bar.
     """
     size = (TEXT, 1.0 + ROW * len(rules))
     drawing = Drawing(figsize=size, layout=ConstrainedLayoutEngine(w_pad=0.1))
@@ -166,9 +141,9 @@ def _dots(
                 value,
                 heights + APART * (place - (len(kinds) - 1) / 2),
                 xerr=error_bars(value, low, high),
-                fmt="|" if kind == last else DOTS[place % len(DOTS)],
-                color=BLACK if kind == last else LINES[place % len(LINES)][0],
-                markersize=6 if kind == last else 3,
+                fmt=DOTS[place % len(DOTS)],
+                color=LINES[place % len(LINES)][0],
+                markersize=3,
                 elinewidth=0.7,
                 label=name,
             )
@@ -178,6 +153,6 @@ def _dots(
         percent(axis, "x")
     axes[0].set_yticks(heights, [results.names[rule] for rule in rules], fontsize=6.5)
     axes[0].set_ylim(len(rules) - 0.4, -0.6)
-    axes[0].set_xlim(-0.02, min(1.02, axes[0].get_xlim()[1]) if last else 1.02)
+    axes[0].set_xlim(-0.02, 1.02)
     legend(drawing, axes[:1], len(kinds))
     return drawing, axes

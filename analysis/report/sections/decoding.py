@@ -15,11 +15,11 @@ import pandas as pd
 from ...decoding import metrics as decoding
 from ...decoding.metrics import Decoded
 from ...decoding.places import position_rates
-from ...statistics.bootstrap import Resampling, prompt_counts
+from ...statistics.bootstrap import Resampling
 from ..measured import Results
 from ..records import Column, Figure, Section, Table, worded
 from ..style import BLUE, GREEN, GREY, LEVEL, PURPLE, VERMILION, grid, legend, styled
-from ..text import few_notes, share_text
+from ..text import share_text
 from .decoding_trees import concat_targets, entropies_table, races_table, trees_figure, trees_table
 
 THRESHOLD = 0.9  # of the logit ratio, the default of MARS
@@ -67,15 +67,13 @@ def decoding_section(
 def decoding_table(decoded: Sequence[Decoded], statistics: Resampling) -> Table:
     """Return the table of acceptance, tokens a call and the cost of lossy rules, by method."""
     frames = [
-        decoding.acceptance(pair, *statistics).assign(**prompt_counts(pair.prompts))
-        for pair in decoded
+        decoding.acceptance(pair, *statistics).assign(prompts=pair.prompts) for pair in decoded
     ]
     data = concat_targets(decoded, frames)
     return Table(
         **worded("decoding_acceptance", confidence=f"{100 * statistics[1]:g} %"),
         data=data,
         shown=data.assign(closed_form=data["closed_form"].where(data["draft_length"] > 0)),
-        notes=few_notes(pair.prompts for pair in decoded),
     )
 
 

@@ -17,10 +17,9 @@ import pandas as pd
 
 from ...decoding import predicted, speed
 from ...decoding.metrics import Decoded
-from ...statistics.bootstrap import prompt_counts
 from ..records import Column, Figure, Section, Table, worded
 from ..style import GREY, LINES, POINTS, error_bars, grid, legend, percent, styled
-from ..text import few_notes, limits, number_text, share_text, times_text
+from ..text import limits, number_text, share_text, times_text
 from .decoding_trees import concat_targets
 
 Speeds = Sequence[pd.DataFrame]
@@ -49,7 +48,7 @@ def comparison_table(decoded: Sequence[Decoded], speeds: Speeds) -> Table:
         whole = table[["speedup", "ci_low", "ci_high"]].assign(tau=table["tokens_per_call"])
         parts = [*(_of_source(pair, source) for source in sources), whole]
         settings = pair.runs[["method", "draft_length", "temperature"]]
-        settings = settings.assign(**prompt_counts(pair.prompts))
+        settings = settings.assign(prompts=pair.prompts)
         by_source = [
             settings.join(part).reset_index(names="run").assign(target=pair.target, source=source)
             for source, part in zip([*sources, "all"], parts, strict=True)
@@ -66,9 +65,7 @@ def comparison_table(decoded: Sequence[Decoded], speeds: Speeds) -> Table:
         )
     ]
     return Table(
-        **worded("decoding_comparison", more=columns),
-        data=pd.concat(frames, ignore_index=True),
-        notes=few_notes(pair.prompts for pair in decoded),
+        **worded("decoding_comparison", more=columns), data=pd.concat(frames, ignore_index=True)
     )
 
 

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from analysis.report.text import limits, upper_end
+from analysis.report.text import limits
 from pipeline.plan.rules import check_stored_tokens, presets_of
 from pipeline.plan.specs import AcceptanceSpec
-from pipeline.plan.stage import Request, Stage, SummaryRow, lower_bound_marks
+from pipeline.plan.stage import Request, Stage, SummaryRow, lower_bound_mark
 from pipeline.store.columns import COUNTED, CUT, INTERVAL, STEP, Column, Columns
 from pipeline.store.node import Node
 
@@ -29,11 +29,9 @@ SUMMARY = {  # statistic: its column in a sweep's table
     "certified_per_call": "certified length",
 }
 PRICES = (0.0, 0.001, 0.003, 0.01, 0.03)  # target probability given up a step, of `matter`
-RANGED = {"certified", "coverage", "certified_per_call"}  # what depends on certificates
 RULE: Columns = {"rule": Column("string", "label of the rule")}
 ENDS: Columns = {
-    "value": Column("float64", "the statistic, from the lower ends"),
-    "value_upper": Column("float64", "from the upper ends"),
+    "value": Column("float64", "the statistic, of certificates from the lower ends"),
     **INTERVAL,
 }
 
@@ -44,17 +42,14 @@ def nodes(request: Request) -> list[Node]:
     Raises:
         PipelineError: a preset is wrong, or needs more stored tokens.
     """
-    config, settings = request.config, request.config.acceptance
+    config = request.config
     if not request.nodes["drafts"]:
         return []
     presets = presets_of(config, request.named)
     if STAGE.name in request.wanted:
         check_stored_tokens(presets.values(), config.distributions.k)
     spec = AcceptanceSpec(
-        rules=tuple(request.rules),
-        presets=presets,
-        divergences=tuple(settings.divergences),
-        statistics=request.statistics,
+        rules=tuple(request.rules), presets=presets, statistics=request.statistics
     )
     return [
         Node(STAGE.name, drafts.label, spec, {"drafts": (drafts,)})
@@ -83,10 +78,8 @@ def summary(node: AcceptanceNode, artifact: Artifact) -> list[SummaryRow]:
             of_rule = rows[row["rule"]]
             of_rule[name] = row["value"]
             of_rule |= dict(zip(limits(name), (row["ci_low"], row["ci_high"]), strict=True))
-            if row["statistic"] in RANGED:
-                of_rule[upper_end(name)] = row[upper_end("value")]
             if row["statistic"].endswith("_per_call"):
-                of_rule |= lower_bound_marks(name, row)
+                of_rule |= lower_bound_mark(name, row)
     return list(rows.values())
 
 
@@ -141,12 +134,11 @@ STAGE = Stage(
         },
         "breakdown": {
             "rule": Column("string", "label; empty: the drafter alone"),
-            "divergence": Column("string", "or union; empty: KL, of a depth"),
-            "depth": Column("int32", "of a head's draft; 0 is the first token"),
+            "depth": Column("int32", "of a head's draft, from 1; 0: of all tables"),
             "statistic": Column(
                 "string",
-                "acceptance, certified (of all steps), coverage (certified among accepted); of the "
-                "drafter alone finite (share of steps with a finite divergence), kl_median (nats)",
+                "acceptance, certified (of all steps); of the drafter alone finite (share of steps "
+                "with a finite KL), kl_median (nats)",
             ),
             **ENDS,
             **COUNTED,

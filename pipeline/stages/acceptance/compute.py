@@ -7,7 +7,6 @@ its ranks and KL.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -15,9 +14,8 @@ import pyarrow as pa
 
 from analysis.acceptance.judgement import Judgement, Steps, judge
 from analysis.acceptance.summary import (
-    coverage,
     depth_statistics,
-    finite_shares,
+    finite_share,
     rule_statistics,
     stochastic_statistics,
 )
@@ -33,8 +31,6 @@ from pipeline.store.node import Node
 from pipeline.store.plain import Plain
 
 SAMPLED = ("tv", "erss_acceptance", "harmonic_mean")  # at the temperature of the answers
-# `judge_soundly` of a pair: steps, rules, divergence, distance
-Judge = Callable[[Steps, Sequence[Rule], str, Floats | None], list[Judgement]]
 
 
 def compute(
@@ -50,20 +46,18 @@ def compute(
     steps, prompts = read_steps(drafts), drafts.read(columns=["prompt_id"])["prompt_id"]
     all_rules = [StrictGreedy(), *spec.rules, *spec.presets.values()]
     per_step = {rule.label: rule for rule in all_rules}  # each once, in order
-    sound = partial(judge_soundly, pair.label, prompts)
-    chosen = sound(steps, list(per_step.values()))
+    chosen = judge_soundly(pair.label, prompts, steps, list(per_step.values()))
     bootstrap = PromptBootstrap(steps.trajectories.prompts, *spec.statistics)
     frames = {
         "statistics": [
             *(rule_statistics(steps, judgement, bootstrap) for judgement in chosen),
             _sampled(drafts, bootstrap),
         ],
-        "breakdown": [
-            _by_divergence(drafts, spec.divergences, steps, chosen, sound, bootstrap),
-            _by_depth(steps, chosen, bootstrap),
-        ],
+        "breakdown": [finite_share(steps, bootstrap), _by_depth(steps, chosen, bootstrap)],
     }
-    tables = {name: pd.concat(parts).assign(**bootstrap.counted) for name, parts in frames.items()}
+    tables = {
+        name: pd.concat(parts).assign(prompts=bootstrap.count) for name, parts in frames.items()
+    }
     for name, frame in {"listing": rule_listing(spec), **tables}.items():
         schema = columns.schema("acceptance", name)
         pending.write(name, pa.Table.from_pandas(frame, schema=schema, preserve_index=False))
@@ -77,30 +71,6 @@ def compute(
     pending.facts["sampled_temperature"] = drafts.facts(DraftsFacts).sampled_temperature
 
 
-def _by_divergence(
-    drafts: Artifact,
-    divergences: Sequence[str],
-    steps: Steps,
-    by_kl: Sequence[Judgement],
-    sound: Judge,
-    bootstrap: PromptBootstrap,
-) -> pd.DataFrame:
-    """Return the shares of steps that certificates of each divergence, and their union, cover."""
-    others = [name for name in divergences if name != "kl"]
-    table, rules = drafts.read(columns=others), [judgement.rule for judgement in by_kl]
-    by_name = {"kl": steps.kl} | {name: table[name].to_numpy() for name in others}
-    distances = {name: by_name[name] for name in divergences}
-    judged = {
-        name: by_kl if name == "kl" else sound(steps, rules, name, distance)
-        for name, distance in distances.items()
-    }
-    covered = [
-        coverage(dict(zip(judged, of_rule, strict=True)), bootstrap)
-        for of_rule in zip(*judged.values(), strict=True)
-    ]
-    return pd.concat([finite_shares(distances, bootstrap), *covered]).assign(depth=0)
-
-
 def _by_depth(
     steps: Steps, verdicts: Sequence[Judgement], bootstrap: PromptBootstrap
 ) -> pd.DataFrame:
@@ -111,7 +81,7 @@ def _by_depth(
         depth_statistics(1 + at, deep, [verdict.by_depth[at] for verdict in verdicts], bootstrap)
         for at, deep in enumerate(steps.by_depth)
     ]
-    return pd.concat(frames).assign(divergence="")
+    return pd.concat(frames)
 
 
 def _sampled(drafts: Artifact, bootstrap: PromptBootstrap) -> pd.DataFrame:
@@ -124,32 +94,24 @@ def _sampled(drafts: Artifact, bootstrap: PromptBootstrap) -> pd.DataFrame:
 
 
 def judge_soundly(
-    pair: str,
-    prompts: pa.ChunkedArray,
-    steps: Steps,
-    rules: Sequence[Rule],
-    divergence: str = "kl",
-    distance: Floats | None = None,
+    pair: str, prompts: pa.ChunkedArray, steps: Steps, rules: Sequence[Rule]
 ) -> list[Judgement]:
     """Return `judge` of steps, and check that no certified step is rejected, under any rule.
 
     Raises:
         PipelineError: one is; the theory or a computation is wrong.
     """
-    verdicts = judge(steps, rules, divergence, distance)
-    name = "KL" if divergence == "kl" else divergence
+    verdicts = judge(steps, rules)
     for verdict, deep in (
         pair for first in verdicts for pair in zip(first.by_depth, steps.by_depth, strict=False)
     ):
         if len(verdict.violations):
             step = int(verdict.violations[0])
-            apart = deep.kl if distance is None else distance
             raise PipelineError(
                 f"{pair}: {len(verdict.violations)} "
                 f"steps are certified and rejected, which cannot be. The first: rule "
                 f"{verdict.rule.label}, prompt {prompts[step]}, position "
-                f"{int(steps.position[step])}, {name} "
-                f"{float(apart[step])!r} < certificate "
+                f"{int(steps.position[step])}, KL {float(deep.kl[step])!r} < certificate "
                 f"{float(verdict.lower[step])!r}, target rank of the draft "
                 f"{int(deep.draft_rank[step])}, rank of the target's argmax "
                 f"{int(deep.argmax_rank[step])}. Please report it with this step"

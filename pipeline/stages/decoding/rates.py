@@ -65,7 +65,7 @@ def _stored(table: pa.Table, prefix: str, facts: StoredFacts, temperature: float
     others = facts.vocab_size - ids.shape[1]
     if others == 0:
         return ids, np.exp(below / temperature), np.zeros(len(ids))
-    each = facts.temperature * (
+    each = facts.certified_temperature * (
         log_tail + surprisal - np.log(others)
     )  # its logit, less the largest
     tail = others * np.exp(np.minimum(each, below[:, -1]) / temperature)

@@ -5,12 +5,11 @@ Run it with ``python -m pipeline stage=distributions``.
 
 from __future__ import annotations
 
-from conf.schema import Config
 from pipeline.errors import PipelineError
 from pipeline.plan.rules import check_stored_tokens, judged_by_logs
 from pipeline.plan.specs import DistributionsSpec, LoggedDistributions
 from pipeline.plan.stage import Request, Stage
-from pipeline.store.columns import STEP, TARGET, TEMPERED, Column
+from pipeline.store.columns import STEP, TARGET, Column
 from pipeline.store.node import Node
 
 
@@ -67,19 +66,10 @@ def nodes(request: Request) -> list[Node]:
                 k=settings.k,
                 temperature=settings.temperature,
                 seed=settings.seed,
-                temperatures=temperatures_to_store(config),
+                certified_temperature=config.certificates.temperature,
             )
         made.append(Node(STAGE.name, key, spec, {"prompts": prompts}))
     return made
-
-
-def temperatures_to_store(config: Config) -> tuple[float, ...]:
-    """Return the temperatures besides 1 at which distributions are stored, increasing.
-
-    Those of the configuration, and that of the certificates: one that is listed needs no new pass.
-    """
-    temperatures = {*config.distributions.temperatures, config.certificates.temperature}
-    return tuple(sorted(temperatures - {1.0}))
 
 
 STAGE = Stage(
@@ -87,7 +77,7 @@ STAGE = Stage(
     version=4,
     upstream=("prompts",),
     columns={
-        "data": STEP | {"token_id": Column("int32", "the token emitted")} | TARGET | TEMPERED,
+        "data": STEP | {"token_id": Column("int32", "the token emitted")} | TARGET,
         "tokens": {
             "token_id": Column("int32", "assigned to a token of a log without the engine's ids"),
             "text": Column("string", "its text"),

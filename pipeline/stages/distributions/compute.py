@@ -89,7 +89,7 @@ class DistributionsWorker:
             "origin": origin(settings.path),
             "vocab_size": model.vocab_size,
             "k": min(spec.k, model.vocab_size),
-            "temperatures": list(spec.temperatures),
+            "certified_temperature": spec.certified_temperature,
             "eos": list(model.eos),
             **describe_device(model.device),
             "peak_memory_bytes": peak_memory(model.device),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import torch
@@ -56,7 +56,7 @@ def decode_batch(
         logits = texts.read(batch.ids)[:, -1]
     for step in range(steps):
         with watch("statistics"):
-            columns = stored_statistics(logits, k, spec.temperatures)
+            columns = stored_statistics(logits, k, spec)
             token = columns["top_ids"][:, 0].long()
             if spec.temperature > 0:
                 drawn = noise[rows, step]
@@ -86,9 +86,9 @@ def decode_batch(
     return out
 
 
-def stored_statistics(logits: Tensor, k: int, temperatures: Sequence[float]) -> Found:
-    """Return the stored columns of logits (N, V), at temperature 1 and at others."""
-    columns = logit_statistics(logits, k, [1.0, *temperatures])
+def stored_statistics(logits: Tensor, k: int, spec: DistributionsSpec) -> Found:
+    """Return the stored columns of logits (N, V)."""
+    columns = logit_statistics(logits, k, spec.certified_temperature)
     return columns | {"top_ids": columns["top_ids"].int()}
 
 

@@ -146,7 +146,7 @@ class DraftsWorker:
             "vocab_size": pair.rows,
             "largest_mass_left_out": {"target": target_out, "drafter": draft_out},
             "k": pair.k,
-            "temperature": pair.temperature,
+            "certified_temperature": pair.temperature,
             "sampled_temperature": pair.sampled,
             "drift": {
                 "max_logit_difference": max(shard["max_logit_difference"] for shard in measured),

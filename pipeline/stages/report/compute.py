@@ -25,7 +25,6 @@ from analysis.report.sections.accuracy import accuracy_sections
 from analysis.report.sections.bounds import bounds_table, determined_table
 from analysis.report.sections.certificates import (
     compared_level,
-    estimator_table,
     run_length_table,
     table1,
     table2,
@@ -36,13 +35,13 @@ from analysis.report.sections.certificates import (
 from analysis.report.sections.decoding import decoding_section
 from analysis.report.sections.decoding_speed import speed_section
 from analysis.report.sections.paper_figures import figure1, survival_figure
-from analysis.report.sections.published_matched import compare, published_section
+from analysis.report.sections.published import published_section
 from analysis.rules import StrictGreedy
 from pipeline.decoding.decoded import read_answered, read_decoded, thetas
 from pipeline.execution.progress import progress_bar
 from pipeline.plan.specs import DistributionsSpec, ReportSpec
 from pipeline.stages.report import setups
-from pipeline.stages.report.inputs import comparisons, matches_of, read_results, read_target
+from pipeline.stages.report.inputs import comparisons, read_results, read_target
 from pipeline.stages.report.page import MARGIN, page_files
 from pipeline.stages.report.sources import Measured, Sources, by_target
 from pipeline.store.artifacts import Artifact, Pending
@@ -55,6 +54,8 @@ def compute(node: Node[ReportSpec], upstream: dict[str, list[Artifact]], pending
     measured = measure(spec, by_target(node, upstream))
     pending.facts["targets"] = [target.label for target in measured.targets]
     sections = [*sections_of(measured)]
+    published = published_section(measured.results)
+    sections += [] if published is None else [published]  # which comes last
     shown = [(section, item) for section in sections for item in section.shown]
     made: dict[str, bytes] = {}
     with progress_bar(len(shown), "table or figure", f"report {spec.study}") as bar:
@@ -111,12 +112,6 @@ def sections_of(measured: Measured) -> Iterator[Section]:
     answered = [source.accuracy.artifact for source in sources if source.accuracy is not None]
     if answered:
         yield from answer_sections(spec, answered)
-    matches = [
-        match
-        for target, source in zip(targets, sources, strict=True)
-        for match in matches_of(target, source)
-    ]
-    yield published_section(compare(results, matches), matches)
 
 
 def drafted_margins(target: Target, judged: Judgement) -> pd.DataFrame:
@@ -155,7 +150,6 @@ def certificates_section(
         table4(results),
         drawn[3],
         *runs[:2],
-        estimator_table(results),
         table7(results),
         determined_table(panels),
         bounds_table(compared, compared_level(results["runs"]["eps"])),

@@ -13,7 +13,7 @@ from analysis.decoding.speed import signs_of_load
 from analysis.report.measured import Target
 from analysis.report.published import PAPERS
 from analysis.report.records import worded
-from analysis.report.text import number_text, share_text
+from analysis.report.text import few_notes, number_text, share_text
 from analysis.statistics.trajectories import LENGTH
 from pipeline.plan.facts import DecodingFacts, LoggedFacts, SampledFacts
 from pipeline.plan.specs import DecodingSpec, ReportSpec, SampledPrompts
@@ -42,7 +42,7 @@ WORDS = {  # what a reader must know of records, by stage and key; the rest is i
     "distributions.steps": "tokens of an answer, at most",
     "distributions.temperature": "temperature of the answers (0: greedy)",
     "distributions.model.attention": "attention",
-    "certificates.temperature": "temperature of the certified distributions",
+    "distributions.certified_temperature": "temperature of the certified distributions",
     "distributions.k": "stored tokens a step, the most probable",
     "distributions.vocab_size": "tokens of the vocabulary",
     "drafts.drafter.hub": "drafter",
@@ -84,7 +84,8 @@ def introduction(setups: Mapping[str, Mapping[str, str]], spec: ReportSpec) -> l
         open="; ".join(f"{name}: {of_paper[name]}" for name in OPEN if name in of_paper),
     )
     paper = [texts["paper"], texts["open"]] if of_paper else []
-    return [texts["certificates"], texts["statistics"], *paper]
+    few = few_notes(int(facts["prompts"]) for facts in setups.values())
+    return [*few, texts["certificates"], texts["statistics"], *paper]
 
 
 def setup(target: Target, sources: Sources) -> dict[str, str]:

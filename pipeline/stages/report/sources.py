@@ -20,6 +20,7 @@ from pipeline.plan.specs import (
     RunLengthsSpec,
 )
 from pipeline.store.artifacts import Artifact
+from pipeline.store.distributions import StoredFacts
 from pipeline.store.node import Node
 
 Spec = TypeVar("Spec")
@@ -51,7 +52,7 @@ class Sources:
     @property
     def temperature(self) -> float:
         """Of the certified distribution."""
-        return self.certificates[0].node.spec.temperature
+        return self.distributions.artifact.facts(StoredFacts).certified_temperature
 
 
 @dataclass(frozen=True)
