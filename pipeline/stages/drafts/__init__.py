@@ -23,7 +23,6 @@ PAIR: Columns = {  # target p against drafter q
     "draft_log_prob": Column("float64", "its log-probability under p"),
     "argmax_rank": Column("int32", "rank of p's argmax under q, from 1"),
     "draft_entropy": Column("float64", "of q, nats"),
-    "sampled_kl": Column("float64", f"the same {_SAMPLED}"),
     "sampled_tv": Column("float64", f"the same {_SAMPLED}"),
     "sampled_erss_acceptance": Column(
         "float64", f"probability that exponential races accept the first draft, {_SAMPLED}"

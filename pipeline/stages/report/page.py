@@ -111,7 +111,6 @@ def method_row(run: Run, drafter: str) -> Row:
         run: one of `Advice.drafters`.
         drafter: printed name of the study's drafter.
     """
-    model_length = run["model_length"]
     tokens = (run[f"tokens_per_call{end}"] for end in ("", "_ci_low", "_ci_high"))
     value, low, high = (100 * run[f"rate{end}"] for end in ("", "_ci_low", "_ci_high"))
     rate = f"{value:.1f} %" + (f" [{low:.1f}, {high:.1f}]" if low < high else "")
@@ -121,8 +120,7 @@ def method_row(run: Run, drafter: str) -> Row:
         "speed": FORMATS["times"](run["speedup"], run["ci_low"], run["ci_high"]),
         "tokens": FORMATS["interval"](*tokens),
         "rate": UNDEFINED if pd.isna(value) else rate,
-        "length": f"{run['draft_length']}"
-        + ("" if pd.isna(model_length) else f", {drafter} {int(model_length)}"),
+        "length": str(run["draft_length"]),
     }
 
 
