@@ -33,11 +33,7 @@ def place_rates(calls: pd.DataFrame, run: int, length: int) -> list[float]:
     Places that no call reached get the rate of the last one that was reached; 0 if there is none.
     """
     rates = position_rates(calls[calls["run"] == run])["rate"].tolist()
-    return extended_rates(rates or [0.0], length)
-
-
-def extended_rates(rates: Sequence[float], length: int) -> list[float]:
-    """Return (length,) rates by place; the last rate is repeated."""
+    rates = rates or [0.0]
     return [*rates, *[rates[-1]] * length][:length]
 
 

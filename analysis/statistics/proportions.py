@@ -59,16 +59,10 @@ def difference(lost: int, won: int, items: int, confidence: float) -> tuple[floa
     """
     if min(lost, won) < 0 or lost + won > items or items == 0:
         raise ValueError(f"{lost} lost and {won} won of {items} items is not a paired table")
-    mean, error = _mean_difference(lost, won, items)
-    half = quantile(confidence) * error
-    return max(-1.0, mean - half), min(1.0, mean + half)
-
-
-def _mean_difference(lost: int, won: int, items: int) -> tuple[float, float]:
-    """Return the difference and its standard error, with 1/2 added to each of four cells."""
     size = items + 2
     mean = (won - lost) / size
-    return mean, math.sqrt(((won + lost + 1) / size - mean * mean) / size)
+    half = quantile(confidence) * math.sqrt(((won + lost + 1) / size - mean * mean) / size)
+    return max(-1.0, mean - half), min(1.0, mean + half)
 
 
 def mcnemar(lost: int, won: int) -> float:
