@@ -1,7 +1,7 @@
 # One environment (.venv), made by whichever target needs it first. GNU make 3.81 or later.
 #   make reproduce STUDY=paper ARGS='stage=certificates'
 # On the first installation, or to make it again with another Python:
-#   make install PYTHON=python3.13     take this Python (default: the first fit one found)
+#   make install PYTHON=python3.13     take this Python (default: python3)
 #   make install TORCH_INDEX=URL       take torch from this index (empty: from the default one)
 
 ifneq (3.81,$(firstword $(sort 3.81 $(MAKE_VERSION))))
@@ -14,29 +14,30 @@ endif
 PY := .venv/bin/python
 PYTEST = $(PY) -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal
 STUDY = quick
-CODE = $(wildcard analysis conf pipeline benchmarks tools draft_acceptance.py)
 
 # What the environment has to be made for, and what it was made for (see tools/setup_env.py).
 STATE := $(shell cat pyproject.toml constraints.txt | cksum | cut -d ' ' -f 1; pwd -P | cksum | cut -d ' ' -f 1)
 READY := $(shell test -x $(PY) && cat .venv/ready 2>/dev/null)
+# an existing environment keeps its Python when it is brought up to date
+BASE = $(or $(PYTHON),$(shell test -x $(PY) && echo $(PY)),python3)
 joined = $(subst $(space),-,$(strip $(1)))
 space := $() $()
 INSTEAD = SmolLM2 could not be fetched: these are the small embedded models of study=mini.
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-dev reproduce fetch verify test test-thorough test-all check bench bench-decoding robustness check-gpu check-engines notebooks docs clean distclean
+.PHONY: help install install-dev reproduce fetch verify test test-thorough test-all check bench bench-decoding robustness check-gpu check-engines clean distclean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-15s %s\n", $$1, $$2 }' Makefile
 
 install: ## Make or update the environment .venv with all that a study needs (targets do it)
 ifeq ($(filter $(call joined,$(STATE) core) $(call joined,$(STATE) dev),$(call joined,$(READY) $(PYTHON))),)
-	@PYTHON='$(PYTHON)' sh tools/setup_env.sh '$(STATE) core'
+	@'$(BASE)' tools/setup_env.py '$(STATE) core'
 endif
 
 install-dev: ## Make or update it with all that tests and tools need, too
 ifneq ($(strip $(READY) $(PYTHON)),$(STATE) dev)
-	@PYTHON='$(PYTHON)' sh tools/setup_env.sh '$(STATE) dev'
+	@'$(BASE)' tools/setup_env.py '$(STATE) dev'
 endif
 
 # The default study is of a real model, which comes from the package index: where it can't be had, a
@@ -70,7 +71,7 @@ test-all: install-dev ## Run all tests
 check: install-dev ## Lint, check the formatting, check the types
 	$(PY) -m ruff check
 	$(PY) -m ruff format --check
-	$(PY) -m mypy $(CODE)
+	$(PY) -m mypy analysis conf pipeline benchmarks tools
 
 bench: install-dev ## Time the certificate kernel
 	$(PY) -m benchmarks.certificates $(ARGS)
@@ -97,15 +98,10 @@ check-gpu: install-dev ## Check all that only a GPU can show, then time it (ARGS
 check-engines: install-dev .venv-engines/ready ## Check against vLLM and llama.cpp themselves (4 GB to install, minutes)
 	ENGINES=.venv-engines $(PY) -m pytest tests/engines $(ARGS)
 
-notebooks: install-dev ## Run the notebooks on the embedded study and keep their copies in docs/
-	$(PY) -m tools.render_notebooks $(ARGS)
-
-docs: install-dev ## Build the site of the documentation (outputs/site/index.html)
-	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict $(ARGS)
 
 clean: ## Remove what is in outputs/, except what takes hours, the network or a server to make again
 	find outputs -mindepth 1 -maxdepth 1 ! -name README.md ! -name models \
-		! -name drafter_training ! -name answers -exec rm -rf {} +
+		! -name answers -exec rm -rf {} +
 
 distclean: ## Remove all that make has made: outputs, models, checkpoints, caches, .venv
 	find outputs -mindepth 1 -maxdepth 1 ! -name README.md -exec rm -rf {} +

@@ -41,7 +41,7 @@ from pipeline.store.artifacts import Artifact, Store
 from pipeline.store.node import VERDICT, slug
 
 BELOW_NULL = ("Unexpected type for root: NoneType", "full_key: drafter.head")
-COMMANDS = ("ask", "check_engine", "fetch", "harness", "reconcile", "solve", "verify")
+COMMANDS = ("ask", "check_engine", "fetch", "harness", "solve", "verify")
 MISFIT = re.compile(r"(?:Could not override '|Error merging override )([\w.@/]+)")
 
 
@@ -70,7 +70,7 @@ def main() -> None:
                 raise
             raise PipelineError(
                 "drafter.head has no keys, because the drafter is a language model: for a "
-                "head on the target give drafter=local_head drafter.path=DIRECTORY"
+                "head on the target give drafter=eagle3 drafter.path=DIRECTORY"
             ) from None
 
 

@@ -27,23 +27,7 @@ from pipeline.plan.methods import build_methods
 from pipeline.plan.rules import build_rules, rules_by_name
 from tests.test_docs import PAGES
 
-# Pages with commands that need a GPU, the hub, or files of an engine; every other command runs on
-# two CPU cores, with the embedded models or with SmolLM2.
-ELSEWHERE = {
-    "README.md": {"a GPU", "the hub", "an engine"},
-    "accuracy.md": {"the hub"},
-    "answers.md": {"a GPU", "the hub", "an engine"},
-    "gpu.md": {"a GPU", "the hub"},
-    "log.md": {"a GPU", "the hub"},
-    "many.md": {"a GPU", "the hub"},
-    "own_drafter.md": {"a GPU", "the hub"},
-    "reproduce.md": {"a GPU", "the hub"},
-    "seeds.md": {"a GPU", "the hub"},
-    "your_engine.md": {"an engine"},
-}
 COMMAND = re.compile(r"(?:^|\s)(?:python -m ([\w.]+\w)(?!\.?[\w<])|make (?=[a-z]))(.*)", re.S)
-HUB = re.compile(r"[\w-]+/[\w.-]+")  # a model's or data set's owner and name
-HARNESS = {"gsm8k"}  # a task whose documents lie on the hub
 
 
 def commands(page: Path) -> Iterator[tuple[str, list[str]]]:
@@ -114,13 +98,6 @@ def understood(page: Path, module: str, words: list[str], place: Path) -> list[s
         for word in words
         if cli.OVERRIDE.match(word) and "=http" not in word and not word.startswith(own)
     ]
-    if module.startswith("pipeline.training"):
-        recipe = OmegaConf.load(CONF / "drafter_training.yaml")
-        OmegaConf.set_struct(recipe, True)
-        OmegaConf.merge(recipe, OmegaConf.from_dotlist(overrides))
-        named = {word for word in words if word not in overrides}
-        assert module == "pipeline.training.export" or named <= {"drafter", "drafter_small"}
-        return []
     origin = Path(find_spec(module).origin or "")  # type: ignore[union-attr]
     package = origin.with_name("__main__.py")
     source = (package if origin.name == "__init__.py" else origin).read_text(encoding="utf-8")
@@ -136,34 +113,17 @@ def understood(page: Path, module: str, words: list[str], place: Path) -> list[s
     return list(settings(overrides))
 
 
-def elsewhere(words: list[str], config: schema.Config) -> Iterator[str]:
-    """Yield what a command needs that is not on every machine."""
-    if config.device.name == "cuda":
-        yield "a GPU"
-    models = [*config.targets.values(), *([config.drafter] if config.drafter else [])]
-    places = [*(model.path for model in models), config.prompts.source, *words]
-    asked = any(task in word for task in HARNESS for word in words)
-    if asked or any(HUB.fullmatch(place) and not (ROOT / place).exists() for place in places):
-        yield "the hub"
-    if config.distributions.source != "model" or {"answers.jsonl", "metrics.txt"} & set(words):
-        yield "an engine"
-
-
 def test_every_command_is_understood(tmp_path: Path) -> None:
-    needs: dict[str, set[str]] = {}
     for page in PAGES:
         for module, words in commands(page):
             try:
-                asked = understood(page, module, words, tmp_path)
-                for one in asked:
+                for one in understood(page, module, words, tmp_path):
                     own = "my_rules" in str(one.criteria)
                     rules = [] if own else build_rules(one.criteria)
                     assert own or rules
                     build_methods(one.decoding.methods, rules_by_name(one, rules))
-                    needs.setdefault(page.name, set()).update(elsewhere(words, one))
             except Exception as error:
                 raise AssertionError(f"{page.name}: {module} {shlex.join(words)}") from error
-    assert {page: needed for page, needed in needs.items() if needed} == ELSEWHERE
 
 
 def known(key: str) -> bool:
@@ -192,7 +152,7 @@ def test_every_key_is_one_of_the_configuration(page: Path) -> None:
     assert [key for key in named if not known(key)] == []
 
 
-@pytest.mark.parametrize("name", ["solve", "reconcile", "harness", "verify", "training.drafter"])
+@pytest.mark.parametrize("name", ["solve", "harness", "verify"])
 def test_every_command_says_how_it_is_used(
     name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

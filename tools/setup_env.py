@@ -1,9 +1,9 @@
 """Create the environment ``.venv`` with the pinned packages and the right build of torch.
 
-Make starts it through ``tools/setup_env.sh``; it uses the standard library only. The file
-``.venv/ready`` is written last and holds the state of the environment ("checksum of pyproject.toml
-and constraints.txt, checksum of the directory, core or dev"). Without it an environment counts as
-incomplete and is created again from scratch. The installer's output is in ``.venv/install.log``.
+Make starts it; it uses the standard library only. The file ``.venv/ready`` is written last and
+holds the state of the environment ("checksum of pyproject.toml and constraints.txt, checksum of the
+directory, core or dev"). Without it an environment counts as incomplete and is created again from
+scratch.
 """
 
 from __future__ import annotations
@@ -12,19 +12,17 @@ import ctypes
 import fcntl
 import os
 import platform
-import shutil
 import subprocess
 import sys
-import threading
 import time
 import urllib.request
 import venv
+from importlib.util import find_spec
 from pathlib import Path
 from typing import IO
 
 ROOT = Path(__file__).resolve().parent.parent
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
-PROBE_SECONDS = 5.0
 COMPILE = """
 import numpy as np
 from analysis import TopK, certify
@@ -39,8 +37,10 @@ def main(state: str) -> None:
     """Bring ``.venv`` to ``state``; return at once if it is up to date.
 
     Raises:
-        SystemExit: .venv is a link, or the installation failed; the message says what to do.
+        SystemExit: this Python does not fit, .venv is a link, or the installation failed; the
+            message says what to do.
     """
+    check_python()
     environment = ROOT / ".venv"
     ready = environment / "ready"
     if environment.is_symlink():  # creating it again would empty the link's target
@@ -67,9 +67,19 @@ def main(state: str) -> None:
         written = environment / "ready.new"
         written.write_text(" ".join(requested) + "\n")
         written.replace(ready)
-        files = (path for path in environment.rglob("*") if path.is_file())
-        size = sum(path.lstat().st_size for path in files) / 1e6
-        print(f".venv is ready: {time.monotonic() - begun:.0f} s, {size:.0f} MB", flush=True)
+        print(f".venv is ready: {time.monotonic() - begun:.0f} s", flush=True)
+
+
+def check_python() -> None:
+    """Check that this Python is one that the project runs with, and complete."""
+    version = sys.version_info[:3]
+    fits = (3, 11) <= version[:2] <= (3, 14) and version != (3, 14, 1)
+    if not fits or find_spec("ensurepip") is None:
+        sys.exit(
+            f"{sys.executable} is Python {'.'.join(map(str, version))}: needed is 3.11 to 3.14 "
+            "(not 3.14.1) with its modules venv and ensurepip (Debian, Ubuntu: apt install "
+            "python3-venv). Name another: make install PYTHON=/path/to/python3.13"
+        )
 
 
 def acquire(lock: IO[str]) -> None:
@@ -97,83 +107,38 @@ def is_reusable(environment: Path, state: str) -> bool:
 
 
 def install(environment: Path, requirement: str, lock: IO[str]) -> None:
-    """Install the editable project and its pinned packages, with uv if available, else pip."""
-    python = str(environment / "bin" / "python")
-    arguments = ["--constraint", "constraints.txt", "--editable", requirement, *torch_index()]
-    pip = [python, "-m", "pip", "install", "--disable-pip-version-check", "--no-input"]
-    uv = shutil.which("uv")
-    log = environment / "install.log"
-    log.unlink(missing_ok=True)
-    if uv is not None and not configured(python):
-        # consider all indexes: torch's own index also has old versions of other packages
-        command = [uv, "pip", "install", "--python", python, "--index-strategy"]
-        if logged([*command, "unsafe-best-match", *arguments], log, lock) == 0:
-            return
-        print(f"uv could not install the packages ({log}): pip tries.", flush=True)
-    if logged([*pip, *arguments], log, lock):
-        last = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
-        hint = ""
-        if (platform.system(), platform.machine()) == ("Darwin", "x86_64"):
-            hint = " There is no current PyTorch for Intel Macs, nor for a Python under Rosetta."
-        sys.exit(
-            "\n".join(last[-10:])
-            + f"\npip could not install the packages; all of its messages are "
-            f"in {log}. The half-made .venv will not be used: run make again once the cause "
-            f"(network, disk space, package index) is gone.{hint}"
-        )
+    """Install the editable project and its pinned packages.
 
-
-def configured(python: str) -> bool:
-    """Return whether pip has its own package index configured, which uv does not read."""
-    if any(name.startswith("UV_") for name in os.environ):
-        return False
-    output = subprocess.run([python, "-m", "pip", "config", "list"], capture_output=True, text=True)
-    return any(word in output.stdout for word in ("index-url", "find-links", "no-index"))
-
-
-def logged(command: list[str], log: Path, lock: IO[str]) -> int:
-    """Run a command with its output in a file and a line of progress on a terminal.
-
-    The command inherits the lock, so it still excludes others if this process is killed.
+    Pip inherits the lock, so it still excludes others if this process is killed.
     """
-    begun, packages = time.monotonic(), 0
-    with log.open("a") as file, subprocess.Popen(
-        command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT, text=True, errors="replace", pass_fds=[lock.fileno()],
-    ) as process:  # fmt: skip
-        assert process.stdout is not None
-        for line in process.stdout:
-            file.write(line)
-            packages += line.startswith("Collecting ")
-            if sys.stdout.isatty():
-                progress = (
-                    f"{packages} packages found, {line.strip()}" if packages else line.strip()
-                )
-                print(
-                    f"\r\033[K{time.monotonic() - begun:4.0f} s  {progress[:70]}",
-                    end="",
-                    flush=True,
-                )
-    if sys.stdout.isatty():
-        print("\r\033[K", end="", flush=True)
-    return process.returncode
+    pip = [str(environment / "bin" / "python"), "-m", "pip", "install", "--quiet", "--no-input"]
+    pip += ["--disable-pip-version-check", "--constraint", "constraints.txt"]
+    command = [*pip, "--editable", requirement, *torch_index()]
+    if subprocess.run(command, cwd=ROOT, pass_fds=[lock.fileno()], check=False).returncode:
+        sys.exit(
+            "pip could not install the packages. The half-made .venv will not be used: run make "
+            "again once the cause (network, disk space, package index) is gone."
+        )
 
 
 def torch_index() -> list[str]:
     """Return pip's options for the index of torch builds; empty for the default index.
 
     ``TORCH_INDEX``, if set, is the index (empty: the default one). Otherwise Linux without an
-    NVIDIA driver gets the CPU builds, which saves gigabytes of CUDA libraries.
+    NVIDIA driver gets the CPU builds, which saves gigabytes of CUDA libraries, where their index
+    answers.
     """
     index = os.environ.get("TORCH_INDEX")
     if index is None:
-        index = "" if platform.system() != "Linux" or has_nvidia_driver() else CPU_INDEX
-    if not index:
-        return []
-    if not is_reachable(index):
-        print(f"{index} does not answer: torch comes from the default index.", flush=True)
-        return []
-    return ["--extra-index-url", index]
+        if platform.system() != "Linux" or has_nvidia_driver():
+            return []
+        index = CPU_INDEX
+        try:
+            urllib.request.urlopen(f"{index}/torch/", timeout=5).close()
+        except OSError:
+            print(f"{index} does not answer: torch comes from the default index.", flush=True)
+            return []
+    return ["--extra-index-url", index] if index else []
 
 
 def has_nvidia_driver() -> bool:
@@ -183,24 +148,6 @@ def has_nvidia_driver() -> bool:
     except OSError:
         return Path("/proc/driver/nvidia/version").exists()
     return True
-
-
-def is_reachable(index: str, seconds: float = PROBE_SECONDS) -> bool:
-    """Return whether the index answers for torch within ``seconds``, including name look-up."""
-    answered = threading.Event()
-
-    def probe() -> None:
-        try:
-            urllib.request.urlopen(index.rstrip("/") + "/torch/", timeout=seconds).close()
-        except Exception:  # after any failure pip should not use this index
-            return
-        answered.set()
-
-    # A thread, because urllib's timeout does not bound the name look-up.
-    prober = threading.Thread(target=probe, daemon=True)
-    prober.start()
-    prober.join(seconds)
-    return answered.is_set()
 
 
 if __name__ == "__main__":

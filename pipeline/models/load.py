@@ -213,7 +213,7 @@ def check_pair_skeletons(target: ModelSpec, drafter: ModelSpec) -> None:
     model.check_drafts(target.key)
     if head is not None:
         files = read_head(drafter.settings.path, drafter.identity.commit, key)
-        check_head(files, model, head.vocabulary, key)
+        check_head(files, model, key)
     else:
         skeleton(drafter).check_drafts(key)
 

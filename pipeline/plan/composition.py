@@ -26,22 +26,6 @@ from pipeline.store.node import fingerprint
 
 schema.register_schema()
 OmegaConf.register_new_resolver("root", lambda: str(ROOT), replace=True)
-ANSWERS = (
-    "compare the models themselves on the same answers (distributions.source=answers, "
-    "docs/answers.md)"
-)
-REMOVED = {  # overrides of earlier versions, and what to do instead
-    "drafter=log": f"two engines' logs are no longer compared: {ANSWERS}",
-    "distributions.log.draft_part": f"a drafter's log is no longer read: {ANSWERS}",
-    "accuracy.foreign_code": "no task of the project runs a model's code; tasks of others that do "
-    "are run by python -m pipeline.harness TASK --confirm_run_unsafe_code",
-    "accuracy.methods": "the methods of decoding.methods are scored; decoding=accuracy has a grid",
-    "accuracy.lookup": "give decoding.lookup",
-    "acceptance.dials": "give names of `ranges`: acceptance.ranges=[additive], "
-    "ranges.additive.values=[0.1, 0.2]",
-    "solve.dials": "give names of `ranges`: solve.ranges=[additive], ranges.additive.ends=[0, 1]",
-    "criteria=engine_mars": "give criteria=mars",
-}
 OVERRIDE = re.compile(r"~|[+]*[\w.@/]+=")
 CONFIG_DIR = "--config-dir"
 # a quoted text as a whole; or a bracket or comma, with the key behind it
@@ -57,13 +41,10 @@ def check_overrides(overrides: Iterable[str]) -> None:
     Hydra ends in a traceback on the first, and takes the last value of a key given twice.
 
     Raises:
-        PipelineError: names the override, and the files or the key; or an override was removed.
+        PipelineError: names the override, and the files or the key.
     """
     for override in overrides:
         name, _, value = override.partition("=")
-        removed = REMOVED.get(override) or REMOVED.get(name.lstrip("+~"))
-        if removed:
-            raise PipelineError(f"{override} was removed: {removed}")
         if (key := _repeated_key(value)) is not None:
             raise PipelineError(f"{override} gives {key} twice: give it once")
         files = sorted(path.stem for path in (CONF / name.lstrip("+")).glob("*.yaml"))

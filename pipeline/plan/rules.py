@@ -98,21 +98,17 @@ class ConfiguredRange:
         rule: its name; the module of a user's own rule is in `fixed`.
         parameter: the one with a range.
         ends: its strictest and its most relaxed value.
-        values: settings that are compared, from strict to relaxed.
         fixed: the other parameters.
     """
 
     rule: str
     parameter: str
     ends: list[float] = ranged("two values, strict and relaxed", lambda ends: len(ends) == 2)
-    values: list[float] = field(default_factory=list)
     fixed: dict[str, Any] = field(default_factory=dict)
 
 
-def ranges_of(
-    config: Config, names: Iterable[str], key: str, *, ends: bool
-) -> list[ParameterRange]:
-    """Return ranges of `ranges` by name: their values, or their ends alone.
+def ranges_of(config: Config, names: Iterable[str]) -> list[ParameterRange]:
+    """Return the ranges of `solve.ranges` by name, by their ends.
 
     Raises:
         PipelineError: a name is not one of `ranges`, or a range is wrong.
@@ -121,15 +117,14 @@ def ranges_of(
     for name in names:
         if name not in config.ranges:
             raise PipelineError(
-                f"{key}: {name} is not a name of `ranges`{nearest(name, config.ranges)}: give one "
-                f"of {', '.join(config.ranges)}"
+                f"solve.ranges: {name} is not a name of `ranges`{nearest(name, config.ranges)}: "
+                f"give one of {', '.join(config.ranges)}"
             )
         where = f"ranges.{name}."
         try:
             entry = from_mapping(ConfiguredRange, config.ranges[name], where, "a range")
             check_fields(entry, where)
-            values = entry.ends if ends else entry.values
-            mapping = {"rule": entry.rule, **entry.fixed, entry.parameter: values}
+            mapping = {"rule": entry.rule, **entry.fixed, entry.parameter: entry.ends}
             ranges.append(build_range(mapping))
         except FieldError as error:
             raise PipelineError(str(error)) from error

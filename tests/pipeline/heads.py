@@ -1,17 +1,20 @@
-"""A random head on a tiny model."""
+"""A random head on a tiny model, and its files."""
 
 from __future__ import annotations
 
+import json
+from dataclasses import asdict
 from pathlib import Path
 from unittest.mock import patch
 
 import torch
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from conf.schema import HeadConfig
 from pipeline.models.heads.feature_head import FeatureHead, Norms
-from pipeline.models.heads.hidden_drafter import HiddenDrafter, projection_of
-from pipeline.models.language_model import LanguageModel
+from pipeline.models.heads.hidden_drafter import HiddenDrafter, like_target
+from pipeline.models.language_model import LanguageModel, linear_of
 from pipeline.plan.specs import ModelSpec
 from tests.pipeline import tiny
 
@@ -28,9 +31,9 @@ def shape_of(target: LanguageModel) -> dict[str, object]:
     }  # fmt: skip
 
 
-def used(folder: Path, vocabulary: str = "reduced") -> ModelSpec:
+def used(folder: Path) -> ModelSpec:
     """A head in a directory, as a drafter."""
-    return tiny.used(folder, "drafter", label="h", head=HeadConfig(vocabulary, 2))
+    return tiny.used(folder, "drafter", label="h", head=HeadConfig(2))
 
 
 @torch.inference_mode()
@@ -54,5 +57,27 @@ def random_head(
         if parameter.ndim == 2:
             parameter.normal_(std=parameter.shape[1] ** -0.5)
             parameter.mul_(2)
-    projection = projection_of(target, drafted)
+    rows = target.module.get_output_embeddings().weight.data
+    if drafted is not None:
+        rows = rows[drafted].bfloat16().to(rows.dtype)
+    projection = like_target(target, linear_of(rows, None))
     return HiddenDrafter(target, head, projection, layers, "head", drafted, target.vocab_size)
+
+
+def write(model: HiddenDrafter, folder: Path) -> None:
+    """Write a head in EAGLE-3's layout, in bfloat16."""
+    rows = model.projection.weight
+    weights = model.head.state_dict() | {"lm_head.weight": rows}
+    weights = {name: value.bfloat16() for name, value in weights.items()}
+    if model.drafted is not None:
+        weights["d2t"] = model.drafted - torch.arange(len(model.drafted))
+    config = {
+        "architectures": ["LlamaForCausalLMEagle3"],
+        **shape_of(model.target),
+        "draft_vocab_size": len(rows),
+        **asdict(model.head.norms),
+        "eagle_aux_hidden_state_layer_ids": model.layers,
+    }
+    folder.mkdir(exist_ok=True)
+    save_file(weights, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(config))

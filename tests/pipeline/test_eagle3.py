@@ -10,6 +10,13 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma3TextConfig,
+    GPTNeoXConfig,
+    LlamaConfig,
+    MixtralConfig,
+)
 
 from analysis.trees.topology import ROOT, Topology
 from pipeline.decoding.choices import Greedy
@@ -19,9 +26,9 @@ from pipeline.models.heads.feature_head import GivenText, Norms
 from pipeline.models.heads.head_files import read_head
 from pipeline.models.heads.hidden_drafter import HiddenDrafter
 from pipeline.models.heads.load import load_head
-from pipeline.models.language_model import LanguageModel
+from pipeline.models.language_model import LanguageModel, recorded_states
 from pipeline.store.identity import Identities
-from tests.pipeline import heads, tiny
+from tests.pipeline import tiny
 from tests.pipeline.decoding.pair import PROMPTS, V
 from tests.pipeline.eagle3 import (
     IDS,
@@ -206,8 +213,6 @@ def test_what_does_not_fit_is_one_line(
 
 def test_other_refusals(target: LanguageModel, tmp_path: Path) -> None:
     used = write(tmp_path, "bin", weights())
-    with pytest.raises(PipelineError, match=r"vocabulary=full: the head projects on 8 of 24 tok"):
-        load_head(heads.used(tmp_path, "full"), target)
     (tmp_path / "pytorch_model.bin").write_bytes(b"damaged")
     with pytest.raises(PipelineError, match="its weights can't be read"):
         load_head(used, target)
@@ -231,3 +236,42 @@ def test_pickled_weights_are_part_of_the_identity(tmp_path: Path) -> None:
     given["norm.weight"] = given["norm.weight"] + 1
     write(tmp_path / "head", "bin", given)
     assert identity() != before
+
+
+def hooks(module: Any) -> int:
+    return sum(len(part._forward_hooks) + len(part._forward_pre_hooks) for part in module.modules())
+
+
+SMALL: dict[str, Any] = {
+    "vocab_size": 24, "hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 2,
+    "intermediate_size": 40,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("config", "norm"),
+    [
+        (LlamaConfig(**SMALL), "model.norm"),
+        (Gemma3TextConfig(**SMALL, num_key_value_heads=1, head_dim=16), "model.norm"),
+        (GPTNeoXConfig(**SMALL), "gpt_neox.final_layer_norm"),
+        # as many experts as layers
+        (MixtralConfig(**SMALL, num_local_experts=4, num_key_value_heads=1), "model.norm"),
+    ],
+    ids=lambda one: getattr(one, "model_type", ""),
+)
+@torch.inference_mode()
+def test_states_are_those_between_the_layers(config: Any, norm: str) -> None:
+    torch.manual_seed(0)
+    module = AutoModelForCausalLM.from_config(config).eval()
+    module.get_submodule(norm).weight.data.uniform_(0.5, 2)
+    ids = torch.tensor([[3, 9, 5, 1]])
+    plain = module(input_ids=ids, output_hidden_states=True).hidden_states
+    before = hooks(module)
+    with recorded_states(module, (4, 0, 2)) as states:
+        module(input_ids=ids)
+    assert hooks(module) == before
+    assert set(states) == {0, 2, 4}
+    for at in (0, 2):
+        torch.testing.assert_close(states[at], plain[at], rtol=0, atol=0)
+    torch.testing.assert_close(module.get_submodule(norm)(states[4]), plain[4], rtol=0, atol=0)
+    assert not torch.allclose(states[4], plain[4], atol=0.01)

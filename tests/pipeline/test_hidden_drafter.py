@@ -8,11 +8,10 @@ import pytest
 import torch
 
 from pipeline.decoding.choices import Greedy
-from pipeline.decoding.drafters import HeadDrafter, LookupFirst, PromptLookup
+from pipeline.decoding.drafters import HeadDrafter
 from pipeline.decoding.loop import decode
 from pipeline.decoding.verifiers import Match
 from pipeline.models.heads.feature_head import GivenText
-from pipeline.models.heads.head_files import save_head
 from pipeline.models.heads.hidden_drafter import HiddenDrafter
 from pipeline.models.heads.load import load_head
 from pipeline.models.language_model import LanguageModel
@@ -105,29 +104,10 @@ def test_strict_greedy_loses_nothing(
     target: LanguageModel, prompt: list[int], gamma: int, reduced: bool
 ) -> None:
     model = heads.random_head(target, DRAFTED if reduced else None)
-    lookup = PromptLookup(2, gamma, target.device)
-    for drafter in (
-        HeadDrafter(model, Greedy()),
-        LookupFirst(lookup, HeadDrafter(model, Greedy())),
-    ):
-        answer = decode(target, drafter, Match(Greedy()), prompt, gamma, LIMIT)
-        assert answer.tokens == plain_greedy(target, prompt)
-        assert max(call.drafted for call in answer.calls) == gamma
-
-
-@pytest.mark.parametrize(("longest", "drafted"), [(None, 3), (2, 2), (3, 3), (4, 3)])
-def test_look_up_goes_first(
-    target: LanguageModel, model: HiddenDrafter, longest: int | None, drafted: int
-) -> None:
-    text = [5, 6, 7, 8, 5, 6]
-    lookup = PromptLookup(2, 3, target.device)
-    drafter = LookupFirst(lookup, HeadDrafter(model, Greedy()), longest)
-    drafter.begin(torch.tensor(text[:-1]), 40, states_of(target, text[:-1], model.layers))
-    assert drafter.propose(text, 3, 1).tokens.tolist() == [7, 8, 5]
-    drafter.accept(6, (), states_of(target, text, model.layers)[5:])
-    text = [*text, 11]
-    wanted = drafted_plainly(model, text, drafted)
-    assert drafter.propose(text, 3, 2).tokens.tolist() == wanted
+    drafter = HeadDrafter(model, Greedy())
+    answer = decode(target, drafter, Match(Greedy()), prompt, gamma, LIMIT)
+    assert answer.tokens == plain_greedy(target, prompt)
+    assert max(call.drafted for call in answer.calls) == gamma
 
 
 @torch.inference_mode()
@@ -164,7 +144,7 @@ def test_the_first_entry_sees_itself_alone(model: HiddenDrafter) -> None:
 
 
 def test_read_as_written(model: HiddenDrafter, tmp_path: Path) -> None:
-    save_head(model.head, heads.shape_of(model.target), model.layers, DRAFTED, tmp_path)
+    heads.write(heads.random_head(model.target, DRAFTED), tmp_path)
     read = load_head(heads.used(tmp_path), model.target)
     assert read.drafted is not None
     assert read.drafted.tolist() == DRAFTED.tolist()
@@ -172,4 +152,5 @@ def test_read_as_written(model: HiddenDrafter, tmp_path: Path) -> None:
     ours = model.head.state_dict()
     for name, value in read.head.state_dict().items():
         torch.testing.assert_close(value, ours[name].bfloat16().float(), rtol=0, atol=0)
-    assert load_head(heads.used(tmp_path, "full"), model.target).drafted is None
+    heads.write(model, tmp_path)
+    assert load_head(heads.used(tmp_path), model.target).drafted is None

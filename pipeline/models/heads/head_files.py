@@ -1,9 +1,7 @@
-"""The files of a head, ours or of a published EAGLE-3.
+"""The files of an EAGLE-3 head.
 
-Three layouts are read, all as config.json and model.safetensors (or pytorch_model.bin):
+Two layouts are read, both as config.json and model.safetensors (or pytorch_model.bin):
 
-- Ours (`save_head`): model_type feature_head, the layer's shape and the target's layers that it
-  reads; embedding and projection are the target's.
 - EAGLE's own (`eagle/model/cnets.py` of SafeAILab/EAGLE, arXiv 2503.01840): the config.json of a
   Llama of one layer with `draft_vocab_size`; weights fc, midlayer.*, norm, lm_head, d2t, t2d, and
   embed_tokens where the embedding is not the target's.
@@ -11,8 +9,8 @@ Three layouts are read, all as config.json and model.safetensors (or pytorch_mod
   speculators_model_type eagle3 and the layer's shape in transformer_layer_config; weights as above,
   the layer called layers.0.
 
-vLLM reads the last two (`vllm/model_executor/models/llama_eagle3.py`), and its keys for further
-norms are followed in all three (`Norms`). d2t is an offset: the i-th drafted token has the id
+vLLM reads both (`vllm/model_executor/models/llama_eagle3.py`), and its keys for further norms are
+followed (`Norms`). d2t is an offset: the i-th drafted token has the id
 i + d2t[i]; t2d marks these ids. The hidden states are those after 2, L / 2 and L - 3 of the
 target's L layers, unless eagle_aux_hidden_state_layer_ids says otherwise; the one after all L
 layers is read before the final norm.
@@ -22,12 +20,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from pipeline.errors import PipelineError, first_line
@@ -36,7 +34,6 @@ from pipeline.models.language_model import LanguageModel
 from pipeline.store.hub import HEAD_FILES, PICKLED, hub_files
 from pipeline.store.identity import local_path
 
-KIND = "feature_head"  # model_type of ours
 WEIGHTS = "model.safetensors"
 PROJECTION, EMBEDDING = "lm_head.weight", "embed_tokens.weight"
 OFFSETS = "d2t"  # by drafted token, how far its id in the target's vocabulary is from its index
@@ -58,9 +55,9 @@ class HeadFiles:
         folder: of its files.
         shape: of its layer, as in a Llama's.
         layers: after how many of the target's layers it reads a hidden state; empty where a
-            published head leaves them to the depth of its target.
+            head leaves them to the depth of its target.
         width: of the target's hidden states.
-        rows: of a published head's own projection; None for ours, which uses the target's.
+        rows: of its projection.
         norms: of the head.
     """
 
@@ -68,8 +65,8 @@ class HeadFiles:
     shape: dict[str, Any]
     layers: tuple[int, ...]
     width: int
-    rows: int | None = None
-    norms: Norms = field(default_factory=Norms)
+    rows: int
+    norms: Norms
 
     def layers_of(self, target: LanguageModel) -> tuple[int, ...]:
         """Return the layers of this target."""
@@ -92,40 +89,17 @@ def read_head(path: str, commit: str | None, key: str) -> HeadFiles:
         read = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         names = " ".join(read.get("architectures") or ()).lower()
         of_speculators = read.get("speculators_model_type") == "eagle3"
-        if of_speculators or "eagle3" in names or "draft_vocab_size" in read:
-            return _published(folder, read, of_speculators)
-        if read["model_type"] != KIND:
+        if not (of_speculators or "eagle3" in names or "draft_vocab_size" in read):
             raise ValueError(f"model_type is {read['model_type']}")
-        shape, layers = dict(read["shape"]), tuple(map(int, read["layers"]))
-        if not layers or min(layers) < 0 or "hidden_size" not in shape:
-            raise ValueError("layers is empty or negative, or shape lacks hidden_size")
-        return HeadFiles(folder, shape, layers, shape["hidden_size"], norms=_norms(read))
+        return _described(folder, read, of_speculators)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise PipelineError(
             f"{key}.path={path} is no head: {type(error).__name__}: {first_line(error)}. Wanted: "
-            f"config.json with model_type {KIND}, shape and layers, or that of a published EAGLE-3 "
-            f"head; or {key}.head=null for a language model"
+            f"the config.json of an EAGLE-3 head, or {key}.head=null for a language model"
         ) from error
 
 
-def own_head(path: str, name: str) -> HeadFiles:
-    """Return the content of the config.json of a head in the project's own layout.
-
-    Raises:
-        PipelineError: it is none; `name` says what the path was given for.
-    """
-    try:
-        files = read_head(path, None, name)
-    except PipelineError as error:
-        raise PipelineError(f"{name}={path}: no head is there: give a head's directory") from error
-    if files.rows is not None:
-        raise PipelineError(
-            f"{name}={path}: it is in EAGLE-3's layout: give one of model_type {KIND}"
-        )
-    return files
-
-
-def _published(folder: Path, config: dict[str, Any], of_speculators: bool) -> HeadFiles:
+def _described(folder: Path, config: dict[str, Any], of_speculators: bool) -> HeadFiles:
     inner = config["transformer_layer_config"] if of_speculators else config
     if inner.get("num_hidden_layers", 1) != 1:
         raise ValueError(f"it has {inner['num_hidden_layers']} layers: only heads of one are read")
@@ -170,19 +144,3 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
 def drafted_ids(offsets: Tensor) -> Tensor:
     """Return the ids (n,) of tokens from how far each is from its index."""
     return torch.arange(len(offsets)) + offsets
-
-
-def save_head(
-    head: FeatureHead,
-    shape: Mapping[str, Any],
-    layers: tuple[int, ...],
-    drafted: Tensor,
-    directory: Path,
-) -> None:
-    """Write a head, in bfloat16, as a directory that `load_head` reads."""
-    directory.mkdir(parents=True, exist_ok=True)
-    weights = {name: value.bfloat16() for name, value in head.state_dict().items()}
-    save_file(weights | {OFFSETS: drafted - torch.arange(len(drafted))}, directory / WEIGHTS)
-    norms = {name: True for name, has in asdict(head.norms).items() if has}
-    described = {"model_type": KIND, "layers": list(layers), **norms, "shape": dict(shape)}
-    (directory / "config.json").write_text(json.dumps(described, indent=2) + "\n")

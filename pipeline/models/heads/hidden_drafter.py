@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -12,10 +11,9 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from pipeline.models.caches import Cache, one_layer
 from pipeline.models.heads.feature_head import FeatureHead, GivenText
-from pipeline.models.language_model import Head, LanguageModel, linear_of
+from pipeline.models.language_model import Head, LanguageModel
 
 MADE_UP = 14  # tokens
-DELTA = 0.05  # about the share of a text's tokens that heads with a reduced vocabulary lack
 
 
 @dataclass(frozen=True)
@@ -25,14 +23,12 @@ class HiddenDrafter:
     Attributes:
         target: the model whose hidden states it reads.
         head: the weights.
-        projection: what gives logits: the target's own, its rows that can be drafted, or the
-            head's.
+        projection: gives logits of the tokens that can be drafted.
         layers: after how many of the target's layers it reads a hidden state.
         label: as printed.
         drafted: (n,) ids of the tokens that can be drafted; None is all.
         vocab_size: the length of a row of logits, as the target's.
         embedding: of tokens; None is the target's.
-        own_projection: whether `projection` is the head's, which has no rows for other tokens.
     """
 
     target: LanguageModel
@@ -43,7 +39,6 @@ class HiddenDrafter:
     drafted: Tensor | None
     vocab_size: int
     embedding: nn.Module | None = None
-    own_projection: bool = False
 
     @property
     def device(self) -> torch.device:
@@ -64,23 +59,22 @@ class HiddenDrafter:
         logits = given.new_full((*given.shape[:-1], self.vocab_size), -torch.inf)
         return logits.scatter_(-1, self.drafted.expand_as(given), given)
 
+    @property
+    def can_be_completed(self) -> bool:
+        """Whether it lacks tokens, and the target's projection can read its outputs."""
+        width = self.target.module.config.get_text_config().hidden_size
+        return self.drafted is not None and self.head.norm.weight.shape[0] == width
+
     def completed(self, outputs: Tensor, logits: Tensor) -> Tensor | None:
         """Return logits (..., V) of a q' that keeps those of the n drafted tokens and has the rest.
 
-        The target's projection of the head's outputs (..., d) gives them. For a head with a
-        projection of its own they share the probability delta, `DELTA`, whatever the target says:
-        q'_i = (1 - delta) q_i of the drafted tokens, delta / (V - n) of the others. None where all
-        tokens can be drafted.
+        The target's projection of the head's outputs (..., d) gives them. None where all tokens can
+        be drafted, or where the head has another width than its target.
         """
-        if self.drafted is None:
+        if not self.can_be_completed:
             return None
-        if self.own_projection:
-            others = self.vocab_size - len(self.drafted)
-            share = math.log(DELTA / (1 - DELTA) / others)
-            rest = logits.logsumexp(-1, keepdim=True) + share
-        else:
-            states = self.head.before_projection(outputs)
-            rest = projection_of(self.target, None)(states)[..., : self.vocab_size]
+        states = self.head.before_projection(outputs)
+        rest = self.target.module.get_output_embeddings()(states)[..., : self.vocab_size]
         return torch.where(logits == -torch.inf, rest, logits)
 
     @property
@@ -146,19 +140,6 @@ class HiddenDrafter:
         layer = self.head.midlayer.self_attn
         width = 2 * layer.k_proj.out_features * self.head.midlayer.groups
         return width * layer.k_proj.weight.element_size()
-
-
-def projection_of(target: LanguageModel, drafted: Tensor | None) -> nn.Module:
-    """Return the output projection of `target`, or a copy of the rows `drafted` (n,) of it.
-
-    The copy is rounded to bfloat16, as the weights of heads are: on a CPU half the bytes are read.
-    """
-    given = target.module.get_output_embeddings()
-    if drafted is None:
-        return given
-    own = given.projection if isinstance(given, Head) else given
-    rows = own.weight[drafted].bfloat16().to(own.weight.dtype)
-    return like_target(target, linear_of(rows, None if own.bias is None else own.bias[drafted]))
 
 
 def like_target(target: LanguageModel, rows: nn.Linear) -> nn.Module:

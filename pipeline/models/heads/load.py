@@ -18,7 +18,7 @@ from pipeline.models.heads.head_files import (
     read_head,
     read_weights,
 )
-from pipeline.models.heads.hidden_drafter import HiddenDrafter, like_target, projection_of
+from pipeline.models.heads.hidden_drafter import HiddenDrafter, like_target
 from pipeline.models.language_model import LanguageModel, linear_of
 from pipeline.models.skinny_matmul import use_skinny_matmul
 from pipeline.plan.specs import ModelSpec
@@ -32,19 +32,16 @@ def load_head(spec: ModelSpec, target: LanguageModel) -> HiddenDrafter:
     """
     assert spec.head is not None
     files = read_head(spec.settings.path, spec.identity.commit, spec.key)
-    vocabulary, label, key = spec.head.vocabulary, spec.settings.label, spec.key
-    weights = check_head(files, target, vocabulary, key)
+    label, key = spec.settings.label, spec.key
+    weights = check_head(files, target, key)
     layers = files.layers_of(target)
     head = files.empty(len(layers))
     head.load_state_dict({name: weights[name] for name in head.state_dict()})
     device, dtype = target.device, target.module.dtype
     drafted = embedding = None
-    if OFFSETS in weights and (files.rows is not None or vocabulary == "reduced"):
+    if OFFSETS in weights:
         drafted = drafted_ids(weights[OFFSETS]).to(device)
-    if files.rows is None:
-        projection = projection_of(target, drafted)
-    else:
-        projection = like_target(target, linear_of(weights[PROJECTION].to(device, dtype), None))
+    projection = like_target(target, linear_of(weights[PROJECTION].to(device, dtype), None))
     if EMBEDDING in weights:
         embedding = nn.Embedding.from_pretrained(weights[EMBEDDING].to(device, dtype))
     parts = nn.ModuleList([head.eval().requires_grad_(False).to(device, dtype), projection])
@@ -58,25 +55,21 @@ def load_head(spec: ModelSpec, target: LanguageModel) -> HiddenDrafter:
         drafted=drafted,
         vocab_size=target.vocab_size,
         embedding=embedding,
-        own_projection=files.rows is not None,
     )
     if not made.gives_numbers():
         raise PipelineError(
             f"{key}: {label} gives NaN or infinite logits behind {target.label}: its weights are "
-            "damaged, too large, or of another target. Fetch or export the head again"
+            "damaged, too large, or of another target. Fetch the head again"
         )
     return made
 
 
-def check_head(
-    files: HeadFiles, target: LanguageModel, vocabulary: str, key: str
-) -> dict[str, Tensor]:
+def check_head(files: HeadFiles, target: LanguageModel, key: str) -> dict[str, Tensor]:
     """Check that a head can draft for `target`, and return its weights.
 
     Args:
         files: of the head.
         target: loaded, or without weights.
-        vocabulary: that is asked for, full or reduced.
         key: the drafter's configuration key, for errors.
 
     Raises:
@@ -86,23 +79,17 @@ def check_head(
     config = target.module.config.get_text_config()
     other = "take a drafter that was trained for this target"
     layers, depth = files.layers_of(target), config.num_hidden_layers
-    rows, ours = files.shape.get("vocab_size"), files.rows is None
+    rows = files.shape.get("vocab_size")
     most = max(layers) if files.layers else "2, L/2 and L - 3 of L"
     for fits, what, has in (
         (files.width == config.hidden_size, f"reads hidden states of {files.width} numbers",
          config.hidden_size),
         (0 <= min(layers) <= max(layers) <= depth, f"reads hidden states after {most} layers",
          depth),
-        (ours or rows == config.vocab_size, f"is for a vocabulary of {rows} tokens",
-         config.vocab_size),
+        (rows == config.vocab_size, f"is for a vocabulary of {rows} tokens", config.vocab_size),
     ):  # fmt: skip
         if not fits:
             raise PipelineError(f"{key}: the head {what}, {target.label} has {has}: {other}")
-    if ours and depth in layers and not files.norms.fc_norm:
-        raise PipelineError(
-            f"{key}.path={files.folder}: it reads the state after all {depth} layers without "
-            "fc_norm, as heads of earlier versions did after the final norm: train it again"
-        )
     try:
         with torch.device("meta"):
             head = files.empty(len(layers))
@@ -114,35 +101,22 @@ def check_head(
         ) from error
     shapes = {name: list(weight.shape) for name, weight in weights.items()}
     expected = {name: list(weight.shape) for name, weight in head.state_dict().items()}
-    if ours:
-        shapes.pop(OFFSETS, None)
-    else:
-        d = files.shape["hidden_size"]
-        expected[PROJECTION] = [files.rows, d]
-        if files.width != d or EMBEDDING in shapes:  # else it is the target's
-            expected[EMBEDDING] = [rows, d]
-        if files.rows != rows or OFFSETS in shapes:
-            expected[OFFSETS] = [files.rows]
-        if TARGETS in shapes:
-            expected[TARGETS] = [rows]
+    d = files.shape["hidden_size"]
+    expected[PROJECTION] = [files.rows, d]
+    if files.width != d or EMBEDDING in shapes:  # else it is the target's
+        expected[EMBEDDING] = [rows, d]
+    if files.rows != rows or OFFSETS in shapes:
+        expected[OFFSETS] = [files.rows]
+    if TARGETS in shapes:
+        expected[TARGETS] = [rows]
     wrong = sorted(n for n in expected.keys() | shapes if expected.get(n) != shapes.get(n))
     if wrong:
-        again = "export the head again" if ours else other
         raise PipelineError(
             f"{key}.path={files.folder}: {len(wrong)} weights are missing, unknown or not of the "
-            f"shape in config.json ({', '.join(wrong[:3])}): {again}"
+            f"shape in config.json ({', '.join(wrong[:3])}): {other}"
         )
-    if ours and vocabulary == "reduced" and OFFSETS not in weights:
-        raise PipelineError(
-            f"{key}.head.vocabulary=reduced: {files.folder} names no tokens ({OFFSETS}): give full"
-        )
-    if OFFSETS in weights and (not ours or vocabulary == "reduced"):
+    if OFFSETS in weights:
         _check_drafted(weights, target, f"{key}.path={files.folder}")
-    if not ours and vocabulary == "full" and files.rows != rows:
-        raise PipelineError(
-            f"{key}.head.vocabulary=full: the head projects on {files.rows} of {rows} tokens: "
-            "give reduced"
-        )
     return weights
 
 

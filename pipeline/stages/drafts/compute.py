@@ -20,7 +20,7 @@ from pipeline.execution.shards import join, write_groups
 from pipeline.execution.stopwatch import describe_device, peak_memory
 from pipeline.execution.workers import open_workers
 from pipeline.models.heads.feature_head import GivenText
-from pipeline.models.heads.hidden_drafter import DELTA, HiddenDrafter
+from pipeline.models.heads.hidden_drafter import HiddenDrafter
 from pipeline.models.language_model import LanguageModel
 from pipeline.models.load import load_pair, pair_tokenizer
 from pipeline.models.logit_statistics import Found
@@ -61,7 +61,7 @@ def compute(node: Node[DraftsSpec], upstream: dict[str, list[Artifact]], pending
             k=facts.k,
             draft_k=min(DRAFT_K, facts.vocab_size),
             depths=depths_of(node.spec.drafter),
-            optional=facts.completed is not None,
+            optional=facts.completed,
         ),
     )
     write_tokens(tokenizer, answers, pending)
@@ -136,18 +136,17 @@ class DraftsWorker:
         if isinstance(pair.drafter, HiddenDrafter):  # it runs in the dtypes of its target
             drafter |= {name: target[name] for name in ("dtype", "logits_dtype")}
             drafter["head"] = to_plain(spec.drafter.head)
-            if pair.drafter.drafted is not None:
-                by_delta = pair.drafter.own_projection
-                completed = {"completed": DELTA if by_delta else "the target's projection"}
+            if pair.drafter.can_be_completed:
+                completed = {"completed": True}
         target_out, draft_out = map(max, zip(*(s["left_out"] for s in measured), strict=True))
         return {
             "target": target,
             "drafter": drafter,
-            **completed,  # what full_kl is about
+            **completed,  # there is full_kl
             "vocab_size": pair.rows,
             "largest_mass_left_out": {"target": target_out, "drafter": draft_out},
             "k": pair.k,
-            "temperature": pair.temperature,
+            "certified_temperature": pair.temperature,
             "sampled_temperature": pair.sampled,
             "drift": {
                 "max_logit_difference": max(shard["max_logit_difference"] for shard in measured),
@@ -168,11 +167,10 @@ def depths_of(drafter: ModelSpec) -> int:
 def sampled_temperature(spec: DistributionsSpec) -> float | None:
     """Return the temperature at which answers were drawn from the whole distribution.
 
-    None where they were decoded greedily, or drawn from the part that top_p or top_k leaves: the
-    schemes of stochastic verification at a temperature belong to text sampled at it.
+    None where they were decoded greedily: the schemes of stochastic verification at a temperature
+    belong to text sampled at it.
     """
-    whole = spec.top_p == 1 and spec.top_k == 0
-    return spec.temperature if whole and spec.temperature > 0 else None
+    return spec.temperature if spec.temperature > 0 else None
 
 
 def steps_by_prompt(distributions: Artifact, read: Sequence[str]) -> dict[str, pa.Table]:

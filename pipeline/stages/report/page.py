@@ -1,55 +1,39 @@
-"""Puts the page together: the verdict, its data and charts, and the list of the files beside it.
+"""Puts the page together: the verdict, an answer in colours, and the list of the files beside it.
 
-The page is one file, the report as people look at it. Template, style and scripts lie in `web/`.
+The page is one file, the report as people look at it. Template and style lie in `web/`.
 """
 
 from __future__ import annotations
 
-import base64
-import itertools
-import json
 import re
-import zlib
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
-from dataclasses import replace
-from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 import jinja2
 import pandas as pd
 
-from analysis.acceptance.summary import MARGINS
-from analysis.acceptance.verdict import Advice, advice_text, advise
-from analysis.decoding.answers import accuracy, losses_on_answers
+from analysis.acceptance.verdict import Advice, Run, advice_text, advise, drafter_in_words
+from analysis.decoding.answers import accuracy, losses
 from analysis.decoding.metrics import Decoded
 from analysis.decoding.predicted import draft_lengths
 from analysis.decoding.speed import signs_of_load
-from analysis.page import grid, screen, steps
-from analysis.page.logged import log_advice
-from analysis.report.measured import Results, Target
-from analysis.report.published import PAPERS
+from analysis.report.answer import EPS, FATES, median_answer
+from analysis.report.log_advice import log_advice
 from analysis.report.records import Section, Table
 from analysis.report.render import PUBLISHED, anchor, caption, label_width, lines, names, spans
-from analysis.report.sections.acceptance_figures import margin_text
-from analysis.report.style import family, rule_colour
-from analysis.rules import Additive, Multiplicative, Rule, StrictGreedy, Tree
+from analysis.report.text import FORMATS, UNDEFINED
 from analysis.statistics.bootstrap import FEW_PROMPTS, Resampling
 from pipeline.decoding.decoded import read_answered
 from pipeline.plan.specs import LoggedDistributions
-from pipeline.stages.report.engine import counted_drafts, flags, flags_of_verdict
 from pipeline.stages.report.setups import introduction, setup
 from pipeline.stages.report.sources import Measured
 from pipeline.store.artifacts import Artifact
-from pipeline.store.durable import read_sealed, write_sealed
 from pipeline.store.node import VERDICT
 
 WEB = Path(__file__).parent / "web"
-SCRIPTS = ("specs.js", "charts.js", "page.js", "explorer.js")
-CURVES = (StrictGreedy(), Additive(0.1), Additive(0.3), Multiplicative(0.1), Tree(4))  # at first
 MARGIN = 0.05  # where the study was not asked for another: the loss of accuracy that matters
+Row = dict[str, str]
 
 
 def page_files(measured: Measured, sections: Sequence[Section], study: str) -> dict[str, bytes]:
@@ -68,29 +52,11 @@ def page_files(measured: Measured, sections: Sequence[Section], study: str) -> d
         target.label: setup(target, source) for target, source in zip(targets, sources, strict=True)
     }
     advice = verdicts_of(measured, study)
-    in_engine = [] if measured.engine is None else measured.engine.advice
-    logged = isinstance(sources[0].distributions.node.spec, LoggedDistributions)
-    if logged:
-        advice = [
-            log_advice(
-                own, targets[at], counted_drafts(source), in_engine[at] if in_engine else None
-            )
-            for at, (own, source) in enumerate(zip(advice, sources, strict=True))
-        ]
-    methods = [
-        [screen.method_row(run, str(spec.drafter)) for run in own.drafters] for own in advice
-    ]
-    table = screen.method_table(results.targets, methods)
-    text_of_verdict = advice_text(advice if logged else [*advice, *in_engine]) + (
-        f"\n{table}\n" if table else ""
-    )
-    if in_engine and not logged:
-        advice = [
-            replace(own, beside=[engine.sentence, *engine.beside, *own.beside])
-            for own, engine in zip(advice, in_engine, strict=True)
-        ]
-    rules = steps.embedded(list(targets[0].certificates), len(targets))
-    pairs = results if "acceptance" in results else None  # step by step, not of two logs
+    if isinstance(sources[0].distributions.node.spec, LoggedDistributions):
+        advice = [log_advice(own, target) for own, target in zip(advice, targets, strict=True)]
+    methods = [[method_row(run, str(spec.drafter)) for run in own.drafters] for own in advice]
+    table = method_table(results.targets, methods)
+    text_of_verdict = advice_text(advice) + (f"\n{table}\n" if table else "")
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(WEB), autoescape=True, undefined=jinja2.StrictUndefined
     )
@@ -101,47 +67,28 @@ def page_files(measured: Measured, sections: Sequence[Section], study: str) -> d
     environment.globals |= {"files_of": names, "few_prompts": FEW_PROMPTS}
     environment.globals |= {"study": spec.study, "note": spec.note, "css": css}
     opening = introduction(setups, spec)
+    logged = [x for x in sources if isinstance(x.distributions.node.spec, LoggedDistributions)]
     shown = {
-        "drafter": None if pairs is None else pairs.drafter,
+        "drafter": results.drafter,
         "targets": results.targets,
         "advice": advice,
         "methods": methods,
-        "flags": [
-            flags_of_verdict(own, source) for own, source in zip(advice, sources, strict=True)
-        ],
-        "facts": [
-            screen.facts_of_target(target) if pairs is None else screen.facts_of_pair(pairs, target)
-            for target in targets
-        ],
+        "answers": [median_answer(target) for target in targets],
+        "fates": FATES,
+        "eps": EPS,
         "confidence": 100 * spec.statistics.confidence,
-        "longest": grid.LONGEST,
         "steps": [len(target.tokens) for target in targets],
         "prompts": [target.bootstrap.count for target in targets],
         "soundness": [
             source.acceptance.artifact.record.facts for source in sources if source.acceptance
         ],
-        "timed": timed,
-        "log": [source.distributions.artifact.record.facts["log"] for source in sources if logged],
+        "log": [source.distributions.artifact.record.facts["log"] for source in logged],
         "sections": sections,
-        "engine": [x for section in sections for x in section.shown if x.name == "engine_speed"],
         "introduction": opening,
         "setups": setups,
         "settings": dict.fromkeys(name for facts in setups.values() for name in facts),
-        "published": sections[-1].shown[0] if set(results.targets) & set(PAPERS) else None,
     }
-    data = data_of(targets, pairs, rules) | {"flags": flags(sources[0], rules)}
-    decoded = zip(measured.decoded, measured.speeds, strict=True)
-    timings = {
-        "speed": [screen.speed_rows(speeds, answers.drafter) for answers, speeds in decoded],
-        "gamma": [screen.drafted_length(own) for own in advice],
-    }
-    text = environment.get_template("page.html").render(
-        page=shown,
-        data=deflated(data),
-        timings=deflated(timings),
-        bundle=deflated(bundle()),
-        scripts="\n".join((WEB / name).read_text(encoding="utf-8") for name in SCRIPTS),
-    )
+    text = environment.get_template("page.html").render(page=shown)
     files = {"index.html": text, VERDICT: text_of_verdict}
     for place in ("", "timings/"):
         if placed := [section for section in sections if section.place == place]:
@@ -157,29 +104,47 @@ def page_files(measured: Measured, sections: Sequence[Section], study: str) -> d
     return {name: content.encode() for name, content in files.items()}
 
 
+def method_row(run: Run, drafter: str) -> Row:
+    """Return a drafter's row of the table of methods: one method, and all its numbers.
+
+    Args:
+        run: one of `Advice.drafters`.
+        drafter: printed name of the study's drafter.
+    """
+    tokens = (run[f"tokens_per_call{end}"] for end in ("", "_ci_low", "_ci_high"))
+    value, low, high = (100 * run[f"rate{end}"] for end in ("", "_ci_low", "_ci_high"))
+    rate = f"{value:.1f} %" + (f" [{low:.1f}, {high:.1f}]" if low < high else "")
+    return {
+        "name": drafter_in_words(run, drafter),
+        "answer": run["answer"],
+        "speed": FORMATS["times"](run["speedup"], run["ci_low"], run["ci_high"]),
+        "tokens": FORMATS["interval"](*tokens),
+        "rate": UNDEFINED if pd.isna(value) else rate,
+        "length": str(run["draft_length"]),
+    }
+
+
+def method_table(targets: Sequence[str], methods: Sequence[Sequence[Row]]) -> str:
+    """Return the table of methods as a Markdown table to paste; empty without rows.
+
+    Args:
+        targets: printed names.
+        methods: by target, rows of `method_row`.
+    """
+    rows = [
+        f"| {target} | {row['name']} | {row['length']} | {row['answer']} | {row['speed']} "
+        f"| {row['tokens']} | {row['rate']} |"
+        for target, of_target in zip(targets, methods, strict=True)
+        for row in of_target
+    ]
+    head = "| target | drafter | γ | faster | times as fast | tokens a call | drafts accepted |"
+    return "\n".join([head, "|---" * 7 + "|", *rows]) if rows else ""
+
+
 def shared_notes(tables: Iterable[Table]) -> list[str]:
     """Return the notes that stand below more than one table, in the order of their appearance."""
     counts = Counter(note for table in tables for note in dict.fromkeys(table.notes))
     return [note for note, count in counts.items() if count > 1]
-
-
-def bundle() -> str:
-    """Return Vega, Vega-Lite and vega-embed as one script, safe inside an element of HTML.
-
-    vl-convert puts them together, which takes four seconds. They depend on its version only, so
-    they are kept beside this module's compiled code.
-    """
-    file = Path(__file__).parent / "__pycache__" / f"vega-{version('vl-convert-python')}.json"
-    with suppress(OSError, ValueError):  # a damaged file is made again
-        return str(read_sealed(file)["script"])
-    import vl_convert
-
-    script = str(vl_convert.javascript_bundle(None))  # type: ignore[arg-type]
-    script = script.replace("</script", "<\\/script").replace("<!--", "<\\!--")
-    with suppress(OSError):
-        file.parent.mkdir(exist_ok=True)
-        write_sealed(file, {"script": script})
-    return script
 
 
 def whole(text: str) -> str:
@@ -233,56 +198,18 @@ def verdict(
         margin: the loss of accuracy that matters.
         command: that runs the study, up to a stage's name.
     """
-    losses = None
+    scores = None
     if answers is not None:
         answered = read_answered(decoded.target, answers)
-        table = accuracy(answered, *statistics, margin)
-        losses = losses_on_answers(answered, table, margin, statistics.confidence)
+        scores = losses(accuracy(answered, *statistics, margin))
     lengths, busy = draft_lengths(decoded, speeds), signs_of_load(speeds)
     return advise(
-        decoded.target, decoded.drafter, speeds, lengths, answers=losses, busy=busy, command=command
+        decoded.target,
+        decoded.drafter,
+        speeds,
+        lengths,
+        answers=scores,
+        margin=margin,
+        busy=busy,
+        command=command,
     )
-
-
-def deflated(data: Any) -> str:
-    """Return data as the page holds it: JSON, deflated, in characters that are no markup."""
-    text = json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-    return base64.b64encode(zlib.compress(text.encode(), 9)).decode()
-
-
-def data_of(
-    targets: Sequence[Target], pairs: Results | None, rules: Sequence[Rule]
-) -> dict[str, Any]:
-    """Return the data of the scripts; it does not depend on the clock."""
-    return {
-        "drafter": None if pairs is None else pairs.drafter,
-        "levels": steps.LEVELS.tolist(),
-        "rules": [
-            {
-                "label": rule.label,
-                "title": rule.title,
-                "family": family(rule.name)[0],
-                "hue": rule_colour(rule.label),
-                "ceiling": steps.digits(rule.ceiling, 6),
-                "line": steps.line(rule),
-            }
-            for rule in rules
-        ],
-        "shown_curves": [rule.label for rule in rules if rule in CURVES or rule.own]
-        or [rule.label for rule in rules[:5]],
-        "units": {"share": grid.SHARES, "tokens": grid.TOKENS},
-        "targets": [steps.about(target) | grid.grid(target, rules) for target in targets],
-        "solved": [grid.solved(target) for target in targets],
-        "margins": [grid.margin_rows(target, rules) for target in targets],
-        "bins": [
-            [margin_text({"low": low, "high": high}), low >= 0]
-            for low, high in itertools.pairwise(MARGINS)
-        ],
-        "curves": [steps.curves(target, rules) for target in targets],
-        "answers": [steps.answers(target, rules) for target in targets],
-        "pairs": [None if pairs is None else screen.rule_rows(pairs, x.label) for x in targets],
-        "hues": dict(
-            family(rule.name)
-            for rule in steps.in_order([*rules, *([] if pairs is None else pairs.rules.values())])
-        ),
-    }

@@ -1,1 +1,0 @@
-"""The data of a report's page, as plain JSON."""

@@ -1,0 +1,71 @@
+"""No folder grows: each has at most the lines of Python that the table below gives it.
+
+Whoever makes a folder smaller lowers its number; to raise one is a decision, and the commit's
+message gives the reason. ``python -m tests.test_size`` prints the table of what is there.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from pipeline.paths import ROOT
+
+SLACK = 200  # lines that a folder may have fewer than its number
+LINES = {
+    "analysis": 885,
+    "analysis/acceptance": 1848,
+    "analysis/beyond": 723,
+    "analysis/certificates": 2161,
+    "analysis/decoding": 2256,
+    "analysis/page": 603,
+    "analysis/report": 3972,
+    "analysis/rules": 907,
+    "analysis/statistics": 1131,
+    "analysis/trees": 729,
+    "benchmarks": 1558,
+    "conf": 313,
+    "pipeline": 2186,
+    "pipeline/decoding": 1694,
+    "pipeline/engines": 3355,
+    "pipeline/execution": 1071,
+    "pipeline/formats": 353,
+    "pipeline/gguf_models": 381,
+    "pipeline/models": 2691,
+    "pipeline/plan": 1836,
+    "pipeline/stages": 4989,
+    "pipeline/store": 1564,
+    "pipeline/tasks": 482,
+    "pipeline/training": 1105,
+    "tests": 23711,
+    "tools": 269,
+}
+
+
+def lines() -> Counter[str]:
+    """Return the lines of Python by folder, to a depth of two; those of the tests are one."""
+    counted = Counter[str]()
+    for top in ("analysis", "benchmarks", "conf", "pipeline", "tests", "tools"):
+        for path in (ROOT / top).rglob("*.py"):
+            parts = path.relative_to(ROOT).parts[:-1]
+            folder = "tests" if top == "tests" else "/".join(parts[:2])
+            counted[folder] += len(path.read_text(encoding="utf-8").splitlines())
+    return counted
+
+
+def test_the_table_has_every_folder() -> None:
+    assert lines().keys() == LINES.keys()
+    assert not list(ROOT.glob("*.py"))
+
+
+@pytest.mark.parametrize("folder", LINES)
+def test_a_folder_keeps_its_size(folder: str) -> None:
+    there = lines()[folder]
+    assert there <= LINES[folder], f"{folder} has grown to {there} lines: is each of them needed?"
+    assert there >= LINES[folder] - SLACK, f"{folder} has only {there} lines: lower the number"
+
+
+if __name__ == "__main__":
+    for folder, count in sorted(lines().items()):
+        print(f'    "{folder}": {count},')
