@@ -41,9 +41,8 @@ from pipeline.models.language_model import LanguageModel
 from pipeline.models.load import load_model, load_pair
 from pipeline.models.passes import Text
 from pipeline.plan.composition import composed
-from pipeline.plan.graph import prepare
+from pipeline.study import prepare
 from pipeline.plan.specs import DecodingSpec
-from pipeline.plan.stage import models_of
 
 RESAMPLES = 2000
 ALONE = "target alone, this project"
@@ -96,7 +95,7 @@ def load_inputs(
     """Return the first target of a study, its drafter, the tokens of its prompts, and settings."""
     _, nodes, store = prepare(composed(overrides))
     node = nodes["decoding"][0]
-    prompts = runner.ensure([node.upstream["prompts"][0]], store)[0].read().to_pylist()
+    prompts = runner.ensure([task.inputs["prompts"]], store)[0].read().to_pylist()
     target, drafter = load_pair(*models_of(node))
     spec: DecodingSpec = node.spec
     chosen = [row["token_ids"] for row in prompts[: spec.prompts]]

@@ -39,8 +39,8 @@ from hydra.core.global_hydra import GlobalHydra
 from analysis.report import style
 from pipeline import cli, verify
 from pipeline.plan.composition import composed
-from pipeline.plan.graph import STAGES
-from pipeline.store.durable import read_sealed
+from pipeline.study import STAGES
+from pipeline.files import read_sealed
 from tests.pipeline import tiny
 
 METHODS = (

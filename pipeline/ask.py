@@ -26,15 +26,15 @@ from typing import Any
 import httpx2
 
 from conf.schema import Config
+from pipeline.artifacts import relative
 from pipeline.console import command
 from pipeline.engines.servers import Sampling, Server, metrics_page, open_server, request_body
 from pipeline.engines.written.pages import read_page
 from pipeline.errors import PipelineError, first_line
-from pipeline.execution.progress import progress_bar
-from pipeline.execution.runner import ensure, shown
-from pipeline.loader import Study
+from pipeline.files import slug
 from pipeline.plan.composition import files_and_overrides
-from pipeline.store.node import slug
+from pipeline.shards import progress_bar
+from pipeline.study import Study
 
 ATTEMPTS = 6  # at one prompt
 WAIT = 1.0  # seconds before the second, doubled before each further one
@@ -73,7 +73,7 @@ async def _ask(url: str, study: Study) -> None:
         answered = _read_answered(path, requests)
         if len(answered) == len(requests):
             print(
-                f"{shown(path)} has all {len(answered)} answers: give ask.name=NAME for those of "
+                f"{relative(path)} has all {len(answered)} answers: give ask.name=NAME for those of "
                 "another server"
             )
             return
@@ -104,7 +104,7 @@ async def _ask(url: str, study: Study) -> None:
     pages = "" if after else "; no counts on /metrics (llama.cpp: start it with --metrics)"
     print(
         f"{server.shown}, {server.model}: {len(todo)} answers in {about['seconds']:.1f} s{pages}\n"
-        f"answers: {shown(path)}",
+        f"answers: {relative(path)}",
         flush=True,
     )
 
@@ -128,13 +128,13 @@ def _prompts(study: Study) -> Prompts:
             f"distributions.source={study.config.distributions.source} has answers already: leave "
             "it out to sample prompts"
         )
-    nodes = {node.fingerprint: node for node in study.nodes["prompts"]}
-    if len(nodes) > 1:
+    tasks = {task.key: task for task in study.tasks["prompts"]}
+    if len(tasks) > 1:
         raise PipelineError(
             f"the targets {', '.join(study.targets)} read prompts with different tokenizers: leave "
             "one of them"
         )
-    (artifact,) = ensure(nodes.values(), study.store)
+    artifact = study.store.get(*tasks.values())
     rows = artifact.read(columns=["prompt_id", "token_ids"]).to_pylist()
     return {row["prompt_id"]: row["token_ids"] for row in rows}
 

@@ -22,8 +22,8 @@ from pathlib import Path
 from pipeline.console import command
 from pipeline.engines.check import CheckedRuns, lines_of
 from pipeline.errors import PipelineError
-from pipeline.loader import Study
 from pipeline.plan.composition import files_and_overrides
+from pipeline.study import Study
 
 WORDS = {True: "pass", False: "FAIL", None: "    "}
 

@@ -25,8 +25,10 @@ from omegaconf import DictConfig, OmegaConf
 
 from analysis.fields import nearest
 from conf.schema import Config
+from pipeline.artifacts import Artifact, relative
 from pipeline.console import TRACEBACK, starting, terminal, told
 from pipeline.errors import PipelineError
+from pipeline.files import slug
 from pipeline.paths import CONF, OUTPUTS
 from pipeline.plan.composition import (
     OVERRIDE,
@@ -37,8 +39,7 @@ from pipeline.plan.composition import (
     report_name,
 )
 from pipeline.plan.explain import EXPECTED_ERRORS, explain, say
-from pipeline.store.artifacts import Artifact, Store
-from pipeline.store.node import VERDICT, slug
+from pipeline.stage import Task
 
 BELOW_NULL = ("Unexpected type for root: NoneType", "full_key: drafter.head")
 COMMANDS = ("ask", "check_engine", "fetch", "harness", "solve", "verify")
@@ -94,7 +95,7 @@ def _check_options(words: Sequence[str]) -> None:
 
 def _problems(overrides: Sequence[str], error: Exception) -> list[str]:
     """Return the problems of overrides that do not compose, and of the rest."""
-    from pipeline.plan.graph import prepare
+    from pipeline.study import Study
 
     problems = list[str]()
     plain = all(map(OVERRIDE.match, overrides))  # no option: a directory of more files, say
@@ -105,7 +106,7 @@ def _problems(overrides: Sequence[str], error: Exception) -> list[str]:
         problems.append(explain(error))
         overrides = left
         try:
-            prepare(composed(overrides))
+            Study(config=composed(overrides))
         except EXPECTED_ERRORS as other:
             error = other
         else:
@@ -139,13 +140,12 @@ def _multirun() -> None:
 
 def _single(config: DictConfig) -> None:
     from pipeline import sweeps
-    from pipeline.plan.stage import stage_of
 
     with told():  # here as well: Hydra prints a line of its own about a failed job
-        artifacts, nodes = run(config)
-        if stage_of(nodes[0]).printed:
-            name = slug(f"{nodes[0].stage}-{report_name(config)}")
-            sweeps.print_single(nodes, artifacts, Path(config.outputs) / "tables" / name)
+        artifacts, tasks = run(config)
+        if tasks[0].stage.printed:
+            name = slug(f"{tasks[0].stage.name}-{report_name(config)}")
+            sweeps.print_single(tasks, artifacts, Path(config.outputs) / "tables" / name)
 
 
 def _swept(config: DictConfig) -> None:
@@ -160,7 +160,7 @@ def _swept(config: DictConfig) -> None:
     print(f"point {int(hydra_config.job.num) + 1}: {', '.join(swept or overrides)}", flush=True)
     with terminal():
         try:
-            artifacts, nodes = run(config)
+            artifacts, tasks = run(config)
         except BrokenPipeError:
             raise
         except Exception as error:  # listed at the end, and the exit status of the sweep
@@ -168,85 +168,83 @@ def _swept(config: DictConfig) -> None:
             if not isinstance(error, EXPECTED_ERRORS):
                 raise
         else:
-            rows = sweeps.summary_rows(nodes, artifacts)
+            rows = sweeps.summary_rows(tasks, artifacts)
             if config.stage == "decoding" and any(key.startswith("criteria") for key in swept):
                 rows = _rule_rows(config, rows)
-            sweeps.write_point(directory, overrides, stage=nodes[0].stage, rows=rows)
+            sweeps.write_point(directory, overrides, stage=tasks[0].stage.name, rows=rows)
 
 
 def _rule_rows(config: DictConfig, decoded: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the rows of a point of a sweep over rules; brings stage acceptance up to date."""
     from pipeline import sweeps
-    from pipeline.execution import runner
-    from pipeline.plan.graph import prepare
+    from pipeline.study import Study
 
     of_acceptance = OmegaConf.merge(config, {"stage": "acceptance"})
     assert isinstance(of_acceptance, DictConfig)
-    _, nodes, store = prepare(of_acceptance)
-    answered = [(node, store.find(node)) for node in nodes["accuracy"]]
-    made = [(node, artifact) for node, artifact in answered if artifact is not None]
-    judged = nodes["acceptance"]
-    accepted = runner.ensure(judged, store, runner.check_models)
+    study = Study(config=of_acceptance)
+    judged, accepted = study.tasks["acceptance"], study.make("acceptance")
+    answered = [(task, study.store.find(task)) for task in study.tasks["accuracy"]]
     summaries = {
         "decoding": decoded,
         "acceptance": sweeps.summary_rows(judged, accepted),
-        "accuracy": sweeps.summary_rows(
-            [node for node, _ in made], [artifact for _, artifact in made]
-        ),
+        "accuracy": [
+            row
+            for task, artifact in answered
+            if artifact is not None
+            for row in task.stage.summary(task, artifact)
+        ],
     }
     return sweeps.rule_rows([rule.label for rule in judged[0].spec.rules], summaries)
 
 
-def run(config: DictConfig) -> tuple[list[Artifact], list]:
-    """Bring the asked stage up to date and return its artifacts and nodes.
+def run(config: DictConfig) -> tuple[list[Artifact], list[Task]]:
+    """Bring the asked stage up to date and return its artifacts and tasks.
 
     Raises:
         PipelineError, FieldError: the configuration or an input is not usable; nothing is lost.
     """
-    from pipeline.execution import runner
-    from pipeline.plan.graph import prepare
+    from pipeline.study import Study
 
-    settings, nodes, store = prepare(config)
-    wanted = nodes[settings.stage]
-    if not wanted:  # one of the stages that need a drafter
+    study = Study(config=config)
+    stage, outputs = study.config.stage, Path(study.config.outputs)
+    if not study.tasks[stage]:  # one of the stages that need a drafter
         raise PipelineError(
-            f"stage={settings.stage} has nothing to do: add a drafter, for "
+            f"stage={stage} has nothing to do: add a drafter, for "
             "instance drafter=local drafter.path=DIRECTORY_OR_HUB_ID"
         )
-    name = report_name(config) if settings.stage == "report" else ""
-    # an error of a model comes now rather than after the prompts
-    artifacts = runner.ensure(wanted, store, runner.check_models)
+    name = report_name(config) if stage == "report" else ""
+    artifacts = study.make(stage)
     if name:
-        _show_report(artifacts[0], Path(settings.outputs) / "report" / name, store)
-    return artifacts, wanted
+        _show_report(artifacts[0], outputs / "report" / name)
+    return artifacts, study.tasks[stage]
 
 
-def _show_report(report: Artifact, place: Path, store: Store) -> None:
+def _show_report(report: Artifact, place: Path) -> None:
     """Link `place` to a report, which was checked, and say its verdict and where it is.
 
     Where no link can be written (a full disk, read-only outputs) the report itself is named.
     """
-    from pipeline.execution.runner import shown
-
     shown_at, note = place, ""
     target = Path(os.path.relpath(report.directory, place.parent))
     beside = place.with_name(f".{place.name}.new")
+    from filelock import FileLock
+
     try:
         if not (place.is_symlink() and place.readlink() == target):
-            with store.lock("report"):
-                place.parent.mkdir(parents=True, exist_ok=True)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            with FileLock(place.parent / ".lock"):
                 beside.unlink(missing_ok=True)  # of a killed run
                 beside.symlink_to(target)
                 beside.replace(place)
     except OSError as error:
-        shown_at, note = report.directory, f" ({shown(place)}: {error.strerror})"
+        shown_at, note = report.directory, f" ({relative(place)}: {error.strerror})"
     sentences, tables = _verdict(report)
     print("\n".join(sentences))
     print("\n".join(tables), end="")
-    print(f"report: {shown(shown_at / 'index.html')}{note}")
+    print(f"report: {relative(shown_at / 'index.html')}{note}")
     print(
         "open it in a browser; it needs no network. Its tables and figures as files (CSV, LaTeX, "
-        f"PDF): {shown(shown_at / 'tables.html')}",
+        f"PDF): {relative(shown_at / 'tables.html')}",
         flush=True,
     )
 
@@ -258,6 +256,8 @@ def verdict_sentences(report: Artifact) -> list[str]:
 
 def _verdict(report: Artifact) -> tuple[list[str], list[str]]:
     """Return the first sentence of each paragraph of a report's verdict, and its tables."""
+    from pipeline.stages.report import VERDICT
+
     blocks = (report.directory / VERDICT).read_text(encoding="utf-8").split("\n\n")
     tables = [block for block in blocks if block.startswith("|")]
     return [block.partition("\n")[0] for block in blocks if block not in tables], tables

@@ -17,7 +17,6 @@ from pipeline.console import command
 from pipeline.formats.prompt_files import source_files
 from pipeline.plan.composition import composed, settings_of
 from pipeline.plan.explain import noted, say
-from pipeline.plan.graph import models_named
 from pipeline.store.hub import (
     HEAD_FILES,
     MODEL_FILES,
@@ -28,6 +27,7 @@ from pipeline.store.hub import (
 )
 from pipeline.store.hub_errors import HubError
 from pipeline.store.identity import local_path
+from pipeline.study import models_named
 
 # the folder of the files of a commit, fetched where they are missing, checked if that is wanted
 Files = Callable[[str, bool], Path]

@@ -21,13 +21,13 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 from analysis.report.text import UNDEFINED, limits, rounded_down
 from pipeline import cli
+from pipeline.columns import numbers
 from pipeline.console import command
-from pipeline.loader import Study
+from pipeline.files import slug
 from pipeline.plan.rules import judged_by_logs, ranges_of
-from pipeline.plan.stage import SummaryRow
-from pipeline.store.columns import numbers
-from pipeline.store.distributions import read_distributions, read_steps
-from pipeline.store.node import slug
+from pipeline.stage import Json
+from pipeline.stored import read_distributions, read_steps
+from pipeline.study import Study
 
 if TYPE_CHECKING:
     from analysis.acceptance.solve import Goal, Solution
@@ -48,7 +48,7 @@ def main(overrides: Sequence[str]) -> None:
         print_answer(tables(study, read), study)
 
 
-def tables(study: Study, read: Sequence[SolvedTarget]) -> dict[str, list[SummaryRow]]:
+def tables(study: Study, read: Sequence[SolvedTarget]) -> dict[str, list[Json]]:
     """Return the rows of four tables: solved settings, promises and KL needed of `criteria`.
 
     The fourth has the paper's closed forms, beside the settings solved for the share of steps.
@@ -64,11 +64,11 @@ def tables(study: Study, read: Sequence[SolvedTarget]) -> dict[str, list[Summary
     }
 
 
-def print_answer(rows_of: Mapping[str, Sequence[SummaryRow]], study: Study) -> None:
+def print_answer(rows_of: Mapping[str, Sequence[Json]], study: Study) -> None:
     """Print the verdict and the main rows; write all rows to a file, and name it."""
     from pipeline import sweeps
 
-    settings, report = study.config, study.store.find(study.nodes["report"][0])
+    settings, report = study.config, study.store.find(study.task("report"))
     sentences = [f"No verdict yet: `{study.command()}` decodes, and ends with it."]
     if report is not None:
         sentences = cli.verdict_sentences(report)
@@ -112,8 +112,8 @@ class SolvedTarget:
         from analysis.statistics.trajectories import Trajectories
 
         settings, dump = study.config, study.artifact("distributions", name)
-        drafted = study.nodes["drafts"] and study.nodes["drafts"][study.targets.index(name)]
-        drafts = study.store.find(drafted) if drafted else None
+        drafted = study.tasks["drafts"]
+        drafts = study.store.find(study.task("drafts", name)) if drafted else None
         wanted, statistics = settings.solve, settings.statistics
         self.label = settings.targets[name].label
         self._settings, self._asked = settings, wanted
@@ -132,7 +132,7 @@ class SolvedTarget:
         ]
         self._found: dict[str, list[Solution]] = {}
 
-    def solved(self, ranges: Sequence[ParameterRange]) -> Iterator[SummaryRow]:
+    def solved(self, ranges: Sequence[ParameterRange]) -> Iterator[Json]:
         """Yield a row a range, kind and goal."""
         from analysis.acceptance.solve import solve_accepted
 
@@ -180,7 +180,7 @@ class SolvedTarget:
             )
         return self._found[searched.name]
 
-    def closed_forms(self, ranges: Sequence[ParameterRange]) -> Iterator[SummaryRow]:
+    def closed_forms(self, ranges: Sequence[ParameterRange]) -> Iterator[Json]:
         """Yield a row a closed form of strict greedy and of each range at its solved setting.
 
         They need probabilities that are not rounded.
@@ -201,9 +201,7 @@ class SolvedTarget:
             for row in turned_round(self._dist, rule, self._asked.eps):
                 yield self._row(name, **{"exact setting": exact}, **row)
 
-    def promised(
-        self, rules: Sequence[Rule], lengths: Iterable[int | None]
-    ) -> Iterator[SummaryRow]:
+    def promised(self, rules: Sequence[Rule], lengths: Iterable[int | None]) -> Iterator[Json]:
         """Yield a row a rule, draft length and kind: certified, and measured with a drafter."""
         import numpy as np
 
@@ -227,7 +225,7 @@ class SolvedTarget:
                     labels = {"drafts": _length(draft_length), "kind": kind}
                     yield self._row(rule.label, **labels, **_interval("tokens", *ends))
 
-    def needed(self, rules: Sequence[Rule]) -> Iterator[SummaryRow]:
+    def needed(self, rules: Sequence[Rule]) -> Iterator[Json]:
         """Yield a row a rule: below which KL a drafter is certified on the wanted share."""
         from analysis.acceptance.summary import kl_needed
         from analysis.certificates.certify import certify
@@ -242,7 +240,7 @@ class SolvedTarget:
                 **_interval("below", value, row["ci_low"], row["ci_high"]),
             )
 
-    def _row(self, rule: str, **columns: Any) -> SummaryRow:
+    def _row(self, rule: str, **columns: Any) -> Json:
         return {"target": self.label, "rule": rule, **columns, "prompts": self._bootstrap.count}
 
 

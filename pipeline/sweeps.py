@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from analysis.report.text import UNDEFINED, at_least, few_notes, limits, mark_of, share_text
-from pipeline.execution.runner import shown
-from pipeline.plan.stage import SummaryRow, stage_of
-from pipeline.store.artifacts import Artifact
-from pipeline.store.node import Node, slug
+from pipeline.artifacts import Artifact, relative
+from pipeline.files import slug
+from pipeline.stage import Json, Task
 
 POINT = "point.json"
 LONGEST = 100  # characters of a file's name that say what was swept
@@ -30,10 +29,10 @@ def write_point(directory: Path, overrides: list[str], **result: Any) -> None:
     beside.replace(directory / POINT)
 
 
-def summary_rows(nodes: list[Node], artifacts: list[Artifact]) -> list[dict[str, Any]]:
+def summary_rows(tasks: list[Task], artifacts: list[Artifact]) -> list[Json]:
     """Return the rows of a table that sums up artifacts."""
-    pairs = zip(nodes, artifacts, strict=True)
-    return [row for node, artifact in pairs for row in stage_of(node).summary(node, artifact)]
+    pairs = zip(tasks, artifacts, strict=True)
+    return [row for task, artifact in pairs for row in task.stage.summary(task, artifact)]
 
 
 RULE_COLUMNS = (  # of a sweep over rules in stage decoding, by the stage that has them
@@ -44,9 +43,7 @@ RULE_COLUMNS = (  # of a sweep over rules in stage decoding, by the stage that h
 )
 
 
-def rule_rows(
-    rules: Sequence[str], summaries: Mapping[str, Sequence[SummaryRow]]
-) -> list[SummaryRow]:
+def rule_rows(rules: Sequence[str], summaries: Mapping[str, Sequence[Json]]) -> list[Json]:
     """Return one row for each target, rule and method: shares, speed, cost and right answers.
 
     Args:
@@ -72,24 +69,24 @@ def rule_rows(
     return rows
 
 
-def print_single(nodes: list[Node], artifacts: list[Artifact], place: Path) -> None:
+def print_single(tasks: list[Task], artifacts: list[Artifact], place: Path) -> None:
     """Print the rows of a single run; where these are not all, write all to a file and name it.
 
     Args:
-        nodes: of one stage.
-        artifacts: of these nodes.
+        tasks: of one stage.
+        artifacts: of these tasks.
         place: the file, without suffix.
     """
-    matter = stage_of(nodes[0]).matter
+    highlights = tasks[0].stage.highlights
     every = [
-        summary_rows([node], [artifact]) for node, artifact in zip(nodes, artifacts, strict=True)
+        summary_rows([task], [artifact]) for task, artifact in zip(tasks, artifacts, strict=True)
     ]
     rows = [row for part in every for row in part]
     chosen, which = rows, ""
-    if matter is not None:
+    if highlights is not None:
         chosen = []
-        for node, part in zip(nodes, every, strict=True):
-            highlighted, which = matter(node, part)
+        for task, part in zip(tasks, every, strict=True):
+            highlighted, which = highlights(task, part)
             chosen += highlighted
     print_table(chosen)
     if len(chosen) == len(rows):
@@ -107,14 +104,12 @@ def write_rows(rows: Sequence[Mapping[str, Any]], file: Path) -> None:
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         without_formulas(pd.DataFrame(rows)).to_csv(file, index=False)
-        print(f"all rows: {shown(file)}", flush=True)
+        print(f"all rows: {relative(file)}", flush=True)
     except OSError as error:
-        print(f"all rows: {shown(file)} can't be written ({error.strerror})", flush=True)
+        print(f"all rows: {relative(file)} can't be written ({error.strerror})", flush=True)
 
 
-def pivot(
-    rows: Sequence[SummaryRow], key: str, value: str, whose: Mapping[str, str]
-) -> list[SummaryRow]:
+def pivot(rows: Sequence[Json], key: str, value: str, whose: Mapping[str, str]) -> list[Json]:
     """Return rows with the values of a key as columns, each a value with its interval as text.
 
     Args:
@@ -123,7 +118,7 @@ def pivot(
         value: what stands there.
         whose: printed text of each kind.
     """
-    wide: dict[tuple[Any, ...], SummaryRow] = {}
+    wide: dict[tuple[Any, ...], Json] = {}
     for row in rows:
         of = whose[row.get("kind", "needed")]
         named = {"target": row["target"], "rule": row["rule"], "of": of}
@@ -134,9 +129,7 @@ def pivot(
     return list(wide.values())
 
 
-def with_closed_forms(
-    solved: Sequence[SummaryRow], closed: Sequence[SummaryRow], of: str
-) -> list[SummaryRow]:
+def with_closed_forms(solved: Sequence[Json], closed: Sequence[Json], of: str) -> list[Json]:
     """Return solved rows, each with the closed form of its range; first those of no range.
 
     Args:
@@ -145,7 +138,7 @@ def with_closed_forms(
         of: the printed kind of the rows that closed forms are about.
     """
     rows = [{**row, "closed form": UNDEFINED} for row in solved]
-    first: list[SummaryRow] = []
+    first: list[Json] = []
     for form in closed:
         if form["kind"] == "sufficient":
             key = {"target": form["target"], "rule": form["rule"], "of": of}
@@ -290,7 +283,7 @@ def _publish(directory: Path, name: str, swept: list[str], rows: list[dict[str, 
         for kind in ("pdf", "png"):
             (directory / f"{name}.{kind}").write_bytes(render(figure, kind))
     print(
-        f"sweep: {shown(directory)}/{name}.csv, .parquet"
+        f"sweep: {relative(directory)}/{name}.csv, .parquet"
         + ("" if figure is None else ", .pdf, .png"),
         flush=True,
     )

@@ -13,12 +13,12 @@ from pathlib import Path
 
 from filelock import FileLock
 
+from pipeline.artifacts import Store, drop_unfinished
 from pipeline.console import command
-from pipeline.errors import PipelineError
+from pipeline.errors import DamagedError, PipelineError
 from pipeline.gguf_models.source import damaged_models
 from pipeline.paths import OUTPUTS
-from pipeline.plan.graph import STAGES
-from pipeline.store.artifacts import Artifact, Pending, Store
+from pipeline.study import STAGES
 
 
 def main(arguments: list[str]) -> int:
@@ -28,36 +28,40 @@ def main(arguments: list[str]) -> int:
 
 
 def _verify(outputs: Path) -> int:
-    root = outputs / "artifacts"
-    if not root.is_dir():
+    store = Store(outputs / "artifacts")
+    if not store.root.is_dir():
         raise PipelineError(
-            f"{root} does not exist: nothing was computed there. Another place: "
+            f"{store.root} does not exist: nothing was computed there. Another place: "
             "python -m pipeline.verify OUTPUTS"
         )
-    paths = (path for stage in STAGES for path in sorted((root / stage).glob("[!.]*")))
-    artifacts = [path for path in paths if path.is_dir()]
-    damaged, unreadable = list[Path](), list[str]()
-    for directory in artifacts:
+    count = damaged = 0
+    for artifact in store.all(STAGES.values()):
+        count += 1
         try:
-            damaged += [directory] if Artifact(directory).damage() else []
+            artifact.check()
+        except DamagedError as damage:
+            damaged += _set_aside(store, damage)
         except PipelineError as error:  # not for this user
-            unreadable.append(str(error))
+            damaged += 1
             print(error, file=sys.stderr)
-    try:
-        damaged = Store(root).set_aside(damaged)  # those that nobody mended meanwhile
-    except BrokenPipeError:
-        raise
-    except OSError as error:
-        print(f"damaged, not set aside: {error.filename}: {error.strerror}", file=sys.stderr)
     models = damaged_models(outputs / "models")
     for place, why in models.items():
         print(f"{place} {why}: removed, the next use converts it again", file=sys.stderr)
         shutil.rmtree(place, ignore_errors=True)
-    print(
-        f"{len(artifacts)} artifacts verified, {len(damaged) + len(unreadable)} damaged; "
-        f"{sum(_unfinished(root, stage) for stage in STAGES)} unfinished"
-    )
-    return 1 if damaged or unreadable or models else 0
+    unfinished = sum(_unfinished(store.root, stage) for stage in STAGES)
+    print(f"{count} artifacts verified, {damaged} damaged; {unfinished} unfinished")
+    return 1 if damaged or models else 0
+
+
+def _set_aside(store: Store, damage: DamagedError) -> bool:
+    """Set a damaged artifact aside; return whether it is still damaged: a run may mend it."""
+    try:
+        return store.set_aside(damage.directory)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        print(f"damaged, not set aside: {damage.reason} ({error.strerror})", file=sys.stderr)
+        return True
 
 
 def _unfinished(root: Path, stage: str) -> int:
@@ -71,9 +75,9 @@ def _unfinished(root: Path, stage: str) -> int:
     with suppress(OSError), ExitStack() as held:
         for lock in locks:
             held.enter_context(FileLock(lock, timeout=0))
-        for workspace in left:
-            Pending(workspace / "artifact", stage, workspace).drop()
-    return sum(workspace.exists() for workspace in left)
+        for work in left:
+            drop_unfinished(work)
+    return sum(work.exists() for work in left)
 
 
 if __name__ == "__main__":

@@ -35,7 +35,7 @@ from pipeline.plan.composition import (
     unset,
 )
 from pipeline.plan.explain import EXPECTED_ERRORS, explain
-from pipeline.plan.graph import prepare
+from pipeline.study import prepare
 from pipeline.plan.rules import build_rules
 from pipeline.stages.prompts.compute import SLACK
 from tests.pipeline import tiny

@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 
 from analysis.statistics.bootstrap import point_statistics
-from pipeline.loader import Study
+from pipeline.study import Study
 from pipeline.store.node import fingerprint
 from tests.conftest import pipeline
 

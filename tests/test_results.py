@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.plan.graph import STAGES
+from pipeline.study import STAGES
 from tests import results
 from tests.results.study import FixedStudy
 

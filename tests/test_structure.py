@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from conf import schema
-from pipeline.loader import Study
-from pipeline.plan.graph import STAGES
+from pipeline.study import Study
+from pipeline.study import STAGES
 from tests.conftest import HEAVY
 
 ROOT = Path(__file__).resolve().parent.parent

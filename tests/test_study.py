@@ -17,7 +17,7 @@ import pytest
 from analysis.certificates.certify import certify
 from analysis.rules import Additive, Tree
 from pipeline import solve
-from pipeline.loader import Study
+from pipeline.study import Study
 from tests.conftest import HEAVY, ROOT, SMALL, SmallStudy, pipeline
 from tests.pipeline.reading import page_links, page_text
 

@@ -10,8 +10,8 @@ import re
 from itertools import groupby
 
 from pipeline.paths import ROOT
-from pipeline.plan.graph import STAGES
-from pipeline.store.columns import Columns
+from pipeline.study import STAGES
+from pipeline.columns import Columns
 
 PAGE = ROOT / "docs" / "data.md"
 TABLE = re.compile(r"(?<=<!-- columns: )(\S+) (\S+)( -->\n\n)(?:\|.*\n)*")

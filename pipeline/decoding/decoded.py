@@ -11,10 +11,10 @@ import pandas as pd
 from analysis.decoding.answers import Answered
 from analysis.decoding.metrics import Decoded
 from analysis.rules import Mars
+from pipeline.artifacts import Artifact
 from pipeline.plan.facts import AccuracyFacts, DecodingFacts
 from pipeline.plan.method import SPECULATIVE, Method
-from pipeline.store.artifacts import Artifact
-from pipeline.store.plain import to_plain
+from pipeline.plan.plain import from_plain, to_plain
 
 RUN = (  # fields of a method
     *("drafter", "draft_length", "sampling", "rule", "temperature"),
@@ -24,7 +24,7 @@ RUN = (  # fields of a method
 
 def read_decoded(target: str, drafter: str, artifact: Artifact) -> Decoded:
     """Read the decoded answers of a target with a drafter, both given by their printed names."""
-    facts = artifact.facts(DecodingFacts)
+    facts = from_plain(DecodingFacts, artifact.facts)
 
     def frame(name: str) -> pd.DataFrame:
         return artifact.read(name).to_pandas()
@@ -75,7 +75,7 @@ def thetas(decoded: Decoded) -> list[float]:
 
 def read_answered(target: str, artifact: Artifact) -> Answered:
     """Read the answers of a target, given by its printed name."""
-    facts = artifact.facts(AccuracyFacts)
+    facts = from_plain(AccuracyFacts, artifact.facts)
     methods = [run.decoded for run in facts.runs]
     more: dict[str, Any] = {
         "baseline": [run.baseline for run in facts.runs],

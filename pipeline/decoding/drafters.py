@@ -27,7 +27,7 @@ class Draft:
     Attributes:
         tokens: (n,) on the device of the target; in a tree, NOTHING where none could be drafted.
         weights: (r, V) the distributions they were drawn from: of the text so far, and of each
-            node with children in order; None when they were not drawn.
+            task with children in order; None when they were not drawn.
         tree: its shape, in level order; None is a chain.
         first: (r,) what chose the first token of each row of a model's logits, finite unless they
             are broken; None where no model drafted.
@@ -151,7 +151,7 @@ class ModelDrafter(Drafter):
 
     def accept(self, length: int, path: Sequence[int], hidden: Tensor | None) -> None:  # noqa: ARG002
         """Roll the cache back to the text and the part of the path that was read."""
-        self._text.keep(length, [self._columns[node] for node in path if node in self._columns])
+        self._text.keep(length, [self._columns[task] for task in path if task in self._columns])
 
 
 class HeadDrafter(ModelDrafter):

@@ -16,10 +16,10 @@ from pipeline.decoding.drafters import Draft, Drafter, nothing, room
 from pipeline.decoding.shapes import verification_pass
 from pipeline.decoding.verifiers import Verifier
 from pipeline.errors import PipelineError
-from pipeline.execution.stopwatch import Mark, mark, seconds_between
 from pipeline.models.devices import send
 from pipeline.models.load import LanguageModel
 from pipeline.models.passes import Text
+from pipeline.timing import Mark, mark, seconds_between
 
 
 @dataclass(kw_only=True)
@@ -163,18 +163,18 @@ def reach(tree: Topology, goes_on: NDArray[np.bool_]) -> int:
         goes_on: (n,) whether each drafted token leaves the answer open.
     """
     reached = [0] * (len(tree) + 1)  # the last is the root
-    for node, parent in enumerate(tree.parents):
-        open_above = reached[parent] == (tree.depths[node] - 1)
-        reached[node] = reached[parent] + bool(open_above and goes_on[node])
+    for task, parent in enumerate(tree.parents):
+        open_above = reached[parent] == (tree.depths[task] - 1)
+        reached[task] = reached[parent] + bool(open_above and goes_on[task])
     return max(reached)
 
 
 def tested_levels(tree: Topology, path: Sequence[int]) -> tuple[tuple[int, int], ...]:
     """Return, along the accepted path, how many children there were, and which it took, from 1.
 
-    A path that ends at a node with children ends with a level at which none was accepted, 0.
+    A path that ends at a task with children ends with a level at which none was accepted, 0.
     """
-    tested = [(len(tree.children[tree.parents[node]]), tree.siblings[node]) for node in path]
+    tested = [(len(tree.children[tree.parents[task]]), tree.siblings[task]) for task in path]
     last = len(tree.children[path[-1] if path else ROOT])
     return (*tested, *([(last, 0)] if last else []))
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from analysis.trees.topology import Topology
+from pipeline.columns import Row
 from pipeline.decoding.choices import (
     DRAFT,
     TOKEN,
@@ -31,7 +32,6 @@ from pipeline.decoding.verifiers import (
     Verifier,
 )
 from pipeline.errors import PipelineError
-from pipeline.execution.shards import out_of_memory
 from pipeline.models.heads.feature_head import GivenText
 from pipeline.models.heads.hidden_drafter import HiddenDrafter
 from pipeline.models.language_model import LanguageModel
@@ -41,7 +41,7 @@ from pipeline.models.prompt_tokens import common_rows
 from pipeline.plan.facts import RunFacts, TreeFacts
 from pipeline.plan.method import RACES, Method, with_baselines
 from pipeline.plan.specs import AccuracySpec, DecodingSpec
-from pipeline.store.columns import Row
+from pipeline.shards import out_of_memory
 
 T = TypeVar("T")
 

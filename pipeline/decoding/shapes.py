@@ -34,7 +34,7 @@ class Level(NamedTuple):
     """One pass of a drafter: the nodes of a depth that have children are read, these are drafted.
 
     Attributes:
-        width: children of the node that has most.
+        width: children of the task that has most.
         children: (c,) which of the rows x width tokens are drafted; None is all.
         inner: (r,) which of the depth's nodes are read; None is all.
         above: (r,) of each, which of the nodes read in the pass before is its parent; None is the
@@ -64,13 +64,13 @@ def readable(tokens: Tensor) -> Tensor:
 @lately
 def inner_nodes(tree: Topology) -> tuple[int, ...]:
     """Return the nodes with children, the root first: the order in which a drafter reads them."""
-    return tuple(node for node in range(ROOT, len(tree)) if tree.children[node])
+    return tuple(task for task in range(ROOT, len(tree)) if tree.children[task])
 
 
 @lately
 def cache_slots(tree: Topology) -> dict[int, int]:
-    """Return where each node that a drafter reads lies in its cache, after the text."""
-    return {node: at for at, node in enumerate(inner_nodes(tree)[1:])}
+    """Return where each task that a drafter reads lies in its cache, after the text."""
+    return {task: at for at, task in enumerate(inner_nodes(tree)[1:])}
 
 
 @lately
@@ -81,8 +81,8 @@ def verification_pass(
     if tree is None or tree.is_chain:
         return None
     seen = np.eye(len(tree) + 1, dtype=np.bool_)
-    for node, parent in enumerate(tree.parents):
-        seen[node + 1] |= seen[parent + 1]
+    for task, parent in enumerate(tree.parents):
+        seen[task + 1] |= seen[parent + 1]
     return tree_pass(send(seen, device), send((0, *tree.depths), device), dtype)
 
 
@@ -95,17 +95,17 @@ def levels_of(tree: Topology, device: torch.device, dtype: torch.dtype) -> tuple
     made: list[Level] = []
     before: list[int] = []
     for depth, (start, stop) in enumerate(pairwise(starts[:-1])):
-        inner = [node for node in range(start, stop) if tree.children[node]]
-        width = max(len(tree.children[node]) for node in inner)
-        row = {node: at for at, node in enumerate(inner)}
+        inner = [task for task in range(start, stop) if tree.children[task]]
+        width = max(len(tree.children[task]) for task in inner)
+        row = {task: at for at, task in enumerate(inner)}
         children = [
-            row[tree.parents[node]] * width + tree.siblings[node] - 1
-            for node in range(stop, starts[depth + 2])
+            row[tree.parents[task]] * width + tree.siblings[task] - 1
+            for task in range(stop, starts[depth + 2])
         ]
         level = Level(width, send(children, device))
         if depth:
             level = level._replace(
-                inner=send([node - start for node in inner], device),
+                inner=send([task - start for task in inner], device),
                 above=send([before.index(tree.parents[n]) for n in inner], device),
                 tree=_read_after(tree, inner, device, dtype),
             )
@@ -120,10 +120,10 @@ def _read_after(
     """Return the pass in which a drafter reads nodes of a depth, after those of smaller depths."""
     at = cache_slots(tree)
     seen = torch.zeros(len(nodes), at[nodes[-1]] + 1, dtype=torch.bool)
-    for row, node in enumerate(nodes):
-        while node != ROOT:
-            seen[row, at[node]] = True
-            node = tree.parents[node]
+    for row, task in enumerate(nodes):
+        while task != ROOT:
+            seen[row, at[task]] = True
+            task = tree.parents[task]
     depth = torch.full((len(nodes),), tree.depths[nodes[0]] - 1, device=device)
     return tree_pass(seen.to(device), depth, dtype)
 
@@ -136,7 +136,7 @@ def grow(
     `dtype` is that of the drafter's attention.
 
     Returns:
-        Tokens (n,) on the drafter's device; the shape, in level order; where each node that was
+        Tokens (n,) on the drafter's device; the shape, in level order; where each task that was
         read lies in the drafter's cache, after the text; and the largest key (r,) of each row that
         was read, finite unless the logits are broken.
     """
@@ -209,11 +209,11 @@ def _shape_of(chosen: list[list[int]]) -> tuple[list[int], Topology, dict[int, i
     parents: list[int] = []
     columns: dict[int, int] = {}
     rows: list[int] = []
-    for row, (node, has_value, parent, column) in enumerate(chosen):
+    for row, (task, has_value, parent, column) in enumerate(chosen):
         if not has_value:
             continue
         rows.append(row)
-        number[node] = len(parents)
+        number[task] = len(parents)
         if column >= 0:
             columns[len(parents)] = column
         parents.append(number[parent])

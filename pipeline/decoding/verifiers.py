@@ -163,8 +163,8 @@ class DrawnPath:
         drafted, values = read_call(logits, draft, *wanted)
         also = judged(rule, before, draft.tokens, values, beyond_first=True) if rule else None
 
-        def row(node: int) -> NDArray[Any]:
-            return read(self._target.weights(logits[node + 1][None])[0])[0]
+        def row(task: int) -> NDArray[Any]:
+            return read(self._target.weights(logits[task + 1][None])[0])[0]
 
         def token_uniform(accepted: int) -> float:
             return self._uniforms[position + accepted, TOKEN]
@@ -180,17 +180,17 @@ class TreeSampling:
         self._target, self._noise = Inversion(temperature, noise, TOKEN), noise
 
     def verify(self, logits: Tensor, draft: Draft, position: int) -> Verified:
-        """Test the children of a node one after the other, then those of the accepted one."""
+        """Test the children of a task one after the other, then those of the accepted one."""
         tree = draft.shape
         drafted, _ = read_call(logits, draft)
         places = zip(tree.depths, tree.siblings, strict=True)
         tests = [self._noise.test(position + depth - 1, sibling) for depth, sibling in places]
 
-        def rows(node: int) -> tuple[NDArray[Any], NDArray[Any] | None]:
-            p = self._target.weights(logits[node + 1][None])[0]
-            if not tree.children[node] or draft.weights is None:
+        def rows(task: int) -> tuple[NDArray[Any], NDArray[Any] | None]:
+            p = self._target.weights(logits[task + 1][None])[0]
+            if not tree.children[task] or draft.weights is None:
                 return read(p)[0], None
-            target, drawn = read(p, draft.weights[inner_nodes(tree).index(node)])
+            target, drawn = read(p, draft.weights[inner_nodes(tree).index(task)])
             return target, drawn
 
         def token_uniform(accepted: int) -> float:

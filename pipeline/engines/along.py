@@ -14,11 +14,11 @@ from analysis import TopK, certify
 from analysis.rules import StrictGreedy
 from analysis.statistics.bootstrap import Flags
 from pipeline.engines.written.asked import Asked
-from pipeline.loader import Study
 from pipeline.models.heads.feature_head import GivenText
 from pipeline.models.heads.hidden_drafter import HiddenDrafter
 from pipeline.models.load import load_model, load_pair
 from pipeline.models.passes import Texts
+from pipeline.study import Study
 
 ROWS = 64  # of logits that are compared at once, in float64
 
@@ -51,9 +51,9 @@ class Models:
         self._drafter, self._depths = None, 1
         self._temperature = study.config.certificates.temperature
         if study.config.drafter is None:
-            self._target = load_model(study.nodes["distributions"][0].spec.model)
+            self._target = load_model(study.task("distributions").spec.model)
             return
-        spec = study.nodes["drafts"][0].spec
+        spec = study.task("drafts").spec
         self._target, self._drafter = load_pair(spec.target, spec.drafter)
         if spec.drafter.head is not None:
             self._depths = spec.drafter.head.depths

@@ -21,7 +21,7 @@ from pipeline.engines.clock import gain, has_pages, read_run
 from pipeline.engines.written.asked import Asked, read_asked
 from pipeline.engines.written.counts import EngineCounts, read_counts
 from pipeline.errors import PipelineError
-from pipeline.loader import Study
+from pipeline.study import Study
 
 TIE = 0.25  # logits: two steps of bfloat16 between 16 and 32
 LEAST_EQUAL = 0.99  # of calls; a near-tie of the drafter's logits may part a few

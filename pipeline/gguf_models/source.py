@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pipeline.errors import PipelineError, first_line
+from pipeline.files import file_digest, put, read_json, sync, write_json
 from pipeline.paths import OUTPUTS, ROOT
-from pipeline.store.durable import file_digest, put, read_sealed, sync, write_sealed
 
 MODELS = OUTPUTS / "models"
 VERSION = 1  # of the conversion: raise it when weights or token ids change
@@ -129,7 +129,7 @@ def conversion_damage(place: Path, *, hashed: bool = False) -> str | None:
         hashed: hash all files; else only those whose size, times or inode are not those noted.
     """
     try:
-        record = read_sealed(place / ORIGIN)
+        record = read_json(place / ORIGIN)
         files, states = record["files"], record["states"]
     except (OSError, ValueError, KeyError):
         return f"has no {ORIGIN} that can be read"
@@ -142,7 +142,7 @@ def conversion_damage(place: Path, *, hashed: bool = False) -> str | None:
             return f"has a damaged {name}"
     if now != states:  # a copy
         with suppress(OSError):
-            write_sealed(place / ORIGIN, record | {"states": now})
+            write_json(place / ORIGIN, record | {"states": now})
     return None
 
 
@@ -160,7 +160,7 @@ def damaged_models(models: Path) -> dict[Path, str]:
 def origin(path: str) -> dict[str, str] | None:
     """Return where the model in a GGUF file is from, for the record; None for any other."""
     place = directory(path, "path")
-    return None if place is None else dict(read_sealed(place / ORIGIN)["origin"])
+    return None if place is None else dict(read_json(place / ORIGIN)["origin"])
 
 
 def _make(packaged: GGUFSource, sha256: str, place: Path) -> None:
@@ -187,7 +187,7 @@ def _make(packaged: GGUFSource, sha256: str, place: Path) -> None:
             "files": {path.name: file_digest(path) for path in made.iterdir()},
             "states": {path.name: _state(path) for path in made.iterdir()},
         }
-        write_sealed(made / ORIGIN, record)
+        write_json(made / ORIGIN, record)
         shutil.rmtree(place, ignore_errors=True)
         put(made, place)
     except SafetensorError as error:  # it has no number: the disk is full, for instance

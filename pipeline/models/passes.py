@@ -87,13 +87,13 @@ def concat_columns(parts: Sequence[Mapping[str, Tensor]], dim: int = 0) -> Found
 def tree_pass(seen: Tensor, offsets: Tensor, dtype: torch.dtype) -> TreePass:
     """Return the pass over n nodes of a tree of which m - n were read before, after a text.
 
-    It is a function of the columns in the cache (the text, which every node sees, and the m - n
-    nodes): what is added to the attention scores (1, 1, n, columns + n), 0 where a node sees a
+    It is a function of the columns in the cache (the text, which every task sees, and the m - n
+    nodes): what is added to the attention scores (1, 1, n, columns + n), 0 where a task sees a
     column, else the least number of the dtype; and the positions (1, n).
 
     Args:
         seen: (n, m) which of the m nodes each sees; the last n columns are those of the pass.
-        offsets: (n,) how many tokens are between the text and each node.
+        offsets: (n,) how many tokens are between the text and each task.
         dtype: of the scores.
     """
     n, m = seen.shape

@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
+from pipeline.artifacts import Artifact
 from pipeline.errors import PipelineError
 from pipeline.plan.specs import DistributionsSpec
-from pipeline.store.artifacts import Artifact
+from pipeline.stage import Task
 from pipeline.store.hub import cached_commit, hub_files
 from pipeline.store.identity import HUB_ID, local_path
-from pipeline.store.node import Node
 
 TOKENIZER = "tokenizer.json"
 ENGINES_IDS = "the engine's"  # token ids of a log, else they number its texts
 
 
 def token_texts(
-    node: Node, dump: Artifact, drafts: Artifact | None, ids: Iterable[int]
+    task: Task, dump: Artifact, drafts: Artifact | None, ids: Iterable[int]
 ) -> dict[int, str]:
     """Return the text of tokens by id, of those that are known.
 
@@ -25,13 +25,13 @@ def token_texts(
     stored of the emitted tokens is taken.
 
     Args:
-        node: of the target's distributions.
+        task: of the target's distributions.
         dump: its artifact.
         drafts: that of stage drafts, where there is a drafter.
         ids: of the tokens.
     """
     wanted = sorted(set(ids))
-    file = _tokenizer(node, dump)
+    file = _tokenizer(task, dump)
     if file is not None:
         from tokenizers import Tokenizer
 
@@ -39,19 +39,19 @@ def token_texts(
         texts = tokenizer.decode_batch([[token] for token in wanted], skip_special_tokens=False)
         return dict(zip(wanted, texts, strict=True))
     for artifact in (dump, drafts):
-        if artifact is not None and "tokens.parquet" in artifact.record.files:
+        if artifact is not None and "tokens.parquet" in artifact.record["files"]:
             columns = artifact.read("tokens").to_pydict()
             stored = dict(zip(columns["token_id"], columns["text"], strict=True))
             return {token: stored[token] for token in wanted if token in stored}
     return {}
 
 
-def _tokenizer(node: Node, dump: Artifact) -> Path | None:
+def _tokenizer(task: Task, dump: Artifact) -> Path | None:
     """Return the file of a target's tokenizer; None where it has none, or is not at hand.
 
     The model that an engine's log names may be a directory, or lie in the hub's cache.
     """
-    spec, facts = node.spec, dump.record.facts
+    spec, facts = task.spec, dump.facts
     if isinstance(spec, DistributionsSpec):
         path, commit = spec.model.settings.path, spec.model.identity.commit
     elif facts.get("token_ids") == ENGINES_IDS:

@@ -20,9 +20,9 @@ from analysis.fields import check_fields, nearest
 from conf import schema
 from conf.schema import LONGEST_NAME, Config, is_name
 from pipeline.errors import PipelineError
+from pipeline.files import json_digest
 from pipeline.paths import CONF, ROOT
 from pipeline.plan.explain import noted, say
-from pipeline.store.node import fingerprint
 
 schema.register_schema()
 OmegaConf.register_new_resolver("root", lambda: str(ROOT), replace=True)
@@ -170,7 +170,7 @@ def report_name(config: DictConfig) -> str:
             "or name the report with study_name=NAME"
         ) from None
     ours, theirs = _content(config), _content(plain)
-    return study if ours == theirs else f"{study}-{fingerprint(ours)[:8]}"
+    return study if ours == theirs else f"{study}-{json_digest(ours)[:8]}"
 
 
 def _content(config: DictConfig) -> dict[str, Any]:
@@ -212,25 +212,25 @@ def quoted(text: str) -> str:
     return QuotedString(literal, Quote.single).with_quotes()
 
 
-def unset(node: DictConfig, at: str = "") -> Iterator[str]:
+def unset(task: DictConfig, at: str = "") -> Iterator[str]:
     """Yield the keys without a value, and those that `~key` took away.
 
     Raises:
         PipelineError: `+key` added one that is not known.
     """
-    kind = OmegaConf.get_type(node)
+    kind = OmegaConf.get_type(task)
     if is_dataclass(kind):
         names = {spec.name for spec in fields(kind)}
-        for key in map(str, node):
+        for key in map(str, task):
             if key not in names:
                 allowed = ", ".join(sorted(names))
                 near = nearest(key, names)
                 raise PipelineError(f"{at}{key} is not known{near}: give one of {allowed}")
-        yield from (f"{at}{name}" for name in names - set(node))
-    for key in map(str, node):
-        if OmegaConf.is_interpolation(node, key):
+        yield from (f"{at}{name}" for name in names - set(task))
+    for key in map(str, task):
+        if OmegaConf.is_interpolation(task, key):
             continue
-        if OmegaConf.is_missing(node, key):
+        if OmegaConf.is_missing(task, key):
             yield f"{at}{key}"
-        elif isinstance(node[key], DictConfig):
-            yield from unset(node[key], f"{at}{key}.")
+        elif isinstance(task[key], DictConfig):
+            yield from unset(task[key], f"{at}{key}.")

@@ -8,10 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
+from pipeline.columns import Row
 from pipeline.plan.method import Method, read_method
-from pipeline.store.columns import Row
-from pipeline.store.distributions import StoredFacts
-from pipeline.store.plain import As
+from pipeline.plan.plain import As
 
 
 @dataclass(frozen=True)
@@ -20,49 +19,6 @@ class ExcludedRows:
 
     rows: int
     first: list[Row]  # source_row and prompt_id
-
-
-@dataclass(frozen=True)
-class SampledFacts:
-    """Of stage prompts, from a source: the rows that were excluded, by reason."""
-
-    excluded: dict[str, ExcludedRows]
-
-
-@dataclass(frozen=True)
-class LoggedFacts:
-    """Of stage prompts, from an engine's log: how much was left out, by reason."""
-
-    excluded: dict[str, int]
-
-
-@dataclass(frozen=True, kw_only=True)
-class DistributionsFacts(StoredFacts):
-    """Of stage distributions: the model's printed name."""
-
-    model: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class DraftsFacts(StoredFacts):
-    """Of stage drafts.
-
-    Attributes:
-        sampled_temperature: at which answers were drawn from the whole distribution, else None.
-        completed: whether there is full_kl, of a head that lacks tokens of its target.
-    """
-
-    sampled_temperature: float | None = None
-    completed: bool = False
-
-
-@dataclass(frozen=True)
-class AcceptanceFacts:
-    """Of stage acceptance; `sampled_temperature` is that of the drafts."""
-
-    steps: int
-    prompts: int
-    sampled_temperature: float | None = None
 
 
 @dataclass(frozen=True)

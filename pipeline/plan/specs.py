@@ -15,10 +15,10 @@ from typing import Annotated, Any
 from analysis.rules import Rule, to_mapping
 from analysis.statistics.bootstrap import Resampling
 from conf.schema import Device, Execution, HeadConfig, ModelConfig, Prompts
+from pipeline.files import file_digest
 from pipeline.plan.method import Method
-from pipeline.store.durable import file_digest
+from pipeline.plan.plain import As, Plain
 from pipeline.store.identity import Identity
-from pipeline.store.plain import As, Plain
 
 
 def rule_entries(rule: Rule) -> Plain:
@@ -49,7 +49,6 @@ def _each(entries: Callable[[Any], Plain]) -> As:
 APART = As(apart=True)
 Files = Annotated[Identity, As(inline=True)]
 Statistics = Annotated[Resampling, As(inline=True, plain=_statistics_entries)]
-OneRule = Annotated[Rule, As(inline=True, plain=rule_entries)]
 Rules = Annotated[tuple[Rule, ...], _each(rule_entries)]
 PrintedRules = Annotated[tuple[Rule, ...], _each(to_mapping)]
 Presets = Annotated[
@@ -90,6 +89,15 @@ def model_at(
     return ModelSpec("model", Identity(), settings, device, execution)
 
 
+class Spec:
+    """Of a stage; `models` are those that it loads: a target alone, or a target and its drafter."""
+
+    @property
+    def models(self) -> tuple[ModelSpec, ...]:
+        """The models that it loads."""
+        return ()
+
+
 @dataclass(frozen=True)
 class LogSpec:
     """The log of an engine, and the version of its reader; see `conf.schema.Log`."""
@@ -102,7 +110,7 @@ class LogSpec:
 
 
 @dataclass(frozen=True)
-class SampledPrompts:
+class SampledPrompts(Spec):
     """Stage prompts: rows drawn from a source."""
 
     tokenizer: Identity
@@ -112,14 +120,14 @@ class SampledPrompts:
 
 
 @dataclass(frozen=True)
-class LoggedPrompts:
+class LoggedPrompts(Spec):
     """Stage prompts: the answers of an engine's log."""
 
     log: LogSpec
 
 
 @dataclass(frozen=True)
-class DistributionsSpec:
+class DistributionsSpec(Spec):
     """Stage distributions: prompts that are decoded.
 
     `temperature` is of the tokens that are emitted, `certified_temperature` of the distributions
@@ -134,13 +142,18 @@ class DistributionsSpec:
     certified_temperature: float = 1.0
 
     @property
+    def models(self) -> tuple[ModelSpec, ...]:
+        """The target."""
+        return (self.model,)
+
+    @property
     def label(self) -> str:
         """The target as printed."""
         return self.model.settings.label
 
 
 @dataclass(frozen=True)
-class LoggedDistributions:
+class LoggedDistributions(Spec):
     """Stage distributions: those of an engine's log."""
 
     log: LogSpec
@@ -150,15 +163,15 @@ class LoggedDistributions:
 
 
 @dataclass(frozen=True)
-class CertificatesSpec:
-    """Stage certificates: one rule on a target's distributions."""
+class CertificatesSpec(Spec):
+    """Stage certificates: all rules on a target's distributions."""
 
-    rule: OneRule
+    rules: Rules
     statistics: Annotated[Resampling, APART]
 
 
 @dataclass(frozen=True)
-class RunLengthsSpec:
+class RunLengthsSpec(Spec):
     """Stage run_lengths."""
 
     eps: tuple[float, ...]
@@ -166,11 +179,16 @@ class RunLengthsSpec:
 
 
 @dataclass(frozen=True)
-class PairSpec:
+class PairSpec(Spec):
     """A target and its drafter."""
 
     target: ModelSpec
     drafter: ModelSpec
+
+    @property
+    def models(self) -> tuple[ModelSpec, ...]:
+        """The target and its drafter."""
+        return self.target, self.drafter
 
     @property
     def label(self) -> str:
@@ -186,7 +204,7 @@ class DraftsSpec(PairSpec):
 
 
 @dataclass(frozen=True)
-class AcceptanceSpec:
+class AcceptanceSpec(Spec):
     """Stage acceptance; see `conf.schema.Acceptance`."""
 
     rules: Rules
@@ -232,7 +250,7 @@ class AccuracySpec(PairSpec):
 
 
 @dataclass(frozen=True)
-class ReportSpec:
+class ReportSpec(Spec):
     """Stage report: the settings that it prints besides the contents of other artifacts.
 
     `margin` is the loss of accuracy that matters, where answers are shown.

@@ -5,43 +5,35 @@ Run it with ``python -m pipeline stage=certificates``.
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from analysis.report.text import limits
+from pipeline.columns import STEP, Column
 from pipeline.errors import PipelineError
+from pipeline.plan.plain import to_plain
 from pipeline.plan.specs import CertificatesSpec
-from pipeline.plan.stage import Request, Stage, SummaryRow
-from pipeline.store.columns import STEP, Column
-from pipeline.store.node import Node
+from pipeline.stage import Json, Stage, Task
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from analysis.rules import Rule
-    from pipeline.store.artifacts import Artifact, Pending
+    from pipeline.artifacts import Artifact, Out
+    from pipeline.stage import Inputs
+    from pipeline.study import Study
 
-    CertificatesNode = Node[CertificatesSpec]
 
-
-def nodes(request: Request) -> list[Node]:
-    """Return one planned artifact for each rule and target, target by target."""
+def plan(study: Study) -> list[Task]:
+    """Return one planned artifact a target, with all rules of the study."""
+    spec = CertificatesSpec(tuple(study.rules), study.statistics)
     return [
-        Node(
-            STAGE.name,
-            rule.label,
-            CertificatesSpec(rule, request.statistics),
-            {"distributions": (distributions,)},
-        )
-        for distributions in request.nodes["distributions"]
-        for rule in request.rules
+        Task(STAGE, distributions.label, to_plain(spec), {"distributions": distributions}, spec)
+        for distributions in study.tasks["distributions"]
     ]
 
 
-def compute(
-    nodes: list[CertificatesNode], upstream: dict[str, list[Artifact]], pending: list[Pending]
-) -> None:
-    """Certify the distributions under the rule of every node, each into its own artifact.
+def compute(task: Task, inputs: Inputs, out: Out) -> None:
+    """Certify the distributions under every rule, chunk by chunk: a row group a rule and chunk.
 
     Raises:
         PipelineError: a log has too few tokens for a rule, or a user's rule fails.
@@ -49,22 +41,21 @@ def compute(
     import pyarrow as pa
 
     from analysis.certificates.certify import certify
-    from pipeline.store import columns, distributions
+    from pipeline import stored
 
-    rules = [node.spec.rule for node in nodes]
-    source = upstream["distributions"][0]
+    rules, source = task.spec.rules, inputs["distributions"]
     check_logged(rules, source)
-    schema = columns.schema("certificates")
-    with ExitStack() as stack:
-        writers = [stack.enter_context(made.writer("data", schema)) for made in pending]
-        for place, dist in distributions.chunks(source):
+    schema = task.stage.schema()
+    with out.writer() as writer:
+        for place, dist in stored.chunks(source):
             try:
                 result = certify(dist, rules)
             except ValueError as error:  # of a user's rule: those of the project are checked before
                 raise PipelineError(f"criteria: {error}") from error
-            for at, writer in enumerate(writers):
+            for at, rule in enumerate(rules):
                 count = result.accepted_count[:, at]
                 arrays = [
+                    pa.repeat(rule.label, len(dist)),
                     *place.columns,
                     pa.array(result.lower[:, at]),
                     pa.array(result.upper[:, at]),
@@ -80,49 +71,51 @@ def check_logged(rules: Sequence[Rule], source: Artifact) -> None:
     Raises:
         PipelineError: it has fewer.
     """
-    from pipeline.store.distributions import StoredFacts
-
-    facts = source.facts(StoredFacts)
-    for rule in () if facts.log is None else rules:
-        if rule.minimum_k > facts.k:
+    log, k = source.facts.get("log"), source.facts["k"]
+    for rule in () if log is None else rules:
+        if rule.minimum_k > k:
             raise PipelineError(
-                f"{facts.log} has {facts.k} log-probabilities a step, and {rule.label} needs "
+                f"{log} has {k} log-probabilities a step, and {rule.label} needs "
                 f"{rule.minimum_k}: ask the engine for more, or give other rules (criteria=greedy)"
             )
 
 
-def summary(node: CertificatesNode, artifact: Artifact) -> list[SummaryRow]:
-    """One row: the statistics of a rule's certificates, the ceiling for those that are empty."""
+def summary(task: Task, artifact: Artifact) -> list[Json]:
+    """One row a rule: the statistics of its certificates, the ceiling for those that are empty."""
     import numpy as np
 
     from analysis.statistics.bootstrap import PromptBootstrap, summarise
     from analysis.statistics.trajectories import Trajectories
 
-    rule = node.spec.rule
-    table = artifact.read(columns=["position", "lower", "upper"])
-    lower, upper = (table.column(name).to_numpy() for name in ("lower", "upper"))
-    shares = {"empty": float(np.mean(np.isinf(lower))), "inexact": float(np.mean(lower < upper))}
-    lower = np.where(np.isinf(lower), rule.ceiling, lower)
-    prompts = Trajectories.from_positions(table.column("position").to_numpy()).prompts
-    bootstrap = PromptBootstrap(prompts, *node.spec.statistics)
-    row: SummaryRow = {
-        "target": node.upstream["distributions"][0].spec.label,
-        "rule": rule.label,
-        "steps": len(lower),
-        "prompts": bootstrap.count,
-    }
-    for name, statistics in summarise(lower, rule.ceiling, bootstrap).items():
-        row[name] = statistics["value"]
-        row |= dict(zip(limits(name), (statistics["ci_low"], statistics["ci_high"]), strict=True))
-    return [row | shares]
+    rows = []
+    for rule in task.spec.rules:
+        table = artifact.read(columns=["position", "lower", "upper"], rule=rule.label)
+        lower, upper = (table[name].to_numpy() for name in ("lower", "upper"))
+        empty = np.isinf(lower)
+        prompts = Trajectories.from_positions(table["position"].to_numpy()).prompts
+        bootstrap = PromptBootstrap(prompts, *task.spec.statistics)
+        row: Json = {
+            "target": task.inputs["distributions"].spec.label,
+            "rule": rule.label,
+            "steps": len(lower),
+            "prompts": bootstrap.count,
+        }
+        lengths = np.where(empty, rule.ceiling, lower)
+        for name, found in summarise(lengths, rule.ceiling, bootstrap).items():
+            row[name] = found["value"]
+            row |= dict(zip(limits(name), (found["ci_low"], found["ci_high"]), strict=True))
+        row |= {"empty": float(np.mean(empty)), "inexact": float(np.mean(lower < upper))}
+        rows.append(row)
+    return rows
 
 
 STAGE = Stage(
     name="certificates",
-    version=4,
+    version=5,
     upstream=("distributions",),
-    columns={
-        "data": STEP
+    tables={
+        "data": {"rule": Column("string", "label of the rule")}
+        | STEP
         | {
             "lower": Column(
                 "float64", "the certificate is at least this; +inf: nothing is rejected"
@@ -132,9 +125,8 @@ STAGE = Stage(
             "accepted_count": Column("int32", "accepted ranks n; null for trees or when unknown"),
         }
     },
-    nodes=nodes,
-    module=__name__,
+    plan=plan,
+    compute=f"{__name__}:compute",
     summary=summary,
     printed=True,
-    joint=True,
 )

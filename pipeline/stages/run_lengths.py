@@ -7,72 +7,57 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from analysis.report.text import limits
-from pipeline.errors import PipelineError
+from analysis.report.text import limits, mark_of
+from pipeline.columns import COUNTED, CUT, INTERVAL, Column
+from pipeline.plan.plain import to_plain
 from pipeline.plan.specs import RunLengthsSpec
-from pipeline.plan.stage import Request, Stage, SummaryRow, lower_bound_mark
-from pipeline.store.columns import COUNTED, CUT, INTERVAL, Column
-from pipeline.store.node import Node
+from pipeline.stage import Json, Stage, Task
 
 if TYPE_CHECKING:
-    from pipeline.store.artifacts import Artifact, Pending
+    from pipeline.artifacts import Artifact, Out
+    from pipeline.stage import Inputs
+    from pipeline.study import Study
 
 
-def nodes(request: Request) -> list[Node]:
+def plan(study: Study) -> list[Task]:
     """Return one planned artifact a target, with the run lengths under all rules."""
-    config, settings = request.config, request.config.run_lengths
-    spec = RunLengthsSpec(tuple(settings.eps), request.statistics)
+    spec = RunLengthsSpec(tuple(study.config.run_lengths.eps), study.statistics)
     return [
-        Node(STAGE.name, target.label, spec, {"certificates": certificates})
+        Task(STAGE, target.label, to_plain(spec), {"certificates": certificates}, spec)
         for target, certificates in zip(
-            config.targets.values(), request.by_target("certificates"), strict=True
+            study.config.targets.values(), study.tasks["certificates"], strict=True
         )
     ]
 
 
-def compute(
-    node: Node[RunLengthsSpec], upstream: dict[str, list[Artifact]], pending: Pending
-) -> None:
+def compute(task: Task, inputs: Inputs, out: Out) -> None:
     """Estimate the run lengths under each rule's certificates; the rows follow the rules."""
     import pandas as pd
-    import pyarrow as pa
 
     from analysis.statistics.bootstrap import PromptBootstrap
     from analysis.statistics.run_lengths import run_lengths
     from analysis.statistics.trajectories import Trajectories
-    from pipeline.store import columns
 
-    spec = node.spec
-    steps = upstream["certificates"][0].read(columns=["prompt_id", "position"])
-    trajectories = Trajectories.from_positions(steps["position"].to_numpy())
-    bootstrap = PromptBootstrap(trajectories.prompts, *spec.statistics)
     frames = []
-    for artifact in upstream["certificates"]:
-        table = artifact.read(columns=["prompt_id", "position", "lower"])
-        if not table.select(["prompt_id", "position"]).equals(steps):
-            raise PipelineError(
-                f"{artifact.directory} and {upstream['certificates'][0].directory} "
-                "certify different steps"
-            )
-        frame = run_lengths(table["lower"].to_numpy(), spec.eps, trajectories, bootstrap)
-        frames.append(frame.assign(rule=artifact.record.label))
-    pending.facts |= {"prompts": bootstrap.count, "steps": len(steps)}
-    schema = columns.schema("run_lengths")
-    everything = pd.concat(frames, ignore_index=True)[schema.names]
-    pending.write(
-        "data",
-        pa.Table.from_pandas(everything, schema, preserve_index=False).replace_schema_metadata(
-            None
-        ),
-    )
+    for rule in task.inputs["certificates"].spec.rules:
+        table = inputs["certificates"].read(columns=["position", "lower"], rule=rule.label)
+        trajectories = Trajectories.from_positions(table["position"].to_numpy())
+        bootstrap = PromptBootstrap(trajectories.prompts, *task.spec.statistics)
+        lower = table["lower"].to_numpy()
+        frame = run_lengths(lower, task.spec.eps, trajectories, bootstrap)
+        frames.append(frame.assign(rule=rule.label))
+    out.facts |= {"prompts": bootstrap.count, "steps": len(table)}
+    out.write_frame(pd.concat(frames, ignore_index=True))
 
 
-def summary(node: Node, artifact: Artifact) -> list[SummaryRow]:
+def summary(task: Task, artifact: Artifact) -> list[Json]:
     """One row a rule and eps: the length a call of the target."""
+    from analysis.statistics.trajectories import CENSORED
+
     names = ["value", *limits("value"), "prompts"]
     return [
-        {"target": node.label, **{name: row[name] for name in ("rule", "eps", "estimator", *names)}}
-        | lower_bound_mark("value", row)
+        {"target": task.label, **{name: row[name] for name in ("rule", "eps", "estimator", *names)}}
+        | {mark_of("value"): bool(row["cut"] > CENSORED)}
         for row in artifact.read().to_pylist()
         if row["estimator"] == "per_call"
     ]
@@ -82,7 +67,7 @@ STAGE = Stage(
     name="run_lengths",
     version=6,
     upstream=("certificates",),
-    columns={
+    tables={
         "data": {
             "rule": Column("string", "label of the rule"),
             "eps": Column("float64", "the drafter's KL at every step, at most, in nats"),
@@ -96,7 +81,7 @@ STAGE = Stage(
             "steps": Column("int64", "all steps"),
         }
     },
-    nodes=nodes,
-    module=__name__,
+    plan=plan,
+    compute=f"{__name__}:compute",
     summary=summary,
 )

@@ -13,11 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.errors import PipelineError
+from pipeline.files import file_digest, json_digest, read_json, write_json
 from pipeline.gguf_models import source as gguf
 from pipeline.paths import ROOT
-from pipeline.store.durable import file_digest, read_sealed, write_sealed
 from pipeline.store.hub import HEAD_FILES, MODEL_FILES, hub_commit, hub_files
-from pipeline.store.node import fingerprint
 
 TOKENIZER_FILES = (
     "tokenizer.json",
@@ -53,8 +52,8 @@ class Identities:
         """Use the memo file `memo`, which need not exist."""
         self._path = memo
         self._memo: dict[str, str] = {}
-        with suppress(OSError, ValueError):  # a damaged one is made anew
-            self._memo = read_sealed(memo)
+        with suppress(PipelineError):  # a damaged one is made anew
+            self._memo = read_json(memo)
         self._grown = False
 
     def model(self, path: str, revision: str | None, key: str) -> Identity:
@@ -92,7 +91,7 @@ class Identities:
         if self._grown:
             with suppress(OSError):
                 self._path.parent.mkdir(parents=True, exist_ok=True)
-                write_sealed(self._path, self._memo)
+                write_json(self._path, self._memo)
             self._grown = False
 
     def _digest(self, directory: Path, patterns: tuple[str, ...], key: str) -> str:
@@ -104,7 +103,7 @@ class Identities:
         }
         if not names:
             raise PipelineError(f"{key}={directory}: none of {', '.join(patterns)} found there")
-        return fingerprint({name: self._hash(path) for name, path in names.items()})
+        return json_digest({name: self._hash(path) for name, path in names.items()})
 
     def _hash(self, path: Path) -> str:
         state = path.stat()

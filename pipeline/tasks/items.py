@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import PipelineError
+from pipeline.files import file_digest
 from pipeline.formats.prompt_files import json_lines
 from pipeline.models.prompt_tokens import encode
 from pipeline.paths import ROOT
 from pipeline.plan.specs import AccuracySpec, TaskSpec
-from pipeline.store.durable import file_digest
 from pipeline.tasks import constraints
 from pipeline.tasks.checks import SCORES, Item, score
 

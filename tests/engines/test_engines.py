@@ -10,7 +10,7 @@ import pytest
 
 from pipeline import ask, check_engine
 from pipeline.engines.clock import read_run
-from pipeline.loader import Study
+from pipeline.study import Study
 from tests.conftest import pipeline
 from tests.engines.samples import answer_ids
 from tests.engines.servers import ENGINES, MINI, gguf, llama_cpp, vllm

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.loader import Study
+from pipeline.study import Study
 from pipeline.stages.accuracy import compute as stage
 from tests import methods
 from tests.results.models import WORDS, write_model

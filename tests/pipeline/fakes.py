@@ -11,11 +11,11 @@ import pyarrow as pa
 import pytest
 
 from pipeline.plan.specs import APART
-from pipeline.store import columns
-from pipeline.store.artifacts import Artifact, Pending
-from pipeline.store.durable import file_digest, write_sealed
-from pipeline.store.node import Node
-from pipeline.store.plain import As, to_plain
+from pipeline import columns
+from pipeline.artifacts import Artifact, Out
+from pipeline.files import file_digest, write_sealed
+from pipeline.stage import Task
+from pipeline.plan.plain import As, to_plain
 from pipeline.store.records import Record
 
 calls: list[str] = []
@@ -42,7 +42,7 @@ class Plain:
     noise: Annotated[str, APART] = ""
 
 
-def compute(node: Node, upstream: dict[str, list[Artifact]], pending: Pending) -> None:
+def compute(node: Task, inputs: Inputs, out: Out) -> None:
     """Write one row; fail half-way when the configuration says so."""
     calls.append(node.label)
     above = [artifact.content for artifacts in upstream.values() for artifact in artifacts]
@@ -52,7 +52,7 @@ def compute(node: Node, upstream: dict[str, list[Artifact]], pending: Pending) -
     pending.write("data", table(f"{node.spec.config} {above} {node.spec.noise}"))
 
 
-def node(label: str, upstream: tuple[Node, ...] = (), **config: Any) -> Node:
+def node(label: str, upstream: tuple[Task, ...] = (), **config: Any) -> Task:
     """A node of stage prompts, which the tests map to this module."""
     noise = config.pop("noise", "")
     spec = Plain(config, noise)

@@ -15,8 +15,8 @@ import torch
 from pipeline.errors import PipelineError
 from pipeline.execution.shard_plan import Shard, ShardMeasured, at_most
 from pipeline.plan.specs import APART, DistributionsSpec
-from pipeline.store.artifacts import Artifact
-from pipeline.store.node import Node
+from pipeline.artifacts import Artifact
+from pipeline.stage import Task
 
 Upstream = Mapping[str, Sequence[Artifact]]
 
@@ -57,7 +57,7 @@ class Toy:
 
     device = torch.device("cpu")
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: Task) -> None:
         self._asked = node.spec.toy
         if self._asked.get("broken"):
             raise PipelineError("the toy can't be loaded")
@@ -85,7 +85,7 @@ class Toy:
         }
 
 
-def open_toy(node: Node, _: Upstream) -> Toy:
+def open_toy(node: Task, _: Upstream) -> Toy:
     return Toy(node)
 
 
@@ -103,7 +103,7 @@ class Mortal:
         return self._worker.compute(shard, path, progress)
 
 
-def open_mortal_decoder(node: Node, upstream: Upstream) -> Mortal:
+def open_mortal_decoder(node: Task, upstream: Upstream) -> Mortal:
     """The worker of stage distributions."""
     from pipeline.stages.distributions.compute import DistributionsWorker
 

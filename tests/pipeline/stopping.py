@@ -10,8 +10,8 @@ import pytest
 
 from pipeline.execution import runner
 from pipeline.execution.shard_plan import Plan
-from pipeline.store.artifacts import Store
-from pipeline.store.node import Node
+from pipeline.artifacts import Store
+from pipeline.stage import Task
 
 
 @contextmanager
@@ -35,7 +35,7 @@ def stopped_after(
             yield
 
 
-def interrupt(node: Node, store: Store, monkeypatch: pytest.MonkeyPatch) -> Plan:
+def interrupt(node: Task, store: Store, monkeypatch: pytest.MonkeyPatch) -> Plan:
     """Stop a long stage when two of its shards are finished."""
     with stopped_after(2, Plan, "finish", monkeypatch):
         runner.ensure([node], store)

@@ -21,10 +21,10 @@ from pipeline.plan.specs import (
     SampledPrompts,
     model_at,
 )
-from pipeline.store import columns
-from pipeline.store.artifacts import Artifact, Store
+from pipeline import columns
+from pipeline.artifacts import Artifact, Store
 from pipeline.store.identity import Identity
-from pipeline.store.node import Node
+from pipeline.stage import Task
 from tests.analysis.cases import stored_columns
 
 EPS = (0.01, 0.1, 0.69)
@@ -72,7 +72,7 @@ class MadeUp:
             {"excluded": {"too short": {"rows": 3, "first": []}}},
         )
 
-    def target(self, label: str, seed: int) -> tuple[Node, list[Node]]:
+    def target(self, label: str, seed: int) -> tuple[Task, list[Task]]:
         """Publish a target's dump and certify it; return the nodes."""
         rng = np.random.default_rng(seed)
         size = len(self.position)
@@ -104,7 +104,7 @@ class MadeUp:
         ensure(nodes, self.store)
         return node, nodes
 
-    def run_lengths(self, label: str, certificates: Sequence[Node]) -> Node:
+    def run_lengths(self, label: str, certificates: Sequence[Task]) -> Task:
         """Return the node of a target's run lengths."""
         return Node(
             "run_lengths",
@@ -113,7 +113,7 @@ class MadeUp:
             {"certificates": tuple(certificates)},
         )
 
-    def report(self, labels: Sequence[str], seeds: Sequence[int]) -> Node:
+    def report(self, labels: Sequence[str], seeds: Sequence[int]) -> Task:
         """Publish all targets; return the report's node, whose run lengths are not made yet."""
         made = [self.target(label, seed) for label, seed in zip(labels, seeds, strict=True)]
         return Node(
@@ -131,7 +131,7 @@ class MadeUp:
             },
         )
 
-    def _publish(self, node: Node, values: dict[str, Any], facts: dict[str, Any]) -> Artifact:
+    def _publish(self, node: Task, values: dict[str, Any], facts: dict[str, Any]) -> Artifact:
         pending = self.store.pending(node)
         pending.facts = facts
         schema = columns.schema(node.stage, k=facts.get("k"))

@@ -16,9 +16,9 @@ from analysis.statistics.bootstrap import Resampling
 from pipeline.errors import PipelineError
 from pipeline.plan.specs import AcceptanceSpec, DraftsSpec
 from pipeline.stages.acceptance import compute as acceptance
-from pipeline.store import columns
-from pipeline.store.artifacts import Artifact, Pending
-from pipeline.store.node import Node
+from pipeline import columns
+from pipeline.artifacts import Artifact, Out
+from pipeline.stage import Task
 from tests import divergences
 from tests.analysis.cases import stored_columns
 from tests.pipeline.fakes import record

@@ -20,8 +20,8 @@ from pipeline.models.prompt_tokens import encode
 from pipeline.plan.facts import AccuracyFacts
 from pipeline.stages.accuracy import summary
 from pipeline.stages.report.compute import answer_sections
-from pipeline.store.artifacts import Artifact, Store
-from pipeline.store.node import Node
+from pipeline.artifacts import Artifact, Store
+from pipeline.stage import Task
 from pipeline.tasks.items import read_items
 from tests.pipeline.answering import note_asked, rows, study, write, write_place
 from tests.results.models import WORDS
@@ -50,12 +50,12 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def made(place: Path) -> tuple[Node, Artifact]:
+def made(place: Path) -> tuple[Task, Artifact]:
     (node,) = study(place).nodes["accuracy"]
     return node, runner.ensure([node], Store(place / "outputs" / "artifacts"))[0]
 
 
-def test_every_method_answers_every_item(made: tuple[Node, Artifact]) -> None:
+def test_every_method_answers_every_item(made: tuple[Task, Artifact]) -> None:
     _, artifact = made
     runs, table = artifact.facts(AccuracyFacts).runs, artifact.read().to_pandas()
     assert [run.method for run in runs] == [
@@ -76,7 +76,7 @@ def test_every_method_answers_every_item(made: tuple[Node, Artifact]) -> None:
     assert (own["emitted"] == own["n_tokens"] - 1).all()  # one comes with the prompt
 
 
-def test_answers_are_scored_as_the_item_says(made: tuple[Node, Artifact]) -> None:
+def test_answers_are_scored_as_the_item_says(made: tuple[Task, Artifact]) -> None:
     own = made[1].read().to_pandas().query("task == 'own'")
     wanted = [
         bool(set(text.split()) & set(WORDS[10:30])) and not set(text.split()) & set(WORDS[30:36])
@@ -159,7 +159,7 @@ def test_what_is_wrong_is_said_before_any_work(
 
 
 def test_the_report_has_a_section_only_once_the_answers_are_there(
-    place: Path, made: tuple[Node, Artifact]
+    place: Path, made: tuple[Task, Artifact]
 ) -> None:
     (with_answers,) = study(place, stage="report").nodes["report"]
     assert with_answers.upstream["accuracy"] == (made[0],)
@@ -173,7 +173,7 @@ def _tables(part: Section) -> dict[str, Table]:
 
 
 def test_the_section_shows_losses_tasks_and_differing_answers(
-    place: Path, made: tuple[Node, Artifact]
+    place: Path, made: tuple[Task, Artifact]
 ) -> None:
     (node,) = study(place, stage="report").nodes["report"]
     part, timed = answer_sections(node.spec, [made[1]])
@@ -197,7 +197,7 @@ def test_the_section_shows_losses_tasks_and_differing_answers(
                    for name, text in contents.items() if name.endswith(".csv"))  # fmt: skip
 
 
-def test_answers_are_read_again_by_the_target(place: Path, made: tuple[Node, Artifact]) -> None:
+def test_answers_are_read_again_by_the_target(place: Path, made: tuple[Task, Artifact]) -> None:
     """Beside transformers; what is lossless departs from the target's first choices nowhere."""
     from transformers import AutoModelForCausalLM
 
@@ -220,7 +220,7 @@ def test_answers_are_read_again_by_the_target(place: Path, made: tuple[Node, Art
         assert (departures[run] == 0) == exact
 
 
-def test_the_end_of_the_stage_says_what_is_excluded(made: tuple[Node, Artifact]) -> None:
+def test_the_end_of_the_stage_says_what_is_excluded(made: tuple[Task, Artifact]) -> None:
     """Eight items exclude no loss of 5 points; a margin of 99 points is excluded."""
     rows = {row["method"]: row["loss"] for row in summary(*made)}
     assert rows["Strict greedy"] == rows["Autoregressive"] == ""

@@ -10,7 +10,7 @@ import pytest
 
 from pipeline import ask
 from pipeline.engines.written.asked import read_asked
-from pipeline.loader import Study
+from pipeline.study import Study
 from tests.pipeline.fake_server import FakeServer, serving
 
 STUDY = ["study=mini", "target=mini_large", "prompts.count=5", "distributions.steps=7"]

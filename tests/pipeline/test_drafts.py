@@ -23,9 +23,9 @@ from pipeline.stages.drafts import compare
 from pipeline.stages.drafts import compute as drafts
 from pipeline.stages.drafts.compare import ComparedPair
 from pipeline.stages.drafts.compute import teacher_force
-from pipeline.store import columns
-from pipeline.store.artifacts import Artifact, Pending
-from pipeline.store.node import Node
+from pipeline import columns
+from pipeline.artifacts import Artifact, Out
+from pipeline.stage import Task
 from tests import divergences
 from tests.analysis.cases import stored_columns
 from tests.pipeline import heads

@@ -22,7 +22,7 @@ from pipeline.errors import PipelineError
 from pipeline.gguf_models import source
 from pipeline.models.load import load_model, load_tokenizer
 from pipeline.store import identity
-from pipeline.store.durable import file_digest
+from pipeline.files import file_digest
 from tests.pipeline import tiny, tiny_gguf
 from tests.pipeline.fakes import Syncs
 

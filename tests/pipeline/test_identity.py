@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.store import identity
-from pipeline.store.durable import file_digest
+from pipeline.files import file_digest
 from pipeline.store.identity import Identities, Identity
 
 

@@ -18,11 +18,12 @@ from benchmarks import robustness
 from pipeline.errors import PipelineError
 from pipeline.execution import runner, shards
 from pipeline.execution.shard_plan import Plan, Shard
-from pipeline.loader import Study
+from pipeline.study import Study
 from pipeline.paths import ROOT
-from pipeline.plan.graph import STAGES, with_upstream
-from pipeline.store.artifacts import Artifact, Pending, Store
-from pipeline.store.node import Node
+from pipeline.stage import with_inputs
+from pipeline.study import STAGES
+from pipeline.artifacts import Artifact, Pending, Store
+from pipeline.stage import Task
 from tests.pipeline.stopping import interrupt
 
 LONG = ["accuracy", "decoding", "distributions", "drafts"]
@@ -35,7 +36,7 @@ def overrides(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def nodes(overrides: list[str], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Node]:
+def nodes(overrides: list[str], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Task]:
     outputs = tmp_path_factory.mktemp("outputs")
     return {
         stage: found[0] for stage, found in Study(*overrides, f"outputs='{outputs}'").nodes.items()
@@ -43,7 +44,7 @@ def nodes(overrides: list[str], tmp_path_factory: pytest.TempPathFactory) -> dic
 
 
 @pytest.fixture(scope="module")
-def whole(nodes: dict[str, Node], tmp_path_factory: pytest.TempPathFactory) -> Store:
+def whole(nodes: dict[str, Task], tmp_path_factory: pytest.TempPathFactory) -> Store:
     """Everything but the report, undisturbed."""
     store = Store(tmp_path_factory.mktemp("whole"))
     ends = ("acceptance", "run_lengths", "decoding", "accuracy")
@@ -51,7 +52,7 @@ def whole(nodes: dict[str, Node], tmp_path_factory: pytest.TempPathFactory) -> S
     return store
 
 
-def copied(whole: Store, root: Path, node: Node) -> Store:
+def copied(whole: Store, root: Path, node: Task) -> Store:
     """A store with what `node` is made from."""
     for above in with_upstream(node.upstream_nodes).values():
         directory = found(whole, above).directory
@@ -59,7 +60,7 @@ def copied(whole: Store, root: Path, node: Node) -> Store:
     return Store(root)
 
 
-def found(store: Store, node: Node) -> Artifact:
+def found(store: Store, node: Task) -> Artifact:
     artifact = store.find(node)
     assert artifact is not None
     return artifact
@@ -81,7 +82,7 @@ def attempted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 @pytest.mark.parametrize("stage", LONG)
 def test_finished_shards_are_kept_and_damaged_ones_are_not(
-    stage: str, whole: Store, nodes: dict[str, Node], tmp_path: Path,
+    stage: str, whole: Store, nodes: dict[str, Task], tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     node = nodes[stage]
@@ -123,7 +124,7 @@ def test_finished_shards_are_kept_and_damaged_ones_are_not(
         names.clear()
 
 
-def rebuilt(store: Store, node: Node) -> None:
+def rebuilt(store: Store, node: Task) -> None:
     """Publish `node` again with other content, as another machine would."""
     pending = store.pending(node)
     artifact = found(store, node)
@@ -141,7 +142,7 @@ def rebuilt(store: Store, node: Node) -> None:
 
 @pytest.mark.parametrize("stage", sorted(set(LONG) - {"accuracy"}))  # which has no upstream
 def test_shards_of_another_upstream_are_discarded(
-    stage: str, whole: Store, nodes: dict[str, Node], tmp_path: Path,
+    stage: str, whole: Store, nodes: dict[str, Task], tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     node = nodes[stage]
@@ -161,7 +162,7 @@ def test_shards_of_another_upstream_are_discarded(
 @pytest.mark.skipif(not FULL.exists(), reason="needs a device that is always full")
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_full_disk_is_one_line_and_leaves_nothing_half_written(
-    stage: str, whole: Store, nodes: dict[str, Node], tmp_path: Path,
+    stage: str, whole: Store, nodes: dict[str, Task], tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     """Every stage on a device that is always full, once in its files and, for the long ones, once

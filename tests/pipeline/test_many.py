@@ -17,8 +17,8 @@ from pipeline.execution.shard_plan import Plan, at_most
 from pipeline.execution.workers import Here, RayWorkers, connect, open_workers, share_out
 from pipeline.plan.specs import DraftsSpec, ModelSpec
 from pipeline.stages.distributions import compute as distributions
-from pipeline.store.artifacts import Artifact, Pending
-from pipeline.store.node import Node
+from pipeline.artifacts import Artifact, Out
+from pipeline.stage import Task
 from tests import methods
 from tests.pipeline import many
 from tests.pipeline.tiny import (
@@ -50,7 +50,7 @@ def ray() -> Iterator[Any]:
     ray.shutdown()
 
 
-def toy_node(**toy: Any) -> Node:
+def toy_node(**toy: Any) -> Task:
     spec = many.ToySpec(**vars(dump_spec(used("", label="toy"))), toy=toy)
     return Node("distributions", "toy", spec)
 
@@ -59,7 +59,7 @@ def on_ray(model: ModelSpec, workers: int | None) -> ModelSpec:
     return replace(model, execution=Execution("ray", workers))
 
 
-def crew(node: Node, workers: int | None) -> RayWorkers:
+def crew(node: Task, workers: int | None) -> RayWorkers:
     run = on_ray(node.spec.model, workers)
     return RayWorkers(many.open_toy, node, {}, run)
 
@@ -119,7 +119,7 @@ def test_what_no_worker_can_do_ends_the_run(
         asked.compute_unfinished(plan, steps=1, label="toy")
 
 
-def pair_nodes(tmp_path: Path, dump: Node) -> list[Node]:
+def pair_nodes(tmp_path: Path, dump: Task) -> list[Task]:
     """Drafts and decoding of two tiny models."""
     drafter = write_model(tmp_path / "drafter", seed=1)
     target = dump.spec.model

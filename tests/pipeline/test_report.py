@@ -21,14 +21,14 @@ from pipeline.execution.runner import ensure
 from pipeline.plan.composition import composed, settings_of
 from pipeline.plan.facts import SampledFacts
 from pipeline.plan.specs import ReportSpec
-from pipeline.plan.stage import Request
+from pipeline.stage import Request
 from pipeline.stages.distributions import nodes as distribution_nodes
 from pipeline.stages.drafts import nodes as draft_nodes
 from pipeline.stages.prompts import nodes as prompt_nodes
 from pipeline.stages.report.inputs import Source, Sources
 from pipeline.stages.report.setups import extent, introduction, setup, warning
-from pipeline.store.artifacts import Artifact, Store
-from pipeline.store.distributions import read_distributions
+from pipeline.artifacts import Artifact, Store
+from pipeline.stored import read_distributions
 from pipeline.store.identity import Identity
 from tests.analysis.test_decoding_metrics import made as answers
 from tests.pipeline.reading import page_links, page_text

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from pipeline.errors import DamagedError
-from pipeline.loader import Study
+from pipeline.study import Study
 from pipeline.plan.facts import (
     AccuracyFacts,
     DecodingFacts,
@@ -22,10 +22,10 @@ from pipeline.plan.facts import (
     TreeFacts,
 )
 from pipeline.plan.specs import model_at
-from pipeline.store.artifacts import Artifact
+from pipeline.artifacts import Artifact
 from pipeline.store.identity import Identity
 from pipeline.store.node import fingerprint
-from pipeline.store.plain import from_plain, to_plain
+from pipeline.plan.plain import from_plain, to_plain
 from pipeline.store.records import MadeFrom, Record
 from tests import methods
 from tests.pipeline.fakes import record

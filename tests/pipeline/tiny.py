@@ -18,10 +18,10 @@ from pipeline.execution import runner
 from pipeline.models.language_model import LanguageModel
 from pipeline.models.load import wrap
 from pipeline.plan.specs import DecodingSpec, DistributionsSpec, ModelSpec, SampledPrompts, model_at
-from pipeline.store.artifacts import Artifact, Store
-from pipeline.store.durable import file_digest
+from pipeline.artifacts import Artifact, Store
+from pipeline.files import file_digest
 from pipeline.store.identity import Identity
-from pipeline.store.node import Node
+from pipeline.stage import Task
 
 TEMPLATE = (
     "{%- for message in messages -%}<|user|>{{ message.content }}{%- endfor -%}"
@@ -136,7 +136,7 @@ def write_prompts(path: Path, count: int) -> Path:
     return path
 
 
-def prompts_node(model: Path, place: Path, /, **changes: Any) -> Node:
+def prompts_node(model: Path, place: Path, /, **changes: Any) -> Task:
     """A node of stage prompts from files in a place; `changes` of its specification."""
     files = place.rglob("*") if place.is_dir() else [place]
     content = "".join(file_digest(file) for file in sorted(files) if file.is_file())
@@ -153,7 +153,7 @@ def prompts_node(model: Path, place: Path, /, **changes: Any) -> Node:
     return Node("prompts", "tiny", spec)
 
 
-def dump_node(model: Path, prompts: Node, batch: int | None = 4, **changes: Any) -> Node:
+def dump_node(model: Path, prompts: Task, batch: int | None = 4, **changes: Any) -> Task:
     """A node of stage distributions; `changes` of the model's configuration or of its own."""
     of_model = {
         spec.name: changes.pop(spec.name) for spec in fields(ModelConfig) if spec.name in changes
@@ -170,7 +170,7 @@ def dump_spec(model: ModelSpec, **changes: Any) -> DistributionsSpec:
     return replace(spec, **changes)
 
 
-def decoding_node(target: ModelSpec, drafter: ModelSpec, **changes: Any) -> Node:
+def decoding_node(target: ModelSpec, drafter: ModelSpec, **changes: Any) -> Task:
     """A node of stage decoding without upstream; its label is that of the target's key."""
     spec = DecodingSpec(
         target, drafter, prompts=3, steps=6, seed=0, lookup=2, methods=(),
@@ -179,6 +179,6 @@ def decoding_node(target: ModelSpec, drafter: ModelSpec, **changes: Any) -> Node
     return Node("decoding", target.key.partition(".")[2], replace(spec, **changes))
 
 
-def built(node: Node, root: Path) -> Artifact:
+def built(node: Task, root: Path) -> Artifact:
     """Bring `node` up to date in the store `root`."""
     return runner.ensure([node], Store(root))[0]

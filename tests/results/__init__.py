@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from pipeline.plan.graph import STAGES
+from pipeline.study import STAGES
 
 FOLDER = Path(__file__).parent
 Tolerance = tuple[float, float]

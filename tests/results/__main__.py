@@ -9,7 +9,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from pipeline.plan.graph import STAGES
+from pipeline.study import STAGES
 from tests.results import load, save, verdict
 from tests.results.study import FixedStudy
 

@@ -14,9 +14,9 @@ from typing import Any
 from unittest.mock import patch
 
 from pipeline.execution import runner
-from pipeline.loader import Study
-from pipeline.plan.graph import STAGES
-from pipeline.store.artifacts import Artifact, Store
+from pipeline.study import Study
+from pipeline.study import STAGES
+from pipeline.artifacts import Artifact, Store
 from tests import methods
 from tests.results.models import write_model, write_prompts
 

@@ -7,17 +7,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from analysis.report.text import limits
+from analysis.report.text import limits, mark_of
+from pipeline.columns import COUNTED, CUT, INTERVAL, STEP, Column, Columns
+from pipeline.plan.plain import to_plain
 from pipeline.plan.rules import check_stored_tokens, presets_of
 from pipeline.plan.specs import AcceptanceSpec
-from pipeline.plan.stage import Request, Stage, SummaryRow, lower_bound_mark
-from pipeline.store.columns import COUNTED, CUT, INTERVAL, STEP, Column, Columns
-from pipeline.store.node import Node
+from pipeline.stage import Json, Stage, Task
 
 if TYPE_CHECKING:
-    from pipeline.store.artifacts import Artifact
+    from pipeline.artifacts import Artifact
+    from pipeline.study import Study
 
-    AcceptanceNode = Node[AcceptanceSpec]
 
 SUMMARY = {  # statistic: its column in a sweep's table
     "acceptance": "accepted",
@@ -28,7 +28,7 @@ SUMMARY = {  # statistic: its column in a sweep's table
     "measured_per_call": "length",
     "certified_per_call": "certified length",
 }
-PRICES = (0.0, 0.001, 0.003, 0.01, 0.03)  # target probability given up a step, of `matter`
+PRICES = (0.0, 0.001, 0.003, 0.01, 0.03)  # target probability given up a step, of `highlights`
 RULE: Columns = {"rule": Column("string", "label of the rule")}
 ENDS: Columns = {
     "value": Column("float64", "the statistic, of certificates from the lower ends"),
@@ -36,41 +36,39 @@ ENDS: Columns = {
 }
 
 
-def nodes(request: Request) -> list[Node]:
+def plan(study: Study) -> list[Task]:
     """Return one planned artifact a target.
 
     Raises:
         PipelineError: a preset is wrong, or needs more stored tokens.
     """
-    config = request.config
-    if not request.nodes["drafts"]:
+    config = study.config
+    if not study.tasks["drafts"]:
         return []
-    presets = presets_of(config, request.named)
-    if STAGE.name in request.wanted:
+    presets = presets_of(config, study.named)
+    if STAGE.name in study.wanted:
         check_stored_tokens(presets.values(), config.distributions.k)
-    spec = AcceptanceSpec(
-        rules=tuple(request.rules), presets=presets, statistics=request.statistics
-    )
+    spec = AcceptanceSpec(rules=tuple(study.rules), presets=presets, statistics=study.statistics)
     return [
-        Node(STAGE.name, drafts.label, spec, {"drafts": (drafts,)})
-        for drafts in request.nodes["drafts"]
+        Task(STAGE, drafts.label, to_plain(spec), {"drafts": drafts}, spec)
+        for drafts in study.tasks["drafts"]
     ]
 
 
-def summary(node: AcceptanceNode, artifact: Artifact) -> list[SummaryRow]:
+def summary(task: Task, artifact: Artifact) -> list[Json]:
     """One row a rule of the criteria."""
-    from pipeline.plan.facts import AcceptanceFacts
+    from analysis.statistics.trajectories import CENSORED
 
-    facts, pair = artifact.facts(AcceptanceFacts), node.upstream["drafts"][0].spec
-    rows: dict[str, SummaryRow] = {
+    facts, pair = artifact.facts, task.inputs["drafts"].spec
+    rows: dict[str, Json] = {
         rule.label: {
             "target": pair.target.settings.label,
             "drafter": pair.drafter.settings.label,
             "rule": rule.label,
-            "steps": facts.steps,
-            "prompts": facts.prompts,
+            "steps": facts["steps"],
+            "prompts": facts["prompts"],
         }
-        for rule in node.spec.rules
+        for rule in task.spec.rules
     }
     for row in artifact.read("statistics").to_pylist():
         if row["rule"] in rows and row["statistic"] in SUMMARY:
@@ -79,18 +77,18 @@ def summary(node: AcceptanceNode, artifact: Artifact) -> list[SummaryRow]:
             of_rule[name] = row["value"]
             of_rule |= dict(zip(limits(name), (row["ci_low"], row["ci_high"]), strict=True))
             if row["statistic"].endswith("_per_call"):
-                of_rule |= lower_bound_mark(name, row)
+                of_rule[mark_of(name)] = bool(row["cut"] > CENSORED)
     return list(rows.values())
 
 
-def matter(node: AcceptanceNode, rows: list[SummaryRow]) -> tuple[list[SummaryRow], str]:
+def highlights(task: Task, rows: list[Json]) -> tuple[list[Json], str]:
     """Return at most five rows: for each price in `PRICES`, the rule with the most tokens a call.
 
     Of the rules that judge tokens it is the best of those that give up at most so much target
     probability a step, by the upper limit of the interval; of equal ones the first. Strict greedy
     gives up none.
     """
-    judging = {rule.label for rule in node.spec.rules if rule.judges_tokens}
+    judging = {rule.label for rule in task.spec.rules if rule.judges_tokens}
     priced = [row for row in rows if row["rule"] in judging and limits("p given up")[1] in row]
     best = []
     for price in PRICES:
@@ -109,7 +107,7 @@ STAGE = Stage(
     name="acceptance",
     version=24,
     upstream=("drafts",),
-    columns={
+    tables={
         "data": STEP
         | RULE
         | {
@@ -144,9 +142,9 @@ STAGE = Stage(
             **COUNTED,
         },
     },
-    nodes=nodes,
-    module=f"{__name__}.compute",
+    plan=plan,
+    compute=f"{__name__}.compute:compute",
     summary=summary,
     printed=True,
-    matter=matter,
+    highlights=highlights,
 )

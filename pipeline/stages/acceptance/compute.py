@@ -21,28 +21,23 @@ from analysis.acceptance.summary import (
 )
 from analysis.rules import Rule, StrictGreedy
 from analysis.statistics.bootstrap import Floats, PromptBootstrap
+from pipeline.artifacts import Artifact, Out
 from pipeline.errors import PipelineError
-from pipeline.plan.facts import DraftsFacts
 from pipeline.plan.specs import AcceptanceSpec, DraftsSpec
-from pipeline.store import columns
-from pipeline.store.artifacts import Artifact, Pending
-from pipeline.store.distributions import read_steps
-from pipeline.store.node import Node
-from pipeline.store.plain import Plain
+from pipeline.stage import Inputs, Json, Task
+from pipeline.stored import read_steps
 
 SAMPLED = ("tv", "erss_acceptance", "harmonic_mean")  # at the temperature of the answers
 
 
-def compute(
-    node: Node[AcceptanceSpec], upstream: dict[str, list[Artifact]], pending: Pending
-) -> None:
+def compute(task: Task, inputs: Inputs, out: Out) -> None:
     """Judge every rule, check soundness, and write all statistics.
 
     Raises:
         PipelineError: a certified step was rejected; names the rule and the step.
     """
-    drafts, spec = upstream["drafts"][0], node.spec
-    pair: DraftsSpec = node.upstream["drafts"][0].spec
+    drafts, spec = inputs["drafts"], task.spec
+    pair: DraftsSpec = task.inputs["drafts"].spec
     steps, prompts = read_steps(drafts), drafts.read(columns=["prompt_id"])["prompt_id"]
     all_rules = [StrictGreedy(), *spec.rules, *spec.presets.values()]
     per_step = {rule.label: rule for rule in all_rules}  # each once, in order
@@ -59,16 +54,15 @@ def compute(
         name: pd.concat(parts).assign(prompts=bootstrap.count) for name, parts in frames.items()
     }
     for name, frame in {"listing": rule_listing(spec), **tables}.items():
-        schema = columns.schema("acceptance", name)
-        pending.write(name, pa.Table.from_pandas(frame, schema=schema, preserve_index=False))
-    schema = columns.schema("acceptance")
-    with pending.writer("data", schema) as writer:
+        out.write_frame(frame, name)
+    schema = task.stage.schema()
+    with out.writer() as writer:
         for judgement in chosen:
             label = pa.repeat(judgement.rule.label, len(steps))
             own = [label, judgement.lower, judgement.upper, judgement.accepted, judgement.certified]
-            writer.write_table(pa.table([prompts, steps.position, *own], schema))
-    pending.facts |= soundness(pair, steps, chosen)
-    pending.facts["sampled_temperature"] = drafts.facts(DraftsFacts).sampled_temperature
+            writer.write_table(pa.table([prompts, steps.position, *own], schema=schema))
+    out.facts |= soundness(pair, steps, chosen)
+    out.facts["sampled_temperature"] = drafts.facts["sampled_temperature"]
 
 
 def _by_depth(
@@ -86,7 +80,7 @@ def _by_depth(
 
 def _sampled(drafts: Artifact, bootstrap: PromptBootstrap) -> pd.DataFrame:
     """Return the acceptance rates of stochastic verification; none where nothing was sampled."""
-    if drafts.facts(DraftsFacts).sampled_temperature is None:
+    if drafts.facts["sampled_temperature"] is None:
         return pd.DataFrame()
     table = drafts.read(columns=[f"sampled_{name}" for name in SAMPLED])
     tv, races, harmonic = (column.to_numpy() for column in table.columns)
@@ -126,11 +120,12 @@ def rule_listing(spec: AcceptanceSpec) -> pd.DataFrame:
         *(("criteria", "", rule) for rule in spec.rules),
         *(("preset", name, rule) for name, rule in spec.presets.items()),
     ]
-    frame = pd.DataFrame(rows, columns=columns.schema("acceptance", "listing").names)
-    return frame.assign(rule=[rule.label for *_, rule in rows])
+    return pd.DataFrame(
+        [(*place, rule.label) for *place, rule in rows], columns=["group", "name", "rule"]
+    )
 
 
-def soundness(pair: DraftsSpec, steps: Steps, verdicts: Sequence[Judgement]) -> Plain:
+def soundness(pair: DraftsSpec, steps: Steps, verdicts: Sequence[Judgement]) -> Json:
     """Return, and print, the record's facts on soundness; `check_sound` has passed.
 
     Rules that decide alike at every step count once, as additive with t = 0 and strict greedy do.
@@ -142,7 +137,7 @@ def soundness(pair: DraftsSpec, steps: Steps, verdicts: Sequence[Judgement]) -> 
     for verdict in verdicts:
         different.setdefault((verdict.accepted.tobytes(), verdict.certified.tobytes()), verdict)
 
-    def tightest(slack: Callable[[Judgement], Floats]) -> Plain | None:
+    def tightest(slack: Callable[[Judgement], Floats]) -> Json | None:
         least = [
             (float(slack(verdict).min(initial=np.inf)), verdict.rule.label) for verdict in verdicts
         ]

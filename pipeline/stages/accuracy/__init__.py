@@ -7,16 +7,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from pipeline.columns import COMMON, GIVEN_UP, METHOD, Column, Columns
+from pipeline.plan.plain import to_plain
 from pipeline.plan.specs import AccuracySpec
-from pipeline.plan.stage import Request, Stage, SummaryRow
-from pipeline.store.columns import COMMON, GIVEN_UP, METHOD, Column, Columns
-from pipeline.store.node import Node
+from pipeline.stage import Json, Stage, Task
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from pipeline.artifacts import Artifact
     from pipeline.plan.method import Method
-    from pipeline.store.artifacts import Artifact
+    from pipeline.study import Study
 
 RUN: Columns = {
     "task": Column("string", "name of the task"),
@@ -25,7 +26,7 @@ RUN: Columns = {
 }
 
 
-def nodes(request: Request) -> list[Node]:
+def plan(study: Study) -> list[Task]:
     """Return one planned artifact a target; none without a drafter, or for logs.
 
     Raises:
@@ -34,33 +35,30 @@ def nodes(request: Request) -> list[Node]:
     from pipeline.plan.methods import build_methods
     from pipeline.tasks.items import check_tasks, task_spec
 
-    config, settings = request.config, request.config.accuracy
-    if not request.nodes["drafts"] or config.distributions.source == "logs":
+    config, settings = study.config, study.config.accuracy
+    if not study.tasks["drafts"] or config.distributions.source == "logs":
         return []
-    if STAGE.name in request.wanted:
+    if STAGE.name in study.wanted:
         check_tasks(settings.tasks)
-    decoded = build_methods(config.decoding.methods, request.named, config.decoding.draft_length)
+    decoded = build_methods(config.decoding.methods, study.named, config.decoding.draft_length)
     tasks = tuple(task_spec(name) for name in settings.tasks)
-    return [
-        Node(
-            STAGE.name,
-            drafts.label,
-            AccuracySpec(
-                target=drafts.spec.target,
-                drafter=drafts.spec.drafter,
-                tasks=tasks,
-                items=settings.items,
-                seed=settings.seed,
-                lookup=config.decoding.lookup,
-                lookup_match=config.decoding.lookup_match,
-                methods=tuple(scored(decoded)),
-                prompts=config.prompts,
-                statistics=request.statistics,
-                margin=settings.margin,
-            ),
+    planned = []
+    for drafts in study.tasks["drafts"]:
+        spec = AccuracySpec(
+            target=drafts.spec.target,
+            drafter=drafts.spec.drafter,
+            tasks=tasks,
+            items=settings.items,
+            seed=settings.seed,
+            lookup=config.decoding.lookup,
+            lookup_match=config.decoding.lookup_match,
+            methods=tuple(scored(decoded)),
+            prompts=config.prompts,
+            statistics=study.statistics,
+            margin=settings.margin,
         )
-        for drafts in request.nodes["drafts"]
-    ]
+        planned.append(Task(STAGE, drafts.label, to_plain(spec), {}, spec))
+    return planned
 
 
 def scored(methods: Sequence[Method]) -> list[Method]:
@@ -78,14 +76,14 @@ def scored(methods: Sequence[Method]) -> list[Method]:
     return chosen
 
 
-def summary(node: Node[AccuracySpec], artifact: Artifact) -> list[SummaryRow]:
+def summary(task: Task, artifact: Artifact) -> list[Json]:
     """One row a method, the baselines included, over all tasks together."""
     from analysis.decoding import answers
     from analysis.decoding.answers import ALL, losses
     from pipeline.decoding.decoded import read_answered
 
-    margin, statistics = node.spec.margin, node.spec.statistics
-    answered = read_answered(node.spec.target.settings.label, artifact)
+    margin, statistics = task.spec.margin, task.spec.statistics
+    answered = read_answered(task.spec.target.settings.label, artifact)
     scores = answers.accuracy(answered, *statistics, margin)
     scores = scores[scores["task"] == ALL]
     shown = ["method", "draft_length", "temperature", "items", "accuracy", "accuracy_ci_low"]
@@ -110,7 +108,7 @@ STAGE = Stage(
     name="accuracy",
     version=8,
     upstream=(),
-    columns={
+    tables={
         "data": RUN
         | METHOD
         | {
@@ -138,8 +136,8 @@ STAGE = Stage(
         },
         "timings/runs": RUN | {"seconds": Column("float64", "of the answer")},
     },
-    nodes=nodes,
-    module=f"{__name__}.compute",
+    plan=plan,
+    compute=f"{__name__}.compute:compute",
     summary=summary,
     printed=True,
 )

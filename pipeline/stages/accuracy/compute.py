@@ -8,13 +8,14 @@ it departs from the target's choices, and the nats given up there.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 from torch import Tensor
 
+from pipeline.artifacts import Out
+from pipeline.columns import Row, Tables
 from pipeline.decoding.loop import Answer
 from pipeline.decoding.pair import (
     DecodingPair,
@@ -28,61 +29,59 @@ from pipeline.decoding.pair import (
     read_again,
     run_facts,
 )
-from pipeline.execution.shard_plan import Plan, Shard, ShardMeasured, at_most
-from pipeline.execution.shards import compute_unfinished, write_tables
-from pipeline.execution.stopwatch import describe_device
 from pipeline.models.load import pair_tokenizer
 from pipeline.plan.method import baseline
-from pipeline.plan.specs import AccuracySpec
-from pipeline.stages.accuracy import STAGE
-from pipeline.store.artifacts import Artifact, Pending
-from pipeline.store.columns import Row, Tables
-from pipeline.store.node import Node
-from pipeline.store.plain import to_plain
+from pipeline.plan.plain import to_plain
+from pipeline.shards import Progress, Result, compute_shards, write_tables
+from pipeline.stage import Inputs, Json, Task
 from pipeline.tasks.items import Question, questions
+from pipeline.timing import describe_device
 
 
-def compute(node: Node[AccuracySpec], _: dict[str, list[Artifact]], pending: Pending) -> None:
+def compute(task: Task, inputs: Inputs, out: Out) -> None:
     """Answer and score the first items of every task with every method."""
-    tokenizer = pair_tokenizer(node.spec.target, node.spec.drafter)
-    all_questions = questions(node.spec, tokenizer)
-    limit = max(question.max_tokens for question in all_questions)
-    pair = load_decoding_pair(node.spec, 1 + max(tokenizer.get_vocab().values()), limit)
-    text = partial(tokenizer.decode, skip_special_tokens=True)
-    shards = answer_all(pair, all_questions, text, pending, f"accuracy {node.label}")
-    write_tables(pending, STAGE.name, STAGE.columns, shards, label=node.label, unit="item")
-    runs = [
-        replace(run_facts(method), baseline=pair.runs.index(baseline(method)))
-        for method in pair.runs
-    ]
-    pending.facts |= {
-        "tasks": {task.name: task.content for task in node.spec.tasks},
-        "runs": to_plain(runs),
-        **describe_device(pair.target.device),
-    }
+    names = [question.key for question in questions(task.spec, pair_tokenizer(*task.spec.models))]
+    shards = compute_shards(task, inputs, out, names, AccuracyWorker, unit="item")
+    write_tables(task, out, [json.loads(shard.content()) for shard in shards], "item")
 
 
-def answer_all(
-    pair: DecodingPair,
-    all_questions: list[Question],
-    text: Callable[[list[int]], str],
-    pending: Pending,
-    label: str,
-) -> list[Tables]:
-    """Answer every question, each a shard of its own; return their rows by table, in order."""
-    named = {question.key: question for question in all_questions}
-    plan = Plan.open(pending, dict.fromkeys(named, 1), at_most(1))
+class AccuracyWorker:
+    """A target and its drafter, with all methods and questions; see `pipeline.shards.Worker`."""
 
-    def answer_shard(planned: Shard, path: Path, _: Callable[[int], object]) -> ShardMeasured:
-        question = named[planned.prompts[0]]
-        rows, reason = or_reason(lambda: answer(pair, question, text), pair.target.device)
+    def __init__(self, task: Task, _: Inputs) -> None:
+        """Load them."""
+        self._task = task
+        tokenizer = pair_tokenizer(*task.spec.models)
+        self._questions = {asked.key: asked for asked in questions(task.spec, tokenizer)}
+        limit = max(question.max_tokens for question in self._questions.values())
+        tokens = 1 + max(tokenizer.get_vocab().values())
+        self._pair = load_decoding_pair(task.spec, tokens, limit)
+        self._text = partial(tokenizer.decode, skip_special_tokens=True)
+
+    def batch(self) -> int:
+        """Return how many items are a shard: one, which every method answers in turn."""
+        return 1
+
+    def compute(self, names: Sequence[str], progress: Progress) -> Result:
+        """Answer an item with every method."""
+        pair, question = self._pair, self._questions[names[0]]
+        rows, reason = or_reason(lambda: answer(pair, question, self._text), pair.target.device)
         failed = {"task": question.task, "item_id": question.item_id, "reason": reason}
-        path.write_text(json.dumps(rows or {"failures": [failed]}))
-        return {}
+        progress(1)
+        return {}, json.dumps(rows or {"failures": [failed]}).encode()
 
-    device = pair.target.device
-    compute_unfinished(plan, answer_shard, steps=1, label=label, device=device, unit="item")
-    return [json.loads(plan.file(shard).read_text()) for shard in plan.shards]
+    def facts(self, _: Sequence[Json]) -> Json:
+        """Return the record's facts on the tasks and the runs."""
+        pair = self._pair
+        runs = [
+            replace(run_facts(method), baseline=pair.runs.index(baseline(method)))
+            for method in pair.runs
+        ]
+        return {
+            "tasks": {task.name: task.content for task in self._task.spec.tasks},
+            "runs": to_plain(runs),
+            **describe_device(pair.target.device),
+        }
 
 
 def answer(pair: DecodingPair, question: Question, text: Callable[[list[int]], str]) -> Tables:

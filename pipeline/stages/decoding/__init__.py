@@ -8,13 +8,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from analysis.report.text import limits
+from pipeline.columns import COMMON, GIVEN_UP, METHOD, STEP, Column, Columns
+from pipeline.plan.plain import to_plain
 from pipeline.plan.specs import DecodingSpec
-from pipeline.plan.stage import Request, Stage, SummaryRow
-from pipeline.store.columns import COMMON, GIVEN_UP, METHOD, STEP, Column, Columns
-from pipeline.store.node import Node
+from pipeline.stage import Json, Stage, Task
 
 if TYPE_CHECKING:
-    from pipeline.store.artifacts import Artifact
+    from pipeline.artifacts import Artifact
+    from pipeline.study import Study
 
 RUN: Columns = {
     "prompt_id": Column("string", "the prompt"),
@@ -26,7 +27,7 @@ CALL: Columns = {  # a target call after the prompt's
 }
 
 
-def nodes(request: Request) -> list[Node]:
+def plan(study: Study) -> list[Task]:
     """Return one planned artifact a target; none without a drafter.
 
     Raises:
@@ -34,38 +35,35 @@ def nodes(request: Request) -> list[Node]:
     """
     from pipeline.plan.methods import build_methods
 
-    config, settings = request.config, request.config.decoding
-    if not request.nodes["drafts"] or config.distributions.source == "logs":
+    config, settings = study.config, study.config.decoding
+    if not study.tasks["drafts"] or config.distributions.source == "logs":
         return []
-    methods = build_methods(settings.methods, request.named, settings.draft_length)
+    methods = build_methods(settings.methods, study.named, settings.draft_length)
     measured = any(method.needs_drafts for method in methods)
-    return [
-        Node(
-            STAGE.name,
-            drafts.label,
-            DecodingSpec(
-                drafts.spec.target,
-                drafts.spec.drafter,
-                prompts=min(settings.prompts, config.prompts.count),
-                steps=settings.steps,
-                seed=settings.seed,
-                lookup=settings.lookup,
-                lookup_match=settings.lookup_match,
-                methods=tuple(methods),
-                statistics=request.statistics,
-            ),
-            {"prompts": drafts.upstream["prompts"], **({"drafts": (drafts,)} if measured else {})},
+    tasks = []
+    for drafts in study.tasks["drafts"]:
+        spec = DecodingSpec(
+            drafts.spec.target,
+            drafts.spec.drafter,
+            prompts=min(settings.prompts, config.prompts.count),
+            steps=settings.steps,
+            seed=settings.seed,
+            lookup=settings.lookup,
+            lookup_match=settings.lookup_match,
+            methods=tuple(methods),
+            statistics=study.statistics,
         )
-        for drafts in request.nodes["drafts"]
-    ]
+        inputs = {"prompts": drafts.inputs["prompts"]} | ({"drafts": drafts} if measured else {})
+        tasks.append(Task(STAGE, drafts.label, to_plain(spec), inputs, spec))
+    return tasks
 
 
-def summary(node: Node[DecodingSpec], artifact: Artifact) -> list[SummaryRow]:
+def summary(task: Task, artifact: Artifact) -> list[Json]:
     """One row a method, the baselines included."""
     from analysis.decoding import metrics, speed
     from pipeline.decoding.decoded import read_decoded
 
-    spec, bootstrap = node.spec, node.spec.statistics
+    spec, bootstrap = task.spec, task.spec.statistics
     decoded = read_decoded(spec.target.settings.label, spec.drafter.settings.label, artifact)
     speeds = speed.speedups(decoded, *bootstrap)
     rows = metrics.acceptance(decoded, *bootstrap)
@@ -94,7 +92,7 @@ STAGE = Stage(
     name="decoding",
     version=17,
     upstream=("prompts", "drafts"),  # the latter for methods that take what it measured
-    columns={
+    tables={
         "data": RUN
         | {"source": Column("string", "of the prompt")}
         | METHOD
@@ -163,8 +161,8 @@ STAGE = Stage(
             "other_seconds": Column("float64", "acceptance, roll-back, bookkeeping"),
         },
     },
-    nodes=nodes,
-    module=f"{__name__}.compute",
+    plan=plan,
+    compute=f"{__name__}.compute:compute",
     summary=summary,
     printed=True,
 )

@@ -8,11 +8,12 @@ seconds are kept apart in timings/, which no digest covers.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
+from pipeline.artifacts import Artifact, Out
+from pipeline.columns import Row, Tables
 from pipeline.decoding.loop import Answer
 from pipeline.decoding.pair import (
     DecodingPair,
@@ -27,20 +28,15 @@ from pipeline.decoding.pair import (
     run_facts,
 )
 from pipeline.errors import PipelineError
-from pipeline.execution.shard_plan import Plan, Shard, ShardMeasured, at_most
-from pipeline.execution.shards import write_tables
-from pipeline.execution.stopwatch import describe_device
-from pipeline.execution.workers import open_workers
 from pipeline.models.load import pair_tokenizer
 from pipeline.plan.method import baseline
-from pipeline.plan.specs import DecodingSpec
+from pipeline.plan.plain import to_plain
+from pipeline.shards import Progress, Result, compute_shards, write_tables
+from pipeline.stage import Inputs, Json, Task
 from pipeline.stages.decoding import RUN, STAGE
 from pipeline.stages.decoding.along import contexts, drawn_baselines, trajectory
 from pipeline.stages.decoding.rates import with_measured_trees
-from pipeline.store.artifacts import Artifact, Pending
-from pipeline.store.columns import Row, Tables
-from pipeline.store.node import Node
-from pipeline.store.plain import Plain, from_plain, to_plain
+from pipeline.timing import describe_device
 
 WARM_UP = 8  # tokens decoded before anything is timed
 
@@ -54,58 +50,44 @@ class SourcePrompt(Prompt):
     source: str
 
 
-def compute(
-    node: Node[DecodingSpec], upstream: dict[str, list[Artifact]], pending: Pending
-) -> None:
+def compute(task: Task, inputs: Inputs, out: Out) -> None:
     """Decode the first prompts with every method."""
-    prompts = first_prompts(node.spec, upstream)
-    with open_workers(DecodingWorker, node, upstream) as workers:
-        plan = Plan.open(pending, {prompt.prompt_id: 1 for prompt in prompts}, workers.cut)
-        label = f"decoding {node.label}"
-        workers.compute_unfinished(plan, steps=1, label=label, unit="prompt")
-        facts = workers.facts(plan)
-    shards = [json.loads(plan.file(shard).read_text()) for shard in plan.shards]
-    write_tables(pending, STAGE.name, STAGE.columns, shards, label=node.label, unit="prompt")
-    pending.facts |= facts | {"failed_prompts": pending.rows["failures"]}
+    names = [prompt.prompt_id for prompt in first_prompts(inputs["prompts"], task.spec.prompts)]
+    shards = compute_shards(task, inputs, out, names, DecodingWorker)
+    write_tables(task, out, [json.loads(shard.content()) for shard in shards], "prompt")
+    out.facts["failed_prompts"] = out.rows["failures"]
 
 
-def first_prompts(
-    spec: DecodingSpec, upstream: Mapping[str, Sequence[Artifact]]
-) -> list[SourcePrompt]:
+def first_prompts(prompts: Artifact, count: int) -> list[SourcePrompt]:
     """Return the first prompts."""
-    rows = upstream["prompts"][0].read().slice(0, spec.prompts).to_pylist()
-    return [from_plain(SourcePrompt, row) for row in rows]
+    rows = prompts.read(columns=["prompt_id", "token_ids", "source"]).slice(0, count).to_pylist()
+    return [SourcePrompt(**row) for row in rows]
 
 
 class DecodingWorker:
-    """A target and its drafter, with all methods; see `pipeline.execution.workers.Worker`."""
+    """A target and its drafter, with all methods; see `pipeline.shards.Worker`."""
 
-    def __init__(
-        self, node: Node[DecodingSpec], upstream: Mapping[str, Sequence[Artifact]]
-    ) -> None:
+    def __init__(self, task: Task, inputs: Inputs) -> None:
         """Load them, and decode a few tokens with every method."""
-        self._spec = with_measured_trees(node.spec, upstream.get("drafts", []))
-        self._prompts = first_prompts(self._spec, upstream)
+        spec = with_measured_trees(task.spec, inputs.get("drafts"))
+        self._prompts = first_prompts(inputs["prompts"], spec.prompts)
         self._turns = {prompt.prompt_id: at for at, prompt in enumerate(self._prompts)}
-        tokenizer = pair_tokenizer(self._spec.target, self._spec.drafter)
-        self._pair = load_decoding_pair(
-            self._spec, 1 + max(tokenizer.get_vocab().values()), self._spec.steps
-        )
-        self.device = self._pair.target.device
+        tokenizer = pair_tokenizer(*spec.models)
+        self._pair = load_decoding_pair(spec, 1 + max(tokenizer.get_vocab().values()), spec.steps)
         warm_up(self._pair, self._prompts)
 
-    def cut(self, lengths: Sequence[int]) -> list[int]:
-        """Return the sizes of the shards: a prompt each."""
-        return at_most(1)(lengths)
+    def batch(self) -> int:
+        """Return how many prompts are a shard: one, which every method decodes in turn."""
+        return 1
 
-    def compute(self, shard: Shard, path: Path, _: Callable[[int], object]) -> ShardMeasured:
+    def compute(self, names: Sequence[str], progress: Progress) -> Result:
         """Decode a prompt with every method."""
-        at = self._turns[shard.prompts[0]]
+        at = self._turns[names[0]]
         tables = decode_prompt(self._pair, self._prompts[at], at)
-        path.write_text(json.dumps(tables))
-        return {}
+        progress(1)
+        return {}, json.dumps(tables).encode()
 
-    def facts(self, _: Sequence[ShardMeasured]) -> Plain:
+    def facts(self, _: Sequence[Json]) -> Json:
         """Return the record's facts on the runs and the models, and the seconds of passes."""
         pair = self._pair
         models = (("target", pair.target), ("drafter", pair.drafter))
@@ -115,7 +97,7 @@ class DecodingWorker:
                 name: {"model": model.memory_bytes(), "cache_per_token": model.cache_bytes()}
                 for name, model in models
             },
-            **describe_device(self.device),
+            **describe_device(pair.target.device),
             "vocab_size": pair.target.vocab_size,
         }
 
@@ -195,7 +177,7 @@ def prompt_rows(pair: DecodingPair, prompt: SourcePrompt, timed: Sequence[Timed]
         )
         for call in answer.calls:
             for name in ("calls", "timings/calls"):
-                own = [column for column in STAGE.columns[name] if column not in RUN]
+                own = [column for column in STAGE.tables[name] if column not in RUN]
                 rows[name].append(key | attributes(call, *own))
             rows["levels"] += [
                 key | {"position": call.position, "level": level, "children": n, "accepted": taken}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -10,24 +9,25 @@ import pyarrow as pa
 
 from analysis.trees.acceptance import Stored, aligned, drawn_rates, greedy_rates
 from analysis.trees.topology import Floats
+from pipeline.artifacts import Artifact
+from pipeline.columns import numbers
 from pipeline.plan.method import RACES, Method
 from pipeline.plan.specs import DecodingSpec
-from pipeline.store.artifacts import Artifact
-from pipeline.store.columns import numbers
-from pipeline.store.distributions import MOMENTS, TOKENS, StoredFacts
+from pipeline.stage import Json
+from pipeline.stored import MOMENTS, TOKENS
 
 STEPS = 4096  # of a text, at most, of which rates of siblings are computed: evenly spread over it
 WIDEST = 64  # siblings of a tree whose acceptance is measured
 
 
-def with_measured_trees(spec: DecodingSpec, drafts: Sequence[Artifact]) -> DecodingSpec:
+def with_measured_trees(spec: DecodingSpec, drafts: Artifact | None) -> DecodingSpec:
     """Return a specification with methods whose trees all have a shape."""
 
     def shaped(method: Method) -> Method:
-        if method.tree is None or not method.needs_drafts:
+        if method.tree is None or drafts is None or not method.needs_drafts:
             return method
         most = method.tree.nodes or 0
-        rates = sibling_rates(drafts[0], method, min(most, WIDEST))
+        rates = sibling_rates(drafts, method, min(most, WIDEST))
         return replace(method, tree=method.tree.with_rates([*rates, *[0.0] * (most - len(rates))]))
 
     return replace(spec, methods=tuple(shaped(method) for method in spec.methods))
@@ -38,7 +38,7 @@ def sibling_rates(artifact: Artifact, method: Method, count: int) -> Floats:
     if method.temperature == 0:
         ranks = artifact.read(columns=["argmax_rank"])["argmax_rank"].to_numpy()
         return greedy_rates(ranks, count)
-    facts, names = artifact.facts(StoredFacts), (*TOKENS, *MOMENTS[:2])
+    facts, names = artifact.facts, (*TOKENS, *MOMENTS[:2])
     table = artifact.read(columns=[*names, *(f"draft_{name}" for name in names)])
     steps = np.unique(np.linspace(0, len(table) - 1, STEPS).astype(np.intp))
     table = table.take(pa.array(steps))
@@ -52,7 +52,7 @@ def sibling_rates(artifact: Artifact, method: Method, count: int) -> Floats:
     return np.pad(rates, (0, count - len(rates)))
 
 
-def _stored(table: pa.Table, prefix: str, facts: StoredFacts, temperature: float) -> Stored:
+def _stored(table: pa.Table, prefix: str, facts: Json, temperature: float) -> Stored:
     """Return the stored tokens of a model at a temperature.
 
     What lies outside is known at the temperature of the artifact. At another the unstored tokens
@@ -62,10 +62,10 @@ def _stored(table: pa.Table, prefix: str, facts: StoredFacts, temperature: float
         numbers(table[prefix + name]) for name in (*TOKENS, *MOMENTS[:2])
     )
     below = logits.astype(np.float64) - logits[:, :1]
-    others = facts.vocab_size - ids.shape[1]
+    others = facts["vocab_size"] - ids.shape[1]
     if others == 0:
         return ids, np.exp(below / temperature), np.zeros(len(ids))
-    each = facts.certified_temperature * (
+    each = facts["certified_temperature"] * (
         log_tail + surprisal - np.log(others)
     )  # its logit, less the largest
     tail = others * np.exp(np.minimum(each, below[:, -1]) / temperature)

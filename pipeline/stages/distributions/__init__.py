@@ -5,22 +5,27 @@ Run it with ``python -m pipeline stage=distributions``.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+from pipeline.columns import STEP, TARGET, Column
 from pipeline.errors import PipelineError
+from pipeline.plan.plain import to_plain
 from pipeline.plan.rules import check_stored_tokens, judged_by_logs
 from pipeline.plan.specs import DistributionsSpec, LoggedDistributions
-from pipeline.plan.stage import Request, Stage
-from pipeline.store.columns import STEP, TARGET, Column
-from pipeline.store.node import Node
+from pipeline.stage import Stage, Task
+
+if TYPE_CHECKING:
+    from pipeline.study import Study
 
 
-def check(request: Request) -> None:
+def check(study: Study) -> None:
     """Check that enough tokens of a step are stored for the rules, and the settings of a log.
 
     Raises:
         PipelineError: it is not so.
     """
-    config = request.config
-    check_stored_tokens(request.rules, config.distributions.k)
+    config = study.config
+    check_stored_tokens(study.rules, config.distributions.k)
     settings = config.distributions
     if settings.source != "logs":
         return
@@ -39,7 +44,7 @@ def check(request: Request) -> None:
             f"certificates.temperature={config.certificates.temperature:g} is not allowed with "
             "distributions.source=logs: a log has distributions at temperature 1 only"
         )
-    for rule in request.rules:
+    for rule in study.rules:
         if not judged_by_logs(rule):
             raise PipelineError(
                 f"{rule.label} can't be certified with distributions.source=logs: it needs raw "
@@ -47,28 +52,28 @@ def check(request: Request) -> None:
             )
 
 
-def nodes(request: Request) -> list[Node]:
+def plan(study: Study) -> list[Task]:
     """Return one planned artifact a target: its own trajectories, or an engine's log."""
-    config = request.config
+    config = study.config
     settings = config.distributions
     made = []
-    pairs = zip(config.targets.items(), request.by_target("prompts"), strict=True)
+    pairs = zip(config.targets.items(), study.tasks["prompts"], strict=True)
     for (key, target), prompts in pairs:
         spec: LoggedDistributions | DistributionsSpec
         if settings.source == "logs":
-            log = request.log_spec(f"targets.{key}", target.path)
+            log = study.log_spec(f"targets.{key}", target.path)
             assert settings.log.vocab_size is not None
             spec = LoggedDistributions(log, settings.log.vocab_size, settings.k, target.label)
         else:
             spec = DistributionsSpec(
-                request.model_spec(f"targets.{key}", target),
+                study.model_spec(f"targets.{key}", target),
                 steps=settings.steps,
                 k=settings.k,
                 temperature=settings.temperature,
                 seed=settings.seed,
                 certified_temperature=config.certificates.temperature,
             )
-        made.append(Node(STAGE.name, key, spec, {"prompts": prompts}))
+        made.append(Task(STAGE, key, to_plain(spec), {"prompts": prompts}, spec))
     return made
 
 
@@ -76,14 +81,14 @@ STAGE = Stage(
     name="distributions",
     version=4,
     upstream=("prompts",),
-    columns={
+    tables={
         "data": STEP | {"token_id": Column("int32", "the token emitted")} | TARGET,
         "tokens": {
             "token_id": Column("int32", "assigned to a token of a log without the engine's ids"),
             "text": Column("string", "its text"),
         },
     },
-    nodes=nodes,
-    module=f"{__name__}.compute",
+    plan=plan,
+    compute=f"{__name__}.compute:compute",
     check=check,
 )

@@ -6,82 +6,67 @@ joined in the order of the prompts.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 
 import torch
 
+from pipeline import columns
+from pipeline.artifacts import Out
 from pipeline.errors import PipelineError
-from pipeline.execution.shard_plan import Plan, Shard, ShardMeasured, at_most
-from pipeline.execution.shards import join, write_groups
-from pipeline.execution.stopwatch import Stopwatch, describe_device, peak_memory, throughput
-from pipeline.execution.workers import open_workers
 from pipeline.gguf_models.source import origin
 from pipeline.models.load import load_model, skeleton
 from pipeline.models.logit_statistics import Found
 from pipeline.plan.specs import DistributionsSpec, LoggedDistributions
+from pipeline.shards import Progress, Result, compute_shards, join, tables_bytes
+from pipeline.stage import Inputs, Json, Task
 from pipeline.stages.distributions.decode import decode_batch
-from pipeline.store import columns
-from pipeline.store.artifacts import Artifact, Pending
-from pipeline.store.distributions import read_token_ids
-from pipeline.store.node import Node
-from pipeline.store.plain import Plain
+from pipeline.stored import read_token_ids
+from pipeline.timing import Stopwatch, describe_device, peak_memory, throughput
 
 BATCH = {"cpu": 32, "cuda": 128}  # prompts; larger batches were not faster on a CPU
 
 
-def compute(node: Node, upstream: dict[str, list[Artifact]], pending: Pending) -> None:
-    """Decode the prompts of `upstream`, or read an engine's log, and write distributions."""
-    if isinstance(node.spec, LoggedDistributions):
+def compute(task: Task, inputs: Inputs, out: Out) -> None:
+    """Decode the prompts, or read an engine's log, and write the distributions."""
+    if isinstance(task.spec, LoggedDistributions):
         from pipeline.stages.distributions.logged import write_log
 
-        write_log(node, pending)
+        write_log(task, out)
         return
-    spec: DistributionsSpec = node.spec
-    source = upstream["prompts"][0]
-    prompts, steps = read_token_ids(source), spec.steps
-    lengths = {name: len(ids) for name, ids in prompts.items()}
+    spec: DistributionsSpec = task.spec
+    prompts = read_token_ids(inputs["prompts"])
     model = skeleton(spec.model)
-    model.check_context(max(lengths.values()) + steps, "distributions.steps")
+    longest = max(map(len, prompts.values()))
+    model.check_context(longest + spec.steps, "distributions.steps")
     for name, ids in prompts.items():
         model.check_tokens(ids, f"prompt {name}")
-    with open_workers(DistributionsWorker, node, upstream) as workers:
-        plan = Plan.open(pending, lengths, workers.cut)
-        workers.compute_unfinished(plan, steps=steps, label=spec.label)
-        pending.facts |= workers.facts(plan)
-    pending.facts |= {
-        "shards": len(plan.shards),
-        "batch": max(len(shard.prompts) for shard in plan.shards),
-    }
-    join(plan, list(prompts), pending, columns.schema("distributions", k=pending.facts["k"]))
+    names = sorted(prompts, key=lambda name: len(prompts[name]), reverse=True)
+    shards = compute_shards(task, inputs, out, names, DistributionsWorker, steps=spec.steps)
+    join(shards, list(prompts), out)
 
 
 class DistributionsWorker:
-    """The model of a node; see `pipeline.execution.workers.Worker`."""
+    """The model of a task; see `pipeline.shards.Worker`."""
 
-    def __init__(
-        self, node: Node[DistributionsSpec], upstream: Mapping[str, Sequence[Artifact]]
-    ) -> None:
+    def __init__(self, task: Task, inputs: Inputs) -> None:
         """Load it, and the prompts."""
-        source = upstream["prompts"][0]
-        self.model = load_model(node.spec.model)
-        self.device = self.model.device
-        self._node, self._prompts = node, read_token_ids(source)
+        self.model = load_model(task.spec.model)
+        self._task, self._prompts = task, read_token_ids(inputs["prompts"])
 
-    def cut(self, lengths: Sequence[int]) -> list[int]:
-        """Return the sizes of the shards."""
-        return at_most(self._node.spec.model.device.batch or BATCH[self.device.type])(lengths)
+    def batch(self) -> int:
+        """Return how many prompts are decoded together."""
+        return self._task.spec.model.device.batch or BATCH[self.model.device.type]
 
-    def compute(self, shard: Shard, path: Path, progress: Callable[[int], object]) -> ShardMeasured:
-        """Decode a shard, and write it."""
-        watch = Stopwatch(self.device)
-        batch = {name: self._prompts[name] for name in shard.prompts}
-        out = decode_batch(self.model, batch, self._node.spec, watch, progress)
-        return write_shard(self.model.label, shard.prompts, out, watch, path)
+    def compute(self, names: Sequence[str], progress: Progress) -> Result:
+        """Decode a shard."""
+        watch = Stopwatch(self.model.device)
+        batch = {name: self._prompts[name] for name in names}
+        out = decode_batch(self.model, batch, self._task.spec, watch, progress)
+        return shard_result(self._task, self.model.label, names, out, watch)
 
-    def facts(self, measured: Sequence[ShardMeasured]) -> Plain:
+    def facts(self, measured: Sequence[Json]) -> Json:
         """Return the record's facts on the model, the run and its throughput."""
-        model, spec, settings = self.model, self._node.spec, self._node.spec.model.settings
+        model, spec, settings = self.model, self._task.spec, self._task.spec.model.settings
         return {
             "model": model.label,
             "revision": settings.revision,
@@ -97,10 +82,10 @@ class DistributionsWorker:
         }
 
 
-def write_shard(
-    label: str, prompts: Sequence[str], out: Found, watch: Stopwatch, path: Path
-) -> ShardMeasured:
-    """Transfer, check and write a decoded shard; return its measurements.
+def shard_result(
+    task: Task, label: str, prompts: Sequence[str], out: Found, watch: Stopwatch
+) -> Result:
+    """Transfer and check a decoded shard; return its measurements and its rows as a file.
 
     Raises:
         PipelineError: a logit was NaN or infinite; names the model, the prompt and the step.
@@ -117,10 +102,9 @@ def write_shard(
             f"({len(broken)} steps of this batch): try dtype: float32 or attention: eager for "
             "this model, and check its weights"
         )
-    schema = columns.schema("distributions", k=out["top_ids"].shape[2])
+    schema = task.stage.schema()
     tables = (
         columns.steps_table(prompt, {name: t[row, :n].numpy() for name, t in out.items()}, schema)
         for row, (prompt, n) in enumerate(zip(prompts, lengths.tolist(), strict=True))
     )
-    write_groups(path, tables, schema)
-    return {"seconds": seconds, "rows": int(lengths.sum())}
+    return {"seconds": seconds, "rows": int(lengths.sum())}, tables_bytes(tables, schema)

@@ -9,11 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pipeline.execution.stopwatch import Stopwatch
 from pipeline.models.load import LanguageModel
 from pipeline.models.logit_statistics import Found, invert, logit_statistics
 from pipeline.models.passes import Batch, Texts
 from pipeline.plan.specs import DistributionsSpec
+from pipeline.timing import Stopwatch
 
 RETIRE_EVERY = 8  # steps between looks at which answers have ended: each makes the host wait
 RETIRE_SHARE = 0.2  # of the batch must have ended before it is made smaller

@@ -5,14 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
+from pipeline import columns
+from pipeline.artifacts import Out
 from pipeline.engines.written.answers import counted
 from pipeline.engines.written.logs import EngineLog, read_log, stacked
 from pipeline.models.token_texts import ENGINES_IDS
-from pipeline.plan.specs import LoggedDistributions
-from pipeline.store import columns
-from pipeline.store.artifacts import Pending
+from pipeline.stage import Task
 from pipeline.store.identity import local_path
-from pipeline.store.node import Node
 
 NOT_TOLD = (
     "taken as raw: a log does not tell them from values after a temperature, a penalty or sampling "
@@ -20,23 +19,23 @@ NOT_TOLD = (
 )
 
 
-def write_log(node: Node[LoggedDistributions], pending: Pending) -> None:
+def write_log(task: Task, out: Out) -> None:
     """Write the distributions of a log, and the list of rows that were left out.
 
     Raises:
         PipelineError: the log can't be read, or its token ids exceed the vocabulary.
     """
-    spec = node.spec
+    spec = task.spec
     path = local_path(spec.log.path)
     assert path is not None
     log = read_log(path, spec.log, spec.k, spec.vocab_size)
-    table = distributions_table(log, spec.vocab_size)
-    pending.write("data", table)
+    table = distributions_table(log, spec.vocab_size, task.stage.schema())
+    out.write(table)
     if not log.given_ids:
         texts = [raw.decode(errors="replace") for raw, _ in log.texts]
         tokens = {"token_id": list(log.texts.values()), "text": texts}
-        pending.write("tokens", pa.table(tokens, schema=columns.schema("distributions", "tokens")))
-    pending.facts |= {
+        out.write(pa.table(tokens, schema=task.stage.schema("tokens")), "tokens")
+    out.facts |= {
         "model": log.model or spec.label,
         "log": path.name,
         "vocab_size": spec.vocab_size,
@@ -50,16 +49,15 @@ def write_log(node: Node[LoggedDistributions], pending: Pending) -> None:
         "values": NOT_TOLD,
     }
     print(
-        f"distributions {node.label}: {len(table)} steps of {log.answers} answers, {log.k} "
+        f"distributions {task.label}: {len(table)} steps of {log.answers} answers, {log.k} "
         f"log-probabilities each, off by at most {log.error:.2g}; left out: "
         f"{counted(log.excluded)}; values {NOT_TOLD}",
         flush=True,
     )
 
 
-def distributions_table(log: EngineLog, vocab_size: int) -> pa.Table:
+def distributions_table(log: EngineLog, vocab_size: int, schema: pa.Schema) -> pa.Table:
     """Return the rows of data.parquet; entropy is NaN, for it is not known."""
-    schema = columns.schema("distributions", k=log.k)
     steps = stacked(log.trajectories)
     values, rows = steps["log_probs"], len(steps["log_probs"])
     with np.errstate(divide="ignore"):

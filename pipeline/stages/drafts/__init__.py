@@ -5,11 +5,16 @@ Run it with ``python -m pipeline stage=drafts drafter=...``.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+from pipeline.columns import STEP, TARGET, Column, Columns
 from pipeline.errors import PipelineError
+from pipeline.plan.plain import to_plain
 from pipeline.plan.specs import DraftsSpec
-from pipeline.plan.stage import Request, Stage
-from pipeline.store.columns import STEP, TARGET, Column, Columns
-from pipeline.store.node import Node
+from pipeline.stage import Stage, Task
+
+if TYPE_CHECKING:
+    from pipeline.study import Study
 
 _SAMPLED = (
     'at the sampling temperature of the answers (`facts["sampled_temperature"]`); NaN for greedy '
@@ -52,37 +57,33 @@ DEPTHS: Columns = {
 }
 
 
-def nodes(request: Request) -> list[Node]:
+def plan(study: Study) -> list[Task]:
     """Return one planned artifact a target, on its trajectories; none without a drafter.
 
     Raises:
         PipelineError: prompts may be too short for the depths of a head, or a model's tokenizer is
             not its target's.
     """
-    config, drafter = request.config, request.config.drafter
+    config, drafter = study.config, study.config.drafter
     if drafter is None or config.distributions.source == "logs":
         return []
-    if drafter.head is not None and "drafts" in request.wanted and _wanted(request):
+    if drafter.head is not None and "drafts" in study.wanted and _wanted(study):
         depths, shortest = drafter.head.depths, config.prompts.min_tokens
         if shortest <= depths:  # a draft follows a token with a hidden state, and one read with it
             raise PipelineError(
                 f"prompts.min_tokens={shortest} is too small for drafter.head.depths={depths}: a "
                 f"draft of that depth needs a prompt of at least {depths + 1} tokens"
             )
-    spec = request.model_spec("drafter", drafter)
-    made = [
-        Node(
-            STAGE.name,
-            distributions.label,
-            DraftsSpec(distributions.spec.model, spec, config.certificates.temperature),
-            {"prompts": distributions.upstream["prompts"], "distributions": (distributions,)},
-        )
-        for distributions in request.nodes["distributions"]
-    ]
-    if STAGE.name in request.wanted and drafter.head is None:
-        for node in made:
-            if not request.made(node):
-                _check_tokens(f"targets.{node.label}", node.spec.target.settings.path, drafter.path)
+    spec = study.model_spec("drafter", drafter)
+    made = []
+    for steps in study.tasks["distributions"]:
+        pair = DraftsSpec(steps.spec.model, spec, config.certificates.temperature)
+        inputs = {"prompts": steps.inputs["prompts"], "distributions": steps}
+        made.append(Task(STAGE, steps.label, to_plain(pair), inputs, pair))
+    if STAGE.name in study.wanted and drafter.head is None:
+        for task in made:
+            if not study.made(task):
+                _check_tokens(f"targets.{task.label}", task.spec.target.settings.path, drafter.path)
     return made
 
 
@@ -96,14 +97,14 @@ def _check_tokens(key: str, target: str, drafter: str) -> None:
         check_same_tokens(ours.get_vocab(), theirs.get_vocab(), pair)
 
 
-def _wanted(request: Request) -> bool:
+def _wanted(study: Study) -> bool:
     """Whether the artifacts are made: stage decoding takes them for some trees only."""
     from pipeline.plan.methods import build_methods
 
-    settings = request.config.decoding
-    if request.config.stage != "decoding":
+    settings = study.config.decoding
+    if study.config.stage != "decoding":
         return True
-    methods = build_methods(settings.methods, request.named, settings.draft_length)
+    methods = build_methods(settings.methods, study.named, settings.draft_length)
     return any(method.needs_drafts for method in methods)
 
 
@@ -111,7 +112,7 @@ STAGE = Stage(
     name="drafts",
     version=8,
     upstream=("prompts", "distributions"),
-    columns={
+    tables={
         "data": STEP
         | {"token_id": Column("int32", "the token emitted")}
         | TARGET
@@ -124,6 +125,6 @@ STAGE = Stage(
             "text": Column("string", "its text"),
         },
     },
-    nodes=nodes,
-    module=f"{__name__}.compute",
+    plan=plan,
+    compute=f"{__name__}.compute:compute",
 )

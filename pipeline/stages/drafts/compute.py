@@ -6,19 +6,16 @@ the same p. How far it is from the p that the text was decoded with is reported 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import torch
 
+from pipeline import columns
+from pipeline.artifacts import Artifact, Out
 from pipeline.errors import PipelineError
-from pipeline.execution.shard_plan import Plan, Shard, ShardMeasured, at_most
-from pipeline.execution.shards import join, write_groups
-from pipeline.execution.stopwatch import describe_device, peak_memory
-from pipeline.execution.workers import open_workers
 from pipeline.models.heads.feature_head import GivenText
 from pipeline.models.heads.hidden_drafter import HiddenDrafter
 from pipeline.models.language_model import LanguageModel
@@ -26,60 +23,43 @@ from pipeline.models.load import load_pair, pair_tokenizer
 from pipeline.models.logit_statistics import Found
 from pipeline.models.passes import Batch, Texts, concat_columns
 from pipeline.models.prompt_tokens import common_rows
-from pipeline.plan.facts import DraftsFacts
-from pipeline.plan.specs import DistributionsSpec, DraftsSpec, ModelSpec
+from pipeline.plan.plain import to_plain
+from pipeline.plan.specs import DistributionsSpec, ModelSpec
+from pipeline.shards import Progress, Result, compute_shards, join, tables_bytes
+from pipeline.stage import Inputs, Json, Task
 from pipeline.stages.drafts.compare import ComparedPair, measure
-from pipeline.store import columns
-from pipeline.store.artifacts import Artifact, Pending
-from pipeline.store.distributions import StoredFacts, read_token_ids
-from pipeline.store.node import Node
-from pipeline.store.plain import Plain, from_plain, to_plain
+from pipeline.stored import read_token_ids
+from pipeline.timing import describe_device, peak_memory
 
 LOGITS_HELD = 1 << 25  # logits of one model held at once, 128 MB in float32
 BATCH = 32  # prompts of a shard; larger ones were not faster
 DRAFT_K = 64  # tokens of the drafter's distribution that are stored
 
 
-def compute(node: Node[DraftsSpec], upstream: dict[str, list[Artifact]], pending: Pending) -> None:
-    """Compare the pair on every step of the distributions in `upstream`."""
-    distributions = upstream["distributions"][0]
-    tokenizer = pair_tokenizer(node.spec.target, node.spec.drafter)
-    prompts = read_token_ids(upstream["prompts"][0])
-    answers = steps_by_prompt(distributions, ["token_id"])
-    with open_workers(DraftsWorker, node, upstream) as workers:
-        plan = Plan.open(pending, {name: len(prompts[name]) for name in answers}, workers.cut)
-        steps = max(map(len, answers.values()))
-        workers.compute_unfinished(plan, steps=steps, label=node.spec.label)
-        pending.facts |= workers.facts(plan) | {"shards": len(plan.shards)}
-    facts = from_plain(DraftsFacts, pending.facts)
-    join(
-        plan,
-        list(answers),
-        pending,
-        columns.schema(
-            "drafts",
-            k=facts.k,
-            draft_k=min(DRAFT_K, facts.vocab_size),
-            depths=depths_of(node.spec.drafter),
-            optional=facts.completed,
-        ),
-    )
-    write_tokens(tokenizer, answers, pending)
+def compute(task: Task, inputs: Inputs, out: Out) -> None:
+    """Compare the pair on every step of the distributions."""
+    tokenizer = pair_tokenizer(*task.spec.models)
+    prompts = read_token_ids(inputs["prompts"])
+    answers = steps_by_prompt(inputs["distributions"], ["token_id"])
+    names = sorted(answers, key=lambda name: len(prompts[name]), reverse=True)
+    steps = max(map(len, answers.values()))
+    join(compute_shards(task, inputs, out, names, DraftsWorker, steps=steps), list(answers), out)
+    write_tokens(tokenizer, answers, out)
 
 
 class DraftsWorker:
-    """A target and its drafter; see `pipeline.execution.workers.Worker`."""
+    """A target and its drafter; see `pipeline.shards.Worker`."""
 
-    def __init__(self, node: Node[DraftsSpec], upstream: Mapping[str, Sequence[Artifact]]) -> None:
+    def __init__(self, task: Task, inputs: Inputs) -> None:
         """Load both models and the text that they read.
 
         Raises:
             PipelineError: one can't be loaded, or has not the room or the tokens for the answers.
         """
-        self._node, distributions, label = node, upstream["distributions"][0], node.spec.label
-        models = node.spec.target, node.spec.drafter
+        self._task, distributions, label = task, inputs["distributions"], task.spec.label
+        models = task.spec.models
         tokenizer = pair_tokenizer(*models)
-        self._prompts = read_token_ids(upstream["prompts"][0])
+        self._prompts = read_token_ids(inputs["prompts"])
         self._answers = steps_by_prompt(distributions, ["token_id", "top_ids", "top_logits"])
         target, drafter = load_pair(*models)
         tokens = 1 + max(tokenizer.get_vocab().values())
@@ -88,14 +68,13 @@ class DraftsWorker:
             target,
             drafter,
             rows=rows,
-            k=min(distributions.facts(StoredFacts).k, rows),
+            k=min(distributions.facts["k"], rows),
             draft_k=min(DRAFT_K, rows),
-            temperature=node.spec.temperature,
+            temperature=task.spec.temperature,
             block=LOGITS_HELD,
-            depths=depths_of(node.spec.drafter),
-            sampled=sampled_temperature(node.upstream["distributions"][0].spec),
+            depths=depths_of(task.spec.drafter),
+            sampled=sampled_temperature(task.inputs["distributions"].spec),
         )
-        self.device = target.device
         longest = max(
             len(self._prompts[name]) + len(answer) for name, answer in self._answers.items()
         )
@@ -109,19 +88,19 @@ class DraftsWorker:
                 "models have: take another drafter"
             )
 
-    def cut(self, lengths: Sequence[int]) -> list[int]:
-        """Return the sizes of the shards."""
-        return at_most(self._node.spec.target.device.batch or BATCH)(lengths)
+    def batch(self) -> int:
+        """Return how many prompts are compared together."""
+        return self._task.spec.target.device.batch or BATCH
 
-    def compute(self, shard: Shard, path: Path, progress: Callable[[int], object]) -> ShardMeasured:
-        """Compare the two on the answers of a shard, and write it."""
-        prompts = {name: self._prompts[name] for name in shard.prompts}
-        answers = {name: self._answers[name] for name in shard.prompts}
-        return compare_shard(self._pair, prompts, answers, path, progress)
+    def compute(self, names: Sequence[str], progress: Progress) -> Result:
+        """Compare the two on the answers of a shard."""
+        prompts = {name: self._prompts[name] for name in names}
+        answers = {name: self._answers[name] for name in names}
+        return compare_shard(self._task, self._pair, prompts, answers, progress)
 
-    def facts(self, measured: Sequence[ShardMeasured]) -> Plain:
+    def facts(self, measured: Sequence[Json]) -> Json:
         """Return the record's facts on the pair, the run and its drift."""
-        pair, spec, steps = self._pair, self._node.spec, sum(shard["rows"] for shard in measured)
+        pair, spec, steps = self._pair, self._task.spec, sum(shard["rows"] for shard in measured)
         target, drafter = (
             {
                 "model": model.label,
@@ -186,13 +165,13 @@ def steps_by_prompt(distributions: Artifact, read: Sequence[str]) -> dict[str, p
 
 
 def compare_shard(
+    task: Task,
     pair: ComparedPair,
     prompts: dict[str, list[int]],
     answers: dict[str, pa.Table],
-    path: Path,
-    progress: Callable[[int], object],
-) -> ShardMeasured:
-    """Compute and write one shard; return its measurements.
+    progress: Progress,
+) -> Result:
+    """Compute one shard; return its measurements and its rows as a file.
 
     Raises:
         PipelineError: an entropy is NaN, as a logit was NaN or infinite.
@@ -203,9 +182,7 @@ def compare_shard(
     inside = torch.arange(max(map(len, tokens))) < batch.lengths.cpu()[:, None]
     left_out = torch.where(inside[..., None], measured.pop("left_out"), 0).amax((0, 1))
     drifts: list[tuple[int, float]] = []
-    schema = columns.schema(
-        "drafts", "data", pair.k, pair.draft_k, pair.depths, optional="full_kl" in measured
-    )
+    schema = task.stage.schema(optional="full_kl" in measured)
 
     def tables() -> Iterator[pa.Table]:
         for row, (prompt, answer) in enumerate(answers.items()):
@@ -221,18 +198,18 @@ def compare_shard(
             rows["token_id"] = answer["token_id"].to_numpy()
             yield columns.steps_table(prompt, rows, schema)
 
-    write_groups(path, tables(), schema)
+    content = tables_bytes(tables(), schema)
     changed, differences = zip(*drifts, strict=True)
     return {
         "rows": sum(map(len, tokens)),
         "changed_argmax": sum(changed),
         "max_logit_difference": max(differences),
         "left_out": left_out.tolist(),
-    }
+    }, content
 
 
 @torch.inference_mode()
-def teacher_force(pair: ComparedPair, batch: Batch, progress: Callable[[int], object]) -> Found:
+def teacher_force(pair: ComparedPair, batch: Batch, progress: Progress) -> Found:
     """Run both models over `batch` and return the columns of each step, (B, n, ...).
 
     The columns are those of the stage, and `left_out` (B, n, 2): the probability of rows that one
@@ -287,15 +264,8 @@ def logit_drift(answer: pa.Table, ids: np.ndarray, logits: np.ndarray) -> tuple[
     return int(np.sum(old_ids[:, 0] != ids[:, 0])), largest
 
 
-def write_tokens(tokenizer: Any, answers: dict[str, pa.Table], pending: Pending) -> None:
+def write_tokens(tokenizer: Any, answers: dict[str, pa.Table], out: Out) -> None:
     """Write the text of every emitted token, so that readers of the artifact need no tokenizer."""
-    used = sorted(
-        {token for answer in answers.values() for token in answer["token_id"].to_pylist()}
-    )
-    pending.write(
-        "tokens",
-        pa.table(
-            [pa.array(used, pa.int32()), [tokenizer.decode([token]) for token in used]],
-            schema=columns.schema("drafts", "tokens"),
-        ),
-    )
+    used = {token for answer in answers.values() for token in answer["token_id"].to_pylist()}
+    rows = [{"token_id": token, "text": tokenizer.decode([token])} for token in sorted(used)]
+    out.write_rows(rows, "tokens")

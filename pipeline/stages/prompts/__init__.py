@@ -5,51 +5,56 @@ Run it with ``python -m pipeline stage=prompts``.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+from pipeline.columns import Column
 from pipeline.errors import PipelineError
 from pipeline.plan.explain import say
+from pipeline.plan.plain import to_plain
 from pipeline.plan.specs import LoggedPrompts, SampledPrompts
-from pipeline.plan.stage import Request, Stage
-from pipeline.store.columns import Column
-from pipeline.store.node import Node
+from pipeline.stage import Stage, Task
+
+if TYPE_CHECKING:
+    from pipeline.study import Study
 
 
-def check(request: Request) -> None:
+def check(study: Study) -> None:
     """Check that there are such prompts, of those that were not chosen yet: all at once.
 
     Raises:
         PipelineError: no length is allowed, or `compute` will refuse them.
     """
-    prompts = request.config.prompts
+    prompts = study.config.prompts
     if prompts.min_tokens > prompts.max_tokens:
         raise PipelineError(
             f"prompts.min_tokens={prompts.min_tokens} exceeds "
             f"prompts.max_tokens={prompts.max_tokens}: no prompt has such a length"
         )
-    wanted = STAGE.name in request.wanted and request.config.distributions.source == "model"
-    missing = {node.fingerprint: node for node in nodes(request) if not request.made(node)}
+    wanted = STAGE.name in study.wanted and study.config.distributions.source == "model"
+    missing = {task.key: task for task in plan(study) if not study.made(task)}
     if wanted and missing:
         from pipeline.stages.prompts.compute import foreseen
 
-        say([problem for node in missing.values() for problem in foreseen(node)])
+        say([problem for task in missing.values() for problem in foreseen(task)])
 
 
-def nodes(request: Request) -> list[Node]:
+def plan(study: Study) -> list[Task]:
     """Return the planned prompts of each target: the same for targets that share a tokenizer.
 
     Of an engine's log they are its answers.
     """
-    config, identities = request.config, request.identities
+    config, identities = study.config, study.identities
     prompts, source = config.prompts, config.distributions.source
-    made: list[Node] = []
+    made: list[Task] = []
     for key, target in config.targets.items():
         spec: LoggedPrompts | SampledPrompts
         if source == "logs":
-            spec = LoggedPrompts(request.log_spec(f"targets.{key}", target.path))
+            spec = LoggedPrompts(study.log_spec(f"targets.{key}", target.path))
         else:
             tokenizer = identities.tokenizer(target.path, target.revision, f"targets.{key}.path")
             rows = identities.source(prompts.source, prompts.revision, "prompts.source")
             spec = SampledPrompts(tokenizer, rows, prompts, target)
-        made.append(Node(STAGE.name, config.study, spec))
+        made.append(Task(STAGE, config.study, to_plain(spec), {}, spec))
     return made
 
 
@@ -57,7 +62,7 @@ STAGE = Stage(
     name="prompts",
     version=4,
     upstream=(),
-    columns={
+    tables={
         "data": {
             "prompt_id": Column("string", "id of the source"),
             "source": Column("string", "the row's `category`, else its file or data set"),
@@ -70,7 +75,7 @@ STAGE = Stage(
             "n_tokens": Column("int32", "its length"),
         }
     },
-    nodes=nodes,
-    module=f"{__name__}.compute",
+    plan=plan,
+    compute=f"{__name__}.compute:compute",
     check=check,
 )

@@ -12,23 +12,19 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import pyarrow as pa
 
 from conf.schema import Prompts
+from pipeline.artifacts import Out
+from pipeline.columns import Row
 from pipeline.engines.written.logs import prompt_id, read_log
 from pipeline.formats.prompt_files import ExcludedRowError, Source, read_row, source_files
 from pipeline.models.prompt_tokens import encode, file_tokenizer, no_template
 from pipeline.plan.explain import say
 from pipeline.plan.facts import ExcludedRows
+from pipeline.plan.plain import to_plain
 from pipeline.plan.specs import LoggedPrompts, SampledPrompts
-from pipeline.store import columns
-from pipeline.store.artifacts import Artifact, Pending
-from pipeline.store.columns import Row
+from pipeline.stage import Inputs, Task
 from pipeline.store.identity import local_path
-from pipeline.store.node import Node
-from pipeline.store.plain import to_plain
-
-AnyPrompts = SampledPrompts | LoggedPrompts
 
 NAMED = 5  # excluded rows that are named, for each reason
 REASONS = (
@@ -40,16 +36,16 @@ SLACK = 8  # tokens by which a length that is counted then may be off
 LIMITS = {"too short": "min_tokens", "too long": "max_tokens"}  # the key behind a reason
 
 
-def compute(node: Node[AnyPrompts], _: dict[str, list[Artifact]], pending: Pending) -> None:
+def compute(task: Task, _: Inputs, out: Out) -> None:
     """Write the prompts of a source, or of an engine's log."""
-    spec = node.spec
+    spec = task.spec
     if isinstance(spec, LoggedPrompts):
-        write_log_rows(spec, pending)
+        write_log_rows(spec, out)
     else:
-        write_sample(node.label, spec, pending)
+        write_sample(task.label, spec, out)
 
 
-def write_sample(label: str, spec: SampledPrompts, pending: Pending) -> None:
+def write_sample(label: str, spec: SampledPrompts, out: Out) -> None:
     """Visit the rows of the source in seeded order until enough prompts are found.
 
     Raises:
@@ -61,20 +57,20 @@ def write_sample(label: str, spec: SampledPrompts, pending: Pending) -> None:
     tokenizer = load_tokenizer(spec.target.path, spec.target.revision, "target")
     sampled = sample(rows, tokenizer, spec.settings, spec.source.hub)
     say(sampled.problems)
-    pending.facts |= {"source_rows": len(rows), "excluded": to_plain(sampled.excluded)}
+    out.facts |= {"source_rows": len(rows), "excluded": to_plain(sampled.excluded)}
     if sampled.excluded:
         visited = len(sampled.rows) + sum(entry.rows for entry in sampled.excluded.values())
         reasons = excluded_rows(sampled.excluded, spec.settings)
         print(f"prompts {label}: of {visited} rows read, {reasons}", flush=True)
-    pending.write("data", pa.Table.from_pylist(sampled.rows, schema=columns.schema("prompts")))
+    out.write_rows(sampled.rows)
 
 
-def foreseen(node: Node[SampledPrompts]) -> list[str]:
+def foreseen(task: Task) -> list[str]:
     """Return the problems of a local source and model, found without loading transformers.
 
     For sources of more than `MOST` rows, only problems that need no row are reported.
     """
-    wanted, tokenizer = node.spec.settings, file_tokenizer(node.spec.target.path)
+    wanted, tokenizer = task.spec.settings, file_tokenizer(task.spec.target.path)
     if tokenizer is None or local_path(wanted.source) is None:
         return []
     rows = Source(source_files(wanted.source, None, wanted.split))
@@ -87,7 +83,7 @@ def foreseen(node: Node[SampledPrompts]) -> list[str]:
     return (sample(rows, tokenizer, wanted) if sampled.problems else sampled).problems
 
 
-def write_log_rows(spec: LoggedPrompts, pending: Pending) -> None:
+def write_log_rows(spec: LoggedPrompts, out: Out) -> None:
     """Write a row for each trajectory of an engine's log, without tokens."""
     path = local_path(spec.log.path)
     assert path is not None
@@ -97,8 +93,8 @@ def write_log_rows(spec: LoggedPrompts, pending: Pending) -> None:
         {"prompt_id": prompt_id(key), "source": path.name, "source_row": steps[0].line, **empty}
         for key, steps in log.trajectories.items()
     ]
-    pending.facts |= {"answers": log.answers, "excluded": log.excluded}
-    pending.write("data", pa.Table.from_pylist(rows, schema=columns.schema("prompts")))
+    out.facts |= {"answers": log.answers, "excluded": log.excluded}
+    out.write_rows(rows)
 
 
 def excluded_rows(excluded: Mapping[str, ExcludedRows], wanted: Prompts) -> str:

@@ -5,14 +5,20 @@ Run it with ``python -m pipeline stage=report``.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from analysis.report.text import limits
 from analysis.rules import StrictGreedy
+from pipeline.artifacts import Artifact
 from pipeline.errors import PipelineError
+from pipeline.plan.plain import to_plain
 from pipeline.plan.specs import ReportSpec
-from pipeline.plan.stage import Request, Stage, SummaryRow
-from pipeline.store.artifacts import Artifact
-from pipeline.store.node import Node
+from pipeline.stage import Json, Stage, Task
 
+if TYPE_CHECKING:
+    from pipeline.study import Study
+
+VERDICT = "timings/verdict.md"  # a paragraph a target, the sentence first
 UPSTREAM = (
     "prompts",
     "distributions",
@@ -25,50 +31,47 @@ UPSTREAM = (
 )
 
 
-def check(request: Request) -> None:
+def check(study: Study) -> None:
     """Check that a report can tell the targets apart by their printed names.
 
     Raises:
         PipelineError: two have one name.
     """
-    labels = [target.label for target in request.config.targets.values()]
+    labels = [target.label for target in study.config.targets.values()]
     twice = next((label for label in labels if labels.count(label) > 1), None)
-    if twice is not None and STAGE.name in request.wanted:
+    if twice is not None and STAGE.name in study.wanted:
         raise PipelineError(
             f"targets.*.label={twice} is given to two targets: the report needs different names"
         )
 
 
-def nodes(request: Request) -> list[Node]:
-    """Return the planned report; printed names are part of its content.
-
-    Upstream lists follow the order of the targets; certificates are target-major, one a rule.
-    """
-    config = request.config
+def plan(study: Study) -> list[Task]:
+    """Return the planned report, made from inputs named STAGE/TARGET; its names are content."""
+    config = study.config
     left_out = set() if config.decoding.report else {"decoding"}
-    answered = request.nodes["accuracy"]
-    shown = bool(answered) and all(map(request.made, answered))
+    answered = study.tasks["accuracy"]
+    shown = bool(answered) and all(map(study.made, answered))
     if not shown:
         left_out.add("accuracy")  # which takes hours, and is not computed for the report's sake
-    return [
-        Node(
-            STAGE.name,
-            config.study,
-            ReportSpec(
-                study=config.study_name or config.study,
-                targets=tuple(target.label for target in config.targets.values()),
-                drafter=None if config.drafter is None else config.drafter.label,
-                rules=tuple(request.rules),
-                statistics=request.statistics,
-                note=config.note,
-                margin=config.accuracy.margin if shown else None,
-            ),
-            {name: tuple(request.nodes[name]) for name in UPSTREAM if name not in left_out},
-        )
-    ]
+    spec = ReportSpec(
+        study=config.study_name or config.study,
+        targets=tuple(target.label for target in config.targets.values()),
+        drafter=None if config.drafter is None else config.drafter.label,
+        rules=tuple(study.rules),
+        statistics=study.statistics,
+        note=config.note,
+        margin=config.accuracy.margin if shown else None,
+    )
+    inputs = {
+        f"{name}/{target}": task
+        for name in UPSTREAM
+        if name not in left_out and study.tasks[name]
+        for target, task in zip(config.targets, study.tasks[name], strict=True)
+    }
+    return [Task(STAGE, config.study, to_plain(spec), inputs, spec)]
 
 
-def summary(node: Node[ReportSpec], artifact: Artifact) -> list[SummaryRow]:
+def summary(task: Task, artifact: Artifact) -> list[Json]:
     """Return a row a target: its drafter under strict greedy, which loses nothing.
 
     Of stage acceptance: the accepted and the certified steps, and the tokens a
@@ -86,8 +89,8 @@ def summary(node: Node[ReportSpec], artifact: Artifact) -> list[SummaryRow]:
     accepted = table("tables/acceptance")
     certificates, decoded = table("tables/table2"), table("timings/tables/decoding_speed")
     rows = []
-    for target in artifact.record.facts["targets"]:
-        row: SummaryRow = {"target": target, "drafter": node.spec.drafter or "none"}
+    for target in artifact.facts["targets"]:
+        row: Json = {"target": target, "drafter": task.spec.drafter or "none"}
         for frame, name, shown in (
             (certificates if accepted.empty else certificates[:0], "median", "median"),
             (accepted, "acceptance", "accepted"),
@@ -115,9 +118,9 @@ STAGE = Stage(
     name="report",
     version=38,
     upstream=UPSTREAM,
-    columns={},
-    nodes=nodes,
-    module=f"{__name__}.compute",
+    tables={},
+    plan=plan,
+    compute=f"{__name__}.compute:compute",
     check=check,
     summary=summary,
 )

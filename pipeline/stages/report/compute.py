@@ -37,22 +37,22 @@ from analysis.report.sections.decoding_speed import speed_section
 from analysis.report.sections.paper_figures import figure1, survival_figure
 from analysis.report.sections.published import published_section
 from analysis.rules import StrictGreedy
+from pipeline.artifacts import Artifact, Out
 from pipeline.decoding.decoded import read_answered, read_decoded, thetas
-from pipeline.execution.progress import progress_bar
 from pipeline.plan.specs import DistributionsSpec, ReportSpec
+from pipeline.shards import progress_bar
+from pipeline.stage import Inputs, Task
 from pipeline.stages.report import setups
 from pipeline.stages.report.inputs import comparisons, read_results, read_target
 from pipeline.stages.report.page import MARGIN, page_files
 from pipeline.stages.report.sources import Measured, Sources, by_target
-from pipeline.store.artifacts import Artifact, Pending
-from pipeline.store.node import Node
 
 
-def compute(node: Node[ReportSpec], upstream: dict[str, list[Artifact]], pending: Pending) -> None:
-    """Write the report of a study into `pending.directory`."""
-    spec = node.spec
-    measured = measure(spec, by_target(node, upstream))
-    pending.facts["targets"] = [target.label for target in measured.targets]
+def compute(task: Task, inputs: Inputs, out: Out) -> None:
+    """Write the report of a study."""
+    spec = task.spec
+    measured = measure(spec, by_target(task, inputs))
+    out.facts["targets"] = [target.label for target in measured.targets]
     sections = [*sections_of(measured)]
     published = published_section(measured.results)
     sections += [] if published is None else [published]  # which comes last
@@ -63,13 +63,13 @@ def compute(node: Node[ReportSpec], upstream: dict[str, list[Artifact]], pending
             rendered = files(item, spec.note or "")
             made |= {f"{section.place}{path}": content for path, content in rendered}
             bar.update()
-    made |= page_files(measured, sections, node.label)
+    made |= page_files(measured, sections, task.label)
     for name, content_of in made.items():
-        path = pending.directory / name
+        path = out.directory / name
         path.parent.mkdir(exist_ok=True, parents=True)
         path.write_bytes(content_of)
     items = [item for section in sections if not section.timed for item in section.shown]
-    pending.facts |= {
+    out.facts |= {
         kind: [item.name for item in items if names(item)[0].startswith(kind)]
         for kind in ("tables", "figures")
     }
@@ -124,7 +124,7 @@ def drafted_margins(target: Target, judged: Judgement) -> pd.DataFrame:
 
 def not_sampled(sources: Sources) -> str:
     """Return why stochastic verification is left out: how the answers were decoded instead."""
-    spec: DistributionsSpec = sources.distributions.node.spec
+    spec: DistributionsSpec = sources.distributions.task.spec
     return str(worded("left_out", temperature=spec.temperature)["sampling"])
 
 

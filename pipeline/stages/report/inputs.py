@@ -17,13 +17,11 @@ from analysis.report.sections.bounds import RuleSteps
 from analysis.rules import Rule, StrictGreedy, Tree
 from analysis.statistics.bootstrap import PromptBootstrap, top_probability
 from analysis.statistics.trajectories import Trajectories, inside_repeats
+from pipeline import stored
+from pipeline.columns import numbers
 from pipeline.models.token_texts import token_texts
-from pipeline.plan.facts import AcceptanceFacts, DraftsFacts
 from pipeline.plan.specs import AcceptanceSpec, ReportSpec
 from pipeline.stages.report.sources import Source, Sources
-from pipeline.store import distributions
-from pipeline.store.columns import numbers
-from pipeline.store.distributions import StoredFacts
 
 PAIR_FRAMES = {  # of Results, and the files of stage acceptance that they are
     "acceptance": "statistics",
@@ -35,18 +33,18 @@ RANKS = (1, 3, 5, 10, 25)  # the paper's Table 1
 def read_target(spec: ReportSpec, sources: Sources) -> Target:
     """Read a target from its artifacts."""
     dump, drafts = sources.distributions.artifact, None
-    rules, stored = spec.rules, dump.facts(StoredFacts)
-    ranks = [k for k in RANKS if k <= stored.k]
+    rules = spec.rules
+    ranks = [k for k in RANKS if k <= dump.facts["k"]]
     undefined = {rule.label: 0 for rule in rules if rule.undefined_means}
     top = []
-    for _, dist in distributions.chunks(dump):
+    for _, dist in stored.chunks(dump):
         top.append(top_probability(dist, ranks))
         for rule in rules:
             if rule.undefined_means:
                 undefined[rule.label] += int(rule.undefined(dist).sum())
     certificates = {}
-    for rule, source in zip(rules, sources.certificates, strict=True):
-        table = source.artifact.read(columns=["lower", "upper"])
+    for rule in rules:
+        table = sources.certificates.artifact.read(columns=["lower", "upper"], rule=rule.label)
         certificates[rule] = table["lower"].to_numpy(), table["upper"].to_numpy()
     steps = dump.read(columns=["prompt_id", "position", "token_id"])
     tokens = steps["token_id"].to_numpy()
@@ -58,8 +56,8 @@ def read_target(spec: ReportSpec, sources: Sources) -> Target:
     draft, judged, completed = None, {}, False
     if sources.acceptance is not None and sources.drafts is not None:
         drafts = sources.drafts.artifact
-        completed = drafts.facts(DraftsFacts).completed
-        drafted = distributions.read_steps(drafts)
+        completed = drafts.facts.get("completed", False)
+        drafted = stored.read_steps(drafts)
         judged = {
             judgement.rule.label: judgement for judgement in judge(drafted, list(certificates))
         }
@@ -73,7 +71,7 @@ def read_target(spec: ReportSpec, sources: Sources) -> Target:
         top=dict(zip(ranks, np.ascontiguousarray(np.concatenate(top).T), strict=True)),
         repeated=inside_repeats(tokens, trajectories.prompts),
         undefined=undefined,
-        words=token_texts(sources.distributions.node, dump, drafts, np.unique(tokens).tolist()),
+        words=token_texts(sources.distributions.task, dump, drafts, np.unique(tokens).tolist()),
         draft=draft,
         judged=judged,
         completed=completed,
@@ -86,7 +84,7 @@ def read_results(
     """Compute the statistics of every target, and read those of a drafter where there is one."""
     frames = frames_of(targets)
 
-    def of_stage(made: Iterable[Source[Any]], name: str = "data") -> pd.DataFrame:
+    def of_stage(made: Iterable[Source], name: str = "data") -> pd.DataFrame:
         pairs = zip(targets, made, strict=True)
         return together({t.label: source.artifact.read(name).to_pandas() for t, source in pairs})
 
@@ -98,8 +96,8 @@ def read_results(
         frames |= {name: of_stage(accepted, file) for name, file in PAIR_FRAMES.items()}
         first = accepted[0]
         frames["listing"] = first.artifact.read("listing").to_pandas()
-        facts["sampled"] = first.artifact.facts(AcceptanceFacts).sampled_temperature
-        rules |= {rule.label: rule for rule in rules_of(first.node.spec)}
+        facts["sampled"] = first.artifact.facts["sampled_temperature"]
+        rules |= {rule.label: rule for rule in rules_of(first.task.spec)}
     drafter = spec.drafter or "" if accepted else ""
     return Results([t.label for t in targets], rules, frames, drafter, facts=facts)
 
@@ -135,15 +133,17 @@ def comparisons(target: Target, sources: Sources) -> list[RuleSteps]:
     An engine's log has none: its log-probabilities are rounded.
     """
     dump = sources.distributions.artifact
-    if dump.facts(StoredFacts).log is not None:
+    if dump.facts.get("log") is not None:
         return []
     chosen = [
         (
             rule,
             target.certificates[rule],
-            source.artifact.read(columns=["active_size", "accepted_count"]),
+            sources.certificates.artifact.read(
+                columns=["active_size", "accepted_count"], rule=rule.label
+            ),
         )
-        for rule, source in zip(target.certificates, sources.certificates, strict=True)
+        for rule in target.certificates
         if rule.judges_tokens or type(rule) is Tree  # a user's own tree has no closed form
     ]
     columns = [
@@ -152,7 +152,7 @@ def comparisons(target: Target, sources: Sources) -> list[RuleSteps]:
     ]
     frames: dict[Rule, list[pd.DataFrame]] = {rule: [] for rule, *_ in chosen}
     begun = 0
-    for _, dist in distributions.chunks(dump):
+    for _, dist in stored.chunks(dump):
         at = slice(begun, begun + len(dist))
         begun = at.stop
         for rule, (lower, upper), sizes, counts in columns:

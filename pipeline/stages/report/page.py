@@ -24,12 +24,12 @@ from analysis.report.records import Section, Table
 from analysis.report.render import PUBLISHED, anchor, caption, label_width, lines, names, spans
 from analysis.report.text import FORMATS, UNDEFINED
 from analysis.statistics.bootstrap import FEW_PROMPTS, Resampling
+from pipeline.artifacts import Artifact
 from pipeline.decoding.decoded import read_answered
 from pipeline.plan.specs import LoggedDistributions
+from pipeline.stages.report import VERDICT
 from pipeline.stages.report.setups import introduction, setup
 from pipeline.stages.report.sources import Measured
-from pipeline.store.artifacts import Artifact
-from pipeline.store.node import VERDICT
 
 WEB = Path(__file__).parent / "web"
 MARGIN = 0.05  # where the study was not asked for another: the loss of accuracy that matters
@@ -52,7 +52,7 @@ def page_files(measured: Measured, sections: Sequence[Section], study: str) -> d
         target.label: setup(target, source) for target, source in zip(targets, sources, strict=True)
     }
     advice = verdicts_of(measured, study)
-    if isinstance(sources[0].distributions.node.spec, LoggedDistributions):
+    if isinstance(sources[0].distributions.task.spec, LoggedDistributions):
         advice = [log_advice(own, target) for own, target in zip(advice, targets, strict=True)]
     methods = [[method_row(run, str(spec.drafter)) for run in own.drafters] for own in advice]
     table = method_table(results.targets, methods)
@@ -67,7 +67,7 @@ def page_files(measured: Measured, sections: Sequence[Section], study: str) -> d
     environment.globals |= {"files_of": names, "few_prompts": FEW_PROMPTS}
     environment.globals |= {"study": spec.study, "note": spec.note, "css": css}
     opening = introduction(setups, spec)
-    logged = [x for x in sources if isinstance(x.distributions.node.spec, LoggedDistributions)]
+    logged = [x for x in sources if isinstance(x.distributions.task.spec, LoggedDistributions)]
     shown = {
         "drafter": results.drafter,
         "targets": results.targets,
@@ -79,10 +79,8 @@ def page_files(measured: Measured, sections: Sequence[Section], study: str) -> d
         "confidence": 100 * spec.statistics.confidence,
         "steps": [len(target.tokens) for target in targets],
         "prompts": [target.bootstrap.count for target in targets],
-        "soundness": [
-            source.acceptance.artifact.record.facts for source in sources if source.acceptance
-        ],
-        "log": [source.distributions.artifact.record.facts["log"] for source in logged],
+        "soundness": [source.acceptance.artifact.facts for source in sources if source.acceptance],
+        "log": [source.distributions.artifact.facts["log"] for source in logged],
         "sections": sections,
         "introduction": opening,
         "setups": setups,

@@ -15,8 +15,7 @@ from analysis.report.published import PAPERS
 from analysis.report.records import worded
 from analysis.report.text import few_notes, number_text, share_text
 from analysis.statistics.trajectories import LENGTH
-from pipeline.plan.facts import DecodingFacts, LoggedFacts, SampledFacts
-from pipeline.plan.specs import DecodingSpec, ReportSpec, SampledPrompts
+from pipeline.plan.specs import ReportSpec, SampledPrompts
 from pipeline.stages.report.sources import Source, Sources
 
 WORDS = {  # what a reader must know of records, by stage and key; the rest is in record.json
@@ -90,20 +89,17 @@ def introduction(setups: Mapping[str, Mapping[str, str]], spec: ReportSpec) -> l
 
 def setup(target: Target, sources: Sources) -> dict[str, str]:
     """Return the settings behind a target's numbers, in words."""
-    first = {**vars(sources), "certificates": next(iter(sources.certificates), None)}
     details = {
         f"{stage}.{key}": value
-        for stage, source in first.items()
+        for stage, source in vars(sources).items()
         if isinstance(source, Source)
         for key, value in flattened(source).items()
     }
     prompts = sources.prompts
-    drawn = isinstance(prompts.node.spec, SampledPrompts)
+    drawn = isinstance(prompts.task.spec, SampledPrompts)
+    rows = prompts.artifact.facts["excluded"]
     if drawn:
-        by_reason = prompts.artifact.facts(SampledFacts).excluded.items()
-        rows = {reason: entry.rows for reason, entry in by_reason}
-    else:
-        rows = prompts.artifact.facts(LoggedFacts).excluded
+        rows = {reason: entry["rows"] for reason, entry in rows.items()}
     return {
         "decoding steps": str(len(target.tokens)),
         "prompts": str(target.bootstrap.count),
@@ -120,13 +116,13 @@ def setup(target: Target, sources: Sources) -> dict[str, str]:
     }
 
 
-def flattened(source: Source[Any]) -> Mapping[str, Any]:
+def flattened(source: Source) -> Mapping[str, Any]:
     """Return the specification and the facts of an artifact by dotted keys; facts decide.
 
     Each is flattened by itself: a fact may have the name of a part of the specification.
     """
     flat = dict[str, Any]()
-    for entries in (source.node.config, source.artifact.record.facts):
+    for entries in (source.task.settings, source.artifact.facts):
         (row,) = pd.json_normalize(dict(entries)).to_dict("records")
         flat |= {str(key): value for key, value in row.items()}
     return flat
@@ -156,12 +152,12 @@ def warning(decoded: Sequence[Decoded], speeds: Sequence[pd.DataFrame]) -> list[
     ] * bool(signs)
 
 
-def extent(decoded: Sequence[Decoded], sources: Sequence[Source[DecodingSpec]]) -> list[str]:
+def extent(decoded: Sequence[Decoded], sources: Sequence[Source]) -> list[str]:
     """Return the number of prompts and tokens behind each method's numbers."""
     lines = []
     for answers, source in zip(decoded, sources, strict=True):
         tokens = answers.data.groupby("run")["n_tokens"].sum()
-        failed, more = source.artifact.facts(DecodingFacts).failed_prompts, ""
+        failed, more = source.artifact.facts["failed_prompts"], ""
         if failed:
             first = source.artifact.read("failures").slice(0, 1).to_pylist()[0]
             more = (
@@ -171,16 +167,16 @@ def extent(decoded: Sequence[Decoded], sources: Sequence[Source[DecodingSpec]]) 
         lines.append(
             f"{answers.target} with {answers.drafter}: every method decoded the same "
             f"{answers.data['prompt_id'].nunique()} prompts{more}, up to "
-            f"{source.node.spec.steps} tokens each, batch size 1: "
+            f"{source.task.spec.steps} tokens each, batch size 1: "
             f"{least if least == most else f'{least} to {most}'} tokens a method and setting."
         )
     return lines
 
 
-def machines(decoded: Sequence[Decoded], sources: Sequence[Source[DecodingSpec]]) -> list[str]:
+def machines(decoded: Sequence[Decoded], sources: Sequence[Source]) -> list[str]:
     """Return where each target's methods were timed."""
-    facts = [source.artifact.facts(DecodingFacts) for source in sources]
+    facts = [source.artifact.facts for source in sources]
     return [
-        f"{run.target}: on {timed.device}, CPU threads: {timed.torch_threads}."
+        f"{run.target}: on {timed['device']}, CPU threads: {timed['torch_threads']}."
         for run, timed in zip(decoded, facts, strict=True)
     ]

@@ -2,36 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
 
 import pandas as pd
 
 from analysis.decoding.metrics import Decoded
 from analysis.report.measured import Results, Target
-from pipeline.plan.specs import (
-    AcceptanceSpec,
-    AccuracySpec,
-    CertificatesSpec,
-    DecodingSpec,
-    DraftsSpec,
-    ReportSpec,
-    RunLengthsSpec,
-)
-from pipeline.store.artifacts import Artifact
-from pipeline.store.distributions import StoredFacts
-from pipeline.store.node import Node
+from pipeline.artifacts import Artifact
+from pipeline.plan.specs import ReportSpec
+from pipeline.stage import Inputs, Task
 
-Spec = TypeVar("Spec")
 UNNAMED = "log"  # conf/target/log.yaml
 
 
 @dataclass(frozen=True)
-class Source(Generic[Spec]):
-    """An artifact that a report is made from, and its node."""
+class Source:
+    """An artifact that a report is made from, and its task."""
 
-    node: Node[Spec]
+    task: Task
     artifact: Artifact
 
 
@@ -40,19 +29,14 @@ class Sources:
     """The artifacts of a target, by stage; None where a stage was not run."""
 
     label: str
-    prompts: Source[Any]
-    distributions: Source[Any]
-    certificates: list[Source[CertificatesSpec]]
-    run_lengths: Source[RunLengthsSpec]
-    drafts: Source[DraftsSpec] | None = None
-    acceptance: Source[AcceptanceSpec] | None = None
-    decoding: Source[DecodingSpec] | None = None
-    accuracy: Source[AccuracySpec] | None = None
-
-    @property
-    def temperature(self) -> float:
-        """Of the certified distribution."""
-        return self.distributions.artifact.facts(StoredFacts).certified_temperature
+    prompts: Source
+    distributions: Source
+    certificates: Source
+    run_lengths: Source
+    drafts: Source | None = None
+    acceptance: Source | None = None
+    decoding: Source | None = None
+    accuracy: Source | None = None
 
 
 @dataclass(frozen=True)
@@ -67,33 +51,24 @@ class Measured:
     speeds: Sequence[pd.DataFrame]
 
 
-def by_target(node: Node[ReportSpec], upstream: Mapping[str, Sequence[Artifact]]) -> list[Sources]:
-    """Return the sources of each target; upstream lists follow the targets."""
-    sources = {
-        stage: [Source(*pair) for pair in zip(node.upstream[stage], artifacts, strict=True)]
-        for stage, artifacts in upstream.items()
-        if artifacts
-    }
-    labels = printed_labels(
-        node.spec.targets, [source.artifact for source in sources["distributions"]]
-    )
-    certificates = sources.pop("certificates")
-    each = len(certificates) // len(labels)
+def by_target(task: Task, inputs: Inputs) -> list[Sources]:
+    """Return the sources of each target, from inputs named STAGE/TARGET."""
+    by_key: dict[str, dict[str, Source]] = {}
+    for name, artifact in inputs.items():
+        stage, _, target = name.partition("/")
+        by_key.setdefault(target, {})[stage] = Source(task.inputs[name], artifact)
+    dumps = [sources["distributions"].artifact for sources in by_key.values()]
+    labels = printed_labels(task.spec.targets, dumps)
     return [
-        Sources(
-            label,
-            certificates=certificates[at * each : (at + 1) * each],
-            **{stage: made[at] for stage, made in sources.items()},
-        )
-        for at, label in enumerate(labels)
+        Sources(label, **sources) for label, sources in zip(labels, by_key.values(), strict=True)
     ]
 
 
 def printed_labels(labels: Sequence[str], dumps: Sequence[Artifact]) -> list[str]:
     """Return the printed names; a log without a name of its own has that of its model."""
     names = [
-        str(dump.record.facts["model"]).rstrip("/").rpartition("/")[2]
-        if label == UNNAMED and dump.record.facts.get("log")
+        str(dump.facts["model"]).rstrip("/").rpartition("/")[2]
+        if label == UNNAMED and dump.facts.get("log")
         else label
         for label, dump in zip(labels, dumps, strict=True)
     ]

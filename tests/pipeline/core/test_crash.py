@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.pipeline.core.toy import LOG, child, contents, status
+from tests.pipeline.toy import LOG, child, contents, status
 
 
 @pytest.fixture

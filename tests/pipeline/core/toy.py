@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from pipeline.core.shards import Progress, Result, compute_shards, join, tables_bytes
-from pipeline.core.stage import Json, Stage, Task
-from pipeline.core.store import Artifact, Out, Store
+from pipeline.shards import Progress, Result, compute_shards, join, tables_bytes
+from pipeline.stage import Json, Stage, Task
+from pipeline.artifacts import Artifact, Out, Store
 
 LOG = "TOY_LOG"  # the file of what was computed
 OPERATIONS = (

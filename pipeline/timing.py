@@ -12,7 +12,7 @@ from itertools import pairwise
 
 import torch
 
-from pipeline.store.plain import Plain
+from pipeline.plan.plain import Plain
 
 Mark = float | torch.cuda.Event
 

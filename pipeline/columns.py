@@ -7,11 +7,7 @@ indices of the vocabulary, logits are raw, everything else is in nats or a proba
 from __future__ import annotations
 
 from collections.abc import Mapping
-from importlib import import_module
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
-
-from pipeline.errors import PipelineError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -71,12 +67,6 @@ COMMON: Columns = {"common_prefix": Column("int32", _BEFORE)}
 COUNTED: Columns = {"prompts": Column("int32", "prompts behind the interval")}
 
 
-def columns_of(stage: str) -> Mapping[str, Columns]:
-    """Return the columns of each Parquet file of a stage: a stage is a module of its name."""
-    files: Mapping[str, Columns] = import_module(f"pipeline.stages.{stage}").STAGE.columns
-    return files
-
-
 def arrow(kind: str) -> pa.DataType:
     """Return the Arrow type of a name.
 
@@ -94,10 +84,8 @@ def array(values: np.ndarray, kind: pa.DataType) -> pa.Array:
     """Return a column of numbers, or of lists of them, all of the same length."""
     import pyarrow as pa
 
-    if pa.types.is_fixed_size_list(kind) or pa.types.is_list(kind):
+    if pa.types.is_list(kind):
         flat = pa.array(values.reshape(-1), kind.value_type)
-        if pa.types.is_fixed_size_list(kind):
-            return pa.FixedSizeListArray.from_arrays(flat, kind.list_size)
         begins = [at * values.shape[1] for at in range(len(values) + 1)]
         return pa.ListArray.from_arrays(pa.array(begins, pa.int32()), flat)
     return pa.array(values, kind)
@@ -126,62 +114,6 @@ def numbers(column: pa.Array | pa.ChunkedArray) -> np.ndarray:
 
     if isinstance(column, pa.ChunkedArray):
         column = column.combine_chunks()
-    if pa.types.is_list(column.type) or pa.types.is_fixed_size_list(column.type):
+    if pa.types.is_list(column.type):
         return numbers(column.flatten()).reshape(len(column), -1)
     return column.to_numpy(zero_copy_only=False)
-
-
-def schema(
-    stage: str,
-    name: str = "data",
-    k: int | None = None,
-    draft_k: int | None = None,
-    depths: int | None = None,
-    *,
-    optional: bool = False,
-) -> pa.Schema:
-    """Return the Arrow schema of a file.
-
-    `k` fixes the length of the lists of the target's top K, `draft_k` of the drafter's,
-    `depths` of what is known of it by depth. `optional` columns are in it, or not.
-    """
-    import pyarrow as pa
-
-    lengths = {"top_ids": k, "top_logits": k}
-    lengths |= {"draft_top_ids": draft_k, "draft_top_logits": draft_k}
-    fields = []
-    for label, column in columns_of(stage)[name].items():
-        if column.optional and not optional:
-            continue
-        kind = arrow(column.kind)
-        length = depths if label.startswith("depth_") else lengths.get(label)
-        fields.append(
-            pa.field(label, kind if length is None else pa.list_(kind.value_type, length))
-        )
-    return pa.schema(fields)
-
-
-def check_schema(stage: str, name: str, schema: pa.Schema, path: Path) -> None:
-    """Check that a file has exactly the columns and types its stage writes.
-
-    Raises:
-        PipelineError: a column is missing, unknown or of another type.
-    """
-    import pyarrow as pa
-
-    wanted = columns_of(stage).get(name)
-    if wanted is None:
-        return
-    wanted = {
-        label: column
-        for label, column in wanted.items()
-        if label in schema.names or not column.optional
-    }
-    if schema.names != list(wanted):
-        raise PipelineError(f"{path} has the columns {schema.names}, expected {list(wanted)}")
-    for label, column in wanted.items():
-        kind, actual = arrow(column.kind), schema.field(label).type
-        if pa.types.is_fixed_size_list(actual):
-            actual = pa.list_(actual.value_type)
-        if actual != kind:
-            raise PipelineError(f"{path}: column {label} is {actual}, expected {kind}")

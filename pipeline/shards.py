@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -17,10 +17,11 @@ import pyarrow.parquet as pq
 import torch
 from tqdm import tqdm
 
-from pipeline.core.files import digest, read_checked, write_checked
-from pipeline.core.stage import Json, Task
-from pipeline.core.store import Artifact, Out
+from pipeline.artifacts import Out
+from pipeline.columns import Tables
 from pipeline.errors import PipelineError
+from pipeline.files import digest, read_checked, write_checked
+from pipeline.stage import Inputs, Json, Task
 
 OUT_OF_MEMORY = (  # in the errors of what has no exception of its own for it
     "DefaultCPUAllocator: can't allocate",
@@ -49,7 +50,7 @@ class Worker(Protocol):
         """Return the record's facts, from what was measured of all shards."""
 
 
-OpenWorker = Callable[[Task, Mapping[str, Artifact]], Worker]  # a function of a module
+OpenWorker = Callable[[Task, Inputs], Worker]  # of a module
 
 
 class Shard(NamedTuple):
@@ -66,7 +67,7 @@ class Shard(NamedTuple):
 
 def compute_shards(
     task: Task,
-    inputs: Mapping[str, Artifact],
+    inputs: Inputs,
     out: Out,
     names: Sequence[str],
     open_worker: OpenWorker,
@@ -77,7 +78,7 @@ def compute_shards(
     """Compute the shards of all items but those that are finished; add the worker's facts.
 
     Args:
-        task: what is made; `task.runtime.execution` says by which workers.
+        task: what is made; `execution` of its models says by which workers.
         inputs: what it is made from.
         out: where it is made.
         names: the items, in the order in which they are computed.
@@ -161,13 +162,20 @@ class Here:
         pass
 
 
-def opened(task: Task, inputs: Mapping[str, Artifact], open_worker: OpenWorker) -> Any:
+def opened(task: Task, inputs: Inputs, open_worker: OpenWorker) -> Any:
     """Return the workers that `execution.engine` asks for, as a context."""
-    if task.runtime.execution.engine == "inline":
+    if task.spec.models[0].execution.engine == "inline":
         return Here(task, open_worker(task, inputs))
-    from pipeline.core.ray_workers import RayWorkers
+    from pipeline.ray_workers import RayWorkers
 
     return RayWorkers(task, inputs, open_worker)
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether `error` says that memory ran out, of CUDA or of torch's CPU allocator."""
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(
+        words in str(error) for words in OUT_OF_MEMORY
+    )
 
 
 def attempt(worker: Worker, names: Sequence[str], progress: Progress) -> Result | None:
@@ -175,8 +183,7 @@ def attempt(worker: Worker, names: Sequence[str], progress: Progress) -> Result 
     try:
         return worker.compute(names, progress)
     except (RuntimeError, MemoryError) as error:
-        full = isinstance(error, torch.OutOfMemoryError | MemoryError)
-        if not (full or any(words in str(error) for words in OUT_OF_MEMORY)):
+        if not out_of_memory(error):
             raise
     torch.cuda.empty_cache()  # outside of `except`, where the error holds the batch's tensors
     return None
@@ -228,15 +235,44 @@ def tables_bytes(tables: Iterator[pa.Table], schema: pa.Schema) -> bytes:
     return content
 
 
-def join(shards: Sequence[Shard], order: Sequence[str], out: Out, schema: pa.Schema) -> None:
+def join(shards: Sequence[Shard], order: Sequence[str], out: Out) -> None:
     """Write data.parquet from shards of `tables_bytes`, in the order of the items."""
     places = {
         name: (at, row) for at, shard in enumerate(shards) for row, name in enumerate(shard.names)
     }
-    with out.writer("data", schema) as writer:
+
+    def opened(at: int) -> pq.ParquetFile:
+        return pq.ParquetFile(pa.BufferReader(shards[at].content()))
+
+    with out.writer("data", opened(0).schema_arrow) as writer:
         for start in range(0, len(order), JOINED):
             wanted = [places[name] for name in order[start : start + JOINED]]
-            files = {at: pq.ParquetFile(pa.BufferReader(shards[at].content())) for at, _ in wanted}
-            writer.write_table(
-                pa.concat_tables(files[at].read_row_group(row) for at, row in wanted)
-            )
+            files = {at: opened(at) for at in {at for at, _ in wanted}}
+            tables = [files[at].read_row_group(row) for at, row in wanted]
+            writer.write_table(pa.concat_tables(tables))
+
+
+def write_tables(task: Task, out: Out, shards: Sequence[Tables], unit: str) -> None:
+    """Write the tables of an artifact from the rows of its shards, in order; report failures.
+
+    Args:
+        task: what is made.
+        out: where it is made.
+        shards: of each, rows by table; of one that failed, a row with its reason in failures.
+        unit: what a shard is of, in the singular.
+
+    Raises:
+        PipelineError: every shard failed.
+    """
+    for name in task.stage.tables:
+        out.write_rows([row for shard in shards for row in shard.get(name, [])], name)
+    failed = [shard["failures"][0]["reason"] for shard in shards if "failures" in shard]
+    if not failed:
+        return
+    if len(failed) == len(shards):
+        raise PipelineError(f"{task.name}: every {unit} failed, the first with: {failed[0]}")
+    print(
+        f"{task.name}: {len(failed)} of {len(shards)} {unit}s failed, the first with: "
+        f"{failed[0]} (failures.parquet names them)",
+        flush=True,
+    )

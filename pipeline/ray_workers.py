@@ -14,10 +14,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pipeline.core.shards import OpenWorker, Result, attempt, halves
-from pipeline.core.stage import Json, Task
-from pipeline.core.store import Artifact
+from pipeline.artifacts import Artifact
 from pipeline.errors import PipelineError, first_line
+from pipeline.shards import OpenWorker, Result, attempt, halves
+from pipeline.stage import Json, Task
 
 DEATHS = 3  # of workers over one shard
 
@@ -51,7 +51,7 @@ class RayWorkers:
 
     def __init__(self, task: Task, inputs: Mapping[str, Artifact], open_worker: OpenWorker) -> None:
         self._name, self._ray = task.name, connect()
-        count, processors, gpus = allocate(self._ray.cluster_resources(), task.runtime)
+        count, processors, gpus = allocate(self._ray.cluster_resources(), task.spec.models[0])
         above = {name: Artifact(a.directory.absolute(), a.columns) for name, a in inputs.items()}
         host = self._ray.remote(Host).options(
             num_cpus=processors, num_gpus=gpus, max_restarts=-1, max_task_retries=DEATHS - 1
@@ -133,21 +133,21 @@ def connect() -> Any:
     return ray
 
 
-def allocate(there: Mapping[str, float], runtime: Any) -> tuple[int, int, int]:
+def allocate(there: Mapping[str, float], spec: Any) -> tuple[int, int, int]:
     """Return how many workers there are, and the processors and GPUs of each.
 
     Args:
         there: processors ("CPU") and GPUs ("GPU") of all machines, as Ray counts them.
-        runtime: of the task. Without a number of workers there is one a GPU, or on processors
+        spec: of a model. Without a number of workers there is one a GPU, or on processors
             alone one for every `threads` of them.
 
     Raises:
         PipelineError: there are fewer.
     """
-    device, threads = runtime.device.name, runtime.device.threads
+    device, threads = spec.device.name, spec.device.threads
     processors, gpus = int(there.get("CPU", 0)), int(there.get("GPU", 0))
     on_gpus = device.startswith("cuda") or (device == "auto" and gpus > 0)
-    count = runtime.execution.workers or max(
+    count = spec.execution.workers or max(
         1, gpus if on_gpus else processors // (threads or processors)
     )
     each = threads or max(1, processors // count)

@@ -6,6 +6,7 @@ import errno
 import hashlib
 import json
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,11 @@ def _check_keys(value: Any) -> None:
     elif isinstance(value, list | tuple):
         for inner in value:
             _check_keys(inner)
+
+
+def slug(label: str) -> str:
+    """Return `label` as a file name."""
+    return re.sub(r"[^A-Za-z0-9.=_-]+", "_", label)[:100]  # a file name has at most 255 bytes
 
 
 def file_digest(path: Path) -> str:

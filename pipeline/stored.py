@@ -7,15 +7,15 @@ read from an engine's log has log-probabilities in the place of raw logits, and 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 
 from analysis.topk import TopK
-from pipeline.store.artifacts import Artifact
-from pipeline.store.columns import numbers
+from pipeline.artifacts import Artifact
+from pipeline.columns import numbers
+from pipeline.stage import Json
 
 if TYPE_CHECKING:
     from analysis.acceptance.judgement import Steps
@@ -27,25 +27,6 @@ DRAFTED = ("kl", "draft_rank", "draft_log_prob", "argmax_rank")  # in the order 
 MOMENTS = ("top_surprisal", "log_tail", "entropy")  # as TopK takes them, behind TOKENS
 
 
-@dataclass(frozen=True, kw_only=True)
-class StoredFacts:
-    """The facts about distributions in the record of an artifact.
-
-    Attributes:
-        vocab_size: tokens of the vocabulary.
-        k: tokens stored of a step.
-        certified_temperature: of the distributions.
-        log: the name of an engine's log; None where they are of a model.
-        log_prob_error: how far its log-probabilities may be off, nats.
-    """
-
-    vocab_size: int
-    k: int
-    certified_temperature: float = 1.0
-    log: str | None = None
-    log_prob_error: float | None = None
-
-
 def read_token_ids(prompts: Artifact) -> dict[str, list[int]]:
     """Return the tokens of every prompt of an artifact of stage prompts."""
     table = prompts.read(columns=["prompt_id", "token_ids"]).to_pydict()
@@ -54,15 +35,14 @@ def read_token_ids(prompts: Artifact) -> dict[str, list[int]]:
 
 def chunks(artifact: Artifact, rows: int = ROWS) -> Iterator[tuple[pa.RecordBatch, TopK]]:
     """Stream an artifact as (prompt_id and position, distributions), `rows` steps at a time."""
-    facts = artifact.facts(StoredFacts)
     for batch in artifact.batches(["prompt_id", "position", *TOKENS, *MOMENTS], rows):
-        yield batch.select(["prompt_id", "position"]), as_top_k(batch, facts)
+        yield batch.select(["prompt_id", "position"]), as_top_k(batch, artifact.facts)
 
 
 def read_distributions(artifact: Artifact) -> TopK:
     """Read all steps of an artifact at once."""
     table = artifact.read(columns=[*TOKENS, *MOMENTS]).combine_chunks()
-    return as_top_k(table.to_batches()[0], artifact.facts(StoredFacts))
+    return as_top_k(table.to_batches()[0], artifact.facts)
 
 
 def read_steps(artifact: Artifact) -> Steps:
@@ -83,7 +63,7 @@ def read_steps(artifact: Artifact) -> Steps:
             Steps(target, position, kl, rank, draft_log_prob=log_prob, argmax_rank=argmax_rank)
         )
     kl, rank, log_prob, argmax_rank = (table[name].to_numpy() for name in DRAFTED)
-    if artifact.record.facts.get("completed"):
+    if artifact.facts.get("completed"):
         full_kl = artifact.read(columns=["full_kl"])["full_kl"].to_numpy()
         # a tree can accept no argmax that the head lacks, which ranks behind all tokens
         kl = np.where(argmax_rank == target.vocab_size, np.inf, full_kl)
@@ -92,14 +72,14 @@ def read_steps(artifact: Artifact) -> Steps:
     )
 
 
-def as_top_k(batch: pa.RecordBatch, facts: StoredFacts) -> TopK:
+def as_top_k(batch: pa.RecordBatch, facts: Json) -> TopK:
     """Return the distributions of a batch of rows, without copying the lists of tokens."""
-    if facts.log_prob_error is not None:
-        return _as_logged(batch, facts.vocab_size, facts.log_prob_error)
+    if facts.get("log_prob_error") is not None:
+        return _as_logged(batch, facts["vocab_size"], facts["log_prob_error"])
     return TopK.from_columns(
         **{name: numbers(batch.column(name)) for name in (*TOKENS, *MOMENTS)},
-        vocab_size=facts.vocab_size,
-        temperature=facts.certified_temperature,
+        vocab_size=facts["vocab_size"],
+        temperature=facts["certified_temperature"],
     )
 
 

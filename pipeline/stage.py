@@ -1,7 +1,7 @@
 """Stages, and the artifacts that they are to make.
 
-A stage is one module of `pipeline.stages` that exports ``STAGE``. Every command imports all of
-them, so that what only a computation needs is imported by its function.
+A stage is a module of `pipeline.stages` that exports ``STAGE``. Every command imports all of them,
+so that what only a computation needs is imported by the function that computes.
 """
 
 from __future__ import annotations
@@ -9,17 +9,26 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from pipeline.core.files import json_digest
+from pipeline.columns import Columns, arrow
+from pipeline.files import json_digest
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from pipeline.core.store import Artifact, Out
+    from pipeline.artifacts import Artifact, Out
+    from pipeline.study import Study
 
 Json = dict[str, Any]
-Columns = Mapping[str, tuple[str, str]]  # name: Arrow type and meaning
+Inputs = Mapping[str, "Artifact"]  # by name
+
+
+def row_counts(task: Task, artifact: Artifact) -> list[Json]:
+    """Sum up an artifact of which no more is known: where it lies, and how many rows it has."""
+    counts = {f"{name} rows": count for name, count in artifact.record["rows"].items()}
+    return [{"artifact": f"{task.stage.name}/{artifact.directory.name}", **counts}]
 
 
 @dataclass(frozen=True)
@@ -30,43 +39,45 @@ class Stage:
         name: that of its module, of its directory, and in `stage=NAME`.
         version: raised whenever its results change: its artifacts, and all that are made from
             them, are then made anew.
-        tables: the columns of each Parquet file, whose meanings the files carry as metadata.
+        upstream: the stages that its artifacts may be made from.
+        tables: the columns of each Parquet file; the files carry their meanings as metadata.
         plan: returns the artifacts that a study needs, target by target. Cheap: it loads no model.
-        compute: `compute(task, inputs, out)` writes an artifact.
+        compute: "module:function" of `compute(task, inputs, out)`, which writes an artifact.
+        check: refuses a configuration, by a PipelineError, before any file is looked at.
         summary: rows of an artifact, for the terminal and for the table of a sweep.
         printed: whether a single run prints these rows as well.
+        highlights: gives those of the rows that a single run prints, and which these are; None: it
+            prints all.
     """
 
     name: str
     version: int
+    upstream: tuple[str, ...]
     tables: Mapping[str, Columns]
-    plan: Callable[[Any], Iterable[Task]]
-    compute: Callable[[Task, Mapping[str, Artifact], Out], None]
-    summary: Callable[[Task, Artifact], list[Json]]
+    plan: Callable[[Study], Iterable[Task]]
+    compute: str
+    check: Callable[[Study], None] = lambda _: None
+    summary: Callable[[Task, Artifact], list[Json]] = row_counts
     printed: bool = False
+    highlights: Callable[[Task, list[Json]], tuple[list[Json], str]] | None = None
 
-    def schema(self, name: str = "data") -> pa.Schema:
-        """Return the Arrow schema of one of its files."""
+    def function(self) -> Callable[[Task, Inputs, Out], None]:
+        """Import and return `compute`."""
+        module, _, name = self.compute.partition(":")
+        function: Callable[[Task, Inputs, Out], None] = getattr(import_module(module), name)
+        return function
+
+    def schema(self, name: str = "data", *, optional: bool = True) -> pa.Schema:
+        """Return the Arrow schema of one of its files, with or without its optional columns."""
         import pyarrow as pa
 
         return pa.schema(
             [
-                pa.field(column, arrow_type(kind), metadata={"meaning": meaning})
-                for column, (kind, meaning) in self.tables[name].items()
+                pa.field(label, arrow(column.kind), metadata={"meaning": column.meaning})
+                for label, column in self.tables[name].items()
+                if optional or not column.optional
             ]
         )
-
-
-def arrow_type(kind: str) -> pa.DataType:
-    """Return an Arrow type by its name.
-
-    >>> arrow_type("list<int32>")
-    ListType(list<item: int32>)
-    """
-    import pyarrow as pa
-
-    inner = kind.removeprefix("list<").removesuffix(">")
-    return pa.list_(arrow_type(inner)) if inner != kind else pa.type_for_alias(kind)
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,14 +89,15 @@ class Task:
         label: printed, and in the name of its directory.
         settings: all that its content depends on besides its inputs, as JSON values.
         inputs: the artifacts that it is made from, by name.
-        runtime: what it takes to run and no result depends on: devices, paths, printed names.
+        spec: the settings as the stage reads them, and what it takes to run and no result depends
+            on: devices, paths, printed names.
     """
 
     stage: Stage
     label: str
     settings: Json
     inputs: Mapping[str, Task] = field(default_factory=dict)
-    runtime: Any = None
+    spec: Any = None
 
     @cached_property
     def key(self) -> str:

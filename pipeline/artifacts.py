@@ -10,7 +10,6 @@ from __future__ import annotations
 import errno
 import os
 import platform
-import re
 import shutil
 import socket
 import subprocess
@@ -25,16 +24,18 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.core.files import digest, file_digest, put, read_json, sync, unreadable, write_json
-from pipeline.core.stage import Columns, Json, Stage, Task, arrow_type, with_inputs
+from pipeline.columns import Columns, arrow
 from pipeline.errors import DamagedError, PipelineError
+from pipeline.files import digest, file_digest, put, read_json, slug, sync, unreadable, write_json
 from pipeline.paths import ROOT
+from pipeline.stage import Inputs, Json, Stage, Task
 
 if TYPE_CHECKING:
+    import pandas as pd
     import pyarrow as pa
 
 RECORD = "record.json"
-TIMED = "timings/"  # files that depend on the clock: no part of an artifact's content
+TIMED = ("timings/", "index.html")  # files that depend on the clock: no part of the content
 REBUILDS = 3  # of an artifact that is damaged again and again
 UNWRITABLE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}
 PACKAGES = (
@@ -91,14 +92,26 @@ class Artifact:
             if not same:
                 raise DamagedError(self.directory, f"{path} is not what was written")
 
-    def read(self, name: str = "data", columns: Sequence[str] | None = None) -> pa.Table:
+    def read(
+        self, name: str = "data", columns: Sequence[str] | None = None, rule: str | None = None
+    ) -> pa.Table:
         """Read a Parquet file; damage done since `check` is found by the checksums of its pages.
+
+        Args:
+            name: of the file.
+            columns: that are read; None: all.
+            rule: the label of a rule, whose row groups alone are read.
 
         Raises:
             DamagedError: it can't be read, or has other columns than its stage writes.
         """
         with self.open(name) as file:
-            return file.read(columns=None if columns is None else list(columns))
+            groups = list(range(file.num_row_groups))
+            if rule is not None:
+                at = file.schema_arrow.names.index("rule")
+                of = [file.metadata.row_group(g).column(at).statistics.min for g in groups]
+                groups = [g for g in groups if of[g] == rule]
+            return file.read_row_groups(groups, None if columns is None else list(columns))
 
     def batches(self, columns: Sequence[str], rows: int) -> Iterator[pa.RecordBatch]:
         """Stream data.parquet in batches of at most `rows` rows; errors are those of `read`."""
@@ -128,9 +141,14 @@ def check_columns(columns: Columns, schema: pa.Schema, path: Path) -> None:
     Raises:
         ValueError: it has others.
     """
-    wanted = {name: arrow_type(kind) for name, (kind, _) in columns.items()}
-    if dict(zip(schema.names, schema.types, strict=True)) != wanted or schema.names != [*wanted]:
-        raise ValueError(f"{path} has the columns {schema}, expected {wanted}")
+    wanted = {
+        name: arrow(column.kind)
+        for name, column in columns.items()
+        if name in schema.names or not column.optional
+    }
+    found = dict(zip(schema.names, schema.types, strict=True))
+    if found != wanted or [*found] != [*wanted]:
+        raise ValueError(f"{path} has the columns {found}, expected {wanted}")
 
 
 @dataclass
@@ -167,6 +185,14 @@ class Out:
 
         self.write(pa.Table.from_pylist(list(rows), schema=self.stage.schema(name)), name)
 
+    def write_frame(self, frame: pd.DataFrame, name: str = "data") -> None:
+        """Write a Parquet file from a frame that has its columns, among others."""
+        import pyarrow as pa
+
+        schema = self.stage.schema(name)
+        table = pa.Table.from_pandas(frame[schema.names], schema, preserve_index=False)
+        self.write(table.replace_schema_metadata(None), name)
+
 
 class Store:
     """All artifacts below one directory, which is made when the first one is written."""
@@ -193,18 +219,25 @@ class Store:
         """
         memo = {} if memo is None else memo
         if task.key not in memo:
-            artifact, fresh = self.find(task), True
-            if artifact is not None and artifact.record["key"] != task.key:
-                reason = f"{artifact.directory / RECORD} is of another artifact"
-                raise DamagedError(artifact.directory, reason)
-            for name, above in task.inputs.items() if artifact is not None else ():
-                latest = self.find(above)
-                used = artifact.record["inputs"][name]
-                fresh &= latest is None or (latest.content == used and self.fresh(above, memo))
-            memo[task.key] = artifact is not None and fresh
+            memo[task.key] = self._fresh(task, memo)
         return memo[task.key]
 
-    def missing(self, tasks: Iterable[Task]) -> list[Task]:
+    def _fresh(self, task: Task, memo: dict[str, bool]) -> bool:
+        artifact = self.find(task)
+        if artifact is None:
+            return False
+        if artifact.record["key"] != task.key:
+            reason = f"{artifact.directory / RECORD} is of another artifact"
+            raise DamagedError(artifact.directory, reason)
+        for name, above in task.inputs.items():
+            latest = self.find(above)
+            if latest is None:
+                continue
+            if latest.content != artifact.record["inputs"][name] or not self.fresh(above, memo):
+                return False
+        return True
+
+    def missing(self, tasks: Sequence[Task]) -> list[Task]:
         """Return the tasks that must be computed for `tasks`, inputs first."""
         memo: dict[str, bool] = {}
         needed: dict[str, Task] = {}
@@ -215,9 +248,20 @@ class Store:
                     visit(above)
                 needed[task.key] = task
 
-        for task in tasks:
-            visit(task)
+        try:
+            for task in tasks:
+                visit(task)
+        except DamagedError as damage:
+            self.set_aside(damage.directory)
+            return self.missing(tasks)
         return list(needed.values())
+
+    def all(self, stages: Iterable[Stage]) -> Iterator[Artifact]:
+        """Yield every published artifact of some stages."""
+        for stage in stages:
+            for path in sorted((self.root / stage.name).glob("[!.]*-*")):
+                if path.is_dir():
+                    yield Artifact(path, stage.tables)
 
     def get(self, task: Task) -> Artifact:
         """Return the artifact of a task, whole and up to date; compute what is not there.
@@ -282,7 +326,7 @@ class Store:
         artifact.check()
         return artifact
 
-    def _compute(self, task: Task, inputs: Mapping[str, Artifact]) -> Artifact:
+    def _compute(self, task: Task, inputs: Inputs) -> Artifact:
         print(f"{task.name}: computing", flush=True)
         begun = time.monotonic()
         contents = {name: artifact.content for name, artifact in inputs.items()}
@@ -292,19 +336,15 @@ class Store:
         out = Out(task.stage, work / "artifact", work / "shards")
         out.directory.mkdir(parents=True)
         try:
-            task.stage.compute(task, inputs, out)
+            task.stage.function()(task, inputs, out)
             for name, above in task.inputs.items():
                 latest = self.find(above)
                 if latest is not None and latest.content != contents[name]:
                     reason = f"{latest.directory} was replaced while it was read"
                     raise DamagedError(latest.directory, reason)
             made = self._publish(task, out, contents, time.monotonic() - begun)
-        finally:  # finished shards stay where nothing was published
-            shutil.rmtree(out.directory, ignore_errors=True)
-            for half_written in out.shards.glob("*.tmp"):
-                half_written.unlink(missing_ok=True)
-            if not (out.shards.is_dir() and any(out.shards.iterdir())):
-                shutil.rmtree(work, ignore_errors=True)
+        finally:
+            drop_unfinished(work)
         print(
             f"{task.name}: {time.monotonic() - begun:.1f} s -> {relative(made.directory)}",
             flush=True,
@@ -335,8 +375,7 @@ class Store:
             **environment(seconds),
         }
         write_json(out.directory / RECORD, record)
-        label = re.sub(r"[^A-Za-z0-9.=_-]+", "_", task.label)[:100]
-        place = self.root / task.stage.name / f"{label}-{task.key[:12]}"
+        place = self.root / task.stage.name / f"{slug(task.label)}-{task.key[:12]}"
         with self._lock("moving"):
             if (stale := self.find(task)) is not None:
                 stale.directory.rename(out.directory.with_name(f"stale{time.time_ns()}"))
@@ -388,6 +427,15 @@ class Store:
             yield
         finally:
             lock.release()
+
+
+def drop_unfinished(work: Path) -> None:
+    """Remove what is half-written in a workspace; finished shards stay for the next run."""
+    shutil.rmtree(work / "artifact", ignore_errors=True)
+    for path in (work / "shards").glob("*.tmp"):
+        path.unlink(missing_ok=True)
+    if not any((work / "shards").glob("*")):
+        shutil.rmtree(work, ignore_errors=True)
 
 
 def relative(path: Path) -> str:

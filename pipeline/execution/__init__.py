@@ -1,1 +1,0 @@
-"""How stages are run: in order, under locks, shard by shard."""

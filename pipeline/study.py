@@ -1,0 +1,272 @@
+"""A study: its configuration, its rules, and the artifacts that it has or is to have.
+
+For the command line, for the stages, which plan their artifacts from it, and for notebooks and
+scripts: ``Study("study=mini")`` takes the same overrides as ``python -m pipeline`` and reads what
+that command made. Nothing is computed but by `make`.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from omegaconf import DictConfig
+
+from analysis.rules import Rule
+from analysis.statistics.bootstrap import Resampling
+from conf import schema
+from conf.schema import DrafterConfig, ModelConfig
+from pipeline.artifacts import Artifact, Store, relative
+from pipeline.errors import PipelineError
+from pipeline.gguf_models.source import source
+from pipeline.plan.composition import composed, settings_of
+from pipeline.plan.explain import noted, say
+from pipeline.plan.rules import build_rules, rules_by_name
+from pipeline.plan.specs import LogSpec, ModelSpec
+from pipeline.stage import Stage, Task, with_inputs
+from pipeline.store.identity import Identities, local_path
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from analysis.topk import TopK
+
+STAGES: dict[str, Stage] = {
+    name: import_module(f"pipeline.stages.{name}").STAGE for name in schema.STAGE_NAMES
+}
+READER = 5  # version of what is read of the logs of engines
+
+
+class Study:
+    """A study, planned.
+
+    Attributes:
+        config: the checked configuration.
+        rules: the acceptance rules of `config.criteria`.
+        named: the rules that methods and presets name.
+        wanted: the requested stage, and all that it is made from.
+        tasks: the artifacts of every stage, target by target.
+        store: where they are.
+    """
+
+    def __init__(self, *overrides: str, config: DictConfig | None = None) -> None:
+        """Compose the configuration from `overrides`, check it, and plan every stage.
+
+        Args:
+            overrides: as on the command line.
+            config: a composed configuration, in their place.
+
+        Raises:
+            PipelineError: the configuration or an input is not usable; a line for each problem.
+        """
+        problems, self.overrides = list[str](), overrides
+        self.rules, self.named = list[Rule](), dict[str, list[Rule]]()
+        self.config = settings_of(composed(overrides) if config is None else config, problems)
+        self.store = Store(Path(self.config.outputs) / "artifacts")
+        self.identities = Identities(self.store.root / ".identities.json")
+        with noted(problems):
+            self.rules = build_rules(self.config.criteria)
+        with noted(problems):
+            self.named = rules_by_name(self.config, self.rules)
+        if not self.config.targets:
+            raise PipelineError(
+                "no target: add target=mini_large, or target=local "
+                "targets.local.path=DIRECTORY_OR_HUB_ID"
+            )
+        if self.config.stage not in STAGES:
+            say(problems)
+        self.wanted = _closure(self.config.stage)
+        self.targets = list(self.config.targets)
+        for stage in STAGES.values():
+            with noted(problems):
+                stage.check(self)
+        for key, model in models_named(self.config).items():
+            with noted(problems):
+                source(model.path, key) or local_path(model.path, key)
+        if not self.named:  # the rules are wrong: nothing that takes them can be planned
+            say(problems)
+        self.tasks: dict[str, list[Task]] = {}
+        try:
+            with noted(problems):
+                for stage in STAGES.values():
+                    self.tasks[stage.name] = list(stage.plan(self))
+        finally:  # what is out of range may break what is planned
+            say(problems)
+        self.identities.save()
+
+    @property
+    def statistics(self) -> Resampling:
+        """The settings of the bootstrap."""
+        return Resampling(**vars(self.config.statistics))
+
+    def made(self, task: Task) -> bool:
+        """Say whether the artifact of a task is published, up to date or not."""
+        return self.store.find(task) is not None
+
+    def model_spec(self, key: str, model: ModelConfig) -> ModelSpec:
+        """Return the specification of a model; `key` is its configuration key."""
+        identity = self.identities.model(model.path, model.revision, f"{key}.path")
+        device, execution = self.config.device, self.config.execution
+        head = model.head if isinstance(model, DrafterConfig) else None
+        return ModelSpec(key, identity, model, device, execution=execution, head=head)
+
+    def log_spec(self, key: str, path: str) -> LogSpec:
+        """Return the specification of an engine's log.
+
+        Raises:
+            PipelineError: there is no such file.
+        """
+        local, log = local_path(path, f"{key}.path"), self.config.distributions.log
+        if local is None or not local.is_file():
+            raise PipelineError(f"{key}.path={path}: there is no such file")
+        identity = self.identities.source(path, None, f"{key}.path")
+        return LogSpec(path, identity, READER, part=log.part, error=log.error)
+
+    def make(self, stage: str) -> list[Artifact]:
+        """Bring the artifacts of a stage up to date, and all they are made from.
+
+        Raises:
+            PipelineError: a stage says what is wrong; finished artifacts and shards are kept.
+        """
+        tasks = self.tasks[stage]
+        todo = self.store.missing(tasks)
+        if todo:
+            check_models(todo)
+            self._print_plan(tasks, {task.key for task in todo})
+        artifacts = [self.store.get(task) for task in tasks]
+        computed = {task.key for task in todo}
+        for task, artifact in zip(tasks, artifacts, strict=True):
+            if task.key not in computed:
+                print(f"{task.name}: cached -> {relative(artifact.directory)}", flush=True)
+        return artifacts
+
+    def _print_plan(self, tasks: Sequence[Task], todo: set[str]) -> None:
+        parts, every = [], with_inputs(tasks)
+        for stage in STAGES:
+            keys = {key for key, task in every.items() if task.stage.name == stage}
+            run = len(keys & todo)
+            cached = sum(self.made(every[key]) for key in keys - todo)
+            words = [f"{cached} cached"] * (cached > 0) + [f"{run} to run"] * (run > 0)
+            parts += [f"{stage} {' and '.join(words)}"] if words else []
+        print(f"plan: {', '.join(parts)}", flush=True)
+
+    def task(self, stage: str, target: str | None = None) -> Task:
+        """Return the task of a stage; `target` is a key of `targets`, the first one by default.
+
+        Raises:
+            PipelineError: no such stage or target, or the study does not have this stage.
+        """
+        if stage not in self.tasks:
+            raise PipelineError(f"no stage {stage!r}; stages: {', '.join(self.tasks)}")
+        tasks = self.tasks[stage]
+        if target is not None and target not in self.targets:
+            raise PipelineError(f"no target {target!r}; targets: {', '.join(self.targets)}")
+        if not tasks:
+            raise PipelineError(f"no {stage} in this study: add a drafter (drafter=...)")
+        at = 0 if target is None or len(tasks) == 1 else self.targets.index(target)
+        return tasks[at]
+
+    def artifact(self, stage: str, target: str | None = None) -> Artifact:
+        """Return the artifact of a stage, as `task` names it.
+
+        Raises:
+            PipelineError: it does not exist yet; names the command that makes it.
+        """
+        task = self.task(stage, target)
+        found = self.store.find(task)
+        if found is None:
+            raise PipelineError(
+                f"{task.name} does not exist yet: run `{self.command(f'stage={stage}')}`"
+            )
+        return found
+
+    def command(self, *more: str) -> str:
+        """Return the command that makes its artifacts, without the overrides of `solve`."""
+        given = [word for word in self.overrides if not word.startswith("solve.")]
+        return shlex.join(["python", "-m", "pipeline", *given, *more])
+
+    def frame(
+        self,
+        stage: str,
+        target: str | None = None,
+        rule: str | None = None,
+        columns: list[str] | None = None,
+    ) -> pd.DataFrame:
+        """Return the rows of an artifact, without the lists of top K; of one rule by its label."""
+        artifact = self.artifact(stage, target)
+        if columns is None:
+            columns = [name for name in artifact.columns["data"] if not name.startswith("top_")]
+        if rule is None:
+            return artifact.read(columns=columns).to_pandas()
+        labels = {known.label for known in self.rules}
+        if rule not in labels:
+            raise PipelineError(f"no rule {rule!r} in this study; rules: {sorted(labels)}")
+        read = [*columns, *([] if "rule" in columns else ["rule"])]
+        rows = artifact.read(columns=read, rule=rule).to_pandas()
+        return rows[columns].reset_index(drop=True)
+
+    def distributions(self, target: str) -> TopK:
+        """Return the stored distributions of all steps of a target."""
+        from pipeline.stored import read_distributions
+
+        return read_distributions(self.artifact("distributions", target))
+
+    def words(self, target: str) -> dict[int, str]:
+        """Return the text of every token of a target, by its id.
+
+        Tokens without a text are left out: those of an engine's log, or where the tokenizer is not
+        at hand any more.
+        """
+        from pipeline.models.token_texts import token_texts
+
+        task, dump = self.task("distributions", target), self.artifact("distributions", target)
+        drafts = self.store.find(self.task("drafts", target)) if self.tasks["drafts"] else None
+        return token_texts(task, dump, drafts, range(dump.facts["vocab_size"]))
+
+
+def models_named(config: schema.Config) -> dict[str, ModelConfig]:
+    """Return the models of a configuration, by the key of their paths."""
+    models = {f"targets.{name}.path": target for name, target in config.targets.items()}
+    return models if config.drafter is None else models | {"drafter.path": config.drafter}
+
+
+def _closure(name: str) -> frozenset[str]:
+    """Return a stage and all it is made from, by name."""
+    return frozenset({name}).union(*(_closure(above) for above in STAGES[name].upstream))
+
+
+def check_models(tasks: Sequence[Task]) -> None:
+    """Check the models that tasks, still to be computed, will load.
+
+    Raises:
+        PipelineError: there is no such device or are fewer processors; workers can't be had; a
+            model is of a kind that can't be run; one that reads drafts can't take them back; or
+            tokenizers differ.
+    """
+    if not any(task.spec.models for task in tasks):
+        return  # without the import of torch
+    from pipeline.models.devices import check_threads, choose_device
+    from pipeline.models.load import check_pair_skeletons, pair_tokenizer, skeleton
+
+    checked = set()
+    for task in tasks:
+        models = task.spec.models
+        if not models or (models[0].key, len(models)) in checked:
+            continue
+        checked.add((models[0].key, len(models)))
+        if models[0].execution.engine == "ray":
+            from pipeline.ray_workers import allocate, connect
+
+            allocate(connect().cluster_resources(), models[0])
+        else:
+            for used in models:
+                choose_device(used.device.name)
+                check_threads(used.device.threads)
+        if len(models) == 1:
+            skeleton(*models)
+        else:
+            check_pair_skeletons(*models)
+            pair_tokenizer(*models)
