@@ -16,7 +16,6 @@ from typing import Any
 from analysis.decoding.lookup import shortest_match
 from analysis.rules import Rule
 from pipeline.execution.runner import shown
-from pipeline.gguf_models.source import converted, source
 from pipeline.store.node import slug
 
 Setting = Callable[[int], dict[str, Any] | None]  # at a draft length, as `setting_text` takes it
@@ -168,7 +167,7 @@ def setting_text(
         rule: solved, of the engine's range.
         strictest: the strict end of that range; None where the engine has none.
         draft_length: drafted tokens a call.
-        target: a directory, a hub id or a GGUF file.
+        target: a directory or a hub id.
         drafter: likewise; None where the study has none: DRAFTER is to be replaced.
         head: whether the drafter is a head on the target's hidden states.
         temperature: of the certified distribution.
@@ -219,12 +218,12 @@ def setting_values(
 
     Without a draft length the placeholders $length and $length_and_own stay.
     """
-    model, kind = loadable(drafter), ENGINES[engine]["drafters"][head]
+    model, kind = drafter, ENGINES[engine]["drafters"][head]
     length = "$length" if draft_length is None else str(draft_length)
     config = f'"method": "{kind}", "model": {json.dumps(model)}, "num_speculative_tokens": {length}'
     given = rule.parameters.items()
     values = {name: f"{value:g}" for name, value in given if isinstance(value, int | float)} | {
-        "target": shlex.quote(loadable(target)),
+        "target": shlex.quote(target),
         "drafter": shlex.quote(model),
         "kind": kind,
         "config": shlex.quote(f"{{{config}}}"),
@@ -232,9 +231,3 @@ def setting_values(
         "length": length,
     }
     return values if draft_length is None else values | {"length_and_own": str(draft_length + 1)}
-
-
-def loadable(path: str) -> str:
-    """Return the path of a model that an engine can load: of a package, its directory."""
-    made = converted(path) if source(path, "path") else None
-    return path if made is None else str(made)

@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+from pipeline.hub import Identity
 from pipeline.plan.specs import FileSpec, ServedPrompts
 from pipeline.store.durable import file_digest
-from pipeline.store.identity import Identity
 from pipeline.store.node import Node
 from tests.pipeline import tiny
 

@@ -19,6 +19,7 @@ from conf.schema import Prompts
 from pipeline.engines.written.logs import prompt_id, read_log
 from pipeline.errors import PipelineError
 from pipeline.formats.prompt_files import ExcludedRowError, Source, read_row, source_files
+from pipeline.hub import local_path
 from pipeline.models.prompt_tokens import encode, file_tokenizer, no_template
 from pipeline.plan.explain import say
 from pipeline.plan.facts import ExcludedRows
@@ -26,7 +27,6 @@ from pipeline.plan.specs import LoggedPrompts, SampledPrompts, ServedPrompts
 from pipeline.store import columns
 from pipeline.store.artifacts import Artifact, Pending
 from pipeline.store.columns import Row
-from pipeline.store.identity import local_path
 from pipeline.store.node import Node
 from pipeline.store.plain import to_plain
 

@@ -13,13 +13,13 @@ from pipeline.engines.written.answers import counted
 from pipeline.engines.written.served import LogProbs, Reply, Request, read_served
 from pipeline.errors import PipelineError
 from pipeline.formats.prompt_files import is_text
+from pipeline.hub import local_path
 from pipeline.models.load import load_tokenizer
 from pipeline.models.prompt_tokens import encode, encode_chat
 from pipeline.plan.specs import ServedPrompts
 from pipeline.store import columns
 from pipeline.store.artifacts import Pending
 from pipeline.store.columns import Row
-from pipeline.store.identity import local_path
 
 UNKNOWN = "\ufffd"  # what engines write for bytes that are no text
 CHANGED = "answers whose text does not come back from its tokens: log token ids"
