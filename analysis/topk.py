@@ -46,8 +46,6 @@ class TopK:
         vocab_size: V.
         temperature: of the distribution described; logits stay raw.
         stored_probs: (N, K) float64, or None when the distribution is given by logits.
-        entropy_error: the largest error of the entropy, relative to 1 + entropy. Intervals allow
-            for it. Infinite: the entropy is not used.
         log_prob_error: (N, K), the largest error of each log-probability, nats; None where the
             stored numbers are exact. With errors all certificates are intervals
             (`certificates.rounded`), and `entropy` is its lower end.
@@ -61,7 +59,6 @@ class TopK:
     vocab_size: int
     temperature: float = 1.0
     stored_probs: Floats | None = None
-    entropy_error: float = 1e-9
     log_prob_error: Floats | None = None
 
     @classmethod
@@ -152,7 +149,7 @@ class TopK:
             top_surprisal: (N,) float64, -log p0 at the given temperature, over the full vocabulary.
             log_tail: (N,) float64, at the given temperature, good to 1e-9; to its own rounding
                 where one token is left.
-            entropy: (N,) float64, nats, at the given temperature, good to `entropy_error`.
+            entropy: (N,) float64, nats, at the given temperature.
             vocab_size: V >= K.
             temperature: of the distribution to certify, above 0.
 
@@ -238,7 +235,6 @@ class TopK:
             np.zeros(len(values)),
             int(vocab_size),
             stored_probs=probs,
-            entropy_error=np.inf,
             log_prob_error=off,
         )
         return replace(dist, entropy=dist.entropy_range[0])

@@ -9,9 +9,6 @@ that differ. decoding.prompts, decoding.steps and decoding.lookup_match apply. W
 NAME=http://HOST:PORT add servers of inference engines with the same target, which answer in turn
 with the others. lengths=2,4 and rounds=2 give other draft lengths and rounds.
 
-``scored`` decodes the prompts of a study as stage distributions does, scores the same answers in
-passes, and prints seconds, memory, and the differences of tokens, logits and certificates.
-
 ``passes`` times passes of study=smollm2 over n tokens after a prompt of 160 tokens, with
 transformers' own linear maps and attention, and with the skinny matrix products of
 `pipeline.models.skinny_matmul`. With device.threads=1 it counts processor time, which other
@@ -32,17 +29,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from analysis.certificates.certify import certify
-from analysis.rules import StrictGreedy
-from analysis.statistics.bootstrap import Floats
-from analysis.topk import TopK
 from pipeline.decoding.choices import Greedy
-from pipeline.decoding.drafters import Drafter, LookupFirst, Nothing, PromptLookup, model_drafter
+from pipeline.decoding.drafters import Drafter, Nothing, PromptLookup, model_drafter
 from pipeline.decoding.loop import decode
 from pipeline.decoding.verifiers import Match
 from pipeline.engines.servers import Sampling, Server, open_server, request_body
 from pipeline.execution import runner
-from pipeline.execution.stopwatch import Stopwatch, peak_memory
 from pipeline.models import skinny_matmul
 from pipeline.models.heads.hidden_drafter import HiddenDrafter
 from pipeline.models.language_model import LanguageModel
@@ -52,10 +44,8 @@ from pipeline.plan.composition import composed
 from pipeline.plan.graph import prepare
 from pipeline.plan.specs import DecodingSpec
 from pipeline.plan.stage import models_of
-from pipeline.stages.distributions.decode import Found, decode_batch, score_batch
 
 RESAMPLES = 2000
-MODEL_LENGTH = 2  # tokens that the model drafts if look-up has no match
 ALONE = "target alone, this project"
 Decoder = Callable[[list[int]], list[int]]
 
@@ -92,13 +82,9 @@ def served(url: str, steps: int) -> Decoder:
     server, client = connect(url)
 
     def run(ids: list[int]) -> list[int]:
-        request = request_body(server, ids, Sampling(steps, 0.0, 1.0, 0, 0, 0))
+        request = request_body(server, ids, Sampling(steps, 0.0, 0, 0))
         body = client.post(server.endpoint, json=request).raise_for_status().json()
-        tokens: list[int] = (
-            body["choices"][0]["token_ids"]
-            if "choices" in body
-            else body.get("tokens") or body["output_ids"]
-        )
+        tokens: list[int] = body["choices"][0]["token_ids"] if "choices" in body else body["tokens"]
         return tokens
 
     return run
@@ -135,9 +121,6 @@ def decoders(
     def lookup(count: int) -> PromptLookup:
         return PromptLookup(spec.lookup, count, device, spec.lookup_match)
 
-    def lookup_first(count: int) -> Drafter:
-        return LookupFirst(lookup(count), model(count), MODEL_LENGTH)
-
     decoders_by_name = {
         ALONE: own(lambda _: Nothing(device), 0),
         "target alone, transformers": generate(target, steps, lambda: {}),
@@ -146,7 +129,6 @@ def decoders(
         by_model = isinstance(drafter, LanguageModel)
         decoders_by_name |= {
             f"the drafter, {gamma}": own(model, gamma),
-            f"look-up first, else the drafter, {gamma}": own(lookup_first, gamma),
             f"prompt look-up, {gamma}": own(lookup, gamma),
             f"transformers, {'assistant' if by_model else 'prompt look-up'}, {gamma}": generate(
                 target, steps, partial(assisted, drafter, gamma)
@@ -221,68 +203,6 @@ def print_comparison(
         )
 
 
-BATCHES = (1, 8, 32)
-
-
-def certificates(stored: Found, vocabulary: int) -> Floats:
-    """Return the certificates of strict greedy, (N,), for N stored steps."""
-    names = ("top_ids", "top_logits", "top_surprisal", "log_tail", "entropy")
-    columns: dict[str, Any] = {name: stored[name].numpy() for name in names}
-    dist = TopK.from_columns(**columns, vocab_size=vocabulary)
-    return certify(dist, StrictGreedy()).lower[:, 0]
-
-
-def scored(overrides: list[str]) -> None:
-    """Time decoding and scoring with a study's first target, and compare the stored steps."""
-    _, nodes, store = prepare(composed(overrides))
-    node = nodes["distributions"][0]
-    rows = runner.ensure([node.upstream["prompts"][0]], store)[0].read().to_pylist()
-    model = load_model(*models_of(node))
-    prompts = {row["prompt_id"]: row["token_ids"] for row in rows}
-    names = sorted(prompts, key=lambda name: len(prompts[name]))
-    print(f"{model.label}, {len(names)} prompts, {torch.get_num_threads()} threads")
-    for batch in BATCHES:
-        taken, steps, other, logits, apart = {"decoding": 0.0, "scoring": 0.0}, 0, 0, 0.0, 0.0
-        memory = {}
-        for start in range(0, len(names), batch):
-            chosen = {name: prompts[name] for name in names[start : start + batch]}
-            watch, begun = Stopwatch(model.device), time.perf_counter()
-            decoded = decode_batch(model, chosen, node.spec, watch, lambda _: None)
-            taken["decoding"] += time.perf_counter() - begun
-            memory["decoding"] = peak_memory(model.device)
-            lengths = decoded["lengths"].tolist()
-            answers = [
-                row[:n] for row, n in zip(decoded["token_id"].tolist(), lengths, strict=True)
-            ]
-            begun = time.perf_counter()
-            rescored = score_batch(
-                model, list(chosen.values()), answers, node.spec, watch, lambda _: None
-            )
-            taken["scoring"] += time.perf_counter() - begun
-            memory["scoring"] = peak_memory(model.device)
-            longest = max(lengths)
-            present = torch.arange(longest) < torch.tensor(lengths)[:, None]
-            tops = [stored["top_ids"][:, :longest, 0] for stored in (decoded, rescored)]
-            same = present & (tops[0] == tops[1])
-            steps, other = steps + int(present.sum()), other + int((present & ~same).sum())
-            columns = [stored for stored in rescored if stored != "lengths"]
-            equal_steps = [
-                {name: f[name][:, :longest][same] for name in columns} for f in (decoded, rescored)
-            ]
-            off = equal_steps[0]["top_logits"] - equal_steps[1]["top_logits"]
-            logits = max(logits, float(off.abs().max()))
-            ends = [certificates(stored, model.vocab_size) for stored in equal_steps]
-            apart = max(apart, float(np.abs(ends[0] - ends[1]).max()))
-        ratio = taken["decoding"] / taken["scoring"]
-        print(
-            f"{batch} prompts: decoding {taken['decoding']:.2f} s, scoring {taken['scoring']:.2f} s"
-            f" ({ratio:.2f} times as fast); memory {memory['decoding'] / 2**20:.0f} and "
-            f"{memory['scoring'] / 2**20:.0f} MiB; {other} of {steps} steps have another argmax; "
-            f"logits at most {logits:.2g} apart, certificates {apart:.2g}",
-            flush=True,
-        )
-
-
 TOKENS = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32)
 PROMPT, REPETITIONS = 160, 20
 
@@ -330,7 +250,7 @@ def time_passes(overrides: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    commands = {"speed": time_decoding, "scored": scored, "passes": time_passes}
+    commands = {"speed": time_decoding, "passes": time_passes}
     if sys.argv[1:2] and sys.argv[1] in commands:
         commands[sys.argv[1]](sys.argv[2:])
     else:

@@ -8,14 +8,7 @@ First it prints a line for every check, and ends with status 1 if one failed:
 - the decoding loop with a chain and with a tree emits the tokens of the target alone.
 
 Then it times the paper's shapes with random weights (nothing is downloaded), 500 prompts and 128
-steps, with the stage's own code; seconds are wall-clock time without writing files. First the pass
-over given answers (`distributions.source=answers`), with the rates of its matrix products as shares
-of the rate of a large product:
-
-    body: 2 (parameters - V d) tokens read / seconds without the head and the statistics / rate
-    head: 2 V d rows / its seconds / rate
-
-Then decoding.
+steps, with the stage's own code; seconds are wall-clock time without writing files.
 
 ``--reduced`` runs everything with small shapes, also on the CPU, without the parts that need CUDA.
 """
@@ -44,9 +37,8 @@ from pipeline.execution.stopwatch import Stopwatch, describe_device, peak_memory
 from pipeline.models.language_model import wide_product
 from pipeline.models.load import LanguageModel, wrap
 from pipeline.models.logit_statistics import Found, logit_statistics
-from pipeline.models.passes import HELD
 from pipeline.plan.specs import DistributionsSpec, model_at
-from pipeline.stages.distributions.decode import decode_batch, score_batch
+from pipeline.stages.distributions.decode import decode_batch
 from pipeline.store.plain import to_plain
 
 COMMON: dict[str, Any] = {
@@ -65,19 +57,9 @@ REDUCED: dict[str, Any] = {
     "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4,
 }  # fmt: skip
 STEPS = 24
-GREEDY = DistributionsSpec(
-    model_at("", ""),
-    steps=STEPS,
-    k=256,
-    temperature=0.0,
-    top_p=1.0,
-    top_k=0,
-    seed=0,
-    temperatures=(),
-)
+GREEDY = DistributionsSpec(model_at("", ""), steps=STEPS, k=256, temperature=0.0, seed=0)
 TOLERANCE = {"float32": 1e-3, "bfloat16": 0.15}  # of a logit, absolute; logits are about 1 to 10
 DIFFERING = {"float32": 0.0, "bfloat16": 0.02}  # share of steps: padding may change a close argmax
-PRODUCTS = 20  # timed products, whose mean time counts
 Prompts = dict[str, list[int]]
 Row = dict[str, Any]  # of a printed table
 
@@ -149,8 +131,8 @@ def head_and_statistics(device: torch.device) -> str:
     assert product <= 1e-3, f"logits are {product:.3g} apart"
     logits = torch.randn((8, 4096), generator=torch.Generator().manual_seed(1))
     logits[0, :200] = logits[0].max()  # ties
-    on_host = logit_statistics(logits, 64, [1.0, 0.5])
-    moved = logit_statistics(logits.to(device), 64, [1.0, 0.5])
+    on_host = logit_statistics(logits, 64, 0.5)
+    moved = logit_statistics(logits.to(device), 64, 0.5)
     assert (on_host["top_ids"] == moved["top_ids"].cpu()).all(), "other tokens are stored"
     worst = max((on_host[name] - moved[name].cpu()).abs().max().item() for name in on_host)
     assert worst <= 1e-10, f"statistics are {worst:.3g} apart"
@@ -195,68 +177,17 @@ def checked(device: torch.device) -> int:
     return failed
 
 
-def product_seconds(device: torch.device, product: Callable[[], object]) -> float:
-    """Return the mean seconds of a product, after a warm-up."""
-    product()
-    watch = Stopwatch(device)
-    with watch("products"):
-        for _ in range(PRODUCTS):
-            product()
-    return watch.seconds()["products"] / PRODUCTS
-
-
-def peak_rate(device: torch.device, size: int) -> float:
-    """Return the operations per second of (size, size) matrix products in bfloat16."""
-    matrix = torch.randn((size, size), device=device).bfloat16()
-    return float(2 * size**3 / product_seconds(device, lambda: matrix @ matrix))
-
-
-def head_seconds(model: LanguageModel, rows: int) -> float:
-    """Return the seconds of the final projection per row, for `rows` at once."""
-    hidden = torch.randn(
-        (rows, model.module.config.hidden_size), device=model.device, dtype=model.dtype
-    )
-    head = model.module.get_output_embeddings()
-    return product_seconds(model.device, lambda: head(hidden)) / rows
-
-
-def passed(model: LanguageModel, prompts: Prompts, steps: int, batch: int, peak: float) -> Row:
-    """Score random answers in batches; return tokens per second and shares of `peak`."""
-    names, vocabulary = list(prompts), model.vocab_size
-    answers = torch.randint(vocabulary, (len(prompts), steps)).tolist()
-    watch, begun = Stopwatch(model.device), time.perf_counter()
-    for start in range(0, len(names), batch):
-        some = [prompts[name] for name in names[start : start + batch]]
-        score_batch(model, some, answers[start : start + batch], GREEDY, watch, lambda _: None)
-    spent = watch.seconds()  # waits for the device
-    wall = time.perf_counter() - begun
-    row = head_seconds(model, batch * max(1, HELD[model.device.type] // batch // vocabulary))
-    rows, read = len(prompts) * steps, sum(map(len, prompts.values())) + len(prompts) * (steps - 1)
-    projection = vocabulary * model.module.config.hidden_size
-    body = sum(weight.numel() for weight in model.module.model.parameters()) - projection
-    products = spent["prefill"] + spent["decode"] - rows * row
-    return {
-        "tokens_per_second": round(rows / wall),
-        "read_per_second": round(read / wall),
-        "body": f"{2 * body * read / products / peak:.0%}",
-        "head": f"{2 * projection / row / peak:.0%}",
-        "statistics": f"{spent['statistics'] / wall:.0%} of the time",
-    }
-
-
 def speeds(device: torch.device, *, reduced: bool) -> Iterator[Row]:
-    """Yield the timings of a pass and of decoding at every batch size that fits into memory."""
+    """Yield the timings of decoding at every batch size that fits into memory."""
     shapes, count, longest, steps, batches = SHAPES, 500, 1024, 128, [64, 128, 256]
     if reduced:
         shapes, count, longest, steps, batches = {"reduced": REDUCED}, 24, 128, 16, [8, 24]
     machine = to_plain(describe_device(device)) | {"torch": torch.__version__}
-    peak = peak_rate(device, 512 if reduced else 8192)
-    print(json.dumps(machine | {"prompts": count, "steps": steps, "operations": f"{peak:.3g}/s"}))
+    print(json.dumps(machine | {"prompts": count, "steps": steps}))
     for label, shape in shapes.items():
         model = random_qwen3(shape, "bfloat16", device, label)
         prompts = random_prompts(count, longest, model.vocab_size)
         by_length = sorted(prompts, key=lambda name: -len(prompts[name]))
-        prompts = {name: prompts[name] for name in by_length}
 
         def decoding(batch: int) -> Row:
             begun = time.perf_counter()
@@ -265,25 +196,20 @@ def speeds(device: torch.device, *, reduced: bool) -> Iterator[Row]:
                 decoded(model, some, steps)  # noqa: B023
             return {"tokens_per_second": round(count * steps / (time.perf_counter() - begun))}
 
-        def a_pass(batch: int) -> Row:
-            return passed(model, prompts, steps, batch, peak)  # noqa: B023
-
         few = {name: prompts[name] for name in by_length[-8:]}  # warm-up
-        passed(model, few, steps, 8, peak)
         decoded(model, few, steps)
-        for kind, measure in (("pass", a_pass), ("decoding", decoding)):
-            for batch in batches:
-                if device.type == "cuda":
-                    torch.cuda.reset_peak_memory_stats(device)
-                try:
-                    measured = measure(batch)
-                except (RuntimeError, MemoryError) as error:
-                    if not out_of_memory(error):
-                        raise
-                    print(f"{label}: {kind} of {batch} does not fit", flush=True)
-                    continue
-                size = {"peak_GiB": round(peak_memory(device) / 2**30, 1)}
-                yield {"target": label, "way": kind, "batch": batch} | measured | size
+        for batch in batches:
+            if device.type == "cuda":
+                torch.cuda.reset_peak_memory_stats(device)
+            try:
+                measured = decoding(batch)
+            except (RuntimeError, MemoryError) as error:
+                if not out_of_memory(error):
+                    raise
+                print(f"{label}: a batch of {batch} does not fit", flush=True)
+                continue
+            size = {"peak_GiB": round(peak_memory(device) / 2**30, 1)}
+            yield {"target": label, "batch": batch} | measured | size
 
 
 def main() -> None:

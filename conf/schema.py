@@ -27,9 +27,7 @@ STAGE_NAMES = (  # each after its inputs
 )
 
 
-ENGINE_NAMES = ("vllm", "sglang", "tensorrt_llm", "medusa", "llama_cpp")  # solve prints settings
-LOOKUP_MATCHES = ("latest", "earliest", "fixed")  # of analysis.decoding.lookup
-MEASURED = ("kl", "tv", "hellinger", "reverse_kl")  # divergences measured by stage drafts
+LOOKUP_MATCHES = ("latest", "earliest")  # of analysis.decoding.lookup
 
 
 def _ranged(allowed: str, test: Callable[[Any], bool], *, optional: bool = False) -> Any:
@@ -133,29 +131,23 @@ class Log:
 class Distributions:
     """The source of the distributions, and the part of each that is stored.
 
-    `source` model decodes the prompts. `source` logs reads an engine's log; steps, temperatures and
-    the sampling keys are then ignored. `source` answers scores the answers of the files `answers`
-    with the target; temperature, top_p and top_k then describe their sampling.
+    `source` model decodes the prompts. `source` logs reads an engine's log; steps and
+    the sampling keys are then ignored.
     """
 
-    source: str = _one_of("model", "logs", "answers")
-    answers: list[str] = MISSING
+    source: str = _one_of("model", "logs")
     log: Log = MISSING
     steps: int = _at_least(1)
     k: int = _at_least(1)
-    temperatures: list[float] = _different("numbers of at least 0.01", lambda v: v >= 0.01)
     temperature: float = _at_least(0, "a number")
-    top_p: float = _ranged("a number in (0, 1]", lambda value: 0 < value <= 1)
-    top_k: int = _at_least(0)
     seed: int = _at_least(0)
 
 
 @dataclass
 class CertificatesConfig:
-    """The temperature of the certified distribution, and the divergence of target and draft."""
+    """The temperature of the certified distribution."""
 
     temperature: float = _at_least(0.01, "a number")
-    divergence: str = _text("kl, tv, hellinger, reverse_kl or renyi:a")
 
 
 @dataclass
@@ -166,19 +158,13 @@ class RunLengths:
         "a non-empty list of different numbers of at least 0",
         lambda values: 0 < len(values) == len(set(values)) and min(values) >= 0,
     )
-    window: int = _at_least(1)
 
 
 @dataclass
 class Acceptance:
-    """Rules to judge a drafter by, besides `criteria`, and the divergences."""
+    """Rules to judge a drafter by, besides `criteria`."""
 
     presets: list[str] = _different("names of `rules`", lambda _: True)
-    draft_length: int = _at_least(1)  # of the calls that a mean KL certifies
-    divergences: list[str] = _ranged(
-        f"a non-empty list of different ones of {', '.join(MEASURED)}",
-        lambda values: 0 < len(values) == len(set(values)) and set(values) <= set(MEASURED),
-    )
 
 
 @dataclass
@@ -190,15 +176,6 @@ class Solve:
     tokens: float = _at_least(1, "a number")
     draft_lengths: list[int] = _different("integers of at least 1", lambda v: v >= 1)
     ranges: list[str] = _different("names of `ranges`", lambda _: True)
-    engine: str | None = _one_of(*ENGINE_NAMES, optional=True)
-
-
-@dataclass
-class Engine:
-    """Settings of `reconcile` and `check_engine` besides their files."""
-
-    draft_length: int | None = _at_least(1, optional=True)
-    drafter: str = _one_of("model", "prompt_lookup")
 
 
 @dataclass
@@ -221,12 +198,8 @@ class Decoding:
     seed: int = _at_least(0)
     lookup: int = _at_least(1)
     lookup_match: str = _one_of(*LOOKUP_MATCHES)
-    repeats: int = _at_least(1)
-    texts: bool = MISSING
     draft_length: int | None = _at_least(1, optional=True)
-    batches: list[int] = _different("integers of at least 1", lambda v: v >= 1)
     report: bool = MISSING
-    costs: str | None = MISSING  # a file of `python -m pipeline.reconcile ALONE DRAFTED ...`
     methods: Any = MISSING
 
 
@@ -294,7 +267,6 @@ class Config:
     acceptance: Acceptance = MISSING
     decoding: Decoding = MISSING
     solve: Solve = MISSING
-    engine: Engine = MISSING
     ask: Ask = MISSING
     accuracy: Accuracy = MISSING
     statistics: Statistics = MISSING

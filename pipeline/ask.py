@@ -1,13 +1,13 @@
 """Sends a study's prompts to an inference server and saves the answers.
 
-``python -m pipeline.ask URL study=smollm2``: URL is that of vLLM, SGLang, llama.cpp's server, or
-another OpenAI-compatible server. Prompts are those of stage prompts (made if they are missing), the
-length of answers is `distributions.steps`, and temperature, top_p, top_k and seed are those of
-`distributions`. Keys of its own: ask.log_probs (a token; 0 for token ids alone), ask.model,
-ask.concurrent (requests at once), ask.timeout (seconds), ask.name.
+``python -m pipeline.ask URL study=smollm2``: URL is that of vLLM, or of llama.cpp's server. Prompts
+are those of stage prompts (made if they are missing), the length of answers is
+`distributions.steps`, and temperature and seed are those of `distributions`. Keys of
+its own: ask.log_probs (a token; 0 for token ids alone), ask.model, ask.concurrent (requests at
+once), ask.timeout (seconds), ask.name.
 
-Writes below outputs/answers: NAME.jsonl, which distributions.answers, reconcile and check_engine
-read; NAME.json, how it was asked; and the server's page of /metrics before and after the requests.
+Writes below outputs/answers: NAME.jsonl, which check_engine and study=log read; NAME.json, how
+it was asked; and the server's page of /metrics before and after the requests.
 Stopped at any moment, the same command goes on with the prompts that have no answer yet.
 """
 
@@ -113,12 +113,7 @@ def sampling_of(settings: Config) -> Sampling:
     """Return the sampling settings of the answers."""
     wanted = settings.distributions
     return Sampling(
-        wanted.steps,
-        wanted.temperature,
-        wanted.top_p,
-        wanted.top_k,
-        seed=wanted.seed,
-        log_probs=settings.ask.log_probs,
+        wanted.steps, wanted.temperature, seed=wanted.seed, log_probs=settings.ask.log_probs
     )
 
 

@@ -2,8 +2,9 @@
 
 Files are answers that ``pipeline.ask`` saved, all to the same prompts: of a server with drafts, of
 the same without, and, to tell noise apart, of another one without (CONTROL). Overrides name the
-study, one target, and the engine's drafter: ``study=mini target=mini_large drafter=mini``, or
-``engine.drafter=prompt_lookup decoding.lookup_match=earliest``. Prints one screen, and ends with
+study, one target, and the engine's drafter: ``study=mini target=mini_large drafter=mini``, or for
+prompt look-up ``drafter=none decoding.lookup_match=earliest``. decoding.draft_length says how many
+tokens a draft has where the answers do not tell (llama.cpp's). Prints one screen, and ends with
 status 1 where a check fails, or has nothing to compare:
 
 texts: answers with and without drafts are equal, except at near-ties of logits. calls: what was
@@ -22,7 +23,7 @@ from pipeline.console import command
 from pipeline.engines.check import CheckedRuns, lines_of
 from pipeline.errors import PipelineError
 from pipeline.loader import Study
-from pipeline.plan.composition import files_and_overrides, quoted
+from pipeline.plan.composition import files_and_overrides
 
 WORDS = {True: "pass", False: "FAIL", None: "    "}
 
@@ -42,22 +43,12 @@ def main(arguments: Sequence[str]) -> None:
                 f"{len(paths)} files were given: give the answers of a server with drafts, and "
                 "those of one without: python -m pipeline.check_engine DRAFTED [ALONE [CONTROL]]"
             )
-        if len({path.name for path in paths}) < len(paths):
-            raise PipelineError("two files have one name: rename one of them")
         drafted, alone, control = [*paths, None, None][:3]
         assert drafted is not None
-        listed = ",".join(
-            quoted(str(path)) for path in (alone, drafted, control) if path is not None
-        )
-        own = [
-            "distributions.source=answers",
-            f"distributions.answers=[{listed}]",
-            "distributions.temperature=0",
-        ]
-        study = Study("stage=distributions", *overrides, *own)
+        study = Study("stage=distributions", *overrides)
         runs = CheckedRuns(study, drafted, alone)
         lines = lines_of(runs, control)
-        drafter = study.config.drafter if runs.by_model else None
+        drafter = study.config.drafter
         print(
             f"\n{runs.counts.engine}, {study.config.targets[study.targets[0]].label}, drafts of "
             f"{runs.length} by {'prompt look-up' if drafter is None else drafter.label}:"

@@ -190,7 +190,7 @@ def text_tokens(tokenizer: Any, text: str) -> list[int]:
     """
     bos = tokenizer.bos_token
     if tokenizer.chat_template is None and not (bos and text.startswith(bos)):
-        return encode(tokenizer, [text], "none", enable_thinking=False)
+        return encode(tokenizer, text, "none", enable_thinking=False)
     return list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 

@@ -67,17 +67,17 @@ class Study:
         rule: str | None = None,
         columns: list[str] | None = None,
     ) -> pd.DataFrame:
-        """Return the rows of an artifact, without the lists of top K and of temperatures."""
+        """Return the rows of an artifact, without the lists of top K."""
         artifact = self.artifact(stage, target, rule)
         if columns is None:
             named = columns_of(artifact.record.stage)["data"]
-            columns = [name for name in named if not name.startswith(("top_", "tempered_"))]
+            columns = [name for name in named if not name.startswith("top_")]
         return artifact.read(columns=columns).to_pandas()
 
     def distributions(self, target: str) -> TopK:
         """Return the stored distributions of all steps of a target."""
         artifact = self.artifact("distributions", target)
-        return distributions.read_distributions(artifact, self.config.certificates.temperature)
+        return distributions.read_distributions(artifact)
 
     def words(self, target: str) -> dict[int, str]:
         """Return the text of every token of a target, by its id.

@@ -3,9 +3,7 @@
 ``python -m pipeline.solve study=mini solve.eps=0.05 solve.share=0.95 solve.tokens=4`` reads what
 the stage distributions stored, and computes no artifact. Where the stage drafts is there as well,
 what is accepted of its drafter stands beside what is certified. Printed are the verdict and the
-answers for strict greedy and `solve.ranges`, at most `LINES` lines; a CSV file has every row. With
-decoding.costs=FILE, what a step costs in an engine, it prints the speed expected there at draft
-lengths 1 to 8, the best one, and the flags.
+answers for strict greedy and `solve.ranges`, at most `LINES` lines; a CSV file has every row.
 """
 
 from __future__ import annotations
@@ -14,7 +12,6 @@ import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,13 +19,10 @@ from typing import TYPE_CHECKING, Any
 # Before NumPy is imported: of products as small as here, threads cost more than they gain.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
-from analysis.report.text import UNDEFINED, limits, rounded_down, upper_end
+from analysis.report.text import UNDEFINED, limits, rounded_down
 from pipeline import cli
 from pipeline.console import command
-from pipeline.engines.expected import advise_study, write_flags
-from pipeline.engines.settings import ENGINES
 from pipeline.loader import Study
-from pipeline.plan.facts import DistributionsFacts
 from pipeline.plan.rules import judged_by_logs, ranges_of
 from pipeline.plan.stage import SummaryRow
 from pipeline.store.columns import numbers
@@ -39,7 +33,6 @@ if TYPE_CHECKING:
     from analysis.acceptance.solve import Goal, Solution
     from analysis.rules import Rule
     from analysis.rules.build import ParameterRange
-    from conf.schema import Config
 
 LINES = 40  # that are printed at most
 FIRST_RULE = ("promised", "needed")  # tables of which the rows of the first rule are printed
@@ -52,13 +45,7 @@ def main(overrides: Sequence[str]) -> None:
         with ThreadPoolExecutor(1) as pool:
             pool.submit(import_module, "analysis.acceptance.solve")  # numba, while files are read
             read = [SolvedTarget(study, name) for name in study.targets]
-        tables_ = tables(study, read)
-        advised = advise_study(study, tables_)
-        print_answer(tables_, study, [target.advice.sentence for target in advised.values()])
-        searched = next(iter(_ranges(study.config)), None)
-        for target in read:
-            setting = partial(target.setting, None if advised else searched)
-            write_flags(study.config, target.label, setting, advised.get(target.label))
+        print_answer(tables(study, read), study)
 
 
 def tables(study: Study, read: Sequence[SolvedTarget]) -> dict[str, list[SummaryRow]]:
@@ -66,7 +53,9 @@ def tables(study: Study, read: Sequence[SolvedTarget]) -> dict[str, list[Summary
 
     The fourth has the paper's closed forms, beside the settings solved for the share of steps.
     """
-    ranges, lengths = _ranges(study.config), [*study.config.solve.draft_lengths, None]
+    wanted = study.config.solve
+    ranges = ranges_of(study.config, wanted.ranges)
+    lengths = [*wanted.draft_lengths, None]
     return {
         "solved": [row for target in read for row in target.solved(ranges)],
         "closed forms": [row for target in read for row in target.closed_forms(ranges)],
@@ -75,9 +64,7 @@ def tables(study: Study, read: Sequence[SolvedTarget]) -> dict[str, list[Summary
     }
 
 
-def print_answer(
-    rows_of: Mapping[str, Sequence[SummaryRow]], study: Study, advised: Sequence[str] = ()
-) -> None:
+def print_answer(rows_of: Mapping[str, Sequence[SummaryRow]], study: Study) -> None:
     """Print the verdict and the main rows; write all rows to a file, and name it."""
     from pipeline import sweeps
 
@@ -85,12 +72,6 @@ def print_answer(
     sentences = [f"No verdict yet: `{study.command()}` decodes, and ends with it."]
     if report is not None:
         sentences = cli.verdict_sentences(report)
-    if advised:
-        print("\n".join(advised))
-        shown = ("few_prompts", "rule")
-        sweeps.print_table(
-            [{k: v for k, v in row.items() if k not in shown} for row in rows_of["engine"]]
-        )
     print("\n".join([*sentences, ""]))
     first, wanted = rows_of["promised"][0]["rule"], settings.solve
     first_rows = {
@@ -117,14 +98,6 @@ def print_answer(
     )
 
 
-def _ranges(settings: Config) -> list[ParameterRange]:
-    """Return the ranges of `solve.ranges`, or that of the engine asked for."""
-    engine, names = settings.solve.engine, settings.solve.ranges
-    if engine is not None:
-        names = [engine] if ENGINES[engine]["rule"] else []
-    return ranges_of(settings, names)
-
-
 class SolvedTarget:
     """The stored steps of a target, and the drafts there."""
 
@@ -142,22 +115,15 @@ class SolvedTarget:
         drafted = study.nodes["drafts"] and study.nodes["drafts"][study.targets.index(name)]
         drafts = study.store.find(drafted) if drafted else None
         wanted, statistics = settings.solve, settings.statistics
-        self.name, self.label = name, settings.targets[name].label
-        self._settings, self._asked, self._path = settings, wanted, settings.targets[name].path
-        self._divergence = settings.certificates.divergence
-        self._dist = read_distributions(dump, settings.certificates.temperature)
+        self.label = settings.targets[name].label
+        self._settings, self._asked = settings, wanted
+        self._dist = read_distributions(dump)
         position = numbers(dump.read(columns=["position"])["position"])
         self._steps = Trajectories.from_positions(position)
         self._bootstrap = PromptBootstrap(
             self._steps.prompts, statistics.resamples, statistics.confidence, statistics.seed
         )
-        drafter = settings.drafter
-        self._drafted, self._drafter = None, drafter and drafter.path
-        if settings.distributions.source == "logs":  # whose paths are those of files
-            name = dump.facts(DistributionsFacts).model
-            self._path = name if name != self.label else "TARGET"  # a word to be replaced
-        elif drafts is not None:
-            self._drafted = read_steps(drafts)
+        self._drafted = None if drafts is None else read_steps(drafts)
         self._goals = [Goal(share=wanted.share), Goal(tokens=wanted.tokens)]
         self._goals += [
             Goal(tokens=wanted.tokens, draft_length=length)
@@ -211,19 +177,18 @@ class SolvedTarget:
                 self._goals,
                 bootstrap=self._bootstrap,
                 trajectories=self._steps,
-                divergence=self._divergence,
             )
         return self._found[searched.name]
 
     def closed_forms(self, ranges: Sequence[ParameterRange]) -> Iterator[SummaryRow]:
         """Yield a row a closed form of strict greedy and of each range at its solved setting.
 
-        They bound KL, from probabilities that are not rounded.
+        They need probabilities that are not rounded.
         """
         from analysis.certificates.closed_forms import turned_round
         from analysis.rules import StrictGreedy
 
-        if self._divergence != "kl" or self._dist.log_prob_error is not None:
+        if self._dist.log_prob_error is not None:
             return
         settings: list[tuple[str, Rule, str]] = [("greedy", StrictGreedy(), "")]
         for searched in ranges:
@@ -236,52 +201,6 @@ class SolvedTarget:
             for row in turned_round(self._dist, rule, self._asked.eps):
                 yield self._row(name, **{"exact setting": exact}, **row)
 
-    def setting(self, searched: ParameterRange | None, length: int) -> dict[str, Any] | None:
-        """Return the setting of an engine at a draft length, as `setting_text` takes it.
-
-        Without a range it is strict greedy. A setting is the answer to the tokens wanted at this
-        draft length, else to the share of steps; where there is none, it is None.
-        """
-        from analysis.rules import StrictGreedy
-
-        settings = self._settings
-        rule: Rule = StrictGreedy()
-        measured = [
-            f"{self.label}: {len(self._dist)} steps of {self._bootstrap.count} prompts; a drafter "
-            f"with a divergence ({self._divergence}) of at most {self._asked.eps:g} at every step."
-        ]
-        if searched is not None:
-            by_length = {
-                goal.draft_length: (goal, solution)
-                for goal, solution in zip(self._goals, self._certified(searched), strict=True)
-                if solution.rule is not None
-                and (goal.tokens is None or goal.draft_length == length)
-            }
-            if not by_length:
-                return None
-            goal, solution = by_length.get(length) or by_length[None]
-            rule = solution.rule or rule
-            low, high = solution.ci_low, solution.ci_high
-            interval = f" [{low:.3g}, {high:.3g}]" if low < high else ""
-            measured.append(
-                f"Wanted: certified {_wanted(goal)}. {searched.parameter} = "
-                f"{solution.value:g}{interval} reaches {solution.reached:.4g}."
-            )
-        measured += [
-            f"{row['kind'].capitalize()}, drafts of {length}: {row['tokens']:.3g} tokens a call"
-            for row in self.promised([rule], [length])
-        ]
-        return {
-            "measured": measured,
-            "rule": rule,
-            "strictest": None if searched is None else searched.rules[0],
-            "draft_length": length,
-            "target": self._path,
-            "drafter": self._drafter,
-            "head": settings.drafter is not None and settings.drafter.head is not None,
-            "temperature": settings.certificates.temperature,
-        }
-
     def promised(
         self, rules: Sequence[Rule], lengths: Iterable[int | None]
     ) -> Iterator[SummaryRow]:
@@ -292,7 +211,7 @@ class SolvedTarget:
         from analysis.certificates.certify import certify
         from analysis.statistics.trajectories import count_calls
 
-        certificates = certify(self._dist, rules, divergence=self._divergence)
+        certificates = certify(self._dist, rules)
         flags = {"certified": (certificates.lower > self._asked.eps)[None]}
         if self._drafted is not None:
             verdicts = judge(self._drafted, rules)
@@ -309,20 +228,18 @@ class SolvedTarget:
                     yield self._row(rule.label, **labels, **_interval("tokens", *ends))
 
     def needed(self, rules: Sequence[Rule]) -> Iterator[SummaryRow]:
-        """Yield a row a rule: below which divergence a drafter is certified on the wanted share."""
+        """Yield a row a rule: below which KL a drafter is certified on the wanted share."""
         from analysis.acceptance.summary import kl_needed
         from analysis.certificates.certify import certify
 
-        ends = certify(self._dist, rules, divergence=self._divergence)
-        share = self._asked.share
+        lower, share = certify(self._dist, rules).lower, self._asked.share
         for at, rule in enumerate(rules):
-            row = kl_needed(ends.lower[:, at], ends.upper[:, at], share, self._bootstrap)
-            value, most = (rounded_down(float(row[name]), 4) for name in ("value", "value_upper"))
+            row = kl_needed(lower[:, at], share, self._bootstrap)
+            value = rounded_down(float(row["value"]), 4)
             yield self._row(
                 rule.label,
                 certified=f"{100 * share:g} % of steps",
                 **_interval("below", value, row["ci_low"], row["ci_high"]),
-                **{upper_end("below"): most},
             )
 
     def _row(self, rule: str, **columns: Any) -> SummaryRow:

@@ -12,15 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from analysis.report.text import (
-    UNDEFINED,
-    few_notes,
-    length_text,
-    limits,
-    mark_of,
-    share_text,
-    upper_end,
-)
+from analysis.report.text import UNDEFINED, at_least, few_notes, limits, mark_of, share_text
 from pipeline.execution.runner import shown
 from pipeline.plan.stage import SummaryRow, stage_of
 from pipeline.store.artifacts import Artifact
@@ -40,17 +32,14 @@ def write_point(directory: Path, overrides: list[str], **result: Any) -> None:
 
 def summary_rows(nodes: list[Node], artifacts: list[Artifact]) -> list[dict[str, Any]]:
     """Return the rows of a table that sums up artifacts."""
-    from analysis.statistics.bootstrap import prompt_counts
-
     pairs = zip(nodes, artifacts, strict=True)
-    rows = [row for node, artifact in pairs for row in stage_of(node).summary(node, artifact)]
-    return [row | (prompt_counts(row["prompts"]) if "prompts" in row else {}) for row in rows]
+    return [row for node, artifact in pairs for row in stage_of(node).summary(node, artifact)]
 
 
 RULE_COLUMNS = (  # of a sweep over rules in stage decoding, by the stage that has them
     ("acceptance", ("accepted", "certified")),
     ("decoding", ("method", "draft_length", "temperature", "tokens_per_call", "speedup")),
-    ("decoding", ("nats_given_up", "length_ratio")),
+    ("decoding", ("nats_given_up",)),
     ("accuracy", ("items", "accuracy", "difference")),
 )
 
@@ -68,7 +57,7 @@ def rule_rows(
     for decoded in summaries["decoding"]:
         if decoded["rule"] not in rules:
             continue
-        row = {key: decoded[key] for key in ("target", "rule", "prompts", "few_prompts")}
+        row = {key: decoded[key] for key in ("target", "rule", "prompts")}
         for stage, names in RULE_COLUMNS:
             for source in summaries[stage]:
                 keys = {"target", "rule", "method", "draft_length", "temperature"} & source.keys()
@@ -76,7 +65,7 @@ def rule_rows(
                     row |= {
                         column: source[column]
                         for name in names
-                        for column in (name, upper_end(name), *limits(name))
+                        for column in (name, *limits(name))
                         if column in source
                     }
         rows.append(row)
@@ -187,9 +176,9 @@ def print_table(rows: Sequence[Mapping[str, Any]]) -> None:
         print("  ".join(text.rjust(width) for text, width in zip(line, widths, strict=True)))
     if {"empty", "inexact"} <= set(shown):
         print(
-            "mean, median, p25 and p5 of the certificates, in nats (tv, hellinger: in [0, 1]); "
-            "empty: share of steps where nothing can be rejected (the ceiling stands for them), "
-            "inexact: known as an interval"
+            "mean, median, p25 and p5 of the certificates, in nats; empty: share of steps where "
+            "nothing can be rejected (the ceiling stands for them), inexact: known as an interval, "
+            "whose lower end counts"
         )
     if any(limits(name)[0] in names for name in names):
         print("In brackets: intervals over prompts.")
@@ -198,25 +187,19 @@ def print_table(rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def in_cells(columns: Mapping[str, list[Any]]) -> dict[str, list[Any]]:
-    """Return columns with statistics as texts: ranges, marks of lower bounds, intervals.
+    """Return columns with statistics as texts: marks of lower bounds, intervals.
 
-    A column stays numbers where nothing of the three is there.
+    A column stays numbers where there are none.
     """
-    shown = {name: values for name, values in columns.items() if name != "few_prompts"}
+    shown = dict(columns)
     for column in list(shown):
-        if column not in shown:  # an upper end, a mark or a limit of one before
+        if column not in shown:  # a mark or a limit of one before
             continue
         texts, values = None, shown[column]
-        upper, marks = (upper_end(column), (mark_of(column), upper_end(mark_of(column))))
-        given = zip(values, shown.pop(upper, values), strict=True)
-        ends = [value if end is None else end for value, end in given]  # None: exact in this row
-        censored = [shown.pop(mark, [False] * len(values)) for mark in marks]
-        same = all(
-            a == b or (_missing(a) and _missing(b)) for a, b in zip(values, ends, strict=True)
-        )
-        if not same or any(map(any, censored)):
-            cells = zip(values, ends, zip(*censored, strict=True), strict=True)
-            texts = [length_text(_cell(a), _cell(b), marked) for a, b, marked in cells]
+        censored = shown.pop(mark_of(column), [])
+        if any(censored):
+            cells = zip(values, censored, strict=True)
+            texts = [at_least(_cell(value), bool(marked)) for value, marked in cells]
         low, high = limits(column)
         if {low, high} <= set(shown):
             texts = texts or [_cell(value) for value in values]
@@ -270,7 +253,7 @@ def collect(directory: Path) -> int:
 def values_of(overrides: list[str]) -> dict[str, str]:
     """Return the values of a job's overrides by key; a key that `~` takes away has none."""
     pairs = (override.partition("=") for override in overrides)
-    # Hydra puts a backslash before a colon: renyi:2
+    # Hydra puts a backslash before a colon
     return {key.lstrip("+"): value.strip("'\"").replace("\\:", ":") for key, _, value in pairs}
 
 

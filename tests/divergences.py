@@ -15,6 +15,7 @@ from scipy.special import xlogy
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
+STOCHASTIC = ("erss_acceptance", "harmonic_mean")  # known at the temperature of the answers
 
 
 def compare_logits(
@@ -30,9 +31,7 @@ def compare_logits(
     token, rank = drafted_token(target_logits, draft_logits)
     return SimpleNamespace(
         kl=kl(p, q),
-        reverse_kl=kl(q, p),
         tv=total_variation(p, q),
-        hellinger=hellinger(p, q),
         erss_acceptance=erss_acceptance(p, q),
         harmonic_mean=harmonic_mean(p, q),
         draft_entropy=-xlogy(np.exp(q), np.exp(q)).sum(axis=1),
@@ -64,11 +63,6 @@ def kl(log_p: Floats, log_q: Floats) -> Floats:
 def total_variation(log_p: Floats, log_q: Floats) -> Floats:
     """Return half the sum of |p - q|; 1 - it is the acceptance of speculative sampling."""
     return np.asarray(np.abs(np.exp(log_p) - np.exp(log_q)).sum(axis=1) / 2)
-
-
-def hellinger(log_p: Floats, log_q: Floats) -> Floats:
-    """Return the squared Hellinger distance 1 - sum sqrt(p q), as half of a sum of squares."""
-    return np.asarray(((np.exp(log_p / 2) - np.exp(log_q / 2)) ** 2).sum(axis=1) / 2)
 
 
 def harmonic_mean(log_p: Floats, log_q: Floats) -> Floats:

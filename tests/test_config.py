@@ -84,13 +84,8 @@ def test_every_option_composes(group: str, option: str) -> None:
         (f"drafter.label='{'ä' * 51}'", "and of at most 100 bytes"),
         ("study_name=a/b", "study_name=a/b is not allowed: give null or a name"),
         ("outputs=' '", "outputs=  ?is not allowed: give a directory"),
-        (
-            "distributions.temperatures=[0.5,0.5]",
-            r"\[0.5, 0.5\] is not allowed: give a list of dif",
-        ),
         ("device.name=tpu", "device.name=tpu is not allowed: give auto, cpu, cuda"),
-        ("acceptance.divergences=[js]", "different ones of kl, tv"),
-        ("distributions.kk=3", r"'distributions.kk': .*\(did you mean k\?\): give one of answers"),
+        ("distributions.kk=3", r"'distributions.kk': .*\(did you mean k\?\): give one of k"),
         ("+distributions.kk=3", r"distributions.kk is not known \(did you mean k\?\): give one of"),
         ("~distributions", "distributions must be given"),
         ("distributions.k=many", "Value 'many' .*Integer at .*: give an integer of at"),
@@ -105,9 +100,7 @@ def test_every_option_composes(group: str, option: str) -> None:
         ("prompts.max_tokens=63", "min_tokens=64 exceeds .*=63"),
         ("device.threads=1000000", r"^device.threads=1000000 exceeds the \d+ processors"),
         ("targets.mini_large.label=mini-small", "label=mini-small is given to two targets"),
-        ("certificates.divergence=tv", "divergence=tv is not allowed with stage=report"),
         ("stage=certificate", r"^stage=certificate is not allowed: give one of prompts, "),
-        ("certificates.divergence=js", r"^certificates\.divergence='js.*give kl, tv, hell"),
     ],
 )
 def test_what_cannot_succeed_is_one_line_before_any_work(
@@ -247,9 +240,9 @@ def test_lengths_are_refused_early_only_where_they_are_surely_too_short(
     text = "What does the function len return for a dictionary?"
     source.write_text(json.dumps({"text": text}))
     folder = ROOT / "assets/mini/large"
-    tokens = len(encode(file_tokenizer(str(folder)), [text], "chat", enable_thinking=False))
+    tokens = len(encode(file_tokenizer(str(folder)), text, "chat", enable_thinking=False))
     loaded = AutoTokenizer.from_pretrained(folder)
-    assert tokens == len(encode(loaded, [text], "chat", enable_thinking=False))
+    assert tokens == len(encode(loaded, text, "chat", enable_thinking=False))
     wanted = [
         "prompts.count=1",
         f"prompts.source={source}",
@@ -279,32 +272,17 @@ def test_every_choice_of_methods_can_be_scored(option: str, tmp_path: Path) -> N
         assert nodes["accuracy"][0].spec.methods
 
 
-def test_a_temperature_on_the_list_needs_no_new_distributions(tmp_path: Path) -> None:
+def test_distributions_know_the_temperature_of_the_certificates(tmp_path: Path) -> None:
     def found(*overrides: str) -> tuple[Any, Any]:
         nodes = planned(tmp_path, *overrides)
         return nodes["distributions"][0], nodes["certificates"][0]
 
-    listed = "distributions.temperatures=[0.5,1,0.7]"
-    plain, certified = found(listed)
-    assert plain.spec.temperatures == (0.5, 0.7)
-    for temperature, same in (("0.7", True), ("1.0", True), ("0.6", False)):
-        dump, certificates = found(listed, f"certificates.temperature={temperature}")
+    plain, certified = found()
+    for temperature, same in (("1.0", True), ("0.6", False)):
+        dump, certificates = found(f"certificates.temperature={temperature}")
+        assert dump.spec.certified_temperature == float(temperature)
         assert (dump.fingerprint == plain.fingerprint) == same
-        assert (certificates.fingerprint == certified.fingerprint) == (temperature == "1.0")
-    assert dump.spec.temperatures == (0.5, 0.6, 0.7)
-
-
-def test_certificates_of_another_divergence_are_artifacts_of_their_own(tmp_path: Path) -> None:
-    def of(*name: str) -> Any:
-        given = [f"certificates.divergence={one}" for one in name]
-        return planned(tmp_path, "stage=run_lengths", *given)["certificates"][0]
-
-    plain = of()
-    assert set(plain.config) == {"rule", "temperature"}  # as before there were others
-    assert of("kl").fingerprint == of("renyi:1").fingerprint == plain.fingerprint
-    assert of("renyi:0.50").fingerprint == of("renyi:0.5").fingerprint
-    names = ("kl", "tv", "hellinger", "reverse_kl", "renyi:0.5", "renyi:2")
-    assert len({of(name).fingerprint for name in names}) == len(names)
+        assert (certificates.fingerprint == certified.fingerprint) == same
 
 
 @pytest.mark.thorough
@@ -409,7 +387,6 @@ def test_own_files_reach_every_command(tmp_path: Path, monkeypatch: pytest.Monke
     GlobalHydra.instance().clear()
     for name, first in {
         "solve": [], "ask": ["http://127.0.0.1:1"], "check_engine": ["a.jsonl"],
-        "reconcile": ["a.jsonl"],
     }.items():  # fmt: skip
         for words in ([*first, *given], [*first, "--config-dir", str(tmp_path), *given[1:]]):
             with pytest.raises(SystemExit, match=r"prompts\.count=0 is not allowed"):

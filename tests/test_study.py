@@ -15,7 +15,7 @@ import pandas as pd
 import pytest
 
 from analysis.certificates.certify import certify
-from analysis.rules import Additive, StrictGreedy, Tree
+from analysis.rules import Additive, Tree
 from pipeline import solve
 from pipeline.loader import Study
 from tests.conftest import HEAVY, ROOT, SMALL, SmallStudy, pipeline
@@ -71,28 +71,6 @@ def test_again_computes_nothing_and_loads_nothing_heavy(small_study: SmallStudy)
     assert "cached" in done.stdout
     assert "heavy: []" in done.stdout
     assert contents(small_study.outputs) == before
-
-
-@pytest.mark.thorough
-def test_certificates_of_other_divergences_are_swept(small_study: SmallStudy) -> None:
-    before = set(contents(small_study.outputs))
-    printed = pipeline(
-        "-m", *small_study.overrides, "stage=certificates", "criteria=greedy",
-        "certificates.divergence=kl,tv,reverse_kl",
-    ).stdout  # fmt: skip
-    assert "certificates_by_certificates.divergence" in printed
-    new = sorted(set(contents(small_study.outputs)) - before)
-    assert len(new) == 2 * 2  # two targets; those of KL were there
-    for name in ("tv", "reverse_kl"):
-        study = Study(
-            *small_study.overrides, "stage=certificates", f"certificates.divergence={name}",
-            "criteria=greedy",
-        )  # fmt: skip
-        for target in study.targets:
-            found = study.frame("certificates", target)
-            wanted = certify(study.distributions(target), StrictGreedy(), divergence=name)
-            np.testing.assert_array_equal(found["lower"], wanted.lower[:, 0])
-            np.testing.assert_array_equal(found["upper"], wanted.upper[:, 0])
 
 
 def test_solve_agrees_with_a_sweep_of_certificates(

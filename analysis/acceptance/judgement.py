@@ -73,11 +73,6 @@ class Steps:
         return [self, *self.deeper]
 
     @cached_property
-    def largest_kl(self) -> Floats:
-        """(N,) the largest KL of all depths."""
-        return np.asarray(np.max([steps.kl for steps in self.by_depth], axis=0))
-
-    @cached_property
     def trajectories(self) -> Trajectories:
         """The trajectories of the prompts."""
         return Trajectories.from_positions(self.position)
@@ -103,9 +98,7 @@ class Judgement:
         lower: (N,) lower ends of the certificates, nats; +inf where nothing is rejected.
         upper: (N,) upper ends; equal to `lower` where exact.
         accepted: (N,) whether the draft is accepted.
-        certified: (N,) whether its KL, or the divergence of the certificates, is below `lower` by
-            more than the rounding of both.
-        certifiable: (N,) the same with `upper`; it differs where the certificate is not exact.
+        certified: (N,) whether its KL is below `lower` by more than the rounding of both.
         deeper: the judgements of the same rule at the deeper depths of the steps.
     """
 
@@ -114,7 +107,6 @@ class Judgement:
     upper: Floats
     accepted: Flags
     certified: Flags
-    certifiable: Flags
     deeper: Sequence[Judgement] = ()
 
     @property
@@ -129,13 +121,12 @@ class Judgement:
 
     @property
     def certified_by_depth(self) -> Flags:
-        """(D, N, 2) whether a step is certified, and certifiable, at depths 1 to d.
+        """(D, N) whether a step is certified at depths 1 to d.
 
         Counting only these steps as accepted gives no fewer calls than there are: at a later depth
         no more steps count, so a call that begins later ends no earlier.
         """
-        ends = [(judgement.certified, judgement.certifiable) for judgement in self.by_depth]
-        return np.logical_and.accumulate(np.moveaxis(np.array(ends), 1, 2))
+        return np.logical_and.accumulate([judgement.certified for judgement in self.by_depth])
 
     @property
     def violations(self) -> NDArray[np.intp]:
@@ -143,29 +134,17 @@ class Judgement:
         return np.flatnonzero(self.certified & ~self.accepted)
 
 
-def rounding(divergence: str, distance: Floats) -> Floats:
-    """Return a bound on the rounding error of a computed divergence, given its logits.
+def rounding(kl: Floats) -> Floats:
+    """Return a bound on the rounding error of a computed KL (N,), given its logits.
 
-    A relative error e of every ratio p/q changes KL and reverse KL by at most e * sum p |log(p/q)|,
-    which is at most e (KL + sqrt(2 KL)) (Pinsker), and the squared Hellinger distance H by at most
-    e TV <= e sqrt(2 H). Both bounds vanish with the divergence. Total variation changes by at most
-    e, a bound that does not vanish, except that a distance of exactly 0 has no error.
-
-    Args:
-        divergence: kl, reverse_kl, hellinger or tv.
-        distance: (N,) computed divergences.
+    A relative error e of every ratio p/q changes it by at most e * sum p |log(p/q)|, which is at
+    most e (KL + sqrt(2 KL)) (Pinsker).
     """
-    if divergence == "tv":
-        return RATIO_ROUNDING * np.sign(distance)
-    return RATIO_ROUNDING * (distance + np.sqrt(2 * distance))
+    return RATIO_ROUNDING * (kl + np.sqrt(2 * kl))
 
 
-def judge(
-    steps: Steps, rules: Sequence[Rule], divergence: str = "kl", distance: Floats | None = None
-) -> list[Judgement]:
-    """Return the judgement of every rule on all steps.
-
-    Without `distance` the deeper depths of the steps are judged too.
+def judge(steps: Steps, rules: Sequence[Rule]) -> list[Judgement]:
+    """Return the judgement of every rule on all steps, at every depth.
 
     KL = R does not guarantee acceptance, and both have rounding errors: a step counts as certified
     if KL + rounding(KL) < (1 - 1e-12) lower. A KL of exactly 0 has no rounding error. A step where
@@ -174,16 +153,14 @@ def judge(
     Args:
         steps: a drafter and its target.
         rules: the rules.
-        divergence: of the certificates: kl, reverse_kl, hellinger or tv.
-        distance: (N,) this divergence between target and drafter; by default the KL of `steps`.
     """
-    size, depths = (len(steps), len(rules)), steps.by_depth if distance is None else [steps]
+    size, depths = (len(steps), len(rules)), steps.by_depth
     lower, upper = np.empty(size), np.empty(size)
     accepted = np.empty((len(depths), *size), dtype=bool)
     for start in range(0, len(steps), CHUNK):
         part = slice(start, start + CHUNK)
         dist = steps.target[part]
-        certificates = certify(dist, rules, divergence=divergence)
+        certificates = certify(dist, rules)
         lower[part], upper[part] = certificates.lower, certificates.upper
         for depth, at_depth in enumerate(depths):
             drafted = at_depth.drafted(part)
@@ -192,11 +169,8 @@ def judge(
                 accepted[depth, part, column] = passed
     judgements: list[list[Judgement]] = [[] for _ in rules]
     for passed, at_depth in zip(accepted, depths, strict=True):
-        apart = at_depth.kl if distance is None else distance
-        far = (apart + rounding(divergence, apart))[:, None]
-        certified, certifiable = (
-            np.isinf(end) | (far < (1 - CERTIFICATE_ROUNDING) * end) for end in (lower, upper)
-        )
+        far = (at_depth.kl + rounding(at_depth.kl))[:, None]
+        certified = np.isinf(lower) | (far < (1 - CERTIFICATE_ROUNDING) * lower)
         for column, rule in enumerate(rules):
             judgements[column].append(
                 Judgement(
@@ -205,7 +179,6 @@ def judge(
                     np.ascontiguousarray(upper[:, column]),
                     accepted=np.ascontiguousarray(passed[:, column]),
                     certified=np.ascontiguousarray(certified[:, column]),
-                    certifiable=np.ascontiguousarray(certifiable[:, column]),
                 )
             )
     return [replace(first, deeper=deeper) for first, *deeper in judgements]

@@ -100,7 +100,6 @@ def solve(
     goal: Goal,
     bootstrap: PromptBootstrap,
     trajectories: Trajectories,
-    divergence: str = "kl",
 ) -> Solution:
     """Find the strictest setting of a rule whose certificates reach a goal.
 
@@ -110,11 +109,10 @@ def solve(
     Args:
         dist: N steps of the target.
         searched: the rule, with the first and last setting of the range to search.
-        eps: largest KL of the drafter, at least 0, in nats (or in the unit of the divergence).
+        eps: largest KL of the drafter, at least 0, in nats.
         goal: a share of certified steps, or guaranteed tokens a call.
         bootstrap: over the prompts of the steps.
         trajectories: of the steps.
-        divergence: a name of `certify`.
 
     Raises:
         ValueError: eps is negative, or `certify` raises for a rule.
@@ -130,13 +128,7 @@ def solve(
         (0.3001, 1.0)
     """
     (solution,) = solve_each(
-        dist,
-        searched,
-        eps,
-        [goal],
-        bootstrap=bootstrap,
-        trajectories=trajectories,
-        divergence=divergence,
+        dist, searched, eps, [goal], bootstrap=bootstrap, trajectories=trajectories
     )
     return solution
 
@@ -149,14 +141,13 @@ def solve_each(
     *,
     bootstrap: PromptBootstrap,
     trajectories: Trajectories,
-    divergence: str = "kl",
 ) -> list[Solution]:
     """Solve for several goals, as `solve`, with shared evaluations of settings."""
     if not eps >= 0:
         raise ValueError(f"eps={eps!r} is not allowed: give a number of at least 0")
 
     def certified(rule: Rule, steps: Integers) -> Flags:
-        return certify(_some(dist, steps), rule, divergence=divergence).lower[:, 0] > eps
+        return certify(_some(dist, steps), rule).lower[:, 0] > eps
 
     settings = _Settings(searched, certified, bootstrap, trajectories)
     return [settings.answer(goal) for goal in goals]

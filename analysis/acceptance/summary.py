@@ -1,12 +1,11 @@
 """Statistics of acceptance over all steps: shares, tokens a call, and the KL that a rule needs.
 
-Certificates may be intervals. Their statistics are computed from the lower and from the upper ends,
-which differ only then.
+Of certificates that are intervals the statistics count the lower ends.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,46 +13,43 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from ..statistics.bootstrap import Floats, PromptBootstrap
-from ..statistics.proportions import calibration_error, reliability
-from ..statistics.trajectories import CallCounts, Trajectories, count_calls
+from ..statistics.trajectories import CallCounts, count_calls
 from .judgement import Judgement, Steps
-from .sampling import ARGMAX, SPECULATIVE
 
 Row = dict[str, Any]
 Weights = NDArray[Any]  # numbers or booleans
 MARGINS = (-np.inf, -2, -1, -0.5, -0.25, -0.1, 0, 0.1, 0.25, 0.5, np.inf)  # nats, ends of bins
-UNION = "union"  # of divergences: the steps certified in at least one of them
+SPECULATIVE = "speculative sampling"
+RACES, RACES_LOWER = "exponential races", "exponential races, lower bound"
 
 
 def rule_statistics(steps: Steps, judgement: Judgement, bootstrap: PromptBootstrap) -> pd.DataFrame:
     """Return the statistics of one rule on one drafter.
 
     Returns:
-        One row for each statistic: `value` from the lower ends of certificates, `value_upper` from
-        the upper ends, and the limits `ci_low` of value and `ci_high` of value_upper. Shares of all
-        steps: acceptance, certified, departure (accepted, but not the target's argmax), empty
-        (nothing is rejected), inexact (the certificate is an interval). coverage: certified among
-        accepted. probability_given_up: target probability given up by emitted drafts, mean over all
-        steps. slack_median: median of R - KL, nats. measured_per_call, certified_per_call: tokens a
-        call as in `length_row`; for a head by depth, and certified if so at this and all smaller
-        depths. All other statistics refer to depth 1.
+        One row for each statistic: value, ci_low and ci_high. Shares of all steps: acceptance,
+        certified, departure (accepted, but not the target's argmax), empty (nothing is rejected),
+        inexact (the certificate is an interval). coverage: certified among accepted.
+        probability_given_up: target probability given up by emitted drafts, mean over all steps.
+        slack_median: median of R - KL, nats. measured_per_call, certified_per_call: tokens a call
+        as in `length_row`; for a head by depth, and certified if so at this and all smaller depths.
+        All other statistics refer to depth 1.
     """
     accepted, certified = judgement.accepted, judgement.certified
     departs = accepted & (steps.draft_rank > 1) & judgement.rule.judges_tokens
-    empty = np.isinf(judgement.lower), np.isinf(judgement.upper)
     counts = count_calls(judgement.accepted_by_depth[..., None], steps.trajectories, None)
-    certified_counts = count_calls(judgement.certified_by_depth, steps.trajectories, None)
+    certified_counts = count_calls(
+        judgement.certified_by_depth[..., None], steps.trajectories, None
+    )
     rows = [
         share_row("acceptance", bootstrap, accepted),
-        share_row("certified", bootstrap, certified, judgement.certifiable),
-        share_row("coverage", bootstrap, certified, judgement.certifiable & accepted, accepted),
+        share_row("certified", bootstrap, certified),
+        share_row("coverage", bootstrap, certified, accepted),
         share_row("departure", bootstrap, departs),
         share_row("probability_given_up", bootstrap, np.where(departs, steps.given_up, 0.0)),
-        share_row("empty", bootstrap, *empty),
+        share_row("empty", bootstrap, np.isinf(judgement.lower)),
         share_row("inexact", bootstrap, judgement.lower < judgement.upper),
-        _quantile(
-            "slack_median", bootstrap, steps.slack(judgement.lower), steps.slack(judgement.upper)
-        ),
+        _quantile("slack_median", bootstrap, steps.slack(judgement.lower)),
         length_row("measured_per_call", bootstrap, counts),
         length_row("certified_per_call", bootstrap, certified_counts),
     ]
@@ -85,74 +81,29 @@ def margins(slack: Floats, accepted: NDArray[np.bool_]) -> pd.DataFrame:
     )
 
 
-def calibration_statistics(
-    confidence: Floats, judgements: Sequence[Judgement], bootstrap: PromptBootstrap
-) -> pd.DataFrame:
-    """Return the calibration error of the drafter's confidence against each rule's acceptance.
-
-    Args:
-        confidence: (N,) the drafter's probability of its most probable token.
-        judgements: of the rules; trees are left out.
-        bootstrap: over prompts.
-
-    Returns:
-        A row like those of `rule_statistics` for each rule: calibration_error.
-    """
-    rows = []
-    for judgement in judgements:
-        if judgement.rule.judges_tokens:
-            sums = reliability(confidence, judgement.accepted, bootstrap.prompts)
-            value = calibration_error(sums.sum(axis=0))
-            ends = bootstrap.interval(calibration_error(bootstrap.sums(sums)))
-            rows.append(
-                {"rule": judgement.rule.label, **_row("calibration_error", value, value, *ends)}
-            )
-    return pd.DataFrame(rows)
-
-
 def stochastic_statistics(
-    tv: Floats,
-    races: Floats,
-    harmonic: Floats,
-    argmax: Floats,
-    trajectories: Trajectories,
-    bootstrap: PromptBootstrap,
-    head: bool = False,
+    tv: Floats, races: Floats, harmonic: Floats, bootstrap: PromptBootstrap
 ) -> pd.DataFrame:
-    """Return the expected acceptance of stochastic verification, from (N,) probabilities.
+    """Return the expected acceptance of a drafted token by stochastic verification.
 
     All refer to the temperature at which the text of the steps was sampled.
 
     Args:
-        tv: total variation; speculative sampling accepts a sampled draft with 1 - tv.
-        races: acceptance of the first draft of exponential races.
-        harmonic: lower bound of `races`.
-        argmax: p of the drafter's argmax, its acceptance by speculative sampling.
-        trajectories: of the steps.
+        tv: (N,) total variation; speculative sampling accepts a sampled draft with 1 - tv.
+        races: (N,) acceptance of the first draft of exponential races.
+        harmonic: (N,) lower bound of `races`.
         bootstrap: over prompts.
-        head: whether the drafter is a head. Its acceptance at deeper depths is not available here,
-            so there are no tokens a call.
 
     Returns:
-        Rows like those of `rule_statistics`: acceptance, and measured_per_call from expected
-        numbers of calls.
+        Rows like those of `rule_statistics`: acceptance.
     """
-    schemes = {
-        SPECULATIVE: 1 - tv,
-        ARGMAX: argmax,
-        "exponential races": races,
-        "exponential races, lower bound": harmonic,
-    }
-    rows = [
-        {"rule": scheme, **row}
-        for scheme, accepted in schemes.items()
-        for calls in [expected_calls(accepted, trajectories)]
-        for row in (
-            share_row("acceptance", bootstrap, accepted),
-            *([] if head else [length_row("measured_per_call", bootstrap, calls)]),
-        )
-    ]
-    return pd.DataFrame(rows)
+    schemes = {SPECULATIVE: 1 - tv, RACES: races, RACES_LOWER: harmonic}
+    return pd.DataFrame(
+        [
+            {"rule": scheme, **share_row("acceptance", bootstrap, accepted)}
+            for scheme, accepted in schemes.items()
+        ]
+    )
 
 
 def depth_statistics(
@@ -175,58 +126,23 @@ def depth_statistics(
         ("", share_row("finite", bootstrap, np.isfinite(steps.kl))),
     ]
     for judgement in judgements:
-        certified = share_row("certified", bootstrap, judgement.certified, judgement.certifiable)
+        certified = share_row("certified", bootstrap, judgement.certified)
         rows.append((judgement.rule.label, share_row("acceptance", bootstrap, judgement.accepted)))
         rows.append((judgement.rule.label, certified))
     return pd.DataFrame([{"rule": rule, **row} for rule, row in rows]).assign(depth=depth)
 
 
-def coverage(by_divergence: Mapping[str, Judgement], bootstrap: PromptBootstrap) -> pd.DataFrame:
-    """Return the coverage of one rule's certificates, by divergence and for their union.
-
-    No divergence is stronger than the others, so their union certifies more steps than any single
-    one. Each certifies accepted steps only.
-
-    Args:
-        by_divergence: the rule's judgement by name of the divergence; at least one.
-        bootstrap: over prompts.
-
-    Returns:
-        Rows with rule, divergence (a name, or union), statistic, value (from the lower ends of
-        certificates), value_upper (from the upper ends), ci_low and ci_high. certified: share of
-        all steps; coverage: certified among accepted.
-    """
-    judgements = list(by_divergence.values())
-    accepted = judgements[0].accepted
-    ends = {name: (item.certified, item.certifiable) for name, item in by_divergence.items()}
-    ends[UNION] = (
-        np.any([judgement.certified for judgement in judgements], axis=0),
-        np.any([judgement.certifiable for judgement in judgements], axis=0),
-    )
-    rows: list[Row] = [
-        {"rule": judgements[0].rule.label, "divergence": name, **row}
-        for name, (sure, maybe) in ends.items()
-        for row in (
-            share_row("certified", bootstrap, sure, maybe),
-            share_row("coverage", bootstrap, sure, maybe & accepted, accepted),
-        )
-    ]
-    return pd.DataFrame(rows)
-
-
-def finite_shares(distances: Mapping[str, Floats], bootstrap: PromptBootstrap) -> pd.DataFrame:
-    """Return the share of steps at which each divergence is finite, with an empty rule.
+def finite_share(steps: Steps, bootstrap: PromptBootstrap) -> pd.DataFrame:
+    """Return the share of steps with a finite KL, with an empty rule and depth 0.
 
     A drafter with a reduced vocabulary has an infinite KL(p || q) where p has other tokens.
     """
-    rows = [
-        {"rule": "", "divergence": name, **share_row("finite", bootstrap, np.isfinite(values))}
-        for name, values in distances.items()
-    ]
-    return pd.DataFrame(rows)
+    return pd.DataFrame(
+        [{"rule": "", "depth": 0, **share_row("finite", bootstrap, np.isfinite(steps.kl))}]
+    )
 
 
-def kl_needed(lower: Floats, upper: Floats, share: float, bootstrap: PromptBootstrap) -> Row:
+def kl_needed(lower: Floats, share: float, bootstrap: PromptBootstrap) -> Row:
     """Return the KL below which a drafter is certified on a share of the steps, nats.
 
     For a share f of N steps it is the n-th largest certificate R, n = ceil(f N): a drafter whose KL
@@ -235,105 +151,59 @@ def kl_needed(lower: Floats, upper: Floats, share: float, bootstrap: PromptBoots
 
     Args:
         lower: (N,) lower ends of the certificates.
-        upper: (N,) upper ends.
         share: in (0, 1].
         bootstrap: over prompts.
 
     Returns:
-        `value` from the lower ends, `value_upper` from the upper ends, the limits `ci_low` of value
-        and `ci_high` of value_upper; +inf if n rejection regions are empty.
+        value, ci_low and ci_high; +inf if n rejection regions are empty.
     """
     # the n-th largest of R is minus the n-th smallest of -R
-    row = _quantile("kl_needed", bootstrap, -upper, -lower, share)
-    return _row("kl_needed", -row["value_upper"], -row["value"], -row["ci_high"], -row["ci_low"])
+    row = _quantile("kl_needed", bootstrap, -lower, share)
+    return _row("kl_needed", -row["value"], -row["ci_high"], -row["ci_low"])
 
 
-def _row(statistic: str, value: Any, value_upper: Any, low: Any, high: Any) -> Row:
-    return {
-        "statistic": statistic,
-        "value": float(value),
-        "value_upper": float(value_upper),
-        "ci_low": float(low),
-        "ci_high": float(high),
-    }
+def _row(statistic: str, value: Any, low: Any, high: Any) -> Row:
+    ends = {"value": value, "ci_low": low, "ci_high": high}
+    return {"statistic": statistic, **{name: float(end) for name, end in ends.items()}}
 
 
 def share_row(
-    name: str,
-    bootstrap: PromptBootstrap,
-    sure: Weights,
-    maybe: Weights | None = None,
-    below: Weights | None = None,
+    name: str, bootstrap: PromptBootstrap, counted: Weights, below: Weights | None = None
 ) -> Row:
     """Return the ratio of two sums over all steps, with its interval over prompts.
 
     Args:
         name: of the statistic.
         bootstrap: over prompts.
-        sure: (N,) numerator, from the lower ends of certificates.
-        maybe: (N,) numerator from the upper ends; None if both are equal.
+        counted: (N,) numerator.
         below: (N,) denominator; None for the number of steps.
     """
-
-    def ratio(above: Weights) -> tuple[Any, Any, Any]:
-        over = np.bincount(bootstrap.prompts, weights=above)
-        under = bootstrap.steps if below is None else np.bincount(bootstrap.prompts, weights=below)
-        with np.errstate(invalid="ignore", divide="ignore"):
-            draws = bootstrap.sums(over) / bootstrap.sums(under)
-            return over.sum() / under.sum(), *bootstrap.interval(draws)
-
-    value, low, high = ratio(sure)
-    value_upper = value
-    if maybe is not None and not np.array_equal(sure, maybe):
-        value_upper, _, high = ratio(maybe)
-    return _row(name, value, value_upper, low, high)
-
-
-def expected_calls(accepted: Floats, trajectories: Trajectories) -> CallCounts:
-    """Return the expected calls for drafts of unlimited length, from (N,) acceptance probabilities.
-
-    A call ends at a rejected step or at an accepted last step. The first step of each trajectory is
-    not drafted.
-    """
-    last, tested = trajectories.ends - 1, np.ones(len(accepted))
-    tested[trajectories.starts] = 0.0
-    rejected = np.bincount(trajectories.prompts, weights=tested * (1.0 - accepted))
-    cut = tested[last] * accepted[last]
-    return CallCounts((rejected + cut)[:, None], last - trajectories.starts, cut[:, None])
+    over = np.bincount(bootstrap.prompts, weights=counted)
+    under = bootstrap.steps if below is None else np.bincount(bootstrap.prompts, weights=below)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        draws = bootstrap.sums(over) / bootstrap.sums(under)
+        return _row(name, over.sum() / under.sum(), *bootstrap.interval(draws))
 
 
 def length_row(name: str, bootstrap: PromptBootstrap, counts: CallCounts) -> Row:
     """Return tokens a call for drafts of unlimited length, with the interval over prompts.
 
-    `cut`, and `cut_upper` for the upper end, is the share of calls cut by a trajectory's end.
+    `cut` is the share of calls cut by a trajectory's end.
 
     Args:
         name: of the statistic.
         bootstrap: over prompts.
-        counts: calls of each prompt under one setting, or under two: with the fewest and with the
-            most accepted steps.
+        counts: calls of each prompt under one setting.
     """
     with np.errstate(invalid="ignore", divide="ignore"):
-        draws = bootstrap.sums(counts.tokens)[:, None] / bootstrap.sums(counts.calls)
-        values = counts.tokens.sum() / counts.calls.sum(axis=0)
-        cut = counts.cut.sum(axis=0) / counts.calls.sum(axis=0)
-    low, high = bootstrap.interval(draws)
-    row = _row(name, values[0], values[-1], low[0], high[-1])
-    return row | {"cut": float(cut[0]), "cut_upper": float(cut[-1])}
+        draws = bootstrap.sums(counts.tokens) / bootstrap.sums(counts.calls[:, 0])
+        value = counts.tokens.sum() / counts.calls.sum()
+        cut = counts.cut.sum() / counts.calls.sum()
+    return _row(name, value, *bootstrap.interval(draws)) | {"cut": float(cut)}
 
 
-def _quantile(
-    name: str,
-    bootstrap: PromptBootstrap,
-    lower: Floats,
-    upper: Floats | None = None,
-    level: float = 0.5,
-) -> Row:
-    """Return a quantile of (N,) values, which are intervals if `upper` is given."""
-    (value,), draws = bootstrap.quantiles(lower, [level])
+def _quantile(name: str, bootstrap: PromptBootstrap, values: Floats, level: float = 0.5) -> Row:
+    """Return a quantile of (N,) values."""
+    (value,), draws = bootstrap.quantiles(values, [level])
     low, high = bootstrap.interval(draws)
-    value_upper = value
-    if upper is not None and not np.array_equal(lower, upper):
-        (value_upper,), draws = bootstrap.quantiles(upper, [level])
-        high = bootstrap.interval(draws)[1]
-    return _row(name, value, value_upper, low[0], high[0])
+    return _row(name, value, low[0], high[0])

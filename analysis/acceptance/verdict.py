@@ -20,7 +20,7 @@ from ..statistics.bootstrap import FEW_PROMPTS
 
 DRAFT, DO_NOT, OPEN, UNTIMED = "draft", "do not draft", "not decided", "not measured"
 YES, NO = "yes", "no"  # is a drafter faster than the target alone; or OPEN
-DRAFTERS = ("model", "prompt_lookup", "lookup_first")  # in the order of the headline
+DRAFTERS = ("model", "prompt_lookup")  # in the order of the headline
 SETTING = ("method", "drafter", "draft_length", "temperature")  # of scored answers
 Run = Mapping[str, Any]
 
@@ -59,6 +59,7 @@ def advise(
     speeds: pd.DataFrame | None,
     lengths: pd.DataFrame | None = None,
     answers: pd.DataFrame | None = None,
+    margin: float = math.nan,
     busy: Sequence[str] = (),
     command: str = "",
 ) -> Advice:
@@ -71,8 +72,8 @@ def advise(
         drafter: printed name; empty without a drafter.
         speeds: rows of `analysis.decoding.speed.speed` with `lossless`; None if nothing was timed.
         lengths: rows of `analysis.decoding.predicted.draft_lengths`.
-        answers: rows of `analysis.decoding.answers.losses_on_answers`; None if no answers were
-            scored.
+        answers: rows of `analysis.decoding.answers.losses`; None if no answers were scored.
+        margin: the loss of right answers that they were compared with.
         busy: signs of other work on the machine (`signs_of_load`).
         command: runs the study, up to a stage's name; empty if no model can be run.
     """
@@ -110,7 +111,7 @@ def advise(
         ahead = [run for run in unsure if best is not None and run["speedup"] > best["speedup"]]
         beside = [
             *(_faster_yet_unsure(run, drafter) for run in ahead),
-            *_relaxed(relaxed, sure, drafter, answers, command),
+            *_relaxed(relaxed, best if sure else None, drafter, answers, margin, command),
             *beside,
         ]
     alone = {"drafter": "none", "method": "the target alone", "speedup": 1.0}
@@ -219,32 +220,38 @@ def _predicted(best: Run | None, lengths: pd.DataFrame | None, outcome: str) -> 
 
 def _relaxed(
     relaxed: Sequence[Run],
-    sure: Sequence[Run],
+    lossless: Run | None,
     drafter: str,
     answers: pd.DataFrame | None,
+    margin: float,
     command: str,
 ) -> list[str]:
-    """Return sentences on the fastest relaxed rule, and on rules that lost right answers."""
-    faster = [run for run in relaxed if run["ci_low"] > 1 and (not sure or run["gain_ci_low"] > 1)]
+    """Return sentences on the fastest relaxed rule, and on rules that lost right answers.
+
+    A rule is faster if its interval lies above 1, and above that of the `lossless` method that is
+    surely faster than not drafting, None if there is none.
+    """
+    least = 1.0 if lossless is None else lossless["ci_high"]
+    faster = [run for run in relaxed if run["ci_low"] > least]
     texts, offered = list[str](), False
     for run in faster:
         name, speed = method_in_words(run, drafter), speed_text(run)
         scores, exact = _on_answers(run, answers)
         if run["accepted"] >= run["tested"]:
             texts.append(f"{name} rejected nothing: it emits whatever is drafted. Not offered.")
-        elif scores is not None and exact and scores["down_to"]:
+        elif scores is not None and exact and scores["falls"]:
             texts.append(
                 f"Avoid {name}: it was {speed}, but right answers fell from "
                 f"{scores['alone']} to {scores['right']} of {scores['items']}."
             )
         elif not offered:
             offered = True
-            gain = f" and {speed_text(run, 'gain')} as the lossless method" if sure else ""
+            right = _answers(scores, exact, margin, command)
             texts.append(
-                f"If the text may change: {name} was {speed}{gain}. It gives up "
-                f"{run['nats_given_up']:.2g} nats per token. {_answers(scores, exact, command)}"
+                f"If the text may change: {name} was {speed}. It gives up "
+                f"{run['nats_given_up']:.2g} nats per token. {right}"
             )
-    beaten = "the lossless method" if sure else "not drafting"
+    beaten = "not drafting" if lossless is None else "the lossless method"
     none = [f"No relaxed rule was measurably faster than {beaten}."] if relaxed else []
     return texts or none
 
@@ -269,20 +276,17 @@ def _on_answers(run: Run, answers: pd.DataFrame | None) -> tuple[Run | None, boo
     ), False
 
 
-def _answers(scores: Run | None, exact: bool, command: str) -> str:
+def _answers(scores: Run | None, exact: bool, margin: float, command: str) -> str:
     if scores is None:
         how = f": run `{command} stage=accuracy`" if command else ""
         return f"Its right answers were not measured{how}."
     right = f"{scores['right']} of {scores['items']} answers were right, {scores['alone']} without"
-    points = f"a loss of {100 * scores['margin']:g} points"
-    judged = "excluded" if scores["up_to"] else "not excluded"
-    if scores["up_to"] and scores["rules"] > 1:
-        joint = "also" if scores["up_to_together"] else "but not"
-        judged += f", {joint} with all {scores['rules']} rules tested together"
+    points = f"a loss of {100 * margin:g} points"
+    judged = "excluded" if scores["within"] else "not excluded"
     text = f"{right} it; {points} is {judged}."
     if exact:
         return text
-    fell = " Accuracy fell measurably." if scores["down_to"] else ""
+    fell = " Accuracy fell measurably." if scores["falls"] else ""
     setting = f"{scores['method']}, γ = {scores['draft_length']}"
     return f"Its right answers were not measured. With {setting}: {text}{fell}"
 
@@ -291,48 +295,36 @@ def method_in_words(run: Run, drafter: str) -> str:
     """Return a method as a phrase.
 
     Args:
-        run: its drafter, draft_length, model_length (NaN or None: the same) and scheme.
+        run: its drafter, draft_length and scheme.
         drafter: printed name.
 
     Examples:
-        >>> run = {"scheme": "strict greedy", "drafter": "prompt_lookup", "model_length": None}
-        >>> method_in_words({**run, "draft_length": 5}, "small")
-        'prompt look-up under strict greedy (γ = 5)'
-        >>> run |= {"scheme": "additive (t = 0.1)", "drafter": "lookup_first", "draft_length": 4}
+        >>> run = {"scheme": "strict greedy", "drafter": "prompt_lookup", "draft_length": 5}
         >>> method_in_words(run, "small")
-        'look-up first, else small, under additive (t = 0.1; γ = 4)'
-        >>> method_in_words({**run, "model_length": 2.0}, "small")
-        'look-up first (γ = 4), else small (γ = 2), under additive (t = 0.1)'
-        >>> method_in_words({**run, "drafter": "model"}, "small")
+        'prompt look-up under strict greedy (γ = 5)'
+        >>> run = {"scheme": "additive (t = 0.1)", "drafter": "model", "draft_length": 4}
+        >>> method_in_words(run, "small")
         'small under additive (t = 0.1; γ = 4)'
     """
     scheme, length = run["scheme"], f"γ = {run['draft_length']}"
-    if not pd.isna(run["model_length"]):
-        own = int(run["model_length"])
-        return f"look-up first ({length}), else {drafter} (γ = {own}), under {scheme}"
-    comma = "," * (run["drafter"] == "lookup_first")
     with_length = f"{scheme[:-1]}; {length})" if scheme.endswith(")") else f"{scheme} ({length})"
-    return f"{drafter_in_words(run, drafter)}{comma} under {with_length}"
+    return f"{drafter_in_words(run, drafter)} under {with_length}"
 
 
 def drafter_in_words(run: Run, drafter: str) -> str:
     """Return the printed name of a method's drafter; `drafter` is that of the study's model."""
-    return {
-        "prompt_lookup": "prompt look-up",
-        "lookup_first": f"look-up first, else {drafter}",
-    }.get(run["drafter"], drafter)
+    return "prompt look-up" if run["drafter"] == "prompt_lookup" else drafter
 
 
-def speed_text(run: Run, name: str = "speedup") -> str:
-    """Return a measured speed or `gain` with its interval, with digits that tell an end from 1.
+def speed_text(run: Run) -> str:
+    """Return a measured speed with its interval, with digits that tell an end from 1.
 
     >>> speed_text({"speedup": 1.1297, "ci_low": 1.0801, "ci_high": 1.1848})
     '1.13 [1.08, 1.18] times as fast'
     >>> speed_text({"speedup": 1.1297, "ci_low": 1.0012, "ci_high": 1.1848})
     '1.130 [1.001, 1.185] times as fast'
     """
-    before = "" if name == "speedup" else f"{name}_"
-    ends = [run[name], run[f"{before}ci_low"], run[f"{before}ci_high"]]
+    ends = [run["speedup"], run["ci_low"], run["ci_high"]]
     if any(map(math.isnan, ends[1:])):
         return f"{ends[0]:.2f} times as fast"
     close = any(abs(end - 1) < 0.005 and end != 1 for end in ends)

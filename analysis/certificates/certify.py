@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,6 @@ from ..rules.build import check_k
 from ..rules.builtin import Tree
 from ..rules.rule import Cut, Rule
 from ..topk import TopK
-from .divergences import Divergence
 from .kernel import BLOCK, COUNTS, CUT, RECORD, TREE, certify_rows
 from .kernel_types import Block, Certificates, Rules, StoredSteps
 from .rounded import rounded
@@ -29,11 +27,7 @@ SPACING = 72  # columns of whole pages would share the same few cache sets
 
 
 def certify(
-    dist: TopK,
-    rules: Rule | Sequence[Rule] = (),
-    *,
-    accepted: ArrayLike | None = None,
-    divergence: str = "kl",
+    dist: TopK, rules: Rule | Sequence[Rule] = (), *, accepted: ArrayLike | None = None
 ) -> Certificates:
     """Compute the certificates of every step under every rule, in one pass.
 
@@ -42,13 +36,10 @@ def certify(
         rules: R rules; one rule may be given bare, R = 1 then.
         accepted: instead of rules, the tokens that each step accepts, whichever they are: (N, V)
             booleans by token id, or (V,) for all steps alike. R = 1 then.
-        divergence: of target and draft: kl, tv, hellinger (squared), reverse_kl or renyi:a, with
-            a > 0, as `divergences` defines them.
 
     Returns:
         Theorem 4.4 for rules of one token, Theorem 5.1 for trees, with intervals where the first
-        rejected token is not stored. Relative error about 1e-14, of the stored logits; for reverse
-        KL and Renyi orders below 1/2, whose Z can be next to 0, about 1e-16 / Z where that is more.
+        rejected token is not stored. Relative error about 1e-14, of the stored logits.
         With `accepted`, the certificate is that of the most probable rejected token, and the
         accepted count is the number of ranks before it. It is 0 where the argmax is rejected: the
         target's own choice is then refused at no divergence.
@@ -56,20 +47,17 @@ def certify(
     Raises:
         ValueError: too few tokens are stored for a rule, a rule needs raw logits and there are
             none, a rule of the user's gives an impossible count, or the ranks are not sorted; or
-            what is given is no TopK, no rule, or no divergence. `accepted` comes with rules, or has
+            what is given is no TopK or no rule. `accepted` comes with rules, or has
             another shape, or the log-probabilities are rounded.
 
     Examples:
         >>> from analysis.rules import StrictGreedy
         >>> certify(TopK.from_probabilities([0.75, 0.25]), StrictGreedy()).lower.round(6).tolist()
         [[0.130812]]
-        >>> certify(TopK.from_probabilities([0.75, 0.25]), StrictGreedy(), divergence="tv").lower
-        array([[0.25]])
         >>> p = TopK.from_probabilities([0.5, 0.3, 0.2])
         >>> certify(p, accepted=[True, False, True]).lower.round(6).tolist()  # 0.3 is rejected
         [[0.025267]]
     """
-    chosen = Divergence.named(divergence)
     if not isinstance(dist, TopK):
         raise ValueError(
             f"{type(dist).__name__} is not a TopK: make one with TopK.from_probabilities(p) or "
@@ -79,11 +67,10 @@ def certify(
     if accepted is not None:
         if rules:
             raise ValueError("rules and accepted are both given: give one of them")
-        return _certify_sets(dist, np.asarray(accepted), chosen)
-    exact = partial(_exact, divergence=chosen)
+        return _certify_sets(dist, np.asarray(accepted))
     if dist.log_prob_error is not None:
-        return rounded(dist, rules, chosen, exact)
-    return exact(dist, rules)
+        return rounded(dist, rules, _exact)
+    return _exact(dist, rules)
 
 
 def certify_logits(
@@ -121,7 +108,7 @@ def _listed(rules: Rule | Sequence[Rule]) -> Sequence[Rule]:
         ) from None
 
 
-def _exact(dist: TopK, rules: Sequence[Rule], divergence: Divergence) -> Certificates:
+def _exact(dist: TopK, rules: Sequence[Rule]) -> Certificates:
     """Return the certificates of steps whose stored numbers are exact."""
     check_k(rules, dist.k, dist.vocab_size)
     # a rule's column is contiguous
@@ -129,9 +116,7 @@ def _exact(dist: TopK, rules: Sequence[Rule], divergence: Divergence) -> Certifi
     floats, ints = np.empty((2, *shape)), np.empty((2, *shape), dtype=np.int32)
     results = Certificates(*floats, *ints)
     unknown = np.zeros(len(rules), dtype=np.int64)
-    bad = certify_rows(
-        _steps(dist), _rules(dist, rules), _scratch(dist.k, divergence), results, unknown
-    )
+    bad = certify_rows(_steps(dist), _rules(dist, rules), _scratch(dist.k), results, unknown)
     if bad >= 0:
         raise ValueError(
             f"step {bad}: the stored tokens are not numbers by decreasing value, or "
@@ -143,7 +128,7 @@ def _exact(dist: TopK, rules: Sequence[Rule], divergence: Divergence) -> Certifi
     if rows.size:  # all stored tokens are accepted, and lower is nan
         rule_index, steps = np.nonzero(np.isnan(lower[rows]))
         cells = rows[rule_index], steps
-        ends = intervals(dist, rules, *cells, accepted[cells], divergence)
+        ends = intervals(dist, rules, *cells, accepted[cells])
         for column, values in zip(columns, ends, strict=True):
             column[cells] = values
     return Certificates(*(column.T for column in columns))
@@ -159,7 +144,7 @@ class _Ranks(Rule):
         return self.counts
 
 
-def _certify_sets(dist: TopK, accepted: NDArray[Any], divergence: Divergence) -> Certificates:
+def _certify_sets(dist: TopK, accepted: NDArray[Any]) -> Certificates:
     """Return the certificates of sets of accepted tokens (Theorem 4.4 for any rejection region).
 
     Only the most probable rejected token counts: tokens behind it are not above its level. Where
@@ -177,13 +162,13 @@ def _certify_sets(dist: TopK, accepted: NDArray[Any], divergence: Divergence) ->
     stored = np.take_along_axis(accepted, dist.ids, axis=1)
     others = np.sum(accepted, axis=1) - np.sum(stored, axis=1)  # accepted, and not stored
     first = np.where(stored.all(axis=1), size, np.argmin(stored, axis=1)).astype(np.int32)
-    result = _exact(dist, [_Ranks(np.maximum(first, 1))], divergence)
+    result = _exact(dist, [_Ranks(np.maximum(first, 1))])
     own = np.flatnonzero(first == 0)
     result.lower[own], result.upper[own] = 0.0, 0.0
     result.active_size[own], result.accepted_count[own] = 1, 0
     rows = np.flatnonzero((first == size) & (others < size - dist.k))
     if len(rows):
-        columns = beyond_stored(dist[rows], others[rows], divergence)
+        columns = beyond_stored(dist[rows], others[rows])
         parts: list[Any] = [*result]
         for column, values in zip(parts, columns, strict=True):
             column[rows, 0] = values
@@ -271,10 +256,10 @@ def _steps(dist: TopK) -> StoredSteps:
     )
 
 
-def _scratch(k: int, divergence: Divergence) -> Block:
+def _scratch(k: int) -> Block:
     """Return scratch arrays of the kernel for K stored tokens."""
     p0, second, m = np.zeros((3, BLOCK))
     have, listed, n = np.zeros((3, BLOCK + 1), dtype=np.int64)
     width = (k + 1) * RECORD
     a, s = np.zeros(BLOCK, dtype=np.int32), np.zeros(BLOCK * width)
-    return Block(s, width, p0, second, m, a, have, listed, n, divergence.kind, divergence.order)
+    return Block(s, width, p0, second, m, a, have, listed, n)

@@ -9,9 +9,8 @@ from exact differences of logits. With A the active tokens and m their mean w,
     R / p0 = sum over A of w log w - (sum over A of w) log m       (fast: one logarithm)
            = sum over A of m k(log(w / m)), k as in `gap`          (if the first loses two digits)
 
-Other divergences (`divergences`) use the mean of another x: e for total variation, w^a - 1 for
-order a, log w for order 0. Where the first rejected token is not stored, lower and upper are NaN,
-and `truncation` computes them.
+Where the first rejected token is not stored, lower and upper are NaN, and `truncation` computes
+them.
 
 All compiled code is in this file: numba's disk cache does not see changes of other files.
 """
@@ -24,18 +23,7 @@ from typing import Any
 import numpy as np
 
 from ..topk import Floats
-from .kernel_types import (
-    HELLINGER,
-    KL,
-    TV,
-    Block,
-    Certificates,
-    Ints,
-    Rules,
-    StoredSteps,
-    apart,
-    compiled,
-)
+from .kernel_types import Block, Certificates, Ints, Rules, StoredSteps, apart, compiled
 
 CUT, COUNTS, TREE = 0, 1, 2  # kinds of rules
 BLOCK = 128  # steps
@@ -43,34 +31,23 @@ FAST = 0.02  # least value for which the fast form is used, as a share of the ac
 
 # Fields of a rank of a step: s[base + rank * RECORD + field], ranks from 0; one cache line.
 RECORD = 8
-P, W, E, X = 0, 1, 2, 3  # p, w, e, and x (w log w for KL)
+P, W, E, X = 0, 1, 2, 3  # p, w, e, and x = w log w
 SW, SX = 4, 5  # sums of w and of x up to the rank
 M, A = 6, 7  # M of the rank (-1: not yet known), and its |A|
 
 
 @compiled
-def power(w: float, e: float, d: float, order: float) -> float:
-    """Return w^order - 1, or log w for order 0; d = log w is finite where w underflows."""
-    if order == 2.0 or order == 0.5:
-        return e * (2.0 + e) if order == 2.0 else e / (1.0 + math.sqrt(w))
-    return math.expm1(order * d) if order > 0.0 else d
-
-
-@compiled
-def gap(order: float, y: float) -> float:
-    """Return (e^y - 1 - (e^(order y) - 1) / order) / (1 - order); order 1: y e^y - e^y + 1."""
-    if abs(y) * max(1.0, order) < 0.25:
+def gap(y: float) -> float:
+    """Return y e^y - e^y + 1, from a series where its terms would cancel."""
+    if abs(y) < 0.25:
         total, u, t, lead = 0.0, 1.0, 0.5 * y * y, 1.0
-        for n in range(3, 15):  # sum of (1 + order + ... + order^(n-2)) y^n / n!
+        for n in range(3, 15):  # sum of (n - 1) y^n / n! from n = 2 on
             total += u * t
             lead *= y
-            u, t = u * order * y + lead, t / n
+            u, t = u * y + lead, t / n
         return total
-    b = 1.0 - order
-    if order < 0.5:
-        return (math.expm1(y) - (math.expm1(order * y) / order if order > 0.0 else y)) / b
     y = max(y, -700.0)
-    return (math.exp(y) * (-math.expm1(-b * y) / b if b != 0.0 else y) - math.expm1(y)) / order
+    return math.exp(y) * y - math.expm1(y)
 
 
 @compiled
@@ -99,10 +76,7 @@ def read_on(steps: StoredSteps, block: Block, row: int, i: int, need: int) -> bo
         else:
             p, w, e = value, value / p0, (value - p0) / p0
             d = math.log1p(e) if e > -0.5 else math.log(w) if w > 0.0 else -math.inf
-        if block.kind == KL:
-            x = w * d if w > 0.0 else 0.0
-        else:
-            x = e if block.kind == TV else power(w, e, d, block.order)
+        x = w * d if w > 0.0 else 0.0
         sum_w += w
         sum_x += x
         pos += RECORD
@@ -113,52 +87,24 @@ def read_on(steps: StoredSteps, block: Block, row: int, i: int, need: int) -> bo
 
 
 @apart
-def spread(s: Floats, base: int, first: int, k: int, pos: int, order: float, level: float) -> float:
+def spread(s: Floats, base: int, first: int, k: int, pos: int, level: float) -> float:
     """Return the sum over A of m k(log(w / m)), level = log m, whose terms do not cancel."""
-    value = gap(order, math.log1p(s[pos + E]) - level)
+    value = gap(math.log1p(s[pos + E]) - level)
     for j in range(first, first + k):
-        value += gap(order, math.log1p(s[base + j * RECORD + E]) - level)
+        value += gap(math.log1p(s[base + j * RECORD + E]) - level)
     return math.exp(level) * value
-
-
-@apart
-def other_cost(
-    block: Block, base: int, first: int, k: int, pos: int, mass: float, x: float
-) -> float:
-    """Return `cost` for divergences other than KL."""
-    s, order, mean, p0 = block.s, block.order, x / (k + 1), block.s[base + P]
-    if block.kind == TV:
-        return float(p0 * abs(mean - s[pos + E]))
-    if mean == -math.inf:
-        return math.inf
-    if order == 2.0 or order == 0.5:
-        m = math.sqrt(1.0 + mean) if order == 2.0 else (1.0 + mean) ** 2
-    elif order == 0.0 and k == 1:
-        m = math.sqrt(s[base + first * RECORD + W] * s[pos + W])
-    else:
-        m = math.exp(math.log1p(mean) / order if order > 0.0 else mean)
-    value = p0 * (mass - (k + 1) * m)
-    if abs(value) < FAST * p0 * mass:
-        level = math.log1p(mean) / order if order > 0.0 else mean
-        value = p0 * (1.0 - order) * spread(s, base, first, k, pos, order, level)
-    if block.kind == HELLINGER:
-        return float(value / (1.0 + math.sqrt(1.0 - value)))
-    log_z = math.log1p(-value) if value < 0.5 else math.log(max(1.0 - value, p0 * (k + 1) * m))
-    return -log_z / (1.0 - order) * (order if order > 0.0 else 1.0)
 
 
 @compiled
 def cost(block: Block, base: int, first: int, k: int, other: int, mass: float, x: float) -> float:
-    """Return the least divergence of a q constant on A: k ranks from `first` on, and `other`."""
+    """Return the least KL of a q constant on A: k ranks from `first` on, and `other`."""
     s, pos = block.s, base + other * RECORD
-    if block.kind != KL:
-        return other_cost(block, base, first, k, pos, mass, x)
     value = x - mass * math.log(mass / (k + 1))
     if value < FAST * mass:
         mean = s[pos + E]
         for j in range(first, first + k):
             mean += s[base + j * RECORD + E]
-        value = spread(s, base, first, k, pos, 1.0, math.log1p(mean / (k + 1)))
+        value = spread(s, base, first, k, pos, math.log1p(mean / (k + 1)))
     return float(s[base + P] * value)
 
 
@@ -166,28 +112,24 @@ def cost(block: Block, base: int, first: int, k: int, other: int, mass: float, x
 def single(block: Block, base: int, n: int) -> tuple[float, int]:
     """Return M of rank n + 1 and |A|, from the n ranks before it (Lemma 4.2)."""
     s, token, last, k = block.s, base + n * RECORD, base, 1
-    by, total = (W, SW) if block.kind == KL else (X, SX)
-    y = s[token + by]
-    while k < n and s[last + RECORD + by] * (k + 1) > s[last + total] + y:
+    w = s[token + W]
+    while k < n and s[last + RECORD + W] * (k + 1) > s[last + SW] + w:
         k += 1
         last += RECORD
-    mass, x = s[last + SW] + s[token + W], s[last + SX] + s[token + X]
+    mass, x = s[last + SW] + w, s[last + SX] + s[token + X]
     return cost(block, base, 0, k, n, mass, x), k + 1
 
 
 @compiled
 def tree(block: Block, base: int, m: int) -> tuple[float, int]:
-    """Return the least divergence with which m tokens reach x0 under q, and |A| (Theorem 5.1)."""
+    """Return the least KL with which m tokens reach x0 under q, and |A| (Theorem 5.1)."""
     s, pos = block.s, base + m * RECORD
-    by, total = (W, SW) if block.kind == KL else (X, SX)
-    second, top = s[base + RECORD + by], s[base + by]
-    mass, x, y, j = 1.0, s[base + X], top, 0
-    if second * m < s[pos + total] - second:  # all of ranks 2..m+1 are below the level
+    second, mass, x, j = s[base + RECORD + W], 1.0, s[base + X], 0
+    if second * m < s[pos + SW] - second:  # all of ranks 2..m+1 are below the level
         mass, x, j = s[pos + SW], s[pos + SX], m
-    while j < m and s[pos + by] * (j + 1) < y:
+    while j < m and s[pos + W] * (j + 1) < mass:
         mass += s[pos + W]
         x += s[pos + X]
-        y += s[pos + by]
         j += 1
         pos -= RECORD
     return cost(block, base, m - j + 1, j, 0, mass, x), j + 1

@@ -11,8 +11,6 @@ from numpy.typing import NDArray
 
 from ..topk import Floats
 
-KL, TV, RENYI, HELLINGER = 0, 1, 2, 3  # kinds of divergences; reverse KL is the limit of order 0
-
 F = TypeVar("F", bound=Callable[..., Any])
 Ints = NDArray[np.int64]
 
@@ -54,8 +52,7 @@ class Certificates(NamedTuple):
     The kernel writes them as (R, N), and those of one rule in a block as (steps,).
 
     Attributes:
-        lower: nats, float64; a drafter with KL(p || q) < lower is accepted. Certificates in
-            another divergence have its unit.
+        lower: nats, float64; a drafter with KL(p || q) < lower is accepted.
         upper: nats, float64; equal to lower where the certificate is exact, +inf where nothing is
             or may be rejected.
         active_size: int32, |A| of Lemma 4.2 or Theorem 5.1 (at lower); 0 where nothing is rejected.
@@ -73,7 +70,7 @@ class Block(NamedTuple):
 
     The first have[i] ranks of step i are in s, from i * width on. Its p0, the p of rank 2 and the
     certificate of rank 2 have arrays of their own, for the loops over steps. Step listed[j] accepts
-    n[j] ranks, limits aside. `kind` and `order` give the divergence.
+    n[j] ranks, limits aside.
     """
 
     s: Floats
@@ -85,8 +82,6 @@ class Block(NamedTuple):
     have: Ints
     listed: Ints
     n: Ints
-    kind: int
-    order: float
 
 
 def compiled(function: F, inline: bool = True) -> F:
@@ -102,9 +97,3 @@ def compiled(function: F, inline: bool = True) -> F:
 def apart(function: F) -> F:
     """Compile a rarely called function without inlining, which would slow the callers down."""
     return compiled(function, inline=False)
-
-
-def elementwise(function: Any) -> Callable[..., Any]:
-    """Turn a compiled function of numbers into one of arrays."""
-    vectorize: Any = numba.vectorize
-    return cast(Callable[..., Any], vectorize(cache=True)(function.py_func))

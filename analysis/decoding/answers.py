@@ -1,14 +1,7 @@
 """Answers to tasks under every method: accuracy, lost answers, and tokens a call.
 
-A method is compared, item by item, with the target alone at the same temperature and noise.
-
-To find how far a rule may be relaxed, a margin is fixed before the measurement: the loss of
-accuracy that counts. A threshold *excludes* this loss if the one-sided lower bound of the paired
-difference of accuracies is above minus the margin. Accuracy *falls* if the upper bound is below 0.
-The thresholds of a rule are tested in a fixed order, each only if those before it passed: from
-strict to relaxed for the margin, from relaxed to strict for a fall. So each claim holds at the
-confidence of a single test, for any number of thresholds (Maurer, Hothorn and Lehmacher 1995). For
-several rules Holm's correction over all thresholds of all rules of a target is given too.
+A method is compared, item by item, with the target alone at the same temperature and noise. A
+margin is fixed before the measurement: the loss of accuracy that counts.
 """
 
 from __future__ import annotations
@@ -19,10 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from ..rules.rule import Rule
 from ..statistics.bootstrap import PromptBootstrap
-from ..statistics.proportions import difference, holm, loss_p_value, mcnemar, proportion
-from .finished import differing_answers, finished_costs
+from ..statistics.proportions import difference, mcnemar, proportion
 
 ALL = "all"  # the tasks together
 
@@ -65,13 +56,13 @@ def accuracy(
         One row for each task and run, with the columns of `answered.runs` and: items; right;
         accuracy and its interval (Wilson); lost and won, items that only the baseline or only this
         run has right; difference of accuracy, its interval (Agresti and Min) and McNemar's exact
-        p_value; within, whether the interval excludes a loss of `margin`; recovery, accuracy over
-        the baseline's, with the interval of the difference over it; changed, the share of answers
+        p_value; within, whether the interval excludes a loss of `margin`; falls, whether it lies
+        below 0; recovery, accuracy over the baseline's, with the interval of the difference over
+        it; changed, the share of answers
         that differ from the baseline's; nats_given_up, the nats a token by which emitted tokens are
         less probable than the target's first choices, minus the baseline's; departures, the share
         of tokens that are not the target's first choice; tokens_per_call with its interval over
-        items; speedup, the baseline's seconds a token over this run's; and the columns of
-        `finished_costs`.
+        items; and speedup, the baseline's seconds a token over this run's.
     """
     both = answered.data.merge(answered.seconds, on=["task", "item_id", "run"])
     tasks = [*answered.tasks, ALL] if len(answered.tasks) > 1 else [ALL]
@@ -84,13 +75,13 @@ def accuracy(
             own, alone = by_run[run], by_run[answered.runs["baseline"].iloc[run]]
             row = _compared(own, alone, confidence)
             row["within"] = row["difference_ci_low"] > -margin
+            row["falls"] = row["difference_ci_high"] < 0
             emitted, calls = (own[name].to_numpy() for name in ("emitted", "calls"))
             with np.errstate(invalid="ignore"):  # answers of one token have no call
                 row["tokens_per_call"] = float(emitted.sum() / np.float64(calls.sum()))
                 draws = bootstrap.sums(emitted) / bootstrap.sums(calls)
             low, high = map(float, bootstrap.interval(draws))
             row |= {"tokens_per_call_ci_low": low, "tokens_per_call_ci_high": high}
-            row |= finished_costs(own, alone, bootstrap)
             rows.append({"task": task, "run": run, **answered.runs.iloc[run], **row})
     return pd.DataFrame(rows)
 
@@ -131,6 +122,30 @@ def _compared(answers: pd.DataFrame, alone: pd.DataFrame, confidence: float) -> 
     }
 
 
+def differing_answers(
+    data: pd.DataFrame, baselines: Sequence[int], keys: Sequence[str], *columns: str
+) -> pd.DataFrame:
+    """Return the answers that differ from those of the target alone.
+
+    Args:
+        data: one row for each answer: keys, run, n_tokens, common_prefix (tokens before the first
+            difference), and the columns.
+        baselines: for each run, the run of the target alone.
+        keys: columns that identify the prompt.
+        columns: to copy from the target's answer, as alone_<column>.
+
+    Returns:
+        The rows, with the columns alone_n_tokens and alone_<column>.
+    """
+    copied = ["n_tokens", *columns]
+    alone = data[["run", *keys, *copied]].rename(columns={"run": "baseline"})
+    alone = alone.rename(columns={name: f"alone_{name}" for name in copied})
+    compared = data.assign(baseline=np.asarray(baselines)[data["run"]])
+    pairs = compared.merge(alone, on=["baseline", *keys], how="left")
+    longer = pairs[["n_tokens", "alone_n_tokens"]].max(axis=1)
+    return pairs[pairs["common_prefix"] < longer]
+
+
 def differing(answered: Answered) -> pd.DataFrame:
     """Return the answers that differ from the baseline's, with the baseline's answers.
 
@@ -149,139 +164,21 @@ def differing(answered: Answered) -> pd.DataFrame:
     return pairs[shown].rename(columns={"alone_answer": "alone"}).reset_index(drop=True)
 
 
-def families(runs: pd.DataFrame) -> pd.DataFrame:
-    """Return the relaxed rules of runs as families, each from strict to relaxed.
-
-    Args:
-        runs: as in `Answered`, with rule (or None) and exact.
+def losses(table: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows of `accuracy` of all tasks together, of the relaxed rules.
 
     Returns:
-        One row for each relaxed run: family (the rule with its fixed parameters), parameter (the
-        varied one; empty if the rule has none), value, run and group, the number of the family.
-        Other drafters, draft lengths or temperatures are other families.
-    """
-    chosen = runs[runs["rule"].notna() & ~runs["exact"]]
-    groups: dict[tuple[object, ...], list[tuple[float, int]]] = {}
-    for run, rule, *setting in chosen[
-        ["rule", "drafter", "draft_length", "temperature"]
-    ].itertuples(name=None):
-        parameter = _varied(rule, chosen["rule"].tolist())
-        fixed = {key: value for key, value in rule.parameters.items() if key != parameter}
-        shown = [f"{key}={value:g}" if isinstance(value, float) else f"{key}={value}"
-                 for key, value in fixed.items()]  # fmt: skip
-        key = (" ".join([rule.name, *shown]), parameter, rule.relaxes.get(parameter, 1), *setting)
-        value = float(rule.parameters[parameter]) if parameter else 0.0
-        groups.setdefault(key, []).append((value, run))
-    rows = [
-        (name, parameter, value, run, group)
-        for group, ((name, parameter, sign, *_), members) in enumerate(groups.items())
-        for value, run in sorted(members, key=lambda member: sign * member[0])  # type: ignore[operator]
-    ]
-    return pd.DataFrame(rows, columns=["family", "parameter", "value", "run", "group"])
-
-
-def _varied(rule: Rule, others: Sequence[Rule]) -> str:
-    """Return the parameter that alone varies between a rule and another, else the rule's first."""
-    parameters = [key for key in rule.relaxes if key in rule.parameters]
-    for key in parameters:
-        variants = [{**other.parameters, key: None} for other in others if other.name == rule.name]
-        if variants.count({**rule.parameters, key: None}) > 1:
-            return key
-    return parameters[0] if parameters else ""
-
-
-def decide(
-    table: pd.DataFrame, runs: pd.DataFrame, margin: float, confidence: float
-) -> pd.DataFrame:
-    """Decide for every threshold whether a loss above the margin is excluded, or accuracy falls.
-
-    Args:
-        table: from `accuracy`; only the rows of all tasks together are used.
-        runs: of the same answers.
-        margin: the loss of accuracy that counts, fixed beforehand.
-        confidence: of each one-sided bound.
-
-    Returns:
-        One row for each relaxed run, family by family and from strict to relaxed: family,
-        parameter, value, run, items, lost, won, difference, worst and best (the one-sided bounds of
-        the difference), excluded and falls (this threshold alone), up_to and down_to (also all
-        stricter ones, also all more relaxed ones), p_holm (of a loss of `margin` or more, corrected
-        for all runs of the table), up_to_together (p_holm is small enough for this and all stricter
-        thresholds), wins (up_to, and the seconds of a finished answer fall: the upper limit of
-        their ratio is below 1).
+        rule is its label; decision is "excluded" (a loss of the margin), "falls", both or "open";
+        alone is the number of items that the target alone has right.
     """
     totals = table[table["task"] == ALL].set_index("run")
-    counted = ["method", "draft_length", "temperature", "items", "lost", "won"]
-    decided = families(runs).join(totals[[*counted, "seconds_ratio_ci_high"]], on="run")
-    ends = [
-        difference(int(lost), int(won), int(items), 2 * confidence - 1)
-        for lost, won, items in decided[["lost", "won", "items"]].to_numpy()
+    relaxed = totals[totals["rule"].notna() & ~totals["exact"].astype(bool)]
+    words = [
+        " and ".join(word for word, holds in zip(("excluded", "falls"), row, strict=True) if holds)
+        for row in relaxed[["within", "falls"]].to_numpy()
     ]
-    decided["difference"] = (decided["won"] - decided["lost"]) / decided["items"]
-    decided["worst"], decided["best"] = np.reshape(ends, (-1, 2)).T
-    decided["excluded"], decided["falls"] = decided["worst"] > -margin, decided["best"] < 0
-    decided["up_to"] = decided.groupby("group")["excluded"].cummin().astype(bool)
-    decided["down_to"] = decided[::-1].groupby("group")["falls"].cummin().astype(bool)
-    decided["p_holm"] = holm(
-        [
-            loss_p_value(int(lost), int(won), int(items), margin)
-            for lost, won, items in decided[["lost", "won", "items"]].to_numpy()
-        ]
+    return relaxed.assign(
+        rule=[rule.label for rule in relaxed["rule"]],
+        decision=[word or "open" for word in words],
+        alone=totals["right"].loc[relaxed["baseline"]].to_numpy(),
     )
-    together = decided["excluded"] & (decided["p_holm"] < 1 - confidence)
-    decided["up_to_together"] = together.groupby(decided["group"]).cummin().astype(bool)
-    decided["wins"] = decided["up_to"] & (decided["seconds_ratio_ci_high"] < 1)
-    return decided.drop(columns=["group", "seconds_ratio_ci_high"])
-
-
-def losses_on_answers(
-    answered: Answered, table: pd.DataFrame, margin: float, confidence: float
-) -> pd.DataFrame:
-    """Return the decisions on every relaxed rule with its scored answers.
-
-    Args:
-        answered: the answers of a target.
-        table: of `accuracy`.
-        margin: the loss of accuracy that counts.
-        confidence: of each bound.
-
-    Returns:
-        The rows of `decide` with rule (a label), drafter, margin, rules (the number of rows), right
-        and alone: the number of items that the rule, and the target alone, have right.
-    """
-    decided = decide(table, answered.runs, margin, confidence)
-    right = table[table["task"] == ALL].set_index("run")["right"]
-    runs = answered.runs.loc[decided["run"]]
-    return decided.assign(
-        rule=[rule.label for rule in runs["rule"]],
-        drafter=runs["drafter"].to_numpy(),
-        margin=margin,
-        rules=len(decided),
-        right=right.loc[decided["run"]].to_numpy(),
-        alone=right.loc[runs["baseline"]].to_numpy(),
-    )
-
-
-def threshold_limits(decided: pd.DataFrame) -> pd.DataFrame:
-    """Return the most relaxed excluded threshold and the first fall of every family.
-
-    Returns:
-        One row for each family: family, parameter, draft_length, temperature; largest (the most
-        relaxed excluded value) and its bound worst; first (the strictest value with a fall) and its
-        bound best; NaN if there is none.
-    """
-    keys = ["family", "parameter", "draft_length", "temperature"]
-    groups = decided.groupby(keys, sort=False)
-    safe = decided[decided["up_to"]].groupby(keys)[["value", "worst"]].last()
-    falling = decided[decided["down_to"]].groupby(keys)[["value", "best"]].first()
-    ends = safe.rename(columns={"value": "largest"}), falling.rename(columns={"value": "first"})
-    return groups.size().to_frame().join(list(ends)).drop(columns=0).reset_index()
-
-
-def decisions_in_words(decided: pd.DataFrame) -> dict[int, str]:
-    """Return the decision on every run in a word or two."""
-    columns = {"up_to": "excluded", "down_to": "falls"}
-    return {
-        int(row["run"]): " and ".join(text for key, text in columns.items() if row[key]) or "open"
-        for row in decided.to_dict("records")
-    }

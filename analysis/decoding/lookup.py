@@ -6,10 +6,8 @@ Engines differ in the occurrence that they take and in the end of the draft (MAT
 |---|---|---|---|
 | latest | the latest | the longest that occurs | repeats itself at the end of the text |
 | earliest | the earliest | the longest that occurs | ends with the text |
-| fixed | the latest | of exactly `longest` tokens | ends before the last token; at least n |
 
-earliest is vLLM's (`vllm/v1/spec_decode/ngram_proposer.py`), fixed llama.cpp's ngram-simple
-(`common/ngram-map.cpp`: common_ngram_simple_draft).
+earliest is vLLM's (`vllm/v1/spec_decode/ngram_proposer.py`).
 """
 
 from __future__ import annotations
@@ -18,7 +16,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-MATCHES = ("latest", "earliest", "fixed")
+MATCHES = ("latest", "earliest")
 SHORTEST = 2  # tokens of a match, if longer ones are searched: docs/decoding.md
 
 
@@ -31,7 +29,7 @@ def continuation(
         tokens: the text.
         longest: the largest n.
         count: length of a full draft.
-        shortest: the least n; with `match` fixed n is `longest`.
+        shortest: the least n.
         match: one of `MATCHES`.
 
     Returns:
@@ -40,12 +38,10 @@ def continuation(
     Examples:
         >>> text = [1, 2, 3, 4, 1, 2, 5, 1, 2]
         >>> [continuation(text, 2, 4, match=match) for match in MATCHES]
-        [[5, 1, 2, 5], [3, 4, 1, 2], [5, 1]]
+        [[5, 1, 2, 5], [3, 4, 1, 2]]
     """
     text = np.array(tokens)
     size = len(text)
-    if match == "fixed" and size <= longest + count + 2:
-        return []
     ends = np.arange(size - 1)  # where an occurrence of the last n tokens ends
     matched = 0
     for n in range(1, min(longest, size - 1) + 1):
@@ -53,14 +49,13 @@ def continuation(
         if not len(longer):
             break
         ends, matched = longer, n
-    if matched < max(1, longest if match == "fixed" else shortest):
+    if matched < max(1, shortest):
         return []
     begin = int(ends[0 if match == "earliest" else -1]) + 1
     if match == "latest":
         return [int(text[begin + offset % (size - begin)]) for offset in range(count)]
-    draft: list[int] = text[begin : min(begin + count, size - (match == "fixed"))].tolist()
-    # llama.cpp's first token is index 0, which means no match there
-    return [] if match == "fixed" and (len(draft) < longest or begin == longest) else draft
+    draft: list[int] = text[begin : begin + count].tolist()
+    return draft
 
 
 def shortest_match(longest: int) -> int:
@@ -71,11 +66,7 @@ def shortest_match(longest: int) -> int:
 def lookup_draft(
     tokens: Sequence[int], longest: int, draft_length: int, match: str, most: int | None
 ) -> list[int]:
-    """Return look-up's draft of `continuation`, cut to `most` tokens; None cuts nothing.
-
-    The full draft is cut, as llama.cpp's server does (`get_n_draft_max`): near an answer's end a
-    draft with `match` fixed may be shorter than n.
-    """
+    """Return look-up's draft of `continuation`, cut to `most` tokens; None cuts nothing."""
     shortest = shortest_match(longest)
     return continuation(tokens, longest, draft_length, shortest, match)[:most]
 

@@ -13,17 +13,12 @@ from dataclasses import dataclass, field
 import numpy as np
 import pandas as pd
 
-from ..rules import Multiplicative, Rule, StrictGreedy
+from ..rules import Rule
 from ..statistics.bootstrap import Floats, PromptBootstrap
-from .finished import differing_answers, finished_costs
+from .answers import differing_answers
 from .predicted import closed_form
 
-PASSES = ["model", "batch", "tokens", "seconds"]
 CONTEXTS = ["prompt_id", "run", "position", "kl", "greedy_entropy", "races_entropy"]
-TEXTS = [
-    *("prompt_id", "run", "text", "position", "place"),
-    *("entropy", "top_probability", "certificate", "kl"),
-]
 LEVELS = ["prompt_id", "run", "position", "level", "children", "accepted"]
 
 
@@ -35,30 +30,22 @@ class Decoded:
         target: printed name.
         drafter: printed name.
         runs: one row for each run, indexed by run: method, drafter, sampling, rule, draft_length,
-            temperature, top_p, top_k; tree, None for a chain, else its name, shown, nodes, depth
-            and, if it has a fixed shape, parents; drafting, the drafter's stopping criterion or
-            None.
+            temperature; tree, None for a chain, else its name, shown, nodes, depth and, if it has
+            a fixed shape, parents.
         data: one row for each answer: prompt_id, run, source, n_tokens, nats_given_up,
             agreement, ...
         calls: one row for each target call: prompt_id, run, drafted, depth, reach, tested,
             accepted, emitted.
-        answers: seconds of each answer: prompt_id, run, first_seconds, begin_seconds, seconds;
-            repeats of a method are further rows, in order.
-        spans: seconds of each call, of `middle`: prompt_id, run, draft_seconds, verify_seconds, ...
+        answers: seconds of each answer: prompt_id, run, first_seconds, begin_seconds, seconds.
+        spans: seconds of each call: prompt_id, run, draft_seconds, verify_seconds, ...
         trajectory: the steps of the greedy baseline, scored by both models; empty without one.
         size: bytes by model: {"target": {"model", "cache_per_token"}, "drafter": ...}.
         rules: the rules of the runs, by label.
         levels: one row for each tree node whose children were tested: prompt_id, run, position,
             level, children, accepted (the sibling index, 0 if none).
-        passes: one row for each pass over a batch of texts: model (target or drafter), batch,
-            tokens of each text, seconds.
         contexts: one row for each token of an answer of the target alone, at temperatures at which
             trees are drawn: prompt_id, run, position, kl, greedy_entropy, races_entropy.
         vocabulary: number of tokens that both models have.
-        texts: the target's distribution at each token of its own answer (text "target"), of a
-            run's (own), and of drafts behind their first rejected token (rejected, with the
-            place in the draft): prompt_id, run, text, position, place, entropy,
-            top_probability, certificate (of the run's rule), kl.
     """
 
     target: str
@@ -72,38 +59,22 @@ class Decoded:
     size: Mapping[str, Mapping[str, int]]
     rules: Mapping[str, Rule]
     levels: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=LEVELS))
-    passes: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=PASSES))
     contexts: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=CONTEXTS))
     vocabulary: int = 0
-    texts: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=TEXTS))
 
     @property
     def of_trees(self) -> pd.Series:
         """Whether each run drafts trees."""
         return self.runs["tree"].notna()
 
-    def alike(self, run: int, other: int) -> bool:
-        """Whether two runs have the same temperature and cut."""
-        settings = self.runs[["temperature", "top_p", "top_k"]]
-        return bool((settings.iloc[run] == settings.iloc[other]).all())
-
     def baseline(self, run: int) -> int:
         """Return the baseline of a run.
 
         The baseline of exponential races is the target alone with the same race.
         """
-        chosen = self.runs[["temperature", "top_p", "top_k"]].assign(
-            races=self.runs["sampling"] == "races"
-        )
+        chosen = self.runs[["temperature"]].assign(races=self.runs["sampling"] == "races")
         same = (chosen == chosen.iloc[run]).all(axis=1)
         return int(np.flatnonzero((self.runs["drafter"] == "none") & same)[0])
-
-    @property
-    def middle(self) -> pd.DataFrame:
-        """The rows of `answers` with the median seconds of their repeats."""
-        by_answer = self.answers.groupby(["prompt_id", "run"])["seconds"]
-        rank = by_answer.rank(method="first") - 1
-        return self.answers[rank == by_answer.transform("size") // 2]
 
     @property
     def prompts(self) -> int:
@@ -162,9 +133,7 @@ def acceptance(decoded: Decoded, resamples: int, confidence: float, seed: int) -
     sums = calls.groupby("run")[
         ["drafted", "depth", "tested", "accepted", "emitted", "calls"]
     ].sum()
-    table = decoded.runs.drop(columns=["tree", "top_p", "top_k"]).join(
-        sums.drop(columns=["drafted", "depth"])
-    )
+    table = decoded.runs.drop(columns=["tree"]).join(sums.drop(columns=["drafted", "depth"]))
     totals = decoded.data.groupby("run")[["nats_given_up", "n_tokens"]].sum()
     for name, columns in (
         ("rate", ("accepted", "tested")),
@@ -187,60 +156,6 @@ def acceptance(decoded: Decoded, resamples: int, confidence: float, seed: int) -
     table["nats_given_up"] = of_token - of_token[alone]
     table["burstiness"] = 1 - table["calls"] / table["emitted"]
     return table
-
-
-def of_thresholds(decoded: Decoded, resamples: int, confidence: float, seed: int) -> pd.DataFrame:
-    """Return tokens a call over those of multiplicative rules at the same nats given up.
-
-    For single steps no rule is better than a threshold on nats (docs/method.md, section 16). But
-    the prefix rule accepts whole prefixes, and relaxed answers lead to other drafts, so the ratio
-    is measured. The reference is the line through the points (nats given up a token, tokens a call)
-    of multiplicative rules and strict greedy with the same draft length and temperature.
-
-    Returns:
-        One row for each run: over_thresholds with its interval in over_thresholds_ci_low and
-        over_thresholds_ci_high, paired by prompt. NaN for the rules on the line, for trees, and
-        beyond the end of the line. An interval is NaN if the value is NaN in any resample.
-    """
-    bootstrap = decoded.bootstrap(resamples, confidence, seed)
-    counted = decoded.by_prompt(decoded.calls.assign(calls=1), "emitted", "calls")
-    scored = decoded.by_prompt(decoded.data, "nats_given_up", "n_tokens")
-    emitted, calls, nats, tokens = (
-        np.vstack([sums.sum(0), bootstrap.sums(sums)]) for sums in (*counted, *scored)
-    )
-    length, mean = emitted / calls, nats / tokens  # (1 + B, R)
-    given_up = mean - mean[:, [decoded.baseline(run) for run in range(len(decoded.runs))]]
-    over = np.full_like(length, np.nan)
-    chains = decoded.runs[(decoded.runs["drafter"] == "model") & ~decoded.of_trees]
-    for _, group in chains[chains["rule"].notna()].groupby(["draft_length", "temperature"]):
-        rules = {run: decoded.rules[label] for run, label in group["rule"].items()}
-        line = [run for run in rules if isinstance(rules[run], StrictGreedy | Multiplicative)]
-        if not any(isinstance(rules[run], Multiplicative) for run in line):
-            continue
-        others = group.index.difference(line)
-        for row, (cost, best) in enumerate(zip(given_up[:, line], length[:, line], strict=True)):
-            order = np.argsort(cost)
-            thresholds = np.interp(given_up[row, others], cost[order], best[order], right=np.nan)
-            over[row, others] = length[row, others] / thresholds
-    low, high = bootstrap.interval(np.where(np.isnan(over).any(axis=0), np.nan, over[1:]))
-    name = "over_thresholds"
-    return pd.DataFrame({name: over[0], f"{name}_ci_low": low, f"{name}_ci_high": high})
-
-
-def finished_runs(decoded: Decoded, resamples: int, confidence: float, seed: int) -> pd.DataFrame:
-    """Return the `finished_costs` of every run, one row for each."""
-    keys = ["prompt_id", "run"]
-    counted = decoded.calls.groupby(keys).size().rename("calls").reset_index()
-    rows = decoded.data[[*keys, "n_tokens", "ended"]].merge(counted, on=keys, how="left")
-    rows = rows.merge(decoded.middle[[*keys, "seconds"]], on=keys).fillna({"calls": 0})
-    by_run = [rows[rows["run"] == run].sort_values("prompt_id") for run in range(len(decoded.runs))]
-    bootstrap = decoded.bootstrap(resamples, confidence, seed)
-    return pd.DataFrame(
-        [
-            finished_costs(answers, by_run[decoded.baseline(run)], bootstrap)
-            for run, answers in enumerate(by_run)
-        ]
-    )
 
 
 def first_differences(decoded: Decoded) -> pd.DataFrame:

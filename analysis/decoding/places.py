@@ -5,7 +5,6 @@ A head reads its own guesses from the second token on, so its rates fall along a
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -34,22 +33,8 @@ def place_rates(calls: pd.DataFrame, run: int, length: int) -> list[float]:
     Places that no call reached get the rate of the last one that was reached; 0 if there is none.
     """
     rates = position_rates(calls[calls["run"] == run])["rate"].tolist()
-    return extended_rates(rates or [0.0], length)
-
-
-def extended_rates(rates: Sequence[float], length: int) -> list[float]:
-    """Return (length,) rates by place; the last rate is repeated."""
+    rates = rates or [0.0]
     return [*rates, *[rates[-1]] * length][:length]
-
-
-def call_tokens(rates: Sequence[float]) -> float:
-    """Return the expected tokens of a call, 1 + a_1 + a_1 a_2 + ..., from (gamma,) rates by place.
-
-    Examples:
-        >>> call_tokens([0.5, 0.5]), call_tokens([])
-        (1.75, 1.0)
-    """
-    return 1.0 + math.fsum(np.cumprod(rates))
 
 
 def pooled_rate(rates: Sequence[float]) -> float:

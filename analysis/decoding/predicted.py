@@ -13,7 +13,6 @@ prompts, which drafting does not speed up.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -22,12 +21,11 @@ import pandas as pd
 
 from ..statistics.bootstrap import Floats
 from .formulas import tokens_per_call
-from .places import call_tokens, extended_rates, place_rates, pooled_rate, shifted_rates
+from .places import place_rates, pooled_rate, shifted_rates
 
 if TYPE_CHECKING:
     from .metrics import Decoded
 
-PRECISION = 1e-12  # of an acceptance rate
 LEAST_PRECISION = 1e-4  # of an acceptance rate from measured answers
 LENGTH_COLUMNS = ["method", "temperature", "predicted", "predicted_speedup", "tried"]
 
@@ -79,64 +77,6 @@ def answer_seconds(tokens: int, rates: Sequence[float], costs: Sequence[float]) 
         after = seconds[left - 1 - np.arange(drafted + 1)]
         seconds[left] = costs[drafted] + share @ after
     return seconds
-
-
-def optimal_draft_length(rates: Sequence[float], costs: Sequence[float]) -> tuple[int, float]:
-    """Return the draft length with the largest speedup, and that speedup.
-
-    The speedup at gamma is `call_tokens` of the first gamma rates over costs[gamma] / costs[0],
-    with measured costs, as verifying more tokens costs more. Ties go to the shortest draft.
-
-    Args:
-        rates: acceptance by place of a draft, at least one; the last is repeated.
-        costs: seconds of a call with 0, 1, 2, ... drafted tokens; 0 is the target alone.
-
-    Returns:
-        A draft length below len(costs), and its speedup; 0 and 1 if drafting does not pay.
-
-    Examples:
-        >>> optimal_draft_length([0.8], [1 + 0.05 * gamma for gamma in range(65)])[0]
-        8
-    """
-    by_place = extended_rates(rates, len(costs) - 1)
-    tokens = [call_tokens(by_place[:gamma]) for gamma in range(len(costs))]
-    speedups = np.array(tokens) * costs[0] / np.asarray(costs)
-    best = int(np.argmax(speedups))
-    return best, float(speedups[best])
-
-
-def break_even(costs: Sequence[float], rates: Sequence[float] | None = None) -> tuple[int, float]:
-    """Return the draft length that pays at the least acceptance rate, and this rate.
-
-    Args:
-        costs: seconds of a call with 0, 1, 2, ... drafted tokens, above 0; 0 is the target alone.
-        rates: acceptance by place of a draft, the last is repeated; None for equal rates at every
-            place.
-
-    Returns:
-        A length below len(costs), the shortest in a tie, and the least acceptance rate at which
-        drafting is not slower than the target alone. All rates are raised or lowered together
-        (`shifted_rates`), and the result is their `pooled_rate` over the longest draft. 0 and NaN
-        if no length pays even with all tokens accepted.
-
-    Examples:
-        >>> gamma, a = break_even([1.0, 1.4, 1.5])  # 1 + a + a^2 = 1.5
-        >>> gamma, round(a, 4)
-        (2, 0.366)
-    """
-    by_place = extended_rates(rates or [0.5], len(costs) - 1)
-
-    def least(gamma: int) -> float:
-        return least_rate(
-            lambda level: (
-                call_tokens(shifted_rates(by_place[:gamma], level)) >= costs[gamma] / costs[0]
-            ),
-            PRECISION,
-        )
-
-    paying = [gamma for gamma in range(1, len(costs)) if costs[gamma] / costs[0] <= gamma + 1]
-    level, gamma = min(((least(gamma), gamma) for gamma in paying), default=(math.nan, 0))
-    return gamma, pooled_rate(shifted_rates(by_place, level)) if gamma else math.nan
 
 
 def least_rate(pays: Callable[[float], bool], precision: float) -> float:
@@ -200,7 +140,7 @@ def predictions(decoded: Decoded, runs: pd.DataFrame) -> pd.DataFrame:
 
     Returns:
         For each run `predicted`, and `least`, the acceptance rate at which the run is as fast as
-        the target alone, with all rates shifted together as in `break_even`; NaN if no rate
+        the target alone, with all rates shifted together (`shifted_rates`); NaN if no rate
         suffices. Both are NaN for runs that do not draft chains with the model.
     """
     table = pd.DataFrame({"predicted": np.nan, "least": np.nan}, index=runs.index)
@@ -229,7 +169,7 @@ class _Answers:
         def of(table: pd.DataFrame, which: int) -> pd.DataFrame:
             return table[table["run"] == which]
 
-        alone, own = (of(decoded.middle, which) for which in (decoded.baseline(run), run))
+        alone, own = (of(decoded.answers, which) for which in (decoded.baseline(run), run))
         self._alone = alone["seconds"].sum() / of(decoded.data, decoded.baseline(run))[
             "n_tokens"].sum()  # fmt: skip
         self._passes = float((own["first_seconds"] + own["begin_seconds"]).sum())

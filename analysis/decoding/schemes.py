@@ -65,6 +65,25 @@ def match_tree(
         path.append(node)
 
 
+def longest_path(parents: Sequence[int], accepted: Flags) -> tuple[int, ...]:
+    """Return the longest path of accepted tokens, of equally long ones the first.
+
+    Args:
+        parents: index of the parent of each of the n drafted tokens; -1 is the text.
+        accepted: (n,) whether each token is accepted.
+
+    Examples:
+        >>> longest_path([-1, -1, 1, 2], np.array([True, True, True, False]))
+        (1, 2)
+    """
+    best: list[tuple[int, ...]] = [()] * (len(parents) + 1)
+    for node in reversed(range(len(parents))):  # children before their parents
+        above = parents[node]
+        if accepted[node] and len(best[node]) + 1 >= len(best[above]):  # the first comes last
+            best[above] = (node, *best[node])
+    return best[-1]
+
+
 def drawn_path(
     tree: Topology,
     drafted: Sequence[int],
@@ -85,7 +104,7 @@ def drawn_path(
         drafted: their tokens.
         rows: the target's distribution (V,) after a node, -1 being the text so far.
         token_uniform: uniform number with which the token after the first a of a path is drawn.
-        also: (n,) tokens that are accepted regardless of the draw (`analysis.rules.readings`).
+        also: (n,) tokens that are accepted regardless of the draw.
 
     Returns:
         As `match_tree`.
@@ -125,7 +144,7 @@ def speculative_sampling(
             tokens, with None for the draft's if a = n. Called once.
         token_uniform: returns the uniform number that draws the token after the first a drafted
             tokens.
-        also: (n,) tokens accepted regardless of their test (`analysis.rules.readings`).
+        also: (n,) tokens accepted regardless of their test.
 
     Returns:
         The number of accepted tokens, and the token emitted after them.
@@ -183,45 +202,6 @@ def tree_speculative_sampling(
         else:
             return tuple(path), pick(p, token_uniform(len(path)))
         node = path[-1]
-
-
-def block_verification(
-    drafted: Sequence[int],
-    target: Floats,
-    draft: Floats,
-    uniforms: Floats,
-    token_uniform: Callable[[int], float],
-) -> tuple[int, int]:
-    """Verify a chain by block verification (Algorithm 2 of arXiv 2403.10444), which is lossless.
-
-    It accepts the longest prefix whose own test succeeds, so a later success overrides a failure,
-    and accepts on average at least as many tokens as speculative sampling. With w_0 = 1,
-    w_i = min(1, w_{i-1} p/q) at drafted token i, and r_i the sum of max(0, w_i P - Q) over the
-    tokens that may follow it, test i succeeds with probability r_i / (r_i + 1 - w_i), and the last
-    with w_n. The token after a accepted ones is drawn from max(0, w_a P - Q), after all n from P.
-
-    Args:
-        drafted: n tokens, each drawn from the draft's distribution after those before it.
-        target: (n + 1, V) the target's distributions after each prefix of the draft.
-        draft: (n, V) the draft's distributions.
-        uniforms: (n,) uniform numbers of the tests.
-        token_uniform: gives the uniform number with which the token after the first a drafted
-            ones is drawn.
-
-    Returns:
-        As `speculative_sampling`.
-    """
-    n, accepted, prefix_weights = len(drafted), 0, [1]
-    for i, token in enumerate(drafted):
-        w = min(prefix_weights[i] * target[i, token] / draft[i, token], 1)
-        r = np.maximum(w * target[i + 1] - draft[i + 1], 0).sum() if i + 1 < n else w
-        prefix_weights.append(w)
-        if uniforms[i] * (r + 1 - w) < r:
-            accepted = i + 1
-    weights = target[n]
-    if accepted < n:
-        weights = residual(prefix_weights[accepted] * target[accepted], draft[accepted])
-    return accepted, pick(weights, token_uniform(accepted))
 
 
 def residual(p: Floats, q: Floats) -> Floats:

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 import pandas as pd
 
-from ..statistics.bootstrap import Floats, PromptBootstrap, prompt_counts, simultaneous
-from .finished import CLOCKED_ANSWERS
+from ..statistics.bootstrap import Floats, simultaneous
 from .formulas import formula_length, formula_speedup
-from .metrics import Decoded, acceptance, finished_runs
-from .places import extended_rates, pooled_rate
-from .predicted import break_even, optimal_draft_length, predictions
+from .metrics import Decoded, acceptance
+from .predicted import predictions
 
 SLOWEST_GAP = 10  # 99th percentile of a baseline's gaps in medians; an idle machine is below
 LEAST_PROCESSOR_SHARE = 0.9  # of wall time; idle machine 0.96 to 1, load of 7 on 2 cores 0.2 to 0.5
@@ -32,7 +28,7 @@ def speed(decoded: Decoded, resamples: int, confidence: float, seed: int) -> pd.
         and `rho`; `first_token`, a median; `itl_50` and `itl_99`, percentiles of the gaps
         between tokens; `processor_share`, processor time of the decoding thread over wall time, NaN
         if not measured; `memory`, bytes beyond the target's at the longest answer;
-        `seconds_finished` and `seconds_ratio` of `finished_costs`; `prompts` and `few_prompts`.
+        `prompts`.
     """
     table = acceptance(decoded, resamples, confidence, seed)
     spans = decoded.spans.groupby("run")[
@@ -55,17 +51,16 @@ def speed(decoded: Decoded, resamples: int, confidence: float, seed: int) -> pd.
             )
         ]
     )
-    table["first_token"] = decoded.middle.groupby("run")["first_seconds"].median()
+    table["first_token"] = decoded.answers.groupby("run")["first_seconds"].median()
     gaps = [token_gaps(decoded, run) for run in range(len(table))]
     for level in (50, 99):
         table[f"itl_{level}"] = [np.percentile(gap, level) if len(gap) else np.nan for gap in gaps]
     spent = decoded.answers.groupby("run")[["processor_seconds", "seconds"]].sum(min_count=1)
     table["processor_share"] = spent["processor_seconds"] / spent["seconds"]
     table["memory"] = [memory_overhead(decoded, run) for run in range(len(table))]
-    table = table.assign(**prompt_counts(decoded.prompts))
-    ended = finished_runs(decoded, resamples, confidence, seed)[CLOCKED_ANSWERS]
+    table = table.assign(prompts=decoded.prompts)
     speeds = speedups(decoded, resamples, confidence, seed)
-    return table.join(speeds).join(ended).join(predictions(decoded, table))
+    return table.join(speeds).join(predictions(decoded, table))
 
 
 def token_gaps(decoded: Decoded, run: int) -> Floats:
@@ -75,7 +70,7 @@ def token_gaps(decoded: Decoded, run: int) -> Floats:
     over the prompt.
     """
     spans = decoded.spans[decoded.spans["run"] == run]
-    answers = decoded.middle.query("run == @run").set_index("prompt_id")
+    answers = decoded.answers.query("run == @run").set_index("prompt_id")
     seconds = np.array(spans[["draft_seconds", "verify_seconds", "other_seconds"]].sum(axis=1))
     first = ~spans["prompt_id"].duplicated().to_numpy()
     seconds[first] += answers["begin_seconds"][spans["prompt_id"][first]].to_numpy()
@@ -91,7 +86,7 @@ def memory_overhead(decoded: Decoded, run: int) -> float:
     They are the drafter's weights, which are loaded during all runs, plus on CUDA the measured
     difference of the peaks, elsewhere the drafter's cache at the longest text.
     """
-    drafts = decoded.runs["drafter"].iloc[run] in ("model", "lookup_first")
+    drafts = decoded.runs["drafter"].iloc[run] == "model"
     weights = decoded.size["drafter"]["model"] if drafts else 0
     answers = decoded.answers[decoded.answers["run"] == run]
     if answers["peak_bytes"].notna().all():
@@ -107,31 +102,22 @@ def speedups(decoded: Decoded, resamples: int, confidence: float, seed: int) -> 
     """Return seconds a token and the speedup of every run, with intervals over prompts.
 
     The speedup is the baseline's seconds a token over the method's, over all answers. A resample
-    draws prompts with all their answers, and with each prompt one of its repeats, the same for all
-    methods, so the comparison stays paired. Intervals include the variation of a single repeat.
-    They are computed for logarithms and are `simultaneous` for all methods of a temperature, so
-    they also cover a method picked for being fastest.
+    draws prompts with all their answers, so the comparison stays paired. Intervals are computed for
+    logarithms and are `simultaneous` for all methods of a temperature, so they also cover a method
+    picked for being fastest.
 
     Returns:
         One row for each run: `per_token` (whole answers, including the prompt's pass),
-        `tokens_per_second`; `spec_bench_speedup`, the ratio of mean tokens per second over prompts,
-        as Spec-Bench reports it; `speedup` over the baseline, of totals, with `ci_low` and
-        `ci_high`; for relaxed rules `gain` with `gain_ci_low` and `gain_ci_high`, the speed over
-        that of the fastest lossless method of the temperature whose `ci_low` is above 1, NaN
-        without one; `tpot` (time per output token after the first) and `tpot_speedup` with
-        `tpot_ci_low` and `tpot_ci_high`, NaN if no answer has a second token.
+        `tokens_per_second`; `speedup` over the baseline, of totals, with `ci_low` and `ci_high`;
+        `tpot` (time per output token after the first) and `tpot_speedup` with `tpot_ci_low` and
+        `tpot_ci_high`, NaN if no answer has a second token.
     """
-    answers = decoded.answers
-    repeat = answers.groupby(["prompt_id", "run"]).cumcount()
-    repeats = 1 + int(repeat.max())
-    numbered = np.arange(decoded.prompts * repeats)
-    bootstrap = PromptBootstrap(numbered, resamples, confidence, seed, draws=decoded.prompts)
+    bootstrap = decoded.bootstrap(resamples, confidence, seed)
     alone = [decoded.baseline(run) for run in range(len(decoded.runs))]
-    spent = answers.assign(after=answers["seconds"] - answers["first_seconds"])
-    of_repeats = [decoded.by_prompt(own, "seconds", "after") for _, own in spent.groupby(repeat)]
-    seconds, seconds_after = map(np.vstack, zip(*of_repeats, strict=True))
-    (counted,) = decoded.by_prompt(decoded.data, "n_tokens")
-    tokens = np.tile(counted, (repeats, 1))
+    after = decoded.answers["seconds"] - decoded.answers["first_seconds"]
+    spent = decoded.answers.assign(after=after)
+    seconds, seconds_after = decoded.by_prompt(spent, "seconds", "after")
+    (tokens,) = decoded.by_prompt(decoded.data, "n_tokens")
 
     def log_speeds(seconds: Floats, tokens: Floats) -> tuple[Floats, Floats]:
         """Return the log speedup of every run, over all answers and in each resample."""
@@ -142,17 +128,12 @@ def speedups(decoded: Decoded, resamples: int, confidence: float, seed: int) -> 
 
     table = pd.DataFrame({"per_token": seconds.sum(0) / tokens.sum(0)})
     table["tokens_per_second"] = 1 / table["per_token"]
-    rates = (tokens / seconds).mean(0)
-    table["spec_bench_speedup"] = rates / rates[alone]
-    whole, after = log_speeds(seconds, tokens), log_speeds(seconds_after, tokens - 1)
-    speed, of_later = (_of_methods(decoded.runs, *logs, confidence) for logs in (whole, after))
+    whole, later = log_speeds(seconds, tokens), log_speeds(seconds_after, tokens - 1)
+    speed, of_later = (_of_methods(decoded.runs, *logs, confidence) for logs in (whole, later))
     table[["speedup", "ci_low", "ci_high"]] = np.exp(speed)
     with np.errstate(invalid="ignore"):
         table["tpot"] = seconds_after.sum(0) / (tokens - 1).sum(0)
     table[["tpot_speedup", "tpot_ci_low", "tpot_ci_high"]] = np.exp(of_later)
-    table[["gain", "gain_ci_low", "gain_ci_high"]] = np.exp(
-        _over_lossless(decoded.runs, *whole, speed[:, 1], confidence)
-    )
     return table
 
 
@@ -165,28 +146,6 @@ def _of_methods(runs: pd.DataFrame, logs: Floats, draws: Floats, confidence: flo
             simultaneous(logs[methods], draws[:, methods], confidence)
         )
     return speeds
-
-
-def _over_lossless(
-    runs: pd.DataFrame, logs: Floats, draws: Floats, low: Floats, confidence: float
-) -> Floats:
-    """Return log gains of relaxed rules over the best lossless method, with intervals, (R, 3).
-
-    Both are picked from several, so the intervals hold for all pairs of a temperature together.
-    """
-    gains = np.full((len(runs), 3), np.nan)
-    for _, family in runs[runs["drafter"] != "none"].groupby("temperature"):
-        lossless = family["lossless"].to_numpy(dtype=bool)
-        exact, relaxed = family.index[lossless].to_numpy(), family.index[~lossless].to_numpy()
-        sure = exact[low[exact] > 0]
-        if not len(sure) or not len(relaxed):
-            continue
-        first, other = np.repeat(relaxed, len(exact)), np.tile(exact, len(relaxed))
-        gain = logs[first] - logs[other]
-        ends = simultaneous(gain, draws[:, first] - draws[:, other], confidence)
-        best = other == sure[np.argmax(logs[sure])]
-        gains[relaxed] = np.column_stack([gain, *ends])[best]
-    return gains
 
 
 def signs_of_load(speeds: pd.DataFrame) -> list[str]:
@@ -225,48 +184,3 @@ def signs_of_load(speeds: pd.DataFrame) -> list[str]:
 
 def _named(run: pd.Series) -> str:
     return f"{run['method']} at T = {run['temperature']:g}"
-
-
-def break_even_by_batch(decoded: Decoded, rates: Sequence[float]) -> pd.DataFrame:
-    """Return break-even and the optimal draft length by batch size, from passes over batches.
-
-    A call with gamma drafted tokens is predicted to cost one pass of the target over gamma + 1
-    tokens of each text and gamma passes of the drafter over one token. Choosing tokens, roll-back
-    and the waiting of texts for each other are not included.
-
-    Args:
-        decoded: a pair with measured passes.
-        rates: the drafter's acceptance by place of a draft; the last is repeated.
-
-    Returns:
-        One row for each batch size: batch; `seconds` of the target's pass over one token of each
-        text; `rho`, the drafter's pass over it; `verify_ratio`, the longest pass over it, and
-        `longest`, the tokens of a text in that pass; `break_even`, the least acceptance rate at
-        which any length pays, and `at_length`, that length; `rate`, the drafter's rate, pooled over
-        the longest draft as `break_even` is; `draft_length`, the optimal one at its rates (0:
-        drafting does not pay), and its predicted `speedup`.
-    """
-    rows = []
-    for batch in sorted(decoded.passes["batch"].unique()):
-        passes = decoded.passes[decoded.passes["batch"] == batch]
-        seconds = {model: part.sort_values("tokens") for model, part in passes.groupby("model")}
-        verify = seconds["target"]["seconds"].to_numpy()
-        draft = float(seconds["drafter"]["seconds"].iloc[0])
-        costs = [float(part) + gamma * draft for gamma, part in enumerate(verify)]
-        length, least = break_even(costs, rates)
-        best, speedup = optimal_draft_length(rates, costs)
-        rows.append(
-            {
-                "batch": int(batch),
-                "seconds": costs[0],
-                "rho": draft / costs[0],
-                "verify_ratio": verify[-1] / costs[0],
-                "longest": len(verify),
-                "break_even": least,
-                "at_length": length,
-                "rate": pooled_rate(extended_rates(rates, len(costs) - 1)),
-                "draft_length": best,
-                "speedup": speedup,
-            }
-        )
-    return pd.DataFrame(rows)

@@ -9,7 +9,6 @@ import numpy as np
 import pandas as pd
 
 from ..rules import StrictGreedy, Tree
-from ..statistics.bootstrap import PromptBootstrap
 from ..trees.acceptance import index_entropy, measured_rates, tunstall_upper
 from ..trees.entropy import races_entropy_upper
 from ..trees.topology import Floats, Topology, sequence, tree_tokens_per_call
@@ -38,7 +37,7 @@ def tree_runs(decoded: Decoded, resamples: int, confidence: float, seed: int) ->
     """Return a row for each lossless run with a model drafter, chain or tree.
 
     Returns:
-        `RUN_COLUMNS`. `setting` is the temperature and cut, `group` the verification scheme at it.
+        `RUN_COLUMNS`. `setting` is the temperature, `group` the verification scheme at it.
         R is estimated from all runs of a group with a fixed shape (`rates`), and `predicted` is
         the zero-order tokens a call at this R, NaN for dynamic trees. `tokens_per_call`, with its
         interval over prompts, is over `calls` that drafted the whole tree. `first_level` and
@@ -73,62 +72,6 @@ def rates(decoded: Decoded, table: pd.DataFrame, group: str) -> Floats:
     return measured_rates(levels["accepted"].to_numpy(), levels["children"].to_numpy())
 
 
-def alternatives(decoded: Decoded, table: pd.DataFrame, *resampling: Any) -> pd.DataFrame:
-    """Return tokens a call of GSS and ERSS over the alternatives of one token, paired by prompt.
-
-    R(i) does not depend on how many alternatives follow, so batches of all sizes give one estimate
-    (`measured_rates`), and a batch of k emits 1 + R(1) + ... + R(k).
-
-    Args:
-        decoded: calls and levels.
-        table: its `tree_runs`.
-        resampling: resamples, confidence and seed of the bootstrap over prompts.
-
-    Returns:
-        setting, alternatives (k), gss, erss, difference (ERSS - GSS) with ci_low and ci_high, and
-        `overtakes`, `overtakes_low` and `overtakes_high`: the least k at which ERSS emits more, inf
-        where at none tried; the same in every row of a setting. Empty without batches of both.
-    """
-    bootstrap = decoded.bootstrap(*resampling)
-    batches = table[table["shape"] == SHAPES["batch"]]
-    frames = [pd.DataFrame()]
-    for setting, runs in batches.groupby("setting", sort=False):
-        emitted = {
-            scheme: _emitted(decoded, members["run"], bootstrap)
-            for scheme, members in runs.groupby("scheme")
-        }
-        if set(emitted) != {GSS, ERSS}:
-            continue
-        most = min(values.shape[1] for values in emitted.values())
-        gss, erss = emitted[GSS][:, :most], emitted[ERSS][:, :most]
-        ahead = erss > gss
-        first = np.where(ahead.any(axis=1), 1.0 + ahead.argmax(axis=1), np.inf)
-        low, high = bootstrap.interval((erss - gss)[1:])
-        ends = bootstrap.interval(first[1:, None])
-        frames.append(pd.DataFrame({
-            "setting": setting, "alternatives": np.arange(1, most + 1), "gss": gss[0],
-            "erss": erss[0], "difference": (erss - gss)[0], "ci_low": low, "ci_high": high,
-            "overtakes": first[0], "overtakes_low": ends[0][0], "overtakes_high": ends[1][0],
-        }))  # fmt: skip
-    return pd.concat(frames, ignore_index=True)
-
-
-def _emitted(decoded: Decoded, runs: pd.Series, bootstrap: PromptBootstrap) -> Floats:
-    """Return (1 + B, K) tokens a call of batches of 1, ..., K, of all prompts and of resamples."""
-    levels = decoded.levels[decoded.levels["run"].isin(runs)]
-    index = np.arange(1, int(levels["children"].max()) + 1)
-    prompt_ids = np.unique(decoded.data["prompt_id"])
-    taken = levels["accepted"].to_numpy()[:, None]
-    reached = (levels["children"].to_numpy()[:, None] >= index) & ((taken == 0) | (taken >= index))
-    prompts = np.searchsorted(prompt_ids, levels["prompt_id"])
-    sums = np.zeros((2, len(prompt_ids), len(index)))
-    np.add.at(sums[0], prompts, taken == index)
-    np.add.at(sums[1], prompts, reached)
-    accepted, tested = (np.vstack([counts.sum(0), bootstrap.sums(counts)]) for counts in sums)
-    with np.errstate(invalid="ignore"):
-        return 2 - np.cumprod(1 - accepted / tested, axis=1)
-
-
 def entropies(decoded: Decoded, table: pd.DataFrame, *resampling: Any) -> pd.DataFrame:
     """Return KL, H[R] and the bounds of arXiv 2504.15475 beside the measured tokens, in nats.
 
@@ -147,8 +90,8 @@ def entropies(decoded: Decoded, table: pd.DataFrame, *resampling: Any) -> pd.Dat
     bootstrap, rows = decoded.bootstrap(*resampling), []
     for group, runs in table[table["scheme"].isin(ENTROPY)].groupby("group", sort=False):
         scheme, run = str(runs["scheme"].iloc[0]), int(runs["run"].iloc[0])
-        alike = [decoded.alike(int(baseline), run) for baseline in decoded.contexts["run"]]
-        contexts = decoded.contexts[alike]
+        temperatures = decoded.contexts["run"].map(decoded.runs["temperature"])
+        contexts = decoded.contexts[temperatures == decoded.runs["temperature"][run]]
         fixed = runs[runs["shape"] != SHAPES["dynamic"]]
         if contexts.empty or fixed.empty:
             continue
@@ -205,9 +148,7 @@ def _described(decoded: Decoded, run: int) -> dict[str, Any]:
     row: dict[Any, Any] = decoded.runs.loc[run].to_dict()
     of_tree = bool(decoded.of_trees[run])
     scheme = SCHEMES.get(row["sampling"], GREEDY)
-    cut = "" if (row["top_p"], row["top_k"]) == (1, 0) else f", top-p {row['top_p']:g}"
-    cut += f", top-k {row['top_k']:g}" if row["top_k"] else ""
-    setting = f"T = {row['temperature']:g}{cut}"
+    setting = f"T = {row['temperature']:g}"
     levels = judged_levels(decoded)
     levels = levels[levels["run"] == run]
     taken = levels["accepted"] > 0

@@ -19,7 +19,7 @@ from ..acceptance.judgement import Judgement
 from ..rules import Rule
 from ..statistics.bootstrap import Flags, Floats, PromptBootstrap, summarise
 from .records import Column, Row, Table, records_of, select, worded
-from .text import PRESETS, few_notes
+from .text import PRESETS
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,9 +27,9 @@ class Results:
     """The results of a study: named tidy frames that share their key columns.
 
     Key columns are `target` (printed name) and `rule` (label); a long frame also has `statistic`
-    and `value`. Intervals over prompts are `ci_low` and `ci_high`, with `prompts` and
-    `few_prompts`. `value_upper` is the statistic from the upper ends of interval certificates, and
-    equals `value` for exact ones. Each section names the frames that it reads.
+    and `value`. Intervals over prompts are `ci_low` and `ci_high`, with `prompts`. Statistics of
+    certificates that are intervals count the lower ends. Each section names the frames that it
+    reads.
 
     Attributes:
         targets: printed names, in order.
@@ -106,7 +106,7 @@ class Results:
             name: of its entry in `texts.toml`.
             data: the tidy frame, as written to the CSV file.
             more: columns after those of the entry.
-            notes: sentences below; a warning is added if there are few prompts.
+            notes: sentences below.
             order: of the rows, as in `Table`.
             shown: the frame to print, if it differs.
             facts: values for its texts, besides the drafter's name.
@@ -116,7 +116,7 @@ class Results:
             data=data,
             order=order,
             names=self.names,
-            notes=[*notes, *few_notes(data["prompts"])],
+            notes=notes,
             shown=shown,
         )
 
@@ -136,7 +136,7 @@ class Target:
         certificates: by rule of the study.
         bootstrap: over the prompts of the steps.
         tokens: (N,) the token emitted.
-        prompts: (P,) id, text and category (or else source) of each prompt.
+        prompts: (P,) id and text of each prompt.
         top: by k, the (N,) probability of the k most probable tokens.
         repeated: (N,) whether each step lies inside a repeated passage of its answer.
         undefined: by rule label, the number of steps at which the rule's test is undefined.
@@ -152,7 +152,7 @@ class Target:
     certificates: Certified
     bootstrap: PromptBootstrap
     tokens: NDArray[np.int32]
-    prompts: Sequence[tuple[str, str, str]]
+    prompts: Sequence[tuple[str, str]]
     top: Mapping[int, Floats] = field(default_factory=dict)
     repeated: Flags = field(default_factory=lambda: np.zeros(0, dtype=bool))
     undefined: Mapping[str, int] = field(default_factory=dict)
@@ -172,14 +172,14 @@ def certificate_statistics(
 ) -> pd.DataFrame:
     """Return the rows of frame `certificates` for (N,) certificates of one rule in nats.
 
-    Columns: target, rule (label), statistic, value, value_upper, ci_low, ci_high, prompts,
-    few_prompts, empty, inexact, undefined, steps.
+    Columns: target, rule (label), statistic, value, ci_low, ci_high, prompts, empty, inexact,
+    undefined, steps.
 
     `undefined` is the number of steps at which the rule's test is undefined (MARS: z1 <= 0); NaN
     for rules whose test is always defined.
     """
     keys = {"target": target, "rule": rule.label}
-    return _tidy(keys, lower, upper, rule.ceiling, bootstrap).assign(
+    return _tidy(keys, lower, rule.ceiling, bootstrap).assign(
         empty=float(np.mean(np.isinf(lower))),
         inexact=float(np.mean(lower < upper)),
         undefined=undefined,
@@ -192,20 +192,17 @@ def top_statistics(
 ) -> pd.DataFrame:
     """Return the rows of frame `top` from the (N,) probabilities of the k most probable tokens."""
     frames = [
-        _tidy({"target": target, "k": k}, values, values, math.inf, bootstrap)
-        for k, values in top.items()
+        _tidy({"target": target, "k": k}, values, math.inf, bootstrap) for k, values in top.items()
     ]
     return pd.concat(frames, ignore_index=True)
 
 
-def _tidy(
-    keys: Row, lower: Floats, upper: Floats, ceiling: float, bootstrap: PromptBootstrap
-) -> pd.DataFrame:
-    statistics = summarise(lower, upper, ceiling, bootstrap)
+def _tidy(keys: Row, values: Floats, ceiling: float, bootstrap: PromptBootstrap) -> pd.DataFrame:
+    statistics = summarise(values, ceiling, bootstrap)
     return pd.DataFrame(
         [
-            {**keys, "statistic": x, **values, **bootstrap.counted}
-            for x, values in statistics.items()
+            {**keys, "statistic": x, **ends, "prompts": bootstrap.count}
+            for x, ends in statistics.items()
         ]
     )
 

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from .style import LINES, POINTS, RULED, error_bars, grid, legend, rule_colour, styled
-from .text import limits, symbol, upper_end
+from .text import limits, symbol
 
 AXES = {  # axis label: its statistics and their printed names
     "certificate (nats)": {
@@ -93,9 +93,7 @@ def sweep_figure(table: pd.DataFrame, swept: list[str]) -> Figure | None:
             if axis is not line[0]:
                 axis.sharey(line[0])
             _panel(axis, curves, target, swept[0], _places(table[swept[0]]), by_rule)
-        label = _axis_name(names, bool(kinds) or len(names) == 1)
-        # certificates in other divergences than KL are not always in nats
-        line[0].set_ylabel(label.replace(" (nats)", "") if "divergence" in table else label)
+        line[0].set_ylabel(_axis_name(names, bool(kinds) or len(names) == 1))
     several = [axis for axis in axes.flat if len(axis.get_legend_handles_labels()[1]) > 1]
     shown = {text for axis in several for text in axis.get_legend_handles_labels()[1]}
     legend(figure, several, LEGEND_COLUMNS)
@@ -219,9 +217,6 @@ def _curve(
     """Draw a curve, or unconnected points if `style` is None."""
     joined = "none" if style is None else style
     axis.plot(x, values[y], color=color, linestyle=joined, **POINTS, label=name)
-    ends = values[upper_end(y)] if upper_end(y) in values else values[y]
-    if style is not None and not ends.equals(values[y]):  # certificates are intervals
-        axis.fill_between(x, values[y], ends, color=color, alpha=0.25, linewidth=0)
     low, high = limits(y)
     if {low, high} <= set(values):
         reaching = error_bars(values[y], values[low], values[high])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from decimal import ROUND_FLOOR, Decimal
 from functools import partial
 
@@ -13,7 +13,6 @@ from .published import CAP
 MARK = "*"  # after a ceiling: the rejection region is empty
 UNDEFINED = "–"
 PRESETS = {  # printed names of acceptance.presets; others are printed unchanged
-    "vllm_proposed": "vLLM (proposed)",
     "tensorrt_llm": "TensorRT-LLM",
     "sglang": "SGLang",
     "medusa": "Medusa",
@@ -73,69 +72,32 @@ def rounded_down(value: float, digits: int = 2) -> float:
     return float(exact.quantize(Decimal(1).scaleb(exact.adjusted() + 1 - digits), ROUND_FLOOR))
 
 
-def certificate_text(value: float, value_upper: float, ceiling: float) -> str:
-    """Return a statistic of certificates in nats, as a range if its ends print differently.
+def certificate_text(value: float, ceiling: float) -> str:
+    """Return a statistic of certificates in nats; +inf prints as the rule's ceiling with a mark.
 
-    +inf prints as the rule's ceiling with a mark.
-
-    >>> certificate_text(0.1234, 0.1234, 0.6931), certificate_text(0.5, float("inf"), 0.6931)
-    ('0.123', '0.500–0.693*')
+    >>> certificate_text(0.1234, 0.6931), certificate_text(math.inf, 0.6931)
+    ('0.123', '0.693*')
     """
-
-    def end(x: float) -> str:
-        return f"{digits_text(ceiling)}{MARK}" if math.isinf(x) else digits_text(x)
-
-    return range_text(end(value), end(value_upper)) if not math.isnan(value) else UNDEFINED
+    return f"{digits_text(ceiling)}{MARK}" if math.isinf(value) else digits_text(value)
 
 
-def run_text(value: float, value_upper: float, censored: Sequence[bool] = (False, False)) -> str:
+def run_text(value: float, censored: bool = False) -> str:
     """Return a run length in tokens: ">100" above the paper's cap, "≥" for a lower bound.
 
-    >>> run_text(17.414, 17.414), run_text(99.99, 130.0), run_text(128.0, 128.0)
-    ('17.41', '99.99–>100', '>100')
-    >>> run_text(59.4, 59.4, (True, True)), run_text(17.4, 59.4, (False, True))
-    ('≥ 59.40', '17.40–≥ 59.40')
+    >>> run_text(17.414), run_text(128.0), run_text(59.4, True)
+    ('17.41', '>100', '≥ 59.40')
     """
-
-    def end(x: float) -> str:
-        return f">{CAP:.0f}" if x > CAP else f"{x:.2f}"
-
-    if math.isnan(value):
-        return UNDEFINED
-    return length_text(end(value), end(value_upper), censored)
+    return at_least(f">{CAP:.0f}" if value > CAP else number_text(value), censored)
 
 
-def length_text(first: str, last: str, censored: Sequence[bool]) -> str:
-    """Return the range of a printed length, with a single "≥" for lower bounds.
+def at_least(text: str, censored: bool) -> str:
+    """Return a printed length, with "≥" where it is a lower bound.
 
-    >>> length_text("5.0", "5.0", (True, True)), length_text("5.0", "6.0", (True, True))
-    ('≥ 5.0', '≥ 5.0–6.0')
-    >>> length_text("5.0", "6.0", (False, True)), length_text("5.0", "∞", (False, True))
-    ('5.0–≥ 6.0', '5.0–∞')
+    >>> at_least("5.0", True), at_least("∞", True)
+    ('≥ 5.0', '∞')
     """
-    if first == last:
-        return _at_least(first, any(censored))
-    return range_text(
-        _at_least(first, censored[0]), _at_least(last, list(censored) == [False, True])
-    )
-
-
-def _at_least(text: str, censored: bool) -> str:
     is_marked = text.startswith((">", "∞", UNDEFINED))
     return f"≥ {text}" if censored and not is_marked else text
-
-
-def interval_text(
-    value: float, value_upper: float, low: float, high: float, *censored: bool
-) -> str:
-    """Return a run length in tokens with its interval, without a cap.
-
-    >>> interval_text(17.41, 17.41, 16.0, 19.04), interval_text(math.inf, math.inf, 40, math.inf)
-    ('17.4 [16.0, 19.0]', '∞ [≥ 40.0]')
-    """
-    ends = ["∞" if math.isinf(x) else f"{x:.1f}" for x in (value, value_upper, low, high)]
-    limits = f"≥ {ends[2]}" if math.isinf(high) else f"{ends[2]}, {ends[3]}"
-    return f"{length_text(ends[0], ends[1], censored or (False, False))} [{limits}]"
 
 
 def share_text(share: float) -> str:
@@ -151,15 +113,6 @@ def share_text(share: float) -> str:
         return f"{100 * share:.0f} %"
     digits = max(0, 1 - math.floor(math.log10(100 * rest)))
     return f"{100 * share:.{digits}f} %"
-
-
-def upper_end(column: str) -> str:
-    """Return the name of a statistic's column for the upper ends of certificates.
-
-    >>> upper_end("value"), upper_end("mean")
-    ('value_upper', 'mean_upper')
-    """
-    return f"{column}_upper"
 
 
 def mark_of(column: str) -> str:
@@ -193,18 +146,17 @@ def range_text(first: str, last: str) -> str:
 
 
 def few_notes(prompts: Iterable[int]) -> list[str]:
-    """Return a warning for a table whose intervals come from few prompts, else an empty list.
+    """Return a warning that intervals come from few prompts, else an empty list.
 
     Args:
-        prompts: number of prompts of each target or run that the table shows.
+        prompts: number of prompts of each target or run that is shown.
     """
     least = min(prompts, default=FEW_PROMPTS)
     if least >= FEW_PROMPTS:
         return []
     counted = "1 prompt" if least == 1 else f"{least} prompts"
     return [
-        f"Few prompts: intervals come from {counted}, fewer than {FEW_PROMPTS}, and are too "
-        "narrow (few_prompts in the CSV file)."
+        f"Few prompts: intervals come from {counted}, fewer than {FEW_PROMPTS}, and are too narrow."
     ]
 
 
@@ -235,15 +187,8 @@ FORMATS: dict[str, Callable[..., str]] = {
     "2 digits": "{:.2g}".format,
     "3 digits": digits_text,
     "share": share_text,
-    "share range": lambda *ends: range_text(*map(share_text, ends)),
-    ".2f range": lambda *ends: range_text(*map(number_text, ends)),
-    ".3f range": lambda *ends: range_text(*(number_text(end, 3) for end in ends)),
-    "tokens": lambda value, value_upper, *censored: length_text(
-        number_text(value), number_text(value_upper), censored
-    ),
-    "run": lambda value, value_upper, *censored: run_text(value, value_upper, censored),
-    "run interval": interval_text,
-    "at least": lambda tokens, cut: _at_least(number_text(tokens), cut),
+    "run": run_text,
+    "at least": lambda tokens, cut: at_least(number_text(tokens), cut),
     "interval": lambda *ends: "{} [{}, {}]".format(*map(number_text, ends)),
     ".3f interval": lambda *ends: "{} [{}, {}]".format(*(number_text(end, 3) for end in ends)),
     "times": times_text,

@@ -1,6 +1,6 @@
 """Acceptance rules: the drafted tokens that are accepted, given the target's distribution.
 
-`rule` defines a rule, and `builtin` and `nucleus` hold the rules. `build` makes a rule, or a range
+`rule` defines a rule, and `builtin` holds the rules. `build` makes a rule, or a range
 of a parameter from strict to relaxed, from plain configuration.
 """
 
@@ -11,15 +11,12 @@ from .builtin import (
     FirstRanks,
     Mars,
     Multiplicative,
-    Prefix,
     StrictGreedy,
     TopMAdditive,
     TopMMultiplicative,
     Tree,
     Typical,
-    best_path,
 )
-from .nucleus import Nucleus
 from .rule import NO_COUNT, UNKNOWN, Cut, Rule, parameter, register
 
 __all__ = [
@@ -31,15 +28,12 @@ __all__ = [
     "FirstRanks",
     "Mars",
     "Multiplicative",
-    "Nucleus",
-    "Prefix",
     "Rule",
     "StrictGreedy",
     "TopMAdditive",
     "TopMMultiplicative",
     "Tree",
     "Typical",
-    "best_path",
     "build",
     "check_k",
     "expand",

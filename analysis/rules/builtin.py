@@ -7,7 +7,7 @@ accepted. Comparisons are strict, as in the paper.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -24,8 +24,6 @@ PROBABILITIES = ("top_surprisal",)  # the column that turns raw logits into prob
 T: Any = ("a number in [0, 1]", lambda t: 0 <= t <= 1)
 ALPHA: Any = ("a number in (0, 1]", lambda alpha: 0 < alpha <= 1)
 M: Any = ("an integer of at least 1, below 2^31", lambda m: 1 <= m < 1 << 31)
-MU: Any = ("a number above 0", lambda mu: mu > 0)
-COST: Any = ("nats or probability", lambda word: word in ("nats", "probability"), "nats")
 CONVENTION: Any = ("rank or paper", lambda word: word in ("rank", "paper"), "rank")
 
 
@@ -213,32 +211,6 @@ class Mars(Rule):
         return dist.logits
 
 
-@register("prefix")
-class Prefix(Rule):
-    """Accept the longest L that maximises L - mu (c_1 + ... + c_L), c_i the cost of token i.
-
-    The cost of a drafted token y, after the drafted tokens before it, is log(p0 / p(y)) nats or
-    p0 - p(y) (docs/method.md, section 16). A call accepts every prefix whose tokens all have
-    c <= 1/mu: those that multiplicative alpha = exp(-1/mu) accepts, or additive t = 1/mu. Their
-    certificates hold for it, and are exact for a first token with nothing behind it. A large mu is
-    strict greedy. Decoding chooses among the paths of a whole draft with `best_path`. Single
-    tokens are judged by the threshold 1/mu.
-    """
-
-    shown: ClassVar[str] = "Prefix (μ = {mu:g}, {cost})"
-    relaxes: ClassVar[Mapping[str, int]] = {"mu": -1}
-    decided_by: ClassVar[tuple[str, ...]] = PROBABILITIES
-
-    mu: float = parameter(*MU)
-    cost: str = parameter(*COST)
-
-    def cut(self, _dist: TopK, /) -> Cut:
-        """Return p > exp(-1/mu) p0, or p > p0 - 1/mu."""
-        if self.cost == "nats":
-            return Cut(offset=0.0, slope=math.exp(-1 / self.mu))
-        return Cut(offset=-min(1 / self.mu, 1.0), slope=1.0)
-
-
 @register("tree")
 class Tree(Rule):
     """Accept a level of a tree iff x0 is among the drafter's top m tokens (Theorem 5.1)."""
@@ -297,29 +269,3 @@ class FirstRanks(Rule):
     def cut(self, _dist: TopK, /) -> Cut:
         """Return the limit on ranks."""
         return Cut(max_rank=self.n)
-
-
-def best_path(parents: Sequence[int], costs: Sequence[float], mu: float) -> tuple[int, ...]:
-    """Return the path through a draft that maximises its length minus mu times its cost.
-
-    Ties go to the longest path, then to the first. With gain g_i = 1 - mu c_i and B_i the largest
-    gain behind node i, B_i = max(0, max over its children j of g_j + B_j).
-
-    Args:
-        parents: index of the parent of each of the n drafted tokens; -1 is the text. A chain is
-            -1, 0, 1, ...
-        costs: of each token, at least 0; infinite forbids it.
-        mu: tokens per unit of cost, above 0; infinite takes only tokens of cost 0.
-
-    Examples:
-        >>> best_path([-1, 0, 1], [0.6, 0.1, 2.0], 1.0)  # 0.4 + 0.9, then -1
-        (0, 1)
-    """
-    best: list[tuple[float, int, tuple[int, ...]]] = [(0.0, 0, ())] * (len(parents) + 1)
-    for node in reversed(range(len(parents))):  # children before their parents
-        gain, length, path = best[node]
-        gain += 1 - mu * costs[node] if costs[node] else 1.0
-        above = parents[node]
-        if (gain, length + 1) >= best[above][:2]:  # the first of equal siblings comes last
-            best[above] = (gain, length + 1, (node, *path))
-    return best[-1][2]

@@ -1,8 +1,8 @@
 """Means and quantiles over decoding steps, and their bootstrap over prompts.
 
 Steps of one prompt are correlated, so whole prompts are resampled. A certificate can be +inf (empty
-rejection region): quantiles rank it at the top, means replace it by the rule's ceiling. It can also
-be an interval [lower, upper]: then a statistic is computed from both ends.
+rejection region): quantiles rank it at the top, means replace it by the rule's ceiling. Of
+certificates that are intervals the statistics count the lower ends.
 """
 
 from __future__ import annotations
@@ -34,16 +34,6 @@ class Resampling(NamedTuple):
     seed: int
 
 
-def prompt_counts(prompts: int) -> dict[str, int | bool]:
-    """Return the columns beside an interval: the number of prompts, and whether they are too few.
-
-    Examples:
-        >>> prompt_counts(29), prompt_counts(30)["few_prompts"]
-        ({'prompts': 29, 'few_prompts': True}, False)
-    """
-    return {"prompts": prompts, "few_prompts": prompts < FEW_PROMPTS}
-
-
 class PromptBootstrap:
     """Resamples of prompts with replacement, shared by all statistics.
 
@@ -53,18 +43,8 @@ class PromptBootstrap:
         weights: (B, P) multiplicity of each prompt in each of B resamples.
     """
 
-    def __init__(
-        self,
-        prompts: Integers,
-        resamples: int,
-        confidence: float,
-        seed: int,
-        draws: int | None = None,
-    ) -> None:
+    def __init__(self, prompts: Integers, resamples: int, confidence: float, seed: int) -> None:
         """Draw `resamples` resamples of the prompts; intervals have the given `confidence`.
-
-        A resample has P prompts, or `draws`. To draw one repeat with each prompt, number all
-        repeats of all prompts as prompts, and set `draws` to the number of prompts.
 
         Raises:
             ValueError: there is no step, or a prompt index without one.
@@ -75,9 +55,7 @@ class PromptBootstrap:
             raise ValueError("every prompt needs at least one step: number the prompts 0 .. P-1")
         count = len(self.steps)
         generator = np.random.default_rng(seed)
-        drawn = generator.multinomial(
-            count if draws is None else draws, np.full(count, 1 / count), size=resamples
-        )
+        drawn = generator.multinomial(count, np.full(count, 1 / count), size=resamples)
         self.weights = drawn.astype(np.float64)
         self.confidence = confidence
 
@@ -85,11 +63,6 @@ class PromptBootstrap:
     def count(self) -> int:
         """Number of prompts."""
         return len(self.steps)
-
-    @property
-    def counted(self) -> dict[str, int | bool]:
-        """The `prompt_counts` columns beside every interval."""
-        return prompt_counts(self.count)
 
     def sums(self, per_prompt: Numbers) -> Floats:
         """Return the (B, ...) sums over resampled prompts, from the (P, ...) sums of each prompt.
@@ -202,38 +175,27 @@ def _rank(level: float | Floats, count: NDArray[np.generic]) -> Integers:
 
 
 def summarise(
-    lower: Floats, upper: Floats, ceiling: float, bootstrap: PromptBootstrap
+    values: Floats, ceiling: float, bootstrap: PromptBootstrap
 ) -> dict[str, dict[str, float]]:
-    """Return mean, median, p5 and p25 of interval certificates.
+    """Return mean, median, p5 and p25 of (N,) values, each with its interval over prompts.
 
     Args:
-        lower: (N,) lower ends in nats, +inf where the rejection region is empty.
-        upper: (N,) upper ends.
+        values: lower ends of certificates in nats, +inf where the rejection region is empty.
         ceiling: the rule's ceiling in nats, which replaces +inf in means: log 2, or log(m+1) for a
             tree. A quantile at an empty region is +inf.
         bootstrap: the prompts of the steps and their resamples.
 
     Returns:
-        For each statistic its `value` from the lower ends (guaranteed), and `value_upper` from the
-        upper ends; `ci_low`, the lower confidence limit of value, and `ci_high`, the upper one of
-        value_upper.
+        For each statistic value, ci_low and ci_high.
     """
-
-    def ends(values: Floats) -> tuple[list[float], Floats, Floats]:
-        mean, means = bootstrap.mean(np.where(np.isinf(values), ceiling, values))
-        points, draws = bootstrap.quantiles(values, list(QUANTILES.values()))
-        return [mean, *points.tolist()], *bootstrap.interval(np.column_stack([means, draws]))
-
-    sure = ends(lower)
-    best = sure if np.array_equal(lower, upper) else ends(upper)
+    mean, means = bootstrap.mean(np.where(np.isinf(values), ceiling, values))
+    points, draws = bootstrap.quantiles(values, list(QUANTILES.values()))
+    low, high = bootstrap.interval(np.column_stack([means, draws]))
     return {
-        name: {
-            "value": sure[0][index],
-            "value_upper": best[0][index],
-            "ci_low": float(sure[1][index]),
-            "ci_high": float(best[2][index]),
-        }
-        for index, name in enumerate(("mean", *QUANTILES))
+        name: {"value": value, "ci_low": float(low[index]), "ci_high": float(high[index])}
+        for index, (name, value) in enumerate(
+            zip(("mean", *QUANTILES), (mean, *points.tolist()), strict=True)
+        )
     }
 
 

@@ -12,8 +12,6 @@ token at every depth.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -176,36 +174,6 @@ def _accepted_ahead(
         behind = np.concatenate([ahead[1:], ahead[:1]])  # of the next step
         ahead = np.where(flags, 1 + np.where(step + 1 < end, behind, 0), 0)
     return ahead if draft_length is None else np.minimum(ahead, draft_length)
-
-
-def place_shares(
-    calls: float, reached: Sequence[float], accepted: Sequence[float]
-) -> list[dict[str, float]]:
-    """Return the acceptance at each place of a draft, conditional and over all calls.
-
-    Args:
-        calls: number of calls.
-        reached: by place, number of calls that tested a token there.
-        accepted: by place, number of calls that accepted it.
-
-    Returns:
-        place (from 1), reached, accepted; `conditional`, accepted / reached, the acceptance rate;
-        `of_all`, accepted / calls, as inference engines print it.
-
-    Examples:
-        >>> place_shares(10, [10, 8], [8, 6])[1]
-        {'place': 2, 'reached': 8, 'accepted': 6, 'conditional': 0.75, 'of_all': 0.6}
-    """
-    return [
-        {
-            "place": place,
-            "reached": tested,
-            "accepted": passed,
-            "conditional": passed / tested if tested else math.nan,
-            "of_all": passed / calls if calls else math.nan,
-        }
-        for place, (tested, passed) in enumerate(zip(reached, accepted, strict=True), start=1)
-    ]
 
 
 def inside_repeats(tokens: NDArray[np.integer], prompts: Integers, length: int = LENGTH) -> Flags:

@@ -76,19 +76,6 @@ def measured_rates(accepted: Integers, children: Integers) -> Floats:
     return np.array(rates)
 
 
-def truncated(stored: Stored, top_p: float, top_k: int) -> Stored:
-    """Return the stored tokens that pass top_k, then top_p; the others get weight 0."""
-    ids, weights, tail = stored
-    if top_k:
-        weights = np.where(np.arange(weights.shape[1]) < top_k, weights, 0.0)
-        tail = np.zeros_like(tail)
-    whole = weights.sum(axis=1) + tail
-    before = np.cumsum(weights, axis=1) - weights
-    inside = before < top_p * whole[:, None]
-    keeps_tail = weights.sum(axis=1) < top_p * whole
-    return ids, np.where(inside, weights, 0.0), np.where(keeps_tail, tail, 0.0)
-
-
 def greedy_rates(ranks: Integers, count: int) -> Floats:
     """Return R, (count,), of trees of the drafter's most probable tokens, verified greedily.
 

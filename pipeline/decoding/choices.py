@@ -2,14 +2,12 @@
 
 Noise is keyed by (seed, prompt, position), so that what is chosen at a position depends neither
 on the draft length nor on where calls begin and end. On a tree all nodes of a depth share it: only
-one of them is on the accepted path. Block verification looks at tokens behind the accepted ones, so
-it needs fresh noise in every call.
+one of them is on the accepted path.
 """
 
 from __future__ import annotations
 
 import hashlib
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -18,34 +16,15 @@ from torch import Tensor
 from analysis.decoding.schemes import NOTHING
 from analysis.trees.topology import Topology
 from pipeline.models.devices import send
-from pipeline.models.logit_statistics import argmax, invert, nucleus, top_k
+from pipeline.models.logit_statistics import argmax, invert, top_k
 
 DRAFT, TEST, TOKEN = range(3)  # what a uniform number is used for
-CALL, SIBLING = 1, 2  # streams of numbers apart from those of positions: of calls, of siblings
+SIBLING = 2  # the stream of numbers of siblings, apart from that of positions
 
 
 class BrokenLogitsError(Exception):
     """The target or the drafter, as its text says, gave NaN, +inf, or nothing but masked tokens."""
 
-
-class Truncation(NamedTuple):
-    """Which tokens a draw may choose, as in stage distributions: 1 and 0 leave all in."""
-
-    top_p: float = 1.0
-    top_k: int = 0
-
-    def tempered(self, logits: Tensor, temperature: float) -> Tensor:
-        """Return logits (n, V) over the temperature in float64, -inf for tokens that are cut."""
-        scaled = logits.to(torch.float64, copy=True).div_(temperature)
-        if self == Truncation():
-            return scaled
-        ordered, ids = logits.double().sort(dim=1, descending=True, stable=True)
-        kept = nucleus(ordered, temperature, *self) > 0
-        cut = torch.ones_like(scaled, dtype=torch.bool).scatter_(1, ids[:, : kept.shape[1]], ~kept)
-        return scaled.masked_fill_(cut, -torch.inf)
-
-
-NOT_CUT = Truncation()
 
 # The children of r nodes: tokens (r, width), NOTHING where no other can be drafted; what chose the
 # first of each row (r,), finite unless the logits are broken; and the distributions (r, V) that
@@ -75,16 +54,10 @@ class Noise:
         if sibling == 1:
             return self.uniforms[position, TEST]
         if sibling not in self._siblings:
-            self._siblings[sibling] = self._stream(SIBLING, sibling).random(self._steps + 1)
+            counter = (SIBLING << 192) + (sibling << 128)  # no stream reaches the next
+            stream = np.random.Generator(np.random.Philox(key=self._key, counter=counter))
+            self._siblings[sibling] = stream.random(self._steps + 1)
         return self._siblings[sibling][position]
-
-    def of_call(self, position: int) -> np.ndarray:
-        """Return uniform numbers (draft_length + 1, 3) of the call that begins at a position."""
-        return self._stream(CALL, position).random((self._reach + 1, 3))
-
-    def _stream(self, kind: int, number: int) -> np.random.Generator:
-        counter = (kind << 192) + (number << 128)  # no stream reaches the next
-        return np.random.Generator(np.random.Philox(key=self._key, counter=counter))
 
     def log_times(self, start: int, stop: int, vocab_size: int) -> Tensor:
         """Return the logarithms (stop - start, V) of the arrival times at some positions.
@@ -130,9 +103,9 @@ class Greedy:
 class Race(Greedy):
     """The winner of an exponential race in log space; drafter and target run the same race."""
 
-    def __init__(self, temperature: float, noise: Noise, kept: Truncation = NOT_CUT) -> None:
+    def __init__(self, temperature: float, noise: Noise) -> None:
         """Race with the arrival times of `noise`."""
-        self.temperature, self._kept, self._noise = temperature, kept, noise
+        self.temperature, self._noise = temperature, noise
 
     def __call__(self, logits: Tensor, position: int, tree: Topology | None = None) -> Tensor:
         """Return the tokens (n,) for rows of logits (n, V).
@@ -148,12 +121,12 @@ class Race(Greedy):
         else:
             log_times = self._noise.log_times(position, position + tree.depth + 1, size)
             log_times = log_times[send((0, *tree.depths), logits.device)]
-        return argmax(self._kept.tempered(logits, self.temperature) - log_times)
+        return argmax(tempered(logits, self.temperature) - log_times)
 
     def keys(self, logits: Tensor, position: int) -> Tensor:
         """Return log q_i - log e_i of each row of logits (r, V), up to a number a row."""
         log_times = self._noise.log_times(position, position + 1, logits.shape[1])
-        return self._kept.tempered(logits, self.temperature) - log_times
+        return tempered(logits, self.temperature) - log_times
 
 
 class DrawnRace(Race):
@@ -162,7 +135,7 @@ class DrawnRace(Race):
     def draft(self, logits: Tensor, position: int, depth: int, width: int) -> Drawn:
         """Return `width` draws from each row of logits (r, V), and their distributions."""
         tokens, first_keys, _ = super().draft(logits, position, depth, width)
-        weights = torch.softmax(self._kept.tempered(logits, self.temperature), -1)
+        weights = torch.softmax(tempered(logits, self.temperature), -1)
         possible = weights.gather(1, tokens.clamp(min=0)) > 0  # softmax can round to 0
         return tokens.masked_fill(~possible, NOTHING), first_keys, weights
 
@@ -170,11 +143,9 @@ class DrawnRace(Race):
 class Inversion:
     """A draw from the tempered distribution by inversion of its cumulated probabilities."""
 
-    def __init__(
-        self, temperature: float, noise: Noise, purpose: int, kept: Truncation = NOT_CUT
-    ) -> None:
+    def __init__(self, temperature: float, noise: Noise, purpose: int) -> None:
         """Draw with the uniform numbers of `noise` that serve `purpose`."""
-        self.temperature, self._kept, self._noise = temperature, kept, noise
+        self.temperature = temperature
         self._uniforms = noise.uniforms[:, purpose].copy()
 
     def __call__(self, logits: Tensor, position: int, tree: Topology | None = None) -> Tensor:  # noqa: ARG002
@@ -185,31 +156,21 @@ class Inversion:
     def draft(self, logits: Tensor, position: int, depth: int, width: int) -> Drawn:  # noqa: ARG002
         """Return a token drawn from the logits (1, V) `depth` tokens into a draft."""
         weights = self.weights(logits)
-        uniforms = send(self._numbers(position, depth), logits.device)
-        tokens = invert(weights, uniforms)[:, None]
+        at = position + depth
+        tokens = invert(weights, send(self._uniforms[at : at + 1], logits.device))[:, None]
         return tokens, weights.gather(1, tokens)[:, 0], weights
-
-    def _numbers(self, position: int, depth: int) -> np.ndarray:
-        """Return the uniform number (1,) of a drafted token."""
-        return self._uniforms[position + depth : position + depth + 1]
 
     def weights(self, logits: Tensor) -> Tensor:
         """Return the distributions (n, V) of rows of logits, float64."""
-        return torch.softmax(self._kept.tempered(logits, self.temperature), -1)
-
-
-class FreshInversion(Inversion):
-    """Draws drafts with numbers that no other call uses: the drafting of block verification."""
-
-    def __init__(self, temperature: float, noise: Noise, kept: Truncation = NOT_CUT) -> None:
-        """Draw with the numbers of `noise` for calls."""
-        super().__init__(temperature, noise, DRAFT, kept)
-
-    def _numbers(self, position: int, depth: int) -> np.ndarray:
-        return self._noise.of_call(position)[depth : depth + 1, DRAFT].copy()
+        return torch.softmax(tempered(logits, self.temperature), -1)
 
 
 Choice = Greedy | Inversion
+
+
+def tempered(logits: Tensor, temperature: float) -> Tensor:
+    """Return logits (n, V) over the temperature, float64."""
+    return logits.to(torch.float64, copy=True).div_(temperature)
 
 
 def first_tokens(keys: Tensor, width: int) -> Tensor:

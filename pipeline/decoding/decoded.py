@@ -12,13 +12,13 @@ from analysis.decoding.answers import Answered
 from analysis.decoding.metrics import Decoded
 from analysis.rules import Mars
 from pipeline.plan.facts import AccuracyFacts, DecodingFacts
-from pipeline.plan.method import Method
+from pipeline.plan.method import SPECULATIVE, Method
 from pipeline.store.artifacts import Artifact
 from pipeline.store.plain import to_plain
 
 RUN = (  # fields of a method
-    *("drafter", "draft_length", "model_length", "sampling", "rule", "temperature"),
-    *("lossless", "tree", "drafting", "top_p", "top_k", "scheme"),
+    *("drafter", "draft_length", "sampling", "rule", "temperature"),
+    *("lossless", "tree", "scheme"),
 )
 
 
@@ -33,7 +33,6 @@ def read_decoded(target: str, drafter: str, artifact: Artifact) -> Decoded:
     printed: dict[str, Any] = {
         "rule": [None if method.rule is None else method.rule.label for method in methods],
         "tree": [run.shape and to_plain(run.shape) for run in facts.runs],
-        "drafting": [method.drafting and method.drafting.shown for method in methods],
     }
     rules = {method.rule.label: method.rule for method in methods if method.rule is not None}
     return Decoded(
@@ -50,10 +49,8 @@ def read_decoded(target: str, drafter: str, artifact: Artifact) -> Decoded:
         size=facts.bytes,
         rules=rules,
         levels=frame("levels"),
-        passes=frame("timings/passes"),
         contexts=frame("contexts"),
         vocabulary=facts.vocab_size,
-        texts=frame("texts"),
     )
 
 
@@ -83,10 +80,7 @@ def read_answered(target: str, artifact: Artifact) -> Answered:
     more: dict[str, Any] = {
         "baseline": [run.baseline for run in facts.runs],
         "rule": [method.rule for method in methods],
-        "exact": [
-            method.lossless and method.sampling not in ("speculative", "block")
-            for method in methods
-        ],
+        "exact": [method.lossless and method.sampling != SPECULATIVE for method in methods],
     }
     data = artifact.read().to_pandas()
     return Answered(

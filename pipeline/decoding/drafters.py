@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -11,7 +10,7 @@ from torch import Tensor
 
 from analysis.decoding.lookup import lookup_draft
 from analysis.trees.topology import Growth, Topology
-from pipeline.decoding.choices import BrokenLogitsError, Choice, Greedy
+from pipeline.decoding.choices import Choice, Greedy
 from pipeline.decoding.shapes import Level, cache_slots, chain, grow, levels_of, readable, within
 from pipeline.models.devices import send
 from pipeline.models.heads.hidden_drafter import HiddenDrafter
@@ -19,7 +18,6 @@ from pipeline.models.language_model import LanguageModel
 from pipeline.models.passes import Text
 
 TreeShape = Topology | Growth
-Stop = Callable[[Tensor], bool]  # whether a chain ends before the token with logits (1, V)
 
 
 @dataclass(frozen=True)
@@ -100,16 +98,12 @@ class ModelDrafter(Drafter):
     """Decodes with a smaller model, one pass a level."""
 
     def __init__(
-        self,
-        model: LanguageModel | HiddenDrafter,
-        choice: Choice,
-        tree: TreeShape | None = None,
-        stop: Stop | None = None,
+        self, model: LanguageModel | HiddenDrafter, choice: Choice, tree: TreeShape | None = None
     ) -> None:
-        """Choose the drafted tokens with `choice`, a chain until `stop`."""
+        """Choose the drafted tokens with `choice`."""
         self.tree = tree
         self.layers = model.layers if isinstance(model, HiddenDrafter) else ()
-        self._model, self._choice, self._stop = model, choice, stop
+        self._model, self._choice = model, choice
         self._columns: Mapping[int, int] = {}  # of the nodes read
 
     def begin(self, prompt: Tensor, capacity: int, hidden: Tensor | None) -> None:  # noqa: ARG002
@@ -138,15 +132,11 @@ class ModelDrafter(Drafter):
         largest, weights = [], []
         for depth, level in enumerate(levels_of(cut, device, dtype)):
             logits = reading(level, drafted[-1] if drafted else None)
-            if self._stop is not None and self._stop(logits):
-                break
             tokens_of, first, drawn_from = self._choice.draft(logits, position, depth, level.width)
             flat = tokens_of.reshape(-1)
             drafted.append(flat if level.children is None else flat[level.children])
             largest.append(first)
             weights += [] if drawn_from is None else [drawn_from]
-        if not drafted:
-            return nothing(device)
         drawn = torch.cat(weights) if weights else None
         shape = None if self.tree is None else cut
         return Draft(torch.cat(drafted), drawn, shape, torch.cat(largest))
@@ -225,55 +215,6 @@ class PromptLookup(Drafter):
         return Draft(send(following, self._device))
 
 
-class LookupFirst(Drafter):
-    """Proposes the look-up's draft; where it has none, another drafter's."""
-
-    def __init__(self, lookup: PromptLookup, other: Drafter, longest: int | None = None) -> None:
-        """Look up first; the other drafter proposes at most `longest` tokens, None is all."""
-        self.layers, self.tree = other.layers, other.tree
-        self._lookup, self._other, self._longest = lookup, other, longest
-
-    def begin(self, prompt: Tensor, capacity: int, hidden: Tensor | None) -> None:
-        """Let the other drafter read the prompt."""
-        self._other.begin(prompt, capacity, hidden)
-
-    def propose(self, tokens: Sequence[int], count: int, position: int) -> Draft:
-        """Propose up to `count` tokens."""
-        draft = self._lookup.propose(tokens, count, position)
-        self._found = len(draft.tokens) > 0
-        if self._found:
-            return draft
-        return self._other.propose(tokens, min(count, self._longest or count), position)
-
-    def accept(self, length: int, path: Sequence[int], hidden: Tensor | None) -> None:
-        """Tell the other drafter, of whose drafts nothing was accepted where look-up found some."""
-        self._other.accept(length, () if self._found else path, hidden)
-
-
-def stops(drafting: tuple[str, float], logits: Tensor) -> bool:
-    """Return whether a drafter with these logits (1, V) of the next token ends its chain.
-
-    It does where the measure `drafting[0]` does not exceed `drafting[1]`, of the entropy where it
-    is not below.
-
-    That depends on the text and the tokens drafted before, not on the token that would be drafted:
-    what is emitted stays what it was.
-    """
-    measure, threshold = drafting
-    value = measured(measure, logits)
-    if not math.isfinite(value):
-        raise BrokenLogitsError("drafter")
-    return value >= threshold if measure == "entropy" else value <= threshold
-
-
-def measured(measure: str, logits: Tensor) -> float:
-    """Return max_q, the largest probability, or the entropy (nats) of logits (1, V)."""
-    log_q = logits.double().log_softmax(-1)
-    if measure == "entropy":
-        return float(torch.special.entr(log_q.exp()).sum())
-    return float(log_q.amax().exp())
-
-
 def nothing(device: torch.device) -> Draft:
     """Return a draft of no tokens."""
     return Draft(torch.empty(0, dtype=torch.long, device=device))
@@ -287,11 +228,8 @@ def room(tree: TreeShape | None) -> int:
 
 
 def model_drafter(
-    model: LanguageModel | HiddenDrafter,
-    choice: Choice,
-    tree: TreeShape | None = None,
-    stop: Stop | None = None,
+    model: LanguageModel | HiddenDrafter, choice: Choice, tree: TreeShape | None = None
 ) -> Drafter:
     """Return the drafter of a model of either kind; for the arguments see `ModelDrafter`."""
     kind = HeadDrafter if isinstance(model, HiddenDrafter) else ModelDrafter
-    return kind(model, choice, tree, stop)
+    return kind(model, choice, tree)

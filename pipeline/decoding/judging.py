@@ -10,7 +10,6 @@ from torch import Tensor
 
 from analysis.decoding.schemes import NOTHING
 from analysis.rules import Rule
-from analysis.rules.readings import ALGORITHM_1, relaxed
 from analysis.topk import TopK
 from pipeline.models.devices import read
 from pipeline.models.logit_statistics import chosen_statistics, top_k
@@ -39,7 +38,8 @@ def judged(
     logits: Tensor,
     drafted: Tensor,
     values: list[NDArray[Any]] | None = None,
-    reading: str = ALGORITHM_1,
+    *,
+    beyond_first: bool = False,
 ) -> NDArray[np.bool_]:
     """Return a mask (n,) of the drafted tokens that a rule accepts; NOTHING is none.
 
@@ -49,18 +49,18 @@ def judged(
         drafted: (n,) the tokens.
         values: those that the rule needs, already read. A rule without a threshold that has to see
             all tokens reads them: one wait more.
-        reading: of `READINGS`, above temperature 0; by default the rule decides alone.
+        beyond_first: leave out the argmax, on which a draw decides above temperature 0.
     """
     size = logits.shape[1]
-    accepted = _accepted(rule, values or read(*asked(rule, logits, drafted)), size, reading)
+    accepted = _accepted(rule, values or read(*asked(rule, logits, drafted)), size, beyond_first)
     if accepted is None:
-        accepted = _accepted(rule, read(*asked(rule, logits, drafted, size)), size, reading)
+        accepted = _accepted(rule, read(*asked(rule, logits, drafted, size)), size, beyond_first)
         assert accepted is not None
     return accepted
 
 
 def _accepted(
-    rule: Rule, given: list[NDArray[Any]], size: int, reading: str
+    rule: Rule, given: list[NDArray[Any]], size: int, beyond_first: bool
 ) -> NDArray[np.bool_] | None:
     """Return a mask of the accepted tokens; None where the rule needs those behind the K shown.
 
@@ -78,6 +78,4 @@ def _accepted(
         return None
     log_prob = (own.astype(np.float64) - values[:, 0]) - dist.top_surprisal
     accepted = rule.accepts(dist, rank, log_prob) & (tokens != NOTHING)
-    if reading == ALGORITHM_1:
-        return accepted
-    return relaxed(reading, accepted, rank, rule.accepted_count(dist))
+    return accepted & (rank > 1) if beyond_first else accepted

@@ -34,7 +34,6 @@ class TargetCall:
     accepted: int
     emitted: int
     levels: tuple[tuple[int, int], ...]  # those tested, as of `tested_levels`
-    tokens: tuple[int, ...]  # drafted
     draft_seconds: float = 0.0  # these are known at the end of the answer
     verify_seconds: float = 0.0  # the target's pass
     other_seconds: float = 0.0  # verification, roll-back, bookkeeping
@@ -136,7 +135,6 @@ def call_of(
         accepted=min(len(path), emitted),
         emitted=emitted,
         levels=levels,
-        tokens=tuple(drafted),
     )
 
 

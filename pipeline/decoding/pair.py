@@ -3,41 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import astuple, dataclass, replace
-from functools import partial
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import torch
 from torch import Tensor
 
-from analysis.rules import Prefix
-from analysis.rules.readings import ALGORITHM_1
 from analysis.trees.topology import Topology
 from pipeline.decoding.choices import (
     DRAFT,
     TOKEN,
     Choice,
     DrawnRace,
-    FreshInversion,
     Greedy,
     Inversion,
     Noise,
     Race,
-    Truncation,
 )
-from pipeline.decoding.drafters import (
-    Drafter,
-    LookupFirst,
-    Nothing,
-    PromptLookup,
-    model_drafter,
-    stops,
-)
+from pipeline.decoding.drafters import Drafter, Nothing, PromptLookup, model_drafter
 from pipeline.decoding.loop import Answer, check_prompt, decode
 from pipeline.decoding.verifiers import (
-    BestPath,
-    BlockVerification,
-    BudgetSampling,
     DrawnPath,
     Match,
     Relaxed,
@@ -54,7 +39,7 @@ from pipeline.models.load import load_pair
 from pipeline.models.passes import Text
 from pipeline.models.prompt_tokens import common_rows
 from pipeline.plan.facts import RunFacts, TreeFacts
-from pipeline.plan.method import BLOCK, RACES, Method, with_baselines
+from pipeline.plan.method import RACES, Method, with_baselines
 from pipeline.plan.specs import AccuracySpec, DecodingSpec
 from pipeline.store.columns import Row
 
@@ -161,43 +146,29 @@ def drafter_of(pair: DecodingPair, method: Method, choice: Choice) -> Drafter:
     device, tree = pair.target.device, method.topology
     if method.drafter == "none":
         return Nothing(device)
-    lookup = PromptLookup(pair.lookup, method.draft_length, device, pair.lookup_match)
     if method.drafter == "prompt_lookup":
-        return lookup
-    stop = None if method.drafting is None else partial(stops, astuple(method.drafting))
-    drafter = model_drafter(pair.drafter, choice, tree, stop)
-    if method.drafter == "lookup_first":
-        return LookupFirst(lookup, drafter, method.model_length)
-    return drafter
+        return PromptLookup(pair.lookup, method.draft_length, device, pair.lookup_match)
+    return model_drafter(pair.drafter, choice, tree)
 
 
 def scheme_of(method: Method, noise: Noise) -> tuple[Choice, Verifier]:
     """Return the choice of drafted tokens and the verifier of `method`."""
-    t, kept = method.temperature, Truncation(method.top_p, method.top_k)
+    t = method.temperature
     if method.sampling == RACES:
-        race = Race(t, noise, kept)
+        race = Race(t, noise)
         return race, Match(race)
     if method.drafter == "none" and t > 0:
-        drawn = Inversion(t, noise, TOKEN, kept)
+        drawn = Inversion(t, noise, TOKEN)
         return drawn, Match(drawn)
-    if method.sampling == BLOCK:
-        return FreshInversion(t, noise, kept), BlockVerification(t, noise, kept)
-    if method.budget is not None:
-        drawn = Inversion(t, noise, DRAFT, kept)
-        return drawn, BudgetSampling(t, noise, astuple(method.budget), kept)
-    if method.rule is not None and method.reading == ALGORITHM_1:
-        return Greedy(), Relaxed(method.rule, Inversion(t, noise, TOKEN, kept))
     if method.drafts_most_probable:
-        return Greedy(), DrawnPath(t, noise, method.rule, method.reading, kept=kept)
+        return Greedy(), DrawnPath(t, noise, method.rule)
     if t > 0 and method.tree is not None:
-        return DrawnRace(t, noise, kept), TreeSampling(t, noise, kept)
+        return DrawnRace(t, noise), TreeSampling(t, noise)
     if t > 0:
-        drawn = Inversion(t, noise, DRAFT, kept)
-        return drawn, SpeculativeSampling(t, noise, method.rule, kept)
+        drawn = Inversion(t, noise, DRAFT)
+        return drawn, SpeculativeSampling(t, noise, method.rule)
     if method.rule is None or method.lossless:
         return Greedy(), Match(Greedy())
-    if isinstance(method.rule, Prefix):
-        return Greedy(), BestPath(method.rule)
     return Greedy(), Relaxed(method.rule)
 
 

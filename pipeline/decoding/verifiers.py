@@ -2,7 +2,7 @@
 
 The schemes are those of `analysis.decoding.schemes`. A verifier reads their inputs from the device:
 first the few numbers that decide, in one transfer, then the two distributions that the next token
-depends on. Block verification and budget sampling read all of a call.
+depends on.
 """
 
 from __future__ import annotations
@@ -15,23 +15,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from analysis.beyond.clip import FAMILIES, clipped_target
 from analysis.decoding import schemes
-from analysis.decoding.schemes import NOTHING
-from analysis.rules import Prefix, Rule, best_path
-from analysis.rules.readings import RANK_2
+from analysis.rules import Rule
 from analysis.trees.topology import ROOT
-from pipeline.decoding.choices import (
-    NOT_CUT,
-    TEST,
-    TOKEN,
-    BrokenLogitsError,
-    Choice,
-    Greedy,
-    Inversion,
-    Noise,
-    Truncation,
-)
+from pipeline.decoding.choices import TEST, TOKEN, BrokenLogitsError, Choice, Inversion, Noise
 from pipeline.decoding.drafters import Draft
 from pipeline.decoding.judging import asked, judged
 from pipeline.decoding.shapes import inner_nodes
@@ -97,15 +84,14 @@ class Match:
 class Relaxed:
     """Accepts by a rule; emits the argmax after it (Algorithm 1 of arXiv 2601.15498).
 
-    Of a tree it accepts the longest path, of equally long ones the first. After a full draft
-    `choice` gives the token: above temperature 0 a draw, the bonus token.
+    Of a tree it accepts the longest path, of equally long ones the first.
     """
 
-    def __init__(self, rule: Rule, choice: Choice | None = None) -> None:
-        """Accept under `rule`; without a choice the bonus token is the argmax."""
-        self._rule, self._choice = rule, Greedy() if choice is None else choice
+    def __init__(self, rule: Rule) -> None:
+        """Accept under `rule`."""
+        self._rule = rule
 
-    def verify(self, logits: Tensor, draft: Draft, position: int) -> Verified:
+    def verify(self, logits: Tensor, draft: Draft, position: int) -> Verified:  # noqa: ARG002
         """Accept the longest path of which the rule accepts every token."""
         parents, n = draft.shape.parents, len(draft.tokens)
         before = parent_rows(logits, draft)
@@ -114,46 +100,20 @@ class Relaxed:
         accepts = best[np.array(parents, dtype=np.intp) + 1] == drafted
         if not accepts.all():
             accepts |= judged(self._rule, before, draft.tokens, values)
-        path = best_path(parents, np.where(accepts, 0.0, np.inf).tolist(), 1.0)
+        path = schemes.longest_path(parents, accepts)
         last = path[-1] if path else ROOT
-        if draft.shape.children[last]:
-            return path, int(best[last + 1]), drafted
-        row = logits[last + 1][None]
-        return path, int(self._choice(row, position + len(path))[0]), drafted
-
-
-class BestPath:
-    """Accepts the longest path of a draft for its cost (the prefix rule)."""
-
-    def __init__(self, rule: Prefix) -> None:
-        """Accept under `rule`."""
-        self._rule = rule
-
-    def verify(self, logits: Tensor, draft: Draft, position: int) -> Verified:  # noqa: ARG002
-        """Accept the best path of a chain or a tree; emit the argmax after it."""
-        parents = draft.shape.parents
-        exact, above = logits.double(), send(parents, logits.device) + 1
-        if self._rule.cost == "probability":
-            exact = exact.softmax(1)
-        drafted = exact[above, draft.ids]
-        wanted = argmax(logits), exact.amax(1)[above] - drafted
-        tokens, (best, costs) = read_call(logits, draft, *wanted)
-        costs = np.where(np.array(tokens) == NOTHING, np.inf, costs)
-        path = best_path(parents, costs.tolist(), self._rule.mu)
-        return path, int(best[path[-1] + 1 if path else 0]), tokens
+        return path, int(best[last + 1]), drafted
 
 
 class SpeculativeSampling:
     """Accepts with probability min(1, p/q); the next token is drawn from the residual.
 
-    With a rule it also accepts the tokens of rank 2 or beyond that the rule accepts (`RANK_2`).
+    With a rule it also accepts the tokens of rank 2 or beyond that the rule accepts.
     """
 
-    def __init__(
-        self, temperature: float, noise: Noise, rule: Rule | None = None, kept: Truncation = NOT_CUT
-    ) -> None:
+    def __init__(self, temperature: float, noise: Noise, rule: Rule | None = None) -> None:
         """Sample at `temperature` with the uniform numbers of `noise`."""
-        self._target = Inversion(temperature, noise, TOKEN, kept)
+        self._target = Inversion(temperature, noise, TOKEN)
         self._uniforms, self._rule = noise.uniforms, rule
 
     def verify(self, logits: Tensor, draft: Draft, position: int) -> Verified:
@@ -165,7 +125,7 @@ class SpeculativeSampling:
         rule = self._rule if n else None
         wanted = asked(rule, logits[:n], draft.tokens) if rule else []
         drafted, (tested, *values) = read_call(logits, draft, torch.cat([p_at, q_at], 1), *wanted)
-        also = judged(rule, logits[:n], draft.tokens, values, RANK_2) if rule else None
+        also = judged(rule, logits[:n], draft.tokens, values, beyond_first=True) if rule else None
 
         def rows(at: int) -> tuple[NDArray[Any], NDArray[Any] | None]:
             if at == n:
@@ -188,27 +148,20 @@ class SpeculativeSampling:
 class DrawnPath:
     """Accepts the tokens that the target draws, of a draft of most probable tokens.
 
-    With a rule it also accepts what `reading` of it keeps (`schemes.relaxed`).
+    With a rule it also accepts the tokens of rank 2 or beyond that the rule accepts.
     """
 
-    def __init__(
-        self,
-        temperature: float,
-        noise: Noise,
-        rule: Rule | None = None,
-        reading: str = RANK_2,
-        kept: Truncation = NOT_CUT,
-    ) -> None:
+    def __init__(self, temperature: float, noise: Noise, rule: Rule | None = None) -> None:
         """Draw at `temperature` with the uniform numbers of `noise`."""
-        self._target = Inversion(temperature, noise, TOKEN, kept)
-        self._uniforms, self._rule, self._reading = noise.uniforms, rule, reading
+        self._target = Inversion(temperature, noise, TOKEN)
+        self._uniforms, self._rule = noise.uniforms, rule
 
     def verify(self, logits: Tensor, draft: Draft, position: int) -> Verified:
         """Follow the tree as long as a child is drawn or kept."""
         before, rule = parent_rows(logits, draft), self._rule if len(draft.tokens) else None
         wanted = asked(rule, before, draft.tokens) if rule else []
         drafted, values = read_call(logits, draft, *wanted)
-        also = judged(rule, before, draft.tokens, values, self._reading) if rule else None
+        also = judged(rule, before, draft.tokens, values, beyond_first=True) if rule else None
 
         def row(node: int) -> NDArray[Any]:
             return read(self._target.weights(logits[node + 1][None])[0])[0]
@@ -219,50 +172,12 @@ class DrawnPath:
         return *schemes.drawn_path(draft.shape, drafted, row, token_uniform, also), drafted
 
 
-class BudgetSampling:
-    """Speculative sampling of the distribution that accepts most at a divergence from the target.
-
-    The token at a drafted position has the distribution r = clip(q, c2 p, c1 p).
-    """
-
-    def __init__(
-        self,
-        temperature: float,
-        noise: Noise,
-        budget: tuple[str, float],
-        kept: Truncation = NOT_CUT,
-    ) -> None:
-        """Sample at `temperature`; `budget` is c1 or ratio, or a divergence, and its value."""
-        self._target = Inversion(temperature, noise, TOKEN, kept)
-        name, value = budget
-        parameter = ("divergence", value, name) if name in FAMILIES else (name, value)
-        self._uniforms, self._parameter = noise.uniforms, parameter
-
-    def verify(self, logits: Tensor, draft: Draft, position: int) -> Verified:
-        """Test drafted tokens one after the other."""
-        q = draft_probabilities(draft, slice(None), logits.shape[1])
-        drafted, (p, qs) = read_call(logits, draft, self._target.weights(logits), q)
-        for at, (token, q_at) in enumerate(zip(drafted, qs, strict=True)):
-            r, _, _ = clipped_target(p[at], q_at, *self._parameter)
-            if not self._uniforms[position + at, TEST] * q_at[token] < r[token]:
-                weights = schemes.residual(r, q_at)
-                break
-        else:
-            at, weights = len(drafted), p[-1]
-        token = schemes.pick(weights, self._uniforms[position + at, TOKEN])
-        return tuple(range(at)), token, drafted
-
-
-class _LosslessSampling:
-    """Samples the target's distribution."""
-
-    def __init__(self, temperature: float, noise: Noise, kept: Truncation = NOT_CUT) -> None:
-        """Sample at `temperature` with the uniform numbers of `noise`."""
-        self._target, self._noise = Inversion(temperature, noise, TOKEN, kept), noise
-
-
-class TreeSampling(_LosslessSampling):
+class TreeSampling:
     """Speculative sampling on trees that are drafted without replacement (GSS)."""
+
+    def __init__(self, temperature: float, noise: Noise) -> None:
+        """Sample at `temperature` with the uniform numbers of `noise`."""
+        self._target, self._noise = Inversion(temperature, noise, TOKEN), noise
 
     def verify(self, logits: Tensor, draft: Draft, position: int) -> Verified:
         """Test the children of a node one after the other, then those of the accepted one."""
@@ -287,23 +202,6 @@ class TreeSampling(_LosslessSampling):
         return *values, drafted
 
 
-class BlockVerification(_LosslessSampling):
-    """Tests a chain as a whole: a token that fails can be saved by a later one.
-
-    What is accepted depends on all of the draft, so each call has numbers of its own.
-    """
-
-    def verify(self, logits: Tensor, draft: Draft, position: int) -> Verified:
-        """Accept the longest prefix whose own test succeeds."""
-        uniforms = self._noise.of_call(position)
-        q = draft_probabilities(draft, slice(None), logits.shape[1])
-        drafted, (p, qs) = read_call(logits, draft, self._target.weights(logits), q)
-        accepted, token = schemes.block_verification(
-            drafted, p, qs, uniforms[:, TEST], lambda at: uniforms[at, TOKEN]
-        )
-        return tuple(range(accepted)), token, drafted
-
-
 def parent_rows(logits: Tensor, draft: Draft) -> Tensor:
     """Return the rows (n, V) of a target's logits (n + 1, V) that drafted tokens are judged by."""
     if draft.tree is None:
@@ -311,8 +209,8 @@ def parent_rows(logits: Tensor, draft: Draft) -> Tensor:
     return logits[send(draft.tree.parents, logits.device) + 1]
 
 
-def draft_probabilities(draft: Draft, at: int | slice, size: int) -> Tensor:
-    """Return the distributions (V,) or (n, V) of drafted tokens: 1 at those that are not drawn."""
+def draft_probabilities(draft: Draft, at: int, size: int) -> Tensor:
+    """Return the distribution (V,) of a drafted token: 1 at one that is not drawn."""
     if draft.weights is None:
         return one_hot(draft.tokens[at], size).double()
     return draft.weights[at]

@@ -1,35 +1,29 @@
 """An engine's answers beside the study's predictions along them: the lines of `check_engine`.
 
 Three runs of an engine answer the same prompts: with drafts, without, and without once more, as a
-control. Answers are scored by the target (stage distributions), and drafted along (stage drafts, or
-look-up).
+control. The target reads the answers, and its drafter (or look-up) drafts along them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from analysis.acceptance.judgement import judge
 from analysis.decoding.lookup import lookup_calls
 from analysis.decoding.replay import Replayed, rates_by_place
-from analysis.rules import StrictGreedy
-from analysis.statistics.bootstrap import Flags
-from analysis.statistics.drift import TIE
 from analysis.statistics.trajectories import Trajectories, drafts_made
-from pipeline.engines.costs import has_pages, measure_costs, read_run
-from pipeline.engines.written.counts import EngineCounts, draft_length, read_counts
+from pipeline.engines.along import Along, Models
+from pipeline.engines.clock import gain, has_pages, read_run
+from pipeline.engines.written.asked import Asked, read_asked
+from pipeline.engines.written.counts import EngineCounts, read_counts
 from pipeline.errors import PipelineError
-from pipeline.execution.runner import check_models, ensure
 from pipeline.loader import Study
-from pipeline.plan.facts import DistributionsFacts
-from pipeline.store.columns import numbers
-from pipeline.store.distributions import read_answers, read_steps
 
+TIE = 0.25  # logits: two steps of bfloat16 between 16 and 32
 LEAST_EQUAL = 0.99  # of calls; a near-tie of the drafter's logits may part a few
 ODD_TOKENS = 0.05  # of tokens a pass, predicted and counted
 
@@ -49,84 +43,154 @@ class Line:
     text: str
 
 
+@dataclass(frozen=True)
+class Parted:
+    """Two runs' answers to the same prompts.
+
+    Attributes:
+        prompts: answered in both.
+        parted: whose answers differ.
+        shorter: those of them of which one answer is the beginning of the other.
+        gaps: of logits at the first difference of the others: that of the token farther from the
+            argmax.
+    """
+
+    prompts: int
+    parted: int
+    shorter: int
+    gaps: Sequence[float]
+
+    @property
+    def near_ties(self) -> int:
+        """The answers that part where rounding may decide."""
+        return sum(gap <= TIE for gap in self.gaps)
+
+
 class CheckedRuns:
-    """The answers of an engine's runs, scored and drafted along."""
+    """The answers of an engine's runs, and what the models of a study give along them."""
 
     def __init__(self, study: Study, drafted: Path, alone: Path | None) -> None:
-        """Bring the artifacts of a study with these answers up to date, and read them.
+        """Read the answers, and load the models.
 
         Args:
-            study: with `distributions.answers`, of one target.
+            study: of one target, and the engine's drafter; without one, look-up drafts.
             drafted: the run with drafts.
             alone: without; None: predictions are made along the answers with drafts.
 
         Raises:
-            PipelineError: a file is missing what is compared, or a model can't be run.
+            PipelineError: a file is missing what is compared, or a model can't be loaded.
         """
         config = study.config
         if len(study.targets) != 1:
             raise PipelineError(f"targets: {', '.join(study.targets)}: give one, target=NAME")
-        self.config, self.drafted, self.alone = config, drafted, alone
-        self.by_model = config.engine.drafter == "model"
-        if self.by_model and config.drafter is None:
+        if config.distributions.source != "model":
             raise PipelineError(
-                "the study has no drafter: add the engine's, for instance drafter=mini, or "
-                "engine.drafter=prompt_lookup for look-up"
+                f"distributions.source={config.distributions.source} has no model to predict with: "
+                "give the study that was asked"
             )
+        self.config, self.drafted, self.alone = config, drafted, alone
+        self.by_model = config.drafter is not None
         self.counts = read_counts(drafted)
-        self.length = draft_length([len(self.counts.by_place)], config.engine.draft_length)
-        stage = "drafts" if self.by_model else "distributions"
-        (artifact,) = ensure(study.nodes[stage], study.store, check_models)
-        dump, prompts = (study.artifact(name) for name in ("distributions", "prompts"))
-        self.drift = dump.facts(DistributionsFacts).drift or {}
-        self._read(artifact, prompts)
+        self.length = _draft_length(self.counts, config.decoding.draft_length)
+        self._answers: dict[Path, dict[str, Asked]] = {}
+        self._along: dict[tuple[Path, str], Along] = {}
+        self._study = study
+        for path in (drafted, alone):
+            if path is not None:
+                self.answers(path)
 
-    def _read(self, artifact: Any, prompts: Any) -> None:
-        self._answers = read_answers(artifact, prompts)
-        table = prompts.read(columns=["prompt_id", "source"]).to_pylist()
-        self._source = {row["prompt_id"]: row["source"] for row in table}
-        if self.by_model:
-            columns = artifact.read(columns=["depth_draft_token_id"])
-            drafted = numbers(columns["depth_draft_token_id"])  # (N, D)
-            tokens = np.concatenate([answer.tokens for answer in self._answers.values()])
-            self._right: Flags = (drafted == tokens[:, None]).T
-            (judged,) = judge(read_steps(artifact), [StrictGreedy()])
-            self._certified = np.stack([depth.certified for depth in judged.by_depth])
+    @cached_property
+    def _models(self) -> Models:
+        return Models(self._study)
 
-    def names(self, path: Path) -> list[str]:
-        """Return the names of a file's answers in the artifacts."""
-        return [name for name, source in self._source.items() if source == path.name]
+    def answers(self, path: Path) -> dict[str, Asked]:
+        """Return the answers of a file by name, of at most `distributions.steps` tokens.
 
-    def predict(self, name: str) -> list[tuple[int, int, int]]:
+        Raises:
+            PipelineError: the file can't be read, or an answer was sampled.
+        """
+        if path not in self._answers:
+            steps = self.config.distributions.steps
+            found = read_asked(path)
+            hot = next((answer for answer in found if answer.temperature > 0), None)
+            if hot is not None:
+                raise PipelineError(
+                    f"{path}: answer {hot.name} was sampled at temperature {hot.temperature:g}: "
+                    "ask again with distributions.temperature=0"
+                )
+            self._answers[path] = {
+                answer.name: answer._replace(tokens=answer.tokens[:steps]) for answer in found
+            }
+        return self._answers[path]
+
+    def along(self, path: Path, name: str) -> Along:
+        """Return what the models give along an answer of a file."""
+        if (path, name) not in self._along:
+            self._along[path, name] = self._models.along(self.answers(path)[name])
+        return self._along[path, name]
+
+    def predict(self, path: Path, name: str) -> list[tuple[int, int, int]]:
         """Return drafted, accepted and emitted tokens of the passes along an answer."""
-        (place, prompt, answer), length = self._answers[name], self.length
+        answer, length = self.answers(path)[name], self.length
         if self.by_model:
-            steps = Trajectories.from_positions(np.arange(place.stop - place.start))
-            _, kept, emitted = drafts_made(self._right[:, place], steps, length)
+            steps = Trajectories.from_positions(np.arange(len(answer.tokens)))
+            _, kept, emitted = drafts_made(self.along(path, name).right, steps, length)
             return [(length, int(k), int(e)) for k, e in zip(kept, emitted, strict=True)]
         lookup = self.config.decoding
         limit = self.config.distributions.steps if self.counts.engine == "llama.cpp" else None
-        return lookup_calls(prompt, answer, length, lookup.lookup, lookup.lookup_match, limit)
+        return lookup_calls(
+            answer.prompt, answer.tokens, length, lookup.lookup, lookup.lookup_match, limit
+        )
 
     def replay(self) -> Replayed:
         """Compare every answer that was drafted with the prediction along it."""
         replayed = Replayed()
-        for name in self.names(self.drafted):
-            own = name if name in self.counts.answers else name.rpartition("@")[0]  # NAME@FILE
-            counts = self.counts.answers.get(own)
+        for name in self.answers(self.drafted):
+            counts = self.counts.answers.get(name)
             if counts is None:
                 continue
-            predicted = [call[:2] for call in self.predict(name) if call[0]]
+            predicted = [call[:2] for call in self.predict(self.drafted, name) if call[0]]
             if counts.per_step is None:
                 beyond = min(counts.last_accepted, self.length)
                 replayed.add_sums(name, predicted, int(counts.accepted), beyond)
                 continue
             calls = [(drafted, kept) for kept, drafted in counts.per_step]
             if self.by_model:
-                replayed.certify(calls, self._certified[:, self._answers[name].place])
+                replayed.certify(calls, self.along(self.drafted, name).certified)
                 calls = [(self.length, kept) for _, kept in calls]  # shorter at an answer's end
             replayed.add(name, predicted, calls)
         return replayed
+
+    def compare(self, path: Path, other: Path) -> Parted:
+        """Compare the texts of two runs, answer by answer to the same prompt."""
+        theirs = {tuple(answer.prompt): answer for answer in self.answers(other).values()}
+        gaps, prompts, shorter = [], 0, 0
+        for one in self.answers(path).values():
+            if (two := theirs.get(tuple(one.prompt))) is None:
+                continue
+            prompts += 1
+            both = zip(one.tokens, two.tokens, strict=False)
+            step = next((at for at, (a, b) in enumerate(both) if a != b), None)
+            if step is not None:  # both tokens follow the same text
+                places = (path, one.name), (other, two.name)
+                gaps.append(max(0.0, *(float(self.along(*at).gap[step]) for at in places)))
+            elif len(one.tokens) != len(two.tokens):
+                shorter += 1
+        return Parted(prompts, len(gaps) + shorter, shorter, gaps)
+
+
+def _draft_length(counts: EngineCounts, given: int | None) -> int:
+    """Return the tokens of a full draft: those that the engine tells, else `given`.
+
+    Raises:
+        PipelineError: neither tells it.
+    """
+    if not counts.by_place and given is None:
+        raise PipelineError(
+            f"decoding.draft_length must be given: {counts.engine}'s answers do not say how many "
+            "tokens a draft has"
+        )
+    return len(counts.by_place) or int(given or 0)
 
 
 def lines_of(runs: CheckedRuns, control: Path | None) -> list[Line]:
@@ -145,28 +209,28 @@ def lines_of(runs: CheckedRuns, control: Path | None) -> list[Line]:
 def _texts(runs: CheckedRuns, control: Path | None) -> Line:
     """Hold the texts with drafts against those without, and two runs without against each other."""
     if runs.alone is None:
-        drift = runs.drift[runs.drafted.name]
+        names = runs.answers(runs.drafted)
+        gap = np.concatenate([runs.along(runs.drafted, name).gap for name in names])
+        largest = float(max(0.0, gap.max()))
         text = (
-            f"{drift['off']} of {drift['steps']} greedy tokens are not the argmax here, by a gap "
-            f"of {drift['largest_gap']:.3g} at most (no run without drafts was given)"
+            f"{(gap >= 0).sum()} of {len(gap)} greedy tokens are not the argmax here, by a gap "
+            f"of {largest:.3g} at most (no run without drafts was given)"
         )
-        if drift["unstored"]:
-            text += f"; {drift['unstored']} are not even stored: raise distributions.k"
-        return Line(drift["largest_gap"] <= TIE and not drift["unstored"], "texts", text)
-    pair = runs.drift[f"{runs.alone.name} and {runs.drafted.name}"]
-    far = pair["parted"] - pair["shorter"] - pair["near_ties"]
+        return Line(largest <= TIE, "texts", text)
+    pair = runs.compare(runs.alone, runs.drafted)
+    far = len(pair.gaps) - pair.near_ties
     text = (
-        f"{pair['prompts'] - pair['parted']} of {pair['prompts']} equal those without drafts; "
+        f"{pair.prompts - pair.parted} of {pair.prompts} equal those without drafts; "
         f"{far} part where logits differ by more than {TIE:g}"
     )
-    if pair["parted"]:
-        text += f" (largest gap {pair['largest_gap']:.3g})"
-    if pair["shorter"]:
-        text += f"; {pair['shorter']} end where the other goes on"
+    if pair.parted:
+        text += f" (largest gap {max(pair.gaps, default=0.0):.3g})"
+    if pair.shorter:
+        text += f"; {pair.shorter} end where the other goes on"
     if control is not None:
-        noise = runs.drift[f"{runs.alone.name} and {control.name}"]
-        text += f"; control: {noise['parted']} of {noise['prompts']} part without any drafts"
-    return Line(bool(pair["prompts"]) and pair["parted"] == pair["near_ties"], "texts", text)
+        noise = runs.compare(runs.alone, control)
+        text += f"; control: {noise.parted} of {noise.prompts} part without any drafts"
+    return Line(bool(pair.prompts) and pair.parted == pair.near_ties, "texts", text)
 
 
 def _calls(replayed: Replayed, counts: EngineCounts) -> Line:
@@ -197,12 +261,12 @@ def _certified(replayed: Replayed) -> list[Line]:
 def _tokens(runs: CheckedRuns) -> Line:
     """Hold the tokens a pass that are predicted without the engine's drafts against its own."""
     along = runs.alone or runs.drafted
-    calls = [call for name in runs.names(along) for call in runs.predict(name)]
+    calls = [call for name in runs.answers(along) for call in runs.predict(along, name)]
     if not calls:
         return Line(False, "tokens", "nothing was compared: no answer has a second token")
     predicted = sum(emitted for *_, emitted in calls) / len(calls)
     least, most = runs.counts.tokens_per_pass
-    answers = len(runs.names(runs.drafted))
+    answers = len(runs.answers(runs.drafted))
     if has_pages(runs.drafted, answers):  # which count all passes
         page = read_run(runs.drafted)
         least = most = page.emitted / page.passes
@@ -217,7 +281,7 @@ def _places(runs: CheckedRuns) -> list[Line]:
     along, counted = runs.alone or runs.drafted, list(runs.counts.answers.values())
     if any(answer.per_step is None for answer in counted):
         return []
-    predicted = [runs.predict(name) for name in runs.names(along)]
+    predicted = [runs.predict(along, name) for name in runs.answers(along)]
     ours, theirs = (
         rates_by_place([call for calls in of_answers for call in calls[:-1]], runs.length)
         for of_answers in (
@@ -234,15 +298,14 @@ def _places(runs: CheckedRuns) -> list[Line]:
 
 def _speed(runs: CheckedRuns) -> list[Line]:
     """Give the speed by the engine's clock, where both runs have pages."""
-    paths: Sequence[Path] = [] if runs.alone is None else [runs.alone, runs.drafted]
-    if not paths or not all(map(has_pages, paths)):
+    if runs.alone is None or not (has_pages(runs.alone) and has_pages(runs.drafted)):
         return []
     try:
-        rows, _, costs = measure_costs(paths, runs.config.engine.drafter)
+        found = gain(runs.alone, runs.drafted)
     except PipelineError as error:  # of a busy machine; what is accepted does not depend on it
         return [Line(None, "speed", f"not measured: {error}")]
     text = (
-        f"{rows[1]['speedup']:.2f} times the target alone by the engine's clock; a step with "
-        f"{costs.drafted[1]:.2g} drafted tokens costs {costs.costs[1]:.2f} passes"
+        f"{found.speedup:.2f} times the target alone by the engine's clock; a step with "
+        f"{found.drafted:.2g} drafted tokens costs {found.step_cost:.2f} passes"
     )
     return [Line(None, "speed", text)]

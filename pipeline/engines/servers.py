@@ -6,9 +6,7 @@ ids, so that no chat template or tokenizer of the server comes in between.
 | owner | endpoint | log-probabilities | version |
 |---|---|---|---|
 | vllm | /v1/completions | logprobs | /version |
-| sglang | /generate | top_logprobs_num | /get_server_info |
 | llamacpp | /completion | n_probs | /props |
-| others | /v1/completions, as OpenAI defines it | logprobs | |
 """
 
 from __future__ import annotations
@@ -22,14 +20,12 @@ import httpx2
 from pipeline.engines.written.pages import read_page
 from pipeline.errors import PipelineError, first_line
 
-MODEL_OWNERS = {"vllm": "vLLM", "sglang": "SGLang", "llamacpp": "llama.cpp"}  # in /v1/models
-ENDPOINTS = {"SGLang": "/generate", "llama.cpp": "/completion"}  # others: /v1/completions
+MODEL_OWNERS = {"vllm": "vLLM", "llamacpp": "llama.cpp"}  # in /v1/models
+ENDPOINTS = {"vLLM": "/v1/completions", "llama.cpp": "/completion"}
 VERSIONS = {  # where an engine says its version, and under which key
     "vLLM": ("/version", "version"),
-    "SGLang": ("/get_server_info", "version"),
     "llama.cpp": ("/props", "build_info"),
 }
-OTHER = "an OpenAI-compatible server"
 
 
 @dataclass(frozen=True)
@@ -38,7 +34,7 @@ class Server:
 
     Attributes:
         url: without a path.
-        engine: as printed; `OTHER` where it is not known.
+        engine: vLLM or llama.cpp.
         version: its own word, empty without one.
         model: as the server names it.
     """
@@ -61,7 +57,7 @@ class Server:
     @property
     def endpoint(self) -> str:
         """The address that answers one prompt."""
-        return self.url + ENDPOINTS.get(self.engine, "/v1/completions")
+        return self.url + ENDPOINTS[self.engine]
 
 
 @dataclass(frozen=True)
@@ -71,44 +67,33 @@ class Sampling:
     Attributes:
         steps: the most tokens of an answer.
         temperature: 0 is greedy.
-        top_p: 1 is all.
-        top_k: 0 is all.
         seed: of the server's random numbers.
         log_probs: how many a token; 0 is none.
     """
 
     steps: int
     temperature: float
-    top_p: float
-    top_k: int
     seed: int
     log_probs: int
 
 
 def request_body(server: Server, prompt: Sequence[int], sampling: Sampling) -> dict[str, Any]:
-    """Return the request for one prompt of token ids, with the ids of the answer wherever possible.
+    """Return the request for one prompt of token ids, with the ids of the answer.
 
-    Nothing but temperature, top-p and top-k shapes the distribution: llama.cpp's own defaults do
-    (min_p, its chain of samplers).
+    Nothing but temperature shapes the distribution: defaults of the engine and of the model do
+    (top_p, top_k; llama.cpp's min_p and its chain of samplers).
     """
     ids, count = list(prompt), sampling.log_probs
-    drawn = {"temperature": sampling.temperature, "top_p": sampling.top_p}
-    if server.engine == "SGLang":
-        options = drawn | {"max_new_tokens": sampling.steps, "top_k": sampling.top_k or -1}
-        logs = {"return_logprob": True, "top_logprobs_num": count} if count else {}
-        return {"input_ids": ids, "sampling_params": options, **logs}
-    drawn |= {"top_k": sampling.top_k, "seed": sampling.seed}
+    drawn = {"temperature": sampling.temperature, "top_p": 1.0}
+    drawn |= {"top_k": 0, "seed": sampling.seed}
     if server.engine == "llama.cpp":
         samplers = {"samplers": ["top_k", "top_p", "temperature"], "repeat_penalty": 1.0}
         logs = {"n_probs": count, "backend_sampling": False} if count else {}
         size = {"n_predict": sampling.steps, "return_tokens": True, "cache_prompt": False}
         return {"prompt": ids, **size, **drawn, **samplers, **logs}
     body = {"model": server.model, "prompt": ids, "max_tokens": sampling.steps, **drawn}
-    if server.engine == "vLLM":
-        body |= {"return_token_ids": True}
-        return body | ({"logprobs": count, "return_tokens_as_token_ids": True} if count else {})
-    del body["top_k"]  # not OpenAI's
-    return body | ({"logprobs": count} if count else {})
+    body |= {"return_token_ids": True}
+    return body | ({"logprobs": count, "return_tokens_as_token_ids": True} if count else {})
 
 
 async def open_server(client: httpx2.AsyncClient, url: str, model: str | None) -> Server:
@@ -120,7 +105,8 @@ async def open_server(client: httpx2.AsyncClient, url: str, model: str | None) -
         model: one of several that it serves; None where it serves one.
 
     Raises:
-        PipelineError: nothing answers there, or which model is meant is not clear.
+        PipelineError: nothing answers there, which model is meant is not clear, or the server is
+            neither vLLM nor llama.cpp.
     """
     base = url.rstrip("/").removesuffix("/v1")
     try:
@@ -134,22 +120,25 @@ async def open_server(client: httpx2.AsyncClient, url: str, model: str | None) -
         ) from error
     except (ValueError, LookupError, TypeError) as error:
         raise PipelineError(
-            f"{base}/v1/models lists no models: give the address of an OpenAI-compatible server"
+            f"{base}/v1/models lists no models: give the address of vLLM, or of llama.cpp's server"
         ) from error
     if (model is None and len(cards) != 1) or (model is not None and model not in cards):
         raise PipelineError(
             f"{base} serves {', '.join(sorted(cards)) or 'no model'}: give one of them as ask.model"
         )
     name = model or next(iter(cards))
-    engine = MODEL_OWNERS.get(str(cards[name].get("owned_by")), OTHER)
+    owner = str(cards[name].get("owned_by"))
+    if owner not in MODEL_OWNERS:
+        raise PipelineError(
+            f"{base} is a server of {owner}: give the address of vLLM, or of llama.cpp's server"
+        )
+    engine = MODEL_OWNERS[owner]
     return Server(base, engine, await _version(client, base, engine), name)
 
 
 async def _version(client: httpx2.AsyncClient, base: str, engine: str) -> str:
     """Return an engine's version in its own words; empty where it does not say."""
-    path, key = VERSIONS.get(engine, ("", ""))
-    if not path:
-        return ""
+    path, key = VERSIONS[engine]
     try:
         response = await client.get(base + path)
         return str(response.json().get(key) or "")
@@ -158,7 +147,7 @@ async def _version(client: httpx2.AsyncClient, base: str, engine: str) -> str:
 
 
 async def metrics_page(client: httpx2.AsyncClient, server: Server) -> str | None:
-    """Return the server's page of /metrics; None where it has none, or no counts (SGLang's)."""
+    """Return the server's page of /metrics; None where it has none, or no counts."""
     try:
         page = (await client.get(server.metrics)).raise_for_status().text
         read_page(server.metrics, page)

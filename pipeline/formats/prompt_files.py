@@ -1,4 +1,4 @@
-"""The rows of a source of prompts: the text of each, its name, and the user's later turns.
+"""The rows of a source of prompts: the text of each, and its name.
 
 A source is JSON Lines, Parquet or plain text, each file by its exact path. Parquet is read by
 `datasets`; lines are parsed when they are asked for, so that an error names its line. A .txt file
@@ -218,7 +218,7 @@ class ExcludedRowError(Exception):
 
 
 def read_row(row: Mapping[str, Any], at: int) -> dict[str, Any]:
-    """Return the prompt_id, text and later_turns of a row, and its category as source.
+    """Return the prompt_id and text of a row, and its category as source.
 
     A row without an id gets one made from its text.
 
@@ -227,38 +227,35 @@ def read_row(row: Mapping[str, Any], at: int) -> dict[str, Any]:
         PipelineError: it is of no known schema.
     """
     name: Any
-    turns: list[Any]
+    text: Any
     category = row.get("category")
-    if {"question_id", "turns"} <= set(row):  # of Spec-Bench
-        turns = row["turns"] if isinstance(row["turns"], list) else []
-        name, category = row["question_id"], category or "question"
-    elif "messages" in row:
+    if "messages" in row:
         messages = row["messages"] if isinstance(row["messages"], list) else []
         turns_of = (turn for turn in messages if isinstance(turn, Mapping))
         users = [turn for turn in turns_of if turn.get("role") == "user"]
         if not users:
             raise ExcludedRowError("no user message")
-        name, turns = row.get("prompt_id"), [users[0].get("content")]
+        name, text = row.get("prompt_id"), users[0].get("content")
     else:
         key = next((key for key in ("prompt", "text") if key in row), None)
         if key is None:
             raise PipelineError(
                 f"prompts.source: row {at} (from 0) has no text; it has "
                 f"{', '.join(row) or 'nothing'}. Expected is text or prompt, or UltraChat's "
-                "messages (a list of role and content), or Spec-Bench's question_id and turns"
+                "messages (a list of role and content)"
             )
-        name, turns = row.get("prompt_id", row.get("id")), [row[key]]
-    if not turns or not all(is_text(turn) for turn in turns):
+        name, text = row.get("prompt_id", row.get("id")), row[key]
+    if not is_text(text):
         raise ExcludedRowError("not a string")
-    if not all(turn.strip() for turn in turns):
+    if not text.strip():
         raise ExcludedRowError("empty")
     if name is None:
-        name = hashlib.sha256(turns[0].encode()).hexdigest()[:16]
+        name = hashlib.sha256(text.encode()).hexdigest()[:16]
     if isinstance(name, int):
         name = str(name)
     if not is_text(name):
         raise ExcludedRowError("id not a string or integer")
-    prompt = {"prompt_id": name, "text": turns[0], "later_turns": turns[1:]}
+    prompt = {"prompt_id": name, "text": text}
     return prompt | ({"source": category} if category and is_text(category) else {})
 
 

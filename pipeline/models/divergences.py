@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import Any
 
 import numba
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -20,17 +19,16 @@ SERIES_BELOW = 0.05  # |log(p/q)| under which phi is summed as a series
 # (n-1)/n! for n = 10..2: phi(e^d - 1) = e^d (d - 1) + 1 = sum (n-1)/n! d^n; the first term left
 # out is below 1e-17 of the sum at |d| = 0.05
 COEFFICIENTS = (1 / 403200, 1 / 45360, 1 / 5760, 1 / 840, 1 / 144, 1 / 30, 1 / 8, 1 / 3, 1 / 2)
-SUMS = ("kl", "reverse_kl", "tv", "hellinger", "harmonic_mean")
+SUMS = ("kl", "tv", "harmonic_mean")
 
 
 def divergence_sums(log_p: Tensor, p: Tensor, log_q: Tensor, q: Tensor) -> Found:
     """Return the `SUMS` (B,) of two (B, V) distributions of float64, given with their logarithms.
 
-    KL(p||q) = sum q phi(p/q - 1), phi(u) = (1+u) log(1+u) - u, and KL(q||p), nats: every term is
-    non-negative, so nothing cancels where p and q nearly agree, and p = q gives exactly 0. The
-    total variation, half the sum of |p - q|; the squared Hellinger distance 1 - sum sqrt(p q); the
-    harmonic mean sum p q / (p + q), a lower bound of the acceptance of exponential races
-    (equation (10) and Lemma C.1 of arXiv 2504.15475).
+    KL(p||q) = sum q phi(p/q - 1), phi(u) = (1+u) log(1+u) - u, nats: every term is non-negative, so
+    nothing cancels where p and q nearly agree, and p = q gives exactly 0. The total variation, half
+    the sum of |p - q|; the harmonic mean sum p q / (p + q), a lower bound of the acceptance of
+    exponential races (equation (10) and Lemma C.1 of arXiv 2504.15475).
     """
     if p.is_cuda:
         return torch_sums(log_p, p, log_q, q)
@@ -44,13 +42,10 @@ def torch_sums(log_p: Tensor, p: Tensor, log_q: Tensor, q: Tensor) -> Found:
     """Return the `SUMS` by torch's operations, which leave the host free."""
     d, apart = zero_for_nan(log_p - log_q), p - q  # d of a token that both mask: 0
     small, x = d.abs() < SERIES_BELOW, d.clamp(-SERIES_BELOW, SERIES_BELOW)
-    forward = torch.where(small, q * _series(x), zero_for_nan(p * d) - apart)
-    backward = torch.where(small, p * _series(-x), apart - zero_for_nan(q * d))
+    terms = torch.where(small, q * _series(x), zero_for_nan(p * d) - apart)
     return {
-        "kl": forward.sum(1),
-        "reverse_kl": backward.sum(1),
+        "kl": terms.sum(1),
         "tv": apart.abs().sum(1) / 2,
-        "hellinger": (p.sqrt() - q.sqrt()).square_().sum(1) / 2,
         "harmonic_mean": zero_for_nan(p * q / (p + q)).sum(1),
     }
 
@@ -67,44 +62,34 @@ _phi = numba.njit(nogil=True, cache=True)(_series)
 
 
 @numba.njit(nogil=True, cache=True)
-def _terms(log_p: float, p: float, log_q: float, q: float) -> tuple[float, float]:
-    """Return the terms q phi(p/q - 1) and p phi(q/p - 1) of KL(p||q) and KL(q||p).
+def _term(log_p: float, p: float, log_q: float, q: float) -> float:
+    """Return the term q phi(p/q - 1) of KL(p||q).
 
-    With d = log(p/q), q phi = p d - (p - q), and the series of phi for small d.
+    With d = log(p/q) it is p d - (p - q), and the series of phi for small d.
     """
-    if p == 0 and q == 0:
-        return 0.0, 0.0
+    if p == 0:
+        return q
     d = log_p - log_q
-    if abs(d) < SERIES_BELOW:
-        return q * _phi(d), p * _phi(-d)
-    forward = p * d - (p - q) if p > 0 else q
-    backward = (p - q) - q * d if q > 0 else p
-    return forward, backward
+    return q * _phi(d) if abs(d) < SERIES_BELOW else p * d - (p - q)
 
 
 @numba.njit(nogil=True, cache=True)
 def _sum(log_p: Floats, p: Floats, log_q: Floats, q: Floats, out: Any) -> None:
-    """Write the sums (5, B), in the order of `SUMS`."""
+    """Write the sums (3, B), in the order of `SUMS`."""
     size, vocabulary = p.shape
     for i in range(size):
         out[:, i] = 0
         for begin in range(0, vocabulary, BLOCK):
-            kl = reverse_kl = tv = hellinger = harmonic_mean = 0.0
+            kl = tv = harmonic_mean = 0.0
             for j in range(begin, min(begin + BLOCK, vocabulary)):
                 a, b = p[i, j], q[i, j]
-                forward, backward = _terms(log_p[i, j], a, log_q[i, j], b)
-                kl += forward
-                reverse_kl += backward
+                kl += _term(log_p[i, j], a, log_q[i, j], b)
                 tv += abs(a - b)
-                apart = np.sqrt(a) - np.sqrt(b)
-                hellinger += apart * apart
                 if a + b > 0:
                     harmonic_mean += a * b / (a + b)
             out[0, i] += kl
-            out[1, i] += reverse_kl
-            out[2, i] += tv / 2
-            out[3, i] += hellinger / 2
-            out[4, i] += harmonic_mean
+            out[1, i] += tv / 2
+            out[2, i] += harmonic_mean
 
 
 def zero_for_nan(values: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ STATISTICS = ("top_surprisal", "log_tail", "entropy")
 Found = dict[str, Tensor]  # what is known of rows, by column: fields (N, ...) or (B, n, ...)
 
 
-def logit_statistics(logits: Tensor, k: int, temperatures: Sequence[float] = (1.0,)) -> Found:
+def logit_statistics(logits: Tensor, k: int, temperature: float = 1.0) -> Found:
     """Return statistics of `logits` (B, V), by column; raw logits, the rest in nats.
 
     Everything is measured from the largest logit m, in float64, a few rows at a time:
@@ -30,66 +30,43 @@ def logit_statistics(logits: Tensor, k: int, temperatures: Sequence[float] = (1.
         top_ids: (B, K) int64, by decreasing logit, ties by id.
         top_logits: (B, K) float32, -inf for masked tokens.
         logsumexp: (B,) float64, for readers: probabilities follow from the next.
-        top_surprisal: (B,) float64, -log p0, at the first temperature as all that follow.
+        top_surprisal: (B,) float64, -log p0.
         log_tail: (B,) float64, log of the mass outside the top K; -inf when K = V.
         entropy: (B,) float64, over the full vocabulary.
-        tempered_*: (B, n) the last three at the other temperatures.
     """
     top_logits, top_ids = top_k(logits, k)
     rows = max(1, (CUDA_VALUES if logits.is_cuda else CPU_CHUNK) // logits.shape[1])
     statistics = torch.cat([
         _of_chunk(
-            logits[i : i + rows], top_logits[i : i + rows], top_ids[i : i + rows], temperatures
+            logits[i : i + rows], top_logits[i : i + rows], top_ids[i : i + rows], temperature
         )
         for i in range(0, len(logits), rows)
     ], dim=1)  # fmt: skip
-    logsumexp = top_logits[:, 0].double() / temperatures[0] + statistics[0, :, 0]
+    logsumexp = top_logits[:, 0].double() / temperature + statistics[0]
     return {
         "top_ids": top_ids,
         "top_logits": top_logits.float(),
         "logsumexp": logsumexp,
-        **dict(zip(STATISTICS, statistics[:, :, 0], strict=True)),
-        **dict(zip((f"tempered_{name}" for name in STATISTICS), statistics[:, :, 1:], strict=True)),
+        **dict(zip(STATISTICS, statistics, strict=True)),
     }
 
 
-def _of_chunk(
-    logits: Tensor, top_logits: Tensor, top_ids: Tensor, temperatures: Sequence[float]
-) -> Tensor:
-    """Return the `STATISTICS` (3, B, n) of whole rows at every temperature."""
+def _of_chunk(logits: Tensor, top_logits: Tensor, top_ids: Tensor, temperature: float) -> Tensor:
+    """Return the `STATISTICS` (3, B) of whole rows."""
     z = logits.to(torch.float64, copy=True)
     z.sub_(top_logits[:, :1]).clamp_(min=MASKED_LOGIT)
-    below = z.gather(1, top_ids)
+    below = z.gather(1, top_ids) / temperature
     drop = None  # of the tail's largest logit below the row's
     if top_ids.shape[1] < z.shape[1]:
         z.scatter_(1, top_ids, -torch.inf)
         drop = z.amax(1)
         z.sub_(drop[:, None]).scatter_(1, top_ids, MASKED_LOGIT)
-    room = torch.empty_like(z)
-    return torch.stack(
-        [_at_temperature(below, z, drop, room, temperature) for temperature in temperatures], dim=2
-    )
-
-
-def _at_temperature(
-    below: Tensor, z: Tensor, drop: Tensor | None, room: Tensor, temperature: float
-) -> Tensor:
-    """Return the `STATISTICS` (3, B) at one temperature.
-
-    Args:
-        below: (B, K) logits of the top K less the largest.
-        z: (B, V) logits of the tail less the tail's largest, `MASKED_LOGIT` elsewhere.
-        drop: (B,) the tail's largest less the largest; None when there is no tail.
-        room: (B, V) is overwritten.
-        temperature: by which all are divided.
-    """
-    below = below / temperature
     weight = below.exp()
     others = weight[:, 1:].sum(1)
     spread = (weight * below).sum(1)
     log_tail = torch.full_like(others, -torch.inf)
     if drop is not None:
-        tail = torch.div(z, temperature, out=room).exp_()
+        tail = torch.div(z, temperature).exp_()
         tail_sum = tail.sum(1)
         fallen = drop / temperature
         tail_spread = torch.linalg.vecdot(tail, z) / temperature + fallen * tail_sum
@@ -165,27 +142,6 @@ def top_k(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
         by_value = logits[tied].sort(dim=1, descending=True, stable=True)
         values[tied], ids[tied] = by_value.values[:, :k], by_value.indices[:, :k]
     return values, ids
-
-
-def nucleus(ordered: Tensor, temperature: float, top_p: float, top_k: int) -> Tensor:
-    """Return the probabilities of the most probable tokens, 0 for those beyond top_p.
-
-    top_k is applied first. Of what it leaves, normalised, a token is kept if those before it have
-    less than top_p together: the first always is.
-
-    Args:
-        ordered: (B, V) logits, the largest first.
-        temperature: above 0.
-        top_p: in (0, 1]; 1 leaves all tokens in.
-        top_k: at least 0; 0 leaves all tokens in.
-
-    Returns:
-        (B, V), or (B, top_k) where that is less; not normalised again.
-    """
-    kept = ordered[:, :top_k] if top_k else ordered
-    probabilities = torch.softmax(kept / temperature, dim=1)
-    before = probabilities.double().cumsum(1) - probabilities
-    return probabilities.masked_fill(before >= top_p, 0.0)
 
 
 def invert(weights: Tensor, uniforms: Tensor) -> Tensor:

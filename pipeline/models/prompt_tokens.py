@@ -11,7 +11,6 @@ from typing import Any
 from pipeline.errors import PipelineError, first_line
 from pipeline.hub import local_path
 
-ROLES = ("user", "assistant")
 TOKENS_NAMED = 3  # differing tokens that are named
 _tried: dict[str, bool] = {}  # whether a template's tokens change with the message
 
@@ -81,23 +80,21 @@ def file_tokenizer(path: str) -> FileTokenizer | None:
         return None
 
 
-def encode(
-    tokenizer: Any, turns: Sequence[str], template: str, *, enable_thinking: bool
-) -> list[int]:
-    """Return the tokens of a conversation, up to where the next answer begins.
+def encode(tokenizer: Any, text: str, template: str, *, enable_thinking: bool) -> list[int]:
+    """Return the tokens of a user's message, up to where the answer begins.
 
     Args:
         tokenizer: a tokenizer of transformers.
-        turns: of the user and the model in turn, the user's first and last.
-        template: "chat", the tokenizer's own; or "none", plain text, turns a blank line apart.
+        text: of the message.
+        template: "chat", the tokenizer's own; or "none", plain text.
         enable_thinking: passed to the chat template.
 
     Raises:
         PipelineError: the tokenizer has no chat template, or it does not work.
     """
     if template == "none":
-        return _plain(tokenizer, "\n\n".join(turns))
-    messages = [{"role": ROLES[at % 2], "content": turn} for at, turn in enumerate(turns)]
+        return _plain(tokenizer, text)
+    messages = [{"role": "user", "content": text}]
     return encode_chat(tokenizer, messages, enable_thinking=enable_thinking)
 
 
@@ -145,7 +142,7 @@ def _listens(tokenizer: Any, enable_thinking: bool) -> bool:
     if template not in _tried:
         first, second = (
             tokenizer.apply_chat_template(
-                [{"role": ROLES[0], "content": message}],
+                [{"role": "user", "content": message}],
                 add_generation_prompt=True,
                 tokenize=False,  # a small vocabulary may have neither word
                 enable_thinking=enable_thinking,

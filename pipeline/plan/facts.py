@@ -6,7 +6,7 @@ A stage records more than is listed here, for whoever opens record.json.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated
 
 from pipeline.plan.method import Method, read_method
 from pipeline.store.columns import Row
@@ -30,19 +30,17 @@ class SampledFacts:
 
 
 @dataclass(frozen=True)
-class AnswersFacts:
-    """Of stage prompts, from answers: how many were left out by reason, and how they sampled."""
+class LoggedFacts:
+    """Of stage prompts, from an engine's log: how much was left out, by reason."""
 
     excluded: dict[str, int]
-    sampling: dict[str, list[float]] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class DistributionsFacts(StoredFacts):
-    """Of stage distributions: the model's printed name, and the drift of served answers by file."""
+    """Of stage distributions: the model's printed name."""
 
     model: str
-    drift: dict[str, dict[str, Any]] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

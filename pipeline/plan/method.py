@@ -7,70 +7,21 @@ from dataclasses import dataclass
 from typing import Any
 
 from analysis import rules
-from analysis.beyond.clip import FAMILIES
 from analysis.fields import from_mapping, keys_of, part, ranged
 from analysis.rules import Rule, StrictGreedy, Tree
-from analysis.rules.readings import RANK_2, READINGS
 from analysis.trees.topology import Growth, Topology
 from pipeline.plan.draft_trees import DraftTree
 
-DRAFTERS = {
-    "model": "",
-    "prompt_lookup": "prompt lookup",
-    "lookup_first": "look-up first",  # and where it finds nothing, the model
-}
+DRAFTERS = {"model": "", "prompt_lookup": "prompt lookup"}
 BASELINE = "autoregressive"
 SPECULATIVE = "speculative"
 RACES = "races"  # the sampling whose baseline needs noise of its own
-BLOCK = "block"  # the sampling that tests a draft as a whole
-BUDGET = "budget"  # the sampling that accepts most for what it departs from the target
 ARGMAX = "argmax"  # the sampling of drafts that are not drawn, as engines do it
 SAMPLINGS = {
     SPECULATIVE: "speculative sampling",
     ARGMAX: "speculative sampling, argmax drafts",
     RACES: "exponential races",
-    BLOCK: "block verification",
-    BUDGET: "budget sampling",
 }
-MEASURES = ("max_q", "entropy")
-LEAST = {"c1": 1.0, "ratio": 1.0} | dict.fromkeys(FAMILIES, 0.0)  # limit of a budget
-
-
-@dataclass(frozen=True)
-class Stopping:
-    """When a drafter stops before the draft length.
-
-    Attributes:
-        measure: of its next token: max_q, its largest probability, or entropy, in nats.
-        threshold: which max_q must exceed, and entropy stay below; else the draft ends.
-    """
-
-    measure: str = ranged(f"one of {', '.join(MEASURES)}", lambda value: value in MEASURES)
-    threshold: float = ranged("a number of at least 0", lambda value: value >= 0)
-
-    @property
-    def shown(self) -> str:
-        """The condition as printed."""
-        return f"{self.measure} threshold={self.threshold:g}"
-
-
-@dataclass(frozen=True)
-class Budget:
-    """How far `sampling: budget` may depart from the target at a step.
-
-    Attributes:
-        measure: c1, how much more than under the target a token may be emitted; ratio, c1 / c2,
-            where c2 is how much less; or a divergence D(r || p) of what is emitted.
-        limit: of it: at least 1 for c1 and ratio, at least 0 for a divergence.
-    """
-
-    measure: str = ranged(f"one of {', '.join(LEAST)}", lambda value: value in LEAST)
-    limit: float = ranged("a number of at least 0", lambda value: value >= 0)
-
-    @property
-    def shown(self) -> str:
-        """The limit as printed."""
-        return f"{self.measure}={self.limit:g}"
 
 
 @dataclass(frozen=True)
@@ -78,19 +29,13 @@ class Method:
     """One way to decode; the ranges are those of a configured one, baselines have others.
 
     Attributes:
-        drafter: model, prompt_lookup, lookup_first, or none for the baseline.
+        drafter: model, prompt_lookup, or none for the baseline.
         draft_length: drafted tokens a call, of a tree in a row; 0 for the baseline.
         rule: the acceptance rule, None for the baseline and for sampling alone.
         sampling: the sampling scheme, None for a rule alone. A baseline has races if its methods
             race, so that its tokens come from the same race.
         temperature: 0 is greedy.
         tree: the shape of its drafts; None is a chain.
-        drafting: when the drafter stops before the draft length; None is never.
-        top_p: which of the most probable tokens target and drafter may choose; 1 is all.
-        top_k: likewise, before top_p; 0 is all.
-        model_length: tokens drafted by the model where look-up finds nothing; None is draft_length.
-        budget: of `sampling: budget`.
-        reading: what MARS accepts above temperature 0.
     """
 
     drafter: str = ranged(f"one of {', '.join(DRAFTERS)}", lambda value: value in DRAFTERS)
@@ -104,24 +49,14 @@ class Method:
     )
     temperature: float = ranged("a number of at least 0", lambda value: value >= 0, default=0.0)
     tree: DraftTree | None = part(DraftTree)
-    drafting: Stopping | None = part(Stopping)
-    top_p: float = ranged("a number in (0, 1]", lambda value: 0 < value <= 1, default=1.0)
-    top_k: int = ranged("an integer of at least 0", lambda value: value >= 0, default=0)
-    model_length: int | None = ranged(
-        "an integer of at least 1", lambda value: value is None or value >= 1, default=None
-    )
-    budget: Budget | None = part(Budget)
-    reading: str = ranged(
-        f"one of {', '.join(READINGS)}", lambda value: value in READINGS, default=RANK_2
-    )
 
     @property
     def drafts_most_probable(self) -> bool:
         """Whether it drafts the most probable tokens although it samples, as EAGLE-3 does.
 
-        MARS draws its drafts in our own reading only, and there of chains.
+        MARS draws the drafts of chains.
         """
-        mars = self.rule is not None and (self.tree is not None or self.reading != RANK_2)
+        mars = self.rule is not None and self.tree is not None
         return self.temperature > 0 and (self.sampling == ARGMAX or mars)
 
     @property
@@ -135,70 +70,55 @@ class Method:
         return self.tree is not None and self.tree.needs_drafts
 
     @property
-    def truncation(self) -> dict[str, float]:
-        """The truncation of the distribution: top_p and top_k where they leave tokens out."""
-        given = {"top_p": (self.top_p, 1.0), "top_k": (self.top_k, 0)}
-        return {name: value for name, (value, all_in) in given.items() if value != all_in}
-
-    @property
     def name(self) -> str:
         """The method as printed in lines, without draft length and temperature."""
         if self.drafter == "none":
             scheme = BASELINE + (f" ({SAMPLINGS[RACES]})" if self.sampling == RACES else "")
         else:
             scheme = self.rule.label if self.rule is not None else SAMPLINGS[str(self.sampling)]
-        return scheme + "".join(f" ({text})" for text in self._parts) + self._cut
+        return scheme + "".join(f" ({text})" for text in self._parts)
 
     @property
     def title(self) -> str:
         """The method as printed in tables: its rule is written as in the papers."""
         if self.rule is None:
             return self.name[:1].upper() + self.name[1:]
-        return ", ".join([self.rule.title, *self._parts]) + self._cut
+        return ", ".join([self.rule.title, *self._parts])
 
     @property
     def scheme(self) -> str:
         """How drafts are verified, as in a sentence: drafter and draft lengths are left out."""
         if self.rule is None:
             name = SAMPLINGS.get(str(self.sampling), BASELINE)
-            return name + "".join(f" ({text})" for text in self._details) + self._cut
+            return name + "".join(f" ({text})" for text in self._details)
         title = self.rule.title
         is_name = title[:2].isupper() or title.startswith("Medusa")
         name = title if is_name else title[:1].lower() + title[1:]
-        return ", ".join([name, *self._details]) + self._cut
+        return ", ".join([name, *self._details])
 
     @property
     def _parts(self) -> list[str]:
         """The drafter and how it drafts, printed behind the rule or the sampling scheme."""
-        own = "" if self.model_length is None else f"model drafts {self.model_length}"
-        return [text for text in (DRAFTERS.get(self.drafter, ""), own) if text] + self._details
+        drafter = DRAFTERS.get(self.drafter, "")
+        return [drafter, *self._details] if drafter else self._details
 
     @property
     def _details(self) -> list[str]:
-        """Reading, budget, tree, stopping: beside the scheme, the drafter and the draft lengths."""
-        details = [READINGS[self.reading]] if READINGS[self.reading] else []
-        details += [] if self.budget is None else [self.budget.shown]
+        """The tree: beside the scheme, the drafter and the draft lengths."""
+        details = list[str]()
         if self.tree is not None and not isinstance(self.rule, Tree):
             details.append(self.tree.shown)
-        if self.drafting is not None:
-            details.append(f"drafting {self.drafting.shown}")
         return details
 
     @property
-    def _cut(self) -> str:
-        parts = [f"{name.replace('_', '-')} {value:g}" for name, value in self.truncation.items()]
-        return f" ({', '.join(parts)})" if parts else ""
-
-    @property
     def uses_model(self) -> bool:
-        """Whether the drafter of the study drafts, always or at times."""
-        return self.drafter in ("model", "lookup_first")
+        """Whether the drafter of the study drafts."""
+        return self.drafter == "model"
 
     @property
     def lossless(self) -> bool:
         """Whether the output is that of the target, or distributed like it."""
-        exact = self.rule is None or isinstance(self.rule, StrictGreedy | Tree)
-        return exact and self.budget is None
+        return self.rule is None or isinstance(self.rule, StrictGreedy | Tree)
 
     def to_mapping(self) -> dict[str, Any]:
         """Return the method as plain values, from which `read_method` makes it again.
@@ -210,20 +130,11 @@ class Method:
             "sampling": self.sampling,
             "draft_length": self.draft_length,
             "temperature": self.temperature,
-            **self.truncation,
         }
         if self.rule is not None:
             mapping["rule"] = rules.to_mapping(self.rule)
-        if self.model_length is not None:
-            mapping["model_length"] = self.model_length
         if self.tree is not None:
             mapping |= self.tree.to_mapping()
-        if self.drafting is not None:
-            mapping |= {"drafting": self.drafting.measure, "threshold": self.drafting.threshold}
-        if self.reading != RANK_2:
-            mapping["reading"] = self.reading
-        if self.budget is not None:
-            mapping |= {"budget": self.budget.measure, "limit": self.budget.limit}
         return mapping
 
 
@@ -240,11 +151,10 @@ def baseline(method: Method) -> Method:
     """Return the target alone as `method` is compared with it: with the same noise.
 
     Races decode token for token what the target alone decodes with the same race, so they have
-    a baseline of their own; all other methods of a temperature share one, and of a truncation.
+    a baseline of their own; all other methods of a temperature share one.
     """
     races = RACES if method.sampling == RACES else None
-    t, top_p, top_k = method.temperature, method.top_p, method.top_k
-    return Method("none", 0, None, races, t, top_p=top_p, top_k=top_k)
+    return Method("none", 0, None, races, method.temperature)
 
 
 def with_baselines(methods: Sequence[Method]) -> list[Method]:

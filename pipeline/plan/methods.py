@@ -8,10 +8,9 @@ from typing import Any
 
 from analysis.fields import FieldError, alternatives, check_fields, from_mapping, nearest, refused
 from analysis.rules import Rule, Tree
-from analysis.rules.readings import RANK_2
 from pipeline.errors import PipelineError
 from pipeline.plan.draft_trees import DYNAMIC, VECTOR, DraftTree
-from pipeline.plan.method import BLOCK, BUDGET, LEAST, SAMPLINGS, SPECULATIVE, Method
+from pipeline.plan.method import SAMPLINGS, SPECULATIVE, Method
 from pipeline.plan.rules import CRITERIA
 
 MOST_OF_CRITERIA = 64  # nodes of the tree that verifies the tree rule of `criteria`
@@ -171,8 +170,8 @@ def _method(entry: dict[str, Any], rule: Rule | None, where: str) -> Method:
 
 def _misfits(method: Method) -> Iterator[tuple[str, Any, bool, str]]:
     """Yield keys that may contradict others: name, value, whether it does, the allowed values."""
-    rule, drawn, length = method.rule, method.temperature > 0, method.model_length
-    t, nothing_drawn = method.temperature, "at temperature 0, where nothing is drawn"
+    rule, drawn = method.rule, method.temperature > 0
+    t = method.temperature
     yield ("temperature", t, rule is None and not drawn, "a number above 0: at 0 take rule: greedy")
     yield (
         "temperature",
@@ -180,63 +179,27 @@ def _misfits(method: Method) -> Iterator[tuple[str, Any, bool, str]]:
         rule is not None and drawn and not rule.samples,
         "0 for a rule; above 0 only mars, speculative sampling and races are defined",
     )
-    yield (
-        "reading",
-        method.reading,
-        method.reading != RANK_2 and not (rule is not None and drawn),
-        f"{RANK_2}: the readings of mars differ above temperature 0 only",
-    )
-    yield "top_p", method.top_p, not drawn and method.top_p != 1, f"1 {nothing_drawn}"
-    yield "top_k", method.top_k, not drawn and method.top_k != 0, f"0 {nothing_drawn}"
-    yield (
-        "model_length",
-        length,
-        length is not None and method.drafter != "lookup_first",
-        "nothing: it is for drafter: lookup_first, where look-up finds nothing",
-    )
-    most = method.draft_length
-    yield "model_length", length, (length or 0) > most, f"at most draft_length={most}"
-    budget, limits = method.budget, f"one of {', '.join(LEAST)}, with limit"
-    yield "budget", None, method.sampling == BUDGET and budget is None, limits
-    if budget is not None:
-        only = "nothing: it is for sampling: budget"
-        yield "budget", budget.measure, method.sampling != BUDGET, only
-        least = LEAST[budget.measure]
-        yield "limit", budget.limit, budget.limit < least, f"a number of at least {least:g}"
 
 
 def _check_drafts(method: Method, key: str) -> None:
     """Check that the drafts of a method can be made so and verified.
 
     Raises:
-        PipelineError: its tree can't be drafted or verified, or its drafter can't stop by itself.
+        PipelineError: its tree can't be drafted or verified.
     """
-    tree, stopping = method.tree, method.drafting
-    misfits: list[tuple[bool, str]] = []
-    if tree is not None:
-        drawn_nodes = tree.shape == DYNAMIC and method.sampling == SPECULATIVE
-        misfits += [
-            (method.drafter != "model",
-             f"drafter={method.drafter} drafts chains only: give drafter: model"),
-            (method.sampling in (BLOCK, BUDGET),
-             f"sampling={method.sampling} verifies chains only: give speculative or races, or no "
-             "tree"),
-            (drawn_nodes, "sampling=speculative is not lossless where nodes are chosen by what was "
-             "drawn: give sampling: races, rule: greedy, or a tree of fixed shape"),
-        ]  # fmt: skip
-    if stopping is not None:
-        misfits += [
-            (tree is not None or method.drafter == "prompt_lookup",
-             f"drafting: {stopping.measure}: a model that drafts a chain can stop: give drafter: "
-             "model or lookup_first, and no tree"),
-            (method.sampling == BLOCK, "sampling=block tests drafts of a length that is given"),
-        ]  # fmt: skip
-    where = key if tree is None else f"{key}, tree: {tree.shape}"
-    for misfit, problem in misfits:
-        if misfit:
-            raise PipelineError(f"{where}: {problem}")
+    tree = method.tree
     if tree is None:
         return
+    where = f"{key}, tree: {tree.shape}"
+    if method.drafter != "model":
+        raise PipelineError(
+            f"{where}: drafter={method.drafter} drafts chains only: give drafter: model"
+        )
+    if tree.shape == DYNAMIC and method.sampling == SPECULATIVE:
+        raise PipelineError(
+            f"{where}: sampling=speculative is not lossless where nodes are chosen by what was "
+            "drawn: give sampling: races, rule: greedy, or a tree of fixed shape"
+        )
     try:
         # sizes are checked: where R is not measured yet, any will do
         rated = tree.with_rates([1.0, *[0.0] * (tree.nodes or 0)]) if tree.needs_drafts else tree

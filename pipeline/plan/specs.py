@@ -91,30 +91,14 @@ def model_at(
 
 
 @dataclass(frozen=True)
-class FileSpec:
-    """A file of an engine, and the version of its reader."""
+class LogSpec:
+    """The log of an engine, and the version of its reader; see `conf.schema.Log`."""
 
     path: Annotated[str, APART]
     identity: Files
     reader: int
-
-
-@dataclass(frozen=True)
-class LogSpec(FileSpec):
-    """The log of an engine; see `conf.schema.Log`."""
-
     part: str
     error: float | None
-
-
-@dataclass(frozen=True)
-class ServedPrompts:
-    """Stage prompts: the requests of answers that an engine served."""
-
-    tokenizer: Identity
-    answers: tuple[FileSpec, ...]
-    settings: Template
-    target: Annotated[ModelConfig, APART]
 
 
 @dataclass(frozen=True)
@@ -136,21 +120,18 @@ class LoggedPrompts:
 
 @dataclass(frozen=True)
 class DistributionsSpec:
-    """Stage distributions: prompts that are decoded or, where `served`, answers that are scored.
+    """Stage distributions: prompts that are decoded.
 
-    `temperatures` are those besides 1 at which distributions are stored. The seed of served
-    answers, which are not drawn here, is None.
+    `temperature` is of the tokens that are emitted, `certified_temperature` of the distributions
+    that are stored.
     """
 
     model: ModelSpec
     steps: int
     k: int
     temperature: float
-    top_p: float
-    top_k: int
-    seed: int | None
-    temperatures: tuple[float, ...]
-    served: bool = False
+    seed: int
+    certified_temperature: float = 1.0
 
     @property
     def label(self) -> str:
@@ -170,12 +151,10 @@ class LoggedDistributions:
 
 @dataclass(frozen=True)
 class CertificatesSpec:
-    """Stage certificates: one rule on a target's distributions at a temperature."""
+    """Stage certificates: one rule on a target's distributions."""
 
     rule: OneRule
-    temperature: float
     statistics: Annotated[Resampling, APART]
-    divergence: str = "kl"
 
 
 @dataclass(frozen=True)
@@ -183,7 +162,6 @@ class RunLengthsSpec:
     """Stage run_lengths."""
 
     eps: tuple[float, ...]
-    window: int
     statistics: Statistics
 
 
@@ -213,8 +191,6 @@ class AcceptanceSpec:
 
     rules: Rules
     presets: Presets
-    divergences: tuple[str, ...]
-    draft_length: int
     statistics: Statistics
 
 
@@ -226,12 +202,9 @@ class DecodingSpec(PairSpec):
     steps: int
     seed: int
     lookup: int
-    batches: tuple[int, ...]
     methods: Methods
     statistics: Annotated[Resampling, APART]
     lookup_match: str = "latest"
-    repeats: int = 1
-    texts: bool = False
 
 
 @dataclass(frozen=True)
@@ -259,24 +232,6 @@ class AccuracySpec(PairSpec):
 
 
 @dataclass(frozen=True)
-class CostsSpec:
-    """Costs of a step in an engine: (drafted tokens, passes of the target alone) each."""
-
-    engine: str
-    drafter: str
-    steps: tuple[tuple[float, float], ...]
-
-
-@dataclass(frozen=True)
-class EngineSpec:
-    """An engine's costs, and how look-up drafts."""
-
-    costs: CostsSpec
-    lookup: int
-    lookup_match: str
-
-
-@dataclass(frozen=True)
 class ReportSpec:
     """Stage report: the settings that it prints besides the contents of other artifacts.
 
@@ -290,4 +245,3 @@ class ReportSpec:
     statistics: Statistics
     note: str | None = None
     margin: float | None = None
-    engine: Annotated[EngineSpec | None, As(inline=True)] = None

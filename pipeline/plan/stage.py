@@ -11,19 +11,19 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
 
-from analysis.report.text import mark_of, upper_end
+from analysis.report.text import mark_of
 from analysis.rules import Rule
 from analysis.statistics.bootstrap import Resampling
 from conf.schema import Config, DrafterConfig, ModelConfig
 from pipeline.errors import PipelineError
 from pipeline.hub import Identities, local_path
-from pipeline.plan.specs import DistributionsSpec, FileSpec, LogSpec, ModelSpec, PairSpec
+from pipeline.plan.specs import DistributionsSpec, LogSpec, ModelSpec, PairSpec
 from pipeline.store.artifacts import Artifact
 from pipeline.store.columns import Columns
 from pipeline.store.node import Node
 
 SummaryRow = dict[str, Any]  # of a table
-READER = 4  # version of what is read of the files of engines
+READER = 5  # version of what is read of the logs of engines
 
 
 @dataclass(frozen=True)
@@ -66,21 +66,18 @@ class Request:
         head = model.head if isinstance(model, DrafterConfig) else None
         return ModelSpec(key, identity, model, device, execution=execution, head=head)
 
-    def file_spec(self, key: str, path: str) -> FileSpec:
-        """Return the specification of an engine's file.
+    def log_spec(self, key: str, path: str) -> LogSpec:
+        """Return the specification of an engine's log.
 
         Raises:
             PipelineError: there is no such file.
         """
+        key, log = f"{key}.path", self.config.distributions.log
         local = local_path(path, key)
         if local is None or not local.is_file():
             raise PipelineError(f"{key}={path}: there is no such file")
-        return FileSpec(path, self.identities.source(path, None, key), READER)
-
-    def log_spec(self, key: str, path: str) -> LogSpec:
-        """Return the specification of an engine's log; errors are those of `file_spec`."""
-        file, log = self.file_spec(f"{key}.path", path), self.config.distributions.log
-        return LogSpec(**vars(file), part=log.part, error=log.error)
+        identity = self.identities.source(path, None, key)
+        return LogSpec(path, identity, READER, part=log.part, error=log.error)
 
 
 def row_counts(node: Node, artifact: Artifact) -> list[SummaryRow]:
@@ -139,8 +136,8 @@ def models_of(node: Node) -> list[ModelSpec]:
     return [node.spec.target, node.spec.drafter] if isinstance(node.spec, PairSpec) else []
 
 
-def lower_bound_marks(column: str, row: SummaryRow) -> SummaryRow:
-    """Say whether a length, of a row with its cuts, and its upper end are lower bounds."""
-    from analysis.statistics.run_lengths import censored_ends
+def lower_bound_mark(column: str, row: SummaryRow) -> SummaryRow:
+    """Say whether a length, of a row with its cut, is a lower bound."""
+    from analysis.statistics.trajectories import CENSORED
 
-    return dict(zip((mark_of(column), upper_end(mark_of(column))), censored_ends(row), strict=True))
+    return {mark_of(column): bool(row["cut"] > CENSORED)}

@@ -1,7 +1,6 @@
 """Stage certificates: certificates of many rules on a target's distributions, in one pass.
 
-Run it with ``python -m pipeline stage=certificates``; of another divergence than KL with
-``certificates.divergence=tv``.
+Run it with ``python -m pipeline stage=certificates``.
 """
 
 from __future__ import annotations
@@ -9,7 +8,7 @@ from __future__ import annotations
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
-from analysis.report.text import limits, upper_end
+from analysis.report.text import limits
 from pipeline.errors import PipelineError
 from pipeline.plan.specs import CertificatesSpec
 from pipeline.plan.stage import Request, Stage, SummaryRow
@@ -25,42 +24,13 @@ if TYPE_CHECKING:
     CertificatesNode = Node[CertificatesSpec]
 
 
-def check(request: Request) -> None:
-    """Check that certificates can be had in the divergence that is asked for.
-
-    Raises:
-        PipelineError: there is none of that name, or the report, which is about KL, is asked for.
-    """
-    divergence = request.config.certificates.divergence
-    try:
-        label = named(divergence)
-    except ValueError as error:
-        raise PipelineError(f"certificates.{error}") from None
-    if label != "kl" and "report" in request.wanted:
-        raise PipelineError(
-            f"certificates.divergence={divergence} is not allowed with stage=report, which covers "
-            "KL (table divergences has the others): give kl, or stage=certificates"
-        )
-
-
-def named(divergence: str) -> str:
-    """Return the one name of a divergence; KL, the default, needs no compiled code to be known."""
-    if divergence == "kl":
-        return divergence
-    from analysis.certificates.divergences import Divergence
-
-    return Divergence.named(divergence).label
-
-
 def nodes(request: Request) -> list[Node]:
     """Return one planned artifact for each rule and target, target by target."""
-    settings = request.config.certificates
-    divergence = named(settings.divergence)
     return [
         Node(
             STAGE.name,
             rule.label,
-            CertificatesSpec(rule, settings.temperature, request.statistics, divergence),
+            CertificatesSpec(rule, request.statistics),
             {"distributions": (distributions,)},
         )
         for distributions in request.nodes["distributions"]
@@ -82,14 +52,14 @@ def compute(
     from pipeline.store import columns, distributions
 
     rules = [node.spec.rule for node in nodes]
-    source, spec = upstream["distributions"][0], nodes[0].spec
+    source = upstream["distributions"][0]
     check_logged(rules, source)
     schema = columns.schema("certificates")
     with ExitStack() as stack:
         writers = [stack.enter_context(made.writer("data", schema)) for made in pending]
-        for place, dist in distributions.chunks(source, spec.temperature):
+        for place, dist in distributions.chunks(source):
             try:
-                result = certify(dist, rules, divergence=spec.divergence)
+                result = certify(dist, rules)
             except ValueError as error:  # of a user's rule: those of the project are checked before
                 raise PipelineError(f"criteria: {error}") from error
             for at, writer in enumerate(writers):
@@ -125,16 +95,14 @@ def summary(node: CertificatesNode, artifact: Artifact) -> list[SummaryRow]:
     """One row: the statistics of a rule's certificates, the ceiling for those that are empty."""
     import numpy as np
 
-    from analysis.certificates.divergences import Divergence
     from analysis.statistics.bootstrap import PromptBootstrap, summarise
     from analysis.statistics.trajectories import Trajectories
 
-    rule, divergence = node.spec.rule, node.spec.divergence
+    rule = node.spec.rule
     table = artifact.read(columns=["position", "lower", "upper"])
     lower, upper = (table.column(name).to_numpy() for name in ("lower", "upper"))
     shares = {"empty": float(np.mean(np.isinf(lower))), "inexact": float(np.mean(lower < upper))}
-    ceiling = Divergence.named(divergence).ceiling_of(rule)
-    lower, upper = (np.where(np.isinf(end), ceiling, end) for end in (lower, upper))
+    lower = np.where(np.isinf(lower), rule.ceiling, lower)
     prompts = Trajectories.from_positions(table.column("position").to_numpy()).prompts
     bootstrap = PromptBootstrap(prompts, *node.spec.statistics)
     row: SummaryRow = {
@@ -142,17 +110,16 @@ def summary(node: CertificatesNode, artifact: Artifact) -> list[SummaryRow]:
         "rule": rule.label,
         "steps": len(lower),
         "prompts": bootstrap.count,
-        **({} if divergence == "kl" else {"divergence": divergence}),
     }
-    for name, statistics in summarise(lower, upper, ceiling, bootstrap).items():
-        row[name], row[upper_end(name)] = statistics["value"], statistics["value_upper"]
+    for name, statistics in summarise(lower, rule.ceiling, bootstrap).items():
+        row[name] = statistics["value"]
         row |= dict(zip(limits(name), (statistics["ci_low"], statistics["ci_high"]), strict=True))
     return [row | shares]
 
 
 STAGE = Stage(
     name="certificates",
-    version=3,
+    version=4,
     upstream=("distributions",),
     columns={
         "data": STEP
@@ -166,7 +133,6 @@ STAGE = Stage(
         }
     },
     nodes=nodes,
-    check=check,
     module=__name__,
     summary=summary,
     printed=True,

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from analysis.report.text import limits, upper_end
+from analysis.report.text import limits
 from pipeline.errors import PipelineError
 from pipeline.plan.specs import RunLengthsSpec
-from pipeline.plan.stage import Request, Stage, SummaryRow, lower_bound_marks
+from pipeline.plan.stage import Request, Stage, SummaryRow, lower_bound_mark
 from pipeline.store.columns import COUNTED, CUT, INTERVAL, Column
 from pipeline.store.node import Node
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def nodes(request: Request) -> list[Node]:
     """Return one planned artifact a target, with the run lengths under all rules."""
     config, settings = request.config, request.config.run_lengths
-    spec = RunLengthsSpec(tuple(settings.eps), settings.window, request.statistics)
+    spec = RunLengthsSpec(tuple(settings.eps), request.statistics)
     return [
         Node(STAGE.name, target.label, spec, {"certificates": certificates})
         for target, certificates in zip(
@@ -48,20 +48,13 @@ def compute(
     bootstrap = PromptBootstrap(trajectories.prompts, *spec.statistics)
     frames = []
     for artifact in upstream["certificates"]:
-        table = artifact.read(columns=["prompt_id", "position", "lower", "upper"])
+        table = artifact.read(columns=["prompt_id", "position", "lower"])
         if not table.select(["prompt_id", "position"]).equals(steps):
             raise PipelineError(
                 f"{artifact.directory} and {upstream['certificates'][0].directory} "
                 "certify different steps"
             )
-        frame = run_lengths(
-            table["lower"].to_numpy(),
-            table["upper"].to_numpy(),
-            spec.eps,
-            trajectories,
-            bootstrap,
-            spec.window,
-        )
+        frame = run_lengths(table["lower"].to_numpy(), spec.eps, trajectories, bootstrap)
         frames.append(frame.assign(rule=artifact.record.label))
     pending.facts |= {"prompts": bootstrap.count, "steps": len(steps)}
     schema = columns.schema("run_lengths")
@@ -76,10 +69,10 @@ def compute(
 
 def summary(node: Node, artifact: Artifact) -> list[SummaryRow]:
     """One row a rule and eps: the length a call of the target."""
-    names = ["value", upper_end("value"), *limits("value"), "prompts"]
+    names = ["value", *limits("value"), "prompts"]
     return [
         {"target": node.label, **{name: row[name] for name in ("rule", "eps", "estimator", *names)}}
-        | lower_bound_marks("value", row)
+        | lower_bound_mark("value", row)
         for row in artifact.read().to_pylist()
         if row["estimator"] == "per_call"
     ]
@@ -87,17 +80,14 @@ def summary(node: Node, artifact: Artifact) -> list[SummaryRow]:
 
 STAGE = Stage(
     name="run_lengths",
-    version=5,
+    version=6,
     upstream=("certificates",),
     columns={
         "data": {
             "rule": Column("string", "label of the rule"),
             "eps": Column("float64", "the drafter's KL at every step, at most, in nats"),
-            "estimator": Column(
-                "string", "per_call, mean_run, random_100, long_run, residual_WINDOW"
-            ),
-            "value": Column("float64", "tokens, from lower; null where undefined"),
-            "value_upper": Column("float64", "tokens, from upper"),
+            "estimator": Column("string", "per_call, mean_run, random_100"),
+            "value": Column("float64", "tokens, from lower"),
             **INTERVAL,
             **CUT,
             "failures": Column("int64", "steps not certified at eps"),

@@ -45,29 +45,22 @@ STEP: Columns = {
 TARGET: Columns = {  # of the target's distribution
     "top_ids": Column("list<int32>", "the K tokens with the largest logits, ties by id"),
     "top_logits": Column("list<float32>", "their raw logits, decreasing; -inf for masked tokens"),
-    "logsumexp": Column("float64", "of the logits over the whole vocabulary"),
+    "logsumexp": Column("float64", "of the logits over the temperature, whole vocabulary"),
     "top_surprisal": Column("float64", "-log p of rank 1; probabilities are computed from it"),
     "log_tail": Column("float64", "log of the mass outside the top K; -inf when K = V"),
     "entropy": Column("float64", "over the whole vocabulary, nats"),
 }
-_TEMPERED = 'the same at each temperature of `facts["temperatures"]`; the list may be empty'
-TEMPERED: Columns = {
-    "tempered_top_surprisal": Column("list<float64>", _TEMPERED),
-    "tempered_log_tail": Column("list<float64>", _TEMPERED),
-    "tempered_entropy": Column("list<float64>", _TEMPERED),
-}
-_INTERVAL = "bootstrap interval over prompts: lower limit of value, upper limit of value_upper"
+_INTERVAL = "bootstrap interval over prompts"
 INTERVAL: Columns = {
     "ci_low": Column("float64", _INTERVAL),
     "ci_high": Column("float64", _INTERVAL),
 }
 CUT: Columns = {
-    "cut": Column("float64", "share of the calls (mean_run: runs) that the trajectory's end cuts"),
-    "cut_upper": Column("float64", "the same, from the upper ends"),
+    "cut": Column("float64", "share of the calls (mean_run: runs) that the trajectory's end cuts")
 }
 METHOD: Columns = {  # of decoding; see pipeline.plan.method
     "method": Column("string", "name of the rule or sampling scheme"),
-    "drafter": Column("string", "model, prompt_lookup, lookup_first or none"),
+    "drafter": Column("string", "model, prompt_lookup or none"),
     "draft_length": Column("int32", "drafted tokens a call, at most"),
     "temperature": Column("float64", "of target and drafter"),
 }
@@ -75,10 +68,7 @@ _NATS = "log(p0/p), nats below the target's first choices, sum over the tokens"
 GIVEN_UP: Columns = {"nats_given_up": Column("float64", _NATS)}
 _BEFORE = "tokens before the first difference from the baseline's answer"
 COMMON: Columns = {"common_prefix": Column("int32", _BEFORE)}
-COUNTED: Columns = {
-    "prompts": Column("int32", "prompts behind the interval"),
-    "few_prompts": Column("bool", "fewer than 30 prompts: the interval is too narrow"),
-}
+COUNTED: Columns = {"prompts": Column("int32", "prompts behind the interval")}
 
 
 def columns_of(stage: str) -> Mapping[str, Columns]:

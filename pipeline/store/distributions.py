@@ -1,31 +1,28 @@
-"""Read the stored distributions of an artifact as `analysis.topk.TopK`, at any stored temperature.
+"""Read the stored distributions of an artifact as `analysis.topk.TopK`.
 
-An artifact of stage distributions has them at 1, in its plain columns, and at each of the
-temperatures of its facts, in lists. One of stage drafts has them at the one of its facts. One that
-was read from an engine's log has log-probabilities in the place of raw logits, and their error.
+Those of stages distributions and drafts are at the temperature of the certificates. One that was
+read from an engine's log has log-probabilities in the place of raw logits, and their error.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 
-from analysis.statistics.trajectories import Trajectories
 from analysis.topk import TopK
-from pipeline.errors import PipelineError
 from pipeline.store.artifacts import Artifact
-from pipeline.store.columns import TEMPERED, numbers
+from pipeline.store.columns import numbers
 
 if TYPE_CHECKING:
     from analysis.acceptance.judgement import Steps
 
 ROWS = 8192  # of a chunk
 FLOAT32 = 2.0**-24  # its rounding, relative
-TOKENS = ("top_ids", "top_logits")  # raw, at any temperature
+TOKENS = ("top_ids", "top_logits")  # raw
 DRAFTED = ("kl", "draft_rank", "draft_log_prob", "argmax_rank")  # in the order of Steps
 MOMENTS = ("top_surprisal", "log_tail", "entropy")  # as TopK takes them, behind TOKENS
 
@@ -37,26 +34,16 @@ class StoredFacts:
     Attributes:
         vocab_size: tokens of the vocabulary.
         k: tokens stored of a step.
-        temperature: of the plain columns.
-        temperatures: of the lists.
+        certified_temperature: of the distributions.
         log: the name of an engine's log; None where they are of a model.
         log_prob_error: how far its log-probabilities may be off, nats.
     """
 
     vocab_size: int
     k: int
-    temperature: float = 1.0
-    temperatures: Sequence[float] = ()
+    certified_temperature: float = 1.0
     log: str | None = None
     log_prob_error: float | None = None
-
-
-class StoredAnswer(NamedTuple):
-    """The steps of an answer in their artifact, its prompt's tokens, and its own."""
-
-    place: slice
-    prompt: list[int]
-    tokens: list[int]
 
 
 def read_token_ids(prompts: Artifact) -> dict[str, list[int]]:
@@ -65,46 +52,17 @@ def read_token_ids(prompts: Artifact) -> dict[str, list[int]]:
     return dict(zip(table["prompt_id"], table["token_ids"], strict=True))
 
 
-def read_answers(steps: Artifact, prompts: Artifact) -> dict[str, StoredAnswer]:
-    """Return the answers along which stage distributions or drafts has steps, by prompt_id."""
-    table = steps.read(columns=["prompt_id", "position", "token_id"])
-    trajectories = Trajectories.from_positions(table["position"].to_numpy())
-    names = table["prompt_id"].take(trajectories.starts).to_pylist()
-    tokens, of_prompts = table["token_id"].to_numpy(), read_token_ids(prompts)
-    places = map(slice, trajectories.starts.tolist(), trajectories.ends.tolist())
-    return {
-        name: StoredAnswer(place, of_prompts[name], tokens[place].tolist())
-        for name, place in zip(names, places, strict=True)
-    }
-
-
-def chunks(
-    artifact: Artifact, temperature: float, rows: int = ROWS
-) -> Iterator[tuple[pa.RecordBatch, TopK]]:
-    """Stream an artifact as (prompt_id and position, distributions), `rows` steps at a time.
-
-    Raises:
-        PipelineError: it has no distributions at this temperature.
-    """
-    columns, at = _columns(artifact, temperature)
+def chunks(artifact: Artifact, rows: int = ROWS) -> Iterator[tuple[pa.RecordBatch, TopK]]:
+    """Stream an artifact as (prompt_id and position, distributions), `rows` steps at a time."""
     facts = artifact.facts(StoredFacts)
-    for batch in artifact.batches(["prompt_id", "position", *TOKENS, *columns], rows):
-        yield (
-            batch.select(["prompt_id", "position"]),
-            as_top_k(batch, columns, at, facts, temperature),
-        )
+    for batch in artifact.batches(["prompt_id", "position", *TOKENS, *MOMENTS], rows):
+        yield batch.select(["prompt_id", "position"]), as_top_k(batch, facts)
 
 
-def read_distributions(artifact: Artifact, temperature: float) -> TopK:
-    """Read all steps of an artifact at once.
-
-    Raises:
-        PipelineError: it has no distributions at this temperature.
-    """
-    columns, at = _columns(artifact, temperature)
-    table = artifact.read(columns=[*TOKENS, *columns]).combine_chunks()
-    facts = artifact.facts(StoredFacts)
-    return as_top_k(table.to_batches()[0], columns, at, facts, temperature)
+def read_distributions(artifact: Artifact) -> TopK:
+    """Read all steps of an artifact at once."""
+    table = artifact.read(columns=[*TOKENS, *MOMENTS]).combine_chunks()
+    return as_top_k(table.to_batches()[0], artifact.facts(StoredFacts))
 
 
 def read_steps(artifact: Artifact) -> Steps:
@@ -114,7 +72,7 @@ def read_steps(artifact: Artifact) -> Steps:
     """
     from analysis.acceptance.judgement import Steps
 
-    target = read_distributions(artifact, artifact.facts(StoredFacts).temperature)
+    target = read_distributions(artifact)
     table = artifact.read(columns=["position", *DRAFTED, *(f"depth_{name}" for name in DRAFTED)])
     position = table["position"].to_numpy()
     lists = [numbers(table[f"depth_{name}"]) for name in DRAFTED]  # (N, depths) each
@@ -134,52 +92,14 @@ def read_steps(artifact: Artifact) -> Steps:
     )
 
 
-def stored_temperatures(artifact: Artifact) -> list[float]:
-    """Return the temperatures at which an artifact has distributions, increasing."""
-    facts = artifact.facts(StoredFacts)
-    return sorted([facts.temperature, *facts.temperatures])
-
-
-def read_top_probabilities(artifact: Artifact, temperature: float) -> np.ndarray:
-    """Read the (N,) probability of the most probable token of every step.
-
-    Raises:
-        PipelineError: the artifact has no distributions at this temperature.
-    """
-    columns, at = _columns(artifact, temperature)
-    batch = artifact.read(columns=[columns[0]]).combine_chunks().to_batches()[0]
-    return np.exp(-_column(batch, columns[0], at))
-
-
-def _columns(artifact: Artifact, temperature: float) -> tuple[Sequence[str], int | None]:
-    """Return the columns of the moments at a temperature, and the place in their lists, if any."""
-    facts = artifact.facts(StoredFacts)
-    if temperature == facts.temperature:
-        return MOMENTS, None
-    if temperature not in facts.temperatures:
-        stored_text = ", ".join(f"{stored:g}" for stored in stored_temperatures(artifact))
-        raise PipelineError(
-            f"{artifact.directory} has no distributions at temperature {temperature:g}, only at "
-            f"{stored_text}: list it in distributions.temperatures"
-        )
-    return tuple(TEMPERED), list(facts.temperatures).index(temperature)
-
-
-def as_top_k(
-    batch: pa.RecordBatch,
-    columns: Sequence[str],
-    at: int | None,
-    facts: StoredFacts,
-    temperature: float,
-) -> TopK:
+def as_top_k(batch: pa.RecordBatch, facts: StoredFacts) -> TopK:
     """Return the distributions of a batch of rows, without copying the lists of tokens."""
     if facts.log_prob_error is not None:
         return _as_logged(batch, facts.vocab_size, facts.log_prob_error)
     return TopK.from_columns(
-        **{name: numbers(batch.column(name)) for name in TOKENS},
-        **dict(zip(MOMENTS, (_column(batch, name, at) for name in columns), strict=True)),
+        **{name: numbers(batch.column(name)) for name in (*TOKENS, *MOMENTS)},
         vocab_size=facts.vocab_size,
-        temperature=temperature,
+        temperature=facts.certified_temperature,
     )
 
 
@@ -195,8 +115,3 @@ def _as_logged(batch: pa.RecordBatch, vocab_size: int, error: float) -> TopK:
     off[:, 0] = error
     values = np.minimum(values, values[:, :1])
     return TopK.from_log_probs(numbers(batch.column("top_ids")), values, off, vocab_size)
-
-
-def _column(batch: pa.RecordBatch, name: str, at: int | None) -> np.ndarray:
-    values = numbers(batch.column(name))
-    return values if at is None else values[:, at]

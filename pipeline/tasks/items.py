@@ -166,7 +166,7 @@ def _of_file(task: str, path: Path, spec: AccuracySpec, tokenizer: Any) -> list[
             task,
             item_id=item["id"],
             token_ids=encode(
-                tokenizer, [item["prompt"]], template, enable_thinking=spec.prompts.enable_thinking
+                tokenizer, item["prompt"], template, enable_thinking=spec.prompts.enable_thinking
             ),
             max_tokens=item["max_tokens"],
             right=partial(score, item),

@@ -8,8 +8,6 @@ intervals, and the factor by which the stored entropy narrows the others.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -166,17 +164,3 @@ def attack_drafts(cases: int, size: int, k: int, seed: int = 0) -> float:
             least = min(least, float((kl[positive] / lower[positive]).min()))
         done += len(p)
     return least
-
-
-def widths(size: int, k: int, seed: int = 0) -> tuple[float, float]:
-    """Return the mean width of the open finite intervals, with the stored entropy and without."""
-    p = targets(np.random.default_rng(seed), CHUNK, size)
-    dist = TopK.from_probabilities(p, k=k)
-    # an entropy with an infinite error is never used
-    blind = replace(dist, entropy_error=np.inf)
-    with_, without = certify(dist, RULES[5:]), certify(blind, RULES[5:])
-    open_ = np.isfinite(without.upper) & (without.upper > without.lower)
-    return (
-        float((with_.upper[open_] - with_.lower[open_]).mean()),
-        float((without.upper[open_] - without.lower[open_]).mean()),
-    )

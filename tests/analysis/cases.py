@@ -97,18 +97,6 @@ def kl(p: np.ndarray, q: np.ndarray) -> float:
     return math.fsum(x * math.log(x / y) for x, y in zip(p, q, strict=True) if x > 0)
 
 
-def distance(name: str, p: np.ndarray, q: np.ndarray) -> float:
-    """A divergence of p and q by its definition, over tokens with p > 0."""
-    if name in ("kl", "reverse_kl"):
-        return kl(p, q) if name == "kl" else kl(q, p)
-    if name == "tv":
-        return float(np.abs(p - q).sum() / 2)
-    if name == "hellinger":
-        return float(1 - np.sqrt(p * q).sum())
-    a = float(name.partition(":")[2])
-    return math.log((p**a * q ** (1 - a)).sum()) / (a - 1)
-
-
 def assert_same(found: Certificates, wanted: Certificates) -> None:
     """Assert that all that is known of the steps is exactly equal."""
     for name in ("lower", "upper", "active_size", "accepted_count"):

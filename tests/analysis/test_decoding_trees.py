@@ -12,11 +12,10 @@ import pandas as pd
 import pytest
 
 from analysis.decoding.metrics import LEVELS, Decoded
-from analysis.decoding.trees import alternatives, entropies, judged_levels, rates, tree_runs
+from analysis.decoding.trees import entropies, judged_levels, rates, tree_runs
 from analysis.report.sections.decoding_trees import (
     FIXED,
     LEAST,
-    alternatives_table,
     bound_curves,
     entropies_table,
     marginal,
@@ -42,8 +41,6 @@ def run(law: str | None, name: str, parents: Sequence[int], rule: str | None = N
         "rule": rule,
         "draft_length": 1,
         "temperature": 0.0 if rule else 1.0,
-        "top_p": 1.0,
-        "top_k": 0,
         "tree": shape,
     }
 
@@ -136,29 +133,6 @@ def test_curves_are_the_predictions_and_bounds_of_their_shapes() -> None:
     k, gain = marginal(np.array([1.0, 2.0, 4.0]), np.array([1.6, 1.9, 2.1]))
     assert k.tolist() == [2, 4]
     assert gain == pytest.approx([0.3, 0.1])
-
-
-def test_races_overtake_where_their_batches_emit_more() -> None:
-    """GSS accepts child 1 at .65, of the rest child 2 at 1/4; ERSS .5, then 2/5, then 2/3."""
-    one = made()
-    table = tree_runs(one, *STATISTICS)
-    found = alternatives(one, table, *STATISTICS)
-    assert found["gss"].tolist() == pytest.approx([1.65, 1.7375, 1.7375])
-    assert found["erss"].tolist() == pytest.approx([1.5, 1.7, 1.9])
-    assert (found["ci_low"] == found["ci_high"]).all()  # all prompts are alike
-    assert found["difference"].tolist() == pytest.approx([-0.15, -0.0375, 0.1625])
-    assert set(found["overtakes"]) == set(found["overtakes_low"]) == {3.0}
-    shown = alternatives_table([one], STATISTICS)
-    assert shown is not None
-    assert "ERSS overtakes GSS at 3 alternatives [3, 3]" in shown.notes[0]
-    # prompts that differ: two of four accept nothing under ERSS
-    levels = one.levels.copy()
-    levels.loc[levels["prompt_id"].isin(["a", "b"]) & (levels["run"] == 4), "accepted"] = 0
-    shown = alternatives_table([replace(one, levels=levels)], STATISTICS)
-    assert shown is not None
-    assert "not settled" in shown.notes[0]
-    gss = table[table["scheme"] == "GSS"]
-    assert alternatives(one, gss, *STATISTICS).empty
 
 
 def test_kl_and_entropies_stand_beside_the_tokens_that_they_bound() -> None:

@@ -1,4 +1,4 @@
-"""The transcription of the paper's tables, and ours beside it at the nearest temperature."""
+"""The transcription of the paper's tables, and ours beside it."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from analysis.report import published
 from analysis.report.measured import Results, certificate_statistics, top_statistics
 from analysis.report.records import together
 from analysis.report.render import lines
-from analysis.report.sections.published_matched import (
+from analysis.report.sections.published import (
     agreement_table,
     compare,
-    nearest_temperature,
     numbers_table,
+    published_section,
 )
 from analysis.rules import (
     Additive,
@@ -104,58 +104,41 @@ def measured(values: dict[Rule, np.ndarray], p0: np.ndarray, eps: list[float]) -
     bootstrap = PromptBootstrap(prompts, 50, 0.95, 0)
     trajectories = Trajectories(np.arange(PROMPTS) * EACH, prompts)
     whole = {rule: np.tile(steps, PROMPTS) for rule, steps in values.items()}
-    runs = {r.label: run_lengths(v, v, eps, trajectories, bootstrap) for r, v in whole.items()}
+    runs = {r.label: run_lengths(v, eps, trajectories, bootstrap) for r, v in whole.items()}
     return Results(
-        ["own"],
+        [PAPER],
         {rule.label: rule for rule in values},
         {
-            "top": top_statistics("own", {1: np.tile(p0, PROMPTS)}, bootstrap),
+            "top": top_statistics(PAPER, {1: np.tile(p0, PROMPTS)}, bootstrap),
             "certificates": pd.concat(
-                [certificate_statistics("own", r, v, v, bootstrap) for r, v in whole.items()]
+                [certificate_statistics(PAPER, r, v, v, bootstrap) for r, v in whole.items()]
             ),
-            "runs": together(runs, "rule").assign(target="own"),
+            "runs": together(runs, "rule").assign(target=PAPER),
         },
     )
 
 
-def matched(found: Results, paper: str = PAPER, at: float = 0.45) -> Results:
-    facts = {"paper": paper, "own": 1.0, "temperature": at, "least": 0.3, "most": 1.0}
-    return replace(found, facts=facts)
-
-
-@pytest.fixture
-def match() -> Results:
+def printed_alike() -> Results:
+    """Results with the paper's own statistics of p0 and of strict greedy."""
     p0 = spread(*published.TOP_PROBABILITY[PAPER][1])
     greedy = spread(*published.CERTIFICATES[PAPER][StrictGreedy()], top=math.log(2))
     certificates = {StrictGreedy(): greedy, Multiplicative(0.9): np.full(EACH, math.inf)}
-    found = measured(certificates, p0, list(published.EPS))
-    return matched(found)
+    return measured(certificates, p0, list(published.EPS))
 
 
-def test_the_nearest_temperature_is_by_all_four_statistics() -> None:
-    wanted = published.TOP_PROBABILITY[PAPER][1]
-    right, flat = spread(*wanted), np.full(EACH, wanted[0])  # the mean alone is the same
-    assert nearest_temperature({0.4: flat, 0.5: right, 1.0: right - 0.1}, PAPER) == 0.5
-    assert nearest_temperature({1.0: flat}, PAPER) == 1.0
-
-
-def test_what_the_paper_prints_is_inside_its_own_interval(match: Results) -> None:
-    ours = measured({rule: np.full(EACH, 0.2) for rule in RULES}, np.full(EACH, 0.5), [0.01, 0.1])
-    table = compare(ours, [match])
+def test_what_the_paper_prints_is_inside_its_own_interval() -> None:
+    table = compare(printed_alike())
     found = table.set_index(["table", "row", "statistic"])
     p0, greedy = found.loc["1"].loc["1"], found.loc["2"].loc["greedy"]
     assert not p0["outside"].any()
     assert not greedy["outside"].any()
     assert np.allclose(greedy["difference"], 0)
-    assert np.allclose(greedy["value"], 0.2)
-    assert (greedy["temperature"] == 0.45).all()
     # an empty region stands as its ceiling: log 2 against the printed 0.008
     other = found.loc[("3", "multiplicative alpha=0.9", "p5")]
     assert other["outside"]
     assert other["difference"] == pytest.approx(math.log(2) - 0.008)
     runs = found.loc["5 and 6"].loc["greedy"]
     assert list(runs.index) == list(published.EPS)
-    assert runs["value"].notna().tolist() == [True, False, True, *[False] * 5]  # ours has two ε
     assert "multiplicative alpha=0.9" not in found.loc["5 and 6"].index
     assert set(table["table"]) == {"1", "2", "3", "5 and 6"}
 
@@ -164,22 +147,22 @@ def test_a_length_that_answers_cut_is_a_bound_and_is_not_counted() -> None:
     """Fifty steps that are all certified advance at least 50 tokens: 100 is no contradiction."""
     certificates = {Additive(0.3): np.full(EACH, 0.011)}
     found = measured(certificates, np.full(EACH, 0.5), list(published.EPS))
-    table = compare(found, [matched(found)])
+    table = compare(found)
     runs = table[table["table"] == "5 and 6"].set_index("statistic")
     least = min(published.EPS)
     assert least < 0.011 < sorted(published.EPS)[1]
-    assert runs.loc[least, ["value", "matched"]].tolist() == [EACH, EACH]
+    assert runs.loc[least, "value"] == EACH
     assert runs.loc[least, "published"] > EACH
-    assert runs["matched_censored"].tolist() == [eps == least for eps in runs.index]
+    assert runs["censored"].tolist() == [eps == least for eps in runs.index]
     assert not runs.loc[least, "outside"]
     assert math.isnan(runs.loc[least, "difference"])
     assert runs["outside"].sum() == len(runs) - 1  # one token a call is certified at all others
-    shown = numbers_table(table, [matched(found)])
+    shown = numbers_table(table)
     cells = {name: texts for _, rows in lines(shown) for name, texts, _ in rows}
     row = cells[f"Additive (t = 0.3), ε = {least:g}"]
-    assert row[:2] == ["≥ 50.00", "≥ 50.00 [50.00, 50.00]"]
-    assert row[3] == "–"
-    counts = agreement_table(table, [matched(found)]).data["5 and 6"].tolist()
+    assert row[0] == "≥ 50.00 [50.00, 50.00]"
+    assert row[2] == "–"
+    counts = agreement_table(table).data["5 and 6"].tolist()
     assert counts == [f"{len(runs) - 1} of {len(runs) - 1}"]
 
 
@@ -189,15 +172,11 @@ def test_the_rounding_of_print_is_no_difference(shift: float, outside: bool) -> 
     values = spread(*published.CERTIFICATES[PAPER][StrictGreedy()], top=math.log(2)) + shift
     p0 = spread(*published.TOP_PROBABILITY[PAPER][1])
     moved = measured({StrictGreedy(): values}, p0, list(published.EPS))
-    table = compare(moved, [matched(moved)])
+    table = compare(moved)
     greedy = table[table["table"] == "2"]
     assert (greedy["outside"] == outside).all()
     np.testing.assert_allclose(greedy["difference"], shift, atol=1e-12)
 
 
-@pytest.mark.parametrize(("at", "end"), [(0.3, True), (0.45, False), (1.0, True)])
-def test_an_end_of_the_stored_temperatures_is_named(match: Results, at: float, end: bool) -> None:
-    found = matched(match, at=at)
-    notes = agreement_table(compare(match, [found]), [found]).notes
-    said = f"own beside {PAPER}: {at:g} is an end of distributions.temperatures"
-    assert [note.startswith(said) for note in notes] == [True] * end
+def test_a_model_that_the_paper_has_not_is_not_beside_it() -> None:
+    assert published_section(replace(printed_alike(), targets=["own"])) is None

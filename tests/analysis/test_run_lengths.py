@@ -8,75 +8,54 @@ import math
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from analysis.statistics.bootstrap import PromptBootstrap
-from analysis.statistics.run_lengths import (
-    MeanRuns,
-    censored_ends,
-    failure_free_bound,
-    run_lengths,
-    with_censored,
-)
-from analysis.statistics.trajectories import (
-    CENSORED,
-    Trajectories,
-    count_calls,
-    drafts_made,
-    place_shares,
-)
+from analysis.statistics.run_lengths import run_lengths, with_censored
+from analysis.statistics.trajectories import CENSORED, Trajectories, count_calls, drafts_made
 from tests.analysis.cases import drafts
 
-NAMES = ("per_call", "mean_run", "random_100", "long_run", "residual_4")
+NAMES = ("per_call", "mean_run", "random_100")
 
 
 def positions(lengths: list[int]) -> np.ndarray:
     return np.concatenate([np.arange(n) for n in lengths])
 
 
-def walk(trajectories: list[list[bool]], window: int) -> dict[str, float]:
+def walk(trajectories: list[list[bool]]) -> dict[str, float]:
     """The estimators, step by step."""
-    segments = runs = certified = failures = steps = 0
-    residuals, from_any = [], []
+    segments = runs = certified = steps = 0
+    from_any = []
     for flags in trajectories:
         open_segment = in_run = False
         for at, flag in enumerate(flags):
             steps, open_segment = steps + 1, True
-            certified, failures = certified + flag, failures + (not flag)
+            certified += flag
             if flag and not in_run:
                 runs += 1
             in_run = flag
             if not flag:  # the correction ends the verification call
                 segments, open_segment = segments + 1, False
-            if at + window <= len(flags):
-                length = 0
-                while length < window and flags[at + length]:
-                    length += 1
-                residuals.append(length)
             from_any.append(len(list(itertools.takewhile(bool, flags[at : at + 100]))))
         segments += open_segment
     return {
         "per_call": steps / segments,
         "mean_run": certified / runs if runs else 0.0,
         "random_100": sum(from_any) / steps,
-        "long_run": steps / failures if failures else math.inf,
-        f"residual_{window}": sum(residuals) / len(residuals) if residuals else math.nan,
     }
 
 
-def estimate(flags: list[list[bool]], window: int = 4, resamples: int = 5) -> pd.DataFrame:
+def estimate(flags: list[list[bool]], resamples: int = 5) -> pd.DataFrame:
     values = np.concatenate([np.where(part, 0.5, 0.05) for part in flags])
     trajectories = Trajectories.from_positions(positions([len(part) for part in flags]))
     bootstrap = PromptBootstrap(trajectories.prompts, resamples, 0.95, seed=0)
-    return run_lengths(values, values, [0.1], trajectories, bootstrap, window)
+    return run_lengths(values, [0.1], trajectories, bootstrap)
 
 
 def test_certified_is_strict_and_an_empty_region_is_always_certified() -> None:
     trajectories = Trajectories.from_positions(np.arange(4))
     bootstrap = PromptBootstrap(trajectories.prompts, 5, 0.95, seed=0)
     values = np.array([0.1, np.inf, 0.2, np.inf])
-    found = run_lengths(values, values, [0.1, 0.2, 9.0], trajectories, bootstrap)
+    found = run_lengths(values, [0.1, 0.2, 9.0], trajectories, bootstrap)
     assert found[found["estimator"] == "per_call"]["failures"].tolist() == [1, 2, 2]
 
 
@@ -86,12 +65,12 @@ def test_estimates_and_their_bootstrap_equal_walks_along_resamples_written_out()
     found = estimate(flags, resamples=80).set_index("estimator")
     bootstrap = PromptBootstrap(np.repeat(np.arange(7), [len(part) for part in flags]), 80, 0.95, 0)
     drawn = [
-        walk([part for part, n in zip(flags, times, strict=True) for _ in range(int(n))], 4)
+        walk([part for part, n in zip(flags, times, strict=True) for _ in range(int(n))])
         for times in bootstrap.weights
     ]
     for name in NAMES:
-        assert found.loc[name, "value"] == walk(flags, 4)[name]
-        ordered = sorted(draw[name] for draw in drawn if not math.isnan(draw[name]))
+        assert found.loc[name, "value"] == walk(flags)[name]
+        ordered = sorted(draw[name] for draw in drawn)
         cut = math.ceil(0.025 * len(ordered) - 1e-9)
         assert found.loc[name, "ci_low"] == ordered[cut - 1]
         assert found.loc[name, "ci_high"] == ordered[-cut]
@@ -111,55 +90,6 @@ def test_a_run_from_a_random_position_is_capped_and_cut_where_the_trajectory_end
     assert halves.loc["random_100", "cut"] == 0
 
 
-NO, YES, UNKNOWN = (0.1, 0.1), (0.5, 0.5), (0.1, 0.5)  # certificates around eps = 0.1, strictly
-KNOWN = {NO: [False], YES: [True], UNKNOWN: [False, True]}
-
-
-def truths(steps: list[list[tuple[float, float]]]) -> list[list[list[bool]]]:
-    """Whether each step is certified, for all that certificates known as intervals can be."""
-    answers = [
-        [list(one) for one in itertools.product(*(KNOWN[step] for step in part))] for part in steps
-    ]
-    return [list(one) for one in itertools.product(*answers)]
-
-
-@settings(max_examples=150, deadline=None)
-@given(
-    st.lists(st.lists(st.sampled_from([NO, YES, UNKNOWN]), min_size=1, max_size=9), min_size=1)
-    .filter(lambda steps: sum(part.count(UNKNOWN) for part in steps) <= 9)
-    .filter(lambda steps: len(steps) <= 4)
-)
-def test_the_ends_are_the_extremes_over_all_that_intervals_allow(
-    steps: list[list[tuple[float, float]]],
-) -> None:
-    lower, upper = np.array([step for part in steps for step in part]).T
-    trajectories = Trajectories.from_positions(positions([len(part) for part in steps]))
-    bootstrap = PromptBootstrap(trajectories.prompts, 2, 0.95, seed=0)
-    found = run_lengths(lower, upper, [0.1], trajectories, bootstrap, 4).set_index("estimator")
-    possible = [walk(truth, 4) for truth in truths(steps)]
-    for name in NAMES:
-        values = [each[name] for each in possible]
-        np.testing.assert_equal(found.loc[name, "value"], min(values))
-        np.testing.assert_equal(found.loc[name, "value_upper"], max(values))
-
-
-def test_resampled_mean_runs_are_the_extremes_of_resamples_written_out() -> None:
-    rng = np.random.default_rng(2)
-    kinds = [NO, YES, UNKNOWN]
-    steps = [[kinds[at] for at in rng.integers(3, size=5)] for _ in range(3)]
-    steps[1] = [NO, UNKNOWN, UNKNOWN, NO, NO]  # in some resamples there may be no run
-    lower, upper = np.array([step for part in steps for step in part]).T[:, None] > 0.1
-    prompts = np.repeat(np.arange(3), 5)
-    bootstrap = PromptBootstrap(prompts, 40, 0.95, seed=0)
-    runs = MeanRuns(lower, upper, prompts)
-    least, most = runs.least(bootstrap.sums)[:, 0], runs.most(bootstrap.sums)[:, 0]
-    for at, times in enumerate(bootstrap.weights):
-        drawn = [part for part, n in zip(steps, times, strict=True) for _ in range(int(n))]
-        values = [walk(truth, 4)["mean_run"] for truth in truths(drawn)]
-        assert (least[at], most[at]) == (min(values), max(values))
-    assert least.min() == 0
-
-
 @pytest.mark.parametrize(("failures", "share"), [(9, 0.1), (8, 1 / 9), (0, 1.0)])
 def test_lengths_that_ends_of_trajectories_cut_are_lower_bounds(
     failures: int, share: float
@@ -169,23 +99,10 @@ def test_lengths_that_ends_of_trajectories_cut_are_lower_bounds(
     flags[0 : 3 * failures : 3] = [False] * failures
     table = with_censored(estimate([flags])).set_index("estimator")
     starts = 128 - max(29, 3 * failures - 2)  # behind the last failure, less than 100 from the end
-    cut = [share, 1 / max(failures, 1), starts / 128, 0, 0]
+    cut = [share, 1 / max(failures, 1), starts / 128]
     assert table["cut"].tolist() == pytest.approx(cut)
-    assert table["censored"].tolist() == [share > CENSORED, True, True, False, False]
-    assert table["censored_upper"].equals(table["censored"])
-    rows = {row["estimator"]: row for row in estimate([flags]).to_dict("records")}
-    assert censored_ends(rows["per_call"]) == (share > CENSORED,) * 2
-    uncut = rows["long_run"]["value"] if failures else 128
-    assert rows["per_call"]["value"] == pytest.approx((1 - share) * uncut if failures else uncut)
+    assert table["censored"].tolist() == [share > CENSORED, True, True]
     assert not estimate([[*flags[:-1], False]])["cut"].any()
-
-
-def test_without_a_failure_the_long_run_has_a_one_sided_bound() -> None:
-    found = estimate([[True] * 10] * 30).set_index("estimator").loc["long_run"]
-    assert (found["value"], found["ci_high"], found["failing_prompts"]) == (math.inf, math.inf, 0)
-    share = 300 / (30 * found["ci_low"])  # of prompts with a failure, at the limit
-    assert (1 - share) ** 30 == pytest.approx(0.05)
-    assert failure_free_bound(64000, 10**6, 0.95) == pytest.approx(64000 / -math.log(0.05), 1e-5)
 
 
 @pytest.mark.parametrize("position", [[1, 2], [0, 2], [0, 1, 1], []])
@@ -271,10 +188,3 @@ def test_steps_certain_at_every_depth_bound_the_calls_of_any_drafter() -> None:
         for choice in itertools.product([False, True], repeat=10):
             accepted = np.array(choice).reshape(2, 5) | np.array(certain)
             assert count_calls(accepted[..., None], steps, 3).calls.item() <= most
-
-
-def test_shares_by_place_and_nothing_reached() -> None:
-    first, second = place_shares(4, [4, 0], [0, 0])
-    assert (first["conditional"], first["of_all"], second["of_all"]) == (0, 0, 0)
-    assert np.isnan(second["conditional"])
-    assert np.isnan(place_shares(0, [0], [0])[0]["of_all"])

@@ -1,10 +1,7 @@
-"""Laws of verification: blocks by exact enumeration in fractions, paths and parts by hand."""
+"""Laws of verification: exact enumeration in fractions, paths and parts by hand."""
 
 from __future__ import annotations
 
-import itertools
-import math
-from collections import Counter
 from collections.abc import Callable
 from fractions import Fraction
 from functools import partial
@@ -17,7 +14,7 @@ from analysis.decoding import schemes
 from analysis.trees.topology import Topology, batch, expansion, sequence, symmetric
 from tests.divergences import argmax_rank
 
-from .exact import Fork, Uniform, distributions, exact, outcomes
+from .exact import Fork, Uniform, distributions, outcomes
 
 Rows = Callable[[tuple[int, ...]], np.ndarray]
 SEEDS = range(4)
@@ -46,58 +43,6 @@ def test_a_tree_that_is_a_chain_is_speculative_sampling(seed: int) -> None:
             sequence(3), drafted, uniforms, partial(after, p, q, 1), last.__getitem__
         )
         assert (len(path), token) == chain
-
-
-def blocks(k: int, size: int, p: Rows, q: Rows) -> Counter[tuple[int, ...]]:
-    def run(fork: Fork) -> tuple[int, ...]:
-        drafted: list[int] = []
-        for _ in range(k):
-            drafted.append(schemes.pick(q(tuple(drafted)), Uniform(fork)))
-        prefixes = [tuple(drafted[:at]) for at in range(k + 1)]
-        accepted, token = schemes.block_verification(
-            drafted,
-            np.array([p(text) for text in prefixes]),
-            np.array([q(text) for text in prefixes[:k]]).reshape(k, size),
-            [Uniform(fork) for _ in range(k)],
-            lambda _: Uniform(fork),
-        )
-        return (*drafted[:accepted], token)
-
-    return outcomes(run)
-
-
-def accepted(p: Rows, q: Rows, size: int, length: int) -> Fraction:
-    """Drafted tokens that are accepted one by one: the products of min(p, q) of every text."""
-    found = Fraction(0)
-    for at in range(1, length + 1):
-        for text in itertools.product(range(size), repeat=at):
-            before = [(text[:i], x) for i, x in enumerate(text)]
-            found += math.prod(min(p(head)[x], q(head)[x]) for head, x in before)
-    return found
-
-
-def mean_length(law: Counter[tuple[int, ...]]) -> Fraction:
-    return sum((len(text) * weight for text, weight in law.items()), Fraction(0))
-
-
-@pytest.mark.parametrize("seed", range(8))
-@pytest.mark.parametrize("k", [0, 1, 2, 3])
-def test_block_verification_accepts_at_least_as_much_as_token_by_token(k: int, seed: int) -> None:
-    """That it and trees are lossless, tests.pipeline.decoding.test_exact enumerates."""
-    size = 3 if k < 3 else 2
-    p, q = distributions(seed, size), distributions(seed + 100, size)
-    tokens, one_by_one = mean_length(blocks(k, size, p, q)) - 1, accepted(p, q, size, k)
-    assert tokens >= one_by_one
-    if k < 2:
-        assert tokens == one_by_one
-
-
-def test_block_verification_has_the_published_example() -> None:
-    """Section 2 of arXiv 2403.10444: 10/9 tokens are accepted token by token, 11/9 as a block."""
-    p = lambda text: exact([Fraction(1, 3), Fraction(2, 3)])  # noqa: E731
-    q = lambda text: exact([Fraction(2, 3), Fraction(1, 3)])  # noqa: E731
-    assert accepted(p, q, 2, 2) == Fraction(10, 9)
-    assert mean_length(blocks(2, 2, p, q)) - 1 == Fraction(11, 9)
 
 
 @pytest.mark.parametrize("seed", SEEDS)

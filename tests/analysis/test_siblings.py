@@ -8,7 +8,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from analysis.trees.acceptance import aligned, drawn_rates, greedy_rates, truncated
+from analysis.trees.acceptance import aligned, drawn_rates, greedy_rates
 
 from .exact import exact
 
@@ -86,25 +86,3 @@ def test_stored_tokens_meet_where_both_models_stored_them() -> None:
     p, q = aligned(target, draft)
     assert p.tolist() == [[0.25, 0, 0.5, 0, 0.25, 0]]
     assert q.tolist() == [[0.4, 0.4, 0, 0, 0, 0.2]]
-
-
-@pytest.mark.parametrize(
-    ("top_p", "top_k", "weights", "tail"),
-    [
-        (1.0, 0, [4, 2, 1], 1),
-        (1.0, 2, [4, 2, 0], 0),
-        (0.5, 0, [4, 0, 0], 0),  # exactly half before the second
-        (0.51, 0, [4, 2, 0], 0),
-        (0.875, 0, [4, 2, 1], 0),
-        (0.88, 0, [4, 2, 1], 1),
-        (0.7, 2, [4, 2, 0], 0),  # of the two 4/6 come before the second
-        (0.6, 2, [4, 0, 0], 0),
-    ],
-)
-def test_truncation_of_what_is_stored(
-    top_p: float, top_k: int, weights: list[float], tail: float
-) -> None:
-    stored = np.array([[3, 1, 0]]), np.array([[4.0, 2.0, 1.0]]), np.array([1.0])
-    _, kept, rest = truncated(stored, top_p, top_k)
-    assert kept.tolist() == [weights]
-    assert rest.tolist() == [tail]

@@ -180,9 +180,6 @@ def test_at_the_threshold_and_a_step_to_either_side() -> None:
     every = PromptBootstrap(two.prompts, 20, 0.9, 0)
     doubled = TopK.from_probabilities([[0.6, 0.3, 0.1]] * 2)
     assert solve(doubled, dial, 10.0, Goal(tokens=1), every, two).value == 0.0
-    for eps, value in ((0.149, 0.0), (0.151, 0.3001)):  # (p0 - p1) / 2 = 0.15
-        found = solve(dist, dial, eps, Goal(share=1.0), bootstrap, steps, "tv")
-        assert found.value == value
 
 
 @pytest.mark.parametrize(
@@ -205,8 +202,8 @@ def test_the_kl_needed_certifies_the_share_and_no_more(noise: float) -> None:
     for rule in (StrictGreedy(), AbsoluteThreshold(0.05)):
         verdict = judge(steps, [rule])[0]
         for share in (0.5, 0.9, 1.0):
-            found = kl_needed(verdict.lower, verdict.upper, share, bootstrap(steps))
-            for name, ends in (("value", verdict.lower), ("value_upper", verdict.upper)):
-                assert np.mean(ends >= found[name]) >= share
-                assert np.mean(ends > found[name]) < share or math.isinf(float(found[name]))
-            assert found["ci_low"] <= found["value"] <= found["value_upper"] <= found["ci_high"]
+            found = kl_needed(verdict.lower, share, bootstrap(steps))
+            value = float(found["value"])
+            assert np.mean(verdict.lower >= value) >= share
+            assert np.mean(verdict.lower > value) < share or math.isinf(value)
+            assert found["ci_low"] <= value <= found["ci_high"]

@@ -19,7 +19,6 @@ def run(speedup: float, low: float, high: float, **given: Any) -> dict[str, Any]
     return {
         "method": "Strict greedy",
         "scheme": "strict greedy",
-        "model_length": math.nan,
         "drafter": "model",
         "rule": "greedy",
         "draft_length": 5,
@@ -32,7 +31,6 @@ def run(speedup: float, low: float, high: float, **given: Any) -> dict[str, Any]
         "least": 0.8,
         "predicted": 1.0,
         "nats_given_up": 0.0,
-        **{"gain": 1.25, "gain_ci_low": 1.1, "gain_ci_high": 1.4},
         **{"speedup": speedup, "ci_low": low, "ci_high": high, **given},
     }
 
@@ -149,8 +147,8 @@ def test_what_would_have_to_change(runs: list[dict[str, Any]], says: str) -> Non
 
 def answers(rule: str = "additive t=0.1", **given: Any) -> pd.DataFrame:
     row = {"rule": rule, "temperature": 0.0, "draft_length": 5, "items": 316, "right": 111}
-    row |= {"method": "Additive (t = 0.1)", "drafter": "model", "rules": 1, "alone": 118}
-    row |= {"margin": 0.05, "up_to": False, "up_to_together": False, "down_to": False, **given}
+    row |= {"method": "Additive (t = 0.1)", "drafter": "model", "alone": 118}
+    row |= {"within": False, "falls": False, **given}
     return pd.DataFrame([row])
 
 
@@ -166,17 +164,9 @@ def answers(rule: str = "additive t=0.1", **given: Any) -> pd.DataFrame:
             {"answers": answers()},
             "111 of 316 answers were right, 118 without it; a loss of 5 points is not excluded.",
         ),
-        ({"answers": answers(up_to=True)}, "a loss of 5 points is excluded."),
-        (
-            {"answers": answers(up_to=True, rules=9)},
-            "a loss of 5 points is excluded, but not with all 9 rules tested together.",
-        ),
-        (
-            {"answers": answers(up_to=True, rules=9, up_to_together=True)},
-            "a loss of 5 points is excluded, also with all 9 rules tested together.",
-        ),
+        ({"answers": answers(within=True)}, "a loss of 5 points is excluded."),
         (  # another draft length, or another drafter, is not this run
-            {"answers": answers(down_to=True, draft_length=4)},
+            {"answers": answers(falls=True, draft_length=4)},
             "Its right answers were not measured. With Additive (t = 0.1), γ = 4: 111 of 316 "
             "answers were right, 118 without it; a loss of 5 points is not excluded. Accuracy "
             "fell measurably.",
@@ -199,7 +189,7 @@ def answers(rule: str = "additive t=0.1", **given: Any) -> pd.DataFrame:
         ),
         ({"answers": answers()[:0]}, "Its right answers were not measured: run"),
         (
-            {"answers": answers(down_to=True, right=93)},
+            {"answers": answers(falls=True, right=93)},
             "Avoid D under additive (t = 0.1; γ = 5): it was 1.50 [1.40, 1.60] times as fast, but "
             "right answers fell from 118 to 93 of 316.",
         ),
@@ -208,15 +198,12 @@ def answers(rule: str = "additive t=0.1", **given: Any) -> pd.DataFrame:
 def test_a_relaxed_rule_is_offered_beside_with_what_it_costs(
     given: dict[str, Any], says: str
 ) -> None:
-    found = said(run(1.2, 1.1, 1.3), run(1.5, 1.4, 1.6, **RELAXED), **given)
+    found = said(run(1.2, 1.1, 1.3), run(1.5, 1.4, 1.6, **RELAXED), margin=0.05, **given)
     assert found.outcome == DRAFT
     assert "strict greedy" in found.sentence
     assert says in found.beside[0]
     if not says.startswith("Avoid"):
-        assert (
-            "1.50 [1.40, 1.60] times as fast and 1.25 [1.10, 1.40] times as fast as the lossless "
-            "method. It gives up 0.04 nats" in found.beside[0]
-        )
+        assert "1.50 [1.40, 1.60] times as fast. It gives up 0.04 nats" in found.beside[0]
 
 
 @pytest.mark.parametrize(
@@ -224,12 +211,9 @@ def test_a_relaxed_rule_is_offered_beside_with_what_it_costs(
     [
         ({"accepted": 99}, True),
         ({"accepted": 100}, False),  # nothing was rejected
-        ({"gain_ci_low": 1.0}, False),  # not for sure above the lossless method
-        ({"gain_ci_low": ABOVE}, True),
-        ({"gain_ci_low": math.nan}, False),
+        ({"ci_low": 1.3}, False),  # not for sure above the lossless method
+        ({"ci_low": math.nextafter(1.3, 2)}, True),
         ({"ci_low": math.nan, "ci_high": math.nan}, False),
-        ({"ci_low": 1.0}, False),
-        ({"ci_low": ABOVE}, True),
     ],
 )
 def test_a_relaxed_rule_is_offered_only_if_it_is_faster_and_rejects(
@@ -246,7 +230,7 @@ def test_behind_one_that_fell_the_next_is_offered() -> None:
         run(0.8, 0.7, 0.9),
         run(1.9, 1.8, 2.0, **loose),
         run(1.5, 1.4, 1.6, **RELAXED),
-        answers=answers("additive t=0.3", method="Additive (t = 0.3)", down_to=True),
+        answers=answers("additive t=0.3", method="Additive (t = 0.3)", falls=True),
     )
     assert found.outcome == DO_NOT
     assert found.beside[0].startswith("Avoid D under additive (t = 0.3; γ = 5)")

@@ -32,23 +32,6 @@ def vllm_chat(name: str, answer: Answer, ids: bool = True) -> list[str]:
                         "choices": [choice], "usage": {"total_tokens": 9}})]  # fmt: skip
 
 
-def vllm_stream(name: str, answer: Answer) -> list[str]:
-    """The same as a saved event stream, two tokens a chunk."""
-    whole = json.loads(vllm_chat(name, answer)[0])["choices"][0]["logprobs"]["content"]
-    head = {"id": f"chatcmpl-{name}", "object": "chat.completion.chunk", "model": "m"}
-    first = {"index": 0, "delta": {"role": "assistant", "content": ""}, "logprobs": None,
-             "finish_reason": None}  # fmt: skip
-    lines = [json.dumps({**head, "choices": [first]})]
-    for at in range(0, len(whole), 2):
-        end = "length" if at + 2 >= len(whole) else None
-        choice = {"index": 0, "delta": {"content": "."},
-                  "logprobs": {"content": whole[at : at + 2]}, "finish_reason": end}  # fmt: skip
-        lines.append(json.dumps({**head, "choices": [choice]}))
-    usage = {"completion_tokens": len(whole)}  # stream_options.include_usage
-    lines.append(json.dumps({**head, "choices": [], "usage": usage}))
-    return [f"data: {line}\n" for line in [*lines, "[DONE]"]]
-
-
 def vllm_completions(name: str, answer: Answer) -> list[str]:
     """vLLM, completions: an object by token, and one more where the emitted is not in the top."""
     tokens, tops = [], []
@@ -79,15 +62,6 @@ def vllm_prompt(name: str, answer: Answer) -> list[str]:
                         "choices": [choice]})]  # fmt: skip
 
 
-def sglang_generate(name: str, answer: Answer) -> list[str]:
-    """SGLang, /generate: [logprob, id, text]."""
-    own = [[dict(top).get(token, top[-1][1] - 1.0), token, None] for token, top in answer]
-    tops = [[[value, token, None] for token, value in top] for _, top in answer]
-    info = {"id": name, "finish_reason": {"type": "length"}, "output_token_logprobs": own,
-            "output_top_logprobs": tops}  # fmt: skip
-    return [json.dumps({"text": "...", "meta_info": info})]
-
-
 def llama_completion(_: str, answer: Answer) -> list[str]:
     """llama.cpp, /completion."""
 
@@ -104,27 +78,11 @@ def llama_completion(_: str, answer: Answer) -> list[str]:
                         "model": "m", "completion_probabilities": found})]  # fmt: skip
 
 
-def llama_stream(name: str, answer: Answer) -> list[str]:
-    """The same as a saved event stream."""
-    found = json.loads(llama_completion(name, answer)[0])["completion_probabilities"]
-    chunks: list[dict[str, Any]] = [
-        {"index": 0, "content": ".", "tokens": [step["id"]], "stop": False,
-         "completion_probabilities": [step]}
-        for step in found
-    ]  # fmt: skip
-    chunks.append({"index": 0, "content": "", "tokens": [], "stop": True, "model": "m",
-                   "tokens_predicted": len(found)})  # fmt: skip
-    return [f"data: {json.dumps(chunk)}\n" for chunk in chunks]
-
-
 ENGINES: dict[str, Callable[[str, Answer], list[str]]] = {
     "vllm chat": vllm_chat,
-    "vllm stream": vllm_stream,
     "vllm completions": vllm_completions,
     "vllm prompt": vllm_prompt,
-    "sglang generate": sglang_generate,
     "llama.cpp completion": llama_completion,
-    "llama.cpp stream": llama_stream,
 }
 
 

@@ -1,4 +1,4 @@
-"""A small inference server on loopback, with faults, that answers as vLLM, SGLang or llama.cpp."""
+"""A small inference server on loopback, with faults, that answers as vLLM or llama.cpp."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ PAGE = """# HELP vllm:generation_tokens_total Number of generation tokens proces
 # TYPE vllm:generation_tokens_total counter
 vllm:generation_tokens_total{engine="0",model_name="tiny"} %d.0
 """
-SGLANG_PAGE = "# HELP sglang:gen_throughput x\nsglang:gen_throughput 3.0\n"
 
 
 @dataclass
@@ -42,16 +41,7 @@ class FakeServer:
 
 def answer(owner: str, request: dict[str, Any], text: str) -> dict[str, Any]:
     """Return the answer to a request: its prompt's last token, as often as it may be."""
-    ids = request.get("prompt") or request["input_ids"]
-    options = request.get("sampling_params") or request
-    sizes = [options.get(name) for name in ("max_tokens", "max_new_tokens", "n_predict")]
-    tokens = [ids[-1]] * next(size for size in sizes if size)
-    if owner == "sglang":
-        return {
-            "text": text,
-            "output_ids": tokens,
-            "meta_info": {"finish_reason": {"type": "length"}},
-        }
+    tokens = [request["prompt"][-1]] * request["n_predict" if owner == "llamacpp" else "max_tokens"]
     if owner == "llamacpp":
         return {"content": text, "tokens": tokens, "stop": True, "prompt": "its text"}
     choice = {"index": 0, "text": text, "token_ids": tokens, "finish_reason": "length"}
@@ -77,12 +67,10 @@ def serving(fake: FakeServer) -> Iterator[FakeServer]:
             bodies: dict[str, Any] = {
                 "/v1/models": {"data": [{"id": "tiny", "owned_by": fake.owner}]},
                 "/version": {"version": fake.version},
-                "/get_server_info": {"version": fake.version},
                 "/props": {"build_info": fake.version},
             }
-            pages = {"vllm": PAGE % len(fake.asked), "sglang": SGLANG_PAGE}
-            if self.path == "/metrics" and fake.owner in pages:
-                self.reply(200, pages[fake.owner].encode())
+            if self.path == "/metrics" and fake.owner == "vllm":
+                self.reply(200, (PAGE % len(fake.asked)).encode())
             elif self.path in bodies:
                 self.reply(200, json.dumps(bodies[self.path]).encode())
             else:

@@ -28,7 +28,6 @@ def table(text: str) -> pa.Table:
         "source": "s",
         "source_row": 0,
         "text": text,
-        "later_turns": [],
         "token_ids": [1],
         "n_tokens": 1,
     }

@@ -27,7 +27,6 @@ from pipeline.store.artifacts import Artifact, Store
 from pipeline.store.node import Node
 from tests.analysis.cases import stored_columns
 
-TEMPERATURES = (0.25, 0.5)  # stored besides 1
 EPS = (0.01, 0.1, 0.69)
 COMMITS = {name: 20 * digits for name, digits in (("prompts", "0a"), ("model", "1b"))}
 STATISTICS = Resampling(50, 0.95, 0)
@@ -43,7 +42,6 @@ class MadeUp:
         vocab_size: int = 40,
         k: int = 12,
         lengths: Sequence[int] = (128, 128, 70, 128, 9, 128),
-        categories: Sequence[str] = ("made-up.jsonl",),
         texts: Sequence[str] = (),
     ) -> None:
         self.store = store
@@ -65,10 +63,9 @@ class MadeUp:
             self.prompts,
             {
                 "prompt_id": names,
-                "source": [categories[at % len(categories)] for at in range(len(names))],
+                "source": ["made-up.jsonl"] * len(names),
                 "source_row": range(len(names)),
                 "text": texts or names,
-                "later_turns": [[]] * len(names),
                 "token_ids": [[1, 2]] * len(names),
                 "n_tokens": [2] * len(names),
             },
@@ -83,37 +80,23 @@ class MadeUp:
         logits[: size // 9] -= 100  # the same distributions, and a ratio that means nothing
         ranked = -np.sort(-logits.astype(np.float32), axis=1)
         dump = stored_columns(ranked, self.k)
-        others = [stored_columns(ranked, self.k, temperature) for temperature in TEMPERATURES]
-        tempered = {
-            f"tempered_{name}": np.stack([other[name] for other in others], axis=1).tolist()
-            for name in ("top_surprisal", "log_tail", "entropy")
-        }
         commit = f"{COMMITS['model'][:-1]}{seed:x}"
         identity = Identity(hub="owner/model", commit=commit)
         model = replace(model_at("owner/model", label), identity=identity)
-        spec = DistributionsSpec(
-            model,
-            steps=128,
-            k=self.k,
-            temperature=0.0,
-            top_p=1.0,
-            top_k=0,
-            seed=0,
-            temperatures=TEMPERATURES,
-        )
+        spec = DistributionsSpec(model, steps=128, k=self.k, temperature=0.0, seed=0)
         node = Node("distributions", label, spec, {"prompts": (self.prompts,)})
         steps = {"prompt_id": self.prompt_id, "position": self.position}
         top, surprisal = dump["top_logits"][:, 0].astype(np.float64), dump["top_surprisal"]
         self._publish(
             node,
-            {**steps, "token_id": np.zeros(size), "logsumexp": top + surprisal, **dump, **tempered},
-            {"vocab_size": self.vocab_size, "k": self.k, "temperatures": TEMPERATURES},
+            {**steps, "token_id": np.zeros(size), "logsumexp": top + surprisal, **dump},
+            {"vocab_size": self.vocab_size, "k": self.k},
         )
         nodes = [
             Node(
                 "certificates",
                 rule.label,
-                CertificatesSpec(rule, 1.0, STATISTICS),
+                CertificatesSpec(rule, STATISTICS),
                 {"distributions": (node,)},
             )
             for rule in self.rules
@@ -126,7 +109,7 @@ class MadeUp:
         return Node(
             "run_lengths",
             label,
-            RunLengthsSpec(EPS, 64, STATISTICS),
+            RunLengthsSpec(EPS, STATISTICS),
             {"certificates": tuple(certificates)},
         )
 

@@ -32,7 +32,7 @@ LOSSLESS = [
     "{drafter: model, rule: tree, m: 3, draft_length: 3, temperature: 0}",
     "{drafter: model, rule: greedy, draft_length: 3, temperature: 0, tree: dynamic, width: 2, "
     "nodes: 6}",
-    "{drafter: lookup_first, rule: greedy, draft_length: 3, model_length: 2, temperature: 0}",
+    "{drafter: prompt_lookup, rule: greedy, draft_length: 3, temperature: 0}",
     "{drafter: model, sampling: races, draft_length: 3, temperature: 0.7}",
     "{drafter: model, sampling: races, draft_length: 2, temperature: 0.7, tree: symmetric, "
     "width: 2}",
@@ -187,7 +187,6 @@ def test_the_section_shows_losses_tasks_and_differing_answers(
     assert [strict[name] for name in ("lost and won", "changed", "nats given up")] == [
         "0 and 0", "0 %", "0",
     ]  # fmt: skip
-    assert strict["length"] == "1.00 [1.00, 1.00]"
     assert printed["Additive (t = 0.6)"]["changed"] not in ("0 %", "–")
     contents = dict(content for item in part.shown for content in files(item))
     csv = contents["tables/accuracy_differing.csv"].decode()
@@ -196,8 +195,6 @@ def test_the_section_shows_losses_tasks_and_differing_answers(
     assert (part.timed, timed.timed) == (False, True)
     assert not any(b"speedup" in text or b"seconds" in text
                    for name, text in contents.items() if name.endswith(".csv"))  # fmt: skip
-    [(_, rows)] = lines(_tables(timed)["accuracy_speed"])
-    assert [cells[-2] for _, cells, _ in rows].count("–") == 4  # of rules that relax: one
 
 
 def test_answers_are_read_again_by_the_target(place: Path, made: tuple[Node, Artifact]) -> None:
@@ -207,7 +204,7 @@ def test_answers_are_read_again_by_the_target(place: Path, made: tuple[Node, Art
     model = AutoModelForCausalLM.from_pretrained(place / "wide", dtype=torch.float32)
     tokenizer = load_tokenizer(str(place / "wide"), None, "test")
     item = read_items(place / "own.jsonl")[2]
-    ids = encode(tokenizer, [item["prompt"]], "chat", enable_thinking=False)
+    ids = encode(tokenizer, item["prompt"], "chat", enable_thinking=False)
     table = made[1].read().to_pandas().query("task == 'own'")
     for row in table[table["item_id"] == item["id"]].to_dict("records"):
         answer = list(row["token_ids"])

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pipeline import ask
-from pipeline.engines.written.served import read_served
+from pipeline.engines.written.asked import read_asked
 from pipeline.loader import Study
 from tests.pipeline.fake_server import FakeServer, serving
 
@@ -42,43 +42,34 @@ def prompts(outputs: Path) -> dict[str, list[int]]:
     return {row["prompt_id"]: row["token_ids"] for row in rows}
 
 
-@pytest.mark.parametrize("owner", ["vllm", "sglang", "llamacpp", "someone"])
+@pytest.mark.parametrize("owner", ["vllm", "llamacpp"])
 def test_answers_are_saved_as_they_are_read(owner: str, outputs: Path) -> None:
     with serving(FakeServer(owner)) as fake:
         run(fake, outputs, owner)
-    answers, excluded = read_served(outputs / "answers" / f"{owner}.jsonl")
-    assert not excluded
+    answers = read_asked(outputs / "answers" / f"{owner}.jsonl")
     wanted = prompts(outputs)
     assert [answer.name for answer in answers] == list(wanted)
     for answer, ids in zip(answers, wanted.values(), strict=True):
-        assert answer.reply.request is not None
-        assert answer.reply.request.prompt_ids == ids
-        assert answer.reply.ids == [ids[-1]] * 7
-        assert answer.reply.request.sampling["temperature"] == 0.5  # of study=mini
+        assert answer.prompt == ids
+        assert answer.tokens == [ids[-1]] * 7
+        assert answer.temperature == 0.5  # of study=mini
 
 
 def test_each_engine_is_asked_in_its_own_way(outputs: Path) -> None:
     ids = next(iter(prompts(outputs).values()))
     bodies = {}
-    for owner in ("vllm", "sglang", "llamacpp", "someone"):
+    for owner in ("vllm", "llamacpp"):
         with serving(FakeServer(owner)) as fake:
             run(fake, outputs, f"{owner}-20", "ask.log_probs=20", "ask.concurrent=1")
             path, bodies[owner] = fake.asked[0]
-        assert path == {"sglang": "/generate", "llamacpp": "/completion"}.get(
-            owner, "/v1/completions"
-        )
+        assert path == {"vllm": "/v1/completions", "llamacpp": "/completion"}[owner]
     assert bodies["vllm"] == {
         "model": "tiny", "prompt": ids, "max_tokens": 7, "temperature": 0.5, "top_p": 1.0,
         "top_k": 0, "seed": 0, "return_token_ids": True, "logprobs": 20,
         "return_tokens_as_token_ids": True,
     }  # fmt: skip
-    assert bodies["sglang"]["sampling_params"]["top_k"] == -1  # all
-    assert bodies["sglang"]["top_logprobs_num"] == 20
     assert bodies["llamacpp"]["samplers"] == ["top_k", "top_p", "temperature"]  # and no min_p
     assert bodies["llamacpp"]["n_probs"] == 20
-    assert set(bodies["someone"]) == {
-        *("model", "prompt", "max_tokens", "temperature", "top_p", "seed", "logprobs")
-    }
 
 
 def test_a_server_that_is_busy_or_drops_connections_is_asked_again(outputs: Path) -> None:
@@ -134,8 +125,8 @@ def test_any_text_of_an_answer_is_saved_and_kept_in_order(owner: str, outputs: P
 
 
 def test_a_server_whose_page_has_no_counts_is_asked(outputs: Path) -> None:
-    """SGLang counts drafts in its answers; the name is that of the study."""
-    with serving(FakeServer("sglang")) as fake:
+    """llama.cpp's without --metrics; the name is that of the study."""
+    with serving(FakeServer("llamacpp")) as fake:
         ask.main([fake.url, *STUDY, f"outputs={outputs}"])
     assert len(lines(outputs, "mini-mini_large")) == 5
     assert not (outputs / "answers" / "mini-mini_large.after.txt").exists()
@@ -165,6 +156,8 @@ def test_errors_name_the_address(outputs: Path) -> None:
     }.items():
         with pytest.raises(SystemExit, match=message):
             ask.main([*arguments, *STUDY, f"outputs={outputs}"])
+    with serving(FakeServer("sglang")) as fake, pytest.raises(SystemExit, match="of sglang: give"):
+        run(fake, outputs, "other")
     refusal = pytest.raises(SystemExit, match=r"serves tiny: give one of them as ask\.model")
     with serving(FakeServer()) as fake, refusal:
         run(fake, outputs, "model", "ask.model=huge")

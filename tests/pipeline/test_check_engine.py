@@ -68,13 +68,12 @@ def test_look_up_in_vllm_is_the_earliest(
     outputs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     files = written(tmp_path, "vllm_ngram"), written(tmp_path, "vllm_alone")
-    own = "engine.drafter=prompt_lookup"
-    check(outputs, *files, own, "decoding.lookup_match=earliest", "drafter=none")
+    check(outputs, *files, "decoding.lookup_match=earliest", "drafter=none")
     screen = capsys.readouterr().out
     assert "by prompt look-up:" in screen
     assert "6 of 6 answers as predicted" in screen
     with pytest.raises(SystemExit) as error:
-        check(outputs, *files, own, "drafter=none")  # the latest
+        check(outputs, *files, "drafter=none")  # the latest
     assert error.value.code == 1
     assert "FAIL  calls" in capsys.readouterr().out
 
@@ -94,7 +93,7 @@ def test_a_clock_that_cannot_be_right_fails_nothing(
     found = re.search(seconds, before.read_text())
     assert found is not None
     after.write_text(re.sub(seconds, rf"\g<1> {float(found[2]) + 1e-3}", after.read_text()))
-    own = ["engine.drafter=prompt_lookup", "decoding.lookup_match=earliest", "drafter=none"]
+    own = ["decoding.lookup_match=earliest", "drafter=none"]
     check(outputs, *files, *own)
     assert "speed      not measured: " in capsys.readouterr().out
 
@@ -155,8 +154,6 @@ def test_sums_that_may_lie_behind_the_end_compare_nothing() -> None:
 def test_names_of_answers_may_have_an_at(
     outputs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The file of drafts is the second: its answers are named NAME@2 beside those of the first."""
-
     def named(row: dict[str, Any]) -> None:
         row["custom_id"] += "@host"
 
@@ -185,17 +182,17 @@ def test_a_certified_token_that_was_rejected_is_counted() -> None:
     ("words", "message"),
     [
         ([], "0 files were given"),
-        (["a.jsonl", "b/a.jsonl"], "two files have one name"),
         (["missing.jsonl"], "missing.jsonl"),
-        (["vllm_draft", "drafter=none"], "the study has no drafter: add the engine's"),
         (["vllm_alone"], "no answer reports draft counts"),
-        (["vllm_draft", "engine.draft_length=8"],
-         "engine.draft_length=8: the file has drafts of 4 tokens: leave it out"),
+        (["llama_ngram", "drafter=none"], "decoding.draft_length must be given: llama.cpp's ans"),
     ],
 )  # fmt: skip
 def test_wrong_files_are_one_line(
     words: list[str], message: str, outputs: Path, tmp_path: Path
 ) -> None:
-    words = [str(written(tmp_path, word)) if word.startswith("vllm") else word for word in words]
+    words = [
+        str(written(tmp_path, word)) if word.startswith(("vllm", "llama")) else word
+        for word in words
+    ]
     with pytest.raises(SystemExit, match=message):
         check(outputs, *words)

@@ -26,20 +26,16 @@ def test_device_formulas_equal_the_numpy_ones(temperature: float, sampled: float
     z[40:, 3:6] = w[40:, 5:9] = -np.inf
     found = compare.compare_logits(torch.from_numpy(z), [torch.from_numpy(w)], temperature, sampled)
     for prefix, at in (("", temperature), ("sampled_", sampled)):
-        laws = ("kl", "tv", "erss_acceptance", "harmonic_mean")
+        laws = ("tv", "erss_acceptance", "harmonic_mean")
         if at is None:
-            assert all(found[f"sampled_{name}"].isnan().all() for name in (*laws, "draft_prob"))
+            assert all(found[f"sampled_{name}"].isnan().all() for name in laws)
             continue
         wanted = vars(divergences.compare_logits(z / at, w / at))
-        for name in laws if prefix else wanted:
+        for name in laws if prefix else wanted.keys() - {*divergences.STOCHASTIC}:
             # sums of 9000 float64 terms in another order
             np.testing.assert_allclose(
                 found[prefix + name], wanted[name], rtol=1e-11, atol=1e-15, err_msg=name
             )
-    if sampled is not None:
-        drafted = torch.softmax(torch.from_numpy(z).double() / sampled, 1)
-        drafted = drafted.gather(1, found["draft_token_id"][:, None])[:, 0]
-        np.testing.assert_allclose(found["sampled_draft_prob"], drafted, rtol=1e-11)
 
 
 def test_masked_tokens_on_the_device() -> None:
@@ -55,7 +51,8 @@ def test_masked_tokens_on_the_device() -> None:
         found = compare.compare_logits(
             torch.from_numpy(z + shift), [torch.from_numpy(w + shift)], 1.0
         )
-        for field, values in wanted.items():
+        for field in wanted.keys() - {*divergences.STOCHASTIC}:
+            values = wanted[field]
             np.testing.assert_allclose(found[field], values, rtol=1e-12, atol=1e-15, err_msg=field)
 
 

@@ -115,7 +115,7 @@ def test_answers_stop_with_an_end_token_and_leave_the_batch(source: Path, tmp_pa
 
 
 def test_sampling_does_not_depend_on_the_batch(model: Path, source: Path, tmp_path: Path) -> None:
-    sampled = {"temperature": 1.5, "top_p": 0.95, "top_k": 50, "seed": 3}
+    sampled = {"temperature": 1.5, "seed": 3}
     tokens = [
         dump(model, source, tmp_path / str(batch), batch=batch, **sampled)[1]["token_id"].tolist()
         for batch in (1, 4, 6)
@@ -128,19 +128,15 @@ def test_sampling_does_not_depend_on_the_batch(model: Path, source: Path, tmp_pa
 
 
 def test_sampled_frequencies() -> None:
-    """One row at many positions: a chi-square test against the truncated distribution."""
+    """One row at many positions: a chi-square test against the distribution."""
     logits = torch.tensor([2.0, 1.0, 0.5, 0.0, -1.0, 3.0])
     n = 20_000
     uniform = torch.from_numpy(uniforms(7, "a", n))
-    for temperature, top_p, nucleus, kept in ((1.0, 1.0, 0, 6), (0.7, 1.0, 3, 3), (1.3, 0.8, 0, 3)):
+    for temperature in (1.0, 0.7, 1.3):
         p = torch.softmax(logits.double() / temperature, 0).numpy()
-        order = np.argsort(-p)
-        p[order[kept:]] = 0  # top_p 0.8 at 1.3: 0.507 + 0.235 < 0.8 <= with the third
-        rows = logits.expand(n, -1)
-        tokens = choose(rows, uniform, temperature, top_p, nucleus)
+        tokens = choose(logits.expand(n, -1), uniform, temperature)
         counts = np.bincount(tokens.numpy(), minlength=6)
-        assert counts[p == 0].sum() == 0
-        assert stats.chisquare(counts[p > 0], n * p[p > 0] / p.sum()).pvalue > 0.01
+        assert stats.chisquare(counts, n * p).pvalue > 0.01
 
 
 def test_noise_belongs_to_the_prompt_and_position() -> None:
@@ -231,7 +227,7 @@ def test_statistics_against_sixty_digits(temperature: float) -> None:
     """A flat row, a sharp one (entropy 1e-15), and a tail of e^-2000 that float64 underflows."""
     rows = np.array([[1.0, 0.5, 0.25, 0.0, -1.0], [40.0, 2.0, 1.0, 0.5, -3.0],
                      [5.0, 4.0, -2000.0, -2001.0, -2002.0]], dtype=np.float32)  # fmt: skip
-    found = logit_statistics(torch.from_numpy(rows), 2, [temperature])
+    found = logit_statistics(torch.from_numpy(rows), 2, temperature)
     mpmath.mp.dps = 60
     for i, row in enumerate(rows):
         z = [mpmath.mpf(float(value)) / mpmath.mpf(temperature) for value in row]
@@ -254,7 +250,7 @@ def test_statistics_of_masked_and_of_large_logits(k: int) -> None:
     z = rng.normal(size=(40, 9)).astype(np.float32)
     z[:10, :3] = z[10:20, 2:] = z[20:30, 1:] = -np.inf
     z[30:] += 10_000
-    found, wanted = logit_statistics(torch.from_numpy(z), k, [0.7]), TopK.from_logits(z, k, 0.7)
+    found, wanted = logit_statistics(torch.from_numpy(z), k, 0.7), TopK.from_logits(z, k, 0.7)
     np.testing.assert_array_equal(found["top_ids"], wanted.ids)
     np.testing.assert_array_equal(found["top_logits"], wanted.logits)
     for name in STATISTICS:
@@ -268,38 +264,28 @@ def test_statistics_of_masked_and_of_large_logits(k: int) -> None:
         assert entropy.isnan().nonzero().tolist() == [[3]]
 
 
-@pytest.mark.thorough
-def test_stored_temperatures_are_those_of_the_whole_rows(
-    model: Path, source: Path, tmp_path: Path
+@pytest.mark.parametrize("temperature", [0.3, 1.0])
+def test_distributions_are_stored_at_the_temperature_of_the_certificates(
+    model: Path, source: Path, tmp_path: Path, temperature: float
 ) -> None:
-    """All tokens stored once, so that every temperature follows; and none but 1 is stored once."""
+    """Those of the whole rows; the logits stay raw, and the answers what they were."""
     whole, _ = dump(model, source, tmp_path, k=tiny.VOCABULARY)
-    part, table = dump(model, source, tmp_path, temperatures=[0.3, 2.0])
+    part, table = dump(model, source, tmp_path, certified_temperature=temperature)
     logits, order = (
         np.stack(whole.read(columns=[name])[name].to_numpy()) for name in ("top_logits", "top_ids")
     )
     raw = np.take_along_axis(logits, order.argsort(axis=1), axis=1)
-    assert stored.stored_temperatures(part) == [0.3, 1.0, 2.0]
-    for temperature in (0.3, 1.0, 2.0):
-        wanted = TopK.from_logits(raw, 20, temperature)
-        found = stored.read_distributions(part, temperature)
-        np.testing.assert_array_equal(found.ids, wanted.ids)
-        for name in STATISTICS:
-            np.testing.assert_allclose(
-                getattr(found, name), getattr(wanted, name), rtol=1e-12, err_msg=name
-            )
-        in_chunks = [dist for _, dist in stored.chunks(part, temperature, rows=50)]
-        assert len(in_chunks) > 1
-        np.testing.assert_array_equal(
-            np.concatenate([dist.top_probability for dist in in_chunks]), found.top_probability
+    wanted, found = TopK.from_logits(raw, 20, temperature), stored.read_distributions(part)
+    assert found.temperature == temperature
+    np.testing.assert_array_equal(found.ids, wanted.ids)
+    np.testing.assert_array_equal(found.logits, wanted.logits)
+    for name in STATISTICS:
+        np.testing.assert_allclose(
+            getattr(found, name), getattr(wanted, name), rtol=1e-12, err_msg=name
         )
-        np.testing.assert_array_equal(
-            stored.read_top_probabilities(part, temperature), found.top_probability
-        )
-    assert found.temperature == 2.0
-    with pytest.raises(PipelineError, match=r"no .* at temperature 0.5, only at 0.3, 1, 2: list i"):
-        stored.read_distributions(part, 0.5)
-    bare, _ = dump(model, source, tmp_path, temperatures=[])
-    assert stored.stored_temperatures(bare) == [1.0]
-    assert bare.read()["tempered_entropy"].to_pylist() == [[]] * len(table)
-    np.testing.assert_array_equal(stored.read_distributions(bare, 1.0).entropy, table["entropy"])
+    assert table["token_id"].tolist() == whole.read()["token_id"].to_pylist()
+    in_chunks = [dist for _, dist in stored.chunks(part, rows=50)]
+    assert len(in_chunks) > 1
+    np.testing.assert_array_equal(
+        np.concatenate([dist.top_probability for dist in in_chunks]), found.top_probability
+    )

@@ -71,28 +71,22 @@ def test_all_columns_equal_plain_forward_passes(block: int, sampled: float | Non
         z, w = plain(both.target, name), plain(both.drafter, name)
         wanted = divergences.compare_logits(z, w)
         # float32 passes with another batch and cache: logits agree to about 1e-5
-        for field, values in vars(wanted).items():
+        for field in vars(wanted).keys() - {*divergences.STOCHASTIC}:
+            values = getattr(wanted, field)
             np.testing.assert_allclose(
                 found[field][row, :n], values, rtol=2e-4, atol=1e-6, err_msg=field
             )
-        for prefix, at in (("", 1.0), ("sampled_", sampled)):
-            stored = stored_columns(z, K, at or 1.0)
-            for field in ("top_surprisal", "log_tail", "entropy"):
-                values = np.full(n, np.nan) if at is None else stored[field]
-                np.testing.assert_allclose(
-                    found[prefix + field][row, :n], values, rtol=1e-3, atol=1e-4
-                )
+        stored = stored_columns(z, K)
+        for field in ("top_surprisal", "log_tail", "entropy"):
+            np.testing.assert_allclose(found[field][row, :n], stored[field], rtol=1e-3, atol=1e-4)
         np.testing.assert_array_equal(found["top_ids"][row, :n], stored["top_ids"])
 
 
-@pytest.mark.parametrize(
-    ("temperature", "top_p", "top_k", "found"),
-    [(0.5, 1.0, 0, 0.5), (0.0, 1.0, 0, None), (0.5, 0.9, 0, None), (0.5, 1.0, 5, None)],
-)
-def test_answers_have_a_temperature_when_drawn_from_the_whole_distribution(
-    temperature: float, top_p: float, top_k: int, found: float | None
+@pytest.mark.parametrize(("temperature", "found"), [(0.5, 0.5), (0.0, None)])
+def test_answers_have_a_temperature_when_they_are_drawn(
+    temperature: float, found: float | None
 ) -> None:
-    spec = dump_spec(used(""), temperature=temperature, top_p=top_p, top_k=top_k)
+    spec = dump_spec(used(""), temperature=temperature)
     assert drafts.sampled_temperature(spec) == found
 
 
@@ -158,7 +152,6 @@ def dump(folder: Path) -> Artifact:
             "top_ids": order,
             "top_logits": top,
             **dict.fromkeys(moments, np.zeros(n)),
-            **dict.fromkeys(columns.TEMPERED, np.empty((n, 0))),
         }
         tables.append(columns.steps_table(name, values, schema))
     pending = Pending(folder, "distributions")

@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from pipeline.engines.written.counts import EngineCounts, read_counts
+from pipeline.engines.written.counts import read_counts
+from pipeline.engines.written.pages import read_page
 from pipeline.errors import PipelineError
 
 FILES = Path(__file__).parent / "engine_counts"
@@ -29,46 +30,51 @@ def damaged(path: Path, name: str, *changes: tuple[str, str]) -> Path:
     return path
 
 
-def streamed(path: Path, *events: Any) -> Path:
-    path.write_text("".join(f"data: {json.dumps(event)}\n\n" for event in events))
-    return path
+@pytest.mark.parametrize(
+    ("name", "engine", "numbers", "passes", "by_place"),
+    [
+        ("vllm.txt", "vLLM", (1000, 3000, 1500), (math.nan,) * 2, (800, 500, 200)),
+        # written by llama.cpp, build 7e4c0a9: ngram-simple
+        ("llama.txt", "llama.cpp", (75, 284, 168), (1272, 1440), (54, 46, 38, 30)),
+        # written by vLLM 0.32: look-up, and a draft model
+        ("vllm_ngram.txt", "vLLM", (100, 498, 274), (375, 630), (77, 58, 52, 48, 39)),
+        ("vllm_draft.txt", "vLLM", (255, 1275, 384), (255, 630), (153, 92, 59, 47, 33)),
+    ],
+)
+def test_every_page_is_read(
+    name: str,
+    engine: str,
+    numbers: tuple[float, ...],
+    passes: tuple[float, ...],
+    by_place: tuple[float, ...],
+) -> None:
+    page = read_page(name, (FILES / name).read_text())
+    assert page.engine == engine
+    assert [page.drafts, page.drafted, page.accepted] == list(numbers)
+    assert [page.passes, page.emitted] == pytest.approx(list(passes), nan_ok=True)
+    assert page.by_place == list(by_place)
 
 
 @pytest.mark.parametrize(
-    ("name", "engine", "numbers", "passes", "by_place", "length", "pieces"),
+    ("name", "engine", "numbers", "passes", "by_place"),
     [
-        ("vllm.txt", "vLLM", (1000, 3000, 1500), (math.nan,) * 3, (800, 500, 200), 2.5,
-         "12 series"),
-        ("vllm.jsonl", "vLLM", (45, 135, 14), (45, 48, 57), (6, 5, 3), 1 + 14 / 45, "2 answers"),
-        ("sglang.jsonl", "SGLang", (6, 18, 9), (6, 11, 15), (5, 3, 1), 2.5, "2 answers"),
-        # written by llama.cpp, build 7e4c0a9: ngram-simple
-        ("llama.txt", "llama.cpp", (75, 284, 168), (1272, 1272, 1440), (54, 46, 38, 30),
-         1 + 168 / 75, "11 series"),
-        ("llama.jsonl", "llama.cpp", (math.nan, 9, 6), (7, 7, 13), (), math.nan, "2 answers"),
-        # written by vLLM 0.32: look-up, and a draft model; of pages the passes are counted
-        ("vllm_ngram.txt", "vLLM", (100, 498, 274), (375, 375, 630), (77, 58, 52, 48, 39), 3.74,
-         "12 series"),
-        ("vllm_ngram.jsonl", "vLLM", (100, 498, 274), (356, 395, 630), (77, 58, 52, 48, 39), 3.74,
-         "12 answers"),
-        ("vllm_draft.txt", "vLLM", (255, 1275, 384), (255, 255, 630), (153, 92, 59, 47, 33),
-         1 + 384 / 255, "12 series"),
-        ("vllm_draft.jsonl", "vLLM", (255, 1275, 384), (255, 275, 630), (153, 92, 59, 47, 33),
-         1 + 384 / 255, "12 answers"),
+        ("vllm.jsonl", "vLLM", (45, 135, 14), (45, 48, 57), (6, 5, 3)),
+        ("llama.jsonl", "llama.cpp", (math.nan, 9, 6), (7, 7, 13), ()),
+        ("vllm_ngram.jsonl", "vLLM", (100, 498, 274), (356, 395, 630), (77, 58, 52, 48, 39)),
+        ("vllm_draft.jsonl", "vLLM", (255, 1275, 384), (255, 275, 630), (153, 92, 59, 47, 33)),
     ],
-)  # fmt: skip
+)
 def test_every_format_is_read(
     name: str,
     engine: str,
     numbers: tuple[float, ...],
     passes: tuple[float, ...],
     by_place: tuple[float, ...],
-    length: float,
-    pieces: str,
 ) -> None:
     counts = read_counts(FILES / name)
-    assert (counts.engine, counts.pieces) == (engine, pieces)
-    read = [counts.calls, counts.drafted, counts.accepted, counts.tokens_per_drafting_call]
-    assert read == pytest.approx([*numbers, length], nan_ok=True)
+    assert counts.engine == engine
+    read = [counts.calls, counts.drafted, counts.accepted]
+    assert read == pytest.approx(list(numbers), nan_ok=True)
     read = [counts.passes, counts.most_passes, counts.emitted]
     assert read == pytest.approx(list(passes), nan_ok=True)
     assert list(counts.by_place) == list(by_place)
@@ -108,16 +114,6 @@ def test_drafts_of_every_call_as_vllm_lists_them() -> None:
     assert [answer.passes for answer in answers if answer.tokens == 1] == [(0, 0)] * 2
 
 
-def test_both_definitions_of_acceptance_at_a_place() -> None:
-    places = read_counts(FILES / "vllm.txt").places
-    assert [place["of_all"] for place in places] == [0.8, 0.5, 0.2]  # as engines print it
-    assert [place["conditional"] for place in places] == [0.8, 500 / 800, 200 / 500]
-    assert [place["reached"] for place in places] == [1000, 800, 500]
-    nothing = EngineCounts("vLLM", "1 series", 4, 8, 0, by_place=[0, 0]).places
-    assert math.isnan(nothing[1]["conditional"])
-    assert nothing[1]["of_all"] == 0
-
-
 @pytest.mark.parametrize(
     ("name", "changes", "message"),
     [
@@ -131,21 +127,16 @@ def test_both_definitions_of_acceptance_at_a_place() -> None:
         ("vllm.txt", [('position="1"', 'position="3"')], r"positions 0, 2, 3: one is missing"),
         ("vllm.txt", [("} 1800.0", "} NaN")], r"line 13: .* is NaN: a number of at least 0"),
         ("vllm.txt", [("} 1800.0", "}")], r"line 13 is no metric \('vllm:"),
-        ("vllm.txt", [("1800.0", "100.0"), ("1200.0", "100.0")], r"1500 tokens .* of 200 drafted"),
-        ("vllm.txt", [("} 120.0", "} 420.0"), ("} 300.0", "} 0.0")], r"at a place of the draft"),
-        # 8 instead of 80: a page that was cut off lacks its last metric
-        ("vllm.txt", [("} 80.0\n", "} 8")], r"1500 tokens were accepted, 1420 by their places"),
         ("vllm.txt", [("spec_decode", "other")], r"has no counts of drafts or passes: give"),
         ("llama.txt", [("llamacpp:spec_decode_num_drafts_total 75", "vllm:spec_decode_num 75")],
          r"metrics of llamacpp and vllm: leave the lines"),
         ("vllm.jsonl", [('"num_spec_steps": 43', '"num_spec_steps": 42')],
          r"line 1 has a histogram of 43 verifications and 10 accepted .* counts of 42 and 10"),
         ("vllm.jsonl", [('{"id"', 'INFO: {"id"')],
-         r"neither a page of /metrics nor answers as JSON \(left out: 2 lines that are no JSON\)"),
-        ("sglang.jsonl", [("[1, 1, 1, 1]", "[2, 1, 1, 1]")],
-         r"line 1 has a histogram of 5 verifications and 6 accepted"),
-        ("sglang.jsonl", [('"spec_num_correct_drafts": 6,', "")], "has spec_num_correct_drafts"),
-        ("sglang.jsonl", [("spec_verify_ct", "verify")], r"no answer reports draft counts; SGLang"),
+         r"holds no answers as JSON \(left out: 2 lines that are no JSON\)"),
+        ("vllm.jsonl", [("num_spec_steps", "steps")], r"no answer reports draft counts; llama"),
+        ("llama.jsonl", [('"draft_n_accepted": 6', '"draft_n_accepted": 10')],
+         r"10 tokens were accepted of 9 drafted"),
         ("llama.jsonl", [('"draft_n": 9', '"draft_n": "9"')], r"line 1 has draft_n='9'"),
         ("vllm.txt", [("} 1800.0", "} 1.2.3")], r"line 13: .* is 1\.2\.3: a number of at least 0"),
         ("vllm.txt", [("} 1800.0", "} 1e999")], r"line 13: .* is 1e999: a number"),
@@ -171,60 +162,31 @@ def test_damage_is_one_line(
 ) -> None:
     path = damaged(tmp_path / name, name, *changes)
     with pytest.raises(PipelineError, match=message) as error:
-        read_counts(path)
+        read_page(path, path.read_text()) if name.endswith(".txt") else read_counts(path)
     assert str(path) in str(error.value)
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("name", ["vllm.jsonl", "sglang.jsonl"])
-@pytest.mark.parametrize("start", ["", "data: "])
-def test_what_is_no_answer_is_counted(name: str, start: str, tmp_path: Path) -> None:
-    lines = (FILES / name).read_text().splitlines()
+def test_what_is_no_answer_is_counted(tmp_path: Path) -> None:
+    lines = (FILES / "vllm.jsonl").read_text().splitlines()
     path = tmp_path / "answers.jsonl.gz"
     others = ['{"detail": "Not Found"}', "curl: (52) Empty reply from server", "[]", "3"]
-    text = "\n".join(start + line for line in [*lines, *others, lines[0]])
+    text = "\n".join([*lines, *others, lines[0]])
     path.write_bytes(gzip.compress(text.encode()))
-    counts, whole = read_counts(path), read_counts(FILES / name)
+    counts, whole = read_counts(path), read_counts(FILES / "vllm.jsonl")
     assert counts.calls == whole.calls
     assert counts.excluded == {
-        "answers with an error": 1, "lines that are no JSON": 1, "objects that are no answers": 1,
+        "answers with an error": 1, "lines that are no JSON": 1, "objects that are no answers": 2,
         "answers given again": 1,
     }  # fmt: skip
-
-
-def test_a_stream_counts_once_with_what_it_said_last(tmp_path: Path) -> None:
-    whole = json.loads((FILES / "sglang.jsonl").read_text().splitlines()[0])
-    first = {"meta_info": whole["meta_info"] | {"spec_verify_ct": 1, "spec_accept_histogram": [
-        0, 1], "spec_num_correct_drafts": 1, "spec_correct_drafts_histogram": None,
-        "finish_reason": None}}  # fmt: skip
-    assert read_counts(streamed(tmp_path / "sglang", first, whole)).calls == 4
-    whole = json.loads((FILES / "llama.jsonl").read_text().splitlines()[0])  # without an id
-    first = whole | {"stop": False, "timings": whole["timings"] | {"draft_n": 3}}
-    counts = read_counts(streamed(tmp_path / "llama", *[first, whole] * 2))
-    assert (counts.drafted, counts.accepted, counts.pieces) == (18, 12, "2 answers")
 
 
 def test_places_beyond_any_draft_are_damage(tmp_path: Path) -> None:
     """A million positions would be a table of as many rows."""
     line = 'vllm:spec_decode_num_accepted_tokens_per_pos_total{{position="{}"}} 0\n'
     text = (FILES / "vllm.txt").read_text() + "".join(map(line.format, range(3, 1026)))
-    (tmp_path / "page").write_text(text)
     with pytest.raises(PipelineError, match="has 1026 positions, more than the 1024"):
-        read_counts(tmp_path / "page")
-
-
-def test_sglangs_drafts_are_longer_than_the_longest_that_was_accepted(tmp_path: Path) -> None:
-    """Its histogram ends there; 50 tokens were drafted in 10 calls."""
-    info = {"spec_verify_ct": 10, "spec_num_proposed_drafts": 50, "spec_num_correct_drafts": 10,
-            "spec_correct_drafts_histogram": [3, 4, 3], "completion_tokens": 21}  # fmt: skip
-    path = tmp_path / "answers.jsonl"
-    path.write_text(json.dumps({"text": "x", "meta_info": info}) + "\n")
-    counts = read_counts(path)
-    assert list(counts.by_place) == [7, 3, 0, 0, 0]
-    assert [place["reached"] for place in counts.places] == [10, 7, 3, 0, 0]
-    path.write_text(json.dumps({"meta_info": info | {"spec_num_proposed_drafts": 10**9}}))
-    with pytest.raises(PipelineError, match="1000000000 drafted tokens in 10 verifications"):
-        read_counts(path)
+        read_page("page", text)
 
 
 @pytest.mark.parametrize("answers", [[(6, 5)], [(3, 5), (6, 5)]])
@@ -249,8 +211,8 @@ def test_a_drafted_answer_of_llama_took_a_pass(answers: list[Any], tmp_path: Pat
     [
         ('{"choices": [{"index": 0}], "metrics": {"speculative_decoding": [1]}}',
          r"line 1 has metrics\.speculative_decoding=\[1\]: an object was expected"),
-        ('{"choices": [{"index": 0}], "meta_info": "abc"}',
-         "line 1 has meta_info='abc': an object was expected"),
+        ('{"content": "x", "stop": true, "timings": "abc"}',
+         "line 1 has timings='abc': an object was expected"),
         ((FILES / "vllm.txt").read_text().encode("utf-16"), "is in UTF-16.*: save it in UTF-8"),
     ],
 )  # fmt: skip
@@ -260,11 +222,14 @@ def test_fields_and_encodings_are_named(content: str | bytes, message: str, tmp_
         read_counts(tmp_path / "file")
 
 
-def test_a_page_with_a_mark_of_its_encoding_is_read(tmp_path: Path) -> None:
-    (tmp_path / "page").write_text((FILES / "vllm.txt").read_text(), encoding="utf-8-sig")
-    assert read_counts(tmp_path / "page").calls == 1000
+def test_a_file_with_a_mark_of_its_encoding_is_read(tmp_path: Path) -> None:
+    text = (FILES / "vllm.jsonl").read_text()
+    (tmp_path / "answers").write_text(text, encoding="utf-8-sig")
+    assert read_counts(tmp_path / "answers").calls == 45
 
 
-def test_a_page_without_drafts_is_the_first_of_two() -> None:
-    with pytest.raises(PipelineError, match=r"no token was drafted: .* the first of two files"):
-        read_counts(FILES / "vllm_base.txt")
+def test_answers_without_a_draft_are_one_line(tmp_path: Path) -> None:
+    path = damaged(tmp_path / "a", "llama.jsonl", ('"draft_n": 9', '"draft_n": 0'),
+                   ('"draft_n_accepted": 6', '"draft_n_accepted": 0'))  # fmt: skip
+    with pytest.raises(PipelineError, match="no token was drafted: start the engine with"):
+        read_counts(path)

@@ -17,8 +17,7 @@ import scipy.special
 from analysis import TopK, certify
 from analysis.certificates.certify import Certificates
 from analysis.rules import Additive, Rule, StrictGreedy, Tree, Typical
-from pipeline.engines.written.answers import CUT
-from pipeline.engines.written.logs import LOST, EngineLog, prompt_id, read_log, stacked
+from pipeline.engines.written.logs import EngineLog, prompt_id, read_log, stacked
 from pipeline.errors import PipelineError
 from pipeline.hub import Identity
 from pipeline.plan.specs import LogSpec
@@ -77,7 +76,7 @@ def test_every_engine_is_read_back(engine: str, share: float, tmp_path: Path) ->
     assert list(sizes(log).values()) == [30, 1, 39, 30]
     assert stacked(log.trajectories)["token_id"].tolist() == emitted.tolist()
     # a sampled token that vLLM put first may stand for the last of the list in the chat format
-    assert log.k == (5 if engine in ("vllm chat", "vllm stream") and share else 6)
+    assert log.k == (5 if engine == "vllm chat" and share else 6)
     assert (log.answers, log.excluded) == (4, {})
     assert log.error == 1e-4
     back = read_back(log, V)
@@ -87,35 +86,25 @@ def test_every_engine_is_read_back(engine: str, share: float, tmp_path: Path) ->
 
 
 def test_the_digits_give_the_error(tmp_path: Path) -> None:
-    path = written(tmp_path / "log.jsonl", "sglang generate", digits=4)
+    path = written(tmp_path / "log.jsonl", "vllm completions", digits=4)
     assert read(path).error == pytest.approx(1.4e-4)
     assert read(path, error=1e-2).error == 1e-2
-    path = written(tmp_path / "log.jsonl", "sglang generate", digits=9)
+    path = written(tmp_path / "log.jsonl", "vllm completions", digits=9)
     assert read(path).error == 1e-4  # of two float32 passes
     path = written(tmp_path / "log.jsonl", "llama.cpp completion", digits=9)
     assert read(path, vocab_size=V).error == 1e-4  # V 2^-24 is less
     assert read(path, vocab_size=2**20).error == pytest.approx(2.0**-4)
 
 
-def test_answers_side_by_side_and_batches_are_read(tmp_path: Path) -> None:
+def test_a_packed_file_is_read(tmp_path: Path) -> None:
     path = written(tmp_path / "log.jsonl", "vllm completions", share=0.0)
     whole = read(path)
-    path.write_text("".join(path.read_text().split("\n")))  # as curl leaves them
-    assert read(path).trajectories.keys() == whole.trajectories.keys()
-    assert np.array_equal(read_back(read(path), V).probs, read_back(whole, V).probs)
     packed = gzip.compress(path.read_bytes())
     path.write_bytes(packed)
     assert sizes(read(path)) == sizes(whole)
     path.write_bytes(packed[:-20])
     with pytest.raises(PipelineError, match="jsonl can't be read: it is a damaged gzip file"):
         read(path)
-    lines = [
-        json.loads(line) for line in written(path, "vllm chat", share=0.0).read_text().splitlines()
-    ]
-    batch = [{"id": "x", "custom_id": f"question-{at}", "response": {"status_code": 200,
-              "body": body}, "error": None} for at, body in enumerate(lines)]  # fmt: skip
-    path.write_text("\n".join(map(json.dumps, batch)))
-    assert list(sizes(read(path)))[:2] == ["question-0", "question-1"]
 
 
 def test_tokens_without_ids_are_told_by_their_bytes(tmp_path: Path) -> None:
@@ -139,7 +128,7 @@ TOP = (*FIRST, "top_logprobs")
 def edited(path: Path, changes: dict[tuple[Any, ...], Any], line: int = 1) -> Path:
     """Put values into the object of a line; callable ones get the old value."""
     lines = path.read_text().splitlines()
-    body = json.loads(lines[line].removeprefix("data: "))
+    body = json.loads(lines[line])
     for (*way, last), value in changes.items():
         inside = body
         for key in way:
@@ -190,10 +179,10 @@ def test_what_cannot_be_is_one_line(message: str, tmp_path: Path) -> None:
 def test_the_emitted_token_outside_the_list_is_not_above_it(tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
     assert read(edited(written(path, "vllm chat", share=0.0), own(-5e-4))).excluded == {}
-    tops = [[[-0.1, 5, None], [-3.0, 6, None]]]
+    tops = [{"id": token, "logprob": value} for token, value in ((5, -0.1), (6, -3.0))]
     for value in (-4.0, -2.0):
-        info = {"id": "a", "output_token_logprobs": [[value, 7, None]], "output_top_logprobs": tops}
-        path.write_text(json.dumps({"meta_info": info}))
+        step = {"id": 7, "logprob": value, "top_logprobs": tops}
+        path.write_text(json.dumps({"completion_probabilities": [step]}))
         if value == -4.0:
             assert read(path).k == 2
             continue
@@ -218,44 +207,20 @@ def test_damaged_lines_are_counted(tmp_path: Path) -> None:
             read(path)
 
 
-@pytest.mark.parametrize("engine", ["vllm stream", "llama.cpp stream"])
-def test_a_lost_chunk_of_a_stream_is_told_and_so_is_a_lost_end(engine: str, tmp_path: Path) -> None:
-    path = written(tmp_path / "log.jsonl", engine, share=0.0)
-    lines = path.read_text().splitlines()
-    at = next(at for at, line in enumerate(lines) if "top_logprobs" in line)
-    end = max(at for at, line in enumerate(lines) if '"length"' in line or '"stop": true' in line)
-    lost, last = (2, 2) if "vllm" in engine else (1, 0)
-    for kept, excluded, steps in (
-        (lines, {}, 100),
-        (lines[:at] + lines[at + 1 :], {LOST: 1}, 100 - lost),
-        (lines[:end], {CUT: 1}, 100 - last),
-    ):
-        path.write_text("\n".join(kept))
-        log = read(path)
-        assert (log.excluded, sum(sizes(log).values())) == (excluded, steps)
-
-
 def test_steps_that_are_left_out_part_an_answer(tmp_path: Path) -> None:
-    tops = ("meta_info", "output_top_logprobs")
-    shorten = {(*tops, 9): lambda top: top[:3], (*tops, 20): None}
-    path = edited(written(tmp_path / "log.jsonl", "sglang generate", share=0.0), shorten, 0)
+    entries = ("completion_probabilities",)
+    shorten = {
+        (*entries, 9, "top_logprobs"): lambda top: top[:3], (*entries, 20, "top_logprobs"): [],
+    }  # fmt: skip
+    path = edited(written(tmp_path / "log.jsonl", "llama.cpp completion", share=0.0), shorten, 0)
     log = read(path)
     assert list(sizes(log).items())[:3] == [
-        ("answer-0", 9), ("answer-0+10", 10), ("answer-0+21", 9)]  # fmt: skip
+        ("line-1", 9), ("line-1+10", 10), ("line-1+21", 9)]  # fmt: skip
     assert log.excluded == {
         "steps with fewer log-probabilities than the others": 1,
         "steps without log-probabilities": 1,
     }
     assert log.k == 6
-
-
-def test_a_chunk_that_repeats_one_list_is_refused(tmp_path: Path) -> None:
-    path = written(tmp_path / "log.jsonl", "vllm stream", share=0.0)
-    lines = path.read_text().splitlines()
-    at = next(at for at, line in enumerate(lines) if line.count('"top_logprobs"') == 2)
-    again = {FIRST[:-1]: lambda both: [both[0], {**both[0], "token": "token_id:99"}]}
-    with pytest.raises(PipelineError, match="holds 2 tokens that repeat one list"):
-        read(edited(path, again, at))
 
 
 def logged(

@@ -9,8 +9,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from pipeline.engines.written.asked import read_asked
 from pipeline.engines.written.logs import EngineLog, read_log, stacked
-from pipeline.engines.written.served import read_served
 from pipeline.hub import Identity
 from pipeline.plan.specs import LogSpec
 from tests.engines.samples import SAMPLES, answer_ids, lines
@@ -34,7 +34,6 @@ def log_of(name: str, part: str = "generated", vocab_size: int = MINI) -> Engine
         ("vllm_logs_256", "generated", MINI, 3, 6, 256),
         ("vllm_prompt_logs", "prompt", MINI, 3, 39, 20),
         ("vllm_chat", "generated", MINI, 1, 8, 20),
-        ("vllm_chat_stream", "generated", MINI, 1, 8, 20),
         ("llama_logs_20", "generated", SMOLLM2, 10, 12, 20),
         ("llama_logs_256", "generated", SMOLLM2, 1, 6, 256),
     ],
@@ -80,26 +79,16 @@ def test_the_values_are_those_of_the_model() -> None:
         assert begin == len(columns["token_id"])
 
 
-def test_a_stream_is_the_answer_that_came_whole() -> None:
-    names = ("vllm_chat", "vllm_chat_stream")
-    whole, streamed = (stacked(log_of(name).trajectories) for name in names)
-    for column in ("token_id", "top_ids"):
-        assert np.array_equal(whole[column], streamed[column])
-    assert np.allclose(whole["log_probs"], streamed["log_probs"], atol=2e-4)
-
-
 @pytest.mark.parametrize(
     "name", ["vllm_alone", "vllm_draft", "vllm_ngram", "vllm_logs_20", "llama_alone", "llama_ngram"]
 )
 def test_answers_keep_the_tokens_that_the_engine_read_and_wrote(name: str) -> None:
-    answers, excluded = read_served(SAMPLES / f"{name}.jsonl.gz")
+    answers = read_asked(SAMPLES / f"{name}.jsonl.gz")
     rows = lines(name)
-    assert not excluded
     assert [answer.name for answer in answers] == [row["custom_id"] for row in rows]
     for answer, row in zip(answers, rows, strict=True):
-        assert answer.reply.request is not None
-        assert answer.reply.request.prompt_ids == row["request"]["prompt"]
-        assert answer.reply.ids == answer_ids(row)
+        assert answer.prompt == row["request"]["prompt"]
+        assert answer.tokens == answer_ids(row)
 
 
 def test_drafts_changed_no_text() -> None:

@@ -32,11 +32,9 @@ from tests.pipeline.reading import page_text
 DEPTHS = 3
 METHODS = (
     "{drafter: model, rule: greedy, draft_length: [1, 9]}",
-    "{drafter: [lookup_first, prompt_lookup], rule: greedy, draft_length: 3}",
-    "{drafter: lookup_first, rule: greedy, draft_length: 3, model_length: 2}",
+    "{drafter: prompt_lookup, rule: greedy, draft_length: 3}",
     "{drafter: model, rule: additive, t: 0.2, draft_length: 3}",
-    "{drafter: [model, lookup_first], sampling: [speculative, races], draft_length: 3, "
-    "temperature: 0.7}",
+    "{drafter: model, sampling: [speculative, races], draft_length: 3, temperature: 0.7}",
 )
 
 
@@ -76,9 +74,6 @@ def test_depths_are_what_the_drafts_say(made: Study) -> None:
     """The table against the columns; reduced: no KL is finite, since the target gives all mass."""
     drafts = made.artifact("drafts").read().to_pandas()
     table = made.artifact("acceptance").read("breakdown").to_pandas()
-    by_divergence = table[table["rule"] != ""].set_index(["divergence", "rule", "statistic"])[
-        "value"
-    ]
     table = table.set_index(["depth", "rule", "statistic"])["value"]
     kl, rank = (np.stack(drafts[f"depth_{name}"].to_list()) for name in ("kl", "draft_rank"))
     assert kl.shape == (36, DEPTHS)
@@ -98,7 +93,6 @@ def test_depths_are_what_the_drafts_say(made: Study) -> None:
         lower = steps.loc[steps["rule"] == "greedy", "lower"].to_numpy()
         full = drafts["full_kl"].to_numpy()
         assert 0 < np.isfinite(full).mean() < 1
-        assert by_divergence["kl", "greedy", "certified"] == np.mean(full < lower)
         assert steps.groupby("rule")["certified"].mean()["greedy"] == np.mean(full < lower)
     else:
         assert "full_kl" not in drafts
@@ -120,7 +114,7 @@ def test_strict_greedy_and_races_emit_what_the_target_alone_does(made: Study, fo
                 text.append(int(module(torch.tensor([text])).logits[0, -1].argmax()))
         mine = data[(data["prompt_id"] == prompt["prompt_id"]) & (data["temperature"] == 0)]
         strict = mine[[runs[run].decoded.rule == StrictGreedy() for run in mine["run"]]]
-        assert set(strict["drafter"]) == {"model", "lookup_first", "prompt_lookup"}
+        assert set(strict["drafter"]) == {"model", "prompt_lookup"}
         for tokens in strict["token_ids"]:
             assert tokens.tolist() == text[len(prompt["token_ids"]) :]
     races = data[[runs[run].decoded.sampling == "races" for run in data["run"]]]
@@ -154,10 +148,10 @@ def test_the_report_of_a_head(
     greedy = next(line for line in shown.splitlines() if line.startswith("| Strict greedy |"))
     assert ("| -∞ |" in greedy) == reduced
     differences = shown.split("\nWhere strict greedy differs")[1].split("\nCSV")[0]
-    assert differences.count("| 3 | 0 | – |") == 5
+    assert differences.count("| 3 | 0 | – |") == 3
     for stage in ("acceptance", "decoding"):
         rows = sweeps.summary_rows(made.nodes[stage], [made.artifact(stage)])
-        assert len(rows) == (1 if stage == "acceptance" else 13)
+        assert len(rows) == (1 if stage == "acceptance" else 9)
         capsys.readouterr()
         sweeps.print_table(rows)
         assert not re.search(r"\b(inf|None)\b", capsys.readouterr().out)

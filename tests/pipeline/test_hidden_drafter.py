@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from pipeline.decoding.choices import Greedy
-from pipeline.decoding.drafters import HeadDrafter, LookupFirst, PromptLookup
+from pipeline.decoding.drafters import HeadDrafter
 from pipeline.decoding.loop import decode
 from pipeline.decoding.verifiers import Match
 from pipeline.models.heads.feature_head import GivenText
@@ -104,29 +104,10 @@ def test_strict_greedy_loses_nothing(
     target: LanguageModel, prompt: list[int], gamma: int, reduced: bool
 ) -> None:
     model = heads.random_head(target, DRAFTED if reduced else None)
-    lookup = PromptLookup(2, gamma, target.device)
-    for drafter in (
-        HeadDrafter(model, Greedy()),
-        LookupFirst(lookup, HeadDrafter(model, Greedy())),
-    ):
-        answer = decode(target, drafter, Match(Greedy()), prompt, gamma, LIMIT)
-        assert answer.tokens == plain_greedy(target, prompt)
-        assert max(call.drafted for call in answer.calls) == gamma
-
-
-@pytest.mark.parametrize(("longest", "drafted"), [(None, 3), (2, 2), (3, 3), (4, 3)])
-def test_look_up_goes_first(
-    target: LanguageModel, model: HiddenDrafter, longest: int | None, drafted: int
-) -> None:
-    text = [5, 6, 7, 8, 5, 6]
-    lookup = PromptLookup(2, 3, target.device)
-    drafter = LookupFirst(lookup, HeadDrafter(model, Greedy()), longest)
-    drafter.begin(torch.tensor(text[:-1]), 40, states_of(target, text[:-1], model.layers))
-    assert drafter.propose(text, 3, 1).tokens.tolist() == [7, 8, 5]
-    drafter.accept(6, (), states_of(target, text, model.layers)[5:])
-    text = [*text, 11]
-    wanted = drafted_plainly(model, text, drafted)
-    assert drafter.propose(text, 3, 2).tokens.tolist() == wanted
+    drafter = HeadDrafter(model, Greedy())
+    answer = decode(target, drafter, Match(Greedy()), prompt, gamma, LIMIT)
+    assert answer.tokens == plain_greedy(target, prompt)
+    assert max(call.drafted for call in answer.calls) == gamma
 
 
 @torch.inference_mode()

@@ -122,7 +122,7 @@ def test_fetched_model_needs_no_hub(directory: Path, monkeypatch: pytest.MonkeyP
     assert hub_commit("some-one/a-model", None, "model", "key") == commit
     assert load("some-one/a-model", identity=Identity(commit=commit)).eos == (2,)
     tokenizer = load_tokenizer("some-one/a-model", commit, "targets.tiny")
-    assert encode(tokenizer, [""], "chat", enable_thinking=True) == [1, 3]
+    assert encode(tokenizer, "", "chat", enable_thinking=True) == [1, 3]
     # where the tokenizer was fetched alone, the weights are asked for
     (repository / "snapshots" / commit / "model.safetensors").unlink()
     with pytest.raises(PipelineError, match="OfflineModeIsEnabled"):

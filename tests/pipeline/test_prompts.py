@@ -243,18 +243,12 @@ def test_limits_that_exclude_are_named_with_their_keys(
     refused(model, source, tmp_path / "b", message, min_tokens=20)
 
 
-def test_questions_of_spec_bench_and_categories_of_any_row(model: Path, tmp_path: Path) -> None:
-    rows = [{"question_id": 81, "category": "writing", "turns": ["Write it.", "Write it again."]},
-            {"question_id": 200, "category": "qa", "turns": ["Who asks?"], "reference": ["You."]},
-            {"question_id": 201, "category": "qa", "turns": []},
-            {"question_id": 202, "category": "qa", "turns": ["What", 3]},
-            {**row("a", "a chat"), "category": "world"}, row("b", "b"),
+def test_categories_of_any_row(model: Path, tmp_path: Path) -> None:
+    rows = [{**row("a", "a chat"), "category": "world"}, row("b", "b"),
             {"text": "c", "id": "c", "category": 3}]  # fmt: skip
-    found = build(model, lines(tmp_path / "question.jsonl", *rows), tmp_path / "store", count=5)
-    assert [(r["prompt_id"], r["source"], r["text"], r["later_turns"]) for r in found] == [
-        ("81", "writing", "Write it.", ["Write it again."]), ("200", "qa", "Who asks?", []),
-        ("a", "world", "a chat", []), ("b", "question.jsonl", "b", []),
-        ("c", "question.jsonl", "c", []),
+    found = build(model, lines(tmp_path / "question.jsonl", *rows), tmp_path / "store", count=3)
+    assert [(r["prompt_id"], r["source"], r["text"]) for r in found] == [
+        ("a", "world", "a chat"), ("b", "question.jsonl", "b"), ("c", "question.jsonl", "c"),
     ]  # fmt: skip
 
 
@@ -285,7 +279,7 @@ def test_plain_text_keeps_what_begins_it_and_not_what_ends_it(
     tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
         single=single, special_tokens=special
     )
-    assert encode(tokenizer, ["a b", "c", "d"], "none", enable_thinking=False) == begins + bare
+    assert encode(tokenizer, "a b\n\nc\n\nd", "none", enable_thinking=False) == begins + bare
 
 
 @pytest.mark.parametrize(("template", "message"), [

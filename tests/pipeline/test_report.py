@@ -32,7 +32,7 @@ from pipeline.store.artifacts import Artifact, Store
 from pipeline.store.distributions import read_distributions
 from tests.analysis.test_decoding_metrics import made as answers
 from tests.pipeline.reading import page_links, page_text
-from tests.pipeline.studies import COMMITS, TEMPERATURES, MadeUp
+from tests.pipeline.studies import COMMITS, MadeUp
 from tests.pipeline.tiny import decoding_node, used
 
 RULES = [
@@ -61,8 +61,8 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[MadeUp, Artifact]:
 
 def test_every_file_is_there_and_shown(built: tuple[MadeUp, Artifact]) -> None:
     _, report = built
-    tables = [*(f"table{n}" for n in range(1, 8)), "estimators", "determined", "bounds"]
-    tables += ["published", "published_agreement", "elements"]
+    tables = [*(f"table{n}" for n in range(1, 8)), "determined", "bounds"]
+    tables += ["published", "published_agreement"]
     figures = [f"figure{n}" for n in range(1, 6)]
     files = {
         path.relative_to(report.directory).as_posix()
@@ -189,38 +189,16 @@ def test_numbers_come_from_the_certificates(built: tuple[MadeUp, Artifact]) -> N
             assert rows["empty"].iloc[0] == pytest.approx(np.isinf(lower).mean(), rel=1e-5)
 
 
-def test_categories_have_a_table(built: tuple[MadeUp, Artifact], tmp_path: Path) -> None:
-    _, report = built
-    assert "By category" not in page_text(report.directory)  # all prompts are of one
-    store = Store(tmp_path)
-    made = MadeUp(store, RULES[1:2], categories=("b", "a"))
-    (report,) = ensure([made.report(["own"], [0])], store)
-    page = page_text(report.directory)
-    assert "R: certificate of Additive (t = 0.1) in nats" in page  # there is no strict greedy
-    table = pd.read_csv(report.directory / "tables/categories.csv")
-    found = table.set_index(["category", "statistic"])
-    assert found.loc[("a", "p0"), "steps"] == 128 + 128 + 128
-    assert found.loc[("b", "p0"), "steps"] == 128 + 70 + 9
-    # one token all along: all but the first 16 steps of an answer lie inside a repetition
-    assert found.loc[("a", "repeated"), "value"] == pytest.approx(112 / 128)
-    assert found.loc[("b", "repeated"), "value"] == pytest.approx((112 + 54) / 207, rel=1e-5)
-
-
-def test_the_page_beside_the_published_is_of_stored_temperatures(
-    built: tuple[MadeUp, Artifact],
-) -> None:
+def test_only_a_target_of_the_paper_is_beside_the_published(built: tuple[MadeUp, Artifact]) -> None:
     made, report = built
     table = pd.read_csv(report.directory / "tables/published.csv")
-    assert set(table["temperature"]) <= {*TEMPERATURES, 1.0}
     greedy = table[(table["row"] == "greedy") & (table["statistic"] == "mean")]
-    assert len(greedy) == 4  # two targets beside two models
-    for line in greedy.to_dict("records"):
-        at = LABELS.index(line["target"])
-        dump = made.store.find(made.target(LABELS[at], at)[0])
-        assert dump is not None
-        dist = read_distributions(dump, line["temperature"])
-        exact = certify(dist, StrictGreedy()).lower.mean()
-        assert line["matched"] == pytest.approx(exact, rel=1e-5)
+    (line,) = greedy.to_dict("records")
+    at = LABELS.index(line["target"])
+    dump = made.store.find(made.target(LABELS[at], at)[0])
+    assert dump is not None
+    exact = certify(read_distributions(dump), StrictGreedy()).lower.mean()
+    assert line["value"] == pytest.approx(exact, rel=1e-5)
 
 
 def test_steps_at_which_mars_means_nothing_are_counted(built: tuple[MadeUp, Artifact]) -> None:

@@ -54,8 +54,7 @@ def test_artifacts_of_the_embedded_study_are_found_under_the_names_they_have(
 def runs() -> list[RunFacts]:
     entries = [
         {"drafter": "model", "rule": "additive", "t": 0.1, "draft_length": 3, "temperature": 0},
-        {"drafter": "model", "sampling": "budget", "budget": "kl", "limit": 0.1, "draft_length": 3,
-         "temperature": 0.5, "top_p": 0.9},
+        {"drafter": "model", "sampling": "races", "draft_length": 3, "temperature": 0.5},
         {"drafter": "model", "rule": "greedy", "draft_length": 2, "tree": "symmetric", "width": 2},
     ]  # fmt: skip
     shape = TreeFacts("symmetric", "2 wide", nodes=6, depth=2, parents=[-1, -1, 0, 0, 1, 1])
@@ -67,9 +66,7 @@ def runs() -> list[RunFacts]:
 
 FACTS = [
     SampledFacts({"too short": ExcludedRows(3, [{"source_row": 4, "prompt_id": "id"}])}),
-    DistributionsFacts(
-        vocab_size=9, k=3, temperatures=[0.5], model="m", drift={"file": {"share": 0.0}}
-    ),
+    DistributionsFacts(vocab_size=9, k=3, certified_temperature=0.5, model="m"),
     DraftsFacts(vocab_size=9, k=3, sampled_temperature=0.5, completed=True),
     DecodingFacts(runs(), {"target": {"model": 5}}, "cpu", 2, vocab_size=9, failed_prompts=1),
     AccuracyFacts({"facts": "digest"}, runs()),
@@ -90,7 +87,7 @@ def test_entries_stand_beside_those_of_their_owner_and_defaults_are_left_out() -
         "attention": "sdpa",
     }  # fmt: skip
     assert "baseline" not in to_plain(runs()[1])
-    assert to_plain(runs()[1])["budget"] == "kl"
+    assert to_plain(runs()[1])["sampling"] == "races"
 
 
 def test_a_record_without_an_entry_is_damage(tmp_path: Path) -> None:

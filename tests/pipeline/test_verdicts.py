@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from analysis.acceptance.verdict import DO_NOT, OPEN
-from analysis.decoding.answers import Answered, accuracy, losses_on_answers
+from analysis.decoding.answers import Answered, accuracy, losses
 from analysis.decoding.speed import speed
 from analysis.rules import Additive, StrictGreedy
 from analysis.statistics.bootstrap import Resampling
@@ -49,11 +49,10 @@ def test_answers_are_counted_beside_those_of_the_target_alone() -> None:
     )
     seconds = data[["task", "item_id", "run"]].assign(seconds=1.0)
     answered = Answered("T", ["t"], runs, data, seconds)
-    found = losses_on_answers(answered, accuracy(answered, 20, 0.95, 0, 0.05), 0.05, 0.95)
-    (row,) = found.to_dict("records")
+    (row,) = losses(accuracy(answered, 20, 0.95, 0, 0.05)).to_dict("records")
     assert (row["rule"], row["alone"], row["right"], row["items"]) == ("additive t=0.1", 60, 30, 60)
-    assert (row["down_to"], row["up_to"], row["margin"]) == (True, False, 0.05)
-    assert (row["drafter"], row["rules"], row["up_to_together"]) == ("model", 1, False)
+    assert (row["falls"], row["within"], row["decision"]) == (True, False, "falls")
+    assert row["drafter"] == "model"
 
 
 def test_random_models_are_not_to_be_drafted_for(tmp_path: Path) -> None:
@@ -72,7 +71,7 @@ def test_random_models_are_not_to_be_drafted_for(tmp_path: Path) -> None:
         *("study=mini", "stage=decoding", "target=local", "drafter=local", *given),
         *(f"prompts.source='{prompts}'", "prompts.count=30", "prompts.min_tokens=3"),
         *methods.overrides("{drafter: model, rule: greedy, draft_length: 3}"),
-        *("decoding.steps=6", "decoding.batches=[]"),
+        "decoding.steps=6",
         *("device={name: cpu, threads: 1}", f"outputs='{tmp_path}'"),
     )
     (made,) = ensure(study.nodes["decoding"], Store(tmp_path / "artifacts"))
@@ -110,10 +109,10 @@ def test_solve_prints_the_verdict_and_at_most_40_lines(
     mine = rows[(rows["rule"] == "additive") & (rows["kind"] == "measured")]
     assert len(mine) == 2 * mine["wanted"].nunique()
     solve.main(
-        [*small_study.overrides, "run_lengths.window=7", "solve.eps=0.1"]
+        [*small_study.overrides, "run_lengths.eps=[0.2]", "solve.eps=0.1"]
     )  # of which no report was made
     command = shlex.join(
-        ["python", "-m", "pipeline", *small_study.overrides, "run_lengths.window=7"]
+        ["python", "-m", "pipeline", *small_study.overrides, "run_lengths.eps=[0.2]"]
     )
     first = capsys.readouterr().out.splitlines()[0]
     assert first == f"No verdict yet: `{command}` decodes, and ends with it."

@@ -165,7 +165,7 @@ def dump_node(model: Path, prompts: Node, batch: int | None = 4, **changes: Any)
 def dump_spec(model: ModelSpec, **changes: Any) -> DistributionsSpec:
     """A specification of stage distributions."""
     spec = DistributionsSpec(
-        model, steps=12, k=20, temperature=0.0, top_p=1.0, top_k=0, seed=0, temperatures=(0.5,),
+        model, steps=12, k=20, temperature=0.0, seed=0,
     )  # fmt: skip
     return replace(spec, **changes)
 
@@ -173,7 +173,7 @@ def dump_spec(model: ModelSpec, **changes: Any) -> DistributionsSpec:
 def decoding_node(target: ModelSpec, drafter: ModelSpec, **changes: Any) -> Node:
     """A node of stage decoding without upstream; its label is that of the target's key."""
     spec = DecodingSpec(
-        target, drafter, prompts=3, steps=6, seed=0, lookup=2, batches=(), methods=(),
+        target, drafter, prompts=3, steps=6, seed=0, lookup=2, methods=(),
         statistics=Resampling(50, 0.95, 0),
     )  # fmt: skip
     return Node("decoding", target.key.partition(".")[2], replace(spec, **changes))

@@ -53,14 +53,13 @@ OVERRIDES = [
     f"criteria={{rules: [{', '.join(RULES)}]}}",
     "distributions.steps=10",
     "distributions.k=8",
-    "acceptance.presets=[medusa, vllm_proposed, sglang, mars]",  # others need more stored tokens
+    "acceptance.presets=[medusa, sglang, mars]",  # others need more stored tokens
     *methods.overrides(*METHODS),
     "decoding.prompts=3",
     "decoding.steps=10",
     "accuracy.tasks=[facts, reading]",
     "accuracy.items=2",
     "run_lengths.eps=[0.02, 0.2, 0.5]",
-    "run_lengths.window=4",
     "statistics.resamples=200",
     "device={name: cpu, threads: 1, batch: 3}",
 ]

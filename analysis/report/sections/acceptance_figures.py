@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from itertools import cycle
 
 import numpy as np
 import pandas as pd
@@ -15,34 +14,25 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from ...rules import Mars, StrictGreedy
 from ..measured import Results
 from ..published import TABLE2
-from ..records import Figure, Row, records_of, select, together, worded
+from ..records import Figure, Row, records_of, together, worded
 from ..style import (
     BLACK,
     BLUE,
-    GREY,
     LINES,
     RULED,
     TEXT,
     VERMILION,
     error_bars,
-    family,
     grid,
     legend,
-    logarithmic,
     percent,
-    rule_colour,
     styled,
 )
 
 GREEDY = StrictGreedy().label
-MARKERS = "osD^vP*Xh"
 DOTS = ("D", "o", "s", "^", "v")
 ROW, APART = 0.3, 0.16  # inches for a rule, and between two of its points
 MOST = 10  # rows of a panel
-COSTS_SHOWN = {  # cost: axis label
-    "nats": "log-likelihood given up, nats a token",
-    "probability": "probability given up a token",
-}
 
 
 def rules_in(results: Results, *groups: str) -> list[str]:
@@ -123,35 +113,11 @@ def margin_text(row: Row) -> str:
     return f"{low} to {high}" if np.isfinite(row["high"]) else f"above {low}"
 
 
-@styled
-def divergence_figure(
-    results: Results, rules: Sequence[str], divergences: Mapping[str, str]
-) -> Figure:
-    """Draw the coverage of rules by each divergence and by their union.
-
-    Args:
-        results: the study's results.
-        rules: labels of the rules drawn.
-        divergences: printed name of each divergence, the union last.
-    """
-    frame = select(results["breakdown"], depth=0, statistic="coverage").drop(columns="depth")
-    rows = results.rows("breakdown", "target", "rule", "depth", "divergence", "statistic")
-    names = {name: divergences[name] for name in frame["divergence"].unique()}
-    drawing, axes = _dots(
-        results, rules, names, lambda t, r, name: rows[t, r, 0, name, "coverage"], [*names][-1]
-    )
-    for axis in axes:
-        axis.set_xlabel("of accepted steps")
-    data = select(frame, rule=rules)
-    return Figure(**worded("divergences_figure"), data=data, drawing=drawing)
-
-
 def _dots(
     results: Results,
     rules: Sequence[str],
     kinds: Mapping[str, str],
     row_of: Callable[[str, str, str], Row],
-    last: str = "",
 ) -> tuple[Drawing, Sequence[Axes]]:
     """Draw a point with an interval for each rule and kind, one panel for each target.
 
@@ -160,7 +126,6 @@ def _dots(
         rules: labels of the rules, from the top.
         kinds: printed name of each kind.
         row_of: returns value, ci_low and ci_high of a target, rule and kind.
-        last: a kind that is drawn as a black bar.
     """
     size = (TEXT, 1.0 + ROW * len(rules))
     drawing = Drawing(figsize=size, layout=ConstrainedLayoutEngine(w_pad=0.1))
@@ -176,9 +141,9 @@ def _dots(
                 value,
                 heights + APART * (place - (len(kinds) - 1) / 2),
                 xerr=error_bars(value, low, high),
-                fmt="|" if kind == last else DOTS[place % len(DOTS)],
-                color=BLACK if kind == last else LINES[place % len(LINES)][0],
-                markersize=6 if kind == last else 3,
+                fmt=DOTS[place % len(DOTS)],
+                color=LINES[place % len(LINES)][0],
+                markersize=3,
                 elinewidth=0.7,
                 label=name,
             )
@@ -188,68 +153,6 @@ def _dots(
         percent(axis, "x")
     axes[0].set_yticks(heights, [results.names[rule] for rule in rules], fontsize=6.5)
     axes[0].set_ylim(len(rules) - 0.4, -0.6)
-    axes[0].set_xlim(-0.02, min(1.02, axes[0].get_xlim()[1]) if last else 1.02)
+    axes[0].set_xlim(-0.02, 1.02)
     legend(drawing, axes[:1], len(kinds))
     return drawing, axes
-
-
-@styled
-def frontier_figure(results: Results) -> Figure:
-    """Draw gain over cost of rules and presets, and the curve of the best rule."""
-    frame = results["frontier"]
-    drawing, axes = grid(len(COSTS_SHOWN), results.targets)
-    drawing.set_figheight(5.6)
-    for row, (cost, name) in zip(axes, COSTS_SHOWN.items(), strict=True):
-        for axis, target in zip(row, results.targets, strict=True):
-            part = frame[(frame["target"] == target) & (frame["cost"] == cost)]
-            _plane(axis, part, results)
-            axis.set_xlabel(name)
-            axis.set_title(f"{target}: {cost} given up")
-        row[0].set_ylabel("tokens a call (log scale)")
-    legend(drawing, axes[:, 0], 3)
-    return Figure(**worded("frontier_figure"), data=frame, drawing=drawing)
-
-
-def _plane(axis: Axes, part: pd.DataFrame, results: Results) -> None:
-    curve = part[part["rule"] == ""]
-    axis.plot(
-        curve["value"],
-        curve["tokens"],
-        color=GREY,
-        linewidth=3,
-        zorder=0,
-        label="most steps accepted",
-    )
-    rules = part[(part["rule"] != "") & np.isfinite(part["value"])].set_index("rule")
-    others = rules.drop(index=list(results.presets), errors="ignore")
-    families = others.index.str.partition(" ").get_level_values(0)
-    for name, members in others.groupby(families, sort=False):
-        colours = list(map(rule_colour, members.index))
-        axis.scatter(members["value"], members["tokens"], s=7, c=colours, zorder=1)
-        label, hue = family(str(name))
-        axis.plot([], [], ".", color=hue, label=label)
-    for marker, (rule, name) in zip(cycle(MARKERS), results.presets.items(), strict=False):
-        if rule in rules.index:
-            row, own = rules.loc[rule], results.names[rule]
-            axis.errorbar(
-                row["value"],
-                row["tokens"],
-                xerr=error_bars([row["value"]], [row["ci_low"]], [row["ci_high"]]),
-                yerr=error_bars([row["tokens"]], [row["tokens_low"]], [row["tokens_high"]]),
-                fmt=marker,
-                color=BLACK,
-                markersize=4,
-                elinewidth=0.6,
-                label=own if own.startswith(name) else f"{name}: {own}",
-            )
-    logarithmic(axis, "y")
-    most = rules[["value", "ci_high"]].max(axis=None)
-    if most > 0:  # the curve extends beyond the rules
-        drawn = curve.loc[curve["value"] <= 1.1 * most, "tokens"]
-        heights = np.concatenate(
-            [drawn, *rules[["tokens", "tokens_low", "tokens_high"]].T.to_numpy()]
-        )
-        heights = heights[np.isfinite(heights)]
-        axis.set_xlim(-0.03 * most, 1.1 * most)
-        axis.set_ylim(0.95 * heights.min(), 1.05 * heights.max())
-    axis.grid(**RULED)

@@ -9,34 +9,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure as Drawing
 
-from ...decoding.answers import (
-    ALL,
-    Answered,
-    decide,
-    decisions_in_words,
-    differing,
-    threshold_limits,
-)
-from ...decoding.finished import CLOCKED
+from ...decoding.answers import ALL, Answered, differing, losses
 from ...rules import Mars
 from ..records import Column, Figure, Section, Table, across, together, worded
 from ..style import LEGEND_ROW, LEVEL, LINES, TEXT, error_bars, legend, styled
-from ..text import FORMATS, limits, number_text, share_text, symbol, times_text
+from ..text import limits, number_text, share_text, times_text
 from .decoding_speed import thresholds_figure
 
 SHOWN = 12  # differing answers on the page; the CSV file has all
 LETTERS = 90  # printed of an answer
 WIDE_LABEL = 48  # letters beyond which a legend has one column
-COMPARED = ["lost", "difference_ci_low", "p_value", "length_ratio"]  # with the target alone
+COMPARED = ["lost", "difference_ci_low", "p_value"]  # with the target alone
 KEYS = ["target", "task", "method", "draft_length", "temperature"]
-DECIDED = ["run", "worst", "best", "up_to", "down_to", "p_holm", "up_to_together", "wins"]
 Tables = Sequence[pd.DataFrame]
 
 
@@ -52,27 +42,15 @@ def accuracy_sections(
         margin: the loss of accuracy that counts.
         confidence: of the intervals.
     """
-    decided = [
-        decide(table, pair.runs, margin, confidence)
-        for pair, table in zip(answered, tables, strict=True)
-    ]
     facts = {"margin": f"{100 * margin:g} points", "confidence": f"{100 * confidence:g} %"}
-    facts["level"] = f"{1 - confidence:.2g}"
     frames = {
-        pair.target: table.join(decision[DECIDED].set_index("run"), on="run").assign(
-            decided=table["run"].map(decisions_in_words(decision))
-        )
-        for pair, table, decision in zip(answered, tables, decided, strict=True)
+        pair.target: table.assign(decided=table["run"].map(losses(table)["decision"]))
+        for pair, table in zip(answered, tables, strict=True)
     }
     data = together(frames)
-    notes = [
-        line
-        for pair, decision in zip(answered, decided, strict=True)
-        for line in sentences(decision, facts["margin"], pair.target if len(answered) > 1 else "")
-    ]
     tasks = [*answered[0].tasks, ALL] if len(answered[0].tasks) > 1 else [ALL]
     shown = [
-        losses_table(data, notes, facts),
+        losses_table(data, facts),
         tasks_table(data, tasks),
         recovery_figure(answered, tables),
         differing_table(answered),
@@ -86,7 +64,7 @@ def accuracy_sections(
         Section(
             "Answers: what depends on the clock",
             [
-                task_speed_table(data, tasks, facts["margin"]),
+                task_speed_table(data, tasks),
                 thresholds_figure(
                     [pair.target for pair in answered],
                     [swept(table) for table in tables],
@@ -122,59 +100,24 @@ def tasks_sentence(pair: Answered) -> str:
     return f"{text}; methods that must not change answers changed {len(changed)}: {where}"
 
 
-def sentences(decided: pd.DataFrame, margin: str, target: str = "") -> list[str]:
-    """Return a sentence for each rule: its most relaxed excluded threshold and its first fall."""
-    lines = []
-    for row in threshold_limits(decided).to_dict("records"):
-        name = f"{target}, {row['family']}" if target else row["family"]
-        threshold = symbol(row["parameter"]) if row["parameter"] else "the rule"
-        first = f"no threshold excludes a loss above {margin}"
-        if not math.isnan(row["largest"]):
-            first = (
-                f"a loss above {margin} is excluded up to {threshold} = {row['largest']:g} "
-                f"(bound {number_text(100 * row['worst'], 1)} points)"
-            )
-        second = "at no threshold does the accuracy fall measurably"
-        if not math.isnan(row["first"]):
-            second = (
-                f"from {threshold} = {row['first']:g} on the accuracy falls, "
-                f"by at least {number_text(-100 * row['best'], 1)} points"
-            )
-        lines.append(f"{name}, γ = {row['draft_length']}: {first}; {second}.")
-    if len(decided) > 1:
-        lines.append(_together(decided, margin, target))
-    return lines
-
-
-def _together(decided: pd.DataFrame, margin: str, target: str) -> str:
-    """Return a sentence on all rules and thresholds of a target tested together."""
-    rows = decided[decided["up_to_together"]].to_dict("records")
-    rules = ", ".join(f"{row['method']}, γ = {row['draft_length']}" for row in rows)
-    text = f"with all {len(decided)} rules and thresholds tested together (Holm), a loss above "
-    text += f"{margin} is excluded for {f'these: {rules}' if rows else 'none'}."
-    return f"{target}, {text}" if target else text[:1].upper() + text[1:]
-
-
 def _interval(name: str) -> tuple[str, str, str]:
     return name, *limits(name)
 
 
-def losses_table(data: pd.DataFrame, notes: Sequence[str], facts: dict[str, Any]) -> Table:
+def losses_table(data: pd.DataFrame, facts: dict[str, Any]) -> Table:
     """Return the table of accuracy over all tasks, paired with the target alone.
 
     Args:
         data: accuracy and decisions of all targets.
-        notes: sentences on thresholds.
         facts: margin and confidence as printed.
     """
-    untimed = data.drop(columns=["speedup", *CLOCKED, "wins"])
+    untimed = data.drop(columns=["speedup"])
     shown = untimed[untimed["task"] == ALL]
     alone = shown["drafter"] == "none"  # compared with itself
     return Table(
         **worded("accuracy_losses", **facts),
         data=untimed,
         shown=shown.assign(**{name: shown[name].mask(alone) for name in COMPARED}),
-        notes=notes,
     )
 
 
@@ -188,27 +131,15 @@ def tasks_table(data: pd.DataFrame, tasks: Sequence[str]) -> Table:
     )
 
 
-def task_speed_table(data: pd.DataFrame, tasks: Sequence[str], margin: str) -> Table:
-    """Return speedup and tokens a call by task (Table 1), and seconds of a finished answer."""
+def task_speed_table(data: pd.DataFrame, tasks: Sequence[str]) -> Table:
+    """Return speedup and tokens a call by task: Table 1."""
     columns = [
         Column("speedup", times_text, "speedup"),
         Column("τ", number_text, "tokens_per_call"),
     ]
-    interval = FORMATS["interval"]
-    finished = [
-        Column("seconds", number_text, "seconds_finished"),
-        Column("over alone", interval, _interval("seconds_ratio")),
-        Column("wins", {True: "yes", False: "no"}.__getitem__, "wins"),
-        Column("right a second", interval, _interval("right_per_second")),
-    ]
-    finished = [
-        replace(column, where={"task": ALL}, above="finished answers") for column in finished
-    ]
     return Table(
-        **worded(
-            "accuracy_speed", more=[*across(tasks, columns, key="task"), *finished], margin=margin
-        ),
-        data=data[[*KEYS, "speedup", "tokens_per_call", *CLOCKED, "wins"]],
+        **worded("accuracy_speed", more=across(tasks, columns, key="task")),
+        data=data[[*KEYS, "speedup", "tokens_per_call"]],
         shown=data,
     )
 

@@ -16,20 +16,20 @@ from ...statistics.run_lengths import RANDOM, RANDOM_CAP, with_censored
 from ..measured import Results
 from ..published import STATISTICS, TABLE2, printed
 from ..records import Column, Row, Table, records_of, select, sentence, worded
-from ..text import FORMATS, certificate_text, few_notes, interval_text, run_text, symbol
+from ..text import FORMATS, certificate_text, run_text, symbol
 
 FAMILIES: Mapping[type[Rule], tuple[str, str]] = {  # of Table 3: title and parameter
     Additive: ("Additive certificate", "t"),
     Multiplicative: ("Multiplicative certificate", "alpha"),
 }
-RUN = ("value", "value_upper", "censored", "censored_upper")  # of frame `runs`
+RUN = ("value", "censored")  # of frame `runs`
 WORDINGS = {  # estimators of Tables 5 and 6: as the printed cells decode, the text, the captions
     "per_call": "tokens a call, which the published cells decode as",
     "mean_run": "mean certified run, as the paper's text says",
     RANDOM: f"mean certified run from a random position, at most {RANDOM_CAP}, as its captions say",
 }
 FIRST_EXTRA = 8  # the table of a third target, after those of the paper and Table 7
-COMPARED_AT = 0.1  # nats: the estimators are compared at the level nearest to it
+COMPARED_AT = 0.1  # nats: what is shown at one level is at the nearest to it
 
 
 def table1(results: Results) -> Table:
@@ -84,7 +84,7 @@ def table4(results: Results) -> Table | None:
     if not rules:
         return None
     columns = [
-        Column(f"m = {m}", certificate_text, ("value", "value_upper", "ceiling"), {"m": m})
+        Column(f"m = {m}", certificate_text, ("value", "ceiling"), {"m": m})
         for m in sorted({rule.m for rule in rules})
     ]
     return _table(results, "table4", rules, ["p5"], columns, sorted({rule.t for rule in rules}))
@@ -109,21 +109,8 @@ def run_length_table(results: Results, index: int) -> Table:
         shown=select(data, estimator=list(WORDINGS)),
         order=_shown(results),
         names={**results.names, **WORDINGS},
-        notes=[*_coverage(data, _shown(results)), *few_notes(data["prompts"])],
+        notes=_coverage(data, _shown(results)),
     )
-
-
-def estimator_table(results: Results) -> Table:
-    """Return the estimators of the run length at one level, with their intervals."""
-    eps = compared_level(results["runs"]["eps"])
-    data = _with_shares(results, results.select("runs", eps=eps, rule=_shown(results)))
-    names = list(data["estimator"].unique())
-    ends = ("value", "value_upper", "ci_low", "ci_high", *RUN[2:])
-    columns = [Column(name, interval_text, ends, {"estimator": name}) for name in names]
-    counts = ("failing_prompts", "prompts")
-    columns.append(Column("failing", "{}/{}".format, counts, {"estimator": names[0]}))
-    rules = _shown(results)
-    return results.table("estimators", data, columns, _coverage(data, rules), rules, eps=eps)
 
 
 def _coverage(runs: pd.DataFrame, rules: Sequence[str]) -> list[str]:
@@ -189,7 +176,7 @@ def _shown(results: Results) -> list[str]:
 
 def _printed_run(row: Row, rule: Rule) -> str:
     value = printed(row["target"], rule, row["eps"])
-    return "" if math.isnan(value) else run_text(value, value)
+    return "" if math.isnan(value) else run_text(value)
 
 
 def _with_shares(results: Results, runs: pd.DataFrame) -> pd.DataFrame:

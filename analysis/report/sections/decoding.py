@@ -12,22 +12,15 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ...acceptance.texts import STATISTICS, text_statistics
 from ...decoding import metrics as decoding
-from ...decoding.finished import CLOCKED_ANSWERS
 from ...decoding.metrics import Decoded
 from ...decoding.places import position_rates
-from ...statistics.bootstrap import Resampling, prompt_counts
-from ..records import Column, Figure, Section, Table, sentence, worded
+from ...statistics.bootstrap import Resampling
+from ..measured import Results
+from ..records import Column, Figure, Section, Table, worded
 from ..style import BLUE, GREEN, GREY, LEVEL, PURPLE, VERMILION, grid, legend, styled
-from ..text import FORMATS, few_notes, limits, share_text
-from .decoding_trees import (
-    alternatives_table,
-    concat_targets,
-    entropies_table,
-    trees_figure,
-    trees_table,
-)
+from ..text import share_text
+from .decoding_trees import concat_targets, entropies_table, races_table, trees_figure, trees_table
 
 THRESHOLD = 0.9  # of the logit ratio, the default of MARS
 OTHER, FIRST = "ratio below the threshold", "above, accepted at rank 1"
@@ -53,19 +46,18 @@ def decoding_section(
     title: str,
     decoded: Sequence[Decoded],
     statistics: Resampling,
-    eps: float,
+    results: Results,
     paragraphs: Sequence[str],
 ) -> Section:
-    """Return the section on acceptance in decoding; `eps` is the KL at which texts are compared."""
+    """Return the section on acceptance in decoding."""
     shown = [
         decoding_table(decoded, statistics),
         first_differences_table(decoded),
         rates_table(decoded),
-        texts_table(decoded, eps, statistics),
         trees_table(decoded, statistics),
         trees_figure(decoded, statistics),
-        alternatives_table(decoded, statistics),
         entropies_table(decoded, statistics),
+        races_table(decoded, results),
         margins_figure(decoded),
         ratios_figure(decoded),
     ]
@@ -75,25 +67,13 @@ def decoding_section(
 def decoding_table(decoded: Sequence[Decoded], statistics: Resampling) -> Table:
     """Return the table of acceptance, tokens a call and the cost of lossy rules, by method."""
     frames = [
-        decoding.acceptance(pair, *statistics)
-        .join(decoding.finished_runs(pair, *statistics).drop(columns=CLOCKED_ANSWERS))
-        .join(decoding.of_thresholds(pair, *statistics))
-        .assign(**prompt_counts(pair.prompts))
-        for pair in decoded
+        decoding.acceptance(pair, *statistics).assign(prompts=pair.prompts) for pair in decoded
     ]
-    data, name = concat_targets(decoded, frames), "over_thresholds"
-    over, more = (name, *limits(name)), list[Column]()
-    notes = few_notes(pair.prompts for pair in decoded)
-    if data[name].isna().all():  # no multiplicative rule was decoded
-        data = data.drop(columns=[*over])
-    else:
-        more = [Column("over thresholds", FORMATS["interval"], over)]
-        notes = [*notes, sentence(name)]
+    data = concat_targets(decoded, frames)
     return Table(
-        **worded("decoding_acceptance", more=more, confidence=f"{100 * statistics[1]:g} %"),
+        **worded("decoding_acceptance", confidence=f"{100 * statistics[1]:g} %"),
         data=data,
         shown=data.assign(closed_form=data["closed_form"].where(data["draft_length"] > 0)),
-        notes=notes,
     )
 
 
@@ -124,31 +104,6 @@ def rates_table(decoded: Sequence[Decoded]) -> Table:
         for place in sorted(data["place"].unique())
     ]
     return Table(**worded("decoding_rates", more=places), data=data)
-
-
-def texts_table(decoded: Sequence[Decoded], eps: float, statistics: Resampling) -> Table | None:
-    """Certificates along the target's text and each rule's; None where no chain is judged."""
-    frames = [
-        text_statistics(pair.texts, eps, statistics).join(
-            pair.runs[["method", "draft_length"]], on="run"
-        )
-        for pair in decoded
-        if len(pair.texts)
-    ]
-    if not frames:
-        return None
-    data = concat_targets([pair for pair in decoded if len(pair.texts)], frames)
-    printed = data["statistic"].map({key: name.format(eps=eps) for key, name in STATISTICS.items()})
-    places = sorted(int(name[6:]) for name in map(str, data) if name.startswith("place_"))
-    more = [
-        Column(f"{at}", FORMATS["3 digits"], f"place_{at}", above="rejected, by place")
-        for at in places
-    ]
-    return Table(
-        **worded("decoding_texts", more=more, eps=f"{eps:g}"),
-        data=data.assign(eps=eps),
-        shown=data.assign(section=data["target"] + ": " + printed),
-    )
 
 
 @styled

@@ -17,11 +17,9 @@ import pandas as pd
 
 from ...decoding import predicted, speed
 from ...decoding.metrics import Decoded
-from ...decoding.places import place_rates
-from ...statistics.bootstrap import prompt_counts
 from ..records import Column, Figure, Section, Table, worded
 from ..style import GREY, LINES, POINTS, error_bars, grid, legend, percent, styled
-from ..text import few_notes, limits, number_text, share_text, times_text
+from ..text import limits, number_text, share_text, times_text
 from .decoding_trees import concat_targets
 
 Speeds = Sequence[pd.DataFrame]
@@ -35,7 +33,6 @@ def speed_section(
         comparison_table(decoded, speeds),
         speed_table(decoded, speeds),
         temperature_table(decoded, speeds),
-        batches_table(decoded, speeds),
         thresholds_figure(
             [pair.target for pair in decoded], speeds, "agreement", "decoding_thresholds"
         ),
@@ -51,7 +48,7 @@ def comparison_table(decoded: Sequence[Decoded], speeds: Speeds) -> Table:
         whole = table[["speedup", "ci_low", "ci_high"]].assign(tau=table["tokens_per_call"])
         parts = [*(_of_source(pair, source) for source in sources), whole]
         settings = pair.runs[["method", "draft_length", "temperature"]]
-        settings = settings.assign(**prompt_counts(pair.prompts))
+        settings = settings.assign(prompts=pair.prompts)
         by_source = [
             settings.join(part).reset_index(names="run").assign(target=pair.target, source=source)
             for source, part in zip([*sources, "all"], parts, strict=True)
@@ -68,9 +65,7 @@ def comparison_table(decoded: Sequence[Decoded], speeds: Speeds) -> Table:
         )
     ]
     return Table(
-        **worded("decoding_comparison", more=columns),
-        data=pd.concat(frames, ignore_index=True),
-        notes=few_notes(pair.prompts for pair in decoded),
+        **worded("decoding_comparison", more=columns), data=pd.concat(frames, ignore_index=True)
     )
 
 
@@ -126,29 +121,6 @@ def temperature_table(decoded: Sequence[Decoded], speeds: Speeds) -> Table | Non
         data=data,
         shown=data.sort_values("draft_length", kind="stable"),
         names={gamma: f"γ = {gamma}" for gamma in data["draft_length"].unique()},
-    )
-
-
-def batches_table(decoded: Sequence[Decoded], speeds: Speeds) -> Table | None:
-    """Return costs of passes, break-even acceptance and best draft length by batch size."""
-    frames = []
-    for pair, table in zip(decoded, speeds, strict=True):
-        of_trees = pair.of_trees.reindex(table.index, fill_value=False)
-        chains = table[(table["drafter"] == "model") & ~of_trees]
-        if pair.passes.empty or chains.empty:
-            return None
-        first = chains[chains["method"] == chains["method"].iloc[0]]
-        longest = first.sort_values("draft_length").iloc[-1]
-        run, gamma = int(first["draft_length"].idxmax()), int(longest["draft_length"])
-        rates = place_rates(pair.calls, run, gamma)
-        costs = speed.break_even_by_batch(pair, rates)
-        frames.append(costs.assign(method=longest["method"], temperature=longest["temperature"]))
-    method, most = frames[0]["method"].iloc[0], int(frames[0]["longest"].max())
-    data = concat_targets(decoded, frames)
-    return Table(
-        **worded("decoding_batches", most=most, method=method),
-        data=data,
-        shown=data.assign(speedup=data["speedup"].where(data["draft_length"] > 0)),
     )
 
 

@@ -15,15 +15,16 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
+from ...acceptance.summary import RACES, RACES_LOWER, SPECULATIVE
 from ...decoding.metrics import Decoded
-from ...decoding.trees import ERSS, GREEDY, GSS, SHAPES, alternatives, entropies, rates, tree_runs
+from ...decoding.trees import ERSS, GREEDY, GSS, SHAPES, entropies, rates, tree_runs
 from ...statistics.bootstrap import Resampling
 from ...trees.acceptance import least_residual_upper, residual_upper
 from ...trees.optimal import best_trees
 from ...trees.topology import Floats, batch, sequence, spec_infer, symmetric, tree_tokens_per_call
+from ..measured import Results
 from ..records import Figure, Table, worded
 from ..style import BLACK, GREY, LINES, error_bars, grid, legend, logarithmic, styled
-from ..text import number_text
 
 Curve = tuple[Floats, Floats]  # drafted tokens, tokens a call
 COLOURS = {name: colour for name, (colour, _) in zip(SHAPES.values(), LINES, strict=False)}
@@ -32,6 +33,11 @@ BOUNDS = {LEAST: 1.6, FIXED: 0.7}  # widths of lines
 QUANTITIES = {"tokens": "tokens a call", "added": "added by a token"}
 COLUMNS = ["scheme", "curve", "kind", "drafted", "value", "ci_low", "ci_high"]
 STYLES = {GSS: ("o", (0, ())), ERSS: ("^", (0, (4, 2))), GREEDY: ("s", (0, ()))}
+FIRST_DRAFT = {  # schemes of stage acceptance, as Lemma C.1 names them
+    SPECULATIVE: "1 − TV(p, q)",
+    RACES: "First acceptance of exponential races",
+    RACES_LOWER: "Harmonic mean",
+}
 APART = {GSS: 0.97, ERSS: 1.03, GREEDY: 1.0}  # points at equal sizes do not hide each other
 
 
@@ -43,46 +49,23 @@ def trees_table(decoded: Sequence[Decoded], statistics: Resampling) -> Table | N
     return Table(**worded("decoding_trees"), data=data)
 
 
-def alternatives_table(decoded: Sequence[Decoded], statistics: Resampling) -> Table | None:
-    """GSS and ERSS over alternatives of one token; None without batches of both."""
-    frames = [alternatives(pair, tree_runs(pair, *statistics), *statistics) for pair in decoded]
-    data = concat_targets(decoded, frames)
-    if data.empty:
-        return None
-    notes = [
-        f"{target}, {setting}: {_overtaking(part, statistics[1])}"
-        for (target, setting), part in data.groupby(["target", "setting"], sort=False)
-    ]
-    return Table(**worded("decoding_alternatives"), data=data, notes=notes)
-
-
-def _overtaking(part: pd.DataFrame, confidence: float) -> str:
-    """Return in a sentence from how many alternatives on ERSS emits more, if that is settled."""
-    least, *ends = (
-        number_text(part[name].iloc[0], 0)
-        for name in ("overtakes", "overtakes_low", "overtakes_high")
-    )
-    behind, ahead = (part["ci_high"] < 0).any(), (part["ci_low"] > 0).any()
-    if behind and ahead:
-        return (
-            f"ERSS overtakes GSS at {least} alternatives [{ends[0]}, {ends[1]}]; below and above "
-            "the intervals of the difference exclude 0."
-        )
-    missing = " and ".join(
-        text for text, settled in (("behind", behind), ("ahead", ahead)) if not settled
-    )
-    return (
-        f"where ERSS overtakes GSS is not settled: at {least} alternatives in this sample, "
-        f"{100 * confidence:g} % of resamples within [{ends[0]}, {ends[1]}], and at no number is "
-        f"it surely {missing}."
-    )
-
-
 def entropies_table(decoded: Sequence[Decoded], statistics: Resampling) -> Table | None:
     """KL, H[R], their bounds and the tokens they bound; None where no tree was drawn."""
     frames = [entropies(pair, tree_runs(pair, *statistics), *statistics) for pair in decoded]
     data = concat_targets(decoded, frames)
     return None if data.empty else Table(**worded("decoding_entropies"), data=data)
+
+
+def races_table(decoded: Sequence[Decoded], results: Results) -> Table | None:
+    """The numbers of Lemma C.1 at the steps of stage acceptance; None where no tree was drawn."""
+    if not any(len(pair.contexts) for pair in decoded):
+        return None
+    frame = results.select("acceptance", rule=[*FIRST_DRAFT])
+    if frame.empty:
+        return None
+    return results.table(
+        "races", frame, order={"": FIRST_DRAFT}, temperature=results.facts["sampled"]
+    )
 
 
 def concat_targets(decoded: Sequence[Decoded], frames: Sequence[pd.DataFrame]) -> pd.DataFrame:

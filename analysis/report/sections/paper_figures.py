@@ -89,9 +89,8 @@ def survival_figure(
     All of them share their limits of eps, as in the paper. Where a figure's ceilings lie far below
     those of trees, its curves end behind them, and an inset has them again in full width.
 
-    The numbers drawn: target, rule, eps, and the share of steps whose certificate exceeds eps, by
-    lower ends (share) and by upper ends (share_upper), with the interval over prompts, from the
-    lower ends to the upper ends.
+    The numbers drawn: target, rule, eps, and the share of steps whose certificate exceeds eps, with
+    the interval over prompts.
 
     Args:
         name: of the figure, which selects the family of rules.
@@ -137,7 +136,7 @@ def survival_figure(
     }
     texts = worded(name, **sentences)
     data = pd.concat(frames, ignore_index=True)
-    data = data[["target", "rule", "eps", "share", "share_upper", "ci_low", "ci_high"]]
+    data = data[["target", "rule", "eps", "share", "ci_low", "ci_high"]]
     return Figure(**texts, data=data, drawing=drawing)
 
 
@@ -160,12 +159,10 @@ def _panels(targets: Sequence[str], legend_rows: int = 0) -> tuple[Drawing, list
 def _curves(items: Certified, bootstrap: PromptBootstrap, grid: Floats) -> dict[Rule, pd.DataFrame]:
     """Return the survival curve of each rule and its interval over prompts."""
     frames = {}
-    for rule, (lower, upper) in items.items():
-        share, possible = share_above(lower, grid), share_above(upper, grid)
-        least = survival_band(lower, grid, bootstrap)[0]
-        most = survival_band(upper, grid, bootstrap)[1]
-        curve = {"rule": rule.label, "eps": grid, "share": share, "share_upper": possible}
-        frames[rule] = pd.DataFrame(curve | {"ci_low": least, "ci_high": most})
+    for rule, (lower, _) in items.items():
+        low, high = survival_band(lower, grid, bootstrap)
+        curve = {"rule": rule.label, "eps": grid, "share": share_above(lower, grid)}
+        frames[rule] = pd.DataFrame(curve | {"ci_low": low, "ci_high": high})
     return frames
 
 

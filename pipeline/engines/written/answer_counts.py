@@ -1,11 +1,9 @@
-"""The draft counts that an engine, or Spec-Bench, reports of one answer.
+"""The draft counts that an engine reports of one answer.
 
 | engine | defined in |
 |---|---|
 | vLLM | `vllm/v1/metrics/stats.py`: RequestSpecDecodeMetrics (--per-request-spec-decode-metrics) |
-| SGLang | `.../managers/tokenizer_manager.py`: _calculate_spec_decoding_metrics |
 | llama.cpp | `tools/server/server-task.cpp`: result_timings::to_json |
-| Spec-Bench | `evaluation/eval.py`: accept_lengths, the tokens that each pass emitted |
 
 Engines count calls *with a draft* only. Of an answer of n tokens, whose first one the prompt's pass
 emits, a call emits its accepted tokens and one more, and a pass without a draft one. So n - 1 - a
@@ -14,35 +12,26 @@ of an answer (max_tokens, a stop token) in the last call: the passes are up to a
 call accepted. llama.cpp cuts drafts to what an answer may still have (`get_n_draft_max`), so it
 does at a stop token only (`post_decode` in `tools/server/server-context.cpp`).
 
-Names of the counts changed between versions; all are read. A histogram counts the calls that
-accepted 0, 1, ... tokens.
+A histogram counts the calls that accepted 0, 1, ... tokens.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from pipeline.engines.written.answers import FormatError, Part
 from pipeline.engines.written.pages import MOST_PLACES
 
-MOST_CALLS = 10_000_000  # of an answer; more are damage, and a table has a row each
-SPEC_BENCH = "Spec-Bench"
-NAMES: dict[str, dict[str, tuple[str, ...]]] = {  # of the counts in an answer
-    "SGLang": {
-        "calls": ("spec_verify_ct",),
-        "drafted": ("spec_num_proposed_drafts", "spec_proposed_drafts", "spec_draft_token_num"),
-        "accepted": ("spec_num_correct_drafts", "spec_accepted_drafts", "spec_accept_token_num"),
-        "histogram": ("spec_correct_drafts_histogram", "spec_accept_histogram"),
-    },
+MOST_CALLS = 10_000_000  # of an answer; more are damage
+NAMES = {  # of the counts in an answer
     "vLLM": {
-        "calls": ("num_spec_steps",),
-        "drafted": ("num_draft_tokens",),
-        "accepted": ("num_accepted_draft_tokens",),
-        "histogram": ("acceptance_histogram",),
+        "calls": "num_spec_steps",
+        "drafted": "num_draft_tokens",
+        "accepted": "num_accepted_draft_tokens",
     },
-    "llama.cpp": {"drafted": ("draft_n",), "accepted": ("draft_n_accepted",)},
+    "llama.cpp": {"drafted": "draft_n", "accepted": "draft_n_accepted"},
 }
 PER_STEP = ("per_step_accepted", "per_step_drafted")  # vLLM's, of every call in order
 
@@ -51,14 +40,13 @@ class AnswerCounts(NamedTuple):
     """The counts of one answer.
 
     Attributes:
-        engine: vLLM, SGLang, llama.cpp or Spec-Bench.
+        engine: vLLM or llama.cpp.
         calls: with a draft, NaN where they are not told.
-        drafted: tokens, NaN likewise.
+        drafted: tokens.
         accepted: tokens.
         histogram: how many calls accepted 0, 1, ... tokens; None where it is not told.
         per_step: (accepted, drafted) of every call in order; None likewise.
         tokens: of the answer, None likewise.
-        emitted: of Spec-Bench, the tokens that each pass emitted, by turn.
         ended: of llama.cpp, whether the model ended it.
     """
 
@@ -69,7 +57,6 @@ class AnswerCounts(NamedTuple):
     histogram: Sequence[int] | None = None
     per_step: Sequence[tuple[int, int]] | None = None
     tokens: int | None = None
-    emitted: Sequence[Sequence[int]] = ()
     ended: bool = False
 
     @property
@@ -91,47 +78,40 @@ class AnswerCounts(NamedTuple):
         return max((place for place, times in enumerate(self.histogram or ()) if times), default=0)
 
 
-def counted_by(part: Part) -> AnswerCounts | int | None:
-    """Return the draft counts of a part of an answer; its tokens so far where it has none.
+def counted_by(answer: Part) -> AnswerCounts | int | None:
+    """Return the draft counts of an answer; its tokens where it has none.
 
     None for another choice of the same answer.
 
     Raises:
         FormatError: a number is missing, is no count, or contradicts another one.
     """
-    if part.content.get("index"):
+    if answer.content.get("index"):
         return None
-    body, outer = part.body, part.content
-    if "accept_lengths" in outer:
-        return _of_spec_bench(outer)
-    sglang = (body.get("sglext") or {}).get("spec_tokens_details")
+    body = answer.body
     reported = {
-        "SGLang": body.get("meta_info") or outer.get("meta_info") or sglang,
         "vLLM": (body.get("metrics") or {}).get("speculative_decoding"),
         "llama.cpp": body.get("timings"),
     }
-    tokens = _answer_tokens(part)
+    tokens = _answer_tokens(answer)
     for engine, names in NAMES.items():
         info = reported[engine] or {}
-        if info.get(next(iter(names.values()))[0]) is None:
+        if info.get(next(iter(names.values()))) is None:
             continue
-        values: dict[str, Any] = {}
-        for what, spellings in names.items():
-            name = next((name for name in spellings if info.get(name) is not None), spellings[0])
-            values[what] = info.get(name)
-            if what != "histogram":
-                _check_count(name, values[what])
+        values: dict[str, Any] = {what: info.get(name) for what, name in names.items()}
+        for what, name in names.items():
+            _check_count(name, values[what])
+        calls, histogram = values.get("calls", math.nan), info.get("acceptance_histogram")
         if values["drafted"] > MOST_PLACES * values.get("calls", math.inf):
             raise FormatError(
-                f"has {values['drafted']} drafted tokens in {values['calls']} verifications: at "
-                f"most {MOST_PLACES} each are allowed"
+                f"has {values['drafted']} drafted tokens in {calls} verifications: at most "
+                f"{MOST_PLACES} each are allowed"
             )
-        histogram, calls = values.get("histogram"), values.get("calls", math.nan)
         counts = AnswerCounts(
             engine, calls, values["drafted"], values["accepted"], histogram, None, tokens or None
         )
         if engine == "llama.cpp":
-            why = body.get("stop_type"), outer.get("finish_reason")
+            why = body.get("stop_type"), answer.content.get("finish_reason")
             counts = counts._replace(ended=bool({"eos", "word", "stop"} & set(why)))
         if histogram is not None:
             _check_histogram(counts)
@@ -140,42 +120,16 @@ def counted_by(part: Part) -> AnswerCounts | int | None:
     return tokens
 
 
-def _answer_tokens(part: Part) -> int:
-    """Return the number of tokens of an answer so far; 0 where it is not given."""
-    usage, timings = part.body.get("usage") or {}, part.body.get("timings") or {}
-    info = part.body.get("meta_info") or {}
-    ids = part.content.get("token_ids")
+def _answer_tokens(answer: Part) -> int:
+    """Return the number of tokens of an answer; 0 where it is not given."""
+    usage, timings = answer.body.get("usage") or {}, answer.body.get("timings") or {}
+    ids = answer.content.get("token_ids")
     sizes = (
-        *(usage.get("completion_tokens"), info.get("completion_tokens")),
-        *(timings.get("predicted_n"), part.body.get("tokens_predicted")),
-        len(ids) if isinstance(ids, list) and not part.streamed else None,
+        usage.get("completion_tokens"),
+        *(timings.get("predicted_n"), answer.body.get("tokens_predicted")),
+        len(ids) if isinstance(ids, list) else None,
     )
     return next((size for size in sizes if type(size) is int and size > 0), 0)
-
-
-def _of_spec_bench(choice: Mapping[str, Any]) -> AnswerCounts:
-    """Return the tokens that each pass emitted, of an answer of Spec-Bench."""
-    emitted = choice["accept_lengths"]
-    if not isinstance(emitted, list) or len(emitted) > MOST_CALLS:
-        raise FormatError("has accept_lengths that are no list of tokens a call")
-    for count in emitted:
-        _check_count("accept_lengths", count)
-        if not 1 <= count <= MOST_PLACES + 1:
-            raise FormatError(
-                f"has a call of {count} tokens in accept_lengths: give 1 to {MOST_PLACES + 1}"
-            )
-    sizes: list[int] = choice.get("decoding_steps") or []
-    whole = isinstance(sizes, list) and all(type(size) is int and size >= 0 for size in sizes)
-    if not whole or sum(sizes) != len(emitted):
-        sizes = [len(emitted)]
-    turns, begin = [], 0
-    for size in sizes:
-        turns.append(emitted[begin : begin + size])
-        begin += size
-    total = sum(emitted)
-    return AnswerCounts(
-        SPEC_BENCH, math.nan, math.nan, total - len(emitted), tokens=1 + total, emitted=turns
-    )
 
 
 def _check_count(name: str, value: Any) -> None:

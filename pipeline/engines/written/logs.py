@@ -12,12 +12,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pipeline.engines.written.answers import Part, counted, decimals, read_answers, read_objects
-from pipeline.engines.written.steps import Step, Token, Top, by_llama, logged_steps, tokens_told
+from pipeline.engines.written.answers import Part, counted, decimals, read_answers
+from pipeline.engines.written.steps import Step, StepList, Token, Top, by_llama, logged_steps
 from pipeline.errors import PipelineError
 
 if TYPE_CHECKING:
@@ -32,7 +32,6 @@ ONE_PASS = 2.0**-24  # relative error of each addition of a float32 sum, llama.c
 SUM_ROUNDING = 1e-6  # of sums of probabilities
 OWN = 1e-3  # nats, between the emitted token's own value and that of the list
 CUT_SHARE, CUT_STEPS = 0.5, 10  # of uncertain steps without a tail: their tails were cut off
-LOST = "streams that lost chunks, by their number of tokens (their other steps count)"
 NEVER = -20.0  # log of the probability at which steps can't all have missed their argmax
 
 Logged = Mapping[tuple[str, int], Sequence[Step]]
@@ -83,22 +82,23 @@ def read_log(path: Path, log: LogSpec, k: int, vocab_size: int | None = None) ->
     """
     part = log.part
 
-    def read(piece: Part) -> tuple[list[Step | None], int, bool]:
-        return logged_steps(piece, part), tokens_told(piece), by_llama(piece)
+    def read(answer: Part) -> tuple[StepList, bool]:
+        return logged_steps(answer, part), by_llama(answer)
 
-    answers, model, excluded = read_answers(path, read_objects(path), read)
-    parts = [content for _, contents in answers.values() for content in contents]
-    sizes = Counter(len(step.top) for steps, _, _ in parts for step in steps if step is not None)
+    answers, model, excluded = read_answers(path, read)
+    steps_of = {name: steps for name, (steps, _) in answers.items()}
+    sizes = Counter(
+        len(step.top) for steps in steps_of.values() for step in steps if step is not None
+    )
     usual = max(sizes, key=lambda size: (sizes[size], size), default=0)
-    logged = _trajectories(path, answers, usual, excluded)
+    logged = _trajectories(path, steps_of, usual, excluded)
     if not logged:
         raise PipelineError(
             f"{path} has no step with log-probabilities (part {part}); left out: "
-            f"{counted(excluded)}: give one answer of the engine a line, as it came, or a saved "
-            "stream of `data: {...}` lines"
+            f"{counted(excluded)}: give one answer of the engine a line, as it came"
         )
     steps = [step for part in logged.values() for step in part]
-    by_llama_cpp = any(llama for _, _, llama in parts)
+    by_llama_cpp = any(llama for _, llama in answers.values())
     if log.error is not None:
         rounding = error = log.error  # of one softmax, and from that of another pass
     else:
@@ -157,14 +157,12 @@ def prompt_id(key: tuple[str, int]) -> str:
 
 
 def _trajectories(
-    path: Path, answers: Mapping[str, tuple[int, list[Any]]], usual: int, excluded: Counter[str]
+    path: Path, answers: Mapping[str, StepList], usual: int, excluded: Counter[str]
 ) -> dict[tuple[str, int], list[Step]]:
     """Return the parts of answers between steps that are left out."""
     steps_of: dict[tuple[str, int], list[Step]] = {}
-    for name, (_, contents) in answers.items():
+    for name, all_steps in answers.items():
         begin = 0
-        all_steps = [step for steps, _, _ in contents for step in steps]
-        excluded[LOST] += max(stated for _, stated, _ in contents) not in (0, len(all_steps))
         for at, step in enumerate(all_steps):
             reason = "steps without log-probabilities"
             if step is not None:

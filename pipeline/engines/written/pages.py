@@ -38,7 +38,7 @@ READ = {  # metrics beside those of drafts
     },
 }
 SHOWN = 60  # characters of a line in an error
-MOST_PLACES = 1024  # tokens of a draft; more are damage, and a table has a row each
+MOST_PLACES = 1024  # tokens of a draft; more are damage
 Series = dict[tuple[str, frozenset[tuple[str, str]]], float]  # by name and labels
 
 
@@ -48,7 +48,6 @@ class EnginePage:
 
     Attributes:
         engine: vLLM or llama.cpp.
-        series: how many were read.
         drafts: calls with a draft; 0 without a drafter.
         drafted: tokens.
         accepted: tokens.
@@ -56,11 +55,9 @@ class EnginePage:
         passes: of requests, those without a draft too.
         emitted: tokens of these passes.
         seconds: that these passes took, added up over requests.
-        cut_off: whether the page ends inside a line.
     """
 
     engine: str
-    series: int
     drafts: float
     drafted: float
     accepted: float
@@ -68,7 +65,6 @@ class EnginePage:
     passes: float
     emitted: float
     seconds: float
-    cut_off: bool
 
 
 def is_page(text: str) -> bool:
@@ -90,7 +86,7 @@ def read_page(path: Path | str, text: str) -> EnginePage:
     if not engines:
         raise PipelineError(
             f"{path} has no counts of drafts or passes: give a page of vLLM, or of llama.cpp "
-            "started with --metrics; SGLang counts drafts in its answers"
+            "started with --metrics"
         )
     for what, names in (("metrics", engines), ("models", models)):
         if len(names) > 1:
@@ -103,10 +99,8 @@ def read_page(path: Path | str, text: str) -> EnginePage:
         sums[name.removeprefix(f"{engine}:"), dict(labels).get("position", "")] += value
     drafts, drafted, accepted, by_place = _drafts(path, engine, sums)
     passes, emitted, seconds = _passes(engine, {name: sums[name, at] for name, at in sums})
-    cut_off = not text.endswith("\n")
     return EnginePage(
         engine=METRIC_PREFIXES[engine],
-        series=len(series),
         drafts=drafts,
         drafted=drafted,
         accepted=accepted,
@@ -114,7 +108,6 @@ def read_page(path: Path | str, text: str) -> EnginePage:
         passes=passes,
         emitted=emitted,
         seconds=seconds,
-        cut_off=cut_off,
     )
 
 

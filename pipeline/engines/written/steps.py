@@ -2,11 +2,10 @@
 
 | format | who writes it | steps |
 |---|---|---|
-| chat | vLLM, SGLang, llama.cpp | choices[].logprobs.content[].top_logprobs |
-| completions | vLLM, SGLang | choices[].logprobs: tokens, token_logprobs, top_logprobs |
+| chat | vLLM, llama.cpp | choices[].logprobs.content[].top_logprobs |
+| completions | vLLM | choices[].logprobs: tokens, token_logprobs, top_logprobs |
 | prompt | vLLM | prompt_logprobs, of an answer or of a choice |
 | native | llama.cpp | completion_probabilities[].top_logprobs |
-| native | SGLang | meta_info: output_token_logprobs, output_top_logprobs; input_... of the prompt |
 
 docs/log.md names the sources. A token is an id where the engine gives one, else its bytes
 and which of the equal ones of its step it is.
@@ -49,13 +48,11 @@ StepList = list[Step | None]  # None where the engine logged nothing
 
 
 def logged_steps(part: Part, which: str) -> StepList:
-    """Return the steps of a part of an answer; `which` is generated, or prompt for re-scored texts.
+    """Return the steps of an answer; `which` is generated, or prompt for re-scored texts.
 
     Raises:
         FormatError: it has no log-probabilities, or processed ones.
     """
-    if not part.content:
-        return []
     settings = part.body.get("generation_settings") or {}  # llama.cpp's
     verbose = (part.body.get("__verbose") or {}).get("generation_settings") or {}
     if settings.get("backend_sampling") or verbose.get("backend_sampling"):
@@ -63,8 +60,6 @@ def logged_steps(part: Part, which: str) -> StepList:
             "was sampled in the backend, where the softmax may be over the sampled candidates "
             "only: log with backend_sampling=false"
         )
-    if part.place == "meta_info":
-        return _sglang(part, "input" if which == "prompt" else "output")
     if which == "prompt":
         scored = part.content.get("prompt_logprobs") or part.body.get("prompt_logprobs")
         if scored is None:
@@ -75,30 +70,21 @@ def logged_steps(part: Part, which: str) -> StepList:
     if settings.get("post_sampling_probs"):
         raise FormatError(SAMPLED)
     entries = part.body.get("completion_probabilities")
-    if entries is None and not part.streamed:
+    if entries is None:
         raise FormatError("has no completion_probabilities: ask for n_probs=N")
-    return [_described(entry, part.line) for entry in entries or []]
+    return [_described(entry, part.line) for entry in entries]
 
 
 def _choice(part: Part) -> StepList:
     logprobs = part.content.get("logprobs") or {}
     if isinstance(logprobs.get("content"), list):
-        steps = [_described(entry, part.line) for entry in logprobs["content"]]
-        tops = [step and step.top for step in steps]
-        tokens = {step.emitted for step in steps if step}
-        if part.streamed and len(tokens) > 1 and all(top == tops[0] for top in tops):
-            raise FormatError(
-                f"holds {len(tops)} tokens that repeat one list of log-probabilities, as SGLang "
-                "streams them: log without stream"
-            )
-        return steps
+        return [_described(entry, part.line) for entry in logprobs["content"]]
     if isinstance(logprobs.get("tokens"), list):
         return _completions(logprobs, part.line)
-    text = part.content.get("text") or (part.content.get("delta") or {}).get("content")
-    if not logprobs and (not part.streamed or text):
+    if not logprobs:
         raise FormatError(
             "has no logprobs: ask for logprobs=true and top_logprobs=N (chat), logprobs=N "
-            "(completions); answers alone are scored by the model itself (docs/answers.md)"
+            "(completions)"
         )
     return []
 
@@ -146,43 +132,10 @@ def _scored(entry: Mapping[str, Any], line: int) -> Step:
     return _step(line, *top[0], top)
 
 
-def _sglang(part: Part, side: str) -> StepList:
-    """Read SGLang's own format; nothing comes before the first token of a prompt (input)."""
-    if part.streamed:
-        raise FormatError("is of a stream of SGLang's /generate: log it without stream")
-    owns, tops = (part.content.get(f"{side}_{name}_logprobs") for name in ("token", "top"))
-    if not isinstance(owns, list) or not isinstance(tops, list) or len(owns) != len(tops):
-        raise FormatError(
-            f"has no {side}_token_logprobs with as many {side}_top_logprobs: ask for "
-            "return_logprob=true and top_logprobs_num=N"
-            + (" and logprob_start_len=0" if side == "input" else "")
-        )
-    steps = [
-        _step(part.line, _id(own[1]), own[0], [(_id(item[1]), item[0]) for item in top])
-        if top
-        else None
-        for own, top in zip(owns, tops, strict=True)
-    ]
-    return steps[1:] if side == "input" else steps
-
-
-def tokens_told(part: Part) -> int:
-    """Return the number of tokens so far that a stream gives; 0 where it gives none."""
-    usage = (part.body.get("usage") or {}).get("completion_tokens")
-    count = usage if part.place == "choices" else part.body.get("tokens_predicted")
-    return count if part.streamed and type(count) is int else 0
-
-
 def by_llama(part: Part) -> bool:
-    """Whether llama.cpp wrote a part, whose softmax adds the vocabulary up one by one."""
+    """Whether llama.cpp wrote an answer, whose softmax adds the vocabulary up one by one."""
     content = (part.content.get("logprobs") or {}).get("content") or []
     return part.place == "content" or any("id" in entry for entry in content)
-
-
-def logged_id(entry: Mapping[str, Any]) -> int | None:
-    """Return the id of a token that an answer describes; None where it has none."""
-    token = _token(entry)
-    return token if isinstance(token, int) else None
 
 
 def _token(entry: Mapping[str, Any]) -> Token:

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from analysis.report.text import limits, upper_end
+from analysis.report.text import limits
 from pipeline.plan.rules import check_stored_tokens, presets_of
 from pipeline.plan.specs import AcceptanceSpec
-from pipeline.plan.stage import Request, Stage, SummaryRow, lower_bound_marks
+from pipeline.plan.stage import Request, Stage, SummaryRow, lower_bound_mark
 from pipeline.store.columns import COUNTED, CUT, INTERVAL, STEP, Column, Columns
 from pipeline.store.node import Node
 
@@ -29,15 +29,11 @@ SUMMARY = {  # statistic: its column in a sweep's table
     "certified_per_call": "certified length",
 }
 PRICES = (0.0, 0.001, 0.003, 0.01, 0.03)  # target probability given up a step, of `matter`
-RANGED = {"certified", "coverage", "certified_per_call"}  # what depends on certificates
 RULE: Columns = {"rule": Column("string", "label of the rule")}
 ENDS: Columns = {
-    "value": Column("float64", "the statistic, from the lower ends"),
-    "value_upper": Column("float64", "from the upper ends"),
+    "value": Column("float64", "the statistic, of certificates from the lower ends"),
     **INTERVAL,
 }
-_TOKENS = "interval of tokens"
-_SHARE = "interval of share"
 
 
 def nodes(request: Request) -> list[Node]:
@@ -46,18 +42,14 @@ def nodes(request: Request) -> list[Node]:
     Raises:
         PipelineError: a preset is wrong, or needs more stored tokens.
     """
-    config, settings = request.config, request.config.acceptance
+    config = request.config
     if not request.nodes["drafts"]:
         return []
     presets = presets_of(config, request.named)
     if STAGE.name in request.wanted:
         check_stored_tokens(presets.values(), config.distributions.k)
     spec = AcceptanceSpec(
-        rules=tuple(request.rules),
-        presets=presets,
-        divergences=tuple(settings.divergences),
-        draft_length=settings.draft_length,
-        statistics=request.statistics,
+        rules=tuple(request.rules), presets=presets, statistics=request.statistics
     )
     return [
         Node(STAGE.name, drafts.label, spec, {"drafts": (drafts,)})
@@ -86,10 +78,8 @@ def summary(node: AcceptanceNode, artifact: Artifact) -> list[SummaryRow]:
             of_rule = rows[row["rule"]]
             of_rule[name] = row["value"]
             of_rule |= dict(zip(limits(name), (row["ci_low"], row["ci_high"]), strict=True))
-            if row["statistic"] in RANGED:
-                of_rule[upper_end(name)] = row[upper_end("value")]
             if row["statistic"].endswith("_per_call"):
-                of_rule |= lower_bound_marks(name, row)
+                of_rule |= lower_bound_mark(name, row)
     return list(rows.values())
 
 
@@ -144,50 +134,13 @@ STAGE = Stage(
         },
         "breakdown": {
             "rule": Column("string", "label; empty: the drafter alone"),
-            "divergence": Column("string", "or union; empty: KL, of a depth"),
-            "depth": Column("int32", "of a head's draft; 0 is the first token"),
+            "depth": Column("int32", "of a head's draft, from 1; 0: of all tables"),
             "statistic": Column(
                 "string",
-                "acceptance, certified (of all steps), coverage (certified among accepted); of the "
-                "drafter alone finite (share of steps with a finite divergence), kl_median (nats)",
+                "acceptance, certified (of all steps); of the drafter alone finite (share of steps "
+                "with a finite KL), kl_median (nats)",
             ),
             **ENDS,
-            **COUNTED,
-        },
-        "levels": {  # analysis.acceptance.budgets and sampling
-            "rule": Column("string", "label, or the sampling scheme"),
-            "kind": Column(
-                "string",
-                "uniform: at most eps at every step; budget: in the mean; step: from the KL of "
-                "each step; measured: of this drafter",
-            ),
-            "eps": Column(
-                "float64",
-                "the drafter's mean KL, nats; of a head's tokens the mean of its largest KL of all "
-                "depths",
-            ),
-            "statistic": Column(
-                "string",
-                "acceptance; tokens (a call, drafts of any length), tokens_5 (of at most "
-                "`acceptance.draft_length`); probability, best and share, of a sampling scheme",
-            ),
-            "value": Column("float64", "the statistic"),
-            **INTERVAL,
-            **COUNTED,
-        },
-        "frontier": {  # analysis.acceptance.frontier
-            "rule": Column("string", "label; empty: the most that any rule accepts at this cost"),
-            "cost": Column("string", "nats or probability given up"),
-            "tokens": Column("float64", "tokens a call, drafts of any length (per_call)"),
-            "tokens_low": Column("float64", _TOKENS),
-            "tokens_high": Column("float64", _TOKENS),
-            "cut": Column("float64", "share of the calls that the end of a trajectory cuts"),
-            "value": Column("float64", "of the cost, mean over steps"),
-            **INTERVAL,
-            "share": Column("float64", "accepted steps over the most that any rule accepts"),
-            "share_low": Column("float64", _SHARE),
-            "share_high": Column("float64", _SHARE),
-            "setting": Column("float64", "alpha or t of the best rule"),
             **COUNTED,
         },
     },

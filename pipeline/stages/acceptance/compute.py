@@ -7,33 +7,20 @@ its ranks and KL.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
 
-from analysis.acceptance.budgets import budget_of_drafter
-from analysis.acceptance.frontier import frontier
 from analysis.acceptance.judgement import Judgement, Steps, judge
-from analysis.acceptance.sampling import (
-    ARGMAX,
-    SPECULATIVE,
-    readings,
-    sampling_statistics,
-    violations,
-)
 from analysis.acceptance.summary import (
-    calibration_statistics,
-    coverage,
     depth_statistics,
-    finite_shares,
+    finite_share,
     rule_statistics,
     stochastic_statistics,
 )
 from analysis.rules import Rule, StrictGreedy
 from analysis.statistics.bootstrap import Floats, PromptBootstrap
-from analysis.topk import TopK
 from pipeline.errors import PipelineError
 from pipeline.plan.facts import DraftsFacts
 from pipeline.plan.specs import AcceptanceSpec, DraftsSpec
@@ -43,12 +30,7 @@ from pipeline.store.distributions import read_steps
 from pipeline.store.node import Node
 from pipeline.store.plain import Plain
 
-SAMPLED = (  # what is known at the temperature of the answers
-    *("tv", "draft_prob", "kl", "erss_acceptance", "harmonic_mean"),
-    *("top_surprisal", "log_tail", "entropy"),
-)
-# `judge_soundly` of a pair: steps, rules, divergence, distance
-Judge = Callable[[Steps, Sequence[Rule], str, Floats | None], list[Judgement]]
+SAMPLED = ("tv", "erss_acceptance", "harmonic_mean")  # at the temperature of the answers
 
 
 def compute(
@@ -64,32 +46,18 @@ def compute(
     steps, prompts = read_steps(drafts), drafts.read(columns=["prompt_id"])["prompt_id"]
     all_rules = [StrictGreedy(), *spec.rules, *spec.presets.values()]
     per_step = {rule.label: rule for rule in all_rules}  # each once, in order
-    sound = partial(judge_soundly, pair.label, prompts)
-    chosen = sound(steps, list(per_step.values()))
+    chosen = judge_soundly(pair.label, prompts, steps, list(per_step.values()))
     bootstrap = PromptBootstrap(steps.trajectories.prompts, *spec.statistics)
-    surprisal = drafts.read(columns=["draft_top_surprisal"])["draft_top_surprisal"].to_numpy()
-    confidence = np.exp(-np.maximum(surprisal, 0.0))
-    acceptances, probabilities = _sampled(drafts, steps, list(per_step.values()), bootstrap)
     frames = {
         "statistics": [
             *(rule_statistics(steps, judgement, bootstrap) for judgement in chosen),
-            calibration_statistics(confidence, chosen, bootstrap),
-            acceptances,
+            _sampled(drafts, bootstrap),
         ],
-        "breakdown": [
-            _by_divergence(drafts, spec.divergences, steps, chosen, sound, bootstrap),
-            _by_depth(steps, chosen, bootstrap),
-        ],
-        "levels": [
-            *(
-                budget_of_drafter(steps, judgement, bootstrap, spec.draft_length)
-                for judgement in chosen
-            ),
-            probabilities,
-        ],
-        "frontier": [frontier(steps, chosen, bootstrap)],
+        "breakdown": [finite_share(steps, bootstrap), _by_depth(steps, chosen, bootstrap)],
     }
-    tables = {name: pd.concat(parts).assign(**bootstrap.counted) for name, parts in frames.items()}
+    tables = {
+        name: pd.concat(parts).assign(prompts=bootstrap.count) for name, parts in frames.items()
+    }
     for name, frame in {"listing": rule_listing(spec), **tables}.items():
         schema = columns.schema("acceptance", name)
         pending.write(name, pa.Table.from_pandas(frame, schema=schema, preserve_index=False))
@@ -103,30 +71,6 @@ def compute(
     pending.facts["sampled_temperature"] = drafts.facts(DraftsFacts).sampled_temperature
 
 
-def _by_divergence(
-    drafts: Artifact,
-    divergences: Sequence[str],
-    steps: Steps,
-    by_kl: Sequence[Judgement],
-    sound: Judge,
-    bootstrap: PromptBootstrap,
-) -> pd.DataFrame:
-    """Return the shares of steps that certificates of each divergence, and their union, cover."""
-    others = [name for name in divergences if name != "kl"]
-    table, rules = drafts.read(columns=others), [judgement.rule for judgement in by_kl]
-    by_name = {"kl": steps.kl} | {name: table[name].to_numpy() for name in others}
-    distances = {name: by_name[name] for name in divergences}
-    judged = {
-        name: by_kl if name == "kl" else sound(steps, rules, name, distance)
-        for name, distance in distances.items()
-    }
-    covered = [
-        coverage(dict(zip(judged, of_rule, strict=True)), bootstrap)
-        for of_rule in zip(*judged.values(), strict=True)
-    ]
-    return pd.concat([finite_shares(distances, bootstrap), *covered]).assign(depth=0)
-
-
 def _by_depth(
     steps: Steps, verdicts: Sequence[Judgement], bootstrap: PromptBootstrap
 ) -> pd.DataFrame:
@@ -137,75 +81,37 @@ def _by_depth(
         depth_statistics(1 + at, deep, [verdict.by_depth[at] for verdict in verdicts], bootstrap)
         for at, deep in enumerate(steps.by_depth)
     ]
-    return pd.concat(frames).assign(divergence="")
+    return pd.concat(frames)
 
 
-def _sampled(
-    drafts: Artifact, steps: Steps, rules: Sequence[Rule], bootstrap: PromptBootstrap
-) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Return the acceptance rates of stochastic verification, beside certified probabilities.
-
-    Both are empty where no answers were sampled.
-
-    Raises:
-        PipelineError: a step accepts with a smaller probability than certified.
-    """
-    temperature, dist = drafts.facts(DraftsFacts).sampled_temperature, steps.target
-    if temperature is None:
-        return pd.DataFrame(), pd.DataFrame()
+def _sampled(drafts: Artifact, bootstrap: PromptBootstrap) -> pd.DataFrame:
+    """Return the acceptance rates of stochastic verification; none where nothing was sampled."""
+    if drafts.facts(DraftsFacts).sampled_temperature is None:
+        return pd.DataFrame()
     table = drafts.read(columns=[f"sampled_{name}" for name in SAMPLED])
-    columns = {name: table[f"sampled_{name}"].to_numpy() for name in SAMPLED}
-    tv, argmax, kl = columns.pop("tv"), columns.pop("draft_prob"), columns.pop("kl")
-    races, harmonic = columns.pop("erss_acceptance"), columns.pop("harmonic_mean")
-    assert dist.logits is not None
-    dist = TopK.from_columns(
-        dist.ids, dist.logits, **columns, vocab_size=dist.vocab_size, temperature=temperature
-    )
-    measured = {SPECULATIVE: 1.0 - tv, ARGMAX: argmax}
-    for rule in (rule for rule in rules if rule.samples):
-        measured |= readings(rule, steps.target, steps.draft_rank, argmax)
-    for scheme, count in violations(dist, kl, measured).items():
-        if count:
-            raise PipelineError(
-                f"{scheme}: {count} steps accept with a smaller probability than their "
-                "certificates guarantee. This is a bug: please report it"
-            )
-    frame = sampling_statistics(dist, kl, measured, rules, bootstrap)
-    return (
-        stochastic_statistics(
-            tv, races, harmonic, argmax, steps.trajectories, bootstrap, head=bool(steps.deeper)
-        ),
-        frame.assign(statistic="probability"),
-    )
+    tv, races, harmonic = (column.to_numpy() for column in table.columns)
+    return stochastic_statistics(tv, races, harmonic, bootstrap)
 
 
 def judge_soundly(
-    pair: str,
-    prompts: pa.ChunkedArray,
-    steps: Steps,
-    rules: Sequence[Rule],
-    divergence: str = "kl",
-    distance: Floats | None = None,
+    pair: str, prompts: pa.ChunkedArray, steps: Steps, rules: Sequence[Rule]
 ) -> list[Judgement]:
     """Return `judge` of steps, and check that no certified step is rejected, under any rule.
 
     Raises:
         PipelineError: one is; the theory or a computation is wrong.
     """
-    verdicts = judge(steps, rules, divergence, distance)
-    name = "KL" if divergence == "kl" else divergence
+    verdicts = judge(steps, rules)
     for verdict, deep in (
         pair for first in verdicts for pair in zip(first.by_depth, steps.by_depth, strict=False)
     ):
         if len(verdict.violations):
             step = int(verdict.violations[0])
-            apart = deep.kl if distance is None else distance
             raise PipelineError(
                 f"{pair}: {len(verdict.violations)} "
                 f"steps are certified and rejected, which cannot be. The first: rule "
                 f"{verdict.rule.label}, prompt {prompts[step]}, position "
-                f"{int(steps.position[step])}, {name} "
-                f"{float(apart[step])!r} < certificate "
+                f"{int(steps.position[step])}, KL {float(deep.kl[step])!r} < certificate "
                 f"{float(verdict.lower[step])!r}, target rank of the draft "
                 f"{int(deep.draft_rank[step])}, rank of the target's argmax "
                 f"{int(deep.argmax_rank[step])}. Please report it with this step"

@@ -81,7 +81,7 @@ def scored(methods: Sequence[Method]) -> list[Method]:
 def summary(node: Node[AccuracySpec], artifact: Artifact) -> list[SummaryRow]:
     """One row a method, the baselines included, over all tasks together."""
     from analysis.decoding import answers
-    from analysis.decoding.answers import ALL, decide, decisions_in_words
+    from analysis.decoding.answers import ALL, losses
     from pipeline.decoding.decoded import read_answered
 
     margin, statistics = node.spec.margin, node.spec.statistics
@@ -91,11 +91,8 @@ def summary(node: Node[AccuracySpec], artifact: Artifact) -> list[SummaryRow]:
     shown = ["method", "draft_length", "temperature", "items", "accuracy", "accuracy_ci_low"]
     shown += ["accuracy_ci_high", "lost", "won", "difference", "difference_ci_low"]
     shown += ["difference_ci_high", "p_value", "changed", "nats_given_up", "tokens_per_call"]
-    shown += ["tokens_per_call_ci_low", "tokens_per_call_ci_high", "speedup", "length_ratio", "cut"]
-    shown += ["calls_finished", "seconds_ratio", "seconds_ratio_ci_low", "seconds_ratio_ci_high"]
-    shown += ["right_per_second"]
-    decided = decide(scores, answered.runs, margin, statistics.confidence)
-    words = decisions_in_words(decided)
+    shown += ["tokens_per_call_ci_low", "tokens_per_call_ci_high", "speedup"]
+    decisions = losses(scores)["decision"]
     return [
         {
             "target": answered.target,
@@ -103,7 +100,7 @@ def summary(node: Node[AccuracySpec], artifact: Artifact) -> list[SummaryRow]:
             if answered.runs["rule"][run] is None
             else answered.runs["rule"][run].label,
             **dict(zip(shown, row, strict=True)),
-            "loss": words.get(run, ""),
+            "loss": decisions.get(run, ""),
         }
         for run, row in zip(scores["run"], scores[shown].itertuples(index=False), strict=True)
     ]
@@ -111,7 +108,7 @@ def summary(node: Node[AccuracySpec], artifact: Artifact) -> list[SummaryRow]:
 
 STAGE = Stage(
     name="accuracy",
-    version=7,
+    version=8,
     upstream=(),
     columns={
         "data": RUN

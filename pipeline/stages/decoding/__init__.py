@@ -16,7 +16,6 @@ from pipeline.store.node import Node
 if TYPE_CHECKING:
     from pipeline.store.artifacts import Artifact
 
-PASSES = "timings/passes"  # the table of all passes over batches; others have rows of prompts
 RUN: Columns = {
     "prompt_id": Column("string", "the prompt"),
     "run": Column("int32", 'the method: index in the record\'s `facts["runs"]`'),
@@ -52,11 +51,8 @@ def nodes(request: Request) -> list[Node]:
                 seed=settings.seed,
                 lookup=settings.lookup,
                 lookup_match=settings.lookup_match,
-                batches=tuple(settings.batches),
                 methods=tuple(methods),
                 statistics=request.statistics,
-                repeats=settings.repeats,
-                texts=settings.texts,
             ),
             {"prompts": drafts.upstream["prompts"], **({"drafts": (drafts,)} if measured else {})},
         )
@@ -75,14 +71,13 @@ def summary(node: Node[DecodingSpec], artifact: Artifact) -> list[SummaryRow]:
     rows = metrics.acceptance(decoded, *bootstrap)
     ends = dict(zip(("ci_low", "ci_high"), limits("speedup"), strict=True))
     ends |= dict(zip(("tpot_ci_low", "tpot_ci_high"), limits("tpot_speedup"), strict=True))
-    rows = rows.join(speeds.rename(columns=ends)).join(metrics.finished_runs(decoded, *bootstrap))
+    rows = rows.join(speeds.rename(columns=ends))
     shown = ["method", "draft_length", "temperature"]
     for name in ("rate", "tokens_per_call"):
         shown += [name, *limits(name)]
     shown += ["agreement", "nats_given_up", "tokens_per_second"]
     for name in ("speedup", "tpot_speedup"):  # of whole answers; after their first token
         shown += [name, *limits(name)]
-    shown += ["length_ratio", "cut", "calls_finished", "seconds_ratio", *limits("seconds_ratio")]
     rules = decoded.runs["rule"].loc[rows.index]
     return [
         {
@@ -97,7 +92,7 @@ def summary(node: Node[DecodingSpec], artifact: Artifact) -> list[SummaryRow]:
 
 STAGE = Stage(
     name="decoding",
-    version=16,
+    version=17,
     upstream=("prompts", "drafts"),  # the latter for methods that take what it measured
     columns={
         "data": RUN
@@ -147,16 +142,6 @@ STAGE = Stage(
             "greedy_entropy": Column("float64", "H[R] of speculative sampling, drafts independent"),
             "races_entropy": Column("float64", "H[R] of exponential races, drafts independent"),
         },
-        "texts": RUN
-        | {
-            "text": Column("string", "target: its own answer; own: the run's; rejected: drafts"),
-            "position": Column("int32", "in the answer, of the token that is chosen or drafted"),
-            "place": Column("int32", "behind a rejected token: place in the draft, else 0"),
-            "entropy": Column("float64", "of the target's distribution there, nats"),
-            "top_probability": Column("float64", "p of rank 1"),
-            "certificate": Column("float64", "R of the run's rule, its lower end, nats"),
-            "kl": Column("float64", "KL(p‖q); inf where q lacks a token; null of rejected"),
-        },
         "failures": {
             "prompt_id": Column("string", "the prompt"),
             "reason": Column("string", "why it has no answer"),
@@ -176,12 +161,6 @@ STAGE = Stage(
             "draft_seconds": Column("float64", "drafting"),
             "verify_seconds": Column("float64", "the target's pass"),
             "other_seconds": Column("float64", "acceptance, roll-back, bookkeeping"),
-        },
-        PASSES: {
-            "model": Column("string", "target or drafter"),
-            "batch": Column("int32", "texts"),
-            "tokens": Column("int32", "of each text"),
-            "seconds": Column("float64", "the least of a few passes"),
         },
     },
     nodes=nodes,

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from analysis.trees.entropy import index_entropies
-from pipeline.decoding.choices import Truncation
+from pipeline.decoding.choices import tempered
 from pipeline.decoding.pair import DecodingPair, Prompt, read_both
 from pipeline.models.logit_statistics import argmax, logit_statistics, ranks_of
 from pipeline.plan.method import RACES, SPECULATIVE, Method
@@ -47,13 +47,13 @@ def drafted_columns(logits: Tensor, drafts: Tensor) -> dict[str, list[float]]:
 
 
 def drawn_baselines(runs: Sequence[Method]) -> list[Method]:
-    """Return the baselines at whose temperatures and cuts trees are drafted by draws or races."""
-    alone: dict[tuple[float, float, int], Method] = {}
+    """Return the baselines at whose temperatures trees are drafted by draws or races."""
+    alone: dict[float, Method] = {}
     for run in runs:
-        alone.setdefault((run.temperature, run.top_p, run.top_k), run)  # baselines come first
+        alone.setdefault(run.temperature, run)  # baselines come first
     return list(
         dict.fromkeys(
-            alone[run.temperature, run.top_p, run.top_k]
+            alone[run.temperature]
             for run in runs
             if run.tree is not None and run.sampling in (SPECULATIVE, RACES)
         )
@@ -62,11 +62,8 @@ def drawn_baselines(runs: Sequence[Method]) -> list[Method]:
 
 def contexts(pair: DecodingPair, prompt: Prompt, run: Method, answer: Sequence[int]) -> list[Row]:
     """Return KL and H[R] at every token of an answer of the target alone."""
-    kept = Truncation(run.top_p, run.top_k)
     both = read_both(pair, prompt.token_ids, answer)
-    log_probs = [
-        kept.tempered(logits, run.temperature).log_softmax(1).cpu().numpy() for logits in both
-    ]
+    log_probs = [tempered(logits, run.temperature).log_softmax(1).cpu().numpy() for logits in both]
     names = ("kl", "greedy_entropy", "races_entropy")
     key = {"prompt_id": prompt.prompt_id, "run": pair.runs.index(run)}
     return [

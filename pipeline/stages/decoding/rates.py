@@ -8,8 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pyarrow as pa
 
-from analysis.rules.readings import ALGORITHM_1
-from analysis.trees.acceptance import Stored, aligned, drawn_rates, greedy_rates, truncated
+from analysis.trees.acceptance import Stored, aligned, drawn_rates, greedy_rates
 from analysis.trees.topology import Floats
 from pipeline.plan.method import RACES, Method
 from pipeline.plan.specs import DecodingSpec
@@ -36,7 +35,7 @@ def with_measured_trees(spec: DecodingSpec, drafts: Sequence[Artifact]) -> Decod
 
 def sibling_rates(artifact: Artifact, method: Method, count: int) -> Floats:
     """Return (count,) R(1), R(2), ... of the drafts of `method` on the text of stage drafts."""
-    if method.temperature == 0 or method.reading == ALGORITHM_1:
+    if method.temperature == 0:
         ranks = artifact.read(columns=["argmax_rank"])["argmax_rank"].to_numpy()
         return greedy_rates(ranks, count)
     facts, names = artifact.facts(StoredFacts), (*TOKENS, *MOMENTS[:2])
@@ -44,9 +43,7 @@ def sibling_rates(artifact: Artifact, method: Method, count: int) -> Floats:
     steps = np.unique(np.linspace(0, len(table) - 1, STEPS).astype(np.intp))
     table = table.take(pa.array(steps))
     pair = [_stored(table, prefix, facts, method.temperature) for prefix in ("", "draft_")]
-    p, q = aligned(
-        *(truncated(probabilities, method.top_p, method.top_k) for probabilities in pair)
-    )
+    p, q = aligned(*pair)
     if method.drafts_most_probable:  # the drafter's tokens come first, by decreasing q
         rates = p[:, : min(count, pair[1][0].shape[1])].mean(axis=0)
     else:
@@ -68,7 +65,7 @@ def _stored(table: pa.Table, prefix: str, facts: StoredFacts, temperature: float
     others = facts.vocab_size - ids.shape[1]
     if others == 0:
         return ids, np.exp(below / temperature), np.zeros(len(ids))
-    each = facts.temperature * (
+    each = facts.certified_temperature * (
         log_tail + surprisal - np.log(others)
     )  # its logit, less the largest
     tail = others * np.exp(np.minimum(each, below[:, -1]) / temperature)

@@ -5,12 +5,11 @@ Run it with ``python -m pipeline stage=distributions``.
 
 from __future__ import annotations
 
-from conf.schema import Config
 from pipeline.errors import PipelineError
 from pipeline.plan.rules import check_stored_tokens, judged_by_logs
 from pipeline.plan.specs import DistributionsSpec, LoggedDistributions
 from pipeline.plan.stage import Request, Stage
-from pipeline.store.columns import STEP, TARGET, TEMPERED, Column
+from pipeline.store.columns import STEP, TARGET, Column
 from pipeline.store.node import Node
 
 
@@ -23,19 +22,12 @@ def check(request: Request) -> None:
     config = request.config
     check_stored_tokens(request.rules, config.distributions.k)
     settings = config.distributions
-    if bool(settings.answers) != (settings.source == "answers"):
-        raise PipelineError(
-            f"distributions.answers={list(settings.answers)} and "
-            f"distributions.source={settings.source} contradict each other: give both, "
-            "source=answers and its files, or neither"
-        )
     if settings.source != "logs":
         return
     if config.drafter is not None:
         raise PipelineError(
             f"drafter {config.drafter.label} is not allowed with distributions.source=logs, which "
-            "has no model to compare it with: give drafter=none, or compare the models on the same "
-            "answers (distributions.source=answers, docs/answers.md)"
+            "has no model to compare it with: give drafter=none"
         )
     if config.distributions.log.vocab_size is None:
         raise PipelineError(
@@ -56,9 +48,9 @@ def check(request: Request) -> None:
 
 
 def nodes(request: Request) -> list[Node]:
-    """Return one planned artifact a target: its own trajectories, or an engine's answers."""
+    """Return one planned artifact a target: its own trajectories, or an engine's log."""
     config = request.config
-    settings, served = config.distributions, config.distributions.source == "answers"
+    settings = config.distributions
     made = []
     pairs = zip(config.targets.items(), request.by_target("prompts"), strict=True)
     for (key, target), prompts in pairs:
@@ -73,31 +65,19 @@ def nodes(request: Request) -> list[Node]:
                 steps=settings.steps,
                 k=settings.k,
                 temperature=settings.temperature,
-                top_p=settings.top_p,
-                top_k=settings.top_k,
-                seed=None if served else settings.seed,
-                temperatures=temperatures_to_store(config),
-                served=served,
+                seed=settings.seed,
+                certified_temperature=config.certificates.temperature,
             )
         made.append(Node(STAGE.name, key, spec, {"prompts": prompts}))
     return made
 
 
-def temperatures_to_store(config: Config) -> tuple[float, ...]:
-    """Return the temperatures besides 1 at which distributions are stored, increasing.
-
-    Those of the configuration, and that of the certificates: one that is listed needs no new pass.
-    """
-    temperatures = {*config.distributions.temperatures, config.certificates.temperature}
-    return tuple(sorted(temperatures - {1.0}))
-
-
 STAGE = Stage(
     name="distributions",
-    version=3,
+    version=4,
     upstream=("prompts",),
     columns={
-        "data": STEP | {"token_id": Column("int32", "the token emitted")} | TARGET | TEMPERED,
+        "data": STEP | {"token_id": Column("int32", "the token emitted")} | TARGET,
         "tokens": {
             "token_id": Column("int32", "assigned to a token of a log without the engine's ids"),
             "text": Column("string", "its text"),

@@ -1,4 +1,4 @@
-"""Decodes every prompt, or reads an engine's answers, and stores every step's distribution.
+"""Decodes every prompt, or reads an engine's log, and stores every step's distribution.
 
 Shards are fixed in plan.json first; a finished one is never computed again. At the end they are
 joined in the order of the prompts.
@@ -19,8 +19,7 @@ from pipeline.execution.workers import open_workers
 from pipeline.models.load import load_model, skeleton
 from pipeline.models.logit_statistics import Found
 from pipeline.plan.specs import DistributionsSpec, LoggedDistributions
-from pipeline.stages.distributions.decode import decode_batch, score_batch, served_answers
-from pipeline.stages.distributions.drift import drifts_of
+from pipeline.stages.distributions.decode import decode_batch
 from pipeline.store import columns
 from pipeline.store.artifacts import Artifact, Pending
 from pipeline.store.distributions import read_token_ids
@@ -39,13 +38,12 @@ def compute(node: Node, upstream: dict[str, list[Artifact]], pending: Pending) -
         return
     spec: DistributionsSpec = node.spec
     source = upstream["prompts"][0]
-    prompts, steps, served = read_token_ids(source), spec.steps, spec.served
-    answers = served_answers(spec, source) if served else {}
-    lengths = {name: len(ids) + len(answers.get(name, ())) for name, ids in prompts.items()}
+    prompts, steps = read_token_ids(source), spec.steps
+    lengths = {name: len(ids) for name, ids in prompts.items()}
     model = skeleton(spec.model)
-    model.check_context(max(lengths.values()) + (0 if served else steps), "distributions.steps")
+    model.check_context(max(lengths.values()) + steps, "distributions.steps")
     for name, ids in prompts.items():
-        model.check_tokens([*ids, *answers.get(name, ())], f"prompt {name}")
+        model.check_tokens(ids, f"prompt {name}")
     with open_workers(DistributionsWorker, node, upstream) as workers:
         plan = Plan.open(pending, lengths, workers.cut)
         workers.compute_unfinished(plan, steps=steps, label=spec.label)
@@ -55,15 +53,10 @@ def compute(node: Node, upstream: dict[str, list[Artifact]], pending: Pending) -
         "batch": max(len(shard.prompts) for shard in plan.shards),
     }
     join(plan, list(prompts), pending, columns.schema("distributions", k=pending.facts["k"]))
-    if served:
-        pending.facts["drift"] = drifts_of(node, source, pending)
 
 
 class DistributionsWorker:
-    """The model of a node; see `pipeline.execution.workers.Worker`.
-
-    It decodes prompts, or reads them with the answers that an engine served.
-    """
+    """The model of a node; see `pipeline.execution.workers.Worker`."""
 
     def __init__(
         self, node: Node[DistributionsSpec], upstream: Mapping[str, Sequence[Artifact]]
@@ -73,22 +66,16 @@ class DistributionsWorker:
         self.model = load_model(node.spec.model)
         self.device = self.model.device
         self._node, self._prompts = node, read_token_ids(source)
-        self._answers = served_answers(node.spec, source) if node.spec.served else None
 
     def cut(self, lengths: Sequence[int]) -> list[int]:
         """Return the sizes of the shards."""
         return at_most(self._node.spec.model.device.batch or BATCH[self.device.type])(lengths)
 
     def compute(self, shard: Shard, path: Path, progress: Callable[[int], object]) -> ShardMeasured:
-        """Decode or read a shard, and write it."""
+        """Decode a shard, and write it."""
         watch = Stopwatch(self.device)
         batch = {name: self._prompts[name] for name in shard.prompts}
-        spec = self._node.spec
-        if self._answers is None:
-            out = decode_batch(self.model, batch, spec, watch, progress)
-        else:
-            answers = [self._answers[name] for name in batch]
-            out = score_batch(self.model, list(batch.values()), answers, spec, watch, progress)
+        out = decode_batch(self.model, batch, self._node.spec, watch, progress)
         return write_shard(self.model.label, shard.prompts, out, watch, path)
 
     def facts(self, measured: Sequence[ShardMeasured]) -> Plain:
@@ -100,7 +87,7 @@ class DistributionsWorker:
             "commit": spec.model.identity.commit,
             "vocab_size": model.vocab_size,
             "k": min(spec.k, model.vocab_size),
-            "temperatures": list(spec.temperatures),
+            "certified_temperature": spec.certified_temperature,
             "eos": list(model.eos),
             **describe_device(model.device),
             "peak_memory_bytes": peak_memory(model.device),

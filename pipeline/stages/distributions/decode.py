@@ -1,23 +1,19 @@
-"""The distributions of every step of a batch: of prompts that are decoded, or of given answers."""
+"""The distributions of every step of a batch of prompts that are decoded."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from pipeline.errors import PipelineError
 from pipeline.execution.stopwatch import Stopwatch
-from pipeline.models.devices import in_threads
 from pipeline.models.load import LanguageModel
-from pipeline.models.logit_statistics import Found, invert, logit_statistics, nucleus
-from pipeline.models.passes import HELD, Batch, Texts, concat_columns
-from pipeline.plan.facts import AnswersFacts
+from pipeline.models.logit_statistics import Found, invert, logit_statistics
+from pipeline.models.passes import Batch, Texts
 from pipeline.plan.specs import DistributionsSpec
-from pipeline.store.artifacts import Artifact
 
 RETIRE_EVERY = 8  # steps between looks at which answers have ended: each makes the host wait
 RETIRE_SHARE = 0.2  # of the batch must have ended before it is made smaller
@@ -48,7 +44,6 @@ def decode_batch(
         to and with the token that ends the answer.
     """
     steps, k = spec.steps, min(spec.k, model.vocab_size)
-    assert spec.seed is not None
     rows_of_noise = [uniforms(spec.seed, name, steps) for name in prompts]
     noise = torch.from_numpy(np.stack(rows_of_noise)).to(model.device)
     eos = torch.tensor(model.eos, dtype=torch.int32, device=model.device)
@@ -61,11 +56,11 @@ def decode_batch(
         logits = texts.read(batch.ids)[:, -1]
     for step in range(steps):
         with watch("statistics"):
-            columns = stored_statistics(logits, k, spec.temperatures)
+            columns = stored_statistics(logits, k, spec)
             token = columns["top_ids"][:, 0].long()
             if spec.temperature > 0:
                 drawn = noise[rows, step]
-                token = choose(logits, drawn, spec.temperature, spec.top_p, spec.top_k)
+                token = choose(logits, drawn, spec.temperature)
             columns["token_id"] = token.int()
             if not out:
                 size = (len(prompts), steps)
@@ -91,9 +86,9 @@ def decode_batch(
     return out
 
 
-def stored_statistics(logits: Tensor, k: int, temperatures: Sequence[float]) -> Found:
-    """Return the stored columns of logits (N, V), at temperature 1 and at others."""
-    columns = logit_statistics(logits, k, [1.0, *temperatures])
+def stored_statistics(logits: Tensor, k: int, spec: DistributionsSpec) -> Found:
+    """Return the stored columns of logits (N, V)."""
+    columns = logit_statistics(logits, k, spec.certified_temperature)
     return columns | {"top_ids": columns["top_ids"].int()}
 
 
@@ -107,75 +102,12 @@ def uniforms(seed: int, prompt_id: str, steps: int) -> np.ndarray:
     return generator.random(steps)
 
 
-def choose(
-    logits: Tensor, uniform: Tensor, temperature: float, top_p: float = 1.0, top_k: int = 0
-) -> Tensor:
+def choose(logits: Tensor, uniform: Tensor, temperature: float) -> Tensor:
     """Return the (B,) tokens chosen from `logits` (B, V) by the inverse of their distribution.
 
     Args:
         logits: raw logits.
         uniform: (B,) float64 numbers in [0, 1).
         temperature: above 0.
-        top_p: the least mass of the most probable tokens that may be chosen; 1 leaves all in.
-        top_k: how many of them, applied before top_p; 0 leaves all in.
     """
-    if top_k == 0 and top_p == 1:
-        return invert(torch.softmax(logits.float() / temperature, dim=1).double(), uniform)
-    ordered, ids = logits.float().sort(dim=1, descending=True, stable=True)
-    weights = nucleus(ordered, temperature, top_p, top_k).double()
-    return ids.gather(1, invert(weights, uniform)[:, None])[:, 0]
-
-
-def served_answers(spec: DistributionsSpec, source: Artifact) -> dict[str, list[int]]:
-    """Return the first `distributions.steps` tokens of every answer.
-
-    Raises:
-        PipelineError: the requests say that they were sampled otherwise than the configuration.
-    """
-    for option, values in (source.facts(AnswersFacts).sampling or {}).items():
-        wanted = getattr(spec, option)
-        other = [value for value in values if max(value, 0) != wanted]  # top_k -1 is all, too
-        if other:
-            raise PipelineError(
-                f"distributions.{option}={wanted:g} differs from how the answers were sampled: "
-                f"requests have {option} {', '.join(f'{value:g}' for value in other)}. Give "
-                f"distributions.{option}={other[0]:g}, or only answers that were sampled so"
-            )
-    table = source.read("answers").to_pydict()
-    pairs = zip(table["prompt_id"], table["token_ids"], strict=True)
-    return {name: ids[: spec.steps] for name, ids in pairs}
-
-
-@torch.inference_mode()
-def score_batch(
-    model: LanguageModel,
-    prompts: list[list[int]],
-    answers: list[list[int]],
-    spec: DistributionsSpec,
-    watch: Stopwatch,
-    progress: Callable[[int], object],
-) -> Found:
-    """Return the result of `decode_batch` for given answers: one teacher-forced pass of blocks."""
-    batch = Batch.make(prompts, answers, model.device)
-    texts = Texts(model, batch.ids.shape[1], padding=batch.padding)
-    k, parts = min(spec.k, model.vocab_size), []
-
-    def statistics(logits: Tensor) -> Found:
-        columns = concat_columns(
-            in_threads(
-                lambda rows: stored_statistics(logits[rows], k, spec.temperatures),
-                len(logits),
-                logits.device,
-            )
-        )
-        return {name: tensor.unflatten(0, (len(answers), -1)) for name, tensor in columns.items()}
-
-    for begin, end, steps in batch.blocks(HELD[model.device.type], model.vocab_size):
-        with watch("decode" if steps else "prefill"):
-            logits = texts.read(batch.ids[:, begin:end], max(steps, 1))
-        if steps:
-            with watch("statistics"):
-                parts.append(statistics(logits.flatten(0, 1)))
-            progress(steps * len(answers))
-    own = {"token_id": batch.ids[:, batch.width :].int(), "lengths": batch.lengths}
-    return concat_columns(parts, dim=1) | own
+    return invert(torch.softmax(logits.float() / temperature, dim=1).double(), uniform)

@@ -42,6 +42,7 @@ def write_log(node: Node[LoggedDistributions], pending: Pending) -> None:
         "vocab_size": spec.vocab_size,
         "k": log.k,
         "log_prob_error": log.error,
+        "certified_temperature": 1.0,
         "answers": log.answers,
         "trajectories": len(log.trajectories),
         "excluded": log.excluded,
@@ -69,6 +70,5 @@ def distributions_table(log: EngineLog, vocab_size: int) -> pa.Table:
         "top_surprisal": -values[:, 0],
         "log_tail": np.where(log.k == vocab_size, -np.inf, tail),
         "entropy": np.full(rows, np.nan),
-        **dict.fromkeys(columns.TEMPERED, np.empty((rows, 0))),
     }
     return columns.table(steps, schema)

@@ -12,29 +12,22 @@ from pipeline.store.columns import STEP, TARGET, Column, Columns
 from pipeline.store.node import Node
 
 _SAMPLED = (
-    'the same at the sampling temperature of the answers (`facts["sampled_temperature"]`); NaN '
-    "for greedy answers, and with top_p or top_k"
+    'at the sampling temperature of the answers (`facts["sampled_temperature"]`); NaN for greedy '
+    "answers"
 )
 PAIR: Columns = {  # target p against drafter q
     "kl": Column("float64", "KL(p‖q) over the whole vocabulary; inf where q lacks a token of p"),
-    "reverse_kl": Column("float64", "KL(q‖p) over the whole vocabulary"),
     "tv": Column("float64", "total variation; speculative sampling accepts with 1 - tv"),
-    "hellinger": Column("float64", "squared Hellinger distance, 1 - sum sqrt(p q)"),
     "draft_token_id": Column("int32", "the drafter's argmax"),
     "draft_rank": Column("int32", "its rank under p, from 1"),
     "draft_log_prob": Column("float64", "its log-probability under p"),
     "argmax_rank": Column("int32", "rank of p's argmax under q, from 1"),
     "draft_entropy": Column("float64", "of q, nats"),
-    "erss_acceptance": Column("float64", "probability: exponential races accept the first draft"),
-    "harmonic_mean": Column("float64", "its lower bound"),
-    "sampled_kl": Column("float64", _SAMPLED),
-    "sampled_tv": Column("float64", _SAMPLED),
-    "sampled_erss_acceptance": Column("float64", _SAMPLED),
-    "sampled_harmonic_mean": Column("float64", _SAMPLED),
-    "sampled_draft_prob": Column("float64", "p of the drafter's argmax at that temperature"),
-    "sampled_top_surprisal": Column("float64", "of p at that temperature"),
-    "sampled_log_tail": Column("float64", "of p at that temperature"),
-    "sampled_entropy": Column("float64", "of p at that temperature"),
+    "sampled_tv": Column("float64", f"the same {_SAMPLED}"),
+    "sampled_erss_acceptance": Column(
+        "float64", f"probability that exponential races accept the first draft, {_SAMPLED}"
+    ),
+    "sampled_harmonic_mean": Column("float64", f"its lower bound, {_SAMPLED}"),
 }
 # q' as HiddenDrafter.completed gives it
 _FULL = (

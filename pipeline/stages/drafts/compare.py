@@ -22,7 +22,6 @@ from pipeline.models.language_model import LanguageModel
 from pipeline.models.logit_statistics import (
     CPU_CHUNK,
     MASKED_LOGIT,
-    STATISTICS,
     Found,
     logit_statistics,
     ranks_of,
@@ -87,7 +86,10 @@ def _compare(
         token, rank = _drafted(target, draft)
         below_q = _below(draft)
         log_q, q = _distribution(below_q, temperature)
-        columns = divergence_sums(log_p, p, log_q, q) | {
+        sums = divergence_sums(log_p, p, log_q, q)
+        columns = {
+            "kl": sums["kl"],
+            "tv": sums["tv"],
             "draft_token_id": token,
             "draft_rank": rank,
             "draft_log_prob": log_p.gather(1, token[:, None])[:, 0],
@@ -96,12 +98,9 @@ def _compare(
         depths.append(columns)
         if pair:
             continue
-        # log(p/q) has one order at all temperatures: the two largest logits and T do not change it
-        order = _decreasing(zero_for_nan(below - below_q))
         pair = columns | {
             "draft_entropy": -torch.linalg.vecdot(q, log_q.clamp_(min=MASKED_LOGIT)),
-            "erss_acceptance": _erss_acceptance(p, q, order),
-            **_sampled((below, below_q), order, token, sampled),
+            **_sampled((below, below_q), sampled),
         }
     if completed is not None:
         pair["full_kl"] = _completed_kl(log_p, p, completed, pair["draft_token_id"], temperature)
@@ -120,19 +119,16 @@ def _completed_kl(
     return torch.where(first, kl, torch.inf)
 
 
-def _sampled(
-    below: tuple[Tensor, Tensor], order: Tensor, token: Tensor, temperature: float | None
-) -> Found:
+def _sampled(below: tuple[Tensor, Tensor], temperature: float | None) -> Found:
     """Return the acceptance rates of stochastic verification at a temperature; NaN for None."""
-    names = ("kl", "tv", "erss_acceptance", "harmonic_mean", "draft_prob")
+    names = ("tv", "erss_acceptance", "harmonic_mean")
     if temperature is None:
-        unknown = torch.full((len(token),), torch.nan, dtype=torch.float64, device=token.device)
+        unknown = torch.full_like(below[0][:, 0], torch.nan)
         return {f"sampled_{name}": unknown for name in names}
+    order = _decreasing(zero_for_nan(below[0] - below[1]))
     (log_p, p), (log_q, q) = (_distribution(z, temperature) for z in below)
-    sums = divergence_sums(log_p, p, log_q, q) | {
-        "erss_acceptance": _erss_acceptance(p, q, order),
-        "draft_prob": p.gather(1, token[:, None])[:, 0],
-    }
+    sums = divergence_sums(log_p, p, log_q, q)
+    sums["erss_acceptance"] = _erss_acceptance(p, q, order)
     return {f"sampled_{name}": sums[name] for name in names}
 
 
@@ -213,18 +209,12 @@ def measure(
 
     Much of it uses one thread of a processor, so each thread has rows of its own.
     """
-    at = [pair.temperature] if pair.sampled is None else [pair.temperature, pair.sampled]
 
     def measured(rows: slice) -> Found:
         left_out = [_left_out(logits[rows], pair) for logits in (target, drafts[0])]
         p, *qs = (logits[rows, : pair.rows] for logits in (target, *drafts))
-        columns = logit_statistics(p, pair.k, at)
-        draft = logit_statistics(qs[0], pair.draft_k, [pair.temperature])
-        unknown = torch.full_like(columns["entropy"], torch.nan)
-        for name in STATISTICS:
-            values = columns.pop(f"tempered_{name}")
-            columns[f"sampled_{name}"] = unknown if pair.sampled is None else values[:, 0]
-            del draft[f"tempered_{name}"]
+        columns = logit_statistics(p, pair.k, pair.temperature)
+        draft = logit_statistics(qs[0], pair.draft_k, pair.temperature)
         columns |= {f"draft_{name}": values for name, values in draft.items()}
         whole = None if completed is None else completed[rows, : pair.rows]
         columns |= compare_logits(p, qs, pair.temperature, pair.sampled, whole)

@@ -146,7 +146,7 @@ class DraftsWorker:
             "vocab_size": pair.rows,
             "largest_mass_left_out": {"target": target_out, "drafter": draft_out},
             "k": pair.k,
-            "temperature": pair.temperature,
+            "certified_temperature": pair.temperature,
             "sampled_temperature": pair.sampled,
             "drift": {
                 "max_logit_difference": max(shard["max_logit_difference"] for shard in measured),
@@ -167,11 +167,10 @@ def depths_of(drafter: ModelSpec) -> int:
 def sampled_temperature(spec: DistributionsSpec) -> float | None:
     """Return the temperature at which answers were drawn from the whole distribution.
 
-    None where they were decoded greedily, or drawn from the part that top_p or top_k leaves: the
-    schemes of stochastic verification at a temperature belong to text sampled at it.
+    None where they were decoded greedily: the schemes of stochastic verification at a temperature
+    belong to text sampled at it.
     """
-    whole = spec.top_p == 1 and spec.top_k == 0
-    return spec.temperature if whole and spec.temperature > 0 else None
+    return spec.temperature if spec.temperature > 0 else None
 
 
 def steps_by_prompt(distributions: Artifact, read: Sequence[str]) -> dict[str, pa.Table]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pipeline.errors import PipelineError
 from pipeline.plan.explain import say
-from pipeline.plan.specs import LoggedPrompts, SampledPrompts, ServedPrompts
+from pipeline.plan.specs import LoggedPrompts, SampledPrompts
 from pipeline.plan.stage import Request, Stage
 from pipeline.store.columns import Column
 from pipeline.store.node import Node
@@ -36,55 +36,39 @@ def check(request: Request) -> None:
 def nodes(request: Request) -> list[Node]:
     """Return the planned prompts of each target: the same for targets that share a tokenizer.
 
-    Of an engine's log they are its answers, of answers that it served what was asked.
+    Of an engine's log they are its answers.
     """
     config, identities = request.config, request.identities
     prompts, source = config.prompts, config.distributions.source
     made: list[Node] = []
     for key, target in config.targets.items():
-        spec: LoggedPrompts | ServedPrompts | SampledPrompts
+        spec: LoggedPrompts | SampledPrompts
         if source == "logs":
             spec = LoggedPrompts(request.log_spec(f"targets.{key}", target.path))
         else:
             tokenizer = identities.tokenizer(target.path, target.revision, f"targets.{key}.path")
-            if source == "answers":
-                answers = config.distributions.answers
-                files = [request.file_spec("distributions.answers", path) for path in answers]
-                spec = ServedPrompts(tokenizer, tuple(files), prompts, target)
-            else:
-                rows = identities.source(prompts.source, prompts.revision, "prompts.source")
-                spec = SampledPrompts(tokenizer, rows, prompts, target)
+            rows = identities.source(prompts.source, prompts.revision, "prompts.source")
+            spec = SampledPrompts(tokenizer, rows, prompts, target)
         made.append(Node(STAGE.name, config.study, spec))
     return made
 
 
 STAGE = Stage(
     name="prompts",
-    version=3,
+    version=4,
     upstream=(),
     columns={
         "data": {
             "prompt_id": Column("string", "id of the source"),
             "source": Column("string", "the row's `category`, else its file or data set"),
-            "source_row": Column("int64", "the row in it; of an engine's answers, the line"),
-            "text": Column("string", "the first user message; of an engine's answers, the last"),
-            "later_turns": Column("list<string>", "the user's later messages (Spec-Bench)"),
+            "source_row": Column("int64", "the row in it; of an engine's log, the line"),
+            "text": Column("string", "the first user message; empty of an engine's log"),
             "token_ids": Column(
                 "list<int32>",
-                "the prompt as the model reads it, template applied; empty where a log lacks it",
+                "the prompt as the model reads it, template applied; empty of an engine's log",
             ),
             "n_tokens": Column("int32", "its length"),
-        },
-        "answers": {
-            "prompt_id": Column("string", "the prompt"),
-            "token_ids": Column("list<int32>", "the answer that an engine gave"),
-        },
-        "log_probs": {
-            "prompt_id": Column("string", "the prompt"),
-            "position": Column("int32", "the step of the answer, from 0"),
-            "token_id": Column("int32", "the emitted token, or one of the most probable"),
-            "log_prob": Column("float64", "its log-probability as the engine gave it"),
-        },
+        }
     },
     nodes=nodes,
     module=f"{__name__}.compute",

@@ -1,13 +1,12 @@
 """Samples prompts of the wanted length from a data set.
 
-A row of the source has a text (`text` or `prompt`), UltraChat's `messages`, of which the first of
-the user is the prompt, or Spec-Bench's `turns`. See `pipeline.formats.prompt_files`.
+A row of the source has a text (`text` or `prompt`), or UltraChat's `messages`, of which the first
+of the user is the prompt. See `pipeline.formats.prompt_files`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,20 +16,19 @@ import pyarrow as pa
 
 from conf.schema import Prompts
 from pipeline.engines.written.logs import prompt_id, read_log
-from pipeline.errors import PipelineError
 from pipeline.formats.prompt_files import ExcludedRowError, Source, read_row, source_files
 from pipeline.hub import local_path
 from pipeline.models.prompt_tokens import encode, file_tokenizer, no_template
 from pipeline.plan.explain import say
 from pipeline.plan.facts import ExcludedRows
-from pipeline.plan.specs import LoggedPrompts, SampledPrompts, ServedPrompts
+from pipeline.plan.specs import LoggedPrompts, SampledPrompts
 from pipeline.store import columns
 from pipeline.store.artifacts import Artifact, Pending
 from pipeline.store.columns import Row
 from pipeline.store.node import Node
 from pipeline.store.plain import to_plain
 
-AnyPrompts = SampledPrompts | ServedPrompts | LoggedPrompts
+AnyPrompts = SampledPrompts | LoggedPrompts
 
 NAMED = 5  # excluded rows that are named, for each reason
 REASONS = (
@@ -43,14 +41,10 @@ LIMITS = {"too short": "min_tokens", "too long": "max_tokens"}  # the key behind
 
 
 def compute(node: Node[AnyPrompts], _: dict[str, list[Artifact]], pending: Pending) -> None:
-    """Write the prompts of a source, of an engine's log or of answers that it served."""
+    """Write the prompts of a source, or of an engine's log."""
     spec = node.spec
     if isinstance(spec, LoggedPrompts):
         write_log_rows(spec, pending)
-    elif isinstance(spec, ServedPrompts):
-        from pipeline.stages.prompts.served import write_served
-
-        write_served(node.label, spec, pending)
     else:
         write_sample(node.label, spec, pending)
 
@@ -94,28 +88,15 @@ def foreseen(node: Node[SampledPrompts]) -> list[str]:
 
 
 def write_log_rows(spec: LoggedPrompts, pending: Pending) -> None:
-    """Write a row for each trajectory of an engine's log, with the tokens before it.
-
-    None are written where a request has no ids, or the log numbers its tokens by their texts.
-    """
-    from pipeline.engines.written.served import read_served
-
+    """Write a row for each trajectory of an engine's log, without tokens."""
     path = local_path(spec.log.path)
     assert path is not None
     log = read_log(path, spec.log, 1)
-    before: dict[str, tuple[list[int], list[int]]] = {}  # of answers: prompt, and their own
-    if log.given_ids and spec.log.part == "generated":
-        with suppress(PipelineError):  # no answer has its request
-            for name, _, reply in read_served(path)[0]:
-                assert reply.request is not None
-                before[name] = reply.request.prompt_ids or [], reply.ids or []
-    rows: list[Row] = []
-    for (name, first), steps in log.trajectories.items():
-        prompt, answer = before.get(name, ([], []))
-        ids = [*prompt, *answer[:first]] if prompt and len(answer) >= first else []
-        place: Row = {"source": path.name, "source_row": steps[0].line}
-        tokens: Row = {"token_ids": ids, "n_tokens": len(ids), "text": "", "later_turns": []}
-        rows.append({"prompt_id": prompt_id((name, first)), **place, **tokens})
+    empty: Row = {"token_ids": [], "n_tokens": 0, "text": "", "later_turns": []}
+    rows: list[Row] = [
+        {"prompt_id": prompt_id(key), "source": path.name, "source_row": steps[0].line, **empty}
+        for key, steps in log.trajectories.items()
+    ]
     pending.facts |= {"answers": log.answers, "excluded": log.excluded}
     pending.write("data", pa.Table.from_pylist(rows, schema=columns.schema("prompts")))
 
@@ -166,7 +147,7 @@ def sample(rows: Source, tokenizer: Any, wanted: Prompts, hub: str | None = None
             if values["prompt_id"] in seen:
                 raise ExcludedRowError("duplicate id")
             thinking = wanted.enable_thinking
-            ids = encode(tokenizer, [values["text"]], template, enable_thinking=thinking)
+            ids = encode(tokenizer, values["text"], template, enable_thinking=thinking)
             lengths.append(len(ids))
             if len(ids) < wanted.min_tokens:
                 raise ExcludedRowError("too short")

@@ -5,12 +5,10 @@ Run it with ``python -m pipeline stage=report``.
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from analysis.report.text import limits
 from analysis.rules import StrictGreedy
 from pipeline.errors import PipelineError
-from pipeline.plan.specs import CostsSpec, EngineSpec, ReportSpec
+from pipeline.plan.specs import ReportSpec
 from pipeline.plan.stage import Request, Stage, SummaryRow
 from pipeline.store.artifacts import Artifact
 from pipeline.store.node import Node
@@ -64,34 +62,10 @@ def nodes(request: Request) -> list[Node]:
                 statistics=request.statistics,
                 note=config.note,
                 margin=config.accuracy.margin if shown else None,
-                engine=_engine_spec(request),
             ),
             {name: tuple(request.nodes[name]) for name in UPSTREAM if name not in left_out},
         )
     ]
-
-
-def _engine_spec(request: Request) -> EngineSpec | None:
-    """The costs of the engine of `decoding.costs`; None without a file.
-
-    Raises:
-        PipelineError: the file can't be read, or is of a drafter that the study does not have.
-    """
-    settings = request.config.decoding
-    if settings.costs is None or STAGE.name not in request.wanted:
-        return None
-    from pipeline.engines.costs import read_costs
-
-    costs = read_costs(Path(settings.costs))
-    if costs.drafter == "model" and not request.nodes["drafts"]:
-        raise PipelineError(
-            f"decoding.costs={settings.costs} has the costs of the study's drafter, and the study "
-            "has none: add it, for instance drafter=local drafter.path=DIRECTORY"
-        )
-    steps = tuple(zip(costs.drafted, costs.costs, strict=True))
-    return EngineSpec(
-        CostsSpec(costs.engine, costs.drafter, steps), settings.lookup, settings.lookup_match
-    )
 
 
 def summary(node: Node[ReportSpec], artifact: Artifact) -> list[SummaryRow]:

@@ -9,7 +9,6 @@ Files: ``index.html``, the page; ``tables.html``, all tables and figures, with l
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -18,17 +17,14 @@ from analysis.acceptance.judgement import Judgement
 from analysis.acceptance.summary import margins
 from analysis.decoding.answers import accuracy
 from analysis.decoding.speed import speed
-from analysis.report.elements import elements_section
 from analysis.report.measured import Results, Target
-from analysis.report.records import Section, Table, together, worded
+from analysis.report.records import Section, worded
 from analysis.report.render import files, names
 from analysis.report.sections.acceptance import acceptance_section
 from analysis.report.sections.accuracy import accuracy_sections
 from analysis.report.sections.bounds import bounds_table, determined_table
-from analysis.report.sections.categories import category_statistics, category_table
 from analysis.report.sections.certificates import (
     compared_level,
-    estimator_table,
     run_length_table,
     table1,
     table2,
@@ -39,14 +35,13 @@ from analysis.report.sections.certificates import (
 from analysis.report.sections.decoding import decoding_section
 from analysis.report.sections.decoding_speed import speed_section
 from analysis.report.sections.paper_figures import figure1, survival_figure
-from analysis.report.sections.published_matched import compare, published_section
+from analysis.report.sections.published import published_section
 from analysis.rules import StrictGreedy
 from pipeline.decoding.decoded import read_answered, read_decoded, thetas
 from pipeline.execution.progress import progress_bar
 from pipeline.plan.specs import DistributionsSpec, ReportSpec
 from pipeline.stages.report import setups
-from pipeline.stages.report.engine import engine_section, in_engine
-from pipeline.stages.report.inputs import comparisons, matches_of, read_results, read_target
+from pipeline.stages.report.inputs import comparisons, read_results, read_target
 from pipeline.stages.report.page import MARGIN, page_files
 from pipeline.stages.report.sources import Measured, Sources, by_target
 from pipeline.store.artifacts import Artifact, Pending
@@ -59,9 +54,8 @@ def compute(node: Node[ReportSpec], upstream: dict[str, list[Artifact]], pending
     measured = measure(spec, by_target(node, upstream))
     pending.facts["targets"] = [target.label for target in measured.targets]
     sections = [*sections_of(measured)]
-    if measured.engine is not None:
-        sections.insert(-1, engine_section(measured.engine))
-    sections.insert(-1, elements_section(sections))  # what is beside the published comes last
+    published = published_section(measured.results)
+    sections += [] if published is None else [published]  # which comes last
     shown = [(section, item) for section in sections for item in section.shown]
     made: dict[str, bytes] = {}
     with progress_bar(len(shown), "table or figure", f"report {spec.study}") as bar:
@@ -91,15 +85,7 @@ def measure(spec: ReportSpec, sources: Sequence[Sources]) -> Measured:
         if source.decoding is not None
     ]
     speeds = [speed(run, *spec.statistics).assign(theta=thetas(run)) for run in decoded]
-    return Measured(
-        spec,
-        sources,
-        targets=targets,
-        results=results,
-        decoded=decoded,
-        speeds=speeds,
-        engine=in_engine(spec, sources),
-    )
+    return Measured(spec, sources, targets=targets, results=results, decoded=decoded, speeds=speeds)
 
 
 def sections_of(measured: Measured) -> Iterator[Section]:
@@ -119,22 +105,13 @@ def sections_of(measured: Measured) -> Iterator[Section]:
     if decoded:
         made = [source.decoding for source in sources if source.decoding is not None]
         title = f"How it decodes with {spec.drafter}"
-        level = compared_level(results["runs"]["eps"])
         extent = setups.extent(decoded, made)
-        yield decoding_section(title, decoded, spec.statistics, level, paragraphs=extent)
+        yield decoding_section(title, decoded, spec.statistics, results, paragraphs=extent)
         says = [*setups.machines(decoded, made), *setups.warning(decoded, speeds)]
         yield speed_section(title, decoded, speeds, says)
     answered = [source.accuracy.artifact for source in sources if source.accuracy is not None]
     if answered:
         yield from answer_sections(spec, answered)
-    if any(len({category for *_, category in target.prompts}) > 1 for target in targets):
-        yield Section("By category of the prompts", [categories_table(measured)])
-    matches = [
-        match
-        for target, source in zip(targets, sources, strict=True)
-        for match in matches_of(target, source)
-    ]
-    yield published_section(compare(results, matches), matches)
 
 
 def drafted_margins(target: Target, judged: Judgement) -> pd.DataFrame:
@@ -148,8 +125,7 @@ def drafted_margins(target: Target, judged: Judgement) -> pd.DataFrame:
 def not_sampled(sources: Sources) -> str:
     """Return why stochastic verification is left out: how the answers were decoded instead."""
     spec: DistributionsSpec = sources.distributions.node.spec
-    words = worded("left_out", temperature=spec.temperature, top_p=spec.top_p, top_k=spec.top_k)
-    return str(words["sampling"])
+    return str(worded("left_out", temperature=spec.temperature)["sampling"])
 
 
 def certificates_section(
@@ -174,33 +150,12 @@ def certificates_section(
         table4(results),
         drawn[3],
         *runs[:2],
-        estimator_table(results),
         table7(results),
         determined_table(panels),
         bounds_table(compared, compared_level(results["runs"]["eps"])),
         *runs[2:],
     ]
     return Section("Certificates", shown)
-
-
-def categories_table(measured: Measured) -> Table:
-    """Return the table by category of the prompts."""
-    targets, results = measured.targets, measured.results
-    rules = list(targets[0].certificates)
-    rule = StrictGreedy() if StrictGreedy() in rules else rules[0]
-    eps = compared_level(results["runs"]["eps"])
-    frames = {}
-    for target in targets:
-        means: dict[str, Any] = {"p0": target.top[1], "repeated": target.repeated}
-        if target.draft is not None:
-            means["kl"] = target.draft["kl"].to_numpy()
-            means["accepted"] = target.draft["rank"].to_numpy() == 1
-        categories = [category for *_, category in target.prompts]
-        seed = measured.spec.statistics.seed
-        frames[target.label] = category_statistics(
-            categories, rule, target.certificates[rule], means, eps, target.bootstrap, seed
-        )
-    return category_table(together(frames), rule, eps)
 
 
 def answer_sections(spec: ReportSpec, made: Sequence[Artifact]) -> list[Section]:

@@ -4,38 +4,30 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from analysis.acceptance.judgement import judge
-from analysis.certificates.certify import certify
 from analysis.certificates.closed_forms import compared_steps
 from analysis.report.measured import Results, Target, certificate_statistics, top_statistics
-from analysis.report.published import EPS, PAPERS, TABLE2
 from analysis.report.records import together
 from analysis.report.sections.bounds import RuleSteps
-from analysis.report.sections.published_matched import RULES, nearest_temperature
 from analysis.rules import Rule, StrictGreedy, Tree
 from analysis.statistics.bootstrap import PromptBootstrap, top_probability
-from analysis.statistics.run_lengths import run_lengths
 from analysis.statistics.trajectories import Trajectories, inside_repeats
 from pipeline.models.token_texts import token_texts
 from pipeline.plan.facts import AcceptanceFacts, DraftsFacts
 from pipeline.plan.specs import AcceptanceSpec, ReportSpec
 from pipeline.stages.report.sources import Source, Sources
 from pipeline.store import distributions
-from pipeline.store.artifacts import Artifact
 from pipeline.store.columns import numbers
 from pipeline.store.distributions import StoredFacts
 
 PAIR_FRAMES = {  # of Results, and the files of stage acceptance that they are
     "acceptance": "statistics",
     "breakdown": "breakdown",
-    "levels": "levels",
-    "frontier": "frontier",
 }
 RANKS = (1, 3, 5, 10, 25)  # the paper's Table 1
 
@@ -47,7 +39,7 @@ def read_target(spec: ReportSpec, sources: Sources) -> Target:
     ranks = [k for k in RANKS if k <= stored.k]
     undefined = {rule.label: 0 for rule in rules if rule.undefined_means}
     top = []
-    for _, dist in distributions.chunks(dump, sources.temperature):
+    for _, dist in distributions.chunks(dump):
         top.append(top_probability(dist, ranks))
         for rule in rules:
             if rule.undefined_means:
@@ -59,7 +51,7 @@ def read_target(spec: ReportSpec, sources: Sources) -> Target:
     steps = dump.read(columns=["prompt_id", "position", "token_id"])
     tokens = steps["token_id"].to_numpy()
     trajectories = Trajectories.from_positions(steps["position"].to_numpy())
-    prompts = sources.prompts.artifact.read(columns=["prompt_id", "text", "source"]).to_pandas()
+    prompts = sources.prompts.artifact.read(columns=["prompt_id", "text"]).to_pandas()
     chosen = prompts.set_index("prompt_id").loc[
         steps["prompt_id"].take(trajectories.starts).to_pylist()
     ]
@@ -160,60 +152,10 @@ def comparisons(target: Target, sources: Sources) -> list[RuleSteps]:
     ]
     frames: dict[Rule, list[pd.DataFrame]] = {rule: [] for rule, *_ in chosen}
     begun = 0
-    for _, dist in distributions.chunks(dump, sources.temperature):
+    for _, dist in distributions.chunks(dump):
         at = slice(begun, begun + len(dist))
         begun = at.stop
         for rule, (lower, upper), sizes, counts in columns:
             of_chunk = compared_steps(dist, rule, (lower[at], upper[at]), sizes[at], counts[at])
             frames[rule].append(of_chunk)
     return [(rule, concat_frames(parts)) for rule, parts in frames.items()]
-
-
-def matches_of(target: Target, sources: Sources) -> list[Results]:
-    """Match a target with each model of the paper, by the temperatures that are stored."""
-    dump = sources.distributions.artifact
-    p0 = {
-        temperature: distributions.read_top_probabilities(dump, temperature)
-        for temperature in distributions.stored_temperatures(dump)
-    }
-    nearest = {paper: nearest_temperature(p0, paper) for paper in PAPERS}
-    measured = {at: measure_at(target, dump, at) for at in sorted(set(nearest.values()))}
-    facts = {"own": sources.temperature, "least": min(p0), "most": max(p0)}
-    return [
-        replace(measured[at], facts=facts | {"paper": paper, "temperature": at})
-        for paper, at in nearest.items()
-    ]
-
-
-def measure_at(target: Target, dump: Artifact, temperature: float) -> Results:
-    """Certify a target's stored distributions at one of their temperatures.
-
-    The rules are those that the paper has numbers of; run lengths are of those of Table 2.
-    """
-    rules = [rule for rule in RULES if rule in target.certificates]
-    ranks = list(target.top)
-    top, lower, upper = [], [], []
-    for _, dist in distributions.chunks(dump, temperature):
-        top.append(top_probability(dist, ranks))
-        if rules:
-            certificates = certify(dist, rules)
-            lower.append(certificates.lower)
-            upper.append(certificates.upper)
-    ends = zip(*(np.concatenate(parts).T.copy() for parts in (lower, upper) if parts), strict=True)
-    matched = replace(
-        target,
-        certificates=dict(zip(rules, ends, strict=True)),
-        top=dict(zip(ranks, np.concatenate(top).T.copy(), strict=True)),
-        undefined={},
-    )
-    begins = np.append(0, np.cumsum(target.bootstrap.steps)[:-1])
-    trajectories = Trajectories(begins, target.bootstrap.prompts)
-    runs = [
-        run_lengths(*both, EPS, trajectories, target.bootstrap).assign(
-            target=target.label, rule=rule.label
-        )
-        for rule, both in matched.certificates.items()
-        if rule in TABLE2
-    ]
-    named = {rule.label: rule for rule in rules}
-    return Results([target.label], named, frames_of([matched]) | {"runs": concat_frames(runs)})

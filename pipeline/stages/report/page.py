@@ -14,11 +14,12 @@ import jinja2
 import pandas as pd
 
 from analysis.acceptance.verdict import Advice, Run, advice_text, advise, drafter_in_words
-from analysis.decoding.answers import accuracy, losses_on_answers
+from analysis.decoding.answers import accuracy, losses
 from analysis.decoding.metrics import Decoded
 from analysis.decoding.predicted import draft_lengths
 from analysis.decoding.speed import signs_of_load
 from analysis.report.answer import EPS, FATES, median_answer
+from analysis.report.log_advice import log_advice
 from analysis.report.records import Section, Table
 from analysis.report.render import PUBLISHED, anchor, caption, label_width, lines, names, spans
 from analysis.report.text import FORMATS, UNDEFINED
@@ -51,6 +52,8 @@ def page_files(measured: Measured, sections: Sequence[Section], study: str) -> d
         target.label: setup(target, source) for target, source in zip(targets, sources, strict=True)
     }
     advice = verdicts_of(measured, study)
+    if isinstance(sources[0].distributions.node.spec, LoggedDistributions):
+        advice = [log_advice(own, target) for own, target in zip(advice, targets, strict=True)]
     methods = [[method_row(run, str(spec.drafter)) for run in own.drafters] for own in advice]
     table = method_table(results.targets, methods)
     text_of_verdict = advice_text(advice) + (f"\n{table}\n" if table else "")
@@ -108,7 +111,6 @@ def method_row(run: Run, drafter: str) -> Row:
         run: one of `Advice.drafters`.
         drafter: printed name of the study's drafter.
     """
-    model_length = run["model_length"]
     tokens = (run[f"tokens_per_call{end}"] for end in ("", "_ci_low", "_ci_high"))
     value, low, high = (100 * run[f"rate{end}"] for end in ("", "_ci_low", "_ci_high"))
     rate = f"{value:.1f} %" + (f" [{low:.1f}, {high:.1f}]" if low < high else "")
@@ -118,8 +120,7 @@ def method_row(run: Run, drafter: str) -> Row:
         "speed": FORMATS["times"](run["speedup"], run["ci_low"], run["ci_high"]),
         "tokens": FORMATS["interval"](*tokens),
         "rate": UNDEFINED if pd.isna(value) else rate,
-        "length": f"{run['draft_length']}"
-        + ("" if pd.isna(model_length) else f", {drafter} {int(model_length)}"),
+        "length": str(run["draft_length"]),
     }
 
 
@@ -197,12 +198,18 @@ def verdict(
         margin: the loss of accuracy that matters.
         command: that runs the study, up to a stage's name.
     """
-    losses = None
+    scores = None
     if answers is not None:
         answered = read_answered(decoded.target, answers)
-        table = accuracy(answered, *statistics, margin)
-        losses = losses_on_answers(answered, table, margin, statistics.confidence)
+        scores = losses(accuracy(answered, *statistics, margin))
     lengths, busy = draft_lengths(decoded, speeds), signs_of_load(speeds)
     return advise(
-        decoded.target, decoded.drafter, speeds, lengths, answers=losses, busy=busy, command=command
+        decoded.target,
+        decoded.drafter,
+        speeds,
+        lengths,
+        answers=scores,
+        margin=margin,
+        busy=busy,
+        command=command,
     )

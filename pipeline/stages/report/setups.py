@@ -13,11 +13,10 @@ from analysis.decoding.speed import signs_of_load
 from analysis.report.measured import Target
 from analysis.report.published import PAPERS
 from analysis.report.records import worded
-from analysis.report.text import number_text, share_text
-from analysis.statistics.drift import drift_in_words
+from analysis.report.text import few_notes, number_text, share_text
 from analysis.statistics.trajectories import LENGTH
-from pipeline.plan.facts import AnswersFacts, DecodingFacts, DistributionsFacts, SampledFacts
-from pipeline.plan.specs import DecodingSpec, ReportSpec, SampledPrompts, ServedPrompts
+from pipeline.plan.facts import DecodingFacts, LoggedFacts, SampledFacts
+from pipeline.plan.specs import DecodingSpec, ReportSpec, SampledPrompts
 from pipeline.stages.report.sources import Source, Sources
 
 WORDS = {  # what a reader must know of records, by stage and key; the rest is in record.json
@@ -41,10 +40,8 @@ WORDS = {  # what a reader must know of records, by stage and key; the rest is i
     "prompts.enable_thinking": "thinking enabled",
     "distributions.steps": "tokens of an answer, at most",
     "distributions.temperature": "temperature of the answers (0: greedy)",
-    "distributions.top_p": "top_p of the answers",
-    "distributions.top_k": "top_k of the answers (0: all)",
     "distributions.model.attention": "attention",
-    "certificates.temperature": "temperature of the certified distributions",
+    "distributions.certified_temperature": "temperature of the certified distributions",
     "distributions.k": "stored tokens a step, the most probable",
     "distributions.vocab_size": "tokens of the vocabulary",
     "drafts.drafter.hub": "drafter",
@@ -86,7 +83,8 @@ def introduction(setups: Mapping[str, Mapping[str, str]], spec: ReportSpec) -> l
         open="; ".join(f"{name}: {of_paper[name]}" for name in OPEN if name in of_paper),
     )
     paper = [texts["paper"], texts["open"]] if of_paper else []
-    return [texts["certificates"], texts["statistics"], *paper]
+    few = few_notes(int(facts["prompts"]) for facts in setups.values())
+    return [*few, texts["certificates"], texts["statistics"], *paper]
 
 
 def setup(target: Target, sources: Sources) -> dict[str, str]:
@@ -98,15 +96,13 @@ def setup(target: Target, sources: Sources) -> dict[str, str]:
         if isinstance(source, Source)
         for key, value in flattened(source).items()
     }
-    prompts, dump = sources.prompts, sources.distributions.artifact
-    drawn, drifts = isinstance(prompts.node.spec, SampledPrompts), dict[str, Any]()
+    prompts = sources.prompts
+    drawn = isinstance(prompts.node.spec, SampledPrompts)
     if drawn:
         by_reason = prompts.artifact.facts(SampledFacts).excluded.items()
         rows = {reason: entry.rows for reason, entry in by_reason}
     else:
-        rows = prompts.artifact.facts(AnswersFacts).excluded
-    if isinstance(prompts.node.spec, ServedPrompts):
-        drifts = dump.facts(DistributionsFacts).drift or {}
+        rows = prompts.artifact.facts(LoggedFacts).excluded
     return {
         "decoding steps": str(len(target.tokens)),
         "prompts": str(target.bootstrap.count),
@@ -120,7 +116,6 @@ def setup(target: Target, sources: Sources) -> dict[str, str]:
         },
         **({MESSAGE: "its first user message"} if drawn else {}),
         **({"excluded rows": ", ".join(f"{n} {why}" for why, n in rows.items())} if rows else {}),
-        **{f"drift of the answers, {file}": drift_in_words(of) for file, of in drifts.items()},
     }
 
 

@@ -8,8 +8,6 @@ from typing import Any, Generic, TypeVar
 
 import pandas as pd
 
-from analysis.acceptance.engine_speed import StepCosts
-from analysis.acceptance.verdict import Advice
 from analysis.decoding.metrics import Decoded
 from analysis.report.measured import Results, Target
 from pipeline.plan.specs import (
@@ -22,6 +20,7 @@ from pipeline.plan.specs import (
     RunLengthsSpec,
 )
 from pipeline.store.artifacts import Artifact
+from pipeline.store.distributions import StoredFacts
 from pipeline.store.node import Node
 
 Spec = TypeVar("Spec")
@@ -53,16 +52,7 @@ class Sources:
     @property
     def temperature(self) -> float:
         """Of the certified distribution."""
-        return self.certificates[0].node.spec.temperature
-
-
-@dataclass(frozen=True)
-class InEngine:
-    """An engine whose costs of a step are known, and the speeds and the verdict of each target."""
-
-    costs: StepCosts
-    speeds: dict[str, pd.DataFrame]
-    advice: list[Advice]
+        return self.distributions.artifact.facts(StoredFacts).certified_temperature
 
 
 @dataclass(frozen=True)
@@ -75,7 +65,6 @@ class Measured:
     results: Results
     decoded: Sequence[Decoded]
     speeds: Sequence[pd.DataFrame]
-    engine: InEngine | None = None
 
 
 def by_target(node: Node[ReportSpec], upstream: Mapping[str, Sequence[Artifact]]) -> list[Sources]:

@@ -67,26 +67,20 @@ class ForkedNoise:
     def test(self, position: int, sibling: int) -> Any:
         return self.at(position, TEST, sibling)
 
-    def of_call(self, position: int) -> np.ndarray:
-        return np.array(
-            [[self.at("call", position, at, use) for use in range(3)] for at in range(4)]
-        )
-
 
 class ForkedDraft:
     """Draws without replacement; all nodes at a position with the same numbers."""
 
-    def __init__(self, noise: ForkedNoise, fresh: bool = False) -> None:
-        self._noise, self._fresh = noise, fresh
+    def __init__(self, noise: ForkedNoise) -> None:
+        self._noise = noise
 
     def draft(self, logits: torch.Tensor, position: int, depth: int, width: int) -> Drawn:
         q = torch.softmax(logits.double(), -1)
-        key = ("draft", position, depth) if self._fresh else ("draft", position + depth)
         tokens = [[NOTHING] * width for _ in q]
         for row, weights in enumerate(q.numpy().copy()):
             for sibling in range(width):
                 if weights.any():
-                    token = draw(weights, self._noise.at(*key, sibling))
+                    token = draw(weights, self._noise.at("draft", position + depth, sibling))
                     tokens[row][sibling] = token
                     weights[token] = 0
         return torch.tensor(tokens), q[:, 0], q
@@ -120,16 +114,14 @@ def sampled(
     tree: Topology | None,
     limit: int,
     verify: Callable[[Any], Verifier],
-    fresh: bool = False,
-    stop: Callable[[torch.Tensor], bool] | None = None,
 ) -> Counter[Any]:
     """The law of answers whose drafts are drawn by inversion."""
     target, smaller = models
 
     def run(fork: Fork) -> tuple[int, ...]:
         noise = ForkedNoise(fork)
-        choice: Any = ForkedDraft(noise, fresh)
-        source = ModelDrafter(smaller, choice, tree, stop)  # type: ignore[arg-type]
+        choice: Any = ForkedDraft(noise)
+        source = ModelDrafter(smaller, choice, tree)  # type: ignore[arg-type]
         depth = 2 if tree is None else tree.depth
         return tuple(decode(target, source, verify(noise), [0], depth, limit).tokens)  # type: ignore[arg-type]
 

@@ -8,61 +8,32 @@ from typing import Any
 
 import torch
 
-from analysis.rules import Additive, Mars, Prefix, Typical
-from analysis.rules.readings import RELEASED
+from analysis.rules import Additive, Mars, Typical
 from analysis.trees.topology import Growth, Topology
-from pipeline.decoding.choices import (
-    DRAFT,
-    TOKEN,
-    DrawnRace,
-    FreshInversion,
-    Greedy,
-    Inversion,
-    Race,
-    Truncation,
-)
+from pipeline.decoding.choices import DRAFT, DrawnRace, Greedy, Inversion, Race
 from pipeline.decoding.loop import Answer, decode
-from pipeline.decoding.verifiers import (
-    BestPath,
-    BlockVerification,
-    BudgetSampling,
-    DrawnPath,
-    Match,
-    Relaxed,
-    SpeculativeSampling,
-    TreeSampling,
-)
+from pipeline.decoding.verifiers import DrawnPath, Match, Relaxed, SpeculativeSampling, TreeSampling
 from pipeline.models.language_model import LanguageModel
 
 V, LIMIT = 24, 24
 CPU = torch.device("cpu")
 PROMPTS = [[5, 9, 5, 9, 5], list(range(3, 20)), [7]]
 UNEVEN = Topology((-1, -1, -1, 0, 0, 1, 3, 5, 5, 7))
-CUT = Truncation(0.9, 9)
 WAYS: dict[str, Any] = {  # what chooses drafted tokens, what verifies, the shape; from the noise
     "greedy": lambda n: (Greedy(), Match(Greedy()), None),
     "MARS": lambda n: (Greedy(), Relaxed(Mars(0.5)), None),
     "additive": lambda n: (Greedy(), Relaxed(Additive(0.3)), None),
     "typical": lambda n: (Greedy(), Relaxed(Typical(0.3, 0.3)), None),
-    "prefix": lambda n: (Greedy(), BestPath(Prefix(1.0)), None),
-    "prefix on a tree": lambda n: (Greedy(), BestPath(Prefix(2.0)), UNEVEN),
     "sampling": lambda n: (Inversion(0.8, n, DRAFT), SpeculativeSampling(0.8, n), None),
     "MARS, sampling": lambda n: (
         *(Inversion(0.8, n, DRAFT), SpeculativeSampling(0.8, n, Mars(0.5)), None),
     ),
     "MARS on a tree": lambda n: (Greedy(), Relaxed(Mars(0.5)), UNEVEN),
-    "Algorithm 1 on a grown tree": lambda n: (
-        *(Greedy(), Relaxed(Mars(0.5), Inversion(0.8, n, TOKEN)), Growth(3, 7, 4)),
-    ),
-    "released code on a grown tree": lambda n: (
-        *(Greedy(), DrawnPath(0.8, n, Mars(0.5), RELEASED), Growth(3, 7, 4)),
+    "MARS on a grown tree": lambda n: (Greedy(), Relaxed(Mars(0.5)), Growth(3, 7, 4)),
+    "MARS, sampling on a grown tree": lambda n: (
+        *(Greedy(), DrawnPath(0.8, n, Mars(0.5)), Growth(3, 7, 4)),
     ),
     "argmax drafts": lambda n: (Greedy(), DrawnPath(0.8, n), None),
-    "truncated": lambda n: (
-        *(Inversion(0.8, n, DRAFT, CUT), SpeculativeSampling(0.8, n, None, CUT), None),
-    ),
-    "budget": lambda n: (Inversion(0.8, n, DRAFT), BudgetSampling(0.8, n, ("kl", 0.1)), None),
-    "blocks": lambda n: (FreshInversion(0.8, n), BlockVerification(0.8, n), None),
     "races": lambda n: (Race(0.8, n), Match(Race(0.8, n)), None),
     "tree": lambda n: (Greedy(), Match(Greedy()), UNEVEN),
     "sampled tree": lambda n: (DrawnRace(0.8, n), TreeSampling(0.8, n), UNEVEN),

@@ -5,26 +5,16 @@ from __future__ import annotations
 import copy
 import time
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
 from analysis.decoding.lookup import MATCHES, lookup_calls
 from analysis.rules import Additive
-from analysis.topk import TopK
 from pipeline.decoding import loop
 from pipeline.decoding.choices import Greedy, Noise, Race
-from pipeline.decoding.drafters import (
-    ModelDrafter,
-    Nothing,
-    PromptLookup,
-    measured,
-    model_drafter,
-    stops,
-)
+from pipeline.decoding.drafters import ModelDrafter, Nothing, PromptLookup, model_drafter
 from pipeline.decoding.loop import decode
 from pipeline.decoding.verifiers import Match, Relaxed
 from pipeline.errors import PipelineError
@@ -215,44 +205,6 @@ def test_broken_logits_of_the_target_are_an_error(
         return
     with pytest.raises(PipelineError, match=r"tiny: NaN or infinite logits at position 0 of the"):
         greedy(model, PromptLookup(1, 3, CPU), [5] * 9, 3)
-
-
-@pytest.mark.parametrize("threshold", [-1.0, 0.3, 0.6, 1.0])
-def test_a_drafter_that_stops_leaves_what_is_emitted(
-    target: LanguageModel, drafter: LanguageModel, threshold: float
-) -> None:
-    for prompt in PROMPTS:
-        wanted = plain_greedy(target, prompt)
-        stop = partial(stops, ("max_q", threshold))
-        answer = greedy(target, ModelDrafter(drafter, Greedy(), stop=stop), prompt, 4)
-        assert answer.tokens == wanted
-        sure = logits(drafter, prompt + wanted).softmax(1).max(1).values[len(prompt) :]
-        for call in answer.calls:
-            # as long as it is sure, as far as the text is that of the target
-            along_text = sure[call.position - 1 : call.position - 1 + call.accepted]
-            assert (along_text > threshold).all()
-            if call.drafted == call.accepted < min(4, LIMIT - call.position - 1):
-                assert sure[call.position - 1 + call.accepted] <= threshold
-        if threshold == 1.0:
-            assert all(call.drafted == 0 and call.emitted == 1 for call in answer.calls)
-
-
-def test_a_drafter_stops_on_its_threshold_and_not_below() -> None:
-    given = torch.randn((3, 9), generator=torch.Generator().manual_seed(0))
-    given[0, 4:] = -torch.inf  # of a reduced vocabulary
-    given[1] = torch.tensor([0.0, 2.0, 2.0, 2.0, 1.0, 0.0, 0.0, 0.0, 0.0])  # ties
-    given[2, 0] = 800.0  # the others underflow
-    wanted = TopK.from_logits(given)
-    sure = np.minimum(wanted.top_probability, 1.0)
-    for at, row in enumerate(given):
-        assert measured("max_q", row[None]) == pytest.approx(sure[at])
-        assert measured("entropy", row[None]) == pytest.approx(wanted.entropy[at], 1e-12, 1e-15)
-    row = torch.tensor([[2.0, 1.0, 0.0]], dtype=torch.float64)
-    for measure, surer in (("max_q", -np.inf), ("entropy", np.inf)):
-        value = measured(measure, row)
-        assert stops((measure, value), row)
-        assert not stops((measure, float(np.nextafter(value, surer))), row)
-        assert stops((measure, float(np.nextafter(value, -surer))), row)
 
 
 def test_waiting_is_no_processor_time(target: LanguageModel, drafter: LanguageModel) -> None:

@@ -10,19 +10,16 @@ import pytest
 from analysis.rules import Additive, StrictGreedy, Tree
 from analysis.trees.topology import Growth, symmetric
 from pipeline.errors import PipelineError
-from pipeline.plan.method import Stopping, read_method, with_baselines
+from pipeline.plan.method import read_method, with_baselines
 from pipeline.plan.methods import build_methods
 from pipeline.plan.specs import method_entries
 from tests import methods
 
 GOOD = {"drafter": "model", "rule": "greedy", "draft_length": 3, "temperature": 0}
 RACED = {"drafter": "model", "sampling": "races", "draft_length": 3, "temperature": 0.5}
-BLOCKS = RACED | {"sampling": "block"}
-BUDGETED = RACED | {"sampling": "budget", "budget": "kl", "limit": 0.05}
 MARS = {"drafter": "model", "rule": "mars", "theta": 0.9, "draft_length": 3, "temperature": 1}
 TAU = {"tree": "optimal", "nodes": 4, "acceptance": [0.6, 0.3]}
 GROWN = GOOD | {"tree": "dynamic", "width": 4, "nodes": 20}
-STOPS = {"drafting": "max_q", "threshold": 0.5}
 
 
 @pytest.mark.parametrize(
@@ -38,23 +35,7 @@ STOPS = {"drafting": "max_q", "threshold": 0.5}
         (GOOD | {"rule": "tree", "m": 2, "tree": "sequence"}, "rule: rule0 is greedy on a symmet"),
         (GOOD | {"sampling": "races"}, "either rule or sampling"),
         (GOOD | {"draft_length": [3, 3]}, "draft_length=3, temperature=0 is given twice"),
-        (GOOD | {"model_length": 2}, r"m0.model_length=2 is not allowed: .*lookup_first"),
-        (GOOD | {"drafter": "lookup_first", "model_length": 4}, "model_length=4 is .*_length=3"),
-        (GOOD | {"drafter": "lookup_first", "model_length": 0}, "model_length=0 is not allowed"),
         (RACED | {"temperature": 0}, "above 0: at 0 take rule: greedy"),
-        (BLOCKS | {"tree": "sequence"}, "sampling=block verifies chains only"),
-        (BUDGETED | {"tree": "sequence"}, "sampling=budget verifies chains only"),
-        (BUDGETED | {"budget": "js"}, "m0.budget=js is not allowed: give one of c1, ratio, kl"),
-        (RACED | {"sampling": "budget"}, "budget=None is not allowed: give one of c1, ratio"),
-        (RACED | {"sampling": "budget", "budget": "kl"}, "m0: the key 'limit' is missing"),
-        (BUDGETED | {"limit": -0.1}, r"m0.limit=-0.1 is not allowed: give a number of at least 0"),
-        (BUDGETED | {"budget": "c1", "limit": 0.9}, "limit=0.9 is not allowed: give a number of"),
-        (RACED | {"limit": 2}, "m0.limit=2 is not allowed: give nothing, or budget as well"),
-        (RACED | {"budget": "kl", "limit": 2}, "budget=kl is not allowed: give nothing: it is for"),
-        (RACED | {"top_p": 0}, r"methods.m0.top_p=0 is not allowed: give a number in \(0, 1\]"),
-        (RACED | {"top_k": -1}, r"top_k=-1 is not allowed: give an integer of at least 0"),
-        (GOOD | {"top_p": 0.9}, r"top_p=0.9 is not allowed: give 1 at"),
-        (GOOD | {"top_k": 5}, r"top_k=5 is not allowed: give 0 at"),
         ({"rule": "greedy"}, r"s.m0: the key 'drafter' is missing: give one of model"),
         # trees
         (GOOD | {"tree": {}}, r"methods.m0.tree={} is not allowed: give one of sequence, batch"),
@@ -67,9 +48,6 @@ STOPS = {"drafting": "max_q", "threshold": 0.5}
         (GOOD | {"tree": "symmetric", "width": 1, "draft_length": 4097}, "draft_length=4097 is no"),
         (GOOD | {"tree": "sequence", "draft_length": 10**9}, "draft_length=1000000000 is not"),
         (GOOD | {"tree": "sequence", "drafter": "prompt_lookup"}, "prompt_lookup drafts chains"),
-        (MARS | {"reading": "paper"}, "reading=paper is not allowed: give one of rank_2, released"),
-        (MARS | {"reading": "released", "temperature": 0}, "reading=released .* temperature 0 onl"),
-        (RACED | {"reading": "algorithm_1"}, "reading=algorithm_1 is not allowed: give rank_2"),
         (GOOD | TAU | {"acceptance": ["x"]}, r"acceptance=\('x',\) is not allowed: give a list"),
         (GOOD | TAU | {"acceptance": [0.9, 0.9]}, "rates=.* are not allowed"),
         (GOOD | TAU | {"acceptance": []}, "acceptance=.* is not allowed"),
@@ -81,17 +59,8 @@ STOPS = {"drafting": "max_q", "threshold": 0.5}
         (GROWN | {"nodes": 257}, "nodes=257 is not allowed: give an integer from 1 to 256"),
         (GROWN | {"nodes": 0}, "nodes=0 is not allowed"),
         (GROWN | {"width": 2049}, "width=2049 is not allowed: give at most 4096 nodes with"),
-        (GROWN | {"drafter": "lookup_first"}, "drafts chains only"),
         (GROWN | {"acceptance": [0.5]}, "key 'acceptance' is not known"),
-        # drafts that stop
-        (GOOD | STOPS | {"drafting": {}}, r"methods.m0.drafting={} is not allowed: give one of"),
-        (GOOD | STOPS | {"drafting": "sure"}, r"methods.m0.drafting=sure is not allowed: give"),
-        (GOOD | {"drafting": "max_q"}, r"s.m0: the key .threshold. is missing: give"),
-        (GOOD | STOPS | {"threshold": -1}, "threshold=-1 is not allowed"),
         (RACED | {"share": 0.5}, "m0: the key 'share' is not known"),
-        (GOOD | STOPS | {"drafter": "prompt_lookup"}, "max_q: a model that drafts a chain can st"),
-        (GROWN | STOPS, "a model that drafts a chain can stop"),
-        (BLOCKS | STOPS, "sampling=block tests drafts of a length"),
     ],
 )  # fmt: skip
 def test_methods_that_make_no_sense_are_refused(entry: dict[str, Any], message: str) -> None:
@@ -138,11 +107,9 @@ def test_every_temperature_has_a_baseline_and_races_their_own() -> None:
     ]
     [raced] = with_baselines(methods.build([RACED]))[:-1]
     for change in (
-        STOPS,
         {"tree": "symmetric", "width": 2},
-        {"drafter": "lookup_first", "model_length": 2},
         {"draft_length": 1},
-    ):  # what stops or shapes a draft needs no baseline of its own
+    ):  # what shapes a draft needs no baseline of its own
         built = methods.build([RACED, RACED | change])
         assert with_baselines(built) == [raced, *built]
 
@@ -187,15 +154,11 @@ def test_the_rule_of_trees_is_greedy_on_a_symmetric_tree_and_trees_grow() -> Non
     "entry",
     [
         *(GOOD | change for change in (
-            {"rule": "additive", "t": 0.1}, {"rule": "tree", "m": 2}, TAU, STOPS,
-            {"drafter": "lookup_first", "model_length": 2}, {"tree": "dynamic", "width": 2,
-            "nodes": 4},
+            {"rule": "additive", "t": 0.1}, {"rule": "tree", "m": 2}, TAU,
+            {"drafter": "prompt_lookup"}, {"tree": "dynamic", "width": 2, "nodes": 4},
         )),
-        RACED | {"top_p": 0.9, "top_k": 5},
         RACED | {"sampling": "argmax", "tree": "dynamic", "width": 2, "nodes": 4},
-        MARS | {"reading": "released"},
-        BLOCKS,
-        BUDGETED,
+        MARS,
     ],
 )  # fmt: skip
 def test_a_method_and_its_baseline_are_read_from_their_mappings(entry: dict[str, Any]) -> None:
@@ -205,39 +168,21 @@ def test_a_method_and_its_baseline_are_read_from_their_mappings(entry: dict[str,
 
 
 def test_names_say_what_differs_and_entries_what_is_decoded() -> None:
-    first = GOOD | {"drafter": "lookup_first"}
-    built = methods.build([first | {"model_length": [1, 3]}, first, GOOD | STOPS, BLOCKS, BUDGETED])
-    assert [(one.name, one.draft_length) for one in built] == [
-        ("greedy (look-up first) (model drafts 1)", 3),
-        ("greedy (look-up first) (model drafts 3)", 3),
-        ("greedy (look-up first)", 3),
-        ("greedy (drafting max_q threshold=0.5)", 3),
-        ("block verification", 3),
-        ("budget sampling (kl=0.05)", 3),
-    ]
-    assert [one.lossless for one in built] == [True] * 5 + [False]
-    assert method_entries(built[0]) == method_entries(built[2]) | {"model_length": 1}
-    assert built[3].drafting == Stopping("max_q", 0.5)
-    assert STOPS.items() <= method_entries(built[3]).items()
-    cut = methods.build([RACED, RACED | {"top_p": 0.9}, RACED | {"top_p": 0.9, "top_k": 5}])
-    names = ["exponential races" + end for end in ("", " (top-p 0.9)", " (top-p 0.9, top-k 5)")]
-    assert [one.name for one in with_baselines(cut)[3:]] == names
-    assert method_entries(cut[2])["top_p"] == 0.9
-    assert methods.build([RACED | {"top_p": 1.0, "top_k": 0}]) == methods.build([RACED])
+    looked_up = GOOD | {"drafter": "prompt_lookup"}
+    built = methods.build([looked_up])
+    assert [(one.name, one.draft_length) for one in built] == [("greedy (prompt lookup)", 3)]
+    assert all(one.lossless for one in built)
     # a chain is identified as before there were trees
     plain = {"drafter", "sampling", "draft_length", "temperature", "rule"}
     assert set(method_entries(methods.build([GOOD])[0])) == plain
     assert TAU.items() <= method_entries(methods.build([GOOD | TAU])[0]).items()
 
 
-def test_mars_has_three_readings_and_drafts_as_the_paper_does() -> None:
+def test_mars_drafts_trees_as_the_paper_does() -> None:
     grown = {"tree": "dynamic", "width": 10, "nodes": 59}
-    entries = [MARS | {"reading": each} for each in ("rank_2", "released", "algorithm_1")]
-    built = methods.build([*entries, *(entry | grown for entry in entries)])
-    assert [one.name for one in built[:3]] == [
-        "mars theta=0.9", "mars theta=0.9 (released code)", "mars theta=0.9 (Algorithm 1)"
-    ]  # fmt: skip
-    assert [one.drafts_most_probable for one in built] == [False, *[True] * 5]
+    built = methods.build([MARS, MARS | grown])
+    assert built[0].name == "mars theta=0.9"
+    assert [one.drafts_most_probable for one in built] == [False, True]
     assert not any(one.lossless for one in built)
     drafts = methods.build([RACED | {"sampling": "argmax"} | grown])
     assert (drafts[0].lossless, drafts[0].drafts_most_probable) == (True, True)

@@ -15,9 +15,6 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from analysis.certificates.certify import certify
-from analysis.rules import Additive, StrictGreedy
-from analysis.topk import TopK
 from analysis.trees.entropy import index_entropies
 from analysis.trees.topology import Topology
 from pipeline.decoding import pair
@@ -32,13 +29,12 @@ from pipeline.stages.decoding import along, rates
 from pipeline.stages.decoding import compute as decoding
 from pipeline.store.artifacts import Artifact, Pending
 from pipeline.store.distributions import StoredFacts
-from pipeline.store.node import Node
 from pipeline.store.plain import from_plain
 from tests import methods
 from tests.pipeline import heads
-from tests.pipeline.decoding.pair import PROMPTS, V, logits, plain_greedy
+from tests.pipeline.decoding.pair import PROMPTS, V, logits
 from tests.pipeline.fakes import record
-from tests.pipeline.tiny import decoding_node, prompts_node, used
+from tests.pipeline.tiny import decoding_node, used
 
 METHODS = [
     {"drafter": "model", "rule": "greedy", "draft_length": 3, "temperature": 0},
@@ -46,10 +42,6 @@ METHODS = [
     {"drafter": "model", "rule": "mars", "theta": 0.9, "draft_length": 3, "temperature": 0},
     {"drafter": "model", "sampling": "speculative", "draft_length": 2, "temperature": 1.0},
     {"drafter": "model", "sampling": "races", "draft_length": [1, 3], "temperature": 1.0},
-    {"drafter": "model", "sampling": "block", "draft_length": 3, "temperature": 1.0},
-]
-ADDITIVE = [
-    {"drafter": "model", "rule": "additive", "t": 0.01, "draft_length": 3, "temperature": 0}
 ]
 TREES = [
     {"drafter": "model", "rule": "tree", "m": 2, "draft_length": 3, "temperature": 0},
@@ -70,41 +62,25 @@ def stage(
     """The stage on the tiny pair: a function of prompts that returns the draft it wrote."""
     drafted = torch.arange(0, V, 2)
     drafts = drafter if request.param == "model" else heads.random_head(target, drafted)
-    tokenizer = SimpleNamespace(
-        get_vocab=lambda: {str(i): i for i in range(V)},
-        decode=lambda ids, **_: " ".join(map(str, ids)),
-        chat_template="numbers",
-        apply_chat_template=lambda turns, **_: [
-            int(n) if n.isdigit() else 0 for t in turns for n in t["content"].split()
-        ],
-    )
+    tokenizer = SimpleNamespace(get_vocab=lambda: {str(i): i for i in range(V)})
     monkeypatch.setattr(decoding, "pair_tokenizer", lambda *_: tokenizer)
     monkeypatch.setattr(pair, "load_pair", lambda *_: (target, drafts))
 
     def run(
-        prompts: list[list[int]],
-        name: str = "draft",
-        chosen: list[dict[str, Any]] = METHODS,
-        texts: bool = False,
-        **later: list[str],
+        prompts: list[list[int]], name: str = "draft", chosen: list[dict[str, Any]] = METHODS
     ) -> Pending:
         rows = [
-            {"prompt_id": str(at), "source": "s", "source_row": -at, "token_ids": ids,
-             "text": " ".join(map(str, ids)), "later_turns": later.get(f"turns_{at}", [])}
+            {"prompt_id": str(at), "source": "s", "token_ids": ids}
             for at, ids in enumerate(prompts)
-        ]  # fmt: skip
+        ]
         upstream = SimpleNamespace(read=lambda: pa.Table.from_pylist(rows))
         node = decoding_node(
             used(""),
             used("", "drafter"),
             prompts=len(prompts),
             steps=12,
-            batches=(1, 3),
             methods=tuple(methods.build(chosen)),
-            texts=texts,
         )
-        above = prompts_node(Path("none"), Path("none")).spec
-        node = replace(node, upstream={"prompts": (Node("prompts", "tiny", above),)})
         folder = tmp_path / name
         folder.mkdir(exist_ok=True)
         pending = Pending(folder, "decoding")
@@ -124,7 +100,7 @@ def content(pending: Pending) -> dict[str, Any]:
     artifact = Artifact(pending.directory)
     return {
         name: artifact.read(name).to_pylist()
-        for name in ("data", "calls", "levels", "trajectory", "contexts", "texts", "failures")
+        for name in ("data", "calls", "levels", "trajectory", "contexts", "failures")
     }
 
 
@@ -166,8 +142,8 @@ def test_prompts_that_fail_are_recorded_and_the_others_go_on(
         stage([[], []], "none")
 
 
-def test_methods_take_turns_in_repeats(monkeypatch: pytest.MonkeyPatch) -> None:
-    seconds = iter([5, 40, 10, 3, 2, 70])  # of methods a b, b a, a b
+def test_methods_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = iter([5, 40, 10, 3])  # of methods a b, b a
     turns: list[str] = []
 
     def timed(_: Any, method: str, *__: Any) -> Any:
@@ -176,19 +152,14 @@ def test_methods_take_turns_in_repeats(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(decoding, "decode_timed", timed)
     monkeypatch.setattr(decoding, "check_fits", lambda *_: None)
-    monkeypatch.setattr(decoding, "prompt_rows", lambda _, __, tries, ___: {"data": tries})
+    monkeypatch.setattr(decoding, "prompt_rows", lambda _, __, timed: {"data": timed})
     pair: Any = SimpleNamespace(runs=["a", "b"], steps=1, target=SimpleNamespace(device=None))
-    found = decoding.decode_prompt(pair, cast("Any", None), turn=2, repeats=3)["data"]
-    assert turns == ["a", "b", "b", "a", "a", "b"]
-    assert [[answer.seconds for answer, _ in tries] for tries in found] == [[5, 3, 2], [40, 10, 70]]
+    found = [decoding.decode_prompt(pair, cast("Any", None), turn)["data"] for turn in (2, 3)]
+    assert turns == ["a", "b", "b", "a"]
+    assert [[answer.seconds for answer, _ in timed] for timed in found] == [[5, 40], [3, 10]]
 
 
-def test_passes_are_timed_at_each_batch_size(stage: Any) -> None:
-    passes = pq.read_table(stage([PROMPTS[0]]).directory / "timings/passes.parquet").to_pydict()
-    of_one = [("target", n) for n in (1, 2, 3, 4)] + [("drafter", 1)]  # drafts of at most 3
-    assert list(zip(passes["model"], passes["tokens"], strict=True)) == 2 * of_one
-    assert passes["batch"] == [1] * len(of_one) + [3] * len(of_one)
-    assert min(passes["seconds"]) > 0
+def test_the_decoding_thread_is_timed(stage: Any) -> None:
     runs = pq.read_table(stage([PROMPTS[0]]).directory / "timings/runs.parquet").to_pylist()
     assert all(0 < row["processor_seconds"] < row["seconds"] + 0.01 for row in runs)
 
@@ -296,7 +267,7 @@ def test_contexts_are_those_of_plain_passes_along_the_baselines_answer(
 MEASURED = [
     METHODS[0] | {"tree": "optimal", "nodes": 4},
     {"drafter": "model", "sampling": ["speculative", "races"], "draft_length": 2,
-     "temperature": 0.5, "tree": "optimal", "nodes": 3, "top_k": 3},
+     "temperature": 0.5, "tree": "optimal", "nodes": 4},
 ]  # fmt: skip
 
 
@@ -327,24 +298,23 @@ def test_trees_take_the_acceptance_that_stage_drafts_measured() -> None:
     assert greedy.tree.acceptance == pytest.approx([0.6, 0.2, 0, 0.2])
     assert greedy.topology == Topology((-1, 0, -1, 1)).by_level()
     assert greedy.name == "greedy (tau* of 4)"
-    # at temperature 0.5 probabilities are squared, and the fourth token is cut
-    cut = [law**2 * [1, 1, 1, 0] for law in (p, q)]
-    target, draft = (law / law.sum() for law in cut)
+    # at temperature 0.5 probabilities are squared
+    target, draft = (law**2 / (law**2).sum() for law in (p, q))
     tv = np.abs(target - draft).sum() / 2
     assert gss.tree.acceptance[0] == pytest.approx(1 - tv, abs=0.1)
-    assert sum(erss.tree.acceptance) == pytest.approx(1)  # of three tokens, some one wins
+    assert sum(erss.tree.acceptance) == pytest.approx(1)  # of four tokens, some one wins
     # most probable tokens of the drafter, not drawn: the target's probabilities of them
-    entry = MEASURED[1] | {"sampling": "argmax", "temperature": 1.0, "top_k": 0}
+    entry = MEASURED[1] | {"sampling": "argmax", "temperature": 1.0}
     spec = replace(spec, methods=tuple(methods.build([entry])))
     (drawn,) = rates.with_measured_trees(spec, [drafts]).methods
-    assert drawn.tree.acceptance == pytest.approx([0.3, 0.4, 0.2])
+    assert drawn.tree.acceptance == pytest.approx([0.3, 0.4, 0.2, 0.1])
     for method in (greedy, gss, erss, drawn):
         assert "acceptance" not in method_entries(method)
 
 
 def test_what_lies_outside_the_stored_tokens_is_spread_over_them() -> None:
     p = np.array([0.4, 0.2, 0.1, 0.1, 0.1, 0.1])
-    [method] = methods.build([MEASURED[1] | {"sampling": "races", "top_k": 0}])
+    [method] = methods.build([MEASURED[1] | {"sampling": "races"}])
     whole = rates.sibling_rates(drafts_of(p, p, [1] * 400, 6), method, 3)
     part = rates.sibling_rates(drafts_of(p, p, [1] * 400, 2), method, 3)
     assert whole == pytest.approx([1, 0, 0])
@@ -372,85 +342,3 @@ def test_models_that_cannot_read_trees_are_refused_before_anything_is_decoded(
     monkeypatch.setattr(target.module.config, "_attn_implementation", "flash_attention_2")
     with pytest.raises(PipelineError, match="tiny can't read draft trees: attention: flash"):
         stage(PROMPTS, chosen=TREES)
-
-
-@pytest.mark.thorough
-def test_later_turns_go_on_from_each_runs_own_answers(
-    stage: Any, target: LanguageModel, capsys: Any
-) -> None:
-    """What Spec-Bench's speed.py reads: category, new_tokens, wall_time, accept_lengths, turns."""
-    asked = ["5 6 7", "8"]
-    folder = stage([PROMPTS[0], PROMPTS[1]], turns_0=asked).directory / "timings/answers"
-    files = {file.stem: [json.loads(line) for line in file.read_text().splitlines()]
-             for file in folder.iterdir()}  # fmt: skip
-    assert len(files) == 7 + 3  # methods, and baselines: greedy, sampled, of races
-    for name, (second, first) in files.items():  # in the order of the source
-        assert (first["question_id"], second["question_id"]) == (0, 1)
-        assert first["category"] == "s"
-        [choice] = first["choices"]
-        assert choice["new_tokens"] == [12, 12, 12]
-        assert all(seconds > 0 for seconds in choice["wall_time"])
-        assert len(choice["accept_lengths"]) == sum(choice["decoding_steps"])
-        assert sum(choice["accept_lengths"]) == 33
-        assert len(second["choices"][0]["turns"]) == 1
-        text = list(PROMPTS[0])
-        for answer, turn in zip(choice["turns"], [*asked, ""], strict=True):
-            tokens = [int(token) for token in answer.split()]
-            if name.startswith(("greedy", "autoregressive_draft_length=0_temperature=0")):
-                assert tokens == plain_greedy(target, text)[:12]
-            text += tokens + [int(token) for token in turn.split()]
-    assert "first turn only" not in capsys.readouterr().out
-
-
-def test_later_turns_that_do_not_fit_are_left_out_and_named(
-    stage: Any, target: LanguageModel, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
-    monkeypatch.setattr(target.module.config, "max_position_embeddings", 30)
-    folder = stage([PROMPTS[0]], turns_0=["5 6"]).directory / "timings/answers"
-    for file in folder.iterdir():
-        answer = json.loads(file.read_text())
-        assert len(answer["choices"][0]["turns"]) == 1
-        assert (answer["question_id"], answer["category"]) == (0, "s")
-    said = capsys.readouterr().out
-    assert "prompt 0: answers hold its first turn only: a prompt of 19 tok" in said
-
-
-def test_texts_are_those_of_plain_passes_and_rejected_drafts_follow_the_accepted_tokens(
-    stage: Any, target: LanguageModel, drafter: LanguageModel, request: pytest.FixtureRequest
-) -> None:
-    pending = stage(PROMPTS[:2], chosen=[METHODS[0], *ADDITIVE], texts=True)
-    runs, tables = pending.facts["runs"], content(pending)
-    answers = {(row["prompt_id"], row["run"]): row["token_ids"] for row in tables["data"]}
-    calls = {(row["prompt_id"], row["run"], row["position"]): row for row in tables["calls"]}
-    alone = next(at for at, run in enumerate(runs) if run["drafter"] == "none")
-    seen = set()
-    for row in tables["texts"]:
-        seen.add((row["text"], runs[row["run"]]["rule"]["rule"]))
-        prompt, run, at = PROMPTS[int(row["prompt_id"])], row["run"], row["position"]
-        answer = answers[row["prompt_id"], alone if row["text"] == "target" else run]
-        before = answer[:at]
-        if row["text"] == "rejected":
-            begin = at - row["place"] + 1
-            call = calls[row["prompt_id"], run, begin]
-            assert call["accepted"] + 1 < row["place"] <= call["drafted"]
-            if "head" in request.node.name:  # its drafts read hidden states
-                continue
-            before = answer[:begin]  # strict: the accepted tokens are the answer's own
-            while len(before) < at:
-                before = [*before, int(logits(drafter, prompt + before)[-1].argmax())]
-        p = logits(target, prompt + before)[-1].double().softmax(0).numpy()
-        assert row["top_probability"] == pytest.approx(p.max(), abs=1e-4)
-        assert row["entropy"] == pytest.approx(-(p * np.log(p)).sum(), abs=1e-3)
-        strict = runs[run]["rule"]["rule"] == "greedy"
-        rule = StrictGreedy() if strict else Additive(0.01)
-        wanted = certify(TopK.from_probabilities(p), rule).lower[0, 0]
-        assert row["certificate"] == pytest.approx(wanted, abs=1e-3)
-        if row["text"] == "rejected":
-            assert row["kl"] is None
-        elif "head" in request.node.name:
-            assert row["kl"] == math.inf
-        else:
-            q = logits(drafter, prompt + before)[-1].double().softmax(0).numpy()
-            assert row["kl"] == pytest.approx((p * np.log(p / q)).sum(), abs=1e-3)
-    assert {text for text, _ in seen} == {"target", "own", "rejected"}
-    assert len(seen) == 6

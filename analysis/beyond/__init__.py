@@ -1,1 +1,0 @@
-"""Beyond the paper: budgets of mean KL, certified probabilities, the drafter's side."""

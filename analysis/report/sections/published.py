@@ -1,0 +1,156 @@
+"""Comparison with the paper's tables, where a target is one of the paper's models."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import pandas as pd
+
+from ...rules import Rule
+from ...statistics.run_lengths import with_censored
+from ..measured import Results
+from ..published import CAP, PAPERS, RUNS, printed_rows
+from ..records import Column, Section, Table, records_of, select, worded
+from ..text import digits_text, number_text, run_text
+
+DIGITS = {"1": 3, "2": 3, "3": 3, "4": 3, RUNS: 2}  # decimals of the paper's tables
+DIFFERS = "≠"
+
+
+def published_section(results: Results) -> Section | None:
+    """Return the section that compares targets with the paper; None if none is the paper's."""
+    compared = compare(results)
+    if compared.empty:
+        return None
+    return Section("Beside the published", [agreement_table(compared), numbers_table(compared)])
+
+
+def compare(results: Results) -> pd.DataFrame:
+    """Return the paper's numbers for the rules of a study, with the study's own.
+
+    Returns:
+        One row for each number of a target that the paper has: `target`, `table` (of `DIGITS`),
+        `row` (a rule's label, or k), `name` (as printed), `statistic` (or ε); `value`, `ci_low` and
+        `ci_high` of the study; `published`; `difference` (value minus published); `outside`,
+        whether the published number, up to its rounding, is outside the interval over prompts.
+        Empty regions count as the rule's ceiling, run lengths above the paper's cap as the cap.
+        `censored`: whether the length is a lower bound below the cap. A lower bound has no
+        difference and is not outside.
+    """
+    frames = [
+        _published(target, results.certified)
+        .merge(_measured(results, target), on=["row", "statistic"])
+        .assign(target=target)
+        for target in results.targets
+        if target in PAPERS
+    ]
+    if not frames:
+        return pd.DataFrame()
+    data = pd.concat(frames, ignore_index=True)
+    for name in ("value", "ci_low", "ci_high"):
+        data[name] = data[name].clip(upper=data["ceiling"])
+    published, bound = data["published"], data["censored"].eq(True) & (data["value"] < CAP)
+    half = data["table"].map({table: 0.5 * 10**-digits for table, digits in DIGITS.items()})
+    within = (data["ci_low"] - half <= published) & (published <= data["ci_high"] + half)
+    has_interval = (data["ci_low"] + data["ci_high"]).notna()
+    data = data.assign(
+        difference=(data["value"] - published).mask(bound),
+        outside=has_interval & ~within & ~bound,
+        censored=bound,
+    )
+    first = ["target", "table", "row", "name", "statistic", "value", "ci_low", "ci_high"]
+    return data[[*first, "published", "difference", "outside", "censored"]]
+
+
+def _published(paper: str, rules: Sequence[Rule]) -> pd.DataFrame:
+    """Return the paper's numbers for one of its models and some rules, table by table."""
+    return pd.DataFrame(
+        [
+            {
+                "table": table,
+                "row": row.label if isinstance(row, Rule) else str(row),
+                "name": row.title if isinstance(row, Rule) else f"k = {row}",
+                "statistic": statistic,
+                "published": min(value, CAP),
+                "ceiling": CAP if table == RUNS else row.ceiling if isinstance(row, Rule) else 1.0,
+            }
+            for table, row, statistic, value in printed_rows(paper)
+            if row in rules or not isinstance(row, Rule)
+        ]
+    )
+
+
+def _measured(results: Results, target: str) -> pd.DataFrame:
+    """Return the results of one target, by row and statistic of the paper's tables."""
+    top = results.select("top", target=target)
+    runs = results.select("runs", target=target, estimator="per_call")
+    parts = [
+        top.assign(row=top["k"].astype(str)),
+        results.select("certificates", target=target).rename(columns={"rule": "row"}),
+        runs.rename(columns={"rule": "row", "eps": "statistic"}),
+    ]
+    names = ["row", "statistic", "value", "ci_low", "ci_high", "cut"]
+    filled = [
+        part.reindex(columns=names).astype({"statistic": object}) for part in parts if len(part)
+    ]
+    return with_censored(pd.concat(filled)).drop(columns="cut")
+
+
+def agreement_table(compared: pd.DataFrame) -> Table:
+    """Return the number of published values outside our intervals, for each table of the paper.
+
+    Lengths that are only lower bounds are not counted.
+    """
+    rows = []
+    for target, numbers in compared.groupby("target", sort=False):
+        parts = {"p0": select(numbers, table="1", row="1")}
+        parts |= {table: select(numbers, table=table) for table in DIGITS}
+        counts = {
+            name: f"{part['outside'].sum()} of {part['difference'].count()}" if len(part) else ""
+            for name, part in parts.items()
+        }
+        rows.append({"target": target, **counts})
+    return Table(**worded("published_agreement"), data=pd.DataFrame(rows))
+
+
+def numbers_table(compared: pd.DataFrame) -> Table:
+    """Return all tables of the paper: ours, published, and the difference."""
+    rows = records_of(compared)
+    headings = [
+        f"{row['target']}, {'Tables' if row['table'] == RUNS else 'Table'} {row['table']}"
+        for row in rows
+    ]
+    lines = [
+        f"{row['name']}, {x if isinstance(x, str) else f'ε = {x:g}'}"
+        for row in rows
+        for x in (row["statistic"],)
+    ]
+    columns = [
+        Column("ours", _ours, ("table", "value", "ci_low", "ci_high", "censored")),
+        Column("published", _printed_text, ("table", "theirs")),
+        Column("difference", _difference, ("difference", "table", "outside")),
+    ]
+    shown = compared.assign(heading=headings, line=lines).rename(columns={"published": "theirs"})
+    return Table(**worded("published", more=columns), data=compared, shown=shown)
+
+
+def _number(table: str, value: float, censored: bool = False) -> str:
+    if table == RUNS:
+        return run_text(math.inf if value >= CAP else value, censored)
+    return digits_text(value)
+
+
+def _ours(table: str, value: float, low: float, high: float, censored: bool) -> str:
+    ends = ", ".join(_number(table, end) for end in (low, high))
+    return f"{_number(table, value, censored)} [{ends}]"
+
+
+def _printed_text(table: str, value: float) -> str:
+    """Return a number of the paper with the paper's digits."""
+    return _number(table, value) if table == RUNS else number_text(value, 3)
+
+
+def _difference(difference: float, table: str, outside: bool) -> str:
+    text = f"{difference:+z.{DIGITS[table]}f}".replace("-", "−")
+    return f"{text} {DIFFERS}" if outside else text
