@@ -26,20 +26,19 @@ LINES = {
     "analysis/trees": 729,
     "benchmarks": 1558,
     "conf": 313,
-    "pipeline": 2186,
+    "pipeline": 2218,
     "pipeline/decoding": 1694,
     "pipeline/engines": 3355,
     "pipeline/execution": 1071,
     "pipeline/formats": 353,
-    "pipeline/gguf_models": 381,
     "pipeline/models": 2691,
     "pipeline/plan": 1836,
     "pipeline/stages": 4989,
-    "pipeline/store": 1564,
+    "pipeline/store": 993,
     "pipeline/tasks": 482,
     "pipeline/training": 1105,
     "tests": 23711,
-    "tools": 269,
+    "tools": 380,
 }
 
 
