@@ -296,8 +296,8 @@ def _remove_damaged(folder: Path, patterns: Sequence[str]) -> list[str]:
             blob = Path(os.path.normpath(path.parent / path.readlink()))
             if blob.parent.resolve() == blobs.resolve() and not _as_named(blob, _state(blob)[0]):
                 names.append(str(path.relative_to(folder)))
-                path.unlink()
-                blob.unlink()
+                path.unlink(missing_ok=True)
+                blob.unlink(missing_ok=True)
     return names
 
 
@@ -324,7 +324,7 @@ def _asking(name: str, key: str) -> Iterator[None]:
         yield
     except Exception as error:  # the hub's client raises many kinds
         raise PipelineError(
-            f"{key}={name}: {type(error).__name__}: {first_line(error)}. Try again later, or give "
+            f"{key}={name}: {type(error).__name__}: {first_line(error)}. Try again, or give "
             f"a local directory: {key}=DIRECTORY"
         ) from error
     finally:

@@ -82,7 +82,7 @@ def _package(scratch: Path) -> Path:
     done = subprocess.run(pip, stderr=subprocess.PIPE, text=True, check=False)
     wheels = list(scratch.glob("*.whl"))
     if done.returncode or len(wheels) != 1:
-        said = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
+        said = [line[7:] for line in done.stderr.splitlines() if line.startswith("ERROR: ")]
         raise PipelineError(
             f"pip can't fetch {PACKAGE} ({said[-1] if said else 'it says nothing'}): check the "
             "network and pip's configuration, or copy outputs/models from where there is one"
