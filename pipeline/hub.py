@@ -354,13 +354,12 @@ class _Limits:
         from huggingface_hub.utils import parse_ratelimit_headers
 
         del self._unanswered[str(response.request.url)]
-        limit, after = (
-            parse_ratelimit_headers(response.headers),
-            response.headers.get("retry-after"),
-        )
-        seconds = int(after) if (after or "").isdigit() else 0
-        seconds = max(seconds, limit.reset_in_seconds if limit else 0)
-        if response.status_code >= 400 and seconds:
+        if response.status_code >= 408:  # of what the client waits for; it reads the same headers
+            limit = parse_ratelimit_headers(response.headers)
+            after = response.headers.get("retry-after", "")
+            seconds = int(after) if after.isdigit() else 0
+            if limit and not limit.remaining:
+                seconds = limit.reset_in_seconds
             now = time.monotonic()  # downloads beside each other wait at the same time
             self._waited += max(0.0, now + seconds - max(now, self._until))
             self._until = max(now + seconds, self._until)
