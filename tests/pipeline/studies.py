@@ -90,7 +90,7 @@ class MadeUp:
         self._publish(
             node,
             {**steps, "token_id": np.zeros(size), "logsumexp": top + surprisal, **dump},
-            {"vocab_size": self.vocab_size, "k": self.k},
+            {"vocab_size": self.vocab_size, "k": self.k, "certified_temperature": 1.0},
         )
         nodes = [
             Node(

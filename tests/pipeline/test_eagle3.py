@@ -152,6 +152,8 @@ def test_a_head_of_another_width_brings_its_embedding(
     for at, draft in enumerate(drafts):
         output = reference(target, given, text, drafts[:at])
         assert draft == int(reference_logits(given, output[None])[0].argmax())
+    outputs = torch.randn(3, 20)
+    assert model.completed(outputs, model.logits(outputs)) is None
     assert model.memory_bytes() == sum(
         value.nbytes for name, value in given.items() if name not in ("d2t", "t2d")
     )
