@@ -26,7 +26,6 @@ from typing import Any
 import httpx2
 
 from conf.schema import Config
-from pipeline.artifacts import relative
 from pipeline.console import command
 from pipeline.engines.servers import Sampling, Server, metrics_page, open_server, request_body
 from pipeline.engines.written.pages import read_page
@@ -34,6 +33,7 @@ from pipeline.errors import PipelineError, first_line
 from pipeline.files import slug
 from pipeline.plan.composition import files_and_overrides
 from pipeline.shards import progress_bar
+from pipeline.store import relative
 from pipeline.study import Study
 
 ATTEMPTS = 6  # at one prompt
@@ -73,8 +73,8 @@ async def _ask(url: str, study: Study) -> None:
         answered = _read_answered(path, requests)
         if len(answered) == len(requests):
             print(
-                f"{relative(path)} has all {len(answered)} answers: give ask.name=NAME for those of "
-                "another server"
+                f"{relative(path)} has all {len(answered)} answers: give ask.name=NAME for those "
+                "of another server"
             )
             return
         began = time.time()

@@ -25,7 +25,6 @@ from omegaconf import DictConfig, OmegaConf
 
 from analysis.fields import nearest
 from conf.schema import Config
-from pipeline.artifacts import Artifact, relative
 from pipeline.console import TRACEBACK, starting, terminal, told
 from pipeline.errors import PipelineError
 from pipeline.files import slug
@@ -40,6 +39,7 @@ from pipeline.plan.composition import (
 )
 from pipeline.plan.explain import EXPECTED_ERRORS, explain, say
 from pipeline.stage import Task
+from pipeline.store import Artifact, relative
 
 BELOW_NULL = ("Unexpected type for root: NoneType", "full_key: drafter.head")
 COMMANDS = ("ask", "check_engine", "fetch", "harness", "solve", "verify")

@@ -14,10 +14,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pipeline.artifacts import Artifact
 from pipeline.errors import PipelineError, first_line
 from pipeline.shards import OpenWorker, Result, attempt, halves
 from pipeline.stage import Json, Task
+from pipeline.store import Artifact
 
 DEATHS = 3  # of workers over one shard
 

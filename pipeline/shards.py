@@ -17,11 +17,11 @@ import pyarrow.parquet as pq
 import torch
 from tqdm import tqdm
 
-from pipeline.artifacts import Out
 from pipeline.columns import Tables
 from pipeline.errors import PipelineError
 from pipeline.files import digest, read_checked, write_checked
 from pipeline.stage import Inputs, Json, Task
+from pipeline.store import Out
 
 OUT_OF_MEMORY = (  # in the errors of what has no exception of its own for it
     "DefaultCPUAllocator: can't allocate",

@@ -18,7 +18,7 @@ from pipeline.files import json_digest
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from pipeline.artifacts import Artifact, Out
+    from pipeline.store import Artifact, Out
     from pipeline.study import Study
 
 Json = dict[str, Any]

@@ -13,9 +13,9 @@ import numpy as np
 import pyarrow as pa
 
 from analysis.topk import TopK
-from pipeline.artifacts import Artifact
 from pipeline.columns import numbers
 from pipeline.stage import Json
+from pipeline.store import Artifact
 
 if TYPE_CHECKING:
     from analysis.acceptance.judgement import Steps

@@ -19,15 +19,14 @@ from analysis.rules import Rule
 from analysis.statistics.bootstrap import Resampling
 from conf import schema
 from conf.schema import DrafterConfig, ModelConfig
-from pipeline.artifacts import Artifact, Store, relative
 from pipeline.errors import PipelineError
-from pipeline.gguf_models.source import source
+from pipeline.hub import Identities, local_path
 from pipeline.plan.composition import composed, settings_of
 from pipeline.plan.explain import noted, say
 from pipeline.plan.rules import build_rules, rules_by_name
 from pipeline.plan.specs import LogSpec, ModelSpec
 from pipeline.stage import Stage, Task, with_inputs
-from pipeline.store.identity import Identities, local_path
+from pipeline.store import Artifact, Store, relative
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -85,7 +84,7 @@ class Study:
                 stage.check(self)
         for key, model in models_named(self.config).items():
             with noted(problems):
-                source(model.path, key) or local_path(model.path, key)
+                local_path(model.path, key)
         if not self.named:  # the rules are wrong: nothing that takes them can be planned
             say(problems)
         self.tasks: dict[str, list[Task]] = {}

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from analysis.report.text import UNDEFINED, at_least, few_notes, limits, mark_of, share_text
-from pipeline.artifacts import Artifact, relative
 from pipeline.files import slug
 from pipeline.stage import Json, Task
+from pipeline.store import Artifact, relative
 
 POINT = "point.json"
 LONGEST = 100  # characters of a file's name that say what was swept

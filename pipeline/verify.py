@@ -6,18 +6,18 @@ left half-written is removed. Finished shards stay, and the run that goes on fro
 
 from __future__ import annotations
 
-import shutil
 import sys
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from filelock import FileLock
 
-from pipeline.artifacts import Store, drop_unfinished
 from pipeline.console import command
 from pipeline.errors import DamagedError, PipelineError
-from pipeline.gguf_models.source import damaged_models
+from pipeline.hub import SUMS
+from pipeline.hub import damaged as damaged_model
 from pipeline.paths import OUTPUTS
+from pipeline.store import Store, drop_unfinished
 from pipeline.study import STAGES
 
 
@@ -44,10 +44,10 @@ def _verify(outputs: Path) -> int:
         except PipelineError as error:  # not for this user
             damaged += 1
             print(error, file=sys.stderr)
-    models = damaged_models(outputs / "models")
-    for place, why in models.items():
-        print(f"{place} {why}: removed, the next use converts it again", file=sys.stderr)
-        shutil.rmtree(place, ignore_errors=True)
+    places = sorted(path.parent for path in (outputs / "models").glob(f"*/{SUMS}"))
+    models = [f"{place}: {name}" for place in places if (name := damaged_model(place))]
+    for model in models:
+        print(f"{model} is damaged: make it again with python -m tools.smollm2", file=sys.stderr)
     unfinished = sum(_unfinished(store.root, stage) for stage in STAGES)
     print(f"{count} artifacts verified, {damaged} damaged; {unfinished} unfinished")
     return 1 if damaged or models else 0

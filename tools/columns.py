@@ -9,9 +9,9 @@ from __future__ import annotations
 import re
 from itertools import groupby
 
+from pipeline.columns import Columns
 from pipeline.paths import ROOT
 from pipeline.study import STAGES
-from pipeline.columns import Columns
 
 PAGE = ROOT / "docs" / "data.md"
 TABLE = re.compile(r"(?<=<!-- columns: )(\S+) (\S+)( -->\n\n)(?:\|.*\n)*")
@@ -30,7 +30,7 @@ def table(columns: Columns) -> str:
 def filled(page: str) -> str:
     """Return the text of a page with its tables of columns replaced."""
     return TABLE.sub(
-        lambda place: f"{place[1]} {place[2]}{place[3]}{table(STAGES[place[1]].columns[place[2]])}",
+        lambda place: f"{place[1]} {place[2]}{place[3]}{table(STAGES[place[1]].tables[place[2]])}",
         page,
     )
 

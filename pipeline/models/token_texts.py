@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from pipeline.artifacts import Artifact
 from pipeline.errors import PipelineError
+from pipeline.hub import HUB_ID, cached_commit, hub_files, local_path
 from pipeline.plan.specs import DistributionsSpec
 from pipeline.stage import Task
-from pipeline.store.hub import cached_commit, hub_files
-from pipeline.store.identity import HUB_ID, local_path
+from pipeline.store import Artifact
 
 TOKENIZER = "tokenizer.json"
 ENGINES_IDS = "the engine's"  # token ids of a log, else they number its texts

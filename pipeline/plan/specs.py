@@ -16,9 +16,9 @@ from analysis.rules import Rule, to_mapping
 from analysis.statistics.bootstrap import Resampling
 from conf.schema import Device, Execution, HeadConfig, ModelConfig, Prompts
 from pipeline.files import file_digest
+from pipeline.hub import Identity
 from pipeline.plan.method import Method
 from pipeline.plan.plain import As, Plain
-from pipeline.store.identity import Identity
 
 
 def rule_entries(rule: Rule) -> Plain:

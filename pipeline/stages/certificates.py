@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from analysis.rules import Rule
-    from pipeline.artifacts import Artifact, Out
     from pipeline.stage import Inputs
+    from pipeline.store import Artifact, Out
     from pipeline.study import Study
 
 

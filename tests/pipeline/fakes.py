@@ -12,7 +12,7 @@ import pytest
 
 from pipeline.plan.specs import APART
 from pipeline import columns
-from pipeline.artifacts import Artifact, Out
+from pipeline.store import Artifact, Out
 from pipeline.files import file_digest, write_sealed
 from pipeline.stage import Task
 from pipeline.plan.plain import As, to_plain

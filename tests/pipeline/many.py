@@ -15,7 +15,7 @@ import torch
 from pipeline.errors import PipelineError
 from pipeline.execution.shard_plan import Shard, ShardMeasured, at_most
 from pipeline.plan.specs import APART, DistributionsSpec
-from pipeline.artifacts import Artifact
+from pipeline.store import Artifact
 from pipeline.stage import Task
 
 Upstream = Mapping[str, Sequence[Artifact]]

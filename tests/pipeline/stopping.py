@@ -10,7 +10,7 @@ import pytest
 
 from pipeline.execution import runner
 from pipeline.execution.shard_plan import Plan
-from pipeline.artifacts import Store
+from pipeline.store import Store
 from pipeline.stage import Task
 
 

@@ -13,6 +13,7 @@ from analysis.rules import expand
 from analysis.statistics.bootstrap import Resampling
 from conf.schema import Prompts
 from pipeline.execution.runner import ensure
+from pipeline.hub import Identity
 from pipeline.plan.specs import (
     CertificatesSpec,
     DistributionsSpec,
@@ -22,8 +23,7 @@ from pipeline.plan.specs import (
     model_at,
 )
 from pipeline import columns
-from pipeline.artifacts import Artifact, Store
-from pipeline.store.identity import Identity
+from pipeline.store import Artifact, Store
 from pipeline.stage import Task
 from tests.analysis.cases import stored_columns
 

@@ -17,7 +17,7 @@ from pipeline.errors import PipelineError
 from pipeline.plan.specs import AcceptanceSpec, DraftsSpec
 from pipeline.stages.acceptance import compute as acceptance
 from pipeline import columns
-from pipeline.artifacts import Artifact, Out
+from pipeline.store import Artifact, Out
 from pipeline.stage import Task
 from tests import divergences
 from tests.analysis.cases import stored_columns

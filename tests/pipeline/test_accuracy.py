@@ -20,7 +20,7 @@ from pipeline.models.prompt_tokens import encode
 from pipeline.plan.facts import AccuracyFacts
 from pipeline.stages.accuracy import summary
 from pipeline.stages.report.compute import answer_sections
-from pipeline.artifacts import Artifact, Store
+from pipeline.store import Artifact, Store
 from pipeline.stage import Task
 from pipeline.tasks.items import read_items
 from tests.pipeline.answering import note_asked, rows, study, write, write_place

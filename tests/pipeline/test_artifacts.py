@@ -19,7 +19,7 @@ from pipeline.console import CLOSED
 from pipeline.errors import DamagedError, PipelineError
 from pipeline.execution import runner
 from pipeline.stages import prompts
-from pipeline.artifacts import Artifact, Store
+from pipeline.store import Artifact, Store
 from pipeline.files import read_sealed, sync
 from pipeline.store.node import fingerprint
 from tests.pipeline import fakes

@@ -24,7 +24,7 @@ from pipeline.stages.drafts import compute as drafts
 from pipeline.stages.drafts.compare import ComparedPair
 from pipeline.stages.drafts.compute import teacher_force
 from pipeline import columns
-from pipeline.artifacts import Artifact, Out
+from pipeline.store import Artifact, Out
 from pipeline.stage import Task
 from tests import divergences
 from tests.analysis.cases import stored_columns

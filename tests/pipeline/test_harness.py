@@ -12,7 +12,7 @@ from pipeline.decoding.pair import load_decoding_pair
 from pipeline.errors import PipelineError
 from pipeline.execution import runner
 from pipeline.models.load import pair_tokenizer
-from pipeline.artifacts import Store
+from pipeline.store import Store
 from pipeline.tasks.items import FOLDER, read_items
 from tests.pipeline.answering import METHODS, overrides_of, study, write_place
 from tests.results.models import WORDS

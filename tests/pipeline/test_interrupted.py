@@ -22,7 +22,7 @@ from pipeline.study import Study
 from pipeline.paths import ROOT
 from pipeline.stage import with_inputs
 from pipeline.study import STAGES
-from pipeline.artifacts import Artifact, Pending, Store
+from pipeline.store import Artifact, Pending, Store
 from pipeline.stage import Task
 from tests.pipeline.stopping import interrupt
 

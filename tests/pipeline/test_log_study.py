@@ -16,7 +16,7 @@ from pipeline import solve
 from pipeline.errors import PipelineError
 from pipeline.study import Study
 from pipeline.stages.report.setups import WORDS
-from pipeline.artifacts import Artifact
+from pipeline.store import Artifact
 from pipeline.stored import read_distributions
 from tests.analysis.test_rounded import V
 from tests.conftest import pipeline

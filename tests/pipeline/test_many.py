@@ -17,7 +17,7 @@ from pipeline.execution.shard_plan import Plan, at_most
 from pipeline.execution.workers import Here, RayWorkers, connect, open_workers, share_out
 from pipeline.plan.specs import DraftsSpec, ModelSpec
 from pipeline.stages.distributions import compute as distributions
-from pipeline.artifacts import Artifact, Out
+from pipeline.store import Artifact, Out
 from pipeline.stage import Task
 from tests import methods
 from tests.pipeline import many

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from pipeline.execution.runner import ensure
-from pipeline.artifacts import Store
+from pipeline.store import Store
 from tests.conftest import SmallStudy
 from tests.pipeline.reading import page_text
 from tests.pipeline.studies import MadeUp

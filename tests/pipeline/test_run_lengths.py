@@ -8,7 +8,7 @@ import pytest
 
 from pipeline.errors import PipelineError
 from pipeline.execution.runner import ensure
-from pipeline.artifacts import Store
+from pipeline.store import Store
 from tests.pipeline.studies import MadeUp
 
 RULES = [{"rule": "greedy"}, {"rule": "additive", "t": [0.3]}]

@@ -15,7 +15,7 @@ from pipeline.execution import shard_plan
 from pipeline.execution.shard_plan import Plan, Shard, at_most
 from pipeline.execution.shards import Compute, compute_unfinished, join, write_groups
 from pipeline import columns
-from pipeline.artifacts import Pending
+from pipeline.store import Pending
 from pipeline.files import file_digest, put
 from tests.pipeline import fakes
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from pipeline.errors import DamagedError
+from pipeline.hub import Identity
 from pipeline.study import Study
 from pipeline.plan.facts import (
     AccuracyFacts,
@@ -22,8 +23,7 @@ from pipeline.plan.facts import (
     TreeFacts,
 )
 from pipeline.plan.specs import model_at
-from pipeline.artifacts import Artifact
-from pipeline.store.identity import Identity
+from pipeline.store import Artifact
 from pipeline.store.node import fingerprint
 from pipeline.plan.plain import from_plain, to_plain
 from pipeline.store.records import MadeFrom, Record

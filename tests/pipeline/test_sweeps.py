@@ -16,7 +16,7 @@ from analysis.report.sweep_figure import sweep_figure
 from pipeline import sweeps
 from pipeline.execution.runner import ensure
 from pipeline.stages.report import summary
-from pipeline.artifacts import Store
+from pipeline.store import Store
 from tests.pipeline.studies import MadeUp
 
 RULES = [{"rule": "greedy"}, {"rule": "absolute", "theta": 0.01}]  # 12 of 40 tokens are stored

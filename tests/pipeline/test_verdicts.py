@@ -19,7 +19,7 @@ from pipeline.execution.runner import ensure
 from pipeline.study import Study
 from pipeline.paths import ROOT
 from pipeline.stages.report.page import verdict
-from pipeline.artifacts import Store
+from pipeline.store import Store
 from tests import methods
 from tests.conftest import SmallStudy
 from tests.pipeline.tiny import write_model, write_prompts

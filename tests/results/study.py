@@ -16,7 +16,7 @@ from unittest.mock import patch
 from pipeline.execution import runner
 from pipeline.study import Study
 from pipeline.study import STAGES
-from pipeline.artifacts import Artifact, Store
+from pipeline.store import Artifact, Store
 from tests import methods
 from tests.results.models import write_model, write_prompts
 

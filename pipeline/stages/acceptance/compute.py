@@ -21,10 +21,10 @@ from analysis.acceptance.summary import (
 )
 from analysis.rules import Rule, StrictGreedy
 from analysis.statistics.bootstrap import Floats, PromptBootstrap
-from pipeline.artifacts import Artifact, Out
 from pipeline.errors import PipelineError
 from pipeline.plan.specs import AcceptanceSpec, DraftsSpec
 from pipeline.stage import Inputs, Json, Task
+from pipeline.store import Artifact, Out
 from pipeline.stored import read_steps
 
 SAMPLED = ("tv", "erss_acceptance", "harmonic_mean")  # at the temperature of the answers

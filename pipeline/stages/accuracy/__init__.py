@@ -15,8 +15,8 @@ from pipeline.stage import Json, Stage, Task
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pipeline.artifacts import Artifact
     from pipeline.plan.method import Method
+    from pipeline.store import Artifact
     from pipeline.study import Study
 
 RUN: Columns = {
@@ -82,9 +82,9 @@ def summary(task: Task, artifact: Artifact) -> list[Json]:
     from analysis.decoding.answers import ALL, losses
     from pipeline.decoding.decoded import read_answered
 
-    margin, statistics = task.spec.margin, task.spec.statistics
-    answered = read_answered(task.spec.target.settings.label, artifact)
-    scores = answers.accuracy(answered, *statistics, margin)
+    spec: AccuracySpec = task.spec
+    answered = read_answered(spec.target.settings.label, artifact)
+    scores = answers.accuracy(answered, *spec.statistics, spec.margin)
     scores = scores[scores["task"] == ALL]
     shown = ["method", "draft_length", "temperature", "items", "accuracy", "accuracy_ci_low"]
     shown += ["accuracy_ci_high", "lost", "won", "difference", "difference_ci_low"]

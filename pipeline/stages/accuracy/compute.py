@@ -14,7 +14,6 @@ from functools import partial
 
 from torch import Tensor
 
-from pipeline.artifacts import Out
 from pipeline.columns import Row, Tables
 from pipeline.decoding.loop import Answer
 from pipeline.decoding.pair import (
@@ -34,6 +33,7 @@ from pipeline.plan.method import baseline
 from pipeline.plan.plain import to_plain
 from pipeline.shards import Progress, Result, compute_shards, write_tables
 from pipeline.stage import Inputs, Json, Task
+from pipeline.store import Out
 from pipeline.tasks.items import Question, questions
 from pipeline.timing import describe_device
 

@@ -14,7 +14,7 @@ from pipeline.plan.specs import DecodingSpec
 from pipeline.stage import Json, Stage, Task
 
 if TYPE_CHECKING:
-    from pipeline.artifacts import Artifact
+    from pipeline.store import Artifact
     from pipeline.study import Study
 
 RUN: Columns = {

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from pipeline.artifacts import Artifact, Out
 from pipeline.columns import Row, Tables
 from pipeline.decoding.loop import Answer
 from pipeline.decoding.pair import (
@@ -36,6 +35,7 @@ from pipeline.stage import Inputs, Json, Task
 from pipeline.stages.decoding import RUN, STAGE
 from pipeline.stages.decoding.along import contexts, drawn_baselines, trajectory
 from pipeline.stages.decoding.rates import with_measured_trees
+from pipeline.store import Artifact, Out
 from pipeline.timing import describe_device
 
 WARM_UP = 8  # tokens decoded before anything is timed

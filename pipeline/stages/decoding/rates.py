@@ -9,11 +9,11 @@ import pyarrow as pa
 
 from analysis.trees.acceptance import Stored, aligned, drawn_rates, greedy_rates
 from analysis.trees.topology import Floats
-from pipeline.artifacts import Artifact
 from pipeline.columns import numbers
 from pipeline.plan.method import RACES, Method
 from pipeline.plan.specs import DecodingSpec
 from pipeline.stage import Json
+from pipeline.store import Artifact
 from pipeline.stored import MOMENTS, TOKENS
 
 STEPS = 4096  # of a text, at most, of which rates of siblings are computed: evenly spread over it

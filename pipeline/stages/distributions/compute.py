@@ -11,15 +11,14 @@ from collections.abc import Sequence
 import torch
 
 from pipeline import columns
-from pipeline.artifacts import Out
 from pipeline.errors import PipelineError
-from pipeline.gguf_models.source import origin
 from pipeline.models.load import load_model, skeleton
 from pipeline.models.logit_statistics import Found
 from pipeline.plan.specs import DistributionsSpec, LoggedDistributions
 from pipeline.shards import Progress, Result, compute_shards, join, tables_bytes
 from pipeline.stage import Inputs, Json, Task
 from pipeline.stages.distributions.decode import decode_batch
+from pipeline.store import Out
 from pipeline.stored import read_token_ids
 from pipeline.timing import Stopwatch, describe_device, peak_memory, throughput
 
@@ -71,7 +70,6 @@ class DistributionsWorker:
             "model": model.label,
             "revision": settings.revision,
             "commit": spec.model.identity.commit,
-            "origin": origin(settings.path),
             "vocab_size": model.vocab_size,
             "k": min(spec.k, model.vocab_size),
             "certified_temperature": spec.certified_temperature,

@@ -6,12 +6,12 @@ import numpy as np
 import pyarrow as pa
 
 from pipeline import columns
-from pipeline.artifacts import Out
 from pipeline.engines.written.answers import counted
 from pipeline.engines.written.logs import EngineLog, read_log, stacked
+from pipeline.hub import local_path
 from pipeline.models.token_texts import ENGINES_IDS
 from pipeline.stage import Task
-from pipeline.store.identity import local_path
+from pipeline.store import Out
 
 NOT_TOLD = (
     "taken as raw: a log does not tell them from values after a temperature, a penalty or sampling "

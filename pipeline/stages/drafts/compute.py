@@ -14,7 +14,6 @@ import pyarrow as pa
 import torch
 
 from pipeline import columns
-from pipeline.artifacts import Artifact, Out
 from pipeline.errors import PipelineError
 from pipeline.models.heads.feature_head import GivenText
 from pipeline.models.heads.hidden_drafter import HiddenDrafter
@@ -28,6 +27,7 @@ from pipeline.plan.specs import DistributionsSpec, ModelSpec
 from pipeline.shards import Progress, Result, compute_shards, join, tables_bytes
 from pipeline.stage import Inputs, Json, Task
 from pipeline.stages.drafts.compare import ComparedPair, measure
+from pipeline.store import Artifact, Out
 from pipeline.stored import read_token_ids
 from pipeline.timing import describe_device, peak_memory
 

@@ -14,17 +14,17 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from conf.schema import Prompts
-from pipeline.artifacts import Out
 from pipeline.columns import Row
 from pipeline.engines.written.logs import prompt_id, read_log
 from pipeline.formats.prompt_files import ExcludedRowError, Source, read_row, source_files
+from pipeline.hub import local_path
 from pipeline.models.prompt_tokens import encode, file_tokenizer, no_template
 from pipeline.plan.explain import say
 from pipeline.plan.facts import ExcludedRows
 from pipeline.plan.plain import to_plain
 from pipeline.plan.specs import LoggedPrompts, SampledPrompts
 from pipeline.stage import Inputs, Task
-from pipeline.store.identity import local_path
+from pipeline.store import Out
 
 NAMED = 5  # excluded rows that are named, for each reason
 REASONS = (

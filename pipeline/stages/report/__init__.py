@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 from analysis.report.text import limits
 from analysis.rules import StrictGreedy
-from pipeline.artifacts import Artifact
 from pipeline.errors import PipelineError
 from pipeline.plan.plain import to_plain
 from pipeline.plan.specs import ReportSpec
 from pipeline.stage import Json, Stage, Task
+from pipeline.store import Artifact
 
 if TYPE_CHECKING:
     from pipeline.study import Study

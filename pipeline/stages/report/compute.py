@@ -37,7 +37,6 @@ from analysis.report.sections.decoding_speed import speed_section
 from analysis.report.sections.paper_figures import figure1, survival_figure
 from analysis.report.sections.published import published_section
 from analysis.rules import StrictGreedy
-from pipeline.artifacts import Artifact, Out
 from pipeline.decoding.decoded import read_answered, read_decoded, thetas
 from pipeline.plan.specs import DistributionsSpec, ReportSpec
 from pipeline.shards import progress_bar
@@ -46,6 +45,7 @@ from pipeline.stages.report import setups
 from pipeline.stages.report.inputs import comparisons, read_results, read_target
 from pipeline.stages.report.page import MARGIN, page_files
 from pipeline.stages.report.sources import Measured, Sources, by_target
+from pipeline.store import Artifact, Out
 
 
 def compute(task: Task, inputs: Inputs, out: Out) -> None:

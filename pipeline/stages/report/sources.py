@@ -9,9 +9,9 @@ import pandas as pd
 
 from analysis.decoding.metrics import Decoded
 from analysis.report.measured import Results, Target
-from pipeline.artifacts import Artifact
 from pipeline.plan.specs import ReportSpec
 from pipeline.stage import Inputs, Task
+from pipeline.store import Artifact
 
 UNNAMED = "log"  # conf/target/log.yaml
 

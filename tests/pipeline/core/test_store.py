@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 from filelock import FileLock
 
-from pipeline import artifacts as store_module
+from pipeline import store as store_module
 from pipeline.files import json_digest, read_json
 from pipeline.shards import unfinished
 from pipeline.stage import Task
-from pipeline.artifacts import Artifact, Store
+from pipeline.store import Artifact, Store
 from pipeline.errors import DamagedError, PipelineError
 from tests.pipeline.toy import LOG, PROMPTS, tasks
 from tests.pipeline.fakes import Syncs

@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from pipeline.shards import Progress, Result, compute_shards, join, tables_bytes
 from pipeline.stage import Json, Stage, Task
-from pipeline.artifacts import Artifact, Out, Store
+from pipeline.store import Artifact, Out, Store
 
 LOG = "TOY_LOG"  # the file of what was computed
 OPERATIONS = (

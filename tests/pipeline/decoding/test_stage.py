@@ -27,7 +27,7 @@ from pipeline.plan.facts import DecodingFacts
 from pipeline.plan.specs import method_entries
 from pipeline.stages.decoding import along, rates
 from pipeline.stages.decoding import compute as decoding
-from pipeline.artifacts import Artifact, Out
+from pipeline.store import Artifact, Out
 from pipeline.stored import StoredFacts
 from pipeline.plan.plain import from_plain
 from tests import methods

@@ -1,1 +1,0 @@
-"""The store on disk: artifacts, their columns, and their identity."""
