@@ -7,7 +7,6 @@ import multiprocessing
 import os
 import shutil
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +14,14 @@ import pytest
 from filelock import FileLock
 
 from pipeline import store as store_module
+from pipeline.columns import Column
+from pipeline.errors import DamagedError, PipelineError
 from pipeline.files import json_digest, read_json
 from pipeline.shards import unfinished
 from pipeline.stage import Task
 from pipeline.store import Artifact, Store
-from pipeline.errors import DamagedError, PipelineError
-from tests.pipeline.toy import LOG, PROMPTS, tasks
-from tests.pipeline.fakes import Syncs
+from tests.pipeline import toy
+from tests.pipeline.toy import LOG, PROMPTS, Syncs, tasks
 
 
 @pytest.fixture
@@ -86,7 +86,7 @@ def test_a_failure_leaves_nothing(store: Store) -> None:
 
 
 def test_an_input_rebuilt_with_other_content_makes_stale(store: Store) -> None:
-    first, second, third = tasks()
+    first, _, third = tasks()
     store.get(third)
     log(store)
     remove(store, first)
@@ -111,9 +111,11 @@ def remove(store: Store, task: Task) -> None:
     shutil.rmtree(artifact.directory)
 
 
-def test_an_input_replaced_while_it_is_read_is_read_again(store: Store) -> None:
+def test_an_input_replaced_while_it_is_read_is_read_again(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     first, second, _ = tasks()
-    compute, count = second.stage.compute, list[int]()
+    compute, count = toy.steps, list[int]()
 
     def replacing(*arguments: Any) -> None:
         compute(*arguments)
@@ -122,8 +124,8 @@ def test_an_input_replaced_while_it_is_read_is_read_again(store: Store) -> None:
             remove(store, first)
             store.get(tasks(noise=1)[0])
 
-    watched = replace(second, stage=replace(second.stage, compute=replacing))
-    made = store.get(watched)
+    monkeypatch.setattr(toy, "steps", replacing)
+    made = store.get(second)
     assert len(count) == 2
     latest = store.find(first)
     assert latest is not None
@@ -270,9 +272,8 @@ def test_what_is_complete_takes_no_lock(store: Store) -> None:
 
 def test_other_columns_than_declared_are_refused(store: Store) -> None:
     made = store.get(tasks()[1])
-    renamed = {
-        "data": {"prompt_id": ("string", ""), "step": ("int32", ""), "value": ("float64", "")}
-    }
+    kinds = {"prompt_id": "string", "step": "int32", "value": "float64"}
+    renamed = {"data": {name: Column(kind, "") for name, kind in kinds.items()}}
     with pytest.raises(DamagedError, match="columns"):
         Artifact(made.directory, renamed).read()
 

@@ -93,7 +93,7 @@ def test_another_batch_size_keeps_what_is_finished(
     tmp_path: Path, log: Path, expected: dict[str, str]
 ) -> None:
     root = tmp_path / "resized"
-    for at in killed(root, log):
+    for _ in killed(root, log):
         if log.exists() and log.read_text().count("shard") == 3:  # two are finished
             break
     assert status(child(root, batch=5)) == 0
@@ -104,5 +104,4 @@ def test_another_batch_size_keeps_what_is_finished(
         if "shard" in line
     ]
     assert computed[:2] == [["p5", "p4"], ["p3", "p2"]]
-    again = sum(computed[3:], [])
-    assert not {"p5", "p4"} & set(again)
+    assert not any({"p5", "p4"} & set(group) for group in computed[3:])

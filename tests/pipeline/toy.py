@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-import signal
 import shutil
+import signal
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -15,7 +15,9 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pytest
 
+from pipeline.columns import Column
 from pipeline.shards import Progress, Result, compute_shards, join, tables_bytes
 from pipeline.stage import Json, Stage, Task
 from pipeline.store import Artifact, Out, Store
@@ -35,10 +37,10 @@ def note(what: str) -> None:
 def prompts(task: Task, _: Mapping[str, Artifact], out: Out) -> None:
     """Write prompts of rising tokens."""
     note("prompts")
-    if task.runtime.fail:
+    if task.spec.fail:
         out.write_rows([])
         raise RuntimeError("half-way")
-    noise = task.runtime.noise
+    noise = task.spec.noise
     rows = [
         {"prompt_id": f"p{i}", "token_ids": [i + noise, i + 1]}
         for i in range(task.settings["count"])
@@ -55,12 +57,12 @@ class Sums:
 
     def batch(self) -> int:
         """Return how many prompts are a shard."""
-        return int(self.task.runtime.batch)
+        return int(self.task.spec.batch)
 
     def compute(self, names: Sequence[str], progress: Progress) -> Result:
         """Write a row a step."""
         note(f"shard {','.join(names)}")
-        if len(names) > self.task.runtime.fits:
+        if len(names) > self.task.spec.fits:
             raise MemoryError
         schema = self.task.stage.schema()
 
@@ -86,7 +88,7 @@ def steps(task: Task, inputs: Mapping[str, Artifact], out: Out) -> None:
     """Write the numbers of all prompts."""
     names = inputs["prompts"].read(columns=["prompt_id"])["prompt_id"].to_pylist()
     shards = compute_shards(task, inputs, out, names[::-1], open_sums, steps=3)
-    join(shards, names, out, task.stage.schema())
+    join(shards, names, out)
 
 
 def totals(_: Task, inputs: Mapping[str, Artifact], out: Out) -> None:
@@ -101,20 +103,21 @@ def _nothing(*_: Any) -> list[Any]:
 
 
 PROMPTS = Stage(
-    "prompts", 1,
-    {"data": {"prompt_id": ("string", "id"), "token_ids": ("list<int32>", "tokens")}},
-    _nothing, prompts, _nothing,
+    "prompts", 1, (),
+    {"data": {"prompt_id": Column("string", "id"), "token_ids": Column("list<int32>", "tokens")}},
+    _nothing, f"{__name__}:prompts",
 )  # fmt: skip
 STEPS = Stage(
-    "steps", 1,
-    {"data": {"prompt_id": ("string", "id"), "position": ("int32", "step"),
-              "value": ("float64", "in [0, 1)")}},
-    _nothing, steps, _nothing,
+    "steps", 1, (),
+    {"data": {"prompt_id": Column("string", "id"), "position": Column("int32", "step"),
+              "value": Column("float64", "in [0, 1)")}},
+    _nothing, f"{__name__}:steps",
 )  # fmt: skip
 TOTALS = Stage(
-    "totals", 1,
-    {"data": {"sum": ("float64", "of the values")}, "timings/runs": {"process": ("int64", "its id")}},
-    _nothing, totals, _nothing,
+    "totals", 1, (),
+    {"data": {"sum": Column("float64", "of the values")},
+     "timings/runs": {"process": Column("int64", "its id")}},
+    _nothing, f"{__name__}:totals",
 )  # fmt: skip
 
 
@@ -123,8 +126,8 @@ def tasks(
     label: str = "toy",
 ) -> tuple[Task, Task, Task]:  # fmt: skip
     """Return a task of each stage."""
-    execution = SimpleNamespace(engine="inline", workers=None)
-    runtime = SimpleNamespace(batch=batch, fits=fits, noise=noise, fail=fail, execution=execution)
+    model = SimpleNamespace(execution=SimpleNamespace(engine="inline", workers=None))
+    runtime = SimpleNamespace(batch=batch, fits=fits, noise=noise, fail=fail, models=[model])
     first = Task(PROMPTS, label, {"count": count}, {}, runtime)
     second = Task(STEPS, label, {"steps": 3}, {"prompts": first}, runtime)
     return first, second, Task(TOTALS, label, {}, {"steps": second}, runtime)
@@ -182,3 +185,36 @@ def _die(at: int) -> None:
 def status(pid: int) -> int:
     """Wait for a process; return its exit status, negative if it was killed."""
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+class Syncs:
+    """Checks that all is on the disk before it is renamed.
+
+    A file counts as synced when fsync saw its inode after its last change.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Watch from now on."""
+        self.named: list[Path] = []
+        self._synced: dict[int, tuple[int, int]] = {}
+        self._fsync, self._rename = os.fsync, Path.rename
+        monkeypatch.setattr(os, "fsync", self._seen)
+        monkeypatch.setattr(Path, "rename", lambda path, target: self._renamed(path, target))
+
+    def _seen(self, descriptor: int) -> None:
+        self._fsync(descriptor)
+        found = os.fstat(descriptor)
+        self._synced[found.st_ino] = (found.st_size, found.st_mtime_ns)
+
+    def _renamed(self, path: Path, target: Path) -> Path:
+        for part in [path, *path.rglob("*")] if path.is_dir() else [path]:
+            found = part.stat()
+            assert self._synced.get(found.st_ino) == (found.st_size, found.st_mtime_ns), part
+        self.named.append(target)
+        self._synced.pop(target.parent.stat().st_ino, None)
+        return self._rename(path, target)
+
+    def check_directories(self) -> None:
+        """Check that every new name that is still there is on the disk as well."""
+        for path in self.named:
+            assert not path.exists() or path.parent.stat().st_ino in self._synced, path
