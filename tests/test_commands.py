@@ -23,8 +23,8 @@ from conf import schema
 from pipeline import cli
 from pipeline.paths import CONF, ROOT
 from pipeline.plan.composition import composed, settings_of
-from pipeline.plan.methods import build_methods
-from pipeline.plan.rules import build_rules, rules_by_name
+from pipeline.methods import build_methods
+from pipeline.criteria import build_rules, rules_by_name
 from tests.test_docs import PAGES
 
 COMMAND = re.compile(r"(?:^|\s)(?:python -m ([\w.]+\w)(?!\.?[\w<])|make (?=[a-z]))(.*)", re.S)

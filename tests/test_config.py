@@ -36,7 +36,7 @@ from pipeline.plan.composition import (
 )
 from pipeline.plan.explain import EXPECTED_ERRORS, explain
 from pipeline.plan.graph import prepare
-from pipeline.plan.rules import build_rules
+from pipeline.criteria import build_rules
 from pipeline.stages.prompts.compute import SLACK
 from tests.pipeline import tiny
 

@@ -134,11 +134,10 @@ def _exact(dist: TopK, rules: Sequence[Rule]) -> Certificates:
     return Certificates(*(column.T for column in columns))
 
 
-@dataclass(frozen=True, eq=False)
 class _Ranks(Rule):
     """Accepts the first ranks of each step, by (N,) counts."""
 
-    counts: NDArray[np.int32]
+    counts: Any  # (N,) int32
 
     def form(self, _dist: TopK, /) -> NDArray[np.int32]:
         return self.counts

@@ -12,7 +12,7 @@ from analysis.decoding.answers import Answered
 from analysis.decoding.metrics import Decoded
 from analysis.rules import Mars
 from pipeline.plan.facts import AccuracyFacts, DecodingFacts
-from pipeline.plan.method import SPECULATIVE, Method
+from pipeline.methods import SPECULATIVE, Method
 from pipeline.store.artifacts import Artifact
 from pipeline.store.plain import to_plain
 

@@ -39,7 +39,7 @@ from pipeline.models.load import load_pair
 from pipeline.models.passes import Text
 from pipeline.models.prompt_tokens import common_rows
 from pipeline.plan.facts import RunFacts, TreeFacts
-from pipeline.plan.method import RACES, Method, with_baselines
+from pipeline.methods import RACES, Method, with_baselines
 from pipeline.plan.specs import AccuracySpec, DecodingSpec
 from pipeline.store.columns import Row
 

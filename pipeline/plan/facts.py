@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from pipeline.plan.method import Method, read_method
+from pipeline.methods import Method, read_method
 from pipeline.store.columns import Row
 from pipeline.store.distributions import StoredFacts
 from pipeline.store.plain import As

@@ -18,7 +18,7 @@ from pipeline.errors import PipelineError
 from pipeline.gguf_models.source import source
 from pipeline.plan.composition import settings_of
 from pipeline.plan.explain import noted, say
-from pipeline.plan.rules import build_rules, rules_by_name
+from pipeline.criteria import build_rules, decoded_rules
 from pipeline.plan.stage import Request, Stage
 from pipeline.store.artifacts import Store
 from pipeline.store.identity import Identities, local_path
@@ -50,15 +50,12 @@ def prepare(composed: DictConfig) -> tuple[Config, dict[str, list[Node]], Store]
     Raises:
         PipelineError: the configuration or an input is not usable; all that is wrong, a line each.
     """
-    problems, rules = list[str](), list[Rule]()
+    problems, rules, decoded = list[str](), list[Rule](), list[Rule]()
     config = settings_of(composed, problems)
     store = Store(Path(config.outputs) / "artifacts")
     identities = Identities(store.root / ".identities.json")
     with noted(problems):
-        rules = build_rules(config.criteria)
-    named: dict[str, list[Rule]] = {}
-    with noted(problems):
-        named = rules_by_name(config, rules)
+        rules, decoded = build_rules(config.criteria), decoded_rules(config.criteria)
     if not config.targets:
         raise PipelineError(
             "no target: add target=mini_large, or target=local "
@@ -67,7 +64,7 @@ def prepare(composed: DictConfig) -> tuple[Config, dict[str, list[Node]], Store]
     if config.stage not in STAGES:
         say(problems)
     request = Request(
-        config, rules, named, identities, wanted=frozenset(_closure(config.stage)), made=store.has
+        config, rules, decoded, identities, wanted=frozenset(_closure(config.stage)), made=store.has
     )
     for stage in STAGES.values():
         with noted(problems):
@@ -75,7 +72,7 @@ def prepare(composed: DictConfig) -> tuple[Config, dict[str, list[Node]], Store]
     for key, model in models_named(config).items():
         with noted(problems):
             source(model.path, key) or local_path(model.path, key)
-    if not named:  # the rules are wrong: nothing that takes them can be planned
+    if not rules:  # the rules are wrong: nothing that takes them can be planned
         say(problems)
     try:
         with noted(problems):

@@ -7,7 +7,7 @@ depends on (paths, labels, devices, statistics that are printed only) are marked
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,7 +15,7 @@ from typing import Annotated, Any
 from analysis.rules import Rule, to_mapping
 from analysis.statistics.bootstrap import Resampling
 from conf.schema import Device, Execution, HeadConfig, ModelConfig, Prompts
-from pipeline.plan.method import Method
+from pipeline.methods import Method
 from pipeline.store.durable import file_digest
 from pipeline.store.identity import Identity
 from pipeline.store.plain import As, Plain
@@ -52,10 +52,6 @@ Statistics = Annotated[Resampling, As(inline=True, plain=_statistics_entries)]
 OneRule = Annotated[Rule, As(inline=True, plain=rule_entries)]
 Rules = Annotated[tuple[Rule, ...], _each(rule_entries)]
 PrintedRules = Annotated[tuple[Rule, ...], _each(to_mapping)]
-Presets = Annotated[
-    Mapping[str, Rule],
-    As(plain=lambda presets: {name: rule_entries(rule) for name, rule in presets.items()}),
-]
 Methods = Annotated[tuple[Method, ...], _each(method_entries)]
 Template = Annotated[Prompts, _part("template", "enable_thinking")]
 Sample = Annotated[
@@ -187,10 +183,9 @@ class DraftsSpec(PairSpec):
 
 @dataclass(frozen=True)
 class AcceptanceSpec:
-    """Stage acceptance; see `conf.schema.Acceptance`."""
+    """Stage acceptance."""
 
     rules: Rules
-    presets: Presets
     statistics: Statistics
 
 

@@ -33,7 +33,7 @@ class Request:
     Attributes:
         config: checked.
         rules: the acceptance rules of `config.criteria`, built.
-        named: the rules that methods and presets name, as of `pipeline.plan.rules.rules_by_name`.
+        decoded: those of them that a method with `rule: criteria` decodes with.
         identities: of the files that the configuration names.
         wanted: the requested stage, and all it is made from.
         made: whether the artifact of a node is there.
@@ -42,7 +42,7 @@ class Request:
 
     config: Config
     rules: list[Rule]
-    named: dict[str, list[Rule]]
+    decoded: list[Rule]
     identities: Identities
     wanted: frozenset[str]
     made: Callable[[Node], bool]

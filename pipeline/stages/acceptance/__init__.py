@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from analysis.report.text import limits
-from pipeline.plan.rules import check_stored_tokens, presets_of
 from pipeline.plan.specs import AcceptanceSpec
 from pipeline.plan.stage import Request, Stage, SummaryRow, lower_bound_mark
 from pipeline.store.columns import COUNTED, CUT, INTERVAL, STEP, Column, Columns
@@ -37,20 +36,8 @@ ENDS: Columns = {
 
 
 def nodes(request: Request) -> list[Node]:
-    """Return one planned artifact a target.
-
-    Raises:
-        PipelineError: a preset is wrong, or needs more stored tokens.
-    """
-    config = request.config
-    if not request.nodes["drafts"]:
-        return []
-    presets = presets_of(config, request.named)
-    if STAGE.name in request.wanted:
-        check_stored_tokens(presets.values(), config.distributions.k)
-    spec = AcceptanceSpec(
-        rules=tuple(request.rules), presets=presets, statistics=request.statistics
-    )
+    """Return one planned artifact a target."""
+    spec = AcceptanceSpec(tuple(request.rules), request.statistics)
     return [
         Node(STAGE.name, drafts.label, spec, {"drafts": (drafts,)})
         for drafts in request.nodes["drafts"]
@@ -119,11 +106,6 @@ STAGE = Stage(
             "certified": Column(
                 "bool", "kl, or full_kl where it is, lies below lower by more than rounding"
             ),
-        },
-        "listing": {
-            "group": Column("string", "where the rule comes from: criteria, preset, baseline"),
-            "name": Column("string", "of the preset, else empty"),
-            **RULE,
         },
         "statistics": RULE
         | {  # analysis.acceptance.summary

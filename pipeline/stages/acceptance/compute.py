@@ -44,7 +44,7 @@ def compute(
     drafts, spec = upstream["drafts"][0], node.spec
     pair: DraftsSpec = node.upstream["drafts"][0].spec
     steps, prompts = read_steps(drafts), drafts.read(columns=["prompt_id"])["prompt_id"]
-    all_rules = [StrictGreedy(), *spec.rules, *spec.presets.values()]
+    all_rules = [StrictGreedy(), *spec.rules]
     per_step = {rule.label: rule for rule in all_rules}  # each once, in order
     chosen = judge_soundly(pair.label, prompts, steps, list(per_step.values()))
     bootstrap = PromptBootstrap(steps.trajectories.prompts, *spec.statistics)
@@ -58,7 +58,7 @@ def compute(
     tables = {
         name: pd.concat(parts).assign(prompts=bootstrap.count) for name, parts in frames.items()
     }
-    for name, frame in {"listing": rule_listing(spec), **tables}.items():
+    for name, frame in tables.items():
         schema = columns.schema("acceptance", name)
         pending.write(name, pa.Table.from_pandas(frame, schema=schema, preserve_index=False))
     schema = columns.schema("acceptance")
@@ -99,9 +99,12 @@ def judge_soundly(
     """Return `judge` of steps, and check that no certified step is rejected, under any rule.
 
     Raises:
-        PipelineError: one is; the theory or a computation is wrong.
+        PipelineError: one is; the theory or a computation is wrong. Or a user's rule fails.
     """
-    verdicts = judge(steps, rules)
+    try:
+        verdicts = judge(steps, rules)
+    except ValueError as error:
+        raise PipelineError(f"criteria: {error}") from error
     for verdict, deep in (
         pair for first in verdicts for pair in zip(first.by_depth, steps.by_depth, strict=False)
     ):
@@ -117,17 +120,6 @@ def judge_soundly(
                 f"{int(deep.argmax_rank[step])}. Please report it with this step"
             )
     return verdicts
-
-
-def rule_listing(spec: AcceptanceSpec) -> pd.DataFrame:
-    """Return the rules, each with the tables that it is judged for."""
-    rows = [
-        ("baseline", "", StrictGreedy()),
-        *(("criteria", "", rule) for rule in spec.rules),
-        *(("preset", name, rule) for name, rule in spec.presets.items()),
-    ]
-    frame = pd.DataFrame(rows, columns=columns.schema("acceptance", "listing").names)
-    return frame.assign(rule=[rule.label for *_, rule in rows])
 
 
 def soundness(pair: DraftsSpec, steps: Steps, verdicts: Sequence[Judgement]) -> Plain:

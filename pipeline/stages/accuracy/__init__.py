@@ -15,7 +15,7 @@ from pipeline.store.node import Node
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pipeline.plan.method import Method
+    from pipeline.methods import Method
     from pipeline.store.artifacts import Artifact
 
 RUN: Columns = {
@@ -31,7 +31,7 @@ def nodes(request: Request) -> list[Node]:
     Raises:
         PipelineError: there is no such task, an item is wrong, or a method is not defined.
     """
-    from pipeline.plan.methods import build_methods
+    from pipeline.methods import build_methods
     from pipeline.tasks.items import check_tasks, task_spec
 
     config, settings = request.config, request.config.accuracy
@@ -39,7 +39,7 @@ def nodes(request: Request) -> list[Node]:
         return []
     if STAGE.name in request.wanted:
         check_tasks(settings.tasks)
-    decoded = build_methods(config.decoding.methods, request.named, config.decoding.draft_length)
+    decoded = build_methods(config.decoding.methods, request.decoded, config.decoding.draft_length)
     tasks = tuple(task_spec(name) for name in settings.tasks)
     return [
         Node(

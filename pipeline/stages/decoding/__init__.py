@@ -32,12 +32,12 @@ def nodes(request: Request) -> list[Node]:
     Raises:
         PipelineError: a method is not defined.
     """
-    from pipeline.plan.methods import build_methods
+    from pipeline.methods import build_methods
 
     config, settings = request.config, request.config.decoding
     if not request.nodes["drafts"] or config.distributions.source == "logs":
         return []
-    methods = build_methods(settings.methods, request.named, settings.draft_length)
+    methods = build_methods(settings.methods, request.decoded, settings.draft_length)
     measured = any(method.needs_drafts for method in methods)
     return [
         Node(

@@ -12,7 +12,7 @@ from analysis.trees.entropy import index_entropies
 from pipeline.decoding.choices import tempered
 from pipeline.decoding.pair import DecodingPair, Prompt, read_both
 from pipeline.models.logit_statistics import argmax, logit_statistics, ranks_of
-from pipeline.plan.method import RACES, SPECULATIVE, Method
+from pipeline.methods import RACES, SPECULATIVE, Method
 from pipeline.store.columns import Row
 
 

@@ -10,8 +10,8 @@ import pytest
 from analysis.rules import Additive, StrictGreedy, Tree
 from analysis.trees.topology import Growth, symmetric
 from pipeline.errors import PipelineError
-from pipeline.plan.method import read_method, with_baselines
-from pipeline.plan.methods import build_methods
+from pipeline.methods import read_method, with_baselines
+from pipeline.methods import build_methods
 from pipeline.plan.specs import method_entries
 from tests import methods
 
