@@ -6,7 +6,8 @@ both. What else stands beside them is a parameter that rules refer to: `criteria
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from analysis.rules import Cut, Rule, Tree, build_range, check_k, expand
@@ -24,7 +25,7 @@ def build_rules(criteria: Any) -> list[Rule]:
     rules = [rule for built in _by_name(criteria).values() for rule in built]
     labels = [rule.label for rule in rules]
     if not labels:
-        raise PipelineError(f"criteria has no rule: give one, criteria.mine={EXAMPLE}")
+        raise PipelineError(f"criteria has no rule: give one, +criteria.mine='{EXAMPLE}'")
     if twice := sorted({label for label in labels if labels.count(label) > 1}):
         raise PipelineError(f"criteria: {', '.join(twice)} is given twice")
     return rules
@@ -48,7 +49,7 @@ def decoded_rules(criteria: Any) -> list[Rule]:
 def _by_name(criteria: Any) -> dict[str, list[Rule]]:
     if not isinstance(criteria, Mapping):
         raise PipelineError(
-            f"criteria={criteria!r} is not allowed: give rules by name, criteria.mine={EXAMPLE}"
+            f"criteria={criteria!r} is not allowed: give rules by name, +criteria.mine='{EXAMPLE}'"
         )
     rules, others = dict[str, list[Rule]](), dict[str, Any]()
     for name, entry in criteria.items():
@@ -67,9 +68,28 @@ def _by_name(criteria: Any) -> dict[str, list[Rule]]:
         if name not in parameters and value is not None:
             raise PipelineError(
                 f"criteria.{name}={value} is neither a rule nor a parameter of one: give each rule "
-                f"a name, criteria.mine={EXAMPLE}"
+                f"a name, +criteria.mine='{EXAMPLE}', in a file mine: {EXAMPLE}"
             )
     return rules
+
+
+@contextmanager
+def mistakes(rules: Sequence[Rule]) -> Iterator[None]:
+    """Raise what is wrong with a rule as an error in one line, whatever a user's own raises.
+
+    Raises:
+        PipelineError: a rule failed.
+    """
+    mine = [rule.label for rule in rules if rule.own]
+    try:
+        yield
+    except Exception as error:
+        if not (mine or isinstance(error, ValueError)):
+            raise
+        kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
+        said = " ".join(f"{kind}{error}".split())
+        whose = "" if any(label in said for label in mine) else f"{', '.join(mine)}: " * bool(mine)
+        raise PipelineError(f"criteria: {whose}{said}") from error
 
 
 def build_ranges(entries: Iterable[Any]) -> list[ParameterRange]:

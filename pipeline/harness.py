@@ -27,11 +27,11 @@ from pipeline.decoding.pair import (
 )
 from pipeline.errors import PipelineError
 from pipeline.loader import Study
+from pipeline.methods import Method
 from pipeline.models.load import pair_tokenizer
 from pipeline.models.prompt_tokens import encode
 from pipeline.paths import ASSETS
 from pipeline.plan.composition import joined
-from pipeline.methods import Method
 from pipeline.plan.stage import models_of
 
 UNSAFE = "--confirm_run_unsafe_code"  # named as the harness names it

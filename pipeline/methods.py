@@ -331,26 +331,23 @@ def _built(entry: Any, criteria: Sequence[Rule], where: str) -> Iterator[Method]
             if point.get("rule") != CRITERIA:
                 yield _method(point, where)
                 continue
+            del point["rule"]
             for rule in criteria:
-                length = point.get("draft_length")
-                if isinstance(rule, Tree) and isinstance(length, int):
-                    length = _depth(rule.m, length)
-                yield _method(point | to_mapping(rule) | {"draft_length": length}, where)
+                method = _method(point, where, rule)
+                yield _of_length(method, method.draft_length)
     except ValueError as error:
         said = str(error)
         raise PipelineError(said if said.startswith(where) else f"{where}: {said}") from error
 
 
-def _method(entry: Mapping[str, Any], where: str) -> Method:
-    kind, others = None, {key: entry[key] for key in entry if key not in OF_METHOD}
-    if TARGET in entry or "rule" in entry:
-        kind, others = rule_class(others)
-    parameters = () if kind is None else [spec.name for spec in fields(kind)]
-    check_keys(others, [*OF_METHOD, "rule", "tree", *OF_TREE, *parameters], where)
-    of_rule = {key: value for key, value in others.items() if key in parameters}
-    rule = None if kind is None else build(of_rule | {k: entry[k] for k in entry if k in
-                                                      ("rule", TARGET)})
-    tree = _tree({key: value for key, value in others.items() if key not in of_rule}, where)
+def _method(entry: Mapping[str, Any], where: str, rule: Rule | None = None) -> Method:
+    """Return the method of an entry without lists; a rule that is given stands for its own."""
+    mine = {key: value for key, value in entry.items() if key not in (*OF_METHOD, "tree", *OF_TREE)}
+    kind, parameters = rule_class(mine) if {"rule", TARGET} & mine.keys() else (None, mine)
+    names = [] if kind is None else [spec.name for spec in fields(kind)]
+    check_keys(parameters, [*OF_METHOD, "rule", "tree", *OF_TREE, *names], where)
+    rule = build(mine) if kind is not None else rule
+    tree = _tree(entry, where)
     if isinstance(rule, Tree):
         if tree is not None:
             raise ValueError("rule: tree is greedy on a symmetric tree of width m: leave out tree")

@@ -22,8 +22,8 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 from analysis.report.text import UNDEFINED, limits, rounded_down
 from pipeline import cli
 from pipeline.console import command
-from pipeline.loader import Study
 from pipeline.criteria import build_ranges, judged_by_logs
+from pipeline.loader import Study
 from pipeline.plan.stage import SummaryRow
 from pipeline.store.columns import numbers
 from pipeline.store.distributions import read_distributions, read_steps

@@ -71,9 +71,6 @@ def rule_class(mapping: Any) -> tuple[type[Rule], dict[str, Any]]:
     return kind, values
 
 
-
-
-
 def to_mapping(rule: Rule) -> dict[str, Any]:
     """Return the plain configuration from which `build` makes this rule."""
     kind = type(rule)

@@ -190,7 +190,7 @@ class Rule:
         try:
             return getattr(self, method)(dist)
         except Exception as error:
-            if not self.own or isinstance(error, ValueError) and self.label in str(error):
+            if not self.own or (isinstance(error, ValueError) and self.label in str(error)):
                 raise
             said = " ".join(str(error).split())
             raise ValueError(

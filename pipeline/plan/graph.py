@@ -14,11 +14,11 @@ from omegaconf import DictConfig
 from analysis.rules import Rule
 from conf import schema
 from conf.schema import Config, ModelConfig
+from pipeline.criteria import build_rules, decoded_rules
 from pipeline.errors import PipelineError
 from pipeline.gguf_models.source import source
 from pipeline.plan.composition import settings_of
 from pipeline.plan.explain import noted, say
-from pipeline.criteria import build_rules, decoded_rules
 from pipeline.plan.stage import Request, Stage
 from pipeline.store.artifacts import Store
 from pipeline.store.identity import Identities, local_path

@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from analysis.report.text import limits
+from pipeline.criteria import mistakes
 from pipeline.errors import PipelineError
 from pipeline.plan.specs import CertificatesSpec
 from pipeline.plan.stage import Request, Stage, SummaryRow
@@ -58,10 +59,8 @@ def compute(
     with ExitStack() as stack:
         writers = [stack.enter_context(made.writer("data", schema)) for made in pending]
         for place, dist in distributions.chunks(source):
-            try:
+            with mistakes(rules):
                 result = certify(dist, rules)
-            except ValueError as error:  # of a user's rule: those of the project are checked before
-                raise PipelineError(f"criteria: {error}") from error
             for at, writer in enumerate(writers):
                 count = result.accepted_count[:, at]
                 arrays = [

@@ -17,7 +17,7 @@ from ...statistics.run_lengths import with_censored
 from ..measured import Results
 from ..records import Column, Section, Table, select, sentence
 from ..text import number_text, share_text
-from .acceptance_figures import margin_figure, judged_rules, rules_figure
+from .acceptance_figures import judged_rules, margin_figure, rules_figure
 from .certificates import coverage_notes
 
 # rules of figures and of the table by depth, if the study has them

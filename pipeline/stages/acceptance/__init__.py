@@ -94,7 +94,7 @@ def matter(node: AcceptanceNode, rows: list[SummaryRow]) -> tuple[list[SummaryRo
 
 STAGE = Stage(
     name="acceptance",
-    version=24,
+    version=25,
     upstream=("drafts",),
     columns={
         "data": STEP

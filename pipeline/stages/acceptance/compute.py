@@ -21,6 +21,7 @@ from analysis.acceptance.summary import (
 )
 from analysis.rules import Rule, StrictGreedy
 from analysis.statistics.bootstrap import Floats, PromptBootstrap
+from pipeline.criteria import mistakes
 from pipeline.errors import PipelineError
 from pipeline.plan.facts import DraftsFacts
 from pipeline.plan.specs import AcceptanceSpec, DraftsSpec
@@ -101,10 +102,8 @@ def judge_soundly(
     Raises:
         PipelineError: one is; the theory or a computation is wrong. Or a user's rule fails.
     """
-    try:
+    with mistakes(rules):
         verdicts = judge(steps, rules)
-    except ValueError as error:
-        raise PipelineError(f"criteria: {error}") from error
     for verdict, deep in (
         pair for first in verdicts for pair in zip(first.by_depth, steps.by_depth, strict=False)
     ):

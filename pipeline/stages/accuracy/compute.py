@@ -31,8 +31,8 @@ from pipeline.decoding.pair import (
 from pipeline.execution.shard_plan import Plan, Shard, ShardMeasured, at_most
 from pipeline.execution.shards import compute_unfinished, write_tables
 from pipeline.execution.stopwatch import describe_device
-from pipeline.models.load import pair_tokenizer
 from pipeline.methods import baseline
+from pipeline.models.load import pair_tokenizer
 from pipeline.plan.specs import AccuracySpec
 from pipeline.stages.accuracy import STAGE
 from pipeline.store.artifacts import Artifact, Pending

@@ -11,8 +11,8 @@ from torch.nn.functional import pad
 from analysis.trees.entropy import index_entropies
 from pipeline.decoding.choices import tempered
 from pipeline.decoding.pair import DecodingPair, Prompt, read_both
-from pipeline.models.logit_statistics import argmax, logit_statistics, ranks_of
 from pipeline.methods import RACES, SPECULATIVE, Method
+from pipeline.models.logit_statistics import argmax, logit_statistics, ranks_of
 from pipeline.store.columns import Row
 
 

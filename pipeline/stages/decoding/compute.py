@@ -31,8 +31,8 @@ from pipeline.execution.shard_plan import Plan, Shard, ShardMeasured, at_most
 from pipeline.execution.shards import write_tables
 from pipeline.execution.stopwatch import describe_device
 from pipeline.execution.workers import open_workers
-from pipeline.models.load import pair_tokenizer
 from pipeline.methods import baseline
+from pipeline.models.load import pair_tokenizer
 from pipeline.plan.specs import DecodingSpec
 from pipeline.stages.decoding import RUN, STAGE
 from pipeline.stages.decoding.along import contexts, drawn_baselines, trajectory

@@ -5,8 +5,8 @@ Run it with ``python -m pipeline stage=distributions``.
 
 from __future__ import annotations
 
-from pipeline.errors import PipelineError
 from pipeline.criteria import check_stored_tokens, judged_by_logs
+from pipeline.errors import PipelineError
 from pipeline.plan.specs import DistributionsSpec, LoggedDistributions
 from pipeline.plan.stage import Request, Stage
 from pipeline.store.columns import STEP, TARGET, Column

@@ -10,8 +10,7 @@ import pytest
 from analysis.rules import Additive, StrictGreedy, Tree
 from analysis.trees.topology import Growth, symmetric
 from pipeline.errors import PipelineError
-from pipeline.methods import read_method, with_baselines
-from pipeline.methods import build_methods
+from pipeline.methods import build_methods, read_method, with_baselines
 from pipeline.plan.specs import method_entries
 from tests import methods
 
