@@ -329,7 +329,7 @@ def test_a_key_of_another_mapping_is_another(value: str) -> None:
     check_overrides([f"+x={value}"])
 
 
-OWN = ["+criteria.mine={_target_: own_rule_a.Mine}"]
+OWN = ["study=mini", "+criteria.mine={_target_: own_rule_a.Mine}"]
 
 
 @pytest.mark.parametrize(

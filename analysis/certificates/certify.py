@@ -139,7 +139,8 @@ class _Ranks(Rule):
     counts: Any  # (N,) int32
 
     def form(self, _dist: TopK, /) -> NDArray[np.int32]:
-        return self.counts
+        counts: NDArray[np.int32] = self.counts
+        return counts
 
 
 def _certify_sets(dist: TopK, accepted: NDArray[Any]) -> Certificates:

@@ -218,7 +218,7 @@ class Rule:
         return counts
 
     def _given_cut(self, dist: TopK) -> Cut:
-        cut = self.answer("cut", dist)
+        cut: Cut | None = self.answer("cut", dist)
         if cut is None:
             raise ValueError(
                 f"rule {self.label!r} has no test: give its class a method cut(dist) "

@@ -14,7 +14,8 @@ from hydra.errors import CompactHydraException, MissingConfigException, Override
 from omegaconf import DictConfig
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
-from analysis.fields import FieldError, nearest
+from analysis.fields import FieldError
+from analysis.rules.build import nearest
 from conf.schema import Config
 from pipeline.errors import PipelineError, first_line
 

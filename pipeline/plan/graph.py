@@ -16,12 +16,11 @@ from conf import schema
 from conf.schema import Config, ModelConfig
 from pipeline.criteria import build_rules, decoded_rules
 from pipeline.errors import PipelineError
-from pipeline.gguf_models.source import source
+from pipeline.hub import Identities, local_path
 from pipeline.plan.composition import settings_of
 from pipeline.plan.explain import noted, say
 from pipeline.plan.stage import Request, Stage
 from pipeline.store.artifacts import Store
-from pipeline.store.identity import Identities, local_path
 from pipeline.store.node import Node
 
 STAGES: dict[str, Stage] = {
@@ -71,7 +70,7 @@ def prepare(composed: DictConfig) -> tuple[Config, dict[str, list[Node]], Store]
             stage.check(request)
     for key, model in models_named(config).items():
         with noted(problems):
-            source(model.path, key) or local_path(model.path, key)
+            local_path(model.path, key)
     if not rules:  # the rules are wrong: nothing that takes them can be planned
         say(problems)
     try:

@@ -13,6 +13,7 @@ from analysis.rules import expand
 from analysis.statistics.bootstrap import Resampling
 from conf.schema import Prompts
 from pipeline.execution.runner import ensure
+from pipeline.hub import Identity
 from pipeline.plan.specs import (
     CertificatesSpec,
     DistributionsSpec,
@@ -23,7 +24,6 @@ from pipeline.plan.specs import (
 )
 from pipeline.store import columns
 from pipeline.store.artifacts import Artifact, Store
-from pipeline.store.identity import Identity
 from pipeline.store.node import Node
 from tests.analysis.cases import stored_columns
 
