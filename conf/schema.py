@@ -161,13 +161,6 @@ class RunLengths:
 
 
 @dataclass
-class Acceptance:
-    """Rules to judge a drafter by, besides `criteria`."""
-
-    presets: list[str] = _different("names of `rules`", lambda _: True)
-
-
-@dataclass
 class Solve:
     """Goals of `python -m pipeline.solve`."""
 
@@ -175,7 +168,7 @@ class Solve:
     share: float = _ranged("a number in (0, 1]", lambda value: 0 < value <= 1)
     tokens: float = _at_least(1, "a number")
     draft_lengths: list[int] = _different("integers of at least 1", lambda v: v >= 1)
-    ranges: list[str] = _different("names of `ranges`", lambda _: True)
+    rules: list[Any] = MISSING
 
 
 @dataclass
@@ -191,7 +184,7 @@ class Ask:
 
 @dataclass
 class Decoding:
-    """Decoding with a drafter; `methods` is checked by `pipeline.plan.methods`."""
+    """Decoding with a drafter; `methods` is checked by `pipeline.methods`."""
 
     prompts: int = _at_least(1)
     steps: int = _at_least(3)  # the first token comes with the prompt, the last is never tested
@@ -259,12 +252,9 @@ class Config:
     drafter: DrafterConfig | None = MISSING
     prompts: Prompts = MISSING
     criteria: Any = MISSING
-    rules: dict[str, Any] = MISSING  # by the names under which methods and presets refer to them
-    ranges: dict[str, Any] = MISSING  # of a parameter: `pipeline.plan.rules.ConfiguredRange`
     distributions: Distributions = MISSING
     certificates: CertificatesConfig = MISSING
     run_lengths: RunLengths = MISSING
-    acceptance: Acceptance = MISSING
     decoding: Decoding = MISSING
     solve: Solve = MISSING
     ask: Ask = MISSING

@@ -23,7 +23,7 @@ from hydra.errors import ConfigCompositionException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from analysis.fields import nearest
+from analysis.rules.build import nearest
 from conf.schema import Config
 from pipeline.console import TRACEBACK, starting, terminal, told
 from pipeline.errors import PipelineError

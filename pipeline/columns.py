@@ -54,7 +54,7 @@ INTERVAL: Columns = {
 CUT: Columns = {
     "cut": Column("float64", "share of the calls (mean_run: runs) that the trajectory's end cuts")
 }
-METHOD: Columns = {  # of decoding; see pipeline.plan.method
+METHOD: Columns = {  # of decoding; see pipeline.methods
     "method": Column("string", "name of the rule or sampling scheme"),
     "drafter": Column("string", "model, prompt_lookup or none"),
     "draft_length": Column("int32", "drafted tokens a call, at most"),

@@ -26,12 +26,13 @@ from pipeline.decoding.pair import (
     load_decoding_pair,
 )
 from pipeline.errors import PipelineError
+from pipeline.loader import Study
+from pipeline.methods import Method
 from pipeline.models.load import pair_tokenizer
 from pipeline.models.prompt_tokens import encode
 from pipeline.paths import ASSETS
 from pipeline.plan.composition import joined
-from pipeline.plan.method import Method
-from pipeline.study import Study
+from pipeline.plan.stage import models_of
 
 UNSAFE = "--confirm_run_unsafe_code"  # named as the harness names it
 INSTALL = 'pip install -e ".[harness]"'
@@ -64,14 +65,14 @@ def evaluate(
     from lm_eval.tasks import TaskManager
 
     study = Study(*overrides, "stage=accuracy")
-    nodes = study.tasks["accuracy"]
+    nodes = study.nodes["accuracy"]
     if not nodes:
         raise PipelineError("no drafter: add one, for instance drafter=mini")
     manager = TaskManager(include_path=[str(ASSETS / "tasks"), *([include] if include else [])])
     rows = []
-    for task in nodes:
-        tokenizer = pair_tokenizer(*task.spec.models)
-        pair = load_decoding_pair(task.spec, 1 + max(tokenizer.get_vocab().values()), 0)
+    for node in nodes:
+        tokenizer = pair_tokenizer(*models_of(node))
+        pair = load_decoding_pair(node.spec, 1 + max(tokenizer.get_vocab().values()), 0)
         for method in pair.runs:
             model = decoding_model(pair, method, tokenizer)
             results = run_tasks(
@@ -79,12 +80,12 @@ def evaluate(
                 tasks=tasks,
                 limit=limit,
                 task_manager=manager,
-                apply_chat_template=task.spec.prompts.template == "chat",
+                apply_chat_template=node.spec.prompts.template == "chat",
                 bootstrap_iters=0,
                 confirm_run_unsafe_code=unsafe_code,
             )
             setup = {
-                "target": task.spec.target.settings.label,
+                "target": node.spec.target.settings.label,
                 "method": method.name,
                 "draft_length": method.draft_length,
                 "temperature": method.temperature,

@@ -3,7 +3,7 @@
 ``python -m pipeline.solve study=mini solve.eps=0.05 solve.share=0.95 solve.tokens=4`` reads what
 the stage distributions stored, and computes no artifact. Where the stage drafts is there as well,
 what is accepted of its drafter stands beside what is certified. Printed are the verdict and the
-answers for strict greedy and `solve.ranges`, at most `LINES` lines; a CSV file has every row.
+answers for strict greedy and `solve.rules`, at most `LINES` lines; a CSV file has every row.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from analysis.report.text import UNDEFINED, limits, rounded_down
 from pipeline import cli
 from pipeline.columns import numbers
 from pipeline.console import command
+from pipeline.criteria import build_ranges, judged_by_logs
 from pipeline.files import slug
-from pipeline.plan.rules import judged_by_logs, ranges_of
 from pipeline.stage import Json
 from pipeline.stored import read_distributions, read_steps
 from pipeline.study import Study
@@ -54,7 +54,7 @@ def tables(study: Study, read: Sequence[SolvedTarget]) -> dict[str, list[Json]]:
     The fourth has the paper's closed forms, beside the settings solved for the share of steps.
     """
     wanted = study.config.solve
-    ranges = ranges_of(study.config, wanted.ranges)
+    ranges = build_ranges(wanted.rules)
     lengths = [*wanted.draft_lengths, None]
     return {
         "solved": [row for target in read for row in target.solved(ranges)],

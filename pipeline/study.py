@@ -19,11 +19,11 @@ from analysis.rules import Rule
 from analysis.statistics.bootstrap import Resampling
 from conf import schema
 from conf.schema import DrafterConfig, ModelConfig
+from pipeline.criteria import build_rules, decoded_rules
 from pipeline.errors import PipelineError
 from pipeline.hub import Identities, local_path
 from pipeline.plan.composition import composed, settings_of
 from pipeline.plan.explain import noted, say
-from pipeline.plan.rules import build_rules, rules_by_name
 from pipeline.plan.specs import LogSpec, ModelSpec
 from pipeline.stage import Stage, Task, with_inputs
 from pipeline.store import Artifact, Store, relative
@@ -45,7 +45,7 @@ class Study:
     Attributes:
         config: the checked configuration.
         rules: the acceptance rules of `config.criteria`.
-        named: the rules that methods and presets name.
+        decoded: those of them that a method with `rule: criteria` decodes with.
         wanted: the requested stage, and all that it is made from.
         tasks: the artifacts of every stage, target by target.
         store: where they are.
@@ -62,14 +62,13 @@ class Study:
             PipelineError: the configuration or an input is not usable; a line for each problem.
         """
         problems, self.overrides = list[str](), overrides
-        self.rules, self.named = list[Rule](), dict[str, list[Rule]]()
+        self.rules, self.decoded = list[Rule](), list[Rule]()
         self.config = settings_of(composed(overrides) if config is None else config, problems)
         self.store = Store(Path(self.config.outputs) / "artifacts")
         self.identities = Identities(self.store.root / ".identities.json")
         with noted(problems):
             self.rules = build_rules(self.config.criteria)
-        with noted(problems):
-            self.named = rules_by_name(self.config, self.rules)
+            self.decoded = decoded_rules(self.config.criteria)
         if not self.config.targets:
             raise PipelineError(
                 "no target: add target=mini_large, or target=local "
@@ -85,7 +84,7 @@ class Study:
         for key, model in models_named(self.config).items():
             with noted(problems):
                 local_path(model.path, key)
-        if not self.named:  # the rules are wrong: nothing that takes them can be planned
+        if not self.rules:  # the rules are wrong: nothing that takes them can be planned
             say(problems)
         self.tasks: dict[str, list[Task]] = {}
         try:

@@ -18,13 +18,13 @@ import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
-from analysis.rules.rule import REGISTRY
+from analysis.rules import BUILT_IN
 from conf import schema
 from pipeline import cli
+from pipeline.criteria import build_rules, decoded_rules
+from pipeline.methods import build_methods
 from pipeline.paths import CONF, ROOT
 from pipeline.plan.composition import composed, settings_of
-from pipeline.plan.methods import build_methods
-from pipeline.plan.rules import build_rules, rules_by_name
 from tests.test_docs import PAGES
 
 COMMAND = re.compile(r"(?:^|\s)(?:python -m ([\w.]+\w)(?!\.?[\w<])|make (?=[a-z]))(.*)", re.S)
@@ -119,9 +119,8 @@ def test_every_command_is_understood(tmp_path: Path) -> None:
             try:
                 for one in understood(page, module, words, tmp_path):
                     own = "my_rules" in str(one.criteria)
-                    rules = [] if own else build_rules(one.criteria)
-                    assert own or rules
-                    build_methods(one.decoding.methods, rules_by_name(one, rules))
+                    assert own or build_rules(one.criteria)
+                    build_methods(one.decoding.methods, [] if own else decoded_rules(one.criteria))
             except Exception as error:
                 raise AssertionError(f"{page.name}: {module} {shlex.join(words)}") from error
 
@@ -134,7 +133,7 @@ def known(key: str) -> bool:
         kind = options[0] if get_origin(kind) in (Union, types.UnionType) else kind
         if kind is Any:
             return key.partition(".")[0] != "criteria" or any(
-                name in rule.__dataclass_fields__ for rule in REGISTRY.values()
+                name in rule.__dataclass_fields__ for rule in BUILT_IN.values()
             )
         if get_origin(kind) is dict:
             kind = get_args(kind)[1]

@@ -19,9 +19,9 @@ from omegaconf import DictConfig, OmegaConf
 from transformers import AutoTokenizer
 
 from analysis.fields import FieldError, check_fields
-from analysis.rules.rule import Rule, register
 from conf import schema
 from pipeline import cli, harness
+from pipeline.criteria import build_rules
 from pipeline.errors import PipelineError
 from pipeline.models.prompt_tokens import encode, file_tokenizer
 from pipeline.paths import CONF, ROOT
@@ -36,7 +36,6 @@ from pipeline.plan.composition import (
 )
 from pipeline.plan.explain import EXPECTED_ERRORS, explain
 from pipeline.study import prepare
-from pipeline.plan.rules import build_rules
 from pipeline.stages.prompts.compute import SLACK
 from tests.pipeline import tiny
 
@@ -110,7 +109,7 @@ def test_what_cannot_succeed_is_one_line_before_any_work(
         cli.run(mini(f"outputs={tmp_path}", override))
     said = explain(error.value)
     assert re.search(message, said.split("\n")[0])
-    assert "\n" not in said or override.startswith("distributions.k=")  # and for the presets, too
+    assert "\n" not in said or override == "distributions.k=0"  # rules need more, too
     assert not list(tmp_path.rglob("*.parquet"))
 
 
@@ -148,11 +147,6 @@ def test_names_can_stand_in_files_and_on_one_line() -> None:
     other.study = "another"
     with pytest.raises(PipelineError, match=r"the file to another\.yaml, or .*study_name=NAME"):
         report_name(other)
-    with pytest.raises(PipelineError, match=r"'rules.a\\nb' is not allowed"):
-        build_rules({"rule": "greedy"}, "rules.a\nb")
-    for name in ("_hidden", "two\nlines", "", "1"):
-        with pytest.raises(ValueError, match="begins with a letter"):
-            register(name)(Rule)
 
 
 @pytest.mark.parametrize(
@@ -175,12 +169,13 @@ def test_what_is_given_on_the_command_line() -> None:
 @pytest.mark.parametrize(
     ("criteria", "message"),
     [
-        ({}, "give one rule"),
-        ({"rule": "additve", "t": 0.1}, "additve"),
-        ({"rules": [{"rule": "greedy"}, {"rule": "greedy"}]}, "twice"),
-        ({"rules": []}, r"criteria.rules=\[\] is not allowed: give at least one rule"),
-        ({"rule": "additive", "t": []}, r"additive: t=\[\] is not allowed: give a value, or"),
-        ({"rule": "topm_additive", "m": 2, "t": 0.1, "convention": "a\nb"}, "convention='a.*' is"),
+        ({}, "criteria has no rule"),
+        ([], "give rules by name"),
+        ({"rule": "additive", "t": 0.1}, "criteria.rule=additive is neither a rule"),
+        ({"mine": "greedy"}, "criteria.mine=greedy is neither"),
+        ({"mine": {"rule": "additve"}}, r"criteria.mine: rule='additve' .*did you mean additive"),
+        ({"a": {"rule": "greedy"}, "b": [{"rule": "greedy"}]}, "greedy is given twice"),
+        ({"mine": {"rule": "additive", "t": []}}, r"criteria.mine: t=\[\]: give a value, or"),
     ],
 )
 def test_bad_rules_are_refused(criteria: dict[str, object], message: str) -> None:
@@ -266,7 +261,6 @@ def test_a_draft_length_for_all_methods_has_an_artifact_of_its_own(tmp_path: Pat
 
 @pytest.mark.parametrize("option", [option for group, option in OPTIONS if group == "decoding"])
 def test_every_choice_of_methods_can_be_scored(option: str, tmp_path: Path) -> None:
-    """A rule that becomes several must leave the presets alone, which are of one rule each."""
     if option != "settings":  # which has no methods of its own
         nodes = planned(tmp_path, f"decoding={option}", "stage=accuracy")
         assert nodes["accuracy"][0].spec.methods
@@ -335,7 +329,7 @@ def test_a_key_of_another_mapping_is_another(value: str) -> None:
     check_overrides([f"+x={value}"])
 
 
-OWN = ["criteria=additive", "criteria.rule=leaver", "~criteria.t", "+criteria.a=0.1"]
+OWN = ["study=mini", "+criteria.mine={_target_: own_rule_a.Mine}"]
 
 
 @pytest.mark.parametrize(
@@ -343,7 +337,7 @@ OWN = ["criteria=additive", "criteria.rule=leaver", "~criteria.t", "+criteria.a=
     [
         (["criteria=x"], "criteria/x.yaml", b"rule: [a\nt: 1\n", "x.yaml, line 2: no YAML"),
         (["criteria=x"], "criteria/x.yaml", b"rule: \xfc\n", "criteria/x.yaml is not in UTF-8 "),
-        (OWN, "own_rule_a.py", b"def f(:\n", "module='own_rule_a' cannot be imported: SyntaxError"),
+        (OWN, "own_rule_a.py", b"def f(:\n", "own_rule_a.Mine cannot be imported: SyntaxError"),
     ],
 )  # fmt: skip
 def test_a_wrong_file_or_rule_is_one_line(
@@ -354,8 +348,7 @@ def test_a_wrong_file_or_rule_is_one_line(
     (tmp_path / file).write_bytes(content)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
-    module = [f"+criteria.module={file[:-3]}"] if file.endswith(".py") else []
-    given = ["--config-dir", str(tmp_path), *arguments, *module, f"outputs={tmp_path}/outputs"]
+    given = ["--config-dir", str(tmp_path), *arguments, f"outputs={tmp_path}/outputs"]
     monkeypatch.setattr(sys, "argv", ["pipeline", *given])
     GlobalHydra.instance().clear()
     with pytest.raises(SystemExit) as end:
@@ -369,7 +362,7 @@ def test_files_of_a_command_line_are_no_overrides(tmp_path: Path) -> None:
     """Nor are an address with a query, or an existing file whose name is like an override."""
     answers = tmp_path / "k=5.jsonl"
     answers.touch()
-    long = f"solve.ranges=[{','.join(['additive'] * 100)}]"
+    long = f"solve.rules=[{','.join(['additive'] * 100)}]"
     words = [str(answers), "http://h/?a=b", "study=mini", "+a.b=1", "~drafter", long, "x-1/k=5"]
     assert files_and_overrides([*words, "--config-dir", "own"]) == (
         [str(answers), "http://h/?a=b", "x-1/k=5"],

@@ -32,7 +32,7 @@ RULES = [
     "{rule: typical, eps0: 0.1, delta0: 0.09}",
     "{rule: tree, m: 4}",
 ]
-OVERRIDES = ["study=mini", "criteria={rules: [" + ", ".join(RULES) + "]}"]
+OVERRIDES = ["study=mini", "criteria={paper: [" + ", ".join(RULES) + "]}"]
 TOLERANCE = {"p0": 0.03, "certificates": 0.04}
 
 

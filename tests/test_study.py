@@ -78,7 +78,7 @@ def test_solve_agrees_with_a_sweep_of_certificates(
 ) -> None:
     given = [
         *small_study.overrides, "solve.eps=0.05", "solve.share=0.8", "solve.draft_lengths=[3]",
-        "solve.ranges=[additive, tree]",
+        "solve.rules=[additive, tree]",
     ]  # fmt: skip
     study = Study(*given)
     found = solve.tables(study, [solve.SolvedTarget(study, name) for name in study.targets])
@@ -139,9 +139,9 @@ def test_solve_agrees_with_a_sweep_of_certificates(
     with pytest.raises(SystemExit, match=r"not exist yet: run `python -m pipeline .*stage=dist"):
         solve.main([*given, f"outputs={tmp_path}"])
     with pytest.raises(
-        SystemExit, match=r"error: solve\.ranges: ad is not a name of .ranges.: give one of add"
+        SystemExit, match=r"error: solve\.rules: rule='adve' is not known \(did you mean additive"
     ):
-        solve.main([*given, "solve.ranges=[ad]"])
+        solve.main([*given, "solve.rules=[adve]"])
 
 
 def test_sweep_reuses_the_dump_and_adds_only_what_is_new(small_study: SmallStudy) -> None:

@@ -118,9 +118,9 @@ def solve(
         ValueError: eps is negative, or `certify` raises for a rule.
 
     Examples:
-        >>> from ..rules.build import build_range
+        >>> from ..rules import build_range
         >>> dist = TopK.from_probabilities([[0.6, 0.3, 0.1], [0.5, 0.4, 0.1]])
-        >>> searched = build_range({"rule": "additive", "t": [0.0, 1.0]})
+        >>> searched = build_range({"rule": "additive"})
         >>> steps = Trajectories.from_positions(np.array([0, 0]))
         >>> bootstrap = PromptBootstrap(steps.prompts, 20, 0.9, 0)
         >>> solution = solve(dist, searched, 0.06, Goal(share=1.0), bootstrap, steps)

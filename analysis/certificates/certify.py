@@ -8,7 +8,6 @@ raw logits.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -134,14 +133,14 @@ def _exact(dist: TopK, rules: Sequence[Rule]) -> Certificates:
     return Certificates(*(column.T for column in columns))
 
 
-@dataclass(frozen=True, eq=False)
 class _Ranks(Rule):
     """Accepts the first ranks of each step, by (N,) counts."""
 
-    counts: NDArray[np.int32]
+    counts: Any  # (N,) int32
 
     def form(self, _dist: TopK, /) -> NDArray[np.int32]:
-        return self.counts
+        counts: NDArray[np.int32] = self.counts
+        return counts
 
 
 def _certify_sets(dist: TopK, accepted: NDArray[Any]) -> Certificates:

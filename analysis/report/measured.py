@@ -19,7 +19,6 @@ from ..acceptance.judgement import Judgement
 from ..rules import Rule
 from ..statistics.bootstrap import Flags, Floats, PromptBootstrap, summarise
 from .records import Column, Row, Table, records_of, select, worded
-from .text import PRESETS
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,13 +65,6 @@ class Results:
     def names(self) -> dict[str, str]:
         """Printed name of every rule, by label."""
         return {label: rule.title for label, rule in self.rules.items()}
-
-    @cached_property
-    def presets(self) -> dict[str, str]:
-        """Printed name of every engine's preset, by the label of its rule."""
-        listing = self.select("listing", group="preset")
-        names = [PRESETS.get(name, name) for name in listing["name"]]
-        return dict(zip(listing["rule"], names, strict=True))
 
     def select(self, name: str, **conditions: Any) -> pd.DataFrame:
         """Return the rows of a frame whose columns equal a value, or one of a list of values."""

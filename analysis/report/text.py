@@ -12,12 +12,6 @@ from .published import CAP
 
 MARK = "*"  # after a ceiling: the rejection region is empty
 UNDEFINED = "–"
-PRESETS = {  # printed names of acceptance.presets; others are printed unchanged
-    "tensorrt_llm": "TensorRT-LLM",
-    "sglang": "SGLang",
-    "medusa": "Medusa",
-    "mars": "MARS",
-}
 SYMBOLS = {"alpha": "α", "theta": "θ", "eps0": "ε₀", "delta0": "δ₀"}  # others by name
 
 

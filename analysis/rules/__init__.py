@@ -1,11 +1,11 @@
 """Acceptance rules: the drafted tokens that are accepted, given the target's distribution.
 
-`rule` defines a rule, and `builtin` holds the rules. `build` makes a rule, or a range
-of a parameter from strict to relaxed, from plain configuration.
+`rule` defines a rule, `builtin` holds the rules, and `build` makes a rule from plain configuration.
 """
 
-from .build import build, check_k, expand, to_mapping
+from .build import build, build_range, check_k, expand, to_mapping
 from .builtin import (
+    BUILT_IN,
     AbsoluteThreshold,
     Additive,
     FirstRanks,
@@ -17,9 +17,10 @@ from .builtin import (
     Tree,
     Typical,
 )
-from .rule import NO_COUNT, UNKNOWN, Cut, Rule, parameter, register
+from .rule import NO_COUNT, UNKNOWN, Cut, Rule
 
 __all__ = [
+    "BUILT_IN",
     "NO_COUNT",
     "UNKNOWN",
     "AbsoluteThreshold",
@@ -35,9 +36,8 @@ __all__ = [
     "Tree",
     "Typical",
     "build",
+    "build_range",
     "check_k",
     "expand",
-    "parameter",
-    "register",
     "to_mapping",
 ]

@@ -1,52 +1,81 @@
-"""Rules and parameter ranges from plain configuration, and rules back to configuration."""
+"""Rules from plain configuration, and rules back to configuration."""
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any
+import itertools
+import pkgutil
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, fields
+from difflib import get_close_matches
+from typing import Any, TypeVar
 
 import numpy as np
+import pydantic
 
-from ..fields import FieldError, alternatives, from_mapping
-from .rule import REGISTRY, Rule
+from .builtin import BUILT_IN
+from .rule import Rule
+
+T = TypeVar("T")
+TARGET = "_target_"  # Hydra's key of a class
+EXAMPLE = "{rule: additive, t: 0.1}"
 
 
 def build(mapping: Mapping[str, Any]) -> Rule:
-    """Make a rule from plain configuration, for instance {"rule": "additive", "t": 0.1}.
+    """Make a rule from plain configuration.
 
-    A user's rule names the module that registers it: {"module": "my_rules", "rule": "mine"}.
+    A built-in rule has a short name, ``{"rule": "additive", "t": 0.1}``, a user's own the place of
+    its class, ``{"_target_": "my_rules.Confident", "c": 0.9}``.
 
     Raises:
         ValueError: the rule or a key is unknown or missing, or a value has the wrong type or is
             out of range. The message names the key, the value and what is allowed.
     """
-    values = _plain(mapping)
-    module = values.pop("module", None)
-    if module is not None:
-        _load(module)
-    name = values.pop("rule", None)
-    if not isinstance(name, str) or name not in REGISTRY:
-        hint = "" if module is not None else ", or name the module that registers it (module: ...)"
-        raise ValueError(
-            f"rule={name!r} is not known: give one of {', '.join(sorted(REGISTRY))}{hint}"
-        )
-    return from_mapping(REGISTRY[name], values, f"rule {name}: ", name)
+    kind, values = rule_class(mapping)
+    rule = checked(kind, values, f"rule {kind.name}")
+    try:  # a user's may fail
+        printable = f"{rule.label}{rule.title}{rule.ceiling}{rule.minimum_k}".isprintable()
+    except Exception as error:
+        raise ValueError(f"rule {kind.name}: {type(error).__name__}: {error}") from error
+    if not printable:
+        raise ValueError(f"rule {kind.name}: {values!a}: give printable text on one line")
+    return rule
 
 
-def _plain(mapping: Any) -> dict[str, Any]:
+def rule_class(mapping: Any) -> tuple[type[Rule], dict[str, Any]]:
+    """Return the class that a mapping names, and the other keys.
+
+    Raises:
+        ValueError: there is no such rule, or its module can't be imported.
+    """
     if not isinstance(mapping, Mapping) or not all(isinstance(key, str) for key in mapping):
+        raise ValueError(f"{mapping!r} is not a rule: give a mapping such as {EXAMPLE}")
+    values = dict(mapping)
+    if TARGET not in values:
+        name = values.pop("rule", None)
+        if not isinstance(name, str) or name not in BUILT_IN:
+            raise ValueError(
+                f"rule={name!r} is not known{nearest(str(name), BUILT_IN)}: give one of "
+                f"{', '.join(sorted(BUILT_IN))}, or a class of your own, {TARGET}: my_rules.MyRule"
+            )
+        return BUILT_IN[name], values
+    target = values.pop(TARGET)
+    try:
+        kind = pkgutil.resolve_name(target)
+    except (Exception, SystemExit) as error:  # whatever a user's module raises
         raise ValueError(
-            f"{mapping!r} is not a rule: give a mapping, for instance {{rule: additive, t: 0.1}}"
-        )
-    return dict(mapping)
+            f"{TARGET}={target} cannot be imported: {type(error).__name__}: {error}. Modules are "
+            "found in the directory you start from and on PYTHONPATH"
+        ) from error
+    if not (isinstance(kind, type) and issubclass(kind, Rule) and kind is not Rule):
+        raise ValueError(f"{TARGET}={target} is no rule: give a subclass of analysis.rules.Rule")
+    return kind, values
 
 
 def to_mapping(rule: Rule) -> dict[str, Any]:
     """Return the plain configuration from which `build` makes this rule."""
-    own = {"module": type(rule).__module__} if rule.own else {}
-    return {**own, "rule": rule.name, **rule.parameters}
+    kind = type(rule)
+    name = {TARGET: f"{kind.__module__}.{kind.__qualname__}"} if rule.own else {"rule": rule.name}
+    return {**name, **rule.parameters}
 
 
 def expand(mappings: Iterable[Mapping[str, Any]]) -> list[Rule]:
@@ -56,19 +85,40 @@ def expand(mappings: Iterable[Mapping[str, Any]]) -> list[Rule]:
         >>> [rule.label for rule in expand([{"rule": "additive", "t": [0.1, 0.2]}])]
         ['additive t=0.1', 'additive t=0.2']
     """
-    rules = list[Rule]()
-    for mapping in map(_plain, mappings):
-        try:
-            points = alternatives(mapping)
-        except FieldError as error:
-            raise ValueError(f"rule {mapping.get('rule')}: {error}") from error
-        rules += map(build, points)
-    return rules
+    return [
+        build(point)
+        for mapping in mappings
+        for point in (product(mapping) if isinstance(mapping, Mapping) else [mapping])
+    ]
+
+
+def product(mapping: Mapping[str, Any], whole: str = "") -> Iterator[dict[str, Any]]:
+    """Yield a mapping for each combination of the values that are lists.
+
+    The value of the key `whole` is itself a list of numbers; several values are a list of lists.
+
+    Raises:
+        ValueError: a list is empty.
+
+    Examples:
+        >>> list(product({"rule": "tree", "m": [2, 4]}))
+        [{'rule': 'tree', 'm': 2}, {'rule': 'tree', 'm': 4}]
+    """
+    axes = []
+    for key, value in mapping.items():
+        several = isinstance(value, list | tuple)
+        if several and not value:
+            raise ValueError(f"{key}=[]: give a value, or a list of at least one")
+        if several and key == whole:
+            several = any(isinstance(item, list | tuple) for item in value)
+        axes.append(value if several else [value])
+    for point in itertools.product(*axes):
+        yield dict(zip(mapping, point, strict=True))
 
 
 @dataclass(frozen=True)
 class ParameterRange:
-    """A rule at several values of one parameter, from strict to relaxed.
+    """A rule at two values of one parameter, strict and relaxed.
 
     Attributes:
         parameter: its name.
@@ -76,7 +126,7 @@ class ParameterRange:
     """
 
     parameter: str
-    rules: tuple[Rule, ...]
+    rules: tuple[Rule, Rule]
 
     @property
     def name(self) -> str:
@@ -94,30 +144,26 @@ class ParameterRange:
 
 
 def build_range(mapping: Mapping[str, Any]) -> ParameterRange:
-    """Make a range from plain configuration, for instance {"rule": "additive", "t": [0.1, 0.2]}.
+    """Return the range of a rule's parameter that `solve` searches, from its class.
+
+    Other parameters may be given: ``{"rule": "topm_additive", "m": 4}``.
 
     Raises:
-        ValueError: not exactly one key has a list of at least two values, a rule is wrong, or
-            the values of a built-in rule do not go from strict to relaxed.
+        ValueError: the rule has no range, or as of `build`.
+
+    Examples:
+        >>> [rule.label for rule in build_range({"rule": "tree"}).rules]
+        ['tree m=1', 'tree m=32']
     """
-    lists = [key for key, value in mapping.items() if isinstance(value, list | tuple)]
-    values = mapping[lists[0]] if len(lists) == 1 else []
-    if len(values) < 2 or not all(isinstance(value, int | float) for value in values):
-        raise ValueError(
-            f"the range {dict(mapping)} is not allowed: give one key a list of at "
-            "least two numbers, from strict to relaxed, and the others one value"
-        )
-    built = ParameterRange(lists[0], tuple(expand([mapping])))
-    sign = built.rules[0].relaxes.get(built.parameter)
-    if sign is not None:
-        values = [sign * built.value(rule) for rule in built.rules]
-        if values != sorted(set(values)):
-            direction = "falls" if sign < 0 else "grows"
-            raise ValueError(
-                f"the range {dict(mapping)} is not allowed: give the values from strict to "
-                f"relaxed, {built.parameter} {direction}"
-            )
-    return built
+    kind, values = rule_class(mapping)
+    if len(kind.relaxed) != 1:
+        raise ValueError(f"rule {kind.name} has no range: its class gives strict and relaxed")
+    strict = {**kind.strict, **values}
+    ends = (
+        checked(kind, strict, f"rule {kind.name}"),
+        checked(kind, {**strict, **kind.relaxed}, f"rule {kind.name}"),
+    )
+    return ParameterRange(next(iter(kind.relaxed)), ends)
 
 
 def check_k(rules: Iterable[Rule], k: int, vocab_size: int | None = None) -> None:
@@ -143,17 +189,54 @@ def check_k(rules: Iterable[Rule], k: int, vocab_size: int | None = None) -> Non
             )
 
 
-def _load(module: Any) -> None:
+def checked(kind: Callable[..., T], values: Mapping[str, Any], where: str) -> T:
+    """Make a pydantic dataclass.
+
+    Raises:
+        ValueError: all that is wrong with `values`, in one line that begins with `where`.
+    """
+    names = [spec.name for spec in fields(kind)]  # type: ignore[arg-type]
+    check_keys(values, names, where)
     try:
-        importlib.import_module(str(module))
-    except ModuleNotFoundError as error:
-        advice = (
-            f"put {module}.py into the directory you start from, or its directory into PYTHONPATH"
-        )
-        if error.name != str(module):  # the module is there, something that it imports is not
-            advice = str(error)
-        raise ValueError(f"module={module!r} cannot be imported: {advice}") from error
-    except (Exception, SystemExit) as error:  # whatever a user's module raises
-        raise ValueError(
-            f"module={module!r} cannot be imported: {type(error).__name__}: {error}"
-        ) from error
+        return kind(**values)
+    except pydantic.ValidationError as error:
+        faults = [_fault(fault) for fault in error.errors()]
+        raise ValueError(f"{where}: {'; '.join(dict.fromkeys(faults))}") from None
+    except Exception as error:  # of a user's class
+        raise ValueError(f"{where}: {type(error).__name__}: {error}") from error
+
+
+def check_keys(keys: Iterable[str], allowed: Iterable[str], where: str) -> None:
+    """Check that all keys are allowed.
+
+    Raises:
+        ValueError: names the first one that is not, and those that are.
+    """
+    names = list(allowed)
+    for key in keys:
+        if key not in names:
+            raise ValueError(
+                f"{where}: the key {key!r} is not known{nearest(key, names)}: "
+                + (f"give {', '.join(names)}" if names else "there are no parameters")
+            )
+
+
+def _fault(fault: Any) -> str:
+    said = fault["msg"].removeprefix("Value error, ").replace("Input should", "it should")
+    if not fault["loc"]:
+        return str(said)
+    key = fault["loc"][0]
+    if fault["type"] == "missing":
+        return f"the key {key!r} is missing"
+    return f"{key}={fault['input']!r:.80} is not allowed: {said}"
+
+
+def nearest(name: str, names: Iterable[str]) -> str:
+    """Return a hint at the closest name, for the end of an error.
+
+    Examples:
+        >>> nearest("tempature", ["seed", "temperature"])
+        ' (did you mean temperature?)'
+    """
+    matches = get_close_matches(name, list(names), n=1)
+    return f" (did you mean {matches[0]}?)" if matches else ""

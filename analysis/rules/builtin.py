@@ -8,29 +8,31 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
-from .rule import NO_COUNT, Counts, Cut, Rule, parameter, register
+from .rule import NO_COUNT, Counts, Cut, Rule
 
 if TYPE_CHECKING:
     from ..topk import Floats, TopK
 
 
 PROBABILITIES = ("top_surprisal",)  # the column that turns raw logits into probabilities
-T: Any = ("a number in [0, 1]", lambda t: 0 <= t <= 1)
-ALPHA: Any = ("a number in (0, 1]", lambda alpha: 0 < alpha <= 1)
-M: Any = ("an integer of at least 1, below 2^31", lambda m: 1 <= m < 1 << 31)
-CONVENTION: Any = ("rank or paper", lambda word: word in ("rank", "paper"), "rank")
+LEAST = 1e-4  # the end of a range that excludes 0
+T = Annotated[float, Field(ge=0, le=1)]
+Alpha = Annotated[float, Field(gt=0, le=1)]
+M = Annotated[int, Field(ge=1, lt=1 << 31)]
+Positive = Annotated[float, Field(gt=0)]
+Convention = Literal["rank", "paper"]
 
 
-@register("greedy")
 class StrictGreedy(Rule):
     """Accept x0 only (Corollary 4.7)."""
 
+    name: ClassVar[str] = "greedy"
     shown: ClassVar[str] = "Strict greedy"
 
     @property
@@ -43,37 +45,41 @@ class StrictGreedy(Rule):
         return Cut(max_rank=1)
 
 
-@register("additive")
 class Additive(Rule):
     """Accept p > p0 - t (Corollary 4.10)."""
 
+    name: ClassVar[str] = "additive"
     shown: ClassVar[str] = "Additive (t = {t:g})"
     relaxes: ClassVar[Mapping[str, int]] = {"t": 1}
+    strict: ClassVar[Mapping[str, Any]] = {"t": 0.0}
+    relaxed: ClassVar[Mapping[str, float]] = {"t": 1.0}
     decided_by: ClassVar[tuple[str, ...]] = PROBABILITIES
 
-    t: float = parameter(*T)
+    t: T
 
     def cut(self, _dist: TopK, /) -> Cut:
         """Return p > p0 - t."""
         return Cut(offset=-self.t, slope=1.0)
 
 
-@register("multiplicative")
 class Multiplicative(Rule):
     """Accept p > alpha p0 (Corollary 4.12)."""
 
+    name: ClassVar[str] = "multiplicative"
     shown: ClassVar[str] = "Mult. (α = {alpha:g})"
     relaxes: ClassVar[Mapping[str, int]] = {"alpha": -1}
+    strict: ClassVar[Mapping[str, Any]] = {"alpha": 1.0}
+    relaxed: ClassVar[Mapping[str, float]] = {"alpha": LEAST}
     decided_by: ClassVar[tuple[str, ...]] = PROBABILITIES
 
-    alpha: float = parameter(*ALPHA)
+    alpha: Alpha
 
     def cut(self, _dist: TopK, /) -> Cut:
         """Return p > alpha p0."""
         return Cut(offset=0.0, slope=self.alpha)
 
 
-class _TopM(Rule):
+class _TopM:
     """A further test among the top m tokens.
 
     `convention: rank` accepts ranks up to m. `convention: paper` reads Corollary 4.14 literally:
@@ -86,7 +92,8 @@ class _TopM(Rule):
     @property
     def title(self) -> str:
         """The printed name, which marks the literal gate."""
-        return f"{super().title}, literal gate" if self.convention == "paper" else super().title
+        title: str = super().title  # type: ignore[misc]
+        return f"{title}, literal gate" if self.convention == "paper" else title
 
     @property
     def minimum_k(self) -> int:
@@ -99,87 +106,97 @@ class _TopM(Rule):
         return Cut(max_rank=self.m, offset=offset, slope=slope)
 
 
-@register("topm_additive")
-class TopMAdditive(_TopM):
+class TopMAdditive(_TopM, Rule):
     """Accept the top m tokens with p > p0 - t (Corollary 4.14)."""
 
+    name: ClassVar[str] = "topm_additive"
     shown: ClassVar[str] = "Top-{m} + additive (t = {t:g})"
     relaxes: ClassVar[Mapping[str, int]] = {"m": 1, "t": 1}
+    strict: ClassVar[Mapping[str, Any]] = {"m": 10, "t": 0.0}
+    relaxed: ClassVar[Mapping[str, float]] = {"t": 1.0}
     decided_by: ClassVar[tuple[str, ...]] = PROBABILITIES
 
-    m: int = parameter(*M)
-    t: float = parameter(*T)
-    convention: str = parameter(*CONVENTION)
+    m: M
+    t: T
+    convention: Convention = "rank"
 
     def cut(self, _dist: TopK, /) -> Cut:
         """Return p > p0 - t, up to rank m."""
         return self._cut(-self.t, 1.0)
 
 
-@register("topm_multiplicative")
-class TopMMultiplicative(_TopM):
+class TopMMultiplicative(_TopM, Rule):
     """Accept the top m tokens with p > alpha p0 (Corollary 4.14)."""
 
+    name: ClassVar[str] = "topm_multiplicative"
     shown: ClassVar[str] = "Top-{m} + mult. (α = {alpha:g})"
     relaxes: ClassVar[Mapping[str, int]] = {"m": 1, "alpha": -1}
+    strict: ClassVar[Mapping[str, Any]] = {"m": 10, "alpha": 1.0}
+    relaxed: ClassVar[Mapping[str, float]] = {"alpha": LEAST}
     decided_by: ClassVar[tuple[str, ...]] = PROBABILITIES
 
-    m: int = parameter(*M)
-    alpha: float = parameter(*ALPHA)
-    convention: str = parameter(*CONVENTION)
+    m: M
+    alpha: Alpha
+    convention: Convention = "rank"
 
     def cut(self, _dist: TopK, /) -> Cut:
         """Return p > alpha p0, up to rank m."""
         return self._cut(0.0, self.alpha)
 
 
-@register("typical")
 class Typical(Rule):
     """Accept p > min(eps0, delta0 exp(-H)), H the target's entropy (Corollary 4.15)."""
 
+    name: ClassVar[str] = "typical"
     shown: ClassVar[str] = "Medusa (ε₀ = {eps0:g}, δ₀ = {delta0:g})"
     relaxes: ClassVar[Mapping[str, int]] = {"eps0": -1, "delta0": -1}
+    strict: ClassVar[Mapping[str, Any]] = {"eps0": 1 - LEAST, "delta0": 0.3}
+    relaxed: ClassVar[Mapping[str, float]] = {"eps0": LEAST}
     decided_by: ClassVar[tuple[str, ...]] = (*PROBABILITIES, "entropy")
 
-    eps0: float = parameter("a number above 0", lambda value: value > 0)
-    delta0: float = parameter("a number above 0", lambda value: value > 0)
+    eps0: Positive
+    delta0: Positive
 
     def cut(self, dist: TopK, /) -> Cut:
         """Return p > min(eps0, delta0 exp(-H))."""
         return Cut(offset=np.minimum(self.eps0, self.delta0 * np.exp(-dist.entropy)))
 
 
-@register("absolute")
 class AbsoluteThreshold(Rule):
     """Accept p > theta."""
 
+    name: ClassVar[str] = "absolute"
     shown: ClassVar[str] = "Absolute (θ = {theta:g})"
     relaxes: ClassVar[Mapping[str, int]] = {"theta": -1}
+    strict: ClassVar[Mapping[str, Any]] = {"theta": 1 - LEAST}
+    relaxed: ClassVar[Mapping[str, float]] = {"theta": 0.0}
     decided_by: ClassVar[tuple[str, ...]] = PROBABILITIES
 
-    theta: float = parameter("a number in [0, 1)", lambda theta: 0 <= theta < 1)
+    theta: Annotated[float, Field(ge=0, lt=1)]
 
     def cut(self, _dist: TopK, /) -> Cut:
         """Return p > theta."""
         return Cut(offset=self.theta)
 
 
-@register("mars")
 class Mars(Rule):
     """Accept x0, and rank 2 where z2 / z1 > theta on raw logits (MARS, arXiv 2601.15498).
 
     The ratio is undefined at z1 <= 0: only x0 is accepted there, see `undefined`.
     """
 
+    name: ClassVar[str] = "mars"
     shown: ClassVar[str] = "MARS (θ = {theta:g})"
     relaxes: ClassVar[Mapping[str, int]] = {"theta": -1}
+    strict: ClassVar[Mapping[str, Any]] = {"theta": 1 - LEAST}
+    relaxed: ClassVar[Mapping[str, float]] = {"theta": LEAST}
     samples: ClassVar[bool] = True
     decided_by: ClassVar[tuple[str, ...]] = ()
     undefined_means: ClassVar[str] = (
         "Steps whose largest raw logit is not positive, where MARS accepts the argmax only"
     )
 
-    theta: float = parameter("a number in (0, 1)", lambda theta: 0 < theta < 1)
+    theta: Annotated[float, Field(gt=0, lt=1)]
 
     @property
     def minimum_k(self) -> int:
@@ -211,15 +228,17 @@ class Mars(Rule):
         return dist.logits
 
 
-@register("tree")
 class Tree(Rule):
     """Accept a level of a tree iff x0 is among the drafter's top m tokens (Theorem 5.1)."""
 
+    name: ClassVar[str] = "tree"
     shown: ClassVar[str] = "Tree (m = {m})"
     relaxes: ClassVar[Mapping[str, int]] = {"m": 1}
+    strict: ClassVar[Mapping[str, Any]] = {"m": 1}
+    relaxed: ClassVar[Mapping[str, float]] = {"m": 32}
     judges_tokens: ClassVar[bool] = False
 
-    m: int = parameter(*M)
+    m: M
 
     @property
     def ceiling(self) -> float:
@@ -256,7 +275,6 @@ class Tree(Rule):
         return np.asarray(argmax_rank <= self.m)
 
 
-@dataclass(frozen=True)
 class FirstRanks(Rule):
     """Accept the n most probable tokens, whatever their probabilities; the certificate is M(n + 1).
 
@@ -264,8 +282,24 @@ class FirstRanks(Rule):
     probability 0.
     """
 
-    n: int = parameter("an integer of at least 1", lambda n: n >= 1)
+    n: M
 
     def cut(self, _dist: TopK, /) -> Cut:
         """Return the limit on ranks."""
         return Cut(max_rank=self.n)
+
+
+BUILT_IN: dict[str, type[Rule]] = {
+    rule.name: rule
+    for rule in (
+        StrictGreedy,
+        Additive,
+        Multiplicative,
+        TopMAdditive,
+        TopMMultiplicative,
+        Typical,
+        AbsoluteThreshold,
+        Mars,
+        Tree,
+    )
+}

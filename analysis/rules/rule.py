@@ -1,4 +1,4 @@
-"""Base class of the acceptance rules, and the registry of their names.
+"""Base class of the acceptance rules.
 
 A token rule accepts, at each step, the n most probable target tokens, n >= 1. A subclass defines n
 by one of two methods:
@@ -14,23 +14,21 @@ defaults, so a user's own rule is shown, swept and decoded like the built-in one
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, dataclass_transform
+from typing import TYPE_CHECKING, Any, ClassVar, dataclass_transform
 
 import numpy as np
+import pydantic
 from numpy.typing import NDArray
-
-from ..fields import check_fields, refused
-from ..fields import ranged as parameter
 
 if TYPE_CHECKING:
     from ..topk import Floats, TopK
 
-__all__ = ["NO_COUNT", "REGISTRY", "UNKNOWN", "Counts", "Cut", "Rule", "parameter", "register"]
-
 Counts = NDArray[np.int32]
-REGISTRY: dict[str, type[Rule]] = {}
+CHECKED = pydantic.ConfigDict(
+    strict=True, extra="forbid", allow_inf_nan=False, arbitrary_types_allowed=True
+)
 UNKNOWN = -1  # accepted count: more than the stored tokens, the number is unknown
 NO_COUNT = 0  # accepted count: the rule does not depend on ranks (a tree)
 
@@ -85,15 +83,21 @@ class Cut:
         return np.where(open_, UNKNOWN, np.minimum(passed, most)).astype(np.int32)
 
 
+@dataclass_transform(frozen_default=True)
 @dataclass(frozen=True)
 class Rule:
-    """An acceptance rule: a frozen dataclass whose fields are its parameters.
+    """An acceptance rule. Every subclass is a frozen dataclass; its fields are its parameters.
+
+    Types are checked strictly, and ranges where the type has one:
+    ``t: Annotated[float, pydantic.Field(ge=0, le=1)]``.
 
     Attributes:
-        name: the key `rule` of its configuration, set by `register`.
+        name: of a built-in rule, its key in configuration; of any other, its class.
         shown: the printed name, a format string of the parameters; empty prints the label.
         relaxes: the direction, 1 or -1, in which each parameter relaxes the rule. The values of
             other parameters may be swept in any order.
+        strict: the parameters from which `solve` begins to look for a setting.
+        relaxed: the parameter that it looks for, with its most relaxed value.
         judges_tokens: whether each drafted token is judged by itself; a tree's level is not.
         samples: whether decoding with it is defined above temperature 0.
         decided_by: the columns of a distribution that the rule reads besides its `minimum_k` most
@@ -105,27 +109,24 @@ class Rule:
     name: ClassVar[str] = ""
     shown: ClassVar[str] = ""
     relaxes: ClassVar[Mapping[str, int]] = {}
+    strict: ClassVar[Mapping[str, Any]] = {}
+    relaxed: ClassVar[Mapping[str, float]] = {}
     judges_tokens: ClassVar[bool] = True
     samples: ClassVar[bool] = False
     decided_by: ClassVar[tuple[str, ...]] = ("top_surprisal", "log_tail", "entropy")
     undefined_means: ClassVar[str] = ""
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Let a subclass that overrides `cut` without declaring `decided_by` see all columns."""
+        """Make a subclass a dataclass with checked fields.
+
+        One that overrides its test without declaring `decided_by` sees all columns.
+        """
         super().__init_subclass__(**options)
         if {"cut", "accepted_count"} & vars(cls).keys() and "decided_by" not in vars(cls):
             cls.decided_by = Rule.decided_by
-
-    def __post_init__(self) -> None:
-        """Check the types and ranges of the parameters.
-
-        Raises:
-            FieldError: names the rule, the key, the value and what is allowed.
-        """
-        check_fields(self, f"rule {self.name}: ")
-        for key, value in self.parameters.items():
-            if isinstance(value, str) and not value.isprintable():  # labels stand on one line
-                raise refused(f"rule {self.name}: {key}", value, "printable text on one line")
+        if "name" not in vars(cls):
+            cls.name = cls.__name__
+        pydantic.dataclasses.dataclass(frozen=True, config=CHECKED)(cls)
 
     @property
     def own(self) -> bool:
@@ -180,6 +181,22 @@ class Rule:
         """
         return self._given_cut(dist).count(dist)
 
+    def answer(self, method: str, dist: TopK) -> Any:
+        """Return what `cut` or `accepted_count` says of steps.
+
+        Raises:
+            ValueError: the method of a user's rule failed; names the rule and the method.
+        """
+        try:
+            return getattr(self, method)(dist)
+        except Exception as error:
+            if not self.own or (isinstance(error, ValueError) and self.label in str(error)):
+                raise
+            said = " ".join(str(error).split())
+            raise ValueError(
+                f"rule {self.label!r}: {method}(dist) raised {type(error).__name__}: {said}"
+            ) from error
+
     def form(self, dist: TopK, /) -> Cut | Counts:
         """Return the acceptance test in the form that certificates need: a cut or (N,) counts.
 
@@ -188,7 +205,7 @@ class Rule:
         """
         if type(self).accepted_count is Rule.accepted_count:
             return self._given_cut(dist)
-        counts, size = np.asarray(self.accepted_count(dist)), dist.vocab_size
+        counts, size = np.asarray(self.answer("accepted_count", dist)), dist.vocab_size
         right = counts.dtype.kind in "iu" and counts.shape == (len(dist),)
         if right and self.judges_tokens:
             unknown = (counts == UNKNOWN) & (dist.k < size)
@@ -201,7 +218,7 @@ class Rule:
         return counts
 
     def _given_cut(self, dist: TopK) -> Cut:
-        cut = self.cut(dist)
+        cut: Cut | None = self.answer("cut", dist)
         if cut is None:
             raise ValueError(
                 f"rule {self.label!r} has no test: give its class a method cut(dist) "
@@ -237,11 +254,11 @@ class Rule:
             ValueError: the count is unknown, the token is not among the stored ones, and the
                 rule has no threshold for its probability.
         """
-        count = self.accepted_count(dist) if count is None else count
+        count = self.answer("accepted_count", dist) if count is None else count
         accepted = np.asarray(rank <= np.where(count < 0, dist.k, count))
         open_ = (count < 0) & (rank > dist.k)
         if np.any(open_):
-            cut = self.cut(dist)
+            cut = self.answer("cut", dist)
             if cut is None:
                 raise ValueError(
                     f"rule {self.label!r} gave the count {UNKNOWN} for a step whose drafted token "
@@ -250,36 +267,6 @@ class Rule:
                 )
             accepted[open_] = (np.exp(log_prob) > cut.threshold(dist))[open_]
         return accepted
-
-
-R = TypeVar("R", bound=type[Rule])
-
-
-@dataclass_transform(frozen_default=True)
-def register(name: str) -> Callable[[R], R]:
-    """Make a class a frozen dataclass, available as `rule: <name>` in configuration.
-
-    Raises:
-        ValueError: another rule has this name, or the name is not printable.
-    """
-
-    def enter(cls: R) -> R:
-        if not name[:1].isalpha() or not name.isprintable():
-            raise ValueError(
-                f"the rule name {name!a} is not allowed: give one on one line that begins "
-                "with a letter"
-            )
-        other = REGISTRY.get(name)
-        if other is not None and other.__qualname__ != cls.__qualname__:
-            raise ValueError(
-                f"the rule name {name!r} is taken by {other.__module__}."
-                f"{other.__qualname__}: choose another"
-            )
-        cls.name = name
-        REGISTRY[name] = cls if "__dataclass_fields__" in vars(cls) else dataclass(frozen=True)(cls)
-        return cls
-
-    return enter
 
 
 def _short(value: Any) -> str:

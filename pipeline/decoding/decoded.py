@@ -11,8 +11,8 @@ import pandas as pd
 from analysis.decoding.answers import Answered
 from analysis.decoding.metrics import Decoded
 from analysis.rules import Mars
+from pipeline.methods import SPECULATIVE, Method
 from pipeline.plan.facts import AccuracyFacts, DecodingFacts
-from pipeline.plan.method import SPECULATIVE, Method
 from pipeline.plan.plain import from_plain, to_plain
 from pipeline.store import Artifact
 

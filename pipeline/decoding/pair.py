@@ -32,6 +32,7 @@ from pipeline.decoding.verifiers import (
     Verifier,
 )
 from pipeline.errors import PipelineError
+from pipeline.methods import RACES, Method, with_baselines
 from pipeline.models.heads.feature_head import GivenText
 from pipeline.models.heads.hidden_drafter import HiddenDrafter
 from pipeline.models.language_model import LanguageModel
@@ -39,7 +40,6 @@ from pipeline.models.load import load_pair
 from pipeline.models.passes import Text
 from pipeline.models.prompt_tokens import common_rows
 from pipeline.plan.facts import RunFacts, TreeFacts
-from pipeline.plan.method import RACES, Method, with_baselines
 from pipeline.plan.specs import AccuracySpec, DecodingSpec
 from pipeline.shards import out_of_memory
 

@@ -16,7 +16,8 @@ from hydra.core.override_parser.types import ChoiceSweep, Glob, Quote, QuotedStr
 from hydra.errors import MissingConfigException
 from omegaconf import DictConfig, OmegaConf
 
-from analysis.fields import check_fields, nearest
+from analysis.fields import check_fields
+from analysis.rules.build import nearest
 from conf import schema
 from conf.schema import LONGEST_NAME, Config, is_name
 from pipeline.errors import PipelineError

@@ -14,7 +14,8 @@ from hydra.errors import CompactHydraException, MissingConfigException, Override
 from omegaconf import DictConfig
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
-from analysis.fields import FieldError, nearest
+from analysis.fields import FieldError
+from analysis.rules.build import nearest
 from conf.schema import Config
 from pipeline.errors import PipelineError, first_line
 
@@ -109,10 +110,9 @@ def _rules_with(key: str) -> str:
     group, _, parameter = key.partition(".")
     if group != "criteria":
         return ""
-    import analysis.rules  # noqa: F401  registers the built-in rules
-    from analysis.rules.rule import REGISTRY
+    from analysis.rules import BUILT_IN
 
-    takers = {name: [spec.name for spec in fields(rule)] for name, rule in REGISTRY.items()}
+    takers = {name: [spec.name for spec in fields(rule)] for name, rule in BUILT_IN.items()}
     takers = {name: keys for name, keys in takers.items() if parameter in keys}
     if not takers:
         return ""

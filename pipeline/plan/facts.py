@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from pipeline.columns import Row
-from pipeline.plan.method import Method, read_method
+from pipeline.methods import Method, read_method
 from pipeline.plan.plain import As
 
 

@@ -7,7 +7,7 @@ depends on (paths, labels, devices, statistics that are printed only) are marked
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,7 +17,7 @@ from analysis.statistics.bootstrap import Resampling
 from conf.schema import Device, Execution, HeadConfig, ModelConfig, Prompts
 from pipeline.files import file_digest
 from pipeline.hub import Identity
-from pipeline.plan.method import Method
+from pipeline.methods import Method
 from pipeline.plan.plain import As, Plain
 
 
@@ -51,10 +51,6 @@ Files = Annotated[Identity, As(inline=True)]
 Statistics = Annotated[Resampling, As(inline=True, plain=_statistics_entries)]
 Rules = Annotated[tuple[Rule, ...], _each(rule_entries)]
 PrintedRules = Annotated[tuple[Rule, ...], _each(to_mapping)]
-Presets = Annotated[
-    Mapping[str, Rule],
-    As(plain=lambda presets: {name: rule_entries(rule) for name, rule in presets.items()}),
-]
 Methods = Annotated[tuple[Method, ...], _each(method_entries)]
 Template = Annotated[Prompts, _part("template", "enable_thinking")]
 Sample = Annotated[
@@ -205,10 +201,9 @@ class DraftsSpec(PairSpec):
 
 @dataclass(frozen=True)
 class AcceptanceSpec(Spec):
-    """Stage acceptance; see `conf.schema.Acceptance`."""
+    """Stage acceptance."""
 
     rules: Rules
-    presets: Presets
     statistics: Statistics
 
 

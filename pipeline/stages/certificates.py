@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from analysis.report.text import limits
 from pipeline.columns import STEP, Column
+from pipeline.criteria import mistakes
 from pipeline.errors import PipelineError
 from pipeline.plan.plain import to_plain
 from pipeline.plan.specs import CertificatesSpec
@@ -48,10 +49,8 @@ def compute(task: Task, inputs: Inputs, out: Out) -> None:
     schema = task.stage.schema()
     with out.writer() as writer:
         for place, dist in stored.chunks(source):
-            try:
+            with mistakes(rules):
                 result = certify(dist, rules)
-            except ValueError as error:  # of a user's rule: those of the project are checked before
-                raise PipelineError(f"criteria: {error}") from error
             for at, rule in enumerate(rules):
                 count = result.accepted_count[:, at]
                 arrays = [

@@ -16,8 +16,7 @@ from analysis.rules import AbsoluteThreshold, Additive, Multiplicative, StrictGr
 from pipeline.stages.report.inputs import PAIR_FRAMES
 from tests.pipeline.test_acceptance import drafts, logits, run
 
-RULES = [StrictGreedy(), Additive(0.1), AbsoluteThreshold(0.05), Tree(4)]
-PRESET = Multiplicative(0.5)
+RULES = [StrictGreedy(), Additive(0.1), AbsoluteThreshold(0.05), Tree(4), Multiplicative(0.5)]
 T = "target A"
 
 
@@ -27,12 +26,11 @@ def measured(folder: Path, missing: bool = False, sampled: float | None = 0.5) -
     if missing:
         w[:, 3] = -np.inf
     pair = drafts(folder / "in", z, w, sampled, deeper=(logits(1.0)[1],))
-    found, _ = run(folder / "out", pair, rules=RULES, presets={"engine": PRESET})
+    found, _ = run(folder / "out", pair, rules=RULES)
     frames = {
         name: together({T: found.read(file).to_pandas()}) for name, file in PAIR_FRAMES.items()
     }
-    frames["listing"] = found.read("listing").to_pandas()
-    rules = {rule.label: rule for rule in (*RULES, PRESET)}
+    rules = {rule.label: rule for rule in RULES}
     return Results([T], rules, frames, "D", {"sampled": sampled})
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import matplotlib
@@ -123,7 +123,6 @@ def test_the_band_is_drawn() -> None:
         assert set(figure.data[end].round(9)) <= set(np.asarray(drawn)[:, 1].round(9))
 
 
-@dataclass(frozen=True)
 class Looser(Additive):
     """A user's rule that derives from one of the paper's."""
 

@@ -13,8 +13,8 @@ from analysis.acceptance.judgement import Steps, judge
 from analysis.acceptance.solve import RESOLUTION, Goal, Solution, solve, solve_accepted
 from analysis.acceptance.summary import kl_needed
 from analysis.certificates.certify import certify
-from analysis.rules import Rule, StrictGreedy
-from analysis.rules.build import ParameterRange, build_range
+from analysis.rules import Rule, StrictGreedy, expand
+from analysis.rules.build import ParameterRange
 from analysis.rules.builtin import AbsoluteThreshold
 from analysis.statistics.bootstrap import PromptBootstrap
 from analysis.statistics.trajectories import Trajectories, count_calls
@@ -34,6 +34,12 @@ DIALS = [
     {"rule": "tree", "m": [1, 9]},
 ]
 GOALS = [Goal(share=0.6), Goal(share=0.95), Goal(tokens=3), Goal(tokens=2, draft_length=3)]
+
+
+def build_range(mapping: dict[str, Any]) -> ParameterRange:
+    (parameter,) = (key for key, value in mapping.items() if isinstance(value, list))
+    strict, relaxed = expand([mapping])
+    return ParameterRange(parameter, (strict, relaxed))
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,6 @@
 
 import itertools
 import math
-from dataclasses import dataclass
 
 import mpmath
 import numpy as np
@@ -184,7 +183,6 @@ def test_nothing_outside_the_top_k() -> None:
     assert found.accepted_count[0].tolist() == [2, 4, 2]
 
 
-@dataclass(frozen=True)
 class Fixed(Rule):
     """A rule given by its count."""
 

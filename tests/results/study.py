@@ -50,10 +50,9 @@ OVERRIDES = [
     "prompts.count=6",
     "prompts.min_tokens=4",
     "prompts.max_tokens=12",
-    f"criteria={{rules: [{', '.join(RULES)}]}}",
+    f"criteria={{paper: [{', '.join(RULES)}]}}",
     "distributions.steps=10",
     "distributions.k=8",
-    "acceptance.presets=[medusa, sglang, mars]",  # others need more stored tokens
     *methods.overrides(*METHODS),
     "decoding.prompts=3",
     "decoding.steps=10",

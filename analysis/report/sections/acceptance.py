@@ -1,8 +1,7 @@
 """The section on a drafter's acceptance: accepted and certified steps.
 
-It reads the frames `acceptance` (target, rule, statistic, value, ...), `breakdown` (the same by
-depth) and `listing` (group, name, parameter, setting, rule: the role
-of each rule).
+It reads the frames `acceptance` (target, rule, statistic, value, ...) and `breakdown` (the same by
+depth).
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from ...statistics.run_lengths import with_censored
 from ..measured import Results
 from ..records import Column, Section, Table, select, sentence
 from ..text import number_text, share_text
-from .acceptance_figures import margin_figure, own_rules, rules_figure
+from .acceptance_figures import judged_rules, margin_figure, rules_figure
 from .certificates import coverage_notes
 
 # rules of figures and of the table by depth, if the study has them
@@ -44,7 +43,7 @@ def acceptance_section(
     `margins` are those of strict greedy, by printed name of the target.
     """
     title = f"Will {results.drafter} be accepted?"
-    shown = shown_rules(results)
+    shown = shjudged_rules(results)
     return Section(
         title,
         [
@@ -57,7 +56,7 @@ def acceptance_section(
     )
 
 
-def shown_rules(results: Results) -> list[str]:
+def shjudged_rules(results: Results) -> list[str]:
     """Return the labels of the rules in figures and in the table by depth."""
     measured = [rule for rule in results["breakdown"]["rule"].unique() if rule]
     own = [rule for rule in results.rules.values() if rule.own]
@@ -67,7 +66,7 @@ def shown_rules(results: Results) -> list[str]:
 
 def acceptance_table(results: Results) -> Table:
     """Return the table of accepted and certified shares by rule; of sampled text with 1 - TV."""
-    rules = own_rules(results)
+    rules = judged_rules(results)
     frame = results.select(
         "acceptance", rule=[*rules, SPECULATIVE], statistic=[*ACCEPTED, "empty", "inexact"]
     )

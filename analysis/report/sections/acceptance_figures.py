@@ -35,16 +35,9 @@ ROW, APART = 0.3, 0.16  # inches for a rule, and between two of its points
 MOST = 10  # rows of a panel
 
 
-def rules_in(results: Results, *groups: str) -> list[str]:
-    """Return the distinct rule labels of some groups of the listing."""
-    listing = results["listing"]
-    groups_of_labels = (listing.loc[listing["group"] == group, "rule"] for group in groups)
-    return list(dict.fromkeys(label for rules in groups_of_labels for label in rules))
-
-
-def own_rules(results: Results) -> list[str]:
-    """Return the labels of strict greedy and of the study's own rules."""
-    return rules_in(results, "baseline", "criteria")
+def judged_rules(results: Results) -> list[str]:
+    """Return the labels of the rules that drafts were judged by, strict greedy first."""
+    return [label for label in results["acceptance"]["rule"].unique() if label in results.rules]
 
 
 def row_of(results: Results, target: str, rule: str, statistic: str) -> Row:
@@ -55,7 +48,7 @@ def row_of(results: Results, target: str, rule: str, statistic: str) -> Row:
 @styled
 def rules_figure(results: Results) -> Figure:
     """Draw the certified and accepted shares of each rule with their intervals."""
-    labels = own_rules(results)
+    labels = judged_rules(results)
     rules = [x for x in labels if results.rules[x] in (*TABLE2, Mars(0.9)) or results.rules[x].own]
     rules = (rules if len(rules) > 1 else labels)[:MOST]
     kinds = {"certified": "certified", "acceptance": "accepted"}

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from analysis.report.text import limits, mark_of
 from pipeline.columns import COUNTED, CUT, INTERVAL, STEP, Column, Columns
 from pipeline.plan.plain import to_plain
-from pipeline.plan.rules import check_stored_tokens, presets_of
 from pipeline.plan.specs import AcceptanceSpec
 from pipeline.stage import Json, Stage, Task
 
@@ -37,18 +36,8 @@ ENDS: Columns = {
 
 
 def plan(study: Study) -> list[Task]:
-    """Return one planned artifact a target.
-
-    Raises:
-        PipelineError: a preset is wrong, or needs more stored tokens.
-    """
-    config = study.config
-    if not study.tasks["drafts"]:
-        return []
-    presets = presets_of(config, study.named)
-    if STAGE.name in study.wanted:
-        check_stored_tokens(presets.values(), config.distributions.k)
-    spec = AcceptanceSpec(rules=tuple(study.rules), presets=presets, statistics=study.statistics)
+    """Return one planned artifact a target."""
+    spec = AcceptanceSpec(tuple(study.rules), study.statistics)
     return [
         Task(STAGE, drafts.label, to_plain(spec), {"drafts": drafts}, spec)
         for drafts in study.tasks["drafts"]
@@ -105,7 +94,7 @@ def highlights(task: Task, rows: list[Json]) -> tuple[list[Json], str]:
 
 STAGE = Stage(
     name="acceptance",
-    version=24,
+    version=25,
     upstream=("drafts",),
     tables={
         "data": STEP
@@ -117,11 +106,6 @@ STAGE = Stage(
             "certified": Column(
                 "bool", "kl, or full_kl where it is, lies below lower by more than rounding"
             ),
-        },
-        "listing": {
-            "group": Column("string", "where the rule comes from: criteria, preset, baseline"),
-            "name": Column("string", "of the preset, else empty"),
-            **RULE,
         },
         "statistics": RULE
         | {  # analysis.acceptance.summary

@@ -21,8 +21,9 @@ from analysis.acceptance.summary import (
 )
 from analysis.rules import Rule, StrictGreedy
 from analysis.statistics.bootstrap import Floats, PromptBootstrap
+from pipeline.criteria import mistakes
 from pipeline.errors import PipelineError
-from pipeline.plan.specs import AcceptanceSpec, DraftsSpec
+from pipeline.plan.specs import DraftsSpec
 from pipeline.stage import Inputs, Json, Task
 from pipeline.store import Artifact, Out
 from pipeline.stored import read_steps
@@ -39,7 +40,7 @@ def compute(task: Task, inputs: Inputs, out: Out) -> None:
     drafts, spec = inputs["drafts"], task.spec
     pair: DraftsSpec = task.inputs["drafts"].spec
     steps, prompts = read_steps(drafts), drafts.read(columns=["prompt_id"])["prompt_id"]
-    all_rules = [StrictGreedy(), *spec.rules, *spec.presets.values()]
+    all_rules = [StrictGreedy(), *spec.rules]
     per_step = {rule.label: rule for rule in all_rules}  # each once, in order
     chosen = judge_soundly(pair.label, prompts, steps, list(per_step.values()))
     bootstrap = PromptBootstrap(steps.trajectories.prompts, *spec.statistics)
@@ -53,7 +54,7 @@ def compute(task: Task, inputs: Inputs, out: Out) -> None:
     tables = {
         name: pd.concat(parts).assign(prompts=bootstrap.count) for name, parts in frames.items()
     }
-    for name, frame in {"listing": rule_listing(spec), **tables}.items():
+    for name, frame in tables.items():
         out.write_frame(frame, name)
     schema = task.stage.schema()
     with out.writer() as writer:
@@ -93,9 +94,10 @@ def judge_soundly(
     """Return `judge` of steps, and check that no certified step is rejected, under any rule.
 
     Raises:
-        PipelineError: one is; the theory or a computation is wrong.
+        PipelineError: one is; the theory or a computation is wrong. Or a user's rule fails.
     """
-    verdicts = judge(steps, rules)
+    with mistakes(rules):
+        verdicts = judge(steps, rules)
     for verdict, deep in (
         pair for first in verdicts for pair in zip(first.by_depth, steps.by_depth, strict=False)
     ):
@@ -111,18 +113,6 @@ def judge_soundly(
                 f"{int(deep.argmax_rank[step])}. Please report it with this step"
             )
     return verdicts
-
-
-def rule_listing(spec: AcceptanceSpec) -> pd.DataFrame:
-    """Return the rules, each with the tables that it is judged for."""
-    rows = [
-        ("baseline", "", StrictGreedy()),
-        *(("criteria", "", rule) for rule in spec.rules),
-        *(("preset", name, rule) for name, rule in spec.presets.items()),
-    ]
-    return pd.DataFrame(
-        [(*place, rule.label) for *place, rule in rows], columns=["group", "name", "rule"]
-    )
 
 
 def soundness(pair: DraftsSpec, steps: Steps, verdicts: Sequence[Judgement]) -> Json:

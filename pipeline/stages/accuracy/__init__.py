@@ -15,7 +15,7 @@ from pipeline.stage import Json, Stage, Task
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pipeline.plan.method import Method
+    from pipeline.methods import Method
     from pipeline.store import Artifact
     from pipeline.study import Study
 
@@ -32,7 +32,7 @@ def plan(study: Study) -> list[Task]:
     Raises:
         PipelineError: there is no such task, an item is wrong, or a method is not defined.
     """
-    from pipeline.plan.methods import build_methods
+    from pipeline.methods import build_methods
     from pipeline.tasks.items import check_tasks, task_spec
 
     config, settings = study.config, study.config.accuracy
@@ -40,7 +40,7 @@ def plan(study: Study) -> list[Task]:
         return []
     if STAGE.name in study.wanted:
         check_tasks(settings.tasks)
-    decoded = build_methods(config.decoding.methods, study.named, config.decoding.draft_length)
+    decoded = build_methods(config.decoding.methods, study.decoded, config.decoding.draft_length)
     tasks = tuple(task_spec(name) for name in settings.tasks)
     planned = []
     for drafts in study.tasks["drafts"]:

@@ -33,12 +33,12 @@ def plan(study: Study) -> list[Task]:
     Raises:
         PipelineError: a method is not defined.
     """
-    from pipeline.plan.methods import build_methods
+    from pipeline.methods import build_methods
 
     config, settings = study.config, study.config.decoding
     if not study.tasks["drafts"] or config.distributions.source == "logs":
         return []
-    methods = build_methods(settings.methods, study.named, settings.draft_length)
+    methods = build_methods(settings.methods, study.decoded, settings.draft_length)
     measured = any(method.needs_drafts for method in methods)
     tasks = []
     for drafts in study.tasks["drafts"]:

@@ -12,8 +12,8 @@ from analysis.trees.entropy import index_entropies
 from pipeline.columns import Row
 from pipeline.decoding.choices import tempered
 from pipeline.decoding.pair import DecodingPair, Prompt, read_both
+from pipeline.methods import RACES, SPECULATIVE, Method
 from pipeline.models.logit_statistics import argmax, logit_statistics, ranks_of
-from pipeline.plan.method import RACES, SPECULATIVE, Method
 
 
 def trajectory(pair: DecodingPair, prompt: Prompt, answer: Sequence[int]) -> list[Row]:

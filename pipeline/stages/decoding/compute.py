@@ -27,8 +27,8 @@ from pipeline.decoding.pair import (
     run_facts,
 )
 from pipeline.errors import PipelineError
+from pipeline.methods import baseline
 from pipeline.models.load import pair_tokenizer
-from pipeline.plan.method import baseline
 from pipeline.plan.plain import to_plain
 from pipeline.shards import Progress, Result, compute_shards, write_tables
 from pipeline.stage import Inputs, Json, Task

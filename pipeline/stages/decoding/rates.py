@@ -10,7 +10,7 @@ import pyarrow as pa
 from analysis.trees.acceptance import Stored, aligned, drawn_rates, greedy_rates
 from analysis.trees.topology import Floats
 from pipeline.columns import numbers
-from pipeline.plan.method import RACES, Method
+from pipeline.methods import RACES, Method
 from pipeline.plan.specs import DecodingSpec
 from pipeline.stage import Json
 from pipeline.store import Artifact

@@ -8,9 +8,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pipeline.columns import STEP, TARGET, Column
+from pipeline.criteria import check_stored_tokens, judged_by_logs
 from pipeline.errors import PipelineError
 from pipeline.plan.plain import to_plain
-from pipeline.plan.rules import check_stored_tokens, judged_by_logs
 from pipeline.plan.specs import DistributionsSpec, LoggedDistributions
 from pipeline.stage import Stage, Task
 

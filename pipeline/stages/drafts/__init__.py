@@ -99,12 +99,12 @@ def _check_tokens(key: str, target: str, drafter: str) -> None:
 
 def _wanted(study: Study) -> bool:
     """Whether the artifacts are made: stage decoding takes them for some trees only."""
-    from pipeline.plan.methods import build_methods
+    from pipeline.methods import build_methods
 
     settings = study.config.decoding
     if study.config.stage != "decoding":
         return True
-    methods = build_methods(settings.methods, study.named, settings.draft_length)
+    methods = build_methods(settings.methods, study.decoded, settings.draft_length)
     return any(method.needs_drafts for method in methods)
 
 

@@ -95,7 +95,6 @@ def read_results(
     if accepted:
         frames |= {name: of_stage(accepted, file) for name, file in PAIR_FRAMES.items()}
         first = accepted[0]
-        frames["listing"] = first.artifact.read("listing").to_pandas()
         facts["sampled"] = first.artifact.facts["sampled_temperature"]
         rules |= {rule.label: rule for rule in rules_of(first.task.spec)}
     drafter = spec.drafter or "" if accepted else ""
@@ -118,8 +117,8 @@ def frames_of(targets: Sequence[Target]) -> dict[str, pd.DataFrame]:
 
 
 def rules_of(spec: AcceptanceSpec) -> list[Rule]:
-    """Return every rule that was measured: of the study, of presets, and greedy."""
-    return [StrictGreedy(), *spec.rules, *spec.presets.values()]
+    """Return every rule that was measured: of the study, and greedy."""
+    return [StrictGreedy(), *spec.rules]
 
 
 def concat_frames(frames: Sequence[pd.DataFrame]) -> pd.DataFrame:

@@ -19,8 +19,6 @@ from analysis.rules import (
     TopMAdditive,
     TopMMultiplicative,
     Typical,
-    parameter,
-    register,
 )
 from analysis.topk import TopK
 from pipeline.decoding.choices import DRAFT, Inversion, Noise, Race
@@ -111,11 +109,10 @@ def test_a_class_that_says_anew_what_it_accepts_is_shown_everything() -> None:
     assert judged(Sure(0.5), z, torch.tensor([1, 1])).tolist() == [False, True]
 
 
-@register("test_nucleus")
 class Nucleus(Rule):
     """A rule without a threshold: the smallest set of tokens with at least this mass."""
 
-    share: float = parameter("a number in (0, 1)", lambda value: 0 < value < 1)
+    share: float
 
     def accepted_count(self, dist: TopK, /) -> Any:
         count = 1 + (np.cumsum(dist.probs, axis=1) < self.share).sum(axis=1)

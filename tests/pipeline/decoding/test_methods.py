@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 
-from analysis.rules import Additive, StrictGreedy, Tree
+from analysis.rules import Additive, Rule, Tree
 from analysis.trees.topology import Growth, symmetric
 from pipeline.errors import PipelineError
-from pipeline.plan.method import read_method, with_baselines
-from pipeline.plan.methods import build_methods
+from pipeline.methods import build_methods, read_method, with_baselines
 from pipeline.plan.specs import method_entries
 from tests import methods
 
@@ -25,42 +24,45 @@ GROWN = GOOD | {"tree": "dynamic", "width": 4, "nodes": 20}
 @pytest.mark.parametrize(
     ("entry", "message"),
     [
-        (GOOD | {"draft_length": 0}, r"decoding.methods.m0.draft_length=0 is not allowed"),
+        (GOOD | {"draft_length": 0}, r"decoding.methods.m0: .* a draft_length of at least 1"),
         (GOOD | {"draft_length": 2.5}, "draft_length=2.5"),
         (GOOD | {"temperature": float("inf")}, "temperature=inf is not allowed"),
         (GOOD | {"temperature": -0.5}, "temperature=-0.5 is not allowed"),
-        (GOOD | {"draft_length": []}, r"draft_length=\[\] is not allowed: give a value, or"),
-        (GOOD | {"temperature": 1.0}, "temperature=1.0 is not allowed: give 0 for a rule"),
-        (GOOD | {"drafter": "eagle"}, "drafter=eagle is not allowed: give one of model, prompt_l"),
-        (GOOD | {"rule": "tree", "m": 2, "tree": "sequence"}, "rule: rule0 is greedy on a symmet"),
+        (GOOD | {"draft_length": []}, r"m0: draft_length=\[\]: give a value, or"),
+        (GOOD | {"temperature": 1.0}, "temperature=1 is not allowed: give 0 for a rule"),
+        (GOOD | {"drafter": "eagle"}, "drafter='eagle' is not allowed: it should be 'model"),
+        (GOOD | {"rule": "tree", "m": 2, "tree": "sequence"}, "rule: tree is greedy on a symmet"),
         (GOOD | {"sampling": "races"}, "either rule or sampling"),
         (GOOD | {"draft_length": [3, 3]}, "draft_length=3, temperature=0 is given twice"),
-        (RACED | {"temperature": 0}, "above 0: at 0 take rule: greedy"),
-        ({"rule": "greedy"}, r"s.m0: the key 'drafter' is missing: give one of model"),
+        (RACED | {"temperature": 0}, "a number above 0, or rule: greedy"),
+        ({"rule": "greedy"}, r"s.m0: the key 'drafter' is missing; the key 'draft_length' is"),
         # trees
-        (GOOD | {"tree": {}}, r"methods.m0.tree={} is not allowed: give one of sequence, batch"),
-        (GOOD | {"tree": "bush"}, r"methods.m0.tree=bush is not allowed: give one of sequence"),
-        (GOOD | {"tree": "symmetric"}, r"s.m0: the key 'width' is missing: tree"),
-        (GOOD | {"tree": "sequence", "width": 2}, "key 'width' is not known: tree: sequence"),
-        (GOOD | {"tree": "symmetric", "width": 0}, "width=0 is not allowed: give an integer from"),
-        (GOOD | {"tree": "symmetric", "width": 2, "draft_length": 12}, "has 8190 tokens: give one"),
+        (GOOD | {"tree": {}}, r"methods.m0: shape={} is not allowed: it should be 'sequence'"),
+        (GOOD | {"tree": "bush"}, r"methods.m0: shape='bush' is not allowed: it should be 'seq"),
+        (GOOD | {"tree": "symmetric"}, r"s.m0: tree: symmetric: the key 'width' is missing"),
+        (GOOD | {"tree": "sequence", "width": 2}, "tree: sequence: the key 'width' is not known"),
+        (GOOD | {"tree": "symmetric", "width": 0}, "width=0 is not allowed"),
+        (GOOD | {"tree": "symmetric", "width": 2, "draft_length": 12}, "has 8190 tokens: give"),
         (GOOD | {"tree": "symmetric", "width": 2, "draft_length": 13}, "draft_length=13 is not"),
         (GOOD | {"tree": "symmetric", "width": 1, "draft_length": 4097}, "draft_length=4097 is no"),
         (GOOD | {"tree": "sequence", "draft_length": 10**9}, "draft_length=1000000000 is not"),
         (GOOD | {"tree": "sequence", "drafter": "prompt_lookup"}, "prompt_lookup drafts chains"),
-        (GOOD | TAU | {"acceptance": ["x"]}, r"acceptance=\('x',\) is not allowed: give a list"),
+        (GOOD | TAU | {"acceptance": ["x"]}, r"acceptance='x' is not allowed"),
         (GOOD | TAU | {"acceptance": [0.9, 0.9]}, "rates=.* are not allowed"),
-        (GOOD | TAU | {"acceptance": []}, "acceptance=.* is not allowed"),
+        (GOOD | TAU | {"acceptance": []}, "acceptance=.*: give a value, or"),
         (GOOD | TAU | {"acceptance": [[0.6], [0.9]], "nodes": 6}, "k=6 is not allowed"),
-        (GOOD | TAU | {"acceptance": [[0.6, 0.3], [0.6, 0.3000001]]}, "one printed name, greedy"),
-        (GOOD | {"width": 2}, "m0.width=2 is not allowed: give nothing, or tree as well"),
+        (GOOD | TAU | {"acceptance": [[0.6, 0.3], [0.6, 0.3000001]]}, "tau.* is given twice"),
+        (GOOD | {"width": 2}, "m0.width=2 is not allowed without tree"),
         (RACED | {"sampling": "speculative", "tree": "dynamic", "width": 2, "nodes": 4},
          "sampling=speculative is not lossless where nodes are chosen"),
-        (GROWN | {"nodes": 257}, "nodes=257 is not allowed: give an integer from 1 to 256"),
+        (GROWN | {"nodes": 257}, "nodes=257 is not allowed: give at most 256"),
         (GROWN | {"nodes": 0}, "nodes=0 is not allowed"),
         (GROWN | {"width": 2049}, "width=2049 is not allowed: give at most 4096 nodes with"),
         (GROWN | {"acceptance": [0.5]}, "key 'acceptance' is not known"),
         (RACED | {"share": 0.5}, "m0: the key 'share' is not known"),
+        (GOOD | {"draft_lenght": 5}, r"'draft_lenght' is not known \(did you mean draft_length"),
+        (GOOD | {"rule": "gredy"}, r"rule='gredy' is not known \(did you mean greedy"),
+        (GOOD | {"rule": {"rule": "tree"}}, r"rule={'rule': 'tree'} is not known"),
     ],
 )  # fmt: skip
 def test_methods_that_make_no_sense_are_refused(entry: dict[str, Any], message: str) -> None:
@@ -88,7 +90,7 @@ def test_lists_multiply_and_one_draft_length_takes_the_place_of_each() -> None:
     two = GOOD | TAU | {"nodes": 6, "acceptance": [[0.6, 0.3], [0.9]], "draft_length": 6}
     assert len(methods.build([two])) == 2
     batch = GOOD | {"tree": "batch", "width": 2, "draft_length": 1}
-    with pytest.raises(PipelineError, match="batch: draft_length=5 is not allowed: give 1"):
+    with pytest.raises(PipelineError, match="draft_length=5 is not allowed: give at most 1"):
         methods.build([batch], 5)
     wide = GOOD | {"tree": "symmetric", "width": 2, "draft_length": [1, 3]}
     assert [m.topology and m.topology.depth for m in methods.build([wide], 2)] == [2]
@@ -189,41 +191,29 @@ def test_mars_drafts_trees_as_the_paper_does() -> None:
     assert drafts[0].name.startswith("speculative sampling, argmax drafts (dynamic, 10 wide")
 
 
-def test_a_rule_is_named_and_criteria_stands_for_those_that_are_certified() -> None:
-    rules = {"mild": [Additive(0.1)], "greedy": [StrictGreedy()], "criteria": [Additive(0.3)]}
+def test_criteria_stands_for_the_single_rules_that_are_certified() -> None:
     mine = {"drafter": "model", "draft_length": 2}
+    mild = {"mild": mine | {"rule": "additive", "t": 0.1}, "greedy": mine | {"rule": "greedy"}}
+    ours = {"ours": mine | {"rule": "criteria"}}
 
-    def built(**entries: Any) -> list[str]:
-        return [method.name for method in build_methods(entries, rules)]
+    def built(*rules: Rule) -> list[str]:
+        return [method.name for method in build_methods(ours | mild | {"none": None}, rules)]
 
-    both = mine | {"rule": ["mild", "greedy"]}
-    assert built(a=both) == ["additive t=0.1", "greedy"]
-    assert built(a=mine | {"rule": "criteria"}, b=both) == [
-        "additive t=0.1", "greedy", "additive t=0.3"
-    ]  # fmt: skip
-    rules["criteria"] = [Additive(0.1)]  # decoded anyway
-    assert built(a=both, b=mine | {"rule": "criteria"}) == ["additive t=0.1", "greedy"]
-    rules["criteria"] = []  # a grid
-    assert built(a=both, b=mine | {"rule": "criteria"}, c=None) == ["additive t=0.1", "greedy"]
-    rules["criteria"] = [Tree(8)]  # of 64 nodes at most, whatever the draft length
-    for length in (None, 5):
-        (method,) = build_methods({"a": mine | {"rule": "criteria"}}, rules, length)
+    assert built(Additive(0.3)) == ["additive t=0.1", "greedy", "additive t=0.3"]
+    assert built(Additive(0.1)) == built() == ["additive t=0.1", "greedy"]  # decoded anyway; a grid
+    for length in (None, 5):  # 64 nodes at most, whatever the draft length
+        (method,) = build_methods(ours, [Tree(8)], length)
         assert (method.draft_length, method.tree and method.tree.width) == (1, 8)
 
 
 @pytest.mark.parametrize(
     ("entries", "message"),
     [
-        ([GOOD], r"not a list any more: give every method a name, .*\+decoding.methods.mine="),
-        ({}, "decoding.methods: give at least one method"),
+        ([GOOD], r"at least one method by name, .*\+decoding.methods.mine="),
         ({"a": None}, "decoding.methods: give at least one method"),
         ({"a": 3}, "decoding.methods.a=3 is not allowed: give a mapping"),
-        ({"a": GOOD | {"rule": "gredy"}}, r"rule=gredy is not a name of `rules` \(did you mean g"),
-        ({"a": GOOD | {"rule": {"rule": "additive", "t": 0.1}}}, r"give a name, .*\+rules.NAME="),
     ],
-)  # fmt: skip
-def test_entries_without_a_name_or_with_an_unknown_rule_are_refused(
-    entries: Any, message: str
-) -> None:
+)
+def test_entries_that_are_no_methods_are_refused(entries: Any, message: str) -> None:
     with pytest.raises(PipelineError, match=message):
-        build_methods(entries, {"greedy": [StrictGreedy()]})
+        build_methods(entries, [])

@@ -1,0 +1,129 @@
+"""The rules of `criteria`: by name one rule, or a list of rules; lists as values multiply.
+
+A file of conf/criteria puts its rules under its own name, so `criteria=[paper,mine]` has those of
+both. What else stands beside them is a parameter that rules refer to: `criteria.t`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from analysis.rules import Cut, Rule, Tree, build_range, check_k, expand
+from analysis.rules.build import EXAMPLE, ParameterRange
+from analysis.topk import TopK
+from pipeline.errors import PipelineError
+
+
+def build_rules(criteria: Any) -> list[Rule]:
+    """Return all rules of `criteria`, in order.
+
+    Raises:
+        PipelineError: there is none, a rule, key, type or range is wrong, or two are the same.
+    """
+    rules = [rule for built in _by_name(criteria).values() for rule in built]
+    labels = [rule.label for rule in rules]
+    if not labels:
+        raise PipelineError(f"criteria has no rule: give one, +criteria.mine='{EXAMPLE}'")
+    if twice := sorted({label for label in labels if labels.count(label) > 1}):
+        raise PipelineError(f"criteria: {', '.join(twice)} is given twice")
+    return rules
+
+
+def decoded_rules(criteria: Any) -> list[Rule]:
+    """Return the rules that a method with `rule: criteria` decodes with.
+
+    These are the single ones. A list of rules is certified only, and so is a rule that judges
+    neither drafted tokens nor trees.
+    """
+    return [
+        rule
+        for name, built in _by_name(criteria).items()
+        if isinstance(criteria[name], Mapping)
+        for rule in built
+        if rule.judges_tokens or isinstance(rule, Tree)
+    ]
+
+
+def _by_name(criteria: Any) -> dict[str, list[Rule]]:
+    if not isinstance(criteria, Mapping):
+        raise PipelineError(
+            f"criteria={criteria!r} is not allowed: give rules by name, +criteria.mine='{EXAMPLE}'"
+        )
+    rules, others = dict[str, list[Rule]](), dict[str, Any]()
+    for name, entry in criteria.items():
+        one = isinstance(entry, Mapping)
+        if not one and not (
+            isinstance(entry, list) and all(isinstance(item, Mapping) for item in entry)
+        ):
+            others[name] = entry
+            continue
+        try:
+            rules[name] = expand([entry] if one else entry)
+        except ValueError as error:
+            raise PipelineError(f"criteria.{name}: {error}") from error
+    parameters = {key for built in rules.values() for rule in built for key in rule.parameters}
+    for name, value in others.items():
+        if name not in parameters and value is not None:
+            raise PipelineError(
+                f"criteria.{name}={value} is neither a rule nor a parameter of one: give each rule "
+                f"a name, +criteria.mine='{EXAMPLE}', in a file mine: {EXAMPLE}"
+            )
+    return rules
+
+
+@contextmanager
+def mistakes(rules: Sequence[Rule]) -> Iterator[None]:
+    """Raise what is wrong with a rule as an error in one line, whatever a user's own raises.
+
+    Raises:
+        PipelineError: a rule failed.
+    """
+    mine = [rule.label for rule in rules if rule.own]
+    try:
+        yield
+    except Exception as error:
+        if not (mine or isinstance(error, ValueError)):
+            raise
+        kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
+        said = " ".join(f"{kind}{error}".split())
+        whose = "" if any(label in said for label in mine) else f"{', '.join(mine)}: " * bool(mine)
+        raise PipelineError(f"criteria: {whose}{said}") from error
+
+
+def build_ranges(entries: Iterable[Any]) -> list[ParameterRange]:
+    """Return the ranges of `solve.rules`: names of rules, or rules without what is looked for.
+
+    Raises:
+        PipelineError: a rule is not known, or a key or value is wrong.
+    """
+    try:
+        return [
+            build_range(entry if isinstance(entry, Mapping) else {"rule": entry})
+            for entry in entries
+        ]
+    except ValueError as error:
+        raise PipelineError(f"solve.rules: {error}") from error
+
+
+def judged_by_logs(rule: Rule) -> bool:
+    """Whether a rule can be judged by rounded log-probabilities: no raw logits, no own counts."""
+    tokens = range(rule.minimum_k)
+    probe = TopK.from_log_probs([tokens], [[-99.0] * rule.minimum_k], 0.0, 2**31)
+    try:
+        return isinstance(rule, Tree) or isinstance(rule.form(probe), Cut)
+    except ValueError:
+        return False
+
+
+def check_stored_tokens(rules: Iterable[Rule], k: int) -> None:
+    """Check that `k` stored tokens a step are enough for all rules, of whatever vocabulary.
+
+    Raises:
+        PipelineError: they are not; names the rule.
+    """
+    try:
+        check_k(rules, k)
+    except ValueError as error:
+        raise PipelineError(str(error)) from error

@@ -1,0 +1,419 @@
+"""Decoding methods: drafter, acceptance, draft length, temperature and tree, from configuration.
+
+`decoding.methods` holds them by name. A rule stands where it is used,
+``{drafter: model, rule: additive, t: 0.1, draft_length: 4}``; a list as a value multiplies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import fields, replace
+from functools import lru_cache
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
+from analysis.rules import Rule, StrictGreedy, Tree, build, to_mapping
+from analysis.rules.build import TARGET, check_keys, checked, product, rule_class
+from analysis.rules.rule import CHECKED
+from analysis.trees import topology
+from analysis.trees.optimal import optimal
+from analysis.trees.topology import Growth, Topology
+from pipeline.errors import PipelineError
+
+DRAFTERS = {"model": "", "prompt_lookup": "prompt lookup"}
+BASELINE = "autoregressive"
+SPECULATIVE = "speculative"
+RACES = "races"  # the sampling whose baseline needs noise of its own
+ARGMAX = "argmax"  # the sampling of drafts that are not drawn, as engines do it
+SAMPLINGS = {
+    SPECULATIVE: "speculative sampling",
+    ARGMAX: "speculative sampling, argmax drafts",
+    RACES: "exponential races",
+}
+DYNAMIC = "dynamic"  # the tree whose nodes each call chooses
+SHAPES: Mapping[str, tuple[tuple[str, ...], str]] = {  # the keys of a tree, and how it is printed
+    "sequence": ((), "sequence"),
+    "batch": (("width",), "batch of {width}"),
+    "symmetric": (("width",), "symmetric, {width} wide"),
+    "spec_infer": ((), "SpecInfer's tree"),
+    "optimal": (("nodes", "acceptance"), "tau* of {nodes}"),
+    DYNAMIC: (("width", "nodes"), "dynamic, {width} wide, {nodes} nodes"),
+}
+MOST_NODES = 4096  # of a tree: a verification reads them all
+MOST_GROWN = 256  # of a tree that each call grows: nothing of it is made once for all calls
+MOST_OF_CRITERIA = 64  # nodes of the tree that verifies a tree rule of `criteria`
+CRITERIA = "criteria"  # the rule that stands for those of `criteria`
+KEY = "decoding.methods"
+EXAMPLE = "{drafter: model, rule: greedy, draft_length: 4}"
+OF_METHOD = ("drafter", "draft_length", "sampling", "temperature")
+OF_TREE = ("width", "nodes", "acceptance")
+Few = Annotated[int, Field(ge=1, le=MOST_NODES)]
+
+
+@dataclass(frozen=True, config=CHECKED)
+class DraftTree:
+    """The shape of a method's drafts, without its draft length.
+
+    Attributes:
+        shape: one of SHAPES.
+        width: children of a token (batch, symmetric); of a dynamic tree also tokens with children.
+        nodes: drafted tokens (optimal, dynamic).
+        acceptance: R over sibling indices (optimal); None is that of stage drafts.
+        measured: whether stage drafts measured it.
+    """
+
+    shape: Literal["sequence", "batch", "symmetric", "spec_infer", "optimal", "dynamic"]
+    width: Few | None = None
+    nodes: Few | None = None
+    acceptance: Annotated[tuple[float, ...], Field(min_length=1)] | None = None
+    measured: bool = False
+
+    def __post_init__(self) -> None:
+        """Check that the keys are those of the shape."""
+        given = [key for key in OF_TREE if getattr(self, key) is not None]
+        keys = SHAPES[self.shape][0]
+        check_keys(given, keys, f"tree: {self.shape}")
+        for key in keys:
+            if key not in given and key != "acceptance":
+                raise ValueError(f"tree: {self.shape}: the key {key!r} is missing")
+
+    @property
+    def needs_drafts(self) -> bool:
+        """Whether its shape depends on the measurements of stage drafts."""
+        return self.shape == "optimal" and self.acceptance is None
+
+    def with_rates(self, acceptance: Sequence[float]) -> DraftTree:
+        """Return it with the acceptance that stage drafts measured."""
+        return replace(self, acceptance=tuple(map(float, acceptance)), measured=True)
+
+    @property
+    def shown(self) -> str:
+        """The shape as printed, without its depth."""
+        rates = " ".join(f"{rate:g}" for rate in self.acceptance or ())
+        given = f", R = {rates}" if rates and not self.measured else ""
+        return SHAPES[self.shape][1].format(width=self.width, nodes=self.nodes) + given
+
+    @lru_cache  # noqa: B019  frozen; what is optimal takes k^3 steps
+    def topology(self, draft_length: int) -> Topology | Growth:
+        """Return the tree in level order, or how it grows, of at most `draft_length` levels.
+
+        Raises:
+            ValueError: there is none.
+        """
+        width, nodes = self.width or 0, self.nodes or 0
+        if draft_length > (1 if self.shape == "batch" else MOST_NODES):
+            most = "1: a batch drafts one token's alternatives"
+            _refuse("draft_length", draft_length, most if self.shape == "batch" else MOST_NODES)
+        if self.shape == "symmetric" and width ** min(draft_length, 13) > MOST_NODES:
+            _refuse("draft_length", draft_length, f"fewer levels for a width of {width}")
+        if self.shape == DYNAMIC:
+            growth = Growth(width, nodes, draft_length)
+            if nodes > MOST_GROWN:
+                _refuse("nodes", nodes, MOST_GROWN)
+            if growth.read > MOST_NODES:
+                _refuse("width", width, f"{MOST_NODES} nodes with children in all")
+            return growth
+        make: dict[str, Callable[[], Topology]] = {
+            "sequence": lambda: topology.sequence(draft_length),
+            "batch": lambda: topology.batch(width),
+            "symmetric": lambda: topology.symmetric(width, draft_length),
+            "spec_infer": lambda: topology.spec_infer(draft_length),
+            "optimal": lambda: optimal(self.acceptance or (), nodes, draft_length),
+        }
+        tree = make[self.shape]()
+        if len(tree) > MOST_NODES:
+            raise ValueError(
+                f"{self.shown}, draft_length={draft_length} has {len(tree)} tokens: give a tree of "
+                f"at most {MOST_NODES}"
+            )
+        return tree.by_level()
+
+    def to_mapping(self) -> dict[str, Any]:
+        """Return the configured keys as plain values; they identify the tree."""
+        given = {key: getattr(self, key) for key in SHAPES[self.shape][0]}
+        if self.measured or self.needs_drafts:
+            del given["acceptance"]
+        lists = {key: list(value) for key, value in given.items() if isinstance(value, tuple)}
+        return {"tree": self.shape, **given, **lists}
+
+
+def _refuse(key: str, value: int, most: Any) -> None:
+    raise ValueError(f"{key}={value} is not allowed: give at most {most}")
+
+
+@dataclass(frozen=True, config=CHECKED)
+class Method:
+    """One way to decode.
+
+    Attributes:
+        drafter: model, prompt_lookup, or none for the baseline.
+        draft_length: drafted tokens a call, of a tree in a row; 0 for the baseline.
+        rule: the acceptance rule, None for the baseline and for sampling alone.
+        sampling: the sampling scheme, None for a rule alone. A baseline has races if its methods
+            race, so that its tokens come from the same race.
+        temperature: 0 is greedy.
+        tree: the shape of its drafts; None is a chain.
+    """
+
+    drafter: Literal["model", "prompt_lookup", "none"]
+    draft_length: Annotated[int, Field(ge=0)]
+    rule: Rule | None = None
+    sampling: Literal["speculative", "argmax", "races"] | None = None
+    temperature: Annotated[float, Field(ge=0)] = 0.0
+    tree: DraftTree | None = None
+
+    @property
+    def drafts_most_probable(self) -> bool:
+        """Whether it drafts the most probable tokens although it samples, as EAGLE-3 does.
+
+        MARS draws the drafts of chains.
+        """
+        mars = self.rule is not None and self.tree is not None
+        return self.temperature > 0 and (self.sampling == ARGMAX or mars)
+
+    @property
+    def topology(self) -> Topology | Growth | None:
+        """The shape of its drafts in level order, or how it grows; None is a chain."""
+        return None if self.tree is None else self.tree.topology(self.draft_length)
+
+    @property
+    def needs_drafts(self) -> bool:
+        """Whether the shape of its tree depends on the measurements of stage drafts."""
+        return self.tree is not None and self.tree.needs_drafts
+
+    @property
+    def name(self) -> str:
+        """The method as printed in lines, without draft length and temperature."""
+        if self.drafter == "none":
+            scheme = BASELINE + (f" ({SAMPLINGS[RACES]})" if self.sampling == RACES else "")
+        else:
+            scheme = self.rule.label if self.rule is not None else SAMPLINGS[str(self.sampling)]
+        return scheme + "".join(f" ({text})" for text in self._parts)
+
+    @property
+    def title(self) -> str:
+        """The method as printed in tables: its rule is written as in the papers."""
+        if self.rule is None:
+            return self.name[:1].upper() + self.name[1:]
+        return ", ".join([self.rule.title, *self._parts])
+
+    @property
+    def scheme(self) -> str:
+        """How drafts are verified, as in a sentence: drafter and draft lengths are left out."""
+        if self.rule is None:
+            name = SAMPLINGS.get(str(self.sampling), BASELINE)
+            return name + "".join(f" ({text})" for text in self._details)
+        title = self.rule.title
+        is_name = title[:2].isupper() or title.startswith("Medusa")
+        name = title if is_name else title[:1].lower() + title[1:]
+        return ", ".join([name, *self._details])
+
+    @property
+    def _parts(self) -> list[str]:
+        """The drafter and how it drafts, printed behind the rule or the sampling scheme."""
+        drafter = DRAFTERS.get(self.drafter, "")
+        return [drafter, *self._details] if drafter else self._details
+
+    @property
+    def _details(self) -> list[str]:
+        return [] if self.tree is None or isinstance(self.rule, Tree) else [self.tree.shown]
+
+    @property
+    def uses_model(self) -> bool:
+        """Whether the drafter of the study drafts."""
+        return self.drafter == "model"
+
+    @property
+    def lossless(self) -> bool:
+        """Whether the output is that of the target, or distributed like it."""
+        return self.rule is None or isinstance(self.rule, StrictGreedy | Tree)
+
+    def to_mapping(self) -> dict[str, Any]:
+        """Return the method as plain values, from which `read_method` makes it again.
+
+        The rates that stage drafts measured for its tree are left out: artifacts determine them.
+        """
+        mapping: dict[str, Any] = {
+            "drafter": self.drafter,
+            "sampling": self.sampling,
+            "draft_length": self.draft_length,
+            "temperature": self.temperature,
+        }
+        if self.rule is not None:
+            mapping["rule"] = to_mapping(self.rule)
+        return mapping if self.tree is None else mapping | self.tree.to_mapping()
+
+
+def read_method(mapping: Mapping[str, Any]) -> Method:
+    """Return the method of a mapping of `Method.to_mapping`; other keys are ignored."""
+    rule = None if mapping.get("rule") is None else build(mapping["rule"])
+    values = {key: mapping[key] for key in OF_METHOD}
+    return Method(**values, rule=rule, tree=_tree(mapping, "method"))
+
+
+def baseline(method: Method) -> Method:
+    """Return the target alone as `method` is compared with it: with the same noise.
+
+    Races decode token for token what the target alone decodes with the same race, so they have
+    a baseline of their own; all other methods of a temperature share one.
+    """
+    races: Any = RACES if method.sampling == RACES else None
+    return Method("none", 0, None, races, method.temperature)
+
+
+def with_baselines(methods: Sequence[Method]) -> list[Method]:
+    """Return the baselines of `methods`, coldest first and each once, and then the methods."""
+    alone = sorted({*map(baseline, methods)}, key=lambda run: (run.temperature, run.name))
+    return [*alone, *methods]
+
+
+def build_methods(
+    entries: Any, criteria: Sequence[Rule], draft_length: int | None = None
+) -> list[Method]:
+    """Return the methods of `decoding.methods`; a list as a value gives one method for each item.
+
+    Args:
+        entries: by name, as configured; null is left out.
+        criteria: the rules that `rule: criteria` stands for. A method of these that is decoded
+            anyway is left out.
+        draft_length: `decoding.draft_length`, which replaces the draft length of every method;
+            methods that differ in nothing else become one. None leaves them as they are.
+
+    Raises:
+        PipelineError: a key, name, type or range is wrong, or two methods are the same.
+    """
+    named = {name: entry for name, entry in entries.items() if entry} if _maps(entries) else {}
+    if not named:
+        raise PipelineError(
+            f"{KEY}: give at least one method by name, for instance +{KEY}.mine='{EXAMPLE}'"
+        )
+    where: dict[Method, str] = {}  # of each method, where it stands
+    names: set[tuple[str, int, float]] = set()
+    of_criteria = [name for name in named if _maps(named[name], rule=CRITERIA)]
+    for name in [name for name in named if name not in of_criteria] + of_criteria:
+        for method in _built(named[name], criteria, f"{KEY}.{name}"):
+            if name in of_criteria and method in where:
+                continue
+            printed = method.name, method.draft_length, method.temperature
+            if printed in names:
+                raise PipelineError(
+                    "{}.{}: {} with draft_length={}, temperature={:g} is given twice".format(
+                        KEY, name, *printed
+                    )
+                )
+            names.add(printed)
+            where[method] = f"{KEY}.{name}"
+    if draft_length is not None:
+        where = {_of_length(method, draft_length): place for method, place in where.items()}
+    for method, place in where.items():
+        if fault := _contradiction(method):
+            raise PipelineError(f"{place}: {fault}")
+    return list(where)
+
+
+def _maps(entry: Any, **values: Any) -> bool:
+    """Whether an entry is a mapping with certain values."""
+    return isinstance(entry, Mapping) and values.items() <= {**entry}.items()
+
+
+def _built(entry: Any, criteria: Sequence[Rule], where: str) -> Iterator[Method]:
+    """Yield the methods of one entry.
+
+    Raises:
+        PipelineError: a key, name, type or range is wrong.
+    """
+    if not isinstance(entry, Mapping):
+        raise PipelineError(f"{where}={entry!r} is not allowed: give a mapping such as {EXAMPLE}")
+    try:
+        for point in product(entry, whole="acceptance"):
+            if point.get("rule") != CRITERIA:
+                yield _method(point, where)
+                continue
+            del point["rule"]
+            for rule in criteria:
+                method = _method(point, where, rule)
+                yield _of_length(method, method.draft_length)
+    except ValueError as error:
+        said = str(error)
+        raise PipelineError(said if said.startswith(where) else f"{where}: {said}") from error
+
+
+def _method(entry: Mapping[str, Any], where: str, rule: Rule | None = None) -> Method:
+    """Return the method of an entry without lists; a rule that is given stands for its own."""
+    mine = {key: value for key, value in entry.items() if key not in (*OF_METHOD, "tree", *OF_TREE)}
+    kind, parameters = rule_class(mine) if {"rule", TARGET} & mine.keys() else (None, mine)
+    names = [] if kind is None else [spec.name for spec in fields(kind)]
+    check_keys(parameters, [*OF_METHOD, "rule", "tree", *OF_TREE, *names], where)
+    rule = build(mine) if kind is not None else rule
+    tree = _tree(entry, where)
+    if isinstance(rule, Tree):
+        if tree is not None:
+            raise ValueError("rule: tree is greedy on a symmetric tree of width m: leave out tree")
+        tree = DraftTree("symmetric", rule.m)
+    given = {key: entry[key] for key in OF_METHOD if key in entry}
+    return checked(Method, given | {"rule": rule, "tree": tree}, where)
+
+
+def _tree(mapping: Mapping[str, Any], where: str) -> DraftTree | None:
+    """Return the tree of a method's mapping, if it has one."""
+    given = {key: mapping[key] for key in OF_TREE if mapping.get(key) is not None}
+    if mapping.get("tree") is None:
+        for key, value in given.items():
+            raise ValueError(f"{where}.{key}={value} is not allowed without tree")
+        return None
+    if "acceptance" in given:  # a number is a list of one
+        rates = given["acceptance"]
+        given["acceptance"] = tuple(rates) if isinstance(rates, list) else (rates,)
+    return checked(DraftTree, {"shape": mapping["tree"], **given}, where)
+
+
+def _depth(width: int, most: int) -> int:
+    """Return the levels of a symmetric tree of at most MOST_OF_CRITERIA nodes, and at most `most`.
+
+    >>> [_depth(m, 4) for m in (1, 2, 4, 8, 100)]
+    [4, 4, 2, 1, 1]
+    """
+    depth = 1
+    while depth < most and sum(width**level for level in range(1, depth + 2)) <= MOST_OF_CRITERIA:
+        depth += 1
+    return depth
+
+
+def _of_length(method: Method, length: int) -> Method:
+    fitting = _depth(method.rule.m, length) if isinstance(method.rule, Tree) else length
+    return replace(method, draft_length=fitting)
+
+
+def _contradiction(method: Method) -> str:
+    """Return what contradicts in a configured method; empty if nothing does."""
+    rule, tree, warm = method.rule, method.tree, method.temperature > 0
+    if method.drafter == "none" or method.draft_length < 1:
+        return "the target alone is always decoded: give a drafter and a draft_length of at least 1"
+    if (rule is None) == (method.sampling is None):
+        return f"give either rule or sampling ({', '.join(SAMPLINGS)})"
+    if rule is None and not warm:
+        return "temperature=0 samples nothing: give a number above 0, or rule: greedy"
+    if rule is not None and warm and not rule.samples:
+        return (
+            f"temperature={method.temperature:g} is not allowed: give 0 for a rule; above 0 only "
+            "mars, speculative sampling and races are defined"
+        )
+    if not (rule is None or rule.judges_tokens or isinstance(rule, Tree)):
+        return f"rule {rule.name} needs a tree of drafts, a method drafts a chain"
+    if tree is None:
+        return ""
+    if method.drafter != "model":
+        return f"drafter={method.drafter} drafts chains only: give drafter: model for a tree"
+    if tree.shape == DYNAMIC and method.sampling == SPECULATIVE:
+        return (
+            "sampling=speculative is not lossless where nodes are chosen by what was drawn: give "
+            "sampling: races, rule: greedy, or a tree of fixed shape"
+        )
+    try:  # where R is not measured yet, any will do for the sizes
+        rated = tree.with_rates([1.0, *[0.0] * (tree.nodes or 0)]) if tree.needs_drafts else tree
+        rated.topology(method.draft_length)
+    except ValueError as error:
+        return str(error)
+    return ""
