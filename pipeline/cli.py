@@ -41,7 +41,7 @@ from pipeline.store.artifacts import Artifact, Store
 from pipeline.store.node import VERDICT, slug
 
 BELOW_NULL = ("Unexpected type for root: NoneType", "full_key: drafter.head")
-COMMANDS = ("ask", "check_engine", "fetch", "harness", "solve", "verify")
+COMMANDS = ("ask", "check_engine", "fetch", "solve", "verify")
 MISFIT = re.compile(r"(?:Could not override '|Error merging override )([\w.@/]+)")
 
 

@@ -29,16 +29,17 @@ def nodes(request: Request) -> list[Node]:
     """Return one planned artifact a target; none without a drafter, or for logs.
 
     Raises:
-        PipelineError: there is no such task, an item is wrong, or a method is not defined.
+        PipelineError: a file of a task is missing, a method is not defined, or the stage is wanted
+            and lm-evaluation-harness is not installed.
     """
     from pipeline.plan.methods import build_methods
-    from pipeline.tasks.items import check_tasks, task_spec
+    from pipeline.stages.accuracy.tasks import check_installed, task_spec
 
     config, settings = request.config, request.config.accuracy
     if not request.nodes["drafts"] or config.distributions.source == "logs":
         return []
     if STAGE.name in request.wanted:
-        check_tasks(settings.tasks)
+        check_installed()
     decoded = build_methods(config.decoding.methods, request.named, config.decoding.draft_length)
     tasks = tuple(task_spec(name) for name in settings.tasks)
     return [
@@ -114,8 +115,8 @@ STAGE = Stage(
         "data": RUN
         | METHOD
         | {
-            "answer": Column("string", "its text"),
-            "correct": Column("bool", "a program accepts it"),
+            "answer": Column("string", "its text, up to what ends it"),
+            "correct": Column("bool", "the task accepts it"),
             "token_ids": Column("list<int32>", "its tokens"),
             "n_tokens": Column("int32", "their number"),
             "ended": Column("bool", "by the model, not by the limit"),

@@ -13,6 +13,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from lm_eval.models.utils import postprocess_generated_text
 from torch import Tensor
 
 from pipeline.decoding.loop import Answer
@@ -35,11 +36,11 @@ from pipeline.models.load import pair_tokenizer
 from pipeline.plan.method import baseline
 from pipeline.plan.specs import AccuracySpec
 from pipeline.stages.accuracy import STAGE
+from pipeline.stages.accuracy.tasks import Question, questions
 from pipeline.store.artifacts import Artifact, Pending
 from pipeline.store.columns import Row, Tables
 from pipeline.store.node import Node
 from pipeline.store.plain import to_plain
-from pipeline.tasks.items import Question, questions
 
 
 def compute(node: Node[AccuracySpec], _: dict[str, list[Artifact]], pending: Pending) -> None:
@@ -56,7 +57,7 @@ def compute(node: Node[AccuracySpec], _: dict[str, list[Artifact]], pending: Pen
         for method in pair.runs
     ]
     pending.facts |= {
-        "tasks": {task.name: task.content for task in node.spec.tasks},
+        "tasks": list(dict.fromkeys(question.task for question in all_questions)),
         "runs": to_plain(runs),
         **describe_device(pair.target.device),
     }
@@ -96,7 +97,7 @@ def answer(pair: DecodingPair, question: Question, text: Callable[[list[int]], s
     for run, (method, made) in enumerate(zip(pair.runs, answers, strict=True)):
         tokens = tuple(made.tokens)
         if tokens not in decoded:
-            answer_text = text(made.tokens)
+            answer_text = postprocess_generated_text(text(made.tokens), question.until, None)
             gaps, counted = counted_steps(
                 read_again(pair.target, question.token_ids, tokens), tokens
             )
