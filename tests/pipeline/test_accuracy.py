@@ -20,7 +20,7 @@ from pipeline.errors import PipelineError
 from pipeline.execution import runner
 from pipeline.loader import Study
 from pipeline.models.load import load_tokenizer
-from pipeline.models.prompt_tokens import encode
+from pipeline.models.prompt_tokens import chat_text, encode
 from pipeline.plan.facts import AccuracyFacts
 from pipeline.stages.accuracy import compute as stage
 from pipeline.stages.accuracy import summary, tasks
@@ -220,7 +220,7 @@ fewshot_split: train
 num_fewshot: 1
 output_type: generate_until
 doc_to_text: "{WORDS[4]} {{{{question}}}}"
-doc_to_target: "{{{{answer}}}}"
+doc_to_target: ni
 generation_kwargs: {{until: ["{WORDS[9]}"], max_gen_toks: 20}}
 filter_list:
   - name: first word
@@ -246,21 +246,48 @@ def asked(place: Path, *overrides: str) -> list[tasks.Question]:
     return tasks.questions(node.spec, load_tokenizer(str(place / "wide"), None, "test"))
 
 
-def test_a_task_of_the_harness_has_its_shots_stops_filters_and_scores(place: Path) -> None:
-    (node,) = study(place, harness_task(place, "words", WORDS_TASK)).nodes["accuracy"]
+def test_prompts_stops_and_scores_are_those_of_the_harness(place: Path) -> None:
+    """Its own runner, on the answers of the stage, asks and scores the same."""
+    from lm_eval import simple_evaluate
+    from lm_eval.api.model import LM
+    from lm_eval.tasks import TaskManager
+
+    class Replayed(LM):
+        loglikelihood = loglikelihood_rolling = None
+        tokenizer_name = ""
+
+        def apply_chat_template(self, chat_history: Any, add_generation_prompt: bool = True) -> str:
+            return chat_text(tokenizer, chat_history, add_generation_prompt, enable_thinking=False)
+
+        def generate_until(self, requests: Any, disable_tqdm: bool = False) -> list[str]:
+            return [answered[str(request.doc_id)] for request in requests]
+
+    wanted = harness_task(place, "words", WORDS_TASK)
+    (node,) = study(place, wanted).nodes["accuracy"]
     artifact = runner.ensure([node], Store(place / "outputs" / "artifacts"))[0]
-    table = artifact.read().to_pandas()
-    assert set(table["item_id"]) == {"0", "1", "2", "3"}
     assert artifact.facts(AccuracyFacts).tasks == ["words"]
-    assert not any(WORDS[9] in answer.split() for answer in table["answer"])
-    whole = [" ".join(WORDS[at] for at in ids) for ids in table["token_ids"]]
-    assert any(WORDS[9] in text.split() for text in whole)  # a stop cut one
-    plain = asked(place, harness_task(place, "words", WORDS_TASK), "prompts.template=none")
+    tokenizer = load_tokenizer(str(place / "wide"), None, "test")
+    prompts = [question.harness[1].args[0] for question in asked(place, wanted)]
+    for _, run in artifact.read().to_pandas().groupby("run"):
+        answered = dict(zip(run["item_id"], run["answer"], strict=True))
+        found = simple_evaluate(
+            Replayed(),
+            tasks=[str(place / "more/words.yaml")],
+            limit=4,
+            task_manager=TaskManager(include_defaults=False),
+            apply_chat_template=True,
+            bootstrap_iters=0,
+        )
+        assert found["results"]["words"]["exact_match,first word"] == run["correct"].mean()
+        samples = [one for one in found["samples"]["words"] if one["filter"] == "first word"]
+        assert [one["arguments"][0][0] for one in samples] == prompts
+        whole = [tokenizer.decode(ids, skip_special_tokens=True) for ids in run["token_ids"]]
+        assert run["answer"].tolist() == [text.split(WORDS[9])[0] for text in whole]
+    assert 0 < artifact.read().to_pandas()["correct"].mean() < 1
+    plain = asked(place, wanted, "prompts.template=none")
     for question, row in zip(plain, ROWS, strict=False):
         text = " ".join(WORDS[at] for at in question.token_ids)
         assert text.endswith(f" {WORDS[4]} {row['prompt']}")
-        assert text.count("[unknown] [unknown]") == 1  # the answer of one shot: #### 12
-    assert not plain[0].right("mo mo")
 
 
 def test_gsm8k_is_asked_and_scored_as_the_harness_does(place: Path) -> None:
