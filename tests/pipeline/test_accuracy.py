@@ -331,7 +331,7 @@ def test_what_is_missing_is_named(place: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr("lm_eval.tasks._index.TaskIndex.build", lambda *_: {})
     with pytest.raises(PipelineError, match=r"none is no task: give arithmetic, facts, .* a file"):
         asked(place, "accuracy.tasks=[facts,none]")
-    monkeypatch.setattr(tasks, "find_spec", lambda _: None)
+    monkeypatch.setattr("pipeline.stages.accuracy.find_spec", lambda _: None)
     with pytest.raises(PipelineError, match=r'pip install -e "\.\[harness\]"'):
         study(place)
     assert study(place, "accuracy.tasks=[gsm8k]", stage="decoding")  # which needs no task

@@ -5,8 +5,10 @@ Run it with ``python -m pipeline stage=accuracy drafter=... accuracy.items=20``.
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
+from pipeline.errors import PipelineError
 from pipeline.plan.specs import AccuracySpec
 from pipeline.plan.stage import Request, Stage, SummaryRow
 from pipeline.store.columns import COMMON, GIVEN_UP, METHOD, Column, Columns
@@ -33,13 +35,13 @@ def nodes(request: Request) -> list[Node]:
             and lm-evaluation-harness is not installed.
     """
     from pipeline.plan.methods import build_methods
-    from pipeline.stages.accuracy.tasks import check_installed, task_spec
+    from pipeline.stages.accuracy.tasks import INSTALL, task_spec
 
     config, settings = request.config, request.config.accuracy
     if not request.nodes["drafts"] or config.distributions.source == "logs":
         return []
-    if STAGE.name in request.wanted:
-        check_installed()
+    if STAGE.name in request.wanted and find_spec("lm_eval") is None:
+        raise PipelineError(f"stage=accuracy needs lm-evaluation-harness: {INSTALL}")
     decoded = build_methods(config.decoding.methods, request.named, config.decoding.draft_length)
     tasks = tuple(task_spec(name) for name in settings.tasks)
     return [

@@ -27,8 +27,6 @@ from pipeline.store.durable import file_digest
 FOLDER = ASSETS / "tasks"
 INSTALL = 'pip install -e ".[harness]"'
 PARTS = (".yaml", ".py", ".json", ".jsonl")  # of a task: files beside its YAML file
-LONGEST_ANSWER = 256  # tokens of an answer where a task does not say, as the harness has it
-FEWSHOT_SEED = 1234  # the harness's
 
 
 @dataclass(frozen=True)
@@ -99,16 +97,6 @@ def task_spec(name: str) -> TaskSpec:
     return TaskSpec(file.stem, hashlib.sha256(content.encode()).hexdigest(), name)
 
 
-def check_installed() -> None:
-    """Check that lm-evaluation-harness is there.
-
-    Raises:
-        PipelineError: it is not; names the command that installs it.
-    """
-    if find_spec("lm_eval") is None:
-        raise PipelineError(f"stage=accuracy needs lm-evaluation-harness: {INSTALL}")
-
-
 def questions(spec: AccuracySpec, tokenizer: Any) -> list[Question]:
     """Return the questions, one of each task in turn.
 
@@ -165,12 +153,13 @@ def _refused(task: Any) -> str | None:
 
 
 def _of_task(name: str, task: Any, spec: AccuracySpec, tokenizer: Any) -> list[Question]:
+    from lm_eval.defaults import DEFAULT_OTHER_SEED
     from lm_eval.models.utils import normalize_gen_kwargs
 
     chat, thinking = spec.prompts.template == "chat", spec.prompts.enable_thinking
     if task.config.num_fewshot is None:
         task.set_config("num_fewshot", 0)
-    task.set_fewshot_seed(FEWSHOT_SEED)
+    task.set_fewshot_seed(DEFAULT_OTHER_SEED)
     with redirect_stderr(StringIO()):  # a progress bar of its own
         task.build_all_requests(
             limit=spec.items,
@@ -185,7 +174,7 @@ def _of_task(name: str, task: Any, spec: AccuracySpec, tokenizer: Any) -> list[Q
     asked = []
     for item_id, request in zip(ids, requests, strict=True):
         text, settings = request.args
-        limits = normalize_gen_kwargs(settings, LONGEST_ANSWER)
+        limits = normalize_gen_kwargs(settings)
         tokens = (
             tokenizer(text, add_special_tokens=False)["input_ids"]
             if chat

@@ -17,6 +17,7 @@ import pyarrow as pa
 from conf.schema import Prompts
 from pipeline.engines.written.logs import prompt_id, read_log
 from pipeline.formats.prompt_files import ExcludedRowError, Source, read_row, source_files
+from pipeline.hub import local_path
 from pipeline.models.prompt_tokens import encode, file_tokenizer, no_template
 from pipeline.plan.explain import say
 from pipeline.plan.facts import ExcludedRows
@@ -24,7 +25,6 @@ from pipeline.plan.specs import LoggedPrompts, SampledPrompts
 from pipeline.store import columns
 from pipeline.store.artifacts import Artifact, Pending
 from pipeline.store.columns import Row
-from pipeline.store.identity import local_path
 from pipeline.store.node import Node
 from pipeline.store.plain import to_plain
 
