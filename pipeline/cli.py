@@ -42,7 +42,7 @@ from pipeline.stage import Task
 from pipeline.store import Artifact, relative
 
 BELOW_NULL = ("Unexpected type for root: NoneType", "full_key: drafter.head")
-COMMANDS = ("ask", "check_engine", "fetch", "harness", "solve", "verify")
+COMMANDS = ("ask", "check_engine", "fetch", "solve", "verify")
 MISFIT = re.compile(r"(?:Could not override '|Error merging override )([\w.@/]+)")
 
 

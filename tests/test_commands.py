@@ -151,7 +151,7 @@ def test_every_key_is_one_of_the_configuration(page: Path) -> None:
     assert [key for key in named if not known(key)] == []
 
 
-@pytest.mark.parametrize("name", ["solve", "harness", "verify"])
+@pytest.mark.parametrize("name", ["solve", "verify"])
 def test_every_command_says_how_it_is_used(
     name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -20,7 +20,7 @@ from transformers import AutoTokenizer
 
 from analysis.fields import FieldError, check_fields
 from conf import schema
-from pipeline import cli, harness
+from pipeline import cli
 from pipeline.criteria import build_rules
 from pipeline.errors import PipelineError
 from pipeline.models.prompt_tokens import encode, file_tokenizer
@@ -370,7 +370,7 @@ def test_files_of_a_command_line_are_no_overrides(tmp_path: Path) -> None:
     )
 
 
-def test_own_files_reach_every_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_own_files_reach_every_command(tmp_path: Path) -> None:
     """A study of one's own, found by the range that its value leaves."""
     (tmp_path / "study").mkdir()
     (tmp_path / "study/mine.yaml").write_text(
@@ -384,9 +384,5 @@ def test_own_files_reach_every_command(tmp_path: Path, monkeypatch: pytest.Monke
         for words in ([*first, *given], [*first, "--config-dir", str(tmp_path), *given[1:]]):
             with pytest.raises(SystemExit, match=r"prompts\.count=0 is not allowed"):
                 import_module(f"pipeline.{name}").main(words)
-    words_of = list[Any]()
-    monkeypatch.setattr(harness, "evaluate", lambda *words, **_: words_of.extend(words) or [])
-    harness.main(["--config-dir", "own", "facts", "study=mine"])
-    assert words_of == [["facts"], None, None, ["--config-dir=own", "study=mine"]]
     with pytest.raises(PipelineError, match=r"--config-dir .*nothing is no directory"):
         composed(["--config-dir", f"{tmp_path}/nothing", "study=mini"])

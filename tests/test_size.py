@@ -22,19 +22,19 @@ LINES = {
     "analysis/rules": 762,
     "analysis/statistics": 658,
     "analysis/trees": 716,
+    "assets/tasks": 291,
     "benchmarks": 903,
     "conf": 283,
-    "pipeline": 2217,
+    "pipeline": 1987,
     "pipeline/decoding": 1452,
     "pipeline/engines": 1956,
     "pipeline/execution": 1071,
     "pipeline/formats": 271,
-    "pipeline/models": 2538,
+    "pipeline/models": 2544,
     "pipeline/plan": 1644,
-    "pipeline/stages": 3700,
+    "pipeline/stages": 3892,
     "pipeline/store": 993,
-    "pipeline/tasks": 482,
-    "tests": 18441,
+    "tests": 18292,
     "tools": 380,
 }
 
@@ -42,7 +42,7 @@ LINES = {
 def lines() -> Counter[str]:
     """Return the lines of Python by folder, to a depth of two; those of the tests are one."""
     counted = Counter[str]()
-    for top in ("analysis", "benchmarks", "conf", "pipeline", "tests", "tools"):
+    for top in ("analysis", "assets", "benchmarks", "conf", "pipeline", "tests", "tools"):
         for path in (ROOT / top).rglob("*.py"):
             parts = path.relative_to(ROOT).parts[:-1]
             folder = "tests" if top == "tests" else "/".join(parts[:2])

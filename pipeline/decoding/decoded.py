@@ -85,7 +85,7 @@ def read_answered(target: str, artifact: Artifact) -> Answered:
     data = artifact.read().to_pandas()
     return Answered(
         target,
-        list(facts.tasks),
+        facts.tasks,
         _runs(methods, "drafter", "draft_length", "temperature").assign(**more),
         data.drop(columns=["token_ids", "method", "drafter"]),
         seconds=artifact.read("timings/runs").to_pandas(),

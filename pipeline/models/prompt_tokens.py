@@ -63,12 +63,9 @@ class FileTokenizer:
         vocabulary: dict[str, int] = self._tokenizer.get_vocab()
         return vocabulary
 
-    def apply_chat_template(
-        self, messages: Sequence[Mapping[str, str]], *, tokenize: bool, **options: Any
-    ) -> Any:
-        """Return the text of messages, or its tokens."""
-        text = self._template.render(messages=messages, **options)
-        return self(text, add_special_tokens=False)["input_ids"] if tokenize else text
+    def apply_chat_template(self, messages: Sequence[Mapping[str, str]], **options: Any) -> str:
+        """Return the text of messages."""
+        return self._template.render(messages=messages, **options)
 
 
 def file_tokenizer(path: str) -> FileTokenizer | None:
@@ -95,13 +92,21 @@ def encode(tokenizer: Any, text: str, template: str, *, enable_thinking: bool) -
     if template == "none":
         return _plain(tokenizer, text)
     messages = [{"role": "user", "content": text}]
-    return encode_chat(tokenizer, messages, enable_thinking=enable_thinking)
+    written = chat_text(tokenizer, messages, enable_thinking=enable_thinking)
+    ids: list[int] = tokenizer(written, add_special_tokens=False)["input_ids"]
+    return ids
 
 
-def encode_chat(
-    tokenizer: Any, messages: Sequence[Mapping[str, Any]], *, enable_thinking: bool
-) -> list[int]:
-    """Return the tokens of messages by the chat template, up to where the next answer begins.
+def chat_text(
+    tokenizer: Any,
+    messages: Sequence[Mapping[str, Any]],
+    add_generation_prompt: bool = True,
+    *,
+    enable_thinking: bool,
+) -> str:
+    """Return messages as the chat template writes them, up to where the next answer begins.
+
+    Without `add_generation_prompt` the last message is the beginning of the answer.
 
     Raises:
         PipelineError: the tokenizer has no chat template, or it does not work.
@@ -111,14 +116,15 @@ def encode_chat(
     try:
         if not _listens(tokenizer, enable_thinking):
             raise ValueError("it ignores the user's message")
-        ids: list[int] = tokenizer.apply_chat_template(
-            messages,
-            add_generation_prompt=True,
-            tokenize=True,
-            return_dict=False,
-            enable_thinking=enable_thinking,
+        return str(
+            tokenizer.apply_chat_template(
+                messages,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=not add_generation_prompt,
+                tokenize=False,
+                enable_thinking=enable_thinking,
+            )
         )
-        return ids
     except Exception as error:  # a template is a program: it can raise anything
         line = f" (line {error.lineno})" if hasattr(error, "lineno") else ""
         raise PipelineError(

@@ -61,7 +61,7 @@ class DecodingFacts:
 
 @dataclass(frozen=True)
 class AccuracyFacts:
-    """Of stage accuracy: the digests of its tasks by name, and its runs, baselines first."""
+    """Of stage accuracy: the names of its tasks, and its runs, baselines first."""
 
-    tasks: dict[str, str]
+    tasks: list[str]
     runs: list[RunFacts]

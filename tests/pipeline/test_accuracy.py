@@ -1,9 +1,12 @@
-"""Stage accuracy on the fixed models: scores, pairing, resuming, caching, and what it refuses."""
+"""Stage accuracy on the fixed models: tasks, scores, pairing, resuming, and what it refuses."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,17 +18,34 @@ from analysis.report.render import files, lines
 from pipeline.decoding.decoded import read_answered
 from pipeline.errors import PipelineError
 from pipeline.execution import runner
+from pipeline.loader import Study
 from pipeline.models.load import load_tokenizer
-from pipeline.models.prompt_tokens import encode
+from pipeline.models.prompt_tokens import chat_text, encode
 from pipeline.plan.facts import AccuracyFacts
-from pipeline.stages.accuracy import summary
+from pipeline.stages.accuracy import compute as stage
+from pipeline.stages.accuracy import summary, tasks
 from pipeline.stages.report.compute import answer_sections
 from pipeline.store import Artifact, Store
 from pipeline.stage import Task
-from pipeline.tasks.items import read_items
-from tests.pipeline.answering import note_asked, rows, study, write, write_place
-from tests.results.models import WORDS
+from tests import methods
+from tests.results.models import WORDS, write_model
 
+METHODS = [
+    "{drafter: model, rule: greedy, draft_length: 3, temperature: 0}",
+    "{drafter: model, rule: additive, t: 0.6, draft_length: 3, temperature: 0}",
+    "{drafter: model, sampling: races, draft_length: 3, temperature: 0.7}",
+]
+ROWS = [  # in the words of the models; right is a word that they like to say
+    {
+        "id": f"item {at}",
+        "kind": "answer",
+        "prompt": " ".join(WORDS[4 + (7 * at + i) % 44] for i in range(3 + at)),
+        "expected": WORDS[10:30],
+        "wrong": WORDS[30:36],
+    }
+    for at in range(6)
+]
+LIMIT = 5  # tokens of an answer
 TIE = 1e-5  # of two logits: a pass over several tokens may choose the other one
 LOSSLESS = [
     "{drafter: model, rule: greedy, draft_length: 3, temperature: 0}",
@@ -44,9 +64,52 @@ RELAXED = [
 ]
 
 
+def write(path: Path, items: Sequence[dict[str, Any]], limit: int = LIMIT) -> Path:
+    """Write a task beside its rows, in the form of the project's own."""
+    path.parent.mkdir(exist_ok=True)
+    path.with_suffix(".jsonl").write_text("".join(json.dumps(row) + "\n" for row in items))
+    path.write_text(
+        f"include: {tasks.FOLDER}/_base.yaml\ntask: {path.stem}\n"
+        f"generation_kwargs: {{until: [], max_gen_toks: {limit}}}\n"
+        f"metadata: {{file: '{path.with_suffix('.jsonl')}'}}\n"
+    )
+    return path
+
+
+def study(
+    place: Path, *overrides: str, stage: str = "accuracy", decoded: Sequence[str] = METHODS
+) -> Study:
+    """Compose the study in a folder of the fixture `place`; `decoded` are its methods."""
+    return Study(
+        "study=mini",
+        "target=local",
+        f"targets.local.path='{place / 'wide'}'",
+        "targets.local.label=wide",
+        "targets.local.dtype=float32",
+        "drafter=local",
+        f"drafter.path='{place / 'narrow'}'",
+        "drafter.label=narrow",
+        "drafter.dtype=float32",
+        f"prompts.source='{place / 'own.jsonl'}'",
+        "prompts.count=1",
+        "prompts.min_tokens=3",
+        f"accuracy.tasks=['{place / 'own.yaml'}',facts]",
+        "accuracy.items=4",
+        *methods.overrides(*decoded),
+        "device={name: cpu, threads: 1}",
+        f"outputs='{place / 'outputs'}'",
+        f"stage={stage}",
+        *overrides,
+    )
+
+
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_place(tmp_path_factory.mktemp("accuracy"))
+    folder = tmp_path_factory.mktemp("accuracy")
+    write_model(folder / "wide")
+    write_model(folder / "narrow", noise=0.06)
+    write(folder / "own.yaml", ROWS)
+    return folder
 
 
 @pytest.fixture(scope="module")
@@ -69,9 +132,8 @@ def test_every_method_answers_every_item(made: tuple[Task, Artifact]) -> None:
     assert table.groupby(["task", "item_id"])["run"].apply(list).tolist() == [list(range(5))] * 8
     assert table.groupby("task", sort=False).size().to_dict() == {"own": 20, "facts": 20}
     assert artifact.read("failures").num_rows == 0
-    limits = {row["id"]: row["max_tokens"] for row in rows()}
     own = table[table["task"] == "own"]
-    assert (own["n_tokens"] <= own["item_id"].map(limits)).all()
+    assert (own["n_tokens"] <= LIMIT).all()
     assert (own["n_tokens"].to_numpy() == [len(ids) for ids in own["token_ids"]]).all()
     assert (own["emitted"] == own["n_tokens"] - 1).all()  # one comes with the prompt
 
@@ -92,19 +154,28 @@ def test_it_goes_on_where_it_was_stopped_and_is_then_cached(
 ) -> None:
     (node,) = study(place, "accuracy.items=3", "accuracy.seed=5").nodes["accuracy"]
     store = Store(place / "outputs" / "artifacts")
-    asked = note_asked(monkeypatch, stop_after=2)
+    answer, asked = stage.answer, list[str]()
+
+    def noting(pair: Any, question: Any, text: Any) -> Any:
+        if len(asked) == 2:
+            raise KeyboardInterrupt
+        asked.append(question.key)
+        return answer(pair, question, text)
+
+    monkeypatch.setattr(stage, "answer", noting)
     with pytest.raises(KeyboardInterrupt):
         runner.ensure([node], store)
-    first = list(asked)
-    assert [key.split("/")[0] for key in first] == ["own", "facts"]  # the tasks take turns
-    runner.ensure([node], store)
-    assert len(asked) == len(set(asked)) == 6
-    runner.ensure([node], store)
-    assert len(asked) == 6
+    assert [key.split("/")[0] for key in asked] == ["own", "facts"]  # the tasks take turns
+    monkeypatch.setattr(
+        stage, "answer", lambda *given: asked.append(given[1].key) or answer(*given)
+    )
+    for _ in "12":
+        runner.ensure([node], store)
+        assert len(asked) == len(set(asked)) == 6
 
 
 def test_an_item_that_does_not_fit_is_named_and_the_others_go_on(place: Path) -> None:
-    path = write(place / "long.jsonl", [*rows()[:2], rows()[2] | {"max_tokens": 2000}])
+    path = write(place / "long/long.yaml", [*ROWS[:2], ROWS[2] | {"prompt": "ba " * 2000}])
     (node,) = study(place, f"accuracy.tasks=['{path}']").nodes["accuracy"]
     artifact = runner.ensure([node], Store(place / "outputs" / "artifacts"))[0]
     (failure,) = artifact.read("failures").to_pylist()
@@ -130,32 +201,140 @@ def test_what_determines_the_artifact_is_in_its_name(place: Path) -> None:
                "prompts.template=none", "decoding.lookup=1"]  # fmt: skip
     names = {before, *others, *map(name, singles)}
     assert len(names) == 1 + len(others) + len(singles)
-    write(place / "own.jsonl", rows()[:5])
+    write(place / "own.yaml", ROWS[:5])
     assert name() != before
-    write(place / "own.jsonl", rows())
+    write(place / "own.yaml", ROWS)
+    (place / "beside.jsonl").write_text("")  # no file of the task
     assert name() == before
 
 
-@pytest.mark.parametrize(
-    ("override", "said"),
-    [
-        ("accuracy.tasks=[facts,none]", "accuracy.tasks: none is no task: give arithmetic, "),
-        ("+decoding.methods.a={rule: greedy}", "decoding.methods.a: the key 'drafter' is missing"),
-        (
-            "accuracy.tasks=[functions]",
-            "functions is no task: give .* a model's code, are run by python -m pipeline.harness",
-        ),
-        ("accuracy.tasks=[facts,more/facts.jsonl]", "two of facts, facts have the same name"),
-    ],
-)
-def test_what_is_wrong_is_said_before_any_work(
-    place: Path, override: str, said: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(place)
+GIVEN = """
+dataset_path: json
+dataset_name: null
+dataset_kwargs: {data_files: {train: PLACE/rows.json, test: PLACE/rows.json}, cache_dir: PLACE}
+"""  # in place of data of the hub
+WORDS_TASK = f"""
+task: words
+test_split: test
+fewshot_split: train
+num_fewshot: 1
+output_type: generate_until
+doc_to_text: "{WORDS[4]} {{{{question}}}}"
+doc_to_target: ni
+generation_kwargs: {{until: ["{WORDS[9]}"], max_gen_toks: 20}}
+filter_list:
+  - name: first word
+    filter: [{{function: regex, regex_pattern: '(\\w+)'}}, {{function: take_first}}]
+  - name: nothing
+    filter: [{{function: regex, regex_pattern: none}}, {{function: take_first}}]
+metric_list: [{{metric: exact_match, aggregation: mean, higher_is_better: true}}]
+"""
+
+
+def harness_task(place: Path, name: str, text: str) -> str:
+    """Write a task over local rows; return the override that asks for it."""
     (place / "more").mkdir(exist_ok=True)
-    write(place / "more" / "facts.jsonl", rows())
-    with pytest.raises(PipelineError, match=said):
-        study(place, override)
+    rows = [{"question": row["prompt"], "answer": f"{row['prompt']} #### 12"} for row in ROWS]
+    (place / "more/rows.json").write_text(json.dumps(rows))
+    path = place / f"more/{name}.yaml"
+    path.write_text((text + GIVEN).replace("PLACE", str(place / "more")))
+    return f"accuracy.tasks=['{path}']"
+
+
+def asked(place: Path, *overrides: str) -> list[tasks.Question]:
+    (node,) = study(place, *overrides).nodes["accuracy"]
+    return tasks.questions(node.spec, load_tokenizer(str(place / "wide"), None, "test"))
+
+
+def test_prompts_stops_and_scores_are_those_of_the_harness(place: Path) -> None:
+    """Its own runner, on the answers of the stage, asks and scores the same."""
+    from lm_eval import simple_evaluate
+    from lm_eval.api.model import LM
+    from lm_eval.tasks import TaskManager
+
+    class Replayed(LM):
+        loglikelihood = loglikelihood_rolling = None
+        tokenizer_name = ""
+
+        def apply_chat_template(self, chat_history: Any, add_generation_prompt: bool = True) -> str:
+            return chat_text(tokenizer, chat_history, add_generation_prompt, enable_thinking=False)
+
+        def generate_until(self, requests: Any, disable_tqdm: bool = False) -> list[str]:
+            return [answered[str(request.doc_id)] for request in requests]
+
+    wanted = harness_task(place, "words", WORDS_TASK)
+    (node,) = study(place, wanted).nodes["accuracy"]
+    artifact = runner.ensure([node], Store(place / "outputs" / "artifacts"))[0]
+    assert artifact.facts(AccuracyFacts).tasks == ["words"]
+    tokenizer = load_tokenizer(str(place / "wide"), None, "test")
+    prompts = [question.harness[1].args[0] for question in asked(place, wanted)]
+    for _, run in artifact.read().to_pandas().groupby("run"):
+        answered = dict(zip(run["item_id"], run["answer"], strict=True))
+        found = simple_evaluate(
+            Replayed(),
+            tasks=[str(place / "more/words.yaml")],
+            limit=4,
+            task_manager=TaskManager(include_defaults=False),
+            apply_chat_template=True,
+            bootstrap_iters=0,
+        )
+        assert found["results"]["words"]["exact_match,first word"] == run["correct"].mean()
+        samples = [one for one in found["samples"]["words"] if one["filter"] == "first word"]
+        assert [one["arguments"][0][0] for one in samples] == prompts
+        whole = [tokenizer.decode(ids, skip_special_tokens=True) for ids in run["token_ids"]]
+        assert run["answer"].tolist() == [text.split(WORDS[9])[0] for text in whole]
+    assert 0 < artifact.read().to_pandas()["correct"].mean() < 1
+    plain = asked(place, wanted, "prompts.template=none")
+    for question, row in zip(plain, ROWS, strict=False):
+        text = " ".join(WORDS[at] for at in question.token_ids)
+        assert text.endswith(f" {WORDS[4]} {row['prompt']}")
+
+
+def test_gsm8k_is_asked_and_scored_as_the_harness_does(place: Path) -> None:
+    """Its own definition, on rows that stand for the hub's."""
+    import lm_eval
+
+    file = Path(lm_eval.__file__).with_name("tasks") / "gsm8k/gsm8k.yaml"
+    one = asked(place, harness_task(place, "gsm8k_here", f"include: {file}\n"))[0]
+    assert (one.max_tokens, one.until[0]) == (256, "Question:")
+    assert one.harness[1].args[0].count("Question:") == 6  # five shots
+    assert one.right("5 + 7 = 12\n#### 12")
+    assert not one.right("It is 12.")  # strict-match, the first filter
+    assert not one.right("#### 13")
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"output_type: generate_until": "output_type: multiple_choice\ndoc_to_choice: [a, b]"},
+         "words: only tasks whose answers are generated"),
+        ({"task: words": "task: words\nunsafe_code: true"}, "words: it runs code that the model"),
+        ({"task: words": "task: facts"}, "facts: two tasks have this name"),
+        ({"test_split: test": "test_split: other"}, r"words.yaml: KeyError: 'other'"),
+    ],
+)  # fmt: skip
+def test_a_task_that_no_method_answers_is_refused(
+    place: Path, changes: dict[str, str], said: str
+) -> None:
+    text = WORDS_TASK
+    for old, new in changes.items():
+        text = text.replace(old, new)
+    wanted = harness_task(place, "words", text).replace("]", ",facts]")
+    with pytest.raises(PipelineError, match=f"^accuracy.tasks: .*{said}"):
+        asked(place, wanted)
+
+
+def test_what_is_missing_is_named(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(PipelineError, match=r"accuracy\.tasks: there is no file none\.yaml"):
+        study(place, "accuracy.tasks=[facts,none.yaml]")
+    monkeypatch.setattr("lm_eval.tasks.TaskManager.task_index", {})  # without reading all of them
+    monkeypatch.setattr("lm_eval.tasks._index.TaskIndex.build", lambda *_: {})
+    with pytest.raises(PipelineError, match=r"none is no task: give arithmetic, facts, .* a file"):
+        asked(place, "accuracy.tasks=[facts,none]")
+    monkeypatch.setattr("pipeline.stages.accuracy.find_spec", lambda _: None)
+    with pytest.raises(PipelineError, match=r'pip install -e "\.\[harness\]"'):
+        study(place)
+    assert study(place, "accuracy.tasks=[gsm8k]", stage="decoding")  # which needs no task
 
 
 def test_the_report_has_a_section_only_once_the_answers_are_there(
@@ -203,7 +382,7 @@ def test_answers_are_read_again_by_the_target(place: Path, made: tuple[Task, Art
 
     model = AutoModelForCausalLM.from_pretrained(place / "wide", dtype=torch.float32)
     tokenizer = load_tokenizer(str(place / "wide"), None, "test")
-    item = read_items(place / "own.jsonl")[2]
+    item = ROWS[2]
     ids = encode(tokenizer, item["prompt"], "chat", enable_thinking=False)
     table = made[1].read().to_pandas().query("task == 'own'")
     for row in table[table["item_id"] == item["id"]].to_dict("records"):
@@ -234,10 +413,10 @@ def test_what_is_lossless_leaves_every_answer_as_it_is(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Strict greedy, on trees as well, and races at equal seeds; near-ties are listed."""
-    items = [row | {"max_tokens": 24} for row in rows()]  # answers long enough to part
-    tasks = f"accuracy.tasks=['{write(place / 'parting.jsonl', items)}',facts]"
+    path = write(place / "long/parting.yaml", ROWS, limit=24)  # answers long enough to part
     monkeypatch.setattr("pipeline.stages.accuracy.scored", list)  # lossless ones, too
-    (node,) = study(place, tasks, decoded=[*LOSSLESS, *RELAXED]).nodes["accuracy"]
+    wanted = f"accuracy.tasks=['{path}',facts]"
+    (node,) = study(place, wanted, decoded=[*LOSSLESS, *RELAXED]).nodes["accuracy"]
     artifact = runner.ensure([node], Store(place / "outputs" / "artifacts"))[0]
     one = read_answered("wide", artifact)
     assert [method.lossless for method in node.spec.methods] == [True] * len(LOSSLESS) + [

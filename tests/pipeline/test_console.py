@@ -76,7 +76,7 @@ except BaseException:
     pass
 print("went on")
 """
-COMMANDS = ("", ".verify", ".solve", ".fetch", ".harness")
+COMMANDS = ("", ".verify", ".solve", ".fetch")
 
 
 @pytest.mark.parametrize(

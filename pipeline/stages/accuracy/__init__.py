@@ -5,9 +5,11 @@ Run it with ``python -m pipeline stage=accuracy drafter=... accuracy.items=20``.
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from pipeline.columns import COMMON, GIVEN_UP, METHOD, Column, Columns
+from pipeline.errors import PipelineError
 from pipeline.plan.plain import to_plain
 from pipeline.plan.specs import AccuracySpec
 from pipeline.stage import Json, Stage, Task
@@ -30,16 +32,17 @@ def plan(study: Study) -> list[Task]:
     """Return one planned artifact a target; none without a drafter, or for logs.
 
     Raises:
-        PipelineError: there is no such task, an item is wrong, or a method is not defined.
+        PipelineError: a file of a task is missing, a method is not defined, or the stage is wanted
+            and lm-evaluation-harness is not installed.
     """
     from pipeline.methods import build_methods
-    from pipeline.tasks.items import check_tasks, task_spec
+    from pipeline.stages.accuracy.tasks import INSTALL, task_spec
 
     config, settings = study.config, study.config.accuracy
     if not study.tasks["drafts"] or config.distributions.source == "logs":
         return []
-    if STAGE.name in study.wanted:
-        check_tasks(settings.tasks)
+    if STAGE.name in study.wanted and find_spec("lm_eval") is None:
+        raise PipelineError(f"stage=accuracy needs lm-evaluation-harness: {INSTALL}")
     decoded = build_methods(config.decoding.methods, study.decoded, config.decoding.draft_length)
     tasks = tuple(task_spec(name) for name in settings.tasks)
     planned = []
@@ -112,8 +115,8 @@ STAGE = Stage(
         "data": RUN
         | METHOD
         | {
-            "answer": Column("string", "its text"),
-            "correct": Column("bool", "a program accepts it"),
+            "answer": Column("string", "its text, up to what ends it"),
+            "correct": Column("bool", "the task accepts it"),
             "token_ids": Column("list<int32>", "its tokens"),
             "n_tokens": Column("int32", "their number"),
             "ended": Column("bool", "by the model, not by the limit"),

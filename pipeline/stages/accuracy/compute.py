@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
+from lm_eval.models.utils import postprocess_generated_text
 from torch import Tensor
 
 from pipeline.columns import Row, Tables
@@ -33,8 +34,8 @@ from pipeline.models.load import pair_tokenizer
 from pipeline.plan.plain import to_plain
 from pipeline.shards import Progress, Result, compute_shards, write_tables
 from pipeline.stage import Inputs, Json, Task
+from pipeline.stages.accuracy.tasks import Question, questions
 from pipeline.store import Out
-from pipeline.tasks.items import Question, questions
 from pipeline.timing import describe_device
 
 
@@ -78,7 +79,7 @@ class AccuracyWorker:
             for method in pair.runs
         ]
         return {
-            "tasks": {task.name: task.content for task in self._task.spec.tasks},
+            "tasks": list(dict.fromkeys(asked.task for asked in self._questions.values())),
             "runs": to_plain(runs),
             **describe_device(pair.target.device),
         }
@@ -95,7 +96,7 @@ def answer(pair: DecodingPair, question: Question, text: Callable[[list[int]], s
     for run, (method, made) in enumerate(zip(pair.runs, answers, strict=True)):
         tokens = tuple(made.tokens)
         if tokens not in decoded:
-            answer_text = text(made.tokens)
+            answer_text = postprocess_generated_text(text(made.tokens), question.until, None)
             gaps, counted = counted_steps(
                 read_again(pair.target, question.token_ids, tokens), tokens
             )

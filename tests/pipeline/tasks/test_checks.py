@@ -4,18 +4,41 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from pipeline.tasks.checks import Item, numbers_in_words, score
-from pipeline.tasks.constraints import holds
-from pipeline.tasks.items import FOLDER, read_items
-
-ITEMS = {item["id"]: item for path in FOLDER.glob("*.jsonl") for item in read_items(path)}
-ANSWERS = Path(__file__).with_name("answers.jsonl").read_text(encoding="utf-8").splitlines()
+from assets.tasks.checks import Item, holds, numbers_in_words, score
+from pipeline.paths import ASSETS
 
 
-@pytest.mark.parametrize("row", [*map(json.loads, ANSWERS)], ids=lambda row: row["item"])
+def rows(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+TASKS = {path.stem: rows(path) for path in sorted((ASSETS / "tasks").glob("*.jsonl"))}
+ITEMS = {item["id"]: item for items in TASKS.values() for item in items}
+ANSWERS = rows(Path(__file__).with_name("answers.jsonl"))
+RIGHT = json.loads(Path(__file__).with_name("right.json").read_text())
+
+
+def test_there_are_enough_items_and_none_twice() -> None:
+    items = [item for items in TASKS.values() for item in items]
+    assert len({item["prompt"] for item in items}) == len(ITEMS) == len(items) >= 300
+    assert min(map(len, TASKS.values())) >= 40
+    assert [set(item) for item in items] == [{"id", "kind", "prompt", "expected", "wrong"}] * 316
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_every_item_has_a_right_answer_and_refuses_no_answer(task: str) -> None:
+    for item in TASKS[task]:
+        assert score(item, RIGHT.get(item["id"], item["expected"][0])), item["id"]
+        assert not score(item, ""), item["id"]
+        if task != "instructions":  # of some of which any short sentence has the form
+            assert not score(item, "I do not know what to say about this, sorry"), item["id"]
+
+
+@pytest.mark.parametrize("row", ANSWERS, ids=lambda row: row["item"])
 def test_hand_made_answers(row: dict[str, object]) -> None:
     assert score(ITEMS[str(row["item"])], str(row["answer"])) is row["right"]
 

@@ -1,0 +1,188 @@
+"""Tasks of lm-evaluation-harness as questions: it loads items, writes prompts and scores answers.
+
+The harness is an optional package and slow to import: only `questions` imports it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Sequence
+from contextlib import redirect_stderr
+from dataclasses import dataclass, replace
+from functools import partial
+from importlib.metadata import version
+from importlib.util import find_spec
+from io import StringIO
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+from pipeline.errors import PipelineError, first_line
+from pipeline.models.prompt_tokens import chat_text, encode
+from pipeline.paths import ASSETS
+from pipeline.plan.specs import AccuracySpec, TaskSpec
+from pipeline.files import file_digest
+
+FOLDER = ASSETS / "tasks"
+INSTALL = 'pip install -e ".[harness]"'
+PARTS = (".yaml", ".py", ".json", ".jsonl")  # of a task: files beside its YAML file
+
+
+@dataclass(frozen=True)
+class Question:
+    """An item of a task as the models read it.
+
+    Attributes:
+        task: its name.
+        item_id: unique within the task.
+        token_ids: of the prompt.
+        max_tokens: the most tokens of an answer.
+        until: texts that end an answer.
+        harness: the task and the request that the harness made of the item.
+    """
+
+    task: str
+    item_id: str
+    token_ids: list[int]
+    max_tokens: int
+    until: list[str]
+    harness: tuple[Any, Any]
+
+    @property
+    def key(self) -> str:
+        """The name of the question, unique among all tasks; its sampling noise depends on it."""
+        return f"{self.task}/{self.item_id}"
+
+    def right(self, answer: str) -> bool:
+        """Whether the task's first metric is 1, of what its first filter takes from an answer."""
+        task, request = self.harness
+        request = replace(request, resps=[answer], filtered_resps={})
+        first = task._filters[0]
+        first.apply([request])
+        metrics = task.process_results(request.doc, [request.filtered_resps[first.name]])
+        return bool(metrics[next(iter(task.aggregation()))] == 1)
+
+
+def task_file(name: str) -> Path | None:
+    """Return the YAML file of a task; None for one that the harness knows by name.
+
+    Raises:
+        PipelineError: there is no such file.
+    """
+    path = FOLDER / f"{name}.yaml"
+    if path.is_file():
+        return path
+    path = Path(name)
+    if path.suffix == ".yaml" and not path.is_file():
+        raise PipelineError(f"accuracy.tasks: there is no file {name}")
+    return path if path.suffix == ".yaml" else None
+
+
+def task_spec(name: str) -> TaskSpec:
+    """Return the specification of a task; of a file with the files beside it that it names.
+
+    Raises:
+        PipelineError: there is no such file.
+    """
+    file = task_file(name)
+    if file is None:
+        return TaskSpec(name, f"lm_eval {version('lm_eval') if find_spec('lm_eval') else ''}", name)
+    beside = sorted(path for path in file.parent.iterdir() if path.suffix in PARTS)
+    found = [file]
+    for path in found:  # which grows
+        text = path.read_text(encoding="utf-8") if path.suffix == ".yaml" else ""
+        found += [other for other in beside if other not in found and other.stem in text]
+    content = "".join(f"{path.name} {file_digest(path)}\n" for path in found)
+    return TaskSpec(file.stem, hashlib.sha256(content.encode()).hexdigest(), name)
+
+
+def questions(spec: AccuracySpec, tokenizer: Any) -> list[Question]:
+    """Return the questions, one of each task in turn.
+
+    Args:
+        spec: of the stage.
+        tokenizer: the target's.
+
+    Raises:
+        PipelineError: a task can't be loaded, or no method answers it.
+    """
+    asked = [
+        _of_task(name, task, spec, tokenizer)
+        for name, task in _load([task.source for task in spec.tasks]).items()
+    ]
+    return [question for turn in zip_longest(*asked) for question in turn if question is not None]
+
+
+def _load(names: Sequence[str]) -> dict[str, Any]:
+    from lm_eval.tasks import TaskManager
+
+    logging.getLogger("lm_eval").setLevel(logging.ERROR)
+    files = [task_file(name) for name in names]
+    manager = TaskManager(include_defaults=None in files)
+    tasks: dict[str, Any] = {}
+    for name, file in zip(names, files, strict=True):
+        if file is None and name not in manager.task_index:
+            ours = ", ".join(sorted(path.stem for path in FOLDER.glob("[!_]*.yaml")))
+            raise PipelineError(
+                f"accuracy.tasks: {name} is no task: give {ours}, a file *.yaml, or a name of "
+                "lm-evaluation-harness (python -m lm_eval ls tasks)"
+            )
+        try:
+            loaded = manager.load([str(file or name)])["tasks"]
+        except Exception as error:  # a task has code of its own, and data of the hub
+            raise PipelineError(
+                f"accuracy.tasks: {name}: {type(error).__name__}: {first_line(error)}"
+            ) from error
+        for task_name, task in loaded.items():
+            reason = _refused(task) or (task_name in tasks and "two tasks have this name")
+            if reason:
+                raise PipelineError(f"accuracy.tasks: {task_name}: {reason}")
+            tasks[task_name] = task
+    return tasks
+
+
+def _refused(task: Any) -> str | None:
+    if task.OUTPUT_TYPE != "generate_until" or getattr(task, "MULTIMODAL", False):
+        return (
+            "only tasks whose answers are generated text are scored (output_type: generate_until)"
+        )
+    if getattr(task, "UNSAFE_CODE", False):
+        return "it runs code that the model writes, which this project does not"
+    return None
+
+
+def _of_task(name: str, task: Any, spec: AccuracySpec, tokenizer: Any) -> list[Question]:
+    from lm_eval.defaults import DEFAULT_OTHER_SEED
+    from lm_eval.models.utils import normalize_gen_kwargs
+
+    chat, thinking = spec.prompts.template == "chat", spec.prompts.enable_thinking
+    if task.config.num_fewshot is None:
+        task.set_config("num_fewshot", 0)
+    task.set_fewshot_seed(DEFAULT_OTHER_SEED)
+    with redirect_stderr(StringIO()):  # a progress bar of its own
+        task.build_all_requests(
+            limit=spec.items,
+            apply_chat_template=chat,
+            fewshot_as_multiturn=True,
+            chat_template=partial(chat_text, tokenizer, enable_thinking=thinking),
+        )
+    requests = task.instances
+    ids = [str(request.doc.get("id", request.doc_id)) for request in requests]
+    if len(set(ids)) < len(ids):
+        ids = [str(request.doc_id) for request in requests]
+    asked = []
+    for item_id, request in zip(ids, requests, strict=True):
+        text, settings = request.args
+        limits = normalize_gen_kwargs(settings)
+        tokens = (
+            tokenizer(text, add_special_tokens=False)["input_ids"]
+            if chat
+            else encode(tokenizer, text, "none", enable_thinking=thinking)
+        )
+        asked.append(
+            Question(
+                name, item_id, tokens, limits["max_gen_toks"], limits["until"], (task, request)
+            )
+        )
+    return asked
