@@ -13,10 +13,9 @@ from functools import partial
 from pathlib import Path
 
 from conf import schema
-from pipeline.console import command
+from pipeline.config import composed, settings_of
+from pipeline.errors import command, noted, say
 from pipeline.formats.prompt_files import source_files
-from pipeline.plan.composition import composed, settings_of
-from pipeline.plan.explain import noted, say
 from pipeline.plan.graph import models_named
 from pipeline.store.hub import (
     HEAD_FILES,

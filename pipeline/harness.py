@@ -17,7 +17,6 @@ from typing import Any
 
 import pandas as pd
 
-from pipeline.console import command
 from pipeline.decoding.pair import (
     DecodingPair,
     Prompt,
@@ -25,12 +24,11 @@ from pipeline.decoding.pair import (
     decode_timed,
     load_decoding_pair,
 )
-from pipeline.errors import PipelineError
+from pipeline.errors import PipelineError, command
 from pipeline.loader import Study
 from pipeline.models.load import pair_tokenizer
 from pipeline.models.prompt_tokens import encode
 from pipeline.paths import ASSETS
-from pipeline.plan.composition import joined
 from pipeline.plan.method import Method
 from pipeline.plan.stage import models_of
 
@@ -215,12 +213,13 @@ def main(arguments: list[str]) -> None:
         parser.add_argument("--limit", type=int)
         parser.add_argument("--include")
         parser.add_argument(UNSAFE, dest="unsafe_code", action="store_true")
-        given, overrides = parser.parse_known_args(joined(arguments))
+        parser.add_argument("--config-dir", action="append", default=[])
+        given, overrides = parser.parse_known_args(arguments)
         rows = evaluate(
             given.tasks.split(","),
             given.limit,
             given.include,
-            overrides,
+            [*overrides, *map("--config-dir={}".format, given.config_dir)],
             unsafe_code=given.unsafe_code,
         )
         print(pd.DataFrame(rows).to_string(index=False))

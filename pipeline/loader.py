@@ -10,9 +10,9 @@ import shlex
 from typing import TYPE_CHECKING
 
 from analysis.topk import TopK
+from pipeline.config import composed
 from pipeline.errors import PipelineError
 from pipeline.models.token_texts import token_texts
-from pipeline.plan.composition import composed
 from pipeline.store import distributions
 from pipeline.store.artifacts import Artifact
 from pipeline.store.columns import columns_of

@@ -13,8 +13,7 @@ from pathlib import Path
 
 from filelock import FileLock
 
-from pipeline.console import command
-from pipeline.errors import PipelineError
+from pipeline.errors import PipelineError, command
 from pipeline.gguf_models.source import damaged_models
 from pipeline.paths import OUTPUTS
 from pipeline.plan.graph import STAGES

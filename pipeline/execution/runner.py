@@ -16,7 +16,6 @@ from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 
-from pipeline.console import check_interruption
 from pipeline.errors import DamagedError, PipelineError
 from pipeline.paths import ROOT
 from pipeline.plan.graph import STAGES, with_upstream
@@ -217,7 +216,6 @@ def _compute(group: list[Node], store: Store) -> list[DamagedError]:
 
 def _run(group: list[Node], upstream: dict[str, Artifact], store: Store) -> list[Artifact]:
     module = importlib.import_module(stage_of(group[0]).module)
-    check_interruption()  # an import catches much
     named = {
         name: [upstream[node.fingerprint] for node in nodes]
         for name, nodes in group[0].upstream.items()

@@ -14,10 +14,9 @@ from omegaconf import DictConfig
 from analysis.rules import Rule
 from conf import schema
 from conf.schema import Config, ModelConfig
-from pipeline.errors import PipelineError
+from pipeline.config import settings_of
+from pipeline.errors import PipelineError, noted, say
 from pipeline.gguf_models.source import source
-from pipeline.plan.composition import settings_of
-from pipeline.plan.explain import noted, say
 from pipeline.plan.rules import build_rules, rules_by_name
 from pipeline.plan.stage import Request, Stage
 from pipeline.store.artifacts import Store
@@ -51,7 +50,7 @@ def prepare(composed: DictConfig) -> tuple[Config, dict[str, list[Node]], Store]
         PipelineError: the configuration or an input is not usable; all that is wrong, a line each.
     """
     problems, rules = list[str](), list[Rule]()
-    config = settings_of(composed, problems)
+    config = settings_of(composed)
     store = Store(Path(config.outputs) / "artifacts")
     identities = Identities(store.root / ".identities.json")
     with noted(problems):
@@ -64,8 +63,6 @@ def prepare(composed: DictConfig) -> tuple[Config, dict[str, list[Node]], Store]
             "no target: add target=mini_large, or target=local "
             "targets.local.path=DIRECTORY_OR_HUB_ID"
         )
-    if config.stage not in STAGES:
-        say(problems)
     request = Request(
         config, rules, named, identities, wanted=frozenset(_closure(config.stage)), made=store.has
     )
@@ -77,12 +74,10 @@ def prepare(composed: DictConfig) -> tuple[Config, dict[str, list[Node]], Store]
             source(model.path, key) or local_path(model.path, key)
     if not named:  # the rules are wrong: nothing that takes them can be planned
         say(problems)
-    try:
-        with noted(problems):
-            for stage in STAGES.values():
-                request.nodes[stage.name] = list(stage.nodes(request))
-    finally:  # what is out of range may break what is planned
-        say(problems)
+    with noted(problems):
+        for stage in STAGES.values():
+            request.nodes[stage.name] = list(stage.nodes(request))
+    say(problems)
     identities.save()
     return config, request.nodes, store
 

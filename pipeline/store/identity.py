@@ -31,7 +31,7 @@ TOKENIZER_FILES = (
     "vocab.txt",
 )
 READERS = (".jsonl", ".parquet", ".txt")  # files of prompts, see pipeline.formats.prompt_files
-HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+HUB_ID = re.compile(r"(?!.*(--|\.\.))\w[\w.-]*/[\w.-]*\w")
 SETTLED = 2_000_000_000  # ns; a file written since may change again without another time
 
 

@@ -51,11 +51,11 @@ class MadeUp:
         self.prompt_id = np.repeat(names, lengths)
         self.position = np.concatenate([np.arange(n, dtype=np.int32) for n in lengths])
         settings = Prompts(
-            "owner/chats", None, "train_sft", count=6, min_tokens=64, max_tokens=384, seed=0,
-            template="chat", enable_thinking=False,
+            source="owner/chats", revision=None, split="train_sft", count=6, min_tokens=64,
+            max_tokens=384, seed=0, template="chat", enable_thinking=False,
         )  # fmt: skip
         source = Identity(hub="owner/chats", commit=COMMITS["prompts"])
-        target = model_at("", "").settings
+        target = model_at("owner/model", "made-up").settings
         self.prompts = Node(
             "prompts", "made-up", SampledPrompts(Identity(), source, settings, target)
         )

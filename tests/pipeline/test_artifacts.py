@@ -15,8 +15,7 @@ import pytest
 from filelock import FileLock
 
 from pipeline import verify
-from pipeline.console import CLOSED
-from pipeline.errors import DamagedError, PipelineError
+from pipeline.errors import CLOSED, DamagedError, PipelineError
 from pipeline.execution import runner
 from pipeline.stages import prompts
 from pipeline.store.artifacts import Artifact, Store

@@ -5,8 +5,7 @@ Run it with ``python -m pipeline stage=prompts``.
 
 from __future__ import annotations
 
-from pipeline.errors import PipelineError
-from pipeline.plan.explain import say
+from pipeline.errors import PipelineError, say
 from pipeline.plan.specs import LoggedPrompts, SampledPrompts
 from pipeline.plan.stage import Request, Stage
 from pipeline.store.columns import Column
