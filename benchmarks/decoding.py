@@ -29,6 +29,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pipeline.config import composed
 from pipeline.decoding.choices import Greedy
 from pipeline.decoding.drafters import Drafter, Nothing, PromptLookup, model_drafter
 from pipeline.decoding.loop import decode
@@ -40,7 +41,6 @@ from pipeline.models.heads.hidden_drafter import HiddenDrafter
 from pipeline.models.language_model import LanguageModel
 from pipeline.models.load import load_model, load_pair
 from pipeline.models.passes import Text
-from pipeline.plan.composition import composed
 from pipeline.study import prepare
 from pipeline.plan.specs import DecodingSpec
 

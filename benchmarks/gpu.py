@@ -57,7 +57,7 @@ REDUCED: dict[str, Any] = {
     "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4,
 }  # fmt: skip
 STEPS = 24
-GREEDY = DistributionsSpec(model_at("", ""), steps=STEPS, k=256, temperature=0.0, seed=0)
+GREEDY = DistributionsSpec(model_at("-", "none"), steps=STEPS, k=256, temperature=0.0, seed=0)
 TOLERANCE = {"float32": 1e-3, "bfloat16": 0.15}  # of a logit, absolute; logits are about 1 to 10
 DIFFERING = {"float32": 0.0, "bfloat16": 0.02}  # share of steps: padding may change a close argmax
 Prompts = dict[str, list[int]]

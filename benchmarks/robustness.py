@@ -38,7 +38,7 @@ from hydra.core.global_hydra import GlobalHydra
 
 from analysis.report import style
 from pipeline import cli, verify
-from pipeline.plan.composition import composed
+from pipeline.config import composed
 from pipeline.study import STAGES
 from pipeline.files import read_sealed
 from tests.pipeline import tiny

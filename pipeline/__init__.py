@@ -4,9 +4,10 @@ import os
 import sys
 
 if sys.argv[:1] == ["-m"]:  # so Python calls itself while it looks for the module of a command
-    from pipeline.console import starting
+    import signal
 
-    starting()
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # at once, until `errors.terminal` begins
 
 # Before torch is imported, since its thread library reads it then: how long an idle thread waits
 # without giving up its core. By default that is about a millisecond, which costs a process that

@@ -22,16 +22,16 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx2
 
 from conf.schema import Config
-from pipeline.console import command
+from pipeline.config import files_and_overrides
 from pipeline.engines.servers import Sampling, Server, metrics_page, open_server, request_body
 from pipeline.engines.written.pages import read_page
-from pipeline.errors import PipelineError, first_line
+from pipeline.errors import PipelineError, command, first_line
 from pipeline.files import slug
-from pipeline.plan.composition import files_and_overrides
 from pipeline.shards import progress_bar
 from pipeline.store import relative
 from pipeline.study import Study
@@ -46,13 +46,21 @@ def main(arguments: Sequence[str]) -> None:
     """Ask the server that the command line names."""
     with command("python -m pipeline.ask URL [OVERRIDES]", __doc__, arguments):
         urls, overrides = files_and_overrides(arguments)
-        if len(urls) != 1 or not urls[0].startswith(("http://", "https://")):
+        if len(urls) != 1 or not _is_address(urls[0]):
             raise PipelineError(
-                f"{len(urls)} addresses were given ({', '.join(urls) or 'none'}): give one, for "
+                f"{' '.join(urls) or 'nothing'} is not the address of a server: give one, for "
                 "instance python -m pipeline.ask http://localhost:8000 study=smollm2"
             )
         study = Study(*overrides, "stage=prompts")
         asyncio.run(_ask(urls[0], study))
+
+
+def _is_address(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in ("http", "https") and parts.port != 0  # of no port: None
+    except ValueError:  # of a port beyond 65535
+        return False
 
 
 async def _ask(url: str, study: Study) -> None:

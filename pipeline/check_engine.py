@@ -19,10 +19,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from pipeline.console import command
+from pipeline.config import files_and_overrides
 from pipeline.engines.check import CheckedRuns, lines_of
-from pipeline.errors import PipelineError
-from pipeline.plan.composition import files_and_overrides
+from pipeline.errors import PipelineError, command
 from pipeline.study import Study
 
 WORDS = {True: "pass", False: "FAIL", None: "    "}

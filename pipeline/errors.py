@@ -1,6 +1,25 @@
-"""The errors a user can do something about; printed without a traceback."""
+"""Errors of a user's input, and how every command ends: in one line where nothing is to be mended.
 
+Imports nothing of weight: an interruption while the rest is imported ends at once.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from difflib import get_close_matches
 from pathlib import Path
+from threading import current_thread, main_thread
+from typing import Any, NoReturn
+
+TRACEBACK = "HYDRA_FULL_ERROR" in os.environ  # wanted by the user
+INTERRUPTED, CLOSED, TERMINATED = 130, 141, 143  # 128 and the signal's number, as in shells
+WORDS = {INTERRUPTED: "interrupted", TERMINATED: "terminated"}
 
 
 class PipelineError(Exception):
@@ -19,6 +38,14 @@ class DamagedError(PipelineError):
         self.reason = reason
 
 
+EXPECTED = (PipelineError, OSError)  # of a user's making, or of the machine's: a full disk
+OF_INPUTS = (*EXPECTED, ValueError)  # as libraries raise for names and files that they refuse
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM came: of kill, a batch system, a container that stops."""
+
+
 def first_line(error: BaseException) -> str:
     r"""Return the message of an error in one line, without a full stop.
 
@@ -27,3 +54,129 @@ def first_line(error: BaseException) -> str:
         'no'
     """
     return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(". ")
+
+
+def one_line(error: BaseException) -> str:
+    r"""Return an error as printed: in one line, of a `PipelineError` one for each problem.
+
+    Examples:
+        >>> one_line(ValueError("no\n  more")), one_line(KeyError("t")), one_line(OSError(28, "full", "f"))
+        ('no more', "KeyError: 't'", 'f: full')
+    """  # noqa: E501
+    if isinstance(error, OSError) and error.filename:
+        return f"{error.filename}: {error.strerror}"
+    if isinstance(error, PipelineError):
+        return "\n".join(" ".join(line.split()) for line in str(error).splitlines())
+    text = " ".join(str(error).split())
+    return text if text and isinstance(error, OF_INPUTS) else f"{type(error).__name__}: {text}"
+
+
+def nearest(name: str, names: Iterable[str]) -> str:
+    """Return a hint at the closest name, for the end of an error.
+
+    Examples:
+        >>> nearest("tempature", ["seed", "temperature"])
+        ' (did you mean temperature?)'
+    """
+    matches = get_close_matches(name, list(names), n=1)
+    return f" (did you mean {matches[0]}?)" if matches else ""
+
+
+@contextmanager
+def noted(problems: list[str]) -> Iterator[None]:
+    """Collect errors of inputs, so that all are reported together."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OF_INPUTS as error:
+        problems.append(one_line(error))
+
+
+def say(problems: list[str]) -> None:
+    """Raise the collected problems as one error, if there are any.
+
+    Raises:
+        PipelineError: a line for each problem.
+    """
+    if problems:
+        raise PipelineError("\n".join(dict.fromkeys(problems)))
+
+
+@contextmanager
+def terminal(*expected: type[Exception]) -> Iterator[None]:
+    """Run a command: one line for an error of a user's making, an interruption, nothing for a pipe.
+
+    SIGTERM interrupts as Ctrl-C does. Signals that the shell ignores (nohup) stay ignored.
+    Characters that the output can't encode are printed as escapes.
+
+    Args:
+        expected: errors that are one line besides EXPECTED.
+
+    Raises:
+        SystemExit: with the usual status, or a line for each problem; 1 after a traceback.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+    _listen()
+    try:
+        yield
+        print(end="", flush=True)
+    except BrokenPipeError:
+        _discard_output()
+        raise SystemExit(CLOSED) from None
+    except KeyboardInterrupt as error:
+        raise SystemExit(_stopped(type(error))) from None
+    except Exception as error:
+        if TRACEBACK or not isinstance(error, (*EXPECTED, *expected)):
+            traceback.print_exc()
+            raise SystemExit(1) from None
+        raise SystemExit("error: " + one_line(error).replace("\n", "\nerror: ")) from None
+
+
+@contextmanager
+def command(usage: str, text: str | None, arguments: Sequence[str]) -> Iterator[None]:
+    """Run a command in a terminal, or print its `usage` and `text` where help is asked for."""
+    with terminal():
+        if {"-h", "--help"} & set(arguments):
+            print(f"usage: {usage}\n\n{(text or '').replace('``', '`').strip()}")
+            raise SystemExit(0)
+        yield
+
+
+def _listen() -> None:
+    if current_thread() is not main_thread():
+        return
+    ours = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: _terminate}
+    for number, handler in ours.items():
+        if signal.getsignal(number) is signal.SIG_DFL:  # not ignored, nor a launcher's
+            signal.signal(number, handler)
+    sys.unraisablehook = _unraisable
+
+
+def _terminate(*_: Any) -> NoReturn:
+    raise Terminated
+
+
+def _unraisable(lost: Any) -> None:
+    """End the process for an interruption inside `__del__`, which Python prints and forgets."""
+    if issubclass(lost.exc_type, KeyboardInterrupt):
+        os._exit(_stopped(lost.exc_type))
+    sys.__unraisablehook__(lost)
+
+
+def _stopped(kind: type[BaseException]) -> int:
+    status = TERMINATED if issubclass(kind, Terminated) else INTERRUPTED
+    print(f"{WORDS[status]}: the same command goes on from here", file=sys.stderr, flush=True)
+    return status
+
+
+def _discard_output() -> None:
+    """Send the remaining output nowhere, or Python would complain when it ends."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except BrokenPipeError:
+            os.dup2(nowhere, stream.fileno())

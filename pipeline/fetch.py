@@ -13,8 +13,8 @@ from functools import partial
 from pathlib import Path
 
 from conf import schema
-from pipeline.console import command
-from pipeline.errors import PipelineError, first_line
+from pipeline.config import composed, settings_of
+from pipeline.errors import PipelineError, command, first_line, noted, say
 from pipeline.formats.prompt_files import source_files
 from pipeline.hub import (
     HEAD_FILES,
@@ -27,8 +27,6 @@ from pipeline.hub import (
     newest_commit,
 )
 from pipeline.paths import ROOT
-from pipeline.plan.composition import composed, settings_of
-from pipeline.plan.explain import noted, say
 from pipeline.study import models_named
 
 Files = Callable[[str], Path]  # the folder of the files of a commit

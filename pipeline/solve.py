@@ -8,6 +8,7 @@ answers for strict greedy and `solve.rules`, at most `LINES` lines; a CSV file h
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -19,11 +20,11 @@ from typing import TYPE_CHECKING, Any
 # Before NumPy is imported: of products as small as here, threads cost more than they gain.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
-from analysis.report.text import UNDEFINED, limits, rounded_down
-from pipeline import cli
+from analysis.report.text import UNDEFINED, limits, rounded_down, share_text
+from pipeline import cli, sweeps
 from pipeline.columns import numbers
-from pipeline.console import command
 from pipeline.criteria import build_ranges, judged_by_logs
+from pipeline.errors import command
 from pipeline.files import slug
 from pipeline.stage import Json
 from pipeline.stored import read_distributions, read_steps
@@ -66,12 +67,10 @@ def tables(study: Study, read: Sequence[SolvedTarget]) -> dict[str, list[Json]]:
 
 def print_answer(rows_of: Mapping[str, Sequence[Json]], study: Study) -> None:
     """Print the verdict and the main rows; write all rows to a file, and name it."""
-    from pipeline import sweeps
-
     settings, report = study.config, study.store.find(study.task("report"))
     sentences = [f"No verdict yet: `{study.command()}` decodes, and ends with it."]
     if report is not None:
-        sentences = cli.verdict_sentences(report)
+        sentences, _ = cli.verdict_of(report)
     print("\n".join([*sentences, ""]))
     first, wanted = rows_of["promised"][0]["rule"], settings.solve
     first_rows = {
@@ -79,10 +78,10 @@ def print_answer(rows_of: Mapping[str, Sequence[Json]], study: Study) -> None:
     }
     within = f"any drafter within {wanted.eps:g}"
     whose = {"certified": within, "measured": "this drafter", "needed": "KL to stay below"}
-    solved = sweeps.pivot(rows_of["solved"], "wanted", "value", whose)
-    promised = sweeps.pivot(first_rows["promised"], "drafts", "tokens", whose)
-    needed = sweeps.pivot(first_rows["needed"], "certified", "below", whose)
-    solved = sweeps.with_closed_forms(solved, rows_of["closed forms"], within)
+    solved = pivot(rows_of["solved"], "wanted", "value", whose)
+    promised = pivot(first_rows["promised"], "drafts", "tokens", whose)
+    needed = pivot(first_rows["needed"], "certified", "below", whose)
+    solved = with_closed_forms(solved, rows_of["closed forms"], within)
     room = max(1, LINES - len(sentences) - 9 - len(promised) - len(needed))
     for title, rows in {
         "Strictest setting that reaches what is wanted": solved[:room],
@@ -96,6 +95,48 @@ def print_answer(rows_of: Mapping[str, Sequence[Json]], study: Study) -> None:
     sweeps.write_rows(
         every, Path(settings.outputs) / "tables" / slug(f"solve-{settings.study}.csv")
     )
+
+
+def pivot(rows: Sequence[Json], key: str, value: str, whose: Mapping[str, str]) -> list[Json]:
+    """Return rows with the values of a key as columns, each a value with its interval as text.
+
+    Args:
+        rows: with target, rule and, most of them, kind.
+        key: whose values become columns.
+        value: what stands there.
+        whose: printed text of each kind.
+    """
+    wide: dict[tuple[Any, ...], Json] = {}
+    for row in rows:
+        of = whose[row.get("kind", "needed")]
+        named = {"target": row["target"], "rule": row["rule"], "of": of}
+        low, high = (row[name] for name in limits(value))
+        text = f"{row[value]:.4g}" + (f" [{low:.3g}, {high:.3g}]" if low < high else "")
+        cell = UNDEFINED if math.isnan(row[value]) else text
+        wide.setdefault(tuple(named.values()), named)[str(row[key])] = cell
+    return list(wide.values())
+
+
+def with_closed_forms(solved: Sequence[Json], closed: Sequence[Json], of: str) -> list[Json]:
+    """Return solved rows, each with the closed form of its range; first those of no range.
+
+    Args:
+        solved: rows of `pivot`.
+        closed: rows with target, rule, kind, "asks for" and "meets it".
+        of: the printed kind of the rows that closed forms are about.
+    """
+    rows = [{**row, "closed form": UNDEFINED} for row in solved]
+    first: list[Json] = []
+    for form in closed:
+        if form["kind"] == "sufficient":
+            key = {"target": form["target"], "rule": form["rule"], "of": of}
+            text = f"{form['asks for']}, met by {share_text(form['meets it'])}"
+            places = [row for row in rows if key.items() <= row.items()]
+            if not places:
+                first.append({**key, "closed form": text})
+            for row in places:
+                row["closed form"] = text
+    return [*first, *rows]
 
 
 class SolvedTarget:

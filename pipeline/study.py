@@ -19,11 +19,10 @@ from analysis.rules import Rule
 from analysis.statistics.bootstrap import Resampling
 from conf import schema
 from conf.schema import DrafterConfig, ModelConfig
+from pipeline.config import composed, settings_of
 from pipeline.criteria import build_rules, decoded_rules
-from pipeline.errors import PipelineError
+from pipeline.errors import PipelineError, noted, say
 from pipeline.hub import Identities, local_path
-from pipeline.plan.composition import composed, settings_of
-from pipeline.plan.explain import noted, say
 from pipeline.plan.specs import LogSpec, ModelSpec
 from pipeline.stage import Stage, Task, with_inputs
 from pipeline.store import Artifact, Store, relative
@@ -63,7 +62,7 @@ class Study:
         """
         problems, self.overrides = list[str](), overrides
         self.rules, self.decoded = list[Rule](), list[Rule]()
-        self.config = settings_of(composed(overrides) if config is None else config, problems)
+        self.config = settings_of(composed(overrides) if config is None else config)
         self.store = Store(Path(self.config.outputs) / "artifacts")
         self.identities = Identities(self.store.root / ".identities.json")
         with noted(problems):
@@ -74,8 +73,6 @@ class Study:
                 "no target: add target=mini_large, or target=local "
                 "targets.local.path=DIRECTORY_OR_HUB_ID"
             )
-        if self.config.stage not in STAGES:
-            say(problems)
         self.wanted = _closure(self.config.stage)
         self.targets = list(self.config.targets)
         for stage in STAGES.values():
@@ -87,12 +84,10 @@ class Study:
         if not self.rules:  # the rules are wrong: nothing that takes them can be planned
             say(problems)
         self.tasks: dict[str, list[Task]] = {}
-        try:
-            with noted(problems):
-                for stage in STAGES.values():
-                    self.tasks[stage.name] = list(stage.plan(self))
-        finally:  # what is out of range may break what is planned
-            say(problems)
+        with noted(problems):
+            for stage in STAGES.values():
+                self.tasks[stage.name] = list(stage.plan(self))
+        say(problems)
         self.identities.save()
 
     @property

@@ -12,7 +12,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from analysis.report.text import UNDEFINED, at_least, few_notes, limits, mark_of, share_text
+from hydra.experimental.callback import Callback
+from omegaconf import DictConfig
+
+from analysis.report.text import UNDEFINED, at_least, few_notes, limits, mark_of
+from pipeline.errors import terminal
 from pipeline.files import slug
 from pipeline.stage import Json, Task
 from pipeline.store import Artifact, relative
@@ -29,64 +33,57 @@ def write_point(directory: Path, overrides: list[str], **result: Any) -> None:
     beside.replace(directory / POINT)
 
 
+class Sweep(Callback):
+    """What Hydra calls before and after a sweep: no point of an earlier one, and the table."""
+
+    def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
+        """Remove the results of an earlier sweep in the same directory."""
+        for point in _points(Path(config.hydra.sweep.dir)):
+            point.unlink()
+
+    def on_multirun_end(self, config: DictConfig, **_: Any) -> None:
+        """Print and write the table and the plot.
+
+        Raises:
+            SystemExit: with status 1 where a point has failed.
+        """
+        with terminal():
+            if collect(Path(config.hydra.sweep.dir)):
+                raise SystemExit(1)
+
+
+def _points(directory: Path) -> list[Path]:
+    return sorted(directory.glob(f"[0-9]*/{POINT}"), key=lambda path: int(path.parent.name))
+
+
 def summary_rows(tasks: list[Task], artifacts: list[Artifact]) -> list[Json]:
     """Return the rows of a table that sums up artifacts."""
     pairs = zip(tasks, artifacts, strict=True)
     return [row for task, artifact in pairs for row in task.stage.summary(task, artifact)]
 
 
-RULE_COLUMNS = (  # of a sweep over rules in stage decoding, by the stage that has them
-    ("acceptance", ("accepted", "certified")),
-    ("decoding", ("method", "draft_length", "temperature", "tokens_per_call", "speedup")),
-    ("decoding", ("nats_given_up",)),
-    ("accuracy", ("items", "accuracy", "difference")),
-)
-
-
-def rule_rows(rules: Sequence[str], summaries: Mapping[str, Sequence[Json]]) -> list[Json]:
-    """Return one row for each target, rule and method: shares, speed, cost and right answers.
-
-    Args:
-        rules: labels of the rules that are swept.
-        summaries: of the stages of RULE_COLUMNS, their summary rows; of accuracy maybe none.
-    """
-    rows = []
-    for decoded in summaries["decoding"]:
-        if decoded["rule"] not in rules:
-            continue
-        row = {key: decoded[key] for key in ("target", "rule", "prompts")}
-        for stage, names in RULE_COLUMNS:
-            for source in summaries[stage]:
-                keys = {"target", "rule", "method", "draft_length", "temperature"} & source.keys()
-                if all(source[key] == decoded[key] for key in keys):
-                    row |= {
-                        column: source[column]
-                        for name in names
-                        for column in (name, *limits(name))
-                        if column in source
-                    }
-        rows.append(row)
-    return rows
-
-
 def print_single(tasks: list[Task], artifacts: list[Artifact], place: Path) -> None:
-    """Print the rows of a single run; where these are not all, write all to a file and name it.
+    """Print the rows of a single run of a stage whose rows are printed.
+
+    Where these are not all, all are written to a file, which is named.
 
     Args:
         tasks: of one stage.
         artifacts: of these tasks.
         place: the file, without suffix.
     """
-    highlights = tasks[0].stage.highlights
+    stage = tasks[0].stage
+    if not stage.printed:
+        return
     every = [
         summary_rows([task], [artifact]) for task, artifact in zip(tasks, artifacts, strict=True)
     ]
     rows = [row for part in every for row in part]
     chosen, which = rows, ""
-    if highlights is not None:
+    if stage.highlights is not None:
         chosen = []
         for task, part in zip(tasks, every, strict=True):
-            highlighted, which = highlights(task, part)
+            highlighted, which = stage.highlights(task, part)
             chosen += highlighted
     print_table(chosen)
     if len(chosen) == len(rows):
@@ -107,48 +104,6 @@ def write_rows(rows: Sequence[Mapping[str, Any]], file: Path) -> None:
         print(f"all rows: {relative(file)}", flush=True)
     except OSError as error:
         print(f"all rows: {relative(file)} can't be written ({error.strerror})", flush=True)
-
-
-def pivot(rows: Sequence[Json], key: str, value: str, whose: Mapping[str, str]) -> list[Json]:
-    """Return rows with the values of a key as columns, each a value with its interval as text.
-
-    Args:
-        rows: with target, rule and, most of them, kind.
-        key: whose values become columns.
-        value: what stands there.
-        whose: printed text of each kind.
-    """
-    wide: dict[tuple[Any, ...], Json] = {}
-    for row in rows:
-        of = whose[row.get("kind", "needed")]
-        named = {"target": row["target"], "rule": row["rule"], "of": of}
-        low, high = (row[name] for name in limits(value))
-        text = f"{row[value]:.4g}" + (f" [{low:.3g}, {high:.3g}]" if low < high else "")
-        cell = UNDEFINED if math.isnan(row[value]) else text
-        wide.setdefault(tuple(named.values()), named)[str(row[key])] = cell
-    return list(wide.values())
-
-
-def with_closed_forms(solved: Sequence[Json], closed: Sequence[Json], of: str) -> list[Json]:
-    """Return solved rows, each with the closed form of its range; first those of no range.
-
-    Args:
-        solved: rows of `pivot`.
-        closed: rows with target, rule, kind, "asks for" and "meets it".
-        of: the printed kind of the rows that closed forms are about.
-    """
-    rows = [{**row, "closed form": UNDEFINED} for row in solved]
-    first: list[Json] = []
-    for form in closed:
-        if form["kind"] == "sufficient":
-            key = {"target": form["target"], "rule": form["rule"], "of": of}
-            text = f"{form['asks for']}, met by {share_text(form['meets it'])}"
-            places = [row for row in rows if key.items() <= row.items()]
-            if not places:
-                first.append({**key, "closed form": text})
-            for row in places:
-                row["closed form"] = text
-    return [*first, *rows]
 
 
 def print_table(rows: Sequence[Mapping[str, Any]]) -> None:
@@ -222,49 +177,43 @@ def _number(value: float) -> str:
 
 def collect(directory: Path) -> int:
     """Print and write the table and the plot of a sweep; list and count its failed points."""
-    points = sorted(directory.glob(f"*/{POINT}"), key=lambda path: int(path.parent.name))
-    if not points:
-        return 0  # Hydra refused the command line and said why
-    read = [json.loads(path.read_text()) for path in points]
-    jobs = [values_of(point["overrides"]) for point in read]
-    swept = swept_keys(jobs)
-    parsed = {key: _parsed([job.get(key) for job in jobs]) for key in swept}
-    rows: list[dict[str, Any]] = []
-    for at, point in enumerate(read):
-        place = {key: values[at] for key, values in parsed.items()}
+    points = [json.loads(path.read_text()) for path in _points(directory)]
+    jobs = [values_of(point["overrides"]) for point in points]
+    keys = list(dict.fromkeys(key for job in jobs for key in job))
+    swept = [key for key in keys if len({job.get(key) for job in jobs}) > 1] or keys[-1:]
+    columns = {key: _parsed([job.get(key, "") for job in jobs]) for key in swept}
+    rows: list[Json] = []
+    for at, point in enumerate(points):
+        place = {key: values[at] for key, values in columns.items()}
         rows += [{**place, **row, **place} for row in point.get("rows", [])]
         if "failed" in point:
             where = ", ".join(f"{key}={jobs[at].get(key, '')}" for key in swept)
             print(f"failed: {where}: {point['failed']}")
     if rows:
-        stage = next(point["stage"] for point in read if "stage" in point)
-        name = slug(f"{stage}_by_{'_'.join(swept)}"[:LONGEST])
-        _publish(directory, name, swept, rows)
-    return sum("failed" in point for point in read)
+        stage = next(point["stage"] for point in points if "stage" in point)
+        _publish(directory, slug(f"{stage}_by_{'_'.join(swept)}"[:LONGEST]), swept, rows)
+    return sum("failed" in point for point in points)
 
 
-def values_of(overrides: list[str]) -> dict[str, str]:
-    """Return the values of a job's overrides by key; a key that `~` takes away has none."""
+def values_of(overrides: Sequence[str]) -> dict[str, str]:
+    r"""Return the values of a job's overrides by key, as texts; a key taken away has none.
+
+    >>> values_of(["+a.b='x y'", "c=C\\:1", "~d", "e=null"])
+    {'a.b': 'x y', 'c': 'C:1', 'd': '', 'e': 'null'}
+    """
     pairs = (override.partition("=") for override in overrides)
     # Hydra puts a backslash before a colon
-    return {key.lstrip("+"): value.strip("'\"").replace("\\:", ":") for key, _, value in pairs}
+    return {key.lstrip("+~"): value.strip("'\"").replace("\\:", ":") for key, _, value in pairs}
 
 
-def swept_keys(jobs: Sequence[dict[str, str]]) -> list[str]:
-    """Return the keys whose values differ between the jobs, in the order they were given."""
-    keys = list(dict.fromkeys(key for job in jobs for key in job))
-    changed = [key for key in keys if len({job.get(key) for job in jobs}) > 1]
-    return changed or keys[-1:]
-
-
-def _parsed(texts: Sequence[str | None]) -> list[Any]:
+def _parsed(texts: Sequence[str]) -> list[Any]:
     """Return the values of a key as numbers if all are, else as texts."""
     for kind in (int, float):
         try:
-            return [kind(text) for text in texts]  # type: ignore[arg-type]
-        except (TypeError, ValueError):
+            return [kind(text) for text in texts]
+        except ValueError:
             continue
-    return ["" if text is None else text for text in texts]
+    return list(texts)
 
 
 def _publish(directory: Path, name: str, swept: list[str], rows: list[dict[str, Any]]) -> None:

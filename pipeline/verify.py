@@ -12,8 +12,7 @@ from pathlib import Path
 
 from filelock import FileLock
 
-from pipeline.console import command
-from pipeline.errors import DamagedError, PipelineError
+from pipeline.errors import DamagedError, PipelineError, command
 from pipeline.hub import SUMS
 from pipeline.hub import damaged as damaged_model
 from pipeline.paths import OUTPUTS

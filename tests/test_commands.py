@@ -8,11 +8,10 @@ import shlex
 import sys
 import types
 from collections.abc import Iterator, Sequence
-from dataclasses import is_dataclass
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Any, Union, get_args, get_origin
 
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -21,10 +20,10 @@ from omegaconf import DictConfig, OmegaConf
 from analysis.rules import BUILT_IN
 from conf import schema
 from pipeline import cli
+from pipeline.config import composed, settings_of
 from pipeline.criteria import build_rules, decoded_rules
 from pipeline.methods import build_methods
 from pipeline.paths import CONF, ROOT
-from pipeline.plan.composition import composed, settings_of
 from tests.test_docs import PAGES
 
 COMMAND = re.compile(r"(?:^|\s)(?:python -m ([\w.]+\w)(?!\.?[\w<])|make (?=[a-z]))(.*)", re.S)
@@ -137,8 +136,8 @@ def known(key: str) -> bool:
             )
         if get_origin(kind) is dict:
             kind = get_args(kind)[1]
-        elif is_dataclass(kind) and name in (hints := get_type_hints(kind)):
-            kind = hints[name]
+        elif name in getattr(kind, "model_fields", {}):
+            kind = kind.model_fields[name].annotation
         else:
             return False
     return True
@@ -146,7 +145,7 @@ def known(key: str) -> bool:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_key_is_one_of_the_configuration(page: Path) -> None:
-    groups = "|".join(get_type_hints(schema.Config))
+    groups = "|".join(schema.Config.model_fields)
     named = re.findall(rf"`\+?((?:{groups})(?:\.\w+)+)[`=<]", page.read_text(encoding="utf-8"))
     assert [key for key in named if not known(key)] == []
 

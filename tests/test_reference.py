@@ -20,8 +20,8 @@ import numpy as np
 import pytest
 
 from analysis.statistics.bootstrap import point_statistics
-from pipeline.study import Study
 from pipeline.store.node import fingerprint
+from pipeline.study import Study
 from tests.conftest import pipeline
 
 REFERENCE = Path(__file__).parent / "reference" / "mini.json"

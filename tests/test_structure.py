@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from conf import schema
-from pipeline.study import Study
-from pipeline.study import STAGES
+from pipeline.study import STAGES, Study
 from tests.conftest import HEAVY
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -15,8 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pipeline.console import command
-from pipeline.errors import PipelineError, first_line
+from pipeline.errors import PipelineError, command, first_line
 from pipeline.files import file_digest, put, sync
 from pipeline.hub import SMOLLM2, SUMS, damaged
 

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 from analysis.rules import Rule, to_mapping
 from analysis.statistics.bootstrap import Resampling
-from conf.schema import Device, Execution, HeadConfig, ModelConfig, Prompts
+from conf.schema import Device, Dtype, Execution, HeadConfig, ModelConfig, Prompts
 from pipeline.files import file_digest
 from pipeline.hub import Identity
 from pipeline.methods import Method
@@ -68,20 +68,24 @@ class ModelSpec:
     settings: Annotated[ModelConfig, _part("dtype", "head_dtype", "attention")]
     device: Annotated[Device, APART]
     execution: Annotated[Execution, APART]
-    head: HeadConfig | None = None
+    head: Annotated[HeadConfig | None, As(plain=HeadConfig.model_dump)] = None
 
 
 def model_at(
     path: Path | str,
     label: str,
     *,
-    dtype: str = "float32",
-    head_dtype: str = "float32",
+    dtype: Dtype = "float32",
+    head_dtype: Dtype = "float32",
     threads: int | None = None,
 ) -> ModelSpec:
     """Return a model of no study: one to be loaded from a directory or a hub id."""
-    settings = ModelConfig(str(path), None, label, dtype, head_dtype=head_dtype, attention="sdpa")
-    device, execution = Device("cpu", threads, None), Execution("inline", None)
+    settings = ModelConfig(
+        path=str(path), revision=None, label=label, dtype=dtype, head_dtype=head_dtype,
+        attention="sdpa",
+    )  # fmt: skip
+    device = Device(name="cpu", threads=threads, batch=None)
+    execution = Execution(engine="inline", workers=None)
     return ModelSpec("model", Identity(), settings, device, execution)
 
 

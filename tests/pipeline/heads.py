@@ -33,7 +33,7 @@ def shape_of(target: LanguageModel) -> dict[str, object]:
 
 def used(folder: Path) -> ModelSpec:
     """A head in a directory, as a drafter."""
-    return tiny.used(folder, "drafter", label="h", head=HeadConfig(2))
+    return tiny.used(folder, "drafter", label="h", head=HeadConfig(depths=2))
 
 
 @torch.inference_mode()

@@ -15,8 +15,8 @@ import torch
 from pipeline.errors import PipelineError
 from pipeline.execution.shard_plan import Shard, ShardMeasured, at_most
 from pipeline.plan.specs import APART, DistributionsSpec
-from pipeline.store import Artifact
 from pipeline.stage import Task
+from pipeline.store import Artifact
 
 Upstream = Mapping[str, Sequence[Artifact]]
 

@@ -10,8 +10,8 @@ import pytest
 
 from pipeline.execution import runner
 from pipeline.execution.shard_plan import Plan
-from pipeline.store import Store
 from pipeline.stage import Task
+from pipeline.store import Store
 
 
 @contextmanager

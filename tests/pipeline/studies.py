@@ -12,6 +12,7 @@ import pyarrow as pa
 from analysis.rules import expand
 from analysis.statistics.bootstrap import Resampling
 from conf.schema import Prompts
+from pipeline import columns
 from pipeline.execution.runner import ensure
 from pipeline.hub import Identity
 from pipeline.plan.specs import (
@@ -22,9 +23,8 @@ from pipeline.plan.specs import (
     SampledPrompts,
     model_at,
 )
-from pipeline import columns
-from pipeline.store import Artifact, Store
 from pipeline.stage import Task
+from pipeline.store import Artifact, Store
 from tests.analysis.cases import stored_columns
 
 EPS = (0.01, 0.1, 0.69)
@@ -51,11 +51,11 @@ class MadeUp:
         self.prompt_id = np.repeat(names, lengths)
         self.position = np.concatenate([np.arange(n, dtype=np.int32) for n in lengths])
         settings = Prompts(
-            "owner/chats", None, "train_sft", count=6, min_tokens=64, max_tokens=384, seed=0,
-            template="chat", enable_thinking=False,
+            source="owner/chats", revision=None, split="train_sft", count=6, min_tokens=64,
+            max_tokens=384, seed=0, template="chat", enable_thinking=False,
         )  # fmt: skip
         source = Identity(hub="owner/chats", commit=COMMITS["prompts"])
-        target = model_at("", "").settings
+        target = model_at("owner/model", "made-up").settings
         self.prompts = Node(
             "prompts", "made-up", SampledPrompts(Identity(), source, settings, target)
         )

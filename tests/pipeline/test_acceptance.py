@@ -13,12 +13,11 @@ import pytest
 
 from analysis.rules import Additive, StrictGreedy, Tree
 from analysis.statistics.bootstrap import Resampling
+from pipeline import columns
 from pipeline.errors import PipelineError
 from pipeline.plan.specs import AcceptanceSpec, DraftsSpec
 from pipeline.stages.acceptance import compute as acceptance
-from pipeline import columns
-from pipeline.store import Artifact, Out
-from pipeline.stage import Task
+from pipeline.store import Artifact
 from tests import divergences
 from tests.analysis.cases import stored_columns
 from tests.pipeline.fakes import record

@@ -22,11 +22,11 @@ from pipeline.loader import Study
 from pipeline.models.load import load_tokenizer
 from pipeline.models.prompt_tokens import chat_text, encode
 from pipeline.plan.facts import AccuracyFacts
+from pipeline.stage import Task
 from pipeline.stages.accuracy import compute as stage
 from pipeline.stages.accuracy import summary, tasks
 from pipeline.stages.report.compute import answer_sections
 from pipeline.store import Artifact, Store
-from pipeline.stage import Task
 from tests import methods
 from tests.results.models import WORDS, write_model
 

@@ -19,7 +19,6 @@ from pipeline.decoding.drafters import Draft, ModelDrafter, PromptLookup
 from pipeline.errors import PipelineError
 from pipeline.execution import runner
 from pipeline.models.load import load_model, skeleton
-from pipeline.stage import Task
 from tests.pipeline import tiny
 from tests.pipeline.decoding.pair import CPU, greedy, plain_greedy
 

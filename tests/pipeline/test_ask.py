@@ -151,8 +151,9 @@ def test_answers_to_other_requests_are_not_mixed(outputs: Path) -> None:
 def test_errors_name_the_address(outputs: Path) -> None:
     for arguments, message in {
         ("http://127.0.0.1:1",): "http://127.0.0.1:1/v1/models does not answer",
-        (): "0 addresses were given",
-        ("localhost:8000",): r"given \(localhost:8000\): give one, for instance",
+        ("http://127.0.0.1:80000",): "127.0.0.1:80000 is not the address of a server",
+        (): "nothing is not the address of a server",
+        ("localhost:8000",): "localhost:8000 is not the address of a server",
     }.items():
         with pytest.raises(SystemExit, match=message):
             ask.main([*arguments, *STUDY, f"outputs={outputs}"])

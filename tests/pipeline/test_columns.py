@@ -8,9 +8,9 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from pipeline import columns
 from pipeline.errors import PipelineError
 from pipeline.study import STAGES
-from pipeline import columns
 from tools.columns import PAGE, filled, table
 
 FILES = [(stage.name, name) for stage in STAGES.values() for name in stage.columns]

@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from pipeline import columns
 from pipeline.errors import PipelineError
 from pipeline.models.heads.feature_head import GivenText
 from pipeline.models.language_model import LanguageModel
@@ -23,9 +24,7 @@ from pipeline.stages.drafts import compare
 from pipeline.stages.drafts import compute as drafts
 from pipeline.stages.drafts.compare import ComparedPair
 from pipeline.stages.drafts.compute import teacher_force
-from pipeline import columns
-from pipeline.store import Artifact, Out
-from pipeline.stage import Task
+from pipeline.store import Artifact
 from tests import divergences
 from tests.analysis.cases import stored_columns
 from tests.pipeline import heads

@@ -20,11 +20,10 @@ from benchmarks import robustness
 from pipeline import sweeps, verify
 from pipeline.errors import PipelineError
 from pipeline.execution import runner
-from pipeline.study import Study
 from pipeline.models.load import load_model
 from pipeline.plan.facts import DecodingFacts
-from pipeline.study import with_upstream
 from pipeline.store import Store
+from pipeline.study import Study, with_upstream
 from tests import methods
 from tests.pipeline import heads, tiny
 from tests.pipeline.reading import page_text

@@ -18,12 +18,10 @@ from benchmarks import robustness
 from pipeline.errors import PipelineError
 from pipeline.execution import runner, shards
 from pipeline.execution.shard_plan import Plan, Shard
-from pipeline.study import Study
 from pipeline.paths import ROOT
-from pipeline.stage import with_inputs
-from pipeline.study import STAGES
-from pipeline.store import Artifact, Pending, Store
 from pipeline.stage import Task
+from pipeline.store import Artifact, Pending, Store
+from pipeline.study import STAGES, Study
 from tests.pipeline.stopping import interrupt
 
 LONG = ["accuracy", "decoding", "distributions", "drafts"]

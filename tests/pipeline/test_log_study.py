@@ -14,10 +14,10 @@ from analysis.rules import StrictGreedy
 from analysis.statistics.bootstrap import FEW_PROMPTS
 from pipeline import solve
 from pipeline.errors import PipelineError
-from pipeline.study import Study
 from pipeline.stages.report.setups import WORDS
 from pipeline.store import Artifact
 from pipeline.stored import read_distributions
+from pipeline.study import Study
 from tests.analysis.test_rounded import V
 from tests.conftest import pipeline
 from tests.pipeline.engine_formats import read_back

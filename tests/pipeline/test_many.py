@@ -16,9 +16,9 @@ from pipeline.execution import workers
 from pipeline.execution.shard_plan import Plan, at_most
 from pipeline.execution.workers import Here, RayWorkers, connect, open_workers, share_out
 from pipeline.plan.specs import DraftsSpec, ModelSpec
-from pipeline.stages.distributions import compute as distributions
-from pipeline.store import Artifact, Out
 from pipeline.stage import Task
+from pipeline.stages.distributions import compute as distributions
+from pipeline.store import Artifact
 from tests import methods
 from tests.pipeline import many
 from tests.pipeline.tiny import (
@@ -56,7 +56,7 @@ def toy_node(**toy: Any) -> Task:
 
 
 def on_ray(model: ModelSpec, workers: int | None) -> ModelSpec:
-    return replace(model, execution=Execution("ray", workers))
+    return replace(model, execution=Execution(engine="ray", workers=workers))
 
 
 def crew(node: Task, workers: int | None) -> RayWorkers:
@@ -191,7 +191,7 @@ def test_processors_and_gpus_are_shared_out_or_refused(
     there: dict[str, float], workers: int | None, device: str, threads: int | None, share: Any
 ) -> None:
     toy = used("", device=device)
-    target = replace(toy, device=replace(toy.device, threads=threads))
+    target = replace(toy, device=toy.device.model_copy(update={"threads": threads}))
     run = on_ray(target, workers)
     if isinstance(share, tuple):
         assert share_out(there, run) == share

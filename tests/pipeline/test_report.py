@@ -17,9 +17,9 @@ from analysis.certificates.certify import certify
 from analysis.decoding.speed import speed
 from analysis.rules import StrictGreedy
 from analysis.statistics.bootstrap import Resampling
+from pipeline.config import composed, settings_of
 from pipeline.execution.runner import ensure
 from pipeline.hub import Identity
-from pipeline.plan.composition import composed, settings_of
 from pipeline.plan.facts import SampledFacts
 from pipeline.plan.specs import ReportSpec
 from pipeline.stage import Request

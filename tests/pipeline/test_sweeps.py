@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from omegaconf import OmegaConf
 
 from analysis.report.sweep_figure import sweep_figure
 from pipeline import sweeps
@@ -91,9 +93,8 @@ def test_a_printed_length_is_a_lower_bound_where_ends_cut_it_and_few_prompts_are
 
 def test_overrides_of_jobs_are_read_as_they_were_given() -> None:
     """Hydra writes them with a backslash before a colon."""
-    jobs = [sweeps.values_of(["+a.b='x y'", rf"c=C\:{at}", "~d"]) for at in (1, 2)]
-    assert sweeps.swept_keys(jobs) == ["c"]
-    assert jobs[0] == {"a.b": "x y", "c": "C:1", "~d": ""}
+    values = sweeps.values_of(["+a.b='x y'", r"c=C\:1", "~d"])
+    assert values == {"a.b": "x y", "c": "C:1", "d": ""}
 
 
 def point(directory: Path, number: int, overrides: list[str], rows: list[dict[str, Any]]) -> None:
@@ -190,6 +191,17 @@ def test_two_swept_keys_are_a_map_and_keys_are_words() -> None:
     assert missing is not None
     assert not missing.axes[0].images
     assert {line.get_label() for line in missing.axes[1].lines} == {"t = 0.1", "t = 0.2", "t = 0.3"}
+
+
+def test_a_sweep_in_a_used_directory_has_no_points_of_an_earlier_one(tmp_path: Path) -> None:
+    for number in range(3):
+        point(tmp_path, number, [f"criteria.t={number}"], [{"target": "large", "mean": 0.1}])
+    config = OmegaConf.create({"hydra": {"sweep": {"dir": str(tmp_path)}}})
+    sweeps.Sweep().on_multirun_start(config)
+    shutil.rmtree(tmp_path / "0")
+    point(tmp_path, 0, ["criteria.t=0.5"], [{"target": "large", "mean": 0.1}])
+    sweeps.Sweep().on_multirun_end(config)
+    assert pd.read_csv(tmp_path / "decoding_by_criteria.t.csv")["criteria.t"].tolist() == [0.5]
 
 
 def test_a_failed_point_is_named_as_it_was_given(

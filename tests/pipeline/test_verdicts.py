@@ -16,10 +16,10 @@ from analysis.statistics.bootstrap import Resampling
 from pipeline import solve
 from pipeline.decoding.decoded import read_decoded
 from pipeline.execution.runner import ensure
-from pipeline.study import Study
 from pipeline.paths import ROOT
 from pipeline.stages.report.page import verdict
 from pipeline.store import Store
+from pipeline.study import Study
 from tests import methods
 from tests.conftest import SmallStudy
 from tests.pipeline.tiny import write_model, write_prompts

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,13 +15,13 @@ from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config,
 from analysis.statistics.bootstrap import Resampling
 from conf.schema import Device, HeadConfig, ModelConfig, Prompts
 from pipeline.execution import runner
+from pipeline.files import file_digest
 from pipeline.hub import Identity
 from pipeline.models.language_model import LanguageModel
 from pipeline.models.load import wrap
 from pipeline.plan.specs import DecodingSpec, DistributionsSpec, ModelSpec, SampledPrompts, model_at
-from pipeline.store import Artifact, Store
-from pipeline.files import file_digest
 from pipeline.stage import Task
+from pipeline.store import Artifact, Store
 
 TEMPLATE = (
     "{%- for message in messages -%}<|user|>{{ message.content }}{%- endfor -%}"
@@ -101,13 +101,13 @@ def used(
     """A model in a directory, or a head, on one thread; `changes` of its configuration."""
     content = Path(directory) / "model.safetensors"
     own = Identity(content=file_digest(content)) if content.is_file() else Identity()
-    made = model_at(directory, label)
+    made = model_at(directory or "nowhere", label)
     return replace(
         made,
         key=key,
         identity=identity or own,
-        settings=replace(made.settings, **changes),
-        device=Device(device, 1, batch),
+        settings=made.settings.model_copy(update=changes),
+        device=Device(name=device, threads=1, batch=batch),
         head=head,
     )
 
@@ -141,13 +141,13 @@ def prompts_node(model: Path, place: Path, /, **changes: Any) -> Task:
     files = place.rglob("*") if place.is_dir() else [place]
     content = "".join(file_digest(file) for file in sorted(files) if file.is_file())
     settings = Prompts(
-        str(place), None, None, count=6, min_tokens=3, max_tokens=100, seed=0, template="chat",
-        enable_thinking=False,
+        source=str(place), revision=None, split=None, count=6, min_tokens=3, max_tokens=100,
+        seed=0, template="chat", enable_thinking=False,
     )  # fmt: skip
     spec = SampledPrompts(
         Identity(),
         Identity(content=content),
-        replace(settings, **changes),
+        settings.model_copy(update=changes),
         target=used(model).settings,
     )
     return Node("prompts", "tiny", spec)
@@ -155,9 +155,7 @@ def prompts_node(model: Path, place: Path, /, **changes: Any) -> Task:
 
 def dump_node(model: Path, prompts: Task, batch: int | None = 4, **changes: Any) -> Task:
     """A node of stage distributions; `changes` of the model's configuration or of its own."""
-    of_model = {
-        spec.name: changes.pop(spec.name) for spec in fields(ModelConfig) if spec.name in changes
-    }
+    of_model = {name: changes.pop(name) for name in ModelConfig.model_fields if name in changes}
     spec = dump_spec(used(model, batch=batch, **of_model), **changes)
     return Node("distributions", "tiny", spec, {"prompts": (prompts,)})
 

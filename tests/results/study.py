@@ -14,9 +14,8 @@ from typing import Any
 from unittest.mock import patch
 
 from pipeline.execution import runner
-from pipeline.study import Study
-from pipeline.study import STAGES
 from pipeline.store import Artifact, Store
+from pipeline.study import STAGES, Study
 from tests import methods
 from tests.results.models import write_model, write_prompts
 

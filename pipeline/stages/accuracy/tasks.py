@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import PipelineError, first_line
+from pipeline.files import file_digest
 from pipeline.models.prompt_tokens import chat_text, encode
 from pipeline.paths import ASSETS
 from pipeline.plan.specs import AccuracySpec, TaskSpec
-from pipeline.files import file_digest
 
 FOLDER = ASSETS / "tasks"
 INSTALL = 'pip install -e ".[harness]"'

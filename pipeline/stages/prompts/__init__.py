@@ -8,8 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pipeline.columns import Column
-from pipeline.errors import PipelineError
-from pipeline.plan.explain import say
+from pipeline.errors import PipelineError, say
 from pipeline.plan.plain import to_plain
 from pipeline.plan.specs import LoggedPrompts, SampledPrompts
 from pipeline.stage import Stage, Task

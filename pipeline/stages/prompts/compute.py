@@ -7,7 +7,6 @@ of the user is the prompt. See `pipeline.formats.prompt_files`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,10 +15,10 @@ import numpy as np
 from conf.schema import Prompts
 from pipeline.columns import Row
 from pipeline.engines.written.logs import prompt_id, read_log
+from pipeline.errors import say
 from pipeline.formats.prompt_files import ExcludedRowError, Source, read_row, source_files
 from pipeline.hub import local_path
 from pipeline.models.prompt_tokens import encode, file_tokenizer, no_template
-from pipeline.plan.explain import say
 from pipeline.plan.facts import ExcludedRows
 from pipeline.plan.plain import to_plain
 from pipeline.plan.specs import LoggedPrompts, SampledPrompts
@@ -75,10 +74,9 @@ def foreseen(task: Task) -> list[str]:
         return []
     rows = Source(source_files(wanted.source, None, wanted.split))
     if len(rows) > MOST:
-        wanted = replace(wanted, count=0)
-    near = replace(
-        wanted, min_tokens=wanted.min_tokens - SLACK, max_tokens=wanted.max_tokens + SLACK
-    )
+        wanted = wanted.model_copy(update={"count": 0})
+    lengths = {"min_tokens": wanted.min_tokens - SLACK, "max_tokens": wanted.max_tokens + SLACK}
+    near = wanted.model_copy(update=lengths)
     sampled = sample(rows, tokenizer, near)
     return (sample(rows, tokenizer, wanted) if sampled.problems else sampled).problems
 

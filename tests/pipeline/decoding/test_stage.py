@@ -19,17 +19,17 @@ from analysis.trees.entropy import index_entropies
 from analysis.trees.topology import Topology
 from pipeline.decoding import pair
 from pipeline.errors import PipelineError
-from pipeline.study import Study
 from pipeline.models.heads.hidden_drafter import HiddenDrafter
 from pipeline.models.language_model import LanguageModel
 from pipeline.models.passes import Text
 from pipeline.plan.facts import DecodingFacts
+from pipeline.plan.plain import from_plain
 from pipeline.plan.specs import method_entries
 from pipeline.stages.decoding import along, rates
 from pipeline.stages.decoding import compute as decoding
-from pipeline.store import Artifact, Out
+from pipeline.store import Artifact
 from pipeline.stored import StoredFacts
-from pipeline.plan.plain import from_plain
+from pipeline.study import Study
 from tests import methods
 from tests.pipeline import heads
 from tests.pipeline.decoding.pair import PROMPTS, V, logits

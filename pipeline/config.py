@@ -1,0 +1,201 @@
+"""The configuration: composed by Hydra from conf/, checked by conf/schema.py."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, NoReturn
+
+import yaml  # type: ignore[import-untyped]
+from hydra import compose, initialize_config_dir
+from hydra.core.override_parser.types import Quote, QuotedString
+from hydra.errors import HydraException, MissingConfigException, OverrideParseException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from pydantic import BaseModel, ValidationError
+
+from conf.schema import LONGEST_NAME, Config, is_name
+from pipeline.errors import PipelineError, first_line, nearest, one_line
+from pipeline.paths import CONF, ROOT
+
+OVERRIDE = re.compile(r"~|[+]*[\w.@/]+=")
+
+
+def name_of(path: str) -> str:
+    """Return the printed name of a model: that of its directory, or of its hub id.
+
+    >>> name_of("~/models/Qwen3-0.6B/"), name_of("..")
+    ('Qwen3-0.6B', 'local')
+    """
+    name = re.sub(r"^[\W_]+|[^ -~]", "", Path(path).name)[:LONGEST_NAME]
+    return name if is_name(name) else "local"
+
+
+OmegaConf.register_new_resolver("root", lambda: str(ROOT), replace=True)
+OmegaConf.register_new_resolver("name_of", name_of, replace=True)
+
+
+def config_dirs(words: Iterable[str]) -> tuple[list[Path], list[str]]:
+    """Return the directories of `--config-dir` among the words of a command line, and the rest.
+
+    Raises:
+        PipelineError: one does not exist, or has a file that can't be read or is one of ours.
+    """
+    options = argparse.ArgumentParser(add_help=False, allow_abbrev=False, prefix_chars="-")
+    options.add_argument("--config-dir", "-cd", action="append", default=[], type=Path)
+    given, rest = options.parse_known_args(list(words))
+    for folder in given.config_dir:
+        if not folder.is_dir():
+            raise PipelineError(f"--config-dir {folder} is no directory: give one that exists")
+        for file in folder.rglob("*.yaml"):
+            if (CONF / file.relative_to(folder)).exists() and not folder.samefile(CONF):
+                raise PipelineError(f"{file} has the name of one of the project's: rename it")
+            try:
+                yaml.compose(file.read_text(encoding="utf-8"))
+            except (yaml.YAMLError, UnicodeDecodeError) as error:
+                raise PipelineError(f"{file} is no YAML in UTF-8: {one_line(error)}") from None
+    return given.config_dir, rest
+
+
+def files_and_overrides(words: Iterable[str]) -> tuple[list[str], list[str]]:
+    """Return the files or addresses among the words of a command line, and the overrides.
+
+    An existing file is no override, though its name may hold "=", as answers of stage decoding do.
+    """
+    folders, rest = config_dirs(words)
+    files = [word for word in rest if not OVERRIDE.match(word) or os.path.exists(word)]  # noqa: PTH110
+    return files, [
+        *(word for word in rest if word not in files),
+        *map("--config-dir={}".format, folders),
+    ]
+
+
+def composed(words: Iterable[str]) -> DictConfig:
+    """Compose the configuration as ``python -m pipeline`` does.
+
+    Args:
+        words: overrides, and `--config-dir DIR` for a directory with more files.
+
+    Raises:
+        PipelineError: an override or a file is wrong.
+    """
+    folders, overrides = config_dirs(words := list(words))
+    if folders:
+        places = [QuotedString(f"file://{folder.resolve()}", Quote.single) for folder in folders]
+        joined = ",".join(place.with_quotes() for place in places)
+        overrides.append(f"hydra.searchpath=[{joined}]")
+    try:
+        with initialize_config_dir(str(CONF), version_base="1.3"):
+            return compose("config", overrides)
+    except Exception as error:
+        refuse(error, words)
+
+
+def refuse(error: Exception, words: Iterable[str]) -> NoReturn:
+    """Raise what Hydra or OmegaConf says about overrides and files, as one line with a hint.
+
+    Raises:
+        PipelineError: always.
+    """
+    cause = error.__cause__ or error
+    group, _, name = str(getattr(cause, "full_key", "")).partition(".")
+    if isinstance(error, MissingConfigException) and error.options:
+        group, _, name = str(error.missing_cfg_file).partition("/")
+        said = f"there is no {group}={name}{nearest(name, error.options)}: give one of "
+        said += ", ".join(error.options)
+        if key := {"target": "targets.local.path", "drafter": "drafter.path"}.get(group):
+            said += f", or {group}=local {key}=PATH for a model of your own"
+    elif isinstance(error, OverrideParseException):
+        said = f"{error.override!r} can't be read: {first_line(error)} (other characters than "
+        said += "letters, digits and /-+.,:%@_ are quoted: \"key='VALUE'\")"
+    elif "--multirun" in str(error):
+        said = f"{first_line(error)}: give -m as well, to run once for each value"
+    elif name and isinstance(parent := getattr(cause, "parent_node", None), DictConfig):
+        names = sorted(map(str, parent))
+        near = nearest(str(getattr(cause, "key", "")), names)
+        said = f"{group}.{name} is not known{near}: "
+        said += f"give one of {', '.join(names)}" if names else f"{group} has none here"
+        files = [path for path in sorted((CONF / group).glob("*.yaml")) if group == "criteria"]
+        having = [file.stem for file in files if name in yaml.safe_load(file.read_text("utf-8"))]
+        said += f", or {group}={' or '.join(having)} as well" if having else ""
+    elif name or group:
+        said = f"{group} is not known{nearest(group, Config.model_fields)}"
+    else:
+        said = str(error) if isinstance(error, HydraException) else one_line(error)
+        said = f"{' '.join(said.split())} ({' '.join(words)})"
+    raise PipelineError(said) from error
+
+
+def _unset(values: Any, at: str = "") -> Iterator[str]:
+    for key, value in values.items():
+        if isinstance(value, dict):
+            yield from _unset(value, f"{at}{key}.")
+        elif value == "???":
+            yield f"{at}{key}"
+
+
+def settings_of(config: DictConfig) -> Config:
+    """Return a composed configuration as checked settings.
+
+    Raises:
+        PipelineError: a line for each key that is unknown or not set, or whose value is not
+            allowed.
+    """
+    try:
+        if missing := sorted(_unset(OmegaConf.to_container(config))):
+            raise PipelineError(
+                f"{', '.join(missing)} must be given: for instance {missing[0]}=VALUE"
+            )
+        settings = Config.model_validate(OmegaConf.to_container(config, resolve=True))
+    except ValidationError as error:
+        problems = dict.fromkeys(_problem(dict(one)) for one in error.errors(include_url=False))
+        raise PipelineError("\n".join(problems)) from error
+    except OmegaConfBaseException as error:
+        raise PipelineError(f"{error.full_key}: {first_line(error)}") from error
+    if settings.execution.workers is not None and settings.execution.engine == "inline":
+        raise PipelineError(
+            f"execution.workers={settings.execution.workers} means nothing with "
+            "execution.engine=inline: give execution.engine=ray as well"
+        )
+    return settings
+
+
+def _problem(error: dict[str, Any]) -> str:
+    """Return a problem that pydantic found as `key=value: what is allowed`."""
+    place = [part for part in error["loc"] if part != "[key]"]
+    texts = (text if (text := str(part)).isprintable() else ascii(text) for part in place)
+    key, value = ".".join(texts), error["input"]
+    if error["type"] == "missing":
+        return f"{key} must be given"
+    said = re.sub(r"^(Value error, |Input |List |Dictionary )", "", error["msg"])
+    section: Any = Config
+    for part in place[:-1]:
+        field = getattr(section, "model_fields", {}).get(part)
+        section = _section(field.annotation) if field else section
+    names = list(getattr(section, "model_fields", {}))
+    if error["type"] == "extra_forbidden":
+        return f"{key} is not known{nearest(str(place[-1]), names)}: give one of {', '.join(names)}"
+    if error["type"] == "model_type":
+        names = list(_section(section.model_fields[place[-1]].annotation).model_fields)
+        said = f"has the keys {', '.join(names)}: give {key}.{names[0]}=VALUE"
+    if error["type"] == "literal_error":
+        said += nearest(str(value), re.findall(r"'(.*?)'", said))
+    return f"{key}={value!r:.80}: {said}"
+
+
+def _section(annotation: Any) -> Any:
+    """Return the section in the type of a key: itself, that of a mapping, or that may be null."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    inner = [_section(one) for one in getattr(annotation, "__args__", ())]
+    return next((one for one in inner if one is not None), None)
+
+
+def report_name(config: Config) -> str:
+    """Return the name of the directory of a report."""
+    own = config.targets.get("local")
+    name = config.study if own is None else f"{config.study}-{own.label}"
+    return config.study_name or name
