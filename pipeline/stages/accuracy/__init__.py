@@ -41,7 +41,7 @@ def plan(study: Study) -> list[Task]:
     config, settings = study.config, study.config.accuracy
     if not study.tasks["drafts"] or config.distributions.source == "logs":
         return []
-    if STAGE.name in study.wanted and find_spec("lm_eval") is None:
+    if config.stage == STAGE.name and find_spec("lm_eval") is None:
         raise PipelineError(f"stage=accuracy needs lm-evaluation-harness: {INSTALL}")
     decoded = build_methods(config.decoding.methods, study.decoded, config.decoding.draft_length)
     tasks = tuple(task_spec(name) for name in settings.tasks)
