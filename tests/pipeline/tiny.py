@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,14 +15,15 @@ from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config,
 
 from analysis.statistics.bootstrap import Resampling
 from conf.schema import Device, HeadConfig, ModelConfig, Prompts
-from pipeline.execution import runner
 from pipeline.files import file_digest
 from pipeline.hub import Identity
 from pipeline.models.language_model import LanguageModel
 from pipeline.models.load import wrap
+from pipeline.plan.plain import to_plain
 from pipeline.plan.specs import DecodingSpec, DistributionsSpec, ModelSpec, SampledPrompts, model_at
-from pipeline.stage import Task
-from pipeline.store import Artifact, Store
+from pipeline.stage import Inputs, Stage, Task
+from pipeline.stages import decoding, distributions, prompts
+from pipeline.store import Artifact, Out, Store
 
 TEMPLATE = (
     "{%- for message in messages -%}<|user|>{{ message.content }}{%- endfor -%}"
@@ -137,7 +139,7 @@ def write_prompts(path: Path, count: int) -> Path:
 
 
 def prompts_node(model: Path, place: Path, /, **changes: Any) -> Task:
-    """A node of stage prompts from files in a place; `changes` of its specification."""
+    """A task of stage prompts from files in a place; `changes` of its specification."""
     files = place.rglob("*") if place.is_dir() else [place]
     content = "".join(file_digest(file) for file in sorted(files) if file.is_file())
     settings = Prompts(
@@ -150,14 +152,14 @@ def prompts_node(model: Path, place: Path, /, **changes: Any) -> Task:
         settings.model_copy(update=changes),
         target=used(model).settings,
     )
-    return Node("prompts", "tiny", spec)
+    return Task(prompts.STAGE, "tiny", to_plain(spec), {}, spec)
 
 
-def dump_node(model: Path, prompts: Task, batch: int | None = 4, **changes: Any) -> Task:
-    """A node of stage distributions; `changes` of the model's configuration or of its own."""
+def dump_node(model: Path, above: Task, batch: int | None = 4, **changes: Any) -> Task:
+    """A task of stage distributions; `changes` of the model's configuration or of its own."""
     of_model = {name: changes.pop(name) for name in ModelConfig.model_fields if name in changes}
     spec = dump_spec(used(model, batch=batch, **of_model), **changes)
-    return Node("distributions", "tiny", spec, {"prompts": (prompts,)})
+    return Task(distributions.STAGE, "tiny", to_plain(spec), {"prompts": above}, spec)
 
 
 def dump_spec(model: ModelSpec, **changes: Any) -> DistributionsSpec:
@@ -169,14 +171,25 @@ def dump_spec(model: ModelSpec, **changes: Any) -> DistributionsSpec:
 
 
 def decoding_node(target: ModelSpec, drafter: ModelSpec, **changes: Any) -> Task:
-    """A node of stage decoding without upstream; its label is that of the target's key."""
+    """A task of stage decoding without inputs; its label is that of the target's key."""
     spec = DecodingSpec(
         target, drafter, prompts=3, steps=6, seed=0, lookup=2, methods=(),
         statistics=Resampling(50, 0.95, 0),
     )  # fmt: skip
-    return Node("decoding", target.key.partition(".")[2], replace(spec, **changes))
+    spec = replace(spec, **changes)
+    return Task(decoding.STAGE, target.key.partition(".")[2], to_plain(spec), {}, spec)
 
 
-def built(node: Task, root: Path) -> Artifact:
-    """Bring `node` up to date in the store `root`."""
-    return runner.ensure([node], Store(root))[0]
+def built(task: Task, root: Path) -> Artifact:
+    """Bring `task` up to date in the store `root`."""
+    return Store(root).get(task)
+
+
+def publish(task: Task, store: Store, write: Callable[[Out], None]) -> Artifact:
+    """Publish what a function writes as the artifact of a task."""
+
+    class Written(Stage):
+        def function(self) -> Callable[[Task, Inputs, Out], None]:
+            return lambda _, __, out: write(out)
+
+    return store.get(replace(task, stage=Written(**vars(task.stage))))

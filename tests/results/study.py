@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from pipeline.execution import runner
-from pipeline.store import Artifact, Store
+from pipeline.stage import with_inputs
+from pipeline.store import Artifact
 from pipeline.study import STAGES, Study
 from tests import methods
 from tests.results.models import write_model, write_prompts
@@ -79,15 +79,11 @@ class FixedStudy:
             "prompts.source": write_prompts(folder / "prompts.jsonl"),
         }
         given = [f"{key}='{place}'" for key, place in places.items()]
-        self.nodes = Study(*OVERRIDES, *given, f"outputs='{folder}'").nodes
+        self.study = Study(*OVERRIDES, *given, f"outputs='{folder}'")
 
     def versions(self, stage: str) -> dict[str, int]:
         """Return the versions that identify a stage's artifacts: its own and those above it."""
-        todo, found = list(self.nodes[stage]), {stage}
-        while todo:
-            above = todo.pop().upstream_nodes
-            todo += above
-            found |= {node.stage for node in above}
+        found = {task.stage.name for task in with_inputs(self.study.tasks[stage]).values()}
         return {name: one.version for name, one in STAGES.items() if name in found}
 
     def results(self, stage: str) -> dict[str, Any]:
@@ -96,19 +92,24 @@ class FixedStudy:
             patch("analysis.report.style.render", return_value=b""),  # slow, and not compared
             redirect_stdout(StringIO()),
         ):
-            made = runner.ensure(self.nodes[stage], Store(self.folder / "artifacts"))
+            made = [self.study.store.get(task) for task in self.study.tasks[stage]]
         return {name: content for artifact in made for name, content in contents(artifact)}
 
 
 def contents(artifact: Artifact) -> Iterator[tuple[str, Any]]:
     """Yield the files of an artifact that do not depend on the machine, and what they hold."""
-    stage, label = artifact.record.stage, artifact.record.label
-    prefix = f"{label}/" if stage == "certificates" else ""
-    for path in sorted(artifact.directory.glob("*.parquet")):
-        yield f"{prefix}{path.stem}", artifact.read(path.stem).to_pydict()
+    stage = artifact.record["stage"]
+    for name in sorted(path.stem for path in artifact.directory.glob("*.parquet")):
+        table = artifact.read(name)
+        if stage != "certificates":
+            yield name, table.to_pydict()
+            continue
+        for rule in sorted(set(table["rule"].to_pylist())):
+            rows = artifact.read(name, rule=rule).drop_columns("rule").to_pydict()
+            yield f"{rule}/{name}", rows
     for pattern in FILES.get(stage, ()):
         for path in sorted(artifact.directory.glob(pattern)):
             text = CONTENT.sub("content ...", path.read_text())
             yield path.relative_to(artifact.directory).as_posix(), text.splitlines()
     if stage == "prompts":
-        yield "facts", {"excluded": artifact.record.facts["excluded"]}
+        yield "facts", {"excluded": artifact.facts["excluded"]}
