@@ -6,11 +6,11 @@ import re
 
 import pytest
 
-from pipeline.execution import progress
+from pipeline import shards
 
 
 def count(bar_of: int) -> None:
-    with progress.progress_bar(bar_of, "step", "drafts a") as bar:
+    with shards.progress_bar(bar_of, "step", "drafts a") as bar:
         for _ in range(bar_of // 5):
             bar.update(5)
             bar.set_postfix_str("1.0 GiB", refresh=False)
@@ -21,7 +21,7 @@ def test_a_log_gets_lines_of_a_long_stage_and_a_terminal_a_bar(
 ) -> None:
     count(10)
     assert capsys.readouterr().err == ""
-    monkeypatch.setattr(progress, "SECONDS", 1e-9)
+    monkeypatch.setattr(shards, "MINUTE", 1e-9)
     count(10)
     lines = capsys.readouterr().err.split("\n")
     assert lines.pop() == ""
