@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from pipeline.study import Study
 from pipeline.stages.accuracy import compute as stage
+from pipeline.study import Study
 from tests import methods
 from tests.results.models import WORDS, write_model
 

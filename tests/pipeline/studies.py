@@ -12,8 +12,9 @@ import pyarrow as pa
 from analysis.rules import expand
 from analysis.statistics.bootstrap import Resampling
 from conf.schema import Prompts
-from pipeline.execution.runner import ensure
+from pipeline import columns
 from pipeline.hub import Identity
+from pipeline.plan.plain import to_plain
 from pipeline.plan.specs import (
     CertificatesSpec,
     DistributionsSpec,
@@ -22,10 +23,15 @@ from pipeline.plan.specs import (
     SampledPrompts,
     model_at,
 )
-from pipeline import columns
-from pipeline.store import Artifact, Store
-from pipeline.stage import Task
+from pipeline.stage import Stage, Task
+from pipeline.stages.certificates import STAGE as CERTIFICATES
+from pipeline.stages.distributions import STAGE as DISTRIBUTIONS
+from pipeline.stages.prompts import STAGE as PROMPTS
+from pipeline.stages.report import STAGE as REPORT
+from pipeline.stages.run_lengths import STAGE as RUN_LENGTHS
+from pipeline.store import Out, Store
 from tests.analysis.cases import stored_columns
+from tests.pipeline.tiny import publish
 
 EPS = (0.01, 0.1, 0.69)
 COMMITS = {name: 20 * digits for name, digits in (("prompts", "0a"), ("model", "1b"))}
@@ -56,8 +62,8 @@ class MadeUp:
         )  # fmt: skip
         source = Identity(hub="owner/chats", commit=COMMITS["prompts"])
         target = model_at("", "").settings
-        self.prompts = Node(
-            "prompts", "made-up", SampledPrompts(Identity(), source, settings, target)
+        self.prompts = planned(
+            PROMPTS, "made-up", SampledPrompts(Identity(), source, settings, target)
         )
         self._publish(
             self.prompts,
@@ -72,8 +78,8 @@ class MadeUp:
             {"excluded": {"too short": {"rows": 3, "first": []}}},
         )
 
-    def target(self, label: str, seed: int) -> tuple[Task, list[Task]]:
-        """Publish a target's dump and certify it; return the nodes."""
+    def target(self, label: str, seed: int) -> tuple[Task, Task]:
+        """Publish a target's dump and certify it; return the two tasks."""
         rng = np.random.default_rng(seed)
         size = len(self.position)
         logits = rng.gumbel(size=(size, self.vocab_size)) * rng.gamma(2, 1.5, size=(size, 1)) + 5
@@ -84,65 +90,52 @@ class MadeUp:
         identity = Identity(hub="owner/model", commit=commit)
         model = replace(model_at("owner/model", label), identity=identity)
         spec = DistributionsSpec(model, steps=128, k=self.k, temperature=0.0, seed=0)
-        node = Node("distributions", label, spec, {"prompts": (self.prompts,)})
+        task = planned(DISTRIBUTIONS, label, spec, prompts=self.prompts)
         steps = {"prompt_id": self.prompt_id, "position": self.position}
         top, surprisal = dump["top_logits"][:, 0].astype(np.float64), dump["top_surprisal"]
         self._publish(
-            node,
+            task,
             {**steps, "token_id": np.zeros(size), "logsumexp": top + surprisal, **dump},
             {"vocab_size": self.vocab_size, "k": self.k, "certified_temperature": 1.0},
         )
-        nodes = [
-            Node(
-                "certificates",
-                rule.label,
-                CertificatesSpec(rule, STATISTICS),
-                {"distributions": (node,)},
-            )
-            for rule in self.rules
-        ]
-        ensure(nodes, self.store)
-        return node, nodes
-
-    def run_lengths(self, label: str, certificates: Sequence[Task]) -> Task:
-        """Return the node of a target's run lengths."""
-        return Node(
-            "run_lengths",
-            label,
-            RunLengthsSpec(EPS, STATISTICS),
-            {"certificates": tuple(certificates)},
-        )
+        spec = CertificatesSpec(tuple(self.rules), STATISTICS)
+        certificates = planned(CERTIFICATES, label, spec, distributions=task)
+        self.store.get(certificates)
+        return task, certificates
 
     def report(self, labels: Sequence[str], seeds: Sequence[int]) -> Task:
-        """Publish all targets; return the report's node, whose run lengths are not made yet."""
-        made = [self.target(label, seed) for label, seed in zip(labels, seeds, strict=True)]
-        return Node(
-            "report",
+        """Publish all targets; return the report's task, whose run lengths are not made yet."""
+        inputs = {}
+        for label, seed in zip(labels, seeds, strict=True):
+            dump, certificates = self.target(label, seed)
+            spec = RunLengthsSpec(EPS, STATISTICS)
+            run_lengths = planned(RUN_LENGTHS, label, spec, certificates=certificates)
+            for task in (self.prompts, dump, certificates, run_lengths):
+                inputs[f"{task.stage.name}/{seed}"] = task
+        return planned(
+            REPORT,
             "made-up",
             ReportSpec("made-up", tuple(labels), None, tuple(self.rules), STATISTICS),
-            {
-                "prompts": (self.prompts,) * len(labels),
-                "distributions": tuple(dump for dump, _ in made),
-                "certificates": tuple(node for _, nodes in made for node in nodes),
-                "run_lengths": tuple(
-                    self.run_lengths(label, nodes)
-                    for label, (_, nodes) in zip(labels, made, strict=True)
-                ),
-            },
+            **inputs,
         )
 
-    def _publish(self, node: Task, values: dict[str, Any], facts: dict[str, Any]) -> Artifact:
-        pending = self.store.pending(node)
-        pending.facts = facts
-        schema = columns.schema(node.stage, k=facts.get("k"))
-        arrays = [_array(values[field.name], field.type) for field in schema]
-        pending.write("data", pa.Table.from_arrays(arrays, schema=schema))
-        return self.store.publish(node, pending)
+    def _publish(self, task: Task, values: dict[str, Any], facts: dict[str, Any]) -> None:
+        schema = task.stage.schema()
+
+        def write(out: Out) -> None:
+            out.facts |= facts
+            arrays = [_array(values[field.name], field.type) for field in schema]
+            out.write(pa.Table.from_arrays(arrays, schema=schema))
+
+        publish(task, self.store, write)
+
+
+def planned(stage: Stage, label: str, spec: Any, /, **inputs: Task) -> Task:
+    """A task whose settings are those of its specification."""
+    return Task(stage, label, to_plain(spec), inputs, spec)
 
 
 def _array(values: Any, kind: pa.DataType) -> pa.Array:
-    if pa.types.is_fixed_size_list(kind):
-        return pa.FixedSizeListArray.from_arrays(
-            pa.array(values.ravel(), kind.value_type), kind.list_size
-        )
-    return pa.array(list(values), kind)
+    if np.ndim(values) == 2:
+        return columns.array(np.asarray(values), kind)
+    return pa.array([*values], kind)

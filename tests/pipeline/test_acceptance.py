@@ -8,66 +8,67 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import pyarrow as pa
 import pytest
 
 from analysis.rules import Additive, StrictGreedy, Tree
 from analysis.statistics.bootstrap import Resampling
+from pipeline import columns
 from pipeline.errors import PipelineError
 from pipeline.plan.specs import AcceptanceSpec, DraftsSpec
-from pipeline.stages.acceptance import compute as acceptance
-from pipeline import columns
-from pipeline.store import Artifact, Out
 from pipeline.stage import Task
+from pipeline.stages.acceptance import STAGE
+from pipeline.stages.drafts import STAGE as DRAFTS
+from pipeline.store import Artifact, Out, Store
 from tests import divergences
 from tests.analysis.cases import stored_columns
-from tests.pipeline.fakes import record
-from tests.pipeline.tiny import used
+from tests.pipeline.studies import planned
+from tests.pipeline.tiny import publish, used
 
 VOCAB, K, DRAFT_K, LENGTHS = 20, 8, 20, (30, 12, 30)
 
 
 def drafts(
-    folder: Path,
+    root: Path,
     z: np.ndarray,
     w: np.ndarray,
     sampled: float | None = 0.5,
     deeper: tuple[np.ndarray, ...] = (),
     **changed: np.ndarray,
-) -> Artifact:
+) -> Task:
     """Publish target logits z beside draft logits w, as the stage drafts does.
 
     `deeper` are the draft logits at depths 2, 3, ...
     """
-    folder.mkdir()
-    schema = columns.schema("drafts", k=K, draft_k=DRAFT_K, depths=1 + len(deeper))
+    schema = DRAFTS.schema(optional=False)
     depths = [vars(divergences.compare_logits(z, one)) for one in (w, *deeper)]
     stored, drafted = stored_columns(z, K), stored_columns(w, DRAFT_K)
     values = {
-        "prompt_id": np.repeat([f"prompt-{at}" for at in range(len(LENGTHS))], LENGTHS).tolist(),
+        "prompt_id": np.repeat([f"prompt-{at}" for at in range(len(LENGTHS))], LENGTHS),
         "position": np.concatenate([np.arange(n) for n in LENGTHS]),
         "token_id": np.zeros(len(z), dtype=int),
         **stored,
-        "top_ids": stored["top_ids"].tolist(),
-        "top_logits": stored["top_logits"].tolist(),
         "logsumexp": z[:, 0],  # which nothing is computed from
         **vars(divergences.compare_logits(z, w)),
         **at_sampling(z, w, sampled),
-        **{f"draft_{name}": list(values) for name, values in drafted.items()},
+        **{f"draft_{name}": values for name, values in drafted.items()},
         **{
-            name: np.stack([one[name.removeprefix("depth_")] for one in depths], axis=1).tolist()
+            name: np.stack([one[name.removeprefix("depth_")] for one in depths], axis=1)
             for name in schema.names
             if name.startswith("depth_")
         },
         **changed,
     }
-    pending = Pending(folder, "drafts")
-    pending.write(
-        "data",
-        pa.table([pa.array(values[field.name], field.type) for field in schema], schema=schema),
-    )
-    record(folder, "drafts", {"vocab_size": VOCAB, "k": K, "sampled_temperature": sampled})
-    return Artifact(folder)
+
+    def write(out: Out) -> None:
+        out.facts |= {"vocab_size": VOCAB, "k": K, "sampled_temperature": sampled}
+        out.facts["certified_temperature"] = 1.0
+        with out.writer("data", schema) as writer:
+            writer.write_table(columns.table(values, schema))
+
+    pair = DraftsSpec(used("", label="T"), used("", "drafter", label="D"), 1.0)
+    task = planned(DRAFTS, "pair", pair)
+    publish(task, Store(root), write)
+    return task
 
 
 def at_sampling(z: np.ndarray, w: np.ndarray, sampled: float | None) -> dict[str, np.ndarray]:
@@ -85,20 +86,15 @@ def logits(noise: float) -> tuple[np.ndarray, np.ndarray]:
     return z, (z + noise * rng.standard_normal(size)).astype(np.float32)
 
 
-def run(folder: Path, upstream: Artifact, **changes: Any) -> tuple[Artifact, dict[str, Any]]:
+def run(root: Path, above: Task, **changes: Any) -> tuple[Artifact, dict[str, Any]]:
     spec = AcceptanceSpec(
         rules=(StrictGreedy(), Additive(t=0.1), Tree(m=3)),
         presets={"engine": Additive(t=0.6)},
         statistics=Resampling(20, 0.9, 0),
     )
-    pair = DraftsSpec(used("", label="T"), used("", "drafter", label="D"), 1.0)
-    above = {"drafts": (Node("drafts", "pair", pair),)}
-    node = Node("acceptance", "pair", replace(spec, **changes), above)
-    folder.mkdir()
-    pending = Pending(folder, "acceptance")
-    acceptance.compute(node, {"drafts": [upstream]}, pending)
-    record(folder, "acceptance")
-    return Artifact(folder), pending.facts
+    task = planned(STAGE, "pair", replace(spec, **changes), drafts=above)
+    found = Store(root).get(task)
+    return found, found.facts
 
 
 def main(found: Artifact) -> pd.DataFrame:
@@ -113,7 +109,7 @@ def by_depth(found: Artifact) -> pd.DataFrame:
 
 def test_statistics_agree_with_the_steps_they_summarise(tmp_path: Path) -> None:
     z, w = logits(0.3)
-    found, facts = run(tmp_path / "out", drafts(tmp_path / "in", z, w))
+    found, facts = run(tmp_path, drafts(tmp_path, z, w))
     steps = found.read().to_pandas()
     values = main(found)["value"]
     greedy = steps[steps["rule"] == "greedy"]
@@ -135,7 +131,7 @@ def test_statistics_agree_with_the_steps_they_summarise(tmp_path: Path) -> None:
 def test_answers_that_were_not_sampled_have_no_law_of_stochastic_verification(
     tmp_path: Path,
 ) -> None:
-    found, facts = run(tmp_path / "out", drafts(tmp_path / "in", *logits(0.3), sampled=None))
+    found, facts = run(tmp_path, drafts(tmp_path, *logits(0.3), sampled=None))
     rules = set(found.read("statistics")["rule"].to_pylist())
     assert "speculative sampling" not in rules
     assert "greedy" in rules
@@ -144,10 +140,11 @@ def test_answers_that_were_not_sampled_have_no_law_of_stochastic_verification(
 
 
 def test_the_tightest_slacks_are_in_the_facts(tmp_path: Path) -> None:
-    upstream = drafts(tmp_path / "in", *logits(0.3))
-    found, facts = run(tmp_path / "out", upstream)
+    pair = drafts(tmp_path, *logits(0.3))
+    found, facts = run(tmp_path, pair)
     steps = found.read().to_pandas()  # all steps of a rule, then those of the next
-    kl = np.tile(upstream.read(columns=["kl"])["kl"].to_numpy(), steps["rule"].nunique())
+    above = Store(tmp_path).get(pair).read(columns=["kl"])
+    kl = np.tile(above["kl"].to_numpy(), steps["rule"].nunique())
     rejected, certified = ~steps["accepted"], steps["certified"]
     assert facts["tightest_rejected"]["nats"] == (kl - steps["lower"])[rejected].min()
     assert facts["tightest_certified"]["nats"] == (steps["lower"] - kl)[certified].min()
@@ -158,7 +155,7 @@ def test_a_certified_step_that_is_rejected_fails_with_the_step(tmp_path: Path) -
     wrong = divergences.compare_logits(z, w)
     rejected = int(np.flatnonzero(wrong.draft_rank > 1)[0])
     wrong.kl[rejected] = 0.0
-    upstream = drafts(tmp_path / "in", z, w, kl=wrong.kl)
+    upstream = drafts(tmp_path, z, w, kl=wrong.kl)
     position = rejected if rejected < 30 else rejected - 30
     with pytest.raises(
         PipelineError,
@@ -166,14 +163,14 @@ def test_a_certified_step_that_is_rejected_fails_with_the_step(tmp_path: Path) -
         rf"rule greedy, prompt prompt-., position {position}, "
         r"KL 0\.0 < certificate \d\.\d+",
     ):
-        run(tmp_path / "out", upstream)
+        run(tmp_path, upstream)
 
 
 def test_every_depth_of_a_draft_is_judged(tmp_path: Path) -> None:
     z, w = logits(0.3)
     deep = logits(1.0)[1]
-    upstream = drafts(tmp_path / "in", z, w, deeper=(deep,))
-    found, _ = run(tmp_path / "out", upstream)
+    upstream = drafts(tmp_path, z, w, deeper=(deep,))
+    found, _ = run(tmp_path, upstream)
     table = by_depth(found).set_index(["depth", "rule", "statistic"])
     for depth, q in ((1, w), (2, deep)):
         agreed = (z.argmax(1) == q.argmax(1)).mean()
@@ -192,17 +189,9 @@ def test_an_infinite_kl_certifies_nothing_that_can_be_rejected(tmp_path: Path) -
     """A reduced vocabulary: q gives some tokens nothing."""
     z, w = logits(0.3)
     w[:, ::2] = -np.inf
-    found, facts = run(tmp_path / "out", drafts(tmp_path / "in", z, w, deeper=(w,)))
+    found, facts = run(tmp_path, drafts(tmp_path, z, w, deeper=(w,)))
     assert np.isinf(by_depth(found)["value"].iloc[0])
     table = by_depth(found).set_index(["depth", "rule", "statistic"])["value"]
     assert (table[1, "", "finite"], table[2, "greedy", "certified"]) == (0, 0)
     assert 0 < table[1, "greedy", "acceptance"] < 1
     assert facts["violations"] == 0
-
-
-@pytest.mark.parametrize(("column", "said"), [])
-def test_what_cannot_be_ends_the_run(column: str, said: str, tmp_path: Path) -> None:
-    z, w = logits(0.5)
-    wrong = np.zeros(len(z))
-    with pytest.raises(PipelineError, match=said):
-        run(tmp_path / "out", drafts(tmp_path / "in", z, w, **{column: wrong}))

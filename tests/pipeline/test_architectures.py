@@ -17,11 +17,12 @@ from transformers import AutoModelForCausalLM
 from pipeline.decoding.choices import Greedy
 from pipeline.decoding.drafters import Draft, ModelDrafter, PromptLookup
 from pipeline.errors import PipelineError
-from pipeline.execution import runner
 from pipeline.models.load import load_model, skeleton
-from pipeline.stage import Task
+from pipeline.stages.distributions import STAGE
+from pipeline.study import check_models
 from tests.pipeline import tiny
 from tests.pipeline.decoding.pair import CPU, greedy, plain_greedy
+from tests.pipeline.studies import planned
 
 SHAPE = {
     "vocab_size": tiny.VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2,
@@ -82,8 +83,8 @@ def plain_logits(plain: Any, prompt: list[int], answer: list[int]) -> np.ndarray
 def check_dump(directory: Path, root: Path, attention: str, atol: float) -> dict[str, Any]:
     """Check that the logits stored for three padded prompts are plain ones; return both texts."""
     prompts = tiny.prompts_node(directory, tiny.write_prompts(root / "p.jsonl", 3), count=3)
-    node = tiny.dump_node(directory, prompts, attention=attention, steps=LIMIT)
-    table = tiny.built(node, root).read().to_pandas()
+    task = tiny.dump_node(directory, prompts, attention=attention, steps=LIMIT)
+    table = tiny.built(task, root).read().to_pandas()
     texts = tiny.built(prompts, root).read().to_pandas().set_index("prompt_id")["token_ids"]
     plain = AutoModelForCausalLM.from_pretrained(directory, attn_implementation=attention)
     found = {}
@@ -125,13 +126,13 @@ def test_a_model_without_key_value_cache_is_refused_from_its_config(tmp_path: Pa
     directory = write(tmp_path / "model", *MADE["mamba"])
     (directory / "model.safetensors").unlink()
     used = tiny.used(directory, "targets.made")
-    node = Node("distributions", "made", tiny.dump_spec(used))
+    task = planned(STAGE, "made", tiny.dump_spec(used))
     with pytest.raises(
         PipelineError,
         match=r"^targets.made.path=.*: MambaForCausalLM takes no key-"
         r"value cache \(past_key_values\), so every token would be read without its context",
     ):
-        runner.check_models([node])
+        check_models([task])
 
 
 @pytest.mark.parametrize("name", ["gemma2", "bloom"])
@@ -152,6 +153,6 @@ def test_linear_attention_is_dumped_but_refused_for_drafts(tmp_path: Path) -> No
     ):
         made.check_drafts("targets.made")
     with pytest.raises(PipelineError, match=r"^targets.made: .* can't be used with drafts"):
-        runner.check_models([tiny.decoding_node(used, used)])
-    runner.check_models([Node("distributions", "made", tiny.dump_spec(used))])
+        check_models([tiny.decoding_node(used, used)])
+    check_models([planned(STAGE, "made", tiny.dump_spec(used))])
     check_dump(directory, tmp_path, "eager", 1e-3)

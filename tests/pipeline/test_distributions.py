@@ -15,12 +15,12 @@ from scipy import stats
 from transformers import AutoModelForCausalLM
 
 from analysis.topk import TopK
+from pipeline import stored
 from pipeline.errors import PipelineError
 from pipeline.models import load as models
 from pipeline.models.logit_statistics import STATISTICS, logit_statistics, top_k
 from pipeline.stages.distributions import compute as distributions
 from pipeline.stages.distributions.decode import choose, uniforms
-from pipeline.store import distributions as stored
 from pipeline.store import Artifact
 from tests.pipeline import tiny
 
@@ -58,7 +58,7 @@ def test_trajectory_rescored_without_cache_or_padding(
     artifact, table = dump(model, source, tmp_path, **changes)
     plain = AutoModelForCausalLM.from_pretrained(
         model,
-        dtype=getattr(torch, artifact.record.config["model"]["dtype"]),
+        dtype=getattr(torch, artifact.record["settings"]["model"]["dtype"]),
         attn_implementation="eager",
     )
     for name, ids in prompt_ids(tmp_path).items():
@@ -101,7 +101,7 @@ def test_answers_stop_with_an_end_token_and_leave_the_batch(source: Path, tmp_pa
     config, ends = model / "generation_config.json", list(range(2, 14))
     config.write_text(config.read_text().replace('"eos_token_id": 2', f'"eos_token_id": {ends}'))
     artifact, after = dump(model, source, tmp_path / "after", batch=6, **sampled)
-    assert artifact.record.facts["eos"] == ends
+    assert artifact.facts["eos"] == ends
     assert after["prompt_id"].unique().tolist() == list(prompt_ids(tmp_path / "after"))
     lengths = []
     for name, rows in before.groupby("prompt_id"):
@@ -154,7 +154,7 @@ def test_joined_but_unpublished_run_is_not_decoded_again(
             dump(model, source, tmp_path)
     monkeypatch.setattr(distributions, "decode_batch", None)
     artifact, table = dump(model, source, tmp_path)
-    assert artifact.record.rows == {"data": len(table)}
+    assert artifact.record["rows"] == {"data": len(table)}
     assert not list(tmp_path.glob("distributions/.*.partial"))
 
 
@@ -180,10 +180,10 @@ def test_out_of_memory_halves_the_shard(
     artifact, table = dump(model, source, tmp_path / "halved", batch=6)
     assert sizes == [6, 3, 2, 1, 3, 2, 1]  # a shard that has not failed is tried whole
     assert table["token_id"].tolist() == expected["token_id"].tolist()
-    assert artifact.record.facts["shards"] == 4
+    assert artifact.facts["shards"] == 4
 
     monkeypatch.setattr(distributions, "decode_batch", lambda *_: (_ for _ in ()).throw(error))
-    with pytest.raises(PipelineError, match=r"prompt id\d alone does not fit .*prompts.max_tokens"):
+    with pytest.raises(PipelineError, match=r"tiny: id\d alone does not fit .*prompts.max_tokens"):
         dump(model, source, tmp_path / "never", batch=1)
 
 
@@ -208,7 +208,7 @@ def test_too_long_for_the_model(model: Path, source: Path, tmp_path: Path) -> No
 
 def test_whole_vocabulary_has_no_tail(model: Path, source: Path, tmp_path: Path) -> None:
     artifact, table = dump(model, source, tmp_path, k=1000, steps=3)
-    assert artifact.record.facts["k"] == tiny.VOCABULARY
+    assert artifact.facts["k"] == tiny.VOCABULARY
     assert (table["log_tail"] == -np.inf).all()
     assert sorted(table["top_ids"][0]) == list(range(tiny.VOCABULARY))
 

@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from pipeline import columns
 from pipeline.errors import PipelineError
 from pipeline.models.heads.feature_head import GivenText
 from pipeline.models.language_model import LanguageModel
@@ -19,18 +20,18 @@ from pipeline.models.logit_statistics import Found
 from pipeline.models.passes import Batch
 from pipeline.models.prompt_tokens import check_same_tokens, common_rows
 from pipeline.plan.specs import DraftsSpec
-from pipeline.stages.drafts import compare
+from pipeline.stages.distributions import STAGE as DISTRIBUTIONS
+from pipeline.stages.drafts import STAGE, compare
 from pipeline.stages.drafts import compute as drafts
 from pipeline.stages.drafts.compare import ComparedPair
 from pipeline.stages.drafts.compute import teacher_force
-from pipeline import columns
-from pipeline.store import Artifact, Out
-from pipeline.stage import Task
+from pipeline.stages.prompts import STAGE as PROMPTS_STAGE
+from pipeline.store import Out, Store
 from tests import divergences
 from tests.analysis.cases import stored_columns
 from tests.pipeline import heads
-from tests.pipeline.fakes import record
-from tests.pipeline.tiny import dump_spec, random_model, used
+from tests.pipeline.studies import planned
+from tests.pipeline.tiny import dump_spec, publish, random_model, used
 
 VOCAB, K, TOKENS = 96, 16, 90
 PROMPTS = {"a": [5, 6, 7], "b": [8, 9, 10, 11, 12, 13], "c": [14]}
@@ -90,7 +91,7 @@ def test_answers_have_a_temperature_when_they_are_drawn(
     assert drafts.sampled_temperature(spec) == found
 
 
-def test_kl_and_tv_can_be_audited_from_the_columns(tmp_path: Path) -> None:
+def test_kl_and_tv_can_be_audited_from_the_columns() -> None:
     """All 64 >= V tokens of q are there: both follow."""
     size = 48
     target, drafter = tiny(1, size), tiny(2, size)
@@ -104,8 +105,9 @@ def test_kl_and_tv_can_be_audited_from_the_columns(tmp_path: Path) -> None:
         })
         for name, ids in ANSWERS.items()
     }  # fmt: skip
-    drafts.compare_shard(both, prompts, answers, tmp_path / "shard", lambda steps: None)
-    for row in pq.read_table(tmp_path / "shard").to_pylist():
+    task = planned(STAGE, "tiny", {})
+    _, content = drafts.compare_shard(task, both, prompts, answers, lambda steps: None)
+    for row in pq.read_table(pa.BufferReader(content)).to_pylist():
         ids = row["draft_top_ids"]
         p, q = np.zeros(size), np.zeros(size)
         for part, prefix in ((p, ""), (q, "draft_")):
@@ -136,9 +138,8 @@ def test_rows_that_one_model_has_alone_are_left_out_and_their_mass_is_told() -> 
     assert (same["argmax_rank"] == 1).all()
 
 
-def dump(folder: Path) -> Artifact:
-    """Prompts and a dump whose first stored logit of prompt a is off by 0.5."""
-    schema = columns.schema("distributions", k=K)
+def write_dump(out: Out) -> None:
+    """Write a dump whose first stored logit of prompt a is off by 0.5."""
     tables = []
     for name, answer in ANSWERS.items():
         z = plain(tiny(1), name)
@@ -153,28 +154,23 @@ def dump(folder: Path) -> Artifact:
             "top_logits": top,
             **dict.fromkeys(moments, np.zeros(n)),
         }
-        tables.append(columns.steps_table(name, values, schema))
-    pending = Pending(folder, "distributions")
-    pending.write("data", pa.concat_tables(tables))
-    record(folder, "distributions", {"vocab_size": TOKENS, "k": K})
-    return Artifact(folder)
+        tables.append(columns.steps_table(name, values, DISTRIBUTIONS.schema()))
+    out.write(pa.concat_tables(tables))
+    out.facts |= {"vocab_size": TOKENS, "k": K}
 
 
 def test_the_stage_reports_drift(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("dump", "prompts", "draft", "short"):
-        (tmp_path / name).mkdir()
+    store = Store(tmp_path)
     rows = [{"prompt_id": name, "source": "s", "source_row": 0, "text": "", "token_ids": ids,
              "n_tokens": len(ids)} for name, ids in PROMPTS.items()]  # fmt: skip
-    above = pa.Table.from_pylist(rows, schema=columns.schema("prompts"))
-    Pending(tmp_path / "prompts", "prompts").write("data", above)
-    record(tmp_path / "prompts", "prompts")
-    upstream = {
-        "prompts": [Artifact(tmp_path / "prompts")],
-        "distributions": [dump(tmp_path / "dump")],
-    }
     target, drafter = (used(tmp_path, label=label, batch=1) for label in "TD")
-    decoded = Node("distributions", "tiny", dump_spec(target, temperature=0.5))
-    node = Node("drafts", "tiny", DraftsSpec(target, drafter, 1.0), {"distributions": (decoded,)})
+    prompts = planned(PROMPTS_STAGE, "tiny", {})
+    publish(prompts, store, lambda out: out.write_rows(rows))
+    decoded = planned(DISTRIBUTIONS, "tiny", dump_spec(target, temperature=0.5), prompts=prompts)
+    publish(decoded, store, write_dump)
+    task = planned(
+        STAGE, "tiny", DraftsSpec(target, drafter, 1.0), prompts=prompts, distributions=decoded
+    )
     tokenizer = SimpleNamespace(
         decode=lambda ids: f"<{ids[0]}>", get_vocab=lambda: {"last": TOKENS - 1}
     )
@@ -184,22 +180,20 @@ def test_the_stage_reports_drift(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     with monkeypatch.context() as change:
         change.setattr(loaded[1].module.config, "max_position_embeddings", 5)
         with pytest.raises(PipelineError, match="takes 5 tokens"):
-            drafts.compute(node, upstream, Pending(tmp_path / "short", "drafts"))
-    again = Pending(tmp_path / "draft", "drafts")
-    drafts.compute(node, upstream, again)
-    record(tmp_path / "draft", "drafts")
-    table = Artifact(tmp_path / "draft").read()
+            store.get(task)
+    found = store.get(task)
+    table = found.read()
     assert table["prompt_id"].to_pylist() == ["a"] * 4 + ["b"] * 2 + ["c"] * 3
     assert table["token_id"].to_pylist() == [*ANSWERS["a"], *ANSWERS["b"], *ANSWERS["c"]]
-    words = Artifact(tmp_path / "draft").read("tokens").to_pylist()
+    words = found.read("tokens").to_pylist()
     assert {"token_id": 20, "text": "<20>"} in words
-    facts = again.facts
+    facts = found.facts
     assert facts["drift"]["max_logit_difference"] == pytest.approx(0.5, abs=1e-3)
     assert facts["drift"]["changed_argmax"] == 0
     assert facts["sampled_temperature"] == 0.5
     assert facts["largest_mass_left_out"] == {"target": 0.0, "drafter": 0.0}
-    found = table["sampled_tv"].to_numpy()
-    assert ((found > 0) & (found < 1)).all()
+    tv = table["sampled_tv"].to_numpy()
+    assert ((tv > 0) & (tv < 1)).all()
 
 
 def test_permuted_vocabulary_is_refused() -> None:

@@ -19,12 +19,12 @@ from analysis.rules import StrictGreedy
 from benchmarks import robustness
 from pipeline import sweeps, verify
 from pipeline.errors import PipelineError
-from pipeline.execution import runner
-from pipeline.study import Study
 from pipeline.models.load import load_model
 from pipeline.plan.facts import DecodingFacts
-from pipeline.study import with_upstream
+from pipeline.plan.plain import from_plain
+from pipeline.stage import with_inputs
 from pipeline.store import Store
+from pipeline.study import Study, check_models
 from tests import methods
 from tests.pipeline import heads, tiny
 from tests.pipeline.reading import page_text
@@ -62,7 +62,8 @@ def overrides(folder: Path) -> list[str]:
 def made(request: pytest.FixtureRequest, overrides: list[str], folder: Path) -> Study:
     """The study with all but its report."""
     made = Study(*overrides, f"drafter.path='{folder / request.param}'", "stage=report")
-    runner.ensure([*made.nodes["acceptance"], *made.nodes["decoding"]], made.store)
+    for stage in ("acceptance", "decoding"):
+        made.make(stage)
     return made
 
 
@@ -81,7 +82,7 @@ def test_depths_are_what_the_drafts_say(made: Study) -> None:
     assert len(set(map(tuple, kl.T))) == (1 if np.isinf(kl).all() else DEPTHS)
     reduced = np.isinf(kl).all()
     if reduced:  # certified by a q' over all tokens, at depth 1
-        size = made.artifact("drafts").record.facts["vocab_size"]
+        size = made.artifact("drafts").facts["vocab_size"]
         kl[:, 0] = drafts["full_kl"].where(drafts["argmax_rank"] < size, np.inf)
     for d in range(DEPTHS):
         assert table[d + 1, "greedy", "acceptance"] == np.mean(rank[:, d] == 1)
@@ -104,7 +105,7 @@ def test_depths_are_what_the_drafts_say(made: Study) -> None:
 @torch.inference_mode()
 def test_strict_greedy_and_races_emit_what_the_target_alone_does(made: Study, folder: Path) -> None:
     artifact = made.artifact("decoding")
-    data, runs = artifact.read().to_pandas(), artifact.facts(DecodingFacts).runs
+    data, runs = artifact.read().to_pandas(), from_plain(DecodingFacts, artifact.facts).runs
     module = load_model(tiny.used(folder / "target")).module
     prompts = made.artifact("prompts").read().to_pylist()[:3]
     for prompt in prompts:
@@ -134,7 +135,7 @@ def test_the_report_of_a_head(
     reduced = reduced_head(made)
     if not reduced:  # drawing takes most of the time
         monkeypatch.setattr(style, "render", lambda _, kind: kind.encode())
-    [report] = runner.ensure(made.nodes["report"], made.store)
+    [report] = made.make("report")
     page = page_text(report.directory)
     shown = page.split("\nWill a [head] be accepted?\n")[-1]
     shown = shown.split("\nHow each number was made\n")[0]
@@ -150,7 +151,7 @@ def test_the_report_of_a_head(
     differences = shown.split("\nWhere strict greedy differs")[1].split("\nCSV")[0]
     assert differences.count("| 3 | 0 | – |") == 3
     for stage in ("acceptance", "decoding"):
-        rows = sweeps.summary_rows(made.nodes[stage], [made.artifact(stage)])
+        rows = sweeps.summary_rows(made.tasks[stage], [made.artifact(stage)])
         assert len(rows) == (1 if stage == "acceptance" else 9)
         capsys.readouterr()
         sweeps.print_table(rows)
@@ -161,15 +162,14 @@ def test_the_report_of_a_head(
 
 def test_batches_change_nothing(made: Study, overrides: list[str], tmp_path: Path) -> None:
     """Prompts of 11 to 41 tokens beside each other, and each alone."""
-    [node] = made.nodes["drafts"]
-
-    for above in with_upstream(node.upstream_nodes).values():
+    [task] = made.tasks["drafts"]
+    for above in with_inputs(task.inputs.values()).values():
         there = made.store.find(above)
         assert there is not None
-        shutil.copytree(there.directory, tmp_path / above.stage / there.directory.name)
+        shutil.copytree(there.directory, tmp_path / above.stage.name / there.directory.name)
     given = f"drafter.path='{made.config.drafter.path}'"  # type: ignore[union-attr]
-    [together] = Study(*overrides, given, "device.batch=6").nodes["drafts"]
-    [whole] = runner.ensure([together], Store(tmp_path))
+    [together] = Study(*overrides, given, "device.batch=6").tasks["drafts"]
+    whole = Store(tmp_path).get(together)
     ours, theirs = (one.read().to_pandas() for one in (made.artifact("drafts"), whole))
     for name in ("depth_tv", "depth_kl", "depth_draft_log_prob"):
         np.testing.assert_allclose(
@@ -179,8 +179,7 @@ def test_batches_change_nothing(made: Study, overrides: list[str], tmp_path: Pat
 
 def planned(overrides: list[str], *more: str) -> None:
     """What a run does before it computes anything."""
-    nodes = Study(*overrides, "stage=drafts", *more).nodes
-    runner.check_models(nodes["drafts"])
+    check_models(Study(*overrides, "stage=drafts", *more).tasks["drafts"])
 
 
 def changed(head: Path, change: Callable[[dict[str, Any]], object]) -> None:

@@ -14,10 +14,11 @@ from analysis.rules import StrictGreedy
 from analysis.statistics.bootstrap import FEW_PROMPTS
 from pipeline import solve
 from pipeline.errors import PipelineError
-from pipeline.study import Study
+from pipeline.stages.distributions import STAGE
 from pipeline.stages.report.setups import WORDS
 from pipeline.store import Artifact
 from pipeline.stored import read_distributions
+from pipeline.study import Study
 from tests.analysis.test_rounded import V
 from tests.conftest import pipeline
 from tests.pipeline.engine_formats import read_back
@@ -57,7 +58,7 @@ def test_the_study_of_a_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert "100 steps of 4 answers, 9 log-probabilities each, off by at most 0.0001" in printed
     dist, emitted = stored()
     (place,) = (tmp_path / "out/artifacts/distributions").glob("log-*")
-    artifact = Artifact(place)
+    artifact = Artifact(place, STAGE.tables)
     found = read_distributions(artifact)
     assert artifact.read(columns=["token_id"])["token_id"].to_pylist() == emitted.tolist()
     assert contained(certify(found, RULES), certify(dist, RULES))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from pipeline.execution.runner import ensure
 from pipeline.store import Store
 from tests.conftest import SmallStudy
 from tests.pipeline.reading import page_text
@@ -70,7 +69,7 @@ def test_every_token_has_its_fate_under_every_rule(small_study: SmallStudy) -> N
 def test_text_of_prompts_and_labels_is_never_markup(tmp_path: Path) -> None:
     store = Store(tmp_path)
     made = MadeUp(store, RULES, lengths=(20, 30), texts=[BROKEN, BROKEN])
-    (report,) = ensure([made.report([BROKEN], [0])], store)
+    report = store.get(made.report([BROKEN], [0]))
     text = (report.directory / "index.html").read_text()
     assert text.count("<script") == text.count("</script") == 1
     assert "<img" not in text

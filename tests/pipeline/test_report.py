@@ -17,19 +17,14 @@ from analysis.certificates.certify import certify
 from analysis.decoding.speed import speed
 from analysis.rules import StrictGreedy
 from analysis.statistics.bootstrap import Resampling
-from pipeline.execution.runner import ensure
 from pipeline.hub import Identity
 from pipeline.plan.composition import composed, settings_of
-from pipeline.plan.facts import SampledFacts
 from pipeline.plan.specs import ReportSpec
-from pipeline.stage import Request
-from pipeline.stages.distributions import nodes as distribution_nodes
-from pipeline.stages.drafts import nodes as draft_nodes
-from pipeline.stages.prompts import nodes as prompt_nodes
-from pipeline.stages.report.inputs import Source, Sources
 from pipeline.stages.report.setups import extent, introduction, setup, warning
+from pipeline.stages.report.sources import Source, Sources
 from pipeline.store import Artifact, Store
 from pipeline.stored import read_distributions
+from pipeline.study import STAGES, Study
 from tests.analysis.test_decoding_metrics import made as answers
 from tests.pipeline.reading import page_links, page_text
 from tests.pipeline.studies import COMMITS, MadeUp
@@ -50,8 +45,7 @@ LABELS = ["Qwen3-4B", "mini-small"]
 def build(root: Path) -> tuple[MadeUp, Artifact]:
     store = Store(root)
     made = MadeUp(store, RULES)
-    (report,) = ensure([made.report(LABELS, [0, 1])], store)
-    return made, report
+    return made, store.get(made.report(LABELS, [0, 1]))
 
 
 @pytest.fixture(scope="module")
@@ -128,20 +122,19 @@ def test_the_set_up_names_commit_split_and_precision_of_every_model_and_of_the_p
         model=of_hub, source=of_hub, tokenizer=lambda path, *_: Identity(content=path)
     )
     config = settings_of(composed(["study=paper", "~targets.qwen3_1_7b"]))
-    request = Request(config, [], {}, cast("Any", identities), frozenset(), lambda _: True)
-    facts_of_prompts = SampledFacts({})
-    record = SimpleNamespace(facts={"model": "its printed name"})
-    artifact = SimpleNamespace(record=record, facts=lambda _: facts_of_prompts)
+    study: Any = SimpleNamespace(config=config, identities=identities, tasks={}, wanted=())
+    study.model_spec = lambda key, model: Study.model_spec(study, key, model)
+    artifact = SimpleNamespace(facts={"model": "its printed name", "excluded": {}})
     made = {}
-    for stage, nodes in (
-        ("prompts", prompt_nodes),
-        ("distributions", distribution_nodes),
-        ("drafts", draft_nodes),
-    ):
-        request.nodes[stage] = nodes(request)
-        made[stage] = Source(request.nodes[stage][0], cast(Artifact, artifact))
+    for stage in ("prompts", "distributions", "drafts"):
+        study.tasks[stage] = STAGES[stage].plan(study)
+        made[stage] = Source(study.tasks[stage][0], cast(Artifact, artifact))
     sources = Sources(
-        "Qwen3-4B", certificates=[], run_lengths=cast("Any", None), acceptance=None, **made
+        "Qwen3-4B",
+        certificates=cast("Any", None),
+        run_lengths=cast("Any", None),
+        acceptance=None,
+        **made,
     )
     target = SimpleNamespace(
         tokens=[], bootstrap=SimpleNamespace(count=500), repeated=np.array([False])
@@ -175,11 +168,10 @@ def test_numbers_come_from_the_certificates(built: tuple[MadeUp, Artifact]) -> N
     made, report = built
     table = pd.read_csv(report.directory / "tables/table2.csv")
     for at, label in enumerate(LABELS):
-        nodes = made.target(label, at)[1]  # the same artifacts again
-        for rule, node in zip(made.rules, nodes, strict=True):
-            found = made.store.find(node)
-            assert found is not None
-            lower = found.read(columns=["lower"])["lower"].to_numpy()
+        found = made.store.find(made.target(label, at)[1])  # the same artifact again
+        assert found is not None
+        for rule in made.rules:
+            lower = found.read(columns=["lower"], rule=rule.label)["lower"].to_numpy()
             rows = table[(table["target"] == label) & (table["rule"] == rule.label)]
             if rows.empty:
                 continue
@@ -237,7 +229,7 @@ def test_two_builds_are_equal_byte_for_byte_and_name_no_place(
 ) -> None:
     _, first = built
     _, second = build(tmp_path)
-    assert first.record.files == second.record.files
+    assert first.record["files"] == second.record["files"]
     for path in (first.directory / "tables.html", first.directory / "index.html"):
         text = path.read_text()
         assert str(first.directory.parent.parent) not in text
@@ -249,7 +241,7 @@ def test_names_are_shown_as_they_are_whatever_their_characters(tmp_path: Path) -
     store = Store(tmp_path)
     label = r"9|$x$_<b>&amp;%#{a}\^~ *e* [k](u) `c`"
     made = MadeUp(store, [{"rule": "greedy"}, {"rule": "tree", "m": 2}], lengths=(20, 30))
-    (report,) = ensure([made.report([label, "日本 $"], [0, 1])], store)
+    report = store.get(made.report([label, "日本 $"], [0, 1]))
     page = page_text(report.directory)
     assert page.count(label) > 10
     heads = [line for line in page.splitlines() if line.startswith(f"| | {label} | 日本 $ |")]
@@ -278,7 +270,7 @@ def test_a_study_of_one_rule_has_a_report(rule: dict[str, Any], tmp_path: Path) 
     """Rules without a closed form leave tables out, and nothing else."""
     store = Store(tmp_path)
     made = MadeUp(store, [rule], lengths=(20, 30))
-    (report,) = ensure([made.report(["one"], [0])], store)
+    report = store.get(made.report(["one"], [0]))
     for target in page_links(report.directory / "tables.html"):
         assert (report.directory / target).is_file(), target
     assert (report.directory / "tables/determined.csv").is_file()
@@ -287,9 +279,9 @@ def test_a_study_of_one_rule_has_a_report(rule: dict[str, Any], tmp_path: Path) 
 def test_the_part_on_decoding_names_its_prompts_and_tokens() -> None:
     """Two prompts, whose answers of every method hold 6 and 4 tokens."""
     decoded = answers()
-    facts = SimpleNamespace(failed_prompts=1)
+    facts = {"failed_prompts": 1}
     failures = pa.table({"prompt_id": ["p7"], "reason": ["the prompt is empty"]})
-    artifact = SimpleNamespace(facts=lambda _: facts, read=lambda _: failures)
+    artifact = SimpleNamespace(facts=facts, read=lambda _: failures)
     source = Source(decoding_node(used(""), used(""), steps=8), cast(Artifact, artifact))
     assert extent([decoded], [source]) == [
         "large with small: every method decoded the same 2 prompts (1 more failed, the first, p7, "

@@ -15,11 +15,9 @@ from analysis.rules import Additive, StrictGreedy
 from analysis.statistics.bootstrap import Resampling
 from pipeline import solve
 from pipeline.decoding.decoded import read_decoded
-from pipeline.execution.runner import ensure
-from pipeline.study import Study
 from pipeline.paths import ROOT
 from pipeline.stages.report.page import verdict
-from pipeline.store import Store
+from pipeline.study import Study
 from tests import methods
 from tests.conftest import SmallStudy
 from tests.pipeline.tiny import write_model, write_prompts
@@ -74,7 +72,7 @@ def test_random_models_are_not_to_be_drafted_for(tmp_path: Path) -> None:
         "decoding.steps=6",
         *("device={name: cpu, threads: 1}", f"outputs='{tmp_path}'"),
     )
-    (made,) = ensure(study.nodes["decoding"], Store(tmp_path / "artifacts"))
+    (made,) = study.make("decoding")
     decoded, statistics = read_decoded("wide", "other", made), (50, 0.95, 0)
     found = verdict(
         decoded,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,9 +21,9 @@ from pipeline.models.language_model import LanguageModel
 from pipeline.models.load import wrap
 from pipeline.plan.plain import to_plain
 from pipeline.plan.specs import DecodingSpec, DistributionsSpec, ModelSpec, SampledPrompts, model_at
-from pipeline.stage import Task
+from pipeline.stage import Inputs, Stage, Task
 from pipeline.stages import decoding, distributions, prompts
-from pipeline.store import Artifact, Store
+from pipeline.store import Artifact, Out, Store
 
 TEMPLATE = (
     "{%- for message in messages -%}<|user|>{{ message.content }}{%- endfor -%}"
@@ -184,3 +185,13 @@ def decoding_node(target: ModelSpec, drafter: ModelSpec, **changes: Any) -> Task
 def built(task: Task, root: Path) -> Artifact:
     """Bring `task` up to date in the store `root`."""
     return Store(root).get(task)
+
+
+def publish(task: Task, store: Store, write: Callable[[Out], None]) -> Artifact:
+    """Publish what a function writes as the artifact of a task."""
+
+    class Written(Stage):
+        def function(self) -> Callable[[Task, Inputs, Out], None]:
+            return lambda _, __, out: write(out)
+
+    return store.get(replace(task, stage=Written(**vars(task.stage))))

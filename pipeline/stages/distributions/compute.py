@@ -1,7 +1,6 @@
 """Decodes every prompt, or reads an engine's log, and stores every step's distribution.
 
-Shards are fixed in plan.json first; a finished one is never computed again. At the end they are
-joined in the order of the prompts.
+A finished shard is never computed again. At the end they are joined in the order of the prompts.
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +10,6 @@ from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import torch
 
@@ -19,22 +17,22 @@ from analysis.trees.entropy import index_entropies
 from analysis.trees.topology import Topology
 from pipeline.decoding import pair
 from pipeline.errors import PipelineError
-from pipeline.study import Study
 from pipeline.models.heads.hidden_drafter import HiddenDrafter
 from pipeline.models.language_model import LanguageModel
 from pipeline.models.passes import Text
 from pipeline.plan.facts import DecodingFacts
+from pipeline.plan.plain import from_plain
 from pipeline.plan.specs import method_entries
+from pipeline.stage import Task
 from pipeline.stages.decoding import along, rates
 from pipeline.stages.decoding import compute as decoding
-from pipeline.store import Artifact, Out
-from pipeline.stored import StoredFacts
-from pipeline.plan.plain import from_plain
+from pipeline.stages.prompts import STAGE as PROMPTS_STAGE
+from pipeline.store import Artifact, Store
+from pipeline.study import Study
 from tests import methods
 from tests.pipeline import heads
 from tests.pipeline.decoding.pair import PROMPTS, V, logits
-from tests.pipeline.fakes import record
-from tests.pipeline.tiny import decoding_node, used
+from tests.pipeline.tiny import decoding_node, publish, used
 
 METHODS = [
     {"drafter": "model", "rule": "greedy", "draft_length": 3, "temperature": 0},
@@ -59,45 +57,38 @@ def stage(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> Any:
-    """The stage on the tiny pair: a function of prompts that returns the draft it wrote."""
+    """The stage on the tiny pair: a function of prompts that returns its artifact."""
     drafted = torch.arange(0, V, 2)
     drafts = drafter if request.param == "model" else heads.random_head(target, drafted)
     tokenizer = SimpleNamespace(get_vocab=lambda: {str(i): i for i in range(V)})
     monkeypatch.setattr(decoding, "pair_tokenizer", lambda *_: tokenizer)
     monkeypatch.setattr(pair, "load_pair", lambda *_: (target, drafts))
 
-    def run(
-        prompts: list[list[int]], name: str = "draft", chosen: list[dict[str, Any]] = METHODS
-    ) -> Pending:
+    def run(prompts: list[list[int]], chosen: list[dict[str, Any]] = METHODS) -> Artifact:
         rows = [
             {"prompt_id": str(at), "source": "s", "token_ids": ids}
             for at, ids in enumerate(prompts)
         ]
-        upstream = SimpleNamespace(read=lambda: pa.Table.from_pylist(rows))
-        node = decoding_node(
+        above = Task(PROMPTS_STAGE, "made", {"prompts": prompts})
+        publish(above, Store(tmp_path), lambda out: out.write_rows(rows))
+        task = decoding_node(
             used(""),
             used("", "drafter"),
             prompts=len(prompts),
             steps=12,
             methods=tuple(methods.build(chosen)),
         )
-        folder = tmp_path / name
-        folder.mkdir(exist_ok=True)
-        pending = Pending(folder, "decoding")
-        decoding.compute(node, {"prompts": [upstream]}, pending)  # type: ignore[list-item]
-        record(folder, "decoding")
-        return pending
+        return Store(tmp_path).get(replace(task, inputs={"prompts": above}))
 
     return run
 
 
-def facts_of(pending: Pending) -> DecodingFacts:
-    """The facts of a draft, as a reader of its record finds them."""
-    return from_plain(DecodingFacts, json.loads(json.dumps(pending.facts)))
+def facts_of(artifact: Artifact) -> DecodingFacts:
+    """The facts of its record, as a reader finds them."""
+    return from_plain(DecodingFacts, Artifact(artifact.directory, artifact.columns).facts)
 
 
-def content(pending: Pending) -> dict[str, Any]:
-    artifact = Artifact(pending.directory)
+def content(artifact: Artifact) -> dict[str, Any]:
     return {
         name: artifact.read(name).to_pylist()
         for name in ("data", "calls", "levels", "trajectory", "contexts", "failures")
@@ -119,8 +110,8 @@ def test_prompts_that_fail_are_recorded_and_the_others_go_on(
 
     monkeypatch.setattr(decoding, "decode_timed", short)
     monkeypatch.setattr(drafter.module.config, "max_position_embeddings", 20)
-    pending = stage([PROMPTS[0], [], PROMPTS[1], PROMPTS[0]])  # of 17 tokens, with answers of 12
-    found, facts = content(pending), facts_of(pending)
+    made = stage([PROMPTS[0], [], PROMPTS[1], PROMPTS[0]])  # of 17 tokens, with answers of 12
+    found, facts = content(made), facts_of(made)
     reasons = ["out of memory: CUDA out of memory", "the prompt is empty: give at least one token"]
     fits = "head" in request.node.name  # which has no context of its own
     if not fits:
@@ -139,7 +130,7 @@ def test_prompts_that_fail_are_recorded_and_the_others_go_on(
         if facts.runs[row["run"]].lossless and row["temperature"] == 0:
             assert row["agreement"] == 1.0
     with pytest.raises(PipelineError, match="no prompt can be decoded: the prompt is empty"):
-        stage([[], []], "none")
+        stage([[], []])
 
 
 def test_methods_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,7 +151,7 @@ def test_methods_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_decoding_thread_is_timed(stage: Any) -> None:
-    runs = pq.read_table(stage([PROMPTS[0]]).directory / "timings/runs.parquet").to_pylist()
+    runs = stage([PROMPTS[0]]).read("timings/runs").to_pylist()
     assert all(0 < row["processor_seconds"] < row["seconds"] + 0.01 for row in runs)
 
 
@@ -208,8 +199,8 @@ def test_a_greedy_draft_is_the_first_of_equal_logits_and_ranked_by_the_target() 
 
 
 def test_calls_and_levels_of_trees_are_those_of_their_shape(stage: Any) -> None:
-    pending = stage(PROMPTS, chosen=[METHODS[0], METHODS[3], *TREES])
-    runs, found = facts_of(pending).runs, content(pending)
+    made = stage(PROMPTS, chosen=[METHODS[0], METHODS[3], *TREES])
+    runs, found = facts_of(made).runs, content(made)
     shapes = {at: Topology(tuple(run.shape.parents or ())) for at, run in enumerate(runs)
               if run.shape is not None}  # fmt: skip
     assert [len(shape) for shape in shapes.values()] == [14, 8, 6, 6]
@@ -239,11 +230,11 @@ def test_calls_and_levels_of_trees_are_those_of_their_shape(stage: Any) -> None:
 def test_contexts_are_those_of_plain_passes_along_the_baselines_answer(
     stage: Any, target: LanguageModel, drafter: LanguageModel, request: pytest.FixtureRequest
 ) -> None:
-    pending = stage(PROMPTS[:2], chosen=TREES)
-    runs, found = facts_of(pending).runs, content(pending)
+    made = stage(PROMPTS[:2], chosen=TREES)
+    runs, found = facts_of(made).runs, content(made)
     (run,) = {row["run"] for row in found["contexts"]}
     assert (runs[run].decoded.drafter, runs[run].decoded.temperature) == ("none", 1.0)
-    assert facts_of(pending).vocab_size == V
+    assert facts_of(made).vocab_size == V
     answers = {row["prompt_id"]: row["token_ids"] for row in found["data"] if row["run"] == run}
     if "head" in request.node.name:  # it lacks half of the tokens
         assert {row["kl"] for row in found["contexts"]} == {math.inf}
@@ -283,8 +274,8 @@ def drafts_of(p: np.ndarray, q: np.ndarray, ranks: list[int], stored: int) -> An
             tail = np.log(np.delete(law, order).sum())
         columns[f"{prefix}log_tail"] = [tail] * len(ranks)
     table = pa.table(columns)
-    facts = StoredFacts(vocab_size=len(p), k=stored)
-    return SimpleNamespace(read=lambda columns: table.select(columns), facts=lambda _: facts)
+    facts = {"vocab_size": len(p), "k": stored, "certified_temperature": 1.0}
+    return SimpleNamespace(read=lambda columns: table.select(columns), facts=facts)
 
 
 def test_trees_take_the_acceptance_that_stage_drafts_measured() -> None:
@@ -293,7 +284,7 @@ def test_trees_take_the_acceptance_that_stage_drafts_measured() -> None:
     spec = decoding_node(used(""), used("", "drafter")).spec
     drafts = drafts_of(p, q, [1] * 60 + [2] * 20 + [4] * 20, 4)
     greedy, gss, erss = rates.with_measured_trees(
-        replace(spec, methods=tuple(built)), [drafts]
+        replace(spec, methods=tuple(built)), drafts
     ).methods
     assert greedy.tree.acceptance == pytest.approx([0.6, 0.2, 0, 0.2])
     assert greedy.topology == Topology((-1, 0, -1, 1)).by_level()
@@ -306,7 +297,7 @@ def test_trees_take_the_acceptance_that_stage_drafts_measured() -> None:
     # most probable tokens of the drafter, not drawn: the target's probabilities of them
     entry = MEASURED[1] | {"sampling": "argmax", "temperature": 1.0}
     spec = replace(spec, methods=tuple(methods.build([entry])))
-    (drawn,) = rates.with_measured_trees(spec, [drafts]).methods
+    (drawn,) = rates.with_measured_trees(spec, drafts).methods
     assert drawn.tree.acceptance == pytest.approx([0.3, 0.4, 0.2, 0.1])
     for method in (greedy, gss, erss, drawn):
         assert "acceptance" not in method_entries(method)
@@ -322,9 +313,10 @@ def test_what_lies_outside_the_stored_tokens_is_spread_over_them() -> None:
     share = (p**2)[:2].sum() / (p**2).sum()
     assert part[0] == pytest.approx(share / (2 - share), abs=0.08)
     names = ["top_ids", "top_logits", "top_surprisal", "log_tail"]
-    table = drafts_of(p, p, [1] * 400, 2).read(columns=names).combine_chunks()
-    facts = StoredFacts(vocab_size=6, k=2)
-    _, weights, tail = rates._stored(table, "", facts, 0.5)  # four equal tokens: exact at any
+    drafts = drafts_of(p, p, [1] * 400, 2)
+    table = drafts.read(columns=names).combine_chunks()
+    # four equal tokens: exact at any temperature
+    _, weights, tail = rates._stored(table, "", drafts.facts, 0.5)
     inside = weights.sum(1)
     np.testing.assert_allclose(inside / (inside + tail), share, rtol=1e-6)
 
@@ -333,7 +325,7 @@ def test_stage_drafts_is_asked_for_only_where_a_tree_hangs_on_it(tmp_path: Path)
     entry = "{drafter: model, rule: greedy, draft_length: 3, temperature: 0, tree: optimal"
     for more, wanted in ((", nodes: 4}", True), (", nodes: 4, acceptance: [0.5, 0.2]}", False)):
         study = Study("study=mini", *methods.overrides(entry + more), f"outputs={tmp_path}")
-        assert all(("drafts" in node.upstream) == wanted for node in study.nodes["decoding"])
+        assert all(("drafts" in task.inputs) == wanted for task in study.tasks["decoding"])
 
 
 def test_models_that_cannot_read_trees_are_refused_before_anything_is_decoded(
