@@ -26,7 +26,7 @@ from pipeline.errors import EXPECTED, PipelineError, nearest, one_line, terminal
 from pipeline.files import slug
 from pipeline.paths import CONF
 from pipeline.stage import Task
-from pipeline.store import Artifact, relative
+from pipeline.store import VERDICT, Artifact, relative
 
 COMMANDS = ("ask", "check_engine", "fetch", "harness", "solve", "verify")
 
@@ -157,8 +157,6 @@ def _show_report(report: Artifact, place: Path) -> None:
 
 def verdict_of(report: Artifact) -> tuple[list[str], list[str]]:
     """Return the first sentence of each paragraph of a report's verdict, and its tables."""
-    from pipeline.stages.report import VERDICT
-
     blocks = (report.directory / VERDICT).read_text(encoding="utf-8").split("\n\n")
     tables = [block for block in blocks if block.startswith("|")]
     return [block.partition("\n")[0] for block in blocks if block not in tables], tables

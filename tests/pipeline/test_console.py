@@ -66,7 +66,7 @@ def test_an_interruption_is_one_line() -> None:
     assert done.stderr == "interrupted: the same command goes on from here\n"
 
 
-@pytest.mark.parametrize("command", ["", ".verify", ".solve", ".fetch])
+@pytest.mark.parametrize("command", ["", ".verify", ".solve", ".fetch"])
 def test_an_interruption_while_a_command_starts_ends_it_at_once(
     command: str, tmp_path: Path
 ) -> None:

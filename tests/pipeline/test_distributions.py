@@ -22,7 +22,6 @@ from pipeline.models.logit_statistics import STATISTICS, logit_statistics, top_k
 from pipeline.stages.distributions import compute as distributions
 from pipeline.stages.distributions.decode import choose, uniforms
 from pipeline.store import Artifact
-from pipeline.store import distributions as stored
 from tests.pipeline import tiny
 
 
