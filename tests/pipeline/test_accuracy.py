@@ -17,16 +17,16 @@ from analysis.report.records import Section, Table
 from analysis.report.render import files, lines
 from pipeline.decoding.decoded import read_answered
 from pipeline.errors import PipelineError
-from pipeline.execution import runner
-from pipeline.loader import Study
 from pipeline.models.load import load_tokenizer
 from pipeline.models.prompt_tokens import chat_text, encode
 from pipeline.plan.facts import AccuracyFacts
+from pipeline.plan.plain import from_plain
 from pipeline.stage import Task
 from pipeline.stages.accuracy import compute as stage
 from pipeline.stages.accuracy import summary, tasks
 from pipeline.stages.report.compute import answer_sections
 from pipeline.store import Artifact, Store
+from pipeline.study import Study
 from tests import methods
 from tests.results.models import WORDS, write_model
 
@@ -114,13 +114,13 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def made(place: Path) -> tuple[Task, Artifact]:
-    (node,) = study(place).nodes["accuracy"]
-    return node, runner.ensure([node], Store(place / "outputs" / "artifacts"))[0]
+    (task,) = study(place).tasks["accuracy"]
+    return task, Store(place / "outputs" / "artifacts").get(task)
 
 
 def test_every_method_answers_every_item(made: tuple[Task, Artifact]) -> None:
     _, artifact = made
-    runs, table = artifact.facts(AccuracyFacts).runs, artifact.read().to_pandas()
+    runs, table = from_plain(AccuracyFacts, artifact.facts).runs, artifact.read().to_pandas()
     assert [run.method for run in runs] == [
         "autoregressive",
         "autoregressive (exponential races)",
@@ -152,7 +152,7 @@ def test_answers_are_scored_as_the_item_says(made: tuple[Task, Artifact]) -> Non
 def test_it_goes_on_where_it_was_stopped_and_is_then_cached(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (node,) = study(place, "accuracy.items=3", "accuracy.seed=5").nodes["accuracy"]
+    (task,) = study(place, "accuracy.items=3", "accuracy.seed=5").tasks["accuracy"]
     store = Store(place / "outputs" / "artifacts")
     answer, asked = stage.answer, list[str]()
 
@@ -164,20 +164,20 @@ def test_it_goes_on_where_it_was_stopped_and_is_then_cached(
 
     monkeypatch.setattr(stage, "answer", noting)
     with pytest.raises(KeyboardInterrupt):
-        runner.ensure([node], store)
+        store.get(task)
     assert [key.split("/")[0] for key in asked] == ["own", "facts"]  # the tasks take turns
     monkeypatch.setattr(
         stage, "answer", lambda *given: asked.append(given[1].key) or answer(*given)
     )
     for _ in "12":
-        runner.ensure([node], store)
+        store.get(task)
         assert len(asked) == len(set(asked)) == 6
 
 
 def test_an_item_that_does_not_fit_is_named_and_the_others_go_on(place: Path) -> None:
     path = write(place / "long/long.yaml", [*ROWS[:2], ROWS[2] | {"prompt": "ba " * 2000}])
-    (node,) = study(place, f"accuracy.tasks=['{path}']").nodes["accuracy"]
-    artifact = runner.ensure([node], Store(place / "outputs" / "artifacts"))[0]
+    (task,) = study(place, f"accuracy.tasks=['{path}']").tasks["accuracy"]
+    artifact = Store(place / "outputs" / "artifacts").get(task)
     (failure,) = artifact.read("failures").to_pylist()
     assert failure["item_id"] == "item 2"
     assert "exceed the context" in failure["reason"]
@@ -186,7 +186,7 @@ def test_an_item_that_does_not_fit_is_named_and_the_others_go_on(place: Path) ->
 
 def test_what_determines_the_artifact_is_in_its_name(place: Path) -> None:
     def name(*overrides: str) -> str:
-        return study(place, *overrides).nodes["accuracy"][0].fingerprint
+        return study(place, *overrides).tasks["accuracy"][0].key
 
     before = name()
     assert name("accuracy.margin=0.1") == name("statistics.resamples=7") == before
@@ -194,7 +194,7 @@ def test_what_determines_the_artifact_is_in_its_name(place: Path) -> None:
         "{drafter: model, rule: greedy, draft_length: 3, temperature: 0, tree: symmetric, width: W}"
     )
     others = [
-        study(place, decoded=[tree.replace("W", width)]).nodes["accuracy"][0].fingerprint
+        study(place, decoded=[tree.replace("W", width)]).tasks["accuracy"][0].key
         for width in "23"
     ]
     singles = ["accuracy.items=2", "accuracy.seed=1", "accuracy.tasks=[facts]",
@@ -242,8 +242,8 @@ def harness_task(place: Path, name: str, text: str) -> str:
 
 
 def asked(place: Path, *overrides: str) -> list[tasks.Question]:
-    (node,) = study(place, *overrides).nodes["accuracy"]
-    return tasks.questions(node.spec, load_tokenizer(str(place / "wide"), None, "test"))
+    (task,) = study(place, *overrides).tasks["accuracy"]
+    return tasks.questions(task.spec, load_tokenizer(str(place / "wide"), None, "test"))
 
 
 def test_prompts_stops_and_scores_are_those_of_the_harness(place: Path) -> None:
@@ -263,9 +263,9 @@ def test_prompts_stops_and_scores_are_those_of_the_harness(place: Path) -> None:
             return [answered[str(request.doc_id)] for request in requests]
 
     wanted = harness_task(place, "words", WORDS_TASK)
-    (node,) = study(place, wanted).nodes["accuracy"]
-    artifact = runner.ensure([node], Store(place / "outputs" / "artifacts"))[0]
-    assert artifact.facts(AccuracyFacts).tasks == ["words"]
+    (task,) = study(place, wanted).tasks["accuracy"]
+    artifact = Store(place / "outputs" / "artifacts").get(task)
+    assert from_plain(AccuracyFacts, artifact.facts).tasks == ["words"]
     tokenizer = load_tokenizer(str(place / "wide"), None, "test")
     prompts = [question.harness[1].args[0] for question in asked(place, wanted)]
     for _, run in artifact.read().to_pandas().groupby("run"):
@@ -340,10 +340,10 @@ def test_what_is_missing_is_named(place: Path, monkeypatch: pytest.MonkeyPatch) 
 def test_the_report_has_a_section_only_once_the_answers_are_there(
     place: Path, made: tuple[Task, Artifact]
 ) -> None:
-    (with_answers,) = study(place, stage="report").nodes["report"]
-    assert with_answers.upstream["accuracy"] == (made[0],)
-    (without,) = study(place, "accuracy.seed=77", stage="report").nodes["report"]
-    assert "accuracy" not in without.upstream
+    (with_answers,) = study(place, stage="report").tasks["report"]
+    assert with_answers.inputs["accuracy/local"].key == made[0].key
+    (without,) = study(place, "accuracy.seed=77", stage="report").tasks["report"]
+    assert "accuracy/local" not in without.inputs
     assert without.spec.margin is None
 
 
@@ -354,8 +354,8 @@ def _tables(part: Section) -> dict[str, Table]:
 def test_the_section_shows_losses_tasks_and_differing_answers(
     place: Path, made: tuple[Task, Artifact]
 ) -> None:
-    (node,) = study(place, stage="report").nodes["report"]
-    part, timed = answer_sections(node.spec, [made[1]])
+    (task,) = study(place, stage="report").tasks["report"]
+    part, timed = answer_sections(task.spec, [made[1]])
     assert "methods that must not change answers changed none." in part.paragraphs[0]
     losses = _tables(part)["accuracy_losses"]
     [(_, rows)] = lines(losses)
@@ -394,7 +394,7 @@ def test_answers_are_read_again_by_the_target(place: Path, made: tuple[Task, Art
         assert row["departures"] == (log_p.argmax(1) != answer).sum()
         assert row["nats_given_up"] == pytest.approx((log_p.max(1) - chosen).sum(), abs=1e-3)
     departures = made[1].read().to_pandas().groupby("run")["departures"].sum()
-    for run, facts in enumerate(made[1].facts(AccuracyFacts).runs):
+    for run, facts in enumerate(from_plain(AccuracyFacts, made[1].facts).runs):
         exact = facts.decoded.temperature == 0 and facts.lossless
         assert (departures[run] == 0) == exact
 
@@ -416,10 +416,10 @@ def test_what_is_lossless_leaves_every_answer_as_it_is(
     path = write(place / "long/parting.yaml", ROWS, limit=24)  # answers long enough to part
     monkeypatch.setattr("pipeline.stages.accuracy.scored", list)  # lossless ones, too
     wanted = f"accuracy.tasks=['{path}',facts]"
-    (node,) = study(place, wanted, decoded=[*LOSSLESS, *RELAXED]).nodes["accuracy"]
-    artifact = runner.ensure([node], Store(place / "outputs" / "artifacts"))[0]
+    (task,) = study(place, wanted, decoded=[*LOSSLESS, *RELAXED]).tasks["accuracy"]
+    artifact = Store(place / "outputs" / "artifacts").get(task)
     one = read_answered("wide", artifact)
-    assert [method.lossless for method in node.spec.methods] == [True] * len(LOSSLESS) + [
+    assert [method.lossless for method in task.spec.methods] == [True] * len(LOSSLESS) + [
         False,
         False,
     ]
