@@ -54,6 +54,7 @@ ifeq ($(STUDY),quick)
 		exec $(PY) -m pipeline study=mini "note='$(INSTEAD)'" $(ARGS);; \
 	*) echo "$$why" >&2; exit 130;; esac
 else
+	$(if $(filter smollm2,$(STUDY)),$(PY) -m pipeline.fetch study=smollm2)
 	$(PY) -m pipeline study=$(STUDY) $(ARGS)
 endif
 

@@ -1,8 +1,8 @@
-"""Fetches a study's models, tokenizers and prompts from the hub, so that it runs without one.
+"""Fetches a study's models, tokenizers and prompts, so that it then runs without a network.
 
 Run it with ``make fetch STUDY=paper``, or ``python -m pipeline.fetch study=paper``. Moving
-revisions are resolved anew, and all files are checked against the hashes that the hub lists. Where
-the hub can't be asked, a full cache is enough.
+revisions are resolved anew, and all files are checked against their hashes. Where the hub can't be
+asked, a full cache is enough.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from pathlib import Path
 
 from conf import schema
 from pipeline.config import composed, settings_of
-from pipeline.errors import command, noted, say
+from pipeline.errors import PipelineError, command, first_line, noted, say
 from pipeline.formats.prompt_files import source_files
-from pipeline.plan.graph import models_named
-from pipeline.store.hub import (
+from pipeline.hub import (
     HEAD_FILES,
     MODEL_FILES,
+    SMOLLM2,
     cached_commit,
     hub_files,
     keep_commit,
+    local_path,
     newest_commit,
 )
-from pipeline.store.hub_errors import HubError
-from pipeline.store.identity import local_path
+from pipeline.paths import ROOT
+from pipeline.plan.graph import models_named
 
-# the folder of the files of a commit, fetched where they are missing, checked if that is wanted
-Files = Callable[[str, bool], Path]
+Files = Callable[[str], Path]  # the folder of the files of a commit
 
 
 def fetch(config: schema.Config) -> None:
@@ -38,43 +38,39 @@ def fetch(config: schema.Config) -> None:
     Raises:
         PipelineError: the hub can't be reached, or lacks a file; a line for each repository.
     """
-    prompts = config.prompts
-
-    def texts(commit: str, check: bool) -> Path:
-        return source_files(prompts.source, commit, prompts.split, check=check)[0].parent
-
-    wanted: list[tuple[str, str, str | None, str, Files]] = [
-        ("prompts.source", prompts.source, prompts.revision, "dataset", texts)
-    ]
+    problems, prompts = list[str](), config.prompts
+    with noted(problems):
+        source, split = prompts.source, prompts.split
+        texts: Files = lambda commit: source_files(source, commit, split)[0].parent  # noqa: E731
+        _fetch("prompts.source", source, prompts.revision, "dataset", texts)
     for key, model in models_named(config).items():
         head = isinstance(model, schema.DrafterConfig) and model.head is not None
         patterns = HEAD_FILES if head else MODEL_FILES
-        weights = partial(_weights, model.path, patterns, key)
-        wanted.append((key, model.path, model.revision, "model", weights))
-    problems: list[str] = []
-    for key, name, revision, kind, files in wanted:
         with noted(problems):
-            if local_path(name) is None:
-                commit, note = _commit(name, revision, kind, key)
-                folder = files(commit, not note)
-                keep_commit(name, revision, kind, commit)  # now that its files are there
-                print(f"{key}: {name} at commit {commit} -> {folder}{note}", flush=True)
+            if ROOT / model.path == SMOLLM2:
+                from tools import smollm2
+
+                smollm2.make()
+            weights = partial(hub_files, model.path, patterns=patterns, key=key)
+            _fetch(key, model.path, model.revision, "model", weights)
     say(problems)
 
 
-def _weights(name: str, patterns: Sequence[str], key: str, commit: str, check: bool) -> Path:
-    return hub_files(name, commit, patterns, key, check=check)
-
-
-def _commit(name: str, revision: str | None, kind: str, key: str) -> tuple[str, str]:
-    """Return the hub's commit, else the cache's and why the hub did not tell."""
+def _fetch(key: str, name: str, revision: str | None, kind: str, files: Files) -> None:
+    """Fetch the `files` of the newest commit, or, where the hub does not tell it, the cache's."""
+    if local_path(name, key) is not None:
+        return
+    note = ""
     try:
-        return newest_commit(name, revision, kind, key), ""
-    except HubError as error:
-        commit = cached_commit(name, revision, kind)
-        if commit is None:
+        commit = newest_commit(name, revision, kind, key)
+    except PipelineError as error:
+        cached = cached_commit(name, revision, kind)
+        if cached is None:
             raise
-        return commit, f" (all from the cache: {error.reason})"
+        commit, note = cached, f" (from the cache: {first_line(error.__cause__ or error)})"
+    folder = files(commit)
+    keep_commit(name, revision, kind, commit)  # now that its files are there
+    print(f"{key}: {name} at commit {commit} -> {folder}{note}", flush=True)
 
 
 def main(overrides: Sequence[str]) -> None:

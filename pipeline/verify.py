@@ -6,7 +6,6 @@ left half-written is removed. Finished shards stay, and the run that goes on fro
 
 from __future__ import annotations
 
-import shutil
 import sys
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -14,7 +13,8 @@ from pathlib import Path
 from filelock import FileLock
 
 from pipeline.errors import PipelineError, command
-from pipeline.gguf_models.source import damaged_models
+from pipeline.hub import SUMS
+from pipeline.hub import damaged as damaged_model
 from pipeline.paths import OUTPUTS
 from pipeline.plan.graph import STAGES
 from pipeline.store.artifacts import Artifact, Pending, Store
@@ -48,10 +48,10 @@ def _verify(outputs: Path) -> int:
         raise
     except OSError as error:
         print(f"damaged, not set aside: {error.filename}: {error.strerror}", file=sys.stderr)
-    models = damaged_models(outputs / "models")
-    for place, why in models.items():
-        print(f"{place} {why}: removed, the next use converts it again", file=sys.stderr)
-        shutil.rmtree(place, ignore_errors=True)
+    places = sorted(path.parent for path in (outputs / "models").glob(f"*/{SUMS}"))
+    models = [f"{place}: {name}" for place in places if (name := damaged_model(place))]
+    for model in models:
+        print(f"{model} is damaged: make it again with python -m tools.smollm2", file=sys.stderr)
     print(
         f"{len(artifacts)} artifacts verified, {len(damaged) + len(unreadable)} damaged; "
         f"{sum(_unfinished(root, stage) for stage in STAGES)} unfinished"

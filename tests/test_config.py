@@ -255,7 +255,7 @@ def test_a_foreign_model_or_tokenizer_is_refused_only_where_it_is_needed(tmp_pat
     assert not list(tmp_path.rglob("*.parquet"))
 
 
-OWN = ["criteria=additive", "criteria.rule=leaver", "~criteria.t", "+criteria.a=0.1"]
+OWN = ["study=mini", "criteria=additive", "criteria.rule=leaver", "~criteria.t", "+criteria.a=0.1"]
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,6 @@ P5 = _by_rule("p5")  # Tables 3 and 4, in nats: P5_AT
 RUN_LENGTHS = _by_rule("run_lengths")  # Tables 5 and 6, mean acceptance length in tokens: EPS
 PAPERS = tuple(TOP_PROBABILITY)  # the models
 TABLE2 = tuple(CERTIFICATES[PAPERS[0]])  # its rules, which Tables 5 and 6 show as well
-P5_RULES = tuple(P5[PAPERS[0]])
 
 
 def printed_rows(paper: str) -> list[tuple[str, Rule | int, str | float, float]]:

@@ -133,18 +133,6 @@ def limits(column: str) -> tuple[str, str]:
     return ("ci_low", "ci_high") if column == "value" else (f"{column}_ci_low", f"{column}_ci_high")
 
 
-def range_text(first: str, last: str) -> str:
-    """Return two printed ends as a range, or one if they are equal, with a common unit once.
-
-    >>> range_text("0.12", "0.12"), range_text("0.12", "0.13"), range_text("5.0 %", "12 %")
-    ('0.12', '0.12–0.13', '5.0–12 %')
-    """
-    if first == last:
-        return first
-    unit = " %"
-    return f"{first.removesuffix(unit) if last.endswith(unit) else first}–{last}"
-
-
 def few_notes(prompts: Iterable[int]) -> list[str]:
     """Return a warning that intervals come from few prompts, else an empty list.
 

@@ -18,8 +18,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from pipeline.errors import PipelineError, first_line
-from pipeline.store.hub import hub_files, matching
-from pipeline.store.identity import READERS, local_path
+from pipeline.hub import READERS, hub_files, local_path, matching
 
 CARD = "README.md"  # of a data set; its `configs` name the files of each split
 EXAMPLE = '{"text": "Hi"}'  # of a row
@@ -27,9 +26,7 @@ EXAMPLE = '{"text": "Hi"}'  # of a row
 RowReader = tuple[int, Callable[[int], tuple[Any, str]]]  # how many; reads one, and where it stands
 
 
-def source_files(
-    path: str, commit: str | None, split: str | None, *, check: bool = False
-) -> list[Path]:
+def source_files(path: str, commit: str | None, split: str | None) -> list[Path]:
     """Return the files of a source, fetched from the hub when it is not local.
 
     Args:
@@ -37,7 +34,6 @@ def source_files(
         commit: the commit of a hub data set.
         split: a part of it, whose files the card's `configs` name; where it has none, the files
             or folders `<split>.*`, `<split>-*` and `<split>`. None is all files.
-        check: check hashes also of files that were fetched before.
 
     Raises:
         PipelineError: there is no such file, or the files are not all of one format.
@@ -49,7 +45,7 @@ def source_files(
         place = root or hub_files(path, commit, [CARD], key, "dataset", optional=True)
         patterns = split_patterns(place, split)
         if root is None:
-            place = hub_files(path, commit, patterns, key, "dataset", check=check)
+            place = hub_files(path, commit, patterns, key, "dataset")
         files = matching(place, patterns)
         kinds = {file.suffix for file in files}
     if len(kinds) != 1 or not kinds <= set(READERS):

@@ -20,6 +20,7 @@ from transformers import (
 from transformers import logging as transformers_logging
 
 from pipeline.errors import PipelineError, first_line
+from pipeline.hub import MODEL_FILES, TOKENIZER_FILES, hub_files, local_path
 from pipeline.models import caches
 from pipeline.models.devices import choose_device, set_up
 from pipeline.models.heads.head_files import read_head
@@ -30,8 +31,6 @@ from pipeline.models.passes import check_cached_steps
 from pipeline.models.prompt_tokens import check_same_tokens
 from pipeline.models.skinny_matmul import use_few_queries, use_skinny_matmul
 from pipeline.plan.specs import ModelSpec
-from pipeline.store.hub import MODEL_FILES, hub_files
-from pipeline.store.identity import TOKENIZER_FILES, local_path
 
 
 def load_model(spec: ModelSpec) -> LanguageModel:

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import PipelineError, first_line
-from pipeline.gguf_models import source as gguf
-from pipeline.store.identity import local_path
+from pipeline.hub import local_path
 
 TOKENS_NAMED = 3  # differing tokens that are named
 _tried: dict[str, bool] = {}  # whether a template's tokens change with the message
@@ -74,7 +73,7 @@ class FileTokenizer:
 
 def file_tokenizer(path: str) -> FileTokenizer | None:
     """Return the tokenizer of a local model; None where its files do not suffice."""
-    folder = gguf.converted(path) if gguf.source(path, "path") else local_path(path)
+    folder = local_path(path)
     try:
         return None if folder is None else FileTokenizer(folder, path)
     except Exception:  # libraries raise many kinds: who loads the model says what is wrong

@@ -6,10 +6,9 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from pipeline.errors import PipelineError
+from pipeline.hub import HUB_ID, cached_commit, hub_files, local_path
 from pipeline.plan.specs import DistributionsSpec
 from pipeline.store.artifacts import Artifact
-from pipeline.store.hub import cached_commit, hub_files
-from pipeline.store.identity import HUB_ID, local_path
 from pipeline.store.node import Node
 
 TOKENIZER = "tokenizer.json"

@@ -16,11 +16,10 @@ from conf import schema
 from conf.schema import Config, ModelConfig
 from pipeline.config import settings_of
 from pipeline.errors import PipelineError, noted, say
-from pipeline.gguf_models.source import source
+from pipeline.hub import Identities, local_path
 from pipeline.plan.rules import build_rules, rules_by_name
 from pipeline.plan.stage import Request, Stage
 from pipeline.store.artifacts import Store
-from pipeline.store.identity import Identities, local_path
 from pipeline.store.node import Node
 
 STAGES: dict[str, Stage] = {
@@ -71,7 +70,7 @@ def prepare(composed: DictConfig) -> tuple[Config, dict[str, list[Node]], Store]
             stage.check(request)
     for key, model in models_named(config).items():
         with noted(problems):
-            source(model.path, key) or local_path(model.path, key)
+            local_path(model.path, key)
     if not named:  # the rules are wrong: nothing that takes them can be planned
         say(problems)
     with noted(problems):

@@ -15,9 +15,9 @@ from typing import Annotated, Any
 from analysis.rules import Rule, to_mapping
 from analysis.statistics.bootstrap import Resampling
 from conf.schema import Device, Dtype, Execution, HeadConfig, ModelConfig, Prompts
+from pipeline.hub import Identity
 from pipeline.plan.method import Method
 from pipeline.store.durable import file_digest
-from pipeline.store.identity import Identity
 from pipeline.store.plain import As, Plain
 
 

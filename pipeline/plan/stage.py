@@ -16,10 +16,10 @@ from analysis.rules import Rule
 from analysis.statistics.bootstrap import Resampling
 from conf.schema import Config, DrafterConfig, ModelConfig
 from pipeline.errors import PipelineError
+from pipeline.hub import Identities, local_path
 from pipeline.plan.specs import DistributionsSpec, LogSpec, ModelSpec, PairSpec
 from pipeline.store.artifacts import Artifact
 from pipeline.store.columns import Columns
-from pipeline.store.identity import Identities, local_path
 from pipeline.store.node import Node
 
 SummaryRow = dict[str, Any]  # of a table

@@ -37,7 +37,7 @@ def to_plain(value: Any) -> Any:
     """Return a value without dataclasses and tuples.
 
     Examples:
-        >>> from pipeline.store.identity import Identity
+        >>> from pipeline.hub import Identity
         >>> to_plain((Identity(hub="owner/name", commit="1b"),))
         [{'hub': 'owner/name', 'commit': '1b'}]
     """

@@ -3,7 +3,7 @@
 Tails: full distributions that agree with the stored values of a step (top K, T, H) but differ
 beyond K; the exact certificate of each must lie in the interval of the stored step. Drafts: random
 q whose mode is rejected; KL(p || q) must never be below lower. The output has the share of exact
-intervals, and the factor by which the stored entropy narrows the others.
+intervals.
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ from pipeline.loader import Study
 from tests.conftest import pipeline
 from tests.engines.samples import answer_ids
 from tests.engines.servers import ENGINES, MINI, gguf, llama_cpp, vllm
+from tools import smollm2
 
 pytestmark = pytest.mark.skipif(ENGINES is None, reason="needs make check-engines")
 LENGTH = 3  # of drafts
@@ -100,7 +101,8 @@ def test_llama_cpps_look_up_leaves_its_answers(outputs: Path) -> None:
     study = ["study=smollm2", "distributions.steps=24"]
     lookup = ["--spec-type", "ngram-simple", "--spec-ngram-simple-size-n", "3"]
     lookup += ["--spec-ngram-simple-size-m", str(LENGTH), "--spec-draft-n-max", str(LENGTH)]
-    asked = [*study, "prompts.count=8", "ask.concurrent=1", f"targets.smollm2.path={gguf()}"]
+    target = smollm2.make(gguf(), outputs / "SmolLM2")
+    asked = [*study, "prompts.count=8", "ask.concurrent=1", f"targets.smollm2.path={target}"]
     files = []
     for name, arguments in (("llama_alone", []), ("llama_ngram", lookup)):
         with llama_cpp(outputs, *arguments) as url:

@@ -18,7 +18,7 @@ from pipeline.models.language_model import LanguageModel, linear_of
 from pipeline.plan.specs import ModelSpec
 from tests.pipeline import tiny
 
-NORMS = Norms(fc_norm=True)
+LAYERS = 1, 2
 
 
 def shape_of(target: LanguageModel) -> dict[str, object]:
@@ -44,15 +44,11 @@ def states_of(target: LanguageModel, text: list[int], layers: tuple[int, ...]) -
     return torch.stack([out.hidden_states[layer][0] for layer in layers], 1)
 
 
-def random_head(
-    target: LanguageModel,
-    drafted: Tensor | None = None,
-    layers: tuple[int, ...] = (1, 2),
-    norms: Norms = NORMS,
-) -> HiddenDrafter:
+def random_head(target: LanguageModel, drafted: Tensor | None = None) -> HiddenDrafter:
     """A head whose attention and outputs are neither flat nor certain, every time the same."""
     torch.manual_seed(4)
-    head = FeatureHead(shape_of(target), len(layers), norms).eval().requires_grad_(False)
+    head = FeatureHead(shape_of(target), len(LAYERS), Norms(fc_norm=True))
+    head.eval().requires_grad_(False)
     for parameter in head.parameters():
         if parameter.ndim == 2:
             parameter.normal_(std=parameter.shape[1] ** -0.5)
@@ -61,7 +57,7 @@ def random_head(
     if drafted is not None:
         rows = rows[drafted].bfloat16().to(rows.dtype)
     projection = like_target(target, linear_of(rows, None))
-    return HiddenDrafter(target, head, projection, layers, "head", drafted, target.vocab_size)
+    return HiddenDrafter(target, head, projection, LAYERS, "head", drafted, target.vocab_size)
 
 
 def write(model: HiddenDrafter, folder: Path) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from typing import Any
+
 from tests.pipeline.hub import Answer, Fault
 
 
@@ -48,6 +51,16 @@ def of_another_commit(answer: Answer) -> bool:
     """A file that is served as one of another commit."""
     answer.headers["X-Repo-Commit"] = "f" * 40
     return False
+
+
+def sha(value: Any) -> Fault:
+    """A hub that tells something else than a commit."""
+
+    def fault(answer: Answer) -> bool:
+        answer.body = json.dumps(json.loads(answer.body) | {"sha": value}).encode()
+        return False
+
+    return fault
 
 
 def times(count: int, fault: Fault) -> Fault:

@@ -13,6 +13,7 @@ from analysis.rules import expand
 from analysis.statistics.bootstrap import Resampling
 from conf.schema import Prompts
 from pipeline.execution.runner import ensure
+from pipeline.hub import Identity
 from pipeline.plan.specs import (
     CertificatesSpec,
     DistributionsSpec,
@@ -23,7 +24,6 @@ from pipeline.plan.specs import (
 )
 from pipeline.store import columns
 from pipeline.store.artifacts import Artifact, Store
-from pipeline.store.identity import Identity
 from pipeline.store.node import Node
 from tests.analysis.cases import stored_columns
 
@@ -90,7 +90,7 @@ class MadeUp:
         self._publish(
             node,
             {**steps, "token_id": np.zeros(size), "logsumexp": top + surprisal, **dump},
-            {"vocab_size": self.vocab_size, "k": self.k},
+            {"vocab_size": self.vocab_size, "k": self.k, "certified_temperature": 1.0},
         )
         nodes = [
             Node(

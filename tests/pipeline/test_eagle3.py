@@ -22,12 +22,12 @@ from analysis.trees.topology import ROOT, Topology
 from pipeline.decoding.choices import Greedy
 from pipeline.decoding.drafters import HeadDrafter
 from pipeline.errors import PipelineError
+from pipeline.hub import Identities
 from pipeline.models.heads.feature_head import GivenText, Norms
 from pipeline.models.heads.head_files import read_head
 from pipeline.models.heads.hidden_drafter import HiddenDrafter
 from pipeline.models.heads.load import load_head
 from pipeline.models.language_model import LanguageModel, recorded_states
-from pipeline.store.identity import Identities
 from tests.pipeline import tiny
 from tests.pipeline.decoding.pair import PROMPTS, V
 from tests.pipeline.eagle3 import (
@@ -152,6 +152,8 @@ def test_a_head_of_another_width_brings_its_embedding(
     for at, draft in enumerate(drafts):
         output = reference(target, given, text, drafts[:at])
         assert draft == int(reference_logits(given, output[None])[0].argmax())
+    outputs = torch.randn(3, 20)
+    assert model.completed(outputs, model.logits(outputs)) is None
     assert model.memory_bytes() == sum(
         value.nbytes for name, value in given.items() if name not in ("d2t", "t2d")
     )

@@ -19,8 +19,8 @@ from analysis.certificates.certify import Certificates
 from analysis.rules import Additive, Rule, StrictGreedy, Tree, Typical
 from pipeline.engines.written.logs import EngineLog, prompt_id, read_log, stacked
 from pipeline.errors import PipelineError
+from pipeline.hub import Identity
 from pipeline.plan.specs import LogSpec
-from pipeline.store.identity import Identity
 from tests.analysis.test_rounded import V, distributions
 from tests.pipeline import engine_formats
 from tests.pipeline.engine_formats import ENGINES, answers, read_back

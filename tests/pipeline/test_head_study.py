@@ -141,7 +141,7 @@ def test_the_report_of_a_head(
     shown = shown.replace("In the CSV files, inf is", "")  # the note on all tables
     assert not re.search(r"\b(nan|inf|None)\b", shown)
     assert ("| KL(p‖q) of the drafter, mean, nats | ∞ |" in page) == reduced
-    assert ("Steps with a finite divergence: KL " in page) == reduced  # that to the completed q′
+    assert ("Steps with a finite KL: " in page) == reduced  # that to the completed q′
     depth = next(line for line in shown.splitlines() if line.startswith("| KL(p‖q), median, nats"))
     assert (depth.count("∞") == DEPTHS) == reduced
     assert depth.count("|") == DEPTHS + 2

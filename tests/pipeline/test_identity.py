@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.store import identity
+from pipeline import hub
+from pipeline.hub import Identities, Identity
 from pipeline.store.durable import file_digest
-from pipeline.store.identity import Identities, Identity
 
 
 def test_digests_are_remembered_only_where_that_is_safe(
@@ -26,7 +26,7 @@ def test_digests_are_remembered_only_where_that_is_safe(
     source.write_text("one")
     checked()
     assert not memo.exists()
-    monkeypatch.setattr(identity, "SETTLED", -1)  # all files count as old
+    monkeypatch.setattr(hub, "SETTLED", -1)  # all files count as old
     checked()
     state = source.stat()
     source.write_text("two")

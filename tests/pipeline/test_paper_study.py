@@ -123,7 +123,7 @@ def test_again_without_a_hub(fetched: Fetched, variables: dict[str, str]) -> Non
                           "distributions.steps=2", "stage=distributions", **variables)  # fmt: skip
     assert printed.count(": computing") == 3
     lines = fetched.run("pipeline.fetch", "study=paper", **variables).splitlines()
-    assert sum("(all from the cache: " in line for line in lines) == len(fetched.hub.repositories)
+    assert sum("(from the cache: " in line for line in lines) == len(fetched.hub.repositories)
 
 
 @pytest.mark.skipif(QWEN3 is None, reason="QWEN3_TOKENIZER names no directory")

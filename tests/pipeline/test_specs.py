@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from pipeline.errors import DamagedError
+from pipeline.hub import Identity
 from pipeline.loader import Study
 from pipeline.plan.facts import (
     AccuracyFacts,
@@ -23,7 +24,6 @@ from pipeline.plan.facts import (
 )
 from pipeline.plan.specs import model_at
 from pipeline.store.artifacts import Artifact
-from pipeline.store.identity import Identity
 from pipeline.store.node import fingerprint
 from pipeline.store.plain import from_plain, to_plain
 from pipeline.store.records import MadeFrom, Record

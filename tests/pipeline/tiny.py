@@ -15,12 +15,12 @@ from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config,
 from analysis.statistics.bootstrap import Resampling
 from conf.schema import Device, HeadConfig, ModelConfig, Prompts
 from pipeline.execution import runner
+from pipeline.hub import Identity
 from pipeline.models.language_model import LanguageModel
 from pipeline.models.load import wrap
 from pipeline.plan.specs import DecodingSpec, DistributionsSpec, ModelSpec, SampledPrompts, model_at
 from pipeline.store.artifacts import Artifact, Store
 from pipeline.store.durable import file_digest
-from pipeline.store.identity import Identity
 from pipeline.store.node import Node
 
 TEMPLATE = (

@@ -29,10 +29,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from pipeline.errors import PipelineError, first_line
+from pipeline.hub import HEAD_FILES, PICKLED, hub_files, local_path
 from pipeline.models.heads.feature_head import FeatureHead, Norms
 from pipeline.models.language_model import LanguageModel
-from pipeline.store.hub import HEAD_FILES, PICKLED, hub_files
-from pipeline.store.identity import local_path
 
 WEIGHTS = "model.safetensors"
 PROJECTION, EMBEDDING = "lm_head.weight", "embed_tokens.weight"

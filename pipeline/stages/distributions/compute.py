@@ -16,7 +16,6 @@ from pipeline.execution.shard_plan import Plan, Shard, ShardMeasured, at_most
 from pipeline.execution.shards import join, write_groups
 from pipeline.execution.stopwatch import Stopwatch, describe_device, peak_memory, throughput
 from pipeline.execution.workers import open_workers
-from pipeline.gguf_models.source import origin
 from pipeline.models.load import load_model, skeleton
 from pipeline.models.logit_statistics import Found
 from pipeline.plan.specs import DistributionsSpec, LoggedDistributions
@@ -86,7 +85,6 @@ class DistributionsWorker:
             "model": model.label,
             "revision": settings.revision,
             "commit": spec.model.identity.commit,
-            "origin": origin(settings.path),
             "vocab_size": model.vocab_size,
             "k": min(spec.k, model.vocab_size),
             "certified_temperature": spec.certified_temperature,

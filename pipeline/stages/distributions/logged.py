@@ -7,11 +7,11 @@ import pyarrow as pa
 
 from pipeline.engines.written.answers import counted
 from pipeline.engines.written.logs import EngineLog, read_log, stacked
+from pipeline.hub import local_path
 from pipeline.models.token_texts import ENGINES_IDS
 from pipeline.plan.specs import LoggedDistributions
 from pipeline.store import columns
 from pipeline.store.artifacts import Pending
-from pipeline.store.identity import local_path
 from pipeline.store.node import Node
 
 NOT_TOLD = (

@@ -33,7 +33,7 @@ from pipeline.store import columns
 from pipeline.store.artifacts import Artifact, Pending
 from pipeline.store.distributions import StoredFacts, read_token_ids
 from pipeline.store.node import Node
-from pipeline.store.plain import Plain, from_plain
+from pipeline.store.plain import Plain, from_plain, to_plain
 
 LOGITS_HELD = 1 << 25  # logits of one model held at once, 128 MB in float32
 BATCH = 32  # prompts of a shard; larger ones were not faster
@@ -135,7 +135,7 @@ class DraftsWorker:
         completed = {}
         if isinstance(pair.drafter, HiddenDrafter):  # it runs in the dtypes of its target
             drafter |= {name: target[name] for name in ("dtype", "logits_dtype")}
-            drafter["head"] = spec.drafter.head.model_dump()
+            drafter["head"] = to_plain(vars(spec.drafter.head))
             if pair.drafter.can_be_completed:
                 completed = {"completed": True}
         target_out, draft_out = map(max, zip(*(s["left_out"] for s in measured), strict=True))

@@ -17,13 +17,13 @@ from conf.schema import Prompts
 from pipeline.engines.written.logs import prompt_id, read_log
 from pipeline.errors import say
 from pipeline.formats.prompt_files import ExcludedRowError, Source, read_row, source_files
+from pipeline.hub import local_path
 from pipeline.models.prompt_tokens import encode, file_tokenizer, no_template
 from pipeline.plan.facts import ExcludedRows
 from pipeline.plan.specs import LoggedPrompts, SampledPrompts
 from pipeline.store import columns
 from pipeline.store.artifacts import Artifact, Pending
 from pipeline.store.columns import Row
-from pipeline.store.identity import local_path
 from pipeline.store.node import Node
 from pipeline.store.plain import to_plain
 

@@ -23,7 +23,6 @@ WORDS = {  # what a reader must know of records, by stage and key; the rest is i
     "distributions.model.hub": "model",
     "distributions.model.commit": "its commit",
     "distributions.model.content": "model, digest of its files",
-    "distributions.model.gguf": "model, digest of its GGUF file",
     "distributions.model.dtype": "weights",
     "distributions.model.head_dtype": "final projection",
     "distributions.log": "log of the target",
