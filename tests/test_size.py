@@ -24,7 +24,7 @@ LINES = {
     "analysis/trees": 716,
     "benchmarks": 903,
     "conf": 259,
-    "pipeline": 2217,
+    "pipeline": 2306,
     "pipeline/decoding": 1452,
     "pipeline/engines": 1956,
     "pipeline/execution": 1071,
