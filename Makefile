@@ -14,6 +14,10 @@ endif
 PY := .venv/bin/python
 PYTEST = $(PY) -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal
 STUDY = quick
+STUDIES := $(basename $(notdir $(wildcard conf/study/*.yaml)))
+ifneq (,$(filter reproduce fetch,$(MAKECMDGOALS)))
+$(if $(filter $(STUDY),$(STUDIES)),,$(error there is no study $(STUDY): STUDY is one of $(STUDIES)))
+endif
 
 # What the environment has to be made for, and what it was made for (see tools/setup_env.py).
 STATE := $(shell cat pyproject.toml constraints.txt | cksum | cut -d ' ' -f 1; pwd -P | cksum | cut -d ' ' -f 1)

@@ -7,10 +7,10 @@ No field has a default: a value that no YAML file sets is an error that names it
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal, TypeVar, get_args
+from typing import Annotated, Any, Literal, Self, TypeVar, get_args
 
 from annotated_types import Len
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 StageName = Literal[  # each after its inputs
     "prompts",
@@ -217,6 +217,12 @@ class Execution(Section):
 
     engine: Literal["inline", "ray"]
     workers: Count | None
+
+    @model_validator(mode="after")
+    def _of_workers(self) -> Self:
+        if self.workers is not None and self.engine == "inline":
+            raise ValueError("workers means nothing with engine=inline: give engine=ray as well")
+        return self
 
 
 class Config(Section):

@@ -87,7 +87,8 @@ def _point(config: DictConfig) -> None:
 
     job = HydraConfig.get()
     overrides = list(job.overrides.task)
-    swept = [override for override in overrides if override not in sys.argv]
+    given = {word.replace(" ", "") for word in sys.argv}  # of a swept key it has all values
+    swept = [override for override in overrides if override.replace(" ", "") not in given]
     print(f"point {int(job.job.num) + 1}: {', '.join(swept or overrides)}", flush=True)
     try:
         settings, tasks, artifacts = run(config)

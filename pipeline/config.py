@@ -44,7 +44,7 @@ def config_dirs(words: Iterable[str]) -> tuple[list[Path], list[str]]:
     Raises:
         PipelineError: one does not exist, or has a file that can't be read or is one of ours.
     """
-    options = argparse.ArgumentParser(add_help=False, allow_abbrev=False, prefix_chars="-")
+    options = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     options.add_argument("--config-dir", "-cd", action="append", default=[], type=Path)
     given, rest = options.parse_known_args(list(words))
     for folder in given.config_dir:
@@ -67,10 +67,8 @@ def files_and_overrides(words: Iterable[str]) -> tuple[list[str], list[str]]:
     """
     folders, rest = config_dirs(words)
     files = [word for word in rest if not OVERRIDE.match(word) or os.path.exists(word)]  # noqa: PTH110
-    return files, [
-        *(word for word in rest if word not in files),
-        *map("--config-dir={}".format, folders),
-    ]
+    overrides = [word for word in rest if word not in files]
+    return files, [*overrides, *map("--config-dir={}".format, folders)]
 
 
 def composed(words: Iterable[str]) -> DictConfig:
@@ -149,18 +147,12 @@ def settings_of(config: DictConfig) -> Config:
             raise PipelineError(
                 f"{', '.join(missing)} must be given: for instance {missing[0]}=VALUE"
             )
-        settings = Config.model_validate(OmegaConf.to_container(config, resolve=True))
+        return Config.model_validate(OmegaConf.to_container(config, resolve=True))
     except ValidationError as error:
         problems = dict.fromkeys(_problem(dict(one)) for one in error.errors(include_url=False))
         raise PipelineError("\n".join(problems)) from error
     except OmegaConfBaseException as error:
         raise PipelineError(f"{error.full_key}: {first_line(error)}") from error
-    if settings.execution.workers is not None and settings.execution.engine == "inline":
-        raise PipelineError(
-            f"execution.workers={settings.execution.workers} means nothing with "
-            "execution.engine=inline: give execution.engine=ray as well"
-        )
-    return settings
 
 
 def _problem(error: dict[str, Any]) -> str:
@@ -181,6 +173,8 @@ def _problem(error: dict[str, Any]) -> str:
     if error["type"] == "model_type":
         names = list(_section(section.model_fields[place[-1]].annotation).model_fields)
         said = f"has the keys {', '.join(names)}: give {key}.{names[0]}=VALUE"
+    if error["type"] == "string_type":
+        said += f", so quote it: \"{key}='{value}'\""
     if error["type"] == "literal_error":
         said += nearest(str(value), re.findall(r"'(.*?)'", said))
     return f"{key}={value!r:.80}: {said}"

@@ -32,7 +32,7 @@ TOKENIZER_FILES = (
     *("special_tokens_map.json", "added_tokens.json", "tokenizer.model", "vocab.txt"),
 )
 READERS = (".jsonl", ".parquet", ".txt")  # files of prompts, see pipeline.formats.prompt_files
-HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+HUB_ID = re.compile(r"(?!.*(--|\.\.))\w[\w.-]*/[\w.-]*\w")
 COMMIT = re.compile(r"[0-9a-f]{40}")
 SMOLLM2 = OUTPUTS / "models" / "SmolLM2-135M-Instruct"  # made by tools/smollm2.py
 SUMS = "conversion.sha256"  # of the files of a directory that the tool made

@@ -39,6 +39,13 @@ def test_help_lists_every_target_and_every_target_parses() -> None:
     assert ".venv/bin/python -m pipeline study=paper stage=certificates" in done.stdout
 
 
+def test_a_study_that_is_none_is_refused_before_anything_is_installed() -> None:
+    for target in ("reproduce", "fetch"):
+        done = make(target, "STUDY=papper")
+        assert (done.returncode, done.stdout) == (2, "")
+        assert "there is no study papper: STUDY is one of log mars mini paper" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("fetched", "status", "said"),
     [

@@ -31,7 +31,7 @@ LINES = {
     "pipeline/execution": 1071,
     "pipeline/formats": 271,
     "pipeline/models": 2544,
-    "pipeline/plan": 1644,
+    "pipeline/plan": 1266,
     "pipeline/stages": 3892,
     "pipeline/store": 993,
     "tests": 18292,

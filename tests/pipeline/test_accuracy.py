@@ -194,8 +194,7 @@ def test_what_determines_the_artifact_is_in_its_name(place: Path) -> None:
         "{drafter: model, rule: greedy, draft_length: 3, temperature: 0, tree: symmetric, width: W}"
     )
     others = [
-        study(place, decoded=[tree.replace("W", width)]).tasks["accuracy"][0].key
-        for width in "23"
+        study(place, decoded=[tree.replace("W", width)]).tasks["accuracy"][0].key for width in "23"
     ]
     singles = ["accuracy.items=2", "accuracy.seed=1", "accuracy.tasks=[facts]",
                "prompts.template=none", "decoding.lookup=1"]  # fmt: skip

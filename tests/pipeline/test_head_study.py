@@ -244,6 +244,6 @@ def test_every_target_must_fit(overrides: list[str], folder: Path, tmp_path: Pat
     (tmp_path / "deep" / "config.json").write_text(
         json.dumps(shape | {"num_hidden_layers": 1, "layer_types": ["full_attention"]})
     )
-    other = ["+targets.other=${targets.local}", f"targets.other.path='{tmp_path / 'deep'}'"]
+    other = ["+target@targets.other=local", f"targets.other.path='{tmp_path / 'deep'}'"]
     with pytest.raises(PipelineError, match="after 2 layers, other has 1"):
         planned(overrides, *other, "targets.other.label=other")

@@ -114,7 +114,7 @@ class DraftsWorker:
         completed = {}
         if isinstance(pair.drafter, HiddenDrafter):  # it runs in the dtypes of its target
             drafter |= {name: target[name] for name in ("dtype", "logits_dtype")}
-            drafter["head"] = to_plain(spec.drafter.head)
+            drafter["head"] = to_plain(vars(spec.drafter.head))
             if pair.drafter.can_be_completed:
                 completed = {"completed": True}
         target_out, draft_out = map(max, zip(*(s["left_out"] for s in measured), strict=True))
