@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from functools import lru_cache
@@ -103,19 +104,19 @@ class DraftTree:
             ValueError: there is none.
         """
         width, nodes = self.width or 0, self.nodes or 0
-        if draft_length > (1 if self.shape == "batch" else MOST_NODES):
-            most = "1: a batch drafts one token's alternatives"
-            _refuse("draft_length", draft_length, most if self.shape == "batch" else MOST_NODES)
-        if self.shape == "symmetric" and width ** min(draft_length, 13) > MOST_NODES:
-            _refuse("draft_length", draft_length, f"fewer levels for a width of {width}")
+        _check_most("draft_length", draft_length, 1 if self.shape == "batch" else MOST_NODES)
         if self.shape == DYNAMIC:
+            _check_most("nodes", nodes, MOST_GROWN)
             growth = Growth(width, nodes, draft_length)
-            if nodes > MOST_GROWN:
-                _refuse("nodes", nodes, MOST_GROWN)
             if growth.read > MOST_NODES:
-                _refuse("width", width, f"{MOST_NODES} nodes with children in all")
+                raise ValueError(
+                    f"width={width} is not allowed: give at most {MOST_NODES} nodes with children"
+                )
             return growth
-        make: dict[str, Callable[[], Topology]] = {
+        if self.shape == "symmetric":
+            deepest = MOST_NODES if width == 1 else int(math.log(MOST_NODES, width) + 1e-9)
+            _check_most("draft_length", draft_length, deepest)
+        make: Mapping[str, Callable[[], Topology]] = {
             "sequence": lambda: topology.sequence(draft_length),
             "batch": lambda: topology.batch(width),
             "symmetric": lambda: topology.symmetric(width, draft_length),
@@ -139,8 +140,9 @@ class DraftTree:
         return {"tree": self.shape, **given, **lists}
 
 
-def _refuse(key: str, value: int, most: Any) -> None:
-    raise ValueError(f"{key}={value} is not allowed: give at most {most}")
+def _check_most(key: str, value: int, most: int) -> None:
+    if value > most:
+        raise ValueError(f"{key}={value} is not allowed: give at most {most}")
 
 
 @dataclass(frozen=True, config=CHECKED)
@@ -284,26 +286,23 @@ def build_methods(
     Raises:
         PipelineError: a key, name, type or range is wrong, or two methods are the same.
     """
-    named = {name: entry for name, entry in entries.items() if entry} if _maps(entries) else {}
+    given = entries if isinstance(entries, Mapping) else {}
+    named = {name: entry for name, entry in given.items() if entry is not None}
     if not named:
         raise PipelineError(
             f"{KEY}: give at least one method by name, for instance +{KEY}.mine='{EXAMPLE}'"
         )
-    where: dict[Method, str] = {}  # of each method, where it stands
-    names: set[tuple[str, int, float]] = set()
-    of_criteria = [name for name in named if _maps(named[name], rule=CRITERIA)]
-    for name in [name for name in named if name not in of_criteria] + of_criteria:
+    where, names = dict[Method, str](), set[str]()  # of each method, where it stands
+    last = {name for name, entry in named.items() if _of_criteria(entry)}
+    for name in sorted(named, key=lambda name: name in last):
         for method in _built(named[name], criteria, f"{KEY}.{name}"):
-            if name in of_criteria and method in where:
+            if name in last and method in where:
                 continue
-            printed = method.name, method.draft_length, method.temperature
-            if printed in names:
-                raise PipelineError(
-                    "{}.{}: {} with draft_length={}, temperature={:g} is given twice".format(
-                        KEY, name, *printed
-                    )
-                )
-            names.add(printed)
+            said = f"{method.name} with draft_length={method.draft_length}"
+            said += f", temperature={method.temperature:g}"
+            if said in names:
+                raise PipelineError(f"{KEY}.{name}: {said} is given twice")
+            names.add(said)
             where[method] = f"{KEY}.{name}"
     if draft_length is not None:
         where = {_of_length(method, draft_length): place for method, place in where.items()}
@@ -313,9 +312,8 @@ def build_methods(
     return list(where)
 
 
-def _maps(entry: Any, **values: Any) -> bool:
-    """Whether an entry is a mapping with certain values."""
-    return isinstance(entry, Mapping) and values.items() <= {**entry}.items()
+def _of_criteria(entry: Any) -> bool:
+    return isinstance(entry, Mapping) and entry.get("rule") == CRITERIA
 
 
 def _built(entry: Any, criteria: Sequence[Rule], where: str) -> Iterator[Method]:
@@ -328,7 +326,7 @@ def _built(entry: Any, criteria: Sequence[Rule], where: str) -> Iterator[Method]
         raise PipelineError(f"{where}={entry!r} is not allowed: give a mapping such as {EXAMPLE}")
     try:
         for point in product(entry, whole="acceptance"):
-            if point.get("rule") != CRITERIA:
+            if not _of_criteria(point):
                 yield _method(point, where)
                 continue
             del point["rule"]
