@@ -39,7 +39,7 @@ from pipeline.plan.composition import (
 )
 from pipeline.plan.explain import EXPECTED_ERRORS, explain, say
 from pipeline.stage import Task
-from pipeline.store import VERDICT, Artifact, relative
+from pipeline.store import VERDICT, Artifact, Store, relative
 
 BELOW_NULL = ("Unexpected type for root: NoneType", "full_key: drafter.head")
 COMMANDS = ("ask", "check_engine", "fetch", "harness", "solve", "verify")
@@ -215,11 +215,11 @@ def run(config: DictConfig) -> tuple[list[Artifact], list[Task]]:
     name = report_name(config) if stage == "report" else ""
     artifacts = study.make(stage)
     if name:
-        _show_report(artifacts[0], outputs / "report" / name)
+        _show_report(artifacts[0], outputs / "report" / name, study.store)
     return artifacts, study.tasks[stage]
 
 
-def _show_report(report: Artifact, place: Path) -> None:
+def _show_report(report: Artifact, place: Path, store: Store) -> None:
     """Link `place` to a report, which was checked, and say its verdict and where it is.
 
     Where no link can be written (a full disk, read-only outputs) the report itself is named.
@@ -227,12 +227,10 @@ def _show_report(report: Artifact, place: Path) -> None:
     shown_at, note = place, ""
     target = Path(os.path.relpath(report.directory, place.parent))
     beside = place.with_name(f".{place.name}.new")
-    from filelock import FileLock
-
     try:
         if not (place.is_symlink() and place.readlink() == target):
-            place.parent.mkdir(parents=True, exist_ok=True)
-            with FileLock(place.parent / ".lock"):
+            with store.moving():
+                place.parent.mkdir(parents=True, exist_ok=True)
                 beside.unlink(missing_ok=True)  # of a killed run
                 beside.symlink_to(target)
                 beside.replace(place)
