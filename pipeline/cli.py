@@ -26,9 +26,9 @@ from pipeline.errors import EXPECTED, PipelineError, nearest, one_line, terminal
 from pipeline.files import slug
 from pipeline.paths import CONF
 from pipeline.stage import Task
-from pipeline.store import VERDICT, Artifact, relative
+from pipeline.store import VERDICT, Artifact, Store, relative
 
-COMMANDS = ("ask", "check_engine", "fetch", "harness", "solve", "verify")
+COMMANDS = ("ask", "check_engine", "fetch", "solve", "verify")
 
 
 def main() -> None:
@@ -122,24 +122,24 @@ def run(config: DictConfig) -> tuple[Config, list[Task], list[Artifact]]:
         )
     artifacts = study.make(settings.stage)
     if settings.stage == "report":
-        _show_report(artifacts[0], Path(settings.outputs) / "report" / report_name(settings))
+        _show_report(
+            artifacts[0], Path(settings.outputs) / "report" / report_name(settings), study.store
+        )
     return settings, study.tasks[settings.stage], artifacts
 
 
-def _show_report(report: Artifact, place: Path) -> None:
+def _show_report(report: Artifact, place: Path, store: Store) -> None:
     """Link `place` to a report, which was checked, and say its verdict and where it is.
 
     Where no link can be written (a full disk, read-only outputs) the report itself is named.
     """
-    from filelock import FileLock
-
     shown_at, note = place, ""
     target = Path(os.path.relpath(report.directory, place.parent))
     beside = place.with_name(f".{place.name}.new")
     try:
         if not (place.is_symlink() and place.readlink() == target):
-            place.parent.mkdir(parents=True, exist_ok=True)
-            with FileLock(place.parent / ".lock"):
+            with store.moving():
+                place.parent.mkdir(parents=True, exist_ok=True)
                 beside.unlink(missing_ok=True)  # of a killed run
                 beside.symlink_to(target)
                 beside.replace(place)

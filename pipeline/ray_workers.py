@@ -11,6 +11,7 @@ import os
 import pickle
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,7 @@ from pipeline.stage import Json, Task
 from pipeline.store import Artifact
 
 if TYPE_CHECKING:
-    from pipeline.shards import OpenWorker, Result
+    from pipeline.shards import OpenWorker, Result, Worker
 
 DEATHS = 3  # of workers over one shard
 
@@ -29,10 +30,21 @@ class Host:
     """A process of Ray's that holds a worker."""
 
     def __init__(self, given: bytes, search: list[str], directory: str) -> None:
-        os.chdir(directory)
-        sys.path[:] = search
-        open_worker, task, inputs = pickle.loads(given)
-        self._worker = open_worker(task, inputs)
+        self._given, self._search, self._directory = given, search, directory
+
+    @cached_property
+    def _worker(self) -> Worker:  # loaded by the first call, which can say what is wrong
+        try:
+            os.chdir(self._directory)
+        except OSError as error:
+            raise PipelineError(
+                f"{os.uname().nodename} has no directory {self._directory} ({error.strerror}): "
+                "every machine must see this directory, the models and outputs under the same paths"
+            ) from None
+        sys.path[:] = self._search
+        open_worker, task, inputs = pickle.loads(self._given)
+        worker: Worker = open_worker(task, inputs)
+        return worker
 
     def batch(self) -> int:
         """Return how many items are computed together."""

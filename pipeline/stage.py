@@ -31,6 +31,10 @@ def row_counts(task: Task, artifact: Artifact) -> list[Json]:
     return [{"artifact": f"{task.stage.name}/{artifact.directory.name}", **counts}]
 
 
+def nothing_refused(_: Study) -> None:
+    """Refuse no configuration. A name, since a task goes to other processes with its stage."""
+
+
 @dataclass(frozen=True)
 class Stage:
     """A stage of the pipeline.
@@ -56,7 +60,7 @@ class Stage:
     tables: Mapping[str, Columns]
     plan: Callable[[Study], Iterable[Task]]
     compute: str
-    check: Callable[[Study], None] = lambda _: None
+    check: Callable[[Study], None] = nothing_refused
     summary: Callable[[Task, Artifact], list[Json]] = row_counts
     printed: bool = False
     highlights: Callable[[Task, list[Json]], tuple[list[Json], str]] | None = None

@@ -377,7 +377,7 @@ class Store:
         }
         write_json(out.directory / RECORD, record)
         place = self.root / task.stage.name / f"{slug(task.label)}-{task.key[:12]}"
-        with self._lock("moving"):
+        with self.moving():
             if (stale := self.find(task)) is not None:
                 stale.directory.rename(out.directory.with_name(f"stale{time.time_ns()}"))
             put(out.directory, place)
@@ -389,7 +389,7 @@ class Store:
 
         It is looked at again first: another process may have mended it meanwhile.
         """
-        with self._lock("moving"):
+        with self.moving():
             if not directory.is_dir():
                 return False
             try:
@@ -405,6 +405,10 @@ class Store:
     def lock(self, task: Task) -> Any:
         """Hold the lock of a task."""
         return self._lock(f"{task.stage.name}-{task.key[:12]}", task.name)
+
+    def moving(self) -> Any:
+        """Hold the lock under which anything is moved to or from its place."""
+        return self._lock("moving")
 
     @contextmanager
     def _lock(self, name: str, announced: str = "") -> Iterator[None]:

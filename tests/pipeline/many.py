@@ -5,28 +5,25 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import torch
 
 from pipeline.errors import PipelineError
-from pipeline.execution.shard_plan import Shard, ShardMeasured, at_most
-from pipeline.plan.specs import APART, DistributionsSpec
-from pipeline.stage import Task
-from pipeline.store import Artifact
-
-Upstream = Mapping[str, Sequence[Artifact]]
+from pipeline.plan.specs import DistributionsSpec
+from pipeline.shards import Progress, Result
+from pipeline.stage import Inputs, Json, Task
 
 
-def die_once(shard: Shard, folder: Path) -> None:
-    """Kill this process when the folder has a file of the shard's name; the file goes first."""
-    name = folder / shard.name
-    if name.exists():
-        name.unlink()
-        os.kill(os.getpid(), signal.SIGKILL)
+def die_once(names: Sequence[str], folder: Path) -> None:
+    """Kill this process when the folder has a file of an item's name; the file goes first."""
+    for name in names:
+        if (folder / name).exists():
+            (folder / name).unlink()
+            os.kill(os.getpid(), signal.SIGKILL)
 
 
 def meet(folder: Path, count: int) -> None:
@@ -42,51 +39,55 @@ def meet(folder: Path, count: int) -> None:
 class ToySpec(DistributionsSpec):
     """What a toy does besides."""
 
-    toy: Annotated[Mapping[str, Any], APART] = field(default_factory=dict)
+    toy: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class MortalSpec(DistributionsSpec):
-    """The folder with the names of shards over which a worker dies."""
+    """The folder with the names of prompts over which a worker dies."""
 
-    dies: Annotated[str, APART] = ""
+    dies: str = ""
 
 
 class Toy:
-    """Writes the prompts of a shard, after a while; what else it does its node says."""
+    """Writes the items of a shard, after a while; what else it does its task says."""
 
-    device = torch.device("cpu")
-
-    def __init__(self, node: Task) -> None:
-        self._asked = node.spec.toy
+    def __init__(self, task: Task) -> None:
+        self._asked = task.spec.toy
         if self._asked.get("broken"):
             raise PipelineError("the toy can't be loaded")
 
-    def cut(self, lengths: Sequence[int]) -> list[int]:
-        return at_most(2)(lengths)
+    def batch(self) -> int:
+        return 2
 
-    def compute(self, shard: Shard, path: Path, _: Callable[[int], object]) -> ShardMeasured:
+    def compute(self, names: Sequence[str], progress: Progress) -> Result:
         if "meet" in self._asked:
             meet(Path(self._asked["meet"]), self._asked["count"])
         if "dies" in self._asked:
-            die_once(shard, Path(self._asked["dies"]))
-        if shard.name in self._asked.get("always", ()):
+            die_once(names, Path(self._asked["dies"]))
+        if names[0] in self._asked.get("always", {}):
+            (Path(self._asked["always"][names[0]]) / str(os.getpid())).touch()
             os.kill(os.getpid(), signal.SIGKILL)
-        if len(shard.prompts) > self._asked.get("fits", 2):
+        if len(names) > self._asked.get("fits", 2):
             raise MemoryError
-        time.sleep(0.05 * (len(shard.name) + int(shard.name[:4]) % 2))
-        path.write_text(" ".join(shard.prompts))
-        return {"process": os.getpid(), "threads": torch.get_num_threads(), "at": time.monotonic()}
+        time.sleep(0.1 * (1 + ord(names[0]) // 2 % 2))
+        measured = {
+            "process": os.getpid(),
+            "threads": torch.get_num_threads(),
+            "at": time.monotonic(),
+        }
+        progress(len(names))
+        return measured, " ".join(names).encode()
 
-    def facts(self, measured: Sequence[ShardMeasured]) -> dict[str, Any]:
+    def facts(self, measured: Sequence[Json]) -> Json:
         return {
             "processes": len({one["process"] for one in measured}),
             "threads": sorted({one["threads"] for one in measured}),
         }
 
 
-def open_toy(node: Task, _: Upstream) -> Toy:
-    return Toy(node)
+def open_toy(task: Task, _: Inputs) -> Toy:
+    return Toy(task)
 
 
 class Mortal:
@@ -98,13 +99,14 @@ class Mortal:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._worker, name)
 
-    def compute(self, shard: Shard, path: Path, progress: Callable[[int], object]) -> Any:
-        die_once(shard, self._folder)
-        return self._worker.compute(shard, path, progress)
+    def compute(self, names: Sequence[str], progress: Progress) -> Result:
+        die_once(names, self._folder)
+        result: Result = self._worker.compute(names, progress)
+        return result
 
 
-def open_mortal_decoder(node: Task, upstream: Upstream) -> Mortal:
+def open_mortal_decoder(task: Task, inputs: Inputs) -> Mortal:
     """The worker of stage distributions."""
     from pipeline.stages.distributions.compute import DistributionsWorker
 
-    return Mortal(DistributionsWorker(node, upstream), Path(node.spec.dies))
+    return Mortal(DistributionsWorker(task, inputs), Path(task.spec.dies))

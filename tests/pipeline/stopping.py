@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pipeline.execution import runner
-from pipeline.execution.shard_plan import Plan
+from pipeline import shards
 from pipeline.stage import Task
 from pipeline.store import Store
 
@@ -35,8 +35,9 @@ def stopped_after(
             yield
 
 
-def interrupt(node: Task, store: Store, monkeypatch: pytest.MonkeyPatch) -> Plan:
-    """Stop a long stage when two of its shards are finished."""
-    with stopped_after(2, Plan, "finish", monkeypatch):
-        runner.ensure([node], store)
-    return Plan.load(store.workspace(node) / "plan.json")
+def interrupt(task: Task, store: Store, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Stop a long stage when two of its shards are finished; return its workspace."""
+    with stopped_after(2, shards, "write_checked", monkeypatch):
+        store.get(task)
+    [work] = (store.root / task.stage.name).glob(f".{task.key[:12]}.*.partial")
+    return work

@@ -15,13 +15,13 @@ import pyarrow as pa
 import pytest
 
 from benchmarks import robustness
+from pipeline import shards
 from pipeline.errors import PipelineError
-from pipeline.execution import runner, shards
-from pipeline.execution.shard_plan import Plan, Shard
 from pipeline.paths import ROOT
-from pipeline.stage import Task
-from pipeline.store import Artifact, Pending, Store
+from pipeline.stage import Inputs, Stage, Task, with_inputs
+from pipeline.store import Artifact, Out, Store
 from pipeline.study import STAGES, Study
+from tests.pipeline import tiny
 from tests.pipeline.stopping import interrupt
 
 LONG = ["accuracy", "decoding", "distributions", "drafts"]
@@ -34,177 +34,187 @@ def overrides(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def nodes(overrides: list[str], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Task]:
+def tasks(overrides: list[str], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Task]:
     outputs = tmp_path_factory.mktemp("outputs")
     return {
-        stage: found[0] for stage, found in Study(*overrides, f"outputs='{outputs}'").nodes.items()
+        stage: found[0] for stage, found in Study(*overrides, f"outputs='{outputs}'").tasks.items()
     }
 
 
 @pytest.fixture(scope="module")
-def whole(nodes: dict[str, Task], tmp_path_factory: pytest.TempPathFactory) -> Store:
+def whole(tasks: dict[str, Task], tmp_path_factory: pytest.TempPathFactory) -> Store:
     """Everything but the report, undisturbed."""
     store = Store(tmp_path_factory.mktemp("whole"))
-    ends = ("acceptance", "run_lengths", "decoding", "accuracy")
-    runner.ensure([nodes[stage] for stage in ends], store)
+    for stage in ("acceptance", "run_lengths", "decoding", "accuracy"):
+        store.get(tasks[stage])
     return store
 
 
-def copied(whole: Store, root: Path, node: Task) -> Store:
-    """A store with what `node` is made from."""
-    for above in with_upstream(node.upstream_nodes).values():
+def copied(whole: Store, root: Path, task: Task) -> Store:
+    """A store with what `task` is made from."""
+    for above in with_inputs(task.inputs.values()).values():
         directory = found(whole, above).directory
-        shutil.copytree(directory, root / above.stage / directory.name)
+        shutil.copytree(directory, root / above.stage.name / directory.name)
     return Store(root)
 
 
-def found(store: Store, node: Task) -> Artifact:
-    artifact = store.find(node)
+def found(store: Store, task: Task) -> Artifact:
+    artifact = store.find(task)
     assert artifact is not None
     return artifact
 
 
-def attempted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The names of the shards that are computed from now on."""
-    attempt, names = shards.attempt, list[str]()
+def attempted(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """The items of the shards that are computed from now on."""
+    attempt, computed = shards.attempt, list[list[str]]()
 
-    def noting(shard: Shard, path: Path, *rest: Any) -> Any:
-        names.append(shard.name)
-        computed = attempt(shard, path, *rest)
-        assert not path.with_suffix(".shard").exists()  # written beside its place
-        return computed
+    def noting(worker: Any, names: Any, progress: Any) -> Any:
+        computed.append(list(names))
+        return attempt(worker, names, progress)
 
     monkeypatch.setattr(shards, "attempt", noting)
-    return names
+    return computed
 
 
 @pytest.mark.parametrize("stage", LONG)
 def test_finished_shards_are_kept_and_damaged_ones_are_not(
-    stage: str, whole: Store, nodes: dict[str, Task], tmp_path: Path,
+    stage: str, whole: Store, tasks: dict[str, Task], tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    node = nodes[stage]
-    store = copied(whole, tmp_path, node)
-    plan = interrupt(node, store, monkeypatch)
-    assert len(plan.unfinished()) == 1
-    shutil.copytree(store.workspace(node), tmp_path / "kept")
-    first, second, _ = plan.shards
-    names = attempted(monkeypatch)
+    task = tasks[stage]
+    store = copied(whole, tmp_path, task)
+    computed = attempted(monkeypatch)
+    work = interrupt(task, store, monkeypatch)
+    one, two = computed
+    files = {shard.names[0]: shard.path for shard in shards._finished(work / "shards")}
+    assert sorted(files.values()) == sorted(work.rglob("*.*"))
+    shutil.copytree(work, tmp_path / "kept")
+    first, second = files[one[0]], files[two[0]]
+    computed.clear()
+
+    def flip(path: Path, at: int) -> None:
+        content = bytearray(path.read_bytes())
+        content[at % len(content)] ^= 1
+        path.write_bytes(content)
 
     def cut(path: Path) -> None:
         path.write_bytes(path.read_bytes()[:-1])
 
-    def flip(path: Path) -> None:
-        content = bytearray(path.read_bytes())
-        content[len(content) // 2] ^= 1
-        path.write_bytes(content)
+    def half_write() -> None:
+        first.with_name("0123456789abcdef.shard.tmp").write_bytes(first.read_bytes())
 
-    beside = plan.beside(plan.shards[2])
-    changes: dict[str, tuple[Callable[[], object], list[str]]] = {
-        "nothing": (lambda: None, ["0002"]),
-        "half-written": (lambda: beside.write_bytes(b"PAR1"), ["0002"]),
-        "flipped": (lambda: flip(plan.file(first)), ["0000", "0002"]),
-        "cut": (lambda: cut(plan.file(second)), ["0001", "0002"]),
-        "gone": (lambda: plan.file(first).unlink(), ["0000", "0002"]),
-        "plan flipped": (lambda: flip(plan.path), ["0000", "0001", "0002"]),
+    changes: dict[str, tuple[Callable[[], object], list[list[str]]]] = {
+        "nothing": (lambda: None, []),
+        "half-written": (half_write, []),
+        "gone": (first.unlink, [one]),
+        "flipped": (lambda: flip(first, first.stat().st_size // 2), [one]),
+        "checksum flipped": (lambda: flip(second, 5), [two]),
+        "names flipped": (lambda: flip(second, 80), [two]),
+        "cut": (lambda: cut(second), [two]),
+        "emptied": (lambda: second.write_bytes(b""), [two]),
     }
-    for kind, (change, computed) in changes.items():
+    for kind, (change, again) in changes.items():
         change()
         capsys.readouterr()
-        runner.ensure([node], store)
-        assert names == computed, kind
-        told = "computed again" in capsys.readouterr().out
-        assert told == (kind in {"flipped", "cut"} or "plan" in kind), kind
-        assert found(store, node).content == found(whole, node).content
-        assert [path.name[0] for path in (tmp_path / stage).iterdir() if path.name[0] == "."] == []
-        shutil.rmtree(found(store, node).directory)
-        shutil.copytree(tmp_path / "kept", store.workspace(node))
-        names.clear()
+        store.get(task)
+        *before, last = computed
+        assert before == again, kind
+        assert not {*one, *two} & {*last}, kind
+        told = capsys.readouterr().out
+        damaged = [path for path in (first, second) if f"damaged: {path}: computed again" in told]
+        assert damaged == ([] if kind in {"nothing", "half-written", "gone"} else
+                           [first if again == [one] else second]), kind  # fmt: skip
+        assert found(store, task).content == found(whole, task).content
+        assert list((tmp_path / stage).iterdir()) == [found(store, task).directory]
+        shutil.rmtree(found(store, task).directory)
+        shutil.copytree(tmp_path / "kept", work)
+        computed.clear()
 
 
-def rebuilt(store: Store, node: Task) -> None:
-    """Publish `node` again with other content, as another machine would."""
-    pending = store.pending(node)
-    artifact = found(store, node)
-    pending.facts = artifact.record.facts
-    table = artifact.read()
+def rebuilt(store: Store, task: Task) -> None:
+    """Publish `task` again with other content, as another machine would."""
+    artifact = found(store, task)
+    table, facts = artifact.read(), artifact.facts
     at = table.column_names.index(
-        "token_ids" if node.stage in ("prompts", "accuracy") else "token_id"
+        "token_ids" if task.stage.name in ("prompts", "accuracy") else "token_id"
     )
     values = table.column(at).to_pylist()
     changed = [value[::-1] if isinstance(value, list) else (value + 7) % 290 for value in values]
     field = table.schema.field(at)
-    pending.write("data", table.set_column(at, field, pa.array(changed, field.type)))
-    store.publish(node, pending)
+
+    def write(out: Out) -> None:
+        out.facts = facts
+        out.write(table.set_column(at, field, pa.array(changed, field.type)))
+
+    shutil.rmtree(artifact.directory)
+    assert tiny.publish(task, store, write).content != artifact.content
 
 
-@pytest.mark.parametrize("stage", sorted(set(LONG) - {"accuracy"}))  # which has no upstream
-def test_shards_of_another_upstream_are_discarded(
-    stage: str, whole: Store, nodes: dict[str, Task], tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+@pytest.mark.parametrize("stage", sorted(set(LONG) - {"accuracy"}))  # which has no inputs
+def test_shards_of_other_inputs_are_discarded(
+    stage: str, whole: Store, tasks: dict[str, Task], tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    node = nodes[stage]
-    store = copied(whole, tmp_path / "resumed", node)
-    assert len(interrupt(node, store, monkeypatch).unfinished()) == 1
-    rebuilt(store, node.upstream_nodes[-1])
+    task = tasks[stage]
+    store = copied(whole, tmp_path / "resumed", task)
+    interrupt(task, store, monkeypatch)
+    rebuilt(store, list(task.inputs.values())[-1])
     fresh = Store(tmp_path / "fresh")
     shutil.copytree(store.root, fresh.root, ignore=shutil.ignore_patterns(".*"))
-    capsys.readouterr()
-    resumed = runner.ensure([node], store)[0]
-    assert "plan.json is of an interrupted run on other inputs" in capsys.readouterr().out
-    assert resumed.content == runner.ensure([node], fresh)[0].content
-    assert resumed.content != found(whole, node).content
+    computed = attempted(monkeypatch)
+    resumed = store.get(task)
+    assert len(computed) == resumed.facts["shards"] == 3
+    assert list((store.root / stage).iterdir()) == [resumed.directory]
+    assert resumed.content == fresh.get(task).content
+    assert resumed.content != found(whole, task).content
 
 
 @pytest.mark.thorough
 @pytest.mark.skipif(not FULL.exists(), reason="needs a device that is always full")
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_full_disk_is_one_line_and_leaves_nothing_half_written(
-    stage: str, whole: Store, nodes: dict[str, Task], tmp_path: Path,
+    stage: str, whole: Store, tasks: dict[str, Task], tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     """Every stage on a device that is always full, once in its files and, for the long ones, once
     in their shards; then there is room again."""
-    node = nodes[stage]
-    store = copied(whole, tmp_path, node)
+    task = tasks[stage]
+    store = copied(whole, tmp_path, task)
+    real, write = Stage.function, shards.write_checked
+    written = list[Path]()
 
-    def plant(places: list[Path]) -> None:
-        for place in places:
-            place.symlink_to(FULL)
+    def full_artifact(of: Stage) -> Callable[[Task, Inputs, Out], None]:
+        def compute(task: Task, inputs: Inputs, out: Out) -> None:
+            name = "tables.html" if stage == "report" else "data.parquet"
+            (out.directory / name).symlink_to(FULL)
+            real(of)(task, inputs, out)
 
-    made = Store.pending
+        return compute
 
-    def full_artifact(*arguments: Any) -> Pending:
-        pending = made(*arguments)
-        plant([pending.directory / "tables.html" if stage == "report" else
-               pending.directory / "data.parquet"])  # fmt: skip
-        return pending
+    def full_shard(path: Path, content: bytes) -> None:
+        if written:
+            path.with_name(f"{path.name}.tmp").symlink_to(FULL)
+        written.append(path)
+        write(path, content)
 
-    opened = Plan.open
-
-    def full_plan(*arguments: Any, **options: Any) -> Plan:
-        plan = opened(*arguments, **options)
-        plant([plan.beside(shard) for shard in plan.unfinished()[1:]])
-        return plan
-
-    patches: list[tuple[Any, str, Any]] = [(Store, "pending", full_artifact)]
+    patches: list[tuple[Any, str, Any]] = [(Stage, "function", full_artifact)]
     if stage in LONG:
-        patches.insert(0, (Plan, "open", full_plan))
+        patches.insert(0, (shards, "write_checked", full_shard))
     for owner, name, patched in patches:
         with monkeypatch.context() as patch:
             patch.setattr(owner, name, patched)
             with pytest.raises(PipelineError, match=r": can't write below .*No space left") as told:
-                runner.ensure([node], store)
+                store.get(task)
         assert "\n" not in str(told.value)
-        assert store.find(node) is None
-        left = [path for path in (tmp_path / stage).rglob("*") if path.is_file()]
-        assert {path.parent.name for path in left} <= {"shards", store.workspace(node).name}
-        assert bool(left) == (stage in LONG)
-    artifact = runner.ensure([node], store)[0]
-    assert not artifact.damage()
+        assert store.find(task) is None
+        left = [path for path in (tmp_path / stage).rglob("*") if not path.is_dir()]
+        assert {(path.parent.name, path.suffix) for path in left} <= {("shards", ".shard")}
+        assert len(left) == (0 if stage not in LONG else 1 if patched is full_shard else 3)
+    artifact = store.get(task)
+    artifact.check()
     assert list((tmp_path / stage).iterdir()) == [artifact.directory]
     if stage != "report":
-        assert artifact.content == found(whole, node).content
+        assert artifact.content == found(whole, task).content
 
 
 def read_only(outputs: Path) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -11,14 +12,18 @@ from typing import Any
 import pytest
 
 from conf.schema import Execution
+from pipeline import ray_workers
 from pipeline.errors import PipelineError
-from pipeline.execution import workers
-from pipeline.execution.shard_plan import Plan, at_most
-from pipeline.execution.workers import Here, RayWorkers, connect, open_workers, share_out
+from pipeline.plan.plain import to_plain
 from pipeline.plan.specs import DraftsSpec, ModelSpec
+from pipeline.ray_workers import allocate, connect
+from pipeline.shards import Here, Shard, compute_shards, opened
 from pipeline.stage import Task
+from pipeline.stages import distributions as stage
+from pipeline.stages import drafts
 from pipeline.stages.distributions import compute as distributions
-from pipeline.store import Artifact
+from pipeline.store import Artifact, Out
+from pipeline.study import STAGES
 from tests import methods
 from tests.pipeline import many
 from tests.pipeline.tiny import (
@@ -50,92 +55,96 @@ def ray() -> Iterator[Any]:
     ray.shutdown()
 
 
-def toy_node(**toy: Any) -> Task:
-    spec = many.ToySpec(**vars(dump_spec(used("", label="toy"))), toy=toy)
-    return Node("distributions", "toy", spec)
+def toy_task(workers: int = 0, **toy: Any) -> Task:
+    """A task of toys: in this process, or of some workers of Ray's."""
+    model = used("", label="toy")
+    model = on_ray(model, workers) if workers else model
+    spec = many.ToySpec(**vars(dump_spec(model)), toy=toy)
+    return Task(stage.STAGE, "toy", {}, {}, spec)
 
 
 def on_ray(model: ModelSpec, workers: int | None) -> ModelSpec:
     return replace(model, execution=Execution(engine="ray", workers=workers))
 
 
-def crew(node: Task, workers: int | None) -> RayWorkers:
-    run = on_ray(node.spec.model, workers)
-    return RayWorkers(many.open_toy, node, {}, run)
-
-
-def contents(plan: Plan) -> dict[str, str]:
-    return {shard.name: plan.file(shard).read_text() for shard in plan.shards}
-
-
-def toy_plan(folder: Path) -> Plan:
+def computed(task: Task, folder: Path) -> tuple[list[Shard], Out]:
     folder.mkdir()
-    return Plan.open(Pending(folder, "prompts"), dict.fromkeys(PROMPTS, 1), at_most(2))
+    out = Out(task.stage, folder / "artifact", folder / "shards")
+    return compute_shards(task, {}, out, PROMPTS, many.open_toy), out
 
 
-@pytest.mark.parametrize(("workers", "fits", "dying"), [(1, 1, []), (2, 2, ["0003"])])
+def contents(shards: list[Shard]) -> list[tuple[list[str], bytes]]:
+    return [(shard.names, shard.content()) for shard in shards]
+
+
+@pytest.mark.parametrize(("workers", "fits", "dying"), [(1, 1, []), (2, 2, ["g"])])
 def test_shards_are_those_of_this_process_whoever_computes_and_dies(
     ray: Any, tmp_path: Path, workers: int, fits: int, dying: list[str]
 ) -> None:
     """Six shards that take different times: those of two prompts are halved, or one kills its
     worker, and both workers have one at the same time."""
-    here = toy_plan(tmp_path / "here")
-    Here(many.Toy(toy_node(fits=fits))).compute_unfinished(here, steps=1, label="toy")
+    here, inline = computed(toy_task(fits=fits), tmp_path / "here")
     deaths = tmp_path / "dies"
     deaths.mkdir()
     for name in dying:
         (deaths / name).touch()
-    there = toy_plan(tmp_path / "there")
     (tmp_path / "meet").mkdir()
     asks = {"fits": fits, "dies": str(deaths), "meet": str(tmp_path / "meet"), "count": workers}
-    with crew(toy_node(**asks), workers) as asked:
-        assert asked.cut([1] * len(PROMPTS)) == [2, 2, 2, 2, 2, 1]
-        asked.compute_unfinished(there, steps=1, label="toy")
-        facts = asked.facts(there)
+    there, out = computed(toy_task(workers, **asks), tmp_path / "there")
     assert contents(there) == contents(here)
-    assert {s.name: s.checksum for s in there.shards} == {s.name: s.checksum for s in here.shards}
-    assert ("0000a" in contents(there)) == (fits == 1)
-    computed = [shard.measured["at"] for shard in there.shards]
-    assert computed == sorted(computed) or workers > 1  # halves too, the longer prompts first
+    assert {shard.path.name for shard in there} == {shard.path.name for shard in here}
+    assert [name for shard in there for name in shard.names] == PROMPTS
+    assert [len(shard.names) for shard in there] == ([1] * 11 if fits == 1 else [2] * 5 + [1])
+    times = [shard.measured["at"] for shard in there]
+    assert times == sorted(times) or workers > 1  # halves too, the longer prompts first
     assert not list(deaths.iterdir())
+    facts = out.facts
     assert (facts["engine"], facts["workers"], facts["threads"]) == ("ray", workers, [1])
+    assert inline.facts["engine"] == "inline"
+
+
+@pytest.mark.thorough
+def test_what_kills_every_worker_ends_the_run_and_finished_shards_stay(
+    ray: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray_workers, "DEATHS", 2)
+    (tmp_path / "dead").mkdir()
+    task = toy_task(1, always={"e": str(tmp_path / "dead")})
+    with pytest.raises(PipelineError, match="toy: 2 workers died one after the other"):
+        computed(task, tmp_path / "run")
+    assert len(list((tmp_path / "dead").iterdir())) == 2
+    assert len(list((tmp_path / "run/shards").glob("*.shard"))) == 2  # a b, c d
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize(
     ("toy", "message"),
     [
-        ({"always": ["0002"]}, "toy: 2 workers died one after the other, the last over batch 000"),
         ({"broken": True}, "the toy can't be loaded"),
-        ({"fits": 0}, "toy: prompt [a-d] alone does not fit into the memory"),
+        ({"fits": 0}, "toy: [a-d] alone does not fit into the memory"),
     ],
 )
 def test_what_no_worker_can_do_ends_the_run(
-    ray: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, toy: dict[str, Any], message: str
+    ray: Any, tmp_path: Path, toy: dict[str, Any], message: str
 ) -> None:
-    monkeypatch.setattr(workers, "DEATHS", 2)
-    plan = toy_plan(tmp_path / "run")
-    with pytest.raises(PipelineError, match=message), crew(toy_node(**toy), 1) as asked:
-        asked.compute_unfinished(plan, steps=1, label="toy")
+    with pytest.raises(PipelineError, match=message):
+        computed(toy_task(1, **toy), tmp_path / "run")
 
 
-def pair_nodes(tmp_path: Path, dump: Task) -> list[Task]:
+def pair_tasks(tmp_path: Path, dump: Task) -> list[Task]:
     """Drafts and decoding of two tiny models."""
     drafter = write_model(tmp_path / "drafter", seed=1)
-    target = dump.spec.model
-    drafts = used(drafter, "drafter", label="drafter")
-    prompts = dump.upstream["prompts"]
+    target, prompts = dump.spec.model, dump.inputs["prompts"]
+    drafter_spec = used(drafter, "drafter", label="drafter")
     built = methods.build(
         [{"drafter": "model", "rule": "additive", "t": 0.1, "draft_length": 3, "temperature": 0}]
     )
+    spec = DraftsSpec(target, drafter_spec, 1.0)
+    above = {"prompts": prompts, "distributions": dump}
+    decoding = decoding_node(target, drafter_spec, methods=tuple(built))
     return [
-        Node(
-            "drafts",
-            "tiny",
-            DraftsSpec(target, drafts, 1.0),
-            {"prompts": prompts, "distributions": (dump,)},
-        ),
-        replace(decoding_node(target, drafts, methods=tuple(built)), upstream={"prompts": prompts}),
+        Task(drafts.STAGE, "tiny", to_plain(spec), above, spec),
+        replace(decoding, inputs={"prompts": prompts}),
     ]
 
 
@@ -145,28 +154,30 @@ def test_stages_write_the_same_bytes_with_workers_one_of_which_dies(
 ) -> None:
     model = write_model(tmp_path / "model")
     dump = dump_node(model, prompts_node(model, write_prompts(tmp_path / "rows.jsonl", 6)), batch=2)
-    here: dict[str, Artifact] = {"distributions": built(dump, tmp_path / "here")}
+    here: Artifact = built(dump, tmp_path / "here")
     (tmp_path / "dies").mkdir()
-    (tmp_path / "dies" / "0001").touch()
+    (tmp_path / "dies" / "id2").touch()
     monkeypatch.setattr(distributions, "DistributionsWorker", many.open_mortal_decoder)
     workers_of = {"model": on_ray(dump.spec.model, 2)}
     mortal = many.MortalSpec(**(vars(dump.spec) | workers_of), dies=str(tmp_path / "dies"))
     found = built(replace(dump, spec=mortal), tmp_path / "there")
     assert not list((tmp_path / "dies").iterdir())
-    assert found.content == here["distributions"].content
-    assert (found.record.facts["engine"], found.record.facts["shards"]) == ("ray", 3)
-    for node in pair_nodes(tmp_path, dump):
-        spec = replace(node.spec, target=on_ray(node.spec.target, 1))
-        there = built(replace(node, spec=spec), tmp_path / "there")
-        inline = built(node, tmp_path / "here")
+    assert found.content == here.content
+    assert (found.facts["engine"], found.facts["shards"]) == ("ray", 3)
+    for task in pair_tasks(tmp_path, dump):
+        spec = replace(task.spec, target=on_ray(task.spec.target, 1))
+        there = built(replace(task, spec=spec), tmp_path / "there")
+        inline = built(task, tmp_path / "here")
         assert there.content == inline.content
-        assert (there.record.facts["engine"], inline.record.facts["engine"]) == (
-            "ray", "inline",
-        )  # fmt: skip
+        assert (there.facts["engine"], inline.facts["engine"]) == ("ray", "inline")
+
+
+def test_every_stage_goes_to_other_processes() -> None:
+    assert pickle.loads(pickle.dumps(STAGES)) == STAGES
 
 
 def test_engine_inline_computes_here() -> None:
-    with open_workers(many.open_toy, toy_node(), {}) as workers:
+    with opened(toy_task(), {}, many.open_toy) as workers:
         assert isinstance(workers, Here)
 
 
@@ -184,7 +195,13 @@ def test_engine_inline_computes_here() -> None:
         ({"CPU": 2}, 3, "auto", None, r"execution.workers=3 .* Ray finds 2"),
         ({"CPU": 16, "GPU": 4}, 5, "auto", 1, "workers=5 .* and 4 GPUs"),
         ({"CPU": 16}, 1, "cuda", 1, "device.name=cuda: Ray finds .* and 0 GPUs"),
-        ({"CPU": 16, "GPU": 4}, 1, "cuda:1", 1, "device.name=cuda:1 is not allowed with execution"),
+        (
+            {"CPU": 16, "GPU": 4},
+            1,
+            "cuda:1",
+            1,
+            r"device.name=cuda:1: Ray finds .* gives every worker its own",
+        ),
     ],
 )
 def test_processors_and_gpus_are_shared_out_or_refused(
@@ -194,10 +211,10 @@ def test_processors_and_gpus_are_shared_out_or_refused(
     target = replace(toy, device=toy.device.model_copy(update={"threads": threads}))
     run = on_ray(target, workers)
     if isinstance(share, tuple):
-        assert share_out(there, run) == share
+        assert allocate(there, run) == share
     else:
         with pytest.raises(PipelineError, match=share):
-            share_out(there, run)
+            allocate(there, run)
 
 
 def test_without_ray_one_line_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
