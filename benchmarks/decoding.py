@@ -34,15 +34,13 @@ from pipeline.decoding.drafters import Drafter, Nothing, PromptLookup, model_dra
 from pipeline.decoding.loop import decode
 from pipeline.decoding.verifiers import Match
 from pipeline.engines.servers import Sampling, Server, open_server, request_body
-from pipeline.execution import runner
 from pipeline.models import skinny_matmul
 from pipeline.models.heads.hidden_drafter import HiddenDrafter
 from pipeline.models.language_model import LanguageModel
 from pipeline.models.load import load_model, load_pair
 from pipeline.models.passes import Text
-from pipeline.plan.composition import composed
-from pipeline.study import prepare
 from pipeline.plan.specs import DecodingSpec
+from pipeline.study import Study
 
 RESAMPLES = 2000
 ALONE = "target alone, this project"
@@ -93,11 +91,11 @@ def load_inputs(
     overrides: list[str],
 ) -> tuple[LanguageModel, LanguageModel | HiddenDrafter, list[list[int]], DecodingSpec]:
     """Return the first target of a study, its drafter, the tokens of its prompts, and settings."""
-    _, nodes, store = prepare(composed(overrides))
-    node = nodes["decoding"][0]
-    prompts = runner.ensure([task.inputs["prompts"]], store)[0].read().to_pylist()
-    target, drafter = load_pair(*models_of(node))
-    spec: DecodingSpec = node.spec
+    study = Study(*overrides)
+    task = study.task("decoding")
+    prompts = study.store.get(task.inputs["prompts"]).read().to_pylist()
+    target, drafter = load_pair(*task.spec.models)
+    spec: DecodingSpec = task.spec
     chosen = [row["token_ids"] for row in prompts[: spec.prompts]]
     return target, drafter, chosen, spec
 
@@ -219,8 +217,7 @@ def timed(sequence: Text, ids: Tensor) -> tuple[float, Tensor]:
 
 def time_passes(overrides: list[str]) -> None:
     """Time passes of the study's first target, with skinny matrix products and without."""
-    _, nodes, _ = prepare(composed(["study=smollm2", *overrides]))
-    (used,) = models_of(nodes["distributions"][0])
+    (used,) = Study("study=smollm2", *overrides).task("distributions").spec.models
     models = {"skinny": load_model(used)}
     skinny_matmul.LEAST_BYTES = sys.maxsize
     models["transformers"] = load_model(used)

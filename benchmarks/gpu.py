@@ -32,7 +32,7 @@ from pipeline.decoding.choices import Greedy
 from pipeline.decoding.drafters import Nothing, model_drafter
 from pipeline.decoding.loop import decode
 from pipeline.decoding.verifiers import Match
-from pipeline.shards import out_of_memory
+from pipeline.memory import out_of_memory
 from pipeline.timing import Stopwatch, describe_device, peak_memory
 from pipeline.models.language_model import wide_product
 from pipeline.models.load import LanguageModel, wrap

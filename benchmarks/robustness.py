@@ -6,7 +6,7 @@ A study of tiny random models, all stages and the report, is
   moment, and resumed until it is complete;
 - run by four processes at once;
 - damaged: bytes of tables, record.json and figures are flipped, cut, added, removed. Damaged shards
-  and plans are in `tests/pipeline/test_interrupted.py`.
+  are in `tests/pipeline/test_interrupted.py`.
 
 After each, the outputs are compared with an undisturbed run: nothing published is computed again,
 all contents are equal, ``pipeline.verify`` finds all damage, the next run repairs it, and no
@@ -38,9 +38,9 @@ from hydra.core.global_hydra import GlobalHydra
 
 from analysis.report import style
 from pipeline import cli, verify
+from pipeline.files import read_json
 from pipeline.plan.composition import composed
 from pipeline.study import STAGES
-from pipeline.files import read_sealed
 from tests.pipeline import tiny
 
 METHODS = (
@@ -130,7 +130,7 @@ class Trial:
 
     def contents(self) -> dict[str, str]:
         """The content digest of every artifact."""
-        return {name: read_sealed(path / "record.json")["content"]
+        return {name: read_json(path / "record.json")["content"]
                 for name, path in self.artifacts().items()}  # fmt: skip
 
     def expect_whole(self, expected: dict[str, str]) -> None:
@@ -280,7 +280,7 @@ def damaged_artifact(trial: Trial, expected: dict[str, str], chance: random.Rand
     assert not differs, f"{file} {kind}: made anew, {differs} have other content"
     status, output = trial.verified()
     assert status == 0, output
-    [aside] = (trial.outputs / "artifacts/quarantine").glob("*/*")
+    [aside] = (trial.outputs / "artifacts/damaged").iterdir()
     shutil.rmtree(aside)
     return f"{'records' if file.name == 'record.json' else 'other files'} {kind}"
 

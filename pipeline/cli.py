@@ -39,7 +39,7 @@ from pipeline.plan.composition import (
 )
 from pipeline.plan.explain import EXPECTED_ERRORS, explain, say
 from pipeline.stage import Task
-from pipeline.store import Artifact, relative
+from pipeline.store import VERDICT, Artifact, relative
 
 BELOW_NULL = ("Unexpected type for root: NoneType", "full_key: drafter.head")
 COMMANDS = ("ask", "check_engine", "fetch", "harness", "solve", "verify")
@@ -256,8 +256,6 @@ def verdict_sentences(report: Artifact) -> list[str]:
 
 def _verdict(report: Artifact) -> tuple[list[str], list[str]]:
     """Return the first sentence of each paragraph of a report's verdict, and its tables."""
-    from pipeline.stages.report import VERDICT
-
     blocks = (report.directory / VERDICT).read_text(encoding="utf-8").split("\n\n")
     tables = [block for block in blocks if block.startswith("|")]
     return [block.partition("\n")[0] for block in blocks if block not in tables], tables

@@ -12,12 +12,15 @@ import pickle
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import PipelineError, first_line
-from pipeline.shards import OpenWorker, Result, attempt, halves
+from pipeline.memory import attempt, halves
 from pipeline.stage import Json, Task
 from pipeline.store import Artifact
+
+if TYPE_CHECKING:
+    from pipeline.shards import OpenWorker, Result
 
 DEATHS = 3  # of workers over one shard
 

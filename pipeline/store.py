@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 RECORD = "record.json"
 TIMED = ("timings/", "index.html")  # files that depend on the clock: no part of the content
+VERDICT = "timings/verdict.md"  # of a report: a paragraph a target, the sentence first
 REBUILDS = 3  # of an artifact that is damaged again and again
 UNWRITABLE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}
 PACKAGES = (

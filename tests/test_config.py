@@ -35,9 +35,9 @@ from pipeline.plan.composition import (
     unset,
 )
 from pipeline.plan.explain import EXPECTED_ERRORS, explain
-from pipeline.study import prepare
 from pipeline.plan.rules import build_rules
 from pipeline.stages.prompts.compute import SLACK
+from pipeline.study import Study
 from tests.pipeline import tiny
 
 GROUPS = ("study", "target", "drafter", "prompts", "criteria", "decoding", "accuracy", "device")
@@ -189,7 +189,7 @@ def test_bad_rules_are_refused(criteria: dict[str, object], message: str) -> Non
 
 
 def planned(tmp_path: Path, *overrides: str) -> dict[str, Any]:
-    return prepare(mini(f"outputs={tmp_path}", *overrides))[1]
+    return Study(config=mini(f"outputs={tmp_path}", *overrides)).tasks
 
 
 def test_all_that_is_wrong_is_said_at_once_before_torch_is_imported(tmp_path: Path) -> None:
@@ -260,7 +260,7 @@ def test_a_draft_length_for_all_methods_has_an_artifact_of_its_own(tmp_path: Pat
         planned(tmp_path, "stage=decoding", f"decoding.draft_length={at}")["decoding"][0]
         for at in ("null", 1, 3)
     )
-    assert len({node.fingerprint for node in (default, one, three)}) == 3
+    assert len({task.key for task in (default, one, three)}) == 3
     assert {method.draft_length for method in three.spec.methods} == {3}
 
 
@@ -281,8 +281,8 @@ def test_distributions_know_the_temperature_of_the_certificates(tmp_path: Path) 
     for temperature, same in (("1.0", True), ("0.6", False)):
         dump, certificates = found(f"certificates.temperature={temperature}")
         assert dump.spec.certified_temperature == float(temperature)
-        assert (dump.fingerprint == plain.fingerprint) == same
-        assert (certificates.fingerprint == certified.fingerprint) == same
+        assert (dump.key == plain.key) == same
+        assert (certificates.key == certified.key) == same
 
 
 @pytest.mark.thorough
@@ -355,7 +355,7 @@ def test_a_wrong_file_or_rule_is_one_line(
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
     module = [f"+criteria.module={file[:-3]}"] if file.endswith(".py") else []
-    given = ["--config-dir", str(tmp_path), *arguments, *module, f"outputs={tmp_path}/outputs"]
+    given = ["--config-dir", str(tmp_path), "study=mini", *arguments, *module, f"outputs={tmp_path}"]
     monkeypatch.setattr(sys, "argv", ["pipeline", *given])
     GlobalHydra.instance().clear()
     with pytest.raises(SystemExit) as end:

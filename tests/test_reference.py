@@ -20,8 +20,8 @@ import numpy as np
 import pytest
 
 from analysis.statistics.bootstrap import point_statistics
+from pipeline.files import json_digest
 from pipeline.study import Study
-from pipeline.store.node import fingerprint
 from tests.conftest import pipeline
 
 REFERENCE = Path(__file__).parent / "reference" / "mini.json"
@@ -42,7 +42,7 @@ def measure(outputs: Path) -> dict[str, Any]:
     study = Study(*OVERRIDES, f"outputs={outputs}")
     prompts = study.frame("prompts", study.targets[0])
     found: dict[str, Any] = {
-        "prompts": fingerprint(prompts[["prompt_id", "n_tokens"]].to_dict("list")),
+        "prompts": json_digest(prompts[["prompt_id", "n_tokens"]].to_dict("list")),
         "targets": {},
     }
     for target in study.targets:

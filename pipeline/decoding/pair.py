@@ -41,7 +41,7 @@ from pipeline.models.prompt_tokens import common_rows
 from pipeline.plan.facts import RunFacts, TreeFacts
 from pipeline.plan.method import RACES, Method, with_baselines
 from pipeline.plan.specs import AccuracySpec, DecodingSpec
-from pipeline.shards import out_of_memory
+from pipeline.memory import out_of_memory
 
 T = TypeVar("T")
 

@@ -8,12 +8,12 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from pipeline.errors import PipelineError
+from pipeline.columns import Column
+from pipeline.store import check_columns
 from pipeline.study import STAGES
-from pipeline import columns
 from tools.columns import PAGE, filled, table
 
-FILES = [(stage.name, name) for stage in STAGES.values() for name in stage.columns]
+FILES = [(stage.name, name) for stage in STAGES.values() for name in stage.tables]
 
 
 def test_the_page_shows_the_columns_that_the_stages_declare() -> None:
@@ -24,32 +24,42 @@ def test_the_page_shows_the_columns_that_the_stages_declare() -> None:
 
 
 def test_neighbours_of_one_meaning_share_a_row() -> None:
-    end = columns.Column("float64", "interval")
-    rows = table({"low": end, "high": end, "n": columns.Column("int32", "prompts")}).splitlines()
+    end = Column("float64", "interval")
+    rows = table({"low": end, "high": end, "n": Column("int32", "prompts")}).splitlines()
     assert rows[2:] == ["| low, high | `float64` | interval |", "| n | `int32` | prompts |"]
 
 
 def test_every_column_has_a_meaning() -> None:
     for stage, name in FILES:
-        for label, column in STAGES[stage].columns[name].items():
+        for label, column in STAGES[stage].tables[name].items():
             assert column.meaning.strip(), f"{stage} {name}: {label}"
             assert "|" not in column.meaning, f"{stage} {name}: {label}"  # ends a Markdown cell
 
 
 def test_other_columns_and_types_are_refused() -> None:
-    good = columns.schema("certificates")
-    columns.check_schema("certificates", "data", good, Path("x"))
-    with pytest.raises(PipelineError, match="has the columns"):
-        columns.check_schema("certificates", "data", good.remove(0), Path("x"))
-    other = good.set(2, pa.field("lower", pa.float32()))
-    with pytest.raises(PipelineError, match="column lower is float, expected double"):
-        columns.check_schema("certificates", "data", other, Path("x"))
+    stage = STAGES["certificates"]
+    good, columns = stage.schema(), stage.tables["data"]
+    check_columns(columns, good, Path("x"))
+    with pytest.raises(ValueError, match="x has the columns .*, expected"):
+        check_columns(columns, good.remove(0), Path("x"))
+    with pytest.raises(ValueError, match="x has the columns .*'lower': .*float.*, expected"):
+        at = good.get_field_index("lower")
+        check_columns(columns, good.set(at, pa.field("lower", pa.float32())), Path("x"))
+    with pytest.raises(ValueError, match="x has the columns"):
+        check_columns(columns, pa.schema([*good][::-1]), Path("x"))
 
 
-def test_lists_of_k_have_a_fixed_length() -> None:
-    schema = columns.schema("distributions", k=7)
-    assert schema.field("top_logits").type == pa.list_(pa.float32(), 7)
-    columns.check_schema("distributions", "data", schema, Path("x"))
-    schema = columns.schema("drafts", k=7, draft_k=5)
-    assert schema.field("top_ids").type == pa.list_(pa.int32(), 7)
-    assert schema.field("draft_top_logits").type == pa.list_(pa.float32(), 5)
+def test_optional_columns_may_be_missing() -> None:
+    for stage in STAGES.values():
+        for name, columns in stage.tables.items():
+            optional = [label for label, column in columns.items() if column.optional]
+            check_columns(columns, stage.schema(name, optional=False), Path("x"))
+            assert set(stage.schema(name).names) - {*optional} == {
+                *stage.schema(name, optional=False).names
+            }
+
+
+def test_lists_have_no_fixed_length() -> None:
+    schema = STAGES["drafts"].schema()
+    assert schema.field("top_ids").type == pa.list_(pa.int32())
+    assert schema.field("top_logits").type == pa.list_(pa.float32())

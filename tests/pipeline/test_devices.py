@@ -10,9 +10,9 @@ import sys
 import pytest
 import torch
 
-from pipeline.execution.shard_plan import at_most
 from pipeline.models import logit_statistics
 from pipeline.models.devices import set_up
+from pipeline.shards import unfinished
 from tests.conftest import ROOT
 
 
@@ -20,7 +20,7 @@ from tests.conftest import ROOT
     ("prompts", "sizes"), [(0, []), (3, [3]), (4, [4]), (5, [4, 1]), (8, [4, 4])]
 )
 def test_cuts_of_a_fixed_size(prompts: int, sizes: list[int]) -> None:
-    assert at_most(4)([9] * prompts) == sizes
+    assert [len(batch) for batch in unfinished(["p"] * prompts, set(), 4)] == sizes
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])

@@ -21,7 +21,7 @@ from pipeline.errors import PipelineError
 from pipeline.models.load import load_model, load_tokenizer
 from pipeline.files import file_digest
 from tests.pipeline import tiny, tiny_gguf
-from tests.pipeline.fakes import Syncs
+from tests.pipeline.toy import Syncs
 from tools import smollm2
 
 

@@ -105,7 +105,7 @@ def contents(artifact: Artifact) -> Iterator[tuple[str, Any]]:
         if stage != "certificates":
             yield name, table.to_pydict()
             continue
-        for rule in sorted(set(table["rule"].to_pylist())):
+        for rule in dict.fromkeys(table["rule"].to_pylist()):
             rows = artifact.read(name, rule=rule).drop_columns("rule").to_pydict()
             yield f"{rule}/{name}", rows
     for pattern in FILES.get(stage, ()):

@@ -18,7 +18,6 @@ from pipeline.store import Artifact
 if TYPE_CHECKING:
     from pipeline.study import Study
 
-VERDICT = "timings/verdict.md"  # a paragraph a target, the sentence first
 UPSTREAM = (
     "prompts",
     "distributions",
