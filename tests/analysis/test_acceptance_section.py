@@ -25,8 +25,8 @@ def measured(folder: Path, missing: bool = False, sampled: float | None = 0.5) -
     z, w = logits(0.3)
     if missing:
         w[:, 3] = -np.inf
-    pair = drafts(folder / "in", z, w, sampled, deeper=(logits(1.0)[1],))
-    found, _ = run(folder / "out", pair, rules=RULES)
+    pair = drafts(folder, z, w, sampled, deeper=(logits(1.0)[1],))
+    found, _ = run(folder, pair, rules=RULES)
     frames = {
         name: together({T: found.read(file).to_pandas()}) for name, file in PAIR_FRAMES.items()
     }
