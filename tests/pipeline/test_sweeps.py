@@ -16,7 +16,6 @@ from omegaconf import OmegaConf
 
 from analysis.report.sweep_figure import sweep_figure
 from pipeline import sweeps
-from pipeline.execution.runner import ensure
 from pipeline.stages.report import summary
 from pipeline.store import Store
 from tests.pipeline.studies import MadeUp
@@ -29,12 +28,10 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> dict[str, pd.DataFrame]:
     """Rows of certificates and of run lengths, and the certificates themselves."""
     store = Store(tmp_path_factory.mktemp("sweep"))
     made = MadeUp(store, RULES)
-    _, nodes = made.target("T", 0)
-    found = ensure(nodes, store)
-    lengths = made.run_lengths("T", nodes)
+    inputs = made.report(["T"], [0]).inputs
     return {
-        "certificates": pd.DataFrame(sweeps.summary_rows(nodes, found)),
-        "run_lengths": pd.DataFrame(sweeps.summary_rows([lengths], ensure([lengths], store))),
+        name: pd.DataFrame(sweeps.summary_rows([task], [store.get(task)]))
+        for name, task in ((name, inputs[f"{name}/0"]) for name in ("certificates", "run_lengths"))
     }
 
 
@@ -141,11 +138,9 @@ def test_a_sweep_over_drafters_compares_what_loses_nothing(tmp_path: Path) -> No
     (tmp_path / "timings/tables").mkdir(parents=True)
     (tmp_path / "tables").mkdir()
     pd.DataFrame(of_rule).to_csv(tmp_path / "tables/acceptance.csv")
-    artifact: Any = SimpleNamespace(
-        directory=tmp_path, record=SimpleNamespace(facts={"targets": ["T"]})
-    )
-    node: Any = SimpleNamespace(spec=SimpleNamespace(drafter="D"))
-    [row] = summary(node, artifact)
+    artifact: Any = SimpleNamespace(directory=tmp_path, facts={"targets": ["T"]})
+    task: Any = SimpleNamespace(spec=SimpleNamespace(drafter="D"))
+    [row] = summary(task, artifact)
     assert {
         "target": "T",
         "drafter": "D",
@@ -154,7 +149,7 @@ def test_a_sweep_over_drafters_compares_what_loses_nothing(tmp_path: Path) -> No
     }.items() <= row.items()
     assert "speedup" not in row  # nothing was decoded
     pd.DataFrame(runs).to_csv(tmp_path / "timings/tables/decoding_speed.csv")
-    [row] = summary(node, artifact)
+    [row] = summary(task, artifact)
     assert (row["γ"], row["tokens_per_call"], row["speedup"], row["cost"]) == (2, 2.0, 1.4, 0.02)
     table = pd.DataFrame([row | {"drafter": name} for name in ("small", "large")])
     figure = sweep_figure(table, ["drafter"])
