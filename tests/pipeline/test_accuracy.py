@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,16 +15,16 @@ from analysis.report.records import Section, Table
 from analysis.report.render import files, lines
 from pipeline.decoding.decoded import read_answered
 from pipeline.errors import PipelineError
-from pipeline.execution import runner
 from pipeline.models.load import load_tokenizer
 from pipeline.models.prompt_tokens import encode
 from pipeline.plan.facts import AccuracyFacts
+from pipeline.plan.plain import from_plain
+from pipeline.stage import Task
 from pipeline.stages.accuracy import summary
 from pipeline.stages.report.compute import answer_sections
-from pipeline.store import Artifact, Store
-from pipeline.stage import Task
+from pipeline.store import Artifact
 from pipeline.tasks.items import read_items
-from tests.pipeline.answering import note_asked, rows, study, write, write_place
+from tests.pipeline.answering import METHODS, note_asked, rows, study, write, write_place
 from tests.results.models import WORDS
 
 TIE = 1e-5  # of two logits: a pass over several tokens may choose the other one
@@ -51,13 +52,20 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def made(place: Path) -> tuple[Task, Artifact]:
-    (node,) = study(place).nodes["accuracy"]
-    return node, runner.ensure([node], Store(place / "outputs" / "artifacts"))[0]
+    return answered(place)
+
+
+def answered(
+    place: Path, *overrides: str, decoded: Sequence[str] = METHODS
+) -> tuple[Task, Artifact]:
+    made = study(place, *overrides, decoded=decoded)
+    (task,) = made.tasks["accuracy"]
+    return task, made.store.get(task)
 
 
 def test_every_method_answers_every_item(made: tuple[Task, Artifact]) -> None:
     _, artifact = made
-    runs, table = artifact.facts(AccuracyFacts).runs, artifact.read().to_pandas()
+    runs, table = from_plain(AccuracyFacts, artifact.facts).runs, artifact.read().to_pandas()
     assert [run.method for run in runs] == [
         "autoregressive",
         "autoregressive (exponential races)",
@@ -90,23 +98,21 @@ def test_answers_are_scored_as_the_item_says(made: tuple[Task, Artifact]) -> Non
 def test_it_goes_on_where_it_was_stopped_and_is_then_cached(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (node,) = study(place, "accuracy.items=3", "accuracy.seed=5").nodes["accuracy"]
-    store = Store(place / "outputs" / "artifacts")
+    three = ["accuracy.items=3", "accuracy.seed=5"]
     asked = note_asked(monkeypatch, stop_after=2)
     with pytest.raises(KeyboardInterrupt):
-        runner.ensure([node], store)
+        answered(place, *three)
     first = list(asked)
     assert [key.split("/")[0] for key in first] == ["own", "facts"]  # the tasks take turns
-    runner.ensure([node], store)
+    answered(place, *three)
     assert len(asked) == len(set(asked)) == 6
-    runner.ensure([node], store)
+    answered(place, *three)
     assert len(asked) == 6
 
 
 def test_an_item_that_does_not_fit_is_named_and_the_others_go_on(place: Path) -> None:
     path = write(place / "long.jsonl", [*rows()[:2], rows()[2] | {"max_tokens": 2000}])
-    (node,) = study(place, f"accuracy.tasks=['{path}']").nodes["accuracy"]
-    artifact = runner.ensure([node], Store(place / "outputs" / "artifacts"))[0]
+    _, artifact = answered(place, f"accuracy.tasks=['{path}']")
     (failure,) = artifact.read("failures").to_pylist()
     assert failure["item_id"] == "item 2"
     assert "exceed the context" in failure["reason"]
@@ -115,7 +121,7 @@ def test_an_item_that_does_not_fit_is_named_and_the_others_go_on(place: Path) ->
 
 def test_what_determines_the_artifact_is_in_its_name(place: Path) -> None:
     def name(*overrides: str) -> str:
-        return study(place, *overrides).nodes["accuracy"][0].fingerprint
+        return study(place, *overrides).tasks["accuracy"][0].key
 
     before = name()
     assert name("accuracy.margin=0.1") == name("statistics.resamples=7") == before
@@ -123,8 +129,7 @@ def test_what_determines_the_artifact_is_in_its_name(place: Path) -> None:
         "{drafter: model, rule: greedy, draft_length: 3, temperature: 0, tree: symmetric, width: W}"
     )
     others = [
-        study(place, decoded=[tree.replace("W", width)]).nodes["accuracy"][0].fingerprint
-        for width in "23"
+        study(place, decoded=[tree.replace("W", width)]).tasks["accuracy"][0].key for width in "23"
     ]
     singles = ["accuracy.items=2", "accuracy.seed=1", "accuracy.tasks=[facts]",
                "prompts.template=none", "decoding.lookup=1"]  # fmt: skip
@@ -161,10 +166,10 @@ def test_what_is_wrong_is_said_before_any_work(
 def test_the_report_has_a_section_only_once_the_answers_are_there(
     place: Path, made: tuple[Task, Artifact]
 ) -> None:
-    (with_answers,) = study(place, stage="report").nodes["report"]
-    assert with_answers.upstream["accuracy"] == (made[0],)
-    (without,) = study(place, "accuracy.seed=77", stage="report").nodes["report"]
-    assert "accuracy" not in without.upstream
+    (with_answers,) = study(place, stage="report").tasks["report"]
+    assert made[0].key in {task.key for task in with_answers.inputs.values()}
+    (without,) = study(place, "accuracy.seed=77", stage="report").tasks["report"]
+    assert "accuracy" not in {task.stage.name for task in without.inputs.values()}
     assert without.spec.margin is None
 
 
@@ -175,7 +180,7 @@ def _tables(part: Section) -> dict[str, Table]:
 def test_the_section_shows_losses_tasks_and_differing_answers(
     place: Path, made: tuple[Task, Artifact]
 ) -> None:
-    (node,) = study(place, stage="report").nodes["report"]
+    (node,) = study(place, stage="report").tasks["report"]
     part, timed = answer_sections(node.spec, [made[1]])
     assert "methods that must not change answers changed none." in part.paragraphs[0]
     losses = _tables(part)["accuracy_losses"]
@@ -215,7 +220,7 @@ def test_answers_are_read_again_by_the_target(place: Path, made: tuple[Task, Art
         assert row["departures"] == (log_p.argmax(1) != answer).sum()
         assert row["nats_given_up"] == pytest.approx((log_p.max(1) - chosen).sum(), abs=1e-3)
     departures = made[1].read().to_pandas().groupby("run")["departures"].sum()
-    for run, facts in enumerate(made[1].facts(AccuracyFacts).runs):
+    for run, facts in enumerate(from_plain(AccuracyFacts, made[1].facts).runs):
         exact = facts.decoded.temperature == 0 and facts.lossless
         assert (departures[run] == 0) == exact
 
@@ -237,8 +242,7 @@ def test_what_is_lossless_leaves_every_answer_as_it_is(
     items = [row | {"max_tokens": 24} for row in rows()]  # answers long enough to part
     tasks = f"accuracy.tasks=['{write(place / 'parting.jsonl', items)}',facts]"
     monkeypatch.setattr("pipeline.stages.accuracy.scored", list)  # lossless ones, too
-    (node,) = study(place, tasks, decoded=[*LOSSLESS, *RELAXED]).nodes["accuracy"]
-    artifact = runner.ensure([node], Store(place / "outputs" / "artifacts"))[0]
+    node, artifact = answered(place, tasks, decoded=[*LOSSLESS, *RELAXED])
     one = read_answered("wide", artifact)
     assert [method.lossless for method in node.spec.methods] == [True] * len(LOSSLESS) + [
         False,

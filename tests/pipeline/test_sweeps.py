@@ -14,10 +14,11 @@ import pytest
 
 from analysis.report.sweep_figure import sweep_figure
 from pipeline import sweeps
-from pipeline.execution.runner import ensure
+from pipeline.plan.specs import RunLengthsSpec
 from pipeline.stages.report import summary
+from pipeline.stages.run_lengths import STAGE as RUN_LENGTHS
 from pipeline.store import Store
-from tests.pipeline.studies import MadeUp
+from tests.pipeline.studies import EPS, STATISTICS, MadeUp, planned
 
 RULES = [{"rule": "greedy"}, {"rule": "absolute", "theta": 0.01}]  # 12 of 40 tokens are stored
 
@@ -27,12 +28,12 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> dict[str, pd.DataFrame]:
     """Rows of certificates and of run lengths, and the certificates themselves."""
     store = Store(tmp_path_factory.mktemp("sweep"))
     made = MadeUp(store, RULES)
-    _, nodes = made.target("T", 0)
-    found = ensure(nodes, store)
-    lengths = made.run_lengths("T", nodes)
+    _, certificates = made.target("T", 0)
+    spec = RunLengthsSpec(EPS, STATISTICS)
+    lengths = planned(RUN_LENGTHS, "T", spec, certificates=certificates)
     return {
-        "certificates": pd.DataFrame(sweeps.summary_rows(nodes, found)),
-        "run_lengths": pd.DataFrame(sweeps.summary_rows([lengths], ensure([lengths], store))),
+        task.stage.name: pd.DataFrame(sweeps.summary_rows([task], [store.get(task)]))
+        for task in (certificates, lengths)
     }
 
 
@@ -140,9 +141,7 @@ def test_a_sweep_over_drafters_compares_what_loses_nothing(tmp_path: Path) -> No
     (tmp_path / "timings/tables").mkdir(parents=True)
     (tmp_path / "tables").mkdir()
     pd.DataFrame(of_rule).to_csv(tmp_path / "tables/acceptance.csv")
-    artifact: Any = SimpleNamespace(
-        directory=tmp_path, record=SimpleNamespace(facts={"targets": ["T"]})
-    )
+    artifact: Any = SimpleNamespace(directory=tmp_path, facts={"targets": ["T"]})
     node: Any = SimpleNamespace(spec=SimpleNamespace(drafter="D"))
     [row] = summary(node, artifact)
     assert {
