@@ -160,7 +160,8 @@ def test_sweep_reuses_the_dump_and_adds_only_what_is_new(small_study: SmallStudy
     assert first.count("computing") == 4  # two values, two targets
     second = sweep("0.07,0.09,0.11")
     assert second.count("computing") == 2
-    assert "certificates additive t=0.07: 2 cached" in second
+    points = re.split(r"^point \d: ", second, flags=re.MULTILINE)[1:]
+    assert [point.count(": cached -> ") for point in points] == [2, 0, 2]
     assert "point 2: criteria.t=0.09\n" in second
     assert {path: path.stat().st_mtime_ns for path in dump.rglob("*")} == before
     latest = max((small_study.outputs / "sweeps").glob("*/certificates_by_criteria.t.csv"))

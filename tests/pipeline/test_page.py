@@ -11,6 +11,7 @@ from tests.pipeline.reading import page_text
 from tests.pipeline.studies import MadeUp
 
 BROKEN = "</script><script>window.broken = 1</script><img src=x onerror='window.broken = 2'>"
+NAMED = "a <script>window.broken = 1 <img src=x onerror='window.broken = 2'>"  # names have no "/"
 RULES = [{"rule": "additive", "t": [0.1, 0.3]}, {"rule": "greedy"}]
 
 
@@ -69,10 +70,10 @@ def test_every_token_has_its_fate_under_every_rule(small_study: SmallStudy) -> N
 def test_text_of_prompts_and_labels_is_never_markup(tmp_path: Path) -> None:
     store = Store(tmp_path)
     made = MadeUp(store, RULES, lengths=(20, 30), texts=[BROKEN, BROKEN])
-    report = store.get(made.report([BROKEN], [0]))
+    report = store.get(made.report([NAMED], [0]))
     text = (report.directory / "index.html").read_text()
     assert text.count("<script") == text.count("</script") == 1
     assert "<img" not in text
     said = page_text(report.directory).replace("\u00a0", " ")
-    assert f"Not measured for {BROKEN}" in said
+    assert f"Not measured for {NAMED}" in said
     assert f"Its prompt: {BROKEN}" in said
