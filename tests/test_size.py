@@ -14,7 +14,7 @@ from pipeline.paths import ROOT
 
 SLACK = 200  # lines that a folder may have fewer than its number
 LINES = {
-    "analysis": 725,
+    "analysis": 615,
     "analysis/acceptance": 995,
     "analysis/certificates": 1680,
     "analysis/decoding": 1551,
@@ -32,7 +32,7 @@ LINES = {
     "pipeline/models": 2544,
     "pipeline/plan": 430,
     "pipeline/stages": 3739,
-    "tests": 18179,
+    "tests": 18176,
     "tools": 379,
 }
 
