@@ -355,7 +355,14 @@ def test_a_wrong_file_or_rule_is_one_line(
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
     module = [f"+criteria.module={file[:-3]}"] if file.endswith(".py") else []
-    given = ["--config-dir", str(tmp_path), "study=mini", *arguments, *module, f"outputs={tmp_path}"]
+    given = [
+        "--config-dir",
+        str(tmp_path),
+        "study=mini",
+        *arguments,
+        *module,
+        f"outputs={tmp_path}",
+    ]
     monkeypatch.setattr(sys, "argv", ["pipeline", *given])
     GlobalHydra.instance().clear()
     with pytest.raises(SystemExit) as end:
