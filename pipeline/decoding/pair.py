@@ -32,6 +32,7 @@ from pipeline.decoding.verifiers import (
     Verifier,
 )
 from pipeline.errors import PipelineError
+from pipeline.memory import out_of_memory
 from pipeline.models.heads.feature_head import GivenText
 from pipeline.models.heads.hidden_drafter import HiddenDrafter
 from pipeline.models.language_model import LanguageModel
@@ -41,7 +42,6 @@ from pipeline.models.prompt_tokens import common_rows
 from pipeline.plan.facts import RunFacts, TreeFacts
 from pipeline.plan.method import RACES, Method, with_baselines
 from pipeline.plan.specs import AccuracySpec, DecodingSpec
-from pipeline.memory import out_of_memory
 
 T = TypeVar("T")
 
