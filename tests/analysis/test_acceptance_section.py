@@ -26,8 +26,8 @@ def measured(folder: Path, missing: bool = False, sampled: float | None = 0.5) -
     z, w = logits(0.3)
     if missing:
         w[:, 3] = -np.inf
-    pair = drafts(folder / "in", z, w, sampled, deeper=(logits(1.0)[1],))
-    found, _ = run(folder / "out", pair, rules=RULES, presets={"engine": PRESET})
+    pair = drafts(folder, z, w, sampled, deeper=(logits(1.0)[1],))
+    found, _ = run(folder, pair, rules=RULES, presets={"engine": PRESET})
     frames = {
         name: together({T: found.read(file).to_pandas()}) for name, file in PAIR_FRAMES.items()
     }

@@ -67,6 +67,7 @@ def drafts(
 
     pair = DraftsSpec(used("", label="T"), used("", "drafter", label="D"), 1.0)
     task = planned(DRAFTS, "pair", pair)
+    assert Store(root).find(task) is None  # its key does not tell its content
     publish(task, Store(root), write)
     return task
 
