@@ -39,12 +39,12 @@ def test_every_column_has_a_meaning() -> None:
 def test_other_columns_and_types_are_refused() -> None:
     stage = STAGES["certificates"]
     good, columns = stage.schema(), stage.tables["data"]
+    other = good.set(good.get_field_index("lower"), pa.field("lower", pa.float32()))
     check_columns(columns, good, Path("x"))
-    with pytest.raises(ValueError, match="x has the columns .*, expected"):
+    with pytest.raises(ValueError, match=r"x has the columns .*, expected"):
         check_columns(columns, good.remove(0), Path("x"))
-    with pytest.raises(ValueError, match="x has the columns .*'lower': .*float.*, expected"):
-        at = good.get_field_index("lower")
-        check_columns(columns, good.set(at, pa.field("lower", pa.float32())), Path("x"))
+    with pytest.raises(ValueError, match=r"x has the columns .*'lower': .*float.*, expected"):
+        check_columns(columns, other, Path("x"))
     with pytest.raises(ValueError, match="x has the columns"):
         check_columns(columns, pa.schema([*good][::-1]), Path("x"))
 

@@ -18,8 +18,8 @@ from transformers import PreTrainedTokenizerFast
 
 from pipeline import hub, verify
 from pipeline.errors import PipelineError
-from pipeline.models.load import load_model, load_tokenizer
 from pipeline.files import file_digest
+from pipeline.models.load import load_model, load_tokenizer
 from tests.pipeline import tiny, tiny_gguf
 from tests.pipeline.toy import Syncs
 from tools import smollm2

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from pipeline import hub
-from pipeline.hub import Identities, Identity
 from pipeline.files import file_digest
+from pipeline.hub import Identities, Identity
 
 
 def test_digests_are_remembered_only_where_that_is_safe(
