@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
-import pyarrow as pa
 
 from analysis.topk import TopK
 from pipeline.columns import numbers
@@ -18,6 +17,8 @@ from pipeline.stage import Json
 from pipeline.store import Artifact
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from analysis.acceptance.judgement import Steps
 
 ROWS = 8192  # of a chunk
