@@ -86,8 +86,8 @@ def plan(study: Study) -> list[Task]:
         spec: LoggedDistributions | DistributionsSpec
         if settings.source == "logs":
             log = study.log_spec(f"targets.{key}", target.path)
-            assert settings.log.vocab_size is not None
-            spec = LoggedDistributions(log, settings.log.vocab_size, settings.k, target.label)
+            size = settings.log.vocab_size or 0  # without one, `check` has refused the study
+            spec = LoggedDistributions(log, size, settings.k, target.label)
         else:
             spec = DistributionsSpec(
                 study.model_spec(f"targets.{key}", target),
