@@ -91,8 +91,8 @@ def compute(task: Task, inputs: Inputs, out: Out) -> None:
     sampled = drafts.facts["sampled_temperature"]
     if sampled is not None:
         table = drafts.read(columns=[f"sampled_{name}" for name in SAMPLED])
-        rates = (column.to_numpy() for column in table.columns)
-        frames["statistics"].append(stochastic_statistics(*rates, bootstrap))
+        tv, races, harmonic = (column.to_numpy() for column in table.columns)
+        frames["statistics"].append(stochastic_statistics(tv, races, harmonic, bootstrap))
     for at, deep in enumerate(steps.by_depth if steps.deeper else ()):  # one depth is the first
         by_depth = [judgement.by_depth[at] for judgement in chosen]
         frames["breakdown"].append(depth_statistics(1 + at, deep, by_depth, bootstrap))
@@ -278,7 +278,7 @@ STAGE = Stage(
         },
     },
     plan=plan,
-    compute=f"{__name__}:compute",
+    compute=compute,
     summary=summary,
     printed=True,
     highlights=highlights,

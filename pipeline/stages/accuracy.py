@@ -285,7 +285,7 @@ STAGE = Stage(
         "timings/runs": RUN | {"seconds": Column("float64", "of the answer")},
     },
     plan=plan,
-    compute=f"{__name__}:compute",
+    compute=compute,
     summary=summary,
     printed=True,
 )

@@ -318,7 +318,7 @@ STAGE = Stage(
         },
     },
     plan=plan,
-    compute=f"{__name__}:compute",
+    compute=compute,
     summary=summary,
     printed=True,
 )

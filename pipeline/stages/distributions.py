@@ -263,6 +263,6 @@ STAGE = Stage(
         },
     },
     plan=plan,
-    compute=f"{__name__}:compute",
+    compute=compute,
     check=check,
 )

@@ -330,5 +330,5 @@ STAGE = Stage(
         },
     },
     plan=plan,
-    compute=f"{__name__}:compute",
+    compute=compute,
 )

@@ -261,6 +261,6 @@ STAGE = Stage(
         }
     },
     plan=plan,
-    compute=f"{__name__}:compute",
+    compute=compute,
     check=check,
 )
