@@ -33,12 +33,12 @@ from pipeline.decoding.drafters import Nothing, model_drafter
 from pipeline.decoding.loop import decode
 from pipeline.decoding.verifiers import Match
 from pipeline.memory import out_of_memory
+from pipeline.models.batch_decoding import decode_batch
 from pipeline.models.language_model import wide_product
 from pipeline.models.load import LanguageModel, wrap
 from pipeline.models.logit_statistics import Found, logit_statistics
 from pipeline.plan.plain import to_plain
 from pipeline.plan.specs import DistributionsSpec, model_at
-from pipeline.stages.distributions.decode import decode_batch
 from pipeline.timing import Stopwatch, describe_device, peak_memory
 
 COMMON: dict[str, Any] = {

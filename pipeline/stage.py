@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from pipeline.columns import Columns, arrow
@@ -46,7 +45,7 @@ class Stage:
         upstream: the stages that its artifacts may be made from.
         tables: the columns of each Parquet file; the files carry their meanings as metadata.
         plan: returns the artifacts that a study needs, target by target. Cheap: it loads no model.
-        compute: "module:function" of `compute(task, inputs, out)`, which writes an artifact.
+        compute: writes an artifact.
         check: refuses a configuration, by a PipelineError, before any file is looked at.
         summary: rows of an artifact, for the terminal and for the table of a sweep.
         printed: whether a single run prints these rows as well.
@@ -59,17 +58,11 @@ class Stage:
     upstream: tuple[str, ...]
     tables: Mapping[str, Columns]
     plan: Callable[[Study], Iterable[Task]]
-    compute: str
+    compute: Callable[[Task, Inputs, Out], None]
     check: Callable[[Study], None] = nothing_refused
     summary: Callable[[Task, Artifact], list[Json]] = row_counts
     printed: bool = False
     highlights: Callable[[Task, list[Json]], tuple[list[Json], str]] | None = None
-
-    def function(self) -> Callable[[Task, Inputs, Out], None]:
-        """Import and return `compute`."""
-        module, _, name = self.compute.partition(":")
-        function: Callable[[Task, Inputs, Out], None] = getattr(import_module(module), name)
-        return function
 
     def schema(self, name: str = "data", *, optional: bool = True) -> pa.Schema:
         """Return the Arrow schema of one of its files, with or without its optional columns."""

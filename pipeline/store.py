@@ -337,7 +337,7 @@ class Store:
         out = Out(task.stage, work / "artifact", work / "shards")
         out.directory.mkdir(parents=True)
         try:
-            task.stage.function()(task, inputs, out)
+            task.stage.compute(task, inputs, out)
             for name, above in task.inputs.items():
                 latest = self.find(above)
                 if latest is not None and latest.content != contents[name]:

@@ -6,11 +6,10 @@ read from an engine's log has log-probabilities in the place of raw logits, and 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
-import pyarrow as pa
 
 from analysis.topk import TopK
 from pipeline.columns import numbers
@@ -18,6 +17,8 @@ from pipeline.stage import Json
 from pipeline.store import Artifact
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from analysis.acceptance.judgement import Steps
 
 ROWS = 8192  # of a chunk
@@ -31,6 +32,18 @@ def read_token_ids(prompts: Artifact) -> dict[str, list[int]]:
     """Return the tokens of every prompt of an artifact of stage prompts."""
     table = prompts.read(columns=["prompt_id", "token_ids"]).to_pydict()
     return dict(zip(table["prompt_id"], table["token_ids"], strict=True))
+
+
+def steps_by_prompt(artifact: Artifact, read: Sequence[str]) -> dict[str, pa.Table]:
+    """Return the columns `read` of the steps of every prompt of an artifact."""
+    table = artifact.read(columns=["prompt_id", *read])
+    ids = table["prompt_id"].to_numpy()
+    starts = np.flatnonzero(np.append(True, ids[1:] != ids[:-1]))
+    ends = np.append(starts[1:], len(ids))
+    return {
+        ids[begin]: table.slice(begin, end - begin)
+        for begin, end in zip(starts.tolist(), ends.tolist(), strict=True)
+    }
 
 
 def chunks(artifact: Artifact, rows: int = ROWS) -> Iterator[tuple[pa.RecordBatch, TopK]]:

@@ -21,7 +21,7 @@ from pipeline.criteria import build_rules
 from pipeline.errors import PipelineError, one_line
 from pipeline.models.prompt_tokens import encode, file_tokenizer
 from pipeline.paths import CONF, ROOT
-from pipeline.stages.prompts.compute import SLACK
+from pipeline.stages.prompts import SLACK
 from pipeline.study import Study
 from tests.pipeline import tiny
 

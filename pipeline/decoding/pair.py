@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TypeVar
 
 import torch
@@ -44,6 +45,7 @@ from pipeline.plan.facts import RunFacts, TreeFacts
 from pipeline.plan.specs import AccuracySpec, DecodingSpec
 
 T = TypeVar("T")
+WARM_UP = 8  # tokens decoded before anything is timed
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,7 @@ class Prompt:
 
     prompt_id: str
     token_ids: list[int]
+    source: str = ""
 
 
 @dataclass(frozen=True)
@@ -139,6 +142,24 @@ def decode_timed(
         steps,
     )
     return answer, torch.cuda.max_memory_allocated(device) if cuda else None
+
+
+def warm_up(pair: DecodingPair, prompts: Sequence[Prompt]) -> None:
+    """Decode a few tokens with every method, so that no first call is timed."""
+
+    def warm(prompt: Prompt) -> bool:
+        check_fits(pair, prompt)
+        for method in pair.runs:
+            decode_timed(pair, method, prompt, WARM_UP)
+        return True
+
+    reasons = []
+    for prompt in prompts:
+        done, reason = or_reason(partial(warm, prompt), pair.target.device)
+        if done:
+            return
+        reasons.append(reason)
+    raise PipelineError(f"no prompt can be decoded: {reasons[0]}")
 
 
 def drafter_of(pair: DecodingPair, method: Method, choice: Choice) -> Drafter:

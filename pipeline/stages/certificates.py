@@ -125,7 +125,7 @@ STAGE = Stage(
         }
     },
     plan=plan,
-    compute=f"{__name__}:compute",
+    compute=compute,
     summary=summary,
     printed=True,
 )

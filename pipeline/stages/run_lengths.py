@@ -82,6 +82,6 @@ STAGE = Stage(
         }
     },
     plan=plan,
-    compute=f"{__name__}:compute",
+    compute=compute,
     summary=summary,
 )

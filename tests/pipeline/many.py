@@ -107,6 +107,6 @@ class Mortal:
 
 def open_mortal_decoder(task: Task, inputs: Inputs) -> Mortal:
     """The worker of stage distributions."""
-    from pipeline.stages.distributions.compute import DistributionsWorker
+    from pipeline.stages.distributions import DistributionsWorker
 
     return Mortal(DistributionsWorker(task, inputs), Path(task.spec.dies))

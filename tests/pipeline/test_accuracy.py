@@ -15,6 +15,7 @@ import torch
 from analysis.decoding import answers
 from analysis.report.records import Section, Table
 from analysis.report.render import files, lines
+from pipeline import harness_tasks
 from pipeline.decoding.decoded import read_answered
 from pipeline.errors import PipelineError
 from pipeline.models.load import load_tokenizer
@@ -22,8 +23,7 @@ from pipeline.models.prompt_tokens import chat_text, encode
 from pipeline.plan.facts import AccuracyFacts
 from pipeline.plan.plain import from_plain
 from pipeline.stage import Task
-from pipeline.stages.accuracy import compute as stage
-from pipeline.stages.accuracy import summary, tasks
+from pipeline.stages import accuracy
 from pipeline.stages.report.compute import answer_sections
 from pipeline.store import Artifact, Store
 from pipeline.study import Study
@@ -69,7 +69,7 @@ def write(path: Path, items: Sequence[dict[str, Any]], limit: int = LIMIT) -> Pa
     path.parent.mkdir(exist_ok=True)
     path.with_suffix(".jsonl").write_text("".join(json.dumps(row) + "\n" for row in items))
     path.write_text(
-        f"include: {tasks.FOLDER}/_base.yaml\ntask: {path.stem}\n"
+        f"include: {harness_tasks.FOLDER}/_base.yaml\ntask: {path.stem}\n"
         f"generation_kwargs: {{until: [], max_gen_toks: {limit}}}\n"
         f"metadata: {{file: '{path.with_suffix('.jsonl')}'}}\n"
     )
@@ -154,7 +154,7 @@ def test_it_goes_on_where_it_was_stopped_and_is_then_cached(
 ) -> None:
     (task,) = study(place, "accuracy.items=3", "accuracy.seed=5").tasks["accuracy"]
     store = Store(place / "outputs" / "artifacts")
-    answer, asked = stage.answer, list[str]()
+    answer, asked = accuracy.answer, list[str]()
 
     def noting(pair: Any, question: Any, text: Any) -> Any:
         if len(asked) == 2:
@@ -162,12 +162,12 @@ def test_it_goes_on_where_it_was_stopped_and_is_then_cached(
         asked.append(question.key)
         return answer(pair, question, text)
 
-    monkeypatch.setattr(stage, "answer", noting)
+    monkeypatch.setattr(accuracy, "answer", noting)
     with pytest.raises(KeyboardInterrupt):
         store.get(task)
     assert [key.split("/")[0] for key in asked] == ["own", "facts"]  # the tasks take turns
     monkeypatch.setattr(
-        stage, "answer", lambda *given: asked.append(given[1].key) or answer(*given)
+        accuracy, "answer", lambda *given: asked.append(given[1].key) or answer(*given)
     )
     for _ in "12":
         store.get(task)
@@ -240,9 +240,9 @@ def harness_task(place: Path, name: str, text: str) -> str:
     return f"accuracy.tasks=['{path}']"
 
 
-def asked(place: Path, *overrides: str) -> list[tasks.Question]:
+def asked(place: Path, *overrides: str) -> list[harness_tasks.Question]:
     (task,) = study(place, *overrides).tasks["accuracy"]
-    return tasks.questions(task.spec, load_tokenizer(str(place / "wide"), None, "test"))
+    return harness_tasks.questions(task.spec, load_tokenizer(str(place / "wide"), None, "test"))
 
 
 def test_prompts_stops_and_scores_are_those_of_the_harness(place: Path) -> None:
@@ -400,11 +400,11 @@ def test_answers_are_read_again_by_the_target(place: Path, made: tuple[Task, Art
 
 def test_the_end_of_the_stage_says_what_is_excluded(made: tuple[Task, Artifact]) -> None:
     """Eight items exclude no loss of 5 points; a margin of 99 points is excluded."""
-    rows = {row["method"]: row["loss"] for row in summary(*made)}
+    rows = {row["method"]: row["loss"] for row in accuracy.summary(*made)}
     assert rows["Strict greedy"] == rows["Autoregressive"] == ""
     assert rows["Additive (t = 0.6)"] == "open"
     wide = replace(made[0], spec=replace(made[0].spec, margin=0.99))
-    found = {row["method"]: row["loss"] for row in summary(wide, made[1])}
+    found = {row["method"]: row["loss"] for row in accuracy.summary(wide, made[1])}
     assert found["Additive (t = 0.6)"] == "excluded"
 
 

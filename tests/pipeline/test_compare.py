@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
+from pipeline.models import compare
 from pipeline.models import divergences as sums
-from pipeline.stages.drafts import compare
 from tests import divergences
 
 

@@ -15,12 +15,12 @@ from scipy import stats
 from transformers import AutoModelForCausalLM
 
 from analysis.topk import TopK
-from pipeline import stored
+from pipeline import stored, timing
 from pipeline.errors import PipelineError
+from pipeline.models import batch_decoding
 from pipeline.models import load as models
+from pipeline.models.batch_decoding import choose, uniforms
 from pipeline.models.logit_statistics import STATISTICS, logit_statistics, top_k
-from pipeline.stages.distributions import compute as distributions
-from pipeline.stages.distributions.decode import choose, uniforms
 from pipeline.store import Artifact
 from tests.pipeline import tiny
 
@@ -149,10 +149,10 @@ def test_joined_but_unpublished_run_is_not_decoded_again(
     model: Path, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(distributions, "throughput", lambda *_: 1 / 0)
+        patch.setattr(timing, "throughput", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             dump(model, source, tmp_path)
-    monkeypatch.setattr(distributions, "decode_batch", None)
+    monkeypatch.setattr(batch_decoding, "decode_batch", None)
     artifact, table = dump(model, source, tmp_path)
     assert artifact.record["rows"] == {"data": len(table)}
     assert not list(tmp_path.glob("distributions/.*.partial"))
@@ -168,7 +168,7 @@ def test_out_of_memory_halves_the_shard(
     model: Path, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     expected = dump(model, source, tmp_path / "whole", batch=2)[1]
-    decode, sizes = distributions.decode_batch, []
+    decode, sizes = batch_decoding.decode_batch, []
 
     def limited(language_model: Any, prompts: dict[str, list[int]], *rest: Any) -> Any:
         sizes.append(len(prompts))
@@ -176,13 +176,13 @@ def test_out_of_memory_halves_the_shard(
             raise error
         return decode(language_model, prompts, *rest)
 
-    monkeypatch.setattr(distributions, "decode_batch", limited)
+    monkeypatch.setattr(batch_decoding, "decode_batch", limited)
     artifact, table = dump(model, source, tmp_path / "halved", batch=6)
     assert sizes == [6, 3, 2, 1, 3, 2, 1]  # a shard that has not failed is tried whole
     assert table["token_id"].tolist() == expected["token_id"].tolist()
     assert artifact.facts["shards"] == 4
 
-    monkeypatch.setattr(distributions, "decode_batch", lambda *_: (_ for _ in ()).throw(error))
+    monkeypatch.setattr(batch_decoding, "decode_batch", lambda *_: (_ for _ in ()).throw(error))
     with pytest.raises(PipelineError, match=r"tiny: id\d alone does not fit .*prompts.max_tokens"):
         dump(model, source, tmp_path / "never", batch=1)
 

@@ -14,17 +14,17 @@ import torch
 
 from pipeline import columns
 from pipeline.errors import PipelineError
+from pipeline.models import compare, load
+from pipeline.models.compare import ComparedPair, teacher_force
 from pipeline.models.heads.feature_head import GivenText
 from pipeline.models.language_model import LanguageModel
 from pipeline.models.logit_statistics import Found
 from pipeline.models.passes import Batch
 from pipeline.models.prompt_tokens import check_same_tokens, common_rows
 from pipeline.plan.specs import DraftsSpec
+from pipeline.stages import drafts
 from pipeline.stages.distributions import STAGE as DISTRIBUTIONS
-from pipeline.stages.drafts import STAGE, compare
-from pipeline.stages.drafts import compute as drafts
-from pipeline.stages.drafts.compare import ComparedPair
-from pipeline.stages.drafts.compute import teacher_force
+from pipeline.stages.drafts import STAGE
 from pipeline.stages.prompts import STAGE as PROMPTS_STAGE
 from pipeline.store import Out, Store
 from tests import divergences
@@ -174,9 +174,9 @@ def test_the_stage_reports_drift(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     tokenizer = SimpleNamespace(
         decode=lambda ids: f"<{ids[0]}>", get_vocab=lambda: {"last": TOKENS - 1}
     )
-    monkeypatch.setattr(drafts, "pair_tokenizer", lambda *_: tokenizer)
+    monkeypatch.setattr(load, "pair_tokenizer", lambda *_: tokenizer)
     loaded = tiny(1), tiny(2)
-    monkeypatch.setattr(drafts, "load_pair", lambda *_: loaded)
+    monkeypatch.setattr(load, "load_pair", lambda *_: loaded)
     with monkeypatch.context() as change:
         change.setattr(loaded[1].module.config, "max_position_embeddings", 5)
         with pytest.raises(PipelineError, match="takes 5 tokens"):

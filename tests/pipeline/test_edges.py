@@ -8,7 +8,7 @@ import torch
 from pipeline.decoding.choices import TOKEN, Inversion, Noise
 from pipeline.decoding.drafters import Draft
 from pipeline.decoding.verifiers import SpeculativeSampling
-from pipeline.stages.distributions.decode import choose
+from pipeline.models.batch_decoding import choose
 
 CPU = torch.device("cpu")
 

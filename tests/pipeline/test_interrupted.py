@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from benchmarks import robustness
 from pipeline import shards
 from pipeline.errors import PipelineError
 from pipeline.paths import ROOT
-from pipeline.stage import Inputs, Stage, Task, with_inputs
+from pipeline.stage import Inputs, Task, with_inputs
 from pipeline.store import Artifact, Out, Store
 from pipeline.study import STAGES, Study
 from tests.pipeline import tiny
@@ -180,16 +181,12 @@ def test_a_full_disk_is_one_line_and_leaves_nothing_half_written(
     in their shards; then there is room again."""
     task = tasks[stage]
     store = copied(whole, tmp_path, task)
-    real, write = Stage.function, shards.write_checked
-    written = list[Path]()
+    write, written = shards.write_checked, list[Path]()
 
-    def full_artifact(of: Stage) -> Callable[[Task, Inputs, Out], None]:
-        def compute(task: Task, inputs: Inputs, out: Out) -> None:
-            name = "tables.html" if stage == "report" else "data.parquet"
-            (out.directory / name).symlink_to(FULL)
-            real(of)(task, inputs, out)
-
-        return compute
+    def full_artifact(_: Task, inputs: Inputs, out: Out) -> None:
+        name = "tables.html" if stage == "report" else "data.parquet"
+        (out.directory / name).symlink_to(FULL)
+        task.stage.compute(task, inputs, out)
 
     def full_shard(path: Path, content: bytes) -> None:
         if written:
@@ -197,19 +194,20 @@ def test_a_full_disk_is_one_line_and_leaves_nothing_half_written(
         written.append(path)
         write(path, content)
 
-    patches: list[tuple[Any, str, Any]] = [(Stage, "function", full_artifact)]
+    full = replace(task, stage=replace(task.stage, compute=full_artifact))
+    attempts = [(full, write)]
     if stage in LONG:
-        patches.insert(0, (shards, "write_checked", full_shard))
-    for owner, name, patched in patches:
+        attempts.insert(0, (task, full_shard))
+    for failing, writes in attempts:
         with monkeypatch.context() as patch:
-            patch.setattr(owner, name, patched)
+            patch.setattr(shards, "write_checked", writes)
             with pytest.raises(PipelineError, match=r": can't write below .*No space left") as told:
-                store.get(task)
+                store.get(failing)
         assert "\n" not in str(told.value)
         assert store.find(task) is None
         left = [path for path in (tmp_path / stage).rglob("*") if not path.is_dir()]
         assert {(path.parent.name, path.suffix) for path in left} <= {("shards", ".shard")}
-        assert len(left) == (0 if stage not in LONG else 1 if patched is full_shard else 3)
+        assert len(left) == (0 if stage not in LONG else 1 if failing is task else 3)
     artifact = store.get(task)
     artifact.check()
     assert list((tmp_path / stage).iterdir()) == [artifact.directory]

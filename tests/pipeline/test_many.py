@@ -19,9 +19,7 @@ from pipeline.plan.specs import DraftsSpec, ModelSpec
 from pipeline.ray_workers import allocate, connect
 from pipeline.shards import Here, Shard, compute_shards, opened
 from pipeline.stage import Task
-from pipeline.stages import distributions as stage
-from pipeline.stages import drafts
-from pipeline.stages.distributions import compute as distributions
+from pipeline.stages import distributions, drafts
 from pipeline.store import Artifact, Out
 from pipeline.study import STAGES
 from tests import methods
@@ -60,7 +58,7 @@ def toy_task(workers: int = 0, **toy: Any) -> Task:
     model = used("", label="toy")
     model = on_ray(model, workers) if workers else model
     spec = many.ToySpec(**vars(dump_spec(model)), toy=toy)
-    return Task(stage.STAGE, "toy", {}, {}, spec)
+    return Task(distributions.STAGE, "toy", {}, {}, spec)
 
 
 def on_ray(model: ModelSpec, workers: int | None) -> ModelSpec:

@@ -105,19 +105,19 @@ def _nothing(*_: Any) -> list[Any]:
 PROMPTS = Stage(
     "prompts", 1, (),
     {"data": {"prompt_id": Column("string", "id"), "token_ids": Column("list<int32>", "tokens")}},
-    _nothing, f"{__name__}:prompts",
+    _nothing, prompts,
 )  # fmt: skip
 STEPS = Stage(
     "steps", 1, (),
     {"data": {"prompt_id": Column("string", "id"), "position": Column("int32", "step"),
               "value": Column("float64", "in [0, 1)")}},
-    _nothing, f"{__name__}:steps",
+    _nothing, steps,
 )  # fmt: skip
 TOTALS = Stage(
     "totals", 1, (),
     {"data": {"sum": Column("float64", "of the values")},
      "timings/runs": {"process": Column("int64", "its id")}},
-    _nothing, f"{__name__}:totals",
+    _nothing, totals,
 )  # fmt: skip
 
 

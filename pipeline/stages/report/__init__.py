@@ -16,6 +16,8 @@ from pipeline.stage import Json, Stage, Task
 from pipeline.store import Artifact
 
 if TYPE_CHECKING:
+    from pipeline.stage import Inputs
+    from pipeline.store import Out
     from pipeline.study import Study
 
 UPSTREAM = (
@@ -70,6 +72,13 @@ def plan(study: Study) -> list[Task]:
     return [Task(STAGE, config.study, to_plain(spec), inputs, spec)]
 
 
+def write_report(task: Task, inputs: Inputs, out: Out) -> None:
+    """Write all tables, figures and pages."""
+    from pipeline.stages.report.compute import compute
+
+    compute(task, inputs, out)
+
+
 def summary(task: Task, artifact: Artifact) -> list[Json]:
     """Return a row a target: its drafter under strict greedy, which loses nothing.
 
@@ -119,7 +128,7 @@ STAGE = Stage(
     upstream=UPSTREAM,
     tables={},
     plan=plan,
-    compute=f"{__name__}.compute:compute",
+    compute=write_report,
     check=check,
     summary=summary,
 )

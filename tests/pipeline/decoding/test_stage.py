@@ -15,8 +15,9 @@ import torch
 
 from analysis.trees.entropy import index_entropies
 from analysis.trees.topology import Topology
-from pipeline.decoding import pair
+from pipeline.decoding import along, pair, sibling_rates
 from pipeline.errors import PipelineError
+from pipeline.models import load
 from pipeline.models.heads.hidden_drafter import HiddenDrafter
 from pipeline.models.language_model import LanguageModel
 from pipeline.models.passes import Text
@@ -24,8 +25,7 @@ from pipeline.plan.facts import DecodingFacts
 from pipeline.plan.plain import from_plain
 from pipeline.plan.specs import method_entries
 from pipeline.stage import Task
-from pipeline.stages.decoding import along, rates
-from pipeline.stages.decoding import compute as decoding
+from pipeline.stages import decoding
 from pipeline.stages.prompts import STAGE as PROMPTS_STAGE
 from pipeline.store import Artifact, Store
 from pipeline.study import Study
@@ -61,7 +61,7 @@ def stage(
     drafted = torch.arange(0, V, 2)
     drafts = drafter if request.param == "model" else heads.random_head(target, drafted)
     tokenizer = SimpleNamespace(get_vocab=lambda: {str(i): i for i in range(V)})
-    monkeypatch.setattr(decoding, "pair_tokenizer", lambda *_: tokenizer)
+    monkeypatch.setattr(load, "pair_tokenizer", lambda *_: tokenizer)
     monkeypatch.setattr(pair, "load_pair", lambda *_: (target, drafts))
 
     def run(prompts: list[list[int]], chosen: list[dict[str, Any]] = METHODS) -> Artifact:
@@ -101,14 +101,14 @@ def test_prompts_that_fail_are_recorded_and_the_others_go_on(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     """The first, with which methods are warmed up, an empty one, and one too long for a drafter."""
-    real = decoding.decode_timed
+    real = pair.decode_timed
 
     def short(pair: Any, method: Any, prompt: Any, steps: int) -> Any:
         if prompt.prompt_id == "0":
             raise torch.OutOfMemoryError("CUDA out of memory")
         return real(pair, method, prompt, steps)
 
-    monkeypatch.setattr(decoding, "decode_timed", short)
+    monkeypatch.setattr(pair, "decode_timed", short)
     monkeypatch.setattr(drafter.module.config, "max_position_embeddings", 20)
     made = stage([PROMPTS[0], [], PROMPTS[1], PROMPTS[0]])  # of 17 tokens, with answers of 12
     found, facts = content(made), facts_of(made)
@@ -141,11 +141,11 @@ def test_methods_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
         turns.append(method)
         return SimpleNamespace(seconds=next(seconds)), None
 
-    monkeypatch.setattr(decoding, "decode_timed", timed)
-    monkeypatch.setattr(decoding, "check_fits", lambda *_: None)
+    monkeypatch.setattr(pair, "decode_timed", timed)
+    monkeypatch.setattr(pair, "check_fits", lambda *_: None)
     monkeypatch.setattr(decoding, "prompt_rows", lambda _, __, timed: {"data": timed})
-    pair: Any = SimpleNamespace(runs=["a", "b"], steps=1, target=SimpleNamespace(device=None))
-    found = [decoding.decode_prompt(pair, cast("Any", None), turn)["data"] for turn in (2, 3)]
+    both: Any = SimpleNamespace(runs=["a", "b"], steps=1, target=SimpleNamespace(device=None))
+    found = [decoding.decode_prompt(both, cast("Any", None), turn)["data"] for turn in (2, 3)]
     assert turns == ["a", "b", "b", "a"]
     assert [[answer.seconds for answer, _ in timed] for timed in found] == [[5, 40], [3, 10]]
 
@@ -283,7 +283,7 @@ def test_trees_take_the_acceptance_that_stage_drafts_measured() -> None:
     built = methods.build(MEASURED)
     spec = decoding_node(used(""), used("", "drafter")).spec
     drafts = drafts_of(p, q, [1] * 60 + [2] * 20 + [4] * 20, 4)
-    greedy, gss, erss = rates.with_measured_trees(
+    greedy, gss, erss = sibling_rates.with_measured_trees(
         replace(spec, methods=tuple(built)), drafts
     ).methods
     assert greedy.tree.acceptance == pytest.approx([0.6, 0.2, 0, 0.2])
@@ -297,7 +297,7 @@ def test_trees_take_the_acceptance_that_stage_drafts_measured() -> None:
     # most probable tokens of the drafter, not drawn: the target's probabilities of them
     entry = MEASURED[1] | {"sampling": "argmax", "temperature": 1.0}
     spec = replace(spec, methods=tuple(methods.build([entry])))
-    (drawn,) = rates.with_measured_trees(spec, drafts).methods
+    (drawn,) = sibling_rates.with_measured_trees(spec, drafts).methods
     assert drawn.tree.acceptance == pytest.approx([0.3, 0.4, 0.2, 0.1])
     for method in (greedy, gss, erss, drawn):
         assert "acceptance" not in method_entries(method)
@@ -306,8 +306,8 @@ def test_trees_take_the_acceptance_that_stage_drafts_measured() -> None:
 def test_what_lies_outside_the_stored_tokens_is_spread_over_them() -> None:
     p = np.array([0.4, 0.2, 0.1, 0.1, 0.1, 0.1])
     [method] = methods.build([MEASURED[1] | {"sampling": "races"}])
-    whole = rates.sibling_rates(drafts_of(p, p, [1] * 400, 6), method, 3)
-    part = rates.sibling_rates(drafts_of(p, p, [1] * 400, 2), method, 3)
+    whole = sibling_rates.sibling_rates(drafts_of(p, p, [1] * 400, 6), method, 3)
+    part = sibling_rates.sibling_rates(drafts_of(p, p, [1] * 400, 2), method, 3)
     assert whole == pytest.approx([1, 0, 0])
     # the rest of the one model never meets the rest of the other: s / (1 + rest), not s + rest
     share = (p**2)[:2].sum() / (p**2).sum()
@@ -316,7 +316,7 @@ def test_what_lies_outside_the_stored_tokens_is_spread_over_them() -> None:
     drafts = drafts_of(p, p, [1] * 400, 2)
     table = drafts.read(columns=names).combine_chunks()
     # four equal tokens: exact at any temperature
-    _, weights, tail = rates._stored(table, "", drafts.facts, 0.5)
+    _, weights, tail = sibling_rates._stored(table, "", drafts.facts, 0.5)
     inside = weights.sum(1)
     np.testing.assert_allclose(inside / (inside + tail), share, rtol=1e-6)
 

@@ -1,50 +1,141 @@
-"""Reads the target's trajectories again, with target and drafter, and compares the two.
+"""Stage drafts: target and drafter on the target's own trajectories, over the full vocabulary.
 
-The certificate, the ranks and the KL of a step come from one pass of each model, so they belong to
-the same p. How far it is from the p that the text was decoded with is reported as drift.
+Run it with ``python -m pipeline stage=drafts drafter=...``. The certificate, the ranks and the KL
+of a step come from one pass of each model, so they belong to the same p. How far it is from the p
+that the text was decoded with is reported as drift.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
-import pyarrow as pa
-import torch
 
 from pipeline import columns
+from pipeline.columns import STEP, TARGET, Column, Columns
 from pipeline.errors import PipelineError
-from pipeline.models.heads.feature_head import GivenText
-from pipeline.models.heads.hidden_drafter import HiddenDrafter
-from pipeline.models.language_model import LanguageModel
-from pipeline.models.load import load_pair, pair_tokenizer
-from pipeline.models.logit_statistics import Found
-from pipeline.models.passes import Batch, Texts, concat_columns
-from pipeline.models.prompt_tokens import common_rows
+from pipeline.models.prompt_tokens import check_same_tokens, common_rows, file_tokenizer
 from pipeline.plan.plain import to_plain
-from pipeline.plan.specs import DistributionsSpec, ModelSpec
-from pipeline.shards import Progress, Result, compute_shards, join, tables_bytes
-from pipeline.stage import Inputs, Json, Task
-from pipeline.stages.drafts.compare import ComparedPair, measure
-from pipeline.store import Artifact, Out
-from pipeline.stored import read_token_ids
-from pipeline.timing import describe_device, peak_memory
+from pipeline.plan.specs import DraftsSpec
+from pipeline.stage import Stage, Task
+from pipeline.stored import read_token_ids, steps_by_prompt
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    import pyarrow as pa
+
+    from pipeline.models.compare import ComparedPair
+    from pipeline.plan.specs import DistributionsSpec
+    from pipeline.shards import Progress, Result
+    from pipeline.stage import Inputs, Json
+    from pipeline.store import Out
+    from pipeline.study import Study
 
 LOGITS_HELD = 1 << 25  # logits of one model held at once, 128 MB in float32
 BATCH = 32  # prompts of a shard; larger ones were not faster
 DRAFT_K = 64  # tokens of the drafter's distribution that are stored
 
+_SAMPLED = (
+    'at the sampling temperature of the answers (`facts["sampled_temperature"]`); NaN for greedy '
+    "answers"
+)
+PAIR: Columns = {  # target p against drafter q
+    "kl": Column("float64", "KL(p‖q) over the whole vocabulary; inf where q lacks a token of p"),
+    "tv": Column("float64", "total variation; speculative sampling accepts with 1 - tv"),
+    "draft_token_id": Column("int32", "the drafter's argmax"),
+    "draft_rank": Column("int32", "its rank under p, from 1"),
+    "draft_log_prob": Column("float64", "its log-probability under p"),
+    "argmax_rank": Column("int32", "rank of p's argmax under q, from 1"),
+    "draft_entropy": Column("float64", "of q, nats"),
+    "sampled_tv": Column("float64", f"the same {_SAMPLED}"),
+    "sampled_erss_acceptance": Column(
+        "float64", f"probability that exponential races accept the first draft, {_SAMPLED}"
+    ),
+    "sampled_harmonic_mean": Column("float64", f"its lower bound, {_SAMPLED}"),
+}
+# q' as HiddenDrafter.completed gives it
+_FULL = (
+    "only of a head with a reduced vocabulary: KL(p‖q′) at depth 1, where q′ gives probability to "
+    'the missing tokens (`facts["completed"]`); inf where the draft is no first choice of q′'
+)
+FULL: Columns = {"full_kl": Column("float64", _FULL, optional=True)}
+DRAFT: Columns = {  # with draft_entropy: kl and tv can be checked from them
+    "draft_top_ids": Column("list<int32>", "as top_ids, of the drafter: min(64, V) tokens"),
+    "draft_top_logits": Column("list<float32>", "as top_logits, of the drafter"),
+    "draft_top_surprisal": Column("float64", "as top_surprisal, of the drafter"),
+    "draft_log_tail": Column("float64", "as log_tail, of the drafter"),
+}
+_DEPTH = "the same at depths 1, 2, ... of a head's draft; a language model has one depth"
+DEPTHS: Columns = {
+    f"depth_{name}": Column(f"list<{PAIR[name].kind}>", _DEPTH)
+    for name in ("kl", "tv", "draft_token_id", "draft_rank", "draft_log_prob", "argmax_rank")
+}
+
+
+def plan(study: Study) -> list[Task]:
+    """Return one planned artifact a target, on its trajectories; none without a drafter.
+
+    Raises:
+        PipelineError: prompts may be too short for the depths of a head, or a model's tokenizer is
+            not its target's.
+    """
+    config, drafter = study.config, study.config.drafter
+    if drafter is None or config.distributions.source == "logs":
+        return []
+    if drafter.head is not None and "drafts" in study.wanted and _wanted(study):
+        depths, shortest = drafter.head.depths, config.prompts.min_tokens
+        if shortest <= depths:  # a draft follows a token with a hidden state, and one read with it
+            raise PipelineError(
+                f"prompts.min_tokens={shortest} is too small for drafter.head.depths={depths}: a "
+                f"draft of that depth needs a prompt of at least {depths + 1} tokens"
+            )
+    spec = study.model_spec("drafter", drafter)
+    made = []
+    for steps in study.tasks["distributions"]:
+        pair = DraftsSpec(steps.spec.model, spec, config.certificates.temperature)
+        inputs = {"prompts": steps.inputs["prompts"], "distributions": steps}
+        made.append(Task(STAGE, steps.label, to_plain(pair), inputs, pair))
+    if STAGE.name in study.wanted and drafter.head is None:
+        for task in made:
+            if not study.made(task):
+                _check_tokens(f"targets.{task.label}", task.spec.target.settings.path, drafter.path)
+    return made
+
+
+def _check_tokens(key: str, target: str, drafter: str) -> None:
+    """Check, of local models, that drafter and target have the same tokens; none is loaded."""
+    ours, theirs = file_tokenizer(target), file_tokenizer(drafter)
+    if ours is not None and theirs is not None:
+        pair = f"{key}.path={target} and drafter.path={drafter}"
+        check_same_tokens(ours.get_vocab(), theirs.get_vocab(), pair)
+
+
+def _wanted(study: Study) -> bool:
+    """Whether the artifacts are made: stage decoding takes them for some trees only."""
+    from pipeline.methods import build_methods
+
+    settings = study.config.decoding
+    if study.config.stage != "decoding":
+        return True
+    methods = build_methods(settings.methods, study.decoded, settings.draft_length)
+    return any(method.needs_drafts for method in methods)
+
 
 def compute(task: Task, inputs: Inputs, out: Out) -> None:
-    """Compare the pair on every step of the distributions."""
+    """Compare the pair on every step of the distributions; write the text of emitted tokens."""
+    from pipeline.models.load import pair_tokenizer
+    from pipeline.shards import compute_shards, join
+
     tokenizer = pair_tokenizer(*task.spec.models)
     prompts = read_token_ids(inputs["prompts"])
     answers = steps_by_prompt(inputs["distributions"], ["token_id"])
     names = sorted(answers, key=lambda name: len(prompts[name]), reverse=True)
     steps = max(map(len, answers.values()))
     join(compute_shards(task, inputs, out, names, DraftsWorker, steps=steps), list(answers), out)
-    write_tokens(tokenizer, answers, out)
+    used = {token for answer in answers.values() for token in answer["token_id"].to_pylist()}
+    rows = [{"token_id": token, "text": tokenizer.decode([token])} for token in sorted(used)]
+    out.write_rows(rows, "tokens")
 
 
 class DraftsWorker:
@@ -56,12 +147,17 @@ class DraftsWorker:
         Raises:
             PipelineError: one can't be loaded, or has not the room or the tokens for the answers.
         """
+        from pipeline.models.compare import ComparedPair
+        from pipeline.models.language_model import LanguageModel
+        from pipeline.models.load import load_pair, pair_tokenizer
+
         self._task, distributions, label = task, inputs["distributions"], task.spec.label
         models = task.spec.models
         tokenizer = pair_tokenizer(*models)
         self._prompts = read_token_ids(inputs["prompts"])
         self._answers = steps_by_prompt(distributions, ["token_id", "top_ids", "top_logits"])
         target, drafter = load_pair(*models)
+        head = task.spec.drafter.head
         tokens = 1 + max(tokenizer.get_vocab().values())
         rows = common_rows(target.vocab_size, drafter.vocab_size, tokens, label)
         self._pair = ComparedPair(
@@ -72,7 +168,7 @@ class DraftsWorker:
             draft_k=min(DRAFT_K, rows),
             temperature=task.spec.temperature,
             block=LOGITS_HELD,
-            depths=depths_of(task.spec.drafter),
+            depths=1 if head is None else head.depths,
             sampled=sampled_temperature(task.inputs["distributions"].spec),
         )
         longest = max(
@@ -100,6 +196,9 @@ class DraftsWorker:
 
     def facts(self, measured: Sequence[Json]) -> Json:
         """Return the record's facts on the pair, the run and its drift."""
+        from pipeline.models.heads.hidden_drafter import HiddenDrafter
+        from pipeline.timing import describe_device, peak_memory
+
         pair, spec, steps = self._pair, self._task.spec, sum(shard["rows"] for shard in measured)
         target, drafter = (
             {
@@ -138,11 +237,6 @@ class DraftsWorker:
         }
 
 
-def depths_of(drafter: ModelSpec) -> int:
-    """Return the depths of a draft at which the drafter is compared."""
-    return 1 if drafter.head is None else drafter.head.depths
-
-
 def sampled_temperature(spec: DistributionsSpec) -> float | None:
     """Return the temperature at which answers were drawn from the whole distribution.
 
@@ -150,18 +244,6 @@ def sampled_temperature(spec: DistributionsSpec) -> float | None:
     belong to text sampled at it.
     """
     return spec.temperature if spec.temperature > 0 else None
-
-
-def steps_by_prompt(distributions: Artifact, read: Sequence[str]) -> dict[str, pa.Table]:
-    """Return the columns `read` of the steps of every prompt."""
-    table = distributions.read(columns=["prompt_id", *read])
-    ids = table["prompt_id"].to_numpy()
-    starts = np.flatnonzero(np.append(True, ids[1:] != ids[:-1]))
-    ends = np.append(starts[1:], len(ids))
-    return {
-        ids[begin]: table.slice(begin, end - begin)
-        for begin, end in zip(starts.tolist(), ends.tolist(), strict=True)
-    }
 
 
 def compare_shard(
@@ -176,6 +258,12 @@ def compare_shard(
     Raises:
         PipelineError: an entropy is NaN, as a logit was NaN or infinite.
     """
+    import torch
+
+    from pipeline.models.compare import teacher_force
+    from pipeline.models.passes import Batch
+    from pipeline.shards import tables_bytes
+
     tokens = [answer["token_id"].to_pylist() for answer in answers.values()]
     batch = Batch.make(list(prompts.values()), tokens, pair.target.device)
     measured = {name: column.cpu() for name, column in teacher_force(pair, batch, progress).items()}
@@ -208,46 +296,6 @@ def compare_shard(
     }, content
 
 
-@torch.inference_mode()
-def teacher_force(pair: ComparedPair, batch: Batch, progress: Progress) -> Found:
-    """Run both models over `batch` and return the columns of each step, (B, n, ...).
-
-    The columns are those of the stage, and `left_out` (B, n, 2): the probability of rows that one
-    model has alone, target and drafter.
-    """
-    size, width = batch.ids.shape
-    drafter = pair.drafter
-    head = drafter if isinstance(drafter, HiddenDrafter) else None
-    given = GivenText(head.head, pair.depths) if head else None
-    target = Texts(pair.target, width, head.layers if head else (), padding=batch.padding)
-    own = None if head else Texts(drafter, width, padding=batch.padding)
-    parts = []
-    for begin, end, steps in batch.blocks(
-        pair.block, max(pair.target.vocab_size, drafter.vocab_size)
-    ):
-        ids, keep = batch.ids[:, begin:end], max(steps, 1)
-        logits, completed = target.read(ids, keep), None
-        if own is not None:
-            drafts = [own.read(ids, keep).flatten(0, 1)]
-        else:
-            assert head is not None
-            assert given is not None
-            assert target.hidden is not None
-            at, real = batch.positions[:, begin:end], batch.mask[:, begin:end].bool()
-            read = given.read(head.embed(ids), target.hidden, at, real)
-            if steps:
-                outputs = [output[:, -keep:].flatten(0, 1) for output in read]
-                drafts = [head.logits(output) for output in outputs]
-                completed = head.completed(outputs[0], drafts[0])
-        if steps:
-            columns = measure(pair, logits.flatten(0, 1), drafts, completed)
-            parts.append(
-                {name: column.unflatten(0, (size, steps)) for name, column in columns.items()}
-            )
-            progress(size * steps)
-    return concat_columns(parts, dim=1)
-
-
 def logit_drift(answer: pa.Table, ids: np.ndarray, logits: np.ndarray) -> tuple[int, float]:
     """Compare the (n, K) top logits of this pass with those stored when the text was decoded.
 
@@ -264,8 +312,23 @@ def logit_drift(answer: pa.Table, ids: np.ndarray, logits: np.ndarray) -> tuple[
     return int(np.sum(old_ids[:, 0] != ids[:, 0])), largest
 
 
-def write_tokens(tokenizer: Any, answers: dict[str, pa.Table], out: Out) -> None:
-    """Write the text of every emitted token, so that readers of the artifact need no tokenizer."""
-    used = {token for answer in answers.values() for token in answer["token_id"].to_pylist()}
-    rows = [{"token_id": token, "text": tokenizer.decode([token])} for token in sorted(used)]
-    out.write_rows(rows, "tokens")
+STAGE = Stage(
+    name="drafts",
+    version=8,
+    upstream=("prompts", "distributions"),
+    tables={
+        "data": STEP
+        | {"token_id": Column("int32", "the token emitted")}
+        | TARGET
+        | PAIR
+        | DRAFT
+        | DEPTHS
+        | FULL,
+        "tokens": {
+            "token_id": Column("int32", "every token that occurs"),
+            "text": Column("string", "its text"),
+        },
+    },
+    plan=plan,
+    compute=compute,
+)

@@ -1,29 +1,36 @@
-"""Samples prompts of the wanted length from a data set.
+"""Stage prompts: samples prompts of the wanted length from a data set.
 
-A row of the source has a text (`text` or `prompt`), or UltraChat's `messages`, of which the first
-of the user is the prompt. See `pipeline.formats.prompt_files`.
+Run it with ``python -m pipeline stage=prompts``. A row of the source has a text (`text` or
+`prompt`), or UltraChat's `messages`, of which the first of the user is the prompt
+(`pipeline.formats.prompt_files`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from conf.schema import Prompts
-from pipeline.columns import Row
+from pipeline.columns import Column
 from pipeline.engines.written.logs import prompt_id, read_log
-from pipeline.errors import say
+from pipeline.errors import PipelineError, say
 from pipeline.formats.prompt_files import ExcludedRowError, Source, read_row, source_files
 from pipeline.hub import local_path
 from pipeline.models.prompt_tokens import encode, file_tokenizer, no_template
 from pipeline.plan.facts import ExcludedRows
 from pipeline.plan.plain import to_plain
 from pipeline.plan.specs import LoggedPrompts, SampledPrompts
-from pipeline.stage import Inputs, Task
-from pipeline.store import Out
+from pipeline.stage import Stage, Task
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from conf.schema import Prompts
+    from pipeline.columns import Row
+    from pipeline.stage import Inputs
+    from pipeline.store import Out
+    from pipeline.study import Study
 
 NAMED = 5  # excluded rows that are named, for each reason
 REASONS = (
@@ -33,6 +40,44 @@ REASONS = (
 MOST = 5000  # rows of a source that are tokenized before the stage runs
 SLACK = 8  # tokens by which a length that is counted then may be off
 LIMITS = {"too short": "min_tokens", "too long": "max_tokens"}  # the key behind a reason
+
+
+def check(study: Study) -> None:
+    """Check that there are such prompts, of those that were not chosen yet: all at once.
+
+    Raises:
+        PipelineError: no length is allowed, or `compute` will refuse them.
+    """
+    prompts = study.config.prompts
+    if prompts.min_tokens > prompts.max_tokens:
+        raise PipelineError(
+            f"prompts.min_tokens={prompts.min_tokens} exceeds "
+            f"prompts.max_tokens={prompts.max_tokens}: no prompt has such a length"
+        )
+    wanted = STAGE.name in study.wanted and study.config.distributions.source == "model"
+    missing = {task.key: task for task in plan(study) if not study.made(task)}
+    if wanted and missing:
+        say([problem for task in missing.values() for problem in foreseen(task)])
+
+
+def plan(study: Study) -> list[Task]:
+    """Return the planned prompts of each target: the same for targets that share a tokenizer.
+
+    Of an engine's log they are its answers.
+    """
+    config, identities = study.config, study.identities
+    prompts, source = config.prompts, config.distributions.source
+    made: list[Task] = []
+    for key, target in config.targets.items():
+        spec: LoggedPrompts | SampledPrompts
+        if source == "logs":
+            spec = LoggedPrompts(study.log_spec(f"targets.{key}", target.path))
+        else:
+            tokenizer = identities.tokenizer(target.path, target.revision, f"targets.{key}.path")
+            rows = identities.source(prompts.source, prompts.revision, "prompts.source")
+            spec = SampledPrompts(tokenizer, rows, prompts, target)
+        made.append(Task(STAGE, config.study, to_plain(spec), {}, spec))
+    return made
 
 
 def compute(task: Task, _: Inputs, out: Out) -> None:
@@ -196,3 +241,26 @@ def _too_few(
         f"from 0: {excluded_rows(excluded, wanted) or 'none'}): "
         + (", or ".join(change) or "give other prompts")
     )
+
+
+STAGE = Stage(
+    name="prompts",
+    version=4,
+    upstream=(),
+    tables={
+        "data": {
+            "prompt_id": Column("string", "id of the source"),
+            "source": Column("string", "the row's `category`, else its file or data set"),
+            "source_row": Column("int64", "the row in it; of an engine's log, the line"),
+            "text": Column("string", "the first user message; empty of an engine's log"),
+            "token_ids": Column(
+                "list<int32>",
+                "the prompt as the model reads it, template applied; empty of an engine's log",
+            ),
+            "n_tokens": Column("int32", "its length"),
+        }
+    },
+    plan=plan,
+    compute=compute,
+    check=check,
+)

@@ -1,4 +1,4 @@
-"""Divergences between the target's p and the drafter's q, from the logits of both.
+"""Divergences between the target's p and the drafter's q, from the logits of both on given text.
 
 All of it is over the full vocabulary and is computed where the models run, a few rows at a time.
 Ties are broken against the drafter: of several most probable draft tokens the drafted one is that
@@ -8,7 +8,7 @@ it. Tests hold all of it against plain formulas (tests/divergences.py).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from pipeline.models.devices import in_threads
 from pipeline.models.divergences import divergence_sums, zero_for_nan
+from pipeline.models.heads.feature_head import GivenText
 from pipeline.models.heads.hidden_drafter import HiddenDrafter
 from pipeline.models.language_model import LanguageModel
 from pipeline.models.logit_statistics import (
@@ -26,7 +27,7 @@ from pipeline.models.logit_statistics import (
     logit_statistics,
     ranks_of,
 )
-from pipeline.models.passes import concat_columns
+from pipeline.models.passes import Batch, Texts, concat_columns
 
 CUDA_CHUNK = 1 << 23  # float64 values of one array on a GPU; about ten are held at once
 AT_DEPTH = ("kl", "tv", "draft_token_id", "draft_rank", "draft_log_prob", "argmax_rank")
@@ -200,6 +201,46 @@ class ComparedPair:
     block: int  # logits of one model held at once
     depths: int = 1  # of a draft at which the drafter is compared; more than one for a head
     sampled: float | None = None  # temperature of the answers, None where they are not p's own
+
+
+@torch.inference_mode()
+def teacher_force(pair: ComparedPair, batch: Batch, progress: Callable[[int], object]) -> Found:
+    """Run both models over `batch` and return the columns of each step, (B, n, ...).
+
+    The columns are those of the stage, and `left_out` (B, n, 2): the probability of rows that one
+    model has alone, target and drafter. `progress` is told the steps that were done.
+    """
+    size, width = batch.ids.shape
+    drafter = pair.drafter
+    head = drafter if isinstance(drafter, HiddenDrafter) else None
+    given = GivenText(head.head, pair.depths) if head else None
+    target = Texts(pair.target, width, head.layers if head else (), padding=batch.padding)
+    own = None if head else Texts(drafter, width, padding=batch.padding)
+    parts = []
+    for begin, end, steps in batch.blocks(
+        pair.block, max(pair.target.vocab_size, drafter.vocab_size)
+    ):
+        ids, keep = batch.ids[:, begin:end], max(steps, 1)
+        logits, completed = target.read(ids, keep), None
+        if own is not None:
+            drafts = [own.read(ids, keep).flatten(0, 1)]
+        else:
+            assert head is not None
+            assert given is not None
+            assert target.hidden is not None
+            at, real = batch.positions[:, begin:end], batch.mask[:, begin:end].bool()
+            read = given.read(head.embed(ids), target.hidden, at, real)
+            if steps:
+                outputs = [output[:, -keep:].flatten(0, 1) for output in read]
+                drafts = [head.logits(output) for output in outputs]
+                completed = head.completed(outputs[0], drafts[0])
+        if steps:
+            columns = measure(pair, logits.flatten(0, 1), drafts, completed)
+            parts.append(
+                {name: column.unflatten(0, (size, steps)) for name, column in columns.items()}
+            )
+            progress(size * steps)
+    return concat_columns(parts, dim=1)
 
 
 def measure(

@@ -1,0 +1,324 @@
+"""Stage decoding: real speculative decoding, every method beside the target alone.
+
+Run it with ``python -m pipeline stage=decoding drafter=... decoding=default``. A shard is one
+prompt: the baseline and all methods decode it one after the other, so that what is compared was
+timed in the same minute. Tokens, calls and nats given up are the artifact's content; seconds are
+kept apart in timings/, which no digest covers.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from analysis.report.text import limits
+from pipeline.columns import COMMON, GIVEN_UP, METHOD, STEP, Column, Columns
+from pipeline.methods import baseline, build_methods
+from pipeline.plan.plain import to_plain
+from pipeline.plan.specs import DecodingSpec
+from pipeline.stage import Json, Stage, Task
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pipeline.columns import Row, Tables
+    from pipeline.decoding.loop import Answer
+    from pipeline.decoding.pair import DecodingPair, Prompt
+    from pipeline.shards import Progress, Result
+    from pipeline.stage import Inputs
+    from pipeline.store import Artifact, Out
+    from pipeline.study import Study
+
+RUN: Columns = {
+    "prompt_id": Column("string", "the prompt"),
+    "run": Column("int32", 'the method: index in the record\'s `facts["runs"]`'),
+}
+CALL: Columns = {  # a target call after the prompt's
+    "drafted": Column("int32", "tokens"),
+    "depth": Column("int32", "drafted tokens in a row: of a chain all of them"),
+}
+
+
+def plan(study: Study) -> list[Task]:
+    """Return one planned artifact a target; none without a drafter.
+
+    Raises:
+        PipelineError: a method is not defined.
+    """
+    config, settings = study.config, study.config.decoding
+    if not study.tasks["drafts"] or config.distributions.source == "logs":
+        return []
+    methods = build_methods(settings.methods, study.decoded, settings.draft_length)
+    measured = any(method.needs_drafts for method in methods)
+    tasks = []
+    for drafts in study.tasks["drafts"]:
+        spec = DecodingSpec(
+            drafts.spec.target,
+            drafts.spec.drafter,
+            prompts=min(settings.prompts, config.prompts.count),
+            steps=settings.steps,
+            seed=settings.seed,
+            lookup=settings.lookup,
+            lookup_match=settings.lookup_match,
+            methods=tuple(methods),
+            statistics=study.statistics,
+        )
+        inputs = {"prompts": drafts.inputs["prompts"]} | ({"drafts": drafts} if measured else {})
+        tasks.append(Task(STAGE, drafts.label, to_plain(spec), inputs, spec))
+    return tasks
+
+
+def compute(task: Task, inputs: Inputs, out: Out) -> None:
+    """Decode the first prompts with every method."""
+    from pipeline.shards import compute_shards, write_tables
+
+    names = [prompt.prompt_id for prompt in first_prompts(inputs["prompts"], task.spec.prompts)]
+    shards = compute_shards(task, inputs, out, names, DecodingWorker)
+    write_tables(task, out, [json.loads(shard.content()) for shard in shards], "prompt")
+    out.facts["failed_prompts"] = out.rows["failures"]
+
+
+def first_prompts(prompts: Artifact, count: int) -> list[Prompt]:
+    """Return the first prompts."""
+    from pipeline.decoding.pair import Prompt
+
+    rows = prompts.read(columns=["prompt_id", "token_ids", "source"]).slice(0, count).to_pylist()
+    return [Prompt(**row) for row in rows]
+
+
+class DecodingWorker:
+    """A target and its drafter, with all methods; see `pipeline.shards.Worker`."""
+
+    def __init__(self, task: Task, inputs: Inputs) -> None:
+        """Load them, and decode a few tokens with every method."""
+        from pipeline.decoding.pair import load_decoding_pair, warm_up
+        from pipeline.decoding.sibling_rates import with_measured_trees
+        from pipeline.models.load import pair_tokenizer
+
+        spec = with_measured_trees(task.spec, inputs.get("drafts"))
+        self._prompts = first_prompts(inputs["prompts"], spec.prompts)
+        self._turns = {prompt.prompt_id: at for at, prompt in enumerate(self._prompts)}
+        tokenizer = pair_tokenizer(*spec.models)
+        self._pair = load_decoding_pair(spec, 1 + max(tokenizer.get_vocab().values()), spec.steps)
+        warm_up(self._pair, self._prompts)
+
+    def batch(self) -> int:
+        """Return how many prompts are a shard: one, which every method decodes in turn."""
+        return 1
+
+    def compute(self, names: Sequence[str], progress: Progress) -> Result:
+        """Decode a prompt with every method."""
+        at = self._turns[names[0]]
+        tables = decode_prompt(self._pair, self._prompts[at], at)
+        progress(1)
+        return {}, json.dumps(tables).encode()
+
+    def facts(self, _: Sequence[Json]) -> Json:
+        """Return the record's facts on the runs and the models, and the seconds of passes."""
+        from pipeline.decoding.pair import run_facts
+        from pipeline.timing import describe_device
+
+        pair = self._pair
+        models = (("target", pair.target), ("drafter", pair.drafter))
+        return {
+            "runs": [to_plain(run_facts(method)) for method in pair.runs],
+            "bytes": {
+                name: {"model": model.memory_bytes(), "cache_per_token": model.cache_bytes()}
+                for name, model in models
+            },
+            **describe_device(pair.target.device),
+            "vocab_size": pair.target.vocab_size,
+        }
+
+
+def decode_prompt(pair: DecodingPair, prompt: Prompt, turn: int) -> Tables:
+    """Decode one prompt with every method; a prompt that fails is recorded with its reason.
+
+    Every prompt begins with another method, so that none gains from its place.
+    """
+    from pipeline.decoding.pair import check_fits, decode_timed, or_reason
+
+    def decode_all() -> Tables:
+        check_fits(pair, prompt)
+        made = {}
+        for at in range(len(pair.runs)):
+            index = (at + turn) % len(pair.runs)
+            made[index] = decode_timed(pair, pair.runs[index], prompt, pair.steps)
+        return prompt_rows(pair, prompt, [made[at] for at in range(len(pair.runs))])
+
+    rows, reason = or_reason(decode_all, pair.target.device)
+    return rows or {"failures": [{"prompt_id": prompt.prompt_id, "reason": reason}]}
+
+
+def prompt_rows(
+    pair: DecodingPair, prompt: Prompt, timed: Sequence[tuple[Answer, int | None]]
+) -> Tables:
+    """Return the rows of a prompt by table, of each run's answer and its peak of memory."""
+    from pipeline.decoding.along import contexts, drawn_baselines, trajectory
+    from pipeline.decoding.pair import compared, nats_given_up, read_again
+
+    answers = [answer for answer, _ in timed]
+    names = ("data", "calls", "levels", "timings/runs", "timings/calls")
+    rows: Tables = {name: [] for name in names}
+    alone = {
+        run: answer.tokens
+        for run, answer in zip(pair.runs, answers, strict=True)
+        if run.drafter == "none"
+    }
+    given_up: dict[tuple[int, ...], float] = {}
+    for at, (run, (answer, peak)) in enumerate(zip(pair.runs, timed, strict=True)):
+        key = {"prompt_id": prompt.prompt_id, "run": at}
+        tokens = tuple(answer.tokens)
+        if tokens not in given_up:
+            logits = read_again(pair.target, prompt.token_ids, tokens)
+            given_up[tokens] = float(nats_given_up(logits, tokens).sum())
+        rows["data"].append(
+            {
+                **key,
+                "source": prompt.source,
+                "method": run.name,
+                **attributes(run, "drafter", "draft_length", "temperature"),
+                "token_ids": answer.tokens,
+                "n_tokens": len(tokens),
+                "text_tokens": len(prompt.token_ids) + len(tokens),
+                "ended": answer.ended,
+                "nats_given_up": given_up[tokens],
+                **compared(answer.tokens, alone[baseline(run)]),
+            }
+        )
+        rows["timings/runs"].append(
+            key
+            | attributes(answer, "first_seconds", "begin_seconds", "seconds")
+            | {"peak_bytes": peak}  # None but on CUDA, where the thread waits for the device
+            | {"processor_seconds": answer.processor_seconds if peak is None else None}
+        )
+        for call in answer.calls:
+            for name in ("calls", "timings/calls"):
+                own = [column for column in STAGE.tables[name] if column not in RUN]
+                rows[name].append(key | attributes(call, *own))
+            rows["levels"] += [
+                key | {"position": call.position, "level": level, "children": n, "accepted": taken}
+                for level, (n, taken) in enumerate(call.levels if run.tree else (), start=1)
+            ]
+    greedy = next((tokens for run, tokens in alone.items() if run.temperature == 0), None)
+    if greedy is not None:
+        rows["trajectory"] = trajectory(pair, prompt, greedy)
+    rows["contexts"] = [
+        row for run in drawn_baselines(pair.runs) for row in contexts(pair, prompt, run, alone[run])
+    ]
+    return rows
+
+
+def attributes(source: object, *names: str) -> Row:
+    """Return some attributes by name."""
+    return {name: getattr(source, name) for name in names}
+
+
+def summary(task: Task, artifact: Artifact) -> list[Json]:
+    """One row a method, the baselines included."""
+    from analysis.decoding import metrics, speed
+    from pipeline.decoding.decoded import read_decoded
+
+    spec, bootstrap = task.spec, task.spec.statistics
+    decoded = read_decoded(spec.target.settings.label, spec.drafter.settings.label, artifact)
+    speeds = speed.speedups(decoded, *bootstrap)
+    rows = metrics.acceptance(decoded, *bootstrap)
+    ends = dict(zip(("ci_low", "ci_high"), limits("speedup"), strict=True))
+    ends |= dict(zip(("tpot_ci_low", "tpot_ci_high"), limits("tpot_speedup"), strict=True))
+    rows = rows.join(speeds.rename(columns=ends))
+    shown = ["method", "draft_length", "temperature"]
+    for name in ("rate", "tokens_per_call"):
+        shown += [name, *limits(name)]
+    shown += ["agreement", "nats_given_up", "tokens_per_second"]
+    for name in ("speedup", "tpot_speedup"):  # of whole answers; after their first token
+        shown += [name, *limits(name)]
+    rules = decoded.runs["rule"].loc[rows.index]
+    return [
+        {
+            "target": decoded.target,
+            "rule": rule,
+            "prompts": decoded.prompts,
+            **dict(zip(shown, row, strict=True)),
+        }
+        for rule, row in zip(rules, rows[shown].itertuples(index=False), strict=True)
+    ]
+
+
+STAGE = Stage(
+    name="decoding",
+    version=17,
+    upstream=("prompts", "drafts"),  # the latter for methods that take what it measured
+    tables={
+        "data": RUN
+        | {"source": Column("string", "of the prompt")}
+        | METHOD
+        | {
+            "token_ids": Column("list<int32>", "the answer"),
+            "n_tokens": Column("int32", "its length"),
+            "text_tokens": Column("int32", "of prompt and answer"),
+            "ended": Column("bool", "by the model, not by the limit"),
+            **GIVEN_UP,
+            "agreement": Column("float64", "share of positions with the baseline's token"),
+            **COMMON,
+        },
+        "calls": RUN
+        | {"position": Column("int32", "in the answer, of the first drafted token")}
+        | CALL
+        | {
+            "reach": Column("int32", "of depth, the tokens before one that would end the answer"),
+            "tested": Column(
+                "int32", "tokens before and at the first rejection; of a tree, levels"
+            ),
+            "accepted": Column("int32", "drafted tokens that were accepted"),
+            "emitted": Column("int32", "tokens"),
+        },
+        "levels": RUN
+        | {
+            "position": Column("int32", "of the call"),
+            "level": Column("int32", "of the tree, from 1"),
+            "children": Column("int32", "that were tested"),
+            "accepted": Column("int32", "sibling index of the accepted child, from 1; 0: none"),
+        },
+        "trajectory": STEP
+        | {
+            "token_id": Column("int32", "the token emitted"),
+            "draft_token_id": Column("int32", "the drafter's argmax"),
+            "draft_rank": Column("int32", "its rank under p, from 1"),
+            "draft_log_prob": Column("float64", "its log-probability under p"),
+            "z1": Column("float64", "the target's largest logit"),
+            "z2": Column("float64", "the second largest"),
+            "top_surprisal": Column("float64", "-log p of rank 1"),
+        },
+        "contexts": RUN
+        | {
+            "position": Column("int32", "in the baseline's answer"),
+            "kl": Column("float64", "KL(p‖q) at the temperature, nats; inf where q lacks a token"),
+            "greedy_entropy": Column("float64", "H[R] of speculative sampling, drafts independent"),
+            "races_entropy": Column("float64", "H[R] of exponential races, drafts independent"),
+        },
+        "failures": {
+            "prompt_id": Column("string", "the prompt"),
+            "reason": Column("string", "why it has no answer"),
+        },
+        "timings/runs": RUN
+        | {
+            "first_seconds": Column("float64", "until the first token"),
+            "begin_seconds": Column("float64", "the drafter's pass over the prompt"),
+            "seconds": Column("float64", "of the whole answer"),
+            "processor_seconds": Column("float64", "of the decoding thread; null on CUDA"),
+            "peak_bytes": Column("int64", "of a CUDA device, null elsewhere"),
+        },
+        "timings/calls": RUN
+        | CALL
+        | {
+            "emitted": Column("int32", "tokens"),
+            "draft_seconds": Column("float64", "drafting"),
+            "verify_seconds": Column("float64", "the target's pass"),
+            "other_seconds": Column("float64", "acceptance, roll-back, bookkeeping"),
+        },
+    },
+    plan=plan,
+    compute=compute,
+    summary=summary,
+    printed=True,
+)

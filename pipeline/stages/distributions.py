@@ -1,0 +1,268 @@
+"""Stage distributions: decodes every prompt and stores the distribution of every step.
+
+Run it with ``python -m pipeline stage=distributions``. An engine's log is read instead, as
+distributions that are known up to rounding.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pipeline import columns
+from pipeline.columns import STEP, TARGET, Column
+from pipeline.criteria import check_stored_tokens, judged_by_logs
+from pipeline.engines.written.answers import counted
+from pipeline.engines.written.logs import EngineLog, read_log, stacked
+from pipeline.errors import PipelineError
+from pipeline.hub import local_path
+from pipeline.models.token_texts import ENGINES_IDS
+from pipeline.plan.plain import to_plain
+from pipeline.plan.specs import DistributionsSpec, LoggedDistributions
+from pipeline.stage import Stage, Task
+from pipeline.stored import read_token_ids
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import pyarrow as pa
+
+    from pipeline.models.logit_statistics import Found
+    from pipeline.shards import Progress, Result
+    from pipeline.stage import Inputs, Json
+    from pipeline.store import Out
+    from pipeline.study import Study
+    from pipeline.timing import Stopwatch
+
+BATCH = {"cpu": 32, "cuda": 128}  # prompts; larger batches were not faster on a CPU
+NOT_TOLD = (
+    "taken as raw: a log does not tell them from values after a temperature, a penalty or sampling "
+    "in the backend (docs/answers.md has the requests)"
+)
+
+
+def check(study: Study) -> None:
+    """Check that enough tokens of a step are stored for the rules, and the settings of a log.
+
+    Raises:
+        PipelineError: it is not so.
+    """
+    config = study.config
+    check_stored_tokens(study.rules, config.distributions.k)
+    settings = config.distributions
+    if settings.source != "logs":
+        return
+    if config.drafter is not None:
+        raise PipelineError(
+            f"drafter {config.drafter.label} is not allowed with distributions.source=logs, which "
+            "has no model to compare it with: give drafter=none"
+        )
+    if config.distributions.log.vocab_size is None:
+        raise PipelineError(
+            "distributions.log.vocab_size must be given: the size of the logged model's vocabulary "
+            "(vocab_size of its config.json)"
+        )
+    if config.certificates.temperature != 1.0:
+        raise PipelineError(
+            f"certificates.temperature={config.certificates.temperature:g} is not allowed with "
+            "distributions.source=logs: a log has distributions at temperature 1 only"
+        )
+    for rule in study.rules:
+        if not judged_by_logs(rule):
+            raise PipelineError(
+                f"{rule.label} can't be certified with distributions.source=logs: it needs raw "
+                "logits or counts of its own, and a log has rounded log-probabilities"
+            )
+
+
+def plan(study: Study) -> list[Task]:
+    """Return one planned artifact a target: its own trajectories, or an engine's log."""
+    config = study.config
+    settings = config.distributions
+    made = []
+    pairs = zip(config.targets.items(), study.tasks["prompts"], strict=True)
+    for (key, target), prompts in pairs:
+        spec: LoggedDistributions | DistributionsSpec
+        if settings.source == "logs":
+            log = study.log_spec(f"targets.{key}", target.path)
+            size = settings.log.vocab_size or 0  # without one, `check` has refused the study
+            spec = LoggedDistributions(log, size, settings.k, target.label)
+        else:
+            spec = DistributionsSpec(
+                study.model_spec(f"targets.{key}", target),
+                steps=settings.steps,
+                k=settings.k,
+                temperature=settings.temperature,
+                seed=settings.seed,
+                certified_temperature=config.certificates.temperature,
+            )
+        made.append(Task(STAGE, key, to_plain(spec), {"prompts": prompts}, spec))
+    return made
+
+
+def compute(task: Task, inputs: Inputs, out: Out) -> None:
+    """Decode the prompts, or read an engine's log, and write the distributions."""
+    if isinstance(task.spec, LoggedDistributions):
+        write_log(task, out)
+        return
+    from pipeline.models.load import skeleton
+    from pipeline.shards import compute_shards, join
+
+    spec: DistributionsSpec = task.spec
+    prompts = read_token_ids(inputs["prompts"])
+    model = skeleton(spec.model)
+    longest = max(map(len, prompts.values()))
+    model.check_context(longest + spec.steps, "distributions.steps")
+    for name, ids in prompts.items():
+        model.check_tokens(ids, f"prompt {name}")
+    names = sorted(prompts, key=lambda name: len(prompts[name]), reverse=True)
+    shards = compute_shards(task, inputs, out, names, DistributionsWorker, steps=spec.steps)
+    join(shards, list(prompts), out)
+
+
+class DistributionsWorker:
+    """The model of a task; see `pipeline.shards.Worker`."""
+
+    def __init__(self, task: Task, inputs: Inputs) -> None:
+        """Load it, and the prompts."""
+        from pipeline.models.load import load_model
+
+        self.model = load_model(task.spec.model)
+        self._task, self._prompts = task, read_token_ids(inputs["prompts"])
+
+    def batch(self) -> int:
+        """Return how many prompts are decoded together."""
+        return self._task.spec.model.device.batch or BATCH[self.model.device.type]
+
+    def compute(self, names: Sequence[str], progress: Progress) -> Result:
+        """Decode a shard."""
+        from pipeline.models.batch_decoding import decode_batch
+        from pipeline.timing import Stopwatch
+
+        watch = Stopwatch(self.model.device)
+        batch = {name: self._prompts[name] for name in names}
+        out = decode_batch(self.model, batch, self._task.spec, watch, progress)
+        return shard_result(self._task, self.model.label, names, out, watch)
+
+    def facts(self, measured: Sequence[Json]) -> Json:
+        """Return the record's facts on the model, the run and its throughput."""
+        from pipeline.timing import describe_device, peak_memory, throughput
+
+        model, spec, settings = self.model, self._task.spec, self._task.spec.model.settings
+        return {
+            "model": model.label,
+            "revision": settings.revision,
+            "commit": spec.model.identity.commit,
+            "vocab_size": model.vocab_size,
+            "k": min(spec.k, model.vocab_size),
+            "certified_temperature": spec.certified_temperature,
+            "eos": list(model.eos),
+            **describe_device(model.device),
+            "peak_memory_bytes": peak_memory(model.device),
+            **throughput(measured),
+        }
+
+
+def shard_result(
+    task: Task, label: str, prompts: Sequence[str], out: Found, watch: Stopwatch
+) -> Result:
+    """Transfer and check a decoded shard; return its measurements and its rows as a file.
+
+    Raises:
+        PipelineError: a logit was NaN or infinite; names the model, the prompt and the step.
+    """
+    import torch
+
+    from pipeline.shards import tables_bytes
+
+    seconds = watch.seconds()  # waits for the device
+    out = {name: tensor.cpu() for name, tensor in out.items()}
+    lengths = out.pop("lengths")
+    inside = torch.arange(out["token_id"].shape[1]) < lengths[:, None]
+    broken = (inside & ~out["entropy"].isfinite()).nonzero()
+    if len(broken):
+        row, step = broken[0].tolist()
+        raise PipelineError(
+            f"{label}: NaN or infinite logits for prompt {prompts[row]} at step {step} "
+            f"({len(broken)} steps of this batch): try dtype: float32 or attention: eager for "
+            "this model, and check its weights"
+        )
+    schema = task.stage.schema()
+    tables = (
+        columns.steps_table(prompt, {name: t[row, :n].numpy() for name, t in out.items()}, schema)
+        for row, (prompt, n) in enumerate(zip(prompts, lengths.tolist(), strict=True))
+    )
+    return {"seconds": seconds, "rows": int(lengths.sum())}, tables_bytes(tables, schema)
+
+
+def write_log(task: Task, out: Out) -> None:
+    """Write the distributions of a log, and the list of rows that were left out.
+
+    Raises:
+        PipelineError: the log can't be read, or its token ids exceed the vocabulary.
+    """
+    import pyarrow as pa
+
+    spec = task.spec
+    path = local_path(spec.log.path)
+    assert path is not None
+    log = read_log(path, spec.log, spec.k, spec.vocab_size)
+    table = distributions_table(log, spec.vocab_size, task.stage.schema())
+    out.write(table)
+    if not log.given_ids:
+        texts = [raw.decode(errors="replace") for raw, _ in log.texts]
+        tokens = {"token_id": list(log.texts.values()), "text": texts}
+        out.write(pa.table(tokens, schema=task.stage.schema("tokens")), "tokens")
+    out.facts |= {
+        "model": log.model or spec.label,
+        "log": path.name,
+        "vocab_size": spec.vocab_size,
+        "k": log.k,
+        "log_prob_error": log.error,
+        "certified_temperature": 1.0,
+        "answers": log.answers,
+        "trajectories": len(log.trajectories),
+        "excluded": log.excluded,
+        "token_ids": ENGINES_IDS if log.given_ids else "of this file, by their bytes",
+        "values": NOT_TOLD,
+    }
+    print(
+        f"distributions {task.label}: {len(table)} steps of {log.answers} answers, {log.k} "
+        f"log-probabilities each, off by at most {log.error:.2g}; left out: "
+        f"{counted(log.excluded)}; values {NOT_TOLD}",
+        flush=True,
+    )
+
+
+def distributions_table(log: EngineLog, vocab_size: int, schema: pa.Schema) -> pa.Table:
+    """Return the rows of data.parquet; entropy is NaN, for it is not known."""
+    steps = stacked(log.trajectories)
+    values, rows = steps["log_probs"], len(steps["log_probs"])
+    with np.errstate(divide="ignore"):
+        tail = np.log(np.clip(1.0 - np.exp(values).sum(axis=1), 0.0, None))
+    steps |= {
+        "top_logits": values.astype(np.float32),
+        "logsumexp": np.zeros(rows),
+        "top_surprisal": -values[:, 0],
+        "log_tail": np.where(log.k == vocab_size, -np.inf, tail),
+        "entropy": np.full(rows, np.nan),
+    }
+    return columns.table(steps, schema)
+
+
+STAGE = Stage(
+    name="distributions",
+    version=4,
+    upstream=("prompts",),
+    tables={
+        "data": STEP | {"token_id": Column("int32", "the token emitted")} | TARGET,
+        "tokens": {
+            "token_id": Column("int32", "assigned to a token of a log without the engine's ids"),
+            "text": Column("string", "its text"),
+        },
+    },
+    plan=plan,
+    compute=compute,
+    check=check,
+)
