@@ -21,7 +21,7 @@ from pipeline.models.language_model import LanguageModel
 from pipeline.models.load import wrap
 from pipeline.plan.plain import to_plain
 from pipeline.plan.specs import DecodingSpec, DistributionsSpec, ModelSpec, SampledPrompts, model_at
-from pipeline.stage import Inputs, Stage, Task
+from pipeline.stage import Task
 from pipeline.stages import decoding, distributions, prompts
 from pipeline.store import Artifact, Out, Store
 
@@ -187,9 +187,5 @@ def built(task: Task, root: Path) -> Artifact:
 
 def publish(task: Task, store: Store, write: Callable[[Out], None]) -> Artifact:
     """Publish what a function writes as the artifact of a task."""
-
-    class Written(Stage):
-        def function(self) -> Callable[[Task, Inputs, Out], None]:
-            return lambda _, __, out: write(out)
-
-    return store.get(replace(task, stage=Written(**vars(task.stage))))
+    stage = replace(task.stage, compute=lambda _, __, out: write(out))
+    return store.get(replace(task, stage=stage))
