@@ -100,10 +100,11 @@ def refuse(error: Exception, words: Iterable[str]) -> NoReturn:
     """
     cause = error.__cause__ or error
     group, _, name = str(getattr(cause, "full_key", "")).partition(".")
-    if isinstance(error, MissingConfigException) and error.options:
+    if isinstance(error, MissingConfigException) and "/" in str(error.missing_cfg_file):
         group, _, name = str(error.missing_cfg_file).partition("/")
-        said = f"there is no {group}={name}{nearest(name, error.options)}: give one of "
-        said += ", ".join(error.options)
+        options = error.options or sorted(path.stem for path in (CONF / group).glob("*.yaml"))
+        said = f"there is no {group}={name}{nearest(name, options)}: give one of "
+        said += ", ".join(options)
         if key := {"target": "targets.local.path", "drafter": "drafter.path"}.get(group):
             said += f", or {group}=local {key}=PATH for a model of your own"
     elif isinstance(error, OverrideParseException):

@@ -80,6 +80,7 @@ def without_labels(config: DictConfig) -> DictConfig:
         ("note=${nothing}", "note: Interpolation key 'nothing' not found"),
         ("prompts=none", "there is no prompts=none: give one of default, mini"),
         ("study=nini", r"there is no study=nini \(did you mean mini\?\)"),
+        ("criteria=[paper,adaptive]", r"there is no criteria=adaptive.*: give one of absolute, "),
         ("drafter=/models/mine", "drafter=local drafter.path=PATH for a model of your own"),
         ("drafter=null", "must be a string or a list.* drafter=null"),
         ("study=[1]", r"study=\[1\]"),
