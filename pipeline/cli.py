@@ -20,9 +20,10 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
+from analysis.rules.build import nearest
 from conf.schema import Config
 from pipeline.config import OVERRIDE, config_dirs, refuse, report_name
-from pipeline.errors import EXPECTED, PipelineError, nearest, one_line, terminal
+from pipeline.errors import EXPECTED, PipelineError, one_line, terminal
 from pipeline.files import slug
 from pipeline.paths import CONF
 from pipeline.stage import Task

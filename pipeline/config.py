@@ -17,8 +17,9 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel, ValidationError
 
+from analysis.rules.build import nearest
 from conf.schema import LONGEST_NAME, Config, is_name
-from pipeline.errors import PipelineError, first_line, nearest, one_line
+from pipeline.errors import PipelineError, first_line, one_line
 from pipeline.paths import CONF, ROOT
 
 OVERRIDE = re.compile(r"~|[+]*[\w.@/]+=")

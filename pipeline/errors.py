@@ -10,9 +10,8 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from difflib import get_close_matches
 from pathlib import Path
 from threading import current_thread, main_thread
 from typing import Any, NoReturn
@@ -69,17 +68,6 @@ def one_line(error: BaseException) -> str:
         return "\n".join(" ".join(line.split()) for line in str(error).splitlines())
     text = " ".join(str(error).split())
     return text if text and isinstance(error, OF_INPUTS) else f"{type(error).__name__}: {text}"
-
-
-def nearest(name: str, names: Iterable[str]) -> str:
-    """Return a hint at the closest name, for the end of an error.
-
-    Examples:
-        >>> nearest("tempature", ["seed", "temperature"])
-        ' (did you mean temperature?)'
-    """
-    matches = get_close_matches(name, list(names), n=1)
-    return f" (did you mean {matches[0]}?)" if matches else ""
 
 
 @contextmanager

@@ -25,7 +25,7 @@ LINES = {
     "assets/tasks": 291,
     "benchmarks": 899,
     "conf": 250,
-    "pipeline": 4486,
+    "pipeline": 4476,
     "pipeline/decoding": 1617,
     "pipeline/engines": 1956,
     "pipeline/formats": 271,
