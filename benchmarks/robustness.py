@@ -2,8 +2,8 @@
 
 A study of tiny random models, all stages and the report, is
 
-- killed just before or after a random file operation (sync, rename, removal), or at a random
-  moment, and resumed until it is complete;
+- killed just before or after a random file operation (sync, rename, removal, new directory), or at
+  a random moment, and resumed until it is complete;
 - run by four processes at once;
 - damaged: bytes of tables, record.json and figures are flipped, cut, added, removed. Damaged shards
   are in `tests/pipeline/test_interrupted.py`.
@@ -31,7 +31,6 @@ from contextlib import redirect_stderr, redirect_stdout
 from functools import partial
 from io import StringIO
 from pathlib import Path
-from typing import Any
 
 import torch
 from hydra.core.global_hydra import GlobalHydra
@@ -42,12 +41,12 @@ from pipeline.config import composed
 from pipeline.files import read_json
 from pipeline.study import STAGES
 from tests.pipeline import tiny
+from tests.pipeline.toy import die_at
 
 METHODS = (
     "decoding=settings",
     "+decoding.methods.greedy={drafter:model,rule:greedy,draft_length:2}",
 )
-OPERATIONS = ((os, "fsync"), (Path, "rename"), (Path, "unlink"), (shutil, "rmtree"))
 
 
 def tiny_study(folder: Path) -> list[str]:
@@ -148,31 +147,10 @@ def _status(process: int) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
 
 
-def dying(number: int, after: bool) -> None:
-    """Make this process kill itself before or after its file operation number `number`."""
-    count = 0
-
-    def wrap(real: Callable[..., Any]) -> Callable[..., Any]:
-        def operation(*arguments: Any, **options: Any) -> Any:
-            nonlocal count
-            count += 1
-            if count == number and not after:
-                os.kill(os.getpid(), signal.SIGKILL)
-            result = real(*arguments, **options)
-            if count == number:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return result
-
-        return operation
-
-    for owner, name in OPERATIONS:
-        setattr(owner, name, wrap(getattr(owner, name)))
-
-
 def kill(trial: Trial, chance: random.Random, seconds: float) -> bool:
     """Run the study and kill it at a random point; return whether the kill came before its end."""
     if chance.random() < 0.7:
-        status = trial.run("report", partial(dying, chance.randint(1, 120), chance.random() < 0.5))
+        status = trial.run("report", partial(die_at, chance.randint(1, 240)))
     else:
         process = trial.start("report")
         time.sleep(chance.uniform(0, seconds))

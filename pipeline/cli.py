@@ -20,7 +20,6 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from analysis.rules.build import nearest
 from conf.schema import Config
 from pipeline.config import OVERRIDE, config_dirs, refuse, report_name
 from pipeline.errors import EXPECTED, PipelineError, one_line, terminal
@@ -40,6 +39,8 @@ def main() -> None:
     if words == ["help"]:
         sys.argv[1:] = ["--help"]
     elif first.isidentifier():
+        from analysis.rules.build import nearest  # which imports numpy
+
         raise SystemExit(
             f"error: {first} is not a command{nearest(first, COMMANDS)}: give one of "
             f"{', '.join(COMMANDS)}, or KEY=VALUE"

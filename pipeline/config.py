@@ -17,7 +17,6 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel, ValidationError
 
-from analysis.rules.build import nearest
 from conf.schema import LONGEST_NAME, Config, is_name
 from pipeline.errors import PipelineError, first_line, one_line
 from pipeline.paths import CONF, ROOT
@@ -99,6 +98,8 @@ def refuse(error: Exception, words: Iterable[str]) -> NoReturn:
     Raises:
         PipelineError: always.
     """
+    from analysis.rules.build import nearest  # which imports numpy: only where it is needed
+
     cause = error.__cause__ or error
     group, _, name = str(getattr(cause, "full_key", "")).partition(".")
     if isinstance(error, MissingConfigException) and "/" in str(error.missing_cfg_file):
@@ -159,6 +160,8 @@ def settings_of(config: DictConfig) -> Config:
 
 def _problem(error: dict[str, Any]) -> str:
     """Return a problem that pydantic found as `key=value: what is allowed`."""
+    from analysis.rules.build import nearest
+
     place = [part for part in error["loc"] if part != "[key]"]
     texts = (text if (text := str(part)).isprintable() else ascii(text) for part in place)
     key, value = ".".join(texts), error["input"]

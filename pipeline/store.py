@@ -277,7 +277,9 @@ class Store:
         damaged = Counter[Path]()
         while True:
             try:
-                return self._found(task) or self._made(task)
+                artifact = self._found(task) or self._made(task)
+                self._tidy(task)
+                return artifact
             except DamagedError as damage:
                 damaged[damage.directory] += 1
                 if damaged[damage.directory] > REBUILDS:
@@ -290,7 +292,6 @@ class Store:
         artifact = self.find(task) if self.fresh(task) else None
         if artifact is not None:
             artifact.check()
-            self._tidy(task)
         return artifact
 
     def _tidy(self, task: Task) -> None:
@@ -306,9 +307,7 @@ class Store:
         inputs = {name: self.get(above) for name, above in task.inputs.items()}
         try:
             with self.lock(task):
-                if found := self._found_by_another(task):
-                    return found
-                made = self._compute(task, inputs)
+                return self._found(task) or self._compute(task, inputs)
         except OSError as error:
             if error.errno not in UNWRITABLE:
                 raise
@@ -316,16 +315,6 @@ class Store:
                 f"{task.name}: can't write below {self.root} ({os.strerror(error.errno)}): no "
                 "incomplete file was kept; free space and run the same command again"
             ) from error
-        self._tidy(task)
-        return made
-
-    def _found_by_another(self, task: Task) -> Artifact | None:
-        if not self.fresh(task):
-            return None
-        artifact = self.find(task)
-        assert artifact is not None
-        artifact.check()
-        return artifact
 
     def _compute(self, task: Task, inputs: Inputs) -> Artifact:
         print(f"{task.name}: computing", flush=True)

@@ -199,13 +199,6 @@ def summarise(
     }
 
 
-def point_statistics(values: Floats) -> dict[str, float]:
-    """Return mean, median, p5 and p25 of (N,) values, without intervals."""
-    levels = np.array(list(QUANTILES.values()))
-    points = np.sort(values)[_rank(levels, np.full(levels.shape, len(values))) - 1]
-    return {"mean": float(values.mean()), **dict(zip(QUANTILES, points.tolist(), strict=True))}
-
-
 def share_above(values: Floats, eps: Floats) -> Floats:
     """Return the share of (N,) values strictly above each of the levels `eps`."""
     below = np.searchsorted(np.sort(values), eps, side="right")

@@ -25,7 +25,6 @@ from pipeline.models.logit_statistics import Found
 
 TreePass = Callable[[int], tuple[Tensor, Tensor]]  # `tree_pass`
 Model = LanguageModel | HiddenDrafter  # both have the same `read`
-HELD = {"cpu": 1 << 25, "cuda": 1 << 27}  # logits of one model at once: 128 and 512 MB in float32
 TOKENS, PADDED = 14, 3  # of the longer text; how much shorter the other one is
 STEPS, ALONE = 6, 3  # read with a cache: three one by one, then the others at once, as drafts are
 # The error as a part of the logits' spread, both root mean squares over the vocabulary. Rounding

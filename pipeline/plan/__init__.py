@@ -1,1 +1,1 @@
-"""Plans which artifacts a configuration needs: the graph of stages."""
+"""What the settings of an artifact are made from, and what its record's facts are read as."""

@@ -1,6 +1,6 @@
 """Specifications: all that a stage needs to make an artifact, one dataclass a stage.
 
-An artifact's fingerprint is made from the plain values of its specification. Fields that no result
+An artifact's key is made from the plain values of its specification. Fields that no result
 depends on (paths, labels, devices, statistics that are printed only) are marked `APART`.
 """
 

@@ -153,7 +153,7 @@ def child(root: Path, kill_at: int | None = None, **settings: Any) -> int:
     try:
         with (root.parent / "stdout").open("a") as sys.stdout:
             if kill_at is not None:
-                _die(kill_at)
+                die_at(kill_at)
             Store(root).get(tasks(**settings)[-1])
         os._exit(0)
     except BaseException:
@@ -161,7 +161,8 @@ def child(root: Path, kill_at: int | None = None, **settings: Any) -> int:
         os._exit(1)
 
 
-def _die(at: int) -> None:
+def die_at(at: int) -> None:
+    """Make this process kill itself before or after a file operation, as `child` counts them."""
     count = 0
 
     def watched(real: Callable[..., Any]) -> Callable[..., Any]:
