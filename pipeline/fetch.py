@@ -15,7 +15,6 @@ from pathlib import Path
 from conf import schema
 from pipeline.config import composed, settings_of
 from pipeline.errors import PipelineError, command, first_line, noted, say
-from pipeline.formats.prompt_files import source_files
 from pipeline.hub import (
     HEAD_FILES,
     MODEL_FILES,
@@ -27,9 +26,8 @@ from pipeline.hub import (
     newest_commit,
 )
 from pipeline.paths import ROOT
+from pipeline.prompt_files import source_files
 from pipeline.study import models_named
-
-Files = Callable[[str], Path]  # the folder of the files of a commit
 
 
 def fetch(config: schema.Config) -> None:
@@ -40,23 +38,30 @@ def fetch(config: schema.Config) -> None:
     """
     problems, prompts = list[str](), config.prompts
     with noted(problems):
-        source, split = prompts.source, prompts.split
-        texts: Files = lambda commit: source_files(source, commit, split)[0].parent  # noqa: E731
-        _fetch("prompts.source", source, prompts.revision, "dataset", texts)
+        files = partial(source_files, prompts.source, split=prompts.split)
+        _fetch(
+            "prompts.source",
+            prompts.source,
+            prompts.revision,
+            "dataset",
+            lambda commit: files(commit)[0].parent,
+        )
     for key, model in models_named(config).items():
         head = isinstance(model, schema.DrafterConfig) and model.head is not None
-        patterns = HEAD_FILES if head else MODEL_FILES
         with noted(problems):
             if ROOT / model.path == SMOLLM2:
                 from tools import smollm2
 
                 smollm2.make()
+            patterns = HEAD_FILES if head else MODEL_FILES
             weights = partial(hub_files, model.path, patterns=patterns, key=key)
             _fetch(key, model.path, model.revision, "model", weights)
     say(problems)
 
 
-def _fetch(key: str, name: str, revision: str | None, kind: str, files: Files) -> None:
+def _fetch(
+    key: str, name: str, revision: str | None, kind: str, files: Callable[[str], Path]
+) -> None:
     """Fetch the `files` of the newest commit, or, where the hub does not tell it, the cache's."""
     if local_path(name, key) is not None:
         return

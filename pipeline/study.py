@@ -242,7 +242,7 @@ def check_models(tasks: Sequence[Task]) -> None:
     if not any(task.spec.models for task in tasks):
         return  # without the import of torch
     from pipeline.models.devices import check_threads, choose_device
-    from pipeline.models.load import check_pair_skeletons, pair_tokenizer, skeleton
+    from pipeline.models.load import check_pair, skeleton
 
     checked = set()
     for task in tasks:
@@ -261,5 +261,4 @@ def check_models(tasks: Sequence[Task]) -> None:
         if len(models) == 1:
             skeleton(*models)
         else:
-            check_pair_skeletons(*models)
-            pair_tokenizer(*models)
+            check_pair(*models)

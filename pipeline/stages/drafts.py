@@ -14,7 +14,7 @@ import numpy as np
 from pipeline import columns
 from pipeline.columns import STEP, TARGET, Column, Columns
 from pipeline.errors import PipelineError
-from pipeline.models.prompt_tokens import check_same_tokens, common_rows, file_tokenizer
+from pipeline.models.prompt_tokens import common_rows
 from pipeline.plan.plain import to_plain
 from pipeline.plan.specs import DraftsSpec
 from pipeline.stage import Stage, Task
@@ -77,8 +77,7 @@ def plan(study: Study) -> list[Task]:
     """Return one planned artifact a target, on its trajectories; none without a drafter.
 
     Raises:
-        PipelineError: prompts may be too short for the depths of a head, or a model's tokenizer is
-            not its target's.
+        PipelineError: prompts may be too short for the depths of a head.
     """
     config, drafter = study.config, study.config.drafter
     if drafter is None or config.distributions.source == "logs":
@@ -96,19 +95,7 @@ def plan(study: Study) -> list[Task]:
         pair = DraftsSpec(steps.spec.model, spec, config.certificates.temperature)
         inputs = {"prompts": steps.inputs["prompts"], "distributions": steps}
         made.append(Task(STAGE, steps.label, to_plain(pair), inputs, pair))
-    if STAGE.name in study.wanted and drafter.head is None:
-        for task in made:
-            if not study.made(task):
-                _check_tokens(f"targets.{task.label}", task.spec.target.settings.path, drafter.path)
     return made
-
-
-def _check_tokens(key: str, target: str, drafter: str) -> None:
-    """Check, of local models, that drafter and target have the same tokens; none is loaded."""
-    ours, theirs = file_tokenizer(target), file_tokenizer(drafter)
-    if ours is not None and theirs is not None:
-        pair = f"{key}.path={target} and drafter.path={drafter}"
-        check_same_tokens(ours.get_vocab(), theirs.get_vocab(), pair)
 
 
 def _wanted(study: Study) -> bool:

@@ -131,33 +131,18 @@ def test_plain_rows_are_accepted_and_ids_made_of_their_text(model: Path, tmp_pat
     refused(model, tmp_path / "p.jsonl", tmp_path / "b",
             r"only 5 prompts .*: 3 no user message \(row .*\), 2 not a string \(row \d, \d\), "
             r"1 id not a string or integer \(row 7\), 1 duplicate id \(row \d\)\): lower "
-            r"prompts.count to 5$", count=6)  # fmt: skip
+            r"prompts.count to 5, or give", count=6)  # fmt: skip
     lines(tmp_path / "p.jsonl", *rows[::-1])
     again = build(model, tmp_path / "p.jsonl", tmp_path / "c", count=5)
     assert {r["text"]: r["prompt_id"] for r in again} == ids  # of content, not of place
 
 
-def test_a_text_file_is_a_prompt_whole(model: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "texts"
-    (folder / "more").mkdir(parents=True)
-    texts = ["one paragraph\n\nand another", " indented,\r\nwith returns", "\ufefffirst"]
-    for at, text in enumerate(texts):
-        (folder / ("more" if at else ".") / f"{at}.txt").write_bytes(f"{text}\n\n".encode())
-    found = build(model, folder, tmp_path / "store", count=3, template="none")
-    assert [r["text"] for r in found] == [texts[0], texts[1], "first"]
-    tokenizer = AutoTokenizer.from_pretrained(model)
-    assert [r["token_ids"] for r in found] == [tokenizer.encode(r["text"]) for r in found]
-    assert {r["source"] for r in found} == {"texts"}
-    message = r"only 1 prompts .*: lower prompts.count to 1, or give .jsonl .*\(0.txt: 3 lines\)"
-    refused(model, folder / "0.txt", tmp_path / "one", message, count=2)
-
-
 @pytest.mark.parametrize(("content", "message"), [
     (
         b'{"text": "x"}\n{"text": "caf\xe9"}\n',
-        r"^prompts.source: .*p.jsonl: byte 0xe9 of line 2 is no UTF-8. Save it",
+        r"^prompts.source: .*p.jsonl: byte 0xe9 of line 2 is no UTF-8: save it",
     ),
-    (b'{"text": "x"}\n{"text": "\0"}\n', "p.jsonl: line 2 holds a NUL byte"),
+    (b'{"text": "x"}\n{"text": "\0"}\n', "p.jsonl, line 2 is no JSON: Invalid control"),
     ('{"text": "x"}'.encode("utf-16"), "p.jsonl: byte 0xff of line 1 is no UTF-8"),
     (
         b'{"text": "a b c d"}\n\n{"text": "a"\n',
@@ -237,8 +222,8 @@ def test_limits_that_exclude_are_named_with_their_keys(
     assert "1 too long for prompts.max_tokens=100 (row 5)\n" in told
     message = (
                r"only 2 prompts of 20 to 100 tokens \(all that it has: \d+ to \d+\) .*: "
-               r"lower prompts.count to 2, or lower prompts.min_tokens to \d+ and raise "
-               r"prompts.max_tokens to \d+"
+               r"lower prompts.count to 2, or give more prompts, or other prompts.min_tokens or "
+               r"prompts.max_tokens"
     )  # fmt: skip
     refused(model, source, tmp_path / "b", message, min_tokens=20)
 
@@ -257,11 +242,6 @@ def test_a_base_model_reads_plain_text(tmp_path: Path) -> None:
     (model / "chat_template.jinja").unlink()
     source = tiny.write_prompts(tmp_path / "prompts.jsonl", 6)
     refused(model, source, tmp_path / "store", "no chat template. Give prompts.template=none")
-    with pytest.raises(PipelineError) as error:  # all that is wrong, at once
-        build(model, source, tmp_path / "store", count=7)
-    template, count = str(error.value).splitlines()
-    assert "no chat template" in template
-    assert "prompts.count=7" in count
     tokenizer = AutoTokenizer.from_pretrained(model)
     for found in build(model, source, tmp_path / "store", template="none"):
         assert found["token_ids"] == tokenizer.encode(found["text"])
