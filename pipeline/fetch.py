@@ -38,14 +38,8 @@ def fetch(config: schema.Config) -> None:
     """
     problems, prompts = list[str](), config.prompts
     with noted(problems):
-        files = partial(source_files, prompts.source, split=prompts.split)
-        _fetch(
-            "prompts.source",
-            prompts.source,
-            prompts.revision,
-            "dataset",
-            lambda commit: files(commit)[0].parent,
-        )
+        texts = partial(source_files, prompts.source, split=prompts.split)
+        _fetch("prompts.source", prompts.source, prompts.revision, "dataset", texts)
     for key, model in models_named(config).items():
         head = isinstance(model, schema.DrafterConfig) and model.head is not None
         with noted(problems):
@@ -60,7 +54,11 @@ def fetch(config: schema.Config) -> None:
 
 
 def _fetch(
-    key: str, name: str, revision: str | None, kind: str, files: Callable[[str], Path]
+    key: str,
+    name: str,
+    revision: str | None,
+    kind: str,
+    files: Callable[[str], Path | Sequence[Path]],
 ) -> None:
     """Fetch the `files` of the newest commit, or, where the hub does not tell it, the cache's."""
     if local_path(name, key) is not None:
@@ -73,7 +71,8 @@ def _fetch(
         if cached is None:
             raise
         commit, note = cached, f" (from the cache: {first_line(error.__cause__ or error)})"
-    folder = files(commit)
+    found = files(commit)
+    folder = found if isinstance(found, Path) else found[0].parent
     keep_commit(name, revision, kind, commit)  # now that its files are there
     print(f"{key}: {name} at commit {commit} -> {folder}{note}", flush=True)
 

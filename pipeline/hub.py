@@ -321,9 +321,11 @@ def _asking(name: str, key: str) -> Iterator[None]:
     def response(answer: Any) -> None:
         url, after = str(answer.request.url), answer.headers.get("retry-after", "")
         unanswered[url] = 0
-        limit = parse_ratelimit_headers(answer.headers)
-        busy = limit is not None and not limit.remaining
-        seconds = limit.reset_in_seconds if busy else int(after) if after.isdigit() else 0
+        limit, seconds = parse_ratelimit_headers(answer.headers), 0
+        if limit is not None and not limit.remaining:
+            seconds = limit.reset_in_seconds
+        elif after.isdigit():
+            seconds = int(after)
         if answer.status_code >= 408:  # of what the client waits for
             waits[url] += seconds
             if waits[url] > LONGEST:

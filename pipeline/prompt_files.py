@@ -175,6 +175,8 @@ def read_row(row: Mapping[str, Any], at: int) -> dict[str, Any]:
         ExcludedRowError: its text is missing, no string or empty, or its id is none.
         PipelineError: it is of no known schema.
     """
+    name: Any
+    text: Any
     if "messages" in row:
         messages = row["messages"] if isinstance(row["messages"], list) else []
         turns = (turn for turn in messages if isinstance(turn, Mapping))

@@ -99,14 +99,8 @@ def check_same_tokens(target: Mapping[str, int], drafter: Mapping[str, int], pai
     Raises:
         PipelineError: they do not; names a few of the tokens.
     """
-    wrong = sorted(
-        (
-            token
-            for token in target.keys() | drafter.keys()
-            if target.get(token) != drafter.get(token)
-        ),
-        key=lambda token: (target.get(token, len(target)), token),
-    )
+    differing = {token for token, _ in target.items() ^ drafter.items()}
+    wrong = sorted(differing, key=lambda token: (target.get(token, len(target)), token))
     if wrong:
         named = "; ".join(
             f"{token!r} is {target.get(token, 'missing')} and {drafter.get(token, 'missing')}"

@@ -207,6 +207,9 @@ def test_a_split_is_the_card_s(model: Path, tmp_path: Path) -> None:
     assert [r["prompt_id"] for r in test] == ["b"]
     message = r"^prompts.split=dev: the data set has no such split: give one of train, test$"
     refused(model, source, tmp_path / "store", message, split="dev")
+    (source / "README.md").write_text("---\njust text\n---\n")
+    message = r"^prompts.source: the metadata of .*README.md can't be read: "
+    refused(model, source, tmp_path / "store", message, split="train")
 
 
 def test_limits_that_exclude_are_named_with_their_keys(
