@@ -169,7 +169,7 @@ class ExcludedRowError(Exception):
 def read_row(row: Mapping[str, Any], at: int) -> dict[str, Any]:
     """Return the prompt_id and text of a row, and its category as source.
 
-    A row without an id gets one made from its text.
+    A row without an id gets one made from its text. A system message is left out.
 
     Raises:
         ExcludedRowError: its text is missing, no string or empty, or its id is none.
@@ -183,7 +183,7 @@ def read_row(row: Mapping[str, Any], at: int) -> dict[str, Any]:
         users = [turn for turn in turns if turn.get("role") == "user"]
         if not users:
             raise ExcludedRowError("no user message")
-        name, text = row.get("prompt_id"), users[0].get("content")
+        name, text = row.get("prompt_id"), _joined(users[0].get("content"))
     elif "prompt" in row or "text" in row:
         name, text = row.get("prompt_id", row.get("id")), row.get("prompt", row.get("text"))
     else:
@@ -203,6 +203,22 @@ def read_row(row: Mapping[str, Any], at: int) -> dict[str, Any]:
         raise ExcludedRowError("id not a string or integer")
     category, prompt = row.get("category"), {"prompt_id": name, "text": text}
     return prompt | ({"source": category} if category and _is_text(category) else {})
+
+
+def _joined(content: Any) -> Any:
+    """Return the text of a message that is given in parts, if all of them are text."""
+    if not isinstance(content, list):
+        return content
+    parts = [part if isinstance(part, Mapping) else {} for part in content]
+    texts = [part.get("text") for part in parts if part.get("type") == "text"]
+    return "".join(map(str, texts)) if len(texts) == len(content) else None
+
+
+def has_system_message(row: Mapping[str, Any]) -> bool:
+    """Whether a row has a system message, which is left out."""
+    messages = row.get("messages")
+    turns = messages if isinstance(messages, list) else []
+    return any(isinstance(turn, Mapping) and turn.get("role") == "system" for turn in turns)
 
 
 def _is_text(value: Any) -> bool:

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
 from torch import nn
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
@@ -34,6 +36,7 @@ from pipeline.models.skinny_matmul import use_few_queries, use_skinny_matmul
 from pipeline.plan.specs import ModelSpec
 
 MODEL = "a causal language model that transformers knows, with config.json and model*.safetensors"
+FLOATS = {"F64", "F32", "F16", "BF16"}  # as safetensors names them
 TOKENIZER = "tokenizer.json and tokenizer_config.json"
 
 
@@ -66,6 +69,12 @@ def load_model(spec: ModelSpec) -> LanguageModel:
             f"{key}.path={path}: its files lack or misshape {len(absent)} weights "
             f"({', '.join(absent[:3])}, ...): fetch or export the model again"
         )
+    stored = _stored(folder) - FLOATS
+    if stored and getattr(module.config, "quantization_config", None) is None:
+        raise PipelineError(
+            f"{key}.path={path}: its weights are stored as {', '.join(sorted(stored))}, and its "
+            f"config.json tells no scale for them: {', '.join(sorted(FLOATS))} are read"
+        )
     eos = module.generation_config.eos_token_id
     if eos is None:
         eos = load_tokenizer(path, spec.identity.commit, key).eos_token_id
@@ -78,6 +87,16 @@ def load_model(spec: ModelSpec) -> LanguageModel:
     model = wrap(module, settings.label, device, head_dtype=settings.head_dtype, eos=eos, key=key)
     check_cached_steps(model, key)
     return model
+
+
+def _stored(folder: Path) -> set[str]:
+    """Return the types in which weights are stored."""
+    types = set[str]()
+    for path in folder.glob("*.safetensors"):
+        with safe_open(path, "pt") as file:
+            names = [name for name in file.keys() if name.endswith("weight")]  # noqa: SIM118
+            types |= {file.get_slice(name).get_dtype() for name in names}
+    return types
 
 
 def skeleton(spec: ModelSpec) -> LanguageModel:

@@ -51,7 +51,6 @@ def chat_text(
             f"{name}: its tokenizer has no chat template. Give prompts.template=none (plain text, "
             "for base models), take an instruction-tuned model, or add a chat_template.jinja to it"
         )
-    options = {"tokenize": False, "enable_thinking": enable_thinking}
     try:
         if _ignores_messages(tokenizer):
             raise ValueError("it ignores the user's message")
@@ -60,7 +59,8 @@ def chat_text(
                 messages,
                 add_generation_prompt=add_generation_prompt,
                 continue_final_message=not add_generation_prompt,
-                **options,
+                tokenize=False,
+                enable_thinking=enable_thinking,
             )
         )
     except Exception as error:  # a template is a program: it can raise anything

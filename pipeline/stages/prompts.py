@@ -19,7 +19,13 @@ from pipeline.hub import local_path
 from pipeline.models.prompt_tokens import encode
 from pipeline.plan.plain import to_plain
 from pipeline.plan.specs import LoggedPrompts, SampledPrompts
-from pipeline.prompt_files import ExcludedRowError, Source, read_row, source_files
+from pipeline.prompt_files import (
+    ExcludedRowError,
+    Source,
+    has_system_message,
+    read_row,
+    source_files,
+)
 from pipeline.stage import Stage, Task
 
 if TYPE_CHECKING:
@@ -91,7 +97,16 @@ def write_sample(label: str, spec: SampledPrompts, out: Out) -> None:
     tokenizer = load_tokenizer(spec.target.path, spec.target.revision, "target")
     name = spec.source.hub or Path(settings.source).name
     rows, excluded = sample(source, name, tokenizer, settings)
-    out.facts |= {"source_rows": len(source), "excluded": excluded}
+    system = sum(has_system_message(source[row["source_row"]]) for row in rows)
+    out.facts |= {"source_rows": len(source), "excluded": excluded, "system_messages": system}
+    if system:
+        print(f"prompts {label}: the system messages of {system} rows are left out", flush=True)
+    if settings.template == "chat" and "strftime_now" in str(tokenizer.chat_template):
+        print(
+            f"prompts {label}: the chat template writes today's date: prompts that are made on "
+            "another day have other tokens",
+            flush=True,
+        )
     if excluded:
         visited = len(rows) + sum(entry["rows"] for entry in excluded.values())
         reasons = excluded_rows(excluded, settings)

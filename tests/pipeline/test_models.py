@@ -82,6 +82,11 @@ def test_refusals(directory: Path, tmp_path: Path) -> None:
             load(directory)
     config.write_text(whole)
     weights = load_file(directory / "model.safetensors")
+    name = "model.layers.0.mlp.up_proj.weight"
+    integers = weights | {name: weights[name].to(torch.int8)}
+    save_file(integers, directory / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(PipelineError, match=r"targets.tiny.path=.* are stored as I8, and"):
+        load(directory)
     del weights["model.layers.1.mlp.up_proj.weight"]
     save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(PipelineError, match=r"lack or misshape 1 weights .*layers\.1\.mlp\.up"):

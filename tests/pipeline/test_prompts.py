@@ -162,6 +162,35 @@ def test_files_that_hold_no_prompts_are_named(
     refused(model, tmp_path / "p.jsonl", tmp_path / "store", message)
 
 
+def test_system_messages_are_counted_and_parts_of_text_joined(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A message with an image is no prompt; JSON Lines and Parquet alike."""
+    rows = []
+    for name, kinds in (("a", ["text", "text"]), ("b", ["text", "image"])):
+        parts = [{"type": kind, "text": f"part {at} "} for at, kind in enumerate(kinds)]
+        turns = [{"role": "system", "content": parts[:1]}, {"role": "user", "content": parts}]
+        rows.append({"prompt_id": name, "messages": turns})
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "p.parquet")
+    for at, source in enumerate((lines(tmp_path / "p.jsonl", *rows), tmp_path / "p.parquet")):
+        found = build(model, source, tmp_path / f"{at}", count=1)
+        assert [r["text"] for r in found] == ["part 0 part 1 "]
+        assert "the system messages of 1 rows are left out" in capsys.readouterr().out
+        refused(
+            model, source, tmp_path / "no", r"only 1 prompts .*: 1 not a string \(row 1\)", count=2
+        )
+
+
+def test_a_template_that_writes_the_date_is_noted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = tiny.write_model(tmp_path / "model")
+    template = "<|user|>{{ strftime_now('%d %b %Y') }} {{ messages[0].content }}<|answer|>"
+    (model / "chat_template.jinja").write_text(template)
+    build(model, tiny.write_prompts(tmp_path / "prompts.jsonl", 6), tmp_path / "store")
+    assert "the chat template writes today's date: prompts" in capsys.readouterr().out
+
+
 def test_a_damaged_parquet_file_is_named(model: Path, ultrachat: Path, tmp_path: Path) -> None:
     path = ultrachat / "data/test_sft-00000-of-00001-3c.parquet"
     whole = path.read_bytes()
