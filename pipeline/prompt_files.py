@@ -166,6 +166,13 @@ class ExcludedRowError(Exception):
     """A row that is no prompt; its one argument says why."""
 
 
+def messages_of(row: Mapping[str, Any], role: str) -> list[Mapping[str, Any]]:
+    """Return the messages of a role, in their order."""
+    messages = row.get("messages")
+    listed = messages if isinstance(messages, list) else []
+    return [each for each in listed if isinstance(each, Mapping) and each.get("role") == role]
+
+
 def read_row(row: Mapping[str, Any], at: int) -> dict[str, Any]:
     """Return the prompt_id and text of a row, and its category as source.
 
@@ -178,9 +185,7 @@ def read_row(row: Mapping[str, Any], at: int) -> dict[str, Any]:
     name: Any
     text: Any
     if "messages" in row:
-        messages = row["messages"] if isinstance(row["messages"], list) else []
-        turns = (turn for turn in messages if isinstance(turn, Mapping))
-        users = [turn for turn in turns if turn.get("role") == "user"]
+        users = messages_of(row, "user")
         if not users:
             raise ExcludedRowError("no user message")
         name, text = row.get("prompt_id"), _joined(users[0].get("content"))
@@ -212,13 +217,6 @@ def _joined(content: Any) -> Any:
     parts = [part if isinstance(part, Mapping) else {} for part in content]
     texts = [part.get("text") for part in parts if part.get("type") == "text"]
     return "".join(map(str, texts)) if len(texts) == len(content) else None
-
-
-def has_system_message(row: Mapping[str, Any]) -> bool:
-    """Whether a row has a system message, which is left out."""
-    messages = row.get("messages")
-    turns = messages if isinstance(messages, list) else []
-    return any(isinstance(turn, Mapping) and turn.get("role") == "system" for turn in turns)
 
 
 def _is_text(value: Any) -> bool:

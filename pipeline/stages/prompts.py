@@ -19,13 +19,7 @@ from pipeline.hub import local_path
 from pipeline.models.prompt_tokens import encode
 from pipeline.plan.plain import to_plain
 from pipeline.plan.specs import LoggedPrompts, SampledPrompts
-from pipeline.prompt_files import (
-    ExcludedRowError,
-    Source,
-    has_system_message,
-    read_row,
-    source_files,
-)
+from pipeline.prompt_files import ExcludedRowError, Source, messages_of, read_row, source_files
 from pipeline.stage import Stage, Task
 
 if TYPE_CHECKING:
@@ -97,7 +91,7 @@ def write_sample(label: str, spec: SampledPrompts, out: Out) -> None:
     tokenizer = load_tokenizer(spec.target.path, spec.target.revision, "target")
     name = spec.source.hub or Path(settings.source).name
     rows, excluded = sample(source, name, tokenizer, settings)
-    system = sum(has_system_message(source[row["source_row"]]) for row in rows)
+    system = sum(bool(messages_of(source[row["source_row"]], "system")) for row in rows)
     out.facts |= {"source_rows": len(source), "excluded": excluded, "system_messages": system}
     if system:
         print(f"prompts {label}: the system messages of {system} rows are left out", flush=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from pipeline.errors import PipelineError
 from pipeline.hub import Identity, hub_commit
 from pipeline.models.devices import check_threads
 from pipeline.models.language_model import wide_product
-from pipeline.models.load import LanguageModel, load_model, load_tokenizer
+from pipeline.models.load import LanguageModel, check_pair, load_model, load_tokenizer
 from pipeline.models.passes import Texts, relative_error
 from pipeline.models.prompt_tokens import encode
 from tests.pipeline import tiny
@@ -96,6 +97,18 @@ def test_refusals(directory: Path, tmp_path: Path) -> None:
         load(directory)
     with pytest.raises(PipelineError, match="is no hub id"):
         load(tmp_path / "nowhere")
+
+
+def test_rows_that_do_not_fit_are_found_before_weights_are_read(tmp_path: Path) -> None:
+    used = []
+    for key, rows in (("targets.tiny", 300), ("drafter", 200)):
+        place = tiny.write_model(tmp_path / key)
+        config = json.loads((place / "config.json").read_text()) | {"vocab_size": rows}
+        (place / "config.json").write_text(json.dumps(config))
+        (place / "model.safetensors").unlink()
+        used.append(tiny.used(place, key))
+    with pytest.raises(PipelineError, match="have 300 and 200 rows, and the tokenizer"):
+        check_pair(*used)
 
 
 def test_hub_out_of_reach(monkeypatch: pytest.MonkeyPatch) -> None:
