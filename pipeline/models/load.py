@@ -33,7 +33,7 @@ from pipeline.models.language_model import Head, LanguageModel
 from pipeline.models.passes import check_cached_steps
 from pipeline.models.prompt_tokens import check_same_tokens, common_rows
 from pipeline.models.skinny_matmul import use_few_queries, use_skinny_matmul
-from pipeline.plan.specs import ModelSpec
+from pipeline.models.spec import ModelSpec
 
 MODEL = "a causal language model that transformers knows, with config.json and model*.safetensors"
 FLOATS = {"F64", "F32", "F16", "BF16"}  # as safetensors names them

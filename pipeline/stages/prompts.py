@@ -7,6 +7,7 @@ Run it with ``python -m pipeline stage=prompts``. A row of the source has a text
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,17 +18,15 @@ from pipeline.engines.written.logs import prompt_id, read_log
 from pipeline.errors import PipelineError
 from pipeline.hub import local_path
 from pipeline.models.prompt_tokens import encode
-from pipeline.plan.plain import to_plain
-from pipeline.plan.specs import LoggedPrompts, SampledPrompts
 from pipeline.prompt_files import ExcludedRowError, Source, messages_of, read_row, source_files
-from pipeline.stage import Stage, Task
+from pipeline.stage import Json, Stage, Task
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from conf.schema import Prompts
     from pipeline.columns import Row
-    from pipeline.stage import Inputs, Json
+    from pipeline.stage import Inputs
     from pipeline.store import Out
     from pipeline.study import Study
 
@@ -62,57 +61,57 @@ def plan(study: Study) -> list[Task]:
     prompts, source = config.prompts, config.distributions.source
     made: list[Task] = []
     for key, target in config.targets.items():
-        spec: LoggedPrompts | SampledPrompts
         if source == "logs":
-            spec = LoggedPrompts(study.log_spec(f"targets.{key}", target.path))
+            settings: Json = {"log": study.log_entries(key)}
         else:
             tokenizer = identities.tokenizer(target.path, target.revision, f"targets.{key}.path")
             rows = identities.source(prompts.source, prompts.revision, "prompts.source")
-            spec = SampledPrompts(tokenizer, rows, prompts, target)
-        made.append(Task(STAGE, config.study, to_plain(spec), {}, spec))
+            settings = {"tokenizer": tokenizer.entries, "source": rows.entries}
+            settings |= prompts.model_dump(exclude={"source", "revision"})
+        runtime = study.runtime(target)
+        extra = {**runtime.extra, "revision": target.revision, "prompts": prompts}
+        made.append(Task(STAGE, config.study, settings, {}, replace(runtime, extra=extra)))
     return made
 
 
 def compute(task: Task, _: Inputs, out: Out) -> None:
     """Write the prompts of a source, or of an engine's log."""
-    spec = task.spec
-    if isinstance(spec, LoggedPrompts):
-        write_log_rows(spec, out)
+    if "log" in task.settings:
+        write_log_rows(task, out)
     else:
-        write_sample(task.label, spec, out)
+        write_sample(task, out)
 
 
-def write_sample(label: str, spec: SampledPrompts, out: Out) -> None:
+def write_sample(task: Task, out: Out) -> None:
     """Write a sample of a source, and note which rows it left out."""
     from pipeline.models.load import load_tokenizer
 
-    settings = spec.settings
-    source = Source(source_files(settings.source, spec.source.commit, settings.split))
-    tokenizer = load_tokenizer(spec.target.path, spec.target.revision, "target")
-    name = spec.source.hub or Path(settings.source).name
-    rows, excluded = sample(source, name, tokenizer, settings)
+    extra, identity = task.runtime.extra, task.settings["source"]
+    wanted: Prompts = extra["prompts"]
+    source = Source(source_files(wanted.source, identity.get("commit"), wanted.split))
+    name = identity.get("hub") or Path(wanted.source).name
+    tokenizer = load_tokenizer(extra["path"], extra["revision"], "target")
+    rows, excluded = sample(source, name, tokenizer, wanted)
     system = sum(bool(messages_of(source[row["source_row"]], "system")) for row in rows)
-    out.facts |= {"source_rows": len(source), "excluded": excluded, "system_messages": system}
+    notes = []
     if system:
-        print(f"prompts {label}: the system messages of {system} rows are left out", flush=True)
-    if settings.template == "chat" and "strftime_now" in str(tokenizer.chat_template):
-        print(
-            f"prompts {label}: the chat template writes today's date: prompts that are made on "
-            "another day have other tokens",
-            flush=True,
-        )
+        notes.append(f"the system messages of {system} rows are left out")
+    if wanted.template == "chat" and "strftime_now" in str(tokenizer.chat_template):
+        notes.append("the chat template writes today's date: another day gives other tokens")
     if excluded:
         visited = len(rows) + sum(entry["rows"] for entry in excluded.values())
-        reasons = excluded_rows(excluded, settings)
-        print(f"prompts {label}: of {visited} rows read, {reasons}", flush=True)
+        notes.append(f"of {visited} rows read, {excluded_rows(excluded, wanted)}")
+    for note in notes:
+        print(f"prompts {task.label}: {note}", flush=True)
+    out.facts |= {"source_rows": len(source), "excluded": excluded, "system_messages": system}
     out.write_rows(rows)
 
 
-def write_log_rows(spec: LoggedPrompts, out: Out) -> None:
+def write_log_rows(task: Task, out: Out) -> None:
     """Write a row for each trajectory of an engine's log, without tokens."""
-    path = local_path(spec.log.path)
+    path = local_path(task.runtime.extra["path"])
     assert path is not None
-    log = read_log(path, spec.log, 1)
+    log = read_log(path, task.settings["log"], 1)
     empty: Row = {"token_ids": [], "n_tokens": 0, "text": ""}
     rows: list[Row] = [
         {"prompt_id": prompt_id(key), "source": path.name, "source_row": steps[0].line, **empty}

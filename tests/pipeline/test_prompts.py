@@ -188,7 +188,7 @@ def test_a_template_that_writes_the_date_is_noted(
     template = "<|user|>{{ strftime_now('%d %b %Y') }} {{ messages[0].content }}<|answer|>"
     (model / "chat_template.jinja").write_text(template)
     build(model, tiny.write_prompts(tmp_path / "prompts.jsonl", 6), tmp_path / "store")
-    assert "the chat template writes today's date: prompts" in capsys.readouterr().out
+    assert "the chat template writes today's date: another" in capsys.readouterr().out
 
 
 def test_a_damaged_parquet_file_is_named(model: Path, ultrachat: Path, tmp_path: Path) -> None:
