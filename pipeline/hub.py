@@ -64,7 +64,6 @@ class Identities:
         self._memo: dict[str, str] = {}
         with suppress(PipelineError):  # a damaged one is made anew
             self._memo = read_json(memo)
-        self._grown = False
 
     def model(self, path: str, revision: str | None, key: str) -> Identity:
         """Return the identity of a model; `key` is the configuration key for errors.
@@ -101,14 +100,6 @@ class Identities:
             return Identity(content=self._hash(local))
         return Identity(content=self._digest(local, PROMPT_FILES, key))
 
-    def save(self) -> None:
-        """Write the memo when something was hashed; where it can't be, it is done without."""
-        if self._grown:
-            with suppress(OSError):
-                self._path.parent.mkdir(parents=True, exist_ok=True)
-                write_json(self._path, self._memo)
-            self._grown = False
-
     def _digest(self, directory: Path, patterns: Sequence[str], key: str) -> str:
         found = matching(directory, patterns)
         if not found:
@@ -123,7 +114,9 @@ class Identities:
             if time.time_ns() - max(state.st_mtime_ns, state.st_ctime_ns) <= SETTLED:
                 return digest
             self._memo[key] = digest
-            self._grown = True
+            with suppress(OSError):  # where it can't be written, it is done without
+                self._path.parent.mkdir(parents=True, exist_ok=True)
+                write_json(self._path, self._memo)
         return self._memo[key]
 
 

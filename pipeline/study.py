@@ -88,7 +88,6 @@ class Study:
             for stage in STAGES.values():
                 self.tasks[stage.name] = list(stage.plan(self))
         say(problems)
-        self.identities.save()
 
     @property
     def statistics(self) -> Resampling:

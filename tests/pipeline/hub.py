@@ -1,4 +1,4 @@
-"""A hub on loopback: what `huggingface_hub` and `datasets` ask of huggingface.co.
+"""A hub on loopback: what `huggingface_hub` asks of huggingface.co.
 
 Answers the API (repository, revision, tree), `resolve` with its headers, and redirects:
 a small file to the hub's own cache, a file of LFS to another origin. Files are served over plain
