@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -207,15 +206,6 @@ def test_a_parquet_file_without_rows(model: Path, ultrachat: Path, tmp_path: Pat
     refused(model, path, tmp_path / "store", "0a.parquet holds no rows")
     rows = build(model, ultrachat, tmp_path / "store", split="train_sft", count=10, min_tokens=8)
     assert [r["prompt_id"] for r in rows[:5]] == [f"good{i}" for i in range(5)]
-
-
-def test_a_parquet_file_is_read_anew(model: Path, tmp_path: Path) -> None:
-    """Its content counts: another file of the same path, size and time has other prompts."""
-    path = tmp_path / "p.parquet"
-    for at, text in enumerate(["question one", "question two"]):
-        pq.write_table(pa.table({"text": [text]}), path)
-        os.utime(path, ns=(0, 0))
-        assert [r["text"] for r in build(model, path, tmp_path / f"{at}", count=1)] == [text]
 
 
 def test_a_split_is_the_card_s(model: Path, tmp_path: Path) -> None:
