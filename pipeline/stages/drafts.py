@@ -82,7 +82,7 @@ def plan(study: Study) -> list[Task]:
     config, drafter = study.config, study.config.drafter
     if drafter is None or config.distributions.source == "logs":
         return []
-    if drafter.head is not None and "drafts" in study.wanted and _wanted(study):
+    if drafter.head is not None and _wanted(study):
         depths, shortest = drafter.head.depths, config.prompts.min_tokens
         if shortest <= depths:  # a draft follows a token with a hidden state, and one read with it
             raise PipelineError(
@@ -98,7 +98,7 @@ def plan(study: Study) -> list[Task]:
         inputs = {"prompts": steps.inputs["prompts"], "distributions": steps}
         runtime = replace(steps.runtime, models=pair)
         made.append(Task(STAGE, steps.label, settings, inputs, runtime))
-        if STAGE.name in study.wanted and drafter.head is None and not study.made(made[-1]):
+        if drafter.head is None and not study.made(made[-1]):
             _check_tokens(f"targets.{steps.label}", target.path, drafter.path)
     return made
 

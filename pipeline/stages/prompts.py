@@ -52,9 +52,8 @@ def check(study: Study) -> None:
             f"prompts.min_tokens={prompts.min_tokens} exceeds "
             f"prompts.max_tokens={prompts.max_tokens}: no prompt has such a length"
         )
-    wanted = STAGE.name in study.wanted and study.config.distributions.source == "model"
     missing = {task.key: task for task in plan(study) if not study.made(task)}
-    if wanted and missing:
+    if study.config.distributions.source == "model":
         say([problem for task in missing.values() for problem in foreseen(task)])
 
 
