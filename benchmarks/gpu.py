@@ -32,7 +32,7 @@ from pipeline.decoding.choices import Greedy
 from pipeline.decoding.drafters import Nothing, model_drafter
 from pipeline.decoding.loop import decode
 from pipeline.decoding.verifiers import Match
-from pipeline.memory import out_of_memory
+from pipeline.workers import out_of_memory
 from pipeline.models.batch_decoding import decode_batch
 from pipeline.models.language_model import wide_product
 from pipeline.models.load import LanguageModel, wrap

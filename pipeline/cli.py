@@ -140,7 +140,7 @@ def _show_report(report: Artifact, place: Path, store: Store) -> None:
     beside = place.with_name(f".{place.name}.new")
     try:
         if not (place.is_symlink() and place.readlink() == target):
-            with store.moving():
+            with store.lock():
                 place.parent.mkdir(parents=True, exist_ok=True)
                 beside.unlink(missing_ok=True)  # of a killed run
                 beside.symlink_to(target)

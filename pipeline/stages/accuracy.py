@@ -31,10 +31,10 @@ if TYPE_CHECKING:
     from pipeline.decoding.loop import Answer
     from pipeline.decoding.pair import DecodingPair
     from pipeline.methods import Method
-    from pipeline.shards import Progress, Result
     from pipeline.stage import Inputs
     from pipeline.store import Artifact, Out
     from pipeline.study import Study
+    from pipeline.workers import Progress, Result
 
 RUN: Columns = {
     "task": Column("string", "name of the task"),

@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 
     from pipeline.models.compare import ComparedPair
     from pipeline.plan.specs import DistributionsSpec
-    from pipeline.shards import Progress, Result
     from pipeline.stage import Inputs, Json
     from pipeline.store import Out
     from pipeline.study import Study
+    from pipeline.workers import Progress, Result
 
 LOGITS_HELD = 1 << 25  # logits of one model held at once, 128 MB in float32
 BATCH = 32  # prompts of a shard; larger ones were not faster

@@ -14,8 +14,8 @@ import torch
 
 from pipeline.errors import PipelineError
 from pipeline.plan.specs import DistributionsSpec
-from pipeline.shards import Progress, Result
 from pipeline.stage import Inputs, Json, Task
+from pipeline.workers import Progress, Result
 
 
 def die_once(names: Sequence[str], folder: Path) -> None:

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from pipeline.columns import Column
-from pipeline.store import check_columns
+from pipeline.stage import check_columns
 from pipeline.study import STAGES
 from tools.columns import PAGE, filled, table
 
