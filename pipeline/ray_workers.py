@@ -5,6 +5,7 @@ Each holds the models and computes the next batch that is left; this process kee
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -74,7 +75,7 @@ def connect() -> Any:
         raise PipelineError(needed) from None
     if not ray.is_initialized():
         address = os.environ.get("RAY_ADDRESS") or "local"
-        ray.init(address, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+        ray.init(address, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
     return ray
 
 

@@ -14,7 +14,7 @@ from analysis.rules import Mars
 from pipeline.methods import SPECULATIVE, Method
 from pipeline.plan.facts import AccuracyFacts, DecodingFacts
 from pipeline.plan.plain import from_plain, to_plain
-from pipeline.store import Artifact
+from pipeline.stage import Artifact
 
 RUN = (  # fields of a method
     *("drafter", "draft_length", "sampling", "rule", "temperature"),

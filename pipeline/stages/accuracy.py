@@ -184,10 +184,7 @@ def answer(pair: DecodingPair, question: Question, text: Decode) -> Tables:
 
 
 def score_answer(
-    target: LanguageModel,
-    question: Question,
-    text: Callable[[list[int]], str],
-    tokens: Sequence[int],
+    target: LanguageModel, question: Question, text: Decode, tokens: Sequence[int]
 ) -> tuple[Row, list[float]]:
     """Return the columns that depend on an answer's n tokens alone, and the gap at each (n,).
 

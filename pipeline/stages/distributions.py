@@ -29,8 +29,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from pipeline.models.logit_statistics import Found
-    from pipeline.stage import Inputs, Json
-    from pipeline.store import Out
+    from pipeline.stage import Inputs, Json, Out
     from pipeline.study import Study
     from pipeline.timing import Stopwatch
     from pipeline.workers import Progress, Result

@@ -27,8 +27,7 @@ if TYPE_CHECKING:
 
     from pipeline.models.compare import ComparedPair
     from pipeline.plan.specs import DistributionsSpec
-    from pipeline.stage import Inputs, Json
-    from pipeline.store import Out
+    from pipeline.stage import Inputs, Json, Out
     from pipeline.study import Study
     from pipeline.workers import Progress, Result
 

@@ -14,8 +14,7 @@ from pipeline.plan.specs import RunLengthsSpec
 from pipeline.stage import Json, Stage, Task
 
 if TYPE_CHECKING:
-    from pipeline.stage import Inputs
-    from pipeline.store import Artifact, Out
+    from pipeline.stage import Artifact, Inputs, Out
     from pipeline.study import Study
 
 

@@ -23,13 +23,13 @@ from pipeline.plan.specs import (
     SampledPrompts,
     model_at,
 )
-from pipeline.stage import Stage, Task
+from pipeline.stage import Out, Stage, Task
 from pipeline.stages.certificates import STAGE as CERTIFICATES
 from pipeline.stages.distributions import STAGE as DISTRIBUTIONS
 from pipeline.stages.prompts import STAGE as PROMPTS
 from pipeline.stages.report import STAGE as REPORT
 from pipeline.stages.run_lengths import STAGE as RUN_LENGTHS
-from pipeline.store import Out, Store
+from pipeline.store import Store
 from tests.analysis.cases import stored_columns
 from tests.pipeline.tiny import publish
 

@@ -22,10 +22,10 @@ from pipeline.models.load import load_tokenizer
 from pipeline.models.prompt_tokens import chat_text, encode
 from pipeline.plan.facts import AccuracyFacts
 from pipeline.plan.plain import from_plain
-from pipeline.stage import Task
+from pipeline.stage import Artifact, Task
 from pipeline.stages import accuracy
 from pipeline.stages.report.compute import answer_sections
-from pipeline.store import Artifact, Store
+from pipeline.store import Store
 from pipeline.study import Study
 from tests import methods
 from tests.results.models import WORDS, write_model

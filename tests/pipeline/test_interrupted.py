@@ -19,8 +19,8 @@ from benchmarks import robustness
 from pipeline import shards, workers
 from pipeline.errors import PipelineError
 from pipeline.paths import ROOT
-from pipeline.stage import Inputs, Task, with_inputs
-from pipeline.store import Artifact, Out, Store
+from pipeline.stage import Artifact, Inputs, Out, Task, with_inputs
+from pipeline.store import Store
 from pipeline.study import STAGES, Study
 from tests.pipeline import tiny
 from tests.pipeline.stopping import interrupt

@@ -18,9 +18,8 @@ from pipeline.plan.plain import to_plain
 from pipeline.plan.specs import DraftsSpec, ModelSpec
 from pipeline.ray_workers import allocate, connect
 from pipeline.shards import Shard, compute_shards, opened
-from pipeline.stage import Task
+from pipeline.stage import Artifact, Out, Task
 from pipeline.stages import distributions, drafts
-from pipeline.store import Artifact, Out
 from pipeline.study import STAGES
 from pipeline.workers import Here
 from tests import methods

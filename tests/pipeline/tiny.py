@@ -21,9 +21,9 @@ from pipeline.models.language_model import LanguageModel
 from pipeline.models.load import wrap
 from pipeline.plan.plain import to_plain
 from pipeline.plan.specs import DecodingSpec, DistributionsSpec, ModelSpec, SampledPrompts, model_at
-from pipeline.stage import Task
+from pipeline.stage import Artifact, Out, Task
 from pipeline.stages import decoding, distributions, prompts
-from pipeline.store import Artifact, Out, Store
+from pipeline.store import Store
 
 TEMPLATE = (
     "{%- for message in messages -%}<|user|>{{ message.content }}{%- endfor -%}"

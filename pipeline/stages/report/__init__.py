@@ -12,12 +12,10 @@ from analysis.rules import StrictGreedy
 from pipeline.errors import PipelineError
 from pipeline.plan.plain import to_plain
 from pipeline.plan.specs import ReportSpec
-from pipeline.stage import Json, Stage, Task
-from pipeline.store import Artifact
+from pipeline.stage import Artifact, Json, Stage, Task
 
 if TYPE_CHECKING:
-    from pipeline.stage import Inputs
-    from pipeline.store import Out
+    from pipeline.stage import Inputs, Out
     from pipeline.study import Study
 
 UPSTREAM = (

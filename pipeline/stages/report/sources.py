@@ -10,8 +10,7 @@ import pandas as pd
 from analysis.decoding.metrics import Decoded
 from analysis.report.measured import Results, Target
 from pipeline.plan.specs import ReportSpec
-from pipeline.stage import Inputs, Task
-from pipeline.store import Artifact
+from pipeline.stage import Artifact, Inputs, Task
 
 UNNAMED = "log"  # conf/target/log.yaml
 

@@ -24,10 +24,10 @@ from pipeline.models.passes import Text
 from pipeline.plan.facts import DecodingFacts
 from pipeline.plan.plain import from_plain
 from pipeline.plan.specs import method_entries
-from pipeline.stage import Task
+from pipeline.stage import Artifact, Task
 from pipeline.stages import decoding
 from pipeline.stages.prompts import STAGE as PROMPTS_STAGE
-from pipeline.store import Artifact, Store
+from pipeline.store import Store
 from pipeline.study import Study
 from tests import methods
 from tests.pipeline import heads
