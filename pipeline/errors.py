@@ -17,7 +17,8 @@ from threading import current_thread, main_thread
 from typing import Any, NoReturn
 
 INTERRUPTED, CLOSED, TERMINATED = 130, 141, 143  # 128 and the signal's number, as in shells
-WORDS = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}
+WORDS: dict[int, str] = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}
+received = list[int]()  # signals: Ray raises a KeyboardInterrupt of its own for any
 
 
 class PipelineError(Exception):
@@ -112,8 +113,8 @@ def terminal() -> Iterator[None]:
         for stream in (sys.stdout, sys.stderr):
             os.dup2(nowhere, stream.fileno())
         raise SystemExit(CLOSED) from None
-    except KeyboardInterrupt as error:
-        raise SystemExit(_stopped(error)) from None
+    except KeyboardInterrupt:
+        raise SystemExit(_stopped()) from None
     except EXPECTED as error:
         raise SystemExit("error: " + one_line(error).replace("\n", "\nerror: ")) from None
     except Exception:
@@ -132,17 +133,18 @@ def command(usage: str, text: str | None, arguments: Sequence[str]) -> Iterator[
 
 
 def _interrupt(number: int, _: Any) -> NoReturn:
-    raise KeyboardInterrupt(number)
+    received.append(number)
+    raise KeyboardInterrupt
 
 
 def _unraisable(lost: Any) -> None:
     """End the process for an interruption inside `__del__`, which Python prints and forgets."""
-    if isinstance(lost.exc_value, KeyboardInterrupt):
-        os._exit(_stopped(lost.exc_value))
+    if issubclass(lost.exc_type, KeyboardInterrupt):
+        os._exit(_stopped())
     sys.__unraisablehook__(lost)
 
 
-def _stopped(error: KeyboardInterrupt) -> int:
-    number = signal.SIGTERM if signal.SIGTERM in error.args else signal.SIGINT
+def _stopped() -> int:
+    number = received[0] if received else signal.SIGINT
     print(f"{WORDS[number]}: the same command goes on from here", file=sys.stderr, flush=True)
     return 128 + number

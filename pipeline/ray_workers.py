@@ -1,12 +1,10 @@
-"""Shards computed by processes that Ray starts, on this machine or on many.
-
-Each holds the models and computes the next batch that is left; this process keeps the results.
-"""
+"""Shards computed by Ray's processes, on this machine or on many; this one keeps the results."""
 
 from __future__ import annotations
 
 import logging
 import os
+import signal
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -71,11 +69,11 @@ def connect() -> Any:
     try:
         import ray
     except ModuleNotFoundError:
-        needed = 'execution.engine=ray needs Ray: pip install -e ".[ray]"'
-        raise PipelineError(needed) from None
+        raise PipelineError('execution.engine=ray needs Ray: pip install -e ".[ray]"') from None
     if not ray.is_initialized():
-        address = os.environ.get("RAY_ADDRESS") or "local"
+        address, ours = os.environ.get("RAY_ADDRESS") or "local", signal.getsignal(signal.SIGTERM)
         ray.init(address, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+        signal.signal(signal.SIGTERM, ours)  # with Ray's own, the command ends in an abort
     return ray
 
 
