@@ -44,7 +44,7 @@ def ray_workers(task: Task, inputs: Inputs, open_worker: OpenWorker) -> Iterator
         PipelineError: there are too few processors or GPUs, or worker after worker dies.
     """
     ray = connect()
-    count, processors, gpus = allocate(ray.cluster_resources(), task.spec.models[0])
+    count, processors, gpus = allocate(ray.cluster_resources(), task.runtime.models[0])
     host = ray.remote(Here).options(
         num_cpus=processors, num_gpus=gpus, max_restarts=-1, max_task_retries=DEATHS - 1
     )

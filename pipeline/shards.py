@@ -85,7 +85,7 @@ def opened(
     task: Task, inputs: Inputs, open_worker: OpenWorker
 ) -> AbstractContextManager[Here | There]:
     """Return the workers that `execution.engine` asks for, as a context."""
-    if task.spec.models[0].execution.engine == "ray":
+    if task.runtime.models[0].execution.engine == "ray":
         return ray_workers(task, inputs, open_worker)
     return nullcontext(Here(task, inputs, open_worker, Path.cwd()))
 
