@@ -24,8 +24,8 @@ from pipeline.criteria import build_rules, decoded_rules
 from pipeline.errors import PipelineError, noted, say
 from pipeline.hub import Identities, local_path
 from pipeline.models.spec import ModelSpec
-from pipeline.stage import Json, Runtime, Stage, Task, with_inputs
-from pipeline.store import Artifact, Store, relative
+from pipeline.stage import Artifact, Json, Runtime, Stage, Task, with_inputs
+from pipeline.store import Store, relative
 
 if TYPE_CHECKING:
     import pandas as pd

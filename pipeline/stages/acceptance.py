@@ -29,8 +29,7 @@ if TYPE_CHECKING:
     from analysis.rules import Rule
     from analysis.statistics.bootstrap import Floats
     from pipeline.models.spec import ModelSpec
-    from pipeline.stage import Inputs
-    from pipeline.store import Artifact, Out
+    from pipeline.stage import Artifact, Inputs, Out
     from pipeline.study import Study
 
 SUMMARY = {  # statistic: its column in a sweep's table

@@ -12,8 +12,7 @@ from pipeline.columns import COUNTED, CUT, INTERVAL, Column
 from pipeline.stage import Json, Stage, Task, statistics_entries
 
 if TYPE_CHECKING:
-    from pipeline.stage import Inputs
-    from pipeline.store import Artifact, Out
+    from pipeline.stage import Artifact, Inputs, Out
     from pipeline.study import Study
 
 

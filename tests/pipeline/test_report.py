@@ -19,9 +19,10 @@ from analysis.rules import StrictGreedy
 from analysis.statistics.bootstrap import Resampling
 from pipeline.config import composed, settings_of
 from pipeline.hub import Identity
+from pipeline.stage import Artifact
 from pipeline.stages.report.setups import extent, introduction, setup, warning
 from pipeline.stages.report.sources import ReportSpec, Source, Sources
-from pipeline.store import Artifact, Store
+from pipeline.store import Store
 from pipeline.stored import read_distributions
 from pipeline.study import STAGES, Study
 from tests.analysis.test_decoding_metrics import made as answers

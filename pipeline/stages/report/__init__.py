@@ -11,12 +11,10 @@ from typing import TYPE_CHECKING
 from analysis.report.text import limits
 from analysis.rules import StrictGreedy, to_mapping
 from pipeline.errors import PipelineError
-from pipeline.stage import Json, Stage, Task, statistics_entries
-from pipeline.store import Artifact
+from pipeline.stage import Artifact, Json, Stage, Task, statistics_entries
 
 if TYPE_CHECKING:
-    from pipeline.stage import Inputs
-    from pipeline.store import Out
+    from pipeline.stage import Inputs, Out
     from pipeline.study import Study
 
 UPSTREAM = (
