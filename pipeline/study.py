@@ -89,7 +89,6 @@ class Study:
             for name, stage in STAGES.items():
                 self.tasks[name] = list(stage.plan(self)) if name in self.wanted else []
         say(problems)
-        self.identities.save()
 
     @property
     def statistics(self) -> Resampling:
@@ -253,7 +252,7 @@ def check_models(tasks: Sequence[Task]) -> None:
     if not any(task.runtime.models for task in tasks):
         return  # without the import of torch
     from pipeline.models.devices import check_threads, choose_device
-    from pipeline.models.load import check_pair_skeletons, pair_tokenizer, skeleton
+    from pipeline.models.load import check_pair, skeleton
 
     checked = set()
     for task in tasks:
@@ -272,5 +271,4 @@ def check_models(tasks: Sequence[Task]) -> None:
         if len(models) == 1:
             skeleton(*models)
         else:
-            check_pair_skeletons(*models)
-            pair_tokenizer(*models)
+            check_pair(*models)
