@@ -25,13 +25,13 @@ LINES = {
     "assets/tasks": 291,
     "benchmarks": 873,
     "conf": 250,
-    "pipeline": 4707,
-    "pipeline/decoding": 1615,
+    "pipeline": 4554,
+    "pipeline/decoding": 1614,
     "pipeline/engines": 1955,
-    "pipeline/models": 2891,
-    "pipeline/stages": 2859,
-    "tests": 18080,
-    "tools": 379,
+    "pipeline/models": 2890,
+    "pipeline/stages": 2829,
+    "tests": 18068,
+    "tools": 371,
 }
 
 

@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from pipeline.models.compare import ComparedPair
-    from pipeline.shards import Progress, Result
     from pipeline.stage import Inputs, Json
     from pipeline.store import Out
     from pipeline.study import Study
+    from pipeline.workers import Progress, Result
 
 ROLES = ("target", "drafter")
 LOGITS_HELD = 1 << 25  # logits of one model held at once, 128 MB in float32
@@ -81,7 +81,7 @@ def plan(study: Study) -> list[Task]:
     config, drafter = study.config, study.config.drafter
     if drafter is None or config.distributions.source == "logs":
         return []
-    if drafter.head is not None and "drafts" in study.wanted and _wanted(study):
+    if drafter.head is not None and _wanted(study):
         depths, shortest = drafter.head.depths, config.prompts.min_tokens
         if shortest <= depths:  # a draft follows a token with a hidden state, and one read with it
             raise PipelineError(

@@ -21,11 +21,12 @@ from pipeline.models.language_model import LanguageModel
 from pipeline.models.logit_statistics import Found
 from pipeline.models.passes import Batch
 from pipeline.models.prompt_tokens import check_same_tokens, common_rows
+from pipeline.stage import Out
 from pipeline.stages import drafts
 from pipeline.stages.distributions import STAGE as DISTRIBUTIONS
 from pipeline.stages.drafts import STAGE
 from pipeline.stages.prompts import STAGE as PROMPTS_STAGE
-from pipeline.store import Out, Store
+from pipeline.store import Store
 from tests import divergences
 from tests.analysis.cases import stored_columns
 from tests.pipeline import heads
