@@ -54,12 +54,12 @@ def plan(study: Study) -> list[Task]:
             and lm-evaluation-harness is not installed.
     """
     config, settings = study.config, study.config.accuracy
-    if not study.tasks["drafts"] or config.distributions.source == "logs":
+    if config.drafter is None or config.distributions.source == "logs":
         return []
     if config.stage == STAGE.name and find_spec("lm_eval") is None:
         raise PipelineError(f"stage=accuracy needs lm-evaluation-harness: {INSTALL}")
     decoded = build_methods(config.decoding.methods, study.decoded, config.decoding.draft_length)
-    methods = scored(decoded)
+    methods = tuple(scored(decoded))
     own = settings.model_dump(include={"items", "seed"})
     own |= config.decoding.model_dump(include={"lookup", "lookup_match"})
     own |= config.prompts.model_dump(include={"template", "enable_thinking"})
@@ -67,10 +67,12 @@ def plan(study: Study) -> list[Task]:
     own["methods"] = [method_entries(method) for method in methods]
     extra = {"margin": settings.margin, "tasks": settings.tasks}
     planned = []
-    for drafts in study.tasks["drafts"]:
-        pair = {name: drafts.settings[name] for name in ("target", "drafter")}
-        runtime = replace(drafts.runtime, methods=tuple(methods), extra=extra)
-        planned.append(Task(STAGE, drafts.label, pair | own, {}, runtime))
+    drafter = study.model_spec("drafter", config.drafter)
+    for key, target in config.targets.items():
+        models = (study.model_spec(f"targets.{key}", target), drafter)
+        pair = {"target": models[0].entries, "drafter": drafter.entries}
+        runtime = replace(study.runtime(target), models=models, methods=methods, extra=extra)
+        planned.append(Task(STAGE, key, pair | own, {}, runtime))
     return planned
 
 

@@ -123,7 +123,8 @@ def test_the_set_up_names_commit_split_and_precision_of_every_model_and_of_the_p
     )
     config = settings_of(composed(["study=paper", "~targets.qwen3_1_7b"]))
     study: Any = object.__new__(Study)  # which asks no hub
-    vars(study).update(config=config, identities=identities, tasks={}, wanted=(), rules=[])
+    store = SimpleNamespace(find=lambda task: task)
+    vars(study).update(config=config, identities=identities, tasks={}, store=store)
     artifact = SimpleNamespace(facts={"model": "its printed name", "excluded": {}})
     made = {}
     for stage in ("prompts", "distributions", "drafts"):
