@@ -120,20 +120,21 @@ def with_closed_forms(solved: Sequence[Json], closed: Sequence[Json], of: str) -
         closed: rows with target, rule, kind, "asks for" and "meets it".
         of: the printed kind of the rows that closed forms are about.
     """
-    texts: dict[tuple[Any, ...], str] = {}
+    texts = {(row["target"], row["rule"]): UNDEFINED for row in solved}
+    alone: list[Json] = []
     for form in closed:
         if form["kind"] == "sufficient":
+            key = form["target"], form["rule"]
             text = f"{form['asks for']}, met by {share_text(form['meets it'])}"
-            texts[form["target"], form["rule"], of] = text
-    rows = []
-    for row in solved:
-        key = row["target"], row["rule"], row["of"]
-        rows.append({**row, "closed form": texts.pop(key, UNDEFINED)})
-    alone = [
-        {"target": target, "rule": rule, "of": of, "closed form": text}
-        for (target, rule, _), text in texts.items()
+            if key in texts:
+                texts[key] = text
+            else:
+                named = dict(zip(("target", "rule"), key, strict=True))
+                alone.append({**named, "of": of, "closed form": text})
+    return alone + [
+        {**row, "closed form": texts[row["target"], row["rule"]] if row["of"] == of else UNDEFINED}
+        for row in solved
     ]
-    return [*alone, *rows]
 
 
 class SolvedTarget:
