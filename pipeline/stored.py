@@ -16,7 +16,6 @@ from analysis.statistics.trajectories import Trajectories
 from analysis.topk import TopK
 from pipeline.columns import numbers
 from pipeline.engines.written.logs import prompts_of
-from pipeline.plan.specs import LoggedDistributions
 from pipeline.stage import Json, Task
 from pipeline.store import Artifact
 
@@ -76,7 +75,7 @@ def resampled(
     """
     trajectories = Trajectories.from_positions(steps["position"].to_numpy())
     clusters = None
-    if isinstance(distributions.spec, LoggedDistributions):
+    if "log" in distributions.settings:
         prompts = prompts_of(steps["prompt_id"].take(trajectories.starts).to_pylist())
         number = {prompt: at for at, prompt in enumerate(dict.fromkeys(prompts))}
         clusters = np.array([number[prompt] for prompt in prompts])

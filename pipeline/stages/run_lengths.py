@@ -9,9 +9,7 @@ from typing import TYPE_CHECKING
 
 from analysis.report.text import limits, mark_of
 from pipeline.columns import COUNTED, CUT, INTERVAL, Column
-from pipeline.plan.plain import to_plain
-from pipeline.plan.specs import RunLengthsSpec
-from pipeline.stage import Json, Stage, Task
+from pipeline.stage import Json, Stage, Task, statistics_entries
 
 if TYPE_CHECKING:
     from pipeline.stage import Inputs
@@ -21,12 +19,10 @@ if TYPE_CHECKING:
 
 def plan(study: Study) -> list[Task]:
     """Return one planned artifact a target, with the run lengths under all rules."""
-    spec = RunLengthsSpec(tuple(study.config.run_lengths.eps), study.statistics)
+    settings = {"eps": study.config.run_lengths.eps, **statistics_entries(study.statistics)}
     return [
-        Task(STAGE, target.label, to_plain(spec), {"certificates": certificates}, spec)
-        for target, certificates in zip(
-            study.config.targets.values(), study.tasks["certificates"], strict=True
-        )
+        Task(STAGE, target.label, settings, {"certificates": made}, study.runtime(target))
+        for target, made in study.by_target("certificates")
     ]
 
 
@@ -38,13 +34,13 @@ def compute(task: Task, inputs: Inputs, out: Out) -> None:
     from pipeline.stored import resampled
 
     above, artifact = task.inputs["certificates"], inputs["certificates"]
-    rules, place = above.spec.rules, ["prompt_id", "position"]
+    rules, place = task.runtime.rules, ["prompt_id", "position"]
     steps = artifact.read(columns=place, rule=rules[0].label)  # the same under every rule
-    resamples = resampled(steps, above.inputs["distributions"], task.spec.statistics)
+    resamples = resampled(steps, above.inputs["distributions"], task.runtime.statistics)
     frames = []
     for rule in rules:
         lower = artifact.read(columns=["lower"], rule=rule.label)["lower"].to_numpy()
-        frame = run_lengths(lower, task.spec.eps, *resamples)
+        frame = run_lengths(lower, task.settings["eps"], *resamples)
         frames.append(frame.assign(rule=rule.label))
     out.facts |= {"prompts": resamples[1].count, "steps": len(steps)}
     out.write_frame(pd.concat(frames, ignore_index=True))
