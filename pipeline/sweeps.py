@@ -134,11 +134,12 @@ def print_table(rows: Sequence[Mapping[str, Any]]) -> None:
 
 def _cell(name: str, row: Mapping[str, Any]) -> str:
     """Return a value as text: marked where it is a lower bound, with its interval if it has one."""
-    value, (low, high) = row.get(name), (row.get(end) for end in limits(name))
+    value, mark = row.get(name), bool(row.get(mark_of(name)))
     if not isinstance(value, float):
         return UNDEFINED if value is None else str(value)
-    text = UNDEFINED if math.isnan(value) else at_least(f"{value:.4g}", row.get(mark_of(name)))
-    return text if _missing(low) or not low < high else f"{text} [{low:.4g}, {high:.4g}]"
+    text = UNDEFINED if math.isnan(value) else at_least(f"{value:.4g}", mark)
+    low, high = (math.nan if row.get(end) is None else row[end] for end in limits(name))
+    return f"{text} [{low:.4g}, {high:.4g}]" if low < high else text
 
 
 def _missing(value: Any) -> bool:
@@ -151,7 +152,8 @@ def collect(directory: Path) -> int:
 
     points = [json.loads(path.read_text()) for path in _points(directory)]
     jobs = pd.DataFrame([values_of(point["overrides"]) for point in points], dtype=str).fillna("")
-    swept = [key for key in jobs if len(set(jobs[key])) > 1] or list(jobs)[-1:]
+    keys = list(map(str, jobs))
+    swept = [key for key in keys if len(set(jobs[key])) > 1] or keys[-1:]
     failed = [at for at, point in enumerate(points) if "failed" in point]
     for at in failed:
         where = ", ".join(f"{key}={jobs[key][at]}" for key in swept)
@@ -188,11 +190,12 @@ def _publish(directory: Path, name: str, swept: list[str], rows: list[Json]) -> 
     from analysis.report.sweep_figure import sweep_figure
 
     print_table(rows)
-    table, kinds = pd.DataFrame(rows), ["csv", "parquet"]
+    table, files = pd.DataFrame(rows), ".csv, .parquet"
     table.to_csv(directory / f"{name}.csv", index=False)
     table.to_parquet(directory / f"{name}.parquet", index=False)
     figure = sweep_figure(table, swept)
-    for kind in () if figure is None else ("pdf", "png"):
-        (directory / f"{name}.{kind}").write_bytes(render(figure, kind))
-        kinds.append(kind)
-    print(f"sweep: {relative(directory)}/{name}.{', .'.join(kinds)}", flush=True)
+    if figure is not None:
+        files += ", .pdf, .png"
+        for kind in ("pdf", "png"):
+            (directory / f"{name}.{kind}").write_bytes(render(figure, kind))
+    print(f"sweep: {relative(directory)}/{name}{files}", flush=True)
