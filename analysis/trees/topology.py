@@ -1,4 +1,4 @@
-"""Shapes of draft trees as data, and their expected tokens a call.
+"""Shapes of draft trees as data, and their expected tokens per call.
 
 A tree of n drafted tokens is a list of parents. Node v follows node parents[v]; -1 is the text so
 far. Parents come before their children, and siblings are in the order in which they are drafted and
