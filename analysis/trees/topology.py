@@ -104,7 +104,7 @@ class Topology:
 
 
 @dataclass(frozen=True)
-class Growth:
+class DynamicTree:
     """A dynamic draft tree, grown anew in each call (EAGLE-2, arXiv 2406.16858).
 
     Level by level, the `width` nodes of highest value get `width` children each. In the end the
