@@ -10,8 +10,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from analysis.rules import Cut, Rule, Tree, build_range, check_k, expand
-from analysis.rules.build import EXAMPLE, ParameterRange
+from analysis.rule_config import EXAMPLE, ParameterRange, build_range, check_k, expand
+from analysis.rules import Cut, Rule, Tree
 from analysis.topk import TopK
 from pipeline.errors import PipelineError
 

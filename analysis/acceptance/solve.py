@@ -20,8 +20,8 @@ from functools import cache
 import numpy as np
 
 from ..certificates.certify import certify
-from ..rules.build import ParameterRange
-from ..rules.rule import Rule
+from ..rule_config import ParameterRange
+from ..rules import Rule
 from ..statistics.bootstrap import Flags, Integers, Numbers, PromptBootstrap
 from ..statistics.trajectories import Trajectories, count_calls
 from ..topk import TopK

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from analysis.rules import Rule, to_mapping
+from analysis.rule_config import to_mapping
+from analysis.rules import Rule
 from analysis.statistics.bootstrap import Resampling
 from conf.schema import Device, Dtype, Execution, HeadConfig, ModelConfig, Prompts
 from pipeline.files import file_digest

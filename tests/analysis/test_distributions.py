@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from analysis import topk_rows
+from analysis import topk
 from analysis.certificates.certify import certify
 from analysis.rules import Additive, StrictGreedy, Tree, Typical
 from analysis.topk import TopK
@@ -71,7 +71,7 @@ def test_logits_of_any_kind() -> None:
         wanted.ids, wanted.logits, wanted.top_surprisal, wanted.log_tail, wanted.entropy, 9
     )
     assert again.logits is wanted.logits
-    many = np.tile(z, (topk_rows.ENTRIES // 9, 1))[: topk_rows.ENTRIES // 9 + 3]  # in two parts
+    many = np.tile(z, (topk.ENTRIES // 9, 1))[: topk.ENTRIES // 9 + 3]  # in two parts
     last = TopK.from_logits(many[-3:], 5)
     np.testing.assert_array_equal(TopK.from_logits(many, 5).log_tail[-3:], last.log_tail)
 

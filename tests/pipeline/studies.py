@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from analysis.rules import expand
+from analysis.rule_config import expand
 from analysis.statistics.bootstrap import Resampling
 from conf.schema import Prompts
 from pipeline import columns
