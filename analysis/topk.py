@@ -170,8 +170,10 @@ class TopK:
                 "give an integer that K does not exceed"
             )
         given = {"top_surprisal": top_surprisal, "log_tail": log_tail, "entropy": entropy}
-        columns = [_column(name, value, len(ids)) for name, value in given.items()]
-        dist = cls(ids, logits, *columns, int(vocab_size), _above_zero(temperature))
+        columns = {name: _column(name, value, len(ids)) for name, value in given.items()}
+        dist = cls(
+            ids, logits, **columns, vocab_size=int(vocab_size), temperature=_above_zero(temperature)
+        )
         _check_columns(dist)
         return dist
 

@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 from ..rule_config import check_k
 from ..rules import Counts, Cut, Rule, Tree
 from ..topk import Floats, TopK
-from .intervals import beyond_stored, certify_forms
+from .intervals import beyond_stored, certify_forms, write
 from .kernel import Certificates
 from .rounded import certify_rounded
 
@@ -186,6 +186,5 @@ def _certify_sets(dist: TopK, accepted: NDArray[Any]) -> Certificates:
     result.lower[own], result.upper[own] = 0.0, 0.0
     result.active_size[own], result.accepted_count[own] = 1, 0
     rows = np.flatnonzero((first == size) & (others < size - dist.k))
-    for column, values in zip(result, beyond_stored(dist[rows], others[rows]), strict=True):
-        column[rows, 0] = values
+    write(result, rows, 0, beyond_stored(dist[rows], others[rows]))
     return result

@@ -1,18 +1,8 @@
 """Rigorous intervals for certificates whose first rejected token is not among the stored K.
 
-Two facts constrain the N = V - K tokens that are not stored: none exceeds p_K, and they sum to T.
-The first rejected token is the most probable one that is not above the threshold theta, which all
-stored tokens exceed. If j of the others exceed it too, j theta < T, the rest has at least
-T - j p_K for N - j tokens, and the most probable of those at least the mean. That falls in j, so
-with the largest possible j the probability b of the first rejected token is in
-
-    [max(0, (T - j p_K) / (N - j)), min(theta, T, p_K)].
-
-R = M(b) decreases in b, so it lies in [M(b_max), M(b_min)]. M here counts the stored active tokens
-only, which can only lower it. Where an unseen token might be active, the upper end has to allow for
-it: M is convex and increasing in the other tokens' probabilities, as KL(p || q) is jointly convex
-and its derivative is log(p/q) >= 0. So M is largest at a vertex. Only accepted tokens can be
-active; at the vertex as many of them are at p_K as T - b_min allows, and one has the remainder.
+Its probability b lies in [max(0, (T - j p_K) / (N - j)), min(theta, T, p_K)], j the most unseen
+tokens that may exceed the threshold theta, and R = M(b) falls as b grows. Where an unseen token may
+be active, the upper end is at a vertex of what T allows: docs/method.md, Truncation.
 
 As in the kernel, tokens are represented by p / p0 - 1, from exact differences of logits. M falls
 with its square where it is small, so digits lost there would be lost in M.
@@ -44,7 +34,7 @@ def certify_forms(dist: TopK, forms: Sequence[Cut | Counts | Tree]) -> Certifica
     """Return the certificates of N steps under R tests, as intervals where they are not stored."""
     result = certify_stored(dist, forms)
     unknown, size = np.isnan(result.lower), max(1, ENTRIES // dist.k)
-    for r in np.flatnonzero(unknown.any(axis=0)):
+    for r in np.flatnonzero(unknown.any(axis=0)).tolist():
         form, steps = forms[r], np.flatnonzero(unknown[:, r])
         for start in range(0, len(steps), size):
             rows = steps[start : start + size]
@@ -53,9 +43,14 @@ def certify_forms(dist: TopK, forms: Sequence[Cut | Counts | Tree]) -> Certifica
                 ends = _by_threshold(stored, form.threshold(dist)[rows])
             else:
                 ends = _by_count(stored, result.accepted_count[rows, r])
-            for column, values in zip(result, ends, strict=True):
-                column[rows, r] = values
+            write(result, rows, r, ends)
     return result
+
+
+def write(to: Certificates, rows: NDArray[np.intp], rule: int, ends: tuple[*Ends, Counts]) -> None:
+    """Write the ends of some steps of a rule."""
+    to.lower[rows, rule], to.upper[rows, rule] = ends[:2]
+    to.active_size[rows, rule], to.accepted_count[rows, rule] = ends[2:]
 
 
 class TruncatedSteps:

@@ -87,7 +87,8 @@ class Ranks(NamedTuple):
 def compiled(function: F) -> F:
     """Compile with numba, cached on disk; without allocations, so without reference counts."""
     options: dict[str, Any] = {"cache": True, "nogil": True, "error_model": "numpy"}
-    return cast(F, numba.njit(**options, forceinline=True, _nrt=False)(function))
+    options |= {"forceinline": True, "_nrt": False}
+    return cast(F, numba.njit(**options)(function))
 
 
 @compiled
@@ -115,11 +116,11 @@ def divergence(ranks: Ranks, first: int, last: int, other: int, total: float) ->
         value += p[j] * (log[j] - log_level)
         mass += p[j]
     if value >= CANCELS * mass:
-        return value
+        return float(value)
     terms = phi((e[other] - level) / (1.0 + level))
     for j in range(first, last):
         terms += phi((e[j] - level) / (1.0 + level))
-    return p[0] * (1.0 + level) * terms
+    return float(p[0] * (1.0 + level) * terms)
 
 
 @compiled
@@ -145,9 +146,8 @@ def tree(ranks: Ranks, m: int) -> tuple[float, int]:
 @compiled
 def stored_value(steps: Stored, step: int, rank: int) -> float:
     """Return a stored number in float64."""
-    if steps.content == FLOAT32:
-        return float(steps.singles[step, rank])
-    return float(steps.doubles[step, rank])
+    single, double = steps.singles, steps.doubles
+    return np.float64(single[step, rank] if steps.content == FLOAT32 else double[step, rank])
 
 
 @compiled
@@ -225,40 +225,12 @@ def certify_stored(dist: TopK, forms: Sequence[Cut | Counts | Tree]) -> Certific
     Raises:
         ValueError: the ranks of a step are not sorted, or its p0 is impossible.
     """
-    rules, p0 = len(forms), dist.top_probability
-    offset, slope = np.zeros((2, rules))
-    is_tree, base_row, most, counts_row = np.zeros((4, rules), dtype=np.int64)
-    base, counts = [p0], [np.full(len(dist), dist.vocab_size)]
-    for r, form in enumerate(forms):
-        if isinstance(form, Tree):
-            is_tree[r], most[r] = 1, form.m
-            continue
-        cut = form if isinstance(form, Cut) else Cut(max_rank=form)
-        if np.ndim(cut.offset):
-            base_row[r], slope[r] = len(base), 1.0
-            base.append(cut.offset + cut.slope * p0)
-        else:
-            offset[r], slope[r] = cut.offset, cut.slope
-        most[r] = dist.vocab_size
-        limit = _most(dist, cut)
-        if np.ndim(limit):
-            counts_row[r] = len(counts)
-            counts.append(np.asarray(limit))
-        else:
-            most[r] = limit
-    tests = Tests(
-        is_tree,
-        offset,
-        slope,
-        base_row,
-        most,
-        counts_row,
-        np.stack(base),
-        np.stack(counts, dtype=np.int64),
-    )
-    out = Certificates(*np.empty((2, len(dist), rules)), *np.empty((2, len(dist), rules), np.int32))
-    ranks = Ranks(*np.empty((4, dist.k)), np.empty(dist.k, np.int32), np.zeros(1, np.int64))
-    bad = certify_rows(_stored(dist), tests, ranks, out)
+    shape, k = (len(dist), len(forms)), dist.k
+    floats, ints = np.empty((2, *shape)), np.empty((2, *shape), dtype=np.int32)
+    out = Certificates(floats[0], floats[1], ints[0], ints[1])
+    p, log, e, least = np.empty((4, k))
+    ranks = Ranks(p, log, e, least, np.empty(k, dtype=np.int32), np.zeros(1, dtype=np.int64))
+    bad = certify_rows(_stored(dist), _tests(dist, forms), ranks, out)
     if bad >= 0:
         raise ValueError(
             f"step {bad}: the stored tokens are not numbers by decreasing value, or "
@@ -267,26 +239,43 @@ def certify_stored(dist: TopK, forms: Sequence[Cut | Counts | Tree]) -> Certific
     return out
 
 
-def _most(dist: TopK, cut: Cut) -> Any:
-    """Return the largest rank that a cut may accept, for all steps or one each."""
-    most = dist.vocab_size if cut.max_rank is None else cut.max_rank
-    if 0 < (gate := cut.strictly_above_rank) <= dist.vocab_size:
-        above = _values(dist)[:, :gate] > _values(dist)[:, gate - 1 : gate]
-        most = np.minimum(most, np.maximum(1, above.sum(axis=1)))
-    return most
+def _tests(dist: TopK, forms: Sequence[Cut | Counts | Tree]) -> Tests:
+    offset, slope = np.zeros((2, len(forms)))
+    is_tree, base_row, most, counts_row = np.zeros((4, len(forms)), dtype=np.int64)
+    base, counts = [dist.top_probability], [np.full(len(dist), dist.vocab_size)]
+    for r, form in enumerate(forms):
+        is_tree[r], most[r] = isinstance(form, Tree), dist.vocab_size
+        cut = form if isinstance(form, Cut) else Cut(form.m if isinstance(form, Tree) else form)
+        if np.ndim(cut.offset):
+            base_row[r], slope[r] = len(base), 1.0
+            base.append(cut.offset + cut.slope * base[0])
+        else:
+            offset[r], slope[r] = cut.offset, cut.slope
+        limit: Any = dist.vocab_size if cut.max_rank is None else cut.max_rank
+        if 0 < (gate := cut.strictly_above_rank) <= dist.vocab_size:
+            above = _values(dist)[:, :gate] > _values(dist)[:, gate - 1 : gate]
+            limit = np.minimum(limit, np.maximum(1, above.sum(axis=1)))
+        if np.ndim(limit):
+            counts_row[r] = len(counts)
+            counts.append(np.asarray(limit, dtype=np.int64))
+        else:
+            most[r] = limit
+    base_, counts_ = np.stack(base), np.stack(counts)
+    return Tests(is_tree, offset, slope, base_row, most, counts_row, base_, counts_)
 
 
 def _stored(dist: TopK) -> Stored:
     """Return `dist` as contiguous read-only arrays: for others the kernel is compiled again."""
     values = _values(dist)
-    content = PROBABILITIES if dist.logits is None else int(values.itemsize == 8) + FLOAT32
-    pair = [
-        np.ascontiguousarray(values if values.dtype == kind else np.empty((0, 0)), kind).view()
-        for kind in (np.float32, np.float64)
-    ]
-    for array in pair:
-        array.flags.writeable = False
-    return Stored(content, *pair, 1.0 / dist.temperature, dist.vocab_size)
+    is_float32 = values.dtype == np.float32
+    singles, doubles = np.empty((0, 0), np.float32), np.empty((0, 0))
+    if is_float32:
+        singles = np.ascontiguousarray(values).view()
+    else:
+        doubles = np.ascontiguousarray(values).view()
+    singles.flags.writeable = doubles.flags.writeable = False
+    content = PROBABILITIES if dist.logits is None else FLOAT32 if is_float32 else FLOAT64
+    return Stored(content, singles, doubles, 1.0 / dist.temperature, dist.vocab_size)
 
 
 def _values(dist: TopK) -> NDArray[Any]:

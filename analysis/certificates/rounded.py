@@ -1,14 +1,9 @@
 """Certificates of steps with rounded log-probabilities and an unknown tail, as intervals.
 
-Each stored probability lies between two ends (`TopK.prob_range`). M of rank n + 1 rises in n. For a
-given n it falls in the probability of rank n + 1 and rises in those of the ranks before it: at the
-closest draft q the derivative by p is log(p / q). So M is least with n least, rank n + 1 at its
-upper end and the ranks before it at their lower ends, and largest the other way round. A tree's
-certificate rises in p0 and falls in the next m. These corners need not sum to 1: M depends on the
-active tokens alone. Where ends cross, the smaller ones are left out.
-
-Where all stored tokens may be accepted, the first rejected one lies in the tail, and is bounded as
-in `intervals`.
+Each stored probability lies between two ends (`TopK.prob_range`). M of rank n + 1 rises in n, falls
+in the probability of rank n + 1 and rises in those before it; a tree's certificate rises in p0 and
+falls in the next m. So the ends of M are at corners of the ranges (docs/method.md). These need not
+sum to 1, as M depends on the active tokens alone. Where ends cross, the smaller ones are left out.
 """
 
 from __future__ import annotations
@@ -70,7 +65,7 @@ def certify_rounded(dist: TopK, rules: Sequence[Rule]) -> Certificates:
     return result
 
 
-def _corner(dist: TopK, probs: Floats, **columns: Floats) -> TopK:
+def _corner(dist: TopK, probs: Floats, **columns: Any) -> TopK:
     """Return steps with the same tokens and other probabilities, which need not sum to 1."""
     probs = np.minimum(probs, probs[:, :1])
     return replace(dist, top_surprisal=-np.log(probs[:, 0]), stored_probs=probs, **columns)
@@ -91,12 +86,15 @@ def _by_threshold(dist: TopK, cuts: Sequence[Cut]) -> Ends:
         passed = np.logical_and.accumulate(p > theta[:, None], axis=1).sum(axis=1)
         return np.asarray(np.maximum(1, np.minimum(passed, ranks)))
 
+    def rejected(p: Floats, n: NDArray[Any]) -> Floats:  # rank n + 1, or the last stored one
+        return np.take_along_axis(p, np.minimum(n, k - 1)[:, None], axis=1)[:, 0]
+
     fewest, largest = accepted(low, most), accepted(high, least)
     beyond = np.minimum(np.minimum(np.maximum(most, 0.0), tail[1]), high[:, -1])
-    lower, active = _cost(low, fewest, np.where(fewest < k, _at(high, fewest), beyond))
+    lower, active = _cost(low, fewest, np.where(fewest < k, rejected(high, fewest), beyond))
     everything = (fewest >= k) & (ranks >= size) & all_pass(most, tail[0], high[:, -1], others)
     everything |= fewest >= size
-    upper, _ = _cost(high, largest, _at(low, largest))
+    upper, _ = _cost(high, largest, rejected(low, largest))
     rows = np.flatnonzero((largest >= k) & (largest < size))
     if len(rows):
         b, _, unseen = first_rejected(
@@ -112,11 +110,6 @@ def _by_threshold(dist: TopK, cuts: Sequence[Cut]) -> Ends:
         np.where(largest >= size, np.inf, upper),
         np.where(everything, 0, active),
     )
-
-
-def _at(p: Floats, n: NDArray[Any]) -> Floats:
-    """Return the probability of rank n + 1, or of the last stored one."""
-    return np.take_along_axis(p, np.minimum(n, p.shape[1] - 1)[:, None], 1)[:, 0]
 
 
 def _cost(p: Floats, n: NDArray[Any], b: Floats) -> tuple[Floats, NDArray[np.int32]]:
