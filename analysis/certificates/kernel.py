@@ -126,7 +126,7 @@ def divergence(ranks: Ranks, first: int, last: int, other: int, total: float) ->
 @compiled
 def single(ranks: Ranks, n: int) -> tuple[float, int]:
     """Return M of rank n + 1, the least KL that makes it a mode of q, and |A| (Lemma 4.2)."""
-    total, size = ranks.e[n], 1
+    total, size = ranks.e[n], 2  # with x0, whose e is 0
     while size <= n and ranks.e[size - 1] * size > total:
         total += ranks.e[size - 1]
         size += 1
