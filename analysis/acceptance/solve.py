@@ -118,7 +118,7 @@ def solve(
         ValueError: eps is negative, or `certify` raises for a rule.
 
     Examples:
-        >>> from ..rules import build_range
+        >>> from ..rule_config import build_range
         >>> dist = TopK.from_probabilities([[0.6, 0.3, 0.1], [0.5, 0.4, 0.1]])
         >>> searched = build_range({"rule": "additive"})
         >>> steps = Trajectories.from_positions(np.array([0, 0]))
