@@ -39,19 +39,18 @@ from analysis.report.sections.paper_figures import figure1, survival_figure
 from analysis.report.sections.published import published_section
 from analysis.rules import StrictGreedy
 from pipeline.decoding.decoded import read_answered, read_decoded, thetas
-from pipeline.plan.specs import DistributionsSpec, ReportSpec
 from pipeline.shards import progress_bar
 from pipeline.stage import Inputs, Task
 from pipeline.stages.report import setups
 from pipeline.stages.report.inputs import comparisons, read_results, read_target
 from pipeline.stages.report.page import MARGIN, page_files
-from pipeline.stages.report.sources import Measured, Sources, by_target
+from pipeline.stages.report.sources import Measured, ReportSpec, Sources, by_target, report_spec
 from pipeline.store import Artifact, Out
 
 
 def compute(task: Task, inputs: Inputs, out: Out) -> None:
     """Write the report of a study."""
-    spec = task.spec
+    spec = report_spec(task)
     measured = measure(spec, by_target(task, inputs))
     out.facts["targets"] = [target.label for target in measured.targets]
     if not set(TABLE2) <= set(spec.rules):
@@ -127,8 +126,8 @@ def drafted_margins(target: Target, judged: Judgement) -> pd.DataFrame:
 
 def not_sampled(sources: Sources) -> str:
     """Return why stochastic verification is left out: how the answers were decoded instead."""
-    spec: DistributionsSpec = sources.distributions.task.spec
-    return str(worded("left_out", temperature=spec.temperature)["sampling"])
+    temperature = sources.distributions.task.settings["temperature"]
+    return str(worded("left_out", temperature=temperature)["sampling"])
 
 
 def certificates_section(

@@ -20,8 +20,7 @@ from analysis.statistics.trajectories import Trajectories, inside_repeats
 from pipeline import stored
 from pipeline.columns import numbers
 from pipeline.models.token_texts import token_texts
-from pipeline.plan.specs import AcceptanceSpec, ReportSpec
-from pipeline.stages.report.sources import Source, Sources
+from pipeline.stages.report.sources import ReportSpec, Source, Sources
 
 PAIR_FRAMES = {  # of Results, and the files of stage acceptance that they are
     "acceptance": "statistics",
@@ -96,7 +95,7 @@ def read_results(
         frames |= {name: of_stage(accepted, file) for name, file in PAIR_FRAMES.items()}
         first = accepted[0]
         facts["sampled"] = first.artifact.facts["sampled_temperature"]
-        rules |= {rule.label: rule for rule in rules_of(first.task.spec)}
+        rules |= {rule.label: rule for rule in rules_of(first.task.runtime.rules)}
     drafter = spec.drafter or "" if accepted else ""
     return Results([t.label for t in targets], rules, frames, drafter, facts=facts)
 
@@ -116,9 +115,9 @@ def frames_of(targets: Sequence[Target]) -> dict[str, pd.DataFrame]:
     }
 
 
-def rules_of(spec: AcceptanceSpec) -> list[Rule]:
+def rules_of(rules: Sequence[Rule]) -> list[Rule]:
     """Return every rule that was measured: of the study, and greedy."""
-    return [StrictGreedy(), *spec.rules]
+    return [StrictGreedy(), *rules]
 
 
 def concat_frames(frames: Sequence[pd.DataFrame]) -> pd.DataFrame:
