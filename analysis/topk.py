@@ -411,8 +411,8 @@ def _surprise(p: Floats) -> Floats:
 
 def _check_columns(dist: TopK) -> None:
     """Raise for the first step whose stored columns cannot belong to one distribution."""
-    ids, logits, size, others = dist.ids, dist.logits, dist.vocab_size, dist.vocab_size - dist.k
-    surprisal, log_tail, entropy = dist.top_surprisal, dist.log_tail, dist.entropy
+    ids, size, others = dist.ids, dist.vocab_size, dist.vocab_size - dist.k
+    logits, surprisal, log_tail = dist.logits, dist.top_surprisal, dist.log_tail
     assert logits is not None
     _refuse("top_ids", ids, (ids >= 0) & (ids < size), f"token ids in [0, {size})")
     _refuse("top_logits", logits[:, 0], np.isfinite(logits[:, 0]), "a finite largest logit")
@@ -420,31 +420,21 @@ def _check_columns(dist: TopK) -> None:
     _refuse("top_logits", logits[:, 1:], falling, "values that fall, -inf for masked tokens")
     possible = np.isfinite(surprisal) & (surprisal >= -TOLERANCE)
     _refuse("top_surprisal", surprisal, possible, "-log p0, at least 0")
-    if not others:
-        all_stored = "-inf, as all V tokens are stored"
-        _refuse("log_tail", log_tail, log_tail == -np.inf, all_stored)
-    below_one = log_tail <= np.log1p(TOLERANCE)
-    _refuse("log_tail", log_tail, below_one, "the log of a mass of at most 1")
     last = (logits[:, -1] - logits[:, 0].astype(np.float64)) / dist.temperature - surprisal
-    most = last + np.log(max(1, others)) + TOLERANCE  # last is log p_K
-    limit = f"at most that of {others} tokens of rank K"
-    _refuse("log_tail", log_tail, log_tail <= most, limit, most)
-    stored, least, mass = *_stored_sums(dist, logits), np.exp(log_tail)
-    whole = np.abs(stored + mass - 1.0) <= TOLERANCE
-    if not whole.all():
-        step = int(np.argmin(whole))
-        raise ValueError(
-            f"top_surprisal and log_tail of step {step} give the stored tokens a mass of "
-            f"{stored[step]:.9g} and the others {mass[step]:.9g}: give values with which all "
-            f"probabilities sum to 1, within {TOLERANCE:g}"
-        )
     with np.errstate(divide="ignore", invalid="ignore"):
+        most = np.minimum(last + np.log(others), 0.0) + TOLERANCE  # last is log p_K
+        allowed = f"the log of a mass of at most 1 and at most {others} tokens of rank K:"
+        _refuse("log_tail", log_tail, log_tail <= most, allowed, most)
+        stored, least = _stored_sums(dist, logits)
+        mass = np.exp(log_tail)
+        total = stored + mass
+        allowed = f"values with which all probabilities sum to 1, within {TOLERANCE:g}; now to"
+        _refuse("log_tail", log_tail, np.abs(total - 1.0) <= TOLERANCE, allowed, total)
         most = least + np.where(mass > 0, mass * (np.log(others) - log_tail), 0.0)
         least = least - np.where(mass > 0, mass * last, 0.0)
-    slack = TOLERANCE * (1.0 + np.abs(entropy))
-    allowed = f"at most log V = {np.log(size):.9g}, and with these probabilities at"
-    _refuse("entropy", entropy, entropy >= least - slack, f"{allowed} least", least)
-    _refuse("entropy", entropy, entropy <= most + slack, f"{allowed} most", most)
+    slack, entropy = TOLERANCE * (1.0 + np.abs(dist.entropy)), dist.entropy
+    _refuse("entropy", entropy, entropy >= least - slack, "with these masses at least", least)
+    _refuse("entropy", entropy, entropy <= most + slack, "with these masses at most", most)
 
 
 def _check_log_probs(values: Floats, error: Floats, vocab_size: int) -> None:

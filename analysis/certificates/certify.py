@@ -60,7 +60,7 @@ def certify(
             f"{type(dist).__name__} is not a TopK: make one with TopK.from_probabilities(p) or "
             "TopK.from_logits(logits)"
         )
-    rules = _listed(rules)
+    rules = list(rules) if isinstance(rules, Sequence) else [rules]
     if accepted is not None:
         if rules:
             raise ValueError("rules and accepted are both given: give one of them")
@@ -133,17 +133,6 @@ def extremal_draft(p: ArrayLike, rule: Rule) -> tuple[Floats, float]:
     ids = dist.ids[0][active]
     q[ids] = q[ids].mean()
     return q, float(cost[0])
-
-
-def _listed(rules: Rule | Sequence[Rule]) -> Sequence[Rule]:
-    if isinstance(rules, Rule):
-        return [rules]
-    try:
-        return list(rules)
-    except TypeError:
-        raise ValueError(
-            f"{rules!r} is not a rule: give one, for instance StrictGreedy(), or a list of them"
-        ) from None
 
 
 def _form(dist: TopK, rule: Rule) -> Cut | Counts | Tree:
