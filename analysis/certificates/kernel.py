@@ -173,16 +173,16 @@ def read(steps: Stored, step: int, ranks: Ranks, need: int) -> None:
 
 @compiled
 def count(steps: Stored, step: int, ranks: Ranks, theta: float, most: int) -> int:
-    """Return how many ranks, of at most `most`, are x0 or have p > theta; -1 if it is unknown."""
+    """Return how many ranks, of at most `most`, are x0 or have p > theta; K if more may."""
     if theta < 0.0:
         return most
-    n, k = 1, len(ranks.p)
-    while n < min(most, k):
+    n = 1
+    while n < min(most, len(ranks.p)):
         read(steps, step, ranks, n + 1)
         if not ranks.p[n] > theta:
-            return n
+            break
         n += 1
-    return n if n == most else -1
+    return n
 
 
 @compiled

@@ -273,9 +273,10 @@ def test_mars_is_a_multiplicative_rule_on_two_ranks() -> None:
 
 
 def test_stored_ranks_out_of_order_are_refused() -> None:
-    dist = replace(TopK.from_probabilities([[0.6, 0.4]]), stored_probs=np.array([[0.4, 0.6]]))
-    with pytest.raises(ValueError, match=r"step 0: .* decreasing"):
-        certify(dist, [StrictGreedy()])
+    for p, wrong in (([0.6, 0.4], [0.4, 0.6]), ([0.5, 0.3, 0.2], [0.5, 0.2, 0.3])):
+        dist = replace(TopK.from_probabilities([p]), stored_probs=np.array([wrong]))
+        with pytest.raises(ValueError, match=r"step 0: .* decreasing"):
+            certify(dist, [StrictGreedy(), TopMAdditive(2, 0.4)])
 
 
 def test_slices_change_nothing() -> None:

@@ -16,6 +16,7 @@ from analysis.certificates.certify import certify
 from analysis.rule_config import build, build_range, check_k, expand, to_mapping
 from analysis.rules import (
     BUILT_IN,
+    AbsoluteThreshold,
     Additive,
     Cut,
     Mars,
@@ -40,7 +41,8 @@ def test_accepts_by_rank_by_probability_and_for_trees() -> None:
     rank = np.arange(1, 7)
     log_p = np.log(RANKED)
     whole, cut = TopK.from_probabilities(p), TopK.from_probabilities(p, k=2)
-    for rule in (Additive(0.2), Multiplicative(0.2), Typical(0.08, 5.0), StrictGreedy()):
+    above = AbsoluteThreshold(0.4)  # its threshold is above p0: x0 stays accepted
+    for rule in (Additive(0.2), Multiplicative(0.2), Typical(0.08, 5.0), StrictGreedy(), above):
         expected = rank <= certify(whole, rule).accepted_count[:, 0]
         assert rule.accepts(whole, rank, log_p).tolist() == expected.tolist()
         # beyond the stored ranks the probability of the token decides
