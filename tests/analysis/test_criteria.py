@@ -46,7 +46,9 @@ def test_accepts_by_rank_by_probability_and_for_trees() -> None:
         expected = rank <= certify(whole, rule).accepted_count[:, 0]
         assert rule.accepts(whole, rank, log_p).tolist() == expected.tolist()
         # beyond the stored ranks the probability of the token decides
-        assert rule.accepts(cut, rank, log_p).tolist() == expected.tolist()
+        count = certify(cut, rule).accepted_count[:, 0]
+        for known in (None, count):
+            assert rule.accepts(cut, rank, log_p, count=known).tolist() == expected.tolist()
     # a tree asks for the rank of x0 under the drafter instead
     tree, first = Tree(2), np.ones(6, dtype=int)
     assert tree.accepts(whole, first, log_p, rank).tolist() == [True] * 2 + [False] * 4
