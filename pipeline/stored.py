@@ -13,8 +13,7 @@ import numpy as np
 
 from analysis.topk import TopK
 from pipeline.columns import numbers
-from pipeline.stage import Json
-from pipeline.store import Artifact
+from pipeline.stage import Artifact, Json
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -18,8 +18,8 @@ from omegaconf import DictConfig
 from analysis.report.text import UNDEFINED, at_least, few_notes, limits, mark_of
 from pipeline.errors import terminal
 from pipeline.files import slug
-from pipeline.stage import Json, Task
-from pipeline.store import Artifact, relative
+from pipeline.stage import Artifact, Json, Task
+from pipeline.store import relative
 
 POINT = "point.json"
 LONGEST = 100  # characters of a file's name that say what was swept

@@ -14,9 +14,9 @@ from analysis.rules import StrictGreedy
 from analysis.statistics.bootstrap import FEW_PROMPTS
 from pipeline import solve
 from pipeline.errors import PipelineError
+from pipeline.stage import Artifact
 from pipeline.stages.distributions import STAGE
 from pipeline.stages.report.setups import WORDS
-from pipeline.store import Artifact
 from pipeline.stored import read_distributions
 from pipeline.study import Study
 from tests.analysis.test_rounded import V

@@ -25,9 +25,10 @@ from analysis.report.render import PUBLISHED, anchor, caption, label_width, line
 from analysis.report.text import FORMATS, UNDEFINED
 from analysis.statistics.bootstrap import FEW_PROMPTS, Resampling
 from pipeline.decoding.decoded import read_answered
+from pipeline.stage import Artifact
 from pipeline.stages.report.setups import introduction, setup
 from pipeline.stages.report.sources import Measured
-from pipeline.store import VERDICT, Artifact
+from pipeline.store import VERDICT
 
 WEB = Path(__file__).parent / "web"
 MARGIN = 0.05  # where the study was not asked for another: the loss of accuracy that matters
