@@ -25,7 +25,8 @@ from analysis.report.sections.decoding_trees import trees_figure
 from analysis.report.sections.paper_figures import figure1, survival_figure
 from analysis.report.style import STYLE, render
 from analysis.report.sweep_figure import sweep_figure
-from analysis.rules import Additive, Rule, expand
+from analysis.rule_config import expand
+from analysis.rules import Additive, Rule
 from analysis.statistics.bootstrap import PromptBootstrap, survival
 
 from . import test_acceptance_section, test_answers, test_decoding_metrics, test_decoding_trees

@@ -20,15 +20,8 @@ from analysis.report.sections.published import (
     numbers_table,
     published_section,
 )
-from analysis.rules import (
-    Additive,
-    Multiplicative,
-    Rule,
-    StrictGreedy,
-    TopMAdditive,
-    Typical,
-    expand,
-)
+from analysis.rule_config import expand
+from analysis.rules import Additive, Multiplicative, Rule, StrictGreedy, TopMAdditive, Typical
 from analysis.statistics.bootstrap import PromptBootstrap
 from analysis.statistics.run_lengths import run_lengths
 from analysis.statistics.trajectories import Trajectories

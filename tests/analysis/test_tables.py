@@ -23,7 +23,8 @@ from analysis.report.sections.certificates import (
     table7,
 )
 from analysis.report.text import certificate_text, digits_text, run_text
-from analysis.rules import Rule, expand
+from analysis.rule_config import expand
+from analysis.rules import Rule
 from analysis.statistics.bootstrap import PromptBootstrap
 from analysis.statistics.run_lengths import run_lengths
 from analysis.statistics.trajectories import Trajectories
