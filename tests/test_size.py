@@ -14,23 +14,22 @@ from pipeline.paths import ROOT
 
 SLACK = 200  # lines that a folder may have fewer than its number
 LINES = {
-    "analysis": 615,
+    "analysis": 1215,
     "analysis/acceptance": 995,
-    "analysis/certificates": 1680,
+    "analysis/certificates": 1258,
     "analysis/decoding": 1551,
-    "analysis/report": 3405,
-    "analysis/rules": 866,
+    "analysis/report": 3406,
     "analysis/statistics": 651,
     "analysis/trees": 716,
     "assets/tasks": 291,
-    "benchmarks": 873,
+    "benchmarks": 874,
     "conf": 250,
-    "pipeline": 4554,
+    "pipeline": 4553,
     "pipeline/decoding": 1614,
     "pipeline/engines": 1955,
     "pipeline/models": 2890,
-    "pipeline/stages": 2829,
-    "tests": 18068,
+    "pipeline/stages": 2830,
+    "tests": 18060,
     "tools": 371,
 }
 
