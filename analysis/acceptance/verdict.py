@@ -33,7 +33,7 @@ class Advice:
         target: printed name.
         outcome: draft, do not draft, not decided or not measured.
         sentence: the verdict, ready to quote.
-        beside: sentences on relaxed rules, on the acceptance needed, and on predictions.
+        beside: sentences on relaxed rules.
         run: the fastest lossless method, a row of `analysis.decoding.speed.speed`; None if there
             is none.
         drafters: the fastest lossless method of each drafter, the study's own drafter first, with
@@ -57,7 +57,6 @@ def advise(
     target: str,
     drafter: str,
     speeds: pd.DataFrame | None,
-    lengths: pd.DataFrame | None = None,
     answers: pd.DataFrame | None = None,
     margin: float = math.nan,
     busy: Sequence[str] = (),
@@ -71,7 +70,6 @@ def advise(
         target: printed name.
         drafter: printed name; empty without a drafter.
         speeds: rows of `analysis.decoding.speed.speed` with `lossless`; None if nothing was timed.
-        lengths: rows of `analysis.decoding.predicted.draft_lengths`.
         answers: rows of `analysis.decoding.answers.losses`; None if no answers were scored.
         margin: the loss of right answers that they were compared with.
         busy: signs of other work on the machine (`signs_of_load`).
@@ -106,13 +104,12 @@ def advise(
             OPEN: f"{text}{'; ' if doubt else ''}{name} was {speed}"
             + ("" if doubt else f", {_undecided(best)}"),
         }[outcome]
-    beside = [*_needed(lossless, drafter, outcome), *_predicted(best, lengths, outcome)]
+    beside: list[str] = []
     if not doubt:
         ahead = [run for run in unsure if best is not None and run["speedup"] > best["speedup"]]
         beside = [
             *(_faster_yet_unsure(run, drafter) for run in ahead),
             *_relaxed(relaxed, best if sure else None, drafter, answers, margin, command),
-            *beside,
         ]
     alone = {"drafter": "none", "method": "the target alone", "speedup": 1.0}
     ranked = sorted([*lossless, alone], key=lambda run: -run["speedup"])
@@ -182,40 +179,6 @@ def _doubt(lossless: Sequence[Run], prompts: int, busy: Sequence[str]) -> str:
     if prompts < FEW_PROMPTS:
         return f"{prompts} prompts are fewer than {FEW_PROMPTS}"
     return f"the machine was busy ({'; '.join(busy)})" if busy else ""
-
-
-def _needed(lossless: Sequence[Run], drafter: str, outcome: str) -> list[str]:
-    """Return the acceptance rate from which the drafter's own chains pay, unless they do."""
-    chains = [run for run in lossless if not math.isnan(run["predicted"])]  # by the model
-    if not chains or (outcome == DRAFT and any(run["ci_low"] > 1 for run in chains)):
-        return []
-    able = [run for run in chains if not math.isnan(run["least"])]
-    if not able:
-        return [
-            f"At the measured costs {drafter} cannot pay off: drafting would be slower than not "
-            "drafting even if every drafted token were accepted."
-        ]
-    run = min(able, key=lambda run: run["least"] - run["rate"])
-    return [
-        f"At the measured costs {drafter} with γ = {run['draft_length']} pays off once "
-        f"{100 * run['least']:.0f} % of the tested tokens are accepted; {100 * run['rate']:.0f} % "
-        "were."
-    ]
-
-
-def _predicted(best: Run | None, lengths: pd.DataFrame | None, outcome: str) -> list[str]:
-    """Return draft lengths that were not measured and are predicted to be faster."""
-    if lengths is None or best is None or outcome == OPEN:
-        return []
-    rows = lengths[(lengths["temperature"] == best["temperature"])].to_dict("records")
-    return [
-        f"Predicted, not measured: {row['method']} with γ = {row['predicted']} would be "
-        f"{row['predicted_speedup']:.2f} times as fast as not drafting."
-        for row in rows
-        if row["method"] == best["method"]
-        and row["predicted_speedup"] > max(1, best["speedup"])
-        and str(row["predicted"]) not in row["tried"].split(", ")
-    ]
 
 
 def _relaxed(

@@ -12,7 +12,7 @@ from ..rules import StrictGreedy, Tree
 from ..trees.acceptance import index_entropy, measured_rates, tunstall_upper
 from ..trees.entropy import races_entropy_upper
 from ..trees.topology import Floats, Topology, sequence, tree_tokens_per_call
-from .metrics import Decoded, ratio_intervals
+from .metrics import Decoded
 
 GREEDY, GSS, ERSS = "Tree-greedy", "GSS", "ERSS"
 SCHEMES = {"speculative": GSS, "races": ERSS}
@@ -39,13 +39,12 @@ def tree_runs(decoded: Decoded, resamples: int, confidence: float, seed: int) ->
     Returns:
         `RUN_COLUMNS`. `setting` is the temperature, `group` the verification scheme at it.
         R is estimated from all runs of a group with a fixed shape (`rates`), and `predicted` is
-        the zero-order tokens a call at this R, NaN for dynamic trees. `tokens_per_call`, with its
+        the zero-order tokens per call at this R, NaN for dynamic trees. `tokens_per_call`, with its
         interval over prompts, is over `calls` that drafted the whole tree. `first_level` and
         `later_levels` are the shares of tested levels that accepted a child, at the first level and
         after it. They are equal if acceptance does not depend on earlier levels.
     """
-    runs = [_described(decoded, int(run)) for run in decoded.runs.index[_lossless_drafts(decoded)]]
-    table = pd.DataFrame(runs, columns=RUN_COLUMNS)
+    table = _described(decoded)
     if table.empty:
         return table
     by_group = {group: rates(decoded, table, str(group)) for group in table["group"].unique()}
@@ -59,8 +58,8 @@ def tree_runs(decoded: Decoded, resamples: int, confidence: float, seed: int) ->
         sums[:, table["run"]] for sums in decoded.by_prompt(whole, "emitted", "calls")
     )
     table["calls"] = calls.sum(0).astype(int)
-    intervals = ratio_intervals(emitted, calls, decoded.bootstrap(resamples, confidence, seed))
-    table["tokens_per_call"], table["ci_low"], table["ci_high"] = intervals
+    bootstrap = decoded.bootstrap(resamples, confidence, seed)
+    table[["tokens_per_call", "ci_low", "ci_high"]] = np.transpose(bootstrap.ratio(emitted, calls))
     return table
 
 
@@ -100,8 +99,8 @@ def entropies(decoded: Decoded, table: pd.DataFrame, *resampling: Any) -> pd.Dat
         row: dict[str, Any] = {"group": group, "scheme": scheme, "contexts": len(contexts)}
         for name, column in (("kl", "kl"), ("entropy", ENTROPY[scheme])):
             sums, counts = decoded.by_prompt(contexts.assign(run=0, count=1), column, "count")
-            mean, low, high = ratio_intervals(sums[:, :1], counts[:, :1], bootstrap)
-            row |= {name: mean[0], f"{name}_ci_low": low[0], f"{name}_ci_high": high[0]}
+            mean, low, high = bootstrap.ratio(sums[:, 0], counts[:, 0])
+            row |= {name: mean, f"{name}_ci_low": low, f"{name}_ci_high": high}
         uppers = contexts["kl"].map(races_entropy_upper if scheme == ERSS else lambda _: math.nan)
         rows.append(row | {
             "below": int((contexts[ENTROPY[scheme]] < contexts["kl"] - ROUNDING).sum()),
@@ -144,32 +143,28 @@ def _lossless_drafts(decoded: Decoded) -> list[bool]:
     ]
 
 
-def _described(decoded: Decoded, run: int) -> dict[str, Any]:
-    row: dict[Any, Any] = decoded.runs.loc[run].to_dict()
-    of_tree = bool(decoded.of_trees[run])
-    scheme = SCHEMES.get(row["sampling"], GREEDY)
-    setting = f"T = {row['temperature']:g}"
+def _described(decoded: Decoded) -> pd.DataFrame:
     levels = judged_levels(decoded)
-    levels = levels[levels["run"] == run]
-    taken = levels["accepted"] > 0
-    first = levels["level"] == 1
-    return {
-        "run": run,
-        "method": row["method"],
-        "temperature": row["temperature"],
-        "scheme": scheme,
-        "setting": setting,
-        "group": f"{scheme}, {setting}" if row["temperature"] else scheme,
-        "shape": SHAPES[row["tree"]["name"] if of_tree else "sequence"],
-        "nodes": int(row["tree"]["nodes"] if of_tree else row["draft_length"]),
-        "levels": int(row["tree"]["depth"] if of_tree else row["draft_length"]),
-        "first_level": float(taken[first].mean()),
-        "later_levels": float(taken[~first].mean()),
-    }
+    taken = (levels["accepted"] > 0).groupby([levels["run"], levels["level"] == 1]).mean()
+    rows = []
+    for run, row in decoded.runs[_lossless_drafts(decoded)].iterrows():
+        scheme, setting = SCHEMES.get(row["sampling"], GREEDY), f"T = {row['temperature']:g}"
+        length = int(row["draft_length"])
+        of_tree = {"name": "sequence", "nodes": length, "depth": length} | (row["tree"] or {})
+        rows.append({
+            "run": run, "method": row["method"], "temperature": row["temperature"],
+            "scheme": scheme, "setting": setting,
+            "group": f"{scheme}, {setting}" if row["temperature"] else scheme,
+            "shape": SHAPES[of_tree["name"]],
+            "nodes": int(of_tree["nodes"]), "levels": int(of_tree["depth"]),
+            "first_level": taken.get((run, True), math.nan),
+            "later_levels": taken.get((run, False), math.nan),
+        })  # fmt: skip
+    return pd.DataFrame(rows, columns=RUN_COLUMNS)
 
 
 def _predicted(tree: Topology | None, acceptance: Floats) -> float:
-    """Return the zero-order tokens a call; NaN if an index of the tree was never tested."""
+    """Return the zero-order tokens per call; NaN if an index of the tree was never tested."""
     if tree is None or max(tree.siblings, default=0) > len(acceptance):
         return math.nan
     return tree_tokens_per_call(tree, acceptance)

@@ -52,7 +52,7 @@ def log_advice(advice: Advice, target: Target) -> Advice:
         bootstrap = target.bootstrap
         starts = np.cumsum(bootstrap.steps) - bootstrap.steps
         steps = Trajectories(starts, bootstrap.prompts)
-        counts = {n: count_calls(certified[:, None], steps, n) for n in LENGTHS}
+        counts = {n: count_calls(certified, steps, n) for n in LENGTHS}
         tokens = [f"{x.tokens.sum() / x.calls.sum():.2f} for {n}" for n, x in counts.items()]
         long += (
             f" Guaranteed tokens a pass by draft length, any drafter within {EPS:g} nats: "

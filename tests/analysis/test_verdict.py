@@ -28,8 +28,6 @@ def run(speedup: float, low: float, high: float, **given: Any) -> dict[str, Any]
         "tested": 100,
         "accepted": 50,
         "rate": 0.5,
-        "least": 0.8,
-        "predicted": 1.0,
         "nats_given_up": 0.0,
         **{"speedup": speedup, "ci_low": low, "ci_high": high, **given},
     }
@@ -37,7 +35,6 @@ def run(speedup: float, low: float, high: float, **given: Any) -> dict[str, Any]
 
 ALONE = run(1.0, 1.0, 1.0, drafter="none", method="Autoregressive", rule=None, draft_length=0)
 LOOKUP = {"method": "Strict greedy, prompt lookup", "drafter": "prompt_lookup"}
-LOOKUP |= {"least": math.nan, "predicted": math.nan}
 RELAXED = {"method": "Additive (t = 0.1)", "rule": "additive t=0.1", "lossless": False}
 RELAXED |= {"nats_given_up": 0.04, "accepted": 99, "scheme": "additive (t = 0.1)"}
 SAMPLED = {"method": "Speculative sampling", "scheme": "speculative sampling", "rule": None}
@@ -127,22 +124,6 @@ def test_one_method_is_the_best_of_none_and_sampling_keeps_the_distribution() ->
     )
     assert "speculative sampling (γ = 5): 1.20" in found.sentence
     assert "the distribution of the text stays (30 prompts, temperature 0.5)" in found.sentence
-
-
-@pytest.mark.parametrize(
-    ("runs", "says"),
-    [
-        ([run(0.8, 0.7, 0.9)], "pays off once 80 % of the tested tokens are accepted; 50 % were"),
-        ([run(0.8, 0.7, 0.9, least=math.nan)], "D cannot pay off"),
-        ([run(0.8, 0.7, 0.9), run(1.2, 1.1, 1.3, **LOOKUP)], "D with γ = 5 pays off"),
-        ([run(0.8, 0.7, 0.9, draft_length=2, least=0.6), run(0.7, 0.6, 0.8)], "D with γ = 2 pays"),
-        ([run(1.2, 1.1, 1.3)], ""),
-        ([run(0.8, 0.7, 0.9, **LOOKUP)], ""),
-    ],
-)
-def test_what_would_have_to_change(runs: list[dict[str, Any]], says: str) -> None:
-    beside = " ".join(said(*runs).beside)
-    assert says in beside if says else not beside
 
 
 def answers(rule: str = "additive t=0.1", **given: Any) -> pd.DataFrame:
@@ -235,13 +216,3 @@ def test_behind_one_that_fell_the_next_is_offered() -> None:
     assert found.outcome == DO_NOT
     assert found.beside[0].startswith("Avoid D under additive (t = 0.3; γ = 5)")
     assert "additive (t = 0.1; γ = 5) was 1.50 [1.40, 1.60] times as fast. It" in found.beside[1]
-
-
-@pytest.mark.parametrize(("length", "gain", "named"), [(3, 1.4, 1), (3, 1.2, 0), (5, 1.4, 0)])
-def test_what_was_not_measured_is_called_predicted(length: int, gain: float, named: int) -> None:
-    lengths = pd.DataFrame(
-        [{"method": "Strict greedy", "temperature": 0.0, "predicted": length, "tried": "2, 5"}]
-    ).assign(predicted_speedup=gain)
-    beside = said(run(1.2, 1.1, 1.3), lengths=lengths).beside
-    assert len(beside) == named
-    assert all(text.startswith("Predicted, not measured") for text in beside)

@@ -16,7 +16,6 @@ import pandas as pd
 from analysis.acceptance.verdict import Advice, Run, advice_text, advise, drafter_in_words
 from analysis.decoding.answers import accuracy, losses
 from analysis.decoding.metrics import Decoded
-from analysis.decoding.predicted import draft_lengths
 from analysis.decoding.speed import signs_of_load
 from analysis.report.answer import EPS, FATES, median_answer
 from analysis.report.log_advice import log_advice
@@ -199,14 +198,12 @@ def verdict(
     if answers is not None:
         answered = read_answered(decoded.target, answers)
         scores = losses(accuracy(answered, *statistics, margin))
-    lengths, busy = draft_lengths(decoded, speeds), signs_of_load(speeds)
     return advise(
         decoded.target,
         decoded.drafter,
         speeds,
-        lengths,
         answers=scores,
         margin=margin,
-        busy=busy,
+        busy=signs_of_load(speeds),
         command=command,
     )
