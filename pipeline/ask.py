@@ -28,8 +28,8 @@ import httpx2
 
 from conf.schema import Config
 from pipeline.config import files_and_overrides
+from pipeline.engines.pages import read_page
 from pipeline.engines.servers import Sampling, Server, metrics_page, open_server, request_body
-from pipeline.engines.written.pages import read_page
 from pipeline.errors import PipelineError, command, first_line
 from pipeline.files import slug
 from pipeline.shards import progress_bar

@@ -15,7 +15,7 @@ from analysis.statistics.bootstrap import PromptBootstrap, Resampling
 from analysis.statistics.trajectories import Trajectories
 from analysis.topk import TopK
 from pipeline.columns import numbers
-from pipeline.engines.written.logs import prompts_of
+from pipeline.engines.logs import prompts_of
 from pipeline.stage import Artifact, Json, Task
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from torch import Tensor
 from analysis import TopK, certify
 from analysis.rules import StrictGreedy
 from analysis.statistics.bootstrap import Flags
-from pipeline.engines.written.asked import Asked
+from pipeline.engines.answers import Asked
 from pipeline.models.heads.feature_head import GivenText
 from pipeline.models.heads.hidden_drafter import HiddenDrafter
 from pipeline.models.load import load_model, load_pair

@@ -19,9 +19,9 @@ from analysis.decoding.lookup import lookup_calls
 from analysis.decoding.replay import Replayed
 from analysis.statistics.trajectories import Trajectories, acceptance_by_position, calls_along
 from pipeline.engines.along import Along, Models
+from pipeline.engines.answers import Asked, read_asked
 from pipeline.engines.clock import gain, has_pages, read_run
-from pipeline.engines.written.asked import Asked, read_asked
-from pipeline.engines.written.counts import EngineCounts, read_counts
+from pipeline.engines.counts import EngineCounts, read_counts
 from pipeline.errors import PipelineError
 from pipeline.study import Study
 

@@ -15,8 +15,8 @@ from typing import Annotated, NamedTuple
 from pydantic import Field, TypeAdapter
 from pydantic import ValidationError as FieldsError
 
-from pipeline.engines.written.answers import read_bytes
-from pipeline.engines.written.pages import EnginePage, is_page, read_page
+from pipeline.engines.answers import read_bytes
+from pipeline.engines.pages import EnginePage, is_page, read_page
 from pipeline.errors import PipelineError
 
 ASK, AGAIN = "`python -m pipeline.ask URL`", "ask it again (ask.name=NAME)"

@@ -17,7 +17,7 @@ from typing import Any
 
 import httpx2
 
-from pipeline.engines.written.pages import read_page
+from pipeline.engines.pages import read_page
 from pipeline.errors import PipelineError, first_line
 
 MODEL_OWNERS = {"vllm": "vLLM", "llamacpp": "llama.cpp"}  # in /v1/models

@@ -14,8 +14,8 @@ import numpy as np
 from pipeline import columns
 from pipeline.columns import STEP, TARGET, Column
 from pipeline.criteria import check_stored_tokens, judged_by_logs
-from pipeline.engines.written.answers import counted
-from pipeline.engines.written.logs import EngineLog, read_log, stacked
+from pipeline.engines.answers import counted
+from pipeline.engines.logs import EngineLog, read_log, stacked
 from pipeline.errors import PipelineError
 from pipeline.hub import local_path
 from pipeline.models.token_texts import ENGINES_IDS

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pipeline.columns import Column
-from pipeline.engines.written.logs import prompt_id, read_log
+from pipeline.engines.logs import prompt_id, read_log
 from pipeline.errors import PipelineError
 from pipeline.hub import local_path
 from pipeline.models.prompt_tokens import encode

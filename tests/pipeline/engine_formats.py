@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from analysis.topk import TopK
-from pipeline.engines.written.logs import EngineLog, stacked
+from pipeline.engines.logs import EngineLog, stacked
 
 Answer = list[tuple[int, list[tuple[int, float]]]]  # emitted token, and the top tokens of each step
 

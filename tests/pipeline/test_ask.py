@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pipeline import ask
-from pipeline.engines.written.asked import read_asked
+from pipeline.engines.answers import read_asked
 from pipeline.study import Study
 from tests.pipeline.fake_server import FakeServer, serving
 

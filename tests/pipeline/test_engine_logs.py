@@ -17,7 +17,7 @@ import scipy.special
 from analysis import TopK, certify
 from analysis.certificates.certify import Certificates
 from analysis.rules import Additive, Rule, StrictGreedy, Tree, Typical
-from pipeline.engines.written.logs import EngineLog, prompt_id, read_log, stacked
+from pipeline.engines.logs import EngineLog, prompt_id, read_log, stacked
 from pipeline.errors import PipelineError
 from tests.analysis.test_rounded import V, distributions
 from tests.pipeline import engine_formats

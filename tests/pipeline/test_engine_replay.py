@@ -13,7 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from analysis.statistics.trajectories import Trajectories, calls_along
-from pipeline.engines.written.counts import read_counts
+from pipeline.engines.counts import read_counts
 from tests.pipeline.test_engine_counts import FILES
 
 ANSWERS, LENGTH = FILES / "vllm_draft.jsonl", 5

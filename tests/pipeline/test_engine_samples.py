@@ -7,8 +7,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from pipeline.engines.written.asked import read_asked
-from pipeline.engines.written.logs import EngineLog, read_log, stacked
+from pipeline.engines.answers import read_asked
+from pipeline.engines.logs import EngineLog, read_log, stacked
 from tests.engines.samples import SAMPLES, answer_ids, lines
 
 MINI, SMOLLM2 = 2048, 49_152  # tokens of the vocabularies

@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from pipeline.engines.written.answers import FormatError, Part
+from pipeline.engines.answers import FormatError, Part
 
 Token = int | tuple[bytes, int]
 Top = list[tuple[Token, float]]

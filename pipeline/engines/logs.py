@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.engines.written.answers import Part, counted, decimals, read_answers
-from pipeline.engines.written.steps import Step, StepList, Token, Top, by_llama, logged_steps
+from pipeline.engines.answers import Part, counted, decimals, read_answers
+from pipeline.engines.steps import Step, StepList, Token, Top, by_llama, logged_steps
 from pipeline.errors import PipelineError
 
 ZERO = -1e30  # a log-probability at most this is llama.cpp's print of a probability of 0

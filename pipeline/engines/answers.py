@@ -1,11 +1,12 @@
 """The answers in a file that an engine wrote, one JSON object a line, in the order of the file.
 
-A line is an answer as it came, or with its request as `pipeline.ask` saves it: custom_id, request
-and response. The file may be packed with gzip. An answer has its tokens in one of two places:
+A line is an answer as it came, or with its request as `pipeline.ask` saves it: custom_id, request,
+response and seconds. The file may be packed with gzip; the chunks of a stream (`data: {...}`) are
+put together. An answer has its tokens in one of two places:
 
 | place | who writes it |
 |---|---|
-| choices[] | vLLM, llama.cpp: chat and completions |
+| choices[] | vLLM, llama.cpp and servers like them: chat and completions |
 | content and stop | llama.cpp's /completion |
 """
 
@@ -14,6 +15,8 @@ from __future__ import annotations
 import codecs
 import gzip
 import json
+import math
+import re
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -32,6 +35,7 @@ OBJECTS = {  # fields that hold an object, or null
     *("metrics", "speculative_decoding", "timings", "usage", "logprobs"),
     *("generation_settings", "__verbose", "message"),
 }
+CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")  # of terminals, or no valid Unicode
 
 T = TypeVar("T")
 
@@ -50,6 +54,7 @@ class Part(NamedTuple):
         body: the object.
         place: choices or content.
         content: of `place`: a choice, or all of the object.
+        seconds: that the request took, NaN where the file does not have it.
     """
 
     answer: str
@@ -58,6 +63,23 @@ class Part(NamedTuple):
     body: Mapping[str, Any]
     place: str
     content: Mapping[str, Any]
+    seconds: float
+
+
+class Asked(NamedTuple):
+    """A prompt, and the answer to it.
+
+    Attributes:
+        name: of the prompt.
+        prompt: its tokens.
+        tokens: of the answer.
+        temperature: of its sampling.
+    """
+
+    name: str
+    prompt: list[int]
+    tokens: list[int]
+    temperature: float
 
 
 def read_answers(
@@ -80,25 +102,18 @@ def read_answers(
     answers: dict[str, T] = {}
     excluded = Counter[str]()
     first: tuple[str, int] | None = None
-    for line, raw in enumerate(read_bytes(path).split(b"\n"), start=1):
-        if not raw.strip():
-            continue
-        try:
-            value = json.loads(raw)
-        except (ValueError, RecursionError):
-            excluded[NO_JSON] += 1
-            continue
+    for line, value in _objects(read_bytes(path), excluded):
         parts = answer_parts(value, line)
         if isinstance(parts, str):
             excluded[parts] += 1
             continue
         model = parts[0].body.get("model")
         if isinstance(model, str) and model:
-            first = first or (model, line)
-            if model != first[0]:
+            first = first or (printable(model), line)
+            if printable(model) != first[0]:
                 raise PipelineError(
-                    f"{path} mixes two models: {first[0]} in line {first[1]} and {model} in line "
-                    f"{line}: give each its own file"
+                    f"{path} mixes two models: {first[0]} in line {first[1]} and "
+                    f"{printable(model)} in line {line}: give each its own file"
                 )
         for part in parts:
             if part.answer in answers:
@@ -114,6 +129,56 @@ def read_answers(
                     what = f"holds a token without {error.args[0]}"
                 raise PipelineError(f"{path}, line {line} {what}") from error
     return answers, None if first is None else first[0], excluded
+
+
+def read_asked(path: Path) -> list[Asked]:
+    """Return the answers of a file, in its order; those without a token are left out.
+
+    Raises:
+        PipelineError: the file can't be read, mixes two models, lacks token ids, or has no answer.
+    """
+    answers, _, excluded = read_answers(path, _asked)
+    found = [answer for answer in answers.values() if answer is not None and answer.tokens]
+    if not found:
+        raise PipelineError(
+            f"{path} has no answer with its request; left out: {counted(excluded)}: give one that "
+            "`python -m pipeline.ask URL` saved"
+        )
+    return found
+
+
+def _objects(data: bytes, excluded: Counter[str]) -> Iterator[tuple[int, Any]]:
+    """Yield each line's object, and behind them the answers that came in chunks."""
+    streams: dict[str, tuple[int, dict[str, Any]]] = {}
+    for line, raw in enumerate(data.split(b"\n"), start=1):
+        text = raw.strip().removeprefix(b"data:").strip()
+        if not text or text == b"[DONE]":
+            continue
+        try:
+            value = json.loads(text)
+        except (ValueError, RecursionError):
+            excluded[NO_JSON] += 1
+            continue
+        if not isinstance(value, dict) or not str(value.get("object")).endswith(".chunk"):
+            yield line, value
+            continue
+        choices = value.get("choices") or []
+        if isinstance(choices, list) and all(isinstance(choice, dict) for choice in choices):
+            by_index = {str(choice.get("index")): choice for choice in choices}
+            first, whole = streams.get(key := str(value.get("id")), (line, {}))
+            streams[key] = first, _joined(whole, value | {"choices": by_index})
+    for line, whole in streams.values():
+        yield line, whole | {"choices": list(whole["choices"].values())}
+
+
+def _joined(old: Any, new: Any) -> Any:
+    """Return what was streamed with one more chunk: lists go on, other values are replaced."""
+    if isinstance(old, list) and isinstance(new, list):
+        return old + new
+    if isinstance(old, dict) and isinstance(new, dict):
+        told = {key: value for key, value in new.items() if value is not None}
+        return old | {key: _joined(old.get(key), value) for key, value in told.items()}
+    return new
 
 
 def _wrong_fields(value: Any, place: str = "") -> Iterator[str]:
@@ -136,17 +201,46 @@ def answer_parts(value: Any, line: int) -> list[Part] | str:
     wrong = body.get("error") is not None or "detail" in body or body.get("object") == "error"
     if wrong and "choices" not in body:
         return WITH_ERROR
-    custom = value.get("custom_id")
+    custom, took = value.get("custom_id"), value.get("seconds")
+    seconds = took if isinstance(took, float) and 0 < took < math.inf else math.nan
     if isinstance(choices, list) and choices and all(isinstance(c, Mapping) for c in choices):
-        own = str(custom or body.get("id") or f"line-{line}")
+        own = printable(custom or body.get("id") or body.get("request_id") or f"line-{line}")
         names = [own + (f"#{choice['index']}" if choice.get("index") else "") for choice in choices]
         return [
-            Part(name, line, request, body, "choices", choice)
+            Part(name, line, request, body, "choices", choice, seconds)
             for name, choice in zip(names, choices, strict=True)
         ]
-    if "completion_probabilities" in body or {"content", "stop"} <= set(body):
-        return [Part(str(custom or f"line-{line}"), line, request, body, "content", body)]
+    native = "completion_probabilities" in body or {"content", "stop"} <= set(body)
+    if native or isinstance(body.get("meta_info"), Mapping):
+        name = printable(custom or f"line-{line}")
+        return [Part(name, line, request, body, "content", body, seconds)]
     return NO_ANSWER
+
+
+def _asked(part: Part) -> Asked | None:
+    """Return an answer with its prompt; None for another choice of one."""
+    if part.content.get("index"):
+        return None
+    tokens = part.content.get("token_ids" if part.place == "choices" else "tokens")
+    request = part.request
+    sampling = request.get("sampling_params")  # vLLM's /inference/v1/generate
+    sampling = sampling if isinstance(sampling, Mapping) else request
+    prompt, temperature = (
+        request.get("prompt", request.get("token_ids")),
+        sampling.get("temperature"),
+    )
+    if not prompt or not _are_ids(prompt) or not isinstance(temperature, int | float):
+        raise FormatError(
+            "has no request with the token ids of its prompt and a temperature, as "
+            "`python -m pipeline.ask URL` saves it"
+        )
+    if tokens is None or not _are_ids(tokens):
+        raise FormatError(f"has tokens that are no ids: {tokens!r:.40}")
+    return Asked(part.answer, prompt, tokens, temperature)
+
+
+def _are_ids(value: Any) -> bool:
+    return isinstance(value, list) and all(type(token) is int and token >= 0 for token in value)
 
 
 def read_bytes(path: Path) -> bytes:
@@ -166,6 +260,16 @@ def read_bytes(path: Path) -> bytes:
             f"{path} is in UTF-16, as PowerShell's > writes it: save it in UTF-8 (curl -o FILE URL)"
         )
     return data.removeprefix(codecs.BOM_UTF8)
+
+
+def printable(name: Any) -> str:
+    r"""Return a name that can be printed and stored: control characters as escapes.
+
+    Examples:
+        >>> printable("a\x1b[31m\ud800")
+        'a\\u001b[31m\\ud800'
+    """
+    return CONTROL.sub(lambda match: f"\\u{ord(match[0]):04x}", str(name))
 
 
 def decimals(value: float) -> int:

@@ -1,1 +1,0 @@
-"""Files of engines: answers, log-probabilities, counts of drafts, pages of /metrics."""
