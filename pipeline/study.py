@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 STAGES: dict[str, Stage] = {
     name: import_module(f"pipeline.stages.{name}").STAGE for name in schema.STAGE_NAMES
 }
-READER = 5  # version of what is read of the logs of engines
+READER = 6  # version of what is read of the logs of engines
 
 
 class Study:

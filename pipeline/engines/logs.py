@@ -7,6 +7,7 @@ the file and the line.
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -21,8 +22,7 @@ from pipeline.engines.answers import Part, counted, decimals, read_answers
 from pipeline.engines.steps import Step, StepList, Token, Top, by_llama, logged_steps
 from pipeline.errors import PipelineError
 
-ZERO = -1e30  # a log-probability at most this is llama.cpp's print of a probability of 0
-MASKED = -9000.0  # and between them vLLM's print of a token that sampling took out
+MASKED = -9000.0  # at most this is a token that sampling took out: -9999 (vLLM), float32's least
 FLOAT32 = 1e-6  # nats: rounding of log-probabilities of this size in float32
 TWO_PASSES = 9e-5  # nats: largest measured between two float32 passes of a model (docs/log.md)
 LEAST_ERROR = 1e-4  # nats
@@ -30,9 +30,15 @@ ONE_PASS = 2.0**-24  # relative error of each addition of a float32 sum, llama.c
 SUM_ROUNDING = 1e-6  # of sums of probabilities
 OWN = 1e-3  # nats, between the emitted token's own value and that of the list
 CUT_SHARE, CUT_STEPS = 0.5, 10  # of uncertain steps without a tail: their tails were cut off
+ODD_SHARE = 0.1  # of steps that contradict themselves; one alone is left out
 NEVER = -20.0  # log of the probability at which steps can't all have missed their argmax
 
+ODD = "steps that contradict themselves"
 Logged = Mapping[tuple[str, int], Sequence[Step]]
+
+
+class OddStepError(PipelineError):
+    """A step contradicts itself, as where two tokens of one text share a place in its list."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,11 +88,14 @@ def read_log(
     """
     part = log["part"]
 
-    def read(answer: Part) -> tuple[StepList, bool]:
-        return logged_steps(answer, part), by_llama(answer)
+    def read(answer: Part) -> tuple[StepList, bool, str]:
+        asked = answer.request.get("prompt") or answer.request.get("messages")
+        prompt = json.dumps(asked) if asked else ""
+        return logged_steps(answer, part), by_llama(answer), prompt
 
     answers, model, excluded = read_answers(path, read)
-    steps_of = {name: steps for name, (steps, _) in answers.items()}
+    names = _by_prompt({name: prompt for name, (*_, prompt) in answers.items()})
+    steps_of = {names[name]: steps for name, (steps, *_) in answers.items()}
     sizes = Counter(
         len(step.top) for steps in steps_of.values() for step in steps if step is not None
     )
@@ -98,7 +107,7 @@ def read_log(
             f"{counted(excluded)}: give one answer of the engine a line, as it came"
         )
     steps = [step for part in logged.values() for step in part]
-    by_llama_cpp = any(llama for _, llama in answers.values())
+    by_llama_cpp = any(llama for _, llama, _ in answers.values())
     if log["error"] is not None:
         rounding = error = log["error"]  # of one softmax, and from that of another pass
     else:
@@ -171,51 +180,93 @@ def prompts_of(ids: Sequence[str]) -> list[str]:
     ]
 
 
+def _by_prompt(prompts: Mapping[str, str]) -> dict[str, str]:
+    """Return a name of each answer: of further ones to one prompt that of the first, and a number.
+
+    Examples:
+        >>> _by_prompt({"a": "p", "b": "q", "c": "p", "d": "", "e": ""})
+        {'a': 'a', 'b': 'b', 'c': 'a#1', 'd': 'd', 'e': 'e'}
+    """
+    first: dict[str, str] = {}
+    names: dict[str, str] = {}
+    taken = set(prompts)
+    for name, prompt in prompts.items():
+        base = first.setdefault(prompt or name, re.sub(r"#\d+$", "", name))
+        names[name] = name
+        if base != re.sub(r"#\d+$", "", name):
+            free = (f"{base}#{number}" for number in range(1, len(prompts) + len(taken)))
+            names[name] = next(one for one in free if one not in taken)
+            taken.add(names[name])
+    return names
+
+
 def _trajectories(
     path: Path, answers: Mapping[str, StepList], usual: int, excluded: Counter[str]
 ) -> dict[tuple[str, int], list[Step]]:
-    """Return the parts of answers between steps that are left out."""
+    """Return the parts of answers between steps that are left out.
+
+    Raises:
+        PipelineError: many steps contradict themselves, or short lists show that tokens were cut.
+    """
     steps_of: dict[tuple[str, int], list[Step]] = {}
+    problems, kept, cut = list[OddStepError](), 0, list[int]()
     for name, all_steps in answers.items():
         begin = 0
         for at, step in enumerate(all_steps):
             reason = "steps without log-probabilities"
             if step is not None:
+                reason = "steps with fewer log-probabilities than the others"
+                try:
+                    ranked = _ranked(path, step)
+                except OddStepError as problem:
+                    problems.append(problem)
+                    excluded[ODD] += 1
+                    begin = at + 1
+                    continue
                 least = usual - isinstance(step.emitted, int)  # texts may be joined
-                ranked = _ranked(path, step)
                 if len(step.top) >= least and len(ranked.top) >= usual - 1:
                     steps_of.setdefault((name, begin), []).append(ranked)
+                    kept += 1
                     continue
-                reason = "steps with fewer log-probabilities than the others"
+                if 1 < len(step.top) < least and 1.0 - ranked.mass < FLOAT32:
+                    cut.append(step.line)
             excluded[reason] += 1
             begin = at + 1
+    if problems and len(problems) > max(kept > 0, ODD_SHARE * (kept + len(problems))):
+        raise problems[0]
+    if len(cut) >= CUT_STEPS:
+        raise PipelineError(
+            f"{path}, line {cut[0]}: a list that is shorter than the others has all the mass, as "
+            f"do {len(cut) - 1} more: after top-k or top-p; log raw values (vLLM: --logprobs-mode "
+            "raw_logprobs)"
+        )
     return steps_of
 
 
 def _ranked(path: Path, step: Step) -> Step:
-    """Return a step with its list by falling value, zeros as -inf, and the mass of the whole list.
+    """Return a step with its list by falling value, and the mass of the whole list.
 
     vLLM puts the emitted token first, whatever its rank. If it is the least of the list, more
     probable tokens may be missing between it and the others, and it is taken out.
 
     Raises:
-        PipelineError: values are processed, above 0, in another order, twice of one token, or
-            contradict the emitted token's own value.
+        PipelineError: values are processed, or above 0.
+        OddStepError: they are in another order, twice of one token, or contradict the emitted
+            token's own value.
     """
-    at, emitted, own = f"{path}, line {step.line}", step.emitted, step.own
-    if any(value == -np.inf or ZERO < value < MASKED for _, value in step.top):
+    at, emitted, own, top = f"{path}, line {step.line}", step.emitted, step.own, step.top
+    values = [value for _, value in top]
+    if min(values) <= MASKED:
         raise PipelineError(
             f"{at}: one of the {len(step.top)} tokens of a step has a probability of 0, as after "
             "top-k, top-p or a grammar: log raw values (vLLM: --logprobs-mode raw_logprobs)"
         )
-    top: Top = [(token, -np.inf if value <= ZERO else value) for token, value in step.top]
-    values = [value for _, value in top]
     if max(values) > FLOAT32:
         raise PipelineError(f"{at}: a log-probability is {max(values)}, above 0")
     held = dict(top)
     if len(held) < len(top):
         ((twice, _),) = Counter(token for token, _ in top).most_common(1)
-        raise PipelineError(
+        raise OddStepError(
             f"{at}: the list of a step has token {twice} twice: give answers as the engine wrote "
             "them"
         )
@@ -227,16 +278,16 @@ def _ranked(path: Path, step: Step) -> Step:
         agree = own <= min(values) + OWN if listed is None else abs(own - listed) <= OWN
     if not agree:
         of_list = f"at most {min(values):.7g}" if listed is None else f"{listed:.7g}"
-        raise PipelineError(
+        raise OddStepError(
             f"{at}: the emitted token has a log-probability of {own:.7g}, but in the list of its "
             f"step {of_list}: log raw values of one distribution"
         )
     mass = float(np.exp(values).sum())
     falling = [after <= before for before, after in pairwise(values)]
     if all(falling):
-        return step._replace(top=top, mass=mass)
+        return step._replace(mass=mass)
     if not all(falling[1:]) or top[0][0] != emitted:
-        raise PipelineError(
+        raise OddStepError(
             f"{at}: the log-probabilities of a step are not sorted: {values[:3]}, ..."
         )
     ranked = top[1:] if values[0] <= values[-1] else sorted(top, key=lambda item: -item[1])

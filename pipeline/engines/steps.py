@@ -66,7 +66,7 @@ def logged_steps(part: Part, which: str) -> StepList:
             raise FormatError("has no prompt_logprobs: ask vLLM for prompt_logprobs=N")
         return [_scored(at, part.line) if at else None for at in scored[1:]]  # [0] has none
     if part.place == "choices":
-        return _choice(part)
+        return _choice(part)[_echoed(part) :]
     if settings.get("post_sampling_probs"):
         raise FormatError(SAMPLED)
     entries = part.body.get("completion_probabilities")
@@ -87,6 +87,27 @@ def _choice(part: Part) -> StepList:
             "(completions)"
         )
     return []
+
+
+def _echoed(part: Part) -> int:
+    """Return how many tokens of the prompt stand before those of a choice (echo=true).
+
+    Raises:
+        FormatError: the prompt is echoed, and its length is not told.
+    """
+    logprobs, usage = part.content.get("logprobs") or {}, part.body.get("usage") or {}
+    entries = logprobs.get("content") or logprobs.get("tokens") or []
+    size, answer = usage.get("prompt_tokens"), usage.get("completion_tokens")
+    both = type(size) is int and type(answer) is int and len(entries) == size + answer
+    unscored = (logprobs.get("token_logprobs") or [0.0])[0] is None  # a text's first token
+    if not (both or unscored or part.request.get("echo") is True):
+        return 0
+    prompt = part.request.get("prompt")
+    if type(size) is not int and isinstance(prompt, list):
+        size = len(prompt)
+    if type(size) is not int or not 0 <= size <= len(entries):
+        raise FormatError("echoes its prompt, and does not say how long it is: ask for echo=false")
+    return size
 
 
 def _step(line: int, emitted: Token, own: Any, top: Iterable[tuple[Token, Any]]) -> Step:

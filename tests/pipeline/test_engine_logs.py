@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import math
+import re
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -165,9 +166,15 @@ MESSAGES: dict[str, dict[tuple[Any, ...], Any]] = {
 }  # fmt: skip
 
 
+ODD_ONES = [name for name in MESSAGES if re.search(r"not sorted|twice|in the list of", name)]
+
+
 @pytest.mark.parametrize("message", MESSAGES)
 def test_what_cannot_be_is_one_line(message: str, tmp_path: Path) -> None:
     path = edited(written(tmp_path / "log.jsonl", "vllm chat", share=0.0), MESSAGES[message])
+    if message in ODD_ONES:
+        assert read(path).excluded == {"steps that contradict themselves": 1}
+        path.write_text("\n" + path.read_text().splitlines()[1])
     with pytest.raises(PipelineError, match=message) as caught:
         read(path)
     assert str(path) in str(caught.value)
