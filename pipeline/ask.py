@@ -6,7 +6,7 @@ are those of stage prompts (made if they are missing), the length of answers is
 its own: ask.log_probs (a token; 0 for token ids alone), ask.model, ask.concurrent (requests at
 once), ask.timeout (seconds), ask.name.
 
-Writes below outputs/answers: NAME.jsonl, which check_engine and study=log read; NAME.json, how
+Writes below outputs/answers: NAME.jsonl, which engine and study=log read; NAME.json, how
 it was asked; and the server's page of /metrics before and after the requests.
 Stopped at any moment, the same command goes on with the prompts that have no answer yet.
 """

@@ -27,7 +27,7 @@ from pipeline.paths import CONF
 from pipeline.stage import Artifact, Task
 from pipeline.store import VERDICT, Store, relative
 
-COMMANDS = ("ask", "check_engine", "fetch", "solve", "verify")
+COMMANDS = ("ask", "engine", "fetch", "solve", "verify")
 
 
 def main() -> None:

@@ -267,7 +267,7 @@ def test_own_files_reach_every_command(tmp_path: Path) -> None:
     )
     given = [f"--config-dir={tmp_path}", "study=mine", f"outputs={tmp_path}"]
     for name, first in {
-        "solve": [], "ask": ["http://127.0.0.1:1"], "check_engine": ["a.jsonl"],
+        "solve": [], "ask": ["http://127.0.0.1:1"], "engine": ["a.jsonl"],
     }.items():  # fmt: skip
         for words in ([*first, *given], [*first, "--config-dir", str(tmp_path), *given[1:]]):
             with pytest.raises(SystemExit, match=r"prompts\.count=0: should be"):

@@ -15,7 +15,7 @@ SHARE_WANTED = 0.95  # of the steps, to be certified by a relaxed rule
 LENGTHS = (1, 2, 4, 8)  # draft lengths that are compared
 MISSING = (
     "Ask the server with drafts and without (`python -m pipeline.ask URL`), then `python -m "
-    "pipeline.check_engine drafted.jsonl alone.jsonl` says how much faster it is with drafts"
+    "pipeline.engine alone.jsonl drafted.jsonl` says how much faster it is with drafts"
 )
 
 
@@ -53,10 +53,17 @@ def log_advice(advice: Advice, target: Target) -> Advice:
         starts = np.cumsum(bootstrap.steps) - bootstrap.steps
         steps = Trajectories(starts, bootstrap.prompts)
         counts = {n: count_calls(certified, steps, n) for n in LENGTHS}
-        tokens = [f"{x.tokens.sum() / x.calls.sum():.2f} for {n}" for n, x in counts.items()]
+        tokens = [
+            f"{x.tokens.sum() / max(x.calls.sum(), 1):.2f} for {n}" for n, x in counts.items()
+        ]
+        guaranteed = (
+            ", ".join(tokens)
+            if any(x.calls.any() for x in counts.values())
+            else ("undefined, as no answer has a second token")
+        )
         long += (
             f" Guaranteed tokens a pass by draft length, any drafter within {EPS:g} nats: "
-            f"{', '.join(tokens)}."
+            f"{guaranteed}."
         )
     worth = "Is my drafter worth it? The two runs above decide."
     headline = "Drafts: not measured; relaxed rules: not in vLLM or llama.cpp"

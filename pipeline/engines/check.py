@@ -1,7 +1,7 @@
-"""An engine's answers beside the study's predictions along them: the lines of `check_engine`.
+"""An engine's answers beside the study's predictions along them: the checks of `engine`.
 
-Three runs of an engine answer the same prompts: with drafts, without, and without once more, as a
-control. The target reads the answers, and its drafter (or look-up) drafts along them.
+Two runs of an engine answer the same prompts: with drafts, and without. The target reads the
+answers, and its drafter (or look-up) drafts along them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from analysis.decoding.replay import Replayed
 from analysis.statistics.trajectories import Trajectories, acceptance_by_position, calls_along
 from pipeline.engines.along import Along, Models
 from pipeline.engines.answers import Asked, read_asked
-from pipeline.engines.clock import gain, has_pages, read_run
+from pipeline.engines.clock import has_pages, read_run
 from pipeline.engines.counts import EngineCounts, read_counts
 from pipeline.errors import PipelineError
 from pipeline.study import Study
@@ -71,13 +71,13 @@ class Parted:
 class CheckedRuns:
     """The answers of an engine's runs, and what the models of a study give along them."""
 
-    def __init__(self, study: Study, drafted: Path, alone: Path | None) -> None:
+    def __init__(self, study: Study, drafted: Path, alone: Path) -> None:
         """Read the answers, and load the models.
 
         Args:
             study: of one target, and the engine's drafter; without one, look-up drafts.
             drafted: the run with drafts.
-            alone: without; None: predictions are made along the answers with drafts.
+            alone: without.
 
         Raises:
             PipelineError: a file is missing what is compared, or a model can't be loaded.
@@ -98,8 +98,7 @@ class CheckedRuns:
         self._along: dict[tuple[Path, str], Along] = {}
         self._study = study
         for path in (drafted, alone):
-            if path is not None:
-                self.answers(path)
+            self.answers(path)
 
     @cached_property
     def _models(self) -> Models:
@@ -195,30 +194,20 @@ def _draft_length(counts: EngineCounts, given: int | None) -> int:
     return len(counts.by_place) or int(given or 0)
 
 
-def lines_of(runs: CheckedRuns, control: Path | None) -> list[Line]:
+def lines_of(runs: CheckedRuns) -> list[Line]:
     """Return the lines of the screen."""
     replayed = runs.replay()
     return [
-        _texts(runs, control),
+        _texts(runs),
         _calls(replayed, runs.counts),
         *_certified(replayed),
         _tokens(runs),
         *_places(runs),
-        *_speed(runs),
     ]
 
 
-def _texts(runs: CheckedRuns, control: Path | None) -> Line:
-    """Hold the texts with drafts against those without, and two runs without against each other."""
-    if runs.alone is None:
-        names = runs.answers(runs.drafted)
-        gap = np.concatenate([runs.along(runs.drafted, name).gap for name in names])
-        largest = float(max(0.0, gap.max()))
-        text = (
-            f"{(gap >= 0).sum()} of {len(gap)} greedy tokens are not the argmax here, by a gap "
-            f"of {largest:.3g} at most (no run without drafts was given)"
-        )
-        return Line(largest <= TIE, "texts", text)
+def _texts(runs: CheckedRuns) -> Line:
+    """Hold the texts with drafts against those without."""
     pair = runs.compare(runs.alone, runs.drafted)
     far = len(pair.gaps) - pair.near_ties
     text = (
@@ -229,9 +218,6 @@ def _texts(runs: CheckedRuns, control: Path | None) -> Line:
         text += f" (largest gap {max(pair.gaps, default=0.0):.3g})"
     if pair.shorter:
         text += f"; {pair.shorter} end where the other goes on"
-    if control is not None:
-        noise = runs.compare(runs.alone, control)
-        text += f"; control: {noise.parted} of {noise.prompts} part without any drafts"
     return Line(bool(pair.prompts) and pair.parted == pair.near_ties, "texts", text)
 
 
@@ -262,7 +248,7 @@ def _certified(replayed: Replayed) -> list[Line]:
 
 def _tokens(runs: CheckedRuns) -> Line:
     """Hold the tokens a pass that are predicted without the engine's drafts against its own."""
-    along = runs.alone or runs.drafted
+    along = runs.alone
     calls = [call for name in runs.answers(along) for call in runs.predict(along, name)]
     if not calls:
         return Line(False, "tokens", "nothing was compared: no answer has a second token")
@@ -280,7 +266,7 @@ def _tokens(runs: CheckedRuns) -> Line:
 
 def _places(runs: CheckedRuns) -> list[Line]:
     """Return the rates at each place, the last call of each answer aside."""
-    along, counted = runs.alone or runs.drafted, list(runs.counts.answers.values())
+    along, counted = runs.alone, list(runs.counts.answers.values())
     if any(answer.per_step is None for answer in counted):
         return []
     predicted = [runs.predict(along, name) for name in runs.answers(along)]
@@ -302,18 +288,3 @@ def _rates(of_answers: Sequence[Sequence[tuple[int, int]]]) -> list[float]:
     tested, passed = acceptance_by_position(np.minimum(accepted + 1, drafted), accepted)
     rates: list[float] = (passed / tested).tolist()
     return rates
-
-
-def _speed(runs: CheckedRuns) -> list[Line]:
-    """Give the speed by the engine's clock, where both runs have pages."""
-    if runs.alone is None or not (has_pages(runs.alone) and has_pages(runs.drafted)):
-        return []
-    try:
-        found = gain(runs.alone, runs.drafted)
-    except PipelineError as error:  # of a busy machine; what is accepted does not depend on it
-        return [Line(None, "speed", f"not measured: {error}")]
-    text = (
-        f"{found.speedup:.2f} times the target alone by the engine's clock; a step with "
-        f"{found.drafted:.2g} drafted tokens costs {found.step_cost:.2f} passes"
-    )
-    return [Line(None, "speed", text)]

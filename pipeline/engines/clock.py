@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
@@ -48,34 +49,20 @@ class Gain(NamedTuple):
     step_cost: float
 
 
-def gain(base_path: Path, path: Path) -> Gain:
-    """Return the gain of a run with drafts over one without.
+def gain_of(base: EnginePage, run: EnginePage) -> Gain:
+    """Return the gain of a run with drafts over one without; NaN where a page lacks a count.
 
     Passes without a draft cost as much as those of the target alone. With s0 seconds a pass of the
     target alone, a step with a draft costs (seconds - (passes - drafts) s0) / (drafts s0).
-
-    Raises:
-        PipelineError: pages are damaged, or not of the run that they should be; names the file.
     """
-    base, run = read_run(base_path), read_run(path)
-    if base.drafts:
-        raise PipelineError(f"{base_path} counts {base.drafts:g} drafts: give a run without")
-    if not run.drafts:
-        raise PipelineError(f"{path} counts no drafts: start this server with a drafter")
-    if base.engine != run.engine:
-        raise PipelineError(
-            f"{base_path} is of {base.engine} and {path} of {run.engine}: give those of one"
-        )
-    pass_seconds = base.seconds / base.passes
+
+    def over(above: float, below: float) -> float:
+        return above / below if below else math.nan
+
+    pass_seconds = over(base.seconds, base.passes)
     spent = run.seconds - (run.passes - run.drafts) * pass_seconds
-    drafted, cost = run.drafted / run.drafts, spent / (run.drafts * pass_seconds)
-    if cost <= 0:
-        raise PipelineError(
-            f"{path}: a step with {drafted:g} drafted tokens would cost {cost:.2f} passes: ask the "
-            "servers again, on an idle machine and with more prompts"
-        )
-    speedup = base.seconds / base.emitted / (run.seconds / run.emitted)
-    return Gain(speedup, drafted, cost)
+    speedup = over(over(base.seconds, base.emitted), over(run.seconds, run.emitted))
+    return Gain(speedup, over(run.drafted, run.drafts), over(spent, run.drafts * pass_seconds))
 
 
 def has_pages(path: Path, answers: int | None = None) -> bool:
@@ -114,18 +101,29 @@ def _answers_of_pages(path: Path) -> int:
 def read_run(path: Path) -> EnginePage:
     """Return the sums of the requests between the two pages beside answers.
 
-    llama.cpp counts the pass over each prompt, and the token from it, too.
-
     Raises:
         PipelineError: a page is damaged, or the server was started again in between.
     """
     first, last, _ = _beside(path)
+    return page_difference(first, last, _answers_of_pages(path))
+
+
+def page_difference(first: Path, last: Path, prompts: int = 0) -> EnginePage:
+    """Return the sums of the requests between two pages.
+
+    llama.cpp counts the pass over each of the `prompts`, and the token from it, too.
+
+    Raises:
+        PipelineError: a page is damaged, or the server was started again in between.
+    """
     before, after = _page(first), _page(last)
     spent = {name: getattr(after, name) - getattr(before, name) for name in COUNTED}
-    prompts = _answers_of_pages(path) if after.engine == "llama.cpp" else 0
+    places = zip_longest(after.by_place, before.by_place, fillvalue=0.0)
+    by_place = [late - early for late, early in places]
+    prompts = prompts if after.engine == "llama.cpp" else 0
     spent["passes"] -= prompts
     spent["emitted"] -= prompts
-    if min(spent.values()) < 0:
+    if min([*spent.values(), *by_place]) < 0:
         raise PipelineError(
             f"{last} counts less than {first.name}: the server was started again in between; "
             f"{AGAIN}"
@@ -135,7 +133,7 @@ def read_run(path: Path) -> EnginePage:
             f"{last}: since {first.name} no answer got a second token, and only the passes for "
             "those are timed: ask for longer answers (distributions.steps=N ask.name=NAME)"
         )
-    return replace(after, **spent)
+    return replace(after, **spent, by_place=by_place)
 
 
 def _page(path: Path) -> EnginePage:

@@ -37,6 +37,11 @@ READ = {  # metrics beside those of drafts
         "n_busy_slots_per_decode",
     },
 }
+FORK = {  # names of a branch of llama.cpp
+    "draft_verify_steps": f"{DRAFTS}drafts",
+    "draft_tokens": f"{DRAFTS}draft_tokens",
+    "draft_tokens_accepted": f"{DRAFTS}accepted_tokens",
+}
 SHOWN = 60  # characters of a line in an error
 MOST_PLACES = 1024  # tokens of a draft; more are damage
 Series = dict[tuple[str, frozenset[tuple[str, str]]], float]  # by name and labels
@@ -130,6 +135,7 @@ def _series(path: Path | str, text: str) -> Series:
             )
         name, inside, value = match.groups(default="")
         engine, _, own = name.removesuffix("_total").partition(":")
+        own = FORK.get(own, own) if engine == "llamacpp" else own
         of_drafts = engine in METRIC_PREFIXES and own.startswith("spec_decode_")
         if (not of_drafts and own not in READ.get(engine, ())) or name.endswith("_created"):
             continue

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline import ask, check_engine
+from pipeline import ask, engine
 from pipeline.engines.clock import read_run
 from pipeline.study import Study
 from tests.conftest import pipeline
@@ -35,17 +35,17 @@ def answers(outputs: Path, url: str, name: str, *overrides: str) -> Path:
 
 @pytest.fixture(scope="module")
 def alone(outputs: Path) -> Iterator[dict[str, Path]]:
-    """The embedded target in vLLM without drafts: answers twice, and logs."""
+    """The embedded target in vLLM without drafts: answers, and logs."""
     with vllm(outputs, MINI / "large", "--max-logprobs", "256") as url:
         yield {
             name: answers(outputs, url, name, *MINI_STUDY, f"ask.log_probs={count}")
-            for name, count in (("alone", 0), ("control", 0), ("logs_20", 20), ("logs_256", 256))
+            for name, count in (("alone", 0), ("logs_20", 20), ("logs_256", 256))
         }
 
 
 def check(outputs: Path, capsys: pytest.CaptureFixture[str], *words: str | Path) -> str:
-    """Run check_engine, which raises where a check fails; return its screen."""
-    check_engine.main([*map(str, words), f"outputs={outputs}"])
+    """Run engine, which raises where a check fails; return its screen."""
+    engine.main([*map(str, words), f"outputs={outputs}"])
     return capsys.readouterr().out
 
 
@@ -89,9 +89,10 @@ def test_vllm_drafts_as_predicted(
     with vllm(outputs, MINI / "large", *arguments) as url:
         drafted = answers(outputs, url, name, *MINI_STUDY)
     study = [word for word in MINI_STUDY if not word.startswith("prompts.")]
-    screen = check(outputs, capsys, drafted, alone["alone"], alone["control"], *study, *own)
+    screen = check(outputs, capsys, alone["alone"], drafted, *study, *own)
     assert "8 of 8 answers as predicted" in screen
     assert "8 of 8 equal those without drafts" in screen
+    assert f"num_speculative_tokens = {LENGTH}: " in screen
     about = json.loads(drafted.with_suffix(".json").read_text())
     assert about["version"].startswith("0.32")
     assert [read_run(path).emitted for path in (alone["alone"], drafted)] == [8 * 23] * 2

@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.engines.clock import gain, has_pages, read_run
+from analysis.statistics.bootstrap import Resampling
+from pipeline.engines.clock import Gain, gain_of, has_pages, read_run
+from pipeline.engines.runs import compare, read_engine_run
 from pipeline.errors import PipelineError
 from tests.engines.samples import SAMPLES
 
@@ -23,6 +25,10 @@ def asked(folder: Path, name: str, engine: str = "vLLM", answers: int = 30) -> P
     path = folder / f"{name}.jsonl"
     path.write_text("")
     return path
+
+
+def gain(base: Path, run: Path) -> Gain:
+    return gain_of(read_run(base), read_run(run))
 
 
 def test_the_pages_before_and_after_give_the_cost_of_a_step(tmp_path: Path) -> None:
@@ -73,12 +79,13 @@ def test_runs_that_are_not_what_they_should_be_are_named(tmp_path: Path) -> None
     names = {"vllm_alone": "vLLM", "vllm_draft": "vLLM", "llama_ngram": "llama.cpp"}
     alone, drafted, other = (asked(tmp_path, *each) for each in names.items())
     for pair, message in {
-        (drafted, drafted): r"vllm_draft\.jsonl counts \d+ drafts: give a run without",
-        (alone, alone): r"vllm_alone\.jsonl counts no drafts",
-        (alone, other): r"is of vLLM and .*llama_ngram\.jsonl of llama\.cpp",
+        (drafted, drafted): r"vllm_draft\.after\.txt counts drafts: give the run without",
+        (alone, alone): r"vllm_alone\.after\.txt counts no drafts",
+        (alone, other): r"is of vLLM and .*llama_ngram\.after\.txt of llama\.cpp",
     }.items():
+        base, run = (read_engine_run(path.with_suffix(".after.txt")) for path in pair)
         with pytest.raises(PipelineError, match=message):
-            gain(*pair)
+            compare(base, [run], Resampling(10, 0.9, 0))
 
 
 def test_pages_from_which_no_cost_follows_say_why(tmp_path: Path) -> None:

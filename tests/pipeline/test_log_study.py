@@ -75,7 +75,7 @@ def test_the_study_of_a_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     )
     assert sentence.startswith("A log of m tells how much drafter error it tolerates, not whether")
     assert "vLLM and llama.cpp run no relaxed rule" in relax
-    assert "pipeline.check_engine drafted.jsonl alone.jsonl" in length
+    assert "pipeline.engine alone.jsonl drafted.jsonl" in length
     assert "The two runs above decide" in worth
     assert len(STARTS) < FEW_PROMPTS
     asked = ["solve.eps=0.01", "solve.tokens=1.1"]
