@@ -4,7 +4,7 @@
 are those of stage prompts (made if they are missing), the length of answers is
 `distributions.steps`, and temperature and seed are those of `distributions`. Keys of
 its own: ask.log_probs (a token; 0 for token ids alone), ask.model, ask.concurrent (requests at
-once), ask.timeout (seconds), ask.name.
+once), ask.timeout (seconds for a whole answer), ask.name. A server's key is that in OPENAI_API_KEY.
 
 Writes below outputs/answers: NAME.jsonl, which engine and study=log read; NAME.json, how
 it was asked; and the server's page of /metrics before and after the requests.
@@ -15,21 +15,33 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import platform
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import closing
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import httpx2
+from filelock import FileLock, Timeout
 
-from conf.schema import Config
+from conf.schema import Ask, Config
 from pipeline.config import files_and_overrides
+from pipeline.engines.answers import printable
 from pipeline.engines.pages import read_page
-from pipeline.engines.servers import Sampling, Server, metrics_page, open_server, request_body
+from pipeline.engines.servers import (
+    PATIENCE,
+    Sampling,
+    Server,
+    checked_answer,
+    fetch,
+    metrics_page,
+    open_server,
+    request_body,
+)
 from pipeline.errors import PipelineError, command, first_line
 from pipeline.files import slug
 from pipeline.shards import progress_bar
@@ -48,8 +60,8 @@ def main(arguments: Sequence[str]) -> None:
         urls, overrides = files_and_overrides(arguments)
         if len(urls) != 1 or not _is_address(urls[0]):
             raise PipelineError(
-                f"{' '.join(urls) or 'nothing'} is not the address of a server: give one, for "
-                "instance python -m pipeline.ask http://localhost:8000 study=smollm2"
+                f"{' '.join(urls) or 'nothing'} is not the address of a server: give one with "
+                "http://, for instance python -m pipeline.ask http://localhost:8000 study=smollm2"
             )
         study = Study(*overrides, "stage=prompts")
         asyncio.run(_ask(urls[0], study))
@@ -65,16 +77,23 @@ def _is_address(url: str) -> bool:
 
 async def _ask(url: str, study: Study) -> None:
     settings = study.config
-    # an answer may take as long as the server needs for it; that it lives is asked in between
-    timeout = httpx2.Timeout(30.0, read=settings.ask.timeout, pool=None)
+    timeout = httpx2.Timeout(PATIENCE, read=None, pool=None)  # of the whole: `fetch`
     limits = httpx2.Limits(max_connections=settings.ask.concurrent)
-    async with httpx2.AsyncClient(timeout=timeout, limits=limits, trust_env=False) as client:
+    key = os.environ.get("OPENAI_API_KEY", "").strip()
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    async with (
+        httpx2.AsyncClient(
+            timeout=timeout, limits=limits, headers=headers, trust_env=False
+        ) as client,
+        AsyncExitStack() as held,
+    ):
         server = await open_server(client, url, settings.ask.model)
         prompts = _prompts(study)
         before = await metrics_page(client, server)
         folder = Path(settings.outputs) / "answers"
         path = folder / f"{_name(study, server, before)}.jsonl"
         folder.mkdir(parents=True, exist_ok=True)
+        held.enter_context(_lock(path))
         requests = {
             name: request_body(server, ids, sampling_of(settings)) for name, ids in prompts.items()
         }
@@ -87,7 +106,7 @@ async def _ask(url: str, study: Study) -> None:
             return
         began = time.time()
         todo = {name: body for name, body in requests.items() if name not in answered}
-        failed = await _send(client, server, todo, path, settings.ask.concurrent)
+        failed = await _send(client, server, todo, path, settings.ask)
         after = await metrics_page(client, server)
     _write_pages(path, before, after)
     about = {
@@ -111,7 +130,8 @@ async def _ask(url: str, study: Study) -> None:
     _in_order(path, list(requests))
     pages = "" if after else "; no counts on /metrics (llama.cpp: start it with --metrics)"
     print(
-        f"{server.shown}, {server.model}: {len(todo)} answers in {about['seconds']:.1f} s{pages}\n"
+        f"{server.shown}, {printable(server.model)}: {len(todo)} answers in "
+        f"{about['seconds']:.1f} s{pages}\n"
         f"answers: {relative(path)}",
         flush=True,
     )
@@ -167,7 +187,7 @@ def _read_answered(path: Path, requests: Mapping[str, Any]) -> set[str]:
     whole = path.read_bytes()
     kept = whole[: whole.rfind(b"\n") + 1]
     if kept != whole:
-        path.write_bytes(kept)
+        os.truncate(path, len(kept))  # never written again: what is there is paid for
     answered = set()
     for number, line in enumerate(kept.splitlines(), start=1):
         try:
@@ -189,10 +209,11 @@ async def _send(
     server: Server,
     requests: Mapping[str, Any],
     path: Path,
-    concurrent: int,
+    settings: Ask,
 ) -> dict[str, str]:
     """Append an answer a line as it comes; return the prompts without one, and why."""
     failed: dict[str, str] = {}
+    models: list[str] = []  # that the answers name
     todo = iter(requests.items())
     label = f"ask {server.shown}"
     with (
@@ -202,43 +223,75 @@ async def _send(
 
         async def work() -> None:
             for name, request in todo:
+                began = time.perf_counter()
                 try:
-                    response = await _answer(client, server, request)
+                    response = await _answer(client, server, request, settings.timeout)
+                    models.append(printable(response.get("model") or server.model))
+                    if models[-1] != models[0]:
+                        raise PipelineError(f"it was answered by {models[-1]}, not {models[0]}")
                 except PipelineError as error:
                     failed[name] = str(error)
                 else:
                     line = {"custom_id": name, "request": request, "response": response}
+                    line["seconds"] = round(time.perf_counter() - began, 6)
                     file.write(json.dumps(line) + "\n")  # ASCII: a text may be no valid Unicode
                     file.flush()
                 bar.update(1)
 
-        await asyncio.gather(*(work() for _ in range(min(concurrent, len(requests)))))
+        await asyncio.gather(*(work() for _ in range(min(settings.concurrent, len(requests)))))
     return failed
 
 
-async def _answer(client: httpx2.AsyncClient, server: Server, request: Any) -> dict[str, Any]:
+async def _answer(
+    client: httpx2.AsyncClient, server: Server, request: Any, seconds: float
+) -> dict[str, Any]:
     """Return the answer to a request; asks again while the server is busy or does not answer.
 
     Raises:
-        PipelineError: it refuses the request, or does not answer at all.
+        PipelineError: it refuses the request, sends something else, or does not answer at all.
     """
     reason = ""
     for attempt in range(ATTEMPTS):
         if attempt:
             await asyncio.sleep(WAIT * 2 ** (attempt - 1))
         try:
-            response = await client.post(server.endpoint, json=request)
-            body = response.json()
-        except (httpx2.HTTPError, ValueError) as error:  # no connection; no JSON
+            status, raw = await fetch(client, server.endpoint, request, seconds)
+        except TimeoutError:
+            raise PipelineError(f"no answer in ask.timeout={seconds:g} seconds") from None
+        except httpx2.HTTPError as error:
             reason = f"{type(error).__name__}: {first_line(error)}"
             continue
+        try:
+            body = json.loads(raw)
+        except (ValueError, RecursionError):
+            body = raw[:200].decode("utf-8", errors="replace")
         refusal = body.get("error") or body.get("detail") if isinstance(body, dict) else body
-        if response.is_success and isinstance(body, dict) and refusal is None:
-            return body
-        reason = f"status {response.status_code}: {refusal!r:.300}"
-        if response.is_client_error and response.status_code != BUSY:
+        reason = f"status {status}: {refusal!r:.300}"
+        if httpx2.codes.is_client_error(status) and status != BUSY:
             raise PipelineError(f"the server refuses it ({reason})")
+        if httpx2.codes.is_success(status) and not isinstance(body, str) and not refusal:
+            return checked_answer(server, request, body)
     raise PipelineError(f"no answer in {ATTEMPTS} attempts ({reason})")
+
+
+@contextmanager
+def _lock(path: Path) -> Iterator[None]:
+    """Hold a file of answers: a second command that would write to it is refused.
+
+    Raises:
+        PipelineError: another one writes to it.
+    """
+    lock = FileLock(path.with_name(f".{path.stem}.lock"), timeout=0)
+    try:
+        lock.acquire()
+    except Timeout:
+        raise PipelineError(
+            f"another command writes to {path}: wait for it, or give ask.name=NAME"
+        ) from None
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def _write_pages(path: Path, before: str | None, after: str | None) -> None:

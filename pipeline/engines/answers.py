@@ -137,7 +137,7 @@ def read_asked(path: Path) -> list[Asked]:
     Raises:
         PipelineError: the file can't be read, mixes two models, lacks token ids, or has no answer.
     """
-    answers, _, excluded = read_answers(path, _asked)
+    answers, _, excluded = read_answers(path, asked)
     found = [answer for answer in answers.values() if answer is not None and answer.tokens]
     if not found:
         raise PipelineError(
@@ -217,8 +217,12 @@ def answer_parts(value: Any, line: int) -> list[Part] | str:
     return NO_ANSWER
 
 
-def _asked(part: Part) -> Asked | None:
-    """Return an answer with its prompt; None for another choice of one."""
+def asked(part: Part) -> Asked | None:
+    """Return an answer with its prompt; None for another choice of one.
+
+    Raises:
+        FormatError: it lacks the token ids of either, or its request.
+    """
     if part.content.get("index"):
         return None
     tokens = part.content.get("token_ids" if part.place == "choices" else "tokens")

@@ -122,7 +122,7 @@ def read_engine_run(path: Path, length: int | None = None) -> Run:
     found = read_run(path) if pages else None
     emitted, passes = counts.emitted, (counts.passes, counts.most_passes)
     if found is not None:
-        if not counts.engine:  # llama.cpp's page may count drafts, its answers then do as well
+        if not counts.by_place or not counts.engine:  # which llama.cpp's answers do not tell
             return replace(_of_page(path, found, length), counts=counts)
         if has_pages(path, len(counts.answers)):
             emitted, passes = found.emitted, (found.passes, found.passes)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Barrier, Lock, Thread
+from time import sleep
 from typing import Any
 
 PAGE = """# HELP vllm:generation_tokens_total Number of generation tokens processed.
@@ -23,7 +24,9 @@ class FakeServer:
     Attributes:
         owner: of the model, as /v1/models names it.
         faults: what happens to the next requests, in order: a status, "drop" for a connection that
-            ends inside the answer, "text" for an answer that is no JSON; then all are answered.
+            ends inside the answer, "text" for an answer that is no JSON, "slow" for one that comes
+            byte by byte, bytes for a body; then all are answered.
+        key: that requests must have, where it is not empty.
         together: how many requests must be there at once before any is answered.
         version: of the engine.
         text: of every answer.
@@ -31,10 +34,11 @@ class FakeServer:
     """
 
     owner: str = "vllm"
-    faults: list[int | str] = field(default_factory=list)
+    faults: list[int | str | bytes] = field(default_factory=list)
     together: int = 1
     version: str = "0.0.1"
     text: str = "x"
+    key: str = ""
     asked: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     url: str = ""
 
@@ -69,7 +73,9 @@ def serving(fake: FakeServer) -> Iterator[FakeServer]:
                 "/version": {"version": fake.version},
                 "/props": {"build_info": fake.version},
             }
-            if self.path == "/metrics" and fake.owner == "vllm":
+            if fake.key and self.headers["Authorization"] != f"Bearer {fake.key}":
+                self.reply(401, b'{"error": "Unauthorized"}')
+            elif self.path == "/metrics" and fake.owner == "vllm":
                 self.reply(200, (PAGE % len(fake.asked)).encode())
             elif self.path in bodies:
                 self.reply(200, json.dumps(bodies[self.path]).encode())
@@ -88,6 +94,17 @@ def serving(fake: FakeServer) -> Iterator[FakeServer]:
                 self.close_connection = True
             elif fault == "text":
                 self.reply(200, b"<html>")
+            elif fault == "slow":
+                with suppress(OSError):
+                    self.send_response(200)
+                    self.end_headers()
+                    self.close_connection = True
+                    for _ in range(100):
+                        self.wfile.write(b" ")
+                        self.wfile.flush()
+                        sleep(0.1)
+            elif isinstance(fault, bytes):
+                self.reply(404 if b"<html>" in fault else 200, fault)
             elif fault is not None:
                 self.reply(int(fault), b'{"error": {"message": "no such thing"}}')
             else:

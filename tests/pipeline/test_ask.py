@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from filelock import FileLock
 
 from pipeline import ask
 from pipeline.engines.answers import read_asked
 from pipeline.study import Study
-from tests.pipeline.fake_server import FakeServer, serving
+from tests.pipeline.fake_server import FakeServer, answer, serving
 
 STUDY = ["study=mini", "target=mini_large", "prompts.count=5", "distributions.steps=7"]
 
@@ -48,11 +49,11 @@ def test_answers_are_saved_as_they_are_read(owner: str, outputs: Path) -> None:
         run(fake, outputs, owner)
     answers = read_asked(outputs / "answers" / f"{owner}.jsonl")
     wanted = prompts(outputs)
-    assert [answer.name for answer in answers] == list(wanted)
-    for answer, ids in zip(answers, wanted.values(), strict=True):
-        assert answer.prompt == ids
-        assert answer.tokens == [ids[-1]] * 7
-        assert answer.temperature == 0.5  # of study=mini
+    assert [one.name for one in answers] == list(wanted)
+    for one, ids in zip(answers, wanted.values(), strict=True):
+        assert one.prompt == ids
+        assert one.tokens == [ids[-1]] * 7
+        assert one.temperature == 0.5  # of study=mini
 
 
 def test_each_engine_is_asked_in_its_own_way(outputs: Path) -> None:
@@ -73,11 +74,65 @@ def test_each_engine_is_asked_in_its_own_way(outputs: Path) -> None:
 
 
 def test_a_server_that_is_busy_or_drops_connections_is_asked_again(outputs: Path) -> None:
-    faults: list[int | str] = [503, "drop", 429, "text", 500]
+    faults: list[int | str | bytes] = [503, "drop", 429, "text", 500]
     with serving(FakeServer(faults=faults)) as fake:
         rows = run(fake, outputs, "faults", "ask.concurrent=1")
     assert [row["custom_id"] for row in rows] == list(prompts(outputs))
     assert len(fake.asked) == 5 + 5
+
+
+BAD = {
+    b"{}": "the server sent no answer: {}",
+    b'{"choices": []}': "the server sent no answer",
+    b'{"choices": [{"index": 0, "text": "x"}]}': "has tokens that are no ids: None",
+    b'{"choices": [{"index": 0, "token_ids": [1, "2"]}]}': r"has tokens that are no ids: \[1, '2'",
+    b'{"choices": [{"index": 0, "token_ids": []}]}': "has 0 tokens: 1 to 7 were asked for",
+    b'{"choices": [{"index": 0, "token_ids": [1,2,3,4,5,6,7,8]}]}': "has 8 tokens: 1 to 7",
+    b"<html>no such page": "refuses it .status 404: '<html>no such page'",
+    b'{"model": "other", "choices": [{"index": 0, "token_ids": [1]}]}': "by other, not tiny",
+}
+
+
+@pytest.mark.parametrize("body", BAD)
+def test_what_is_no_answer_is_not_saved(body: bytes, outputs: Path) -> None:
+    """The second request meets it, and is not sent again."""
+    with serving(FakeServer(faults=[body])) as fake:
+        name = f"bad-{abs(hash(body))}"
+        good = answer("vllm", {"prompt": [1], "max_tokens": 7}, "x")
+        fake.faults.insert(0, json.dumps(good).encode())
+        with pytest.raises(SystemExit, match=BAD[body]):
+            run(fake, outputs, name, "ask.concurrent=1")
+        assert len(fake.asked) == 5
+        assert len(lines(outputs, name)) == 4
+
+
+def test_an_answer_has_a_limit_of_time(outputs: Path) -> None:
+    with serving(FakeServer(faults=["slow"])) as fake:
+        with pytest.raises(SystemExit, match=r"no answer in ask\.timeout=1 seconds"):
+            run(fake, outputs, "slow", "ask.concurrent=1", "ask.timeout=1")
+        assert len(lines(outputs, "slow")) == 4
+
+
+def test_a_key_is_that_of_the_environment(outputs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with serving(FakeServer(key="secret")) as fake:
+        with pytest.raises(SystemExit, match=r"wants a key \(status 401\): set OPENAI_API_KEY"):
+            run(fake, outputs, "key")
+        monkeypatch.setenv("OPENAI_API_KEY", "secret")
+        rows = run(fake, outputs, "key")
+    assert len(rows) == 5
+    assert all(row["seconds"] > 0 for row in rows)
+    written = [
+        path for path in (outputs / "answers").glob("key*") if b"secret" in path.read_bytes()
+    ]
+    assert written == []
+
+
+def test_two_at_once_are_refused(outputs: Path) -> None:
+    (outputs / "answers").mkdir(exist_ok=True)
+    with FileLock(outputs / "answers/.twice.lock"), serving(FakeServer()) as fake:
+        with pytest.raises(SystemExit, match=r"another command writes to .*twice\.jsonl"):
+            run(fake, outputs, "twice")
+        assert fake.asked == []
 
 
 def test_requests_are_sent_at_once(outputs: Path) -> None:

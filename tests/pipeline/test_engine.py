@@ -198,3 +198,56 @@ def test_wrong_files_are_one_line(
     ]
     with pytest.raises(SystemExit, match=message):
         check(outputs, *words)
+
+
+def timed(folder: Path, name: str, seconds: float, sample: str = "vllm_draft") -> Path:
+    """Write a sample as if every request had taken about as long; a seventh more or less."""
+
+    def clocked(row: dict[str, Any]) -> None:
+        row["seconds"] = seconds * (1 + (int(row["custom_id"][-1], 36) % 3 - 1) / 7)
+
+    return written(folder, sample, clocked).rename(folder / f"{name}.jsonl")
+
+
+def test_the_recommendation_is_the_fastest_length(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Requests take 4 s alone, and 2 s with drafts of 4."""
+    alone = timed(tmp_path, "alone", 4.0, "vllm_alone")
+    files = [alone, timed(tmp_path, "four", 2.0)]
+    engine.main(list(map(str, files)))
+    screen = capsys.readouterr().out
+    assert "num_speculative_tokens = 4: 2.00 times [2.00, 2.00]; 5 was not measured, ask" in screen
+    assert '"num_speculative_tokens": 4}\'' in screen
+    engine.main([*map(str, files), str(timed(tmp_path, "slow", 8.0))])
+    screen = capsys.readouterr().out
+    assert "num_speculative_tokens = 4: 2.00 times [2.00, 2.00]" in screen
+    assert "0.50 times [0.50, 0.50]" in screen
+    engine.main([str(alone), str(tmp_path / "slow.jsonl")])
+    assert "no drafts: num_speculative_tokens = 4: 0.50 times" in capsys.readouterr().out
+
+
+def test_pages_alone_give_a_recommendation(capsys: pytest.CaptureFixture[str]) -> None:
+    names = ("vllm_alone", "vllm_draft")
+    engine.main([str(SAMPLES / f"{name}.after.txt") for name in names])
+    screen = capsys.readouterr().out
+    assert re.search(r"2\.592 +5\.62 passes +0\.46 times", screen)
+    assert "num_speculative_tokens = 4: 0.46 times; 3 was not measured, ask with 3 next" in screen
+
+
+def test_a_single_file_says_what_it_counts(capsys: pytest.CaptureFixture[str]) -> None:
+    engine.main([str(SAMPLES / "llama_ngram.jsonl.gz")])
+    screen = capsys.readouterr().out
+    assert re.search(r"168 of 284 +1,410 +1,242 +1\.135", screen)
+    assert "for the speed give the same server without drafts as well" in screen
+
+
+def test_llama_cpps_clock_decides(capsys: pytest.CaptureFixture[str]) -> None:
+    names = ("llama_alone", "llama_ngram")
+    files = [str(SAMPLES / f"{name}.jsonl.gz") for name in names]
+    engine.main([*files, "decoding.draft_length=4"])
+    screen = capsys.readouterr().out
+    assert (
+        "--spec-draft-n-max = 4: 1.07 times [0.95, 1.20] (not sure: the interval holds 1); 5"
+        in (screen)
+    )

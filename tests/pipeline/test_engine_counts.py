@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.engines.counts import read_counts
+from pipeline.engines.counts import read_counts, read_sums
 from pipeline.engines.pages import read_page
 from pipeline.errors import PipelineError
 
@@ -233,3 +233,66 @@ def test_answers_without_a_draft_are_one_line(tmp_path: Path) -> None:
                    ('"draft_n_accepted": 6', '"draft_n_accepted": 0'))  # fmt: skip
     with pytest.raises(PipelineError, match="no token was drafted: start the engine with"):
         read_counts(path)
+
+
+def chunk(tokens: int, accepted: int, **more: Any) -> str:
+    timings = {"predicted_n": tokens, "draft_n": 2 * tokens, "draft_n_accepted": accepted}
+    choice = {"finish_reason": None, "index": 0, "delta": {"content": "x"}} | more
+    return "data: " + json.dumps(
+        {"id": "s", "object": "chat.completion.chunk", "choices": [choice], "timings": timings}
+    )
+
+
+def test_a_stream_is_one_answer(tmp_path: Path) -> None:
+    """llama.cpp sends timings with every chunk; the last ones count."""
+    parts = [chunk(n, n // 2) for n in range(1, 21)]
+    path = tmp_path / "stream"
+    ends = [chunk(20, 10, delta={}, finish_reason="length"), "data: [DONE]"]
+    path.write_text("\n\n".join([*parts, *ends]))
+    counts = read_counts(path)
+    assert (counts.emitted, counts.passes, counts.most_passes) == (19, 9, 9)
+    assert counts.excluded == {}
+
+
+def test_servers_that_count_their_rounds(tmp_path: Path) -> None:
+    """41 tokens in 8 rounds, of which the last accepted some behind the answer's end."""
+    timings = {"predicted_n": 41, "draft_rounds": 8, "draft_n": 56, "draft_n_accepted": 38}
+    choice = {"index": 0, "message": {}, "finish_reason": "length"}
+    rows = [{"id": f"c{at}", "choices": [choice], "timings": timings} for at in range(10)]
+    path = tmp_path / "rounds"
+    path.write_text("\n".join(map(json.dumps, rows)))
+    counts = read_counts(path)
+    assert (counts.passes, counts.tokens_per_pass) == (80, (5.0, 5.0))
+
+
+def test_sglang_counts_its_verifications(tmp_path: Path) -> None:
+    row = {"text": "x", "meta_info": {"completion_tokens": 106, "spec_verify_ct": 43}}
+    path = tmp_path / "sglang"
+    path.write_text(json.dumps(row))
+    counts = read_counts(path)
+    assert (counts.engine, counts.emitted, counts.passes) == ("SGLang", 105, 43)
+
+
+def test_names_of_a_branch_of_llama_cpp() -> None:
+    names = (
+        "draft_tokens_total 900",
+        "draft_tokens_accepted_total 350",
+        "draft_verify_steps_total 290",
+    )
+    text = "".join(f"llamacpp:{name}\n" for name in (*names, "n_decode_total 300"))
+    page = read_page("page", text)
+    assert (page.drafts, page.drafted, page.accepted, page.passes) == (290, 900, 350, 300)
+
+
+@pytest.mark.parametrize("size", [10**8, 2**63, 10**400])
+def test_numbers_have_a_limit(size: int, tmp_path: Path) -> None:
+    path = tmp_path / "many"
+    path.write_text(json.dumps({"choices": [{}], "usage": {"completion_tokens": size}}))
+    with pytest.raises(PipelineError, match=r"line 1 has completion_tokens=\d+: a whole n"):
+        read_counts(path)
+
+
+def test_names_can_be_printed_and_stored(tmp_path: Path) -> None:
+    path = tmp_path / "names"
+    path.write_text(json.dumps({"custom_id": "a\x1b[31m\ud800", "choices": [{"token_ids": [1]}]}))
+    assert list(read_sums(path).answers) == ["a\\u001b[31m\\ud800"]

@@ -18,7 +18,7 @@ import scipy.special
 from analysis import TopK, certify
 from analysis.certificates.certify import Certificates
 from analysis.rules import Additive, Rule, StrictGreedy, Tree, Typical
-from pipeline.engines.logs import EngineLog, prompt_id, read_log, stacked
+from pipeline.engines.logs import EngineLog, prompt_id, prompts_of, read_log, stacked
 from pipeline.errors import PipelineError
 from tests.analysis.test_rounded import V, distributions
 from tests.pipeline import engine_formats
@@ -316,3 +316,87 @@ def test_lists_of_other_steps_are_told(tmp_path: Path) -> None:
         read(logged(tmp_path / "log", values, never), vocab_size=1000)
     few = logged(tmp_path / "log", values[:2] * 0 - math.log(1000), np.array([500, 501]))
     assert read(few, vocab_size=1000).excluded == {}  # by chance
+
+
+def rows_of(path: Path, change: Callable[[dict[str, Any]], None]) -> Path:
+    """Change the object of every line."""
+    rows = list(map(json.loads, path.read_text().splitlines()))
+    for row in rows:
+        change(row)
+    path.write_text("\n".join(map(json.dumps, rows)))
+    return path
+
+
+@pytest.mark.parametrize("usage", [True, False])
+def test_an_echoed_prompt_is_not_generated(usage: bool, tmp_path: Path) -> None:
+    """echo=true: the answer begins with the prompt, whose first token has no log-probability."""
+
+    def echo(row: dict[str, Any]) -> None:
+        logprobs = row["choices"][0]["logprobs"]
+        size = len(logprobs["tokens"])
+        logprobs["tokens"] = ["token_id:1"] * 3 + logprobs["tokens"]
+        top = {"token_id:1": -3.0, "token_id:2": -3.5}
+        logprobs["top_logprobs"] = [None, top, top, *logprobs["top_logprobs"]]
+        logprobs["token_logprobs"] = [None, -3.0, -3.0, *logprobs["token_logprobs"]]
+        if usage:
+            row["usage"] = {"prompt_tokens": 3, "completion_tokens": size}
+
+    path = tmp_path / "log"
+    whole = read(written(path, "vllm completions"))
+    rows_of(path, echo)
+    if usage:
+        log = read(path)
+        assert (log.excluded, sizes(log)) == ({}, sizes(whole))
+        return
+    with pytest.raises(PipelineError, match="line 1 echoes its prompt, and does not say how long"):
+        read(path)
+
+
+@pytest.mark.parametrize("least", [-3.4028234663852886e38, -9999.0, -math.inf])
+@pytest.mark.parametrize("engine", ["vllm chat", "vllm completions", "llama.cpp completion"])
+def test_tokens_that_sampling_took_out_are_told(least: float, engine: str, tmp_path: Path) -> None:
+    """The emitted token has all the probability, as after top-p or a temperature near 0."""
+    tops = [(0, 0.0), *((token, least) for token in range(1, 6))]
+    path = tmp_path / "log"
+    path.write_text("\n".join(ENGINES[engine]("a", [(0, tops)] * 12)))
+    with pytest.raises(PipelineError, match="one of the 6 tokens of a step has a probability of 0"):
+        read(path)
+
+
+def test_short_lists_with_all_the_mass_are_told(tmp_path: Path) -> None:
+    """Tokens that top-p took out may be missing from the lists."""
+    values = log_softmax(logits(60))
+    order = np.argsort(-values, axis=1)
+    steps = []
+    for at, (row, ids) in enumerate(zip(values, order, strict=True)):
+        kept = ids[:3] if at % 3 == 0 else ids[:20]
+        cut = row[kept] - (np.log(np.exp(row[kept]).sum()) if at % 3 == 0 else 0)
+        steps.append((int(ids[0]), list(zip(kept.tolist(), cut.tolist(), strict=True))))
+    path = tmp_path / "log"
+    path.write_text("\n".join(ENGINES["vllm chat"]("a", steps)))
+    with pytest.raises(PipelineError, match="a list that is shorter than the others has all the m"):
+        read(path, vocab_size=1000)
+
+
+def test_many_odd_steps_end_the_run(tmp_path: Path) -> None:
+    def swap(row: dict[str, Any]) -> None:
+        for entry in row["choices"][0]["logprobs"]["content"][::5]:
+            entry["logprob"] -= 0.01
+
+    path = rows_of(written(tmp_path / "log", "vllm chat", share=0.0), swap)
+    with pytest.raises(PipelineError, match="line 1: the emitted token has a log-probability of"):
+        read(path)
+
+
+def test_answers_to_one_prompt_are_one_prompt(tmp_path: Path) -> None:
+    path = written(tmp_path / "log", "vllm chat", share=0.0)
+    bodies = list(map(json.loads, path.read_text().splitlines()))
+    prompts = [[1, 2], [3], [1, 2], [4]]
+    rows = [
+        {"custom_id": f"c{at}", "request": {"prompt": prompt}, "response": body}
+        for at, (prompt, body) in enumerate(zip(prompts, bodies, strict=True))
+    ]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    names = list(sizes(read(path)))
+    assert names == ["c0", "c1", "c0#1", "c3"]
+    assert prompts_of(names) == ["c0", "c1", "c0", "c3"]
