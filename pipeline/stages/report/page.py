@@ -6,8 +6,7 @@ The page is one file, the report as people look at it. Template and style lie in
 from __future__ import annotations
 
 import re
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import jinja2
@@ -20,9 +19,8 @@ from analysis.decoding.predicted import draft_lengths
 from analysis.decoding.speed import signs_of_load
 from analysis.report.answer import EPS, FATES, median_answer
 from analysis.report.log_advice import log_advice
-from analysis.report.records import Section, Table
-from analysis.report.render import PUBLISHED, anchor, caption, label_width, lines, names, spans
-from analysis.report.text import FORMATS, UNDEFINED
+from analysis.report.table import Figure, Section, Table
+from analysis.report.text import UNDEFINED, interval_text, times_text
 from analysis.statistics.bootstrap import FEW_PROMPTS, Resampling
 from pipeline.decoding.decoded import read_answered
 from pipeline.plan.specs import LoggedDistributions
@@ -61,9 +59,7 @@ def page_files(measured: Measured, sections: Sequence[Section], study: str) -> d
     )
     environment.filters["whole"] = whole
     css = (WEB / "page.css").read_text(encoding="utf-8")
-    environment.globals |= {"lines": lines, "spans": spans, "as_published": PUBLISHED}
-    environment.globals |= {"anchor": anchor, "caption": caption, "widest": label_width}
-    environment.globals |= {"files_of": names, "few_prompts": FEW_PROMPTS}
+    environment.globals |= {"anchor": anchor, "few_prompts": FEW_PROMPTS}
     environment.globals |= {"study": spec.study, "note": spec.note, "css": css}
     opening = introduction(setups, spec)
     logged = [x for x in sources if isinstance(x.distributions.task.spec, LoggedDistributions)]
@@ -89,14 +85,8 @@ def page_files(measured: Measured, sections: Sequence[Section], study: str) -> d
     files = {"index.html": text, VERDICT: text_of_verdict}
     for place in ("", "timings/"):
         if placed := [section for section in sections if section.place == place]:
-            shown_here = [item for section in placed for item in section.shown]
-            tables = [item for item in shown_here if isinstance(item, Table)]
             files[f"{place}tables.html"] = environment.get_template("tables.html").render(
-                sections=placed,
-                introduction=opening,
-                shared=shared_notes(tables),
-                timed=timed,
-                place=place,
+                sections=placed, introduction=opening, timed=timed, place=place
             )
     return {name: content.encode() for name, content in files.items()}
 
@@ -114,8 +104,8 @@ def method_row(run: Run, drafter: str) -> Row:
     return {
         "name": drafter_in_words(run, drafter),
         "answer": run["answer"],
-        "speed": FORMATS["times"](run["speedup"], run["ci_low"], run["ci_high"]),
-        "tokens": FORMATS["interval"](*tokens),
+        "speed": times_text(run["speedup"], run["ci_low"], run["ci_high"]),
+        "tokens": interval_text(*tokens),
         "rate": UNDEFINED if pd.isna(value) else rate,
         "length": str(run["draft_length"]),
     }
@@ -138,10 +128,9 @@ def method_table(targets: Sequence[str], methods: Sequence[Sequence[Row]]) -> st
     return "\n".join([head, "|---" * 7 + "|", *rows]) if rows else ""
 
 
-def shared_notes(tables: Iterable[Table]) -> list[str]:
-    """Return the notes that stand below more than one table, in the order of their appearance."""
-    counts = Counter(note for table in tables for note in dict.fromkeys(table.notes))
-    return [note for note, count in counts.items() if count > 1]
+def anchor(item: Table | Figure) -> str:
+    """Return the place of a table or figure within `tables.html`."""
+    return f"{'tables' if isinstance(item, Table) else 'figures'}/{item.name}"
 
 
 def whole(text: str) -> str:

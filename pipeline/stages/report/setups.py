@@ -12,7 +12,6 @@ from analysis.decoding.metrics import Decoded
 from analysis.decoding.speed import signs_of_load
 from analysis.report.measured import Target
 from analysis.report.published import PAPERS
-from analysis.report.records import worded
 from analysis.report.text import few_notes, number_text, share_text
 from analysis.statistics.trajectories import LENGTH
 from pipeline.plan.specs import ReportSpec, SampledPrompts
@@ -74,16 +73,20 @@ def introduction(setups: Mapping[str, Mapping[str, str]], spec: ReportSpec) -> l
         setups: `setup` of each target, by its printed name.
         spec: of the report.
     """
-    of_paper = next((facts for name, facts in setups.items() if name in PAPERS), {})
-    texts = worded(
-        "introduction",
-        confidence=100 * spec.statistics.confidence,
-        resamples=spec.statistics.resamples,
-        open="; ".join(f"{name}: {of_paper[name]}" for name in OPEN if name in of_paper),
-    )
-    paper = [texts["paper"], texts["open"]] if of_paper else []
-    few = few_notes(int(facts["prompts"]) for facts in setups.values())
-    return [*few, texts["certificates"], texts["statistics"], *paper]
+    statistics = spec.statistics
+    texts = [
+        *few_notes(int(facts["prompts"]) for facts in setups.values()),
+        "The certificate R of a step is the least KL(p‖q), in nats, at which the rule can reject "
+        "the drafter's most probable token; a step is certified at ε when R > ε. Where R is an "
+        "interval, its lower end counts; in the CSV files inf means that nothing can be rejected.",
+        f"Statistics are over decoding steps, with {100 * statistics.confidence:g} % bootstrap "
+        f"intervals over prompts ({statistics.resamples} resamples): docs/method.md.",
+    ]
+    of_paper = next((facts for name, facts in setups.items() if name in PAPERS), None)
+    if of_paper is None:
+        return texts
+    ours = "; ".join(f"{name}: {of_paper[name]}" for name in OPEN if name in of_paper)
+    return [*texts, f"The paper does not state these settings, which are ours: {ours}."]
 
 
 def setup(target: Target, sources: Sources) -> dict[str, str]:
