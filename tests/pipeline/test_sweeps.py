@@ -139,7 +139,7 @@ def test_a_sweep_over_drafters_compares_what_loses_nothing(tmp_path: Path) -> No
     (tmp_path / "tables").mkdir()
     pd.DataFrame(of_rule).to_csv(tmp_path / "tables/acceptance.csv")
     artifact: Any = SimpleNamespace(directory=tmp_path, facts={"targets": ["T"]})
-    task: Any = SimpleNamespace(spec=SimpleNamespace(drafter="D"))
+    task: Any = SimpleNamespace(settings={"drafter": "D"})
     [row] = summary(task, artifact)
     assert {
         "target": "T",

@@ -23,7 +23,6 @@ from analysis.report.table import Figure, Section, Table
 from analysis.report.text import UNDEFINED, interval_text, times_text
 from analysis.statistics.bootstrap import FEW_PROMPTS, Resampling
 from pipeline.decoding.decoded import read_answered
-from pipeline.plan.specs import LoggedDistributions
 from pipeline.stages.report.setups import introduction, setup
 from pipeline.stages.report.sources import Measured
 from pipeline.store import VERDICT, Artifact
@@ -49,7 +48,7 @@ def page_files(measured: Measured, sections: Sequence[Section], study: str) -> d
         target.label: setup(target, source) for target, source in zip(targets, sources, strict=True)
     }
     advice = verdicts_of(measured, study)
-    if isinstance(sources[0].distributions.task.spec, LoggedDistributions):
+    if "log" in sources[0].distributions.task.settings:
         advice = [log_advice(own, target) for own, target in zip(advice, targets, strict=True)]
     methods = [[method_row(run, str(spec.drafter)) for run in own.drafters] for own in advice]
     table = method_table(results.targets, methods)
@@ -62,7 +61,7 @@ def page_files(measured: Measured, sections: Sequence[Section], study: str) -> d
     environment.globals |= {"anchor": anchor, "few_prompts": FEW_PROMPTS}
     environment.globals |= {"study": spec.study, "note": spec.note, "css": css}
     opening = introduction(setups, spec)
-    logged = [x for x in sources if isinstance(x.distributions.task.spec, LoggedDistributions)]
+    logged = [x for x in sources if "log" in x.distributions.task.settings]
     shown = {
         "drafter": results.drafter,
         "targets": results.targets,

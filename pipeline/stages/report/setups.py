@@ -14,8 +14,7 @@ from analysis.report.measured import Target
 from analysis.report.published import PAPERS
 from analysis.report.text import few_notes, number_text, share_text
 from analysis.statistics.trajectories import LENGTH
-from pipeline.plan.specs import ReportSpec, SampledPrompts
-from pipeline.stages.report.sources import Source, Sources
+from pipeline.stages.report.sources import ReportSpec, Source, Sources
 
 WORDS = {  # what a reader must know of records, by stage and key; the rest is in record.json
     "distributions.model.hub": "model",
@@ -98,7 +97,7 @@ def setup(target: Target, sources: Sources) -> dict[str, str]:
         for key, value in flattened(source).items()
     }
     prompts = sources.prompts
-    drawn = isinstance(prompts.task.spec, SampledPrompts)
+    drawn = "log" not in prompts.task.settings
     rows = prompts.artifact.facts["excluded"]
     if drawn:
         rows = {reason: entry["rows"] for reason, entry in rows.items()}
@@ -169,7 +168,7 @@ def extent(decoded: Sequence[Decoded], sources: Sequence[Source]) -> list[str]:
         lines.append(
             f"{answers.target} with {answers.drafter}: every method decoded the same "
             f"{answers.data['prompt_id'].nunique()} prompts{more}, up to "
-            f"{source.task.spec.steps} tokens each, batch size 1: "
+            f"{source.task.settings['steps']} tokens each, batch size 1: "
             f"{least if least == most else f'{least} to {most}'} tokens a method and setting."
         )
     return lines
