@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis.rules import Additive, StrictGreedy, Tree
+from analysis.rules import Additive, Rule, StrictGreedy, Tree
 from analysis.statistics.bootstrap import Resampling
 from pipeline import columns
 from pipeline.criteria import rule_entries
@@ -85,8 +86,10 @@ def logits(noise: float) -> tuple[np.ndarray, np.ndarray]:
     return z, (z + noise * rng.standard_normal(size)).astype(np.float32)
 
 
-def run(root: Path, above: Task) -> tuple[Artifact, dict[str, Any]]:
-    rules = (StrictGreedy(), Additive(t=0.1), Tree(m=3), Additive(t=0.6))
+RULES = (StrictGreedy(), Additive(t=0.1), Tree(m=3), Additive(t=0.6))
+
+
+def run(root: Path, above: Task, rules: Sequence[Rule] = RULES) -> tuple[Artifact, dict[str, Any]]:
     runtime = replace(above.runtime, rules=rules, statistics=Resampling(20, 0.9, 0))
     settings = {"rules": [rule_entries(rule) for rule in rules]}
     task = Task(STAGE, "pair", settings, {"drafts": above}, runtime)
