@@ -26,7 +26,7 @@ ENGINES = {  # that run a chain of a drafter: docs/engines.md
     "model": "vLLM, llama.cpp",
     "head": "vLLM (eagle3)",
     "earliest": "vLLM (ngram)",
-    "latest": "vLLM (ngram), llama.cpp (ngram-simple): each matches in its own way",
+    "latest": "vLLM (ngram), llama.cpp (ngram-simple)",  # which match in ways of their own
 }
 RULE_ENGINES = {"topm_additive": "TensorRT-LLM", "typical": "Medusa"}
 SETTING = ("method", "drafter", "draft_length", "temperature")  # of scored answers
@@ -117,7 +117,8 @@ def advise(
         else f"the machine was busy ({'; '.join(busy)})" * bool(busy)
     )
     outcome = OPEN if best is None or doubt else OUTCOMES[_answer(best)]
-    text, beside = f"Not decided for {target}: {doubt}", []
+    relaxed = [run for run in methods if not run["lossless"]]
+    text, beside = f"Not decided for {target}: {doubt}", list[str]()
     if best is not None:
         name, speed = method_in_words(best, drafter), f"{speed_text(best)} as {target} alone"
         same = "the text stays the same" if temperature == 0 else "its distribution stays the same"
@@ -130,9 +131,10 @@ def advise(
     if not doubt:
         ahead = [run for run in lossless if best is not None and run["speedup"] > best["speedup"]]
         beside = [f"Faster, but not for sure: {_unsure(run, drafter)}." for run in ahead]
-        relaxed = [run for run in methods if not run["lossless"]]
         sure = best if outcome == DRAFT else None
         beside += _relaxed(relaxed, sure, drafter, answers, margin, command)
+    elif relaxed:
+        beside = ["Not decided for relaxed rules either."]
     how = "greedy decoding" if temperature == 0 else f"temperature {temperature:g}"
     together = f"; intervals of all {len(methods)} methods together" if len(methods) > 1 else ""
     of_drafters = [

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from ..acceptance.judgement import Judgement
 from ..rules import Rule
 from ..statistics.bootstrap import Flags, Floats, PromptBootstrap, summarise
+from ..statistics.trajectories import Trajectories
 from .records import Column, Row, Table, records_of, select, worded
 
 
@@ -152,6 +153,12 @@ class Target:
     draft: pd.DataFrame | None = None
     judged: Mapping[str, Judgement] = field(default_factory=dict)
     completed: bool = False
+
+    @property
+    def trajectories(self) -> Trajectories:
+        """The steps of each answer."""
+        steps = self.bootstrap.steps
+        return Trajectories(np.cumsum(steps) - steps, self.bootstrap.prompts)
 
 
 def certificate_statistics(

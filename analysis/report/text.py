@@ -152,6 +152,15 @@ def times_text(value: float, low: float = math.nan, high: float = math.nan) -> s
     return f"{number_text(value)}×{limits}"
 
 
+def interval_text(value: float, low: float, high: float) -> str:
+    """Return a number with its interval.
+
+    >>> interval_text(2.0, 1.954, 2.1)
+    '2.00 [1.95, 2.10]'
+    """
+    return "{} [{}, {}]".format(*map(number_text, (value, low, high)))
+
+
 def points_text(low: float, high: float) -> str:
     """Return a range of differences of shares, in percentage points.
 
@@ -171,7 +180,7 @@ FORMATS: dict[str, Callable[..., str]] = {
     "share": share_text,
     "run": run_text,
     "at least": lambda tokens, cut: at_least(number_text(tokens), cut),
-    "interval": lambda *ends: "{} [{}, {}]".format(*map(number_text, ends)),
+    "interval": interval_text,
     ".3f interval": lambda *ends: "{} [{}, {}]".format(*(number_text(end, 3) for end in ends)),
     "times": times_text,
     "points": points_text,

@@ -1,0 +1,237 @@
+"""The first tables of the page: methods, relaxed rules, and the settings that certify.
+
+The same words everywhere: *accepted*, a share of the steps of the target's own text; *certified*,
+those at which it was bound to be; *tokens per call*, with the one that the target adds itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pandas as pd
+
+from ..acceptance.solve import Goal, Solution, solve
+from ..acceptance.verdict import Advice, Run, method_in_words
+from ..rules import StrictGreedy
+from ..rules.build import build_range
+from ..statistics.trajectories import count_calls
+from ..topk import TopK
+from .answer import in_order
+from .measured import Results, Target
+from .style import family
+from .table import Table
+from .text import UNDEFINED, interval_text, number_text, share_text, symbol, times_text
+
+EPSILONS = (0.05, 0.1)  # nats: the KL of the drafters that settings certify
+SHARE = 0.9  # of the steps, to be certified
+LENGTH = 4  # drafted tokens of a call, where no drafter was timed
+SEARCHED = ("additive", "multiplicative", "absolute", "typical", "mars", "tree")
+GREEDY = StrictGreedy().label
+Row = dict[str, Any]
+
+
+def methods_table(advice: Sequence[Advice], results: Results) -> Table | None:
+    """Return each drafter's fastest lossless method, with the engine that runs it; None if none.
+
+    What strict greedy accepts of the study's drafter is of stage acceptance; other drafts were
+    tested while decoding alone.
+    """
+    rows, cells = list[Row](), list[Row]()
+    for target, run in [(own.target, run) for own in advice for run in own.drafters]:
+        accepted, low, high = (run[name] for name in ("rate", "rate_ci_low", "rate_ci_high"))
+        if run["drafter"] == "model" and run["rule"] == GREEDY:
+            row = results.row(target, GREEDY, "acceptance", "acceptance")
+            accepted, low, high = (row[name] for name in ("value", "ci_low", "ci_high"))
+        tokens = [run[f"tokens_per_call{end}"] for end in ("", "_ci_low", "_ci_high")]
+        speed = run["speedup"], run["ci_low"], run["ci_high"]
+        method = method_in_words(run, results.drafter)
+        cells.append(
+            {
+                "engine that runs it": run["engine"],
+                "faster?": run["answer"],
+                "speed": times_text(*speed),
+                "tokens per call": interval_text(*tokens),
+                "accepted": f"{share_text(accepted)} [{100 * low:.0f}, {100 * high:.0f}]",
+            }
+        )
+        rows.append({"target": target, "method": method} | cells[-1])
+        names = ("speedup", "tokens_per_call", "acceptance")
+        for name, ends in zip(names, (speed, tokens, (accepted, low, high)), strict=True):
+            rows[-1] |= dict(zip((name, f"{name}_ci_low", f"{name}_ci_high"), ends, strict=True))
+    if not rows:
+        return None
+    caption = (
+        "Each drafter with its fastest lossless method. Speed: times as fast as the target alone, "
+        "with this project's loop on this machine; an engine's differs. Tokens per call: emitted "
+        "per pass of the target, its own one included. Accepted: share of drafted tokens along the "
+        "target's own text."
+    )
+    data = pd.DataFrame(rows).drop(columns=["speed", "tokens per call", "accepted"])
+    return Table("methods", "Methods", caption, data, _indexed(cells, rows, "method"))
+
+
+def _indexed(cells: Sequence[Row], rows: Sequence[Row], key: str) -> pd.DataFrame:
+    """Return cells below the names of their rows, and those below their targets if several."""
+    names = pd.DataFrame([{"target": row["target"], key: row[key]} for row in rows])
+    several = len(set(names["target"])) > 1
+    index = pd.MultiIndex.from_frame(names) if several else pd.Index(names[key], name=key)
+    return pd.DataFrame(cells).set_index(index)
+
+
+def relax_table(
+    results: Results, tried: Sequence[str], scores: Mapping[str, pd.DataFrame]
+) -> Table | None:
+    """Return a row for each target and rule of `relaxed_rules`; None without a drafter.
+
+    Args:
+        results: with the frame `acceptance`.
+        tried: labels of rules that were decoded with.
+        scores: `analysis.decoding.answers.losses` by target.
+    """
+    if "acceptance" not in results:
+        return None
+    rows, cells = list[Row](), list[Row]()
+    statistics = ("acceptance", "certified", "measured_per_call", "departure")
+    for target in results.targets:
+        scored = scores.get(target, pd.DataFrame({"rule": []}))
+        for rule in _relaxed_rules(results, [*tried, *scored["rule"]]):
+            value = {
+                name: results.row(target, rule, name, "acceptance")["value"] for name in statistics
+            }
+            given_up = results.row(target, rule, "probability_given_up", "acceptance")["value"]
+            rows.append({"target": target, "rule": rule} | value | {"given_up": given_up})
+            cells.append(
+                {
+                    "accepted": share_text(value["acceptance"]),
+                    "certified": share_text(value["certified"]),
+                    "tokens per call, any draft length": number_text(value["measured_per_call"]),
+                    "other tokens": share_text(value["departure"]),
+                    "given up": share_text(given_up),
+                }
+            )
+            for row in scored[scored["rule"] == rule].to_dict("records")[:1]:
+                cells[-1]["right answers"] = (
+                    f"{row['right']} of {row['items']}, {row['alone']} without"
+                )
+    data = pd.DataFrame(rows)
+    caption = (
+        "Along the target's own text. Certified: the share of steps at which the drafter's KL "
+        "alone guarantees acceptance. Other tokens: the share at which the accepted token is not "
+        "the target's choice; given up: what this costs of the target's probability, per step."
+    )
+    names = [{**row, "rule": results.names[row["rule"]]} for row in rows]
+    shown = _indexed(cells, names, "rule").fillna(UNDEFINED)
+    return Table("relax", "Should I relax the rule?", caption, data, shown)
+
+
+def _relaxed_rules(results: Results, tried: Sequence[str]) -> list[str]:
+    """Return strict greedy and, of each family that judges tokens, the rules tried, else one."""
+    judged = set(results["acceptance"]["rule"])
+    families: dict[str, list[str]] = {}
+    for rule in in_order([*results.rules.values()]):
+        if rule.judges_tokens and rule.label in judged:
+            families.setdefault(rule.name, []).append(rule.label)
+    return [
+        label
+        for labels in families.values()
+        for label in [x for x in labels if x in tried] or [labels[(len(labels) - 1) // 2]]
+    ]
+
+
+def settings_table(
+    targets: Sequence[Target], dists: Sequence[TopK], runs: Sequence[Run | None], drafter: str
+) -> Table:
+    """Return what strict greedy certifies, and the strictest settings that certify `SHARE`.
+
+    Args:
+        targets: with their steps.
+        dists: their distributions.
+        runs: by target, the run whose draft length is taken; None takes `LENGTH`.
+        drafter: its printed name; empty without one.
+    """
+    rows = list[Row]()
+    for target, dist, run in zip(targets, dists, runs, strict=True):
+        length = LENGTH if run is None else int(run["draft_length"])
+        for eps in EPSILONS:
+            key = {"target": target.label, "eps": eps}
+            rows += [key | row for row in _guaranteed(target, eps, length, drafter)]
+            rows += [key | row for row in _solved(target, dist, eps)]
+    data = pd.DataFrame(rows)
+    wide = data.pivot(index=["target", "quantity"], columns="eps", values="text")
+    order = pd.MultiIndex.from_frame(data[["target", "quantity"]].drop_duplicates())
+    wide = wide.loc[order].rename(columns=lambda eps: f"any drafter within {eps:g} nats")
+    shown = wide if len(targets) > 1 else wide.droplevel("target")
+    caption = (
+        "What holds for every drafter whose KL is at most so large at every step, and the "
+        f"strictest settings that certify {100 * SHARE:g} % of the steps (–: none does)."
+    )
+    if drafter:
+        caption += (
+            f" {drafter} is within that KL at few of its steps, so what it reaches may lie below "
+            "the guarantee."
+        )
+    shown.columns.name = None
+    title = f"Which setting certifies {100 * SHARE:g} % of the steps?"
+    return Table("settings", title, caption, data.drop(columns="text"), shown)
+
+
+def _guaranteed(target: Target, eps: float, length: int, drafter: str) -> list[Row]:
+    """Return what strict greedy certifies at a KL, beside what was measured of the drafter."""
+    rule = next((rule for rule in target.certificates if rule.label == GREEDY), None)
+    if rule is None:
+        return []
+    certified = target.certificates[rule][0] > eps
+
+    def tokens(passed: Any) -> float:
+        made = count_calls(passed[..., None], target.trajectories, length)
+        calls = made.calls.sum()
+        return float(made.tokens.sum() / calls) if calls else float("nan")
+
+    share, least = float(certified.mean()), tokens(certified[None])
+    rows = [
+        ("Strict greedy certifies", share, f"{share_text(share)} of the steps"),
+        (
+            f"and guarantees, with drafts of {length}",
+            least,
+            f"{number_text(least)} tokens per call",
+        ),
+    ]
+    if target.draft is not None:
+        within = float((target.draft["kl"] <= eps).mean())
+        reached = tokens(target.judged[GREEDY].accepted_by_depth)
+        rows += [
+            (f"{drafter} is within that KL at", within, f"{share_text(within)} of the steps"),
+            (
+                "and reaches, along the same text",
+                reached,
+                f"{number_text(reached)} tokens per call",
+            ),
+        ]
+    return [{"quantity": name, "value": value, "text": text} for name, value, text in rows]
+
+
+def _solved(target: Target, dist: TopK, eps: float) -> list[Row]:
+    """Return the strictest setting of each family of the target's rules that certifies `SHARE`."""
+    rows = list[Row]()
+    names = {rule.name for rule in target.certificates}
+    for searched in [build_range({"rule": name}) for name in SEARCHED if name in names]:
+        if max(rule.minimum_k for rule in searched.rules) > dist.k:
+            continue  # an engine's log has too few log-probabilities
+        goal = Goal(share=SHARE)
+        found = solve(dist, searched, eps, goal, target.bootstrap, target.trajectories)
+        strict, relaxed = map(searched.value, searched.rules)
+        name = (
+            f"{family(searched.rules[0].name)[0]}: {symbol(searched.parameter)} at "
+            f"{'least' if relaxed > strict else 'most'}"
+        )
+        ends = {"value": found.value, "ci_low": found.ci_low, "ci_high": found.ci_high}
+        rows.append({"quantity": name, "text": _setting(found)} | ends)
+    return rows
+
+
+def _setting(found: Solution) -> str:
+    if found.rule is None:
+        return UNDEFINED
+    ends = f" [{found.ci_low:.4g}, {found.ci_high:.4g}]" if found.ci_low < found.ci_high else ""
+    return f"{found.value:.4g}{ends}"
