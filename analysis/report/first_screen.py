@@ -21,13 +21,20 @@ from .answer import in_order
 from .measured import Results, Target
 from .style import family
 from .table import Table
-from .text import UNDEFINED, interval_text, number_text, share_text, symbol, times_text
+from .text import UNDEFINED, interval_text, number_text, percent_text, symbol, times_text
 
 EPSILONS = (0.05, 0.1)  # nats: the KL of the drafters that settings certify
 SHARE = 0.9  # of the steps, to be certified
 LENGTH = 4  # drafted tokens of a call, where no drafter was timed
 SEARCHED = ("additive", "multiplicative", "absolute", "typical", "mars", "tree")
 GREEDY = StrictGreedy().label
+RELAXED = {  # statistic of stage acceptance: heading and format
+    "acceptance": ("accepted", percent_text),
+    "certified": ("certified", percent_text),
+    "measured_per_call": ("tokens per call, any γ", number_text),
+    "departure": ("other tokens", percent_text),
+    "probability_given_up": ("given up", percent_text),
+}
 Row = dict[str, Any]
 
 
@@ -38,37 +45,50 @@ def methods_table(advice: Sequence[Advice], results: Results) -> Table | None:
     tested while decoding alone.
     """
     rows, cells = list[Row](), list[Row]()
+    known = _statistics(results)
     for target, run in [(own.target, run) for own in advice for run in own.drafters]:
-        accepted, low, high = (run[name] for name in ("rate", "rate_ci_low", "rate_ci_high"))
+        accepted = [run[name] for name in ("rate", "rate_ci_low", "rate_ci_high")]
         if run["drafter"] == "model" and run["rule"] == GREEDY:
-            row = results.row(target, GREEDY, "acceptance", "acceptance")
-            accepted, low, high = (row[name] for name in ("value", "ci_low", "ci_high"))
+            accepted = known[target, GREEDY, "acceptance"]
         tokens = [run[f"tokens_per_call{end}"] for end in ("", "_ci_low", "_ci_high")]
-        speed = run["speedup"], run["ci_low"], run["ci_high"]
-        method = method_in_words(run, results.drafter)
+        speed = [run["speedup"], run["ci_low"], run["ci_high"]]
+        named = {"target": target, "method": method_in_words(run, results.drafter)}
+        told = {"engine that runs it": run["engine"], "faster?": run["answer"]}
         cells.append(
-            {
-                "engine that runs it": run["engine"],
-                "faster?": run["answer"],
-                "speed": times_text(*speed),
-                "tokens per call": interval_text(*tokens),
-                "accepted": f"{share_text(accepted)} [{100 * low:.0f}, {100 * high:.0f}]",
+            told
+            | {"speed": times_text(*speed), "tokens per call": interval_text(*tokens)}
+            | {
+                "accepted": "{} [{:.1f}, {:.1f}]".format(
+                    percent_text(accepted[0]), *(100 * end for end in accepted[1:])
+                )
             }
         )
-        rows.append({"target": target, "method": method} | cells[-1])
-        names = ("speedup", "tokens_per_call", "acceptance")
-        for name, ends in zip(names, (speed, tokens, (accepted, low, high)), strict=True):
+        rows.append(named | told)
+        for name, ends in {
+            "speedup": speed,
+            "tokens_per_call": tokens,
+            "accepted": accepted,
+        }.items():
             rows[-1] |= dict(zip((name, f"{name}_ci_low", f"{name}_ci_high"), ends, strict=True))
     if not rows:
         return None
     caption = (
         "Each drafter with its fastest lossless method. Speed: times as fast as the target alone, "
-        "with this project's loop on this machine; an engine's differs. Tokens per call: emitted "
-        "per pass of the target, its own one included. Accepted: share of drafted tokens along the "
-        "target's own text."
+        "in this project's loop on this machine; acceptance carries over to an engine, speed does "
+        "not. Tokens per call: emitted per pass of the target, its own one included. Accepted: "
+        "share of drafted tokens along the target's own text. γ: drafted tokens per call."
     )
-    data = pd.DataFrame(rows).drop(columns=["speed", "tokens per call", "accepted"])
-    return Table("methods", "Methods", caption, data, _indexed(cells, rows, "method"))
+    return Table("methods", "Methods", caption, pd.DataFrame(rows), _indexed(cells, rows, "method"))
+
+
+def _statistics(results: Results) -> dict[tuple[str, str, str], list[float]]:
+    """Return value, ci_low and ci_high of stage acceptance by target, rule and statistic."""
+    return {
+        (row["target"], row["rule"], row["statistic"]): [
+            row[name] for name in ("value", "ci_low", "ci_high")
+        ]
+        for row in results["acceptance"].to_dict("records")
+    }
 
 
 def _indexed(cells: Sequence[Row], rows: Sequence[Row], key: str) -> pd.DataFrame:
@@ -82,39 +102,25 @@ def _indexed(cells: Sequence[Row], rows: Sequence[Row], key: str) -> pd.DataFram
 def relax_table(
     results: Results, tried: Sequence[str], scores: Mapping[str, pd.DataFrame]
 ) -> Table | None:
-    """Return a row for each target and rule of `relaxed_rules`; None without a drafter.
+    """Return a row for each target and rule of `_relaxed_rules`; None without a drafter.
 
     Args:
         results: with the frame `acceptance`.
         tried: labels of rules that were decoded with.
         scores: `analysis.decoding.answers.losses` by target.
     """
-    if "acceptance" not in results:
+    if results["acceptance"].empty:
         return None
-    rows, cells = list[Row](), list[Row]()
-    statistics = ("acceptance", "certified", "measured_per_call", "departure")
+    rows, cells, known = list[Row](), list[Row](), _statistics(results)
     for target in results.targets:
-        scored = scores.get(target, pd.DataFrame({"rule": []}))
-        for rule in _relaxed_rules(results, [*tried, *scored["rule"]]):
-            value = {
-                name: results.row(target, rule, name, "acceptance")["value"] for name in statistics
-            }
-            given_up = results.row(target, rule, "probability_given_up", "acceptance")["value"]
-            rows.append({"target": target, "rule": rule} | value | {"given_up": given_up})
-            cells.append(
-                {
-                    "accepted": share_text(value["acceptance"]),
-                    "certified": share_text(value["certified"]),
-                    "tokens per call, any draft length": number_text(value["measured_per_call"]),
-                    "other tokens": share_text(value["departure"]),
-                    "given up": share_text(given_up),
-                }
-            )
-            for row in scored[scored["rule"] == rule].to_dict("records")[:1]:
-                cells[-1]["right answers"] = (
-                    f"{row['right']} of {row['items']}, {row['alone']} without"
-                )
-    data = pd.DataFrame(rows)
+        scored = [] if target not in scores else scores[target].to_dict("records")
+        for rule in _relaxed_rules(results, [*tried, *(row["rule"] for row in scored)]):
+            value = {name: known[target, rule, name][0] for name in RELAXED}
+            rows.append({"target": target, "rule": rule} | value)
+            cells.append({heading: text(value[name]) for name, (heading, text) in RELAXED.items()})
+            for row in [row for row in scored if row["rule"] == rule][:1]:
+                right = f"{row['right']} of {row['items']}, {row['alone']} without"
+                cells[-1]["right answers"] = right
     caption = (
         "Along the target's own text. Certified: the share of steps at which the drafter's KL "
         "alone guarantees acceptance. Other tokens: the share at which the accepted token is not "
@@ -122,7 +128,7 @@ def relax_table(
     )
     names = [{**row, "rule": results.names[row["rule"]]} for row in rows]
     shown = _indexed(cells, names, "rule").fillna(UNDEFINED)
-    return Table("relax", "Should I relax the rule?", caption, data, shown)
+    return Table("relax", "Should I relax the rule?", caption, pd.DataFrame(rows), shown)
 
 
 def _relaxed_rules(results: Results, tried: Sequence[str]) -> list[str]:
@@ -190,7 +196,7 @@ def _guaranteed(target: Target, eps: float, length: int, drafter: str) -> list[R
 
     share, least = float(certified.mean()), tokens(certified[None])
     rows = [
-        ("Strict greedy certifies", share, f"{share_text(share)} of the steps"),
+        ("Strict greedy certifies", share, f"{percent_text(share)} of the steps"),
         (
             f"and guarantees, with drafts of {length}",
             least,
@@ -201,7 +207,7 @@ def _guaranteed(target: Target, eps: float, length: int, drafter: str) -> list[R
         within = float((target.draft["kl"] <= eps).mean())
         reached = tokens(target.judged[GREEDY].accepted_by_depth)
         rows += [
-            (f"{drafter} is within that KL at", within, f"{share_text(within)} of the steps"),
+            (f"{drafter} is within that KL at", within, f"{percent_text(within)} of the steps"),
             (
                 "and reaches, along the same text",
                 reached,

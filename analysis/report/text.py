@@ -109,6 +109,19 @@ def share_text(share: float) -> str:
     return f"{100 * share:.{digits}f} %"
 
 
+def percent_text(share: float) -> str:
+    """Return a share in percent with one decimal, which tells it from 0 and from 100 %.
+
+    >>> percent_text(0.123), percent_text(0.99999), percent_text(1e-5), percent_text(math.nan)
+    ('12.3 %', '> 99.9 %', '< 0.1 %', '–')
+    """
+    if 0.9995 <= share < 1:
+        return "> 99.9 %"
+    if 0 < share < 0.0005:
+        return "< 0.1 %"
+    return UNDEFINED if math.isnan(share) else f"{100 * share:.1f} %"
+
+
 def mark_of(column: str) -> str:
     """Return the name of the flag that a length in `column` is a lower bound.
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import base64
 import io
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import jinja2
@@ -19,11 +19,10 @@ from analysis.acceptance.verdict import Advice, advise, engines
 from analysis.decoding.answers import accuracy, losses
 from analysis.decoding.metrics import Decoded
 from analysis.decoding.speed import signs_of_load
-from analysis.report import style
 from analysis.report.answer import EPS, FATES, median_answer
 from analysis.report.first_screen import methods_table, relax_table, settings_table
 from analysis.report.log_advice import log_advice
-from analysis.report.table import Figure, Section, Table
+from analysis.report.table import Section, Table
 from pipeline.decoding.decoded import read_answered
 from pipeline.plan.specs import LoggedDistributions
 from pipeline.stages.report.setups import introduction, machine, setup
@@ -37,13 +36,16 @@ COLOURS = 64  # of a figure on the page
 BARS = "margins"  # the figure that stands before the answers
 
 
-def page_files(measured: Measured, sections: Sequence[Section], study: str) -> dict[str, bytes]:
+def page_files(
+    measured: Measured, sections: Sequence[Section], study: str, files: Mapping[str, bytes]
+) -> dict[str, bytes]:
     """Return the page, the verdict as text, and the files of the page's own tables.
 
     Args:
         measured: of all targets.
         sections: all tables and figures by section, those beside the published last.
         study: its name on the command line.
+        files: of the sections, by path.
     """
     spec, sources, targets = measured.spec, measured.sources, measured.targets
     results, logged = (
@@ -66,7 +68,8 @@ def page_files(measured: Measured, sections: Sequence[Section], study: str) -> d
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(WEB), autoescape=True, undefined=jinja2.StrictUndefined
     )
-    environment.filters |= {"whole": whole, "embedded": embedded}
+    environment.filters |= {"whole": whole}
+    environment.globals["embedded"] = lambda path: embedded(files[path])
     environment.tests["table"] = lambda item: isinstance(item, Table)
     timed = [source.decoding or source.distributions for source in sources]
     page = environment.get_template("page.html").render(
@@ -75,7 +78,11 @@ def page_files(measured: Measured, sections: Sequence[Section], study: str) -> d
         targets=targets,
         advice=advice,
         methods=methods,
-        costs=[text for pair in zip(measured.decoded, measured.speeds) for text in costs(*pair)],
+        costs=[
+            text
+            for pair in zip(measured.decoded, measured.speeds, strict=True)
+            for text in costs(*pair)
+        ],
         machine=dict.fromkeys(machine(source.artifact) for source in timed),
         soundness=[source.acceptance.artifact.facts for source in sources if source.acceptance],
         relax=relax,
@@ -163,9 +170,9 @@ def verdict_text(advice: Sequence[Advice], methods: Table | None) -> str:
     return "\n\n".join(blocks) + "\n"
 
 
-def embedded(figure: Figure) -> str:
-    """Return a figure as the address of an image that is part of the page."""
-    image = Image.open(io.BytesIO(style.render(figure.drawing, "png"))).convert("RGB")
+def embedded(picture: bytes) -> str:
+    """Return the address of a picture that is part of the page, in few colours."""
+    image = Image.open(io.BytesIO(picture)).convert("RGB")
     small = io.BytesIO()
     image.quantize(COLOURS, dither=Image.Dither.NONE).save(small, "png", optimize=True)
     return f"data:image/png;base64,{base64.b64encode(small.getvalue()).decode()}"
