@@ -190,11 +190,11 @@ def _guaranteed(target: Target, eps: float, length: int, drafter: str) -> list[R
     certified = target.certificates[rule][0] > eps
 
     def tokens(passed: Any) -> float:
-        made = count_calls(passed[..., None], target.trajectories, length)
+        made = count_calls(passed, target.trajectories, length)
         calls = made.calls.sum()
         return float(made.tokens.sum() / calls) if calls else float("nan")
 
-    share, least = float(certified.mean()), tokens(certified[None])
+    share, least = float(certified.mean()), tokens(certified)
     rows = [
         ("Strict greedy certifies", share, f"{percent_text(share)} of the steps"),
         (
@@ -224,8 +224,8 @@ def _solved(target: Target, dist: TopK, eps: float) -> list[Row]:
     for searched in [build_range({"rule": name}) for name in SEARCHED if name in names]:
         if max(rule.minimum_k for rule in searched.rules) > dist.k:
             continue  # an engine's log has too few log-probabilities
-        goal = Goal(share=SHARE)
-        found = solve(dist, searched, eps, goal, target.bootstrap, target.trajectories)
+        steps = target.bootstrap, target.trajectories
+        (found,) = solve(dist, searched, eps, [Goal(share=SHARE)], *steps)
         strict, relaxed = map(searched.value, searched.rules)
         name = (
             f"{family(searched.rules[0].name)[0]}: {symbol(searched.parameter)} at "

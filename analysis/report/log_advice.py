@@ -32,7 +32,7 @@ def log_advice(advice: Advice, target: Target) -> Advice:
     """
     name, greedy, long = target.label, StrictGreedy(), LONG
     if greedy in target.certificates:
-        certified = (target.certificates[greedy][0] > EPS)[None, :, None]
+        certified = target.certificates[greedy][0] > EPS
         counts = {n: count_calls(certified, target.trajectories, n) for n in LENGTHS}
         if all(made.calls.sum() for made in counts.values()):
             tokens = {n: made.tokens.sum() / made.calls.sum() for n, made in counts.items()}

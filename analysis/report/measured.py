@@ -204,15 +204,3 @@ def _tidy(keys: Row, values: Floats, ceiling: float, bootstrap: PromptBootstrap)
             for x, ends in statistics.items()
         ]
     )
-
-
-def survival_band(
-    values: Floats, grid: Floats, bootstrap: PromptBootstrap
-) -> tuple[Floats, Floats]:
-    """Return the pointwise interval over prompts of the share of (N,) values above (G,) levels."""
-    cell = np.searchsorted(grid, values, side="left")  # number of levels below the value
-    width = len(grid) + 1
-    counts = np.bincount(bootstrap.prompts * width + cell, minlength=bootstrap.count * width)
-    above = np.cumsum(counts.reshape(-1, width)[:, ::-1], axis=1)[:, ::-1][:, 1:]
-    draws = bootstrap.sums(above) / bootstrap.sums(bootstrap.steps[:, None])
-    return bootstrap.interval(draws)

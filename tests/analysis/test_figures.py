@@ -15,7 +15,7 @@ from matplotlib.font_manager import findfont
 
 from analysis.acceptance.summary import margins
 from analysis.decoding.answers import accuracy
-from analysis.report.measured import Ends, survival_band
+from analysis.report.measured import Ends
 from analysis.report.records import Figure, texts
 from analysis.report.sections.acceptance import acceptance_section
 from analysis.report.sections.accuracy import recovery_figure
@@ -26,7 +26,7 @@ from analysis.report.sections.paper_figures import figure1, survival_figure
 from analysis.report.style import STYLE, render
 from analysis.report.sweep_figure import sweep_figure
 from analysis.rules import Additive, Rule, expand
-from analysis.statistics.bootstrap import PromptBootstrap
+from analysis.statistics.bootstrap import PromptBootstrap, survival
 
 from . import test_acceptance_section, test_answers, test_decoding_metrics, test_decoding_trees
 
@@ -137,10 +137,10 @@ def test_figures_of_rules_that_a_study_lacks_or_a_user_wrote() -> None:
 def test_the_band_is_the_interval_of_the_share() -> None:
     values = np.round(np.random.default_rng(1).random(STEPS), 2)
     grid = np.array([0.0, 0.25, 0.9])
-    low, high = survival_band(values, grid, BOOTSTRAP)
+    curves = survival(values, grid, BOOTSTRAP)
     for at, eps in enumerate(grid):
-        _, draws = BOOTSTRAP.mean((values > eps).astype(float))
-        np.testing.assert_allclose((low[at], high[at]), BOOTSTRAP.interval(draws), rtol=1e-12)
+        found = [curve[at] for curve in curves]
+        np.testing.assert_allclose(found, BOOTSTRAP.share(values > eps), rtol=1e-12)
 
 
 def every_figure(folder: Path) -> dict[str, Drawing]:

@@ -84,7 +84,6 @@ def test_random_models_are_not_to_be_drafted_for(tmp_path: Path) -> None:
     )
     assert found.run is not None
     assert found.outcome in (DO_NOT, OPEN)  # OPEN where the machine was disturbed
-    assert found.beside[-1].startswith("At the measured costs other")
 
 
 def test_solve_prints_the_verdict_and_at_most_40_lines(

@@ -13,8 +13,7 @@ import numpy as np
 import pandas as pd
 
 from ...decoding import metrics as decoding
-from ...decoding.metrics import Decoded
-from ...decoding.places import position_rates
+from ...decoding.metrics import Decoded, position_rates
 from ...statistics.bootstrap import Resampling
 from ..measured import Results
 from ..records import Column, Figure, Section, Table, worded

@@ -15,7 +15,7 @@ from itertools import cycle
 
 import pandas as pd
 
-from ...decoding import predicted, speed
+from ...decoding import speed
 from ...decoding.metrics import Decoded
 from ..records import Column, Figure, Section, Table, worded
 from ..style import GREY, LINES, POINTS, error_bars, grid, legend, percent, styled
@@ -85,12 +85,7 @@ def _of_source(decoded: Decoded, source: str) -> pd.DataFrame:
 
 def speed_table(decoded: Sequence[Decoded], speeds: Speeds) -> Table:
     """Return the table of throughput, latency, costs of a call, predicted speedup and memory."""
-    frames = []
-    for pair, table in zip(decoded, speeds, strict=True):
-        best = predicted.draft_lengths(pair, table).set_index(["method", "temperature"])
-        lengths = best["predicted"].rename("best_length")
-        frames.append(table.join(lengths, on=["method", "temperature"]))
-    return Table(**worded("decoding_speed"), data=concat_targets(decoded, frames))
+    return Table(**worded("decoding_speed"), data=concat_targets(decoded, speeds))
 
 
 def temperature_table(decoded: Sequence[Decoded], speeds: Speeds) -> Table | None:

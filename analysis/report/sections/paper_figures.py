@@ -14,8 +14,8 @@ from matplotlib.figure import Figure as Drawing
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from ...rules import Additive, Multiplicative, Rule, StrictGreedy, Tree
-from ...statistics.bootstrap import Floats, PromptBootstrap, share_above
-from ..measured import Certified, survival_band
+from ...statistics.bootstrap import Floats, PromptBootstrap, survival
+from ..measured import Certified
 from ..records import Figure, sentence, worded
 from ..style import (
     BLACK,
@@ -160,8 +160,8 @@ def _curves(items: Certified, bootstrap: PromptBootstrap, grid: Floats) -> dict[
     """Return the survival curve of each rule and its interval over prompts."""
     frames = {}
     for rule, (lower, _) in items.items():
-        low, high = survival_band(lower, grid, bootstrap)
-        curve = {"rule": rule.label, "eps": grid, "share": share_above(lower, grid)}
+        share, low, high = survival(lower, grid, bootstrap)
+        curve = {"rule": rule.label, "eps": grid, "share": share}
         frames[rule] = pd.DataFrame(curve | {"ci_low": low, "ci_high": high})
     return frames
 
