@@ -97,10 +97,10 @@ def page_files(
         facts=dict.fromkeys(name for facts in setups.values() for name in facts),
     )
     text = verdict_text(advice, methods)
-    own = {
-        f"timings/{x}": y for table in (methods, relax) if table for x, y in table.files().items()
-    }
-    return {"index.html": page.encode(), VERDICT: text.encode()} | own | settings.files()
+    own = {"index.html": page.encode(), VERDICT: text.encode()} | settings.files()
+    own |= {} if relax is None else relax.files()
+    timed_files = {} if methods is None else methods.files()
+    return own | {f"timings/{path}": content for path, content in timed_files.items()}
 
 
 def scored(source: Sources, measured: Measured) -> pd.DataFrame | None:
