@@ -19,7 +19,7 @@ from analysis.rules import Additive, Tree
 from pipeline import solve
 from pipeline.study import Study
 from tests.conftest import HEAVY, ROOT, SMALL, SmallStudy, pipeline
-from tests.pipeline.reading import unnamed, page_text
+from tests.pipeline.reading import page_text, unnamed
 
 TEXTS = ("md", "csv", "tex")  # files of a report in which names stand
 

@@ -121,12 +121,9 @@ def advised(measured: Measured, scores: dict[str, pd.DataFrame | None], study: s
         speeds, busy = None, list[str]()
         if measured.decoded and source.decoding is not None:
             pair = source.decoding.task.spec
-            speeds = with_engines(
-                measured.decoded[at],
-                measured.speeds[at],
-                head=pair.drafter is not None and pair.drafter.head is not None,
-                match=pair.lookup_match,
-            )
+            head = pair.drafter is not None and pair.drafter.head is not None
+            engine = engines(measured.decoded[at].runs, head, pair.lookup_match)
+            speeds = measured.speeds[at].assign(engine=engine)
             busy = signs_of_load(speeds)
         found.append(
             advise(
@@ -140,11 +137,6 @@ def advised(measured: Measured, scores: dict[str, pd.DataFrame | None], study: s
             )
         )
     return found
-
-
-def with_engines(decoded: Decoded, speeds: pd.DataFrame, head: bool, match: str) -> pd.DataFrame:
-    """Return a target's table of `speed` with the engines that run each method."""
-    return speeds.assign(engine=engines(decoded.runs, head, match))
 
 
 def costs(decoded: Decoded, speeds: pd.DataFrame) -> list[str]:
