@@ -6,13 +6,15 @@ those at which it was bound to be; *tokens per call*, with the one that the targ
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pandas as pd
 
 from ..acceptance.solve import Goal, Solution, solve
-from ..acceptance.verdict import Advice, Run, method_in_words
+from ..acceptance.verdict import Advice, method_in_words
+from ..decoding.metrics import Decoded
 from ..rules import StrictGreedy
 from ..rules.build import build_range
 from ..statistics.trajectories import count_calls
@@ -25,7 +27,6 @@ from .text import UNDEFINED, interval_text, number_text, percent_text, symbol, t
 
 EPSILONS = (0.05, 0.1)  # nats: the KL of the drafters that settings certify
 SHARE = 0.9  # of the steps, to be certified
-LENGTH = 4  # drafted tokens of a call, where no drafter was timed
 SEARCHED = ("additive", "multiplicative", "absolute", "typical", "mars", "tree")
 GREEDY = StrictGreedy().label
 RELAXED = {  # statistic of stage acceptance: heading and format
@@ -145,76 +146,60 @@ def _relaxed_rules(results: Results, tried: Sequence[str]) -> list[str]:
     ]
 
 
-def settings_table(
-    targets: Sequence[Target], dists: Sequence[TopK], runs: Sequence[Run | None], drafter: str
-) -> Table:
+def settings_table(results: Results, targets: Sequence[Target], dists: Sequence[TopK]) -> Table:
     """Return what strict greedy certifies, and the strictest settings that certify `SHARE`.
 
     Args:
+        results: with the frame `acceptance` if there is a drafter.
         targets: with their steps.
         dists: their distributions.
-        runs: by target, the run whose draft length is taken; None takes `LENGTH`.
-        drafter: its printed name; empty without one.
     """
     rows = list[Row]()
-    for target, dist, run in zip(targets, dists, runs, strict=True):
-        length = LENGTH if run is None else int(run["draft_length"])
+    for target, dist in zip(targets, dists, strict=True):
         for eps in EPSILONS:
-            key = {"target": target.label, "eps": eps}
-            rows += [key | row for row in _guaranteed(target, eps, length, drafter)]
-            rows += [key | row for row in _solved(target, dist, eps)]
+            found = [*_guaranteed(target, eps, results), *_solved(target, dist, eps)]
+            rows += [{"target": target.label, "eps": eps} | row for row in found]
     data = pd.DataFrame(rows)
-    wide = data.pivot(index=["target", "quantity"], columns="eps", values="text")
-    order = pd.MultiIndex.from_frame(data[["target", "quantity"]].drop_duplicates())
-    wide = wide.loc[order].rename(columns=lambda eps: f"any drafter within {eps:g} nats")
-    shown = wide if len(targets) > 1 else wide.droplevel("target")
+    shown = data.pivot(index=["target", "quantity"], columns="eps", values="text")
+    shown = shown.loc[pd.MultiIndex.from_frame(data[["target", "quantity"]].drop_duplicates())]
+    shown.columns = [f"any drafter within {eps:g} nats" for eps in shown.columns]
     caption = (
         "What holds for every drafter whose KL is at most so large at every step, and the "
         f"strictest settings that certify {100 * SHARE:g} % of the steps (–: none does)."
     )
-    if drafter:
+    if results.drafter:
         caption += (
-            f" {drafter} is within that KL at few of its steps, so what it reaches may lie below "
-            "the guarantee."
+            f" {results.drafter} is not within that KL at every step, so what it reaches may lie "
+            "below the guarantee."
         )
-    shown.columns.name = None
     title = f"Which setting certifies {100 * SHARE:g} % of the steps?"
+    shown = shown if len(targets) > 1 else shown.droplevel("target")
     return Table("settings", title, caption, data.drop(columns="text"), shown)
 
 
-def _guaranteed(target: Target, eps: float, length: int, drafter: str) -> list[Row]:
+def _guaranteed(target: Target, eps: float, results: Results) -> list[Row]:
     """Return what strict greedy certifies at a KL, beside what was measured of the drafter."""
     rule = next((rule for rule in target.certificates if rule.label == GREEDY), None)
     if rule is None:
         return []
     certified = target.certificates[rule][0] > eps
-
-    def tokens(passed: Any) -> float:
-        made = count_calls(passed, target.trajectories, length)
-        calls = made.calls.sum()
-        return float(made.tokens.sum() / calls) if calls else float("nan")
-
-    share, least = float(certified.mean()), tokens(certified)
+    made = count_calls(certified, target.trajectories, None)
+    least = made.tokens.sum() / made.calls.sum() if made.calls.sum() else math.nan
+    share, per_call = "{} of the steps", "{} tokens per call, any γ"
     rows = [
-        ("Strict greedy certifies", share, f"{percent_text(share)} of the steps"),
-        (
-            f"and guarantees, with drafts of {length}",
-            least,
-            f"{number_text(least)} tokens per call",
-        ),
+        ("Strict greedy certifies", certified.mean(), share),
+        ("and guarantees", least, per_call),
     ]
-    if target.draft is not None:
-        within = float((target.draft["kl"] <= eps).mean())
-        reached = tokens(target.judged[GREEDY].accepted_by_depth)
-        rows += [
-            (f"{drafter} is within that KL at", within, f"{percent_text(within)} of the steps"),
-            (
-                "and reaches, along the same text",
-                reached,
-                f"{number_text(reached)} tokens per call",
-            ),
-        ]
-    return [{"quantity": name, "value": value, "text": text} for name, value, text in rows]
+    if target.kl is not None:
+        reached = _statistics(results)[target.label, GREEDY, "measured_per_call"][0]
+        within = (target.kl <= eps).mean()
+        rows += [(f"{results.drafter} is within that KL at", within, share)]
+        rows += [("and reaches", reached, per_call)]
+    return [
+        {"quantity": name, "value": float(value)}
+        | {"text": text.format((percent_text if text == share else number_text)(value))}
+        for name, value, text in rows
+    ]
 
 
 def _solved(target: Target, dist: TopK, eps: float) -> list[Row]:
@@ -241,3 +226,25 @@ def _setting(found: Solution) -> str:
         return UNDEFINED
     ends = f" [{found.ci_low:.4g}, {found.ci_high:.4g}]" if found.ci_low < found.ci_high else ""
     return f"{found.value:.4g}{ends}"
+
+
+def costs(decoded: Decoded, speeds: pd.DataFrame) -> str:
+    """Return a line on what a token costs: of the target alone, and drafted."""
+    alone, drafted = speeds[speeds["drafter"] == "none"], speeds[speeds["drafter"] == "model"]
+    text = (
+        f"{decoded.target} alone: {alone['tokens_per_second'].iloc[0]:.3g} tokens per second, "
+        f"{1000 * alone['per_token'].iloc[0]:.3g} ms per token"
+    )
+    if len(drafted):
+        text += f"; {decoded.drafter}: {1000 * drafted['c_q'].iloc[0]:.3g} ms per drafted token"
+    return f"{text}."
+
+
+def verdict_text(advice: Sequence[Advice], methods: Table | None) -> str:
+    """Return a paragraph for each target, and the table of methods in Markdown, to paste."""
+    blocks = ["\n".join([own.sentence, *(f"- {text}" for text in own.beside)]) for own in advice]
+    if methods is not None:
+        flat = methods.shown.reset_index()
+        rows = [flat.columns, ["---"] * flat.shape[1], *flat.itertuples(index=False)]
+        blocks.append("\n".join(f"| {' | '.join(map(str, row))} |" for row in rows))
+    return "\n\n".join(blocks) + "\n"

@@ -17,10 +17,15 @@ from PIL import Image
 
 from analysis.acceptance.verdict import Advice, advise, engines
 from analysis.decoding.answers import accuracy, losses
-from analysis.decoding.metrics import Decoded
 from analysis.decoding.speed import signs_of_load
 from analysis.report.answer import EPS, FATES, median_answer
-from analysis.report.first_screen import methods_table, relax_table, settings_table
+from analysis.report.first_screen import (
+    costs,
+    methods_table,
+    relax_table,
+    settings_table,
+    verdict_text,
+)
 from analysis.report.log_advice import log_advice
 from analysis.report.table import Section, Table
 from pipeline.decoding.decoded import read_answered
@@ -48,19 +53,16 @@ def page_files(
         files: of the sections, by path.
     """
     spec, sources, targets = measured.spec, measured.sources, measured.targets
-    results, logged = (
-        measured.results,
-        [isinstance(source.distributions.task.spec, LoggedDistributions) for source in sources],
-    )
+    results = measured.results
     scores = {source.label: scored(source, measured) for source in sources}
     advice = advised(measured, scores, study)
-    if any(logged):
+    if isinstance(sources[0].distributions.task.spec, LoggedDistributions):
         advice = [log_advice(own, target) for own, target in zip(advice, targets, strict=True)]
     methods = methods_table(advice, results)
     tried = [rule for speeds in measured.speeds for rule in speeds["rule"].dropna()]
     relax = relax_table(results, tried, {at: x for at, x in scores.items() if x is not None})
     dists = [read_distributions(source.distributions.artifact) for source in sources]
-    settings = settings_table(targets, dists, [own.run for own in advice], results.drafter)
+    settings = settings_table(results, targets, dists)
     bars = [item for section in sections for item in section.items if item.name == BARS]
     setups = {
         target.label: setup(target, source) for target, source in zip(targets, sources, strict=True)
@@ -78,11 +80,7 @@ def page_files(
         targets=targets,
         advice=advice,
         methods=methods,
-        costs=[
-            text
-            for pair in zip(measured.decoded, measured.speeds, strict=True)
-            for text in costs(*pair)
-        ],
+        costs=list(map(costs, measured.decoded, measured.speeds)),
         machine=dict.fromkeys(machine(source.artifact) for source in timed),
         soundness=[source.acceptance.artifact.facts for source in sources if source.acceptance],
         relax=relax,
@@ -137,29 +135,6 @@ def advised(measured: Measured, scores: dict[str, pd.DataFrame | None], study: s
             )
         )
     return found
-
-
-def costs(decoded: Decoded, speeds: pd.DataFrame) -> list[str]:
-    """Return a line on what a token costs: of the target alone, and drafted."""
-    alone, drafted = speeds[speeds["drafter"] == "none"], speeds[speeds["drafter"] == "model"]
-    first = alone.iloc[0]
-    text = (
-        f"{decoded.target} alone: {first['tokens_per_second']:.3g} tokens per second, "
-        f"{1000 * first['per_token']:.3g} ms per token"
-    )
-    if len(drafted):
-        text += f"; {decoded.drafter}: {1000 * drafted['c_q'].iloc[0]:.3g} ms per drafted token"
-    return [f"{text}."]
-
-
-def verdict_text(advice: Sequence[Advice], methods: Table | None) -> str:
-    """Return a paragraph for each target, and the table of methods in Markdown, to paste."""
-    blocks = ["\n".join([own.sentence, *(f"- {text}" for text in own.beside)]) for own in advice]
-    if methods is not None:
-        flat = methods.shown.reset_index()
-        rows = [flat.columns, ["---"] * flat.shape[1], *flat.itertuples(index=False)]
-        blocks.append("\n".join(f"| {' | '.join(map(str, row))} |" for row in rows))
-    return "\n\n".join(blocks) + "\n"
 
 
 def embedded(picture: bytes) -> str:
