@@ -96,7 +96,7 @@ def write_rows(rows: Sequence[Mapping[str, Any]], file: Path) -> None:
     """Write all rows of a table to a CSV file, and print its name, or why it can't be written."""
     import pandas as pd
 
-    from analysis.report.escape import without_formulas
+    from analysis.report.table import without_formulas
 
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -219,9 +219,9 @@ def _parsed(texts: Sequence[str]) -> list[Any]:
 def _publish(directory: Path, name: str, swept: list[str], rows: list[dict[str, Any]]) -> None:
     import pandas as pd
 
-    from analysis.report.escape import without_formulas
     from analysis.report.style import render
     from analysis.report.sweep_figure import sweep_figure
+    from analysis.report.table import without_formulas
 
     table = pd.DataFrame(rows)
     without_formulas(table).to_csv(directory / f"{name}.csv", index=False)

@@ -7,7 +7,7 @@ those at which it was bound to be; *tokens per call*, with the one that the targ
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pandas as pd
@@ -29,7 +29,9 @@ EPSILONS = (0.05, 0.1)  # nats: the KL of the drafters that settings certify
 SHARE = 0.9  # of the steps, to be certified
 SEARCHED = ("additive", "multiplicative", "absolute", "typical", "mars", "tree")
 GREEDY = StrictGreedy().label
-RELAXED = {  # statistic of stage acceptance: heading and format
+RELAXED: dict[
+    str, tuple[str, Callable[[float], str]]
+] = {  # statistic of stage acceptance: heading and format
     "acceptance": ("accepted", percent_text),
     "certified": ("certified", percent_text),
     "measured_per_call": ("tokens per call, any γ", number_text),
@@ -245,6 +247,6 @@ def verdict_text(advice: Sequence[Advice], methods: Table | None) -> str:
     blocks = ["\n".join([own.sentence, *(f"- {text}" for text in own.beside)]) for own in advice]
     if methods is not None:
         flat = methods.shown.reset_index()
-        rows = [flat.columns, ["---"] * flat.shape[1], *flat.itertuples(index=False)]
+        rows = [list(flat.columns), ["---"] * flat.shape[1], *flat.to_numpy().tolist()]
         blocks.append("\n".join(f"| {' | '.join(map(str, row))} |" for row in rows))
     return "\n\n".join(blocks) + "\n"

@@ -7,7 +7,7 @@ HTML. The functions that return tables format each column in one way (`analysis.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -175,18 +175,58 @@ def latex(text: object) -> str:
     return ESCAPED.sub(escaped, str(text))
 
 
-def csv_text(frame: pd.DataFrame) -> str:
-    r"""Return a tidy frame as CSV: a missing value is an empty cell, text is no formula.
+def without_formulas(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return a frame for a CSV file: text that a spreadsheet would evaluate gets an apostrophe.
 
-    >>> csv_text(pd.DataFrame({"model": ["=1+1", "+x", "-", "a=b"], "value": [-1, 2, 3, 4]}))
-    "model,value\n'=1+1,-1\n'+x,2\n-,3\na=b,4\n"
+    >>> frame = pd.DataFrame({"model": ["=1+1", "+x", "@y", "-", "a=b"], "value": [-1, 2, 3, 4, 5]})
+    >>> without_formulas(frame)["model"].tolist()
+    ["'=1+1", "'+x", "'@y", '-', 'a=b']
     """
 
-    def safe(value: object) -> object:
+    def safe(value: Any) -> Any:
         return FORMULA.sub("'", value) if isinstance(value, str) else value
 
-    plain = frame.map(safe, na_action="ignore").rename(columns=safe)
+    return frame.map(safe, na_action="ignore").rename(columns=safe)
+
+
+def csv_text(frame: pd.DataFrame) -> str:
+    """Return a tidy frame as CSV; a missing value is an empty cell."""
+    plain = without_formulas(frame)
     return str(plain.to_csv(index=False, float_format="%.6g", lineterminator="\n"))
+
+
+def pivoted(
+    data: pd.DataFrame, rows: str | list[str], columns: str | list[str], cells: Iterable[str]
+) -> pd.DataFrame:
+    """Return the cells of a tidy frame by rows and columns, in the order of their appearance.
+
+    Args:
+        data: a row for each cell; rows that are not unique are an error.
+        rows: its columns that become the index.
+        columns: its columns that become the header.
+        cells: the printed text of each row of `data`.
+    """
+    frame = data.assign(cell=list(cells))
+    shown = frame.pivot(index=rows, columns=columns, values="cell")
+    return shown.reindex(index=_in_order(data, rows), columns=_in_order(data, columns))
+
+
+def indexed(
+    data: pd.DataFrame, columns: Mapping[Any, Sequence[str]], rows: Sequence[str] = ("method",)
+) -> pd.DataFrame:
+    """Return columns of cells below their headings, a row for each row of `data`.
+
+    Rows have the names that the columns `rows` give, below that of the target if there are several.
+    """
+    levels = [*(["target"] if len(data["target"].unique()) > 1 else []), *rows]
+    names = pd.MultiIndex.from_frame(data[levels]).set_names(levels[-1].capitalize(), level=-1)
+    shown = pd.DataFrame({heading: list(cells) for heading, cells in columns.items()})
+    return shown.set_axis(names if len(levels) > 1 else names.get_level_values(0))
+
+
+def _in_order(data: pd.DataFrame, names: str | list[str]) -> pd.Index:
+    once = data[[names] if isinstance(names, str) else names].drop_duplicates()
+    return pd.Index(once[names]) if isinstance(names, str) else pd.MultiIndex.from_frame(once)
 
 
 def together(parts: Iterable[tuple[str, pd.DataFrame]], key: str = "target") -> pd.DataFrame:

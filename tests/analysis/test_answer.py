@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-import pandas as pd
 import pytest
 
 from analysis.acceptance.judgement import Judgement
@@ -32,7 +31,6 @@ def made(rules: tuple[Rule, ...] = (Additive(0.3), GREEDY), drafter: bool = True
         tokens,
         [(f"id-{at}", f"prompt {at}", "made up") for at in range(4)],
         words={20: "<b>", 21: "word"},
-        draft=pd.DataFrame({"kl": rng.exponential(0.1, SIZE)}) if drafter else None,
         judged={
             rule.label: Judgement(rule, base, base, *fates(kept[rule.label], tokens))
             for rule in rules

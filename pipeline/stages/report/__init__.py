@@ -124,7 +124,7 @@ def summary(task: Task, artifact: Artifact) -> list[Json]:
 
 STAGE = Stage(
     name="report",
-    version=38,
+    version=39,
     upstream=UPSTREAM,
     tables={},
     plan=plan,
