@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import os
 import platform
+import re
 import shutil
 import socket
 import subprocess
@@ -440,13 +441,25 @@ def relative(path: Path) -> str:
 def environment(seconds: float) -> Json:
     """Return the record's entries on the run and the machine."""
     return {
+        "date": time.strftime("%Y-%m-%d", time.gmtime()),
         "wall_seconds": round(seconds, 3),
         "argv": sys.argv,
         "versions": {"python": platform.python_version()}
         | {name: version(name) for name in PACKAGES},
         "platform": platform.platform(),
+        "processor": _processor(),
         "git": _git(),
     }
+
+
+@cache
+def _processor() -> str:
+    """Return the processor's name: Linux tells it in a file, other systems to `platform`."""
+    with suppress(OSError):
+        named = re.search(r"model name\s*: (.+)", Path("/proc/cpuinfo").read_text(encoding="utf-8"))
+        if named is not None:
+            return named[1]
+    return platform.processor() or platform.machine()
 
 
 @cache

@@ -1,12 +1,12 @@
 """The strictest setting of a rule that reaches a goal, with its interval over prompts.
 
-A more relaxed rule certifies, and accepts, a superset of the steps. So the share of steps and the
-tokens a call (for a head nearly: see `count_calls`) grow with the parameter, in the sample and in
-every resample of its prompts. Each question is therefore a bisection for the first setting at which
-a ratio of sums over prompts reaches the goal. Settings are on a grid with steps of `RESOLUTION`, or
-of 1 for an integer. The limits of the interval are quantiles of the settings that the resamples
-need. A resample needs at most a setting iff it reaches the goal there, so the same bisection finds
-them, each for another number of resamples.
+A more relaxed rule certifies, and accepts, a superset of the steps. So each step has a first
+setting at which it passes, found on a coarse grid and then among the settings of one of its cells.
+The share of steps and the tokens per call (for a head nearly: see `count_calls`) grow with the
+parameter, in the sample and in every resample of its prompts, so the strictest setting is found by
+halving. Settings are `RESOLUTION` apart, or 1 for an integer. The limits of the interval are
+quantiles of the settings that the resamples need: a resample needs at most a setting iff it reaches
+the goal there.
 """
 
 from __future__ import annotations
@@ -15,26 +15,27 @@ import math
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 
 import numpy as np
 
 from ..certificates.certify import certify
 from ..rules.build import ParameterRange
 from ..rules.rule import Rule
-from ..statistics.bootstrap import Flags, Integers, Numbers, PromptBootstrap
+from ..statistics.bootstrap import Flags, Integers, Numbers, PromptBootstrap, rank
 from ..statistics.trajectories import Trajectories, count_calls
 from ..topk import TopK
-from .judgement import Steps
+from .judgement import CHUNK, Steps
 
 RESOLUTION = 1e-4  # of a continuous parameter
+GRID = 10  # settings that are tried at a time
 ROUNDING = 1e-9  # by which a sum may miss the goal
-Passing = Callable[[Rule, Integers], Flags]  # whether the steps of given indices pass under a rule
+Passing = Callable[[Sequence[Rule], Integers], Flags]  # (n, R): n steps by index, under R rules
 
 
 @dataclass(frozen=True)
 class Goal:
-    """The goal of a search: a share of the steps, or tokens a call.
+    """The goal of a search: a share of the steps, or tokens per call.
 
     Attributes:
         share: in (0, 1]; or None.
@@ -67,10 +68,9 @@ class Goal:
     def sums(self, passed: Flags, trajectories: Trajectories) -> tuple[Numbers, Numbers]:
         """Return numerator and denominator of the goal, (P,) each, from (D, N) passing steps."""
         if self.share is None:
-            counts = count_calls(passed[..., None], trajectories, self.draft_length)
-            return counts.tokens, counts.calls[:, 0]
-        steps = np.bincount(trajectories.prompts)
-        return np.bincount(trajectories.prompts, weights=passed[0]), steps
+            counts = count_calls(passed, trajectories, self.draft_length)
+            return counts.tokens, counts.calls
+        return trajectories.total(passed[0]), trajectories.ends - trajectories.starts
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class Solution:
         value: its parameter; NaN without a rule.
         ci_low: lower limit of the interval over prompts; NaN beyond the end of the range.
         ci_high: upper limit, likewise.
-        reached: share or tokens a call at this value, or at the end of the range; NaN without a
+        reached: share or tokens per call at this value, or at the end of the range; NaN without a
             call.
     """
 
@@ -97,11 +97,11 @@ def solve(
     dist: TopK,
     searched: ParameterRange,
     eps: float,
-    goal: Goal,
+    goals: Sequence[Goal],
     bootstrap: PromptBootstrap,
     trajectories: Trajectories,
-) -> Solution:
-    """Find the strictest setting of a rule whose certificates reach a goal.
+) -> list[Solution]:
+    """Find the strictest settings of a rule whose certificates reach each goal.
 
     A step is certified if the lower end of its certificate exceeds eps: a drafter whose KL is at
     most eps at every step is accepted there.
@@ -110,7 +110,7 @@ def solve(
         dist: N steps of the target.
         searched: the rule, with the first and last setting of the range to search.
         eps: largest KL of the drafter, at least 0, in nats.
-        goal: a share of certified steps, or guaranteed tokens a call.
+        goals: shares of certified steps, or guaranteed tokens per call.
         bootstrap: over the prompts of the steps.
         trajectories: of the steps.
 
@@ -123,34 +123,17 @@ def solve(
         >>> searched = build_range({"rule": "additive"})
         >>> steps = Trajectories.from_positions(np.array([0, 0]))
         >>> bootstrap = PromptBootstrap(steps.prompts, 20, 0.9, 0)
-        >>> solution = solve(dist, searched, 0.06, Goal(share=1.0), bootstrap, steps)
+        >>> (solution,) = solve(dist, searched, 0.06, [Goal(share=1.0)], bootstrap, steps)
         >>> solution.value, solution.reached
         (0.3001, 1.0)
     """
-    (solution,) = solve_each(
-        dist, searched, eps, [goal], bootstrap=bootstrap, trajectories=trajectories
-    )
-    return solution
-
-
-def solve_each(
-    dist: TopK,
-    searched: ParameterRange,
-    eps: float,
-    goals: Sequence[Goal],
-    *,
-    bootstrap: PromptBootstrap,
-    trajectories: Trajectories,
-) -> list[Solution]:
-    """Solve for several goals, as `solve`, with shared evaluations of settings."""
     if not eps >= 0:
         raise ValueError(f"eps={eps!r} is not allowed: give a number of at least 0")
 
-    def certified(rule: Rule, steps: Integers) -> Flags:
-        return certify(_some(dist, steps), rule).lower[:, 0] > eps
+    def certified(rules: Sequence[Rule], part: Integers) -> Flags:
+        return certify(dist[part], rules).lower > eps
 
-    settings = _Settings(searched, certified, bootstrap, trajectories)
-    return [settings.answer(goal) for goal in goals]
+    return _solve(searched, [certified], goals, bootstrap, trajectories)
 
 
 def solve_accepted(
@@ -158,112 +141,82 @@ def solve_accepted(
 ) -> list[Solution]:
     """Find the strictest settings with which a drafter's acceptance reaches each goal."""
 
-    def accepted(rule: Rule, index: Integers) -> Flags:
-        depth, step = np.divmod(index, len(steps))
-        passed = np.empty(len(index), dtype=bool)
-        for deep, at_depth in enumerate(steps.by_depth):
-            selected = depth == deep
-            part = step[selected]
-            passed[selected] = rule.accepts(_some(steps.target, part), *at_depth.drafted(part))
-        return passed
+    def accepted(depth: Steps, rules: Sequence[Rule], part: Integers) -> Flags:
+        dist, drafted = steps.target[part], depth.drafted(part)
+        return np.column_stack([rule.accepts(dist, *drafted) for rule in rules])
 
-    depths = len(steps.by_depth)
-    settings = _Settings(searched, accepted, bootstrap, steps.trajectories, depths)
-    return [settings.answer(goal) for goal in goals]
+    passing = [partial(accepted, depth) for depth in steps.by_depth]
+    return _solve(searched, passing, goals, bootstrap, steps.trajectories)
 
 
-def _some(dist: TopK, steps: Integers) -> TopK:
-    return dist if len(steps) == len(dist) else dist[steps]
+def _solve(
+    searched: ParameterRange,
+    passing: Sequence[Passing],
+    goals: Sequence[Goal],
+    bootstrap: PromptBootstrap,
+    trajectories: Trajectories,
+) -> list[Solution]:
+    """Solve for each goal, given which steps pass under rules, by depth."""
+    settings = _settings(searched)
+    size, last = len(trajectories.prompts), len(settings) - 1
+    first = np.stack([_first_passing(settings, passes, np.arange(size)) for passes in passing])
+    values = [searched.value(rule) for rule in settings]
+    draws = len(bootstrap.weights)
+    cut = int(rank((1 - bootstrap.confidence) / 2, draws))
 
-
-class _Settings:
-    """The settings of a range on a grid, from 0 (strict) to `last` (relaxed), with passing steps.
-
-    `passing` takes indices of steps; those of depth d start at (d - 1) N.
-
-    Attributes:
-        last: the index of the last setting.
-        grows: whether the parameter grows as the rule is relaxed.
-    """
-
-    def __init__(
-        self,
-        searched: ParameterRange,
-        passing: Passing,
-        bootstrap: PromptBootstrap,
-        trajectories: Trajectories,
-        depths: int = 1,
-    ) -> None:
-        self._range, self._passing = searched, passing
-        self._bootstrap, self._trajectories = bootstrap, trajectories
-        self._strict, self._relaxed = (
-            searched.value(searched.rules[0]),
-            searched.value(searched.rules[-1]),
-        )
-        self.grows = self._relaxed >= self._strict
-        self._whole = isinstance(searched.rules[0].parameters[searched.parameter], int)
-        step = 1.0 if self._whole else RESOLUTION
-        self.last = max(1, math.ceil(abs(self._relaxed - self._strict) / step - ROUNDING))
-        self._step = math.copysign(step, self._relaxed - self._strict)
-        size = depths * len(trajectories.prompts)
-        self._known = {-1: np.zeros(size, dtype=bool), self.last + 1: np.ones(size, dtype=bool)}
-
-    def value(self, i: int) -> float:
-        """Return the parameter of setting i."""
-        return self._relaxed if i == self.last else round(self._strict + i * self._step, 10)
-
-    def rule(self, i: int) -> Rule:
-        """Return the rule of setting i."""
-        kind = int if self._whole else float
-        return replace(self._range.rules[0], **{self._range.parameter: kind(self.value(i))})
-
-    def passed(self, i: int) -> Flags:
-        """Return (D N,) whether steps pass at setting i; earlier results decide most of them."""
-        if i not in self._known:
-            passed = self._known[max(place for place in self._known if place < i)].copy()
-            possible = self._known[min(place for place in self._known if place > i)]
-            open_ = np.flatnonzero(possible & ~passed)
-            passed[open_] = self._passing(self.rule(i), open_)
-            self._known[i] = passed
-        return self._known[i]
-
-    def answer(self, goal: Goal) -> Solution:
-        """Return the solution for one goal."""
-        needed = goal.wanted - ROUNDING
-
+    def solution(goal: Goal) -> Solution:
         @cache
-        def sums(i: int) -> tuple[Numbers, Numbers]:
-            by_depth = self.passed(i).reshape(-1, len(self._trajectories.prompts))
-            return goal.sums(by_depth, self._trajectories)
+        def reached(setting: int) -> tuple[float, bool, int]:
+            """Return what a setting reaches, whether it is enough, and in how many resamples."""
+            above, below = goal.sums(first <= setting, trajectories)
+            drawn_above, drawn_below = bootstrap.sums(above), bootstrap.sums(below)
+            needed = goal.wanted - ROUNDING
+            with np.errstate(invalid="ignore"):  # tokens per call, and there is no call
+                ratio = float(np.divide(above.sum(), below.sum()))
+            return ratio, ratio >= needed, int(np.sum(drawn_above >= needed * drawn_below))
 
-        def overall(i: int) -> bool:
-            above, below = sums(i)
-            return bool(above.sum() >= needed * below.sum())
+        def strictest(enough: Callable[[int], bool]) -> int | None:
+            return bisect_left(range(last), True, key=enough) if enough(last) else None
 
-        @cache
-        def resamples(i: int) -> int:
-            above, below = map(self._bootstrap.sums, sums(i))
-            return int(np.sum(above >= needed * below))
-
-        if not sums(self.last)[1].sum():  # tokens a call, and no answer has a second token
+        if math.isnan(reached(last)[0]):
             return Solution(None, math.nan, math.nan, math.nan, math.nan)
-        size = len(self._bootstrap.weights)
-        cut = max(1, math.ceil((1 - self._bootstrap.confidence) / 2 * size - ROUNDING))
-        place, strict, relaxed = (
-            _first(self.last, test)
-            for test in (
-                overall,
-                lambda i: resamples(i) >= cut,
-                lambda i: resamples(i) >= size - cut + 1,
-            )
-        )
-        ends = [strict, relaxed] if self.grows else [relaxed, strict]
-        value, low, high = (math.nan if i is None else self.value(i) for i in (place, *ends))
-        above, below = sums(self.last if place is None else place)
-        rule = None if place is None else self.rule(place)
-        return Solution(rule, value, low, high, float(above.sum() / below.sum()))
+        found = strictest(lambda setting: reached(setting)[1])
+        strict = strictest(lambda setting: reached(setting)[2] >= cut)
+        relaxed = strictest(lambda setting: reached(setting)[2] >= draws - cut + 1)
+        ends = (strict, relaxed) if values[-1] >= values[0] else (relaxed, strict)
+        value, low, high = (math.nan if at is None else values[at] for at in (found, *ends))
+        rule = None if found is None else settings[found]
+        return Solution(rule, value, low, high, reached(last if found is None else found)[0])
+
+    return [solution(goal) for goal in goals]
 
 
-def _first(last: int, test: Callable[[int], bool]) -> int | None:
-    """Return the first index from 0 to `last` at which a monotone test holds; None if none."""
-    return bisect_left(range(last), True, key=test) if test(last) else None
+def _settings(searched: ParameterRange) -> list[Rule]:
+    """Return the rule at every setting, from strict to relaxed."""
+    (rule, end), parameter = searched.rules, searched.parameter
+    strict, distance = searched.value(rule), searched.value(end) - searched.value(rule)
+    kind = type(rule.parameters[parameter])
+    step = math.copysign(1 if kind is int else RESOLUTION, distance)
+    count = max(1, math.ceil(distance / step - ROUNDING))
+    values = (kind(round(strict + i * step, 10)) for i in range(count))
+    return [*(replace(rule, **{parameter: value}) for value in values), end]
+
+
+def _first_passing(settings: Sequence[Rule], passing: Passing, steps: Integers) -> Integers:
+    """Return the (n,) place of the first of S settings at which each step passes; S if none.
+
+    Of a grid of settings the first decides between which two the place is searched again.
+    """
+    found = np.full(len(steps), len(settings))
+    if not len(steps) or not len(settings):
+        return found
+    stride = -(-len(settings) // GRID)
+    ends = [*range(stride - 1, len(settings) - 1, stride), len(settings) - 1]
+    rules = [settings[end] for end in ends]
+    parts = [steps[begin : begin + CHUNK] for begin in range(0, len(steps), CHUNK)]
+    flags = np.concatenate([passing(rules, part) for part in parts])
+    cell = np.where(flags.any(axis=1), flags.argmax(axis=1), -1)
+    for at, end in enumerate(ends):
+        begin, inside = ends[at - 1] + 1 if at else 0, cell == at
+        found[inside] = begin + _first_passing(settings[begin:end], passing, steps[inside])
+    return found

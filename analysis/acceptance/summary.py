@@ -1,4 +1,4 @@
-"""Statistics of acceptance over all steps: shares, tokens a call, and the KL that a rule needs.
+"""Statistics of acceptance over all steps: shares, tokens per call, and the KL that a rule needs.
 
 Of certificates that are intervals the statistics count the lower ends.
 """
@@ -12,12 +12,11 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from ..statistics.bootstrap import Floats, PromptBootstrap
-from ..statistics.trajectories import CallCounts, count_calls
+from ..statistics.bootstrap import Flags, Floats, PromptBootstrap
+from ..statistics.trajectories import Trajectories, count_calls
 from .judgement import Judgement, Steps
 
 Row = dict[str, Any]
-Weights = NDArray[Any]  # numbers or booleans
 MARGINS = (-np.inf, -2, -1, -0.5, -0.25, -0.1, 0, 0.1, 0.25, 0.5, np.inf)  # nats, ends of bins
 SPECULATIVE = "speculative sampling"
 RACES, RACES_LOWER = "exponential races", "exponential races, lower bound"
@@ -31,27 +30,24 @@ def rule_statistics(steps: Steps, judgement: Judgement, bootstrap: PromptBootstr
         certified, departure (accepted, but not the target's argmax), empty (nothing is rejected),
         inexact (the certificate is an interval). coverage: certified among accepted.
         probability_given_up: target probability given up by emitted drafts, mean over all steps.
-        slack_median: median of R - KL, nats. measured_per_call, certified_per_call: tokens a call
+        slack_median: median of R - KL, nats. measured_per_call, certified_per_call: tokens per call
         as in `length_row`; for a head by depth, and certified if so at this and all smaller depths.
         All other statistics refer to depth 1.
     """
     accepted, certified = judgement.accepted, judgement.certified
     departs = accepted & (steps.draft_rank > 1) & judgement.rule.judges_tokens
-    counts = count_calls(judgement.accepted_by_depth[..., None], steps.trajectories, None)
-    certified_counts = count_calls(
-        judgement.certified_by_depth[..., None], steps.trajectories, None
-    )
+    slack, trajectories = steps.slack(judgement.lower), steps.trajectories
     rows = [
-        share_row("acceptance", bootstrap, accepted),
-        share_row("certified", bootstrap, certified),
-        share_row("coverage", bootstrap, certified, accepted),
-        share_row("departure", bootstrap, departs),
-        share_row("probability_given_up", bootstrap, np.where(departs, steps.given_up, 0.0)),
-        share_row("empty", bootstrap, np.isinf(judgement.lower)),
-        share_row("inexact", bootstrap, judgement.lower < judgement.upper),
-        _quantile("slack_median", bootstrap, steps.slack(judgement.lower)),
-        length_row("measured_per_call", bootstrap, counts),
-        length_row("certified_per_call", bootstrap, certified_counts),
+        _row("acceptance", *bootstrap.share(accepted)),
+        _row("certified", *bootstrap.share(certified)),
+        _row("coverage", *bootstrap.share(certified, accepted)),
+        _row("departure", *bootstrap.share(departs)),
+        _row("probability_given_up", *bootstrap.share(np.where(departs, steps.given_up, 0.0))),
+        _row("empty", *bootstrap.share(np.isinf(judgement.lower))),
+        _row("inexact", *bootstrap.share(judgement.lower < judgement.upper)),
+        _row("slack_median", *_quantile(bootstrap, slack)),
+        length_row("measured_per_call", judgement.accepted_by_depth, trajectories, bootstrap),
+        length_row("certified_per_call", judgement.certified_by_depth, trajectories, bootstrap),
     ]
     frame = pd.DataFrame(rows)
     frame.insert(0, "rule", judgement.rule.label)
@@ -100,7 +96,7 @@ def stochastic_statistics(
     schemes = {SPECULATIVE: 1 - tv, RACES: races, RACES_LOWER: harmonic}
     return pd.DataFrame(
         [
-            {"rule": scheme, **share_row("acceptance", bootstrap, accepted)}
+            {"rule": scheme, **_row("acceptance", *bootstrap.share(accepted))}
             for scheme, accepted in schemes.items()
         ]
     )
@@ -122,13 +118,13 @@ def depth_statistics(
         and kl_median (nats) and finite (share of steps with a finite KL) with an empty rule.
     """
     rows = [
-        ("", _quantile("kl_median", bootstrap, steps.kl)),
-        ("", share_row("finite", bootstrap, np.isfinite(steps.kl))),
+        ("", _row("kl_median", *_quantile(bootstrap, steps.kl))),
+        ("", _row("finite", *bootstrap.share(np.isfinite(steps.kl)))),
     ]
     for judgement in judgements:
-        certified = share_row("certified", bootstrap, judgement.certified)
-        rows.append((judgement.rule.label, share_row("acceptance", bootstrap, judgement.accepted)))
-        rows.append((judgement.rule.label, certified))
+        for name in ("acceptance", "certified"):
+            counted = judgement.accepted if name == "acceptance" else judgement.certified
+            rows.append((judgement.rule.label, _row(name, *bootstrap.share(counted))))
     return pd.DataFrame([{"rule": rule, **row} for rule, row in rows]).assign(depth=depth)
 
 
@@ -137,9 +133,8 @@ def finite_share(steps: Steps, bootstrap: PromptBootstrap) -> pd.DataFrame:
 
     A drafter with a reduced vocabulary has an infinite KL(p || q) where p has other tokens.
     """
-    return pd.DataFrame(
-        [{"rule": "", "depth": 0, **share_row("finite", bootstrap, np.isfinite(steps.kl))}]
-    )
+    row = _row("finite", *bootstrap.share(np.isfinite(steps.kl)))
+    return pd.DataFrame([{"rule": "", "depth": 0, **row}])
 
 
 def kl_needed(lower: Floats, share: float, bootstrap: PromptBootstrap) -> Row:
@@ -158,8 +153,26 @@ def kl_needed(lower: Floats, share: float, bootstrap: PromptBootstrap) -> Row:
         value, ci_low and ci_high; +inf if n rejection regions are empty.
     """
     # the n-th largest of R is minus the n-th smallest of -R
-    row = _quantile("kl_needed", bootstrap, -lower, share)
-    return _row("kl_needed", -row["value"], -row["ci_high"], -row["ci_low"])
+    value, low, high = _quantile(bootstrap, -lower, share)
+    return _row("kl_needed", -value, -high, -low)
+
+
+def length_row(
+    name: str, accepted: Flags, trajectories: Trajectories, bootstrap: PromptBootstrap
+) -> Row:
+    """Return tokens per call for drafts of unlimited length, with the interval over prompts.
+
+    `cut` is the share of calls cut by a trajectory's end.
+
+    Args:
+        name: of the statistic.
+        accepted: (D, N) whether each step is accepted, by depth from 1.
+        trajectories: of the steps.
+        bootstrap: over prompts.
+    """
+    calls, tokens, cut = count_calls(accepted, trajectories, None)
+    share = cut.sum() / calls.sum() if calls.any() else np.nan
+    return _row(name, *bootstrap.ratio(tokens, calls)) | {"cut": float(share)}
 
 
 def _row(statistic: str, value: Any, low: Any, high: Any) -> Row:
@@ -167,43 +180,7 @@ def _row(statistic: str, value: Any, low: Any, high: Any) -> Row:
     return {"statistic": statistic, **{name: float(end) for name, end in ends.items()}}
 
 
-def share_row(
-    name: str, bootstrap: PromptBootstrap, counted: Weights, below: Weights | None = None
-) -> Row:
-    """Return the ratio of two sums over all steps, with its interval over prompts.
-
-    Args:
-        name: of the statistic.
-        bootstrap: over prompts.
-        counted: (N,) numerator.
-        below: (N,) denominator; None for the number of steps.
-    """
-    over = np.bincount(bootstrap.prompts, weights=counted)
-    under = bootstrap.steps if below is None else np.bincount(bootstrap.prompts, weights=below)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        draws = bootstrap.sums(over) / bootstrap.sums(under)
-        return _row(name, over.sum() / under.sum(), *bootstrap.interval(draws))
-
-
-def length_row(name: str, bootstrap: PromptBootstrap, counts: CallCounts) -> Row:
-    """Return tokens a call for drafts of unlimited length, with the interval over prompts.
-
-    `cut` is the share of calls cut by a trajectory's end.
-
-    Args:
-        name: of the statistic.
-        bootstrap: over prompts.
-        counts: calls of each prompt under one setting.
-    """
-    with np.errstate(invalid="ignore", divide="ignore"):
-        draws = bootstrap.sums(counts.tokens) / bootstrap.sums(counts.calls[:, 0])
-        value = counts.tokens.sum() / counts.calls.sum()
-        cut = counts.cut.sum() / counts.calls.sum()
-    return _row(name, value, *bootstrap.interval(draws)) | {"cut": float(cut)}
-
-
-def _quantile(name: str, bootstrap: PromptBootstrap, values: Floats, level: float = 0.5) -> Row:
-    """Return a quantile of (N,) values."""
-    (value,), draws = bootstrap.quantiles(values, [level])
-    low, high = bootstrap.interval(draws)
-    return _row(name, value, low[0], high[0])
+def _quantile(bootstrap: PromptBootstrap, values: Floats, level: float = 0.5) -> list[float]:
+    """Return a quantile of (N,) values, and its ends."""
+    points, draws = bootstrap.quantiles(values, [level])
+    return [float(part[0]) for part in (points, *bootstrap.interval(draws))]

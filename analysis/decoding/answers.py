@@ -1,4 +1,4 @@
-"""Answers to tasks under every method: accuracy, lost answers, and tokens a call.
+"""Answers to tasks under every method: accuracy, lost answers, and tokens per call.
 
 A method is compared, item by item, with the target alone at the same temperature and noise. A
 margin is fixed before the measurement: the loss of accuracy that counts.
@@ -58,11 +58,11 @@ def accuracy(
         run has right; difference of accuracy, its interval (Agresti and Min) and McNemar's exact
         p_value; within, whether the interval excludes a loss of `margin`; falls, whether it lies
         below 0; recovery, accuracy over the baseline's, with the interval of the difference over
-        it; changed, the share of answers
-        that differ from the baseline's; nats_given_up, the nats a token by which emitted tokens are
-        less probable than the target's first choices, minus the baseline's; departures, the share
-        of tokens that are not the target's first choice; tokens_per_call with its interval over
-        items; and speedup, the baseline's seconds a token over this run's.
+        it; changed, the share of answers that differ from the baseline's; nats_given_up, the nats
+        per token by which emitted tokens are less probable than the target's first choices, minus
+        the baseline's; departures, the share of tokens that are not the target's first choice;
+        tokens_per_call with its interval over items; and speedup, the baseline's seconds per token
+        over this run's.
     """
     both = answered.data.merge(answered.seconds, on=["task", "item_id", "run"])
     tasks = [*answered.tasks, ALL] if len(answered.tasks) > 1 else [ALL]
@@ -76,12 +76,9 @@ def accuracy(
             row = _compared(own, alone, confidence)
             row["within"] = row["difference_ci_low"] > -margin
             row["falls"] = row["difference_ci_high"] < 0
-            emitted, calls = (own[name].to_numpy() for name in ("emitted", "calls"))
-            with np.errstate(invalid="ignore"):  # answers of one token have no call
-                row["tokens_per_call"] = float(emitted.sum() / np.float64(calls.sum()))
-                draws = bootstrap.sums(emitted) / bootstrap.sums(calls)
-            low, high = map(float, bootstrap.interval(draws))
-            row |= {"tokens_per_call_ci_low": low, "tokens_per_call_ci_high": high}
+            ratio = bootstrap.ratio(own["emitted"].to_numpy(), own["calls"].to_numpy())
+            names = (f"tokens_per_call{end}" for end in ("", "_ci_low", "_ci_high"))
+            row |= zip(names, map(float, ratio), strict=True)
             rows.append({"task": task, "run": run, **answered.runs.iloc[run], **row})
     return pd.DataFrame(rows)
 

@@ -1,22 +1,24 @@
 """The speed-up of speculative decoding in closed form, from one acceptance rate and one cost ratio.
 
 Symbols: a is the acceptance rate of a drafted token, gamma the draft length, rho the cost of a
-drafted token over that of a token of the target alone. What the forms assume, `predicted` measures.
+drafted token over that of a token of the target alone.
 """
 
 from __future__ import annotations
 
 import math
 
+from scipy.optimize import brentq
+
 
 def tokens_per_call(a: float, gamma: int) -> float:
-    """Return the expected tokens of a target call, (1 - a^(gamma+1)) / (1 - a).
+    """Return the expected tokens per target call, (1 - a^(gamma+1)) / (1 - a).
 
     They are the accepted ones and the corrected or bonus token (Leviathan et al. 2023, eq. 1).
 
     Args:
         a: in [0, 1]; at 1 the limit gamma + 1 is returned.
-        gamma: drafted tokens a call, at least 0.
+        gamma: drafted tokens per call, at least 0.
 
     Raises:
         ValueError: a or gamma is out of range.
@@ -35,12 +37,12 @@ def tokens_per_call(a: float, gamma: int) -> float:
 def formula_speedup(a: float, gamma: int, rho: float) -> float:
     """Return S = `tokens_per_call`(a, gamma) / (1 + gamma rho).
 
-    It assumes one acceptance rate a at every place, independent tests, a verification of a whole
-    draft that costs as much as a token of the target alone, and no prompt.
+    It assumes one acceptance rate a at every draft position, independent tests, a verification of a
+    whole draft that costs as much as a token of the target alone, and no prefill.
 
     Args:
         a: in [0, 1].
-        gamma: drafted tokens a call, at least 0.
+        gamma: drafted tokens per call, at least 0.
         rho: cost of a drafted token over that of a token of the target alone.
 
     Examples:
@@ -61,18 +63,15 @@ def formula_length(a: float, rho: float) -> float:
         (7.86, 0.0, inf)
     """
 
-    def grows(g: float) -> bool:
+    def slope(g: float) -> float:
         power: float = a ** (g + 1)
-        return -power * math.log(a) * (1 + g * rho) > rho * (1 - power)
+        return -power * math.log(a) * (1 + g * rho) - rho * (1 - power)
 
     if rho <= 0 or a >= 1:
         return math.inf if a > 0 else 0.0
-    if a <= 0 or not grows(0.0):
+    if a <= 0 or slope(0.0) <= 0:
         return 0.0
-    low, high = 0.0, 1.0
-    while grows(high):
-        low, high = high, 2 * high
-    for _ in range(80):
-        middle = (low + high) / 2
-        low, high = (middle, high) if grows(middle) else (low, middle)
-    return high
+    end = 1.0
+    while slope(end) > 0:
+        end *= 2
+    return float(brentq(slope, 0.0, end, xtol=1e-12, rtol=1e-14))

@@ -58,17 +58,14 @@ def continuation(
     return draft
 
 
-def shortest_match(longest: int) -> int:
-    """Return the least n of look-up whose largest is `longest`."""
-    return min(longest, SHORTEST)
-
-
 def lookup_draft(
     tokens: Sequence[int], longest: int, draft_length: int, match: str, most: int | None
 ) -> list[int]:
-    """Return look-up's draft of `continuation`, cut to `most` tokens; None cuts nothing."""
-    shortest = shortest_match(longest)
-    return continuation(tokens, longest, draft_length, shortest, match)[:most]
+    """Return the `continuation` after a match of at least `SHORTEST` tokens, or of `longest`.
+
+    It is cut to `most` tokens; None cuts nothing.
+    """
+    return continuation(tokens, longest, draft_length, min(longest, SHORTEST), match)[:most]
 
 
 def lookup_calls(
@@ -81,33 +78,33 @@ def lookup_calls(
 ) -> list[tuple[int, int, int]]:
     """Return the calls of look-up along an answer of greedy decoding.
 
-    The prompt's pass emits the answer's first token. Every later pass verifies a draft, or emits
-    one token if look-up has no match.
+    Prefill emits the answer's first token. Every later pass verifies a draft, or emits one token if
+    look-up has no match.
 
     Args:
         prompt: token ids.
         answer: token ids.
         draft_length: of a full draft.
-        longest: largest n of `continuation`; the least is `shortest_match`'s.
+        longest: largest n of a match.
         match: one of `MATCHES`.
         limit: largest length of an answer, to which drafts are cut (as llama.cpp does). With None
             they are not cut, and the last call may draft beyond the answer's end (as vLLM does).
 
     Returns:
-        (drafted, accepted, emitted) of every pass after the prompt's.
+        (drafted, accepted, emitted) of every pass after prefill.
 
     Examples:
         >>> lookup_calls([1, 2, 3, 1], [2, 3, 1, 7], draft_length=2, longest=2)
         [(2, 2, 3)]
     """
-    text, calls = [*prompt, *answer[:1]], []
-    while (done := len(text) - len(prompt)) < len(answer):
+    done, calls = 1, []
+    while done < len(answer):
         most = None if limit is None else limit - done - 1
+        text, rest = [*prompt, *answer[:done]], answer[done:]
         draft = lookup_draft(text, longest, draft_length, match, most)
-        right = 0
-        while right < min(len(draft), len(answer) - done) and draft[right] == answer[done + right]:
-            right += 1
-        emitted = min(right + 1, len(answer) - done)
-        calls.append((len(draft), right, emitted))
-        text += answer[done : done + emitted]
+        equal = [ours == theirs for ours, theirs in zip(draft, rest, strict=False)]
+        accepted = [*equal, False].index(False)
+        emitted = min(accepted + 1, len(rest))
+        calls.append((len(draft), accepted, emitted))
+        done += emitted
     return calls

@@ -1,4 +1,4 @@
-"""Metrics of decoding with a drafter: acceptance, tokens a call, nats given up.
+"""Metrics of decoding with a drafter: acceptance, tokens per call, nats given up.
 
 Metrics that depend on the clock are in `speed`. A run is a method with its draft length and
 temperature. Its answers and calls are compared, prompt by prompt, with the autoregressive baseline
@@ -15,8 +15,9 @@ import pandas as pd
 
 from ..rules import Rule
 from ..statistics.bootstrap import Floats, PromptBootstrap
+from ..statistics.trajectories import acceptance_by_position
 from .answers import differing_answers
-from .predicted import closed_form
+from .formulas import tokens_per_call
 
 CONTEXTS = ["prompt_id", "run", "position", "kl", "greedy_entropy", "races_entropy"]
 LEVELS = ["prompt_id", "run", "position", "level", "children", "accepted"]
@@ -94,21 +95,6 @@ class Decoded:
             yield complete[name].to_numpy(np.float64).reshape(-1, len(self.runs))
 
 
-def ratio_intervals(
-    above: Floats, below: Floats, bootstrap: PromptBootstrap
-) -> tuple[Floats, Floats, Floats]:
-    """Return the ratios of sums over prompts, and the ends of their intervals, (R,) each.
-
-    Args:
-        above: (P, R).
-        below: (P, R); where its sum is 0 the ratio is NaN.
-        bootstrap: over prompts.
-    """
-    with np.errstate(invalid="ignore"):
-        low, high = bootstrap.interval(bootstrap.sums(above) / bootstrap.sums(below))
-        return above.sum(0) / below.sum(0), low, high
-
-
 def acceptance(decoded: Decoded, resamples: int, confidence: float, seed: int) -> pd.DataFrame:
     """Return acceptance and quality of every run, independent of the clock.
 
@@ -121,41 +107,73 @@ def acceptance(decoded: Decoded, resamples: int, confidence: float, seed: int) -
     Returns:
         One row for each run: tested and accepted tokens (of a tree, levels); `rate`, accepted /
         tested, and `tokens_per_call`, emitted / calls, with their intervals in `*_ci_low` and
-        `*_ci_high`; `drafted_per_call` and `depth_per_call`, the drafted tokens and their depth,
-        below the draft length where answers end or look-up finds fewer; `closed_form`, the tokens
-        a call at this rate under independence, averaged over the draft lengths of the calls, NaN
-        for trees; `agreement`, the share of positions with the baseline's token; `nats_given_up`,
-        the nats a token by which emitted tokens are less probable than the target's first choices,
-        minus the baseline's; `burstiness`, 1 - calls / emitted, the share of tokens after an
-        answer's first that arrive together with the one before.
+        `*_ci_high`; `rate_over_gamma`, accepted / (calls gamma), which is below `rate` because
+        tokens behind a rejection are never tested; `drafted_per_call` and `depth_per_call`, the
+        drafted tokens and their depth, below the draft length where answers end or look-up finds
+        fewer; `closed_form`, the tokens per call at this rate under independence, averaged over the
+        draft lengths of the calls, NaN for trees; `agreement`, the share of positions with the
+        baseline's token; `nats_given_up`, the nats per token by which emitted tokens are less
+        probable than the target's first choices, minus the baseline's; `burstiness`,
+        1 - calls / emitted, the share of tokens after an answer's first that arrive together with
+        the one before.
     """
     bootstrap, calls = decoded.bootstrap(resamples, confidence, seed), decoded.calls.assign(calls=1)
     sums = calls.groupby("run")[
         ["drafted", "depth", "tested", "accepted", "emitted", "calls"]
     ].sum()
     table = decoded.runs.drop(columns=["tree"]).join(sums.drop(columns=["drafted", "depth"]))
-    totals = decoded.data.groupby("run")[["nats_given_up", "n_tokens"]].sum()
-    for name, columns in (
-        ("rate", ("accepted", "tested")),
-        ("tokens_per_call", ("emitted", "calls")),
-    ):
-        above, below = decoded.by_prompt(calls, *columns)
-        intervals = ratio_intervals(above, below, bootstrap)
-        for column, values in zip(
-            (name, f"{name}_ci_low", f"{name}_ci_high"), intervals, strict=True
-        ):
-            table[column] = values
+    for name, columns in {
+        "rate": ("accepted", "tested"),
+        "tokens_per_call": ("emitted", "calls"),
+    }.items():
+        ratio = bootstrap.ratio(*decoded.by_prompt(calls, *columns))
+        table[[name, f"{name}_ci_low", f"{name}_ci_high"]] = np.transpose(ratio)
+    gamma = table["draft_length"].where(table["draft_length"] > 0)
+    table["rate_over_gamma"] = table["accepted"] / (table["calls"] * gamma)
     table["drafted_per_call"] = sums["drafted"] / table["calls"]
     table["depth_per_call"] = sums["depth"] / table["calls"]
     table["closed_form"] = closed_form(decoded.calls, table["rate"]).mask(decoded.of_trees)
     alone = [decoded.baseline(run) for run in range(len(table))]
-    tokens, share = decoded.by_prompt(decoded.data, "n_tokens", "agreement")
+    tokens, share, nats = decoded.by_prompt(decoded.data, "n_tokens", "agreement", "nats_given_up")
     positions = np.maximum(tokens, tokens[:, alone])  # of the longer of two answers
     table["agreement"] = (share * positions).sum(0) / positions.sum(0)
-    of_token = (totals["nats_given_up"] / totals["n_tokens"]).to_numpy()
-    table["nats_given_up"] = of_token - of_token[alone]
+    per_token = nats.sum(0) / tokens.sum(0)
+    table["nats_given_up"] = per_token - per_token[alone]
     table["burstiness"] = 1 - table["calls"] / table["emitted"]
     return table
+
+
+def closed_form(calls: pd.DataFrame, rates: pd.Series) -> pd.Series:
+    """Return the tokens per call of each run under independent tests.
+
+    (1 - a^(n+1)) / (1 - a), averaged over the calls of a run. n is the number of drafted tokens
+    that a call could emit (`reach`), as an answer's limit or end, or a short match of look-up, cuts
+    drafts.
+
+    Args:
+        calls: run and reach of each call.
+        rates: acceptance rate a of each run; NaN if nothing was tested, with the result 1.
+    """
+    counts = calls.groupby(["run", "reach"]).size().rename("calls").reset_index()
+    pairs = zip(counts["run"].map(rates).fillna(0.0), counts["reach"], strict=True)
+    counts["emitted"] = counts["calls"] * [tokens_per_call(a, n) for a, n in pairs]
+    sums = counts.groupby("run")[["emitted", "calls"]].sum()
+    return sums["emitted"] / sums["calls"]
+
+
+def position_rates(calls: pd.DataFrame) -> pd.DataFrame:
+    """Return the tested and accepted tokens at each draft position, by run.
+
+    Returns:
+        run, place (draft position, from 1), tested, accepted, rate (accepted / tested).
+    """
+    frames = [pd.DataFrame(columns=["run", "place", "tested", "accepted"], dtype=int)]
+    for run, part in calls.groupby("run"):
+        counts = acceptance_by_position(part["tested"].to_numpy(), part["accepted"].to_numpy())
+        frame = pd.DataFrame(dict(zip(("tested", "accepted"), counts, strict=True)))
+        frames.append(frame.assign(run=run, place=frame.index + 1))
+    table = pd.concat(frames, ignore_index=True)
+    return table.assign(rate=table["accepted"] / table["tested"])
 
 
 def first_differences(decoded: Decoded) -> pd.DataFrame:

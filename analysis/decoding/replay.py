@@ -1,6 +1,6 @@
 """Calls of an engine compared with those predicted along its answers.
 
-A call is (drafted, accepted). The prompt's pass emits the first token of an answer; a call that
+A call is (drafted, accepted). Prefill emits the first token of an answer; a call that
 begins at step s is followed by one at s + accepted + 1. If an engine reports only sums over calls,
 the sums are compared.
 """
@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-
-import numpy as np
 
 from ..statistics.bootstrap import Flags
 
@@ -100,19 +98,3 @@ def begins(calls: Sequence[Call]) -> list[tuple[int, int, int]]:
         rows.append((step, drafted, accepted))
         step += accepted + 1
     return rows
-
-
-def rates_by_place(calls: Iterable[Call], length: int) -> list[float]:
-    """Return the acceptance rate at each place of a draft.
-
-    Examples:
-        >>> rates_by_place([(2, 2), (2, 0), (1, 1)], 2)
-        [0.6666666666666666, 1.0]
-    """
-    table = np.array(list(calls), dtype=np.intp).reshape(-1, 2)
-    drafted, accepted = table[:, 0], table[:, 1]
-    shares = []
-    for place in range(1, length + 1):
-        tested = (drafted >= place) & (accepted >= place - 1)
-        shares.append(float(np.mean(accepted[tested] >= place)) if tested.any() else float("nan"))
-    return shares

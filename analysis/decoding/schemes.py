@@ -36,20 +36,28 @@ def leading(accepted: Flags) -> int:
     return int(np.argmin(accepted)) if not np.all(accepted) else len(accepted)
 
 
-def match_tree(
-    tree: Topology, drafted: Sequence[int], choices: Sequence[int]
+def matching_path(
+    tree: Topology,
+    drafted: Sequence[int],
+    choice: Callable[[int, int], int],
+    also: Flags | None = None,
 ) -> tuple[tuple[int, ...], int]:
     """Return the path of drafted tokens that equal the target's choices, and the next choice.
 
-    With argmaxes as choices this is greedy decoding with trees (Section 3.3 of arXiv 2606.30265,
-    the rule `Tree`). With the winners of the target's races, run with the times by which the
-    children were drafted, it is exponential races (Algorithm 5 of arXiv 2504.15475). Every emitted
-    token is the target's choice, so the scheme is lossless.
+    The first child in order that is chosen, or that `also` accepts, is taken. Without `also` every
+    emitted token is the target's choice, so the scheme is lossless. With argmaxes as choices it is
+    greedy decoding with trees (Section 3.3 of arXiv 2606.30265, the rule `Tree`). With the winners
+    of the target's races, run with the times by which the children were drafted, it is exponential
+    races (Algorithm 5 of arXiv 2504.15475). With draws it has the distribution of children tested
+    in order with probability p, where a rejected token leaves p: the verification of EAGLE-3's
+    trees of most probable tokens (arXiv 2503.01840).
 
     Args:
         tree: n nodes.
         drafted: their tokens.
-        choices: the target's n + 1 choices, after the text so far and after each node.
+        choice: returns the target's choice after a node, -1 being the text so far, given the number
+            of accepted tokens. Called once for each node of the path, and for the text.
+        also: (n,) tokens that are accepted regardless of the choice.
 
     Returns:
         The accepted nodes from the root on, and the token emitted after them.
@@ -57,11 +65,15 @@ def match_tree(
     path: list[int] = []
     node = ROOT
     while True:
-        token = choices[node + 1]
-        matching = [child for child in tree.children[node] if drafted[child] == token]
-        if not matching:
+        token = choice(node, len(path))
+        taken = [
+            child
+            for child in tree.children[node]
+            if drafted[child] == token or (also is not None and also[child])
+        ]
+        if not taken:
             return tuple(path), token
-        node = matching[0]
+        node = taken[0]
         path.append(node)
 
 
@@ -82,46 +94,6 @@ def longest_path(parents: Sequence[int], accepted: Flags) -> tuple[int, ...]:
         if accepted[node] and len(best[node]) + 1 >= len(best[above]):  # the first comes last
             best[above] = (node, *best[node])
     return best[-1]
-
-
-def drawn_path(
-    tree: Topology,
-    drafted: Sequence[int],
-    rows: Callable[[int], Floats],
-    token_uniform: Callable[[int], float],
-    also: Flags | None = None,
-) -> tuple[tuple[int, ...], int]:
-    """Return the path of drafted tokens that the target draws, and the next draw.
-
-    Drafts are deterministic, such as most probable tokens. The first child in order that is drawn,
-    or that `also` accepts, is taken. This has the distribution of children tested in order with
-    probability p, where a rejected token leaves p: the verification of EAGLE-3's trees (arXiv
-    2503.01840). Without `also` the scheme is lossless, and emits the tokens that the target alone
-    draws with the same numbers.
-
-    Args:
-        tree: n nodes.
-        drafted: their tokens.
-        rows: the target's distribution (V,) after a node, -1 being the text so far.
-        token_uniform: uniform number with which the token after the first a of a path is drawn.
-        also: (n,) tokens that are accepted regardless of the draw.
-
-    Returns:
-        As `match_tree`.
-    """
-    path: list[int] = []
-    node = ROOT
-    while True:
-        token = pick(rows(node), token_uniform(len(path)))
-        taken = [
-            child
-            for child in tree.children[node]
-            if drafted[child] == token or (also is not None and also[child])
-        ]
-        if not taken:
-            return tuple(path), token
-        node = taken[0]
-        path.append(node)
 
 
 def speculative_sampling(
@@ -181,7 +153,7 @@ def tree_speculative_sampling(
             the path.
 
     Returns:
-        As `match_tree`.
+        As `matching_path`.
     """
     path: list[int] = []
     node = ROOT

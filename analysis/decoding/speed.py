@@ -8,7 +8,6 @@ import pandas as pd
 from ..statistics.bootstrap import Floats, simultaneous
 from .formulas import formula_length, formula_speedup
 from .metrics import Decoded, acceptance
-from .predicted import predictions
 
 SLOWEST_GAP = 10  # 99th percentile of a baseline's gaps in medians; an idle machine is below
 LEAST_PROCESSOR_SHARE = 0.9  # of wall time; idle machine 0.96 to 1, load of 7 on 2 cores 0.2 to 0.5
@@ -23,11 +22,11 @@ def speed(decoded: Decoded, resamples: int, confidence: float, seed: int) -> pd.
         pass) and `c_other` (verification, roll-back), mean seconds of a call; `c_p`, the cost of a
         token with the target alone, which is the baseline's c_verify + c_other, and `c_q`, the cost
         of a drafted token or level of a tree, both with pass and choice of the token; `rho`,
-        c_q / c_p; `verify_ratio`, (c_verify + c_other) / c_p; `predicted` and `least` of
-        `predictions`; `formula` and `formula_length`, S and gamma* of chains by a drafter at `rate`
-        and `rho`; `first_token`, a median; `itl_50` and `itl_99`, percentiles of the gaps
-        between tokens; `processor_share`, processor time of the decoding thread over wall time, NaN
-        if not measured; `memory`, bytes beyond the target's at the longest answer;
+        c_q / c_p; `verify_ratio`, (c_verify + c_other) / c_p; `formula` and `formula_length`, S and
+        gamma* of chains by a drafter at `rate` and `rho`; `best_length`, the draft length of the
+        fastest run of the same chains; `first_token`, a median; `itl_50` and `itl_99`, percentiles
+        of the gaps between tokens; `processor_share`, processor time of the decoding thread over
+        wall time, NaN if not measured; `memory`, bytes beyond the target's at the longest answer;
         `prompts`.
     """
     table = acceptance(decoded, resamples, confidence, seed)
@@ -58,9 +57,10 @@ def speed(decoded: Decoded, resamples: int, confidence: float, seed: int) -> pd.
     spent = decoded.answers.groupby("run")[["processor_seconds", "seconds"]].sum(min_count=1)
     table["processor_share"] = spent["processor_seconds"] / spent["seconds"]
     table["memory"] = [memory_overhead(decoded, run) for run in range(len(table))]
-    table = table.assign(prompts=decoded.prompts)
-    speeds = speedups(decoded, resamples, confidence, seed)
-    return table.join(speeds).join(predictions(decoded, table))
+    table = table.join(speedups(decoded, resamples, confidence, seed))
+    fastest = table[chains].groupby(["method", "temperature"])["speedup"].transform("idxmax")
+    table["best_length"] = fastest.map(table["draft_length"])
+    return table.assign(prompts=decoded.prompts)
 
 
 def token_gaps(decoded: Decoded, run: int) -> Floats:

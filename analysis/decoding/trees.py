@@ -12,7 +12,7 @@ from ..rules import StrictGreedy, Tree
 from ..trees.acceptance import index_entropy, measured_rates, tunstall_upper
 from ..trees.entropy import races_entropy_upper
 from ..trees.topology import Floats, Topology, sequence, tree_tokens_per_call
-from .metrics import Decoded, ratio_intervals
+from .metrics import Decoded
 
 GREEDY, GSS, ERSS = "Tree-greedy", "GSS", "ERSS"
 SCHEMES = {"speculative": GSS, "races": ERSS}
@@ -39,7 +39,7 @@ def tree_runs(decoded: Decoded, resamples: int, confidence: float, seed: int) ->
     Returns:
         `RUN_COLUMNS`. `setting` is the temperature, `group` the verification scheme at it.
         R is estimated from all runs of a group with a fixed shape (`rates`), and `predicted` is
-        the zero-order tokens a call at this R, NaN for dynamic trees. `tokens_per_call`, with its
+        the zero-order tokens per call at this R, NaN for dynamic trees. `tokens_per_call`, with its
         interval over prompts, is over `calls` that drafted the whole tree. `first_level` and
         `later_levels` are the shares of tested levels that accepted a child, at the first level and
         after it. They are equal if acceptance does not depend on earlier levels.
@@ -59,8 +59,8 @@ def tree_runs(decoded: Decoded, resamples: int, confidence: float, seed: int) ->
         sums[:, table["run"]] for sums in decoded.by_prompt(whole, "emitted", "calls")
     )
     table["calls"] = calls.sum(0).astype(int)
-    intervals = ratio_intervals(emitted, calls, decoded.bootstrap(resamples, confidence, seed))
-    table["tokens_per_call"], table["ci_low"], table["ci_high"] = intervals
+    bootstrap = decoded.bootstrap(resamples, confidence, seed)
+    table[["tokens_per_call", "ci_low", "ci_high"]] = np.transpose(bootstrap.ratio(emitted, calls))
     return table
 
 
@@ -100,8 +100,8 @@ def entropies(decoded: Decoded, table: pd.DataFrame, *resampling: Any) -> pd.Dat
         row: dict[str, Any] = {"group": group, "scheme": scheme, "contexts": len(contexts)}
         for name, column in (("kl", "kl"), ("entropy", ENTROPY[scheme])):
             sums, counts = decoded.by_prompt(contexts.assign(run=0, count=1), column, "count")
-            mean, low, high = ratio_intervals(sums[:, :1], counts[:, :1], bootstrap)
-            row |= {name: mean[0], f"{name}_ci_low": low[0], f"{name}_ci_high": high[0]}
+            mean, low, high = bootstrap.ratio(sums[:, 0], counts[:, 0])
+            row |= {name: mean, f"{name}_ci_low": low, f"{name}_ci_high": high}
         uppers = contexts["kl"].map(races_entropy_upper if scheme == ERSS else lambda _: math.nan)
         rows.append(row | {
             "below": int((contexts[ENTROPY[scheme]] < contexts["kl"] - ROUNDING).sum()),
@@ -169,7 +169,7 @@ def _described(decoded: Decoded, run: int) -> dict[str, Any]:
 
 
 def _predicted(tree: Topology | None, acceptance: Floats) -> float:
-    """Return the zero-order tokens a call; NaN if an index of the tree was never tested."""
+    """Return the zero-order tokens per call; NaN if an index of the tree was never tested."""
     if tree is None or max(tree.siblings, default=0) > len(acceptance):
         return math.nan
     return tree_tokens_per_call(tree, acceptance)

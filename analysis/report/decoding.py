@@ -9,7 +9,6 @@ import pandas as pd
 
 from ..decoding import metrics
 from ..decoding.metrics import Decoded
-from ..decoding.places import position_rates
 from ..statistics.bootstrap import Resampling
 from .table import Table, indexed
 from .text import UNDEFINED, interval_text, number_text, percent_text
@@ -64,7 +63,7 @@ def _acceptance(pair: Decoded, statistics: Resampling) -> pd.DataFrame:
     difference of the two largest logits at the first token that differs.
     """
     table = metrics.acceptance(pair, *statistics).assign(prompts=pair.prompts, target=pair.target)
-    rates = position_rates(pair.calls).groupby("run")["rate"]
+    rates = metrics.position_rates(pair.calls).groupby("run")["rate"]
     texts = rates.agg(lambda of_run: " ".join(f"{100 * rate:.0f}" for rate in of_run))
     differences = metrics.first_differences(pair).groupby("run")["gap"]
     counts = differences.size().reindex(metrics.greedy_runs(pair), fill_value=0)

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from ..acceptance.judgement import Judgement
 from ..rules import Rule
 from ..statistics.bootstrap import Flags, Floats, PromptBootstrap, summarise
+from ..statistics.trajectories import Trajectories
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,6 +104,12 @@ class Target:
     kl: Floats | None = None
     judged: Mapping[str, Judgement] = field(default_factory=dict)
     completed: bool = False
+
+    @property
+    def trajectories(self) -> Trajectories:
+        """The steps of each answer."""
+        steps = self.bootstrap.steps
+        return Trajectories(np.cumsum(steps) - steps, self.bootstrap.prompts)
 
 
 def certificate_statistics(

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure as Drawing
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from ..rules import Additive, Multiplicative, Rule, StrictGreedy, Tree
-from ..statistics.bootstrap import Floats, PromptBootstrap, share_above
+from ..statistics.bootstrap import Floats, PromptBootstrap, survival
 from .measured import Certified
 from .style import (
     BLACK,
@@ -178,10 +178,11 @@ def _draw(axis: Axes, items: Certified, bootstrap: PromptBootstrap, grid: Floats
         reference = rule == StrictGreedy() and len(rules) > 1
         style = REFERENCE if reference else {"linestyle": next(dashes)}
         style = {"color": rule_colour(rule.label), **style}
-        axis.plot(grid, share_above(lower, grid), label=rule.title, **style)
+        share, low, high = survival(lower, grid, bootstrap)
+        axis.plot(grid, share, label=rule.title, **style)
         if len(rules) <= SHADED or rule in (rules[0], rules[-1]):
             band: dict[str, Any] = {"color": style["color"], "alpha": 0.18, "linewidth": 0}
-            axis.fill_between(grid, *survival_band(lower, grid, bootstrap), **band)
+            axis.fill_between(grid, low, high, **band)
 
 
 def _ceilings(axis: Axes, rules: Sequence[Rule]) -> None:
@@ -202,15 +203,3 @@ def _ceilings(axis: Axes, rules: Sequence[Rule]) -> None:
             fontsize=6.5,
             color="#555555",
         )
-
-
-def survival_band(
-    values: Floats, grid: Floats, bootstrap: PromptBootstrap
-) -> tuple[Floats, Floats]:
-    """Return the pointwise interval over prompts of the share of (N,) values above (G,) levels."""
-    cell = np.searchsorted(grid, values, side="left")  # number of levels below the value
-    width = len(grid) + 1
-    counts = np.bincount(bootstrap.prompts * width + cell, minlength=bootstrap.count * width)
-    above = np.cumsum(counts.reshape(-1, width)[:, ::-1], axis=1)[:, ::-1][:, 1:]
-    draws = bootstrap.sums(above) / bootstrap.sums(bootstrap.steps[:, None])
-    return bootstrap.interval(draws)

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ..acceptance.summary import share_row
 from ..statistics.bootstrap import Flags, Floats
 from .acceptance import selected
 from .measured import Results, Target
@@ -46,20 +45,25 @@ def part_statistics(target: Target) -> pd.DataFrame:
     rules = selected(list(target.certificates))
     for by, name, flags in parts(target):
         keys = {"target": target.label, "by": by, "part": name, "steps": int(flags.sum())}
-        rows.append({**keys, "rule": "", **share_row("share", target.bootstrap, flags)})
+        rows.append(keys | _row("", "share", *target.bootstrap.share(flags)))
         for rule in rules if flags.any() else ():
             if target.judged:
                 judged = target.judged[rule.label]
                 shares = {"acceptance": judged.accepted, "certified": judged.certified}
                 for statistic, kept in shares.items():
-                    row = share_row(statistic, target.bootstrap, kept & flags, flags)
-                    rows.append({**keys, "rule": rule.label, **row})
+                    ends = target.bootstrap.share(kept & flags, flags)
+                    rows.append(keys | _row(rule.label, statistic, *ends))
             else:
                 values = np.minimum(target.certificates[rule][0][flags], rule.ceiling)
                 row = {"statistic": "median", "value": _median(values)}
                 rows.append({**keys, "rule": rule.label, **row})
     columns = ["target", "by", "part", "rule", "statistic", "value", "ci_low", "ci_high", "steps"]
     return pd.DataFrame(rows).reindex(columns=columns).assign(prompts=target.bootstrap.count)
+
+
+def _row(rule: str, statistic: str, value: Any, low: Any, high: Any) -> dict[str, Any]:
+    ends = {"value": float(value), "ci_low": float(low), "ci_high": float(high)}
+    return {"rule": rule, "statistic": statistic} | ends
 
 
 def parts_table(results: Results) -> Table:

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import pandas as pd
 
-from ..decoding import predicted, speed
+from ..decoding import speed
 from ..decoding.metrics import Decoded
 from .decoding import settings
 from .table import Table, indexed
@@ -31,14 +31,9 @@ MILLISECONDS = {  # heading: column in seconds
 
 
 def speed_table(decoded: Sequence[Decoded], speeds: Speeds) -> Table:
-    """Return throughput, latency, costs of a call, predicted speedup and memory."""
-    frames = []
-    for pair, table in zip(decoded, speeds, strict=True):
-        best = predicted.draft_lengths(pair, table).set_index(["method", "temperature"])
-        lengths = best["predicted"].rename("best_length")
-        joined = table.join(lengths, on=["method", "temperature"])
-        frames.append(joined.assign(target=pair.target))
-    data = pd.concat(frames, ignore_index=True)
+    """Return throughput, latency, costs of a call and memory."""
+    pairs = zip(decoded, speeds, strict=True)
+    data = pd.concat([table.assign(target=pair.target) for pair, table in pairs], ignore_index=True)
     ends = data[["tpot_speedup", "tpot_ci_low", "tpot_ci_high"]].to_numpy().tolist()
     ratios = {  # heading: column and decimals
         ("costs", "ρ"): ("rho", 3),
@@ -50,7 +45,6 @@ def speed_table(decoded: Sequence[Decoded], speeds: Speeds) -> Table:
         **{("", name): cells for name, cells in settings(data).items()},
         ("", "tokens/s"): [number_text(rate, 1) for rate in data["tokens_per_second"]],
         ("speedup", "a token"): [times_text(*of) for of in ends],
-        ("speedup", "predicted"): [times_text(value) for value in data["predicted"]],
         ("speedup", "S"): [times_text(value) for value in data["formula"]],
         **{
             heading: [number_text(1000 * seconds) for seconds in data[name]]
@@ -66,9 +60,9 @@ def speed_table(decoded: Sequence[Decoded], speeds: Speeds) -> Table:
         "decoding_speed",
         "Throughput, latency, costs, memory",
         "Time to the first token, per later token, between tokens, and of a call's parts. ρ: cost "
-        "of a drafted token over one of the target alone, c_p. Predicted: from acceptance by "
-        "position and measured costs; S = (1 − aᵞ⁺¹)/(1 − a)/(1 + γρ), largest at γ*. MiB: memory "
-        "beyond the target's. Batch size 1; intervals over prompts hold for all methods together.",
+        "of a drafted token over one of the target alone, c_p. S = (1 − aᵞ⁺¹)/(1 − a)/(1 + γρ), "
+        "largest at γ*; best γ: the fastest that was run. MiB: memory beyond the target's. Batch "
+        "size 1; intervals over prompts hold for all methods together.",
         data,
         indexed(data, columns),
     )

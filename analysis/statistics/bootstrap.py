@@ -1,15 +1,16 @@
-"""Means and quantiles over decoding steps, and their bootstrap over prompts.
+"""Means, ratios and quantiles over decoding steps, and their bootstrap over prompts.
 
-Steps of one prompt are correlated, so whole prompts are resampled. A certificate can be +inf (empty
-rejection region): quantiles rank it at the top, means replace it by the rule's ceiling. Of
-certificates that are intervals the statistics count the lower ends.
+Steps of one prompt are correlated, so whole prompts are resampled; several answers to a prompt, or
+pieces of one, stay together. A certificate can be +inf (empty rejection region): quantiles rank it
+at the top, means replace it by the rule's ceiling. Of certificates that are intervals the
+statistics count the lower ends.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,10 +21,12 @@ Flags = NDArray[np.bool_]
 Floats = NDArray[np.float64]
 Integers = NDArray[np.intp]
 Numbers = NDArray[np.float64] | NDArray[np.intp]
+Counted = NDArray[Any]  # numbers or flags
 
 QUANTILES = {"median": 0.5, "p5": 0.05, "p25": 0.25}
 LEAST_SPREAD = 1e-12  # of draws; below it is rounding
 FEW_PROMPTS = 30  # with fewer, percentile intervals over prompts are too narrow
+MOST_CLUSTERS = 8192  # that are resampled
 
 
 class Resampling(NamedTuple):
@@ -38,31 +41,48 @@ class PromptBootstrap:
     """Resamples of prompts with replacement, shared by all statistics.
 
     Attributes:
-        prompts: (N,) index of the prompt of each step, 0 .. P-1.
-        steps: (P,) number of steps of each prompt.
-        weights: (B, P) multiplicity of each prompt in each of B resamples.
+        prompts: (N,) index of the prompt of each step, 0 .. P-1; of its answer, where `clusters`
+            puts answers together.
+        steps: (P,) number of steps of each.
+        count: number of prompts.
+        weights: (B, C) multiplicity of each prompt in each of B resamples. Of more than
+            `MOST_CLUSTERS` prompts random groups of equal size are resampled, so memory is bounded.
     """
 
-    def __init__(self, prompts: Integers, resamples: int, confidence: float, seed: int) -> None:
+    def __init__(
+        self,
+        prompts: Integers,
+        resamples: int,
+        confidence: float,
+        seed: int,
+        clusters: Integers | None = None,
+    ) -> None:
         """Draw `resamples` resamples of the prompts; intervals have the given `confidence`.
 
+        Args:
+            prompts: (N,) index of the prompt, or answer, of each step.
+            resamples: B.
+            confidence: of all intervals.
+            seed: of the draws.
+            clusters: (P,) index of the prompt that each answer belongs to; None if each is alone.
+
         Raises:
-            ValueError: there is no step, or a prompt index without one.
+            ValueError: there is no step, or an index without one.
         """
         self.prompts = np.asarray(prompts, dtype=np.intp)
         self.steps = np.bincount(self.prompts)
         if len(self.prompts) == 0 or not self.steps.all():
             raise ValueError("every prompt needs at least one step: number the prompts 0 .. P-1")
-        count = len(self.steps)
+        of_steps = np.arange(len(self.steps)) if clusters is None else np.asarray(clusters)
+        self.count = int(of_steps.max()) + 1
+        drawn = min(self.count, MOST_CLUSTERS)
         generator = np.random.default_rng(seed)
-        drawn = generator.multinomial(count, np.full(count, 1 / count), size=resamples)
-        self.weights = drawn.astype(np.float64)
+        times = generator.multinomial(drawn, np.full(drawn, 1 / drawn), size=resamples)
+        self.weights = times.astype(np.float64)
         self.confidence = confidence
-
-    @property
-    def count(self) -> int:
-        """Number of prompts."""
-        return len(self.steps)
+        if drawn < self.count:
+            of_steps = (generator.permutation(self.count) % drawn)[of_steps]
+        self._cluster = of_steps
 
     def sums(self, per_prompt: Numbers) -> Floats:
         """Return the (B, ...) sums over resampled prompts, from the (P, ...) sums of each prompt.
@@ -70,12 +90,38 @@ class PromptBootstrap:
         Integers are summed exactly, so their sums do not depend on the order of addition. A prompt
         with a sum of +inf makes the sums of its resamples infinite.
         """
-        flat = np.asarray(per_prompt, dtype=np.float64).reshape(self.count, -1)
+        flat = np.asarray(per_prompt, dtype=np.float64).reshape(len(self.steps), -1)
+        clusters = self.weights.shape[1]
+        if clusters < len(flat):
+            flat = np.stack([np.bincount(self._cluster, x, clusters) for x in flat.T], axis=1)
         endless = np.isposinf(flat)
         sums = self.weights @ np.where(endless, 0.0, flat)
         if endless.any():
             sums[(self.weights @ endless.astype(np.float64)) > 0] = np.inf
         return sums.reshape(-1, *np.shape(per_prompt)[1:])
+
+    def ratio(
+        self, above: Numbers, below: Numbers, empty: float = math.nan
+    ) -> tuple[Any, Any, Any]:
+        """Return ratios of sums over all prompts, and the two ends of their intervals, (...) each.
+
+        Args:
+            above: (P, ...) sums of each prompt.
+            below: (P, ...).
+            empty: the ratio where `below` sums to 0.
+        """
+
+        def quotient(above: Floats, below: Floats) -> Floats:
+            above, below = np.broadcast_arrays(above, below)
+            return np.divide(above, below, out=np.full(below.shape, empty), where=below != 0)
+
+        low, high = self.interval(quotient(self.sums(above), self.sums(below)))
+        return quotient(above.sum(axis=0), below.sum(axis=0)), low, high
+
+    def share(self, counted: Counted, among: Counted | None = None) -> tuple[Any, Any, Any]:
+        """Return the `ratio` of the sums of (N,) values: `counted` over `among`, or over 1."""
+        over = np.bincount(self.prompts, counted)
+        return self.ratio(over, self.steps if among is None else np.bincount(self.prompts, among))
 
     def interval(self, draws: Floats) -> tuple[Floats, Floats]:
         """Return the percentile interval of (B, ...) draws along their first axis.
@@ -85,15 +131,10 @@ class PromptBootstrap:
         """
         ordered = np.sort(draws, axis=0)  # NaN last
         valid = np.sum(~np.isnan(draws), axis=0)
-        cut = _rank((1 - self.confidence) / 2, valid)
+        cut = rank((1 - self.confidence) / 2, valid)
         low = np.take_along_axis(ordered, (cut - 1)[None], axis=0)[0]
         high = np.take_along_axis(ordered, np.maximum(valid - cut, 0)[None], axis=0)[0]
         return low, high
-
-    def mean(self, values: Floats) -> tuple[float, Floats]:
-        """Return the mean of (N,) finite values and its (B,) draws."""
-        totals = np.bincount(self.prompts, weights=values)
-        return float(totals.sum() / len(values)), self.sums(totals) / self.sums(self.steps)
 
     def quantiles(self, values: Floats, shares: Sequence[float]) -> tuple[Floats, Floats]:
         """Return the quantiles of (N,) values and their draws, (Q,) and (B, Q).
@@ -101,33 +142,34 @@ class PromptBootstrap:
         The quantile at a share q is the smallest value that at least a share q of the steps does
         not exceed, so it is always an observed value, possibly +inf. Each resample is a weighting
         of the sorted steps. Its quantiles are located in two levels, first the block of sorted
-        steps by the weights of the blocks, then the step in the block: O(B (P N/b + Q b)) for
+        steps by the weights of the blocks, then the step in the block: O(B (C N/b + Q b)) for
         blocks of b.
         """
         size = len(values)
         order = np.argsort(values, kind="stable")
         ordered = values[order]
         levels = np.asarray(shares, dtype=np.float64)
-        point = ordered[_rank(levels, np.full(levels.shape, size)) - 1]
+        point = ordered[rank(levels, np.full(levels.shape, size)) - 1]
 
         block = math.isqrt(size) + 1
         blocks = -(-size // block)
-        owner = np.full(blocks * block, self.count)  # the padding belongs to a prompt never drawn
-        owner[:size] = self.prompts[order]
+        never = self.weights.shape[1]  # drawn: the owner of the padding
+        owner = np.full(blocks * block, never)
+        owner[:size] = self._cluster[self.prompts[order]]
         weights = np.column_stack([self.weights, np.zeros(len(self.weights))])
         cell = owner * blocks + np.arange(len(owner)) // block
-        content = np.bincount(cell, minlength=(self.count + 1) * blocks).reshape(-1, blocks)
+        content = np.bincount(cell, minlength=(never + 1) * blocks).reshape(-1, blocks)
         reached = np.cumsum(weights @ content.astype(np.float64), axis=1)  # (B, blocks)
-        rank = _rank(levels, reached[:, -1:])  # (B, Q)
+        wanted = rank(levels, reached[:, -1:])  # (B, Q)
 
         block_index = np.sum(
-            reached[:, None, :] < rank[:, :, None], axis=2
+            reached[:, None, :] < wanted[:, :, None], axis=2
         )  # (B, Q) block of the rank
         padded = np.column_stack([np.zeros(len(reached)), reached])
         before = np.take_along_axis(padded, block_index, axis=1)
         inside = owner.reshape(blocks, block)[block_index]  # (B, Q, block)
         steps = np.cumsum(weights[np.arange(len(weights))[:, None, None], inside], axis=2)
-        offset = np.sum(before[:, :, None] + steps < rank[:, :, None], axis=2)
+        offset = np.sum(before[:, :, None] + steps < wanted[:, :, None], axis=2)
         return point, ordered[block_index * block + offset]
 
 
@@ -163,15 +205,15 @@ def simultaneous(estimates: Floats, draws: Floats, confidence: float) -> tuple[F
         spread = np.where(spread > LEAST_SPREAD, spread, np.where(count > 0, 0.0, np.nan))
         away = np.abs(draws - estimates) / spread
     largest = np.sort(np.where(defined & (spread > 0), away, 0.0).max(axis=1, initial=0.0))
-    c = largest[_rank(confidence, np.array(len(largest))) - 1]
+    c = largest[rank(confidence, len(largest)) - 1]
     return estimates - c * spread, estimates + c * spread
 
 
-def _rank(level: float | Floats, count: NDArray[np.generic]) -> Integers:
+def rank(level: float | Floats, count: int | NDArray[np.generic]) -> Integers:
     """Return the 1-based rank of the quantile at `level` among `count` sorted values."""
     # if level * count is an integer up to rounding, it must not move to the next rank
-    rank = np.ceil(np.multiply(level, count) - 1e-9).astype(np.intp)
-    return np.asarray(np.maximum(rank, 1))
+    ranks = np.ceil(np.multiply(level, count) - 1e-9).astype(np.intp)
+    return np.asarray(np.maximum(ranks, 1))
 
 
 def summarise(
@@ -188,21 +230,28 @@ def summarise(
     Returns:
         For each statistic value, ci_low and ci_high.
     """
-    mean, means = bootstrap.mean(np.where(np.isinf(values), ceiling, values))
+    mean = bootstrap.share(np.where(np.isinf(values), ceiling, values))
     points, draws = bootstrap.quantiles(values, list(QUANTILES.values()))
-    low, high = bootstrap.interval(np.column_stack([means, draws]))
+    ends = {"mean": mean}
+    ends |= zip(QUANTILES, zip(points, *bootstrap.interval(draws), strict=True), strict=True)
     return {
-        name: {"value": value, "ci_low": float(low[index]), "ci_high": float(high[index])}
-        for index, (name, value) in enumerate(
-            zip(("mean", *QUANTILES), (mean, *points.tolist()), strict=True)
-        )
+        name: dict(zip(("value", "ci_low", "ci_high"), map(float, end), strict=True))
+        for name, end in ends.items()
     }
 
 
-def share_above(values: Floats, eps: Floats) -> Floats:
-    """Return the share of (N,) values strictly above each of the levels `eps`."""
-    below = np.searchsorted(np.sort(values), eps, side="right")
-    return np.asarray(1.0 - below / len(values))
+def survival(
+    values: Floats, levels: Floats, bootstrap: PromptBootstrap
+) -> tuple[Floats, Floats, Floats]:
+    """Return the share of (N,) values strictly above each of (G,) increasing levels.
+
+    With its pointwise interval over prompts; (G,) each.
+    """
+    below = np.searchsorted(levels, values, side="left")  # number of levels below each value
+    width, size = len(levels) + 1, len(bootstrap.steps)
+    counts = np.bincount(bootstrap.prompts * width + below, minlength=size * width)
+    above = np.cumsum(counts.reshape(size, width)[:, ::-1], axis=1)[:, -2::-1]
+    return bootstrap.ratio(above, bootstrap.steps[:, None])
 
 
 def top_probability(dist: TopK, ranks: Sequence[int]) -> Floats:

@@ -9,14 +9,7 @@ from __future__ import annotations
 import math
 from statistics import NormalDist
 
-
-def quantile(confidence: float) -> float:
-    """Return the normal quantile of a two-sided interval.
-
-    >>> round(quantile(0.95), 4)
-    1.96
-    """
-    return NormalDist().inv_cdf((1 + confidence) / 2)
+from scipy.stats import binomtest
 
 
 def proportion(right: int, items: int, confidence: float) -> tuple[float, float]:
@@ -30,13 +23,8 @@ def proportion(right: int, items: int, confidence: float) -> tuple[float, float]
     """
     if not 0 <= right <= items or items == 0:
         raise ValueError(f"{right} of {items} is not a proportion")
-    z = quantile(confidence)
-    share, scale = right / items, 1 + z * z / items
-    middle = (share + z * z / (2 * items)) / scale
-    half = z * math.sqrt(share * (1 - share) / items + (z / (2 * items)) ** 2) / scale
-    # ends at 0 and 1 are exact; rounding must not move them
-    low = 0.0 if right == 0 else middle - half
-    return low, 1.0 if right == items else middle + half
+    low, high = binomtest(right, items).proportion_ci(confidence, method="wilson")
+    return float(low), float(high)
 
 
 def difference(lost: int, won: int, items: int, confidence: float) -> tuple[float, float]:
@@ -61,7 +49,9 @@ def difference(lost: int, won: int, items: int, confidence: float) -> tuple[floa
         raise ValueError(f"{lost} lost and {won} won of {items} items is not a paired table")
     size = items + 2
     mean = (won - lost) / size
-    half = quantile(confidence) * math.sqrt(((won + lost + 1) / size - mean * mean) / size)
+    half = NormalDist().inv_cdf((1 + confidence) / 2) * math.sqrt(
+        ((won + lost + 1) / size - mean * mean) / size
+    )
     return max(-1.0, mean - half), min(1.0, mean + half)
 
 
@@ -71,6 +61,4 @@ def mcnemar(lost: int, won: int) -> float:
     >>> mcnemar(0, 0), mcnemar(5, 0), mcnemar(3, 3)
     (1.0, 0.0625, 1.0)
     """
-    pairs, fewer = lost + won, min(lost, won)
-    tail = sum(math.comb(pairs, k) for k in range(fewer + 1))
-    return float(min(1.0, 2 * tail / 2**pairs))
+    return float(binomtest(lost, lost + won).pvalue) if lost + won else 1.0

@@ -1,13 +1,13 @@
 """Trajectories among the steps of a study: their bounds, calls and repeated passages.
 
-The prompt's pass emits the first token of a trajectory, so the first draft is for the second token.
-A verification call drafts up to gamma tokens, accepts those before the first rejected one, and
-emits one more token of the target, which no rule tests. So a call ends at a rejected step, after a
-fully accepted draft, or at the end of the trajectory.
+Prefill emits the first token of a trajectory, so the first draft is for the second token. A
+verification call drafts up to gamma tokens, accepts those before the first rejected one, and emits
+one more token of the target, which no rule tests. So a call ends at a rejected step, after a fully
+accepted draft, or at the end of the trajectory.
 
-The token at place i of a draft is judged at depth i, where a head has read i - 1 of its own
-guesses. Beyond the deepest measured depth, that depth is used. A language model drafts the same
-token at every depth.
+The token at draft position i is judged at depth i, where a head has read i - 1 of its own guesses.
+Beyond the deepest measured depth, that depth is used. A language model drafts the same token at
+every depth.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from .bootstrap import Flags, Integers, Numbers
+from .bootstrap import Flags, Integers
 
 # A length is a lower bound if trajectories' ends cut more than this share of its segments: long_run
 # then exceeds per_call by more than a ninth.
@@ -61,31 +61,89 @@ class Trajectories:
         """(P,) index after the last step of each trajectory."""
         return np.append(self.starts[1:], len(self.prompts))
 
-    def total(self, flags: Flags | Integers) -> Integers:
-        """Return the sums of (E, N) values over the steps of each trajectory, (P, E)."""
-        sums: Integers = np.add.reduceat(flags, self.starts, axis=1, dtype=np.intp).T
+    def total(self, values: Flags | Integers) -> Integers:
+        """Return the (P,) sums of (N,) flags or integers over the steps of each trajectory."""
+        sums: Integers = np.add.reduceat(values, self.starts, dtype=np.intp)
         return sums
 
 
-class CallCounts(NamedTuple):
-    """Verification calls along trajectories.
+class Calls(NamedTuple):
+    """Verification calls along trajectories, C in all.
 
     Attributes:
-        calls: (P, G) number of calls of each trajectory under each setting, possibly expected.
-        tokens: (P,) emitted tokens, all but the first, which the prompt's pass emits.
-        cut: (P, G) number of calls cut by a trajectory's end, 0 or 1; meaningful for drafts of
+        prompts: (C,) index of the trajectory of each call.
+        tested: (C,) tested tokens: the accepted ones and the rejected one.
+        accepted: (C,) accepted tokens.
+        emitted: (C,) emitted tokens: one more than the accepted ones, unless the trajectory ends.
+    """
+
+    prompts: Integers
+    tested: Integers
+    accepted: Integers
+    emitted: Integers
+
+
+class CallCounts(NamedTuple):
+    """Verification calls of each trajectory.
+
+    Attributes:
+        calls: (P,) number of calls.
+        tokens: (P,) emitted tokens, all but the first, which prefill emits.
+        cut: (P,) number of calls cut by a trajectory's end, 0 or 1; meaningful for drafts of
             unlimited length.
     """
 
-    calls: Numbers
+    calls: Integers
     tokens: Integers
-    cut: Numbers
+    cut: Integers
+
+
+def calls_along(accepted: Flags, trajectories: Trajectories, draft_length: int | None) -> Calls:
+    """Return the calls of each trajectory in turn, given the steps whose drafts are accepted.
+
+    The last call of a trajectory drafts no further than its end. Engines may do so: vLLM counts
+    accepted tokens beyond the end of an answer.
+
+    Args:
+        accepted: (N,) whether each step's drafted token is accepted, or (D, N), by depth from 1.
+        trajectories: of the N steps.
+        draft_length: gamma, at least 1; None for drafts of unlimited length.
+
+    Raises:
+        ValueError: the draft length is below 1, or `accepted` is for other steps.
+
+    Examples:
+        >>> steps = Trajectories.from_positions(np.arange(6))
+        >>> accepted = np.array([0, 1, 1, 0, 1, 0], dtype=bool)
+        >>> [counts.tolist() for counts in calls_along(accepted, steps, 2)[1:]]
+        [[2, 2], [2, 1], [3, 2]]
+    """
+    ends = trajectories.ends[trajectories.prompts]
+    if accepted.shape[-1] != len(ends):
+        raise ValueError(f"accepted {accepted.shape} is not allowed: give (D, {len(ends)})")
+    if draft_length is not None and draft_length < 1:
+        raise ValueError(f"draft_length={draft_length!r} is not allowed: give an integer of >= 1")
+    ahead = _accepted_ahead(np.atleast_2d(accepted), ends)
+    if draft_length is not None:
+        ahead = np.minimum(ahead, draft_length)
+    begin = trajectories.starts + 1
+    begin = begin[begin < trajectories.ends]
+    begins = [begin]
+    while len(begin):  # the next call of every trajectory
+        after = begin + ahead[begin] + 1
+        begin = after[after < ends[begin]]
+        begins.append(begin)
+    begin = np.sort(np.concatenate(begins))
+    taken, left = ahead[begin], ends[begin] - begin
+    emitted = np.minimum(taken + 1, left)
+    tested = emitted if draft_length is None else np.minimum(emitted, draft_length)
+    return Calls(trajectories.prompts[begin], tested, taken, emitted)
 
 
 def count_calls(
     accepted: Flags, trajectories: Trajectories, draft_length: int | None
 ) -> CallCounts:
-    """Return the calls of each trajectory, given the accepted steps.
+    """Return the number of `calls_along` each trajectory.
 
     If `accepted` marks the steps that are certain to be accepted at every depth, the result is the
     most calls that any drafter can cause: a further rejection ends a call earlier, and from an
@@ -93,87 +151,45 @@ def count_calls(
     nearly: a call that ends earlier may let the next one begin at a step that is accepted at depth
     1 but not deeper.
 
-    Args:
-        accepted: (N, G) for G settings, or (D, N, G) by depth from 1.
-        trajectories: the P trajectories of the steps.
-        draft_length: gamma, at least 1; None for drafts of unlimited length.
-
-    Raises:
-        ValueError: the draft length is below 1.
-
-    Examples:
-        >>> steps = Trajectories.from_positions(np.arange(6))
-        >>> accepted = np.array([[0, 0], [1, 0], [1, 1], [0, 0], [1, 1], [1, 1]], dtype=bool)
-        >>> count_calls(accepted, steps, 2).calls.tolist()
-        [[2, 3]]
+    Arguments and errors as for `calls_along`.
     """
-    ahead = _accepted_ahead(accepted, trajectories, draft_length)
-    ends = trajectories.ends
-    settings = np.arange(ahead.shape[1])
-    shape = len(ends), len(settings)
-    calls, cut = np.zeros(shape, dtype=np.intp), np.zeros(shape, dtype=np.intp)
-    begin = np.broadcast_to((trajectories.starts + 1)[:, None], shape).copy()
-    while (going := begin < ends[:, None]).any():
-        taken = ahead[np.where(going, begin, 0), settings]
-        calls += going
-        cut += going & (begin + taken == ends[:, None])
-        begin += np.where(going, taken + 1, 0)
-    return CallCounts(calls, ends - trajectories.starts - 1, cut)
+    found, size = calls_along(accepted, trajectories, draft_length), len(trajectories.starts)
+    return CallCounts(
+        np.bincount(found.prompts, minlength=size),
+        trajectories.ends - trajectories.starts - 1,
+        np.bincount(found.prompts[found.emitted == found.accepted], minlength=size),
+    )
 
 
-def drafts_made(
-    accepted: Flags, trajectories: Trajectories, draft_length: int
-) -> tuple[Integers, Integers, Integers]:
-    """Return the tested, accepted and emitted tokens of each call, trajectory by trajectory.
+def _accepted_ahead(by_depth: Flags, ends: Integers) -> Integers:
+    """Return the (N,) tokens accepted from each step on, drafting at depth 1 there.
 
-    The last call of a trajectory drafts no further than its end. Engines may do so: vLLM counts
-    accepted tokens beyond the end of an answer.
-
-    Args:
-        accepted: (N,) whether each step's drafted token is accepted, or (D, N), by depth from 1.
-        trajectories: of the steps.
-        draft_length: at least 1.
-
-    Raises:
-        ValueError: the draft length is below 1.
-
-    Examples:
-        >>> steps = Trajectories.from_positions(np.arange(6))
-        >>> accepted = np.array([0, 1, 1, 0, 1, 0], dtype=bool)
-        >>> [counts.tolist() for counts in drafts_made(accepted, steps, 2)]
-        [[2, 2], [2, 1], [3, 2]]
-    """
-    ahead = _accepted_ahead(accepted[..., None], trajectories, draft_length)[:, 0].tolist()
-    calls = []
-    for start, end in zip(trajectories.starts.tolist(), trajectories.ends.tolist(), strict=True):
-        step = start + 1
-        while step < end:
-            taken, left = ahead[step], end - step
-            calls.append((min(taken + 1, draft_length, left), taken, min(taken + 1, left)))
-            step += taken + 1
-    counts = np.array(calls, dtype=np.intp).reshape(-1, 3)
-    return counts[:, 0], counts[:, 1], counts[:, 2]
-
-
-def _accepted_ahead(
-    accepted: Flags, trajectories: Trajectories, draft_length: int | None
-) -> Integers:
-    """Return the number of tokens accepted by a call that starts drafting at each step, (N, G).
-
-    At the deepest depth D the call continues until a step is rejected or the trajectory ends. At an
+    At the deepest depth D this goes on until a step is rejected or the trajectory ends. At an
     earlier depth an accepted token is followed by the next depth at the next step.
     """
-    if draft_length is not None and draft_length < 1:
-        raise ValueError(f"draft_length={draft_length!r} is not allowed: give an integer of >= 1")
-    by_depth = accepted if accepted.ndim == 3 else accepted[None]
-    size = by_depth.shape[1]
-    step, end = np.arange(size)[:, None], trajectories.ends[trajectories.prompts][:, None]
-    rejected = np.where(by_depth[-1], size, step)
-    ahead = np.minimum(np.minimum.accumulate(rejected[::-1], axis=0)[::-1], end) - step
+    step = np.arange(len(ends))
+    rejected = np.where(by_depth[-1], len(ends), step)
+    ahead: Integers = np.minimum(np.minimum.accumulate(rejected[::-1])[::-1], ends) - step
     for flags in by_depth[-2::-1]:
-        behind = np.concatenate([ahead[1:], ahead[:1]])  # of the next step
-        ahead = np.where(flags, 1 + np.where(step + 1 < end, behind, 0), 0)
-    return ahead if draft_length is None else np.minimum(ahead, draft_length)
+        ahead = np.where(flags, 1 + np.where(step + 1 < ends, np.roll(ahead, -1), 0), 0)
+    return ahead
+
+
+def acceptance_by_position(tested: Integers, accepted: Integers) -> tuple[Integers, Integers]:
+    """Return how many calls test, and how many accept, the i-th token of their draft, from i = 1.
+
+    Their ratio is the acceptance rate at a draft position, given that those before are accepted.
+
+    Args:
+        tested: (C,) tested tokens of each call.
+        accepted: (C,) accepted tokens.
+
+    Examples:
+        >>> [x.tolist() for x in acceptance_by_position(np.array([2, 1, 2]), np.array([2, 0, 1]))]
+        [[3, 2], [2, 1]]
+    """
+    position = np.arange(1, 1 + max(tested, default=0))[:, None]
+    return (tested >= position).sum(axis=1), (accepted >= position).sum(axis=1)
 
 
 def inside_repeats(tokens: NDArray[np.integer], prompts: Integers, length: int = LENGTH) -> Flags:

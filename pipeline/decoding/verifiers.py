@@ -78,7 +78,8 @@ class Match:
     def verify(self, logits: Tensor, draft: Draft, position: int) -> Verified:
         """Accept drafted tokens as long as they are the target's choices."""
         drafted, (values,) = read_call(logits, draft, self._choice(logits, position, draft.tree))
-        return *schemes.match_tree(draft.shape, drafted, values.tolist()), drafted
+        choices: list[int] = values.tolist()
+        return *schemes.matching_path(draft.shape, drafted, lambda at, _: choices[at + 1]), drafted
 
 
 class Relaxed:
@@ -163,13 +164,11 @@ class DrawnPath:
         drafted, values = read_call(logits, draft, *wanted)
         also = judged(rule, before, draft.tokens, values, beyond_first=True) if rule else None
 
-        def row(task: int) -> NDArray[Any]:
-            return read(self._target.weights(logits[task + 1][None])[0])[0]
+        def draw(node: int, accepted: int) -> int:
+            weights = read(self._target.weights(logits[node + 1][None])[0])[0]
+            return schemes.pick(weights, self._uniforms[position + accepted, TOKEN])
 
-        def token_uniform(accepted: int) -> float:
-            return self._uniforms[position + accepted, TOKEN]
-
-        return *schemes.drawn_path(draft.shape, drafted, row, token_uniform, also), drafted
+        return *schemes.matching_path(draft.shape, drafted, draw, also), drafted
 
 
 class TreeSampling:

@@ -6,16 +6,18 @@ control. The target reads the answers, and its drafter (or look-up) drafts along
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import zip_longest
 from pathlib import Path
 
 import numpy as np
 
 from analysis.decoding.lookup import lookup_calls
-from analysis.decoding.replay import Replayed, rates_by_place
-from analysis.statistics.trajectories import Trajectories, drafts_made
+from analysis.decoding.replay import Replayed
+from analysis.statistics.trajectories import Trajectories, acceptance_by_position, calls_along
 from pipeline.engines.along import Along, Models
 from pipeline.engines.clock import gain, has_pages, read_run
 from pipeline.engines.written.asked import Asked, read_asked
@@ -134,8 +136,8 @@ class CheckedRuns:
         answer, length = self.answers(path)[name], self.length
         if self.by_model:
             steps = Trajectories.from_positions(np.arange(len(answer.tokens)))
-            _, kept, emitted = drafts_made(self.along(path, name).right, steps, length)
-            return [(length, int(k), int(e)) for k, e in zip(kept, emitted, strict=True)]
+            calls = calls_along(self.along(path, name).right, steps, length)
+            return [(length, int(k), int(e)) for k, e in zip(*calls[2:], strict=True)]
         lookup = self.config.decoding
         limit = self.config.distributions.steps if self.counts.engine == "llama.cpp" else None
         return lookup_calls(
@@ -282,18 +284,23 @@ def _places(runs: CheckedRuns) -> list[Line]:
     if any(answer.per_step is None for answer in counted):
         return []
     predicted = [runs.predict(along, name) for name in runs.answers(along)]
-    ours, theirs = (
-        rates_by_place([call for calls in of_answers for call in calls[:-1]], runs.length)
-        for of_answers in (
-            [[call[:2] for call in calls if call[0]] for calls in predicted],
-            [[(drafted, kept) for kept, drafted in counts.per_step or ()] for counts in counted],
-        )
-    )
+    ours = [[call[:2] for call in calls if call[0]] for calls in predicted]
+    theirs = [[(drafted, kept) for kept, drafted in counts.per_step or ()] for counts in counted]
     shown = ", ".join(
         f"{place}: {a:.3f} and {b:.3f}"
-        for place, (a, b) in enumerate(zip(ours, theirs, strict=True), start=1)
+        for place, (a, b) in enumerate(
+            zip_longest(_rates(ours), _rates(theirs), fillvalue=math.nan), start=1
+        )
     )
     return [Line(None, "by place", f"accepted of tested, predicted and counted: {shown}")]
+
+
+def _rates(of_answers: Sequence[Sequence[tuple[int, int]]]) -> list[float]:
+    """Return the acceptance rates by draft position, from drafted and accepted of every call."""
+    calls = [call for calls in of_answers for call in calls[:-1]]
+    drafted, accepted = np.array(calls, dtype=np.intp).reshape(-1, 2).T
+    tested, passed = acceptance_by_position(np.minimum(accepted + 1, drafted), accepted)
+    return (passed / tested).tolist()  # type: ignore[no-any-return]
 
 
 def _speed(runs: CheckedRuns) -> list[Line]:

@@ -1,4 +1,4 @@
-"""Metrics, costs and predictions of decoding on two answers small enough to be counted by hand."""
+"""Metrics and costs of decoding on two answers small enough to be counted by hand."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from analysis.decoding import metrics as decoding
-from analysis.decoding import places, predicted, speed
+from analysis.decoding import speed
 from analysis.decoding.metrics import Decoded
 from analysis.rules import StrictGreedy
 
@@ -92,6 +92,9 @@ def test_acceptance_is_pooled_over_tested_tokens() -> None:
     found = decoding.acceptance(made(), *STATISTICS)
     assert found["rate"].iloc[1] == pytest.approx(3 / 5)  # 2 + 0 + 1 of 2 + 1 + 2
     assert np.isnan(found["rate"].iloc[0])
+    # over all that could be drafted: 3 of 5 calls of 2, 4 of 4 calls of 3
+    assert found["rate_over_gamma"].iloc[1:].tolist() == pytest.approx([3 / 10, 4 / 12])
+    assert np.isnan(found["rate_over_gamma"].iloc[0])
     assert found["tokens_per_call"].tolist() == pytest.approx([1, 8 / 5, 8 / 4])
     # run 1 emits 3, 1, 1 and 2, 1 tokens a call: 3 of 8 come together with the one before
     assert found["burstiness"].tolist() == [0, 3 / 8, 4 / 8]
@@ -109,7 +112,7 @@ def test_acceptance_is_pooled_over_tested_tokens() -> None:
     )
     pooled = decoding.acceptance(replace(made(), data=data), *STATISTICS)["agreement"]
     assert pooled.tolist() == pytest.approx([1.0, 6 / 18, 1.0])
-    rates = places.position_rates(made().calls).set_index(["run", "place"])
+    rates = decoding.position_rates(made().calls).set_index(["run", "place"])
     assert rates.loc[(1, 1), ["tested", "accepted"]].tolist() == [3, 2]
     assert rates.loc[(1, 2), ["tested", "accepted"]].tolist() == [2, 1]
     assert (2, 4) not in rates.index
@@ -126,7 +129,7 @@ def test_intervals_of_acceptance_are_over_prompts() -> None:
 
 def test_the_closed_form_of_calls_without_tests_and_of_certain_ones() -> None:
     calls = pd.DataFrame({"run": [0, 0, 1, 1], "reach": [0, 0, 3, 1]})
-    assert predicted.closed_form(calls, pd.Series([np.nan, 1.0])).tolist() == [1.0, 3.0]
+    assert decoding.closed_form(calls, pd.Series([np.nan, 1.0])).tolist() == [1.0, 3.0]
     tree = {"name": "optimal", "shown": "tau*", "nodes": 2, "depth": 1, "parents": [-1, -1]}
     drawn = replace(made(), runs=made().runs.assign(tree=[None, tree, None]))
     assert decoding.acceptance(drawn, *STATISTICS)["closed_form"].isna().tolist() == [
@@ -134,17 +137,6 @@ def test_the_closed_form_of_calls_without_tests_and_of_certain_ones() -> None:
         True,
         False,
     ]
-    alone = speed.speed(drawn, 20, 0.9, 0)
-    # one length: chosen among those up to it, with costs on a line between 0 and it
-    (row,) = predicted.draft_lengths(drawn, alone).to_dict("records")
-    costs = predicted.call_costs(drawn, alone[2:])
-    assert costs == pytest.approx([0.010, 0.010 + 0.005 / 3, 0.010 + 0.010 / 3, 0.015])
-    gains = [1.0, *(simulated([1.0, 0.5, 1.0][:gamma], costs) for gamma in (1, 2, 3))]
-    whole = speed.speed(made(), 20, 0.9, 0)  # another method's chains of 2 are measured, too
-    assert predicted.call_costs(made(), whole[2:]) == pytest.approx([0.010, 0.012, 0.014, 0.015])
-    assert predicted.call_costs(made(), whole[1:2]) == pytest.approx([0.010, 0.012, 0.014])
-    assert (row["tried"], row["predicted"]) == ("3", int(np.argmax(gains)))
-    assert row["predicted_speedup"] == pytest.approx(max(gains), rel=0.01)
 
 
 def test_a_run_is_compared_with_the_target_alone_in_the_same_race() -> None:
@@ -178,12 +170,9 @@ def test_gaps_hold_the_drafters_pass_over_the_prompt_and_memory_all_weights() ->
     assert np.flatnonzero(gained).tolist() == [0, 5]  # 3 + 1 + 1 tokens of answer a come before
     assert gained[[0, 5]] == pytest.approx([0.5, 0.25])
     assert [speed.memory_overhead(changed, run) for run in range(3)] == [0, 140, 110]
-    # a prediction pays for this pass, too: 0.75 s beside the target alone, which takes 0.12 s
-    before, after = (0.12 / speed.speed(x, 20, 0.9, 0)["predicted"][1] for x in (one, changed))
-    assert after - before == pytest.approx(0.75)
 
 
-def test_speed_costs_and_predictions() -> None:
+def test_speed_and_costs() -> None:
     table = speed.speed(made(), 20, 0.9, 0)
     assert table["c_p"].tolist() == pytest.approx([0.010] * 3)
     assert table["rho"].iloc[1] == pytest.approx(0.1)
@@ -200,8 +189,8 @@ def test_speed_costs_and_predictions() -> None:
     assert table["itl_50"].iloc[0] == pytest.approx(0.010)
     assert table["first_token"].tolist() == pytest.approx([0.020] * 3)
     assert table["memory"].iloc[1] == 100 + 2 * 16
-    for given in (table, table[::-1]):
-        assert predicted.draft_lengths(made(), given)["tried"].tolist() == ["2, 3"]
+    fastest = 2 if table["speedup"][1] > table["speedup"][2] else 3
+    assert table["best_length"].tolist() == pytest.approx([np.nan, fastest, fastest], nan_ok=True)
 
 
 def test_answers_of_one_token_have_no_time_after_it() -> None:
@@ -248,36 +237,3 @@ def test_waiting_for_the_processor_is_a_sign_of_load(shares: list[float], signs:
     assert len(found) == signs
     if signs:
         assert found[0] == f"the processor worked on it {100 * shares[1]:.0f} % of the time"
-
-
-def simulated(rates: list[float], costs: list[float]) -> float:
-    """The speedup of answers of 6 and 4 tokens whose prompts take 20 ms, call by call."""
-    draws = np.random.default_rng(0)
-    spent, repeats = 0.0, 3000
-    for left in [5, 3] * repeats:
-        while left:
-            drafted = min(len(rates), left - 1)
-            tests = draws.uniform(size=drafted) < rates[:drafted]
-            spent += costs[drafted]
-            left -= 1 + int(np.cumprod(tests).sum())
-    return 0.12 / (0.04 + spent / repeats)
-
-
-@pytest.mark.parametrize(("run", "rates"), [(1, [2 / 3, 1 / 2]), (2, [2 / 2, 1 / 2, 1 / 1])])
-def test_a_prediction_is_over_the_answers_that_were_measured(run: int, rates: list[float]) -> None:
-    made_up = made()
-    table = speed.speed(made_up, 20, 0.9, 0)
-    costs = predicted.call_costs(made_up, table[1:])
-    assert costs == pytest.approx([0.010, 0.012, 0.014, 0.015])
-    assert table["predicted"].iloc[run] == pytest.approx(simulated(rates, costs), rel=0.01)
-    least = table["least"].iloc[run]
-    assert simulated([least] * len(rates), costs) == pytest.approx(1, rel=0.02)
-    if run == 2:  # the longest drafts say which length is best
-        gains = [1.0, *(simulated(rates[:gamma], costs) for gamma in (1, 2, 3))]
-        best = predicted.draft_lengths(made_up, table).iloc[0]
-        assert gains[best["predicted"]] == pytest.approx(max(gains), rel=0.01)
-        assert best["predicted_speedup"] == pytest.approx(max(gains), rel=0.01)
-    assert np.isnan(table[["predicted", "least"]].iloc[0]).all()
-    seconds = made_up.spans["verify_seconds"].where(made_up.spans["run"] == 0, 0.2)
-    slow = replace(made_up, spans=made_up.spans.assign(verify_seconds=seconds))
-    assert speed.speed(slow, 20, 0.9, 0)["least"].isna().all()  # drafts never pay

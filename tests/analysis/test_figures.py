@@ -17,13 +17,13 @@ from analysis.acceptance.summary import margins
 from analysis.report.acceptance import margin_figure, rules_figure
 from analysis.report.mars import ratios_figure, thresholds_figure, top_two
 from analysis.report.measured import Ends
-from analysis.report.paper_figures import figure1, survival_band, survival_figure
+from analysis.report.paper_figures import figure1, survival_figure
 from analysis.report.style import STYLE, render
 from analysis.report.sweep_figure import sweep_figure
 from analysis.report.table import Figure
 from analysis.report.trees import trees
 from analysis.rules import Additive, Rule, expand
-from analysis.statistics.bootstrap import PromptBootstrap
+from analysis.statistics.bootstrap import PromptBootstrap, survival
 
 from . import test_acceptance_section, test_decoding_metrics, test_decoding_trees
 
@@ -102,7 +102,7 @@ def test_the_band_is_drawn() -> None:
     assert figure is not None
     (band,) = figure.drawing.axes[0].collections
     drawn = band.get_paths()[0].vertices
-    for ends in survival_band(lower, curve(figure, RULES[1].title)[0], BOOTSTRAP):
+    for ends in survival(lower, curve(figure, RULES[1].title)[0], BOOTSTRAP)[1:]:
         assert set(ends.round(9)) <= set(np.asarray(drawn)[:, 1].round(9))
 
 
@@ -120,10 +120,10 @@ def test_figures_of_rules_that_a_study_lacks_or_a_user_wrote() -> None:
 def test_the_band_is_the_interval_of_the_share() -> None:
     values = np.round(np.random.default_rng(1).random(STEPS), 2)
     grid = np.array([0.0, 0.25, 0.9])
-    low, high = survival_band(values, grid, BOOTSTRAP)
+    curves = survival(values, grid, BOOTSTRAP)
     for at, eps in enumerate(grid):
-        _, draws = BOOTSTRAP.mean((values > eps).astype(float))
-        np.testing.assert_allclose((low[at], high[at]), BOOTSTRAP.interval(draws), rtol=1e-12)
+        found = [drawn[at] for drawn in curves]
+        np.testing.assert_allclose(found, BOOTSTRAP.share(values > eps), rtol=1e-12)
 
 
 def every_figure(folder: Path) -> dict[str, Drawing]:

@@ -11,7 +11,7 @@ import pytest
 
 from analysis.statistics.bootstrap import PromptBootstrap
 from analysis.statistics.run_lengths import run_lengths, with_censored
-from analysis.statistics.trajectories import CENSORED, Trajectories, count_calls, drafts_made
+from analysis.statistics.trajectories import CENSORED, Trajectories, calls_along, count_calls
 from tests.analysis.cases import drafts
 
 NAMES = ("per_call", "mean_run", "random_100")
@@ -120,9 +120,9 @@ STEPS = Trajectories.from_positions(POSITION)
 def test_calls_of_any_flags(gamma: int | None) -> None:
     rng = np.random.default_rng(gamma or 0)
     flags = rng.random((len(POSITION), 8)) < np.linspace(0, 1, 8)
-    made, tokens, _ = count_calls(flags, STEPS, gamma)
-    assert tokens.tolist() == [n - 1 for n in LENGTHS]
-    assert made.shape == (len(LENGTHS), 8)
+    counts = [count_calls(setting, STEPS, gamma) for setting in flags.T]
+    made = np.stack([one.calls for one in counts], axis=1)
+    assert all(one.tokens.tolist() == [n - 1 for n in LENGTHS] for one in counts)
     longest = gamma or max(LENGTHS)
     for p, g in itertools.product(range(len(LENGTHS)), range(8)):
         own = flags[STEPS.prompts == p, g][1:]  # the prompt's pass emits the first token
@@ -138,15 +138,15 @@ def test_calls_of_any_flags(gamma: int | None) -> None:
 
 
 @pytest.mark.parametrize("gamma", [1, 2, 3, 50])
-def test_drafts_made_are_those_of_a_plain_walk(gamma: int) -> None:
+def test_calls_are_those_of_a_plain_walk(gamma: int) -> None:
     accepted = np.random.default_rng(gamma).random(len(POSITION)) < 0.7
-    tested, kept, emitted = drafts_made(accepted, STEPS, gamma)
+    _, tested, kept, emitted = calls_along(accepted, STEPS, gamma)
     walks = (drafts(accepted[STEPS.prompts == p][1:], gamma) for p in range(len(LENGTHS)))
     assert list(zip(tested.tolist(), kept.tolist(), strict=True)) == list(itertools.chain(*walks))
     assert emitted.sum() == sum(LENGTHS) - len(LENGTHS)
-    for made, flags in ((drafts_made, accepted), (count_calls, accepted[:, None])):
-        with pytest.raises(ValueError, match="draft_length=0 is not allowed"):
-            made(flags, STEPS, 0)
+    for flags, wrong in ((accepted, "draft_length=0"), (accepted[:, None], r"accepted \(18, 1\)")):
+        with pytest.raises(ValueError, match=f"{wrong} is not allowed"):
+            count_calls(flags, STEPS, 0)
 
 
 def walked(by_depth: np.ndarray, gamma: int) -> list[int]:
@@ -168,23 +168,20 @@ def test_place_i_of_a_draft_is_judged_at_depth_i(depths: int, gamma: int) -> Non
     """Behind the deepest one that was measured it stands for all."""
     accepted = np.random.default_rng(depths).random((depths, len(POSITION))) < 0.6
     own = [walked(accepted[:, STEPS.prompts == p], gamma) for p in range(len(LENGTHS))]
-    _, kept, _ = drafts_made(accepted, STEPS, gamma)
-    assert kept.tolist() == list(itertools.chain(*own))
-    assert count_calls(accepted[..., None], STEPS, gamma).calls[:, 0].tolist() == list(
-        map(len, own)
-    )
-    unlimited = count_calls(accepted[..., None], STEPS, None)
+    assert calls_along(accepted, STEPS, gamma).accepted.tolist() == list(itertools.chain(*own))
+    assert count_calls(accepted, STEPS, gamma).calls.tolist() == list(map(len, own))
+    unlimited = count_calls(accepted, STEPS, None)
     longest = [walked(accepted[:, STEPS.prompts == p], 99) for p in range(len(LENGTHS))]
-    assert unlimited.calls[:, 0].tolist() == list(map(len, longest))
+    assert unlimited.calls.tolist() == list(map(len, longest))
     ends = [bool(c) and sum(c) + len(c) > n - 1 for c, n in zip(longest, LENGTHS, strict=True)]
-    assert unlimited.cut[:, 0].tolist() == ends
+    assert unlimited.cut.tolist() == ends
 
 
 def test_steps_certain_at_every_depth_bound_the_calls_of_any_drafter() -> None:
     """Of every choice of what else is accepted, at 2 depths of an answer of 5 tokens."""
     steps = Trajectories.from_positions(np.arange(5))
     for certain in itertools.product([False, True], repeat=5):
-        most = count_calls(np.array(certain)[:, None], steps, 3).calls.item()
+        most = count_calls(np.array(certain), steps, 3).calls.item()
         for choice in itertools.product([False, True], repeat=10):
             accepted = np.array(choice).reshape(2, 5) | np.array(certain)
-            assert count_calls(accepted[..., None], steps, 3).calls.item() <= most
+            assert count_calls(accepted, steps, 3).calls.item() <= most

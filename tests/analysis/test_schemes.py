@@ -108,8 +108,8 @@ def test_following_draws_has_the_law_of_tests_in_order(tree: Topology, seed: int
             drafted[child] = token
     for relaxed in (np.zeros(len(tree), bool), generator.random(len(tree)) < 0.4):
         found = outcomes(
-            lambda fork, also=relaxed: schemes.drawn_path(
-                tree, drafted, lambda node: p[node + 1], lambda _: Uniform(fork), also
+            lambda fork, also=relaxed: schemes.matching_path(
+                tree, drafted, lambda node, _: schemes.pick(p[node + 1], Uniform(fork)), also
             )
         )
         wanted = outcomes(
@@ -127,15 +127,19 @@ def test_tests_before_the_first_failure(flags: list[int]) -> None:
     assert flags[accepted : accepted + 1] in ([0], [])
 
 
+def matched(tree: Topology, drafted: list[int], choices: list[int]) -> tuple[Any, int]:
+    return schemes.matching_path(tree, drafted, lambda node, _: choices[node + 1])
+
+
 def test_a_path_follows_the_choices_of_the_target() -> None:
-    assert schemes.match_tree(sequence(3), [4, 5, 6], [4, 5, 7, 8]) == ((0, 1), 7)
-    assert schemes.match_tree(sequence(3), [4, 5, 7], [4, 5, 7, 8]) == ((0, 1, 2), 8)
-    assert schemes.match_tree(sequence(0), [], [9]) == ((), 9)
+    assert matched(sequence(3), [4, 5, 6], [4, 5, 7, 8]) == ((0, 1), 7)
+    assert matched(sequence(3), [4, 5, 7], [4, 5, 7, 8]) == ((0, 1, 2), 8)
+    assert matched(sequence(0), [], [9]) == ((), 9)
     tree = symmetric(2, 2)  # nodes 0, 1; 2, 3 behind 0; 4, 5 behind 1
     drafted = [7, 8, 1, 2, 1, 2]
-    assert schemes.match_tree(tree, drafted, [8, 0, 2, 0, 0, 0, 5]) == ((1, 5), 5)
-    assert schemes.match_tree(tree, drafted, [8, 0, 3, 0, 0, 0, 0]) == ((1,), 3)
-    assert schemes.match_tree(tree, drafted, [3, 0, 0, 0, 0, 0, 0]) == ((), 3)
+    assert matched(tree, drafted, [8, 0, 2, 0, 0, 0, 5]) == ((1, 5), 5)
+    assert matched(tree, drafted, [8, 0, 3, 0, 0, 0, 0]) == ((1,), 3)
+    assert matched(tree, drafted, [3, 0, 0, 0, 0, 0, 0]) == ((), 3)
 
 
 def test_tree_greedy_accepts_a_level_as_the_rule_says() -> None:
@@ -146,7 +150,7 @@ def test_tree_greedy_accepts_a_level_as_the_rule_says() -> None:
         drafted = np.argsort(-draft, axis=1)[:, :m]
         for row, at in enumerate(rank):
             choices = [int(target[row].argmax()), *[0] * m]
-            path, _ = schemes.match_tree(batch(m), drafted[row].tolist(), choices)
+            path, _ = matched(batch(m), drafted[row].tolist(), choices)
             assert bool(path) == (at <= m)
 
 

@@ -54,15 +54,16 @@ def reached(dist: TopK, rule: Rule, goal: Goal, weights: np.ndarray | None = Non
     certain = certify(dist, rule).lower > EPS
     steps = np.bincount(STEPS.prompts)
     certified = np.bincount(STEPS.prompts, weights=certain[:, 0])
-    made = count_calls(certain, STEPS, goal.draft_length)
+    made = count_calls(certain[:, 0], STEPS, goal.draft_length)
     above = certified if goal.tokens is None else steps - 1  # the prompt's pass emits the first
-    below = steps if goal.tokens is None else made.calls[:, 0]
+    below = steps if goal.tokens is None else made.calls
     w = np.ones((1, len(LENGTHS))) if weights is None else weights
     return (w @ above) / (w @ below)
 
 
 def answer(dist: TopK, dial: ParameterRange, goal: Goal) -> Solution:
-    return solve(dist, dial, EPS, goal, BOOTSTRAP, STEPS)
+    (solution,) = solve(dist, dial, EPS, [goal], BOOTSTRAP, STEPS)
+    return solution
 
 
 def stricter(dial: ParameterRange, value: float) -> Rule:
@@ -107,7 +108,7 @@ def test_a_drafter_reaches_a_length_and_not_one_place_before(
     calls = steps.trajectories
 
     def tokens(rule: Rule) -> float:
-        flags = judge(steps, [rule])[0].accepted[:, None]
+        flags = judge(steps, [rule])[0].accepted
         made = count_calls(flags, calls, None)
         return float(made.tokens.sum() / made.calls.sum())
 
@@ -128,7 +129,7 @@ def test_a_head_is_solved_by_the_depth_of_each_place() -> None:
 
     def tokens(m: int, steps: Steps) -> float:
         verdict = judge(steps, [replace(dial.rules[0], m=m)])[0]
-        walk = count_calls(verdict.accepted_by_depth[..., None], steps.trajectories, 3)
+        walk = count_calls(verdict.accepted_by_depth, steps.trajectories, 3)
         return float(walk.tokens.sum() / walk.calls.sum())
 
     swept = [tokens(m, steps) for m in range(1, 10)]
@@ -148,7 +149,7 @@ def test_answers_of_one_token_have_no_calls() -> None:
     steps = Trajectories.from_positions(np.array([0, 0]))
     bootstrap = PromptBootstrap(steps.prompts, 20, 0.9, 0)
     dial = build_range({"rule": "additive", "t": [0.0, 1.0]})
-    solution = solve(dist, dial, 0.1, Goal(tokens=2), bootstrap, steps)
+    (solution,) = solve(dist, dial, 0.1, [Goal(tokens=2)], bootstrap, steps)
     assert solution.rule is None  # no setting reaches tokens of calls that there are not
     assert all(map(math.isnan, (solution.value, solution.ci_low, solution.reached)))
 
@@ -178,14 +179,14 @@ def test_at_the_threshold_and_a_step_to_either_side() -> None:
     least = float(certify(dist, dial.rules[0]).lower[0, 0])
     assert least == pytest.approx(0.6 * math.log(0.6 / 0.45) + 0.3 * math.log(0.3 / 0.45))
     for eps, value in ((least - 1e-9, 0.0), (least, 0.3001), (least + 1e-9, 0.3001)):
-        found = solve(dist, dial, eps, Goal(share=1.0), bootstrap, steps)
+        (found,) = solve(dist, dial, eps, [Goal(share=1.0)], bootstrap, steps)
         assert found.value == value, eps
-    found = solve(dist, dial, 0.0, Goal(share=1.0), bootstrap, steps)  # no need to relax
+    (found,) = solve(dist, dial, 0.0, [Goal(share=1.0)], bootstrap, steps)  # no need to relax
     assert (found.value, found.ci_low, found.ci_high, found.reached) == (0.0, 0.0, 0.0, 1.0)
     two = Trajectories.from_positions(np.array([0, 1]))
     every = PromptBootstrap(two.prompts, 20, 0.9, 0)
     doubled = TopK.from_probabilities([[0.6, 0.3, 0.1]] * 2)
-    assert solve(doubled, dial, 10.0, Goal(tokens=1), every, two).value == 0.0
+    assert solve(doubled, dial, 10.0, [Goal(tokens=1)], every, two)[0].value == 0.0
 
 
 @pytest.mark.parametrize(
@@ -199,7 +200,7 @@ def test_impossible_goals(given: dict[str, float], dist: TopK) -> None:
         with pytest.raises(ValueError, match="either share or tokens"):
             Goal(**both)
     with pytest.raises(ValueError, match="eps=-1 is not allowed"):
-        solve(dist, build_range(DIALS[0]), -1, GOALS[0], BOOTSTRAP, STEPS)
+        solve(dist, build_range(DIALS[0]), -1, GOALS, BOOTSTRAP, STEPS)
 
 
 @pytest.mark.parametrize("noise", [0.3, 2.0])

@@ -8,9 +8,7 @@ import mpmath
 import numpy as np
 import pytest
 
-from analysis.decoding import formulas, predicted, speed
-from analysis.decoding.places import pooled_rate, shifted_rates
-from analysis.decoding.predicted import tokens_per_call
+from analysis.decoding import formulas, speed
 from tests.analysis.test_decoding_metrics import made
 
 # Seed table: expected tokens a call, to two digits
@@ -26,11 +24,11 @@ PUBLISHED = {
 def test_tokens_per_call_has_the_published_values_and_its_limits() -> None:
     for a, row in PUBLISHED.items():
         for gamma, tokens in row.items():
-            assert predicted.tokens_per_call(a, gamma) == pytest.approx(tokens, abs=0.0051)
-    assert predicted.tokens_per_call(1.0, 6) == 7
-    assert predicted.tokens_per_call(0.0, 6) == 1
+            assert formulas.tokens_per_call(a, gamma) == pytest.approx(tokens, abs=0.0051)
+    assert formulas.tokens_per_call(1.0, 6) == 7
+    assert formulas.tokens_per_call(0.0, 6) == 1
     near = 1 - 1e-12  # the closed form cancels here
-    assert predicted.tokens_per_call(near, 6) == pytest.approx(7, rel=1e-10)
+    assert formulas.tokens_per_call(near, 6) == pytest.approx(7, rel=1e-10)
 
 
 @pytest.mark.parametrize("a", [0.05, 0.5, 0.8, 0.95, 0.999])
@@ -67,17 +65,6 @@ def test_the_formulas_at_their_ends_and_beside_what_was_measured() -> None:
 
 def test_out_of_range_is_refused() -> None:
     with pytest.raises(ValueError, match=r"a=1\.5"):
-        predicted.tokens_per_call(1.5, 3)
+        formulas.tokens_per_call(1.5, 3)
     with pytest.raises(ValueError, match="gamma=-1"):
-        predicted.tokens_per_call(0.5, -1)
-
-
-def test_rates_by_place_and_not_their_mean() -> None:
-    """A head: 0.9 at the first place, 0.1 at the second; 0.99 / 1.9 pooled."""
-    rates = [0.9, 0.1]
-    assert pooled_rate(rates) == pytest.approx(0.99 / 1.9)
-    assert tokens_per_call(pooled_rate(rates), 2) < 1.8  # of 1.99
-    rates = [0.9, 0.5, 0.1]
-    assert shifted_rates(rates, 0.0) == [0.0] * 3
-    assert shifted_rates(rates, 0.5) == rates
-    assert shifted_rates(rates, 1.0) == [1.0] * 3
+        formulas.tokens_per_call(0.5, -1)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from analysis.report.text import few_notes
+from analysis.statistics import bootstrap
 from analysis.statistics.bootstrap import FEW_PROMPTS, PromptBootstrap, summarise
 
 LENGTHS = [1, 7, 128, 40, 3, 64, 128]
@@ -36,18 +37,54 @@ def smallest_reached(values: np.ndarray, level: float) -> float:
 
 def test_quantiles_and_means_agree_with_resamples_written_out() -> None:
     values, prompts = clustered(0)
-    bootstrap = PromptBootstrap(prompts, 60, 0.95, seed=3)
-    points, draws = bootstrap.quantiles(values, LEVELS)
+    sampled = PromptBootstrap(prompts, 60, 0.95, seed=3)
+    points, draws = sampled.quantiles(values, LEVELS)
     assert points.tolist() == [smallest_reached(values, level) for level in LEVELS]
     assert np.isinf(points[-1])
-    for times, drawn in zip(bootstrap.weights, draws, strict=True):
+    for times, quantiles in zip(sampled.weights, draws, strict=True):
         resample = in_full(values, prompts, times)
-        assert drawn.tolist() == [smallest_reached(resample, level) for level in LEVELS]
+        assert quantiles.tolist() == [smallest_reached(resample, level) for level in LEVELS]
     values, prompts = clustered(1, share_infinite=0.0)
-    mean, draws = bootstrap.mean(values)
-    assert mean == pytest.approx(values.mean(), rel=1e-14)  # another order of addition
-    expected = [in_full(values, prompts, times).mean() for times in bootstrap.weights]
-    np.testing.assert_allclose(draws, expected, rtol=1e-13)
+    found = sampled.share(values)
+    drawn = sorted(in_full(values, prompts, times).mean() for times in sampled.weights)
+    # another order of addition; of 60 draws the second and the last but one end the interval
+    assert found == pytest.approx((values.mean(), drawn[1], drawn[-2]), rel=1e-13)
+
+
+def test_answers_to_one_prompt_are_drawn_together() -> None:
+    """Pieces or choices of an answer count as steps of one prompt."""
+    values, prompts = clustered(2)
+    together = np.array([0, 1, 1, 2, 0, 2, 2])
+    merged = np.argsort(together[prompts], kind="stable")
+    one = PromptBootstrap(prompts, 60, 0.95, 3, clusters=together)
+    two = PromptBootstrap(together[prompts][merged], 60, 0.95, 3)
+    assert one.count == two.count == 3
+    pairs = zip(one.quantiles(values, LEVELS), two.quantiles(values[merged], LEVELS), strict=True)
+    assert all(np.array_equal(*pair) for pair in pairs)
+    flags = values > 0.5
+    assert one.share(flags) == two.share(flags[merged])
+
+
+def test_of_very_many_prompts_groups_are_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interval of a mean stays: of 20,000 prompts and of 1,000 groups of 20."""
+    values = np.random.default_rng(0).exponential(size=40_000)
+    prompts = np.repeat(np.arange(20_000), 2)
+    every = PromptBootstrap(prompts, 1000, 0.95, 0)
+    assert every.count == 20_000
+    assert every.weights.shape == (1000, bootstrap.MOST_CLUSTERS)
+    assert (every.sums(every.steps) != 40_000).any()  # groups of two and of three
+    monkeypatch.setattr(bootstrap, "MOST_CLUSTERS", 1000)
+    grouped = PromptBootstrap(prompts, 1000, 0.95, 0)
+    assert (grouped.sums(grouped.steps) == 40_000).all()
+    error = values.reshape(-1, 2).mean(axis=1).std() / math.sqrt(20_000)
+    for one in (every, grouped):
+        value, low, high = one.share(values)
+        assert value == pytest.approx(values.mean())
+        assert (high - low) / error == pytest.approx(2 * 1.96, rel=0.1)
+        _, draws = one.quantiles(values, [0.5])
+        low, high = one.interval(draws)
+        # independent values: the median's standard error is 1 / (2 f sqrt(n)), f = 1/2
+        assert (high - low)[0] * math.sqrt(40_000) == pytest.approx(2 * 1.96, rel=0.1)
 
 
 @pytest.mark.parametrize(("count", "least", "most"), [(10, 0.7, 0.87), (FEW_PROMPTS, 0.87, 0.97)])
@@ -61,18 +98,18 @@ def test_few_prompts_are_those_whose_intervals_are_too_narrow(
     for seed in range(300):
         prompts = np.repeat(np.arange(count), 40)
         values = rng.normal(size=count)[prompts] + rng.normal(size=40 * count)
-        bootstrap = PromptBootstrap(prompts, 200, 0.95, seed)
-        low, high = bootstrap.interval(bootstrap.quantiles(values, [0.05])[1])
+        sampled = PromptBootstrap(prompts, 200, 0.95, seed)
+        low, high = sampled.interval(sampled.quantiles(values, [0.05])[1])
         covered += low[0] <= truth <= high[0]
     assert least < covered / 300 < most  # standard error 0.02
 
 
 def test_limits_leave_out_what_is_undefined_and_keep_infinity() -> None:
-    bootstrap = PromptBootstrap(np.arange(3), 10, 0.8, seed=0)
+    sampled = PromptBootstrap(np.arange(3), 10, 0.8, seed=0)
     draws = np.column_stack(
         [np.r_[np.arange(1.0, 10), np.nan], np.r_[np.ones(8), np.inf, np.inf], np.full(10, np.nan)]
     )
-    low, high = bootstrap.interval(draws)
+    low, high = sampled.interval(draws)
     assert (low[0], high[0], low[1], high[1]) == (1, 9, 1, math.inf)
     assert np.isnan([low[2], high[2]]).all()
 
@@ -96,22 +133,22 @@ def test_whatever_the_certificates_are_no_statistic_lies_below_that_of_the_lower
         rng.random(len(lower)) < 0.3, np.minimum(lower + rng.random(len(lower)), ceiling), lower
     )
     upper = np.where(np.isinf(lower) | (rng.random(len(lower)) < 0.05), np.inf, upper)
-    bootstrap = PromptBootstrap(prompts, 50, 0.95, seed)
-    found = summarise(lower, ceiling, bootstrap)
+    sampled = PromptBootstrap(prompts, 50, 0.95, seed)
+    found = summarise(lower, ceiling, sampled)
     for share in (0.0, 0.3, 0.7, 1.0):
         between = np.minimum(
             upper, np.where(np.isinf(lower), lower, lower + share * rng.random(len(lower)) / 2)
         )
         truth = np.where(rng.random(len(lower)) < share, upper, between)
-        for name, exact in summarise(truth, ceiling, bootstrap).items():
+        for name, exact in summarise(truth, ceiling, sampled).items():
             for end in ("value", "ci_low", "ci_high"):
                 assert found[name][end] <= exact[end]
 
 
 def test_an_infinite_prompt_makes_the_resamples_infinite_that_it_is_in() -> None:
-    bootstrap = PromptBootstrap(np.arange(5), 50, 0.9, 0)
-    sums = bootstrap.sums(np.array([1.0, np.inf, 2.0, 3.0, 4.0]))
-    assert (np.isinf(sums) == (bootstrap.weights[:, 1] > 0)).all()
+    sampled = PromptBootstrap(np.arange(5), 50, 0.9, 0)
+    sums = sampled.sums(np.array([1.0, np.inf, 2.0, 3.0, 4.0]))
+    assert (np.isinf(sums) == (sampled.weights[:, 1] > 0)).all()
     assert 0 < np.isinf(sums).sum() < 50
-    rest = bootstrap.sums(np.array([1.0, 0.0, 2.0, 3.0, 4.0]))
+    rest = sampled.sums(np.array([1.0, 0.0, 2.0, 3.0, 4.0]))
     assert (sums[np.isfinite(sums)] == rest[np.isfinite(sums)]).all()

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from analysis.decoding.predicted import tokens_per_call as chain_tokens
+from analysis.decoding.formulas import tokens_per_call as chain_tokens
 from analysis.trees import acceptance
 from analysis.trees.optimal import best_trees, optimal
 from analysis.trees.topology import (

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM
 
-from analysis.statistics.trajectories import Trajectories, drafts_made
+from analysis.statistics.trajectories import Trajectories, calls_along
 from pipeline.engines.written.counts import read_counts
 from tests.pipeline.test_engine_counts import FILES
 
@@ -33,7 +33,7 @@ def test_replayed_from_the_second_token_every_call_is_the_engines() -> None:
             logits = drafter(torch.tensor([prompt + tokens])).logits[0]
         drafted = logits.argmax(-1)[len(prompt) - 1 : -1].numpy()
         steps = Trajectories.from_positions(np.arange(len(tokens)))
-        _, ours, emitted = drafts_made(drafted == np.array(tokens), steps, LENGTH)
+        _, _, ours, emitted = calls_along(drafted == np.array(tokens), steps, LENGTH)
         assert emitted.sum() == len(tokens) - 1
         assert ours[:-1].tolist() == theirs[:-1]
         assert not theirs or ours[-1] <= theirs[-1]

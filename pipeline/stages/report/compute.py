@@ -48,7 +48,7 @@ def compute(task: Task, inputs: Inputs, out: Out) -> None:
         for section, item in items:
             files |= {f"{section.place}{path}": text for path, text in item.files().items()}
             bar.update()
-    files |= page_files(measured, sections, task.label)
+    files |= page_files(measured, sections, task.label, files)
     for name, content_of in files.items():
         path = out.directory / name
         path.parent.mkdir(exist_ok=True, parents=True)
@@ -100,8 +100,7 @@ def sections_of(measured: Measured) -> Iterator[Section]:
             speed_table(decoded, speeds),
             thresholds_figure(targets, speeds, "agreement"),
         ]
-        says = [*setups.machines(decoded, made), *setups.warning(decoded, speeds)]
-        yield Section(f"{title}: speed", shown, says, timed=True)
+        yield Section(f"{title}: speed", shown, timed=True)
     answered = [source.accuracy.artifact for source in sources if source.accuracy is not None]
     if answered:
         yield from answer_sections(spec, answered)

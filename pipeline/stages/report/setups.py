@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pandas as pd
 
 from analysis.decoding.metrics import Decoded
-from analysis.decoding.speed import signs_of_load
 from analysis.report.measured import Target
 from analysis.report.published import PAPERS
-from analysis.report.text import few_notes, number_text, share_text
+from analysis.report.text import few_notes, share_text
 from analysis.statistics.trajectories import LENGTH
 from pipeline.stages.report.sources import ReportSpec, Source, Sources
+from pipeline.store import Artifact
 
 WORDS = {  # what a reader must know of records, by stage and key; the rest is in record.json
     "distributions.model.hub": "model",
@@ -85,7 +84,12 @@ def introduction(setups: Mapping[str, Mapping[str, str]], spec: ReportSpec) -> l
     if of_paper is None:
         return texts
     ours = "; ".join(f"{name}: {of_paper[name]}" for name in OPEN if name in of_paper)
-    return [*texts, f"The paper does not state these settings, which are ours: {ours}."]
+    return [
+        *texts,
+        'Rows "as published" are the paper\'s printed values (arXiv 2606.30265v1), of its own '
+        "prompts and set-up. No number here is tuned to them.",
+        f"The paper does not state these settings, which are ours: {ours}.",
+    ]
 
 
 def setup(target: Target, sources: Sources) -> dict[str, str]:
@@ -96,24 +100,19 @@ def setup(target: Target, sources: Sources) -> dict[str, str]:
         if isinstance(source, Source)
         for key, value in flattened(source).items()
     }
-    prompts = sources.prompts
-    drawn = "log" not in prompts.task.settings
-    rows = prompts.artifact.facts["excluded"]
-    if drawn:
-        rows = {reason: entry["rows"] for reason, entry in rows.items()}
+    drawn = "log" not in sources.prompts.task.settings
+    excluded = sources.prompts.artifact.facts["excluded"]
+    rows = [f"{of['rows'] if drawn else of} {why}" for why, of in excluded.items()]
+    named = {words: details.get(key) for key, words in WORDS.items()}
     return {
         "decoding steps": str(len(target.tokens)),
         "prompts": str(target.bootstrap.count),
         f"steps inside a repeated {LENGTH}-gram of their answer": share_text(
             float(target.repeated.mean())
         ),
-        **{
-            words: as_text(details[key])
-            for key, words in WORDS.items()
-            if details.get(key) is not None
-        },
+        **{words: as_text(value) for words, value in named.items() if value is not None},
         **({MESSAGE: "its first user message"} if drawn else {}),
-        **({"excluded rows": ", ".join(f"{n} {why}" for why, n in rows.items())} if rows else {}),
+        **({"excluded rows": ", ".join(rows)} if rows else {}),
     }
 
 
@@ -134,23 +133,27 @@ def as_text(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, float):
-        return f"{value:.4g}" if math.isfinite(value) else number_text(value)
+        return f"{value:.4g}"
     text = str(value)
     digest = len(text) == 64 and set(text) <= set("0123456789abcdef")  # a commit is printed whole
     return text[:12] if digest else text
 
 
-def warning(decoded: Sequence[Decoded], speeds: Sequence[pd.DataFrame]) -> list[str]:
-    """Return a paragraph that the speeds are of no use, if they were measured beside other work."""
-    signs = [
-        f"{run.target}, {sign}"
-        for run, table in zip(decoded, speeds, strict=True)
-        for sign in signs_of_load(table)
+def machine(artifact: Artifact) -> str:
+    """Return where and when an artifact was made, and with which versions, as one line."""
+    record, facts = artifact.record, artifact.facts
+    versions = {"Python": record["versions"]["python"]}
+    versions |= {name: record["versions"][name] for name in ("torch", "transformers")}
+    commit = (record["git"]["commit"] or "")[:10]
+    threads = f", CPU threads: {facts['torch_threads']}" if "torch_threads" in facts else ""
+    parts = [
+        f"{record['date']}: {record['processor']}{threads}",
+        *([facts["device"]] if facts.get("device", "cpu") != "cpu" else []),
+        record["platform"],
+        ", ".join(f"{name} {number}" for name, number in versions.items()),
+        *([f"commit {commit}"] if commit else []),
     ]
-    return [
-        f"The machine was busy while this was measured ({'; '.join(signs)}): do not use these "
-        "speeds; run it again on an idle machine."
-    ] * bool(signs)
+    return "; ".join(parts)
 
 
 def extent(decoded: Sequence[Decoded], sources: Sequence[Source]) -> list[str]:
@@ -158,26 +161,12 @@ def extent(decoded: Sequence[Decoded], sources: Sequence[Source]) -> list[str]:
     lines = []
     for answers, source in zip(decoded, sources, strict=True):
         tokens = answers.data.groupby("run")["n_tokens"].sum()
-        failed, more = source.artifact.facts["failed_prompts"], ""
-        if failed:
-            first = source.artifact.read("failures").slice(0, 1).to_pylist()[0]
-            more = (
-                f" ({failed} more failed, the first, {first['prompt_id']}, with: {first['reason']})"
-            )
         least, most = (f"{of:,}" for of in (tokens.min(), tokens.max()))
+        failed = source.artifact.facts["failed_prompts"]
         lines.append(
-            f"{answers.target} with {answers.drafter}: every method decoded the same "
-            f"{answers.data['prompt_id'].nunique()} prompts{more}, up to "
+            f"{answers.target} with {answers.drafter}: {answers.prompts} prompts"
+            f"{f' ({failed} more failed)' if failed else ''} for every method, up to "
             f"{source.task.settings['steps']} tokens each, batch size 1: "
             f"{least if least == most else f'{least} to {most}'} tokens a method and setting."
         )
     return lines
-
-
-def machines(decoded: Sequence[Decoded], sources: Sequence[Source]) -> list[str]:
-    """Return where each target's methods were timed."""
-    facts = [source.artifact.facts for source in sources]
-    return [
-        f"{run.target}: on {timed['device']}, CPU threads: {timed['torch_threads']}."
-        for run, timed in zip(decoded, facts, strict=True)
-    ]
