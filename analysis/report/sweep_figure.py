@@ -125,8 +125,8 @@ def _panel(axis: Axes, curves: Curves, target: Any, key: str, by_rule: bool) -> 
     numeric, names = pd.api.types.is_numeric_dtype(every), list(every.unique())
     for at, (label, (part, statistic)) in enumerate(curves.items()):
         values = part[part["target"] == target]
-        color, style = LINES[at % len(LINES)][0], LINES[(at + at // len(LINES)) % len(LINES)][1]
-        color = rule_colour(label) if by_rule else color
+        color = rule_colour(label) if by_rule else LINES[at % len(LINES)][0]
+        style: Any = LINES[(at + at // len(LINES)) % len(LINES)][1]
         if numeric:
             values = values.sort_values(key)
             x = values[key].to_numpy()

@@ -116,7 +116,7 @@ class PromptBootstrap:
             return np.divide(above, below, out=np.full(below.shape, empty), where=below != 0)
 
         low, high = self.interval(quotient(self.sums(above), self.sums(below)))
-        return quotient(above.sum(axis=0), below.sum(axis=0)), low, high
+        return quotient(above.sum(axis=0), below.sum(axis=0))[()], low, high
 
     def share(self, counted: Counted, among: Counted | None = None) -> tuple[Any, Any, Any]:
         """Return the `ratio` of the sums of (N,) values: `counted` over `among`, or over 1."""

@@ -81,16 +81,17 @@ def summary(task: Task, artifact: Artifact) -> list[Json]:
     """One row a rule: the statistics of its certificates, the ceiling for those that are empty."""
     import numpy as np
 
-    from analysis.statistics.bootstrap import PromptBootstrap, summarise
-    from analysis.statistics.trajectories import Trajectories
+    from analysis.statistics.bootstrap import summarise
+    from pipeline.stored import resampled
 
+    place = ["prompt_id", "position"]  # the same steps under every rule
+    steps = artifact.read(columns=place, rule=task.runtime.rules[0].label)
+    _, bootstrap = resampled(steps, task.inputs["distributions"], task.runtime.statistics)
     rows = []
     for rule in task.runtime.rules:
-        table = artifact.read(columns=["position", "lower", "upper"], rule=rule.label)
+        table = artifact.read(columns=["lower", "upper"], rule=rule.label)
         lower, upper = (table[name].to_numpy() for name in ("lower", "upper"))
         empty = np.isinf(lower)
-        prompts = Trajectories.from_positions(table["position"].to_numpy()).prompts
-        bootstrap = PromptBootstrap(prompts, *task.runtime.statistics)
         row: Json = {
             "target": task.runtime.label,
             "rule": rule.label,
