@@ -141,20 +141,22 @@ def as_text(value: Any) -> str:
 
 
 def machine(artifact: Artifact) -> str:
-    """Return where and when an artifact was made, and with which versions, as one line."""
+    """Return when and where an artifact was made, and with which versions, as one line."""
     record, facts = artifact.record, artifact.facts
-    versions = {"Python": record["versions"]["python"]}
-    versions |= {name: record["versions"][name] for name in ("torch", "transformers")}
-    commit = (record["git"]["commit"] or "")[:10]
-    threads = f", CPU threads: {facts['torch_threads']}" if "torch_threads" in facts else ""
-    parts = [
-        f"{record['date']}: {record['processor']}{threads}",
-        *([facts["device"]] if facts.get("device", "cpu") != "cpu" else []),
-        record["platform"],
-        ", ".join(f"{name} {number}" for name, number in versions.items()),
-        *([f"commit {commit}"] if commit else []),
+    versions = [
+        f"{name} {record['versions'][name]}" for name in ("python", "torch", "transformers")
     ]
-    return "; ".join(parts)
+    commit = record["git"]["commit"]
+    parts = [
+        record.get("date"),
+        record.get("processor"),
+        facts.get("device") if facts.get("device") != "cpu" else None,
+        f"{facts['torch_threads']} CPU thread(s)" if "torch_threads" in facts else None,
+        record["platform"],
+        *versions,
+        commit and f"commit {commit[:10]}",
+    ]
+    return ", ".join(filter(None, parts))
 
 
 def extent(decoded: Sequence[Decoded], sources: Sequence[Source]) -> list[str]:
