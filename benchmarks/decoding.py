@@ -39,7 +39,7 @@ from pipeline.models.heads.hidden_drafter import HiddenDrafter
 from pipeline.models.language_model import LanguageModel
 from pipeline.models.load import load_model, load_pair
 from pipeline.models.passes import Text
-from pipeline.plan.specs import DecodingSpec
+from pipeline.stage import Json
 from pipeline.study import Study
 
 RESAMPLES = 2000
@@ -54,13 +54,13 @@ def time_decoding(words: list[str]) -> None:
     overrides = [word for word in words if word.partition("=")[0] not in own]
     lengths = [int(length) for length in own.pop("lengths", "1,2,4").split(",")]
     rounds = int(own.pop("rounds", "3"))
-    target, drafter, prompts, spec = load_inputs(overrides)
+    target, drafter, prompts, settings = load_inputs(overrides)
     print(
-        f"{target.label} and {drafter.label}, {len(prompts)} prompts, {spec.steps} tokens, "
+        f"{target.label} and {drafter.label}, {len(prompts)} prompts, {settings['steps']} tokens, "
         f"{torch.get_num_threads()} threads; the median of {rounds} rounds for each prompt"
     )
-    ways = decoders(target, drafter, spec, lengths)
-    ways |= {name: served(url, spec.steps) for name, url in own.items()}
+    ways = decoders(target, drafter, settings, lengths)
+    ways |= {name: served(url, settings["steps"]) for name, url in own.items()}
     print_comparison(ways, prompts, rounds)
 
 
@@ -89,25 +89,24 @@ def served(url: str, steps: int) -> Decoder:
 
 def load_inputs(
     overrides: list[str],
-) -> tuple[LanguageModel, LanguageModel | HiddenDrafter, list[list[int]], DecodingSpec]:
+) -> tuple[LanguageModel, LanguageModel | HiddenDrafter, list[list[int]], Json]:
     """Return the first target of a study, its drafter, the tokens of its prompts, and settings."""
     study = Study(*overrides)
     task = study.task("decoding")
     prompts = study.store.get(task.inputs["prompts"]).read().to_pylist()
-    target, drafter = load_pair(*task.spec.models)
-    spec: DecodingSpec = task.spec
-    chosen = [row["token_ids"] for row in prompts[: spec.prompts]]
-    return target, drafter, chosen, spec
+    target, drafter = load_pair(*task.runtime.models)
+    chosen = [row["token_ids"] for row in prompts[: task.settings["prompts"]]]
+    return target, drafter, chosen, task.settings
 
 
 def decoders(
     target: LanguageModel,
     drafter: LanguageModel | HiddenDrafter,
-    spec: DecodingSpec,
+    settings: Json,
     lengths: Sequence[int],
 ) -> dict[str, Decoder]:
     """Return every way to decode, by name."""
-    device, steps = target.device, spec.steps
+    device, steps = target.device, settings["steps"]
 
     def own(make: Callable[[int], Drafter], count: int) -> Decoder:
         return lambda ids: decode(target, make(count), Match(Greedy()), ids, count, steps).tokens
@@ -116,7 +115,7 @@ def decoders(
         return model_drafter(drafter, Greedy())
 
     def lookup(count: int) -> PromptLookup:
-        return PromptLookup(spec.lookup, count, device, spec.lookup_match)
+        return PromptLookup(settings["lookup"], count, device, settings["lookup_match"])
 
     decoders_by_name = {
         ALONE: own(lambda _: Nothing(device), 0),
@@ -217,7 +216,7 @@ def timed(sequence: Text, ids: Tensor) -> tuple[float, Tensor]:
 
 def time_passes(overrides: list[str]) -> None:
     """Time passes of the study's first target, with skinny matrix products and without."""
-    (used,) = Study("study=smollm2", *overrides).task("distributions").spec.models
+    (used,) = Study("study=smollm2", *overrides).task("distributions").runtime.models
     models = {"skinny": load_model(used)}
     skinny_matmul.LEAST_BYTES = sys.maxsize
     models["transformers"] = load_model(used)

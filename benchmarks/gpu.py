@@ -19,7 +19,6 @@ import argparse
 import json
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -37,8 +36,6 @@ from pipeline.models.batch_decoding import decode_batch
 from pipeline.models.language_model import wide_product
 from pipeline.models.load import LanguageModel, wrap
 from pipeline.models.logit_statistics import Found, logit_statistics
-from pipeline.plan.plain import to_plain
-from pipeline.plan.specs import DistributionsSpec, model_at
 from pipeline.timing import Stopwatch, describe_device, peak_memory
 
 COMMON: dict[str, Any] = {
@@ -57,7 +54,7 @@ REDUCED: dict[str, Any] = {
     "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4,
 }  # fmt: skip
 STEPS = 24
-GREEDY = DistributionsSpec(model_at("-", "none"), steps=STEPS, k=256, temperature=0.0, seed=0)
+GREEDY = {"steps": STEPS, "k": 256, "temperature": 0.0, "seed": 0, "certified_temperature": 1.0}
 TOLERANCE = {"float32": 1e-3, "bfloat16": 0.15}  # of a logit, absolute; logits are about 1 to 10
 DIFFERING = {"float32": 0.0, "bfloat16": 0.02}  # share of steps: padding may change a close argmax
 Prompts = dict[str, list[int]]
@@ -93,7 +90,7 @@ def small(device: torch.device, dtype: str) -> tuple[LanguageModel, Prompts]:
 def decoded(model: LanguageModel, prompts: Prompts, steps: int = STEPS) -> Found:
     """Decode greedily, and return the stored columns on the host."""
     watch = Stopwatch(model.device)
-    out = decode_batch(model, prompts, replace(GREEDY, steps=steps), watch, lambda _: None)
+    out = decode_batch(model, prompts, GREEDY | {"steps": steps}, watch, lambda _: None)
     return {name: tensor.cpu() for name, tensor in out.items()}
 
 
@@ -182,7 +179,7 @@ def speeds(device: torch.device, *, reduced: bool) -> Iterator[Row]:
     shapes, count, longest, steps, batches = SHAPES, 500, 1024, 128, [64, 128, 256]
     if reduced:
         shapes, count, longest, steps, batches = {"reduced": REDUCED}, 24, 128, 16, [8, 24]
-    machine = to_plain(describe_device(device)) | {"torch": torch.__version__}
+    machine = describe_device(device) | {"torch": torch.__version__}
     print(json.dumps(machine | {"prompts": count, "steps": steps}))
     for label, shape in shapes.items():
         model = random_qwen3(shape, "bfloat16", device, label)

@@ -6,14 +6,17 @@ both. What else stands beside them is a parameter that rules refer to: `criteria
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
-from analysis.rules import Cut, Rule, Tree, build_range, check_k, expand
+from analysis.rules import Cut, Rule, Tree, build_range, check_k, expand, to_mapping
 from analysis.rules.build import EXAMPLE, ParameterRange
 from analysis.topk import TopK
 from pipeline.errors import PipelineError
+from pipeline.files import file_digest
 
 
 def build_rules(criteria: Any) -> list[Rule]:
@@ -44,6 +47,13 @@ def decoded_rules(criteria: Any) -> list[Rule]:
         for rule in built
         if rule.judges_tokens or isinstance(rule, Tree)
     ]
+
+
+def rule_entries(rule: Rule) -> dict[str, Any]:
+    """Return a rule as JSON values; of a user's own with the digest of its file."""
+    if not rule.own:
+        return {"rule": to_mapping(rule)}
+    return {"rule": to_mapping(rule), "source": file_digest(Path(inspect.getfile(type(rule))))}
 
 
 def _by_name(criteria: Any) -> dict[str, list[Rule]]:

@@ -22,7 +22,7 @@ from pipeline.errors import PipelineError, first_line
 from pipeline.files import file_digest
 from pipeline.models.prompt_tokens import chat_text, encode
 from pipeline.paths import ASSETS
-from pipeline.plan.specs import AccuracySpec, TaskSpec
+from pipeline.stage import Json, Task
 
 FOLDER = ASSETS / "tasks"
 INSTALL = 'pip install -e ".[harness]"'
@@ -79,37 +79,38 @@ def task_file(name: str) -> Path | None:
     return path if path.suffix == ".yaml" else None
 
 
-def task_spec(name: str) -> TaskSpec:
-    """Return the specification of a task; of a file with the files beside it that it names.
+def task_entries(name: str) -> dict[str, str]:
+    """Return a task's name and version; of a file the digest of it and the files that it names.
 
     Raises:
         PipelineError: there is no such file.
     """
     file = task_file(name)
     if file is None:
-        return TaskSpec(name, f"lm_eval {version('lm_eval') if find_spec('lm_eval') else ''}", name)
+        content = f"lm_eval {version('lm_eval') if find_spec('lm_eval') else ''}"
+        return {"name": name, "content": content}
     beside = sorted(path for path in file.parent.iterdir() if path.suffix in PARTS)
     found = [file]
     for path in found:  # which grows
         text = path.read_text(encoding="utf-8") if path.suffix == ".yaml" else ""
         found += [other for other in beside if other not in found and other.stem in text]
     content = "".join(f"{path.name} {file_digest(path)}\n" for path in found)
-    return TaskSpec(file.stem, hashlib.sha256(content.encode()).hexdigest(), name)
+    return {"name": file.stem, "content": hashlib.sha256(content.encode()).hexdigest()}
 
 
-def questions(spec: AccuracySpec, tokenizer: Any) -> list[Question]:
+def questions(stage_task: Task, tokenizer: Any) -> list[Question]:
     """Return the questions, one of each task in turn.
 
     Args:
-        spec: of the stage.
+        stage_task: of stage accuracy.
         tokenizer: the target's.
 
     Raises:
         PipelineError: a task can't be loaded, or no method answers it.
     """
     asked = [
-        _of_task(name, task, spec, tokenizer)
-        for name, task in _load([task.source for task in spec.tasks]).items()
+        _of_task(name, task, stage_task.settings, tokenizer)
+        for name, task in _load(stage_task.runtime.extra["tasks"]).items()
     ]
     return [question for turn in zip_longest(*asked) for question in turn if question is not None]
 
@@ -152,17 +153,17 @@ def _refused(task: Any) -> str | None:
     return None
 
 
-def _of_task(name: str, task: Any, spec: AccuracySpec, tokenizer: Any) -> list[Question]:
+def _of_task(name: str, task: Any, settings: Json, tokenizer: Any) -> list[Question]:
     from lm_eval.defaults import DEFAULT_OTHER_SEED
     from lm_eval.models.utils import normalize_gen_kwargs
 
-    chat, thinking = spec.prompts.template == "chat", spec.prompts.enable_thinking
+    chat, thinking = settings["template"] == "chat", settings["enable_thinking"]
     if task.config.num_fewshot is None:
         task.set_config("num_fewshot", 0)
     task.set_fewshot_seed(DEFAULT_OTHER_SEED)
     with redirect_stderr(StringIO()):  # a progress bar of its own
         task.build_all_requests(
-            limit=spec.items,
+            limit=settings["items"],
             apply_chat_template=chat,
             fewshot_as_multiturn=True,
             chat_template=partial(chat_text, tokenizer, enable_thinking=thinking),
@@ -173,8 +174,8 @@ def _of_task(name: str, task: Any, spec: AccuracySpec, tokenizer: Any) -> list[Q
         ids = [str(request.doc_id) for request in requests]
     asked = []
     for item_id, request in zip(ids, requests, strict=True):
-        text, settings = request.args
-        limits = normalize_gen_kwargs(settings)
+        text, options = request.args
+        limits = normalize_gen_kwargs(options)
         tokens = (
             tokenizer(text, add_special_tokens=False)["input_ids"]
             if chat

@@ -49,6 +49,11 @@ class Identity:
     hub: str | None = None  # owner/name
     commit: str | None = None
 
+    @property
+    def entries(self) -> dict[str, str]:
+        """What is known of it, as JSON values."""
+        return {name: value for name, value in vars(self).items() if value is not None}
+
 
 class Identities:
     """Resolves identities, remembering file hashes in `memo` (a JSON file of the store)."""

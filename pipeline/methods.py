@@ -21,6 +21,7 @@ from analysis.rules.rule import CHECKED
 from analysis.trees import topology
 from analysis.trees.optimal import optimal
 from analysis.trees.topology import Growth, Topology
+from pipeline.criteria import rule_entries
 from pipeline.errors import PipelineError
 
 DRAFTERS = {"model": "", "prompt_lookup": "prompt lookup"}
@@ -246,6 +247,11 @@ class Method:
         if self.rule is not None:
             mapping["rule"] = to_mapping(self.rule)
         return mapping if self.tree is None else mapping | self.tree.to_mapping()
+
+
+def method_entries(method: Method) -> dict[str, Any]:
+    """Return a method as settings of an artifact: with the digest of the file of a user's rule."""
+    return method.to_mapping() | ({} if method.rule is None else rule_entries(method.rule))
 
 
 def read_method(mapping: Mapping[str, Any]) -> Method:

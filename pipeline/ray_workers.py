@@ -66,7 +66,7 @@ class RayWorkers:
 
     def __init__(self, task: Task, inputs: Mapping[str, Artifact], open_worker: OpenWorker) -> None:
         self._name, self._ray = task.name, connect()
-        count, processors, gpus = allocate(self._ray.cluster_resources(), task.spec.models[0])
+        count, processors, gpus = allocate(self._ray.cluster_resources(), task.runtime.models[0])
         above = {name: Artifact(a.directory.absolute(), a.columns) for name, a in inputs.items()}
         host = self._ray.remote(Host).options(
             num_cpus=processors, num_gpus=gpus, max_restarts=-1, max_task_retries=DEATHS - 1

@@ -158,7 +158,7 @@ class Here:
 
 def opened(task: Task, inputs: Inputs, open_worker: OpenWorker) -> Any:
     """Return the workers that `execution.engine` asks for, as a context."""
-    if task.spec.models[0].execution.engine == "inline":
+    if task.runtime.models[0].execution.engine == "inline":
         return Here(task, open_worker(task, inputs))
     from pipeline.ray_workers import RayWorkers
 

@@ -17,6 +17,10 @@ from pipeline.files import json_digest
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from analysis.rules import Rule
+    from analysis.statistics.bootstrap import Resampling
+    from pipeline.methods import Method
+    from pipeline.models.spec import ModelSpec
     from pipeline.store import Artifact, Out
     from pipeline.study import Study
 
@@ -28,6 +32,12 @@ def row_counts(task: Task, artifact: Artifact) -> list[Json]:
     """Sum up an artifact of which no more is known: where it lies, and how many rows it has."""
     counts = {f"{name} rows": count for name, count in artifact.record["rows"].items()}
     return [{"artifact": f"{task.stage.name}/{artifact.directory.name}", **counts}]
+
+
+def statistics_entries(bootstrap: Resampling) -> Json:
+    """Return the settings of a bootstrap as those of an artifact."""
+    resamples, confidence, seed = bootstrap
+    return {"resamples": resamples, "confidence": confidence, "statistics_seed": seed}
 
 
 def nothing_refused(_: Study) -> None:
@@ -77,6 +87,32 @@ class Stage:
         )
 
 
+@dataclass(frozen=True)
+class Runtime:
+    """What a task takes to be computed and summed up besides its settings and inputs.
+
+    Attributes:
+        label: its target as printed.
+        statistics: the bootstrap's settings.
+        models: those that it loads: a target alone, or a target and its drafter.
+        rules: those that its settings describe.
+        methods: likewise.
+        extra: paths, and what else one stage needs, by name.
+    """
+
+    label: str
+    statistics: Resampling
+    models: tuple[ModelSpec, ...] = ()
+    rules: tuple[Rule, ...] = ()
+    methods: tuple[Method, ...] = ()
+    extra: Json = field(default_factory=dict)
+
+    @property
+    def pair(self) -> str:
+        """Its models as printed."""
+        return " and ".join(model.settings.label for model in self.models)
+
+
 @dataclass(frozen=True, eq=False)
 class Task:
     """An artifact that may not exist yet.
@@ -86,15 +122,14 @@ class Task:
         label: printed, and in the name of its directory.
         settings: all that its content depends on besides its inputs, as JSON values.
         inputs: the artifacts that it is made from, by name.
-        spec: the settings as the stage reads them, and what it takes to run and no result depends
-            on: devices, paths, printed names.
+        runtime: what it takes besides, which no content depends on.
     """
 
     stage: Stage
     label: str
     settings: Json
-    inputs: Mapping[str, Task] = field(default_factory=dict)
-    spec: Any = None
+    inputs: Mapping[str, Task]
+    runtime: Runtime
 
     @cached_property
     def key(self) -> str:

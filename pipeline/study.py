@@ -8,7 +8,7 @@ that command made. Nothing is computed but by `make`.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,8 +23,8 @@ from pipeline.config import composed, settings_of
 from pipeline.criteria import build_rules, decoded_rules
 from pipeline.errors import PipelineError, noted, say
 from pipeline.hub import Identities, local_path
-from pipeline.plan.specs import LogSpec, ModelSpec
-from pipeline.stage import Stage, Task, with_inputs
+from pipeline.models.spec import ModelSpec
+from pipeline.stage import Json, Runtime, Stage, Task, with_inputs
 from pipeline.store import Artifact, Store, relative
 
 if TYPE_CHECKING:
@@ -106,17 +106,27 @@ class Study:
         head = model.head if isinstance(model, DrafterConfig) else None
         return ModelSpec(key, identity, model, device, execution=execution, head=head)
 
-    def log_spec(self, key: str, path: str) -> LogSpec:
-        """Return the specification of an engine's log.
+    def log_entries(self, target: str) -> Json:
+        """Return what results depend on of the engine's log that is a target.
 
         Raises:
             PipelineError: there is no such file.
         """
-        local, log = local_path(path, f"{key}.path"), self.config.distributions.log
+        key, path = f"targets.{target}.path", self.config.targets[target].path
+        local, log = local_path(path, key), self.config.distributions.log
         if local is None or not local.is_file():
-            raise PipelineError(f"{key}.path={path}: there is no such file")
-        identity = self.identities.source(path, None, f"{key}.path")
-        return LogSpec(path, identity, READER, part=log.part, error=log.error)
+            raise PipelineError(f"{key}={path}: there is no such file")
+        identity = self.identities.source(path, None, key)
+        return {**identity.entries, "reader": READER, "part": log.part, "error": log.error}
+
+    def runtime(self, target: ModelConfig, models: tuple[ModelSpec, ...] = ()) -> Runtime:
+        """Return what every task on a target takes besides its settings."""
+        extra = {"path": target.path}
+        return Runtime(target.label, self.statistics, models, tuple(self.rules), extra=extra)
+
+    def by_target(self, stage: str) -> Iterator[tuple[ModelConfig, Task]]:
+        """Yield each target with its task of a stage, where the study has that stage."""
+        return zip(self.config.targets.values(), self.tasks[stage], strict=False)
 
     def make(self, stage: str) -> list[Artifact]:
         """Bring the artifacts of a stage up to date, and all they are made from.
@@ -239,14 +249,14 @@ def check_models(tasks: Sequence[Task]) -> None:
             model is of a kind that can't be run; one that reads drafts can't take them back; or
             tokenizers differ.
     """
-    if not any(task.spec.models for task in tasks):
+    if not any(task.runtime.models for task in tasks):
         return  # without the import of torch
     from pipeline.models.devices import check_threads, choose_device
     from pipeline.models.load import check_pair_skeletons, pair_tokenizer, skeleton
 
     checked = set()
     for task in tasks:
-        models = task.spec.models
+        models = task.runtime.models
         if not models or (models[0].key, len(models)) in checked:
             continue
         checked.add((models[0].key, len(models)))

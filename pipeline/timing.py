@@ -12,7 +12,7 @@ from itertools import pairwise
 
 import torch
 
-from pipeline.plan.plain import Plain
+from pipeline.stage import Json
 
 Mark = float | torch.cuda.Event
 
@@ -71,7 +71,7 @@ def peak_memory(device: torch.device) -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
-def describe_device(device: torch.device) -> Plain:
+def describe_device(device: torch.device) -> Json:
     """Return the record's facts on the device."""
     return {
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
@@ -81,7 +81,7 @@ def describe_device(device: torch.device) -> Plain:
     }
 
 
-def throughput(measured: Iterable[Plain]) -> Plain:
+def throughput(measured: Iterable[Json]) -> Json:
     """Return the total rows and seconds of finished shards, from those of each by span."""
     seconds: Counter[str] = Counter()
     tokens = 0

@@ -210,14 +210,14 @@ def test_a_draft_length_for_all_methods_has_an_artifact_of_its_own(tmp_path: Pat
         for at in ("null", 1, 3)
     )
     assert len({task.key for task in (default, one, three)}) == 3
-    assert {method.draft_length for method in three.spec.methods} == {3}
+    assert {method.draft_length for method in three.runtime.methods} == {3}
 
 
 @pytest.mark.parametrize("option", [option for group, option in OPTIONS if group == "decoding"])
 def test_every_choice_of_methods_can_be_scored(option: str, tmp_path: Path) -> None:
     if option != "settings":  # which has no methods of its own
         nodes = planned(tmp_path, f"decoding={option}", "stage=accuracy")
-        assert nodes["accuracy"][0].spec.methods
+        assert nodes["accuracy"][0].runtime.methods
 
 
 def test_distributions_know_the_temperature_of_the_certificates(tmp_path: Path) -> None:
@@ -228,7 +228,7 @@ def test_distributions_know_the_temperature_of_the_certificates(tmp_path: Path) 
     plain, certified = found()
     for temperature, same in (("1.0", True), ("0.6", False)):
         dump, certificates = found(f"certificates.temperature={temperature}")
-        assert dump.spec.certified_temperature == float(temperature)
+        assert dump.settings["certified_temperature"] == float(temperature)
         assert (dump.key == plain.key) == same
         assert (certificates.key == certified.key) == same
 

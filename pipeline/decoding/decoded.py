@@ -11,9 +11,7 @@ import pandas as pd
 from analysis.decoding.answers import Answered
 from analysis.decoding.metrics import Decoded
 from analysis.rules import Mars
-from pipeline.methods import SPECULATIVE, Method
-from pipeline.plan.facts import AccuracyFacts, DecodingFacts
-from pipeline.plan.plain import from_plain, to_plain
+from pipeline.methods import SPECULATIVE, Method, read_method
 from pipeline.store import Artifact
 
 RUN = (  # fields of a method
@@ -24,15 +22,15 @@ RUN = (  # fields of a method
 
 def read_decoded(target: str, drafter: str, artifact: Artifact) -> Decoded:
     """Read the decoded answers of a target with a drafter, both given by their printed names."""
-    facts = from_plain(DecodingFacts, artifact.facts)
+    facts = artifact.facts
 
     def frame(name: str) -> pd.DataFrame:
         return artifact.read(name).to_pandas()
 
-    methods = [run.decoded for run in facts.runs]
+    methods = [read_method(run) for run in facts["runs"]]
     printed: dict[str, Any] = {
         "rule": [None if method.rule is None else method.rule.label for method in methods],
-        "tree": [run.shape and to_plain(run.shape) for run in facts.runs],
+        "tree": [run.get("shape") for run in facts["runs"]],
     }
     rules = {method.rule.label: method.rule for method in methods if method.rule is not None}
     return Decoded(
@@ -46,11 +44,11 @@ def read_decoded(target: str, drafter: str, artifact: Artifact) -> Decoded:
         answers=frame("timings/runs"),
         spans=frame("timings/calls"),
         trajectory=frame("trajectory"),
-        size=facts.bytes,
+        size=facts["bytes"],
         rules=rules,
         levels=frame("levels"),
         contexts=frame("contexts"),
-        vocabulary=facts.vocab_size,
+        vocabulary=facts["vocab_size"],
     )
 
 
@@ -75,17 +73,17 @@ def thetas(decoded: Decoded) -> list[float]:
 
 def read_answered(target: str, artifact: Artifact) -> Answered:
     """Read the answers of a target, given by its printed name."""
-    facts = from_plain(AccuracyFacts, artifact.facts)
-    methods = [run.decoded for run in facts.runs]
+    facts = artifact.facts
+    methods = [read_method(run) for run in facts["runs"]]
     more: dict[str, Any] = {
-        "baseline": [run.baseline for run in facts.runs],
+        "baseline": [run["baseline"] for run in facts["runs"]],
         "rule": [method.rule for method in methods],
         "exact": [method.lossless and method.sampling != SPECULATIVE for method in methods],
     }
     data = artifact.read().to_pandas()
     return Answered(
         target,
-        facts.tasks,
+        facts["tasks"],
         _runs(methods, "drafter", "draft_length", "temperature").assign(**more),
         data.drop(columns=["token_ids", "method", "drafter"]),
         seconds=artifact.read("timings/runs").to_pandas(),

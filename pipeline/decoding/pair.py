@@ -41,8 +41,7 @@ from pipeline.models.language_model import LanguageModel
 from pipeline.models.load import load_pair
 from pipeline.models.passes import Text
 from pipeline.models.prompt_tokens import common_rows
-from pipeline.plan.facts import RunFacts, TreeFacts
-from pipeline.plan.specs import AccuracySpec, DecodingSpec
+from pipeline.stage import Json, Task
 
 T = TypeVar("T")
 WARM_UP = 8  # tokens decoded before anything is timed
@@ -70,20 +69,21 @@ class DecodingPair:
     lookup_match: str = "latest"  # of analysis.decoding.lookup.MATCHES
 
 
-def load_decoding_pair(spec: DecodingSpec | AccuracySpec, tokens: int, steps: int) -> DecodingPair:
+def load_decoding_pair(task: Task, *, tokens: int, steps: int) -> DecodingPair:
     """Load both models and cut their logits to the rows that both have.
 
     Args:
-        spec: of stage decoding or accuracy.
+        task: of stage decoding or accuracy.
         tokens: the size of the tokenizer's vocabulary.
         steps: the most tokens of an answer.
 
     Raises:
         PipelineError: a model can't read trees.
     """
-    target, drafter = load_pair(spec.target, spec.drafter)
-    rows = common_rows(target.vocab_size, drafter.vocab_size, tokens, spec.label)
-    if any(method.tree is not None for method in spec.methods):
+    runtime, settings = task.runtime, task.settings
+    target, drafter = load_pair(*runtime.models)
+    rows = common_rows(target.vocab_size, drafter.vocab_size, tokens, runtime.pair)
+    if any(method.tree is not None for method in runtime.methods):
         for model in (target, drafter):
             if isinstance(model, LanguageModel):  # a head reads with attention of its own
                 model.check_trees()
@@ -91,11 +91,9 @@ def load_decoding_pair(spec: DecodingSpec | AccuracySpec, tokens: int, steps: in
         # reasons of failures are kept, and outlive the labels of today
         replace(target, vocab_size=rows, label="the target"),
         replace(drafter, vocab_size=rows, label="the drafter"),
-        runs=with_baselines(spec.methods),
+        runs=with_baselines(runtime.methods),
         steps=steps,
-        seed=spec.seed,
-        lookup=spec.lookup,
-        lookup_match=spec.lookup_match,
+        **{name: settings[name] for name in ("seed", "lookup", "lookup_match")},
     )
 
 
@@ -193,21 +191,23 @@ def scheme_of(method: Method, noise: Noise) -> tuple[Choice, Verifier]:
     return Greedy(), Relaxed(method.rule)
 
 
-def run_facts(method: Method) -> RunFacts:
-    """Return a record's facts on a run: its method and name, and the shape of its tree."""
-    facts = RunFacts(method.name, method.lossless, method)
+def run_facts(method: Method) -> Json:
+    """Return a record's facts on a run: its name, settings, and the shape of its tree."""
+    facts = {"method": method.name, "lossless": method.lossless, **method.to_mapping()}
     tree, shape = method.tree, method.topology
     if tree is None or shape is None:
         return facts
-    drawn = TreeFacts(
-        name=tree.shape,
-        shown=tree.shown,
-        nodes=len(shape),
-        depth=shape.depth,
-        acceptance=list(tree.acceptance or ()) if tree.measured else None,
-        parents=list(shape.parents) if isinstance(shape, Topology) else None,
-    )
-    return replace(facts, shape=drawn)
+    drawn: Json = {
+        "name": tree.shape,
+        "shown": tree.shown,
+        "nodes": len(shape),
+        "depth": shape.depth,
+    }
+    if tree.measured:
+        drawn["acceptance"] = list(tree.acceptance or ())
+    if isinstance(shape, Topology):
+        drawn["parents"] = list(shape.parents)
+    return facts | {"shape": drawn}
 
 
 def compared(tokens: Sequence[int], baseline: Sequence[int]) -> Row:

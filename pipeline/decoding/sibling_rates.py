@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -11,7 +12,6 @@ from analysis.trees.acceptance import Stored, aligned, drawn_rates, greedy_rates
 from analysis.trees.topology import Floats
 from pipeline.columns import numbers
 from pipeline.methods import RACES, Method
-from pipeline.plan.specs import DecodingSpec
 from pipeline.stage import Json
 from pipeline.store import Artifact
 from pipeline.stored import MOMENTS, TOKENS
@@ -20,8 +20,8 @@ STEPS = 4096  # of a text, at most, of which rates of siblings are computed: eve
 WIDEST = 64  # siblings of a tree whose acceptance is measured
 
 
-def with_measured_trees(spec: DecodingSpec, drafts: Artifact | None) -> DecodingSpec:
-    """Return a specification with methods whose trees all have a shape."""
+def with_measured_trees(methods: Sequence[Method], drafts: Artifact | None) -> tuple[Method, ...]:
+    """Return the methods, with trees that all have a shape."""
 
     def shaped(method: Method) -> Method:
         if method.tree is None or drafts is None or not method.needs_drafts:
@@ -30,7 +30,7 @@ def with_measured_trees(spec: DecodingSpec, drafts: Artifact | None) -> Decoding
         rates = sibling_rates(drafts, method, min(most, WIDEST))
         return replace(method, tree=method.tree.with_rates([*rates, *[0.0] * (most - len(rates))]))
 
-    return replace(spec, methods=tuple(shaped(method) for method in spec.methods))
+    return tuple(map(shaped, methods))
 
 
 def sibling_rates(artifact: Artifact, method: Method, count: int) -> Floats:

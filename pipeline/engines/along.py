@@ -51,12 +51,12 @@ class Models:
         self._drafter, self._depths = None, 1
         self._temperature = study.config.certificates.temperature
         if study.config.drafter is None:
-            self._target = load_model(study.task("distributions").spec.model)
+            self._target = load_model(study.task("distributions").runtime.models[0])
             return
-        spec = study.task("drafts").spec
-        self._target, self._drafter = load_pair(spec.target, spec.drafter)
-        if spec.drafter.head is not None:
-            self._depths = spec.drafter.head.depths
+        pair = study.task("drafts").runtime.models
+        self._target, self._drafter = load_pair(*pair)
+        if pair[1].head is not None:
+            self._depths = pair[1].head.depths
 
     @torch.inference_mode()
     def along(self, answer: Asked) -> Along:

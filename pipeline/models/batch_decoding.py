@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,7 +13,6 @@ from torch import Tensor
 from pipeline.models.load import LanguageModel
 from pipeline.models.logit_statistics import Found, invert, logit_statistics
 from pipeline.models.passes import Batch, Texts
-from pipeline.plan.specs import DistributionsSpec
 from pipeline.timing import Stopwatch
 
 RETIRE_EVERY = 8  # steps between looks at which answers have ended: each makes the host wait
@@ -23,7 +23,7 @@ RETIRE_SHARE = 0.2  # of the batch must have ended before it is made smaller
 def decode_batch(
     model: LanguageModel,
     prompts: Mapping[str, list[int]],
-    spec: DistributionsSpec,
+    settings: Mapping[str, Any],
     watch: Stopwatch,
     progress: Callable[[int], object],
 ) -> Found:
@@ -35,7 +35,7 @@ def decode_batch(
     Args:
         model: what decodes.
         prompts: B of them.
-        spec: which distributions are stored, and how tokens are chosen.
+        settings: which distributions are stored, and how tokens are chosen.
         watch: of the parts of a step.
         progress: is called with the steps that were done.
 
@@ -43,8 +43,8 @@ def decode_batch(
         (B, n, ...) of each column that is stored; of row b the first `lengths` (B,) steps count, up
         to and with the token that ends the answer.
     """
-    steps, k = spec.steps, min(spec.k, model.vocab_size)
-    rows_of_noise = [uniforms(spec.seed, name, steps) for name in prompts]
+    steps, k = settings["steps"], min(settings["k"], model.vocab_size)
+    rows_of_noise = [uniforms(settings["seed"], name, steps) for name in prompts]
     noise = torch.from_numpy(np.stack(rows_of_noise)).to(model.device)
     eos = torch.tensor(model.eos, dtype=torch.int32, device=model.device)
     out: Found = {}
@@ -56,11 +56,11 @@ def decode_batch(
         logits = texts.read(batch.ids)[:, -1]
     for step in range(steps):
         with watch("statistics"):
-            columns = stored_statistics(logits, k, spec)
+            columns = stored_statistics(logits, k, settings)
             token = columns["top_ids"][:, 0].long()
-            if spec.temperature > 0:
+            if settings["temperature"] > 0:
                 drawn = noise[rows, step]
-                token = choose(logits, drawn, spec.temperature)
+                token = choose(logits, drawn, settings["temperature"])
             columns["token_id"] = token.int()
             if not out:
                 size = (len(prompts), steps)
@@ -86,9 +86,9 @@ def decode_batch(
     return out
 
 
-def stored_statistics(logits: Tensor, k: int, spec: DistributionsSpec) -> Found:
+def stored_statistics(logits: Tensor, k: int, settings: Mapping[str, Any]) -> Found:
     """Return the stored columns of logits (N, V)."""
-    columns = logit_statistics(logits, k, spec.certified_temperature)
+    columns = logit_statistics(logits, k, settings["certified_temperature"])
     return columns | {"top_ids": columns["top_ids"].int()}
 
 

@@ -30,7 +30,7 @@ from pipeline.models.language_model import Head, LanguageModel
 from pipeline.models.passes import check_cached_steps
 from pipeline.models.prompt_tokens import check_same_tokens
 from pipeline.models.skinny_matmul import use_few_queries, use_skinny_matmul
-from pipeline.plan.specs import ModelSpec
+from pipeline.models.spec import ModelSpec
 
 
 def load_model(spec: ModelSpec) -> LanguageModel:

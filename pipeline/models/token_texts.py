@@ -7,7 +7,6 @@ from pathlib import Path
 
 from pipeline.errors import PipelineError
 from pipeline.hub import HUB_ID, cached_commit, hub_files, local_path
-from pipeline.plan.specs import DistributionsSpec
 from pipeline.stage import Task
 from pipeline.store import Artifact
 
@@ -50,9 +49,10 @@ def _tokenizer(task: Task, dump: Artifact) -> Path | None:
 
     The model that an engine's log names may be a directory, or lie in the hub's cache.
     """
-    spec, facts = task.spec, dump.facts
-    if isinstance(spec, DistributionsSpec):
-        path, commit = spec.model.settings.path, spec.model.identity.commit
+    facts = dump.facts
+    if task.runtime.models:
+        (model,) = task.runtime.models
+        path, commit = model.settings.path, model.identity.commit
     elif facts.get("token_ids") == ENGINES_IDS:
         path = str(facts["model"])
         commit = cached_commit(path, None, "model") if HUB_ID.fullmatch(path) else None

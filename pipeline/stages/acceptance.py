@@ -14,11 +14,9 @@ from analysis.report.text import limits, mark_of
 from analysis.rules import StrictGreedy
 from analysis.statistics.bootstrap import PromptBootstrap
 from pipeline.columns import COUNTED, CUT, INTERVAL, STEP, Column, Columns
-from pipeline.criteria import mistakes
+from pipeline.criteria import mistakes, rule_entries
 from pipeline.errors import PipelineError
-from pipeline.plan.plain import to_plain
-from pipeline.plan.specs import AcceptanceSpec
-from pipeline.stage import Json, Stage, Task
+from pipeline.stage import Json, Stage, Task, statistics_entries
 from pipeline.stored import read_steps
 
 if TYPE_CHECKING:
@@ -29,7 +27,7 @@ if TYPE_CHECKING:
     from analysis.acceptance.judgement import Judgement, Steps
     from analysis.rules import Rule
     from analysis.statistics.bootstrap import Floats
-    from pipeline.plan.specs import DraftsSpec
+    from pipeline.models.spec import ModelSpec
     from pipeline.stage import Inputs
     from pipeline.store import Artifact, Out
     from pipeline.study import Study
@@ -54,10 +52,17 @@ SAMPLED = ("tv", "erss_acceptance", "harmonic_mean")  # at the temperature of th
 
 def plan(study: Study) -> list[Task]:
     """Return one planned artifact a target."""
-    spec = AcceptanceSpec(tuple(study.rules), study.statistics)
+    rules = [rule_entries(rule) for rule in study.rules]
+    settings = {"rules": rules, **statistics_entries(study.statistics)}
     return [
-        Task(STAGE, drafts.label, to_plain(spec), {"drafts": drafts}, spec)
-        for drafts in study.tasks["drafts"]
+        Task(
+            STAGE,
+            made.label,
+            settings,
+            {"drafts": made},
+            study.runtime(target, made.runtime.models),
+        )
+        for target, made in study.by_target("drafts")
     ]
 
 
@@ -77,13 +82,12 @@ def compute(task: Task, inputs: Inputs, out: Out) -> None:
         stochastic_statistics,
     )
 
-    drafts, spec = inputs["drafts"], task.spec
-    pair: DraftsSpec = task.inputs["drafts"].spec
+    drafts, runtime = inputs["drafts"], task.runtime
     steps, prompts = read_steps(drafts), drafts.read(columns=["prompt_id"])["prompt_id"]
-    all_rules = [StrictGreedy(), *spec.rules]
+    all_rules = [StrictGreedy(), *runtime.rules]
     per_step = {rule.label: rule for rule in all_rules}  # each once, in order
-    chosen = judge_soundly(pair.label, prompts, steps, list(per_step.values()))
-    bootstrap = PromptBootstrap(steps.trajectories.prompts, *spec.statistics)
+    chosen = judge_soundly(runtime.pair, prompts, steps, list(per_step.values()))
+    bootstrap = PromptBootstrap(steps.trajectories.prompts, *runtime.statistics)
     frames = {
         "statistics": [rule_statistics(steps, judgement, bootstrap) for judgement in chosen],
         "breakdown": [finite_share(steps, bootstrap)],
@@ -107,7 +111,7 @@ def compute(task: Task, inputs: Inputs, out: Out) -> None:
             label = pa.repeat(judgement.rule.label, len(steps))
             own = [label, judgement.lower, judgement.upper, judgement.accepted, judgement.certified]
             writer.write_table(pa.table([prompts, steps.position, *own], schema=schema))
-    out.facts |= soundness(pair, steps, chosen)
+    out.facts |= soundness(runtime.models, steps, chosen)
     out.facts["sampled_temperature"] = sampled
 
 
@@ -140,7 +144,7 @@ def judge_soundly(
     return verdicts
 
 
-def soundness(pair: DraftsSpec, steps: Steps, verdicts: Sequence[Judgement]) -> Json:
+def soundness(pair: Sequence[ModelSpec], steps: Steps, verdicts: Sequence[Judgement]) -> Json:
     """Return, and print, the record's facts on soundness; `check_sound` has passed.
 
     Rules that decide alike at every step count once, as additive with t = 0 and strict greedy do.
@@ -168,8 +172,7 @@ def soundness(pair: DraftsSpec, steps: Steps, verdicts: Sequence[Judgement]) -> 
         ),
     }
     facts = {
-        "target": pair.target.settings.label,
-        "drafter": pair.drafter.settings.label,
+        **dict(zip(("target", "drafter"), (model.settings.label for model in pair), strict=True)),
         "steps": len(steps),
         "prompts": len(steps.trajectories.starts),
         "rules": len(different),
@@ -199,16 +202,16 @@ def summary(task: Task, artifact: Artifact) -> list[Json]:
     """One row a rule of the criteria."""
     from analysis.statistics.trajectories import CENSORED
 
-    facts, pair = artifact.facts, task.inputs["drafts"].spec
+    facts, (target, drafter) = artifact.facts, task.runtime.models  # as they are named today
     rows: dict[str, Json] = {
         rule.label: {
-            "target": pair.target.settings.label,
-            "drafter": pair.drafter.settings.label,
+            "target": target.settings.label,
+            "drafter": drafter.settings.label,
             "rule": rule.label,
             "steps": facts["steps"],
             "prompts": facts["prompts"],
         }
-        for rule in task.spec.rules
+        for rule in task.runtime.rules
     }
     for row in artifact.read("statistics").to_pylist():
         if row["rule"] in rows and row["statistic"] in SUMMARY:
@@ -228,7 +231,7 @@ def highlights(task: Task, rows: list[Json]) -> tuple[list[Json], str]:
     probability a step, by the upper limit of the interval; of equal ones the first. Strict greedy
     gives up none.
     """
-    judging = {rule.label for rule in task.spec.rules if rule.judges_tokens}
+    judging = {rule.label for rule in task.runtime.rules if rule.judges_tokens}
     priced = [row for row in rows if row["rule"] in judging and limits("p given up")[1] in row]
     best = []
     for price in PRICES:

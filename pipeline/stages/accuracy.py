@@ -16,10 +16,8 @@ from typing import TYPE_CHECKING
 
 from pipeline.columns import COMMON, GIVEN_UP, METHOD, Column, Columns
 from pipeline.errors import PipelineError
-from pipeline.harness_tasks import INSTALL, Question, questions, task_spec
-from pipeline.methods import baseline, build_methods
-from pipeline.plan.plain import to_plain
-from pipeline.plan.specs import AccuracySpec
+from pipeline.harness_tasks import INSTALL, Question, questions, task_entries
+from pipeline.methods import baseline, build_methods, method_entries
 from pipeline.stage import Json, Stage, Task
 
 if TYPE_CHECKING:
@@ -56,23 +54,18 @@ def plan(study: Study) -> list[Task]:
     if config.stage == STAGE.name and find_spec("lm_eval") is None:
         raise PipelineError(f"stage=accuracy needs lm-evaluation-harness: {INSTALL}")
     decoded = build_methods(config.decoding.methods, study.decoded, config.decoding.draft_length)
-    tasks = tuple(task_spec(name) for name in settings.tasks)
+    methods = scored(decoded)
+    own = settings.model_dump(include={"items", "seed"})
+    own |= config.decoding.model_dump(include={"lookup", "lookup_match"})
+    own |= config.prompts.model_dump(include={"template", "enable_thinking"})
+    own["tasks"] = [task_entries(name) for name in settings.tasks]
+    own["methods"] = [method_entries(method) for method in methods]
+    extra = {"margin": settings.margin, "tasks": settings.tasks}
     planned = []
     for drafts in study.tasks["drafts"]:
-        spec = AccuracySpec(
-            target=drafts.spec.target,
-            drafter=drafts.spec.drafter,
-            tasks=tasks,
-            items=settings.items,
-            seed=settings.seed,
-            lookup=config.decoding.lookup,
-            lookup_match=config.decoding.lookup_match,
-            methods=tuple(scored(decoded)),
-            prompts=config.prompts,
-            statistics=study.statistics,
-            margin=settings.margin,
-        )
-        planned.append(Task(STAGE, drafts.label, to_plain(spec), {}, spec))
+        pair = {name: drafts.settings[name] for name in ("target", "drafter")}
+        runtime = replace(drafts.runtime, methods=tuple(methods), extra=extra)
+        planned.append(Task(STAGE, drafts.label, pair | own, {}, runtime))
     return planned
 
 
@@ -96,7 +89,8 @@ def compute(task: Task, inputs: Inputs, out: Out) -> None:
     from pipeline.models.load import pair_tokenizer
     from pipeline.shards import compute_shards, write_tables
 
-    names = [question.key for question in questions(task.spec, pair_tokenizer(*task.spec.models))]
+    tokenizer = pair_tokenizer(*task.runtime.models)
+    names = [question.key for question in questions(task, tokenizer)]
     shards = compute_shards(task, inputs, out, names, AccuracyWorker, unit="item")
     write_tables(task, out, [json.loads(shard.content()) for shard in shards], "item")
 
@@ -110,11 +104,11 @@ class AccuracyWorker:
         from pipeline.models.load import pair_tokenizer
 
         self._task = task
-        tokenizer = pair_tokenizer(*task.spec.models)
-        self._questions = {asked.key: asked for asked in questions(task.spec, tokenizer)}
+        tokenizer = pair_tokenizer(*task.runtime.models)
+        self._questions = {asked.key: asked for asked in questions(task, tokenizer)}
         limit = max(question.max_tokens for question in self._questions.values())
         tokens = 1 + max(tokenizer.get_vocab().values())
-        self._pair = load_decoding_pair(task.spec, tokens, limit)
+        self._pair = load_decoding_pair(task, tokens=tokens, steps=limit)
         self._text = partial(tokenizer.decode, skip_special_tokens=True)
 
     def batch(self) -> int:
@@ -138,12 +132,12 @@ class AccuracyWorker:
 
         pair = self._pair
         runs = [
-            replace(run_facts(method), baseline=pair.runs.index(baseline(method)))
+            run_facts(method) | {"baseline": pair.runs.index(baseline(method))}
             for method in pair.runs
         ]
         return {
             "tasks": list(dict.fromkeys(asked.task for asked in self._questions.values())),
-            "runs": to_plain(runs),
+            "runs": runs,
             **describe_device(pair.target.device),
         }
 
@@ -230,9 +224,9 @@ def summary(task: Task, artifact: Artifact) -> list[Json]:
     from analysis.decoding.answers import ALL, losses
     from pipeline.decoding.decoded import read_answered
 
-    spec: AccuracySpec = task.spec
-    answered = read_answered(spec.target.settings.label, artifact)
-    scores = answers.accuracy(answered, *spec.statistics, spec.margin)
+    runtime = task.runtime
+    answered = read_answered(runtime.label, artifact)
+    scores = answers.accuracy(answered, *runtime.statistics, runtime.extra["margin"])
     scores = scores[scores["task"] == ALL]
     shown = ["method", "draft_length", "temperature", "items", "accuracy", "accuracy_ci_low"]
     shown += ["accuracy_ci_high", "lost", "won", "difference", "difference_ci_low"]

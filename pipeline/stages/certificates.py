@@ -9,10 +9,8 @@ from typing import TYPE_CHECKING
 
 from analysis.report.text import limits
 from pipeline.columns import STEP, Column
-from pipeline.criteria import mistakes
+from pipeline.criteria import mistakes, rule_entries
 from pipeline.errors import PipelineError
-from pipeline.plan.plain import to_plain
-from pipeline.plan.specs import CertificatesSpec
 from pipeline.stage import Json, Stage, Task
 
 if TYPE_CHECKING:
@@ -26,10 +24,10 @@ if TYPE_CHECKING:
 
 def plan(study: Study) -> list[Task]:
     """Return one planned artifact a target, with all rules of the study."""
-    spec = CertificatesSpec(tuple(study.rules), study.statistics)
+    settings = {"rules": [rule_entries(rule) for rule in study.rules]}
     return [
-        Task(STAGE, distributions.label, to_plain(spec), {"distributions": distributions}, spec)
-        for distributions in study.tasks["distributions"]
+        Task(STAGE, made.label, settings, {"distributions": made}, study.runtime(target))
+        for target, made in study.by_target("distributions")
     ]
 
 
@@ -44,7 +42,7 @@ def compute(task: Task, inputs: Inputs, out: Out) -> None:
     from analysis.certificates.certify import certify
     from pipeline import stored
 
-    rules, source = task.spec.rules, inputs["distributions"]
+    rules, source = task.runtime.rules, inputs["distributions"]
     check_logged(rules, source)
     schema = task.stage.schema()
     with out.writer() as writer:
@@ -87,14 +85,14 @@ def summary(task: Task, artifact: Artifact) -> list[Json]:
     from analysis.statistics.trajectories import Trajectories
 
     rows = []
-    for rule in task.spec.rules:
+    for rule in task.runtime.rules:
         table = artifact.read(columns=["position", "lower", "upper"], rule=rule.label)
         lower, upper = (table[name].to_numpy() for name in ("lower", "upper"))
         empty = np.isinf(lower)
         prompts = Trajectories.from_positions(table["position"].to_numpy()).prompts
-        bootstrap = PromptBootstrap(prompts, *task.spec.statistics)
+        bootstrap = PromptBootstrap(prompts, *task.runtime.statistics)
         row: Json = {
-            "target": task.inputs["distributions"].spec.label,
+            "target": task.runtime.label,
             "rule": rule.label,
             "steps": len(lower),
             "prompts": bootstrap.count,

@@ -9,13 +9,12 @@ kept apart in timings/, which no digest covers.
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from analysis.report.text import limits
 from pipeline.columns import COMMON, GIVEN_UP, METHOD, STEP, Column, Columns
-from pipeline.methods import baseline, build_methods
-from pipeline.plan.plain import to_plain
-from pipeline.plan.specs import DecodingSpec
+from pipeline.methods import baseline, build_methods, method_entries
 from pipeline.stage import Json, Stage, Task
 
 if TYPE_CHECKING:
@@ -50,21 +49,15 @@ def plan(study: Study) -> list[Task]:
         return []
     methods = build_methods(settings.methods, study.decoded, settings.draft_length)
     measured = any(method.needs_drafts for method in methods)
+    own = settings.model_dump(include={"steps", "seed", "lookup", "lookup_match"})
+    own["prompts"] = min(settings.prompts, config.prompts.count)
+    own["methods"] = [method_entries(method) for method in methods]
     tasks = []
     for drafts in study.tasks["drafts"]:
-        spec = DecodingSpec(
-            drafts.spec.target,
-            drafts.spec.drafter,
-            prompts=min(settings.prompts, config.prompts.count),
-            steps=settings.steps,
-            seed=settings.seed,
-            lookup=settings.lookup,
-            lookup_match=settings.lookup_match,
-            methods=tuple(methods),
-            statistics=study.statistics,
-        )
         inputs = {"prompts": drafts.inputs["prompts"]} | ({"drafts": drafts} if measured else {})
-        tasks.append(Task(STAGE, drafts.label, to_plain(spec), inputs, spec))
+        pair = {name: drafts.settings[name] for name in ("target", "drafter")}
+        runtime = replace(drafts.runtime, methods=tuple(methods))
+        tasks.append(Task(STAGE, drafts.label, pair | own, inputs, runtime))
     return tasks
 
 
@@ -72,7 +65,9 @@ def compute(task: Task, inputs: Inputs, out: Out) -> None:
     """Decode the first prompts with every method."""
     from pipeline.shards import compute_shards, write_tables
 
-    names = [prompt.prompt_id for prompt in first_prompts(inputs["prompts"], task.spec.prompts)]
+    names = [
+        prompt.prompt_id for prompt in first_prompts(inputs["prompts"], task.settings["prompts"])
+    ]
     shards = compute_shards(task, inputs, out, names, DecodingWorker)
     write_tables(task, out, [json.loads(shard.content()) for shard in shards], "prompt")
     out.facts["failed_prompts"] = out.rows["failures"]
@@ -95,11 +90,15 @@ class DecodingWorker:
         from pipeline.decoding.sibling_rates import with_measured_trees
         from pipeline.models.load import pair_tokenizer
 
-        spec = with_measured_trees(task.spec, inputs.get("drafts"))
-        self._prompts = first_prompts(inputs["prompts"], spec.prompts)
+        methods = with_measured_trees(task.runtime.methods, inputs.get("drafts"))
+        self._prompts = first_prompts(inputs["prompts"], task.settings["prompts"])
         self._turns = {prompt.prompt_id: at for at, prompt in enumerate(self._prompts)}
-        tokenizer = pair_tokenizer(*spec.models)
-        self._pair = load_decoding_pair(spec, 1 + max(tokenizer.get_vocab().values()), spec.steps)
+        tokenizer = pair_tokenizer(*task.runtime.models)
+        self._pair = load_decoding_pair(
+            replace(task, runtime=replace(task.runtime, methods=methods)),
+            tokens=1 + max(tokenizer.get_vocab().values()),
+            steps=task.settings["steps"],
+        )
         warm_up(self._pair, self._prompts)
 
     def batch(self) -> int:
@@ -121,7 +120,7 @@ class DecodingWorker:
         pair = self._pair
         models = (("target", pair.target), ("drafter", pair.drafter))
         return {
-            "runs": [to_plain(run_facts(method)) for method in pair.runs],
+            "runs": [run_facts(method) for method in pair.runs],
             "bytes": {
                 name: {"model": model.memory_bytes(), "cache_per_token": model.cache_bytes()}
                 for name, model in models
@@ -219,8 +218,9 @@ def summary(task: Task, artifact: Artifact) -> list[Json]:
     from analysis.decoding import metrics, speed
     from pipeline.decoding.decoded import read_decoded
 
-    spec, bootstrap = task.spec, task.spec.statistics
-    decoded = read_decoded(spec.target.settings.label, spec.drafter.settings.label, artifact)
+    bootstrap = task.runtime.statistics
+    target, drafter = (model.settings.label for model in task.runtime.models)
+    decoded = read_decoded(target, drafter, artifact)
     speeds = speed.speedups(decoded, *bootstrap)
     rows = metrics.acceptance(decoded, *bootstrap)
     ends = dict(zip(("ci_low", "ci_high"), limits("speedup"), strict=True))

@@ -6,7 +6,8 @@ distributions that are known up to rounding.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -18,8 +19,6 @@ from pipeline.engines.written.logs import EngineLog, read_log, stacked
 from pipeline.errors import PipelineError
 from pipeline.hub import local_path
 from pipeline.models.token_texts import ENGINES_IDS
-from pipeline.plan.plain import to_plain
-from pipeline.plan.specs import DistributionsSpec, LoggedDistributions
 from pipeline.stage import Stage, Task
 from pipeline.stored import read_token_ids
 
@@ -83,41 +82,35 @@ def plan(study: Study) -> list[Task]:
     made = []
     pairs = zip(config.targets.items(), study.tasks["prompts"], strict=True)
     for (key, target), prompts in pairs:
-        spec: LoggedDistributions | DistributionsSpec
+        runtime, content = study.runtime(target), dict[str, Any](k=settings.k)
         if settings.source == "logs":
-            log = study.log_spec(f"targets.{key}", target.path)
-            size = settings.log.vocab_size or 0  # without one, `check` has refused the study
-            spec = LoggedDistributions(log, size, settings.k, target.label)
+            content |= {"log": study.log_entries(key), "vocab_size": settings.log.vocab_size}
         else:
-            spec = DistributionsSpec(
-                study.model_spec(f"targets.{key}", target),
-                steps=settings.steps,
-                k=settings.k,
-                temperature=settings.temperature,
-                seed=settings.seed,
-                certified_temperature=config.certificates.temperature,
-            )
-        made.append(Task(STAGE, key, to_plain(spec), {"prompts": prompts}, spec))
+            model = study.model_spec(f"targets.{key}", target)
+            runtime = replace(runtime, models=(model,))
+            content |= {"model": model.entries}
+            content |= settings.model_dump(include={"steps", "temperature", "seed"})
+            content["certified_temperature"] = config.certificates.temperature
+        made.append(Task(STAGE, key, content, {"prompts": prompts}, runtime))
     return made
 
 
 def compute(task: Task, inputs: Inputs, out: Out) -> None:
     """Decode the prompts, or read an engine's log, and write the distributions."""
-    if isinstance(task.spec, LoggedDistributions):
+    if "log" in task.settings:
         write_log(task, out)
         return
     from pipeline.models.load import skeleton
     from pipeline.shards import compute_shards, join
 
-    spec: DistributionsSpec = task.spec
-    prompts = read_token_ids(inputs["prompts"])
-    model = skeleton(spec.model)
+    steps, prompts = task.settings["steps"], read_token_ids(inputs["prompts"])
+    model = skeleton(*task.runtime.models)
     longest = max(map(len, prompts.values()))
-    model.check_context(longest + spec.steps, "distributions.steps")
+    model.check_context(longest + steps, "distributions.steps")
     for name, ids in prompts.items():
         model.check_tokens(ids, f"prompt {name}")
     names = sorted(prompts, key=lambda name: len(prompts[name]), reverse=True)
-    shards = compute_shards(task, inputs, out, names, DistributionsWorker, steps=spec.steps)
+    shards = compute_shards(task, inputs, out, names, DistributionsWorker, steps=steps)
     join(shards, list(prompts), out)
 
 
@@ -128,12 +121,12 @@ class DistributionsWorker:
         """Load it, and the prompts."""
         from pipeline.models.load import load_model
 
-        self.model = load_model(task.spec.model)
+        self.model = load_model(*task.runtime.models)
         self._task, self._prompts = task, read_token_ids(inputs["prompts"])
 
     def batch(self) -> int:
         """Return how many prompts are decoded together."""
-        return self._task.spec.model.device.batch or BATCH[self.model.device.type]
+        return self._task.runtime.models[0].device.batch or BATCH[self.model.device.type]
 
     def compute(self, names: Sequence[str], progress: Progress) -> Result:
         """Decode a shard."""
@@ -142,21 +135,21 @@ class DistributionsWorker:
 
         watch = Stopwatch(self.model.device)
         batch = {name: self._prompts[name] for name in names}
-        out = decode_batch(self.model, batch, self._task.spec, watch, progress)
+        out = decode_batch(self.model, batch, self._task.settings, watch, progress)
         return shard_result(self._task, self.model.label, names, out, watch)
 
     def facts(self, measured: Sequence[Json]) -> Json:
         """Return the record's facts on the model, the run and its throughput."""
         from pipeline.timing import describe_device, peak_memory, throughput
 
-        model, spec, settings = self.model, self._task.spec, self._task.spec.model.settings
+        model, settings, (spec,) = self.model, self._task.settings, self._task.runtime.models
         return {
             "model": model.label,
-            "revision": settings.revision,
-            "commit": spec.model.identity.commit,
+            "revision": spec.settings.revision,
+            "commit": spec.identity.commit,
             "vocab_size": model.vocab_size,
-            "k": min(spec.k, model.vocab_size),
-            "certified_temperature": spec.certified_temperature,
+            "k": min(settings["k"], model.vocab_size),
+            "certified_temperature": settings["certified_temperature"],
             "eos": list(model.eos),
             **describe_device(model.device),
             "peak_memory_bytes": peak_memory(model.device),
@@ -204,20 +197,20 @@ def write_log(task: Task, out: Out) -> None:
     """
     import pyarrow as pa
 
-    spec = task.spec
-    path = local_path(spec.log.path)
+    vocab_size = task.settings["vocab_size"]
+    path = local_path(task.runtime.extra["path"])
     assert path is not None
-    log = read_log(path, spec.log, spec.k, spec.vocab_size)
-    table = distributions_table(log, spec.vocab_size, task.stage.schema())
+    log = read_log(path, task.settings["log"], task.settings["k"], vocab_size)
+    table = distributions_table(log, vocab_size, task.stage.schema())
     out.write(table)
     if not log.given_ids:
         texts = [raw.decode(errors="replace") for raw, _ in log.texts]
         tokens = {"token_id": list(log.texts.values()), "text": texts}
         out.write(pa.table(tokens, schema=task.stage.schema("tokens")), "tokens")
     out.facts |= {
-        "model": log.model or spec.label,
+        "model": log.model or task.runtime.label,
         "log": path.name,
-        "vocab_size": spec.vocab_size,
+        "vocab_size": vocab_size,
         "k": log.k,
         "log_prob_error": log.error,
         "certified_temperature": 1.0,

@@ -7,6 +7,7 @@ that the text was decoded with is reported as drift.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,8 +16,6 @@ from pipeline import columns
 from pipeline.columns import STEP, TARGET, Column, Columns
 from pipeline.errors import PipelineError
 from pipeline.models.prompt_tokens import check_same_tokens, common_rows, file_tokenizer
-from pipeline.plan.plain import to_plain
-from pipeline.plan.specs import DraftsSpec
 from pipeline.stage import Stage, Task
 from pipeline.stored import read_token_ids, steps_by_prompt
 
@@ -26,12 +25,12 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from pipeline.models.compare import ComparedPair
-    from pipeline.plan.specs import DistributionsSpec
     from pipeline.shards import Progress, Result
     from pipeline.stage import Inputs, Json
     from pipeline.store import Out
     from pipeline.study import Study
 
+ROLES = ("target", "drafter")
 LOGITS_HELD = 1 << 25  # logits of one model held at once, 128 MB in float32
 BATCH = 32  # prompts of a shard; larger ones were not faster
 DRAFT_K = 64  # tokens of the drafter's distribution that are stored
@@ -92,14 +91,15 @@ def plan(study: Study) -> list[Task]:
             )
     spec = study.model_spec("drafter", drafter)
     made = []
-    for steps in study.tasks["distributions"]:
-        pair = DraftsSpec(steps.spec.model, spec, config.certificates.temperature)
+    for target, steps in study.by_target("distributions"):
+        pair = (*steps.runtime.models, spec)
+        settings: Json = {name: model.entries for name, model in zip(ROLES, pair, strict=True)}
+        settings["temperature"] = config.certificates.temperature
         inputs = {"prompts": steps.inputs["prompts"], "distributions": steps}
-        made.append(Task(STAGE, steps.label, to_plain(pair), inputs, pair))
-    if STAGE.name in study.wanted and drafter.head is None:
-        for task in made:
-            if not study.made(task):
-                _check_tokens(f"targets.{task.label}", task.spec.target.settings.path, drafter.path)
+        runtime = replace(steps.runtime, models=pair)
+        made.append(Task(STAGE, steps.label, settings, inputs, runtime))
+        if STAGE.name in study.wanted and drafter.head is None and not study.made(made[-1]):
+            _check_tokens(f"targets.{steps.label}", target.path, drafter.path)
     return made
 
 
@@ -127,7 +127,7 @@ def compute(task: Task, inputs: Inputs, out: Out) -> None:
     from pipeline.models.load import pair_tokenizer
     from pipeline.shards import compute_shards, join
 
-    tokenizer = pair_tokenizer(*task.spec.models)
+    tokenizer = pair_tokenizer(*task.runtime.models)
     prompts = read_token_ids(inputs["prompts"])
     answers = steps_by_prompt(inputs["distributions"], ["token_id"])
     names = sorted(answers, key=lambda name: len(prompts[name]), reverse=True)
@@ -151,13 +151,13 @@ class DraftsWorker:
         from pipeline.models.language_model import LanguageModel
         from pipeline.models.load import load_pair, pair_tokenizer
 
-        self._task, distributions, label = task, inputs["distributions"], task.spec.label
-        models = task.spec.models
+        self._task, distributions, label = task, inputs["distributions"], task.runtime.pair
+        models = task.runtime.models
         tokenizer = pair_tokenizer(*models)
         self._prompts = read_token_ids(inputs["prompts"])
         self._answers = steps_by_prompt(distributions, ["token_id", "top_ids", "top_logits"])
         target, drafter = load_pair(*models)
-        head = task.spec.drafter.head
+        head = models[1].head
         tokens = 1 + max(tokenizer.get_vocab().values())
         rows = common_rows(target.vocab_size, drafter.vocab_size, tokens, label)
         self._pair = ComparedPair(
@@ -166,10 +166,10 @@ class DraftsWorker:
             rows=rows,
             k=min(distributions.facts["k"], rows),
             draft_k=min(DRAFT_K, rows),
-            temperature=task.spec.temperature,
+            temperature=task.settings["temperature"],
             block=LOGITS_HELD,
             depths=1 if head is None else head.depths,
-            sampled=sampled_temperature(task.inputs["distributions"].spec),
+            sampled=sampled_temperature(task.inputs["distributions"].settings),
         )
         longest = max(
             len(self._prompts[name]) + len(answer) for name, answer in self._answers.items()
@@ -186,7 +186,7 @@ class DraftsWorker:
 
     def batch(self) -> int:
         """Return how many prompts are compared together."""
-        return self._task.spec.target.device.batch or BATCH
+        return self._task.runtime.models[0].device.batch or BATCH
 
     def compute(self, names: Sequence[str], progress: Progress) -> Result:
         """Compare the two on the answers of a shard."""
@@ -199,7 +199,8 @@ class DraftsWorker:
         from pipeline.models.heads.hidden_drafter import HiddenDrafter
         from pipeline.timing import describe_device, peak_memory
 
-        pair, spec, steps = self._pair, self._task.spec, sum(shard["rows"] for shard in measured)
+        pair, models = self._pair, self._task.runtime.models
+        steps = sum(shard["rows"] for shard in measured)
         target, drafter = (
             {
                 "model": model.label,
@@ -208,12 +209,12 @@ class DraftsWorker:
                 "logits_dtype": of.settings.head_dtype,
                 "vocab_size": model.vocab_size,
             }
-            for model, of in ((pair.target, spec.target), (pair.drafter, spec.drafter))
+            for model, of in zip((pair.target, pair.drafter), models, strict=True)
         )
         completed = {}
         if isinstance(pair.drafter, HiddenDrafter):  # it runs in the dtypes of its target
             drafter |= {name: target[name] for name in ("dtype", "logits_dtype")}
-            drafter["head"] = to_plain(vars(spec.drafter.head))
+            drafter["head"] = models[1].entries["head"]
             if pair.drafter.can_be_completed:
                 completed = {"completed": True}
         target_out, draft_out = map(max, zip(*(s["left_out"] for s in measured), strict=True))
@@ -237,13 +238,13 @@ class DraftsWorker:
         }
 
 
-def sampled_temperature(spec: DistributionsSpec) -> float | None:
+def sampled_temperature(distributions: Json) -> float | None:
     """Return the temperature at which answers were drawn from the whole distribution.
 
     None where they were decoded greedily: the schemes of stochastic verification at a temperature
     belong to text sampled at it.
     """
-    return spec.temperature if spec.temperature > 0 else None
+    return distributions["temperature"] if distributions["temperature"] > 0 else None
 
 
 def compare_shard(

@@ -7,6 +7,7 @@ Run it with ``python -m pipeline stage=prompts``. A row of the source has a text
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -18,10 +19,7 @@ from pipeline.errors import PipelineError, say
 from pipeline.formats.prompt_files import ExcludedRowError, Source, read_row, source_files
 from pipeline.hub import local_path
 from pipeline.models.prompt_tokens import encode, file_tokenizer, no_template
-from pipeline.plan.facts import ExcludedRows
-from pipeline.plan.plain import to_plain
-from pipeline.plan.specs import LoggedPrompts, SampledPrompts
-from pipeline.stage import Stage, Task
+from pipeline.stage import Json, Stage, Task
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -69,27 +67,28 @@ def plan(study: Study) -> list[Task]:
     prompts, source = config.prompts, config.distributions.source
     made: list[Task] = []
     for key, target in config.targets.items():
-        spec: LoggedPrompts | SampledPrompts
         if source == "logs":
-            spec = LoggedPrompts(study.log_spec(f"targets.{key}", target.path))
+            settings: Json = {"log": study.log_entries(key)}
         else:
             tokenizer = identities.tokenizer(target.path, target.revision, f"targets.{key}.path")
             rows = identities.source(prompts.source, prompts.revision, "prompts.source")
-            spec = SampledPrompts(tokenizer, rows, prompts, target)
-        made.append(Task(STAGE, config.study, to_plain(spec), {}, spec))
+            settings = {"tokenizer": tokenizer.entries, "source": rows.entries}
+            settings |= prompts.model_dump(exclude={"source", "revision"})
+        runtime = study.runtime(target)
+        extra = {**runtime.extra, "revision": target.revision, "prompts": prompts}
+        made.append(Task(STAGE, config.study, settings, {}, replace(runtime, extra=extra)))
     return made
 
 
 def compute(task: Task, _: Inputs, out: Out) -> None:
     """Write the prompts of a source, or of an engine's log."""
-    spec = task.spec
-    if isinstance(spec, LoggedPrompts):
-        write_log_rows(spec, out)
+    if "log" in task.settings:
+        write_log_rows(task, out)
     else:
-        write_sample(task.label, spec, out)
+        write_sample(task, out)
 
 
-def write_sample(label: str, spec: SampledPrompts, out: Out) -> None:
+def write_sample(task: Task, out: Out) -> None:
     """Visit the rows of the source in seeded order until enough prompts are found.
 
     Raises:
@@ -97,15 +96,20 @@ def write_sample(label: str, spec: SampledPrompts, out: Out) -> None:
     """
     from pipeline.models.load import load_tokenizer
 
-    rows = Source(source_files(spec.settings.source, spec.source.commit, spec.settings.split))
-    tokenizer = load_tokenizer(spec.target.path, spec.target.revision, "target")
-    sampled = sample(rows, tokenizer, spec.settings, spec.source.hub)
+    extra, source = task.runtime.extra, task.settings["source"]
+    wanted: Prompts = extra["prompts"]
+    rows = Source(source_files(wanted.source, source.get("commit"), wanted.split))
+    tokenizer = load_tokenizer(extra["path"], extra["revision"], "target")
+    sampled = sample(rows, tokenizer, wanted, source.get("hub"))
     say(sampled.problems)
-    out.facts |= {"source_rows": len(rows), "excluded": to_plain(sampled.excluded)}
+    out.facts |= {
+        "source_rows": len(rows),
+        "excluded": {name: vars(entry) for name, entry in sampled.excluded.items()},
+    }
     if sampled.excluded:
         visited = len(sampled.rows) + sum(entry.rows for entry in sampled.excluded.values())
-        reasons = excluded_rows(sampled.excluded, spec.settings)
-        print(f"prompts {label}: of {visited} rows read, {reasons}", flush=True)
+        reasons = excluded_rows(sampled.excluded, wanted)
+        print(f"prompts {task.label}: of {visited} rows read, {reasons}", flush=True)
     out.write_rows(sampled.rows)
 
 
@@ -114,7 +118,8 @@ def foreseen(task: Task) -> list[str]:
 
     For sources of more than `MOST` rows, only problems that need no row are reported.
     """
-    wanted, tokenizer = task.spec.settings, file_tokenizer(task.spec.target.path)
+    extra = task.runtime.extra
+    wanted, tokenizer = extra["prompts"], file_tokenizer(extra["path"])
     if tokenizer is None or local_path(wanted.source) is None:
         return []
     rows = Source(source_files(wanted.source, None, wanted.split))
@@ -126,11 +131,11 @@ def foreseen(task: Task) -> list[str]:
     return (sample(rows, tokenizer, wanted) if sampled.problems else sampled).problems
 
 
-def write_log_rows(spec: LoggedPrompts, out: Out) -> None:
+def write_log_rows(task: Task, out: Out) -> None:
     """Write a row for each trajectory of an engine's log, without tokens."""
-    path = local_path(spec.log.path)
+    path = local_path(task.runtime.extra["path"])
     assert path is not None
-    log = read_log(path, spec.log, 1)
+    log = read_log(path, task.settings["log"], 1)
     empty: Row = {"token_ids": [], "n_tokens": 0, "text": "", "later_turns": []}
     rows: list[Row] = [
         {"prompt_id": prompt_id(key), "source": path.name, "source_row": steps[0].line, **empty}
@@ -150,6 +155,14 @@ def excluded_rows(excluded: Mapping[str, ExcludedRows], wanted: Prompts) -> str:
         limit = f" for prompts.{key}={getattr(wanted, key)}" if key else ""
         parts.append(f"{entry.rows} {reason}{limit} (row {', '.join(rows + more)})")
     return ", ".join(parts)
+
+
+@dataclass(frozen=True)
+class ExcludedRows:
+    """Rows of a source that were excluded for one reason: how many, and the first ones."""
+
+    rows: int
+    first: list[Row]  # source_row and prompt_id
 
 
 class Sample(NamedTuple):

@@ -9,9 +9,7 @@ from typing import TYPE_CHECKING
 
 from analysis.report.text import limits, mark_of
 from pipeline.columns import COUNTED, CUT, INTERVAL, Column
-from pipeline.plan.plain import to_plain
-from pipeline.plan.specs import RunLengthsSpec
-from pipeline.stage import Json, Stage, Task
+from pipeline.stage import Json, Stage, Task, statistics_entries
 
 if TYPE_CHECKING:
     from pipeline.stage import Inputs
@@ -21,12 +19,10 @@ if TYPE_CHECKING:
 
 def plan(study: Study) -> list[Task]:
     """Return one planned artifact a target, with the run lengths under all rules."""
-    spec = RunLengthsSpec(tuple(study.config.run_lengths.eps), study.statistics)
+    settings = {"eps": study.config.run_lengths.eps, **statistics_entries(study.statistics)}
     return [
-        Task(STAGE, target.label, to_plain(spec), {"certificates": certificates}, spec)
-        for target, certificates in zip(
-            study.config.targets.values(), study.tasks["certificates"], strict=True
-        )
+        Task(STAGE, target.label, settings, {"certificates": made}, study.runtime(target))
+        for target, made in study.by_target("certificates")
     ]
 
 
@@ -39,12 +35,12 @@ def compute(task: Task, inputs: Inputs, out: Out) -> None:
     from analysis.statistics.trajectories import Trajectories
 
     frames = []
-    for rule in task.inputs["certificates"].spec.rules:
+    for rule in task.runtime.rules:
         table = inputs["certificates"].read(columns=["position", "lower"], rule=rule.label)
         trajectories = Trajectories.from_positions(table["position"].to_numpy())
-        bootstrap = PromptBootstrap(trajectories.prompts, *task.spec.statistics)
+        bootstrap = PromptBootstrap(trajectories.prompts, *task.runtime.statistics)
         lower = table["lower"].to_numpy()
-        frame = run_lengths(lower, task.spec.eps, trajectories, bootstrap)
+        frame = run_lengths(lower, task.settings["eps"], trajectories, bootstrap)
         frames.append(frame.assign(rule=rule.label))
     out.facts |= {"prompts": bootstrap.count, "steps": len(table)}
     out.write_frame(pd.concat(frames, ignore_index=True))

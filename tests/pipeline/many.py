@@ -5,15 +5,13 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from pipeline.errors import PipelineError
-from pipeline.plan.specs import DistributionsSpec
 from pipeline.shards import Progress, Result
 from pipeline.stage import Inputs, Json, Task
 
@@ -35,25 +33,11 @@ def meet(folder: Path, count: int) -> None:
         time.sleep(0.01)
 
 
-@dataclass(frozen=True)
-class ToySpec(DistributionsSpec):
-    """What a toy does besides."""
-
-    toy: Mapping[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class MortalSpec(DistributionsSpec):
-    """The folder with the names of prompts over which a worker dies."""
-
-    dies: str = ""
-
-
 class Toy:
     """Writes the items of a shard, after a while; what else it does its task says."""
 
     def __init__(self, task: Task) -> None:
-        self._asked = task.spec.toy
+        self._asked = task.runtime.extra
         if self._asked.get("broken"):
             raise PipelineError("the toy can't be loaded")
 
@@ -109,4 +93,4 @@ def open_mortal_decoder(task: Task, inputs: Inputs) -> Mortal:
     """The worker of stage distributions."""
     from pipeline.stages.distributions import DistributionsWorker
 
-    return Mortal(DistributionsWorker(task, inputs), Path(task.spec.dies))
+    return Mortal(DistributionsWorker(task, inputs), Path(task.runtime.extra["dies"]))

@@ -9,21 +9,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from analysis.rules import expand
+from analysis.rules import expand, to_mapping
 from analysis.statistics.bootstrap import Resampling
-from conf.schema import Prompts
 from pipeline import columns
+from pipeline.criteria import rule_entries
 from pipeline.hub import Identity
-from pipeline.plan.plain import to_plain
-from pipeline.plan.specs import (
-    CertificatesSpec,
-    DistributionsSpec,
-    ReportSpec,
-    RunLengthsSpec,
-    SampledPrompts,
-    model_at,
-)
-from pipeline.stage import Stage, Task
+from pipeline.models.spec import model_at
+from pipeline.stage import Json, Runtime, Stage, Task, statistics_entries
 from pipeline.stages.certificates import STAGE as CERTIFICATES
 from pipeline.stages.distributions import STAGE as DISTRIBUTIONS
 from pipeline.stages.prompts import STAGE as PROMPTS
@@ -31,7 +23,7 @@ from pipeline.stages.report import STAGE as REPORT
 from pipeline.stages.run_lengths import STAGE as RUN_LENGTHS
 from pipeline.store import Out, Store
 from tests.analysis.cases import stored_columns
-from tests.pipeline.tiny import publish
+from tests.pipeline.tiny import RUNTIME, publish
 
 EPS = (0.01, 0.1, 0.69)
 COMMITS = {name: 20 * digits for name, digits in (("prompts", "0a"), ("model", "1b"))}
@@ -56,15 +48,13 @@ class MadeUp:
         names = [f"prompt-{at}" for at in range(len(lengths))]
         self.prompt_id = np.repeat(names, lengths)
         self.position = np.concatenate([np.arange(n, dtype=np.int32) for n in lengths])
-        settings = Prompts(
-            source="owner/chats", revision=None, split="train_sft", count=6, min_tokens=64,
-            max_tokens=384, seed=0, template="chat", enable_thinking=False,
-        )  # fmt: skip
-        source = Identity(hub="owner/chats", commit=COMMITS["prompts"])
-        target = model_at("owner/model", "made-up").settings
-        self.prompts = planned(
-            PROMPTS, "made-up", SampledPrompts(Identity(), source, settings, target)
-        )
+        self.runtime = Runtime("made-up", STATISTICS, rules=tuple(self.rules))
+        settings: Json = {
+            "tokenizer": {}, "source": {"hub": "owner/chats", "commit": COMMITS["prompts"]},
+            "split": "train_sft", "count": 6, "min_tokens": 64, "max_tokens": 384, "seed": 0,
+            "template": "chat", "enable_thinking": False,
+        }  # fmt: skip
+        self.prompts = Task(PROMPTS, "made-up", settings, {}, self.runtime)
         self._publish(
             self.prompts,
             {
@@ -89,8 +79,10 @@ class MadeUp:
         commit = f"{COMMITS['model'][:-1]}{seed:x}"
         identity = Identity(hub="owner/model", commit=commit)
         model = replace(model_at("owner/model", label), identity=identity)
-        spec = DistributionsSpec(model, steps=128, k=self.k, temperature=0.0, seed=0)
-        task = planned(DISTRIBUTIONS, label, spec, prompts=self.prompts)
+        settings: Json = {"model": model.entries, "steps": 128, "k": self.k, "temperature": 0.0}
+        settings |= {"seed": 0, "certified_temperature": 1.0}
+        runtime = replace(self.runtime, label=label, models=(model,))
+        task = Task(DISTRIBUTIONS, label, settings, {"prompts": self.prompts}, runtime)
         steps = {"prompt_id": self.prompt_id, "position": self.position}
         top, surprisal = dump["top_logits"][:, 0].astype(np.float64), dump["top_surprisal"]
         self._publish(
@@ -98,8 +90,8 @@ class MadeUp:
             {**steps, "token_id": np.zeros(size), "logsumexp": top + surprisal, **dump},
             {"vocab_size": self.vocab_size, "k": self.k, "certified_temperature": 1.0},
         )
-        spec = CertificatesSpec(tuple(self.rules), STATISTICS)
-        certificates = planned(CERTIFICATES, label, spec, distributions=task)
+        settings = {"rules": [rule_entries(rule) for rule in self.rules]}
+        certificates = Task(CERTIFICATES, label, settings, {"distributions": task}, runtime)
         self.store.get(certificates)
         return task, certificates
 
@@ -108,16 +100,15 @@ class MadeUp:
         inputs = {}
         for label, seed in zip(labels, seeds, strict=True):
             dump, certificates = self.target(label, seed)
-            spec = RunLengthsSpec(EPS, STATISTICS)
-            run_lengths = planned(RUN_LENGTHS, label, spec, certificates=certificates)
+            settings = {"eps": [*EPS], **statistics_entries(STATISTICS)}
+            above = {"certificates": certificates}
+            run_lengths = Task(RUN_LENGTHS, label, settings, above, dump.runtime)
             for task in (self.prompts, dump, certificates, run_lengths):
                 inputs[f"{task.stage.name}/{seed}"] = task
-        return planned(
-            REPORT,
-            "made-up",
-            ReportSpec("made-up", tuple(labels), None, tuple(self.rules), STATISTICS),
-            **inputs,
-        )
+        settings = {"study": "made-up", "targets": [*labels], "drafter": None, "note": None}
+        settings |= {"margin": None, "rules": [to_mapping(rule) for rule in self.rules]}
+        settings |= statistics_entries(STATISTICS)
+        return Task(REPORT, "made-up", settings, inputs, self.runtime)
 
     def _publish(self, task: Task, values: dict[str, Any], facts: dict[str, Any]) -> None:
         schema = task.stage.schema()
@@ -130,9 +121,9 @@ class MadeUp:
         publish(task, self.store, write)
 
 
-def planned(stage: Stage, label: str, spec: Any, /, **inputs: Task) -> Task:
-    """A task whose settings are those of its specification."""
-    return Task(stage, label, to_plain(spec), inputs, spec)
+def planned(stage: Stage, label: str, settings: Json, /, **inputs: Task) -> Task:
+    """A task of one model's artifacts without anything else."""
+    return Task(stage, label, settings, inputs, RUNTIME)
 
 
 def _array(values: Any, kind: pa.DataType) -> pa.Array:

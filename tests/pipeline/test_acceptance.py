@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,19 +11,18 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis.rules import Additive, StrictGreedy, Tree
+from analysis.rules import Additive, Rule, StrictGreedy, Tree
 from analysis.statistics.bootstrap import Resampling
 from pipeline import columns
+from pipeline.criteria import rule_entries
 from pipeline.errors import PipelineError
-from pipeline.plan.specs import AcceptanceSpec, DraftsSpec
 from pipeline.stage import Task
 from pipeline.stages.acceptance import STAGE
 from pipeline.stages.drafts import STAGE as DRAFTS
 from pipeline.store import Artifact, Out, Store
 from tests import divergences
 from tests.analysis.cases import stored_columns
-from tests.pipeline.studies import planned
-from tests.pipeline.tiny import publish, used
+from tests.pipeline.tiny import drafts_of, publish, used
 
 VOCAB, K, DRAFT_K, LENGTHS = 20, 8, 20, (30, 12, 30)
 
@@ -65,8 +65,7 @@ def drafts(
         with out.writer("data", schema) as writer:
             writer.write_table(columns.table(values, schema))
 
-    pair = DraftsSpec(used("", label="T"), used("", "drafter", label="D"), 1.0)
-    task = planned(DRAFTS, "pair", pair)
+    task = drafts_of(used("", label="T"), used("", "drafter", label="D"), {})
     assert Store(root).find(task) is None  # its key does not tell its content
     publish(task, Store(root), write)
     return task
@@ -87,12 +86,13 @@ def logits(noise: float) -> tuple[np.ndarray, np.ndarray]:
     return z, (z + noise * rng.standard_normal(size)).astype(np.float32)
 
 
-def run(root: Path, above: Task, **changes: Any) -> tuple[Artifact, dict[str, Any]]:
-    spec = AcceptanceSpec(
-        rules=(StrictGreedy(), Additive(t=0.1), Tree(m=3), Additive(t=0.6)),
-        statistics=Resampling(20, 0.9, 0),
-    )
-    task = planned(STAGE, "pair", replace(spec, **changes), drafts=above)
+RULES = (StrictGreedy(), Additive(t=0.1), Tree(m=3), Additive(t=0.6))
+
+
+def run(root: Path, above: Task, rules: Sequence[Rule] = RULES) -> tuple[Artifact, dict[str, Any]]:
+    runtime = replace(above.runtime, rules=rules, statistics=Resampling(20, 0.9, 0))
+    settings = {"rules": [rule_entries(rule) for rule in rules]}
+    task = Task(STAGE, "pair", settings, {"drafts": above}, runtime)
     found = Store(root).get(task)
     return found, found.facts
 

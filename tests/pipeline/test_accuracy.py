@@ -18,11 +18,10 @@ from pipeline.decoding.decoded import read_answered
 from pipeline.errors import PipelineError
 from pipeline.models.load import load_tokenizer
 from pipeline.models.prompt_tokens import chat_text, encode
-from pipeline.plan.facts import AccuracyFacts
-from pipeline.plan.plain import from_plain
 from pipeline.stage import Task
 from pipeline.stages import accuracy
 from pipeline.stages.report.compute import answer_sections
+from pipeline.stages.report.sources import report_spec
 from pipeline.store import Artifact, Store
 from pipeline.study import Study
 from tests import methods
@@ -118,15 +117,15 @@ def made(place: Path) -> tuple[Task, Artifact]:
 
 def test_every_method_answers_every_item(made: tuple[Task, Artifact]) -> None:
     _, artifact = made
-    runs, table = from_plain(AccuracyFacts, artifact.facts).runs, artifact.read().to_pandas()
-    assert [run.method for run in runs] == [
+    runs, table = artifact.facts["runs"], artifact.read().to_pandas()
+    assert [run["method"] for run in runs] == [
         "autoregressive",
         "autoregressive (exponential races)",
         "greedy",
         "additive t=0.6",
         "exponential races",
     ]
-    assert [run.baseline for run in runs] == [0, 1, 0, 0, 1]
+    assert [run["baseline"] for run in runs] == [0, 1, 0, 0, 1]
     assert table.groupby(["task", "item_id"])["run"].apply(list).tolist() == [list(range(5))] * 8
     assert table.groupby("task", sort=False).size().to_dict() == {"own": 20, "facts": 20}
     assert artifact.read("failures").num_rows == 0
@@ -240,7 +239,7 @@ def harness_task(place: Path, name: str, text: str) -> str:
 
 def asked(place: Path, *overrides: str) -> list[harness_tasks.Question]:
     (task,) = study(place, *overrides).tasks["accuracy"]
-    return harness_tasks.questions(task.spec, load_tokenizer(str(place / "wide"), None, "test"))
+    return harness_tasks.questions(task, load_tokenizer(str(place / "wide"), None, "test"))
 
 
 def test_prompts_stops_and_scores_are_those_of_the_harness(place: Path) -> None:
@@ -262,7 +261,7 @@ def test_prompts_stops_and_scores_are_those_of_the_harness(place: Path) -> None:
     wanted = harness_task(place, "words", WORDS_TASK)
     (task,) = study(place, wanted).tasks["accuracy"]
     artifact = Store(place / "outputs" / "artifacts").get(task)
-    assert from_plain(AccuracyFacts, artifact.facts).tasks == ["words"]
+    assert artifact.facts["tasks"] == ["words"]
     tokenizer = load_tokenizer(str(place / "wide"), None, "test")
     prompts = [question.harness[1].args[0] for question in asked(place, wanted)]
     for _, run in artifact.read().to_pandas().groupby("run"):
@@ -341,14 +340,14 @@ def test_the_report_has_a_section_only_once_the_answers_are_there(
     assert with_answers.inputs["accuracy/local"].key == made[0].key
     (without,) = study(place, "accuracy.seed=77", stage="report").tasks["report"]
     assert "accuracy/local" not in without.inputs
-    assert without.spec.margin is None
+    assert without.settings["margin"] is None
 
 
 def test_the_section_shows_accuracy_by_task_and_what_the_clock_says_apart(
     place: Path, made: tuple[Task, Artifact]
 ) -> None:
     (task,) = study(place, stage="report").tasks["report"]
-    part, timed = answer_sections(task.spec, [made[1]])
+    part, timed = answer_sections(report_spec(task), [made[1]])
     assert "methods that must not change answers changed none." in part.notes[0]
     [table] = part.items
     shown = table.shown.loc["all"]
@@ -381,8 +380,8 @@ def test_answers_are_read_again_by_the_target(place: Path, made: tuple[Task, Art
         assert row["departures"] == (log_p.argmax(1) != answer).sum()
         assert row["nats_given_up"] == pytest.approx((log_p.max(1) - chosen).sum(), abs=1e-3)
     departures = made[1].read().to_pandas().groupby("run")["departures"].sum()
-    for run, facts in enumerate(from_plain(AccuracyFacts, made[1].facts).runs):
-        exact = facts.decoded.temperature == 0 and facts.lossless
+    for run, facts in enumerate(made[1].facts["runs"]):
+        exact = facts["temperature"] == 0 and facts["lossless"]
         assert (departures[run] == 0) == exact
 
 
@@ -391,7 +390,7 @@ def test_the_end_of_the_stage_says_what_is_excluded(made: tuple[Task, Artifact])
     rows = {row["method"]: row["loss"] for row in accuracy.summary(*made)}
     assert rows["Strict greedy"] == rows["Autoregressive"] == ""
     assert rows["Additive (t = 0.6)"] == "open"
-    wide = replace(made[0], spec=replace(made[0].spec, margin=0.99))
+    wide = replace(made[0], runtime=replace(made[0].runtime, extra={"margin": 0.99}))
     found = {row["method"]: row["loss"] for row in accuracy.summary(wide, made[1])}
     assert found["Additive (t = 0.6)"] == "excluded"
 
@@ -406,7 +405,7 @@ def test_what_is_lossless_leaves_every_answer_as_it_is(
     (task,) = study(place, wanted, decoded=[*LOSSLESS, *RELAXED]).tasks["accuracy"]
     artifact = Store(place / "outputs" / "artifacts").get(task)
     one = read_answered("wide", artifact)
-    assert [method.lossless for method in task.spec.methods] == [True] * len(LOSSLESS) + [
+    assert [method.lossless for method in task.runtime.methods] == [True] * len(LOSSLESS) + [
         False,
         False,
     ]

@@ -18,11 +18,9 @@ from pipeline.decoding.choices import Greedy
 from pipeline.decoding.drafters import Draft, ModelDrafter, PromptLookup
 from pipeline.errors import PipelineError
 from pipeline.models.load import load_model, skeleton
-from pipeline.stages.distributions import STAGE
 from pipeline.study import check_models
 from tests.pipeline import tiny
 from tests.pipeline.decoding.pair import CPU, greedy, plain_greedy
-from tests.pipeline.studies import planned
 
 SHAPE = {
     "vocab_size": tiny.VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2,
@@ -126,7 +124,7 @@ def test_a_model_without_key_value_cache_is_refused_from_its_config(tmp_path: Pa
     directory = write(tmp_path / "model", *MADE["mamba"])
     (directory / "model.safetensors").unlink()
     used = tiny.used(directory, "targets.made")
-    task = planned(STAGE, "made", tiny.dump_spec(used))
+    task = tiny.dump_of(used)
     with pytest.raises(
         PipelineError,
         match=r"^targets.made.path=.*: MambaForCausalLM takes no key-"
@@ -154,5 +152,5 @@ def test_linear_attention_is_dumped_but_refused_for_drafts(tmp_path: Path) -> No
         made.check_drafts("targets.made")
     with pytest.raises(PipelineError, match=r"^targets.made: .* can't be used with drafts"):
         check_models([tiny.decoding_node(used, used)])
-    check_models([planned(STAGE, "made", tiny.dump_spec(used))])
+    check_models([tiny.dump_of(used)])
     check_dump(directory, tmp_path, "eager", 1e-3)

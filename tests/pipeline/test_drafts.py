@@ -21,7 +21,6 @@ from pipeline.models.language_model import LanguageModel
 from pipeline.models.logit_statistics import Found
 from pipeline.models.passes import Batch
 from pipeline.models.prompt_tokens import check_same_tokens, common_rows
-from pipeline.plan.specs import DraftsSpec
 from pipeline.stages import drafts
 from pipeline.stages.distributions import STAGE as DISTRIBUTIONS
 from pipeline.stages.drafts import STAGE
@@ -31,7 +30,7 @@ from tests import divergences
 from tests.analysis.cases import stored_columns
 from tests.pipeline import heads
 from tests.pipeline.studies import planned
-from tests.pipeline.tiny import dump_spec, publish, random_model, used
+from tests.pipeline.tiny import drafts_of, dump_of, publish, random_model, used
 
 VOCAB, K, TOKENS = 96, 16, 90
 PROMPTS = {"a": [5, 6, 7], "b": [8, 9, 10, 11, 12, 13], "c": [14]}
@@ -87,8 +86,7 @@ def test_all_columns_equal_plain_forward_passes(block: int, sampled: float | Non
 def test_answers_have_a_temperature_when_they_are_drawn(
     temperature: float, found: float | None
 ) -> None:
-    spec = dump_spec(used(""), temperature=temperature)
-    assert drafts.sampled_temperature(spec) == found
+    assert drafts.sampled_temperature({"temperature": temperature}) == found
 
 
 def test_kl_and_tv_can_be_audited_from_the_columns() -> None:
@@ -166,11 +164,9 @@ def test_the_stage_reports_drift(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     target, drafter = (used(tmp_path, label=label, batch=1) for label in "TD")
     prompts = planned(PROMPTS_STAGE, "tiny", {})
     publish(prompts, store, lambda out: out.write_rows(rows))
-    decoded = planned(DISTRIBUTIONS, "tiny", dump_spec(target, temperature=0.5), prompts=prompts)
+    decoded = dump_of(target, {"prompts": prompts}, temperature=0.5)
     publish(decoded, store, write_dump)
-    task = planned(
-        STAGE, "tiny", DraftsSpec(target, drafter, 1.0), prompts=prompts, distributions=decoded
-    )
+    task = drafts_of(target, drafter, {"prompts": prompts, "distributions": decoded})
     tokenizer = SimpleNamespace(
         decode=lambda ids: f"<{ids[0]}>", get_vocab=lambda: {"last": TOKENS - 1}
     )

@@ -19,8 +19,6 @@ from analysis.certificates.certify import Certificates
 from analysis.rules import Additive, Rule, StrictGreedy, Tree, Typical
 from pipeline.engines.written.logs import EngineLog, prompt_id, read_log, stacked
 from pipeline.errors import PipelineError
-from pipeline.hub import Identity
-from pipeline.plan.specs import LogSpec
 from tests.analysis.test_rounded import V, distributions
 from tests.pipeline import engine_formats
 from tests.pipeline.engine_formats import ENGINES, answers, read_back
@@ -56,7 +54,7 @@ def read(
     vocab_size: int = V,
     error: float | None = None,
 ) -> EngineLog:
-    return read_log(path, LogSpec(str(path), Identity(), 1, part=part, error=error), k, vocab_size)
+    return read_log(path, {"part": part, "error": error}, k, vocab_size)
 
 
 def sizes(log: EngineLog) -> dict[str, int]:

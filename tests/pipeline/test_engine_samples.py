@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -11,20 +9,14 @@ from transformers import AutoModelForCausalLM
 
 from pipeline.engines.written.asked import read_asked
 from pipeline.engines.written.logs import EngineLog, read_log, stacked
-from pipeline.hub import Identity
-from pipeline.plan.specs import LogSpec
 from tests.engines.samples import SAMPLES, answer_ids, lines
 
 MINI, SMOLLM2 = 2048, 49_152  # tokens of the vocabularies
 
 
-def spec_of(path: Path, part: str) -> LogSpec:
-    return LogSpec(str(path), Identity(), 1, part=part, error=None)
-
-
 def log_of(name: str, part: str = "generated", vocab_size: int = MINI) -> EngineLog:
     path = SAMPLES / f"{name}.jsonl.gz"
-    return read_log(path, spec_of(path, part), 256, vocab_size)
+    return read_log(path, {"part": part, "error": None}, 256, vocab_size)
 
 
 @pytest.mark.parametrize(
@@ -55,7 +47,7 @@ def test_llama_cpps_sums_are_judged_with_the_vocabulary_only() -> None:
     (steps,) = log_of("llama_logs_256", vocab_size=SMOLLM2).trajectories.values()
     assert 1.000001 < max(step.mass for step in steps) < 1.0001
     path = SAMPLES / "llama_logs_256.jsonl.gz"
-    assert read_log(path, spec_of(path, "generated"), 1).answers == 1
+    assert read_log(path, {"part": "generated", "error": None}, 1).answers == 1
 
 
 def test_the_values_are_those_of_the_model() -> None:

@@ -18,7 +18,7 @@ from huggingface_hub import constants, utils
 from pipeline import fetch
 from pipeline import hub as client
 from pipeline.errors import PipelineError
-from pipeline.hub import MODEL_FILES, Identity, cached_commit, hub_files
+from pipeline.hub import MODEL_FILES, cached_commit, hub_files
 from tests.pipeline import hub_faults as faults
 from tests.pipeline import tiny
 from tests.pipeline.hub import Hub, Repository, connect
@@ -138,8 +138,8 @@ def test_prompts_of_a_hub_need_no_hub_afterwards(
         made = tiny.prompts_node(
             model, tmp_path / "none", split=split, count=count, max_tokens=9999, source=ULTRACHAT
         )
-        source = Identity(hub=ULTRACHAT, commit=commit)
-        return replace(made, spec=replace(made.spec, source=source))
+        source = {"hub": ULTRACHAT, "commit": commit}
+        return replace(made, settings=made.settings | {"source": source})
 
     rows = tiny.built(node(5), tmp_path / "store").read().to_pylist()
     assert len(rows) == 5

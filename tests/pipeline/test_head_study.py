@@ -16,13 +16,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from analysis.report import style
-from analysis.rules import StrictGreedy
 from benchmarks import robustness
 from pipeline import sweeps, verify
 from pipeline.errors import PipelineError
 from pipeline.models.load import load_model
-from pipeline.plan.facts import DecodingFacts
-from pipeline.plan.plain import from_plain
 from pipeline.stage import with_inputs
 from pipeline.store import Store
 from pipeline.study import Study, check_models
@@ -106,7 +103,7 @@ def test_depths_are_what_the_drafts_say(made: Study) -> None:
 @torch.inference_mode()
 def test_strict_greedy_and_races_emit_what_the_target_alone_does(made: Study, folder: Path) -> None:
     artifact = made.artifact("decoding")
-    data, runs = artifact.read().to_pandas(), from_plain(DecodingFacts, artifact.facts).runs
+    data, runs = artifact.read().to_pandas(), artifact.facts["runs"]
     module = load_model(tiny.used(folder / "target")).module
     prompts = made.artifact("prompts").read().to_pylist()[:3]
     for prompt in prompts:
@@ -115,18 +112,16 @@ def test_strict_greedy_and_races_emit_what_the_target_alone_does(made: Study, fo
             if text[-1] != 2 or len(text) == len(prompt["token_ids"]):
                 text.append(int(module(torch.tensor([text])).logits[0, -1].argmax()))
         mine = data[(data["prompt_id"] == prompt["prompt_id"]) & (data["temperature"] == 0)]
-        strict = mine[[runs[run].decoded.rule == StrictGreedy() for run in mine["run"]]]
+        strict = mine[[runs[run].get("rule") == {"rule": "greedy"} for run in mine["run"]]]
         assert set(strict["drafter"]) == {"model", "prompt_lookup"}
         for tokens in strict["token_ids"]:
             assert tokens.tolist() == text[len(prompt["token_ids"]) :]
-    races = data[[runs[run].decoded.sampling == "races" for run in data["run"]]]
+    races = data[[runs[run]["sampling"] == "races" for run in data["run"]]]
     assert len(races) >= 6
     assert (races["agreement"] == 1).all()
     calls = artifact.read("calls").to_pandas()
     lengths = calls.groupby("run")["drafted"].max()
-    assert lengths[
-        [run for run in lengths.index if runs[run].decoded.draft_length == 9]
-    ].tolist() == [6]
+    assert lengths[[run for run in lengths.index if runs[run]["draft_length"] == 9]].tolist() == [6]
 
 
 @pytest.mark.thorough

@@ -14,21 +14,21 @@ import pytest
 from conf.schema import Execution
 from pipeline import ray_workers
 from pipeline.errors import PipelineError
-from pipeline.plan.plain import to_plain
-from pipeline.plan.specs import DraftsSpec, ModelSpec
+from pipeline.models.spec import ModelSpec
 from pipeline.ray_workers import allocate, connect
 from pipeline.shards import Here, Shard, compute_shards, opened
 from pipeline.stage import Task
-from pipeline.stages import distributions, drafts
+from pipeline.stages import distributions
 from pipeline.store import Artifact, Out
 from pipeline.study import STAGES
 from tests import methods
 from tests.pipeline import many
 from tests.pipeline.tiny import (
+    RUNTIME,
     built,
     decoding_node,
+    drafts_of,
     dump_node,
-    dump_spec,
     prompts_node,
     used,
     write_model,
@@ -57,8 +57,8 @@ def toy_task(workers: int = 0, **toy: Any) -> Task:
     """A task of toys: in this process, or of some workers of Ray's."""
     model = used("", label="toy")
     model = on_ray(model, workers) if workers else model
-    spec = many.ToySpec(**vars(dump_spec(model)), toy=toy)
-    return Task(distributions.STAGE, "toy", {}, {}, spec)
+    runtime = replace(RUNTIME, models=(model,), extra=toy)
+    return Task(distributions.STAGE, "toy", {}, {}, runtime)
 
 
 def on_ray(model: ModelSpec, workers: int | None) -> ModelSpec:
@@ -132,18 +132,14 @@ def test_what_no_worker_can_do_ends_the_run(
 def pair_tasks(tmp_path: Path, dump: Task) -> list[Task]:
     """Drafts and decoding of two tiny models."""
     drafter = write_model(tmp_path / "drafter", seed=1)
-    target, prompts = dump.spec.model, dump.inputs["prompts"]
+    (target,), prompts = dump.runtime.models, dump.inputs["prompts"]
     drafter_spec = used(drafter, "drafter", label="drafter")
     built = methods.build(
         [{"drafter": "model", "rule": "additive", "t": 0.1, "draft_length": 3, "temperature": 0}]
     )
-    spec = DraftsSpec(target, drafter_spec, 1.0)
     above = {"prompts": prompts, "distributions": dump}
-    decoding = decoding_node(target, drafter_spec, methods=tuple(built))
-    return [
-        Task(drafts.STAGE, "tiny", to_plain(spec), above, spec),
-        replace(decoding, inputs={"prompts": prompts}),
-    ]
+    decoding = decoding_node(target, drafter_spec, methods=built)
+    return [drafts_of(target, drafter_spec, above), replace(decoding, inputs={"prompts": prompts})]
 
 
 @pytest.mark.thorough
@@ -156,15 +152,16 @@ def test_stages_write_the_same_bytes_with_workers_one_of_which_dies(
     (tmp_path / "dies").mkdir()
     (tmp_path / "dies" / "id2").touch()
     monkeypatch.setattr(distributions, "DistributionsWorker", many.open_mortal_decoder)
-    workers_of = {"model": on_ray(dump.spec.model, 2)}
-    mortal = many.MortalSpec(**(vars(dump.spec) | workers_of), dies=str(tmp_path / "dies"))
-    found = built(replace(dump, spec=mortal), tmp_path / "there")
+    models = (on_ray(dump.runtime.models[0], 2),)
+    mortal = replace(dump.runtime, models=models, extra={"dies": str(tmp_path / "dies")})
+    found = built(replace(dump, runtime=mortal), tmp_path / "there")
     assert not list((tmp_path / "dies").iterdir())
     assert found.content == here.content
     assert (found.facts["engine"], found.facts["shards"]) == ("ray", 3)
     for task in pair_tasks(tmp_path, dump):
-        spec = replace(task.spec, target=on_ray(task.spec.target, 1))
-        there = built(replace(task, spec=spec), tmp_path / "there")
+        target, drafter = task.runtime.models
+        runtime = replace(task.runtime, models=(on_ray(target, 1), drafter))
+        there = built(replace(task, runtime=runtime), tmp_path / "there")
         inline = built(task, tmp_path / "here")
         assert there.content == inline.content
         assert (there.facts["engine"], inline.facts["engine"]) == ("ray", "inline")

@@ -19,9 +19,8 @@ from analysis.rules import StrictGreedy
 from analysis.statistics.bootstrap import Resampling
 from pipeline.config import composed, settings_of
 from pipeline.hub import Identity
-from pipeline.plan.specs import ReportSpec
 from pipeline.stages.report.setups import extent, introduction, setup, warning
-from pipeline.stages.report.sources import Source, Sources
+from pipeline.stages.report.sources import ReportSpec, Source, Sources
 from pipeline.store import Artifact, Store
 from pipeline.stored import read_distributions
 from pipeline.study import STAGES, Study
@@ -120,8 +119,8 @@ def test_the_set_up_names_commit_split_and_precision_of_every_model_and_of_the_p
         model=of_hub, source=of_hub, tokenizer=lambda path, *_: Identity(content=path)
     )
     config = settings_of(composed(["study=paper", "~targets.qwen3_1_7b"]))
-    study: Any = SimpleNamespace(config=config, identities=identities, tasks={}, wanted=())
-    study.model_spec = lambda key, model: Study.model_spec(study, key, model)
+    study: Any = object.__new__(Study)  # which asks no hub
+    vars(study).update(config=config, identities=identities, tasks={}, wanted=(), rules=[])
     artifact = SimpleNamespace(facts={"model": "its printed name", "excluded": {}})
     made = {}
     for stage in ("prompts", "distributions", "drafts"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,12 +17,12 @@ from analysis.statistics.bootstrap import Resampling
 from conf.schema import Device, HeadConfig, ModelConfig, Prompts
 from pipeline.files import file_digest
 from pipeline.hub import Identity
+from pipeline.methods import Method, method_entries
 from pipeline.models.language_model import LanguageModel
 from pipeline.models.load import wrap
-from pipeline.plan.plain import to_plain
-from pipeline.plan.specs import DecodingSpec, DistributionsSpec, ModelSpec, SampledPrompts, model_at
-from pipeline.stage import Task
-from pipeline.stages import decoding, distributions, prompts
+from pipeline.models.spec import ModelSpec, model_at
+from pipeline.stage import Json, Runtime, Task
+from pipeline.stages import decoding, distributions, drafts, prompts
 from pipeline.store import Artifact, Out, Store
 
 TEMPLATE = (
@@ -32,6 +32,7 @@ TEMPLATE = (
 )
 SPECIAL = ["<|pad|>", "<|user|>", "<|end|>", "<|answer|>"]  # ids 0 to 3; answers end with 2
 VOCABULARY = 300
+RUNTIME = Runtime("tiny", Resampling(50, 0.95, 0))
 
 
 def new_qwen3(shape: Any, vocab_size: int) -> Qwen3ForCausalLM:
@@ -139,45 +140,55 @@ def write_prompts(path: Path, count: int) -> Path:
 
 
 def prompts_node(model: Path, place: Path, /, **changes: Any) -> Task:
-    """A task of stage prompts from files in a place; `changes` of its specification."""
+    """A task of stage prompts from files in a place; `changes` of `prompts`."""
     files = place.rglob("*") if place.is_dir() else [place]
     content = "".join(file_digest(file) for file in sorted(files) if file.is_file())
     settings = Prompts(
         source=str(place), revision=None, split=None, count=6, min_tokens=3, max_tokens=100,
         seed=0, template="chat", enable_thinking=False,
     )  # fmt: skip
-    spec = SampledPrompts(
-        Identity(),
-        Identity(content=content),
-        settings.model_copy(update=changes),
-        target=used(model).settings,
-    )
-    return Task(prompts.STAGE, "tiny", to_plain(spec), {}, spec)
+    wanted = settings.model_copy(update=changes)
+    entries = wanted.model_dump(exclude={"source", "revision"})
+    entries |= {"tokenizer": {}, "source": {"content": content}}
+    extra = {"path": str(model), "revision": None, "prompts": wanted}
+    return Task(prompts.STAGE, "tiny", entries, {}, replace(RUNTIME, extra=extra))
 
 
 def dump_node(model: Path, above: Task, batch: int | None = 4, **changes: Any) -> Task:
     """A task of stage distributions; `changes` of the model's configuration or of its own."""
     of_model = {name: changes.pop(name) for name in ModelConfig.model_fields if name in changes}
-    spec = dump_spec(used(model, batch=batch, **of_model), **changes)
-    return Task(distributions.STAGE, "tiny", to_plain(spec), {"prompts": above}, spec)
+    return dump_of(used(model, batch=batch, **of_model), {"prompts": above}, **changes)
 
 
-def dump_spec(model: ModelSpec, **changes: Any) -> DistributionsSpec:
-    """A specification of stage distributions."""
-    spec = DistributionsSpec(
-        model, steps=12, k=20, temperature=0.0, seed=0,
-    )  # fmt: skip
-    return replace(spec, **changes)
+def dump_of(model: ModelSpec, inputs: Mapping[str, Task] | None = None, **changes: Any) -> Task:
+    """A task of stage distributions on a model; `changes` of its settings."""
+    settings: Json = {"model": model.entries, "steps": 12, "k": 20, "temperature": 0.0, "seed": 0}
+    settings |= {"certified_temperature": 1.0, **changes}
+    runtime = replace(RUNTIME, label=model.settings.label, models=(model,))
+    return Task(distributions.STAGE, "tiny", settings, inputs or {}, runtime)
 
 
-def decoding_node(target: ModelSpec, drafter: ModelSpec, **changes: Any) -> Task:
+def drafts_of(target: ModelSpec, drafter: ModelSpec, inputs: Mapping[str, Task]) -> Task:
+    """A task of stage drafts."""
+    settings: Json = {"target": target.entries, "drafter": drafter.entries, "temperature": 1.0}
+    runtime = replace(RUNTIME, models=(target, drafter))
+    return Task(drafts.STAGE, "tiny", settings, inputs, runtime)
+
+
+def decoding_node(
+    target: ModelSpec, drafter: ModelSpec, methods: Sequence[Method] = (), **changes: Any
+) -> Task:
     """A task of stage decoding without inputs; its label is that of the target's key."""
-    spec = DecodingSpec(
-        target, drafter, prompts=3, steps=6, seed=0, lookup=2, methods=(),
-        statistics=Resampling(50, 0.95, 0),
-    )  # fmt: skip
-    spec = replace(spec, **changes)
-    return Task(decoding.STAGE, target.key.partition(".")[2], to_plain(spec), {}, spec)
+    settings: Json = {
+        "target": target.entries,
+        "drafter": drafter.entries,
+        "prompts": 3,
+        "steps": 6,
+    }
+    settings |= {"seed": 0, "lookup": 2, "lookup_match": "latest", **changes}
+    settings["methods"] = [method_entries(method) for method in methods]
+    runtime = replace(RUNTIME, models=(target, drafter), methods=tuple(methods))
+    return Task(decoding.STAGE, target.key.partition(".")[2], settings, {}, runtime)
 
 
 def built(task: Task, root: Path) -> Artifact:

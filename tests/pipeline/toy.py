@@ -37,10 +37,10 @@ def note(what: str) -> None:
 def prompts(task: Task, _: Mapping[str, Artifact], out: Out) -> None:
     """Write prompts of rising tokens."""
     note("prompts")
-    if task.spec.fail:
+    if task.runtime.extra["fail"]:
         out.write_rows([])
         raise RuntimeError("half-way")
-    noise = task.spec.noise
+    noise = task.runtime.extra["noise"]
     rows = [
         {"prompt_id": f"p{i}", "token_ids": [i + noise, i + 1]}
         for i in range(task.settings["count"])
@@ -57,12 +57,12 @@ class Sums:
 
     def batch(self) -> int:
         """Return how many prompts are a shard."""
-        return int(self.task.spec.batch)
+        return int(self.task.runtime.extra["batch"])
 
     def compute(self, names: Sequence[str], progress: Progress) -> Result:
         """Write a row a step."""
         note(f"shard {','.join(names)}")
-        if len(names) > self.task.spec.fits:
+        if len(names) > self.task.runtime.extra["fits"]:
             raise MemoryError
         schema = self.task.stage.schema()
 
@@ -127,7 +127,8 @@ def tasks(
 ) -> tuple[Task, Task, Task]:  # fmt: skip
     """Return a task of each stage."""
     model = SimpleNamespace(execution=SimpleNamespace(engine="inline", workers=None))
-    runtime = SimpleNamespace(batch=batch, fits=fits, noise=noise, fail=fail, models=[model])
+    extra = {"batch": batch, "fits": fits, "noise": noise, "fail": fail}
+    runtime: Any = SimpleNamespace(models=[model], extra=extra)
     first = Task(PROMPTS, label, {"count": count}, {}, runtime)
     second = Task(STEPS, label, {"steps": 3}, {"prompts": first}, runtime)
     return first, second, Task(TOTALS, label, {}, {"steps": second}, runtime)

@@ -12,16 +12,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 
 from pipeline.engines.written.answers import Part, counted, decimals, read_answers
 from pipeline.engines.written.steps import Step, StepList, Token, Top, by_llama, logged_steps
 from pipeline.errors import PipelineError
-
-if TYPE_CHECKING:
-    from pipeline.plan.specs import LogSpec
 
 ZERO = -1e30  # a log-probability at most this is llama.cpp's print of a probability of 0
 MASKED = -9000.0  # and between them vLLM's print of a token that sampling took out
@@ -65,7 +62,9 @@ class EngineLog:
     texts: dict[tuple[bytes, int], int]
 
 
-def read_log(path: Path, log: LogSpec, k: int, vocab_size: int | None = None) -> EngineLog:
+def read_log(
+    path: Path, log: Mapping[str, Any], k: int, vocab_size: int | None = None
+) -> EngineLog:
     """Read a log.
 
     Args:
@@ -80,7 +79,7 @@ def read_log(path: Path, log: LogSpec, k: int, vocab_size: int | None = None) ->
             log-probabilities of a vocabulary of this size; two models are mixed; or nothing is
             left. Names the file and the line.
     """
-    part = log.part
+    part = log["part"]
 
     def read(answer: Part) -> tuple[StepList, bool]:
         return logged_steps(answer, part), by_llama(answer)
@@ -99,8 +98,8 @@ def read_log(path: Path, log: LogSpec, k: int, vocab_size: int | None = None) ->
         )
     steps = [step for part in logged.values() for step in part]
     by_llama_cpp = any(llama for _, llama in answers.values())
-    if log.error is not None:
-        rounding = error = log.error  # of one softmax, and from that of another pass
+    if log["error"] is not None:
+        rounding = error = log["error"]  # of one softmax, and from that of another pass
     else:
         printed = 0.5 * 10.0 ** -max(decimals(value) for step in steps for _, value in step.top)
         one_pass = by_llama_cpp * (vocab_size or 0) * ONE_PASS

@@ -21,7 +21,7 @@ from pipeline.models.heads.head_files import (
 from pipeline.models.heads.hidden_drafter import HiddenDrafter, like_target
 from pipeline.models.language_model import LanguageModel, linear_of
 from pipeline.models.skinny_matmul import use_skinny_matmul
-from pipeline.plan.specs import ModelSpec
+from pipeline.models.spec import ModelSpec
 
 
 def load_head(spec: ModelSpec, target: LanguageModel) -> HiddenDrafter:

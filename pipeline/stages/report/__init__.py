@@ -8,11 +8,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from analysis.report.text import limits
-from analysis.rules import StrictGreedy
+from analysis.rules import StrictGreedy, to_mapping
 from pipeline.errors import PipelineError
-from pipeline.plan.plain import to_plain
-from pipeline.plan.specs import ReportSpec
-from pipeline.stage import Json, Stage, Task
+from pipeline.stage import Json, Stage, Task, statistics_entries
 from pipeline.store import Artifact
 
 if TYPE_CHECKING:
@@ -54,22 +52,23 @@ def plan(study: Study) -> list[Task]:
     shown = bool(answered) and all(map(study.made, answered))
     if not shown:
         left_out.add("accuracy")  # which takes hours, and is not computed for the report's sake
-    spec = ReportSpec(
-        study=config.study_name or config.study,
-        targets=tuple(target.label for target in config.targets.values()),
-        drafter=None if config.drafter is None else config.drafter.label,
-        rules=tuple(study.rules),
-        statistics=study.statistics,
-        note=config.note,
-        margin=config.accuracy.margin if shown else None,
-    )
+    settings = {
+        "study": config.study_name or config.study,
+        "targets": [target.label for target in config.targets.values()],
+        "drafter": None if config.drafter is None else config.drafter.label,
+        "rules": [to_mapping(rule) for rule in study.rules],  # printed, of whatever file
+        **statistics_entries(study.statistics),
+        "note": config.note,
+        "margin": config.accuracy.margin if shown else None,  # the loss of accuracy that matters
+    }
     inputs = {
         f"{name}/{target}": task
         for name in UPSTREAM
         if name not in left_out and study.tasks[name]
         for target, task in zip(config.targets, study.tasks[name], strict=True)
     }
-    return [Task(STAGE, config.study, to_plain(spec), inputs, spec)]
+    runtime = study.runtime(next(iter(config.targets.values())))
+    return [Task(STAGE, config.study, settings, inputs, runtime)]
 
 
 def write_report(task: Task, inputs: Inputs, out: Out) -> None:
@@ -98,7 +97,7 @@ def summary(task: Task, artifact: Artifact) -> list[Json]:
     certificates, decoded = table("tables/table2"), table("timings/tables/decoding_speed")
     rows = []
     for target in artifact.facts["targets"]:
-        row: Json = {"target": target, "drafter": task.spec.drafter or "none"}
+        row: Json = {"target": target, "drafter": task.settings["drafter"] or "none"}
         for frame, name, shown in (
             (certificates if accepted.empty else certificates[:0], "median", "median"),
             (accepted, "acceptance", "accepted"),

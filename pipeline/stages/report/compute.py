@@ -25,19 +25,18 @@ from analysis.report.table import Section, Table
 from analysis.report.trees import trees
 from analysis.rules import StrictGreedy
 from pipeline.decoding.decoded import read_answered, read_decoded, thetas
-from pipeline.plan.specs import ReportSpec
 from pipeline.shards import progress_bar
 from pipeline.stage import Inputs, Task
 from pipeline.stages.report import setups
 from pipeline.stages.report.inputs import comparisons, margins_of, read_results, read_target
 from pipeline.stages.report.page import MARGIN, page_files
-from pipeline.stages.report.sources import Measured, Sources, by_target
+from pipeline.stages.report.sources import Measured, ReportSpec, Sources, by_target, report_spec
 from pipeline.store import Artifact, Out
 
 
 def compute(task: Task, inputs: Inputs, out: Out) -> None:
     """Write the report of a study."""
-    spec = task.spec
+    spec = report_spec(task)
     measured = measure(spec, by_target(task, inputs))
     out.facts["targets"] = [target.label for target in measured.targets]
     if not set(TABLE2) <= set(spec.rules):

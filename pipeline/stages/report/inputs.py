@@ -21,8 +21,7 @@ from analysis.statistics.trajectories import Trajectories, inside_repeats
 from pipeline import stored
 from pipeline.columns import numbers
 from pipeline.models.token_texts import token_texts
-from pipeline.plan.specs import ReportSpec
-from pipeline.stages.report.sources import Source, Sources
+from pipeline.stages.report.sources import ReportSpec, Source, Sources
 from pipeline.store import Artifact
 
 ACCEPTANCE = {"acceptance": "statistics", "breakdown": "breakdown"}  # frame: file of the stage

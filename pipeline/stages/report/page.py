@@ -29,7 +29,6 @@ from analysis.report.first_screen import (
 from analysis.report.log_advice import log_advice
 from analysis.report.table import Section, Table
 from pipeline.decoding.decoded import read_answered
-from pipeline.plan.specs import LoggedDistributions
 from pipeline.stages.report.setups import introduction, machine, setup
 from pipeline.stages.report.sources import Measured, Sources
 from pipeline.store import VERDICT
@@ -56,7 +55,7 @@ def page_files(
     results = measured.results
     scores = {source.label: scored(source, measured) for source in sources}
     advice = advised(measured, scores, study)
-    if isinstance(sources[0].distributions.task.spec, LoggedDistributions):
+    if "log" in sources[0].distributions.task.settings:
         advice = [log_advice(own, target) for own, target in zip(advice, targets, strict=True)]
     methods = methods_table(advice, results)
     tried = [rule for speeds in measured.speeds for rule in speeds["rule"].dropna()]
@@ -118,9 +117,9 @@ def advised(measured: Measured, scores: dict[str, pd.DataFrame | None], study: s
     for at, source in enumerate(measured.sources):
         speeds, busy = None, list[str]()
         if measured.decoded and source.decoding is not None:
-            pair = source.decoding.task.spec
-            head = pair.drafter is not None and pair.drafter.head is not None
-            engine = engines(measured.decoded[at].runs, head, pair.lookup_match)
+            task = source.decoding.task
+            head = any(model.head is not None for model in task.runtime.models)
+            engine = engines(measured.decoded[at].runs, head, task.settings["lookup_match"])
             speeds = measured.speeds[at].assign(engine=engine)
             busy = signs_of_load(speeds)
         found.append(

@@ -12,8 +12,7 @@ from analysis.report.measured import Target
 from analysis.report.published import PAPERS
 from analysis.report.text import few_notes, share_text
 from analysis.statistics.trajectories import LENGTH
-from pipeline.plan.specs import ReportSpec, SampledPrompts
-from pipeline.stages.report.sources import Source, Sources
+from pipeline.stages.report.sources import ReportSpec, Source, Sources
 from pipeline.store import Artifact
 
 WORDS = {  # what a reader must know of records, by stage and key; the rest is in record.json
@@ -101,7 +100,7 @@ def setup(target: Target, sources: Sources) -> dict[str, str]:
         if isinstance(source, Source)
         for key, value in flattened(source).items()
     }
-    drawn = isinstance(sources.prompts.task.spec, SampledPrompts)
+    drawn = "log" not in sources.prompts.task.settings
     excluded = sources.prompts.artifact.facts["excluded"]
     rows = [f"{of['rows'] if drawn else of} {why}" for why, of in excluded.items()]
     named = {words: details.get(key) for key, words in WORDS.items()}
@@ -169,7 +168,7 @@ def extent(decoded: Sequence[Decoded], sources: Sequence[Source]) -> list[str]:
         lines.append(
             f"{answers.target} with {answers.drafter}: {answers.prompts} prompts"
             f"{f' ({failed} more failed)' if failed else ''} for every method, up to "
-            f"{source.task.spec.steps} tokens each, batch size 1: "
+            f"{source.task.settings['steps']} tokens each, batch size 1: "
             f"{least if least == most else f'{least} to {most}'} tokens a method and setting."
         )
     return lines

@@ -9,11 +9,35 @@ import pandas as pd
 
 from analysis.decoding.metrics import Decoded
 from analysis.report.measured import Results, Target
-from pipeline.plan.specs import ReportSpec
+from analysis.rules import Rule
+from analysis.statistics.bootstrap import Resampling
 from pipeline.stage import Inputs, Task
 from pipeline.store import Artifact
 
 UNNAMED = "log"  # conf/target/log.yaml
+
+
+@dataclass(frozen=True)
+class ReportSpec:
+    """The settings that a report prints besides the contents of other artifacts.
+
+    `margin` is the loss of accuracy that matters, where answers are shown.
+    """
+
+    study: str
+    targets: Sequence[str]
+    drafter: str | None
+    rules: Sequence[Rule]
+    statistics: Resampling
+    note: str | None = None
+    margin: float | None = None
+
+
+def report_spec(task: Task) -> ReportSpec:
+    """Return the settings of a report."""
+    names = ("study", "targets", "drafter", "note", "margin")
+    own = {name: task.settings[name] for name in names}
+    return ReportSpec(rules=task.runtime.rules, statistics=task.runtime.statistics, **own)
 
 
 @dataclass(frozen=True)
@@ -58,7 +82,7 @@ def by_target(task: Task, inputs: Inputs) -> list[Sources]:
         stage, _, target = name.partition("/")
         by_key.setdefault(target, {})[stage] = Source(task.inputs[name], artifact)
     dumps = [sources["distributions"].artifact for sources in by_key.values()]
-    labels = printed_labels(task.spec.targets, dumps)
+    labels = printed_labels(task.settings["targets"], dumps)
     return [
         Sources(label, **sources) for label, sources in zip(labels, by_key.values(), strict=True)
     ]

@@ -10,8 +10,7 @@ import pytest
 from analysis.rules import Additive, Rule, Tree
 from analysis.trees.topology import Growth, symmetric
 from pipeline.errors import PipelineError
-from pipeline.methods import build_methods, read_method, with_baselines
-from pipeline.plan.specs import method_entries
+from pipeline.methods import build_methods, method_entries, read_method, with_baselines
 from tests import methods
 
 GOOD = {"drafter": "model", "rule": "greedy", "draft_length": 3, "temperature": 0}

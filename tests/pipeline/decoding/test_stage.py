@@ -17,14 +17,11 @@ from analysis.trees.entropy import index_entropies
 from analysis.trees.topology import Topology
 from pipeline.decoding import along, pair, sibling_rates
 from pipeline.errors import PipelineError
+from pipeline.methods import method_entries
 from pipeline.models import load
 from pipeline.models.heads.hidden_drafter import HiddenDrafter
 from pipeline.models.language_model import LanguageModel
 from pipeline.models.passes import Text
-from pipeline.plan.facts import DecodingFacts
-from pipeline.plan.plain import from_plain
-from pipeline.plan.specs import method_entries
-from pipeline.stage import Task
 from pipeline.stages import decoding
 from pipeline.stages.prompts import STAGE as PROMPTS_STAGE
 from pipeline.store import Artifact, Store
@@ -32,6 +29,7 @@ from pipeline.study import Study
 from tests import methods
 from tests.pipeline import heads
 from tests.pipeline.decoding.pair import PROMPTS, V, logits
+from tests.pipeline.studies import planned
 from tests.pipeline.tiny import decoding_node, publish, used
 
 METHODS = [
@@ -69,7 +67,7 @@ def stage(
             {"prompt_id": str(at), "source": "s", "token_ids": ids}
             for at, ids in enumerate(prompts)
         ]
-        above = Task(PROMPTS_STAGE, "made", {"prompts": prompts})
+        above = planned(PROMPTS_STAGE, "made", {"prompts": prompts})
         publish(above, Store(tmp_path), lambda out: out.write_rows(rows))
         task = decoding_node(
             used(""),
@@ -83,9 +81,9 @@ def stage(
     return run
 
 
-def facts_of(artifact: Artifact) -> DecodingFacts:
+def facts_of(artifact: Artifact) -> dict[str, Any]:
     """The facts of its record, as a reader finds them."""
-    return from_plain(DecodingFacts, Artifact(artifact.directory, artifact.columns).facts)
+    return Artifact(artifact.directory, artifact.columns).facts
 
 
 def content(artifact: Artifact) -> dict[str, Any]:
@@ -121,13 +119,13 @@ def test_prompts_that_fail_are_recorded_and_the_others_go_on(
         )
     failures = [{"prompt_id": str(at), "reason": why} for at, why in enumerate(reasons)]
     assert found["failures"] == failures
-    assert facts.failed_prompts == len(failures)
+    assert facts["failed_prompts"] == len(failures)
     assert f"{len(failures)} of 4 prompts failed, the first with: out of" in capsys.readouterr().out
     assert {row["prompt_id"] for row in found["data"]} == ({"2", "3"} if fits else {"3"})
     alone = ["autoregressive", "autoregressive", "autoregressive (exponential races)"]
-    assert [run.method for run in facts.runs if run.decoded.drafter == "none"] == alone
+    assert [run["method"] for run in facts["runs"] if run["drafter"] == "none"] == alone
     for row in found["data"]:
-        if facts.runs[row["run"]].lossless and row["temperature"] == 0:
+        if facts["runs"][row["run"]]["lossless"] and row["temperature"] == 0:
             assert row["agreement"] == 1.0
     with pytest.raises(PipelineError, match="no prompt can be decoded: the prompt is empty"):
         stage([[], []])
@@ -200,9 +198,9 @@ def test_a_greedy_draft_is_the_first_of_equal_logits_and_ranked_by_the_target() 
 
 def test_calls_and_levels_of_trees_are_those_of_their_shape(stage: Any) -> None:
     made = stage(PROMPTS, chosen=[METHODS[0], METHODS[3], *TREES])
-    runs, found = facts_of(made).runs, content(made)
-    shapes = {at: Topology(tuple(run.shape.parents or ())) for at, run in enumerate(runs)
-              if run.shape is not None}  # fmt: skip
+    runs, found = facts_of(made)["runs"], content(made)
+    shapes = {at: Topology(tuple(run["shape"].get("parents", ()))) for at, run in enumerate(runs)
+              if "shape" in run}  # fmt: skip
     assert [len(shape) for shape in shapes.values()] == [14, 8, 6, 6]
     levels: dict[Any, list[Any]] = {}
     for row in found["levels"]:
@@ -223,18 +221,18 @@ def test_calls_and_levels_of_trees_are_those_of_their_shape(stage: Any) -> None:
                 node = shape.children[node][row["accepted"] - 1]
         assert sum(row["accepted"] > 0 for row in mine) == call["accepted"]
     assert not levels
-    tree = next(at for at, run in enumerate(runs) if run.method.startswith("tree"))
-    assert runs[tree].lossless
+    tree = next(at for at, run in enumerate(runs) if run["method"].startswith("tree"))
+    assert runs[tree]["lossless"]
 
 
 def test_contexts_are_those_of_plain_passes_along_the_baselines_answer(
     stage: Any, target: LanguageModel, drafter: LanguageModel, request: pytest.FixtureRequest
 ) -> None:
     made = stage(PROMPTS[:2], chosen=TREES)
-    runs, found = facts_of(made).runs, content(made)
+    runs, found = facts_of(made)["runs"], content(made)
     (run,) = {row["run"] for row in found["contexts"]}
-    assert (runs[run].decoded.drafter, runs[run].decoded.temperature) == ("none", 1.0)
-    assert facts_of(made).vocab_size == V
+    assert (runs[run]["drafter"], runs[run]["temperature"]) == ("none", 1.0)
+    assert facts_of(made)["vocab_size"] == V
     answers = {row["prompt_id"]: row["token_ids"] for row in found["data"] if row["run"] == run}
     if "head" in request.node.name:  # it lacks half of the tokens
         assert {row["kl"] for row in found["contexts"]} == {math.inf}
@@ -281,11 +279,8 @@ def drafts_of(p: np.ndarray, q: np.ndarray, ranks: list[int], stored: int) -> An
 def test_trees_take_the_acceptance_that_stage_drafts_measured() -> None:
     p, q = np.array([0.4, 0.3, 0.2, 0.1]), np.array([0.2, 0.5, 0.2, 0.1])
     built = methods.build(MEASURED)
-    spec = decoding_node(used(""), used("", "drafter")).spec
     drafts = drafts_of(p, q, [1] * 60 + [2] * 20 + [4] * 20, 4)
-    greedy, gss, erss = sibling_rates.with_measured_trees(
-        replace(spec, methods=tuple(built)), drafts
-    ).methods
+    greedy, gss, erss = sibling_rates.with_measured_trees(built, drafts)
     assert greedy.tree.acceptance == pytest.approx([0.6, 0.2, 0, 0.2])
     assert greedy.topology == Topology((-1, 0, -1, 1)).by_level()
     assert greedy.name == "greedy (tau* of 4)"
@@ -296,8 +291,7 @@ def test_trees_take_the_acceptance_that_stage_drafts_measured() -> None:
     assert sum(erss.tree.acceptance) == pytest.approx(1)  # of four tokens, some one wins
     # most probable tokens of the drafter, not drawn: the target's probabilities of them
     entry = MEASURED[1] | {"sampling": "argmax", "temperature": 1.0}
-    spec = replace(spec, methods=tuple(methods.build([entry])))
-    (drawn,) = sibling_rates.with_measured_trees(spec, drafts).methods
+    (drawn,) = sibling_rates.with_measured_trees(methods.build([entry]), drafts)
     assert drawn.tree.acceptance == pytest.approx([0.3, 0.4, 0.2, 0.1])
     for method in (greedy, gss, erss, drawn):
         assert "acceptance" not in method_entries(method)
