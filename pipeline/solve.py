@@ -1,4 +1,4 @@
-"""Solves for the t, alpha, theta or m that reaches a goal; prints guaranteed tokens a call.
+"""Solves for the t, alpha, theta or m that reaches a goal; prints guaranteed tokens per call.
 
 ``python -m pipeline.solve study=mini solve.eps=0.05 solve.share=0.95 solve.tokens=4`` reads what
 the stage distributions stored, and computes no artifact. Where the stage drafts is there as well,
@@ -9,25 +9,18 @@ answers for strict greedy and `solve.rules`, at most `LINES` lines; a CSV file h
 from __future__ import annotations
 
 import math
-import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from importlib import import_module
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-# Before NumPy is imported: of products as small as here, threads cost more than they gain.
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-
 from analysis.report.text import UNDEFINED, limits, rounded_down, share_text
 from pipeline import cli, sweeps
-from pipeline.columns import numbers
 from pipeline.criteria import build_ranges, judged_by_logs
 from pipeline.errors import command
 from pipeline.files import slug
 from pipeline.stage import Json
-from pipeline.stored import read_distributions, read_steps
+from pipeline.stored import read_distributions, read_steps, resampled
 from pipeline.study import Study
 
 if TYPE_CHECKING:
@@ -36,33 +29,38 @@ if TYPE_CHECKING:
     from analysis.rules.build import ParameterRange
 
 LINES = 40  # that are printed at most
-FIRST_RULE = ("promised", "needed")  # tables of which the rows of the first rule are printed
 
 
 def main(overrides: Sequence[str]) -> None:
     """Compose the configuration as ``python -m pipeline`` does, and print the answers."""
     with command("python -m pipeline.solve [OVERRIDES]", __doc__, overrides):
         study = Study(*overrides)
-        with ThreadPoolExecutor(1) as pool:
-            pool.submit(import_module, "analysis.acceptance.solve")  # numba, while files are read
-            read = [SolvedTarget(study, name) for name in study.targets]
-        print_answer(tables(study, read), study)
+        print_answer(tables(study), study)
 
 
-def tables(study: Study, read: Sequence[SolvedTarget]) -> dict[str, list[Json]]:
+def tables(study: Study) -> dict[str, list[Json]]:
     """Return the rows of four tables: solved settings, promises and KL needed of `criteria`.
 
-    The fourth has the paper's closed forms, beside the settings solved for the share of steps.
+    The second has the paper's closed forms, beside the settings solved for the share of steps.
+
+    Raises:
+        PipelineError: the stage distributions was not computed.
     """
-    wanted = study.config.solve
-    ranges = build_ranges(wanted.rules)
-    lengths = [*wanted.draft_lengths, None]
-    return {
-        "solved": [row for target in read for row in target.solved(ranges)],
-        "closed forms": [row for target in read for row in target.closed_forms(ranges)],
-        "promised": [row for target in read for row in target.promised(study.rules, lengths)],
-        "needed": [row for target in read for row in target.needed(study.rules)],
+    rows: dict[str, list[Json]] = {
+        name: [] for name in ("solved", "closed forms", "promised", "needed")
     }
+    ranges = build_ranges(study.config.solve.rules)
+    for target in [SolvedTarget(study, name) for name in study.targets]:
+        of_target = [
+            ("solved", target.solved(searched)) for searched in ranges if target.has(searched)
+        ]
+        of_target.append(("closed forms", target.closed_forms()))
+        of_target += [("promised", target.promised()), ("needed", target.needed())]
+        for name, found in of_target:
+            rows[name] += [
+                {"target": target.label, **row, "prompts": target.bootstrap.count} for row in found
+            ]
+    return rows
 
 
 def print_answer(rows_of: Mapping[str, Sequence[Json]], study: Study) -> None:
@@ -72,44 +70,34 @@ def print_answer(rows_of: Mapping[str, Sequence[Json]], study: Study) -> None:
     if report is not None:
         sentences, _ = cli.verdict_of(report)
     print("\n".join([*sentences, ""]))
-    first, wanted = rows_of["promised"][0]["rule"], settings.solve
-    first_rows = {
-        name: [row for row in rows_of[name] if row["rule"] == first] for name in FIRST_RULE
-    }
-    within = f"any drafter within {wanted.eps:g}"
+    within = f"any drafter within {settings.solve.eps:g}"
     whose = {"certified": within, "measured": "this drafter", "needed": "KL to stay below"}
-    solved = pivot(rows_of["solved"], "wanted", "value", whose)
-    promised = pivot(first_rows["promised"], "drafts", "tokens", whose)
-    needed = pivot(first_rows["needed"], "certified", "below", whose)
-    solved = with_closed_forms(solved, rows_of["closed forms"], within)
+    first = rows_of["promised"][0]["rule"]
+    promised, needed = (
+        _pivot([row for row in rows_of[name] if row["rule"] == first], key, value, whose)
+        for name, key, value in (("promised", "drafts", "tokens"), ("needed", "certified", "below"))
+    )
+    solved = _pivot(rows_of["solved"], "wanted", "value", whose)
+    solved = _with_closed_forms(solved, rows_of["closed forms"], within)
     room = max(1, LINES - len(sentences) - 9 - len(promised) - len(needed))
     for title, rows in {
         "Strictest setting that reaches what is wanted": solved[:room],
-        "Tokens a call, by draft length": promised,
+        "Tokens per call, by draft length": promised,
         "A drafter is certified on so many steps if its KL stays below": needed,
     }.items():
-        if rows:
-            print(f"{title}:")
-            sweeps.print_table(rows)
+        print(f"{title}:")
+        sweeps.print_table(rows)
     every = [{"table": name, **row} for name, table in rows_of.items() for row in table]
-    sweeps.write_rows(
-        every, Path(settings.outputs) / "tables" / slug(f"solve-{settings.study}.csv")
-    )
+    file = Path(settings.outputs) / "tables" / slug(f"solve-{settings.study}.csv")
+    sweeps.write_rows(every, file)
 
 
-def pivot(rows: Sequence[Json], key: str, value: str, whose: Mapping[str, str]) -> list[Json]:
-    """Return rows with the values of a key as columns, each a value with its interval as text.
-
-    Args:
-        rows: with target, rule and, most of them, kind.
-        key: whose values become columns.
-        value: what stands there.
-        whose: printed text of each kind.
-    """
+def _pivot(rows: Sequence[Json], key: str, value: str, whose: Mapping[str, str]) -> list[Json]:
+    """Return rows with the values of a key as columns: a value with its interval, as text."""
     wide: dict[tuple[Any, ...], Json] = {}
     for row in rows:
-        of = whose[row.get("kind", "needed")]
-        named = {"target": row["target"], "rule": row["rule"], "of": of}
+        named = {name: row[name] for name in ("target", "rule")}
+        named["of"] = whose[row.get("kind", "needed")]
         low, high = (row[name] for name in limits(value))
         text = f"{row[value]:.4g}" + (f" [{low:.3g}, {high:.3g}]" if low < high else "")
         cell = UNDEFINED if math.isnan(row[value]) else text
@@ -117,26 +105,23 @@ def pivot(rows: Sequence[Json], key: str, value: str, whose: Mapping[str, str]) 
     return list(wide.values())
 
 
-def with_closed_forms(solved: Sequence[Json], closed: Sequence[Json], of: str) -> list[Json]:
-    """Return solved rows, each with the closed form of its range; first those of no range.
-
-    Args:
-        solved: rows of `pivot`.
-        closed: rows with target, rule, kind, "asks for" and "meets it".
-        of: the printed kind of the rows that closed forms are about.
-    """
-    rows = [{**row, "closed form": UNDEFINED} for row in solved]
-    first: list[Json] = []
+def _with_closed_forms(solved: Sequence[Json], closed: Sequence[Json], of: str) -> list[Json]:
+    """Return solved rows with their sufficient closed form; first the forms of no range."""
+    texts = {(row["target"], row["rule"]): UNDEFINED for row in solved}
+    alone: list[Json] = []
     for form in closed:
         if form["kind"] == "sufficient":
-            key = {"target": form["target"], "rule": form["rule"], "of": of}
+            key = form["target"], form["rule"]
             text = f"{form['asks for']}, met by {share_text(form['meets it'])}"
-            places = [row for row in rows if key.items() <= row.items()]
-            if not places:
-                first.append({**key, "closed form": text})
-            for row in places:
-                row["closed form"] = text
-    return [*first, *rows]
+            if key in texts:
+                texts[key] = text
+            else:
+                named = dict(zip(("target", "rule"), key, strict=True))
+                alone.append({**named, "of": of, "closed form": text})
+    return alone + [
+        {**row, "closed form": texts[row["target"], row["rule"]] if row["of"] == of else UNDEFINED}
+        for row in solved
+    ]
 
 
 class SolvedTarget:
@@ -149,20 +134,15 @@ class SolvedTarget:
             PipelineError: the stage distributions was not computed.
         """
         from analysis.acceptance.solve import Goal
-        from analysis.statistics.bootstrap import PromptBootstrap
-        from analysis.statistics.trajectories import Trajectories
 
-        settings, dump = study.config, study.artifact("distributions", name)
-        drafted = study.tasks["drafts"]
-        drafts = study.store.find(study.task("drafts", name)) if drafted else None
-        wanted, statistics = settings.solve, settings.statistics
-        self.label = settings.targets[name].label
-        self._settings, self._asked = settings, wanted
-        self._dist = read_distributions(dump)
-        position = numbers(dump.read(columns=["position"])["position"])
-        self._steps = Trajectories.from_positions(position)
-        self._bootstrap = PromptBootstrap(
-            self._steps.prompts, statistics.resamples, statistics.confidence, statistics.seed
+        dump, wanted = study.artifact("distributions", name), study.config.solve
+        drafts = study.store.find(study.task("drafts", name)) if study.tasks["drafts"] else None
+        self.label = study.config.targets[name].label
+        self._study, self._wanted, self._dist = study, wanted, read_distributions(dump)
+        self._steps, self.bootstrap = resampled(
+            dump.read(columns=["prompt_id", "position"]),
+            study.task("distributions", name),
+            study.statistics,
         )
         self._drafted = None if drafts is None else read_steps(drafts)
         self._goals = [Goal(share=wanted.share), Goal(tokens=wanted.tokens)]
@@ -171,57 +151,41 @@ class SolvedTarget:
             for length in wanted.draft_lengths
             if wanted.tokens <= length + 1  # a call emits no more
         ]
-        self._found: dict[str, list[Solution]] = {}
+        self._found: list[tuple[ParameterRange, Solution]] = []  # for the share of steps
 
-    def solved(self, ranges: Sequence[ParameterRange]) -> Iterator[Json]:
-        """Yield a row a range, kind and goal."""
-        from analysis.acceptance.solve import solve_accepted
-
-        for searched in ranges:
-            if missing := self._missing(searched):
-                print(f"{self.label}: {searched.name} is left out: it takes {missing}")
-                continue
-            kinds = {"certified": self._certified(searched)}
-            if self._drafted is not None:
-                kinds["measured"] = solve_accepted(
-                    self._drafted, searched, self._goals, self._bootstrap
-                )
-            for kind, solutions in kinds.items():
-                for goal, solution in zip(self._goals, solutions, strict=True):
-                    yield self._row(
-                        searched.name,
-                        kind=kind,
-                        wanted=_wanted(goal),
-                        parameter=searched.parameter,
-                        **_interval("value", solution.value, solution.ci_low, solution.ci_high),
-                        reached=solution.reached,
-                    )
-
-    def _missing(self, searched: ParameterRange) -> str:
-        """Return the requirement of a range that an engine's log does not meet; empty if none."""
-        if self._settings.distributions.source == "model":
-            return ""
+    def has(self, searched: ParameterRange) -> bool:
+        """Whether the steps have what a rule takes; says what an engine's log lacks."""
+        if self._study.config.distributions.source == "model":
+            return True
         most = max(rule.minimum_k for rule in searched.rules)
+        missing = "raw logits, which a log does not have"
         if most > self._dist.k:
-            return f"{most} log-probabilities a step, and the log has {self._dist.k}"
-        return "" if judged_by_logs(searched.rules[0]) else "raw logits, which a log does not have"
+            missing = f"{most} log-probabilities a step, and the log has {self._dist.k}"
+        elif judged_by_logs(searched.rules[0]):
+            return True
+        print(f"{self.label}: {searched.name} is left out: it takes {missing}")
+        return False
 
-    def _certified(self, searched: ParameterRange) -> list[Solution]:
-        """Return the solutions of a range, computed once."""
-        from analysis.acceptance.solve import solve_each
+    def solved(self, searched: ParameterRange) -> Iterator[Json]:
+        """Yield a row a kind and goal."""
+        from analysis.acceptance.solve import solve, solve_accepted
 
-        if searched.name not in self._found:
-            self._found[searched.name] = solve_each(
-                self._dist,
-                searched,
-                self._asked.eps,
-                self._goals,
-                bootstrap=self._bootstrap,
-                trajectories=self._steps,
-            )
-        return self._found[searched.name]
+        bootstrap, goals = self.bootstrap, self._goals
+        found = solve(self._dist, searched, self._wanted.eps, goals, bootstrap, self._steps)
+        self._found.append((searched, found[0]))
+        kinds = {"certified": found}
+        if self._drafted is not None:
+            kinds["measured"] = solve_accepted(self._drafted, searched, goals, bootstrap)
+        for kind, solutions in kinds.items():
+            for goal, solution in zip(goals, solutions, strict=True):
+                yield {
+                    "rule": searched.name, "kind": kind, "wanted": _wanted(goal),
+                    "parameter": searched.parameter,
+                    **_interval("value", solution.value, solution.ci_low, solution.ci_high),
+                    "reached": solution.reached,
+                }  # fmt: skip
 
-    def closed_forms(self, ranges: Sequence[ParameterRange]) -> Iterator[Json]:
+    def closed_forms(self) -> Iterator[Json]:
         """Yield a row a closed form of strict greedy and of each range at its solved setting.
 
         They need probabilities that are not rounded.
@@ -232,57 +196,43 @@ class SolvedTarget:
         if self._dist.log_prob_error is not None:
             return
         settings: list[tuple[str, Rule, str]] = [("greedy", StrictGreedy(), "")]
-        for searched in ranges:
-            if not self._missing(searched):
-                (solution, *_) = self._certified(searched)
-                exact = UNDEFINED if solution.rule is None else f"{solution.value:.4g}"
-                rule = solution.rule or searched.rules[-1]
-                settings.append((searched.name, rule, f"{searched.parameter} = {exact}"))
+        for searched, solution in self._found:
+            exact = UNDEFINED if solution.rule is None else f"{solution.value:.4g}"
+            rule = solution.rule or searched.rules[-1]
+            settings.append((searched.name, rule, f"{searched.parameter} = {exact}"))
         for name, rule, exact in settings:
-            for row in turned_round(self._dist, rule, self._asked.eps):
-                yield self._row(name, **{"exact setting": exact}, **row)
+            for row in turned_round(self._dist, rule, self._wanted.eps):
+                yield {"rule": name, "exact setting": exact, **row}
 
-    def promised(self, rules: Sequence[Rule], lengths: Iterable[int | None]) -> Iterator[Json]:
+    def promised(self) -> Iterator[Json]:
         """Yield a row a rule, draft length and kind: certified, and measured with a drafter."""
-        import numpy as np
-
         from analysis.acceptance.judgement import judge
         from analysis.certificates.certify import certify
         from analysis.statistics.trajectories import count_calls
 
-        certificates = certify(self._dist, rules)
-        flags = {"certified": (certificates.lower > self._asked.eps)[None]}
+        rules = self._study.rules
+        flags = {"certified": list((certify(self._dist, rules).lower > self._wanted.eps).T)}
         if self._drafted is not None:
-            verdicts = judge(self._drafted, rules)
-            flags["measured"] = np.stack([v.accepted_by_depth for v in verdicts], axis=2)
-        bootstrap = self._bootstrap
-        for draft_length in lengths:
-            for kind, by_depth in flags.items():
-                made = count_calls(by_depth, self._steps, draft_length)
-                with np.errstate(invalid="ignore"):  # no answer has a second token
-                    draws = bootstrap.sums(made.tokens)[:, None] / bootstrap.sums(made.calls)
-                    tokens = made.tokens.sum() / made.calls.sum(axis=0)
-                for rule, *ends in zip(rules, tokens, *bootstrap.interval(draws), strict=True):
-                    labels = {"drafts": _length(draft_length), "kind": kind}
-                    yield self._row(rule.label, **labels, **_interval("tokens", *ends))
+            flags["measured"] = [found.accepted_by_depth for found in judge(self._drafted, rules)]
+        for draft_length in (*self._wanted.draft_lengths, None):
+            for kind, by_rule in flags.items():
+                for rule, accepted in zip(rules, by_rule, strict=True):
+                    counts = count_calls(accepted, self._steps, draft_length)
+                    tokens = self.bootstrap.ratio(counts.tokens, counts.calls)
+                    labels = {"rule": rule.label, "drafts": _length(draft_length), "kind": kind}
+                    yield {**labels, **_interval("tokens", *tokens)}
 
-    def needed(self, rules: Sequence[Rule]) -> Iterator[Json]:
+    def needed(self) -> Iterator[Json]:
         """Yield a row a rule: below which KL a drafter is certified on the wanted share."""
         from analysis.acceptance.summary import kl_needed
         from analysis.certificates.certify import certify
 
-        lower, share = certify(self._dist, rules).lower, self._asked.share
-        for at, rule in enumerate(rules):
-            row = kl_needed(lower[:, at], share, self._bootstrap)
+        rules, share = self._study.rules, self._wanted.share
+        for rule, lower in zip(rules, certify(self._dist, rules).lower.T, strict=True):
+            row = kl_needed(lower, share, self.bootstrap)
             value = rounded_down(float(row["value"]), 4)
-            yield self._row(
-                rule.label,
-                certified=f"{100 * share:g} % of steps",
-                **_interval("below", value, row["ci_low"], row["ci_high"]),
-            )
-
-    def _row(self, rule: str, **columns: Any) -> Json:
-        return {"target": self.label, "rule": rule, **columns, "prompts": self._bootstrap.count}
+            below = _interval("below", value, row["ci_low"], row["ci_high"])
+            yield {"rule": rule.label, "certified": f"{100 * share:g} % of steps", **below}
 
 
 def _interval(name: str, value: Any, low: Any, high: Any) -> dict[str, float]:

@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from analysis.statistics.bootstrap import PromptBootstrap, Resampling
+from analysis.statistics.trajectories import Trajectories
 from analysis.topk import TopK
 from pipeline.columns import numbers
-from pipeline.stage import Json
-from pipeline.store import Artifact
+from pipeline.engines.written.logs import prompts_of
+from pipeline.stage import Artifact, Json, Task
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -57,6 +59,27 @@ def read_distributions(artifact: Artifact) -> TopK:
     """Read all steps of an artifact at once."""
     table = artifact.read(columns=[*TOKENS, *MOMENTS]).combine_chunks()
     return as_top_k(table.to_batches()[0], artifact.facts)
+
+
+def resampled(
+    steps: pa.Table, distributions: Task, statistics: Resampling
+) -> tuple[Trajectories, PromptBootstrap]:
+    """Return the trajectories of steps, and resamples of their prompts.
+
+    Of an engine's log the pieces of an answer, and the choices of a prompt, stay together.
+
+    Args:
+        steps: with columns prompt_id and position.
+        distributions: the task of the stage that they come from.
+        statistics: of the bootstrap.
+    """
+    trajectories = Trajectories.from_positions(steps["position"].to_numpy())
+    clusters = None
+    if "log" in distributions.settings:
+        prompts = prompts_of(steps["prompt_id"].take(trajectories.starts).to_pylist())
+        number = {prompt: at for at, prompt in enumerate(dict.fromkeys(prompts))}
+        clusters = np.array([number[prompt] for prompt in prompts])
+    return trajectories, PromptBootstrap(trajectories.prompts, *statistics, clusters=clusters)
 
 
 def read_steps(artifact: Artifact) -> Steps:

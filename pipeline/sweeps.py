@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,8 @@ from omegaconf import DictConfig
 from analysis.report.text import UNDEFINED, at_least, few_notes, limits, mark_of
 from pipeline.errors import terminal
 from pipeline.files import slug
-from pipeline.stage import Json, Task
-from pipeline.store import Artifact, relative
+from pipeline.stage import Artifact, Json, Task
+from pipeline.store import relative
 
 POINT = "point.json"
 LONGEST = 100  # characters of a file's name that say what was swept
@@ -75,21 +76,17 @@ def print_single(tasks: list[Task], artifacts: list[Artifact], place: Path) -> N
     stage = tasks[0].stage
     if not stage.printed:
         return
-    every = [
-        summary_rows([task], [artifact]) for task, artifact in zip(tasks, artifacts, strict=True)
-    ]
-    rows = [row for part in every for row in part]
-    chosen, which = rows, ""
-    if stage.highlights is not None:
-        chosen = []
-        for task, part in zip(tasks, every, strict=True):
-            highlighted, which = stage.highlights(task, part)
-            chosen += highlighted
+    every, chosen, which = list[Json](), list[Json](), ""
+    for task, artifact in zip(tasks, artifacts, strict=True):
+        rows = summary_rows([task], [artifact])
+        every += rows
+        if stage.highlights is not None:
+            rows, which = stage.highlights(task, rows)
+        chosen += rows
     print_table(chosen)
-    if len(chosen) == len(rows):
-        return
-    print(f"{len(chosen)} of {len(rows)} rows: {which}.")
-    write_rows(rows, place.with_name(f"{place.name}.csv"))
+    if len(chosen) < len(every):
+        print(f"{len(chosen)} of {len(every)} rows: {which}.")
+        write_rows(every, place.with_name(f"{place.name}.csv"))
 
 
 def write_rows(rows: Sequence[Mapping[str, Any]], file: Path) -> None:
@@ -98,12 +95,13 @@ def write_rows(rows: Sequence[Mapping[str, Any]], file: Path) -> None:
 
     from analysis.report.table import without_formulas
 
+    said = ""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         without_formulas(pd.DataFrame(rows)).to_csv(file, index=False)
-        print(f"all rows: {relative(file)}", flush=True)
     except OSError as error:
-        print(f"all rows: {relative(file)} can't be written ({error.strerror})", flush=True)
+        said = f" can't be written ({error.strerror})"
+    print(f"all rows: {relative(file)}{said}", flush=True)
 
 
 def print_table(rows: Sequence[Mapping[str, Any]]) -> None:
@@ -114,13 +112,15 @@ def print_table(rows: Sequence[Mapping[str, Any]]) -> None:
     names = dict.fromkeys(name for row in rows for name in row)
     if "method" in names:  # which names the rule as well
         names.pop("rule", None)
-    columns = {name: [row.get(name) for row in rows] for name in names}
-    shown = in_cells({
-        name: values for name, values in columns.items() if not all(map(_missing, values))
-    })  # fmt: skip
-    texts = [[name, *map(_cell, values)] for name, values in shown.items()]
-    widths = [max(map(len, column)) for column in texts]
-    for line in zip(*texts, strict=True):
+    ends = {end for name in names for end in (*limits(name), mark_of(name))} & set(names)
+    shown = [
+        name
+        for name in names
+        if name not in ends and not all(_missing(row.get(name)) for row in rows)
+    ]
+    columns = [[name, *(_cell(name, row) for row in rows)] for name in shown]
+    widths = [max(map(len, column)) for column in columns]
+    for line in zip(*columns, strict=True):
         print("  ".join(text.rjust(width) for text, width in zip(line, widths, strict=True)))
     if {"empty", "inexact"} <= set(shown):
         print(
@@ -128,71 +128,50 @@ def print_table(rows: Sequence[Mapping[str, Any]]) -> None:
             "nothing can be rejected (the ceiling stands for them), inexact: known as an interval, "
             "whose lower end counts"
         )
-    if any(limits(name)[0] in names for name in names):
+    if any(limits(name)[0] in names for name in shown):
         print("In brackets: intervals over prompts.")
     for note in few_notes(row["prompts"] for row in rows if "prompts" in row):
         print(note)
 
 
-def in_cells(columns: Mapping[str, list[Any]]) -> dict[str, list[Any]]:
-    """Return columns with statistics as texts: marks of lower bounds, intervals.
-
-    A column stays numbers where there are none.
-    """
-    shown = dict(columns)
-    for column in list(shown):
-        if column not in shown:  # a mark or a limit of one before
-            continue
-        texts, values = None, shown[column]
-        censored = shown.pop(mark_of(column), [])
-        if any(censored):
-            cells = zip(values, censored, strict=True)
-            texts = [at_least(_cell(value), bool(marked)) for value, marked in cells]
-        low, high = limits(column)
-        if {low, high} <= set(shown):
-            texts = texts or [_cell(value) for value in values]
-            sides = zip(texts, shown.pop(low), shown.pop(high), strict=True)
-            texts = [
-                f"{text} [{_number(a)}, {_number(b)}]" if not _missing(a) and a < b else text
-                for text, a, b in sides
-            ]
-        if texts is not None:
-            shown[column] = texts
-    return shown
+def _cell(name: str, row: Mapping[str, Any]) -> str:
+    """Return a value as text: marked where it is a lower bound, with its interval if it has one."""
+    value, mark = row.get(name), bool(row.get(mark_of(name)))
+    if not isinstance(value, float):
+        return UNDEFINED if value is None else str(value)
+    text = UNDEFINED if math.isnan(value) else at_least(f"{value:.4g}", mark)
+    low, high = (math.nan if row.get(end) is None else row[end] for end in limits(name))
+    return f"{text} [{low:.4g}, {high:.4g}]" if low < high else text
 
 
 def _missing(value: Any) -> bool:
     return value is None or value != value
 
 
-def _cell(value: Any) -> str:
-    if value is None or isinstance(value, float):
-        return UNDEFINED if value is None else _number(value)
-    return str(value)
-
-
-def _number(value: float) -> str:
-    return UNDEFINED if math.isnan(value) else f"{value:.4g}"
-
-
 def collect(directory: Path) -> int:
     """Print and write the table and the plot of a sweep; list and count its failed points."""
+    import pandas as pd
+
     points = [json.loads(path.read_text()) for path in _points(directory)]
-    jobs = [values_of(point["overrides"]) for point in points]
-    keys = list(dict.fromkeys(key for job in jobs for key in job))
-    swept = [key for key in keys if len({job.get(key) for job in jobs}) > 1] or keys[-1:]
-    columns = {key: _parsed([job.get(key, "") for job in jobs]) for key in swept}
-    rows: list[Json] = []
-    for at, point in enumerate(points):
-        place = {key: values[at] for key, values in columns.items()}
-        rows += [{**place, **row, **place} for row in point.get("rows", [])]
-        if "failed" in point:
-            where = ", ".join(f"{key}={jobs[at].get(key, '')}" for key in swept)
-            print(f"failed: {where}: {point['failed']}")
+    jobs = pd.DataFrame([values_of(point["overrides"]) for point in points], dtype=str).fillna("")
+    keys = list(map(str, jobs))
+    swept = [key for key in keys if len(set(jobs[key])) > 1] or keys[-1:]
+    failed = [at for at, point in enumerate(points) if "failed" in point]
+    for at in failed:
+        where = ", ".join(f"{key}={jobs[key][at]}" for key in swept)
+        print(f"failed: {where}: {points[at]['failed']}")
+    for key in swept:
+        with suppress(ValueError):  # not all are numbers
+            jobs[key] = pd.to_numeric(jobs[key])
+    rows = [
+        place | row | place
+        for place, point in zip(jobs[swept].to_dict("records"), points, strict=True)
+        for row in point.get("rows", [])
+    ]
     if rows:
         stage = next(point["stage"] for point in points if "stage" in point)
         _publish(directory, slug(f"{stage}_by_{'_'.join(swept)}"[:LONGEST]), swept, rows)
-    return sum("failed" in point for point in points)
+    return len(failed)
 
 
 def values_of(overrides: Sequence[str]) -> dict[str, str]:
@@ -206,33 +185,20 @@ def values_of(overrides: Sequence[str]) -> dict[str, str]:
     return {key.lstrip("+~"): value.strip("'\"").replace("\\:", ":") for key, _, value in pairs}
 
 
-def _parsed(texts: Sequence[str]) -> list[Any]:
-    """Return the values of a key as numbers if all are, else as texts."""
-    for kind in (int, float):
-        try:
-            return [kind(text) for text in texts]
-        except ValueError:
-            continue
-    return list(texts)
-
-
-def _publish(directory: Path, name: str, swept: list[str], rows: list[dict[str, Any]]) -> None:
+def _publish(directory: Path, name: str, swept: list[str], rows: list[Json]) -> None:
     import pandas as pd
 
     from analysis.report.style import render
     from analysis.report.sweep_figure import sweep_figure
     from analysis.report.table import without_formulas
 
-    table = pd.DataFrame(rows)
+    print_table(rows)
+    table, files = pd.DataFrame(rows), ".csv, .parquet"
     without_formulas(table).to_csv(directory / f"{name}.csv", index=False)
     table.to_parquet(directory / f"{name}.parquet", index=False)
-    print_table(rows)
     figure = sweep_figure(table, swept)
     if figure is not None:
+        files += ", .pdf, .png"
         for kind in ("pdf", "png"):
             (directory / f"{name}.{kind}").write_bytes(render(figure, kind))
-    print(
-        f"sweep: {relative(directory)}/{name}.csv, .parquet"
-        + ("" if figure is None else ", .pdf, .png"),
-        flush=True,
-    )
+    print(f"sweep: {relative(directory)}/{name}{files}", flush=True)

@@ -77,7 +77,7 @@ def test_solve_agrees_with_a_sweep_of_certificates(
         "solve.rules=[additive, tree]",
     ]  # fmt: skip
     study = Study(*given)
-    found = solve.tables(study, [solve.SolvedTarget(study, name) for name in study.targets])
+    found = solve.tables(study)
     promised = found["promised"]
     solved = [row for row in found["solved"] if row["kind"] == "certified"]
     assert len(solved) == 2 * 2 * 3

@@ -5,6 +5,7 @@ Run it with ``python -m pipeline stage=certificates``.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from analysis.report.text import limits
@@ -17,18 +18,20 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from analysis.rules import Rule
-    from pipeline.stage import Inputs
-    from pipeline.store import Artifact, Out
+    from pipeline.stage import Artifact, Inputs, Out
     from pipeline.study import Study
 
 
 def plan(study: Study) -> list[Task]:
     """Return one planned artifact a target, with all rules of the study."""
-    settings = {"rules": [rule_entries(rule) for rule in study.rules]}
+    settings, rules = {"rules": [rule_entries(rule) for rule in study.rules]}, tuple(study.rules)
     return [
-        Task(STAGE, made.label, settings, {"distributions": made}, study.runtime(target))
+        Task(
+            STAGE, made.label, settings, {"distributions": made},
+            replace(study.runtime(target), rules=rules),
+        )
         for target, made in study.by_target("distributions")
-    ]
+    ]  # fmt: skip
 
 
 def compute(task: Task, inputs: Inputs, out: Out) -> None:
@@ -81,16 +84,17 @@ def summary(task: Task, artifact: Artifact) -> list[Json]:
     """One row a rule: the statistics of its certificates, the ceiling for those that are empty."""
     import numpy as np
 
-    from analysis.statistics.bootstrap import PromptBootstrap, summarise
-    from analysis.statistics.trajectories import Trajectories
+    from analysis.statistics.bootstrap import summarise
+    from pipeline.stored import resampled
 
+    place = ["prompt_id", "position"]  # the same steps under every rule
+    steps = artifact.read(columns=place, rule=task.runtime.rules[0].label)
+    _, bootstrap = resampled(steps, task.inputs["distributions"], task.runtime.statistics)
     rows = []
     for rule in task.runtime.rules:
-        table = artifact.read(columns=["position", "lower", "upper"], rule=rule.label)
+        table = artifact.read(columns=["lower", "upper"], rule=rule.label)
         lower, upper = (table[name].to_numpy() for name in ("lower", "upper"))
         empty = np.isinf(lower)
-        prompts = Trajectories.from_positions(table["position"].to_numpy()).prompts
-        bootstrap = PromptBootstrap(prompts, *task.runtime.statistics)
         row: Json = {
             "target": task.runtime.label,
             "rule": rule.label,

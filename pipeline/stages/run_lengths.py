@@ -12,8 +12,7 @@ from pipeline.columns import COUNTED, CUT, INTERVAL, Column
 from pipeline.stage import Json, Stage, Task, statistics_entries
 
 if TYPE_CHECKING:
-    from pipeline.stage import Inputs
-    from pipeline.store import Artifact, Out
+    from pipeline.stage import Artifact, Inputs, Out
     from pipeline.study import Study
 
 
@@ -21,7 +20,7 @@ def plan(study: Study) -> list[Task]:
     """Return one planned artifact a target, with the run lengths under all rules."""
     settings = {"eps": study.config.run_lengths.eps, **statistics_entries(study.statistics)}
     return [
-        Task(STAGE, target.label, settings, {"certificates": made}, study.runtime(target))
+        Task(STAGE, target.label, settings, {"certificates": made}, made.runtime)
         for target, made in study.by_target("certificates")
     ]
 
@@ -30,19 +29,19 @@ def compute(task: Task, inputs: Inputs, out: Out) -> None:
     """Estimate the run lengths under each rule's certificates; the rows follow the rules."""
     import pandas as pd
 
-    from analysis.statistics.bootstrap import PromptBootstrap
     from analysis.statistics.run_lengths import run_lengths
-    from analysis.statistics.trajectories import Trajectories
+    from pipeline.stored import resampled
 
+    above, artifact = task.inputs["certificates"], inputs["certificates"]
+    rules, place = task.runtime.rules, ["prompt_id", "position"]
+    steps = artifact.read(columns=place, rule=rules[0].label)  # the same under every rule
+    resamples = resampled(steps, above.inputs["distributions"], task.runtime.statistics)
     frames = []
-    for rule in task.runtime.rules:
-        table = inputs["certificates"].read(columns=["position", "lower"], rule=rule.label)
-        trajectories = Trajectories.from_positions(table["position"].to_numpy())
-        bootstrap = PromptBootstrap(trajectories.prompts, *task.runtime.statistics)
-        lower = table["lower"].to_numpy()
-        frame = run_lengths(lower, task.settings["eps"], trajectories, bootstrap)
+    for rule in rules:
+        lower = artifact.read(columns=["lower"], rule=rule.label)["lower"].to_numpy()
+        frame = run_lengths(lower, task.settings["eps"], *resamples)
         frames.append(frame.assign(rule=rule.label))
-    out.facts |= {"prompts": bootstrap.count, "steps": len(table)}
+    out.facts |= {"prompts": resamples[1].count, "steps": len(steps)}
     out.write_frame(pd.concat(frames, ignore_index=True))
 
 

@@ -17,9 +17,10 @@ from analysis.rules import StrictGreedy
 from analysis.statistics.bootstrap import Resampling
 from pipeline.config import composed, settings_of
 from pipeline.hub import Identity
+from pipeline.stage import Artifact
 from pipeline.stages.report.setups import extent, introduction, setup
 from pipeline.stages.report.sources import ReportSpec, Source, Sources
-from pipeline.store import Artifact, Store
+from pipeline.store import Store
 from pipeline.stored import read_distributions
 from pipeline.study import STAGES, Study
 from tests.analysis.test_decoding_metrics import made as answers
@@ -114,7 +115,8 @@ def test_the_set_up_names_commit_split_and_precision_of_every_model_and_of_the_p
     )
     config = settings_of(composed(["study=paper", "~targets.qwen3_1_7b"]))
     study: Any = object.__new__(Study)  # which asks no hub
-    vars(study).update(config=config, identities=identities, tasks={}, wanted=(), rules=[])
+    store = SimpleNamespace(find=lambda task: task)
+    vars(study).update(config=config, identities=identities, tasks={}, store=store)
     artifact = SimpleNamespace(facts={"model": "its printed name", "excluded": {}})
     made = {}
     for stage in ("prompts", "distributions", "drafts"):

@@ -50,10 +50,8 @@ def test_the_printed_table_has_the_lower_ends_and_intervals(
         "In brackets: intervals over prompts.",
         "Few prompts: intervals come from 6 prompts, fewer than 30, and are too narrow.",
     ]
-    names = ("target", "rule", "steps", "prompts", "mean", "median", "p5", "p25")
-    exact = sweeps.in_cells(table[table["rule"] == "greedy"].to_dict("list"))
-    assert list(exact) == [*names, "empty", "inexact"]
-    assert all(isinstance(share, float) for share in exact["empty"])
+    names = ["target", "rule", "steps", "prompts", "mean", "median", "p5", "p25"]
+    assert header.split() == [*names, "empty", "inexact"]
 
 
 def test_a_table_is_aligned_and_leaves_out_what_is_empty(

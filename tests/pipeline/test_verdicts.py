@@ -87,7 +87,7 @@ def test_solve_prints_the_verdict_and_at_most_40_lines(
     assert len(lines) <= solve.LINES
     *blocks, _ = (small_study.outputs / "report/mini/timings/verdict.md").read_text().split("\n\n")
     assert lines[:2] == [block.splitlines()[0] for block in blocks]
-    for heading in ("Strictest setting that", "Tokens a call, by", "A drafter is certified on"):
+    for heading in ("Strictest setting that", "Tokens per call, by", "A drafter is certified on"):
         assert any(line.startswith(heading) for line in lines)
     assert any("any drafter within 0.05" in line for line in lines)
     file = Path(lines[-1].removeprefix("all rows: "))

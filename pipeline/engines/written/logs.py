@@ -7,6 +7,7 @@ the file and the line.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -153,6 +154,21 @@ def prompt_id(key: tuple[str, int]) -> str:
     """Return the name of a trajectory: its answer, and its first step where that is not 0."""
     answer, first = key
     return f"{answer}+{first}" if first else answer
+
+
+def prompts_of(ids: Sequence[str]) -> list[str]:
+    """Return the name of the prompt of each trajectory: pieces and choices of one have the same.
+
+    Examples:
+        >>> prompts_of(["a", "a+7", "a#1", "a#1+3", "b#12"])
+        ['a', 'a', 'a', 'a', 'b#12']
+    """
+    answers = [re.sub(r"\+\d+$", "", name) for name in ids]
+    known = set(answers)
+    prompts = [re.sub(r"#\d+$", "", name) for name in answers]
+    return [
+        prompt if prompt in known else name for prompt, name in zip(prompts, answers, strict=True)
+    ]
 
 
 def _trajectories(

@@ -134,7 +134,6 @@ def machine(artifact: Artifact) -> str:
     versions = [
         f"{name} {record['versions'][name]}" for name in ("python", "torch", "transformers")
     ]
-    commit = record["git"]["commit"]
     parts = [
         record.get("date"),
         record.get("processor"),
@@ -142,7 +141,7 @@ def machine(artifact: Artifact) -> str:
         f"{facts['torch_threads']} CPU thread(s)" if "torch_threads" in facts else None,
         record["platform"],
         *versions,
-        commit and f"commit {commit[:10]}",
+        record["git"] and f"commit {record['git'][:10]}",
     ]
     return ", ".join(filter(None, parts))
 
