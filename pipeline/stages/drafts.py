@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from pipeline.models.compare import ComparedPair
-    from pipeline.shards import Progress, Result
     from pipeline.stage import Inputs, Json
     from pipeline.store import Out
     from pipeline.study import Study
+    from pipeline.workers import Progress, Result
 
 ROLES = ("target", "drafter")
 LOGITS_HELD = 1 << 25  # logits of one model held at once, 128 MB in float32
