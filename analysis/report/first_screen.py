@@ -149,8 +149,12 @@ def _relaxed_rules(results: Results, tried: Sequence[str]) -> list[str]:
     ]
 
 
-def settings_table(results: Results, targets: Sequence[Target], dists: Sequence[TopK]) -> Table:
+def settings_table(
+    results: Results, targets: Sequence[Target], dists: Sequence[TopK]
+) -> Table | None:
     """Return what strict greedy certifies, and the strictest settings that certify `SHARE`.
+
+    None if the study has neither strict greedy nor a family whose setting can be searched.
 
     Args:
         results: with the frame `acceptance` if there is a drafter.
@@ -162,6 +166,8 @@ def settings_table(results: Results, targets: Sequence[Target], dists: Sequence[
         for eps in EPSILONS:
             found = [*_guaranteed(target, eps, results), *_solved(target, dist, eps)]
             rows += [{"target": target.label, "eps": eps} | row for row in found]
+    if not rows:
+        return None
     data = pd.DataFrame(rows)
     shown = data.pivot(index=["target", "quantity"], columns="eps", values="text")
     shown = shown.loc[pd.MultiIndex.from_frame(data[["target", "quantity"]].drop_duplicates())]

@@ -101,7 +101,9 @@ def test_settings_certify_what_is_claimed(drafter: bool) -> None:
         judged={GREEDY.label: Judgement(GREEDY, *ends[GREEDY], passed, passed)} if drafter else {},
     )
     study = results(("A",)) if drafter else Results(["A"], {}, {})
-    data = settings_table(study, [target], [dist]).data.set_index(["eps", "quantity"])["value"]
+    table = settings_table(study, [target], [dist])
+    assert table is not None
+    data = table.data.set_index(["eps", "quantity"])["value"]
     for eps in EPSILONS:
         certified = found.lower[:, 0] > eps
         assert data[eps, "Strict greedy certifies"] == certified.mean()
@@ -124,8 +126,9 @@ def test_answers_of_one_token_guarantee_nothing() -> None:
     bootstrap = PromptBootstrap(np.arange(2), 20, 0.9, 0)
     lower = certify(dist, GREEDY).lower[:, 0]
     target = Target("A", {GREEDY: (lower, lower)}, bootstrap, np.zeros(2, np.int32), [])
-    shown = settings_table(Results(["A"], {}, {}), [target], [dist]).shown
-    assert shown.loc["and guarantees"].tolist() == ["– tokens per call, any γ"] * 2
+    table = settings_table(Results(["A"], {}, {}), [target], [dist])
+    assert table is not None
+    assert table.shown.loc["and guarantees"].tolist() == ["– tokens per call, any γ"] * 2
 
 
 def test_costs_are_of_the_target_alone_and_of_a_drafted_token() -> None:
