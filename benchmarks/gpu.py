@@ -31,12 +31,12 @@ from pipeline.decoding.choices import Greedy
 from pipeline.decoding.drafters import Nothing, model_drafter
 from pipeline.decoding.loop import decode
 from pipeline.decoding.verifiers import Match
-from pipeline.memory import out_of_memory
 from pipeline.models.batch_decoding import decode_batch
 from pipeline.models.language_model import wide_product
 from pipeline.models.load import LanguageModel, wrap
 from pipeline.models.logit_statistics import Found, logit_statistics
 from pipeline.timing import Stopwatch, describe_device, peak_memory
+from pipeline.workers import out_of_memory
 
 COMMON: dict[str, Any] = {
     "vocab_size": 151_936, "head_dim": 128, "num_key_value_heads": 8, "rms_norm_eps": 1e-6,

@@ -44,7 +44,7 @@ def main(arguments: Sequence[str]) -> None:
             )
         drafted, alone, control = [*paths, None, None][:3]
         assert drafted is not None
-        study = Study("stage=distributions", *overrides)
+        study = Study("stage=drafts", *overrides)
         runs = CheckedRuns(study, drafted, alone)
         lines = lines_of(runs, control)
         drafter = study.config.drafter

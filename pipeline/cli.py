@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -21,12 +20,12 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from conf.schema import Config
-from pipeline.config import OVERRIDE, config_dirs, refuse, report_name
+from pipeline.config import config_dirs, refuse, report_name
 from pipeline.errors import EXPECTED, PipelineError, one_line, terminal
 from pipeline.files import slug
 from pipeline.paths import CONF
-from pipeline.stage import Task
-from pipeline.store import VERDICT, Artifact, Store, relative
+from pipeline.stage import Artifact, Task
+from pipeline.store import VERDICT, Store, relative
 
 COMMANDS = ("ask", "check_engine", "fetch", "solve", "verify")
 
@@ -47,28 +46,13 @@ def main() -> None:
         )
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises its errors instead of printing them
     with terminal():
-        _check_options(words)
+        config_dirs(words)
         try:
             hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(_job)()
         except (PipelineError, BrokenPipeError):
             raise
         except Exception as error:  # of Hydra: a job ends with a status of its own
             refuse(error, words)
-
-
-def _check_options(words: Sequence[str]) -> None:
-    """Check for keys written as options, options behind keys, and the directories of options.
-
-    Raises:
-        PipelineError: names the word.
-    """
-    for at, word in enumerate(words):
-        key, _, value = word.removeprefix("--").partition("=")
-        if word.startswith("--") and key.partition(".")[0] in Config.model_fields:
-            raise PipelineError(f"{word} is not an option: write {key}={value or 'VALUE'}")
-        if word.startswith("-") and any(map(OVERRIDE.match, words[:at])):
-            raise PipelineError(f"{word}: options come before KEY=VALUE")
-    config_dirs(words)
 
 
 def _job(config: DictConfig) -> None:
@@ -140,7 +124,7 @@ def _show_report(report: Artifact, place: Path, store: Store) -> None:
     beside = place.with_name(f".{place.name}.new")
     try:
         if not (place.is_symlink() and place.readlink() == target):
-            with store.moving():
+            with store.lock():
                 place.parent.mkdir(parents=True, exist_ok=True)
                 beside.unlink(missing_ok=True)  # of a killed run
                 beside.symlink_to(target)

@@ -1,7 +1,7 @@
 """The columns of every file of every artifact: type and meaning, as its stage declares them.
 
-docs/data.md shows them (``python -m tools.columns`` writes its tables). Units: token ids are
-indices of the vocabulary, logits are raw, everything else is in nats or a probability.
+``python -m tools.columns`` prints them. Units: token ids are indices of the vocabulary, logits are
+raw, everything else is in nats or a probability.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Column(NamedTuple):
 
     Attributes:
         kind: the type, as Arrow names it: int32, float64, bool, string, list<int32>.
-        meaning: one line for docs/data.md.
+        meaning: in one line.
         optional: some artifacts lack the column.
     """
 

@@ -16,9 +16,9 @@ from pathlib import Path
 from threading import current_thread, main_thread
 from typing import Any, NoReturn
 
-TRACEBACK = "HYDRA_FULL_ERROR" in os.environ  # wanted by the user
 INTERRUPTED, CLOSED, TERMINATED = 130, 141, 143  # 128 and the signal's number, as in shells
-WORDS = {INTERRUPTED: "interrupted", TERMINATED: "terminated"}
+WORDS: dict[int, str] = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}
+received = list[int]()  # signals: Ray raises a KeyboardInterrupt of its own for any
 
 
 class PipelineError(Exception):
@@ -39,10 +39,6 @@ class DamagedError(PipelineError):
 
 EXPECTED = (PipelineError, OSError)  # of a user's making, or of the machine's: a full disk
 OF_INPUTS = (*EXPECTED, ValueError)  # as libraries raise for names and files that they refuse
-
-
-class Terminated(KeyboardInterrupt):
-    """SIGTERM came: of kill, a batch system, a container that stops."""
 
 
 def first_line(error: BaseException) -> str:
@@ -92,14 +88,11 @@ def say(problems: list[str]) -> None:
 
 
 @contextmanager
-def terminal(*expected: type[Exception]) -> Iterator[None]:
+def terminal() -> Iterator[None]:
     """Run a command: one line for an error of a user's making, an interruption, nothing for a pipe.
 
     SIGTERM interrupts as Ctrl-C does. Signals that the shell ignores (nohup) stay ignored.
     Characters that the output can't encode are printed as escapes.
-
-    Args:
-        expected: errors that are one line besides EXPECTED.
 
     Raises:
         SystemExit: with the usual status, or a line for each problem; 1 after a traceback.
@@ -107,20 +100,26 @@ def terminal(*expected: type[Exception]) -> Iterator[None]:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
-    _listen()
+    if current_thread() is main_thread():
+        for number in WORDS:
+            if signal.getsignal(number) is signal.SIG_DFL:  # not ignored, nor a launcher's
+                signal.signal(number, _interrupt)
+        sys.unraisablehook = _unraisable
     try:
         yield
         print(end="", flush=True)
     except BrokenPipeError:
-        _discard_output()
+        nowhere = os.open(os.devnull, os.O_WRONLY)  # Python writes what is left when it ends
+        for stream in (sys.stdout, sys.stderr):
+            os.dup2(nowhere, stream.fileno())
         raise SystemExit(CLOSED) from None
-    except KeyboardInterrupt as error:
-        raise SystemExit(_stopped(type(error))) from None
-    except Exception as error:
-        if TRACEBACK or not isinstance(error, (*EXPECTED, *expected)):
-            traceback.print_exc()
-            raise SystemExit(1) from None
+    except KeyboardInterrupt:
+        raise SystemExit(_stopped()) from None
+    except EXPECTED as error:
         raise SystemExit("error: " + one_line(error).replace("\n", "\nerror: ")) from None
+    except Exception:
+        traceback.print_exc()
+        raise SystemExit(1) from None
 
 
 @contextmanager
@@ -133,38 +132,19 @@ def command(usage: str, text: str | None, arguments: Sequence[str]) -> Iterator[
         yield
 
 
-def _listen() -> None:
-    if current_thread() is not main_thread():
-        return
-    ours = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: _terminate}
-    for number, handler in ours.items():
-        if signal.getsignal(number) is signal.SIG_DFL:  # not ignored, nor a launcher's
-            signal.signal(number, handler)
-    sys.unraisablehook = _unraisable
-
-
-def _terminate(*_: Any) -> NoReturn:
-    raise Terminated
+def _interrupt(number: int, _: Any) -> NoReturn:
+    received.append(number)
+    raise KeyboardInterrupt
 
 
 def _unraisable(lost: Any) -> None:
     """End the process for an interruption inside `__del__`, which Python prints and forgets."""
     if issubclass(lost.exc_type, KeyboardInterrupt):
-        os._exit(_stopped(lost.exc_type))
+        os._exit(_stopped())
     sys.__unraisablehook__(lost)
 
 
-def _stopped(kind: type[BaseException]) -> int:
-    status = TERMINATED if issubclass(kind, Terminated) else INTERRUPTED
-    print(f"{WORDS[status]}: the same command goes on from here", file=sys.stderr, flush=True)
-    return status
-
-
-def _discard_output() -> None:
-    """Send the remaining output nowhere, or Python would complain when it ends."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    for stream in (sys.stdout, sys.stderr):
-        try:
-            stream.flush()
-        except BrokenPipeError:
-            os.dup2(nowhere, stream.fileno())
+def _stopped() -> int:
+    number = received[0] if received else signal.SIGINT
+    print(f"{WORDS[number]}: the same command goes on from here", file=sys.stderr, flush=True)
+    return 128 + number

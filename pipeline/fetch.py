@@ -13,23 +13,12 @@ from functools import partial
 from pathlib import Path
 
 from conf import schema
+from pipeline import hub
 from pipeline.config import composed, settings_of
 from pipeline.errors import PipelineError, command, first_line, noted, say
-from pipeline.formats.prompt_files import source_files
-from pipeline.hub import (
-    HEAD_FILES,
-    MODEL_FILES,
-    SMOLLM2,
-    cached_commit,
-    hub_files,
-    keep_commit,
-    local_path,
-    newest_commit,
-)
 from pipeline.paths import ROOT
+from pipeline.prompt_files import source_files
 from pipeline.study import models_named
-
-Files = Callable[[str], Path]  # the folder of the files of a commit
 
 
 def fetch(config: schema.Config) -> None:
@@ -40,36 +29,42 @@ def fetch(config: schema.Config) -> None:
     """
     problems, prompts = list[str](), config.prompts
     with noted(problems):
-        source, split = prompts.source, prompts.split
-        texts: Files = lambda commit: source_files(source, commit, split)[0].parent  # noqa: E731
-        _fetch("prompts.source", source, prompts.revision, "dataset", texts)
+        texts = partial(source_files, prompts.source, split=prompts.split)
+        _fetch("prompts.source", prompts.source, prompts.revision, "dataset", texts)
     for key, model in models_named(config).items():
         head = isinstance(model, schema.DrafterConfig) and model.head is not None
-        patterns = HEAD_FILES if head else MODEL_FILES
         with noted(problems):
-            if ROOT / model.path == SMOLLM2:
+            if ROOT / model.path == hub.SMOLLM2:
                 from tools import smollm2
 
                 smollm2.make()
-            weights = partial(hub_files, model.path, patterns=patterns, key=key)
+            patterns = hub.HEAD_FILES if head else hub.MODEL_FILES
+            weights = partial(hub.hub_files, model.path, patterns=patterns, key=key)
             _fetch(key, model.path, model.revision, "model", weights)
     say(problems)
 
 
-def _fetch(key: str, name: str, revision: str | None, kind: str, files: Files) -> None:
+def _fetch(
+    key: str,
+    name: str,
+    revision: str | None,
+    kind: str,
+    files: Callable[[str], Path | Sequence[Path]],
+) -> None:
     """Fetch the `files` of the newest commit, or, where the hub does not tell it, the cache's."""
-    if local_path(name, key) is not None:
+    if hub.local_path(name, key) is not None:
         return
     note = ""
     try:
-        commit = newest_commit(name, revision, kind, key)
+        commit = hub.newest_commit(name, revision, kind, key)
     except PipelineError as error:
-        cached = cached_commit(name, revision, kind)
+        cached = hub.cached_commit(name, revision, kind)
         if cached is None:
             raise
         commit, note = cached, f" (from the cache: {first_line(error.__cause__ or error)})"
-    folder = files(commit)
-    keep_commit(name, revision, kind, commit)  # now that its files are there
+    found = files(commit)
+    folder = found if isinstance(found, Path) else found[0].parent
+    hub.keep_commit(name, revision, kind, commit)  # now that its files are there
     print(f"{key}: {name} at commit {commit} -> {folder}{note}", flush=True)
 
 

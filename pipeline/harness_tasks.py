@@ -5,9 +5,8 @@ The harness is an optional package and slow to import: only `questions` imports 
 
 from __future__ import annotations
 
-import hashlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import redirect_stderr
 from dataclasses import dataclass, replace
 from functools import partial
@@ -19,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import PipelineError, first_line
-from pipeline.files import file_digest
+from pipeline.files import digest, file_digest
 from pipeline.models.prompt_tokens import chat_text, encode
 from pipeline.paths import ASSETS
 from pipeline.stage import Json, Task
@@ -54,6 +53,11 @@ class Question:
         """The name of the question, unique among all tasks; its sampling noise depends on it."""
         return f"{self.task}/{self.item_id}"
 
+    @property
+    def row(self) -> dict[str, str]:
+        """The columns that name it."""
+        return {"task": self.task, "item_id": self.item_id}
+
     def right(self, answer: str) -> bool:
         """Whether the task's first metric is 1, of what its first filter takes from an answer."""
         task, request = self.harness
@@ -70,13 +74,12 @@ def task_file(name: str) -> Path | None:
     Raises:
         PipelineError: there is no such file.
     """
-    path = FOLDER / f"{name}.yaml"
-    if path.is_file():
-        return path
-    path = Path(name)
-    if path.suffix == ".yaml" and not path.is_file():
+    for path in (FOLDER / f"{name}.yaml", Path(name)):
+        if path.suffix == ".yaml" and path.is_file():
+            return path
+    if name.endswith(".yaml"):
         raise PipelineError(f"accuracy.tasks: there is no file {name}")
-    return path if path.suffix == ".yaml" else None
+    return None
 
 
 def task_entries(name: str) -> dict[str, str]:
@@ -95,7 +98,7 @@ def task_entries(name: str) -> dict[str, str]:
         text = path.read_text(encoding="utf-8") if path.suffix == ".yaml" else ""
         found += [other for other in beside if other not in found and other.stem in text]
     content = "".join(f"{path.name} {file_digest(path)}\n" for path in found)
-    return {"name": file.stem, "content": hashlib.sha256(content.encode()).hexdigest()}
+    return {"name": file.stem, "content": digest(content.encode())}
 
 
 def questions(stage_task: Task, tokenizer: Any) -> list[Question]:
@@ -108,20 +111,23 @@ def questions(stage_task: Task, tokenizer: Any) -> list[Question]:
     Raises:
         PipelineError: a task can't be loaded, or no method answers it.
     """
-    asked = [
-        _of_task(name, task, stage_task.settings, tokenizer)
-        for name, task in _load(stage_task.runtime.extra["tasks"]).items()
-    ]
+    tasks: dict[str, Any] = {}
+    for name, task in _load(stage_task.runtime.extra["tasks"]):
+        reason = "two tasks have this name" if name in tasks else _refused(task)
+        if reason:
+            raise PipelineError(f"accuracy.tasks: {name}: {reason}")
+        tasks[name] = task
+    settings = stage_task.settings
+    asked = [_of_task(name, task, settings, tokenizer) for name, task in tasks.items()]
     return [question for turn in zip_longest(*asked) for question in turn if question is not None]
 
 
-def _load(names: Sequence[str]) -> dict[str, Any]:
+def _load(names: Sequence[str]) -> Iterator[tuple[str, Any]]:
     from lm_eval.tasks import TaskManager
 
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
     files = [task_file(name) for name in names]
     manager = TaskManager(include_defaults=None in files)
-    tasks: dict[str, Any] = {}
     for name, file in zip(names, files, strict=True):
         if file is None and name not in manager.task_index:
             ours = ", ".join(sorted(path.stem for path in FOLDER.glob("[!_]*.yaml")))
@@ -132,15 +138,9 @@ def _load(names: Sequence[str]) -> dict[str, Any]:
         try:
             loaded = manager.load([str(file or name)])["tasks"]
         except Exception as error:  # a task has code of its own, and data of the hub
-            raise PipelineError(
-                f"accuracy.tasks: {name}: {type(error).__name__}: {first_line(error)}"
-            ) from error
-        for task_name, task in loaded.items():
-            reason = _refused(task) or (task_name in tasks and "two tasks have this name")
-            if reason:
-                raise PipelineError(f"accuracy.tasks: {task_name}: {reason}")
-            tasks[task_name] = task
-    return tasks
+            reason = f"{type(error).__name__}: {first_line(error)}"
+            raise PipelineError(f"accuracy.tasks: {name}: {reason}") from error
+        yield from loaded.items()
 
 
 def _refused(task: Any) -> str | None:
@@ -168,22 +168,17 @@ def _of_task(name: str, task: Any, settings: Json, tokenizer: Any) -> list[Quest
             fewshot_as_multiturn=True,
             chat_template=partial(chat_text, tokenizer, enable_thinking=thinking),
         )
-    requests = task.instances
-    ids = [str(request.doc.get("id", request.doc_id)) for request in requests]
+    ids = [str(request.doc.get("id", request.doc_id)) for request in task.instances]
     if len(set(ids)) < len(ids):
-        ids = [str(request.doc_id) for request in requests]
+        ids = [str(request.doc_id) for request in task.instances]
     asked = []
-    for item_id, request in zip(ids, requests, strict=True):
+    for item_id, request in zip(ids, task.instances, strict=True):
         text, options = request.args
         limits = normalize_gen_kwargs(options)
-        tokens = (
-            tokenizer(text, add_special_tokens=False)["input_ids"]
-            if chat
-            else encode(tokenizer, text, "none", enable_thinking=thinking)
-        )
-        asked.append(
-            Question(
-                name, item_id, tokens, limits["max_gen_toks"], limits["until"], (task, request)
-            )
-        )
+        if chat:
+            tokens = tokenizer(text, add_special_tokens=False)["input_ids"]
+        else:
+            tokens = encode(tokenizer, text, "none", enable_thinking=thinking)
+        longest, until = limits["max_gen_toks"], limits["until"]
+        asked.append(Question(name, item_id, tokens, longest, until, (task, request)))
     return asked

@@ -6,6 +6,7 @@ compared with the hash that is its blob's name before it is used; a damaged one 
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import os
 import re
@@ -15,10 +16,9 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 from pipeline.errors import PipelineError, first_line
 from pipeline.files import file_digest, json_digest, read_json, write_json
@@ -31,14 +31,14 @@ TOKENIZER_FILES = (
     *("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "vocab.json", "merges.txt"),
     *("special_tokens_map.json", "added_tokens.json", "tokenizer.model", "vocab.txt"),
 )
-READERS = (".jsonl", ".parquet", ".txt")  # files of prompts, see pipeline.formats.prompt_files
+PROMPT_FILES = ("*.jsonl", "*.parquet")
 HUB_ID = re.compile(r"(?!.*(--|\.\.))\w[\w.-]*/[\w.-]*\w")
 COMMIT = re.compile(r"[0-9a-f]{40}")
 SMOLLM2 = OUTPUTS / "models" / "SmolLM2-135M-Instruct"  # made by tools/smollm2.py
 SUMS = "conversion.sha256"  # of the files of a directory that the tool made
 SETTLED = 2_000_000_000  # ns; a file written since may change again without another time
 SECONDS, TRIES = 8.0, 2  # how long, and how often, an answer of the hub is waited for
-LONGEST = 300  # s that a busy hub is waited for, in all
+LONGEST = 300  # s that a busy hub is waited for, for one file
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,6 @@ class Identities:
         self._memo: dict[str, str] = {}
         with suppress(PipelineError):  # a damaged one is made anew
             self._memo = read_json(memo)
-        self._grown = False
 
     def model(self, path: str, revision: str | None, key: str) -> Identity:
         """Return the identity of a model; `key` is the configuration key for errors.
@@ -89,8 +88,8 @@ class Identities:
 
     def tokenizer(self, path: str, revision: str | None, key: str) -> Identity:
         """Return the identity of a model's tokenizer, equal for equal files."""
-        local = local_path(path, key) or hub_files(path, revision, TOKENIZER_FILES, key)
-        return Identity(content=self._digest(local, TOKENIZER_FILES, key))
+        folder = model_folder(path, revision, TOKENIZER_FILES, key)
+        return Identity(content=self._digest(folder, TOKENIZER_FILES, key))
 
     def source(self, path: str, revision: str | None, key: str) -> Identity:
         """Return the identity of a prompt source: file, directory or hub dataset."""
@@ -99,40 +98,32 @@ class Identities:
             return Identity(hub=path, commit=hub_commit(path, revision, "dataset", key))
         if local.is_file():
             return Identity(content=self._hash(local))
-        return Identity(content=self._digest(local, tuple(f"*{suffix}" for suffix in READERS), key))
-
-    def save(self) -> None:
-        """Write the memo when something was hashed; where it can't be, it is done without."""
-        if self._grown:
-            with suppress(OSError):
-                self._path.parent.mkdir(parents=True, exist_ok=True)
-                write_json(self._path, self._memo)
-            self._grown = False
+        return Identity(content=self._digest(local, PROMPT_FILES, key))
 
     def _digest(self, directory: Path, patterns: Sequence[str], key: str) -> str:
-        found = {path for pattern in patterns for path in directory.rglob(pattern)}
-        names = {p.relative_to(directory).as_posix(): p for p in found if p.is_file()}
-        if not names:
+        found = matching(directory, patterns)
+        if not found:
             raise PipelineError(f"{key}={directory}: none of {', '.join(patterns)} found there")
-        return json_digest({name: self._hash(path) for name, path in names.items()})
+        names = {path.relative_to(directory).as_posix(): self._hash(path) for path in found}
+        return json_digest(names)
 
     def _hash(self, path: Path) -> str:
-        state, times = _state(path)
-        key = f"{path.resolve()}:{state}"
+        key = f"{path.resolve()}:{_state(path)}"
         if key not in self._memo:
-            digest = file_digest(path)
-            if time.time_ns() - times <= SETTLED:
+            digest, state = file_digest(path), path.stat()
+            if time.time_ns() - max(state.st_mtime_ns, state.st_ctime_ns) <= SETTLED:
                 return digest
             self._memo[key] = digest
-            self._grown = True
+            with suppress(OSError):  # where it can't be written, it is done without
+                self._path.parent.mkdir(parents=True, exist_ok=True)
+                write_json(self._path, self._memo)
         return self._memo[key]
 
 
-def _state(path: Path) -> tuple[str, int]:
-    """Return what changes with a file's content, and the time of its last change in ns."""
+def _state(path: Path) -> str:
+    """Return what changes with a file's content."""
     state = path.stat()
-    times = (state.st_mtime_ns, state.st_ctime_ns)
-    return f"{state.st_size}:{times[0]}:{times[1]}:{state.st_ino}", max(times)
+    return f"{state.st_size}:{state.st_mtime_ns}:{state.st_ctime_ns}:{state.st_ino}"
 
 
 def local_path(path: str, key: str = "") -> Path | None:
@@ -180,20 +171,10 @@ def newest_commit(name: str, revision: str | None, kind: str, key: str) -> str:
     Raises:
         PipelineError: the hub does not tell.
     """
-    from huggingface_hub import constants
-    from huggingface_hub.utils import build_hf_headers, hf_raise_for_status, http_backoff
+    from huggingface_hub import HfApi
 
-    asked = quote(revision or "main", safe="")
     with _asking(name, key):
-        answer = http_backoff(
-            "GET",
-            f"{constants.ENDPOINT}/api/{kind}s/{name}/revision/{asked}",
-            headers=build_hf_headers(),
-            retry_on_exceptions=(),
-            retry_on_status_codes=429,
-        )
-        hf_raise_for_status(answer)
-        commit = str(answer.json()["sha"])
+        commit = str(HfApi().repo_info(name, revision=revision or "main", repo_type=kind).sha)
         if not COMMIT.fullmatch(commit):
             raise ValueError(f"{commit!r} is no commit")
     return commit
@@ -214,6 +195,11 @@ def hub_commit(name: str, revision: str | None, kind: str, key: str) -> str:
         commit = newest_commit(name, revision, kind, key)
         keep_commit(name, revision, kind, commit)
     return commit
+
+
+def model_folder(path: str, commit: str | None, patterns: Sequence[str], key: str) -> Path:
+    """Return the directory of a model: a local one, or a snapshot; errors as of `hub_files`."""
+    return local_path(path, key) or hub_files(path, commit, patterns, key)
 
 
 def hub_files(
@@ -245,24 +231,25 @@ def hub_files(
     weights = [pattern for pattern in patterns if pattern in ("*.safetensors", PICKLED)]
     needed = weights or patterns  # a snapshot may hold a tokenizer alone
 
-    wanted: dict[str, Any] = {"revision": commit, "allow_patterns": list(patterns)}
-
-    def snapshot(*, cached: bool) -> Path:
-        return Path(snapshot_download(name, repo_type=kind, local_files_only=cached, **wanted))
-
+    snapshot: Any = partial(
+        snapshot_download, name, repo_type=kind, revision=commit, etag_timeout=SECONDS
+    )
+    broken: list[str] = []
     with suppress(LocalEntryNotFoundError):  # of the files of the repository, some are missing
-        folder = snapshot(cached=True)
-        if broken := _remove_damaged(folder, patterns):
-            print(f"{key}={name}: {broken[0]} is damaged, fetching again", file=sys.stderr)
-        elif optional or matching(folder, needed):
+        folder = Path(snapshot(allow_patterns=patterns, local_files_only=True))
+        broken = _damaged_blobs(folder, patterns)
+        if not broken and (optional or matching(folder, needed)):
             return folder
     newest_commit(name, commit, kind, key)  # first: where there is no hub, a download waits long
     with _asking(name, key):
-        folder = snapshot(cached=False)
-        if folder.is_dir():
-            snapshot(cached=True)  # raises where a file was served as one of another commit
-        if broken := _remove_damaged(folder, patterns):
-            raise OSError(f"{broken[0]} was damaged on its way, and is removed")
+        if broken:
+            print(f"{key}={name}: {broken[0]} is damaged, fetching again", file=sys.stderr)
+            snapshot(allow_patterns=[glob.escape(file) for file in broken], force_download=True)
+        folder = Path(snapshot(allow_patterns=patterns))
+        if folder.is_dir():  # raises where a file was served as one of another commit
+            snapshot(allow_patterns=patterns, local_files_only=True)
+        if broken := _damaged_blobs(folder, patterns):
+            raise OSError(f"{broken[0]} was damaged on its way")
     if not optional and not matching(folder, needed):
         raise PipelineError(f"{key}={name}: the repository has none of {', '.join(needed)}")
     return folder
@@ -272,12 +259,8 @@ def matching(folder: Path, patterns: Sequence[str]) -> list[Path]:
     """Return the files in or below a folder whose paths there match, sorted; * crosses folders."""
     from huggingface_hub.utils import filter_repo_objects
 
-    files = sorted(path for path in folder.rglob("*") if path.is_file())
-    return list(
-        filter_repo_objects(
-            files, allow_patterns=list(patterns), key=lambda path: str(path.relative_to(folder))
-        )
-    )
+    names = sorted(p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file())
+    return [folder / name for name in filter_repo_objects(names, allow_patterns=list(patterns))]
 
 
 def _reference(name: str, revision: str | None, kind: str) -> Path:
@@ -289,19 +272,17 @@ def _reference(name: str, revision: str | None, kind: str) -> Path:
     return folder / "refs" / (revision or "main")
 
 
-def _remove_damaged(folder: Path, patterns: Sequence[str]) -> list[str]:
-    """Remove links of a snapshot to damaged blobs of its repository, and these; return the names.
+def _damaged_blobs(folder: Path, patterns: Sequence[str]) -> list[str]:
+    """Return the files of a snapshot that link to damaged blobs of its repository.
 
-    Whatever else a link of the snapshot leads to is the user's: it is neither judged nor removed.
+    Whatever else a link of the snapshot leads to is the user's, and not judged.
     """
-    blobs, names = folder.parents[1] / "blobs", []
+    blobs, names = (folder.parents[1] / "blobs").resolve(), []
     for path in matching(folder, patterns):
         if path.is_symlink():
             blob = Path(os.path.normpath(path.parent / path.readlink()))
-            if blob.parent.resolve() == blobs.resolve() and not _as_named(blob, _state(blob)[0]):
+            if blob.parent.resolve() == blobs and not _as_named(blob, _state(blob)):
                 names.append(str(path.relative_to(folder)))
-                path.unlink(missing_ok=True)
-                blob.unlink(missing_ok=True)
     return names
 
 
@@ -318,12 +299,39 @@ def _as_named(blob: Path, state: str) -> bool:  # noqa: ARG001 (part of the key)
 
 @contextmanager
 def _asking(name: str, key: str) -> Iterator[None]:
-    """Ask the hub, with limits on what is waited for; errors are the client's, in one line."""
-    from huggingface_hub.utils import get_session
+    """Ask the hub; errors are the client's, in one line.
 
-    hooks, limits = get_session().event_hooks, _Limits()
-    hooks["request"].append(limits.request)
-    hooks["response"].append(limits.response)
+    The client would go on asking where no answer comes, and wait for a busy hub as long as that
+    says: both are limited here.
+    """
+    from huggingface_hub.utils import get_session, parse_ratelimit_headers
+
+    unanswered, waits = Counter[str](), Counter[str]()
+
+    def request(asked: Any) -> None:
+        url, limits = str(asked.url), asked.extensions.get("timeout", {})
+        if unanswered[url] == TRIES:
+            raise TimeoutError(f"{asked.url.host} does not answer")
+        unanswered[url] += 1
+        steps = ("connect", "read", "write", "pool")
+        asked.extensions["timeout"] = {step: limits.get(step) or SECONDS for step in steps}
+
+    def response(answer: Any) -> None:
+        url, after = str(answer.request.url), answer.headers.get("retry-after", "")
+        unanswered[url] = 0
+        limit, seconds = parse_ratelimit_headers(answer.headers), 0
+        if limit is not None and not limit.remaining:
+            seconds = limit.reset_in_seconds
+        elif after.isdigit():
+            seconds = int(after)
+        if answer.status_code >= 408:  # of what the client waits for
+            waits[url] += seconds
+            if waits[url] > LONGEST:
+                raise TimeoutError(f"the hub is busy, and asks for a wait of {seconds} s")
+
+    hooks = get_session().event_hooks
+    hooks["request"].append(request)
+    hooks["response"].append(response)
     try:
         yield
     except Exception as error:  # the hub's client raises many kinds
@@ -332,40 +340,5 @@ def _asking(name: str, key: str) -> Iterator[None]:
             f"a local directory: {key}=DIRECTORY"
         ) from error
     finally:
-        hooks["request"].remove(limits.request)
-        hooks["response"].remove(limits.response)
-
-
-class _Limits:
-    """Ends what the hub's client would go on with: asking in vain, and waiting for a busy hub."""
-
-    def __init__(self) -> None:
-        self._unanswered = Counter[str]()
-        self._waited, self._until = 0.0, 0.0
-
-    def request(self, request: Any) -> None:
-        url, limits = str(request.url), request.extensions.get("timeout", {})
-        if self._unanswered[url] == TRIES:
-            raise TimeoutError(f"{request.url.host} does not answer")
-        self._unanswered[url] += 1
-        for step in ("connect", "read", "write", "pool"):
-            given = limits.get(step)
-            if given is None or request.method == "HEAD":
-                limits[step] = min(given or SECONDS, SECONDS)
-        request.extensions["timeout"] = limits
-
-    def response(self, response: Any) -> None:
-        from huggingface_hub.utils import parse_ratelimit_headers
-
-        del self._unanswered[str(response.request.url)]
-        if response.status_code >= 408:  # of what the client waits for; it reads the same headers
-            limit = parse_ratelimit_headers(response.headers)
-            after = response.headers.get("retry-after", "")
-            seconds = int(after) if after.isdigit() else 0
-            if limit and not limit.remaining:
-                seconds = limit.reset_in_seconds
-            now = time.monotonic()  # downloads beside each other wait at the same time
-            self._waited += max(0.0, now + seconds - max(now, self._until))
-            self._until = max(now + seconds, self._until)
-            if self._waited > LONGEST:
-                raise TimeoutError(f"the hub is busy, and asks for a wait of {seconds} s")
+        hooks["request"].remove(request)
+        hooks["response"].remove(response)

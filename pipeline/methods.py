@@ -20,7 +20,7 @@ from analysis.rules.build import TARGET, check_keys, checked, product, rule_clas
 from analysis.rules.rule import CHECKED
 from analysis.trees import topology
 from analysis.trees.optimal import optimal
-from analysis.trees.topology import Growth, Topology
+from analysis.trees.topology import DynamicTree, Topology
 from pipeline.criteria import rule_entries
 from pipeline.errors import PipelineError
 
@@ -98,7 +98,7 @@ class DraftTree:
         return SHAPES[self.shape][1].format(width=self.width, nodes=self.nodes) + given
 
     @lru_cache  # noqa: B019  frozen; what is optimal takes k^3 steps
-    def topology(self, draft_length: int) -> Topology | Growth:
+    def topology(self, draft_length: int) -> Topology | DynamicTree:
         """Return the tree in level order, or how it grows, of at most `draft_length` levels.
 
         Raises:
@@ -108,7 +108,7 @@ class DraftTree:
         _check_most("draft_length", draft_length, 1 if self.shape == "batch" else MOST_NODES)
         if self.shape == DYNAMIC:
             _check_most("nodes", nodes, MOST_GROWN)
-            growth = Growth(width, nodes, draft_length)
+            growth = DynamicTree(width, nodes, draft_length)
             if growth.read > MOST_NODES:
                 raise ValueError(
                     f"width={width} is not allowed: give at most {MOST_NODES} nodes with children"
@@ -177,7 +177,7 @@ class Method:
         return self.temperature > 0 and (self.sampling == ARGMAX or mars)
 
     @property
-    def topology(self) -> Topology | Growth | None:
+    def topology(self) -> Topology | DynamicTree | None:
         """The shape of its drafts in level order, or how it grows; None is a chain."""
         return None if self.tree is None else self.tree.topology(self.draft_length)
 

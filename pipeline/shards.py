@@ -9,8 +9,9 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -19,32 +20,13 @@ from tqdm import tqdm
 from pipeline.columns import Tables
 from pipeline.errors import PipelineError
 from pipeline.files import digest, read_checked, write_checked
-from pipeline.memory import attempt, halves
-from pipeline.stage import Inputs, Json, Task
-from pipeline.store import Out
+from pipeline.ray_workers import There, ray_workers
+from pipeline.stage import Inputs, Json, Out, Task
+from pipeline.workers import Here, OpenWorker, Result
 
 MINUTE = 60.0  # seconds between two lines of progress in a log
 LINE = "{desc}: {n_fmt} of {total_fmt} {unit}s, {elapsed} so far, about {remaining} left"
 JOINED = 64  # prompts in a row group of an artifact
-
-Result = tuple[Json, bytes]  # of a shard: what was measured, and its content
-Progress = Callable[[int], object]  # told the steps that were done since
-
-
-class Worker(Protocol):
-    """The models of a stage, loaded, and the computation with them."""
-
-    def batch(self) -> int:
-        """Return how many items are computed together."""
-
-    def compute(self, names: Sequence[str], progress: Progress) -> Result:
-        """Compute the shard of some items."""
-
-    def facts(self, measured: Sequence[Json]) -> Json:
-        """Return the record's facts, from what was measured of all shards."""
-
-
-OpenWorker = Callable[[Task, Inputs], Worker]  # of a module
 
 
 class Shard(NamedTuple):
@@ -63,7 +45,7 @@ def compute_shards(
     task: Task,
     inputs: Inputs,
     out: Out,
-    names: Sequence[str],
+    names: Sequence[str] | None,
     open_worker: OpenWorker,
     *,
     steps: int = 1,
@@ -75,7 +57,7 @@ def compute_shards(
         task: what is made; `execution` of its models says by which workers.
         inputs: what it is made from.
         out: where it is made.
-        names: the items, in the order in which they are computed.
+        names: the items, in the order in which they are computed; None: a worker knows them.
         open_worker: loads what is needed, here or in another process.
         steps: the most that an item can have, for the progress bar.
         unit: of the progress bar, in the singular.
@@ -84,20 +66,28 @@ def compute_shards(
         PipelineError: an item alone does not fit into the memory.
     """
     out.shards.mkdir(exist_ok=True)
-    finished = list(_finished(out.shards))
+    shards = list(_finished(out.shards))
+    finished = {name for shard in shards for name in shard.names}
     with opened(task, inputs, open_worker) as workers:
-        todo = unfinished(
-            names, {name for shard in finished for name in shard.names}, workers.batch
-        )
-        with progress_bar(
-            sum(map(len, todo)) * steps, unit if steps == 1 else "step", task.name
-        ) as bar:
-            for group, result in workers.compute(todo, bar):
-                finished.append(_keep(out.shards, group, result))
-        out.facts |= workers.facts([shard.measured for shard in finished])
-    out.facts |= {"shards": len(finished), "batch": max(len(shard.names) for shard in finished)}
+        names = workers.ask("names") if names is None else names
+        todo = unfinished(names, finished, workers.ask("batch"))
+        total = sum(map(len, todo)) * steps
+        with progress_bar(total, unit if steps == 1 else "step", task.name) as bar:
+            for group, result in workers.compute(todo, bar.update):
+                shards.append(_keep(out.shards, group, result))
+        out.facts |= workers.ask("facts", [shard.measured for shard in shards]) | workers.engine
+    out.facts |= {"shards": len(shards), "batch": max(len(shard.names) for shard in shards)}
     place = {name: at for at, name in enumerate(names)}
-    return sorted(finished, key=lambda shard: place[shard.names[0]])
+    return sorted(shards, key=lambda shard: place[shard.names[0]])
+
+
+def opened(
+    task: Task, inputs: Inputs, open_worker: OpenWorker
+) -> AbstractContextManager[Here | There]:
+    """Return the workers that `execution.engine` asks for, as a context."""
+    if task.runtime.models[0].execution.engine == "ray":
+        return ray_workers(task, inputs, open_worker)
+    return nullcontext(Here(task, inputs, open_worker, Path.cwd()))
 
 
 def unfinished(names: Sequence[str], finished: set[str], size: int) -> list[list[str]]:
@@ -125,44 +115,6 @@ def _keep(folder: Path, names: Sequence[str], result: Result) -> Shard:
     header = json.dumps({"names": list(names), "measured": measured})
     write_checked(path, f"{header}\n".encode() + content)
     return Shard(list(names), measured, path)
-
-
-class Here:
-    """One worker, in this process."""
-
-    def __init__(self, task: Task, worker: Worker) -> None:
-        self._name, self._worker = task.name, worker
-        self.batch = worker.batch()
-
-    def compute(self, todo: list[list[str]], bar: tqdm[Any]) -> Iterator[tuple[list[str], Result]]:
-        """Yield every batch with its result; one that does not fit is halved."""
-        while todo:
-            group, before = todo.pop(0), bar.n
-            result = attempt(self._worker, group, bar.update)
-            if result is not None:
-                yield group, result
-                continue
-            bar.update(before - bar.n)
-            todo[:0] = halves(self._name, group)
-
-    def facts(self, measured: Sequence[Json]) -> Json:
-        """Return the record's facts."""
-        return self._worker.facts(measured) | {"engine": "inline"}
-
-    def __enter__(self) -> Here:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-
-def opened(task: Task, inputs: Inputs, open_worker: OpenWorker) -> Any:
-    """Return the workers that `execution.engine` asks for, as a context."""
-    if task.runtime.models[0].execution.engine == "inline":
-        return Here(task, open_worker(task, inputs))
-    from pipeline.ray_workers import RayWorkers
-
-    return RayWorkers(task, inputs, open_worker)
 
 
 class _Lines(tqdm):

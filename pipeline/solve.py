@@ -74,11 +74,11 @@ def print_answer(rows_of: Mapping[str, Sequence[Json]], study: Study) -> None:
     whose = {"certified": within, "measured": "this drafter", "needed": "KL to stay below"}
     first = rows_of["promised"][0]["rule"]
     promised, needed = (
-        pivot([row for row in rows_of[name] if row["rule"] == first], key, value, whose)
+        _pivot([row for row in rows_of[name] if row["rule"] == first], key, value, whose)
         for name, key, value in (("promised", "drafts", "tokens"), ("needed", "certified", "below"))
     )
-    solved = pivot(rows_of["solved"], "wanted", "value", whose)
-    solved = with_closed_forms(solved, rows_of["closed forms"], within)
+    solved = _pivot(rows_of["solved"], "wanted", "value", whose)
+    solved = _with_closed_forms(solved, rows_of["closed forms"], within)
     room = max(1, LINES - len(sentences) - 9 - len(promised) - len(needed))
     for title, rows in {
         "Strictest setting that reaches what is wanted": solved[:room],
@@ -92,15 +92,8 @@ def print_answer(rows_of: Mapping[str, Sequence[Json]], study: Study) -> None:
     sweeps.write_rows(every, file)
 
 
-def pivot(rows: Sequence[Json], key: str, value: str, whose: Mapping[str, str]) -> list[Json]:
-    """Return rows with the values of a key as columns, each a value with its interval as text.
-
-    Args:
-        rows: with target, rule and, most of them, kind.
-        key: whose values become columns.
-        value: what stands there.
-        whose: printed text of each kind.
-    """
+def _pivot(rows: Sequence[Json], key: str, value: str, whose: Mapping[str, str]) -> list[Json]:
+    """Return rows with the values of a key as columns: a value with its interval, as text."""
     wide: dict[tuple[Any, ...], Json] = {}
     for row in rows:
         named = {name: row[name] for name in ("target", "rule")}
@@ -112,14 +105,8 @@ def pivot(rows: Sequence[Json], key: str, value: str, whose: Mapping[str, str]) 
     return list(wide.values())
 
 
-def with_closed_forms(solved: Sequence[Json], closed: Sequence[Json], of: str) -> list[Json]:
-    """Return rows of `pivot` with the sufficient closed form of each; first those of no range.
-
-    Args:
-        solved: the rows.
-        closed: rows with target, rule, kind, "asks for" and "meets it".
-        of: the printed kind of the rows that closed forms are about.
-    """
+def _with_closed_forms(solved: Sequence[Json], closed: Sequence[Json], of: str) -> list[Json]:
+    """Return solved rows with their sufficient closed form; first the forms of no range."""
     texts = {(row["target"], row["rule"]): UNDEFINED for row in solved}
     alone: list[Json] = []
     for form in closed:

@@ -1,4 +1,4 @@
-"""Stages, and the artifacts that they are to make.
+"""Stages, the artifacts that they are to make, and the artifacts that are there.
 
 A stage is a module of `pipeline.stages` that exports ``STAGE``. Every command imports all of them,
 so that what only a computation needs is imported by the function that computes.
@@ -6,24 +6,27 @@ so that what only a computation needs is imported by the function that computes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.columns import Columns, arrow
-from pipeline.files import json_digest
+from pipeline.errors import DamagedError
+from pipeline.files import file_digest, json_digest, read_json, unreadable
 
 if TYPE_CHECKING:
+    import pandas as pd
     import pyarrow as pa
 
     from analysis.rules import Rule
     from analysis.statistics.bootstrap import Resampling
     from pipeline.methods import Method
     from pipeline.models.spec import ModelSpec
-    from pipeline.store import Artifact, Out
-    from pipeline.study import Study
 
+RECORD = "record.json"
 Json = dict[str, Any]
 Inputs = Mapping[str, "Artifact"]  # by name
 
@@ -40,7 +43,7 @@ def statistics_entries(bootstrap: Resampling) -> Json:
     return {"resamples": resamples, "confidence": confidence, "statistics_seed": seed}
 
 
-def nothing_refused(_: Study) -> None:
+def nothing_refused(_: Any) -> None:
     """Refuse no configuration. A name, since a task goes to other processes with its stage."""
 
 
@@ -54,9 +57,10 @@ class Stage:
             them, are then made anew.
         upstream: the stages that its artifacts may be made from.
         tables: the columns of each Parquet file; the files carry their meanings as metadata.
-        plan: returns the artifacts that a study needs, target by target. Cheap: it loads no model.
+        plan: returns the artifacts that a `pipeline.study.Study` needs, target by target. Cheap: it
+            loads no model.
         compute: writes an artifact.
-        check: refuses a configuration, by a PipelineError, before any file is looked at.
+        check: refuses a study, by a PipelineError, before any file is looked at.
         summary: rows of an artifact, for the terminal and for the table of a sweep.
         printed: whether a single run prints these rows as well.
         highlights: gives those of the rows that a single run prints, and which these are; None: it
@@ -67,9 +71,9 @@ class Stage:
     version: int
     upstream: tuple[str, ...]
     tables: Mapping[str, Columns]
-    plan: Callable[[Study], Iterable[Task]]
+    plan: Callable[[Any], Iterable[Task]]
     compute: Callable[[Task, Inputs, Out], None]
-    check: Callable[[Study], None] = nothing_refused
+    check: Callable[[Any], None] = nothing_refused
     summary: Callable[[Task, Artifact], list[Json]] = row_counts
     printed: bool = False
     highlights: Callable[[Task, list[Json]], tuple[list[Json], str]] | None = None
@@ -146,13 +150,154 @@ class Task:
 def with_inputs(tasks: Iterable[Task]) -> dict[str, Task]:
     """Return tasks and all they are made from, by key, inputs first."""
     ordered: dict[str, Task] = {}
-
-    def visit(task: Task) -> None:
-        if task.key not in ordered:
-            for above in task.inputs.values():
-                visit(above)
-            ordered[task.key] = task
-
     for task in tasks:
-        visit(task)
+        ordered |= with_inputs(task.inputs.values()) | {task.key: task}
     return ordered
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """A published artifact; `columns` are those of its stage's files."""
+
+    directory: Path
+    columns: Mapping[str, Columns]
+
+    @cached_property
+    def record(self) -> Json:
+        """What was written when it was published.
+
+        Raises:
+            DamagedError: it is not what was written, or the record of another artifact.
+        """
+        record = read_json(self.directory / RECORD)
+        if not self.directory.name.endswith(f"-{record['key'][:12]}"):
+            raise DamagedError(self.directory, f"{self.directory / RECORD} is of another artifact")
+        return record
+
+    @property
+    def facts(self) -> Json:
+        """What its stage noted of the computation."""
+        return dict(self.record["facts"])
+
+    @property
+    def content(self) -> str:
+        """Digest of the artifact's files, timings aside."""
+        return str(self.record["content"])
+
+    def check(self) -> None:
+        """Read every file.
+
+        Raises:
+            DamagedError: one is missing, another than was written, or was added: who reads the
+                directory as a data set would include it.
+        """
+        found = (path for path in self.directory.rglob("*") if path.is_file())
+        names = {path.relative_to(self.directory).as_posix() for path in found} - {RECORD}
+        for name in sorted(names | self.record["files"].keys()):
+            path = self.directory / name
+            try:
+                same = file_digest(path) == self.record["files"].get(name)
+            except OSError as error:
+                raise unreadable(self.directory, path, error) from error
+            if not same:
+                raise DamagedError(self.directory, f"{path} is not what was written")
+
+    def read(
+        self, name: str = "data", columns: Sequence[str] | None = None, rule: str | None = None
+    ) -> pa.Table:
+        """Read a Parquet file; damage done since `check` is found by the checksums of its pages.
+
+        Args:
+            name: of the file.
+            columns: that are read; None: all.
+            rule: the label of a rule, whose row groups alone are read.
+
+        Raises:
+            DamagedError: it can't be read, or has other columns than its stage writes.
+        """
+        with self.open(name) as file:
+            groups = list(range(file.num_row_groups))
+            if rule is not None:
+                at = file.schema_arrow.names.index("rule")
+                of = [file.metadata.row_group(g).column(at).statistics.min for g in groups]
+                groups = [g for g in groups if of[g] == rule]
+            return file.read_row_groups(groups, None if columns is None else list(columns))
+
+    def batches(self, columns: Sequence[str], rows: int) -> Iterator[pa.RecordBatch]:
+        """Stream data.parquet in batches of at most `rows` rows; errors are those of `read`."""
+        with self.open("data") as file:
+            # one row group at a time: over all of them, what was read is kept until the end
+            for group in range(file.num_row_groups):
+                yield from file.iter_batches(rows, row_groups=[group], columns=list(columns))
+
+    @contextmanager
+    def open(self, name: str) -> Iterator[Any]:
+        """Yield a Parquet file, its columns checked; errors are those of `read`."""
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        path = self.directory / f"{name}.parquet"
+        try:
+            with pq.ParquetFile(path, page_checksum_verification=True) as file:
+                check_columns(self.columns[name], file.schema_arrow, path)
+                yield file
+        except (OSError, pa.ArrowException, ValueError) as error:
+            raise DamagedError(self.directory, f"{path} can't be read ({error})") from error
+
+
+def check_columns(columns: Columns, schema: pa.Schema, path: Path) -> None:
+    """Check that a file has the columns, in order, and the types that its stage declares.
+
+    Raises:
+        ValueError: it has others.
+    """
+    found = list(zip(schema.names, schema.types, strict=True))
+    wanted = [
+        (name, arrow(column.kind))
+        for name, column in columns.items()
+        if name in schema.names or not column.optional
+    ]
+    if found != wanted:
+        raise ValueError(f"{path} has the columns {dict(found)}, expected {dict(wanted)}")
+
+
+@dataclass
+class Out:
+    """Where a stage writes an artifact; `shards` outlives a run that is killed."""
+
+    stage: Stage
+    directory: Path
+    shards: Path
+    facts: Json = field(default_factory=dict)
+    rows: dict[str, int] = field(default_factory=dict)
+
+    @contextmanager
+    def writer(self, name: str = "data", schema: pa.Schema | None = None) -> Iterator[Any]:
+        """Yield a writer of a Parquet file with the columns that the stage declares."""
+        import pyarrow.parquet as pq
+
+        path = self.directory / f"{name}.parquet"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        schema = self.stage.schema(name) if schema is None else schema
+        check_columns(self.stage.tables[name], schema, path)
+        with pq.ParquetWriter(path, schema, compression="zstd", write_page_checksum=True) as writer:
+            yield writer
+        self.rows[name] = pq.read_metadata(path).num_rows
+
+    def write(self, table: pa.Table, name: str = "data") -> None:
+        """Write a Parquet file in one piece."""
+        with self.writer(name) as writer:
+            writer.write_table(table.cast(self.stage.schema(name)))
+
+    def write_rows(self, rows: Sequence[Json], name: str = "data") -> None:
+        """Write a Parquet file from its rows."""
+        import pyarrow as pa
+
+        self.write(pa.Table.from_pylist(list(rows), schema=self.stage.schema(name)), name)
+
+    def write_frame(self, frame: pd.DataFrame, name: str = "data") -> None:
+        """Write a Parquet file from a frame that has its columns, among others."""
+        import pyarrow as pa
+
+        schema = self.stage.schema(name)
+        self.write(pa.Table.from_pandas(frame[schema.names], schema, preserve_index=False), name)

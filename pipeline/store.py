@@ -19,181 +19,23 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
-from functools import cache, cached_property
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
-from pipeline.columns import Columns, arrow
 from pipeline.errors import DamagedError, PipelineError
-from pipeline.files import digest, file_digest, put, read_json, slug, sync, unreadable, write_json
+from pipeline.files import digest, file_digest, put, slug, sync, write_json
 from pipeline.paths import ROOT
-from pipeline.stage import Inputs, Json, Stage, Task
+from pipeline.stage import RECORD, Artifact, Inputs, Json, Out, Stage, Task
 
-if TYPE_CHECKING:
-    import pandas as pd
-    import pyarrow as pa
-
-RECORD = "record.json"
 TIMED = ("timings/", "index.html")  # files that depend on the clock: no part of the content
 VERDICT = "timings/verdict.md"  # of a report: a paragraph a target, the sentence first
 REBUILDS = 3  # of an artifact that is damaged again and again
 UNWRITABLE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}
 PACKAGES = (
-    *("numpy", "pyarrow", "pandas", "numba", "torch", "transformers", "datasets"),
+    *("numpy", "pyarrow", "pandas", "numba", "torch", "transformers"),
     *("matplotlib", "hydra-core"),
 )
-
-
-@dataclass(frozen=True)
-class Artifact:
-    """A published artifact; `columns` are those of its stage's files."""
-
-    directory: Path
-    columns: Mapping[str, Columns]
-
-    @cached_property
-    def record(self) -> Json:
-        """What was written when it was published.
-
-        Raises:
-            DamagedError: it is not what was written, or the record of another artifact.
-        """
-        record = read_json(self.directory / RECORD)
-        if not self.directory.name.endswith(f"-{record['key'][:12]}"):
-            raise DamagedError(self.directory, f"{self.directory / RECORD} is of another artifact")
-        return record
-
-    @property
-    def facts(self) -> Json:
-        """What its stage noted of the computation."""
-        facts: Json = self.record["facts"]
-        return facts
-
-    @property
-    def content(self) -> str:
-        """Digest of the artifact's files, timings aside."""
-        return str(self.record["content"])
-
-    def check(self) -> None:
-        """Read every file.
-
-        Raises:
-            DamagedError: one is missing, another than was written, or was added: who reads the
-                directory as a data set would include it.
-        """
-        found = (path for path in self.directory.rglob("*") if path.is_file())
-        names = {path.relative_to(self.directory).as_posix() for path in found} - {RECORD}
-        for name in sorted(names | self.record["files"].keys()):
-            path = self.directory / name
-            try:
-                same = file_digest(path) == self.record["files"].get(name)
-            except OSError as error:
-                raise unreadable(self.directory, path, error) from error
-            if not same:
-                raise DamagedError(self.directory, f"{path} is not what was written")
-
-    def read(
-        self, name: str = "data", columns: Sequence[str] | None = None, rule: str | None = None
-    ) -> pa.Table:
-        """Read a Parquet file; damage done since `check` is found by the checksums of its pages.
-
-        Args:
-            name: of the file.
-            columns: that are read; None: all.
-            rule: the label of a rule, whose row groups alone are read.
-
-        Raises:
-            DamagedError: it can't be read, or has other columns than its stage writes.
-        """
-        with self.open(name) as file:
-            groups = list(range(file.num_row_groups))
-            if rule is not None:
-                at = file.schema_arrow.names.index("rule")
-                of = [file.metadata.row_group(g).column(at).statistics.min for g in groups]
-                groups = [g for g in groups if of[g] == rule]
-            return file.read_row_groups(groups, None if columns is None else list(columns))
-
-    def batches(self, columns: Sequence[str], rows: int) -> Iterator[pa.RecordBatch]:
-        """Stream data.parquet in batches of at most `rows` rows; errors are those of `read`."""
-        with self.open("data") as file:
-            # one row group at a time: over all of them, what was read is kept until the end
-            for group in range(file.num_row_groups):
-                yield from file.iter_batches(rows, row_groups=[group], columns=list(columns))
-
-    @contextmanager
-    def open(self, name: str) -> Iterator[Any]:
-        """Yield a Parquet file, its columns checked; errors are those of `read`."""
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-
-        path = self.directory / f"{name}.parquet"
-        try:
-            with pq.ParquetFile(path, page_checksum_verification=True) as file:
-                check_columns(self.columns[name], file.schema_arrow, path)
-                yield file
-        except (OSError, pa.ArrowException, ValueError) as error:
-            raise DamagedError(self.directory, f"{path} can't be read ({error})") from error
-
-
-def check_columns(columns: Columns, schema: pa.Schema, path: Path) -> None:
-    """Check that a file has the columns, in order, and the types that its stage declares.
-
-    Raises:
-        ValueError: it has others.
-    """
-    wanted = {
-        name: arrow(column.kind)
-        for name, column in columns.items()
-        if name in schema.names or not column.optional
-    }
-    found = dict(zip(schema.names, schema.types, strict=True))
-    if found != wanted or [*found] != [*wanted]:
-        raise ValueError(f"{path} has the columns {found}, expected {wanted}")
-
-
-@dataclass
-class Out:
-    """Where a stage writes an artifact; `shards` outlives a run that is killed."""
-
-    stage: Stage
-    directory: Path
-    shards: Path
-    facts: Json = field(default_factory=dict)
-    rows: dict[str, int] = field(default_factory=dict)
-
-    @contextmanager
-    def writer(self, name: str = "data", schema: pa.Schema | None = None) -> Iterator[Any]:
-        """Yield a writer of a Parquet file with the columns that the stage declares."""
-        import pyarrow.parquet as pq
-
-        path = self.directory / f"{name}.parquet"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        schema = self.stage.schema(name) if schema is None else schema
-        check_columns(self.stage.tables[name], schema, path)
-        with pq.ParquetWriter(path, schema, compression="zstd", write_page_checksum=True) as writer:
-            yield writer
-        self.rows[name] = pq.read_metadata(path).num_rows
-
-    def write(self, table: pa.Table, name: str = "data") -> None:
-        """Write a Parquet file in one piece."""
-        with self.writer(name) as writer:
-            writer.write_table(table.cast(self.stage.schema(name)))
-
-    def write_rows(self, rows: Sequence[Json], name: str = "data") -> None:
-        """Write a Parquet file from its rows."""
-        import pyarrow as pa
-
-        self.write(pa.Table.from_pylist(list(rows), schema=self.stage.schema(name)), name)
-
-    def write_frame(self, frame: pd.DataFrame, name: str = "data") -> None:
-        """Write a Parquet file from a frame that has its columns, among others."""
-        import pyarrow as pa
-
-        schema = self.stage.schema(name)
-        table = pa.Table.from_pandas(frame[schema.names], schema, preserve_index=False)
-        self.write(table.replace_schema_metadata(None), name)
 
 
 class Store:
@@ -204,14 +46,17 @@ class Store:
 
     def find(self, task: Task) -> Artifact | None:
         """Return the published artifact of a task, whatever its state, or None."""
-        end = f"-{task.key[:12]}"
-        with suppress(FileNotFoundError):
-            for path in (self.root / task.stage.name).iterdir():
-                if path.name.endswith(end) and path.name[0] != ".":
-                    return Artifact(path, task.stage.tables)
-        return None
+        paths = (self.root / task.stage.name).glob(f"[!.]*-{task.key[:12]}")
+        return next((Artifact(path, task.stage.tables) for path in paths), None)
 
-    def fresh(self, task: Task, memo: dict[str, bool] | None = None) -> bool:
+    def all(self, stages: Iterable[Stage]) -> Iterator[Artifact]:
+        """Yield every published artifact of some stages."""
+        for stage in stages:
+            for path in sorted((self.root / stage.name).glob("[!.]*-*")):
+                if path.is_dir():
+                    yield Artifact(path, stage.tables)
+
+    def fresh(self, task: Task) -> bool:
         """Say whether a task is published, and no input was rebuilt with other content since.
 
         An input that was deleted makes nothing stale: the key says what it was.
@@ -219,33 +64,22 @@ class Store:
         Raises:
             DamagedError: a record is damaged.
         """
-        memo = {} if memo is None else memo
-        if task.key not in memo:
-            memo[task.key] = self._fresh(task, memo)
-        return memo[task.key]
-
-    def _fresh(self, task: Task, memo: dict[str, bool]) -> bool:
         artifact = self.find(task)
         if artifact is None:
             return False
-        if artifact.record["key"] != task.key:
-            reason = f"{artifact.directory / RECORD} is of another artifact"
-            raise DamagedError(artifact.directory, reason)
+        contents = artifact.record["inputs"]
         for name, above in task.inputs.items():
             latest = self.find(above)
-            if latest is None:
-                continue
-            if latest.content != artifact.record["inputs"][name] or not self.fresh(above, memo):
+            if latest and (latest.content != contents[name] or not self.fresh(above)):
                 return False
         return True
 
     def missing(self, tasks: Sequence[Task]) -> list[Task]:
         """Return the tasks that must be computed for `tasks`, inputs first."""
-        memo: dict[str, bool] = {}
         needed: dict[str, Task] = {}
 
         def visit(task: Task) -> None:
-            if task.key not in needed and not self.fresh(task, memo):
+            if task.key not in needed and not self.fresh(task):
                 for above in task.inputs.values():
                     visit(above)
                 needed[task.key] = task
@@ -257,13 +91,6 @@ class Store:
             self.set_aside(damage.directory)
             return self.missing(tasks)
         return list(needed.values())
-
-    def all(self, stages: Iterable[Stage]) -> Iterator[Artifact]:
-        """Yield every published artifact of some stages."""
-        for stage in stages:
-            for path in sorted((self.root / stage.name).glob("[!.]*-*")):
-                if path.is_dir():
-                    yield Artifact(path, stage.tables)
 
     def get(self, task: Task) -> Artifact:
         """Return the artifact of a task, whole and up to date; compute what is not there.
@@ -330,16 +157,14 @@ class Store:
             task.stage.compute(task, inputs, out)
             for name, above in task.inputs.items():
                 latest = self.find(above)
-                if latest is not None and latest.content != contents[name]:
+                if latest and latest.content != contents[name]:
                     reason = f"{latest.directory} was replaced while it was read"
                     raise DamagedError(latest.directory, reason)
             made = self._publish(task, out, contents, time.monotonic() - begun)
         finally:
             drop_unfinished(work)
-        print(
-            f"{task.name}: {time.monotonic() - begun:.1f} s -> {relative(made.directory)}",
-            flush=True,
-        )
+        seconds = time.monotonic() - begun
+        print(f"{task.name}: {seconds:.1f} s -> {relative(made.directory)}", flush=True)
         return made
 
     def _publish(
@@ -363,12 +188,15 @@ class Store:
             "files": files,
             "rows": out.rows,
             "facts": out.facts,
-            **environment(seconds),
+            "date": time.strftime("%Y-%m-%d", time.gmtime()),
+            "wall_seconds": round(seconds, 3),
+            "argv": sys.argv,
+            **environment(),
         }
         write_json(out.directory / RECORD, record)
         place = self.root / task.stage.name / f"{slug(task.label)}-{task.key[:12]}"
-        with self.moving():
-            if (stale := self.find(task)) is not None:
+        with self.lock():
+            if stale := self.find(task):
                 stale.directory.rename(out.directory.with_name(f"stale{time.time_ns()}"))
             put(out.directory, place)
         shutil.rmtree(out.directory.parent, ignore_errors=True)
@@ -379,45 +207,40 @@ class Store:
 
         It is looked at again first: another process may have mended it meanwhile.
         """
-        with self.moving():
+        with self.lock():
             if not directory.is_dir():
                 return False
             try:
                 Artifact(directory, {}).check()
+                return False
             except DamagedError as damage:
                 place = self.root / "damaged" / f"{directory.name}.{time.time_ns()}"
                 place.parent.mkdir(exist_ok=True)
                 directory.rename(place)
                 print(f"damaged: {damage.reason}; set aside in {relative(place)}", flush=True)
                 return True
-        return False
-
-    def lock(self, task: Task) -> Any:
-        """Hold the lock of a task."""
-        return self._lock(f"{task.stage.name}-{task.key[:12]}", task.name)
-
-    def moving(self) -> Any:
-        """Hold the lock under which anything is moved to or from its place."""
-        return self._lock("moving")
 
     @contextmanager
-    def _lock(self, name: str, announced: str = "") -> Iterator[None]:
-        """Hold a lock of the store; where another process holds it, say which one."""
+    def lock(self, task: Task | None = None) -> Iterator[None]:
+        """Hold the lock of a task, or that under which anything is moved to or from its place.
+
+        Where another process holds that of the task, say which one.
+        """
         from filelock import FileLock, Timeout
 
-        folder = self.root / ".locks"
-        folder.mkdir(parents=True, exist_ok=True)
-        lock, holder = FileLock(folder / f"{name}.lock"), folder / f"{name}.holder"
+        name = f"{task.stage.name}-{task.key[:12]}" if task else "moving"
+        lock = FileLock(self.root / ".locks" / f"{name}.lock")
+        holder = self.root / ".locks" / f"{name}.holder"
+        holder.parent.mkdir(parents=True, exist_ok=True)
         try:
             lock.acquire(timeout=0)
         except Timeout:
-            if announced:
-                with suppress(OSError):
-                    announced += f" ({holder.read_text()})"
-                print(f"{announced}: another process computes it, waiting", flush=True)
+            if task:
+                by = holder.read_text() if holder.exists() else "unknown"
+                print(f"{task.name} ({by}): another process computes it, waiting", flush=True)
             lock.acquire()
         try:
-            if announced:
+            if task:
                 holder.write_text(f"process {os.getpid()} on {socket.gethostname()}")
             yield
         finally:
@@ -438,21 +261,24 @@ def relative(path: Path) -> str:
     return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
 
 
-def environment(seconds: float) -> Json:
-    """Return the record's entries on the run and the machine."""
+@cache
+def environment() -> Json:
+    """Return the record's entries on the machine, the packages and the checkout."""
+    versions = {"python": platform.python_version()} | {name: version(name) for name in PACKAGES}
+    git = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    try:
+        done = subprocess.run(git, cwd=ROOT, capture_output=True, text=True, check=True)
+        commit = done.stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        commit = None  # an export without history, or no git
     return {
-        "date": time.strftime("%Y-%m-%d", time.gmtime()),
-        "wall_seconds": round(seconds, 3),
-        "argv": sys.argv,
-        "versions": {"python": platform.python_version()}
-        | {name: version(name) for name in PACKAGES},
+        "versions": versions,
         "platform": platform.platform(),
         "processor": _processor(),
-        "git": _git(),
+        "git": commit,
     }
 
 
-@cache
 def _processor() -> str:
     """Return the processor's name: Linux tells it in a file, other systems to `platform`."""
     with suppress(OSError):
@@ -460,17 +286,3 @@ def _processor() -> str:
         if named is not None:
             return named[1]
     return platform.processor() or platform.machine()
-
-
-@cache
-def _git() -> Json:
-    def git(*arguments: str) -> str | None:
-        try:
-            return subprocess.run(
-                ["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True
-            ).stdout.strip()
-        except (OSError, subprocess.CalledProcessError):
-            return None  # an export without history, or no git
-
-    changed = git("status", "--porcelain", "--untracked-files=no")
-    return {"commit": git("rev-parse", "HEAD"), "dirty": None if changed is None else bool(changed)}

@@ -16,8 +16,7 @@ from analysis.statistics.trajectories import Trajectories
 from analysis.topk import TopK
 from pipeline.columns import numbers
 from pipeline.engines.written.logs import prompts_of
-from pipeline.stage import Json, Task
-from pipeline.store import Artifact
+from pipeline.stage import Artifact, Json, Task
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -24,8 +24,8 @@ from pipeline.criteria import build_rules, decoded_rules
 from pipeline.errors import PipelineError, noted, say
 from pipeline.hub import Identities, local_path
 from pipeline.models.spec import ModelSpec
-from pipeline.stage import Json, Runtime, Stage, Task, with_inputs
-from pipeline.store import Artifact, Store, relative
+from pipeline.stage import Artifact, Json, Runtime, Stage, Task, with_inputs
+from pipeline.store import Store, relative
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -46,7 +46,7 @@ class Study:
         rules: the acceptance rules of `config.criteria`.
         decoded: those of them that a method with `rule: criteria` decodes with.
         wanted: the requested stage, and all that it is made from.
-        tasks: the artifacts of every stage, target by target.
+        tasks: the artifacts of the wanted stages, target by target; of other stages none.
         store: where they are.
     """
 
@@ -75,9 +75,10 @@ class Study:
             )
         self.wanted = _closure(self.config.stage)
         self.targets = list(self.config.targets)
-        for stage in STAGES.values():
+        for name, stage in STAGES.items():
             with noted(problems):
-                stage.check(self)
+                if name in self.wanted:
+                    stage.check(self)
         for key, model in models_named(self.config).items():
             with noted(problems):
                 local_path(model.path, key)
@@ -85,10 +86,9 @@ class Study:
             say(problems)
         self.tasks: dict[str, list[Task]] = {}
         with noted(problems):
-            for stage in STAGES.values():
-                self.tasks[stage.name] = list(stage.plan(self))
+            for name, stage in STAGES.items():
+                self.tasks[name] = list(stage.plan(self)) if name in self.wanted else []
         say(problems)
-        self.identities.save()
 
     @property
     def statistics(self) -> Resampling:
@@ -119,10 +119,9 @@ class Study:
         identity = self.identities.source(path, None, key)
         return {**identity.entries, "reader": READER, "part": log.part, "error": log.error}
 
-    def runtime(self, target: ModelConfig, models: tuple[ModelSpec, ...] = ()) -> Runtime:
+    def runtime(self, target: ModelConfig) -> Runtime:
         """Return what every task on a target takes besides its settings."""
-        extra = {"path": target.path}
-        return Runtime(target.label, self.statistics, models, tuple(self.rules), extra=extra)
+        return Runtime(target.label, self.statistics, extra={"path": target.path})
 
     def by_target(self, stage: str) -> Iterator[tuple[ModelConfig, Task]]:
         """Yield each target with its task of a stage, where the study has that stage."""
@@ -168,7 +167,8 @@ class Study:
         if target is not None and target not in self.targets:
             raise PipelineError(f"no target {target!r}; targets: {', '.join(self.targets)}")
         if not tasks:
-            raise PipelineError(f"no {stage} in this study: add a drafter (drafter=...)")
+            wanted = "" if stage in self.wanted else ", or another stage"
+            raise PipelineError(f"no {stage} in this study: add a drafter (drafter=...){wanted}")
         at = 0 if target is None or len(tasks) == 1 else self.targets.index(target)
         return tasks[at]
 
@@ -252,7 +252,7 @@ def check_models(tasks: Sequence[Task]) -> None:
     if not any(task.runtime.models for task in tasks):
         return  # without the import of torch
     from pipeline.models.devices import check_threads, choose_device
-    from pipeline.models.load import check_pair_skeletons, pair_tokenizer, skeleton
+    from pipeline.models.load import check_pair, skeleton
 
     checked = set()
     for task in tasks:
@@ -271,5 +271,4 @@ def check_models(tasks: Sequence[Task]) -> None:
         if len(models) == 1:
             skeleton(*models)
         else:
-            check_pair_skeletons(*models)
-            pair_tokenizer(*models)
+            check_pair(*models)

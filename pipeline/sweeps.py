@@ -19,8 +19,8 @@ from omegaconf import DictConfig
 from analysis.report.text import UNDEFINED, at_least, few_notes, limits, mark_of
 from pipeline.errors import terminal
 from pipeline.files import slug
-from pipeline.stage import Json, Task
-from pipeline.store import Artifact, relative
+from pipeline.stage import Artifact, Json, Task
+from pipeline.store import relative
 
 POINT = "point.json"
 LONGEST = 100  # characters of a file's name that say what was swept
@@ -93,10 +93,12 @@ def write_rows(rows: Sequence[Mapping[str, Any]], file: Path) -> None:
     """Write all rows of a table to a CSV file, and print its name, or why it can't be written."""
     import pandas as pd
 
+    from analysis.report.table import without_formulas
+
     said = ""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        pd.DataFrame(rows).to_csv(file, index=False)
+        without_formulas(pd.DataFrame(rows)).to_csv(file, index=False)
     except OSError as error:
         said = f" can't be written ({error.strerror})"
     print(f"all rows: {relative(file)}{said}", flush=True)
@@ -134,11 +136,12 @@ def print_table(rows: Sequence[Mapping[str, Any]]) -> None:
 
 def _cell(name: str, row: Mapping[str, Any]) -> str:
     """Return a value as text: marked where it is a lower bound, with its interval if it has one."""
-    value, (low, high) = row.get(name), (row.get(end) for end in limits(name))
+    value, mark = row.get(name), bool(row.get(mark_of(name)))
     if not isinstance(value, float):
         return UNDEFINED if value is None else str(value)
-    text = UNDEFINED if math.isnan(value) else at_least(f"{value:.4g}", row.get(mark_of(name)))
-    return text if _missing(low) or not low < high else f"{text} [{low:.4g}, {high:.4g}]"
+    text = UNDEFINED if math.isnan(value) else at_least(f"{value:.4g}", mark)
+    low, high = (math.nan if row.get(end) is None else row[end] for end in limits(name))
+    return f"{text} [{low:.4g}, {high:.4g}]" if low < high else text
 
 
 def _missing(value: Any) -> bool:
@@ -151,7 +154,8 @@ def collect(directory: Path) -> int:
 
     points = [json.loads(path.read_text()) for path in _points(directory)]
     jobs = pd.DataFrame([values_of(point["overrides"]) for point in points], dtype=str).fillna("")
-    swept = [key for key in jobs if len(set(jobs[key])) > 1] or list(jobs)[-1:]
+    keys = list(map(str, jobs))
+    swept = [key for key in keys if len(set(jobs[key])) > 1] or keys[-1:]
     failed = [at for at, point in enumerate(points) if "failed" in point]
     for at in failed:
         where = ", ".join(f"{key}={jobs[key][at]}" for key in swept)
@@ -186,13 +190,15 @@ def _publish(directory: Path, name: str, swept: list[str], rows: list[Json]) -> 
 
     from analysis.report.style import render
     from analysis.report.sweep_figure import sweep_figure
+    from analysis.report.table import without_formulas
 
     print_table(rows)
-    table, kinds = pd.DataFrame(rows), ["csv", "parquet"]
-    table.to_csv(directory / f"{name}.csv", index=False)
+    table, files = pd.DataFrame(rows), ".csv, .parquet"
+    without_formulas(table).to_csv(directory / f"{name}.csv", index=False)
     table.to_parquet(directory / f"{name}.parquet", index=False)
     figure = sweep_figure(table, swept)
-    for kind in () if figure is None else ("pdf", "png"):
-        (directory / f"{name}.{kind}").write_bytes(render(figure, kind))
-        kinds.append(kind)
-    print(f"sweep: {relative(directory)}/{name}.{', .'.join(kinds)}", flush=True)
+    if figure is not None:
+        files += ", .pdf, .png"
+        for kind in ("pdf", "png"):
+            (directory / f"{name}.{kind}").write_bytes(render(figure, kind))
+    print(f"sweep: {relative(directory)}/{name}{files}", flush=True)

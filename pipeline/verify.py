@@ -1,22 +1,19 @@
 """Re-hash every artifact: ``python -m pipeline.verify [OUTPUTS]`` (``make verify``).
 
-What is damaged is named and set aside; the next run that needs it makes it anew. What killed runs
-left half-written is removed. Finished shards stay, and the run that goes on from them checks them.
+What is damaged is named and set aside; the next run that needs it makes it anew. What a killed run
+left is counted: the next run of the same command goes on from it.
 """
 
 from __future__ import annotations
 
 import sys
-from contextlib import ExitStack, suppress
 from pathlib import Path
-
-from filelock import FileLock
 
 from pipeline.errors import DamagedError, PipelineError, command
 from pipeline.hub import SUMS
 from pipeline.hub import damaged as damaged_model
 from pipeline.paths import OUTPUTS
-from pipeline.store import Store, drop_unfinished
+from pipeline.store import Store
 from pipeline.study import STAGES
 
 
@@ -47,8 +44,8 @@ def _verify(outputs: Path) -> int:
     models = [f"{place}: {name}" for place in places if (name := damaged_model(place))]
     for model in models:
         print(f"{model} is damaged: make it again with python -m tools.smollm2", file=sys.stderr)
-    unfinished = sum(_unfinished(store.root, stage) for stage in STAGES)
-    print(f"{count} artifacts verified, {damaged} damaged; {unfinished} unfinished")
+    partial = sum(1 for stage in STAGES for _ in (store.root / stage).glob(".*.partial"))
+    print(f"{count} artifacts verified, {damaged} damaged; {partial} unfinished")
     return 1 if damaged or models else 0
 
 
@@ -61,22 +58,6 @@ def _set_aside(store: Store, damage: DamagedError) -> bool:
     except OSError as error:
         print(f"damaged, not set aside: {damage.reason} ({error.strerror})", file=sys.stderr)
         return True
-
-
-def _unfinished(root: Path, stage: str) -> int:
-    """Remove half-written files of killed runs of a stage; return how many runs can go on.
-
-    Where another process computes the stage, or outputs are read-only, nothing is removed.
-    """
-    left = list((root / stage).glob(".*.partial"))
-    # a process locks its artifact before it makes the directory; a killed one's lock is free
-    locks = (root / ".locks").glob(f"{stage}-*.lock") if left else ()
-    with suppress(OSError), ExitStack() as held:
-        for lock in locks:
-            held.enter_context(FileLock(lock, timeout=0))
-        for work in left:
-            drop_unfinished(work)
-    return sum(work.exists() for work in left)
 
 
 if __name__ == "__main__":

@@ -19,8 +19,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from analysis.rules import BUILT_IN
 from conf import schema
-from pipeline import cli
-from pipeline.config import composed, settings_of
+from pipeline.config import OVERRIDE, composed, settings_of
 from pipeline.criteria import build_rules, decoded_rules
 from pipeline.methods import build_methods
 from pipeline.paths import CONF, ROOT
@@ -95,7 +94,7 @@ def understood(page: Path, module: str, words: list[str], place: Path) -> list[s
     overrides = [
         word
         for word in words
-        if cli.OVERRIDE.match(word) and "=http" not in word and not word.startswith(own)
+        if OVERRIDE.match(word) and "=http" not in word and not word.startswith(own)
     ]
     origin = Path(find_spec(module).origin or "")  # type: ignore[union-attr]
     package = origin.with_name("__main__.py")

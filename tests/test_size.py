@@ -25,14 +25,13 @@ LINES = {
     "assets/tasks": 291,
     "benchmarks": 873,
     "conf": 250,
-    "pipeline": 4536,
-    "pipeline/decoding": 1615,
+    "pipeline": 4554,
+    "pipeline/decoding": 1614,
     "pipeline/engines": 1955,
-    "pipeline/formats": 271,
-    "pipeline/models": 2976,
-    "pipeline/stages": 2936,
-    "tests": 18124,
-    "tools": 379,
+    "pipeline/models": 2890,
+    "pipeline/stages": 2829,
+    "tests": 18068,
+    "tools": 371,
 }
 
 

@@ -154,31 +154,24 @@ def judge(steps: Steps, rules: Sequence[Rule]) -> list[Judgement]:
         steps: a drafter and its target.
         rules: the rules.
     """
-    size, depths = (len(steps), len(rules)), steps.by_depth
-    lower, upper = np.empty(size), np.empty(size)
-    accepted = np.empty((len(depths), *size), dtype=bool)
-    for start in range(0, len(steps), CHUNK):
+    depths, size = steps.by_depth, len(steps)
+    lower, upper = np.empty((2, len(rules), size))
+    accepted = np.empty((len(rules), len(depths), size), dtype=bool)
+    for start in range(0, size, CHUNK):
         part = slice(start, start + CHUNK)
         dist = steps.target[part]
         certificates = certify(dist, rules)
-        lower[part], upper[part] = certificates.lower, certificates.upper
-        for depth, at_depth in enumerate(depths):
-            drafted = at_depth.drafted(part)
-            for column, rule in enumerate(rules):
-                passed = rule.accepts(dist, *drafted, certificates.accepted_count[:, column])
-                accepted[depth, part, column] = passed
-    judgements: list[list[Judgement]] = [[] for _ in rules]
-    for passed, at_depth in zip(accepted, depths, strict=True):
-        far = (at_depth.kl + rounding(at_depth.kl))[:, None]
-        certified = np.isinf(lower) | (far < (1 - CERTIFICATE_ROUNDING) * lower)
-        for column, rule in enumerate(rules):
-            judgements[column].append(
-                Judgement(
-                    rule,
-                    np.ascontiguousarray(lower[:, column]),
-                    np.ascontiguousarray(upper[:, column]),
-                    accepted=np.ascontiguousarray(passed[:, column]),
-                    certified=np.ascontiguousarray(certified[:, column]),
-                )
-            )
-    return [replace(first, deeper=deeper) for first, *deeper in judgements]
+        lower[:, part], upper[:, part] = certificates.lower.T, certificates.upper.T
+        for place, rule in enumerate(rules):
+            count = certificates.accepted_count[:, place]
+            for depth, at_depth in enumerate(depths):
+                passed = rule.accepts(dist, *at_depth.drafted(part), count)
+                accepted[place, depth, part] = passed
+    far = np.stack([at_depth.kl + rounding(at_depth.kl) for at_depth in depths])
+    judgements = []
+    for rule, low, high, passed in zip(rules, lower, upper, accepted, strict=True):
+        certified = np.isinf(low) | (far < (1 - CERTIFICATE_ROUNDING) * low)
+        pairs = zip(passed, certified, strict=True)
+        first, *deeper = (Judgement(rule, low, high, *flags) for flags in pairs)
+        judgements.append(replace(first, deeper=deeper))
+    return judgements

@@ -122,9 +122,11 @@ def depth_statistics(
         ("", _row("finite", *bootstrap.share(np.isfinite(steps.kl)))),
     ]
     for judgement in judgements:
-        for name in ("acceptance", "certified"):
-            counted = judgement.accepted if name == "acceptance" else judgement.certified
-            rows.append((judgement.rule.label, _row(name, *bootstrap.share(counted))))
+        certified = _row("certified", *bootstrap.share(judgement.certified))
+        rows.append(
+            (judgement.rule.label, _row("acceptance", *bootstrap.share(judgement.accepted)))
+        )
+        rows.append((judgement.rule.label, certified))
     return pd.DataFrame([{"rule": rule, **row} for rule, row in rows]).assign(depth=depth)
 
 

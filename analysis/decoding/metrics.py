@@ -126,8 +126,9 @@ def acceptance(decoded: Decoded, resamples: int, confidence: float, seed: int) -
         "rate": ("accepted", "tested"),
         "tokens_per_call": ("emitted", "calls"),
     }.items():
-        ratio = bootstrap.ratio(*decoded.by_prompt(calls, *columns))
-        table[[name, f"{name}_ci_low", f"{name}_ci_high"]] = np.transpose(ratio)
+        above, below = decoded.by_prompt(calls, *columns)
+        names = [name, f"{name}_ci_low", f"{name}_ci_high"]
+        table[names] = np.transpose(bootstrap.ratio(above, below))
     gamma = table["draft_length"].where(table["draft_length"] > 0)
     table["rate_over_gamma"] = table["accepted"] / (table["calls"] * gamma)
     table["drafted_per_call"] = sums["drafted"] / table["calls"]

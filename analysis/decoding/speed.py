@@ -149,7 +149,7 @@ def _of_methods(runs: pd.DataFrame, logs: Floats, draws: Floats, confidence: flo
 
 
 def signs_of_load(speeds: pd.DataFrame) -> list[str]:
-    """Return signs of other work on the machine during the measurement.
+    """Return evidence of background load on the machine during the measurement.
 
     Args:
         speeds: table from `speed` of one target.

@@ -44,8 +44,7 @@ def tree_runs(decoded: Decoded, resamples: int, confidence: float, seed: int) ->
         `later_levels` are the shares of tested levels that accepted a child, at the first level and
         after it. They are equal if acceptance does not depend on earlier levels.
     """
-    runs = [_described(decoded, int(run)) for run in decoded.runs.index[_lossless_drafts(decoded)]]
-    table = pd.DataFrame(runs, columns=RUN_COLUMNS)
+    table = _described(decoded)
     if table.empty:
         return table
     by_group = {group: rates(decoded, table, str(group)) for group in table["group"].unique()}
@@ -144,28 +143,24 @@ def _lossless_drafts(decoded: Decoded) -> list[bool]:
     ]
 
 
-def _described(decoded: Decoded, run: int) -> dict[str, Any]:
-    row: dict[Any, Any] = decoded.runs.loc[run].to_dict()
-    of_tree = bool(decoded.of_trees[run])
-    scheme = SCHEMES.get(row["sampling"], GREEDY)
-    setting = f"T = {row['temperature']:g}"
+def _described(decoded: Decoded) -> pd.DataFrame:
     levels = judged_levels(decoded)
-    levels = levels[levels["run"] == run]
-    taken = levels["accepted"] > 0
-    first = levels["level"] == 1
-    return {
-        "run": run,
-        "method": row["method"],
-        "temperature": row["temperature"],
-        "scheme": scheme,
-        "setting": setting,
-        "group": f"{scheme}, {setting}" if row["temperature"] else scheme,
-        "shape": SHAPES[row["tree"]["name"] if of_tree else "sequence"],
-        "nodes": int(row["tree"]["nodes"] if of_tree else row["draft_length"]),
-        "levels": int(row["tree"]["depth"] if of_tree else row["draft_length"]),
-        "first_level": float(taken[first].mean()),
-        "later_levels": float(taken[~first].mean()),
-    }
+    taken = (levels["accepted"] > 0).groupby([levels["run"], levels["level"] == 1]).mean()
+    rows = []
+    for run, row in decoded.runs[_lossless_drafts(decoded)].iterrows():
+        scheme, setting = SCHEMES.get(row["sampling"], GREEDY), f"T = {row['temperature']:g}"
+        length = int(row["draft_length"])
+        of_tree = {"name": "sequence", "nodes": length, "depth": length} | (row["tree"] or {})
+        rows.append({
+            "run": run, "method": row["method"], "temperature": row["temperature"],
+            "scheme": scheme, "setting": setting,
+            "group": f"{scheme}, {setting}" if row["temperature"] else scheme,
+            "shape": SHAPES[of_tree["name"]],
+            "nodes": int(of_tree["nodes"]), "levels": int(of_tree["depth"]),
+            "first_level": taken.get((run, True), math.nan),
+            "later_levels": taken.get((run, False), math.nan),
+        })  # fmt: skip
+    return pd.DataFrame(rows, columns=RUN_COLUMNS)
 
 
 def _predicted(tree: Topology | None, acceptance: Floats) -> float:

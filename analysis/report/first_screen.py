@@ -12,7 +12,7 @@ from typing import Any
 
 import pandas as pd
 
-from ..acceptance.solve import Goal, Solution, solve
+from ..acceptance.solve import Goal, solve
 from ..acceptance.verdict import Advice, method_in_words
 from ..decoding.metrics import Decoded
 from ..rules import StrictGreedy
@@ -79,7 +79,8 @@ def methods_table(advice: Sequence[Advice], results: Results) -> Table | None:
         "Each drafter with its fastest lossless method. Speed: times as fast as the target alone, "
         "in this project's loop on this machine; acceptance carries over to an engine, speed does "
         "not. Tokens per call: emitted per pass of the target, its own one included. Accepted: "
-        "share of drafted tokens along the target's own text. γ: drafted tokens per call."
+        "share of drafted tokens along the target's own text. γ: drafted tokens per call. Each "
+        "in its engine: docs/your_engine.md."
     )
     return Table("methods", "Methods", caption, pd.DataFrame(rows), _indexed(cells, rows, "method"))
 
@@ -148,8 +149,12 @@ def _relaxed_rules(results: Results, tried: Sequence[str]) -> list[str]:
     ]
 
 
-def settings_table(results: Results, targets: Sequence[Target], dists: Sequence[TopK]) -> Table:
+def settings_table(
+    results: Results, targets: Sequence[Target], dists: Sequence[TopK]
+) -> Table | None:
     """Return what strict greedy certifies, and the strictest settings that certify `SHARE`.
+
+    None if the study has neither strict greedy nor a family whose setting can be searched.
 
     Args:
         results: with the frame `acceptance` if there is a drafter.
@@ -161,6 +166,8 @@ def settings_table(results: Results, targets: Sequence[Target], dists: Sequence[
         for eps in EPSILONS:
             found = [*_guaranteed(target, eps, results), *_solved(target, dist, eps)]
             rows += [{"target": target.label, "eps": eps} | row for row in found]
+    if not rows:
+        return None
     data = pd.DataFrame(rows)
     shown = data.pivot(index=["target", "quantity"], columns="eps", values="text")
     shown = shown.loc[pd.MultiIndex.from_frame(data[["target", "quantity"]].drop_duplicates())]
@@ -175,6 +182,7 @@ def settings_table(results: Results, targets: Sequence[Target], dists: Sequence[
             "below the guarantee."
         )
     title = f"Which setting certifies {100 * SHARE:g} % of the steps?"
+    shown = shown.rename_axis(index=["target", "guarantee"])
     shown = shown if len(targets) > 1 else shown.droplevel("target")
     return Table("settings", title, caption, data.drop(columns="text"), shown)
 
@@ -213,21 +221,18 @@ def _solved(target: Target, dist: TopK, eps: float) -> list[Row]:
             continue  # an engine's log has too few log-probabilities
         steps = target.bootstrap, target.trajectories
         (found,) = solve(dist, searched, eps, [Goal(share=SHARE)], *steps)
-        strict, relaxed = map(searched.value, searched.rules)
-        name = (
-            f"{family(searched.rules[0].name)[0]}: {symbol(searched.parameter)} at "
-            f"{'least' if relaxed > strict else 'most'}"
-        )
-        ends = {"value": found.value, "ci_low": found.ci_low, "ci_high": found.ci_high}
-        rows.append({"quantity": name, "text": _setting(found)} | ends)
+        (rule, last), parameter = searched.rules, searched.parameter
+        fixed = [f", {symbol(x)} = {y:g}" for x, y in rule.parameters.items() if x != parameter]
+        grows = searched.value(last) > searched.value(rule)
+        name = f"{family(rule.name)[0]}{''.join(fixed)}: {symbol(parameter)} at "
+        digits = 0 if isinstance(rule.parameters[parameter], int) else 4
+        value, low, high = found.value, found.ci_low, found.ci_high
+        text = number_text(value, digits)
+        if low < high:  # else a limit lies beyond the range
+            text = interval_text(value, low, high, digits)
+        rows.append({"quantity": name + ("least" if grows else "most"), "text": text})
+        rows[-1] |= {"value": value, "ci_low": low, "ci_high": high}
     return rows
-
-
-def _setting(found: Solution) -> str:
-    if found.rule is None:
-        return UNDEFINED
-    ends = f" [{found.ci_low:.4g}, {found.ci_high:.4g}]" if found.ci_low < found.ci_high else ""
-    return f"{found.value:.4g}{ends}"
 
 
 def costs(decoded: Decoded, speeds: pd.DataFrame) -> str:

@@ -72,7 +72,8 @@ class Table:
     def html(self) -> str:
         """Return the table in HTML, of class `printed`; its texts are escaped."""
         with pd.option_context("display.max_colwidth", None):
-            return str(self._headed.to_html(border=0, classes="printed"))
+            text = str(self._headed.to_html(border=0, classes="printed"))
+        return text.replace("<th></th>", "<td></td>")  # no heading
 
     def latex(self) -> str:
         """Return the table as a LaTeX float, which needs the package booktabs."""

@@ -113,7 +113,9 @@ class PromptBootstrap:
 
         def quotient(above: Floats, below: Floats) -> Floats:
             above, below = np.broadcast_arrays(above, below)
-            return np.divide(above, below, out=np.full(below.shape, empty), where=below != 0)
+            result = np.full(below.shape, empty)
+            np.divide(above, below, out=result, where=below != 0)
+            return result
 
         low, high = self.interval(quotient(self.sums(above), self.sums(below)))
         return quotient(above.sum(axis=0), below.sum(axis=0))[()], low, high

@@ -1,1 +1,1 @@
-"""Draft trees: shapes, expected tokens a call, and bounds on them."""
+"""Draft trees: shapes, expected tokens per call, and bounds on them."""

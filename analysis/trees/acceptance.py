@@ -21,6 +21,7 @@ logarithm of the number of ways. So the bounds hold for any tree of k nodes, not
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from typing import Any
 
 import numpy as np
@@ -167,7 +168,7 @@ def index_entropy(rates: Floats) -> float:
 
 
 def tunstall_upper(entropy: float, indices: int, k: int, tight: bool = True) -> float:
-    """Return the bound of Theorem 4.2 on the tokens of a call, log(k (L - 1) + L) / H[R].
+    """Return the bound of Theorem 4.2 on the tokens per call, log(k (L - 1) + L) / H[R].
 
     It is attained where all ends are equally probable: R = 1/L, every node within some depth.
 
@@ -185,7 +186,7 @@ def tunstall_upper(entropy: float, indices: int, k: int, tight: bool = True) -> 
 
 
 def residual_upper(rates: Floats, k: int, m: int, tight: bool = False) -> float:
-    """Return the bound of Lemma 4.3 on the tokens of a call.
+    """Return the bound of Lemma 4.3 on the tokens per call.
 
     (log(d + m) + log(k + 1)) / (H[R(1), ..., R(d), p_res] + p_res log m): the probability p_res
     that the d indices of a tree leave over is spread evenly over m more. The tree does not use
@@ -229,12 +230,9 @@ def least_residual_upper(rates: Floats, k: int, tight: bool = False) -> tuple[fl
 
     if entropy <= rest * math.log(k + 1) or not rises(LARGEST_M):
         return math.inf, 1 / rest
-    low, high = 0, LARGEST_M  # the bound rises at `high`, and nowhere up to `low`
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if rises(middle) else (middle, high)
+    first = bisect_left(range(1, LARGEST_M), True, key=rises) + 1  # where the bound rises
     return min(
-        ((m, residual_upper(rates, k, m, tight)) for m in (max(low, 1), high)),
+        ((m, residual_upper(rates, k, m, tight)) for m in (max(first - 1, 1), first)),
         key=lambda pair: pair[1],
     )
 

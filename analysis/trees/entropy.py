@@ -1,8 +1,8 @@
-"""Entropy of the accepted index in one context: the bridge between KL and tokens a call.
+"""Entropy of the accepted index in one context: the bridge between KL and tokens per call.
 
 arXiv 2504.15475 links three numbers. The index of the accepted draft has an entropy H[R] (3). It
 is at least KL(p || q) (6), for races at most KL + log(KL + 1) + 4 in bits (8), and it bounds the
-tokens of a call from above (5). (6) to (8) hold for independent drafts, so these are the entropies
+tokens per call from above (5). (6) to (8) hold for independent drafts, so these are the entropies
 here. Trees draft without replacement, where the index can have less entropy. All are in nats.
 
 The index has infinitely many values. Both distributions are exact for the first `EXACT` indices;

@@ -1,4 +1,4 @@
-"""Shapes of draft trees as data, and their expected tokens a call.
+"""Shapes of draft trees as data, and their expected tokens per call.
 
 A tree of n drafted tokens is a list of parents. Node v follows node parents[v]; -1 is the text so
 far. Parents come before their children, and siblings are in the order in which they are drafted and
@@ -104,7 +104,7 @@ class Topology:
 
 
 @dataclass(frozen=True)
-class Growth:
+class DynamicTree:
     """A dynamic draft tree, grown anew in each call (EAGLE-2, arXiv 2406.16858).
 
     Level by level, the `width` nodes of highest value get `width` children each. In the end the

@@ -12,7 +12,7 @@ from analysis.decoding.answers import Answered
 from analysis.decoding.metrics import Decoded
 from analysis.rules import Mars
 from pipeline.methods import SPECULATIVE, Method, read_method
-from pipeline.store import Artifact
+from pipeline.stage import Artifact
 
 RUN = (  # fields of a method
     *("drafter", "draft_length", "sampling", "rule", "temperature"),

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from analysis.decoding.lookup import lookup_draft
-from analysis.trees.topology import Growth, Topology
+from analysis.trees.topology import DynamicTree, Topology
 from pipeline.decoding.choices import Choice, Greedy
 from pipeline.decoding.shapes import Level, cache_slots, chain, grow, levels_of, readable, within
 from pipeline.models.devices import send
@@ -17,7 +17,7 @@ from pipeline.models.heads.hidden_drafter import HiddenDrafter
 from pipeline.models.language_model import LanguageModel
 from pipeline.models.passes import Text
 
-TreeShape = Topology | Growth
+TreeShape = Topology | DynamicTree
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ class ModelDrafter(Drafter):
         def reading(level: Level, before: Tensor | None) -> Tensor:
             return after_text if before is None else self._read_nodes(level, before)
 
-        if isinstance(self.tree, Growth):
+        if isinstance(self.tree, DynamicTree):
             assert isinstance(self._choice, Greedy)  # others are refused: they need a fixed shape
             grown = grow(self.tree, count, reading, self._choice, position, dtype)
             chosen, tree, self._columns, keys = grown

@@ -33,7 +33,6 @@ from pipeline.decoding.verifiers import (
     Verifier,
 )
 from pipeline.errors import PipelineError
-from pipeline.memory import out_of_memory
 from pipeline.methods import RACES, Method, with_baselines
 from pipeline.models.heads.feature_head import GivenText
 from pipeline.models.heads.hidden_drafter import HiddenDrafter
@@ -42,6 +41,7 @@ from pipeline.models.load import load_pair
 from pipeline.models.passes import Text
 from pipeline.models.prompt_tokens import common_rows
 from pipeline.stage import Json, Task
+from pipeline.workers import out_of_memory
 
 T = TypeVar("T")
 WARM_UP = 8  # tokens decoded before anything is timed

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from analysis.decoding.schemes import NOTHING
-from analysis.trees.topology import ROOT, Growth, Topology, sequence
+from analysis.trees.topology import ROOT, DynamicTree, Topology, sequence
 from pipeline.decoding.choices import Greedy, first_tokens
 from pipeline.models.devices import read, send
 from pipeline.models.passes import TreePass, tree_pass
@@ -129,7 +129,12 @@ def _read_after(
 
 
 def grow(
-    growth: Growth, count: int, reading: Reading, choice: Greedy, position: int, dtype: torch.dtype
+    growth: DynamicTree,
+    count: int,
+    reading: Reading,
+    choice: Greedy,
+    position: int,
+    dtype: torch.dtype,
 ) -> tuple[Tensor, Topology, dict[int, int], Tensor]:
     """Grow a tree of at most `count` levels, at least 1, from the token at a position on.
 

@@ -12,8 +12,7 @@ from analysis.trees.acceptance import Stored, aligned, drawn_rates, greedy_rates
 from analysis.trees.topology import Floats
 from pipeline.columns import numbers
 from pipeline.methods import RACES, Method
-from pipeline.stage import Json
-from pipeline.store import Artifact
+from pipeline.stage import Artifact, Json
 from pipeline.stored import MOMENTS, TOKENS
 
 STEPS = 4096  # of a text, at most, of which rates of siblings are computed: evenly spread over it

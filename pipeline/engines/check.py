@@ -300,7 +300,8 @@ def _rates(of_answers: Sequence[Sequence[tuple[int, int]]]) -> list[float]:
     calls = [call for calls in of_answers for call in calls[:-1]]
     drafted, accepted = np.array(calls, dtype=np.intp).reshape(-1, 2).T
     tested, passed = acceptance_by_position(np.minimum(accepted + 1, drafted), accepted)
-    return (passed / tested).tolist()  # type: ignore[no-any-return]
+    rates: list[float] = (passed / tested).tolist()
+    return rates
 
 
 def _speed(runs: CheckedRuns) -> list[Line]:

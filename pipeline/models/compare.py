@@ -54,7 +54,7 @@ def compare_logits(
             them all (`HiddenDrafter.completed`).
 
     Returns:
-        (B,) each, the columns of stage drafts in docs/data.md; and of `AT_DEPTH` (B, depths).
+        (B,) each, the columns of stage drafts; and of `AT_DEPTH` (B, depths).
     """
     columns = []
     for part in _parts(target):

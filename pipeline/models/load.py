@@ -6,10 +6,13 @@ of a repository is ever run.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
 from torch import nn
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
@@ -20,7 +23,7 @@ from transformers import (
 from transformers import logging as transformers_logging
 
 from pipeline.errors import PipelineError, first_line
-from pipeline.hub import MODEL_FILES, TOKENIZER_FILES, hub_files, local_path
+from pipeline.hub import MODEL_FILES, TOKENIZER_FILES, model_folder
 from pipeline.models import caches
 from pipeline.models.devices import choose_device, set_up
 from pipeline.models.heads.head_files import read_head
@@ -28,9 +31,13 @@ from pipeline.models.heads.hidden_drafter import HiddenDrafter
 from pipeline.models.heads.load import check_head, load_head
 from pipeline.models.language_model import Head, LanguageModel
 from pipeline.models.passes import check_cached_steps
-from pipeline.models.prompt_tokens import check_same_tokens
+from pipeline.models.prompt_tokens import check_same_tokens, common_rows
 from pipeline.models.skinny_matmul import use_few_queries, use_skinny_matmul
 from pipeline.models.spec import ModelSpec
+
+MODEL = "a causal language model that transformers knows, with config.json and model*.safetensors"
+FLOATS = {"F64", "F32", "F16", "BF16"}  # as safetensors names them
+TOKENIZER = "tokenizer.json and tokenizer_config.json"
 
 
 def load_model(spec: ModelSpec) -> LanguageModel:
@@ -44,9 +51,9 @@ def load_model(spec: ModelSpec) -> LanguageModel:
     device = choose_device(spec.device.name)
     set_up(device, spec.device.threads)
     skeleton(spec)
-    folder = _folder(path, spec.identity.commit, MODEL_FILES, f"{key}.path")
+    folder = model_folder(path, spec.identity.commit, MODEL_FILES, f"{key}.path")
     transformers_logging.disable_progress_bar()
-    try:
+    with _loading(f"{key}.path={path}", MODEL):
         module, report = AutoModelForCausalLM.from_pretrained(
             folder,
             dtype=getattr(torch, settings.dtype),
@@ -56,19 +63,21 @@ def load_model(spec: ModelSpec) -> LanguageModel:
             local_files_only=True,
             output_loading_info=True,
         )
-    except (torch.OutOfMemoryError, MemoryError):
-        raise
-    except Exception as error:  # libraries raise many kinds; all mean the same to a user
-        raise _unusable(path, key, error) from error
     absent = sorted(report["missing_keys"]) + sorted(str(x) for x in report["mismatched_keys"])
     if absent:
         raise PipelineError(
             f"{key}.path={path}: its files lack or misshape {len(absent)} weights "
             f"({', '.join(absent[:3])}, ...): fetch or export the model again"
         )
+    stored = _stored(folder) - FLOATS
+    if stored and getattr(module.config, "quantization_config", None) is None:
+        raise PipelineError(
+            f"{key}.path={path}: its weights are stored as {', '.join(sorted(stored))}, and its "
+            f"config.json tells no scale for them: {', '.join(sorted(FLOATS))} are read"
+        )
     eos = module.generation_config.eos_token_id
     if eos is None:
-        eos = _tokenizer(spec).eos_token_id
+        eos = load_tokenizer(path, spec.identity.commit, key).eos_token_id
     eos = tuple(eos) if isinstance(eos, list) else (eos,)
     if not all(token is None or type(token) is int for token in eos):
         raise PipelineError(
@@ -80,57 +89,59 @@ def load_model(spec: ModelSpec) -> LanguageModel:
     return model
 
 
+def _stored(folder: Path) -> set[str]:
+    """Return the types in which weights are stored."""
+    types = set[str]()
+    for path in folder.glob("*.safetensors"):
+        with safe_open(path, "pt") as file:
+            names = [name for name in file.keys() if name.endswith("weight")]  # noqa: SIM118
+            types |= {file.get_slice(name).get_dtype() for name in names}
+    return types
+
+
 def skeleton(spec: ModelSpec) -> LanguageModel:
     """Return a model without weights, for checks before they are read.
 
     Raises:
         PipelineError: as `load_model`, as far as its config.json tells.
     """
-    key, settings, path = spec.key, spec.settings, spec.settings.path
-    shape, kind = _architecture(path, spec.identity.commit, key)
-    refusal = caches.cache_refusal(kind)
-    if refusal:
-        raise PipelineError(
-            f"{key}.path={path}: {refusal}, so every token would be read without its context: "
-            "take a model with attention layers"
-        )
-    try:
-        with torch.device("meta"):
-            module = AutoModelForCausalLM.from_config(
-                shape, dtype=getattr(torch, settings.dtype), attn_implementation=settings.attention
-            )
-    except Exception as error:  # as above
-        if "attention implementation" in str(error) or isinstance(error, ImportError):
-            raise PipelineError(
-                f"{key}.attention={settings.attention}: {kind.__name__} does not run with it here: "
-                f"give {key}.attention=eager"
-            ) from error
-        raise _unusable(path, key, error) from error
-    meta, where = torch.device("meta"), f"{key}.path={path}"
-    return wrap(module, settings.label, meta, head_dtype=settings.head_dtype, key=where)
-
-
-def _architecture(path: str, commit: str | None, key: str) -> tuple[Any, type]:
-    """Return the config.json of a model, and the class that it names."""
-    folder = _folder(path, commit, MODEL_FILES, f"{key}.path")
+    key, settings, where = spec.key, spec.settings, f"{spec.key}.path={spec.settings.path}"
+    folder = model_folder(settings.path, spec.identity.commit, MODEL_FILES, f"{key}.path")
     transformers_logging.set_verbosity_error()
-    try:
+    with _loading(where, MODEL):
         shape = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
-    except Exception as error:  # as above
-        raise _unusable(path, key, error) from error
     if type(shape) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise PipelineError(
-            f"{key}.path={path}: a model of type {shape.model_type} is no causal language model "
-            "that transformers knows: take another model"
+            f"{where}: a model of type {shape.model_type} is no causal language model that "
+            "transformers knows: take another model"
         )
-    return shape, MODEL_FOR_CAUSAL_LM_MAPPING[type(shape)]
+    kind = MODEL_FOR_CAUSAL_LM_MAPPING[type(shape)]
+    if refusal := caches.cache_refusal(kind):
+        raise PipelineError(
+            f"{where}: {refusal}, so every token would be read without its context: take a model "
+            "with attention layers"
+        )
+    given = f"{where} with {key}.attention={settings.attention}"
+    with _loading(given, f"{MODEL}, or {key}.attention=eager"), torch.device("meta"):
+        module = AutoModelForCausalLM.from_config(
+            shape, dtype=getattr(torch, settings.dtype), attn_implementation=settings.attention
+        )
+    device = torch.device("meta")
+    return wrap(module, settings.label, device, head_dtype=settings.head_dtype, key=where)
 
 
-def _unusable(path: str, key: str, error: Exception) -> PipelineError:
-    return PipelineError(
-        f"{key}.path={path} can't be loaded: {type(error).__name__}: {first_line(error)}. Wanted: "
-        "a causal language model that transformers knows, with config.json and model*.safetensors"
-    )
+@contextmanager
+def _loading(where: str, wanted: str) -> Iterator[None]:
+    """Report what a library refuses in one line: where, why, and what is wanted."""
+    try:
+        yield
+    except (torch.OutOfMemoryError, MemoryError):
+        raise
+    except Exception as error:  # libraries raise many kinds; all mean the same to a user
+        raise PipelineError(
+            f"{where} can't be loaded: {type(error).__name__}: {first_line(error)}. "
+            f"Wanted: {wanted}"
+        ) from error
 
 
 def wrap(
@@ -167,22 +178,11 @@ def load_tokenizer(path: str, commit: str | None, key: str) -> Any:
     Raises:
         PipelineError: it can't be fetched or read.
     """
-    folder = _folder(path, commit, (*TOKENIZER_FILES, "config.json"), f"{key}.path")
-    try:
-        return AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
-    except Exception as error:  # libraries raise many kinds; all mean the same to a user
-        raise PipelineError(
-            f"{key}.path={path}: its tokenizer can't be loaded: {type(error).__name__}: "
-            f"{first_line(error)}. Wanted: tokenizer.json and tokenizer_config.json"
-        ) from error
-
-
-def _tokenizer(spec: ModelSpec) -> Any:
-    return load_tokenizer(spec.settings.path, spec.identity.commit, spec.key)
-
-
-def _folder(path: str, commit: str | None, patterns: tuple[str, ...], key: str) -> Path:
-    return local_path(path) or hub_files(path, commit, list(patterns), key)
+    files = (*TOKENIZER_FILES, "config.json")
+    folder = model_folder(path, commit, files, f"{key}.path")
+    with _loading(f"{key}.path={path}: its tokenizer", TOKENIZER):
+        made = AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+    return made  # noqa: RET504 (mypy takes it that _loading may swallow an error)
 
 
 def load_pair(
@@ -202,19 +202,24 @@ def load_pair(
     return model, drafts
 
 
-def check_pair_skeletons(target: ModelSpec, drafter: ModelSpec) -> None:
+def check_pair(target: ModelSpec, drafter: ModelSpec) -> None:
     """Check, before any weight is read, that a pair fits.
 
     Raises:
-        PipelineError: as `load_pair`, as far as configurations tell.
+        PipelineError: as `load_pair` and `pair_tokenizer`, as far as configurations tell; or the
+            two models have other rows of logits.
     """
-    model, key, head = skeleton(target), drafter.key, drafter.head
+    model, key = skeleton(target), drafter.key
     model.check_drafts(target.key)
-    if head is not None:
+    tokenizer = pair_tokenizer(target, drafter)
+    if drafter.head is not None:
         files = read_head(drafter.settings.path, drafter.identity.commit, key)
         check_head(files, model, key)
     else:
-        skeleton(drafter).check_drafts(key)
+        drafts = skeleton(drafter)
+        drafts.check_drafts(key)
+        tokens = 1 + max(tokenizer.get_vocab().values())
+        common_rows(model.vocab_size, drafts.vocab_size, tokens, _pair(target, drafter))
 
 
 def pair_tokenizer(target: ModelSpec, drafter: ModelSpec) -> Any:
@@ -223,11 +228,15 @@ def pair_tokenizer(target: ModelSpec, drafter: ModelSpec) -> Any:
     Raises:
         PipelineError: one can't be read, or the two give a token different ids.
     """
-    tokenizer = _tokenizer(target)
-    if drafter.head is None:
-        check_same_tokens(
-            tokenizer.get_vocab(),
-            _tokenizer(drafter).get_vocab(),
-            f"{target.settings.label} and {drafter.settings.label}",
-        )
+    tokenizer, *others = (
+        load_tokenizer(spec.settings.path, spec.identity.commit, spec.key)
+        for spec in (target, drafter)
+        if spec.head is None
+    )
+    for other in others:
+        check_same_tokens(tokenizer.get_vocab(), other.get_vocab(), _pair(target, drafter))
     return tokenizer
+
+
+def _pair(target: ModelSpec, drafter: ModelSpec) -> str:
+    return f"{target.settings.label} and {drafter.settings.label}"

@@ -2,79 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from pathlib import Path
+from functools import lru_cache
 from typing import Any
 
 from pipeline.errors import PipelineError, first_line
-from pipeline.hub import local_path
 
 TOKENS_NAMED = 3  # differing tokens that are named
-_tried: dict[str, bool] = {}  # whether a template's tokens change with the message
-
-
-class FileTokenizer:
-    """A tokenizer read from its files alone: transformers, which imports torch, takes seconds.
-
-    Its counts may differ from those of transformers by a few tokens, where that patches a file.
-    """
-
-    def __init__(self, folder: Path, name: str) -> None:
-        """Read the files in `folder`; `name` is printed in errors.
-
-        Raises:
-            Exception: it has no tokenizer.json, or its template needs more than is here.
-        """
-        from jinja2.sandbox import ImmutableSandboxedEnvironment
-        from tokenizers import Tokenizer
-
-        self.name_or_path = name
-        self._tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-        settings: dict[str, Any] = {}
-        with suppress(OSError):
-            settings = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
-        template = settings.get("chat_template")
-        if isinstance(template, list):  # several, by name
-            template = {entry["name"]: entry["template"] for entry in template}.get("default")
-        with suppress(OSError):
-            template = (folder / "chat_template.jinja").read_text(encoding="utf-8")
-        self.chat_template = template
-        made = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
-        )
-        special = {
-            key: token["content"] if isinstance(token, dict) else token
-            for key, token in settings.items()
-            if key.endswith("_token")
-        }
-        self._template = made.from_string(template or "", globals=special)
-        if template is not None:
-            _listens(self, enable_thinking=False)
-
-    def __call__(self, text: str, *, add_special_tokens: bool = True) -> dict[str, list[int]]:
-        """Return the `input_ids` of a text."""
-        encoding = self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
-        return {"input_ids": encoding.ids}
-
-    def get_vocab(self) -> dict[str, int]:
-        """Return token to id, added tokens included."""
-        vocabulary: dict[str, int] = self._tokenizer.get_vocab()
-        return vocabulary
-
-    def apply_chat_template(self, messages: Sequence[Mapping[str, str]], **options: Any) -> str:
-        """Return the text of messages."""
-        return self._template.render(messages=messages, **options)
-
-
-def file_tokenizer(path: str) -> FileTokenizer | None:
-    """Return the tokenizer of a local model; None where its files do not suffice."""
-    folder = local_path(path)
-    try:
-        return None if folder is None else FileTokenizer(folder, path)
-    except Exception:  # libraries raise many kinds: who loads the model says what is wrong
-        return None
 
 
 def encode(tokenizer: Any, text: str, template: str, *, enable_thinking: bool) -> list[int]:
@@ -111,10 +45,14 @@ def chat_text(
     Raises:
         PipelineError: the tokenizer has no chat template, or it does not work.
     """
+    name = tokenizer.name_or_path
     if tokenizer.chat_template is None:
-        raise PipelineError(no_template(tokenizer))
+        raise PipelineError(
+            f"{name}: its tokenizer has no chat template. Give prompts.template=none (plain text, "
+            "for base models), take an instruction-tuned model, or add a chat_template.jinja to it"
+        )
     try:
-        if not _listens(tokenizer, enable_thinking):
+        if _ignores_messages(tokenizer):
             raise ValueError("it ignores the user's message")
         return str(
             tokenizer.apply_chat_template(
@@ -128,35 +66,16 @@ def chat_text(
     except Exception as error:  # a template is a program: it can raise anything
         line = f" (line {error.lineno})" if hasattr(error, "lineno") else ""
         raise PipelineError(
-            f"{tokenizer.name_or_path}: its chat template fails: {type(error).__name__}: "
-            f"{first_line(error)}{line}. Correct its chat_template, or give prompts.template=none"
+            f"{name}: its chat template fails: {type(error).__name__}: {first_line(error)}{line}. "
+            "Correct its chat_template, or give prompts.template=none"
         ) from error
 
 
-def no_template(tokenizer: Any) -> str:
-    """Return the remedy for a tokenizer without a chat template."""
-    return (
-        f"{tokenizer.name_or_path}: its tokenizer has no chat template. Give "
-        "prompts.template=none (plain text, for base models), take an instruction-tuned "
-        "model, or add a chat_template.jinja to it"
-    )
-
-
-def _listens(tokenizer: Any, enable_thinking: bool) -> bool:
-    """Whether the chat template contains the user's message; tried once a template."""
-    template = str(tokenizer.chat_template)
-    if template not in _tried:
-        first, second = (
-            tokenizer.apply_chat_template(
-                [{"role": "user", "content": message}],
-                add_generation_prompt=True,
-                tokenize=False,  # a small vocabulary may have neither word
-                enable_thinking=enable_thinking,
-            )
-            for message in ("1", "2 3")
-        )
-        _tried[template] = first != second
-    return _tried[template]
+@lru_cache(1)
+def _ignores_messages(tokenizer: Any) -> bool:
+    """Whether the chat template writes two messages alike: some read lists of parts alone."""
+    asked = ([{"role": "user", "content": text}] for text in ("1", "2 3"))
+    return len({tokenizer.apply_chat_template(each, tokenize=False) for each in asked}) == 1
 
 
 def _plain(tokenizer: Any, text: str) -> list[int]:
@@ -180,14 +99,8 @@ def check_same_tokens(target: Mapping[str, int], drafter: Mapping[str, int], pai
     Raises:
         PipelineError: they do not; names a few of the tokens.
     """
-    wrong = sorted(
-        (
-            token
-            for token in target.keys() | drafter.keys()
-            if target.get(token) != drafter.get(token)
-        ),
-        key=lambda token: (target.get(token, len(target)), token),
-    )
+    differing = {token for token, _ in target.items() ^ drafter.items()}
+    wrong = sorted(differing, key=lambda token: (target.get(token, len(target)), token))
     if wrong:
         named = "; ".join(
             f"{token!r} is {target.get(token, 'missing')} and {drafter.get(token, 'missing')}"
@@ -204,9 +117,9 @@ def common_rows(target: int, drafter: int, tokens: int, pair: str) -> int:
     """Return over how many rows of logits the two models are compared.
 
     Models pad their logits beyond the tokenizer. Rows that both have are compared like any
-    other: either model may give them probability. Rows that one of two padded models has alone
-    are left out of its softmax; the stage records how much probability they had. Tokens beyond the
-    rows of both (Gemma 3 has one, for images) are given probability by neither.
+    other; rows that one of two padded models has alone are left out of its softmax, and the stage
+    records how much probability they had. Tokens beyond the rows of both (Gemma 3 has one, for
+    images) are given probability by neither.
 
     Args:
         target: length of a row of the target's logits.
@@ -215,20 +128,13 @@ def common_rows(target: int, drafter: int, tokens: int, pair: str) -> int:
         pair: the two models, for the error.
 
     Raises:
-        PipelineError: the models have different numbers of rows, and one has fewer than the
-            tokenizer, or only one is padded.
+        PipelineError: the lengths differ, and one is not above that of the tokenizer.
     """
-    if target == drafter:
-        return target
-    if min(target, drafter) < tokens:
+    rows = min(target, drafter)
+    if target != drafter and rows <= tokens:
         raise PipelineError(
-            f"{pair}: their logits have {target} and {drafter} rows and the "
-            f"tokenizer {tokens} tokens: a model lacks some of its tokens"
+            f"{pair}: their logits have {target} and {drafter} rows, and the tokenizer {tokens} "
+            "tokens. Rows may differ where both models have more than that: resize the embeddings "
+            f"of one to {max(target, drafter)} rows, or take another drafter"
         )
-    if min(target, drafter) == tokens:
-        raise PipelineError(
-            f"{pair}: their logits have {target} and {drafter} rows; rows beyond the tokenizer's "
-            f"{tokens} tokens are allowed when both models have them. Resize the embeddings of "
-            f"the one without to {max(target, drafter)} rows, or take another drafter"
-        )
-    return min(target, drafter)
+    return rows

@@ -7,8 +7,7 @@ from pathlib import Path
 
 from pipeline.errors import PipelineError
 from pipeline.hub import HUB_ID, cached_commit, hub_files, local_path
-from pipeline.stage import Task
-from pipeline.store import Artifact
+from pipeline.stage import Artifact, Task
 
 TOKENIZER = "tokenizer.json"
 ENGINES_IDS = "the engine's"  # token ids of a log, else they number its texts

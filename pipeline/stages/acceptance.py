@@ -6,6 +6,7 @@ drafts artifact's own columns: they must belong to the same p as its ranks and K
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -28,8 +29,7 @@ if TYPE_CHECKING:
     from analysis.rules import Rule
     from analysis.statistics.bootstrap import Floats
     from pipeline.models.spec import ModelSpec
-    from pipeline.stage import Inputs
-    from pipeline.store import Artifact, Out
+    from pipeline.stage import Artifact, Inputs, Out
     from pipeline.study import Study
 
 SUMMARY = {  # statistic: its column in a sweep's table
@@ -52,18 +52,16 @@ SAMPLED = ("tv", "erss_acceptance", "harmonic_mean")  # at the temperature of th
 
 def plan(study: Study) -> list[Task]:
     """Return one planned artifact a target."""
-    rules = [rule_entries(rule) for rule in study.rules]
-    settings = {"rules": rules, **statistics_entries(study.statistics)}
+    settings: Json = {"rules": [rule_entries(rule) for rule in study.rules]}
+    settings |= statistics_entries(study.statistics)
+    rules = tuple(study.rules)
     return [
         Task(
-            STAGE,
-            made.label,
-            settings,
-            {"drafts": made},
-            study.runtime(target, made.runtime.models),
+            STAGE, made.label, settings, {"drafts": made},
+            replace(study.runtime(target), rules=rules),
         )
         for target, made in study.by_target("drafts")
-    ]
+    ]  # fmt: skip
 
 
 def compute(task: Task, inputs: Inputs, out: Out) -> None:
@@ -82,11 +80,11 @@ def compute(task: Task, inputs: Inputs, out: Out) -> None:
         stochastic_statistics,
     )
 
-    drafts, runtime = inputs["drafts"], task.runtime
+    drafts, runtime, pair = inputs["drafts"], task.runtime, task.inputs["drafts"].runtime
     steps, prompts = read_steps(drafts), drafts.read(columns=["prompt_id"])["prompt_id"]
     all_rules = [StrictGreedy(), *runtime.rules]
     per_step = {rule.label: rule for rule in all_rules}  # each once, in order
-    chosen = judge_soundly(runtime.pair, prompts, steps, list(per_step.values()))
+    chosen = judge_soundly(pair.pair, prompts, steps, list(per_step.values()))
     bootstrap = PromptBootstrap(steps.trajectories.prompts, *runtime.statistics)
     frames = {
         "statistics": [rule_statistics(steps, judgement, bootstrap) for judgement in chosen],
@@ -111,7 +109,7 @@ def compute(task: Task, inputs: Inputs, out: Out) -> None:
             label = pa.repeat(judgement.rule.label, len(steps))
             own = [label, judgement.lower, judgement.upper, judgement.accepted, judgement.certified]
             writer.write_table(pa.table([prompts, steps.position, *own], schema=schema))
-    out.facts |= soundness(runtime.models, steps, chosen)
+    out.facts |= soundness(pair.models, steps, chosen)
     out.facts["sampled_temperature"] = sampled
 
 
@@ -202,7 +200,8 @@ def summary(task: Task, artifact: Artifact) -> list[Json]:
     """One row a rule of the criteria."""
     from analysis.statistics.trajectories import CENSORED
 
-    facts, (target, drafter) = artifact.facts, task.runtime.models  # as they are named today
+    facts = artifact.facts
+    target, drafter = task.inputs["drafts"].runtime.models  # as they are named today
     rows: dict[str, Json] = {
         rule.label: {
             "target": target.settings.label,

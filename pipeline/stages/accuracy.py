@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
@@ -23,21 +23,26 @@ from pipeline.stage import Json, Stage, Task
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from torch import Tensor
-
     from pipeline.columns import Row, Tables
-    from pipeline.decoding.loop import Answer
     from pipeline.decoding.pair import DecodingPair
     from pipeline.methods import Method
-    from pipeline.shards import Progress, Result
-    from pipeline.stage import Inputs
-    from pipeline.store import Artifact, Out
+    from pipeline.models.language_model import LanguageModel
+    from pipeline.stage import Artifact, Inputs, Out
     from pipeline.study import Study
+    from pipeline.workers import Progress, Result
 
-RUN: Columns = {
+    Decode = Callable[[list[int]], str]  # tokens to their text
+
+ITEM: Columns = {
     "task": Column("string", "name of the task"),
     "item_id": Column("string", "the item"),
-    "run": Column("int32", 'the method: index in the record\'s `facts["runs"]`'),
+}
+RUN = ITEM | {"run": Column("int32", 'the method: index in the record\'s `facts["runs"]`')}
+COUNTED = {  # of calls, summed
+    "drafted": "tokens of these calls",
+    "tested": "drafted tokens before and at the first rejection",
+    "accepted": "drafted tokens that were accepted",
+    "emitted": "tokens that the calls emitted",
 }
 
 
@@ -49,12 +54,12 @@ def plan(study: Study) -> list[Task]:
             and lm-evaluation-harness is not installed.
     """
     config, settings = study.config, study.config.accuracy
-    if not study.tasks["drafts"] or config.distributions.source == "logs":
+    if config.drafter is None or config.distributions.source == "logs":
         return []
     if config.stage == STAGE.name and find_spec("lm_eval") is None:
         raise PipelineError(f"stage=accuracy needs lm-evaluation-harness: {INSTALL}")
     decoded = build_methods(config.decoding.methods, study.decoded, config.decoding.draft_length)
-    methods = scored(decoded)
+    methods = tuple(scored(decoded))
     own = settings.model_dump(include={"items", "seed"})
     own |= config.decoding.model_dump(include={"lookup", "lookup_match"})
     own |= config.prompts.model_dump(include={"template", "enable_thinking"})
@@ -62,10 +67,12 @@ def plan(study: Study) -> list[Task]:
     own["methods"] = [method_entries(method) for method in methods]
     extra = {"margin": settings.margin, "tasks": settings.tasks}
     planned = []
-    for drafts in study.tasks["drafts"]:
-        pair = {name: drafts.settings[name] for name in ("target", "drafter")}
-        runtime = replace(drafts.runtime, methods=tuple(methods), extra=extra)
-        planned.append(Task(STAGE, drafts.label, pair | own, {}, runtime))
+    drafter = study.model_spec("drafter", config.drafter)
+    for key, target in config.targets.items():
+        models = (study.model_spec(f"targets.{key}", target), drafter)
+        pair = {"target": models[0].entries, "drafter": drafter.entries}
+        runtime = replace(study.runtime(target), models=models, methods=methods, extra=extra)
+        planned.append(Task(STAGE, key, pair | own, {}, runtime))
     return planned
 
 
@@ -86,30 +93,30 @@ def scored(methods: Sequence[Method]) -> list[Method]:
 
 def compute(task: Task, inputs: Inputs, out: Out) -> None:
     """Answer and score the first items of every task with every method."""
-    from pipeline.models.load import pair_tokenizer
     from pipeline.shards import compute_shards, write_tables
 
-    tokenizer = pair_tokenizer(*task.runtime.models)
-    names = [question.key for question in questions(task, tokenizer)]
-    shards = compute_shards(task, inputs, out, names, AccuracyWorker, unit="item")
+    shards = compute_shards(task, inputs, out, None, AccuracyWorker, unit="item")
     write_tables(task, out, [json.loads(shard.content()) for shard in shards], "item")
 
 
 class AccuracyWorker:
-    """A target and its drafter, with all methods and questions; see `pipeline.shards.Worker`."""
+    """A target and its drafter, with all methods and questions; see `pipeline.workers.Worker`."""
 
     def __init__(self, task: Task, _: Inputs) -> None:
         """Load them."""
         from pipeline.decoding.pair import load_decoding_pair
         from pipeline.models.load import pair_tokenizer
 
-        self._task = task
         tokenizer = pair_tokenizer(*task.runtime.models)
         self._questions = {asked.key: asked for asked in questions(task, tokenizer)}
         limit = max(question.max_tokens for question in self._questions.values())
         tokens = 1 + max(tokenizer.get_vocab().values())
         self._pair = load_decoding_pair(task, tokens=tokens, steps=limit)
         self._text = partial(tokenizer.decode, skip_special_tokens=True)
+
+    def names(self) -> list[str]:
+        """Return the keys of all questions, one of each task in turn."""
+        return list(self._questions)
 
     def batch(self) -> int:
         """Return how many items are a shard: one, which every method answers in turn."""
@@ -121,128 +128,100 @@ class AccuracyWorker:
 
         pair, question = self._pair, self._questions[names[0]]
         rows, reason = or_reason(lambda: answer(pair, question, self._text), pair.target.device)
-        failed = {"task": question.task, "item_id": question.item_id, "reason": reason}
         progress(1)
-        return {}, json.dumps(rows or {"failures": [failed]}).encode()
+        return {}, json.dumps(rows or {"failures": [question.row | {"reason": reason}]}).encode()
 
     def facts(self, _: Sequence[Json]) -> Json:
         """Return the record's facts on the tasks and the runs."""
         from pipeline.decoding.pair import run_facts
         from pipeline.timing import describe_device
 
-        pair = self._pair
-        runs = [
-            run_facts(method) | {"baseline": pair.runs.index(baseline(method))}
-            for method in pair.runs
-        ]
+        runs = self._pair.runs
         return {
             "tasks": list(dict.fromkeys(asked.task for asked in self._questions.values())),
-            "runs": runs,
-            **describe_device(pair.target.device),
+            "runs": [run_facts(run) | {"baseline": runs.index(baseline(run))} for run in runs],
+            **describe_device(self._pair.target.device),
         }
 
 
-def answer(pair: DecodingPair, question: Question, text: Callable[[list[int]], str]) -> Tables:
+def answer(pair: DecodingPair, question: Question, text: Decode) -> Tables:
     """Return the rows of one question by table: an answer of every method, and its score."""
-    from lm_eval.models.utils import postprocess_generated_text
-
-    from pipeline.decoding.pair import Prompt, check_fits, decode_timed, read_again
+    from pipeline.decoding.pair import Prompt, check_fits, compared, decode_timed
 
     limit, prompt = question.max_tokens, Prompt(question.key, question.token_ids)
     check_fits(replace(pair, steps=limit), prompt)
     answers = [decode_timed(pair, method, prompt, limit)[0] for method in pair.runs]
-
-    decoded: dict[tuple[int, ...], tuple[list[float], Row]] = {}
+    score = cache(partial(score_answer, pair.target, question, text))
     rows: Tables = {"data": [], "timings/runs": []}
     for run, (method, made) in enumerate(zip(pair.runs, answers, strict=True)):
-        tokens = tuple(made.tokens)
-        if tokens not in decoded:
-            answer_text = postprocess_generated_text(text(made.tokens), question.until, None)
-            gaps, counted = counted_steps(
-                read_again(pair.target, question.token_ids, tokens), tokens
-            )
-            scored = {
-                "answer": answer_text,
-                "correct": question.right(answer_text),
-                "ended": made.ended,
-            }
-            decoded[tokens] = gaps, scored | counted
-        alone = answers[pair.runs.index(baseline(method))]
-        key = {"task": question.task, "item_id": question.item_id, "run": run}
-        rows["data"].append(
-            key
-            | decoded[tokens][1]
-            | {
-                "method": method.name,
-                "drafter": method.drafter,
-                "draft_length": method.draft_length,
-                "temperature": method.temperature,
-                **first_difference(made.tokens, alone.tokens, decoded[tuple(alone.tokens)][0]),
-                **totals(made),
-            }
-        )
-        rows["timings/runs"].append(key | {"seconds": made.seconds})
+        alone = answers[pair.runs.index(baseline(method))].tokens
+        prefix = compared(made.tokens, alone)["common_prefix"]
+        at = min(prefix, len(alone) - 1)  # one answer may be the beginning of the other
+        _, gaps = score(tuple(alone))
+        row = {
+            "run": run,
+            "method": method.name,
+            "drafter": method.drafter,
+            "draft_length": method.draft_length,
+            "temperature": method.temperature,
+            "ended": made.ended,
+            "common_prefix": prefix,
+            "gap": None if made.tokens == alone else gaps[at],
+            "calls": len(made.calls),
+            **{name: sum(getattr(call, name) for call in made.calls) for name in COUNTED},
+        }
+        rows["data"].append(question.row | row | score(tuple(made.tokens))[0])
+        rows["timings/runs"].append(question.row | {"run": run, "seconds": made.seconds})
     return rows
 
 
-def counted_steps(logits: Tensor, answer: tuple[int, ...]) -> tuple[list[float], Row]:
-    """Return the gaps between the target's two largest logits (n, V), and an answer's counts."""
-    from pipeline.decoding.pair import nats_given_up
-
-    first, second = logits.topk(2, dim=1).values.double().T
-    nats = nats_given_up(logits, answer)
-    return (first - second).tolist(), {
-        "token_ids": list(answer),
-        "n_tokens": len(answer),
-        "nats_given_up": float(nats.sum()),
-        "departures": int((nats > 0).sum()),
-    }
-
-
-def first_difference(answer: list[int], alone: list[int], gaps: list[float]) -> Row:
-    """Return the tokens before an answer's first difference from the baseline's, and the gap there.
+def score_answer(
+    target: LanguageModel, question: Question, text: Decode, tokens: Sequence[int]
+) -> tuple[Row, list[float]]:
+    """Return the columns that depend on an answer's n tokens alone, and the gap at each (n,).
 
     The gap is that of the target's two largest logits: near 0 is near a tie.
     """
-    from pipeline.decoding.pair import compared
+    from lm_eval.models.utils import postprocess_generated_text
 
-    prefix = compared(answer, alone)["common_prefix"]
-    at = min(prefix, len(alone) - 1)  # one answer may be the beginning of the other
-    return {"common_prefix": prefix, "gap": None if answer == alone else gaps[at]}
+    from pipeline.decoding.pair import nats_given_up, read_again
 
-
-def totals(answer: Answer) -> dict[str, int]:
-    """Return the totals of the target's calls, without that of the prompt."""
-    names = ("drafted", "tested", "accepted", "emitted")
-    sums = {name: sum(getattr(call, name) for call in answer.calls) for name in names}
-    return {"calls": len(answer.calls), **sums}
+    cut = postprocess_generated_text(text(list(tokens)), question.until, None)
+    logits = read_again(target, question.token_ids, tokens)
+    first, second = logits.topk(2, dim=1).values.double().T
+    nats = nats_given_up(logits, tokens)
+    return {
+        "answer": cut,
+        "correct": question.right(cut),
+        "token_ids": list(tokens),
+        "n_tokens": len(tokens),
+        "nats_given_up": float(nats.sum()),
+        "departures": int((nats > 0).sum()),
+    }, (first - second).tolist()
 
 
 def summary(task: Task, artifact: Artifact) -> list[Json]:
     """One row a method, the baselines included, over all tasks together."""
     from analysis.decoding import answers
     from analysis.decoding.answers import ALL, losses
+    from analysis.report.text import limits
     from pipeline.decoding.decoded import read_answered
 
     runtime = task.runtime
     answered = read_answered(runtime.label, artifact)
     scores = answers.accuracy(answered, *runtime.statistics, runtime.extra["margin"])
-    scores = scores[scores["task"] == ALL]
-    shown = ["method", "draft_length", "temperature", "items", "accuracy", "accuracy_ci_low"]
-    shown += ["accuracy_ci_high", "lost", "won", "difference", "difference_ci_low"]
-    shown += ["difference_ci_high", "p_value", "changed", "nats_given_up", "tokens_per_call"]
-    shown += ["tokens_per_call_ci_low", "tokens_per_call_ci_high", "speedup"]
     decisions = losses(scores)["decision"]
+    shown = ["method", "draft_length", "temperature", "items", "accuracy", *limits("accuracy")]
+    shown += ["lost", "won", "difference", *limits("difference"), "p_value", "changed"]
+    shown += ["nats_given_up", "tokens_per_call", *limits("tokens_per_call"), "speedup"]
     return [
         {
             "target": answered.target,
-            "rule": None
-            if answered.runs["rule"][run] is None
-            else answered.runs["rule"][run].label,
-            **dict(zip(shown, row, strict=True)),
-            "loss": decisions.get(run, ""),
+            "rule": row["rule"] and row["rule"].label,
+            **{name: row[name] for name in shown},
+            "loss": decisions.get(row["run"], ""),
         }
-        for run, row in zip(scores["run"], scores[shown].itertuples(index=False), strict=True)
+        for row in scores[scores["task"] == ALL].to_dict("records")
     ]
 
 
@@ -266,16 +245,9 @@ STAGE = Stage(
                 "float64", "of the target's two largest logits there; null: no difference"
             ),
             "calls": Column("int32", "of the target, after the prompt's"),
-            "drafted": Column("int32", "tokens of these calls"),
-            "tested": Column("int32", "drafted tokens before and at the first rejection"),
-            "accepted": Column("int32", "drafted tokens that were accepted"),
-            "emitted": Column("int32", "tokens that the calls emitted"),
+            **{name: Column("int32", meaning) for name, meaning in COUNTED.items()},
         },
-        "failures": {
-            "task": Column("string", "name of the task"),
-            "item_id": Column("string", "the item"),
-            "reason": Column("string", "why it has no answer"),
-        },
+        "failures": ITEM | {"reason": Column("string", "why it has no answer")},
         "timings/runs": RUN | {"seconds": Column("float64", "of the answer")},
     },
     plan=plan,

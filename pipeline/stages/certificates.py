@@ -5,6 +5,7 @@ Run it with ``python -m pipeline stage=certificates``.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from analysis.report.text import limits
@@ -17,18 +18,20 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from analysis.rules import Rule
-    from pipeline.stage import Inputs
-    from pipeline.store import Artifact, Out
+    from pipeline.stage import Artifact, Inputs, Out
     from pipeline.study import Study
 
 
 def plan(study: Study) -> list[Task]:
     """Return one planned artifact a target, with all rules of the study."""
-    settings = {"rules": [rule_entries(rule) for rule in study.rules]}
+    settings, rules = {"rules": [rule_entries(rule) for rule in study.rules]}, tuple(study.rules)
     return [
-        Task(STAGE, made.label, settings, {"distributions": made}, study.runtime(target))
+        Task(
+            STAGE, made.label, settings, {"distributions": made},
+            replace(study.runtime(target), rules=rules),
+        )
         for target, made in study.by_target("distributions")
-    ]
+    ]  # fmt: skip
 
 
 def compute(task: Task, inputs: Inputs, out: Out) -> None:

@@ -23,10 +23,9 @@ if TYPE_CHECKING:
     from pipeline.columns import Row, Tables
     from pipeline.decoding.loop import Answer
     from pipeline.decoding.pair import DecodingPair, Prompt
-    from pipeline.shards import Progress, Result
-    from pipeline.stage import Inputs
-    from pipeline.store import Artifact, Out
+    from pipeline.stage import Artifact, Inputs, Out
     from pipeline.study import Study
+    from pipeline.workers import Progress, Result
 
 RUN: Columns = {
     "prompt_id": Column("string", "the prompt"),

@@ -28,11 +28,10 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from pipeline.models.logit_statistics import Found
-    from pipeline.shards import Progress, Result
-    from pipeline.stage import Inputs, Json
-    from pipeline.store import Out
+    from pipeline.stage import Inputs, Json, Out
     from pipeline.study import Study
     from pipeline.timing import Stopwatch
+    from pipeline.workers import Progress, Result
 
 BATCH = {"cpu": 32, "cuda": 128}  # prompts; larger batches were not faster on a CPU
 NOT_TOLD = (

@@ -15,7 +15,7 @@ import numpy as np
 from pipeline import columns
 from pipeline.columns import STEP, TARGET, Column, Columns
 from pipeline.errors import PipelineError
-from pipeline.models.prompt_tokens import check_same_tokens, common_rows, file_tokenizer
+from pipeline.models.prompt_tokens import common_rows
 from pipeline.stage import Stage, Task
 from pipeline.stored import read_token_ids, steps_by_prompt
 
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from pipeline.models.compare import ComparedPair
-    from pipeline.shards import Progress, Result
     from pipeline.stage import Inputs, Json
     from pipeline.store import Out
     from pipeline.study import Study
+    from pipeline.workers import Progress, Result
 
 ROLES = ("target", "drafter")
 LOGITS_HELD = 1 << 25  # logits of one model held at once, 128 MB in float32
@@ -76,13 +76,12 @@ def plan(study: Study) -> list[Task]:
     """Return one planned artifact a target, on its trajectories; none without a drafter.
 
     Raises:
-        PipelineError: prompts may be too short for the depths of a head, or a model's tokenizer is
-            not its target's.
+        PipelineError: prompts may be too short for the depths of a head.
     """
     config, drafter = study.config, study.config.drafter
     if drafter is None or config.distributions.source == "logs":
         return []
-    if drafter.head is not None and "drafts" in study.wanted and _wanted(study):
+    if drafter.head is not None and _wanted(study):
         depths, shortest = drafter.head.depths, config.prompts.min_tokens
         if shortest <= depths:  # a draft follows a token with a hidden state, and one read with it
             raise PipelineError(
@@ -91,24 +90,14 @@ def plan(study: Study) -> list[Task]:
             )
     spec = study.model_spec("drafter", drafter)
     made = []
-    for target, steps in study.by_target("distributions"):
+    for steps in study.tasks["distributions"]:
         pair = (*steps.runtime.models, spec)
         settings: Json = {name: model.entries for name, model in zip(ROLES, pair, strict=True)}
         settings["temperature"] = config.certificates.temperature
         inputs = {"prompts": steps.inputs["prompts"], "distributions": steps}
         runtime = replace(steps.runtime, models=pair)
         made.append(Task(STAGE, steps.label, settings, inputs, runtime))
-        if STAGE.name in study.wanted and drafter.head is None and not study.made(made[-1]):
-            _check_tokens(f"targets.{steps.label}", target.path, drafter.path)
     return made
-
-
-def _check_tokens(key: str, target: str, drafter: str) -> None:
-    """Check, of local models, that drafter and target have the same tokens; none is loaded."""
-    ours, theirs = file_tokenizer(target), file_tokenizer(drafter)
-    if ours is not None and theirs is not None:
-        pair = f"{key}.path={target} and drafter.path={drafter}"
-        check_same_tokens(ours.get_vocab(), theirs.get_vocab(), pair)
 
 
 def _wanted(study: Study) -> bool:

@@ -12,8 +12,7 @@ from pipeline.columns import COUNTED, CUT, INTERVAL, Column
 from pipeline.stage import Json, Stage, Task, statistics_entries
 
 if TYPE_CHECKING:
-    from pipeline.stage import Inputs
-    from pipeline.store import Artifact, Out
+    from pipeline.stage import Artifact, Inputs, Out
     from pipeline.study import Study
 
 
@@ -21,7 +20,7 @@ def plan(study: Study) -> list[Task]:
     """Return one planned artifact a target, with the run lengths under all rules."""
     settings = {"eps": study.config.run_lengths.eps, **statistics_entries(study.statistics)}
     return [
-        Task(STAGE, target.label, settings, {"certificates": made}, study.runtime(target))
+        Task(STAGE, target.label, settings, {"certificates": made}, made.runtime)
         for target, made in study.by_target("certificates")
     ]
 

@@ -1,20 +1,15 @@
-"""A hub on loopback: what `huggingface_hub` and `datasets` ask of huggingface.co.
+"""A hub on loopback: what `huggingface_hub` asks of huggingface.co.
 
 Answers the API (repository, revision, tree), `resolve` with its headers, and redirects:
 a small file to the hub's own cache, a file of LFS to another origin. Files are served over plain
 HTTP; the hub's Xet storage is not imitated.
-
-``python -m tests.pipeline.hub [DIRECTORY WITH tokenizer.json]`` serves the repositories of the
-paper's study, and prints what HF_ENDPOINT is to be.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -307,13 +302,3 @@ def connect(hub: Hub, home: Path, patch: pytest.MonkeyPatch) -> None:
     patch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", hub.endpoint + place)
     patch.setattr(constants, "HF_HUB_CACHE", str(home / "hub"))
     patch.setattr(constants, "HF_HUB_OFFLINE", False)
-
-
-if __name__ == "__main__":
-    from tests.pipeline.hub_study import paper
-
-    tokenizer = Path(sys.argv[1]) if sys.argv[1:] else None
-    with Hub(*paper(tokenizer)).serving() as served:
-        print(f"HF_ENDPOINT={served.endpoint}", flush=True)
-        while True:
-            time.sleep(60)

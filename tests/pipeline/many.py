@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from pipeline.errors import PipelineError
-from pipeline.shards import Progress, Result
 from pipeline.stage import Inputs, Json, Task
+from pipeline.workers import Progress, Result
 
 
 def die_once(names: Sequence[str], folder: Path) -> None:

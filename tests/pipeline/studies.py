@@ -15,13 +15,13 @@ from pipeline import columns
 from pipeline.criteria import rule_entries
 from pipeline.hub import Identity
 from pipeline.models.spec import model_at
-from pipeline.stage import Json, Runtime, Stage, Task, statistics_entries
+from pipeline.stage import Json, Out, Runtime, Stage, Task, statistics_entries
 from pipeline.stages.certificates import STAGE as CERTIFICATES
 from pipeline.stages.distributions import STAGE as DISTRIBUTIONS
 from pipeline.stages.prompts import STAGE as PROMPTS
 from pipeline.stages.report import STAGE as REPORT
 from pipeline.stages.run_lengths import STAGE as RUN_LENGTHS
-from pipeline.store import Out, Store
+from pipeline.store import Store
 from tests.analysis.cases import stored_columns
 from tests.pipeline.tiny import RUNTIME, publish
 

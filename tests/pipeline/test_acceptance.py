@@ -16,10 +16,10 @@ from analysis.statistics.bootstrap import Resampling
 from pipeline import columns
 from pipeline.criteria import rule_entries
 from pipeline.errors import PipelineError
-from pipeline.stage import Task
+from pipeline.stage import Artifact, Out, Task
 from pipeline.stages.acceptance import STAGE
 from pipeline.stages.drafts import STAGE as DRAFTS
-from pipeline.store import Artifact, Out, Store
+from pipeline.store import Store
 from tests import divergences
 from tests.analysis.cases import stored_columns
 from tests.pipeline.tiny import drafts_of, publish, used

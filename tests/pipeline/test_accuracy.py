@@ -18,11 +18,11 @@ from pipeline.decoding.decoded import read_answered
 from pipeline.errors import PipelineError
 from pipeline.models.load import load_tokenizer
 from pipeline.models.prompt_tokens import chat_text, encode
-from pipeline.stage import Task
+from pipeline.stage import Artifact, Task
 from pipeline.stages import accuracy
 from pipeline.stages.report.compute import answer_sections
 from pipeline.stages.report.sources import report_spec
-from pipeline.store import Artifact, Store
+from pipeline.store import Store
 from pipeline.study import Study
 from tests import methods
 from tests.results.models import WORDS, write_model

@@ -21,7 +21,7 @@ from pipeline.models import batch_decoding
 from pipeline.models import load as models
 from pipeline.models.batch_decoding import choose, uniforms
 from pipeline.models.logit_statistics import STATISTICS, logit_statistics, top_k
-from pipeline.store import Artifact
+from pipeline.stage import Artifact
 from tests.pipeline import tiny
 
 

@@ -21,11 +21,12 @@ from pipeline.models.language_model import LanguageModel
 from pipeline.models.logit_statistics import Found
 from pipeline.models.passes import Batch
 from pipeline.models.prompt_tokens import check_same_tokens, common_rows
+from pipeline.stage import Out
 from pipeline.stages import drafts
 from pipeline.stages.distributions import STAGE as DISTRIBUTIONS
 from pipeline.stages.drafts import STAGE
 from pipeline.stages.prompts import STAGE as PROMPTS_STAGE
-from pipeline.store import Out, Store
+from pipeline.store import Store
 from tests import divergences
 from tests.analysis.cases import stored_columns
 from tests.pipeline import heads
@@ -210,9 +211,9 @@ def test_padded_rows_are_allowed_when_both_models_pad() -> None:
     assert common_rows(100, 100, 90, "A and B") == 100
     assert common_rows(100, 96, 90, "A and B") == 96
     assert common_rows(90, 90, 90, "A and B") == 90
-    with pytest.raises(PipelineError, match="allowed when both models have them"):
+    with pytest.raises(PipelineError, match="Rows may differ where both models have more"):
         common_rows(100, 90, 90, "A and B")
-    with pytest.raises(PipelineError, match="a model lacks some"):
+    with pytest.raises(PipelineError, match="have 100 and 80 rows, and the tokenizer 90"):
         common_rows(100, 80, 90, "A and B")
 
 

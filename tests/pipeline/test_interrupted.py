@@ -16,11 +16,11 @@ import pyarrow as pa
 import pytest
 
 from benchmarks import robustness
-from pipeline import shards
+from pipeline import shards, workers
 from pipeline.errors import PipelineError
 from pipeline.paths import ROOT
-from pipeline.stage import Inputs, Task, with_inputs
-from pipeline.store import Artifact, Out, Store
+from pipeline.stage import Artifact, Inputs, Out, Task, with_inputs
+from pipeline.store import Store
 from pipeline.study import STAGES, Study
 from tests.pipeline import tiny
 from tests.pipeline.stopping import interrupt
@@ -67,13 +67,13 @@ def found(store: Store, task: Task) -> Artifact:
 
 def attempted(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     """The items of the shards that are computed from now on."""
-    attempt, computed = shards.attempt, list[list[str]]()
+    attempt, computed = workers.attempt, list[list[str]]()
 
     def noting(worker: Any, names: Any, progress: Any) -> Any:
         computed.append(list(names))
         return attempt(worker, names, progress)
 
-    monkeypatch.setattr(shards, "attempt", noting)
+    monkeypatch.setattr(workers, "attempt", noting)
     return computed
 
 

@@ -5,19 +5,22 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from analysis import TopK, certify
 from analysis.rules import StrictGreedy
-from analysis.statistics.bootstrap import FEW_PROMPTS
+from analysis.statistics.bootstrap import FEW_PROMPTS, Resampling
 from pipeline import solve
 from pipeline.errors import PipelineError
+from pipeline.stage import Artifact
 from pipeline.stages.distributions import STAGE
 from pipeline.stages.report.setups import WORDS
-from pipeline.store import Artifact
-from pipeline.stored import read_distributions
+from pipeline.stored import read_distributions, resampled
 from pipeline.study import Study
 from tests.analysis.test_rounded import V
 from tests.conftest import pipeline
@@ -82,6 +85,17 @@ def test_the_study_of_a_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert "log: mars is left out: it takes raw logits, which a log does not have" in said
     assert "log: tree is left out: it takes 33 log-probabilities a step, and the log has 9" in said
     assert re.search(r"absolute +any drafter within 0\.01 .*0\.\d", said)
+
+
+def test_pieces_and_choices_of_a_prompt_are_resampled_together() -> None:
+    ids = ["a", "a", "a+3", "a#1", "b", "b+2", "c#12"]
+    steps = pa.table({"prompt_id": ids, "position": [0, 1, 0, 0, 0, 0, 0]})
+    for settings, prompts in (({"log": {}}, 3), ({}, 6)):  # of a model every answer is a prompt
+        task: Any = SimpleNamespace(settings=settings)
+        trajectories, bootstrap = resampled(steps, task, Resampling(50, 0.9, 0))
+        assert (bootstrap.count, len(trajectories.starts)) == (prompts, 6)
+        assert bootstrap.weights.shape == (50, prompts)
+        np.testing.assert_array_equal(bootstrap.weights.sum(axis=1), prompts)
 
 
 def test_a_log_has_no_drafter(tmp_path: Path) -> None:

@@ -16,11 +16,11 @@ from pipeline import ray_workers
 from pipeline.errors import PipelineError
 from pipeline.models.spec import ModelSpec
 from pipeline.ray_workers import allocate, connect
-from pipeline.shards import Here, Shard, compute_shards, opened
-from pipeline.stage import Task
+from pipeline.shards import Shard, compute_shards, opened
+from pipeline.stage import Artifact, Out, Task
 from pipeline.stages import distributions
-from pipeline.store import Artifact, Out
 from pipeline.study import STAGES
+from pipeline.workers import Here
 from tests import methods
 from tests.pipeline import many
 from tests.pipeline.tiny import (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from pipeline.errors import PipelineError
 from pipeline.hub import Identity, hub_commit
 from pipeline.models.devices import check_threads
 from pipeline.models.language_model import wide_product
-from pipeline.models.load import LanguageModel, load_model, load_tokenizer
+from pipeline.models.load import LanguageModel, check_pair, load_model, load_tokenizer
 from pipeline.models.passes import Texts, relative_error
 from pipeline.models.prompt_tokens import encode
 from tests.pipeline import tiny
@@ -82,6 +83,11 @@ def test_refusals(directory: Path, tmp_path: Path) -> None:
             load(directory)
     config.write_text(whole)
     weights = load_file(directory / "model.safetensors")
+    name = "model.layers.0.mlp.up_proj.weight"
+    integers = weights | {name: weights[name].to(torch.int8)}
+    save_file(integers, directory / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(PipelineError, match=r"targets.tiny.path=.* are stored as I8, and"):
+        load(directory)
     del weights["model.layers.1.mlp.up_proj.weight"]
     save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(PipelineError, match=r"lack or misshape 1 weights .*layers\.1\.mlp\.up"):
@@ -93,17 +99,16 @@ def test_refusals(directory: Path, tmp_path: Path) -> None:
         load(tmp_path / "nowhere")
 
 
-def test_hub_out_of_reach(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An error that names the key and the files, not minutes of retries."""
-    from huggingface_hub import constants
-
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    with pytest.raises(
-        PipelineError,
-        match=r"targets.tiny.path=no-one/no-model: OfflineModeIsEnabled: Cannot reach .* "
-        r"give a local directory: targets.tiny.path=DIRECTORY",
-    ):
-        load("no-one/no-model", identity=Identity(commit="0" * 40))
+def test_rows_that_do_not_fit_are_found_before_weights_are_read(tmp_path: Path) -> None:
+    used = []
+    for key, rows in (("targets.tiny", 300), ("drafter", 200)):
+        place = tiny.write_model(tmp_path / key)
+        config = json.loads((place / "config.json").read_text()) | {"vocab_size": rows}
+        (place / "config.json").write_text(json.dumps(config))
+        (place / "model.safetensors").unlink()
+        used.append(tiny.used(place, key))
+    with pytest.raises(PipelineError, match="have 300 and 200 rows, and the tokenizer"):
+        check_pair(*used)
 
 
 def test_fetched_model_needs_no_hub(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,7 +130,10 @@ def test_fetched_model_needs_no_hub(directory: Path, monkeypatch: pytest.MonkeyP
     assert encode(tokenizer, "", "chat", enable_thinking=True) == [1, 3]
     # where the tokenizer was fetched alone, the weights are asked for
     (repository / "snapshots" / commit / "model.safetensors").unlink()
-    with pytest.raises(PipelineError, match="OfflineModeIsEnabled"):
+    message = (
+        r"^targets.tiny.path=some-one/a-model: OfflineModeIsEnabled: .* give a local directory"
+    )
+    with pytest.raises(PipelineError, match=message):
         load("some-one/a-model", identity=Identity(commit=commit))
 
 

@@ -19,8 +19,8 @@ from pipeline.columns import Column
 from pipeline.errors import DamagedError, PipelineError
 from pipeline.files import json_digest, read_json
 from pipeline.shards import unfinished
-from pipeline.stage import Task
-from pipeline.store import Artifact, Store
+from pipeline.stage import Artifact, Task
+from pipeline.store import Store
 from tests.pipeline import toy
 from tests.pipeline.toy import LOG, PROMPTS, Syncs, tasks
 

@@ -21,9 +21,9 @@ from pipeline.methods import Method, method_entries
 from pipeline.models.language_model import LanguageModel
 from pipeline.models.load import wrap
 from pipeline.models.spec import ModelSpec, model_at
-from pipeline.stage import Json, Runtime, Task
+from pipeline.stage import Artifact, Json, Out, Runtime, Task
 from pipeline.stages import decoding, distributions, drafts, prompts
-from pipeline.store import Artifact, Out, Store
+from pipeline.store import Store
 
 TEMPLATE = (
     "{%- for message in messages -%}<|user|>{{ message.content }}{%- endfor -%}"

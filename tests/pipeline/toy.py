@@ -18,9 +18,10 @@ import pyarrow as pa
 import pytest
 
 from pipeline.columns import Column
-from pipeline.shards import Progress, Result, compute_shards, join, tables_bytes
-from pipeline.stage import Json, Stage, Task
-from pipeline.store import Artifact, Out, Store
+from pipeline.shards import compute_shards, join, tables_bytes
+from pipeline.stage import Artifact, Json, Out, Stage, Task
+from pipeline.store import Store
+from pipeline.workers import Progress, Result
 
 LOG = "TOY_LOG"  # the file of what was computed
 OPERATIONS = (

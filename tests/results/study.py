@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from pipeline.stage import with_inputs
-from pipeline.store import Artifact
+from pipeline.stage import Artifact, with_inputs
 from pipeline.study import STAGES, Study
 from tests import methods
 from tests.results.models import write_model, write_prompts

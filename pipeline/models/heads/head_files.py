@@ -29,7 +29,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from pipeline.errors import PipelineError, first_line
-from pipeline.hub import HEAD_FILES, PICKLED, hub_files, local_path
+from pipeline.hub import HEAD_FILES, PICKLED, model_folder
 from pipeline.models.heads.feature_head import FeatureHead, Norms
 from pipeline.models.language_model import LanguageModel
 
@@ -83,7 +83,7 @@ def read_head(path: str, commit: str | None, key: str) -> HeadFiles:
     Raises:
         PipelineError: it is no head's.
     """
-    folder = local_path(path) or hub_files(path, commit, list(HEAD_FILES), f"{key}.path")
+    folder = model_folder(path, commit, HEAD_FILES, f"{key}.path")
     try:
         read = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         names = " ".join(read.get("architectures") or ()).lower()

@@ -5,17 +5,16 @@ Run it with ``python -m pipeline stage=report``.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from analysis.report.text import limits
 from analysis.rules import StrictGreedy, to_mapping
 from pipeline.errors import PipelineError
-from pipeline.stage import Json, Stage, Task, statistics_entries
-from pipeline.store import Artifact
+from pipeline.stage import Artifact, Json, Stage, Task, statistics_entries
 
 if TYPE_CHECKING:
-    from pipeline.stage import Inputs
-    from pipeline.store import Out
+    from pipeline.stage import Inputs, Out
     from pipeline.study import Study
 
 UPSTREAM = (
@@ -38,7 +37,7 @@ def check(study: Study) -> None:
     """
     labels = [target.label for target in study.config.targets.values()]
     twice = next((label for label in labels if labels.count(label) > 1), None)
-    if twice is not None and STAGE.name in study.wanted:
+    if twice is not None:
         raise PipelineError(
             f"targets.*.label={twice} is given to two targets: the report needs different names"
         )
@@ -68,6 +67,7 @@ def plan(study: Study) -> list[Task]:
         for target, task in zip(config.targets, study.tasks[name], strict=True)
     }
     runtime = study.runtime(next(iter(config.targets.values())))
+    runtime = replace(runtime, rules=tuple(study.rules))
     return [Task(STAGE, config.study, settings, inputs, runtime)]
 
 

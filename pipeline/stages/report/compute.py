@@ -26,12 +26,11 @@ from analysis.report.trees import trees
 from analysis.rules import StrictGreedy
 from pipeline.decoding.decoded import read_answered, read_decoded, thetas
 from pipeline.shards import progress_bar
-from pipeline.stage import Inputs, Task
+from pipeline.stage import Artifact, Inputs, Out, Task
 from pipeline.stages.report import setups
 from pipeline.stages.report.inputs import comparisons, margins_of, read_results, read_target
 from pipeline.stages.report.page import MARGIN, page_files
 from pipeline.stages.report.sources import Measured, ReportSpec, Sources, by_target, report_spec
-from pipeline.store import Artifact, Out
 
 
 def compute(task: Task, inputs: Inputs, out: Out) -> None:

@@ -94,10 +94,11 @@ def page_files(
         facts=dict.fromkeys(name for facts in setups.values() for name in facts),
     )
     text = verdict_text(advice, methods)
-    own = {"index.html": page.encode(), VERDICT: text.encode()} | settings.files()
-    own |= {} if relax is None else relax.files()
-    timed_files = {} if methods is None else methods.files()
-    return own | {f"timings/{path}": content for path, content in timed_files.items()}
+    own = {"index.html": page.encode(), VERDICT: text.encode()}
+    for place, table in (("timings/", methods), ("", relax), ("", settings)):
+        if table is not None:
+            own |= {f"{place}{path}": content for path, content in table.files().items()}
+    return own
 
 
 def scored(source: Sources, measured: Measured) -> pd.DataFrame | None:

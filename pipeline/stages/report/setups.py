@@ -28,7 +28,6 @@ WORDS = {  # what a reader must know of records, by stage and key; the rest is i
     "prompts.source.commit": "commit of that source",
     "prompts.source.content": "source of the prompts, digest of its files",
     "prompts.split": "split of that source",
-    "prompts.count": "prompts drawn",
     "prompts.seed": "seed of the draw",
     "prompts.min_tokens": "tokens of a prompt, at least",
     "prompts.max_tokens": "tokens of a prompt, at most",
@@ -36,7 +35,6 @@ WORDS = {  # what a reader must know of records, by stage and key; the rest is i
     "prompts.enable_thinking": "thinking enabled",
     "distributions.steps": "tokens of an answer, at most",
     "distributions.temperature": "temperature of the answers (0: greedy)",
-    "distributions.model.attention": "attention",
     "distributions.certified_temperature": "temperature of the certified distributions",
     "distributions.k": "stored tokens a step, the most probable",
     "distributions.vocab_size": "tokens of the vocabulary",
@@ -45,22 +43,12 @@ WORDS = {  # what a reader must know of records, by stage and key; the rest is i
     "drafts.drafter.content": "drafter, digest of its files",
     "drafts.drafter.dtype": "weights of the drafter",
     "drafts.drafter.head_dtype": "final projection of the drafter",
-    "drafts.drift.max_logit_difference": "logits of decoding and of scoring differ by at most",
-    "acceptance.mean_kl": "KL(p‖q) of the drafter, mean, nats",
-    "acceptance.certified": "decisions certified at the drafter's own KL(p‖q)",
-    "acceptance.violations": "certified decisions that were rejected",
 }
 MESSAGE = "prompt of a conversation"
 OPEN = (  # settings that the paper does not state
-    MESSAGE,
-    *(
-        WORDS[key]
-        for key in (
-            *("prompts.split", "prompts.max_tokens", "prompts.seed", "prompts.template"),
-            *("prompts.enable_thinking", "distributions.temperature"),
-            *("distributions.model.dtype", "distributions.model.head_dtype"),
-        )
-    ),
+    *("prompts.split", "prompts.max_tokens", "prompts.seed", "prompts.template"),
+    *("prompts.enable_thinking", "distributions.temperature"),
+    *("distributions.model.dtype", "distributions.model.head_dtype"),
 )
 
 
@@ -83,7 +71,8 @@ def introduction(setups: Mapping[str, Mapping[str, str]], spec: ReportSpec) -> l
     of_paper = next((facts for name, facts in setups.items() if name in PAPERS), None)
     if of_paper is None:
         return texts
-    ours = "; ".join(f"{name}: {of_paper[name]}" for name in OPEN if name in of_paper)
+    names = [MESSAGE, *(WORDS[key] for key in OPEN)]
+    ours = "; ".join(f"{name}: {of_paper[name]}" for name in names if name in of_paper)
     return [
         *texts,
         'Rows "as published" are the paper\'s printed values (arXiv 2606.30265v1), of its own '
@@ -140,20 +129,21 @@ def as_text(value: Any) -> str:
 
 
 def machine(artifact: Artifact) -> str:
-    """Return where and when an artifact was made, and with which versions, as one line."""
+    """Return when and where an artifact was made, and with which versions, as one line."""
     record, facts = artifact.record, artifact.facts
-    versions = {"Python": record["versions"]["python"]}
-    versions |= {name: record["versions"][name] for name in ("torch", "transformers")}
-    commit = (record["git"]["commit"] or "")[:10]
-    threads = f", CPU threads: {facts['torch_threads']}" if "torch_threads" in facts else ""
-    parts = [
-        f"{record['date']}: {record['processor']}{threads}",
-        *([facts["device"]] if facts.get("device", "cpu") != "cpu" else []),
-        record["platform"],
-        ", ".join(f"{name} {number}" for name, number in versions.items()),
-        *([f"commit {commit}"] if commit else []),
+    versions = [
+        f"{name} {record['versions'][name]}" for name in ("python", "torch", "transformers")
     ]
-    return "; ".join(parts)
+    parts = [
+        record.get("date"),
+        record.get("processor"),
+        facts.get("device") if facts.get("device") != "cpu" else None,
+        f"{facts['torch_threads']} CPU thread(s)" if "torch_threads" in facts else None,
+        record["platform"],
+        *versions,
+        record["git"] and f"commit {record['git'][:10]}",
+    ]
+    return ", ".join(filter(None, parts))
 
 
 def extent(decoded: Sequence[Decoded], sources: Sequence[Source]) -> list[str]:

@@ -11,8 +11,7 @@ from analysis.decoding.metrics import Decoded
 from analysis.report.measured import Results, Target
 from analysis.rules import Rule
 from analysis.statistics.bootstrap import Resampling
-from pipeline.stage import Inputs, Task
-from pipeline.store import Artifact
+from pipeline.stage import Artifact, Inputs, Task
 
 UNNAMED = "log"  # conf/target/log.yaml
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from analysis.rules import Additive, Mars, Typical
-from analysis.trees.topology import Growth, Topology
+from analysis.trees.topology import DynamicTree, Topology
 from pipeline.decoding.choices import DRAFT, DrawnRace, Greedy, Inversion, Race
 from pipeline.decoding.loop import Answer, decode
 from pipeline.decoding.verifiers import DrawnPath, Match, Relaxed, SpeculativeSampling, TreeSampling
@@ -29,17 +29,17 @@ WAYS: dict[str, Any] = {  # what chooses drafted tokens, what verifies, the shap
         *(Inversion(0.8, n, DRAFT), SpeculativeSampling(0.8, n, Mars(0.5)), None),
     ),
     "MARS on a tree": lambda n: (Greedy(), Relaxed(Mars(0.5)), UNEVEN),
-    "MARS on a grown tree": lambda n: (Greedy(), Relaxed(Mars(0.5)), Growth(3, 7, 4)),
+    "MARS on a grown tree": lambda n: (Greedy(), Relaxed(Mars(0.5)), DynamicTree(3, 7, 4)),
     "MARS, sampling on a grown tree": lambda n: (
-        *(Greedy(), DrawnPath(0.8, n, Mars(0.5)), Growth(3, 7, 4)),
+        *(Greedy(), DrawnPath(0.8, n, Mars(0.5)), DynamicTree(3, 7, 4)),
     ),
     "argmax drafts": lambda n: (Greedy(), DrawnPath(0.8, n), None),
     "races": lambda n: (Race(0.8, n), Match(Race(0.8, n)), None),
     "tree": lambda n: (Greedy(), Match(Greedy()), UNEVEN),
     "sampled tree": lambda n: (DrawnRace(0.8, n), TreeSampling(0.8, n), UNEVEN),
     "raced tree": lambda n: (Race(0.8, n), Match(Race(0.8, n)), UNEVEN),
-    "grown tree": lambda n: (Greedy(), Match(Greedy()), Growth(3, 7, 4)),
-    "raced grown tree": lambda n: (Race(0.8, n), Match(Race(0.8, n)), Growth(3, 7, 4)),
+    "grown tree": lambda n: (Greedy(), Match(Greedy()), DynamicTree(3, 7, 4)),
+    "raced grown tree": lambda n: (Race(0.8, n), Match(Race(0.8, n)), DynamicTree(3, 7, 4)),
 }
 
 

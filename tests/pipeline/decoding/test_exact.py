@@ -15,7 +15,7 @@ import torch
 
 from analysis.rules import Mars
 from analysis.trees.topology import (
-    Growth,
+    DynamicTree,
     Topology,
     batch,
     expansion,
@@ -55,7 +55,7 @@ def test_speculative_sampling_of_three_tokens_is_lossless(tree: Topology) -> Non
         check_law(law, models[0], 0, 3)
 
 
-GROWN = [Growth(2, 1, 1), Growth(2, 3, 2), Growth(1, 2, 2)]
+GROWN = [DynamicTree(2, 1, 1), DynamicTree(2, 3, 2), DynamicTree(1, 2, 2)]
 
 
 def drawn(target: Fractions, smaller: Fractions, tree: Any, verify: Any) -> Counter[Any]:
@@ -143,7 +143,7 @@ def pieces(models: tuple[Fractions, ...], count: int) -> list[list[tuple[Fractio
 
 @pytest.mark.parametrize("tree", [None, *TREES, *GROWN], ids=str)
 @pytest.mark.parametrize("eos", [(), (1,)])
-def test_races_are_lossless(tree: Topology | Growth | None, eos: tuple[int, ...]) -> None:
+def test_races_are_lossless(tree: Topology | DynamicTree | None, eos: tuple[int, ...]) -> None:
     depth = 2 if tree is None else tree.depth
     for seed in range(2):
         target, smaller = pair(seed, 2, eos)

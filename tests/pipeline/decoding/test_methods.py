@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from analysis.rules import Additive, Rule, Tree
-from analysis.trees.topology import Growth, symmetric
+from analysis.trees.topology import DynamicTree, symmetric
 from pipeline.errors import PipelineError
 from pipeline.methods import build_methods, method_entries, read_method, with_baselines
 from tests import methods
@@ -145,7 +145,7 @@ def test_the_rule_of_trees_is_greedy_on_a_symmetric_tree_and_trees_grow() -> Non
     assert methods.build([GOOD | {"tree": "symmetric", "width": 4096, "draft_length": 1}])
     assert methods.build([GOOD | {"tree": "symmetric", "width": 2, "draft_length": 11}])
     [method] = methods.build([GROWN])
-    assert method.topology == Growth(4, 20, 3)
+    assert method.topology == DynamicTree(4, 20, 3)
     assert method.name == "greedy (dynamic, 4 wide, 20 nodes)"
     [method] = methods.build([RACED | {"tree": "dynamic", "width": 4, "nodes": 256}])
     assert method.lossless

@@ -22,9 +22,10 @@ from pipeline.models import load
 from pipeline.models.heads.hidden_drafter import HiddenDrafter
 from pipeline.models.language_model import LanguageModel
 from pipeline.models.passes import Text
+from pipeline.stage import Artifact
 from pipeline.stages import decoding
 from pipeline.stages.prompts import STAGE as PROMPTS_STAGE
-from pipeline.store import Artifact, Store
+from pipeline.store import Store
 from pipeline.study import Study
 from tests import methods
 from tests.pipeline import heads

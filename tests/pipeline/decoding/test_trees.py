@@ -13,7 +13,7 @@ from analysis.decoding.schemes import NOTHING
 from analysis.trees.optimal import optimal
 from analysis.trees.topology import (
     ROOT,
-    Growth,
+    DynamicTree,
     Topology,
     batch,
     expansion,
@@ -79,11 +79,17 @@ def drafted_plainly(
     return tokens
 
 
-GROWN = [Growth(1, 1, 1), Growth(3, 5, 3), Growth(2, 3, 4), Growth(4, 30, 4), Growth(3, 99, 2)]
+GROWN = [
+    DynamicTree(1, 1, 1),
+    DynamicTree(3, 5, 3),
+    DynamicTree(2, 3, 4),
+    DynamicTree(4, 30, 4),
+    DynamicTree(3, 99, 2),
+]
 
 
 def grown_plainly(
-    model: LanguageModel, text: list[int], growth: Growth, race: Race | None, position: int
+    model: LanguageModel, text: list[int], growth: DynamicTree, race: Race | None, position: int
 ) -> tuple[list[int], tuple[int, ...]]:
     """Tokens and parents of a grown tree, each node's children from one pass over its branch."""
     values, paths, parents_ = [0.0], [[]], [ROOT]  # the text first
@@ -111,7 +117,7 @@ def grown_plainly(
 @pytest.mark.parametrize("raced", [False, True])
 @torch.inference_mode()
 def test_trees_are_drafted_as_plain_passes_of_their_branches_say(
-    drafter: LanguageModel, tree: Topology | Growth, raced: bool
+    drafter: LanguageModel, tree: Topology | DynamicTree, raced: bool
 ) -> None:
     race = Race(0.9, Noise(5, "a", 60, CPU, tree.depth)) if raced else None
     own = ModelDrafter(drafter, race or Greedy(), tree)
@@ -123,7 +129,7 @@ def test_trees_are_drafted_as_plain_passes_of_their_branches_say(
         draft = own.propose(text, tree.depth, known)
         found, shape = draft.tokens.tolist(), draft.tree
         assert shape is not None
-        if isinstance(tree, Growth):
+        if isinstance(tree, DynamicTree):
             wanted = grown_plainly(drafter, text, tree, race, known)
             assert (found, shape.parents) == wanted
             assert len(found) == len(tree)
@@ -135,7 +141,7 @@ def test_trees_are_drafted_as_plain_passes_of_their_branches_say(
         path = path_to(shape, deep[-1] if deep else ROOT)
         own.accept(known, path, None)
         text += [found[node] for node in path] + [9]
-    if isinstance(tree, Growth):
+    if isinstance(tree, DynamicTree):
         assert len(shapes) > 1 or len(tree) in (1, 12)  # the last: all candidates are kept
 
 
@@ -144,7 +150,7 @@ def test_trees_are_drafted_as_plain_passes_of_their_branches_say(
 def test_trees_decode_what_the_target_alone_does(
     target: LanguageModel,
     source: LanguageModel | HiddenDrafter,
-    tree: Topology | Growth,
+    tree: Topology | DynamicTree,
     prompt: list[int],
 ) -> None:
     answer = greedy_on(target, source, tree, prompt)
@@ -159,13 +165,13 @@ def test_trees_decode_what_the_target_alone_does(
 
 
 def greedy_on(
-    target: LanguageModel, source: Any, tree: Topology | Growth, prompt: list[int]
+    target: LanguageModel, source: Any, tree: Topology | DynamicTree, prompt: list[int]
 ) -> Answer:
     own = model_drafter(source, Greedy(), tree)
     return decode(target, own, Match(Greedy()), prompt, tree.depth, LIMIT)
 
 
-def check_counts(answer: Answer, tree: Topology | Growth) -> None:
+def check_counts(answer: Answer, tree: Topology | DynamicTree) -> None:
     """What the calls of an answer say fits together."""
     for call in answer.calls:
         left = min(tree.depth, LIMIT - call.position - 1)
@@ -198,9 +204,9 @@ def test_an_end_token_in_a_tree_ends_the_answer(
     assert inside > 0  # some end tokens were drafted and accepted
 
 
-@pytest.mark.parametrize("tree", [symmetric(3, 2), Growth(3, 20, 2)], ids=["fixed", "grown"])
+@pytest.mark.parametrize("tree", [symmetric(3, 2), DynamicTree(3, 20, 2)], ids=["fixed", "grown"])
 def test_a_drafter_without_enough_tokens_drafts_nothing_in_their_place(
-    target: LanguageModel, tree: Topology | Growth
+    target: LanguageModel, tree: Topology | DynamicTree
 ) -> None:
     model = heads.random_head(target, torch.tensor([4, 7]))
     calls = []
@@ -208,7 +214,7 @@ def test_a_drafter_without_enough_tokens_drafts_nothing_in_their_place(
         answer = greedy_on(target, model, tree, prompt)
         assert answer.tokens == plain_greedy(target, prompt)
         calls += answer.calls
-    if isinstance(tree, Growth):
+    if isinstance(tree, DynamicTree):
         assert {call.drafted for call in calls if call.depth == 2} == {6}
     assert {accepted for call in calls for _, accepted in call.levels} <= {0, 1, 2}
     keys = torch.tensor([[0.0, -torch.inf, 2.0, 2.0]])
