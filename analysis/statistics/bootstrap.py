@@ -73,16 +73,17 @@ class PromptBootstrap:
         self.steps = np.bincount(self.prompts)
         if len(self.prompts) == 0 or not self.steps.all():
             raise ValueError("every prompt needs at least one step: number the prompts 0 .. P-1")
-        of_steps = np.arange(len(self.steps)) if clusters is None else np.asarray(clusters)
-        self.count = int(of_steps.max()) + 1
+        cluster = np.arange(len(self.steps)) if clusters is None else np.asarray(clusters)
+        self.count = int(cluster.max()) + 1
         drawn = min(self.count, MOST_CLUSTERS)
         generator = np.random.default_rng(seed)
         times = generator.multinomial(drawn, np.full(drawn, 1 / drawn), size=resamples)
         self.weights = times.astype(np.float64)
         self.confidence = confidence
         if drawn < self.count:
-            of_steps = (generator.permutation(self.count) % drawn)[of_steps]
-        self._cluster = of_steps
+            cluster = (generator.permutation(self.count) % drawn)[cluster]
+        self._cluster = cluster
+        self._grouped = clusters is not None or drawn < self.count
 
     def sums(self, per_prompt: Numbers) -> Floats:
         """Return the (B, ...) sums over resampled prompts, from the (P, ...) sums of each prompt.
@@ -91,9 +92,9 @@ class PromptBootstrap:
         with a sum of +inf makes the sums of its resamples infinite.
         """
         flat = np.asarray(per_prompt, dtype=np.float64).reshape(len(self.steps), -1)
-        clusters = self.weights.shape[1]
-        if clusters < len(flat):
-            flat = np.stack([np.bincount(self._cluster, x, clusters) for x in flat.T], axis=1)
+        if self._grouped:
+            size = self.weights.shape[1]
+            flat = np.stack([np.bincount(self._cluster, x, size) for x in flat.T], axis=1)
         endless = np.isposinf(flat)
         sums = self.weights @ np.where(endless, 0.0, flat)
         if endless.any():

@@ -63,6 +63,8 @@ def test_answers_to_one_prompt_are_drawn_together() -> None:
     assert all(np.array_equal(*pair) for pair in pairs)
     flags = values > 0.5
     assert one.share(flags) == two.share(flags[merged])
+    turned = PromptBootstrap(prompts, 60, 0.95, 3, clusters=np.arange(7)[::-1])
+    assert turned.share(flags) == PromptBootstrap(6 - prompts, 60, 0.95, 3).share(flags)
 
 
 def test_of_very_many_prompts_groups_are_drawn(monkeypatch: pytest.MonkeyPatch) -> None:

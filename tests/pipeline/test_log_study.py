@@ -88,12 +88,12 @@ def test_the_study_of_a_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
 
 
 def test_pieces_and_choices_of_a_prompt_are_resampled_together() -> None:
-    ids = ["a", "a", "a+3", "a#1", "b", "b+2", "c#12"]
-    steps = pa.table({"prompt_id": ids, "position": [0, 1, 0, 0, 0, 0, 0]})
-    for settings, prompts in (({"log": {}}, 3), ({}, 6)):  # of a model every answer is a prompt
+    ids = ["a", "a", "a+3", "a#1", "b", "b+2", "c#12", "c#13"]
+    steps = pa.table({"prompt_id": ids, "position": [0, 1, 0, 0, 0, 0, 0, 0]})
+    for settings, prompts in (({"log": {}}, 4), ({}, 7)):  # of a model every answer is a prompt
         task: Any = SimpleNamespace(settings=settings)
         trajectories, bootstrap = resampled(steps, task, Resampling(50, 0.9, 0))
-        assert (bootstrap.count, len(trajectories.starts)) == (prompts, 6)
+        assert (bootstrap.count, len(trajectories.starts)) == (prompts, 7)
         assert bootstrap.weights.shape == (50, prompts)
         np.testing.assert_array_equal(bootstrap.weights.sum(axis=1), prompts)
 

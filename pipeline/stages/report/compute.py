@@ -26,11 +26,13 @@ from analysis.report.trees import trees
 from analysis.rules import StrictGreedy
 from pipeline.decoding.decoded import read_answered, read_decoded, thetas
 from pipeline.shards import progress_bar
-from pipeline.stage import Artifact, Inputs, Out, Task
+from pipeline.stage import Inputs, Out, Task
 from pipeline.stages.report import setups
 from pipeline.stages.report.inputs import comparisons, margins_of, read_results, read_target
-from pipeline.stages.report.page import MARGIN, page_files
+from pipeline.stages.report.page import page_files
 from pipeline.stages.report.sources import Measured, ReportSpec, Sources, by_target, report_spec
+
+MARGIN = 0.05  # where the study was not asked for another: the loss of accuracy that matters
 
 
 def compute(task: Task, inputs: Inputs, out: Out) -> None:
@@ -67,7 +69,16 @@ def measure(spec: ReportSpec, sources: Sequence[Sources]) -> Measured:
         if source.decoding is not None
     ]
     speeds = [speed(run, *spec.statistics).assign(theta=thetas(run)) for run in decoded]
-    return Measured(spec, sources, targets=targets, results=results, decoded=decoded, speeds=speeds)
+    answered = [
+        read_answered(source.label, source.accuracy.artifact)
+        for source in sources
+        if source.accuracy is not None
+    ]
+    margin = MARGIN if spec.margin is None else spec.margin
+    tables = [accuracy(answers, *spec.statistics, margin) for answers in answered]
+    return Measured(
+        *(spec, sources, targets, results, decoded, speeds, answered, tables), margin=margin
+    )
 
 
 def sections_of(measured: Measured) -> Iterator[Section]:
@@ -100,9 +111,9 @@ def sections_of(measured: Measured) -> Iterator[Section]:
             thresholds_figure(targets, speeds, "agreement"),
         ]
         yield Section(f"{title}: speed", shown, timed=True)
-    answered = [source.accuracy.artifact for source in sources if source.accuracy is not None]
-    if answered:
-        yield from answer_sections(spec, answered)
+    if measured.answered:
+        scored = measured.answered, measured.accuracies, measured.margin
+        yield from accuracy_sections(spec.drafter or "", *scored, spec.statistics.confidence)
     published = published_section(results)
     if published is not None:
         yield published
@@ -134,12 +145,3 @@ def certificates_section(measured: Measured) -> Section:
         None if results.drafter else parts_table(results),
     ]
     return Section("Certificates", items)
-
-
-def answer_sections(spec: ReportSpec, made: Sequence[Artifact]) -> list[Section]:
-    """Return the sections on answers to tasks, from the artifacts of stage accuracy."""
-    pairs = zip(spec.targets, made, strict=True)
-    answered = [read_answered(label, artifact) for label, artifact in pairs]
-    statistics, margin = spec.statistics, MARGIN if spec.margin is None else spec.margin
-    tables = [accuracy(answers, *statistics, margin) for answers in answered]
-    return accuracy_sections(spec.drafter or "", answered, tables, margin, statistics.confidence)

@@ -16,7 +16,7 @@ import pandas as pd
 from PIL import Image
 
 from analysis.acceptance.verdict import Advice, advise, engines
-from analysis.decoding.answers import accuracy, losses
+from analysis.decoding.answers import losses
 from analysis.decoding.speed import signs_of_load
 from analysis.report.answer import EPS, FATES, median_answer
 from analysis.report.first_screen import (
@@ -28,14 +28,12 @@ from analysis.report.first_screen import (
 )
 from analysis.report.log_advice import log_advice
 from analysis.report.table import Section, Table
-from pipeline.decoding.decoded import read_answered
 from pipeline.stages.report.setups import introduction, machine, setup
-from pipeline.stages.report.sources import Measured, Sources
+from pipeline.stages.report.sources import Measured
 from pipeline.store import VERDICT
 from pipeline.stored import read_distributions
 
 WEB = Path(__file__).parent / "web"
-MARGIN = 0.05  # where the study was not asked for another: the loss of accuracy that matters
 COLOURS = 64  # of a figure on the page
 BARS = "margins"  # the figure that stands before the answers
 
@@ -53,13 +51,12 @@ def page_files(
     """
     spec, sources, targets = measured.spec, measured.sources, measured.targets
     results = measured.results
-    scores = {source.label: scored(source, measured) for source in sources}
+    pairs = zip(measured.answered, measured.accuracies, strict=True)
+    scores = {answered.target: losses(table) for answered, table in pairs}
     advice = advised(measured, scores, study)
-    if "log" in sources[0].distributions.task.settings:
-        advice = [log_advice(own, target) for own, target in zip(advice, targets, strict=True)]
     methods = methods_table(advice, results)
     tried = [rule for speeds in measured.speeds for rule in speeds["rule"].dropna()]
-    relax = relax_table(results, tried, {at: x for at, x in scores.items() if x is not None})
+    relax = relax_table(results, tried, scores)
     dists = [read_distributions(source.distributions.artifact) for source in sources]
     settings = settings_table(results, targets, dists)
     bars = [item for section in sections for item in section.items if item.name == BARS]
@@ -101,39 +98,24 @@ def page_files(
     return own
 
 
-def scored(source: Sources, measured: Measured) -> pd.DataFrame | None:
-    """Return the right answers of a target under relaxed rules; None if stage accuracy has none."""
-    if source.accuracy is None:
-        return None
-    spec = measured.spec
-    margin = MARGIN if spec.margin is None else spec.margin
-    answered = read_answered(source.label, source.accuracy.artifact)
-    return losses(accuracy(answered, *spec.statistics, margin))
-
-
-def advised(measured: Measured, scores: dict[str, pd.DataFrame | None], study: str) -> list[Advice]:
+def advised(measured: Measured, scores: Mapping[str, pd.DataFrame], study: str) -> list[Advice]:
     """Return the verdict on every target of a study, given by its name on the command line."""
-    spec, command = measured.spec, f"python -m pipeline study={study}"
     found = []
-    for at, source in enumerate(measured.sources):
-        speeds, busy = None, list[str]()
-        if measured.decoded and source.decoding is not None:
+    for at, (source, target) in enumerate(zip(measured.sources, measured.targets, strict=True)):
+        label, speeds, busy = source.label, None, list[str]()
+        if source.decoding is not None:
             task = source.decoding.task
             head = any(model.head is not None for model in task.runtime.models)
             engine = engines(measured.decoded[at].runs, head, task.settings["lookup_match"])
             speeds = measured.speeds[at].assign(engine=engine)
             busy = signs_of_load(speeds)
-        found.append(
-            advise(
-                source.label,
-                spec.drafter or "",
-                speeds,
-                answers=scores[source.label],
-                margin=MARGIN if spec.margin is None else spec.margin,
-                busy=busy,
-                command=command,
-            )
+        advice = advise(
+            *(label, measured.spec.drafter or "", speeds, scores.get(label), measured.margin),
+            busy=busy,
+            command=f"python -m pipeline study={study}",
         )
+        logged = "log" in source.distributions.task.settings
+        found.append(log_advice(advice, target) if logged else advice)
     return found
 
 
