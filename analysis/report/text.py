@@ -151,22 +151,21 @@ def few_notes(prompts: Iterable[int]) -> list[str]:
 
 
 def times_text(value: float, low: float = math.nan, high: float = math.nan) -> str:
-    """Return a speedup, with its interval if given.
+    """Return a speedup, with its interval if it has a width.
 
     >>> times_text(1.204), times_text(1.204, 1.1, 1.3)
     ('1.20×', '1.20× [1.10, 1.30]')
     """
     if math.isnan(value):
         return UNDEFINED
-    return f"{value:.2f}×" + ("" if math.isnan(low) else f" [{low:.2f}, {high:.2f}]")
+    return f"{value:.2f}×" + (f" [{low:.2f}, {high:.2f}]" if low < high else "")
 
 
 def interval_text(value: float, low: float, high: float, digits: int = 2) -> str:
-    """Return a number with its interval.
+    """Return a number, with its interval if it has a width.
 
-    >>> interval_text(1.204, 1.1, 1.3), interval_text(math.nan, math.nan, math.nan)
-    ('1.20 [1.10, 1.30]', '–')
+    >>> interval_text(1.204, 1.1, 1.3), interval_text(1.0, 1.0, 1.0)
+    ('1.20 [1.10, 1.30]', '1.00')
     """
-    if math.isnan(value):
-        return UNDEFINED
-    return "{} [{}, {}]".format(*(number_text(end, digits) for end in (value, low, high)))
+    ends = [number_text(end, digits) for end in (low, high)]
+    return number_text(value, digits) + (f" [{', '.join(ends)}]" if low < high else "")

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from analysis.decoding import answers
+from analysis.report.accuracy import accuracy_sections
 from pipeline import harness_tasks
 from pipeline.decoding.decoded import read_answered
 from pipeline.errors import PipelineError
@@ -20,7 +21,6 @@ from pipeline.models.load import load_tokenizer
 from pipeline.models.prompt_tokens import chat_text, encode
 from pipeline.stage import Artifact, Task
 from pipeline.stages import accuracy
-from pipeline.stages.report.compute import answer_sections
 from pipeline.stages.report.sources import report_spec
 from pipeline.store import Store
 from pipeline.study import Study
@@ -347,19 +347,21 @@ def test_the_section_shows_accuracy_by_task_and_what_the_clock_says_apart(
     place: Path, made: tuple[Task, Artifact]
 ) -> None:
     (task,) = study(place, stage="report").tasks["report"]
-    part, timed = answer_sections(report_spec(task), [made[1]])
+    one, statistics = read_answered("wide", made[1]), report_spec(task).statistics
+    table = answers.accuracy(one, *statistics, 0.05)
+    part, timed = accuracy_sections("narrow", [one], [table], 0.05, statistics.confidence)
     assert "methods that must not change answers changed none." in part.notes[0]
-    [table] = part.items
-    shown = table.shown.loc["all"]
+    [found] = part.items
+    shown = found.shown.loc["all"]
     assert set(shown.loc["Autoregressive", "lost, won"]) == {"–"}
     strict = shown.loc["Strict greedy"]
     assert [strict[name] for name in ("lost, won", "changed", "nats given up")] == [
         "0, 0", "0.0 %", "0.0000",
     ]  # fmt: skip
     assert shown.loc["Additive (t = 0.6)", "changed"] not in ("0.0 %", "–")
-    assert set(table.shown.index.get_level_values(0)) == {*table.data["task"]}
+    assert set(found.shown.index.get_level_values(0)) == {*found.data["task"]}
     assert (part.timed, timed.timed) == (False, True)
-    assert not any("speedup" in name or "seconds" in name for name in table.data)
+    assert not any("speedup" in name or "seconds" in name for name in found.data)
 
 
 def test_answers_are_read_again_by_the_target(place: Path, made: tuple[Task, Artifact]) -> None:
