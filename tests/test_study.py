@@ -55,6 +55,14 @@ def test_the_page_names_every_file(small_study: SmallStudy) -> None:
     assert unnamed(small_study.outputs / "report" / "mini") == []
 
 
+def test_a_caption_has_at_most_three_lines(small_study: SmallStudy) -> None:
+    tables = list((small_study.outputs / "report" / "mini").rglob("*.tex"))
+    assert tables
+    for path in tables:
+        (caption,) = re.findall(r"\\caption\{(.*)\}\n", path.read_text())
+        assert len(caption) <= 3 * 130, path.name
+
+
 def test_again_computes_nothing_and_loads_nothing_heavy(small_study: SmallStudy) -> None:
     before = contents(small_study.outputs)
     script = (

@@ -95,7 +95,8 @@ def _scatter(axes: Sequence[Axes], steps: pd.DataFrame, target: str) -> None:
     counts = steps["outcome"].value_counts()
     shown = [name for name in (FIRST, SECOND, REJECTED) if counts[name]]
     text = "\n".join(f"{name.removeprefix('above, ')}: {counts[name]}" for name in shown)
-    axes[2].set_title(f"Above {THRESHOLD:g}:\n{text}" if text else "", fontsize=6, loc="left")
+    axes[2].text(0.03, 0.97, f"Above {THRESHOLD:g}:\n{text}", va="top", fontsize=6,
+                 transform=axes[2].transAxes)  # fmt: skip
 
 
 def top_two(trajectory: pd.DataFrame) -> pd.DataFrame:

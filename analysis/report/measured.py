@@ -88,7 +88,6 @@ class Target:
         kl: (N,) KL(p||q), of a head with a reduced vocabulary that of its completed q'; None
             without a drafter.
         judged: by rule label, the drafter's steps as stage acceptance judged them.
-        completed: whether `kl` is that of a completed q'.
     """
 
     label: str
@@ -103,7 +102,6 @@ class Target:
     words: Mapping[int, str] = field(default_factory=dict)
     kl: Floats | None = None
     judged: Mapping[str, Judgement] = field(default_factory=dict)
-    completed: bool = False
 
     @property
     def trajectories(self) -> Trajectories:

@@ -97,15 +97,16 @@ def table3(results: Results) -> Table | None:
         f"{symbol(name)} = {rule.parameters[name]:g}" if name else rule.title
         for rule, (_, name) in zip(of, families, strict=True)
     ]
-    keyed = data.assign(family=[family for family, _ in families], Parameter=settings)
-    shown = pivoted(keyed, ["family", "Parameter"], "target", _texts(results, data))
+    keyed = data.assign(family=[family for family, _ in families])
+    shown = pivoted(keyed, ["family", "rule"], "target", _texts(results, data))
+    shown = shown.rename(index=dict(zip(data["rule"], settings, strict=True)), level="rule")
     return Table(
         "table3",
         "Table 3: sensitivity to t and α, 5th percentile",
         "Sensitivity of additive and multiplicative certificates to the threshold parameters: 5th "
         f"percentile over decoding steps, in nats. {_notes(data)}".strip(),
         data,
-        shown,
+        shown.rename_axis(index=[None, "Parameter"]),
     )
 
 
@@ -139,12 +140,10 @@ def run_length_table(results: Results, index: int) -> Table:
     shown = data[data["rule"].isin([rule.label for rule in printed_rules(results)])]
     shown = pd.concat([shown[shown["estimator"] == estimator] for estimator in WORDINGS])
     keyed = shown.assign(
-        wording=shown["estimator"].map(WORDINGS),
-        Criterion=shown["rule"].map(results.names),
-        above="ε",
-        at=[f"{eps:.2f}" for eps in shown["eps"]],
+        wording=shown["estimator"].map(WORDINGS), above="ε", at=[f"{eps:g}" for eps in shown["eps"]]
     )
     cells = map(run_text, shown["value"], shown["censored"])
+    printed_cells = pivoted(keyed, ["wording", "rule"], ["above", "at"], cells)
     return Table(
         f"table{number}",
         f"Table {number}: certifiable acceptance length, {target}",
@@ -152,7 +151,9 @@ def run_length_table(results: Results, index: int) -> Table:
         "in nats. The paper words this length in three ways, shown in turn; its printed cells "
         "decode as the first. ≥: a lower bound, as answers end; >100: above the paper's cap.",
         data.assign(published=[_published(results, row) for _, row in data.iterrows()]),
-        pivoted(keyed, ["wording", "Criterion"], ["above", "at"], cells),
+        printed_cells.rename(index=results.names, level="rule").rename_axis(
+            index=[None, "Criterion"]
+        ),
     )
 
 
@@ -194,7 +195,11 @@ def _without_m(rule: Rule) -> str:
     """Return the name of a rule's row in Table 4, which holds all its m."""
     if isinstance(rule, TopMAdditive) and not rule.own:
         return f"{rule.t:g}"
-    others = [f"{symbol(name)} = {x}" for name, x in rule.parameters.items() if name != "m"]
+    others = [
+        f"{symbol(name)} = {x:g}" if isinstance(x, float) else f"{symbol(name)} = {x}"
+        for name, x in rule.parameters.items()
+        if name != "m"
+    ]
     return ", ".join([rule.name, *others])
 
 

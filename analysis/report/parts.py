@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ..statistics.bootstrap import Flags, Floats
+from ..statistics.bootstrap import Flags
 from .acceptance import selected
 from .measured import Results, Target
 from .table import Table, pivoted
@@ -55,7 +55,8 @@ def part_statistics(target: Target) -> pd.DataFrame:
                     rows.append(keys | _row(rule.label, statistic, *ends))
             else:
                 values = np.minimum(target.certificates[rule][0][flags], rule.ceiling)
-                row = {"statistic": "median", "value": _median(values)}
+                median = float(np.quantile(values, 0.5, method="inverted_cdf"))
+                row = {"statistic": "median", "value": median}
                 rows.append({**keys, "rule": rule.label, **row})
     columns = ["target", "by", "part", "rule", "statistic", "value", "ci_low", "ci_high", "steps"]
     return pd.DataFrame(rows).reindex(columns=columns).assign(prompts=target.bootstrap.count)
@@ -91,7 +92,3 @@ def parts_table(results: Results) -> Table:
         .rename(columns=BY, level="by")
         .rename_axis(index=["", "Rule"]),
     )
-
-
-def _median(values: Floats) -> float:
-    return float(np.quantile(values, 0.5, method="inverted_cdf"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+from typing import ClassVar
 
 import numpy as np
 import pandas as pd
@@ -152,6 +153,23 @@ def test_csv_gives_published_values_intervals_shares_and_estimators(
     assert set(tables["table4"].data["rule"]) == {f"topm_additive m={m} t=0.1" for m in (2, 4)}
     only = tables_of(measure(expand([{"rule": "mars", "theta": 0.5}])))
     assert list(only) == ["table1", "table2", "table5", "table6"]  # all that there is
+
+
+class Nameless(Rule):
+    """A user's rule whose printed name does not tell its settings apart."""
+
+    shown: ClassVar[str] = "Nameless"
+    alpha: float
+
+    def cut(self, _: object) -> Cut:
+        return Cut(slope=self.alpha, offset=0.0)
+
+
+def test_rules_of_one_printed_name_have_a_row_each() -> None:
+    found = tables_of(measure([*RULES, Nameless(alpha=0.1), Nameless(alpha=0.2)]))
+    for name in ("table2", "table3", "table5"):
+        names = found[name].shown.index.get_level_values(-1).tolist()
+        assert names.count("Nameless") == (6 if name == "table5" else 2)
 
 
 class Confident(Rule):

@@ -21,6 +21,7 @@ from pipeline import sweeps, verify
 from pipeline.errors import PipelineError
 from pipeline.models.load import load_model
 from pipeline.stage import with_inputs
+from pipeline.stages.report import page
 from pipeline.store import Store
 from pipeline.study import Study, check_models
 from tests import methods
@@ -131,14 +132,15 @@ def test_the_report_of_a_head(
     reduced = reduced_head(made)
     if not reduced:  # drawing takes most of the time
         monkeypatch.setattr(style, "render", lambda _, kind: kind.encode())
+        monkeypatch.setattr(page, "embedded", lambda _: "")
     [report] = made.make("report")
-    page = page_text(report.directory)
-    shown = page.split("\nWill a [head] be accepted?\n")[-1]
+    text = page_text(report.directory)
+    shown = text.split("\nWill a [head] be accepted?\n")[-1]
     shown = shown.split("\nHow each number was made\n")[0]
     shown = shown.replace("in the CSV files inf means", "")  # the note on all tables
     assert not re.search(r"\b(nan|inf|None)\b", shown)
-    assert ("| KL(p‖q) of the drafter, mean, nats | ∞ |" in page) == reduced
-    assert ("KL is finite at " in page) == reduced  # that to the completed q′
+    assert ("| KL(p‖q) of the drafter, mean, nats | ∞ |" in text) == reduced
+    assert ("KL is finite at " in text) == reduced  # that to the completed q′
     depths = pd.read_csv(report.directory / "tables/depths.csv")
     kl = depths[depths["statistic"] == "kl_median"]["value"]
     assert (len(kl), np.isinf(kl).all()) == (DEPTHS, reduced)
