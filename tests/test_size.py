@@ -14,23 +14,22 @@ from pipeline.paths import ROOT
 
 SLACK = 200  # lines that a folder may have fewer than its number
 LINES = {
-    "analysis": 615,
+    "analysis": 1218,
     "analysis/acceptance": 883,
-    "analysis/certificates": 1680,
+    "analysis/certificates": 1258,
     "analysis/decoding": 1227,
-    "analysis/report": 3387,
-    "analysis/rules": 866,
+    "analysis/report": 3388,
     "analysis/statistics": 664,
     "analysis/trees": 714,
     "assets/tasks": 291,
-    "benchmarks": 873,
+    "benchmarks": 874,
     "conf": 250,
-    "pipeline": 4491,
+    "pipeline": 4496,
     "pipeline/decoding": 1618,
     "pipeline/engines": 1979,
     "pipeline/models": 2890,
-    "pipeline/stages": 2827,
-    "tests": 18058,
+    "pipeline/stages": 2826,
+    "tests": 18070,
     "tools": 371,
 }
 

@@ -15,8 +15,8 @@ import pandas as pd
 from ..acceptance.solve import Goal, solve
 from ..acceptance.verdict import Advice, method_in_words
 from ..decoding.metrics import Decoded
+from ..rule_config import build_range
 from ..rules import StrictGreedy
-from ..rules.build import build_range
 from ..statistics.trajectories import count_calls
 from ..topk import TopK
 from .answer import in_order

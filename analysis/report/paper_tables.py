@@ -106,7 +106,7 @@ def table3(results: Results) -> Table | None:
         "Sensitivity of additive and multiplicative certificates to the threshold parameters: 5th "
         f"percentile over decoding steps, in nats. {_notes(data)}".strip(),
         data,
-        shown.rename_axis(index=[None, "Parameter"]),
+        shown.rename_axis(index=["", "Parameter"]),
     )
 
 
@@ -152,7 +152,7 @@ def run_length_table(results: Results, index: int) -> Table:
         "decode as the first. ≥: a lower bound, as answers end; >100: above the paper's cap.",
         data.assign(published=[_published(results, row) for _, row in data.iterrows()]),
         printed_cells.rename(index=results.names, level="rule").rename_axis(
-            index=[None, "Criterion"]
+            index=["", "Criterion"]
         ),
     )
 
