@@ -70,13 +70,10 @@ def methods_table(advice: Sequence[Advice], results: Results) -> Table | None:
         return None
     caption = (
         "Each drafter with its fastest lossless method. Speed: times as fast as the target alone, "
-        "in this project's loop on this machine; acceptance carries over to an engine, speed does "
-        "not. Tokens per call: emitted per pass of the target, its own one included. Accepted: "
-        "share of drafted tokens along the target's own text. γ: drafted tokens per call. Each "
-        "in its engine: docs/your_engine.md."
+        "in this project's loop here; acceptance carries over to an engine, speed does not. Tokens "
+        "per call: per pass of the target, its own token included. Accepted: share of drafted "
+        "tokens along the target's own text. γ: drafted tokens per call."
     )
-    if any("other matches" in row["engine that runs it"] for row in rows):
-        caption += " By other matches: decoding.lookup_match=earliest looks up as vLLM does."
     return Table("methods", "Methods", caption, pd.DataFrame(rows), _indexed(cells, rows, "method"))
 
 
