@@ -1,4 +1,8 @@
-"""Next-token distributions of many decoding steps, each stored by its top K tokens."""
+"""Next-token distributions of many decoding steps, each stored by its top K tokens.
+
+The stage distributions computes the same sums on its device (`pipeline.models.logit_statistics`).
+Its tests compare the two.
+"""
 
 from __future__ import annotations
 
@@ -9,22 +13,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from .topk_rows import (
-    Floats,
-    as_rows,
-    check_columns,
-    check_log_probs,
-    check_size,
-    is_integer,
-    rank_and_sum,
-    surprise,
-    top,
-)
+Floats = NDArray[np.float64]
+Moments = tuple[NDArray[np.int32], NDArray[Any], Floats, Floats, Floats]
 
-__all__ = ["Floats", "TopK"]
-
+ENTRIES = 2**21  # logits processed at a time
+CHECKED = 2**16  # probabilities checked at a time
+MASKED = -1e300  # stands for -inf: its exp is 0, and 0 times it is 0
+# Error allowed in masses, and in entropies relative to 1 + entropy. Float64 stays far below it. A
+# column that passed through float32 exceeds it where it moves a mass.
+TOLERANCE = 1e-9
+PRINTED = 1e-6  # error allowed in sums of printed, or of float32, probabilities
 ROUNDING = 1e-12  # of sums of probabilities, far above that of float64
-SUM_TOLERANCE = 1e-6  # probabilities may come from float32; they are never renormalised
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,21 +77,21 @@ class TopK:
             >>> TopK.from_probabilities([[0.2, 0.5, 0.3]], k=2).ids.tolist()
             [[1, 2]]
         """
-        full = as_rows("p", p).astype(np.float64)
+        full = _as_rows("p", p).astype(np.float64)
         if not np.all(np.isfinite(full)) or np.any(full < 0):
             raise ValueError(
                 "p holds a negative or non-finite number: give probabilities, or logits to "
                 "TopK.from_logits"
             )
         off = np.abs(full.sum(axis=1) - 1.0)
-        if np.any(off > SUM_TOLERANCE):
+        if np.any(off > PRINTED):
             row = int(np.argmax(off))
             raise ValueError(
                 f"row {row} of p sums to {full[row].sum():.9g}: rows must sum to 1; logits are "
                 "for TopK.from_logits"
             )
-        k = check_size(k, full.shape[1])
-        order, ranked = top(full, full.shape[1])
+        k = _stored_count(k, full.shape[1])
+        order, ranked = _top(full, full.shape[1])
         with np.errstate(divide="ignore"):
             log_tail = np.log(ranked[:, k:].sum(axis=1))
         return cls(
@@ -100,7 +99,7 @@ class TopK:
             logits=None,
             top_surprisal=-np.log(ranked[:, 0]),
             log_tail=log_tail,
-            entropy=surprise(ranked).sum(axis=1),
+            entropy=_surprise(ranked).sum(axis=1),
             vocab_size=full.shape[1],
             stored_probs=np.ascontiguousarray(ranked[:, :k]),
         )
@@ -124,9 +123,9 @@ class TopK:
             >>> dist.ids.tolist(), dist.probs.round(3).tolist()
             ([[0, 2, 1]], [[0.5, 0.5, 0.0]])
         """
-        full = as_rows("logits", logits)
+        full = _as_rows("logits", logits)
         size = full.shape[1]
-        moments = rank_and_sum(full, check_size(k, size), _above_zero(temperature))
+        moments = _rank_and_sum(full, _stored_count(k, size), _above_zero(temperature))
         return cls(*moments, vocab_size=size, temperature=float(temperature))
 
     @classmethod
@@ -159,41 +158,24 @@ class TopK:
                 an entropy is impossible, ...). The message names the column and the step.
         """
         ids = np.asarray(top_ids, dtype=np.int32)
-        logits = np.ascontiguousarray(as_rows("top_logits", top_logits))
+        logits = np.ascontiguousarray(_as_rows("top_logits", top_logits))
         if ids.shape != logits.shape:
             raise ValueError(
                 f"top_ids {ids.shape} and top_logits {logits.shape}: "
                 "both must have the same shape (steps, K), K at least 1"
             )
-        if not is_integer(vocab_size) or logits.shape[1] > vocab_size:
+        if not _is_integer(vocab_size) or logits.shape[1] > vocab_size:
             raise ValueError(
                 f"K={logits.shape[1]} tokens are stored of a vocabulary of {vocab_size!r}: "
                 "give an integer that K does not exceed"
             )
-
-        def column(name: str, value: ArrayLike) -> Floats:
-            raw = np.asarray(value)
-            if raw.dtype.kind == "f" and raw.dtype.itemsize < 8:
-                raise ValueError(
-                    f"{name} is {raw.dtype}: give float64, from which certificates are exact, or "
-                    "log-probabilities and their error to TopK.from_log_probs"
-                )
-            array = np.ascontiguousarray(raw, dtype=np.float64)
-            if array.shape != logits.shape[:1]:
-                raise ValueError(f"{name} has shape {array.shape}: expected {logits.shape[:1]}")
-            return array
-
-        columns = (
-            ids,
-            logits,
-            column("top_surprisal", top_surprisal),
-            column("log_tail", log_tail),
-            column("entropy", entropy),
-            int(vocab_size),
-            _above_zero(temperature),
+        given = {"top_surprisal": top_surprisal, "log_tail": log_tail, "entropy": entropy}
+        columns = {name: _column(name, value, len(ids)) for name, value in given.items()}
+        dist = cls(
+            ids, logits, **columns, vocab_size=int(vocab_size), temperature=_above_zero(temperature)
         )
-        check_columns(*columns)
-        return cls(*columns)
+        _check_columns(dist)
+        return dist
 
     @classmethod
     def from_log_probs(
@@ -218,12 +200,12 @@ class TopK:
             >>> TopK.from_log_probs([[7, 3]], [[-0.69, -1.2]], 0.005, vocab_size=50).k
             2
         """
-        values = as_rows("log_probs", log_probs).astype(np.float64)
+        values = _as_rows("log_probs", log_probs).astype(np.float64)
         off = np.broadcast_to(np.asarray(error, dtype=np.float64), values.shape)
         ids = np.asarray(top_ids, dtype=np.int32)
         if ids.shape != values.shape:
             raise ValueError(f"top_ids {ids.shape} and log_probs {values.shape}: shapes must agree")
-        check_log_probs(values, off, vocab_size)
+        _check_log_probs(values, off, vocab_size)
         probs, others = np.exp(values), int(vocab_size) - ids.shape[1]
         with np.errstate(divide="ignore"):
             log_tail = np.log(np.clip(1.0 - probs.sum(axis=1), 0.0, None if others else 0.0))
@@ -272,10 +254,7 @@ class TopK:
 
     @cached_property
     def prob_range(self) -> tuple[Floats, Floats]:
-        """The (N, K) lower and upper end of each probability, from `log_prob_error`.
-
-        exp(l - error) and exp(l + error), both made to fall along a row as the probabilities do.
-        """
+        """The (N, K) ends exp(l -+ `log_prob_error`), made to fall along a row as p does."""
         error = 0.0 if self.log_prob_error is None else self.log_prob_error
         low, high = self.log_probs - error, self.log_probs + error
         low = np.maximum.accumulate(low[:, ::-1], axis=1)[:, ::-1]
@@ -284,11 +263,7 @@ class TopK:
 
     @cached_property
     def tail_range(self) -> tuple[Floats, Floats]:
-        """The (N,) least and largest mass T outside the top K, from the stored tokens alone.
-
-        T is between 1 - sum high and 1 - sum low. No token exceeds rank K: T is at most
-        (V - K) p_K.
-        """
+        """The (N,) least and largest mass T outside the top K: 1 - sum p, at most (V - K) p_K."""
         others, (low, high) = self.vocab_size - self.k, self.prob_range
         if not others:
             return np.zeros(len(self)), np.zeros(len(self))
@@ -305,7 +280,7 @@ class TopK:
         if all are equal, T log((V - K) / T).
         """
         others, (low, high) = self.vocab_size - self.k, self.prob_range
-        at_ends = np.stack([surprise(low), surprise(high)])
+        at_ends = np.stack([_surprise(low), _surprise(high)])
         peak = np.where((low < 1 / np.e) & (1 / np.e < high), 1 / np.e, at_ends.max(axis=0))
         least, most = self.tail_range
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -326,3 +301,181 @@ def _above_zero(temperature: Any) -> float:
     if not isinstance(temperature, int | float | np.number) or not 0 < temperature < np.inf:
         raise ValueError(f"temperature={temperature!r} is not allowed: give a number above 0")
     return float(temperature)
+
+
+def _is_integer(value: Any) -> bool:
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
+
+
+def _stored_count(k: Any, size: int) -> int:
+    """Return K, the number of tokens to store: k, or `size` when k is None."""
+    if k is not None and (not _is_integer(k) or not 1 <= k <= size):
+        raise ValueError(f"k={k!r} is not allowed: give an integer in [1, {size}]")
+    return size if k is None else int(k)
+
+
+def _as_rows(name: str, value: Any) -> NDArray[Any]:
+    """Return an array (steps, vocabulary) of float32 or float64; one row is one step."""
+    if hasattr(value, "detach"):  # a tensor of PyTorch, which is not imported here
+        value = value.detach().cpu()
+        value = value.numpy() if value.element_size() == 8 else value.float().numpy()
+    try:
+        array = np.asarray(value)
+    except ValueError:  # lists of different lengths
+        array = np.empty((), dtype=object)
+    if array.dtype.kind not in "fiu":
+        content = "complex numbers" if array.dtype.kind == "c" else type(value).__name__
+        raise ValueError(
+            f"{name} holds no rows of real numbers ({content}): give (steps, vocabulary)"
+        )
+    array = np.atleast_2d(array)
+    if array.ndim != 2 or array.shape[1] == 0:
+        raise ValueError(
+            f"{name} has the shape {array.shape}: give (steps, vocabulary), or one row"
+        )
+    half = array.dtype in (np.float16, np.float32)
+    return array.astype(np.float32 if half else np.float64, copy=False)
+
+
+def _column(name: str, value: ArrayLike, steps: int) -> Floats:
+    """Return a stored column (N,) of float64."""
+    raw = np.asarray(value)
+    if raw.dtype.kind == "f" and raw.dtype.itemsize < 8:
+        raise ValueError(
+            f"{name} is {raw.dtype}: give float64, from which certificates are exact, or "
+            "log-probabilities and their error to TopK.from_log_probs"
+        )
+    if raw.shape != (steps,):
+        raise ValueError(f"{name} has shape {raw.shape}: expected {(steps,)}")
+    return np.ascontiguousarray(raw, dtype=np.float64)
+
+
+def _top(values: NDArray[Any], k: int) -> tuple[NDArray[np.int32], NDArray[Any]]:
+    """Return the ids and values of the k largest entries of each row, ties by id."""
+    ids: NDArray[Any] = np.broadcast_to(np.arange(values.shape[1]), values.shape)
+    if k < values.shape[1]:
+        least = np.partition(values, -k, axis=1)[:, -k, None]
+        above, equal = values > least, values == least
+        room = k - above.sum(axis=1, keepdims=True)
+        selected = above | (equal & (np.cumsum(equal, axis=1) <= room))
+        ids = np.nonzero(selected)[1].reshape(len(values), k)
+    chosen = np.take_along_axis(values, ids, axis=1)
+    order = np.argsort(-chosen, axis=1, kind="stable")
+    ranked = np.take_along_axis(ids, order, axis=1).astype(np.int32)
+    return ranked, np.take_along_axis(chosen, order, axis=1)
+
+
+def _rank_and_sum(logits: NDArray[Any], k: int, temperature: float) -> Moments:
+    """Return the columns of a TopK of logits (N, V), computed a few rows at a time."""
+    rows = max(1, ENTRIES // logits.shape[1])
+    starts = range(0, max(1, len(logits)), rows)
+    parts = [_summary(logits[at : at + rows], k, temperature, at) for at in starts]
+    if len(parts) == 1:
+        return parts[0]
+    ids, stored, surprisal, log_tail, entropy = map(np.concatenate, zip(*parts, strict=True))
+    return ids, stored, surprisal, log_tail, entropy
+
+
+def _summary(logits: NDArray[Any], k: int, temperature: float, begin: int) -> Moments:
+    largest = logits.max(axis=1)
+    right = np.isfinite(largest)  # the maximum of a row with a NaN is NaN
+    if not right.all():
+        row = int(np.argmin(right))
+        content = "only masked tokens (-inf)" if largest[row] == -np.inf else f"a {largest[row]}"
+        raise ValueError(
+            f"logits of step {begin + row} hold {content}: give numbers, -inf for masked"
+        )
+    ids, stored = _top(logits, k)
+    with np.errstate(over="ignore"):
+        below = (logits - largest[:, None].astype(np.float64)) / temperature
+    below = np.maximum(below, MASKED)
+    weight = np.exp(below)
+    spread = (weight * below).sum(axis=1)
+    np.put_along_axis(weight, ids[:, :1], 0.0, axis=1)
+    surprisal = np.log1p(weight.sum(axis=1))  # the same for every k
+    entropy = surprisal - spread * np.exp(-surprisal)
+    log_tail = np.full(len(logits), -np.inf)
+    if k < logits.shape[1]:
+        np.put_along_axis(below, ids, -np.inf, axis=1)
+        drop = below.max(axis=1)
+        tail = np.exp(below - drop[:, None]).sum(axis=1)  # of its own largest: no underflow
+        log_tail = np.where(drop > MASKED, drop + np.log(tail) - surprisal, -np.inf)
+    return ids, stored, surprisal, log_tail, entropy
+
+
+def _surprise(p: Floats) -> Floats:
+    """Return -p log p, 0 where p = 0."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(p > 0, -p * np.log(p), 0.0)
+
+
+def _check_columns(dist: TopK) -> None:
+    """Raise for the first step whose stored columns cannot belong to one distribution."""
+    ids, size, others = dist.ids, dist.vocab_size, dist.vocab_size - dist.k
+    logits, surprisal, log_tail = dist.logits, dist.top_surprisal, dist.log_tail
+    assert logits is not None
+    _refuse("top_ids", ids, (ids >= 0) & (ids < size), f"token ids in [0, {size})")
+    _refuse("top_logits", logits[:, 0], np.isfinite(logits[:, 0]), "a finite largest logit")
+    falling = logits[:, 1:] <= logits[:, :-1]
+    _refuse("top_logits", logits[:, 1:], falling, "values that fall, -inf for masked tokens")
+    possible = np.isfinite(surprisal) & (surprisal >= -TOLERANCE)
+    _refuse("top_surprisal", surprisal, possible, "-log p0, at least 0")
+    last = (logits[:, -1] - logits[:, 0].astype(np.float64)) / dist.temperature - surprisal
+    with np.errstate(divide="ignore", invalid="ignore"):
+        most = np.minimum(last + np.log(others), 0.0) + TOLERANCE  # last is log p_K
+        allowed = f"the log of a mass of at most 1 and at most {others} tokens of rank K:"
+        _refuse("log_tail", log_tail, log_tail <= most, allowed, most)
+        stored, least = _stored_sums(dist, logits)
+        mass = np.exp(log_tail)
+        total = stored + mass
+        allowed = f"values with which all probabilities sum to 1, within {TOLERANCE:g}; now to"
+        _refuse("log_tail", log_tail, np.abs(total - 1.0) <= TOLERANCE, allowed, total)
+        most = least + np.where(mass > 0, mass * (np.log(others) - log_tail), 0.0)
+        least = least - np.where(mass > 0, mass * last, 0.0)
+    slack, entropy = TOLERANCE * (1.0 + np.abs(dist.entropy)), dist.entropy
+    _refuse("entropy", entropy, entropy >= least - slack, "with these masses at least", least)
+    _refuse("entropy", entropy, entropy <= most + slack, "with these masses at most", most)
+
+
+def _check_log_probs(values: Floats, error: Floats, vocab_size: int) -> None:
+    """Raise for the first impossible step of (N, K) log-probabilities with errors."""
+    if values.shape[1] > vocab_size:
+        raise ValueError(f"K={values.shape[1]} tokens of a vocabulary of {vocab_size}")
+    _refuse("error", error, np.isfinite(error) & (error >= 0), "a finite number of at least 0")
+    _refuse("log_probs", values[:, 0], np.isfinite(values[:, 0]), "a finite largest value")
+    _refuse("log_probs", values, values <= error, "a logarithm of a probability, at most 0")
+    _refuse("log_probs", values[:, 1:], values[:, 1:] <= values[:, :-1], "values that fall")
+    least = np.exp(values - error).sum(axis=1)
+    _refuse("log_probs", least, least <= 1.0 + PRINTED, "probabilities that sum to at most 1")
+
+
+def _refuse(
+    column: str,
+    values: NDArray[Any],
+    right: NDArray[np.bool_],
+    allowed: str,
+    limit: Floats | None = None,
+) -> None:
+    """Raise for the first step whose value is not allowed."""
+    if right.all():
+        return
+    first = np.unravel_index(np.argmin(right), right.shape)
+    more = "" if limit is None else f" {limit[first[0]]:.9g}"
+    raise ValueError(
+        f"{column} of step {first[0]}: {values[first]} is not allowed: give {allowed}{more}"
+    )
+
+
+def _stored_sums(dist: TopK, logits: NDArray[Any]) -> tuple[Floats, Floats]:
+    """Return the sums of p and of -p log p over the stored tokens, (N,) each."""
+    weight, spread = np.empty((2, len(logits)))
+    rows = max(1, CHECKED // logits.shape[1])
+    for start in range(0, len(logits), rows):
+        top = logits[start : start + rows]
+        below = (top - top[:, :1].astype(np.float64)) / dist.temperature
+        below = np.maximum(below, MASKED)  # 0 times -inf is NaN
+        w = np.exp(below)
+        weight[start : start + rows] = w.sum(axis=1)
+        spread[start : start + rows] = np.einsum("ij,ij->i", w, below)
+    p0 = dist.top_probability
+    return p0 * weight, p0 * (dist.top_surprisal * weight - spread)

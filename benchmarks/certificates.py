@@ -17,7 +17,8 @@ import pandas as pd
 from omegaconf import OmegaConf
 
 from analysis.certificates.certify import certify
-from analysis.rules import Additive, Rule, expand
+from analysis.rule_config import expand
+from analysis.rules import Additive, Rule
 from analysis.topk import TopK
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -56,7 +57,7 @@ def paper_rules() -> list[Rule]:
     """Return the grid of rules of conf/criteria/paper.yaml."""
     paper = OmegaConf.to_container(OmegaConf.load(ROOT / "conf/criteria/paper.yaml"))
     assert isinstance(paper, dict)
-    return expand(paper["rules"])
+    return expand(paper["paper"])
 
 
 def best_time(function: Callable[[], object]) -> float:

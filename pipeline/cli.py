@@ -38,7 +38,7 @@ def main() -> None:
     if words == ["help"]:
         sys.argv[1:] = ["--help"]
     elif first.isidentifier():
-        from analysis.rules.build import nearest  # which imports numpy
+        from analysis.rule_config import nearest  # which imports numpy
 
         raise SystemExit(
             f"error: {first} is not a command{nearest(first, COMMANDS)}: give one of "

@@ -10,9 +10,10 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import numpy as np
     import pyarrow as pa
-
 
 Row = dict[str, Any]  # of a table, by column
 Tables = dict[str, list[Row]]  # by name
@@ -78,6 +79,35 @@ def arrow(kind: str) -> pa.DataType:
     if kind.startswith("list<"):
         return pa.list_(arrow(kind.removeprefix("list<").removesuffix(">")))
     return pa.type_for_alias(kind)
+
+
+def schema(columns: Columns, *, optional: bool = True) -> pa.Schema:
+    """Return the Arrow schema of columns, with or without those that are optional."""
+    import pyarrow as pa
+
+    return pa.schema(
+        [
+            pa.field(label, arrow(column.kind), metadata={"meaning": column.meaning})
+            for label, column in columns.items()
+            if optional or not column.optional
+        ]
+    )
+
+
+def check_schema(columns: Columns, schema: pa.Schema, path: Path) -> None:
+    """Check that a file has the columns, in order, and the types that its stage declares.
+
+    Raises:
+        ValueError: it has others.
+    """
+    found = list(zip(schema.names, schema.types, strict=True))
+    wanted = [
+        (name, arrow(column.kind))
+        for name, column in columns.items()
+        if name in schema.names or not column.optional
+    ]
+    if found != wanted:
+        raise ValueError(f"{path} has the columns {dict(found)}, expected {dict(wanted)}")
 
 
 def array(values: np.ndarray, kind: pa.DataType) -> pa.Array:

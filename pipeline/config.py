@@ -98,7 +98,7 @@ def refuse(error: Exception, words: Iterable[str]) -> NoReturn:
     Raises:
         PipelineError: always.
     """
-    from analysis.rules.build import nearest  # which imports numpy: only where it is needed
+    from analysis.rule_config import nearest  # which imports numpy: only where it is needed
 
     cause = error.__cause__ or error
     group, _, name = str(getattr(cause, "full_key", "")).partition(".")
@@ -160,7 +160,7 @@ def settings_of(config: DictConfig) -> Config:
 
 def _problem(error: dict[str, Any]) -> str:
     """Return a problem that pydantic found as `key=value: what is allowed`."""
-    from analysis.rules.build import nearest
+    from analysis.rule_config import nearest
 
     place = [part for part in error["loc"] if part != "[key]"]
     texts = (text if (text := str(part)).isprintable() else ascii(text) for part in place)

@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from analysis.rules import Cut, Rule, Tree, build_range, check_k, expand, to_mapping
-from analysis.rules.build import EXAMPLE, ParameterRange
+from analysis.rule_config import EXAMPLE, ParameterRange, build_range, check_k, expand, to_mapping
+from analysis.rules import Cut, Rule, Tree
 from analysis.topk import TopK
 from pipeline.errors import PipelineError
 from pipeline.files import file_digest

@@ -15,9 +15,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from analysis.rules import Rule, StrictGreedy, Tree, build, to_mapping
-from analysis.rules.build import TARGET, check_keys, checked, product, rule_class
-from analysis.rules.rule import CHECKED
+from analysis.rule_config import TARGET, build, check_keys, checked, product, rule_class, to_mapping
+from analysis.rules import CHECKED, Rule, StrictGreedy, Tree
 from analysis.trees import topology
 from analysis.trees.optimal import optimal
 from analysis.trees.topology import DynamicTree, Topology

@@ -25,8 +25,8 @@ from pipeline.study import Study
 
 if TYPE_CHECKING:
     from analysis.acceptance.solve import Goal, Solution
+    from analysis.rule_config import ParameterRange
     from analysis.rules import Rule
-    from analysis.rules.build import ParameterRange
 
 LINES = 40  # that are printed at most
 

@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.columns import Columns, arrow
+from pipeline.columns import Columns, check_schema, schema
 from pipeline.errors import DamagedError
 from pipeline.files import file_digest, json_digest, read_json, unreadable
 
@@ -80,15 +80,7 @@ class Stage:
 
     def schema(self, name: str = "data", *, optional: bool = True) -> pa.Schema:
         """Return the Arrow schema of one of its files, with or without its optional columns."""
-        import pyarrow as pa
-
-        return pa.schema(
-            [
-                pa.field(label, arrow(column.kind), metadata={"meaning": column.meaning})
-                for label, column in self.tables[name].items()
-                if optional or not column.optional
-            ]
-        )
+        return schema(self.tables[name], optional=optional)
 
 
 @dataclass(frozen=True)
@@ -239,26 +231,10 @@ class Artifact:
         path = self.directory / f"{name}.parquet"
         try:
             with pq.ParquetFile(path, page_checksum_verification=True) as file:
-                check_columns(self.columns[name], file.schema_arrow, path)
+                check_schema(self.columns[name], file.schema_arrow, path)
                 yield file
         except (OSError, pa.ArrowException, ValueError) as error:
             raise DamagedError(self.directory, f"{path} can't be read ({error})") from error
-
-
-def check_columns(columns: Columns, schema: pa.Schema, path: Path) -> None:
-    """Check that a file has the columns, in order, and the types that its stage declares.
-
-    Raises:
-        ValueError: it has others.
-    """
-    found = list(zip(schema.names, schema.types, strict=True))
-    wanted = [
-        (name, arrow(column.kind))
-        for name, column in columns.items()
-        if name in schema.names or not column.optional
-    ]
-    if found != wanted:
-        raise ValueError(f"{path} has the columns {dict(found)}, expected {dict(wanted)}")
 
 
 @dataclass
@@ -279,7 +255,7 @@ class Out:
         path = self.directory / f"{name}.parquet"
         path.parent.mkdir(parents=True, exist_ok=True)
         schema = self.stage.schema(name) if schema is None else schema
-        check_columns(self.stage.tables[name], schema, path)
+        check_schema(self.stage.tables[name], schema, path)
         with pq.ParquetWriter(path, schema, compression="zstd", write_page_checksum=True) as writer:
             yield writer
         self.rows[name] = pq.read_metadata(path).num_rows

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..certificates.certify import certify
-from ..rules.rule import Rule
+from ..rules import Rule
 from ..statistics.bootstrap import Flags, Floats
 from ..statistics.trajectories import Trajectories
 from ..topk import TopK

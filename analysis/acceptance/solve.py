@@ -20,8 +20,8 @@ from functools import cache, partial
 import numpy as np
 
 from ..certificates.certify import certify
-from ..rules.build import ParameterRange
-from ..rules.rule import Rule
+from ..rule_config import ParameterRange
+from ..rules import Rule
 from ..statistics.bootstrap import Flags, Integers, Numbers, PromptBootstrap, rank
 from ..statistics.trajectories import Trajectories, count_calls
 from ..topk import TopK
@@ -118,7 +118,7 @@ def solve(
         ValueError: eps is negative, or `certify` raises for a rule.
 
     Examples:
-        >>> from ..rules import build_range
+        >>> from ..rule_config import build_range
         >>> dist = TopK.from_probabilities([[0.6, 0.3, 0.1], [0.5, 0.4, 0.1]])
         >>> searched = build_range({"rule": "additive"})
         >>> steps = Trajectories.from_positions(np.array([0, 0]))

@@ -26,7 +26,7 @@ ENGINES = {  # that run a chain of a drafter: docs/engines.md
     "model": "vLLM, llama.cpp",
     "head": "vLLM (eagle3)",
     "earliest": "vLLM (ngram)",
-    "latest": "vLLM (ngram), llama.cpp (ngram-simple)",  # which match in ways of their own
+    "latest": "vLLM, llama.cpp, by other matches",
 }
 RULE_ENGINES = {"topm_additive": "TensorRT-LLM", "typical": "Medusa"}
 SETTING = ("method", "drafter", "draft_length", "temperature")  # of scored answers
@@ -42,17 +42,15 @@ class Advice:
         outcome: draft, do not draft, not decided or not measured.
         sentence: the verdict, ready to quote.
         beside: sentences on faster methods that are not sure, and on relaxed rules.
-        run: the fastest lossless method, a row of `analysis.decoding.speed.speed`; None without
-            one.
-        drafters: the fastest lossless method of each drafter, the study's own drafter first, with
-            its `answer`: yes, no or not decided.
+        drafters: the fastest lossless method of each drafter, a row of
+            `analysis.decoding.speed.speed` with its `answer`: yes, no or not decided. The study's
+            own drafter comes first.
     """
 
     target: str
     outcome: str
     sentence: str
     beside: Sequence[str]
-    run: Run | None = None
     drafters: Sequence[Run] = ()
 
 
@@ -114,7 +112,7 @@ def advise(
         if best is None
         else f"{prompts} prompts are fewer than {FEW_PROMPTS}"
         if prompts < FEW_PROMPTS
-        else f"the machine was busy ({'; '.join(busy)})" * bool(busy)
+        else f"the machine was busy ({'; '.join(busy)}): run it on an idle one" * bool(busy)
     )
     outcome = OPEN if best is None or doubt else OUTCOMES[_answer(best)]
     relaxed = [run for run in methods if not run["lossless"]]
@@ -143,7 +141,7 @@ def advise(
         if (own := _best([run for run in lossless if run["drafter"] == kind])) is not None
     ]
     sentence = f"{text} ({prompts} prompts, {how}{together})."
-    return Advice(target, outcome, sentence, beside, best, of_drafters)
+    return Advice(target, outcome, sentence, beside, of_drafters)
 
 
 def _answer(run: Run) -> str:

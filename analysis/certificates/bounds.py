@@ -65,12 +65,7 @@ def g_upper(d: ArrayLike) -> Floats:
 
 
 def g_inverse(eps: ArrayLike) -> Floats:
-    """g^-1 on [0, log 2]: the margin above which strict greedy is certified (Theorem 4.9 i).
-
-    Examples:
-        >>> float(g_inverse(g(0.3)).round(12))
-        0.3
-    """
+    """g^-1 on [0, log 2]: the margin above which strict greedy is certified (Theorem 4.9 i)."""
     eps = _within(eps, 0.0, LOG2)
     return _inverse(g, eps, np.sqrt(2 * eps / (1 + 2 * eps)))  # Lemma A.1
 
@@ -86,10 +81,6 @@ def two_token(a: ArrayLike, b: ArrayLike) -> Floats:
 
     Lemma 4.5: with a = p0, no certificate whose best rejected token has probability b (value
     form), or at most b (threshold form), is below it.
-
-    Examples:
-        >>> float(two_token(0.75, 0.25).round(6))
-        0.130812
     """
     a, b = np.asarray(a, dtype=np.float64), np.asarray(b, dtype=np.float64)
     with np.errstate(invalid="ignore"):
@@ -153,17 +144,21 @@ def tree_lower(gamma: ArrayLike, m: ArrayLike) -> Floats:
     """B_m(gamma) of Theorem 5.2: tree, R >= B_m(p0 - p(rank m+1)), gamma in [0, 1].
 
     (1 + gamma) log tau - log((tau^2 + (m-1) tau + 1) / (m+1)) with tau = tau_0; written in
-    tau - 1, so that it keeps its accuracy as gamma goes to 0. B_m(1) = log(m + 1).
+    x = tau - 1, the positive root of (1-g) x^2 + (2 - g (m+1)) x - g (m+1), so that it keeps its
+    accuracy as gamma goes to 0. B_m(1) = log(m + 1).
 
     Examples:
         >>> tree_lower(0.5, [1, 2, 8]).round(6).tolist()
         [0.130812, 0.197378, 0.521396]
     """
     gamma, m = _within(gamma, 0.0, 1.0), _within(m, 1, math.inf)
-    shift = _tree_shift(gamma, m)
-    with np.errstate(invalid="ignore"):
-        value = gamma * np.log1p(shift) - np.log1p(shift**2 / ((m + 1) * (1 + shift)))
-    return np.where(np.isinf(shift), np.log1p(m), value)
+    c = gamma * (m + 1)
+    a, b = 1.0 - gamma, 2.0 - c
+    root = np.sqrt(b * b + 4.0 * a * c)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        x = np.where(b >= 0, 2.0 * c / (b + root), (root - b) / (2.0 * a))
+        value = gamma * np.log1p(x) - np.log1p(x**2 / ((m + 1) * (1 + x)))
+    return np.where(gamma == 1.0, np.log1p(m), value)
 
 
 def tree_lower_series(gamma: ArrayLike, m: ArrayLike) -> Floats:
@@ -179,10 +174,6 @@ def tree_inverse(eps: ArrayLike, m: ArrayLike) -> Floats:
     """B_m^-1 on [0, log(m + 1)]: the margin p0 - p(rank m+1) above which a tree is safe.
 
     Theorem 5.2. Above its first term, sqrt(4 eps / (m+1)), where m > 5 and eps is small.
-
-    Examples:
-        >>> tree_inverse(tree_lower(0.3, [1, 4]), [1, 4]).round(12).tolist()
-        [0.3, 0.3]
     """
     m = _within(m, 1, math.inf)
     eps = np.asarray(eps, dtype=np.float64)
@@ -198,17 +189,6 @@ def tree_ceiling(m: ArrayLike) -> Floats:
 def tree_upper(p0: ArrayLike, m: ArrayLike) -> Floats:
     """R <= log(1 + m p0), tree; not in the paper."""
     return np.asarray(np.log1p(np.asarray(m, dtype=np.float64) * np.asarray(p0)))
-
-
-def _tree_shift(gamma: ArrayLike, m: ArrayLike) -> Floats:
-    """tau_0 - 1: the positive root of (1-g) x^2 + (2 - g (m+1)) x - g (m+1)."""
-    gamma, m = _within(gamma, 0.0, 1.0), _within(m, 1, math.inf)
-    c = gamma * (m + 1)
-    a, b = 1.0 - gamma, 2.0 - c
-    root = np.sqrt(b * b + 4.0 * a * c)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        shift = np.where(b >= 0, 2.0 * c / (b + root), (root - b) / (2.0 * a))
-    return np.where(gamma == 1.0, np.inf, shift)
 
 
 def _inverse(bound: Callable[[Floats], Floats], eps: Floats, low: Floats) -> Floats:

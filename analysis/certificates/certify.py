@@ -2,7 +2,7 @@
 
 `certify` handles many steps and rules at once. The certificate is exact where the stored tokens
 determine it, and an interval that contains it elsewhere (docs/method.md). `certify_logits` takes
-raw logits.
+raw logits, and `extremal_draft` gives the draft that attains a certificate.
 """
 
 from __future__ import annotations
@@ -13,16 +13,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ..rules.build import check_k
-from ..rules.builtin import Tree
-from ..rules.rule import Cut, Rule
-from ..topk import TopK
-from .kernel import BLOCK, COUNTS, CUT, RECORD, TREE, certify_rows
-from .kernel_types import Block, Certificates, Rules, StoredSteps
-from .rounded import rounded
-from .truncation import beyond_stored, intervals
+from ..rule_config import check_k
+from ..rules import Counts, Cut, Rule, Tree
+from ..topk import Floats, TopK
+from .intervals import beyond_stored, certify_forms, write
+from .kernel import Certificates
+from .rounded import certify_rounded
 
-SPACING = 72  # columns of whole pages would share the same few cache sets
+__all__ = ["Certificates", "certify", "certify_logits", "extremal_draft"]
 
 
 def certify(
@@ -62,14 +60,15 @@ def certify(
             f"{type(dist).__name__} is not a TopK: make one with TopK.from_probabilities(p) or "
             "TopK.from_logits(logits)"
         )
-    rules = _listed(rules)
+    rules = list(rules) if isinstance(rules, Sequence) else [rules]
     if accepted is not None:
         if rules:
             raise ValueError("rules and accepted are both given: give one of them")
         return _certify_sets(dist, np.asarray(accepted))
+    check_k(rules, dist.k, dist.vocab_size)
     if dist.log_prob_error is not None:
-        return rounded(dist, rules, _exact)
-    return _exact(dist, rules)
+        return certify_rounded(dist, rules)
+    return certify_forms(dist, [_form(dist, rule) for rule in rules])
 
 
 def certify_logits(
@@ -96,51 +95,61 @@ def certify_logits(
     return certify(TopK.from_logits(logits, temperature=temperature), rules)
 
 
-def _listed(rules: Rule | Sequence[Rule]) -> Sequence[Rule]:
-    if isinstance(rules, Rule):
-        return [rules]
-    try:
-        return list(rules)
-    except TypeError:
-        raise ValueError(
-            f"{rules!r} is not a rule: give one, for instance StrictGreedy(), or a list of them"
-        ) from None
+def extremal_draft(p: ArrayLike, rule: Rule) -> tuple[Floats, float]:
+    """Return q*, the draft closest to p in KL(p || q) among those that can be rejected.
 
+    q*(y) = c for y in A, the mean of p over A, and q*(y) = p(y) elsewhere (Lemma 4.2; Theorem 5.1
+    for trees). It makes a tie, and the worst case of a tie is rejection.
 
-def _exact(dist: TopK, rules: Sequence[Rule]) -> Certificates:
-    """Return the certificates of steps whose stored numbers are exact."""
-    check_k(rules, dist.k, dist.vocab_size)
-    # a rule's column is contiguous
-    shape = (len(rules), len(dist) + SPACING)
-    floats, ints = np.empty((2, *shape)), np.empty((2, *shape), dtype=np.int32)
-    results = Certificates(*floats, *ints)
-    unknown = np.zeros(len(rules), dtype=np.int64)
-    bad = certify_rows(_steps(dist), _rules(dist, rules), _scratch(dist.k), results, unknown)
-    if bad >= 0:
+    Args:
+        p: (V,), the target, summing to one.
+        rule: any rule that does not need raw logits.
+
+    Returns:
+        q*, (V,) in the order of p, and KL(p || q*) in nats: the rule's certificate.
+
+    Raises:
+        ValueError: the rule rejects nothing at this p, or p is not one distribution.
+
+    Examples:
+        >>> from analysis.rules import StrictGreedy, Tree
+        >>> q, kl = extremal_draft([0.1, 0.6, 0.3], StrictGreedy())
+        >>> q.round(6).tolist(), round(kl, 6)
+        ([0.1, 0.45, 0.45], 0.05097)
+        >>> extremal_draft([0.1, 0.6, 0.3], Tree(m=2))[0].round(6).tolist()
+        [0.333333, 0.333333, 0.333333]
+    """
+    q = np.array(p, dtype=np.float64)
+    if q.ndim != 1:
+        raise ValueError(f"p has the shape {q.shape}: give the (V,) probabilities of one step")
+    dist = TopK.from_probabilities(q)
+    cost, _, (size,), (n,) = (column[:, 0] for column in certify(dist, rule))
+    if not size:
         raise ValueError(
-            f"step {bad}: the stored tokens are not numbers by decreasing value, or "
-            "the largest probability is not in (0, 1]"
+            f"rule {rule.label!r} rejects nothing at this p: there is no draft to show"
         )
-    columns: list[NDArray[Any]] = [column[:, : len(dist)] for column in (*floats, *ints)]
-    lower, _, _, accepted = columns
-    rows = np.flatnonzero(unknown)
-    if rows.size:  # all stored tokens are accepted, and lower is nan
-        rule_index, steps = np.nonzero(np.isnan(lower[rows]))
-        cells = rows[rule_index], steps
-        ends = intervals(dist, rules, *cells, accepted[cells])
-        for column, values in zip(columns, ends, strict=True):
-            column[cells] = values
-    return Certificates(*(column.T for column in columns))
+    last = rule.m + 1 if isinstance(rule, Tree) else size - 1
+    active = [0, *range(last + 1 - size, last)] if isinstance(rule, Tree) else [*range(last), n]
+    ids = dist.ids[0][active]
+    q[ids] = q[ids].mean()
+    return q, float(cost[0])
 
 
-class _Ranks(Rule):
-    """Accepts the first ranks of each step, by (N,) counts."""
-
-    counts: Any  # (N,) int32
-
-    def form(self, _dist: TopK, /) -> NDArray[np.int32]:
-        counts: NDArray[np.int32] = self.counts
-        return counts
+def _form(dist: TopK, rule: Rule) -> Cut | Counts | Tree:
+    """Return a rule's test, whose limit on ranks leaves a stored token to reject."""
+    if isinstance(rule, Tree):
+        return rule
+    form = rule.form(dist)
+    if isinstance(form, Cut):
+        ranks = 1 if form.max_rank is None else int(np.max(form.max_rank, initial=1)) + 1
+        needed = min(max(ranks, form.strictly_above_rank), dist.vocab_size)
+        if dist.k < needed:
+            raise ValueError(
+                f"rule {rule.label!r} needs the {needed} most probable tokens of every step, and "
+                f"K={dist.k} are stored: set distributions.k to {needed} or more, and let the "
+                "rule's minimum_k say so"
+            )
+    return form
 
 
 def _certify_sets(dist: TopK, accepted: NDArray[Any]) -> Certificates:
@@ -161,104 +170,10 @@ def _certify_sets(dist: TopK, accepted: NDArray[Any]) -> Certificates:
     stored = np.take_along_axis(accepted, dist.ids, axis=1)
     others = np.sum(accepted, axis=1) - np.sum(stored, axis=1)  # accepted, and not stored
     first = np.where(stored.all(axis=1), size, np.argmin(stored, axis=1)).astype(np.int32)
-    result = _exact(dist, [_Ranks(np.maximum(first, 1))])
-    own = np.flatnonzero(first == 0)
+    result = certify_forms(dist, [np.maximum(first, 1)])
+    own = first == 0
     result.lower[own], result.upper[own] = 0.0, 0.0
     result.active_size[own], result.accepted_count[own] = 1, 0
     rows = np.flatnonzero((first == size) & (others < size - dist.k))
-    if len(rows):
-        columns = beyond_stored(dist[rows], others[rows])
-        parts: list[Any] = [*result]
-        for column, values in zip(parts, columns, strict=True):
-            column[rows, 0] = values
+    write(result, rows, 0, beyond_stored(dist[rows], others[rows]))
     return result
-
-
-def _rules(dist: TopK, rules: Sequence[Rule]) -> Rules:
-    """Return the rules in the kernel's form, those with the same threshold side by side."""
-    pairs = [_kernel_form(dist, rule) for rule in rules]
-    cuts = [cut for _, cut in pairs]
-    ranks = [dist.vocab_size if cut.max_rank is None else cut.max_rank for cut in cuts]
-    kind = np.array([kind for kind, _ in pairs], dtype=np.int64)
-    slope = np.array([cut.slope for cut in cuts], dtype=np.float64)
-    gate = np.array([cut.strictly_above_rank for cut in cuts], dtype=np.int64)
-    offset, offset_row, offsets = _columns([cut.offset for cut in cuts], len(dist), np.float64)
-    limit, limit_row, limits = _columns(ranks, len(dist), np.int64)
-    keys = (limit_row, kind, gate, offset_row, slope, offset)
-    order = np.lexsort((-limit, *reversed(keys)))
-    again = np.zeros(len(rules), dtype=bool)
-    again[1:] = limit_row[order][1:] < 0
-    for key in keys:
-        again[1:] &= key[order][1:] == key[order][:-1]
-    return Rules(
-        order,
-        again,
-        kind[order],
-        slope[order],
-        gate[order],
-        offset[order],
-        offset_row[order],
-        offsets,
-        limit[order],
-        limit_row[order],
-        limits,
-    )
-
-
-def _kernel_form(dist: TopK, rule: Rule) -> tuple[int, Cut]:
-    """Return the kind of a rule, and its cut; counts are passed as a limit on ranks."""
-    if isinstance(rule, Tree):
-        return TREE, Cut(max_rank=rule.m)
-    form = rule.form(dist)
-    if not isinstance(form, Cut):
-        return COUNTS, Cut(max_rank=form)
-    ranks = 1 if form.max_rank is None else int(np.max(form.max_rank, initial=1)) + 1
-    needed = min(max(ranks, form.strictly_above_rank), dist.vocab_size)
-    if dist.k < needed:
-        raise ValueError(
-            f"rule {rule.label!r} needs the {needed} most probable tokens of every "
-            f"step, and K={dist.k} are stored: set distributions.k to {needed} or "
-            "more, and let the rule's minimum_k say so"
-        )
-    return CUT, form
-
-
-def _columns(
-    values: list[Any], steps: int, dtype: Any
-) -> tuple[NDArray[Any], NDArray[np.int64], NDArray[Any]]:
-    """Split constants from arrays of one number a step: constants, row indices, and the rows."""
-    arrays: list[Any] = []
-    constants, rows = [], []
-    for value in values:
-        shape = np.shape(value)
-        constants.append(0 if shape else value)
-        rows.append(len(arrays) if shape else -1)
-        if shape:
-            arrays.append(np.asarray(value, dtype=dtype))
-    return (
-        np.array(constants, dtype=dtype),
-        np.array(rows, dtype=np.int64),
-        np.stack(arrays) if arrays else np.empty((0, steps), dtype=dtype),
-    )
-
-
-def _steps(dist: TopK) -> StoredSteps:
-    """Return `dist` in the kernel's form, as contiguous read-only arrays.
-
-    numba would compile the kernel once more for any other layout, and for writable arrays.
-    """
-    values = np.ascontiguousarray(dist.stored_probs if dist.logits is None else dist.logits).view()
-    values.flags.writeable = False
-    by_logit = dist.logits is not None
-    return StoredSteps(
-        values, by_logit, 1.0 / dist.temperature, dist.top_probability, dist.vocab_size
-    )
-
-
-def _scratch(k: int) -> Block:
-    """Return scratch arrays of the kernel for K stored tokens."""
-    p0, second, m = np.zeros((3, BLOCK))
-    have, listed, n = np.zeros((3, BLOCK + 1), dtype=np.int64)
-    width = (k + 1) * RECORD
-    a, s = np.zeros(BLOCK, dtype=np.int32), np.zeros(BLOCK * width)
-    return Block(s, width, p0, second, m, a, have, listed, n)

@@ -32,6 +32,7 @@ from .certify import certify
 
 SUBSCRIPTS = str.maketrans("0123456789", "₀₁₂₃₄₅₆₇₈₉")
 Form = tuple[str, str, Floats]  # name; lower, upper or asymptotic (it bounds nothing); values
+Row = tuple[str, str, Floats | None, tuple[str, Floats | float, float] | None]
 
 
 class Condition(NamedTuple):
@@ -109,69 +110,15 @@ def compared_steps(
 
 
 def closed_forms(rule: Rule, steps: pd.DataFrame) -> list[Form]:
-    """Return every closed form of `bounds` that applies to a rule, (N,) each.
+    """Return name, kind and values (N,) of every closed form that applies to a rule.
 
     The value and threshold forms of Lemma 4.5 and the upper bounds hold for every rule that judges
     tokens; they come first and last. Between them is the theorem or corollary of the rule's own
     family: that of the paper, which a user's class may derive from and depart from.
     """
-    p0, b, theta = (steps[name].to_numpy() for name in ("p0", "b", "theta"))
-    if isinstance(rule, Tree):
-        return _tree_forms(rule.m, p0, b)
-    # above p0 the argmax is kept, and nothing is guaranteed; a limit on ranks may reject a token
-    # above the threshold, whose level is b then
-    theta = np.minimum(np.fmax(theta, b), p0)
-    forms: list[Form] = [
-        ("lemma 4.5", "lower", bounds.two_token(p0, b)),
-        ("lemma 4.5 threshold form", "lower", bounds.two_token(p0, theta)),
-        *([] if rule.own else _own_forms(rule, p0, b, theta)),
-        ("lemma 4.5 polynomial", "lower", bounds.two_token_polynomial(p0, b)),
-        ("log(1 + p0 - b) - b log(p0/b)", "upper", bounds.single_upper(p0, b)),
-        ("theorem 4.6", "upper", bounds.ceiling(steps["active_size"].to_numpy())),
-        ("log 2", "upper", np.full_like(p0, rule.ceiling)),
-    ]
-    if rule == StrictGreedy():  # R is G(p0, p1) but for ties, and Lemma A.1 bounds its g
-        s = p0 + b
-        forms.append(("lemma A.1", "upper", s * bounds.g_upper((p0 - b) / s)))
-    return forms
-
-
-def _tree_forms(m: int, p0: Floats, b: Floats) -> list[Form]:
     return [
-        ("theorem 5.2", "lower", bounds.tree_lower(p0 - b, m)),
-        ("theorem 5.2 series", "asymptotic", bounds.tree_lower_series(p0 - b, m)),
-        ("log(1 + m p0)", "upper", bounds.tree_upper(p0, m)),
-        ("theorem 5.3", "upper", np.full_like(p0, bounds.tree_ceiling(m))),
+        (name, kind, value) for name, kind, value, _ in _table(rule, steps) if value is not None
     ]
-
-
-def _own_forms(rule: Rule, p0: Floats, b: Floats, theta: Floats) -> list[Form]:
-    """Return the closed forms of this family in particular, its theorem first."""
-    match rule:
-        case StrictGreedy():
-            return [
-                ("theorem 4.9", "lower", bounds.g(p0 - b)),
-                ("proposition 4.8", "lower", bounds.pinsker(p0 - b)),
-            ]
-        case Additive(t=t):
-            whole = np.full_like(p0, t)
-            return [
-                ("theorem 4.11", "lower", bounds.g(whole)),
-                ("theorem 4.11 polynomial", "lower", bounds.g_lower(whole)),
-            ]
-        case Multiplicative(alpha=alpha):
-            series = bounds.multiplicative_lower_series(p0, alpha)
-            return [
-                ("theorem 4.13", "lower", bounds.multiplicative_lower(p0, alpha)),
-                ("theorem 4.13 series", "asymptotic", series),
-            ]
-        case TopMAdditive() | TopMMultiplicative() | Typical():
-            name = "corollary 4.15" if isinstance(rule, Typical) else "corollary 4.14"
-            return [
-                (name, "lower", bounds.two_token(p0, theta)),
-                (f"{name} polynomial", "lower", bounds.two_token_polynomial(p0, theta)),
-            ]
-    return []
 
 
 def conditions(rule: Rule, steps: pd.DataFrame, eps: float) -> list[Condition]:
@@ -183,50 +130,98 @@ def conditions(rule: Rule, steps: pd.DataFrame, eps: float) -> list[Condition]:
         eps: KL in nats, at least 0; an inverse is NaN beyond the largest value of its function.
 
     Examples:
-        >>> steps = pd.DataFrame({"p0": [0.9, 0.5], "b": [0.1, 0.3], "theta": [0.6, 0.2]})
-        >>> [condition.asks for condition in conditions(Additive(0.3), steps, 0.05)]
+        >>> columns = {"p0": [0.9, 0.5], "b": [0.1, 0.3], "theta": [0.6, 0.2], "active_size": 2}
+        >>> [condition.asks for condition in conditions(Additive(0.3), pd.DataFrame(columns), 0.05)]
         ['t > 0.3136', 't > 0.3136']
-        >>> conditions(Tree(2), steps, 0.05)[0].asks
+        >>> conditions(Tree(2), pd.DataFrame(columns), 0.05)[0].asks
         'p₀ − p₂ > 0.2566'
     """
-    p0, b = steps["p0"].to_numpy(), steps["b"].to_numpy()
+    return [
+        Condition(name, "sufficient" if kind == "lower" else kind, *asked)
+        for name, kind, _, asked in _table(rule, steps, eps)
+        if asked is not None
+    ]
+
+
+def _table(rule: Rule, steps: pd.DataFrame, eps: float = 0.0) -> list[Row]:
+    """Return the closed forms of a rule.
+
+    A row is a name, lower, upper, asymptotic or necessary, the values (N,), and the condition for
+    R > eps: the name of a quantity, the quantity, and the level that it has to exceed.
+    """
+    p0, b, theta = (steps[name].to_numpy() for name in ("p0", "b", "theta"))
+    if isinstance(rule, Tree):
+        return _of_tree(rule.m, p0, p0 - b, eps)
+    # above p0 the argmax is kept, and nothing is guaranteed; a limit on ranks may reject a token
+    # above the threshold, whose level is b then
+    theta = np.minimum(np.fmax(theta, b), p0)
+    own = [] if rule.own else _of_family(rule, p0, b, theta, eps)
+    form = bounds.two_token(p0, theta)
+    rows: list[Row] = [
+        ("lemma 4.5", "lower", bounds.two_token(p0, b), None),
+        ("lemma 4.5 threshold form", "lower", form, None if own else ("G(p₀, θ)", form, eps)),
+        *own,
+        ("lemma 4.5 polynomial", "lower", bounds.two_token_polynomial(p0, b), None),
+        ("log(1 + p0 - b) - b log(p0/b)", "upper", bounds.single_upper(p0, b), None),
+        ("theorem 4.6", "upper", bounds.ceiling(steps["active_size"].to_numpy()), None),
+        ("log 2", "upper", np.full_like(p0, rule.ceiling), None),
+    ]
+    if rule == StrictGreedy():  # R is G(p0, p1) but for ties, and Lemma A.1 bounds its g
+        s = p0 + b
+        rows.append(("lemma A.1", "upper", s * bounds.g_upper((p0 - b) / s), None))
+    return rows
+
+
+def _of_tree(m: int, p0: Floats, margin: Floats, eps: float) -> list[Row]:
+    name, lead = f"p₀ − p{m}".translate(SUBSCRIPTS), math.sqrt(4 * eps / (m + 1))
+    level, series = float(bounds.tree_inverse(eps, m)), bounds.tree_lower_series(margin, m)
+    return [
+        ("theorem 5.2", "lower", bounds.tree_lower(margin, m), (name, margin, level)),
+        ("theorem 5.2 series", "asymptotic", series, None),
+        ("theorem 5.2 first term", "asymptotic", None, (name, margin, lead)),
+        ("log(1 + m p0)", "upper", bounds.tree_upper(p0, m), None),
+        ("theorem 5.3", "upper", np.full_like(p0, bounds.tree_ceiling(m)), None),
+    ]
+
+
+def _of_family(rule: Rule, p0: Floats, b: Floats, theta: Floats, eps: float) -> list[Row]:
+    """Return the rows of the theorem or corollary of a rule's own family."""
     inverse, series = float(bounds.g_inverse(eps)), float(bounds.g_inverse_series(eps))
-    match rule if not rule.own else None:
+    match rule:
         case StrictGreedy():
-            least, margin = float(bounds.greedy_necessary_margin(eps)), p0 - b
+            name, margin = "p₀ − p₁", p0 - b
+            pinsker = float(bounds.pinsker_margin(eps))
+            least = float(bounds.greedy_necessary_margin(eps))
             return [
-                Condition("theorem 4.9", "sufficient", "p₀ − p₁", margin, inverse),
-                Condition(
-                    "proposition 4.8",
-                    "sufficient",
-                    "p₀ − p₁",
-                    margin,
-                    float(bounds.pinsker_margin(eps)),
-                ),
-                Condition("lemma A.2", "asymptotic", "p₀ − p₁", margin, series),
-                Condition("theorem 4.9 (ii)", "necessary", "p₀ − p₁", margin, least),
+                ("theorem 4.9", "lower", bounds.g(margin), (name, margin, inverse)),
+                ("proposition 4.8", "lower", bounds.pinsker(margin), (name, margin, pinsker)),
+                ("lemma A.2", "asymptotic", None, (name, margin, series)),
+                ("theorem 4.9 (ii)", "necessary", None, (name, margin, least)),
             ]
         case Additive(t=t):
+            whole = np.full_like(p0, t)
             return [
-                Condition("theorem 4.11", "sufficient", "t", t, inverse),
-                Condition("lemma A.2", "asymptotic", "t", t, series),
+                ("theorem 4.11", "lower", bounds.g(whole), ("t", t, inverse)),
+                ("theorem 4.11 polynomial", "lower", bounds.g_lower(whole), None),
+                ("lemma A.2", "asymptotic", None, ("t", t, series)),
             ]
         case Multiplicative(alpha=alpha):
             most = float(bounds.multiplicative_lower(1.0, alpha))  # at p0 = 1
             level = eps / most if eps < most else math.inf
-            return [Condition("theorem 4.13", "sufficient", "p₀", p0, level)]
-        case Tree(m=m):
-            margin, lead = f"p₀ − p{m}".translate(SUBSCRIPTS), float(np.sqrt(4 * eps / (m + 1)))
+            expansion = bounds.multiplicative_lower_series(p0, alpha)
+            form = bounds.multiplicative_lower(p0, alpha)
             return [
-                Condition(
-                    "theorem 5.2", "sufficient", margin, p0 - b, float(bounds.tree_inverse(eps, m))
-                ),
-                Condition("theorem 5.2 first term", "asymptotic", margin, p0 - b, lead),
+                ("theorem 4.13", "lower", form, ("p₀", p0, level)),
+                ("theorem 4.13 series", "asymptotic", expansion, None),
             ]
-    lower = {name: values for name, kind, values in closed_forms(rule, steps) if kind == "lower"}
-    name = next(iter([name for name in lower if name.startswith("corollary")]), None)
-    name = name or "lemma 4.5 threshold form"
-    return [Condition(name, "sufficient", "G(p₀, θ)", lower[name], eps)]
+        case TopMAdditive() | TopMMultiplicative() | Typical():
+            name = "corollary 4.15" if isinstance(rule, Typical) else "corollary 4.14"
+            form, polynomial = bounds.two_token(p0, theta), bounds.two_token_polynomial(p0, theta)
+            return [
+                (name, "lower", form, ("G(p₀, θ)", form, eps)),
+                (f"{name} polynomial", "lower", polynomial, None),
+            ]
+    return []
 
 
 def turned_round(dist: TopK, rule: Rule, eps: float) -> Iterator[dict[str, Any]]:

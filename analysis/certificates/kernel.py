@@ -1,16 +1,12 @@
-"""The fused kernel: certificates of every rule at every step, in one pass over the stored ranks.
+"""The compiled arithmetic of certificates: every rule at every step, in one pass.
 
-The ranks of a step are read once, only as far as some rule needs. M of a rank is computed once for
-all rules. Within a block of steps rules are the outer loop, so that branches are predicted well.
+A token rule accepts the n most probable tokens of a step, and the closest draft q* that can be
+rejected makes rank n + 1 a mode. q* is constant on the active tokens A, the mean c of their p, and
+equals p elsewhere (Lemma 4.2, Theorem 4.4). Active are rank n + 1 and all tokens above c. For a
+tree the m tokens behind x0 have to reach x0 (Theorem 5.1): active are x0 and those of them below c.
 
-A step is stored in units of p0, so close probabilities do not cancel: w = p / p0 and e = w - 1,
-from exact differences of logits. With A the active tokens and m their mean w,
-
-    R / p0 = sum over A of w log w - (sum over A of w) log m       (fast: one logarithm)
-           = sum over A of m k(log(w / m)), k as in `gap`          (if the first loses two digits)
-
-Where the first rejected token is not stored, lower and upper are NaN, and `truncation` computes
-them.
+R = sum over A of p log(p / c). Everything is in units of p0, from exact differences of logits, so
+near-ties keep their digits. Where the terms of R cancel, those of c phi(p / c - 1) do not.
 
 All compiled code is in this file: numba's disk cache does not see changes of other files.
 """
@@ -18,273 +14,269 @@ All compiled code is in this file: numba's disk cache does not see changes of ot
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeVar, cast
 
+import numba
 import numpy as np
+from numpy.typing import NDArray
 
-from ..topk import Floats
-from .kernel_types import Block, Certificates, Ints, Rules, StoredSteps, apart, compiled
+from ..rules import Counts, Cut, Tree
+from ..topk import Floats, TopK
 
-CUT, COUNTS, TREE = 0, 1, 2  # kinds of rules
-BLOCK = 128  # steps
-FAST = 0.02  # least value for which the fast form is used, as a share of the active mass
-
-# Fields of a rank of a step: s[base + rank * RECORD + field], ranks from 0; one cache line.
-RECORD = 8
-P, W, E, X = 0, 1, 2, 3  # p, w, e, and x = w log w
-SW, SX = 4, 5  # sums of w and of x up to the rank
-M, A = 6, 7  # M of the rank (-1: not yet known), and its |A|
+F = TypeVar("F", bound=Callable[..., Any])
+Ints = NDArray[np.int64]
+PROBABILITIES, FLOAT32, FLOAT64 = 0, 1, 2  # what is stored of a step; the others are logits
+CANCELS = 0.02  # the sum of p log(p / c) loses two digits below this share of the active mass
 
 
-@compiled
-def gap(y: float) -> float:
-    """Return y e^y - e^y + 1, from a series where its terms would cancel."""
-    if abs(y) < 0.25:
-        total, u, t, lead = 0.0, 1.0, 0.5 * y * y, 1.0
-        for n in range(3, 15):  # sum of (n - 1) y^n / n! from n = 2 on
-            total += u * t
-            lead *= y
-            u, t = u * y + lead, t / n
-        return total
-    y = max(y, -700.0)
-    return math.exp(y) * y - math.expm1(y)
+class Certificates(NamedTuple):
+    """Certificates of N steps under R rules, as arrays (N, R).
 
-
-@compiled
-def read_on(steps: StoredSteps, block: Block, row: int, i: int, need: int) -> bool:
-    """Read ranks of a step until `need` are read; False if one exceeds the rank before it."""
-    have = block.have[i]
-    if have >= need:
-        return True
-    s, p0, first = block.s, block.p0[i], np.float64(steps.values[row, 0])
-    pos = i * block.width + (have - 1) * RECORD
-    sum_w, sum_x, last = s[pos + SW], s[pos + SX], np.float64(steps.values[row, have - 1])
-    for rank in range(have, need):
-        value: Any = np.float64(steps.values[row, rank])
-        if not value <= last:
-            return False
-        last = value
-        if steps.by_logit:
-            d = (value - first) * steps.scale
-            if d > -0.5:
-                e = math.expm1(d)
-                w = 1.0 + e
-            else:
-                w = math.exp(d)
-                e = w - 1.0
-            p = p0 * w
-        else:
-            p, w, e = value, value / p0, (value - p0) / p0
-            d = math.log1p(e) if e > -0.5 else math.log(w) if w > 0.0 else -math.inf
-        x = w * d if w > 0.0 else 0.0
-        sum_w += w
-        sum_x += x
-        pos += RECORD
-        s[pos + P], s[pos + W], s[pos + E], s[pos + X] = p, w, e, x
-        s[pos + SW], s[pos + SX], s[pos + M] = sum_w, sum_x, -1.0
-    block.have[i] = need
-    return True
-
-
-@apart
-def spread(s: Floats, base: int, first: int, k: int, pos: int, level: float) -> float:
-    """Return the sum over A of m k(log(w / m)), level = log m, whose terms do not cancel."""
-    value = gap(math.log1p(s[pos + E]) - level)
-    for j in range(first, first + k):
-        value += gap(math.log1p(s[base + j * RECORD + E]) - level)
-    return math.exp(level) * value
-
-
-@compiled
-def cost(block: Block, base: int, first: int, k: int, other: int, mass: float, x: float) -> float:
-    """Return the least KL of a q constant on A: k ranks from `first` on, and `other`."""
-    s, pos = block.s, base + other * RECORD
-    value = x - mass * math.log(mass / (k + 1))
-    if value < FAST * mass:
-        mean = s[pos + E]
-        for j in range(first, first + k):
-            mean += s[base + j * RECORD + E]
-        value = spread(s, base, first, k, pos, math.log1p(mean / (k + 1)))
-    return float(s[base + P] * value)
-
-
-@compiled
-def single(block: Block, base: int, n: int) -> tuple[float, int]:
-    """Return M of rank n + 1 and |A|, from the n ranks before it (Lemma 4.2)."""
-    s, token, last, k = block.s, base + n * RECORD, base, 1
-    w = s[token + W]
-    while k < n and s[last + RECORD + W] * (k + 1) > s[last + SW] + w:
-        k += 1
-        last += RECORD
-    mass, x = s[last + SW] + w, s[last + SX] + s[token + X]
-    return cost(block, base, 0, k, n, mass, x), k + 1
-
-
-@compiled
-def tree(block: Block, base: int, m: int) -> tuple[float, int]:
-    """Return the least KL with which m tokens reach x0 under q, and |A| (Theorem 5.1)."""
-    s, pos = block.s, base + m * RECORD
-    second, mass, x, j = s[base + RECORD + W], 1.0, s[base + X], 0
-    if second * m < s[pos + SW] - second:  # all of ranks 2..m+1 are below the level
-        mass, x, j = s[pos + SW], s[pos + SX], m
-    while j < m and s[pos + W] * (j + 1) < mass:
-        mass += s[pos + W]
-        x += s[pos + X]
-        j += 1
-        pos -= RECORD
-    return cost(block, base, m - j + 1, j, 0, mass, x), j + 1
-
-
-@compiled
-def certified_pos(block: Block, base: int, n: int) -> int:
-    """Return the position in s of rank n + 1, which has been read, with its M computed."""
-    pos = base + n * RECORD
-    if block.s[pos + M] < 0.0:
-        value, members = single(block, base, n)
-        block.s[pos + M], block.s[pos + A] = value, float(members)
-    return pos
-
-
-@compiled
-def begin_block(steps: StoredSteps, block: Block, start: int, count: int) -> int:
-    """Read ranks 1 and 2 of a block and certify rank 2; return the first invalid step, or -1."""
-    for i in range(count):
-        s, base, p0 = block.s, i * block.width, steps.p0[start + i]
-        s[base + P], s[base + W], s[base + SW], block.p0[i], block.have[i] = p0, 1.0, 1.0, p0, 1
-        if not 0.0 < p0 < 1.0 + 1e-6:
-            return start + i
-        if steps.values.shape[1] > 1:
-            if not read_on(steps, block, start + i, i, 2):
-                return start + i
-            pos = certified_pos(block, base, 1)
-            block.second[i], block.m[i], block.a[i] = s[pos + P], s[pos + M], np.int32(s[pos + A])
-    return -1
-
-
-@compiled
-def write(block: Block, out: Certificates, i: int, n: int, k: int, size: int) -> int:
-    """Write the certificate of n accepted tokens (-1: more than k); return 1 if it is unknown."""
-    out.accepted_count[i] = n
-    if 0 < n < k:
-        pos = certified_pos(block, i * block.width, n)
-        out.lower[i] = out.upper[i] = block.s[pos + M]
-        out.active_size[i] = np.int32(block.s[pos + A])
-        return 0
-    out.lower[i] = out.upper[i] = math.inf if n >= size else math.nan
-    out.active_size[i] = 0
-    return 1 if n < size else 0
-
-
-@compiled
-def by_threshold(
-    steps: StoredSteps, rules: Rules, r: int, block: Block, start: int, count: int
-) -> tuple[int, int]:
-    """List the steps of a block that accept rank 2; return their number, and a bad step or -1."""
-    k, listed = steps.values.shape[1], 0
-    offset_row, limit_row, gate = rules.offset_row[r], rules.limit_row[r], rules.gate[r]
-    if k > 1 and limit_row < 0 and rules.limit[r] <= 1:
-        return 0, -1
-    for i in range(count):
-        theta = rules.slope[r] * block.p0[i]
-        theta += rules.offset[r] if offset_row < 0 else rules.offsets[offset_row, start + i]
-        block.listed[listed] = i
-        listed += 1 if k == 1 or block.second[i] > theta else 0
-    for j in range(listed):
-        i = block.listed[j]
-        row, base = start + i, i * block.width
-        theta = rules.slope[r] * block.p0[i]
-        theta += rules.offset[r] if offset_row < 0 else rules.offsets[offset_row, row]
-        most = min(steps.size, rules.limit[r] if limit_row < 0 else rules.limits[limit_row, row])
-        if 0 < gate <= steps.size:
-            if not read_on(steps, block, row, i, gate):
-                return 0, row
-            theta = max(theta, block.s[base + (gate - 1) * RECORD + P])
-        n = most if theta < 0.0 else 1  # below 0 every token passes without being read
-        while n < min(most, k):
-            if not read_on(steps, block, row, i, n + 1):
-                return 0, row
-            if not block.s[base + n * RECORD + P] > theta:
-                break
-            n += 1
-        block.n[j] = n
-    return listed, -1
-
-
-@compiled
-def settle(
-    steps: StoredSteps,
-    rules: Rules,
-    r: int,
-    block: Block,
-    listed: int,
-    out: Certificates,
-    start: int,
-) -> tuple[int, int]:
-    """Write the certificates of a block; return a bad step or -1, and the unknown number."""
-    k, unknown, limit_row = steps.values.shape[1], 0, rules.limit_row[r]
-    for i in range(out.lower.size):  # first as if rank 2 were rejected, the most frequent case
-        out.lower[i] = out.upper[i] = block.m[i]
-        out.active_size[i], out.accepted_count[i] = block.a[i], 1
-    for j in range(listed):
-        i, n = block.listed[j], block.n[j]
-        if rules.kind[r] == CUT:
-            n = min(n, rules.limit[r] if limit_row < 0 else rules.limits[limit_row, start + i])
-        need = k if n < 0 else 0 if n >= steps.size else min(n + 1, k)
-        if not read_on(steps, block, start + i, i, need):
-            return start + i, 0
-        unknown += write(block, out, i, n, k, steps.size)
-    return -1, unknown
-
-
-@compiled
-def tree_rule(steps: StoredSteps, m: int, block: Block, out: Certificates, start: int) -> int:
-    """Write the tree certificates of a block; return the first invalid step, or -1."""
-    for i in range(out.lower.size):
-        value, members = math.inf, 0
-        if m < steps.size:
-            if not read_on(steps, block, start + i, i, m + 1):
-                return start + i
-            value, members = tree(block, i * block.width, m)
-        out.lower[i] = out.upper[i] = value
-        out.active_size[i], out.accepted_count[i] = members, 0  # rules.NO_COUNT
-    return -1
-
-
-@compiled
-def certify_rows(
-    steps: StoredSteps, rules: Rules, block: Block, out: Certificates, unknown: Ints
-) -> int:
-    """Write the certificates of all steps; return the first invalid step (ranks unsorted), or -1.
-
-    Adds the number of steps whose first rejected token is not stored to `unknown`, (R,).
+    Attributes:
+        lower: nats, float64; a drafter with KL(p || q) < lower is accepted.
+        upper: nats, float64; equal to lower where the certificate is exact, +inf where nothing is
+            or may be rejected.
+        active_size: int32, |A| of Lemma 4.2 or Theorem 5.1 (at lower); 0 where nothing is rejected.
+        accepted_count: int32, n; `rules.UNKNOWN` where it is unknown, NO_COUNT for trees.
     """
-    for start in range(0, len(steps.p0), BLOCK):
-        stop = min(start + BLOCK, len(steps.p0))
-        count, listed = stop - start, 0
-        bad = begin_block(steps, block, start, count)
-        for r in range(rules.kind.size):
-            if bad >= 0:
-                return bad
-            place, more = rules.place[r], 0
-            part = Certificates(
-                out.lower[place, start:stop],
-                out.upper[place, start:stop],
-                out.active_size[place, start:stop],
-                out.accepted_count[place, start:stop],
-            )
-            if rules.kind[r] == TREE:
-                bad = tree_rule(steps, rules.limit[r], block, part, start)
-                continue
-            if rules.kind[r] == CUT and not rules.again[r]:
-                listed, bad = by_threshold(steps, rules, r, block, start, count)
-                if bad >= 0:
-                    return bad
-            elif rules.kind[r] == COUNTS:
-                listed = count
-                for i in range(count):
-                    block.listed[i], block.n[i] = i, rules.limits[rules.limit_row[r], start + i]
-            bad, more = settle(steps, rules, r, block, listed, part, start)
-            unknown[place] += more
-        if bad >= 0:
-            return bad
+
+    lower: Floats
+    upper: Floats
+    active_size: NDArray[np.int32]
+    accepted_count: Counts
+
+
+class Stored(NamedTuple):
+    """N steps of K tokens; only one of the two (N, K) arrays has tokens."""
+
+    content: int  # PROBABILITIES, FLOAT32 or FLOAT64 logits
+    singles: NDArray[np.float32]
+    doubles: Floats
+    scale: float  # 1 / temperature
+    size: int  # V
+
+
+class Tests(NamedTuple):
+    """R rules: a rank passes if it is <= most, and p > offset + slope base; of a tree most is m.
+
+    Rows of base and counts have a number a step. Row 0 is p0, and V.
+    """
+
+    is_tree: Ints  # (R,), as all but base and counts
+    offset: Floats
+    slope: Floats
+    base_row: Ints
+    most: Ints
+    counts_row: Ints
+    base: Floats  # (., N)
+    counts: Ints  # (., N)
+
+
+class Ranks(NamedTuple):
+    """The ranks of a step that have been read, from 0, as arrays (K,)."""
+
+    p: Floats
+    log: Floats  # log(p / p0)
+    e: Floats  # p / p0 - 1
+    least: Floats  # M of the rank, NaN until it is known
+    active: NDArray[np.int32]  # its |A|
+    have: Ints  # (1,), how many have been read
+
+
+def compiled(function: F) -> F:
+    """Compile with numba, cached on disk; without allocations, so without reference counts."""
+    options: dict[str, Any] = {"cache": True, "nogil": True, "error_model": "numpy"}
+    options |= {"forceinline": True, "_nrt": False}
+    return cast(F, numba.njit(**options)(function))
+
+
+@compiled
+def phi(u: float) -> float:
+    """Return (1 + u) log(1 + u) - u; by log(1 + u) = 2 atanh(s) near 0, where terms cancel."""
+    if u <= -1.0:
+        return 1.0
+    if abs(u) >= 0.25:
+        return (1.0 + u) * math.log1p(u) - u
+    s = u / (2.0 + u)
+    q, tail = s * s, 0.0
+    for n in range(19, 1, -2):
+        tail = tail * q + 1.0 / n
+    return 2.0 * q * (1.0 + (1.0 + s) * s * tail) / (1.0 - s)
+
+
+@compiled
+def divergence(ranks: Ranks, first: int, last: int, other: int, total: float) -> float:
+    """Return KL(p || q*) of the active ranks [first, last) and `other`, whose e sum to `total`."""
+    p, log, e = ranks.p, ranks.log, ranks.e
+    level = total / (last - first + 1)  # c / p0 - 1
+    log_level = math.log1p(level)
+    value, mass = p[other] * (log[other] - log_level), p[other]
+    for j in range(first, last):
+        value += p[j] * (log[j] - log_level)
+        mass += p[j]
+    if value >= CANCELS * mass:
+        return float(value)
+    terms = phi((e[other] - level) / (1.0 + level))
+    for j in range(first, last):
+        terms += phi((e[j] - level) / (1.0 + level))
+    return float(p[0] * (1.0 + level) * terms)
+
+
+@compiled
+def single(ranks: Ranks, n: int) -> tuple[float, int]:
+    """Return M of rank n + 1, the least KL that makes it a mode of q, and |A| (Lemma 4.2)."""
+    total, size = ranks.e[n], 2  # with x0, whose e is 0
+    while size <= n and ranks.e[size - 1] * size > total:
+        total += ranks.e[size - 1]
+        size += 1
+    return divergence(ranks, 0, size - 1, n, total), size
+
+
+@compiled
+def tree(ranks: Ranks, m: int) -> tuple[float, int]:
+    """Return the least KL with which m tokens reach x0 under q, and |A| (Theorem 5.1)."""
+    total, size = 0.0, 1
+    while size <= m and ranks.e[m + 1 - size] * size < total:
+        total += ranks.e[m + 1 - size]
+        size += 1
+    return divergence(ranks, m + 2 - size, m + 1, 0, total), size
+
+
+@compiled
+def stored_value(steps: Stored, step: int, rank: int) -> float:
+    """Return a stored number in float64."""
+    single, double = steps.singles, steps.doubles
+    return np.float64(single[step, rank] if steps.content == FLOAT32 else double[step, rank])
+
+
+@compiled
+def read(steps: Stored, step: int, ranks: Ranks, need: int) -> None:
+    """Read ranks of a step until `need` are there; p0 becomes NaN if one exceeds that before it."""
+    p0, first = ranks.p[0], stored_value(steps, step, 0)
+    for n in range(ranks.have[0], need):
+        value = stored_value(steps, step, n)
+        if not value <= stored_value(steps, step, n - 1):
+            ranks.p[0] = math.nan
+        if steps.content == PROBABILITIES:
+            p, e = value, (value - p0) / p0
+            log = math.log1p(e) if e > -0.5 else math.log(value / p0)
+        else:
+            log = (value - first) * steps.scale
+            w = math.exp(log) if log <= -0.5 else 0.0
+            e = math.expm1(log) if log > -0.5 else w - 1.0
+            p = p0 * (1.0 + e if log > -0.5 else w)
+        ranks.p[n], ranks.e[n], ranks.least[n] = p, e, math.nan
+        ranks.log[n] = max(log, -1e300)  # 0 times it is 0
+    ranks.have[0] = max(ranks.have[0], need)
+
+
+@compiled
+def count(steps: Stored, step: int, ranks: Ranks, theta: float, most: int) -> int:
+    """Return how many ranks, of at most `most`, are x0 or have p > theta; K if more may."""
+    if theta < 0.0:
+        return most
+    n = 1
+    while n < min(most, len(ranks.p)):
+        read(steps, step, ranks, n + 1)
+        if not ranks.p[n] > theta:
+            break
+        n += 1
+    return n
+
+
+@compiled
+def certify_rows(steps: Stored, tests: Tests, ranks: Ranks, out: Certificates) -> int:
+    """Write the certificates of all steps; return the first invalid step, or -1.
+
+    Where the first rejected token is not stored, lower and upper are NaN.
+    """
+    for step in range(tests.base.shape[1]):
+        p0 = tests.base[0, step]
+        ranks.p[0], ranks.log[0], ranks.e[0], ranks.have[0] = p0, 0.0, 0.0, 1
+        for r in range(len(tests.is_tree)):
+            is_tree, most = tests.is_tree[r], tests.most[r]
+            if is_tree:
+                n = most
+            else:
+                theta = tests.offset[r] + tests.slope[r] * tests.base[tests.base_row[r], step]
+                most = min(most, tests.counts[tests.counts_row[r], step])
+                n = count(steps, step, ranks, theta, most)
+            value, active = math.inf if n >= steps.size else math.nan, 0
+            if 0 < n < len(ranks.p):
+                read(steps, step, ranks, n + 1)
+                if is_tree:
+                    value, active = tree(ranks, n)
+                else:
+                    if math.isnan(ranks.least[n]):
+                        ranks.least[n], ranks.active[n] = single(ranks, n)
+                    value, active = ranks.least[n], ranks.active[n]
+            out.lower[step, r] = out.upper[step, r] = value
+            out.active_size[step, r] = active
+            out.accepted_count[step, r] = 0 if is_tree else n  # rules.NO_COUNT
+        if not (ranks.p[0] == p0 and 0.0 < p0 < 1.0 + 1e-6):
+            return step
     return -1
+
+
+def certify_stored(dist: TopK, forms: Sequence[Cut | Counts | Tree]) -> Certificates:
+    """Return the certificates of N steps under R tests; NaN where too few tokens are stored.
+
+    Raises:
+        ValueError: the ranks of a step are not sorted, or its p0 is impossible.
+    """
+    shape, k = (len(dist), len(forms)), dist.k
+    floats, ints = np.empty((2, *shape)), np.empty((2, *shape), dtype=np.int32)
+    out = Certificates(floats[0], floats[1], ints[0], ints[1])
+    p, log, e, least = np.empty((4, k))
+    ranks = Ranks(p, log, e, least, np.empty(k, dtype=np.int32), np.zeros(1, dtype=np.int64))
+    bad = certify_rows(_stored(dist), _tests(dist, forms), ranks, out)
+    if bad >= 0:
+        raise ValueError(
+            f"step {bad}: the stored tokens are not numbers by decreasing value, or "
+            "the largest probability is not in (0, 1]"
+        )
+    return out
+
+
+def _tests(dist: TopK, forms: Sequence[Cut | Counts | Tree]) -> Tests:
+    offset, slope = np.zeros((2, len(forms)))
+    is_tree, base_row, most, counts_row = np.zeros((4, len(forms)), dtype=np.int64)
+    base, counts = [dist.top_probability], [np.full(len(dist), dist.vocab_size)]
+    for r, form in enumerate(forms):
+        is_tree[r], most[r] = isinstance(form, Tree), dist.vocab_size
+        cut = form if isinstance(form, Cut) else Cut(form.m if isinstance(form, Tree) else form)
+        if np.ndim(cut.offset):
+            base_row[r], slope[r] = len(base), 1.0
+            base.append(cut.offset + cut.slope * base[0])
+        else:
+            offset[r], slope[r] = cut.offset, cut.slope
+        limit: Any = dist.vocab_size if cut.max_rank is None else cut.max_rank
+        if 0 < (gate := cut.strictly_above_rank) <= dist.vocab_size:
+            above = _values(dist)[:, :gate] > _values(dist)[:, gate - 1 : gate]
+            limit = np.minimum(limit, np.maximum(1, above.sum(axis=1)))
+        if np.ndim(limit):
+            counts_row[r] = len(counts)
+            counts.append(np.asarray(limit, dtype=np.int64))
+        else:
+            most[r] = limit
+    base_, counts_ = np.stack(base), np.stack(counts)
+    return Tests(is_tree, offset, slope, base_row, most, counts_row, base_, counts_)
+
+
+def _stored(dist: TopK) -> Stored:
+    """Return `dist` as contiguous read-only arrays: for others the kernel is compiled again."""
+    values = _values(dist)
+    is_float32 = values.dtype == np.float32
+    singles, doubles = np.empty((0, 0), np.float32), np.empty((0, 0))
+    if is_float32:
+        singles = np.ascontiguousarray(values).view()
+    else:
+        doubles = np.ascontiguousarray(values).view()
+    singles.flags.writeable = doubles.flags.writeable = False
+    content = PROBABILITIES if dist.logits is None else FLOAT32 if is_float32 else FLOAT64
+    return Stored(content, singles, doubles, 1.0 / dist.temperature, dist.vocab_size)
+
+
+def _values(dist: TopK) -> NDArray[Any]:
+    return np.asarray(dist.stored_probs if dist.logits is None else dist.logits)

@@ -15,8 +15,8 @@ import pandas as pd
 from ..acceptance.solve import Goal, solve
 from ..acceptance.verdict import Advice, method_in_words
 from ..decoding.metrics import Decoded
+from ..rule_config import build_range
 from ..rules import StrictGreedy
-from ..rules.build import build_range
 from ..statistics.trajectories import count_calls
 from ..topk import TopK
 from .answer import in_order
@@ -55,34 +55,31 @@ def methods_table(advice: Sequence[Advice], results: Results) -> Table | None:
             accepted = known[target, GREEDY, "acceptance"]
         tokens = [run[f"tokens_per_call{end}"] for end in ("", "_ci_low", "_ci_high")]
         speed = [run["speedup"], run["ci_low"], run["ci_high"]]
-        named = {"target": target, "method": method_in_words(run, results.drafter)}
         told = {"engine that runs it": run["engine"], "faster?": run["answer"]}
-        cells.append(
-            told
-            | {"speed": times_text(*speed), "tokens per call": interval_text(*tokens)}
-            | {
-                "accepted": "{} [{:.1f}, {:.1f}]".format(
-                    percent_text(accepted[0]), *(100 * end for end in accepted[1:])
-                )
-            }
-        )
-        rows.append(named | told)
-        for name, ends in {
-            "speedup": speed,
-            "tokens_per_call": tokens,
-            "accepted": accepted,
-        }.items():
+        printed = {
+            "speed": times_text(*speed),
+            "tokens per call": interval_text(*tokens),
+            "accepted": _share(*accepted),
+        }
+        cells.append(told | printed)
+        rows.append({"target": target, "method": method_in_words(run, results.drafter)} | told)
+        numbers = {"speedup": speed, "tokens_per_call": tokens, "accepted": accepted}
+        for name, ends in numbers.items():
             rows[-1] |= dict(zip((name, f"{name}_ci_low", f"{name}_ci_high"), ends, strict=True))
     if not rows:
         return None
     caption = (
         "Each drafter with its fastest lossless method. Speed: times as fast as the target alone, "
-        "in this project's loop on this machine; acceptance carries over to an engine, speed does "
-        "not. Tokens per call: emitted per pass of the target, its own one included. Accepted: "
-        "share of drafted tokens along the target's own text. γ: drafted tokens per call. Each "
-        "in its engine: docs/your_engine.md."
+        "in this project's loop here; acceptance carries over to an engine, speed does not. Tokens "
+        "per call: per pass of the target, its own token included. Accepted: share of drafted "
+        "tokens along the target's own text. γ: drafted tokens per call."
     )
     return Table("methods", "Methods", caption, pd.DataFrame(rows), _indexed(cells, rows, "method"))
+
+
+def _share(value: float, low: float, high: float) -> str:
+    text = percent_text(value)
+    return text if math.isnan(value) else f"{text} [{100 * low:.1f}, {100 * high:.1f}]"
 
 
 def _statistics(results: Results) -> dict[tuple[str, str, str], list[float]]:

@@ -12,7 +12,8 @@ import tomllib
 from collections.abc import Mapping
 from typing import Any
 
-from ..rules import Rule, TopMAdditive, build
+from ..rule_config import build
+from ..rules import Rule, TopMAdditive
 
 CAP = 100.0  # of Tables 5 and 6; above it they print ">100"
 STATISTICS = ("mean", "median", "p5", "p25")

@@ -73,7 +73,7 @@ class Table:
         """Return the table in HTML, of class `printed`; its texts are escaped."""
         with pd.option_context("display.max_colwidth", None):
             text = str(self._headed.to_html(border=0, classes="printed"))
-        return text.replace("<th></th>", "<td></td>")  # no heading
+        return re.sub("<th([^>]*)></th>", r"<td\1></td>", text)  # no heading
 
     def latex(self) -> str:
         """Return the table as a LaTeX float, which needs the package booktabs."""

@@ -211,14 +211,14 @@ def check_pair(target: ModelSpec, drafter: ModelSpec) -> None:
     """
     model, key = skeleton(target), drafter.key
     model.check_drafts(target.key)
-    tokenizer = pair_tokenizer(target, drafter)
     if drafter.head is not None:
         files = read_head(drafter.settings.path, drafter.identity.commit, key)
         check_head(files, model, key)
+        pair_tokenizer(target, drafter)
     else:
         drafts = skeleton(drafter)
         drafts.check_drafts(key)
-        tokens = 1 + max(tokenizer.get_vocab().values())
+        tokens = 1 + max(pair_tokenizer(target, drafter).get_vocab().values())
         common_rows(model.vocab_size, drafts.vocab_size, tokens, _pair(target, drafter))
 
 

@@ -81,7 +81,7 @@ def first_prompts(prompts: Artifact, count: int) -> list[Prompt]:
 
 
 class DecodingWorker:
-    """A target and its drafter, with all methods; see `pipeline.shards.Worker`."""
+    """A target and its drafter, with all methods; see `pipeline.workers.Worker`."""
 
     def __init__(self, task: Task, inputs: Inputs) -> None:
         """Load them, and decode a few tokens with every method."""

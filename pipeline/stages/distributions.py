@@ -114,7 +114,7 @@ def compute(task: Task, inputs: Inputs, out: Out) -> None:
 
 
 class DistributionsWorker:
-    """The model of a task; see `pipeline.shards.Worker`."""
+    """The model of a task; see `pipeline.workers.Worker`."""
 
     def __init__(self, task: Task, inputs: Inputs) -> None:
         """Load it, and the prompts."""

@@ -25,8 +25,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from pipeline.models.compare import ComparedPair
-    from pipeline.stage import Inputs, Json
-    from pipeline.store import Out
+    from pipeline.stage import Inputs, Json, Out
     from pipeline.study import Study
     from pipeline.workers import Progress, Result
 
@@ -128,7 +127,7 @@ def compute(task: Task, inputs: Inputs, out: Out) -> None:
 
 
 class DraftsWorker:
-    """A target and its drafter; see `pipeline.shards.Worker`."""
+    """A target and its drafter; see `pipeline.workers.Worker`."""
 
     def __init__(self, task: Task, inputs: Inputs) -> None:
         """Load both models and the text that they read.

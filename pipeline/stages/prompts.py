@@ -26,8 +26,7 @@ if TYPE_CHECKING:
 
     from conf.schema import Prompts
     from pipeline.columns import Row
-    from pipeline.stage import Inputs
-    from pipeline.store import Out
+    from pipeline.stage import Inputs, Out
     from pipeline.study import Study
 
 NAMED = 5  # excluded rows that are named, for each reason

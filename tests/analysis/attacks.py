@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from analysis.certificates.certify import certify
-from analysis.certificates.kernel_types import Certificates
+from analysis.certificates.kernel import Certificates
 from analysis.rules import AbsoluteThreshold, Additive, Multiplicative, Rule, Typical
 from analysis.topk import Floats, TopK
 

@@ -13,8 +13,10 @@ import yaml
 from scipy.special import xlogy
 
 from analysis.certificates.certify import certify
+from analysis.rule_config import build, build_range, check_k, expand, to_mapping
 from analysis.rules import (
     BUILT_IN,
+    AbsoluteThreshold,
     Additive,
     Cut,
     Mars,
@@ -25,11 +27,6 @@ from analysis.rules import (
     TopMMultiplicative,
     Tree,
     Typical,
-    build,
-    build_range,
-    check_k,
-    expand,
-    to_mapping,
 )
 from analysis.topk import TopK
 from tests.analysis.cases import dirichlet
@@ -44,11 +41,14 @@ def test_accepts_by_rank_by_probability_and_for_trees() -> None:
     rank = np.arange(1, 7)
     log_p = np.log(RANKED)
     whole, cut = TopK.from_probabilities(p), TopK.from_probabilities(p, k=2)
-    for rule in (Additive(0.2), Multiplicative(0.2), Typical(0.08, 5.0), StrictGreedy()):
-        expected = rank <= rule.accepted_count(whole)
+    above = AbsoluteThreshold(0.4)  # its threshold is above p0: x0 stays accepted
+    for rule in (Additive(0.2), Multiplicative(0.2), Typical(0.08, 5.0), StrictGreedy(), above):
+        expected = rank <= certify(whole, rule).accepted_count[:, 0]
         assert rule.accepts(whole, rank, log_p).tolist() == expected.tolist()
         # beyond the stored ranks the probability of the token decides
-        assert rule.accepts(cut, rank, log_p).tolist() == expected.tolist()
+        count = certify(cut, rule).accepted_count[:, 0]
+        for known in (None, count):
+            assert rule.accepts(cut, rank, log_p, count=known).tolist() == expected.tolist()
     # a tree asks for the rank of x0 under the drafter instead
     tree, first = Tree(2), np.ones(6, dtype=int)
     assert tree.accepts(whole, first, log_p, rank).tolist() == [True] * 2 + [False] * 4
@@ -192,7 +192,7 @@ class Counting(Own):
         (Own({"cut": Cut(slope=math.nan)}), "slope=nan: give a finite number"),
         (Own({"cut": Cut(max_rank=1.9)}), "max_rank=1.9: give None .* an integer of at least 1"),
         (Own({"cut": Cut(max_rank=np.array([1, 2, 3]))}), r"max_rank=array\(.*one a step"),
-        (Own({"cut": Cut(offset=math.nan)}), "offset is not a number"),
+        (Own({"cut": Cut(offset=math.nan)}), "offset=nan: give a number"),
         (Own({"cut": Cut(strictly_above_rank=-1)}), "strictly_above_rank=-1"),
         (Counting({"count": np.array([1.9])}), r"one integer a step, in \[1, 6\]"),
     ],
@@ -224,8 +224,11 @@ def test_ranges_are_those_of_the_classes() -> None:
     for name, kind in BUILT_IN.items():
         if name != "greedy":
             dial = build_range({"rule": name})
-            strict, relaxed = map(dial.value, dial.rules)
-            assert np.sign(relaxed - strict) == kind.relaxes[dial.parameter]
+            strict, relaxed = dial.rules
+            assert dial.parameter in kind.ends
+            assert (
+                np.sign(dial.value(relaxed) - dial.value(strict)) == strict.relaxes[dial.parameter]
+            )
     assert build_range({"rule": "topm_additive", "m": 3}).name == "topm_additive m=3"
     with pytest.raises(ValueError, match="greedy has no range"):
         build_range({"rule": "greedy"})

@@ -22,7 +22,8 @@ from analysis.report.style import STYLE, render
 from analysis.report.sweep_figure import sweep_figure
 from analysis.report.table import Figure
 from analysis.report.trees import trees
-from analysis.rules import Additive, Rule, expand
+from analysis.rule_config import expand
+from analysis.rules import Additive, Rule
 from analysis.statistics.bootstrap import PromptBootstrap, survival
 
 from . import test_acceptance_section, test_decoding_metrics, test_decoding_trees

@@ -53,7 +53,7 @@ def run(drafter: str, **given: Any) -> dict[str, Any]:
 
 def test_methods_stand_with_their_engine_and_one_number_is_called_accepted() -> None:
     """Of the study's drafter that of stage acceptance, of look-up the share of tested tokens."""
-    advice = Advice("A", "draft", "Draft.", ["Beside."], None, [run("model"), run("prompt_lookup")])
+    advice = Advice("A", "draft", "Draft.", ["Beside."], [run("model"), run("prompt_lookup")])
     table = methods_table([advice], results(("A",)))
     assert table is not None
     assert table.shown["accepted"].tolist() == ["60.0 % [55.0, 65.0]", "50.0 % [40.0, 60.0]"]
@@ -71,6 +71,11 @@ def test_methods_stand_with_their_engine_and_one_number_is_called_accepted() -> 
         "1.80 [1.70, 1.90] | 50.0 % [40.0, 60.0] |",
     ]
     assert methods_table([Advice("A", "not measured", "", [])], results()) is None
+    untested = {"rate": np.nan, "rate_ci_low": np.nan, "rate_ci_high": np.nan}
+    never = Advice("A", "draft", "", [], [run("prompt_lookup", **untested)])
+    table = methods_table([never], results())
+    assert table is not None
+    assert table.shown["accepted"].tolist() == ["–"]
 
 
 def test_a_family_shows_the_rules_that_were_tried_and_else_one_in_the_middle() -> None:

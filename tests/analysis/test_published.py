@@ -14,15 +14,8 @@ from analysis.report import published
 from analysis.report.measured import Results, certificate_statistics, top_statistics
 from analysis.report.published_table import compare, outside, published_section, published_table
 from analysis.report.table import together
-from analysis.rules import (
-    Additive,
-    Multiplicative,
-    Rule,
-    StrictGreedy,
-    TopMAdditive,
-    Typical,
-    expand,
-)
+from analysis.rule_config import expand
+from analysis.rules import Additive, Multiplicative, Rule, StrictGreedy, TopMAdditive, Typical
 from analysis.statistics.bootstrap import PromptBootstrap
 from analysis.statistics.run_lengths import run_lengths
 from analysis.statistics.trajectories import Trajectories

@@ -13,9 +13,8 @@ from analysis.acceptance.judgement import Steps, judge
 from analysis.acceptance.solve import RESOLUTION, Goal, Solution, solve, solve_accepted
 from analysis.acceptance.summary import kl_needed
 from analysis.certificates.certify import certify
-from analysis.rules import Rule, StrictGreedy, expand
-from analysis.rules.build import ParameterRange
-from analysis.rules.builtin import AbsoluteThreshold
+from analysis.rule_config import ParameterRange, expand
+from analysis.rules import AbsoluteThreshold, Rule, StrictGreedy
 from analysis.statistics.bootstrap import PromptBootstrap
 from analysis.statistics.trajectories import Trajectories, count_calls
 from analysis.topk import TopK

@@ -15,7 +15,8 @@ from analysis.report.measured import Results, certificate_statistics, top_statis
 from analysis.report.paper_tables import run_length_table, table1, table2, table3, table4, table7
 from analysis.report.table import Table, csv_text, latex, pivoted
 from analysis.report.text import certificate_text, decimals, number_text, percent_text, run_text
-from analysis.rules import Cut, Rule, TopMAdditive, expand
+from analysis.rule_config import expand
+from analysis.rules import Cut, Rule, TopMAdditive
 from analysis.statistics.bootstrap import PromptBootstrap
 from analysis.statistics.run_lengths import run_lengths
 from analysis.statistics.trajectories import Trajectories

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from analysis.certificates.certify import Certificates, certify
-from analysis.certificates.truncation import TruncatedSteps
+from analysis.certificates.intervals import TruncatedSteps
 from analysis.rules import (
     AbsoluteThreshold,
     Additive,

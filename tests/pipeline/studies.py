@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from analysis.rules import expand, to_mapping
+from analysis.rule_config import expand, to_mapping
 from analysis.statistics.bootstrap import Resampling
 from pipeline import columns
 from pipeline.criteria import rule_entries

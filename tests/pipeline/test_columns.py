@@ -7,7 +7,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from pipeline.stage import check_columns
+from pipeline.columns import check_schema
 from pipeline.study import STAGES
 from tools import columns as printed
 
@@ -34,21 +34,21 @@ def test_every_column_has_a_meaning() -> None:
 def test_other_columns_and_types_are_refused() -> None:
     stage = STAGES["certificates"]
     good, columns = stage.schema(), stage.tables["data"]
-    check_columns(columns, good, Path("x"))
+    check_schema(columns, good, Path("x"))
     with pytest.raises(ValueError, match=r"x has the columns .*, expected"):
-        check_columns(columns, good.remove(0), Path("x"))
+        check_schema(columns, good.remove(0), Path("x"))
     other = good.set(good.get_field_index("lower"), pa.field("lower", pa.float32()))
     with pytest.raises(ValueError, match=r"x has the columns .*'lower': .*float.*, expected"):
-        check_columns(columns, other, Path("x"))
+        check_schema(columns, other, Path("x"))
     with pytest.raises(ValueError, match="x has the columns"):
-        check_columns(columns, pa.schema([*good][::-1]), Path("x"))
+        check_schema(columns, pa.schema([*good][::-1]), Path("x"))
 
 
 def test_optional_columns_may_be_missing() -> None:
     for stage in STAGES.values():
         for name, columns in stage.tables.items():
             optional = [label for label, column in columns.items() if column.optional]
-            check_columns(columns, stage.schema(name, optional=False), Path("x"))
+            check_schema(columns, stage.schema(name, optional=False), Path("x"))
             assert set(stage.schema(name).names) - {*optional} == {
                 *stage.schema(name, optional=False).names
             }

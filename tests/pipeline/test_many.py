@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -13,8 +14,9 @@ import pytest
 
 from conf.schema import Execution
 from pipeline import ray_workers
-from pipeline.errors import PipelineError
+from pipeline.errors import TERMINATED, PipelineError
 from pipeline.models.spec import ModelSpec
+from pipeline.paths import ROOT
 from pipeline.ray_workers import allocate, connect
 from pipeline.shards import Shard, compute_shards, opened
 from pipeline.stage import Artifact, Out, Task
@@ -165,6 +167,23 @@ def test_stages_write_the_same_bytes_with_workers_one_of_which_dies(
         inline = built(task, tmp_path / "here")
         assert there.content == inline.content
         assert (there.facts["engine"], inline.facts["engine"]) == ("ray", "inline")
+
+
+@pytest.mark.thorough
+def test_sigterm_ends_a_command_that_waits_for_ray_as_any_other() -> None:
+    pytest.importorskip("ray")
+    script = (
+        "import os, threading, time\n"
+        "from pipeline.errors import terminal\n"
+        "from pipeline.ray_workers import connect\n"
+        "with terminal():\n"
+        " ray = connect()\n"
+        " threading.Timer(5, os.kill, (os.getpid(), 15)).start()\n"
+        " ray.get(ray.remote(lambda: time.sleep(60)).remote())\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (TERMINATED, "")
+    assert done.stderr == "terminated: the same command goes on from here\n"
 
 
 def test_every_stage_goes_to_other_processes() -> None:

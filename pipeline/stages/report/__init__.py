@@ -9,7 +9,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from analysis.report.text import limits
-from analysis.rules import StrictGreedy, to_mapping
+from analysis.rule_config import to_mapping
+from analysis.rules import StrictGreedy
 from pipeline.errors import PipelineError
 from pipeline.stage import Artifact, Json, Stage, Task, statistics_entries
 

@@ -28,6 +28,7 @@ from analysis.report.first_screen import (
 )
 from analysis.report.log_advice import log_advice
 from analysis.report.table import Section, Table
+from analysis.report.text import few_notes
 from pipeline.stages.report.setups import introduction, machine, setup
 from pipeline.stages.report.sources import Measured
 from pipeline.store import VERDICT
@@ -77,6 +78,7 @@ def page_files(
         advice=advice,
         methods=methods,
         costs=list(map(costs, measured.decoded, measured.speeds)),
+        few=few_notes(target.bootstrap.count for target in targets),
         machine=dict.fromkeys(machine(source.artifact) for source in timed),
         soundness=[source.acceptance.artifact.facts for source in sources if source.acceptance],
         relax=relax,

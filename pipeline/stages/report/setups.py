@@ -10,7 +10,7 @@ import pandas as pd
 from analysis.decoding.metrics import Decoded
 from analysis.report.measured import Target
 from analysis.report.published import PAPERS
-from analysis.report.text import few_notes, share_text
+from analysis.report.text import share_text
 from analysis.statistics.trajectories import LENGTH
 from pipeline.stages.report.sources import ReportSpec, Source, Sources
 from pipeline.store import Artifact
@@ -61,7 +61,6 @@ def introduction(setups: Mapping[str, Mapping[str, str]], spec: ReportSpec) -> l
     """
     statistics = spec.statistics
     texts = [
-        *few_notes(int(facts["prompts"]) for facts in setups.values()),
         "The certificate R of a step is the least KL(p‖q), in nats, at which the rule can reject "
         "the drafter's most probable token; a step is certified at ε when R > ε. Where R is an "
         "interval, its lower end counts; in the CSV files inf means that nothing can be rejected.",

@@ -1,4 +1,4 @@
-"""Rules from plain configuration, and rules back to configuration."""
+"""Rules from plain configuration, rules back to configuration, and what is wrong with either."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from typing import Any, TypeVar
 import numpy as np
 import pydantic
 
-from .builtin import BUILT_IN
-from .rule import Rule
+from .rules import BUILT_IN, Rule
 
 T = TypeVar("T")
 TARGET = "_target_"  # Hydra's key of a class
@@ -99,10 +98,6 @@ def product(mapping: Mapping[str, Any], whole: str = "") -> Iterator[dict[str, A
 
     Raises:
         ValueError: a list is empty.
-
-    Examples:
-        >>> list(product({"rule": "tree", "m": [2, 4]}))
-        [{'rule': 'tree', 'm': 2}, {'rule': 'tree', 'm': 4}]
     """
     axes = []
     for key, value in mapping.items():
@@ -118,12 +113,7 @@ def product(mapping: Mapping[str, Any], whole: str = "") -> Iterator[dict[str, A
 
 @dataclass(frozen=True)
 class ParameterRange:
-    """A rule at two values of one parameter, strict and relaxed.
-
-    Attributes:
-        parameter: its name.
-        rules: the rule at each value.
-    """
+    """A rule at two values of one parameter, strict and relaxed: what `solve` searches."""
 
     parameter: str
     rules: tuple[Rule, Rule]
@@ -144,32 +134,27 @@ class ParameterRange:
 
 
 def build_range(mapping: Mapping[str, Any]) -> ParameterRange:
-    """Return the range of a rule's parameter that `solve` searches, from its class.
-
-    Other parameters may be given: ``{"rule": "topm_additive", "m": 4}``.
+    """Return the range that a rule's class gives (`Rule.ends`); other parameters may be given.
 
     Raises:
         ValueError: the rule has no range, or as of `build`.
 
     Examples:
-        >>> [rule.label for rule in build_range({"rule": "tree"}).rules]
-        ['tree m=1', 'tree m=32']
+        >>> [rule.label for rule in build_range({"rule": "topm_additive", "m": 4}).rules]
+        ['topm_additive m=4 t=0', 'topm_additive m=4 t=1']
     """
     kind, values = rule_class(mapping)
-    if len(kind.relaxed) != 1:
-        raise ValueError(f"rule {kind.name} has no range: its class gives strict and relaxed")
-    strict = {**kind.strict, **values}
-    ends = (
-        checked(kind, strict, f"rule {kind.name}"),
-        checked(kind, {**strict, **kind.relaxed}, f"rule {kind.name}"),
-    )
-    return ParameterRange(next(iter(kind.relaxed)), ends)
+    if not kind.ends:
+        raise ValueError(f"rule {kind.name} has no range: its class gives the ends of a parameter")
+    parameter, (_, relaxed) = next(iter(kind.ends.items()))
+    strict = {name: ends[0] for name, ends in kind.ends.items()} | values
+    both = (strict, strict | {parameter: relaxed})
+    first, last = (checked(kind, one, f"rule {kind.name}") for one in both)
+    return ParameterRange(parameter, (first, last))
 
 
 def check_k(rules: Iterable[Rule], k: int, vocab_size: int | None = None) -> None:
-    """Check, before any work, that K stored tokens suffice for all rules.
-
-    All V tokens do; without `vocab_size` V is not known.
+    """Check, before any work, that K stored tokens suffice for all rules; all V tokens do.
 
     Raises:
         ValueError: an entry is not a rule; or names the rule, the K it needs and the stored K.
@@ -183,9 +168,8 @@ def check_k(rules: Iterable[Rule], k: int, vocab_size: int | None = None) -> Non
         needed = int(needed) if vocab_size is None else min(int(needed), vocab_size)
         if k < needed:
             raise ValueError(
-                f"rule {rule.label!r} needs the {needed} most probable tokens of "
-                f"every step, and K={k} are stored: set distributions.k to "
-                f"{needed} or more"
+                f"rule {rule.label!r} needs the {needed} most probable tokens of every step, and "
+                f"K={k} are stored: set distributions.k to {needed} or more"
             )
 
 
@@ -195,13 +179,12 @@ def checked(kind: Callable[..., T], values: Mapping[str, Any], where: str) -> T:
     Raises:
         ValueError: all that is wrong with `values`, in one line that begins with `where`.
     """
-    names = [spec.name for spec in fields(kind)]  # type: ignore[arg-type]
-    check_keys(values, names, where)
+    check_keys(values, [spec.name for spec in fields(kind)], where)  # type: ignore[arg-type]
     try:
         return kind(**values)
     except pydantic.ValidationError as error:
-        faults = [_fault(fault) for fault in error.errors()]
-        raise ValueError(f"{where}: {'; '.join(dict.fromkeys(faults))}") from None
+        faults = dict.fromkeys(_fault(fault) for fault in error.errors())
+        raise ValueError(f"{where}: {'; '.join(faults)}") from None
     except Exception as error:  # of a user's class
         raise ValueError(f"{where}: {type(error).__name__}: {error}") from error
 

@@ -1,18 +1,8 @@
 """Rigorous intervals for certificates whose first rejected token is not among the stored K.
 
-Two facts constrain the N = V - K tokens that are not stored: none exceeds p_K, and they sum to T.
-The first rejected token is the most probable one that is not above the threshold theta, which all
-stored tokens exceed. If j of the others exceed it too, j theta < T, the rest has at least
-T - j p_K for N - j tokens, and the most probable of those at least the mean. That falls in j, so
-with the largest possible j the probability b of the first rejected token is in
-
-    [max(0, (T - j p_K) / (N - j)), min(theta, T, p_K)].
-
-R = M(b) decreases in b, so it lies in [M(b_max), M(b_min)]. M here counts the stored active tokens
-only, which can only lower it. Where an unseen token might be active, the upper end has to allow for
-it: M is convex and increasing in the other tokens' probabilities, as KL(p || q) is jointly convex
-and its derivative is log(p/q) >= 0. So M is largest at a vertex. Only accepted tokens can be
-active; at the vertex as many of them are at p_K as T - b_min allows, and one has the remainder.
+Its probability b lies in [max(0, (T - j p_K) / (N - j)), min(theta, T, p_K)], j the most unseen
+tokens that may exceed the threshold theta, and R = M(b) falls as b grows. Where an unseen token may
+be active, the upper end is at a vertex of what T allows: docs/method.md, Truncation.
 
 As in the kernel, tokens are represented by p / p0 - 1, from exact differences of logits. M falls
 with its square where it is small, so digits lost there would be lost in M.
@@ -21,14 +11,14 @@ with its square where it is small, so digits lost there would be lost in M.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..rules.rule import UNKNOWN, Counts, Cut, Rule
+from ..rules import UNKNOWN, Counts, Cut, Tree
 from ..topk import Floats, TopK
 from .bounds import phi
+from .kernel import Certificates, certify_stored
 
 MARGIN = 1e-12  # relative widening of an interval, far above the error of M
 TAIL_ERROR = 1e-9  # relative error allowed in T
@@ -37,66 +27,50 @@ ROUNDING = 16 * float(np.finfo(np.float64).eps)
 TINY = 1e-300  # smaller masses are treated alike
 ENTRIES = 2**17  # probabilities processed at a time
 
-Intervals = tuple[Floats, Floats, NDArray[np.int32], Counts]
+Ends = tuple[Floats, Floats, NDArray[np.int32]]  # lower, upper, and |A| at lower
 
 
-def intervals(
-    dist: TopK,
-    rules: Sequence[Rule],
-    rule_index: NDArray[np.intp],
-    steps: NDArray[np.intp],
-    counts: Counts,
-) -> Intervals:
-    """Return lower, upper, |A| at lower, and the accepted counts, where all K stored tokens pass.
-
-    Args:
-        dist: N steps, K < V.
-        rules: R rules.
-        rule_index: (M,), indices of rules.
-        steps: (M,), for each a step at which that rule accepts all stored tokens.
-        counts: (M,), for a rule that returns counts its count there: at least K, or -1 for "more".
-    """
-    columns: tuple[NDArray[Any], ...] = (
-        np.empty(len(steps)),
-        np.empty(len(steps)),
-        np.zeros_like(counts),
-        counts.copy(),
-    )
-    size = max(1, ENTRIES // dist.k)
-    for r in np.unique(rule_index).tolist():
-        here = np.flatnonzero(rule_index == r)
-        for start in range(0, len(here), size):
-            rows = here[start : start + size]
-            part = TruncatedSteps(dist[steps[rows]])
-            form = rules[r].form(part.dist)
+def certify_forms(dist: TopK, forms: Sequence[Cut | Counts | Tree]) -> Certificates:
+    """Return the certificates of N steps under R tests, as intervals where they are not stored."""
+    result = certify_stored(dist, forms)
+    unknown, size = np.isnan(result.lower), max(1, ENTRIES // dist.k)
+    for r in np.flatnonzero(unknown.any(axis=0)).tolist():
+        form, steps = forms[r], np.flatnonzero(unknown[:, r])
+        for start in range(0, len(steps), size):
+            rows = steps[start : start + size]
+            stored = TruncatedSteps(dist[rows])
             if isinstance(form, Cut):
-                values = _by_threshold(part, form.threshold(part.dist))
+                ends = _by_threshold(stored, form.threshold(dist)[rows])
             else:
-                values = _by_count(part, counts[rows])
-            for column, value in zip(columns, values, strict=True):
-                column[rows] = value
-    lower, upper, active, accepted = columns
-    return lower, upper, active, accepted
+                ends = _by_count(stored, result.accepted_count[rows, r])
+            write(result, rows, r, ends)
+    return result
+
+
+def write(to: Certificates, rows: NDArray[np.intp], rule: int, ends: tuple[*Ends, Counts]) -> None:
+    """Write the ends of some steps of a rule."""
+    to.lower[rows, rule], to.upper[rows, rule] = ends[:2]
+    to.active_size[rows, rule], to.accepted_count[rows, rule] = ends[2:]
 
 
 class TruncatedSteps:
     """N steps whose first rejected token is not stored, in the form that the interval ends need.
 
     Attributes:
-        dist: the steps.
-        others: V - K, the number of tokens that are not stored.
+        k: the number of tokens that are stored.
+        others: V - K, the number of those that are not.
         p0: (N,), probability of rank 1.
         p_k: (N,), probability of rank K, rounded up.
         error: (N,), relative error of p0 and of thresholds computed from it.
         tokens: p / p0 - 1 of the stored tokens, (N, K).
         tail: (N,), T, with a relative error of at most `TAIL_ERROR`.
+        no_tail: (N,), whether T is exactly 0.
     """
 
     def __init__(self, dist: TopK) -> None:
-        self.dist = dist
-        self.others = dist.vocab_size - dist.k
+        self.k, self.others = dist.k, dist.vocab_size - dist.k
         self.p0, self.p_k = dist.top_probability, dist.probs[:, -1]
-        self.tail = np.exp(dist.log_tail)
+        self.tail, self.no_tail = np.exp(dist.log_tail), np.isneginf(dist.log_tail)
         if dist.logits is None:
             self.error = np.full(len(dist), ROUNDING)
             self.tokens = (dist.probs - self.p0[:, None]) / self.p0[:, None]
@@ -131,13 +105,12 @@ def mode_cost(
     # p falls and the level with it: once p is not above, it stays so
     above = np.column_stack([np.ones(len(token), dtype=bool), others[:, 1:] > means[:, :-1]])
     above = np.logical_and.accumulate(above, axis=1)
-    last = above.sum(axis=1) - 1
-    mean = np.take_along_axis(means, last[:, None], axis=1)[:, 0]
-    width = int(last.max(initial=0)) + 1
+    mean = np.take_along_axis(means, above.sum(axis=1, keepdims=True) - 1, axis=1)
+    width = int(above.sum(axis=1).max(initial=1))
     weight = np.where(above, times, 0.0)[:, :width]
-    terms = weight * phi((others[:, :width] - mean[:, None]) / (1.0 + mean[:, None]))
-    own = phi((token - mean) / (1.0 + mean))
-    value = p0 * ((1.0 + mean) * (terms.sum(axis=1) + own)) * (1.0 + widen)
+    terms = weight * phi((others[:, :width] - mean) / (1.0 + mean))
+    own = phi((token[:, None] - mean) / (1.0 + mean))
+    value = p0 * (1.0 + mean[:, 0]) * (terms.sum(axis=1) + own[:, 0]) * (1.0 + widen)
     return value, (weight.sum(axis=1) + 1.0).astype(np.int32)
 
 
@@ -169,56 +142,51 @@ def all_pass(theta: Floats, least: Floats, p_k: Floats, others: int) -> NDArray[
     return (theta < 0) | (least - (others - 1) * p_k > theta)
 
 
-def _by_threshold(stored: TruncatedSteps, theta: Floats) -> Intervals:
-    dist, n, p_k = stored.dist, stored.others, stored.p_k
+def _by_threshold(stored: TruncatedSteps, theta: Floats) -> tuple[*Ends, Counts]:
+    n, p_k = stored.others, stored.p_k
     tail = stored.tail * (1.0 - TAIL_ERROR), stored.tail * (1.0 + TAIL_ERROR)
     low, high, most = first_rejected(theta, tail, p_k, n)
     # of thresholds and masses next to nothing it is not known which is larger
-    most = np.where((theta < TINY) & (dist.log_tail > -np.inf), n, most)
+    most = np.where((theta < TINY) & ~stored.no_tail, n, most)
     lower, upper, active = _ends(stored, low, high, most)
     everything = all_pass(theta, tail[0], p_k, n)
-    accepted = np.where(most == 0, dist.k, -1)
+    accepted = np.where(most == 0, stored.k, UNKNOWN)
     return (
         np.where(everything, np.inf, lower),
-        np.where(everything, np.inf, np.where(most == n, np.inf, upper)),
-        np.where(everything, 0, active).astype(np.int32),
-        np.where(everything, dist.vocab_size, accepted).astype(np.int32),
+        np.where(everything | (most == n), np.inf, upper),
+        np.where(everything, 0, active),
+        np.where(everything, stored.k + n, accepted).astype(np.int32),
     )
 
 
-def _by_count(stored: TruncatedSteps, counts: Counts) -> Intervals:
+def _by_count(stored: TruncatedSteps, counts: Counts) -> tuple[*Ends, Counts]:
     """Use that the first rejected token is the (count - K + 1)th of the tail, or further."""
-    more = np.maximum(0, counts - stored.dist.k).astype(np.float64)
+    more = np.maximum(0, counts - stored.k).astype(np.float64)
     lower, upper, active = _behind(stored, more, more + 1.0)
     return lower, np.where(counts < 0, np.inf, upper), active, counts
 
 
-def beyond_stored(dist: TopK, others: NDArray[np.integer[Any]]) -> Intervals:
+def beyond_stored(dist: TopK, others: NDArray[np.integer]) -> tuple[*Ends, Counts]:
     """Return lower, upper, |A| and counts where all K stored tokens and so many others pass.
 
     Args:
         dist: M steps, K < V.
         others: (M,), fewer than V - K; any of the others may be the most probable one.
     """
-    stored = TruncatedSteps(dist)
-    ends = _behind(stored, others.astype(np.float64), np.ones(len(dist)))
+    ends = _behind(TruncatedSteps(dist), others.astype(np.float64), np.ones(len(dist)))
     return *ends, np.full(len(dist), UNKNOWN, dtype=np.int32)
 
 
-def _behind(
-    stored: TruncatedSteps, more: Floats, equal: Floats
-) -> tuple[Floats, Floats, NDArray[np.int32]]:
-    """Return lower, upper and |A| where `more` others pass, and `equal` are as probable as b."""
+def _behind(stored: TruncatedSteps, more: Floats, equal: Floats) -> Ends:
+    """Return the ends where `more` others pass, and `equal` are as probable as b."""
     tail, p_k = stored.tail, stored.p_k
     high = np.minimum(p_k, tail * (1.0 + TAIL_ERROR) / equal)
     least = (tail * (1.0 - TAIL_ERROR) - more * p_k) / (stored.others - more)
     return _ends(stored, np.clip(least, 0.0, high), high, more)
 
 
-def _ends(
-    stored: TruncatedSteps, low: Floats, high: Floats, most: Floats
-) -> tuple[Floats, Floats, NDArray[np.int32]]:
-    """Return the ends of M for b in [low, high], and |A|; the ends are equal where b is close to 0.
+def _ends(stored: TruncatedSteps, low: Floats, high: Floats, most: Floats) -> Ends:
+    """Return the ends of M for b in [low, high]; they are equal where b is close to 0.
 
     At most `most` unseen tokens exceed b.
     """
@@ -226,10 +194,8 @@ def _ends(
     lower, active = mode_cost(stored.p0, stored.tokens, largest, widen=-MARGIN)
     upper = upper_bound(stored, low * (1.0 - stored.error), most)
     exact = (stored.tail < TINY) & (most == 0)
-    if exact.any():
-        cost, _ = mode_cost(stored.p0, stored.tokens, stored.ratio(stored.tail))
-        lower, upper = (np.where(exact, cost, end) for end in (lower, upper))
-    return lower, upper, active
+    cost, _ = mode_cost(stored.p0, stored.tokens, stored.ratio(stored.tail))
+    return np.where(exact, cost, lower), np.where(exact, cost, upper), active
 
 
 def upper_bound(stored: TruncatedSteps, b: Floats, most: Floats) -> Floats:

@@ -1,0 +1,475 @@
+"""Acceptance rules: the drafted tokens that are accepted, given the target's distribution.
+
+A token rule accepts, at each step, the n most probable target tokens, n >= 1. Its class defines n
+by one of two methods:
+
+- `cut(dist)`: a probability threshold and a largest rank;
+- `accepted_count(dist)`: n itself, for a rule that is not a threshold.
+
+Definitions: docs/method.md. x0 is the target's argmax (rank 1), p0 its probability; x0 is always
+accepted. Comparisons are strict, as in the paper.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, dataclass_transform
+
+import numpy as np
+import pydantic
+from numpy.typing import NDArray
+from pydantic import Field
+
+if TYPE_CHECKING:
+    from .topk import Floats, TopK
+
+Counts = NDArray[np.int32]
+Columns = tuple[str, ...]
+Ends = Mapping[str, tuple[float, float]]
+CHECKED = pydantic.ConfigDict(
+    strict=True, extra="forbid", allow_inf_nan=False, arbitrary_types_allowed=True
+)
+UNKNOWN = -1  # accepted count: more than the stored tokens, the number is unknown
+NO_COUNT = 0  # accepted count: the rule does not depend on ranks (a tree)
+PROBABILITIES = ("top_surprisal",)  # the column that turns raw logits into probabilities
+LEAST = 1e-4  # the end of a range that excludes 0
+T = Annotated[float, Field(ge=0, le=1)]
+Alpha = Annotated[float, Field(gt=0, le=1)]
+M = Annotated[int, Field(ge=1, lt=1 << 31)]
+Positive = Annotated[float, Field(gt=0)]
+Convention = Literal["rank", "paper"]
+
+
+@dataclass(frozen=True, eq=False)
+class Cut:
+    """A token is accepted iff it is x0, or its rank is <= max_rank and p > offset + slope p0.
+
+    Attributes:
+        max_rank: an integer or (N,) integers; None means every rank.
+        offset: a number or (N,) numbers.
+        slope: a finite number.
+        strictly_above_rank: when positive, p must also exceed the p of this rank.
+    """
+
+    max_rank: int | NDArray[np.integer[Any]] | None = None
+    offset: float | Floats = -math.inf
+    slope: float = 0.0
+    strictly_above_rank: int = 0
+
+    def fault(self, steps: int) -> str:
+        """Return the first invalid attribute for this number of steps as an error; "" if none."""
+        ranks = np.asarray(1 if self.max_rank is None else self.max_rank)
+        gate, offset, slope = map(np.asarray, (self.strictly_above_rank, self.offset, self.slope))
+        a_step = ((), (steps,))
+        if ranks.dtype.kind not in "iu" or ranks.shape not in a_step or np.any(ranks < 1):
+            return (
+                f"max_rank={self.max_rank!r}: give None or an integer of at least 1, or one a step"
+            )
+        if offset.dtype.kind not in "fiu" or offset.shape not in a_step or np.isnan(offset).any():
+            return f"offset={self.offset!r}: give a number, or one a step; -inf accepts every token"
+        if slope.dtype.kind not in "fiu" or slope.shape or not np.isfinite(slope):
+            return f"slope={self.slope!r}: give a finite number"
+        if gate.dtype.kind not in "iu" or gate.shape or gate < 0:
+            return f"strictly_above_rank={self.strictly_above_rank!r}: give a rank, or 0 for none"
+        return ""
+
+    def threshold(self, dist: TopK) -> Floats:
+        """Return the (N,) probability that a token must exceed, the limit on ranks aside."""
+        theta = np.asarray(self.offset + self.slope * dist.top_probability, dtype=np.float64)
+        if 0 < self.strictly_above_rank <= dist.vocab_size:
+            theta = np.maximum(theta, dist.probs[:, self.strictly_above_rank - 1])
+        return np.broadcast_to(theta, len(dist))
+
+    def accepts(self, dist: TopK, rank: NDArray[Any], log_prob: Floats) -> NDArray[np.bool_]:
+        """Return (N,) whether tokens are accepted; `log_prob` counts for those not stored."""
+        at = np.minimum(rank, dist.k)[:, None] - 1
+        stored = np.take_along_axis(dist.probs, at, axis=1)[:, 0]
+        p = np.where(rank <= dist.k, stored, np.exp(log_prob))
+        most = dist.vocab_size if self.max_rank is None else self.max_rank
+        return np.asarray((rank == 1) | ((rank <= most) & (p > self.threshold(dist))))
+
+
+@dataclass_transform(frozen_default=True)
+@dataclass(frozen=True)
+class Rule:
+    """An acceptance rule. Every subclass is a frozen dataclass; its fields are its parameters.
+
+    Types are checked strictly, and ranges where the type has one:
+    ``t: Annotated[float, pydantic.Field(ge=0, le=1)]``.
+
+    Attributes:
+        name: of a built-in rule, its key in configuration; of any other, its class.
+        shown: the printed name, a format string of the parameters; empty prints the label.
+        ends: the strict and the relaxed end of each parameter. `solve` looks for the first one,
+            with the others at their strict ends.
+        judges_tokens: whether each drafted token is judged by itself; a tree's level is not.
+        samples: whether decoding with it is defined above temperature 0.
+        decided_by: the columns of a distribution that the rule reads besides its `minimum_k` most
+            probable tokens. Decoding computes only these and fills the others with NaN. A rule
+            that declares fewer than all must count every token that it reads in `minimum_k`.
+        undefined_means: the description of the steps of `undefined`, for print.
+    """
+
+    name: ClassVar[str] = ""
+    shown: ClassVar[str] = ""
+    ends: ClassVar[Ends] = {}
+    judges_tokens: ClassVar[bool] = True
+    samples: ClassVar[bool] = False
+    decided_by: ClassVar[Columns] = ("top_surprisal", "log_tail", "entropy")
+    undefined_means: ClassVar[str] = ""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Make a subclass a dataclass with checked fields.
+
+        One that overrides its test without declaring `decided_by` sees all columns.
+        """
+        super().__init_subclass__(**options)
+        if {"cut", "accepted_count"} & vars(cls).keys() and "decided_by" not in vars(cls):
+            cls.decided_by = Rule.decided_by
+        if "name" not in vars(cls):
+            cls.name = cls.__name__
+        pydantic.dataclasses.dataclass(frozen=True, config=CHECKED)(cls)
+
+    @property
+    def own(self) -> bool:
+        """Whether a user's module defines the rule; such a rule is shown in every table."""
+        return type(self).__module__ != __name__
+
+    @property
+    def relaxes(self) -> dict[str, float]:
+        """The direction, 1 or -1, in which each parameter with ends relaxes the rule."""
+        ends = {spec.name: self.ends[spec.name] for spec in fields(self) if spec.name in self.ends}
+        return {name: np.sign(relaxed - strict) for name, (strict, relaxed) in ends.items()}
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """The rule's parameters, by name."""
+        return {spec.name: getattr(self, spec.name) for spec in fields(self)}
+
+    @property
+    def label(self) -> str:
+        """The identifier of the rule in artifacts and data files, e.g. "additive t=0.1"."""
+        settings = [
+            f"{spec.name}={_short(value)}"
+            for spec in fields(self)
+            if not isinstance(value := getattr(self, spec.name), str) or value != spec.default
+        ]
+        return " ".join([self.name, *settings])
+
+    @property
+    def title(self) -> str:
+        """The printed name in tables and figures, e.g. "Additive (t = 0.1)"."""
+        return self.shown.format(**self.parameters) if self.shown else self.label
+
+    @property
+    def ceiling(self) -> float:
+        """The largest value a finite certificate can have, in nats: log 2 (Theorem 4.6)."""
+        return math.log(2.0)
+
+    @property
+    def minimum_k(self) -> int:
+        """The least number of stored tokens with which the rule can be applied."""
+        return 1
+
+    def cut(self, _dist: TopK, /) -> Cut | None:
+        """Return the rule as a threshold, or None if it is not one."""
+        return None
+
+    def accepted_count(self, _dist: TopK, /) -> Counts:
+        """Return (N,) accepted counts n >= 1, where the rule is no threshold.
+
+        UNKNOWN where more than the K stored tokens are accepted, in unknown number; NO_COUNT for a
+        rule that does not depend on ranks. What a threshold accepts is counted by `certify`.
+        """
+        raise NotImplementedError
+
+    def undefined(self, dist: TopK, /) -> NDArray[np.bool_]:
+        """Return (N,) whether the rule's test is undefined at a step; nowhere by default."""
+        return np.zeros(len(dist), dtype=np.bool_)
+
+    def form(self, dist: TopK, /) -> Cut | Counts:
+        """Return the acceptance test: what `cut` or `accepted_count` says, checked.
+
+        Raises:
+            ValueError: the class defines neither, or its numbers are impossible.
+        """
+        if type(self).accepted_count is Rule.accepted_count:
+            cut: Cut | None = self._asked("cut", dist)
+            if cut is None:
+                raise ValueError(
+                    f"rule {self.label!r} has no test: give its class a method cut(dist) "
+                    "or accepted_count(dist)"
+                )
+            fault = cut.fault(len(dist)) if isinstance(cut, Cut) else f"{cut!r:.80}: give a Cut"
+            if fault:
+                raise ValueError(f"rule {self.label!r}: cut(dist) returned {fault}")
+            return cut
+        counts, size = np.asarray(self._asked("accepted_count", dist)), dist.vocab_size
+        right = counts.dtype.kind in "iu" and counts.shape == (len(dist),)
+        if right and self.judges_tokens:
+            unknown = (counts == UNKNOWN) & (dist.k < size)
+            right = bool(np.all(((counts >= 1) | unknown) & (counts <= size)))
+        if not right:
+            raise ValueError(
+                f"rule {self.label!r}: accepted_count must give one integer a step, in "
+                f"[1, {size}], or {UNKNOWN} where more than the stored tokens are accepted"
+            )
+        return counts
+
+    def accepts(
+        self,
+        dist: TopK,
+        rank: NDArray[np.integer[Any]],
+        log_prob: Floats,
+        argmax_rank: NDArray[np.integer[Any]] | None = None,
+        count: Counts | None = None,
+    ) -> NDArray[np.bool_]:
+        """Return (N,) whether the drafted tokens are accepted.
+
+        Args:
+            dist: N steps of the target.
+            rank: (N,) target rank of the drafted token, from 1.
+            log_prob: (N,) its target log-probability.
+            argmax_rank: (N,) rank of x0 under the drafter, from 1; trees need it.
+            count: the accepted counts, if `certify` has computed them already.
+
+        Raises:
+            ValueError: the count is unknown, the token is not among the stored ones, and the
+                rule has no threshold for its probability.
+        """
+        form = self.form(dist) if count is None else count
+        if isinstance(form, Cut):
+            return form.accepts(dist, rank, log_prob)
+        accepted = np.asarray(rank <= np.where(form < 0, dist.k, form))
+        beyond = (form < 0) & (rank > dist.k)
+        if np.any(beyond):
+            cut = self._asked("cut", dist)
+            if cut is None:
+                raise ValueError(
+                    f"rule {self.label!r} gave the count {UNKNOWN} for a step whose drafted token "
+                    f"has rank {int(np.max(rank[beyond]))}, beyond the K={dist.k} stored "
+                    "tokens: store more (distributions.k), or give the rule a method cut(dist)"
+                )
+            accepted[beyond] = cut.accepts(dist, rank, log_prob)[beyond]
+        return accepted
+
+    def _asked(self, method: str, dist: TopK) -> Any:
+        """Return what `cut` or `accepted_count` says; errors of a user's rule name the rule."""
+        try:
+            return getattr(self, method)(dist)
+        except Exception as error:
+            if not self.own or (isinstance(error, ValueError) and self.label in str(error)):
+                raise
+            said = " ".join(str(error).split())
+            raise ValueError(
+                f"rule {self.label!r}: {method}(dist) raised {type(error).__name__}: {said}"
+            ) from error
+
+
+def _short(value: Any) -> str:
+    """Return the shortest text from which a number can be read back exactly."""
+    if not isinstance(value, float):
+        return str(value)
+    return f"{value:g}" if float(f"{value:g}") == value else repr(value)
+
+
+class StrictGreedy(Rule):
+    """Accept x0 only (Corollary 4.7)."""
+
+    name: ClassVar[str] = "greedy"
+    shown: ClassVar[str] = "Strict greedy"
+    minimum_k: ClassVar[int] = 2  # x0 and the first rejected token
+
+    def cut(self, _dist: TopK, /) -> Cut:
+        return Cut(max_rank=1)
+
+
+class Additive(Rule):
+    """Accept p > p0 - t (Corollary 4.10)."""
+
+    name: ClassVar[str] = "additive"
+    shown: ClassVar[str] = "Additive (t = {t:g})"
+    ends: ClassVar[Ends] = {"t": (0.0, 1.0)}
+    decided_by: ClassVar[Columns] = PROBABILITIES
+
+    t: T
+
+    def cut(self, _dist: TopK, /) -> Cut:
+        return Cut(offset=-self.t, slope=1.0)
+
+
+class Multiplicative(Rule):
+    """Accept p > alpha p0 (Corollary 4.12)."""
+
+    name: ClassVar[str] = "multiplicative"
+    shown: ClassVar[str] = "Mult. (α = {alpha:g})"
+    ends: ClassVar[Ends] = {"alpha": (1.0, LEAST)}
+    decided_by: ClassVar[Columns] = PROBABILITIES
+
+    alpha: Alpha
+
+    def cut(self, _dist: TopK, /) -> Cut:
+        return Cut(offset=0.0, slope=self.alpha)
+
+
+class _TopM:
+    """A further test among the top m tokens.
+
+    `convention: rank` accepts ranks up to m. `convention: paper` reads Corollary 4.14 literally:
+    p must exceed the p of rank m, which accepts at most m - 1 tokens.
+    """
+
+    m: int
+    convention: str
+
+    @property
+    def title(self) -> str:
+        title: str = super().title  # type: ignore[misc]
+        return f"{title}, literal gate" if self.convention == "paper" else title
+
+    @property
+    def minimum_k(self) -> int:
+        first_rejected = self.m + 1 if self.convention == "rank" else self.m
+        return max(2, first_rejected)
+
+    def _cut(self, offset: float, slope: float) -> Cut:
+        if self.convention == "paper":
+            return Cut(offset=offset, slope=slope, strictly_above_rank=self.m)
+        return Cut(max_rank=self.m, offset=offset, slope=slope)
+
+
+class TopMAdditive(_TopM, Rule):
+    """Accept the top m tokens with p > p0 - t (Corollary 4.14)."""
+
+    name: ClassVar[str] = "topm_additive"
+    shown: ClassVar[str] = "Top-{m} + additive (t = {t:g})"
+    ends: ClassVar[Ends] = {"t": (0.0, 1.0), "m": (10, 32)}
+    decided_by: ClassVar[Columns] = PROBABILITIES
+
+    m: M
+    t: T
+    convention: Convention = "rank"
+
+    def cut(self, _dist: TopK, /) -> Cut:
+        return self._cut(-self.t, 1.0)
+
+
+class TopMMultiplicative(_TopM, Rule):
+    """Accept the top m tokens with p > alpha p0 (Corollary 4.14)."""
+
+    name: ClassVar[str] = "topm_multiplicative"
+    shown: ClassVar[str] = "Top-{m} + mult. (α = {alpha:g})"
+    ends: ClassVar[Ends] = {"alpha": (1.0, LEAST), "m": (10, 32)}
+    decided_by: ClassVar[Columns] = PROBABILITIES
+
+    m: M
+    alpha: Alpha
+    convention: Convention = "rank"
+
+    def cut(self, _dist: TopK, /) -> Cut:
+        return self._cut(0.0, self.alpha)
+
+
+class Typical(Rule):
+    """Accept p > min(eps0, delta0 exp(-H)), H the target's entropy (Corollary 4.15)."""
+
+    name: ClassVar[str] = "typical"
+    shown: ClassVar[str] = "Medusa (ε₀ = {eps0:g}, δ₀ = {delta0:g})"
+    ends: ClassVar[Ends] = {"eps0": (1 - LEAST, LEAST), "delta0": (0.3, LEAST)}
+    decided_by: ClassVar[Columns] = (*PROBABILITIES, "entropy")
+
+    eps0: Positive
+    delta0: Positive
+
+    def cut(self, dist: TopK, /) -> Cut:
+        return Cut(offset=np.minimum(self.eps0, self.delta0 * np.exp(-dist.entropy)))
+
+
+class AbsoluteThreshold(Rule):
+    """Accept p > theta."""
+
+    name: ClassVar[str] = "absolute"
+    shown: ClassVar[str] = "Absolute (θ = {theta:g})"
+    ends: ClassVar[Ends] = {"theta": (1 - LEAST, 0.0)}
+    decided_by: ClassVar[Columns] = PROBABILITIES
+
+    theta: Annotated[float, Field(ge=0, lt=1)]
+
+    def cut(self, _dist: TopK, /) -> Cut:
+        return Cut(offset=self.theta)
+
+
+class Mars(Rule):
+    """Accept x0, and rank 2 where z2 / z1 > theta on raw logits (MARS, arXiv 2601.15498).
+
+    The ratio is undefined at z1 <= 0: only x0 is accepted there, see `undefined`.
+    """
+
+    name: ClassVar[str] = "mars"
+    shown: ClassVar[str] = "MARS (θ = {theta:g})"
+    ends: ClassVar[Ends] = {"theta": (1 - LEAST, LEAST)}
+    samples: ClassVar[bool] = True
+    decided_by: ClassVar[Columns] = ()
+    minimum_k: ClassVar[int] = 3  # rank 3 is the first rejected token where rank 2 is accepted
+    undefined_means: ClassVar[str] = (
+        "Steps whose largest raw logit is not positive, where MARS accepts the argmax only"
+    )
+
+    theta: Annotated[float, Field(gt=0, lt=1)]
+
+    def accepted_count(self, dist: TopK, /) -> Counts:
+        z = self._raw_logits(dist)[:, :2].astype(np.float64)
+        if z.shape[1] < 2:
+            return np.ones(len(dist), dtype=np.int32)
+        ratio = np.divide(z[:, 1], z[:, 0], out=np.zeros(len(z)), where=z[:, 0] > 0)
+        return np.where(ratio > self.theta, 2, 1).astype(np.int32)
+
+    def undefined(self, dist: TopK, /) -> NDArray[np.bool_]:
+        return np.asarray(self._raw_logits(dist)[:, 0] <= 0)
+
+    def _raw_logits(self, dist: TopK) -> NDArray[np.floating[Any]]:
+        if dist.logits is None:
+            raise ValueError(
+                f"rule {self.label!r} compares raw logits, and this distribution has "
+                "only probabilities: build it with TopK.from_logits"
+            )
+        return dist.logits
+
+
+class Tree(Rule):
+    """Accept a level of a tree iff x0 is among the drafter's top m tokens (Theorem 5.1)."""
+
+    name: ClassVar[str] = "tree"
+    shown: ClassVar[str] = "Tree (m = {m})"
+    ends: ClassVar[Ends] = {"m": (1, 32)}
+    judges_tokens: ClassVar[bool] = False
+
+    m: M
+
+    @property
+    def ceiling(self) -> float:
+        return math.log(self.m + 1)  # Theorem 5.3
+
+    @property
+    def minimum_k(self) -> int:
+        return self.m + 1  # x0 and the m tokens that can displace it
+
+    def accepted_count(self, dist: TopK, /) -> Counts:
+        return np.full(len(dist), NO_COUNT, dtype=np.int32)
+
+    def accepts(self, dist, rank, log_prob, argmax_rank=None, count=None):  # type: ignore[no-untyped-def]
+        """Return (N,) whether x0 is among the drafter's top m tokens."""
+        if argmax_rank is None:
+            raise ValueError(
+                f"rule {self.label!r} judges a level of a tree: the rank of the target's argmax "
+                "under the drafter is needed (argmax_rank)"
+            )
+        return np.asarray(argmax_rank <= self.m)
+
+
+RULES = (StrictGreedy, Additive, Multiplicative, TopMAdditive, TopMMultiplicative, Typical)
+BUILT_IN: dict[str, type[Rule]] = {
+    rule.name: rule for rule in (*RULES, AbsoluteThreshold, Mars, Tree)
+}
