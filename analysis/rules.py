@@ -469,7 +469,4 @@ class Tree(Rule):
         return np.asarray(argmax_rank <= self.m)
 
 
-RULES = (StrictGreedy, Additive, Multiplicative, TopMAdditive, TopMMultiplicative, Typical)
-BUILT_IN: dict[str, type[Rule]] = {
-    rule.name: rule for rule in (*RULES, AbsoluteThreshold, Mars, Tree)
-}
+BUILT_IN: dict[str, type[Rule]] = {kind.name: kind for kind in Rule.__subclasses__()}

@@ -10,6 +10,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from pipeline.errors import PipelineError, first_line
@@ -112,7 +113,7 @@ class Source:
             PipelineError: it can't be read, or is no mapping.
         """
         if not isinstance(self._rows, list):
-            return dict(self._rows.slice(at, 1).to_pylist()[0])
+            return dict(self._rows[at])
         place, line = self._rows[at]
         try:
             row = json.loads(line)
@@ -144,22 +145,37 @@ def _lines(files: Sequence[Path]) -> list[tuple[str, str]]:
 
 
 def _parquet(files: Sequence[Path]) -> Any:
-    """Return the table of all rows."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
+    """Return the rows of all files as `datasets` maps them into memory.
 
-    tables = []
+    Its copies are made anew each time, and are gone with the rows: one that it keeps is known by
+    the file's time alone.
+    """
+    from datasets import concatenate_datasets, disable_progress_bars, load_dataset
+    from datasets.utils.logging import CRITICAL, set_verbosity
+    from pyarrow.dataset import ParquetFragmentScanOptions
+    from pyarrow.parquet import read_metadata
+
+    disable_progress_bars()
+    set_verbosity(CRITICAL)  # errors are raised, too
+    checked = ParquetFragmentScanOptions(page_checksum_verification=True)
+    parts = []
     for path in files:
         try:
-            with pq.ParquetFile(path, page_checksum_verification=True) as file:
-                tables.append(file.read())
-            table = pa.concat_tables(tables, promote_options="permissive")
-        except (OSError, pa.ArrowException) as error:
+            if read_metadata(path).num_rows:  # the builder refuses a file without rows
+                data = {"rows": glob.escape(str(path))}
+                with TemporaryDirectory() as copy:  # a mapped file can be removed
+                    parts.append(
+                        load_dataset(
+                            "parquet", data_files=data, split="rows", cache_dir=copy,
+                            fragment_scan_options=checked,
+                        )
+                    )  # fmt: skip
+        except Exception as error:  # it raises many kinds, with what is wrong as their cause
             raise PipelineError(
-                f"{KEY}: {path} is no Parquet file that can be read: {first_line(error)}. Fetch "
-                "or write it again"
+                f"{KEY}: {path} is no Parquet file that can be read: "
+                f"{first_line(error.__cause__ or error)}. Fetch or write it again"
             ) from error
-    return table
+    return concatenate_datasets(parts) if parts else []
 
 
 class ExcludedRowError(Exception):

@@ -33,7 +33,7 @@ VERDICT = "timings/verdict.md"  # of a report: a paragraph a target, the sentenc
 REBUILDS = 3  # of an artifact that is damaged again and again
 UNWRITABLE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}
 PACKAGES = (
-    *("numpy", "pyarrow", "pandas", "numba", "torch", "transformers"),
+    *("numpy", "pyarrow", "pandas", "numba", "torch", "transformers", "datasets"),
     *("matplotlib", "hydra-core"),
 )
 

@@ -14,7 +14,7 @@ from pipeline.paths import ROOT
 
 SLACK = 200  # lines that a folder may have fewer than its number
 LINES = {
-    "analysis": 1218,
+    "analysis": 1215,
     "analysis/acceptance": 883,
     "analysis/certificates": 1258,
     "analysis/decoding": 1227,
@@ -24,12 +24,12 @@ LINES = {
     "assets/tasks": 291,
     "benchmarks": 874,
     "conf": 250,
-    "pipeline": 4496,
+    "pipeline": 4512,
     "pipeline/decoding": 1618,
     "pipeline/engines": 1979,
     "pipeline/models": 2890,
     "pipeline/stages": 2826,
-    "tests": 18070,
+    "tests": 18072,
     "tools": 371,
 }
 

@@ -86,11 +86,11 @@ def logits(noise: float) -> tuple[np.ndarray, np.ndarray]:
     return z, (z + noise * rng.standard_normal(size)).astype(np.float32)
 
 
-RULES = (StrictGreedy(), Additive(t=0.1), Tree(m=3), Additive(t=0.6))
+MIXED = (StrictGreedy(), Additive(t=0.1), Tree(m=3), Additive(t=0.6))
 
 
-def run(root: Path, above: Task, rules: Sequence[Rule] = RULES) -> tuple[Artifact, dict[str, Any]]:
-    runtime = replace(above.runtime, rules=rules, statistics=Resampling(20, 0.9, 0))
+def run(root: Path, above: Task, rules: Sequence[Rule] = MIXED) -> tuple[Artifact, dict[str, Any]]:
+    runtime = replace(above.runtime, rules=tuple(rules), statistics=Resampling(20, 0.9, 0))
     settings = {"rules": [rule_entries(rule) for rule in rules]}
     task = Task(STAGE, "pair", settings, {"drafts": above}, runtime)
     found = Store(root).get(task)
