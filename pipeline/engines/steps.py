@@ -182,6 +182,7 @@ def _id(value: Any) -> int:
 
 
 def _number(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or value != value:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or value != value or value > 1e30 or (isinstance(value, int) and value < -1e30):
         raise FormatError(f"holds a log-probability that is {value!r:.40}")
     return value
