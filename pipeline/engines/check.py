@@ -21,7 +21,8 @@ from analysis.statistics.trajectories import Trajectories, acceptance_by_positio
 from pipeline.engines.along import Along, Models
 from pipeline.engines.answers import Asked, read_asked
 from pipeline.engines.clock import has_pages, read_run
-from pipeline.engines.counts import EngineCounts, read_counts
+from pipeline.engines.counts import read_counts
+from pipeline.engines.pages import EngineCounts
 from pipeline.errors import PipelineError
 from pipeline.study import Study
 

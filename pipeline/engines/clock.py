@@ -7,53 +7,29 @@ requests, added up.
 
 from __future__ import annotations
 
+import json
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import zip_longest
 from pathlib import Path
-from typing import Annotated, NamedTuple
-
-from pydantic import Field, TypeAdapter
-from pydantic import ValidationError as FieldsError
 
 from pipeline.engines.answers import read_bytes
-from pipeline.engines.pages import EnginePage, is_page, read_page
+from pipeline.engines.pages import EngineCounts, is_page, read_page
 from pipeline.errors import PipelineError
 
 ASK, AGAIN = "`python -m pipeline.ask URL`", "ask it again (ask.name=NAME)"
-COUNTED = ("drafts", "drafted", "accepted", "passes", "emitted", "seconds")
+COUNTED = ("drafts", "drafted", "accepted", "passes", "most_passes", "emitted", "seconds")
 
 
-@dataclass(frozen=True)
-class AskedRun:
-    """What is read of the record beside answers, which `pipeline.ask` writes.
-
-    Attributes:
-        answers_of_pages: answers given between the two pages.
-    """
-
-    answers_of_pages: Annotated[int, Field(ge=0, strict=True)]
-
-
-class Gain(NamedTuple):
-    """The gain of drafts.
-
-    Attributes:
-        speedup: seconds a token of the target alone over those with drafts.
-        drafted: mean drafted tokens of a draft.
-        step_cost: cost of a step with a draft, in passes of the target alone.
-    """
-
-    speedup: float
-    drafted: float
-    step_cost: float
-
-
-def gain_of(base: EnginePage, run: EnginePage) -> Gain:
+def gain(base: EngineCounts, run: EngineCounts) -> tuple[float, float]:
     """Return the gain of a run with drafts over one without; NaN where a page lacks a count.
 
     Passes without a draft cost as much as those of the target alone. With s0 seconds a pass of the
     target alone, a step with a draft costs (seconds - (passes - drafts) s0) / (drafts s0).
+
+    Returns:
+        Seconds a token of the target alone over those with drafts; and the cost of a step with a
+        draft, in passes of the target alone.
     """
 
     def over(above: float, below: float) -> float:
@@ -62,7 +38,7 @@ def gain_of(base: EnginePage, run: EnginePage) -> Gain:
     pass_seconds = over(base.seconds, base.passes)
     spent = run.seconds - (run.passes - run.drafts) * pass_seconds
     speedup = over(over(base.seconds, base.emitted), over(run.seconds, run.emitted))
-    return Gain(speedup, over(run.drafted, run.drafts), over(spent, run.drafts * pass_seconds))
+    return speedup, over(spent, run.drafts * pass_seconds)
 
 
 def has_pages(path: Path, answers: int | None = None) -> bool:
@@ -89,16 +65,18 @@ def _answers_of_pages(path: Path) -> int:
     """
     record = path.with_suffix(".json")
     try:
-        return TypeAdapter(AskedRun).validate_json(read_bytes(record)).answers_of_pages
-    except FieldsError as error:
-        first = error.errors(include_url=False)[0]
-        place = ".".join(map(str, first["loc"])) or "the file"
+        answers = json.loads(read_bytes(record))["answers_of_pages"]
+    except (ValueError, LookupError, TypeError, RecursionError):
+        answers = None
+    if type(answers) is not int or answers < 0:
         raise PipelineError(
-            f"{record}: {place}: {first['msg'].lower()}; {ASK} writes this file: {AGAIN}"
-        ) from error
+            f"{record}: answers_of_pages={answers!r:.40}: a number was expected, as {ASK} writes "
+            f"it: {AGAIN}"
+        )
+    return answers
 
 
-def read_run(path: Path) -> EnginePage:
+def read_run(path: Path) -> EngineCounts:
     """Return the sums of the requests between the two pages beside answers.
 
     Raises:
@@ -108,7 +86,7 @@ def read_run(path: Path) -> EnginePage:
     return page_difference(first, last, _answers_of_pages(path))
 
 
-def page_difference(first: Path, last: Path, prompts: int = 0) -> EnginePage:
+def page_difference(first: Path, last: Path, prompts: int = 0) -> EngineCounts:
     """Return the sums of the requests between two pages.
 
     llama.cpp counts the pass over each of the `prompts`, and the token from it, too.
@@ -121,8 +99,8 @@ def page_difference(first: Path, last: Path, prompts: int = 0) -> EnginePage:
     places = zip_longest(after.by_place, before.by_place, fillvalue=0.0)
     by_place = [late - early for late, early in places]
     prompts = prompts if after.engine == "llama.cpp" else 0
-    spent["passes"] -= prompts
-    spent["emitted"] -= prompts
+    for name in ("passes", "most_passes", "emitted"):
+        spent[name] -= prompts
     if min([*spent.values(), *by_place]) < 0:
         raise PipelineError(
             f"{last} counts less than {first.name}: the server was started again in between; "
@@ -136,7 +114,7 @@ def page_difference(first: Path, last: Path, prompts: int = 0) -> EnginePage:
     return replace(after, **spent, by_place=by_place)
 
 
-def _page(path: Path) -> EnginePage:
+def _page(path: Path) -> EngineCounts:
     """Return the sums of a page, none of them missing."""
     text = read_bytes(path).decode("utf-8", errors="replace")
     if not is_page(text):

@@ -20,13 +20,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from pipeline.engines.answers import FormatError, Part, counted, read_answers
-from pipeline.engines.pages import MOST_PLACES
+from pipeline.engines.pages import MOST_PLACES, EngineCounts
 from pipeline.errors import PipelineError
 
 MOST = 10_000_000  # tokens or calls of an answer; more are damage
@@ -80,40 +79,6 @@ class AnswerCounts(NamedTuple):
         return max((place for place, times in enumerate(self.histogram or ()) if times), default=0)
 
 
-@dataclass(frozen=True)
-class EngineCounts:
-    """The counts of an engine, summed over the answers of a file.
-
-    Attributes:
-        engine: vLLM, llama.cpp or SGLang; empty where nothing was drafted.
-        calls: verifications of a draft, NaN where they are not told.
-        drafted: tokens, NaN likewise.
-        accepted: tokens, those of the target's own not counted.
-        passes: of the target after each prompt's, the least that the counts allow; NaN likewise.
-        most_passes: the most.
-        emitted: tokens of these passes, NaN likewise.
-        by_place: accepted at each place of the draft, empty where it is not told.
-        answers: of each answer.
-        excluded: what was left out, and how often.
-    """
-
-    engine: str
-    calls: float
-    drafted: float
-    accepted: float
-    passes: float
-    most_passes: float
-    emitted: float
-    by_place: Sequence[float]
-    answers: Mapping[str, AnswerCounts]
-    excluded: Mapping[str, int]
-
-    @property
-    def tokens_per_pass(self) -> tuple[float, float]:
-        """The least and the most tokens that a pass emits, of all passes."""
-        return self.emitted / self.most_passes, self.emitted / self.passes
-
-
 def read_counts(path: Path) -> EngineCounts:
     """Add up the counts of all answers of a file, at least one of which reports drafts.
 
@@ -128,7 +93,7 @@ def read_counts(path: Path) -> EngineCounts:
             "vLLM into metrics.speculative_decoding (start it with "
             "--per-request-spec-decode-metrics detailed)"
         )
-    if counts.calls == 0 or counts.drafted == 0:
+    if counts.drafts == 0 or counts.drafted == 0:
         raise PipelineError(
             f"{path}: no token was drafted: start the engine with a drafter and let it decode"
         )
@@ -171,7 +136,7 @@ def read_sums(path: Path) -> EngineCounts:
         by_place = [sum(times[place:]) for place in range(1, len(times))]
     return EngineCounts(
         engine=engines[0] if engines else "",
-        calls=sum(answer.calls for answer in every),
+        drafts=sum(answer.calls for answer in every),
         drafted=sum(answer.drafted for answer in every),
         accepted=sum(answer.accepted for answer in every),
         passes=sum(least for least, _ in ends),

@@ -19,8 +19,10 @@ from __future__ import annotations
 import math
 import re
 from collections import defaultdict
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from pipeline.errors import PipelineError
 
@@ -48,28 +50,41 @@ Series = dict[tuple[str, frozenset[tuple[str, str]]], float]  # by name and labe
 
 
 @dataclass(frozen=True)
-class EnginePage:
-    """The sums of a page, over all engines that serve one model; NaN where it lacks one.
+class EngineCounts:
+    """The counts of an engine, of a page or summed over answers; NaN where one is not told.
 
     Attributes:
-        engine: vLLM or llama.cpp.
+        engine: vLLM, llama.cpp or SGLang; empty where answers do not tell.
         drafts: calls with a draft; 0 without a drafter.
         drafted: tokens.
-        accepted: tokens.
-        by_place: accepted at each place of a draft.
-        passes: of requests, those without a draft too.
+        accepted: tokens, those of the target's own not counted.
+        by_place: accepted at each place of a draft, empty where it is not told.
+        passes: of the target and requests, those without a draft too; of answers those after each
+            prompt's, the least that the counts allow.
+        most_passes: the most.
         emitted: tokens of these passes.
         seconds: that these passes took, added up over requests.
+        answers: what each answer counts, by its name; empty of a page.
+        excluded: which answers were left out, and how often.
     """
 
     engine: str
     drafts: float
     drafted: float
     accepted: float
-    by_place: list[float]
+    by_place: Sequence[float]
     passes: float
+    most_passes: float
     emitted: float
-    seconds: float
+    seconds: float = math.nan
+    answers: Mapping[str, Any] = field(default_factory=dict)
+    excluded: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def tokens_per_pass(self) -> tuple[float, float]:
+        """The least and the most tokens that a pass emits, of all passes."""
+        least, most = self.most_passes, self.passes
+        return self.emitted / (least or math.nan), self.emitted / (most or math.nan)
 
 
 def is_page(text: str) -> bool:
@@ -78,7 +93,7 @@ def is_page(text: str) -> bool:
     return first.startswith(("# HELP ", "# TYPE ", *(f"{start}:" for start in METRIC_PREFIXES)))
 
 
-def read_page(path: Path | str, text: str) -> EnginePage:
+def read_page(path: Path | str, text: str) -> EngineCounts:
     """Return the sums of a page.
 
     Raises:
@@ -104,13 +119,14 @@ def read_page(path: Path | str, text: str) -> EnginePage:
         sums[name.removeprefix(f"{engine}:"), dict(labels).get("position", "")] += value
     drafts, drafted, accepted, by_place = _drafts(path, engine, sums)
     passes, emitted, seconds = _passes(engine, {name: sums[name, at] for name, at in sums})
-    return EnginePage(
+    return EngineCounts(
         engine=METRIC_PREFIXES[engine],
         drafts=drafts,
         drafted=drafted,
         accepted=accepted,
         by_place=by_place,
         passes=passes,
+        most_passes=passes,
         emitted=emitted,
         seconds=seconds,
     )

@@ -22,9 +22,9 @@ from analysis.decoding.speed import speedups
 from analysis.statistics.bootstrap import Resampling
 from analysis.statistics.trajectories import acceptance_by_position
 from pipeline.engines.answers import counted, read_bytes
-from pipeline.engines.clock import gain_of, has_pages, page_difference, read_run
-from pipeline.engines.counts import EngineCounts, read_counts, read_sums
-from pipeline.engines.pages import EnginePage, is_page, read_page
+from pipeline.engines.clock import gain, has_pages, page_difference, read_run
+from pipeline.engines.counts import read_counts, read_sums
+from pipeline.engines.pages import EngineCounts, is_page, read_page
 from pipeline.errors import PipelineError
 
 LENGTH_NAMES = {"llama.cpp": "--spec-draft-n-max"}  # of the draft length; else vLLM's
@@ -38,31 +38,29 @@ class Run:
 
     Attributes:
         path: its file.
-        engine: empty where nothing tells it.
         length: drafted tokens of a full draft; 0 without drafts, None where it is not told.
-        drafts: calls with a draft; NaN where they are not told, as the next two.
-        drafted: tokens.
-        accepted: tokens.
-        acceptance: share of the tested tokens that are accepted, by position; empty if not told.
-        rate: of all positions together, NaN if not told.
-        emitted: tokens of the passes after the prompts', NaN where they are not told.
-        passes: the least and the most of them.
-        counts: of the answers, None of a page.
-        page: the difference of the pages beside the answers, or the page, None without one.
+        counts: of its answers, or its page.
+        page: the page, or the difference of those beside the answers; None without one.
     """
 
     path: Path
-    engine: str
     length: int | None
-    drafts: float
-    drafted: float
-    accepted: float
-    acceptance: Sequence[float]
-    rate: float
-    emitted: float
-    passes: tuple[float, float]
-    counts: EngineCounts | None = None
-    page: EnginePage | None = None
+    counts: EngineCounts
+    page: EngineCounts | None
+
+    @property
+    def acceptance(self) -> tuple[list[float], float]:
+        """The accepted share of tested tokens, by position and of all; nothing where not told."""
+        counts = self.counts
+        steps = [answer.per_step for answer in counts.answers.values()]
+        if any(steps) and None not in steps:
+            kept, tried = np.array([call for calls in steps for call in calls], dtype=np.intp).T
+            tested, passed = acceptance_by_position(np.minimum(kept + 1, tried), kept)
+            return (passed / tested).tolist(), float(passed.sum() / tested.sum())
+        tested = [counts.drafts, *counts.by_place[:-1]] if counts.by_place else []
+        pairs = zip(counts.by_place, tested, strict=True)  # all drafts are full
+        rates = [passing / n if n else math.nan for passing, n in pairs]
+        return rates, sum(counts.by_place) / sum(tested) if sum(tested) else math.nan
 
 
 class Speed(NamedTuple):
@@ -109,68 +107,28 @@ def read_engine_run(path: Path, length: int | None = None) -> Run:
         PipelineError: the file can't be read; names it, and the line where there is one.
     """
     text = read_bytes(path).decode("utf-8", errors="replace")
+    page: EngineCounts | None
     if is_page(text):
         before = path.with_name(path.name.replace(".after.", ".before."))
         page = read_page(path, text)
         if before != path and before.is_file():
             page = page_difference(before, path)
-        return _of_page(path, page, length)
-    counts = read_sums(path)
+        return Run(path, _length(page, length), page, page)
+    counts, page = read_sums(path), read_run(path) if has_pages(path) else None
     if counts.engine:
         counts = read_counts(path)
-    pages = has_pages(path) and path.suffix == ".jsonl"
-    found = read_run(path) if pages else None
-    emitted, passes = counts.emitted, (counts.passes, counts.most_passes)
-    if found is not None:
-        if not counts.by_place or not counts.engine:  # which llama.cpp's answers do not tell
-            return replace(_of_page(path, found, length), counts=counts)
-        if has_pages(path, len(counts.answers)):
-            emitted, passes = found.emitted, (found.passes, found.passes)
-    told = len(counts.by_place) if counts.engine else 0
-    answers = counts.answers.values()
-    steps = [step for answer in answers for step in answer.per_step or ()]
-    rates = _by_place(counts.calls, counts.by_place)
-    if steps and not any(answer.per_step is None for answer in answers):
-        kept, tried = np.array(steps, dtype=np.intp).T
-        tested, passed = acceptance_by_position(np.minimum(kept + 1, tried), kept)
-        rates = (passed / tested).tolist(), float(passed.sum() / tested.sum())
-    return Run(
-        path,
-        counts.engine or (found.engine if found else ""),
-        0 if not counts.engine else told or length,
-        counts.calls,
-        counts.drafted,
-        counts.accepted,
-        *rates,
-        emitted,
-        passes,
-        counts,
-        found,
-    )
+    if page is not None:
+        answers, excluded = counts.answers, counts.excluded
+        if not counts.engine or not counts.by_place:  # which llama.cpp's answers do not tell
+            counts = replace(page, answers=answers, excluded=excluded)
+        elif has_pages(path, len(answers)):  # and the page covers them all
+            passes = page.passes
+            counts = replace(counts, passes=passes, most_passes=passes, emitted=page.emitted)
+    return Run(path, _length(counts, length), counts, page)
 
 
-def _of_page(path: Path, page: EnginePage, length: int | None) -> Run:
-    told = len(page.by_place) or length
-    rates = _by_place(page.drafts, page.by_place)
-    return Run(
-        path,
-        page.engine,
-        told if page.drafts else 0,
-        page.drafts,
-        page.drafted,
-        page.accepted,
-        *rates,
-        page.emitted,
-        (page.passes, page.passes),
-        page=page,
-    )
-
-
-def _by_place(drafts: float, accepted: Sequence[float]) -> tuple[list[float], float]:
-    """Return the accepted share of tested tokens, by position and of all; drafts are full."""
-    tested = [drafts, *accepted[:-1]] if accepted else []
-    rates = [a / n if n else math.nan for a, n in zip(accepted, tested, strict=True)]
-    return rates, sum(accepted) / sum(tested) if sum(tested) else math.nan
+def _length(counts: EngineCounts, given: int | None) -> int | None:
+    return (len(counts.by_place) or given) if counts.drafts else 0
 
 
 def compare(base: Run, runs: Sequence[Run], statistics: Resampling) -> Compared:
@@ -189,21 +147,21 @@ def compare(base: Run, runs: Sequence[Run], statistics: Resampling) -> Compared:
     for run in runs:
         if run.length == 0:
             older = "; llama.cpp's /metrics count none in older builds: give its answers"
-            llama = run.page is not None and run.counts is None and run.engine == "llama.cpp"
+            llama = run.counts.engine == "llama.cpp" and not run.counts.answers
             raise PipelineError(
                 f"{run.path} counts no drafts: start this server with a drafter{older * llama}"
             )
-        if base.engine and run.engine and base.engine != run.engine:
+        engines = base.counts.engine, run.counts.engine
+        if all(engines) and len({*engines}) > 1:
             raise PipelineError(
-                f"{base.path} is of {base.engine} and {run.path} of {run.engine}: give those of one"
+                f"{base.path} is of {engines[0]} and {run.path} of {engines[1]}: give those of one"
             )
     found = Compared([], [])
     for run in runs:
         cost = math.nan
         if base.page is not None and run.page is not None:
-            told = gain_of(base.page, run.page)
-            cost = told.step_cost
-            found.speeds.append(Speed(told.speedup, math.nan, math.nan))
+            times, cost = gain(base.page, run.page)
+            found.speeds.append(Speed(times, math.nan, math.nan))
             ratio = run.page.emitted / base.page.emitted if base.page.emitted else math.nan
             if abs(ratio - 1) > SAME_TOKENS:
                 found.notes.append(
@@ -226,9 +184,7 @@ def _with_intervals(
     base: Run, runs: Sequence[Run], statistics: Resampling, found: Compared
 ) -> None:
     """Put speeds by the clock of single answers in the place of the pages', where all have one."""
-    if any(run.counts is None for run in (base, *runs)):
-        return
-    answers = [run.counts.answers for run in (base, *runs) if run.counts is not None]
+    answers = [run.counts.answers for run in (base, *runs)]
     prompts = [name for name in answers[0] if all(name in others for others in answers)]
     for clock, words in CLOCKS.items():
         spent = np.array([[getattr(of[name], clock) for name in prompts] for of in answers])
@@ -274,7 +230,7 @@ def recommendation(runs: Sequence[Run], found: Compared) -> list[str]:
     best = max(known, key=lambda i: found.speeds[i].times)
     run, speed = runs[best], found.speeds[best]
     length = run.length or 0
-    name = LENGTH_NAMES.get(run.engine, "num_speculative_tokens")
+    name = LENGTH_NAMES.get(run.counts.engine, "num_speculative_tokens")
     sentence = f"{name} = {length}: {speed}"
     if speed.times <= 1:
         sentence = f"no drafts: {sentence}"
@@ -289,7 +245,7 @@ def recommendation(runs: Sequence[Run], found: Compared) -> list[str]:
     if speed.times > 1:
         flag = (
             f"--spec-draft-n-max {length}"
-            if run.engine == "llama.cpp"
+            if run.counts.engine == "llama.cpp"
             else '--speculative-config \'{..., "num_speculative_tokens": ' + f"{length}}}'"
         )
         lines.append(f"flags: {flag}, the rest as in {run.path.name}'s server")
@@ -298,25 +254,25 @@ def recommendation(runs: Sequence[Run], found: Compared) -> list[str]:
 
 def _predicted(run: Run, cost: float, length: int) -> float:
     """Return the closed form's speed at another length; without a cost the longer comes first."""
-    if math.isnan(cost) or math.isnan(run.rate):
+    _, rate = run.acceptance
+    if math.isnan(cost) or math.isnan(rate):
         return length
-    return formula_speedup(min(run.rate, 1.0), length, max(cost - 1, 0) / (run.length or 1))
+    return formula_speedup(min(rate, 1.0), length, max(cost - 1, 0) / (run.length or 1))
 
 
 def screen(base: Run | None, runs: Sequence[Run], found: Compared | None) -> list[str]:
     """Return the lines of the table."""
     rows = []
     for i, run in enumerate(runs):
-        passes = sorted(set(run.passes))
-        per_pass = [run.emitted / some if some else math.nan for some in passes]
+        counts, (rates, _) = run.counts, run.acceptance
         row = {
             "run": run.path.name,
             "drafts of": "?" if run.length is None else run.length or "none counted",
-            "accepted by position": " ".join(f"{rate:.3f}" for rate in run.acceptance) or "-",
-            "accepted of drafted": f"{run.accepted:,.0f} of {_shown([run.drafted], ',.0f')}",
-            "tokens": _shown([run.emitted], ",.0f"),
-            "passes": _shown(passes, ",.0f"),
-            "tokens per pass": _shown(sorted(per_pass), ".3f"),
+            "accepted by position": " ".join(f"{rate:.3f}" for rate in rates) or "-",
+            "accepted of drafted": f"{counts.accepted:,.0f} of {_shown(',.0f', counts.drafted)}",
+            "tokens": _shown(",.0f", counts.emitted),
+            "passes": _shown(",.0f", counts.passes, counts.most_passes),
+            "tokens per pass": _shown(".3f", *counts.tokens_per_pass),
         }
         if found is not None:
             cost = found.costs[i]
@@ -325,7 +281,7 @@ def screen(base: Run | None, runs: Sequence[Run], found: Compared | None) -> lis
         rows.append(row)
     lines = pd.DataFrame(rows).to_string(index=False).splitlines()
     for run in runs if base is None else (base, *runs):
-        if run.counts is not None and run.counts.excluded:
+        if run.counts.excluded:
             lines.append(f"{run.path.name}: left out: {counted(run.counts.excluded)}")
     if found is not None:
         lines += [f"speed beside the target alone: {found.clock}"] if found.clock else []
@@ -333,6 +289,7 @@ def screen(base: Run | None, runs: Sequence[Run], found: Compared | None) -> lis
     return lines
 
 
-def _shown(ends: Sequence[float], form: str) -> str:
+def _shown(form: str, *ends: float) -> str:
     """Return a number as printed, or the two ends between which it lies."""
-    return " to ".join("-" if math.isnan(end) else format(end, form) for end in ends)
+    printed = dict.fromkeys("-" if math.isnan(end) else format(end, form) for end in ends)
+    return " to ".join(printed)

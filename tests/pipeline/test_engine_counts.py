@@ -73,7 +73,7 @@ def test_every_format_is_read(
 ) -> None:
     counts = read_counts(FILES / name)
     assert counts.engine == engine
-    read = [counts.calls, counts.drafted, counts.accepted]
+    read = [counts.drafts, counts.drafted, counts.accepted]
     assert read == pytest.approx(list(numbers), nan_ok=True)
     read = [counts.passes, counts.most_passes, counts.emitted]
     assert read == pytest.approx(list(passes), nan_ok=True)
@@ -174,7 +174,7 @@ def test_what_is_no_answer_is_counted(tmp_path: Path) -> None:
     text = "\n".join([*lines, *others, lines[0]])
     path.write_bytes(gzip.compress(text.encode()))
     counts, whole = read_counts(path), read_counts(FILES / "vllm.jsonl")
-    assert counts.calls == whole.calls
+    assert counts.drafts == whole.drafts
     assert counts.excluded == {
         "answers with an error": 1, "lines that are no JSON": 1, "objects that are no answers": 2,
         "answers given again": 1,
@@ -225,7 +225,7 @@ def test_fields_and_encodings_are_named(content: str | bytes, message: str, tmp_
 def test_a_file_with_a_mark_of_its_encoding_is_read(tmp_path: Path) -> None:
     text = (FILES / "vllm.jsonl").read_text()
     (tmp_path / "answers").write_text(text, encoding="utf-8-sig")
-    assert read_counts(tmp_path / "answers").calls == 45
+    assert read_counts(tmp_path / "answers").drafts == 45
 
 
 def test_answers_without_a_draft_are_one_line(tmp_path: Path) -> None:
