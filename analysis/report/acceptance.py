@@ -103,8 +103,8 @@ def acceptance_table(results: Results) -> Table:
     return Table(
         "acceptance",
         "Accepted and certified steps",
-        f"Steps of {results.drafter} that each rule accepts along the target's own text, and "
-        "steps that its certificate guarantees: KL(p‖q) < R. Coverage: certified among accepted. "
+        f"Steps of {results.drafter} that each rule accepts along the target's own text, and that "
+        "its certificate guarantees: KL(p‖q) < R. Coverage: certified among accepted. "
         + infinite * bool((finite < 1).any())
         + "p given up: target probability lost a step. Tokens per call: drafts of any length.",
         data,
