@@ -22,7 +22,7 @@ LINES = {
     "analysis/statistics": 664,
     "analysis/trees": 714,
     "assets/tasks": 291,
-    "benchmarks": 874,
+    "benchmarks": 878,
     "conf": 250,
     "pipeline": 4542,
     "pipeline/decoding": 1618,
