@@ -41,8 +41,8 @@ def check_cached_steps(model: LanguageModel, tokenizer: Any, key: str) -> None:
             or infinite (-inf is allowed: a masked token); or the model can't be run so at all.
     """
     dtype = str(model.dtype).removeprefix("torch.")
-    text = _tokens(model, tokenizer)
     try:
+        text = _tokens(model, tokenizer)
         plain, cached = _plain(model, text), _cached(model, text)
     except (torch.OutOfMemoryError, MemoryError):
         raise

@@ -228,8 +228,8 @@ def teacher_force(pair: ComparedPair, batch: Batch, progress: Callable[[int], ob
             assert head is not None
             assert given is not None
             assert target.hidden is not None
-            at, real = batch.positions[:, begin:end], batch.mask[:, begin:end].bool()
-            read = given.read(head.embed(ids), target.hidden, at, real)
+            at = torch.arange(begin, end, device=ids.device) - batch.padding[:, None]
+            read = given.read(head.embed(ids), target.hidden, at.clamp(min=0), at >= 0)
             if steps:
                 outputs = [output[:, -keep:].flatten(0, 1) for output in read]
                 drafts = [head.logits(output) for output in outputs]

@@ -26,11 +26,8 @@ class Batch:
     """Prompts, left-padded, and their answers, right-padded: B rows of W + n tokens."""
 
     ids: Tensor  # (B, W + n)
-    mask: Tensor  # (B, W + n), 0 left of the prompts
-    positions: Tensor  # (B, W + n)
     padding: Tensor  # (B,) columns left of the prompts
     width: int  # W
-    lengths: Tensor  # (B,) tokens of each answer
 
     @classmethod
     def make(
@@ -39,17 +36,10 @@ class Batch:
         """Pad prompts and answers; every prompt ends, and every answer begins, at column W."""
         width, steps = max(map(len, prompts)), max(map(len, answers))
         ids = torch.zeros((len(prompts), width + steps), dtype=torch.long)
-        mask = torch.ones_like(ids)
         for row, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
             ids[row, width - len(prompt) : width + len(answer)] = torch.tensor(prompt + answer)
-            mask[row, : width - len(prompt)] = 0
-        positions = (mask.cumsum(1) - 1).clamp(min=0)
-        lengths = torch.tensor([len(answer) for answer in answers])
         padding = width - torch.tensor([len(prompt) for prompt in prompts])
-        ids, mask, positions, padding, lengths = (
-            tensor.to(device) for tensor in (ids, mask, positions, padding, lengths)
-        )
-        return cls(ids, mask, positions, padding, width, lengths)
+        return cls(ids.to(device), padding.to(device), width)
 
     def blocks(self, values: int, vocabulary: int) -> Iterator[tuple[int, int, int]]:
         """Yield the columns of each block that is read, from begin to end, and its answer steps.
