@@ -136,9 +136,7 @@ def _show_report(report: Artifact, place: Path, store: Store) -> None:
     print("\n".join(tables), end="")
     print(f"report: {relative(shown_at / 'index.html')}{note}")
     print(
-        "open it in a browser; it needs no network. Its tables and figures as files (CSV, LaTeX, "
-        f"PDF): {relative(shown_at / 'tables.html')}",
-        flush=True,
+        "open it in a browser, or mail it: it is one file. CSV, LaTeX, PDF: beside it", flush=True
     )
 
 

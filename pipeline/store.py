@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import os
 import platform
+import re
 import shutil
 import socket
 import subprocess
@@ -187,6 +188,7 @@ class Store:
             "files": files,
             "rows": out.rows,
             "facts": out.facts,
+            "date": time.strftime("%Y-%m-%d", time.gmtime()),
             "wall_seconds": round(seconds, 3),
             "argv": sys.argv,
             **environment(),
@@ -269,4 +271,18 @@ def environment() -> Json:
         commit = done.stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         commit = None  # an export without history, or no git
-    return {"versions": versions, "platform": platform.platform(), "git": commit}
+    return {
+        "versions": versions,
+        "platform": platform.platform(),
+        "processor": _processor(),
+        "git": commit,
+    }
+
+
+def _processor() -> str:
+    """Return the processor's name: Linux tells it in a file, other systems to `platform`."""
+    with suppress(OSError):
+        named = re.search(r"model name\s*: (.+)", Path("/proc/cpuinfo").read_text(encoding="utf-8"))
+        if named is not None:
+            return named[1]
+    return platform.processor() or platform.machine()

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from analysis.acceptance.judgement import Steps
+    from analysis.topk import Floats
 
 ROWS = 8192  # of a chunk
 FLOAT32 = 2.0**-24  # its rounding, relative
@@ -82,10 +83,7 @@ def resampled(
 
 
 def read_steps(artifact: Artifact) -> Steps:
-    """Read a drafter beside its target, at every depth, of an artifact of stage drafts.
-
-    Of a head with a reduced vocabulary the first depth has the KL to its completed q'.
-    """
+    """Read a drafter beside its target, at every depth, of an artifact of stage drafts."""
     from analysis.acceptance.judgement import Steps
 
     target = read_distributions(artifact)
@@ -98,14 +96,29 @@ def read_steps(artifact: Artifact) -> Steps:
         deeper.append(
             Steps(target, position, kl, rank, draft_log_prob=log_prob, argmax_rank=argmax_rank)
         )
-    kl, rank, log_prob, argmax_rank = (table[name].to_numpy() for name in DRAFTED)
-    if artifact.facts.get("completed"):
-        full_kl = artifact.read(columns=["full_kl"])["full_kl"].to_numpy()
-        # a tree can accept no argmax that the head lacks, which ranks behind all tokens
-        kl = np.where(argmax_rank == target.vocab_size, np.inf, full_kl)
+    _, rank, log_prob, argmax_rank = (table[name].to_numpy() for name in DRAFTED)
     return Steps(
-        target, position, kl, rank, draft_log_prob=log_prob, argmax_rank=argmax_rank, deeper=deeper
+        target,
+        position,
+        drafted_kl(artifact),
+        rank,
+        draft_log_prob=log_prob,
+        argmax_rank=argmax_rank,
+        deeper=deeper,
     )
+
+
+def drafted_kl(artifact: Artifact) -> Floats:
+    """Return KL(p||q) of every step of an artifact of stage drafts, at the first depth.
+
+    Of a head with a reduced vocabulary it is that of its completed q'.
+    """
+    if not artifact.facts.get("completed"):
+        return np.asarray(artifact.read(columns=["kl"])["kl"].to_numpy())
+    table = artifact.read(columns=["full_kl", "argmax_rank"])
+    full_kl, argmax_rank = (column.to_numpy() for column in table.columns)
+    # a tree can accept no argmax that the head lacks, which ranks behind all tokens
+    return np.where(argmax_rank == artifact.facts["vocab_size"], np.inf, full_kl)
 
 
 def as_top_k(batch: pa.RecordBatch, facts: Json) -> TopK:

@@ -93,10 +93,12 @@ def write_rows(rows: Sequence[Mapping[str, Any]], file: Path) -> None:
     """Write all rows of a table to a CSV file, and print its name, or why it can't be written."""
     import pandas as pd
 
+    from analysis.report.table import without_formulas
+
     said = ""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        pd.DataFrame(rows).to_csv(file, index=False)
+        without_formulas(pd.DataFrame(rows)).to_csv(file, index=False)
     except OSError as error:
         said = f" can't be written ({error.strerror})"
     print(f"all rows: {relative(file)}{said}", flush=True)
@@ -188,10 +190,11 @@ def _publish(directory: Path, name: str, swept: list[str], rows: list[Json]) -> 
 
     from analysis.report.style import render
     from analysis.report.sweep_figure import sweep_figure
+    from analysis.report.table import without_formulas
 
     print_table(rows)
     table, files = pd.DataFrame(rows), ".csv, .parquet"
-    table.to_csv(directory / f"{name}.csv", index=False)
+    without_formulas(table).to_csv(directory / f"{name}.csv", index=False)
     table.to_parquet(directory / f"{name}.parquet", index=False)
     figure = sweep_figure(table, swept)
     if figure is not None:

@@ -207,7 +207,7 @@ def test_a_foreign_model_or_tokenizer_is_refused_only_where_it_is_needed(tmp_pat
     message = r"^targets.local.path=.* and drafter.path=.*: their tokenizers .*drafter=none$"
     for stage in ("drafts", "acceptance", "decoding", "report"):
         with pytest.raises(PipelineError, match=message):
-            planned(tmp_path, *wanted, f"stage={stage}")
+            cli.run(mini(*wanted, f"stage={stage}", f"outputs={tmp_path}"))
     assert planned(tmp_path, *wanted, "stage=report", "drafter=none")["report"]
     (model / "config.json").write_text('{"model_type": "mamba"}')
     with pytest.raises(PipelineError, match=r"^targets.local.path=.*: MambaForCausalLM takes no k"):

@@ -15,21 +15,21 @@ from pipeline.paths import ROOT
 SLACK = 200  # lines that a folder may have fewer than its number
 LINES = {
     "analysis": 1215,
-    "analysis/acceptance": 883,
+    "analysis/acceptance": 833,
     "analysis/certificates": 1258,
     "analysis/decoding": 1227,
-    "analysis/report": 3388,
+    "analysis/report": 3281,
     "analysis/statistics": 664,
     "analysis/trees": 714,
     "assets/tasks": 291,
     "benchmarks": 874,
     "conf": 250,
-    "pipeline": 4512,
+    "pipeline": 4542,
     "pipeline/decoding": 1618,
     "pipeline/engines": 1979,
     "pipeline/models": 2890,
-    "pipeline/stages": 2826,
-    "tests": 18072,
+    "pipeline/stages": 2730,
+    "tests": 18294,
     "tools": 371,
 }
 

@@ -19,7 +19,7 @@ from analysis.rules import Additive, Tree
 from pipeline import solve
 from pipeline.study import Study
 from tests.conftest import HEAVY, ROOT, SMALL, SmallStudy, pipeline
-from tests.pipeline.reading import page_links, page_text
+from tests.pipeline.reading import page_text, unnamed
 
 TEXTS = ("md", "csv", "tex")  # files of a report in which names stand
 
@@ -51,12 +51,16 @@ def test_the_readme_names_the_files_of_the_papers_tables_and_figures(
     assert [file for file in files if not (report / file).is_file()] == []
 
 
-def test_the_report_links_every_file(small_study: SmallStudy) -> None:
-    report = small_study.outputs / "report" / "mini"
-    linked = set(page_links(report / "tables.html"))
-    linked |= {f"timings/{path}" for path in page_links(report / "timings/tables.html")}
-    files = {path.relative_to(report).as_posix() for path in report.rglob("*.*")}
-    assert linked == files - {"tables.html", "record.json"}
+def test_the_page_names_every_file(small_study: SmallStudy) -> None:
+    assert unnamed(small_study.outputs / "report" / "mini") == []
+
+
+def test_a_caption_has_at_most_three_lines(small_study: SmallStudy) -> None:
+    tables = list((small_study.outputs / "report" / "mini").rglob("*.tex"))
+    assert tables
+    for path in tables:
+        (caption,) = re.findall(r"\\caption\{(.*)\}\n", path.read_text())
+        assert len(caption) <= 3 * 130, path.name
 
 
 def test_again_computes_nothing_and_loads_nothing_heavy(small_study: SmallStudy) -> None:

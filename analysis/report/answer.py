@@ -12,13 +12,10 @@ from .measured import Target
 from .style import RULE_FAMILIES
 from .text import share_text
 
-EPS = 0.1  # nats: the KL of the drafters for which a step is outlined
-# what becomes of a step, by the character that stands for it; "open" is not judged
-FATES = tuple(
-    fate + within
-    for within in ("", " within")
-    for fate in ("open", "rejected", "accepted", "certified")
+EPS = (
+    0.1  # nats: the KL of the drafters that steps are certified for where the study has no drafter
 )
+FATES = ("open", "rejected", "accepted", "certified")  # of a step, by the digit that stands for it
 PROMPT = 100  # characters of a prompt
 
 
@@ -28,15 +25,14 @@ class Answer:
 
     Attributes:
         prompt: the beginning of its prompt.
-        share: by which it is the median, in words.
         words: the text of each token.
-        fates: title of a rule and, a character a token, the place in `FATES`.
+        rules: title of a rule, its shares of the answer in words and, a digit a token, the place in
+            `FATES`.
     """
 
     prompt: str
-    share: str
     words: list[str]
-    fates: list[tuple[str, str]]
+    rules: list[tuple[str, str, str]]
 
 
 def in_order(rules: Sequence[Rule]) -> list[Rule]:
@@ -74,19 +70,21 @@ def median_answer(target: Target) -> Answer:
     chosen = slice(begin, begin + int(steps[prompt]))
     return Answer(
         text if len(text) <= PROMPT else f"{begun.rpartition(' ')[0] or begun} …",
-        f"mean R {shares[prompt]:.3g} nats"
-        if judged is None
-        else f"{share_text(shares[prompt])} accepted",
         [target.words.get(token, f"#{token}") for token in target.tokens[chosen].tolist()],
-        [(rule.title, fates(target, rule, chosen)) for rule in rules],
+        [(rule.title, *fates(target, rule, chosen)) for rule in rules],
     )
 
 
-def fates(target: Target, rule: Rule, chosen: slice) -> str:
-    """Return what becomes of the chosen steps under a rule, as in `Answer.fates`."""
-    within = target.certificates[rule][0][chosen] > EPS
-    places = within * (len(FATES) // 2)
-    if rule.label in target.judged:
-        judged = target.judged[rule.label]
-        places = places + 1 + judged.accepted[chosen] + judged.certified[chosen]
-    return "".join(map(str, places.tolist()))
+def fates(target: Target, rule: Rule, chosen: slice) -> tuple[str, str]:
+    """Return the shares of the chosen steps, and what becomes of each, as in `Answer.rules`."""
+    judged = target.judged.get(rule.label)
+    if judged is None:
+        certified = target.certificates[rule][0][chosen] > EPS
+        places = certified * FATES.index("certified")
+        shares = f"{share_text(certified.mean())} certified"
+    else:
+        accepted, certified = judged.accepted[chosen], judged.certified[chosen]
+        places = 1 + accepted + certified
+        both = share_text(accepted.mean()), share_text(certified.mean())
+        shares = "{} accepted, {} certified".format(*both)
+    return shares, "".join(map(str, places.tolist()))

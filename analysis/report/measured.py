@@ -1,7 +1,4 @@
-"""Results of a study: frames of statistics, and the steps of each target.
-
-Frame `runs` holds `analysis.statistics.run_lengths.run_lengths` of every target and rule.
-"""
+"""Results of a study: frames of statistics, and the steps of each target."""
 
 from __future__ import annotations
 
@@ -18,7 +15,7 @@ from numpy.typing import NDArray
 from ..acceptance.judgement import Judgement
 from ..rules import Rule
 from ..statistics.bootstrap import Flags, Floats, PromptBootstrap, summarise
-from .records import Column, Row, Table, records_of, select, worded
+from ..statistics.trajectories import Trajectories
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,34 +24,34 @@ class Results:
 
     Key columns are `target` (printed name) and `rule` (label); a long frame also has `statistic`
     and `value`. Intervals over prompts are `ci_low` and `ci_high`, with `prompts`. Statistics of
-    certificates that are intervals count the lower ends. Each section names the frames that it
-    reads.
+    certificates that are intervals count the lower ends.
 
     Attributes:
         targets: printed names, in order.
         rules: every rule in a frame, by label; those of the study first, in order.
-        frames: by name. Every study has `top`, `certificates` and `runs`; the others need a
-            drafter, decoding, ...
+        frames: by name. Every study has `top`, `certificates`, `runs` (run lengths) and `parts`;
+            with a drafter there are `acceptance` and `breakdown`, of stage acceptance.
         drafter: its printed name; empty without a drafter.
-        facts: further values for captions: the temperature of sampled answers.
+        sampled: temperature of the answers if they were sampled.
     """
 
     targets: Sequence[str]
     rules: Mapping[str, Rule]
     frames: Mapping[str, pd.DataFrame]
     drafter: str = ""
-    facts: Mapping[str, Any] = field(default_factory=dict)
-    _indexed: dict[tuple[str, ...], dict[tuple[Any, ...], Row]] = field(
-        default_factory=dict, repr=False
-    )
-
-    def __contains__(self, name: str) -> bool:
-        """Whether the study has a frame of this name that is not empty."""
-        return name in self.frames and not self.frames[name].empty
+    sampled: float | None = None
 
     def __getitem__(self, name: str) -> pd.DataFrame:
         """Return a frame, empty if the study has none of this name."""
         return self.frames.get(name, pd.DataFrame())
+
+    def select(self, name: str, **conditions: Any) -> pd.DataFrame:
+        """Return the rows of a frame whose columns equal a value, or one of a list of values."""
+        frame = self[name]
+        for column, values in conditions.items() if len(frame) else ():
+            several = values if isinstance(values, list) else [values]
+            frame = frame[frame[column].isin(several)]
+        return frame
 
     @cached_property
     def certified(self) -> list[Rule]:
@@ -65,52 +62,6 @@ class Results:
     def names(self) -> dict[str, str]:
         """Printed name of every rule, by label."""
         return {label: rule.title for label, rule in self.rules.items()}
-
-    def select(self, name: str, **conditions: Any) -> pd.DataFrame:
-        """Return the rows of a frame whose columns equal a value, or one of a list of values."""
-        return select(self[name], **conditions) if name in self else self[name]
-
-    def rows(self, name: str, *keys: str) -> dict[tuple[Any, ...], Row]:
-        """Return the rows of a frame, indexed by the values of some columns."""
-        if (name, *keys) not in self._indexed:
-            rows = records_of(self[name])
-            self._indexed[name, *keys] = {tuple(row[key] for key in keys): row for row in rows}
-        return self._indexed[name, *keys]
-
-    def row(self, target: str, rule: str, statistic: str, name: str = "certificates") -> Row:
-        """Return the row of a rule's statistic, with NaN if there is none."""
-        row = self.rows(name, "target", "rule", "statistic").get((target, rule, statistic))
-        return dict.fromkeys(self[name].columns, math.nan) if row is None else row
-
-    def table(
-        self,
-        name: str,
-        data: pd.DataFrame,
-        more: Sequence[Column] = (),
-        notes: Sequence[str] = (),
-        order: Any = None,
-        shown: pd.DataFrame | None = None,
-        **facts: Any,
-    ) -> Table:
-        """Return a table with a copy of its columns for each target.
-
-        Args:
-            name: of its entry in `texts.toml`.
-            data: the tidy frame, as written to the CSV file.
-            more: columns after those of the entry.
-            notes: sentences below.
-            order: of the rows, as in `Table`.
-            shown: the frame to print, if it differs.
-            facts: values for its texts, besides the drafter's name.
-        """
-        return Table(
-            **worded(name, self.targets, more, drafter=self.drafter, **facts),
-            data=data,
-            order=order,
-            names=self.names,
-            notes=notes,
-            shown=shown,
-        )
 
 
 # (N,) lower and upper ends of the certificates of a rule over the N steps of a target, in nats;
@@ -130,14 +81,13 @@ class Target:
         tokens: (N,) the token emitted.
         prompts: (P,) id and text of each prompt.
         top: by k, the (N,) probability of the k most probable tokens.
+        margin: (N,) log p0 - log p1.
         repeated: (N,) whether each step lies inside a repeated passage of its answer.
         undefined: by rule label, the number of steps at which the rule's test is undefined.
         words: text of tokens, by id.
-        draft: one row for each step: the `kl`, and the rank of the drafted token (the drafter's
-            argmax) under the target; None without a drafter.
-        judged: by rule label, the judgement of the drafter's steps.
-        completed: whether the drafter is a head with a reduced vocabulary, whose KL is that of its
-            completed q'.
+        kl: (N,) KL(p||q), of a head with a reduced vocabulary that of its completed q'; None
+            without a drafter.
+        judged: by rule label, the drafter's steps as stage acceptance judged them.
     """
 
     label: str
@@ -146,12 +96,18 @@ class Target:
     tokens: NDArray[np.int32]
     prompts: Sequence[tuple[str, str]]
     top: Mapping[int, Floats] = field(default_factory=dict)
+    margin: Floats = field(default_factory=lambda: np.zeros(0))
     repeated: Flags = field(default_factory=lambda: np.zeros(0, dtype=bool))
     undefined: Mapping[str, int] = field(default_factory=dict)
     words: Mapping[int, str] = field(default_factory=dict)
-    draft: pd.DataFrame | None = None
+    kl: Floats | None = None
     judged: Mapping[str, Judgement] = field(default_factory=dict)
-    completed: bool = False
+
+    @property
+    def trajectories(self) -> Trajectories:
+        """The steps of each answer."""
+        steps = self.bootstrap.steps
+        return Trajectories(np.cumsum(steps) - steps, self.bootstrap.prompts)
 
 
 def certificate_statistics(
@@ -189,7 +145,9 @@ def top_statistics(
     return pd.concat(frames, ignore_index=True)
 
 
-def _tidy(keys: Row, values: Floats, ceiling: float, bootstrap: PromptBootstrap) -> pd.DataFrame:
+def _tidy(
+    keys: Mapping[str, Any], values: Floats, ceiling: float, bootstrap: PromptBootstrap
+) -> pd.DataFrame:
     statistics = summarise(values, ceiling, bootstrap)
     return pd.DataFrame(
         [

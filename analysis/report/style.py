@@ -49,16 +49,8 @@ ANONYMOUS: dict[str, dict[str, Any]] = {
 }
 CANVASES: dict[str, Any] = {"pdf": FigureCanvasPdf, "png": FigureCanvasAgg}
 # hues that stay distinct to colour-blind readers (Okabe and Ito)
-BLUE, VERMILION, GREEN, PINK, ORANGE, SKY, YELLOW, BLACK = (
-    "#0072B2",
-    "#D55E00",
-    "#009E73",
-    "#CC79A7",
-    "#E69F00",
-    "#56B4E9",
-    "#F0E442",
-    "#000000",
-)
+BLUE, VERMILION, GREEN, PINK = "#0072B2", "#D55E00", "#009E73", "#CC79A7"
+ORANGE, SKY, BLACK = "#E69F00", "#56B4E9", "#000000"
 PURPLE, GREY = "#7B4FA3", "#B8B8B8"
 # lines differ in style as well as in colour
 LINES = (

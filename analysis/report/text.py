@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from decimal import ROUND_FLOOR, Decimal
-from functools import partial
 
 from ..statistics.bootstrap import FEW_PROMPTS
 from .published import CAP
@@ -35,23 +34,17 @@ def number_text(value: float, digits: int = 2) -> str:
     return f"{value:z.{digits}f}"
 
 
-def digits_text(value: float) -> str:
-    """Return a number with three significant digits and at least three decimals.
+def decimals(values: Iterable[float], most: int = 5) -> int:
+    """Return the decimals with which a column of numbers is printed, from 3 to `most`.
 
-    >>> digits_text(1.0524), digits_text(0.4376), digits_text(0.0187), digits_text(0.0027)
-    ('1.052', '0.438', '0.0187', '0.00270')
-    >>> digits_text(0.000276), digits_text(-0.0054), digits_text(0.0), digits_text(math.inf)
-    ('2.76e-4', '-0.00540', '0', '∞')
+    The least positive number of the column shows two digits, if `most` allows.
+
+    >>> decimals([0.438, 0.0187]), decimals([0.438, 0.00276]), decimals([math.inf, 0.0])
+    (3, 4, 3)
     """
-    if not math.isfinite(value):
-        return number_text(value)
-    if value == 0:
-        return "0"
-    size = abs(value)
-    if size < 0.001:
-        digits, _, power = f"{value:.2e}".partition("e")
-        return f"{digits}e{int(power)}"
-    return f"{value:.{3 + (size < 0.1) + (size < 0.01)}f}"
+    positive = [value for value in values if 0 < value < math.inf]
+    least = min(positive, default=1.0)
+    return min(most, max(3, 1 - math.floor(math.log10(least))))
 
 
 def rounded_down(value: float, digits: int = 2) -> float:
@@ -66,13 +59,15 @@ def rounded_down(value: float, digits: int = 2) -> float:
     return float(exact.quantize(Decimal(1).scaleb(exact.adjusted() + 1 - digits), ROUND_FLOOR))
 
 
-def certificate_text(value: float, ceiling: float) -> str:
+def certificate_text(value: float, ceiling: float, digits: int = 3) -> str:
     """Return a statistic of certificates in nats; +inf prints as the rule's ceiling with a mark.
 
     >>> certificate_text(0.1234, 0.6931), certificate_text(math.inf, 0.6931)
     ('0.123', '0.693*')
     """
-    return f"{digits_text(ceiling)}{MARK}" if math.isinf(value) else digits_text(value)
+    return (
+        f"{number_text(ceiling, digits)}{MARK}" if value == math.inf else number_text(value, digits)
+    )
 
 
 def run_text(value: float, censored: bool = False) -> str:
@@ -109,6 +104,19 @@ def share_text(share: float) -> str:
     return f"{100 * share:.{digits}f} %"
 
 
+def percent_text(share: float) -> str:
+    """Return a share in percent with one decimal, which tells it from 0 and from 100 %.
+
+    >>> percent_text(0.123), percent_text(0.99999), percent_text(1e-5), percent_text(math.nan)
+    ('12.3 %', '> 99.9 %', '< 0.1 %', '–')
+    """
+    if 0.9995 <= share < 1:
+        return "> 99.9 %"
+    if 0 < share < 0.0005:
+        return "< 0.1 %"
+    return UNDEFINED if math.isnan(share) else f"{100 * share:.1f} %"
+
+
 def mark_of(column: str) -> str:
     """Return the name of the flag that a length in `column` is a lower bound.
 
@@ -143,42 +151,21 @@ def few_notes(prompts: Iterable[int]) -> list[str]:
 
 
 def times_text(value: float, low: float = math.nan, high: float = math.nan) -> str:
-    """Return a speedup, with its interval if given.
+    """Return a speedup, with its interval if it has a width.
 
     >>> times_text(1.204), times_text(1.204, 1.1, 1.3)
     ('1.20×', '1.20× [1.10, 1.30]')
     """
-    limits = "" if math.isnan(low) else f" [{low:.2f}, {high:.2f}]"
-    return f"{number_text(value)}×{limits}"
+    if math.isnan(value):
+        return UNDEFINED
+    return f"{value:.2f}×" + (f" [{low:.2f}, {high:.2f}]" if low < high else "")
 
 
-def points_text(low: float, high: float) -> str:
-    """Return a range of differences of shares, in percentage points.
+def interval_text(value: float, low: float, high: float, digits: int = 2) -> str:
+    """Return a number, with its interval if it has a width.
 
-    >>> points_text(-0.051, 0.02)
-    '-5.1 to 2.0'
+    >>> interval_text(1.204, 1.1, 1.3), interval_text(1.0, 1.0, 1.0)
+    ('1.20 [1.10, 1.30]', '1.00')
     """
-    return " to ".join(number_text(100 * end, 1) for end in (low, high))
-
-
-# formats of table columns by their names in texts.toml; missing values are handled before
-FORMATS: dict[str, Callable[..., str]] = {
-    "text": str,
-    "general": "{:g}".format,
-    **{f".{digits}f": partial(number_text, digits=digits) for digits in range(5)},
-    "2 digits": "{:.2g}".format,
-    "3 digits": digits_text,
-    "share": share_text,
-    "run": run_text,
-    "at least": lambda tokens, cut: at_least(number_text(tokens), cut),
-    "interval": lambda *ends: "{} [{}, {}]".format(*map(number_text, ends)),
-    ".3f interval": lambda *ends: "{} [{}, {}]".format(*(number_text(end, 3) for end in ends)),
-    "times": times_text,
-    "points": points_text,
-    "draft length": lambda gamma: str(int(gamma)) if gamma else UNDEFINED,
-    "lost and won": "{:.0f} and {:.0f}".format,
-    "method": "{}, γ = {}".format,
-    "milliseconds": lambda seconds: number_text(1000 * seconds),
-    "MiB": lambda size: number_text(size / 2**20, 1),
-    "certificate": certificate_text,
-}
+    ends = [number_text(end, digits) for end in (low, high)]
+    return number_text(value, digits) + (f" [{', '.join(ends)}]" if low < high else "")

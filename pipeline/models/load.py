@@ -240,4 +240,4 @@ def pair_tokenizer(target: ModelSpec, drafter: ModelSpec) -> Any:
 
 
 def _pair(target: ModelSpec, drafter: ModelSpec) -> str:
-    return f"{target.settings.label} and {drafter.settings.label}"
+    return " and ".join(f"{spec.key}.path={spec.settings.path}" for spec in (target, drafter))

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-import pandas as pd
 import pytest
 
 from analysis.acceptance.judgement import Judgement
@@ -32,7 +31,6 @@ def made(rules: tuple[Rule, ...] = (Additive(0.3), GREEDY), drafter: bool = True
         tokens,
         [(f"id-{at}", f"prompt {at}", "made up") for at in range(4)],
         words={20: "<b>", 21: "word"},
-        draft=pd.DataFrame({"kl": rng.exponential(0.1, SIZE)}) if drafter else None,
         judged={
             rule.label: Judgement(rule, base, base, *fates(kept[rule.label], tokens))
             for rule in rules
@@ -64,23 +62,23 @@ def test_the_median_answer_is_shown_with_the_fate_of_every_step(drafter: bool) -
     shares = greedy.reshape(4, 10).mean(axis=1)
     place = int(np.argsort(shares)[2])
     assert found.prompt == f"prompt {place}"
-    said = (
-        f"{share_text(shares[place])} accepted" if drafter else f"mean R {shares[place]:.3g} nats"
-    )
-    assert found.share == said
     assert found.words == [
         target.words.get(at, f"#{at}") for at in range(10 * place, 10 * place + 10)
     ]
-    assert [title for title, _ in found.fates] == [GREEDY.title, Additive(0.3).title]
-    for rule, (_, shown) in zip((GREEDY, Additive(0.3)), found.fates, strict=True):
+    assert [title for title, _, _ in found.rules] == [GREEDY.title, Additive(0.3).title]
+    for rule, (_, said, shown) in zip((GREEDY, Additive(0.3)), found.rules, strict=True):
         for step, fate in zip(range(10 * place, 10 * place + 10), shown, strict=True):
-            wanted = "open"
+            sure = target.certificates[rule][0][step] > EPS
             if drafter:
                 judged = target.judged[rule.label]
                 wanted = "accepted" if judged.accepted[step] else "rejected"
                 wanted = "certified" if judged.certified[step] else wanted
-            within = " within" * bool(target.certificates[rule][0][step] > EPS)
-            assert FATES[int(fate)] == wanted + within
+            else:
+                wanted = "certified" if sure else "open"
+            assert FATES[int(fate)] == wanted
+        kept = sum(FATES[int(fate)] in ("accepted", "certified") for fate in shown) / 10
+        word = "accepted" if drafter else "certified"
+        assert said.startswith(f"{share_text(kept)} {word}")
 
 
 def test_a_long_prompt_ends_at_a_word() -> None:

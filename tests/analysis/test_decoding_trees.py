@@ -13,15 +13,15 @@ import pytest
 
 from analysis.decoding.metrics import LEVELS, Decoded
 from analysis.decoding.trees import entropies, judged_levels, rates, tree_runs
-from analysis.report.sections.decoding_trees import (
+from analysis.report.trees import (
     FIXED,
     LEAST,
     bound_curves,
-    entropies_table,
     marginal,
     predicted_curves,
+    tree_curves,
+    trees,
     trees_figure,
-    trees_table,
 )
 from analysis.rules import Tree
 from analysis.trees.topology import batch, sequence, symmetric, tree_tokens_per_call
@@ -161,27 +161,36 @@ def test_kl_and_entropies_stand_beside_the_tokens_that_they_bound() -> None:
     assert found.loc["GSS", "zero_order"] == pytest.approx(-sum(x * math.log(x) for x in terms))
     assert found.loc["GSS", "theorem"] == pytest.approx((math.log(100) + math.log(4)) / 0.7)
     assert found.loc["GSS", ["nodes", "tokens_per_call"]].tolist() == pytest.approx([3, 1.7])
-    assert entropies_table([replace(one, contexts=contexts[:0])], STATISTICS) is None
+    table, _ = trees([one], STATISTICS)
+    assert table is not None
+    rows = table.data.set_index("run")
+    assert rows.loc[[1, 3], "entropy"].tolist() == pytest.approx([0.7, 0.7])
+    assert rows.loc[3, "theorem"] == pytest.approx((math.log(100) + math.log(4)) / 0.7)
+    assert table.shown["nats", "H[R]"].iloc[:2].tolist() == ["0.700", "0.300"]
+    without, _ = trees([made()], STATISTICS)
+    assert without is not None
+    assert "kl" not in without.data
 
 
 def test_gains_are_drawn_over_the_gaps_that_were_decoded() -> None:
-    figure = trees_figure([made()], STATISTICS)
+    runs = [tree_runs(made(), *STATISTICS)]
+    figure, curves = trees_figure([made()], runs), tree_curves([made()], runs)
     assert figure is not None
-    added = figure.data[(figure.data["quantity"] == "added") & (figure.data["scheme"] == "GSS")]
+    added = curves[(curves["quantity"] == "added") & (curves["scheme"] == "GSS")]
     batch_ = added[added["curve"] == "batch"].set_index("kind")
     assert batch_.loc["measured", "value"].tolist() == pytest.approx([0.7, 0.0])
     # from 1 to 3 alternatives, a mean of two tokens, as of the points
     assert batch_.loc["predicted", "value"].tolist() == pytest.approx([0.65, 0.35 / 4 / 2])
-    assert set(figure.data["scheme"]) == {"GSS", "ERSS"}  # of tree-greedy there is one size
-    assert set(figure.data["setting"]) == {"T = 1"}
+    assert set(curves["scheme"]) == {"GSS", "ERSS"}  # of tree-greedy there is one size
+    assert set(curves["setting"]) == {"T = 1"}
     (legend,) = figure.drawing.legends
     drawn = {text.get_text() for text in legend.get_texts()}
-    assert drawn == {*figure.data["curve"], *figure.data["scheme"]}
+    assert drawn == {*curves["curve"], *curves["scheme"]}
 
 
 def test_the_table_has_what_was_measured_predicted_and_bounded() -> None:
     one = made()
-    table = trees_table([one], STATISTICS)
+    table, _ = trees([one], STATISTICS)
     assert table is not None
     rows = table.data.set_index("run")
     assert rows.loc[3, "acceptance"] == "0.65 0.0875 0"
@@ -191,7 +200,7 @@ def test_the_table_has_what_was_measured_predicted_and_bounded() -> None:
     assert rows["first_level"].tolist() == pytest.approx([0.7, 0.5, 0.7, 0.9, 0.8, 1.0])
     assert rows["later_levels"].isna().all()
     plain = replace(one, runs=one.runs.assign(tree=None))
-    assert trees_table([plain], STATISTICS) is trees_figure([plain], STATISTICS) is None
+    assert trees([plain], STATISTICS) == (None, None)
     # two levels: child 1 is accepted at 1 of 2 first and at 1 of 1 second levels
     chain = run("speculative", "sequence", [-1, 0])
     levels = pd.DataFrame(
@@ -199,7 +208,7 @@ def test_the_table_has_what_was_measured_predicted_and_bounded() -> None:
     )
     runs = pd.DataFrame([one.runs.iloc[0].to_dict(), chain])
     calls = one.calls[one.calls["run"] == 1]
-    found = trees_table([replace(one, runs=runs, calls=calls, levels=levels)], STATISTICS)
+    found, _ = trees([replace(one, runs=runs, calls=calls, levels=levels)], STATISTICS)
     assert found is not None
     shown = found.data.iloc[0]
     assert (shown["first_level"], shown["later_levels"]) == (0.5, 1.0)

@@ -12,14 +12,8 @@ import yaml
 
 from analysis.report import published
 from analysis.report.measured import Results, certificate_statistics, top_statistics
-from analysis.report.records import together
-from analysis.report.render import lines
-from analysis.report.sections.published import (
-    agreement_table,
-    compare,
-    numbers_table,
-    published_section,
-)
+from analysis.report.published_table import compare, outside, published_section, published_table
+from analysis.report.table import together
 from analysis.rule_config import expand
 from analysis.rules import Additive, Multiplicative, Rule, StrictGreedy, TopMAdditive, Typical
 from analysis.statistics.bootstrap import PromptBootstrap
@@ -106,7 +100,7 @@ def measured(values: dict[Rule, np.ndarray], p0: np.ndarray, eps: list[float]) -
             "certificates": pd.concat(
                 [certificate_statistics(PAPER, r, v, v, bootstrap) for r, v in whole.items()]
             ),
-            "runs": together(runs, "rule").assign(target=PAPER),
+            "runs": together(runs.items(), "rule").assign(target=PAPER),
         },
     )
 
@@ -150,24 +144,23 @@ def test_a_length_that_answers_cut_is_a_bound_and_is_not_counted() -> None:
     assert not runs.loc[least, "outside"]
     assert math.isnan(runs.loc[least, "difference"])
     assert runs["outside"].sum() == len(runs) - 1  # one token a call is certified at all others
-    shown = numbers_table(table)
-    cells = {name: texts for _, rows in lines(shown) for name, texts, _ in rows}
-    row = cells[f"Additive (t = 0.3), ε = {least:g}"]
-    assert row[0] == "≥ 50.00 [50.00, 50.00]"
-    assert row[2] == "–"
-    counts = agreement_table(table).data["5 and 6"].tolist()
-    assert counts == [f"{len(runs) - 1} of {len(runs) - 1}"]
+    cells = published_table(table).shown.droplevel([0, 1])
+    row = cells.loc[f"Additive (t = 0.3), ε = {least:g}"]
+    assert row["ours"] == "≥ 50.00 [50.00, 50.00]"
+    assert row["difference"] == "–"
+    (line,) = outside(table)
+    assert f"Tables 5 and 6 {len(runs) - 1} of {len(runs) - 1}." in line
 
 
-@pytest.mark.parametrize(("shift", "outside"), [(0.0004, False), (0.0006, True)])
-def test_the_rounding_of_print_is_no_difference(shift: float, outside: bool) -> None:
+@pytest.mark.parametrize(("shift", "differs"), [(0.0004, False), (0.0006, True)])
+def test_the_rounding_of_print_is_no_difference(shift: float, differs: bool) -> None:
     """All prompts are alike, so that intervals have no width: half a digit remains."""
     values = spread(*published.CERTIFICATES[PAPER][StrictGreedy()], top=math.log(2)) + shift
     p0 = spread(*published.TOP_PROBABILITY[PAPER][1])
     moved = measured({StrictGreedy(): values}, p0, list(published.EPS))
     table = compare(moved)
     greedy = table[table["table"] == "2"]
-    assert (greedy["outside"] == outside).all()
+    assert (greedy["outside"] == differs).all()
     np.testing.assert_allclose(greedy["difference"], shift, atol=1e-12)
 
 

@@ -4,27 +4,19 @@ from __future__ import annotations
 
 import io
 import math
+from typing import ClassVar
 
 import numpy as np
 import pandas as pd
 import pytest
 
 from analysis.report import published
-from analysis.report.escape import latex
 from analysis.report.measured import Results, certificate_statistics, top_statistics
-from analysis.report.records import Column, Table, across
-from analysis.report.render import csv_text, latex_table, lines, spans
-from analysis.report.sections.certificates import (
-    run_length_table,
-    table1,
-    table2,
-    table3,
-    table4,
-    table7,
-)
-from analysis.report.text import certificate_text, digits_text, run_text
+from analysis.report.paper_tables import run_length_table, table1, table2, table3, table4, table7
+from analysis.report.table import Table, csv_text, latex, pivoted
+from analysis.report.text import certificate_text, decimals, number_text, percent_text, run_text
 from analysis.rule_config import expand
-from analysis.rules import Rule
+from analysis.rules import Cut, Rule, TopMAdditive
 from analysis.statistics.bootstrap import PromptBootstrap
 from analysis.statistics.run_lengths import run_lengths
 from analysis.statistics.trajectories import Trajectories
@@ -86,55 +78,50 @@ def tables() -> dict[str, Table]:
     return tables_of(measure(RULES))
 
 
-def cells(table: Table, row: str, published: bool = False) -> list[str]:
-    every = {name: (ours, theirs) for _, rows in lines(table) for name, ours, theirs in rows}
-    return every[row][published]
-
-
-def test_the_renderer_lays_out_sections_orders_and_missing_cells() -> None:
-    """Rows of a frame that share section and row are one printed row; LaTeX has the same."""
-    rows = [("x", "a", "one", 1, "1.5"), ("y", "a", "one", 2, math.nan), ("x", "b", "two", 3, 4.5),
-            ("y", "c", "one", math.nan, 5.5)]  # fmt: skip
-    data = pd.DataFrame(rows, columns=["target", "rule", "part", "value", "published"])
-    columns = across(["x", "y"], [Column("n_%", "{:g}".format)])
-    told = dict.fromkeys(("name", "title", "question", "caption"), "any")
-    table = Table(**told, data=data, row="rule", columns=columns, section="part", stub="&")
-    assert lines(table) == [
-        ("one", [("a", ["1", "2"], ["1.5", ""]), ("c", ["–", "–"], ["", "5.500"])]),
-        ("two", [("b", ["3", "–"], ["4.500", ""])]),
-    ]
-    assert spans(table) == [("x", 1), ("y", 1)]
-    order = {"first": {"c": "C"}, "then": ["b", "a"], "none": ["d"]}
-    ordered = Table(**told, data=data, row="rule", columns=columns, order=order, names={"b": "B"})
-    assert [(heading, [row[0] for row in rows]) for heading, rows in lines(ordered)] == [
-        ("first", ["C"]),
-        ("then", ["B", "a"]),
-    ]
-    text = latex_table(table, "A note.").splitlines()
-    assert r"\& & n\_\% & n\_\% \\" in text
-    assert r"\quad\emph{as published} & 1.5 &  \\" in text
-    assert r"\multicolumn{3}{l}{\emph{two}} \\" in text
-    assert text[2] == r"\caption{any any A note.}"
+def test_rows_and_columns_keep_their_order_and_missing_cells_are_marked() -> None:
+    """LaTeX and HTML have the same cells; names are text."""
+    rows = [("x", "b", "1"), ("y", "b", "2"), ("x", "<a>", "3 %")]
+    data = pd.DataFrame(rows, columns=["target", "rule", "cell"]).assign(n="n_%")
+    shown = pivoted(data, "rule", ["target", "n"], data["cell"])
+    table = Table("one", "any", "A & B", data, shown.rename_axis(index="#"))
+    assert shown.index.tolist() == ["b", "<a>"]
+    assert shown.columns.tolist() == [("x", "n_%"), ("y", "n_%")]
+    text = table.latex().splitlines()
+    assert text[1:4] == [r"\caption{A \& B}", r"\label{tab:one}", r"\begin{tabular}{lrr}"]
+    assert text[5:7] == [
+        r" & x & y \\", r"\# & n\_\% & n\_\% \\",
+    ]  # fmt: skip
+    assert r"$<$a$>$ & 3 \% & -- \\" in text
+    page = table.html()
+    assert "<th>&lt;a&gt;</th>\n      <td>3 %</td>\n      <td>–</td>" in page
+    long = Table("two", "any", "any", data, pd.DataFrame({"text": [99 * "x"] * 99}))
+    assert long.html().count(99 * "x") == 99
 
 
 def test_empty_regions_and_open_certificates_are_marked(tables: dict[str, Table]) -> None:
     """The cells of the fixed study's tables are in tests/results/report.json."""
+    two = tables["table2"]
     finite = np.sort(certificates(TARGETS[1], EMPTY)[0])
     mean = (finite[np.isfinite(finite)].sum() + 210 * math.log(2)) / 280
-    expected = [digits_text(mean), "0.693*", digits_text(finite[13]), digits_text(finite[69])]
-    assert cells(tables["table2"], "Additive (t = 0.3)")[4:] == expected
-    assert "At some steps nothing can be rejected" in tables["table2"].notes[0]
-    theirs = cells(tables["table2"], "Strict greedy", published=True)
-    assert theirs[:4] == ["0.438", "0.559", "0.006", "0.160"]
+    values = two.data.groupby("statistic")["value"].agg(decimals)
+    printed = zip((mean, finite[13], finite[69]), ("mean", "p5", "p25"), strict=True)
+    expected = [number_text(value, values[name]) for value, name in printed]
+    row = two.shown.loc["Additive (t = 0.3)", TARGETS[1]]
+    assert row[["Mean", "p5", "p25"]].tolist() == expected
+    assert row["Med"] == certificate_text(math.inf, math.log(2), values["median"])
+    assert row["empty"] == "75.0 %"
+    assert "*: the ceiling" in two.caption
+    digits = decimals(tables["table3"].data["value"])
     low = np.sort(certificates(TARGETS[0], INEXACT)[0])[13]
-    assert cells(tables["table3"], "t = 0.45")[0] == digits_text(low)
-    assert any("their lower ends" in note for note in tables["table3"].notes)
+    three = tables["table3"].shown
+    assert three.loc[("Additive certificate", "t = 0.45"), TARGETS[0]] == number_text(low, digits)
+    assert "lower ends count" in tables["table3"].caption
     # a run length near the number of steps is a lower bound
     table = tables["table5"]
     data = table.data[table.data["estimator"] == "per_call"].set_index(["rule", "eps"])
     for rule in set(published.TABLE2) & set(RULES):
-        printed = next(row[1] for row in lines(table)[0][1] if row[0] == rule.title)
-        for eps, cell in zip(EPS, printed, strict=False):
+        for eps, cell in zip(EPS, table.shown.loc["Tokens per call", :].loc[rule.title],
+                             strict=True):  # fmt: skip
             row = data.loc[(rule.label, eps)]
             assert ("≥" in cell) == row["censored"]
             assert cell.startswith(f"≥ {row['value']:.2f}") or not row["censored"]
@@ -154,13 +141,10 @@ def test_csv_gives_published_values_intervals_shares_and_estimators(
         ours = data[(data["target"] == TARGETS[0]) & (data["rule"] == "greedy")]
         assert str(ours[ours[key] == row].iloc[0]["published"]) == value
         assert set(data[data["target"] == TARGETS[1]]["published"]) <= {""}
-    assert "as published" not in latex_table(tables["table6"])  # of the other target
-    sections = [heading for heading, _ in lines(tables["table5"])]  # the printed ones stand once
-    assert [heading.split(",")[0] for heading in sections] == [
-        *("tokens a call", "mean certified run", "mean certified run from a random position")
+    wordings = tables["table5"].shown.index.get_level_values(0).unique().tolist()
+    assert wordings == [
+        *("Tokens per call", "Mean certified run", "From a random position, at most 100")
     ]
-    has_published = [any(row[2] for row in rows) for _, rows in lines(tables["table5"])]
-    assert has_published == [True, False, False]
     shares = read["table2"].groupby("rule")["empty"].max().to_dict()
     assert shares == {"additive t=0.1": 0, EMPTY: 0.75, "greedy": 0, "tree m=2": 0}
     assert set(read["table6"]["estimator"]) == {"per_call", "mean_run", "random_100"}
@@ -169,12 +153,73 @@ def test_csv_gives_published_values_intervals_shares_and_estimators(
     assert set(tables["table7"].data["undefined"]) == {3}
     assert set(tables["table4"].data["rule"]) == {f"topm_additive m={m} t=0.1" for m in (2, 4)}
     only = tables_of(measure(expand([{"rule": "mars", "theta": 0.5}])))
-    assert list(only) == ["table1", "table5", "table6", "table7"]
+    assert list(only) == ["table1", "table2", "table5", "table6"]  # all that there is
+
+
+class Nameless(Rule):
+    """A user's rule whose printed name does not tell its settings apart."""
+
+    shown: ClassVar[str] = "Nameless"
+    alpha: float
+
+    def cut(self, _: object) -> Cut:
+        return Cut(slope=self.alpha, offset=0.0)
+
+
+def test_rules_of_one_printed_name_have_a_row_each() -> None:
+    found = tables_of(measure([*RULES, Nameless(alpha=0.1), Nameless(alpha=0.2)]))
+    for name in ("table2", "table3", "table5"):
+        names = found[name].shown.index.get_level_values(-1).tolist()
+        assert names.count("Nameless") == (6 if name == "table5" else 2)
+
+
+class Confident(Rule):
+    """A user's rule with a limit on ranks."""
+
+    alpha: float
+    m: int
+
+    def cut(self, _: object) -> Cut:
+        return Cut(slope=self.alpha, offset=0.0, max_rank=self.m)
+
+
+def test_a_users_rule_stands_beside_the_papers_in_every_table() -> None:
+    mine = Confident(alpha=0.3, m=4)
+    found = tables_of(measure([*RULES, mine]))
+    assert mine.title in found["table2"].shown.index
+    assert ("Own rule", mine.title) in found["table3"].shown.index
+    four = found["table4"].shown
+    assert four.index.tolist() == ["0.1", "Confident, α = 0.3"]
+    assert [four.columns[at][1] for at in range(2)] == ["m = 2", "m = 4"]
+    assert pd.isna(four.loc["Confident, α = 0.3", (TARGETS[0], "m = 2")])
+    assert four.loc["Confident, α = 0.3", (TARGETS[0], "m = 4")].startswith("0.")
+    for name in ("table5", "table6"):
+        assert mine.title in found[name].shown.index.get_level_values(1)
+    assert "table7" in found
+    assert mine.title not in found["table7"].shown.index
+
+
+def test_a_grid_of_other_values_is_shown_in_table_2() -> None:
+    """Of a family without the paper's values all values, and all rules of a study without any."""
+    some = expand([{"rule": "greedy"}, {"rule": "additive", "t": [0.15, 0.25]}])
+    others = expand([{"rule": "additive", "t": [0.15, 0.25]}, {"rule": "mars", "theta": 0.5}])
+    for rules in (some, others):
+        assert tables_of(measure(rules))["table2"].shown.index.tolist() == [
+            rule.title for rule in rules
+        ]
+    both = expand([{"rule": "additive", "t": [0.1, 0.15]}])
+    assert tables_of(measure(both))["table2"].shown.index.tolist() == ["Additive (t = 0.1)"]
+    literal = TopMAdditive(4, 0.1, "paper")
+    assert literal.title in tables_of(measure([*RULES, literal]))["table7"].shown.index
 
 
 def test_symbols_and_numbers_print_like_the_papers() -> None:
-    assert latex(RULES[1].title) == "Additive ($t=0.1$)"
-    assert latex("R > 50 %, ε₀ = 0.1–0.2*") == r"R $>$ 50 \%, $\epsilon_0=0.1$--0.2$^{*}$"
-    assert latex("+∞") == r"$+\infty$"
+    assert latex("R > 50 %, ε₀ = 0.1–0.2*") == r"R $>$ 50 \%, $\varepsilon_{0}$ = 0.1--0.2*"
+    assert latex(r"$α|{~^\}") == (
+        r"\$$\alpha$\textbar{}\{\textasciitilde{}\textasciicircum{}\textbackslash{}\}"
+    )
     assert run_text(100.004) == ">100"
     assert certificate_text(math.inf, math.log(9)) == "2.197*"
+    assert [percent_text(share) for share in (0.0, 0.0004, 0.9996, 1.0)] == [
+        *("0.0 %", "< 0.1 %", "> 99.9 %", "100.0 %")
+    ]

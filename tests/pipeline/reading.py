@@ -1,4 +1,4 @@
-"""What a reader of a report's pages sees: their text, a table's rows as in Markdown."""
+"""What a reader of a report's page sees: its text, a table's rows as in Markdown."""
 
 from __future__ import annotations
 
@@ -37,17 +37,23 @@ class _Reader(HTMLParser):
 
 
 def page_text(report: Path) -> str:
-    """The text of a report's pages, line by line; a row of a table as ``| a | b |``."""
+    """The text of a report's page, line by line; a row of a table as ``| a | b |``."""
     reader = _Reader()
-    for name in ("index.html", "tables.html", "timings/tables.html"):
-        if (report / name).is_file():
-            reader.feed((report / name).read_text(encoding="utf-8"))
+    reader.feed((report / "index.html").read_text(encoding="utf-8"))
     lines = re.sub(r"\n\s*\n+", "\n", "".join(reader.text)).splitlines()
     return "\n".join(line.strip() for line in lines)
 
 
-def page_links(page: Path) -> list[str]:
-    """The files that a page links or shows."""
+def page_links(report: Path) -> list[str]:
+    """What a report's page links or shows besides itself."""
     reader = _Reader()
-    reader.feed(page.read_text(encoding="utf-8"))
+    reader.feed((report / "index.html").read_text(encoding="utf-8"))
     return [link for link in reader.links if not link.startswith(("#", "data:"))]
+
+
+def unnamed(report: Path) -> list[str]:
+    """The tables and figures of a report that its page does not name."""
+    page = page_text(report)
+    files = [*report.rglob("tables/*"), *report.rglob("figures/*")]
+    names = {path.relative_to(report).with_suffix("").as_posix() for path in files}
+    return [name for name in sorted(names) if name not in page]

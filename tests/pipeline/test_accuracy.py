@@ -13,8 +13,7 @@ import pytest
 import torch
 
 from analysis.decoding import answers
-from analysis.report.records import Section, Table
-from analysis.report.render import files, lines
+from analysis.report.accuracy import accuracy_sections
 from pipeline import harness_tasks
 from pipeline.decoding.decoded import read_answered
 from pipeline.errors import PipelineError
@@ -22,7 +21,6 @@ from pipeline.models.load import load_tokenizer
 from pipeline.models.prompt_tokens import chat_text, encode
 from pipeline.stage import Artifact, Task
 from pipeline.stages import accuracy
-from pipeline.stages.report.compute import answer_sections
 from pipeline.stages.report.sources import report_spec
 from pipeline.store import Store
 from pipeline.study import Study
@@ -345,33 +343,25 @@ def test_the_report_has_a_section_only_once_the_answers_are_there(
     assert without.settings["margin"] is None
 
 
-def _tables(part: Section) -> dict[str, Table]:
-    return {item.name: item for item in part.shown if isinstance(item, Table)}
-
-
-def test_the_section_shows_losses_tasks_and_differing_answers(
+def test_the_section_shows_accuracy_by_task_and_what_the_clock_says_apart(
     place: Path, made: tuple[Task, Artifact]
 ) -> None:
     (task,) = study(place, stage="report").tasks["report"]
-    part, timed = answer_sections(report_spec(task), [made[1]])
-    assert "methods that must not change answers changed none." in part.paragraphs[0]
-    losses = _tables(part)["accuracy_losses"]
-    [(_, rows)] = lines(losses)
-    headings = [column.heading for column in losses.columns]
-    printed = {name: dict(zip(headings, cells, strict=True)) for name, cells, _ in rows}
-    assert printed["Autoregressive"]["lost and won"] == "–"
-    strict = printed["Strict greedy"]
-    assert [strict[name] for name in ("lost and won", "changed", "nats given up")] == [
-        "0 and 0", "0 %", "0",
+    one, statistics = read_answered("wide", made[1]), report_spec(task).statistics
+    table = answers.accuracy(one, *statistics, 0.05)
+    part, timed = accuracy_sections("narrow", [one], [table], 0.05, statistics.confidence)
+    assert "methods that must not change answers changed none." in part.notes[0]
+    [found] = part.items
+    shown = found.shown.loc["all"]
+    assert set(shown.loc["Autoregressive", "lost, won"]) == {"–"}
+    strict = shown.loc["Strict greedy"]
+    assert [strict[name] for name in ("lost, won", "changed", "nats given up")] == [
+        "0, 0", "0.0 %", "0.0000",
     ]  # fmt: skip
-    assert printed["Additive (t = 0.6)"]["changed"] not in ("0 %", "–")
-    contents = dict(content for item in part.shown for content in files(item))
-    csv = contents["tables/accuracy_differing.csv"].decode()
-    assert all(text in csv for text in answers.differing(read_answered("wide", made[1]))["answer"])
-    # what depends on the clock is apart
+    assert shown.loc["Additive (t = 0.6)", "changed"] not in ("0.0 %", "–")
+    assert set(found.shown.index.get_level_values(0)) == {*found.data["task"]}
     assert (part.timed, timed.timed) == (False, True)
-    assert not any(b"speedup" in text or b"seconds" in text
-                   for name, text in contents.items() if name.endswith(".csv"))  # fmt: skip
+    assert not any("speedup" in name or "seconds" in name for name in found.data)
 
 
 def test_answers_are_read_again_by_the_target(place: Path, made: tuple[Task, Artifact]) -> None:

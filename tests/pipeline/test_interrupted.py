@@ -184,7 +184,7 @@ def test_a_full_disk_is_one_line_and_leaves_nothing_half_written(
     write, written = shards.write_checked, list[Path]()
 
     def full_artifact(_: Task, inputs: Inputs, out: Out) -> None:
-        name = "tables.html" if stage == "report" else "data.parquet"
+        name = "index.html" if stage == "report" else "data.parquet"
         (out.directory / name).symlink_to(FULL)
         task.stage.compute(task, inputs, out)
 

@@ -98,9 +98,9 @@ def test_tables_1_to_6_and_figures_1_to_5(fetched: Fetched) -> None:
     table = pd.read_csv(place / "tables/table1.csv")
     assert {"Qwen3-1.7B", "Qwen3-4B"} <= set(table.to_numpy().ravel()) | set(table.columns)
     for at in range(1, 6):
-        for suffix in ("csv", "pdf", "png"):
+        for suffix in ("pdf", "png"):
             assert (place / f"figures/figure{at}.{suffix}").stat().st_size
-    page = (place / "tables.html").read_text(encoding="utf-8")
+    page = (place / "index.html").read_text(encoding="utf-8")
     names = [f"Table {at}" for at in range(1, 7)] + [f"Figure {at}" for at in range(1, 6)]
     assert all(name in page for name in names)
 

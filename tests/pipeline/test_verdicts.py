@@ -8,15 +8,13 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from analysis.acceptance.verdict import DO_NOT, OPEN
+from analysis.acceptance.verdict import DO_NOT, OPEN, advise, engines
 from analysis.decoding.answers import Answered, accuracy, losses
 from analysis.decoding.speed import speed
 from analysis.rules import Additive, StrictGreedy
-from analysis.statistics.bootstrap import Resampling
 from pipeline import solve
 from pipeline.decoding.decoded import read_decoded
 from pipeline.paths import ROOT
-from pipeline.stages.report.page import verdict
 from pipeline.study import Study
 from tests import methods
 from tests.conftest import SmallStudy
@@ -74,15 +72,9 @@ def test_random_models_are_not_to_be_drafted_for(tmp_path: Path) -> None:
     )
     (made,) = study.make("decoding")
     decoded, statistics = read_decoded("wide", "other", made), (50, 0.95, 0)
-    found = verdict(
-        decoded,
-        speed(decoded, *statistics),
-        answers=None,
-        statistics=Resampling(*statistics),
-        margin=0.05,
-        command="",
-    )
-    assert found.run is not None
+    engine = engines(decoded.runs, head=False, match="latest")
+    found = advise("wide", "other", speed(decoded, *statistics).assign(engine=engine))
+    assert [own["engine"] for own in found.drafters] == ["vLLM, llama.cpp"]
     assert found.outcome in (DO_NOT, OPEN)  # OPEN where the machine was disturbed
 
 

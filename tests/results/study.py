@@ -89,6 +89,7 @@ class FixedStudy:
         """Compute a stage; return its tables by file and column, and its texts by lines."""
         with (
             patch("analysis.report.style.render", return_value=b""),  # slow, and not compared
+            patch("pipeline.stages.report.page.embedded", return_value=""),
             redirect_stdout(StringIO()),
         ):
             made = [self.study.store.get(task) for task in self.study.tasks[stage]]

@@ -124,7 +124,7 @@ def summary(task: Task, artifact: Artifact) -> list[Json]:
 
 STAGE = Stage(
     name="report",
-    version=39,
+    version=40,
     upstream=UPSTREAM,
     tables={},
     plan=plan,

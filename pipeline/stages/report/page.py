@@ -1,146 +1,132 @@
-"""Puts the page together: the verdict, an answer in colours, and the list of the files beside it.
+"""Puts the page together: one file that needs no other, and the verdict as text beside it.
 
-The page is one file, the report as people look at it. Template and style lie in `web/`.
+Template and style lie in `web/`.
 """
 
 from __future__ import annotations
 
+import base64
+import io
 import re
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import jinja2
 import pandas as pd
+from PIL import Image
 
-from analysis.acceptance.verdict import Advice, Run, advice_text, advise, drafter_in_words
-from analysis.decoding.answers import accuracy, losses
-from analysis.decoding.metrics import Decoded
+from analysis.acceptance.verdict import Advice, advise, engines
+from analysis.decoding.answers import losses
 from analysis.decoding.speed import signs_of_load
 from analysis.report.answer import EPS, FATES, median_answer
+from analysis.report.first_screen import (
+    costs,
+    methods_table,
+    relax_table,
+    settings_table,
+    verdict_text,
+)
 from analysis.report.log_advice import log_advice
-from analysis.report.records import Section, Table
-from analysis.report.render import PUBLISHED, anchor, caption, label_width, lines, names, spans
-from analysis.report.text import FORMATS, UNDEFINED
-from analysis.statistics.bootstrap import FEW_PROMPTS, Resampling
-from pipeline.decoding.decoded import read_answered
-from pipeline.stage import Artifact
-from pipeline.stages.report.setups import introduction, setup
+from analysis.report.table import Section, Table
+from analysis.report.text import few_notes
+from pipeline.stages.report.setups import introduction, machine, setup
 from pipeline.stages.report.sources import Measured
 from pipeline.store import VERDICT
+from pipeline.stored import read_distributions
 
 WEB = Path(__file__).parent / "web"
-MARGIN = 0.05  # where the study was not asked for another: the loss of accuracy that matters
-Row = dict[str, str]
+COLOURS = 64  # of a figure on the page
+BARS = "margins"  # the figure that stands before the answers
 
 
-def page_files(measured: Measured, sections: Sequence[Section], study: str) -> dict[str, bytes]:
-    """Return the page, one file that needs no other and no network, and the files beside it.
-
-    That is the verdict as text, and plain pages of all tables and figures.
+def page_files(
+    measured: Measured, sections: Sequence[Section], study: str, files: Mapping[str, bytes]
+) -> dict[str, bytes]:
+    """Return the page, the verdict as text, and the files of the page's own tables.
 
     Args:
         measured: of all targets.
         sections: all tables and figures by section, those beside the published last.
         study: its name on the command line.
+        files: of the sections, by path.
     """
     spec, sources, targets = measured.spec, measured.sources, measured.targets
-    results, timed = measured.results, bool(measured.decoded)
+    results = measured.results
+    pairs = zip(measured.answered, measured.accuracies, strict=True)
+    scores = {answered.target: losses(table) for answered, table in pairs}
+    advice = advised(measured, scores, study)
+    methods = methods_table(advice, results)
+    tried = [rule for speeds in measured.speeds for rule in speeds["rule"].dropna()]
+    relax = relax_table(results, tried, scores)
+    dists = [read_distributions(source.distributions.artifact) for source in sources]
+    settings = settings_table(results, targets, dists)
+    bars = [item for section in sections for item in section.items if item.name == BARS]
     setups = {
         target.label: setup(target, source) for target, source in zip(targets, sources, strict=True)
     }
-    advice = verdicts_of(measured, study)
-    if "log" in sources[0].distributions.task.settings:
-        advice = [log_advice(own, target) for own, target in zip(advice, targets, strict=True)]
-    methods = [[method_row(run, str(spec.drafter)) for run in own.drafters] for own in advice]
-    table = method_table(results.targets, methods)
-    text_of_verdict = advice_text(advice) + (f"\n{table}\n" if table else "")
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(WEB), autoescape=True, undefined=jinja2.StrictUndefined
     )
-    environment.filters["whole"] = whole
-    css = (WEB / "page.css").read_text(encoding="utf-8")
-    environment.globals |= {"lines": lines, "spans": spans, "as_published": PUBLISHED}
-    environment.globals |= {"anchor": anchor, "caption": caption, "widest": label_width}
-    environment.globals |= {"files_of": names, "few_prompts": FEW_PROMPTS}
-    environment.globals |= {"study": spec.study, "note": spec.note, "css": css}
-    opening = introduction(setups, spec)
-    logged = [x for x in sources if "log" in x.distributions.task.settings]
-    shown = {
-        "drafter": results.drafter,
-        "targets": results.targets,
-        "advice": advice,
-        "methods": methods,
-        "answers": [median_answer(target) for target in targets],
-        "fates": FATES,
-        "eps": EPS,
-        "confidence": 100 * spec.statistics.confidence,
-        "steps": [len(target.tokens) for target in targets],
-        "prompts": [target.bootstrap.count for target in targets],
-        "soundness": [source.acceptance.artifact.facts for source in sources if source.acceptance],
-        "log": [source.distributions.artifact.facts["log"] for source in logged],
-        "sections": sections,
-        "introduction": opening,
-        "setups": setups,
-        "settings": dict.fromkeys(name for facts in setups.values() for name in facts),
-    }
-    text = environment.get_template("page.html").render(page=shown)
-    files = {"index.html": text, VERDICT: text_of_verdict}
-    for place in ("", "timings/"):
-        if placed := [section for section in sections if section.place == place]:
-            shown_here = [item for section in placed for item in section.shown]
-            tables = [item for item in shown_here if isinstance(item, Table)]
-            files[f"{place}tables.html"] = environment.get_template("tables.html").render(
-                sections=placed,
-                introduction=opening,
-                shared=shared_notes(tables),
-                timed=timed,
-                place=place,
-            )
-    return {name: content.encode() for name, content in files.items()}
+    environment.filters |= {"whole": whole}
+    environment.globals["embedded"] = lambda path: embedded(files[path])
+    environment.tests["table"] = lambda item: isinstance(item, Table)
+    timed = [source.decoding or source.distributions for source in sources]
+    page = environment.get_template("page.html").render(
+        css=(WEB / "page.css").read_text(encoding="utf-8"),
+        spec=spec,
+        targets=targets,
+        advice=advice,
+        methods=methods,
+        costs=list(map(costs, measured.decoded, measured.speeds)),
+        few=few_notes(target.bootstrap.count for target in targets),
+        machine=dict.fromkeys(machine(source.artifact) for source in timed),
+        soundness=[source.acceptance.artifact.facts for source in sources if source.acceptance],
+        relax=relax,
+        bars=bars,
+        answers=[median_answer(target) for target in targets],
+        fates=FATES,
+        eps=EPS,
+        settings=settings,
+        sections=sections,
+        introduction=introduction(setups, spec),
+        setups=setups,
+        facts=dict.fromkeys(name for facts in setups.values() for name in facts),
+    )
+    text = verdict_text(advice, methods)
+    own = {"index.html": page.encode(), VERDICT: text.encode()}
+    for place, table in (("timings/", methods), ("", relax), ("", settings)):
+        if table is not None:
+            own |= {f"{place}{path}": content for path, content in table.files().items()}
+    return own
 
 
-def method_row(run: Run, drafter: str) -> Row:
-    """Return a drafter's row of the table of methods: one method, and all its numbers.
-
-    Args:
-        run: one of `Advice.drafters`.
-        drafter: printed name of the study's drafter.
-    """
-    tokens = (run[f"tokens_per_call{end}"] for end in ("", "_ci_low", "_ci_high"))
-    value, low, high = (100 * run[f"rate{end}"] for end in ("", "_ci_low", "_ci_high"))
-    rate = f"{value:.1f} %" + (f" [{low:.1f}, {high:.1f}]" if low < high else "")
-    return {
-        "name": drafter_in_words(run, drafter),
-        "answer": run["answer"],
-        "speed": FORMATS["times"](run["speedup"], run["ci_low"], run["ci_high"]),
-        "tokens": FORMATS["interval"](*tokens),
-        "rate": UNDEFINED if pd.isna(value) else rate,
-        "length": str(run["draft_length"]),
-    }
-
-
-def method_table(targets: Sequence[str], methods: Sequence[Sequence[Row]]) -> str:
-    """Return the table of methods as a Markdown table to paste; empty without rows.
-
-    Args:
-        targets: printed names.
-        methods: by target, rows of `method_row`.
-    """
-    rows = [
-        f"| {target} | {row['name']} | {row['length']} | {row['answer']} | {row['speed']} "
-        f"| {row['tokens']} | {row['rate']} |"
-        for target, of_target in zip(targets, methods, strict=True)
-        for row in of_target
-    ]
-    head = "| target | drafter | γ | faster | times as fast | tokens a call | drafts accepted |"
-    return "\n".join([head, "|---" * 7 + "|", *rows]) if rows else ""
+def advised(measured: Measured, scores: Mapping[str, pd.DataFrame], study: str) -> list[Advice]:
+    """Return the verdict on every target of a study, given by its name on the command line."""
+    found = []
+    for at, (source, target) in enumerate(zip(measured.sources, measured.targets, strict=True)):
+        label, speeds, busy = source.label, None, list[str]()
+        if source.decoding is not None:
+            task = source.decoding.task
+            head = any(model.head is not None for model in task.runtime.models)
+            engine = engines(measured.decoded[at].runs, head, task.settings["lookup_match"])
+            speeds = measured.speeds[at].assign(engine=engine)
+            busy = signs_of_load(speeds)
+        advice = advise(
+            *(label, measured.spec.drafter or "", speeds, scores.get(label), measured.margin),
+            busy=busy,
+            command=f"python -m pipeline study={study}",
+        )
+        logged = "log" in source.distributions.task.settings
+        found.append(log_advice(advice, target) if logged else advice)
+    return found
 
 
-def shared_notes(tables: Iterable[Table]) -> list[str]:
-    """Return the notes that stand below more than one table, in the order of their appearance."""
-    counts = Counter(note for table in tables for note in dict.fromkeys(table.notes))
-    return [note for note, count in counts.items() if count > 1]
+def embedded(picture: bytes) -> str:
+    """Return the address of a picture that is part of the page, in few colours."""
+    image = Image.open(io.BytesIO(picture)).convert("RGB")
+    small = io.BytesIO()
+    image.quantize(COLOURS, dither=Image.Dither.NONE).save(small, "png", optimize=True)
+    return f"data:image/png;base64,{base64.b64encode(small.getvalue()).decode()}"
 
 
 def whole(text: str) -> str:
@@ -151,59 +137,3 @@ def whole(text: str) -> str:
     """
     text = text.replace(" = ", "\u00a0=\u00a0").replace(" %", "\u00a0%")
     return re.sub(r"\[[^]]*\]", lambda bracket: bracket[0].replace(" ", "\u00a0"), text)
-
-
-def verdicts_of(measured: Measured, study: str) -> list[Advice]:
-    """Return the verdict on every target of a study, given by its name on the command line."""
-    spec, sources = measured.spec, measured.sources
-    command = f"python -m pipeline study={study}"
-    if not measured.decoded:
-        return [
-            advise(target.label, spec.drafter or "", None, command=command) for target in sources
-        ]
-    margin = MARGIN if spec.margin is None else spec.margin
-    return [
-        verdict(
-            decoded,
-            speeds,
-            answers=None if target.accuracy is None else target.accuracy.artifact,
-            statistics=spec.statistics,
-            margin=margin,
-            command=command,
-        )
-        for decoded, speeds, target in zip(measured.decoded, measured.speeds, sources, strict=True)
-    ]
-
-
-def verdict(
-    decoded: Decoded,
-    speeds: pd.DataFrame,
-    *,
-    answers: Artifact | None,
-    statistics: Resampling,
-    margin: float,
-    command: str,
-) -> Advice:
-    """Return the verdict on a target that was decoded.
-
-    Args:
-        decoded: its answers and calls.
-        speeds: their table of `speed`.
-        answers: of stage accuracy; None where it was not run.
-        statistics: of the bootstrap.
-        margin: the loss of accuracy that matters.
-        command: that runs the study, up to a stage's name.
-    """
-    scores = None
-    if answers is not None:
-        answered = read_answered(decoded.target, answers)
-        scores = losses(accuracy(answered, *statistics, margin))
-    return advise(
-        decoded.target,
-        decoded.drafter,
-        speeds,
-        answers=scores,
-        margin=margin,
-        busy=signs_of_load(speeds),
-        command=command,
-    )

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
+from analysis.decoding.answers import Answered
 from analysis.decoding.metrics import Decoded
 from analysis.report.measured import Results, Target
 from analysis.rules import Rule
@@ -64,7 +65,11 @@ class Sources:
 
 @dataclass(frozen=True)
 class Measured:
-    """The content of a report: targets, their sources and statistics, and their decoded answers."""
+    """The content of a report: targets, their sources and statistics, and their answers.
+
+    Each of `decoded`, `speeds`, `answered` and `accuracies` is empty where its stage was not run.
+    `margin` is the loss of accuracy that matters.
+    """
 
     spec: ReportSpec
     sources: Sequence[Sources]
@@ -72,6 +77,9 @@ class Measured:
     results: Results
     decoded: Sequence[Decoded]
     speeds: Sequence[pd.DataFrame]
+    answered: Sequence[Answered]
+    accuracies: Sequence[pd.DataFrame]
+    margin: float
 
 
 def by_target(task: Task, inputs: Inputs) -> list[Sources]:

@@ -1,7 +1,7 @@
-"""Draft trees in the report: predicted, measured and bounded tokens of a call.
+"""Draft trees: predicted, measured and bounded tokens per call.
 
 The figure is after Figures 3 and 4 of arXiv 2504.15475: one row for each target and temperature,
-with GSS and ERSS on one axis; left the tokens of a call, right the gain of one more drafted token.
+with GSS and ERSS on one axis; left the tokens per call, right the gain of one more drafted token.
 """
 
 from __future__ import annotations
@@ -13,93 +13,112 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure as Drawing
 from matplotlib.lines import Line2D
 
-from ...acceptance.summary import RACES, RACES_LOWER, SPECULATIVE
-from ...decoding.metrics import Decoded
-from ...decoding.trees import ERSS, GREEDY, GSS, SHAPES, entropies, rates, tree_runs
-from ...statistics.bootstrap import Resampling
-from ...trees.acceptance import least_residual_upper, residual_upper
-from ...trees.optimal import best_trees
-from ...trees.topology import Floats, batch, sequence, spec_infer, symmetric, tree_tokens_per_call
-from ..measured import Results
-from ..records import Figure, Table, worded
-from ..style import BLACK, GREY, LINES, error_bars, grid, legend, logarithmic, styled
+from ..decoding.metrics import Decoded
+from ..decoding.trees import ERSS, GREEDY, GSS, SHAPES, entropies, rates, tree_runs
+from ..statistics.bootstrap import Resampling
+from ..trees.acceptance import least_residual_upper, residual_upper
+from ..trees.optimal import best_trees
+from ..trees.topology import Floats, batch, sequence, spec_infer, symmetric, tree_tokens_per_call
+from .style import BLACK, GREY, LINES, error_bars, grid, legend, logarithmic, styled
+from .table import Figure, Table, indexed
+from .text import interval_text, number_text, percent_text
 
-Curve = tuple[Floats, Floats]  # drafted tokens, tokens a call
+Curve = tuple[Floats, Floats]  # drafted tokens, tokens per call
 COLOURS = {name: colour for name, (colour, _) in zip(SHAPES.values(), LINES, strict=False)}
 FIXED, LEAST = "Lemma 4.3, m of the largest k", "Lemma 4.3, best m"
 BOUNDS = {LEAST: 1.6, FIXED: 0.7}  # widths of lines
-QUANTITIES = {"tokens": "tokens a call", "added": "added by a token"}
+QUANTITIES = {"tokens": "tokens per call", "added": "added by a token"}
 COLUMNS = ["scheme", "curve", "kind", "drafted", "value", "ci_low", "ci_high"]
 STYLES = {GSS: ("o", (0, ())), ERSS: ("^", (0, (4, 2))), GREEDY: ("s", (0, ()))}
-FIRST_DRAFT = {  # schemes of stage acceptance, as Lemma C.1 names them
-    SPECULATIVE: "1 − TV(p, q)",
-    RACES: "First acceptance of exponential races",
-    RACES_LOWER: "Harmonic mean",
-}
 APART = {GSS: 0.97, ERSS: 1.03, GREEDY: 1.0}  # points at equal sizes do not hide each other
+ENTROPIES = ("kl", "entropy", "entropy_upper", "theorem")  # of a scheme
 
 
-def trees_table(decoded: Sequence[Decoded], statistics: Resampling) -> Table | None:
-    """Return the measured and predicted tokens a call of every tree; None without trees."""
-    data = concat_targets(decoded, [_trees(pair, statistics) for pair in decoded])
+def trees(decoded: Sequence[Decoded], statistics: Resampling) -> tuple[Table | None, Figure | None]:
+    """Return the table and the figure of the methods that drafted trees; None without any."""
+    runs = [tree_runs(pair, *statistics) for pair in decoded]
+    table = trees_table(decoded, runs, statistics)
+    return table, trees_figure(decoded, runs)
+
+
+def trees_table(
+    decoded: Sequence[Decoded], runs: Sequence[pd.DataFrame], statistics: Resampling
+) -> Table | None:
+    """Return the measured and predicted tokens per call of every tree; None without trees.
+
+    Args:
+        decoded: of every target.
+        runs: their `analysis.decoding.trees.tree_runs`.
+        statistics: of the bootstrap.
+    """
+    frames = []
+    for pair, table in zip(decoded, runs, strict=True):
+        frame = _trees(pair, table)
+        if len(frame) and len(pair.contexts):
+            found = entropies(pair, table, *statistics)
+            if len(found):
+                frame = frame.join(found.set_index("group")[[*ENTROPIES]], on="group")
+        frames.append(frame.assign(target=pair.target))
+    data = pd.concat(frames, ignore_index=True)
     if data.empty:
         return None
-    return Table(**worded("decoding_trees"), data=data)
-
-
-def entropies_table(decoded: Sequence[Decoded], statistics: Resampling) -> Table | None:
-    """KL, H[R], their bounds and the tokens they bound; None where no tree was drawn."""
-    frames = [entropies(pair, tree_runs(pair, *statistics), *statistics) for pair in decoded]
-    data = concat_targets(decoded, frames)
-    return None if data.empty else Table(**worded("decoding_entropies"), data=data)
-
-
-def races_table(decoded: Sequence[Decoded], results: Results) -> Table | None:
-    """The numbers of Lemma C.1 at the steps of stage acceptance; None where no tree was drawn."""
-    if not any(len(pair.contexts) for pair in decoded):
-        return None
-    frame = results.select("acceptance", rule=[*FIRST_DRAFT])
-    if frame.empty:
-        return None
-    return results.table(
-        "races", frame, order={"": FIRST_DRAFT}, temperature=results.facts["sampled"]
+    ends = data[["tokens_per_call", "ci_low", "ci_high"]].to_numpy().tolist()
+    columns: dict[Any, Any] = {
+        ("", "T"): [f"{temperature:g}" for temperature in data["temperature"]],
+        ("", "nodes"): list(map(str, data["nodes"])),
+        ("", "levels"): list(map(str, data["levels"])),
+        ("τ", "measured"): [interval_text(*of) for of in ends],
+        ("τ", "predicted"): [number_text(value) for value in data["predicted"]],
+        ("τ", "bound"): [number_text(value) for value in data["bound"]],
+        ("levels", "first"): [percent_text(share) for share in data["first_level"]],
+        ("levels", "later"): [percent_text(share) for share in data["later_levels"]],
+        ("", "R"): data["acceptance"],
+    }
+    if "kl" in data:
+        heads = {"kl": "KL", "entropy": "H[R]", "entropy_upper": "at most (8)"}
+        for name, head in heads.items():
+            columns["nats", head] = [number_text(value, 3) for value in data[name]]
+        columns["nats", "τ (5)"] = [number_text(value) for value in data["theorem"]]
+    return Table(
+        "decoding_trees",
+        "Trees",
+        "Draft trees. τ: tokens per call that drafted the whole tree; predicted from R(i), the "
+        "share of levels that accepted their child i; bounded by Lemma 4.3 of arXiv 2504.15475. "
+        "Levels that accepted a child: first and later ones. KL ≤ H[R] ≤ (8), and the bound (5) on "
+        "τ of the largest tree.",
+        data,
+        indexed(data, columns),
     )
 
 
-def concat_targets(decoded: Sequence[Decoded], frames: Sequence[pd.DataFrame]) -> pd.DataFrame:
-    """Return the frames of all targets as one frame, with the target's printed name."""
-    return pd.concat(
-        [frame.assign(target=pair.target) for pair, frame in zip(decoded, frames, strict=True)],
-        ignore_index=True,
-    )
-
-
-def _trees(pair: Decoded, statistics: Resampling) -> pd.DataFrame:
+def _trees(pair: Decoded, table: pd.DataFrame) -> pd.DataFrame:
     """Return a row for each run that drafted trees."""
-    table = tree_runs(pair, *statistics)
     acceptance = {group: rates(pair, table, group) for group in table["group"].unique()}
-    table["bound"] = [
-        math.nan
-        if shape == SHAPES["dynamic"]
-        else least_residual_upper(acceptance[group], int(nodes), tight=True)[1]
-        for group, nodes, shape in table[["group", "nodes", "shape"]].to_numpy()
-    ]
-    table["acceptance"] = [
-        " ".join(f"{rate:.3g}" for rate in acceptance[group]) for group in table["group"]
-    ]
+    table = table.assign(
+        bound=[
+            math.nan
+            if shape == SHAPES["dynamic"]
+            else least_residual_upper(acceptance[group], int(nodes), tight=True)[1]
+            for group, nodes, shape in table[["group", "nodes", "shape"]].to_numpy()
+        ],
+        acceptance=[
+            " ".join(f"{rate:.3g}" for rate in acceptance[group]) for group in table["group"]
+        ],
+    )
     return table[table["run"].map(pair.of_trees).astype(bool)]
 
 
 def predicted_curves(acceptance: Floats, largest: int) -> dict[str, Curve]:
-    """Return the zero-order tokens a call of every shape, over drafted tokens.
+    """Return the zero-order tokens per call of every shape, over drafted tokens.
 
     Args:
         acceptance: (J,) R over sibling indices.
         largest: largest number of drafted tokens.
     """
-    makers: dict[str, Callable[[int], object]] = {
+    makers: dict[str, Callable[[int], Any]] = {
         "sequence": sequence,
         "batch": batch,
         "spec_infer": spec_infer,
@@ -110,9 +129,9 @@ def predicted_curves(acceptance: Floats, largest: int) -> dict[str, Curve]:
         points = []
         for size in range(1, largest + 1):
             tree = make(size)
-            if len(tree) > largest or max(tree.siblings) > len(acceptance):  # type: ignore[arg-type, attr-defined]
+            if len(tree) > largest or max(tree.siblings) > len(acceptance):
                 break
-            points.append((len(tree), tree_tokens_per_call(tree, acceptance)))  # type: ignore[arg-type]
+            points.append((len(tree), tree_tokens_per_call(tree, acceptance)))
         if points:
             curves[SHAPES[name]] = _curve(points)
     best = best_trees(acceptance, largest)[0]
@@ -122,7 +141,7 @@ def predicted_curves(acceptance: Floats, largest: int) -> dict[str, Curve]:
 
 
 def bound_curves(acceptance: Floats, largest: int) -> dict[str, Curve]:
-    """Return the bounds of Lemma 4.3 on the zero-order tokens a call, over drafted tokens."""
+    """Return the bounds of Lemma 4.3 on the zero-order tokens per call, over drafted tokens."""
     sizes = range(1, largest + 1)
     m = least_residual_upper(acceptance, largest)[0]
     curves = {LEAST: [(k, least_residual_upper(acceptance, k)[1]) for k in sizes]}
@@ -131,44 +150,59 @@ def bound_curves(acceptance: Floats, largest: int) -> dict[str, Curve]:
     return {name: _curve(points) for name, points in curves.items()}
 
 
-@styled
-def trees_figure(decoded: Sequence[Decoded], statistics: Resampling) -> Figure | None:
-    """Draw tokens a call, and the gain of one more drafted token, over drafted tokens.
+def trees_figure(decoded: Sequence[Decoded], runs: Sequence[pd.DataFrame]) -> Figure | None:
+    """Draw tokens per call, and the gain of one more drafted token, over drafted tokens.
 
     None where no method drafted trees, or all drafts of a temperature have one size.
     """
-    drawn = []
-    for pair in decoded:
-        table = tree_runs(pair, *statistics)
-        trees = table[table["run"].map(pair.of_trees).astype(bool)]
-        for setting in trees["setting"].unique():
-            runs = table[table["setting"] == setting]
-            if runs["nodes"].min() < runs["nodes"].max():
-                curves = _curves(pair, table, runs)
-                drawn.append(curves.assign(target=pair.target, setting=setting))
-    if not drawn:
+    curves = tree_curves(decoded, runs)
+    if curves.empty:
         return None
-    drawing, axes = grid(len(drawn), list(QUANTITIES.values()))
-    for row, curves in zip(axes, drawn, strict=True):
-        for axis, quantity in zip(row, QUANTITIES, strict=True):
-            target, setting = curves[["target", "setting"]].iloc[0]
-            axis.set_title(f"{target}, {setting}:\n{QUANTITIES[quantity]}")
-            axis.set(xlabel="drafted tokens", ylabel=QUANTITIES[quantity])
-            _draw(axis, curves[curves["quantity"] == quantity])
-        for axis, name in ((row[0], "x"), (row[1], "x"), (row[1], "y")):
-            logarithmic(axis, name)
-        row[1].set_xlim(row[0].get_xlim())
-    data = pd.concat(drawn, ignore_index=True)
-    legend(drawing, [], columns=3, keys=_keys(data))
-    return Figure(**worded("decoding_trees_figure"), data=data, drawing=drawing)
+
+    @styled
+    def draw() -> Drawing:
+        groups = list(curves.groupby(["target", "setting"], sort=False))
+        drawing, axes = grid(len(groups), list(QUANTITIES.values()))
+        for row, (key, of_setting) in zip(axes, groups, strict=True):
+            for axis, quantity in zip(row, QUANTITIES, strict=True):
+                axis.set_title(f"{', '.join(map(str, key))}:\n{QUANTITIES[quantity]}")
+                axis.set(xlabel="drafted tokens", ylabel=QUANTITIES[quantity])
+                _draw(axis, of_setting[of_setting["quantity"] == quantity])
+            for axis, name in ((row[0], "x"), (row[1], "x"), (row[1], "y")):
+                logarithmic(axis, name)
+            row[1].set_xlim(row[0].get_xlim())
+        legend(drawing, [], columns=3, keys=_keys(curves))
+        return drawing
+
+    return Figure(
+        "decoding_trees",
+        "Tokens per call over drafted tokens, and what one more adds",
+        "After Figures 3 and 4 of arXiv 2504.15475. Points: measured, with intervals over prompts. "
+        "Lines: predicted from R, levels independent. Grey: the bounds of Lemma 4.3 on this "
+        "prediction; measured values exceed it where acceptance comes in stretches. Gains of 0 or "
+        "less lie at the lower edge.",
+        draw,
+    )
 
 
-def _curves(pair: Decoded, table: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
-    """Return the points and curves of a setting: `COLUMNS` and quantity.
+def tree_curves(decoded: Sequence[Decoded], runs: Sequence[pd.DataFrame]) -> pd.DataFrame:
+    """Return what `trees_figure` draws: `COLUMNS`, quantity, target and setting; empty if nothing.
 
     Gains are means over the drafted tokens between two sizes. Predictions and bounds have the gaps
     between the sizes that were decoded, as the points beside them.
     """
+    drawn = []
+    for pair, table in zip(decoded, runs, strict=True):
+        of_trees = table[table["run"].map(pair.of_trees).astype(bool)]
+        for setting in of_trees["setting"].unique():
+            members = table[table["setting"] == setting]
+            if members["nodes"].min() < members["nodes"].max():
+                curves = _curves(pair, table, members)
+                drawn.append(curves.assign(target=pair.target, setting=setting))
+    return pd.concat(drawn, ignore_index=True) if drawn else pd.DataFrame()
+
+
+def _curves(pair: Decoded, table: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
     largest, parts, added = int(runs["nodes"].max()), [], []
     for key, members in runs.groupby(["scheme", "group"], sort=False):
         scheme, group = map(str, key)
@@ -250,7 +284,7 @@ def _keys(drawn: pd.DataFrame) -> list[Line2D]:
 def marginal(k: Floats, tokens: Floats, first: float | None = None) -> Curve:
     """Return the gain per drafted token from each size to the next.
 
-    `first` is the tokens a call without a draft; with None the first size has no gain.
+    `first` is the tokens per call without a draft; with None the first size has no gain.
 
     Examples:
         >>> marginal(np.array([1.0, 3.0]), np.array([1.5, 1.9]), first=1.0)[1].round(6).tolist()

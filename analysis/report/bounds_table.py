@@ -7,19 +7,35 @@ token is stored.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from ...certificates.closed_forms import closed_forms, conditions
-from ...rules import Rule
-from ...topk import Floats
-from ..measured import Certified
-from ..records import Table, together, worded
+from ..certificates.closed_forms import closed_forms, conditions
+from ..rules import Rule
+from ..topk import Floats
+from .table import Table, together
+from .text import decimals, number_text, percent_text
 
 RuleSteps = tuple[Rule, pd.DataFrame]
+COMPARED_AT = 0.1  # nats: what is shown at one level is at the nearest to it
+NUMBERS = {  # columns of medians and of ratios: heading
+    ("", "R"): "R",
+    ("from below", "G(p₀, b)"): "value",
+    ("from below", "G(p₀, θ)"): "threshold",
+    ("from below", "theorem"): "theorem",
+    ("least ratio", "R/G(p₀, b)"): "value_ratio",
+    ("least ratio", "R/theorem"): "theorem_ratio",
+    ("from above", "upper"): "upper",
+    ("from above", "ceiling"): "ceiling",
+}
+
+
+def compared_level(levels: Iterable[float]) -> float:
+    """Return the level of eps nearest to `COMPARED_AT`."""
+    return min(sorted(set(levels)), key=lambda level: abs(level - COMPARED_AT))
 
 
 def bounds_table(targets: Mapping[str, Sequence[RuleSteps]], eps: float) -> Table | None:
@@ -34,12 +50,31 @@ def bounds_table(targets: Mapping[str, Sequence[RuleSteps]], eps: float) -> Tabl
     }
     if not any(frames.values()):
         return None
-    shown = {target: pd.DataFrame(map(_printed, rows)) for target, rows in frames.items()}
+    titles = {rule.label: rule.title for items in targets.values() for rule, _ in items}
+    printed = pd.DataFrame(
+        [
+            {"target": target, "Criterion": titles[rows["rule"].iloc[0]], **_printed(rows)}
+            for target, parts in frames.items()
+            for rows in parts
+        ]
+    ).set_index(["target", "Criterion"])
+    columns = {}
+    for heading, name in NUMBERS.items():
+        digits = decimals(printed[name])
+        columns[heading] = [number_text(value, digits) for value in printed[name]]
+    above = f"certified at ε = {eps:g}"
+    columns[above, "R > ε"] = [percent_text(share) for share in printed["exact"]]
+    columns[above, "asks for"] = list(printed["asks"])
+    columns[above, "met"] = [percent_text(share) for share in printed["certified"]]
     return Table(
-        **worded("bounds", eps=f"{eps:g}"),
-        data=together({target: pd.concat(rows) for target, rows in frames.items() if rows}),
-        shown=together(shown),
-        names={rule.label: rule.title for items in targets.values() for rule, _ in items},
+        "bounds",
+        "Certificates and their bounds",
+        "Exact certificates R beside the paper's closed forms, medians in nats: from below Lemma "
+        "4.5 with the first rejected probability b and with the threshold θ, and the rule's "
+        "theorem; the least ratio is 1 where a bound is tight. What the theorem asks for R > ε, "
+        "and the share of steps that meet it.",
+        together((target, pd.concat(rows)) for target, rows in frames.items() if rows),
+        pd.DataFrame(columns, index=printed.index),
     )
 
 
@@ -69,28 +104,22 @@ def _printed(frame: pd.DataFrame) -> dict[str, Any]:
     lower, upper, wanted = (
         frame[frame["kind"] == kind].set_index("bound") for kind in ("lower", "upper", "sufficient")
     )
-    own = next((name for name in lower.index if not name.startswith("lemma")), None)
-    value, threshold, theorem = (
-        lower.loc[name] if name in lower.index else dict.fromkeys(lower.columns, math.nan)
-        for name in ("lemma 4.5", "lemma 4.5 threshold form", own)
-    )
-    # a tree has no count of active tokens
-    tops = [*upper["median"]]
-    nearest, by_size, ceiling = tops[:3] if len(tops) > 2 else (tops[0], math.nan, tops[1])
+    of_family = next((name for name in lower.index if not name.startswith("lemma")), "")
+    names = {"value": "lemma 4.5", "threshold": "lemma 4.5 threshold form", "theorem": of_family}
+    forms = {
+        key: lower.loc[name] if name in lower.index else dict.fromkeys(lower.columns, math.nan)
+        for key, name in names.items()
+    }
     return {
-        "rule": frame["rule"].iloc[0],
         "R": frame["certificate"].iloc[0],
-        "G": value["median"],
-        "threshold": threshold["median"],
-        "form": theorem["median"],
-        "R/G": value["ratio"],
-        "R/form": theorem["ratio"],
+        **{key: form["median"] for key, form in forms.items()},
+        "value_ratio": forms["value"]["ratio"],
+        "theorem_ratio": forms["theorem"]["ratio"],
         "exact": frame["exact"].iloc[0],
         "asks": wanted["asks"].iloc[0],
         "certified": wanted["certified"].iloc[0],
-        "upper": nearest,
-        "by_size": by_size,
-        "ceiling": ceiling,
+        "upper": upper["median"].iloc[0],
+        "ceiling": upper["median"].drop("lemma A.1", errors="ignore").iloc[-1],
     }
 
 
@@ -106,30 +135,3 @@ def median(values: Floats) -> float:
     2.0
     """
     return float(np.quantile(values, 0.5, method="inverted_cdf")) if len(values) else math.nan
-
-
-def determined_table(panels: Mapping[str, Certified]) -> Table:
-    """Return the shares of exact, empty and unbounded certificates, by rule and target."""
-    rows = []
-    for target, items in panels.items():
-        for rule, (lower, upper) in items.items():
-            exact, bounded = lower == upper, np.isfinite(upper)
-            widths = upper[bounded] - lower[bounded]
-            rows.append(
-                {
-                    "target": target,
-                    "rule": rule.label,
-                    "determined": float(np.mean(exact)),
-                    "empty": float(np.mean(np.isinf(lower))),
-                    "widest": float(np.max(widths, initial=0.0)),
-                    "unbounded": float(np.mean(~exact & ~bounded)),
-                    "steps": len(lower),
-                }
-            )
-    data = pd.DataFrame(rows)
-    return Table(
-        **worded("determined", list(panels)),
-        data=data,
-        shown=data.replace({"widest": {0.0: math.nan}, "unbounded": {0.0: math.nan}}),
-        names={rule.label: rule.title for items in panels.values() for rule in items},
-    )

@@ -1,0 +1,250 @@
+"""A drafter's acceptance: accepted and certified steps, rule by rule.
+
+It reads the frames `acceptance` (target, rule, statistic, value, ...) and `breakdown` (the same by
+depth) of stage acceptance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure as Drawing
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+from ..acceptance.summary import RACES, RACES_LOWER, SPECULATIVE
+from ..rules import Additive, Mars, Multiplicative, Rule, StrictGreedy, TopMAdditive, Tree, Typical
+from ..statistics.run_lengths import with_censored
+from .measured import Results
+from .published import TABLE2
+from .style import (
+    BLACK,
+    BLUE,
+    LINES,
+    RULED,
+    TEXT,
+    VERMILION,
+    error_bars,
+    grid,
+    legend,
+    percent,
+    styled,
+)
+from .table import Figure, Table, pivoted
+from .text import number_text, percent_text, run_text
+
+COLUMNS = {  # statistic: heading
+    "acceptance": "accepted",
+    "certified": "certified",
+    "coverage": "coverage",
+    "probability_given_up": "p given up",
+    "measured_per_call": "tokens per call",
+}
+CERTIFIED = ("certified", "coverage")
+SAMPLED = {  # schemes that sample the draft
+    SPECULATIVE: "Speculative sampling, 1 − TV(p, q)",
+    RACES: "Exponential races, first draft",
+    RACES_LOWER: "Exponential races, harmonic mean (Lemma C.1)",
+}
+SELECTED: tuple[Rule, ...] = (  # for tables with several rows a rule
+    StrictGreedy(),
+    Additive(0.1),
+    Multiplicative(0.5),
+    TopMAdditive(4, 0.1),
+    Typical(0.1, 0.09),
+    Mars(0.9),
+    Tree(4),
+)
+DOTS = ("D", "o")
+ROW, APART = 0.3, 0.16  # inches for a rule, and between its two points
+MOST = 10  # rows of a panel
+
+
+def selected(rules: Sequence[Rule]) -> list[Rule]:
+    """Return the user's own rules and those of `SELECTED`, of a study's; without any, the first."""
+    some = [rule for rule in rules if rule.own] + [rule for rule in SELECTED if rule in rules]
+    return (some or list(rules))[: len(SELECTED)]
+
+
+def judged_rules(results: Results) -> list[Rule]:
+    """Return the rules that drafts were judged by, strict greedy first."""
+    labels = results["acceptance"]["rule"].unique()
+    return [results.rules[label] for label in labels if label in results.rules]
+
+
+def acceptance_table(results: Results) -> Table:
+    """Return accepted and certified shares by rule; of sampled text also the schemes that sample.
+
+    What is certified is left out where the drafter's KL is infinite at every step.
+    """
+    labels = [rule.label for rule in judged_rules(results)]
+    data = with_censored(results.select("acceptance", rule=[*labels, *SAMPLED]))
+    finite = results.select("breakdown", depth=0, rule="", statistic="finite")["value"]
+    columns = [name for name in COLUMNS if finite.any() or name not in CERTIFIED]
+    of_trees = [rule.label for rule in judged_rules(results) if not rule.judges_tokens]
+    kept = data["statistic"].isin(columns)
+    kept &= (data["statistic"] != "probability_given_up") | ~data["rule"].isin(of_trees)
+    shown = data[kept]
+    order = {label: at for at, label in enumerate([*labels, *SAMPLED])}
+    shown = shown.sort_values("rule", key=lambda names: names.map(order), kind="stable")
+    cells = [
+        run_text(value, censored) if "per_call" in statistic else percent_text(value)
+        for value, censored, statistic in zip(
+            shown["value"], shown["censored"], shown["statistic"], strict=True
+        )
+    ]
+    table = pivoted(shown, "rule", ["target", "statistic"], cells)
+    table = table.reindex(columns=pd.MultiIndex.from_product([results.targets, columns]))
+    infinite = (
+        f"KL is finite at {' and '.join(map(percent_text, finite))} of the steps; the others are "
+        "certified only where nothing can be rejected. "
+    )
+    return Table(
+        "acceptance",
+        "Accepted and certified steps",
+        f"Steps of {results.drafter} that each rule accepts along the target's own text, and that "
+        "its certificate guarantees: KL(p‖q) < R. Coverage: certified among accepted. "
+        + infinite * bool((finite < 1).any())
+        + "p given up: target probability lost a step. Tokens per call: drafts of any length.",
+        data,
+        table.rename(index={**results.names, **SAMPLED})
+        .rename(columns=COLUMNS, level=1)
+        .rename_axis(index="Rule"),
+    )
+
+
+def depth_table(results: Results) -> Table | None:
+    """Return KL, acceptance and certified shares by depth; None if the drafter is not a head.
+
+    A depth at which KL is infinite everywhere has no certified share.
+    """
+    rules = [rule.label for rule in selected(judged_rules(results))]
+    data = results.select("breakdown", rule=["", *rules])
+    data = data[data["depth"] > 0] if len(data) else data
+    if data.empty:
+        return None
+    keys = ["target", "depth"]
+    finite = data[data["statistic"] == "finite"].set_index(keys)["value"]
+    of = pd.Series(finite.loc[list(map(tuple, data[keys].to_numpy()))].to_numpy(), data.index)
+    kept = (data["statistic"] != "certified") | (of > 0) | (data["value"] > 0)
+    kept &= (data["statistic"] != "kl_median") | np.isfinite(data["value"])
+    kept &= (data["statistic"] != "finite") | bool((finite < 1).any())
+    names = {"acceptance": "accepted", "kl_median": "KL(p‖q), median, nats", "finite": "finite KL"}
+    shown = data[kept]
+    order = {name: at for at, name in enumerate(("kl_median", "finite", "acceptance", "certified"))}
+    shown = shown.sort_values("statistic", key=lambda of: of.map(order), kind="stable")
+    shown = shown.assign(depth=[f"depth {depth}" for depth in shown["depth"]])
+    cells = [
+        number_text(value, 3) if statistic == "kl_median" else percent_text(value)
+        for statistic, value in zip(shown["statistic"], shown["value"], strict=True)
+    ]
+    table = pivoted(shown, ["statistic", "rule"], ["target", "depth"], cells)
+    depths = [f"depth {depth}" for depth in sorted(data["depth"].unique())]
+    table = table.reindex(columns=pd.MultiIndex.from_product([results.targets, depths]))
+    first = ["target", "depth", "rule"]
+    return Table(
+        "depths",
+        "By depth of the draft",
+        f"What {results.drafter} drafts after none, one, two, ... drafted tokens, along the "
+        "target's own text: it reads the target's hidden states where they are known, and its own "
+        "output after that. All other tables show depth 1.",
+        data[[*first, *(name for name in data if name not in first)]],
+        table.rename(index=names, level=0)
+        .rename(index={**results.names, "": "the drafter"}, level=1)
+        .rename_axis(index=["", "Rule"]),
+    )
+
+
+def rules_figure(results: Results) -> Figure:
+    """Draw the certified and accepted shares of each rule with their intervals."""
+    every = judged_rules(results)
+    rules = [rule for rule in every if rule in (*TABLE2, Mars(0.9)) or rule.own]
+    rules = (rules if len(rules) > 1 else every)[:MOST]
+
+    @styled
+    def draw() -> Drawing:
+        size = (TEXT, 1.0 + ROW * len(rules))
+        drawing = Drawing(figsize=size, layout=ConstrainedLayoutEngine(w_pad=0.1))
+        axes = drawing.subplots(1, len(results.targets), sharex=True, sharey=True, squeeze=False)
+        heights, labels = np.arange(len(rules)), [rule.label for rule in rules]
+        for axis, target in zip(axes[0], results.targets, strict=True):
+            for place, kind in enumerate(("certified", "acceptance")):
+                rows = results.select("acceptance", target=target, statistic=kind)
+                rows = rows.set_index("rule").loc[labels]
+                axis.errorbar(
+                    rows["value"],
+                    heights + APART * (place - 0.5),
+                    xerr=error_bars(rows["value"], rows["ci_low"], rows["ci_high"]),
+                    fmt=DOTS[place],
+                    color=LINES[place][0],
+                    markersize=3,
+                    elinewidth=0.7,
+                    label=COLUMNS[kind],
+                )
+            axis.set_title(target)
+            axis.grid(axis="x", **RULED)
+            axis.set_axisbelow(True)
+            axis.set_xlabel("share of steps")
+            percent(axis, "x")
+        axes[0, 0].set_yticks(heights, [rule.title for rule in rules], fontsize=6.5)
+        axes[0, 0].set_ylim(len(rules) - 0.4, -0.6)
+        axes[0, 0].set_xlim(-0.02, 1.02)
+        legend(drawing, axes[0, :1], 2)
+        return drawing
+
+    return Figure(
+        "acceptance_rules",
+        "Certified and accepted, rule by rule",
+        "Share of steps that each rule accepts, and share that its certificate guarantees. The gap "
+        "is acceptance that no certificate guarantees: a certificate covers every drafter at this "
+        "KL, not only this one. Bars: intervals over prompts.",
+        draw,
+    )
+
+
+def margin_figure(by_target: Mapping[str, pd.DataFrame], rule: str) -> Figure:
+    """Draw the accepted share of steps by R - KL.
+
+    Args:
+        by_target: `analysis.acceptance.summary.margins` by printed name of the target.
+        rule: printed name of the rule.
+    """
+
+    @styled
+    def draw() -> Drawing:
+        drawing, (axes,) = grid(1, list(by_target))
+        for axis, frame in zip(axes, by_target.values(), strict=True):
+            shares = (frame["accepted"] / frame["steps"]).fillna(0.0)
+            colours = [BLUE if low >= 0 else VERMILION for low in frame["low"]]
+            bars = axis.bar(range(len(frame)), shares, color=colours)
+            counts = [f"{steps:.0f}" if steps else "" for steps in frame["steps"]]
+            axis.bar_label(bars, counts, fontsize=5)
+            axis.axvline((frame["low"] < 0).sum() - 0.5, color=BLACK, linewidth=0.8, linestyle=":")
+            names = [margin_text(*ends) for ends in frame[["low", "high"]].to_numpy()]
+            axis.set_xticks(range(len(frame)), names, rotation=45, ha="right", fontsize=6)
+            axis.set(xlabel="R − KL, nats", ylim=(0, 1.08))
+            percent(axis, "y")
+        axes[0].set_ylabel("accepted, of the steps")
+        return drawing
+
+    return Figure(
+        "margins",
+        "Acceptance over R − KL",
+        "Share of steps whose draft is accepted, by the certificate R minus the drafter's KL(p‖q). "
+        f"Rule: {rule}. Right of zero the step is certified (blue), and every draft is accepted; "
+        "left of it (orange) nothing is guaranteed. Numbers: steps.",
+        draw,
+    )
+
+
+def margin_text(low: float, high: float) -> str:
+    """Return the name of a bin of margins.
+
+    >>> margin_text(-0.1, 0.0), margin_text(0.5, float("inf")), margin_text(-float("inf"), -2.0)
+    ('−0.1 to 0', 'above 0.5', 'to −2')
+    """
+    names = [f"{end:g}".replace("-", "−") for end in (low, high)]
+    if not np.isfinite(low):
+        return f"to {names[1]}"
+    return " to ".join(names) if np.isfinite(high) else f"above {names[0]}"

@@ -1,0 +1,112 @@
+"""Right answers to tasks when decoding with a drafter, and what a relaxed rule costs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import pandas as pd
+
+from ..decoding.answers import ALL, Answered, differing, losses
+from ..rules import Mars
+from .decoding import settings
+from .mars import thresholds_figure
+from .table import Section, Table, indexed, together
+from .text import UNDEFINED, interval_text, number_text, percent_text
+
+
+def accuracy_sections(
+    drafter: str,
+    answered: Sequence[Answered],
+    tables: Sequence[pd.DataFrame],
+    margin: float,
+    confidence: float,
+) -> list[Section]:
+    """Return the section on answers, and the one of its results that depend on the clock.
+
+    Args:
+        drafter: printed name.
+        answered: of every target.
+        tables: `analysis.decoding.answers.accuracy` of every target.
+        margin: the loss of accuracy that counts.
+        confidence: of the intervals.
+    """
+    title = f"Right answers when decoding with {drafter}"
+    targets, swept = [pair.target for pair in answered], [_swept(table) for table in tables]
+    return [
+        Section(
+            title,
+            [accuracy_table(answered, tables, margin, confidence)],
+            [f"{tasks_sentence(pair)}." for pair in answered],
+        ),
+        Section(f"{title}: speed", [thresholds_figure(targets, swept, "accuracy")], timed=True),
+    ]
+
+
+def accuracy_table(
+    answered: Sequence[Answered], tables: Sequence[pd.DataFrame], margin: float, confidence: float
+) -> Table:
+    """Return the accuracy of every method by task and over all tasks, paired with the target alone.
+
+    Arguments are those of `accuracy_sections`.
+    """
+    data = together(
+        (pair.target, table.assign(decided=table["run"].map(losses(table)["decision"])))
+        for pair, table in zip(answered, tables, strict=True)
+    ).drop(columns="speedup")
+    alone = data["drafter"] == "none"  # compared with itself
+    paired = data[["difference", "difference_ci_low", "difference_ci_high"]].mask(alone)
+    decided = data["decided"].where(data["task"] == ALL).fillna(UNDEFINED)
+    columns = {
+        **settings(data),
+        "items": list(map(str, data["items"])),
+        "right": [percent_text(share) for share in data["accuracy"]],
+        "lost, won": [
+            UNDEFINED if one else f"{lost}, {won}"
+            for one, lost, won in zip(alone, data["lost"], data["won"], strict=True)
+        ],
+        "difference": [
+            interval_text(value, low, high, 1)
+            for value, low, high in (100 * paired).to_numpy().tolist()
+        ],
+        "p": [number_text(p, 3) for p in data["p_value"].mask(alone)],
+        "decided": list(decided),
+        "recovery": [number_text(share, 3) for share in data["recovery"]],
+        "changed": [percent_text(share) for share in data["changed"]],
+        "nats given up": [number_text(nats, 4) for nats in data["nats_given_up"]],
+        "τ": [number_text(tokens) for tokens in data["tokens_per_call"]],
+    }
+    rows = ["task", "method"] if len(data["task"].unique()) > 1 else ["method"]
+    return Table(
+        "accuracy_losses",
+        "What a method costs in right answers",
+        "Lost, won: items that only the target, or only the method, answers right. Difference in "
+        f"points with its {100 * confidence:g} % interval, paired by item (Agresti and Min); p: "
+        "McNemar's exact test. Decided: a loss is excluded where the interval lies above minus "
+        f"{100 * margin:g} points, accuracy falls where it lies below 0. After Table 2 of MARS.",
+        data,
+        indexed(data, columns, rows),
+    )
+
+
+def _swept(table: pd.DataFrame) -> pd.DataFrame:
+    """Return the answers to all tasks together, with the threshold of MARS, NaN of others."""
+    totals = table[table["task"] == ALL]
+    theta = [rule.theta if isinstance(rule, Mars) else math.nan for rule in totals["rule"]]
+    return totals.assign(theta=theta)
+
+
+def tasks_sentence(pair: Answered) -> str:
+    """Return a line with a target's tasks, and the answers that exact methods changed."""
+    items = pair.data["item_id"].groupby(pair.data["run"]).size().iloc[0]
+    text = f"{pair.target}: {items} items of the tasks {', '.join(pair.tasks)}"
+    if not pair.runs["exact"].sum() > (pair.runs["drafter"] == "none").sum():
+        return text
+    changed = differing(pair).query("exact")
+    if changed.empty:
+        return f"{text}; methods that must not change answers changed none"
+    where = ", ".join(
+        f"{row['task']}/{row['item_id']} with {row['method']} (gap {row['gap']:.1e})"
+        for _, row in changed.iterrows()
+    )
+    return f"{text}; methods that must not change answers changed {len(changed)}: {where}"

@@ -1,0 +1,168 @@
+"""Figures after those of MARS (arXiv 2601.15498): ratios of logits, and the threshold θ."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import cycle
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure as Drawing
+
+from ..decoding.metrics import Decoded
+from .style import (
+    BLUE,
+    GREEN,
+    GREY,
+    LEVEL,
+    LINES,
+    POINTS,
+    PURPLE,
+    VERMILION,
+    error_bars,
+    grid,
+    legend,
+    percent,
+    styled,
+)
+from .table import Figure
+from .text import limits, percent_text
+
+THRESHOLD = 0.9  # of the logit ratio, the default of MARS
+OTHER, FIRST = "ratio below the threshold", "above, accepted at rank 1"
+SECOND, REJECTED = "above, accepted at rank 2 (relaxed)", "above, rejected"
+OUTCOMES = {OTHER: (GREY, 3), FIRST: (PURPLE, 5), REJECTED: (VERMILION, 5), SECOND: (GREEN, 7)}
+RATIO, PROBABILITY_RATIO = "logit ratio z₂/z₁", "probability ratio p₂/p₁"
+SCATTERS = (  # columns and names of x and y
+    ("z1", "z2", "z₁", "z₂"),
+    ("p1", "p2", "p₁", "p₂"),
+    ("ratio", "probability_ratio", RATIO, PROBABILITY_RATIO),
+)
+HISTOGRAMS = {"z1": ("largest logit z₁", 0.0), "ratio": (RATIO, THRESHOLD),
+              "probability_ratio": (PROBABILITY_RATIO, THRESHOLD)}  # fmt: skip
+DASHED: dict[str, Any] = {"color": VERMILION, "linestyle": "--", "linewidth": 0.9}
+
+
+def ratios_figure(decoded: Sequence[Decoded]) -> Figure | None:
+    """Draw the two largest logits and probabilities and their ratios: Figures 1 and 5 of MARS.
+
+    None without the steps of greedy answers.
+    """
+    if not all(len(pair.trajectory) for pair in decoded):
+        return None
+
+    @styled
+    def draw() -> Drawing:
+        drawing, axes = grid(2 * len(decoded), [""] * len(SCATTERS))
+        for above, below, pair in zip(axes[::2], axes[1::2], decoded, strict=True):
+            steps = top_two(pair.trajectory)
+            _scatter(above, steps, pair.target)
+            for axis, (column, (name, mark)) in zip(below, HISTOGRAMS.items(), strict=True):
+                edges = 40 if column == "z1" else np.linspace(0, 1, 41)
+                axis.hist(steps[column], bins=edges, color=BLUE)
+                axis.axvline(mark, **DASHED)
+                share = percent_text(float((steps[column] > mark).mean()))
+                axis.set(xlabel=name, title=f"{share} above {mark:g}")
+            below[0].set_ylabel("steps")
+        legend(drawing, axes.flat, 4)
+        return drawing
+
+    return Figure(
+        "decoding_ratios",
+        "The two largest logits, and what MARS accepts",
+        "The two most probable tokens at every step of the greedy answers, after Figures 1 and 5 "
+        f"of MARS. Coloured: steps whose logit ratio exceeds {THRESHOLD:g} (dashed), by the token "
+        "drafted; MARS accepts ranks 1 and 2 there, strict greedy only rank 1. MARS does not relax "
+        "where z₁ is not positive.",
+        draw,
+    )
+
+
+def _scatter(axes: Sequence[Axes], steps: pd.DataFrame, target: str) -> None:
+    for axis, (x, y, x_name, y_name) in zip(axes, SCATTERS, strict=True):
+        for outcome, part in steps.groupby("outcome", observed=True):
+            colour, size = OUTCOMES[str(outcome)]
+            axis.scatter(part[x], part[y], s=size, color=colour, linewidths=0, label=outcome,
+                         rasterized=True)  # fmt: skip
+        axis.set(xlabel=x_name, ylabel=y_name)
+    axes[0].set_title(target)
+    for axis in axes[:2]:
+        axis.axline((0, 0), slope=1, **LEVEL)
+    axes[0].axline((0, 0), slope=THRESHOLD, **DASHED)
+    axes[2].axvline(THRESHOLD, **DASHED)
+    counts = steps["outcome"].value_counts()
+    shown = [name for name in (FIRST, SECOND, REJECTED) if counts[name]]
+    text = "\n".join(f"{name.removeprefix('above, ')}: {counts[name]}" for name in shown)
+    axes[2].text(0.03, 0.97, f"Above {THRESHOLD:g}:\n{text}", va="top", fontsize=6,
+                 transform=axes[2].transAxes)  # fmt: skip
+
+
+def top_two(trajectory: pd.DataFrame) -> pd.DataFrame:
+    """Return the two largest logits and probabilities of steps, their ratios, and the outcome."""
+    z1, z2 = (trajectory[name].to_numpy(np.float64) for name in ("z1", "z2"))
+    p1 = np.exp(-trajectory["top_surprisal"].to_numpy(np.float64))
+    ratio = np.divide(z2, z1, out=np.zeros_like(z1), where=z1 > 0)
+    rank, low = trajectory["draft_rank"].to_numpy(), ratio > THRESHOLD
+    outcome = np.select([~low, rank == 1, rank == 2], [OTHER, FIRST, SECOND], REJECTED)
+    return pd.DataFrame({
+        "z1": z1, "z2": z2, "p1": p1, "p2": p1 * np.exp(z2 - z1), "ratio": ratio,
+        "probability_ratio": np.exp(z2 - z1), "outcome": pd.Categorical(outcome, list(OUTCOMES)),
+    })  # fmt: skip
+
+
+def thresholds_figure(
+    targets: Sequence[str], frames: Sequence[pd.DataFrame], quality: str
+) -> Figure | None:
+    """Draw quality and speed over the threshold of MARS, as its Figure 4; None without a sweep.
+
+    Args:
+        targets: printed names.
+        frames: of each target, a row a method: method, draft_length, temperature, theta (NaN of
+            other rules), speedup, and the quality, each with its interval where it has one.
+        quality: accuracy, or agreement with the baseline.
+    """
+    keys = ["draft_length", "temperature", "scheme"]
+    swept = []
+    for frame in frames:
+        mars = frame[frame["theta"].notna()]
+        schemes = [title.partition(")")[2] for title in mars["method"]]  # behind the rule's title
+        mars = mars.assign(scheme=schemes)
+        several = mars.groupby(keys)["theta"].transform("nunique") > 1
+        swept.append(mars[several].sort_values("theta"))
+    if any(table.empty for table in swept):
+        return None
+    of_quality = {"accuracy": "right answers", "agreement": "agreement with the target alone"}
+
+    @styled
+    def draw() -> Drawing:
+        drawing, axes = grid(2, targets)
+        for panels, table in zip(axes.T, swept, strict=True):
+            for (colour, style), (key, group) in zip(
+                cycle(LINES), table.groupby(keys, sort=True), strict=False
+            ):
+                gamma, t, scheme = key
+                label = f"γ = {gamma}, T = {t:g}{scheme}"
+                drawn = {**POINTS, "color": colour, "linestyle": style, "label": label}
+                for axis, of in zip(panels, (quality, "speedup"), strict=True):
+                    ends = ("ci_low", "ci_high") if of == "speedup" else limits(of)
+                    values = group.reindex(columns=[of, *ends]).to_numpy(float).T
+                    bars = error_bars(*values)
+                    axis.errorbar(group["theta"], values[0], bars, **drawn, elinewidth=0.7)
+            percent(panels[0], "y")
+            panels[1].axhline(1, color=GREY, linewidth=0.8, zorder=0)
+            panels[1].set_xlabel("threshold θ of the logit ratio")
+        axes[0, 0].set_ylabel(of_quality[quality])
+        axes[1, 0].set_ylabel("speedup")
+        legend(drawing, axes.flat, 2)
+        return drawing
+
+    return Figure(
+        f"{'accuracy' if quality == 'accuracy' else 'decoding'}_thresholds",
+        "The threshold of MARS",
+        f"{of_quality[quality].capitalize()} (above) and speedup (below), with intervals, over the "
+        "threshold θ of MARS: a smaller one accepts more. After Figure 4 of MARS, at the "
+        "temperatures and draft lengths that were run.",
+        draw,
+    )

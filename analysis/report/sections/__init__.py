@@ -1,1 +1,0 @@
-"""The sections of a report: each module makes the tables and figures of one subject."""

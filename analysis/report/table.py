@@ -1,0 +1,239 @@
+"""What a report shows: tables, figures, and sections of both, each with its caption.
+
+A table has its numbers twice: `data`, tidy, for the CSV file, and `shown`, as text, for LaTeX and
+HTML. The functions that return tables format each column in one way (`analysis.report.text`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import pandas as pd
+from matplotlib.figure import Figure as Drawing
+
+from . import style
+from .text import UNDEFINED
+
+SPECIAL = {
+    **{special: f"\\{special}" for special in "&%$#_{}"},
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "|": r"\textbar{}",
+    "–": "--",
+    "…": r"\dots{}",
+    "\n": " ",
+}
+SYMBOLS = {
+    **{sign: sign for sign in "<>"},
+    "≤": r"\le",
+    "≥": r"\ge",
+    "≠": r"\ne",
+    "−": "-",
+    "×": r"\times",
+    "∞": r"\infty",
+    "‖": r"\|",
+    "α": r"\alpha",
+    "γ": r"\gamma",
+    "δ": r"\delta",
+    "ε": r"\varepsilon",
+    "θ": r"\theta",
+    "ρ": r"\rho",
+    "τ": r"\tau",
+    **{subscript: f"_{{{plain}}}" for subscript, plain in zip("₀₁₂ₖₘ", "012km", strict=True)},
+}
+ESCAPED = re.compile(rf"([{''.join(SYMBOLS)}]+)|[{re.escape(''.join(SPECIAL))}]")
+FORMULA = re.compile(r"^(?=[=@\t\r]|[+-](?![\d.e+-]*$))")  # text that a spreadsheet evaluates
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """A table.
+
+    Attributes:
+        name: of its files, for instance "table2".
+        title: its heading.
+        caption: at most three lines of plain text.
+        data: tidy numbers, as written to the CSV file.
+        shown: the cells as text. The name of its (last) index level is the heading of the first
+            column.
+    """
+
+    name: str
+    title: str
+    caption: str
+    data: pd.DataFrame
+    shown: pd.DataFrame
+
+    def html(self) -> str:
+        """Return the table in HTML, of class `printed`; its texts are escaped."""
+        with pd.option_context("display.max_colwidth", None):
+            text = str(self._headed.to_html(border=0, classes="printed"))
+        return re.sub("<th([^>]*)></th>", r"<td\1></td>", text)  # no heading
+
+    def latex(self) -> str:
+        """Return the table as a LaTeX float, which needs the package booktabs."""
+        headed = self._headed.rename(index=latex, columns=latex).map(latex)
+        names = [name and latex(name) for name in headed.columns.names]
+        headed.columns = headed.columns.set_names(names)
+        layout = "l" * headed.index.nlevels + "r" * headed.shape[1]
+        return str(
+            headed.to_latex(
+                caption=latex(self.caption),
+                label=f"tab:{self.name}",
+                position="t",
+                column_format=layout,
+                multicolumn_format="c",
+                multirow=False,
+                escape=False,
+            )
+        )
+
+    def files(self) -> dict[str, bytes]:
+        """Return the contents of the table's files by path."""
+        texts = {"csv": csv_text(self.data), "tex": self.latex()}
+        return {f"tables/{self.name}.{kind}": text.encode() for kind, text in texts.items()}
+
+    @property
+    def _headed(self) -> pd.DataFrame:
+        """`shown` with the heading of its first column in the last row of the header."""
+        shown = self.shown.where(self.shown.notna(), UNDEFINED)
+        above = [None] * (shown.columns.nlevels - 1)
+        shown.columns = shown.columns.set_names([*above, shown.index.names[-1] or ""])
+        shown.index = shown.index.set_names([None] * shown.index.nlevels)
+        return shown
+
+
+@dataclass(frozen=True, eq=False)
+class Figure:
+    """A figure.
+
+    Attributes:
+        name: of its files, for instance "figure2".
+        title: its heading.
+        caption: at most three lines of plain text.
+        draw: returns the drawing, by matplotlib.
+    """
+
+    name: str
+    title: str
+    caption: str
+    draw: Callable[[], Drawing]
+
+    @cached_property
+    def drawing(self) -> Drawing:
+        """The drawing, its panels lettered."""
+        drawing = self.draw()
+        style.letter(drawing)
+        return drawing
+
+    def files(self) -> dict[str, bytes]:
+        """Return the contents of the figure's files by path."""
+        kinds = ("pdf", "png")
+        return {f"figures/{self.name}.{kind}": style.render(self.drawing, kind) for kind in kinds}
+
+
+@dataclass(frozen=True, eq=False)
+class Section:
+    """A section of a report.
+
+    Attributes:
+        title: its heading.
+        items: tables and figures, in their order; None is left out.
+        notes: plain sentences below the heading.
+        timed: whether it depends on the clock. Its files are in timings/, outside all digests.
+    """
+
+    title: str
+    items: Sequence[Any]
+    notes: Sequence[str] = ()
+    timed: bool = False
+
+    def __post_init__(self) -> None:
+        """Drop the items that are None."""
+        object.__setattr__(self, "items", [item for item in self.items if item is not None])
+
+    @property
+    def place(self) -> str:
+        """Directory of its files within the report, with a slash; empty for the report's own."""
+        return "timings/" if self.timed else ""
+
+
+def latex(text: object) -> str:
+    r"""Return plain text for LaTeX: special characters escaped, symbols in mathematics.
+
+    >>> print(latex("Additive (t = 0.1), α & γ > 10 %"))
+    Additive (t = 0.1), $\alpha$ \& $\gamma$ $>$ 10 \%
+    """
+
+    def escaped(part: re.Match[str]) -> str:
+        return f"${''.join(SYMBOLS[sign] for sign in part[1])}$" if part[1] else SPECIAL[part[0]]
+
+    return ESCAPED.sub(escaped, str(text))
+
+
+def without_formulas(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return a frame for a CSV file: text that a spreadsheet would evaluate gets an apostrophe.
+
+    >>> frame = pd.DataFrame({"model": ["=1+1", "+x", "@y", "-", "a=b"], "value": [-1, 2, 3, 4, 5]})
+    >>> without_formulas(frame)["model"].tolist()
+    ["'=1+1", "'+x", "'@y", '-', 'a=b']
+    """
+
+    def safe(value: Any) -> Any:
+        return FORMULA.sub("'", value) if isinstance(value, str) else value
+
+    return frame.map(safe, na_action="ignore").rename(columns=safe)
+
+
+def csv_text(frame: pd.DataFrame) -> str:
+    """Return a tidy frame as CSV; a missing value is an empty cell."""
+    plain = without_formulas(frame)
+    return str(plain.to_csv(index=False, float_format="%.6g", lineterminator="\n"))
+
+
+def pivoted(
+    data: pd.DataFrame, rows: str | list[str], columns: str | list[str], cells: Iterable[str]
+) -> pd.DataFrame:
+    """Return the cells of a tidy frame by rows and columns, in the order of their appearance.
+
+    Args:
+        data: a row for each cell; rows that are not unique are an error.
+        rows: its columns that become the index.
+        columns: its columns that become the header.
+        cells: the printed text of each row of `data`.
+    """
+    frame = data.assign(cell=list(cells))
+    shown = frame.pivot(index=rows, columns=columns, values="cell")
+    return shown.reindex(index=_in_order(data, rows), columns=_in_order(data, columns))
+
+
+def indexed(
+    data: pd.DataFrame, columns: Mapping[Any, Sequence[str]], rows: Sequence[str] = ("method",)
+) -> pd.DataFrame:
+    """Return columns of cells below their headings, a row for each row of `data`.
+
+    Rows have the names that the columns `rows` give, below that of the target if there are several.
+    """
+    levels = [*(["target"] if len(data["target"].unique()) > 1 else []), *rows]
+    names = pd.MultiIndex.from_frame(data[levels]).set_names(levels[-1].capitalize(), level=-1)
+    shown = pd.DataFrame({heading: list(cells) for heading, cells in columns.items()})
+    return shown.set_axis(names if len(levels) > 1 else names.get_level_values(0))
+
+
+def _in_order(data: pd.DataFrame, names: str | list[str]) -> pd.Index:
+    once = data[[names] if isinstance(names, str) else names].drop_duplicates()
+    return pd.Index(once[names]) if isinstance(names, str) else pd.MultiIndex.from_frame(once)
+
+
+def together(parts: Iterable[tuple[str, pd.DataFrame]], key: str = "target") -> pd.DataFrame:
+    """Return frames with equal columns as one, their names in a first column `key`."""
+    frames = [frame.assign(**{key: name}) for name, frame in parts]
+    if not frames:
+        return pd.DataFrame()
+    joined = pd.concat(frames, ignore_index=True)
+    return joined[[key, *(column for column in joined if column != key)]]
