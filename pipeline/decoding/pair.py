@@ -27,7 +27,7 @@ from pipeline.decoding.loop import Answer, check_prompt, decode
 from pipeline.decoding.verify import DrawnPath, Match, Relaxed, SpeculativeSampling, Verifier
 from pipeline.errors import PipelineError
 from pipeline.methods import RACES, Method, with_baselines
-from pipeline.models.heads.feature_head import GivenText
+from pipeline.models.compare import PairTexts
 from pipeline.models.heads.hidden_drafter import HiddenDrafter
 from pipeline.models.language_model import LanguageModel
 from pipeline.models.load import load_pair
@@ -222,17 +222,10 @@ def read_both(
     pair: DecodingPair, prompt: Sequence[int], answer: Sequence[int]
 ) -> tuple[Tensor, Tensor]:
     """Return the logits (n, V) of both models at the n tokens of an answer."""
-    target, drafter = pair.target, pair.drafter
-    if isinstance(drafter, LanguageModel):
-        return read_again(target, prompt, answer), read_again(drafter, prompt, answer)
-    text = torch.tensor([[*prompt, *answer[:-1]]], device=target.device)
-    texts = Texts(target, text.shape[1], drafter.layers)
-    logits = texts.read(text, keep=len(answer))[0]
-    assert texts.hidden is not None
-    at = torch.arange(text.shape[1], device=target.device)[None]
-    given = GivenText(drafter.head, 1)
-    outputs = given.read(drafter.embed(text), texts.hidden, at, at >= 0)[0]
-    return logits, drafter.logits(outputs[0, -len(answer) :])
+    text = torch.tensor([[*prompt, *answer[:-1]]], device=pair.target.device)
+    texts = PairTexts(pair.target, pair.drafter, text.shape[1])
+    logits, drafts, _ = texts.read(text, len(answer))
+    return logits, drafts[0]
 
 
 def nats_given_up(logits: Tensor, answer: Sequence[int]) -> Tensor:

@@ -23,7 +23,7 @@ class ModelSpec:
     @property
     def entries(self) -> dict[str, Any]:
         """What results depend on, as JSON values: its files, precision, attention and head."""
-        entries = self.identity.entries
+        entries: dict[str, Any] = {**self.identity.entries}
         entries |= self.settings.model_dump(include={"dtype", "head_dtype", "attention"})
         if self.head is not None:
             entries |= {"head": self.head.model_dump(exclude_none=True)}
