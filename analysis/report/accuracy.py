@@ -56,7 +56,7 @@ def accuracy_table(
     ).drop(columns="speedup")
     alone = data["drafter"] == "none"  # compared with itself
     paired = data[["difference", "difference_ci_low", "difference_ci_high"]].mask(alone)
-    decided = data["decided"].where(data["task"] == ALL).fillna(UNDEFINED)
+    decided = data["decided"].astype(object).where(data["task"] == ALL).fillna(UNDEFINED)
     columns = {
         **settings(data),
         "items": list(map(str, data["items"])),
