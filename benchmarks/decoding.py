@@ -32,13 +32,13 @@ from torch import Tensor
 from pipeline.decoding.choices import Greedy
 from pipeline.decoding.drafters import Drafter, Nothing, PromptLookup, model_drafter
 from pipeline.decoding.loop import decode
-from pipeline.decoding.verifiers import Match
+from pipeline.decoding.verify import Match
 from pipeline.engines.servers import Sampling, Server, open_server, request_body
 from pipeline.models import skinny_matmul
 from pipeline.models.heads.hidden_drafter import HiddenDrafter
 from pipeline.models.language_model import LanguageModel
 from pipeline.models.load import load_model, load_pair
-from pipeline.models.passes import Text
+from pipeline.models.passes import Texts
 from pipeline.stage import Json
 from pipeline.study import Study
 
@@ -204,13 +204,13 @@ PROMPT, REPETITIONS = 160, 20
 
 
 @torch.inference_mode()
-def timed(sequence: Text, ids: Tensor) -> tuple[float, Tensor]:
-    """Return the seconds and logits of a pass over `ids` after `sequence`, which is restored."""
+def timed(texts: Texts, ids: Tensor) -> tuple[float, Tensor]:
+    """Return the seconds and logits of a pass over `ids` after `texts`, which is restored."""
     clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
-    before, begun = sequence.length, clock()
-    logits = sequence.extend(ids)
+    before, begun = texts.length, clock()
+    logits = texts.extend(ids)
     taken = clock() - begun
-    sequence.crop(before)
+    texts.crop(before)
     return taken, logits
 
 
@@ -220,16 +220,17 @@ def time_passes(overrides: list[str]) -> None:
     models = {"skinny": load_model(used)}
     skinny_matmul.LEAST_BYTES = sys.maxsize
     models["transformers"] = load_model(used)
-    ids = torch.randint(100, 1000, (PROMPT,), generator=torch.Generator().manual_seed(0))
-    sequences = {kind: Text(model, PROMPT + max(TOKENS)) for kind, model in models.items()}
-    for sequence in sequences.values():
+    ids = torch.randint(100, 1000, (1, PROMPT), generator=torch.Generator().manual_seed(0))
+    capacity = PROMPT + max(TOKENS)
+    read = {kind: Texts(model, capacity, drafts=True) for kind, model in models.items()}
+    for texts in read.values():
         with torch.inference_mode():
-            sequence.read(ids)
+            texts.read(ids)
     best: dict[tuple[str, int], float] = {}
     off = 0.0
     for _ in range(REPETITIONS):
         for n in TOKENS:
-            passes = {kind: timed(sequence, ids[:n]) for kind, sequence in sequences.items()}
+            passes = {kind: timed(texts, ids[:, :n]) for kind, texts in read.items()}
             for kind, (taken, _) in passes.items():
                 best[kind, n] = min(best.get((kind, n), taken), taken)
             first, second = (logits for _, logits in passes.values())

@@ -30,7 +30,7 @@ from analysis.trees.topology import symmetric
 from pipeline.decoding.choices import Greedy
 from pipeline.decoding.drafters import Nothing, model_drafter
 from pipeline.decoding.loop import decode
-from pipeline.decoding.verifiers import Match
+from pipeline.decoding.verify import Match
 from pipeline.models.batch_decoding import decode_batch
 from pipeline.models.language_model import wide_product
 from pipeline.models.load import LanguageModel, wrap

@@ -97,6 +97,7 @@ class HeadConfig(Section):
     """Settings of a drafter that reads its target's hidden states."""
 
     depths: Count  # of a draft, compared by stage drafts
+    layer_ids: Literal["after", "output"] | None  # what its files count; None where they tell
 
 
 class DrafterConfig(ModelConfig):

@@ -22,7 +22,7 @@ DRAFT, DO_NOT, OPEN, UNTIMED = "draft", "do not draft", "not decided", "not meas
 YES, NO = "yes", "no"  # is a drafter faster than the target alone; or OPEN
 OUTCOMES = {YES: DRAFT, OPEN: OPEN, NO: DO_NOT}
 DRAFTERS = ("model", "prompt_lookup")  # in the order of the table
-ENGINES = {  # that run a chain of a drafter: docs/engines.md
+ENGINES = {  # that run a chain of a drafter: docs/certify.md
     "model": "vLLM, llama.cpp",
     "head": "vLLM (eagle3)",
     "earliest": "vLLM (ngram)",

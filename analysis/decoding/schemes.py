@@ -26,16 +26,6 @@ RowsOf = Callable[[int], tuple[Floats, Floats | None]]
 NOTHING = -1  # in place of a token id: not drafted
 
 
-def leading(accepted: Flags) -> int:
-    """Return the number of tests, (n,), that succeed before the first failure.
-
-    Examples:
-        >>> leading(np.array([True, True, False, True]))
-        2
-    """
-    return int(np.argmin(accepted)) if not np.all(accepted) else len(accepted)
-
-
 def matching_path(
     tree: Topology,
     drafted: Sequence[int],
@@ -97,60 +87,30 @@ def longest_path(parents: Sequence[int], accepted: Flags) -> tuple[int, ...]:
 
 
 def speculative_sampling(
-    p: Floats,
-    q: Floats,
-    uniforms: Floats,
+    tree: Topology,
+    drafted: Sequence[int],
+    uniforms: Sequence[float],
     rows: RowsOf,
     token_uniform: Callable[[int], float],
     also: Flags | None = None,
-) -> tuple[int, int]:
-    """Accept tokens drawn from q with probability min(1, p/q) (Algorithm 3 of arXiv 2606.30265).
+) -> tuple[tuple[int, ...], int]:
+    """Accept tokens drawn from q with probability min(1, p/q), else draw from the residual.
 
+    Algorithm 3 of arXiv 2606.30265 on a chain; Algorithm 4 of arXiv 2504.15475 (GSS) on a tree,
+    whose siblings are drawn without replacement. They are tested in order; after a rejection p
+    becomes the residual max(0, p - q), q loses the rejected token, and both are normalised.
     Lossless unless `also` accepts more tokens.
 
     Args:
-        p: (n,) target probabilities of the drafted tokens.
-        q: (n,) draft probabilities of the drafted tokens; 1 for a deterministic drafter.
-        uniforms: (n,) uniform numbers of the tests.
-        rows: returns the target's and the draft's distribution (V,) after the first a drafted
-            tokens, with None for the draft's if a = n. Called once.
-        token_uniform: returns the uniform number that draws the token after the first a drafted
-            tokens.
-        also: (n,) tokens accepted regardless of their test.
-
-    Returns:
-        The number of accepted tokens, and the token emitted after them.
-    """
-    tests = np.asarray(uniforms * q < p)
-    accepted = leading(tests if also is None else tests | also)
-    target, draft = rows(accepted)
-    weights = target if draft is None else residual(target, draft)
-    return accepted, pick(weights, token_uniform(accepted))
-
-
-def tree_speculative_sampling(
-    tree: Topology,
-    drafted: Sequence[int],
-    uniforms: Floats,
-    rows: RowsOf,
-    token_uniform: Callable[[int], float],
-) -> tuple[tuple[int, ...], int]:
-    """Verify a tree drafted without replacement by speculative sampling.
-
-    Algorithm 4 of arXiv 2504.15475, lossless. The children of a node are tested in order with
-    probability min(1, p/q). After a rejection p becomes the residual max(0, p - q), q loses the
-    rejected token, and both are normalised.
-
-    Args:
-        tree: n nodes.
-        drafted: their tokens; siblings are drawn in order from one distribution without
-            replacement.
+        tree: n nodes; of a chain, each has one child.
+        drafted: their tokens.
         uniforms: (n,) uniform numbers of the tests.
         rows: returns the target's and the draft's distribution (V,) after a node (-1: the text so
             far), with None for the draft's at a node without children. Called once for each node
-            of the path.
+            of the path, and for the text. The draft's is 1 at a token that was not drawn.
         token_uniform: returns the uniform number that draws the token after the first a tokens of
             the path.
+        also: (n,) tokens accepted regardless of their test.
 
     Returns:
         As `matching_path`.
@@ -159,18 +119,20 @@ def tree_speculative_sampling(
     node = ROOT
     while True:
         p, q = rows(node)
-        for child in tree.children[node]:
+        children = tree.children[node]
+        for child in children:
             token = drafted[child]
             if token == NOTHING or q is None:
                 continue
-            if uniforms[child] * q[token] < p[token]:
+            if uniforms[child] * q[token] < p[token] or (also is not None and also[child]):
                 path.append(child)
                 break
-            rest = residual(p, q)
-            p = rest / rest.sum()
-            q = q.copy()
-            q[token] = 0
-            q = q / q.sum() if q.any() else q
+            p = residual(p, q)
+            if child != children[-1]:
+                p = p / p.sum()
+                q = q.copy()
+                q[token] = 0
+                q = q / q.sum() if q.any() else q
         else:
             return tuple(path), pick(p, token_uniform(len(path)))
         node = path[-1]

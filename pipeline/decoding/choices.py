@@ -85,7 +85,7 @@ class Greedy:
 
     temperature = 0.0
 
-    def __call__(self, logits: Tensor, position: int, tree: Topology | None = None) -> Tensor:  # noqa: ARG002
+    def __call__(self, logits: Tensor, position: int, tree: Topology) -> Tensor:  # noqa: ARG002
         """Return the tokens (n,) for rows of logits (n, V); see `Race`."""
         return argmax(logits)
 
@@ -107,19 +107,17 @@ class Race(Greedy):
         """Race with the arrival times of `noise`."""
         self.temperature, self._noise = temperature, noise
 
-    def __call__(self, logits: Tensor, position: int, tree: Topology | None = None) -> Tensor:
-        """Return the tokens (n,) for rows of logits (n, V).
+    def __call__(self, logits: Tensor, position: int, tree: Topology) -> Tensor:
+        """Return the tokens (n + 1,) for rows of logits (n + 1, V).
 
         Args:
             logits: after the text, and after each of the drafted tokens.
             position: of the token after the text.
-            tree: the shape of the draft; None is a chain.
+            tree: the shape of the draft.
         """
-        n, size = logits.shape
-        if tree is None:
-            log_times = self._noise.log_times(position, position + n, size)
-        else:
-            log_times = self._noise.log_times(position, position + tree.depth + 1, size)
+        end = position + tree.depth + 1
+        log_times = self._noise.log_times(position, end, logits.shape[1])
+        if not tree.is_chain:
             log_times = log_times[send((0, *tree.depths), logits.device)]
         return argmax(tempered(logits, self.temperature) - log_times)
 
@@ -148,7 +146,7 @@ class Inversion:
         self.temperature = temperature
         self._uniforms = noise.uniforms[:, purpose].copy()
 
-    def __call__(self, logits: Tensor, position: int, tree: Topology | None = None) -> Tensor:  # noqa: ARG002
+    def __call__(self, logits: Tensor, position: int, tree: Topology) -> Tensor:  # noqa: ARG002
         """Return the tokens (n,) for rows of logits (n, V); `position` is that of the first."""
         uniforms = self._uniforms[position : position + len(logits)]
         return invert(self.weights(logits), send(uniforms, logits.device))

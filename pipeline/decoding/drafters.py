@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -11,42 +10,13 @@ from torch import Tensor
 from analysis.decoding.lookup import lookup_draft
 from analysis.trees.topology import DynamicTree, Topology
 from pipeline.decoding.choices import Choice, Greedy
-from pipeline.decoding.shapes import Level, cache_slots, chain, grow, levels_of, readable, within
+from pipeline.decoding.shapes import Draft, Fixed, Grown, Walk, chain, readable, within
 from pipeline.models.devices import send
 from pipeline.models.heads.hidden_drafter import HiddenDrafter
 from pipeline.models.language_model import LanguageModel
-from pipeline.models.passes import Text
+from pipeline.models.passes import Texts, TreePass
 
 TreeShape = Topology | DynamicTree
-
-
-@dataclass(frozen=True)
-class Draft:
-    """Proposed tokens: a chain, or a tree.
-
-    Attributes:
-        tokens: (n,) on the device of the target; in a tree, NOTHING where none could be drafted.
-        weights: (r, V) the distributions they were drawn from: of the text so far, and of each
-            task with children in order; None when they were not drawn.
-        tree: its shape, in level order; None is a chain.
-        first: (r,) what chose the first token of each row of a model's logits, finite unless they
-            are broken; None where no model drafted.
-    """
-
-    tokens: Tensor
-    weights: Tensor | None = None
-    tree: Topology | None = None
-    first: Tensor | None = None
-
-    @property
-    def shape(self) -> Topology:
-        """Its shape, of a chain too."""
-        return chain(len(self.tokens)) if self.tree is None else self.tree
-
-    @property
-    def ids(self) -> Tensor:
-        """The tokens that the target reads (n,)."""
-        return self.tokens if self.tree is None else readable(self.tokens)
 
 
 class Drafter:
@@ -62,9 +32,9 @@ class Drafter:
     tree: TreeShape | None = None
 
     def begin(self, prompt: Tensor, capacity: int, hidden: Tensor | None) -> None:
-        """Read the prompt (n,) of a text of at most `capacity` tokens.
+        """Read the prompt (1, n) of a text of at most `capacity` tokens.
 
-        `hidden` (n, layers, d) are the target's hidden states after each token of the prompt.
+        `hidden` (1, n, layers, d) are the target's hidden states after each token of the prompt.
         """
 
     def propose(self, tokens: Sequence[int], count: int, position: int) -> Draft:
@@ -77,8 +47,8 @@ class Drafter:
     def accept(self, length: int, path: Sequence[int], hidden: Tensor | None) -> None:
         """Roll back to the first `length` tokens of the text and the accepted drafted tokens.
 
-        `path` are the accepted nodes; `hidden` (1 + accepted, layers, d) the target's states after
-        the last known token and after each of them.
+        `path` are the accepted nodes, p of them; `hidden` (1, 1 + p, layers, d) the states after
+        the last known token and each of them, of the target.
         """
 
 
@@ -107,8 +77,8 @@ class ModelDrafter(Drafter):
         self._columns: Mapping[int, int] = {}  # of the nodes read
 
     def begin(self, prompt: Tensor, capacity: int, hidden: Tensor | None) -> None:  # noqa: ARG002
-        """Read the prompt (n,) of a text of at most `capacity` tokens."""
-        self._text = Text(self._model, capacity + room(self.tree))
+        """Read the prompt (1, n) of a text of at most `capacity` tokens."""
+        self._text = Texts(self._model, capacity + room(self.tree), drafts=True)
         self._text.read(prompt)
 
     def propose(self, tokens: Sequence[int], count: int, position: int) -> Draft:
@@ -116,38 +86,30 @@ class ModelDrafter(Drafter):
         device, dtype = self._model.device, self._model.dtype
         if count == 0:
             return nothing(device)
-        after_text = self._read_text(tokens)
-
-        def reading(level: Level, before: Tensor | None) -> Tensor:
-            return after_text if before is None else self._read_nodes(level, before)
-
+        levels: Fixed | Grown
         if isinstance(self.tree, DynamicTree):
             assert isinstance(self._choice, Greedy)  # others are refused: they need a fixed shape
-            grown = grow(self.tree, count, reading, self._choice, position, dtype)
-            chosen, tree, self._columns, keys = grown
-            return Draft(chosen, None, tree, keys)
-        cut = chain(count) if self.tree is None else within(self.tree, count)
-        self._columns = cache_slots(cut)
-        drafted: list[Tensor] = []
-        largest, weights = [], []
-        for depth, level in enumerate(levels_of(cut, device, dtype)):
-            logits = reading(level, drafted[-1] if drafted else None)
-            tokens_of, first, drawn_from = self._choice.draft(logits, position, depth, level.width)
-            flat = tokens_of.reshape(-1)
-            drafted.append(flat if level.children is None else flat[level.children])
-            largest.append(first)
-            weights += [] if drawn_from is None else [drawn_from]
-        drawn = torch.cat(weights) if weights else None
-        shape = None if self.tree is None else cut
-        return Draft(torch.cat(drafted), drawn, shape, torch.cat(largest))
+            levels = Grown(self.tree, count, self._choice, position)
+        else:
+            cut = chain(count) if self.tree is None else within(self.tree, count)
+            levels = Fixed(cut, self._choice, position, device)
+        walk = Walk(device, dtype)
+        levels.add(self._read_text(tokens))
+        for _ in range(1, levels.depth):
+            nodes, above = levels.inner()
+            tree = None if above is None else walk.descend(above)
+            levels.add(self._read_nodes(readable(nodes)[None], above, tree))
+        draft, self._columns = levels.draft()
+        return draft
 
     def _read_text(self, tokens: Sequence[int]) -> Tensor:
         """Return the logits (1, V) after the text; only its new tokens are read."""
-        return self._text.extend(send(tokens[self._text.length :], self._model.device))[-1:]
+        new = send(tokens[self._text.length :], self._model.device)
+        return self._text.extend(new[None])[0, -1:]
 
-    def _read_nodes(self, level: Level, before: Tensor) -> Tensor:
-        """Return the logits (r, V) after nodes among the tokens of the level before."""
-        return self._text.extend(level.read(before), level.tree)
+    def _read_nodes(self, ids: Tensor, above: Tensor | None, tree: TreePass | None) -> Tensor:  # noqa: ARG002
+        """Return the logits (r, V) after nodes (1, r), whose parents are rows of the last pass."""
+        return self._text.extend(ids, tree)[0]
 
     def accept(self, length: int, path: Sequence[int], hidden: Tensor | None) -> None:  # noqa: ARG002
         """Roll the cache back to the text and the part of the path that was read."""
@@ -160,36 +122,37 @@ class HeadDrafter(ModelDrafter):
     _model: HiddenDrafter
 
     def begin(self, prompt: Tensor, capacity: int, hidden: Tensor | None) -> None:
-        """Read the prompt (n,) of a text of at most `capacity` tokens."""
+        """Read the prompt (1, n) of a text of at most `capacity` tokens."""
         assert hidden is not None
-        self._text = Text(self._model, capacity + room(self.tree))
-        self._pending = hidden  # (n, layers, d), of tokens whose next has no entry yet
-        self._settle(prompt[1:])
+        self._text = Texts(self._model, capacity + room(self.tree), drafts=True)
+        self._pending = hidden  # (1, n, layers, d), of tokens whose next has no entry yet
+        self._settle(prompt[:, 1:])
 
     def _settle(self, ids: Tensor) -> Tensor:
-        """Read tokens (n,) after pending hidden states; return the logits after the last."""
-        hidden, self._pending = self._pending[: len(ids)], self._pending[len(ids) :]
-        logits = self._text.extend(ids, None, self._model.head.fuse(hidden[None])[0], keep=1)
+        """Read tokens (1, n) after pending hidden states; return the logits after the last."""
+        n = ids.shape[1]
+        hidden, self._pending = self._pending[:, :n], self._pending[:, n:]
+        logits = self._text.extend(ids, None, self._model.head.fuse(hidden), keep=1)
         self._settled = self._text.length  # later entries are drafted
         assert self._text.hidden is not None
-        self._outputs = self._text.hidden[-1:]  # of the nodes read last
-        return logits
+        self._outputs = self._text.hidden[:, -1:]  # of the nodes read last
+        return logits[0]
 
     def _read_text(self, tokens: Sequence[int]) -> Tensor:
-        return self._settle(send(tokens[self._settled + 1 :], self._model.device))
+        return self._settle(send(tokens[self._settled + 1 :], self._model.device)[None])
 
-    def _read_nodes(self, level: Level, before: Tensor) -> Tensor:
-        above = self._outputs if level.above is None else self._outputs[level.above]
-        logits = self._text.extend(level.read(before), level.tree, above)
+    def _read_nodes(self, ids: Tensor, above: Tensor | None, tree: TreePass | None) -> Tensor:
+        features = self._outputs if above is None else self._outputs[:, above]
+        logits = self._text.extend(ids, tree, features)
         assert self._text.hidden is not None
         self._outputs = self._text.hidden
-        return logits
+        return logits[0]
 
     def accept(self, length: int, path: Sequence[int], hidden: Tensor | None) -> None:  # noqa: ARG002
         """Forget the draft; keep the hidden states of the accepted tokens."""
         assert hidden is not None
         self._text.crop(self._settled)
-        self._pending = torch.cat([self._pending, hidden])
+        self._pending = torch.cat([self._pending, hidden], 1)
 
 
 class PromptLookup(Drafter):
@@ -212,12 +175,12 @@ class PromptLookup(Drafter):
     def propose(self, tokens: Sequence[int], count: int, position: int) -> Draft:  # noqa: ARG002
         """Return up to `count` tokens that followed, none without an occurrence."""
         following = lookup_draft(tokens, self._longest, self._length, self._match, count)
-        return Draft(send(following, self._device))
+        return Draft(send(following, self._device), chain(len(following)))
 
 
 def nothing(device: torch.device) -> Draft:
     """Return a draft of no tokens."""
-    return Draft(torch.empty(0, dtype=torch.long, device=device))
+    return Draft(torch.empty(0, dtype=torch.long, device=device), chain(0))
 
 
 def room(tree: TreeShape | None) -> int:

@@ -14,11 +14,11 @@ from analysis.trees.topology import ROOT, Topology
 from pipeline.decoding.choices import BrokenLogitsError
 from pipeline.decoding.drafters import Draft, Drafter, nothing, room
 from pipeline.decoding.shapes import verification_pass
-from pipeline.decoding.verifiers import Verifier
+from pipeline.decoding.verify import Verifier
 from pipeline.errors import PipelineError
 from pipeline.models.devices import send
 from pipeline.models.load import LanguageModel
-from pipeline.models.passes import Text
+from pipeline.models.passes import Texts
 from pipeline.timing import Mark, mark, seconds_between
 
 
@@ -75,13 +75,14 @@ def decode(
     """
     check_prompt(target, prompt, limit)
     device, dtype = target.device, target.dtype
-    cache = Text(target, len(prompt) + limit + room(drafter.tree), drafter.layers)
+    capacity = len(prompt) + limit + room(drafter.tree)
+    cache = Texts(target, capacity, drafter.layers, drafts=True)
     answer, text, position = Answer(), list(prompt), 0
     marks, processor_begin = [mark(device)], time.thread_time()
     try:
         # the prompt's pass gives the first token, then the drafter reads the prompt
-        ids = send(text, device)
-        _, token, _ = verifier.verify(cache.read(ids), nothing(device), position)
+        ids = send(text, device)[None]
+        _, token, _ = verifier.verify(cache.read(ids)[0], nothing(device), position)
         emit(answer, [token], target.eos)
         marks.append(mark(device))
         drafter.begin(ids, len(prompt) + limit, cache.hidden)
@@ -93,8 +94,8 @@ def decode(
             draft = drafter.propose(text, count, position)
             marks.append(mark(device))
 
-            ids = torch.cat([send(text[-1:], device), draft.ids])
-            logits = cache.extend(ids, verification_pass(draft.tree, device, dtype))
+            ids = torch.cat([send(text[-1:], device), draft.ids])[None]
+            logits = cache.extend(ids, verification_pass(draft.tree, device, dtype))[0]
             marks.append(mark(device))
 
             path, token, drafted = verifier.verify(logits, draft, position)
@@ -124,7 +125,7 @@ def call_of(
     eos: Sequence[int],
 ) -> TargetCall:  # fmt: skip
     """Return the record of a call; tokens after one that ends the answer were never tested."""
-    tree = draft.shape
+    tree = draft.tree
     levels = tested_levels(tree, path)[:emitted]
     return TargetCall(
         position=position,

@@ -24,21 +24,14 @@ from pipeline.decoding.choices import (
 )
 from pipeline.decoding.drafters import Drafter, Nothing, PromptLookup, model_drafter
 from pipeline.decoding.loop import Answer, check_prompt, decode
-from pipeline.decoding.verifiers import (
-    DrawnPath,
-    Match,
-    Relaxed,
-    SpeculativeSampling,
-    TreeSampling,
-    Verifier,
-)
+from pipeline.decoding.verify import DrawnPath, Match, Relaxed, SpeculativeSampling, Verifier
 from pipeline.errors import PipelineError
 from pipeline.methods import RACES, Method, with_baselines
-from pipeline.models.heads.feature_head import GivenText
+from pipeline.models.compare import PairTexts
 from pipeline.models.heads.hidden_drafter import HiddenDrafter
 from pipeline.models.language_model import LanguageModel
 from pipeline.models.load import load_pair
-from pipeline.models.passes import Text
+from pipeline.models.passes import Texts
 from pipeline.models.prompt_tokens import common_rows
 from pipeline.stage import Json, Task
 from pipeline.workers import out_of_memory
@@ -181,11 +174,9 @@ def scheme_of(method: Method, noise: Noise) -> tuple[Choice, Verifier]:
         return drawn, Match(drawn)
     if method.drafts_most_probable:
         return Greedy(), DrawnPath(t, noise, method.rule)
-    if t > 0 and method.tree is not None:
-        return DrawnRace(t, noise), TreeSampling(t, noise)
     if t > 0:
-        drawn = Inversion(t, noise, DRAFT)
-        return drawn, SpeculativeSampling(t, noise, method.rule)
+        drafted = Inversion(t, noise, DRAFT) if method.tree is None else DrawnRace(t, noise)
+        return drafted, SpeculativeSampling(t, noise, method.rule)
     if method.rule is None or method.lossless:
         return Greedy(), Match(Greedy())
     return Greedy(), Relaxed(method.rule)
@@ -222,8 +213,8 @@ def compared(tokens: Sequence[int], baseline: Sequence[int]) -> Row:
 @torch.inference_mode()
 def read_again(model: LanguageModel, prompt: Sequence[int], answer: Sequence[int]) -> Tensor:
     """Return the logits (n, V) from which the n tokens of an answer were chosen, in one pass."""
-    text = torch.tensor([*prompt, *answer[:-1]], device=model.device)
-    return Text(model, len(text)).read(text, keep=len(answer))
+    text = torch.tensor([[*prompt, *answer[:-1]]], device=model.device)
+    return Texts(model, text.shape[1]).read(text, keep=len(answer))[0]
 
 
 @torch.inference_mode()
@@ -231,17 +222,10 @@ def read_both(
     pair: DecodingPair, prompt: Sequence[int], answer: Sequence[int]
 ) -> tuple[Tensor, Tensor]:
     """Return the logits (n, V) of both models at the n tokens of an answer."""
-    target, drafter = pair.target, pair.drafter
-    if isinstance(drafter, LanguageModel):
-        return read_again(target, prompt, answer), read_again(drafter, prompt, answer)
-    text = torch.tensor([*prompt, *answer[:-1]], device=target.device)
-    sequence = Text(target, len(text), drafter.layers)
-    logits = sequence.read(text, keep=len(answer))
-    assert sequence.hidden is not None
-    at = torch.arange(len(text), device=target.device)[None]
-    given, hidden = GivenText(drafter.head, 1), sequence.hidden[None]
-    outputs = given.read(drafter.embed(text[None]), hidden, at, at >= 0)[0]
-    return logits, drafter.logits(outputs[0, -len(answer) :])
+    text = torch.tensor([[*prompt, *answer[:-1]]], device=pair.target.device)
+    texts = PairTexts(pair.target, pair.drafter, text.shape[1])
+    logits, drafts, _ = texts.read(text, len(answer))
+    return logits, drafts[0]
 
 
 def nats_given_up(logits: Tensor, answer: Sequence[int]) -> Tensor:

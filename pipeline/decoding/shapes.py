@@ -1,16 +1,18 @@
-"""Draft trees as passes over their nodes: fixed shapes, made once, and trees that each call grows.
+"""Draft trees as passes over their nodes: fixed shapes, and trees that each call grows.
 
-Nodes are in level order (`Topology.by_level`). Of a chain nothing is made: each token sees all
-before it, which models do by themselves. A tree that grows (EAGLE-2) keeps the nodes that the
-drafter values most. Which of them are read at a depth, and which are kept in the end, is chosen on
-the device, which is waited for once a call. The value of a child comes from what orders its
-siblings: the drafter's probability where the most probable are drafted; in a race q_i / e_i over
-their sum, the odds that i still arrives first where target and drafter differ.
+A drafter reads a tree level by level: of the candidates that the last pass gave, those that get
+children. Of a fixed shape they are known (`Fixed`). A tree that grows (EAGLE-2) keeps the nodes
+that the drafter values most (`Grown`), chosen on the device, which is waited for once a call. The
+value of a child comes from what orders its siblings: the drafter's probability where the most
+probable are drafted; in a race q_i / e_i over their sum, the odds that i still arrives first where
+target and drafter differ. Nodes are in level order (`Topology.by_level`). A chain needs no masks:
+each token sees all before it, as models do by themselves.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
 from typing import NamedTuple
@@ -18,11 +20,10 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from analysis.decoding.schemes import NOTHING
 from analysis.trees.topology import ROOT, DynamicTree, Topology, sequence
-from pipeline.decoding.choices import Greedy, first_tokens
+from pipeline.decoding.choices import Choice, Greedy, first_tokens
 from pipeline.models.devices import read, send
 from pipeline.models.passes import TreePass, tree_pass
 
@@ -30,30 +31,28 @@ lately = lru_cache(128)  # of shapes that calls choose anew the latest are kept
 within, chain = lately(Topology.within), lately(sequence)
 
 
-class Level(NamedTuple):
-    """One pass of a drafter: the nodes of a depth that have children are read, these are drafted.
+@dataclass(frozen=True)
+class Draft:
+    """Proposed tokens, on a tree.
 
     Attributes:
-        width: children of the task that has most.
-        children: (c,) which of the rows x width tokens are drafted; None is all.
-        inner: (r,) which of the depth's nodes are read; None is all.
-        above: (r,) of each, which of the nodes read in the pass before is its parent; None is the
-            same one, or the only one.
-        tree: how they are read; None as a text.
+        tokens: (n,) on the device of the target; NOTHING where none could be drafted.
+        tree: its shape, in level order; of a chain, each node has one child.
+        weights: (r, V) the distributions they were drawn from: of the text so far, and of each
+            task with children in order; None when they were not drawn.
+        first: (r,) what chose the first token of each row of a model's logits, finite unless they
+            are broken; None where no model drafted.
     """
 
-    width: int = 1
-    children: Tensor | None = None
-    inner: Tensor | None = None
-    above: Tensor | None = None
-    tree: TreePass | None = None
+    tokens: Tensor
+    tree: Topology
+    weights: Tensor | None = None
+    first: Tensor | None = None
 
-    def read(self, tokens: Tensor) -> Tensor:
-        """Return the tokens of the depth that are read (r,)."""
-        return tokens if self.inner is None else readable(tokens[self.inner])
-
-
-Reading = Callable[[Level, Tensor | None], Tensor]  # logits (r, V) after nodes; None: after a text
+    @property
+    def ids(self) -> Tensor:
+        """The tokens that the target reads (n,)."""
+        return readable(self.tokens)
 
 
 def readable(tokens: Tensor) -> Tensor:
@@ -68,17 +67,9 @@ def inner_nodes(tree: Topology) -> tuple[int, ...]:
 
 
 @lately
-def cache_slots(tree: Topology) -> dict[int, int]:
-    """Return where each task that a drafter reads lies in its cache, after the text."""
-    return {task: at for at, task in enumerate(inner_nodes(tree)[1:])}
-
-
-@lately
-def verification_pass(
-    tree: Topology | None, device: torch.device, dtype: torch.dtype
-) -> TreePass | None:
+def verification_pass(tree: Topology, device: torch.device, dtype: torch.dtype) -> TreePass | None:
     """Return the pass in which a target reads the root (the last token of the text) and nodes."""
-    if tree is None or tree.is_chain:
+    if tree.is_chain:
         return None
     seen = np.eye(len(tree) + 1, dtype=np.bool_)
     for task, parent in enumerate(tree.parents):
@@ -86,116 +77,152 @@ def verification_pass(
     return tree_pass(send(seen, device), send((0, *tree.depths), device), dtype)
 
 
+class Walk:
+    """The passes of a drafter over nodes below a text, one for each level."""
+
+    def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
+        """Begin at the text; `dtype` is that of the drafter's attention."""
+        self._dtype, self._depth = dtype, 0
+        self._seen = torch.zeros((1, 0), dtype=torch.bool, device=device)
+
+    def descend(self, above: Tensor) -> TreePass:
+        """Return the pass over r nodes; `above` (r,) are their parents in the pass before."""
+        own = torch.eye(len(above), dtype=torch.bool, device=above.device)
+        self._seen = torch.cat([self._seen[above], own], 1)
+        offsets = torch.full((len(above),), self._depth, device=above.device)
+        self._depth += 1
+        return tree_pass(self._seen, offsets, self._dtype)
+
+
+class Level(NamedTuple):
+    """A level of a fixed shape, of which a pass gives rows x width candidates.
+
+    Attributes:
+        width: children of the node above that has most.
+        children: (c,) which of the candidates are nodes.
+        inner: (r,) which of the nodes have children.
+        above: (r,) of each of these, which of the nodes read in the pass before is its parent.
+    """
+
+    width: int
+    children: Tensor
+    inner: Tensor
+    above: Tensor
+
+
 @lately
-def levels_of(tree: Topology, device: torch.device, dtype: torch.dtype) -> tuple[Level, ...]:
-    """Return the passes of a drafter over a tree, one for each depth."""
-    if tree.is_chain:
-        return (Level(),) * len(tree)
-    starts = [ROOT, *(tree.depths.index(depth) for depth in range(1, tree.depth + 1)), len(tree)]
-    made: list[Level] = []
-    before: list[int] = []
-    for depth, (start, stop) in enumerate(pairwise(starts[:-1])):
-        inner = [task for task in range(start, stop) if tree.children[task]]
-        width = max(len(tree.children[task]) for task in inner)
-        row = {task: at for at, task in enumerate(inner)}
-        children = [
-            row[tree.parents[task]] * width + tree.siblings[task] - 1
-            for task in range(stop, starts[depth + 2])
-        ]
-        level = Level(width, send(children, device))
-        if depth:
-            level = level._replace(
-                inner=send([task - start for task in inner], device),
-                above=send([before.index(tree.parents[n]) for n in inner], device),
-                tree=_read_after(tree, inner, device, dtype),
-            )
-        made.append(level)
-        before = inner
+def levels_of(tree: Topology, device: torch.device) -> tuple[Level, ...]:
+    """Return the levels of a tree."""
+    starts = [*(tree.depths.index(depth) for depth in range(1, tree.depth + 1)), len(tree)]
+    before, made = [ROOT], []
+    for start, stop in pairwise(starts):
+        row = {task: at for at, task in enumerate(before)}
+        width = max(len(tree.children[task]) for task in before)
+        nodes = range(start, stop)
+        places = [row[tree.parents[task]] * width + tree.siblings[task] - 1 for task in nodes]
+        before = [task for task in nodes if tree.children[task]]
+        inner = send([task - start for task in before], device)
+        above = send([row[tree.parents[task]] for task in before], device)
+        made.append(Level(width, send(places, device), inner, above))
     return tuple(made)
 
 
-def _read_after(
-    tree: Topology, nodes: list[int], device: torch.device, dtype: torch.dtype
-) -> TreePass:
-    """Return the pass in which a drafter reads nodes of a depth, after those of smaller depths."""
-    at = cache_slots(tree)
-    seen = torch.zeros(len(nodes), at[nodes[-1]] + 1, dtype=torch.bool)
-    for row, task in enumerate(nodes):
-        while task != ROOT:
-            seen[row, at[task]] = True
-            task = tree.parents[task]
-    depth = torch.full((len(nodes),), tree.depths[nodes[0]] - 1, device=device)
-    return tree_pass(seen.to(device), depth, dtype)
+class Fixed:
+    """A draft of a fixed shape, level after level."""
+
+    def __init__(self, tree: Topology, choice: Choice, position: int, device: torch.device) -> None:
+        """Draft with `choice`, from the token at a position on."""
+        self.depth, self._tree = tree.depth, tree
+        self._choice, self._position = choice, position
+        self._levels = None if tree.is_chain else levels_of(tree, device)
+        self._tokens: list[Tensor] = []
+        self._first: list[Tensor] = []
+        self._weights: list[Tensor] = []
+
+    def add(self, logits: Tensor) -> None:
+        """Add a level: the children of the nodes that have the logits (r, V)."""
+        depth, levels = len(self._tokens), self._levels
+        width = levels[depth].width if levels else 1
+        tokens, first, weights = self._choice.draft(logits, self._position, depth, width)
+        flat = tokens.reshape(-1)
+        self._tokens.append(flat[levels[depth].children] if levels else flat)
+        self._first.append(first)
+        self._weights += [] if weights is None else [weights]
+
+    def inner(self) -> tuple[Tensor, Tensor | None]:
+        """Return the last level's tokens (r,) that are read, and their parents; None of a chain."""
+        if self._levels is None:
+            return self._tokens[-1], None
+        level = self._levels[len(self._tokens) - 1]
+        return self._tokens[-1][level.inner], level.above
+
+    def draft(self) -> tuple[Draft, Mapping[int, int]]:
+        """Return the draft, and where each node that was read lies in the cache after the text."""
+        weights = torch.cat(self._weights) if self._weights else None
+        draft = Draft(torch.cat(self._tokens), self._tree, weights, torch.cat(self._first))
+        return draft, cache_slots(self._tree)
 
 
-def grow(
-    growth: DynamicTree,
-    count: int,
-    reading: Reading,
-    choice: Greedy,
-    position: int,
-    dtype: torch.dtype,
-) -> tuple[Tensor, Topology, dict[int, int], Tensor]:
-    """Grow a tree of at most `count` levels, at least 1, from the token at a position on.
+@lately
+def cache_slots(tree: Topology) -> dict[int, int]:
+    """Return where each task that a drafter reads lies in its cache, after the text."""
+    return {task: at for at, task in enumerate(inner_nodes(tree)[1:])}
 
-    `dtype` is that of the drafter's attention.
 
-    Returns:
-        Tokens (n,) on the drafter's device; the shape, in level order; where each task that was
-        read lies in the drafter's cache, after the text; and the largest key (r,) of each row that
-        was read, finite unless the logits are broken.
+class Grown:
+    """A tree that grows, level after level; see `DynamicTree`.
+
+    Of all candidates it knows the logarithm of the value, -inf of NOTHING; the parent among them;
+    and the column in the drafter's cache after the text, -1 of those that are not read.
     """
-    width = growth.width
-    # of all candidates, level after level: the logarithm of the value, -inf of NOTHING; the parent
-    # among them; the column in the drafter's cache after the text, -1 of those that are not read
-    tokens, values, keys = _children(reading(Level(width), None), choice, position, width)
-    parents, columns = torch.full_like(tokens, ROOT), torch.full_like(tokens, -1)
-    largest, start, device = [keys], 0, tokens.device
-    seen = torch.zeros((0, 0), dtype=torch.bool, device=device)  # of the nodes read so far
-    before = torch.zeros(0, dtype=torch.long, device=device)  # those of the last pass
-    for depth in range(1, min(count, growth.depth)):
-        inner = start + _largest(values[start:], width)
-        above = torch.zeros_like(inner)
-        read_before, rows = len(seen), len(inner)
-        seen = pad(seen, (0, rows, 0, rows))
-        if depth > 1:
-            above = (before[None] == parents[inner][:, None]).long().argmax(1)
-            seen[read_before:] = seen[read_before - len(before) : read_before][above]
-        own = torch.arange(read_before, read_before + rows, device=device)
-        seen[own, own] = True
-        columns[inner] = own
-        offsets = torch.full((rows,), depth - 1, device=device)
-        pass_ = tree_pass(seen[read_before:], offsets, dtype)
-        logits = reading(Level(width, None, inner - start, above, pass_), tokens[start:])
-        made, gained, keys = _children(logits, choice, position + depth, width)
-        largest.append(keys)
-        start, before = len(tokens), inner
-        tokens = torch.cat([tokens, made])
-        values = torch.cat([values, gained + values[inner].repeat_interleave(width)])
-        parents = torch.cat([parents, inner.repeat_interleave(width)])
-        columns = torch.cat([columns, torch.full_like(made, -1)])
-    chosen = _largest(values, growth.nodes)
-    alive = values[chosen].isfinite().long()
-    facts = torch.stack([chosen, alive, parents[chosen], columns[chosen]])
-    drafted, shape, places = _shape_of(read(facts)[0].T.tolist())
-    tokens = tokens[chosen]
-    if len(drafted) < len(chosen):
-        tokens = tokens[send(drafted, device)]
-    return tokens, shape, places, torch.cat(largest)
 
+    def __init__(self, growth: DynamicTree, count: int, choice: Greedy, position: int) -> None:
+        """Grow at most `count` levels, at least 1, from the token at a position on."""
+        self.depth, self._growth = min(count, growth.depth), growth
+        self._choice, self._position = choice, position
+        self._levels: list[tuple[Tensor, ...]] = []  # tokens, values, parents, columns
+        self._first: list[Tensor] = []
+        self._read = self._start = 0  # nodes read, candidates before the last level
 
-def _children(
-    logits: Tensor, choice: Greedy, position: int, width: int
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the tokens and values (r x width,) of the children of nodes, from logits (r, V).
+    def add(self, logits: Tensor) -> None:
+        """Add the children of the nodes read last, which have the logits (r, V)."""
+        width = self._growth.width
+        keys = self._choice.keys(logits, self._position + len(self._levels)).double()
+        tokens = first_tokens(keys, width)
+        values = torch.log_softmax(keys, 1).gather(1, tokens.clamp(min=0))
+        values = values.masked_fill(tokens == NOTHING, -torch.inf)
+        self._first.append(keys.gather(1, tokens[:, :1].clamp(min=0))[:, 0])
+        parents = torch.full_like(tokens, ROOT)
+        if self._levels:
+            parents = (self._start + self._inner)[:, None].expand_as(tokens)
+            values = values + self._levels[-1][1][self._inner][:, None]
+            self._start += len(self._levels[-1][0])
+        columns = torch.full_like(tokens, -1)
+        level = (tokens, values, parents, columns)
+        self._levels.append(tuple(each.reshape(-1) for each in level))
 
-    And the largest key (r,) of each row.
-    """
-    keys = choice.keys(logits, position).double()
-    tokens = first_tokens(keys, width)
-    values = torch.log_softmax(keys, 1).gather(1, tokens.clamp(min=0))
-    values = values.masked_fill(tokens == NOTHING, -torch.inf)
-    return tokens.flatten(), values.flatten(), keys.gather(1, tokens[:, :1].clamp(min=0))[:, 0]
+    def inner(self) -> tuple[Tensor, Tensor]:
+        """Return the last level's tokens (r,) of highest value, and which rows gave them."""
+        tokens, values, _, columns = self._levels[-1]
+        self._inner = _largest(values, self._growth.width)
+        rows = len(self._inner)
+        columns[self._inner] = torch.arange(self._read, self._read + rows, device=columns.device)
+        self._read += rows
+        return tokens[self._inner], self._inner // self._growth.width
+
+    def draft(self) -> tuple[Draft, Mapping[int, int]]:
+        """Return the draft, and where each node that was read lies in the cache after the text."""
+        tokens, values, parents, columns = (
+            torch.cat(each) for each in zip(*self._levels, strict=True)
+        )
+        chosen = _largest(values, self._growth.nodes)
+        alive = values[chosen].isfinite().long()
+        facts = torch.stack([chosen, alive, parents[chosen], columns[chosen]])
+        rows, shape, places = _shape_of(read(facts)[0].T.tolist())
+        tokens = tokens[chosen]
+        if len(rows) < len(chosen):
+            tokens = tokens[send(rows, tokens.device)]
+        return Draft(tokens, shape, None, torch.cat(self._first)), places
 
 
 def _largest(values: Tensor, count: int) -> Tensor:
@@ -210,16 +237,8 @@ def _shape_of(chosen: list[list[int]]) -> tuple[list[int], Topology, dict[int, i
         chosen: in level order; of each its number, whether it has a value, its parent's number
             and its column. One has none where nothing could be drafted there, or above.
     """
-    number = {ROOT: ROOT}
-    parents: list[int] = []
-    columns: dict[int, int] = {}
-    rows: list[int] = []
-    for row, (task, has_value, parent, column) in enumerate(chosen):
-        if not has_value:
-            continue
-        rows.append(row)
-        number[task] = len(parents)
-        if column >= 0:
-            columns[len(parents)] = column
-        parents.append(number[parent])
-    return rows, Topology(tuple(parents)), columns
+    rows = [row for row, (_, has_value, *_) in enumerate(chosen) if has_value]
+    number = {ROOT: ROOT, **{chosen[row][0]: at for at, row in enumerate(rows)}}
+    parents = tuple(number[chosen[row][2]] for row in rows)
+    columns = {at: chosen[row][3] for at, row in enumerate(rows) if chosen[row][3] >= 0}
+    return rows, Topology(parents), columns

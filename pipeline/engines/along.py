@@ -14,8 +14,7 @@ from analysis import TopK, certify
 from analysis.rules import StrictGreedy
 from analysis.statistics.bootstrap import Flags
 from pipeline.engines.answers import Asked
-from pipeline.models.heads.feature_head import GivenText
-from pipeline.models.heads.hidden_drafter import HiddenDrafter
+from pipeline.models.compare import PairTexts
 from pipeline.models.load import load_model, load_pair
 from pipeline.models.passes import Texts
 from pipeline.study import Study
@@ -69,10 +68,13 @@ class Models:
         self._target.check_tokens(tokens, f"answer {answer.name}")
         self._target.check_context(len(tokens), "distributions.steps")
         ids = torch.tensor([tokens[:-1]], device=self._target.device)
-        layers = self._drafter.layers if isinstance(self._drafter, HiddenDrafter) else ()
-        target = Texts(self._target, len(tokens), layers)
-        logits = target.read(ids, n)[0]
-        drafts, completed = self._drafts(ids, n, target.hidden)
+        drafts: list[Tensor] = []
+        completed = None
+        if self._drafter is None:
+            logits = Texts(self._target, len(tokens)).read(ids, n)[0]
+        else:
+            texts = PairTexts(self._target, self._drafter, len(tokens), self._depths)
+            logits, drafts, completed = texts.read(ids, n)
         said = torch.tensor(answer.tokens, device=ids.device)
         right = [draft.argmax(1) == said for draft in drafts]
         certified = [
@@ -82,21 +84,6 @@ class Models:
         below = logits.amax(1) - logits.gather(1, said[:, None])[:, 0]
         gap = torch.where(logits.argmax(1) == said, -1.0, below.float())
         return Along(gap.cpu().numpy(), _flags(right, n), _flags(certified, n))
-
-    def _drafts(
-        self, ids: Tensor, n: int, hidden: Tensor | None
-    ) -> tuple[list[Tensor], Tensor | None]:
-        """Return the drafter's logits (n, V) by depth, and those of a head's q' at depth 1."""
-        if self._drafter is None:
-            return [], None
-        if not isinstance(self._drafter, HiddenDrafter):
-            return [Texts(self._drafter, ids.shape[1]).read(ids, n)[0]], None
-        assert hidden is not None
-        head, at = self._drafter, torch.arange(ids.shape[1], device=ids.device)[None]
-        read = GivenText(head.head, self._depths).read(head.embed(ids), hidden, at, at >= 0)
-        outputs = [output[0, -n:] for output in read]
-        drafts = [head.logits(output) for output in outputs]
-        return drafts, head.completed(outputs[0], drafts[0])
 
     def _certified(self, target: Tensor, draft: Tensor, completed: Tensor) -> Tensor:
         """Return the (n,) steps at which the KL is below the certificate of strict greedy.

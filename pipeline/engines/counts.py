@@ -230,7 +230,9 @@ def _check_drafts(counts: AnswerCounts) -> None:
 
 def _check_histogram(counts: AnswerCounts) -> None:
     histogram = counts.histogram
-    if not isinstance(histogram, list) or not all(type(n) is int and n >= 0 for n in histogram):
+    if not isinstance(histogram, list) or not all(
+        type(n) is int and 0 <= n <= MOST for n in histogram
+    ):
         raise FormatError(f"has the histogram {histogram!r:.60}: a list of counts was expected")
     if len(histogram) > MOST_PLACES + 1:
         raise FormatError(

@@ -57,10 +57,10 @@ class Run:
             kept, tried = np.array([call for calls in steps for call in calls], dtype=np.intp).T
             tested, passed = acceptance_by_position(np.minimum(kept + 1, tried), kept)
             return (passed / tested).tolist(), float(passed.sum() / tested.sum())
-        tested = [counts.drafts, *counts.by_place[:-1]] if counts.by_place else []
-        pairs = zip(counts.by_place, tested, strict=True)  # all drafts are full
+        before = [counts.drafts, *counts.by_place[:-1]] if counts.by_place else []
+        pairs = zip(counts.by_place, before, strict=True)  # all drafts are full
         rates = [passing / n if n else math.nan for passing, n in pairs]
-        return rates, sum(counts.by_place) / sum(tested) if sum(tested) else math.nan
+        return rates, sum(counts.by_place) / sum(before) if sum(before) else math.nan
 
 
 class Speed(NamedTuple):

@@ -1,13 +1,12 @@
-"""The key-value caches of models: their kinds, and the operations that each supports."""
+"""The key-value caches of models, with room for a whole answer from the start."""
 
 from __future__ import annotations
 
-import inspect
 from typing import Any
 
 from torch import Tensor
 from transformers import DynamicCache
-from transformers.cache_utils import DynamicIndexedLayer, DynamicLayer, DynamicSlidingWindowLayer
+from transformers.cache_utils import DynamicLayer
 
 Cache = DynamicCache  # of a model, all layers
 
@@ -51,42 +50,16 @@ class PreallocatedLayer(DynamicLayer):
         self.keys, self.values = (buffer[:, :, :length] for buffer in self._buffers)
 
 
-# layers that can forget their last tokens; any other kind keeps a state that holds all tokens
-CROPPABLE = (PreallocatedLayer, DynamicLayer, DynamicSlidingWindowLayer, DynamicIndexedLayer)
+def new_cache(config: Any, capacity: int) -> DynamicCache:
+    """Return an empty cache for sequences of at most `capacity` tokens.
 
-
-def new_cache(module: Any, capacity: int) -> DynamicCache:
-    """Return an empty cache of a transformers model for sequences of at most `capacity` tokens."""
-    cache = DynamicCache(config=module.config)
+    Args:
+        config: of a transformers model; None is one layer of full attention.
+        capacity: in tokens.
+    """
+    cache = DynamicCache(config=config)
     cache.layers = [
         PreallocatedLayer(capacity) if type(layer) is DynamicLayer else layer
-        for layer in cache.layers
+        for layer in cache.layers or [DynamicLayer()]
     ]
     return cache
-
-
-def one_layer(capacity: int) -> DynamicCache:
-    """Return an empty cache of one layer of full attention."""
-    cache = DynamicCache()
-    cache.layers = [PreallocatedLayer(capacity)]
-    return cache
-
-
-def cache_refusal(kind: type) -> str | None:
-    """Return why transformers models of class `kind` can't be run a token at a time, or None.
-
-    A model that takes no `past_key_values` swallows them silently, and reads every token as if
-    nothing came before it.
-    """
-    if "past_key_values" in inspect.signature(kind.forward).parameters:  # type: ignore[attr-defined]
-        return None
-    return f"{kind.__name__} takes no key-value cache (past_key_values)"
-
-
-def draft_refusal(module: Any) -> str | None:
-    """Return why drafted tokens of a transformers model can't be taken back, or None."""
-    kinds = {type(layer) for layer in new_cache(module, 1).layers} - set(CROPPABLE)
-    if not kinds:
-        return None
-    names = ", ".join(sorted(kind.__name__ for kind in kinds))
-    return f"its layers ({names}) keep a state from which no token can be taken back"

@@ -203,6 +203,45 @@ class ComparedPair:
     sampled: float | None = None  # temperature of the answers, None where they are not p's own
 
 
+class PairTexts:
+    """B given texts that a target and its drafter read, block after block."""
+
+    def __init__(
+        self,
+        target: LanguageModel,
+        drafter: LanguageModel | HiddenDrafter,
+        capacity: int,
+        depths: int = 1,
+        padding: Tensor | None = None,
+    ) -> None:
+        """Start empty, see `Texts`; a head drafts at `depths` from 1 on."""
+        self._drafter, self._padding = drafter, padding
+        layers = drafter.layers if isinstance(drafter, HiddenDrafter) else ()
+        self._target = Texts(target, capacity, layers, padding)
+        if isinstance(drafter, HiddenDrafter):
+            self._given = GivenText(drafter.head, depths)
+        else:
+            self._own = Texts(drafter, capacity, padding=padding)
+
+    def read(self, ids: Tensor, keep: int) -> tuple[Tensor, list[Tensor], Tensor | None]:
+        """Read tokens (B, n); return logits (B keep, V) after the last `keep` of each text.
+
+        They are the target's, the drafter's by depth, and those of `HiddenDrafter.completed`.
+        """
+        begin, head = self._target.length, self._drafter
+        logits = self._target.read(ids, keep).flatten(0, 1)
+        if not isinstance(head, HiddenDrafter):
+            return logits, [self._own.read(ids, keep).flatten(0, 1)], None
+        at = torch.arange(begin, self._target.length, device=ids.device)[None]
+        if self._padding is not None:
+            at = at - self._padding[:, None]
+        assert self._target.hidden is not None
+        read = self._given.read(head.embed(ids), self._target.hidden, at.clamp(min=0), at >= 0)
+        outputs = [output[:, -keep:].flatten(0, 1) for output in read]
+        drafts = [head.logits(output) for output in outputs]
+        return logits, drafts, head.completed(outputs[0], drafts[0])
+
+
 @torch.inference_mode()
 def teacher_force(pair: ComparedPair, batch: Batch, progress: Callable[[int], object]) -> Found:
     """Run both models over `batch` and return the columns of each step, (B, n, ...).
@@ -211,31 +250,13 @@ def teacher_force(pair: ComparedPair, batch: Batch, progress: Callable[[int], ob
     model has alone, target and drafter. `progress` is told the steps that were done.
     """
     size, width = batch.ids.shape
-    drafter = pair.drafter
-    head = drafter if isinstance(drafter, HiddenDrafter) else None
-    given = GivenText(head.head, pair.depths) if head else None
-    target = Texts(pair.target, width, head.layers if head else (), padding=batch.padding)
-    own = None if head else Texts(drafter, width, padding=batch.padding)
+    texts = PairTexts(pair.target, pair.drafter, width, pair.depths, batch.padding)
+    rows = max(pair.target.vocab_size, pair.drafter.vocab_size)
     parts = []
-    for begin, end, steps in batch.blocks(
-        pair.block, max(pair.target.vocab_size, drafter.vocab_size)
-    ):
-        ids, keep = batch.ids[:, begin:end], max(steps, 1)
-        logits, completed = target.read(ids, keep), None
-        if own is not None:
-            drafts = [own.read(ids, keep).flatten(0, 1)]
-        else:
-            assert head is not None
-            assert given is not None
-            assert target.hidden is not None
-            at, real = batch.positions[:, begin:end], batch.mask[:, begin:end].bool()
-            read = given.read(head.embed(ids), target.hidden, at, real)
-            if steps:
-                outputs = [output[:, -keep:].flatten(0, 1) for output in read]
-                drafts = [head.logits(output) for output in outputs]
-                completed = head.completed(outputs[0], drafts[0])
+    for begin, end, steps in batch.blocks(pair.block, rows):
+        read = texts.read(batch.ids[:, begin:end], max(steps, 1))
         if steps:
-            columns = measure(pair, logits.flatten(0, 1), drafts, completed)
+            columns = measure(pair, *read)
             parts.append(
                 {name: column.unflatten(0, (size, steps)) for name, column in columns.items()}
             )

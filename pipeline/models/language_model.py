@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,50 +17,6 @@ from pipeline.models import caches, skinny_matmul
 from pipeline.models.caches import Cache
 
 KEPT = ("keys", "values")  # of every token; layers may share them, or have a state of fixed size
-
-
-@contextmanager
-def recorded_states(module: Any, layers: Sequence[int]) -> Iterator[dict[int, Tensor]]:
-    """Record the hidden states of a transformers model's next pass, as vLLM hands them to a head.
-
-    Args:
-        module: the model.
-        layers: after how many of its layers; 0 is what the first one reads. The final norm is not
-            a layer: after all of them a state has not been normed yet.
-
-    Yields:
-        The hidden states (B, n, d) by number of layers, once the pass is over.
-    """
-    states: dict[int, Tensor] = {}
-    stack: Any = layer_stack(module) if layers else ()
-
-    def read_first(_: Any, given: tuple[Tensor, ...], named: Mapping[str, Tensor]) -> None:
-        states[0] = given[0] if given else named["hidden_states"]
-
-    def made_by(layer: int) -> Callable[..., None]:
-        def keep(_: Any, __: Any, made: Tensor | tuple[Tensor, ...]) -> None:
-            states[layer] = made if isinstance(made, Tensor) else made[0]
-
-        return keep
-
-    hooks = [
-        stack[layer - 1].register_forward_hook(made_by(layer))
-        if layer
-        else stack[0].register_forward_pre_hook(read_first, with_kwargs=True)
-        for layer in layers
-    ]
-    try:
-        yield states
-    finally:
-        for hook in hooks:
-            hook.remove()
-
-
-def layer_stack(module: Any) -> Any:
-    """Return the layers of a transformers model."""
-    depth = module.config.get_text_config().num_hidden_layers
-    lists = (part for part in module.modules() if isinstance(part, nn.ModuleList))
-    return next(part for part in lists if len(part) == depth)
 
 
 @dataclass(frozen=True)
@@ -94,7 +49,7 @@ class LanguageModel:
 
     def new_cache(self, capacity: int) -> Cache:
         """Return an empty key-value cache for sequences of at most `capacity` tokens."""
-        return caches.new_cache(self.module, capacity)
+        return caches.new_cache(self.module.config, capacity)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -125,7 +80,8 @@ class LanguageModel:
                 what is added to the attention scores; None where there is no padding.
             positions: (B, n) of `ids` within their sequence, from 0; None where all are equal.
             keep: of how many tokens logits are wanted; 0 is all.
-            layers: after how many layers hidden states are wanted; see `recorded_states`.
+            layers: after how many layers hidden states are wanted; 0 is what the first one reads.
+                The final norm is no layer: after all of them a state has not been normed yet.
             features: of heads: (B, n, d) fused hidden states of the target after the tokens
                 before, or outputs of the head.
 
@@ -137,18 +93,18 @@ class LanguageModel:
         if mask is None and before and 1 < n <= skinny_matmul.MOST_QUERIES and self._few_queries:
             mask = skinny_matmul.chain_mask(n, before)
             positions = torch.arange(before, before + n)[None]
-        with recorded_states(self.module, layers) as states:
-            out = self.module(
-                input_ids=ids,
-                attention_mask=mask,
-                position_ids=positions,
-                past_key_values=cache,
-                use_cache=True,
-                logits_to_keep=keep,
-            )
+        out = self.module(
+            input_ids=ids,
+            attention_mask=mask,
+            position_ids=positions,
+            past_key_values=cache,
+            use_cache=True,
+            logits_to_keep=keep,
+            output_hidden_states=list(layers),
+        )
         if not layers:
             return out.logits, None
-        return out.logits, torch.stack([states[layer] for layer in layers], dim=2)
+        return out.logits, torch.stack([out.hidden_states[layer] for layer in layers], dim=2)
 
     def check_drafts(self, key: str) -> None:
         """Check that the model can read drafts and take them back.
@@ -156,10 +112,13 @@ class LanguageModel:
         Raises:
             PipelineError: it can't; `key` is its configuration key.
         """
-        if refusal := caches.draft_refusal(self.module):
+        layers = self.new_cache(1).layers
+        if names := {type(layer).__name__ for layer in layers if not layer.is_croppable}:
             raise PipelineError(
-                f"{key}: {self.label} can't be used with drafts: {refusal}. Take a model with "
-                "attention in all layers, or leave the drafter out with drafter=none"
+                f"{key}: {self.label} can't be used with drafts: its layers "
+                f"({', '.join(sorted(names))}) keep a state from which no token can be taken back. "
+                "Take a model with attention in all layers, or leave the drafter out with "
+                "drafter=none"
             )
 
     def check_trees(self) -> None:
@@ -169,7 +128,7 @@ class LanguageModel:
             PipelineError: it can't.
         """
         attention = self.module.config._attn_implementation
-        layers = caches.new_cache(self.module, 1).layers
+        layers = self.new_cache(1).layers
         refusal = None
         if attention not in ("sdpa", "eager", skinny_matmul.NAME):
             refusal = f"attention: {attention} takes no mask of the scores"

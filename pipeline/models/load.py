@@ -6,6 +6,7 @@ of a repository is ever run.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,13 +25,11 @@ from transformers import logging as transformers_logging
 
 from pipeline.errors import PipelineError, first_line
 from pipeline.hub import MODEL_FILES, TOKENIZER_FILES, model_folder
-from pipeline.models import caches
+from pipeline.models.cached_steps import check_cached_steps
 from pipeline.models.devices import choose_device, set_up
-from pipeline.models.heads.head_files import read_head
 from pipeline.models.heads.hidden_drafter import HiddenDrafter
-from pipeline.models.heads.load import check_head, load_head
+from pipeline.models.heads.load import check_head, load_head, read_head
 from pipeline.models.language_model import Head, LanguageModel
-from pipeline.models.passes import check_cached_steps
 from pipeline.models.prompt_tokens import check_same_tokens, common_rows
 from pipeline.models.skinny_matmul import use_few_queries, use_skinny_matmul
 from pipeline.models.spec import ModelSpec
@@ -75,9 +74,10 @@ def load_model(spec: ModelSpec) -> LanguageModel:
             f"{key}.path={path}: its weights are stored as {', '.join(sorted(stored))}, and its "
             f"config.json tells no scale for them: {', '.join(sorted(FLOATS))} are read"
         )
+    tokenizer = load_tokenizer(path, spec.identity.commit, key)
     eos = module.generation_config.eos_token_id
     if eos is None:
-        eos = load_tokenizer(path, spec.identity.commit, key).eos_token_id
+        eos = tokenizer.eos_token_id
     eos = tuple(eos) if isinstance(eos, list) else (eos,)
     if not all(token is None or type(token) is int for token in eos):
         raise PipelineError(
@@ -85,7 +85,7 @@ def load_model(spec: ModelSpec) -> LanguageModel:
             f"{', '.join(map(repr, eos))}: the id of a token is expected, or a list of ids"
         )
     model = wrap(module, settings.label, device, head_dtype=settings.head_dtype, eos=eos, key=key)
-    check_cached_steps(model, key)
+    check_cached_steps(model, tokenizer, key)
     return model
 
 
@@ -116,10 +116,11 @@ def skeleton(spec: ModelSpec) -> LanguageModel:
             "transformers knows: take another model"
         )
     kind = MODEL_FOR_CAUSAL_LM_MAPPING[type(shape)]
-    if refusal := caches.cache_refusal(kind):
+    if "past_key_values" not in inspect.signature(kind.forward).parameters:
+        # it would swallow one silently, and read every token as if nothing came before
         raise PipelineError(
-            f"{where}: {refusal}, so every token would be read without its context: take a model "
-            "with attention layers"
+            f"{where}: {kind.__name__} takes no key-value cache (past_key_values), so every token "
+            "would be read without its context: take a model with attention layers"
         )
     given = f"{where} with {key}.attention={settings.attention}"
     with _loading(given, f"{MODEL}, or {key}.attention=eager"), torch.device("meta"):
@@ -159,6 +160,7 @@ def wrap(
     target alone as well as a verification and a drafter, then runs the same ones.
     """
     module = module.eval().requires_grad_(False).to(device)
+    module.config.get_text_config().tie_last_hidden_states = False  # see `LanguageModel.read`
     head = module.get_output_embeddings()
     wanted = getattr(torch, head_dtype)
     if not isinstance(head, nn.Linear):
@@ -212,8 +214,7 @@ def check_pair(target: ModelSpec, drafter: ModelSpec) -> None:
     model, key = skeleton(target), drafter.key
     model.check_drafts(target.key)
     if drafter.head is not None:
-        files = read_head(drafter.settings.path, drafter.identity.commit, key)
-        check_head(files, model, key)
+        check_head(read_head(drafter), model)
         pair_tokenizer(target, drafter)
     else:
         drafts = skeleton(drafter)

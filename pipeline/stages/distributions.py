@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 BATCH = {"cpu": 32, "cuda": 128}  # prompts; larger batches were not faster on a CPU
 NOT_TOLD = (
     "taken as raw: a log does not tell them from values after a temperature, a penalty or sampling "
-    "in the backend (docs/answers.md has the requests)"
+    "in the backend (docs/engine.md has the requests)"
 )
 
 

@@ -256,7 +256,8 @@ def compare_shard(
     tokens = [answer["token_id"].to_pylist() for answer in answers.values()]
     batch = Batch.make(list(prompts.values()), tokens, pair.target.device)
     measured = {name: column.cpu() for name, column in teacher_force(pair, batch, progress).items()}
-    inside = torch.arange(max(map(len, tokens))) < batch.lengths.cpu()[:, None]
+    lengths = torch.tensor([len(answer) for answer in tokens])
+    inside = torch.arange(int(lengths.max())) < lengths[:, None]
     left_out = torch.where(inside[..., None], measured.pop("left_out"), 0).amax((0, 1))
     drifts: list[tuple[int, float]] = []
     schema = task.stage.schema(optional="full_kl" in measured)

@@ -272,6 +272,15 @@ def test_mars_is_a_multiplicative_rule_on_two_ranks() -> None:
     assert certify_logits([3.0], Mars(0.9)).lower == math.inf
 
 
+def test_mars_does_not_depend_on_the_scale_of_the_logits() -> None:
+    """z2/z1 stays what it is, while the probability ratio exp(z2 - z1) falls."""
+    z = -np.sort(-np.random.default_rng(3).uniform(0, 20, (200, 12))).astype(np.float32)
+    count = certify_logits(z, Mars(0.9)).accepted_count
+    assert 20 < (count == 2).sum() < 180
+    for scale in (0.125, 8):
+        np.testing.assert_array_equal(certify_logits(z * scale, Mars(0.9)).accepted_count, count)
+
+
 def test_stored_ranks_out_of_order_are_refused() -> None:
     for p, wrong in (([0.6, 0.4], [0.4, 0.6]), ([0.5, 0.3, 0.2], [0.5, 0.2, 0.3])):
         dist = replace(TopK.from_probabilities([p]), stored_probs=np.array([wrong]))

@@ -128,8 +128,8 @@ def test_a_rule_needs_its_first_rejected_token(rule: Rule, needed: int) -> None:
 
 
 def test_rules_of_the_documentation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """docs/own_rule.md as a reader would follow it: its Python in a module, its YAML in files."""
-    text = (ROOT / "docs/own_rule.md").read_text()
+    """docs/certify.md as a reader would follow it: its Python in a module, its YAML in files."""
+    text = (ROOT / "docs/certify.md").read_text()
     source = "\n\n".join(re.findall(r"```python\n(.*?)```", text, re.DOTALL))
     (tmp_path / "my_rules.py").write_text(source)
     monkeypatch.syspath_prepend(tmp_path)

@@ -20,11 +20,8 @@ Rows = Callable[[tuple[int, ...]], np.ndarray]
 SEEDS = range(4)
 
 
-def after(
-    p: np.ndarray, q: np.ndarray, offset: int, at: int
-) -> tuple[np.ndarray, np.ndarray | None]:
-    at += offset
-    return p[at], q[at] if at < len(q) else None
+def after(p: np.ndarray, q: np.ndarray, node: int) -> tuple[np.ndarray, np.ndarray | None]:
+    return p[node + 1], q[node + 1] if node + 1 < len(q) else None
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -35,14 +32,13 @@ def test_a_tree_that_is_a_chain_is_speculative_sampling(seed: int) -> None:
     for _ in range(50):
         uniforms, last = generator.random(3), generator.random(4)
         at = np.arange(3)
-        rows = partial(after, p, q, 0)
-        chain = schemes.speculative_sampling(
-            p[at, drafted], q[at, drafted], uniforms, rows, last.__getitem__
+        tested = uniforms * q[at, drafted] < p[at, drafted]
+        accepted = 3 if tested.all() else int(tested.argmin())
+        weights = p[3] if accepted == 3 else np.maximum(p[accepted] - q[accepted], 0)
+        wanted = tuple(range(accepted)), schemes.pick(weights, last[accepted])
+        assert wanted == schemes.speculative_sampling(
+            sequence(3), drafted, uniforms, partial(after, p, q), last.__getitem__
         )
-        path, token = schemes.tree_speculative_sampling(
-            sequence(3), drafted, uniforms, partial(after, p, q, 1), last.__getitem__
-        )
-        assert (len(path), token) == chain
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -61,10 +57,10 @@ def test_relaxed_sampling_emits_what_its_acceptance_gives(
     def run(fork: Fork) -> int:
         drafted = schemes.pick(q, Uniform(fork))
         accepted, token = schemes.speculative_sampling(
-            p[[drafted]],
-            q[[drafted]],
-            np.array([Uniform(fork)]),
-            lambda at: (q, None) if at else (p, q),  # a bonus token is of no interest
+            sequence(1),
+            [drafted],
+            [Uniform(fork)],  # type: ignore[list-item]
+            lambda node: (p, q) if node < 0 else (q, None),  # a bonus token is of no interest
             lambda _: Uniform(fork),
             np.array([drafted in also]),
         )
@@ -118,13 +114,6 @@ def test_following_draws_has_the_law_of_tests_in_order(tree: Topology, seed: int
         assert {key: found[key] for key in found if found[key]} == {
             key: wanted[key] for key in wanted if wanted[key]
         }
-
-
-@pytest.mark.parametrize("flags", [[1, 1, 0, 1], [0, 1], [1, 1, 1], []])
-def test_tests_before_the_first_failure(flags: list[int]) -> None:
-    accepted = schemes.leading(np.array(flags, dtype=bool))
-    assert all(flags[:accepted])
-    assert flags[accepted : accepted + 1] in ([0], [])
 
 
 def matched(tree: Topology, drafted: list[int], choices: list[int]) -> tuple[Any, int]:

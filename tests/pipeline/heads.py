@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 from pathlib import Path
+from typing import Literal
 from unittest.mock import patch
 
 import torch
@@ -31,9 +32,10 @@ def shape_of(target: LanguageModel) -> dict[str, object]:
     }  # fmt: skip
 
 
-def used(folder: Path) -> ModelSpec:
+def used(folder: Path, layer_ids: Literal["after", "output"] | None = None) -> ModelSpec:
     """A head in a directory, as a drafter."""
-    return tiny.used(folder, "drafter", label="h", head=HeadConfig(depths=2))
+    head = HeadConfig(depths=2, layer_ids=layer_ids)
+    return tiny.used(folder, "drafter", label="h", head=head)
 
 
 @torch.inference_mode()

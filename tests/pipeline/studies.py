@@ -14,7 +14,6 @@ from analysis.statistics.bootstrap import Resampling
 from pipeline import columns
 from pipeline.criteria import rule_entries
 from pipeline.hub import Identity
-from pipeline.models.spec import model_at
 from pipeline.stage import Json, Out, Runtime, Stage, Task, statistics_entries
 from pipeline.stages.certificates import STAGE as CERTIFICATES
 from pipeline.stages.distributions import STAGE as DISTRIBUTIONS
@@ -23,7 +22,7 @@ from pipeline.stages.report import STAGE as REPORT
 from pipeline.stages.run_lengths import STAGE as RUN_LENGTHS
 from pipeline.store import Store
 from tests.analysis.cases import stored_columns
-from tests.pipeline.tiny import RUNTIME, publish
+from tests.pipeline.tiny import RUNTIME, model_at, publish
 
 EPS = (0.01, 0.1, 0.69)
 COMMITS = {name: 20 * digits for name, digits in (("prompts", "0a"), ("model", "1b"))}

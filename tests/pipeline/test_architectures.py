@@ -39,6 +39,8 @@ MADE: dict[str, tuple[str, dict[str, Any], str]] = {  # class of the configurati
     "bloom": ("BloomConfig", SHAPE, "eager"),
     "phi": ("PhiConfig", SHAPE, "sdpa"),
     "qwen2": ("Qwen2Config", SHAPE | {"num_key_value_heads": 1}, "sdpa"),
+    "qwen3": ("Qwen3Config", GROUPED, "sdpa"),
+    "llama": ("LlamaConfig", GROUPED, "sdpa"),
     "mamba": ("MambaConfig", SHAPE | {"state_size": 4}, "eager"),
 }
 LINEAR = ("Qwen3NextConfig", GROUPED | {
@@ -96,7 +98,7 @@ def check_dump(directory: Path, root: Path, attention: str, atol: float) -> dict
     return found
 
 
-@pytest.mark.parametrize("name", sorted(set(MADE) - {"mamba"}))
+@pytest.mark.parametrize("name", sorted(set(MADE) - {"mamba", "llama", "qwen3"}))
 def test_stored_logits_and_decoded_answers_are_those_of_plain_passes(
     name: str, tmp_path: Path
 ) -> None:
@@ -131,6 +133,28 @@ def test_a_model_without_key_value_cache_is_refused_from_its_config(tmp_path: Pa
         r"value cache \(past_key_values\), so every token would be read without its context",
     ):
         check_models([task])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", ["gemma3", "mistral", "qwen3", "llama"])
+def test_a_cache_that_works_passes_in_every_dtype_and_a_broken_one_in_none(
+    name: str, dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = write(tmp_path / "model", *MADE[name])
+    used = tiny.used(directory, "targets.made", attention=MADE[name][2], dtype=dtype)
+    kind = type(load_model(used).module)
+    real = kind.forward
+
+    def forgets_one(self: Any, past_key_values: Any = None, **rest: Any) -> Any:
+        out = real(self, past_key_values=past_key_values, **rest)
+        if past_key_values is not None:  # the token read last is no longer there
+            for layer in past_key_values.layers:
+                layer.values[:, :, -1] = 0
+        return out
+
+    monkeypatch.setattr(kind, "forward", forgets_one)
+    with pytest.raises(PipelineError, match=r"^targets.made: tiny gives other logits a token at"):
+        load_model(used)
 
 
 @pytest.mark.parametrize("name", ["gemma2", "bloom"])

@@ -12,6 +12,8 @@ from pipeline.models import compare
 from pipeline.models import divergences as sums
 from tests import divergences
 
+LAWS = ("tv", "erss_acceptance", "harmonic_mean")
+
 
 @pytest.mark.parametrize(
     ("temperature", "sampled"), [(1.0, None), (1.0, 0.5), (2.0, 0.5), (0.5, 0.5)]
@@ -26,12 +28,11 @@ def test_device_formulas_equal_the_numpy_ones(temperature: float, sampled: float
     z[40:, 3:6] = w[40:, 5:9] = -np.inf
     found = compare.compare_logits(torch.from_numpy(z), [torch.from_numpy(w)], temperature, sampled)
     for prefix, at in (("", temperature), ("sampled_", sampled)):
-        laws = ("tv", "erss_acceptance", "harmonic_mean")
         if at is None:
-            assert all(found[f"sampled_{name}"].isnan().all() for name in laws)
+            assert all(found[f"sampled_{name}"].isnan().all() for name in LAWS)
             continue
         wanted = vars(divergences.compare_logits(z / at, w / at))
-        for name in laws if prefix else wanted.keys() - {*divergences.STOCHASTIC}:
+        for name in LAWS if prefix else wanted.keys() - {*divergences.STOCHASTIC}:
             # sums of 9000 float64 terms in another order
             np.testing.assert_allclose(
                 found[prefix + name], wanted[name], rtol=1e-11, atol=1e-15, err_msg=name
@@ -54,6 +55,24 @@ def test_masked_tokens_on_the_device() -> None:
         for field in wanted.keys() - {*divergences.STOCHASTIC}:
             values = wanted[field]
             np.testing.assert_allclose(found[field], values, rtol=1e-12, atol=1e-15, err_msg=field)
+
+
+def test_equal_models_accept_everything_and_disjoint_ones_nothing() -> None:
+    """1 - TV and the first draft of races; Lemma C.1 of arXiv 2504.15475 between the two ends."""
+    rng = np.random.default_rng(4)
+    z, w = (torch.from_numpy(rng.standard_normal((20, 30)).astype(np.float32)) for _ in range(2))
+
+    def laws(w: torch.Tensor) -> list[torch.Tensor]:
+        found = compare.compare_logits(z, [w], 1.0, 0.5)
+        return [1 - found["sampled_tv"], *(found[f"sampled_{name}"] for name in LAWS[1:])]
+
+    speculative, races, harmonic = laws(z.clone())
+    for value, wanted in ((speculative, 1.0), (races, 1.0), (harmonic, 0.5)):
+        torch.testing.assert_close(value, torch.full_like(value, wanted), rtol=1e-14, atol=0)
+    speculative, races, harmonic = laws(w)
+    assert ((harmonic < races) & (races < speculative) & (speculative < 1)).all()
+    z[:, :15] = w[:, 15:] = -torch.inf
+    assert all((value.abs() < 1e-15).all() for value in laws(w))
 
 
 def test_long_sums_keep_their_digits() -> None:

@@ -24,10 +24,10 @@ from pipeline.decoding.drafters import HeadDrafter
 from pipeline.errors import PipelineError
 from pipeline.hub import Identities
 from pipeline.models.heads.feature_head import GivenText, Norms
-from pipeline.models.heads.head_files import read_head
 from pipeline.models.heads.hidden_drafter import HiddenDrafter
-from pipeline.models.heads.load import load_head
-from pipeline.models.language_model import LanguageModel, recorded_states
+from pipeline.models.heads.load import load_head, read_head
+from pipeline.models.language_model import LanguageModel
+from pipeline.models.load import wrap
 from tests.pipeline import tiny
 from tests.pipeline.decoding.pair import PROMPTS, V
 from tests.pipeline.eagle3 import (
@@ -43,7 +43,7 @@ from tests.pipeline.eagle3 import (
     weights,
     write,
 )
-from tests.pipeline.heads import states_of
+from tests.pipeline.heads import states_of, used
 
 DEPTH = 7  # of the target: hidden states after 2, 3 and 4 layers are read
 TREE = Topology((-1, -1, 0, 0, 1, 2, 4))  # in level order
@@ -61,7 +61,7 @@ def begun(
     """A drafter that has read a text but its last token; the target's hidden states."""
     hidden = states_of(model.target, text, model.layers)[None]
     drafter = HeadDrafter(model, Greedy(), tree)
-    drafter.begin(torch.tensor(text[:-1]), 40, hidden[0, :-1])
+    drafter.begin(torch.tensor([text[:-1]]), 40, hidden[:, :-1])
     return drafter, hidden
 
 
@@ -73,7 +73,7 @@ def begun(
         ("speculators", {}),
         ("speculators", {"norm_before_residual": True}),
         ("speculators", {"eagle_aux_hidden_state_layer_ids": [1, 2, 6]}),
-        ("safetensors", {"eagle_aux_hidden_state_layer_ids": [0, 7]}),
+        ("safetensors", {"eagle_aux_hidden_state_layer_ids": [0, 7], "num_hidden_layers": 7}),
         ("safetensors", {"fc_norm": True, "eagle_aux_hidden_state_layer_ids": [0, 3, 5, 7]}),
         ("safetensors", {"eagle_config": {"norm_before_fc": True}, "fc_norm": True}),
         ("speculators", {"norm_before_fc": True, "norm_output": True}),
@@ -118,8 +118,37 @@ def test_the_residual_of_speculators_is_that_of_vllm(tmp_path: Path) -> None:
         config = json.loads((tmp_path / "config.json").read_text())
         config.pop("norm_before_residual", None)
         (tmp_path / "config.json").write_text(json.dumps(config))
-        files = read_head(str(head.settings.path), None, "drafter")
-        assert files.norms == Norms(norm_before_residual=normed)
+        assert read_head(head).norms == Norms(norm_before_residual=normed)
+
+
+@pytest.mark.parametrize(
+    ("layout", "ids", "told", "layers"),
+    [
+        ("safetensors", [2, 3, 4], None, (2, 3, 4)),  # the default of vLLM for 7 layers
+        ("safetensors", [1, 2, 3], None, (2, 3, 4)),  # the same in SpecForge's own counting
+        ("safetensors", [1, 3, 6], None, (2, 4, 7)),
+        ("speculators", [1, 2, 6], None, (1, 2, 6)),
+        ("safetensors", [0, 7], None, (0, 7)),  # the last output is that of layer 6
+        ("safetensors", [3, 4, 5], None, None),
+        ("safetensors", [3, 4, 5], "output", (4, 5, 6)),
+        ("safetensors", [1, 2, 3], "after", (1, 2, 3)),
+    ],
+)
+def test_layer_ids_are_counted_as_they_were_in_training(
+    target: LanguageModel,
+    tmp_path: Path,
+    layout: str,
+    ids: list[int],
+    told: Any,
+    layers: tuple[int, ...] | None,
+) -> None:
+    more = {"eagle_aux_hidden_state_layer_ids": ids}
+    write(tmp_path, layout, weights(config=more), **more)
+    if layers is None:
+        with pytest.raises(PipelineError, match=r"drafter: .* is \[3, 4, 5\].*\.layer_ids=after"):
+            load_head(used(tmp_path, told), target)
+    else:
+        assert load_head(used(tmp_path, told), target).layers == layers
 
 
 @torch.inference_mode()
@@ -192,9 +221,10 @@ def changed(given: Numbers, **changes: Any) -> Numbers:
         ({}, {"hidden_size": 48}, r"reads hidden states of 48 numbers, tiny has 32"),
         ({}, {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [2, 4, 8]}},
          r"after 8 layers, tiny has 7"),
-        ({}, {"num_hidden_layers": 2}, r"is no head: ValueError: it has 2 layers: only heads"),
+        ({"layers__1__input_layernorm__weight": torch.ones(D)}, {"num_hidden_layers": 2},
+         r"1 weights are missing, unknown .*\(layers\.1\.input_layernorm\.weight\)"),
         ({"midlayer__self_attn__q_proj__bias": torch.ones(32)}, {}, r"q_proj\.bias"),
-        ({}, {"model_type": "qwen3"}, r"its layer is that of a qwen3: only a Llama's is read"),
+        ({}, {"model_type": "qwen3"}, r"its layer is that of a qwen3: Llama's is read"),
         ({"norm__weight": torch.full((D,), torch.nan)}, {}, r"h gives NaN or infinite"),
         ({"midlayer__mlp__down_proj__weight": torch.full((D, INNER), 3e38)}, {},
          r"^drafter: h gives NaN or infinite logits behind tiny: "),
@@ -240,10 +270,6 @@ def test_pickled_weights_are_part_of_the_identity(tmp_path: Path) -> None:
     assert identity() != before
 
 
-def hooks(module: Any) -> int:
-    return sum(len(part._forward_hooks) + len(part._forward_pre_hooks) for part in module.modules())
-
-
 SMALL: dict[str, Any] = {
     "vocab_size": 24, "hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 2,
     "intermediate_size": 40,
@@ -268,12 +294,11 @@ def test_states_are_those_between_the_layers(config: Any, norm: str) -> None:
     module.get_submodule(norm).weight.data.uniform_(0.5, 2)
     ids = torch.tensor([[3, 9, 5, 1]])
     plain = module(input_ids=ids, output_hidden_states=True).hidden_states
-    before = hooks(module)
-    with recorded_states(module, (4, 0, 2)) as states:
-        module(input_ids=ids)
-    assert hooks(module) == before
-    assert set(states) == {0, 2, 4}
-    for at in (0, 2):
-        torch.testing.assert_close(states[at], plain[at], rtol=0, atol=0)
-    torch.testing.assert_close(module.get_submodule(norm)(states[4]), plain[4], rtol=0, atol=0)
-    assert not torch.allclose(states[4], plain[4], atol=0.01)
+    model = wrap(module, "any", torch.device("cpu"))
+    states = model.read(ids, model.new_cache(4), layers=(4, 0, 2))[1]
+    assert states is not None
+    last, first, second = states.unbind(2)
+    torch.testing.assert_close(first, plain[0], rtol=0, atol=0)
+    torch.testing.assert_close(second, plain[2], rtol=0, atol=0)
+    torch.testing.assert_close(module.get_submodule(norm)(last), plain[4], rtol=0, atol=0)
+    assert not torch.allclose(last, plain[4], atol=0.01)

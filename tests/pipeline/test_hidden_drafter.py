@@ -10,13 +10,13 @@ import torch
 from pipeline.decoding.choices import Greedy
 from pipeline.decoding.drafters import HeadDrafter
 from pipeline.decoding.loop import decode
-from pipeline.decoding.verifiers import Match
+from pipeline.decoding.verify import Match
 from pipeline.models.heads.feature_head import GivenText
 from pipeline.models.heads.hidden_drafter import HiddenDrafter
 from pipeline.models.heads.load import load_head
 from pipeline.models.language_model import LanguageModel
 from pipeline.models.load import wrap
-from pipeline.models.passes import Text
+from pipeline.models.passes import Texts
 from tests.pipeline import heads
 from tests.pipeline.decoding.pair import LIMIT, PROMPTS, V, plain_greedy
 from tests.pipeline.heads import states_of
@@ -38,13 +38,13 @@ def model(target: LanguageModel) -> HiddenDrafter:
 @torch.inference_mode()
 def drafted_plainly(model: HiddenDrafter, text: list[int], count: int) -> list[int]:
     """Greedy drafts after a text, each by a pass over all entries without a cache."""
-    fused = model.head.fuse(states_of(model.target, text[:-1], model.layers)[None])[0]
+    fused = model.head.fuse(states_of(model.target, text[:-1], model.layers)[None])
     tokens = list(text)
     for _ in range(count):
-        entries = Text(model, len(tokens))
-        tokens.append(int(entries.extend(torch.tensor(tokens[1:]), None, fused, 1).argmax()))
+        entries = Texts(model, len(tokens))
+        tokens.append(int(entries.extend(torch.tensor([tokens[1:]]), None, fused, 1).argmax()))
         assert entries.hidden is not None
-        fused = torch.cat([fused, entries.hidden[-1:]])
+        fused = torch.cat([fused, entries.hidden[:, -1:]], 1)
     return tokens[len(text) :]
 
 
@@ -54,18 +54,19 @@ def test_what_is_drafted_after_roll_backs_is_drafted_without_a_cache(model: Hidd
     tokens = PROMPTS[1] + text
     drafter = HeadDrafter(model, Greedy())
     n = len(PROMPTS[1])
-    drafter.begin(torch.tensor(PROMPTS[1]), 60, states_of(target, PROMPTS[1], model.layers))
+    begun = states_of(target, PROMPTS[1], model.layers)[None]
+    drafter.begin(torch.tensor(PROMPTS[1])[None], 60, begun)
     known = n + 1
     for accepted in (0, 2, 1, 0, 3):
         wanted = drafted_plainly(model, tokens[:known], 4)
         assert drafter.propose(tokens[:known], 4, known - n).tokens.tolist() == wanted
         new = states_of(target, tokens[: known + accepted], model.layers)
-        drafter.accept(known, range(accepted), new[known - 1 :])
+        drafter.accept(known, range(accepted), new[None, known - 1 :])
         known += accepted + 1
     # a call that drafts nothing leaves its hidden states for the next
     assert len(drafter.propose(tokens[:known], 0, known - n).tokens) == 0
     new = states_of(target, tokens[:known], model.layers)
-    drafter.accept(known, (), new[known - 1 :])
+    drafter.accept(known, (), new[None, known - 1 :])
     known += 1
     wanted = drafted_plainly(model, tokens[:known], 2)
     assert drafter.propose(tokens[:known], 2, known - n).tokens.tolist() == wanted

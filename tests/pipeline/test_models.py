@@ -14,10 +14,11 @@ from transformers import AutoModelForCausalLM, DynamicCache, Qwen3ForCausalLM
 
 from pipeline.errors import PipelineError
 from pipeline.hub import Identity, hub_commit
+from pipeline.models.cached_steps import relative_error
 from pipeline.models.devices import check_threads
 from pipeline.models.language_model import wide_product
 from pipeline.models.load import LanguageModel, check_pair, load_model, load_tokenizer
-from pipeline.models.passes import Texts, relative_error
+from pipeline.models.passes import Texts
 from pipeline.models.prompt_tokens import encode
 from tests.pipeline import tiny
 

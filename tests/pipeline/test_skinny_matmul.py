@@ -19,7 +19,7 @@ from analysis.trees.topology import Topology
 from pipeline.decoding.shapes import verification_pass
 from pipeline.models import skinny_matmul
 from pipeline.models.load import LanguageModel, load_model, skeleton
-from pipeline.models.passes import Batch, Text, Texts
+from pipeline.models.passes import Batch, Texts
 from pipeline.models.skinny_matmul import MOST_ROWS, SkinnyLinear, upper_halves, use_skinny_matmul
 from tests.pipeline import tiny
 
@@ -205,21 +205,21 @@ def test_cached_passes_over_few_tokens(tmp_path: Path) -> None:
     assert tied
     assert model.memory_bytes() == sum(t.nbytes for t in (*plain.parameters(), *plain.buffers()))
     for n in (1, 2, 4, 5, 16, 17):
-        text = torch.arange(20 + n) * 7 % tiny.VOCABULARY
-        wanted = plain(input_ids=text[None], use_cache=False).logits[0, 20:]
-        sequence = Text(model, len(text))
-        sequence.read(text[:20])
-        torch.testing.assert_close(sequence.extend(text[20:]), wanted, **CLOSE)
+        text = torch.arange(20 + n)[None] * 7 % tiny.VOCABULARY
+        wanted = plain(input_ids=text, use_cache=False).logits[:, 20:]
+        texts = Texts(model, 20 + n)
+        texts.read(text[:, :20])
+        torch.testing.assert_close(texts.extend(text[:, 20:]), wanted, **CLOSE)
 
 
 @pytest.mark.usefixtures("any_size")
 @torch.inference_mode()
 def test_a_tree_and_its_branches(tmp_path: Path) -> None:
     model = load(tiny.write_model(tmp_path))
-    sequence = Text(model, 16)
-    sequence.read(torch.arange(9))
+    texts = Texts(model, 16)
+    texts.read(torch.arange(9)[None])
     branches = verification_pass(Topology((-1, -1)), model.device, model.module.dtype)
-    found = sequence.extend(torch.tensor([30, 40, 50]), branches)
+    found = texts.extend(torch.tensor([[30, 40, 50]]), branches)[0]
     for at, branch in enumerate(([30], [30, 40], [30, 50])):
         text = torch.tensor([*range(9), *branch])
         wanted = model.module(input_ids=text[None], use_cache=False).logits[0, -1]

@@ -14,13 +14,13 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from analysis.statistics.bootstrap import Resampling
-from conf.schema import Device, HeadConfig, ModelConfig, Prompts
+from conf.schema import Device, Execution, HeadConfig, ModelConfig, Prompts
 from pipeline.files import file_digest
 from pipeline.hub import Identity
 from pipeline.methods import Method, method_entries
 from pipeline.models.language_model import LanguageModel
 from pipeline.models.load import wrap
-from pipeline.models.spec import ModelSpec, model_at
+from pipeline.models.spec import ModelSpec
 from pipeline.stage import Artifact, Json, Out, Runtime, Task
 from pipeline.stages import decoding, distributions, drafts, prompts
 from pipeline.store import Store
@@ -88,6 +88,18 @@ def byte_tokenizer() -> Tokenizer:
     )  # fmt: skip
     tokenizer.train_from_iterator(["the answer to a question is a token and then another"], trainer)
     return tokenizer
+
+
+def model_at(path: Path | str, label: str) -> ModelSpec:
+    """A model of no study, in float32."""
+    settings = ModelConfig(
+        path=str(path), revision=None, label=label, dtype="float32", head_dtype="float32",
+        attention="sdpa",
+    )  # fmt: skip
+    device = Device(name="cpu", threads=None, batch=None)
+    return ModelSpec(
+        "model", Identity(), settings, device, Execution(engine="inline", workers=None)
+    )
 
 
 def used(

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
-from pipeline.models.caches import Cache, one_layer
+from pipeline.models.caches import Cache, new_cache
 from pipeline.models.heads.feature_head import FeatureHead, GivenText
 from pipeline.models.language_model import Head, LanguageModel
 
@@ -84,7 +84,7 @@ class HiddenDrafter:
 
     def new_cache(self, capacity: int) -> Cache:
         """Return an empty cache for texts of at most `capacity` entries; the first is token 1's."""
-        return one_layer(capacity)
+        return new_cache(None, capacity)
 
     def check_drafts(self, key: str) -> None:
         """Do nothing: a head can always roll back."""

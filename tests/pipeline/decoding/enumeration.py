@@ -23,7 +23,7 @@ from analysis.trees.topology import Topology
 from pipeline.decoding.choices import TEST, Drawn
 from pipeline.decoding.drafters import ModelDrafter
 from pipeline.decoding.loop import decode
-from pipeline.decoding.verifiers import Verifier
+from pipeline.decoding.verify import Verifier
 from tests.analysis.exact import Fork, Uniform, distributions, outcomes
 from tests.pipeline.decoding.pair import Markov
 

@@ -12,7 +12,7 @@ from analysis.rules import Additive, Mars, Typical
 from analysis.trees.topology import DynamicTree, Topology
 from pipeline.decoding.choices import DRAFT, DrawnRace, Greedy, Inversion, Race
 from pipeline.decoding.loop import Answer, decode
-from pipeline.decoding.verifiers import DrawnPath, Match, Relaxed, SpeculativeSampling, TreeSampling
+from pipeline.decoding.verify import DrawnPath, Match, Relaxed, SpeculativeSampling
 from pipeline.models.language_model import LanguageModel
 
 V, LIMIT = 24, 24
@@ -36,7 +36,7 @@ WAYS: dict[str, Any] = {  # what chooses drafted tokens, what verifies, the shap
     "argmax drafts": lambda n: (Greedy(), DrawnPath(0.8, n), None),
     "races": lambda n: (Race(0.8, n), Match(Race(0.8, n)), None),
     "tree": lambda n: (Greedy(), Match(Greedy()), UNEVEN),
-    "sampled tree": lambda n: (DrawnRace(0.8, n), TreeSampling(0.8, n), UNEVEN),
+    "sampled tree": lambda n: (DrawnRace(0.8, n), SpeculativeSampling(0.8, n), UNEVEN),
     "raced tree": lambda n: (Race(0.8, n), Match(Race(0.8, n)), UNEVEN),
     "grown tree": lambda n: (Greedy(), Match(Greedy()), DynamicTree(3, 7, 4)),
     "raced grown tree": lambda n: (Race(0.8, n), Match(Race(0.8, n)), DynamicTree(3, 7, 4)),

@@ -26,7 +26,7 @@ from analysis.trees.topology import (
 from pipeline.decoding.choices import TEST, TOKEN, DrawnRace, Greedy, Noise, Race
 from pipeline.decoding.drafters import ModelDrafter
 from pipeline.decoding.loop import decode
-from pipeline.decoding.verifiers import DrawnPath, Match, SpeculativeSampling, TreeSampling
+from pipeline.decoding.verify import DrawnPath, Match, SpeculativeSampling
 from tests import divergences
 from tests.analysis.exact import Fork, outcomes
 from tests.pipeline.decoding.enumeration import ForkedNoise, Fractions, check_law, pair, sampled
@@ -43,7 +43,7 @@ def test_speculative_sampling_on_trees_is_lossless(
     tree: Topology, seed: int, eos: tuple[int, ...]
 ) -> None:
     models = pair(seed, 2, eos)
-    law = sampled(models, tree, 4, partial(TreeSampling, 1.0))
+    law = sampled(models, tree, 4, partial(SpeculativeSampling, 1.0))
     check_law(law, models[0], 0, 4)
 
 
@@ -51,7 +51,7 @@ def test_speculative_sampling_on_trees_is_lossless(
 def test_speculative_sampling_of_three_tokens_is_lossless(tree: Topology) -> None:
     for seed in (3, 6):  # where siblings need numbers of their own
         models = pair(seed, 3)
-        law = sampled(models, tree, 3, partial(TreeSampling, 1.0))
+        law = sampled(models, tree, 3, partial(SpeculativeSampling, 1.0))
         check_law(law, models[0], 0, 3)
 
 
@@ -175,7 +175,7 @@ def test_drafts_raced_for_without_replacement_are_lossless(tree: Topology) -> No
         def run(fork: Fork, us: tuple[Fraction, ...] = us) -> tuple[int, ...]:
             noise = PiecewiseNoise(us, tree.depth, fork)
             source = ModelDrafter(smaller, DrawnRace(1.0, noise), tree)  # type: ignore[arg-type]
-            answer = decode(target, source, TreeSampling(1.0, noise), [0], tree.depth, 3)  # type: ignore[arg-type]
+            answer = decode(target, source, SpeculativeSampling(1.0, noise), [0], tree.depth, 3)  # type: ignore[arg-type]
             return tuple(answer.tokens)
 
         width = math.prod(width for _, width in races)

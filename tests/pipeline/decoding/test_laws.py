@@ -21,11 +21,11 @@ from analysis.rules import (
     Typical,
 )
 from analysis.topk import TopK
+from analysis.trees.topology import sequence
 from pipeline.decoding.choices import DRAFT, Inversion, Noise, Race
 from pipeline.decoding.drafters import Draft, ModelDrafter, PromptLookup
-from pipeline.decoding.judging import SEEN, asked, judged
 from pipeline.decoding.loop import decode
-from pipeline.decoding.verifiers import Match, SpeculativeSampling, Verifier
+from pipeline.decoding.verify import Match, SpeculativeSampling, Verifier, asked, judged
 from pipeline.models.logit_statistics import invert
 from tests.pipeline.decoding.pair import CPU, Markov, V
 
@@ -77,6 +77,11 @@ RULES = [
 ]
 
 
+def says(rule: Rule, z: torch.Tensor, drafted: torch.Tensor, **how: bool) -> np.ndarray:
+    """Which drafted tokens a rule accepts under logits (n, V)."""
+    return judged(rule, V, [column.numpy() for column in asked(rule, z, drafted)], **how)
+
+
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.label)
 def test_what_a_rule_asks_for_judges_as_whole_distributions_do(rule: Rule) -> None:
     generator = torch.Generator().manual_seed(0)
@@ -88,11 +93,10 @@ def test_what_a_rule_asks_for_judges_as_whole_distributions_do(rule: Rule) -> No
     rank = 1 + (order == drafted[:, None]).int().argmax(1).numpy()
     below = z.gather(1, drafted[:, None])[:, 0].double() - z.amax(1)
     wanted = rule.accepts(dist, rank, below.numpy() - dist.top_surprisal)
-    assert (judged(rule, z, drafted) == wanted).all()
+    assert (says(rule, z, drafted) == wanted).all()
     assert len({*wanted.tolist()}) == 2
-    found = [column.numpy() for column in asked(rule, z, drafted)]
-    assert (judged(rule, z, drafted, found, beyond_first=True) == wanted & (rank > 1)).all()
-    assert not judged(rule, z, torch.full_like(drafted, NOTHING)).any()
+    assert (says(rule, z, drafted, beyond_first=True) == wanted & (rank > 1)).all()
+    assert not says(rule, z, torch.full_like(drafted, NOTHING)).any()
 
 
 def test_a_class_that_says_anew_what_it_accepts_is_shown_everything() -> None:
@@ -105,8 +109,9 @@ def test_a_class_that_says_anew_what_it_accepts_is_shown_everything() -> None:
 
     assert Renamed.decided_by == Additive.decided_by == ("top_surprisal",)
     assert Sure.decided_by == Rule.decided_by
-    z = torch.tensor([[3.0, 0.0, 0.0], [1.0, 1.0, 0.0]])
-    assert judged(Sure(0.5), z, torch.tensor([1, 1])).tolist() == [False, True]
+    z = torch.full((2, V), -torch.inf)
+    z[:, :3] = torch.tensor([[3.0, 0.0, 0.0], [1.0, 1.0, 0.0]])
+    assert says(Sure(0.5), z, torch.tensor([1, 1])).tolist() == [False, True]
 
 
 class Nucleus(Rule):
@@ -119,14 +124,13 @@ class Nucleus(Rule):
         return np.where(count <= dist.k, count, -1).astype(np.int32)
 
 
-def test_a_rule_given_by_a_count_sees_all_tokens_when_it_has_to() -> None:
-    z = torch.linspace(2.0, 0.0, V).repeat(V, 1)  # rank i + 1 is token i, and SEEN < V
+def test_a_rule_given_by_a_count_sees_all_tokens() -> None:
+    z = torch.linspace(2.0, 0.0, V).repeat(V, 1)  # rank i + 1 is token i
     mass = np.cumsum(z[0].double().softmax(0).numpy())
     for share in (0.5, 0.9, 0.99):
         count = 1 + int((mass < share).sum())
-        accepted = judged(Nucleus(share), z, torch.arange(V))
+        accepted = says(Nucleus(share), z, torch.arange(V))
         assert accepted.tolist() == [rank < count for rank in range(V)]
-    assert count > SEEN
 
 
 @pytest.mark.parametrize(
@@ -149,7 +153,8 @@ def test_mars_above_zero_adds_rank_two_in_the_low_margin(
     noise.uniforms[:] = uniform
     for theta in (None, 0.9, 0.96):
         rule = None if theta is None else Mars(theta)
-        verifier, draft = SpeculativeSampling(1.0, noise, rule), Draft(torch.tensor([drafted]), q)
+        draft = Draft(torch.tensor([drafted]), sequence(1), q)
+        verifier = SpeculativeSampling(1.0, noise, rule)
         assert verifier.verify(z, draft, 0)[0] == ((0,) if theta in accepting else ())
 
 

@@ -9,7 +9,7 @@ from analysis.decoding.schemes import NOTHING
 from analysis.rules import Mars
 from analysis.trees.topology import ROOT, Topology, sequence, spec_infer, symmetric
 from pipeline.decoding.drafters import Draft
-from pipeline.decoding.verifiers import Relaxed
+from pipeline.decoding.verify import Relaxed
 from tests.pipeline.decoding.pair import UNEVEN, V
 
 TREES = [sequence(1), sequence(5), symmetric(2, 3), spec_infer(5), UNEVEN]
@@ -38,7 +38,7 @@ def test_a_rule_accepts_the_longest_path_of_a_tree(tree: Topology) -> None:
         accepts[-1] = False
         key = [path for path in paths(tree) if all(accepts[node] for node in path)]
         longest = max(map(len, key))
-        path, token, _ = Relaxed(Mars(0.95)).verify(z, Draft(tokens, None, tree), 0)
+        path, token, _ = Relaxed(Mars(0.95)).verify(z, Draft(tokens, tree), 0)
         assert path == min(one for one in key if len(one) == longest)
         assert token == int(z[path[-1] + 1 if path else 0].argmax())
         lengths.add(len(path))

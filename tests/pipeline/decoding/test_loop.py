@@ -16,7 +16,7 @@ from pipeline.decoding import loop
 from pipeline.decoding.choices import Greedy, Noise, Race
 from pipeline.decoding.drafters import ModelDrafter, Nothing, PromptLookup, model_drafter
 from pipeline.decoding.loop import decode
-from pipeline.decoding.verifiers import Match, Relaxed
+from pipeline.decoding.verify import Match, Relaxed
 from pipeline.errors import PipelineError
 from pipeline.models.load import LanguageModel
 from tests.pipeline.decoding.pair import (

@@ -21,7 +21,7 @@ from pipeline.methods import method_entries
 from pipeline.models import load
 from pipeline.models.heads.hidden_drafter import HiddenDrafter
 from pipeline.models.language_model import LanguageModel
-from pipeline.models.passes import Text
+from pipeline.models.passes import Texts
 from pipeline.stage import Artifact
 from pipeline.stages import decoding
 from pipeline.stages.prompts import STAGE as PROMPTS_STAGE
@@ -157,9 +157,9 @@ def test_the_decoding_thread_is_timed(stage: Any) -> None:
 @torch.inference_mode()
 def head_logits(model: HiddenDrafter, text: list[int]) -> torch.Tensor:
     """All logits (n, V) of a text at depth 1; of the first token, which has no entry, zeros."""
-    ids = torch.tensor(text)
     hidden = heads.states_of(model.target, text[:-1], model.layers)[None]
-    found = Text(model, len(text)).extend(ids[1:], None, model.head.fuse(hidden)[0])
+    ids = torch.tensor([text[1:]])
+    found = Texts(model, len(text)).extend(ids, None, model.head.fuse(hidden))[0]
     return torch.cat([torch.zeros(1, V), found])
 
 

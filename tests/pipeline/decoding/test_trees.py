@@ -26,7 +26,7 @@ from pipeline.decoding.choices import Greedy, Noise, Race, first_tokens
 from pipeline.decoding.drafters import ModelDrafter, Nothing, model_drafter
 from pipeline.decoding.loop import Answer, decode, reach
 from pipeline.decoding.shapes import inner_nodes
-from pipeline.decoding.verifiers import Match
+from pipeline.decoding.verify import Match
 from pipeline.models.heads.hidden_drafter import HiddenDrafter
 from pipeline.models.language_model import LanguageModel
 from tests.pipeline import heads
@@ -122,13 +122,12 @@ def test_trees_are_drafted_as_plain_passes_of_their_branches_say(
     race = Race(0.9, Noise(5, "a", 60, CPU, tree.depth)) if raced else None
     own = ModelDrafter(drafter, race or Greedy(), tree)
     text = list(PROMPTS[1])
-    own.begin(torch.tensor(text[:-1]), 80, None)
+    own.begin(torch.tensor([text[:-1]]), 80, None)
     shapes = set()
     for accepted in (1, 0, tree.depth, 2, 1):  # drafts after roll-backs to paths of those before
         known = len(text)
         draft = own.propose(text, tree.depth, known)
         found, shape = draft.tokens.tolist(), draft.tree
-        assert shape is not None
         if isinstance(tree, DynamicTree):
             wanted = grown_plainly(drafter, text, tree, race, known)
             assert (found, shape.parents) == wanted
