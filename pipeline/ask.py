@@ -223,9 +223,8 @@ async def _send(
 
         async def work() -> None:
             for name, request in todo:
-                began = time.perf_counter()
                 try:
-                    response = await _answer(client, server, request, settings.timeout)
+                    response, took = await _answer(client, server, request, settings.timeout)
                     models.append(printable(response.get("model") or server.model))
                     if models[-1] != models[0]:
                         raise PipelineError(f"it was answered by {models[-1]}, not {models[0]}")
@@ -233,7 +232,7 @@ async def _send(
                     failed[name] = str(error)
                 else:
                     line = {"custom_id": name, "request": request, "response": response}
-                    line["seconds"] = round(time.perf_counter() - began, 6)
+                    line["seconds"] = round(took, 6)
                     file.write(json.dumps(line) + "\n")  # ASCII: a text may be no valid Unicode
                     file.flush()
                 bar.update(1)
@@ -244,8 +243,8 @@ async def _send(
 
 async def _answer(
     client: httpx2.AsyncClient, server: Server, request: Any, seconds: float
-) -> dict[str, Any]:
-    """Return the answer to a request; asks again while the server is busy or does not answer.
+) -> tuple[dict[str, Any], float]:
+    """Return the answer to a request and its seconds; asks again while the server is busy.
 
     Raises:
         PipelineError: it refuses the request, sends something else, or does not answer at all.
@@ -254,10 +253,15 @@ async def _answer(
     for attempt in range(ATTEMPTS):
         if attempt:
             await asyncio.sleep(WAIT * 2 ** (attempt - 1))
+        began = time.perf_counter()
         try:
             status, raw = await fetch(client, server.endpoint, request, seconds)
         except TimeoutError:
             raise PipelineError(f"no answer in ask.timeout={seconds:g} seconds") from None
+        except httpx2.DecodingError as error:  # another attempt would send the same
+            raise PipelineError(
+                f"the server's answer can't be read: {first_line(error)}"
+            ) from error
         except httpx2.HTTPError as error:
             reason = f"{type(error).__name__}: {first_line(error)}"
             continue
@@ -270,7 +274,7 @@ async def _answer(
         if httpx2.codes.is_client_error(status) and status != BUSY:
             raise PipelineError(f"the server refuses it ({reason})")
         if httpx2.codes.is_success(status) and not isinstance(body, str) and not refusal:
-            return checked_answer(server, request, body)
+            return checked_answer(server, request, body), time.perf_counter() - began
     raise PipelineError(f"no answer in {ATTEMPTS} attempts ({reason})")
 
 

@@ -10,6 +10,7 @@ import pytest
 from filelock import FileLock
 
 from pipeline import ask
+from pipeline.engines import servers
 from pipeline.engines.answers import read_asked
 from pipeline.study import Study
 from tests.pipeline.fake_server import FakeServer, answer, serving
@@ -111,6 +112,14 @@ def test_an_answer_has_a_limit_of_time(outputs: Path) -> None:
         with pytest.raises(SystemExit, match=r"no answer in ask\.timeout=1 seconds"):
             run(fake, outputs, "slow", "ask.concurrent=1", "ask.timeout=1")
         assert len(lines(outputs, "slow")) == 4
+
+
+def test_an_answer_has_a_limit_of_size(outputs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(servers, "MOST_BYTES", 2000)
+    with serving(FakeServer(faults=[b" " * 3000])) as fake:
+        with pytest.raises(SystemExit, match="can't be read: the body has more than 2000 bytes"):
+            run(fake, outputs, "large", "ask.concurrent=1")
+        assert len(lines(outputs, "large")) == 4
 
 
 def test_a_key_is_that_of_the_environment(outputs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
