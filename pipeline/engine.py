@@ -36,29 +36,30 @@ def main(arguments: Sequence[str]) -> None:
     usage = "python -m pipeline.engine BASE SPEC... [OVERRIDES]"
     with command(usage, __doc__, arguments):
         files, overrides = files_and_overrides(arguments)
-        if not files:
-            raise PipelineError(f"no file was given: {usage}")
         settings = settings_of(composed(overrides))
+        checked = any(word.startswith(OF_A_STUDY) for word in overrides)
+        if len(files) < 1 + checked:
+            what = "a study to check with" if files else "no file"
+            raise PipelineError(f"{what} was given, and not BASE and SPEC: {usage}")
         given, chosen = settings.decoding.draft_length, settings.statistics
         statistics = Resampling(chosen.resamples, chosen.confidence, chosen.seed)
         paths = [Path(file) for file in files]
-        checked = any(word.startswith(OF_A_STUDY) for word in overrides)
-        if not _compared(paths, given, statistics) or (checked and not _checked(paths, overrides)):
+        _compared(paths, given, statistics)
+        if checked and not _checked(paths, overrides):
             raise SystemExit(1)
 
 
-def _compared(paths: Sequence[Path], length: int | None, statistics: Resampling) -> bool:
-    """Print the table and the recommendation; return True."""
+def _compared(paths: Sequence[Path], length: int | None, statistics: Resampling) -> None:
+    """Print the table and the recommendation."""
     from pipeline.engines.runs import compare, read_engine_run, recommendation, screen
 
     runs = [read_engine_run(path, length) for path in paths]
     if len(runs) == 1:
         print("\n".join(screen(None, runs, None)))
         print("for the speed give the same server without drafts as well: BASE SPEC...")
-        return True
+        return
     found = compare(runs[0], runs[1:], statistics)
     print("\n".join([*screen(runs[0], runs[1:], found), *recommendation(runs[1:], found)]))
-    return True
 
 
 def _checked(paths: Sequence[Path], overrides: Sequence[str]) -> bool:

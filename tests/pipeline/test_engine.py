@@ -181,8 +181,9 @@ def test_a_certified_token_that_was_rejected_is_counted() -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "no file was given"),
-        (["missing.jsonl"], "missing.jsonl"),
+        ([], "no file was given, and not BASE and SPEC"),
+        (["vllm_draft"], "a study to check with was given, and not BASE and SPEC"),
+        (["missing.jsonl", "missing.jsonl"], "missing.jsonl"),
         (["vllm_alone", "vllm_alone"], "vllm_alone.jsonl counts no drafts: start this server with"),
         (["vllm_draft", "vllm_ngram"], "vllm_draft.jsonl counts drafts: give the run without"),
         (["vllm_alone", "llama_ngram", "drafter=none"],
