@@ -8,10 +8,10 @@ that command made. Nothing is computed but by `make`.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig
 
@@ -20,7 +20,7 @@ from analysis.statistics.bootstrap import Resampling
 from conf import schema
 from conf.schema import DrafterConfig, ModelConfig
 from pipeline.config import composed, settings_of
-from pipeline.criteria import build_rules, decoded_rules
+from pipeline.criteria import build_rules, decoded_rules, rule_entries
 from pipeline.errors import PipelineError, noted, say
 from pipeline.hub import Identities, local_path
 from pipeline.models.spec import ModelSpec
@@ -119,13 +119,25 @@ class Study:
         identity = self.identities.source(path, None, key)
         return {**identity.entries, "reader": READER, "part": log.part, "error": log.error}
 
-    def runtime(self, target: ModelConfig) -> Runtime:
-        """Return what every task on a target takes besides its settings."""
-        return Runtime(target.label, self.statistics, extra={"path": target.path})
+    def runtime(self, target: ModelConfig, rules: Sequence[Rule] = ()) -> Runtime:
+        """Return what a task on a target takes besides its settings; `rules` where it has some."""
+        extra = {"path": target.path}
+        return Runtime(target.label, self.statistics, rules=tuple(rules), extra=extra)
 
-    def by_target(self, stage: str) -> Iterator[tuple[ModelConfig, Task]]:
-        """Yield each target with its task of a stage, where the study has that stage."""
-        return zip(self.config.targets.values(), self.tasks[stage], strict=False)
+    def rule_tasks(self, stage: Stage, above: str, **settings: Any) -> list[Task]:
+        """Return a task of a stage for each one of the stage `above` it, with all rules.
+
+        Args:
+            stage: the stage.
+            above: by name, the one input of its tasks; they take no model of it.
+            settings: what the content depends on besides the rules.
+        """
+        settings = {"rules": [rule_entries(rule) for rule in self.rules], **settings}
+        pairs = zip(self.config.targets.values(), self.tasks[above], strict=False)  # or no task
+        return [
+            Task(stage, made.label, settings, {above: made}, self.runtime(target, self.rules))
+            for target, made in pairs
+        ]
 
     def make(self, stage: str) -> list[Artifact]:
         """Bring the artifacts of a stage up to date, and all they are made from.

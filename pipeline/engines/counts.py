@@ -87,6 +87,17 @@ def read_counts(path: Path) -> EngineCounts:
             numbers that contradict each other; names the file, and the line where there is one.
     """
     counts = read_sums(path)
+    check_drafts(path, counts)
+    return counts
+
+
+def check_drafts(path: Path, counts: EngineCounts) -> None:
+    """Check that the counts of a file are those of a run with drafts.
+
+    Raises:
+        PipelineError: no answer reports drafts, nothing was drafted, or the counts contradict each
+            other; names the file.
+    """
     if not counts.engine:
         raise PipelineError(
             f"{path}: no answer reports draft counts; llama.cpp puts them into timings (draft_n), "
@@ -102,7 +113,6 @@ def read_counts(path: Path) -> EngineCounts:
             f"{path}: {counts.accepted:g} tokens were accepted of {counts.drafted:g} drafted: the "
             "numbers are damaged"
         )
-    return counts
 
 
 def read_sums(path: Path) -> EngineCounts:

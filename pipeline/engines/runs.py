@@ -23,7 +23,7 @@ from analysis.statistics.bootstrap import Resampling
 from analysis.statistics.trajectories import acceptance_by_position
 from pipeline.engines.answers import counted, read_bytes
 from pipeline.engines.clock import gain, has_pages, page_difference, read_run
-from pipeline.engines.counts import read_counts, read_sums
+from pipeline.engines.counts import check_drafts, read_sums
 from pipeline.engines.pages import EngineCounts, is_page, read_page
 from pipeline.errors import PipelineError
 
@@ -116,7 +116,7 @@ def read_engine_run(path: Path, length: int | None = None) -> Run:
         return Run(path, _length(page, length), page, page)
     counts, page = read_sums(path), read_run(path) if has_pages(path) else None
     if counts.engine:
-        counts = read_counts(path)
+        check_drafts(path, counts)
     if page is not None:
         answers, excluded = counts.answers, counts.excluded
         if not counts.engine or not counts.by_place:  # which llama.cpp's answers do not tell
@@ -243,11 +243,9 @@ def recommendation(runs: Sequence[Run], found: Compared) -> list[str]:
         sentence += f"; {following} was not measured, ask with {following} next"
     lines = [sentence]
     if speed.times > 1:
-        flag = (
-            f"--spec-draft-n-max {length}"
-            if run.counts.engine == "llama.cpp"
-            else '--speculative-config \'{..., "num_speculative_tokens": ' + f"{length}}}'"
-        )
+        flag = f"{name} {length}"
+        if not name.startswith("-"):  # a key of vLLM's
+            flag = f"--speculative-config '{{..., \"{name}\": {length}}}'"
         lines.append(f"flags: {flag}, the rest as in {run.path.name}'s server")
     return lines
 

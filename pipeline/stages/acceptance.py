@@ -6,7 +6,6 @@ drafts artifact's own columns: they must belong to the same p as its ranks and K
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,7 +14,7 @@ from analysis.report.text import limits, mark_of
 from analysis.rules import StrictGreedy
 from analysis.statistics.bootstrap import PromptBootstrap
 from pipeline.columns import COUNTED, CUT, INTERVAL, STEP, Column, Columns
-from pipeline.criteria import mistakes, rule_entries
+from pipeline.criteria import mistakes
 from pipeline.errors import PipelineError
 from pipeline.stage import Json, Stage, Task, statistics_entries
 from pipeline.stored import read_steps
@@ -52,16 +51,7 @@ SAMPLED = ("tv", "erss_acceptance", "harmonic_mean")  # at the temperature of th
 
 def plan(study: Study) -> list[Task]:
     """Return one planned artifact a target."""
-    settings: Json = {"rules": [rule_entries(rule) for rule in study.rules]}
-    settings |= statistics_entries(study.statistics)
-    rules = tuple(study.rules)
-    return [
-        Task(
-            STAGE, made.label, settings, {"drafts": made},
-            replace(study.runtime(target), rules=rules),
-        )
-        for target, made in study.by_target("drafts")
-    ]  # fmt: skip
+    return study.rule_tasks(STAGE, "drafts", **statistics_entries(study.statistics))
 
 
 def compute(task: Task, inputs: Inputs, out: Out) -> None:

@@ -5,12 +5,11 @@ Run it with ``python -m pipeline stage=certificates``.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from analysis.report.text import limits
 from pipeline.columns import STEP, Column
-from pipeline.criteria import mistakes, rule_entries
+from pipeline.criteria import mistakes
 from pipeline.errors import PipelineError
 from pipeline.stage import Json, Stage, Task
 
@@ -24,14 +23,7 @@ if TYPE_CHECKING:
 
 def plan(study: Study) -> list[Task]:
     """Return one planned artifact a target, with all rules of the study."""
-    settings, rules = {"rules": [rule_entries(rule) for rule in study.rules]}, tuple(study.rules)
-    return [
-        Task(
-            STAGE, made.label, settings, {"distributions": made},
-            replace(study.runtime(target), rules=rules),
-        )
-        for target, made in study.by_target("distributions")
-    ]  # fmt: skip
+    return study.rule_tasks(STAGE, "distributions")
 
 
 def compute(task: Task, inputs: Inputs, out: Out) -> None:

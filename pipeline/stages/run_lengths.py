@@ -20,8 +20,8 @@ def plan(study: Study) -> list[Task]:
     """Return one planned artifact a target, with the run lengths under all rules."""
     settings = {"eps": study.config.run_lengths.eps, **statistics_entries(study.statistics)}
     return [
-        Task(STAGE, target.label, settings, {"certificates": made}, made.runtime)
-        for target, made in study.by_target("certificates")
+        Task(STAGE, made.runtime.label, settings, {"certificates": made}, made.runtime)
+        for made in study.tasks["certificates"]
     ]
 
 

@@ -5,7 +5,6 @@ Run it with ``python -m pipeline stage=report``.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from analysis.report.text import limits
@@ -67,8 +66,7 @@ def plan(study: Study) -> list[Task]:
         if name not in left_out and study.tasks[name]
         for target, task in zip(config.targets, study.tasks[name], strict=True)
     }
-    runtime = study.runtime(next(iter(config.targets.values())))
-    runtime = replace(runtime, rules=tuple(study.rules))
+    runtime = study.runtime(next(iter(config.targets.values())), study.rules)
     return [Task(STAGE, config.study, settings, inputs, runtime)]
 
 
