@@ -22,7 +22,6 @@ from omegaconf import DictConfig
 from conf.schema import Config
 from pipeline.config import config_dirs, refuse, report_name
 from pipeline.errors import EXPECTED, PipelineError, one_line, terminal
-from pipeline.files import slug
 from pipeline.paths import CONF
 from pipeline.stage import Artifact, Task
 from pipeline.store import VERDICT, Store, relative
@@ -62,9 +61,8 @@ def _job(config: DictConfig) -> None:
         if HydraConfig.get().mode == RunMode.MULTIRUN:
             _point(config)
         else:
-            settings, tasks, artifacts = run(config)
-            name = slug(f"{settings.stage}-{report_name(settings)}")
-            sweeps.print_single(tasks, artifacts, Path(settings.outputs) / "tables" / name)
+            _, tasks, artifacts = run(config)
+            sweeps.print_single(tasks, artifacts)
 
 
 def _point(config: DictConfig) -> None:

@@ -63,8 +63,6 @@ class Stage:
         check: refuses a study, by a PipelineError, before any file is looked at.
         summary: rows of an artifact, for the terminal and for the table of a sweep.
         printed: whether a single run prints these rows as well.
-        highlights: gives those of the rows that a single run prints, and which these are; None: it
-            prints all.
     """
 
     name: str
@@ -76,7 +74,6 @@ class Stage:
     check: Callable[[Any], None] = nothing_refused
     summary: Callable[[Task, Artifact], list[Json]] = row_counts
     printed: bool = False
-    highlights: Callable[[Task, list[Json]], tuple[list[Json], str]] | None = None
 
     def schema(self, name: str = "data", *, optional: bool = True) -> pa.Schema:
         """Return the Arrow schema of one of its files, with or without its optional columns."""

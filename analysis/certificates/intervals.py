@@ -57,14 +57,11 @@ class TruncatedSteps:
     """N steps whose first rejected token is not stored, in the form that the interval ends need.
 
     Attributes:
-        k: the number of tokens that are stored.
-        others: V - K, the number of those that are not.
-        p0: (N,), probability of rank 1.
+        others: V - K, the number of tokens that are not stored.
         p_k: (N,), probability of rank K, rounded up.
         error: (N,), relative error of p0 and of thresholds computed from it.
         tokens: p / p0 - 1 of the stored tokens, (N, K).
         tail: (N,), T, with a relative error of at most `TAIL_ERROR`.
-        no_tail: (N,), whether T is exactly 0.
     """
 
     def __init__(self, dist: TopK) -> None:
@@ -94,8 +91,8 @@ def mode_cost(
 
     Args:
         p0: (N,), probability of rank 1.
-        others: p / p0 - 1 of the J other tokens, by decreasing p, (N, J).
-        token: the same of the token, (N,); at most that of every other active token.
+        others: (N, J), p / p0 - 1 of the J other tokens, by decreasing p.
+        token: (N,), the same of the token; at most that of every other active token.
         times: (N, J), multiplicity of each other token; 1 if not given.
         widen: relative amount by which M is increased.
     """
@@ -117,15 +114,10 @@ def mode_cost(
 def first_rejected(
     theta: Floats, tail: tuple[Floats, Floats], p_k: Floats, others: int
 ) -> tuple[Floats, Floats, Floats]:
-    """Return b_min, b_max, and the largest number of unseen tokens that can be accepted.
+    """Return b_min, b_max, and the most unseen tokens that can exceed theta, as all stored ones do.
 
-    If that number is `others`, b_min is for the case that one token is rejected.
-
-    Args:
-        theta: (N,) thresholds, which all stored tokens exceed.
-        tail: (N,) least and largest mass of the unseen tokens.
-        p_k: (N,) the most that one of them can have.
-        others: how many there are.
+    `tail` is the least and largest mass of the `others`, of at most p_k each. If all can exceed
+    theta, b_min is for the case that one does not.
     """
     least, mass = tail
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
@@ -167,11 +159,9 @@ def _by_count(stored: TruncatedSteps, counts: Counts) -> tuple[*Ends, Counts]:
 
 
 def beyond_stored(dist: TopK, others: NDArray[np.integer]) -> tuple[*Ends, Counts]:
-    """Return lower, upper, |A| and counts where all K stored tokens and so many others pass.
+    """Return lower, upper, |A| and counts where all K < V stored tokens and so many others pass.
 
-    Args:
-        dist: M steps, K < V.
-        others: (M,), fewer than V - K; any of the others may be the most probable one.
+    These are fewer than V - K, and any of them may be the most probable one.
     """
     ends = _behind(TruncatedSteps(dist), others.astype(np.float64), np.ones(len(dist)))
     return *ends, np.full(len(dist), UNKNOWN, dtype=np.int32)

@@ -77,9 +77,6 @@ def _by_threshold(dist: TopK, cuts: Sequence[Cut]) -> Ends:
     k, size, others = dist.k, dist.vocab_size, dist.vocab_size - dist.k
     thetas = [cut.offset + cut.slope * p0 for cut in cuts for p0 in (low[:, 0], high[:, 0])]
     least, most = np.min(thetas, axis=0), np.max(thetas, axis=0)
-    if 0 < cuts[0].strictly_above_rank <= size:
-        gate = cuts[0].strictly_above_rank - 1
-        least, most = np.maximum(least, low[:, gate]), np.maximum(most, high[:, gate])
     ranks = np.minimum(size if cuts[0].max_rank is None else cuts[0].max_rank, size)
 
     def accepted(p: Floats, theta: Floats) -> NDArray[Any]:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from ..acceptance.judgement import Judgement
 from ..rules import Rule
-from ..statistics.bootstrap import Flags, Floats, PromptBootstrap, summarise
+from ..statistics.bootstrap import Floats, PromptBootstrap, summarise
 from ..statistics.trajectories import Trajectories
 
 
@@ -82,7 +82,6 @@ class Target:
         prompts: (P,) id and text of each prompt.
         top: by k, the (N,) probability of the k most probable tokens.
         margin: (N,) log p0 - log p1.
-        repeated: (N,) whether each step lies inside a repeated passage of its answer.
         undefined: by rule label, the number of steps at which the rule's test is undefined.
         words: text of tokens, by id.
         kl: (N,) KL(p||q), of a head with a reduced vocabulary that of its completed q'; None
@@ -97,7 +96,6 @@ class Target:
     prompts: Sequence[tuple[str, str]]
     top: Mapping[int, Floats] = field(default_factory=dict)
     margin: Floats = field(default_factory=lambda: np.zeros(0))
-    repeated: Flags = field(default_factory=lambda: np.zeros(0, dtype=bool))
     undefined: Mapping[str, int] = field(default_factory=dict)
     words: Mapping[int, str] = field(default_factory=dict)
     kl: Floats | None = None

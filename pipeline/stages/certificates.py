@@ -42,7 +42,7 @@ def compute(task: Task, inputs: Inputs, out: Out) -> None:
     schema = task.stage.schema()
     with out.writer() as writer:
         for place, dist in stored.chunks(source):
-            with mistakes(rules):
+            with mistakes():
                 result = certify(dist, rules)
             for at, rule in enumerate(rules):
                 count = result.accepted_count[:, at]
@@ -87,16 +87,11 @@ def summary(task: Task, artifact: Artifact) -> list[Json]:
         table = artifact.read(columns=["lower", "upper"], rule=rule.label)
         lower, upper = (table[name].to_numpy() for name in ("lower", "upper"))
         empty = np.isinf(lower)
-        row: Json = {
-            "target": task.runtime.label,
-            "rule": rule.label,
-            "steps": len(lower),
-            "prompts": bootstrap.count,
-        }
-        lengths = np.where(empty, rule.ceiling, lower)
-        for name, found in summarise(lengths, rule.ceiling, bootstrap).items():
-            row[name] = found["value"]
-            row |= dict(zip(limits(name), (found["ci_low"], found["ci_high"]), strict=True))
+        row: Json = {"target": task.runtime.label, "rule": rule.label}
+        row |= {"steps": len(lower), "prompts": bootstrap.count}
+        values = np.where(empty, rule.ceiling, lower)
+        for name, ends in summarise(values, rule.ceiling, bootstrap).items():
+            row |= dict(zip((name, *limits(name)), ends.values(), strict=True))
         row |= {"empty": float(np.mean(empty)), "inexact": float(np.mean(lower < upper))}
         rows.append(row)
     return rows

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from analysis.rule_config import check_k
 from pipeline import columns
 from pipeline.columns import STEP, TARGET, Column
-from pipeline.criteria import check_stored_tokens, judged_by_logs
+from pipeline.criteria import judged_by_logs
 from pipeline.engines.answers import counted
 from pipeline.engines.logs import EngineLog, read_log, stacked
 from pipeline.errors import PipelineError
@@ -47,7 +48,7 @@ def check(study: Study) -> None:
         PipelineError: it is not so.
     """
     config = study.config
-    check_stored_tokens(study.rules, config.distributions.k)
+    check_k(study.rules, config.distributions.k)
     settings = config.distributions
     if settings.source != "logs":
         return

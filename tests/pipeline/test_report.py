@@ -81,7 +81,6 @@ def test_the_page_gives_the_set_up(built: tuple[MadeUp, Artifact]) -> None:
         "| weights | float32 | float32 |",
         "| tokens of the vocabulary | 40 | 40 |",
         "| temperature of the certified distributions | 1 | 1 |",
-        "| steps inside a repeated 16-gram of their answer | 85 % | 85 % |",
         f"| its commit | {COMMITS['model'][:-1]}0 | {COMMITS['model'][:-1]}1 |",
         f"| commit of that source | {COMMITS['prompts']} | {COMMITS['prompts']} |",
         "| split of that source | train_sft | train_sft |",
@@ -129,9 +128,7 @@ def test_the_set_up_names_commit_split_and_precision_of_every_model_and_of_the_p
         acceptance=None,
         **made,
     )
-    target = SimpleNamespace(
-        tokens=[], bootstrap=SimpleNamespace(count=500), repeated=np.array([False])
-    )
+    target = SimpleNamespace(tokens=[], bootstrap=SimpleNamespace(count=500))
     facts = setup(cast("Any", target), sources)
     assert (
         facts.items()

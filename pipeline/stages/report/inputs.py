@@ -17,7 +17,7 @@ from analysis.report.parts import part_statistics
 from analysis.report.table import together
 from analysis.rules import Rule, StrictGreedy, Tree
 from analysis.statistics.bootstrap import Floats, PromptBootstrap, top_probability
-from analysis.statistics.trajectories import Trajectories, inside_repeats
+from analysis.statistics.trajectories import Trajectories
 from pipeline import stored
 from pipeline.columns import numbers
 from pipeline.models.token_texts import token_texts
@@ -53,7 +53,6 @@ def read_target(spec: ReportSpec, sources: Sources) -> Target:
         prompts=list(chosen.reset_index().itertuples(index=False, name=None)),
         top=top,
         margin=margin,
-        repeated=inside_repeats(tokens, trajectories.prompts),
         undefined=undefined,
         words=token_texts(sources.distributions.task, dump, drafts, np.unique(tokens).tolist()),
         kl=None if drafts is None else stored.drafted_kl(drafts),

@@ -10,8 +10,6 @@ import pandas as pd
 from analysis.decoding.metrics import Decoded
 from analysis.report.measured import Target
 from analysis.report.published import PAPERS
-from analysis.report.text import share_text
-from analysis.statistics.trajectories import LENGTH
 from pipeline.stages.report.sources import ReportSpec, Source, Sources
 from pipeline.store import Artifact
 
@@ -95,9 +93,6 @@ def setup(target: Target, sources: Sources) -> dict[str, str]:
     return {
         "decoding steps": str(len(target.tokens)),
         "prompts": str(target.bootstrap.count),
-        f"steps inside a repeated {LENGTH}-gram of their answer": share_text(
-            float(target.repeated.mean())
-        ),
         **{words: as_text(value) for words, value in named.items() if value is not None},
         **({MESSAGE: "its first user message"} if drawn else {}),
         **({"excluded rows": ", ".join(rows)} if rows else {}),
