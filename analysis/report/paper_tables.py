@@ -179,9 +179,7 @@ def _of_table3(results: Results) -> list[Rule]:
 
 def _of_table4(results: Results) -> list[Rule]:
     return [
-        rule
-        for rule in results.certified
-        if (type(rule) is TopMAdditive and rule.convention == "rank") or (rule.own and _m(rule))
+        rule for rule in results.certified if type(rule) is TopMAdditive or (rule.own and _m(rule))
     ]
 
 

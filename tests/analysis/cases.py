@@ -17,7 +17,6 @@ from analysis.certificates.certify import Certificates, certify
 from analysis.rules import (
     AbsoluteThreshold,
     Additive,
-    Cut,
     Mars,
     Multiplicative,
     Rule,
@@ -29,16 +28,6 @@ from analysis.rules import (
 )
 from analysis.topk import Floats, TopK
 from tests.divergences import compare_logits
-
-
-class FirstRanks(Rule):
-    """Accept the n most probable tokens, whatever their probabilities."""
-
-    n: int
-
-    def cut(self, _dist: TopK, /) -> Cut:
-        return Cut(max_rank=self.n)
-
 
 # one rule of every kind of the paper that is neither strict greedy nor a tree
 THRESHOLD_RULES: list[Rule] = [

@@ -137,18 +137,6 @@ def test_calls_of_any_flags(gamma: int | None) -> None:
         assert made[p, g] == worst
 
 
-@pytest.mark.parametrize("gamma", [1, 2, 3, 50])
-def test_calls_are_those_of_a_plain_walk(gamma: int) -> None:
-    accepted = np.random.default_rng(gamma).random(len(POSITION)) < 0.7
-    _, tested, kept, emitted = calls_along(accepted, STEPS, gamma)
-    walks = (drafts(accepted[STEPS.prompts == p][1:], gamma) for p in range(len(LENGTHS)))
-    assert list(zip(tested.tolist(), kept.tolist(), strict=True)) == list(itertools.chain(*walks))
-    assert emitted.sum() == sum(LENGTHS) - len(LENGTHS)
-    for flags, wrong in ((accepted, "draft_length=0"), (accepted[:, None], r"accepted \(18, 1\)")):
-        with pytest.raises(ValueError, match=f"{wrong} is not allowed"):
-            count_calls(flags, STEPS, 0)
-
-
 def walked(by_depth: np.ndarray, gamma: int) -> list[int]:
     """The accepted tokens of each call of one answer, place by place, at the depth of each."""
     depths, tokens = by_depth.shape

@@ -47,14 +47,7 @@ def said(*runs: dict[str, Any], **given: Any) -> Advice:
 
 @pytest.mark.parametrize(
     ("low", "high", "outcome"),
-    [
-        (ABOVE, 1.2, DRAFT),
-        (1.0, 1.2, OPEN),
-        (BELOW, 1.2, OPEN),
-        (0.8, ABOVE, OPEN),
-        (0.8, 1.0, OPEN),
-        (0.8, BELOW, DO_NOT),
-    ],
+    [(ABOVE, 1.2, DRAFT), (1.0, 1.2, OPEN), (0.8, 1.0, OPEN), (0.8, BELOW, DO_NOT)],
 )
 def test_an_interval_that_contains_1_decides_nothing(low: float, high: float, outcome: str) -> None:
     found = said(run((low + high) / 2, low, high))
@@ -67,12 +60,9 @@ def test_an_undefined_interval_decides_nothing() -> None:
     found = said(run(1.3, math.nan, math.nan))
     assert found.outcome == OPEN
     assert "γ = 5) was 1.30 times as fast, and its interval is undefined" in found.sentence
-    both = said(run(1.3, math.nan, math.nan), run(1.2, 1.1, 1.3, draft_length=2))
-    assert (both.outcome, "γ = 2" in both.sentence) == (DRAFT, True)
-    assert "γ = 5) was 1.30 times as fast, and its interval is undefined" in both.beside[0]
 
 
-@pytest.mark.parametrize(("prompts", "outcome"), [(29, OPEN), (30, DRAFT), (31, DRAFT)])
+@pytest.mark.parametrize(("prompts", "outcome"), [(29, OPEN), (30, DRAFT)])
 def test_fewer_than_30_prompts_decide_nothing(prompts: int, outcome: str) -> None:
     found = said(run(1.3, 1.2, 1.4, prompts=prompts), run(2, 1.9, 2.1, prompts=prompts, **RELAXED))
     assert found.outcome == outcome
@@ -181,35 +171,14 @@ def answers(rule: str = "additive t=0.1", **given: Any) -> pd.DataFrame:
     [
         ({}, f"Its right answers were not measured: run `{COMMAND} stage=accuracy`."),
         (
-            {"answers": answers("mars theta=0.9", method="MARS (θ = 0.9)")},
-            "Its right answers were not measured",
-        ),
-        (
             {"answers": answers()},
             "111 of 316 answers were right, 118 without it; a loss of 5 points is not excluded.",
         ),
         ({"answers": answers(within=True)}, "a loss of 5 points is excluded."),
-        (  # another draft length, or another drafter, is not this run
+        (  # another draft length is not this run
             {"answers": answers(falls=True, draft_length=4)},
             "Its right answers were not measured",
         ),
-        (
-            {
-                "answers": answers(
-                    method="Additive (t = 0.1), prompt lookup", drafter="prompt_lookup"
-                )
-            },
-            "Its right answers were not measured",
-        ),
-        (  # the run's own come first
-            {
-                "answers": pd.concat(
-                    [answers(draft_length=4, right=1), answers(), answers(draft_length=6, right=2)]
-                )
-            },
-            "111 of 316 answers were right",
-        ),
-        ({"answers": answers()[:0]}, "Its right answers were not measured: run"),
         (
             {"answers": answers(falls=True, right=93)},
             "Avoid D under additive (t = 0.1; γ = 5): it was 1.50 [1.40, 1.60] times as fast, but "

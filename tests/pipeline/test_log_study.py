@@ -81,7 +81,6 @@ def test_the_study_of_a_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     asked = ["solve.eps=0.01", "solve.tokens=1.1"]
     solve.main([*command, *asked])
     said = capsys.readouterr().out
-    assert sentence in said
     assert "log: mars is left out: it takes raw logits, which a log does not have" in said
     assert "log: tree is left out: it takes 33 log-probabilities a step, and the log has 9" in said
     assert re.search(r"absolute +any drafter within 0\.01 .*0\.\d", said)

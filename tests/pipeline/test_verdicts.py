@@ -1,8 +1,7 @@
-"""What the verdict reads of answers to tasks, and what `pipeline.solve` prints below it."""
+"""What the verdict reads of answers to tasks, and what `pipeline.solve` prints."""
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 
 import pandas as pd
@@ -78,30 +77,18 @@ def test_random_models_are_not_to_be_drafted_for(tmp_path: Path) -> None:
     assert found.outcome in (DO_NOT, OPEN)  # OPEN where the machine was disturbed
 
 
-def test_solve_prints_the_verdict_and_at_most_40_lines(
+def test_solve_prints_the_main_rows_and_writes_all(
     small_study: SmallStudy, capsys: pytest.CaptureFixture[str]
 ) -> None:
     solve.main([*small_study.overrides, "solve.draft_lengths=[3,7]"])
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) <= solve.LINES
-    *blocks, _ = (small_study.outputs / "report/mini/timings/verdict.md").read_text().split("\n\n")
-    assert lines[:2] == [block.splitlines()[0] for block in blocks]
     for heading in ("Strictest setting that", "Tokens per call, by", "A drafter is certified on"):
         assert any(line.startswith(heading) for line in lines)
     assert any("any drafter within 0.05" in line for line in lines)
     file = Path(lines[-1].removeprefix("all rows: "))
     rows = pd.read_csv(file if file.is_absolute() else ROOT / file)
-    assert set(rows["table"]) == {"solved", "closed forms", "promised", "needed"}
-    assert len([line for line in lines if "p₀ − p₁ > 0.3136, met by" in line]) == 2
+    assert set(rows["table"]) == {"solved", "promised", "needed"}
     shown = [line for line in lines if " additive " in line and "this drafter" in line]
     assert len(shown) == 2  # a row a target; the file has one for each that is wanted
     mine = rows[(rows["rule"] == "additive") & (rows["kind"] == "measured")]
     assert len(mine) == 2 * mine["wanted"].nunique()
-    solve.main(
-        [*small_study.overrides, "run_lengths.eps=[0.2]", "solve.eps=0.1"]
-    )  # of which no report was made
-    command = shlex.join(
-        ["python", "-m", "pipeline", *small_study.overrides, "run_lengths.eps=[0.2]"]
-    )
-    first = capsys.readouterr().out.splitlines()[0]
-    assert first == f"No verdict yet: `{command}` decodes, and ends with it."
