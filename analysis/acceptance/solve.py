@@ -61,9 +61,7 @@ class Solution(NamedTuple):
 
     Attributes:
         rule: the strictest rule that reaches the goal; None if the end of the range does not.
-        value: its parameter; NaN without a rule.
-        ci_low: lower limit of the interval over prompts; NaN beyond the end of the range.
-        ci_high: upper limit, likewise.
+        value: its parameter, with its interval over prompts; NaN beyond the end of the range.
         reached: share or tokens per call at this value, or at the end of the range; NaN without a
             call.
     """

@@ -54,15 +54,9 @@ def rule_statistics(steps: Steps, judgement: Judgement, bootstrap: PromptBootstr
 
 
 def margins(slack: Floats, accepted: NDArray[np.bool_]) -> pd.DataFrame:
-    """Return the accepted steps by the margin R - KL of each step.
+    """Return the steps, and the accepted ones, by their margin (`Steps.slack`), (N,) each.
 
-    Args:
-        slack: (N,) R - KL in nats, as of `Steps.slack`.
-        accepted: (N,) whether the draft is accepted.
-
-    Returns:
-        One row for each bin of `MARGINS` from low (exclusive) to high (inclusive): low, high, steps
-        and accepted steps.
+    One row for each bin of `MARGINS` from low (exclusive) to high (inclusive).
     """
     place = np.digitize(slack, MARGINS[1:-1], right=True)
     size = len(MARGINS) - 1
@@ -81,13 +75,8 @@ def stochastic_statistics(
 ) -> list[Row]:
     """Return the expected acceptance of a drafted token by stochastic verification.
 
-    All refer to the temperature at which the text of the steps was sampled.
-
-    Args:
-        tv: (N,) total variation; speculative sampling accepts a sampled draft with 1 - tv.
-        races: (N,) acceptance of the first draft of exponential races.
-        harmonic: (N,) lower bound of `races`.
-        bootstrap: over prompts.
+    At the temperature at which the text was sampled, (N,) each: the total variation (speculative
+    sampling accepts with 1 - tv), the first acceptance of exponential races, and its lower bound.
     """
     schemes = {SPECULATIVE: 1 - tv, RACES: races, RACES_LOWER: harmonic}
     return [
@@ -99,17 +88,10 @@ def stochastic_statistics(
 def depth_statistics(
     depth: int, steps: Steps, judgements: Sequence[Judgement], bootstrap: PromptBootstrap
 ) -> list[Row]:
-    """Return the statistics of a drafter at one depth of its drafts.
+    """Return the statistics of a drafter at one depth d, behind d - 1 drafted tokens.
 
-    Args:
-        depth: from 1; a draft of depth d follows d - 1 drafted tokens.
-        steps: the drafter's steps at this depth.
-        judgements: of the rules at this depth.
-        bootstrap: over prompts.
-
-    Returns:
-        acceptance and certified of each rule; with an empty rule kl_median (nats) and finite (share
-        of steps with a finite KL).
+    acceptance and certified of each rule; with an empty rule kl_median (nats) and finite (share of
+    steps with a finite KL).
     """
     drafter = {"rule": "", "depth": depth}
     rows = [
@@ -138,15 +120,10 @@ def kl_needed(
 
     For a share f of N steps it is the n-th largest certificate R, n = ceil(f N): a drafter whose KL
     is below this value at every step is certified at n steps or more. No larger value guarantees n
-    steps, nor does a KL equal to it.
-
-    Args:
-        lower: (N,) lower ends of the certificates.
-        share: in (0, 1].
-        bootstrap: over prompts.
+    steps, nor does a KL equal to it. It is +inf if n rejection regions are empty.
 
     Returns:
-        The value and the ends of its interval; +inf if n rejection regions are empty.
+        The value, from the (N,) lower ends of the certificates, and the ends of its interval.
     """
     # the n-th largest of R is minus the n-th smallest of -R
     value, low, high = _quantile(bootstrap, -lower, share)

@@ -134,11 +134,7 @@ def conditions(rule: Rule, steps: pd.DataFrame, eps: float) -> list[Condition]:
 
 
 def _table(rule: Rule, steps: pd.DataFrame, eps: float = 0.0) -> list[Row]:
-    """Return the closed forms of a rule.
-
-    A row is a name, lower, upper, asymptotic or necessary, the values (N,), and the condition for
-    R > eps: the name of a quantity, the quantity, and the level that it has to exceed.
-    """
+    """Return the closed forms of a rule: name, kind, values (N,), and the condition for R > eps."""
     p0, b, theta = (steps[name].to_numpy() for name in ("p0", "b", "theta"))
     if isinstance(rule, Tree):
         return _of_tree(rule.m, p0, p0 - b, eps)

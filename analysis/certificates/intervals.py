@@ -111,37 +111,25 @@ def mode_cost(
     return value, (weight.sum(axis=1) + 1.0).astype(np.int32)
 
 
-def first_rejected(
-    theta: Floats, tail: tuple[Floats, Floats], p_k: Floats, others: int
-) -> tuple[Floats, Floats, Floats]:
-    """Return b_min, b_max, and the most unseen tokens that can exceed theta, as all stored ones do.
-
-    `tail` is the least and largest mass of the `others`, of at most p_k each. If all can exceed
-    theta, b_min is for the case that one does not.
-    """
-    least, mass = tail
-    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        fitting = np.ceil(mass / theta) - 1.0
-    most = np.where(theta > 0, np.clip(fitting, 0.0, others), np.where(mass > 0, others, 0.0))
-    j = np.minimum(most, others - 1.0)
-    b_min = np.maximum(0.0, least - j * p_k) / (others - j)
-    b_max = np.minimum(np.minimum(np.maximum(theta, 0.0), mass), p_k)
-    return np.minimum(b_min, b_max), b_max, most
-
-
 def all_pass(theta: Floats, least: Floats, p_k: Floats, others: int) -> NDArray[np.bool_]:
     """Return whether every unseen token exceeds theta, `least` being their least mass."""
     return (theta < 0) | (least - (others - 1) * p_k > theta)
 
 
 def _by_threshold(stored: TruncatedSteps, theta: Floats) -> tuple[*Ends, Counts]:
+    """Return the ends where all stored tokens exceed theta."""
     n, p_k = stored.others, stored.p_k
-    tail = stored.tail * (1.0 - TAIL_ERROR), stored.tail * (1.0 + TAIL_ERROR)
-    low, high, most = first_rejected(theta, tail, p_k, n)
+    least, mass = stored.tail * (1.0 - TAIL_ERROR), stored.tail * (1.0 + TAIL_ERROR)
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        fitting = np.clip(np.ceil(mass / theta) - 1.0, 0.0, n)
+    most = np.where(theta > 0, fitting, np.where(mass > 0, n, 0.0))  # that can exceed theta
+    j = np.minimum(most, n - 1.0)
+    high = np.minimum(np.minimum(np.maximum(theta, 0.0), mass), p_k)
+    low = np.minimum(np.maximum(0.0, least - j * p_k) / (n - j), high)
     # of thresholds and masses next to nothing it is not known which is larger
     most = np.where((theta < TINY) & ~stored.no_tail, n, most)
     lower, upper, active = _ends(stored, low, high, most)
-    everything = all_pass(theta, tail[0], p_k, n)
+    everything = all_pass(theta, least, p_k, n)
     accepted = np.where(most == 0, stored.k, UNKNOWN)
     return (
         np.where(everything, np.inf, lower),
@@ -182,13 +170,13 @@ def _ends(stored: TruncatedSteps, low: Floats, high: Floats, most: Floats) -> En
     """
     largest = stored.ratio(high * (1.0 + stored.error))
     lower, active = mode_cost(stored.p0, stored.tokens, largest, widen=-MARGIN)
-    upper = upper_bound(stored, low * (1.0 - stored.error), most)
+    upper = _upper(stored, low * (1.0 - stored.error), most)
     exact = (stored.tail < TINY) & (most == 0)
     cost, _ = mode_cost(stored.p0, stored.tokens, stored.ratio(stored.tail))
     return np.where(exact, cost, lower), np.where(exact, cost, upper), active
 
 
-def upper_bound(stored: TruncatedSteps, b: Floats, most: Floats) -> Floats:
+def _upper(stored: TruncatedSteps, b: Floats, most: Floats) -> Floats:
     """Return an upper bound of M of a token of at least b that `most` unseen ones may exceed."""
     tokens, last = stored.tokens, stored.ratio(b)
     value, size = mode_cost(stored.p0, tokens, last, widen=MARGIN)

@@ -17,16 +17,7 @@ from numpy.typing import NDArray
 
 from ..rules import Cut, Rule, Tree
 from ..topk import Floats, TopK
-from .intervals import (
-    MARGIN,
-    Ends,
-    TruncatedSteps,
-    all_pass,
-    certify_forms,
-    first_rejected,
-    mode_cost,
-    upper_bound,
-)
+from .intervals import MARGIN, Ends, all_pass, certify_forms, mode_cost
 from .kernel import Certificates
 
 
@@ -92,19 +83,9 @@ def _by_threshold(dist: TopK, cuts: Sequence[Cut]) -> Ends:
     everything = (fewest >= k) & (ranks >= size) & all_pass(most, tail[0], high[:, -1], others)
     everything |= fewest >= size
     upper, _ = _cost(high, largest, rejected(low, largest))
-    rows = np.flatnonzero((largest >= k) & (largest < size))
-    if len(rows):
-        b, _, unseen = first_rejected(
-            least[rows], (tail[0][rows], tail[1][rows]), high[rows, -1], others
-        )
-        with np.errstate(divide="ignore"):
-            log_tail = np.log(tail[1][rows])
-        corner = TruncatedSteps(_corner(dist[rows], high[rows], log_tail=log_tail))
-        unlimited = (unseen >= others) | (least[rows] < 0)
-        upper[rows] = np.where(unlimited, np.inf, upper_bound(corner, b, unseen))
     return (
         np.where(everything, np.inf, lower),
-        np.where(largest >= size, np.inf, upper),
+        np.where(largest >= k, np.inf, upper),  # what is not listed may be as improbable as 0
         np.where(everything, 0, active),
     )
 

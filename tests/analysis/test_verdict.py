@@ -112,15 +112,6 @@ def test_the_fastest_sure_lossless_method_comes_first() -> None:
     assert found.drafters[0]["draft_length"] == 3  # the sure one
 
 
-def test_one_method_is_the_best_of_none_and_sampling_keeps_the_distribution() -> None:
-    found = said(
-        run(1.2, 1.1, 1.3, temperature=0.5, **SAMPLED),
-        run(1.9, 1.8, 2.0, temperature=1.0, **SAMPLED),
-    )
-    assert "speculative sampling (γ = 5): 1.20" in found.sentence
-    assert "its distribution stays the same (30 prompts, temperature 0.5)" in found.sentence
-
-
 def test_only_what_an_engine_runs_is_named() -> None:
     """A tree is faster, and no engine runs it: the look-up that vLLM has is the verdict."""
     tree = run(2, 1.9, 2.1, engine="", method="Strict greedy, tree")
@@ -139,7 +130,8 @@ def test_the_temperature_is_the_lowest_at_which_an_engine_runs_a_lossless_method
     found = said(
         run(2, 1.9, 2.1, engine=""), run(1.2, 1.1, 1.3, temperature=0.5, **SAMPLED, tree=None)
     )
-    assert (found.outcome, "temperature 0.5" in found.sentence) == (DRAFT, True)
+    assert found.outcome == DRAFT
+    assert "its distribution stays the same (30 prompts, temperature 0.5" in found.sentence
 
 
 def test_engines_run_chains_and_few_rules() -> None:
