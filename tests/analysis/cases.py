@@ -103,21 +103,6 @@ def assert_same(found: Certificates, wanted: Certificates) -> None:
         np.testing.assert_array_equal(getattr(found, name), getattr(wanted, name), err_msg=name)
 
 
-def drafts(accepted: np.ndarray, gamma: int) -> list[tuple[int, int]]:
-    """Decode one trajectory: draft gamma tokens, keep those before a rejection, emit one more.
-
-    How many drafted tokens each call tests and keeps.
-    """
-    at, found = 0, []
-    while at < len(accepted):
-        drafted, kept = min(gamma, len(accepted) - at), 0
-        while kept < drafted and accepted[at + kept]:
-            kept += 1
-        found.append((min(kept + 1, drafted), kept))
-        at += kept + 1
-    return found
-
-
 # pairs (p, q) at which the paper's bounds are tight
 
 

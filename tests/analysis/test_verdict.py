@@ -151,8 +151,8 @@ def test_engines_run_chains_and_few_rules() -> None:
     assert engines(runs.assign(rule="additive t=0.1"), False, "latest")[5] == ""
 
 
-def answers(rule: str = "additive t=0.1", **given: Any) -> pd.DataFrame:
-    row = {"rule": rule, "temperature": 0.0, "draft_length": 5, "items": 316, "right": 111}
+def answers(**given: Any) -> pd.DataFrame:
+    row = {"temperature": 0.0, "draft_length": 5, "items": 316, "right": 111}
     row |= {"method": "Additive (t = 0.1)", "drafter": "model", "alone": 118}
     row |= {"within": False, "falls": False, **given}
     return pd.DataFrame([row])
@@ -167,15 +167,9 @@ def answers(rule: str = "additive t=0.1", **given: Any) -> pd.DataFrame:
             "111 of 316 answers were right, 118 without it; a loss of 5 points is not excluded.",
         ),
         ({"answers": answers(within=True)}, "a loss of 5 points is excluded."),
-        (  # another draft length is not this run
-            {"answers": answers(falls=True, draft_length=4)},
-            "Its right answers were not measured",
-        ),
-        (
-            {"answers": answers(falls=True, right=93)},
-            "Avoid D under additive (t = 0.1; γ = 5): it was 1.50 [1.40, 1.60] times as fast, but "
-            "right answers fell from 118 to 93 of 316.",
-        ),
+        # another draft length is not this run
+        ({"answers": answers(falls=True, draft_length=4)}, "Its right answers were not measured"),
+        ({"answers": answers(falls=True, right=93)}, "right answers fell from 118 to 93 of 316."),
     ],
 )
 def test_a_relaxed_rule_is_offered_beside_with_what_it_costs(
@@ -185,8 +179,7 @@ def test_a_relaxed_rule_is_offered_beside_with_what_it_costs(
     assert found.outcome == DRAFT
     assert "strict greedy" in found.sentence
     assert says in found.beside[0]
-    if not says.startswith("Avoid"):
-        assert "1.50 [1.40, 1.60] times as fast. It gives up 0.04 nats" in found.beside[0]
+    assert ("It gives up 0.04 nats" in found.beside[0]) != ("fell" in says)
 
 
 @pytest.mark.parametrize(
@@ -196,7 +189,6 @@ def test_a_relaxed_rule_is_offered_beside_with_what_it_costs(
         ({"accepted": 100}, False),  # nothing was rejected
         ({"ci_low": 1.3}, False),  # not for sure above the lossless method
         ({"ci_low": math.nextafter(1.3, 2)}, True),
-        ({"ci_low": math.nan, "ci_high": math.nan}, False),
     ],
 )
 def test_a_relaxed_rule_is_offered_only_if_it_is_faster_and_rejects(
@@ -207,13 +199,12 @@ def test_a_relaxed_rule_is_offered_only_if_it_is_faster_and_rejects(
 
 
 def test_behind_one_that_fell_the_next_is_offered() -> None:
-    loose = {**RELAXED, "method": "Additive (t = 0.3)", "rule": "additive t=0.3"}
-    loose["scheme"] = "additive (t = 0.3)"
+    loose = RELAXED | {"method": "Additive (t = 0.3)", "scheme": "additive (t = 0.3)"}
     found = said(
         run(0.8, 0.7, 0.9),
         run(1.9, 1.8, 2.0, **loose),
         run(1.5, 1.4, 1.6, **RELAXED),
-        answers=answers("additive t=0.3", method="Additive (t = 0.3)", falls=True),
+        answers=answers(method="Additive (t = 0.3)", falls=True),
     )
     assert found.outcome == DO_NOT
     assert found.beside[0].startswith("Avoid D under additive (t = 0.3; γ = 5)")
