@@ -159,7 +159,7 @@ def check_k(rules: Iterable[Rule], k: int, vocab_size: float = np.inf) -> None:
         if k < min(rule.minimum_k, vocab_size):
             raise ValueError(
                 f"rule {rule.label!r} needs the {rule.minimum_k} most probable tokens of every "
-                f"step, and K={k} are stored: set distributions.k to {rule.minimum_k} or more"
+                f"step, and K={k} are stored: set distributions.k, or ask an engine for more"
             )
 
 

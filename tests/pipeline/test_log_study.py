@@ -50,7 +50,7 @@ def test_the_study_of_a_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     for more, message in {
         "criteria=mars": "error: mars theta=0.9 can't be certified with distributions.source=logs",
         "certificates.temperature=0.5": "error: certificates.temperature=0.5 is not allowed with",
-        "criteria=tree criteria.m=12": "answers.jsonl has 9 log-probabilities a step, and tree",
+        "criteria=tree criteria.m=12": "needs the 13 most probable tokens of every step, and K=9",
         "targets.log.path=nothing.jsonl": "error: targets.log.path=nothing.jsonl does not exist",
         f"distributions.log.vocab_size={V - 20}": "answers.jsonl has token id",
     }.items():
