@@ -156,10 +156,11 @@ def check_k(rules: Iterable[Rule], k: int, vocab_size: float = np.inf) -> None:
     for rule in rules:
         if not isinstance(rule, Rule):
             raise ValueError(f"{rule!r} is not a rule: make one with its class, or with build")
-        if k < min(rule.minimum_k, vocab_size):
+        needed = min(rule.minimum_k, vocab_size)
+        if k < needed:
             raise ValueError(
-                f"rule {rule.label!r} needs the {rule.minimum_k} most probable tokens of every "
-                f"step, and K={k} are stored: set distributions.k, or ask an engine for more"
+                f"rule {rule.label!r} needs the {needed} most probable tokens of every step, and "
+                f"K={k} are stored: set distributions.k to {needed} or more"
             )
 
 

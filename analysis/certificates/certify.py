@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ..rule_config import check_k
-from ..rules import Counts, Cut, Rule, Tree
+from ..rules import UNKNOWN, Counts, Cut, Rule, Tree
 from ..topk import Floats, TopK
-from .intervals import beyond_stored, certify_forms, write
+from .intervals import certify_forms
 from .kernel import Certificates
 from .rounded import certify_rounded
 
@@ -119,11 +119,7 @@ def _form(dist: TopK, rule: Rule) -> Cut | Counts | Tree:
 
 
 def _certify_sets(dist: TopK, accepted: NDArray[Any]) -> Certificates:
-    """Return the certificates of sets of accepted tokens (Theorem 4.4 for any rejection region).
-
-    Only the most probable rejected token counts: tokens behind it are not above its level. Where
-    all stored tokens are accepted it is one of the others, unless those are accepted as well.
-    """
+    """Return the certificates of sets of accepted tokens (Theorem 4.4 for any rejection region)."""
     size, steps = dist.vocab_size, len(dist)
     if accepted.dtype != np.bool_ or accepted.shape not in ((size,), (steps, size)):
         raise ValueError(
@@ -134,12 +130,10 @@ def _certify_sets(dist: TopK, accepted: NDArray[Any]) -> Certificates:
         raise ValueError("rounded log-probabilities are certified by rules only, not by accepted")
     accepted = np.broadcast_to(accepted, (steps, size))
     stored = np.take_along_axis(accepted, dist.ids, axis=1)
-    others = np.sum(accepted, axis=1) - np.sum(stored, axis=1)  # accepted, and not stored
-    first = np.where(stored.all(axis=1), size, np.argmin(stored, axis=1)).astype(np.int32)
-    result = certify_forms(dist, [np.maximum(first, 1)])
+    beyond = np.where(accepted.all(axis=1), size, UNKNOWN)  # where all stored ones are accepted
+    first = np.where(stored.all(axis=1), beyond, np.argmin(stored, axis=1)).astype(np.int32)
     own = first == 0
+    result = certify_forms(dist, [np.where(own, 1, first)])
     result.lower[own], result.upper[own] = 0.0, 0.0
     result.active_size[own], result.accepted_count[own] = 1, 0
-    rows = np.flatnonzero((first == size) & (others < size - dist.k))
-    write(result, rows, 0, beyond_stored(dist[rows], others[rows]))
     return result

@@ -43,14 +43,9 @@ def certify_forms(dist: TopK, forms: Sequence[Cut | Counts | Tree]) -> Certifica
                 ends = _by_threshold(stored, form.threshold(dist)[rows])
             else:
                 ends = _by_count(stored, result.accepted_count[rows, r])
-            write(result, rows, r, ends)
+            result.lower[rows, r], result.upper[rows, r] = ends[:2]
+            result.active_size[rows, r], result.accepted_count[rows, r] = ends[2:]
     return result
-
-
-def write(to: Certificates, rows: NDArray[np.intp], rule: int, ends: tuple[*Ends, Counts]) -> None:
-    """Write the ends of some steps of a rule."""
-    to.lower[rows, rule], to.upper[rows, rule] = ends[:2]
-    to.active_size[rows, rule], to.accepted_count[rows, rule] = ends[2:]
 
 
 class TruncatedSteps:
@@ -141,26 +136,12 @@ def _by_threshold(stored: TruncatedSteps, theta: Floats) -> tuple[*Ends, Counts]
 
 def _by_count(stored: TruncatedSteps, counts: Counts) -> tuple[*Ends, Counts]:
     """Use that the first rejected token is the (count - K + 1)th of the tail, or further."""
-    more = np.maximum(0, counts - stored.k).astype(np.float64)
-    lower, upper, active = _behind(stored, more, more + 1.0)
-    return lower, np.where(counts < 0, np.inf, upper), active, counts
-
-
-def beyond_stored(dist: TopK, others: NDArray[np.integer]) -> tuple[*Ends, Counts]:
-    """Return lower, upper, |A| and counts where all K < V stored tokens and so many others pass.
-
-    These are fewer than V - K, and any of them may be the most probable one.
-    """
-    ends = _behind(TruncatedSteps(dist), others.astype(np.float64), np.ones(len(dist)))
-    return *ends, np.full(len(dist), UNKNOWN, dtype=np.int32)
-
-
-def _behind(stored: TruncatedSteps, more: Floats, equal: Floats) -> Ends:
-    """Return the ends where `more` others pass, and `equal` are as probable as b."""
     tail, p_k = stored.tail, stored.p_k
-    high = np.minimum(p_k, tail * (1.0 + TAIL_ERROR) / equal)
+    more = np.maximum(0, counts - stored.k).astype(np.float64)
+    high = np.minimum(p_k, tail * (1.0 + TAIL_ERROR) / (more + 1.0))
     least = (tail * (1.0 - TAIL_ERROR) - more * p_k) / (stored.others - more)
-    return _ends(stored, np.clip(least, 0.0, high), high, more)
+    lower, upper, active = _ends(stored, np.clip(least, 0.0, high), high, more)
+    return lower, np.where(counts < 0, np.inf, upper), active, counts
 
 
 def _ends(stored: TruncatedSteps, low: Floats, high: Floats, most: Floats) -> Ends:
