@@ -182,7 +182,7 @@ class Rule:
             ValueError: the class defines neither, or its numbers are impossible.
         """
         if type(self).accepted_count is Rule.accepted_count:
-            cut = self._asked("cut", dist)
+            cut: Cut = self._asked("cut", dist)  # of a user's, anything
             given = "give a Cut, or the class a method accepted_count(dist)"
             fault = cut.fault(len(dist)) if isinstance(cut, Cut) else f"{cut!r:.80}: {given}"
             if fault:

@@ -119,8 +119,8 @@ class TopK:
         rows = max(1, ENTRIES // full.shape[1])
         starts = range(0, max(1, len(full)), rows)
         parts = [_moments(full[at : at + rows], k, temperature) for at in starts]
-        columns = (np.concatenate(column) for column in zip(*parts, strict=True))
-        return cls(*columns, vocab_size=full.shape[1], temperature=temperature)
+        columns: Any = map(np.concatenate, zip(*parts, strict=True))
+        return cls(*columns, full.shape[1], temperature)
 
     @classmethod
     def from_columns(
@@ -247,6 +247,7 @@ class TopK:
     @cached_property
     def prob_range(self) -> tuple[Floats, Floats]:
         """The (N, K) ends exp(l -+ `log_prob_error`), made to fall along a row as p does."""
+        assert self.log_prob_error is not None
         low, high = self.log_probs - self.log_prob_error, self.log_probs + self.log_prob_error
         low = np.maximum.accumulate(low[:, ::-1], axis=1)[:, ::-1]
         high = np.minimum.accumulate(high, axis=1)
