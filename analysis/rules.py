@@ -182,11 +182,14 @@ class Rule:
             ValueError: the class defines neither, or its numbers are impossible.
         """
         if type(self).accepted_count is Rule.accepted_count:
-            cut: Cut = self._asked("cut", dist)  # of a user's, anything
-            given = "give a Cut, or the class a method accepted_count(dist)"
-            fault = cut.fault(len(dist)) if isinstance(cut, Cut) else f"{cut!r:.80}: {given}"
-            if fault:
-                raise ValueError(f"rule {self.label!r}: cut(dist) returned {fault}")
+            cut = self._asked("cut", dist)
+            said = f"rule {self.label!r}: cut(dist) returned"
+            if not isinstance(cut, Cut):
+                raise ValueError(
+                    f"{said} {cut!r:.80}: give a Cut, or a method accepted_count(dist)"
+                )
+            if fault := cut.fault(len(dist)):
+                raise ValueError(f"{said} {fault}")
             return cut
         counts, size = np.asarray(self._asked("accepted_count", dist)), dist.vocab_size
         right = counts.dtype.kind in "iu" and counts.shape == (len(dist),)
