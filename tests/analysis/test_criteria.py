@@ -167,7 +167,7 @@ class Counting(Own):
 @pytest.mark.parametrize(
     ("rule", "message"),
     [
-        (Own(None), "None: give a Cut, or a method accepted_count"),
+        (Own(None), "None: give a Cut, or accepted_count"),
         (Own(Cut(slope=math.nan)), "slope=nan"),
         (Own(Cut(max_rank=1.9)), "max_rank=1.9"),
         (Own(Cut(max_rank=np.array([1, 2, 3]))), "max_rank=array"),
