@@ -162,7 +162,7 @@ def check_head(files: HeadFiles, target: LanguageModel) -> dict[str, Tensor]:
     config, where = target.module.config.get_text_config(), f"{files.key}.path={files.folder}"
     other = "take a drafter that was trained for this target"
     layers, depth = files.layers_of(target), config.num_hidden_layers
-    rows, d = files.shape.get("vocab_size"), files.shape["hidden_size"]
+    rows, d = files.shape.get("vocab_size"), files.shape.get("hidden_size")
     most = max(layers) if files.layers else "2, L/2 and L - 3 of L"
     for fits, what, has in (
         (d == config.hidden_size, f"reads hidden states of {d} numbers", config.hidden_size),
