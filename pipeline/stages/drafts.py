@@ -211,15 +211,15 @@ class DraftsWorker:
         of_drafter = logit_statistics(drafts[0], min(DRAFT_K, self._rows), self._temperature)
         found = logit_statistics(target, self._k, self._temperature)
         found |= {f"draft_{column}": values for column, values in of_drafter.items()}
-        found |= compare_logits(target, drafts, self._temperature, self._sampled, completed)
-        measured = {column: values.cpu().numpy() for column, values in found.items()}
-        broken = np.flatnonzero(~np.isfinite(measured["entropy"] + measured["draft_entropy"]))
+        broken = (~(found["entropy"] + found["draft_entropy"]).isfinite()).nonzero()
         if len(broken):
             raise PipelineError(
                 f"{self._task.runtime.pair}: NaN or infinite logits for prompt {name} at step "
-                f"{broken[0]}: try dtype: float32 or attention: eager for both models, and check "
-                "their weights"
+                f"{int(broken[0])}: try dtype: float32 or attention: eager for both models, and "
+                "check their weights"
             )
+        found |= compare_logits(target, drafts, self._temperature, self._sampled, completed)
+        measured = {column: values.cpu().numpy() for column, values in found.items()}
         return measured | {"token_id": np.array(answer)}
 
     def facts(self, _: Sequence[Json]) -> Json:
