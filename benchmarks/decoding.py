@@ -22,7 +22,6 @@ from typing import Any
 import httpx2
 import numpy as np
 import torch
-from torch import Tensor
 
 from pipeline.decoding.choices import Greedy
 from pipeline.decoding.drafters import Drafter, Nothing, PromptLookup, model_drafter
@@ -31,8 +30,7 @@ from pipeline.decoding.verify import Match
 from pipeline.engines.servers import Sampling, Server, open_server, request_body
 from pipeline.models.heads.hidden_drafter import HiddenDrafter
 from pipeline.models.language_model import LanguageModel
-from pipeline.models.load import load_model, load_pair
-from pipeline.models.passes import Texts
+from pipeline.models.load import load_pair
 from pipeline.stage import Json
 from pipeline.study import Study
 

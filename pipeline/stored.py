@@ -80,7 +80,8 @@ def read_steps(artifact: Artifact) -> Steps:
     values = [np.ascontiguousarray(numbers(column).T) for column in table.columns[1:]]
 
     def steps(depth: int, kl: Floats, deeper: Sequence[Steps] = ()) -> Steps:
-        return Steps(target, position, kl, *(of[depth] for of in values[1:]), deeper=deeper)
+        rank, log_prob, argmax_rank = (of[depth] for of in values[1:])
+        return Steps(target, position, kl, rank, log_prob, argmax_rank, deeper)
 
     kl = values[0]  # (depths, N)
     deeper = [steps(depth, kl[depth]) for depth in range(1, len(kl))]

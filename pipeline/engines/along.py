@@ -73,9 +73,7 @@ class Models:
         if self._drafter is None:
             logits = Texts(self._target, len(tokens)).read(ids, n)[0]
         else:
-            logits, drafts, completed = read_pair(
-                self._target, self._drafter, ids, n, self._depths
-            )
+            logits, drafts, completed = read_pair(self._target, self._drafter, ids, n, self._depths)
         said = torch.tensor(answer.tokens, device=ids.device)
         right = [draft.argmax(1) == said for draft in drafts]
         certified = [

@@ -76,21 +76,10 @@ OPTIONAL: Columns = {
 
 
 def plan(study: Study) -> list[Task]:
-    """Return one planned artifact a target, on its trajectories; none without a drafter.
-
-    Raises:
-        PipelineError: prompts may be too short for the depths of a head.
-    """
+    """Return one planned artifact a target, on its trajectories; none without a drafter."""
     config, drafter = study.config, study.config.drafter
     if drafter is None or config.distributions.source == "logs":
         return []
-    if drafter.head is not None and _wanted(study):
-        depths, shortest = drafter.head.depths, config.prompts.min_tokens
-        if shortest <= depths:  # a draft follows a token with a hidden state, and one read with it
-            raise PipelineError(
-                f"prompts.min_tokens={shortest} is too small for drafter.head.depths={depths}: a "
-                f"draft of that depth needs a prompt of at least {depths + 1} tokens"
-            )
     spec = study.model_spec("drafter", drafter)
     made = []
     for steps in study.tasks["distributions"]:
@@ -101,17 +90,6 @@ def plan(study: Study) -> list[Task]:
         runtime = replace(steps.runtime, models=pair)
         made.append(Task(STAGE, steps.label, settings, inputs, runtime))
     return made
-
-
-def _wanted(study: Study) -> bool:
-    """Whether the artifacts are made: stage decoding takes them for some trees only."""
-    from pipeline.methods import build_methods
-
-    settings = study.config.decoding
-    if study.config.stage != "decoding":
-        return True
-    methods = build_methods(settings.methods, study.decoded, settings.draft_length)
-    return any(method.needs_drafts for method in methods)
 
 
 def schema_with(there: Container[str]) -> pa.Schema:
@@ -165,16 +143,16 @@ class DraftsWorker:
         self._sampled = of_answers if of_answers > 0 else None  # greedy answers have no such law
         head = models[1].head
         self._depths = 1 if head is None else head.depths
+        if (shortest := min(map(len, self._prompts.values()))) < self._depths + (head is not None):
+            raise PipelineError(
+                f"{label}: drafts at drafter.head.depths={self._depths} need prompts of more "
+                f"tokens than that, one has {shortest}: raise prompts.min_tokens, or lower "
+                "drafter.head.depths"
+            )
         longest = max(len(self._prompts[name]) + len(ids) for name, ids in self._answers.items())
         for model in (self.target, self.drafter):
             if isinstance(model, LanguageModel):
                 model.check_context(longest, "distributions.steps")
-        largest = max(map(max, self._answers.values()))
-        if largest >= self._rows:
-            raise PipelineError(
-                f"{label}: the target emitted token {largest}, beyond the {self._rows} rows that "
-                "both models have: take another drafter"
-            )
 
     def batch(self) -> int:
         """Return how many prompts are a shard."""
@@ -227,26 +205,7 @@ class DraftsWorker:
         from pipeline.models.heads.hidden_drafter import HiddenDrafter
         from pipeline.timing import describe_device, peak_memory
 
-        models = self._task.runtime.models
-        target, drafter = (
-            {
-                "model": model.label,
-                "commit": of.identity.commit,
-                "dtype": of.settings.dtype,
-                "logits_dtype": of.settings.head_dtype,
-                "vocab_size": model.vocab_size,
-            }
-            for model, of in zip((self.target, self.drafter), models, strict=True)
-        )
-        completed = {}
-        if isinstance(self.drafter, HiddenDrafter):  # it runs in the dtypes of its target
-            drafter |= {name: target[name] for name in ("dtype", "logits_dtype")}
-            drafter["head"] = models[1].entries["head"]
-            completed = {"completed": True} if self.drafter.drafted is not None else {}
-        return {
-            "target": target,
-            "drafter": drafter,
-            **completed,  # there is full_kl
+        found: Json = {
             "vocab_size": self._rows,
             "k": self._k,
             "certified_temperature": self._temperature,
@@ -254,6 +213,11 @@ class DraftsWorker:
             **describe_device(self.target.device),
             "peak_memory_bytes": peak_memory(self.target.device),
         }
+        if isinstance(self.drafter, HiddenDrafter):  # it runs in the dtypes of its target
+            entries = self._task.settings["target"]
+            found["drafter"] = {name: entries[name] for name in ("dtype", "head_dtype")}
+            found["completed"] = self.drafter.drafted is not None  # there is full_kl
+        return found
 
 
 STAGE = Stage(
@@ -267,7 +231,7 @@ STAGE = Stage(
         | PAIR
         | DRAFT
         | DEPTHS
-        | OPTIONAL,
+        | OPTIONAL
     },
     plan=plan,
     compute=compute,

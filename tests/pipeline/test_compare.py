@@ -82,7 +82,8 @@ def test_long_sums_keep_their_digits(apart: float) -> None:
     w = z + apart * torch.from_numpy(rng.random(z.shape))
     kl = compare.compare_logits(z, [w], 1.0)["kl"].item()
     log_p, log_q = (torch.log_softmax(x, 1)[0].tolist() for x in (z, w))
-    exact = math.fsum(math.exp(a) * (a - b + math.expm1(b - a)) for a, b in zip(log_p, log_q))
+    pairs = zip(log_p, log_q, strict=True)
+    exact = math.fsum(math.exp(a) * (a - b + math.expm1(b - a)) for a, b in pairs)
     assert abs(kl - exact) < 1e-13 * (kl + math.sqrt(2 * kl))
     assert kl > 0
 

@@ -160,8 +160,6 @@ def planned(overrides: list[str], *more: str) -> None:
     [
         (["drafter.head=null"], r"drafter.path=\S+reduced can't be loaded: ValueError"),
         (["drafter.path=${targets.local.path}"], "is no head: .*model_type is qwen3"),
-        (["prompts.min_tokens=3"], "prompts.min_tokens=3 is too small for drafter.head.depths=3: "
-         "a draft of that depth needs a prompt of at least 4 tokens"),
     ],
 )  # fmt: skip
 def test_wrong_configurations_of_a_head(overrides: list[str], more: list[str], said: str) -> None:

@@ -185,7 +185,7 @@ def check_head(files: HeadFiles, target: LanguageModel) -> dict[str, Tensor]:
     expected[PROJECTION] = [files.rows, d]
     if files.rows != rows:
         expected[OFFSETS] = [files.rows]
-    optional = {EMBEDDING: [rows, d], OFFSETS: [files.rows], TARGETS: [rows]}
+    optional: dict[str, list[Any]] = {EMBEDDING: [rows, d], OFFSETS: [files.rows], TARGETS: [rows]}
     expected |= {name: shape for name, shape in optional.items() if name in shapes}
     wrong = sorted(n for n in expected.keys() | shapes if expected.get(n) != shapes.get(n))
     if wrong:
