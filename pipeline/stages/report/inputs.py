@@ -54,7 +54,7 @@ def read_target(spec: ReportSpec, sources: Sources) -> Target:
         top=top,
         margin=margin,
         undefined=undefined,
-        words=token_texts(sources.distributions.task, dump, drafts, np.unique(tokens).tolist()),
+        words=token_texts(sources.distributions.task, dump, np.unique(tokens).tolist()),
         kl=None if drafts is None else stored.drafted_kl(drafts),
         judged=judged,
     )
