@@ -22,7 +22,7 @@ from pipeline.stages.distributions import STAGE
 from pipeline.stages.report.setups import WORDS
 from pipeline.stored import read_distributions, resampled
 from pipeline.study import Study
-from tests.analysis.test_rounded import V
+from tests.analysis.test_truncation import V
 from tests.conftest import pipeline
 from tests.pipeline.engine_formats import read_back
 from tests.pipeline.reading import page_text
