@@ -128,6 +128,9 @@ def test_a_heads_tokens_a_call_go_by_depth() -> None:
         verdict = judge(steps, [rule])[0]
         accepted = np.stack([judge(at, [rule])[0].accepted for at in steps.by_depth])
         assert np.array_equal(verdict.accepted_by_depth, accepted)
+        sure = np.stack([one.certified for one in verdict.by_depth])  # only if at all depths so far
+        so_far = [sure[: depth + 1].all(axis=0) for depth in range(3)]
+        assert np.array_equal(verdict.certified_by_depth, so_far)
         calls = 0
         for begin in range(0, len(steps), LENGTH):
             at, end = begin + 1, begin + LENGTH
