@@ -200,6 +200,7 @@ def test_pip_finds_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
     assert [path.name for path in (tmp_path / "models").iterdir()] == [".SmolLM2.lock"]
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(not hub.SMOLLM2.is_dir(), reason="needs python -m tools.smollm2")
 def test_the_real_model() -> None:
     """What is known of SmolLM2: its digits, its template, and that it continues a known text."""
