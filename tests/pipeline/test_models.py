@@ -19,7 +19,7 @@ from pipeline.errors import PipelineError
 from pipeline.files import file_digest
 from pipeline.hub import Identities, Identity
 from pipeline.models.cached_steps import relative_error
-from pipeline.models.devices import check_threads, set_up
+from pipeline.models.devices import check_threads
 from pipeline.models.load import LanguageModel, check_pair, load_model, load_tokenizer
 from pipeline.models.passes import Texts
 from tests.pipeline import tiny
@@ -187,18 +187,6 @@ def test_more_threads_than_processors_are_refused() -> None:
     check_threads(None)
     with pytest.raises(PipelineError, match=rf"device.threads={cores + 1} exceeds the {cores} pro"):
         check_threads(cores + 1)
-
-
-def test_cuda_allocates_segments_that_grow_unless_told_otherwise(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    name = "PYTORCH_CUDA_ALLOC_CONF"
-    for given, wanted in ((None, "expandable_segments:True"), ("backend:native", "backend:native")):
-        monkeypatch.delenv(name, raising=False)
-        if given:
-            monkeypatch.setenv(name, given)
-        set_up(torch.device("cuda"), None)
-        assert os.environ[name] == wanted
 
 
 @pytest.mark.parametrize(
