@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from decimal import ROUND_FLOOR, Decimal
 
 from ..statistics.bootstrap import FEW_PROMPTS
-from .published import CAP
 
+CAP = 100.0  # tokens; the paper prints ">100" above it
 MARK = "*"  # after a ceiling: the rejection region is empty
 UNDEFINED = "–"
 SYMBOLS = {"alpha": "α", "theta": "θ", "eps0": "ε₀", "delta0": "δ₀"}  # others by name
@@ -22,16 +22,10 @@ def symbol(parameter: str) -> str:
 def number_text(value: float, digits: int = 2) -> str:
     """Return a number with a fixed number of decimals.
 
-    >>> number_text(0.4376, 3), number_text(-0.001), number_text(math.inf), number_text(math.nan)
-    ('0.438', '0.00', '∞', '–')
-    >>> number_text(-math.inf)
-    '-∞'
+    >>> number_text(0.4376, 3), number_text(-0.001), number_text(-math.inf), number_text(math.nan)
+    ('0.438', '0.00', '-∞', '–')
     """
-    if math.isnan(value):
-        return UNDEFINED
-    if math.isinf(value):
-        return "∞" if value > 0 else "-∞"
-    return f"{value:z.{digits}f}"
+    return UNDEFINED if math.isnan(value) else f"{value:z.{digits}f}".replace("inf", "∞")
 
 
 def decimals(values: Iterable[float], most: int = 5) -> int:
@@ -65,9 +59,9 @@ def certificate_text(value: float, ceiling: float, digits: int = 3) -> str:
     >>> certificate_text(0.1234, 0.6931), certificate_text(math.inf, 0.6931)
     ('0.123', '0.693*')
     """
-    return (
-        f"{number_text(ceiling, digits)}{MARK}" if value == math.inf else number_text(value, digits)
-    )
+    if value == math.inf:
+        return f"{number_text(ceiling, digits)}{MARK}"
+    return number_text(value, digits)
 
 
 def run_text(value: float, censored: bool = False) -> str:
@@ -144,28 +138,18 @@ def few_notes(prompts: Iterable[int]) -> list[str]:
     least = min(prompts, default=FEW_PROMPTS)
     if least >= FEW_PROMPTS:
         return []
-    counted = "1 prompt" if least == 1 else f"{least} prompts"
-    return [
-        f"Few prompts: intervals come from {counted}, fewer than {FEW_PROMPTS}, and are too narrow."
-    ]
+    counted = f"{least} prompt{'s' * (least != 1)}, fewer than {FEW_PROMPTS}"
+    return [f"Few prompts: intervals come from {counted}, and are too narrow."]
 
 
-def times_text(value: float, low: float = math.nan, high: float = math.nan) -> str:
-    """Return a speedup, with its interval if it has a width.
+def interval_text(
+    value: float, low: float = math.nan, high: float = math.nan, digits: int = 2, unit: str = ""
+) -> str:
+    """Return a number with its unit, and with its interval if it has a width.
 
-    >>> times_text(1.204), times_text(1.204, 1.1, 1.3)
-    ('1.20×', '1.20× [1.10, 1.30]')
+    >>> interval_text(1.204, 1.1, 1.3), interval_text(1.0, 1.0, 1.0), interval_text(1.2, unit="×")
+    ('1.20 [1.10, 1.30]', '1.00', '1.20×')
     """
-    if math.isnan(value):
-        return UNDEFINED
-    return f"{value:.2f}×" + (f" [{low:.2f}, {high:.2f}]" if low < high else "")
-
-
-def interval_text(value: float, low: float, high: float, digits: int = 2) -> str:
-    """Return a number, with its interval if it has a width.
-
-    >>> interval_text(1.204, 1.1, 1.3), interval_text(1.0, 1.0, 1.0)
-    ('1.20 [1.10, 1.30]', '1.00')
-    """
-    ends = [number_text(end, digits) for end in (low, high)]
-    return number_text(value, digits) + (f" [{', '.join(ends)}]" if low < high else "")
+    ends = ", ".join(number_text(end, digits) for end in (low, high))
+    text = number_text(value, digits) + unit * (not math.isnan(value))
+    return text + f" [{ends}]" * (low < high)
