@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import math
 import shutil
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -86,16 +86,8 @@ def test_a_printed_length_is_a_lower_bound_where_ends_cut_it_and_few_prompts_are
     assert "from 6 prompts, fewer than 30" in lines[len(table) + 1]
 
 
-def test_overrides_of_jobs_are_read_as_they_were_given() -> None:
-    """Hydra writes them with a backslash before a colon."""
-    values = sweeps.values_of(["+a.b='x y'", r"c=C\:1", "~d"])
-    assert values == {"a.b": "x y", "c": "C:1", "d": ""}
-
-
 def point(directory: Path, number: int, overrides: list[str], rows: list[dict[str, Any]]) -> None:
-    (directory / str(number)).mkdir()
-    found = {"overrides": overrides, "stage": "decoding", "rows": rows}
-    (directory / str(number) / "point.json").write_text(json.dumps(found))
+    sweeps.write_point(directory / str(number), overrides, stage="decoding", rows=rows)
 
 
 @pytest.mark.parametrize(
@@ -139,12 +131,8 @@ def test_a_sweep_over_drafters_compares_what_loses_nothing(tmp_path: Path) -> No
     artifact: Any = SimpleNamespace(directory=tmp_path, facts={"targets": ["T"]})
     task: Any = SimpleNamespace(settings={"drafter": "D"})
     [row] = summary(task, artifact)
-    assert {
-        "target": "T",
-        "drafter": "D",
-        "accepted": 0.5,
-        "certified": 0.375,
-    }.items() <= row.items()
+    assert (row["target"], row["drafter"], row["accepted"]) == ("T", "D", 0.5)
+    assert (row["certified"], row["certified_ci_low"], row["prompts"]) == (0.375, 0.1, 40)
     assert "speedup" not in row  # nothing was decoded
     pd.DataFrame(runs).to_csv(tmp_path / "timings/tables/decoding_speed.csv")
     [row] = summary(task, artifact)
@@ -159,25 +147,16 @@ def test_a_sweep_over_drafters_compares_what_loses_nothing(tmp_path: Path) -> No
 
 
 def test_of_two_swept_keys_the_second_has_a_curve_a_value_and_keys_are_words() -> None:
-    table = pd.DataFrame(
-        [
-            {
-                "target": target,
-                "criteria.m": m,
-                "criteria.t": t,
-                "rule": f"m={m} t={t}",
-                "p5": m * t,
-            }
-            for target in ("large", "small")
-            for m in (2, 4)
-            for t in (0.1, 0.2, 0.3)
-        ]
-    )
+    rows = [
+        {"target": target, "criteria.m": m, "criteria.t": t, "rule": f"m={m} t={t}", "p5": m * t}
+        for target, m, t in product(("large", "small"), (2, 4), (0.1, 0.2, 0.3))
+    ]
+    table = pd.DataFrame(rows)
     figure = sweep_figure(table, ["criteria.m", "criteria.t"])
     assert figure is not None
     for axis in figure.axes:
         assert axis.get_xlabel() == "m"
-        drawn = {line.get_label(): line.get_ydata() for line in axis.lines}
+        drawn = {str(bars.get_label()): bars[0].get_ydata() for bars in axis.containers}
         assert list(drawn) == ["t = 0.1", "t = 0.2", "t = 0.3"]
         np.testing.assert_allclose([*drawn.values()], np.outer([0.1, 0.2, 0.3], [2, 4]))
 
@@ -197,9 +176,7 @@ def test_a_failed_point_is_named_as_it_was_given(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     point(tmp_path, 0, ["criteria.t=0.07"], [{"target": "large", "mean": 0.1}])
-    (tmp_path / "1").mkdir()
-    failed = {"overrides": ["criteria.t=7"], "failed": "t=7 is not allowed"}
-    (tmp_path / "1" / "point.json").write_text(json.dumps(failed))
+    sweeps.write_point(tmp_path / "1", ["criteria.t=7"], failed="t=7 is not allowed")
     assert sweeps.collect(tmp_path) == 1
     assert "failed: criteria.t=7: t=7 is not allowed" in capsys.readouterr().out
     assert pd.read_csv(tmp_path / "decoding_by_criteria.t.csv")["criteria.t"].tolist() == [0.07]
