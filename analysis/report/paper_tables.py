@@ -16,7 +16,7 @@ from ..statistics.run_lengths import RANDOM, RANDOM_CAP, with_censored
 from .published import STATISTICS, TABLE2, printed
 from .results import Results
 from .table import Table, pivoted
-from .text import certificate_text, decimals, number_text, percent_text, run_text, symbol
+from .text import decimals, number_text, percent_text, run_text, symbol
 
 HEADS = {"mean": "Mean", "median": "Med"}
 FAMILIES = {  # of Table 3: heading and parameter
@@ -210,10 +210,15 @@ def _certificates(
 
 
 def _texts(results: Results, data: pd.DataFrame) -> list[str]:
-    """Return the cells of certificates: one number of decimals a statistic."""
-    digits = data.groupby("statistic")["value"].agg(decimals)
-    rows = zip(data["rule"], data["statistic"], data["value"], strict=True)
-    return [certificate_text(x, results.rules[label].ceiling, digits[of]) for label, of, x in rows]
+    """Return the cells of certificates, with "*" after a ceiling: nothing can be rejected there.
+
+    A statistic has one number of decimals.
+    """
+    digits, rules = data.groupby("statistic")["value"].agg(decimals), results.rules
+    return [
+        number_text(min(value, rules[label].ceiling), digits[of]) + "*" * (value == math.inf)
+        for label, of, value in data[["rule", "statistic", "value"]].to_numpy().tolist()
+    ]
 
 
 def _notes(data: pd.DataFrame) -> str:

@@ -9,7 +9,6 @@ from decimal import ROUND_FLOOR, Decimal
 from ..statistics.bootstrap import FEW_PROMPTS
 
 CAP = 100.0  # tokens; the paper prints ">100" above it
-MARK = "*"  # after a ceiling: the rejection region is empty
 UNDEFINED = "–"
 SYMBOLS = {"alpha": "α", "theta": "θ", "eps0": "ε₀", "delta0": "δ₀"}  # others by name
 
@@ -51,17 +50,6 @@ def rounded_down(value: float, digits: int = 2) -> float:
     if exact == 0 or not exact.is_finite():
         return value
     return float(exact.quantize(Decimal(1).scaleb(exact.adjusted() + 1 - digits), ROUND_FLOOR))
-
-
-def certificate_text(value: float, ceiling: float, digits: int = 3) -> str:
-    """Return a statistic of certificates in nats; +inf prints as the rule's ceiling with a mark.
-
-    >>> certificate_text(0.1234, 0.6931), certificate_text(math.inf, 0.6931)
-    ('0.123', '0.693*')
-    """
-    if value == math.inf:
-        return f"{number_text(ceiling, digits)}{MARK}"
-    return number_text(value, digits)
 
 
 def run_text(value: float, censored: bool = False) -> str:

@@ -68,7 +68,7 @@ def sections_of(content: Content) -> Iterator[Section]:
         )
     decoded, speeds = content.decoded, content.speeds
     if decoded:
-        title = f"How it decodes with {content.drafter}"
+        title = f"How it decodes with {results.drafter}"
         table, figure = trees(decoded, statistics)
         shown = [decoding_table(decoded, statistics), table, figure, ratios_figure(decoded)]
         yield Section(title, shown, extent(decoded, content.sources))
@@ -80,7 +80,7 @@ def sections_of(content: Content) -> Iterator[Section]:
         yield Section(f"{title}: speed", timed, timed=True)
     if content.answered:
         scored = content.answered, content.accuracies, content.task.settings["margin"]
-        yield from accuracy_sections(content.drafter, *scored, statistics.confidence)
+        yield from accuracy_sections(results.drafter, *scored, statistics.confidence)
     published = published_section(results)
     if published is not None:
         yield published

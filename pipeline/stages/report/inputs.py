@@ -65,11 +65,6 @@ class Content:
     answered: Sequence[Answered]
     accuracies: Sequence[pd.DataFrame]
 
-    @property
-    def drafter(self) -> str:
-        """The drafter's printed name; empty without one."""
-        return self.task.settings["drafter"] or ""
-
 
 def read_content(task: Task, inputs: Inputs) -> Content:
     """Read the inputs of a report, named STAGE/TARGET, and compute its statistics."""

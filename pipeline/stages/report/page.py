@@ -66,7 +66,7 @@ def page_files(
     page = environment.get_template("page.html").render(
         css=(WEB / "page.css").read_text(encoding="utf-8"),
         study=content.task.settings,
-        drafter=content.drafter,
+        drafter=results.drafter,
         targets=targets,
         advice=advice,
         methods=methods,
@@ -106,7 +106,7 @@ def _advised(content: Content, at: int, scores: Mapping[str, pd.DataFrame]) -> A
         busy = signs_of_load(speeds)
     return advise(
         target.label,
-        content.drafter,
+        content.results.drafter,
         speeds,
         scores.get(target.label),
         settings["margin"] or 0.0,  # of answers that were scored
