@@ -147,7 +147,7 @@ def read_target(report: Task, source: Source) -> Target:
         top=dict(zip(ranks, np.ascontiguousarray(np.concatenate(top).T), strict=True)),
         margin=np.concatenate(margin),
         undefined=undefined,
-        words=token_texts(task, dump, drafts, np.unique(tokens).tolist()),
+        words=token_texts(task, dump, np.unique(tokens).tolist()),
         kl=None if drafts is None else stored.drafted_kl(drafts),
         judged=judged,
     )
