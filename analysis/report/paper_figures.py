@@ -170,5 +170,7 @@ def _ceilings(axis: Axes, rules: Sequence[Rule]) -> None:
         whole = round(math.exp(ceiling))
         name = f"log {whole}" if math.isclose(math.log(whole), ceiling) else f"{ceiling:.3g}"
         axis.axvline(ceiling, **LEVEL)
-        place: dict[str, Any] = {"rotation": 90, "ha": "right", "va": "top", "fontsize": 6.5}
-        axis.text(ceiling, 1.0, name, color="#555555", **place)
+        place: dict[str, Any] = {"xytext": (-2, 0), "textcoords": "offset points", "rotation": 90}
+        axis.annotate(
+            name, (ceiling, 1.0), **place, ha="right", va="top", fontsize=6.5, color="#555555"
+        )
