@@ -8,7 +8,7 @@ import numpy as np
 
 from ..rules import Rule
 from .results import Target
-from .text import share_text
+from .text import percent_text
 
 EPS = 0.1  # nats: the KL of the drafters that steps are certified for in a study without one
 FATES = ("open", "rejected", "accepted", "certified")  # of a step, by the digit that stands for it
@@ -58,9 +58,11 @@ def _fates(target: Target, rule: Rule, chosen: slice) -> tuple[str, str]:
     if judged is None:
         certified = target.certificates[rule][0][chosen] > EPS
         places = certified * FATES.index("certified")
-        shares = f"{share_text(certified.mean())} certified"
+        shares = f"{percent_text(certified.mean())} certified"
     else:
         accepted, certified = judged.accepted[chosen], judged.certified[chosen]
         places = 1 + accepted + certified
-        shares = f"{share_text(accepted.mean())} accepted, {share_text(certified.mean())} certified"
+        shares = (
+            f"{percent_text(accepted.mean())} accepted, {percent_text(certified.mean())} certified"
+        )
     return shares, "".join(map(str, places.tolist()))

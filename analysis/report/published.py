@@ -177,16 +177,11 @@ def outside(compared: pd.DataFrame) -> list[str]:
     """
     lines = []
     for target, numbers in compared.groupby("target", sort=False):
-        parts = {"p₀": numbers[(numbers["table"] == "1") & (numbers["row"] == "1")]}
-        parts |= {_heading(table): numbers[numbers["table"] == table] for table in DIGITS}
-        counts = [
-            f"{name} {part['outside'].sum()} of {part['difference'].count()}"
-            for name, part in parts.items()
-            if len(part)
-        ]
-        lines.append(
-            f"{target}: published numbers outside our intervals over prompts: {', '.join(counts)}."
+        counts = ", ".join(
+            f"{_heading(str(table))} {part['outside'].sum()} of {part['difference'].count()}"
+            for table, part in numbers.groupby("table", sort=False)
         )
+        lines.append(f"{target}: published numbers outside our intervals over prompts: {counts}.")
     return lines
 
 

@@ -117,18 +117,13 @@ def percent(axes: Axes, name: str) -> None:
     axis.set_major_formatter(FuncFormatter(lambda share, _: f"{round(100 * share, 6):g} %"))
 
 
-def legend(
-    figure: Figure, axes: Iterable[Axes], columns: int = 2, keys: Iterable[Any] = ()
-) -> None:
-    """Add a legend of all labels of the axes, and of `keys`, below the panels if there are several.
-
-    `keys` are handles with labels.
-    """
+def legend(figure: Figure, axes: Iterable[Axes], columns: int = 2) -> None:
+    """Add a legend of all labels of the axes below the panels, if there are several."""
     handles = {
         name: handle
         for axis in axes
         for handle, name in zip(*axis.get_legend_handles_labels(), strict=True)
-    } | {key.get_label(): key for key in keys}
+    }
     if len(handles) > 1:
         place = "outside lower center"
         figure.legend(list(handles.values()), list(handles), loc=place, ncols=columns)

@@ -71,21 +71,6 @@ def at_least(text: str, censored: bool) -> str:
     return f"≥ {text}" if censored and not is_marked else text
 
 
-def share_text(share: float) -> str:
-    """Return a share in percent with two digits that distinguish it from 0 and 100 %.
-
-    >>> share_text(0.0123), share_text(0.9), share_text(0.999961), share_text(math.nan)
-    ('1.2 %', '90 %', '99.9961 %', '–')
-    """
-    if math.isnan(share):
-        return UNDEFINED
-    rest = round(min(share, 1 - share), 12)  # 1 - 0.9 is a little less than 0.1
-    if rest <= 0:
-        return f"{100 * share:.0f} %"
-    digits = max(0, 1 - math.floor(math.log10(100 * rest)))
-    return f"{100 * share:.{digits}f} %"
-
-
 def percent_text(share: float) -> str:
     """Return a share in percent with one decimal, which tells it from 0 and from 100 %.
 

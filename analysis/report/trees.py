@@ -14,7 +14,6 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Drawing
-from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, NullLocator
 
 from ..decoding.metrics import Decoded
@@ -23,7 +22,7 @@ from ..statistics.bootstrap import Resampling
 from ..trees.acceptance import least_residual_upper, residual_upper
 from ..trees.optimal import best_trees
 from ..trees.topology import Floats, batch, sequence, spec_infer, symmetric, tree_tokens_per_call
-from .style import BLACK, GREY, LINES, error_bars, grid, legend, styled
+from .style import GREY, LINES, error_bars, grid, legend, styled
 from .table import Figure, Table, indexed
 from .text import interval_text, number_text, percent_text
 
@@ -168,7 +167,7 @@ def trees_figure(decoded: Sequence[Decoded], runs: Sequence[pd.DataFrame]) -> Fi
                 scale.set_major_locator(LogLocator(subs=(1, 3)))
                 scale.set_minor_locator(NullLocator())
                 scale.set_major_formatter("{x:g}")  # powers of ten would need math text
-        legend(drawing, [], columns=3, keys=_keys(curves))
+        legend(drawing, axes.flat, 3)
         return drawing
 
     return Figure(
@@ -255,27 +254,11 @@ def _draw(axis: Axes, drawn: pd.DataFrame) -> None:
             face = "white" if scheme == ERSS else colour
             ends = error_bars(value, part["ci_low"], part["ci_high"])
             axis.errorbar(k * APART[scheme], value, ends, fmt=marker, color=colour, markersize=3.5,
-                          markerfacecolor=face, elinewidth=0.7)  # fmt: skip
+                          markerfacecolor=face, elinewidth=0.7,
+                          label=f"{curve}, {scheme}")  # fmt: skip
         else:
-            axis.plot(k, value, color=colour, linestyle=dashes, linewidth=BOUNDS.get(curve, 0.9))
-
-
-def _keys(drawn: pd.DataFrame) -> list[Line2D]:
-    """Return the legend: a colour a shape, a marker and a dash a scheme, widths of bounds."""
-    curves, schemes = set(drawn["curve"]), set(drawn["scheme"])
-    plain: dict[str, Any] = {"color": BLACK, "linewidth": 0.9, "markersize": 3.5}
-    return [
-        *(Line2D([], [], color=c, label=name) for name, c in COLOURS.items() if name in curves),
-        *(
-            Line2D([], [], marker=marker, linestyle=dashes, **plain, label=scheme,
-                   markerfacecolor="white" if scheme == ERSS else BLACK)
-            for scheme, (marker, dashes) in STYLES.items() if scheme in schemes
-        ),
-        *(
-            Line2D([], [], color=GREY, linewidth=width, label=name)
-            for name, width in BOUNDS.items() if name in curves
-        ),
-    ]  # fmt: skip
+            line = {"color": colour, "linestyle": dashes, "linewidth": BOUNDS.get(curve, 0.9)}
+            axis.plot(k, value, **line, label=curve if kind == "bound" else None)
 
 
 def marginal(k: Floats, tokens: Floats, first: float | None = None) -> Curve:

@@ -22,7 +22,7 @@ from analysis.report.first_screen import (
     verdict_text,
 )
 from analysis.report.results import Results, Target
-from analysis.report.text import share_text
+from analysis.report.text import percent_text
 from analysis.rules import Additive, Mars, Multiplicative, Rule, StrictGreedy, Tree
 from analysis.statistics.bootstrap import PromptBootstrap
 from analysis.statistics.trajectories import count_calls
@@ -192,4 +192,4 @@ def test_the_median_answer_is_shown_with_the_fate_of_every_step(drafter: bool) -
                 wanted = "certified" if target.certificates[rule][0][step] > EPS else "open"
             assert FATES[int(fate)] == wanted
         kept = sum(FATES[int(fate)] in ("accepted", "certified") for fate in shown) / 10
-        assert said.startswith(f"{share_text(kept)} {'accepted' if drafter else 'certified'}")
+        assert said.startswith(f"{percent_text(kept)} {'accepted' if drafter else 'certified'}")
