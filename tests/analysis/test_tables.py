@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import io
 import math
+from dataclasses import replace
 from typing import ClassVar
 
 import numpy as np
 import pandas as pd
 import pytest
 
+from analysis.decoding import speed
 from analysis.report import published
+from analysis.report.decoding import comparison_table, speed_table
 from analysis.report.paper_tables import run_length_table, table1, table2, table3, table4, table7
 from analysis.report.results import Results, Target, certificate_statistics, top_statistics
 from analysis.report.table import Table, csv_text, latex, pivoted
@@ -20,6 +23,8 @@ from analysis.rules import Cut, Rule, TopMAdditive
 from analysis.statistics.bootstrap import PromptBootstrap
 from analysis.statistics.run_lengths import run_lengths
 from analysis.statistics.trajectories import Trajectories
+
+from . import test_decoding_metrics
 
 TARGETS = ["Qwen3-1.7B", "mini_large & co"]
 RULES = expand(
@@ -196,6 +201,21 @@ def test_a_grid_of_other_values_is_shown_in_table_2() -> None:
     assert tables_of(measure(both))["table2"].shown.index.tolist() == ["Additive (t = 0.1)"]
     literal = TopMAdditive(4, 0.1, "paper")
     assert literal.title in tables_of(measure([*RULES, literal]))["table7"].shown.index
+
+
+def test_methods_are_compared_by_the_source_of_their_prompts() -> None:
+    """Two prompts; the second run emits 5 tokens in 3 calls on one, 3 in 2 on the other."""
+    one = test_decoding_metrics.made()
+    one = replace(one, data=one.data.assign(source=one.data["prompt_id"]))
+    speeds = speed.speed(one, 20, 0.9, 0)
+    table = comparison_table([one], [speeds])
+    tau = table.data.set_index(["source", "run"])["tau"]
+    assert [tau[source, 1] for source in ("a", "b", "all")] == pytest.approx([5 / 3, 3 / 2, 8 / 5])
+    assert table.shown["a", "τ"].iloc[1] == "1.67"
+    assert table.shown["all", "agreement"].tolist() == ["100.0 %", "100.0 %", "50.0 %"]
+    costs = speed_table([one], [speeds]).shown
+    assert costs["costs", "ρ"].tolist()[1] == "0.100"
+    assert costs["a call, ms", "verify"].tolist() == ["10.00", "12.00", "12.00"]
 
 
 def test_symbols_print_like_the_papers() -> None:

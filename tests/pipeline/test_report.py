@@ -12,10 +12,13 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from analysis.acceptance.judgement import Judgement
 from analysis.certificates.certify import certify
+from analysis.report.results import Target
 from analysis.rules import StrictGreedy
+from analysis.statistics.bootstrap import PromptBootstrap
 from pipeline.stage import Artifact
-from pipeline.stages.report.inputs import Source
+from pipeline.stages.report.inputs import Source, margins_of
 from pipeline.stages.report.setups import extent
 from pipeline.store import Store
 from pipeline.stored import read_distributions
@@ -214,6 +217,18 @@ def test_the_part_on_decoding_names_its_prompts_and_tokens() -> None:
     (line,) = extent([decoded], [source])
     for part in ("2 prompts (1 more failed)", "up to 8 tokens each", ": 8 to 10 tokens a method"):
         assert part in line
+
+
+def test_margins_are_certificates_less_kl() -> None:
+    lower, accepted = np.array([0.3, np.inf, 0.05]), np.array([True, True, False])
+    target = Target(
+        *("T", {}, PromptBootstrap(np.zeros(3, int), 2, 0.9, 0), np.zeros(3, np.int32), ["p"]),
+        kl=np.array([0.1, np.inf, 0.2]),
+        judged={"greedy": Judgement(StrictGreedy(), lower, lower, accepted, accepted)},
+    )
+    bins = margins_of([target])["T"].set_index("low")
+    found = bins[bins["steps"] > 0]
+    assert found["accepted"].to_dict() == {-0.25: 0, 0.1: 1, 0.5: 1}
 
 
 def page_of(study: SmallStudy) -> Path:
