@@ -20,8 +20,9 @@ from ..rules import StrictGreedy
 from ..statistics.bootstrap import Flags
 from ..statistics.trajectories import count_calls
 from .answer import EPS
+from .decoding import intervals
 from .results import Results, Target
-from .table import Table, indexed
+from .table import Table, indexed, pivoted
 from .text import UNDEFINED, interval_text, number_text, percent_text, symbol
 
 EPSILONS = (0.05, 0.1)  # nats: the KL of the drafters that settings certify
@@ -69,16 +70,15 @@ def methods_table(advice: Sequence[Advice], results: Results) -> Table | None:
         return None
     data = pd.DataFrame(rows)
     speeds, tokens, accepted = (
-        data[[f"{name}{end}" for end in ends]].to_numpy().tolist()
-        for name in ("speedup", "tokens_per_call", "accepted")
+        [f"{name}{end}" for end in ends] for name in ("speedup", "tokens_per_call", "accepted")
     )
     columns = {
         **{name: data[name] for name in ("engine that runs it", "faster?")},
-        "speed": [interval_text(*of, unit="×") for of in speeds],
-        "tokens per call": [interval_text(*of) for of in tokens],
+        "speed": intervals(data, speeds, "×"),
+        "tokens per call": intervals(data, tokens),
         "accepted": [
             percent_text(value) + f" [{100 * low:.1f}, {100 * high:.1f}]" * (value == value)
-            for value, low, high in accepted
+            for value, low, high in data[accepted].to_numpy().tolist()
         ],
     }
     caption = (
@@ -167,8 +167,7 @@ def settings_table(results: Results, targets: Sequence[Target]) -> Table | None:
     if not rows:
         return None
     data = pd.DataFrame(rows)
-    shown = data.pivot(index=["target", "quantity"], columns="eps", values="text")
-    shown = shown.loc[pd.MultiIndex.from_frame(data[["target", "quantity"]].drop_duplicates())]
+    shown = pivoted(data, ["target", "quantity"], "eps", data["text"])
     shown.columns = [f"any drafter within {eps:g} nats" for eps in shown.columns]
     caption = (
         "What holds for every drafter whose KL is at most so large at every step, and the "

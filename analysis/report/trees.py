@@ -22,9 +22,10 @@ from ..statistics.bootstrap import Resampling
 from ..trees.acceptance import least_residual_upper, residual_upper
 from ..trees.optimal import best_trees
 from ..trees.topology import Floats, batch, sequence, spec_infer, symmetric, tree_tokens_per_call
+from .decoding import intervals
 from .style import GREY, LINES, error_bars, grid, legend, styled
 from .table import Figure, Table, indexed
-from .text import interval_text, number_text, percent_text
+from .text import number_text, percent_text
 
 Curve = tuple[Floats, Floats]  # drafted tokens, tokens per call
 COLOURS = {name: colour for name, (colour, _) in zip(SHAPES.values(), LINES, strict=False)}
@@ -64,12 +65,11 @@ def trees_table(
     data = pd.concat(frames, ignore_index=True)
     if data.empty:
         return None
-    ends = data[["tokens_per_call", "ci_low", "ci_high"]].to_numpy().tolist()
     columns: dict[Any, Any] = {
         ("", "T"): [f"{temperature:g}" for temperature in data["temperature"]],
         ("", "nodes"): list(map(str, data["nodes"])),
         ("", "levels"): list(map(str, data["levels"])),
-        ("τ", "measured"): [interval_text(*of) for of in ends],
+        ("τ", "measured"): intervals(data, ["tokens_per_call", "ci_low", "ci_high"]),
         ("τ", "predicted"): [number_text(value) for value in data["predicted"]],
         ("τ", "bound"): [number_text(value) for value in data["bound"]],
         ("levels", "first"): [percent_text(share) for share in data["first_level"]],
