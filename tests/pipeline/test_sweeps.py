@@ -23,35 +23,32 @@ from tests.pipeline.studies import MadeUp
 RULES = [{"rule": "greedy"}, {"rule": "absolute", "theta": 0.01}]  # 12 of 40 tokens are stored
 
 
-@pytest.fixture(scope="module")
-def rows(tmp_path_factory: pytest.TempPathFactory) -> dict[str, pd.DataFrame]:
-    """Rows of certificates and of run lengths, and the certificates themselves."""
-    store = Store(tmp_path_factory.mktemp("sweep"))
-    made = MadeUp(store, RULES)
-    inputs = made.report(["T"], [0]).inputs
-    return {
-        name: pd.DataFrame(sweeps.summary_rows([task], [store.get(task)]))
-        for name, task in ((name, inputs[f"{name}/0"]) for name in ("certificates", "run_lengths"))
-    }
-
-
-def test_the_printed_table_has_the_lower_ends_and_intervals(
-    rows: dict[str, pd.DataFrame], capsys: pytest.CaptureFixture[str]
+def test_tables_of_certificates_and_run_lengths_have_intervals_and_mark_lower_bounds(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    table = rows["certificates"]
-    sweeps.print_table(table.to_dict("records"))
+    store = Store(tmp_path)
+    inputs = MadeUp(store, RULES).report(["T"], [0]).inputs
+    certified, lengths = (
+        sweeps.summary_rows([task], [store.get(task)])
+        for task in (inputs["certificates/0"], inputs["run_lengths/0"])
+    )
+    sweeps.print_table(certified)
     header, greedy, absolute, *after = capsys.readouterr().out.splitlines()
-    assert "ci_low" not in header
     assert "–" not in greedy
-    ends = table.set_index("rule").loc["absolute theta=0.01"]
-    interval = f"[{ends['mean_ci_low']:.4g}, {ends['mean_ci_high']:.4g}]"
-    assert f" {ends['mean']:.4g} {interval} " in absolute
-    assert after[1:] == [
-        "In brackets: intervals over prompts.",
-        "Few prompts: intervals come from 6 prompts, fewer than 30, and are too narrow.",
-    ]
+    row = certified[1]
+    interval = f"[{row['mean_ci_low']:.4g}, {row['mean_ci_high']:.4g}]"
+    assert f" {row['mean']:.4g} {interval} " in absolute
+    few = "Few prompts: intervals come from 6 prompts, fewer than 30, and are too narrow."
+    assert after[1:] == ["In brackets: intervals over prompts.", few]
     names = ["target", "rule", "steps", "prompts", "mean", "median", "p5", "p25"]
     assert header.split() == [*names, "empty", "inexact"]
+    assert any(row["censored"] for row in lengths)
+    sweeps.print_table(lengths)
+    header, *lines = capsys.readouterr().out.splitlines()
+    assert "censored" not in header
+    for line, row in zip(lines, lengths, strict=False):
+        assert ("≥" in line) == (row["censored"] and np.isfinite(row["value"]))
+        assert f"≥ {row['value']:.4g}" in line or not row["censored"]
 
 
 def test_a_table_is_aligned_and_leaves_out_what_is_empty(
@@ -69,21 +66,6 @@ def test_a_table_is_aligned_and_leaves_out_what_is_empty(
         "long      –       –            3  True",
         "In brackets: intervals over prompts.",
     ]
-
-
-def test_a_printed_length_is_a_lower_bound_where_ends_cut_it_and_few_prompts_are_named(
-    rows: dict[str, pd.DataFrame], capsys: pytest.CaptureFixture[str]
-) -> None:
-    table = rows["run_lengths"]
-    assert table["censored"].any()
-    sweeps.print_table(table.to_dict("records"))
-    header, *lines = capsys.readouterr().out.splitlines()
-    assert "censored" not in header
-    for line, row in zip(lines, table.to_dict("records"), strict=False):
-        assert ("≥" in line) == (row["censored"] and np.isfinite(row["value"]))
-        if row["censored"]:
-            assert f"≥ {row['value']:.4g}" in line
-    assert "from 6 prompts, fewer than 30" in lines[len(table) + 1]
 
 
 def point(directory: Path, number: int, overrides: list[str], rows: list[dict[str, Any]]) -> None:
