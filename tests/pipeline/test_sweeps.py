@@ -32,6 +32,7 @@ def test_tables_of_certificates_and_run_lengths_have_intervals_and_mark_lower_bo
         sweeps.summary_rows([task], [store.get(task)])
         for task in (inputs["certificates/0"], inputs["run_lengths/0"])
     )
+    capsys.readouterr()  # what the stages said
     sweeps.print_table(certified)
     header, greedy, absolute, *after = capsys.readouterr().out.splitlines()
     assert "–" not in greedy
