@@ -11,6 +11,7 @@ import os
 import sys
 import traceback
 from importlib import import_module
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from pipeline.paths import CONF
 from pipeline.stage import Artifact, Task
 from pipeline.store import VERDICT, Store, relative
 
+PROJECT = "draft-acceptance-study"
 COMMANDS = ("ask", "engine", "fetch", "solve", "verify")
 
 
@@ -35,6 +37,9 @@ def main() -> None:
     first, *rest = words = sys.argv[1:] or [""]
     if first in COMMANDS:
         raise SystemExit(import_module(f"pipeline.{first}").main(rest))
+    if words == ["--version"]:
+        print(PROJECT, version(PROJECT))
+        return
     if words == ["help"]:
         sys.argv[1:] = ["--help"]
     elif first.isidentifier():
@@ -132,8 +137,7 @@ def _show_report(report: Artifact, place: Path, store: Store) -> None:
     except OSError as error:
         shown_at, note = report.directory, f" ({relative(place)}: {error.strerror})"
     sentences, tables = verdict_of(report)
-    print("\n".join(sentences))
-    print("\n".join(tables), end="")
+    print("\n".join([*sentences, *tables]), end="" if tables else "\n")
     print(f"report: {relative(shown_at / 'index.html')}{note}")
     print(
         "open it in a browser, or mail it: it is one file. CSV, LaTeX, PDF: beside it", flush=True
