@@ -305,9 +305,8 @@ def _asking(name: str, key: str) -> Iterator[None]:
         if unanswered[str(asked.url)] == TRIES:
             raise TimeoutError(f"{asked.url.host} does not answer")
         unanswered[str(asked.url)] += 1
-        limits = asked.extensions.get("timeout", {})
         steps = ("connect", "read", "write", "pool")
-        asked.extensions["timeout"] = {step: limits.get(step) or SECONDS for step in steps}
+        asked.extensions["timeout"] = dict.fromkeys(steps, SECONDS)
 
     def response(answer: Any) -> None:
         unanswered[str(answer.request.url)] = 0
