@@ -310,9 +310,10 @@ def _asking(name: str, key: str) -> Iterator[None]:
 
     def response(answer: Any) -> None:
         unanswered[str(answer.request.url)] = 0
-        limit, after = parse_ratelimit_headers(answer.headers), answer.headers.get("retry-after", "")
-        spent = limit is not None and not limit.remaining
-        seconds = limit.reset_in_seconds if spent else int(after) if after.isdigit() else 0
+        after = answer.headers.get("retry-after", "")
+        seconds = int(after) if after.isdigit() else 0
+        if (limit := parse_ratelimit_headers(answer.headers)) and not limit.remaining:
+            seconds = limit.reset_in_seconds
         if answer.status_code >= 408 and seconds > LONGEST:  # of what the client waits for
             raise TimeoutError(f"the hub is busy, and asks for a wait of {seconds} s")
 

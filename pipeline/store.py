@@ -31,7 +31,7 @@ TIMED = ("timings/", "index.html")  # files that depend on the clock: no part of
 VERDICT = "timings/verdict.md"  # of a report: a paragraph a target, the sentence first
 REBUILDS = 3  # of an artifact that is damaged again and again
 UNWRITABLE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}
-PACKAGES = "numpy pyarrow pandas numba torch transformers matplotlib hydra-core".split()
+PACKAGES = ("numpy", "pyarrow", "pandas", "numba", "matplotlib", "torch", "transformers")
 
 
 class Store:

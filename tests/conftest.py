@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
+from contextlib import redirect_stdout
 from dataclasses import dataclass
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
 from filelock import FileLock
 
+from pipeline import cli
 from tests import methods
 
-ROOT = Path(__file__).resolve().parent.parent
 HEAVY = ("torch", "transformers", "tokenizers", "datasets", "numba", "matplotlib")  # to import
 SMALL = [
     "study=mini",
@@ -46,17 +47,18 @@ class SmallStudy:
 
 
 def pipeline(*arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-    """Run ``python -m pipeline`` as a user does, on one thread."""
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run(
-        [sys.executable, "-m", "pipeline", *arguments],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        env=environment,
-        check=False,
-    )
-    assert not check or done.returncode == 0, done.stdout + done.stderr
+    """Run ``python -m pipeline`` in this process; return its status, and what it printed."""
+    out, status = StringIO(), 0
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out):
+        patch.setattr(sys, "argv", ["pipeline", *arguments])
+        patch.setattr(sys, "unraisablehook", sys.unraisablehook)
+        try:
+            cli.main()
+        except SystemExit as end:
+            status = end.code or 0
+    said = status if isinstance(status, str) else ""
+    done = subprocess.CompletedProcess(arguments, int(bool(status)), out.getvalue(), said)
+    assert not check or done.returncode == 0, done.stdout + said
     return done
 
 

@@ -204,7 +204,7 @@ def _handler(hub: Hub) -> type[BaseHTTPRequestHandler]:
             except (BrokenPipeError, ConnectionResetError):
                 self.close_connection = True  # the client hung up
 
-        do_HEAD = do_GET
+        do_HEAD = do_GET  # noqa: N815
 
         def log_message(self, *_: Any) -> None:
             """Print nothing: tests read what was asked."""

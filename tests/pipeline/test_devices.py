@@ -12,8 +12,8 @@ import torch
 
 from pipeline.models import logit_statistics
 from pipeline.models.devices import set_up
+from pipeline.paths import ROOT
 from pipeline.shards import unfinished
-from tests.conftest import ROOT
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from tests.conftest import HEAVY, ROOT
+from pipeline.paths import ROOT
+from tests.conftest import HEAVY
 from tests.pipeline.hub import Hub
 from tests.pipeline.hub_study import VOCABULARY, paper
 
