@@ -18,6 +18,7 @@ from packaging.requirements import Requirement
 from pipeline.paths import ROOT
 from tools import setup_env
 
+PIP_CONFIG = "global.index-url='https://mirror.example/simple'\nglobal.timeout='9'\n"
 PHONY = re.search(r"^\.PHONY: ((?:.+\\\n)*.+)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
 TARGETS = PHONY[1].replace("\\\n", " ").split() if PHONY else []
 # What a surrounding `make test ARGS=...` would pass on.
@@ -96,6 +97,10 @@ def called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(setup_env, "ROOT", tmp_path)
     monkeypatch.setattr(setup_env, "call", call)
     monkeypatch.setattr(setup_env.shutil, "which", lambda _: "/usr/bin/uv")
+    monkeypatch.setattr(setup_env.subprocess, "run", lambda *_, **__: Mock(stdout=PIP_CONFIG))
+    for name in setup_env.SETTINGS.values():
+        monkeypatch.setenv(name, "")  # and as it was afterwards
+        monkeypatch.delenv(name)
     monkeypatch.setenv("TORCH_INDEX", "https://builds.example/cpu")
     return commands
 
@@ -110,6 +115,7 @@ def test_an_environment_is_made_once_and_an_interrupted_one_from_scratch(
         return [*(["new"] if new else []), *re.findall(r"--editable (\S+)", " ".join(called))]
 
     assert asked("1 9 core") == ["new", "."]
+    assert os.environ["UV_DEFAULT_INDEX"] == "https://mirror.example/simple"
     assert "uv pip install" in called[1]
     assert "--constraint constraints.txt" in called[1]
     assert called[1].endswith("--extra-index-url https://builds.example/cpu")
@@ -122,7 +128,7 @@ def test_an_environment_is_made_once_and_an_interrupted_one_from_scratch(
     assert asked("2 8 core") == ["new", "."]
     monkeypatch.setattr(setup_env.shutil, "which", lambda _: None)
     asked("3 8 core")
-    assert called[0].endswith("-m pip install --quiet --no-compile --disable-pip-version-check uv")
+    assert called[0].endswith(" install --quiet --no-compile uv")
     monkeypatch.setattr(setup_env, "call", lambda *command: "install" in command)
     with pytest.raises(SystemExit, match=r"run make again .* make install PYTHON="):
         asked("4 8 core")

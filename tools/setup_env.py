@@ -10,6 +10,7 @@ from __future__ import annotations
 import fcntl
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from urllib.request import urlopen
 ROOT = Path(__file__).resolve().parent.parent
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 DRIVERS = ("/proc/driver/nvidia/version", "/usr/lib/wsl/lib/libcuda.so.1")
+SETTINGS = {"index-url": "UV_DEFAULT_INDEX", "find-links": "UV_FIND_LINKS", "cert": "SSL_CERT_FILE"}
 AGAIN = (
     "The half-made .venv will not be used: run make again once the cause is gone. Another Python "
     "(3.11 to 3.14): make install PYTHON=/path/to/python3.13"
@@ -55,22 +57,25 @@ def main(wanted: str) -> None:
 
 
 def install(what: str, programs: Path) -> None:
-    """Install the project, editable, by uv; by pip, which has settings of its own, if that fails.
+    """Install the project, editable, by uv with pip's settings; by pip itself if that fails.
 
     Raises:
         SystemExit: that fails, too.
     """
-    pip = [str(programs / "python"), "-m", "pip", "install", "--quiet", "--no-compile"]
-    pip.append("--disable-pip-version-check")
+    pip = [str(programs / "python"), "-m", "pip", "--disable-pip-version-check"]
     uv = shutil.which("uv")
     if uv is None:
-        run(*pip, "uv")
+        run(*pip, "install", "--quiet", "--no-compile", "uv")
         uv = str(programs / "uv")
-    packages = ["--constraint", "constraints.txt", "--editable", what, *torch_index()]
+    settings = subprocess.run([*pip, "config", "list"], stdout=subprocess.PIPE, text=True)
+    for name, value in re.findall(r"^\S+\.([\w-]+)='(.*)'$", settings.stdout, re.M):
+        if name in SETTINGS:
+            os.environ.setdefault(SETTINGS[name], value)
+    packages = ["--quiet", "--constraint", "constraints.txt", "--editable", what, *torch_index()]
     to = ["--python", str(programs / "python"), "--index-strategy", "unsafe-best-match"]
-    if call(uv, "pip", "install", "--quiet", *to, *packages):
+    if call(uv, "pip", "install", *to, *packages):
         print("pip takes over from uv", flush=True)
-        run(*pip, *packages)
+        run(*pip, "install", "--no-compile", *packages)
 
 
 def call(*command: str) -> int:
