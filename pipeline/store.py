@@ -199,15 +199,11 @@ class Store:
         return Artifact(place, task.stage.tables)
 
     def set_aside(self, directory: Path) -> bool:
-        """Move a damaged artifact out of the way and say so; return whether it was damaged.
-
-        It is looked at again first: another process may have mended it meanwhile.
-        """
+        """Move a damaged artifact out of the way and say so; return whether it was damaged."""
         with self.lock():
-            if not directory.is_dir():
-                return False
-            try:
-                Artifact(directory, {}).check()
+            try:  # again: another process may have mended it meanwhile
+                if directory.is_dir():
+                    Artifact(directory, {}).check()
                 return False
             except DamagedError as damage:
                 place = self.root / "damaged" / f"{directory.name}.{time.time_ns()}"
@@ -268,8 +264,7 @@ def environment() -> Json:
 
 def _processor() -> str:
     """Return the processor's name: Linux tells it in a file, other systems to `platform`."""
-    with suppress(OSError):
-        named = re.search(r"model name\s*: (.+)", Path("/proc/cpuinfo").read_text(encoding="utf-8"))
-        if named is not None:
-            return named[1]
-    return platform.processor() or platform.machine()
+    file = Path("/proc/cpuinfo")
+    text = file.read_text(encoding="utf-8") if file.exists() else ""
+    named = re.search(r"model name\s*: (.+)", text)
+    return named[1] if named else platform.processor() or platform.machine()

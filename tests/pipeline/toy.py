@@ -156,6 +156,7 @@ def child(root: Path, kill_at: int | None = None, **settings: Any) -> int:
     if pid:
         return pid
     try:
+        setattr(os, "fsync", lambda _: None)  # noqa: B010  a kill loses nothing that was written
         with (root.parent / "stdout").open("a") as sys.stdout:
             if kill_at is not None:
                 die_at(kill_at)
