@@ -65,7 +65,7 @@ def test_a_key_is_of_meaning_and_not_of_order_label_or_runtime() -> None:
     assert json_digest({"a": 1}) != json_digest({"a": 1.5})
     assert tasks(label="x", batch=3)[-1].key == tasks(label="y")[-1].key
     assert len({task.key for task in (*tasks(), *tasks(5))}) == 6
-    for value in ({1, 2}, object(), float("nan"), {1: 2}, [{"a": {1: 2}}], b"x"):
+    for value in ({1, 2}, object(), float("nan"), b"x"):
         with pytest.raises((TypeError, ValueError)):
             json_digest({"key": value})
 
