@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 
 import pytest
@@ -73,13 +73,11 @@ class Repository:
         return self.main
 
 
-@dataclass(frozen=True)
-class Request:
+class Request(NamedTuple):
     """A request that the hub received."""
 
     method: str
     path: str  # without the query
-    headers: dict[str, str]
 
 
 @dataclass
@@ -93,25 +91,14 @@ class Answer:
     hub: Any = None
     path: str = ""
 
-    def send(self, most: int | None = None) -> None:
-        """Send it, of the body at most `most` bytes: the connection ends there."""
-        body, status, headers = self.body, self.status, dict(self.headers)
-        asked = self.handler.headers.get("Range", "")
-        if status == 200:
-            headers["Accept-Ranges"] = "bytes"
-            if asked.startswith("bytes="):
-                first, _, last = asked[len("bytes=") :].partition("-")
-                start, end = int(first), int(last) + 1 if last else len(body)
-                headers["Content-Range"] = f"bytes {start}-{min(end, len(body)) - 1}/{len(body)}"
-                status, body = 206, body[start:end]
-        self.handler.send_response(status)
-        for key, value in (headers | {"Content-Length": str(len(body))}).items():
+    def send(self) -> None:
+        """Send it."""
+        self.handler.send_response(self.status)
+        for key, value in (self.headers | {"Content-Length": str(len(self.body))}).items():
             self.handler.send_header(key, value)
         self.handler.end_headers()
         if self.handler.command != "HEAD":
-            self.handler.wfile.write(body[:most])
-            if most is not None:
-                self.handler.close_connection = True
+            self.handler.wfile.write(self.body)
 
 
 Fault = Callable[[Answer], bool]  # True: it has sent an answer itself
@@ -150,7 +137,7 @@ class Hub:
     def answer(self, handler: BaseHTTPRequestHandler) -> None:
         """Answer a request."""
         path = unquote(urlsplit(handler.path).path).strip("/")
-        self.requests.append(Request(handler.command, path, dict(handler.headers)))
+        self.requests.append(Request(handler.command, path))
         answer = self._answer(path)
         answer.handler, answer.hub, answer.path = handler, self, path
         for part, fault in list(self.faults):
@@ -252,14 +239,6 @@ def hang(answer: Answer) -> bool:
     answer.hub.leaving.wait()
     answer.handler.close_connection = True
     return True
-
-
-def cut(answer: Answer) -> bool:
-    """A connection that breaks off in the middle of a body, once for each path."""
-    if len(answer.hub.asked(answer.path)) == 1 and answer.handler.command == "GET":
-        answer.send(len(answer.body) // 2)
-        return True
-    return False
 
 
 def flipped(answer: Answer) -> bool:
