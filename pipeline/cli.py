@@ -21,7 +21,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from conf.schema import Config
-from pipeline.config import config_dirs, refuse, report_name
+from pipeline.config import OVERRIDE, composed, config_dirs, refuse, report_name
 from pipeline.errors import EXPECTED, PipelineError, one_line, terminal
 from pipeline.files import slug
 from pipeline.paths import CONF
@@ -34,9 +34,10 @@ COMMANDS = ("ask", "engine", "fetch", "solve", "verify")
 
 def main() -> None:
     """Run the command line."""
-    first, *rest = words = sys.argv[1:] or [""]
+    words = sys.argv[1:]
+    first = words[0] if words else ""
     if first in COMMANDS:
-        raise SystemExit(import_module(f"pipeline.{first}").main(rest))
+        raise SystemExit(import_module(f"pipeline.{first}").main(words[1:]))
     if words == ["--version"]:
         print(PROJECT, version(PROJECT))
         return
@@ -49,9 +50,12 @@ def main() -> None:
             f"error: {first} is not a command{nearest(first, COMMANDS)}: give one of "
             f"{', '.join(COMMANDS)}, or KEY=VALUE"
         )
-    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises its errors instead of printing them
     with terminal():
-        config_dirs(words)
+        _, overrides = config_dirs(words)
+        if all(map(OVERRIDE.match, overrides)) and words != ["help"]:
+            _single(composed(words))  # without options Hydra would compose twice
+            return
+        os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises its errors instead of printing them
         try:
             hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(_job)()
         except (PipelineError, BrokenPipeError):
@@ -61,15 +65,19 @@ def main() -> None:
 
 
 def _job(config: DictConfig) -> None:
-    from pipeline import sweeps
-
     with terminal():  # here as well: Hydra prints a line of its own about a failed job
         if HydraConfig.get().mode == RunMode.MULTIRUN:
             _point(config)
         else:
-            settings, tasks, artifacts = run(config)
-            name = slug(f"{settings.stage}-{report_name(settings)}")
-            sweeps.print_single(tasks, artifacts, Path(settings.outputs) / "tables" / name)
+            _single(config)
+
+
+def _single(config: DictConfig) -> None:
+    from pipeline import sweeps
+
+    settings, tasks, artifacts = run(config)
+    name = slug(f"{settings.stage}-{report_name(settings)}")
+    sweeps.print_single(tasks, artifacts, Path(settings.outputs) / "tables" / name)
 
 
 def _point(config: DictConfig) -> None:

@@ -40,7 +40,8 @@ def _verify(outputs: Path) -> int:
     for place in sorted(path.parent for path in (outputs / "models").glob(f"*/{SUMS}")):
         if name := damaged_model(place):
             damaged += 1
-            print(f"{place}: {name} is damaged: make it again with python -m tools.smollm2")
+            again = "make it again with python -m tools.smollm2"
+            print(f"{place}: {name} is damaged: {again}", file=sys.stderr)
     partial = sum(1 for stage in STAGES for _ in (store.root / stage).glob(".*.partial"))
     print(f"{count} artifacts verified, {damaged} damaged; {partial} unfinished")
     return int(damaged > 0)

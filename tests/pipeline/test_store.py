@@ -15,6 +15,7 @@ import pytest
 from filelock import FileLock
 
 from pipeline import store as store_module
+from pipeline import verify
 from pipeline.columns import Column
 from pipeline.errors import DamagedError, PipelineError
 from pipeline.files import json_digest
@@ -127,6 +128,40 @@ def test_an_input_replaced_while_it_is_read_is_read_again(store: Store) -> None:
     assert len(count) == 2
     assert made.record["inputs"] == {"prompts": found(store, first).content}
     assert not list(store.root.rglob(".*partial"))
+
+
+def test_an_input_set_aside_before_it_is_read_is_made_again(store: Store) -> None:
+    first, second, _ = tasks()
+    count = list[int]()
+
+    def removing(*arguments: Any) -> None:
+        count.append(1)
+        if len(count) == 1:  # verify, meanwhile
+            remove(store, first)
+        toy.steps(*arguments)
+
+    store.get(replace(second, stage=replace(second.stage, compute=removing)))
+    assert len(count) == 2
+
+
+def test_verify_names_what_it_can_not_set_aside(
+    store: Store, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refused(*_: Any) -> None:
+        raise OSError(errno.EROFS, "Read-only file system", ".locks/moving.lock")
+
+    monkeypatch.setattr(verify, "STAGES", {"prompts": PROMPTS})
+    data = store.get(tasks()[0]).directory / "data.parquet"
+    flip(data)
+    outputs = store.root.parent
+    with monkeypatch.context() as patch:
+        patch.setattr(Store, "lock", refused)
+        assert verify.main([str(outputs)]) == 1
+    told = capsys.readouterr()
+    assert f"damaged, not set aside: {data} is not what was written (Read-only" in told.err
+    assert verify.main([str(outputs)]) == 1
+    assert verify.main([str(outputs)]) == 0
+    assert "0 artifacts verified, 0 damaged; 0 unfinished" in capsys.readouterr().out
 
 
 DAMAGES: dict[str, Callable[[Path, Path], object]] = {
