@@ -25,8 +25,8 @@ def expected(tmp_path: Path, log: Path) -> dict[str, str]:
     return contents(tmp_path / "whole")
 
 
-def killed(root: Path, log: Path) -> Iterator[int]:
-    """Kill one run before and after each of its operations; yield after each kill."""
+def killed(root: Path, log: Path, every: int = 1) -> Iterator[int]:
+    """Kill one run before and after each of its operations, or some; yield after each kill."""
     at = 1
     while True:
         shutil.rmtree(root, ignore_errors=True)
@@ -36,7 +36,7 @@ def killed(root: Path, log: Path) -> Iterator[int]:
             return
         assert end == -9
         yield at
-        at += 1
+        at += every
 
 
 def complete(root: Path, expected: dict[str, str]) -> None:
@@ -47,17 +47,18 @@ def complete(root: Path, expected: dict[str, str]) -> None:
     assert not list(root.rglob("*.tmp"))
 
 
+@pytest.mark.parametrize("every", [5, pytest.param(1, marks=pytest.mark.thorough)])
 def test_killed_at_every_file_operation(
-    tmp_path: Path, log: Path, expected: dict[str, str]
+    tmp_path: Path, log: Path, expected: dict[str, str], every: int
 ) -> None:
     root, kills = tmp_path / "killed", 0
-    for at in killed(root, log):
+    for at in killed(root, log, every):
         kills += 1
         assert contents(root).items() <= expected.items()
         complete(root, expected)
         done = log.read_text().splitlines()
         assert len(done) - len(set(done)) <= 1, (at, done)  # the one under way, at most
-    assert kills > 80
+    assert kills > 80 // every
 
 
 def test_killed_again_and_again(tmp_path: Path, log: Path, expected: dict[str, str]) -> None:
@@ -93,7 +94,7 @@ def test_another_batch_size_keeps_what_is_finished(
     tmp_path: Path, log: Path, expected: dict[str, str]
 ) -> None:
     root = tmp_path / "resized"
-    for _ in killed(root, log):
+    for _ in killed(root, log, 4):
         if log.exists() and log.read_text().count("shard") == 3:  # two are finished
             break
     assert status(child(root, batch=5)) == 0
