@@ -114,7 +114,10 @@ def computed(folder: Path, workers: int = 0, **toy: Any) -> tuple[list[Shard], O
     return compute_shards(task, {}, out, PROMPTS, Toy), out
 
 
-@pytest.mark.parametrize(("workers", "fits", "dying"), [(1, 1, []), (2, 2, ["g"])])
+@pytest.mark.parametrize(
+    ("workers", "fits", "dying"),
+    [pytest.param(1, 1, [], marks=pytest.mark.thorough), (2, 2, ["g"])],
+)
 def test_shards_are_those_of_this_process_whoever_computes_and_dies(
     ray: Any, tmp_path: Path, workers: int, fits: int, dying: list[str]
 ) -> None:

@@ -73,7 +73,7 @@ def fetched(tmp_path_factory: pytest.TempPathFactory) -> Fetched:
     return study
 
 
-def test_the_paper_s_tables_and_figures(fetched: Fetched) -> None:
+def test_tables_1_to_6_and_figures_1_to_5(fetched: Fetched) -> None:
     [place] = (fetched.outputs / "report").iterdir()
     page = (place / "index.html").read_text(encoding="utf-8")
     for at in range(1, 7):
