@@ -102,7 +102,8 @@ def understood(page: Path, module: str, words: list[str], place: Path) -> list[s
     assert all(flag in hydra or f'"{flag}"' in source for flag in flags), flags
     overrides = [word for word in overrides if not word.startswith("hydra/launcher=")]
     if "--config-dir" in words:
-        own_files(page, place)
+        for one in PAGES:
+            own_files(one, place)
         overrides.append(
             f"hydra.searchpath=[file://{place / words[words.index('--config-dir') + 1]}]"
         )
