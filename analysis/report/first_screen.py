@@ -119,9 +119,9 @@ def relax_table(
         for rule in _relaxed_rules(results, [*tried, *scored]):
             value = {name: known[target, rule, name][0] for name in RELAXED}
             rows.append({"target": target, "rule": rule} | value)
-            row = scored.get(rule)
-            text = row and f"{row['right']} of {row['items']}, {row['alone']} without"
-            right.append(text or UNDEFINED)
+            row = scored.get(rule, {"items": 0})
+            text = "{right} of {items}, {alone} without" if row["items"] else UNDEFINED
+            right.append(text.format_map(row))
     data = pd.DataFrame(rows)
     columns: dict[str, Any] = {
         heading: data[name].map(text) for name, (heading, text) in RELAXED.items()

@@ -258,12 +258,8 @@ def _draw(axis: Axes, drawn: pd.DataFrame) -> None:
                           markerfacecolor=face, elinewidth=0.7,
                           label=f"{curve}, {scheme}")  # fmt: skip
         else:
-            line: dict[str, Any] = {
-                "color": colour,
-                "linestyle": dashes,
-                "linewidth": BOUNDS.get(curve, 0.9),
-            }
-            axis.plot(k, value, **line, label=curve if kind == "bound" else None)
+            label, width = curve if kind == "bound" else None, BOUNDS.get(curve, 0.9)
+            axis.plot(k, value, color=colour, linestyle=dashes, linewidth=width, label=label)
 
 
 def marginal(k: Floats, tokens: Floats, first: float | None = None) -> Curve:
