@@ -24,7 +24,7 @@ from pipeline.stages.report.inputs import Source, margins_of
 from pipeline.stages.report.setups import extent
 from pipeline.store import Store
 from pipeline.stored import read_distributions
-from tests.analysis.test_decoding_metrics import made as answers
+from tests.analysis.test_decoding_metrics import made as decoded_answers
 from tests.conftest import SmallStudy
 from tests.pipeline.reading import page_links, page_text, unnamed
 from tests.pipeline.studies import COMMITS, MadeUp
@@ -214,7 +214,7 @@ def test_a_study_of_one_rule_has_a_report(rule: dict[str, Any], tmp_path: Path) 
 
 def test_the_part_on_decoding_names_its_prompts_and_tokens() -> None:
     """Two prompts, whose answers of every method hold 6 and 4 tokens, but for one."""
-    decoded, made = answers(), SimpleNamespace(facts={"failed_prompts": 1})
+    decoded, made = decoded_answers(), SimpleNamespace(facts={"failed_prompts": 1})
     task = decoding_node(used(""), used(""), steps=8)
     source = Source("large", {"decoding": task}, {"decoding": cast(Artifact, made)})
     decoded.data.loc[decoded.data.index[decoded.data["run"] == 1][0], "n_tokens"] -= 2
@@ -235,58 +235,39 @@ def test_margins_are_certificates_less_kl() -> None:
     assert found["accepted"].to_dict() == {-0.25: 0, 0.1: 1, 0.5: 1}
 
 
-def page_of(study: SmallStudy) -> Path:
-    return study.outputs / "report/mini/index.html"
-
-
 def test_the_page_is_small_whole_and_names_no_place(small_study: SmallStudy) -> None:
-    text = page_of(small_study).read_text()
+    """Every token has its fate under every rule, and counts are those of the console."""
+    place = small_study.outputs / "report/mini"
+    text, said = (place / "index.html").read_text(), page_text(place)
     assert len(text.encode()) < 1_500_000
     assert str(small_study.outputs) not in text
-    assert page_links(page_of(small_study).parent) == []
-    pictures = {path.stem for path in page_of(small_study).parent.rglob("figures/*.png")}
+    assert page_links(place) == []
+    pictures = {path.stem for path in place.rglob("figures/*.png")}
     assert text.count('src="data:image/png;base64,') == len(pictures)
-    said = page_text(page_of(small_study).parent)
     for name in ("drafter, digest of its files", "weights of the drafter"):
         assert f"| {name} |" in said
-
-
-def test_no_certified_decision_is_rejected_as_the_console_says(small_study: SmallStudy) -> None:
-    of_console = re.findall(
-        r"0 of [\d,]+ certified decisions rejected, over [\d,]+ steps", small_study.printed
-    )
-    assert of_console
-    assert all(counts in page_of(small_study).read_text() for counts in of_console)
-
-
-def test_the_verdict_of_the_page_is_the_one_beside_it(small_study: SmallStudy) -> None:
-    """It is printed as well at the end of the command."""
-    verdict = (page_of(small_study).parent / "timings/verdict.md").read_text()
-    text = page_text(page_of(small_study).parent).replace("\u00a0", " ")
-    *blocks, table = verdict.split("\n\n")
-    sentences = [block.splitlines()[0] for block in blocks]
-    assert len(sentences) == 2
-    assert table in small_study.printed  # to paste: a row a target and drafter
-    rows = [line.strip("|").split("|") for line in table.splitlines()]
-    assert {len(row) for row in rows} == {7}
-    assert [cell.strip() for cell in rows[0]] == [
-        *("target", "method", "engine that runs it", "faster?", "speed"),
-        *("tokens per call", "accepted"),
-    ]
-    assert {row[0].strip() for row in rows[2:]} == {"mini-large", "mini-small"}
-    for row in rows[2:]:  # without the target, which is a heading on the page
-        assert f"|{'|'.join(row[1:])}|" in text
-    for sentence in sentences:
-        assert sentence in text
-        assert sentence in small_study.printed
-
-
-def test_every_token_has_its_fate_under_every_rule(small_study: SmallStudy) -> None:
-    text = page_of(small_study).read_text()
-    shown = re.findall(r'<div class="text" id="([\w-]+)".*?>(.*?)</div>', text, re.DOTALL)
-    assert len(shown) == 2
-    for name, tokens in shown:
+    counts = r"0 of [\d,]+ certified decisions rejected, over [\d,]+ steps"
+    assert re.findall(counts, small_study.printed) == re.findall(counts, text)
+    answers = re.findall(r'<div class="text" id="([\w-]+)".*?>(.*?)</div>', text, re.DOTALL)
+    assert len(answers) == 2
+    for name, tokens in answers:
         (rules,) = re.findall(rf'<select data-answer="{name}".*?>(.*?)</select>', text)
         fates = re.findall(r'<option value="(\d+)">', rules)
         assert len(fates) == rules.count("<option") > 30
         assert {len(one) for one in fates} == {tokens.count("<span>")}
+
+
+def test_the_verdict_of_the_page_is_the_one_beside_it(small_study: SmallStudy) -> None:
+    """It is printed as well at the end of the command."""
+    place = small_study.outputs / "report/mini"
+    text = page_text(place).replace("\u00a0", " ")
+    *blocks, table = (place / "timings/verdict.md").read_text().split("\n\n")
+    assert len(blocks) == 2
+    assert table in small_study.printed  # to paste: a row a target and drafter
+    rows = [line.strip("|").split("|") for line in table.splitlines()[2:]]
+    assert {row[0].strip() for row in rows} == {"mini-large", "mini-small"}
+    for row in rows:  # without the target, which is a heading on the page
+        assert f"|{'|'.join(row[1:])}|" in text
+    for sentence in [block.splitlines()[0] for block in blocks]:
+        assert sentence in text
+        assert sentence in small_study.printed
