@@ -114,6 +114,8 @@ def _of_source(decoded: Decoded, source: str) -> pd.DataFrame:
         table[table["prompt_id"].isin(prompts)]
         for table in (decoded.data, decoded.answers, decoded.calls)
     )
-    speedups = speed.speedups(replace(decoded, data=data, answers=answers), 1, 0.5, 0)[["speedup"]]
+    speedups = speed.throughput(replace(decoded, data=data, answers=answers), 1, 0.5, 0)[
+        ["speedup"]
+    ]
     tau = calls.groupby("run")["emitted"].mean()
     return speedups.assign(tau=tau, ci_low=math.nan, ci_high=math.nan)
