@@ -153,7 +153,7 @@ def prompt_rows(
     from pipeline.decoding.pair import compared, nats_given_up, read_again, read_both
 
     rows: Tables = {name: [] for name in STAGE.tables if name != "failures"}
-    alone = dict[Method, list[int]]()  # baselines come first
+    alone: dict[Method, list[int]] = {}  # baselines come first
     given_up = dict[tuple[int, ...], float]()
     drawn = {  # temperatures at which trees are drafted by draws or races
         run.temperature for run in pair.runs if run.tree and run.sampling in (SPECULATIVE, RACES)

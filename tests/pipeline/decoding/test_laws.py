@@ -52,7 +52,7 @@ def test_sampled_answers_have_the_law_of_the_target(law: str) -> None:
     model, smaller = eight(0), eight(1)
     p = torch.softmax(model.table.double() / 1.3, 1).numpy()
     counts = np.zeros((8, 8, 8))
-    for seed in range(1500):
+    for seed in range(900):
         noise = Noise(seed, "p", 4, CPU, 2)
         choice: Any = Race(1.3, noise) if law == "races" else Inversion(1.3, noise, DRAFT)
         verifier: Verifier = Match(choice) if law == "races" else SpeculativeSampling(1.3, noise)

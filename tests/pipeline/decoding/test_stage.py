@@ -153,7 +153,6 @@ def head_logits(model: HiddenDrafter, text: list[int]) -> torch.Tensor:
     return torch.cat([torch.zeros(1, V), found])
 
 
-@pytest.mark.thorough
 def test_nats_given_up_and_drafts_are_those_of_plain_passes(
     stage: Any, target: LanguageModel, drafter: LanguageModel, request: pytest.FixtureRequest
 ) -> None:
