@@ -63,14 +63,14 @@ def accuracy(
         part = both if task == ALL else both[both["task"] == task]
         by_run = {run: answers.reset_index(drop=True) for run, answers in part.groupby("run")}
         bootstrap = PromptBootstrap(np.arange(len(by_run[0])), resamples, confidence, seed)
-        for run, described in answered.runs.iterrows():
-            row = _compared(by_run[run], by_run[described["baseline"]], confidence)
+        for run, baseline in enumerate(answered.runs["baseline"]):
+            row = _compared(by_run[run], by_run[baseline], confidence)
             row["within"] = row["difference_ci_low"] > -margin
             row["falls"] = row["difference_ci_high"] < 0
             emitted, calls = by_run[run][["emitted", "calls"]].to_numpy().T
             names = (f"tokens_per_call{end}" for end in ("", "_ci_low", "_ci_high"))
             row |= zip(names, map(float, bootstrap.ratio(emitted, calls)), strict=True)
-            rows.append({"task": task, "run": run, **described, **row})
+            rows.append({"task": task, "run": run, **answered.runs.iloc[run], **row})
     return pd.DataFrame(rows)
 
 

@@ -107,20 +107,19 @@ def throughput(decoded: Decoded, resamples: int, confidence: float, seed: int) -
     """
     bootstrap, alone = decoded.bootstrap(resamples, confidence, seed), decoded.baselines()
     methods = decoded.runs[decoded.runs["drafter"] != "none"]
-    families = [family.index.to_numpy() for _, family in methods.groupby("temperature")]
+    families = [family.index.tolist() for _, family in methods.groupby("temperature")]
     after = decoded.answers["seconds"] - decoded.answers["first_seconds"]
     spent = decoded.answers.assign(after=after)
     seconds, seconds_after = decoded.by_prompt(spent, "seconds", "after")
     (tokens,) = decoded.by_prompt(decoded.data, "n_tokens")
     table = pd.DataFrame({"per_token": seconds.sum(0) / tokens.sum(0)})
     table["tokens_per_second"] = 1 / table["per_token"]
-    table[["speedup", "ci_low", "ci_high"]] = speedups(seconds, tokens, alone, families, bootstrap)
     with np.errstate(invalid="ignore"):
         table["tpot"] = seconds_after.sum(0) / (tokens - 1).sum(0)
-    table[["tpot_speedup", "tpot_ci_low", "tpot_ci_high"]] = speedups(
-        seconds_after, tokens - 1, alone, families, bootstrap
-    )
-    return table
+    whole = speedups(seconds, tokens, alone, families, bootstrap)
+    later = speedups(seconds_after, tokens - 1, alone, families, bootstrap)
+    names = ["speedup", "ci_low", "ci_high", "tpot_speedup", "tpot_ci_low", "tpot_ci_high"]
+    return table.join(pd.DataFrame(np.hstack([whole, later]), columns=names))
 
 
 def speedups(
@@ -148,11 +147,12 @@ def speedups(
         drawn = bootstrap.sums(seconds) / bootstrap.sums(tokens)  # (B, R)
         cost = seconds.sum(0) / tokens.sum(0)
         logs, draws = np.log(cost[alone] / cost), np.log(drawn[:, alone] / drawn)
-    speeds = np.column_stack([logs] * 3)
+    speeds: Floats = np.column_stack([logs] * 3)
     for runs in families:
         ends = simultaneous(logs[runs], draws[:, runs], bootstrap.confidence)
         speeds[runs, 1:] = np.transpose(ends)
-    return np.exp(speeds)
+    np.exp(speeds, out=speeds)
+    return speeds
 
 
 def signs_of_load(speeds: pd.DataFrame) -> list[str]:
@@ -171,16 +171,17 @@ def signs_of_load(speeds: pd.DataFrame) -> list[str]:
     share = float(speeds["processor_share"].median())  # methods take turns: a load meets them all
     if share < LEAST_PROCESSOR_SHARE:
         signs.append(f"the processor worked on it {100 * share:.0f} % of the time")
-    spread = (speeds["itl_99"] / speeds["itl_50"])[speeds["drafter"] == "none"].fillna(0)
-    if len(spread) and spread.max() > SLOWEST_GAP:
-        run = speeds.loc[spread.idxmax()]
+    alone = speeds[speeds["drafter"] == "none"]
+    spread = (alone["itl_99"] / alone["itl_50"]).fillna(0)
+    if len(alone) and spread.max() > SLOWEST_GAP:
+        run = alone.iloc[int(spread.argmax())]
         signs.append(
             f"{_named(run)}: 1 % of the gaps between tokens are above "
             f"{1000 * run['itl_99']:.3g} ms, {spread.max():.3g} times their median"
         )
-    ratios = speeds["verify_ratio"][speeds["drafter"] == "model"].dropna()
-    if len(ratios) and ratios.min() < LEAST_VERIFY_RATIO:
-        run = speeds.loc[ratios.idxmin()]
+    drafted = speeds[(speeds["drafter"] == "model") & (speeds["verify_ratio"] < LEAST_VERIFY_RATIO)]
+    if len(drafted):
+        run = drafted.iloc[int(drafted["verify_ratio"].argmin())]
         signs.append(
             f"{_named(run)}, γ = {run['draft_length']}: a verification took "
             f"{run['verify_ratio']:.2f} of the time of a token of the target alone"

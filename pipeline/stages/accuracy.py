@@ -217,7 +217,8 @@ def summary(task: Task, artifact: Artifact) -> list[Json]:
     shown = ["target", "rule", "method", "draft_length", "temperature", "items", "accuracy"]
     shown += [*limits("accuracy"), "lost", "won", "difference", *limits("difference"), "p_value"]
     shown += ["changed", "nats_given_up", "tokens_per_call", *limits("tokens_per_call"), "speedup"]
-    return rows[[*shown, "loss"]].to_dict("records")
+    shown += ["loss"]
+    return [dict(zip(shown, row, strict=True)) for row in rows[shown].itertuples(index=False)]
 
 
 STAGE = Stage(
