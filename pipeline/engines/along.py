@@ -14,7 +14,7 @@ from analysis import TopK, certify
 from analysis.rules import StrictGreedy
 from analysis.statistics.bootstrap import Flags
 from pipeline.engines.answers import Asked
-from pipeline.models.compare import PairTexts
+from pipeline.models.compare import read_pair
 from pipeline.models.load import load_model, load_pair
 from pipeline.models.passes import Texts
 from pipeline.study import Study
@@ -73,8 +73,7 @@ class Models:
         if self._drafter is None:
             logits = Texts(self._target, len(tokens)).read(ids, n)[0]
         else:
-            texts = PairTexts(self._target, self._drafter, len(tokens), self._depths)
-            logits, drafts, completed = texts.read(ids, n)
+            logits, drafts, completed = read_pair(self._target, self._drafter, ids, n, self._depths)
         said = torch.tensor(answer.tokens, device=ids.device)
         right = [draft.argmax(1) == said for draft in drafts]
         certified = [
