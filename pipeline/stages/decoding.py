@@ -109,7 +109,7 @@ class DecodingWorker:
         return {}, json.dumps(tables).encode()
 
     def facts(self, _: Sequence[Json]) -> Json:
-        """Return the record's facts on the runs and the models, and the seconds of passes."""
+        """Return the record's facts on the runs and the models."""
         from pipeline.decoding.pair import run_facts
         from pipeline.timing import describe_device
 

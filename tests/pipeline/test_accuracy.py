@@ -344,6 +344,10 @@ def test_answers_are_read_again_by_the_target(place: Path, made: tuple[Task, Art
         chosen = log_p[np.arange(len(answer)), answer]
         assert row["departures"] == (log_p.argmax(1) != answer).sum()
         assert row["nats_given_up"] == pytest.approx((log_p.max(1) - chosen).sum(), abs=1e-3)
+        at = row["common_prefix"]
+        if at < len(answer):  # where it parts from the target alone
+            first, second = np.sort(log_p[at])[:-3:-1]
+            assert row["gap"] == pytest.approx(first - second, abs=1e-3)
     departures = made[1].read().to_pandas().groupby("run")["departures"].sum()
     for run, facts in enumerate(made[1].facts["runs"]):
         exact = facts["temperature"] == 0 and facts["lossless"]
