@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from analysis.report.text import UNDEFINED, limits, rounded_down, share_text
+from analysis.report.text import UNDEFINED, limits, percent_text, rounded_down
 from pipeline import cli, sweeps
 from pipeline.criteria import build_ranges, judged_by_logs
 from pipeline.errors import command
@@ -112,7 +112,7 @@ def _with_closed_forms(solved: Sequence[Json], closed: Sequence[Json], of: str) 
     for form in closed:
         if form["kind"] == "sufficient":
             key = form["target"], form["rule"]
-            text = f"{form['asks for']}, met by {share_text(form['meets it'])}"
+            text = f"{form['asks for']}, met by {percent_text(form['meets it'])}"
             if key in texts:
                 texts[key] = text
             else:

@@ -1,7 +1,7 @@
 """The paper's closed-form bounds on certificates.
 
 All functions are vectorised and in nats. Arguments outside the stated range give NaN. Each function
-names its theorem; docs/method.md has the list.
+names its theorem; docs/seeds.md has the list.
 """
 
 from __future__ import annotations
