@@ -59,8 +59,6 @@ class Stage:
         check: refuses a study, by a PipelineError, before any file is looked at.
         summary: rows of an artifact, for the terminal and for the table of a sweep.
         printed: whether a single run prints these rows as well.
-        highlights: gives those of the rows that a single run prints, and which these are; None: it
-            prints all.
     """
 
     name: str
@@ -72,7 +70,6 @@ class Stage:
     check: Callable[[Any], None] | None = None
     summary: Callable[[Task, Artifact], list[Json]] = row_counts
     printed: bool = False
-    highlights: Callable[[Task, list[Json]], tuple[list[Json], str]] | None = None
 
     def schema(self, name: str = "data") -> pa.Schema:
         """Return the Arrow schema of one of its files."""

@@ -72,7 +72,7 @@ def methods_table(advice: Sequence[Advice], results: Results) -> Table | None:
     speeds, tokens, accepted = (
         [f"{name}{end}" for end in ends] for name in ("speedup", "tokens_per_call", "accepted")
     )
-    columns = {
+    columns: dict[str, Any] = {
         **{name: data[name] for name in ("engine that runs it", "faster?")},
         "speed": intervals(data, speeds, "×"),
         "tokens per call": intervals(data, tokens),
@@ -119,10 +119,13 @@ def relax_table(
         for rule in _relaxed_rules(results, [*tried, *scored]):
             value = {name: known[target, rule, name][0] for name in RELAXED}
             rows.append({"target": target, "rule": rule} | value)
-            text = "{right} of {items}, {alone} without" if rule in scored else UNDEFINED
-            right.append(text.format(**scored.get(rule, {})))
+            row = scored.get(rule, {"items": 0})
+            text = "{right} of {items}, {alone} without" if row["items"] else UNDEFINED
+            right.append(text.format_map(row))
     data = pd.DataFrame(rows)
-    columns = {heading: data[name].map(text) for name, (heading, text) in RELAXED.items()}
+    columns: dict[str, Any] = {
+        heading: data[name].map(text) for name, (heading, text) in RELAXED.items()
+    }
     if scores:
         columns["right answers"] = right
     caption = (
@@ -220,7 +223,7 @@ def _solved(target: Target, eps: float) -> list[Row]:
         if dist is None or max(rule.minimum_k for rule in searched.rules) > dist.k:
             continue  # an engine's log has too few log-probabilities
         steps = target.bootstrap, target.trajectories
-        (found,) = solve(dist, searched, eps, [Goal(share=SHARE)], *steps)
+        (found,) = solve(dist, searched, eps, [Goal(SHARE)], *steps)
         (rule, last), parameter = searched.rules, searched.parameter
         fixed = [f", {symbol(x)} = {y:g}" for x, y in rule.parameters.items() if x != parameter]
         end = "least" if searched.value(last) > searched.value(rule) else "most"
@@ -229,7 +232,7 @@ def _solved(target: Target, eps: float) -> list[Row]:
         rows.append(
             {
                 "quantity": f"{SEARCHED[rule.name]}{''.join(fixed)}: {symbol(parameter)} at {end}",
-                "text": interval_text(*ends, digits),
+                "text": interval_text(*ends, digits=digits),
                 **dict(zip(("value", "ci_low", "ci_high"), ends, strict=True)),
             }
         )

@@ -209,10 +209,11 @@ def _curves(pair: Decoded, table: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFr
         keys = {"quantity": quantity, "scheme": scheme, "curve": curve, "kind": kind}
         frames.append(points.assign(**keys))
 
-    for (scheme, group), members in runs.groupby(["scheme", "group"], sort=False):
+    for key, members in runs.groupby(["scheme", "group"], sort=False):
+        scheme, group = map(str, key)
         measured = members.rename(columns={"nodes": "drafted", "tokens_per_call": "value"})
         sizes = {}
-        for name, part in measured.groupby("shape"):
+        for name, part in measured.groupby(measured["shape"].astype(str)):
             sizes[name] = part["drafted"].unique()
             add("tokens", scheme, name, "measured", part[["drafted", "value", "ci_low", "ci_high"]])
             add("added", scheme, name, "measured", _gains(part))
@@ -257,8 +258,8 @@ def _draw(axis: Axes, drawn: pd.DataFrame) -> None:
                           markerfacecolor=face, elinewidth=0.7,
                           label=f"{curve}, {scheme}")  # fmt: skip
         else:
-            line = {"color": colour, "linestyle": dashes, "linewidth": BOUNDS.get(curve, 0.9)}
-            axis.plot(k, value, **line, label=curve if kind == "bound" else None)
+            label, width = curve if kind == "bound" else None, BOUNDS.get(curve, 0.9)
+            axis.plot(k, value, color=colour, linestyle=dashes, linewidth=width, label=label)
 
 
 def marginal(k: Floats, tokens: Floats, first: float | None = None) -> Curve:
