@@ -43,10 +43,6 @@ def statistics_entries(bootstrap: Resampling) -> Json:
     return {"resamples": resamples, "confidence": confidence, "statistics_seed": seed}
 
 
-def nothing_refused(_: Any) -> None:
-    """Refuse no configuration. A name, since a task goes to other processes with its stage."""
-
-
 @dataclass(frozen=True)
 class Stage:
     """A stage of the pipeline.
@@ -71,7 +67,7 @@ class Stage:
     tables: Mapping[str, Columns]
     plan: Callable[[Any], Iterable[Task]]
     compute: Callable[[Task, Inputs, Out], None]
-    check: Callable[[Any], None] = nothing_refused
+    check: Callable[[Any], None] | None = None
     summary: Callable[[Task, Artifact], list[Json]] = row_counts
     printed: bool = False
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import pandas as pd
 
@@ -38,9 +39,9 @@ def accuracy_sections(
         theta = [rule.theta if isinstance(rule, Mars) else math.nan for rule in totals["rule"]]
         swept.append(totals.assign(theta=theta))
     figure = thresholds_figure([pair.target for pair in answered], swept, "accuracy")
-    table = accuracy_table(answered, tables, margin, confidence)
+    shown = [accuracy_table(answered, tables, margin, confidence)]
     return [
-        Section(title, [table], [f"{tasks_sentence(pair)}." for pair in answered]),
+        Section(title, shown, [f"{tasks_sentence(pair)}." for pair in answered]),
         Section(f"{title}: speed", [figure], timed=True),
     ]
 
@@ -60,7 +61,7 @@ def accuracy_table(
     paired = data[["difference", "difference_ci_low", "difference_ci_high"]].mask(alone)
     changes = data["lost"].astype(str) + ", " + data["won"].astype(str)
     decided = data["decided"].astype(object).where(data["task"] == ALL)
-    columns = {
+    columns: dict[str, Any] = {
         **settings(data),
         "items": data["items"].map(str),
         "right": data["accuracy"].map(percent_text),

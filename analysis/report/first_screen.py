@@ -72,7 +72,7 @@ def methods_table(advice: Sequence[Advice], results: Results) -> Table | None:
     speeds, tokens, accepted = (
         [f"{name}{end}" for end in ends] for name in ("speedup", "tokens_per_call", "accepted")
     )
-    columns = {
+    columns: dict[str, Any] = {
         **{name: data[name] for name in ("engine that runs it", "faster?")},
         "speed": intervals(data, speeds, "×"),
         "tokens per call": intervals(data, tokens),
@@ -119,10 +119,13 @@ def relax_table(
         for rule in _relaxed_rules(results, [*tried, *scored]):
             value = {name: known[target, rule, name][0] for name in RELAXED}
             rows.append({"target": target, "rule": rule} | value)
-            text = "{right} of {items}, {alone} without" if rule in scored else UNDEFINED
-            right.append(text.format(**scored.get(rule, {})))
+            row = scored.get(rule, {"items": 0})
+            text = "{right} of {items}, {alone} without" if row["items"] else UNDEFINED
+            right.append(text.format_map(row))
     data = pd.DataFrame(rows)
-    columns = {heading: data[name].map(text) for name, (heading, text) in RELAXED.items()}
+    columns: dict[str, Any] = {
+        heading: data[name].map(text) for name, (heading, text) in RELAXED.items()
+    }
     if scores:
         columns["right answers"] = right
     caption = (
@@ -229,7 +232,7 @@ def _solved(target: Target, eps: float) -> list[Row]:
         rows.append(
             {
                 "quantity": f"{SEARCHED[rule.name]}{''.join(fixed)}: {symbol(parameter)} at {end}",
-                "text": interval_text(*ends, digits),
+                "text": interval_text(*ends, digits=digits),
                 **dict(zip(("value", "ci_low", "ci_high"), ends, strict=True)),
             }
         )

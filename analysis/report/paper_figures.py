@@ -155,7 +155,7 @@ def _curves(axis: Axes, target: Target, rules: Sequence[Rule], grid: Floats) -> 
     others = [rule for rule in rules if rule != StrictGreedy()]
     for rule in rules:
         colour, dashes = LINES[others.index(rule) % len(LINES) if rule in others else 0]
-        style = {"color": colour, "linestyle": dashes}
+        style: dict[str, Any] = {"color": colour, "linestyle": dashes}
         if others and rule not in others:
             style = REFERENCE
         share, low, high = survival(target.certificates[rule][0], grid, target.bootstrap)

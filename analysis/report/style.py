@@ -125,5 +125,6 @@ def legend(figure: Figure, axes: Iterable[Axes], columns: int = 2) -> None:
         for handle, name in zip(*axis.get_legend_handles_labels(), strict=True)
     }
     if len(handles) > 1:
-        place = "outside lower center"
-        figure.legend(list(handles.values()), list(handles), loc=place, ncols=columns)
+        figure.legend(
+            list(handles.values()), list(handles), loc="outside lower center", ncols=columns
+        )

@@ -116,7 +116,7 @@ def few_notes(prompts: Iterable[int]) -> list[str]:
 
 
 def interval_text(
-    value: float, low: float = math.nan, high: float = math.nan, digits: int = 2, unit: str = ""
+    value: float, low: float = math.nan, high: float = math.nan, *, digits: int = 2, unit: str = ""
 ) -> str:
     """Return a number with its unit, and with its interval if it has a width.
 

@@ -5,7 +5,7 @@ Run it with ``python -m pipeline stage=report``.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from analysis.report.text import limits
 from analysis.rule_config import to_mapping
@@ -93,7 +93,7 @@ def summary(task: Task, artifact: Artifact) -> list[Json]:
         frame = pd.read_csv(file) if file.is_file() else pd.DataFrame(columns=["target", "rule"])
         return frame[(frame["rule"] == StrictGreedy().label) & (frame["target"] == target)]
 
-    def named(name: str, row: Json, value: str) -> Json:
+    def named(name: str, row: Any, value: str) -> Json:
         low, high = limits(name)
         return {name: row[value], low: row["ci_low"], high: row["ci_high"]}
 
