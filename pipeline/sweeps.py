@@ -64,14 +64,9 @@ def summary_rows(tasks: list[Task], artifacts: list[Artifact]) -> list[Json]:
 
 
 def print_single(tasks: list[Task], artifacts: list[Artifact], place: Path) -> None:
-    """Print the rows of a single run of a stage whose rows are printed.
+    """Print the rows of a single run, of a stage whose rows are printed.
 
-    Where these are not all, all are written to a file, which is named.
-
-    Args:
-        tasks: of one stage.
-        artifacts: of these tasks.
-        place: the file, without suffix.
+    Where these are not all, all are written to a CSV file, `place` with a suffix, which is named.
     """
     stage = tasks[0].stage
     if not stage.printed:
