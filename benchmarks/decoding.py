@@ -33,7 +33,7 @@ from pipeline.decoding.choices import Greedy
 from pipeline.decoding.drafters import Drafter, Nothing, PromptLookup, model_drafter
 from pipeline.decoding.loop import decode
 from pipeline.decoding.verify import Match
-from pipeline.engines.servers import Sampling, Server, open_server, request_body
+from pipeline.engines.servers import Server, open_server, request_body
 from pipeline.models import skinny_matmul
 from pipeline.models.heads.hidden_drafter import HiddenDrafter
 from pipeline.models.language_model import LanguageModel
@@ -79,7 +79,7 @@ def served(url: str, steps: int) -> Decoder:
     server, client = connect(url)
 
     def run(ids: list[int]) -> list[int]:
-        request = request_body(server, ids, Sampling(steps, 0.0, 0, 0))
+        request = request_body(server, ids, steps, 0.0)
         body = client.post(server.endpoint, json=request).raise_for_status().json()
         tokens: list[int] = body["choices"][0]["token_ids"] if "choices" in body else body["tokens"]
         return tokens

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from analysis import TopK, certify
 from analysis.rules import StrictGreedy
 from analysis.statistics.bootstrap import Flags
-from pipeline.engines.answers import Asked
-from pipeline.models.compare import PairTexts
+from pipeline.models.compare import PairTexts, compare_logits
 from pipeline.models.load import load_model, load_pair
 from pipeline.models.passes import Texts
 from pipeline.study import Study
 
-ROWS = 64  # of logits that are compared at once, in float64
+ROWS = 64  # of logits that are ranked at once, in float64
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,6 +46,7 @@ class Models:
         """
         self._drafter, self._depths = None, 1
         self._temperature = study.config.certificates.temperature
+        self._known: dict[tuple[tuple[int, ...], int], Along] = {}
         if study.config.drafter is None:
             self._target = load_model(study.task("distributions").runtime.models[0])
             return
@@ -58,58 +56,44 @@ class Models:
             self._depths = pair[1].head.depths
 
     @torch.inference_mode()
-    def along(self, answer: Asked) -> Along:
-        """Read an answer behind its prompt.
+    def along(self, prompt: list[int], answer: list[int]) -> Along:
+        """Read an answer behind its prompt, once.
 
         Raises:
             PipelineError: it has tokens that the target lacks, or is too long for it.
         """
-        tokens, n = [*answer.prompt, *answer.tokens], len(answer.tokens)
-        self._target.check_tokens(tokens, f"answer {answer.name}")
+        tokens, n = [*prompt, *answer], len(answer)
+        if (key := (tuple(tokens), n)) in self._known:
+            return self._known[key]
+        self._target.check_tokens(tokens, "an answer of the engine")
         self._target.check_context(len(tokens), "distributions.steps")
         ids = torch.tensor([tokens[:-1]], device=self._target.device)
-        drafts: list[Tensor] = []
-        completed = None
+        said = torch.tensor(answer, device=ids.device)
+        right = certified = np.zeros((0, n), dtype=bool)
         if self._drafter is None:
             logits = Texts(self._target, len(tokens)).read(ids, n)[0]
         else:
             texts = PairTexts(self._target, self._drafter, len(tokens), self._depths)
             logits, drafts, completed = texts.read(ids, n)
-        said = torch.tensor(answer.tokens, device=ids.device)
-        right = [draft.argmax(1) == said for draft in drafts]
-        certified = [
-            self._certified(logits, draft, draft if depth or completed is None else completed)
-            for depth, draft in enumerate(drafts)
-        ]
+            right = torch.stack([draft.argmax(1) == said for draft in drafts]).cpu().numpy()
+            size = min(logits.shape[1], drafts[0].shape[1])
+            whole = None if completed is None else completed[:, :size]
+            qs = [draft[:, :size] for draft in drafts]
+            found = compare_logits(logits[:, :size], qs, self._temperature, completed=whole)
+            kl = found["depth_kl"].cpu().numpy().T.copy()
+            if whole is not None:  # what certifies the completed q certifies the head
+                kl[0] = found["full_kl"].cpu().numpy()
+            certified = kl < _certificates(logits[:, :size], self._temperature)
         below = logits.amax(1) - logits.gather(1, said[:, None])[:, 0]
         gap = torch.where(logits.argmax(1) == said, -1.0, below.float())
-        return Along(gap.cpu().numpy(), _flags(right, n), _flags(certified, n))
-
-    def _certified(self, target: Tensor, draft: Tensor, completed: Tensor) -> Tensor:
-        """Return the (n,) steps at which the KL is below the certificate of strict greedy.
-
-        Args:
-            target: (n, V) logits of p.
-            draft: (n, V) those of q.
-            completed: (n, V) those of a q' that has all tokens, for a head that lacks some; else
-                q's. What certifies q' certifies q where both have the same first choice.
-        """
-        size = min(target.shape[1], draft.shape[1])
-        certified = []
-        for rows in torch.arange(len(target)).split(ROWS):
-            z, of_q = target[rows, :size], completed[rows, :size]
-            dist = TopK.from_logits(z.cpu().numpy(), k=2, temperature=self._temperature)
-            lower = torch.from_numpy(certify(dist, StrictGreedy()).lower[:, 0]).to(z.device)
-            log_p, log_q = (
-                (logits.double() / self._temperature).log_softmax(1) for logits in (z, of_q)
-            )
-            terms = log_p.exp() * (log_p - log_q)
-            kl = terms.where(log_p > -torch.inf, 0.0).sum(1)
-            first = of_q.gather(1, draft[rows].argmax(1)[:, None])[:, 0] >= of_q.amax(1)
-            certified.append(first & (kl < lower))
-        return torch.cat(certified)
+        self._known[key] = Along(gap.cpu().numpy(), right, certified)
+        return self._known[key]
 
 
-def _flags(by_depth: Sequence[Tensor], n: int) -> Flags:
-    """Return (D, n) flags of the steps, by depth."""
-    return np.array([flags.cpu().numpy() for flags in by_depth], dtype=bool).reshape(-1, n)
+def _certificates(logits: torch.Tensor, temperature: float) -> NDArray[np.float64]:
+    """Return strict greedy's certificates of (n, V) logits, a few rows at a time."""
+    dists = (
+        TopK.from_logits(rows.cpu().numpy(), k=2, temperature=temperature)
+        for rows in logits.split(ROWS)
+    )
+    return np.concatenate([certify(dist, StrictGreedy()).lower[:, 0] for dist in dists])
