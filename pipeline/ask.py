@@ -147,8 +147,8 @@ def _prompts(study: Study) -> dict[str, list[int]]:
     tasks = {task.key: task for task in study.tasks["prompts"]}
     if study.config.distributions.source != "model" or len(tasks) > 1:
         raise PipelineError(
-            f"{', '.join(study.targets)} of distributions.source="
-            f"{study.config.distributions.source}: give a study of models that read the same prompts"
+            f"targets {', '.join(study.targets)}, distributions.source="
+            f"{study.config.distributions.source}: give a study of models that share a tokenizer"
         )
     artifact = study.store.get(*tasks.values())
     rows = artifact.read(columns=["prompt_id", "token_ids"]).to_pylist()

@@ -8,7 +8,6 @@ completions), or beside `content` and `stop` (llama.cpp's /completion).
 
 from __future__ import annotations
 
-import codecs
 import gzip
 import json
 import math
@@ -35,23 +34,14 @@ class FormatError(Exception):
 
 
 class Part(NamedTuple):
-    """An answer: a choice of an object, or all of it.
+    """An answer: a choice of an object, or all of it."""
 
-    Attributes:
-        answer: its name.
-        line: where it stands.
-        request: what was asked, empty where the file does not have it.
-        body: the object.
-        content: the choice, or the object.
-        seconds: that the request took, NaN where the file does not have it.
-    """
-
-    answer: str
-    line: int
-    request: Mapping[str, Any]
-    body: Mapping[str, Any]
-    content: Mapping[str, Any]
-    seconds: float
+    answer: str  # its name
+    line: int  # where it stands
+    request: Mapping[str, Any]  # what was asked, empty where the file does not have it
+    body: Mapping[str, Any]  # the object
+    content: Mapping[str, Any]  # the choice, or the object
+    seconds: float  # that the request took, NaN where the file does not have it
 
     @property
     def is_choice(self) -> bool:
@@ -164,22 +154,17 @@ def answer_parts(value: Any, line: int) -> list[Part] | str:
 
 
 def read_bytes(path: Path) -> bytes:
-    """Return a file's content, unpacked where it is gzip, without UTF-8's mark.
+    """Return a file's content, unpacked where it is gzip.
 
     Raises:
-        PipelineError: it can't be read or unpacked, or is in UTF-16.
+        PipelineError: it can't be read or unpacked.
     """
     try:
         data = path.read_bytes()
-        data = gzip.decompress(data) if data.startswith(b"\x1f\x8b") else data
+        return gzip.decompress(data) if data.startswith(b"\x1f\x8b") else data
     except (OSError, EOFError, zlib.error) as error:
         why = getattr(error, "strerror", None) or f"it is a damaged gzip file: {error}"
         raise PipelineError(f"{path} can't be read: {why}") from error
-    if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        raise PipelineError(
-            f"{path} is in UTF-16, as PowerShell's > writes it: save it in UTF-8 (curl -o FILE URL)"
-        )
-    return data.removeprefix(codecs.BOM_UTF8)
 
 
 def printable(name: Any) -> str:

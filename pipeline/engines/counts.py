@@ -21,7 +21,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AliasPath, BaseModel, ConfigDict, Field, ValidationError
 
 from pipeline.engines.answers import FormatError, Part, counted, read_answers
 from pipeline.engines.pages import MOST_PLACES, Counts
@@ -30,86 +30,50 @@ from pipeline.errors import PipelineError
 MOST = 10_000_000  # tokens or calls of an answer; more are damage
 MANY_CHOICES = "answers of several choices"
 Count = Annotated[int, Field(ge=0, le=MOST)]
-Ids = list[Annotated[int, Field(ge=0)]]
 
 
-class _Fields(BaseModel):
-    """Fields of an answer; those that are not named here are ignored."""
+def _at(*path: str) -> Any:
+    return Field(default=None, validation_alias=AliasPath(*path))
+
+
+class _Told(BaseModel):
+    """What an answer's fields say; None where there is no such field."""
 
     model_config = ConfigDict(strict=True)
-
-
-class _Drafts(_Fields):
-    num_spec_steps: Count | None = None
-    num_draft_tokens: Count
-    num_accepted_draft_tokens: Count
-    acceptance_histogram: Annotated[list[Count], Field(max_length=MOST_PLACES + 1)] | None = None
-    per_step_accepted: list[Count] | None = None
-    per_step_drafted: list[Count] | None = None
-
-
-class _Metrics(_Fields):
-    speculative_decoding: _Drafts | None = None
-
-
-class _Timings(_Fields):
-    draft_n: Count | None = None
-    draft_n_accepted: Count | None = None
-    draft_rounds: Count | None = None
-    predicted_n: Count | None = None
-    predicted_ms: float | None = None
-
-
-class _Told(_Fields):
-    completion_tokens: Count | None = None
-    spec_verify_ct: Count | None = None
-
-
-class _Body(_Fields):
-    metrics: _Metrics | None = None
-    timings: _Timings | None = None
-    usage: _Told | None = None
-    meta_info: _Told | None = None
+    ids: list[Annotated[int, Field(ge=0)]] | None = None
+    calls: Count | None = _at("metrics", "speculative_decoding", "num_spec_steps")
+    drafted: Count | None = _at("metrics", "speculative_decoding", "num_draft_tokens")
+    accepted: Count | None = _at("metrics", "speculative_decoding", "num_accepted_draft_tokens")
+    histogram: list[Count] | None = _at("metrics", "speculative_decoding", "acceptance_histogram")
+    kept: list[Count] | None = _at("metrics", "speculative_decoding", "per_step_accepted")
+    tried: list[Count] | None = _at("metrics", "speculative_decoding", "per_step_drafted")
+    completion_tokens: Count | None = _at("usage", "completion_tokens")
+    predicted_n: Count | None = _at("timings", "predicted_n")
+    predicted_ms: float | None = _at("timings", "predicted_ms")
+    draft_n: Count | None = _at("timings", "draft_n")
+    draft_n_accepted: Count | None = _at("timings", "draft_n_accepted")
+    draft_rounds: Count | None = _at("timings", "draft_rounds")
     tokens_predicted: Count | None = None
-
-
-class _Tokens(_Fields):
-    token_ids: Ids | None = None
-    tokens: Ids | None = None
+    tokens_of_sglang: Count | None = _at("meta_info", "completion_tokens")
+    verified: Count | None = _at("meta_info", "spec_verify_ct")
 
 
 class Answer(NamedTuple):
-    """What an engine says of one answer; None, or NaN, where it does not.
+    """What an engine says of one answer; None, or NaN, where it does not."""
 
-    Attributes:
-        prompt: token ids.
-        tokens: token ids of the answer.
-        temperature: of its sampling.
-        size: number of tokens.
-        engine: vLLM, llama.cpp or SGLang; empty where nothing was drafted.
-        calls: with a draft.
-        drafted: tokens.
-        accepted: tokens.
-        histogram: how many calls accepted 0, 1, ... tokens.
-        per_step: (accepted, drafted) of every call in order.
-        ended: of llama.cpp, whether the model ended it.
-        seconds: of the whole request.
-        decode_seconds: after prefill, by the engine's clock.
-    """
-
-    prompt: list[int] | None
-    tokens: list[int] | None
-    temperature: float
-    size: int | None
-    engine: str = ""
-    calls: float = 0
-    drafted: float = 0
-    accepted: int = 0
-    histogram: list[int] | None = None
-    per_step: list[tuple[int, int]] | None = None
-    ended: bool = False
-    seconds: float = math.nan
-    decode_seconds: float = math.nan
+    prompt: list[int] | None  # token ids
+    tokens: list[int] | None  # token ids of the answer
+    temperature: float  # of its sampling
+    size: int | None  # number of tokens
+    engine: str = ""  # vLLM, llama.cpp or SGLang; empty where nothing was drafted
+    calls: float = 0  # with a draft
+    drafted: float = 0  # tokens
+    accepted: int = 0  # tokens
+    histogram: list[int] | None = None  # how many calls accepted 0, 1, ... tokens
+    per_step: list[tuple[int, int]] | None = None  # (accepted, drafted) of every call in order
+    ended: bool = False  # of llama.cpp, whether the model ended it
+    seconds: float = math.nan  # of the whole request
+    decode_seconds: float = math.nan  # after prefill, by the engine's clock
 
     @property
     def passes(self) -> tuple[float, float]:
@@ -186,56 +150,52 @@ def read_answer(part: Part) -> Answer | None:
     """
     if part.content.get("index"):
         return None
+    ids = part.content.get("token_ids" if part.is_choice else "tokens")
     try:
-        body = _Body.model_validate(part.body)
-        ids = _Tokens.model_validate(
-            {key: part.content.get(key) for key in ("token_ids" if part.is_choice else "tokens",)}
-        )
+        told = _Told.model_validate({**part.body, "ids": ids})
     except ValidationError as error:
         wrong = error.errors(include_url=False)[0]
         place = ".".join(map(str, wrong["loc"]))
         raise FormatError(f"has {place}={wrong['input']!r:.60}: {wrong['msg']}") from error
-    tokens = ids.token_ids if part.is_choice else ids.tokens
-    timings, usage, meta = body.timings or _Timings(), body.usage or _Told(), body.meta_info
-    sizes = [usage.completion_tokens, meta and meta.completion_tokens, timings.predicted_n,
-             body.tokens_predicted, len(tokens or ())]  # fmt: skip
-    size = next((size for size in sizes if size), None)
-    request = part.request
+    sizes = (told.completion_tokens, told.tokens_of_sglang, told.predicted_n, told.tokens_predicted,
+             len(told.ids or ()))  # fmt: skip
+    request, milliseconds = part.request, told.predicted_ms or 0.0
+    prompt = request.get("prompt", request.get("token_ids"))
     sampling = request.get("sampling_params") or request  # vLLM's /inference/v1/generate
-    prompt, temperature = request.get("prompt", request.get("token_ids")), math.nan
-    if isinstance(sampling, dict) and isinstance(sampling.get("temperature"), int | float):
-        temperature = sampling["temperature"]
-    milliseconds = timings.predicted_ms or 0.0
+    temperature = sampling.get("temperature") if isinstance(sampling, dict) else None
     answer = Answer(
         prompt if prompt and _are_ids(prompt) else None,
-        tokens,
-        temperature,
-        size,
+        told.ids,
+        temperature if isinstance(temperature, int | float) else math.nan,
+        next((size for size in sizes if size), None),
         seconds=part.seconds,
         decode_seconds=milliseconds / 1000 if 0 < milliseconds < math.inf else math.nan,
     )
-    drafts = body.metrics and body.metrics.speculative_decoding
-    if drafts is not None and drafts.num_spec_steps is not None:
-        return _of_vllm(answer, drafts)
-    if timings.draft_n is not None:
-        if timings.draft_n_accepted is None:
-            raise FormatError("has timings.draft_n without draft_n_accepted")
-        calls = math.nan if timings.draft_rounds is None else timings.draft_rounds
+    if told.calls is not None:
+        answer = _of_vllm(answer, told)
+    elif told.draft_n is not None:
+        if told.draft_n_accepted is None:
+            raise FormatError("has draft_n without draft_n_accepted")
         why = part.body.get("stop_type"), part.content.get("finish_reason")
         answer = answer._replace(
             engine="llama.cpp",
-            calls=calls,
-            drafted=timings.draft_n,
-            accepted=timings.draft_n_accepted,
+            calls=math.nan if told.draft_rounds is None else told.draft_rounds,
+            drafted=told.draft_n,
+            accepted=told.draft_n_accepted,
             ended=any(reason in ("eos", "word", "stop") for reason in why),
         )
-    elif meta is not None and meta.spec_verify_ct is not None:
-        calls = meta.spec_verify_ct
-        accepted = max((size or 1) - 1 - calls, 0)
-        answer = answer._replace(engine="SGLang", calls=calls, drafted=math.nan, accepted=accepted)
+    elif told.verified is not None:
+        accepted = max((answer.size or 1) - 1 - told.verified, 0)
+        answer = answer._replace(
+            engine="SGLang", calls=told.verified, drafted=math.nan, accepted=accepted
+        )
     else:  # nothing was drafted for it
-        return answer._replace(histogram=[], per_step=[])
-    _check_drafts(answer)
+        answer = answer._replace(histogram=[], per_step=[])
+    if answer.drafted > MOST_PLACES * answer.calls:  # NaN compares as false
+        raise FormatError(
+            f"has {answer.drafted} drafted tokens in {answer.calls} calls: at most {MOST_PLACES} "
+            "each are allowed"
+        )
     return answer
 
 
@@ -243,39 +203,34 @@ def _are_ids(value: Any) -> bool:
     return isinstance(value, list) and all(type(token) is int and token >= 0 for token in value)
 
 
-def _of_vllm(answer: Answer, drafts: _Drafts) -> Answer:
-    calls, histogram = drafts.num_spec_steps or 0, drafts.acceptance_histogram
-    kept, tried = drafts.per_step_accepted, drafts.per_step_drafted
-    if not calls:  # vLLM then lists none
-        kept, tried = [], []
-    sums = accepted, drafted = drafts.num_accepted_draft_tokens, drafts.num_draft_tokens
-    answer = answer._replace(
-        engine="vLLM", calls=calls, drafted=drafted, accepted=accepted, histogram=histogram
-    )
-    _check_drafts(answer)
-    if histogram is not None:
+def _of_vllm(answer: Answer, told: _Told) -> Answer:
+    calls, accepted, drafted = told.calls or 0, told.accepted, told.drafted
+    if accepted is None or drafted is None:
+        raise FormatError("has num_spec_steps without num_accepted_draft_tokens, num_draft_tokens")
+    if (histogram := told.histogram) is not None:
         found = sum(histogram), sum(place * times for place, times in enumerate(histogram))
-        if found != (calls, accepted):
+        if found != (calls, accepted) or len(histogram) > MOST_PLACES + 1:
             raise FormatError(
-                f"has an acceptance_histogram of {found[0]} calls and {found[1]} accepted tokens, "
-                f"and counts of {calls} and {accepted}"
+                f"has an acceptance_histogram of {found[0]} calls, {found[1]} accepted tokens and "
+                f"{len(histogram)} places, and counts of {calls} calls and {accepted} tokens"
             )
-    if kept is None or tried is None:
-        return answer
-    per_step = list(zip(kept, tried, strict=False))
-    if not len(kept) == len(tried) == calls or (sum(kept), sum(tried)) != sums:
-        raise FormatError(
-            f"has per_step_accepted and per_step_drafted that do not add up to {calls} calls, "
-            f"{accepted} accepted and {drafted} drafted tokens"
-        )
-    if any(one > of for one, of in per_step):
-        raise FormatError("has a call in per_step_accepted that accepts more than it drafts")
-    return answer._replace(per_step=per_step)
-
-
-def _check_drafts(answer: Answer) -> None:
-    if answer.drafted > MOST_PLACES * answer.calls:  # NaN compares as false
-        raise FormatError(
-            f"has {answer.drafted} drafted tokens in {answer.calls} calls: at most {MOST_PLACES} "
-            "each are allowed"
-        )
+    per_step = None
+    if told.kept is not None and told.tried is not None:
+        per_step = list(zip(told.kept, told.tried, strict=False))
+    elif not calls:  # vLLM then lists none
+        per_step = []
+    if per_step is not None:
+        sums = len(per_step), sum(told.kept or ()), sum(told.tried or ())
+        if sums != (calls, accepted, drafted) or any(kept > tried for kept, tried in per_step):
+            raise FormatError(
+                f"has per_step_accepted and per_step_drafted that contradict {calls} calls, "
+                f"{accepted} accepted and {drafted} drafted tokens"
+            )
+    return answer._replace(
+        engine="vLLM",
+        calls=calls,
+        drafted=drafted,
+        accepted=accepted,
+        histogram=histogram,
+        per_step=per_step,
+    )

@@ -14,7 +14,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -48,53 +47,46 @@ class _OddStepError(PipelineError):
 class EngineLog:
     """The steps of a log, and its description.
 
-    Attributes:
-        trajectories: steps one behind the other, by their answer and its first step: an answer, or
-            what lies between two steps that are left out. In the order of the file, none empty.
-        k: log-probabilities of every step.
-        error: how far each may be from another float32 pass of the same model, nats: the sum of
-            half a unit of the last printed digit and the larger of `TWO_PASSES` and, for
-            llama.cpp's sum in one pass, `V 2^-24`; at least `LEAST_ERROR`.
-        model: its name, where it is said.
-        answers: how many there were.
-        excluded: what was left out, and how often.
-        given_ids: whether tokens are the engine's ids.
-        texts: else the ids that they were given here.
+    `trajectories` are steps one behind the other, by their answer and its first step: an answer, or
+    what lies between two steps that are left out; in the order of the file, none empty.
+
+    `error` is how far each value may be from another float32 pass of the same model, nats: the sum
+    of half a unit of the last printed digit and the larger of `TWO_PASSES` and, for llama.cpp's sum
+    in one pass, `V 2^-24`; at least `LEAST_ERROR`.
     """
 
     trajectories: Logged
-    k: int
+    k: int  # log-probabilities of every step
     error: float
-    model: str | None
-    answers: int
-    excluded: dict[str, int]
-    given_ids: bool
-    texts: dict[tuple[bytes, int], int]
+    model: str | None  # its name, where it is said
+    answers: int  # how many there were
+    excluded: dict[str, int]  # what was left out, and how often
+    given_ids: bool  # whether tokens are the engine's ids
+    texts: dict[tuple[bytes, int], int]  # else the ids that they were given here
 
 
 def read_log(
-    path: Path, log: Mapping[str, Any], k: int, vocab_size: int | None = None
+    path: Path, k: int, vocab_size: int | None = None, error: float | None = None
 ) -> EngineLog:
     """Read a log.
 
     Args:
         path: of the file.
-        log: its part (generated, or prompt for the texts that were re-scored), and error: how far
-            each value may be off, nats; None takes it from how they are printed and computed.
         k: log-probabilities that are taken of a step at most.
         vocab_size: of the model; None leaves out the checks that need it.
+        error: how far each value may be off, nats; None takes it from how they are printed and
+            computed.
 
     Raises:
         PipelineError: answers have no log-probabilities, or processed ones; values are not
             log-probabilities of a vocabulary of this size; two models are mixed; or nothing is
             left. Names the file and the line.
     """
-    part = log["part"]
 
     def read(answer: Part) -> tuple[StepList, bool, str]:
         asked = answer.request.get("prompt") or answer.request.get("messages")
         prompt = json.dumps(asked) if asked else ""
-        return logged_steps(answer, part), by_llama(answer), prompt
+        return logged_steps(answer), by_llama(answer), prompt
 
     answers, model, excluded = read_answers(path, read)
     names = _by_prompt({name: prompt for name, (*_, prompt) in answers.items()})
@@ -102,14 +94,13 @@ def read_log(
     logged = _trajectories(path, steps_of, excluded)
     if not logged:
         raise PipelineError(
-            f"{path} has no step with log-probabilities (part {part}); left out: "
-            f"{counted(excluded)}: give one answer of the engine a line, as it came"
+            f"{path} has no step with log-probabilities ; left out: {counted(excluded)}: "
+            "give one answer of the engine a line, as it came"
         )
-    steps = [step for part in logged.values() for step in part]
+    steps = [step for trajectory in logged.values() for step in trajectory]
     by_llama_cpp = any(llama for _, llama, _ in answers.values())
-    if log["error"] is not None:
-        rounding = error = log["error"]  # of one softmax, and from that of another pass
-    else:
+    rounding = error or 0.0  # of one softmax
+    if error is None:
         printed = 0.5 * 10.0 ** -max(_decimals(value) for step in steps for _, value in step.top)
         one_pass = by_llama_cpp * (vocab_size or 0) * ONE_PASS
         rounding = max(printed, FLOAT32, one_pass)
@@ -119,7 +110,7 @@ def read_log(
     missed = [step.top[0][1] for step in steps if step.top[0][0] != step.emitted]
     # greedy answers always emit their argmax; sampled ones miss N with probability prod (1 - p0)
     all_missed = np.log1p(-np.exp(np.minimum(missed, -1e-12))).sum()
-    if part == "generated" and len(missed) == len(steps) and all_missed < NEVER:
+    if len(missed) == len(steps) and all_missed < NEVER:
         raise PipelineError(
             f"{path}: no step emits the most probable token of its list: the lists belong to other "
             "steps, or to another model"

@@ -67,32 +67,21 @@ MOST_PLACES = 1024  # tokens of a draft; more are damage
 class Counts:
     """The counts of an engine, of a page or summed over answers; NaN where one is not told.
 
-    Attributes:
-        engine: vLLM, llama.cpp or SGLang; empty where answers do not tell.
-        drafts: calls with a draft; 0 without a drafter.
-        drafted: tokens.
-        accepted: tokens, those of the target's own not counted.
-        by_place: accepted at each position of a draft, empty where it is not told.
-        passes: of the target and requests, those without a draft too; of answers those after
-            prefill, the least that the counts allow.
-        most_passes: the most.
-        emitted: tokens of these passes.
-        seconds: that these passes took, added up over requests.
-        answers: what each answer counts, by its name; empty of a page.
-        excluded: which answers were left out, and how often.
+    Passes are those of the target and requests, those without a draft too; of answers those after
+    prefill.
     """
 
-    engine: str
-    drafts: float
-    drafted: float
-    accepted: float
-    by_place: Sequence[float]
-    passes: float
-    most_passes: float
-    emitted: float
-    seconds: float = math.nan
-    answers: Mapping[str, Answer] = field(default_factory=dict)
-    excluded: Mapping[str, int] = field(default_factory=dict)
+    engine: str  # vLLM, llama.cpp or SGLang; empty where answers do not tell
+    drafts: float  # calls with a draft; 0 without a drafter
+    drafted: float  # tokens
+    accepted: float  # tokens, those of the target's own not counted
+    by_place: Sequence[float]  # accepted at each position of a draft, empty where it is not told
+    passes: float  # the least that the counts allow
+    most_passes: float  # the most
+    emitted: float  # tokens of these passes
+    seconds: float = math.nan  # that these passes took, added up over requests
+    answers: Mapping[str, Answer] = field(default_factory=dict)  # by name; empty of a page
+    excluded: Mapping[str, int] = field(default_factory=dict)  # left out, by reason
 
     @property
     def tokens_per_pass(self) -> tuple[float, float]:
@@ -109,7 +98,7 @@ def page_of(path: Path) -> Counts | None:
     Raises:
         PipelineError: as `read_page` and `page_difference`.
     """
-    text = read_bytes(path).decode("utf-8", errors="replace")
+    text = read_bytes(path).decode("utf-8-sig", errors="replace")
     start = next((line for line in text.splitlines() if line.strip()), "")
     if not start.startswith(("# HELP ", "# TYPE ", *(f"{prefix}:" for prefix in ENGINES))):
         return None
@@ -127,7 +116,7 @@ def page_difference(first: Path, last: Path, prompts: int = 0) -> Counts:
     Raises:
         PipelineError: a page is damaged, or the server was started again in between.
     """
-    texts = [read_bytes(path).decode("utf-8", errors="replace") for path in (first, last)]
+    texts = [read_bytes(path).decode("utf-8-sig", errors="replace") for path in (first, last)]
     before, after = map(read_page, (first, last), texts)
     spent = {name: getattr(after, name) - getattr(before, name) for name in COUNTED}
     places = zip_longest(after.by_place, before.by_place, fillvalue=0.0)

@@ -33,19 +33,12 @@ CLOCKS = {"decode_seconds": "decoding, by the engine's clock", "seconds": "whole
 
 @dataclass(frozen=True)
 class Run:
-    """A run of an engine.
-
-    Attributes:
-        path: its file.
-        length: drafted tokens of a full draft; 0 without drafts, None where it is not told.
-        counts: of its answers, or its page.
-        page: the page, or the difference of those beside the answers; None without one.
-    """
+    """A run of an engine."""
 
     path: Path
-    length: int | None
-    counts: Counts
-    page: Counts | None
+    length: int | None  # of a full draft; 0 without drafts, None where it is not told
+    counts: Counts  # of its answers, or its page
+    page: Counts | None  # the page, or the difference of those beside the answers
 
     @property
     def acceptance(self) -> tuple[list[float], float]:

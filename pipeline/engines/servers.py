@@ -10,7 +10,7 @@ import asyncio
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import httpx2
 
@@ -23,38 +23,21 @@ MOST_BYTES = 256 * 2**20  # of a response; a server that sends more does not end
 PATIENCE = 30.0  # seconds for a connection, and for all but answers
 
 
-class _Engine(NamedTuple):
-    """An engine: where it answers one prompt, and where it says its version, under which key."""
-
-    name: str
-    endpoint: str
-    about: str
-    version: str
-
-
-ENGINES = {  # by the owner of the model
-    "vllm": _Engine("vLLM", "/v1/completions", "/version", "version"),
-    "llamacpp": _Engine("llama.cpp", "/completion", "/props", "build_info"),
+ENGINES = {  # owner of the model: name, endpoint; where it says its version, under which key
+    "vllm": ("vLLM", "/v1/completions", "/version", "version"),
+    "llamacpp": ("llama.cpp", "/completion", "/props", "build_info"),
 }
 
 
 @dataclass(frozen=True)
 class Server:
-    """A server that answers.
+    """A server that answers."""
 
-    Attributes:
-        url: without a path.
-        engine: vLLM or llama.cpp.
-        version: its own word, empty without one.
-        model: as the server names it.
-        endpoint: the address that answers one prompt.
-    """
-
-    url: str
-    engine: str
-    version: str
-    model: str
-    endpoint: str
+    url: str  # without a path
+    engine: str  # vLLM or llama.cpp
+    version: str  # its own word, empty without one
+    model: str  # as the server names it
+    endpoint: str  # the address that answers one prompt
 
     @property
     def shown(self) -> str:
@@ -148,17 +131,18 @@ async def open_server(client: httpx2.AsyncClient, url: str, model: str | None) -
             f"{base} serves {', '.join(map(printable, sorted(owners))) or 'no model'}: give one of "
             "them as ask.model"
         )
-    if (engine := ENGINES.get(owners[name])) is None:
+    if owners[name] not in ENGINES:
         raise PipelineError(
             f"{base} is a server of {printable(owners[name]):.60}: give the address of vLLM, or of "
             "llama.cpp's server"
         )
+    engine, endpoint, about, key = ENGINES[owners[name]]
     try:
-        _, body = await fetch(client, base + engine.about)
-        version = printable(json.loads(body).get(engine.version) or "")[:60]
+        _, body = await fetch(client, base + about)
+        version = printable(json.loads(body).get(key) or "")[:60]
     except (httpx2.HTTPError, TimeoutError, ValueError, AttributeError, RecursionError):
         version = ""
-    return Server(base, engine.name, version, name, base + engine.endpoint)
+    return Server(base, engine, version, name, base + endpoint)
 
 
 async def metrics_page(client: httpx2.AsyncClient, server: Server) -> str | None:

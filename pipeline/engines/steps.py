@@ -4,7 +4,6 @@
 |---|---|---|
 | chat | vLLM, llama.cpp | choices[].logprobs.content[].top_logprobs |
 | completions | vLLM | choices[].logprobs: tokens, token_logprobs, top_logprobs |
-| prompt | vLLM | prompt_logprobs, of an answer or of a choice |
 | native | llama.cpp | completion_probabilities[].top_logprobs |
 
 A token is an id where the engine gives one, else its bytes and which of the equal ones of its step
@@ -27,28 +26,20 @@ SAMPLED = "holds probabilities after sampling: log with post_sampling_probs=fals
 
 
 class Step(NamedTuple):
-    """A step as an engine logs it.
+    """A step as an engine logs it."""
 
-    Attributes:
-        line: where it stands.
-        emitted: the token.
-        own: the log-probability given with it, None where there is none.
-        top: the most probable tokens and their log-probabilities, in the order of the engine.
-        mass: of the whole list, once `logs` has ranked it.
-    """
-
-    line: int
+    line: int  # where it stands
     emitted: Token
-    own: float | None
-    top: Top
-    mass: float = 1.0
+    own: float | None  # the log-probability given with it, None where there is none
+    top: Top  # the most probable tokens and their log-probabilities, in the engine's order
+    mass: float = 1.0  # of the whole list, once `logs` has ranked it
 
 
 StepList = list[Step | None]  # None where the engine logged nothing
 
 
-def logged_steps(part: Part, which: str) -> StepList:
-    """Return the steps of an answer; `which` is generated, or prompt for re-scored texts.
+def logged_steps(part: Part) -> StepList:
+    """Return the steps of an answer.
 
     Raises:
         FormatError: it has no log-probabilities, or processed ones.
@@ -60,11 +51,6 @@ def logged_steps(part: Part, which: str) -> StepList:
             "was sampled in the backend, where the softmax may be over the sampled candidates "
             "only: log with backend_sampling=false"
         )
-    if which == "prompt":
-        scored = part.content.get("prompt_logprobs") or part.body.get("prompt_logprobs")
-        if scored is None:
-            raise FormatError("has no prompt_logprobs: ask vLLM for prompt_logprobs=N")
-        return [_scored(at, part.line) if at else None for at in scored[1:]]  # [0] has none
     if not part.is_choice:
         if settings.get("post_sampling_probs"):
             raise FormatError(SAMPLED)
@@ -133,12 +119,6 @@ def _completions(logprobs: Mapping[str, Any], line: int) -> StepList:
     ]
 
 
-def _scored(entry: Mapping[str, Any], line: int) -> Step | None:
-    """Read a position of vLLM's prompt_logprobs: the prompt's own token stands first."""
-    top = [(_id(name), item["logprob"]) for name, item in entry.items()]
-    return _step(line, *top[0], top)
-
-
 def _step(line: int, emitted: Token, own: Any, top: Iterable[tuple[Token, Any]]) -> Step | None:
     listed = [(token, _number(value)) for token, value in top]
     if not listed:
@@ -161,8 +141,6 @@ def _text(text: str) -> Token:
 
 
 def _id(value: Any) -> int:
-    if isinstance(value, str) and value.isdecimal():
-        return int(value)
     if type(value) is not int or value < 0:
         raise FormatError(f"holds a token id that is {value!r:.40}")
     return value

@@ -199,7 +199,7 @@ def write_log(task: Task, out: Out) -> None:
     vocab_size = task.settings["vocab_size"]
     path = local_path(task.runtime.extra["path"])
     assert path is not None
-    log = read_log(path, task.settings["log"], task.settings["k"], vocab_size)
+    log = read_log(path, task.settings["k"], vocab_size, task.settings["log"]["error"])
     table = distributions_table(log, vocab_size, task.stage.schema())
     out.write(table)
     if not log.given_ids:
