@@ -111,7 +111,7 @@ async def open_server(client: httpx2.AsyncClient, url: str, model: str | None) -
     base = url.rstrip("/").removesuffix("/v1")
     try:
         status, body = await fetch(client, f"{base}/v1/models")
-    except (httpx2.HTTPError, httpx2.InvalidURL, TimeoutError) as error:
+    except (httpx2.HTTPError, httpx2.InvalidURL, TimeoutError, ExceptionGroup) as error:
         raise PipelineError(
             f"{base}/v1/models does not answer ({first_line(error)}): start the server, and give "
             "its address, for instance http://localhost:8000"

@@ -48,20 +48,6 @@ def vllm_completions(name: str, answer: Answer) -> list[str]:
                         "choices": [choice]})]  # fmt: skip
 
 
-def vllm_prompt(name: str, answer: Answer) -> list[str]:
-    """vLLM, the text scored again: prompt_logprobs, by id."""
-    scored: list[Any] = [None]
-    for token, top in answer:
-        values = dict([(token, dict(top).get(token, top[-1][1] - 1.0)), *top])
-        ranks = {t: rank for rank, (t, _) in enumerate(top, start=1)}
-        scored.append({str(t): {"logprob": v, "rank": ranks.get(t, len(top) + 3),
-                                "decoded_token": "."} for t, v in values.items()})  # fmt: skip
-    choice = {"index": 0, "text": "", "logprobs": None, "finish_reason": "length",
-              "prompt_logprobs": scored}  # fmt: skip
-    return [json.dumps({"id": f"cmpl-{name}", "object": "text_completion", "model": "m",
-                        "choices": [choice]})]  # fmt: skip
-
-
 def llama_completion(_: str, answer: Answer) -> list[str]:
     """llama.cpp, /completion."""
 
@@ -81,7 +67,6 @@ def llama_completion(_: str, answer: Answer) -> list[str]:
 ENGINES: dict[str, Callable[[str, Answer], list[str]]] = {
     "vllm chat": vllm_chat,
     "vllm completions": vllm_completions,
-    "vllm prompt": vllm_prompt,
     "llama.cpp completion": llama_completion,
 }
 
