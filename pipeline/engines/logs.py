@@ -94,7 +94,7 @@ def read_log(
     logged = _trajectories(path, steps_of, excluded)
     if not logged:
         raise PipelineError(
-            f"{path} has no step with log-probabilities ; left out: {counted(excluded)}: "
+            f"{path} has no step with log-probabilities; left out: {counted(excluded)}: "
             "give one answer of the engine a line, as it came"
         )
     steps = [step for trajectory in logged.values() for step in trajectory]

@@ -182,8 +182,10 @@ def read_page(path: Path | str, text: str) -> Counts:
     passes = sums.get("passes", math.nan) * sums.get("slots", 1.0)
     first_tokens = sums.get("firsts", math.nan) if engine == "vllm" else 0.0
     return Counts(
-        ENGINES[engine],
-        *(sums.get(name, 0.0) for name in ("drafts", "drafted", "accepted")),
+        engine=ENGINES[engine],
+        drafts=sums.get("drafts", 0.0),
+        drafted=sums.get("drafted", 0.0),
+        accepted=sums.get("accepted", 0.0),
         by_place=[placed[str(place)] for place in range(len(placed))],
         passes=passes,
         most_passes=passes,

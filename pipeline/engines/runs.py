@@ -163,7 +163,7 @@ def compare(
     clock, of_answers = _by_answers([run.counts for run in (base, *runs)], statistics)
     if of_answers is not None:
         pairs = zip(speeds, of_answers.tolist(), strict=True)
-        speeds = [Speed(*ends, cost=speed.cost) for speed, ends in pairs]
+        speeds = [Speed(*ends, speed.cost) for speed, ends in pairs]
     elif not all(math.isnan(speed.times) for speed in speeds):
         clock = "sums of the pages"
     return speeds, [f"speed beside the target alone: {clock}"] * bool(clock) + notes

@@ -139,7 +139,7 @@ def own(by: float) -> dict[tuple[Any, ...], Any]:
 MESSAGES: dict[str, dict[tuple[Any, ...], Any]] = {
     "mixes two models: m in line 1 and other in line 2": {("model",): "other"},
     "line 2 has no logprobs: ask for": {FIRST[:3]: None},
-    "line 2 holds a token without logprob": {(*TOP, 1): {"token": "token_id:3"}},
+    r"line 2 can't be read \(KeyError: 'logprob'": {(*TOP, 1): {"token": "token_id:3"}},
     "line 2: the log-probabilities of a step are not sorted": {TOP: lambda top: top[::-1]},
     "line 2: the 6 probabilities of a step sum to 2.207277": {
         (*FIRST, "logprob"): -1.0, TOP: lambda top: [{**one, "logprob": -1.0} for one in top],
