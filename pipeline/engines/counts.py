@@ -17,6 +17,8 @@ timings with draft_rounds count these calls. SGLang's own layout has the calls a
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -24,10 +26,10 @@ from typing import Annotated, Any, NamedTuple
 from pydantic import AliasPath, BaseModel, ConfigDict, Field, ValidationError
 
 from pipeline.engines.answers import FormatError, Part, counted, read_answers
-from pipeline.engines.pages import MOST_PLACES, Counts
 from pipeline.errors import PipelineError
 
 MOST = 10_000_000  # tokens or calls of an answer; more are damage
+MOST_PLACES = 1024  # tokens of a draft; more are damage
 MANY_CHOICES = "answers of several choices"
 Count = Annotated[int, Field(ge=0, le=MOST)]
 
@@ -92,6 +94,33 @@ class Answer(NamedTuple):
         if self.per_step:
             return self.per_step[-1][0]
         return max((place for place, times in enumerate(self.histogram or ()) if times), default=0)
+
+
+@dataclass(frozen=True)
+class Counts:
+    """The counts of an engine, of a page or summed over answers; NaN where one is not told.
+
+    Passes are those of the target and requests, those without a draft too; of answers those after
+    prefill.
+    """
+
+    engine: str  # vLLM, llama.cpp or SGLang; empty where answers do not tell
+    drafts: float  # calls with a draft; 0 without a drafter
+    drafted: float  # tokens
+    accepted: float  # tokens, those of the target's own not counted
+    by_place: Sequence[float]  # accepted at each position of a draft, empty where it is not told
+    passes: float  # the least that the counts allow
+    most_passes: float  # the most
+    emitted: float  # tokens of these passes
+    seconds: float = math.nan  # that these passes took, added up over requests
+    answers: Mapping[str, Answer] = field(default_factory=dict)  # by name; empty of a page
+    excluded: Mapping[str, int] = field(default_factory=dict)  # left out, by reason
+
+    @property
+    def tokens_per_pass(self) -> tuple[float, float]:
+        """The least and the most tokens that a pass emits, of all passes."""
+        least, most = self.most_passes, self.passes
+        return self.emitted / (least or math.nan), self.emitted / (most or math.nan)
 
 
 def read_sums(path: Path) -> Counts:

@@ -105,6 +105,8 @@ def read_log(
         one_pass = by_llama_cpp * (vocab_size or 0) * ONE_PASS
         rounding = max(printed, FLOAT32, one_pass)
         error = max(LEAST_ERROR, printed + max(TWO_PASSES, one_pass))
+    size = min(k, min(len(step.top) for step in steps))
+    trajectories, texts = _numbered(path, logged, vocab_size, size)
     if vocab_size is not None or not by_llama_cpp:  # whose rounding grows with the vocabulary
         _check_sums(path, steps, rounding, vocab_size)
     missed = [step.top[0][1] for step in steps if step.top[0][0] != step.emitted]
@@ -115,8 +117,6 @@ def read_log(
             f"{path}: no step emits the most probable token of its list: the lists belong to other "
             "steps, or to another model"
         )
-    size = min(k, min(len(step.top) for step in steps))
-    trajectories, texts = _numbered(path, logged, vocab_size, size)
     return EngineLog(
         trajectories=trajectories,
         k=size,

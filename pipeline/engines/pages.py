@@ -18,17 +18,13 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from pipeline.engines.answers import read_bytes
+from pipeline.engines.counts import MOST_PLACES, Counts
 from pipeline.errors import PipelineError
-
-if TYPE_CHECKING:
-    from pipeline.engines.counts import Answer
 
 ENGINES = {"vllm": "vLLM", "llamacpp": "llama.cpp"}  # by the prefix of their metrics
 SAMPLE = re.compile(r"([a-zA-Z_:][\w:]*)(?:\{(.*)\})?\s+(\S+)(?:\s+-?\d+)?")
@@ -60,34 +56,6 @@ METRICS = {  # without _total: what is read of each
 }
 COUNTED = ("drafts", "drafted", "accepted", "passes", "most_passes", "emitted", "seconds")
 SHOWN = 60  # characters of a line in an error
-MOST_PLACES = 1024  # tokens of a draft; more are damage
-
-
-@dataclass(frozen=True)
-class Counts:
-    """The counts of an engine, of a page or summed over answers; NaN where one is not told.
-
-    Passes are those of the target and requests, those without a draft too; of answers those after
-    prefill.
-    """
-
-    engine: str  # vLLM, llama.cpp or SGLang; empty where answers do not tell
-    drafts: float  # calls with a draft; 0 without a drafter
-    drafted: float  # tokens
-    accepted: float  # tokens, those of the target's own not counted
-    by_place: Sequence[float]  # accepted at each position of a draft, empty where it is not told
-    passes: float  # the least that the counts allow
-    most_passes: float  # the most
-    emitted: float  # tokens of these passes
-    seconds: float = math.nan  # that these passes took, added up over requests
-    answers: Mapping[str, Answer] = field(default_factory=dict)  # by name; empty of a page
-    excluded: Mapping[str, int] = field(default_factory=dict)  # left out, by reason
-
-    @property
-    def tokens_per_pass(self) -> tuple[float, float]:
-        """The least and the most tokens that a pass emits, of all passes."""
-        least, most = self.most_passes, self.passes
-        return self.emitted / (least or math.nan), self.emitted / (most or math.nan)
 
 
 def page_of(path: Path) -> Counts | None:

@@ -22,8 +22,8 @@ from analysis.decoding.formulas import formula_speedup
 from analysis.statistics.bootstrap import PromptBootstrap, Resampling, simultaneous
 from analysis.statistics.trajectories import acceptance_by_position
 from pipeline.engines.answers import read_bytes
-from pipeline.engines.counts import read_sums
-from pipeline.engines.pages import Counts, page_difference, page_of
+from pipeline.engines.counts import Counts, read_sums
+from pipeline.engines.pages import page_difference, page_of
 from pipeline.errors import PipelineError
 
 LENGTH_NAMES = {"llama.cpp": "--spec-draft-n-max"}  # of the draft length; else vLLM's
@@ -162,8 +162,8 @@ def compare(
         speeds.append(speed)
     clock, of_answers = _by_answers([run.counts for run in (base, *runs)], statistics)
     if of_answers is not None:
-        pairs = zip(speeds, of_answers.tolist(), strict=True)
-        speeds = [Speed(*ends, speed.cost) for speed, ends in pairs]
+        costs = [speed.cost for speed in speeds]
+        speeds = [Speed(*row) for row in np.column_stack([of_answers, costs]).tolist()]
     elif not all(math.isnan(speed.times) for speed in speeds):
         clock = "sums of the pages"
     return speeds, [f"speed beside the target alone: {clock}"] * bool(clock) + notes

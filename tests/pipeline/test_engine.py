@@ -31,8 +31,9 @@ def written(
 ) -> Path:
     """Write the first answers of a sample, changed, without pages."""
     rows = lines(name)[:COUNT]
-    for row in rows if change else ():
-        change(row)
+    if change is not None:
+        for row in rows:
+            change(row)
     path = folder / f"{name}.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path

@@ -22,8 +22,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from analysis.statistics.trajectories import Trajectories, calls_along
-from pipeline.engines.counts import read_sums
-from pipeline.engines.pages import Counts, page_of, read_page
+from pipeline.engines.counts import Counts, read_sums
+from pipeline.engines.pages import page_of, read_page
 from pipeline.engines.runs import gain, read_run
 from pipeline.errors import PipelineError
 from tests.engines.samples import SAMPLES
@@ -173,6 +173,13 @@ def test_what_is_left_out_is_counted(tmp_path: Path) -> None:
         "answers with an error": 1, "lines that are no JSON": 1, "objects that are no answers": 2,
         "answers given again": 1, "answers of several choices": 1,
     }  # fmt: skip
+
+
+def test_a_torn_packed_file_is_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "answers.jsonl.gz"
+    path.write_bytes(gzip.compress((FILES / "vllm.jsonl").read_bytes())[:-20])
+    with pytest.raises(PipelineError, match=r"gz can't be read: it is a damaged gzip file"):
+        read(path)
 
 
 def test_names_can_be_printed_and_stored(tmp_path: Path) -> None:

@@ -24,7 +24,6 @@ from pipeline.stored import read_distributions, resampled
 from pipeline.study import Study
 from tests.analysis.test_rounded import V
 from tests.conftest import pipeline
-from tests.pipeline.engine_formats import read_back
 from tests.pipeline.reading import page_text
 from tests.pipeline.test_engine_logs import (
     RULES,
@@ -33,6 +32,7 @@ from tests.pipeline.test_engine_logs import (
     log_softmax,
     logged,
     read,
+    read_back,
     stored,
     written,
 )
