@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,9 +22,21 @@ from pipeline.errors import PipelineError
 from tests.analysis.test_rounded import V, distributions
 
 Answer = list[tuple[int, list[tuple[int, float]]]]  # emitted token, and the top tokens of each step
+STARTS = np.array([0, 30, 31, 70])
+RULES: list[Rule] = [StrictGreedy(), Additive(0.1), Typical(0.1, 0.09), Tree(2)]
 
 
-def vllm_chat(name: str, answer: Answer, ids: bool = True) -> list[str]:
+def with_emitted(token: int, top: list[tuple[int, float]]) -> dict[int, float]:
+    """Return the values of a step's tokens, the emitted one first, as vLLM lists them."""
+    return dict([(token, dict(top).get(token, top[-1][1] - 1.0)), *top])
+
+
+def in_choice(name: str, logprobs: dict[str, Any]) -> str:
+    choice = {"index": 0, "logprobs": logprobs, "finish_reason": "length"}
+    return json.dumps({"id": name, "model": "m", "choices": [choice], "usage": {"total_tokens": 9}})
+
+
+def vllm_chat(name: str, answer: Answer, ids: bool = True) -> str:
     """vLLM, chat: the emitted token first, one list of as many as were asked for."""
 
     def entry(token: int, value: float) -> dict[str, Any]:
@@ -33,32 +45,21 @@ def vllm_chat(name: str, answer: Answer, ids: bool = True) -> list[str]:
 
     content = []
     for token, top in answer:
-        values = dict([(token, dict(top).get(token, top[-1][1] - 1.0)), *top])
+        values = with_emitted(token, top)
         listed = [entry(*pair) for pair in list(values.items())[: len(top)]]
         content.append({**entry(token, values[token]), "top_logprobs": listed})
-    choice = {"index": 0, "message": {"role": "assistant", "content": "..."},
-              "logprobs": {"content": content}, "finish_reason": "length"}  # fmt: skip
-    return [json.dumps({"id": f"chatcmpl-{name}", "object": "chat.completion", "model": "m",
-                        "choices": [choice], "usage": {"total_tokens": 9}})]  # fmt: skip
+    return in_choice(name, {"content": content})
 
 
-def vllm_completions(name: str, answer: Answer) -> list[str]:
+def vllm_completions(name: str, answer: Answer) -> str:
     """vLLM, completions: an object by token, and one more where the emitted is not in the top."""
-    tokens, tops = [], []
-    for token, top in answer:
-        value = dict(top).get(token, top[-1][1] - 1.0)
-        values = dict([(token, value), *top])
-        tokens.append(f"token_id:{token}")
-        tops.append({f"token_id:{t}": v for t, v in values.items()})
+    tokens = [f"token_id:{token}" for token, _ in answer]
+    tops = [{f"token_id:{t}": v for t, v in with_emitted(*step).items()} for step in answer]
     own = [top[token] for token, top in zip(tokens, tops, strict=True)]
-    logprobs = {"text_offset": [0] * len(tokens), "token_logprobs": own, "tokens": tokens,
-                "top_logprobs": tops}  # fmt: skip
-    choice = {"index": 0, "text": "...", "logprobs": logprobs, "finish_reason": "length"}
-    return [json.dumps({"id": f"cmpl-{name}", "object": "text_completion", "model": "m",
-                        "choices": [choice]})]  # fmt: skip
+    return in_choice(name, {"token_logprobs": own, "tokens": tokens, "top_logprobs": tops})
 
 
-def llama_completion(_: str, answer: Answer) -> list[str]:
+def llama_completion(_: str, answer: Answer) -> str:
     """llama.cpp, /completion."""
 
     def entry(token: int, value: float) -> dict[str, Any]:
@@ -66,42 +67,23 @@ def llama_completion(_: str, answer: Answer) -> list[str]:
         return {"id": token, "token": ".", "bytes": [46], "logprob": value}
 
     found = [
-        {**entry(token, dict(top).get(token, top[-1][1] - 1.0)),
-         "top_logprobs": [entry(*pair) for pair in top]}
+        {**entry(token, with_emitted(token, top)[token]), "top_logprobs": [entry(*p) for p in top]}
         for token, top in answer
-    ]  # fmt: skip
-    return [json.dumps({"index": 0, "content": "...", "tokens": [], "id_slot": 0, "stop": True,
-                        "model": "m", "completion_probabilities": found})]  # fmt: skip
+    ]
+    return json.dumps({"content": "...", "stop": True, "completion_probabilities": found})
 
 
-ENGINES: dict[str, Callable[[str, Answer], list[str]]] = {
+ENGINES: dict[str, Callable[[str, Answer], str]] = {
     "vllm chat": vllm_chat,
     "vllm completions": vllm_completions,
     "llama.cpp completion": llama_completion,
 }
 
 
-def answers(
-    dist: TopK, emitted: np.ndarray, starts: np.ndarray, k: int, digits: int
-) -> Iterator[tuple[str, Answer]]:
-    """Yield the answers of stored trajectories with k log-probabilities a step, rounded."""
-    values = np.round(dist.log_probs[:, :k], digits)
-    steps = [
-        (int(token), list(zip(ids.tolist(), row.tolist(), strict=True)))
-        for token, ids, row in zip(emitted, dist.ids[:, :k], values, strict=True)
-    ]
-    for at, (begin, end) in enumerate(zip(starts, [*starts[1:], len(steps)], strict=True)):
-        yield f"answer-{at}", steps[begin:end]
-
-
 def read_back(log: EngineLog, vocab_size: int) -> TopK:
     """Return a log with the engine's ids as distributions."""
     found = stacked(log.trajectories)
     return TopK.from_log_probs(found["top_ids"], found["log_probs"], log.error, vocab_size)
-
-
-STARTS = np.array([0, 30, 31, 70])
-RULES: list[Rule] = [StrictGreedy(), Additive(0.1), Typical(0.1, 0.09), Tree(2)]
 
 
 def stored(share: float = 0.2) -> tuple[TopK, np.ndarray]:
@@ -113,13 +95,23 @@ def stored(share: float = 0.2) -> tuple[TopK, np.ndarray]:
     return dist, np.where(rng.random(100) < share, other, dist.ids[:, 0])
 
 
-def written(path: Path, engine: str, k: int = 6, digits: int = 7, share: float = 0.2) -> Path:
+def written(
+    path: Path,
+    write: Callable[[str, Answer], str] | str,
+    k: int = 6,
+    digits: int = 7,
+    share: float = 0.2,
+) -> Path:
+    """Write the stored steps as four answers with k log-probabilities a step, rounded."""
     dist, emitted = stored(share)
-    lines = [
-        line
-        for name, answer in answers(dist, emitted, STARTS, k, digits)
-        for line in ENGINES[engine](name, answer)
+    values = np.round(dist.log_probs[:, :k], digits)
+    steps = [
+        (int(token), list(zip(ids.tolist(), row.tolist(), strict=True)))
+        for token, ids, row in zip(emitted, dist.ids[:, :k], values, strict=True)
     ]
+    write = ENGINES[write] if isinstance(write, str) else write
+    ends = zip(STARTS, [*STARTS[1:], len(steps)], strict=True)
+    lines = [write(f"answer-{at}", steps[begin:end]) for at, (begin, end) in enumerate(ends)]
     path.write_text("\n".join(lines) + "\n")
     return path
 
@@ -166,11 +158,8 @@ def test_the_digits_give_the_error(tmp_path: Path) -> None:
 
 
 def test_tokens_without_ids_are_told_by_their_bytes(tmp_path: Path) -> None:
-    dist, emitted = stored(0.0)
-    path = tmp_path / "log.jsonl"
-    lines = [line for name, answer in answers(dist, emitted, STARTS, 4, 6)
-             for line in vllm_chat(name, answer, ids=False)]  # fmt: skip
-    path.write_text("\n".join(lines))
+    dist, _ = stored(0.0)
+    path = written(tmp_path / "log.jsonl", partial(vllm_chat, ids=False), k=4, digits=6, share=0.0)
     log = read(path)
     assert not log.given_ids
     first = dist.ids[0, 0]
@@ -288,7 +277,7 @@ def logged(
         (int(token), [(int(t), float(row[t])) for t in top[:20]])
         for token, row, top in zip(first, values, order, strict=True)
     ]
-    path.write_text("\n".join(ENGINES[engine]("a", steps)))
+    path.write_text(ENGINES[engine]("a", steps))
     return path
 
 
@@ -353,7 +342,7 @@ def test_the_mass_of_the_other_tokens_has_a_limit(tmp_path: Path) -> None:
     """Two tokens of 0.6 and 0.1 leave 0.3: to 3 others of 0.1 each, and not to 2."""
     path = tmp_path / "log"
     tops = [(0, math.log(0.6)), (1, math.log(0.1))]
-    path.write_text(ENGINES["vllm chat"]("a", [(0, tops)])[0])
+    path.write_text(vllm_chat("a", [(0, tops)]))
     assert read(path, vocab_size=5).k == 2
     with pytest.raises(PipelineError, match=r"leave 0\.3 to the 2 other tokens, and each"):
         read(path, vocab_size=4)
@@ -408,7 +397,7 @@ def test_tokens_that_sampling_took_out_are_told(least: float, engine: str, tmp_p
     """The emitted token has all the probability, as after top-p or a temperature near 0."""
     tops = [(0, 0.0), *((token, least) for token in range(1, 6))]
     path = tmp_path / "log"
-    path.write_text("\n".join(ENGINES[engine]("a", [(0, tops)] * 12)))
+    path.write_text(ENGINES[engine]("a", [(0, tops)] * 12))
     with pytest.raises(PipelineError, match="one of the 6 tokens of a step has a probability of 0"):
         read(path)
 
@@ -423,7 +412,7 @@ def test_short_lists_with_all_the_mass_are_told(tmp_path: Path) -> None:
         cut = row[kept] - (np.log(np.exp(row[kept]).sum()) if at % 3 == 0 else 0)
         steps.append((int(ids[0]), list(zip(kept.tolist(), cut.tolist(), strict=True))))
     path = tmp_path / "log"
-    path.write_text("\n".join(ENGINES["vllm chat"]("a", steps)))
+    path.write_text(vllm_chat("a", steps))
     with pytest.raises(PipelineError, match="a list that is shorter than the others has all the m"):
         read(path, vocab_size=1000)
 
