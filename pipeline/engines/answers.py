@@ -137,7 +137,7 @@ def answer_parts(value: Any, line: int) -> list[Part] | str:
     body = value["response"] if isinstance(value.get("response"), Mapping) else value
     request = value["request"] if isinstance(value.get("request"), Mapping) else {}
     choices, took = body.get("choices"), value.get("seconds")
-    seconds = took if isinstance(took, float) and 0 < took < math.inf else math.nan
+    seconds = took if isinstance(took, float) and 0 < took < 1e7 else math.nan
     wrong = body.get("error") is not None or "detail" in body or body.get("object") == "error"
     if wrong and "choices" not in body:
         return WITH_ERROR

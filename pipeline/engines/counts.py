@@ -51,7 +51,7 @@ class _Told(BaseModel):
     tried: list[Count] | None = _at("metrics", "speculative_decoding", "per_step_drafted")
     completion_tokens: Count | None = _at("usage", "completion_tokens")
     predicted_n: Count | None = _at("timings", "predicted_n")
-    predicted_ms: float | None = _at("timings", "predicted_ms")
+    predicted_ms: Annotated[float, Field(ge=0, le=1e9)] | None = _at("timings", "predicted_ms")
     draft_n: Count | None = _at("timings", "draft_n")
     draft_n_accepted: Count | None = _at("timings", "draft_n_accepted")
     draft_rounds: Count | None = _at("timings", "draft_rounds")
@@ -198,7 +198,7 @@ def read_answer(part: Part) -> Answer | None:
         temperature if isinstance(temperature, int | float) else math.nan,
         next((size for size in sizes if size), None),
         seconds=part.seconds,
-        decode_seconds=milliseconds / 1000 if 0 < milliseconds < math.inf else math.nan,
+        decode_seconds=milliseconds / 1000 or math.nan,
     )
     if told.calls is not None:
         answer = _of_vllm(answer, told)

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from functools import partial
+from itertools import count, pairwise
 from pathlib import Path
 
 import numpy as np
@@ -175,15 +176,14 @@ def _by_prompt(prompts: Mapping[str, str]) -> dict[str, str]:
     """
     first: dict[str, str] = {}
     names: dict[str, str] = {}
-    taken = set(prompts)
+    numbers = defaultdict[str, Iterator[int]](partial(count, 1))
     for name, prompt in prompts.items():
         own = re.sub(r"#\d+$", "", name)
         base = first.setdefault(prompt or name, own)
         names[name] = name
         if base != own:
-            free = (f"{base}#{number}" for number in range(1, len(prompts) + len(taken)))
-            names[name] = next(one for one in free if one not in taken)
-            taken.add(names[name])
+            free = (f"{base}#{number}" for number in numbers[base])
+            names[name] = next(one for one in free if one not in prompts)
     return names
 
 

@@ -29,6 +29,7 @@ from pipeline.errors import PipelineError
 ENGINES = {"vllm": "vLLM", "llamacpp": "llama.cpp"}  # by the prefix of their metrics
 SAMPLE = re.compile(r"([a-zA-Z_:][\w:]*)(?:\{(.*)\})?\s+(\S+)(?:\s+-?\d+)?")
 LABEL = re.compile(r'([a-zA-Z_]\w*)="((?:[^"\\]|\\.)*)"\s*(?:,\s*|$)')
+LABELS = re.compile(f"(?:{LABEL.pattern})*")
 DRAFTS = {
     "spec_decode_num_drafts": "drafts",
     "spec_decode_num_draft_tokens": "drafted",
@@ -55,6 +56,7 @@ METRICS = {  # without _total: what is read of each
     },
 }
 COUNTED = ("drafts", "drafted", "accepted", "passes", "most_passes", "emitted", "seconds")
+MOST = 1e15  # of a counter; more is damage
 SHOWN = 60  # characters of a line in an error
 
 
@@ -168,8 +170,8 @@ def _series(
     """Return the series of `METRICS`, by engine, meaning and labels; the last line may be cut off.
 
     Raises:
-        PipelineError: a line is no sample, a series occurs twice, or a value is no number of at
-            least 0; names the file and the line.
+        PipelineError: a line is no sample, a series occurs twice, or a value is no number from 0
+            to `MOST`; names the file and the line.
     """
     series: dict[tuple[str, str, frozenset[tuple[str, str]]], float] = {}
     for number, line in enumerate(map(str.strip, text.split("\n")[:-1]), start=1):
@@ -185,7 +187,7 @@ def _series(
         engine, _, own = name.removesuffix("_total").partition(":")
         if (meaning := METRICS.get(engine, {}).get(own)) is None:
             continue
-        if LABEL.sub("", inside):
+        if LABELS.fullmatch(inside) is None:
             raise PipelineError(f"{place}: the labels {{{inside[:SHOWN]}}} can't be read")
         key = (engine, meaning, frozenset(LABEL.findall(inside)))
         if key in series:
@@ -194,8 +196,8 @@ def _series(
             series[key] = float(shown)
         except ValueError:
             series[key] = math.nan
-        if not 0 <= series[key] < math.inf:
+        if not 0 <= series[key] <= MOST:
             raise PipelineError(
-                f"{place}: {name} is {shown[:SHOWN]}: a number of at least 0 was expected"
+                f"{place}: {name} is {shown[:SHOWN]}: a number from 0 to {MOST:g} was expected"
             )
     return series

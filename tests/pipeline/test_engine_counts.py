@@ -187,7 +187,7 @@ def test_names_can_be_printed_and_stored(tmp_path: Path) -> None:
     assert list(read(rows(tmp_path / "names", row)).answers) == ["a\\u001b[31m\\ud800"]
 
 
-NUMBERS = ["NaN", "1.2.3", "1e999", "+Inf", "-1"]
+NUMBERS = ["NaN", "1.2.3", "1e999", "+Inf", "-1", "1e16"]
 
 
 @pytest.mark.parametrize(
