@@ -8,11 +8,6 @@ target alone with their interval over prompts, the spread of the rounds, and the
 that differ. decoding.prompts, decoding.steps and decoding.lookup_match apply. Words
 NAME=http://HOST:PORT add servers of inference engines with the same target, which answer in turn
 with the others. lengths=2,4 and rounds=2 give other draft lengths and rounds.
-
-``passes`` times passes of study=smollm2 over n tokens after a prompt of 160 tokens, with
-transformers' own linear maps and attention, and with the skinny matrix products of
-`pipeline.models.skinny_matmul`. With device.threads=1 it counts processor time, which other
-programs disturb less.
 """
 
 from __future__ import annotations
@@ -27,18 +22,15 @@ from typing import Any
 import httpx2
 import numpy as np
 import torch
-from torch import Tensor
 
 from pipeline.decoding.choices import Greedy
 from pipeline.decoding.drafters import Drafter, Nothing, PromptLookup, model_drafter
 from pipeline.decoding.loop import decode
 from pipeline.decoding.verify import Match
 from pipeline.engines.servers import Server, open_server, request_body
-from pipeline.models import skinny_matmul
 from pipeline.models.heads.hidden_drafter import HiddenDrafter
 from pipeline.models.language_model import LanguageModel
-from pipeline.models.load import load_model, load_pair
-from pipeline.models.passes import Texts
+from pipeline.models.load import load_pair
 from pipeline.stage import Json
 from pipeline.study import Study
 
@@ -199,55 +191,7 @@ def print_comparison(
         )
 
 
-TOKENS = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32)
-PROMPT, REPETITIONS = 160, 20
-
-
-@torch.inference_mode()
-def timed(texts: Texts, ids: Tensor) -> tuple[float, Tensor]:
-    """Return the seconds and logits of a pass over `ids` after `texts`, which is restored."""
-    clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
-    before, begun = texts.length, clock()
-    logits = texts.extend(ids)
-    taken = clock() - begun
-    texts.crop(before)
-    return taken, logits
-
-
-def time_passes(overrides: list[str]) -> None:
-    """Time passes of the study's first target, with skinny matrix products and without."""
-    (used,) = Study("study=smollm2", *overrides).task("distributions").runtime.models
-    models = {"skinny": load_model(used)}
-    skinny_matmul.LEAST_BYTES = sys.maxsize
-    models["transformers"] = load_model(used)
-    ids = torch.randint(100, 1000, (1, PROMPT), generator=torch.Generator().manual_seed(0))
-    capacity = PROMPT + max(TOKENS)
-    read = {kind: Texts(model, capacity, drafts=True) for kind, model in models.items()}
-    for texts in read.values():
-        with torch.inference_mode():
-            texts.read(ids)
-    best: dict[tuple[str, int], float] = {}
-    off = 0.0
-    for _ in range(REPETITIONS):
-        for n in TOKENS:
-            passes = {kind: timed(texts, ids[:, :n]) for kind, texts in read.items()}
-            for kind, (taken, _) in passes.items():
-                best[kind, n] = min(best.get((kind, n), taken), taken)
-            first, second = (logits for _, logits in passes.values())
-            off = max(off, float((first - second).abs().max()))
-    print(
-        f"{used.settings.label}, {torch.get_num_threads()} threads, ms a pass and c(n)/c(1); "
-        f"logits at most {off:.1g} apart"
-    )
-    print("tokens        " + "".join(f"{n:>11}" for n in TOKENS))
-    for kind in models:
-        times = [best[kind, n] for n in TOKENS]
-        print(f"{kind:14}" + "".join(f"{1e3 * t:>6.1f} {t / times[0]:.2f}" for t in times))
-
-
 if __name__ == "__main__":
-    commands = {"speed": time_decoding, "passes": time_passes}
-    if sys.argv[1:2] and sys.argv[1] in commands:
-        commands[sys.argv[1]](sys.argv[2:])
-    else:
-        raise SystemExit(f"give one of {', '.join(commands)}, then overrides")
+    if sys.argv[1:2] != ["speed"]:
+        raise SystemExit("give speed, then overrides")
+    time_decoding(sys.argv[2:])

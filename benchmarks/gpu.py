@@ -32,7 +32,7 @@ from pipeline.decoding.drafters import Nothing, model_drafter
 from pipeline.decoding.loop import decode
 from pipeline.decoding.verify import Match
 from pipeline.models.batch_decoding import decode_batch
-from pipeline.models.language_model import wide_product
+from pipeline.models.language_model import Head, linear_of
 from pipeline.models.load import LanguageModel, wrap
 from pipeline.models.logit_statistics import Found, logit_statistics
 from pipeline.timing import Stopwatch, describe_device, peak_memory
@@ -123,7 +123,8 @@ def head_and_statistics(device: torch.device) -> str:
     """Check the product in bfloat16 and the statistics against those of the CPU."""
     torch.manual_seed(1)
     hidden, weight = torch.randn(8, 256).bfloat16(), torch.randn(4096, 256).bfloat16()
-    on_device = wide_product(hidden.to(device), weight.to(device)).cpu()
+    head = Head(linear_of(weight.to(device), None), torch.float32)
+    on_device = head(hidden.to(device)).cpu()
     product = (on_device - hidden.double() @ weight.double().T).abs().max().item()
     assert product <= 1e-3, f"logits are {product:.3g} apart"
     logits = torch.randn((8, 4096), generator=torch.Generator().manual_seed(1))

@@ -81,15 +81,14 @@ def arrow(kind: str) -> pa.DataType:
     return pa.type_for_alias(kind)
 
 
-def schema(columns: Columns, *, optional: bool = True) -> pa.Schema:
-    """Return the Arrow schema of columns, with or without those that are optional."""
+def schema(columns: Columns) -> pa.Schema:
+    """Return the Arrow schema of columns."""
     import pyarrow as pa
 
     return pa.schema(
         [
             pa.field(label, arrow(column.kind), metadata={"meaning": column.meaning})
             for label, column in columns.items()
-            if optional or not column.optional
         ]
     )
 

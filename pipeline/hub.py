@@ -75,10 +75,7 @@ class Identities:
         if local is None:
             return Identity(hub=path, commit=hub_commit(path, revision, "model", key))
         if not (local / "config.json").is_file():
-            gguf = f": python -m tools.smollm2 {path} DIRECTORY makes one" * path.endswith(".gguf")
-            raise PipelineError(
-                f"{key}={path}: a model directory with config.json is expected{gguf}"
-            )
+            raise PipelineError(f"{key}={path}: a model directory with config.json is expected")
         if name := damaged(local, self._hash):
             raise PipelineError(
                 f"{key}={path}: {name} is damaged: make it again with python -m tools.smollm2"

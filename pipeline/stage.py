@@ -78,9 +78,9 @@ class Stage:
     printed: bool = False
     highlights: Callable[[Task, list[Json]], tuple[list[Json], str]] | None = None
 
-    def schema(self, name: str = "data", *, optional: bool = True) -> pa.Schema:
-        """Return the Arrow schema of one of its files, with or without its optional columns."""
-        return schema(self.tables[name], optional=optional)
+    def schema(self, name: str = "data") -> pa.Schema:
+        """Return the Arrow schema of one of its files."""
+        return schema(self.tables[name])
 
 
 @dataclass(frozen=True)

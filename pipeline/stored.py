@@ -37,18 +37,6 @@ def read_token_ids(prompts: Artifact) -> dict[str, list[int]]:
     return dict(zip(table["prompt_id"], table["token_ids"], strict=True))
 
 
-def steps_by_prompt(artifact: Artifact, read: Sequence[str]) -> dict[str, pa.Table]:
-    """Return the columns `read` of the steps of every prompt of an artifact."""
-    table = artifact.read(columns=["prompt_id", *read])
-    ids = table["prompt_id"].to_numpy()
-    starts = np.flatnonzero(np.append(True, ids[1:] != ids[:-1]))
-    ends = np.append(starts[1:], len(ids))
-    return {
-        ids[begin]: table.slice(begin, end - begin)
-        for begin, end in zip(starts.tolist(), ends.tolist(), strict=True)
-    }
-
-
 def chunks(artifact: Artifact, rows: int = ROWS) -> Iterator[tuple[pa.RecordBatch, TopK]]:
     """Stream an artifact as (prompt_id and position, distributions), `rows` steps at a time."""
     for batch in artifact.batches(["prompt_id", "position", *TOKENS, *MOMENTS], rows):
@@ -87,25 +75,17 @@ def read_steps(artifact: Artifact) -> Steps:
     from analysis.acceptance.judgement import Steps
 
     target = read_distributions(artifact)
-    table = artifact.read(columns=["position", *DRAFTED, *(f"depth_{name}" for name in DRAFTED)])
+    table = artifact.read(columns=["position", *(f"depth_{name}" for name in DRAFTED)])
     position = table["position"].to_numpy()
-    lists = [numbers(table[f"depth_{name}"]) for name in DRAFTED]  # (N, depths) each
-    deeper: list[Steps] = []
-    for depth in range(1, lists[0].shape[1]):
-        kl, rank, log_prob, argmax_rank = (values[:, depth] for values in lists)
-        deeper.append(
-            Steps(target, position, kl, rank, draft_log_prob=log_prob, argmax_rank=argmax_rank)
-        )
-    _, rank, log_prob, argmax_rank = (table[name].to_numpy() for name in DRAFTED)
-    return Steps(
-        target,
-        position,
-        drafted_kl(artifact),
-        rank,
-        draft_log_prob=log_prob,
-        argmax_rank=argmax_rank,
-        deeper=deeper,
-    )
+    values = [np.ascontiguousarray(numbers(column).T) for column in table.columns[1:]]
+
+    def steps(depth: int, kl: Floats, deeper: Sequence[Steps] = ()) -> Steps:
+        rank, log_prob, argmax_rank = (of[depth] for of in values[1:])
+        return Steps(target, position, kl, rank, log_prob, argmax_rank, deeper)
+
+    kl = values[0]  # (depths, N)
+    deeper = [steps(depth, kl[depth]) for depth in range(1, len(kl))]
+    return steps(0, drafted_kl(artifact), deeper)
 
 
 def drafted_kl(artifact: Artifact) -> Floats:

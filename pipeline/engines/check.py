@@ -22,7 +22,7 @@ from analysis.statistics.trajectories import Trajectories, calls_along
 from pipeline.engines.counts import Answer
 from pipeline.engines.runs import Run
 from pipeline.errors import PipelineError
-from pipeline.models.compare import PairTexts, compare_logits
+from pipeline.models.compare import compare_logits, read_pair
 from pipeline.models.load import load_model, load_pair
 from pipeline.models.passes import Texts
 from pipeline.study import Study
@@ -99,8 +99,7 @@ class Models:
         if self._drafter is None:
             logits = Texts(self._target, len(tokens)).read(ids, n)[0]
         else:
-            texts = PairTexts(self._target, self._drafter, len(tokens), self._depths)
-            logits, drafts, completed = texts.read(ids, n)
+            logits, drafts, completed = read_pair(self._target, self._drafter, ids, n, self._depths)
             right = torch.stack([draft.argmax(1) == said for draft in drafts]).cpu().numpy()
             size = min(logits.shape[1], drafts[0].shape[1])
             whole = None if completed is None else completed[:, :size]

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pipeline.models.load import LanguageModel
 from pipeline.models.logit_statistics import Found, invert, logit_statistics
-from pipeline.models.passes import Batch, Texts
+from pipeline.models.passes import Texts
 from pipeline.timing import Stopwatch
 
 RETIRE_EVERY = 8  # steps between looks at which answers have ended: each makes the host wait
@@ -27,15 +27,15 @@ def decode_batch(
     watch: Stopwatch,
     progress: Callable[[int], object],
 ) -> Found:
-    """Decode `prompts` (tokens by prompt_id) together.
+    """Decode B `prompts` (tokens by prompt_id) together.
 
     Left-padded, with a key-value cache. A step takes the statistics of the logits, chooses the
     token and runs the model on it. Prompts whose answer has ended leave the batch.
 
     Args:
         model: what decodes.
-        prompts: B of them.
-        settings: which distributions are stored, and how tokens are chosen.
+        prompts: what is decoded.
+        settings: of stage distributions.
         watch: of the parts of a step.
         progress: is called with the steps that were done.
 
@@ -44,23 +44,26 @@ def decode_batch(
         to and with the token that ends the answer.
     """
     steps, k = settings["steps"], min(settings["k"], model.vocab_size)
-    rows_of_noise = [uniforms(settings["seed"], name, steps) for name in prompts]
-    noise = torch.from_numpy(np.stack(rows_of_noise)).to(model.device)
-    eos = torch.tensor(model.eos, dtype=torch.int32, device=model.device)
+    temperature, device = settings["temperature"], model.device
+    by_prompt = [uniforms(settings["seed"], name, steps) for name in prompts]
+    noise = torch.from_numpy(np.stack(by_prompt)).to(device)
+    eos = torch.tensor(model.eos, dtype=torch.int32, device=device)
     out: Found = {}
-    rows = torch.arange(len(prompts), device=model.device)  # still decoding
+    rows = torch.arange(len(prompts), device=device)  # still decoding
 
     with watch("prefill"):
-        batch = Batch.make(list(prompts.values()), [[]] * len(prompts), model.device)
-        texts = Texts(model, batch.width + steps, padding=batch.padding)
-        logits = texts.read(batch.ids)[:, -1]
+        width = max(map(len, prompts.values()))
+        padded = [[0] * (width - len(ids)) + ids for ids in prompts.values()]
+        padding = torch.tensor([width - len(ids) for ids in prompts.values()], device=device)
+        texts = Texts(model, width + steps, padding=padding)
+        logits = texts.read(torch.tensor(padded, device=device))[:, -1]
     for step in range(steps):
         with watch("statistics"):
-            columns = stored_statistics(logits, k, settings)
+            columns = logit_statistics(logits, k, settings["certified_temperature"])
+            columns["top_ids"] = columns["top_ids"].int()
             token = columns["top_ids"][:, 0].long()
-            if settings["temperature"] > 0:
-                drawn = noise[rows, step]
-                token = choose(logits, drawn, settings["temperature"])
+            if temperature > 0:
+                token = choose(logits, noise[rows, step], temperature)
             columns["token_id"] = token.int()
             if not out:
                 size = (len(prompts), steps)
@@ -86,12 +89,6 @@ def decode_batch(
     return out
 
 
-def stored_statistics(logits: Tensor, k: int, settings: Mapping[str, Any]) -> Found:
-    """Return the stored columns of logits (N, V)."""
-    columns = logit_statistics(logits, k, settings["certified_temperature"])
-    return columns | {"top_ids": columns["top_ids"].int()}
-
-
 def uniforms(seed: int, prompt_id: str, steps: int) -> np.ndarray:
     """Return the (steps,) uniform numbers of a prompt: entry i depends on (seed, id, i) only.
 
@@ -103,7 +100,7 @@ def uniforms(seed: int, prompt_id: str, steps: int) -> np.ndarray:
 
 
 def choose(logits: Tensor, uniform: Tensor, temperature: float) -> Tensor:
-    """Return the (B,) tokens chosen from `logits` (B, V) by the inverse of their distribution.
+    """Return the (B,) tokens chosen from raw logits (B, V) by inversion.
 
     Args:
         logits: raw logits.

@@ -1,9 +1,9 @@
 """The check that a loaded model reads a text token by token as it reads it in one pass.
 
 A model may accept a cache and ignore it, or count positions so that padding shifts them: its logits
-are then wrong without an error. A few tokens of a real text show that at once, before anything
-relies on the model. On made-up tokens rounding to 16 bits moves the logits of some models as far as
-a mistake would (Gemma 3 in bfloat16: 0.2 of their spread, on a text 0.02).
+are then wrong without an error. A few tokens of a real text show that at once. On made-up tokens
+rounding to 16 bits moves the logits of some models as far as a mistake would (Gemma 3 in bfloat16:
+0.2 of their spread, on a text 0.02).
 """
 
 from __future__ import annotations
@@ -42,8 +42,7 @@ def check_cached_steps(model: LanguageModel, tokenizer: Any, key: str) -> None:
     """
     dtype = str(model.dtype).removeprefix("torch.")
     try:
-        text = _tokens(model, tokenizer)
-        plain, cached = _plain(model, text), _cached(model, text)
+        plain, cached = _read_both_ways(model, tokenizer)
     except (torch.OutOfMemoryError, MemoryError):
         raise
     except Exception as error:  # of code that is not ours; all mean the same to a user
@@ -68,26 +67,17 @@ def check_cached_steps(model: LanguageModel, tokenizer: Any, key: str) -> None:
         )
 
 
-def _tokens(model: LanguageModel, tokenizer: Any) -> Tensor:
-    """Return the tokens (n,) of a text; made-up ones where the tokenizer knows no English."""
+def _read_both_ways(model: LanguageModel, tokenizer: Any) -> tuple[Tensor, Tensor]:
+    """Return logits (2, STEPS, V) of two texts, in passes without a cache and in steps with one."""
     rows = min(model.vocab_size, model.module.get_input_embeddings().weight.shape[0])
-    ids = tokenizer(TEXT)["input_ids"][:TOKENS]
-    if len(set(ids)) < TOKENS // 2 or len(ids) < TOKENS or max(ids) >= rows:
-        ids = [(7919 * at + 5) % rows for at in range(TOKENS)]
-    return torch.tensor(ids, device=model.device)
-
-
-def _plain(model: LanguageModel, text: Tensor) -> Tensor:
-    """Return the logits (2, STEPS, V), float64, of passes without a cache or padding."""
-    logits = [
+    tokens = tokenizer(TEXT)["input_ids"][:TOKENS]
+    if len(set(tokens)) < TOKENS // 2 or len(tokens) < TOKENS or max(tokens) >= rows:
+        tokens = [(7919 * at + 5) % rows for at in range(TOKENS)]  # it knows no English
+    text = torch.tensor(tokens, device=model.device)
+    plain = [
         model.module(input_ids=part[None], use_cache=False).logits[0, -STEPS:]
         for part in (text, text[PADDED:])
     ]
-    return torch.stack(logits).double()
-
-
-def _cached(model: LanguageModel, text: Tensor) -> Tensor:
-    """Return the same (2, STEPS, V) from steps of both texts together."""
     ids = text.repeat(2, 1)
     ids[1, :PADDED] = 0
     texts = Texts(model, TOKENS, padding=torch.tensor([0, PADDED], device=model.device))
@@ -95,7 +85,7 @@ def _cached(model: LanguageModel, text: Tensor) -> Tensor:
     if model.new_cache(1).is_croppable:
         del ends[ALONE + 1 : -1]
     cached = [texts.extend(ids[:, begin:end]) for begin, end in pairwise([0, *ends])]
-    return torch.cat(cached[1:], dim=1).double()
+    return torch.stack(plain).double(), torch.cat(cached[1:], dim=1).double()
 
 
 def relative_error(plain: Tensor, cached: Tensor) -> float:

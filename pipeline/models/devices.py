@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from itertools import pairwise
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,8 +12,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pipeline.errors import PipelineError
-
-T = TypeVar("T")
 
 
 def choose_device(name: str) -> torch.device:
@@ -78,27 +74,3 @@ def send(values: Sequence[int] | NDArray[Any], device: torch.device) -> Tensor:
     """Return numbers as a tensor on a device; a list is of integers."""
     array = values if isinstance(values, np.ndarray) else np.array(values, dtype=np.int64)
     return torch.from_numpy(array).to(device)
-
-
-def in_threads(work: Callable[[slice], T], rows: int, device: torch.device) -> list[T]:
-    """Return the results of `work` for parts of `rows` rows, one part a thread, in their order.
-
-    There are as many threads as torch has; inside `work` each runs torch's operations alone. On
-    another device than the CPU all rows are one part. What a part raises is raised.
-    """
-    threads = torch.get_num_threads()
-    if device.type != "cpu" or min(rows, threads) < 2:
-        return [work(slice(0, rows))]
-    ends = [round(part * rows / threads) for part in range(threads + 1)]
-    parts = [slice(*pair) for pair in pairwise(ends) if pair[0] < pair[1]]
-    inference = torch.is_inference_mode_enabled()
-
-    def alone(part: slice) -> T:
-        with torch.inference_mode(inference):  # a mode of the thread
-            return work(part)
-
-    try:
-        with ThreadPoolExecutor(len(parts), "rows", torch.set_num_threads, (1,)) as pool:
-            return list(pool.map(alone, parts))
-    finally:
-        torch.set_num_threads(threads)  # what later threads begin with

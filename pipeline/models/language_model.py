@@ -10,13 +10,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from pipeline.errors import PipelineError
-from pipeline.models import caches, skinny_matmul
-from pipeline.models.caches import Cache
-
-KEPT = ("keys", "values")  # of every token; layers may share them, or have a state of fixed size
+from pipeline.models.caches import Cache, PreallocatedLayer, new_cache
 
 
 @dataclass(frozen=True)
@@ -49,16 +45,12 @@ class LanguageModel:
 
     def new_cache(self, capacity: int) -> Cache:
         """Return an empty key-value cache for sequences of at most `capacity` tokens."""
-        return caches.new_cache(self.module.config, capacity)
+        return new_cache(self.module.config, capacity)
 
     @property
     def dtype(self) -> torch.dtype:
         """Of hidden states and attention."""
         return self.module.dtype
-
-    @property
-    def _few_queries(self) -> bool:
-        return bool(self.module.config._attn_implementation == skinny_matmul.NAME)
 
     def read(
         self,
@@ -89,10 +81,6 @@ class LanguageModel:
             (B, keep, V) logits in the dtype of the projection, a model may give all n; and hidden
             states (B, n, layers, d), None without `layers`; of a head its outputs (B, n, d).
         """
-        n, before = ids.shape[1], cache.get_seq_length()
-        if mask is None and before and 1 < n <= skinny_matmul.MOST_QUERIES and self._few_queries:
-            mask = skinny_matmul.chain_mask(n, before)
-            positions = torch.arange(before, before + n)[None]
         out = self.module(
             input_ids=ids,
             attention_mask=mask,
@@ -127,20 +115,14 @@ class LanguageModel:
         Raises:
             PipelineError: it can't.
         """
-        attention = self.module.config._attn_implementation
-        layers = self.new_cache(1).layers
-        refusal = None
-        if attention not in ("sdpa", "eager", skinny_matmul.NAME):
-            refusal = f"attention: {attention} takes no mask of the scores"
-        elif any(type(layer) is not caches.PreallocatedLayer for layer in layers):
-            refusal = "it has layers that are no full attention"
-        elif "position_ids" not in inspect.signature(self.module.forward).parameters:
-            refusal = "it counts positions by the mask of the tokens"
-        if refusal:
+        full = all(type(layer) is PreallocatedLayer for layer in self.new_cache(1).layers)
+        masked = self.module.config._attn_implementation in ("sdpa", "eager")
+        placed = "position_ids" in inspect.signature(self.module.forward).parameters
+        if not (full and masked and placed):
             raise PipelineError(
-                f"decoding.methods: {self.label} can't read draft trees: {refusal}. Take a model "
-                "with full attention in all layers and attention: sdpa or eager, or methods "
-                "without a tree"
+                f"decoding.methods: {self.label} can't read draft trees: they need a model with "
+                "full attention in all layers that takes positions, and attention: sdpa or eager. "
+                "Take another model, or methods without a tree"
             )
 
     def check_tokens(self, ids: Sequence[int], prompt: str) -> None:
@@ -159,11 +141,9 @@ class LanguageModel:
     @torch.inference_mode()
     def cache_bytes(self) -> int:
         """Bytes the key-value cache holds for one token of one sequence."""
-        token = torch.zeros((1, 1), dtype=torch.long, device=self.device)
         cache = self.new_cache(1)
-        self.read(token, cache)
-        states = (getattr(layer, name, None) for layer in cache.layers for name in KEPT)
-        return sum(state.nbytes for state in states if state is not None)
+        self.read(torch.zeros((1, 1), dtype=torch.long, device=self.device), cache)
+        return sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers)
 
     def memory_bytes(self) -> int:
         """Bytes of all parameters and buffers."""
@@ -171,7 +151,10 @@ class LanguageModel:
 
 
 class Head(nn.Module):
-    """The final projection with logits in a dtype of its own.
+    """The final projection, with logits in a dtype of its own.
+
+    A product of two numbers of 16 bits is exact in float32. So on CUDA, where tensor cores take
+    both as they are, a weight of 16 bits gives float32 logits, and no float32 copy of it is read.
 
     Attributes:
         dtype: of the logits, and of the sums that give them.
@@ -181,7 +164,8 @@ class Head(nn.Module):
         """Keep the weight (and bias) of `projection`, in `dtype` unless the sums alone need it."""
         super().__init__()
         weight, bias = projection.weight.detach(), projection.bias
-        if not sums_wide(weight, dtype) or bias is not None:
+        narrow = weight.is_cuda and weight.dtype.itemsize == 2 and dtype == torch.float32
+        if not narrow or bias is not None:
             weight = weight.to(dtype)
         self.dtype = dtype
         self.projection = linear_of(weight, None if bias is None else bias.detach().to(dtype))
@@ -195,26 +179,10 @@ class Head(nn.Module):
         """Return the logits (..., V) of the hidden states (..., d)."""
         hidden = hidden.to(self.weight.dtype)
         if self.weight.dtype != self.dtype:
-            return wide_product(hidden, self.weight)
+            rows = torch.mm(hidden.flatten(0, -2), self.weight.T, out_dtype=self.dtype)
+            return rows.unflatten(0, hidden.shape[:-1])
         logits: Tensor = self.projection(hidden)
         return logits
-
-
-def sums_wide(weight: Tensor, dtype: torch.dtype) -> bool:
-    """Whether `wide_product` gives `dtype` from a weight of a narrower one at no cost: on CUDA."""
-    return weight.is_cuda and weight.dtype.itemsize == 2 and dtype == torch.float32
-
-
-def wide_product(hidden: Tensor, weight: Tensor) -> Tensor:
-    """Return hidden (..., d) times the transpose of weight (V, d), summed and given in float32.
-
-    A product of two numbers of 16 bits is exact in float32, so on CUDA, where tensor cores take
-    both as they are, nothing is lost and no float32 copy is read. A CPU casts.
-    """
-    if not hidden.is_cuda:
-        return functional.linear(hidden.float(), weight.float())
-    rows = torch.mm(hidden.flatten(0, -2), weight.T, out_dtype=torch.float32)
-    return rows.unflatten(0, hidden.shape[:-1])
 
 
 def linear_of(weight: Tensor, bias: Tensor | None) -> nn.Linear:

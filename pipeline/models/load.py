@@ -31,7 +31,6 @@ from pipeline.models.heads.hidden_drafter import HiddenDrafter
 from pipeline.models.heads.load import check_head, load_head, read_head
 from pipeline.models.language_model import Head, LanguageModel
 from pipeline.models.prompt_tokens import check_same_tokens, common_rows
-from pipeline.models.skinny_matmul import use_few_queries, use_skinny_matmul
 from pipeline.models.spec import ModelSpec
 
 MODEL = "a causal language model that transformers knows, with config.json and model*.safetensors"
@@ -78,12 +77,7 @@ def load_model(spec: ModelSpec) -> LanguageModel:
     eos = module.generation_config.eos_token_id
     if eos is None:
         eos = tokenizer.eos_token_id
-    eos = tuple(eos) if isinstance(eos, list) else (eos,)
-    if not all(token is None or type(token) is int for token in eos):
-        raise PipelineError(
-            f"{key}.path={path}: eos_token_id in its generation_config.json or config.json is "
-            f"{', '.join(map(repr, eos))}: the id of a token is expected, or a list of ids"
-        )
+    eos = tuple(eos) if isinstance(eos, list) else () if eos is None else (eos,)
     model = wrap(module, settings.label, device, head_dtype=settings.head_dtype, eos=eos, key=key)
     check_cached_steps(model, tokenizer, key)
     return model
@@ -151,14 +145,10 @@ def wrap(
     device: torch.device,
     *,
     head_dtype: str = "float32",
-    eos: tuple[int | None, ...] = (),
+    eos: tuple[int, ...] = (),
     key: str = "model",
 ) -> LanguageModel:
-    """Put a transformers model on `device`, its final projection in `head_dtype`.
-
-    On a CPU its passes over few tokens get products of their own: all that loads a model, the
-    target alone as well as a verification and a drafter, then runs the same ones.
-    """
+    """Put a transformers model on `device`, its final projection in `head_dtype`."""
     module = module.eval().requires_grad_(False).to(device)
     module.config.get_text_config().tie_last_hidden_states = False  # see `LanguageModel.read`
     head = module.get_output_embeddings()
@@ -167,11 +157,7 @@ def wrap(
         raise PipelineError(f"{key}: {type(module).__name__} has no linear output projection")
     if head.weight.dtype != wanted:
         module.set_output_embeddings(Head(head, wanted))
-    if use_skinny_matmul(module):
-        use_few_queries(module)
-    return LanguageModel(
-        module, label, device, head.out_features, tuple(token for token in eos if token is not None)
-    )
+    return LanguageModel(module, label, device, head.out_features, eos)
 
 
 def load_tokenizer(path: str, commit: str | None, key: str) -> Any:

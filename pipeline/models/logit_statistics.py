@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
@@ -76,32 +74,6 @@ def _of_chunk(logits: Tensor, top_logits: Tensor, top_ids: Tensor, temperature: 
     log_sum = others.log1p()
     entropy = log_sum - spread * torch.exp(-log_sum)
     return torch.stack([log_sum, log_tail - log_sum, entropy])
-
-
-def chosen_statistics(logits: Tensor, top_ids: Tensor, names: Sequence[str]) -> list[Tensor]:
-    """Return some of the statistics (B,) that `logit_statistics` gives of raw logits (B, V).
-
-    Those of the largest logit take a third of the time of all.
-
-    Args:
-        logits: finite, or -inf for masked tokens.
-        top_ids: (B, K) of the largest, as of `top_k`.
-        names: of `STATISTICS`.
-    """
-    if not names:
-        return []
-    first = top_ids[:, :1]
-    below = logits.to(torch.float64, copy=True)
-    below.sub_(below.gather(1, first))
-    weight = below.exp_() if tuple(names) == ("top_surprisal",) else below.exp()
-    surprisal = weight.scatter_(1, first, 0.0).sum(1).log1p()
-    made = {"top_surprisal": surprisal}
-    if "log_tail" in names:
-        made["log_tail"] = below.scatter(1, top_ids, -torch.inf).logsumexp(1) - surprisal
-    if "entropy" in names:
-        spread = torch.linalg.vecdot(weight, below.clamp_(min=MASKED_LOGIT))
-        made["entropy"] = surprisal - spread * torch.exp(-surprisal)
-    return [made[name] for name in names]
 
 
 def argmax(logits: Tensor) -> Tensor:

@@ -5,8 +5,7 @@ One class for a text and for left-padded batches, for a language model and for a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -15,50 +14,9 @@ from torch.nn.functional import pad
 from pipeline.models.devices import send
 from pipeline.models.heads.hidden_drafter import HiddenDrafter
 from pipeline.models.language_model import LanguageModel
-from pipeline.models.logit_statistics import Found
 
 TreePass = Callable[[int], tuple[Tensor, Tensor]]  # `tree_pass`
 Model = LanguageModel | HiddenDrafter  # both have the same `read`
-
-
-@dataclass(frozen=True)
-class Batch:
-    """Prompts, left-padded, and their answers, right-padded: B rows of W + n tokens."""
-
-    ids: Tensor  # (B, W + n)
-    padding: Tensor  # (B,) columns left of the prompts
-    width: int  # W
-
-    @classmethod
-    def make(
-        cls, prompts: Sequence[list[int]], answers: Sequence[list[int]], device: torch.device
-    ) -> Batch:
-        """Pad prompts and answers; every prompt ends, and every answer begins, at column W."""
-        width, steps = max(map(len, prompts)), max(map(len, answers))
-        ids = torch.zeros((len(prompts), width + steps), dtype=torch.long)
-        for row, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
-            ids[row, width - len(prompt) : width + len(answer)] = torch.tensor(prompt + answer)
-        padding = width - torch.tensor([len(prompt) for prompt in prompts])
-        return cls(ids.to(device), padding.to(device), width)
-
-    def blocks(self, values: int, vocabulary: int) -> Iterator[tuple[int, int, int]]:
-        """Yield the columns of each block that is read, from begin to end, and its answer steps.
-
-        The logits of a step are those after the token before it: the first block is the prompts
-        without their last token, and has none. A block has as many columns as `values` logits
-        allow: it bounds what a full vocabulary takes, and a key-value cache makes all one pass.
-        """
-        if self.width > 1:
-            yield 0, self.width - 1, 0
-        length = max(1, values // (len(self.ids) * vocabulary))
-        for begin in range(self.width - 1, self.ids.shape[1] - 1, length):
-            end = min(begin + length, self.ids.shape[1] - 1)
-            yield begin, end, end - begin
-
-
-def concat_columns(parts: Sequence[Mapping[str, Tensor]], dim: int = 0) -> Found:
-    """Return the columns of all parts, one behind the other along a dimension."""
-    return {name: torch.cat([part[name] for part in parts], dim) for name in parts[0]}
 
 
 def tree_pass(seen: Tensor, offsets: Tensor, dtype: torch.dtype) -> TreePass:

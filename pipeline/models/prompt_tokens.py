@@ -14,11 +14,7 @@ TOKENS_NAMED = 3  # differing tokens that are named
 def encode(tokenizer: Any, text: str, template: str, *, enable_thinking: bool) -> list[int]:
     """Return the tokens of a user's message, up to where the answer begins.
 
-    Args:
-        tokenizer: a tokenizer of transformers.
-        text: of the message.
-        template: "chat", the tokenizer's own; or "none", plain text.
-        enable_thinking: passed to the chat template.
+    `template` is "chat", the tokenizer's own, or "none", plain text.
 
     Raises:
         PipelineError: the tokenizer has no chat template, or it does not work.
@@ -89,15 +85,10 @@ def _plain(tokenizer: Any, text: str) -> list[int]:
 
 
 def check_same_tokens(target: Mapping[str, int], drafter: Mapping[str, int], pair: str) -> None:
-    """Check that two tokenizers give every token the same id.
-
-    Args:
-        target: token to id, added tokens included.
-        drafter: the same of the drafter.
-        pair: the two models, for the error.
+    """Check that two vocabularies, added tokens included, give every token the same id.
 
     Raises:
-        PipelineError: they do not; names a few of the tokens.
+        PipelineError: they do not; names the `pair` and a few of the tokens.
     """
     differing = {token for token, _ in target.items() ^ drafter.items()}
     wrong = sorted(differing, key=lambda token: (target.get(token, len(target)), token))
@@ -114,18 +105,12 @@ def check_same_tokens(target: Mapping[str, int], drafter: Mapping[str, int], pai
 
 
 def common_rows(target: int, drafter: int, tokens: int, pair: str) -> int:
-    """Return over how many rows of logits the two models are compared.
+    """Return over how many rows of logits two models with so many are compared.
 
-    Models pad their logits beyond the tokenizer. Rows that both have are compared like any
-    other; rows that one of two padded models has alone are left out of its softmax, and the stage
-    records how much probability they had. Tokens beyond the rows of both (Gemma 3 has one, for
-    images) are given probability by neither.
-
-    Args:
-        target: length of a row of the target's logits.
-        drafter: length of a row of the drafter's.
-        tokens: one more than the largest id of the tokenizer.
-        pair: the two models, for the error.
+    Models pad their logits beyond the tokenizer, whose largest id is `tokens` - 1. Rows that both
+    have are compared like any other; rows that one of two padded models has alone are left out of
+    its softmax. Tokens beyond the rows of both (Gemma 3 has one, for images) are given probability
+    by neither.
 
     Raises:
         PipelineError: the lengths differ, and one is not above that of the tokenizer.

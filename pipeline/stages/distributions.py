@@ -15,7 +15,7 @@ from pipeline import columns
 from pipeline.columns import STEP, TARGET, Column
 from pipeline.criteria import check_stored_tokens, judged_by_logs
 from pipeline.engines.answers import counted
-from pipeline.engines.logs import EngineLog, read_log, stacked
+from pipeline.engines.logs import read_log, stacked
 from pipeline.errors import PipelineError
 from pipeline.hub import local_path
 from pipeline.models.token_texts import ENGINES_IDS
@@ -25,12 +25,8 @@ from pipeline.stored import read_token_ids
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    import pyarrow as pa
-
-    from pipeline.models.logit_statistics import Found
     from pipeline.stage import Inputs, Json, Out
     from pipeline.study import Study
-    from pipeline.timing import Stopwatch
     from pipeline.workers import Progress, Result
 
 BATCH = {"cpu": 32, "cuda": 128}  # prompts; larger batches were not faster on a CPU
@@ -48,8 +44,7 @@ def check(study: Study) -> None:
     """
     config = study.config
     check_stored_tokens(study.rules, config.distributions.k)
-    settings = config.distributions
-    if settings.source != "logs":
+    if config.distributions.source != "logs":
         return
     if config.drafter is not None:
         raise PipelineError(
@@ -99,15 +94,9 @@ def compute(task: Task, inputs: Inputs, out: Out) -> None:
     if "log" in task.settings:
         write_log(task, out)
         return
-    from pipeline.models.load import skeleton
     from pipeline.shards import compute_shards, join
 
     steps, prompts = task.settings["steps"], read_token_ids(inputs["prompts"])
-    model = skeleton(*task.runtime.models)
-    longest = max(map(len, prompts.values()))
-    model.check_context(longest + steps, "distributions.steps")
-    for name, ids in prompts.items():
-        model.check_tokens(ids, f"prompt {name}")
     names = sorted(prompts, key=lambda name: len(prompts[name]), reverse=True)
     shards = compute_shards(task, inputs, out, names, DistributionsWorker, steps=steps)
     join(shards, list(prompts), out)
@@ -117,35 +106,61 @@ class DistributionsWorker:
     """The model of a task; see `pipeline.workers.Worker`."""
 
     def __init__(self, task: Task, inputs: Inputs) -> None:
-        """Load it, and the prompts."""
+        """Load it, and check that the prompts fit."""
         from pipeline.models.load import load_model
 
         self.model = load_model(*task.runtime.models)
         self._task, self._prompts = task, read_token_ids(inputs["prompts"])
+        longest = max(map(len, self._prompts.values()))
+        self.model.check_context(longest + task.settings["steps"], "distributions.steps")
+        for name, ids in self._prompts.items():
+            self.model.check_tokens(ids, f"prompt {name}")
 
     def batch(self) -> int:
         """Return how many prompts are decoded together."""
         return self._task.runtime.models[0].device.batch or BATCH[self.model.device.type]
 
     def compute(self, names: Sequence[str], progress: Progress) -> Result:
-        """Decode a shard."""
+        """Decode a shard; return its measurements and its rows as a file.
+
+        Raises:
+            PipelineError: a logit was NaN or infinite; names the model, the prompt and the step.
+        """
+        import torch
+
         from pipeline.models.batch_decoding import decode_batch
+        from pipeline.shards import tables_bytes
         from pipeline.timing import Stopwatch
 
         watch = Stopwatch(self.model.device)
         batch = {name: self._prompts[name] for name in names}
         out = decode_batch(self.model, batch, self._task.settings, watch, progress)
-        return shard_result(self._task, self.model.label, names, out, watch)
+        seconds = watch.seconds()  # waits for the device
+        out = {name: tensor.cpu() for name, tensor in out.items()}
+        lengths = out.pop("lengths")
+        inside = torch.arange(out["token_id"].shape[1]) < lengths[:, None]
+        broken = (inside & ~out["entropy"].isfinite()).nonzero()
+        if len(broken):
+            row, step = broken[0].tolist()
+            raise PipelineError(
+                f"{self.model.label}: NaN or infinite logits for prompt {names[row]} at step "
+                f"{step} ({len(broken)} steps of this batch): try dtype: float32 or attention: "
+                "eager for this model, and check its weights"
+            )
+        schema = STAGE.schema()
+        tables = (
+            columns.steps_table(name, {key: t[row, :n].numpy() for key, t in out.items()}, schema)
+            for row, (name, n) in enumerate(zip(names, lengths.tolist(), strict=True))
+        )
+        return {"seconds": seconds, "rows": int(lengths.sum())}, tables_bytes(tables, schema)
 
     def facts(self, measured: Sequence[Json]) -> Json:
         """Return the record's facts on the model, the run and its throughput."""
         from pipeline.timing import describe_device, peak_memory, throughput
 
-        model, settings, (spec,) = self.model, self._task.settings, self._task.runtime.models
+        model, settings = self.model, self._task.settings
         return {
             "model": model.label,
-            "revision": spec.settings.revision,
-            "commit": spec.identity.commit,
             "vocab_size": model.vocab_size,
             "k": min(settings["k"], model.vocab_size),
             "certified_temperature": settings["certified_temperature"],
@@ -154,38 +169,6 @@ class DistributionsWorker:
             "peak_memory_bytes": peak_memory(model.device),
             **throughput(measured),
         }
-
-
-def shard_result(
-    task: Task, label: str, prompts: Sequence[str], out: Found, watch: Stopwatch
-) -> Result:
-    """Transfer and check a decoded shard; return its measurements and its rows as a file.
-
-    Raises:
-        PipelineError: a logit was NaN or infinite; names the model, the prompt and the step.
-    """
-    import torch
-
-    from pipeline.shards import tables_bytes
-
-    seconds = watch.seconds()  # waits for the device
-    out = {name: tensor.cpu() for name, tensor in out.items()}
-    lengths = out.pop("lengths")
-    inside = torch.arange(out["token_id"].shape[1]) < lengths[:, None]
-    broken = (inside & ~out["entropy"].isfinite()).nonzero()
-    if len(broken):
-        row, step = broken[0].tolist()
-        raise PipelineError(
-            f"{label}: NaN or infinite logits for prompt {prompts[row]} at step {step} "
-            f"({len(broken)} steps of this batch): try dtype: float32 or attention: eager for "
-            "this model, and check its weights"
-        )
-    schema = task.stage.schema()
-    tables = (
-        columns.steps_table(prompt, {name: t[row, :n].numpy() for name, t in out.items()}, schema)
-        for row, (prompt, n) in enumerate(zip(prompts, lengths.tolist(), strict=True))
-    )
-    return {"seconds": seconds, "rows": int(lengths.sum())}, tables_bytes(tables, schema)
 
 
 def write_log(task: Task, out: Out) -> None:
@@ -200,8 +183,18 @@ def write_log(task: Task, out: Out) -> None:
     path = local_path(task.runtime.extra["path"])
     assert path is not None
     log = read_log(path, task.settings["k"], vocab_size, task.settings["log"]["error"])
-    table = distributions_table(log, vocab_size, task.stage.schema())
-    out.write(table)
+    steps = stacked(log.trajectories)
+    values, rows = steps["log_probs"], len(steps["log_probs"])
+    with np.errstate(divide="ignore"):
+        tail = np.log(np.clip(1.0 - np.exp(values).sum(axis=1), 0.0, None))
+    steps |= {
+        "top_logits": values.astype(np.float32),
+        "logsumexp": np.zeros(rows),
+        "top_surprisal": -values[:, 0],
+        "log_tail": np.where(log.k == vocab_size, -np.inf, tail),
+        "entropy": np.full(rows, np.nan),  # not known
+    }
+    out.write(columns.table(steps, task.stage.schema()))
     if not log.given_ids:
         texts = [raw.decode(errors="replace") for raw, _ in log.texts]
         tokens = {"token_id": list(log.texts.values()), "text": texts}
@@ -220,27 +213,11 @@ def write_log(task: Task, out: Out) -> None:
         "values": NOT_TOLD,
     }
     print(
-        f"distributions {task.label}: {len(table)} steps of {log.answers} answers, {log.k} "
+        f"distributions {task.label}: {rows} steps of {log.answers} answers, {log.k} "
         f"log-probabilities each, off by at most {log.error:.2g}; left out: "
         f"{counted(log.excluded)}; values {NOT_TOLD}",
         flush=True,
     )
-
-
-def distributions_table(log: EngineLog, vocab_size: int, schema: pa.Schema) -> pa.Table:
-    """Return the rows of data.parquet; entropy is NaN, for it is not known."""
-    steps = stacked(log.trajectories)
-    values, rows = steps["log_probs"], len(steps["log_probs"])
-    with np.errstate(divide="ignore"):
-        tail = np.log(np.clip(1.0 - np.exp(values).sum(axis=1), 0.0, None))
-    steps |= {
-        "top_logits": values.astype(np.float32),
-        "logsumexp": np.zeros(rows),
-        "top_surprisal": -values[:, 0],
-        "log_tail": np.where(log.k == vocab_size, -np.inf, tail),
-        "entropy": np.full(rows, np.nan),
-    }
-    return columns.table(steps, schema)
 
 
 STAGE = Stage(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
 from pathlib import Path
 from typing import Literal
 from unittest.mock import patch
@@ -13,7 +12,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from conf.schema import HeadConfig
-from pipeline.models.heads.feature_head import FeatureHead, Norms
+from pipeline.models.heads.feature_head import FeatureHead
 from pipeline.models.heads.hidden_drafter import HiddenDrafter, like_target
 from pipeline.models.language_model import LanguageModel, linear_of
 from pipeline.models.spec import ModelSpec
@@ -49,7 +48,7 @@ def states_of(target: LanguageModel, text: list[int], layers: tuple[int, ...]) -
 def random_head(target: LanguageModel, drafted: Tensor | None = None) -> HiddenDrafter:
     """A head whose attention and outputs are neither flat nor certain, every time the same."""
     torch.manual_seed(4)
-    head = FeatureHead(shape_of(target), len(LAYERS), Norms(fc_norm=True))
+    head = FeatureHead(shape_of(target), len(LAYERS), fc_norm=True)
     head.eval().requires_grad_(False)
     for parameter in head.parameters():
         if parameter.ndim == 2:
@@ -73,7 +72,7 @@ def write(model: HiddenDrafter, folder: Path) -> None:
         "architectures": ["LlamaForCausalLMEagle3"],
         **shape_of(model.target),
         "draft_vocab_size": len(rows),
-        **asdict(model.head.norms),
+        "fc_norm": True,
         "eagle_aux_hidden_state_layer_ids": model.layers,
     }
     folder.mkdir(exist_ok=True)

@@ -18,7 +18,7 @@ from pipeline.criteria import rule_entries
 from pipeline.errors import PipelineError
 from pipeline.stage import Artifact, Out, Task
 from pipeline.stages.acceptance import STAGE
-from pipeline.stages.drafts import STAGE as DRAFTS
+from pipeline.stages.drafts import schema_with
 from pipeline.store import Store
 from tests import divergences
 from tests.analysis.cases import stored_columns
@@ -39,7 +39,8 @@ def drafts(
 
     `deeper` are the draft logits at depths 2, 3, ...
     """
-    schema = DRAFTS.schema(optional=False)
+    sampling = at_sampling(z, w, sampled)
+    schema = schema_with(sampling)
     depths = [vars(divergences.compare_logits(z, one)) for one in (w, *deeper)]
     stored, drafted = stored_columns(z, K), stored_columns(w, DRAFT_K)
     values = {
@@ -49,7 +50,7 @@ def drafts(
         **stored,
         "logsumexp": z[:, 0],  # which nothing is computed from
         **vars(divergences.compare_logits(z, w)),
-        **at_sampling(z, w, sampled),
+        **sampling,
         **{f"draft_{name}": values for name, values in drafted.items()},
         **{
             name: np.stack([one[name.removeprefix("depth_")] for one in depths], axis=1)
@@ -74,9 +75,10 @@ def drafts(
 def at_sampling(z: np.ndarray, w: np.ndarray, sampled: float | None) -> dict[str, np.ndarray]:
     """The laws of stochastic verification at the temperature of the answers."""
     names = ("tv", "erss_acceptance", "harmonic_mean")
-    t = sampled or np.nan
-    found = divergences.compare_logits(z / t, w / t) if sampled else None
-    return {f"sampled_{name}": getattr(found, name, np.full(len(z), t)) for name in names}
+    if sampled is None:
+        return {}
+    found = divergences.compare_logits(z / sampled, w / sampled)
+    return {f"sampled_{name}": getattr(found, name) for name in names}
 
 
 def logits(noise: float) -> tuple[np.ndarray, np.ndarray]:

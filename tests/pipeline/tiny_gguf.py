@@ -18,14 +18,14 @@ NAMES = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, 2)  # two layers
 PAIRS = [("1", "2"), ("Ġ", "Ġ")]  # merges that the splitting of digits does or does not allow
 
 
-def llama(tied: bool = True) -> LlamaForCausalLM:
+def llama() -> LlamaForCausalLM:
     """A random Llama with three queries a key, as SmolLM2 has."""
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=tiny.VOCABULARY, hidden_size=96, num_hidden_layers=2, intermediate_size=64,
         num_attention_heads=6, num_key_value_heads=2, head_dim=16, max_position_embeddings=256,
         rms_norm_eps=1e-5, rope_parameters={"rope_theta": 100_000.0, "rope_type": "default"},
-        tie_word_embeddings=tied,
+        tie_word_embeddings=True,
     )  # fmt: skip
     model = LlamaForCausalLM(config)
     with torch.no_grad():
@@ -46,11 +46,12 @@ def tensor_name(name: str) -> str:
     return f"{NAMES.get_name(name.removesuffix('.weight'))}.weight"
 
 
-def write(path: Path, model: LlamaForCausalLM, quantised: bool = False, **changes: Any) -> Path:
-    """Write `model` with the tokenizer of `tests.pipeline.tiny`.
+def write(path: Path, quantised: bool = False) -> Path:
+    """Write the model with the tokenizer of `tests.pipeline.tiny`.
 
     `quantised` stores matrices as the package's file does: Q4_1, and the embedding Q8_0.
     """
+    model = llama()
     config = model.config
     tokenizer = json.loads(tiny.byte_tokenizer().to_str())
     tokens = [*tokenizer["model"]["vocab"], *("".join(pair) for pair in PAIRS)]
@@ -73,16 +74,15 @@ def write(path: Path, model: LlamaForCausalLM, quantised: bool = False, **change
         "tokenizer.ggml.bos_token_id": 1, "tokenizer.ggml.eos_token_id": 2,
         "tokenizer.ggml.padding_token_id": 0, "tokenizer.chat_template": tiny.TEMPLATE,
     }  # fmt: skip
-    architecture = changes.pop("architecture", "llama")
-    writer = GGUFWriter(path, architecture)
+    writer = GGUFWriter(path, "llama")
     add: dict[type, Any] = {
         str: writer.add_string, int: writer.add_uint32, float: writer.add_float32,
         list: writer.add_array,
     }  # fmt: skip
-    for name, value in (fields | changes).items():
+    for name, value in fields.items():
         add[type(value)](name, value)
     for name, weight in model.state_dict().items():
-        if name == "lm_head.weight" and config.tie_word_embeddings:
+        if name == "lm_head.weight":  # tied
             continue
         value = weight.numpy()
         for part, heads in (("q", config.num_attention_heads), ("k", config.num_key_value_heads)):

@@ -1,4 +1,4 @@
-"""A head on its target as a drafter: its vocabulary, drafts, and passes over given texts."""
+"""A head on its target as a drafter: its vocabulary, and passes with a cache."""
 
 from __future__ import annotations
 
@@ -10,10 +10,8 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from pipeline.models.caches import Cache, new_cache
-from pipeline.models.heads.feature_head import FeatureHead, GivenText
+from pipeline.models.heads.feature_head import FeatureHead
 from pipeline.models.language_model import Head, LanguageModel
-
-MADE_UP = 14  # tokens
 
 
 @dataclass(frozen=True)
@@ -45,42 +43,36 @@ class HiddenDrafter:
         """Where it runs."""
         return self.target.device
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of its outputs and attention."""
+        return self.head.fc.weight.dtype
+
     def embed(self, ids: Tensor) -> Tensor:
         """Return the embeddings (..., d) of tokens."""
-        own = self.embedding
-        embedded: Tensor = (self.target.module.get_input_embeddings() if own is None else own)(ids)
+        embedding = self.embedding or self.target.module.get_input_embeddings()
+        embedded: Tensor = embedding(ids)
         return embedded
 
     def logits(self, outputs: Tensor) -> Tensor:
         """Return logits (..., V) of the head's outputs (..., d); -inf where nothing is drafted."""
-        given: Tensor = self.projection(self.head.before_projection(outputs))
+        given: Tensor = self.projection(self.head.norm(outputs))
         if self.drafted is None:
             return given[..., : self.vocab_size]
         logits = given.new_full((*given.shape[:-1], self.vocab_size), -torch.inf)
         return logits.scatter_(-1, self.drafted.expand_as(given), given)
 
-    @property
-    def can_be_completed(self) -> bool:
-        """Whether it lacks tokens, and the target's projection can read its outputs."""
-        width = self.target.module.config.get_text_config().hidden_size
-        return self.drafted is not None and self.head.norm.weight.shape[0] == width
-
     def completed(self, outputs: Tensor, logits: Tensor) -> Tensor | None:
-        """Return logits (..., V) of a q' that keeps those of the n drafted tokens and has the rest.
+        """Return logits (..., V) of a q' that keeps those of the drafted tokens and has the rest.
 
-        The target's projection of the head's outputs (..., d) gives them. None where all tokens can
-        be drafted, or where the head has another width than its target.
+        The target's projection of the head's outputs (..., d) gives the rest. None where all tokens
+        can be drafted.
         """
-        if not self.can_be_completed:
+        if self.drafted is None:
             return None
-        states = self.head.before_projection(outputs)
-        rest = self.target.module.get_output_embeddings()(states)[..., : self.vocab_size]
+        project = self.target.module.get_output_embeddings()
+        rest = project(self.head.norm(outputs))[..., : self.vocab_size]
         return torch.where(logits == -torch.inf, rest, logits)
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Of its outputs and attention."""
-        return self.head.fc.weight.dtype
 
     def new_cache(self, capacity: int) -> Cache:
         """Return an empty cache for texts of at most `capacity` entries; the first is token 1's."""
@@ -113,27 +105,13 @@ class HiddenDrafter:
         q, k, v = layer.project(self.embed(ids), features, rotation)
         keys, values = cache.layers[0].update(k, v)
         attended = scaled_dot_product_attention(q, keys, values, attn_mask=mask)
-        outputs = self.head.finish(attended, features)
+        outputs = layer.finish(attended, features)
         return self.logits(outputs[:, -keep:]), outputs
-
-    @torch.inference_mode()
-    def gives_numbers(self) -> bool:
-        """Whether its logits after a few made-up tokens are numbers, or -inf, at two depths."""
-        rows = self.target.module.get_input_embeddings().weight.shape[0]
-        ids = (torch.arange(MADE_UP, device=self.device)[None] * 7919 + 5) % rows
-        at = torch.arange(MADE_UP, device=self.device)[None]
-        cache = self.target.new_cache(MADE_UP)
-        hidden = self.target.read(ids, cache, keep=1, layers=self.layers)[1]
-        assert hidden is not None
-        outputs = GivenText(self.head, 2).read(self.embed(ids), hidden, at, at >= 0)
-        logits = [self.logits(output) for output in outputs]
-        return not any(bool((output.isnan() | output.isposinf()).any()) for output in logits)
 
     def memory_bytes(self) -> int:
         """Bytes of its own weights, and of the rows of the projection that it reads."""
-        own = () if self.embedding is None else self.embedding.parameters()
-        parts = (*self.head.parameters(), *self.projection.parameters(), *own)
-        return sum(parameter.nbytes for parameter in parts)
+        parts = [part for part in (self.head, self.projection, self.embedding) if part is not None]
+        return sum(weight.nbytes for part in parts for weight in part.parameters())
 
     def cache_bytes(self) -> int:
         """Bytes of the keys and values of one token."""
@@ -145,6 +123,4 @@ class HiddenDrafter:
 def like_target(target: LanguageModel, rows: nn.Linear) -> nn.Module:
     """Return a projection that computes in the precision of the one of `target`."""
     given = target.module.get_output_embeddings()
-    if isinstance(given, Head):
-        return Head(rows, given.dtype)
-    return rows.to(target.module.dtype)
+    return Head(rows, given.dtype) if isinstance(given, Head) else rows.to(target.module.dtype)

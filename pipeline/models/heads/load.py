@@ -1,25 +1,17 @@
 """EAGLE-3 heads: their files, and whether one fits its target.
 
-Two layouts are read, both as config.json and model.safetensors (or pytorch_model.bin):
-
-- EAGLE's own (`eagle/model/cnets.py` of SafeAILab/EAGLE, arXiv 2503.01840): the config.json of a
-  Llama of one layer with `draft_vocab_size`; weights fc, midlayer.*, norm, lm_head, d2t, t2d, and
-  embed_tokens where the embedding is not the target's.
-- speculators (`src/speculators/models/eagle3/` of vllm-project/speculators): config.json with
-  speculators_model_type eagle3 and the layer's shape in transformer_layer_config; weights as above,
-  the layer called layers.0.
-
-vLLM reads both (`vllm/model_executor/models/llama_eagle3.py`), and its keys for further norms are
-followed (`Norms`). d2t is an offset: the i-th drafted token has the id i + d2t[i]; t2d marks these
-ids. The hidden states are those after 2, L / 2 and L - 3 of the target's L layers, unless
-eagle_aux_hidden_state_layer_ids says otherwise (`HeadFiles.layers_of`).
+The layout is EAGLE's own (`eagle/model/cnets.py` of SafeAILab/EAGLE, arXiv 2503.01840), which vLLM
+reads too (`vllm/model_executor/models/llama_eagle3.py`): the config.json of a Llama of one layer
+with `draft_vocab_size`; in model.safetensors or pytorch_model.bin fc, midlayer.*, norm, lm_head,
+d2t, t2d, and embed_tokens where the embedding is not the target's. d2t is an offset: the i-th
+drafted token has the id i + d2t[i]; t2d marks these ids. The hidden states are those after 2, L / 2
+and L - 3 of the target's L layers, unless eagle_aux_hidden_state_layer_ids says otherwise.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +21,9 @@ from torch import Tensor, nn
 
 from pipeline.errors import PipelineError, first_line
 from pipeline.hub import HEAD_FILES, PICKLED, model_folder
-from pipeline.models.heads.feature_head import FeatureHead, Norms
+from pipeline.models.heads.feature_head import FeatureHead
 from pipeline.models.heads.hidden_drafter import HiddenDrafter, like_target
 from pipeline.models.language_model import LanguageModel, linear_of
-from pipeline.models.skinny_matmul import use_skinny_matmul
 from pipeline.models.spec import ModelSpec
 
 WEIGHTS = "model.safetensors"
@@ -40,7 +31,7 @@ PROJECTION, EMBEDDING = "lm_head.weight", "embed_tokens.weight"
 OFFSETS = "d2t"  # by drafted token, how far its id in the target's vocabulary is from its index
 TARGETS = "t2d"
 LAYERS = "eagle_aux_hidden_state_layer_ids"
-VERIFIER = ("verifier_lm_head.weight", "verifier_norm.weight")  # the target's, for training
+UNREAD = ("norm_before_residual", "norm_before_fc", "norm_output")  # norms that vLLM knows, too
 LLAMA_KEYS = (  # keys of a Llama's config.json that decide what its layer computes
     *("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads"),
     *("head_dim", "rms_norm_eps", "rope_theta", "rope_scaling", "rope_parameters", "hidden_act"),
@@ -59,10 +50,9 @@ class HeadFiles:
         layers: the ids of the target's layers whose hidden states it reads; empty where a head
             leaves them to the depth of its target.
         counting: what an id means, "after" so many layers or the "output" of the layer of this
-            index; None where neither the files nor the configuration tell.
-        width: of the target's hidden states.
+            index; None where the configuration does not tell.
         rows: of its projection.
-        norms: of the head.
+        fc_norm: whether it norms each hidden state.
     """
 
     key: str
@@ -70,9 +60,8 @@ class HeadFiles:
     shape: dict[str, Any]
     layers: tuple[int, ...]
     counting: str | None
-    width: int
     rows: int
-    norms: Norms
+    fc_norm: bool
 
     def layers_of(self, target: LanguageModel) -> tuple[int, ...]:
         """Return after how many layers of this target it reads a hidden state.
@@ -101,16 +90,12 @@ class HeadFiles:
             )
         return ids if counting == "after" else tuple(at + 1 for at in ids)
 
-    def empty(self, count: int) -> FeatureHead:
-        """Return a head of this shape that reads `count` hidden states, with random weights."""
-        return FeatureHead(self.shape, count, self.norms, self.width)
-
 
 def read_head(spec: ModelSpec) -> HeadFiles:
     """Return the content of a head's config.json.
 
     Raises:
-        PipelineError: it is no head's.
+        PipelineError: it is no head's, or it has norms that are not read.
     """
     assert spec.head is not None
     key, path = spec.key, spec.settings.path
@@ -118,25 +103,22 @@ def read_head(spec: ModelSpec) -> HeadFiles:
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         names = " ".join(config.get("architectures") or ()).lower()
-        of_speculators = config.get("speculators_model_type") == "eagle3"
-        if not (of_speculators or "eagle3" in names or "draft_vocab_size" in config):
+        if not ("eagle3" in names or "draft_vocab_size" in config):
             raise ValueError(f"model_type is {config['model_type']}")
-        inner = config["transformer_layer_config"] if of_speculators else config
-        if inner.get("model_type", "llama") != "llama":
-            raise ValueError(f"its layer is that of a {inner['model_type']}: Llama's is read")
-        shape = {name: inner[name] for name in LLAMA_KEYS if inner.get(name) is not None}
+        if config.get("model_type", "llama") != "llama":
+            raise ValueError(f"its layer is that of a {config['model_type']}: Llama's is read")
         nested = config.get("eagle_config") or {}
-        norms = {"norm_before_residual": of_speculators} | config  # vLLM's default
-        norms |= {name: nested[name] for name in nested.keys() & {"norm_before_fc"}}
+        if unread := [name for name in UNREAD if config.get(name) or nested.get(name)]:
+            raise ValueError(f"{unread[0]} is not read")
+        shape = {name: config[name] for name in LLAMA_KEYS if config.get(name) is not None}
         return HeadFiles(
             key,
             folder,
             shape,
             tuple(map(int, config.get(LAYERS) or nested.get(LAYERS) or ())),
-            spec.head.layer_ids or ("after" if of_speculators else None),
-            width=int(config.get("target_hidden_size") or shape["hidden_size"]),
+            spec.head.layer_ids,
             rows=int(config.get("draft_vocab_size") or shape["vocab_size"]),
-            norms=Norms(**{one.name: bool(norms.get(one.name)) for one in fields(Norms)}),
+            fc_norm=bool(config.get("fc_norm")),
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise PipelineError(
@@ -151,29 +133,23 @@ def load_head(spec: ModelSpec, target: LanguageModel) -> HiddenDrafter:
     Raises:
         PipelineError: it is no head, belongs to another target, or its files are damaged.
     """
-    files, label = read_head(spec), spec.settings.label
-    weights = check_head(files, target)
-    layers = files.layers_of(target)
-    head = files.empty(len(layers))
+    files = read_head(spec)
+    weights, layers = check_head(files, target), files.layers_of(target)
+    head = FeatureHead(files.shape, len(layers), files.fc_norm)
     head.load_state_dict({name: weights[name] for name in head.state_dict()})
-    device, dtype = target.device, target.dtype
-    drafted = embedding = None
-    if OFFSETS in weights:
-        drafted = _drafted(weights).to(device)
-    projection = like_target(target, linear_of(weights[PROJECTION].to(device, dtype), None))
+    device, dtype, embedding = target.device, target.dtype, None
     if EMBEDDING in weights:
         embedding = nn.Embedding.from_pretrained(weights[EMBEDDING].to(device, dtype))
-    parts = nn.ModuleList([head.eval().requires_grad_(False).to(device, dtype), projection])
-    use_skinny_matmul(parts, halves=True)
-    made = HiddenDrafter(
-        target, head, parts[1], layers, label, drafted, target.vocab_size, embedding
+    return HiddenDrafter(
+        target,
+        head.eval().requires_grad_(False).to(device, dtype),
+        like_target(target, linear_of(weights[PROJECTION].to(device, dtype), None)),
+        layers,
+        spec.settings.label,
+        drafted=_drafted(weights).to(device) if OFFSETS in weights else None,
+        vocab_size=target.vocab_size,
+        embedding=embedding,
     )
-    if not made.gives_numbers():
-        raise PipelineError(
-            f"{spec.key}: {label} gives NaN or infinite logits behind {target.label}: its weights "
-            "are damaged, too large, or of another target. Fetch the head again"
-        )
-    return made
 
 
 def check_head(files: HeadFiles, target: LanguageModel) -> dict[str, Tensor]:
@@ -186,11 +162,10 @@ def check_head(files: HeadFiles, target: LanguageModel) -> dict[str, Tensor]:
     config, where = target.module.config.get_text_config(), f"{files.key}.path={files.folder}"
     other = "take a drafter that was trained for this target"
     layers, depth = files.layers_of(target), config.num_hidden_layers
-    rows, d = files.shape.get("vocab_size"), files.shape["hidden_size"]
+    rows, d = files.shape.get("vocab_size"), files.shape.get("hidden_size")
     most = max(layers) if files.layers else "2, L/2 and L - 3 of L"
     for fits, what, has in (
-        (files.width == config.hidden_size, f"reads hidden states of {files.width} numbers",
-         config.hidden_size),
+        (d == config.hidden_size, f"reads hidden states of {d} numbers", config.hidden_size),
         (0 <= min(layers) <= max(layers) <= depth, f"reads hidden states after {most} layers",
          depth),
         (rows == config.vocab_size, f"is for a vocabulary of {rows} tokens", config.vocab_size),
@@ -199,7 +174,7 @@ def check_head(files: HeadFiles, target: LanguageModel) -> dict[str, Tensor]:
             raise PipelineError(f"{files.key}: the head {what}, {target.label} has {has}: {other}")
     try:
         with torch.device("meta"):
-            head = files.empty(len(layers))
+            head = FeatureHead(files.shape, len(layers), files.fc_norm)
         weights = _weights(files.folder)
     except Exception as error:  # libraries raise many kinds; all mean the same to a user
         raise PipelineError(
@@ -208,47 +183,38 @@ def check_head(files: HeadFiles, target: LanguageModel) -> dict[str, Tensor]:
     shapes = {name: list(weight.shape) for name, weight in weights.items()}
     expected = {name: list(weight.shape) for name, weight in head.state_dict().items()}
     expected[PROJECTION] = [files.rows, d]
-    if files.width != d or EMBEDDING in shapes:  # else it is the target's
-        expected[EMBEDDING] = [rows, d]
-    if files.rows != rows or OFFSETS in shapes:
+    if files.rows != rows:
         expected[OFFSETS] = [files.rows]
-    if TARGETS in shapes:
-        expected[TARGETS] = [rows]
+    optional: dict[str, list[Any]] = {EMBEDDING: [rows, d], OFFSETS: [files.rows], TARGETS: [rows]}
+    expected |= {name: shape for name, shape in optional.items() if name in shapes}
     wrong = sorted(n for n in expected.keys() | shapes if expected.get(n) != shapes.get(n))
     if wrong:
         raise PipelineError(
             f"{where}: {len(wrong)} weights are missing, unknown or not of the shape in "
             f"config.json ({', '.join(wrong[:3])}): {other}"
         )
-    if OFFSETS not in weights:
-        return weights
-    ids, whole = _drafted(weights), not weights[OFFSETS].dtype.is_floating_point
-    if not (whole and ids.min() >= 0 and ids.max() < target.vocab_size and (ids.diff() > 0).all()):
-        raise PipelineError(
-            f"{where}: {OFFSETS} does not name increasing ids below {target.vocab_size}, which "
-            f"{target.label} has: its files are damaged"
-        )
-    if TARGETS in weights and not torch.equal(weights[TARGETS].nonzero()[:, 0], ids):
-        raise PipelineError(
-            f"{where}: {TARGETS} marks other tokens than {OFFSETS} names: its files are damaged"
-        )
+    if OFFSETS in weights:
+        ids = _drafted(weights)
+        whole = not weights[OFFSETS].dtype.is_floating_point
+        inside = ids.min() >= 0 and ids.max() < target.vocab_size and (ids.diff() > 0).all()
+        marked = TARGETS not in weights or torch.equal(weights[TARGETS].nonzero()[:, 0], ids)
+        if not (whole and inside and marked):
+            raise PipelineError(
+                f"{where}: {OFFSETS} does not name increasing ids below {target.vocab_size} (those "
+                f"that {TARGETS} marks): its files are damaged"
+            )
     return weights
 
 
 def _weights(folder: Path) -> dict[str, Tensor]:
-    """Return all weights by the names of EAGLE's own layout."""
+    """Return all weights by their names in EAGLE's code."""
     if (folder / WEIGHTS).is_file():
-        read = load_file(folder / WEIGHTS)
+        weights = load_file(folder / WEIGHTS)
     else:
-        read = torch.load(folder / PICKLED, map_location="cpu", weights_only=True)
-    bare = {name.removeprefix("model."): value for name, value in read.items()}
-    return {
-        f"midlayer.{name.removeprefix('layers.0.')}" if name.startswith("layers.0.") else name: each
-        for name, each in bare.items()
-        if name not in VERIFIER
-    }
+        weights = torch.load(folder / PICKLED, map_location="cpu", weights_only=True)
+    return {name.removeprefix("model."): weight for name, weight in weights.items()}
 
 
-def _drafted(weights: Mapping[str, Tensor]) -> Tensor:
+def _drafted(weights: dict[str, Tensor]) -> Tensor:
     """Return the ids (n,) of the tokens that can be drafted."""
     return torch.arange(len(weights[OFFSETS])) + weights[OFFSETS]

@@ -55,7 +55,7 @@ def read_target(spec: ReportSpec, sources: Sources) -> Target:
         margin=margin,
         repeated=inside_repeats(tokens, trajectories.prompts),
         undefined=undefined,
-        words=token_texts(sources.distributions.task, dump, drafts, np.unique(tokens).tolist()),
+        words=token_texts(sources.distributions.task, dump, np.unique(tokens).tolist()),
         kl=None if drafts is None else stored.drafted_kl(drafts),
         judged=judged,
     )
