@@ -149,9 +149,11 @@ def test_servers_that_count_their_rounds(tmp_path: Path) -> None:
 
 
 def test_names_of_a_branch_of_llama_cpp() -> None:
-    names = "draft_tokens 900", "draft_tokens_accepted 350", "draft_verify_steps 290"
-    page = read_page("page", "".join(f"llamacpp:{name}\n" for name in (*names, "n_decode 300")))
-    assert (page.drafts, page.drafted, page.accepted, page.passes) == (290, 900, 350, 300)
+    """And passes of two requests at once."""
+    names = ("draft_tokens 900", "draft_tokens_accepted 350", "draft_verify_steps 290",
+             "n_decode_total 300", "n_busy_slots_per_decode 2")  # fmt: skip
+    page = read_page("page", "".join(f"llamacpp:{name}\n" for name in names))
+    assert (page.drafts, page.drafted, page.accepted, page.passes) == (290, 900, 350, 600)
 
 
 def test_what_is_left_out_is_counted(tmp_path: Path) -> None:
