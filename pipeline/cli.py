@@ -11,6 +11,7 @@ import os
 import sys
 import traceback
 from importlib import import_module
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -20,21 +21,25 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from conf.schema import Config
-from pipeline.config import config_dirs, refuse, report_name
+from pipeline.config import OVERRIDE, composed, config_dirs, refuse, report_name
 from pipeline.errors import EXPECTED, PipelineError, one_line, terminal
-from pipeline.files import slug
 from pipeline.paths import CONF
 from pipeline.stage import Artifact, Task
 from pipeline.store import VERDICT, Store, relative
 
+PROJECT = "draft-acceptance-study"
 COMMANDS = ("ask", "engine", "fetch", "solve", "verify")
 
 
 def main() -> None:
     """Run the command line."""
-    first, *rest = words = sys.argv[1:] or [""]
+    words = sys.argv[1:]
+    first = words[0] if words else ""
     if first in COMMANDS:
-        raise SystemExit(import_module(f"pipeline.{first}").main(rest))
+        raise SystemExit(import_module(f"pipeline.{first}").main(words[1:]))
+    if words == ["--version"]:
+        print(PROJECT, version(PROJECT))
+        return
     if words == ["help"]:
         sys.argv[1:] = ["--help"]
     elif first.isidentifier():
@@ -44,9 +49,12 @@ def main() -> None:
             f"error: {first} is not a command{nearest(first, COMMANDS)}: give one of "
             f"{', '.join(COMMANDS)}, or KEY=VALUE"
         )
-    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises its errors instead of printing them
     with terminal():
-        config_dirs(words)
+        _, overrides = config_dirs(words)
+        if all(map(OVERRIDE.match, overrides)) and words != ["help"]:
+            _single(composed(words))  # without options Hydra would compose twice
+            return
+        os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises its errors instead of printing them
         try:
             hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(_job)()
         except (PipelineError, BrokenPipeError):
@@ -56,15 +64,18 @@ def main() -> None:
 
 
 def _job(config: DictConfig) -> None:
-    from pipeline import sweeps
-
     with terminal():  # here as well: Hydra prints a line of its own about a failed job
         if HydraConfig.get().mode == RunMode.MULTIRUN:
             _point(config)
         else:
-            settings, tasks, artifacts = run(config)
-            name = slug(f"{settings.stage}-{report_name(settings)}")
-            sweeps.print_single(tasks, artifacts, Path(settings.outputs) / "tables" / name)
+            _single(config)
+
+
+def _single(config: DictConfig) -> None:
+    from pipeline import sweeps
+
+    _, tasks, artifacts = run(config)
+    sweeps.print_single(tasks, artifacts)
 
 
 def _point(config: DictConfig) -> None:
@@ -132,8 +143,7 @@ def _show_report(report: Artifact, place: Path, store: Store) -> None:
     except OSError as error:
         shown_at, note = report.directory, f" ({relative(place)}: {error.strerror})"
     sentences, tables = verdict_of(report)
-    print("\n".join(sentences))
-    print("\n".join(tables), end="")
+    print("\n".join([*sentences, *tables]), end="" if tables else "\n")
     print(f"report: {relative(shown_at / 'index.html')}{note}")
     print(
         "open it in a browser, or mail it: it is one file. CSV, LaTeX, PDF: beside it", flush=True

@@ -47,11 +47,9 @@ TARGET: Columns = {  # of the target's distribution
     "log_tail": Column("float64", "log of the mass outside the top K; -inf when K = V"),
     "entropy": Column("float64", "over the whole vocabulary, nats"),
 }
-_INTERVAL = "bootstrap interval over prompts"
-INTERVAL: Columns = {
-    "ci_low": Column("float64", _INTERVAL),
-    "ci_high": Column("float64", _INTERVAL),
-}
+INTERVAL: Columns = dict.fromkeys(
+    ("ci_low", "ci_high"), Column("float64", "bootstrap interval over prompts")
+)
 CUT: Columns = {
     "cut": Column("float64", "share of the calls (mean_run: runs) that the trajectory's end cuts")
 }
@@ -61,10 +59,16 @@ METHOD: Columns = {  # of decoding; see pipeline.methods
     "draft_length": Column("int32", "drafted tokens a call, at most"),
     "temperature": Column("float64", "of target and drafter"),
 }
-_NATS = "log(p0/p), nats below the target's first choices, sum over the tokens"
-GIVEN_UP: Columns = {"nats_given_up": Column("float64", _NATS)}
-_BEFORE = "tokens before the first difference from the baseline's answer"
-COMMON: Columns = {"common_prefix": Column("int32", _BEFORE)}
+GIVEN_UP: Columns = {
+    "nats_given_up": Column(
+        "float64", "log(p0/p), nats below the target's first choices, sum over the tokens"
+    )
+}
+COMMON: Columns = {
+    "common_prefix": Column(
+        "int32", "tokens before the first difference from the baseline's answer"
+    )
+}
 COUNTED: Columns = {"prompts": Column("int32", "prompts behind the interval")}
 
 
@@ -109,22 +113,15 @@ def check_schema(columns: Columns, schema: pa.Schema, path: Path) -> None:
         raise ValueError(f"{path} has the columns {dict(found)}, expected {dict(wanted)}")
 
 
-def array(values: np.ndarray, kind: pa.DataType) -> pa.Array:
-    """Return a column of numbers, or of lists of them, all of the same length."""
-    import pyarrow as pa
-
-    if pa.types.is_list(kind):
-        flat = pa.array(values.reshape(-1), kind.value_type)
-        begins = [at * values.shape[1] for at in range(len(values) + 1)]
-        return pa.ListArray.from_arrays(pa.array(begins, pa.int32()), flat)
-    return pa.array(values, kind)
-
-
 def table(values: Mapping[str, np.ndarray], schema: pa.Schema) -> pa.Table:
-    """Return the table of a schema from its columns by name."""
+    """Return the table of a schema from its columns by name; rows (N, K) become lists."""
     import pyarrow as pa
 
-    arrays = [array(values[field.name], field.type) for field in schema]
+    arrays = [
+        pa.array(list(column) if column.ndim > 1 else column, field.type)
+        for field in schema
+        for column in [values[field.name]]
+    ]
     return pa.table(arrays, schema=schema)
 
 

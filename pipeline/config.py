@@ -5,17 +5,18 @@ from __future__ import annotations
 import argparse
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Mapping
+from functools import reduce
+from operator import getitem
 from pathlib import Path
 from typing import Any, NoReturn
 
-import yaml  # type: ignore[import-untyped]
 from hydra import compose, initialize_config_dir
 from hydra.core.override_parser.types import Quote, QuotedString
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-from pydantic import BaseModel, ValidationError
+from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
+from pydantic import ValidationError
 
 from conf.schema import LONGEST_NAME, Config, is_name
 from pipeline.errors import PipelineError, first_line, one_line
@@ -42,7 +43,7 @@ def config_dirs(words: Iterable[str]) -> tuple[list[Path], list[str]]:
     """Return the directories of `--config-dir` among the words of a command line, and the rest.
 
     Raises:
-        PipelineError: one does not exist, or has a file that can't be read or is one of ours.
+        PipelineError: one does not exist, or has a file with the name of one of ours.
     """
     options = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     options.add_argument("--config-dir", "-cd", action="append", default=[], type=Path)
@@ -53,10 +54,6 @@ def config_dirs(words: Iterable[str]) -> tuple[list[Path], list[str]]:
         for file in folder.rglob("*.yaml"):
             if (CONF / file.relative_to(folder)).exists() and not folder.samefile(CONF):
                 raise PipelineError(f"{file} has the name of one of the project's: rename it")
-            try:
-                yaml.compose(file.read_text(encoding="utf-8"))
-            except (yaml.YAMLError, UnicodeDecodeError) as error:
-                raise PipelineError(f"{file} is no YAML in UTF-8: {one_line(error)}") from None
     return given.config_dir, rest
 
 
@@ -101,41 +98,28 @@ def refuse(error: Exception, words: Iterable[str]) -> NoReturn:
     from analysis.rule_config import nearest  # which imports numpy: only where it is needed
 
     cause = error.__cause__ or error
-    group, _, name = str(getattr(cause, "full_key", "")).partition(".")
+    key, parent = str(getattr(cause, "full_key", "")), getattr(cause, "parent_node", None)
     if isinstance(error, MissingConfigException) and "/" in str(error.missing_cfg_file):
         group, _, name = str(error.missing_cfg_file).partition("/")
         options = error.options or sorted(path.stem for path in (CONF / group).glob("*.yaml"))
         said = f"there is no {group}={name}{nearest(name, options)}: give one of "
         said += ", ".join(options)
-        if key := {"target": "targets.local.path", "drafter": "drafter.path"}.get(group):
-            said += f", or {group}=local {key}=PATH for a model of your own"
+        if path := {"target": "targets.local.path", "drafter": "drafter.path"}.get(group):
+            said += f", or {group}=local {path}=PATH for a model of your own"
     elif isinstance(error, OverrideParseException):
         said = f"{error.override!r} can't be read: {first_line(error)} (other characters than "
         said += "letters, digits and /-+.,:%@_ are quoted: \"key='VALUE'\")"
     elif "--multirun" in str(error):
         said = f"{first_line(error)}: give -m as well, to run once for each value"
-    elif name and isinstance(parent := getattr(cause, "parent_node", None), DictConfig):
-        names = sorted(map(str, parent))
-        near = nearest(str(getattr(cause, "key", "")), names)
-        said = f"{group}.{name} is not known{near}: "
-        said += f"give one of {', '.join(names)}" if names else f"{group} has none here"
-        files = [path for path in sorted((CONF / group).glob("*.yaml")) if group == "criteria"]
-        having = [file.stem for file in files if name in yaml.safe_load(file.read_text("utf-8"))]
-        said += f", or {group}={' or '.join(having)} as well" if having else ""
-    elif name or group:
-        said = f"{group} is not known{nearest(group, Config.model_fields)}"
+    elif key and isinstance(parent, DictConfig):
+        names = list(map(str, parent))
+        said = f"{key} is not known{nearest(key.rpartition('.')[2], names)}: "
+        said += f"give one of {', '.join(names)}" if names else "nothing is set there"
+        said += ", or a rule as well: criteria=additive" * key.startswith("criteria.")
     else:
-        said = str(error) if isinstance(error, HydraException) else one_line(error)
+        said = key or (str(error) if isinstance(error, HydraException) else one_line(error))
         said = f"{' '.join(said.split())} ({' '.join(words)})"
     raise PipelineError(said) from error
-
-
-def _unset(values: Any, at: str = "") -> Iterator[str]:
-    for key, value in values.items():
-        if isinstance(value, dict):
-            yield from _unset(value, f"{at}{key}.")
-        elif value == "???":
-            yield f"{at}{key}"
 
 
 def settings_of(config: DictConfig) -> Config:
@@ -146,51 +130,38 @@ def settings_of(config: DictConfig) -> Config:
             allowed.
     """
     try:
-        if missing := sorted(_unset(OmegaConf.to_container(config))):
-            raise PipelineError(
-                f"{', '.join(missing)} must be given: for instance {missing[0]}=VALUE"
-            )
-        return Config.model_validate(OmegaConf.to_container(config, resolve=True))
+        OmegaConf.to_container(config, throw_on_missing=True)
+        values: Any = OmegaConf.to_container(config, resolve=True)
+        return Config.model_validate(values)
     except ValidationError as error:
-        problems = dict.fromkeys(_problem(dict(one)) for one in error.errors(include_url=False))
-        raise PipelineError("\n".join(problems)) from error
+        found = [_problem(dict(one), values) for one in error.errors(include_url=False)]
+        raise PipelineError("\n".join(dict.fromkeys(found))) from error
+    except MissingMandatoryValue as error:
+        raise PipelineError(f"{error.full_key} must be given") from error
     except OmegaConfBaseException as error:
         raise PipelineError(f"{error.full_key}: {first_line(error)}") from error
 
 
-def _problem(error: dict[str, Any]) -> str:
-    """Return a problem that pydantic found as `key=value: what is allowed`."""
+def _problem(error: Mapping[str, Any], values: Any) -> str:
+    """Return a problem that pydantic found in `values` as `key=value: what is allowed`."""
     from analysis.rule_config import nearest
 
     place = [part for part in error["loc"] if part != "[key]"]
     texts = (text if (text := str(part)).isprintable() else ascii(text) for part in place)
     key, value = ".".join(texts), error["input"]
+    said = re.sub(r"^(Value error, |Input |List |Dictionary )", "", error["msg"])
     if error["type"] == "missing":
         return f"{key} must be given"
-    said = re.sub(r"^(Value error, |Input |List |Dictionary )", "", error["msg"])
-    section: Any = Config
-    for part in place[:-1]:
-        field = getattr(section, "model_fields", {}).get(part)
-        section = _section(field.annotation) if field else section
-    names = list(getattr(section, "model_fields", {}))
     if error["type"] == "extra_forbidden":
+        names = [name for name in reduce(getitem, place[:-1], values) if name != place[-1]]
         return f"{key} is not known{nearest(str(place[-1]), names)}: give one of {', '.join(names)}"
     if error["type"] == "model_type":
-        names = list(_section(section.model_fields[place[-1]].annotation).model_fields)
-        said = f"has the keys {', '.join(names)}: give {key}.{names[0]}=VALUE"
+        said = f"has keys of its own: give {key}.KEY=VALUE"
     if error["type"] == "string_type":
         said += f", so quote it: \"{key}='{value}'\""
     if error["type"] == "literal_error":
         said += nearest(str(value), re.findall(r"'(.*?)'", said))
     return f"{key}={value!r:.80}: {said}"
-
-
-def _section(annotation: Any) -> Any:
-    """Return the section in the type of a key: itself, that of a mapping, or that may be null."""
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return annotation
-    inner = [_section(one) for one in getattr(annotation, "__args__", ())]
-    return next((one for one in inner if one is not None), None)
 
 
 def report_name(config: Config) -> str:

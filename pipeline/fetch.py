@@ -17,7 +17,7 @@ from pipeline import hub
 from pipeline.config import composed, settings_of
 from pipeline.errors import PipelineError, command, first_line, noted, say
 from pipeline.paths import ROOT
-from pipeline.prompt_files import source_files
+from pipeline.prompt_files import KEY, source_files
 from pipeline.study import models_named
 
 
@@ -29,27 +29,25 @@ def fetch(config: schema.Config) -> None:
     """
     problems, prompts = list[str](), config.prompts
     with noted(problems):
-        texts = partial(source_files, prompts.source, split=prompts.split)
-        _fetch("prompts.source", prompts.source, prompts.revision, "dataset", texts)
+        _fetch(
+            *(KEY, prompts.source, prompts.revision, "dataset"),
+            lambda commit: source_files(prompts.source, commit, prompts.split)[0].parent,
+        )
     for key, model in models_named(config).items():
         head = isinstance(model, schema.DrafterConfig) and model.head is not None
+        patterns = hub.HEAD_FILES if head else hub.MODEL_FILES
         with noted(problems):
             if ROOT / model.path == hub.SMOLLM2:
                 from tools import smollm2
 
                 smollm2.make()
-            patterns = hub.HEAD_FILES if head else hub.MODEL_FILES
             weights = partial(hub.hub_files, model.path, patterns=patterns, key=key)
             _fetch(key, model.path, model.revision, "model", weights)
     say(problems)
 
 
 def _fetch(
-    key: str,
-    name: str,
-    revision: str | None,
-    kind: str,
-    files: Callable[[str], Path | Sequence[Path]],
+    key: str, name: str, revision: str | None, kind: str, files: Callable[[str], Path]
 ) -> None:
     """Fetch the `files` of the newest commit, or, where the hub does not tell it, the cache's."""
     if hub.local_path(name, key) is not None:
@@ -62,8 +60,7 @@ def _fetch(
         if cached is None:
             raise
         commit, note = cached, f" (from the cache: {first_line(error.__cause__ or error)})"
-    found = files(commit)
-    folder = found if isinstance(found, Path) else found[0].parent
+    folder = files(commit)
     hub.keep_commit(name, revision, kind, commit)  # now that its files are there
     print(f"{key}: {name} at commit {commit} -> {folder}{note}", flush=True)
 

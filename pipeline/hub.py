@@ -38,7 +38,7 @@ SMOLLM2 = OUTPUTS / "models" / "SmolLM2-135M-Instruct"  # made by tools/smollm2.
 SUMS = "conversion.sha256"  # of the files of a directory that the tool made
 SETTLED = 2_000_000_000  # ns; a file written since may change again without another time
 SECONDS, TRIES = 8.0, 2  # how long, and how often, an answer of the hub is waited for
-LONGEST = 300  # s that a busy hub is waited for, for one file
+LONGEST = 300  # s that a busy hub may ask for before the next try
 
 
 @dataclass(frozen=True)
@@ -200,13 +200,7 @@ def model_folder(path: str, commit: str | None, patterns: Sequence[str], key: st
 
 
 def hub_files(
-    name: str,
-    revision: str | None,
-    patterns: Sequence[str],
-    key: str,
-    kind: str = "model",
-    *,
-    optional: bool = False,
+    name: str, revision: str | None, patterns: Sequence[str], key: str, kind: str = "model"
 ) -> Path:
     """Return a local snapshot of a hub model (or dataset) with the files of `patterns`.
 
@@ -216,7 +210,6 @@ def hub_files(
         patterns: of the files' paths, in which * crosses folders.
         key: of the configuration, for errors.
         kind: model or dataset.
-        optional: allow a repository without such files.
 
     Raises:
         PipelineError: the hub does not give a file, or a damaged one.
@@ -235,7 +228,7 @@ def hub_files(
     with suppress(LocalEntryNotFoundError):  # of the files of the repository, some are missing
         folder = Path(snapshot(allow_patterns=patterns, local_files_only=True))
         broken = _damaged_blobs(folder, patterns)
-        if not broken and (optional or matching(folder, needed)):
+        if not broken and matching(folder, needed):
             return folder
     newest_commit(name, commit, kind, key)  # first: where there is no hub, a download waits long
     with _asking(name, key):
@@ -247,7 +240,7 @@ def hub_files(
             snapshot(allow_patterns=patterns, local_files_only=True)
         if broken := _damaged_blobs(folder, patterns):
             raise OSError(f"{broken[0]} was damaged on its way")
-    if not optional and not matching(folder, needed):
+    if not matching(folder, needed):
         raise PipelineError(f"{key}={name}: the repository has none of {', '.join(needed)}")
     return folder
 
@@ -303,28 +296,23 @@ def _asking(name: str, key: str) -> Iterator[None]:
     """
     from huggingface_hub.utils import get_session, parse_ratelimit_headers
 
-    unanswered, waits = Counter[str](), Counter[str]()
+    unanswered = Counter[str]()
 
     def request(asked: Any) -> None:
-        url, limits = str(asked.url), asked.extensions.get("timeout", {})
-        if unanswered[url] == TRIES:
+        if unanswered[str(asked.url)] == TRIES:
             raise TimeoutError(f"{asked.url.host} does not answer")
-        unanswered[url] += 1
+        unanswered[str(asked.url)] += 1
         steps = ("connect", "read", "write", "pool")
-        asked.extensions["timeout"] = {step: limits.get(step) or SECONDS for step in steps}
+        asked.extensions["timeout"] = dict.fromkeys(steps, SECONDS)
 
     def response(answer: Any) -> None:
-        url, after = str(answer.request.url), answer.headers.get("retry-after", "")
-        unanswered[url] = 0
-        limit, seconds = parse_ratelimit_headers(answer.headers), 0
-        if limit is not None and not limit.remaining:
+        unanswered[str(answer.request.url)] = 0
+        after = answer.headers.get("retry-after", "")
+        seconds = int(after) if after.isdigit() else 0
+        if (limit := parse_ratelimit_headers(answer.headers)) and not limit.remaining:
             seconds = limit.reset_in_seconds
-        elif after.isdigit():
-            seconds = int(after)
-        if answer.status_code >= 408:  # of what the client waits for
-            waits[url] += seconds
-            if waits[url] > LONGEST:
-                raise TimeoutError(f"the hub is busy, and asks for a wait of {seconds} s")
+        if answer.status_code >= 408 and seconds > LONGEST:  # of what the client waits for
+            raise TimeoutError(f"the hub is busy, and asks for a wait of {seconds} s")
 
     hooks = get_session().event_hooks
     hooks["request"].append(request)

@@ -10,14 +10,12 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from pipeline.errors import PipelineError, first_line
 from pipeline.hub import PROMPT_FILES, hub_files, local_path, matching
 
 KEY = "prompts.source"
-CARD = "README.md"  # of a data set; its `configs` name the files of each split
 EXAMPLE = '{"text": "Hi"}'  # of a row
 
 
@@ -27,84 +25,49 @@ def source_files(path: str, commit: str | None, split: str | None) -> list[Path]
     Args:
         path: a file, a directory or a hub id.
         commit: the commit of a hub data set.
-        split: a part of it, whose files the card's `configs` name; where it has none, the files
-            or folders `<split>.*`, `<split>-*` and `<split>`. None is all files.
+        split: a part of it, the files `<split>.*`, `<split>-*` and `<split>/*`; None is all files.
 
     Raises:
         PipelineError: there is no such file, or the files are not all of one format.
     """
-    root = local_path(path, KEY)
+    root, patterns = local_path(path, KEY), list(PROMPT_FILES)
+    if split is not None:
+        part, kinds = glob.escape(split), [kind[1:] for kind in PROMPT_FILES]
+        names = [f"{part}{rest}{kind}" for rest in ("", "-*", "/*") for kind in kinds]
+        patterns = [*names, *(f"*/{name}" for name in names)]
     if root is not None and root.is_file():
         files = [root]
     else:
-        place = root or hub_files(path, commit, [CARD], KEY, "dataset", optional=True)
-        patterns = _split_patterns(place / CARD, split)
         place = root or hub_files(path, commit, patterns, KEY, "dataset")
         files = matching(place, patterns)
-    kinds = {f"*{file.suffix}" for file in files}
-    if len(kinds) != 1 or not kinds <= set(PROMPT_FILES):
+    found = {f"*{file.suffix}" for file in files}
+    if len(found) != 1 or not found <= set(PROMPT_FILES):
         raise PipelineError(
             f"{KEY}={path}: expected {' or '.join(PROMPT_FILES)} files, all of one kind"
             + (f", of the split prompts.split={split}" if split else "")
-            + f"; found {', '.join(sorted(kinds)) or 'none'}"
+            + f"; found {', '.join(sorted(found)) or 'none'}"
         )
     return files
-
-
-def _split_patterns(card: Path, split: str | None) -> Sequence[str]:
-    """Return the patterns of the files of a split, in which * crosses folders."""
-    if split is None:
-        return PROMPT_FILES
-    if splits := _card_splits(card):
-        if split not in splits:
-            raise PipelineError(
-                f"prompts.split={split}: the data set has no such split: give one of "
-                f"{', '.join(splits)}"
-            )
-        return splits[split]
-    part = glob.escape(split)
-    names = [f"{part}{rest}{kind[1:]}" for rest in ("", ".*", "-*", "/*") for kind in PROMPT_FILES]
-    return [*names, *(f"*/{name}" for name in names)]
-
-
-def _card_splits(card: Path) -> dict[str, list[str]]:
-    """Return the patterns of each split that a card names; the default configuration counts."""
-    from huggingface_hub import metadata_load
-
-    splits: dict[str, list[str]] = {}
-    try:
-        data = metadata_load(card) if card.is_file() else None
-        configs = (data or {}).get("configs") or []
-        configs.sort(key=lambda c: c.get("default", c.get("config_name") == "default"))
-        for entry in (entry for config in configs for entry in config.get("data_files") or []):
-            if isinstance(entry, Mapping):
-                paths = entry["path"]
-                splits[str(entry["split"])] = [paths] if isinstance(paths, str) else paths
-    except Exception as error:  # a card is YAML: it can hold anything
-        raise PipelineError(
-            f"{KEY}: the metadata of {card} can't be read: {type(error).__name__}: "
-            f"{first_line(error)}. Correct them, or give the files themselves"
-        ) from error
-    return splits
 
 
 class Source:
     """The rows of all files of a source, in their order."""
 
     def __init__(self, files: Sequence[Path]) -> None:
-        """Open `files`, all of one kind.
+        """Read `files`, all of one kind.
 
         Raises:
             PipelineError: one can't be read, or there are no rows.
         """
         parquet = files[0].suffix == ".parquet"
-        self._rows = _parquet(files) if parquet else _lines(files)
+        self._table = _parquet(files) if parquet else None
+        self._lines = [] if parquet else [line for file in files for line in _lines(file)]
         if not len(self):
             raise PipelineError(f"{KEY}: {files[0]} holds no rows")
 
     def __len__(self) -> int:
         """Return the number of rows."""
-        return len(self._rows)
+        return len(self._lines) if self._table is None else len(self._table)
 
     def __getitem__(self, at: int) -> Mapping[str, Any]:
         """Return row `at`, from 0.
@@ -112,9 +75,10 @@ class Source:
         Raises:
             PipelineError: it can't be read, or is no mapping.
         """
-        if not isinstance(self._rows, list):
-            return dict(self._rows[at])
-        place, line = self._rows[at]
+        if self._table is not None:
+            [row] = self._table.slice(at, 1).to_pylist()
+            return row
+        place, line = self._lines[at]
         try:
             row = json.loads(line)
         except (ValueError, RecursionError) as error:
@@ -127,55 +91,33 @@ class Source:
         return row
 
 
-def _lines(files: Sequence[Path]) -> list[tuple[str, str]]:
+def _lines(path: Path) -> list[tuple[str, str]]:
     """Return where each line stands that is not empty, and the line."""
-    lines = []
-    for path in files:
-        try:
-            text = path.read_bytes().decode("utf-8-sig")
-        except UnicodeDecodeError as error:
-            line = error.object.count(b"\n", 0, error.start) + 1
-            raise PipelineError(
-                f"{KEY}: {path}: byte 0x{error.object[error.start]:02x} of line {line} is no "
-                "UTF-8: save it as UTF-8 text"
-            ) from error
-        numbered = enumerate(text.split("\n"), 1)
-        lines += [(f"{path}, line {number}", line) for number, line in numbered if line.strip()]
-    return lines
+    try:
+        text = path.read_bytes().decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = error.object.count(b"\n", 0, error.start) + 1
+        raise PipelineError(f"{KEY}: {path}, line {line} is no UTF-8: save it as UTF-8") from error
+    numbered = enumerate(text.split("\n"), 1)
+    return [(f"{path}, line {number}", line) for number, line in numbered if line.strip()]
 
 
 def _parquet(files: Sequence[Path]) -> Any:
-    """Return the rows of all files as `datasets` maps them into memory.
+    """Return the rows of all files as a table of Arrow."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
 
-    Its copies are made anew each time, and are gone with the rows: one that it keeps is known by
-    the file's time alone.
-    """
-    from datasets import concatenate_datasets, disable_progress_bars, load_dataset
-    from datasets.utils.logging import CRITICAL, set_verbosity
-    from pyarrow.dataset import ParquetFragmentScanOptions
-    from pyarrow.parquet import read_metadata
-
-    disable_progress_bars()
-    set_verbosity(CRITICAL)  # errors are raised, too
-    checked = ParquetFragmentScanOptions(page_checksum_verification=True)
-    parts = []
+    tables = []
     for path in files:
         try:
-            if read_metadata(path).num_rows:  # the builder refuses a file without rows
-                data = {"rows": glob.escape(str(path))}
-                with TemporaryDirectory() as copy:  # a mapped file can be removed
-                    parts.append(
-                        load_dataset(
-                            "parquet", data_files=data, split="rows", cache_dir=copy,
-                            fragment_scan_options=checked,
-                        )
-                    )  # fmt: skip
-        except Exception as error:  # it raises many kinds, with what is wrong as their cause
+            with pq.ParquetFile(path, page_checksum_verification=True) as file:
+                tables.append(file.read())
+        except (OSError, pa.ArrowException) as error:
             raise PipelineError(
-                f"{KEY}: {path} is no Parquet file that can be read: "
-                f"{first_line(error.__cause__ or error)}. Fetch or write it again"
+                f"{KEY}: {path} is no Parquet file that can be read: {first_line(error)}. Fetch "
+                "or write it again"
             ) from error
-    return concatenate_datasets(parts) if parts else []
+    return pa.concat_tables(tables, promote_options="default")
 
 
 class ExcludedRowError(Exception):

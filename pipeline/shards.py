@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,7 +20,7 @@ from tqdm import tqdm
 from pipeline.columns import Tables
 from pipeline.errors import PipelineError
 from pipeline.files import digest, read_checked, write_checked
-from pipeline.ray_workers import There, ray_workers
+from pipeline.ray_workers import ray_workers
 from pipeline.stage import Inputs, Json, Out, Task
 from pipeline.workers import Here, OpenWorker, Result
 
@@ -68,7 +68,9 @@ def compute_shards(
     out.shards.mkdir(exist_ok=True)
     shards = list(_finished(out.shards))
     finished = {name for shard in shards for name in shard.names}
-    with opened(task, inputs, open_worker) as workers:
+    ray = task.runtime.models[0].execution.engine == "ray"
+    here = nullcontext(Here(task, inputs, open_worker, Path.cwd()))
+    with ray_workers(task, inputs, open_worker) if ray else here as workers:
         names = workers.ask("names") if names is None else names
         todo = unfinished(names, finished, workers.ask("batch"))
         total = sum(map(len, todo)) * steps
@@ -79,15 +81,6 @@ def compute_shards(
     out.facts |= {"shards": len(shards), "batch": max(len(shard.names) for shard in shards)}
     place = {name: at for at, name in enumerate(names)}
     return sorted(shards, key=lambda shard: place[shard.names[0]])
-
-
-def opened(
-    task: Task, inputs: Inputs, open_worker: OpenWorker
-) -> AbstractContextManager[Here | There]:
-    """Return the workers that `execution.engine` asks for, as a context."""
-    if task.runtime.models[0].execution.engine == "ray":
-        return ray_workers(task, inputs, open_worker)
-    return nullcontext(Here(task, inputs, open_worker, Path.cwd()))
 
 
 def unfinished(names: Sequence[str], finished: set[str], size: int) -> list[list[str]]:

@@ -12,7 +12,6 @@ import os
 import platform
 import re
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -32,10 +31,7 @@ TIMED = ("timings/", "index.html")  # files that depend on the clock: no part of
 VERDICT = "timings/verdict.md"  # of a report: a paragraph a target, the sentence first
 REBUILDS = 3  # of an artifact that is damaged again and again
 UNWRITABLE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}
-PACKAGES = (
-    *("numpy", "pyarrow", "pandas", "numba", "torch", "transformers", "datasets"),
-    *("matplotlib", "hydra-core"),
-)
+PACKAGES = ("numpy", "pyarrow", "pandas", "numba", "matplotlib", "torch", "transformers")
 
 
 class Store:
@@ -203,15 +199,11 @@ class Store:
         return Artifact(place, task.stage.tables)
 
     def set_aside(self, directory: Path) -> bool:
-        """Move a damaged artifact out of the way and say so; return whether it was damaged.
-
-        It is looked at again first: another process may have mended it meanwhile.
-        """
+        """Move a damaged artifact out of the way and say so; return whether it was damaged."""
         with self.lock():
-            if not directory.is_dir():
-                return False
-            try:
-                Artifact(directory, {}).check()
+            try:  # again: another process may have mended it meanwhile
+                if directory.is_dir():
+                    Artifact(directory, {}).check()
                 return False
             except DamagedError as damage:
                 place = self.root / "damaged" / f"{directory.name}.{time.time_ns()}"
@@ -222,29 +214,20 @@ class Store:
 
     @contextmanager
     def lock(self, task: Task | None = None) -> Iterator[None]:
-        """Hold the lock of a task, or that under which anything is moved to or from its place.
-
-        Where another process holds that of the task, say which one.
-        """
+        """Hold the lock of a task, or that under which anything is moved to or from its place."""
         from filelock import FileLock, Timeout
 
         name = f"{task.stage.name}-{task.key[:12]}" if task else "moving"
         lock = FileLock(self.root / ".locks" / f"{name}.lock")
-        holder = self.root / ".locks" / f"{name}.holder"
-        holder.parent.mkdir(parents=True, exist_ok=True)
+        (self.root / ".locks").mkdir(parents=True, exist_ok=True)
         try:
-            lock.acquire(timeout=0)
+            held = lock.acquire(timeout=0)
         except Timeout:
             if task:
-                by = holder.read_text() if holder.exists() else "unknown"
-                print(f"{task.name} ({by}): another process computes it, waiting", flush=True)
-            lock.acquire()
-        try:
-            if task:
-                holder.write_text(f"process {os.getpid()} on {socket.gethostname()}")
+                print(f"{task.name}: another process computes it, waiting", flush=True)
+            held = lock.acquire()
+        with held:
             yield
-        finally:
-            lock.release()
 
 
 def drop_unfinished(work: Path) -> None:
@@ -281,8 +264,7 @@ def environment() -> Json:
 
 def _processor() -> str:
     """Return the processor's name: Linux tells it in a file, other systems to `platform`."""
-    with suppress(OSError):
-        named = re.search(r"model name\s*: (.+)", Path("/proc/cpuinfo").read_text(encoding="utf-8"))
-        if named is not None:
-            return named[1]
-    return platform.processor() or platform.machine()
+    file = Path("/proc/cpuinfo")
+    text = file.read_text(encoding="utf-8") if file.exists() else ""
+    named = re.search(r"model name\s*: (.+)", text)
+    return named[1] if named else platform.processor() or platform.machine()

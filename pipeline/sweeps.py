@@ -63,42 +63,22 @@ def summary_rows(tasks: list[Task], artifacts: list[Artifact]) -> list[Json]:
     return [row for task, artifact in pairs for row in task.stage.summary(task, artifact)]
 
 
-def print_single(tasks: list[Task], artifacts: list[Artifact], place: Path) -> None:
-    """Print the rows of a single run of a stage whose rows are printed.
-
-    Where these are not all, all are written to a file, which is named.
-
-    Args:
-        tasks: of one stage.
-        artifacts: of these tasks.
-        place: the file, without suffix.
-    """
-    stage = tasks[0].stage
-    if not stage.printed:
-        return
-    every, chosen, which = list[Json](), list[Json](), ""
-    for task, artifact in zip(tasks, artifacts, strict=True):
-        rows = summary_rows([task], [artifact])
-        every += rows
-        if stage.highlights is not None:
-            rows, which = stage.highlights(task, rows)
-        chosen += rows
-    print_table(chosen)
-    if len(chosen) < len(every):
-        print(f"{len(chosen)} of {len(every)} rows: {which}.")
-        write_rows(every, place.with_name(f"{place.name}.csv"))
+def print_single(tasks: list[Task], artifacts: list[Artifact]) -> None:
+    """Print the rows of a single run of a stage whose rows are printed."""
+    if tasks[0].stage.printed:
+        print_table(summary_rows(tasks, artifacts))
 
 
 def write_rows(rows: Sequence[Mapping[str, Any]], file: Path) -> None:
     """Write all rows of a table to a CSV file, and print its name, or why it can't be written."""
     import pandas as pd
 
-    from analysis.report.table import without_formulas
+    from analysis.report.table import csv_text
 
     said = ""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        without_formulas(pd.DataFrame(rows)).to_csv(file, index=False)
+        file.write_text(csv_text(pd.DataFrame(rows), digits=None))
     except OSError as error:
         said = f" can't be written ({error.strerror})"
     print(f"all rows: {relative(file)}{said}", flush=True)
@@ -112,16 +92,16 @@ def print_table(rows: Sequence[Mapping[str, Any]]) -> None:
     names = dict.fromkeys(name for row in rows for name in row)
     if "method" in names:  # which names the rule as well
         names.pop("rule", None)
-    ends = {end for name in names for end in (*limits(name), mark_of(name))} & set(names)
-    shown = [
-        name
-        for name in names
-        if name not in ends and not all(_missing(row.get(name)) for row in rows)
-    ]
-    columns = [[name, *(_cell(name, row) for row in rows)] for name in shown]
+    beside = {end for name in names for end in (*limits(name), mark_of(name))}
+    columns = []
+    for name in names:
+        values = [row.get(name) for row in rows]
+        if name not in beside and any(value is not None and value == value for value in values):
+            columns.append([name, *(_cell(name, row) for row in rows)])
     widths = [max(map(len, column)) for column in columns]
     for line in zip(*columns, strict=True):
         print("  ".join(text.rjust(width) for text, width in zip(line, widths, strict=True)))
+    shown = [column[0] for column in columns]
     if {"empty", "inexact"} <= set(shown):
         print(
             "mean, median, p25 and p5 of the certificates, in nats; empty: share of steps where "
@@ -136,16 +116,13 @@ def print_table(rows: Sequence[Mapping[str, Any]]) -> None:
 
 def _cell(name: str, row: Mapping[str, Any]) -> str:
     """Return a value as text: marked where it is a lower bound, with its interval if it has one."""
-    value, mark = row.get(name), bool(row.get(mark_of(name)))
+    value = row.get(name)
     if not isinstance(value, float):
         return UNDEFINED if value is None else str(value)
-    text = UNDEFINED if math.isnan(value) else at_least(f"{value:.4g}", mark)
-    low, high = (math.nan if row.get(end) is None else row[end] for end in limits(name))
-    return f"{text} [{low:.4g}, {high:.4g}]" if low < high else text
-
-
-def _missing(value: Any) -> bool:
-    return value is None or value != value
+    text = UNDEFINED if math.isnan(value) else f"{value:.4g}"
+    low, high = (row.get(end) for end in limits(name))
+    interval = f" [{low:.4g}, {high:.4g}]" if low is not None and low < high else ""
+    return at_least(text, bool(row.get(mark_of(name)))) + interval
 
 
 def collect(directory: Path) -> int:
@@ -190,11 +167,11 @@ def _publish(directory: Path, name: str, swept: list[str], rows: list[Json]) -> 
 
     from analysis.report.style import render
     from analysis.report.sweep_figure import sweep_figure
-    from analysis.report.table import without_formulas
+    from analysis.report.table import csv_text
 
     print_table(rows)
     table, files = pd.DataFrame(rows), ".csv, .parquet"
-    without_formulas(table).to_csv(directory / f"{name}.csv", index=False)
+    (directory / f"{name}.csv").write_text(csv_text(table, digits=None))
     table.to_parquet(directory / f"{name}.parquet", index=False)
     figure = sweep_figure(table, swept)
     if figure is not None:

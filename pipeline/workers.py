@@ -67,7 +67,7 @@ class Here:
             yield from self._parts(names, progress)
 
     def results(self, names: list[str]) -> tuple[list[tuple[list[str], Result]], int]:
-        """Return the results of a batch, and how many steps it took."""
+        """Return the results of a batch, and how many steps it took: for another process."""
         steps = list[int]()
         return list(self._parts(names, steps.append)), sum(steps)
 

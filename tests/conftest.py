@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
+from contextlib import redirect_stdout
 from dataclasses import dataclass
+from io import StringIO
 from pathlib import Path
-from typing import Any
 
 import pytest
 from filelock import FileLock
 
+from pipeline import cli
 from tests import methods
 
-ROOT = Path(__file__).resolve().parent.parent
 HEAVY = ("torch", "transformers", "tokenizers", "datasets", "numba", "matplotlib")  # to import
 SMALL = [
     "study=mini",
@@ -46,17 +46,18 @@ class SmallStudy:
 
 
 def pipeline(*arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-    """Run ``python -m pipeline`` as a user does, on one thread."""
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run(
-        [sys.executable, "-m", "pipeline", *arguments],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        env=environment,
-        check=False,
-    )
-    assert not check or done.returncode == 0, done.stdout + done.stderr
+    """Run ``python -m pipeline`` in this process; return its status, and what it printed."""
+    out, status = StringIO(), 0
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out):
+        patch.setattr(sys, "argv", ["pipeline", *arguments])
+        patch.setattr(sys, "unraisablehook", sys.unraisablehook)
+        try:
+            cli.main()
+        except SystemExit as end:
+            status = end.code or 0
+    said = status if isinstance(status, str) else ""
+    done = subprocess.CompletedProcess(arguments, int(bool(status)), out.getvalue(), said)
+    assert not check or done.returncode == 0, done.stdout + said
     return done
 
 
@@ -75,31 +76,3 @@ def small_study(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Sma
             text = pipeline(*overrides).stdout
             printed.write_text(text)
     return SmallStudy(outputs, overrides, printed.read_text())
-
-
-LEFT_OUT = pytest.StashKey[int]()  # thorough tests that were not run
-
-
-def pytest_deselected(items: list[pytest.Item]) -> None:
-    """Count the thorough tests that are left out."""
-    for item in items:
-        stash = item.config.stash
-        stash[LEFT_OUT] = stash.get(LEFT_OUT, 0) + bool(item.get_closest_marker("thorough"))
-
-
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Hand the count from a worker of pytest to the process that prints it."""
-    if hasattr(session.config, "workeroutput"):
-        session.config.workeroutput["left_out"] = session.config.stash.get(LEFT_OUT, 0)
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_testnodedown(node: Any) -> None:
-    """Take the count of a worker; all workers collect the same tests."""
-    node.config.stash[LEFT_OUT] = getattr(node, "workeroutput", {}).get("left_out", 0)
-
-
-def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
-    """Print how many thorough tests were left out."""
-    if count := config.stash.get(LEFT_OUT, 0):
-        terminalreporter.line(f"{count} thorough tests were not run: make test-all")

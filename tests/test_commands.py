@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import re
-import runpy
 import shlex
-import sys
 import types
 from collections.abc import Iterator, Sequence
 from functools import cache
@@ -104,7 +102,8 @@ def understood(page: Path, module: str, words: list[str], place: Path) -> list[s
     assert all(flag in hydra or f'"{flag}"' in source for flag in flags), flags
     overrides = [word for word in overrides if not word.startswith("hydra/launcher=")]
     if "--config-dir" in words:
-        own_files(page, place)
+        for one in PAGES:
+            own_files(one, place)
         overrides.append(
             f"hydra.searchpath=[file://{place / words[words.index('--config-dir') + 1]}]"
         )
@@ -147,16 +146,3 @@ def test_every_key_is_one_of_the_configuration(page: Path) -> None:
     groups = "|".join(schema.Config.model_fields)
     named = re.findall(rf"`\+?((?:{groups})(?:\.\w+)+)[`=<]", page.read_text(encoding="utf-8"))
     assert [key for key in named if not known(key)] == []
-
-
-@pytest.mark.parametrize("name", ["solve", "verify"])
-def test_every_command_says_how_it_is_used(
-    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys, "argv", [name, "--help"])
-    for module in (f"pipeline.{name}", f"pipeline.{name}.__main__"):
-        monkeypatch.delitem(sys.modules, module, raising=False)
-    with pytest.raises(SystemExit) as end:
-        runpy.run_module(f"pipeline.{name}", run_name="__main__", alter_sys=True)
-    assert end.value.code == 0
-    assert capsys.readouterr().out.startswith(f"usage: python -m pipeline.{name} ")

@@ -1,24 +1,26 @@
-"""The Makefile, the environment, the choice of an index for torch, and the pinned versions."""
+"""The Makefile, the environment that it makes, and the pinned versions."""
 
 from __future__ import annotations
 
-import importlib.util
+import fcntl
 import io
 import os
 import re
 import subprocess
 import tomllib
-import venv
 from pathlib import Path
-from types import ModuleType
+from threading import Thread
 from unittest.mock import Mock
 
 import pytest
 from packaging.requirements import Requirement
 
-ROOT = Path(__file__).resolve().parent.parent
-PHONY = re.search(r"^\.PHONY: (.+)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
-TARGETS = PHONY[1].split() if PHONY else []
+from pipeline.paths import ROOT
+from tools import setup_env
+
+PIP_CONFIG = "global.index-url='https://mirror.example/simple'\nglobal.timeout='9'\n"
+PHONY = re.search(r"^\.PHONY: ((?:.+\\\n)*.+)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+TARGETS = PHONY[1].replace("\\\n", " ").split() if PHONY else []
 # What a surrounding `make test ARGS=...` would pass on.
 INHERITED = {"ARGS", "MAKEFLAGS", "MAKELEVEL", "MAKEOVERRIDES", "MFLAGS", "PYTHON", "STUDY"}
 
@@ -31,41 +33,40 @@ def make(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_help_lists_every_target_and_every_target_parses() -> None:
-    done = make()
-    assert done.returncode == 0, done.stderr
-    assert [line.split()[1] for line in done.stdout.splitlines()] == TARGETS
+    lines = make().stdout.splitlines()
+    named = [line.split()[1] for line in lines if line.startswith("  make ")]
+    assert ["help", *named] == TARGETS
+    assert len(lines) == len(named) + 2  # groups: to use it, to develop it
     done = make("-n", *TARGETS, "STUDY=paper", "ARGS=stage=certificates")
     assert done.returncode == 0, done.stderr
     assert ".venv/bin/python -m pipeline study=paper stage=certificates" in done.stdout
 
 
 def test_a_study_that_is_none_is_refused_before_anything_is_installed() -> None:
-    for target in ("reproduce", "fetch"):
-        done = make(target, "STUDY=papper")
-        assert (done.returncode, done.stdout) == (2, "")
-        assert "there is no study papper: STUDY is one of log mars mini paper" in done.stderr
+    done = make("fetch", "STUDY=papper")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "there is no study papper: STUDY is one of log mars mini paper" in done.stderr
 
 
-@pytest.mark.parametrize(
-    ("fetched", "status", "said"),
-    [
-        (0, 0, "ran -m pipeline study=quick a=1\n"),
-        (1, 0, "error: no index *****\n***** The embedded models run instead "),
-        (130, 2, ""),  # interrupted
-    ],
-)
+@pytest.mark.parametrize("fetched", [0, 1, 130])
 def test_a_model_that_cant_be_fetched_leaves_the_embedded_study(
-    fetched: int, status: int, said: str, tmp_path: Path
+    fetched: int, tmp_path: Path
 ) -> None:
     python = tmp_path / "python"
     refused = f"echo error: no index >&2; exit {fetched}"
-    write_command(python, f'case "$*" in *pipeline.fetch*) {refused};; esac; echo ran "$@"')
+    python.write_text(
+        f'#!/bin/sh\ncase "$*" in *pipeline.fetch*) {refused};; esac; echo ran "$@"\n'
+    )
+    python.chmod(0o755)
     done = make("reproduce", f"PY={python}", "READY=1 2 dev", "STATE=1 2", "ARGS=a=1")
-    assert done.returncode == status
-    assert said in done.stdout
     ran = done.stdout.partition("ran ")[2]
-    assert ran.startswith("-m pipeline study=mini note='SmolLM2 could not be") == (fetched == 1)
-    assert bool(ran) == (fetched != 130)
+    if fetched == 0:
+        assert ran == "-m pipeline study=quick a=1\n"
+    elif fetched == 1:
+        assert "error: no index *****\n***** The embedded models run instead " in done.stdout
+        assert ran.startswith("-m pipeline study=mini note='SmolLM2 could not be")
+    else:  # interrupted
+        assert (done.returncode, ran) == (2, "")
 
 
 def test_what_tests_need_is_installed_for_tests_only() -> None:
@@ -75,122 +76,100 @@ def test_what_tests_need_is_installed_for_tests_only() -> None:
         ("1 2 dev", "test", ""),
         ("1 2 core", "test", "1 2 dev"),
         ("1 3 dev", "reproduce", "1 2 core"),
-        ("", "reproduce", "1 2 core"),
     ):
         printed = make("-n", target, f"READY={ready}", "STATE=1 2").stdout
         assert ("setup_env.py" in printed) == bool(asked), (ready, target)
         assert asked in printed
 
 
-def write_command(path: Path, body: str) -> None:
-    path.write_text(f"#!/bin/sh\n{body}\n")
-    path.chmod(0o755)
-
-
-# --- tools/setup_env.py --------------------------------------------------------------------------
-
-
 @pytest.fixture
-def setup_env(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    spec = importlib.util.spec_from_file_location("setup_env", ROOT / "tools" / "setup_env.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    monkeypatch.delenv("TORCH_INDEX", raising=False)
-    monkeypatch.setattr(module.platform, "system", lambda: "Linux")
-    monkeypatch.setattr(module, "has_nvidia_driver", lambda: False)
-    monkeypatch.setattr(module.urllib.request, "urlopen", lambda *_, **__: io.BytesIO())
-    return module
+def called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The commands of an installation, which make nothing but the directories."""
+    commands = list[str]()
 
-
-def test_torch_is_the_cpu_build_only_on_linux_without_a_driver(setup_env, monkeypatch) -> None:
-    assert setup_env.torch_index() == ["--extra-index-url", setup_env.CPU_INDEX]
-    monkeypatch.setattr(setup_env, "has_nvidia_driver", lambda: True)
-    assert setup_env.torch_index() == []
-    monkeypatch.setenv("TORCH_INDEX", "https://builds.example/cu126")
-    assert setup_env.torch_index() == ["--extra-index-url", "https://builds.example/cu126"]
-    monkeypatch.setattr(setup_env, "has_nvidia_driver", lambda: False)
-    monkeypatch.setenv("TORCH_INDEX", "")
-    assert setup_env.torch_index() == []
-    monkeypatch.delenv("TORCH_INDEX")
-    monkeypatch.setattr(setup_env.urllib.request, "urlopen", Mock(side_effect=OSError))
-    assert setup_env.torch_index() == []
-    monkeypatch.setattr(setup_env.platform, "system", lambda: "Darwin")
-    assert setup_env.torch_index() == []
-
-
-@pytest.mark.parametrize("version", [(3, 10, 12), (3, 14, 1), (3, 15, 0)])
-def test_a_python_that_does_not_fit_is_refused(setup_env, monkeypatch, version) -> None:
-    monkeypatch.setattr(setup_env.sys, "version_info", version)
-    with pytest.raises(SystemExit, match=r"3\.11 to 3\.14 .* make install PYTHON="):
-        setup_env.main("1 9 core")
-
-
-def test_half_made_environment_is_made_again(setup_env, monkeypatch, tmp_path, capsys) -> None:
-    """A failed installation counts for nothing; a finished one is only brought up to date."""
-    outcomes = iter([RuntimeError, None, None, None])
-
-    installed = []
-
-    def install(environment: Path, what: str, lock: object) -> None:
-        assert (environment / "bin" / "python").exists()
-        installed.append(what)
-        if (outcome := next(outcomes)) is not None:
-            raise outcome
+    def call(*command: str) -> int:
+        commands.append(" ".join(command))
+        if "venv" in command:
+            version = Path(os.__file__).parent.name
+            (tmp_path / ".venv" / "lib" / version).mkdir(parents=True, exist_ok=True)
+        return 0
 
     monkeypatch.setattr(setup_env, "ROOT", tmp_path)
-    monkeypatch.setattr(setup_env, "install", install)
-    builder = venv.EnvBuilder  # without pip, which takes seconds
-    monkeypatch.setattr(venv, "EnvBuilder", lambda **given: builder(**given | {"with_pip": False}))
-
-    def said(state: str) -> str:
-        setup_env.main(state)
-        return capsys.readouterr().out.split(" ")[0]
-
-    with pytest.raises(RuntimeError):
-        said("1 9 core")
-    assert capsys.readouterr().out.startswith("Making")
-    (tmp_path / ".venv" / "left-over").touch()
-    assert said("1 9 core") == "Making"
-    assert not (tmp_path / ".venv" / "left-over").exists()
-    assert said("1 9 core") == ""  # nothing to do: install is not called
-    assert said("1 9 dev") == "Updating"  # more
-    assert said("1 9 core") == ""  # is a part of it
-    assert said("2 9 core") == "Updating"  # other versions, of all that is there
-    assert installed == [".", ".", ".[dev]", ".[dev]"]
-    assert not setup_env.is_reusable(tmp_path / ".venv", "2 8 dev")  # other place
+    monkeypatch.setattr(setup_env, "call", call)
+    monkeypatch.setattr(setup_env.shutil, "which", lambda _: "/usr/bin/uv")
+    monkeypatch.setattr(setup_env.subprocess, "run", lambda *_, **__: Mock(stdout=PIP_CONFIG))
+    for name in setup_env.SETTINGS.values():
+        monkeypatch.setenv(name, "")  # and as it was afterwards
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("TORCH_INDEX", "https://builds.example/cpu")
+    return commands
 
 
-def test_what_pip_is_asked_for_and_what_is_said_when_it_fails(
-    setup_env, monkeypatch, tmp_path
+def test_an_environment_is_made_once_and_an_interrupted_one_from_scratch(
+    called: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    python = tmp_path / ".venv" / "bin" / "python"
-    python.parent.mkdir(parents=True)
-    monkeypatch.setattr(setup_env, "ROOT", tmp_path)
-    with (tmp_path / "lock").open("w") as lock:
-        write_command(python, 'echo "$@" >asked')
-        setup_env.install(tmp_path / ".venv", ".[dev]", lock)
-        asked = (tmp_path / "asked").read_text()
-        assert "--constraint constraints.txt --editable .[dev] --extra-index-url http" in asked
-        write_command(python, "exit 1")
-        with pytest.raises(SystemExit, match="run make again"):
-            setup_env.install(tmp_path / ".venv", ".", lock)
+    def asked(state: str) -> list[str]:
+        called.clear()
+        setup_env.main(state)
+        new = [command for command in called if "venv --clear" in command]
+        return [*(["new"] if new else []), *re.findall(r"--editable (\S+)", " ".join(called))]
+
+    assert asked("1 9 core") == ["new", "."]
+    assert os.environ["UV_DEFAULT_INDEX"] == "https://mirror.example/simple"
+    assert "uv pip install" in called[1]
+    assert "--constraint constraints.txt" in called[1]
+    assert called[1].endswith("--extra-index-url https://builds.example/cpu")
+    assert asked("1 9 core") == []
+    assert asked("1 9 dev") == [".[dev]"]  # more
+    assert asked("1 9 core") == []  # is a part of it
+    assert asked("2 9 core") == [".[dev]"]  # other versions, of all that is there
+    assert asked("2 8 core") == ["new", "."]  # another directory
+    (tmp_path / ".venv/ready").unlink()  # as an interruption leaves it
+    assert asked("2 8 core") == ["new", "."]
+    monkeypatch.setattr(setup_env.shutil, "which", lambda _: None)
+    asked("3 8 core")
+    assert called[0].endswith(" install --quiet --no-compile uv")
+    monkeypatch.setattr(setup_env, "call", lambda *command: "install" in command)
+    with pytest.raises(SystemExit, match=r"run make again .* make install PYTHON="):
+        asked("4 8 core")
+    assert not (tmp_path / ".venv/ready").exists()
 
 
-def test_a_link_is_not_emptied(setup_env, monkeypatch, tmp_path) -> None:
+def test_two_at_once_wait_for_each_other(called: list[str], tmp_path: Path) -> None:
+    with (tmp_path / ".venv.lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        other = Thread(target=setup_env.main, args=("1 9 core",))
+        other.start()
+        other.join(0.2)
+        assert other.is_alive()
+        assert not called
+    other.join(10)
+    assert len(called) == 2
+
+
+def test_a_link_is_not_emptied(called: list[str], tmp_path: Path) -> None:
     """An environment that several checkouts share; making it anew would take it from the others."""
-    shared = tmp_path / "shared"
-    shared.mkdir()
-    (shared / "python").touch()
-    (tmp_path / ".venv").symlink_to(shared)
-    monkeypatch.setattr(setup_env, "ROOT", tmp_path)
+    (tmp_path / "shared").mkdir()
+    (tmp_path / ".venv").symlink_to(tmp_path / "shared")
     with pytest.raises(SystemExit, match=r"\.venv is a link to .*shared: remove the link"):
         setup_env.main("1 9 core")
-    assert (shared / "python").exists()
+    assert not called
 
 
-# --- versions -----------------------------------------------------------------------------------
+def test_torch_is_the_cpu_build_only_on_linux_without_a_driver(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("TORCH_INDEX", raising=False)
+    monkeypatch.setattr(setup_env.platform, "system", lambda: "Linux")
+    monkeypatch.setattr(setup_env, "DRIVERS", ("/nowhere",))
+    monkeypatch.setattr(setup_env, "urlopen", lambda *_, **__: io.BytesIO())
+    assert setup_env.torch_index() == ["--extra-index-url", setup_env.CPU_INDEX]
+    for name, value in {"DRIVERS": ("/",), "urlopen": Mock(side_effect=OSError)}.items():
+        with monkeypatch.context() as patch:
+            patch.setattr(setup_env, name, value)
+            assert setup_env.torch_index() == []
+    monkeypatch.setenv("TORCH_INDEX", "")
+    assert setup_env.torch_index() == []
 
 
 def test_every_dependency_is_pinned_within_its_range() -> None:

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from conf import schema
+from pipeline.paths import ROOT
 from pipeline.study import STAGES, Study
 from tests.conftest import HEAVY
 
-ROOT = Path(__file__).resolve().parent.parent
 ALLOWED = {"analysis": {"analysis"}, "conf": {"conf"}, "pipeline": {"analysis", "conf", "pipeline"}}
 
 
@@ -72,19 +72,15 @@ def test_stages_do_not_import_each_other() -> None:
             assert not f"{name}.".startswith(others), f"{path} imports {name}"
 
 
-def test_the_graph_lists_the_stages_of_the_configuration_in_order() -> None:
+def test_the_stages_are_in_order_and_made_from_what_they_declare(tmp_path: Path) -> None:
     assert tuple(STAGES) == schema.STAGE_NAMES
+    tasks = Study("study=mini", f"outputs={tmp_path}").tasks
     for at, (name, stage) in enumerate(STAGES.items()):
         assert stage.name == name
         assert set(stage.upstream) <= set(list(STAGES)[:at]), name
-
-
-def test_what_a_stage_is_made_from_it_declares(tmp_path: Path) -> None:
-    for name, planned in Study("study=mini", f"outputs={tmp_path}").tasks.items():
-        assert planned, name
-        for task in planned:
-            above = {one.stage.name for one in task.inputs.values()}
-            assert above <= set(STAGES[name].upstream), name
+        assert tasks[name], name
+        for task in tasks[name]:
+            assert {one.stage.name for one in task.inputs.values()} <= set(stage.upstream), name
 
 
 def test_the_public_names_are_imported_when_asked_for() -> None:
@@ -93,7 +89,7 @@ def test_the_public_names_are_imported_when_asked_for() -> None:
         f"assert not [name for name in {(*HEAVY, 'numpy')!r} if name in sys.modules]\n"
         "from analysis import TopK\n"
         "assert 'numba' not in sys.modules\n"
-        "from analysis import TopK, certify, certify_logits\n"
+        "from analysis import TopK, certify\n"
         "from analysis.rules import StrictGreedy\n"
         "print(certify(TopK.from_probabilities([0.75, 0.25]), StrictGreedy()).lower.round(6))"
     )

@@ -16,8 +16,8 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from ..acceptance.summary import RACES, RACES_LOWER, SPECULATIVE
 from ..rules import Additive, Mars, Multiplicative, Rule, StrictGreedy, TopMAdditive, Tree, Typical
 from ..statistics.run_lengths import with_censored
-from .measured import Results
 from .published import TABLE2
+from .results import Results
 from .style import (
     BLACK,
     BLUE,
@@ -47,6 +47,12 @@ SAMPLED = {  # schemes that sample the draft
     RACES: "Exponential races, first draft",
     RACES_LOWER: "Exponential races, harmonic mean (Lemma C.1)",
 }
+BY_DEPTH = {
+    "kl_median": "KL(p‖q), median, nats",
+    "finite": "finite KL",
+    "acceptance": "accepted",
+    "certified": "certified",
+}
 SELECTED: tuple[Rule, ...] = (  # for tables with several rows a rule
     StrictGreedy(),
     Additive(0.1),
@@ -56,7 +62,6 @@ SELECTED: tuple[Rule, ...] = (  # for tables with several rows a rule
     Mars(0.9),
     Tree(4),
 )
-DOTS = ("D", "o")
 ROW, APART = 0.3, 0.16  # inches for a rule, and between its two points
 MOST = 10  # rows of a panel
 
@@ -78,16 +83,15 @@ def acceptance_table(results: Results) -> Table:
 
     What is certified is left out where the drafter's KL is infinite at every step.
     """
-    labels = [rule.label for rule in judged_rules(results)]
-    data = with_censored(results.select("acceptance", rule=[*labels, *SAMPLED]))
+    rules = judged_rules(results)
+    order = [*(rule.label for rule in rules), *SAMPLED]
+    data = with_censored(results.select("acceptance", rule=order))
     finite = results.select("breakdown", depth=0, rule="", statistic="finite")["value"]
     columns = [name for name in COLUMNS if finite.any() or name not in CERTIFIED]
-    of_trees = [rule.label for rule in judged_rules(results) if not rule.judges_tokens]
-    kept = data["statistic"].isin(columns)
-    kept &= (data["statistic"] != "probability_given_up") | ~data["rule"].isin(of_trees)
-    shown = data[kept]
-    order = {label: at for at, label in enumerate([*labels, *SAMPLED])}
-    shown = shown.sort_values("rule", key=lambda names: names.map(order), kind="stable")
+    of_trees = [rule.label for rule in rules if not rule.judges_tokens]
+    kept = (data["statistic"] != "probability_given_up") | ~data["rule"].isin(of_trees)
+    shown = data[kept & data["statistic"].isin(columns)]
+    shown = shown.sort_values("rule", key=lambda of: of.map(order.index), kind="stable")
     cells = [
         run_text(value, censored) if "per_call" in statistic else percent_text(value)
         for value, censored, statistic in zip(
@@ -124,16 +128,14 @@ def depth_table(results: Results) -> Table | None:
     data = data[data["depth"] > 0] if len(data) else data
     if data.empty:
         return None
-    keys = ["target", "depth"]
-    finite = data[data["statistic"] == "finite"].set_index(keys)["value"]
-    of = pd.Series(finite.loc[list(map(tuple, data[keys].to_numpy()))].to_numpy(), data.index)
-    kept = (data["statistic"] != "certified") | (of > 0) | (data["value"] > 0)
-    kept &= (data["statistic"] != "kl_median") | np.isfinite(data["value"])
-    kept &= (data["statistic"] != "finite") | bool((finite < 1).any())
-    names = {"acceptance": "accepted", "kl_median": "KL(p‖q), median, nats", "finite": "finite KL"}
-    shown = data[kept]
-    order = {name: at for at, name in enumerate(("kl_median", "finite", "acceptance", "certified"))}
-    shown = shown.sort_values("statistic", key=lambda of: of.map(order), kind="stable")
+    finite = data[data["statistic"] == "finite"].set_index(["target", "depth"])["value"]
+    of = data.join(finite.rename("finite"), on=["target", "depth"])["finite"]
+    statistic, value = data["statistic"], data["value"]
+    kept = (statistic != "certified") | (of > 0) | (value > 0)
+    kept &= (statistic != "kl_median") | np.isfinite(value)
+    kept &= (statistic != "finite") | bool((finite < 1).any())
+    order = list(BY_DEPTH).index
+    shown = data[kept].sort_values("statistic", key=lambda of: of.map(order), kind="stable")
     shown = shown.assign(depth=[f"depth {depth}" for depth in shown["depth"]])
     cells = [
         number_text(value, 3) if statistic == "kl_median" else percent_text(value)
@@ -150,7 +152,7 @@ def depth_table(results: Results) -> Table | None:
         "target's own text: it reads the target's hidden states where they are known, and its own "
         "output after that. All other tables show depth 1.",
         data[[*first, *(name for name in data if name not in first)]],
-        table.rename(index=names, level=0)
+        table.rename(index=BY_DEPTH, level=0)
         .rename(index={**results.names, "": "the drafter"}, level=1)
         .rename_axis(index=["", "Rule"]),
     )
@@ -169,15 +171,15 @@ def rules_figure(results: Results) -> Figure:
         axes = drawing.subplots(1, len(results.targets), sharex=True, sharey=True, squeeze=False)
         heights, labels = np.arange(len(rules)), [rule.label for rule in rules]
         for axis, target in zip(axes[0], results.targets, strict=True):
-            for place, kind in enumerate(("certified", "acceptance")):
+            for side, kind, marker in ((-0.5, "certified", "D"), (0.5, "acceptance", "o")):
                 rows = results.select("acceptance", target=target, statistic=kind)
                 rows = rows.set_index("rule").loc[labels]
                 axis.errorbar(
                     rows["value"],
-                    heights + APART * (place - 0.5),
+                    heights + APART * side,
                     xerr=error_bars(rows["value"], rows["ci_low"], rows["ci_high"]),
-                    fmt=DOTS[place],
-                    color=LINES[place][0],
+                    fmt=marker,
+                    color=LINES[side > 0][0],
                     markersize=3,
                     elinewidth=0.7,
                     label=COLUMNS[kind],
@@ -190,7 +192,7 @@ def rules_figure(results: Results) -> Figure:
         axes[0, 0].set_yticks(heights, [rule.title for rule in rules], fontsize=6.5)
         axes[0, 0].set_ylim(len(rules) - 0.4, -0.6)
         axes[0, 0].set_xlim(-0.02, 1.02)
-        legend(drawing, axes[0, :1], 2)
+        legend(drawing, axes[0, :1])
         return drawing
 
     return Figure(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import pandas as pd
 
@@ -32,14 +33,16 @@ def accuracy_sections(
         confidence: of the intervals.
     """
     title = f"Right answers when decoding with {drafter}"
-    targets, swept = [pair.target for pair in answered], [_swept(table) for table in tables]
+    swept = []
+    for table in tables:
+        totals = table[table["task"] == ALL]
+        theta = [rule.theta if isinstance(rule, Mars) else math.nan for rule in totals["rule"]]
+        swept.append(totals.assign(theta=theta))
+    figure = thresholds_figure([pair.target for pair in answered], swept, "accuracy")
+    shown = [accuracy_table(answered, tables, margin, confidence)]
     return [
-        Section(
-            title,
-            [accuracy_table(answered, tables, margin, confidence)],
-            [f"{tasks_sentence(pair)}." for pair in answered],
-        ),
-        Section(f"{title}: speed", [thresholds_figure(targets, swept, "accuracy")], timed=True),
+        Section(title, shown, [f"{tasks_sentence(pair)}." for pair in answered]),
+        Section(f"{title}: speed", [figure], timed=True),
     ]
 
 
@@ -56,25 +59,22 @@ def accuracy_table(
     ).drop(columns="speedup")
     alone = data["drafter"] == "none"  # compared with itself
     paired = data[["difference", "difference_ci_low", "difference_ci_high"]].mask(alone)
-    decided = data["decided"].astype(object).where(data["task"] == ALL).fillna(UNDEFINED)
-    columns = {
+    changes = data["lost"].astype(str) + ", " + data["won"].astype(str)
+    decided = data["decided"].astype(object).where(data["task"] == ALL)
+    columns: dict[str, Any] = {
         **settings(data),
-        "items": list(map(str, data["items"])),
-        "right": [percent_text(share) for share in data["accuracy"]],
-        "lost, won": [
-            UNDEFINED if one else f"{lost}, {won}"
-            for one, lost, won in zip(alone, data["lost"], data["won"], strict=True)
-        ],
+        "items": data["items"].map(str),
+        "right": data["accuracy"].map(percent_text),
+        "lost, won": changes.mask(alone, UNDEFINED),
         "difference": [
-            interval_text(value, low, high, 1)
-            for value, low, high in (100 * paired).to_numpy().tolist()
+            interval_text(*ends, digits=1) for ends in (100 * paired).to_numpy().tolist()
         ],
         "p": [number_text(p, 3) for p in data["p_value"].mask(alone)],
-        "decided": list(decided),
+        "decided": decided.fillna(UNDEFINED),
         "recovery": [number_text(share, 3) for share in data["recovery"]],
-        "changed": [percent_text(share) for share in data["changed"]],
+        "changed": data["changed"].map(percent_text),
         "nats given up": [number_text(nats, 4) for nats in data["nats_given_up"]],
-        "τ": [number_text(tokens) for tokens in data["tokens_per_call"]],
+        "τ": data["tokens_per_call"].map(number_text),
     }
     rows = ["task", "method"] if len(data["task"].unique()) > 1 else ["method"]
     return Table(
@@ -89,24 +89,16 @@ def accuracy_table(
     )
 
 
-def _swept(table: pd.DataFrame) -> pd.DataFrame:
-    """Return the answers to all tasks together, with the threshold of MARS, NaN of others."""
-    totals = table[table["task"] == ALL]
-    theta = [rule.theta if isinstance(rule, Mars) else math.nan for rule in totals["rule"]]
-    return totals.assign(theta=theta)
-
-
 def tasks_sentence(pair: Answered) -> str:
     """Return a line with a target's tasks, and the answers that exact methods changed."""
     items = pair.data["item_id"].groupby(pair.data["run"]).size().iloc[0]
     text = f"{pair.target}: {items} items of the tasks {', '.join(pair.tasks)}"
     if not pair.runs["exact"].sum() > (pair.runs["drafter"] == "none").sum():
         return text
-    changed = differing(pair).query("exact")
-    if changed.empty:
-        return f"{text}; methods that must not change answers changed none"
+    changed = differing(pair).query("exact").to_dict("records")
+    text += f"; methods that must not change answers changed {len(changed) or 'none'}"
     where = ", ".join(
         f"{row['task']}/{row['item_id']} with {row['method']} (gap {row['gap']:.1e})"
-        for _, row in changed.iterrows()
+        for row in changed
     )
-    return f"{text}; methods that must not change answers changed {len(changed)}: {where}"
+    return f"{text}: {where}" if changed else text

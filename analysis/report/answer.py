@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from ..rules import Rule
-from .measured import Target
-from .style import RULE_FAMILIES
-from .text import share_text
+from .results import Target
+from .text import percent_text
 
-EPS = (
-    0.1  # nats: the KL of the drafters that steps are certified for where the study has no drafter
-)
+EPS = 0.1  # nats: the KL of the drafters that steps are certified for in a study without one
 FATES = ("open", "rejected", "accepted", "certified")  # of a step, by the digit that stands for it
 PROMPT = 100  # characters of a prompt
 
 
-@dataclass(frozen=True)
-class Answer:
+class Answer(NamedTuple):
     """The median answer.
 
     Attributes:
@@ -35,56 +30,39 @@ class Answer:
     rules: list[tuple[str, str, str]]
 
 
-def in_order(rules: Sequence[Rule]) -> list[Rule]:
-    """Return rules by family, and from strict to relaxed within a family where that is defined."""
-    names = [
-        *RULE_FAMILIES,
-        *dict.fromkeys(rule.name for rule in rules if rule.name not in RULE_FAMILIES),
-    ]
-
-    def strictness(rule: Rule) -> list[float]:
-        return [sign * rule.parameters[name] for name, sign in rule.relaxes.items()]
-
-    return sorted(rules, key=lambda rule: (names.index(rule.name), strictness(rule)))
-
-
 def median_answer(target: Target) -> Answer:
     """Return the median answer of a target.
 
-    It is the median by the first rule: of the share of accepted tokens or, without a drafter, of
-    the mean certificate.
+    It is the median by the study's first rule: of the share of accepted tokens or, without a
+    drafter, of the mean certificate.
     """
-    rules = in_order(list(target.certificates))
-    first, prompts, steps = rules[0], target.bootstrap.prompts, target.bootstrap.steps
-    judged = target.judged.get(first.label)
-    values = (
-        np.minimum(target.certificates[first][0], first.ceiling)
-        if judged is None
-        else judged.accepted
-    )
-    shares = np.bincount(prompts, weights=values) / steps
-    prompt = int(np.argsort(shares, kind="stable")[round((len(shares) - 1) / 2)])
-    text = target.prompts[prompt][1]
-    begun = text[:PROMPT]
-    begin = int(steps[:prompt].sum())
-    chosen = slice(begin, begin + int(steps[prompt]))
+    first, *_ = target.certificates
+    steps = target.bootstrap.steps
+    values = np.minimum(target.certificates[first][0], first.ceiling)
+    if target.judged:
+        values = target.judged[first.label].accepted.astype(float)
+    shares = np.bincount(target.bootstrap.prompts, weights=values) / steps
+    answer = int(np.argsort(shares, kind="stable")[round((len(shares) - 1) / 2)])
+    begin, text = int(steps[:answer].sum()), target.prompts[answer]
+    chosen, begun = slice(begin, begin + int(steps[answer])), text[:PROMPT]
     return Answer(
         text if len(text) <= PROMPT else f"{begun.rpartition(' ')[0] or begun} …",
         [target.words.get(token, f"#{token}") for token in target.tokens[chosen].tolist()],
-        [(rule.title, *fates(target, rule, chosen)) for rule in rules],
+        [(rule.title, *_fates(target, rule, chosen)) for rule in target.certificates],
     )
 
 
-def fates(target: Target, rule: Rule, chosen: slice) -> tuple[str, str]:
+def _fates(target: Target, rule: Rule, chosen: slice) -> tuple[str, str]:
     """Return the shares of the chosen steps, and what becomes of each, as in `Answer.rules`."""
     judged = target.judged.get(rule.label)
     if judged is None:
         certified = target.certificates[rule][0][chosen] > EPS
         places = certified * FATES.index("certified")
-        shares = f"{share_text(certified.mean())} certified"
+        shares = f"{percent_text(certified.mean())} certified"
     else:
         accepted, certified = judged.accepted[chosen], judged.certified[chosen]
         places = 1 + accepted + certified
-        both = share_text(accepted.mean()), share_text(certified.mean())
-        shares = "{} accepted, {} certified".format(*both)
+        shares = (
+            f"{percent_text(accepted.mean())} accepted, {percent_text(certified.mean())} certified"
+        )
     return shares, "".join(map(str, places.tolist()))

@@ -45,27 +45,23 @@ def bounds_table(targets: Mapping[str, Sequence[RuleSteps]], eps: float) -> Tabl
         targets: the rules and their steps (`compared_steps`), by printed name of the target.
         eps: KL at which the closed forms are turned round, and the certified steps are counted.
     """
-    frames = {
-        target: [_bound_rows(*item, eps) for item in items] for target, items in targets.items()
-    }
-    if not any(frames.values()):
+    frames = [
+        (target, rule, _bound_rows(rule, steps, eps))
+        for target, items in targets.items()
+        for rule, steps in items
+    ]
+    if not frames:
         return None
-    titles = {rule.label: rule.title for items in targets.values() for rule, _ in items}
-    printed = pd.DataFrame(
-        [
-            {"target": target, "Criterion": titles[rows["rule"].iloc[0]], **_printed(rows)}
-            for target, parts in frames.items()
-            for rows in parts
-        ]
-    ).set_index(["target", "Criterion"])
-    columns = {}
+    names = [{"target": target, "Criterion": rule.title} for target, rule, _ in frames]
+    printed = pd.DataFrame([_printed(rows) for *_, rows in frames])
+    columns: dict[Any, Any] = {}
     for heading, name in NUMBERS.items():
         digits = decimals(printed[name])
         columns[heading] = [number_text(value, digits) for value in printed[name]]
     above = f"certified at ε = {eps:g}"
-    columns[above, "R > ε"] = [percent_text(share) for share in printed["exact"]]
-    columns[above, "asks for"] = list(printed["asks"])
-    columns[above, "met"] = [percent_text(share) for share in printed["certified"]]
+    columns[above, "R > ε"] = printed["exact"].map(percent_text)
+    columns[above, "asks for"] = printed["asks"]
+    columns[above, "met"] = printed["certified"].map(percent_text)
     return Table(
         "bounds",
         "Certificates and their bounds",
@@ -73,12 +69,13 @@ def bounds_table(targets: Mapping[str, Sequence[RuleSteps]], eps: float) -> Tabl
         "4.5 with the first rejected probability b and with the threshold θ, and the rule's "
         "theorem; the least ratio is 1 where a bound is tight. What the theorem asks for R > ε, "
         "and the share of steps that meet it.",
-        together((target, pd.concat(rows)) for target, rows in frames.items() if rows),
-        pd.DataFrame(columns, index=printed.index),
+        together((target, rows) for target, _, rows in frames),
+        pd.DataFrame(columns).set_axis(pd.MultiIndex.from_frame(pd.DataFrame(names))),
     )
 
 
 def _bound_rows(rule: Rule, steps: pd.DataFrame, eps: float) -> pd.DataFrame:
+    """Return the closed forms of a rule, and what they ask for, over its compared steps."""
     compared = steps.dropna(subset=["certificate", "b"])
     r = compared["certificate"].to_numpy()
     rows: list[dict[str, Any]] = []
@@ -104,17 +101,16 @@ def _printed(frame: pd.DataFrame) -> dict[str, Any]:
     lower, upper, wanted = (
         frame[frame["kind"] == kind].set_index("bound") for kind in ("lower", "upper", "sufficient")
     )
-    of_family = next((name for name in lower.index if not name.startswith("lemma")), "")
-    names = {"value": "lemma 4.5", "threshold": "lemma 4.5 threshold form", "theorem": of_family}
-    forms = {
-        key: lower.loc[name] if name in lower.index else dict.fromkeys(lower.columns, math.nan)
-        for key, name in names.items()
-    }
+    theorem = [name for name in lower.index if not name.startswith("lemma")]
+    lower = lower.reindex(["lemma 4.5", "lemma 4.5 threshold form", *(theorem or [""])[:1]])
+    value, threshold, own = lower[["median", "ratio"]].to_dict("records")
     return {
         "R": frame["certificate"].iloc[0],
-        **{key: form["median"] for key, form in forms.items()},
-        "value_ratio": forms["value"]["ratio"],
-        "theorem_ratio": forms["theorem"]["ratio"],
+        "value": value["median"],
+        "threshold": threshold["median"],
+        "theorem": own["median"],
+        "value_ratio": value["ratio"],
+        "theorem_ratio": own["ratio"],
         "exact": frame["exact"].iloc[0],
         "asks": wanted["asks"].iloc[0],
         "certified": wanted["certified"].iloc[0],

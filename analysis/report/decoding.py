@@ -1,39 +1,69 @@
-"""Decoding with a drafter: acceptance, tokens per call, and what relaxed rules give up."""
+"""Decoding with a drafter: acceptance and tokens per call, then what depends on the clock.
+
+`speeds` are the tables of `analysis.decoding.speed.speed`, one for each target, with the threshold
+`theta` of MARS.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pandas as pd
 
-from ..decoding import metrics
+from ..decoding import metrics, speed
 from ..decoding.metrics import Decoded
 from ..statistics.bootstrap import Resampling
 from .table import Table, indexed
 from .text import UNDEFINED, interval_text, number_text, percent_text
 
+Speeds = Sequence[pd.DataFrame]
+NUMBERS = {  # of the speed table: heading, column, factor and decimals
+    ("ms", "first"): ("first_token", 1000, 2),
+    ("ms", "a token"): ("tpot", 1000, 2),
+    ("between tokens, ms", "50 %"): ("itl_50", 1000, 2),
+    ("between tokens, ms", "99 %"): ("itl_99", 1000, 2),
+    ("a call, ms", "draft"): ("c_draft", 1000, 2),
+    ("a call, ms", "verify"): ("c_verify", 1000, 2),
+    ("a call, ms", "other"): ("c_other", 1000, 2),
+    ("costs", "ρ"): ("rho", 1, 3),
+    ("costs", "verify/c_p"): ("verify_ratio", 1, 2),
+    ("best", "γ"): ("best_length", 1, 0),
+    ("best", "γ*"): ("formula_length", 1, 1),
+    ("", "MiB"): ("memory", 2**-20, 1),
+}
+
+
+def settings(data: pd.DataFrame) -> dict[str, list[str]]:
+    """Return the columns of a method's draft length and temperature."""
+    return {
+        "γ": [str(int(gamma)) if gamma else UNDEFINED for gamma in data["draft_length"]],
+        "T": [f"{temperature:g}" for temperature in data["temperature"]],
+    }
+
+
+def intervals(data: pd.DataFrame, names: Iterable[str], unit: str = "") -> list[str]:
+    """Return the cells of a column and the two with the ends of its interval."""
+    return [interval_text(*ends, unit=unit) for ends in data[[*names]].to_numpy().tolist()]
+
 
 def decoding_table(decoded: Sequence[Decoded], statistics: Resampling) -> Table:
     """Return acceptance, tokens per call and the cost of lossy rules, a row a method."""
-    frames = [_acceptance(pair, statistics) for pair in decoded]
-    data = pd.concat(frames, ignore_index=True)
+    data = pd.concat([_acceptance(pair, statistics) for pair in decoded], ignore_index=True)
+    tokens = [f"tokens_per_call{end}" for end in ("", "_ci_low", "_ci_high")]
     drafting = data["draft_length"] > 0
     columns: dict[str, Any] = {
         **settings(data),
         "a": [number_text(rate, 3) for rate in data["rate"]],
         "by position": data["by_position"],
-        "drafted": [number_text(count) for count in data["drafted_per_call"]],
-        "τ": [
-            interval_text(*row)
-            for row in data[[f"tokens_per_call{end}" for end in ("", "_ci_low", "_ci_high")]]
-            .to_numpy()
-            .tolist()
-        ],
-        "closed form": [number_text(tokens) for tokens in data["closed_form"].where(drafting)],
-        "agreement": [percent_text(share) for share in data["agreement"]],
+        "drafted": data["drafted_per_call"].map(number_text),
+        "τ": intervals(data, tokens),
+        "closed form": data["closed_form"].where(drafting).map(number_text),
+        "agreement": data["agreement"].map(percent_text),
         "nats given up": [number_text(nats, 4) for nats in data["nats_given_up"]],
-        "differ": [UNDEFINED if pd.isna(count) else f"{count:.0f}" for count in data["differing"]],
+        "differ": [number_text(count, 0) for count in data["differing"]],
     }
     return Table(
         "decoding_acceptance",
@@ -47,20 +77,12 @@ def decoding_table(decoded: Sequence[Decoded], statistics: Resampling) -> Table:
     )
 
 
-def settings(data: pd.DataFrame) -> dict[str, list[str]]:
-    """Return the columns of a method's draft length and temperature."""
-    return {
-        "γ": [str(int(gamma)) if gamma else UNDEFINED for gamma in data["draft_length"]],
-        "T": [f"{temperature:g}" for temperature in data["temperature"]],
-    }
-
-
 def _acceptance(pair: Decoded, statistics: Resampling) -> pd.DataFrame:
-    """Return `analysis.decoding.metrics.acceptance` of a target.
+    """Return `analysis.decoding.metrics.acceptance` of a target, with three columns more.
 
-    Added are by_position, the acceptance at each place of a draft in percent; differing, the
-    answers of strict greedy that differ from the target's own; and largest_gap, the largest
-    difference of the two largest logits at the first token that differs.
+    by_position is the acceptance at each place of a draft in percent; differing counts the answers
+    of strict greedy that differ from the target's own; largest_gap is the largest difference of the
+    two largest logits at the first token that differs.
     """
     table = metrics.acceptance(pair, *statistics).assign(prompts=pair.prompts, target=pair.target)
     rates = metrics.position_rates(pair.calls).groupby("run")["rate"]
@@ -72,3 +94,76 @@ def _acceptance(pair: Decoded, statistics: Resampling) -> pd.DataFrame:
         differing=counts.reindex(table.index),
         largest_gap=differences.max().reindex(table.index),
     )
+
+
+def speed_table(decoded: Sequence[Decoded], speeds: Speeds) -> Table:
+    """Return throughput, latency, costs of a call and memory."""
+    pairs = zip(decoded, speeds, strict=True)
+    data = pd.concat([table.assign(target=pair.target) for pair, table in pairs], ignore_index=True)
+    columns: dict[Any, Any] = {("", name): cells for name, cells in settings(data).items()}
+    columns["", "tokens/s"] = [number_text(rate, 1) for rate in data["tokens_per_second"]]
+    later = ("tpot_speedup", "tpot_ci_low", "tpot_ci_high")
+    columns["speedup", "a token"] = intervals(data, later, "×")
+    columns["speedup", "S"] = intervals(data, ["formula"], "×")
+    for heading, (name, factor, digits) in NUMBERS.items():
+        columns[heading] = [number_text(factor * x, digits) for x in data[name].astype(float)]
+    return Table(
+        "decoding_speed",
+        "Throughput, latency, costs, memory",
+        "Time to the first token, per later token, between tokens, and of a call's parts. ρ: cost "
+        "of a drafted token over one of the target alone, c_p. S = (1 − aᵞ⁺¹)/(1 − a)/(1 + γρ), "
+        "largest at γ*; best γ: the fastest that was run. MiB: memory beyond the target's. Batch "
+        "size 1; intervals over prompts hold for all methods together.",
+        data,
+        indexed(data, columns),
+    )
+
+
+def comparison_table(decoded: Sequence[Decoded], speeds: Speeds) -> Table:
+    """Return speedup and τ by source of the prompts, and agreement, by temperature and length.
+
+    The layouts are those of Tables 1 and 2 of MARS (arXiv 2601.15498).
+    """
+    sources = sorted({source for pair in decoded for source in pair.data["source"]})
+    frames = []
+    for pair, table in zip(decoded, speeds, strict=True):
+        whole = table[["speedup", "ci_low", "ci_high"]].assign(tau=table["tokens_per_call"])
+        parts = [*(_of_source(pair, source) for source in sources), whole]
+        runs = pair.runs[["method", "draft_length", "temperature"]]
+        runs = runs.assign(prompts=pair.prompts, agreement=table["agreement"])
+        frames += [
+            runs.join(part).reset_index(names="run").assign(target=pair.target, source=source)
+            for source, part in zip([*sources, "all"], parts, strict=True)
+        ]
+    data = pd.concat(frames, ignore_index=True)
+    whole = data[data["source"] == "all"]
+    columns: dict[Any, Any] = {("", name): cells for name, cells in settings(whole).items()}
+    for source in [*sources, "all"] if len(sources) > 1 else ["all"]:
+        part = data[data["source"] == source]
+        columns[source, "speedup"] = intervals(part, ["speedup", "ci_low", "ci_high"], "×")
+        columns[source, "τ"] = part["tau"].map(number_text)
+    columns["all", "agreement"] = whole["agreement"].map(percent_text)
+    return Table(
+        "decoding_comparison",
+        "Methods compared",
+        "Speedup over the target alone, tokens per call of the target (τ) and agreement with its "
+        "tokens, by source of the prompts, temperature T and draft length γ (after Tables 1 and 2 "
+        "of MARS). Batch size 1, prefill included; intervals over prompts hold for all methods of "
+        "a temperature together.",
+        data,
+        indexed(whole, columns),
+    )
+
+
+def _of_source(decoded: Decoded, source: str) -> pd.DataFrame:
+    """Return speedup and τ of every run on the prompts of a source; NaN if it has none."""
+    prompts = decoded.data.loc[decoded.data["source"] == source, "prompt_id"].unique()
+    if not len(prompts):
+        return pd.DataFrame({"speedup": math.nan, "tau": math.nan}, index=decoded.runs.index)
+    data, answers, calls = (
+        table[table["prompt_id"].isin(prompts)]
+        for table in (decoded.data, decoded.answers, decoded.calls)
+    )
+    speedups = speed.speedups(replace(decoded, data=data, answers=answers), 1, 0.5, 0)[["speedup"]]
+    tau = calls.groupby("run")["emitted"].mean()
+    return speedups.assign(tau=tau, ci_low=math.nan, ci_high=math.nan)

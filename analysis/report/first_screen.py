@@ -13,31 +13,37 @@ from typing import Any
 import pandas as pd
 
 from ..acceptance.solve import Goal, solve
-from ..acceptance.verdict import Advice, method_in_words
+from ..acceptance.verdict import UNTIMED, Advice, method_in_words
 from ..decoding.metrics import Decoded
 from ..rule_config import build_range
 from ..rules import StrictGreedy
+from ..statistics.bootstrap import Flags
 from ..statistics.trajectories import count_calls
-from ..topk import TopK
-from .answer import in_order
-from .measured import Results, Target
-from .style import family
-from .table import Table
-from .text import UNDEFINED, interval_text, number_text, percent_text, symbol, times_text
+from .answer import EPS
+from .decoding import intervals
+from .results import Results, Target
+from .table import Table, indexed, pivoted
+from .text import UNDEFINED, interval_text, number_text, percent_text, symbol
 
 EPSILONS = (0.05, 0.1)  # nats: the KL of the drafters that settings certify
 SHARE = 0.9  # of the steps, to be certified
-SEARCHED = ("additive", "multiplicative", "absolute", "typical", "mars", "tree")
+SEARCHED = {  # families whose setting is looked for
+    "additive": "Additive",
+    "multiplicative": "Multiplicative",
+    "absolute": "Absolute threshold",
+    "typical": "Typical (Medusa)",
+    "mars": "MARS",
+    "tree": "Tree",
+}
 GREEDY = StrictGreedy().label
-RELAXED: dict[
-    str, tuple[str, Callable[[float], str]]
-] = {  # statistic of stage acceptance: heading and format
+RELAXED: dict[str, tuple[str, Callable[[float], str]]] = {  # statistic: heading and format
     "acceptance": ("accepted", percent_text),
     "certified": ("certified", percent_text),
     "measured_per_call": ("tokens per call, any γ", number_text),
     "departure": ("other tokens", percent_text),
     "probability_given_up": ("given up", percent_text),
 }
+LENGTHS = (1, 2, 4, 8)  # draft lengths that are compared for a log
 Row = dict[str, Any]
 
 
@@ -47,39 +53,41 @@ def methods_table(advice: Sequence[Advice], results: Results) -> Table | None:
     What strict greedy accepts of the study's drafter is of stage acceptance; other drafts were
     tested while decoding alone.
     """
-    rows, cells = list[Row](), list[Row]()
-    known = _statistics(results)
+    known, rows, ends = _statistics(results), list[Row](), ("", "_ci_low", "_ci_high")
     for target, run in [(own.target, run) for own in advice for run in own.drafters]:
-        accepted = [run[name] for name in ("rate", "rate_ci_low", "rate_ci_high")]
-        if run["drafter"] == "model" and run["rule"] == GREEDY:
-            accepted = known[target, GREEDY, "acceptance"]
-        tokens = [run[f"tokens_per_call{end}"] for end in ("", "_ci_low", "_ci_high")]
-        speed = [run["speedup"], run["ci_low"], run["ci_high"]]
-        told = {"engine that runs it": run["engine"], "faster?": run["answer"]}
-        printed = {
-            "speed": times_text(*speed),
-            "tokens per call": interval_text(*tokens),
-            "accepted": _share(*accepted),
+        numbers = {
+            "speedup": [run["speedup"], run["ci_low"], run["ci_high"]],
+            "tokens_per_call": [run[f"tokens_per_call{end}"] for end in ends],
+            "accepted": [run[f"rate{end}"] for end in ends],
         }
-        cells.append(told | printed)
-        rows.append({"target": target, "method": method_in_words(run, results.drafter)} | told)
-        numbers = {"speedup": speed, "tokens_per_call": tokens, "accepted": accepted}
-        for name, ends in numbers.items():
-            rows[-1] |= dict(zip((name, f"{name}_ci_low", f"{name}_ci_high"), ends, strict=True))
+        if run["drafter"] == "model" and run["rule"] == GREEDY:
+            numbers["accepted"] = known[target, GREEDY, "acceptance"]
+        rows.append({"target": target, "method": method_in_words(run, results.drafter)})
+        rows[-1] |= {"engine that runs it": run["engine"], "faster?": run["answer"]}
+        for name, values in numbers.items():
+            rows[-1] |= {f"{name}{end}": x for end, x in zip(ends, values, strict=True)}
     if not rows:
         return None
+    data = pd.DataFrame(rows)
+    speeds, tokens, accepted = (
+        [f"{name}{end}" for end in ends] for name in ("speedup", "tokens_per_call", "accepted")
+    )
+    columns: dict[str, Any] = {
+        **{name: data[name] for name in ("engine that runs it", "faster?")},
+        "speed": intervals(data, speeds, "×"),
+        "tokens per call": intervals(data, tokens),
+        "accepted": [
+            percent_text(value) + f" [{100 * low:.1f}, {100 * high:.1f}]" * (value == value)
+            for value, low, high in data[accepted].to_numpy().tolist()
+        ],
+    }
     caption = (
         "Each drafter with its fastest lossless method. Speed: times as fast as the target alone, "
         "in this project's loop here; acceptance carries over to an engine, speed does not. Tokens "
         "per call: per pass of the target, its own token included. Accepted: share of drafted "
         "tokens along the target's own text. γ: drafted tokens per call."
     )
-    return Table("methods", "Methods", caption, pd.DataFrame(rows), _indexed(cells, rows, "method"))
-
-
-def _share(value: float, low: float, high: float) -> str:
-    text = percent_text(value)
-    return text if math.isnan(value) else f"{text} [{100 * low:.1f}, {100 * high:.1f}]"
+    return Table("methods", "Methods", caption, data, indexed(data, columns))
 
 
 def _statistics(results: Results) -> dict[tuple[str, str, str], list[float]]:
@@ -90,14 +98,6 @@ def _statistics(results: Results) -> dict[tuple[str, str, str], list[float]]:
         ]
         for row in results["acceptance"].to_dict("records")
     }
-
-
-def _indexed(cells: Sequence[Row], rows: Sequence[Row], key: str) -> pd.DataFrame:
-    """Return cells below the names of their rows, and those below their targets if several."""
-    names = pd.DataFrame([{"target": row["target"], key: row[key]} for row in rows])
-    several = len(set(names["target"])) > 1
-    index = pd.MultiIndex.from_frame(names) if several else pd.Index(names[key], name=key)
-    return pd.DataFrame(cells).set_index(index)
 
 
 def relax_table(
@@ -112,31 +112,37 @@ def relax_table(
     """
     if results["acceptance"].empty:
         return None
-    rows, cells, known = list[Row](), list[Row](), _statistics(results)
+    rows, right, known = list[Row](), list[str](), _statistics(results)
     for target in results.targets:
-        scored = [] if target not in scores else scores[target].to_dict("records")
-        for rule in _relaxed_rules(results, [*tried, *(row["rule"] for row in scored)]):
+        of_target = scores[target].to_dict("records") if target in scores else []
+        scored = {str(row["rule"]): row for row in of_target}
+        for rule in _relaxed_rules(results, [*tried, *scored]):
             value = {name: known[target, rule, name][0] for name in RELAXED}
             rows.append({"target": target, "rule": rule} | value)
-            cells.append({heading: text(value[name]) for name, (heading, text) in RELAXED.items()})
-            for row in [row for row in scored if row["rule"] == rule][:1]:
-                right = f"{row['right']} of {row['items']}, {row['alone']} without"
-                cells[-1]["right answers"] = right
+            row = scored.get(rule, {"items": 0})
+            text = "{right} of {items}, {alone} without" if row["items"] else UNDEFINED
+            right.append(text.format_map(row))
+    data = pd.DataFrame(rows)
+    columns: dict[str, Any] = {
+        heading: data[name].map(text) for name, (heading, text) in RELAXED.items()
+    }
+    if scores:
+        columns["right answers"] = right
     caption = (
         "Along the target's own text. Certified: the share of steps at which the drafter's KL "
         "alone guarantees acceptance. Other tokens: the share at which the accepted token is not "
         "the target's choice; given up: what this costs of the target's probability, per step."
     )
-    names = [{**row, "rule": results.names[row["rule"]]} for row in rows]
-    shown = _indexed(cells, names, "rule").fillna(UNDEFINED)
-    return Table("relax", "Should I relax the rule?", caption, pd.DataFrame(rows), shown)
+    named = data.assign(rule=data["rule"].map(results.names))
+    shown = indexed(named, columns, ["rule"])
+    return Table("relax", "Should I relax the rule?", caption, data, shown)
 
 
 def _relaxed_rules(results: Results, tried: Sequence[str]) -> list[str]:
     """Return strict greedy and, of each family that judges tokens, the rules tried, else one."""
     judged = set(results["acceptance"]["rule"])
     families: dict[str, list[str]] = {}
-    for rule in in_order([*results.rules.values()]):
+    for rule in results.rules.values():
         if rule.judges_tokens and rule.label in judged:
             families.setdefault(rule.name, []).append(rule.label)
     return [
@@ -146,28 +152,25 @@ def _relaxed_rules(results: Results, tried: Sequence[str]) -> list[str]:
     ]
 
 
-def settings_table(
-    results: Results, targets: Sequence[Target], dists: Sequence[TopK]
-) -> Table | None:
+def settings_table(results: Results, targets: Sequence[Target]) -> Table | None:
     """Return what strict greedy certifies, and the strictest settings that certify `SHARE`.
 
     None if the study has neither strict greedy nor a family whose setting can be searched.
 
     Args:
         results: with the frame `acceptance` if there is a drafter.
-        targets: with their steps.
-        dists: their distributions.
+        targets: with their distributions.
     """
-    rows = list[Row]()
-    for target, dist in zip(targets, dists, strict=True):
-        for eps in EPSILONS:
-            found = [*_guaranteed(target, eps, results), *_solved(target, dist, eps)]
-            rows += [{"target": target.label, "eps": eps} | row for row in found]
+    rows = [
+        {"target": target.label, "eps": eps} | row
+        for target in targets
+        for eps in EPSILONS
+        for row in [*_guaranteed(target, eps, results), *_solved(target, eps)]
+    ]
     if not rows:
         return None
     data = pd.DataFrame(rows)
-    shown = data.pivot(index=["target", "quantity"], columns="eps", values="text")
-    shown = shown.loc[pd.MultiIndex.from_frame(data[["target", "quantity"]].drop_duplicates())]
+    shown = pivoted(data, ["target", "quantity"], "eps", data["text"])
     shown.columns = [f"any drafter within {eps:g} nats" for eps in shown.columns]
     caption = (
         "What holds for every drafter whose KL is at most so large at every step, and the "
@@ -179,23 +182,20 @@ def settings_table(
             "below the guarantee."
         )
     title = f"Which setting certifies {100 * SHARE:g} % of the steps?"
-    shown = shown.rename_axis(index=["target", "guarantee"])
+    shown = shown.rename_axis(index=["target", "Guarantee"])
     shown = shown if len(targets) > 1 else shown.droplevel("target")
     return Table("settings", title, caption, data.drop(columns="text"), shown)
 
 
 def _guaranteed(target: Target, eps: float, results: Results) -> list[Row]:
     """Return what strict greedy certifies at a KL, beside what was measured of the drafter."""
-    rule = next((rule for rule in target.certificates if rule.label == GREEDY), None)
-    if rule is None:
+    if StrictGreedy() not in target.certificates:
         return []
-    certified = target.certificates[rule][0] > eps
-    made = count_calls(certified, target.trajectories, None)
-    least = made.tokens.sum() / made.calls.sum() if made.calls.sum() else math.nan
+    certified = target.certificates[StrictGreedy()][0] > eps
     share, per_call = "{} of the steps", "{} tokens per call, any γ"
     rows = [
         ("Strict greedy certifies", certified.mean(), share),
-        ("and guarantees", least, per_call),
+        ("and guarantees", _least(certified, target), per_call),
     ]
     if target.kl is not None:
         reached = _statistics(results)[target.label, GREEDY, "measured_per_call"][0]
@@ -209,26 +209,33 @@ def _guaranteed(target: Target, eps: float, results: Results) -> list[Row]:
     ]
 
 
-def _solved(target: Target, dist: TopK, eps: float) -> list[Row]:
+def _least(certified: Flags, target: Target, length: int | None = None) -> float:
+    """Return the least tokens per call that certified steps guarantee; NaN without a call."""
+    made = count_calls(certified, target.trajectories, length)
+    return float(made.tokens.sum() / made.calls.sum()) if made.calls.sum() else math.nan
+
+
+def _solved(target: Target, eps: float) -> list[Row]:
     """Return the strictest setting of each family of the target's rules that certifies `SHARE`."""
-    rows = list[Row]()
+    rows, dist = list[Row](), target.dist
     names = {rule.name for rule in target.certificates}
     for searched in [build_range({"rule": name}) for name in SEARCHED if name in names]:
-        if max(rule.minimum_k for rule in searched.rules) > dist.k:
+        if dist is None or max(rule.minimum_k for rule in searched.rules) > dist.k:
             continue  # an engine's log has too few log-probabilities
         steps = target.bootstrap, target.trajectories
-        (found,) = solve(dist, searched, eps, [Goal(share=SHARE)], *steps)
+        (found,) = solve(dist, searched, eps, [Goal(SHARE)], *steps)
         (rule, last), parameter = searched.rules, searched.parameter
         fixed = [f", {symbol(x)} = {y:g}" for x, y in rule.parameters.items() if x != parameter]
-        grows = searched.value(last) > searched.value(rule)
-        name = f"{family(rule.name)[0]}{''.join(fixed)}: {symbol(parameter)} at "
+        end = "least" if searched.value(last) > searched.value(rule) else "most"
         digits = 0 if isinstance(rule.parameters[parameter], int) else 4
-        value, low, high = found.value, found.ci_low, found.ci_high
-        text = number_text(value, digits)
-        if low < high:  # else a limit lies beyond the range
-            text = interval_text(value, low, high, digits)
-        rows.append({"quantity": name + ("least" if grows else "most"), "text": text})
-        rows[-1] |= {"value": value, "ci_low": low, "ci_high": high}
+        ends = found.value, found.ci_low, found.ci_high  # NaN: a limit lies beyond the range
+        rows.append(
+            {
+                "quantity": f"{SEARCHED[rule.name]}{''.join(fixed)}: {symbol(parameter)} at {end}",
+                "text": interval_text(*ends, digits=digits),
+                **dict(zip(("value", "ci_low", "ci_high"), ends, strict=True)),
+            }
+        )
     return rows
 
 
@@ -248,7 +255,37 @@ def verdict_text(advice: Sequence[Advice], methods: Table | None) -> str:
     """Return a paragraph for each target, and the table of methods in Markdown, to paste."""
     blocks = ["\n".join([own.sentence, *(f"- {text}" for text in own.beside)]) for own in advice]
     if methods is not None:
-        flat = methods.shown.reset_index()
+        flat = methods.shown.reset_index().rename(columns=str.lower)
         rows = [list(flat.columns), ["---"] * flat.shape[1], *flat.to_numpy().tolist()]
         blocks.append("\n".join(f"| {' | '.join(map(str, row))} |" for row in rows))
     return "\n\n".join(blocks) + "\n"
+
+
+def log_advice(target: Target) -> Advice:
+    """Return the verdict on the target of an engine's log: what it answers, and what it can't."""
+    relax = (
+        "Should I relax? vLLM and llama.cpp run no relaxed rule: at temperature 0 they accept the "
+        "target's first choice alone. SGLang, TensorRT-LLM and Medusa have rules that can be set; "
+        "which setting certifies stands below."
+    )
+    long = (
+        "How long should drafts be? That depends on what a step costs, which no log tells. Ask the "
+        "server with drafts and without (`python -m pipeline.ask URL`), then `python -m "
+        "pipeline.engine alone.jsonl drafted.jsonl` says how much faster it is with drafts."
+    )
+    if StrictGreedy() in target.certificates:
+        certified = target.certificates[StrictGreedy()][0] > EPS
+        tokens = {n: _least(certified, target, n) for n in LENGTHS}
+        each = ", ".join(f"{number_text(x)} for {n}" for n, x in tokens.items())
+        long += (
+            " No answer has a second token, so no tokens per call are guaranteed."
+            if math.isnan(tokens[1])
+            else " Guaranteed tokens per call by draft length, to a drafter within "
+            f"{EPS:g} nats at every step: {each}."
+        )
+    sentence = (
+        f"A log of {target.label} tells how much drafter error it tolerates, not whether drafting "
+        "pays: the cost of a step is missing."
+    )
+    worth = "Is my drafter worth it? The two runs above decide."
+    return Advice(target.label, UNTIMED, sentence, [relax, long, worth])

@@ -123,8 +123,7 @@ def thresholds_figure(
             other rules), speedup, and the quality, each with its interval where it has one.
         quality: accuracy, or agreement with the baseline.
     """
-    keys = ["draft_length", "temperature", "scheme"]
-    swept = []
+    keys, swept = ["draft_length", "temperature", "scheme"], []
     for frame in frames:
         mars = frame[frame["theta"].notna()]
         schemes = [title.partition(")")[2] for title in mars["method"]]  # behind the rule's title
@@ -133,27 +132,24 @@ def thresholds_figure(
         swept.append(mars[several].sort_values("theta"))
     if any(table.empty for table in swept):
         return None
-    of_quality = {"accuracy": "right answers", "agreement": "agreement with the target alone"}
+    words = {"accuracy": "right answers", "agreement": "agreement with the target alone"}[quality]
 
     @styled
     def draw() -> Drawing:
         drawing, axes = grid(2, targets)
         for panels, table in zip(axes.T, swept, strict=True):
-            for (colour, style), (key, group) in zip(
-                cycle(LINES), table.groupby(keys, sort=True), strict=False
-            ):
-                gamma, t, scheme = key
-                label = f"γ = {gamma}, T = {t:g}{scheme}"
-                drawn = {**POINTS, "color": colour, "linestyle": style, "label": label}
+            groups = zip(cycle(LINES), table.groupby(keys, sort=True), strict=False)
+            for (colour, style), ((gamma, t, scheme), group) in groups:
+                drawn = {**POINTS, "color": colour, "linestyle": style, "elinewidth": 0.7}
+                drawn["label"] = f"γ = {gamma}, T = {t:g}{scheme}"
                 for axis, of in zip(panels, (quality, "speedup"), strict=True):
                     ends = ("ci_low", "ci_high") if of == "speedup" else limits(of)
                     values = group.reindex(columns=[of, *ends]).to_numpy(float).T
-                    bars = error_bars(*values)
-                    axis.errorbar(group["theta"], values[0], bars, **drawn, elinewidth=0.7)
+                    axis.errorbar(group["theta"], values[0], error_bars(*values), **drawn)
             percent(panels[0], "y")
             panels[1].axhline(1, color=GREY, linewidth=0.8, zorder=0)
             panels[1].set_xlabel("threshold θ of the logit ratio")
-        axes[0, 0].set_ylabel(of_quality[quality])
+        axes[0, 0].set_ylabel(words)
         axes[1, 0].set_ylabel("speedup")
         legend(drawing, axes.flat, 2)
         return drawing
@@ -161,7 +157,7 @@ def thresholds_figure(
     return Figure(
         f"{'accuracy' if quality == 'accuracy' else 'decoding'}_thresholds",
         "The threshold of MARS",
-        f"{of_quality[quality].capitalize()} (above) and speedup (below), with intervals, over the "
+        f"{words.capitalize()} (above) and speedup (below), with intervals, over the "
         "threshold θ of MARS: a smaller one accepts more. After Figure 4 of MARS, at the "
         "temperatures and draft lengths that were run.",
         draw,

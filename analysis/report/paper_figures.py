@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,12 +12,13 @@ from matplotlib.figure import Figure as Drawing
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from ..rules import Additive, Multiplicative, Rule, StrictGreedy, Tree
-from ..statistics.bootstrap import Floats, PromptBootstrap, survival
-from .measured import Certified
+from ..statistics.bootstrap import Floats, survival
+from .results import Target
 from .style import (
     BLACK,
     BLUE,
     COLUMN,
+    GREY,
     LEGEND_ROW,
     LEVEL,
     LINES,
@@ -27,7 +27,6 @@ from .style import (
     VERMILION,
     legend,
     percent,
-    rule_colour,
     styled,
 )
 from .table import Figure
@@ -35,7 +34,7 @@ from .text import percent_text
 
 PANEL_HEIGHT = 2.3  # inches
 # strict greedy as the reference: a wide line below the others, which may coincide with it
-REFERENCE: dict[str, Any] = {"linewidth": 3.2, "alpha": 0.75, "zorder": 1.5}
+REFERENCE: dict[str, Any] = {"color": GREY, "linewidth": 3.2, "zorder": 1.5}
 GRID_POINTS, SHADED = 600, 4  # curves that all have a band
 VERY_CERTAIN = 0.975  # p0 above which the paper counts steps of Figure 1
 BAND = "Shaded: pointwise intervals over prompts (of more than four curves, the first and last)."
@@ -90,10 +89,8 @@ def figure1(top: Mapping[str, Floats]) -> Figure:
                 axis.axvline(value, 0, 0.78, label=f"{name} {value:.3f}", **line)
             axis.set_xlim(0, 1)
             axis.set_xlabel("p₀, probability of the most probable token")
-            percent(axis, "y")
             axis.legend(loc="upper center")  # most p0 lie at the ends
-        for axis in axes[::2]:
-            axis.set_ylabel("share of steps")
+        axes[0].set_ylabel("share of steps")
         return drawing
 
     return Figure(
@@ -105,84 +102,66 @@ def figure1(top: Mapping[str, Floats]) -> Figure:
     )
 
 
-def survival_figure(
-    number: int, panels: Mapping[str, Certified], bootstraps: Mapping[str, PromptBootstrap]
-) -> Figure | None:
-    """Figures 2 to 5, the share of steps whose certificate exceeds eps.
+def survival_figure(number: int, targets: Sequence[Target]) -> Figure | None:
+    """Figures 2 to 5, the share of steps whose certificate exceeds ε.
 
     Args:
         number: of the figure, which selects the family of rules.
-        panels: certificates of every target.
-        bootstraps: of every target.
+        targets: with their certificates.
 
     Returns:
         The figure; None if the study has no rule of the family.
     """
     family, title, caption = SHOWN[number]
-    chosen = {
-        target: {rule: x for rule, x in items.items() if type(rule) in (StrictGreedy, family)}
-        for target, items in panels.items()
-    }
-    if not any(type(rule) is family for items in chosen.values() for rule in items):
+    rules = [rule for rule in targets[0].certificates if type(rule) in (StrictGreedy, family)]
+    if not any(type(rule) is family for rule in rules):
         return None
 
+    @styled
     def draw() -> Drawing:
-        return _survival(chosen, bootstraps)
+        limit = 1.06 * max(rule.ceiling for rule in rules)
+        grid, columns = np.linspace(0, limit, GRID_POINTS), 4 if len(targets) > 1 else 2
+        legend_rows = -(-len(rules) // columns) if len(rules) > 1 else 0
+        drawing, axes = _panels([target.label for target in targets], legend_rows)
+        for axis, target in zip(axes, targets, strict=True):
+            _curves(axis, target, rules, grid)
+            _ceilings(axis, rules)
+            axis.set_xlim(0, limit)
+            axis.set_ylim(0, 1.02)
+            axis.set_xlabel("ε (nats)")
+        axes[0].set_ylabel("share of steps with R > ε")
+        legend(drawing, axes[:1], columns)
+        return drawing
 
     name = f"figure{number}"
     return Figure(name, f"Figure {number}: {title}", f"{caption} {BAND}", draw)
 
 
-@styled
-def _survival(
-    chosen: Mapping[str, Certified], bootstraps: Mapping[str, PromptBootstrap]
-) -> Drawing:
-    limit = 1.06 * max(rule.ceiling for items in chosen.values() for rule in items)
-    grid = np.linspace(0, limit, GRID_POINTS)
-    columns = 4 if len(chosen) > 1 else 2  # of the legend
-    most = max(map(len, chosen.values()))
-    drawing, axes = _panels(list(chosen), legend_rows=-(-most // columns) if most > 1 else 0)
-    for axis, (target, items) in zip(axes, chosen.items(), strict=True):
-        _draw(axis, items, bootstraps[target], grid)
-        _ceilings(axis, list(items))
-        axis.set_xlim(0, limit)
-        axis.set_ylim(0, 1.02)
-        axis.set_xlabel("ε (nats)")
-        percent(axis, "y")
-    for axis in axes[::2]:
-        axis.set_ylabel("share of steps with R > ε")
-    legend(drawing, axes[:1], columns)
-    return drawing
-
-
 def _panels(targets: Sequence[str], legend_rows: int = 0) -> tuple[Drawing, list[Axes]]:
-    """Return a panel for each target: one column wide, or pairs across the text's width."""
-    columns = min(2, len(targets))
-    rows = -(-len(targets) // columns)
-    size = (COLUMN if columns == 1 else TEXT, PANEL_HEIGHT * rows + LEGEND_ROW * legend_rows)
+    """Return a panel for each target: one column wide, or side by side across the text's width."""
+    size = (COLUMN if len(targets) == 1 else TEXT, PANEL_HEIGHT + LEGEND_ROW * legend_rows)
     drawing = Drawing(figsize=size, layout=ConstrainedLayoutEngine(w_pad=0.06))
-    axes = list(drawing.subplots(rows, columns, sharey=True, squeeze=False).flat)
-    for axis in axes[len(targets) :]:
-        axis.remove()
-    for axis, target in zip(axes, targets, strict=False):
+    axes = list(drawing.subplots(1, len(targets), sharey=True, squeeze=False).flat)
+    for axis, target in zip(axes, targets, strict=True):
         axis.set_title(target)
         axis.grid(axis="y", **RULED)
         axis.set_axisbelow(True)
-    return drawing, axes[: len(targets)]
+        percent(axis, "y")
+    return drawing, axes
 
 
-def _draw(axis: Axes, items: Certified, bootstrap: PromptBootstrap, grid: Floats) -> None:
+def _curves(axis: Axes, target: Target, rules: Sequence[Rule], grid: Floats) -> None:
     """Draw the survival curve of each rule, and the interval over prompts of some."""
-    dashes, rules = itertools.cycle(dash for _, dash in LINES), list(items)
-    for rule, (lower, _) in items.items():
-        reference = rule == StrictGreedy() and len(rules) > 1
-        style = REFERENCE if reference else {"linestyle": next(dashes)}
-        style = {"color": rule_colour(rule.label), **style}
-        share, low, high = survival(lower, grid, bootstrap)
+    others = [rule for rule in rules if rule != StrictGreedy()]
+    for rule in rules:
+        colour, dashes = LINES[others.index(rule) % len(LINES) if rule in others else 0]
+        style: dict[str, Any] = {"color": colour, "linestyle": dashes}
+        if others and rule not in others:
+            style = REFERENCE
+        share, low, high = survival(target.certificates[rule][0], grid, target.bootstrap)
         axis.plot(grid, share, label=rule.title, **style)
         if len(rules) <= SHADED or rule in (rules[0], rules[-1]):
-            band: dict[str, Any] = {"color": style["color"], "alpha": 0.18, "linewidth": 0}
-            axis.fill_between(grid, low, high, **band)
+            axis.fill_between(grid, low, high, color=style["color"], alpha=0.18, linewidth=0)
 
 
 def _ceilings(axis: Axes, rules: Sequence[Rule]) -> None:
@@ -191,15 +170,7 @@ def _ceilings(axis: Axes, rules: Sequence[Rule]) -> None:
         whole = round(math.exp(ceiling))
         name = f"log {whole}" if math.isclose(math.log(whole), ceiling) else f"{ceiling:.3g}"
         axis.axvline(ceiling, **LEVEL)
+        place: dict[str, Any] = {"xytext": (-2, 0), "textcoords": "offset points", "rotation": 90}
         axis.annotate(
-            name,
-            (ceiling, 1.0),
-            xycoords=("data", "axes fraction"),
-            xytext=(-2, -2),
-            textcoords="offset points",
-            rotation=90,
-            ha="right",
-            va="top",
-            fontsize=6.5,
-            color="#555555",
+            name, (ceiling, 1.0), **place, ha="right", va="top", fontsize=6.5, color="#555555"
         )

@@ -13,10 +13,10 @@ import pandas as pd
 
 from ..rules import Additive, Multiplicative, Rule, TopMAdditive
 from ..statistics.run_lengths import RANDOM, RANDOM_CAP, with_censored
-from .measured import Results
 from .published import STATISTICS, TABLE2, printed
+from .results import Results
 from .table import Table, pivoted
-from .text import certificate_text, decimals, number_text, percent_text, run_text, symbol
+from .text import decimals, number_text, percent_text, run_text, symbol
 
 HEADS = {"mean": "Mean", "median": "Med"}
 FAMILIES = {  # of Table 3: heading and parameter
@@ -29,8 +29,6 @@ WORDINGS = {  # estimators of Tables 5 and 6: as the printed cells decode, the t
     "mean_run": "Mean certified run",
     RANDOM: f"From a random position, at most {RANDOM_CAP}",
 }
-EMPTY = "*: the ceiling, as nothing can be rejected there. "
-INEXACT = "Of certificates known as intervals the lower ends count. "
 TOP_M = (
     "Top-m keeps the ranks up to m; read literally, the paper's gate keeps m − 1, and m = 2 would "
     "be strict greedy. "
@@ -41,9 +39,8 @@ def table1(results: Results) -> Table:
     """Table 1: cumulative probability of the k most probable tokens."""
     data = results["top"]
     rows = zip(data["target"], data["k"], data["statistic"], strict=True)
-    shown = pivoted(
-        data, "k", ["target", "statistic"], [number_text(value, 3) for value in data["value"]]
-    )
+    cells = [number_text(value, 3) for value in data["value"]]
+    shown = pivoted(data, "k", ["target", "statistic"], cells)
     return Table(
         "table1",
         "Table 1: probability of the k most probable tokens",
@@ -63,25 +60,7 @@ def table2(results: Results) -> Table:
         "Empirical distribution of exact KL certificates over decoding steps, in nats. Higher "
         "certificates tolerate more drafter error; those of single tokens stay below log 2 "
         "(Theorem 4.6), those of trees below log(m+1) (Theorem 5.3). ",
-        printed_rules(results),
-    )
-
-
-def table7(results: Results) -> Table | None:
-    """Table 7: certificates of the rules that are in no table of the paper; None without one."""
-    above = {*printed_rules(results), *_of_table3(results), *_of_table4(results)}
-    rules = [rule for rule in results.certified if rule not in above]
-    if not rules:
-        return None
-    undefined = results["certificates"]["undefined"].notna().any()
-    mars = "MARS is undefined where no logit is positive (column undefined of the CSV file). "
-    return _statistics_table(
-        results,
-        "table7",
-        "Table 7: certificates of rules beyond the paper's tables",
-        f"KL certificates of further criteria over decoding steps, in nats. {TOP_M}"
-        + mars * bool(undefined),
-        rules,
+        _of_table2(results),
     )
 
 
@@ -93,20 +72,19 @@ def table3(results: Results) -> Table | None:
     data = _certificates(results, rules, ["p5"])
     of = [results.rules[label] for label in data["rule"]]
     families = [FAMILIES.get(type(rule), (OWN, "")) for rule in of]
-    settings = [
-        f"{symbol(name)} = {rule.parameters[name]:g}" if name else rule.title
+    settings = {
+        rule.label: f"{symbol(name)} = {rule.parameters[name]:g}" if name else rule.title
         for rule, (_, name) in zip(of, families, strict=True)
-    ]
+    }
     keyed = data.assign(family=[family for family, _ in families])
     shown = pivoted(keyed, ["family", "rule"], "target", _texts(results, data))
-    shown = shown.rename(index=dict(zip(data["rule"], settings, strict=True)), level="rule")
     return Table(
         "table3",
         "Table 3: sensitivity to t and α, 5th percentile",
         "Sensitivity of additive and multiplicative certificates to the threshold parameters: 5th "
         f"percentile over decoding steps, in nats. {_notes(data)}".strip(),
         data,
-        shown.rename_axis(index=["", "Parameter"]),
+        shown.rename(index=settings, level="rule").rename_axis(index=["", "Parameter"]),
     )
 
 
@@ -116,11 +94,11 @@ def table4(results: Results) -> Table | None:
     if all(rule.own for rule in rules):
         return None
     data = _certificates(results, rules, ["p5"])
-    of = [results.rules[label] for label in data["rule"]]
-    keyed = data.assign(t=[_without_m(rule) for rule in of], m=[_m(rule) for rule in of])
-    keyed = keyed.assign(cell=_texts(results, data)).sort_values("m", kind="stable")
+    m = [results.rules[label].parameters["m"] for label in data["rule"]]
+    t = [_without_m(results.rules[label]) for label in data["rule"]]
+    keyed = data.assign(t=t, m=m, cell=_texts(results, data)).sort_values("m", kind="stable")
     keyed = pd.concat([keyed[keyed["target"] == target] for target in results.targets])
-    keyed = keyed.assign(m=[f"m = {m}" for m in keyed["m"]])
+    keyed["m"] = [f"m = {m}" for m in keyed["m"]]
     return Table(
         "table4",
         "Table 4: Top-m additive, 5th percentile",
@@ -137,7 +115,14 @@ def run_length_table(results: Results, index: int) -> Table:
     means = results.select("certificates", target=target, statistic="mean").set_index("rule")
     data = with_censored(results.select("runs", target=target))
     data = data.join(means[["empty", "inexact"]], on="rule")
-    shown = data[data["rule"].isin([rule.label for rule in printed_rules(results)])]
+    rows = zip(data["rule"], data["eps"], data["estimator"], strict=True)
+    published = [
+        run_text(value) if wording == "per_call" and not math.isnan(value) else ""
+        for value, wording in (
+            (printed(target, results.rules[label], eps), wording) for label, eps, wording in rows
+        )
+    ]
+    shown = data[data["rule"].isin([rule.label for rule in _of_table2(results)])]
     shown = pd.concat([shown[shown["estimator"] == estimator] for estimator in WORDINGS])
     keyed = shown.assign(
         wording=shown["estimator"].map(WORDINGS), above="ε", at=[f"{eps:g}" for eps in shown["eps"]]
@@ -150,14 +135,32 @@ def run_length_table(results: Results, index: int) -> Table:
         f"Mean certifiable acceptance length for {target}, as a function of the bound ε on the KL "
         "in nats. The paper words this length in three ways, shown in turn; its printed cells "
         "decode as the first. ≥: a lower bound, as answers end; >100: above the paper's cap.",
-        data.assign(published=[_published(results, row) for _, row in data.iterrows()]),
+        data.assign(published=published),
         printed_cells.rename(index=results.names, level="rule").rename_axis(
             index=["", "Criterion"]
         ),
     )
 
 
-def printed_rules(results: Results) -> list[Rule]:
+def table7(results: Results) -> Table | None:
+    """Table 7: certificates of the rules that are in no table of the paper; None without one."""
+    above = {*_of_table2(results), *_of_table3(results), *_of_table4(results)}
+    rules = [rule for rule in results.certified if rule not in above]
+    if not rules:
+        return None
+    undefined = results["certificates"]["undefined"].notna().any()
+    mars = "MARS is undefined where no logit is positive (column undefined of the CSV file). "
+    return _statistics_table(
+        results,
+        "table7",
+        "Table 7: certificates of rules beyond the paper's tables",
+        f"KL certificates of further criteria over decoding steps, in nats. {TOP_M}"
+        + mars * bool(undefined),
+        rules,
+    )
+
+
+def _of_table2(results: Results) -> list[Rule]:
     """Return the rules of Tables 2, 5 and 6: the paper's, and the user's own.
 
     Of a family of which the study has none of the paper's settings, they have all that it has; a
@@ -181,25 +184,15 @@ def _of_table4(results: Results) -> list[Rule]:
     return [
         rule
         for rule in results.certified
-        if (type(rule) is TopMAdditive and rule.convention == "rank") or (rule.own and _m(rule))
+        if type(rule) is TopMAdditive or (rule.own and isinstance(rule.parameters.get("m"), int))
     ]
-
-
-def _m(rule: Rule) -> int:
-    """Return the limit of a rule on ranks, its parameter m; 0 without one."""
-    m = rule.parameters.get("m")
-    return m if isinstance(m, int) else 0
 
 
 def _without_m(rule: Rule) -> str:
     """Return the name of a rule's row in Table 4, which holds all its m."""
-    if isinstance(rule, TopMAdditive) and not rule.own:
+    if type(rule) is TopMAdditive:
         return f"{rule.t:g}"
-    others = [
-        f"{symbol(name)} = {x:g}" if isinstance(x, float) else f"{symbol(name)} = {x}"
-        for name, x in rule.parameters.items()
-        if name != "m"
-    ]
+    others = (f"{symbol(name)} = {x}" for name, x in rule.parameters.items() if name != "m")
     return ", ".join([rule.name, *others])
 
 
@@ -212,38 +205,35 @@ def _certificates(
     data = frame.loc[keys].reset_index()
     if not any(rule.undefined_means for rule in rules):
         data = data.drop(columns="undefined")
-    rows = zip(data["target"], data["rule"], data["statistic"], strict=True)
-    return data.assign(published=[printed(t, results.rules[label], x) for t, label, x in rows])
+    return data.assign(published=[printed(t, results.rules[label], x) for t, label, x in keys])
 
 
 def _texts(results: Results, data: pd.DataFrame) -> list[str]:
-    """Return the cells of certificates: one number of decimals a statistic."""
-    digits = data.groupby("statistic")["value"].agg(decimals)
+    """Return the cells of certificates, with "*" after a ceiling: nothing can be rejected there.
+
+    A statistic has one number of decimals.
+    """
+    digits, rules = data.groupby("statistic")["value"].agg(decimals), results.rules
     return [
-        certificate_text(value, results.rules[label].ceiling, digits[statistic])
-        for label, statistic, value in zip(
-            data["rule"], data["statistic"], data["value"], strict=True
-        )
+        number_text(min(value, rules[label].ceiling), digits[of]) + "*" * (value == math.inf)
+        for label, of, value in data[["rule", "statistic", "value"]].to_numpy().tolist()
     ]
 
 
 def _notes(data: pd.DataFrame) -> str:
-    return EMPTY * bool(data["value"].eq(math.inf).any()) + INEXACT * bool(data["inexact"].any())
+    empty = "*: the ceiling, as nothing can be rejected there. "
+    inexact = "Of certificates known as intervals the lower ends count. "
+    return empty * bool(data["value"].eq(math.inf).any()) + inexact * bool(data["inexact"].any())
 
 
 def _statistics_table(
     results: Results, name: str, title: str, caption: str, rules: Sequence[Rule]
 ) -> Table:
-    """Return every statistic of the rules' certificates.
-
-    Where there are any, also the shares of steps whose certificate is exact, and infinite.
-    """
+    """Return all statistics, and the shares of exact and empty certificates where there are any."""
     data = _certificates(results, rules, STATISTICS)
-    cells = data.assign(cell=_texts(results, data), Criterion=data["rule"].map(results.names))
-    cells = cells.assign(statistic=cells["statistic"].replace(HEADS))
+    cells = data.assign(cell=_texts(results, data), statistic=data["statistic"].replace(HEADS))
     means = cells[cells["statistic"] == HEADS["mean"]]
-    extra = {"exact": 1 - means["inexact"], "empty": means["empty"]}
-    for head, shares, usual in zip(extra, extra.values(), (1, 0), strict=True):
+    for head, shares, usual in (("exact", 1 - means["inexact"], 1), ("empty", means["empty"], 0)):
         if (shares != usual).any():
             texts = [percent_text(share) for share in shares]
             cells = pd.concat([cells, means.assign(statistic=head, cell=texts)])
@@ -251,8 +241,3 @@ def _statistics_table(
     shown = pivoted(cells, "rule", ["target", "statistic"], cells["cell"])
     shown = shown.rename(index=results.names).rename_axis(index="Criterion")
     return Table(name, title, f"{caption}{_notes(data)}".strip(), data, shown)
-
-
-def _published(results: Results, row: pd.Series) -> str:
-    value = printed(row["target"], results.rules[row["rule"]], row["eps"])
-    return run_text(value) if row["estimator"] == "per_call" and not math.isnan(value) else ""

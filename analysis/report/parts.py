@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -10,24 +11,29 @@ import pandas as pd
 
 from ..statistics.bootstrap import Flags
 from .acceptance import selected
-from .measured import Results, Target
+from .results import Results, Target
 from .table import Table, pivoted
 from .text import decimals, number_text, percent_text
 
 EDGES = (0.5, 1.0, 2.0, 4.0)  # nats, of log p0 - log p1
 BY = {"margin": "log p₀ − log p₁, nats", "position": "half of the answer"}
-NAMES = {"acceptance": "accepted", "certified": "certified", "median": "median R, nats"}
+NAMES = {  # of statistics, in the order of the table's rows
+    "share": "of all steps",
+    "acceptance": "accepted",
+    "certified": "certified",
+    "median": "median R, nats",
+}
 
 
 def parts(target: Target) -> Iterator[tuple[str, str, Flags]]:
     """Yield the parts of a target's N steps: by, name, and the (N,) steps that belong to it."""
-    bin_of = np.digitize(target.margin, EDGES)
-    low, high = ("0", *(f"{edge:g}" for edge in EDGES)), (*(f"{edge:g}" for edge in EDGES), "")
-    for at, ends in enumerate(zip(low, high, strict=True)):
-        yield "margin", " to ".join(ends) if ends[1] else f"above {ends[0]}", bin_of == at
-    prompts, steps = target.bootstrap.prompts, target.bootstrap.steps
-    position = np.arange(len(prompts)) - (np.cumsum(steps) - steps)[prompts]
-    late = 2 * position >= steps[prompts]
+    bin_of, edges = np.digitize(target.margin, EDGES), [f"{edge:g}" for edge in (0, *EDGES)]
+    names = [f"{low} to {high}" for low, high in pairwise(edges)]
+    for at, name in enumerate([*names, f"above {edges[-1]}"]):
+        yield "margin", name, bin_of == at
+    of_answer, steps = target.trajectories, target.bootstrap.steps
+    position = np.arange(len(target.margin)) - of_answer.starts[of_answer.prompts]
+    late = 2 * position >= steps[of_answer.prompts]
     yield "position", "first", ~late
     yield "position", "second", late
 
@@ -44,33 +50,30 @@ def part_statistics(target: Target) -> pd.DataFrame:
     rows: list[dict[str, Any]] = []
     rules = selected(list(target.certificates))
     for by, name, flags in parts(target):
-        keys = {"target": target.label, "by": by, "part": name, "steps": int(flags.sum())}
-        rows.append(keys | _row("", "share", *target.bootstrap.share(flags)))
+        found: list[tuple[str, str, Any]] = [("", "share", target.bootstrap.share(flags))]
         for rule in rules if flags.any() else ():
             if target.judged:
                 judged = target.judged[rule.label]
                 shares = {"acceptance": judged.accepted, "certified": judged.certified}
-                for statistic, kept in shares.items():
-                    ends = target.bootstrap.share(kept & flags, flags)
-                    rows.append(keys | _row(rule.label, statistic, *ends))
+                found += [
+                    (rule.label, statistic, target.bootstrap.share(kept & flags, flags))
+                    for statistic, kept in shares.items()
+                ]
             else:
                 values = np.minimum(target.certificates[rule][0][flags], rule.ceiling)
-                median = float(np.quantile(values, 0.5, method="inverted_cdf"))
-                row = {"statistic": "median", "value": median}
-                rows.append({**keys, "rule": rule.label, **row})
-    columns = ["target", "by", "part", "rule", "statistic", "value", "ci_low", "ci_high", "steps"]
-    return pd.DataFrame(rows).reindex(columns=columns).assign(prompts=target.bootstrap.count)
-
-
-def _row(rule: str, statistic: str, value: Any, low: Any, high: Any) -> dict[str, Any]:
-    ends = {"value": float(value), "ci_low": float(low), "ci_high": float(high)}
-    return {"rule": rule, "statistic": statistic} | ends
+                median = np.quantile(values, 0.5, method="inverted_cdf")
+                found.append((rule.label, "median", (median, np.nan, np.nan)))
+        for label, statistic, ends in found:
+            keys = {"by": by, "part": name, "rule": label, "statistic": statistic}
+            ends_named = zip(("value", "ci_low", "ci_high"), map(float, ends), strict=True)
+            rows.append({"target": target.label, **keys, **dict(ends_named), "steps": flags.sum()})
+    return pd.DataFrame(rows).assign(prompts=target.bootstrap.count)
 
 
 def parts_table(results: Results) -> Table:
     """Return the shares of `part_statistics`; without a drafter the median certificates."""
     data = results["parts"]
-    order = {name: at for at, name in enumerate(["share", *NAMES])}
+    order = list(NAMES).index
     shown = data.sort_values("statistic", key=lambda of: of.map(order), kind="stable")
     digits = decimals(shown.loc[shown["statistic"] == "median", "value"])
     cells = [
@@ -87,7 +90,7 @@ def parts_table(results: Results) -> Table:
         f"answers: {what}. Strict greedy rejects and certifies least at low margins; a relaxed "
         "rule helps where its row exceeds that of strict greedy.",
         data,
-        table.rename(index=NAMES | {"share": "of all steps"}, level=0)
+        table.rename(index=NAMES, level=0)
         .rename(index={**results.names, "": ""}, level=1)
         .rename(columns=BY, level="by")
         .rename_axis(index=["", "Rule"]),

@@ -10,16 +10,15 @@ from __future__ import annotations
 import io
 import warnings
 from collections.abc import Iterable, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.backends.backend_pdf import FigureCanvasPdf
-from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+from matplotlib.ticker import FuncFormatter
 
 COLUMN, TEXT = 3.25, 6.75  # inches: the widths of a column and of a page's text
 STYLE: dict[Any, Any] = {
@@ -62,26 +61,6 @@ LINES = (
     (SKY, (0, (5, 1.5, 1.2, 1.5, 1.2, 1.5))),
     (BLACK, (0, (8, 2))),
 )
-# printed name and hue of each family of rules, in the order of the page; settings are shades of the
-# hue, from light to dark
-RULE_FAMILIES = {
-    "greedy": ("Strict greedy", "#8C8C8C"),
-    "additive": ("Additive", BLUE),
-    "multiplicative": ("Multiplicative", VERMILION),
-    "tree": ("Tree", GREEN),
-    "typical": ("Typical (Medusa)", PURPLE),
-    "mars": ("MARS", PINK),
-    "absolute": ("Absolute threshold", BLACK),
-    "topm_additive": ("Top-m + additive", SKY),
-    "topm_multiplicative": ("Top-m + multiplicative", ORANGE),
-}
-OTHER_RULES = "#8C5A2B"
-SCALES = {  # values of a parameter from strict to relaxed, at equal steps of shade
-    "t": (0.01, 0.05, 0.1, 0.2, 0.3, 0.5),
-    "alpha": (0.9, 0.7, 0.5, 0.3, 0.2, 0.1),
-    "theta": (0.95, 0.9, 0.8, 0.7, 0.5, 0.3),
-    "m": (2, 3, 4, 6, 8, 16),
-}
 LEGEND_ROW = 0.17  # inches
 POINTS: dict[str, Any] = {"marker": "o", "markersize": 2.5}
 RULED: dict[str, Any] = {"color": "#DDDDDD", "linewidth": 0.4}  # lines of a grid
@@ -132,82 +111,19 @@ def error_bars(value: Any, low: Any, high: Any) -> np.ndarray:
     return bars
 
 
-def logarithmic(axes: Axes, name: str) -> None:
-    """Make the x or y axis logarithmic, with plain numbers: powers of ten would need math text.
-
-    Call it when all is drawn: the more decades, the fewer ticks each.
-    """
-    axes.set(**{f"{name}scale": "log"})
-    axis = axes.xaxis if name == "x" else axes.yaxis
-    low, high = axes.get_xlim() if name == "x" else axes.get_ylim()  # of this scale
-    decades = np.log10(high / low)
-    axis.set_major_locator(LogLocator(subs=(1, 2, 3, 5) if decades < 1.6 else (1, 3)))
-    axis.set_minor_locator(NullLocator())
-    axis.set_major_formatter("{x:g}")
-
-
 def percent(axes: Axes, name: str) -> None:
     """Format the shares along the x or y axis in percent."""
     axis = axes.xaxis if name == "x" else axes.yaxis
-    axis.set_major_formatter(FuncFormatter(_in_percent))
+    axis.set_major_formatter(FuncFormatter(lambda share, _: f"{round(100 * share, 6):g} %"))
 
 
-# a named function, as other processes that draw a figure unpickle it
-def _in_percent(share: float, _: int) -> str:
-    return f"{round(100 * share, 6):g} %"
-
-
-@styled
-def letter(figure: Figure) -> None:
-    """Put a letter before the title of every panel if a figure has several."""
-    if len(figure.axes) > 1:
-        for index, axis in enumerate(figure.axes):
-            place: Literal["left", "center"] = "left" if axis.get_title(loc="left") else "center"
-            axis.set_title(
-                f"({chr(ord('a') + index)}) {axis.get_title(loc=place)}".strip(), loc=place
-            )
-
-
-def family(name: str) -> tuple[str, str]:
-    """Return the printed name and hue of a family of rules; a user's rule keeps its name.
-
-    >>> family("tree")[0], family("mine")[0]
-    ('Tree', 'mine')
-    """
-    return RULE_FAMILIES.get(name, (name, OTHER_RULES))
-
-
-def rule_colour(label: str) -> str:
-    """Return the colour of a rule's label: the hue of its family, in the shade of its setting.
-
-    >>> rule_colour("greedy"), rule_colour("additive t=0.1") == rule_colour("additive t=0.2")
-    ('#8c8c8c', False)
-    """
-    name, *settings = label.split()
-    colour = np.array(to_rgb(family(name)[1]))
-    for parameter, value in (setting.partition("=")[::2] for setting in reversed(settings)):
-        if parameter in SCALES:
-            scale = np.array(SCALES[parameter])
-            sign = 1 if scale[0] < scale[-1] else -1
-            shades = np.linspace(-0.55, 0.45, len(scale))  # lighter, then darker than the hue
-            shade = float(np.interp(sign * float(value), sign * scale, shades))
-            colour = colour * (1 - abs(shade)) + float(shade < 0) * abs(shade)
-            break
-    return str(to_hex(tuple(colour.tolist())))
-
-
-def legend(
-    figure: Figure, axes: Iterable[Axes], columns: int = 2, keys: Iterable[Any] = ()
-) -> None:
-    """Add a legend of all labels of the axes below the panels, if there are several labels.
-
-    `keys` are further entries: handles with labels.
-    """
+def legend(figure: Figure, axes: Iterable[Axes], columns: int = 2) -> None:
+    """Add a legend of all labels of the axes below the panels, if there are several."""
     handles = {
         name: handle
         for axis in axes
         for handle, name in zip(*axis.get_legend_handles_labels(), strict=True)
-    } | {key.get_label(): key for key in keys}
+    }
     if len(handles) > 1:
         figure.legend(
             list(handles.values()), list(handles), loc="outside lower center", ncols=columns

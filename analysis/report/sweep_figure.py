@@ -10,7 +10,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from .style import LINES, POINTS, RULED, error_bars, grid, legend, rule_colour, styled
+from .style import LEGEND_ROW, LINES, POINTS, RULED, error_bars, grid, legend, styled
 from .text import limits, symbol
 
 PANELS = {  # label of the y axis: its statistics and their printed names
@@ -34,10 +34,10 @@ PANELS = {  # label of the y axis: its statistics and their printed names
 NAMES = {key: name for names in PANELS.values() for key, name in names.items()}
 SELECTED = ("tokens_per_call", "speedup", "p5", "value", "accepted")  # of several curves: two
 KINDS = ("rule", "eps", "method", "temperature", "draft_length")  # keys of a point's rows
-WORDS = {"draft_length": "γ", "temperature": "T", "eps": "ε", "drafter": "drafter"}
+WORDS = {"draft_length": "γ", "temperature": "T", "eps": "ε"}
 DODGE = 0.6  # spread of a category's points, as a share of the distance between categories
 MAX_LINES = 10  # in a panel; more lines look alike
-LEGEND_COLUMNS, LEGEND_ROW = 3, 0.14  # height of a row in inches
+COLUMNS = 3  # of the legend
 Curves = dict[str, tuple[pd.DataFrame, str]]  # label: rows and statistic
 
 
@@ -46,9 +46,8 @@ def sweep_figure(table: pd.DataFrame, swept: list[str]) -> Figure | None:
     """Draw the statistics of a sweep over its first key, a column of panels for each target.
 
     If the rows of a point differ in more than the first key (a second key, rules, methods), each
-    combination has a curve, of at most two statistics, and of more than `MAX_LINES` combinations
-    the first are drawn. Numeric keys are drawn as lines, others as points; bars are intervals over
-    prompts.
+    combination, up to `MAX_LINES`, has a curve of at most two statistics. Numbers are drawn as
+    lines, other values as points; bars are intervals over prompts.
 
     Args:
         table: one row for each point and target, with the swept keys, `target` and statistics.
@@ -65,7 +64,10 @@ def sweep_figure(table: pd.DataFrame, swept: list[str]) -> Figure | None:
     targets, kinds = table["target"].unique(), _kinds(table, swept)
     if kinds:
         rows = [[name] for name in SELECTED if name in statistics][:2] or [statistics[:1]]
-        groups = dict(list(_groups(table, kinds).items())[:MAX_LINES])
+        groups = {
+            ", ".join(map(_described, kinds, key)): part
+            for key, part in list(table.groupby(kinds, sort=False, dropna=False))[:MAX_LINES]
+        }
     else:
         rows = [[name for name in names if name in statistics] for names in PANELS.values()]
         rows, groups = [names for names in rows if names], {"": table}
@@ -75,70 +77,52 @@ def sweep_figure(table: pd.DataFrame, swept: list[str]) -> Figure | None:
             group or NAMES[name]: (part, name) for group, part in groups.items() for name in names
         }
         for axis, target in zip(line, targets, strict=True):
-            _panel(axis, curves, target, swept[0], kinds == ["rule"])
+            _panel(axis, curves, target, swept[0])
             axis.sharey(line[0])
         unit = next(label for label, of in PANELS.items() if names[0] in of)
         line[0].set_ylabel(NAMES[names[0]] if kinds or len(names) == 1 else unit)
     several = [axis for axis in axes.flat if len(axis.get_legend_handles_labels()[1]) > 1]
     labels = {text for axis in several for text in axis.get_legend_handles_labels()[1]}
-    legend(figure, several, LEGEND_COLUMNS)
-    figure.set_figheight(figure.get_figheight() + LEGEND_ROW * -(-len(labels) // LEGEND_COLUMNS))
+    legend(figure, several, COLUMNS)
+    figure.set_figheight(figure.get_figheight() + LEGEND_ROW * -(-len(labels) // COLUMNS))
     return figure
 
 
-def in_words(key: str) -> str:
-    """Return the printed name of a swept key or a column.
-
-    >>> in_words("criteria.t"), in_words("criteria.alpha"), in_words("decoding.draft_length")
-    ('t', 'α', 'γ')
-    >>> in_words("prompts.min_tokens")
-    'min tokens'
-    """
+def _in_words(key: str) -> str:
     last = key.rpartition(".")[2]
     return WORDS.get(last, symbol(last).replace("_", " "))
 
 
+def _described(kind: str, value: Any) -> str:
+    return str(value) if kind in ("method", "rule") else f"{_in_words(kind)} = {value}"
+
+
 def _kinds(table: pd.DataFrame, swept: Sequence[str]) -> list[str]:
     """Return the keys by which the rows at a value of the first swept key differ."""
-    kinds = [key for key in swept[1:] if len(table[key].unique()) > 1]
-    for key in KINDS:
-        if key in table and key not in swept:
-            points = table.groupby([*swept, "target"], dropna=False)[key]
-            if points.nunique(dropna=False).max() > 1:
-                kinds.append(key)
-    return kinds
+    points = table.groupby([*swept, "target"], dropna=False)
+    several = [key for key in swept[1:] if len(table[key].unique()) > 1]
+    keys = [key for key in KINDS if key in table and key not in swept]
+    return several + [key for key in keys if points[key].nunique(dropna=False).max() > 1]
 
 
-def _groups(table: pd.DataFrame, kinds: list[str]) -> dict[str, pd.DataFrame]:
-    return {
-        ", ".join(
-            str(value) if kind in ("method", "rule") else f"{in_words(kind)} = {value}"
-            for kind, value in zip(kinds, key, strict=True)
-        ): rows
-        for key, rows in table.groupby(kinds, sort=False, dropna=False)
-    }
-
-
-def _panel(axis: Axes, curves: Curves, target: Any, key: str, by_rule: bool) -> None:
+def _panel(axis: Axes, curves: Curves, target: Any, key: str) -> None:
     """Draw the curves of a target over a key."""
     every = pd.concat([part[key] for part, _ in curves.values()])
     numeric, names = pd.api.types.is_numeric_dtype(every), list(every.unique())
     for at, (label, (part, statistic)) in enumerate(curves.items()):
-        values = part[part["target"] == target]
-        color = rule_colour(label) if by_rule else LINES[at % len(LINES)][0]
-        style: Any = LINES[(at + at // len(LINES)) % len(LINES)][1]
+        values, (color, style) = part[part["target"] == target], LINES[at % len(LINES)]
         if numeric:
             values = values.sort_values(key)
-            x = values[key].to_numpy()
+            x = values[key]
         else:
-            style = "none"
             x = values[key].map(names.index) + DODGE * ((at + 0.5) / len(curves) - 0.5)
-        axis.plot(x, values[statistic], color=color, linestyle=style, **POINTS, label=label)
+        drawn: dict[str, Any] = {"color": color, "linestyle": style if numeric else "none"}
         low, high = limits(statistic)
+        bars = None
         if {low, high} <= set(values):
             bars = error_bars(values[statistic], values[low], values[high])
-            axis.errorbar(x, values[statistic], bars, fmt="none", ecolor=color, elinewidth=0.7)
-    axis.set_xlabel(in_words(key))
+        axis.errorbar(x, values[statistic], bars, **drawn, **POINTS, label=label, elinewidth=0.7)
+    axis.set_xlabel(_in_words(key))
     axis.grid(**RULED)
     if not numeric:
         axis.set_xlim(-0.5, len(names) - 0.5)

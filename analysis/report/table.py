@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import pandas as pd
@@ -80,13 +79,12 @@ class Table:
         headed = self._headed.rename(index=latex, columns=latex).map(latex)
         names = [name and latex(name) for name in headed.columns.names]
         headed.columns = headed.columns.set_names(names)
-        layout = "l" * headed.index.nlevels + "r" * headed.shape[1]
         return str(
             headed.to_latex(
                 caption=latex(self.caption),
                 label=f"tab:{self.name}",
                 position="t",
-                column_format=layout,
+                column_format="l" * headed.index.nlevels + "r" * headed.shape[1],
                 multicolumn_format="c",
                 multirow=False,
                 escape=False,
@@ -110,31 +108,18 @@ class Table:
 
 @dataclass(frozen=True, eq=False)
 class Figure:
-    """A figure.
-
-    Attributes:
-        name: of its files, for instance "figure2".
-        title: its heading.
-        caption: at most three lines of plain text.
-        draw: returns the drawing, by matplotlib.
-    """
+    """A figure: what `draw` returns, by matplotlib; name, title and caption are as of `Table`."""
 
     name: str
     title: str
     caption: str
     draw: Callable[[], Drawing]
 
-    @cached_property
-    def drawing(self) -> Drawing:
-        """The drawing, its panels lettered."""
-        drawing = self.draw()
-        style.letter(drawing)
-        return drawing
-
     def files(self) -> dict[str, bytes]:
         """Return the contents of the figure's files by path."""
+        drawing = self.draw()
         kinds = ("pdf", "png")
-        return {f"figures/{self.name}.{kind}": style.render(self.drawing, kind) for kind in kinds}
+        return {f"figures/{self.name}.{kind}": style.render(drawing, kind) for kind in kinds}
 
 
 @dataclass(frozen=True, eq=False)
@@ -149,13 +134,9 @@ class Section:
     """
 
     title: str
-    items: Sequence[Any]
+    items: Sequence[Table | Figure | None]
     notes: Sequence[str] = ()
     timed: bool = False
-
-    def __post_init__(self) -> None:
-        """Drop the items that are None."""
-        object.__setattr__(self, "items", [item for item in self.items if item is not None])
 
     @property
     def place(self) -> str:
@@ -176,24 +157,20 @@ def latex(text: object) -> str:
     return ESCAPED.sub(escaped, str(text))
 
 
-def without_formulas(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return a frame for a CSV file: text that a spreadsheet would evaluate gets an apostrophe.
+def csv_text(frame: pd.DataFrame, digits: str | None = "%.6g") -> str:
+    r"""Return a tidy frame as CSV, in which a missing value is an empty cell.
 
-    >>> frame = pd.DataFrame({"model": ["=1+1", "+x", "@y", "-", "a=b"], "value": [-1, 2, 3, 4, 5]})
-    >>> without_formulas(frame)["model"].tolist()
-    ["'=1+1", "'+x", "'@y", '-', 'a=b']
+    Text that a spreadsheet would evaluate gets an apostrophe.
+
+    >>> csv_text(pd.DataFrame({"model": ["=1+1", "+x", "-", "a=b"], "value": [-1.5, 2, 3, None]}))
+    "model,value\n'=1+1,-1.5\n'+x,2\n-,3\na=b,\n"
     """
 
     def safe(value: Any) -> Any:
         return FORMULA.sub("'", value) if isinstance(value, str) else value
 
-    return frame.map(safe, na_action="ignore").rename(columns=safe)
-
-
-def csv_text(frame: pd.DataFrame) -> str:
-    """Return a tidy frame as CSV; a missing value is an empty cell."""
-    plain = without_formulas(frame)
-    return str(plain.to_csv(index=False, float_format="%.6g", lineterminator="\n"))
+    plain = frame.map(safe, na_action="ignore").rename(columns=safe)
+    return str(plain.to_csv(index=False, float_format=digits, lineterminator="\n"))
 
 
 def pivoted(
@@ -207,9 +184,13 @@ def pivoted(
         columns: its columns that become the header.
         cells: the printed text of each row of `data`.
     """
-    frame = data.assign(cell=list(cells))
-    shown = frame.pivot(index=rows, columns=columns, values="cell")
-    return shown.reindex(index=_in_order(data, rows), columns=_in_order(data, columns))
+
+    def in_order(names: str | list[str]) -> pd.Index:
+        once = data[[names] if isinstance(names, str) else names].drop_duplicates()
+        return pd.Index(once[names]) if isinstance(names, str) else pd.MultiIndex.from_frame(once)
+
+    shown = data.assign(cell=list(cells)).pivot(index=rows, columns=columns, values="cell")
+    return shown.reindex(index=in_order(rows), columns=in_order(columns))
 
 
 def indexed(
@@ -223,11 +204,6 @@ def indexed(
     names = pd.MultiIndex.from_frame(data[levels]).set_names(levels[-1].capitalize(), level=-1)
     shown = pd.DataFrame({heading: list(cells) for heading, cells in columns.items()})
     return shown.set_axis(names if len(levels) > 1 else names.get_level_values(0))
-
-
-def _in_order(data: pd.DataFrame, names: str | list[str]) -> pd.Index:
-    once = data[[names] if isinstance(names, str) else names].drop_duplicates()
-    return pd.Index(once[names]) if isinstance(names, str) else pd.MultiIndex.from_frame(once)
 
 
 def together(parts: Iterable[tuple[str, pd.DataFrame]], key: str = "target") -> pd.DataFrame:

@@ -7,9 +7,8 @@ from collections.abc import Iterable
 from decimal import ROUND_FLOOR, Decimal
 
 from ..statistics.bootstrap import FEW_PROMPTS
-from .published import CAP
 
-MARK = "*"  # after a ceiling: the rejection region is empty
+CAP = 100.0  # tokens; the paper prints ">100" above it
 UNDEFINED = "–"
 SYMBOLS = {"alpha": "α", "theta": "θ", "eps0": "ε₀", "delta0": "δ₀"}  # others by name
 
@@ -22,16 +21,10 @@ def symbol(parameter: str) -> str:
 def number_text(value: float, digits: int = 2) -> str:
     """Return a number with a fixed number of decimals.
 
-    >>> number_text(0.4376, 3), number_text(-0.001), number_text(math.inf), number_text(math.nan)
-    ('0.438', '0.00', '∞', '–')
-    >>> number_text(-math.inf)
-    '-∞'
+    >>> number_text(0.4376, 3), number_text(-0.001), number_text(-math.inf), number_text(math.nan)
+    ('0.438', '0.00', '-∞', '–')
     """
-    if math.isnan(value):
-        return UNDEFINED
-    if math.isinf(value):
-        return "∞" if value > 0 else "-∞"
-    return f"{value:z.{digits}f}"
+    return UNDEFINED if math.isnan(value) else f"{value:z.{digits}f}".replace("inf", "∞")
 
 
 def decimals(values: Iterable[float], most: int = 5) -> int:
@@ -59,17 +52,6 @@ def rounded_down(value: float, digits: int = 2) -> float:
     return float(exact.quantize(Decimal(1).scaleb(exact.adjusted() + 1 - digits), ROUND_FLOOR))
 
 
-def certificate_text(value: float, ceiling: float, digits: int = 3) -> str:
-    """Return a statistic of certificates in nats; +inf prints as the rule's ceiling with a mark.
-
-    >>> certificate_text(0.1234, 0.6931), certificate_text(math.inf, 0.6931)
-    ('0.123', '0.693*')
-    """
-    return (
-        f"{number_text(ceiling, digits)}{MARK}" if value == math.inf else number_text(value, digits)
-    )
-
-
 def run_text(value: float, censored: bool = False) -> str:
     """Return a run length in tokens: ">100" above the paper's cap, "≥" for a lower bound.
 
@@ -87,21 +69,6 @@ def at_least(text: str, censored: bool) -> str:
     """
     is_marked = text.startswith((">", "∞", UNDEFINED))
     return f"≥ {text}" if censored and not is_marked else text
-
-
-def share_text(share: float) -> str:
-    """Return a share in percent with two digits that distinguish it from 0 and 100 %.
-
-    >>> share_text(0.0123), share_text(0.9), share_text(0.999961), share_text(math.nan)
-    ('1.2 %', '90 %', '99.9961 %', '–')
-    """
-    if math.isnan(share):
-        return UNDEFINED
-    rest = round(min(share, 1 - share), 12)  # 1 - 0.9 is a little less than 0.1
-    if rest <= 0:
-        return f"{100 * share:.0f} %"
-    digits = max(0, 1 - math.floor(math.log10(100 * rest)))
-    return f"{100 * share:.{digits}f} %"
 
 
 def percent_text(share: float) -> str:
@@ -144,28 +111,18 @@ def few_notes(prompts: Iterable[int]) -> list[str]:
     least = min(prompts, default=FEW_PROMPTS)
     if least >= FEW_PROMPTS:
         return []
-    counted = "1 prompt" if least == 1 else f"{least} prompts"
-    return [
-        f"Few prompts: intervals come from {counted}, fewer than {FEW_PROMPTS}, and are too narrow."
-    ]
+    counted = f"{least} prompt{'s' * (least != 1)}, fewer than {FEW_PROMPTS}"
+    return [f"Few prompts: intervals come from {counted}, and are too narrow."]
 
 
-def times_text(value: float, low: float = math.nan, high: float = math.nan) -> str:
-    """Return a speedup, with its interval if it has a width.
+def interval_text(
+    value: float, low: float = math.nan, high: float = math.nan, *, digits: int = 2, unit: str = ""
+) -> str:
+    """Return a number with its unit, and with its interval if it has a width.
 
-    >>> times_text(1.204), times_text(1.204, 1.1, 1.3)
-    ('1.20×', '1.20× [1.10, 1.30]')
+    >>> interval_text(1.204, 1.1, 1.3), interval_text(1.0, 1.0, 1.0), interval_text(1.2, unit="×")
+    ('1.20 [1.10, 1.30]', '1.00', '1.20×')
     """
-    if math.isnan(value):
-        return UNDEFINED
-    return f"{value:.2f}×" + (f" [{low:.2f}, {high:.2f}]" if low < high else "")
-
-
-def interval_text(value: float, low: float, high: float, digits: int = 2) -> str:
-    """Return a number, with its interval if it has a width.
-
-    >>> interval_text(1.204, 1.1, 1.3), interval_text(1.0, 1.0, 1.0)
-    ('1.20 [1.10, 1.30]', '1.00')
-    """
-    ends = [number_text(end, digits) for end in (low, high)]
-    return number_text(value, digits) + (f" [{', '.join(ends)}]" if low < high else "")
+    ends = ", ".join(number_text(end, digits) for end in (low, high))
+    text = number_text(value, digits) + unit * (not math.isnan(value))
+    return text + f" [{ends}]" * (low < high)

@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Drawing
-from matplotlib.lines import Line2D
+from matplotlib.ticker import LogLocator, NullLocator
 
 from ..decoding.metrics import Decoded
 from ..decoding.trees import ERSS, GREEDY, GSS, SHAPES, entropies, rates, tree_runs
@@ -22,19 +22,19 @@ from ..statistics.bootstrap import Resampling
 from ..trees.acceptance import least_residual_upper, residual_upper
 from ..trees.optimal import best_trees
 from ..trees.topology import Floats, batch, sequence, spec_infer, symmetric, tree_tokens_per_call
-from .style import BLACK, GREY, LINES, error_bars, grid, legend, logarithmic, styled
+from .decoding import intervals
+from .style import GREY, LINES, error_bars, grid, legend, styled
 from .table import Figure, Table, indexed
-from .text import interval_text, number_text, percent_text
+from .text import number_text, percent_text
 
 Curve = tuple[Floats, Floats]  # drafted tokens, tokens per call
 COLOURS = {name: colour for name, (colour, _) in zip(SHAPES.values(), LINES, strict=False)}
 FIXED, LEAST = "Lemma 4.3, m of the largest k", "Lemma 4.3, best m"
 BOUNDS = {LEAST: 1.6, FIXED: 0.7}  # widths of lines
 QUANTITIES = {"tokens": "tokens per call", "added": "added by a token"}
-COLUMNS = ["scheme", "curve", "kind", "drafted", "value", "ci_low", "ci_high"]
 STYLES = {GSS: ("o", (0, ())), ERSS: ("^", (0, (4, 2))), GREEDY: ("s", (0, ()))}
 APART = {GSS: 0.97, ERSS: 1.03, GREEDY: 1.0}  # points at equal sizes do not hide each other
-ENTROPIES = ("kl", "entropy", "entropy_upper", "theorem")  # of a scheme
+ENTROPIES = {"kl": "KL", "entropy": "H[R]", "entropy_upper": "at most (8)", "theorem": "τ (5)"}
 
 
 def trees(decoded: Sequence[Decoded], statistics: Resampling) -> tuple[Table | None, Figure | None]:
@@ -65,23 +65,20 @@ def trees_table(
     data = pd.concat(frames, ignore_index=True)
     if data.empty:
         return None
-    ends = data[["tokens_per_call", "ci_low", "ci_high"]].to_numpy().tolist()
     columns: dict[Any, Any] = {
         ("", "T"): [f"{temperature:g}" for temperature in data["temperature"]],
         ("", "nodes"): list(map(str, data["nodes"])),
         ("", "levels"): list(map(str, data["levels"])),
-        ("τ", "measured"): [interval_text(*of) for of in ends],
+        ("τ", "measured"): intervals(data, ["tokens_per_call", "ci_low", "ci_high"]),
         ("τ", "predicted"): [number_text(value) for value in data["predicted"]],
         ("τ", "bound"): [number_text(value) for value in data["bound"]],
         ("levels", "first"): [percent_text(share) for share in data["first_level"]],
         ("levels", "later"): [percent_text(share) for share in data["later_levels"]],
         ("", "R"): data["acceptance"],
     }
-    if "kl" in data:
-        heads = {"kl": "KL", "entropy": "H[R]", "entropy_upper": "at most (8)"}
-        for name, head in heads.items():
-            columns["nats", head] = [number_text(value, 3) for value in data[name]]
-        columns["nats", "τ (5)"] = [number_text(value) for value in data["theorem"]]
+    for name, head in ENTROPIES.items() if "kl" in data else ():
+        digits = 2 if name == "theorem" else 3
+        columns["nats", head] = [number_text(value, digits) for value in data[name]]
     return Table(
         "decoding_trees",
         "Trees",
@@ -97,18 +94,15 @@ def trees_table(
 def _trees(pair: Decoded, table: pd.DataFrame) -> pd.DataFrame:
     """Return a row for each run that drafted trees."""
     acceptance = {group: rates(pair, table, group) for group in table["group"].unique()}
-    table = table.assign(
-        bound=[
-            math.nan
-            if shape == SHAPES["dynamic"]
-            else least_residual_upper(acceptance[group], int(nodes), tight=True)[1]
-            for group, nodes, shape in table[["group", "nodes", "shape"]].to_numpy()
-        ],
-        acceptance=[
-            " ".join(f"{rate:.3g}" for rate in acceptance[group]) for group in table["group"]
-        ],
-    )
-    return table[table["run"].map(pair.of_trees).astype(bool)]
+    bounds = [
+        math.nan
+        if shape == SHAPES["dynamic"]
+        else least_residual_upper(acceptance[group], int(nodes), tight=True)[1]
+        for group, nodes, shape in table[["group", "nodes", "shape"]].to_numpy()
+    ]
+    texts = [" ".join(f"{rate:.3g}" for rate in acceptance[group]) for group in table["group"]]
+    drafted_trees = table["run"].map(pair.of_trees).astype(bool)
+    return table.assign(bound=bounds, acceptance=texts)[drafted_trees]
 
 
 def predicted_curves(acceptance: Floats, largest: int) -> dict[str, Curve]:
@@ -166,12 +160,14 @@ def trees_figure(decoded: Sequence[Decoded], runs: Sequence[pd.DataFrame]) -> Fi
         for row, (key, of_setting) in zip(axes, groups, strict=True):
             for axis, quantity in zip(row, QUANTITIES, strict=True):
                 axis.set_title(f"{', '.join(map(str, key))}:\n{QUANTITIES[quantity]}")
-                axis.set(xlabel="drafted tokens", ylabel=QUANTITIES[quantity])
+                axis.set(xlabel="drafted tokens", ylabel=QUANTITIES[quantity], xscale="log")
                 _draw(axis, of_setting[of_setting["quantity"] == quantity])
-            for axis, name in ((row[0], "x"), (row[1], "x"), (row[1], "y")):
-                logarithmic(axis, name)
-            row[1].set_xlim(row[0].get_xlim())
-        legend(drawing, [], columns=3, keys=_keys(curves))
+            row[1].set(yscale="log", xlim=row[0].get_xlim())
+            for scale in (row[0].xaxis, row[1].xaxis, row[1].yaxis):
+                scale.set_major_locator(LogLocator(subs=(1, 3)))
+                scale.set_minor_locator(NullLocator())
+                scale.set_major_formatter("{x:g}")  # powers of ten would need math text
+        legend(drawing, axes.flat, 3)
         return drawing
 
     return Figure(
@@ -186,7 +182,10 @@ def trees_figure(decoded: Sequence[Decoded], runs: Sequence[pd.DataFrame]) -> Fi
 
 
 def tree_curves(decoded: Sequence[Decoded], runs: Sequence[pd.DataFrame]) -> pd.DataFrame:
-    """Return what `trees_figure` draws: `COLUMNS`, quantity, target and setting; empty if nothing.
+    """Return what `trees_figure` draws; empty if nothing.
+
+    Columns: target, setting, quantity (of `QUANTITIES`), scheme, curve, kind (measured, predicted
+    or bound), drafted, value, and of measured tokens ci_low and ci_high.
 
     Gains are means over the drafted tokens between two sizes. Predictions and bounds have the gaps
     between the sizes that were decoded, as the points beside them.
@@ -203,36 +202,35 @@ def tree_curves(decoded: Sequence[Decoded], runs: Sequence[pd.DataFrame]) -> pd.
 
 
 def _curves(pair: Decoded, table: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
-    largest, parts, added = int(runs["nodes"].max()), [], []
+    """Return the curves of `tree_curves` of one target and setting."""
+    largest, frames = int(runs["nodes"].max()), []
+
+    def add(quantity: str, scheme: str, curve: str, kind: str, points: pd.DataFrame) -> None:
+        keys = {"quantity": quantity, "scheme": scheme, "curve": curve, "kind": kind}
+        frames.append(points.assign(**keys))
+
     for key, members in runs.groupby(["scheme", "group"], sort=False):
         scheme, group = map(str, key)
-        columns = {"shape": "curve", "nodes": "drafted", "tokens_per_call": "value"}
-        measured = members.rename(columns=columns).assign(kind="measured")[COLUMNS]
-        sizes = {name: np.unique(part["drafted"]) for name, part in measured.groupby("curve")}
-        parts += [measured]
-        added += [
-            (scheme, name, "measured", _gains(part)) for name, part in measured.groupby("curve")
-        ]
+        measured = members.rename(columns={"nodes": "drafted", "tokens_per_call": "value"})
+        sizes = {}
+        for name, part in measured.groupby(measured["shape"].astype(str)):
+            sizes[name] = part["drafted"].unique()
+            add("tokens", scheme, name, "measured", part[["drafted", "value", "ci_low", "ci_high"]])
+            add("added", scheme, name, "measured", _gains(part))
         acceptance = rates(pair, table, group)
         if not len(acceptance):
             continue
-        gaps = sizes.get(SHAPES["optimal"], np.unique(measured["drafted"]))
+        gaps = sizes.get(SHAPES["optimal"], measured["drafted"].unique())
         for kind, curves in (("predicted", predicted_curves), ("bound", bound_curves)):
             for name, (k, tokens) in curves(acceptance, largest).items():
-                at = np.isin(k, sizes.get(name, gaps if kind == "bound" else ()))
-                if name in BOUNDS or at.any():
-                    curve = pd.DataFrame({"drafted": k, "value": tokens})
-                    parts.append(curve.assign(scheme=scheme, curve=name, kind=kind))
-                    added += [(scheme, name, kind, _gains(curve[at], kind))] * (name != LEAST)
-    gains = [
-        part.assign(scheme=scheme, curve=name, kind=kind) for scheme, name, kind, part in added
-    ]
-    return pd.concat(
-        [
-            pd.concat(frames).assign(quantity=quantity)
-            for quantity, frames in zip(QUANTITIES, (parts, gains), strict=True)
-        ]
-    )
+                at = np.isin(k, gaps if kind == "bound" else sizes.get(name, ()))
+                if not (kind == "bound" or at.any()):
+                    continue
+                curve = pd.DataFrame({"drafted": k, "value": tokens})
+                add("tokens", scheme, name, kind, curve)
+                if name != LEAST:
+                    add("added", scheme, name, kind, _gains(curve[at], kind))
+    return pd.concat(frames)
 
 
 def _gains(curve: pd.DataFrame, kind: str = "measured") -> pd.DataFrame:
@@ -257,28 +255,11 @@ def _draw(axis: Axes, drawn: pd.DataFrame) -> None:
             face = "white" if scheme == ERSS else colour
             ends = error_bars(value, part["ci_low"], part["ci_high"])
             axis.errorbar(k * APART[scheme], value, ends, fmt=marker, color=colour, markersize=3.5,
-                          markerfacecolor=face, elinewidth=0.7)  # fmt: skip
+                          markerfacecolor=face, elinewidth=0.7,
+                          label=f"{curve}, {scheme}")  # fmt: skip
         else:
-            width = BOUNDS.get(curve, 0.9)
-            axis.plot(k, value, color=colour, linestyle=dashes, linewidth=width)
-
-
-def _keys(drawn: pd.DataFrame) -> list[Line2D]:
-    """Return the legend: a colour a shape, a marker and a dash a scheme, widths of bounds."""
-    curves, schemes = set(drawn["curve"]), set(drawn["scheme"])
-    plain: dict[str, Any] = {"color": BLACK, "linewidth": 0.9, "markersize": 3.5}
-    return [
-        *(Line2D([], [], color=c, label=name) for name, c in COLOURS.items() if name in curves),
-        *(
-            Line2D([], [], marker=marker, linestyle=dashes, **plain, label=scheme,
-                   markerfacecolor="white" if scheme == ERSS else BLACK)
-            for scheme, (marker, dashes) in STYLES.items() if scheme in schemes
-        ),
-        *(
-            Line2D([], [], color=GREY, linewidth=width, label=name)
-            for name, width in BOUNDS.items() if name in curves
-        ),
-    ]  # fmt: skip
+            label, width = curve if kind == "bound" else None, BOUNDS.get(curve, 0.9)
+            axis.plot(k, value, color=colour, linestyle=dashes, linewidth=width, label=label)
 
 
 def marginal(k: Floats, tokens: Floats, first: float | None = None) -> Curve:

@@ -27,17 +27,17 @@ def decode_batch(
     watch: Stopwatch,
     progress: Callable[[int], object],
 ) -> Found:
-    """Decode B `prompts` (tokens by prompt_id) together.
+    """Decode B prompts together.
 
     Left-padded, with a key-value cache. A step takes the statistics of the logits, chooses the
     token and runs the model on it. Prompts whose answer has ended leave the batch.
 
     Args:
-        model: what decodes.
-        prompts: what is decoded.
+        model: the target.
+        prompts: their tokens by id.
         settings: of stage distributions.
-        watch: of the parts of a step.
-        progress: is called with the steps that were done.
+        watch: times the parts of a step.
+        progress: is called with the number of steps done.
 
     Returns:
         (B, n, ...) of each column that is stored; of row b the first `lengths` (B,) steps count, up

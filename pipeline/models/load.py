@@ -28,7 +28,7 @@ from pipeline.hub import MODEL_FILES, TOKENIZER_FILES, model_folder
 from pipeline.models.cached_steps import check_cached_steps
 from pipeline.models.devices import choose_device, set_up
 from pipeline.models.heads.hidden_drafter import HiddenDrafter
-from pipeline.models.heads.load import check_head, load_head, read_head
+from pipeline.models.heads.load import check_head, load_head
 from pipeline.models.language_model import Head, LanguageModel
 from pipeline.models.prompt_tokens import check_same_tokens, common_rows
 from pipeline.models.spec import ModelSpec
@@ -67,10 +67,10 @@ def load_model(spec: ModelSpec) -> LanguageModel:
             f"{key}.path={path}: its files lack or misshape {len(absent)} weights "
             f"({', '.join(absent[:3])}, ...): fetch or export the model again"
         )
-    stored = _stored(folder) - FLOATS
-    if stored and getattr(module.config, "quantization_config", None) is None:
+    types = _stored_types(folder) - FLOATS
+    if types and getattr(module.config, "quantization_config", None) is None:
         raise PipelineError(
-            f"{key}.path={path}: its weights are stored as {', '.join(sorted(stored))}, and its "
+            f"{key}.path={path}: its weights are stored as {', '.join(sorted(types))}, and its "
             f"config.json tells no scale for them: {', '.join(sorted(FLOATS))} are read"
         )
     tokenizer = load_tokenizer(path, spec.identity.commit, key)
@@ -78,13 +78,12 @@ def load_model(spec: ModelSpec) -> LanguageModel:
     if eos is None:
         eos = tokenizer.eos_token_id
     eos = tuple(eos) if isinstance(eos, list) else () if eos is None else (eos,)
-    model = wrap(module, settings.label, device, head_dtype=settings.head_dtype, eos=eos, key=key)
+    model = wrap(module, settings.label, device, settings.head_dtype, eos, key=key)
     check_cached_steps(model, tokenizer, key)
     return model
 
 
-def _stored(folder: Path) -> set[str]:
-    """Return the types in which weights are stored."""
+def _stored_types(folder: Path) -> set[str]:
     types = set[str]()
     for path in folder.glob("*.safetensors"):
         with safe_open(path, "pt") as file:
@@ -104,12 +103,12 @@ def skeleton(spec: ModelSpec) -> LanguageModel:
     transformers_logging.set_verbosity_error()
     with _loading(where, MODEL):
         shape = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
-    if type(shape) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+    kind = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(shape), None)
+    if kind is None:
         raise PipelineError(
             f"{where}: a model of type {shape.model_type} is no causal language model that "
             "transformers knows: take another model"
         )
-    kind = MODEL_FOR_CAUSAL_LM_MAPPING[type(shape)]
     if "past_key_values" not in inspect.signature(kind.forward).parameters:
         # it would swallow one silently, and read every token as if nothing came before
         raise PipelineError(
@@ -121,8 +120,7 @@ def skeleton(spec: ModelSpec) -> LanguageModel:
         module = AutoModelForCausalLM.from_config(
             shape, dtype=getattr(torch, settings.dtype), attn_implementation=settings.attention
         )
-    device = torch.device("meta")
-    return wrap(module, settings.label, device, head_dtype=settings.head_dtype, key=where)
+    return wrap(module, settings.label, torch.device("meta"), settings.head_dtype, key=where)
 
 
 @contextmanager
@@ -143,9 +141,9 @@ def wrap(
     module: Any,
     label: str,
     device: torch.device,
-    *,
     head_dtype: str = "float32",
     eos: tuple[int, ...] = (),
+    *,
     key: str = "model",
 ) -> LanguageModel:
     """Put a transformers model on `device`, its final projection in `head_dtype`."""
@@ -197,16 +195,15 @@ def check_pair(target: ModelSpec, drafter: ModelSpec) -> None:
         PipelineError: as `load_pair` and `pair_tokenizer`, as far as configurations tell; or the
             two models have other rows of logits.
     """
-    model, key = skeleton(target), drafter.key
+    model = skeleton(target)
     model.check_drafts(target.key)
     if drafter.head is not None:
-        check_head(read_head(drafter), model)
-        pair_tokenizer(target, drafter)
-    else:
-        drafts = skeleton(drafter)
-        drafts.check_drafts(key)
-        tokens = 1 + max(pair_tokenizer(target, drafter).get_vocab().values())
-        common_rows(model.vocab_size, drafts.vocab_size, tokens, _pair(target, drafter))
+        check_head(drafter, model)
+        return
+    drafts = skeleton(drafter)
+    drafts.check_drafts(drafter.key)
+    tokens = 1 + max(pair_tokenizer(target, drafter).get_vocab().values())
+    common_rows(model.vocab_size, drafts.vocab_size, tokens, _pair(target, drafter))
 
 
 def pair_tokenizer(target: ModelSpec, drafter: ModelSpec) -> Any:

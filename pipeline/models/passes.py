@@ -22,8 +22,8 @@ Model = LanguageModel | HiddenDrafter  # both have the same `read`
 def tree_pass(seen: Tensor, offsets: Tensor, dtype: torch.dtype) -> TreePass:
     """Return the pass over n nodes of a tree of which m - n were read before, after a text.
 
-    It is a function of the columns in the cache (the text, which every task sees, and the m - n
-    nodes): what is added to the attention scores (1, 1, n, columns + n), 0 where a task sees a
+    It is a function of the columns in the cache (the text, which every node sees, and the m - n
+    nodes): what is added to the attention scores (1, 1, n, columns + n), 0 where a node sees a
     column, else the least number of the dtype; and the positions (1, n).
 
     Args:
@@ -60,27 +60,19 @@ class Texts:
         *,
         drafts: bool = False,
     ) -> None:
-        """Start empty, with room for `capacity` tokens.
+        """Start empty.
 
         Args:
-            model: what reads.
-            capacity: tokens, padding included.
-            layers: after how many layers hidden states are kept; empty is none.
-            padding: (B,) columns before the first token of each text; None is none.
+            model: a language model, or a head.
+            capacity: the most tokens, padding included.
+            layers: after how many layers hidden states are kept.
+            padding: (B,) columns before the first token of each text.
             drafts: whether some of what is read is taken back by `crop` or `keep`.
-
-        Raises:
-            PipelineError: drafts can't be taken back from the model.
         """
-        if drafts:
-            model.check_drafts("decoding")
         self.model, self.length = model, 0
         self.hidden: Tensor | None = None
         self.cache = model.new_cache(capacity)
-        self._layers, self._padding, self._mask = layers, padding, None
-        if padding is not None:
-            column = torch.arange(capacity, device=padding.device)
-            self._mask = (column >= padding[:, None]).long()
+        self._layers, self._padding = layers, padding
         self._windows = [layer for layer in self.cache.layers if drafts and layer.is_sliding]
         for layer in self._windows:  # until the next roll-back they keep more than their window
             layer.activate_past_recording()
@@ -107,10 +99,9 @@ class Texts:
         end, mask, positions = self.length + ids.shape[1], None, None
         if tree is not None:
             mask, positions = tree(self.length)
-        elif self._mask is not None and self._padding is not None:
-            mask = self._mask[:, :end]
-            at = torch.arange(self.length, end, device=ids.device)
-            positions = (at - self._padding[:, None]).clamp(min=0)
+        elif self._padding is not None:
+            at = torch.arange(end, device=ids.device) - self._padding[:, None]
+            mask, positions = (at >= 0).long(), at[:, self.length :].clamp(min=0)
         logits, self.hidden = self.model.read(
             ids, self.cache, mask, positions, keep=keep, layers=self._layers, features=features
         )
@@ -137,10 +128,7 @@ class Texts:
         self.crop(length + len(path))
 
     def hidden_after(self, path: Sequence[int]) -> Tensor | None:
-        """Return the hidden states (B, 1 + p, ...) of the token read before a draft, and of a path.
-
-        None where none are kept.
-        """
+        """Return those of `hidden` (B, 1 + p, ...) of the token before a draft, and of a path."""
         if self.hidden is None:
             return None
         return self.hidden[:, send([0, *(at + 1 for at in path)], self.hidden.device)]
@@ -148,5 +136,5 @@ class Texts:
     def select(self, rows: Tensor) -> None:
         """Keep only the texts `rows` (b,), indices in their new order."""
         self.cache.reorder_cache(rows)
-        if self._padding is not None and self._mask is not None:
-            self._padding, self._mask = self._padding[rows], self._mask[rows]
+        if self._padding is not None:
+            self._padding = self._padding[rows]

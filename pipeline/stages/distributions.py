@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from analysis.rule_config import check_k
 from pipeline import columns
 from pipeline.columns import STEP, TARGET, Column
-from pipeline.criteria import check_stored_tokens, judged_by_logs
+from pipeline.criteria import judged_by_logs
 from pipeline.engines.answers import counted
 from pipeline.engines.logs import read_log, stacked
 from pipeline.errors import PipelineError
@@ -43,7 +44,7 @@ def check(study: Study) -> None:
         PipelineError: it is not so.
     """
     config = study.config
-    check_stored_tokens(study.rules, config.distributions.k)
+    check_k(study.rules, config.distributions.k)
     if config.distributions.source != "logs":
         return
     if config.drafter is not None:

@@ -1,8 +1,6 @@
-"""Stage prompts: samples prompts of the wanted length from a data set.
+"""Stage prompts: samples prompts of the wanted length from a data set (`pipeline.prompt_files`).
 
-Run it with ``python -m pipeline stage=prompts``. A row of the source has a text (`text` or
-`prompt`), or UltraChat's `messages`, of which the first of the user is the prompt
-(`pipeline.prompt_files`).
+Run it with ``python -m pipeline stage=prompts``.
 """
 
 from __future__ import annotations
@@ -37,20 +35,6 @@ REASONS = (
 LIMITS = {"too short": "min_tokens", "too long": "max_tokens"}  # the key behind a reason
 
 
-def check(study: Study) -> None:
-    """Check that a prompt can have a length that is allowed.
-
-    Raises:
-        PipelineError: none can.
-    """
-    prompts = study.config.prompts
-    if prompts.min_tokens > prompts.max_tokens:
-        raise PipelineError(
-            f"prompts.min_tokens={prompts.min_tokens} exceeds "
-            f"prompts.max_tokens={prompts.max_tokens}: no prompt has such a length"
-        )
-
-
 def plan(study: Study) -> list[Task]:
     """Return the planned prompts of each target: the same for targets that share a tokenizer.
 
@@ -74,15 +58,10 @@ def plan(study: Study) -> list[Task]:
 
 
 def compute(task: Task, _: Inputs, out: Out) -> None:
-    """Write the prompts of a source, or of an engine's log."""
+    """Write a sample of a source, and note which rows it left out; or the rows of a log."""
     if "log" in task.settings:
         write_log_rows(task, out)
-    else:
-        write_sample(task, out)
-
-
-def write_sample(task: Task, out: Out) -> None:
-    """Write a sample of a source, and note which rows it left out."""
+        return
     from pipeline.models.load import load_tokenizer
 
     extra, identity = task.runtime.extra, task.settings["source"]
@@ -208,5 +187,4 @@ STAGE = Stage(
     },
     plan=plan,
     compute=compute,
-    check=check,
 )

@@ -10,8 +10,8 @@ import pytest
 
 from analysis.acceptance.judgement import Judgement
 from analysis.report.acceptance import acceptance_table, depth_table
-from analysis.report.measured import Results, Target
 from analysis.report.parts import part_statistics, parts_table
+from analysis.report.results import Results, Target
 from analysis.report.table import Table, together
 from analysis.report.text import number_text, percent_text
 from analysis.rules import AbsoluteThreshold, Additive, Multiplicative, StrictGreedy, Tree
@@ -34,7 +34,7 @@ def measured(folder: Path, missing: bool = False, sampled: float | None = 0.5) -
         name: together([(T, found.read(file).to_pandas())]) for name, file in ACCEPTANCE.items()
     }
     rules = {rule.label: rule for rule in RULES}
-    return Results([T], rules, frames, "D", sampled)
+    return Results([T], rules, frames, "D")
 
 
 @pytest.fixture(scope="module")

@@ -183,9 +183,10 @@ def test_gains_are_drawn_over_the_gaps_that_were_decoded() -> None:
     assert batch_.loc["predicted", "value"].tolist() == pytest.approx([0.65, 0.35 / 4 / 2])
     assert set(curves["scheme"]) == {"GSS", "ERSS"}  # of tree-greedy there is one size
     assert set(curves["setting"]) == {"T = 1"}
-    (legend,) = figure.drawing.legends
+    (legend,) = figure.draw().legends
     drawn = {text.get_text() for text in legend.get_texts()}
-    assert drawn == {*curves["curve"], *curves["scheme"]}
+    points = curves[curves["kind"] == "measured"]
+    assert drawn == {FIXED, LEAST, *(points["curve"] + ", " + points["scheme"])}
 
 
 def test_the_table_has_what_was_measured_predicted_and_bounded() -> None:

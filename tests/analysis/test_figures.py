@@ -16,11 +16,10 @@ from matplotlib.font_manager import findfont
 from analysis.acceptance.summary import margins
 from analysis.report.acceptance import margin_figure, rules_figure
 from analysis.report.mars import ratios_figure, thresholds_figure, top_two
-from analysis.report.measured import Ends
 from analysis.report.paper_figures import figure1, survival_figure
+from analysis.report.results import Target
 from analysis.report.style import STYLE, render
 from analysis.report.sweep_figure import sweep_figure
-from analysis.report.table import Figure
 from analysis.report.trees import trees
 from analysis.rule_config import expand
 from analysis.rules import Additive, Rule
@@ -40,71 +39,56 @@ RULES = expand(
 )
 
 
-def certified(rule: Rule, seed: int) -> Ends:
-    lower = np.random.default_rng(seed).beta(1, 2, STEPS) * rule.ceiling
-    if rule.label == "additive t=0.5":
-        lower[:100] = np.inf
-    return lower, lower
+def target(rules: list[Rule], seed: int = 0) -> Target:
+    """Steps with random certificates; a quarter of one rule's are endless."""
+    certificates = {}
+    for at, rule in enumerate(rules):
+        lower = np.random.default_rng(seed + at).beta(1, 2, STEPS) * rule.ceiling
+        if rule.label == "additive t=0.5":
+            lower[:100] = np.inf
+        certificates[rule] = lower, lower
+    return Target(f"target {seed}", certificates, BOOTSTRAP, np.zeros(STEPS, np.int32), [])
 
 
-def study(targets: int = 2) -> dict[str, Figure]:
-    names = [f"target {at}" for at in range(targets)]
-    panels = {name: {rule: certified(rule, at) for at, rule in enumerate(RULES)} for name in names}
-    drawn = [
-        figure1({name: np.random.default_rng(0).random(STEPS) for name in names}),
-        *(
-            survival_figure(number, panels, dict.fromkeys(names, BOOTSTRAP))
-            for number in (2, 3, 4, 5)
-        ),
-    ]
-    return {figure.name: figure for figure in drawn if figure is not None}
-
-
-def curve(figure: Figure, label: str, panel: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    line = next(line for line in figure.drawing.axes[panel].lines if line.get_label() == label)
-    return np.asarray(line.get_xdata()), np.asarray(line.get_ydata())
+def drawn(number: int) -> Drawing:
+    figure = survival_figure(number, [target(RULES), target(RULES, 1)])
+    assert figure is not None
+    return figure.draw()
 
 
 def test_files_are_equal_byte_for_byte_with_embedded_fonts_and_no_date_or_version() -> None:
-    first, again = study()["figure3"], study()["figure3"]
     for kind in ("pdf", "png"):
-        content = render(first.drawing, kind)
-        assert content == render(again.drawing, kind)
+        content = render(drawn(3), kind)
+        assert content == render(drawn(3), kind)
         assert b"CreationDate" not in content
         assert b"atplotlib" not in content
-    pdf = render(first.drawing, "pdf")
-    assert b"/FontFile2" in pdf  # an embedded TrueType program
-    assert b"/Type3" not in pdf
+        if kind == "pdf":
+            assert b"/FontFile2" in content  # an embedded TrueType program
+            assert b"/Type3" not in content
     with matplotlib.rc_context(STYLE):
         font = Path(findfont(STYLE["font.family"])).resolve()
         assert font.is_relative_to(Path(matplotlib.get_data_path()).resolve())
 
 
 def test_curves_are_shares_strictly_above() -> None:
-    figure = study()["figure3"]
-    for at, rule in ((0, "Strict greedy"), (2, "Additive (t = 0.5)")):
-        values = certified(RULES[at], at)[0]
-        x, y = curve(figure, rule, panel=1)
+    """And their bands are the intervals over prompts."""
+    axis, steps = drawn(3).axes[1], target(RULES, 1)
+    lines = {str(line.get_label()): line for line in axis.lines}
+    bands = [np.asarray(band.get_paths()[0].vertices)[:, 1].round(9) for band in axis.collections]
+    for at, rule in ((0, RULES[0]), (2, RULES[2])):
+        values, line = steps.certificates[rule][0], lines[rule.title]
+        x, y = (np.asarray(values) for values in (line.get_xdata(), line.get_ydata()))
         assert [np.mean(values > eps) for eps in x[::50]] == pytest.approx(y[::50])
+        for ends in survival(values, x, BOOTSTRAP)[1:]:
+            assert set(ends.round(9)) <= set(bands[at])
     assert y[-1] == 0.25  # empty regions stay above every level
     assert x[-1] > math.log(2)
 
 
 def test_figures_2_to_4_end_behind_log_2_and_figure_5_behind_its_trees() -> None:
-    figures = study()
-    for name, ceiling in (("figure2", math.log(2)), ("figure3", math.log(2)), ("figure5", 2.197)):
-        for axis in figures[name].drawing.axes:
+    for number, ceiling in ((2, math.log(2)), (3, math.log(2)), (4, math.log(2)), (5, 2.197)):
+        for axis in drawn(number).axes:
             assert axis.get_xlim() == (0, pytest.approx(1.06 * ceiling, rel=1e-3))
-
-
-def test_the_band_is_drawn() -> None:
-    lower, _ = certified(RULES[1], 0)
-    figure = survival_figure(3, {"a": {RULES[1]: (lower, lower)}}, {"a": BOOTSTRAP})
-    assert figure is not None
-    (band,) = figure.drawing.axes[0].collections
-    drawn = band.get_paths()[0].vertices
-    for ends in survival(lower, curve(figure, RULES[1].title)[0], BOOTSTRAP)[1:]:
-        assert set(ends.round(9)) <= set(np.asarray(drawn)[:, 1].round(9))
 
 
 class Looser(Additive):
@@ -112,10 +96,8 @@ class Looser(Additive):
 
 
 def test_figures_of_rules_that_a_study_lacks_or_a_user_wrote() -> None:
-    mine = Looser(0.1)
-    assert mine.own
-    for number, rule in ((3, mine), (5, RULES[0]), (2, RULES[1])):
-        assert survival_figure(number, {"a": {rule: certified(rule, 0)}}, {"a": BOOTSTRAP}) is None
+    for number, rule in ((3, Looser(0.1)), (5, RULES[0]), (2, RULES[1])):
+        assert survival_figure(number, [target([rule])]) is None
 
 
 def test_the_band_is_the_interval_of_the_share() -> None:
@@ -123,12 +105,12 @@ def test_the_band_is_the_interval_of_the_share() -> None:
     grid = np.array([0.0, 0.25, 0.9])
     curves = survival(values, grid, BOOTSTRAP)
     for at, eps in enumerate(grid):
-        found = [drawn[at] for drawn in curves]
+        found = [ends[at] for ends in curves]
         np.testing.assert_allclose(found, BOOTSTRAP.share(values > eps), rtol=1e-12)
 
 
 def every_figure(folder: Path) -> dict[str, Drawing]:
-    """Each figure of the report by the name of its texts, and the plot of a sweep."""
+    """Each figure of the report by its name, and the plot of a sweep."""
     decoded = test_decoding_metrics.made()
     ratios = np.tile(np.linspace(0.05, 0.99, 40), 6)
     trajectory = pd.DataFrame(
@@ -141,8 +123,9 @@ def every_figure(folder: Path) -> dict[str, Drawing]:
         {"target": "T", "t": [1e-6, 1e-3, 0.1], "rule": "r", "p5": [0.1, 0.2, 1e4]}
     )
     slack, accepted = np.linspace(-3, 1, 20), np.arange(20) > 6
-    drawn = [
-        *study().values(),
+    figures = [
+        figure1({"T": np.random.default_rng(0).random(STEPS)}),
+        *(survival_figure(number, [target(RULES)]) for number in (2, 3, 4, 5)),
         margin_figure({"T": margins(slack, accepted)}, "Strict greedy"),
         rules_figure(test_acceptance_section.measured(folder)),
         trees([test_decoding_trees.made()], test_decoding_trees.STATISTICS)[1],
@@ -150,7 +133,7 @@ def every_figure(folder: Path) -> dict[str, Drawing]:
         thresholds_figure(["T"], [speeds], "agreement"),
         thresholds_figure(["T"], [speeds.assign(accuracy=0.5)], "accuracy"),
     ]
-    drawings = {figure.name: figure.drawing for figure in drawn if figure is not None}
+    drawings = {figure.name: figure.draw() for figure in figures if figure is not None}
     plot = sweep_figure(swept, ["t"])
     return drawings if plot is None else {**drawings, "sweep": plot}
 
@@ -189,24 +172,22 @@ def test_mars_accepts_ranks_one_and_two_in_its_zone_only() -> None:
     assert steps["ratio"].tolist() == pytest.approx([0.95] * 3 + [0.89, 0.0])
     figure = ratios_figure([replace(test_decoding_metrics.made(), trajectory=trajectory)])
     assert figure is not None
-    of_ratio = figure.drawing.axes[4]
+    of_ratio = figure.draw().axes[4]
     bars = {round(bar.get_x(), 9): bar.get_height() for bar in of_ratio.patches}
     assert sum(bars.values()) == 5
     assert sum(height for x, height in bars.items() if x >= 0.9) == 3
-    assert of_ratio.get_title() == "(e) 60.0 % above 0.9"
+    assert of_ratio.get_title() == "60.0 % above 0.9"
 
 
 def test_thresholds_are_drawn_at_every_temperature_and_draft_length() -> None:
     scheme = "dynamic, 10 wide, 59 nodes"
     grid = pd.MultiIndex.from_product([[0.0, 1.0], [7, 10], [0.9, 0.84]])
     speeds = grid.to_frame(index=False, name=["temperature", "draft_length", "theta"])
-    speeds["method"] = [
-        f"MARS (θ = {theta:g}), dynamic, 10 wide, 59 nodes" for theta in speeds["theta"]
-    ]
+    speeds["method"] = [f"MARS (θ = {theta:g}), {scheme}" for theta in speeds["theta"]]
     speeds["speedup"] = np.arange(8.0)
     alone = speeds[:1].assign(theta=math.nan)
     figure = thresholds_figure(["T"], [pd.concat([speeds, alone])], "agreement")
     assert figure is not None
-    labels = figure.drawing.axes[0].get_legend_handles_labels()[1]
+    labels = figure.draw().axes[0].get_legend_handles_labels()[1]
     assert labels == [f"γ = {g}, T = {t}, {scheme}" for g in (7, 10) for t in (0, 1)]
     assert thresholds_figure(["T"], [alone], "agreement") is None

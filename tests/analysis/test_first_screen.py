@@ -11,6 +11,7 @@ import pytest
 from analysis import certify
 from analysis.acceptance.judgement import Judgement
 from analysis.acceptance.verdict import Advice
+from analysis.report.answer import EPS, FATES, median_answer
 from analysis.report.first_screen import (
     EPSILONS,
     SHARE,
@@ -20,7 +21,8 @@ from analysis.report.first_screen import (
     settings_table,
     verdict_text,
 )
-from analysis.report.measured import Results, Target
+from analysis.report.results import Results, Target
+from analysis.report.text import percent_text
 from analysis.rules import Additive, Mars, Multiplicative, Rule, StrictGreedy, Tree
 from analysis.statistics.bootstrap import PromptBootstrap
 from analysis.statistics.trajectories import count_calls
@@ -99,14 +101,13 @@ def test_settings_certify_what_is_claimed(drafter: bool) -> None:
     rules = (GREEDY, Additive(0.1), Multiplicative(0.5), Tree(2))
     found = certify(dist, rules)
     ends = {rule: (found.lower[:, at],) * 2 for at, rule in enumerate(rules)}
-    passed = rng.uniform(size=200) < 0.5
     target = Target(
         *("A", ends, PromptBootstrap(prompts, 30, 0.9, 0), np.zeros(200, np.int32), []),
+        dist=dist,
         kl=rng.exponential(0.1, 200) if drafter else None,
-        judged={GREEDY.label: Judgement(GREEDY, *ends[GREEDY], passed, passed)} if drafter else {},
     )
     study = results(("A",)) if drafter else Results(["A"], {}, {})
-    table = settings_table(study, [target], [dist])
+    table = settings_table(study, [target])
     assert table is not None
     data = table.data.set_index(["eps", "quantity"])["value"]
     for eps in EPSILONS:
@@ -130,8 +131,8 @@ def test_answers_of_one_token_guarantee_nothing() -> None:
     dist = TopK.from_probabilities([[0.9, 0.1], [0.8, 0.2]])
     bootstrap = PromptBootstrap(np.arange(2), 20, 0.9, 0)
     lower = certify(dist, GREEDY).lower[:, 0]
-    target = Target("A", {GREEDY: (lower, lower)}, bootstrap, np.zeros(2, np.int32), [])
-    table = settings_table(Results(["A"], {}, {}), [target], [dist])
+    target = Target("A", {GREEDY: (lower, lower)}, bootstrap, np.zeros(2, np.int32), [], dist)
+    table = settings_table(Results(["A"], {}, {}), [target])
     assert table is not None
     assert table.shown.loc["and guarantees"].tolist() == ["– tokens per call, any γ"] * 2
 
@@ -149,3 +150,46 @@ def test_costs_are_of_the_target_alone_and_of_a_drafted_token() -> None:
     said = "T alone: 50 tokens per second, 20 ms per token"
     assert costs(pair, speeds) == f"{said}; D: 3 ms per drafted token."
     assert costs(pair, speeds[:2]) == f"{said}."
+
+
+def made(drafter: bool) -> Target:
+    """Four answers of ten steps; the certificates of answer n are near n / 10 nats."""
+    rng, size = np.random.default_rng(0), 40
+    prompts, tokens = np.repeat(np.arange(4), size // 4), np.arange(size, dtype=np.int32)
+    base = prompts / 10 + rng.uniform(0.001, 0.05, size)
+    judged = {}
+    for rule in (GREEDY, Additive(0.3)) if drafter else ():
+        kept = rng.uniform(size=size) < 0.2 + 0.2 * prompts
+        judged[rule.label] = Judgement(rule, base, base, kept, kept & (tokens % 2 == 0))
+    return Target(
+        "target",
+        {GREEDY: (base, base), Additive(0.3): (2 * base, 2 * base)},
+        PromptBootstrap(prompts, 30, 0.9, 0),
+        tokens,
+        [30 * "word " + str(at) for at in range(4)],
+        words={20: "<b>", 21: "word"},
+        judged=judged,
+    )
+
+
+@pytest.mark.parametrize("drafter", [True, False])
+def test_the_median_answer_is_shown_with_the_fate_of_every_step(drafter: bool) -> None:
+    target = made(drafter)
+    found = median_answer(target)
+    greedy = target.judged[GREEDY.label].accepted if drafter else target.certificates[GREEDY][0]
+    place = int(np.argsort(greedy.reshape(4, 10).mean(axis=1))[2])
+    steps = range(10 * place, 10 * place + 10)
+    assert found.prompt == f"{19 * 'word '}word …"  # a long prompt ends at a word
+    assert found.words == [target.words.get(at, f"#{at}") for at in steps]
+    assert [title for title, _, _ in found.rules] == [GREEDY.title, Additive(0.3).title]
+    for rule, (_, said, shown) in zip(target.certificates, found.rules, strict=True):
+        for step, fate in zip(steps, shown, strict=True):
+            if drafter:
+                judged = target.judged[rule.label]
+                wanted = "accepted" if judged.accepted[step] else "rejected"
+                wanted = "certified" if judged.certified[step] else wanted
+            else:
+                wanted = "certified" if target.certificates[rule][0][step] > EPS else "open"
+            assert FATES[int(fate)] == wanted
+        kept = sum(FATES[int(fate)] in ("accepted", "certified") for fate in shown) / 10
+        assert said.startswith(f"{percent_text(kept)} {'accepted' if drafter else 'certified'}")

@@ -6,22 +6,22 @@ import math
 from dataclasses import replace
 
 import numpy as np
-import pandas as pd
 import pytest
 import yaml
 
 from analysis.report import published
-from analysis.report.measured import Results, certificate_statistics, top_statistics
-from analysis.report.published_table import compare, outside, published_section, published_table
+from analysis.report.published import compare, outside, published_section, published_table
+from analysis.report.results import Results, Target, certificate_statistics, top_statistics
 from analysis.report.table import together
 from analysis.rule_config import expand
 from analysis.rules import Additive, Multiplicative, Rule, StrictGreedy, TopMAdditive, Typical
 from analysis.statistics.bootstrap import PromptBootstrap
 from analysis.statistics.run_lengths import run_lengths
-from analysis.statistics.trajectories import Trajectories
 from pipeline.paths import CONF
 
 TARGETS = ["Qwen3-1.7B", "Qwen3-4B"]
+PAPER = TARGETS[0]
+PROMPTS, EACH = 40, 50
 
 
 def test_every_table_is_complete_and_its_rules_are_in_the_grid() -> None:
@@ -68,11 +68,6 @@ def test_monotone_where_mathematics_says_so(target: str) -> None:
     assert medusa[Typical(0.1, 0.09)][2] > math.log(1 + top)  # R <= log(1 + p0)
 
 
-PAPER = "Qwen3-1.7B"
-PROMPTS, EACH = 40, 50
-RULES: list[Rule] = [StrictGreedy(), Multiplicative(0.9)]  # of Tables 2 and 5, and of Table 3
-
-
 def spread(mean: float, median: float, p5: float, p25: float, top: float = 1.0) -> np.ndarray:
     """A prompt's steps, the same for all prompts, with exactly these statistics, none above `top`.
 
@@ -86,35 +81,31 @@ def spread(mean: float, median: float, p5: float, p25: float, top: float = 1.0) 
     return np.asarray(low + share * (high - low))
 
 
-def measured(values: dict[Rule, np.ndarray], p0: np.ndarray, eps: list[float]) -> Results:
-    prompts = np.repeat(np.arange(PROMPTS), EACH)
-    bootstrap = PromptBootstrap(prompts, 50, 0.95, 0)
-    trajectories = Trajectories(np.arange(PROMPTS) * EACH, prompts)
-    whole = {rule: np.tile(steps, PROMPTS) for rule, steps in values.items()}
-    runs = {r.label: run_lengths(v, eps, trajectories, bootstrap) for r, v in whole.items()}
-    return Results(
-        [PAPER],
-        {rule.label: rule for rule in values},
-        {
-            "top": top_statistics(PAPER, {1: np.tile(p0, PROMPTS)}, bootstrap),
-            "certificates": pd.concat(
-                [certificate_statistics(PAPER, r, v, v, bootstrap) for r, v in whole.items()]
-            ),
-            "runs": together(runs.items(), "rule").assign(target=PAPER),
-        },
-    )
+def measured(values: dict[Rule, np.ndarray], p0: np.ndarray) -> Results:
+    bootstrap = PromptBootstrap(np.repeat(np.arange(PROMPTS), EACH), 50, 0.95, 0)
+    whole = {rule: (np.tile(steps, PROMPTS),) * 2 for rule, steps in values.items()}
+    tokens = np.zeros(PROMPTS * EACH, np.int32)
+    target = Target(PAPER, whole, bootstrap, tokens, [], top={1: np.tile(p0, PROMPTS)})
+    runs = {
+        rule.label: run_lengths(lower, list(published.EPS), target.trajectories, bootstrap)
+        for rule, (lower, _) in whole.items()
+    }
+    frames = {
+        "top": top_statistics(target),
+        "certificates": certificate_statistics(target),
+        "runs": together(runs.items(), "rule").assign(target=PAPER),
+    }
+    return Results([PAPER], {rule.label: rule for rule in values}, frames)
 
 
-def printed_alike() -> Results:
-    """Results with the paper's own statistics of p0 and of strict greedy."""
-    p0 = spread(*published.TOP_PROBABILITY[PAPER][1])
-    greedy = spread(*published.CERTIFICATES[PAPER][StrictGreedy()], top=math.log(2))
-    certificates = {StrictGreedy(): greedy, Multiplicative(0.9): np.full(EACH, math.inf)}
-    return measured(certificates, p0, list(published.EPS))
+P0 = spread(*published.TOP_PROBABILITY[PAPER][1])
+PRINTED = spread(*published.CERTIFICATES[PAPER][StrictGreedy()], top=math.log(2))
 
 
 def test_what_the_paper_prints_is_inside_its_own_interval() -> None:
-    table = compare(printed_alike())
+    """Results with the paper's own statistics of p0 and of strict greedy."""
+    results = measured({StrictGreedy(): PRINTED, Multiplicative(0.9): np.full(EACH, math.inf)}, P0)
+    table = compare(results)
     found = table.set_index(["table", "row", "statistic"])
     p0, greedy = found.loc["1"].loc["1"], found.loc["2"].loc["greedy"]
     assert not p0["outside"].any()
@@ -128,13 +119,12 @@ def test_what_the_paper_prints_is_inside_its_own_interval() -> None:
     assert list(runs.index) == list(published.EPS)
     assert "multiplicative alpha=0.9" not in found.loc["5 and 6"].index
     assert set(table["table"]) == {"1", "2", "3", "5 and 6"}
+    assert published_section(replace(results, targets=["own"])) is None
 
 
 def test_a_length_that_answers_cut_is_a_bound_and_is_not_counted() -> None:
     """Fifty steps that are all certified advance at least 50 tokens: 100 is no contradiction."""
-    certificates = {Additive(0.3): np.full(EACH, 0.011)}
-    found = measured(certificates, np.full(EACH, 0.5), list(published.EPS))
-    table = compare(found)
+    table = compare(measured({Additive(0.3): np.full(EACH, 0.011)}, np.full(EACH, 0.5)))
     runs = table[table["table"] == "5 and 6"].set_index("statistic")
     least = min(published.EPS)
     assert least < 0.011 < sorted(published.EPS)[1]
@@ -148,6 +138,7 @@ def test_a_length_that_answers_cut_is_a_bound_and_is_not_counted() -> None:
     row = cells.loc[f"Additive (t = 0.3), ε = {least:g}"]
     assert row["ours"] == "≥ 50.00 [50.00, 50.00]"
     assert row["difference"] == "–"
+    assert cells.loc["Additive (t = 0.3), ε = 0.69", "difference"].endswith(" ≠")
     (line,) = outside(table)
     assert f"Tables 5 and 6 {len(runs) - 1} of {len(runs) - 1}." in line
 
@@ -155,14 +146,7 @@ def test_a_length_that_answers_cut_is_a_bound_and_is_not_counted() -> None:
 @pytest.mark.parametrize(("shift", "differs"), [(0.0004, False), (0.0006, True)])
 def test_the_rounding_of_print_is_no_difference(shift: float, differs: bool) -> None:
     """All prompts are alike, so that intervals have no width: half a digit remains."""
-    values = spread(*published.CERTIFICATES[PAPER][StrictGreedy()], top=math.log(2)) + shift
-    p0 = spread(*published.TOP_PROBABILITY[PAPER][1])
-    moved = measured({StrictGreedy(): values}, p0, list(published.EPS))
-    table = compare(moved)
+    table = compare(measured({StrictGreedy(): PRINTED + shift}, P0))
     greedy = table[table["table"] == "2"]
     assert (greedy["outside"] == differs).all()
     np.testing.assert_allclose(greedy["difference"], shift, atol=1e-12)
-
-
-def test_a_model_that_the_paper_has_not_is_not_beside_it() -> None:
-    assert published_section(replace(printed_alike(), targets=["own"])) is None

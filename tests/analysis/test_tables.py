@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import io
 import math
+from dataclasses import replace
 from typing import ClassVar
 
 import numpy as np
 import pandas as pd
 import pytest
 
+from analysis.decoding import speed
 from analysis.report import published
-from analysis.report.measured import Results, certificate_statistics, top_statistics
+from analysis.report.decoding import comparison_table, speed_table
 from analysis.report.paper_tables import run_length_table, table1, table2, table3, table4, table7
+from analysis.report.results import Results, Target, certificate_statistics, top_statistics
 from analysis.report.table import Table, csv_text, latex, pivoted
-from analysis.report.text import certificate_text, decimals, number_text, percent_text, run_text
+from analysis.report.text import decimals, number_text
 from analysis.rule_config import expand
-from analysis.rules import Cut, Rule, TopMAdditive
+from analysis.rules import Cut, Rule
 from analysis.statistics.bootstrap import PromptBootstrap
 from analysis.statistics.run_lengths import run_lengths
 from analysis.statistics.trajectories import Trajectories
+
+from . import test_decoding_metrics
 
 TARGETS = ["Qwen3-1.7B", "mini_large & co"]
 RULES = expand(
@@ -50,17 +55,21 @@ def measure(rules: list[Rule]) -> Results:
     bootstrap = PromptBootstrap(trajectories.prompts, 40, 0.95, 0)
     top, certified, runs = [], [], []
     probabilities = np.sort(np.random.default_rng(0).random((280, 3))).T.copy()
-    for target in TARGETS:
-        shares = dict(zip((1, 3, 5), probabilities, strict=True))
-        top.append(top_statistics(target, shares, bootstrap))
-        for rule in rules:
-            lower, upper = certificates(target, rule.label)
-            undefined = 3 if rule.name == "mars" else math.nan
-            certified.append(
-                certificate_statistics(target, rule, lower, upper, bootstrap, undefined)
-            )
+    for label in TARGETS:
+        target = Target(
+            label,
+            {rule: certificates(label, rule.label) for rule in rules},
+            bootstrap,
+            np.zeros(280, np.int32),
+            [],
+            top=dict(zip((1, 3, 5), probabilities, strict=True)),
+            undefined={rule.label: 3 for rule in rules if rule.name == "mars"},
+        )
+        top.append(top_statistics(target))
+        certified.append(certificate_statistics(target))
+        for rule, (lower, _) in target.certificates.items():
             frame = run_lengths(lower, EPS, trajectories, bootstrap)
-            runs.append(frame.assign(rule=rule.label, target=target))
+            runs.append(frame.assign(rule=rule.label, target=label))
     frames = {"top": top, "certificates": certified, "runs": runs}
     named = {rule.label: rule for rule in rules}
     return Results(TARGETS, named, {name: pd.concat(parts) for name, parts in frames.items()})
@@ -108,7 +117,7 @@ def test_empty_regions_and_open_certificates_are_marked(tables: dict[str, Table]
     expected = [number_text(value, values[name]) for value, name in printed]
     row = two.shown.loc["Additive (t = 0.3)", TARGETS[1]]
     assert row[["Mean", "p5", "p25"]].tolist() == expected
-    assert row["Med"] == certificate_text(math.inf, math.log(2), values["median"])
+    assert row["Med"] == f"{number_text(math.log(2), values['median'])}*"
     assert row["empty"] == "75.0 %"
     assert "*: the ceiling" in two.caption
     digits = decimals(tables["table3"].data["value"])
@@ -156,26 +165,10 @@ def test_csv_gives_published_values_intervals_shares_and_estimators(
     assert list(only) == ["table1", "table2", "table5", "table6"]  # all that there is
 
 
-class Nameless(Rule):
-    """A user's rule whose printed name does not tell its settings apart."""
-
-    shown: ClassVar[str] = "Nameless"
-    alpha: float
-
-    def cut(self, _: object) -> Cut:
-        return Cut(slope=self.alpha, offset=0.0)
-
-
-def test_rules_of_one_printed_name_have_a_row_each() -> None:
-    found = tables_of(measure([*RULES, Nameless(alpha=0.1), Nameless(alpha=0.2)]))
-    for name in ("table2", "table3", "table5"):
-        names = found[name].shown.index.get_level_values(-1).tolist()
-        assert names.count("Nameless") == (6 if name == "table5" else 2)
-
-
 class Confident(Rule):
-    """A user's rule with a limit on ranks."""
+    """A user's rule with a limit on ranks, whose printed name does not tell its settings apart."""
 
+    shown: ClassVar[str] = "Confident"
     alpha: float
     m: int
 
@@ -184,19 +177,16 @@ class Confident(Rule):
 
 
 def test_a_users_rule_stands_beside_the_papers_in_every_table() -> None:
-    mine = Confident(alpha=0.3, m=4)
-    found = tables_of(measure([*RULES, mine]))
-    assert mine.title in found["table2"].shown.index
-    assert ("Own rule", mine.title) in found["table3"].shown.index
+    """Two of one printed name have a row each."""
+    found = tables_of(measure([*RULES, Confident(alpha=0.3, m=4), Confident(alpha=0.2, m=4)]))
+    for name, count in (("table2", 2), ("table3", 2), ("table5", 6), ("table6", 6), ("table7", 0)):
+        assert found[name].shown.index.get_level_values(-1).tolist().count("Confident") == count
     four = found["table4"].shown
-    assert four.index.tolist() == ["0.1", "Confident, α = 0.3"]
+    name = next(name for name in four.index if name.endswith("α = 0.3"))
+    assert four.index.tolist()[0] == "0.1"
     assert [four.columns[at][1] for at in range(2)] == ["m = 2", "m = 4"]
-    assert pd.isna(four.loc["Confident, α = 0.3", (TARGETS[0], "m = 2")])
-    assert four.loc["Confident, α = 0.3", (TARGETS[0], "m = 4")].startswith("0.")
-    for name in ("table5", "table6"):
-        assert mine.title in found[name].shown.index.get_level_values(1)
-    assert "table7" in found
-    assert mine.title not in found["table7"].shown.index
+    assert pd.isna(four.loc[name, (TARGETS[0], "m = 2")])
+    assert four.loc[name, (TARGETS[0], "m = 4")].startswith("0.")
 
 
 def test_a_grid_of_other_values_is_shown_in_table_2() -> None:
@@ -209,17 +199,25 @@ def test_a_grid_of_other_values_is_shown_in_table_2() -> None:
         ]
     both = expand([{"rule": "additive", "t": [0.1, 0.15]}])
     assert tables_of(measure(both))["table2"].shown.index.tolist() == ["Additive (t = 0.1)"]
-    literal = TopMAdditive(4, 0.1, "paper")
-    assert literal.title in tables_of(measure([*RULES, literal]))["table7"].shown.index
 
 
-def test_symbols_and_numbers_print_like_the_papers() -> None:
+def test_methods_are_compared_by_the_source_of_their_prompts() -> None:
+    """Two prompts; the second run emits 5 tokens in 3 calls on one, 3 in 2 on the other."""
+    one = test_decoding_metrics.made()
+    one = replace(one, data=one.data.assign(source=one.data["prompt_id"]))
+    speeds = speed.speed(one, 20, 0.9, 0)
+    table = comparison_table([one], [speeds])
+    tau = table.data.set_index(["source", "run"])["tau"]
+    assert [tau[source, 1] for source in ("a", "b", "all")] == pytest.approx([5 / 3, 3 / 2, 8 / 5])
+    assert table.shown["a", "τ"].iloc[1] == "1.67"
+    assert table.shown["all", "agreement"].tolist() == ["100.0 %", "100.0 %", "50.0 %"]
+    costs = speed_table([one], [speeds]).shown
+    assert costs["costs", "ρ"].tolist()[1] == "0.100"
+    assert costs["a call, ms", "verify"].tolist() == ["10.00", "12.00", "12.00"]
+
+
+def test_symbols_print_like_the_papers() -> None:
     assert latex("R > 50 %, ε₀ = 0.1–0.2*") == r"R $>$ 50 \%, $\varepsilon_{0}$ = 0.1--0.2*"
     assert latex(r"$α|{~^\}") == (
         r"\$$\alpha$\textbar{}\{\textasciitilde{}\textasciicircum{}\textbackslash{}\}"
     )
-    assert run_text(100.004) == ">100"
-    assert certificate_text(math.inf, math.log(9)) == "2.197*"
-    assert [percent_text(share) for share in (0.0, 0.0004, 0.9996, 1.0)] == [
-        *("0.0 %", "< 0.1 %", "> 99.9 %", "100.0 %")
-    ]

@@ -1,8 +1,7 @@
-"""A hub on loopback: what `huggingface_hub` asks of huggingface.co.
+"""A hub on loopback, sound or with faults: what `huggingface_hub` asks of huggingface.co.
 
-Answers the API (repository, revision, tree), `resolve` with its headers, and redirects:
-a small file to the hub's own cache, a file of LFS to another origin. Files are served over plain
-HTTP; the hub's Xet storage is not imitated.
+Answers the API (repository, revision, tree) and `resolve`, which redirects for a file of LFS to
+another origin. Files are served over plain HTTP; the hub's Xet storage is not imitated.
 """
 
 from __future__ import annotations
@@ -13,13 +12,13 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-from urllib.parse import parse_qs, unquote, urlsplit
+from typing import Any, NamedTuple
+from urllib.parse import unquote, urlsplit
 
-if TYPE_CHECKING:
-    import pytest
+import pytest
 
 LFS = (".safetensors", ".parquet", "tokenizer.json")  # kept in LFS, as the hub's .gitattributes say
 
@@ -35,24 +34,18 @@ class File:
     def lfs(self) -> bool:
         return self.path.endswith(LFS)
 
-    @property
+    @cached_property
     def oid(self) -> str:
         """The name of the blob in Git: of an LFS file, of its pointer."""
         data = self.data
         if self.lfs:
-            data = (
-                f"version https://git-lfs.github.com/spec/v1\noid sha256:{self.sha256}\n"
-                f"size {len(data)}\n"
-            ).encode()
+            pointer = f"oid sha256:{self.sha256}\nsize {len(data)}\n"
+            data = f"version https://git-lfs.github.com/spec/v1\n{pointer}".encode()
         return hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
 
-    @property
+    @cached_property
     def sha256(self) -> str:
         return hashlib.sha256(self.data).hexdigest()
-
-    @property
-    def etag(self) -> str:
-        return self.sha256 if self.lfs else self.oid
 
     def entry(self) -> dict[str, Any]:
         """Return the file's entry in a listing."""
@@ -79,22 +72,36 @@ class Repository:
         self.commits[self.main] = tree
         return self.main
 
-    def resolve(self, revision: str) -> str | None:
-        """Return the commit of a revision."""
-        commit = self.main if revision == "main" else revision
-        return commit if commit in self.commits else None
 
-
-@dataclass(frozen=True)
-class Request:
+class Request(NamedTuple):
     """A request that the hub received."""
 
     method: str
     path: str  # without the query
+
+
+@dataclass
+class Answer:
+    """What goes back; faults change it or send it themselves."""
+
+    status: int
+    body: bytes = b""
     headers: dict[str, str] = field(default_factory=dict)
+    handler: Any = None
+    hub: Any = None
+    path: str = ""
+
+    def send(self) -> None:
+        """Send it."""
+        self.handler.send_response(self.status)
+        for key, value in (self.headers | {"Content-Length": str(len(self.body))}).items():
+            self.handler.send_header(key, value)
+        self.handler.end_headers()
+        if self.handler.command != "HEAD":
+            self.handler.wfile.write(self.body)
 
 
-Fault = Callable[["Answer"], bool]  # True: it has sent an answer itself
+Fault = Callable[[Answer], bool]  # True: it has sent an answer itself
 
 
 class Hub:
@@ -109,7 +116,6 @@ class Hub:
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
         self._server.daemon_threads = True
         self.endpoint = f"http://127.0.0.1:{self._server.server_port}"
-        self.storage = f"http://localhost:{self._server.server_port}/lfs"  # another origin
 
     @contextmanager
     def serving(self) -> Iterator[Hub]:
@@ -130,96 +136,49 @@ class Hub:
 
     def answer(self, handler: BaseHTTPRequestHandler) -> None:
         """Answer a request."""
-        url = urlsplit(handler.path)
-        path, query = unquote(url.path).strip("/"), parse_qs(url.query)
-        self.requests.append(Request(handler.command, path, dict(handler.headers)))
-        answer = self._answer(path, query)
+        path = unquote(urlsplit(handler.path).path).strip("/")
+        self.requests.append(Request(handler.command, path))
+        answer = self._answer(path)
         answer.handler, answer.hub, answer.path = handler, self, path
         for part, fault in list(self.faults):
             if part in path and fault(answer):
                 return
         answer.send()
 
-    def _answer(self, path: str, query: dict[str, list[str]]) -> Answer:
+    def _answer(self, path: str) -> Answer:
         parts = path.split("/")
         if parts[0] == "lfs":
-            return self._stored(parts[1])
-        if parts[:2] == ["api", "resolve-cache"]:
-            repository = self.repositories[parts[2], "/".join(parts[3:5])]
-            return _file(repository.commits[parts[5]]["/".join(parts[6:])], parts[5])
-        if parts[0] == "api":
-            kind, name, rest = parts[1], "/".join(parts[2:4]), parts[4:]
-        else:
-            kind = "datasets" if parts[0] == "datasets" else "models"
-            parts = parts[kind == "datasets" :]
-            name, rest = "/".join(parts[:2]), parts[2:]
-        if (kind, name) not in self.repositories:
-            return missing("RepoNotFound", status=401)
-        repository = self.repositories[kind, name]
-        action, revision = [*rest, "revision", "main"][0], [*rest[1:], "main"][0]
-        commit, inside = repository.resolve(revision), "/".join(rest[2:])
-        if commit is None:
-            return missing("RevisionNotFound")
+            trees = [tree for each in self.repositories.values() for tree in each.commits.values()]
+            files = {file.sha256: file for tree in trees for file in tree.values()}
+            return Answer(200, files[parts[1]].data, {"ETag": '"of-the-storage"'})
+        api = parts[0] == "api"
+        kind = parts[1] if api else "datasets" if parts[0] == "datasets" else "models"
+        parts = parts[2 if api else kind == "datasets" :]
+        repository = self.repositories.get((kind, "/".join(parts[:2])))
+        if repository is None:
+            return _missing("RepoNotFound", 401)
+        action, revision = [*parts[2:], "revision", "main"][0], [*parts[3:], "main"][0]
+        commit = repository.main if revision == "main" else revision
+        if commit not in repository.commits:
+            return _missing("RevisionNotFound")
+        files = repository.commits[commit]
         if action == "resolve":
-            return self._resolved(repository, commit, inside)
+            return self._resolved(files.get("/".join(parts[4:])), commit)
         if action == "tree":
-            return _tree(repository, commit, inside, query)
-        return _info(repository, commit) if action == "revision" else missing("EntryNotFound")
+            return _json([file.entry() for file in files.values()])
+        siblings = [{"rfilename": path} for path in files]
+        return _json({"_id": "1", "id": repository.name, "sha": commit, "siblings": siblings})
 
-    def _resolved(self, repository: Repository, commit: str, path: str) -> Answer:
-        file = repository.commits[commit].get(path)
+    def _resolved(self, file: File | None, commit: str) -> Answer:
+        headers = {"X-Repo-Commit": commit}
         if file is None:
-            return missing("EntryNotFound", {"X-Repo-Commit": commit})
-        headers = {"X-Repo-Commit": commit, "ETag": f'"{file.oid}"'}
+            return _missing("EntryNotFound", **headers)
+        headers["ETag"] = f'"{file.oid}"'
         if not file.lfs:
-            place = f"/api/resolve-cache/{repository.kind}/{repository.name}/{commit}/{path}"
-            return Answer(307, b"", headers | {"Location": place})
-        headers |= {
-            "X-Linked-ETag": f'"{file.sha256}"',
-            "X-Linked-Size": str(len(file.data)),
-            "Location": f"{self.storage}/{file.sha256}",
-        }
-        return Answer(302, b"", headers)
-
-    def _stored(self, sha256: str) -> Answer:
-        for repository in self.repositories.values():
-            for tree in repository.commits.values():
-                for file in tree.values():
-                    if file.lfs and file.sha256 == sha256:
-                        return Answer(200, file.data, {"ETag": '"of-the-storage"'})
-        return Answer(404, b"no such blob")
-
-
-@dataclass
-class Answer:
-    """What goes back; faults change it or send it themselves."""
-
-    status: int
-    body: bytes
-    headers: dict[str, str] = field(default_factory=dict)
-    handler: Any = None
-    hub: Any = None
-    path: str = ""
-
-    def send(self, most: int | None = None) -> None:
-        """Send it, of the body at most `most` bytes: the connection ends there."""
-        body, status, headers = self.body, self.status, dict(self.headers)
-        asked = self.handler.headers.get("Range", "")
-        if status == 200:
-            headers["Accept-Ranges"] = "bytes"
-            if asked.startswith("bytes="):
-                first, _, last = asked[len("bytes=") :].partition("-")
-                start, end = int(first), int(last) + 1 if last else len(body)
-                headers["Content-Range"] = f"bytes {start}-{min(end, len(body)) - 1}/{len(body)}"
-                status, body = 206, body[start:end]
-        self.handler.send_response(status)
-        for key, value in (headers | {"Content-Length": str(len(body))}).items():
-            self.handler.send_header(key, value)
-        self.handler.end_headers()
-        if self.handler.command != "HEAD":
-            self.handler.wfile.write(body[:most])
-            if most is not None:
-                self.handler.close_connection = True
+            return Answer(200, file.data, headers)
+        storage = self.endpoint.replace("127.0.0.1", "localhost")  # another origin
+        headers |= {"X-Linked-ETag": f'"{file.sha256}"', "X-Linked-Size": str(len(file.data))}
+        return Answer(302, b"", headers | {"Location": f"{storage}/lfs/{file.sha256}"})
 
 
 def _handler(hub: Hub) -> type[BaseHTTPRequestHandler]:
@@ -232,8 +191,7 @@ def _handler(hub: Hub) -> type[BaseHTTPRequestHandler]:
             except (BrokenPipeError, ConnectionResetError):
                 self.close_connection = True  # the client hung up
 
-        def do_HEAD(self) -> None:
-            self.do_GET()
+        do_HEAD = do_GET  # noqa: N815
 
         def log_message(self, *_: Any) -> None:
             """Print nothing: tests read what was asked."""
@@ -241,55 +199,13 @@ def _handler(hub: Hub) -> type[BaseHTTPRequestHandler]:
     return Handler
 
 
-def missing(code: str, headers: dict[str, str] | None = None, status: int = 404) -> Answer:
+def _missing(code: str, status: int = 404, **headers: str) -> Answer:
     """Return the hub's answer to a request for what is not there."""
-    error = {"X-Error-Code": code, "X-Error-Message": f"{code} on this hub"}
-    return Answer(status, json.dumps({"error": code}).encode(), error | (headers or {}))
+    return Answer(status, b"{}", {"X-Error-Code": code, "X-Error-Message": code, **headers})
 
 
-def _json(value: Any, headers: dict[str, str] | None = None) -> Answer:
-    kind = {"Content-Type": "application/json"}
-    return Answer(200, json.dumps(value).encode(), kind | (headers or {}))
-
-
-def _file(file: File, commit: str) -> Answer:
-    return Answer(200, file.data, {"X-Repo-Commit": commit, "ETag": f'"{file.etag}"'})
-
-
-def _info(repository: Repository, commit: str) -> Answer:
-    files = [{"rfilename": path} for path in repository.commits[commit]]
-    owner = repository.name.split("/")[0]
-    return _json(
-        {"_id": "1", "id": repository.name, "author": owner, "sha": commit, "siblings": files,
-         "private": False, "gated": False, "disabled": False, "tags": [], "downloads": 0,
-         "likes": 0, "lastModified": "2025-01-01T00:00:00.000Z",
-         "createdAt": "2025-01-01T00:00:00.000Z"}
-    )  # fmt: skip
-
-
-def _tree(repository: Repository, commit: str, folder: str, query: dict[str, list[str]]) -> Answer:
-    """Return the listing of a folder, or of all below it."""
-    files, start = repository.commits[commit], f"{folder}/" if folder else ""
-    below = {path[len(start) :]: file for path, file in files.items() if path.startswith(start)}
-    if not below and folder:
-        return missing("EntryNotFound", {"X-Repo-Commit": commit})
-    recursive = query.get("recursive", ["false"])[0].lower() in ("true", "1")
-    folders = {path.rsplit("/", 1)[0] if recursive else path.split("/")[0]
-               for path in below if "/" in path}  # fmt: skip
-    entries = [file.entry() for path, file in below.items() if recursive or "/" not in path]
-    entries += [_folder(start + name) for name in sorted(folders)]
-    return _json(entries, {"X-Repo-Commit": commit})
-
-
-def _folder(path: str) -> dict[str, Any]:
-    oid = hashlib.sha1(path.encode()).hexdigest()
-    return {"type": "directory", "oid": oid, "size": 0, "path": path}
-
-
-def environment(hub: Hub, home: Path, **more: str) -> dict[str, str]:
-    """Return the variables by which a process takes this hub, with an empty cache in `home`."""
-    return {"HF_ENDPOINT": hub.endpoint, "HF_HOME": str(home), "HF_HUB_OFFLINE": "0",
-            "HF_HUB_DISABLE_TELEMETRY": "1", "OMP_NUM_THREADS": "1"} | more  # fmt: skip
+def _json(value: Any) -> Answer:
+    return Answer(200, json.dumps(value).encode(), {"Content-Type": "application/json"})
 
 
 def connect(hub: Hub, home: Path, patch: pytest.MonkeyPatch) -> None:
@@ -302,3 +218,41 @@ def connect(hub: Hub, home: Path, patch: pytest.MonkeyPatch) -> None:
     patch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", hub.endpoint + place)
     patch.setattr(constants, "HF_HUB_CACHE", str(home / "hub"))
     patch.setattr(constants, "HF_HUB_OFFLINE", False)
+
+
+# --- faults: each changes an answer, or sends another itself --------------------------------------
+
+
+def status(code: int, **headers: str) -> Fault:
+    """A hub that answers with this status; `Retry_After` is the header Retry-After."""
+
+    def fault(answer: Answer) -> bool:
+        named = {key.replace("_", "-"): value for key, value in headers.items()}
+        answer.status, answer.body, answer.headers = code, b"", named
+        return False
+
+    return fault
+
+
+def hang(answer: Answer) -> bool:
+    """A hub that takes a request and never answers."""
+    answer.hub.leaving.wait()
+    answer.handler.close_connection = True
+    return True
+
+
+def flipped(answer: Answer) -> bool:
+    """A file with one wrong bit."""
+    at = len(answer.body) // 2
+    answer.body = answer.body[:at] + bytes([answer.body[at] ^ 1]) + answer.body[at + 1 :]
+    return False
+
+
+def sha(value: Any) -> Fault:
+    """A hub that tells something else than a commit."""
+
+    def fault(answer: Answer) -> bool:
+        answer.body = json.dumps(json.loads(answer.body) | {"sha": value}).encode()
+        return False
+
+    return fault

@@ -32,32 +32,21 @@ PROSE = (
 WORDS = PROSE.split()
 
 
-def paper(tokenizer: Path | None = None) -> list[Repository]:
-    """Return the repositories of the paper's study.
-
-    Args:
-        tokenizer: a directory with tokenizer.json and tokenizer_config.json of Qwen3; without it
-            the models have a small one, which counts a token a character or two.
-    """
-    return [*(model(name, tokenizer) for name in MODELS), ultrachat()]
+def paper() -> list[Repository]:
+    """Return the repositories of the paper's study; a token is a character or two."""
+    return [*map(model, MODELS), ultrachat()]
 
 
 def ultrachat() -> Repository:
     """Return a data set in the layout of UltraChat 200k: four splits, below data/, and a card."""
-    lines = ["---", "language:", "- en", "configs:", "- config_name: default", "  data_files:"]
-    for split in SPLITS:
-        lines += [f"  - split: {split}", f"    path: data/{split}-*"]
-    lines += ["dataset_info:", "  features:", "  - name: prompt", "    dtype: string",
-              "  - name: prompt_id", "    dtype: string", "  - name: messages", "    list:",
-              "    - name: content", "      dtype: string", "    - name: role",
-              "      dtype: string", "  splits:"]  # fmt: skip
-    for split, (count, rows) in SPLITS.items():
-        lines += [f"  - name: {split}", "    num_bytes: 1", f"    num_examples: {count * rows}"]
-    files = {"README.md": "\n".join([*lines, "---", "# UltraChat, small", ""]).encode()}
+    files = {"README.md": b"---\nlicense: mit\n---\n# UltraChat, small\n"}
     for split, (count, rows) in SPLITS.items():
         for part in range(count):
             path = f"data/{split}-{part:05}-of-{count:05}-0123456789abcdef.parquet"
-            files[path] = _parquet([_row(split, part * rows + at) for at in range(rows)])
+            table = pa.Table.from_pylist([_row(split, part * rows + at) for at in range(rows)])
+            buffer = io.BytesIO()
+            pq.write_table(table, buffer, row_group_size=16)
+            files[path] = buffer.getvalue()
     return Repository("datasets", ULTRACHAT, files)
 
 
@@ -72,18 +61,15 @@ def _row(split: str, at: int) -> dict[str, Any]:
     }
 
 
-def _parquet(rows: list[dict[str, Any]]) -> bytes:
-    buffer = io.BytesIO()
-    pq.write_table(pa.Table.from_pylist(rows), buffer, row_group_size=16)
-    return buffer.getvalue()
-
-
-def model(name: str, tokenizer: Path | None = None) -> Repository:
+def model(name: str) -> Repository:
     """Return a random Qwen3 of 151,936 tokens; Qwen3-4B's weights lie in shards.
 
     The drafter is the 1.7B with noise, so that some of what it drafts is accepted.
     """
     import torch
+    from transformers import PreTrainedTokenizerFast
+
+    from tests.pipeline.tiny import byte_tokenizer
 
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
@@ -95,9 +81,15 @@ def model(name: str, tokenizer: Path | None = None) -> Repository:
                     weight += 0.1 * weight.std() * torch.randn_like(weight)
         module.to(torch.bfloat16)
         module.save_pretrained(folder, max_shard_size="1MB" if name == SHARDED else "1GB")
-        _write_tokenizer(folder, tokenizer)
+        made = byte_tokenizer(PROSE, 400, SPECIAL)
+        fast = PreTrainedTokenizerFast(
+            tokenizer_object=made, eos_token=SPECIAL[2], pad_token=SPECIAL[0],
+            clean_up_tokenization_spaces=False,
+        )  # fmt: skip
+        fast.chat_template = CHAT
+        fast.save_pretrained(folder)
         files = {path.name: path.read_bytes() for path in folder.iterdir()}
-    return Repository("models", name, {"README.md": f"# {name}, small\n".encode(), **files})
+    return Repository("models", name, files)
 
 
 def _module(seed: int) -> Any:
@@ -119,26 +111,3 @@ def _module(seed: int) -> Any:
         eos_token_id=[2, 0], pad_token_id=0, do_sample=True, temperature=0.6, top_k=20, top_p=0.95
     )
     return module
-
-
-def _write_tokenizer(folder: Path, tokenizer: Path | None) -> None:
-    if tokenizer is not None:
-        for name in ("tokenizer.json", "tokenizer_config.json"):
-            (folder / name).write_bytes((tokenizer / name).read_bytes())
-        return
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-    from transformers import PreTrainedTokenizerFast
-
-    made = Tokenizer(models.BPE())
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    made.decoder = decoders.ByteLevel()
-    made.train_from_iterator([PROSE], trainers.BpeTrainer(
-        vocab_size=400, special_tokens=SPECIAL, show_progress=False,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-    ))  # fmt: skip
-    fast = PreTrainedTokenizerFast(
-        tokenizer_object=made, eos_token=SPECIAL[2], pad_token=SPECIAL[0],
-        clean_up_tokenization_spaces=False,
-    )  # fmt: skip
-    fast.chat_template = CHAT
-    fast.save_pretrained(folder)

@@ -11,7 +11,6 @@ import pyarrow as pa
 
 from analysis.rule_config import expand, to_mapping
 from analysis.statistics.bootstrap import Resampling
-from pipeline import columns
 from pipeline.criteria import rule_entries
 from pipeline.hub import Identity
 from pipeline.stage import Json, Out, Runtime, Stage, Task, statistics_entries
@@ -126,6 +125,4 @@ def planned(stage: Stage, label: str, settings: Json, /, **inputs: Task) -> Task
 
 
 def _array(values: Any, kind: pa.DataType) -> pa.Array:
-    if np.ndim(values) == 2:
-        return columns.array(np.asarray(values), kind)
     return pa.array([*values], kind)

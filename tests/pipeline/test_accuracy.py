@@ -21,7 +21,6 @@ from pipeline.models.load import load_tokenizer
 from pipeline.models.prompt_tokens import chat_text, encode
 from pipeline.stage import Artifact, Task
 from pipeline.stages import accuracy
-from pipeline.stages.report.sources import report_spec
 from pipeline.store import Store
 from pipeline.study import Study
 from tests import methods
@@ -347,7 +346,7 @@ def test_the_section_shows_accuracy_by_task_and_what_the_clock_says_apart(
     place: Path, made: tuple[Task, Artifact]
 ) -> None:
     (task,) = study(place, stage="report").tasks["report"]
-    one, statistics = read_answered("wide", made[1]), report_spec(task).statistics
+    one, statistics = read_answered("wide", made[1]), task.runtime.statistics
     table = answers.accuracy(one, *statistics, 0.05)
     part, timed = accuracy_sections("narrow", [one], [table], 0.05, statistics.confidence)
     assert "methods that must not change answers changed none." in part.notes[0]

@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM
 from pipeline.decoding.choices import Greedy
 from pipeline.decoding.drafters import Draft, ModelDrafter, PromptLookup
 from pipeline.errors import PipelineError
-from pipeline.models.load import load_model, skeleton
+from pipeline.models.load import load_model
 from pipeline.study import check_models
 from tests.pipeline import tiny
 from tests.pipeline.decoding.pair import CPU, greedy, plain_greedy
@@ -127,11 +127,7 @@ def test_a_model_without_key_value_cache_is_refused_from_its_config(tmp_path: Pa
     (directory / "model.safetensors").unlink()
     used = tiny.used(directory, "targets.made")
     task = tiny.dump_of(used)
-    with pytest.raises(
-        PipelineError,
-        match=r"^targets.made.path=.*: MambaForCausalLM takes no key-"
-        r"value cache \(past_key_values\), so every token would be read without its context",
-    ):
+    with pytest.raises(PipelineError, match="MambaForCausalLM takes no key-value cache"):
         check_models([task])
 
 
@@ -157,26 +153,18 @@ def test_a_cache_that_works_passes_in_every_dtype_and_a_broken_one_in_none(
         load_model(used)
 
 
-@pytest.mark.parametrize("name", ["gemma2", "bloom"])
-def test_an_attention_that_a_model_lacks_is_named(name: str, tmp_path: Path) -> None:
-    directory = write(tmp_path / "model", *MADE[name])
-    with pytest.raises(
-        PipelineError, match=r" with targets.made.attention=sdpa .*attention=eager$"
-    ):
+def test_an_attention_that_a_model_lacks_is_named(tmp_path: Path) -> None:
+    directory = write(tmp_path / "model", *MADE["bloom"])
+    with pytest.raises(PipelineError, match=r"targets.made.attention=sdpa .*attention=eager$"):
         load_model(tiny.used(directory, "targets.made"))
 
 
 def test_linear_attention_is_dumped_but_refused_for_drafts(tmp_path: Path) -> None:
     directory = write(tmp_path / "model", *LINEAR)
     used = tiny.used(directory, "targets.made", attention="eager")
-    made = skeleton(used)
     with pytest.raises(
-        PipelineError,
-        match=r"^targets.made: tiny can't be used with drafts: its "
-        r"layers \(LinearAttentionLayer\) keep a state from which no token",
+        PipelineError, match=r"^targets.made: tiny can't be used with drafts: .*\(LinearAttention"
     ):
-        made.check_drafts("targets.made")
-    with pytest.raises(PipelineError, match=r"^targets.made: .* can't be used with drafts"):
         check_models([tiny.decoding_node(used, used)])
     check_models([tiny.dump_of(used)])
     check_dump(directory, tmp_path, "eager", 1e-3)

@@ -1,4 +1,4 @@
-"""A command in a terminal: interrupted, cut off by its reader, or unable to print a character."""
+"""A command in a terminal: its help, interrupted, cut off, or unable to print a character."""
 
 from __future__ import annotations
 
@@ -8,65 +8,76 @@ import shlex
 import signal
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pandas as pd
 import pytest
 
 from conf import schema
-from pipeline import cli
+from pipeline import cli, shards
 from pipeline.config import composed
 from pipeline.errors import CLOSED, INTERRUPTED, TERMINATED, noted
-from tests.conftest import ROOT, SmallStudy, pipeline
+from pipeline.paths import ROOT
+from tests.conftest import SmallStudy, pipeline
 
 BEGIN = "from pipeline.errors import terminal\nwith terminal():\n "
+GOES_ON = ": the same command goes on from here\n"
+KILL = "__import__('os').kill(__import__('os').getpid(), {})"
 
 
-def listen() -> None:
-    """Let a child process hear SIGINT, which a shell ignores for what it runs in the background."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-def run(body: str, *, closed: bool = False, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run `body` in a terminal's context, its output read by nobody when `closed`."""
-    reader, writer = os.pipe()
-    if closed:
-        os.close(reader)
-    try:
-        return subprocess.run(
-            [sys.executable, "-c", BEGIN + body],
-            cwd=ROOT,
-            env=os.environ | environment,
-            stdout=writer if closed else subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            check=False,
-            preexec_fn=listen,
-        )
-    finally:
-        os.close(writer)
-        if not closed:
-            os.close(reader)
+def run(body: str, begin: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run `body` in a terminal's context, in a process that hears SIGINT."""
+    return subprocess.run(
+        [sys.executable, "-c", begin + BEGIN + body], cwd=ROOT, env=os.environ | environment,
+        capture_output=True, text=True, check=False,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("flush", [True, False])
 def test_a_closed_pipe_ends_the_command_without_a_word(flush: bool) -> None:
-    done = run(f"print('one', flush={flush}); print('two', flush={flush})", closed=True)
-    assert (done.returncode, done.stderr) == (CLOSED, "")
-
-
-def test_a_closed_pipe_is_no_problem_of_a_configuration() -> None:
-    with pytest.raises(BrokenPipeError), noted([]):
+    reader, writer = os.pipe()
+    os.close(reader)
+    body = f"print('one', flush={flush}); print('two', flush={flush})"
+    done = subprocess.run([sys.executable, "-c", BEGIN + body], cwd=ROOT, stdout=writer,
+                          stderr=subprocess.PIPE, check=False)  # fmt: skip
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (CLOSED, b"")
+    with pytest.raises(BrokenPipeError), noted([]):  # nor is it a problem of a configuration
         raise BrokenPipeError
 
 
-def test_an_interruption_is_one_line() -> None:
-    done = run("raise KeyboardInterrupt")
-    assert done.returncode == INTERRUPTED
-    assert done.stderr == "interrupted: the same command goes on from here\n"
+@pytest.mark.parametrize(
+    ("begin", "body", "status", "printed", "said"),
+    [
+        ("", "raise KeyboardInterrupt", INTERRUPTED, "", f"interrupted{GOES_ON}"),
+        (f"class A:\n  def __del__(self): {KILL.format(2)}\n",  # which a destructor would lose
+         "A()\n print('went on')", INTERRUPTED, "", f"interrupted{GOES_ON}"),
+        ("", f"try:\n  {KILL.format(15)}\n  print('went on')\n finally: print('tidied')",
+         TERMINATED, "tidied\n", f"terminated{GOES_ON}"),
+        ("import signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\n",  # as nohup does
+         f"{KILL.format(2)}; print('went on')", 0, "went on\n", ""),
+        ("from pipeline.errors import PipelineError\n", "raise PipelineError('k=0: is wrong')",
+         1, "", "error: k=0: is wrong\n"),
+        ("", "open('/nowhere/x')", 1, "", "error: /nowhere/x: No such file or directory\n"),
+    ],
+)  # fmt: skip
+def test_a_command_ends_in_one_line(
+    begin: str, body: str, status: int, printed: str, said: str
+) -> None:
+    done = run(body, begin)
+    assert (done.returncode, done.stdout, done.stderr) == (status, printed, said)
 
 
-@pytest.mark.parametrize("command", ["", ".verify", ".solve", ".fetch"])
+def test_an_unexpected_error_has_its_traceback_and_any_character_is_printed() -> None:
+    done = run("print('0.1–0.2 θ')\n raise KeyError('k')", PYTHONIOENCODING="ascii")
+    assert (done.returncode, done.stdout) == (1, "0.1\\u20130.2 \\u03b8\n")
+    assert done.stderr.startswith("Traceback")
+    assert done.stderr.endswith("KeyError: 'k'\n")
+
+
+@pytest.mark.parametrize("command", ["", ".solve"])
 def test_an_interruption_while_a_command_starts_ends_it_at_once(
     command: str, tmp_path: Path
 ) -> None:
@@ -77,64 +88,18 @@ def test_an_interruption_while_a_command_starts_ends_it_at_once(
     done = subprocess.run(
         [sys.executable, "-m", f"pipeline{command}", "--help"],
         cwd=ROOT, env=os.environ | {"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True,
-        preexec_fn=listen,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )  # fmt: skip
     assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
 
 
-@pytest.mark.parametrize(("number", "status"), [(2, INTERRUPTED), (15, TERMINATED)])
-def test_an_interruption_that_a_destructor_would_lose_ends_the_command(
-    number: int, status: int
+def test_help_lists_the_stages_the_groups_and_five_examples(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    body = (
-        f"class A:\n  def __del__(self): __import__('os').kill(__import__('os').getpid(), {number})"
-    )
-    done = run(f"exec({body!r})\n A()\n print('went on')")
-    assert (done.returncode, done.stdout) == (status, "")
-    assert done.stderr.endswith("ed: the same command goes on from here\n")
-
-
-def test_errors_of_a_user_are_a_line_and_others_have_their_traceback() -> None:
-    done = run("from pipeline.errors import PipelineError\n raise PipelineError('k=0: is wrong')")
-    assert (done.returncode, done.stderr) == (1, "error: k=0: is wrong\n")
-    assert run("open('/nowhere/x')").stderr == "error: /nowhere/x: No such file or directory\n"
-    done = run("raise KeyError('k')")
-    assert done.returncode == 1
-    assert done.stderr.startswith("Traceback")
-    assert done.stderr.endswith("KeyError: 'k'\n")
-
-
-def test_what_nohup_ignores_stays_ignored() -> None:
-    begin = "import os, signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\n"
-    done = subprocess.run(
-        [sys.executable, "-c", f"{begin}{BEGIN}os.kill(os.getpid(), 2); print('went on')"],
-        cwd=ROOT, capture_output=True, text=True,
-    )  # fmt: skip
-    assert (done.returncode, done.stdout) == (0, "went on\n")
-
-
-def test_sigterm_is_one_line_after_what_was_begun_is_tidied_up() -> None:
-    kill = "__import__('os').kill(__import__('os').getpid(), 15)"
-    done = run(f"try:\n  {kill}\n  print('went on')\n finally: print('tidied')")
-    assert (done.returncode, done.stdout) == (TERMINATED, "tidied\n")
-    assert done.stderr == "terminated: the same command goes on from here\n"
-
-
-def test_any_output_can_print_any_character() -> None:
-    done = run("print('0.1–0.2 θ')", PYTHONIOENCODING="ascii")
-    assert (done.returncode, done.stdout) == (0, "0.1\\u20130.2 \\u03b8\n")
-    assert run("print('0.1–0.2 θ')", PYTHONIOENCODING="utf-8").stdout == "0.1–0.2 θ\n"
-
-
-def printed(*arguments: str) -> str:
-    """What ``python -m pipeline`` prints."""
-    command = [sys.executable, "-m", "pipeline", *arguments]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
-
-
-def test_help_lists_the_stages_the_groups_and_five_examples() -> None:
-    assert printed("help") == printed("--help")
-    parts = printed("--help").strip().split("\n\n")
+    monkeypatch.setattr(sys, "argv", ["pipeline", "help"])
+    with pytest.raises(SystemExit):
+        cli.main()
+    parts = capfd.readouterr().out.strip().split("\n\n")
     listed = {part.split("\n")[0].split()[0]: part.split("\n")[1:] for part in parts}
     assert tuple(line.split()[0] for line in listed["Stages"]) == schema.STAGE_NAMES
     groups = {path.name for path in (ROOT / "conf").iterdir() if list(path.glob("*.yaml"))}
@@ -143,18 +108,10 @@ def test_help_lists_the_stages_the_groups_and_five_examples() -> None:
     for line in listed["Examples:"]:
         words = shlex.split(line)
         assert words[:3] == ["python", "-m", "pipeline"]
-        given = [word.split(",")[0] for word in words[3:] if word != "-m"]
-        assert composed(given)
+        assert composed([word.split(",")[0] for word in words[3:] if word != "-m"])
 
 
-def test_a_word_that_is_no_command_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "argv", ["draft-acceptance", "slove", "study=mini"])
-    message = "slove is not a command (did you mean solve?): give one of ask,"
-    with pytest.raises(SystemExit, match=re.escape(message)):
-        cli.main()
-
-
-def test_a_first_word_runs_its_command(
+def test_a_first_word_is_a_command_or_answered(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name in cli.COMMANDS:
@@ -163,6 +120,31 @@ def test_a_first_word_runs_its_command(
             cli.main()
         assert ended.value.code == 0
         assert capsys.readouterr().out.startswith(f"usage: python -m pipeline.{name} ")
+    monkeypatch.setattr(sys, "argv", ["draft-acceptance", "slove", "study=mini"])
+    message = "slove is not a command (did you mean solve?): give one of ask,"
+    with pytest.raises(SystemExit, match=re.escape(message)):
+        cli.main()
+    monkeypatch.setattr(sys, "argv", ["draft-acceptance", "--version"])
+    cli.main()
+    assert capsys.readouterr().out == f"draft-acceptance-study {version(cli.PROJECT)}\n"
+
+
+def test_a_log_gets_lines_of_a_long_stage_and_a_terminal_a_bar(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def count() -> str:
+        with shards.progress_bar(10, "step", "drafts a") as bar:
+            for _ in range(2):
+                bar.update(5)
+        return capsys.readouterr().err
+
+    assert count() == ""
+    monkeypatch.setattr(shards, "MINUTE", 1e-9)
+    text = count()
+    assert text.startswith("drafts a: 5 of 10 steps, 00:00 so far, about 00:")
+    assert "\r" not in text
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    assert "\r" in count()
 
 
 def test_a_run_says_first_what_is_cached(small_study: SmallStudy) -> None:
@@ -171,10 +153,6 @@ def test_a_run_says_first_what_is_cached(small_study: SmallStudy) -> None:
     assert said.endswith(", report 1 to run")
     place = small_study.outputs / "report/mini"
     assert f"report: {place}/index.html\nopen it in a browser, or mail it: " in small_study.printed
-    wanted = ["stage=certificates", "criteria=additive", "criteria.t=0.123"]
-    first, second, *_ = pipeline(*small_study.overrides, *wanted).stdout.split("\n")
-    assert first == "plan: prompts 1 cached, distributions 2 cached, certificates 2 to run"
-    assert second.startswith("certificates mini_large: computing")
 
 
 def test_acceptance_ends_with_the_rules_that_matter(small_study: SmallStudy) -> None:

@@ -20,8 +20,9 @@ from pipeline.errors import PipelineError
 from pipeline.models import batch_decoding
 from pipeline.models import load as models
 from pipeline.models.batch_decoding import choose, uniforms
-from pipeline.models.logit_statistics import STATISTICS, logit_statistics, top_k
+from pipeline.models.logit_statistics import STATISTICS, argmax, logit_statistics, top_k
 from pipeline.stage import Artifact
+from pipeline.workers import out_of_memory
 from tests.pipeline import tiny
 
 
@@ -42,19 +43,16 @@ def prompt_ids(root: Path) -> dict[str, list[int]]:
 
 @pytest.mark.parametrize(("changes", "tolerance"), [
     ({"attention": "sdpa"}, 2e-5),
-    ({"attention": "eager"}, 2e-5),
     ({"attention": "sdpa", "dtype": "bfloat16"}, 0.25),
     ({"attention": "eager", "dtype": "bfloat16"}, 2e-5),
-    ({"attention": "eager", "dtype": "bfloat16", "head_dtype": "bfloat16"}, 0.03),
 ])  # fmt: skip
 def test_trajectory_rescored_without_cache_or_padding(
     model: Path, source: Path, tmp_path: Path, changes: dict[str, Any], tolerance: float
 ) -> None:
     """Logits of magnitude 7. Float32 sums of 64 terms differ by about 1e-6 of that. With eager
-    attention, bf16 gives the same hidden states whatever the padding, and a bf16 head rounds to a
-    spacing of 2^-5, so by half of it. With sdpa the order of the sums depends on the columns: bf16
-    hidden states differ by a few of their spacings (2^-8 of the value), logits by 0.07 as measured
-    here."""
+    attention, bf16 gives the same hidden states whatever the padding. With sdpa the order of the
+    sums depends on the columns: bf16 hidden states differ by a few of their spacings (2^-8 of the
+    value), logits by 0.07 as measured here."""
     artifact, table = dump(model, source, tmp_path, **changes)
     plain = AutoModelForCausalLM.from_pretrained(
         model,
@@ -118,13 +116,9 @@ def test_sampling_does_not_depend_on_the_batch(model: Path, source: Path, tmp_pa
     sampled = {"temperature": 1.5, "seed": 3}
     tokens = [
         dump(model, source, tmp_path / str(batch), batch=batch, **sampled)[1]["token_id"].tolist()
-        for batch in (1, 4, 6)
+        for batch in (1, 6)
     ]
-    assert tokens[0] == tokens[1] == tokens[2]
-    _, other = dump(model, source, tmp_path / "seed", **{**sampled, "seed": 4})
-    assert other["token_id"].tolist() != tokens[0]
-    greedy = dump(model, source, tmp_path / "greedy")[1]
-    assert greedy["token_id"].tolist() == [ids[0] for ids in greedy["top_ids"]]
+    assert tokens[0] == tokens[1]
 
 
 def test_sampled_frequencies() -> None:
@@ -158,33 +152,38 @@ def test_joined_but_unpublished_run_is_not_decoded_again(
     assert not list(tmp_path.glob("distributions/.*.partial"))
 
 
-@pytest.mark.parametrize("error", [
-    torch.OutOfMemoryError("CUDA out of memory"),
-    RuntimeError("[enforce fail at alloc_cpu.cpp] . DefaultCPUAllocator: can't allocate memory"),
-    RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
-    RuntimeError("CUDA error: out of memory"),
-])  # fmt: skip
 def test_out_of_memory_halves_the_shard(
-    model: Path, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+    model: Path, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = dump(model, source, tmp_path / "whole", batch=2)[1]
     decode, sizes = batch_decoding.decode_batch, []
 
     def limited(language_model: Any, prompts: dict[str, list[int]], *rest: Any) -> Any:
         sizes.append(len(prompts))
-        if len(prompts) > 2:
-            raise error
+        if len(prompts) > most:
+            raise torch.OutOfMemoryError("CUDA out of memory")
         return decode(language_model, prompts, *rest)
 
     monkeypatch.setattr(batch_decoding, "decode_batch", limited)
+    most = 2
     artifact, table = dump(model, source, tmp_path / "halved", batch=6)
     assert sizes == [6, 3, 2, 1, 3, 2, 1]  # a shard that has not failed is tried whole
     assert table["token_id"].tolist() == expected["token_id"].tolist()
     assert artifact.facts["shards"] == 4
-
-    monkeypatch.setattr(batch_decoding, "decode_batch", lambda *_: (_ for _ in ()).throw(error))
+    most = 0
     with pytest.raises(PipelineError, match=r"tiny: id\d alone does not fit .*prompts.max_tokens"):
         dump(model, source, tmp_path / "never", batch=1)
+
+
+@pytest.mark.parametrize("error", [
+    MemoryError(),
+    RuntimeError("[enforce fail at alloc_cpu.cpp] . DefaultCPUAllocator: can't allocate memory"),
+    RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+    RuntimeError("CUDA error: out of memory"),
+])  # fmt: skip
+def test_errors_that_mean_out_of_memory(error: Exception) -> None:
+    assert out_of_memory(error)
+    assert not out_of_memory(RuntimeError("CUDA error: an illegal memory access"))
 
 
 def test_broken_weights_are_named(
@@ -206,13 +205,6 @@ def test_too_long_for_the_model(model: Path, source: Path, tmp_path: Path) -> No
         dump(model, source, tmp_path, steps=1020)
 
 
-def test_whole_vocabulary_has_no_tail(model: Path, source: Path, tmp_path: Path) -> None:
-    artifact, table = dump(model, source, tmp_path, k=1000, steps=3)
-    assert artifact.facts["k"] == tiny.VOCABULARY
-    assert (table["log_tail"] == -np.inf).all()
-    assert sorted(table["top_ids"][0]) == list(range(tiny.VOCABULARY))
-
-
 def test_top_k_orders_ties_by_id() -> None:
     logits = torch.randint(0, 4, (50, 40), generator=torch.Generator().manual_seed(0)).float()
     values, ids = top_k(logits, 7)
@@ -220,6 +212,8 @@ def test_top_k_orders_ties_by_id() -> None:
         expected = np.lexsort((np.arange(40), -row.numpy()))[:7]
         assert at.tolist() == expected.tolist()
         assert found.tolist() == row[expected.copy()].tolist()
+    for rows in (logits, logits.double(), logits.bfloat16(), logits.T.contiguous().T):
+        assert argmax(rows).tolist() == ids[:, 0].tolist() == top_k(rows, 1)[1][:, 0].tolist()
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.5])
@@ -269,7 +263,8 @@ def test_distributions_are_stored_at_the_temperature_of_the_certificates(
     model: Path, source: Path, tmp_path: Path, temperature: float
 ) -> None:
     """Those of the whole rows; the logits stay raw, and the answers what they were."""
-    whole, _ = dump(model, source, tmp_path, k=tiny.VOCABULARY)
+    whole, _ = dump(model, source, tmp_path, k=1000)
+    assert whole.facts["k"] == tiny.VOCABULARY
     part, table = dump(model, source, tmp_path, certified_temperature=temperature)
     logits, order = (
         np.stack(whole.read(columns=[name])[name].to_numpy()) for name in ("top_logits", "top_ids")

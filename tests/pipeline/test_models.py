@@ -14,9 +14,12 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, DynamicCache, Qwen3ForCausalLM
 
 import pipeline
+from pipeline import hub
 from pipeline.errors import PipelineError
+from pipeline.files import file_digest
+from pipeline.hub import Identities, Identity
 from pipeline.models.cached_steps import relative_error
-from pipeline.models.devices import check_threads, set_up
+from pipeline.models.devices import check_threads
 from pipeline.models.load import LanguageModel, check_pair, load_model, load_tokenizer
 from pipeline.models.passes import Texts
 from tests.pipeline import tiny
@@ -186,18 +189,6 @@ def test_more_threads_than_processors_are_refused() -> None:
         check_threads(cores + 1)
 
 
-def test_cuda_allocates_segments_that_grow_unless_told_otherwise(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    name = "PYTORCH_CUDA_ALLOC_CONF"
-    for given, wanted in ((None, "expandable_segments:True"), ("backend:native", "backend:native")):
-        monkeypatch.delenv(name, raising=False)
-        if given:
-            monkeypatch.setenv(name, given)
-        set_up(torch.device("cuda"), None)
-        assert os.environ[name] == wanted
-
-
 @pytest.mark.parametrize(
     ("given", "spins"),
     [({}, "2000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "ACTIVE"}, None)],
@@ -211,3 +202,27 @@ def test_idle_threads_spin_shortly_unless_told_otherwise(
         monkeypatch.setenv(name, value)
     importlib.reload(pipeline)  # which is imported before torch
     assert os.environ.get("GOMP_SPINCOUNT") == spins
+
+
+def test_digests_are_remembered_only_where_that_is_safe(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not of a file written just now, nor of one whose size and time alone stayed."""
+    source, memo = tmp_path / "p.jsonl", tmp_path / "memo.json"
+
+    def checked() -> None:
+        wanted = Identity(content=file_digest(source))
+        assert Identities(memo).source(str(source), None, "key") == wanted
+
+    source.write_text("one")
+    checked()
+    assert not memo.exists()
+    monkeypatch.setattr(hub, "SETTLED", -1)  # all files count as old
+    checked()
+    state = source.stat()
+    source.write_text("two")
+    os.utime(source, ns=(state.st_atime_ns, state.st_mtime_ns))  # as rsync and cp -p do
+    checked()
+    digest = file_digest(source)
+    memo.write_text(memo.read_text().replace(digest, digest[::-1]))  # damaged: made anew
+    checked()

@@ -15,6 +15,7 @@ from transformers import AutoTokenizer
 
 from pipeline.errors import PipelineError
 from pipeline.models.prompt_tokens import encode
+from pipeline.prompt_files import source_files
 from tests.pipeline import tiny
 
 SCHEMA = pa.schema(
@@ -26,8 +27,8 @@ SCHEMA = pa.schema(
 )
 
 
-def row(name: str, text: str | None, answer: str = "an answer") -> dict[str, Any]:
-    turns = [("user", text), ("assistant", answer), ("user", "and then?")]
+def row(name: str, text: str | None) -> dict[str, Any]:
+    turns = [("user", text), ("assistant", "an answer"), ("user", "and then?")]
     messages = [{"content": content, "role": role} for role, content in turns]
     return {"prompt": text, "prompt_id": name, "messages": messages}
 
@@ -46,6 +47,23 @@ def ultrachat(tmp_path: Path) -> Path:
                        }.items():  # fmt: skip
         pq.write_table(pa.Table.from_pylist(rows, SCHEMA), directory / f"{name}.parquet")
     return directory.parent
+
+
+def build(model: Path, source: Path, root: Path, **changes: Any) -> list[dict[str, Any]]:
+    """The prompts of a source in the order of its rows."""
+    artifact = tiny.built(tiny.prompts_node(model, source, **changes), root)
+    return sorted(artifact.read().to_pylist(), key=lambda found: found["source_row"])
+
+
+def refused(model: Path, source: Path, root: Path, message: str, **changes: Any) -> None:
+    with pytest.raises(PipelineError, match=message) as error:
+        build(model, source, root, **changes)
+    assert "\n" not in str(error.value)
+
+
+def lines(path: Path, *rows: Any) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n\n" for row in rows))  # empty lines are no rows
+    return path
 
 
 def test_ultrachat_rows(model: Path, ultrachat: Path, tmp_path: Path) -> None:
@@ -76,47 +94,25 @@ def test_ultrachat_rows(model: Path, ultrachat: Path, tmp_path: Path) -> None:
     refused(model, ultrachat, tmp_path / "no", r"split=train_gen; found none", split="train_gen")
 
 
-def test_seed_shuffles_and_count_stops(model: Path, ultrachat: Path, tmp_path: Path) -> None:
+def test_the_seed_shuffles_count_stops_and_thinking_reaches_the_template(
+    model: Path, ultrachat: Path, tmp_path: Path
+) -> None:
     orders = []
-    for seed in (0, 0, 1):
-        node = tiny.prompts_node(model, ultrachat, split="train_sft", count=4, seed=seed)
-        store = tmp_path / f"store{len(orders)}"
-        orders.append(
-            tiny.built(node, store).read(columns=["source_row"])["source_row"].to_pylist()
+    for at, (seed, thinking) in enumerate([(0, False), (0, True), (1, False)]):
+        node = tiny.prompts_node(
+            model, ultrachat, split="train_sft", count=4, seed=seed, enable_thinking=thinking
         )
+        table = tiny.built(node, tmp_path / f"store{at}").read()
+        orders.append(table["source_row"].to_pylist())
+        assert {ids[-1] for ids in table["token_ids"].to_pylist()} == {3 if thinking else 2}
     assert orders[0] == orders[1] != orders[2]
     assert orders[0] != sorted(orders[0])
     assert len(orders[0]) == 4
 
 
-def test_thinking_reaches_the_template(model: Path, tmp_path: Path) -> None:
-    source = tiny.write_prompts(tmp_path / "prompts.jsonl", 6)
-    for thinking, last in ((True, 3), (False, 2)):
-        node = tiny.prompts_node(model, source, enable_thinking=thinking)
-        for ids in tiny.built(node, tmp_path / "store").read()["token_ids"].to_pylist():
-            assert ids[-1] == last
-
-
-def build(model: Path, source: Path, root: Path, **changes: Any) -> list[dict[str, Any]]:
-    """The prompts of a source in the order of its rows."""
-    artifact = tiny.built(tiny.prompts_node(model, source, **changes), root)
-    return sorted(artifact.read().to_pylist(), key=lambda found: found["source_row"])
-
-
-def refused(model: Path, source: Path, root: Path, message: str, **changes: Any) -> None:
-    with pytest.raises(PipelineError, match=message) as error:
-        build(model, source, root, **changes)
-    assert "\n" not in str(error.value)
-
-
-def lines(path: Path, *rows: Any) -> Path:
-    path.write_text("".join(json.dumps(row) + "\n\n" for row in rows))  # empty lines are no rows
-    return path
-
-
 def test_plain_rows_are_accepted_and_ids_made_of_their_text(model: Path, tmp_path: Path) -> None:
-    rows = [{"text": "a text of mine"}, {"prompt": "a prompt of mine"}, row("x", "a chat of mine"),
-            {"text": "a text with a number", "id": 7},
+    rows = [{"text": "a text of mine", "category": "world"}, {"prompt": "a prompt of mine"},
+            row("x", "a chat of mine"), {"text": "a text with a number", "id": 7, "category": 3},
             {"prompt": "a\nb", "prompt_id": None, "text": "not this"}, {"text": "a text of mine"},
             {"text": "half a letter \ud800"}, {"text": "an odd number", "id": 1.5},
             {"messages": [{"role": "user", "content": 3}]}, {"messages": ["text"]},
@@ -124,6 +120,7 @@ def test_plain_rows_are_accepted_and_ids_made_of_their_text(model: Path, tmp_pat
     found = build(model, lines(tmp_path / "p.jsonl", *rows), tmp_path / "a", count=5, seed=1)
     texts = ["a text of mine", "a prompt of mine", "a chat of mine", "a text with a number", "a\nb"]
     assert sorted(r["text"] for r in found) == sorted(texts)
+    assert {r["source"] for r in found} <= {"world", "p.jsonl"}
     ids = {r["text"]: r["prompt_id"] for r in found}
     assert (ids["a chat of mine"], ids["a text with a number"]) == ("x", "7")
     assert ids["a\nb"] == hashlib.sha256(b"a\nb").hexdigest()[:16]
@@ -137,20 +134,10 @@ def test_plain_rows_are_accepted_and_ids_made_of_their_text(model: Path, tmp_pat
 
 
 @pytest.mark.parametrize(("content", "message"), [
-    (
-        b'{"text": "x"}\n{"text": "caf\xe9"}\n',
-        r"^prompts.source: .*p.jsonl: byte 0xe9 of line 2 is no UTF-8: save it",
-    ),
-    (b'{"text": "x"}\n{"text": "\0"}\n', "p.jsonl, line 2 is no JSON: Invalid control"),
-    ('{"text": "x"}'.encode("utf-16"), "p.jsonl: byte 0xff of line 1 is no UTF-8"),
-    (
-        b'{"text": "a b c d"}\n\n{"text": "a"\n',
-        r'^prompts.source: .*p.jsonl, line 3 is no JSON: .* one object a line, as {"text": "Hi"}',
-    ),
+    (b'{"text": "x"}\n{"text": "caf\xe9"}\n', r"^prompts.source: .*p.jsonl, line 2 is no UTF-8"),
+    (b'{"text": "a b c d"}\n\n{"text": "a"\n', r"p.jsonl, line 3 is no JSON: .* one object a line"),
     (b'["x"]', r"p.jsonl, line 1: expected an object, as {\"text\": \"Hi\"}"),
     (b'{"question": "x"}', r"row 0 \(from 0\) has no text; it has question. Expected is text or"),
-    (b"{}", "row 0 .* it has nothing"),
-    (b"", "holds no rows"),
     (b"\n \n", "holds no rows"),
     (b"[" * 100_000, "line 1 is no JSON"),
 ])  # fmt: skip
@@ -180,83 +167,45 @@ def test_system_messages_are_counted_and_parts_of_text_joined(
         )
 
 
-def test_a_template_that_writes_the_date_is_noted(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_parquet_files_are_read_whole_or_named(
+    model: Path, ultrachat: Path, tmp_path: Path
 ) -> None:
-    model = tiny.write_model(tmp_path / "model")
-    template = "<|user|>{{ strftime_now('%d %b %Y') }} {{ messages[0].content }}<|answer|>"
-    (model / "chat_template.jinja").write_text(template)
-    build(model, tiny.write_prompts(tmp_path / "prompts.jsonl", 6), tmp_path / "store")
-    assert "the chat template writes today's date: another" in capsys.readouterr().out
-
-
-def test_a_damaged_parquet_file_is_named(model: Path, ultrachat: Path, tmp_path: Path) -> None:
-    path = ultrachat / "data/test_sft-00000-of-00001-3c.parquet"
-    whole = path.read_bytes()
-    flipped = b"PAR1" + whole[4:60].swapcase() + whole[60:]
-    for damaged in (b"", whole[:100], b"PAR1" + b"x" * 200 + b"PAR1", flipped):
-        path.write_bytes(damaged)
-        refused(model, path, tmp_path / "store", r"3c.parquet is no Parquet file that can be read")
-
-
-def test_a_parquet_file_without_rows(model: Path, ultrachat: Path, tmp_path: Path) -> None:
-    """Alone it is no source; among others it is nothing."""
+    """One without rows is no source alone; among others it is nothing."""
     path = ultrachat / "data/train_sft-00000-of-00002-0a.parquet"
     pq.write_table(pa.Table.from_pylist([], SCHEMA), path)
     refused(model, path, tmp_path / "store", "0a.parquet holds no rows")
     rows = build(model, ultrachat, tmp_path / "store", split="train_sft", count=10, min_tokens=8)
     assert [r["prompt_id"] for r in rows[:5]] == [f"good{i}" for i in range(5)]
+    path = ultrachat / "data/test_sft-00000-of-00001-3c.parquet"
+    whole = path.read_bytes()
+    for damaged in (b"", whole[:100], b"PAR1" + whole[4:60].swapcase() + whole[60:]):
+        path.write_bytes(damaged)
+        refused(model, path, tmp_path / "store", r"3c.parquet is no Parquet file that can be read")
 
 
-def test_a_split_is_the_card_s(model: Path, tmp_path: Path) -> None:
-    """Where the card of a data set names the files of a split, their own names say nothing."""
-    card = {"configs": [
-        {"config_name": "other", "data_files": [{"split": "train", "path": "b.jsonl"}]},
-        {"config_name": "default", "data_files": [
-            {"split": "train", "path": ["a.jsonl", "more/*"]}, {"split": "test", "path": "b.*"}]},
-    ]}  # fmt: skip
-    source = tmp_path / "source"
-    (source / "more").mkdir(parents=True)
-    for name in ("a", "b", "more/c", "train"):
-        lines(source / f"{name}.jsonl", {"text": f"question {name}", "id": name})
-    (source / "README.md").write_text(f"---\n{json.dumps(card)}\n---\n# A card\n")
-    train = build(model, source, tmp_path / "store", split="train", count=2)
-    assert [r["prompt_id"] for r in train] == ["a", "more/c"]
-    test = build(model, source, tmp_path / "store", split="test", count=1)
-    assert [r["prompt_id"] for r in test] == ["b"]
-    message = r"^prompts.split=dev: the data set has no such split: give one of train, test$"
-    refused(model, source, tmp_path / "store", message, split="dev")
-    (source / "README.md").write_text("---\njust text\n---\n")
-    message = r"^prompts.source: the metadata of .*README.md can't be read: "
-    refused(model, source, tmp_path / "store", message, split="train")
+def test_a_split_is_files_and_folders_by_name(tmp_path: Path) -> None:
+    """Names are no patterns, and other splits that begin alike are others."""
+    names = ["more/train[1]/a.jsonl", "train[1]-0-of-1.jsonl", "train[1]-x/b.jsonl",
+             "train[1].jsonl", "train1.jsonl", "my_train[1].jsonl"]  # fmt: skip
+    for name in names:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    found = source_files(str(tmp_path), None, "train[1]")
+    assert [path.relative_to(tmp_path).as_posix() for path in found] == names[:4]
+    assert len(source_files(str(tmp_path), None, None)) == 6
 
 
 def test_limits_that_exclude_are_named_with_their_keys(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    rows = [{"text": "a b " * n} for n in (1, 1, 2, 20, 20, 300)]
-    for at, item in enumerate(rows):
-        item["text"] += str(at)
+    rows = [{"text": "a b " * n + str(at)} for at, n in enumerate((1, 1, 2, 20, 20, 300))]
     source = lines(tmp_path / "p.jsonl", *rows)
     build(model, source, tmp_path / "a", count=2, min_tokens=20)
     told = capsys.readouterr().out
     assert "of 4 rows read, 1 too short for prompts.min_tokens=20 (row 2), 1 too " in told
     assert "1 too long for prompts.max_tokens=100 (row 5)\n" in told
-    message = (
-               r"only 2 prompts of 20 to 100 tokens \(all that it has: \d+ to \d+\) .*: "
-               r"lower prompts.count to 2, or give more prompts, or other prompts.min_tokens or "
-               r"prompts.max_tokens"
-    )  # fmt: skip
+    message = r"only 2 prompts of 20 to 100 tokens \(all that it has: \d+ to \d+\) .*: lower "
     refused(model, source, tmp_path / "b", message, min_tokens=20)
-
-
-def test_categories_of_any_row(model: Path, tmp_path: Path) -> None:
-    rows = [{**row("a", "a chat"), "category": "world"}, row("b", "b"),
-            {"text": "c", "id": "c", "category": 3}]  # fmt: skip
-    found = build(model, lines(tmp_path / "question.jsonl", *rows), tmp_path / "store", count=3)
-    assert [(r["prompt_id"], r["source"], r["text"]) for r in found] == [
-        ("a", "world", "a chat"), ("b", "question.jsonl", "b"), ("c", "question.jsonl", "c"),
-    ]  # fmt: skip
 
 
 def test_a_base_model_reads_plain_text(tmp_path: Path) -> None:
@@ -284,35 +233,20 @@ def test_plain_text_keeps_what_begins_it_and_not_what_ends_it(
     assert encode(tokenizer, "a b\n\nc\n\nd", "none", enable_thinking=False) == begins + bare
 
 
-@pytest.mark.parametrize(("template", "message"), [
-    ("{% for x in messages %}", r"TemplateSyntaxError: .* \(line 1\). Correct its chat_template"),
-    ("{{ raise_exception('roles\nmust alternate') }}", "TemplateError: roles"),
-    ("{{ messages[9].content }}", "UndefinedError: "),
-    ("{{ messages + 1 }}", "TypeError: "),
-    ("<|user|>Hello<|answer|>", "ValueError: it ignores the user's message"),
-])  # fmt: skip
-def test_a_template_that_fails_is_named(tmp_path: Path, template: str, message: str) -> None:
+def test_a_template_that_fails_is_named_and_one_with_the_date_noted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     model = tiny.write_model(tmp_path / "model")
-    (model / "chat_template.jinja").write_text(template)
     source = tiny.write_prompts(tmp_path / "prompts.jsonl", 6)
-    refused(model, source, tmp_path / "store", f"its chat template fails: {message}")
-
-
-@pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
-@pytest.mark.parametrize("name", ["p[12]", "p'q\"", "ü ✓", "{p1,p2}", "p#1%20", "**"])
-def test_a_path_is_no_pattern(model: Path, tmp_path: Path, name: str, suffix: str) -> None:
-    """Neither a file nor its directory, beside others that the pattern would find."""
-    for at, place in enumerate([f"{name}/{name}", "p1/p1", "p2/p2", f"{name}/p1", f"{name}/p2"]):
-        path = tmp_path / f"{place}{suffix}"
-        path.parent.mkdir(exist_ok=True)
-        rows = [row(f"{at}.{i}", f"question {i} of file {at}") for i in range(6)]
-        if suffix == ".parquet":
-            pq.write_table(pa.Table.from_pylist(rows, SCHEMA), path)
-        else:
-            path.write_text("".join(json.dumps(r) + "\n" for r in rows))
-    source = tmp_path / name / f"{name}{suffix}"
-    found = tiny.built(tiny.prompts_node(model, source), tmp_path / f"store {name}")
-    assert {name.split(".")[0] for name in found.read()["prompt_id"].to_pylist()} == {"0"}
-    every = tiny.built(tiny.prompts_node(model, source.parent, count=18), tmp_path / "store")
-    ids = every.read()["prompt_id"].to_pylist()
-    assert {name.split(".")[0] for name in ids} == {"0", "3", "4"}
+    for template, message in {
+        "{% for x in messages %}": r"TemplateSyntaxError: .* \(line 1\). Correct its chat_template",
+        "{{ raise_exception('roles\nmust alternate') }}": "TemplateError: roles",
+        "{{ messages + 1 }}": "TypeError: ",
+        "<|user|>Hello<|answer|>": "ValueError: it ignores the user's message",
+    }.items():
+        (model / "chat_template.jinja").write_text(template)
+        refused(model, source, tmp_path / "store", f"its chat template fails: {message}")
+    template = "<|user|>{{ strftime_now('%d %b %Y') }} {{ messages[0].content }}<|answer|>"
+    (model / "chat_template.jinja").write_text(template)
+    build(model, source, tmp_path / "store")
+    assert "the chat template writes today's date: another" in capsys.readouterr().out

@@ -77,16 +77,20 @@ def save_model(
     tokenizer.save_pretrained(directory)
 
 
-def byte_tokenizer() -> Tokenizer:
+def byte_tokenizer(
+    text: str = "the answer to a question is a token and then another",
+    size: int = VOCABULARY,
+    special: Sequence[str] = SPECIAL,
+) -> Tokenizer:
     """A byte-level tokenizer, trained on one sentence."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=VOCABULARY, special_tokens=SPECIAL, show_progress=False,
+        vocab_size=size, special_tokens=list(special), show_progress=False,
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
     )  # fmt: skip
-    tokenizer.train_from_iterator(["the answer to a question is a token and then another"], trainer)
+    tokenizer.train_from_iterator([text], trainer)
     return tokenizer
 
 

@@ -46,10 +46,10 @@ def tensor_name(name: str) -> str:
     return f"{NAMES.get_name(name.removesuffix('.weight'))}.weight"
 
 
-def write(path: Path, quantised: bool = False) -> Path:
+def write(path: Path) -> Path:
     """Write the model with the tokenizer of `tests.pipeline.tiny`.
 
-    `quantised` stores matrices as the package's file does: Q4_1, and the embedding Q8_0.
+    Matrices are stored as the package's file does: Q4_1, and the embedding Q8_0.
     """
     model = llama()
     config = model.config
@@ -89,7 +89,7 @@ def write(path: Path, quantised: bool = False) -> Path:
             if f"{part}_proj" in name:
                 value = interleaved(value, heads)
         kind = GGMLQuantizationType.F32
-        if quantised and value.ndim == 2:
+        if value.ndim == 2:
             kind = GGMLQuantizationType.Q8_0 if "embed" in name else GGMLQuantizationType.Q4_1
         stored = gguf.quants.quantize(value, kind)
         writer.add_tensor(tensor_name(name), stored, raw_dtype=kind)

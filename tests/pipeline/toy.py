@@ -13,14 +13,16 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import filelock  # noqa: F401 (imported when needed: here once for all forks, as pandas)
 import numpy as np
+import pandas as pd  # noqa: F401
 import pyarrow as pa
 import pytest
 
 from pipeline.columns import Column
 from pipeline.shards import compute_shards, join, tables_bytes
 from pipeline.stage import Artifact, Json, Out, Stage, Task
-from pipeline.store import Store
+from pipeline.store import Store, environment
 from pipeline.workers import Progress, Result
 
 LOG = "TOY_LOG"  # the file of what was computed
@@ -149,10 +151,12 @@ def child(root: Path, kill_at: int | None = None, **settings: Any) -> int:
 
     It kills itself before or after a file operation: number `kill_at` of twice as many.
     """
+    environment()  # asks git: once, for all that are forked
     pid = os.fork()
     if pid:
         return pid
     try:
+        setattr(os, "fsync", lambda _: None)  # noqa: B010  a kill loses nothing that was written
         with (root.parent / "stdout").open("a") as sys.stdout:
             if kill_at is not None:
                 die_at(kill_at)

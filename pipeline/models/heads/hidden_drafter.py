@@ -78,9 +78,6 @@ class HiddenDrafter:
         """Return an empty cache for texts of at most `capacity` entries; the first is token 1's."""
         return new_cache(None, capacity)
 
-    def check_drafts(self, key: str) -> None:
-        """Do nothing: a head can always roll back."""
-
     def read(
         self,
         ids: Tensor,

@@ -11,7 +11,6 @@ and L - 3 of the target's L layers, unless eagle_aux_hidden_state_layer_ids says
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,99 +31,8 @@ OFFSETS = "d2t"  # by drafted token, how far its id in the target's vocabulary i
 TARGETS = "t2d"
 LAYERS = "eagle_aux_hidden_state_layer_ids"
 UNREAD = ("norm_before_residual", "norm_before_fc", "norm_output")  # norms that vLLM knows, too
-LLAMA_KEYS = (  # keys of a Llama's config.json that decide what its layer computes
-    *("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads"),
-    *("head_dim", "rms_norm_eps", "rope_theta", "rope_scaling", "rope_parameters", "hidden_act"),
-    *("max_position_embeddings", "vocab_size"),
-)
-
-
-@dataclass(frozen=True)
-class HeadFiles:
-    """The content of a head's config.json.
-
-    Attributes:
-        key: of the drafter in the configuration, for errors.
-        folder: of its files.
-        shape: of its layer, as in a Llama's.
-        layers: the ids of the target's layers whose hidden states it reads; empty where a head
-            leaves them to the depth of its target.
-        counting: what an id means, "after" so many layers or the "output" of the layer of this
-            index; None where the configuration does not tell.
-        rows: of its projection.
-        fc_norm: whether it norms each hidden state.
-    """
-
-    key: str
-    folder: Path
-    shape: dict[str, Any]
-    layers: tuple[int, ...]
-    counting: str | None
-    rows: int
-    fc_norm: bool
-
-    def layers_of(self, target: LanguageModel) -> tuple[int, ...]:
-        """Return after how many layers of this target it reads a hidden state.
-
-        vLLM and speculators count the layers before a state, SpecForge and SGLang name the layer
-        that gives it, one less. The ids of a head trained with the defaults of either tell, and so
-        does one that only counting reaches.
-
-        Raises:
-            PipelineError: they don't tell.
-        """
-        depth, ids = target.module.config.get_text_config().num_hidden_layers, self.layers
-        after = (2, depth // 2, depth - 3)
-        if not ids:
-            return after
-        counting = self.counting
-        if counting is None and (ids == after or max(ids) >= depth):
-            counting = "after"
-        elif counting is None and ids[0] == 1:
-            counting = "output"
-        if counting is None:
-            raise PipelineError(
-                f"{self.key}: {LAYERS} of the head is {list(ids)}, and its files do not tell what "
-                f"it counts: give {self.key}.head.layer_ids=after (so many layers, as vLLM does) "
-                "or output (the output of the layer of this index, as SGLang and SpecForge do)"
-            )
-        return ids if counting == "after" else tuple(at + 1 for at in ids)
-
-
-def read_head(spec: ModelSpec) -> HeadFiles:
-    """Return the content of a head's config.json.
-
-    Raises:
-        PipelineError: it is no head's, or it has norms that are not read.
-    """
-    assert spec.head is not None
-    key, path = spec.key, spec.settings.path
-    folder = model_folder(path, spec.identity.commit, HEAD_FILES, f"{key}.path")
-    try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        names = " ".join(config.get("architectures") or ()).lower()
-        if not ("eagle3" in names or "draft_vocab_size" in config):
-            raise ValueError(f"model_type is {config['model_type']}")
-        if config.get("model_type", "llama") != "llama":
-            raise ValueError(f"its layer is that of a {config['model_type']}: Llama's is read")
-        nested = config.get("eagle_config") or {}
-        if unread := [name for name in UNREAD if config.get(name) or nested.get(name)]:
-            raise ValueError(f"{unread[0]} is not read")
-        shape = {name: config[name] for name in LLAMA_KEYS if config.get(name) is not None}
-        return HeadFiles(
-            key,
-            folder,
-            shape,
-            tuple(map(int, config.get(LAYERS) or nested.get(LAYERS) or ())),
-            spec.head.layer_ids,
-            rows=int(config.get("draft_vocab_size") or shape["vocab_size"]),
-            fc_norm=bool(config.get("fc_norm")),
-        )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise PipelineError(
-            f"{key}.path={path} is no head: {type(error).__name__}: {first_line(error)}. Wanted: "
-            f"the config.json of an EAGLE-3 head, or {key}.head=null for a language model"
-        ) from error
+OTHER = "take a drafter that was trained for this target"
+Weights = dict[str, Tensor]
 
 
 def load_head(spec: ModelSpec, target: LanguageModel) -> HiddenDrafter:
@@ -133,9 +41,8 @@ def load_head(spec: ModelSpec, target: LanguageModel) -> HiddenDrafter:
     Raises:
         PipelineError: it is no head, belongs to another target, or its files are damaged.
     """
-    files = read_head(spec)
-    weights, layers = check_head(files, target), files.layers_of(target)
-    head = FeatureHead(files.shape, len(layers), files.fc_norm)
+    shape, layers, weights = check_head(spec, target)
+    head = FeatureHead(shape, len(layers), fc_norm=bool(shape.get("fc_norm")))
     head.load_state_dict({name: weights[name] for name in head.state_dict()})
     device, dtype, embedding = target.device, target.dtype, None
     if EMBEDDING in weights:
@@ -152,61 +59,113 @@ def load_head(spec: ModelSpec, target: LanguageModel) -> HiddenDrafter:
     )
 
 
-def check_head(files: HeadFiles, target: LanguageModel) -> dict[str, Tensor]:
-    """Check that a head can draft for `target`, loaded or without weights; return its weights.
+def check_head(
+    spec: ModelSpec, target: LanguageModel
+) -> tuple[dict[str, Any], tuple[int, ...], Weights]:
+    """Check that a head can draft for `target`, loaded or without weights.
+
+    Returns:
+        Its config.json, after how many of the target's layers it reads a hidden state, its weights.
 
     Raises:
-        PipelineError: it was made for a model of another width, depth or vocabulary, its weights
-            are not those of its shape, or it does not name its tokens.
+        PipelineError: it is no head; it was made for a model of another width, depth or vocabulary;
+            its weights are not those of its shape, or it does not name its tokens.
     """
-    config, where = target.module.config.get_text_config(), f"{files.key}.path={files.folder}"
-    other = "take a drafter that was trained for this target"
-    layers, depth = files.layers_of(target), config.num_hidden_layers
-    rows, d = files.shape.get("vocab_size"), files.shape.get("hidden_size")
-    most = max(layers) if files.layers else "2, L/2 and L - 3 of L"
-    for fits, what, has in (
-        (d == config.hidden_size, f"reads hidden states of {d} numbers", config.hidden_size),
-        (0 <= min(layers) <= max(layers) <= depth, f"reads hidden states after {most} layers",
-         depth),
-        (rows == config.vocab_size, f"is for a vocabulary of {rows} tokens", config.vocab_size),
-    ):  # fmt: skip
-        if not fits:
-            raise PipelineError(f"{files.key}: the head {what}, {target.label} has {has}: {other}")
+    key, path = spec.key, spec.settings.path
+    folder = model_folder(path, spec.identity.commit, HEAD_FILES, f"{key}.path")
+    config = _config(folder, spec)
+    layers = _layers(config, spec, target)
+    wanted = target.module.config.get_text_config()
+    for name in ("hidden_size", "vocab_size"):
+        if config.get(name) != getattr(wanted, name):
+            raise PipelineError(
+                f"{key}: the head's {name} is {config.get(name)}, {target.label} has "
+                f"{getattr(wanted, name)}: {OTHER}"
+            )
+    if not 0 <= min(layers) <= max(layers) <= wanted.num_hidden_layers:
+        raise PipelineError(
+            f"{key}: the head reads hidden states after {layers} layers, {target.label} has "
+            f"{wanted.num_hidden_layers}: {OTHER}"
+        )
     try:
         with torch.device("meta"):
-            head = FeatureHead(files.shape, len(layers), files.fc_norm)
-        weights = _weights(files.folder)
+            head = FeatureHead(config, len(layers), fc_norm=bool(config.get("fc_norm")))
+        weights = _weights(folder)
     except Exception as error:  # libraries raise many kinds; all mean the same to a user
         raise PipelineError(
-            f"{where}: its weights can't be read: {type(error).__name__}: {first_line(error)}"
+            f"{key}.path={path}: its weights can't be read: {type(error).__name__}: "
+            f"{first_line(error)}"
         ) from error
-    shapes = {name: list(weight.shape) for name, weight in weights.items()}
+    d, rows = wanted.hidden_size, wanted.vocab_size
+    drafted = config.get("draft_vocab_size") or rows
     expected = {name: list(weight.shape) for name, weight in head.state_dict().items()}
-    expected[PROJECTION] = [files.rows, d]
-    if files.rows != rows:
-        expected[OFFSETS] = [files.rows]
-    optional: dict[str, list[Any]] = {EMBEDDING: [rows, d], OFFSETS: [files.rows], TARGETS: [rows]}
-    expected |= {name: shape for name, shape in optional.items() if name in shapes}
-    wrong = sorted(n for n in expected.keys() | shapes if expected.get(n) != shapes.get(n))
+    expected |= {PROJECTION: [drafted, d]} | ({OFFSETS: [drafted]} if drafted != rows else {})
+    optional = {EMBEDDING: [rows, d], OFFSETS: [drafted], TARGETS: [rows]}
+    expected |= {name: shape for name, shape in optional.items() if name in weights}
+    found = {name: list(weight.shape) for name, weight in weights.items()}
+    wrong = sorted(n for n in expected.keys() | found if expected.get(n) != found.get(n))
     if wrong:
         raise PipelineError(
-            f"{where}: {len(wrong)} weights are missing, unknown or not of the shape in "
-            f"config.json ({', '.join(wrong[:3])}): {other}"
+            f"{key}.path={path}: {len(wrong)} weights are missing, unknown or not of the shape in "
+            f"config.json ({', '.join(wrong[:3])}): {OTHER}"
         )
-    if OFFSETS in weights:
-        ids = _drafted(weights)
-        whole = not weights[OFFSETS].dtype.is_floating_point
-        inside = ids.min() >= 0 and ids.max() < target.vocab_size and (ids.diff() > 0).all()
-        marked = TARGETS not in weights or torch.equal(weights[TARGETS].nonzero()[:, 0], ids)
-        if not (whole and inside and marked):
-            raise PipelineError(
-                f"{where}: {OFFSETS} does not name increasing ids below {target.vocab_size} (those "
-                f"that {TARGETS} marks): its files are damaged"
-            )
-    return weights
+    if OFFSETS in weights and not _names_tokens(weights, target.vocab_size):
+        raise PipelineError(
+            f"{key}.path={path}: {OFFSETS} does not name increasing ids below {target.vocab_size} "
+            f"(those that {TARGETS} marks): its files are damaged"
+        )
+    return config, layers, weights
 
 
-def _weights(folder: Path) -> dict[str, Tensor]:
+def _config(folder: Path, spec: ModelSpec) -> dict[str, Any]:
+    """Return the entries of a head's config.json; those that are null are left out."""
+    try:
+        read = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        config = {name: value for name, value in read.items() if value is not None}
+        names = " ".join(config.get("architectures", ())).lower()
+        if not ("eagle3" in names or "draft_vocab_size" in config):
+            raise ValueError(f"model_type is {config['model_type']}")
+        if config.get("model_type", "llama") != "llama":
+            raise ValueError(f"its layer is that of a {config['model_type']}: Llama's is read")
+        settings = config.pop("eagle_config", {}) | config
+        settings[LAYERS] = [int(at) for at in settings.get(LAYERS, ())]
+        if unread := [name for name in UNREAD if settings.get(name)]:
+            raise ValueError(f"{unread[0]} is not read")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise PipelineError(
+            f"{spec.key}.path={spec.settings.path} is no head: {type(error).__name__}: "
+            f"{first_line(error)}. Wanted: the config.json of an EAGLE-3 head, or "
+            f"{spec.key}.head=null for a language model"
+        ) from error
+    return settings
+
+
+def _layers(config: dict[str, Any], spec: ModelSpec, target: LanguageModel) -> tuple[int, ...]:
+    """Return after how many of the target's layers a head reads a hidden state.
+
+    vLLM counts the layers before a state, SpecForge and SGLang name the layer that gives it, one
+    less. The ids of a head trained with the defaults of either tell, and so does one that only
+    counting reaches.
+    """
+    assert spec.head is not None
+    depth = target.module.config.get_text_config().num_hidden_layers
+    after = (2, depth // 2, depth - 3)
+    ids = tuple(config[LAYERS]) or after
+    counting = spec.head.layer_ids
+    if counting is None and (ids == after or max(ids) >= depth):
+        counting = "after"
+    elif counting is None and ids[0] == 1:
+        counting = "output"
+    if counting is None:
+        raise PipelineError(
+            f"{spec.key}: {LAYERS} of the head is {list(ids)}, and its files do not tell what it "
+            f"counts: give {spec.key}.head.layer_ids=after (so many layers, as vLLM does) or "
+            "output (the output of the layer of this index, as SGLang and SpecForge do)"
+        )
+    return ids if counting == "after" or not config[LAYERS] else tuple(at + 1 for at in ids)
+
+
+def _weights(folder: Path) -> Weights:
     """Return all weights by their names in EAGLE's code."""
     if (folder / WEIGHTS).is_file():
         weights = load_file(folder / WEIGHTS)
@@ -215,6 +174,14 @@ def _weights(folder: Path) -> dict[str, Tensor]:
     return {name.removeprefix("model."): weight for name, weight in weights.items()}
 
 
-def _drafted(weights: dict[str, Tensor]) -> Tensor:
+def _names_tokens(weights: Weights, size: int) -> bool:
+    """Whether d2t names increasing ids of a vocabulary, and t2d the same ones."""
+    ids = _drafted(weights)
+    inside = ids.min() >= 0 and ids.max() < size and bool((ids.diff() > 0).all())
+    marked = TARGETS not in weights or torch.equal(weights[TARGETS].nonzero()[:, 0], ids)
+    return inside and marked and not ids.dtype.is_floating_point
+
+
+def _drafted(weights: Weights) -> Tensor:
     """Return the ids (n,) of the tokens that can be drafted."""
     return torch.arange(len(weights[OFFSETS])) + weights[OFFSETS]

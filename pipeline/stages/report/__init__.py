@@ -5,7 +5,7 @@ Run it with ``python -m pipeline stage=report``.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from analysis.report.text import limits
 from analysis.rule_config import to_mapping
@@ -46,11 +46,13 @@ def check(study: Study) -> None:
 def plan(study: Study) -> list[Task]:
     """Return the planned report, made from inputs named STAGE/TARGET; its names are content."""
     config = study.config
-    left_out = set() if config.decoding.report else {"decoding"}
     answered = study.tasks["accuracy"]
     shown = bool(answered) and all(map(study.made, answered))
-    if not shown:
-        left_out.add("accuracy")  # which takes hours, and is not computed for the report's sake
+    taken = {
+        **dict.fromkeys(UPSTREAM, True),
+        "decoding": config.decoding.report,
+        "accuracy": shown,  # which takes hours, and is not computed for the report's sake
+    }
     settings = {
         "study": config.study_name or config.study,
         "targets": [target.label for target in config.targets.values()],
@@ -63,7 +65,7 @@ def plan(study: Study) -> list[Task]:
     inputs = {
         f"{name}/{target}": task
         for name in UPSTREAM
-        if name not in left_out and study.tasks[name]
+        if taken[name] and study.tasks[name]
         for target, task in zip(config.targets, study.tasks[name], strict=True)
     }
     runtime = study.runtime(next(iter(config.targets.values())), study.rules)
@@ -80,49 +82,44 @@ def write_report(task: Task, inputs: Inputs, out: Out) -> None:
 def summary(task: Task, artifact: Artifact) -> list[Json]:
     """Return a row a target: its drafter under strict greedy, which loses nothing.
 
-    Of stage acceptance: the accepted and the certified steps, and the tokens a
-    call of drafts of any length. Of stage decoding, at the draft length that was fastest at
-    temperature 0: the tokens a call, the cost of a drafted token and the speedup. Without a
-    drafter: the statistics of Table 2.
+    Accepted and certified steps are of stage acceptance. Tokens per call, the cost of a drafted
+    token and the speedup are of stage decoding, at the draft length that was fastest at
+    temperature 0. Without a drafter there is the median of Table 2.
     """
     import pandas as pd
 
-    def table(name: str) -> pd.DataFrame:
+    def table(name: str, target: str) -> pd.DataFrame:
         file = artifact.directory / f"{name}.csv"
         frame = pd.read_csv(file) if file.is_file() else pd.DataFrame(columns=["target", "rule"])
-        return frame[frame["rule"] == StrictGreedy().label]
+        return frame[(frame["rule"] == StrictGreedy().label) & (frame["target"] == target)]
 
-    accepted = table("tables/acceptance")
-    certificates, decoded = table("tables/table2"), table("timings/tables/decoding_speed")
+    def named(name: str, row: Any, value: str) -> Json:
+        low, high = limits(name)
+        return {name: row[value], low: row["ci_low"], high: row["ci_high"]}
+
     rows = []
     for target in artifact.facts["targets"]:
         row: Json = {"target": target, "drafter": task.settings["drafter"] or "none"}
-        for frame, name, shown in (
-            (certificates if accepted.empty else certificates[:0], "median", "median"),
-            (accepted, "acceptance", "accepted"),
-            (accepted, "certified", "certified"),
-        ):
-            if not frame.empty:
-                measured = frame[(frame["target"] == target) & (frame["statistic"] == name)].iloc[0]
-                ends = (measured["ci_low"], measured["ci_high"])
-                row |= {"prompts": int(measured["prompts"]), shown: measured["value"]}
-                row |= dict(zip(limits(shown), ends, strict=True))
+        drafted = table("tables/acceptance", target)
+        shown = {"accepted": "acceptance", "certified": "certified"}
+        if drafted.empty:
+            drafted, shown = table("tables/table2", target), {"median": "median"}
+        for name, statistic in shown.items():
+            for measured in drafted[drafted["statistic"] == statistic].to_dict("records"):
+                row |= {"prompts": int(measured["prompts"]), **named(name, measured, "value")}
+        decoded = table("timings/tables/decoding_speed", target)
         if not decoded.empty:
-            runs = decoded.query("target == @target and drafter == 'model' and temperature == 0")
-            for best in runs.sort_values("speedup").tail(1).to_dict("records"):
+            runs = decoded.query("drafter == 'model' and temperature == 0").sort_values("speedup")
+            for best in runs.tail(1).to_dict("records"):
                 row |= {"γ": int(best["draft_length"]), "tokens_per_call": best["tokens_per_call"]}
-                ends = (best["ci_low"], best["ci_high"])
-                row |= {"speedup": best["speedup"]} | dict(
-                    zip(limits("speedup"), ends, strict=True)
-                )
-                row["cost"] = best["rho"]
+                row |= {**named("speedup", best, "speedup"), "cost": best["rho"]}
         rows.append(row)
     return rows
 
 
 STAGE = Stage(
     name="report",
-    version=40,
+    version=41,
     upstream=UPSTREAM,
     tables={},
     plan=plan,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
@@ -11,155 +11,205 @@ import pandas as pd
 from analysis.acceptance.judgement import Judgement
 from analysis.acceptance.summary import margins
 from analysis.certificates.closed_forms import compared_steps
+from analysis.decoding.answers import Answered, accuracy
+from analysis.decoding.metrics import Decoded
+from analysis.decoding.speed import speed
 from analysis.report.bounds_table import RuleSteps
-from analysis.report.measured import Results, Target, certificate_statistics, top_statistics
 from analysis.report.parts import part_statistics
+from analysis.report.results import Results, Target, certificate_statistics, top_statistics
 from analysis.report.table import together
 from analysis.rules import Rule, StrictGreedy, Tree
-from analysis.statistics.bootstrap import Floats, PromptBootstrap, top_probability
-from analysis.statistics.trajectories import Trajectories, inside_repeats
+from analysis.statistics.bootstrap import top_probability
+from analysis.topk import TopK
 from pipeline import stored
 from pipeline.columns import numbers
+from pipeline.decoding.decoded import read_answered, read_decoded, thetas
 from pipeline.models.token_texts import token_texts
-from pipeline.stages.report.sources import ReportSpec, Source, Sources
-from pipeline.store import Artifact
+from pipeline.stage import Artifact, Inputs, Task
 
+UNNAMED = "log"  # conf/target/log.yaml
 ACCEPTANCE = {"acceptance": "statistics", "breakdown": "breakdown"}  # frame: file of the stage
 RANKS = (1, 3, 5, 10, 25)  # the paper's Table 1
 
 
-def read_target(spec: ReportSpec, sources: Sources) -> Target:
-    """Read a target from its artifacts."""
-    dump = sources.distributions.artifact
-    top, margin, undefined = _of_distributions(dump, spec.rules)
-    certificates = {}
-    for rule in spec.rules:
-        table = sources.certificates.artifact.read(columns=["lower", "upper"], rule=rule.label)
-        certificates[rule] = table["lower"].to_numpy(), table["upper"].to_numpy()
-    steps = dump.read(columns=["prompt_id", "position", "token_id"])
-    tokens = steps["token_id"].to_numpy()
-    trajectories = Trajectories.from_positions(steps["position"].to_numpy())
-    prompts = sources.prompts.artifact.read(columns=["prompt_id", "text"]).to_pandas()
-    chosen = prompts.set_index("prompt_id").loc[
-        steps["prompt_id"].take(trajectories.starts).to_pylist()
+@dataclass(frozen=True, eq=False)
+class Source:
+    """The artifacts of a target and their tasks, by stage; a stage that was not run has none."""
+
+    label: str
+    tasks: Mapping[str, Task]
+    artifacts: Mapping[str, Artifact]
+
+
+@dataclass(frozen=True, eq=False)
+class Content:
+    """The content of a report, target by target.
+
+    Attributes:
+        task: of the report.
+        sources: the artifacts that it is made from.
+        targets: their steps.
+        results: their statistics.
+        decoded: their decoded answers, if there are any, and
+        speeds: `analysis.decoding.speed.speed` of them, with `theta`.
+        answered: their answers to tasks, if there are any, and
+        accuracies: `analysis.decoding.answers.accuracy` of them.
+    """
+
+    task: Task
+    sources: Sequence[Source]
+    targets: Sequence[Target]
+    results: Results
+    decoded: Sequence[Decoded]
+    speeds: Sequence[pd.DataFrame]
+    answered: Sequence[Answered]
+    accuracies: Sequence[pd.DataFrame]
+
+
+def read_content(task: Task, inputs: Inputs) -> Content:
+    """Read the inputs of a report, named STAGE/TARGET, and compute its statistics."""
+    statistics, drafter = task.runtime.statistics, task.settings["drafter"] or ""
+    tasks: dict[str, dict[str, Task]] = {}
+    artifacts: dict[str, dict[str, Artifact]] = {}
+    for name, artifact in inputs.items():
+        stage, _, target = name.partition("/")
+        tasks.setdefault(target, {})[stage] = task.inputs[name]
+        artifacts.setdefault(target, {})[stage] = artifact
+    dumps = [of_target["distributions"] for of_target in artifacts.values()]
+    labels = printed_labels(task.settings["targets"], dumps)
+    sources = list(map(Source, labels, tasks.values(), artifacts.values()))
+    targets = [read_target(task, source) for source in sources]
+    decoded = [
+        read_decoded(source.label, drafter, source.artifacts["decoding"])
+        for source in sources
+        if "decoding" in source.artifacts
     ]
-    drafts = None if sources.drafts is None else sources.drafts.artifact
-    judged = {} if sources.acceptance is None else _judgements(sources.acceptance.artifact, spec)
+    answered = [
+        read_answered(source.label, source.artifacts["accuracy"])
+        for source in sources
+        if "accuracy" in source.artifacts
+    ]
+    return Content(
+        *(task, sources, targets, read_results(task, targets, sources), decoded),
+        [speed(run, *statistics).assign(theta=thetas(run)) for run in decoded],
+        answered,
+        [accuracy(answers, *statistics, task.settings["margin"]) for answers in answered],
+    )
+
+
+def printed_labels(labels: Sequence[str], dumps: Sequence[Artifact]) -> list[str]:
+    """Return the printed names; a log without a name of its own has that of its model."""
+    names = [
+        str(dump.facts["model"]).rstrip("/").rpartition("/")[2]
+        if label == UNNAMED and dump.facts.get("log")
+        else label
+        for label, dump in zip(labels, dumps, strict=True)
+    ]
+    return names if all(names) and len(set(names)) == len(names) else list(labels)
+
+
+def read_target(report: Task, source: Source) -> Target:
+    """Read the steps of a target from its artifacts."""
+    rules, task = report.runtime.rules, source.tasks["distributions"]
+    dump = source.artifacts["distributions"]
+    steps = dump.read(columns=["prompt_id", "position", "token_id"])
+    trajectories, bootstrap = stored.resampled(steps, task, report.runtime.statistics)
+    texts = source.artifacts["prompts"].read(columns=["prompt_id", "text"]).to_pydict()
+    text_of = dict(zip(texts["prompt_id"], texts["text"], strict=True))
+    tokens, drafts = steps["token_id"].to_numpy(), source.artifacts.get("drafts")
+    certificates = {}
+    for rule in rules:
+        ends = source.artifacts["certificates"].read(columns=["lower", "upper"], rule=rule.label)
+        certificates[rule] = ends["lower"].to_numpy(), ends["upper"].to_numpy()
+    judged = {}
+    for rule in dict.fromkeys([StrictGreedy(), *rules]) if "acceptance" in source.artifacts else ():
+        columns = ["lower", "upper", "accepted", "certified"]
+        table = source.artifacts["acceptance"].read(columns=columns, rule=rule.label)
+        judged[rule.label] = Judgement(rule, *(column.to_numpy() for column in table.columns))
+    dist = stored.read_distributions(dump)
+    ranks = [k for k in RANKS if k <= dist.k]
+    undefined = {rule.label: 0 for rule in rules if rule.undefined_means}
+    top, margin = [], []
+    for at in blocks(dist):
+        part = dist[at]
+        top.append(top_probability(part, ranks))
+        margin.append(part.log_probs[:, 0] - part.log_probs[:, min(1, dist.k - 1)])
+        for rule in rules:
+            if rule.undefined_means:
+                undefined[rule.label] += int(rule.undefined(part).sum())
     return Target(
-        sources.label,
-        certificates=certificates,
-        bootstrap=PromptBootstrap(trajectories.prompts, *spec.statistics),
-        tokens=tokens,
-        prompts=list(chosen.reset_index().itertuples(index=False, name=None)),
-        top=top,
-        margin=margin,
-        repeated=inside_repeats(tokens, trajectories.prompts),
+        source.label,
+        certificates,
+        bootstrap,
+        tokens,
+        [text_of[prompt] for prompt in steps["prompt_id"].take(trajectories.starts).to_pylist()],
+        dist=dist,
+        top=dict(zip(ranks, np.ascontiguousarray(np.concatenate(top).T), strict=True)),
+        margin=np.concatenate(margin),
         undefined=undefined,
-        words=token_texts(sources.distributions.task, dump, np.unique(tokens).tolist()),
+        words=token_texts(task, dump, np.unique(tokens).tolist()),
         kl=None if drafts is None else stored.drafted_kl(drafts),
         judged=judged,
     )
 
 
-def _of_distributions(
-    dump: Artifact, rules: Sequence[Rule]
-) -> tuple[dict[int, Floats], Floats, dict[str, int]]:
-    """Return the probability of the k most probable tokens, log p0 - log p1, and undefined steps.
-
-    The latter count, by rule, the steps at which its test is undefined.
-    """
-    ranks = [k for k in RANKS if k <= dump.facts["k"]]
-    undefined = {rule.label: 0 for rule in rules if rule.undefined_means}
-    top, margin = [], []
-    for _, dist in stored.chunks(dump):
-        top.append(top_probability(dist, ranks))
-        second = dist.log_probs[:, min(1, dist.k - 1)]
-        margin.append(dist.log_probs[:, 0] - second)
-        for rule in rules:
-            if rule.undefined_means:
-                undefined[rule.label] += int(rule.undefined(dist).sum())
-    by_rank = np.ascontiguousarray(np.concatenate(top).T)
-    return dict(zip(ranks, by_rank, strict=True)), np.concatenate(margin), undefined
+def blocks(steps: TopK) -> list[slice]:
+    """Return slices of steps that are computed with at once."""
+    return [slice(at, at + stored.ROWS) for at in range(0, len(steps), stored.ROWS)]
 
 
-def _judgements(artifact: Artifact, spec: ReportSpec) -> dict[str, Judgement]:
-    """Return what stage acceptance judged, by label of the rule; strict greedy is always judged."""
-    judged = {}
-    for label, rule in {rule.label: rule for rule in (StrictGreedy(), *spec.rules)}.items():
-        table = artifact.read(columns=["lower", "upper", "accepted", "certified"], rule=label)
-        judged[label] = Judgement(rule, *(column.to_numpy() for column in table.columns))
-    return judged
-
-
-def read_results(
-    spec: ReportSpec, targets: Sequence[Target], sources: Sequence[Sources]
-) -> Results:
+def read_results(task: Task, targets: Sequence[Target], sources: Sequence[Source]) -> Results:
     """Compute the statistics of every target, and read those of a drafter where there is one."""
 
-    def of_stage(made: Iterable[Source], name: str = "data") -> pd.DataFrame:
-        pairs = zip(targets, made, strict=True)
-        return together((t.label, source.artifact.read(name).to_pandas()) for t, source in pairs)
+    def of_stage(stage: str, name: str = "data") -> pd.DataFrame:
+        artifacts = [source.artifacts[stage] for source in sources]
+        pairs = zip(targets, artifacts, strict=True)
+        return together((target.label, made.read(name).to_pandas()) for target, made in pairs)
 
-    certified = [
-        certificate_statistics(
-            t.label, rule, *ends, t.bootstrap, t.undefined.get(rule.label, math.nan)
-        )
-        for t in targets
-        for rule, ends in t.certificates.items()
-    ]
     frames = {
-        "top": pd.concat([top_statistics(t.label, t.top, t.bootstrap) for t in targets]),
-        "certificates": pd.concat(certified, ignore_index=True) if certified else pd.DataFrame(),
-        "runs": of_stage(source.run_lengths for source in sources),
+        "top": pd.concat(map(top_statistics, targets), ignore_index=True),
+        "certificates": pd.concat(map(certificate_statistics, targets), ignore_index=True),
+        "runs": of_stage("run_lengths"),
         "parts": pd.concat(map(part_statistics, targets), ignore_index=True),
     }
-    rules = {rule.label: rule for rule in spec.rules}
-    accepted = [source.acceptance for source in sources if source.acceptance is not None]
-    if not accepted:
-        return Results([t.label for t in targets], rules, frames)
-    frames |= {name: of_stage(accepted, file) for name, file in ACCEPTANCE.items()}
-    return Results(
-        [t.label for t in targets],
-        rules | {rule.label: rule for rule in (StrictGreedy(), *spec.rules)},
-        frames,
-        spec.drafter or "",
-        accepted[0].artifact.facts["sampled_temperature"],
-    )
+    rules, labels = task.runtime.rules, [target.label for target in targets]
+    if "acceptance" not in sources[0].artifacts:
+        return Results(labels, {rule.label: rule for rule in rules}, frames)
+    frames |= {name: of_stage("acceptance", file) for name, file in ACCEPTANCE.items()}
+    named = {rule.label: rule for rule in (StrictGreedy(), *rules)}
+    return Results(labels, named, frames, task.settings["drafter"])
 
 
 def margins_of(targets: Sequence[Target]) -> dict[str, pd.DataFrame]:
     """Return `margins` of strict greedy by target: of R - KL, +inf where nothing is rejected."""
     found = {}
     for target in targets:
-        if target.kl is not None and target.judged:
+        if target.kl is not None:
             greedy = target.judged[StrictGreedy().label]
-            endless = np.isinf(greedy.lower)
-            slack = np.where(endless, np.inf, np.where(endless, 0.0, greedy.lower) - target.kl)
+            with np.errstate(invalid="ignore"):
+                slack = np.where(np.isinf(greedy.lower), np.inf, greedy.lower - target.kl)
             found[target.label] = margins(slack, greedy.accepted)
     return found
 
 
-def comparisons(target: Target, sources: Sources) -> list[RuleSteps]:
+def comparisons(target: Target, source: Source) -> list[RuleSteps]:
     """Read the steps that a rule's certificates and closed forms are compared over, by rule.
 
     An engine's log has none: its log-probabilities are rounded.
     """
-    dump = sources.distributions.artifact
-    if dump.facts.get("log") is not None:
+    if source.artifacts["distributions"].facts.get("log") is not None or target.dist is None:
         return []
     columns = []
     for rule, ends in target.certificates.items():
         if rule.judges_tokens or type(rule) is Tree:  # a user's own tree has no closed form
             names = ["active_size", "accepted_count"]
-            table = sources.certificates.artifact.read(columns=names, rule=rule.label)
+            table = source.artifacts["certificates"].read(columns=names, rule=rule.label)
             counts = numbers(table["accepted_count"].fill_null(-1))
             columns.append((rule, ends, numbers(table["active_size"]), counts))
     frames: dict[Rule, list[pd.DataFrame]] = {rule: [] for rule, *_ in columns}
-    begun = 0
-    for _, dist in stored.chunks(dump):
-        at = slice(begun, begun + len(dist))
-        begun = at.stop
+    for at in blocks(target.dist):
+        part = target.dist[at]
         for rule, (lower, upper), sizes, counts in columns:
-            of_chunk = compared_steps(dist, rule, (lower[at], upper[at]), sizes[at], counts[at])
-            frames[rule].append(of_chunk)
+            compared = compared_steps(part, rule, (lower[at], upper[at]), sizes[at], counts[at])
+            frames[rule].append(compared)
     return [(rule, pd.concat(parts, ignore_index=True)) for rule, parts in frames.items()]

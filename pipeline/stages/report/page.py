@@ -21,18 +21,17 @@ from analysis.decoding.speed import signs_of_load
 from analysis.report.answer import EPS, FATES, median_answer
 from analysis.report.first_screen import (
     costs,
+    log_advice,
     methods_table,
     relax_table,
     settings_table,
     verdict_text,
 )
-from analysis.report.log_advice import log_advice
 from analysis.report.table import Section, Table
 from analysis.report.text import few_notes
+from pipeline.stages.report.inputs import Content
 from pipeline.stages.report.setups import introduction, machine, setup
-from pipeline.stages.report.sources import Measured
 from pipeline.store import VERDICT
-from pipeline.stored import read_distributions
 
 WEB = Path(__file__).parent / "web"
 COLOURS = 64  # of a figure on the page
@@ -40,85 +39,80 @@ BARS = "margins"  # the figure that stands before the answers
 
 
 def page_files(
-    measured: Measured, sections: Sequence[Section], study: str, files: Mapping[str, bytes]
+    content: Content, sections: Sequence[Section], files: Mapping[str, bytes]
 ) -> dict[str, bytes]:
     """Return the page, the verdict as text, and the files of the page's own tables.
 
     Args:
-        measured: of all targets.
-        sections: all tables and figures by section, those beside the published last.
-        study: its name on the command line.
+        content: of the report.
+        sections: all tables and figures by section.
         files: of the sections, by path.
     """
-    spec, sources, targets = measured.spec, measured.sources, measured.targets
-    results = measured.results
-    pairs = zip(measured.answered, measured.accuracies, strict=True)
+    targets, sources, results = content.targets, content.sources, content.results
+    pairs = zip(content.answered, content.accuracies, strict=True)
     scores = {answered.target: losses(table) for answered, table in pairs}
-    advice = advised(measured, scores, study)
+    advice = [_advised(content, at, scores) for at in range(len(targets))]
     methods = methods_table(advice, results)
-    tried = [rule for speeds in measured.speeds for rule in speeds["rule"].dropna()]
-    relax = relax_table(results, tried, scores)
-    dists = [read_distributions(source.distributions.artifact) for source in sources]
-    settings = settings_table(results, targets, dists)
-    bars = [item for section in sections for item in section.items if item.name == BARS]
-    setups = {
-        target.label: setup(target, source) for target, source in zip(targets, sources, strict=True)
-    }
+    tried = [rule for speeds in content.speeds for rule in speeds["rule"].dropna()]
+    relax, settings = relax_table(results, tried, scores), settings_table(results, targets)
+    setups = {of.label: setup(of, source) for of, source in zip(targets, sources, strict=True)}
+    made = [source.artifacts for source in sources]
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(WEB), autoescape=True, undefined=jinja2.StrictUndefined
     )
     environment.filters |= {"whole": whole}
     environment.globals["embedded"] = lambda path: embedded(files[path])
     environment.tests["table"] = lambda item: isinstance(item, Table)
-    timed = [source.decoding or source.distributions for source in sources]
     page = environment.get_template("page.html").render(
         css=(WEB / "page.css").read_text(encoding="utf-8"),
-        spec=spec,
+        study=content.task.settings,
+        drafter=results.drafter,
         targets=targets,
         advice=advice,
         methods=methods,
-        costs=list(map(costs, measured.decoded, measured.speeds)),
+        costs=list(map(costs, content.decoded, content.speeds)),
         few=few_notes(target.bootstrap.count for target in targets),
-        machine=dict.fromkeys(machine(source.artifact) for source in timed),
-        soundness=[source.acceptance.artifact.facts for source in sources if source.acceptance],
+        machine=dict.fromkeys(machine(of.get("decoding", of["distributions"])) for of in made),
+        soundness=[of["acceptance"].facts for of in made if "acceptance" in of],
         relax=relax,
-        bars=bars,
+        bars=[item for section in sections for item in section.items if item and item.name == BARS],
         answers=[median_answer(target) for target in targets],
         fates=FATES,
         eps=EPS,
         settings=settings,
         sections=sections,
-        introduction=introduction(setups, spec),
+        introduction=introduction(setups, content.task.runtime.statistics),
         setups=setups,
         facts=dict.fromkeys(name for facts in setups.values() for name in facts),
     )
-    text = verdict_text(advice, methods)
-    own = {"index.html": page.encode(), VERDICT: text.encode()}
+    own = {"index.html": page.encode(), VERDICT: verdict_text(advice, methods).encode()}
     for place, table in (("timings/", methods), ("", relax), ("", settings)):
         if table is not None:
-            own |= {f"{place}{path}": content for path, content in table.files().items()}
+            own |= {f"{place}{path}": text for path, text in table.files().items()}
     return own
 
 
-def advised(measured: Measured, scores: Mapping[str, pd.DataFrame], study: str) -> list[Advice]:
-    """Return the verdict on every target of a study, given by its name on the command line."""
-    found = []
-    for at, (source, target) in enumerate(zip(measured.sources, measured.targets, strict=True)):
-        label, speeds, busy = source.label, None, list[str]()
-        if source.decoding is not None:
-            task = source.decoding.task
-            head = any(model.head is not None for model in task.runtime.models)
-            engine = engines(measured.decoded[at].runs, head, task.settings["lookup_match"])
-            speeds = measured.speeds[at].assign(engine=engine)
-            busy = signs_of_load(speeds)
-        advice = advise(
-            *(label, measured.spec.drafter or "", speeds, scores.get(label), measured.margin),
-            busy=busy,
-            command=f"python -m pipeline study={study}",
-        )
-        logged = "log" in source.distributions.task.settings
-        found.append(log_advice(advice, target) if logged else advice)
-    return found
+def _advised(content: Content, at: int, scores: Mapping[str, pd.DataFrame]) -> Advice:
+    """Return the verdict on one of the targets."""
+    source, target, settings = content.sources[at], content.targets[at], content.task.settings
+    if "log" in source.tasks["distributions"].settings:
+        return log_advice(target)
+    speeds, busy = None, list[str]()
+    if content.decoded:
+        task = source.tasks["decoding"]
+        head = any(model.head is not None for model in task.runtime.models)
+        engine = engines(content.decoded[at].runs, head, task.settings["lookup_match"])
+        speeds = content.speeds[at].assign(engine=engine)
+        busy = signs_of_load(speeds)
+    return advise(
+        target.label,
+        content.results.drafter,
+        speeds,
+        scores.get(target.label),
+        settings["margin"] or 0.0,  # of answers that were scored
+        busy=busy,
+        command=f"python -m pipeline study={content.task.label}",
+    )
 
 
 def embedded(picture: bytes) -> str:

@@ -5,15 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import pandas as pd
-
 from analysis.decoding.metrics import Decoded
-from analysis.report.measured import Target
 from analysis.report.published import PAPERS
-from analysis.report.text import share_text
-from analysis.statistics.trajectories import LENGTH
-from pipeline.stages.report.sources import ReportSpec, Source, Sources
-from pipeline.store import Artifact
+from analysis.report.results import Target
+from analysis.statistics.bootstrap import Resampling
+from pipeline.stage import Artifact
+from pipeline.stages.report.inputs import Source
 
 WORDS = {  # what a reader must know of records, by stage and key; the rest is in record.json
     "distributions.model.hub": "model",
@@ -52,14 +49,13 @@ OPEN = (  # settings that the paper does not state
 )
 
 
-def introduction(setups: Mapping[str, Mapping[str, str]], spec: ReportSpec) -> list[str]:
+def introduction(setups: Mapping[str, Mapping[str, str]], statistics: Resampling) -> list[str]:
     """Return the paragraphs that a reader of any table must know.
 
     Args:
         setups: `setup` of each target, by its printed name.
-        spec: of the report.
+        statistics: of the bootstrap.
     """
-    statistics = spec.statistics
     texts = [
         "The certificate R of a step is the least KL(p‖q), in nats, at which the rule can reject "
         "the drafter's most probable token; a step is certified at ε when R > ε. Where R is an "
@@ -74,50 +70,42 @@ def introduction(setups: Mapping[str, Mapping[str, str]], spec: ReportSpec) -> l
     ours = "; ".join(f"{name}: {of_paper[name]}" for name in names if name in of_paper)
     return [
         *texts,
-        'Rows "as published" are the paper\'s printed values (arXiv 2606.30265v1), of its own '
-        "prompts and set-up. No number here is tuned to them.",
+        "Published values are those that the paper prints (arXiv 2606.30265v1), of its own prompts "
+        "and set-up. No number here is tuned to them.",
         f"The paper does not state these settings, which are ours: {ours}.",
     ]
 
 
-def setup(target: Target, sources: Sources) -> dict[str, str]:
+def setup(target: Target, source: Source) -> dict[str, str]:
     """Return the settings behind a target's numbers, in words."""
-    details = {
-        f"{stage}.{key}": value
-        for stage, source in vars(sources).items()
-        if isinstance(source, Source)
-        for key, value in flattened(source).items()
-    }
-    drawn = "log" not in sources.prompts.task.settings
-    excluded = sources.prompts.artifact.facts["excluded"]
+    named = {words: _value(source, key) for key, words in WORDS.items()}
+    drawn = "log" not in source.tasks["prompts"].settings
+    excluded = source.artifacts["prompts"].facts["excluded"]
     rows = [f"{of['rows'] if drawn else of} {why}" for why, of in excluded.items()]
-    named = {words: details.get(key) for key, words in WORDS.items()}
     return {
         "decoding steps": str(len(target.tokens)),
         "prompts": str(target.bootstrap.count),
-        f"steps inside a repeated {LENGTH}-gram of their answer": share_text(
-            float(target.repeated.mean())
-        ),
-        **{words: as_text(value) for words, value in named.items() if value is not None},
+        **{words: _as_text(value) for words, value in named.items() if value is not None},
         **({MESSAGE: "its first user message"} if drawn else {}),
         **({"excluded rows": ", ".join(rows)} if rows else {}),
     }
 
 
-def flattened(source: Source) -> Mapping[str, Any]:
-    """Return the specification and the facts of an artifact by dotted keys; facts decide.
+def _value(source: Source, name: str) -> Any:
+    """Return a fact or, where there is none, a setting of a stage by its dotted name, or None."""
+    stage, *path = name.split(".")
+    if stage not in source.tasks:
+        return None
+    for entries in (source.artifacts[stage].facts, source.tasks[stage].settings):
+        found: Any = entries
+        for key in path:
+            found = found.get(key) if isinstance(found, Mapping) else None
+        if found is not None:
+            return found
+    return None
 
-    Each is flattened by itself: a fact may have the name of a part of the specification.
-    """
-    flat = dict[str, Any]()
-    for entries in (source.task.settings, source.artifact.facts):
-        (row,) = pd.json_normalize(dict(entries)).to_dict("records")
-        flat |= {str(key): value for key, value in row.items()}
-    return flat
 
-
-def as_text(value: Any) -> str:
-    """Return a setting as printed."""
+def _as_text(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, float):
@@ -151,11 +139,11 @@ def extent(decoded: Sequence[Decoded], sources: Sequence[Source]) -> list[str]:
     for answers, source in zip(decoded, sources, strict=True):
         tokens = answers.data.groupby("run")["n_tokens"].sum()
         least, most = (f"{of:,}" for of in (tokens.min(), tokens.max()))
-        failed = source.artifact.facts["failed_prompts"]
+        failed = source.artifacts["decoding"].facts["failed_prompts"]
         lines.append(
             f"{answers.target} with {answers.drafter}: {answers.prompts} prompts"
             f"{f' ({failed} more failed)' if failed else ''} for every method, up to "
-            f"{source.task.settings['steps']} tokens each, batch size 1: "
+            f"{source.tasks['decoding'].settings['steps']} tokens each, batch size 1: "
             f"{least if least == most else f'{least} to {most}'} tokens a method and setting."
         )
     return lines

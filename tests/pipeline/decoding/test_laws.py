@@ -69,7 +69,7 @@ RULES = [
     *[Mars(theta) for theta in (0.3, 0.9, 0.98)],
     *[Additive(t) for t in (0.0, 0.1, 0.5)],
     *[Multiplicative(alpha) for alpha in (0.5, 1.0)],
-    *[TopMAdditive(m, 0.2, way) for m in (1, 2, 40) for way in ("rank", "paper")],
+    *[TopMAdditive(m, 0.2) for m in (1, 2, 40)],
     TopMMultiplicative(3, 0.6),
     AbsoluteThreshold(0.2),
     Typical(0.3, 0.3),

@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 
 from ..acceptance.judgement import Judgement
 from ..rules import Rule
-from ..statistics.bootstrap import Flags, Floats, PromptBootstrap, summarise
+from ..statistics.bootstrap import Floats, PromptBootstrap, summarise
 from ..statistics.trajectories import Trajectories
+from ..topk import TopK
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,14 +33,12 @@ class Results:
         frames: by name. Every study has `top`, `certificates`, `runs` (run lengths) and `parts`;
             with a drafter there are `acceptance` and `breakdown`, of stage acceptance.
         drafter: its printed name; empty without a drafter.
-        sampled: temperature of the answers if they were sampled.
     """
 
     targets: Sequence[str]
     rules: Mapping[str, Rule]
     frames: Mapping[str, pd.DataFrame]
     drafter: str = ""
-    sampled: float | None = None
 
     def __getitem__(self, name: str) -> pd.DataFrame:
         """Return a frame, empty if the study has none of this name."""
@@ -64,25 +63,20 @@ class Results:
         return {label: rule.title for label, rule in self.rules.items()}
 
 
-# (N,) lower and upper ends of the certificates of a rule over the N steps of a target, in nats;
-# lower ends are +inf where the rejection region is empty
-Ends = tuple[Floats, Floats]
-Certified = Mapping[Rule, Ends]
-
-
 @dataclass(frozen=True, eq=False)
 class Target:
-    """The N steps of a target in P answers, as the report and its page read them.
+    """The N steps of a target in P answers.
 
     Attributes:
         label: printed name of the target.
-        certificates: by rule of the study.
+        certificates: by rule of the study (N,) lower and upper ends in nats; +inf where nothing can
+            be rejected.
         bootstrap: over the prompts of the steps.
         tokens: (N,) the token emitted.
-        prompts: (P,) id and text of each prompt.
+        prompts: (P,) the text of each answer's prompt.
+        dist: their distributions.
         top: by k, the (N,) probability of the k most probable tokens.
         margin: (N,) log p0 - log p1.
-        repeated: (N,) whether each step lies inside a repeated passage of its answer.
         undefined: by rule label, the number of steps at which the rule's test is undefined.
         words: text of tokens, by id.
         kl: (N,) KL(p||q), of a head with a reduced vocabulary that of its completed q'; None
@@ -91,13 +85,13 @@ class Target:
     """
 
     label: str
-    certificates: Certified
+    certificates: Mapping[Rule, tuple[Floats, Floats]]
     bootstrap: PromptBootstrap
     tokens: NDArray[np.int32]
-    prompts: Sequence[tuple[str, str]]
+    prompts: Sequence[str]
+    dist: TopK | None = None
     top: Mapping[int, Floats] = field(default_factory=dict)
     margin: Floats = field(default_factory=lambda: np.zeros(0))
-    repeated: Flags = field(default_factory=lambda: np.zeros(0, dtype=bool))
     undefined: Mapping[str, int] = field(default_factory=dict)
     words: Mapping[int, str] = field(default_factory=dict)
     kl: Floats | None = None
@@ -110,48 +104,36 @@ class Target:
         return Trajectories(np.cumsum(steps) - steps, self.bootstrap.prompts)
 
 
-def certificate_statistics(
-    target: str,
-    rule: Rule,
-    lower: Floats,
-    upper: Floats,
-    bootstrap: PromptBootstrap,
-    undefined: float = math.nan,
-) -> pd.DataFrame:
-    """Return the rows of frame `certificates` for (N,) certificates of one rule in nats.
+def certificate_statistics(target: Target) -> pd.DataFrame:
+    """Return frame `certificates`: mean, median, p5 and p25 of the certificates of every rule.
 
-    Columns: target, rule (label), statistic, value, ci_low, ci_high, prompts, empty, inexact,
-    undefined, steps.
-
-    `undefined` is the number of steps at which the rule's test is undefined (MARS: z1 <= 0); NaN
-    for rules whose test is always defined.
+    Columns: target, rule (label), statistic, value, ci_low, ci_high (nats), prompts; the shares of
+    steps whose certificate is `empty` (nothing can be rejected) and `inexact` (an interval);
+    `undefined`, the number of steps at which the rule's test is undefined (MARS: z1 <= 0), NaN for
+    rules whose test is always defined; steps.
     """
-    keys = {"target": target, "rule": rule.label}
-    return _tidy(keys, lower, rule.ceiling, bootstrap).assign(
-        empty=float(np.mean(np.isinf(lower))),
-        inexact=float(np.mean(lower < upper)),
-        undefined=undefined,
-        steps=len(lower),
-    )
-
-
-def top_statistics(
-    target: str, top: Mapping[int, Floats], bootstrap: PromptBootstrap
-) -> pd.DataFrame:
-    """Return the rows of frame `top` from the (N,) probabilities of the k most probable tokens."""
     frames = [
-        _tidy({"target": target, "k": k}, values, math.inf, bootstrap) for k, values in top.items()
+        _statistics(target, {"rule": rule.label}, lower, rule.ceiling).assign(
+            empty=float(np.mean(np.isinf(lower))),
+            inexact=float(np.mean(lower < upper)),
+            undefined=target.undefined.get(rule.label, math.nan),
+            steps=len(lower),
+        )
+        for rule, (lower, upper) in target.certificates.items()
     ]
+    return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
+
+
+def top_statistics(target: Target) -> pd.DataFrame:
+    """Return frame `top`: the same statistics of the probability of the k most probable tokens."""
+    frames = [_statistics(target, {"k": k}, top, math.inf) for k, top in target.top.items()]
     return pd.concat(frames, ignore_index=True)
 
 
-def _tidy(
-    keys: Mapping[str, Any], values: Floats, ceiling: float, bootstrap: PromptBootstrap
+def _statistics(
+    target: Target, key: Mapping[str, Any], values: Floats, ceiling: float
 ) -> pd.DataFrame:
-    statistics = summarise(values, ceiling, bootstrap)
-    return pd.DataFrame(
-        [
-            {**keys, "statistic": x, **ends, "prompts": bootstrap.count}
-            for x, ends in statistics.items()
-        ]
-    )
+    bootstrap = target.bootstrap
+    rows = [{"statistic": x, **ends} for x, ends in summarise(values, ceiling, bootstrap).items()]
+    frame = pd.DataFrame(rows).assign(prompts=bootstrap.count, **key, target=target.label)
+    return frame[["target", *key, "statistic", "value", "ci_low", "ci_high", "prompts"]]
