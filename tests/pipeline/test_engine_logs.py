@@ -168,6 +168,18 @@ def test_tokens_without_ids_are_told_by_their_bytes(tmp_path: Path) -> None:
     assert np.allclose(read_back(log, V).probs, dist.probs[:, :4], atol=1e-5)
 
 
+def test_tokens_of_one_text_are_told_apart(tmp_path: Path) -> None:
+    values = zip("abb", (-0.5, -1.5, -2.5), strict=True)
+    tops = [
+        {"token": text, "bytes": list(text.encode()), "logprob": value} for text, value in values
+    ]
+    path = tmp_path / "log.jsonl"
+    path.write_text(in_choice("a", {"content": [tops[0] | {"top_logprobs": tops}]}))
+    log = read(path)
+    assert (log.k, log.excluded) == (3, {})
+    assert log.texts == {(b"a", 0): 0, (b"b", 0): 1, (b"b", 1): 2}
+
+
 FIRST = ("choices", 0, "logprobs", "content", 0)  # token of a chat answer
 TOP = (*FIRST, "top_logprobs")
 
