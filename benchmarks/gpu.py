@@ -35,7 +35,7 @@ from pipeline.models.batch_decoding import decode_batch
 from pipeline.models.language_model import Head, linear_of
 from pipeline.models.load import LanguageModel, wrap
 from pipeline.models.logit_statistics import Found, logit_statistics
-from pipeline.timing import Stopwatch, describe_device, peak_memory
+from pipeline.timing import describe_device, peak_memory
 from pipeline.workers import out_of_memory
 
 COMMON: dict[str, Any] = {
@@ -89,8 +89,7 @@ def small(device: torch.device, dtype: str) -> tuple[LanguageModel, Prompts]:
 
 def decoded(model: LanguageModel, prompts: Prompts, steps: int = STEPS) -> Found:
     """Decode greedily, and return the stored columns on the host."""
-    watch = Stopwatch(model.device)
-    out = decode_batch(model, prompts, GREEDY | {"steps": steps}, watch, lambda _: None)
+    out = decode_batch(model, prompts, GREEDY | {"steps": steps}, lambda _: None)
     return {name: tensor.cpu() for name, tensor in out.items()}
 
 
