@@ -135,10 +135,10 @@ def closed_form(calls: pd.DataFrame, rates: pd.Series) -> pd.Series:
 
     (1 - a^(n+1)) / (1 - a), averaged over the calls of a run. n is the number of drafted tokens
     that a call could emit (`reach`), as an answer's limit or end, or a short match of look-up, cuts
-    drafts; a is the run's acceptance rate, of `rates`, where nothing was tested 0.
+    drafts; a is the run's acceptance rate, of `rates` (NaN where nothing was drafted: one token).
     """
     counts = calls.groupby(["run", "reach"]).size().rename("calls").reset_index()
-    pairs = zip(counts["run"].map(rates).fillna(0.0), counts["reach"], strict=True)
+    pairs = zip(counts["run"].map(rates), counts["reach"], strict=True)
     counts["emitted"] = counts["calls"] * [tokens_per_call(a, n) for a, n in pairs]
     sums = counts.groupby("run")[["emitted", "calls"]].sum()
     return sums["emitted"] / sums["calls"]

@@ -66,5 +66,5 @@ def _stored(table: pa.Table, prefix: str, facts: Json, temperature: float) -> St
     if others == 0:
         return ids, np.exp(below / temperature), np.zeros(len(ids))
     mean = facts["certified_temperature"] * (log_tail + surprisal - np.log(others))  # of a logit
-    tail = others * np.exp(np.minimum(mean, below[:, -1]) / temperature)
+    tail = others * np.exp(mean / temperature)
     return ids, np.exp(below / temperature), tail

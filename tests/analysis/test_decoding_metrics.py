@@ -178,6 +178,10 @@ def test_speed_and_costs() -> None:
     # eight tokens an all come after a first one, and 20 ms of each answer before it
     assert table["tpot"].tolist()[:2] == pytest.approx([0.010, (5 * 0.012 + 7 * 0.001) / 8])
     assert table["tpot_speedup"].tolist()[:2] == pytest.approx([1.0, 0.080 / 0.067])
+    data = made().data.assign(n_tokens=lambda rows: rows["n_tokens"] + rows["run"])
+    longer = speed.throughput(replace(made(), data=data), 20, 0.9, 0)
+    for name, pace in (("speedup", longer["per_token"]), ("tpot_speedup", longer["tpot"])):
+        assert longer[name].tolist() == pytest.approx((pace[0] / pace).tolist())
     ends = table[["tpot_ci_low", "tpot_speedup", "tpot_ci_high"]].iloc[1]
     assert ends.is_monotonic_increasing
     assert table["itl_50"].iloc[0] == pytest.approx(0.010)
