@@ -28,7 +28,7 @@ from transformers import AutoModelForCausalLM, Qwen3Config
 
 from analysis.trees.topology import symmetric
 from pipeline.decoding.choices import Greedy
-from pipeline.decoding.drafters import Nothing, model_drafter
+from pipeline.decoding.drafters import Drafter, model_drafter
 from pipeline.decoding.loop import decode
 from pipeline.decoding.verify import Match
 from pipeline.models.batch_decoding import decode_batch
@@ -133,7 +133,7 @@ def loop_emits_the_target(device: torch.device) -> str:
     """Check that drafting, as a chain and as a tree, does not change the emitted tokens."""
     model, prompts = small(device, "float32")
     drafters = [
-        Nothing(device),
+        Drafter(device),
         model_drafter(model, Greedy()),
         model_drafter(model, Greedy(), symmetric(2, 3).by_level()),
     ]
