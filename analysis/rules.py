@@ -185,9 +185,7 @@ class Rule:
             cut = self._asked("cut", dist)
             said = f"rule {self.label!r}: cut(dist) returned"
             if not isinstance(cut, Cut):
-                raise ValueError(
-                    f"{said} {cut!r:.80}: give a Cut, or a method accepted_count(dist)"
-                )
+                raise ValueError(f"{said} {cut!r:.80}: give a Cut, or accepted_count(dist)")
             if fault := cut.fault(len(dist)):
                 raise ValueError(f"{said} {fault}")
             return cut

@@ -19,7 +19,8 @@ import numpy as np
 import pandas as pd
 
 from analysis.decoding.formulas import formula_speedup
-from analysis.statistics.bootstrap import PromptBootstrap, Resampling, simultaneous
+from analysis.decoding.speed import speedups
+from analysis.statistics.bootstrap import PromptBootstrap, Resampling
 from analysis.statistics.trajectories import acceptance_by_position
 from pipeline.engines.answers import read_bytes
 from pipeline.engines.counts import Counts, read_sums
@@ -200,11 +201,8 @@ def _by_answers(runs: Sequence[Counts], statistics: Resampling) -> tuple[str, np
         if not prompts or not np.isfinite(seconds).all() or not np.isfinite(tokens).all():
             continue
         bootstrap = PromptBootstrap(np.arange(len(prompts)), *statistics)
-        drawn = np.log(bootstrap.sums(seconds) / bootstrap.sums(tokens))
-        cost = np.log(seconds.sum(0) / tokens.sum(0))
-        logs, draws = cost[0] - cost[1:], drawn[:, :1] - drawn[:, 1:]
-        ends = simultaneous(logs, draws, statistics.confidence)
-        return f"{words}, {len(prompts)} prompts", np.exp(np.column_stack([logs, *ends]))
+        ends = speedups(seconds, tokens, [0] * len(runs), [range(1, len(runs))], bootstrap)
+        return f"{words}, {len(prompts)} prompts", ends[1:]
     return "", None
 
 

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
-import pandas as pd
 import pytest
 
-from analysis.decoding.metrics import Decoded
 from analysis.decoding.speed import speedups
 from analysis.report.text import few_notes
 from analysis.statistics import bootstrap
@@ -176,38 +173,24 @@ def test_quantities_without_spread_or_value_leave_the_others_alone() -> None:
     assert [len(end) for end in simultaneous(np.zeros(0), np.zeros((5, 0)), 0.9)] == [0, 0]
 
 
-def decoded(logs: np.ndarray, tokens: int = 40) -> Decoded:
+def fast(logs: np.ndarray, resamples: int, *families: list[int]) -> np.ndarray:
     """The target alone takes 1 s a prompt, method m exp(-logs[prompt, m]); (P, M)."""
     prompts, methods = logs.shape
-    runs: Any = pd.DataFrame({"drafter": ["none"] + ["model"] * methods, "sampling": None})
-    runs = runs.assign(temperature=0.0, tree=None)
     seconds = np.column_stack([np.ones(prompts), np.exp(-logs)])
-    keys = {"prompt_id": np.repeat(np.arange(prompts), methods + 1)}
-    keys["run"] = np.tile(np.arange(methods + 1), prompts)
-    data = pd.DataFrame(keys).assign(n_tokens=tokens)
-    answers = pd.DataFrame(keys).assign(seconds=seconds.ravel(), first_seconds=0.0)
-    empty = pd.DataFrame()
-    return Decoded("t", "d", runs, data, empty, answers, empty, empty, {}, {})
+    tokens, bootstrap = (
+        np.full_like(seconds, 40),
+        PromptBootstrap(np.arange(prompts), resamples, 0.95, 0),
+    )
+    together = families or [list(range(1, methods + 1))]
+    return speedups(seconds, tokens, [0] * (methods + 1), together, bootstrap)
 
 
 def test_methods_of_another_temperature_widen_nothing() -> None:
     logs = np.random.default_rng(3).normal(0.1, 0.2, size=(30, 6))
-    every = speedups(decoded(logs), 300, 0.95, 0)
-    two = speedups(decoded(logs[:, :2]), 300, 0.95, 0)
-    apart = decoded(logs)
-    runs = pd.concat([apart.runs, apart.runs[:1]], ignore_index=True)
-    runs["temperature"] = [0.0, 0.0, 0.0, 1.0, 1.0, 1.0, 1.0, 1.0]
-    columns = apart.data, apart.answers
-    data, answers = (
-        pd.concat([one, one[one["run"] == 0].assign(run=7)], ignore_index=True) for one in columns
-    )
-    cold = speedups(
-        Decoded("t", "d", runs, data, apart.calls, answers, apart.spans, apart.trajectory, {}, {}),
-        300, 0.95, 0,
-    )  # fmt: skip
-    ends = ["ci_low", "speedup", "ci_high"]
-    pd.testing.assert_frame_equal(cold.loc[:2, ends], two.loc[:2, ends])
-    assert (every["ci_high"] - every["ci_low"])[1] > (two["ci_high"] - two["ci_low"])[1]
+    every, two = fast(logs, 300), fast(logs[:, :2], 300)
+    np.testing.assert_allclose(fast(logs, 300, [1, 2], [3, 4, 5, 6])[:3], two, rtol=1e-12)
+    assert every[0].tolist() == [1, 1, 1]  # the target alone
+    assert np.ptp(every[1]) > np.ptp(two[1])
 
 
 @pytest.mark.thorough
@@ -219,9 +202,9 @@ def test_the_interval_of_the_fastest_covers_and_useless_methods_are_not_sure(met
     for _ in range(runs):
         noise = 0.1 * rng.normal(size=(30, 1)) + 0.15 * rng.normal(size=(30, methods))
         logs = noise + (0.1**2 + 0.15**2) / 2  # the mean of the seconds is that of the target, 1
-        table = speedups(decoded(logs), 400, 0.95, 0)[1:]
-        best = table.loc[table["speedup"].idxmax()]
-        covered += best["ci_low"] <= 1 <= best["ci_high"]
-        false += (table["ci_low"] > 1).any()
+        table = fast(logs, 400)[1:]
+        _, low, high = table[table[:, 0].argmax()]
+        covered += low <= 1 <= high
+        false += (table[:, 1] > 1).any()
     assert covered / runs > 0.90  # 0.92 to 0.96 here; few prompts cost 2 points, the error is 1.3
     assert false / runs < 0.10  # pointwise: 0.04, 0.09, 0.10, 0.15, 0.31
