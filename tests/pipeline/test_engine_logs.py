@@ -168,6 +168,15 @@ def test_tokens_without_ids_are_told_by_their_bytes(tmp_path: Path) -> None:
     assert np.allclose(read_back(log, V).probs, dist.probs[:, :4], atol=1e-5)
 
 
+def test_lists_with_the_emitted_token_besides_are_longer_by_one(tmp_path: Path) -> None:
+    """Most steps emit a token outside their top: those of the others are not left out."""
+    top = [(0, math.log(0.5)), (1, math.log(0.2))]
+    path = tmp_path / "log.jsonl"
+    path.write_text(vllm_completions("a", [(5, top)] * 4 + [(0, top)]))
+    log = read(path)
+    assert (log.k, log.excluded, sizes(log)) == (2, {}, {"a": 5})
+
+
 def test_tokens_of_one_text_are_told_apart(tmp_path: Path) -> None:
     values = zip("abb", (-0.5, -1.5, -2.5), strict=True)
     tops = [
