@@ -1,9 +1,7 @@
 """The pure half of the project: arrays and tables in; arrays, tables and figures out.
 
 Nothing here reads or writes files, uses Hydra, runs a model, or depends on a device. The names for
-use at a Python prompt are imported on first access:
-
-    from analysis import TopK, certify, certify_logits, solve
+use at a Python prompt are imported on first access: `from analysis import TopK, certify`.
 """
 
 from __future__ import annotations
@@ -12,26 +10,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .acceptance.solve import Goal, solve
-    from .certificates.certify import certify, certify_logits
+    from .certificates.certify import certify
     from .topk import TopK
 
-__all__ = ["Goal", "TopK", "certify", "certify_logits", "solve"]
+__all__ = ["TopK", "certify"]
 
-_HOMES = {
-    "Goal": ".acceptance.solve",
-    "TopK": ".topk",
-    "certify": ".certificates.certify",
-    "certify_logits": ".certificates.certify",
-    "solve": ".acceptance.solve",
-}
+_HOMES = {"TopK": ".topk", "certify": ".certificates.certify"}
 
 
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(_HOMES[name], __name__), name)
-
-
-def __dir__() -> list[str]:
-    return sorted([*globals(), *__all__])

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, dataclass_transform
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, dataclass_transform
 
 import numpy as np
 import pydantic
@@ -39,7 +39,6 @@ T = Annotated[float, Field(ge=0, le=1)]
 Alpha = Annotated[float, Field(gt=0, le=1)]
 M = Annotated[int, Field(ge=1, lt=1 << 31)]
 Positive = Annotated[float, Field(gt=0)]
-Convention = Literal["rank", "paper"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,36 +49,28 @@ class Cut:
         max_rank: an integer or (N,) integers; None means every rank.
         offset: a number or (N,) numbers.
         slope: a finite number.
-        strictly_above_rank: when positive, p must also exceed the p of this rank.
     """
 
     max_rank: int | NDArray[np.integer[Any]] | None = None
     offset: float | Floats = -math.inf
     slope: float = 0.0
-    strictly_above_rank: int = 0
 
     def fault(self, steps: int) -> str:
         """Return the first invalid attribute for this number of steps as an error; "" if none."""
         ranks = np.asarray(1 if self.max_rank is None else self.max_rank)
-        gate, offset, slope = map(np.asarray, (self.strictly_above_rank, self.offset, self.slope))
-        a_step = ((), (steps,))
-        if ranks.dtype.kind not in "iu" or ranks.shape not in a_step or np.any(ranks < 1):
-            return (
-                f"max_rank={self.max_rank!r}: give None or an integer of at least 1, or one a step"
-            )
-        if offset.dtype.kind not in "fiu" or offset.shape not in a_step or np.isnan(offset).any():
+        offset, slope = np.asarray(self.offset), np.asarray(self.slope)
+        shapes = ((), (steps,))
+        if ranks.dtype.kind not in "iu" or ranks.shape not in shapes or np.any(ranks < 1):
+            return f"max_rank={self.max_rank!r}: give None, or integers of at least 1"
+        if offset.dtype.kind not in "fiu" or offset.shape not in shapes or np.isnan(offset).any():
             return f"offset={self.offset!r}: give a number, or one a step; -inf accepts every token"
         if slope.dtype.kind not in "fiu" or slope.shape or not np.isfinite(slope):
             return f"slope={self.slope!r}: give a finite number"
-        if gate.dtype.kind not in "iu" or gate.shape or gate < 0:
-            return f"strictly_above_rank={self.strictly_above_rank!r}: give a rank, or 0 for none"
         return ""
 
     def threshold(self, dist: TopK) -> Floats:
         """Return the (N,) probability that a token must exceed, the limit on ranks aside."""
         theta = np.asarray(self.offset + self.slope * dist.top_probability, dtype=np.float64)
-        if 0 < self.strictly_above_rank <= dist.vocab_size:
-            theta = np.maximum(theta, dist.probs[:, self.strictly_above_rank - 1])
         return np.broadcast_to(theta, len(dist))
 
     def accepts(self, dist: TopK, rank: NDArray[Any], log_prob: Floats) -> NDArray[np.bool_]:
@@ -110,6 +101,8 @@ class Rule:
             probable tokens. Decoding computes only these and fills the others with NaN. A rule
             that declares fewer than all must count every token that it reads in `minimum_k`.
         undefined_means: the description of the steps of `undefined`, for print.
+        ceiling: the largest value a finite certificate can have, in nats: log 2 (Theorem 4.6).
+        minimum_k: the least number of stored tokens with which the rule can be applied.
     """
 
     name: ClassVar[str] = ""
@@ -151,12 +144,7 @@ class Rule:
     @property
     def label(self) -> str:
         """The identifier of the rule in artifacts and data files, e.g. "additive t=0.1"."""
-        settings = [
-            f"{spec.name}={_short(value)}"
-            for spec in fields(self)
-            if not isinstance(value := getattr(self, spec.name), str) or value != spec.default
-        ]
-        return " ".join([self.name, *settings])
+        return " ".join([self.name, *(f"{key}={_short(x)}" for key, x in self.parameters.items())])
 
     @property
     def title(self) -> str:
@@ -165,12 +153,10 @@ class Rule:
 
     @property
     def ceiling(self) -> float:
-        """The largest value a finite certificate can have, in nats: log 2 (Theorem 4.6)."""
         return math.log(2.0)
 
     @property
     def minimum_k(self) -> int:
-        """The least number of stored tokens with which the rule can be applied."""
         return 1
 
     def cut(self, _dist: TopK, /) -> Cut | None:
@@ -196,15 +182,12 @@ class Rule:
             ValueError: the class defines neither, or its numbers are impossible.
         """
         if type(self).accepted_count is Rule.accepted_count:
-            cut: Cut | None = self._asked("cut", dist)
-            if cut is None:
-                raise ValueError(
-                    f"rule {self.label!r} has no test: give its class a method cut(dist) "
-                    "or accepted_count(dist)"
-                )
-            fault = cut.fault(len(dist)) if isinstance(cut, Cut) else f"{cut!r:.80}: give a Cut"
-            if fault:
-                raise ValueError(f"rule {self.label!r}: cut(dist) returned {fault}")
+            cut = self._asked("cut", dist)
+            said = f"rule {self.label!r}: cut(dist) returned"
+            if not isinstance(cut, Cut):
+                raise ValueError(f"{said} {cut!r:.80}: give a Cut, or accepted_count(dist)")
+            if fault := cut.fault(len(dist)):
+                raise ValueError(f"{said} {fault}")
             return cut
         counts, size = np.asarray(self._asked("accepted_count", dist)), dist.vocab_size
         right = counts.dtype.kind in "iu" and counts.shape == (len(dist),)
@@ -249,8 +232,8 @@ class Rule:
             if cut is None:
                 raise ValueError(
                     f"rule {self.label!r} gave the count {UNKNOWN} for a step whose drafted token "
-                    f"has rank {int(np.max(rank[beyond]))}, beyond the K={dist.k} stored "
-                    "tokens: store more (distributions.k), or give the rule a method cut(dist)"
+                    f"is not among the K={dist.k} stored ones: store more (distributions.k), or "
+                    "give the rule a method cut(dist)"
                 )
             accepted[beyond] = cut.accepts(dist, rank, log_prob)[beyond]
         return accepted
@@ -260,12 +243,10 @@ class Rule:
         try:
             return getattr(self, method)(dist)
         except Exception as error:
-            if not self.own or (isinstance(error, ValueError) and self.label in str(error)):
+            if not self.own:
                 raise
-            said = " ".join(str(error).split())
-            raise ValueError(
-                f"rule {self.label!r}: {method}(dist) raised {type(error).__name__}: {said}"
-            ) from error
+            said = f"{method}(dist) raised {type(error).__name__}: {error}"
+            raise ValueError(f"rule {self.label!r}: {' '.join(said.split())}") from error
 
 
 def _short(value: Any) -> str:
@@ -314,33 +295,7 @@ class Multiplicative(Rule):
         return Cut(offset=0.0, slope=self.alpha)
 
 
-class _TopM:
-    """A further test among the top m tokens.
-
-    `convention: rank` accepts ranks up to m. `convention: paper` reads Corollary 4.14 literally:
-    p must exceed the p of rank m, which accepts at most m - 1 tokens.
-    """
-
-    m: int
-    convention: str
-
-    @property
-    def title(self) -> str:
-        title: str = super().title  # type: ignore[misc]
-        return f"{title}, literal gate" if self.convention == "paper" else title
-
-    @property
-    def minimum_k(self) -> int:
-        first_rejected = self.m + 1 if self.convention == "rank" else self.m
-        return max(2, first_rejected)
-
-    def _cut(self, offset: float, slope: float) -> Cut:
-        if self.convention == "paper":
-            return Cut(offset=offset, slope=slope, strictly_above_rank=self.m)
-        return Cut(max_rank=self.m, offset=offset, slope=slope)
-
-
-class TopMAdditive(_TopM, Rule):
+class TopMAdditive(Rule):
     """Accept the top m tokens with p > p0 - t (Corollary 4.14)."""
 
     name: ClassVar[str] = "topm_additive"
@@ -350,13 +305,16 @@ class TopMAdditive(_TopM, Rule):
 
     m: M
     t: T
-    convention: Convention = "rank"
+
+    @property
+    def minimum_k(self) -> int:
+        return self.m + 1  # the first rejected token included
 
     def cut(self, _dist: TopK, /) -> Cut:
-        return self._cut(-self.t, 1.0)
+        return Cut(max_rank=self.m, offset=-self.t, slope=1.0)
 
 
-class TopMMultiplicative(_TopM, Rule):
+class TopMMultiplicative(Rule):
     """Accept the top m tokens with p > alpha p0 (Corollary 4.14)."""
 
     name: ClassVar[str] = "topm_multiplicative"
@@ -366,10 +324,13 @@ class TopMMultiplicative(_TopM, Rule):
 
     m: M
     alpha: Alpha
-    convention: Convention = "rank"
+
+    @property
+    def minimum_k(self) -> int:
+        return self.m + 1  # the first rejected token included
 
     def cut(self, _dist: TopK, /) -> Cut:
-        return self._cut(0.0, self.alpha)
+        return Cut(max_rank=self.m, offset=0.0, slope=self.alpha)
 
 
 class Typical(Rule):

@@ -14,14 +14,11 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 Floats = NDArray[np.float64]
-Moments = tuple[NDArray[np.int32], NDArray[Any], Floats, Floats, Floats]
 
 ENTRIES = 2**21  # logits processed at a time
 CHECKED = 2**16  # probabilities checked at a time
 MASKED = -1e300  # stands for -inf: its exp is 0, and 0 times it is 0
-# Error allowed in masses, and in entropies relative to 1 + entropy. Float64 stays far below it. A
-# column that passed through float32 exceeds it where it moves a mass.
-TOLERANCE = 1e-9
+TOLERANCE = 1e-9  # allowed in the sum of the masses: float64 stays far below it, float32 does not
 PRINTED = 1e-6  # error allowed in sums of printed, or of float32, probabilities
 ROUNDING = 1e-12  # of sums of probabilities, far above that of float64
 
@@ -78,18 +75,10 @@ class TopK:
             [[1, 2]]
         """
         full = _as_rows("p", p).astype(np.float64)
-        if not np.all(np.isfinite(full)) or np.any(full < 0):
-            raise ValueError(
-                "p holds a negative or non-finite number: give probabilities, or logits to "
-                "TopK.from_logits"
-            )
-        off = np.abs(full.sum(axis=1) - 1.0)
-        if np.any(off > PRINTED):
-            row = int(np.argmax(off))
-            raise ValueError(
-                f"row {row} of p sums to {full[row].sum():.9g}: rows must sum to 1; logits are "
-                "for TopK.from_logits"
-            )
+        allowed = "rows of probabilities that sum to 1; logits are for TopK.from_logits"
+        _refuse("p", full, full >= 0, allowed)
+        total = full.sum(axis=1)
+        _refuse("sum of p", total, np.abs(total - 1.0) <= PRINTED, allowed)
         k = _stored_count(k, full.shape[1])
         order, ranked = _top(full, full.shape[1])
         with np.errstate(divide="ignore"):
@@ -124,9 +113,14 @@ class TopK:
             ([[0, 2, 1]], [[0.5, 0.5, 0.0]])
         """
         full = _as_rows("logits", logits)
-        size = full.shape[1]
-        moments = _rank_and_sum(full, _stored_count(k, size), _above_zero(temperature))
-        return cls(*moments, vocab_size=size, temperature=float(temperature))
+        k, temperature = _stored_count(k, full.shape[1]), _above_zero(temperature)
+        largest = full.max(axis=1)  # of a row with a NaN it is NaN
+        _refuse("largest logit", largest, np.isfinite(largest), "finite logits, -inf for masked")
+        rows = max(1, ENTRIES // full.shape[1])
+        starts = range(0, max(1, len(full)), rows)
+        parts = [_moments(full[at : at + rows], k, temperature) for at in starts]
+        columns: Any = map(np.concatenate, zip(*parts, strict=True))
+        return cls(*columns, full.shape[1], temperature)
 
     @classmethod
     def from_columns(
@@ -146,35 +140,32 @@ class TopK:
             top_logits: (N, K) float32, raw, by decreasing value, ties by id; -inf for masked
                 tokens. Float64 stays float64.
             top_surprisal: (N,) float64, -log p0 at the given temperature, over the full vocabulary.
-            log_tail: (N,) float64, at the given temperature, good to 1e-9; to its own rounding
-                where one token is left.
+            log_tail: (N,) float64, at the given temperature, good to 1e-9.
             entropy: (N,) float64, nats, at the given temperature.
             vocab_size: V >= K.
             temperature: of the distribution to certify, above 0.
 
         Raises:
             ValueError: shapes disagree, K > V, the temperature is not above 0, a column has less
-                than float64 precision, or columns contradict each other (masses do not sum to 1,
-                an entropy is impossible, ...). The message names the column and the step.
+                than float64 precision, or the probabilities of a step do not sum to 1.
         """
         ids = np.asarray(top_ids, dtype=np.int32)
         logits = np.ascontiguousarray(_as_rows("top_logits", top_logits))
-        if ids.shape != logits.shape:
-            raise ValueError(
-                f"top_ids {ids.shape} and top_logits {logits.shape}: "
-                "both must have the same shape (steps, K), K at least 1"
-            )
-        if not _is_integer(vocab_size) or logits.shape[1] > vocab_size:
-            raise ValueError(
-                f"K={logits.shape[1]} tokens are stored of a vocabulary of {vocab_size!r}: "
-                "give an integer that K does not exceed"
-            )
         given = {"top_surprisal": top_surprisal, "log_tail": log_tail, "entropy": entropy}
-        columns = {name: _column(name, value, len(ids)) for name, value in given.items()}
+        columns = {name: np.ascontiguousarray(column) for name, column in given.items()}
+        for name, column in columns.items():
+            if column.dtype != np.float64 or column.shape != (len(ids),):
+                raise ValueError(
+                    f"{name} is {column.dtype} {column.shape}: give ({len(ids)},) float64"
+                )
+        _check_shapes(ids, logits, vocab_size)
         dist = cls(
             ids, logits, **columns, vocab_size=int(vocab_size), temperature=_above_zero(temperature)
         )
-        _check_columns(dist)
+        total = np.exp(dist.log_tail) + _stored_mass(dist, logits)
+        allowed = f"columns with which it is 1, within {TOLERANCE:g}"
+        _refuse("sum of probabilities", total, np.abs(total - 1.0) <= TOLERANCE, allowed)
+        _refuse("entropy", dist.entropy, dist.entropy >= -TOLERANCE, "nats, at least 0")
         return dist
 
     @classmethod
@@ -193,8 +184,8 @@ class TopK:
             vocab_size: V >= K. A value above V is sound too, and makes intervals wider.
 
         Raises:
-            ValueError: shapes disagree, values rise or are not log-probabilities, the
-                probabilities of a step sum to more than 1 plus their errors, or K exceeds V.
+            ValueError: shapes disagree, values rise, the probabilities of a step sum to more than 1
+                plus their errors, or K exceeds V.
 
         Examples:
             >>> TopK.from_log_probs([[7, 3]], [[-0.69, -1.2]], 0.005, vocab_size=50).k
@@ -203,9 +194,10 @@ class TopK:
         values = _as_rows("log_probs", log_probs).astype(np.float64)
         off = np.broadcast_to(np.asarray(error, dtype=np.float64), values.shape)
         ids = np.asarray(top_ids, dtype=np.int32)
-        if ids.shape != values.shape:
-            raise ValueError(f"top_ids {ids.shape} and log_probs {values.shape}: shapes must agree")
-        _check_log_probs(values, off, vocab_size)
+        _check_shapes(ids, values, vocab_size)
+        _refuse("log_probs", values[:, 1:], values[:, 1:] <= values[:, :-1], "values that fall")
+        least = np.exp(values - off).sum(axis=1)
+        _refuse("sum of probabilities", least, least <= 1.0 + PRINTED, "at most 1")
         probs, others = np.exp(values), int(vocab_size) - ids.shape[1]
         with np.errstate(divide="ignore"):
             log_tail = np.log(np.clip(1.0 - probs.sum(axis=1), 0.0, None if others else 0.0))
@@ -255,8 +247,8 @@ class TopK:
     @cached_property
     def prob_range(self) -> tuple[Floats, Floats]:
         """The (N, K) ends exp(l -+ `log_prob_error`), made to fall along a row as p does."""
-        error = 0.0 if self.log_prob_error is None else self.log_prob_error
-        low, high = self.log_probs - error, self.log_probs + error
+        assert self.log_prob_error is not None
+        low, high = self.log_probs - self.log_prob_error, self.log_probs + self.log_prob_error
         low = np.maximum.accumulate(low[:, ::-1], axis=1)[:, ::-1]
         high = np.minimum.accumulate(high, axis=1)
         return np.exp(low), np.minimum(np.exp(high), 1.0)
@@ -297,21 +289,24 @@ class TopK:
         return np.asarray(np.exp(-self.top_surprisal))
 
 
-def _above_zero(temperature: Any) -> float:
-    if not isinstance(temperature, int | float | np.number) or not 0 < temperature < np.inf:
+def _above_zero(temperature: float) -> float:
+    if not 0 < temperature < np.inf:
         raise ValueError(f"temperature={temperature!r} is not allowed: give a number above 0")
     return float(temperature)
 
 
-def _is_integer(value: Any) -> bool:
-    return isinstance(value, int | np.integer) and not isinstance(value, bool)
-
-
-def _stored_count(k: Any, size: int) -> int:
-    """Return K, the number of tokens to store: k, or `size` when k is None."""
-    if k is not None and (not _is_integer(k) or not 1 <= k <= size):
+def _stored_count(k: int | None, size: int) -> int:
+    if k is not None and not 1 <= k <= size:
         raise ValueError(f"k={k!r} is not allowed: give an integer in [1, {size}]")
-    return size if k is None else int(k)
+    return size if k is None else k
+
+
+def _check_shapes(ids: NDArray[Any], values: NDArray[Any], vocab_size: int) -> None:
+    if ids.shape != values.shape or values.shape[1] > vocab_size:
+        raise ValueError(
+            f"ids {ids.shape} and values {values.shape} of {vocab_size} tokens: give both as "
+            "(steps, K), K at most the size of the vocabulary"
+        )
 
 
 def _as_rows(name: str, value: Any) -> NDArray[Any]:
@@ -319,35 +314,13 @@ def _as_rows(name: str, value: Any) -> NDArray[Any]:
     if hasattr(value, "detach"):  # a tensor of PyTorch, which is not imported here
         value = value.detach().cpu()
         value = value.numpy() if value.element_size() == 8 else value.float().numpy()
-    try:
-        array = np.asarray(value)
-    except ValueError:  # lists of different lengths
-        array = np.empty((), dtype=object)
-    if array.dtype.kind not in "fiu":
-        content = "complex numbers" if array.dtype.kind == "c" else type(value).__name__
+    array = np.atleast_2d(value)
+    if array.dtype.kind not in "fiu" or array.ndim != 2 or array.shape[1] == 0:
         raise ValueError(
-            f"{name} holds no rows of real numbers ({content}): give (steps, vocabulary)"
-        )
-    array = np.atleast_2d(array)
-    if array.ndim != 2 or array.shape[1] == 0:
-        raise ValueError(
-            f"{name} has the shape {array.shape}: give (steps, vocabulary), or one row"
+            f"{name} is {array.dtype} {array.shape}: give numbers (steps, vocabulary), or one row"
         )
     half = array.dtype in (np.float16, np.float32)
     return array.astype(np.float32 if half else np.float64, copy=False)
-
-
-def _column(name: str, value: ArrayLike, steps: int) -> Floats:
-    """Return a stored column (N,) of float64."""
-    raw = np.asarray(value)
-    if raw.dtype.kind == "f" and raw.dtype.itemsize < 8:
-        raise ValueError(
-            f"{name} is {raw.dtype}: give float64, from which certificates are exact, or "
-            "log-probabilities and their error to TopK.from_log_probs"
-        )
-    if raw.shape != (steps,):
-        raise ValueError(f"{name} has shape {raw.shape}: expected {(steps,)}")
-    return np.ascontiguousarray(raw, dtype=np.float64)
 
 
 def _top(values: NDArray[Any], k: int) -> tuple[NDArray[np.int32], NDArray[Any]]:
@@ -365,29 +338,11 @@ def _top(values: NDArray[Any], k: int) -> tuple[NDArray[np.int32], NDArray[Any]]
     return ranked, np.take_along_axis(chosen, order, axis=1)
 
 
-def _rank_and_sum(logits: NDArray[Any], k: int, temperature: float) -> Moments:
-    """Return the columns of a TopK of logits (N, V), computed a few rows at a time."""
-    rows = max(1, ENTRIES // logits.shape[1])
-    starts = range(0, max(1, len(logits)), rows)
-    parts = [_summary(logits[at : at + rows], k, temperature, at) for at in starts]
-    if len(parts) == 1:
-        return parts[0]
-    ids, stored, surprisal, log_tail, entropy = map(np.concatenate, zip(*parts, strict=True))
-    return ids, stored, surprisal, log_tail, entropy
-
-
-def _summary(logits: NDArray[Any], k: int, temperature: float, begin: int) -> Moments:
-    largest = logits.max(axis=1)
-    right = np.isfinite(largest)  # the maximum of a row with a NaN is NaN
-    if not right.all():
-        row = int(np.argmin(right))
-        content = "only masked tokens (-inf)" if largest[row] == -np.inf else f"a {largest[row]}"
-        raise ValueError(
-            f"logits of step {begin + row} hold {content}: give numbers, -inf for masked"
-        )
+def _moments(logits: NDArray[Any], k: int, temperature: float) -> tuple[NDArray[Any], ...]:
+    """Return ids, logits, top_surprisal, log_tail and entropy of logits (N, V)."""
     ids, stored = _top(logits, k)
     with np.errstate(over="ignore"):
-        below = (logits - largest[:, None].astype(np.float64)) / temperature
+        below = (logits - stored[:, :1].astype(np.float64)) / temperature
     below = np.maximum(below, MASKED)
     weight = np.exp(below)
     spread = (weight * below).sum(axis=1)
@@ -409,73 +364,18 @@ def _surprise(p: Floats) -> Floats:
         return np.where(p > 0, -p * np.log(p), 0.0)
 
 
-def _check_columns(dist: TopK) -> None:
-    """Raise for the first step whose stored columns cannot belong to one distribution."""
-    ids, size, others = dist.ids, dist.vocab_size, dist.vocab_size - dist.k
-    logits, surprisal, log_tail = dist.logits, dist.top_surprisal, dist.log_tail
-    assert logits is not None
-    _refuse("top_ids", ids, (ids >= 0) & (ids < size), f"token ids in [0, {size})")
-    _refuse("top_logits", logits[:, 0], np.isfinite(logits[:, 0]), "a finite largest logit")
-    falling = logits[:, 1:] <= logits[:, :-1]
-    _refuse("top_logits", logits[:, 1:], falling, "values that fall, -inf for masked tokens")
-    possible = np.isfinite(surprisal) & (surprisal >= -TOLERANCE)
-    _refuse("top_surprisal", surprisal, possible, "-log p0, at least 0")
-    last = (logits[:, -1] - logits[:, 0].astype(np.float64)) / dist.temperature - surprisal
-    with np.errstate(divide="ignore", invalid="ignore"):
-        most = np.minimum(last + np.log(others), 0.0) + TOLERANCE  # last is log p_K
-        allowed = f"the log of a mass of at most 1 and at most {others} tokens of rank K:"
-        _refuse("log_tail", log_tail, log_tail <= most, allowed, most)
-        stored, least = _stored_sums(dist, logits)
-        mass = np.exp(log_tail)
-        total = stored + mass
-        allowed = f"values with which all probabilities sum to 1, within {TOLERANCE:g}; now to"
-        _refuse("log_tail", log_tail, np.abs(total - 1.0) <= TOLERANCE, allowed, total)
-        most = least + np.where(mass > 0, mass * (np.log(others) - log_tail), 0.0)
-        least = least - np.where(mass > 0, mass * last, 0.0)
-    slack, entropy = TOLERANCE * (1.0 + np.abs(dist.entropy)), dist.entropy
-    _refuse("entropy", entropy, entropy >= least - slack, "with these masses at least", least)
-    _refuse("entropy", entropy, entropy <= most + slack, "with these masses at most", most)
+def _stored_mass(dist: TopK, logits: NDArray[Any]) -> Floats:
+    """Return the (N,) sums of the stored probabilities, a few rows at a time."""
+    rows, mass = max(1, CHECKED // dist.k), np.empty(len(dist))
+    for start in range(0, len(dist), rows):
+        part = logits[start : start + rows]
+        below = (part - part[:, :1].astype(np.float64)) / dist.temperature
+        mass[start : start + rows] = np.exp(below).sum(axis=1)
+    return mass * dist.top_probability
 
 
-def _check_log_probs(values: Floats, error: Floats, vocab_size: int) -> None:
-    """Raise for the first impossible step of (N, K) log-probabilities with errors."""
-    if values.shape[1] > vocab_size:
-        raise ValueError(f"K={values.shape[1]} tokens of a vocabulary of {vocab_size}")
-    _refuse("error", error, np.isfinite(error) & (error >= 0), "a finite number of at least 0")
-    _refuse("log_probs", values[:, 0], np.isfinite(values[:, 0]), "a finite largest value")
-    _refuse("log_probs", values, values <= error, "a logarithm of a probability, at most 0")
-    _refuse("log_probs", values[:, 1:], values[:, 1:] <= values[:, :-1], "values that fall")
-    least = np.exp(values - error).sum(axis=1)
-    _refuse("log_probs", least, least <= 1.0 + PRINTED, "probabilities that sum to at most 1")
-
-
-def _refuse(
-    column: str,
-    values: NDArray[Any],
-    right: NDArray[np.bool_],
-    allowed: str,
-    limit: Floats | None = None,
-) -> None:
+def _refuse(name: str, values: NDArray[Any], right: NDArray[np.bool_], allowed: str) -> None:
     """Raise for the first step whose value is not allowed."""
-    if right.all():
-        return
-    first = np.unravel_index(np.argmin(right), right.shape)
-    more = "" if limit is None else f" {limit[first[0]]:.9g}"
-    raise ValueError(
-        f"{column} of step {first[0]}: {values[first]} is not allowed: give {allowed}{more}"
-    )
-
-
-def _stored_sums(dist: TopK, logits: NDArray[Any]) -> tuple[Floats, Floats]:
-    """Return the sums of p and of -p log p over the stored tokens, (N,) each."""
-    weight, spread = np.empty((2, len(logits)))
-    rows = max(1, CHECKED // logits.shape[1])
-    for start in range(0, len(logits), rows):
-        top = logits[start : start + rows]
-        below = (top - top[:, :1].astype(np.float64)) / dist.temperature
-        below = np.maximum(below, MASKED)  # 0 times -inf is NaN
-        w = np.exp(below)
-        weight[start : start + rows] = w.sum(axis=1)
-        spread[start : start + rows] = np.einsum("ij,ij->i", w, below)
-    p0 = dist.top_probability
-    return p0 * weight, p0 * (dist.top_surprisal * weight - spread)
+    if not right.all():
+        first = np.unravel_index(np.argmin(right), right.shape)
+        raise ValueError(f"{name} of step {first[0]} is {values[first]:.9g}: give {allowed}")

@@ -28,14 +28,14 @@ from transformers import AutoModelForCausalLM, Qwen3Config
 
 from analysis.trees.topology import symmetric
 from pipeline.decoding.choices import Greedy
-from pipeline.decoding.drafters import Nothing, model_drafter
+from pipeline.decoding.drafters import Drafter, model_drafter
 from pipeline.decoding.loop import decode
 from pipeline.decoding.verify import Match
 from pipeline.models.batch_decoding import decode_batch
 from pipeline.models.language_model import Head, linear_of
 from pipeline.models.load import LanguageModel, wrap
 from pipeline.models.logit_statistics import Found, logit_statistics
-from pipeline.timing import Stopwatch, describe_device, peak_memory
+from pipeline.timing import describe_device, peak_memory
 from pipeline.workers import out_of_memory
 
 COMMON: dict[str, Any] = {
@@ -89,8 +89,7 @@ def small(device: torch.device, dtype: str) -> tuple[LanguageModel, Prompts]:
 
 def decoded(model: LanguageModel, prompts: Prompts, steps: int = STEPS) -> Found:
     """Decode greedily, and return the stored columns on the host."""
-    watch = Stopwatch(model.device)
-    out = decode_batch(model, prompts, GREEDY | {"steps": steps}, watch, lambda _: None)
+    out = decode_batch(model, prompts, GREEDY | {"steps": steps}, lambda _: None)
     return {name: tensor.cpu() for name, tensor in out.items()}
 
 
@@ -134,7 +133,7 @@ def loop_emits_the_target(device: torch.device) -> str:
     """Check that drafting, as a chain and as a tree, does not change the emitted tokens."""
     model, prompts = small(device, "float32")
     drafters = [
-        Nothing(device),
+        Drafter(device),
         model_drafter(model, Greedy()),
         model_drafter(model, Greedy(), symmetric(2, 3).by_level()),
     ]

@@ -25,7 +25,6 @@ StageName = Literal[  # each after its inputs
 ]
 STAGE_NAMES: tuple[StageName, ...] = get_args(StageName)
 LookupMatch = Literal["latest", "earliest"]
-LOOKUP_MATCHES = get_args(LookupMatch)  # of analysis.decoding.lookup
 Dtype = Literal["float32", "bfloat16", "float16"]
 LONGEST_NAME = 100  # bytes; file names have at most 255, and the project adds to the name
 T = TypeVar("T")

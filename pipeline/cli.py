@@ -23,7 +23,6 @@ from omegaconf import DictConfig
 from conf.schema import Config
 from pipeline.config import OVERRIDE, composed, config_dirs, refuse, report_name
 from pipeline.errors import EXPECTED, PipelineError, one_line, terminal
-from pipeline.files import slug
 from pipeline.paths import CONF
 from pipeline.stage import Artifact, Task
 from pipeline.store import VERDICT, Store, relative
@@ -75,9 +74,8 @@ def _job(config: DictConfig) -> None:
 def _single(config: DictConfig) -> None:
     from pipeline import sweeps
 
-    settings, tasks, artifacts = run(config)
-    name = slug(f"{settings.stage}-{report_name(settings)}")
-    sweeps.print_single(tasks, artifacts, Path(settings.outputs) / "tables" / name)
+    _, tasks, artifacts = run(config)
+    sweeps.print_single(tasks, artifacts)
 
 
 def _point(config: DictConfig) -> None:

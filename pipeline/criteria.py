@@ -7,14 +7,13 @@ both. What else stands beside them is a parameter that rules refer to: `criteria
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from analysis.rule_config import EXAMPLE, ParameterRange, build_range, check_k, expand, to_mapping
-from analysis.rules import Cut, Rule, Tree
-from analysis.topk import TopK
+from analysis.rule_config import EXAMPLE, expand, to_mapping
+from analysis.rules import Rule, Tree
 from pipeline.errors import PipelineError
 from pipeline.files import file_digest
 
@@ -56,6 +55,11 @@ def rule_entries(rule: Rule) -> dict[str, Any]:
     return {"rule": to_mapping(rule), "source": file_digest(Path(inspect.getfile(type(rule))))}
 
 
+def judged_by_logs(rule: Rule) -> bool:
+    """Whether a rule can be judged by rounded log-probabilities: no raw logits, no own counts."""
+    return isinstance(rule, Tree) or type(rule).accepted_count is Rule.accepted_count
+
+
 def _by_name(criteria: Any) -> dict[str, list[Rule]]:
     if not isinstance(criteria, Mapping):
         raise PipelineError(
@@ -63,16 +67,12 @@ def _by_name(criteria: Any) -> dict[str, list[Rule]]:
         )
     rules, others = dict[str, list[Rule]](), dict[str, Any]()
     for name, entry in criteria.items():
-        one = isinstance(entry, Mapping)
-        if not one and not (
-            isinstance(entry, list) and all(isinstance(item, Mapping) for item in entry)
-        ):
+        entries = entry if isinstance(entry, list) else [entry]
+        if all(isinstance(item, Mapping) for item in entries):
+            with mistakes(f"criteria.{name}"):
+                rules[name] = expand(entries)
+        else:
             others[name] = entry
-            continue
-        try:
-            rules[name] = expand([entry] if one else entry)
-        except ValueError as error:
-            raise PipelineError(f"criteria.{name}: {error}") from error
     parameters = {key for built in rules.values() for rule in built for key in rule.parameters}
     for name, value in others.items():
         if name not in parameters and value is not None:
@@ -84,56 +84,13 @@ def _by_name(criteria: Any) -> dict[str, list[Rule]]:
 
 
 @contextmanager
-def mistakes(rules: Sequence[Rule]) -> Iterator[None]:
-    """Raise what is wrong with a rule as an error in one line, whatever a user's own raises.
+def mistakes(key: str = "criteria") -> Iterator[None]:
+    """Raise what is wrong with a rule as an error of a configuration key.
 
     Raises:
-        PipelineError: a rule failed.
+        PipelineError: a rule raised a ValueError; those of a user's methods are (`Rule.form`).
     """
-    mine = [rule.label for rule in rules if rule.own]
     try:
         yield
-    except Exception as error:
-        if not (mine or isinstance(error, ValueError)):
-            raise
-        kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
-        said = " ".join(f"{kind}{error}".split())
-        whose = "" if any(label in said for label in mine) else f"{', '.join(mine)}: " * bool(mine)
-        raise PipelineError(f"criteria: {whose}{said}") from error
-
-
-def build_ranges(entries: Iterable[Any]) -> list[ParameterRange]:
-    """Return the ranges of `solve.rules`: names of rules, or rules without what is looked for.
-
-    Raises:
-        PipelineError: a rule is not known, or a key or value is wrong.
-    """
-    try:
-        return [
-            build_range(entry if isinstance(entry, Mapping) else {"rule": entry})
-            for entry in entries
-        ]
     except ValueError as error:
-        raise PipelineError(f"solve.rules: {error}") from error
-
-
-def judged_by_logs(rule: Rule) -> bool:
-    """Whether a rule can be judged by rounded log-probabilities: no raw logits, no own counts."""
-    tokens = range(rule.minimum_k)
-    probe = TopK.from_log_probs([tokens], [[-99.0] * rule.minimum_k], 0.0, 2**31)
-    try:
-        return isinstance(rule, Tree) or isinstance(rule.form(probe), Cut)
-    except ValueError:
-        return False
-
-
-def check_stored_tokens(rules: Iterable[Rule], k: int) -> None:
-    """Check that `k` stored tokens a step are enough for all rules, of whatever vocabulary.
-
-    Raises:
-        PipelineError: they are not; names the rule.
-    """
-    try:
-        check_k(rules, k)
-    except ValueError as error:
-        raise PipelineError(str(error)) from error
+        raise PipelineError(f"{key}: {' '.join(str(error).split())}") from error

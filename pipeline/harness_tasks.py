@@ -30,23 +30,14 @@ PARTS = (".yaml", ".py", ".json", ".jsonl")  # of a task: files beside its YAML 
 
 @dataclass(frozen=True)
 class Question:
-    """An item of a task as the models read it.
-
-    Attributes:
-        task: its name.
-        item_id: unique within the task.
-        token_ids: of the prompt.
-        max_tokens: the most tokens of an answer.
-        until: texts that end an answer.
-        harness: the task and the request that the harness made of the item.
-    """
+    """An item of a task as the models read it."""
 
     task: str
-    item_id: str
-    token_ids: list[int]
-    max_tokens: int
-    until: list[str]
-    harness: tuple[Any, Any]
+    item_id: str  # unique within the task
+    token_ids: list[int]  # of the prompt
+    max_tokens: int  # of an answer
+    until: list[str]  # texts that end an answer
+    harness: tuple[Any, Any]  # the task and the request that the harness made of the item
 
     @property
     def key(self) -> str:
@@ -102,11 +93,7 @@ def task_entries(name: str) -> dict[str, str]:
 
 
 def questions(stage_task: Task, tokenizer: Any) -> list[Question]:
-    """Return the questions, one of each task in turn.
-
-    Args:
-        stage_task: of stage accuracy.
-        tokenizer: the target's.
+    """Return the questions of stage accuracy's task, one of each harness task in turn.
 
     Raises:
         PipelineError: a task can't be loaded, or no method answers it.

@@ -6,10 +6,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from functools import lru_cache
+from itertools import accumulate
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -39,17 +39,16 @@ SHAPES: Mapping[str, tuple[tuple[str, ...], str]] = {  # the keys of a tree, and
     "batch": (("width",), "batch of {width}"),
     "symmetric": (("width",), "symmetric, {width} wide"),
     "spec_infer": ((), "SpecInfer's tree"),
-    "optimal": (("nodes", "acceptance"), "tau* of {nodes}"),
+    "optimal": (("nodes",), "tau* of {nodes}"),
     DYNAMIC: (("width", "nodes"), "dynamic, {width} wide, {nodes} nodes"),
 }
 MOST_NODES = 4096  # of a tree: a verification reads them all
-MOST_GROWN = 256  # of a tree that each call grows: nothing of it is made once for all calls
 MOST_OF_CRITERIA = 64  # nodes of the tree that verifies a tree rule of `criteria`
 CRITERIA = "criteria"  # the rule that stands for those of `criteria`
 KEY = "decoding.methods"
 EXAMPLE = "{drafter: model, rule: greedy, draft_length: 4}"
 OF_METHOD = ("drafter", "draft_length", "sampling", "temperature")
-OF_TREE = ("width", "nodes", "acceptance")
+OF_TREE = ("width", "nodes")
 Few = Annotated[int, Field(ge=1, le=MOST_NODES)]
 
 
@@ -61,15 +60,13 @@ class DraftTree:
         shape: one of SHAPES.
         width: children of a token (batch, symmetric); of a dynamic tree also tokens with children.
         nodes: drafted tokens (optimal, dynamic).
-        acceptance: R over sibling indices (optimal); None is that of stage drafts.
-        measured: whether stage drafts measured it.
+        acceptance: R over sibling indices (optimal), once stage drafts has measured it.
     """
 
     shape: Literal["sequence", "batch", "symmetric", "spec_infer", "optimal", "dynamic"]
     width: Few | None = None
     nodes: Few | None = None
-    acceptance: Annotated[tuple[float, ...], Field(min_length=1)] | None = None
-    measured: bool = False
+    acceptance: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
         """Check that the keys are those of the shape."""
@@ -77,7 +74,7 @@ class DraftTree:
         keys = SHAPES[self.shape][0]
         check_keys(given, keys, f"tree: {self.shape}")
         for key in keys:
-            if key not in given and key != "acceptance":
+            if key not in given:
                 raise ValueError(f"tree: {self.shape}: the key {key!r} is missing")
 
     @property
@@ -85,37 +82,32 @@ class DraftTree:
         """Whether its shape depends on the measurements of stage drafts."""
         return self.shape == "optimal" and self.acceptance is None
 
-    def with_rates(self, acceptance: Sequence[float]) -> DraftTree:
-        """Return it with the acceptance that stage drafts measured."""
-        return replace(self, acceptance=tuple(map(float, acceptance)), measured=True)
-
     @property
     def shown(self) -> str:
         """The shape as printed, without its depth."""
-        rates = " ".join(f"{rate:g}" for rate in self.acceptance or ())
-        given = f", R = {rates}" if rates and not self.measured else ""
-        return SHAPES[self.shape][1].format(width=self.width, nodes=self.nodes) + given
+        return SHAPES[self.shape][1].format(width=self.width, nodes=self.nodes)
 
-    @lru_cache  # noqa: B019  frozen; what is optimal takes k^3 steps
+    @lru_cache  # noqa: B019  frozen
     def topology(self, draft_length: int) -> Topology | DynamicTree:
         """Return the tree in level order, or how it grows, of at most `draft_length` levels.
 
         Raises:
-            ValueError: there is none.
+            ValueError: there is none, or it is too large.
         """
         width, nodes = self.width or 0, self.nodes or 0
-        _check_most("draft_length", draft_length, 1 if self.shape == "batch" else MOST_NODES)
-        if self.shape == DYNAMIC:
-            _check_most("nodes", nodes, MOST_GROWN)
-            growth = DynamicTree(width, nodes, draft_length)
-            if growth.read > MOST_NODES:
-                raise ValueError(
-                    f"width={width} is not allowed: give at most {MOST_NODES} nodes with children"
-                )
-            return growth
-        if self.shape == "symmetric":
-            deepest = MOST_NODES if width == 1 else int(math.log(MOST_NODES, width) + 1e-9)
-            _check_most("draft_length", draft_length, deepest)
+        growth = DynamicTree(width, nodes, draft_length)
+        if self.shape == "batch" and draft_length > 1:
+            raise ValueError(f"draft_length={draft_length} is not allowed: give 1 for tree: batch")
+        size = {
+            "symmetric": sum(width**level for level in range(1, draft_length + 1)),
+            "spec_infer": 3 * draft_length,
+            DYNAMIC: growth.read,
+        }.get(self.shape, draft_length)
+        if size > MOST_NODES:
+            raise ValueError(
+                f"{self.shown}, draft_length={draft_length} is not allowed: the drafter would read "
+                f"{size:.4g} tokens a call; give a tree of at most {MOST_NODES}"
+            )
         make: Mapping[str, Callable[[], Topology]] = {
             "sequence": lambda: topology.sequence(draft_length),
             "batch": lambda: topology.batch(width),
@@ -123,26 +115,11 @@ class DraftTree:
             "spec_infer": lambda: topology.spec_infer(draft_length),
             "optimal": lambda: optimal(self.acceptance or (), nodes, draft_length),
         }
-        tree = make[self.shape]()
-        if len(tree) > MOST_NODES:
-            raise ValueError(
-                f"{self.shown}, draft_length={draft_length} has {len(tree)} tokens: give a tree of "
-                f"at most {MOST_NODES}"
-            )
-        return tree.by_level()
+        return growth if self.shape == DYNAMIC else make[self.shape]().by_level()
 
     def to_mapping(self) -> dict[str, Any]:
         """Return the configured keys as plain values; they identify the tree."""
-        given = {key: getattr(self, key) for key in SHAPES[self.shape][0]}
-        if self.measured or self.needs_drafts:
-            del given["acceptance"]
-        lists = {key: list(value) for key, value in given.items() if isinstance(value, tuple)}
-        return {"tree": self.shape, **given, **lists}
-
-
-def _check_most(key: str, value: int, most: int) -> None:
-    if value > most:
-        raise ValueError(f"{key}={value} is not allowed: give at most {most}")
+        return {"tree": self.shape} | {key: getattr(self, key) for key in SHAPES[self.shape][0]}
 
 
 @dataclass(frozen=True, config=CHECKED)
@@ -160,7 +137,7 @@ class Method:
     """
 
     drafter: Literal["model", "prompt_lookup", "none"]
-    draft_length: Annotated[int, Field(ge=0)]
+    draft_length: Annotated[int, Field(ge=0, le=MOST_NODES)]
     rule: Rule | None = None
     sampling: Literal["speculative", "argmax", "races"] | None = None
     temperature: Annotated[float, Field(ge=0)] = 0.0
@@ -192,40 +169,34 @@ class Method:
             scheme = BASELINE + (f" ({SAMPLINGS[RACES]})" if self.sampling == RACES else "")
         else:
             scheme = self.rule.label if self.rule is not None else SAMPLINGS[str(self.sampling)]
-        return scheme + "".join(f" ({text})" for text in self._parts)
+        return scheme + "".join(f" ({text})" for text in self._drafting)
 
     @property
     def title(self) -> str:
         """The method as printed in tables: its rule is written as in the papers."""
         if self.rule is None:
             return self.name[:1].upper() + self.name[1:]
-        return ", ".join([self.rule.title, *self._parts])
+        return ", ".join([self.rule.title, *self._drafting])
 
     @property
     def scheme(self) -> str:
         """How drafts are verified, as in a sentence: drafter and draft lengths are left out."""
         if self.rule is None:
             name = SAMPLINGS.get(str(self.sampling), BASELINE)
-            return name + "".join(f" ({text})" for text in self._details)
+            return name + "".join(f" ({text})" for text in self._shape)
         title = self.rule.title
         is_name = title[:2].isupper() or title.startswith("Medusa")
         name = title if is_name else title[:1].lower() + title[1:]
-        return ", ".join([name, *self._details])
+        return ", ".join([name, *self._shape])
 
     @property
-    def _parts(self) -> list[str]:
-        """The drafter and how it drafts, printed behind the rule or the sampling scheme."""
+    def _drafting(self) -> list[str]:
         drafter = DRAFTERS.get(self.drafter, "")
-        return [drafter, *self._details] if drafter else self._details
+        return [drafter, *self._shape] if drafter else self._shape
 
     @property
-    def _details(self) -> list[str]:
+    def _shape(self) -> list[str]:
         return [] if self.tree is None or isinstance(self.rule, Tree) else [self.tree.shown]
-
-    @property
-    def uses_model(self) -> bool:
-        """Whether the drafter of the study drafts."""
-        return self.drafter == "model"
 
     @property
     def lossless(self) -> bool:
@@ -237,12 +208,7 @@ class Method:
 
         The rates that stage drafts measured for its tree are left out: artifacts determine them.
         """
-        mapping: dict[str, Any] = {
-            "drafter": self.drafter,
-            "sampling": self.sampling,
-            "draft_length": self.draft_length,
-            "temperature": self.temperature,
-        }
+        mapping = {key: getattr(self, key) for key in OF_METHOD}
         if self.rule is not None:
             mapping["rule"] = to_mapping(self.rule)
         return mapping if self.tree is None else mapping | self.tree.to_mapping()
@@ -297,18 +263,13 @@ def build_methods(
         raise PipelineError(
             f"{KEY}: give at least one method by name, for instance +{KEY}.mine='{EXAMPLE}'"
         )
-    where, names = dict[Method, str](), set[str]()  # of each method, where it stands
-    last = {name for name, entry in named.items() if _of_criteria(entry)}
-    for name in sorted(named, key=lambda name: name in last):
+    where = dict[Method, str]()  # of each method, where it stands
+    for name in sorted(named, key=lambda name: _of_criteria(named[name])):  # these last
         for method in _built(named[name], criteria, f"{KEY}.{name}"):
-            if name in last and method in where:
-                continue
-            said = f"{method.name} with draft_length={method.draft_length}"
-            said += f", temperature={method.temperature:g}"
-            if said in names:
-                raise PipelineError(f"{KEY}.{name}: {said} is given twice")
-            names.add(said)
-            where[method] = f"{KEY}.{name}"
+            if method not in where:
+                where[method] = f"{KEY}.{name}"
+            elif not _of_criteria(named[name]):
+                raise PipelineError(f"{KEY}.{name}: {method.name} is given twice")
     if draft_length is not None:
         where = {_of_length(method, draft_length): place for method, place in where.items()}
     for method, place in where.items():
@@ -322,15 +283,11 @@ def _of_criteria(entry: Any) -> bool:
 
 
 def _built(entry: Any, criteria: Sequence[Rule], where: str) -> Iterator[Method]:
-    """Yield the methods of one entry.
-
-    Raises:
-        PipelineError: a key, name, type or range is wrong.
-    """
+    """Yield the methods of one entry."""
     if not isinstance(entry, Mapping):
         raise PipelineError(f"{where}={entry!r} is not allowed: give a mapping such as {EXAMPLE}")
     try:
-        for point in product(entry, whole="acceptance"):
+        for point in product(entry):
             if not _of_criteria(point):
                 yield _method(point, where)
                 continue
@@ -366,27 +323,16 @@ def _tree(mapping: Mapping[str, Any], where: str) -> DraftTree | None:
         for key, value in given.items():
             raise ValueError(f"{where}.{key}={value} is not allowed without tree")
         return None
-    if "acceptance" in given:  # a number is a list of one
-        rates = given["acceptance"]
-        given["acceptance"] = tuple(rates) if isinstance(rates, list) else (rates,)
     return checked(DraftTree, {"shape": mapping["tree"], **given}, where)
 
 
-def _depth(width: int, most: int) -> int:
-    """Return the levels of a symmetric tree of at most MOST_OF_CRITERIA nodes, and at most `most`.
-
-    >>> [_depth(m, 4) for m in (1, 2, 4, 8, 100)]
-    [4, 4, 2, 1, 1]
-    """
-    depth = 1
-    while depth < most and sum(width**level for level in range(1, depth + 2)) <= MOST_OF_CRITERIA:
-        depth += 1
-    return depth
-
-
 def _of_length(method: Method, length: int) -> Method:
-    fitting = _depth(method.rule.m, length) if isinstance(method.rule, Tree) else length
-    return replace(method, draft_length=fitting)
+    """Return the method with a draft length; a tree rule's tree has few enough nodes."""
+    if isinstance(method.rule, Tree):
+        sizes = accumulate(method.rule.m**level for level in range(1, MOST_OF_CRITERIA + 1))
+        deepest = sum(size <= MOST_OF_CRITERIA for size in sizes)
+        length = min(length, max(deepest, 1))
+    return replace(method, draft_length=length)
 
 
 def _contradiction(method: Method) -> str:
@@ -414,9 +360,9 @@ def _contradiction(method: Method) -> str:
             "sampling=speculative is not lossless where nodes are chosen by what was drawn: give "
             "sampling: races, rule: greedy, or a tree of fixed shape"
         )
-    try:  # where R is not measured yet, any will do for the sizes
-        rated = tree.with_rates([1.0, *[0.0] * (tree.nodes or 0)]) if tree.needs_drafts else tree
-        rated.topology(method.draft_length)
+    try:
+        if not tree.needs_drafts:
+            tree.topology(method.draft_length)
     except ValueError as error:
         return str(error)
     return ""

@@ -43,10 +43,6 @@ def statistics_entries(bootstrap: Resampling) -> Json:
     return {"resamples": resamples, "confidence": confidence, "statistics_seed": seed}
 
 
-def nothing_refused(_: Any) -> None:
-    """Refuse no configuration. A name, since a task goes to other processes with its stage."""
-
-
 @dataclass(frozen=True)
 class Stage:
     """A stage of the pipeline.
@@ -63,8 +59,6 @@ class Stage:
         check: refuses a study, by a PipelineError, before any file is looked at.
         summary: rows of an artifact, for the terminal and for the table of a sweep.
         printed: whether a single run prints these rows as well.
-        highlights: gives those of the rows that a single run prints, and which these are; None: it
-            prints all.
     """
 
     name: str
@@ -73,10 +67,9 @@ class Stage:
     tables: Mapping[str, Columns]
     plan: Callable[[Any], Iterable[Task]]
     compute: Callable[[Task, Inputs, Out], None]
-    check: Callable[[Any], None] = nothing_refused
+    check: Callable[[Any], None] | None = None
     summary: Callable[[Task, Artifact], list[Json]] = row_counts
     printed: bool = False
-    highlights: Callable[[Task, list[Json]], tuple[list[Json], str]] | None = None
 
     def schema(self, name: str = "data") -> pa.Schema:
         """Return the Arrow schema of one of its files."""

@@ -77,7 +77,7 @@ class Study:
         self.targets = list(self.config.targets)
         for name, stage in STAGES.items():
             with noted(problems):
-                if name in self.wanted:
+                if name in self.wanted and stage.check is not None:
                     stage.check(self)
         for key, model in models_named(self.config).items():
             with noted(problems):

@@ -63,25 +63,10 @@ def summary_rows(tasks: list[Task], artifacts: list[Artifact]) -> list[Json]:
     return [row for task, artifact in pairs for row in task.stage.summary(task, artifact)]
 
 
-def print_single(tasks: list[Task], artifacts: list[Artifact], place: Path) -> None:
-    """Print the rows of a single run, of a stage whose rows are printed.
-
-    Where these are not all, all are written to a CSV file, `place` with a suffix, which is named.
-    """
-    stage = tasks[0].stage
-    if not stage.printed:
-        return
-    every, chosen, which = list[Json](), list[Json](), ""
-    for task, artifact in zip(tasks, artifacts, strict=True):
-        rows = stage.summary(task, artifact)
-        every += rows
-        if stage.highlights is not None:
-            rows, which = stage.highlights(task, rows)
-        chosen += rows
-    print_table(chosen)
-    if len(chosen) < len(every):
-        print(f"{len(chosen)} of {len(every)} rows: {which}.")
-        write_rows(every, place.with_name(f"{place.name}.csv"))
+def print_single(tasks: list[Task], artifacts: list[Artifact]) -> None:
+    """Print the rows of a single run of a stage whose rows are printed."""
+    if tasks[0].stage.printed:
+        print_table(summary_rows(tasks, artifacts))
 
 
 def write_rows(rows: Sequence[Mapping[str, Any]], file: Path) -> None:

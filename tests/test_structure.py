@@ -89,7 +89,7 @@ def test_the_public_names_are_imported_when_asked_for() -> None:
         f"assert not [name for name in {(*HEAVY, 'numpy')!r} if name in sys.modules]\n"
         "from analysis import TopK\n"
         "assert 'numba' not in sys.modules\n"
-        "from analysis import TopK, certify, certify_logits\n"
+        "from analysis import TopK, certify\n"
         "from analysis.rules import StrictGreedy\n"
         "print(certify(TopK.from_probabilities([0.75, 0.25]), StrictGreedy()).lower.round(6))"
     )

@@ -97,18 +97,6 @@ def test_solve_agrees_with_a_sweep_of_certificates(
         assert (share, before < 0.8) == (pytest.approx(row["reached"]), True)
         assert share >= 0.8
         assert row["ci_low"] <= row["value"] <= row["ci_high"] or math.isnan(row["ci_high"])
-    forms = {(row["target"], row["closed form"]): row for row in found["closed forms"]}
-    for label, target in targets.items():
-        p = study.distributions(target).probs
-        margin = p[:, 0] - p[:, 1]
-        simple, exact = forms[label, "proposition 4.8"], forms[label, "theorem 4.9"]
-        assert simple["meets it"] == np.mean(margin > math.sqrt(0.1))
-        assert simple["meets it"] <= exact["meets it"] <= exact["certified"]
-        assert forms[label, "theorem 4.11"]["meets it"] == 1  # t = g^-1(eps) certifies every step
-        assert forms[label, "theorem 4.11"]["certified"] == 1
-        setting = forms[label, "theorem 5.2"]["exact setting"]
-        solved_m = [row["value"] for row in solved if row["target"] == label][3]
-        assert setting == ("m = –" if math.isnan(solved_m) else f"m = {solved_m:g}")
     certified, measured = (
         {(row["target"], row["rule"], row["drafts"]): row["tokens"] for row in promised
          if row["kind"] == kind}
@@ -128,7 +116,7 @@ def test_solve_agrees_with_a_sweep_of_certificates(
         assert certified[label, rule.label, "of 3"] <= min(4.0, whole) + 1e-9
     solve.main([*given, "criteria=greedy"])
     printed = capsys.readouterr().out
-    for text in ("80 % of steps", "drafts of 3", "p₀ − p₁ > 0.3163"):
+    for text in ("80 % of steps", "drafts of 3"):
         assert text in printed
     for more, message in {
         f"outputs={tmp_path}": r"not exist yet: run `python -m pipeline .*stage=dist",

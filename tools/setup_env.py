@@ -38,7 +38,11 @@ def main(wanted: str) -> None:
     if place.is_symlink():  # making it anew would empty the link's target
         raise SystemExit(f".venv is a link to {place.readlink()}: remove the link")
     with (ROOT / ".venv.lock").open("a") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # of another make: wait
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            print("Another process is making .venv; waiting for it.", flush=True)
+            fcntl.flock(lock, fcntl.LOCK_EX)
         os.set_inheritable(lock.fileno(), True)  # held as long as what is started here runs
         state, there = wanted.split(), ready.read_text().split() if ready.exists() else []
         if there[1:2] != state[1:2] or not (place / "lib" / version).exists():

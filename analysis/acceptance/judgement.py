@@ -64,7 +64,7 @@ class Steps:
     def drafted(
         self, part: slice | NDArray[np.intp]
     ) -> tuple[NDArray[np.int32], Floats, NDArray[np.int32]]:
-        """Return draft_rank, draft_log_prob and argmax_rank at a selection of the steps."""
+        """Return what `Rule.accepts` takes of a selection of the steps."""
         return self.draft_rank[part], self.draft_log_prob[part], self.argmax_rank[part]
 
     @property
@@ -99,7 +99,7 @@ class Judgement:
         upper: (N,) upper ends; equal to `lower` where exact.
         accepted: (N,) whether the draft is accepted.
         certified: (N,) whether its KL is below `lower` by more than the rounding of both.
-        deeper: the judgements of the same rule at the deeper depths of the steps.
+        deeper: the same at the deeper depths of the steps.
     """
 
     rule: Rule
@@ -149,10 +149,6 @@ def judge(steps: Steps, rules: Sequence[Rule]) -> list[Judgement]:
     KL = R does not guarantee acceptance, and both have rounding errors: a step counts as certified
     if KL + rounding(KL) < (1 - 1e-12) lower. A KL of exactly 0 has no rounding error. A step where
     nothing is rejected is certified, even with an infinite KL.
-
-    Args:
-        steps: a drafter and its target.
-        rules: the rules.
     """
     depths, size = steps.by_depth, len(steps)
     lower, upper = np.empty((2, len(rules), size))

@@ -16,6 +16,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
+from typing import NamedTuple
 
 import numpy as np
 
@@ -38,50 +39,29 @@ class Goal:
     """The goal of a search: a share of the steps, or tokens per call.
 
     Attributes:
-        share: in (0, 1]; or None.
-        tokens: per verification call, at least 1; or None.
+        wanted: the share, in (0, 1], or the tokens per verification call, at least 1.
+        calls: whether it is tokens per call.
         draft_length: of the calls; None for drafts of unlimited length.
     """
 
-    share: float | None = None
-    tokens: float | None = None
+    wanted: float
+    calls: bool = False
     draft_length: int | None = None
-
-    def __post_init__(self) -> None:
-        """Check the numbers.
-
-        Raises:
-            ValueError: not exactly one of share and tokens is given, or one is out of range.
-        """
-        if (self.share is None) == (self.tokens is None):
-            raise ValueError("give either share or tokens")
-        if self.share is not None and not 0 < self.share <= 1:
-            raise ValueError(f"share={self.share!r} is not allowed: give a number in (0, 1]")
-        if self.tokens is not None and not 1 <= self.tokens < math.inf:
-            raise ValueError(f"tokens={self.tokens!r} is not allowed: give a number of at least 1")
-
-    @property
-    def wanted(self) -> float:
-        """The number to reach."""
-        return float(self.tokens if self.share is None else self.share)  # type: ignore[arg-type]
 
     def sums(self, passed: Flags, trajectories: Trajectories) -> tuple[Numbers, Numbers]:
         """Return numerator and denominator of the goal, (P,) each, from (D, N) passing steps."""
-        if self.share is None:
+        if self.calls:
             counts = count_calls(passed, trajectories, self.draft_length)
             return counts.tokens, counts.calls
         return trajectories.total(passed[0]), trajectories.ends - trajectories.starts
 
 
-@dataclass(frozen=True)
-class Solution:
+class Solution(NamedTuple):
     """The result of a search.
 
     Attributes:
         rule: the strictest rule that reaches the goal; None if the end of the range does not.
-        value: its parameter; NaN without a rule.
-        ci_low: lower limit of the interval over prompts; NaN beyond the end of the range.
-        ci_high: upper limit, likewise.
+        value: its parameter, with its interval over prompts; NaN beyond the end of the range.
         reached: share or tokens per call at this value, or at the end of the range; NaN without a
             call.
     """
@@ -114,21 +94,16 @@ def solve(
         bootstrap: over the prompts of the steps.
         trajectories: of the steps.
 
-    Raises:
-        ValueError: eps is negative, or `certify` raises for a rule.
-
     Examples:
         >>> from ..rule_config import build_range
         >>> dist = TopK.from_probabilities([[0.6, 0.3, 0.1], [0.5, 0.4, 0.1]])
         >>> searched = build_range({"rule": "additive"})
         >>> steps = Trajectories.from_positions(np.array([0, 0]))
         >>> bootstrap = PromptBootstrap(steps.prompts, 20, 0.9, 0)
-        >>> (solution,) = solve(dist, searched, 0.06, [Goal(share=1.0)], bootstrap, steps)
+        >>> (solution,) = solve(dist, searched, 0.06, [Goal(1.0)], bootstrap, steps)
         >>> solution.value, solution.reached
         (0.3001, 1.0)
     """
-    if not eps >= 0:
-        raise ValueError(f"eps={eps!r} is not allowed: give a number of at least 0")
 
     def certified(rules: Sequence[Rule], part: Integers) -> Flags:
         return certify(dist[part], rules).lower > eps

@@ -1,6 +1,7 @@
 """Statistics of acceptance over all steps: shares, tokens per call, and the KL that a rule needs.
 
-Of certificates that are intervals the statistics count the lower ends.
+Of certificates that are intervals the statistics count the lower ends. A row has a statistic's
+value and its interval over prompts, ci_low and ci_high.
 """
 
 from __future__ import annotations
@@ -22,17 +23,17 @@ SPECULATIVE = "speculative sampling"
 RACES, RACES_LOWER = "exponential races", "exponential races, lower bound"
 
 
-def rule_statistics(steps: Steps, judgement: Judgement, bootstrap: PromptBootstrap) -> pd.DataFrame:
+def rule_statistics(steps: Steps, judgement: Judgement, bootstrap: PromptBootstrap) -> list[Row]:
     """Return the statistics of one rule on one drafter.
 
     Returns:
-        One row for each statistic: value, ci_low and ci_high. Shares of all steps: acceptance,
-        certified, departure (accepted, but not the target's argmax), empty (nothing is rejected),
-        inexact (the certificate is an interval). coverage: certified among accepted.
-        probability_given_up: target probability given up by emitted drafts, mean over all steps.
-        slack_median: median of R - KL, nats. measured_per_call, certified_per_call: tokens per call
-        as in `length_row`; for a head by depth, and certified if so at this and all smaller depths.
-        All other statistics refer to depth 1.
+        Shares of all steps: acceptance, certified, departure (accepted, but not the target's
+        argmax), empty (nothing is rejected), inexact (the certificate is an interval). coverage:
+        certified among accepted. probability_given_up: target probability given up by emitted
+        drafts, mean over all steps. slack_median: median of R - KL, nats. measured_per_call,
+        certified_per_call: tokens per call for drafts of unlimited length, with `cut`, the share of
+        calls that a trajectory's end cuts; for a head by depth, and certified if so at this and all
+        smaller depths. All other statistics refer to depth 1.
     """
     accepted, certified = judgement.accepted, judgement.certified
     departs = accepted & (steps.draft_rank > 1) & judgement.rule.judges_tokens
@@ -46,24 +47,16 @@ def rule_statistics(steps: Steps, judgement: Judgement, bootstrap: PromptBootstr
         _row("empty", *bootstrap.share(np.isinf(judgement.lower))),
         _row("inexact", *bootstrap.share(judgement.lower < judgement.upper)),
         _row("slack_median", *_quantile(bootstrap, slack)),
-        length_row("measured_per_call", judgement.accepted_by_depth, trajectories, bootstrap),
-        length_row("certified_per_call", judgement.certified_by_depth, trajectories, bootstrap),
+        _per_call("measured_per_call", judgement.accepted_by_depth, trajectories, bootstrap),
+        _per_call("certified_per_call", judgement.certified_by_depth, trajectories, bootstrap),
     ]
-    frame = pd.DataFrame(rows)
-    frame.insert(0, "rule", judgement.rule.label)
-    return frame
+    return [{"rule": judgement.rule.label, **row} for row in rows]
 
 
 def margins(slack: Floats, accepted: NDArray[np.bool_]) -> pd.DataFrame:
-    """Return the accepted steps by the margin R - KL of each step.
+    """Return the steps, and the accepted ones, by their margin (`Steps.slack`), (N,) each.
 
-    Args:
-        slack: (N,) R - KL in nats, as of `Steps.slack`.
-        accepted: (N,) whether the draft is accepted.
-
-    Returns:
-        One row for each bin of `MARGINS` from low (exclusive) to high (inclusive): low, high, steps
-        and accepted steps.
+    One row for each bin of `MARGINS` from low (exclusive) to high (inclusive).
     """
     place = np.digitize(slack, MARGINS[1:-1], right=True)
     size = len(MARGINS) - 1
@@ -79,99 +72,67 @@ def margins(slack: Floats, accepted: NDArray[np.bool_]) -> pd.DataFrame:
 
 def stochastic_statistics(
     tv: Floats, races: Floats, harmonic: Floats, bootstrap: PromptBootstrap
-) -> pd.DataFrame:
+) -> list[Row]:
     """Return the expected acceptance of a drafted token by stochastic verification.
 
-    All refer to the temperature at which the text of the steps was sampled.
-
-    Args:
-        tv: (N,) total variation; speculative sampling accepts a sampled draft with 1 - tv.
-        races: (N,) acceptance of the first draft of exponential races.
-        harmonic: (N,) lower bound of `races`.
-        bootstrap: over prompts.
-
-    Returns:
-        Rows like those of `rule_statistics`: acceptance.
+    At the temperature at which the text was sampled, (N,) each: the total variation (speculative
+    sampling accepts with 1 - tv), the first acceptance of exponential races, and its lower bound.
     """
     schemes = {SPECULATIVE: 1 - tv, RACES: races, RACES_LOWER: harmonic}
-    return pd.DataFrame(
-        [
-            {"rule": scheme, **_row("acceptance", *bootstrap.share(accepted))}
-            for scheme, accepted in schemes.items()
-        ]
-    )
+    return [
+        {"rule": scheme, **_row("acceptance", *bootstrap.share(accepted))}
+        for scheme, accepted in schemes.items()
+    ]
 
 
 def depth_statistics(
     depth: int, steps: Steps, judgements: Sequence[Judgement], bootstrap: PromptBootstrap
-) -> pd.DataFrame:
-    """Return the statistics of a drafter at one depth of its drafts.
+) -> list[Row]:
+    """Return the statistics of a drafter at one depth d, behind d - 1 drafted tokens.
 
-    Args:
-        depth: from 1; a draft of depth d follows d - 1 drafted tokens.
-        steps: the drafter's steps at this depth.
-        judgements: of the rules at this depth.
-        bootstrap: over prompts.
-
-    Returns:
-        Rows like those of `rule_statistics`, with depth: acceptance and certified for each rule,
-        and kl_median (nats) and finite (share of steps with a finite KL) with an empty rule.
+    acceptance and certified of each rule; with an empty rule kl_median (nats) and finite (share of
+    steps with a finite KL).
     """
+    drafter = {"rule": "", "depth": depth}
     rows = [
-        ("", _row("kl_median", *_quantile(bootstrap, steps.kl))),
-        ("", _row("finite", *bootstrap.share(np.isfinite(steps.kl)))),
+        drafter | _row("kl_median", *_quantile(bootstrap, steps.kl)),
+        finite_share(steps, bootstrap) | drafter,
     ]
-    for judgement in judgements:
-        certified = _row("certified", *bootstrap.share(judgement.certified))
-        rows.append(
-            (judgement.rule.label, _row("acceptance", *bootstrap.share(judgement.accepted)))
-        )
-        rows.append((judgement.rule.label, certified))
-    return pd.DataFrame([{"rule": rule, **row} for rule, row in rows]).assign(depth=depth)
+    for found in judgements:
+        keys = {"rule": found.rule.label, "depth": depth}
+        rows.append(keys | _row("acceptance", *bootstrap.share(found.accepted)))
+        rows.append(keys | _row("certified", *bootstrap.share(found.certified)))
+    return rows
 
 
-def finite_share(steps: Steps, bootstrap: PromptBootstrap) -> pd.DataFrame:
+def finite_share(steps: Steps, bootstrap: PromptBootstrap) -> Row:
     """Return the share of steps with a finite KL, with an empty rule and depth 0.
 
     A drafter with a reduced vocabulary has an infinite KL(p || q) where p has other tokens.
     """
-    row = _row("finite", *bootstrap.share(np.isfinite(steps.kl)))
-    return pd.DataFrame([{"rule": "", "depth": 0, **row}])
+    return {"rule": "", "depth": 0} | _row("finite", *bootstrap.share(np.isfinite(steps.kl)))
 
 
-def kl_needed(lower: Floats, share: float, bootstrap: PromptBootstrap) -> Row:
+def kl_needed(
+    lower: Floats, share: float, bootstrap: PromptBootstrap
+) -> tuple[float, float, float]:
     """Return the KL below which a drafter is certified on a share of the steps, nats.
 
     For a share f of N steps it is the n-th largest certificate R, n = ceil(f N): a drafter whose KL
     is below this value at every step is certified at n steps or more. No larger value guarantees n
-    steps, nor does a KL equal to it.
-
-    Args:
-        lower: (N,) lower ends of the certificates.
-        share: in (0, 1].
-        bootstrap: over prompts.
+    steps, nor does a KL equal to it. It is +inf if n rejection regions are empty.
 
     Returns:
-        value, ci_low and ci_high; +inf if n rejection regions are empty.
+        The value, from the (N,) lower ends of the certificates, and the ends of its interval.
     """
     # the n-th largest of R is minus the n-th smallest of -R
     value, low, high = _quantile(bootstrap, -lower, share)
-    return _row("kl_needed", -value, -high, -low)
+    return -value, -high, -low
 
 
-def length_row(
+def _per_call(
     name: str, accepted: Flags, trajectories: Trajectories, bootstrap: PromptBootstrap
 ) -> Row:
-    """Return tokens per call for drafts of unlimited length, with the interval over prompts.
-
-    `cut` is the share of calls cut by a trajectory's end.
-
-    Args:
-        name: of the statistic.
-        accepted: (D, N) whether each step is accepted, by depth from 1.
-        trajectories: of the steps.
-        bootstrap: over prompts.
-    """
     calls, tokens, cut = count_calls(accepted, trajectories, None)
     share = cut.sum() / calls.sum() if calls.any() else np.nan
     return _row(name, *bootstrap.ratio(tokens, calls)) | {"cut": float(share)}

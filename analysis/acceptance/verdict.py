@@ -38,13 +38,11 @@ class Advice:
     """The advice for a target, in plain sentences with numbers.
 
     Attributes:
-        target: printed name.
         outcome: draft, do not draft, not decided or not measured.
         sentence: the verdict, ready to quote.
         beside: sentences on faster methods that are not sure, and on relaxed rules.
-        drafters: the fastest lossless method of each drafter, a row of
-            `analysis.decoding.speed.speed` with its `answer`: yes, no or not decided. The study's
-            own drafter comes first.
+        drafters: the fastest lossless method of each drafter, the study's own first: a row of
+            `analysis.decoding.speed.speed` with its `answer`: yes, no or not decided.
     """
 
     target: str
@@ -88,7 +86,7 @@ def advise(
 
     Args:
         target: printed name.
-        drafter: printed name; empty without a drafter.
+        drafter: likewise; empty without one.
         speeds: rows of `analysis.decoding.speed.speed` with `lossless` and `engine`; None if
             nothing was timed.
         answers: rows of `analysis.decoding.answers.losses`; None if no answers were scored.
@@ -167,11 +165,7 @@ def _relaxed(
     margin: float,
     command: str,
 ) -> list[str]:
-    """Return sentences on the fastest relaxed rules, and on rules that lost right answers.
-
-    A rule is faster if its interval lies above 1, and above that of the `lossless` method that is
-    surely faster than not drafting, None if there is none.
-    """
+    """Return sentences on rules above 1 and above the lossless method that is surely faster."""
     least = 1.0 if lossless is None else lossless["ci_high"]
     scored = [] if answers is None else answers.to_dict("records")
     texts, offered = list[str](), set[str]()
@@ -211,14 +205,7 @@ def _relaxed(
 def method_in_words(run: Run, drafter: str) -> str:
     """Return a method as a phrase.
 
-    Args:
-        run: its drafter, draft_length and scheme.
-        drafter: printed name.
-
     Examples:
-        >>> run = {"scheme": "strict greedy", "drafter": "prompt_lookup", "draft_length": 5}
-        >>> method_in_words(run, "small")
-        'prompt look-up under strict greedy (γ = 5)'
         >>> run = {"scheme": "additive (t = 0.1)", "drafter": "model", "draft_length": 4}
         >>> method_in_words(run, "small")
         'small under additive (t = 0.1; γ = 4)'

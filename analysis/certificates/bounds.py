@@ -38,17 +38,12 @@ def phi(u: ArrayLike) -> Floats:
 def g(d: ArrayLike) -> Floats:
     """Section 4.3: ((1+d) log(1+d) + (1-d) log(1-d)) / 2, d in [0, 1]; log 2 at d = 1.
 
-    For small d as d atanh(d) + log(1 - d^2) / 2, whose terms do not cancel.
-
     Examples:
         >>> g([0.0, 0.5, 1.0]).round(6).tolist()
         [0.0, 0.130812, 0.693147]
     """
     d = _within(d, 0.0, 1.0)
-    small, large = np.where(d < 0.5, d, 0.0), np.where((d >= 0.5) & (d < 1.0), d, 0.5)
-    near = small * np.arctanh(small) + 0.5 * np.log1p(-small * small)
-    far = 0.5 * ((1.0 + large) * np.log1p(large) + (1.0 - large) * np.log1p(-large))
-    return np.where(d < 0.5, near, np.where(d < 1.0, far, np.where(d == 1.0, LOG2, np.nan)))
+    return np.asarray((phi(d) + phi(-d)) / 2)
 
 
 def g_lower(d: ArrayLike) -> Floats:

@@ -1,8 +1,8 @@
 """Certificates: the least KL(p || q) at which a drafted token can be rejected.
 
 `certify` handles many steps and rules at once. The certificate is exact where the stored tokens
-determine it, and an interval that contains it elsewhere (docs/method.md). `certify_logits` takes
-raw logits, and `extremal_draft` gives the draft that attains a certificate.
+determine it, and an interval that contains it elsewhere (docs/method.md). `extremal_draft` gives
+the draft that attains a certificate.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ..rule_config import check_k
-from ..rules import Counts, Cut, Rule, Tree
+from ..rules import UNKNOWN, Counts, Cut, Rule, Tree
 from ..topk import Floats, TopK
-from .intervals import beyond_stored, certify_forms, write
+from .intervals import certify_forms
 from .kernel import Certificates
 from .rounded import certify_rounded
 
-__all__ = ["Certificates", "certify", "certify_logits", "extremal_draft"]
+__all__ = ["Certificates", "certify", "extremal_draft"]
 
 
 def certify(
@@ -43,9 +43,8 @@ def certify(
 
     Raises:
         ValueError: too few tokens are stored for a rule, a rule needs raw logits and there are
-            none, a rule of the user's gives an impossible count, or the ranks are not sorted; or
-            what is given is no TopK or no rule. `accepted` comes with rules, or has
-            another shape, or the log-probabilities are rounded.
+            none, a rule of the user's gives an impossible count, or the ranks are not sorted.
+            `accepted` comes with rules, or has another shape, or log-probabilities are rounded.
 
     Examples:
         >>> from analysis.rules import StrictGreedy
@@ -55,11 +54,6 @@ def certify(
         >>> certify(p, accepted=[True, False, True]).lower.round(6).tolist()  # 0.3 is rejected
         [[0.025267]]
     """
-    if not isinstance(dist, TopK):
-        raise ValueError(
-            f"{type(dist).__name__} is not a TopK: make one with TopK.from_probabilities(p) or "
-            "TopK.from_logits(logits)"
-        )
     rules = list(rules) if isinstance(rules, Sequence) else [rules]
     if accepted is not None:
         if rules:
@@ -69,30 +63,6 @@ def certify(
     if dist.log_prob_error is not None:
         return certify_rounded(dist, rules)
     return certify_forms(dist, [_form(dist, rule) for rule in rules])
-
-
-def certify_logits(
-    logits: ArrayLike, rules: Rule | Sequence[Rule], temperature: float = 1.0
-) -> Certificates:
-    """Compute the exact certificates of raw logits by sorting the whole vocabulary.
-
-    For a large vocabulary and many steps `certify(TopK.from_logits(logits, k=256), rules)` is
-    faster, and few of its certificates are intervals.
-
-    Args:
-        logits: (N, V) or one row (V,), NumPy or PyTorch; -inf is a masked token.
-        rules: R rules, or a single one.
-        temperature: of the distribution to certify, above 0.
-
-    Raises:
-        ValueError: as `TopK.from_logits` and `certify` say.
-
-    Examples:
-        >>> from analysis.rules import StrictGreedy
-        >>> certify_logits([1.0, 0.0, -np.inf], StrictGreedy()).lower.round(6).tolist()
-        [[0.110944]]
-    """
-    return certify(TopK.from_logits(logits, temperature=temperature), rules)
 
 
 def extremal_draft(p: ArrayLike, rule: Rule) -> tuple[Floats, float]:
@@ -125,9 +95,7 @@ def extremal_draft(p: ArrayLike, rule: Rule) -> tuple[Floats, float]:
     dist = TopK.from_probabilities(q)
     cost, _, (size,), (n,) = (column[:, 0] for column in certify(dist, rule))
     if not size:
-        raise ValueError(
-            f"rule {rule.label!r} rejects nothing at this p: there is no draft to show"
-        )
+        raise ValueError(f"rule {rule.label!r} rejects nothing at this p")
     last = rule.m + 1 if isinstance(rule, Tree) else size - 1
     active = [0, *range(last + 1 - size, last)] if isinstance(rule, Tree) else [*range(last), n]
     ids = dist.ids[0][active]
@@ -142,22 +110,16 @@ def _form(dist: TopK, rule: Rule) -> Cut | Counts | Tree:
     form = rule.form(dist)
     if isinstance(form, Cut):
         ranks = 1 if form.max_rank is None else int(np.max(form.max_rank, initial=1)) + 1
-        needed = min(max(ranks, form.strictly_above_rank), dist.vocab_size)
-        if dist.k < needed:
+        if dist.k < min(ranks, dist.vocab_size):
             raise ValueError(
-                f"rule {rule.label!r} needs the {needed} most probable tokens of every step, and "
-                f"K={dist.k} are stored: set distributions.k to {needed} or more, and let the "
-                "rule's minimum_k say so"
+                f"rule {rule.label!r} accepts up to rank {ranks - 1}, so its minimum_k must be "
+                f"{ranks}; K={dist.k} are stored"
             )
     return form
 
 
 def _certify_sets(dist: TopK, accepted: NDArray[Any]) -> Certificates:
-    """Return the certificates of sets of accepted tokens (Theorem 4.4 for any rejection region).
-
-    Only the most probable rejected token counts: tokens behind it are not above its level. Where
-    all stored tokens are accepted it is one of the others, unless those are accepted as well.
-    """
+    """Return the certificates of sets of accepted tokens (Theorem 4.4 for any rejection region)."""
     size, steps = dist.vocab_size, len(dist)
     if accepted.dtype != np.bool_ or accepted.shape not in ((size,), (steps, size)):
         raise ValueError(
@@ -168,12 +130,10 @@ def _certify_sets(dist: TopK, accepted: NDArray[Any]) -> Certificates:
         raise ValueError("rounded log-probabilities are certified by rules only, not by accepted")
     accepted = np.broadcast_to(accepted, (steps, size))
     stored = np.take_along_axis(accepted, dist.ids, axis=1)
-    others = np.sum(accepted, axis=1) - np.sum(stored, axis=1)  # accepted, and not stored
-    first = np.where(stored.all(axis=1), size, np.argmin(stored, axis=1)).astype(np.int32)
-    result = certify_forms(dist, [np.maximum(first, 1)])
+    beyond = np.where(accepted.all(axis=1), size, UNKNOWN)  # where all stored ones are accepted
+    first = np.where(stored.all(axis=1), beyond, np.argmin(stored, axis=1)).astype(np.int32)
     own = first == 0
+    result = certify_forms(dist, [np.where(own, 1, first)])
     result.lower[own], result.upper[own] = 0.0, 0.0
     result.active_size[own], result.accepted_count[own] = 1, 0
-    rows = np.flatnonzero((first == size) & (others < size - dist.k))
-    write(result, rows, 0, beyond_stored(dist[rows], others[rows]))
     return result

@@ -9,7 +9,6 @@ a margin p0 - p1 above g^-1(eps), additive relaxation for a t above it, whatever
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,7 +27,6 @@ from ..rules import (
 )
 from ..topk import Floats, TopK
 from . import bounds
-from .certify import certify
 
 SUBSCRIPTS = str.maketrans("0123456789", "₀₁₂₃₄₅₆₇₈₉")
 Form = tuple[str, str, Floats]  # name; lower, upper or asymptotic (it bounds nothing); values
@@ -80,14 +78,7 @@ def compared_steps(
     active_size: NDArray[Any],
     accepted_count: NDArray[Any],
 ) -> pd.DataFrame:
-    """Return the inputs of the closed forms of a rule, a row a step.
-
-    Args:
-        dist: N steps.
-        rule: that was certified.
-        ends: (N,) lower and upper ends of its certificates, with
-        active_size: and
-        accepted_count: as `certify` gives them.
+    """Return the inputs of the closed forms of a rule, a row a step, from what `certify` gives.
 
     Returns:
         certificate, NaN unless it is exact and finite; active_size; p0; b, NaN where it is not
@@ -112,9 +103,8 @@ def compared_steps(
 def closed_forms(rule: Rule, steps: pd.DataFrame) -> list[Form]:
     """Return name, kind and values (N,) of every closed form that applies to a rule.
 
-    The value and threshold forms of Lemma 4.5 and the upper bounds hold for every rule that judges
-    tokens; they come first and last. Between them is the theorem or corollary of the rule's own
-    family: that of the paper, which a user's class may derive from and depart from.
+    Lemma 4.5 and the upper bounds hold for every rule that judges tokens; they come first and last.
+    Between them is the theorem or corollary of the rule's own family.
     """
     return [
         (name, kind, value) for name, kind, value, _ in _table(rule, steps) if value is not None
@@ -144,11 +134,7 @@ def conditions(rule: Rule, steps: pd.DataFrame, eps: float) -> list[Condition]:
 
 
 def _table(rule: Rule, steps: pd.DataFrame, eps: float = 0.0) -> list[Row]:
-    """Return the closed forms of a rule.
-
-    A row is a name, lower, upper, asymptotic or necessary, the values (N,), and the condition for
-    R > eps: the name of a quantity, the quantity, and the level that it has to exceed.
-    """
+    """Return the closed forms of a rule: name, kind, values (N,), and the condition for R > eps."""
     p0, b, theta = (steps[name].to_numpy() for name in ("p0", "b", "theta"))
     if isinstance(rule, Tree):
         return _of_tree(rule.m, p0, p0 - b, eps)
@@ -222,28 +208,3 @@ def _of_family(rule: Rule, p0: Floats, b: Floats, theta: Floats, eps: float) -> 
                 (f"{name} polynomial", "lower", polynomial, None),
             ]
     return []
-
-
-def turned_round(dist: TopK, rule: Rule, eps: float) -> Iterator[dict[str, Any]]:
-    """Yield a row a closed form of a rule: its condition, and the share of steps that meet it.
-
-    Theorem 4.11 names a t itself, from which on every step is certified: an additive rule is turned
-    to it.
-
-    Args:
-        dist: N steps whose probabilities are not rounded.
-        rule: that judges tokens, or a tree.
-        eps: KL in nats, at least 0.
-
-    Yields:
-        kind, closed form, asks for, meets it, and certified, the share by exact certificates.
-    """
-    if type(rule) is Additive:
-        inverse, series = bounds.g_inverse(min(eps, bounds.LOG2)), bounds.g_inverse_series(eps)
-        rule = Additive(min(1.0, 1e-9 + float(np.maximum(inverse, series))))
-    exact = certify(dist, rule)
-    ends = exact.lower[:, 0], exact.upper[:, 0]
-    steps = compared_steps(dist, rule, ends, exact.active_size[:, 0], exact.accepted_count[:, 0])
-    for form in conditions(rule, steps, eps):
-        texts = {"kind": form.kind, "closed form": form.name, "asks for": form.asks}
-        yield {**texts, "meets it": form.met, "certified": float(np.mean(ends[0] > eps))}

@@ -43,28 +43,20 @@ def certify_forms(dist: TopK, forms: Sequence[Cut | Counts | Tree]) -> Certifica
                 ends = _by_threshold(stored, form.threshold(dist)[rows])
             else:
                 ends = _by_count(stored, result.accepted_count[rows, r])
-            write(result, rows, r, ends)
+            result.lower[rows, r], result.upper[rows, r] = ends[:2]
+            result.active_size[rows, r], result.accepted_count[rows, r] = ends[2:]
     return result
-
-
-def write(to: Certificates, rows: NDArray[np.intp], rule: int, ends: tuple[*Ends, Counts]) -> None:
-    """Write the ends of some steps of a rule."""
-    to.lower[rows, rule], to.upper[rows, rule] = ends[:2]
-    to.active_size[rows, rule], to.accepted_count[rows, rule] = ends[2:]
 
 
 class TruncatedSteps:
     """N steps whose first rejected token is not stored, in the form that the interval ends need.
 
     Attributes:
-        k: the number of tokens that are stored.
-        others: V - K, the number of those that are not.
-        p0: (N,), probability of rank 1.
+        others: V - K, the number of tokens that are not stored.
         p_k: (N,), probability of rank K, rounded up.
         error: (N,), relative error of p0 and of thresholds computed from it.
         tokens: p / p0 - 1 of the stored tokens, (N, K).
         tail: (N,), T, with a relative error of at most `TAIL_ERROR`.
-        no_tail: (N,), whether T is exactly 0.
     """
 
     def __init__(self, dist: TopK) -> None:
@@ -94,8 +86,8 @@ def mode_cost(
 
     Args:
         p0: (N,), probability of rank 1.
-        others: p / p0 - 1 of the J other tokens, by decreasing p, (N, J).
-        token: the same of the token, (N,); at most that of every other active token.
+        others: (N, J), p / p0 - 1 of the J other tokens, by decreasing p.
+        token: (N,), the same of the token; at most that of every other active token.
         times: (N, J), multiplicity of each other token; 1 if not given.
         widen: relative amount by which M is increased.
     """
@@ -114,42 +106,25 @@ def mode_cost(
     return value, (weight.sum(axis=1) + 1.0).astype(np.int32)
 
 
-def first_rejected(
-    theta: Floats, tail: tuple[Floats, Floats], p_k: Floats, others: int
-) -> tuple[Floats, Floats, Floats]:
-    """Return b_min, b_max, and the largest number of unseen tokens that can be accepted.
-
-    If that number is `others`, b_min is for the case that one token is rejected.
-
-    Args:
-        theta: (N,) thresholds, which all stored tokens exceed.
-        tail: (N,) least and largest mass of the unseen tokens.
-        p_k: (N,) the most that one of them can have.
-        others: how many there are.
-    """
-    least, mass = tail
-    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        fitting = np.ceil(mass / theta) - 1.0
-    most = np.where(theta > 0, np.clip(fitting, 0.0, others), np.where(mass > 0, others, 0.0))
-    j = np.minimum(most, others - 1.0)
-    b_min = np.maximum(0.0, least - j * p_k) / (others - j)
-    b_max = np.minimum(np.minimum(np.maximum(theta, 0.0), mass), p_k)
-    return np.minimum(b_min, b_max), b_max, most
-
-
 def all_pass(theta: Floats, least: Floats, p_k: Floats, others: int) -> NDArray[np.bool_]:
     """Return whether every unseen token exceeds theta, `least` being their least mass."""
     return (theta < 0) | (least - (others - 1) * p_k > theta)
 
 
 def _by_threshold(stored: TruncatedSteps, theta: Floats) -> tuple[*Ends, Counts]:
+    """Return the ends where all stored tokens exceed theta."""
     n, p_k = stored.others, stored.p_k
-    tail = stored.tail * (1.0 - TAIL_ERROR), stored.tail * (1.0 + TAIL_ERROR)
-    low, high, most = first_rejected(theta, tail, p_k, n)
+    least, mass = stored.tail * (1.0 - TAIL_ERROR), stored.tail * (1.0 + TAIL_ERROR)
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        fitting = np.clip(np.ceil(mass / theta) - 1.0, 0.0, n)
+    most = np.where(theta > 0, fitting, np.where(mass > 0, n, 0.0))  # that can exceed theta
+    j = np.minimum(most, n - 1.0)
+    high = np.minimum(np.minimum(np.maximum(theta, 0.0), mass), p_k)
+    low = np.minimum(np.maximum(0.0, least - j * p_k) / (n - j), high)
     # of thresholds and masses next to nothing it is not known which is larger
     most = np.where((theta < TINY) & ~stored.no_tail, n, most)
     lower, upper, active = _ends(stored, low, high, most)
-    everything = all_pass(theta, tail[0], p_k, n)
+    everything = all_pass(theta, least, p_k, n)
     accepted = np.where(most == 0, stored.k, UNKNOWN)
     return (
         np.where(everything, np.inf, lower),
@@ -161,28 +136,12 @@ def _by_threshold(stored: TruncatedSteps, theta: Floats) -> tuple[*Ends, Counts]
 
 def _by_count(stored: TruncatedSteps, counts: Counts) -> tuple[*Ends, Counts]:
     """Use that the first rejected token is the (count - K + 1)th of the tail, or further."""
-    more = np.maximum(0, counts - stored.k).astype(np.float64)
-    lower, upper, active = _behind(stored, more, more + 1.0)
-    return lower, np.where(counts < 0, np.inf, upper), active, counts
-
-
-def beyond_stored(dist: TopK, others: NDArray[np.integer]) -> tuple[*Ends, Counts]:
-    """Return lower, upper, |A| and counts where all K stored tokens and so many others pass.
-
-    Args:
-        dist: M steps, K < V.
-        others: (M,), fewer than V - K; any of the others may be the most probable one.
-    """
-    ends = _behind(TruncatedSteps(dist), others.astype(np.float64), np.ones(len(dist)))
-    return *ends, np.full(len(dist), UNKNOWN, dtype=np.int32)
-
-
-def _behind(stored: TruncatedSteps, more: Floats, equal: Floats) -> Ends:
-    """Return the ends where `more` others pass, and `equal` are as probable as b."""
     tail, p_k = stored.tail, stored.p_k
-    high = np.minimum(p_k, tail * (1.0 + TAIL_ERROR) / equal)
+    more = np.maximum(0, counts - stored.k).astype(np.float64)
+    high = np.minimum(p_k, tail * (1.0 + TAIL_ERROR) / (more + 1.0))
     least = (tail * (1.0 - TAIL_ERROR) - more * p_k) / (stored.others - more)
-    return _ends(stored, np.clip(least, 0.0, high), high, more)
+    lower, upper, active = _ends(stored, np.clip(least, 0.0, high), high, more)
+    return lower, np.where(counts < 0, np.inf, upper), active, counts
 
 
 def _ends(stored: TruncatedSteps, low: Floats, high: Floats, most: Floats) -> Ends:
@@ -192,13 +151,13 @@ def _ends(stored: TruncatedSteps, low: Floats, high: Floats, most: Floats) -> En
     """
     largest = stored.ratio(high * (1.0 + stored.error))
     lower, active = mode_cost(stored.p0, stored.tokens, largest, widen=-MARGIN)
-    upper = upper_bound(stored, low * (1.0 - stored.error), most)
+    upper = _upper(stored, low * (1.0 - stored.error), most)
     exact = (stored.tail < TINY) & (most == 0)
     cost, _ = mode_cost(stored.p0, stored.tokens, stored.ratio(stored.tail))
     return np.where(exact, cost, lower), np.where(exact, cost, upper), active
 
 
-def upper_bound(stored: TruncatedSteps, b: Floats, most: Floats) -> Floats:
+def _upper(stored: TruncatedSteps, b: Floats, most: Floats) -> Floats:
     """Return an upper bound of M of a token of at least b that `most` unseen ones may exceed."""
     tokens, last = stored.tokens, stored.ratio(b)
     value, size = mode_cost(stored.p0, tokens, last, widen=MARGIN)

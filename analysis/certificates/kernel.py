@@ -252,9 +252,6 @@ def _tests(dist: TopK, forms: Sequence[Cut | Counts | Tree]) -> Tests:
         else:
             offset[r], slope[r] = cut.offset, cut.slope
         limit: Any = dist.vocab_size if cut.max_rank is None else cut.max_rank
-        if 0 < (gate := cut.strictly_above_rank) <= dist.vocab_size:
-            above = _values(dist)[:, :gate] > _values(dist)[:, gate - 1 : gate]
-            limit = np.minimum(limit, np.maximum(1, above.sum(axis=1)))
         if np.ndim(limit):
             counts_row[r] = len(counts)
             counts.append(np.asarray(limit, dtype=np.int64))
@@ -266,17 +263,11 @@ def _tests(dist: TopK, forms: Sequence[Cut | Counts | Tree]) -> Tests:
 
 def _stored(dist: TopK) -> Stored:
     """Return `dist` as contiguous read-only arrays: for others the kernel is compiled again."""
-    values = _values(dist)
+    values = dist.stored_probs if dist.logits is None else dist.logits
+    assert values is not None
     is_float32 = values.dtype == np.float32
-    singles, doubles = np.empty((0, 0), np.float32), np.empty((0, 0))
-    if is_float32:
-        singles = np.ascontiguousarray(values).view()
-    else:
-        doubles = np.ascontiguousarray(values).view()
+    given, none = np.ascontiguousarray(values).view(), np.empty((0, 0), np.float32)
+    singles, doubles = (given, none.astype(np.float64)) if is_float32 else (none, given)
     singles.flags.writeable = doubles.flags.writeable = False
     content = PROBABILITIES if dist.logits is None else FLOAT32 if is_float32 else FLOAT64
     return Stored(content, singles, doubles, 1.0 / dist.temperature, dist.vocab_size)
-
-
-def _values(dist: TopK) -> NDArray[Any]:
-    return np.asarray(dist.stored_probs if dist.logits is None else dist.logits)

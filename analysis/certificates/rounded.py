@@ -17,16 +17,7 @@ from numpy.typing import NDArray
 
 from ..rules import Cut, Rule, Tree
 from ..topk import Floats, TopK
-from .intervals import (
-    MARGIN,
-    Ends,
-    TruncatedSteps,
-    all_pass,
-    certify_forms,
-    first_rejected,
-    mode_cost,
-    upper_bound,
-)
+from .intervals import MARGIN, Ends, all_pass, certify_forms, mode_cost
 from .kernel import Certificates
 
 
@@ -77,9 +68,6 @@ def _by_threshold(dist: TopK, cuts: Sequence[Cut]) -> Ends:
     k, size, others = dist.k, dist.vocab_size, dist.vocab_size - dist.k
     thetas = [cut.offset + cut.slope * p0 for cut in cuts for p0 in (low[:, 0], high[:, 0])]
     least, most = np.min(thetas, axis=0), np.max(thetas, axis=0)
-    if 0 < cuts[0].strictly_above_rank <= size:
-        gate = cuts[0].strictly_above_rank - 1
-        least, most = np.maximum(least, low[:, gate]), np.maximum(most, high[:, gate])
     ranks = np.minimum(size if cuts[0].max_rank is None else cuts[0].max_rank, size)
 
     def accepted(p: Floats, theta: Floats) -> NDArray[Any]:
@@ -95,19 +83,9 @@ def _by_threshold(dist: TopK, cuts: Sequence[Cut]) -> Ends:
     everything = (fewest >= k) & (ranks >= size) & all_pass(most, tail[0], high[:, -1], others)
     everything |= fewest >= size
     upper, _ = _cost(high, largest, rejected(low, largest))
-    rows = np.flatnonzero((largest >= k) & (largest < size))
-    if len(rows):
-        b, _, unseen = first_rejected(
-            least[rows], (tail[0][rows], tail[1][rows]), high[rows, -1], others
-        )
-        with np.errstate(divide="ignore"):
-            log_tail = np.log(tail[1][rows])
-        corner = TruncatedSteps(_corner(dist[rows], high[rows], log_tail=log_tail))
-        unlimited = (unseen >= others) | (least[rows] < 0)
-        upper[rows] = np.where(unlimited, np.inf, upper_bound(corner, b, unseen))
     return (
         np.where(everything, np.inf, lower),
-        np.where(largest >= size, np.inf, upper),
+        np.where(largest >= k, np.inf, upper),  # what is not listed may be as improbable as 0
         np.where(everything, 0, active),
     )
 

@@ -28,8 +28,7 @@ class Answered:
         runs: one row for each run, indexed by run: method, drafter, draft_length, temperature,
             baseline (a run), exact (whether it must give the baseline's tokens), and rule, an
             acceptance rule or None.
-        data: one row for each item and run: task, item_id, run, answer, correct, n_tokens,
-            nats_given_up, departures, common_prefix, gap, calls, emitted, ...
+        data: one row for each item and run, as stage accuracy writes them.
         seconds: task, item_id, run, seconds.
     """
 
@@ -45,40 +44,32 @@ def accuracy(
 ) -> pd.DataFrame:
     """Return the accuracy of every run, for each task and for all together.
 
-    Args:
-        answered: the answers.
-        resamples: of the bootstrap over items.
-        confidence: of all intervals.
-        seed: of the bootstrap.
-        margin: the loss of accuracy that counts.
+    `margin` is the loss of accuracy that counts; `resamples` are of the items.
 
     Returns:
         One row for each task and run, with the columns of `answered.runs` and: items; right;
         accuracy and its interval (Wilson); lost and won, items that only the baseline or only this
         run has right; difference of accuracy, its interval (Agresti and Min) and McNemar's exact
         p_value; within, whether the interval excludes a loss of `margin`; falls, whether it lies
-        below 0; recovery, accuracy over the baseline's, with the interval of the difference over
-        it; changed, the share of answers that differ from the baseline's; nats_given_up, the nats
-        per token by which emitted tokens are less probable than the target's first choices, minus
-        the baseline's; departures, the share of tokens that are not the target's first choice;
-        tokens_per_call with its interval over items; and speedup, the baseline's seconds per token
-        over this run's.
+        below 0; recovery, accuracy over the baseline's; changed, the share of answers that differ
+        from the baseline's; nats_given_up, the nats per token by which emitted tokens are less
+        probable than the target's first choices, minus the baseline's; departures, the share of
+        tokens that are not the target's first choice; tokens_per_call with its interval over items;
+        and speedup, the baseline's seconds per token over this run's.
     """
     both = answered.data.merge(answered.seconds, on=["task", "item_id", "run"])
-    tasks = [*answered.tasks, ALL] if len(answered.tasks) > 1 else [ALL]
     rows = []
-    for task in tasks:
+    for task in [*answered.tasks, ALL] if len(answered.tasks) > 1 else [ALL]:
         part = both if task == ALL else both[both["task"] == task]
         by_run = {run: answers.reset_index(drop=True) for run, answers in part.groupby("run")}
         bootstrap = PromptBootstrap(np.arange(len(by_run[0])), resamples, confidence, seed)
-        for run in answered.runs.index:
-            own, alone = by_run[run], by_run[answered.runs["baseline"].iloc[run]]
-            row = _compared(own, alone, confidence)
+        for run, baseline in enumerate(answered.runs["baseline"]):
+            row = _compared(by_run[run], by_run[baseline], confidence)
             row["within"] = row["difference_ci_low"] > -margin
             row["falls"] = row["difference_ci_high"] < 0
-            ratio = bootstrap.ratio(own["emitted"].to_numpy(), own["calls"].to_numpy())
+            emitted, calls = by_run[run][["emitted", "calls"]].to_numpy().T
             names = (f"tokens_per_call{end}" for end in ("", "_ci_low", "_ci_high"))
-            row |= zip(names, map(float, ratio), strict=True)
+            row |= zip(names, map(float, bootstrap.ratio(emitted, calls)), strict=True)
             rows.append({"task": task, "run": run, **answered.runs.iloc[run], **row})
     return pd.DataFrame(rows)
 
@@ -92,11 +83,10 @@ def _compared(answers: pd.DataFrame, alone: pd.DataFrame, confidence: float) -> 
     low, high = proportion(int(right.sum()), items, confidence)
     same = answers["run"].iloc[0] == alone["run"].iloc[0]
     worst, best = (0.0, 0.0) if same else difference(lost, won, items, confidence)
-    sums = [part[["n_tokens", "nats_given_up", "seconds"]].sum() for part in (answers, alone)]
-    tokens, nats, seconds = (np.array([totals[name] for totals in sums]) for name in sums[0].index)
+    summed = ["n_tokens", "nats_given_up", "seconds"]
+    tokens, nats, seconds = np.transpose([part[summed].sum() for part in (answers, alone)])
     changed = answers["common_prefix"] < np.maximum(answers["n_tokens"], alone["n_tokens"])
     of_token, pace = nats / tokens, seconds / tokens
-    base = before.mean() or np.nan
     return {
         "items": items,
         "right": int(right.sum()),
@@ -110,8 +100,6 @@ def _compared(answers: pd.DataFrame, alone: pd.DataFrame, confidence: float) -> 
         "difference_ci_high": best,
         "p_value": mcnemar(lost, won),
         "recovery": float(right.sum() / (before.sum() or np.nan)),
-        "recovery_ci_low": float(np.maximum(0.0, 1 + worst / base)),
-        "recovery_ci_high": float(1 + best / base),
         "changed": float(changed.mean()),
         "nats_given_up": float(of_token[0] - of_token[1]),
         "departures": float(answers["departures"].sum() / tokens[0]),
@@ -129,10 +117,7 @@ def differing_answers(
             difference), and the columns.
         baselines: for each run, the run of the target alone.
         keys: columns that identify the prompt.
-        columns: to copy from the target's answer, as alone_<column>.
-
-    Returns:
-        The rows, with the columns alone_n_tokens and alone_<column>.
+        columns: to copy from the target's answer, as alone_<column>, like n_tokens.
     """
     copied = ["n_tokens", *columns]
     alone = data[["run", *keys, *copied]].rename(columns={"run": "baseline"})
@@ -147,18 +132,13 @@ def differing(answered: Answered) -> pd.DataFrame:
     """Return the answers that differ from the baseline's, with the baseline's answers.
 
     Returns:
-        One row for each item and run, in the order of the items: task, item_id, method,
-        draft_length, temperature, alone_correct, correct, common_prefix, gap (of the target's two
-        largest logits at the first difference), alone and answer (texts), exact. An exact method
-        must not change answers; it may differ at near-ties only, as a pass over several tokens
-        rounds differently from a pass over one.
+        The rows of `answered.data`, with the columns method, exact, alone_correct and alone_answer.
+        An exact method must not change answers; it may differ at near-ties only, as a pass over
+        several tokens rounds differently from a pass over one.
     """
     runs, keys = answered.runs, ["task", "item_id"]
     pairs = differing_answers(answered.data, list(runs["baseline"]), keys, "answer", "correct")
-    pairs = pairs.join(runs[["method", "exact"]], on="run")
-    shown = [*keys, "method", "draft_length", "temperature", "alone_correct", "correct"]
-    shown += ["common_prefix", "gap", "alone_answer", "answer", "exact"]
-    return pairs[shown].rename(columns={"alone_answer": "alone"}).reset_index(drop=True)
+    return pairs.join(runs[["method", "exact"]], on="run").reset_index(drop=True)
 
 
 def losses(table: pd.DataFrame) -> pd.DataFrame:
@@ -170,12 +150,12 @@ def losses(table: pd.DataFrame) -> pd.DataFrame:
     """
     totals = table[table["task"] == ALL].set_index("run")
     relaxed = totals[totals["rule"].notna() & ~totals["exact"].astype(bool)]
-    words = [
-        " and ".join(word for word, holds in zip(("excluded", "falls"), row, strict=True) if holds)
-        for row in relaxed[["within", "falls"]].to_numpy()
-    ]
+    words = {"within": "excluded", "falls": "falls"}
     return relaxed.assign(
         rule=[rule.label for rule in relaxed["rule"]],
-        decision=[word or "open" for word in words],
+        decision=[
+            " and ".join(word for name, word in words.items() if row[name]) or "open"
+            for row in relaxed[[*words]].to_dict("records")
+        ],
         alone=totals["right"].loc[relaxed["baseline"]].to_numpy(),
     )

@@ -1,13 +1,8 @@
 """Prompt look-up: the draft repeats the continuation of an earlier passage of the text.
 
-Engines differ in the occurrence that they take and in the end of the draft (MATCHES):
-
-| match | occurrence | n-gram | draft |
-|---|---|---|---|
-| latest | the latest | the longest that occurs | repeats itself at the end of the text |
-| earliest | the earliest | the longest that occurs | ends with the text |
-
-earliest is vLLM's (`vllm/v1/spec_decode/ngram_proposer.py`).
+Of the occurrences of the longest n-gram that occurs, `latest` takes the latest, and its draft
+repeats itself at the end of the text; `earliest` takes the earliest, and its draft ends with the
+text, as vLLM's (`vllm/v1/spec_decode/ngram_proposer.py`).
 """
 
 from __future__ import annotations
@@ -16,28 +11,20 @@ from collections.abc import Sequence
 
 import numpy as np
 
-MATCHES = ("latest", "earliest")
 SHORTEST = 2  # tokens of a match, if longer ones are searched: docs/decoding.md
 
 
 def continuation(
-    tokens: Sequence[int], longest: int, count: int, shortest: int = 1, match: str = "latest"
+    tokens: Sequence[int], longest: int, count: int, match: str = "latest"
 ) -> list[int]:
     """Draft up to `count` tokens that followed an earlier occurrence of the last n tokens.
 
-    Args:
-        tokens: the text.
-        longest: the largest n.
-        count: length of a full draft.
-        shortest: the least n.
-        match: one of `MATCHES`.
-
-    Returns:
-        The draft, empty without an occurrence.
+    The largest n is `longest`, the least `SHORTEST` or `longest`. The draft is empty without an
+    occurrence.
 
     Examples:
         >>> text = [1, 2, 3, 4, 1, 2, 5, 1, 2]
-        >>> [continuation(text, 2, 4, match=match) for match in MATCHES]
+        >>> [continuation(text, 2, 4, match) for match in ("latest", "earliest")]
         [[5, 1, 2, 5], [3, 4, 1, 2]]
     """
     text = np.array(tokens)
@@ -49,23 +36,13 @@ def continuation(
         if not len(longer):
             break
         ends, matched = longer, n
-    if matched < max(1, shortest):
+    if matched < min(longest, SHORTEST):
         return []
     begin = int(ends[0 if match == "earliest" else -1]) + 1
     if match == "latest":
         return [int(text[begin + offset % (size - begin)]) for offset in range(count)]
     draft: list[int] = text[begin : begin + count].tolist()
     return draft
-
-
-def lookup_draft(
-    tokens: Sequence[int], longest: int, draft_length: int, match: str, most: int | None
-) -> list[int]:
-    """Return the `continuation` after a match of at least `SHORTEST` tokens, or of `longest`.
-
-    It is cut to `most` tokens; None cuts nothing.
-    """
-    return continuation(tokens, longest, draft_length, min(longest, SHORTEST), match)[:most]
 
 
 def lookup_calls(
@@ -86,7 +63,7 @@ def lookup_calls(
         answer: token ids.
         draft_length: of a full draft.
         longest: largest n of a match.
-        match: one of `MATCHES`.
+        match: `latest` or `earliest`.
         limit: largest length of an answer, to which drafts are cut (as llama.cpp does). With None
             they are not cut, and the last call may draft beyond the answer's end (as vLLM does).
 
@@ -99,9 +76,9 @@ def lookup_calls(
     """
     done, calls = 1, []
     while done < len(answer):
-        most = None if limit is None else limit - done - 1
-        text, rest = [*prompt, *answer[:done]], answer[done:]
-        draft = lookup_draft(text, longest, draft_length, match, most)
+        count = draft_length if limit is None else min(draft_length, limit - done - 1)
+        draft = continuation([*prompt, *answer[:done]], longest, count, match)
+        rest = answer[done:]
         equal = [ours == theirs for ours, theirs in zip(draft, rest, strict=False)]
         accepted = [*equal, False].index(False)
         emitted = min(accepted + 1, len(rest))

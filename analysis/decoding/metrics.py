@@ -31,21 +31,18 @@ class Decoded:
         target: printed name.
         drafter: printed name.
         runs: one row for each run, indexed by run: method, drafter, sampling, rule, draft_length,
-            temperature; tree, None for a chain, else its name, shown, nodes, depth and, if it has
-            a fixed shape, parents.
-        data: one row for each answer: prompt_id, run, source, n_tokens, nats_given_up,
-            agreement, ...
-        calls: one row for each target call: prompt_id, run, drafted, depth, reach, tested,
-            accepted, emitted.
-        answers: seconds of each answer: prompt_id, run, first_seconds, begin_seconds, seconds.
-        spans: seconds of each call: prompt_id, run, draft_seconds, verify_seconds, ...
+            temperature; tree, None for a chain, else its name, nodes, depth and, if it has a fixed
+            shape, parents.
+        data: one row for each answer; this and the others as stage decoding writes them.
+        calls: one row for each target call.
+        answers: seconds of each answer.
+        spans: seconds of each call.
         trajectory: the steps of the greedy baseline, scored by both models; empty without one.
         size: bytes by model: {"target": {"model", "cache_per_token"}, "drafter": ...}.
         rules: the rules of the runs, by label.
-        levels: one row for each tree node whose children were tested: prompt_id, run, position,
-            level, children, accepted (the sibling index, 0 if none).
+        levels: one row for each tree node whose children were tested.
         contexts: one row for each token of an answer of the target alone, at temperatures at which
-            trees are drawn: prompt_id, run, position, kl, greedy_entropy, races_entropy.
+            trees are drawn.
         vocabulary: number of tokens that both models have.
     """
 
@@ -68,14 +65,11 @@ class Decoded:
         """Whether each run drafts trees."""
         return self.runs["tree"].notna()
 
-    def baseline(self, run: int) -> int:
-        """Return the baseline of a run.
-
-        The baseline of exponential races is the target alone with the same race.
-        """
-        chosen = self.runs[["temperature"]].assign(races=self.runs["sampling"] == "races")
-        same = (chosen == chosen.iloc[run]).all(axis=1)
-        return int(np.flatnonzero((self.runs["drafter"] == "none") & same)[0])
+    def baselines(self) -> list[int]:
+        """Return the baseline of each run; that of exponential races runs the same race."""
+        keys = zip(self.runs["temperature"], self.runs["sampling"] == "races", strict=True)
+        alone: dict[tuple[float, bool], int] = {}  # baselines come first
+        return [alone.setdefault(key, run) for run, key in enumerate(keys)]
 
     @property
     def prompts(self) -> int:
@@ -98,30 +92,22 @@ class Decoded:
 def acceptance(decoded: Decoded, resamples: int, confidence: float, seed: int) -> pd.DataFrame:
     """Return acceptance and quality of every run, independent of the clock.
 
-    Args:
-        decoded: calls and answers.
-        resamples: of the bootstrap over prompts.
-        confidence: of the intervals.
-        seed: of the bootstrap.
-
     Returns:
         One row for each run: tested and accepted tokens (of a tree, levels); `rate`, accepted /
-        tested, and `tokens_per_call`, emitted / calls, with their intervals in `*_ci_low` and
-        `*_ci_high`; `rate_over_gamma`, accepted / (calls gamma), which is below `rate` because
-        tokens behind a rejection are never tested; `drafted_per_call` and `depth_per_call`, the
-        drafted tokens and their depth, below the draft length where answers end or look-up finds
-        fewer; `closed_form`, the tokens per call at this rate under independence, averaged over the
-        draft lengths of the calls, NaN for trees; `agreement`, the share of positions with the
-        baseline's token; `nats_given_up`, the nats per token by which emitted tokens are less
-        probable than the target's first choices, minus the baseline's; `burstiness`,
-        1 - calls / emitted, the share of tokens after an answer's first that arrive together with
-        the one before.
+        tested, and `tokens_per_call`, emitted / calls, with their intervals over prompts in
+        `*_ci_low` and `*_ci_high`; `rate_over_gamma`, accepted / (calls gamma), which is below
+        `rate` because tokens behind a rejection are never tested; `drafted_per_call` and
+        `depth_per_call`, the drafted tokens and their depth, below the draft length where answers
+        end or look-up finds fewer; `closed_form`, the tokens per call at this rate under
+        independence, NaN for trees; `agreement`, the share of positions with the baseline's token;
+        `nats_given_up`, the nats per token by which emitted tokens are less probable than the
+        target's first choices, minus the baseline's; `burstiness`, 1 - calls / emitted, the share
+        of tokens after an answer's first that arrive together with the one before.
     """
     bootstrap, calls = decoded.bootstrap(resamples, confidence, seed), decoded.calls.assign(calls=1)
-    sums = calls.groupby("run")[
-        ["drafted", "depth", "tested", "accepted", "emitted", "calls"]
-    ].sum()
-    table = decoded.runs.drop(columns=["tree"]).join(sums.drop(columns=["drafted", "depth"]))
+    counted = ["drafted", "depth", "tested", "accepted", "emitted", "calls"]
+    sums = calls.groupby("run")[counted].sum()
+    table = decoded.runs.drop(columns=["tree"]).join(sums[counted[2:]])
     for name, columns in {
         "rate": ("accepted", "tested"),
         "tokens_per_call": ("emitted", "calls"),
@@ -134,7 +120,7 @@ def acceptance(decoded: Decoded, resamples: int, confidence: float, seed: int) -
     table["drafted_per_call"] = sums["drafted"] / table["calls"]
     table["depth_per_call"] = sums["depth"] / table["calls"]
     table["closed_form"] = closed_form(decoded.calls, table["rate"]).mask(decoded.of_trees)
-    alone = [decoded.baseline(run) for run in range(len(table))]
+    alone = decoded.baselines()
     tokens, share, nats = decoded.by_prompt(decoded.data, "n_tokens", "agreement", "nats_given_up")
     positions = np.maximum(tokens, tokens[:, alone])  # of the longer of two answers
     table["agreement"] = (share * positions).sum(0) / positions.sum(0)
@@ -149,11 +135,7 @@ def closed_form(calls: pd.DataFrame, rates: pd.Series) -> pd.Series:
 
     (1 - a^(n+1)) / (1 - a), averaged over the calls of a run. n is the number of drafted tokens
     that a call could emit (`reach`), as an answer's limit or end, or a short match of look-up, cuts
-    drafts.
-
-    Args:
-        calls: run and reach of each call.
-        rates: acceptance rate a of each run; NaN if nothing was tested, with the result 1.
+    drafts; a is the run's acceptance rate, of `rates`, where nothing was tested 0.
     """
     counts = calls.groupby(["run", "reach"]).size().rename("calls").reset_index()
     pairs = zip(counts["run"].map(rates).fillna(0.0), counts["reach"], strict=True)
@@ -163,11 +145,7 @@ def closed_form(calls: pd.DataFrame, rates: pd.Series) -> pd.Series:
 
 
 def position_rates(calls: pd.DataFrame) -> pd.DataFrame:
-    """Return the tested and accepted tokens at each draft position, by run.
-
-    Returns:
-        run, place (draft position, from 1), tested, accepted, rate (accepted / tested).
-    """
+    """Return run, place (draft position, from 1), tested, accepted and rate (accepted / tested)."""
     frames = [pd.DataFrame(columns=["run", "place", "tested", "accepted"], dtype=int)]
     for run, part in calls.groupby("run"):
         counts = acceptance_by_position(part["tested"].to_numpy(), part["accepted"].to_numpy())
@@ -178,27 +156,21 @@ def position_rates(calls: pd.DataFrame) -> pd.DataFrame:
 
 
 def first_differences(decoded: Decoded) -> pd.DataFrame:
-    """Return the first difference of each greedy answer from that of the target alone.
+    """Return where answers of strict greedy first differ from those of the target alone.
 
     Passes over different numbers of tokens round differently. Where the two largest logits are
     equal up to rounding, either token may be chosen, and both continuations are the target's own.
 
     Returns:
-        One row for each answer that differs: run, method, draft_length, prompt_id, position (of the
-        token in the answer) and gap, the difference of the target's two largest logits there.
+        One row for each answer that differs: run, prompt_id, position (of the token in the answer)
+        and gap, the difference of the target's two largest logits there.
     """
-    baselines = [decoded.baseline(run) for run in range(len(decoded.runs))]
-    differing = differing_answers(decoded.data, baselines, ["prompt_id"])
-    differing = differing[differing["run"].isin(greedy_runs(decoded))].sort_values(
-        "run", kind="stable"
-    )
-    gaps = decoded.trajectory[["prompt_id", "position"]].assign(
-        gap=decoded.trajectory["z1"] - decoded.trajectory["z2"]
-    )
+    differing = differing_answers(decoded.data, decoded.baselines(), ["prompt_id"])
+    differing = differing[differing["run"].isin(greedy_runs(decoded))]
     differing = differing.rename(columns={"common_prefix": "position"})
-    differing = differing.merge(gaps, on=["prompt_id", "position"], how="left")
-    differing = differing.join(decoded.runs[["method", "draft_length"]], on="run")
-    return differing[["run", "method", "draft_length", "prompt_id", "position", "gap"]]
+    steps = decoded.trajectory[["prompt_id", "position", "z1", "z2"]]
+    found = differing.merge(steps, on=["prompt_id", "position"], how="left")
+    return found.assign(gap=found["z1"] - found["z2"])[["run", "prompt_id", "position", "gap"]]
 
 
 def greedy_runs(decoded: Decoded) -> list[int]:

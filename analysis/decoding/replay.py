@@ -44,7 +44,7 @@ class Replayed:
 
         Of an answer with a single one nothing is compared.
         """
-        engine_calls, own_calls = begins(counted)[:-1], set(begins(predicted))
+        engine_calls, own_calls = _begins(counted)[:-1], set(_begins(predicted))
         if not engine_calls:
             return
         equal = sum(call in own_calls for call in engine_calls)
@@ -79,20 +79,15 @@ class Replayed:
             certified: (D, n) whether the answer's steps are certified, by depth.
         """
         depths, size = certified.shape
-        for begin, drafted, accepted in begins(counted):
+        for begin, drafted, accepted in _begins(counted):
             for place in range(min(accepted + 1, drafted, size - begin)):
                 if certified[min(place, depths - 1), begin + place]:
                     self.tested += 1
                     self.rejected += place == accepted
 
 
-def begins(calls: Sequence[Call]) -> list[tuple[int, int, int]]:
-    """Return consecutive calls with the step at which each begins.
-
-    Examples:
-        >>> begins([(3, 2), (3, 0), (3, 3)])
-        [(1, 3, 2), (4, 3, 0), (5, 3, 3)]
-    """
+def _begins(calls: Sequence[Call]) -> list[tuple[int, int, int]]:
+    """Return consecutive calls with the step at which each begins."""
     step, rows = 1, []
     for drafted, accepted in calls:
         rows.append((step, drafted, accepted))

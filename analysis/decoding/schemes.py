@@ -1,9 +1,9 @@
 """Verification schemes of speculative decoding, as plain functions of distributions and randomness.
 
-A verification step has n drafted tokens, in a chain or on the nodes of a tree, and the target's
-distribution after each of them. A scheme returns the number of accepted tokens (for a tree, the
-accepted path) and the token that follows: a correction after a rejection, else the bonus token.
-Random numbers are arguments, so a test can enumerate the outcomes of a scheme.
+A verification step has n drafted tokens on the nodes of a tree (of a chain, each node has one
+child) and the target's distribution after each of them. A scheme returns the accepted path and the
+token that follows: a correction after a rejection, else the bonus token. Random numbers are
+arguments, so a test can enumerate the outcomes of a scheme.
 
 A node may have more children than there are tokens with a probability above 0. Then its last
 children have the token NOTHING and are not drafted.
@@ -21,7 +21,7 @@ from ..trees.topology import ROOT, Topology
 
 Floats = NDArray[np.floating[Any]]
 Flags = NDArray[np.bool_]
-RowsOf = Callable[[int], tuple[Floats, Floats | None]]
+Accepted = tuple[tuple[int, ...], int]  # nodes from the root on, and the token emitted after them
 
 NOTHING = -1  # in place of a token id: not drafted
 
@@ -31,7 +31,7 @@ def matching_path(
     drafted: Sequence[int],
     choice: Callable[[int, int], int],
     also: Flags | None = None,
-) -> tuple[tuple[int, ...], int]:
+) -> Accepted:
     """Return the path of drafted tokens that equal the target's choices, and the next choice.
 
     The first child in order that is chosen, or that `also` accepts, is taken. Without `also` every
@@ -48,9 +48,6 @@ def matching_path(
         choice: returns the target's choice after a node, -1 being the text so far, given the number
             of accepted tokens. Called once for each node of the path, and for the text.
         also: (n,) tokens that are accepted regardless of the choice.
-
-    Returns:
-        The accepted nodes from the root on, and the token emitted after them.
     """
     path: list[int] = []
     node = ROOT
@@ -70,10 +67,6 @@ def matching_path(
 def longest_path(parents: Sequence[int], accepted: Flags) -> tuple[int, ...]:
     """Return the longest path of accepted tokens, of equally long ones the first.
 
-    Args:
-        parents: index of the parent of each of the n drafted tokens; -1 is the text.
-        accepted: (n,) whether each token is accepted.
-
     Examples:
         >>> longest_path([-1, -1, 1, 2], np.array([True, True, True, False]))
         (1, 2)
@@ -90,10 +83,10 @@ def speculative_sampling(
     tree: Topology,
     drafted: Sequence[int],
     uniforms: Sequence[float],
-    rows: RowsOf,
+    rows: Callable[[int], tuple[Floats, Floats | None]],
     token_uniform: Callable[[int], float],
     also: Flags | None = None,
-) -> tuple[tuple[int, ...], int]:
+) -> Accepted:
     """Accept tokens drawn from q with probability min(1, p/q), else draw from the residual.
 
     Algorithm 3 of arXiv 2606.30265 on a chain; Algorithm 4 of arXiv 2504.15475 (GSS) on a tree,
@@ -102,7 +95,7 @@ def speculative_sampling(
     Lossless unless `also` accepts more tokens.
 
     Args:
-        tree: n nodes; of a chain, each has one child.
+        tree: n nodes.
         drafted: their tokens.
         uniforms: (n,) uniform numbers of the tests.
         rows: returns the target's and the draft's distribution (V,) after a node (-1: the text so
@@ -111,9 +104,6 @@ def speculative_sampling(
         token_uniform: returns the uniform number that draws the token after the first a tokens of
             the path.
         also: (n,) tokens accepted regardless of their test.
-
-    Returns:
-        As `matching_path`.
     """
     path: list[int] = []
     node = ROOT

@@ -2,54 +2,52 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+
 import numpy as np
 import pandas as pd
 
-from ..statistics.bootstrap import Floats, simultaneous
+from ..statistics.bootstrap import Floats, PromptBootstrap, simultaneous
 from .formulas import formula_length, formula_speedup
 from .metrics import Decoded, acceptance
 
 SLOWEST_GAP = 10  # 99th percentile of a baseline's gaps in medians; an idle machine is below
 LEAST_PROCESSOR_SHARE = 0.9  # of wall time; idle machine 0.96 to 1, load of 7 on 2 cores 0.2 to 0.5
 LEAST_VERIFY_RATIO = 0.9  # verifying a draft reads at least the weights read for a single token
+PARTS = ["draft_seconds", "verify_seconds", "other_seconds"]  # of a call
 
 
 def speed(decoded: Decoded, resamples: int, confidence: float, seed: int) -> pd.DataFrame:
     """Return the costs, latency and speed of every run.
 
     Returns:
-        The rows of `acceptance` with the columns of `speedups`; `c_draft`, `c_verify` (the target's
-        pass) and `c_other` (verification, roll-back), mean seconds of a call; `c_p`, the cost of a
-        token with the target alone, which is the baseline's c_verify + c_other, and `c_q`, the cost
-        of a drafted token or level of a tree, both with pass and choice of the token; `rho`,
-        c_q / c_p; `verify_ratio`, (c_verify + c_other) / c_p; `formula` and `formula_length`, S and
-        gamma* of chains by a drafter at `rate` and `rho`; `best_length`, the draft length of the
-        fastest run of the same chains; `first_token`, a median; `itl_50` and `itl_99`, percentiles
-        of the gaps between tokens; `processor_share`, processor time of the decoding thread over
-        wall time, NaN if not measured; `memory`, bytes beyond the target's at the longest answer;
-        `prompts`.
+        The rows of `acceptance` with the columns of `throughput`; `c_draft`, `c_verify` (the
+        target's pass) and `c_other` (verification, roll-back), mean seconds of a call; `c_p`, the
+        cost of a token with the target alone, which is the baseline's c_verify + c_other, and
+        `c_q`, the cost of a drafted token or level of a tree, both with pass and choice of the
+        token; `rho`, c_q / c_p; `verify_ratio`, (c_verify + c_other) / c_p; `formula` and
+        `formula_length`, S and gamma* of chains by a drafter at `rate` and `rho`; `best_length`,
+        the draft length of the fastest run of the same chains; `first_token`, a median; `itl_50`
+        and `itl_99`, percentiles of the gaps between tokens; `processor_share`, processor time of
+        the decoding thread over wall time, NaN if not measured; `memory`, bytes beyond the
+        target's at the longest answer; `prompts`.
     """
     table = acceptance(decoded, resamples, confidence, seed)
-    spans = decoded.spans.groupby("run")[
-        ["draft_seconds", "verify_seconds", "other_seconds", "depth"]
-    ].sum()
-    for name in ("draft", "verify", "other"):
-        table[f"c_{name}"] = spans[f"{name}_seconds"] / table["calls"]
-    alone = [decoded.baseline(run) for run in range(len(table))]
+    spans = decoded.spans.groupby("run")[[*PARTS, "depth"]].sum()
+    for part in PARTS:
+        table[f"c_{part.removesuffix('_seconds')}"] = spans[part] / table["calls"]
+    alone = decoded.baselines()
     settled = table["c_verify"] + table["c_other"]
     table["c_p"] = settled.to_numpy()[alone]
     table["c_q"] = spans["draft_seconds"] / spans["depth"].where(spans["depth"] > 0)
     table["rho"] = table["c_q"] / table["c_p"]
     table["verify_ratio"] = settled / table["c_p"]
     chains = (table["drafter"] == "model") & ~decoded.of_trees & table["rate"].notna()
-    table["formula"], table["formula_length"] = np.transpose(
-        [
-            (formula_speedup(a, gamma, rho), formula_length(a, rho)) if chain else (np.nan, np.nan)
-            for chain, a, gamma, rho in zip(
-                chains, table["rate"], table["draft_length"], table["rho"], strict=True
-            )
-        ]
-    )
+    symbols = zip(table["rate"], table["draft_length"], table["rho"], chains, strict=True)
+    table[["formula", "formula_length"]] = [
+        (formula_speedup(a, gamma, rho), formula_length(a, rho)) if chain else (np.nan, np.nan)
+        for a, gamma, rho, chain in symbols
+    ]
     table["first_token"] = decoded.answers.groupby("run")["first_seconds"].median()
     gaps = [token_gaps(decoded, run) for run in range(len(table))]
     for level in (50, 99):
@@ -57,7 +55,7 @@ def speed(decoded: Decoded, resamples: int, confidence: float, seed: int) -> pd.
     spent = decoded.answers.groupby("run")[["processor_seconds", "seconds"]].sum(min_count=1)
     table["processor_share"] = spent["processor_seconds"] / spent["seconds"]
     table["memory"] = [memory_overhead(decoded, run) for run in range(len(table))]
-    table = table.join(speedups(decoded, resamples, confidence, seed))
+    table = table.join(throughput(decoded, resamples, confidence, seed))
     fastest = table[chains].groupby(["method", "temperature"])["speedup"].transform("idxmax")
     table["best_length"] = fastest.map(table["draft_length"])
     return table.assign(prompts=decoded.prompts)
@@ -71,7 +69,7 @@ def token_gaps(decoded: Decoded, run: int) -> Floats:
     """
     spans = decoded.spans[decoded.spans["run"] == run]
     answers = decoded.answers.query("run == @run").set_index("prompt_id")
-    seconds = np.array(spans[["draft_seconds", "verify_seconds", "other_seconds"]].sum(axis=1))
+    seconds = np.array(spans[PARTS].sum(axis=1))
     first = ~spans["prompt_id"].duplicated().to_numpy()
     seconds[first] += answers["begin_seconds"][spans["prompt_id"][first]].to_numpy()
     emitted = spans["emitted"].to_numpy()
@@ -90,7 +88,7 @@ def memory_overhead(decoded: Decoded, run: int) -> float:
     weights = decoded.size["drafter"]["model"] if drafts else 0
     answers = decoded.answers[decoded.answers["run"] == run]
     if answers["peak_bytes"].notna().all():
-        alone = decoded.answers[decoded.answers["run"] == decoded.baseline(run)]
+        alone = decoded.answers[decoded.answers["run"] == decoded.baselines()[run]]
         return float(weights + answers["peak_bytes"].max() - alone["peak_bytes"].max())
     if not drafts:
         return 0.0
@@ -98,53 +96,62 @@ def memory_overhead(decoded: Decoded, run: int) -> float:
     return float(weights + decoded.size["drafter"]["cache_per_token"] * longest)
 
 
-def speedups(decoded: Decoded, resamples: int, confidence: float, seed: int) -> pd.DataFrame:
+def throughput(decoded: Decoded, resamples: int, confidence: float, seed: int) -> pd.DataFrame:
     """Return seconds a token and the speedup of every run, with intervals over prompts.
-
-    The speedup is the baseline's seconds a token over the method's, over all answers. A resample
-    draws prompts with all their answers, so the comparison stays paired. Intervals are computed for
-    logarithms and are `simultaneous` for all methods of a temperature, so they also cover a method
-    picked for being fastest.
 
     Returns:
         One row for each run: `per_token` (whole answers, including the prompt's pass),
-        `tokens_per_second`; `speedup` over the baseline, of totals, with `ci_low` and `ci_high`;
-        `tpot` (time per output token after the first) and `tpot_speedup` with `tpot_ci_low` and
-        `tpot_ci_high`, NaN if no answer has a second token.
+        `tokens_per_second`; `speedup` over the baseline, with `ci_low` and `ci_high`; `tpot` (time
+        per output token after the first) and `tpot_speedup` with `tpot_ci_low` and `tpot_ci_high`,
+        NaN if no answer has a second token.
     """
-    bootstrap = decoded.bootstrap(resamples, confidence, seed)
-    alone = [decoded.baseline(run) for run in range(len(decoded.runs))]
+    bootstrap, alone = decoded.bootstrap(resamples, confidence, seed), decoded.baselines()
+    methods = decoded.runs[decoded.runs["drafter"] != "none"]
+    families = [family.index.tolist() for _, family in methods.groupby("temperature")]
     after = decoded.answers["seconds"] - decoded.answers["first_seconds"]
     spent = decoded.answers.assign(after=after)
     seconds, seconds_after = decoded.by_prompt(spent, "seconds", "after")
     (tokens,) = decoded.by_prompt(decoded.data, "n_tokens")
-
-    def log_speeds(seconds: Floats, tokens: Floats) -> tuple[Floats, Floats]:
-        """Return the log speedup of every run, over all answers and in each resample."""
-        with np.errstate(invalid="ignore", divide="ignore"):
-            drawn = bootstrap.sums(seconds) / bootstrap.sums(tokens)  # (B, R)
-            cost = seconds.sum(0) / tokens.sum(0)
-            return np.log(cost[alone] / cost), np.log(drawn[:, alone] / drawn)
-
     table = pd.DataFrame({"per_token": seconds.sum(0) / tokens.sum(0)})
     table["tokens_per_second"] = 1 / table["per_token"]
-    whole, later = log_speeds(seconds, tokens), log_speeds(seconds_after, tokens - 1)
-    speed, of_later = (_of_methods(decoded.runs, *logs, confidence) for logs in (whole, later))
-    table[["speedup", "ci_low", "ci_high"]] = np.exp(speed)
     with np.errstate(invalid="ignore"):
         table["tpot"] = seconds_after.sum(0) / (tokens - 1).sum(0)
-    table[["tpot_speedup", "tpot_ci_low", "tpot_ci_high"]] = np.exp(of_later)
-    return table
+    whole = speedups(seconds, tokens, alone, families, bootstrap)
+    later = speedups(seconds_after, tokens - 1, alone, families, bootstrap)
+    names = ["speedup", "ci_low", "ci_high", "tpot_speedup", "tpot_ci_low", "tpot_ci_high"]
+    return table.join(pd.DataFrame(np.hstack([whole, later]), columns=names))
 
 
-def _of_methods(runs: pd.DataFrame, logs: Floats, draws: Floats, confidence: float) -> Floats:
-    """Return log speedups with their intervals, (R, 3); a baseline's is exactly 0."""
-    speeds = np.column_stack([logs] * 3)
-    for _, family in runs[runs["drafter"] != "none"].groupby("temperature"):
-        methods = family.index.to_numpy()
-        speeds[methods, 1:] = np.transpose(
-            simultaneous(logs[methods], draws[:, methods], confidence)
-        )
+def speedups(
+    seconds: Floats,
+    tokens: Floats,
+    alone: Sequence[int],
+    families: Iterable[Sequence[int]],
+    bootstrap: PromptBootstrap,
+) -> Floats:
+    """Return the speedup of R runs with its interval over prompts, (R, 3).
+
+    The speedup is the baseline's seconds a token over the run's, over all answers. A resample
+    draws prompts with all their answers, so the comparison stays paired. Intervals are computed for
+    logarithms and are `simultaneous` for all runs of a family, so they also cover a run picked for
+    being fastest. A run without a family is a baseline: its ends are its speedup.
+
+    Args:
+        seconds: (P, R) of the answers to each prompt.
+        tokens: (P, R).
+        alone: (R,) the baseline of each run.
+        families: the runs whose intervals hold together.
+        bootstrap: over the prompts.
+    """
+    with np.errstate(invalid="ignore", divide="ignore"):
+        drawn = bootstrap.sums(seconds) / bootstrap.sums(tokens)  # (B, R)
+        cost = seconds.sum(0) / tokens.sum(0)
+        logs, draws = np.log(cost[alone] / cost), np.log(drawn[:, alone] / drawn)
+    speeds: Floats = np.column_stack([logs] * 3)
+    for runs in families:
+        ends = simultaneous(logs[runs], draws[:, runs], bootstrap.confidence)
+        speeds[runs, 1:] = np.transpose(ends)
+    np.exp(speeds, out=speeds)
     return speeds
 
 
@@ -167,14 +174,14 @@ def signs_of_load(speeds: pd.DataFrame) -> list[str]:
     alone = speeds[speeds["drafter"] == "none"]
     spread = (alone["itl_99"] / alone["itl_50"]).fillna(0)
     if len(alone) and spread.max() > SLOWEST_GAP:
-        run = alone.iloc[int(np.argmax(spread))]
+        run = alone.iloc[int(spread.argmax())]
         signs.append(
             f"{_named(run)}: 1 % of the gaps between tokens are above "
             f"{1000 * run['itl_99']:.3g} ms, {spread.max():.3g} times their median"
         )
     drafted = speeds[(speeds["drafter"] == "model") & (speeds["verify_ratio"] < LEAST_VERIFY_RATIO)]
     if len(drafted):
-        run = drafted.iloc[int(np.argmin(drafted["verify_ratio"]))]
+        run = drafted.iloc[int(drafted["verify_ratio"].argmin())]
         signs.append(
             f"{_named(run)}, γ = {run['draft_length']}: a verification took "
             f"{run['verify_ratio']:.2f} of the time of a token of the target alone"

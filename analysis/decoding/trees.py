@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from ..rules import StrictGreedy, Tree
-from ..trees.acceptance import index_entropy, measured_rates, tunstall_upper
+from ..trees.acceptance import measured_rates, tunstall_upper
 from ..trees.entropy import races_entropy_upper
 from ..trees.topology import Floats, Topology, sequence, tree_tokens_per_call
 from .metrics import Decoded
@@ -25,7 +24,6 @@ SHAPES = {  # name in the configuration: printed name
     "optimal": "tau*",
     "dynamic": "dynamic",
 }
-ROUNDING = 1e-9  # nats
 RUN_COLUMNS = [
     *("run", "method", "scheme", "temperature", "group", "shape", "nodes", "levels", "calls"),
     *("tokens_per_call", "ci_low", "ci_high", "predicted", "first_level", "later_levels"),
@@ -47,7 +45,7 @@ def tree_runs(decoded: Decoded, resamples: int, confidence: float, seed: int) ->
     table = _described(decoded)
     if table.empty:
         return table
-    by_group = {group: rates(decoded, table, str(group)) for group in table["group"].unique()}
+    by_group = {group: rates(decoded, table, group) for group in table["group"].unique()}
     table["predicted"] = [
         _predicted(shape_of(decoded, run), by_group[group])
         for run, group in zip(table["run"], table["group"], strict=True)
@@ -71,46 +69,32 @@ def rates(decoded: Decoded, table: pd.DataFrame, group: str) -> Floats:
     return measured_rates(levels["accepted"].to_numpy(), levels["children"].to_numpy())
 
 
-def entropies(decoded: Decoded, table: pd.DataFrame, *resampling: Any) -> pd.DataFrame:
-    """Return KL, H[R] and the bounds of arXiv 2504.15475 beside the measured tokens, in nats.
+def entropies(decoded: Decoded, table: pd.DataFrame) -> pd.DataFrame:
+    """Return KL, H[R] and the bounds of arXiv 2504.15475 on it and on the tokens, in nats.
 
     Args:
-        decoded: contexts, calls and levels.
+        decoded: with its contexts.
         table: its `tree_runs`.
-        resampling: resamples, confidence and seed of the bootstrap over prompts.
 
     Returns:
-        A row a group that draws or races: kl and entropy, means over contexts with their intervals
-        (`_ci_low`, `_ci_high`), the latter H[R] of independent drafts (3); below, the contexts
-        where it is less than KL, against (6); entropy_upper, the mean of the bound (8), NaN for
-        GSS; zero_order, H of the R that decoding measured, with all later indices as one; the
-        largest tree of fixed shape: nodes, tokens_per_call, and theorem, its bound (5).
+        A row a group that draws or races: kl and entropy, means over contexts, the latter H[R] of
+        independent drafts (3); entropy_upper, the mean of the bound (8), NaN for GSS; and theorem,
+        the bound (5) on the tokens per call of the largest tree of fixed shape.
     """
-    bootstrap, rows = decoded.bootstrap(*resampling), []
+    rows = []
+    temperatures = decoded.runs["temperature"]
     for group, runs in table[table["scheme"].isin(ENTROPY)].groupby("group", sort=False):
-        scheme, run = str(runs["scheme"].iloc[0]), int(runs["run"].iloc[0])
-        temperatures = decoded.contexts["run"].map(decoded.runs["temperature"])
-        contexts = decoded.contexts[temperatures == decoded.runs["temperature"][run]]
-        fixed = runs[runs["shape"] != SHAPES["dynamic"]]
-        if contexts.empty or fixed.empty:
+        scheme = runs["scheme"].iloc[0]
+        at_temperature = decoded.contexts["run"].map(temperatures) == runs["temperature"].iloc[0]
+        contexts = decoded.contexts[at_temperature]
+        sizes = runs["nodes"][runs["shape"] != SHAPES["dynamic"]]
+        if contexts.empty or sizes.empty:
             continue
-        rests = rates(decoded, table, str(group))
-        largest = fixed.nlargest(1, "nodes").iloc[0]
-        row: dict[str, Any] = {"group": group, "scheme": scheme, "contexts": len(contexts)}
-        for name, column in (("kl", "kl"), ("entropy", ENTROPY[scheme])):
-            sums, counts = decoded.by_prompt(contexts.assign(run=0, count=1), column, "count")
-            mean, low, high = bootstrap.ratio(sums[:, 0], counts[:, 0])
-            row |= {name: mean, f"{name}_ci_low": low, f"{name}_ci_high": high}
-        uppers = contexts["kl"].map(races_entropy_upper if scheme == ERSS else lambda _: math.nan)
-        rows.append(row | {
-            "below": int((contexts[ENTROPY[scheme]] < contexts["kl"] - ROUNDING).sum()),
-            "entropy_upper": float(uppers.mean()),
-            "zero_order": index_entropy(np.append(rests, max(0.0, 1 - rests.sum()))),
-            "nodes": int(largest["nodes"]), "tokens_per_call": largest["tokens_per_call"],
-            "theorem": tunstall_upper(
-                row["entropy"], decoded.vocabulary, int(largest["nodes"]), tight=False
-            ),
-        })  # fmt: skip
+        kl, entropy = contexts["kl"], contexts[ENTROPY[scheme]].mean()
+        upper = kl.map(races_entropy_upper).mean() if scheme == ERSS else math.nan
+        theorem = tunstall_upper(entropy, decoded.vocabulary, int(sizes.max()), tight=False)
+        rows.append({"group": group, "kl": kl.mean(), "entropy": entropy})
+        rows[-1] |= {"entropy_upper": upper, "theorem": theorem}
     return pd.DataFrame(rows)
 
 

@@ -164,6 +164,6 @@ def _of_source(decoded: Decoded, source: str) -> pd.DataFrame:
         table[table["prompt_id"].isin(prompts)]
         for table in (decoded.data, decoded.answers, decoded.calls)
     )
-    speedups = speed.speedups(replace(decoded, data=data, answers=answers), 1, 0.5, 0)[["speedup"]]
+    whole = speed.throughput(replace(decoded, data=data, answers=answers), 1, 0.5, 0)
     tau = calls.groupby("run")["emitted"].mean()
-    return speedups.assign(tau=tau, ci_low=math.nan, ci_high=math.nan)
+    return whole[["speedup"]].assign(tau=tau, ci_low=math.nan, ci_high=math.nan)

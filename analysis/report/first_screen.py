@@ -223,7 +223,7 @@ def _solved(target: Target, eps: float) -> list[Row]:
         if dist is None or max(rule.minimum_k for rule in searched.rules) > dist.k:
             continue  # an engine's log has too few log-probabilities
         steps = target.bootstrap, target.trajectories
-        (found,) = solve(dist, searched, eps, [Goal(share=SHARE)], *steps)
+        (found,) = solve(dist, searched, eps, [Goal(SHARE)], *steps)
         (rule, last), parameter = searched.rules, searched.parameter
         fixed = [f", {symbol(x)} = {y:g}" for x, y in rule.parameters.items() if x != parameter]
         end = "least" if searched.value(last) > searched.value(rule) else "most"

@@ -184,8 +184,7 @@ def _of_table4(results: Results) -> list[Rule]:
     return [
         rule
         for rule in results.certified
-        if (type(rule) is TopMAdditive and rule.convention == "rank")
-        or (rule.own and isinstance(rule.parameters.get("m"), int))
+        if type(rule) is TopMAdditive or (rule.own and isinstance(rule.parameters.get("m"), int))
     ]
 
 

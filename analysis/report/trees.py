@@ -40,25 +40,22 @@ ENTROPIES = {"kl": "KL", "entropy": "H[R]", "entropy_upper": "at most (8)", "the
 def trees(decoded: Sequence[Decoded], statistics: Resampling) -> tuple[Table | None, Figure | None]:
     """Return the table and the figure of the methods that drafted trees; None without any."""
     runs = [tree_runs(pair, *statistics) for pair in decoded]
-    table = trees_table(decoded, runs, statistics)
+    table = trees_table(decoded, runs)
     return table, trees_figure(decoded, runs)
 
 
-def trees_table(
-    decoded: Sequence[Decoded], runs: Sequence[pd.DataFrame], statistics: Resampling
-) -> Table | None:
+def trees_table(decoded: Sequence[Decoded], runs: Sequence[pd.DataFrame]) -> Table | None:
     """Return the measured and predicted tokens per call of every tree; None without trees.
 
     Args:
         decoded: of every target.
         runs: their `analysis.decoding.trees.tree_runs`.
-        statistics: of the bootstrap.
     """
     frames = []
     for pair, table in zip(decoded, runs, strict=True):
         frame = _trees(pair, table)
         if len(frame) and len(pair.contexts):
-            found = entropies(pair, table, *statistics)
+            found = entropies(pair, table)
             if len(found):
                 frame = frame.join(found.set_index("group")[[*ENTROPIES]], on="group")
         frames.append(frame.assign(target=pair.target))
@@ -128,9 +125,8 @@ def predicted_curves(acceptance: Floats, largest: int) -> dict[str, Curve]:
             points.append((len(tree), tree_tokens_per_call(tree, acceptance)))
         if points:
             curves[SHAPES[name]] = _curve(points)
-    best = best_trees(acceptance, largest)[0]
-    possible = np.isfinite(best)
-    curves[SHAPES["optimal"]] = (np.arange(largest + 1.0)[possible][1:], best[possible][1:])
+    best = best_trees(acceptance, largest)[1]
+    curves[SHAPES["optimal"]] = (np.arange(1.0, len(best)), best[1:])
     return curves
 
 

@@ -57,22 +57,17 @@ class PromptBootstrap:
         seed: int,
         clusters: Integers | None = None,
     ) -> None:
-        """Draw `resamples` resamples of the prompts; intervals have the given `confidence`.
+        """Draw B = `resamples` resamples; intervals have the given `confidence`.
 
         Args:
-            prompts: (N,) index of the prompt, or answer, of each step.
+            prompts: (N,) index of the prompt, or answer, of each step, 0 .. P-1, none without one.
             resamples: B.
             confidence: of all intervals.
             seed: of the draws.
             clusters: (P,) index of the prompt that each answer belongs to; None if each is alone.
-
-        Raises:
-            ValueError: there is no step, or an index without one.
         """
         self.prompts = np.asarray(prompts, dtype=np.intp)
         self.steps = np.bincount(self.prompts)
-        if len(self.prompts) == 0 or not self.steps.all():
-            raise ValueError("every prompt needs at least one step: number the prompts 0 .. P-1")
         cluster = np.arange(len(self.steps)) if clusters is None else np.asarray(clusters)
         self.count = int(cluster.max()) + 1
         drawn = min(self.count, MOST_CLUSTERS)
@@ -144,9 +139,7 @@ class PromptBootstrap:
 
         The quantile at a share q is the smallest value that at least a share q of the steps does
         not exceed, so it is always an observed value, possibly +inf. Each resample is a weighting
-        of the sorted steps. Its quantiles are located in two levels, first the block of sorted
-        steps by the weights of the blocks, then the step in the block: O(B (C N/b + Q b)) for
-        blocks of b.
+        of the sorted steps, searched first by blocks of b, then inside one: O(B (C N/b + Q b)).
         """
         size = len(values)
         order = np.argsort(values, kind="stable")
@@ -222,16 +215,9 @@ def rank(level: float | Floats, count: int | NDArray[np.generic]) -> Integers:
 def summarise(
     values: Floats, ceiling: float, bootstrap: PromptBootstrap
 ) -> dict[str, dict[str, float]]:
-    """Return mean, median, p5 and p25 of (N,) values, each with its interval over prompts.
+    """Return mean, median, p5 and p25 of (N,) certificates, each as value, ci_low and ci_high.
 
-    Args:
-        values: lower ends of certificates in nats, +inf where the rejection region is empty.
-        ceiling: the rule's ceiling in nats, which replaces +inf in means: log 2, or log(m+1) for a
-            tree. A quantile at an empty region is +inf.
-        bootstrap: the prompts of the steps and their resamples.
-
-    Returns:
-        For each statistic value, ci_low and ci_high.
+    In means the rule's ceiling replaces +inf, an empty rejection region; quantiles may be +inf.
     """
     mean = bootstrap.share(np.where(np.isinf(values), ceiling, values))
     points, draws = bootstrap.quantiles(values, list(QUANTILES.values()))
@@ -258,12 +244,7 @@ def survival(
 
 
 def top_probability(dist: TopK, ranks: Sequence[int]) -> Floats:
-    """Return the probability of the k most probable tokens at N steps for R values of k, (N, R).
-
-    Args:
-        dist: the steps; K at least the largest of `ranks`.
-        ranks: numbers of tokens, increasing.
-    """
+    """Return the probability of the k most probable tokens at N steps, (N, R), of k in `ranks`."""
     total = np.cumsum(dist.probs[:, : max(ranks)], axis=1)
     mass: Floats = np.minimum(total[:, np.asarray(ranks) - 1], 1.0)  # rounding can exceed 1
     return mass

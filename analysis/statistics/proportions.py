@@ -17,12 +17,7 @@ def proportion(right: int, items: int, confidence: float) -> tuple[float, float]
 
     >>> [round(end, 4) for end in proportion(0, 10, 0.95)]
     [0.0, 0.2775]
-
-    Raises:
-        ValueError: there are no items, or `right` exceeds their number.
     """
-    if not 0 <= right <= items or items == 0:
-        raise ValueError(f"{right} of {items} is not a proportion")
     low, high = binomtest(right, items).proportion_ci(confidence, method="wilson")
     return float(low), float(high)
 
@@ -31,22 +26,18 @@ def difference(lost: int, won: int, items: int, confidence: float) -> tuple[floa
     """Return the interval of the second proportion minus the first (Agresti and Min 2005).
 
     Wald's interval after adding 1/2 to each of the four cells of the paired table, so its width is
-    positive even without discordant pairs.
+    positive even without discordant pairs. It is too narrow where one cell is next to empty: at
+    0.95 and 316 items a true loss of 5 points is excluded in up to 4.4 % of samples, not 2.5 %.
 
     Args:
         lost: c, items that only the first has right.
         won: b, items that only the second has right.
-        items: number of all items, concordant ones included.
+        items: number of all items, at least 1, concordant ones included.
         confidence: of the interval.
 
     >>> [round(end, 3) for end in difference(0, 0, 100, 0.95)]
     [-0.019, 0.019]
-
-    Raises:
-        ValueError: there are no items, or the discordant pairs exceed their number.
     """
-    if min(lost, won) < 0 or lost + won > items or items == 0:
-        raise ValueError(f"{lost} lost and {won} won of {items} items is not a paired table")
     size = items + 2
     mean = (won - lost) / size
     half = NormalDist().inv_cdf((1 + confidence) / 2) * math.sqrt(

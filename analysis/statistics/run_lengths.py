@@ -35,14 +35,9 @@ RANDOM = f"random_{RANDOM_CAP}"
 def step_sums(certified: Flags, trajectories: Trajectories) -> dict[str, Integers]:
     """Return the sums behind the estimators over the steps of each trajectory, (P,) each.
 
-    Args:
-        certified: (N,) whether each step's certificate is above the level.
-        trajectories: of the steps.
-
-    Returns:
-        steps, failures, certified_ends (0 or 1), runs (maximal certified ones), from_any (the sum
-        of min(run from a start, RANDOM_CAP) over all starts) and any_cut, the starts whose run the
-        trajectory's end cuts before this cap.
+    steps, failures, certified_ends (0 or 1), runs (maximal certified ones), from_any (the sum of
+    min(run from a start, RANDOM_CAP) over all starts) and any_cut, the starts whose run the
+    trajectory's end cuts before this cap.
     """
     starts, ends, step = trajectories.starts, trajectories.ends, np.arange(len(certified))
     begins = certified & ~np.roll(certified, 1)
@@ -72,8 +67,8 @@ def run_lengths(
     Args:
         certificates: (N,) in nats, lower ends where they are intervals, +inf where always accepted.
         eps: KL levels in nats.
-        trajectories: the trajectory of each step.
-        bootstrap: resamples of the prompts, in the order of `trajectories`.
+        trajectories: of the N steps.
+        bootstrap: over the same prompts.
 
     Returns:
         One row a level and estimator: `value`, its interval `ci_low` and `ci_high`, `cut`, the

@@ -1,4 +1,4 @@
-"""Trajectories among the steps of a study: their bounds, calls and repeated passages.
+"""Trajectories among the steps of a study: their bounds and verification calls.
 
 Prefill emits the first token of a trajectory, so the first draft is for the second token. A
 verification call drafts up to gamma tokens, accepts those before the first rejected one, and emits
@@ -23,7 +23,6 @@ from .bootstrap import Flags, Integers
 # A length is a lower bound if trajectories' ends cut more than this share of its segments: long_run
 # then exceeds per_call by more than a ninth.
 CENSORED = 0.1
-LENGTH = 16  # tokens of a passage; in practice only loops and lists repeat this many
 
 
 @dataclass(frozen=True)
@@ -84,13 +83,12 @@ class Calls(NamedTuple):
 
 
 class CallCounts(NamedTuple):
-    """Verification calls of each trajectory.
+    """Verification calls of each trajectory, (P,) each.
 
     Attributes:
-        calls: (P,) number of calls.
-        tokens: (P,) emitted tokens, all but the first, which prefill emits.
-        cut: (P,) number of calls cut by a trajectory's end, 0 or 1; meaningful for drafts of
-            unlimited length.
+        calls: number of calls.
+        tokens: emitted tokens, all but the first, which prefill emits.
+        cut: number of calls cut by a trajectory's end, 0 or 1; for drafts of unlimited length.
     """
 
     calls: Integers
@@ -109,9 +107,6 @@ def calls_along(accepted: Flags, trajectories: Trajectories, draft_length: int |
         trajectories: of the N steps.
         draft_length: gamma, at least 1; None for drafts of unlimited length.
 
-    Raises:
-        ValueError: the draft length is below 1, or `accepted` is for other steps.
-
     Examples:
         >>> steps = Trajectories.from_positions(np.arange(6))
         >>> accepted = np.array([0, 1, 1, 0, 1, 0], dtype=bool)
@@ -119,10 +114,6 @@ def calls_along(accepted: Flags, trajectories: Trajectories, draft_length: int |
         [[2, 2], [2, 1], [3, 2]]
     """
     ends = trajectories.ends[trajectories.prompts]
-    if accepted.shape[-1] != len(ends):
-        raise ValueError(f"accepted {accepted.shape} is not allowed: give (D, {len(ends)})")
-    if draft_length is not None and draft_length < 1:
-        raise ValueError(f"draft_length={draft_length!r} is not allowed: give an integer of >= 1")
     ahead = _accepted_ahead(np.atleast_2d(accepted), ends)
     if draft_length is not None:
         ahead = np.minimum(ahead, draft_length)
@@ -150,8 +141,6 @@ def count_calls(
     earlier step on there are no fewer calls. If a step is accepted at some depths only, this holds
     nearly: a call that ends earlier may let the next one begin at a step that is accepted at depth
     1 but not deeper.
-
-    Arguments and errors as for `calls_along`.
     """
     found, size = calls_along(accepted, trajectories, draft_length), len(trajectories.starts)
     return CallCounts(
@@ -190,34 +179,3 @@ def acceptance_by_position(tested: Integers, accepted: Integers) -> tuple[Intege
     """
     position = np.arange(1, 1 + max(tested, default=0))[:, None]
     return (tested >= position).sum(axis=1), (accepted >= position).sum(axis=1)
-
-
-def inside_repeats(tokens: NDArray[np.integer], prompts: Integers, length: int = LENGTH) -> Flags:
-    """Return (N,) whether each step lies inside a repeated n-gram of its answer, n = `length`.
-
-    Step t of an answer does if its last n tokens, t - n + 1 to t, occurred before in the same
-    answer, as the tokens s - n + 1 to s for some s < t. The two may overlap, as in a loop shorter
-    than n. So the first n steps never do; in a repeated passage the steps from its n-th token on
-    do.
-
-    Args:
-        tokens: (N,) token emitted at each step, answer by answer.
-        prompts: (N,) index of each step's answer.
-        length: n.
-
-    Returns:
-        (N,) flags.
-
-    Examples:
-        >>> inside_repeats(np.array([7, 8, 9, 7, 8, 9, 8]), np.zeros(7, dtype=int), 2).astype(int)
-        array([0, 0, 0, 0, 1, 1, 0])
-    """
-    inside = np.zeros(len(tokens), dtype=bool)
-    seen: set[tuple[int, bytes]] = set()
-    for end in range(length, len(tokens) + 1):
-        begin = end - length
-        if prompts[begin] == prompts[end - 1]:
-            passage = (int(prompts[begin]), tokens[begin:end].tobytes())
-            inside[end - 1] = passage in seen
-            seen.add(passage)
-    return inside

@@ -92,10 +92,5 @@ def _entropy(masses: Floats, widths: Floats) -> float:
 
 
 def races_entropy_upper(kl: float) -> float:
-    """Return the bound (8) on H[R] of races in nats: KL + log(KL / log 2 + 1) + 4 log 2.
-
-    Examples:
-        >>> round(races_entropy_upper(0.0) / math.log(2), 9)  # 4 bits
-        4.0
-    """
+    """Return the bound (8) on H[R] of races in nats: KL + log(KL / log 2 + 1) + 4 log 2."""
     return kl + math.log1p(kl / math.log(2)) + 4 * math.log(2)

@@ -20,10 +20,7 @@ ROOT = -1
 
 @dataclass(frozen=True)
 class Topology:
-    """The shape of a draft tree.
-
-    Attributes:
-        parents: parent of each of the n nodes, -1 for the text so far.
+    """The shape of a draft tree, from the parent of each of its n nodes.
 
     Raises:
         ValueError: a node does not come after its parent.
@@ -79,15 +76,8 @@ class Topology:
         return self.parents == tuple(range(ROOT, len(self) - 1))
 
     def by_level(self) -> Topology:
-        """Return the tree with nodes renumbered by depth, siblings in order.
-
-        Examples:
-            >>> Topology((-1, 0, -1)).by_level()
-            Topology(parents=(-1, -1, 0))
-        """
-        order = sorted(range(len(self)), key=self.depths.__getitem__)
-        number = {ROOT: ROOT, **{node: place for place, node in enumerate(order)}}
-        return Topology(tuple(number[self.parents[node]] for node in order))
+        """Return the tree with nodes renumbered by depth, siblings in order."""
+        return self._of(sorted(range(len(self)), key=self.depths.__getitem__))
 
     def within(self, depth: int) -> Topology:
         """Return the tree without nodes below `depth`; drafts are cut so where an answer ends.
@@ -96,11 +86,12 @@ class Topology:
             >>> symmetric(2, 3).within(1)
             Topology(parents=(-1, -1))
         """
-        number = {ROOT: ROOT}
-        for node, node_depth in enumerate(self.depths):
-            if node_depth <= depth:
-                number[node] = len(number) - 1
-        return Topology(tuple(number[self.parents[node]] for node in number if node != ROOT))
+        return self._of([node for node, at in enumerate(self.depths) if at <= depth])
+
+    def _of(self, nodes: Sequence[int]) -> Topology:
+        """Return the tree of some nodes, whose parents are among them, numbered in this order."""
+        number = {ROOT: ROOT, **{node: place for place, node in enumerate(nodes)}}
+        return Topology(tuple(number[self.parents[node]] for node in nodes))
 
 
 @dataclass(frozen=True)
@@ -134,20 +125,13 @@ class DynamicTree:
 def expansion(widths: Sequence[int]) -> Topology:
     """Return the tree in which each node of level i - 1 has widths[i - 1] children.
 
-    Raises:
-        ValueError: a width is below 1.
-
     Examples:
         >>> expansion([2, 1])
         Topology(parents=(-1, -1, 0, 1))
     """
     parents: list[int] = []
     level = [ROOT]
-    for level_index, width in enumerate(widths):
-        if width < 1:
-            raise ValueError(
-                f"widths[{level_index}]={width} is not allowed: give an integer of at least 1"
-            )
+    for width in widths:
         grown = [parent for parent in level for _ in range(width)]
         level = list(range(len(parents), len(parents) + len(grown)))
         parents += grown
@@ -161,14 +145,11 @@ def sequence(k: int) -> Topology:
 
 def batch(k: int) -> Topology:
     """Return k alternatives for a single token."""
-    return expansion([k] if k else [])
+    return expansion([k])
 
 
 def symmetric(m: int, depth: int) -> Topology:
-    """Return the tree in which every node has m children: m + m^2 + ... + m^depth nodes.
-
-    Section 3.3 of arXiv 2606.30265.
-    """
+    """Return the tree in which every node has m children (Section 3.3 of arXiv 2606.30265)."""
     return expansion([m] * depth)
 
 

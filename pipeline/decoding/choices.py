@@ -33,15 +33,15 @@ Drawn = tuple[Tensor, Tensor, Tensor | None]
 
 
 class Noise:
-    """The random numbers of one prompt."""
+    """The random numbers of one prompt, at positions 0 .. steps of its answer.
+
+    Entry i depends on (seed, prompt_id, i) only. A call reaches `draft_length` positions beyond the
+    first that is not settled.
+    """
 
     def __init__(
         self, seed: int, prompt_id: str, steps: int, device: torch.device, draft_length: int
     ) -> None:
-        """Make those of positions 0 .. steps; entry i depends on (seed, prompt_id, i) only.
-
-        A call reaches `draft_length` positions beyond the first that is not settled.
-        """
         key = hashlib.sha256(f"decoding\n{seed}\n{prompt_id}".encode()).digest()
         self._key = int.from_bytes(key[:16], "little")
         self._device, self._reach, self._steps = device, draft_length, steps
@@ -83,10 +83,14 @@ class Noise:
 class Greedy:
     """The most probable token; of equal ones the first."""
 
-    temperature = 0.0
-
     def __call__(self, logits: Tensor, position: int, tree: Topology) -> Tensor:  # noqa: ARG002
-        """Return the tokens (n,) for rows of logits (n, V); see `Race`."""
+        """Return the tokens (n + 1,) for rows of logits (n + 1, V).
+
+        Args:
+            logits: after the text, and after each of the drafted tokens.
+            position: of the token after the text.
+            tree: the shape of the draft.
+        """
         return argmax(logits)
 
     def draft(self, logits: Tensor, position: int, depth: int, width: int) -> Drawn:
@@ -104,17 +108,10 @@ class Race(Greedy):
     """The winner of an exponential race in log space; drafter and target run the same race."""
 
     def __init__(self, temperature: float, noise: Noise) -> None:
-        """Race with the arrival times of `noise`."""
         self.temperature, self._noise = temperature, noise
 
     def __call__(self, logits: Tensor, position: int, tree: Topology) -> Tensor:
-        """Return the tokens (n + 1,) for rows of logits (n + 1, V).
-
-        Args:
-            logits: after the text, and after each of the drafted tokens.
-            position: of the token after the text.
-            tree: the shape of the draft.
-        """
+        """Return the winners (n + 1,); see `Greedy`."""
         end = position + tree.depth + 1
         log_times = self._noise.log_times(position, end, logits.shape[1])
         if not tree.is_chain:
@@ -139,15 +136,17 @@ class DrawnRace(Race):
 
 
 class Inversion:
-    """A draw from the tempered distribution by inversion of its cumulated probabilities."""
+    """A draw from the tempered distribution by inversion of its cumulated probabilities.
+
+    It uses the uniform numbers of `noise` that serve `purpose`.
+    """
 
     def __init__(self, temperature: float, noise: Noise, purpose: int) -> None:
-        """Draw with the uniform numbers of `noise` that serve `purpose`."""
         self.temperature = temperature
         self._uniforms = noise.uniforms[:, purpose].copy()
 
     def __call__(self, logits: Tensor, position: int, tree: Topology) -> Tensor:  # noqa: ARG002
-        """Return the tokens (n,) for rows of logits (n, V); `position` is that of the first."""
+        """Return the draws (n,) for rows of logits (n, V); see `Greedy`."""
         uniforms = self._uniforms[position : position + len(logits)]
         return invert(self.weights(logits), send(uniforms, logits.device))
 

@@ -23,32 +23,23 @@ RUN = (  # fields of a method
 def read_decoded(target: str, drafter: str, artifact: Artifact) -> Decoded:
     """Read the decoded answers of a target with a drafter, both given by their printed names."""
     facts = artifact.facts
-
-    def frame(name: str) -> pd.DataFrame:
-        return artifact.read(name).to_pandas()
-
     methods = [read_method(run) for run in facts["runs"]]
+    rules = {method.rule.label: method.rule for method in methods if method.rule is not None}
     printed: dict[str, Any] = {
         "rule": [None if method.rule is None else method.rule.label for method in methods],
         "tree": [run.get("shape") for run in facts["runs"]],
     }
-    rules = {method.rule.label: method.rule for method in methods if method.rule is not None}
+    files = {"answers": "timings/runs", "spans": "timings/calls"}
+    files |= {name: name for name in ("data", "calls", "trajectory", "levels", "contexts")}
+    tables = {name: artifact.read(file).to_pandas() for name, file in files.items()}
     return Decoded(
         target,
         drafter,
         _runs(methods, *RUN).assign(**printed),
-        frame("data").drop(
-            columns=["token_ids", "method", "drafter", "draft_length", "temperature"]
-        ),
-        calls=frame("calls"),
-        answers=frame("timings/runs"),
-        spans=frame("timings/calls"),
-        trajectory=frame("trajectory"),
         size=facts["bytes"],
         rules=rules,
-        levels=frame("levels"),
-        contexts=frame("contexts"),
         vocabulary=facts["vocab_size"],
+        **tables,
     )
 
 
@@ -80,11 +71,10 @@ def read_answered(target: str, artifact: Artifact) -> Answered:
         "rule": [method.rule for method in methods],
         "exact": [method.lossless and method.sampling != SPECULATIVE for method in methods],
     }
-    data = artifact.read().to_pandas()
     return Answered(
         target,
         facts["tasks"],
         _runs(methods, "drafter", "draft_length", "temperature").assign(**more),
-        data.drop(columns=["token_ids", "method", "drafter"]),
+        artifact.read().to_pandas().drop(columns=["token_ids", "method", "drafter"]),
         seconds=artifact.read("timings/runs").to_pandas(),
     )

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from analysis.decoding.lookup import lookup_draft
+from analysis.decoding.lookup import continuation
 from analysis.trees.topology import DynamicTree, Topology
 from pipeline.decoding.choices import Choice, Greedy
 from pipeline.decoding.shapes import Draft, Fixed, Grown, Walk, chain, readable, within
@@ -20,7 +20,7 @@ TreeShape = Topology | DynamicTree
 
 
 class Drafter:
-    """Proposes tokens that may follow a text.
+    """Proposes tokens that may follow a text; this one nothing: plain autoregressive decoding.
 
     Attributes:
         layers: after how many of the target's layers it reads hidden states; empty is none.
@@ -31,18 +31,21 @@ class Drafter:
     layers: tuple[int, ...] = ()
     tree: TreeShape | None = None
 
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+
     def begin(self, prompt: Tensor, capacity: int, hidden: Tensor | None) -> None:
         """Read the prompt (1, n) of a text of at most `capacity` tokens.
 
         `hidden` (1, n, layers, d) are the target's hidden states after each token of the prompt.
         """
 
-    def propose(self, tokens: Sequence[int], count: int, position: int) -> Draft:
+    def propose(self, tokens: Sequence[int], count: int, position: int) -> Draft:  # noqa: ARG002
         """Propose up to `count` tokens in a row after `tokens` (prompt and answer so far).
 
         `position` is that of the first proposed token in the answer.
         """
-        raise NotImplementedError
+        return nothing(self.device)
 
     def accept(self, length: int, path: Sequence[int], hidden: Tensor | None) -> None:
         """Roll back to the first `length` tokens of the text and the accepted drafted tokens.
@@ -52,48 +55,35 @@ class Drafter:
         """
 
 
-class Nothing(Drafter):
-    """Proposes nothing: plain autoregressive decoding."""
-
-    def __init__(self, device: torch.device) -> None:
-        """Return drafts on `device`."""
-        self._draft = nothing(device)
-
-    def propose(self, tokens: Sequence[int], count: int, position: int) -> Draft:  # noqa: ARG002
-        """Return an empty draft."""
-        return self._draft
-
-
 class ModelDrafter(Drafter):
     """Decodes with a smaller model, one pass a level."""
 
     def __init__(
         self, model: LanguageModel | HiddenDrafter, choice: Choice, tree: TreeShape | None = None
     ) -> None:
-        """Choose the drafted tokens with `choice`."""
+        super().__init__(model.device)
         self.tree = tree
         self.layers = model.layers if isinstance(model, HiddenDrafter) else ()
         self._model, self._choice = model, choice
         self._columns: Mapping[int, int] = {}  # of the nodes read
 
     def begin(self, prompt: Tensor, capacity: int, hidden: Tensor | None) -> None:  # noqa: ARG002
-        """Read the prompt (1, n) of a text of at most `capacity` tokens."""
+        """Read the prompt."""
         self._text = Texts(self._model, capacity + room(self.tree), drafts=True)
         self._text.read(prompt)
 
     def propose(self, tokens: Sequence[int], count: int, position: int) -> Draft:
         """Decode `count` tokens in a row, or a tree as deep, level by level."""
-        device, dtype = self._model.device, self._model.dtype
         if count == 0:
-            return nothing(device)
+            return nothing(self.device)
         levels: Fixed | Grown
         if isinstance(self.tree, DynamicTree):
             assert isinstance(self._choice, Greedy)  # others are refused: they need a fixed shape
             levels = Grown(self.tree, count, self._choice, position)
         else:
             cut = chain(count) if self.tree is None else within(self.tree, count)
-            levels = Fixed(cut, self._choice, position, device)
-        walk = Walk(device, dtype)
+            levels = Fixed(cut, self._choice, position, self.device)
+        walk = Walk(self.device, self._model.dtype)
         levels.add(self._read_text(tokens))
         for _ in range(1, levels.depth):
             nodes, above = levels.inner()
@@ -104,7 +94,7 @@ class ModelDrafter(Drafter):
 
     def _read_text(self, tokens: Sequence[int]) -> Tensor:
         """Return the logits (1, V) after the text; only its new tokens are read."""
-        new = send(tokens[self._text.length :], self._model.device)
+        new = send(tokens[self._text.length :], self.device)
         return self._text.extend(new[None])[0, -1:]
 
     def _read_nodes(self, ids: Tensor, above: Tensor | None, tree: TreePass | None) -> Tensor:  # noqa: ARG002
@@ -113,7 +103,7 @@ class ModelDrafter(Drafter):
 
     def accept(self, length: int, path: Sequence[int], hidden: Tensor | None) -> None:  # noqa: ARG002
         """Roll the cache back to the text and the part of the path that was read."""
-        self._text.keep(length, [self._columns[task] for task in path if task in self._columns])
+        self._text.keep(length, [self._columns[node] for node in path if node in self._columns])
 
 
 class HeadDrafter(ModelDrafter):
@@ -122,7 +112,7 @@ class HeadDrafter(ModelDrafter):
     _model: HiddenDrafter
 
     def begin(self, prompt: Tensor, capacity: int, hidden: Tensor | None) -> None:
-        """Read the prompt (1, n) of a text of at most `capacity` tokens."""
+        """Read the prompt, each token but the first after the hidden state before it."""
         assert hidden is not None
         self._text = Texts(self._model, capacity + room(self.tree), drafts=True)
         self._pending = hidden  # (1, n, layers, d), of tokens whose next has no entry yet
@@ -139,7 +129,7 @@ class HeadDrafter(ModelDrafter):
         return logits[0]
 
     def _read_text(self, tokens: Sequence[int]) -> Tensor:
-        return self._settle(send(tokens[self._settled + 1 :], self._model.device)[None])
+        return self._settle(send(tokens[self._settled + 1 :], self.device)[None])
 
     def _read_nodes(self, ids: Tensor, above: Tensor | None, tree: TreePass | None) -> Tensor:
         features = self._outputs if above is None else self._outputs[:, above]
@@ -156,26 +146,16 @@ class HeadDrafter(ModelDrafter):
 
 
 class PromptLookup(Drafter):
-    """Proposes the continuation of an earlier occurrence of the last few tokens."""
+    """Proposes the `continuation` of an earlier occurrence of the last few tokens."""
 
-    def __init__(
-        self, longest: int, draft_length: int, device: torch.device, match: str = "latest"
-    ) -> None:
-        """Look for the last `longest` tokens, then for fewer.
-
-        Args:
-            longest: tokens.
-            draft_length: of a full draft, which `propose` cuts.
-            device: of the drafts.
-            match: which occurrence, of `analysis.decoding.lookup.MATCHES`.
-        """
-        self._longest, self._length = longest, draft_length
-        self._device, self._match = device, match
+    def __init__(self, longest: int, device: torch.device, match: str = "latest") -> None:
+        super().__init__(device)
+        self._longest, self._match = longest, match
 
     def propose(self, tokens: Sequence[int], count: int, position: int) -> Draft:  # noqa: ARG002
         """Return up to `count` tokens that followed, none without an occurrence."""
-        following = lookup_draft(tokens, self._longest, self._length, self._match, count)
-        return Draft(send(following, self._device), chain(len(following)))
+        following = continuation(tokens, self._longest, count, self._match)
+        return Draft(send(following, self.device), chain(len(following)))
 
 
 def nothing(device: torch.device) -> Draft:
@@ -193,6 +173,6 @@ def room(tree: TreeShape | None) -> int:
 def model_drafter(
     model: LanguageModel | HiddenDrafter, choice: Choice, tree: TreeShape | None = None
 ) -> Drafter:
-    """Return the drafter of a model of either kind; for the arguments see `ModelDrafter`."""
+    """Return the drafter of a model of either kind."""
     kind = HeadDrafter if isinstance(model, HiddenDrafter) else ModelDrafter
     return kind(model, choice, tree)

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from analysis.trees.topology import ROOT, Topology
 from pipeline.decoding.choices import BrokenLogitsError
-from pipeline.decoding.drafters import Draft, Drafter, nothing, room
-from pipeline.decoding.shapes import verification_pass
+from pipeline.decoding.drafters import Drafter, nothing, room
+from pipeline.decoding.shapes import Draft, readable, verification_pass
 from pipeline.decoding.verify import Verifier
 from pipeline.errors import PipelineError
 from pipeline.models.devices import send
@@ -94,7 +94,7 @@ def decode(
             draft = drafter.propose(text, count, position)
             marks.append(mark(device))
 
-            ids = torch.cat([send(text[-1:], device), draft.ids])[None]
+            ids = torch.cat([send(text[-1:], device), readable(draft.tokens)])[None]
             logits = cache.extend(ids, verification_pass(draft.tree, device, dtype))[0]
             marks.append(mark(device))
 
@@ -157,25 +157,20 @@ def broken_logits(target: LanguageModel, model: str, position: int) -> PipelineE
 
 
 def reach(tree: Topology, goes_on: NDArray[np.bool_]) -> int:
-    """Return the most drafted tokens in a row of which none ends the answer.
-
-    Args:
-        tree: the shape of the draft.
-        goes_on: (n,) whether each drafted token leaves the answer open.
-    """
+    """Return the most drafted tokens in a row that all leave the answer open, `goes_on` (n,)."""
     reached = [0] * (len(tree) + 1)  # the last is the root
-    for task, parent in enumerate(tree.parents):
-        open_above = reached[parent] == (tree.depths[task] - 1)
-        reached[task] = reached[parent] + bool(open_above and goes_on[task])
+    for node, parent in enumerate(tree.parents):
+        open_above = reached[parent] == (tree.depths[node] - 1)
+        reached[node] = reached[parent] + bool(open_above and goes_on[node])
     return max(reached)
 
 
 def tested_levels(tree: Topology, path: Sequence[int]) -> tuple[tuple[int, int], ...]:
     """Return, along the accepted path, how many children there were, and which it took, from 1.
 
-    A path that ends at a task with children ends with a level at which none was accepted, 0.
+    A path that ends at a node with children ends with a level at which none was accepted, 0.
     """
-    tested = [(len(tree.children[tree.parents[task]]), tree.siblings[task]) for task in path]
+    tested = [(len(tree.children[tree.parents[node]]), tree.siblings[node]) for node in path]
     last = len(tree.children[path[-1] if path else ROOT])
     return (*tested, *([(last, 0)] if last else []))
 

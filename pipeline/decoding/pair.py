@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -22,7 +22,7 @@ from pipeline.decoding.choices import (
     Noise,
     Race,
 )
-from pipeline.decoding.drafters import Drafter, Nothing, PromptLookup, model_drafter
+from pipeline.decoding.drafters import Drafter, PromptLookup, model_drafter
 from pipeline.decoding.loop import Answer, check_prompt, decode
 from pipeline.decoding.verify import DrawnPath, Match, Relaxed, SpeculativeSampling, Verifier
 from pipeline.errors import PipelineError
@@ -59,24 +59,22 @@ class DecodingPair:
     steps: int
     seed: int
     lookup: int  # the most tokens that look-up matches
-    lookup_match: str = "latest"  # of analysis.decoding.lookup.MATCHES
+    lookup_match: str = "latest"  # or "earliest"
 
 
-def load_decoding_pair(task: Task, *, tokens: int, steps: int) -> DecodingPair:
+def load_decoding_pair(
+    task: Task, methods: Sequence[Method], tokenizer: Any, steps: int
+) -> DecodingPair:
     """Load both models and cut their logits to the rows that both have.
-
-    Args:
-        task: of stage decoding or accuracy.
-        tokens: the size of the tokenizer's vocabulary.
-        steps: the most tokens of an answer.
 
     Raises:
         PipelineError: a model can't read trees.
     """
     runtime, settings = task.runtime, task.settings
     target, drafter = load_pair(*runtime.models)
+    tokens = 1 + max(tokenizer.get_vocab().values())
     rows = common_rows(target.vocab_size, drafter.vocab_size, tokens, runtime.pair)
-    if any(method.tree is not None for method in runtime.methods):
+    if any(method.tree is not None for method in methods):
         for model in (target, drafter):
             if isinstance(model, LanguageModel):  # a head reads with attention of its own
                 model.check_trees()
@@ -84,7 +82,7 @@ def load_decoding_pair(task: Task, *, tokens: int, steps: int) -> DecodingPair:
         # reasons of failures are kept, and outlive the labels of today
         replace(target, vocab_size=rows, label="the target"),
         replace(drafter, vocab_size=rows, label="the drafter"),
-        runs=with_baselines(runtime.methods),
+        runs=with_baselines(methods),
         steps=steps,
         **{name: settings[name] for name in ("seed", "lookup", "lookup_match")},
     )
@@ -108,7 +106,7 @@ def or_reason(work: Callable[[], T], device: torch.device) -> tuple[T | None, st
 def check_fits(pair: DecodingPair, prompt: Prompt) -> None:
     """Check that a prompt and its answer fit into the contexts of the models that decode it."""
     models = [pair.target]
-    if isinstance(pair.drafter, LanguageModel) and any(run.uses_model for run in pair.runs):
+    if isinstance(pair.drafter, LanguageModel) and any(run.drafter == "model" for run in pair.runs):
         models.append(pair.drafter)
     for model in models:
         check_prompt(model, prompt.token_ids, pair.steps)
@@ -118,20 +116,14 @@ def decode_timed(
     pair: DecodingPair, method: Method, prompt: Prompt, steps: int
 ) -> tuple[Answer, int | None]:
     """Decode one prompt with one method; return the answer and the peak of CUDA memory."""
-    device = pair.target.device
-    noise = Noise(pair.seed, prompt.prompt_id, steps, device, draft_length=method.draft_length)
+    device, length = pair.target.device, method.draft_length
+    noise = Noise(pair.seed, prompt.prompt_id, steps, device, draft_length=length)
     choice, verifier = scheme_of(method, noise)
+    drafter = drafter_of(pair, method, choice)
     cuda = device.type == "cuda"
     if cuda:
         torch.cuda.reset_peak_memory_stats(device)
-    answer = decode(
-        pair.target,
-        drafter_of(pair, method, choice),
-        verifier,
-        prompt.token_ids,
-        method.draft_length,
-        steps,
-    )
+    answer = decode(pair.target, drafter, verifier, prompt.token_ids, length, steps)
     return answer, torch.cuda.max_memory_allocated(device) if cuda else None
 
 
@@ -157,9 +149,9 @@ def drafter_of(pair: DecodingPair, method: Method, choice: Choice) -> Drafter:
     """Return the drafter of `method`, whose tokens are chosen by `choice`."""
     device, tree = pair.target.device, method.topology
     if method.drafter == "none":
-        return Nothing(device)
+        return Drafter(device)
     if method.drafter == "prompt_lookup":
-        return PromptLookup(pair.lookup, method.draft_length, device, pair.lookup_match)
+        return PromptLookup(pair.lookup, device, pair.lookup_match)
     return model_drafter(pair.drafter, choice, tree)
 
 
@@ -184,21 +176,13 @@ def scheme_of(method: Method, noise: Noise) -> tuple[Choice, Verifier]:
 
 def run_facts(method: Method) -> Json:
     """Return a record's facts on a run: its name, settings, and the shape of its tree."""
-    facts = {"method": method.name, "lossless": method.lossless, **method.to_mapping()}
-    tree, shape = method.tree, method.topology
-    if tree is None or shape is None:
-        return facts
-    drawn: Json = {
-        "name": tree.shape,
-        "shown": tree.shown,
-        "nodes": len(shape),
-        "depth": shape.depth,
-    }
-    if tree.measured:
-        drawn["acceptance"] = list(tree.acceptance or ())
-    if isinstance(shape, Topology):
-        drawn["parents"] = list(shape.parents)
-    return facts | {"shape": drawn}
+    facts: Json = {"method": method.name, "lossless": method.lossless, **method.to_mapping()}
+    shape = method.topology
+    if method.tree is not None and shape is not None:
+        facts["shape"] = {"name": method.tree.shape, "nodes": len(shape), "depth": shape.depth}
+        if isinstance(shape, Topology):
+            facts["shape"]["parents"] = list(shape.parents)
+    return facts
 
 
 def compared(tokens: Sequence[int], baseline: Sequence[int]) -> Row:
@@ -230,8 +214,7 @@ def read_both(
 def nats_given_up(logits: Tensor, answer: Sequence[int]) -> Tensor:
     """Return log(p0 / p(token)) of the n tokens of an answer (n,), float64, from its logits (n, V).
 
-    p0 is the probability of the target's first choice at that token: only another token gives up
-    more than 0.
+    p0 is the probability of the target's first choice at that token.
     """
     chosen = logits.gather(1, torch.tensor(answer, device=logits.device)[:, None])[:, 0]
     return logits.amax(1).double() - chosen.double()

@@ -39,7 +39,7 @@ class Draft:
         tokens: (n,) on the device of the target; NOTHING where none could be drafted.
         tree: its shape, in level order; of a chain, each node has one child.
         weights: (r, V) the distributions they were drawn from: of the text so far, and of each
-            task with children in order; None when they were not drawn.
+            node with children in order; None when they were not drawn.
         first: (r,) what chose the first token of each row of a model's logits, finite unless they
             are broken; None where no model drafted.
     """
@@ -48,11 +48,6 @@ class Draft:
     tree: Topology
     weights: Tensor | None = None
     first: Tensor | None = None
-
-    @property
-    def ids(self) -> Tensor:
-        """The tokens that the target reads (n,)."""
-        return readable(self.tokens)
 
 
 def readable(tokens: Tensor) -> Tensor:
@@ -63,7 +58,7 @@ def readable(tokens: Tensor) -> Tensor:
 @lately
 def inner_nodes(tree: Topology) -> tuple[int, ...]:
     """Return the nodes with children, the root first: the order in which a drafter reads them."""
-    return tuple(task for task in range(ROOT, len(tree)) if tree.children[task])
+    return tuple(node for node in range(ROOT, len(tree)) if tree.children[node])
 
 
 @lately
@@ -72,8 +67,8 @@ def verification_pass(tree: Topology, device: torch.device, dtype: torch.dtype) 
     if tree.is_chain:
         return None
     seen = np.eye(len(tree) + 1, dtype=np.bool_)
-    for task, parent in enumerate(tree.parents):
-        seen[task + 1] |= seen[parent + 1]
+    for node, parent in enumerate(tree.parents):
+        seen[node + 1] |= seen[parent + 1]
     return tree_pass(send(seen, device), send((0, *tree.depths), device), dtype)
 
 
@@ -81,7 +76,6 @@ class Walk:
     """The passes of a drafter over nodes below a text, one for each level."""
 
     def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
-        """Begin at the text; `dtype` is that of the drafter's attention."""
         self._dtype, self._depth = dtype, 0
         self._seen = torch.zeros((1, 0), dtype=torch.bool, device=device)
 
@@ -116,22 +110,21 @@ def levels_of(tree: Topology, device: torch.device) -> tuple[Level, ...]:
     starts = [*(tree.depths.index(depth) for depth in range(1, tree.depth + 1)), len(tree)]
     before, made = [ROOT], []
     for start, stop in pairwise(starts):
-        row = {task: at for at, task in enumerate(before)}
-        width = max(len(tree.children[task]) for task in before)
+        row = {node: at for at, node in enumerate(before)}
+        width = max(len(tree.children[node]) for node in before)
         nodes = range(start, stop)
-        places = [row[tree.parents[task]] * width + tree.siblings[task] - 1 for task in nodes]
-        before = [task for task in nodes if tree.children[task]]
-        inner = send([task - start for task in before], device)
-        above = send([row[tree.parents[task]] for task in before], device)
+        places = [row[tree.parents[node]] * width + tree.siblings[node] - 1 for node in nodes]
+        before = [node for node in nodes if tree.children[node]]
+        inner = send([node - start for node in before], device)
+        above = send([row[tree.parents[node]] for node in before], device)
         made.append(Level(width, send(places, device), inner, above))
     return tuple(made)
 
 
 class Fixed:
-    """A draft of a fixed shape, level after level."""
+    """A draft of a fixed shape, level after level, from the token at a position on."""
 
     def __init__(self, tree: Topology, choice: Choice, position: int, device: torch.device) -> None:
-        """Draft with `choice`, from the token at a position on."""
         self.depth, self._tree = tree.depth, tree
         self._choice, self._position = choice, position
         self._levels = None if tree.is_chain else levels_of(tree, device)
@@ -160,24 +153,17 @@ class Fixed:
         """Return the draft, and where each node that was read lies in the cache after the text."""
         weights = torch.cat(self._weights) if self._weights else None
         draft = Draft(torch.cat(self._tokens), self._tree, weights, torch.cat(self._first))
-        return draft, cache_slots(self._tree)
-
-
-@lately
-def cache_slots(tree: Topology) -> dict[int, int]:
-    """Return where each task that a drafter reads lies in its cache, after the text."""
-    return {task: at for at, task in enumerate(inner_nodes(tree)[1:])}
+        return draft, {node: at for at, node in enumerate(inner_nodes(self._tree)[1:])}
 
 
 class Grown:
-    """A tree that grows, level after level; see `DynamicTree`.
+    """A tree that grows, level after level, from the token at a position on; see `DynamicTree`.
 
     Of all candidates it knows the logarithm of the value, -inf of NOTHING; the parent among them;
     and the column in the drafter's cache after the text, -1 of those that are not read.
     """
 
     def __init__(self, growth: DynamicTree, count: int, choice: Greedy, position: int) -> None:
-        """Grow at most `count` levels, at least 1, from the token at a position on."""
         self.depth, self._growth = min(count, growth.depth), growth
         self._choice, self._position = choice, position
         self._levels: list[tuple[Tensor, ...]] = []  # tokens, values, parents, columns
@@ -189,16 +175,15 @@ class Grown:
         width = self._growth.width
         keys = self._choice.keys(logits, self._position + len(self._levels)).double()
         tokens = first_tokens(keys, width)
-        values = torch.log_softmax(keys, 1).gather(1, tokens.clamp(min=0))
+        values = torch.log_softmax(keys, 1).gather(1, readable(tokens))
         values = values.masked_fill(tokens == NOTHING, -torch.inf)
-        self._first.append(keys.gather(1, tokens[:, :1].clamp(min=0))[:, 0])
+        self._first.append(keys.gather(1, readable(tokens[:, :1]))[:, 0])
         parents = torch.full_like(tokens, ROOT)
         if self._levels:
             parents = (self._start + self._inner)[:, None].expand_as(tokens)
             values = values + self._levels[-1][1][self._inner][:, None]
             self._start += len(self._levels[-1][0])
-        columns = torch.full_like(tokens, -1)
-        level = (tokens, values, parents, columns)
+        level = (tokens, values, parents, torch.full_like(tokens, -1))
         self._levels.append(tuple(each.reshape(-1) for each in level))
 
     def inner(self) -> tuple[Tensor, Tensor]:
@@ -216,29 +201,18 @@ class Grown:
             torch.cat(each) for each in zip(*self._levels, strict=True)
         )
         chosen = _largest(values, self._growth.nodes)
-        alive = values[chosen].isfinite().long()
-        facts = torch.stack([chosen, alive, parents[chosen], columns[chosen]])
-        rows, shape, places = _shape_of(read(facts)[0].T.tolist())
-        tokens = tokens[chosen]
-        if len(rows) < len(chosen):
-            tokens = tokens[send(rows, tokens.device)]
-        return Draft(tokens, shape, None, torch.cat(self._first)), places
+        alive = values[chosen].isfinite().long()  # else nothing could be drafted there, or above
+        facts = torch.stack([alive, chosen, parents[chosen], columns[chosen]])
+        drafted, *others = read(facts)[0]
+        kept = np.flatnonzero(drafted)
+        candidates, above, slots = (each[kept].tolist() for each in others)
+        number = {ROOT: ROOT, **{candidate: at for at, candidate in enumerate(candidates)}}
+        tree = Topology(tuple(number[parent] for parent in above))
+        places = {at: slot for at, slot in enumerate(slots) if slot >= 0}
+        tokens = tokens[chosen][send(kept, tokens.device)]
+        return Draft(tokens, tree, None, torch.cat(self._first)), places
 
 
 def _largest(values: Tensor, count: int) -> Tensor:
     """Return the indices of the `count` largest values (c,) in order; of equal values the first."""
     return values.sort(descending=True, stable=True).indices[:count].sort().values
-
-
-def _shape_of(chosen: list[list[int]]) -> tuple[list[int], Topology, dict[int, int]]:
-    """Return the chosen candidates that are drafted, their shape, and the columns of those read.
-
-    Args:
-        chosen: in level order; of each its number, whether it has a value, its parent's number
-            and its column. One has none where nothing could be drafted there, or above.
-    """
-    rows = [row for row, (_, has_value, *_) in enumerate(chosen) if has_value]
-    number = {ROOT: ROOT, **{chosen[row][0]: at for at, row in enumerate(rows)}}
-    parents = tuple(number[chosen[row][2]] for row in rows)
-    columns = {at: chosen[row][3] for at, row in enumerate(rows) if chosen[row][3] >= 0}
-    return rows, Topology(parents), columns

@@ -26,8 +26,9 @@ def with_measured_trees(methods: Sequence[Method], drafts: Artifact | None) -> t
         if method.tree is None or drafts is None or not method.needs_drafts:
             return method
         most = method.tree.nodes or 0
-        rates = sibling_rates(drafts, method, min(most, WIDEST))
-        return replace(method, tree=method.tree.with_rates([*rates, *[0.0] * (most - len(rates))]))
+        rates = sibling_rates(drafts, method, min(most, WIDEST)).tolist()
+        acceptance = (*rates, *[0.0] * (most - len(rates)))
+        return replace(method, tree=replace(method.tree, acceptance=acceptance))
 
     return tuple(map(shaped, methods))
 
@@ -64,8 +65,6 @@ def _stored(table: pa.Table, prefix: str, facts: Json, temperature: float) -> St
     others = facts["vocab_size"] - ids.shape[1]
     if others == 0:
         return ids, np.exp(below / temperature), np.zeros(len(ids))
-    each = facts["certified_temperature"] * (
-        log_tail + surprisal - np.log(others)
-    )  # its logit, less the largest
-    tail = others * np.exp(np.minimum(each, below[:, -1]) / temperature)
+    mean = facts["certified_temperature"] * (log_tail + surprisal - np.log(others))  # of a logit
+    tail = others * np.exp(np.minimum(mean, below[:, -1]) / temperature)
     return ids, np.exp(below / temperature), tail

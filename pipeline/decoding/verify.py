@@ -20,8 +20,7 @@ from analysis.rules import Rule
 from analysis.topk import TopK
 from analysis.trees.topology import ROOT
 from pipeline.decoding.choices import TOKEN, BrokenLogitsError, Choice, Inversion, Noise
-from pipeline.decoding.drafters import Draft
-from pipeline.decoding.shapes import inner_nodes
+from pipeline.decoding.shapes import Draft, inner_nodes, readable
 from pipeline.models.devices import read, send
 from pipeline.models.logit_statistics import Found, argmax, logit_statistics, top_k
 
@@ -54,7 +53,6 @@ class Match:
     """
 
     def __init__(self, choice: Choice) -> None:
-        """Let the target choose with `choice`."""
         self._choice = choice
 
     def verify(self, logits: Tensor, draft: Draft, position: int) -> Verified:
@@ -71,7 +69,6 @@ class Relaxed:
     """
 
     def __init__(self, rule: Rule) -> None:
-        """Accept under `rule`."""
         self._rule = rule
 
     def verify(self, logits: Tensor, draft: Draft, position: int) -> Verified:  # noqa: ARG002
@@ -87,12 +84,24 @@ class Relaxed:
         return path, int(best[last + 1]), drafted
 
 
-class _Drawing:
-    """Draws the target's tokens; with a rule it also accepts tokens of rank 2 or beyond."""
+class DrawnPath:
+    """Accepts the tokens that the target draws, of a draft of most probable tokens.
+
+    With a rule it also accepts tokens of rank 2 or beyond.
+    """
 
     def __init__(self, temperature: float, noise: Noise, rule: Rule | None = None) -> None:
-        """Draw at `temperature` with the uniform numbers of `noise`."""
         self._target, self._noise, self._rule = Inversion(temperature, noise, TOKEN), noise, rule
+
+    def verify(self, logits: Tensor, draft: Draft, position: int) -> Verified:
+        """Follow the tree as long as a child is drawn or kept."""
+        drafted, also = self._also(logits, draft)
+
+        def draw(node: int, accepted: int) -> int:
+            weights = read(self._weights(logits, node))[0]
+            return schemes.pick(weights, self._noise.uniforms[position + accepted, TOKEN])
+
+        return *schemes.matching_path(draft.tree, drafted, draw, also), drafted
 
     def _also(self, logits: Tensor, draft: Draft) -> tuple[list[int], Flags | None]:
         """Return the drafted tokens, and (n,) which of them the rule accepts."""
@@ -106,25 +115,8 @@ class _Drawing:
         """Return the target's distribution (V,) after a node."""
         return self._target.weights(logits[node + 1][None])[0]
 
-    def _token_uniform(self, position: int) -> float:
-        return self._noise.uniforms[position, TOKEN]
 
-
-class DrawnPath(_Drawing):
-    """Accepts the tokens that the target draws, of a draft of most probable tokens."""
-
-    def verify(self, logits: Tensor, draft: Draft, position: int) -> Verified:
-        """Follow the tree as long as a child is drawn or kept."""
-        drafted, also = self._also(logits, draft)
-
-        def draw(node: int, accepted: int) -> int:
-            weights = read(self._weights(logits, node))[0]
-            return schemes.pick(weights, self._token_uniform(position + accepted))
-
-        return *schemes.matching_path(draft.tree, drafted, draw, also), drafted
-
-
-class SpeculativeSampling(_Drawing):
+class SpeculativeSampling(DrawnPath):
     """Accepts drawn tokens with probability min(1, p/q); the next comes from the residual.
 
     Of a tree, whose siblings are drawn without replacement (GSS), it tests one after the other.
@@ -149,11 +141,10 @@ class SpeculativeSampling(_Drawing):
             return target, drawn
 
         def token_uniform(accepted: int) -> float:
-            return self._token_uniform(position + accepted)
+            return self._noise.uniforms[position + accepted, TOKEN]
 
-        return *schemes.speculative_sampling(
-            tree, drafted, tests, rows, token_uniform, also
-        ), drafted
+        path, token = schemes.speculative_sampling(tree, drafted, tests, rows, token_uniform, also)
+        return path, token, drafted
 
 
 def read_call(logits: Tensor, draft: Draft, *wanted: Tensor) -> tuple[list[int], list[Any]]:
@@ -196,7 +187,7 @@ def asked(rule: Rule, logits: Tensor, drafted: Tensor) -> list[Tensor]:
         values, ids = top_k(logits, k)
     if values.itemsize < 4:  # NumPy has no bfloat16
         values = values.float()
-    own = logits.gather(1, drafted.clamp(min=0)[:, None])[:, 0].to(values.dtype)
+    own = logits.gather(1, readable(drafted)[:, None])[:, 0].to(values.dtype)
     return [drafted, ids, values, own, *(found[name] for name in rule.decided_by)]
 
 

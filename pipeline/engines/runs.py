@@ -17,9 +17,8 @@ import numpy as np
 import pandas as pd
 
 from analysis.decoding.formulas import formula_speedup
-from analysis.decoding.metrics import Decoded
 from analysis.decoding.speed import speedups
-from analysis.statistics.bootstrap import Resampling
+from analysis.statistics.bootstrap import PromptBootstrap, Resampling
 from analysis.statistics.trajectories import acceptance_by_position
 from pipeline.engines.answers import counted, read_bytes
 from pipeline.engines.clock import gain, has_pages, page_difference, read_run
@@ -192,28 +191,12 @@ def _with_intervals(
         tokens = np.array(sizes, dtype=np.float64)
         if not prompts or not np.isfinite(spent).all() or not np.isfinite(tokens).all():
             continue
-        table = speedups(_decoded(spent, tokens), *statistics)
-        ends = table[["speedup", "ci_low", "ci_high"]].to_numpy()[1:]
-        found.speeds = [Speed(*map(float, row)) for row in ends]
+        bootstrap = PromptBootstrap(np.arange(len(prompts)), *statistics)
+        of_runs = [range(1, len(answers))]
+        ends = speedups(spent.T, tokens.T, [0] * len(answers), of_runs, bootstrap)
+        found.speeds = [Speed(*map(float, row)) for row in ends[1:]]
         found.clock = f"{words}, {len(prompts)} prompts"
         return
-
-
-def _decoded(seconds: np.ndarray, tokens: np.ndarray) -> Decoded:
-    """Return (R, P) seconds and tokens as runs of which the first is the target alone."""
-    runs, prompts = seconds.shape
-    drafters = ["none"] + ["model"] * (runs - 1)
-    table = pd.DataFrame({"drafter": drafters, "temperature": 0.0, "sampling": "argmax"})
-    keys = {
-        "prompt_id": np.tile(np.arange(prompts), runs),
-        "run": np.repeat(np.arange(runs), prompts),
-    }
-    data = pd.DataFrame(keys | {"n_tokens": tokens.ravel()})
-    answers = pd.DataFrame(keys | {"seconds": seconds.ravel(), "first_seconds": 0.0})
-    nothing = pd.DataFrame()
-    return Decoded(
-        "", "", table, data, nothing, answers, spans=nothing, trajectory=nothing, size={}, rules={}
-    )
 
 
 def recommendation(runs: Sequence[Run], found: Compared) -> list[str]:

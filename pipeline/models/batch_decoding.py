@@ -13,7 +13,6 @@ from torch import Tensor
 from pipeline.models.load import LanguageModel
 from pipeline.models.logit_statistics import Found, invert, logit_statistics
 from pipeline.models.passes import Texts
-from pipeline.timing import Stopwatch
 
 RETIRE_EVERY = 8  # steps between looks at which answers have ended: each makes the host wait
 RETIRE_SHARE = 0.2  # of the batch must have ended before it is made smaller
@@ -24,20 +23,18 @@ def decode_batch(
     model: LanguageModel,
     prompts: Mapping[str, list[int]],
     settings: Mapping[str, Any],
-    watch: Stopwatch,
     progress: Callable[[int], object],
 ) -> Found:
-    """Decode B `prompts` (tokens by prompt_id) together.
+    """Decode B prompts together.
 
     Left-padded, with a key-value cache. A step takes the statistics of the logits, chooses the
     token and runs the model on it. Prompts whose answer has ended leave the batch.
 
     Args:
-        model: what decodes.
-        prompts: what is decoded.
+        model: the target.
+        prompts: their tokens by id.
         settings: of stage distributions.
-        watch: of the parts of a step.
-        progress: is called with the steps that were done.
+        progress: is called with the number of steps done.
 
     Returns:
         (B, n, ...) of each column that is stored; of row b the first `lengths` (B,) steps count, up
@@ -51,41 +48,37 @@ def decode_batch(
     out: Found = {}
     rows = torch.arange(len(prompts), device=device)  # still decoding
 
-    with watch("prefill"):
-        width = max(map(len, prompts.values()))
-        padded = [[0] * (width - len(ids)) + ids for ids in prompts.values()]
-        padding = torch.tensor([width - len(ids) for ids in prompts.values()], device=device)
-        texts = Texts(model, width + steps, padding=padding)
-        logits = texts.read(torch.tensor(padded, device=device))[:, -1]
+    width = max(map(len, prompts.values()))
+    padded = [[0] * (width - len(ids)) + ids for ids in prompts.values()]
+    padding = torch.tensor([width - len(ids) for ids in prompts.values()], device=device)
+    texts = Texts(model, width + steps, padding=padding)
+    logits = texts.read(torch.tensor(padded, device=device))[:, -1]
     for step in range(steps):
-        with watch("statistics"):
-            columns = logit_statistics(logits, k, settings["certified_temperature"])
-            columns["top_ids"] = columns["top_ids"].int()
-            token = columns["top_ids"][:, 0].long()
-            if temperature > 0:
-                token = choose(logits, noise[rows, step], temperature)
-            columns["token_id"] = token.int()
-            if not out:
-                size = (len(prompts), steps)
-                out = {name: t.new_zeros((*size, *t.shape[1:])) for name, t in columns.items()}
-            for name, values in columns.items():
-                out[name][rows, step] = values
+        columns = logit_statistics(logits, k, settings["certified_temperature"])
+        columns["top_ids"] = columns["top_ids"].int()
+        token = columns["top_ids"][:, 0].long()
+        if temperature > 0:
+            token = choose(logits, noise[rows, step], temperature)
+        columns["token_id"] = token.int()
+        if not out:
+            size = (len(prompts), steps)
+            out = {name: t.new_zeros((*size, *t.shape[1:])) for name, t in columns.items()}
+        for name, values in columns.items():
+            out[name][rows, step] = values
         progress(len(rows))
         if step + 1 == steps:
             break
-        with watch("decode"):
-            if (step + 1) % RETIRE_EVERY == 0:
-                going = ~torch.isin(out["token_id"][rows, : step + 1], eos).any(1)
-                share = float(going.float().mean())
-                if share == 0:
-                    break
-                if share <= 1 - RETIRE_SHARE:
-                    rows, token = rows[going], token[going]
-                    texts.select(going.nonzero()[:, 0])
-            logits = texts.extend(token[:, None])[:, -1]
-    with watch("statistics"):
-        ended = torch.isin(out["token_id"], eos)
-        out["lengths"] = torch.where(ended.any(1), ended.int().argmax(1) + 1, steps)
+        if (step + 1) % RETIRE_EVERY == 0:
+            going = ~torch.isin(out["token_id"][rows, : step + 1], eos).any(1)
+            share = float(going.float().mean())
+            if share == 0:
+                break
+            if share <= 1 - RETIRE_SHARE:
+                rows, token = rows[going], token[going]
+                texts.select(going.nonzero()[:, 0])
+        logits = texts.extend(token[:, None])[:, -1]
+    ended = torch.isin(out["token_id"], eos)
+    out["lengths"] = torch.where(ended.any(1), ended.int().argmax(1) + 1, steps)
     return out
 
 

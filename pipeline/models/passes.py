@@ -63,7 +63,7 @@ class Texts:
         """Start empty.
 
         Args:
-            model: what reads.
+            model: a language model, or a head.
             capacity: the most tokens, padding included.
             layers: after how many layers hidden states are kept.
             padding: (B,) columns before the first token of each text.

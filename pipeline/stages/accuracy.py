@@ -110,8 +110,7 @@ class AccuracyWorker:
         tokenizer = pair_tokenizer(*task.runtime.models)
         self._questions = {asked.key: asked for asked in questions(task, tokenizer)}
         limit = max(question.max_tokens for question in self._questions.values())
-        tokens = 1 + max(tokenizer.get_vocab().values())
-        self._pair = load_decoding_pair(task, tokens=tokens, steps=limit)
+        self._pair = load_decoding_pair(task, task.runtime.methods, tokenizer, limit)
         self._text = partial(tokenizer.decode, skip_special_tokens=True)
 
     def names(self) -> list[str]:
@@ -158,7 +157,8 @@ def answer(pair: DecodingPair, question: Question, text: Decode) -> Tables:
         prefix = compared(made.tokens, alone)["common_prefix"]
         at = min(prefix, len(alone) - 1)  # one answer may be the beginning of the other
         _, gaps = score(tuple(alone))
-        row = {
+        rows["data"].append({
+            **question.row,
             "run": run,
             "method": method.name,
             "drafter": method.drafter,
@@ -169,9 +169,9 @@ def answer(pair: DecodingPair, question: Question, text: Decode) -> Tables:
             "gap": None if made.tokens == alone else gaps[at],
             "calls": len(made.calls),
             **{name: sum(getattr(call, name) for call in made.calls) for name in COUNTED},
-        }
-        rows["data"].append(question.row | row | score(tuple(made.tokens))[0])
-        rows["timings/runs"].append(question.row | {"run": run, "seconds": made.seconds})
+            **score(tuple(made.tokens))[0],
+        })  # fmt: skip
+        rows["timings/runs"].append({**question.row, "run": run, "seconds": made.seconds})
     return rows
 
 
@@ -202,27 +202,23 @@ def score_answer(
 
 def summary(task: Task, artifact: Artifact) -> list[Json]:
     """One row a method, the baselines included, over all tasks together."""
-    from analysis.decoding import answers
-    from analysis.decoding.answers import ALL, losses
+    from analysis.decoding.answers import ALL, accuracy, losses
     from analysis.report.text import limits
     from pipeline.decoding.decoded import read_answered
 
-    runtime = task.runtime
-    answered = read_answered(runtime.label, artifact)
-    scores = answers.accuracy(answered, *runtime.statistics, runtime.extra["margin"])
+    answered = read_answered(task.runtime.label, artifact)
+    scores = accuracy(answered, *task.runtime.statistics, task.runtime.extra["margin"])
     decisions = losses(scores)["decision"]
-    shown = ["method", "draft_length", "temperature", "items", "accuracy", *limits("accuracy")]
-    shown += ["lost", "won", "difference", *limits("difference"), "p_value", "changed"]
-    shown += ["nats_given_up", "tokens_per_call", *limits("tokens_per_call"), "speedup"]
-    return [
-        {
-            "target": answered.target,
-            "rule": row["rule"] and row["rule"].label,
-            **{name: row[name] for name in shown},
-            "loss": decisions.get(row["run"], ""),
-        }
-        for row in scores[scores["task"] == ALL].to_dict("records")
-    ]
+    rows = scores[scores["task"] == ALL].assign(
+        target=answered.target,
+        rule=[rule and rule.label for rule in answered.runs["rule"]],
+        loss=[decisions.get(run, "") for run in answered.runs.index],
+    )
+    shown = ["target", "rule", "method", "draft_length", "temperature", "items", "accuracy"]
+    shown += [*limits("accuracy"), "lost", "won", "difference", *limits("difference"), "p_value"]
+    shown += ["changed", "nats_given_up", "tokens_per_call", *limits("tokens_per_call"), "speedup"]
+    shown += ["loss"]
+    return [dict(zip(shown, row, strict=True)) for row in rows[shown].itertuples(index=False)]
 
 
 STAGE = Stage(

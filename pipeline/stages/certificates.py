@@ -10,13 +10,9 @@ from typing import TYPE_CHECKING
 from analysis.report.text import limits
 from pipeline.columns import STEP, Column
 from pipeline.criteria import mistakes
-from pipeline.errors import PipelineError
 from pipeline.stage import Json, Stage, Task
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from analysis.rules import Rule
     from pipeline.stage import Artifact, Inputs, Out
     from pipeline.study import Study
 
@@ -30,19 +26,18 @@ def compute(task: Task, inputs: Inputs, out: Out) -> None:
     """Certify the distributions under every rule, chunk by chunk: a row group a rule and chunk.
 
     Raises:
-        PipelineError: a log has too few tokens for a rule, or a user's rule fails.
+        PipelineError: too few tokens are stored for a rule, as in a log, or a user's rule fails.
     """
     import pyarrow as pa
 
     from analysis.certificates.certify import certify
     from pipeline import stored
 
-    rules, source = task.runtime.rules, inputs["distributions"]
-    check_logged(rules, source)
+    rules = task.runtime.rules
     schema = task.stage.schema()
     with out.writer() as writer:
-        for place, dist in stored.chunks(source):
-            with mistakes(rules):
+        for place, dist in stored.chunks(inputs["distributions"]):
+            with mistakes():
                 result = certify(dist, rules)
             for at, rule in enumerate(rules):
                 count = result.accepted_count[:, at]
@@ -55,21 +50,6 @@ def compute(task: Task, inputs: Inputs, out: Out) -> None:
                     pa.array(count, mask=count <= 0),
                 ]
                 writer.write_batch(pa.record_batch(arrays, schema=schema))
-
-
-def check_logged(rules: Sequence[Rule], source: Artifact) -> None:
-    """Check that an engine's log has enough log-probabilities a step for the rules.
-
-    Raises:
-        PipelineError: it has fewer.
-    """
-    log, k = source.facts.get("log"), source.facts["k"]
-    for rule in () if log is None else rules:
-        if rule.minimum_k > k:
-            raise PipelineError(
-                f"{log} has {k} log-probabilities a step, and {rule.label} needs "
-                f"{rule.minimum_k}: ask the engine for more, or give other rules (criteria=greedy)"
-            )
 
 
 def summary(task: Task, artifact: Artifact) -> list[Json]:
@@ -87,16 +67,11 @@ def summary(task: Task, artifact: Artifact) -> list[Json]:
         table = artifact.read(columns=["lower", "upper"], rule=rule.label)
         lower, upper = (table[name].to_numpy() for name in ("lower", "upper"))
         empty = np.isinf(lower)
-        row: Json = {
-            "target": task.runtime.label,
-            "rule": rule.label,
-            "steps": len(lower),
-            "prompts": bootstrap.count,
-        }
-        lengths = np.where(empty, rule.ceiling, lower)
-        for name, found in summarise(lengths, rule.ceiling, bootstrap).items():
-            row[name] = found["value"]
-            row |= dict(zip(limits(name), (found["ci_low"], found["ci_high"]), strict=True))
+        row: Json = {"target": task.runtime.label, "rule": rule.label}
+        row |= {"steps": len(lower), "prompts": bootstrap.count}
+        values = np.where(empty, rule.ceiling, lower)
+        for name, ends in summarise(values, rule.ceiling, bootstrap).items():
+            row |= dict(zip((name, *limits(name)), ends.values(), strict=True))
         row |= {"empty": float(np.mean(empty)), "inexact": float(np.mean(lower < upper))}
         rows.append(row)
     return rows

@@ -14,15 +14,16 @@ from typing import TYPE_CHECKING
 
 from analysis.report.text import limits
 from pipeline.columns import COMMON, GIVEN_UP, METHOD, STEP, Column, Columns
-from pipeline.methods import baseline, build_methods, method_entries
+from pipeline.methods import RACES, SPECULATIVE, baseline, build_methods, method_entries
 from pipeline.stage import Json, Stage, Task
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from pipeline.columns import Row, Tables
     from pipeline.decoding.loop import Answer
     from pipeline.decoding.pair import DecodingPair, Prompt
+    from pipeline.methods import Method
     from pipeline.stage import Artifact, Inputs, Out
     from pipeline.study import Study
     from pipeline.workers import Progress, Result
@@ -93,11 +94,7 @@ class DecodingWorker:
         self._prompts = first_prompts(inputs["prompts"], task.settings["prompts"])
         self._turns = {prompt.prompt_id: at for at, prompt in enumerate(self._prompts)}
         tokenizer = pair_tokenizer(*task.runtime.models)
-        self._pair = load_decoding_pair(
-            replace(task, runtime=replace(task.runtime, methods=methods)),
-            tokens=1 + max(tokenizer.get_vocab().values()),
-            steps=task.settings["steps"],
-        )
+        self._pair = load_decoding_pair(task, methods, tokenizer, task.settings["steps"])
         warm_up(self._pair, self._prompts)
 
     def batch(self) -> int:
@@ -112,7 +109,7 @@ class DecodingWorker:
         return {}, json.dumps(tables).encode()
 
     def facts(self, _: Sequence[Json]) -> Json:
-        """Return the record's facts on the runs and the models, and the seconds of passes."""
+        """Return the record's facts on the runs and the models."""
         from pipeline.decoding.pair import run_facts
         from pipeline.timing import describe_device
 
@@ -152,23 +149,30 @@ def prompt_rows(
     pair: DecodingPair, prompt: Prompt, timed: Sequence[tuple[Answer, int | None]]
 ) -> Tables:
     """Return the rows of a prompt by table, of each run's answer and its peak of memory."""
-    from pipeline.decoding.along import contexts, drawn_baselines, trajectory
-    from pipeline.decoding.pair import compared, nats_given_up, read_again
+    from pipeline.decoding.along import drafted_columns, entropy_columns
+    from pipeline.decoding.pair import compared, nats_given_up, read_again, read_both
 
-    answers = [answer for answer, _ in timed]
-    names = ("data", "calls", "levels", "timings/runs", "timings/calls")
-    rows: Tables = {name: [] for name in names}
-    alone = {
-        run: answer.tokens
-        for run, answer in zip(pair.runs, answers, strict=True)
-        if run.drafter == "none"
+    rows: Tables = {name: [] for name in STAGE.tables if name != "failures"}
+    alone: dict[Method, list[int]] = {}  # baselines come first
+    given_up = dict[tuple[int, ...], float]()
+    drawn = {  # temperatures at which trees are drafted by draws or races
+        run.temperature for run in pair.runs if run.tree and run.sampling in (SPECULATIVE, RACES)
     }
-    given_up: dict[tuple[int, ...], float] = {}
     for at, (run, (answer, peak)) in enumerate(zip(pair.runs, timed, strict=True)):
-        key = {"prompt_id": prompt.prompt_id, "run": at}
-        tokens = tuple(answer.tokens)
-        if tokens not in given_up:
+        key, tokens = {"prompt_id": prompt.prompt_id, "run": at}, tuple(answer.tokens)
+        if run.drafter == "none":
+            alone[run] = answer.tokens
+            logits, drafts = read_both(pair, prompt.token_ids, tokens)
+            if run.temperature == 0:
+                steps = {"token_id": tokens, **drafted_columns(logits, drafts)}
+                rows["trajectory"] = by_position({"prompt_id": prompt.prompt_id}, steps)
+            elif run.temperature in drawn:
+                drawn.remove(run.temperature)
+                entropies = entropy_columns(logits, drafts, run.temperature)
+                rows["contexts"] += by_position(key, entropies)
+        elif tokens not in given_up:
             logits = read_again(pair.target, prompt.token_ids, tokens)
+        if tokens not in given_up:
             given_up[tokens] = float(nats_given_up(logits, tokens).sum())
         rows["data"].append(
             {
@@ -198,13 +202,16 @@ def prompt_rows(
                 key | {"position": call.position, "level": level, "children": n, "accepted": taken}
                 for level, (n, taken) in enumerate(call.levels if run.tree else (), start=1)
             ]
-    greedy = next((tokens for run, tokens in alone.items() if run.temperature == 0), None)
-    if greedy is not None:
-        rows["trajectory"] = trajectory(pair, prompt, greedy)
-    rows["contexts"] = [
-        row for run in drawn_baselines(pair.runs) for row in contexts(pair, prompt, run, alone[run])
-    ]
     return rows
+
+
+def by_position(key: Row, columns: Mapping[str, Sequence[float]]) -> list[Row]:
+    """Return a row a position, of columns with a value at each."""
+    values = zip(*columns.values(), strict=True)
+    return [
+        {**key, "position": at, **dict(zip(columns, of, strict=True))}
+        for at, of in enumerate(values)
+    ]
 
 
 def attributes(source: object, *names: str) -> Row:
@@ -217,30 +224,21 @@ def summary(task: Task, artifact: Artifact) -> list[Json]:
     from analysis.decoding import metrics, speed
     from pipeline.decoding.decoded import read_decoded
 
-    bootstrap = task.runtime.statistics
     target, drafter = (model.settings.label for model in task.runtime.models)
     decoded = read_decoded(target, drafter, artifact)
-    speeds = speed.speedups(decoded, *bootstrap)
-    rows = metrics.acceptance(decoded, *bootstrap)
+    speeds = speed.throughput(decoded, *task.runtime.statistics)
     ends = dict(zip(("ci_low", "ci_high"), limits("speedup"), strict=True))
     ends |= dict(zip(("tpot_ci_low", "tpot_ci_high"), limits("tpot_speedup"), strict=True))
+    rows = metrics.acceptance(decoded, *task.runtime.statistics)
     rows = rows.join(speeds.rename(columns=ends))
-    shown = ["method", "draft_length", "temperature"]
+    rows = rows.assign(target=target, prompts=decoded.prompts)
+    shown = ["target", "rule", "prompts", "method", "draft_length", "temperature"]
     for name in ("rate", "tokens_per_call"):
         shown += [name, *limits(name)]
     shown += ["agreement", "nats_given_up", "tokens_per_second"]
     for name in ("speedup", "tpot_speedup"):  # of whole answers; after their first token
         shown += [name, *limits(name)]
-    rules = decoded.runs["rule"].loc[rows.index]
-    return [
-        {
-            "target": decoded.target,
-            "rule": rule,
-            "prompts": decoded.prompts,
-            **dict(zip(shown, row, strict=True)),
-        }
-        for rule, row in zip(rules, rows[shown].itertuples(index=False), strict=True)
-    ]
+    return [dict(zip(shown, row, strict=True)) for row in rows[shown].itertuples(index=False)]
 
 
 STAGE = Stage(

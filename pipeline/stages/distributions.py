@@ -6,14 +6,16 @@ distributions that are known up to rounding.
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from analysis.rule_config import check_k
 from pipeline import columns
 from pipeline.columns import STEP, TARGET, Column
-from pipeline.criteria import check_stored_tokens, judged_by_logs
+from pipeline.criteria import judged_by_logs
 from pipeline.engines.answers import counted
 from pipeline.engines.logs import read_log, stacked
 from pipeline.errors import PipelineError
@@ -43,7 +45,7 @@ def check(study: Study) -> None:
         PipelineError: it is not so.
     """
     config = study.config
-    check_stored_tokens(study.rules, config.distributions.k)
+    check_k(study.rules, config.distributions.k)
     if config.distributions.source != "logs":
         return
     if config.drafter is not None:
@@ -130,13 +132,12 @@ class DistributionsWorker:
 
         from pipeline.models.batch_decoding import decode_batch
         from pipeline.shards import tables_bytes
-        from pipeline.timing import Stopwatch
 
-        watch = Stopwatch(self.model.device)
+        begun = time.perf_counter()
         batch = {name: self._prompts[name] for name in names}
-        out = decode_batch(self.model, batch, self._task.settings, watch, progress)
-        seconds = watch.seconds()  # waits for the device
-        out = {name: tensor.cpu() for name, tensor in out.items()}
+        out = decode_batch(self.model, batch, self._task.settings, progress)
+        out = {name: tensor.cpu() for name, tensor in out.items()}  # waits for the device
+        seconds = time.perf_counter() - begun
         lengths = out.pop("lengths")
         inside = torch.arange(out["token_id"].shape[1]) < lengths[:, None]
         broken = (inside & ~out["entropy"].isfinite()).nonzero()
@@ -156,9 +157,10 @@ class DistributionsWorker:
 
     def facts(self, measured: Sequence[Json]) -> Json:
         """Return the record's facts on the model, the run and its throughput."""
-        from pipeline.timing import describe_device, peak_memory, throughput
+        from pipeline.timing import describe_device, peak_memory
 
         model, settings = self.model, self._task.settings
+        rows, seconds = (sum(one[name] for one in measured) for name in ("rows", "seconds"))
         return {
             "model": model.label,
             "vocab_size": model.vocab_size,
@@ -167,7 +169,7 @@ class DistributionsWorker:
             "eos": list(model.eos),
             **describe_device(model.device),
             "peak_memory_bytes": peak_memory(model.device),
-            **throughput(measured),
+            "tokens_per_second": round(rows / seconds, 1),
         }
 
 

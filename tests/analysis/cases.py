@@ -17,7 +17,6 @@ from analysis.certificates.certify import Certificates, certify
 from analysis.rules import (
     AbsoluteThreshold,
     Additive,
-    Cut,
     Mars,
     Multiplicative,
     Rule,
@@ -29,16 +28,6 @@ from analysis.rules import (
 )
 from analysis.topk import Floats, TopK
 from tests.divergences import compare_logits
-
-
-class FirstRanks(Rule):
-    """Accept the n most probable tokens, whatever their probabilities."""
-
-    n: int
-
-    def cut(self, _dist: TopK, /) -> Cut:
-        return Cut(max_rank=self.n)
-
 
 # one rule of every kind of the paper that is neither strict greedy nor a tree
 THRESHOLD_RULES: list[Rule] = [
@@ -112,21 +101,6 @@ def assert_same(found: Certificates, wanted: Certificates) -> None:
     """Assert that all that is known of the steps is exactly equal."""
     for name in ("lower", "upper", "active_size", "accepted_count"):
         np.testing.assert_array_equal(getattr(found, name), getattr(wanted, name), err_msg=name)
-
-
-def drafts(accepted: np.ndarray, gamma: int) -> list[tuple[int, int]]:
-    """Decode one trajectory: draft gamma tokens, keep those before a rejection, emit one more.
-
-    How many drafted tokens each call tests and keeps.
-    """
-    at, found = 0, []
-    while at < len(accepted):
-        drafted, kept = min(gamma, len(accepted) - at), 0
-        while kept < drafted and accepted[at + kept]:
-            kept += 1
-        found.append((min(kept + 1, drafted), kept))
-        at += kept + 1
-    return found
 
 
 # pairs (p, q) at which the paper's bounds are tight

@@ -12,7 +12,7 @@ import pytest
 from analysis.certificates import bounds
 from analysis.certificates.certify import certify
 from analysis.certificates.closed_forms import closed_forms, compared_steps, conditions
-from analysis.report.bounds_table import RuleSteps, bounds_table, median
+from analysis.report.bounds_table import RuleSteps, bounds_table
 from analysis.rules import (
     Additive,
     Mars,
@@ -265,12 +265,3 @@ def test_the_bound_of_top_m_takes_the_larger_of_threshold_and_gate(b: float, the
     found = table.data.query("kind == 'lower'").set_index("bound")["median"]
     assert found["corollary 4.14"] == pytest.approx(float(bounds.two_token(p[0], 0.3)))
     assert found["corollary 4.14 polynomial"] < found["corollary 4.14"]
-
-
-def test_a_rule_without_steps_and_a_study_without_bounds() -> None:
-    steps = pd.DataFrame(np.full((5, 5), math.nan), columns=NAMES)
-    table = bounds_table({"target": [(Additive(0.1), steps)]}, 0.1)
-    assert table is not None
-    assert set(table.shown.to_numpy().ravel()) == {"–", "t > 0.4396"}
-    assert bounds_table({"target": []}, 0.1) is None
-    assert median(np.array([4.0, 1.0, 2.0, 3.0])) == 2.0

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from analysis.certificates.certify import Certificates, certify, certify_logits
+from analysis.certificates.certify import certify, extremal_draft
 from analysis.certificates.kernel import certify_rows
 from analysis.rules import (
     NO_COUNT,
@@ -27,14 +27,12 @@ from analysis.rules import (
     Tree,
     Typical,
 )
-from analysis.topk import TopK
-from tests.analysis.cases import assert_same, dirichlet, kl
-from tools.setup_env import COMPILE
+from analysis.topk import Floats, TopK
+from tests.analysis.cases import THRESHOLD_RULES, assert_same, certificate, dirichlet, kl
 
 RULES = [
     *(StrictGreedy(), Additive(0.15), Multiplicative(0.4), TopMAdditive(2, 0.5)),
     *(TopMMultiplicative(3, 0.1), Typical(0.3, 0.4), AbsoluteThreshold(0.05)),
-    TopMAdditive(3, 0.3, "paper"),
 ]
 
 
@@ -45,17 +43,11 @@ def accepts(rule: Rule, p: np.ndarray, token: int) -> bool:
         "greedy": lambda: False,
         "additive": lambda: p[token] > p[0] - rule.t,
         "multiplicative": lambda: p[token] > rule.alpha * p[0],
-        "topm_additive": lambda: p[token] > p[0] - rule.t and in_top(),
-        "topm_multiplicative": lambda: p[token] > rule.alpha * p[0] and in_top(),
+        "topm_additive": lambda: p[token] > p[0] - rule.t and token < rule.m,
+        "topm_multiplicative": lambda: p[token] > rule.alpha * p[0] and token < rule.m,
         "typical": lambda: p[token] > min(rule.eps0, rule.delta0 * math.exp(-h)),
         "absolute": lambda: p[token] > rule.theta,
     }
-
-    def in_top() -> bool:
-        if rule.convention == "paper":
-            return rule.m > len(p) or p[token] > p[rule.m - 1]
-        return token < rule.m
-
     return token == 0 or test[rule.name]()
 
 
@@ -194,15 +186,11 @@ INF, LOG2, GREEDY = math.inf, math.log(2), StrictGreedy()
         *(([0.5, 0.3, 0.2], Tree(m), INF, NO_COUNT) for m in (3, 7)),
         *(([1.0], rule, INF, 1) for rule in RULES),
         ([1.0], Tree(2), INF, NO_COUNT),
-        # the paper's gate at the last token of the vocabulary keeps all others
-        ([0.25, 0.25, 0.25, 0.25], TopMAdditive(4, 1.0, "paper"), 0.0, 1),
-        *(([0.4, 0.3, 0.2, 0.1], TopMAdditive(m, 1.0, "paper"), None, m - 1) for m in (3, 4)),
-        ([0.4, 0.3, 0.2, 0.1], TopMAdditive(5, 1.0, "paper"), INF, 4),
     ],
 )
-def test_boundaries(p: list[float], rule: Rule, lower: float | None, count: int) -> None:
+def test_boundaries(p: list[float], rule: Rule, lower: float, count: int) -> None:
     found = certify(TopK.from_probabilities([p]), rule)
-    assert lower is None or found.lower[0, 0] == pytest.approx(lower, rel=1e-14)
+    assert found.lower[0, 0] == pytest.approx(lower, rel=1e-14)
     assert found.upper == found.lower
     assert found.accepted_count == count
     assert (found.active_size == 0) == (lower == INF)
@@ -216,34 +204,34 @@ def test_masked_tokens_are_zeros() -> None:
     weight = np.exp(z)
     p = TopK.from_probabilities(weight / weight.sum(axis=1, keepdims=True))
     rules = [*RULES, AbsoluteThreshold(0.0), Additive(0.9), Tree(2), Tree(5)]
-    found, wanted = certify_logits(z, rules), certify(p, rules)
+    found, wanted = certify(TopK.from_logits(z), rules), certify(p, rules)
     np.testing.assert_allclose(found.lower, wanted.lower, rtol=1e-11)
     np.testing.assert_array_equal(found.accepted_count, wanted.accepted_count)
-    assert (certify_logits([1.0, -np.inf, -np.inf], Mars(0.5)).accepted_count == 1).all()
 
 
 def test_large_logits_cost_no_accuracy() -> None:
     """The same differences at 0 and at 1e4: not a bit changes (float32 steps by 1/1024 there)."""
     z = np.random.default_rng(6).integers(-9000, 1, (300, 12)).astype(np.float32) / 1024
     rules = [*RULES, Tree(3)]
-    assert_same(certify_logits(z + np.float32(10_000), rules), certify_logits(z, rules))
+    far, near = (certify(TopK.from_logits(logits), rules) for logits in (z + np.float32(1e4), z))
+    assert_same(far, near)
 
 
 def test_one_rule_may_be_given_bare_and_arguments_are_checked() -> None:
-    z = np.random.default_rng(7).normal(size=(20, 6))
-    assert_same(certify_logits(z, Additive(0.2)), certify_logits(z, [Additive(0.2)]))
-    with pytest.raises(ValueError, match=r"ndarray is not a TopK: .*from_logits"):
-        certify(z, [StrictGreedy()])  # type: ignore[arg-type]
-    for rules in (StrictGreedy, None, 3, "greedy", ["greedy"]):
+    dist = TopK.from_probabilities(dirichlet(7, 20, 6, 1.0))
+    assert_same(certify(dist, Additive(0.2)), certify(dist, [Additive(0.2)]))
+    assert certify(dist[:0], RULES).lower.shape == (0, len(RULES))
+    assert certify(dist, []).lower.shape == (20, 0)
+    for rules in (StrictGreedy, ["greedy"]):
         with pytest.raises(ValueError, match="is not a rule"):
-            certify_logits(z, rules)  # type: ignore[arg-type]
+            certify(dist, rules)  # type: ignore[arg-type]
 
 
 def test_sets_of_accepted_tokens_are_checked() -> None:
     dist = TopK.from_probabilities([[0.5, 0.3, 0.2], [0.2, 0.2, 0.6]])
     mask = np.array([True, False, True])
     assert_same(certify(dist, accepted=mask), certify(dist, accepted=[mask, mask]))
-    for accepted in (mask[:2], mask[None], mask.astype(int), [[0, 2], [1, 2]]):
+    for accepted in (mask[None], mask.astype(int)):
         with pytest.raises(ValueError, match=r"give booleans by token id, \(2, 3\) or \(3,\)"):
             certify(dist, accepted=accepted)
     with pytest.raises(ValueError, match="rules and accepted are both given"):
@@ -267,18 +255,17 @@ def test_mars_is_a_multiplicative_rule_on_two_ranks() -> None:
         certify(TopK.from_probabilities(dist.probs), [Mars(0.9)])
     # z2/z1 = theta exactly is not above it; at z1 <= 0 the ratio means nothing
     steps = [[4.0, 2.0, 1.0], [4.0, 2.000001, 1.0], [0.0, -1.0, -2.0], [-1.0, -2.0, -3.0]]
-    assert certify_logits(steps, Mars(0.5)).accepted_count[:, 0].tolist() == [1, 2, 1, 1]
+    assert certify(TopK.from_logits(steps), Mars(0.5)).accepted_count[:, 0].tolist() == [1, 2, 1, 1]
     assert Mars(0.5).undefined(TopK.from_logits(steps)).tolist() == [False, False, True, True]
-    assert certify_logits([3.0], Mars(0.9)).lower == math.inf
+    assert certify(TopK.from_logits([3.0]), Mars(0.9)).lower == math.inf
 
 
 def test_mars_does_not_depend_on_the_scale_of_the_logits() -> None:
     """z2/z1 stays what it is, while the probability ratio exp(z2 - z1) falls."""
     z = -np.sort(-np.random.default_rng(3).uniform(0, 20, (200, 12))).astype(np.float32)
-    count = certify_logits(z, Mars(0.9)).accepted_count
-    assert 20 < (count == 2).sum() < 180
-    for scale in (0.125, 8):
-        np.testing.assert_array_equal(certify_logits(z * scale, Mars(0.9)).accepted_count, count)
+    counts = [certify(TopK.from_logits(z * s), Mars(0.9)).accepted_count for s in (1, 0.125, 8)]
+    assert 20 < (counts[0] == 2).sum() < 180
+    assert all(np.array_equal(counts[0], other) for other in counts[1:])
 
 
 def test_stored_ranks_out_of_order_are_refused() -> None:
@@ -288,23 +275,13 @@ def test_stored_ranks_out_of_order_are_refused() -> None:
             certify(dist, [StrictGreedy(), TopMAdditive(2, 0.4)])
 
 
-def test_slices_change_nothing() -> None:
-    dist = TopK.from_probabilities(dirichlet(3, 301, 40, 0.2), k=12)
-    rules = [*RULES[:3], RULES[5], Tree(4)]
-    whole = certify(dist, rules)
-    assert_same(certify(dist[100:200], rules), Certificates(*(x[100:200] for x in whole)))
-    assert certify(dist[:0], rules).lower.shape == (0, len(rules))
-    assert certify(dist, []).lower.shape == (301, 0)
-
-
 def test_one_kernel_serves_every_layout() -> None:
-    """A compilation takes seconds, so `make install` does it: for every kind of array."""
-    exec(COMPILE)
-    compiled = len(certify_rows.signatures)
+    """A compilation takes seconds: one for every kind of array."""
     logits = np.random.default_rng(5).normal(size=(6, 40)).astype(np.float32)
     whole = TopK.from_logits(logits, 12)
     assert whole.logits is not None
     expected = certify(whole, StrictGreedy())
+    compiled = len(certify_rows.signatures)
     wide = np.zeros((6, 20), np.float32)
     wide[:, :12] = whole.logits
     frozen = whole.logits.copy()
@@ -314,3 +291,39 @@ def test_one_kernel_serves_every_layout() -> None:
         np.testing.assert_array_equal(found.lower, expected.lower)
         assert values.flags.writeable == (values is not frozen)
     assert len(certify_rows.signatures) == compiled
+
+
+@pytest.mark.parametrize("rule", [*THRESHOLD_RULES, StrictGreedy(), Tree(2), Tree(5)], ids=str)
+def test_the_extremal_draft_is_rejected_at_the_certificate(rule: Rule) -> None:
+    """At ties the worst case; levels tie within 1e-13."""
+
+    def rejected(p: Floats, q: Floats) -> bool:
+        order, tie = np.argsort(-p, kind="stable"), 1 - 1e-13
+        if isinstance(rule, Tree):
+            return bool(np.sum(q >= q[order[0]] * tie) - 1 >= rule.m)
+        n = int(certify(TopK.from_probabilities(p), rule).accepted_count[0, 0])
+        return bool(np.isin(np.flatnonzero(q >= q.max() * tie), order[n:]).any())
+
+    for p in dirichlet(0, 3, 12, 0.1, 0.5, 2.0) + 1e-9:
+        p = p / p.sum()
+        if np.isinf(found := certificate(p, rule)):
+            continue
+        q, least = extremal_draft(p, rule)
+        assert q.sum() == pytest.approx(1, abs=1e-14)
+        assert rejected(p, q)
+        assert not rejected(p, 0.999 * q + 0.001 * p)  # towards p it is accepted
+        assert least == pytest.approx(found, rel=1e-12)
+        assert kl(p, q) == pytest.approx(found, rel=1e-9, abs=1e-14)
+
+
+@pytest.mark.parametrize(
+    ("p", "rule", "message"),
+    [
+        ([0.5, 0.5], Additive(0.7), "rejects nothing"),
+        ([0.5, 0.5], Mars(0.9), "raw logits"),
+        ([[0.5, 0.5], [0.7, 0.3]], StrictGreedy(), r"shape \(2, 2\)"),
+    ],
+)
+def test_nothing_to_show(p: list, rule: Rule, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        extremal_draft(p, rule)

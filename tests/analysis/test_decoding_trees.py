@@ -31,7 +31,7 @@ RULE = Tree(2)
 
 
 def run(law: str | None, name: str, parents: Sequence[int], rule: str | None = None) -> Any:
-    shape = {"name": name, "shown": name, "nodes": len(parents), "depth": 1}
+    shape = {"name": name, "nodes": len(parents), "depth": 1}
     if name != "dynamic":
         shape["parents"] = list(parents)
     return {
@@ -148,24 +148,20 @@ def test_kl_and_entropies_stand_beside_the_tokens_that_they_bound() -> None:
     runs = one.runs.copy()
     runs.loc[0, "temperature"] = 1.0
     one = replace(one, runs=runs, contexts=contexts, vocabulary=100)
-    found = entropies(one, tree_runs(one, *STATISTICS), *STATISTICS).set_index("scheme")
+    found = entropies(one, tree_runs(one, *STATISTICS)).set_index("group")
     assert found["kl"].tolist() == pytest.approx([0.2, 0.2])
-    assert found["entropy"].to_dict() == pytest.approx({"GSS": 0.7, "ERSS": 0.3})
-    assert found["below"].to_dict() == {"GSS": 0, "ERSS": 4}  # 0.2 < 0.3, once a prompt
-    assert np.isnan(found.loc["GSS", "entropy_upper"])
+    assert found["entropy"].to_dict() == pytest.approx({"GSS, T = 1": 0.7, "ERSS, T = 1": 0.3})
+    assert np.isnan(found.loc["GSS, T = 1", "entropy_upper"])
     bits = [nats / math.log(2) for nats in values["kl"]]
     upper = np.mean([kl + math.log2(kl + 1) + 4 for kl in bits]) * math.log(2)
-    assert found.loc["ERSS", "entropy_upper"] == pytest.approx(upper)
-    rest = 1 - 0.65 - 0.35 / 4
-    terms = [0.65, 0.35 / 4, rest]
-    assert found.loc["GSS", "zero_order"] == pytest.approx(-sum(x * math.log(x) for x in terms))
-    assert found.loc["GSS", "theorem"] == pytest.approx((math.log(100) + math.log(4)) / 0.7)
-    assert found.loc["GSS", ["nodes", "tokens_per_call"]].tolist() == pytest.approx([3, 1.7])
+    assert found.loc["ERSS, T = 1", "entropy_upper"] == pytest.approx(upper)
+    theorem = (math.log(100) + math.log(4)) / 0.7
+    assert found.loc["GSS, T = 1", "theorem"] == pytest.approx(theorem)
     table, _ = trees([one], STATISTICS)
     assert table is not None
     rows = table.data.set_index("run")
     assert rows.loc[[1, 3], "entropy"].tolist() == pytest.approx([0.7, 0.7])
-    assert rows.loc[3, "theorem"] == pytest.approx((math.log(100) + math.log(4)) / 0.7)
+    assert rows.loc[3, "theorem"] == pytest.approx(theorem)
     assert table.shown["nats", "H[R]"].iloc[:2].tolist() == ["0.700", "0.300"]
     without, _ = trees([made()], STATISTICS)
     assert without is not None

@@ -12,7 +12,6 @@ import pytest
 from analysis.statistics.bootstrap import PromptBootstrap
 from analysis.statistics.run_lengths import run_lengths, with_censored
 from analysis.statistics.trajectories import CENSORED, Trajectories, calls_along, count_calls
-from tests.analysis.cases import drafts
 
 NAMES = ("per_call", "mean_run", "random_100")
 
@@ -116,48 +115,15 @@ POSITION = np.concatenate([np.arange(n) for n in LENGTHS])
 STEPS = Trajectories.from_positions(POSITION)
 
 
-@pytest.mark.parametrize("gamma", [1, 2, 3, 7, 50, None])
-def test_calls_of_any_flags(gamma: int | None) -> None:
-    rng = np.random.default_rng(gamma or 0)
-    flags = rng.random((len(POSITION), 8)) < np.linspace(0, 1, 8)
-    counts = [count_calls(setting, STEPS, gamma) for setting in flags.T]
-    made = np.stack([one.calls for one in counts], axis=1)
-    assert all(one.tokens.tolist() == [n - 1 for n in LENGTHS] for one in counts)
-    longest = gamma or max(LENGTHS)
-    for p, g in itertools.product(range(len(LENGTHS)), range(8)):
-        own = flags[STEPS.prompts == p, g][1:]  # the prompt's pass emits the first token
-        assert made[p, g] == len(drafts(own, longest))
-        free = np.flatnonzero(~own)
-        choices = itertools.product([False, True], repeat=len(free))
-        worst = 0
-        for choice in choices:
-            accepted = own.copy()
-            accepted[free] = choice
-            worst = max(worst, len(drafts(accepted, longest)))
-        assert made[p, g] == worst
-
-
-@pytest.mark.parametrize("gamma", [1, 2, 3, 50])
-def test_calls_are_those_of_a_plain_walk(gamma: int) -> None:
-    accepted = np.random.default_rng(gamma).random(len(POSITION)) < 0.7
-    _, tested, kept, emitted = calls_along(accepted, STEPS, gamma)
-    walks = (drafts(accepted[STEPS.prompts == p][1:], gamma) for p in range(len(LENGTHS)))
-    assert list(zip(tested.tolist(), kept.tolist(), strict=True)) == list(itertools.chain(*walks))
-    assert emitted.sum() == sum(LENGTHS) - len(LENGTHS)
-    for flags, wrong in ((accepted, "draft_length=0"), (accepted[:, None], r"accepted \(18, 1\)")):
-        with pytest.raises(ValueError, match=f"{wrong} is not allowed"):
-            count_calls(flags, STEPS, 0)
-
-
-def walked(by_depth: np.ndarray, gamma: int) -> list[int]:
-    """The accepted tokens of each call of one answer, place by place, at the depth of each."""
+def walked(by_depth: np.ndarray, gamma: int) -> list[tuple[int, int]]:
+    """Tested and accepted tokens of each call of one answer, place by place, by depth."""
     depths, tokens = by_depth.shape
     at, calls = 1, []
     while at < tokens:
         kept = 0
         while kept < gamma and at + kept < tokens and by_depth[min(kept, depths - 1), at + kept]:
             kept += 1
-        calls.append(kept)
+        calls.append((min(kept + 1, gamma, tokens - at), kept))
         at += kept + 1
     return calls
 
@@ -168,20 +134,25 @@ def test_place_i_of_a_draft_is_judged_at_depth_i(depths: int, gamma: int) -> Non
     """Behind the deepest one that was measured it stands for all."""
     accepted = np.random.default_rng(depths).random((depths, len(POSITION))) < 0.6
     own = [walked(accepted[:, STEPS.prompts == p], gamma) for p in range(len(LENGTHS))]
-    assert calls_along(accepted, STEPS, gamma).accepted.tolist() == list(itertools.chain(*own))
-    assert count_calls(accepted, STEPS, gamma).calls.tolist() == list(map(len, own))
+    prompts, tested, kept, emitted = calls_along(accepted, STEPS, gamma)
+    assert list(zip(tested, kept, strict=True)) == list(itertools.chain(*own))
+    assert np.bincount(prompts, emitted, len(LENGTHS)).tolist() == [n - 1 for n in LENGTHS]
+    counts = count_calls(accepted, STEPS, gamma)
+    assert counts.calls.tolist() == list(map(len, own))
+    assert counts.tokens.tolist() == [n - 1 for n in LENGTHS]  # prefill emits the first
     unlimited = count_calls(accepted, STEPS, None)
     longest = [walked(accepted[:, STEPS.prompts == p], 99) for p in range(len(LENGTHS))]
     assert unlimited.calls.tolist() == list(map(len, longest))
-    ends = [bool(c) and sum(c) + len(c) > n - 1 for c, n in zip(longest, LENGTHS, strict=True)]
+    emitted = [sum(kept + 1 for _, kept in calls) for calls in longest]
+    ends = [whole == n for whole, n in zip(emitted, LENGTHS, strict=True)]
     assert unlimited.cut.tolist() == ends
 
 
 def test_steps_certain_at_every_depth_bound_the_calls_of_any_drafter() -> None:
-    """Of every choice of what else is accepted, at 2 depths of an answer of 5 tokens."""
-    steps = Trajectories.from_positions(np.arange(5))
-    for certain in itertools.product([False, True], repeat=5):
+    """Of every choice of what else is accepted, at 2 depths of an answer of 4 tokens."""
+    steps = Trajectories.from_positions(np.arange(4))
+    for certain in itertools.product([False, True], repeat=4):
         most = count_calls(np.array(certain), steps, 3).calls.item()
-        for choice in itertools.product([False, True], repeat=10):
-            accepted = np.array(choice).reshape(2, 5) | np.array(certain)
+        for choice in itertools.product([False, True], repeat=8):
+            accepted = np.array(choice).reshape(2, 4) | np.array(certain)
             assert count_calls(accepted, steps, 3).calls.item() <= most

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from fractions import Fraction
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,27 +17,6 @@ from .exact import Fork, Uniform, distributions, outcomes
 
 Rows = Callable[[tuple[int, ...]], np.ndarray]
 SEEDS = range(4)
-
-
-def after(p: np.ndarray, q: np.ndarray, node: int) -> tuple[np.ndarray, np.ndarray | None]:
-    return p[node + 1], q[node + 1] if node + 1 < len(q) else None
-
-
-@pytest.mark.parametrize("seed", SEEDS)
-def test_a_tree_that_is_a_chain_is_speculative_sampling(seed: int) -> None:
-    generator = np.random.default_rng(seed)
-    p, q = generator.dirichlet(np.ones(4), 4), generator.dirichlet(np.ones(4), 3)
-    drafted = [int(generator.choice(4, p=row)) for row in q]
-    for _ in range(50):
-        uniforms, last = generator.random(3), generator.random(4)
-        at = np.arange(3)
-        tested = uniforms * q[at, drafted] < p[at, drafted]
-        accepted = 3 if tested.all() else int(tested.argmin())
-        weights = p[3] if accepted == 3 else np.maximum(p[accepted] - q[accepted], 0)
-        wanted = tuple(range(accepted)), schemes.pick(weights, last[accepted])
-        assert wanted == schemes.speculative_sampling(
-            sequence(3), drafted, uniforms, partial(after, p, q), last.__getitem__
-        )
 
 
 @pytest.mark.parametrize("seed", SEEDS)

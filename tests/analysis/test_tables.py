@@ -19,7 +19,7 @@ from analysis.report.results import Results, Target, certificate_statistics, top
 from analysis.report.table import Table, csv_text, latex, pivoted
 from analysis.report.text import decimals, number_text
 from analysis.rule_config import expand
-from analysis.rules import Cut, Rule, TopMAdditive
+from analysis.rules import Cut, Rule
 from analysis.statistics.bootstrap import PromptBootstrap
 from analysis.statistics.run_lengths import run_lengths
 from analysis.statistics.trajectories import Trajectories
@@ -199,8 +199,6 @@ def test_a_grid_of_other_values_is_shown_in_table_2() -> None:
         ]
     both = expand([{"rule": "additive", "t": [0.1, 0.15]}])
     assert tables_of(measure(both))["table2"].shown.index.tolist() == ["Additive (t = 0.1)"]
-    literal = TopMAdditive(4, 0.1, "paper")
-    assert literal.title in tables_of(measure([*RULES, literal]))["table7"].shown.index
 
 
 def test_methods_are_compared_by_the_source_of_their_prompts() -> None:

@@ -1,4 +1,4 @@
-"""Intervals under truncation: exact where determined, as narrow as other tails allow elsewhere."""
+"""Intervals under truncation and rounding: exact where determined, as narrow as tails allow."""
 
 import itertools
 import math
@@ -12,6 +12,7 @@ from analysis.certificates.intervals import TruncatedSteps
 from analysis.rules import (
     AbsoluteThreshold,
     Additive,
+    Mars,
     Multiplicative,
     Rule,
     StrictGreedy,
@@ -22,14 +23,14 @@ from analysis.rules import (
 )
 from analysis.topk import TopK
 from tests.analysis.attacks import ROUNDING, attack_drafts, attack_tails, targets
-from tests.analysis.cases import assert_same, certificate, dirichlet
+from tests.analysis.cases import RULES, assert_same, certificate, dirichlet
 
 
 @pytest.mark.parametrize(("size", "k"), [(12, 3), (49, 1), (40, 8), (200, 32)])
-def test_other_tails_of_the_same_mass_and_entropy_stay_inside(size: int, k: int) -> None:
-    _, worst, _, moved = attack_tails(700, size, k, seed=k)
+def test_other_tails_of_the_same_mass_stay_inside(size: int, k: int) -> None:
+    worst, moved = attack_tails(1000, size, k, seed=k)
     assert worst < ROUNDING
-    assert moved > 0.9
+    assert moved > 0.8
 
 
 def test_rejected_drafts_are_never_closer_than_lo() -> None:
@@ -55,14 +56,14 @@ def test_truth_is_inside_and_equal_where_exact(k: int) -> None:
 
 def test_rules_of_rank_are_exact() -> None:
     p = dirichlet(0, 200, 50, 0.3)
-    rules = [StrictGreedy(), TopMAdditive(4, 1.0), TopMAdditive(4, 0.2, "paper"), Tree(4)]
+    rules = [StrictGreedy(), TopMAdditive(4, 1.0), TopMAdditive(3, 0.2), Tree(4)]
     whole, cut = (certify(TopK.from_probabilities(p, k=k), rules) for k in (50, 5))
     assert_same(cut, whole)
 
 
 @pytest.mark.parametrize("k", [1, 3, 11])
 def test_sets_of_accepted_tokens_that_are_not_stored(k: int) -> None:
-    """Every tail of the same mass, no token above p_K, stays inside; extreme ones reach an end."""
+    """Every tail of the same mass, no token above p_K, is above the lower end; one reaches it."""
     rng = np.random.default_rng(k)
     p = -np.sort(-targets(rng, 200, 12))
     rejected = rng.random(p.shape) < np.linspace(0.02, 0.6, 200)[:, None]
@@ -75,20 +76,15 @@ def test_sets_of_accepted_tokens_that_are_not_stored(k: int) -> None:
     known = rejected[:, :k].any(axis=1) | ~rejected.any(axis=1)
     assert 0 < known.sum() < 200
     assert_same(*(Certificates(*(column[known] for column in of)) for of in (cut, whole)))
-    # the tail's whole mass on its first rejected token, or on accepted ones, as far as p_K allows
+    # the tail's whole mass on its first rejected token, as far as p_K allows
     for row in np.flatnonzero(~known)[:20]:
-        tail, others = p[row, k:].sum(), rejected[row, k:]
-        for first in (others, ~others):
-            order = np.flatnonzero(first).tolist() + np.flatnonzero(~first).tolist()
-            moved, left = p[row].copy(), tail
-            for token in order:
-                moved[k + token] = min(left, p[row, k - 1])
-                left -= moved[k + token]
-            other = certify(TopK.from_probabilities(moved), accepted=~rejected[row])
-            assert cut.lower[row, 0] <= other.lower[0, 0] * (1 + ROUNDING) + 1e-300
-            assert cut.upper[row, 0] >= other.lower[0, 0] * (1 - ROUNDING)
-        if others.all():  # the last tail tried has all of its mass on one token, up to p_K
-            assert other.lower[0, 0] == pytest.approx(cut.lower[row, 0], rel=1e-8)
+        moved, left = p[row].copy(), p[row, k:].sum()
+        for token in sorted(range(k, 12), key=lambda token: not rejected[row, token]):
+            moved[token] = min(left, p[row, k - 1])
+            left -= moved[token]
+        other = certify(TopK.from_probabilities(moved), accepted=~rejected[row])
+        assert other.lower[0, 0] == pytest.approx(cut.lower[row, 0], rel=1e-8)
+    assert np.isinf(cut.upper[~known]).all()  # it may be as improbable as 0
 
 
 EXACT = np.array([[0.5, 0.4, 0.1], [0.5, 0.45, 0.05], [0.625, 0.25, 0.125]])
@@ -115,7 +111,7 @@ def test_one_unstored_token_at_its_threshold() -> None:
             assert end[0, 0] == pytest.approx(full.lower[0, 0], rel=1e-7)
 
 
-@pytest.mark.parametrize("power", range(1, 13))
+@pytest.mark.parametrize("power", range(2, 13, 2))
 def test_near_ties_stay_inside(power: int) -> None:
     """The first rejected token is a relative 10^-power below x0 and not stored."""
     gap = 10.0**-power
@@ -128,20 +124,6 @@ def test_near_ties_stay_inside(power: int) -> None:
             truth = mpmath.fsum(x * mpmath.log(x / level) for x in [*p[:active], p[k]])
         alpha = min(1.0, float(np.exp(z[k] - z[0]) * (1 + 1e-15)))
         found = certify(TopK.from_logits(z, k), Multiplicative(alpha))
-        assert found.lower[0, 0] <= truth <= found.upper[0, 0]
-
-
-@pytest.mark.parametrize("power", range(1, 13))
-@pytest.mark.parametrize("a", [0.36, 0.4, 0.45, 0.49])
-def test_one_stored_token_and_the_threshold_at_the_second(a: float, power: int) -> None:
-    """Bounds by the tail's entropy gave a lower end above the certificate, by up to 3e-7 of it."""
-    second = a * (1 - 10.0**-power)
-    p = [a, second, 1 - a - second]
-    found = certify(TopK.from_probabilities(p, k=1), AbsoluteThreshold(second))
-    with mpmath.workdps(50):
-        pair = [mpmath.mpf(a), mpmath.mpf(second)]
-        level = mpmath.fsum(pair) / 2
-        truth = mpmath.fsum(x * mpmath.log(x / level) for x in pair)
         assert found.lower[0, 0] <= truth <= found.upper[0, 0]
 
 
@@ -224,7 +206,6 @@ CHAINS: list[list[Rule]] = [
     *([TopMAdditive(m, t) for m in RANKS] + [Additive(t)] for t in T),
     *([TopMMultiplicative(m, a) for m in RANKS] + [Multiplicative(a)] for a in ALPHA),
     *([StrictGreedy(), *(TopMAdditive(m, t) for t in T), TopMAdditive(m, 1.0)] for m in RANKS),
-    [TopMAdditive(m, 0.3, "paper") for m in (2, 3, 4, 8)],
 ]
 
 
@@ -244,8 +225,6 @@ def test_a_mixed_rule_is_the_smaller_of_its_parts(m: int) -> None:
     mixed = certify(dist, [TopMAdditive(m, t) for t in T]).lower
     parts = certify(dist, [*map(Additive, T), TopMAdditive(m, 1.0)]).lower
     np.testing.assert_array_equal(mixed, np.minimum(parts[:, :-1], parts[:, -1:]))
-    paper = certify(dist, [TopMAdditive(2, 0.3, "paper"), StrictGreedy()]).lower
-    assert (paper[:, 0] == paper[:, 1]).all()  # read literally, m = 2 is strict greedy
 
 
 N = 6  # tokens of a tail
@@ -293,3 +272,107 @@ def test_intervals_are_as_narrow_as_the_tails_of_six_tokens_allow(flat: bool) ->
             ratios.append((upper - lower - 1e-6) / (truth.max() - truth.min()))
     assert np.median(ratios) < (1.2 if flat else 1.001)
     assert max(ratios) < (2.1 if flat else 1.001)
+
+
+# rounded log-probabilities: certificates contain those of what was rounded
+
+V = 60
+PRINTED: list[Rule] = [
+    *(rule for rule in RULES if not isinstance(rule, Mars)),
+    *(Additive(0.0), Additive(1.0), AbsoluteThreshold(0.0)),
+]
+
+
+def distributions(steps: int, seed: int = 0) -> np.ndarray:
+    """(steps, V) probabilities, of flat to certain; near-ties and zeros among them."""
+    rng = np.random.default_rng(seed)
+    logits = rng.gumbel(size=(steps, V)) * rng.gamma(2, 1.5, size=(steps, 1))
+    logits[::5, 1] = logits[::5, 0] + rng.normal(size=len(logits[::5])) * 1e-3
+    logits[::7] *= 20
+    p = np.exp(logits - logits.max(axis=1, keepdims=True))
+    p[p < 1e-12] = 0.0
+    return p / p.sum(axis=1, keepdims=True)
+
+
+def printed(p: np.ndarray, k: int, digits: int) -> TopK:
+    """The top k of full distributions, as an engine prints them."""
+    full = TopK.from_probabilities(p, k)
+    with np.errstate(invalid="ignore"):
+        log_probs = np.round(full.log_probs, digits)
+    return TopK.from_log_probs(full.ids, log_probs, 0.5 * 10.0**-digits, p.shape[1])
+
+
+def assert_inside(found: Certificates, exact: Certificates, rules: list[Rule]) -> None:
+    for at, rule in enumerate(rules):
+        assert np.all(found.lower[:, at] <= exact.lower[:, at]), rule.label
+        assert np.all(exact.upper[:, at] <= found.upper[:, at]), rule.label
+
+
+@pytest.mark.parametrize("digits", [1, 2, 4, 8])
+@pytest.mark.parametrize("k", [2, 8, 20, V])
+def test_contain_the_exact_ones(digits: int, k: int) -> None:
+    p, rules = (
+        distributions(400, seed=digits + k),
+        [rule for rule in PRINTED if rule.minimum_k <= k],
+    )
+    found = certify(printed(p, k, digits), rules)
+    exact = certify(TopK.from_probabilities(p), rules)
+    assert_inside(found, exact, rules)
+    greedy = found.upper[:, 0] - found.lower[:, 0]
+    assert np.median(greedy) < 3 * 10.0**-digits
+
+
+def test_contain_those_of_any_distribution_of_the_box() -> None:
+    rng = np.random.default_rng(5)
+    p, k, digits = distributions(300, seed=9), 6, 1
+    told = printed(p, k, digits)
+    found = certify(told, PRINTED)
+    low, high = told.prob_range
+    tail_low, tail_high = told.tail_range
+    tried = 0
+    for _ in range(60):
+        ends = rng.random((len(p), 1)) < 0.3
+        share = np.where(ends, rng.integers(0, 2, low.shape), rng.random(low.shape))
+        top = -np.sort(-(low + share * (high - low)), axis=1)
+        rest = 1.0 - top.sum(axis=1)
+        weights = rng.random((len(p), V - k)) ** rng.integers(1, 9)
+        others = rest[:, None] * weights / weights.sum(axis=1, keepdims=True)
+        fits = (rest >= 0) & (others.max(axis=1) <= top[:, -1])
+        tried += int(fits.sum())
+        assert np.all((tail_low <= rest) & (rest <= tail_high) | ~fits)
+        full = TopK.from_probabilities(np.column_stack([top, others])[fits])
+        exact = certify(full, PRINTED)
+        inside = Certificates(*(column[fits] for column in found))
+        assert_inside(inside, exact, PRINTED)
+        least, most = told.entropy_range
+        assert np.all(full.entropy >= least[fits] - 1e-9)
+        assert np.all(full.entropy <= most[fits] + 1e-9)
+    assert tried > 2000
+
+
+def test_a_threshold_within_the_error_leaves_the_count_open() -> None:
+    # p = 0.5, 0.4, ...: additive t = 0.1 accepts rank 2 or not, by a rounding
+    told = TopK.from_log_probs([[0, 1, 2]], [np.log([0.5, 0.4, 0.05])], 1e-3, 50)
+    found = certify(told, [Additive(0.1), Additive(0.09), Additive(0.11)])
+    assert found.lower[0, 0] == pytest.approx(found.lower[0, 1])
+    assert found.upper[0, 0] == pytest.approx(found.upper[0, 2])
+    assert found.lower[0, 2] > found.upper[0, 1]
+
+
+def test_where_all_that_is_listed_is_accepted() -> None:
+    """The first rejected token is unlisted: it may be as probable as theta."""
+    rule, told = AbsoluteThreshold(0.05), TopK.from_log_probs([[0, 1]], [np.log([0.6, 0.3])], 0, 10)
+    found = certify(told, rule)
+    p = np.array([0.6, 0.3, 0.05, 0.05, *[0.0] * 6])
+    assert found.lower[0, 0] == pytest.approx(certificate(p, rule))
+    assert found.upper[0, 0] == np.inf
+
+
+@pytest.mark.parametrize(
+    ("values", "message"), [([[-1.0, -0.5]], "values that fall"), ([[-0.5, -0.6]], "at most 1")]
+)
+def test_impossible_log_probabilities_are_refused(values: list, message: str) -> None:
+    with pytest.raises(ValueError, match=rf"of step 0 is .*{message}"):
+        TopK.from_log_probs([[0, 1]], values, 1e-4, 50)
+    with pytest.raises(ValueError, match="compares raw logits"):
+        certify(printed(distributions(3), 5, 3), Mars(0.9))

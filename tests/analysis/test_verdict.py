@@ -47,14 +47,7 @@ def said(*runs: dict[str, Any], **given: Any) -> Advice:
 
 @pytest.mark.parametrize(
     ("low", "high", "outcome"),
-    [
-        (ABOVE, 1.2, DRAFT),
-        (1.0, 1.2, OPEN),
-        (BELOW, 1.2, OPEN),
-        (0.8, ABOVE, OPEN),
-        (0.8, 1.0, OPEN),
-        (0.8, BELOW, DO_NOT),
-    ],
+    [(ABOVE, 1.2, DRAFT), (1.0, 1.2, OPEN), (0.8, 1.0, OPEN), (0.8, BELOW, DO_NOT)],
 )
 def test_an_interval_that_contains_1_decides_nothing(low: float, high: float, outcome: str) -> None:
     found = said(run((low + high) / 2, low, high))
@@ -67,12 +60,9 @@ def test_an_undefined_interval_decides_nothing() -> None:
     found = said(run(1.3, math.nan, math.nan))
     assert found.outcome == OPEN
     assert "γ = 5) was 1.30 times as fast, and its interval is undefined" in found.sentence
-    both = said(run(1.3, math.nan, math.nan), run(1.2, 1.1, 1.3, draft_length=2))
-    assert (both.outcome, "γ = 2" in both.sentence) == (DRAFT, True)
-    assert "γ = 5) was 1.30 times as fast, and its interval is undefined" in both.beside[0]
 
 
-@pytest.mark.parametrize(("prompts", "outcome"), [(29, OPEN), (30, DRAFT), (31, DRAFT)])
+@pytest.mark.parametrize(("prompts", "outcome"), [(29, OPEN), (30, DRAFT)])
 def test_fewer_than_30_prompts_decide_nothing(prompts: int, outcome: str) -> None:
     found = said(run(1.3, 1.2, 1.4, prompts=prompts), run(2, 1.9, 2.1, prompts=prompts, **RELAXED))
     assert found.outcome == outcome
@@ -122,15 +112,6 @@ def test_the_fastest_sure_lossless_method_comes_first() -> None:
     assert found.drafters[0]["draft_length"] == 3  # the sure one
 
 
-def test_one_method_is_the_best_of_none_and_sampling_keeps_the_distribution() -> None:
-    found = said(
-        run(1.2, 1.1, 1.3, temperature=0.5, **SAMPLED),
-        run(1.9, 1.8, 2.0, temperature=1.0, **SAMPLED),
-    )
-    assert "speculative sampling (γ = 5): 1.20" in found.sentence
-    assert "its distribution stays the same (30 prompts, temperature 0.5)" in found.sentence
-
-
 def test_only_what_an_engine_runs_is_named() -> None:
     """A tree is faster, and no engine runs it: the look-up that vLLM has is the verdict."""
     tree = run(2, 1.9, 2.1, engine="", method="Strict greedy, tree")
@@ -149,7 +130,8 @@ def test_the_temperature_is_the_lowest_at_which_an_engine_runs_a_lossless_method
     found = said(
         run(2, 1.9, 2.1, engine=""), run(1.2, 1.1, 1.3, temperature=0.5, **SAMPLED, tree=None)
     )
-    assert (found.outcome, "temperature 0.5" in found.sentence) == (DRAFT, True)
+    assert found.outcome == DRAFT
+    assert "its distribution stays the same (30 prompts, temperature 0.5" in found.sentence
 
 
 def test_engines_run_chains_and_few_rules() -> None:
@@ -169,8 +151,8 @@ def test_engines_run_chains_and_few_rules() -> None:
     assert engines(runs.assign(rule="additive t=0.1"), False, "latest")[5] == ""
 
 
-def answers(rule: str = "additive t=0.1", **given: Any) -> pd.DataFrame:
-    row = {"rule": rule, "temperature": 0.0, "draft_length": 5, "items": 316, "right": 111}
+def answers(**given: Any) -> pd.DataFrame:
+    row = {"temperature": 0.0, "draft_length": 5, "items": 316, "right": 111}
     row |= {"method": "Additive (t = 0.1)", "drafter": "model", "alone": 118}
     row |= {"within": False, "falls": False, **given}
     return pd.DataFrame([row])
@@ -181,40 +163,13 @@ def answers(rule: str = "additive t=0.1", **given: Any) -> pd.DataFrame:
     [
         ({}, f"Its right answers were not measured: run `{COMMAND} stage=accuracy`."),
         (
-            {"answers": answers("mars theta=0.9", method="MARS (θ = 0.9)")},
-            "Its right answers were not measured",
-        ),
-        (
             {"answers": answers()},
             "111 of 316 answers were right, 118 without it; a loss of 5 points is not excluded.",
         ),
         ({"answers": answers(within=True)}, "a loss of 5 points is excluded."),
-        (  # another draft length, or another drafter, is not this run
-            {"answers": answers(falls=True, draft_length=4)},
-            "Its right answers were not measured",
-        ),
-        (
-            {
-                "answers": answers(
-                    method="Additive (t = 0.1), prompt lookup", drafter="prompt_lookup"
-                )
-            },
-            "Its right answers were not measured",
-        ),
-        (  # the run's own come first
-            {
-                "answers": pd.concat(
-                    [answers(draft_length=4, right=1), answers(), answers(draft_length=6, right=2)]
-                )
-            },
-            "111 of 316 answers were right",
-        ),
-        ({"answers": answers()[:0]}, "Its right answers were not measured: run"),
-        (
-            {"answers": answers(falls=True, right=93)},
-            "Avoid D under additive (t = 0.1; γ = 5): it was 1.50 [1.40, 1.60] times as fast, but "
-            "right answers fell from 118 to 93 of 316.",
-        ),
+        # another draft length is not this run
+        ({"answers": answers(falls=True, draft_length=4)}, "Its right answers were not measured"),
+        ({"answers": answers(falls=True, right=93)}, "right answers fell from 118 to 93 of 316."),
     ],
 )
 def test_a_relaxed_rule_is_offered_beside_with_what_it_costs(
@@ -224,8 +179,7 @@ def test_a_relaxed_rule_is_offered_beside_with_what_it_costs(
     assert found.outcome == DRAFT
     assert "strict greedy" in found.sentence
     assert says in found.beside[0]
-    if not says.startswith("Avoid"):
-        assert "1.50 [1.40, 1.60] times as fast. It gives up 0.04 nats" in found.beside[0]
+    assert ("It gives up 0.04 nats" in found.beside[0]) != ("fell" in says)
 
 
 @pytest.mark.parametrize(
@@ -235,7 +189,6 @@ def test_a_relaxed_rule_is_offered_beside_with_what_it_costs(
         ({"accepted": 100}, False),  # nothing was rejected
         ({"ci_low": 1.3}, False),  # not for sure above the lossless method
         ({"ci_low": math.nextafter(1.3, 2)}, True),
-        ({"ci_low": math.nan, "ci_high": math.nan}, False),
     ],
 )
 def test_a_relaxed_rule_is_offered_only_if_it_is_faster_and_rejects(
@@ -246,13 +199,12 @@ def test_a_relaxed_rule_is_offered_only_if_it_is_faster_and_rejects(
 
 
 def test_behind_one_that_fell_the_next_is_offered() -> None:
-    loose = {**RELAXED, "method": "Additive (t = 0.3)", "rule": "additive t=0.3"}
-    loose["scheme"] = "additive (t = 0.3)"
+    loose = RELAXED | {"method": "Additive (t = 0.3)", "scheme": "additive (t = 0.3)"}
     found = said(
         run(0.8, 0.7, 0.9),
         run(1.9, 1.8, 2.0, **loose),
         run(1.5, 1.4, 1.6, **RELAXED),
-        answers=answers("additive t=0.3", method="Additive (t = 0.3)", falls=True),
+        answers=answers(method="Additive (t = 0.3)", falls=True),
     )
     assert found.outcome == DO_NOT
     assert found.beside[0].startswith("Avoid D under additive (t = 0.3; γ = 5)")

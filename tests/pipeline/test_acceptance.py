@@ -140,17 +140,6 @@ def test_answers_that_were_not_sampled_have_no_law_of_stochastic_verification(
     assert len(by_depth(found)) == 0  # of one depth
 
 
-def test_the_tightest_slacks_are_in_the_facts(tmp_path: Path) -> None:
-    pair = drafts(tmp_path, *logits(0.3))
-    found, facts = run(tmp_path, pair)
-    steps = found.read().to_pandas()  # all steps of a rule, then those of the next
-    above = Store(tmp_path).get(pair).read(columns=["kl"])
-    kl = np.tile(above["kl"].to_numpy(), steps["rule"].nunique())
-    rejected, certified = ~steps["accepted"], steps["certified"]
-    assert facts["tightest_rejected"]["nats"] == (kl - steps["lower"])[rejected].min()
-    assert facts["tightest_certified"]["nats"] == (steps["lower"] - kl)[certified].min()
-
-
 def test_a_certified_step_that_is_rejected_fails_with_the_step(tmp_path: Path) -> None:
     z, w = logits(0.3)
     wrong = divergences.compare_logits(z, w)
@@ -160,9 +149,7 @@ def test_a_certified_step_that_is_rejected_fails_with_the_step(tmp_path: Path) -
     position = rejected if rejected < 30 else rejected - 30
     with pytest.raises(
         PipelineError,
-        match=rf"T and D: 1 steps are certified and rejected.*"
-        rf"rule greedy, prompt prompt-., position {position}, "
-        r"KL 0\.0 < certificate \d\.\d+",
+        match=rf"T and D: 1 steps .* rule greedy, prompt prompt-., position {position}, KL 0\.0 <",
     ):
         run(tmp_path, upstream)
 

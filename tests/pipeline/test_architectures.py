@@ -113,7 +113,7 @@ def test_stored_logits_and_decoded_answers_are_those_of_plain_passes(
         model.check_trees()
     for prompt, _, _ in texts.values():
         wanted = plain_greedy(model, prompt)
-        assert greedy(model, PromptLookup(2, 4, CPU), prompt, 4).tokens == wanted
+        assert greedy(model, PromptLookup(2, CPU), prompt, 4).tokens == wanted
         answer = greedy(model, Faulty(model, Greedy()), prompt, 4)
         assert answer.tokens == wanted
         for call in answer.calls:  # after a fault both caches are rolled back, and right again

@@ -1,14 +1,19 @@
-"""Stage certificates: all rules in one artifact, each read by itself; tests/results holds rows."""
+"""Stage certificates: all rules in one artifact, each read by itself; what solve makes of them."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
+import pytest
 
 from analysis.certificates.certify import certify
+from pipeline import solve
+from pipeline.paths import ROOT
 from pipeline.store import Store
 from pipeline.stored import ROWS, read_distributions
+from tests.conftest import SmallStudy
 from tests.pipeline.studies import MadeUp
 
 RULES = [{"rule": "greedy"}, {"rule": "additive", "t": [0.3]}, {"rule": "tree", "m": 2}]
@@ -34,3 +39,20 @@ def test_every_rule_is_read_over_the_same_steps_in_their_order(tmp_path: Path) -
         counts = found["accepted_count"].fill_null(0).to_numpy()
         np.testing.assert_array_equal(counts, wanted.accepted_count[:, at].clip(0))
     assert len(certificates.read()) == len(made.rules) * sum(lengths)
+
+
+def test_solve_prints_the_main_rows_and_writes_all(
+    small_study: SmallStudy, capsys: pytest.CaptureFixture[str]
+) -> None:
+    solve.main([*small_study.overrides, "solve.draft_lengths=[3,7]"])
+    lines = capsys.readouterr().out.splitlines()
+    for heading in ("Strictest setting that", "Tokens per call, by", "A drafter is certified on"):
+        assert any(line.startswith(heading) for line in lines)
+    assert any("any drafter within 0.05" in line for line in lines)
+    file = Path(lines[-1].removeprefix("all rows: "))
+    rows = pd.read_csv(file if file.is_absolute() else ROOT / file)
+    assert set(rows["table"]) == {"solved", "promised", "needed"}
+    shown = [line for line in lines if " additive " in line and "this drafter" in line]
+    assert len(shown) == 2  # a row a target; the file has one for each that is wanted
+    mine = rows[(rows["rule"] == "additive") & (rows["kind"] == "measured")]
+    assert len(mine) == 2 * mine["wanted"].nunique()

@@ -143,7 +143,7 @@ def test_joined_but_unpublished_run_is_not_decoded_again(
     model: Path, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(timing, "throughput", lambda *_: 1 / 0)
+        patch.setattr(timing, "peak_memory", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             dump(model, source, tmp_path)
     monkeypatch.setattr(batch_decoding, "decode_batch", None)

@@ -20,7 +20,7 @@ from analysis.certificates.certify import Certificates
 from analysis.rules import Additive, Rule, StrictGreedy, Tree, Typical
 from pipeline.engines.logs import EngineLog, prompt_id, prompts_of, read_log, stacked
 from pipeline.errors import PipelineError
-from tests.analysis.test_rounded import V, distributions
+from tests.analysis.test_truncation import V, distributions
 from tests.pipeline import engine_formats
 from tests.pipeline.engine_formats import ENGINES, answers, read_back
 

@@ -12,7 +12,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 
 from benchmarks import robustness
@@ -22,7 +21,6 @@ from pipeline.paths import ROOT
 from pipeline.stage import Artifact, Inputs, Out, Task, with_inputs
 from pipeline.store import Store
 from pipeline.study import STAGES, Study
-from tests.pipeline import tiny
 
 LONG = ["accuracy", "decoding", "distributions", "drafts"]
 FULL = Path("/dev/full")
@@ -144,44 +142,6 @@ def test_finished_shards_are_kept_and_damaged_ones_are_not(
         assert list((tmp_path / stage).iterdir()) == [found(store, task).directory]
         shutil.rmtree(found(store, task).directory)
         shutil.copytree(tmp_path / "kept", work)
-
-
-def rebuilt(store: Store, task: Task) -> None:
-    """Publish `task` again with other content, as another machine would."""
-    artifact = found(store, task)
-    table, facts = artifact.read(), artifact.facts
-    at = table.column_names.index(
-        "token_ids" if task.stage.name in ("prompts", "accuracy") else "token_id"
-    )
-    values = table.column(at).to_pylist()
-    changed = [value[::-1] if isinstance(value, list) else (value + 7) % 290 for value in values]
-    field = table.schema.field(at)
-
-    def write(out: Out) -> None:
-        out.facts = facts
-        out.write(table.set_column(at, field, pa.array(changed, field.type)))
-
-    shutil.rmtree(artifact.directory)
-    assert tiny.publish(task, store, write).content != artifact.content
-
-
-@pytest.mark.parametrize("stage", ["distributions", "drafts"])
-def test_shards_of_other_inputs_are_discarded(
-    stage: str, whole: Store, tasks: dict[str, Task], tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
-    task = tasks[stage]
-    store = copied(whole, tmp_path / "resumed", task)
-    interrupt(task, store, monkeypatch)
-    rebuilt(store, list(task.inputs.values())[-1])
-    fresh = Store(tmp_path / "fresh")
-    shutil.copytree(store.root, fresh.root, ignore=shutil.ignore_patterns(".*"))
-    computed = attempted(monkeypatch)
-    resumed = store.get(task)
-    assert len(computed) == resumed.facts["shards"] == 3
-    assert list((store.root / stage).iterdir()) == [resumed.directory]
-    assert resumed.content == fresh.get(task).content
-    assert resumed.content != found(whole, task).content
 
 
 @pytest.mark.thorough

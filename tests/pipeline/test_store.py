@@ -130,6 +130,29 @@ def test_an_input_replaced_while_it_is_read_is_read_again(store: Store) -> None:
     assert not list(store.root.rglob(".*partial"))
 
 
+def test_finished_shards_are_those_of_the_same_inputs(store: Store, tmp_path: Path) -> None:
+    first, second, _ = tasks()
+
+    def interrupted(*arguments: Any) -> None:
+        toy.steps(*arguments)
+        raise KeyboardInterrupt
+
+    stopped = replace(second, stage=replace(second.stage, compute=interrupted))
+    with pytest.raises(KeyboardInterrupt):
+        store.get(stopped)
+    kept = shutil.copytree(store.root, tmp_path / "kept")
+    log(store)
+    assert len(list(store.root.rglob("*.shard"))) == 3
+    store.get(second)
+    assert log(store) == []
+    other = Store(kept)
+    remove(other, first)
+    made = other.get(tasks(noise=1)[1])
+    assert log(store) == ["prompts", *["shard"] * 3]
+    assert made.content == Store(tmp_path / "fresh").get(tasks(noise=1)[1]).content
+    assert not list(other.root.rglob(".*partial"))
+
+
 def test_an_input_set_aside_before_it_is_read_is_made_again(store: Store) -> None:
     first, second, _ = tasks()
     count = list[int]()

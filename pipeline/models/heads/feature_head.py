@@ -115,7 +115,7 @@ def given_text(head: FeatureHead, embedded: Tensor, hidden: Tensor, depth: int) 
     depth d means nothing.
 
     Args:
-        head: what reads.
+        head: the head that reads them.
         embedded: (B, n, d) the embeddings of the tokens.
         hidden: (B, n, layers, d) the target's hidden states after each of them.
         depth: D.

@@ -177,7 +177,7 @@ def _weights(folder: Path) -> Weights:
 def _names_tokens(weights: Weights, size: int) -> bool:
     """Whether d2t names increasing ids of a vocabulary, and t2d the same ones."""
     ids = _drafted(weights)
-    inside = ids.min() >= 0 and ids.max() < size and bool((ids.diff() > 0).all())
+    inside = bool(ids.min() >= 0) and bool(ids.max() < size) and bool((ids.diff() > 0).all())
     marked = TARGETS not in weights or torch.equal(weights[TARGETS].nonzero()[:, 0], ids)
     return inside and marked and not ids.dtype.is_floating_point
 

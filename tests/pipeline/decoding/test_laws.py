@@ -1,4 +1,4 @@
-"""The law of sampled answers and of acceptance: chi-square, closed forms, cases by hand."""
+"""The law of sampled answers and of acceptance: chi-square, brute force, cases by hand."""
 
 from __future__ import annotations
 
@@ -21,13 +21,14 @@ from analysis.rules import (
     Typical,
 )
 from analysis.topk import TopK
-from analysis.trees.topology import sequence
+from analysis.trees.topology import ROOT, Topology, sequence, spec_infer, symmetric
 from pipeline.decoding.choices import DRAFT, Inversion, Noise, Race
-from pipeline.decoding.drafters import Draft, ModelDrafter, PromptLookup
+from pipeline.decoding.drafters import ModelDrafter, PromptLookup
 from pipeline.decoding.loop import decode
-from pipeline.decoding.verify import Match, SpeculativeSampling, Verifier, asked, judged
+from pipeline.decoding.shapes import Draft
+from pipeline.decoding.verify import Match, Relaxed, SpeculativeSampling, Verifier, asked, judged
 from pipeline.models.logit_statistics import invert
-from tests.pipeline.decoding.pair import CPU, Markov, V
+from tests.pipeline.decoding.pair import CPU, UNEVEN, Markov, V
 
 
 def chi_square(counts: np.ndarray, law: np.ndarray) -> float:
@@ -51,11 +52,11 @@ def test_sampled_answers_have_the_law_of_the_target(law: str) -> None:
     model, smaller = eight(0), eight(1)
     p = torch.softmax(model.table.double() / 1.3, 1).numpy()
     counts = np.zeros((8, 8, 8))
-    for seed in range(1500):
+    for seed in range(900):
         noise = Noise(seed, "p", 4, CPU, 2)
         choice: Any = Race(1.3, noise) if law == "races" else Inversion(1.3, noise, DRAFT)
         verifier: Verifier = Match(choice) if law == "races" else SpeculativeSampling(1.3, noise)
-        source: Any = PromptLookup(2, 2, CPU) if law == "lookup" else ModelDrafter(smaller, choice)
+        source: Any = PromptLookup(2, CPU) if law == "lookup" else ModelDrafter(smaller, choice)
         answer = decode(model, source, verifier, [3, 5], 2, 4)
         counts[tuple(answer.tokens[:3])] += 1
     joint = p[5][:, None, None] * p[:, :, None] * p[None]
@@ -69,7 +70,7 @@ RULES = [
     *[Mars(theta) for theta in (0.3, 0.9, 0.98)],
     *[Additive(t) for t in (0.0, 0.1, 0.5)],
     *[Multiplicative(alpha) for alpha in (0.5, 1.0)],
-    *[TopMAdditive(m, 0.2, way) for m in (1, 2, 40) for way in ("rank", "paper")],
+    *[TopMAdditive(m, 0.2) for m in (1, 2, 40)],
     TopMMultiplicative(3, 0.6),
     AbsoluteThreshold(0.2),
     Typical(0.3, 0.3),
@@ -164,3 +165,38 @@ def test_a_draw_has_a_probability_above_zero_whatever_is_rounded() -> None:
         assert invert(weights, torch.full((2,), uniform, dtype=torch.float64)).tolist() == wanted
     broken = torch.full_like(weights, torch.nan)
     assert invert(broken, torch.full((2,), 0.5, dtype=torch.float64)).max() < 4
+
+
+TREES = [sequence(1), sequence(5), symmetric(2, 3), spec_infer(5), UNEVEN]
+
+
+def paths(tree: Topology) -> list[tuple[int, ...]]:
+    """All paths of a tree from the root on, the empty one first."""
+    found: list[tuple[int, ...]] = [()]
+    for path in found:
+        found += [(*path, child) for child in tree.children[path[-1] if path else ROOT]]
+    return found
+
+
+@pytest.mark.parametrize("tree", TREES, ids=lambda tree: str(tree.parents))
+def test_a_rule_accepts_the_longest_path_of_a_tree(tree: Topology) -> None:
+    """Algorithm 1 of MARS on trees: of all paths whose tokens it accepts the longest, the first."""
+    generator = torch.Generator().manual_seed(3)
+    above, lengths, relaxed = torch.tensor(tree.parents) + 1, set(), 0
+    for _ in range(120):
+        z = 12 + torch.randn((len(tree) + 1, V), generator=generator)
+        rank = torch.randint(3, (len(tree),), generator=generator)
+        tokens = z[above].topk(3).indices.gather(1, rank[:, None])[:, 0]
+        tokens[-1] = NOTHING
+        first, second = z[above].topk(2).values.T
+        accepts = (rank == 0) | ((rank == 1) & (second / first > 0.95))
+        accepts[-1] = False
+        key = [path for path in paths(tree) if all(accepts[node] for node in path)]
+        longest = max(map(len, key))
+        path, token, _ = Relaxed(Mars(0.95)).verify(z, Draft(tokens, tree), 0)
+        assert path == min(one for one in key if len(one) == longest)
+        assert token == int(z[path[-1] + 1 if path else 0].argmax())
+        lengths.add(len(path))
+        relaxed += any(rank[node] == 1 for node in path)
+    assert len(lengths) > min(tree.depth, 2) - 1
+    assert relaxed > 0 or len(tree) == 1

@@ -43,8 +43,8 @@ METHODS = [
 TREES = [
     {"drafter": "model", "rule": "tree", "m": 2, "draft_length": 3, "temperature": 0},
     METHODS[0] | {"tree": "spec_infer", "draft_length": 4},
-    {"drafter": "model", "sampling": ["speculative", "races"], "tree": "optimal", "nodes": 6,
-     "acceptance": [0.4, 0.2, 0.1], "draft_length": 3, "temperature": 1.0},
+    {"drafter": "model", "sampling": ["speculative", "races"], "tree": "symmetric", "width": 2,
+     "draft_length": 2, "temperature": 1.0},
 ]  # fmt: skip
 
 
@@ -94,7 +94,6 @@ def content(artifact: Artifact) -> dict[str, Any]:
     }
 
 
-@pytest.mark.thorough
 def test_prompts_that_fail_are_recorded_and_the_others_go_on(
     stage: Any, drafter: LanguageModel, request: pytest.FixtureRequest,
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
@@ -111,47 +110,38 @@ def test_prompts_that_fail_are_recorded_and_the_others_go_on(
     monkeypatch.setattr(drafter.module.config, "max_position_embeddings", 20)
     made = stage([PROMPTS[0], [], PROMPTS[1], PROMPTS[0]])  # of 17 tokens, with answers of 12
     found, facts = content(made), facts_of(made)
-    reasons = ["out of memory: CUDA out of memory", "the prompt is empty: give at least one token"]
     fits = "head" in request.node.name  # which has no context of its own
-    if not fits:
-        reasons.append(
-            "a prompt of 17 tokens and an answer of 12 exceed the context of the drafter, 20 "
-            "tokens: lower prompts.max_tokens or decoding.steps"
-        )
-    failures = [{"prompt_id": str(at), "reason": why} for at, why in enumerate(reasons)]
-    assert found["failures"] == failures
+    reasons = ["out of memory: CUDA", "prompt is empty", "exceed the context of the drafter, 20 "]
+    failures = [(row["prompt_id"], row["reason"]) for row in found["failures"]]
+    assert [name for name, _ in failures] == ["0", "1", "2"][: 3 - fits]
+    assert all(why in said for why, (_, said) in zip(reasons, failures, strict=False))
     assert facts["failed_prompts"] == len(failures)
     assert f"{len(failures)} of 4 prompts failed, the first with: out of" in capsys.readouterr().out
     assert {row["prompt_id"] for row in found["data"]} == ({"2", "3"} if fits else {"3"})
-    alone = ["autoregressive", "autoregressive", "autoregressive (exponential races)"]
-    assert [run["method"] for run in facts["runs"] if run["drafter"] == "none"] == alone
     for row in found["data"]:
         if facts["runs"][row["run"]]["lossless"] and row["temperature"] == 0:
             assert row["agreement"] == 1.0
+    runs = made.read("timings/runs").to_pylist()
+    assert all(0 < row["processor_seconds"] < row["seconds"] + 0.01 for row in runs)
     with pytest.raises(PipelineError, match="no prompt can be decoded: the prompt is empty"):
         stage([[], []])
 
 
 def test_methods_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    seconds = iter([5, 40, 10, 3])  # of methods a b, b a
     turns: list[str] = []
 
-    def timed(_: Any, method: str, *__: Any) -> Any:
+    def timed(_: Any, method: str, *__: Any) -> str:
         turns.append(method)
-        return SimpleNamespace(seconds=next(seconds)), None
+        return method.upper()
 
     monkeypatch.setattr(pair, "decode_timed", timed)
     monkeypatch.setattr(pair, "check_fits", lambda *_: None)
     monkeypatch.setattr(decoding, "prompt_rows", lambda _, __, timed: {"data": timed})
     both: Any = SimpleNamespace(runs=["a", "b"], steps=1, target=SimpleNamespace(device=None))
-    found = [decoding.decode_prompt(both, cast("Any", None), turn)["data"] for turn in (2, 3)]
+    for turn in (2, 3):
+        found = decoding.decode_prompt(both, cast("Any", None), turn)
+        assert found == {"data": ["A", "B"]}
     assert turns == ["a", "b", "b", "a"]
-    assert [[answer.seconds for answer, _ in timed] for timed in found] == [[5, 40], [3, 10]]
-
-
-def test_the_decoding_thread_is_timed(stage: Any) -> None:
-    runs = stage([PROMPTS[0]]).read("timings/runs").to_pylist()
-    assert all(0 < row["processor_seconds"] < row["seconds"] + 0.01 for row in runs)
 
 
 @torch.inference_mode()
@@ -163,7 +153,6 @@ def head_logits(model: HiddenDrafter, text: list[int]) -> torch.Tensor:
     return torch.cat([torch.zeros(1, V), found])
 
 
-@pytest.mark.thorough
 def test_nats_given_up_and_drafts_are_those_of_plain_passes(
     stage: Any, target: LanguageModel, drafter: LanguageModel, request: pytest.FixtureRequest
 ) -> None:
@@ -279,9 +268,9 @@ def drafts_of(p: np.ndarray, q: np.ndarray, ranks: list[int], stored: int) -> An
 
 def test_trees_take_the_acceptance_that_stage_drafts_measured() -> None:
     p, q = np.array([0.4, 0.3, 0.2, 0.1]), np.array([0.2, 0.5, 0.2, 0.1])
-    built = methods.build(MEASURED)
+    built = methods.build([*MEASURED, MEASURED[1] | {"sampling": "argmax", "temperature": 1.0}])
     drafts = drafts_of(p, q, [1] * 60 + [2] * 20 + [4] * 20, 4)
-    greedy, gss, erss = sibling_rates.with_measured_trees(built, drafts)
+    greedy, gss, erss, drawn = sibling_rates.with_measured_trees(built, drafts)
     assert greedy.tree.acceptance == pytest.approx([0.6, 0.2, 0, 0.2])
     assert greedy.topology == Topology((-1, 0, -1, 1)).by_level()
     assert greedy.name == "greedy (tau* of 4)"
@@ -291,11 +280,8 @@ def test_trees_take_the_acceptance_that_stage_drafts_measured() -> None:
     assert gss.tree.acceptance[0] == pytest.approx(1 - tv, abs=0.1)
     assert sum(erss.tree.acceptance) == pytest.approx(1)  # of four tokens, some one wins
     # most probable tokens of the drafter, not drawn: the target's probabilities of them
-    entry = MEASURED[1] | {"sampling": "argmax", "temperature": 1.0}
-    (drawn,) = sibling_rates.with_measured_trees(methods.build([entry]), drafts)
     assert drawn.tree.acceptance == pytest.approx([0.3, 0.4, 0.2, 0.1])
-    for method in (greedy, gss, erss, drawn):
-        assert "acceptance" not in method_entries(method)
+    assert not any("acceptance" in method_entries(one) for one in (greedy, gss, erss, drawn))
 
 
 def test_what_lies_outside_the_stored_tokens_is_spread_over_them() -> None:
@@ -304,22 +290,16 @@ def test_what_lies_outside_the_stored_tokens_is_spread_over_them() -> None:
     whole = sibling_rates.sibling_rates(drafts_of(p, p, [1] * 400, 6), method, 3)
     part = sibling_rates.sibling_rates(drafts_of(p, p, [1] * 400, 2), method, 3)
     assert whole == pytest.approx([1, 0, 0])
-    # the rest of the one model never meets the rest of the other: s / (1 + rest), not s + rest
+    # the rest of the one model never meets the rest of the other: s / (1 + rest), not s + rest;
+    # four equal tokens: at any temperature s is what it was
     share = (p**2)[:2].sum() / (p**2).sum()
     assert part[0] == pytest.approx(share / (2 - share), abs=0.08)
-    names = ["top_ids", "top_logits", "top_surprisal", "log_tail"]
-    drafts = drafts_of(p, p, [1] * 400, 2)
-    table = drafts.read(columns=names).combine_chunks()
-    # four equal tokens: exact at any temperature
-    _, weights, tail = sibling_rates._stored(table, "", drafts.facts, 0.5)
-    inside = weights.sum(1)
-    np.testing.assert_allclose(inside / (inside + tail), share, rtol=1e-6)
 
 
 def test_stage_drafts_is_asked_for_only_where_a_tree_hangs_on_it(tmp_path: Path) -> None:
-    entry = "{drafter: model, rule: greedy, draft_length: 3, temperature: 0, tree: optimal"
-    for more, wanted in ((", nodes: 4}", True), (", nodes: 4, acceptance: [0.5, 0.2]}", False)):
-        study = Study("study=mini", *methods.overrides(entry + more), f"outputs={tmp_path}")
+    entry = "{drafter: model, rule: greedy, draft_length: 1, temperature: 0, tree: "
+    for shape, wanted in (("optimal, nodes: 4}", True), ("batch, width: 4}", False)):
+        study = Study("study=mini", *methods.overrides(entry + shape), f"outputs={tmp_path}")
         assert all(("drafts" in task.inputs) == wanted for task in study.tasks["decoding"])
 
 

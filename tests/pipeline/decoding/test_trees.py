@@ -23,7 +23,7 @@ from analysis.trees.topology import (
 )
 from pipeline.decoding import loop
 from pipeline.decoding.choices import Greedy, Noise, Race, first_tokens
-from pipeline.decoding.drafters import ModelDrafter, Nothing, model_drafter
+from pipeline.decoding.drafters import Drafter, ModelDrafter, model_drafter
 from pipeline.decoding.loop import Answer, decode, reach
 from pipeline.decoding.shapes import inner_nodes
 from pipeline.decoding.verify import Match
@@ -155,7 +155,7 @@ def test_trees_decode_what_the_target_alone_does(
     answer = greedy_on(target, source, tree, prompt)
     assert answer.tokens == plain_greedy(target, prompt)
     race = Race(0.8, Noise(3, "a", LIMIT, CPU, tree.depth))
-    alone = decode(target, Nothing(CPU), Match(race), prompt, 0, LIMIT)
+    alone = decode(target, Drafter(CPU), Match(race), prompt, 0, LIMIT)
     own = model_drafter(source, race, tree)
     raced = decode(target, own, Match(race), prompt, tree.depth, LIMIT)
     assert raced.tokens == alone.tokens
