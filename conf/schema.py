@@ -123,7 +123,6 @@ class Log(Section):
     """Properties of an engine's log; its file is the path of a target."""
 
     vocab_size: Count | None
-    part: Literal["generated", "prompt"]
     error: NotNegative | None
 
 

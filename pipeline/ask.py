@@ -19,22 +19,20 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, closing, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import httpx2
 from filelock import FileLock, Timeout
 
-from conf.schema import Ask, Config
+from conf.schema import Ask
 from pipeline.config import files_and_overrides
 from pipeline.engines.answers import printable
 from pipeline.engines.pages import read_page
 from pipeline.engines.servers import (
     PATIENCE,
-    Sampling,
     Server,
     checked_answer,
     fetch,
@@ -51,71 +49,76 @@ from pipeline.study import Study
 ATTEMPTS = 6  # at one prompt
 WAIT = 1.0  # seconds before the second, doubled before each further one
 BUSY = httpx2.codes.TOO_MANY_REQUESTS
-Prompts = Mapping[str, Sequence[int]]  # token ids by prompt_id
+USAGE = "python -m pipeline.ask URL [OVERRIDES]"
 
 
 def main(arguments: Sequence[str]) -> None:
     """Ask the server that the command line names."""
-    with command("python -m pipeline.ask URL [OVERRIDES]", __doc__, arguments):
+    with command(USAGE, __doc__, arguments):
         urls, overrides = files_and_overrides(arguments)
-        if len(urls) != 1 or not _is_address(urls[0]):
-            raise PipelineError(
-                f"{' '.join(urls) or 'nothing'} is not the address of a server: give one with "
-                "http://, for instance python -m pipeline.ask http://localhost:8000 study=smollm2"
-            )
-        study = Study(*overrides, "stage=prompts")
-        asyncio.run(_ask(urls[0], study))
-
-
-def _is_address(url: str) -> bool:
-    try:
-        parts = urlsplit(url)
-        return parts.scheme in ("http", "https") and parts.port != 0  # of no port: None
-    except ValueError:  # of a port beyond 65535
-        return False
+        if len(urls) != 1:
+            raise PipelineError(f"{len(urls)} addresses of a server were given, not one: {USAGE}")
+        asyncio.run(_ask(urls[0], Study(*overrides, "stage=prompts")))
 
 
 async def _ask(url: str, study: Study) -> None:
-    settings = study.config
-    timeout = httpx2.Timeout(PATIENCE, read=None, pool=None)  # of the whole: `fetch`
-    limits = httpx2.Limits(max_connections=settings.ask.concurrent)
+    settings = study.config.ask
     key = os.environ.get("OPENAI_API_KEY", "").strip()
-    headers = {"Authorization": f"Bearer {key}"} if key else {}
-    async with (
-        httpx2.AsyncClient(
-            timeout=timeout, limits=limits, headers=headers, trust_env=False
-        ) as client,
-        AsyncExitStack() as held,
-    ):
-        server = await open_server(client, url, settings.ask.model)
+    async with httpx2.AsyncClient(
+        timeout=httpx2.Timeout(PATIENCE, read=None, pool=None),  # of the whole: `fetch`
+        limits=httpx2.Limits(max_connections=settings.concurrent),
+        headers={"Authorization": f"Bearer {key}"} if key else {},
+        trust_env=False,
+    ) as client:
+        server = await open_server(client, url, settings.model)
         prompts = _prompts(study)
         before = await metrics_page(client, server)
-        folder = Path(settings.outputs) / "answers"
-        path = folder / f"{_name(study, server, before)}.jsonl"
-        folder.mkdir(parents=True, exist_ok=True)
-        held.enter_context(_lock(path))
-        requests = {
-            name: request_body(server, ids, sampling_of(settings)) for name, ids in prompts.items()
-        }
-        answered = _read_answered(path, requests)
-        if len(answered) == len(requests):
-            print(
-                f"{relative(path)} has all {len(answered)} answers: give ask.name=NAME for those "
-                "of another server"
-            )
-            return
-        began = time.time()
-        todo = {name: body for name, body in requests.items() if name not in answered}
-        failed = await _send(client, server, todo, path, settings.ask)
-        after = await metrics_page(client, server)
-    _write_pages(path, before, after)
+        path = Path(study.config.outputs) / "answers" / f"{_name(study, before)}.jsonl"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with FileLock(path.with_name(f".{path.stem}.lock"), timeout=0):
+                await _save(client, server, study, prompts, path, before)
+        except Timeout:
+            raise PipelineError(
+                f"another command writes to {path}: wait for it, or give ask.name=NAME"
+            ) from None
+
+
+async def _save(
+    client: httpx2.AsyncClient,
+    server: Server,
+    study: Study,
+    prompts: Mapping[str, Sequence[int]],
+    path: Path,
+    before: str | None,
+) -> None:
+    """Ask for the answers that a file lacks; write it, and what lies beside it."""
+    settings, wanted = study.config.ask, study.config.distributions
+    how = wanted.steps, wanted.temperature, wanted.seed, settings.log_probs
+    requests = {name: request_body(server, ids, *how) for name, ids in prompts.items()}
+    answered = _read_answered(path, requests)
+    todo = {name: body for name, body in requests.items() if name not in answered}
+    if not todo:
+        print(
+            f"{relative(path)} has all {len(answered)} answers: give ask.name=NAME for those "
+            "of another server"
+        )
+        return
+    began = time.time()
+    failed = await _send(client, server, todo, path, settings)
+    after = await metrics_page(client, server)
+    for name, page in (("before", before), ("after", after)):
+        place = path.with_suffix(f".{name}.txt")
+        place.unlink(missing_ok=True)
+        if page is not None:
+            place.write_text(page, encoding="utf-8")
     about = {
         "url": server.url,
         "engine": server.engine,
         "version": server.version,
         "model": server.model,
         "machine": f"{platform.machine()}, {platform.system()}",
-        "concurrent": settings.ask.concurrent,
+        "concurrent": settings.concurrent,
         "answers": len(requests) - len(failed),
         "answers_of_pages": len(todo) - len(failed),  # those between the two pages
         "seconds": round(time.time() - began, 3),
@@ -127,51 +130,36 @@ async def _ask(url: str, study: Study) -> None:
             f"{len(failed)} of {len(requests)} prompts have no answer; the first is {name}: "
             f"{reason}. The same command asks for these again"
         )
-    _in_order(path, list(requests))
     pages = "" if after else "; no counts on /metrics (llama.cpp: start it with --metrics)"
     print(
         f"{server.shown}, {printable(server.model)}: {len(todo)} answers in "
-        f"{about['seconds']:.1f} s{pages}\n"
-        f"answers: {relative(path)}",
+        f"{about['seconds']:.1f} s{pages}\nanswers: {relative(path)}",
         flush=True,
     )
 
 
-def sampling_of(settings: Config) -> Sampling:
-    """Return the sampling settings of the answers."""
-    wanted = settings.distributions
-    return Sampling(
-        wanted.steps, wanted.temperature, seed=wanted.seed, log_probs=settings.ask.log_probs
-    )
-
-
-def _prompts(study: Study) -> Prompts:
-    """Return the prompts of the study's targets, sampled where that was not done yet.
+def _prompts(study: Study) -> dict[str, list[int]]:
+    """Return the token ids of the study's prompts, sampled where that was not done yet.
 
     Raises:
         PipelineError: they do not come from a data set, or targets read them differently.
     """
-    if study.config.distributions.source != "model":
-        raise PipelineError(
-            f"distributions.source={study.config.distributions.source} has answers already: leave "
-            "it out to sample prompts"
-        )
     tasks = {task.key: task for task in study.tasks["prompts"]}
-    if len(tasks) > 1:
+    if study.config.distributions.source != "model" or len(tasks) > 1:
         raise PipelineError(
-            f"the targets {', '.join(study.targets)} read prompts with different tokenizers: leave "
-            "one of them"
+            f"targets {', '.join(study.targets)}, distributions.source="
+            f"{study.config.distributions.source}: give a study of models that share a tokenizer"
         )
     artifact = study.store.get(*tasks.values())
     rows = artifact.read(columns=["prompt_id", "token_ids"]).to_pylist()
     return {row["prompt_id"]: row["token_ids"] for row in rows}
 
 
-def _name(study: Study, server: Server, page: str | None) -> str:
+def _name(study: Study, page: str | None) -> str:
     """Return the name of the files: `ask.name`, else of study and target, and the draft length."""
     if study.config.ask.name is not None:
         return slug(study.config.ask.name)
-    length = 0 if page is None else len(read_page(server.metrics, page).by_place)
+    length = 0 if page is None else len(read_page("/metrics", page).by_place)
     drafts = f"-drafts-of-{length}" if length else ""
     return slug("-".join([study.config.study, *study.targets]) + drafts)
 
@@ -215,10 +203,9 @@ async def _send(
     failed: dict[str, str] = {}
     models: list[str] = []  # that the answers name
     todo = iter(requests.items())
-    label = f"ask {server.shown}"
     with (
         path.open("a", encoding="ascii") as file,
-        closing(progress_bar(len(requests), "answer", label)) as bar,
+        closing(progress_bar(len(requests), "answer", f"ask {server.shown}")) as bar,
     ):
 
         async def work() -> None:
@@ -274,44 +261,8 @@ async def _answer(
         if httpx2.codes.is_client_error(status) and status != BUSY:
             raise PipelineError(f"the server refuses it ({reason})")
         if httpx2.codes.is_success(status) and not isinstance(body, str) and not refusal:
-            return checked_answer(server, request, body), time.perf_counter() - began
+            return checked_answer(request, body), time.perf_counter() - began
     raise PipelineError(f"no answer in {ATTEMPTS} attempts ({reason})")
-
-
-@contextmanager
-def _lock(path: Path) -> Iterator[None]:
-    """Hold a file of answers: a second command that would write to it is refused.
-
-    Raises:
-        PipelineError: another one writes to it.
-    """
-    lock = FileLock(path.with_name(f".{path.stem}.lock"), timeout=0)
-    try:
-        lock.acquire()
-    except Timeout:
-        raise PipelineError(
-            f"another command writes to {path}: wait for it, or give ask.name=NAME"
-        ) from None
-    try:
-        yield
-    finally:
-        lock.release()
-
-
-def _write_pages(path: Path, before: str | None, after: str | None) -> None:
-    for name, page in (("before", before), ("after", after)):
-        place = path.with_suffix(f".{name}.txt")
-        place.unlink(missing_ok=True)
-        if page is not None:
-            place.write_text(page, encoding="utf-8")
-
-
-def _in_order(path: Path, names: Sequence[str]) -> None:
-    """Put the answers of a file in the order of their prompts."""
-    lines = {json.loads(line)["custom_id"]: line for line in path.read_bytes().splitlines(True)}
-    beside = path.with_suffix(".new")
-    beside.write_bytes(b"".join(lines[name] for name in names))
-    beside.replace(path)
 
 
 if __name__ == "__main__":

@@ -2,14 +2,14 @@
 
 BASE is a run of a server without drafts, each SPEC one of the same server with drafts. A run is a
 file of answers that ``pipeline.ask`` saved, or that an OpenAI-compatible server gave, or a page of
-/metrics. Prints acceptance by position, tokens of a pass, what a step costs, the speed with its
+/metrics. Prints acceptance by position, tokens per pass, what a step costs, the speed with its
 interval, and the recommended draft length. Of a single file: what it counts.
 
 With the study that was asked (``study=mini target=mini_large drafter=mini``, for prompt look-up
 ``drafter=none decoding.lookup_match=earliest``) it also checks each SPEC, and ends with status 1
 where a check fails. texts: answers with and without drafts are equal, but for near-ties of logits.
 calls: what was accepted, call by call, is what the study's drafter predicts along the same answers.
-certified: no certified token was rejected. tokens: those of a pass, predicted along the answers
+certified: no certified token was rejected. tokens: those per pass, predicted along the answers
 *without* drafts. decoding.draft_length says how many tokens a draft has where a file does not tell.
 """
 
@@ -21,9 +21,11 @@ from pathlib import Path
 
 from analysis.statistics.bootstrap import Resampling
 from pipeline.config import composed, files_and_overrides, settings_of
+from pipeline.engines.answers import counted
+from pipeline.engines.runs import Run, compare, read_run, recommendation, screen
 from pipeline.errors import PipelineError, command
 
-WORDS = {True: "pass", False: "FAIL", None: "    "}
+USAGE = "python -m pipeline.engine BASE SPEC... [OVERRIDES]"
 OF_A_STUDY = ("study=", "target=", "drafter=")
 
 
@@ -33,52 +35,52 @@ def main(arguments: Sequence[str]) -> None:
     Raises:
         SystemExit: with status 1 where a check fails.
     """
-    usage = "python -m pipeline.engine BASE SPEC... [OVERRIDES]"
-    with command(usage, __doc__, arguments):
+    with command(USAGE, __doc__, arguments):
         files, overrides = files_and_overrides(arguments)
         settings = settings_of(composed(overrides))
         checked = any(word.startswith(OF_A_STUDY) for word in overrides)
         if len(files) < 1 + checked:
             what = "a study to check with" if files else "no file"
-            raise PipelineError(f"{what} was given, and not BASE and SPEC: {usage}")
-        given, chosen = settings.decoding.draft_length, settings.statistics
-        statistics = Resampling(chosen.resamples, chosen.confidence, chosen.seed)
-        paths = [Path(file) for file in files]
-        _compared(paths, given, statistics)
-        if checked and not _checked(paths, overrides):
+            raise PipelineError(f"{what} was given, and not BASE and SPEC: {USAGE}")
+        runs = [read_run(Path(file), settings.decoding.draft_length) for file in files]
+        lines = screen(runs)
+        if len(runs) > 1:
+            statistics = settings.statistics
+            resampling = Resampling(statistics.resamples, statistics.confidence, statistics.seed)
+            speeds, notes = compare(runs[0], runs[1:], resampling)
+            lines = [*screen(runs[1:], speeds), *notes]
+        lines += [
+            f"{run.path.name}: left out: {counted(run.counts.excluded)}"
+            for run in runs
+            if run.counts.excluded
+        ]
+        if len(runs) > 1:
+            lines += recommendation(runs[1:], speeds)
+        else:
+            lines.append("for the speed give the same server without drafts as well: BASE SPEC...")
+        print("\n".join(lines))
+        if checked and not _checked(runs[0], runs[1:], overrides):
             raise SystemExit(1)
 
 
-def _compared(paths: Sequence[Path], length: int | None, statistics: Resampling) -> None:
-    """Print the table and the recommendation."""
-    from pipeline.engines.runs import compare, read_engine_run, recommendation, screen
-
-    runs = [read_engine_run(path, length) for path in paths]
-    if len(runs) == 1:
-        print("\n".join(screen(None, runs, None)))
-        print("for the speed give the same server without drafts as well: BASE SPEC...")
-        return
-    found = compare(runs[0], runs[1:], statistics)
-    print("\n".join([*screen(runs[0], runs[1:], found), *recommendation(runs[1:], found)]))
-
-
-def _checked(paths: Sequence[Path], overrides: Sequence[str]) -> bool:
+def _checked(base: Run, runs: Sequence[Run], overrides: Sequence[str]) -> bool:
     """Print the checks of each run with drafts; return whether all pass."""
-    from pipeline.engines.check import CheckedRuns, lines_of
+    from pipeline.engines.check import CheckedStudy
     from pipeline.study import Study
 
     study = Study("stage=drafts", *overrides)
-    drafter, passed = study.config.drafter, True
-    for path in paths[1:]:
-        runs = CheckedRuns(study, path, paths[0])
+    models, passed = CheckedStudy(study), True
+    drafter = "prompt look-up" if study.config.drafter is None else study.config.drafter.label
+    target = study.config.targets[study.targets[0]].label
+    for run in runs:
+        checks = models.checks(base, run)
         print(
-            f"\n{path.name}, {runs.counts.engine}, {study.config.targets[study.targets[0]].label}, "
-            f"drafts of {runs.length} by "
-            f"{'prompt look-up' if drafter is None else drafter.label}:"
+            f"\n{run.path.name}, {run.counts.engine}, {target}, drafts of {run.length} by "
+            f"{drafter}:"
         )
-        for line in lines_of(runs):
-            print(f"  {WORDS[line.passed]}  {line.name:<10} {line.text}")
-            passed &= line.passed is not False
+        for check in checks:
+            print(f"  {'pass' if check.passed else 'FAIL'}  {check.name:<10} {check.text}")
+            passed &= check.passed
     return passed
 
 

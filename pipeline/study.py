@@ -117,7 +117,7 @@ class Study:
         if local is None or not local.is_file():
             raise PipelineError(f"{key}={path}: there is no such file")
         identity = self.identities.source(path, None, key)
-        return {**identity.entries, "reader": READER, "part": log.part, "error": log.error}
+        return {**identity.entries, "reader": READER, "error": log.error}
 
     def runtime(self, target: ModelConfig, rules: Sequence[Rule] = ()) -> Runtime:
         """Return what a task on a target takes besides its settings; `rules` where it has some."""

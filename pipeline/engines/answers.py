@@ -2,17 +2,12 @@
 
 A line is an answer as it came, or with its request as `pipeline.ask` saves it: custom_id, request,
 response and seconds. The file may be packed with gzip; the chunks of a stream (`data: {...}`) are
-put together. An answer has its tokens in one of two places:
-
-| place | who writes it |
-|---|---|
-| choices[] | vLLM, llama.cpp and servers like them: chat and completions |
-| content and stop | llama.cpp's /completion |
+put together. An answer has its tokens in `choices` (vLLM, llama.cpp and servers like them: chat and
+completions), or beside `content` and `stop` (llama.cpp's /completion).
 """
 
 from __future__ import annotations
 
-import codecs
 import gzip
 import json
 import math
@@ -23,63 +18,35 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from pipeline.errors import PipelineError
+from pipeline.errors import PipelineError, first_line
 
 NO_ANSWER = "objects that are no answers"
 NO_JSON = "lines that are no JSON"
 WITH_ERROR = "answers with an error"
 AGAIN = "answers given again"
-
-UNREADABLE = "can't be read as an answer: its tokens have a form that no engine writes"
-OBJECTS = {  # fields that hold an object, or null
-    *("metrics", "speculative_decoding", "timings", "usage", "logprobs"),
-    *("generation_settings", "__verbose", "message"),
-}
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")  # of terminals, or no valid Unicode
 
 T = TypeVar("T")
 
 
-class FormatError(ValueError):
+class FormatError(Exception):
     """An answer is wrong; the message follows its file and line."""
 
 
 class Part(NamedTuple):
-    """An answer.
+    """An answer: a choice of an object, or all of it."""
 
-    Attributes:
-        answer: its name.
-        line: where it stands.
-        request: what was asked, empty where the file does not have it.
-        body: the object.
-        place: choices or content.
-        content: of `place`: a choice, or all of the object.
-        seconds: that the request took, NaN where the file does not have it.
-    """
+    answer: str  # its name
+    line: int  # where it stands
+    request: Mapping[str, Any]  # what was asked, empty where the file does not have it
+    body: Mapping[str, Any]  # the object
+    content: Mapping[str, Any]  # the choice, or the object
+    seconds: float  # that the request took, NaN where the file does not have it
 
-    answer: str
-    line: int
-    request: Mapping[str, Any]
-    body: Mapping[str, Any]
-    place: str
-    content: Mapping[str, Any]
-    seconds: float
-
-
-class Asked(NamedTuple):
-    """A prompt, and the answer to it.
-
-    Attributes:
-        name: of the prompt.
-        prompt: its tokens.
-        tokens: of the answer.
-        temperature: of its sampling.
-    """
-
-    name: str
-    prompt: list[int]
-    tokens: list[int]
-    temperature: float
+    @property
+    def is_choice(self) -> bool:
+        """Whether it is one of `choices`; else it is llama.cpp's own layout."""
+        return self.content is not self.body
 
 
 def read_answers(
@@ -121,30 +88,12 @@ def read_answers(
                 continue
             try:
                 answers[part.answer] = read(part)
+            except FormatError as error:
+                raise PipelineError(f"{path}, line {line} {error}") from error
             except (LookupError, TypeError, ValueError, AttributeError) as error:
-                what = next(_wrong_fields(part.body), UNREADABLE)
-                if isinstance(error, FormatError):
-                    what = str(error)
-                elif isinstance(error, KeyError):
-                    what = f"holds a token without {error.args[0]}"
-                raise PipelineError(f"{path}, line {line} {what}") from error
+                why = f"{type(error).__name__}: {first_line(error)}"
+                raise PipelineError(f"{path}, line {line} can't be read ({why:.80})") from error
     return answers, None if first is None else first[0], excluded
-
-
-def read_asked(path: Path) -> list[Asked]:
-    """Return the answers of a file, in its order; those without a token are left out.
-
-    Raises:
-        PipelineError: the file can't be read, mixes two models, lacks token ids, or has no answer.
-    """
-    answers, _, excluded = read_answers(path, asked)
-    found = [answer for answer in answers.values() if answer is not None and answer.tokens]
-    if not found:
-        raise PipelineError(
-            f"{path} has no answer with its request; left out: {counted(excluded)}: give one that "
-            "`python -m pipeline.ask URL` saved"
-        )
-    return found
 
 
 def _objects(data: bytes, excluded: Counter[str]) -> Iterator[tuple[int, Any]]:
@@ -181,89 +130,41 @@ def _joined(old: Any, new: Any) -> Any:
     return new
 
 
-def _wrong_fields(value: Any, place: str = "") -> Iterator[str]:
-    """Yield the problem of each field that should hold an object."""
-    for key, item in value.items() if isinstance(value, Mapping) else ():
-        name = f"{place}.{key}".removeprefix(".")
-        if key in OBJECTS and not (item is None or isinstance(item, Mapping)):
-            yield f"has {name}={item!r:.40}: an object was expected"
-        for inner in item if isinstance(item, list) else [item]:
-            yield from _wrong_fields(inner, name + "[]" * isinstance(item, list))
-
-
 def answer_parts(value: Any, line: int) -> list[Part] | str:
     """Return the answers in the object of a line, one a choice, or why it has none."""
     if not isinstance(value, Mapping):
         return NO_ANSWER
     body = value["response"] if isinstance(value.get("response"), Mapping) else value
     request = value["request"] if isinstance(value.get("request"), Mapping) else {}
-    choices = body.get("choices")
+    choices, took = body.get("choices"), value.get("seconds")
+    seconds = took if isinstance(took, float) and 0 < took < 1e7 else math.nan
     wrong = body.get("error") is not None or "detail" in body or body.get("object") == "error"
     if wrong and "choices" not in body:
         return WITH_ERROR
-    custom, took = value.get("custom_id"), value.get("seconds")
-    seconds = took if isinstance(took, float) and 0 < took < math.inf else math.nan
+    name, fallback = value.get("custom_id"), f"line-{line}"
     if isinstance(choices, list) and choices and all(isinstance(c, Mapping) for c in choices):
-        own = printable(custom or body.get("id") or body.get("request_id") or f"line-{line}")
+        own = printable(name or body.get("id") or body.get("request_id") or fallback)
         names = [own + (f"#{choice['index']}" if choice.get("index") else "") for choice in choices]
-        return [
-            Part(name, line, request, body, "choices", choice, seconds)
-            for name, choice in zip(names, choices, strict=True)
-        ]
+        pairs = zip(names, choices, strict=True)
+        return [Part(one, line, request, body, choice, seconds) for one, choice in pairs]
     native = "completion_probabilities" in body or {"content", "stop"} <= set(body)
     if native or isinstance(body.get("meta_info"), Mapping):
-        name = printable(custom or f"line-{line}")
-        return [Part(name, line, request, body, "content", body, seconds)]
+        return [Part(printable(name or fallback), line, request, body, body, seconds)]
     return NO_ANSWER
 
 
-def asked(part: Part) -> Asked | None:
-    """Return an answer with its prompt; None for another choice of one.
-
-    Raises:
-        FormatError: it lacks the token ids of either, or its request.
-    """
-    if part.content.get("index"):
-        return None
-    tokens = part.content.get("token_ids" if part.place == "choices" else "tokens")
-    request = part.request
-    sampling = request.get("sampling_params")  # vLLM's /inference/v1/generate
-    sampling = sampling if isinstance(sampling, Mapping) else request
-    prompt, temperature = (
-        request.get("prompt", request.get("token_ids")),
-        sampling.get("temperature"),
-    )
-    if not prompt or not _are_ids(prompt) or not isinstance(temperature, int | float):
-        raise FormatError(
-            "has no request with the token ids of its prompt and a temperature, as "
-            "`python -m pipeline.ask URL` saves it"
-        )
-    if tokens is None or not _are_ids(tokens):
-        raise FormatError(f"has tokens that are no ids: {tokens!r:.40}")
-    return Asked(part.answer, prompt, tokens, temperature)
-
-
-def _are_ids(value: Any) -> bool:
-    return isinstance(value, list) and all(type(token) is int and token >= 0 for token in value)
-
-
 def read_bytes(path: Path) -> bytes:
-    """Return a file's content, unpacked where it is gzip, without UTF-8's mark.
+    """Return a file's content, unpacked where it is gzip.
 
     Raises:
-        PipelineError: it can't be read or unpacked, or is in UTF-16.
+        PipelineError: it can't be read or unpacked.
     """
     try:
         data = path.read_bytes()
-        data = gzip.decompress(data) if data.startswith(b"\x1f\x8b") else data
+        return gzip.decompress(data) if data.startswith(b"\x1f\x8b") else data
     except (OSError, EOFError, zlib.error) as error:
         why = getattr(error, "strerror", None) or f"it is a damaged gzip file: {error}"
         raise PipelineError(f"{path} can't be read: {why}") from error
-    if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        raise PipelineError(
-            f"{path} is in UTF-16, as PowerShell's > writes it: save it in UTF-8 (curl -o FILE URL)"
-        )
-    return data.removeprefix(codecs.BOM_UTF8)
 
 
 def printable(name: Any) -> str:
@@ -274,16 +175,6 @@ def printable(name: Any) -> str:
         'a\\u001b[31m\\ud800'
     """
     return CONTROL.sub(lambda match: f"\\u{ord(match[0]):04x}", str(name))
-
-
-def decimals(value: float) -> int:
-    """Return the number of digits behind the point.
-
-    >>> decimals(-0.25), decimals(1.5e-05), decimals(-2)
-    (2, 6, 0)
-    """
-    mantissa, _, exponent = repr(value).partition("e")
-    return max(0, len(mantissa.partition(".")[2]) - int(exponent or 0))
 
 
 def counted(excluded: Mapping[str, int]) -> str:

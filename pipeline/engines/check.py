@@ -6,226 +6,249 @@ answers, and its drafter (or look-up) drafts along them.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from itertools import zip_longest
-from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
+import torch
+from numpy.typing import NDArray
 
+from analysis import TopK, certify
 from analysis.decoding.lookup import lookup_calls
 from analysis.decoding.replay import Replayed
-from analysis.statistics.trajectories import Trajectories, acceptance_by_position, calls_along
-from pipeline.engines.along import Along, Models
-from pipeline.engines.answers import Asked, read_asked
-from pipeline.engines.clock import has_pages, read_run
-from pipeline.engines.counts import read_counts
-from pipeline.engines.pages import EngineCounts
+from analysis.rules import StrictGreedy
+from analysis.statistics.bootstrap import Flags
+from analysis.statistics.trajectories import Trajectories, calls_along
+from pipeline.engines.counts import Answer
+from pipeline.engines.runs import Run
 from pipeline.errors import PipelineError
+from pipeline.models.compare import compare_logits, read_pair
+from pipeline.models.load import load_model, load_pair
+from pipeline.models.passes import Texts
 from pipeline.study import Study
 
+ROWS = 64  # of logits that are ranked at once, in float64
 TIE = 0.25  # logits: two steps of bfloat16 between 16 and 32
 LEAST_EQUAL = 0.99  # of calls; a near-tie of the drafter's logits may part a few
-ODD_TOKENS = 0.05  # of tokens a pass, predicted and counted
+ODD_TOKENS = 0.05  # of tokens per pass, predicted and counted
 
 
-@dataclass(frozen=True)
-class Line:
-    """A line of the screen.
+class Check(NamedTuple):
+    """A line of the screen: whether a check passed, its name, what was counted."""
 
-    Attributes:
-        passed: None where nothing is decided.
-        name: of the check.
-        text: what was counted.
-    """
-
-    passed: bool | None
+    passed: bool
     name: str
     text: str
 
 
-@dataclass(frozen=True)
-class Parted:
-    """Two runs' answers to the same prompts.
+class Asked(NamedTuple):
+    """A prompt, and the answer to it, as token ids; and what the answer counts."""
 
-    Attributes:
-        prompts: answered in both.
-        parted: whose answers differ.
-        shorter: those of them of which one answer is the beginning of the other.
-        gaps: of logits at the first difference of the others: that of the token farther from the
-            argmax.
+    prompt: list[int]
+    tokens: list[int]
+    counts: Answer
+
+
+@dataclass(frozen=True, eq=False)
+class Along:
+    """What the models give along an answer of n tokens, at depths 1 to D of a draft.
+
+    D is 0 without a drafter.
     """
 
-    prompts: int
-    parted: int
-    shorter: int
-    gaps: Sequence[float]
-
-    @property
-    def near_ties(self) -> int:
-        """The answers that part where rounding may decide."""
-        return sum(gap <= TIE for gap in self.gaps)
+    gap: NDArray[np.float32]  # (n,) how far each token's logit is below the largest; -1: the argmax
+    right: Flags  # (D, n) whether the drafter's argmax is the token of the answer
+    certified: Flags  # (D, n) whether strict greedy certifies the drafter's step
 
 
-class CheckedRuns:
-    """The answers of an engine's runs, and what the models of a study give along them."""
+class Models:
+    """The target of a study, and its drafter where it has one."""
 
-    def __init__(self, study: Study, drafted: Path, alone: Path) -> None:
-        """Read the answers, and load the models.
-
-        Args:
-            study: of one target, and the engine's drafter; without one, look-up drafts.
-            drafted: the run with drafts.
-            alone: without.
+    def __init__(self, study: Study) -> None:
+        """Load them.
 
         Raises:
-            PipelineError: a file is missing what is compared, or a model can't be loaded.
+            PipelineError: one can't be loaded.
         """
-        config = study.config
+        self._drafter, self._depths = None, 1
+        self._temperature = study.config.certificates.temperature
+        self._known: dict[tuple[tuple[int, ...], int], Along] = {}
+        if study.config.drafter is None:
+            self._target = load_model(study.task("distributions").runtime.models[0])
+            return
+        pair = study.task("drafts").runtime.models
+        self._target, self._drafter = load_pair(*pair)
+        if pair[1].head is not None:
+            self._depths = pair[1].head.depths
+
+    @torch.inference_mode()
+    def along(self, prompt: list[int], answer: list[int]) -> Along:
+        """Read an answer behind its prompt, once.
+
+        Raises:
+            PipelineError: it has tokens that the target lacks, or is too long for it.
+        """
+        tokens, n = [*prompt, *answer], len(answer)
+        if (key := (tuple(tokens), n)) in self._known:
+            return self._known[key]
+        self._target.check_tokens(tokens, "an answer of the engine")
+        self._target.check_context(len(tokens), "distributions.steps")
+        ids = torch.tensor([tokens[:-1]], device=self._target.device)
+        said = torch.tensor(answer, device=ids.device)
+        right = certified = np.zeros((0, n), dtype=bool)
+        if self._drafter is None:
+            logits = Texts(self._target, len(tokens)).read(ids, n)[0]
+        else:
+            logits, drafts, completed = read_pair(self._target, self._drafter, ids, n, self._depths)
+            right = torch.stack([draft.argmax(1) == said for draft in drafts]).cpu().numpy()
+            size = min(logits.shape[1], drafts[0].shape[1])
+            whole = None if completed is None else completed[:, :size]
+            qs = [draft[:, :size] for draft in drafts]
+            found = compare_logits(logits[:, :size], qs, self._temperature, completed=whole)
+            kl = found["depth_kl"].cpu().numpy().T.copy()
+            if whole is not None:  # what certifies the completed q certifies the head
+                kl[0] = found["full_kl"].cpu().numpy()
+            certified = kl < _certificates(logits[:, :size], self._temperature)
+        below = logits.amax(1) - logits.gather(1, said[:, None])[:, 0]
+        gap = torch.where(logits.argmax(1) == said, -1.0, below.float())
+        self._known[key] = Along(gap.cpu().numpy(), right, certified)
+        return self._known[key]
+
+
+class CheckedStudy:
+    """The models of a study, that check an engine's runs; without a drafter, look-up drafts."""
+
+    def __init__(self, study: Study) -> None:
+        """Load the models.
+
+        Raises:
+            PipelineError: the study has several targets, or a log in the place of a model.
+        """
+        self._config = study.config
         if len(study.targets) != 1:
             raise PipelineError(f"targets: {', '.join(study.targets)}: give one, target=NAME")
-        if config.distributions.source != "model":
+        if self._config.distributions.source != "model":
             raise PipelineError(
-                f"distributions.source={config.distributions.source} has no model to predict with: "
-                "give the study that was asked"
+                f"distributions.source={self._config.distributions.source} has no model to predict "
+                "with: give the study that was asked"
             )
-        self.config, self.drafted, self.alone = config, drafted, alone
-        self.by_model = config.drafter is not None
-        self.counts = read_counts(drafted)
-        self.length = _draft_length(self.counts, config.decoding.draft_length)
-        self._answers: dict[Path, dict[str, Asked]] = {}
-        self._along: dict[tuple[Path, str], Along] = {}
-        self._study = study
-        for path in (drafted, alone):
-            self.answers(path)
+        self._models = Models(study)
 
-    @cached_property
-    def _models(self) -> Models:
-        return Models(self._study)
-
-    def answers(self, path: Path) -> dict[str, Asked]:
-        """Return the answers of a file by name, of at most `distributions.steps` tokens.
+    def checks(self, base: Run, run: Run) -> list[Check]:
+        """Check a run with drafts beside one without.
 
         Raises:
-            PipelineError: the file can't be read, or an answer was sampled.
+            PipelineError: a file lacks what is compared, or an answer was sampled.
         """
-        if path not in self._answers:
-            steps = self.config.distributions.steps
-            found = read_asked(path)
-            hot = next((answer for answer in found if answer.temperature > 0), None)
-            if hot is not None:
+        if not run.length:
+            raise PipelineError(
+                f"decoding.draft_length must be given: {run.path} does not say how many tokens a "
+                "draft has"
+            )
+        alone, drafted = self._asked(base), self._asked(run)
+        replayed = self._replay(run, drafted)
+        found = [self._texts(alone, drafted), _calls(replayed, run.counts.engine)]
+        if replayed.tested:
+            text = f"{replayed.rejected} of {replayed.tested} certified tokens were rejected"
+            found.append(Check(not replayed.rejected, "certified", text))
+        return [*found, self._tokens(base, run, alone)]
+
+    def _asked(self, run: Run) -> dict[str, Asked]:
+        """Return the answers of a run, of at most `distributions.steps` tokens."""
+        asked = {}
+        for name, answer in run.counts.answers.items():
+            if answer.prompt is None or answer.tokens is None:
                 raise PipelineError(
-                    f"{path}: answer {hot.name} was sampled at temperature {hot.temperature:g}: "
+                    f"{run.path}: answer {name} lacks the token ids of its prompt or its own: give "
+                    "a file that `python -m pipeline.ask URL` saved"
+                )
+            if not answer.temperature <= 0:
+                raise PipelineError(
+                    f"{run.path}: answer {name} was sampled at temperature {answer.temperature:g}: "
                     "ask again with distributions.temperature=0"
                 )
-            self._answers[path] = {
-                answer.name: answer._replace(tokens=answer.tokens[:steps]) for answer in found
-            }
-        return self._answers[path]
+            if answer.tokens:
+                steps = self._config.distributions.steps
+                asked[name] = Asked(answer.prompt, answer.tokens[:steps], answer)
+        if not asked:
+            raise PipelineError(f"{run.path} has no answers to check: give those of pipeline.ask")
+        return asked
 
-    def along(self, path: Path, name: str) -> Along:
-        """Return what the models give along an answer of a file."""
-        if (path, name) not in self._along:
-            self._along[path, name] = self._models.along(self.answers(path)[name])
-        return self._along[path, name]
+    def _along(self, asked: Asked) -> Along:
+        return self._models.along(asked.prompt, asked.tokens)
 
-    def predict(self, path: Path, name: str) -> list[tuple[int, int, int]]:
-        """Return drafted, accepted and emitted tokens of the passes along an answer."""
-        answer, length = self.answers(path)[name], self.length
-        if self.by_model:
-            steps = Trajectories.from_positions(np.arange(len(answer.tokens)))
-            calls = calls_along(self.along(path, name).right, steps, length)
+    def _predict(self, run: Run, asked: Asked) -> list[tuple[int, int, int]]:
+        """Return drafted, accepted and emitted tokens of the passes of a run along an answer."""
+        length, lookup = run.length or 0, self._config.decoding
+        if self._config.drafter is not None:
+            steps = Trajectories.from_positions(np.arange(len(asked.tokens)))
+            calls = calls_along(self._along(asked).right, steps, length)
             return [(length, int(k), int(e)) for k, e in zip(*calls[2:], strict=True)]
-        lookup = self.config.decoding
-        limit = self.config.distributions.steps if self.counts.engine == "llama.cpp" else None
+        limit = self._config.distributions.steps if run.counts.engine == "llama.cpp" else None
         return lookup_calls(
-            answer.prompt, answer.tokens, length, lookup.lookup, lookup.lookup_match, limit
+            asked.prompt, asked.tokens, length, lookup.lookup, lookup.lookup_match, limit
         )
 
-    def replay(self) -> Replayed:
+    def _replay(self, run: Run, drafted: dict[str, Asked]) -> Replayed:
         """Compare every answer that was drafted with the prediction along it."""
-        replayed = Replayed()
-        for name in self.answers(self.drafted):
-            counts = self.counts.answers.get(name)
-            if counts is None:
-                continue
-            predicted = [call[:2] for call in self.predict(self.drafted, name) if call[0]]
+        replayed, length = Replayed(), run.length or 0
+        for name, asked in drafted.items():
+            predicted = [call[:2] for call in self._predict(run, asked) if call[0]]
+            counts = asked.counts
             if counts.per_step is None:
-                beyond = min(counts.last_accepted, self.length)
-                replayed.add_sums(name, predicted, int(counts.accepted), beyond)
+                beyond = min(counts.last_accepted, length)
+                replayed.add_sums(name, predicted, counts.accepted, beyond)
                 continue
             calls = [(drafted, kept) for kept, drafted in counts.per_step]
-            if self.by_model:
-                replayed.certify(calls, self.along(self.drafted, name).certified)
-                calls = [(self.length, kept) for _, kept in calls]  # shorter at an answer's end
+            if self._config.drafter is not None:
+                replayed.certify(calls, self._along(asked).certified)
+                calls = [(length, kept) for _, kept in calls]  # shorter at an answer's end
             replayed.add(name, predicted, calls)
         return replayed
 
-    def compare(self, path: Path, other: Path) -> Parted:
-        """Compare the texts of two runs, answer by answer to the same prompt."""
-        theirs = {tuple(answer.prompt): answer for answer in self.answers(other).values()}
-        gaps, prompts, shorter = [], 0, 0
-        for one in self.answers(path).values():
+    def _texts(self, alone: dict[str, Asked], drafted: dict[str, Asked]) -> Check:
+        """Hold the texts with drafts against those without."""
+        theirs = {tuple(asked.prompt): asked for asked in drafted.values()}
+        gaps: list[float] = []  # of logits where texts part: that of the token farther from the top
+        prompts = shorter = 0
+        for one in alone.values():
             if (two := theirs.get(tuple(one.prompt))) is None:
                 continue
             prompts += 1
             both = zip(one.tokens, two.tokens, strict=False)
             step = next((at for at, (a, b) in enumerate(both) if a != b), None)
             if step is not None:  # both tokens follow the same text
-                places = (path, one.name), (other, two.name)
-                gaps.append(max(0.0, *(float(self.along(*at).gap[step]) for at in places)))
+                gaps.append(max(0.0, *(float(self._along(of).gap[step]) for of in (one, two))))
             elif len(one.tokens) != len(two.tokens):
                 shorter += 1
-        return Parted(prompts, len(gaps) + shorter, shorter, gaps)
-
-
-def _draft_length(counts: EngineCounts, given: int | None) -> int:
-    """Return the tokens of a full draft: those that the engine tells, else `given`.
-
-    Raises:
-        PipelineError: neither tells it.
-    """
-    if not counts.by_place and given is None:
-        raise PipelineError(
-            f"decoding.draft_length must be given: {counts.engine}'s answers do not say how many "
-            "tokens a draft has"
+        far = sum(gap > TIE for gap in gaps)
+        text = (
+            f"{prompts - len(gaps) - shorter} of {prompts} equal those without drafts; "
+            f"{far} part where logits differ by more than {TIE:g}"
         )
-    return len(counts.by_place) or int(given or 0)
+        if gaps:
+            text += f" (largest gap {max(gaps):.3g})"
+        if shorter:
+            text += f"; {shorter} end where the other goes on"
+        return Check(bool(prompts) and not far and not shorter, "texts", text)
+
+    def _tokens(self, base: Run, run: Run, alone: dict[str, Asked]) -> Check:
+        """Hold the tokens per pass predicted without the engine's drafts against its own."""
+        calls = [call for asked in alone.values() for call in self._predict(run, asked)]
+        if not calls:
+            return Check(False, "tokens", "nothing was compared: no answer has a second token")
+        predicted = sum(emitted for *_, emitted in calls) / len(calls)
+        least, most = run.counts.tokens_per_pass
+        counted = f"{least:.3f}" if most - least < 0.0005 else f"{least:.3f} to {most:.3f}"
+        near = least * (1 - ODD_TOKENS) <= predicted <= most * (1 + ODD_TOKENS)
+        text = f"{predicted:.3f} per pass predicted along {base.path.name}, {counted} counted"
+        return Check(bool(near), "tokens", text)
 
 
-def lines_of(runs: CheckedRuns) -> list[Line]:
-    """Return the lines of the screen."""
-    replayed = runs.replay()
-    return [
-        _texts(runs),
-        _calls(replayed, runs.counts),
-        *_certified(replayed),
-        _tokens(runs),
-        *_places(runs),
-    ]
-
-
-def _texts(runs: CheckedRuns) -> Line:
-    """Hold the texts with drafts against those without."""
-    pair = runs.compare(runs.alone, runs.drafted)
-    far = len(pair.gaps) - pair.near_ties
-    text = (
-        f"{pair.prompts - pair.parted} of {pair.prompts} equal those without drafts; "
-        f"{far} part where logits differ by more than {TIE:g}"
-    )
-    if pair.parted:
-        text += f" (largest gap {max(pair.gaps, default=0.0):.3g})"
-    if pair.shorter:
-        text += f"; {pair.shorter} end where the other goes on"
-    return Line(bool(pair.prompts) and pair.parted == pair.near_ties, "texts", text)
-
-
-def _calls(replayed: Replayed, counts: EngineCounts) -> Line:
+def _calls(replayed: Replayed, engine: str) -> Check:
     if not replayed.answers:
         text = "nothing was compared: no answer reports a draft before its last, which may go "
-        return Line(False, "calls", text + "beyond the answer's end: ask for longer answers")
+        return Check(False, "calls", text + "beyond the answer's end: ask for longer answers")
     ours, theirs = replayed.accepted
     text = f"{replayed.equal_answers} of {replayed.answers} answers as predicted"
     share = replayed.equal_answers / replayed.answers
@@ -233,59 +256,17 @@ def _calls(replayed: Replayed, counts: EngineCounts) -> Line:
         text = f"{replayed.equal_calls} of {replayed.calls} equal, last ones aside; {text}"
         share = replayed.equal_calls / replayed.calls
     else:
-        text += f" by their sums ({counts.engine} does not tell calls apart)"
-    text += f"; {ours} tokens accepted, {counts.engine} counts {theirs}"
+        text += f" by their sums ({engine} does not tell calls apart)"
+    text += f"; {ours} tokens accepted, {engine} counts {theirs}"
     if replayed.different:
         text += f"; the first other answer is {replayed.different}"
-    return Line(share >= LEAST_EQUAL, "calls", text)
+    return Check(share >= LEAST_EQUAL, "calls", text)
 
 
-def _certified(replayed: Replayed) -> list[Line]:
-    if not replayed.tested:
-        return []
-    text = f"{replayed.rejected} of {replayed.tested} certified tokens were rejected"
-    return [Line(not replayed.rejected, "certified", text)]
-
-
-def _tokens(runs: CheckedRuns) -> Line:
-    """Hold the tokens a pass that are predicted without the engine's drafts against its own."""
-    along = runs.alone
-    calls = [call for name in runs.answers(along) for call in runs.predict(along, name)]
-    if not calls:
-        return Line(False, "tokens", "nothing was compared: no answer has a second token")
-    predicted = sum(emitted for *_, emitted in calls) / len(calls)
-    least, most = runs.counts.tokens_per_pass
-    answers = len(runs.answers(runs.drafted))
-    if has_pages(runs.drafted, answers):  # which count all passes
-        page = read_run(runs.drafted)
-        least = most = page.emitted / page.passes
-    counted = f"{least:.3f}" if most - least < 0.0005 else f"{least:.3f} to {most:.3f}"
-    near = least * (1 - ODD_TOKENS) <= predicted <= most * (1 + ODD_TOKENS)
-    text = f"{predicted:.3f} a pass predicted along {along.name}, {counted} counted"
-    return Line(bool(near), "tokens", text)
-
-
-def _places(runs: CheckedRuns) -> list[Line]:
-    """Return the rates at each place, the last call of each answer aside."""
-    along, counted = runs.alone, list(runs.counts.answers.values())
-    if any(answer.per_step is None for answer in counted):
-        return []
-    predicted = [runs.predict(along, name) for name in runs.answers(along)]
-    ours = [[call[:2] for call in calls if call[0]] for calls in predicted]
-    theirs = [[(drafted, kept) for kept, drafted in counts.per_step or ()] for counts in counted]
-    shown = ", ".join(
-        f"{place}: {a:.3f} and {b:.3f}"
-        for place, (a, b) in enumerate(
-            zip_longest(_rates(ours), _rates(theirs), fillvalue=math.nan), start=1
-        )
+def _certificates(logits: torch.Tensor, temperature: float) -> NDArray[np.float64]:
+    """Return strict greedy's certificates of (n, V) logits, a few rows at a time."""
+    dists = (
+        TopK.from_logits(rows.cpu().numpy(), k=2, temperature=temperature)
+        for rows in logits.split(ROWS)
     )
-    return [Line(None, "by place", f"accepted of tested, predicted and counted: {shown}")]
-
-
-def _rates(of_answers: Sequence[Sequence[tuple[int, int]]]) -> list[float]:
-    """Return the acceptance rates by draft position, from drafted and accepted of every call."""
-    calls = [call for calls in of_answers for call in calls[:-1]]
-    drafted, accepted = np.array(calls, dtype=np.intp).reshape(-1, 2).T
-    tested, passed = acceptance_by_position(np.minimum(accepted + 1, drafted), accepted)
-    rates: list[float] = (passed / tested).tolist()
-    return rates
+    return np.concatenate([certify(dist, StrictGreedy()).lower[:, 0] for dist in dists])

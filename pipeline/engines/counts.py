@@ -1,71 +1,88 @@
-"""The draft counts that an engine reports in its answers, and their sums over a file.
+"""The token ids, draft counts and seconds that an engine reports in its answers, and their sums.
 
-| engine | defined in |
+| engine | counts of drafts are defined in |
 |---|---|
 | vLLM | `vllm/v1/metrics/stats.py`: RequestSpecDecodeMetrics (--per-request-spec-decode-metrics) |
 | llama.cpp | `tools/server/server-task.cpp`: result_timings::to_json |
 
-Engines count calls *with a draft* only. Of an answer of n tokens, whose first one the prompt's pass
-emits, a call emits its accepted tokens and one more, and a pass without a draft one. So n - 1 - a
-passes follow the prompt's, a being the accepted tokens. vLLM counts accepted tokens behind the end
-of an answer (max_tokens, a stop token) in the last call: the passes are up to as many more as this
-call accepted. llama.cpp cuts drafts to what an answer may still have (`get_n_draft_max`), so it
-does at a stop token only (`post_decode` in `tools/server/server-context.cpp`); servers that write
-its timings with draft_rounds count these calls. SGLang's own layout has the calls alone.
-
-A histogram counts the calls that accepted 0, 1, ... tokens.
+Engines count calls *with a draft* only. Of an answer of n tokens, whose first one prefill emits, a
+call emits its accepted tokens and one more, and a pass without a draft one. So n - 1 - a passes
+follow prefill, a being the accepted tokens. vLLM counts accepted tokens behind the end of an answer
+(max_tokens, a stop token) in the last call: the passes are up to as many more as this call
+accepted. llama.cpp cuts drafts to what an answer may still have (`get_n_draft_max`), so it does at
+a stop token only (`post_decode` in `tools/server/server-context.cpp`); servers that write its
+timings with draft_rounds count these calls. SGLang's own layout has the calls alone.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
+
+from pydantic import AliasPath, BaseModel, ConfigDict, Field, ValidationError
 
 from pipeline.engines.answers import FormatError, Part, counted, read_answers
-from pipeline.engines.pages import MOST_PLACES, EngineCounts
 from pipeline.errors import PipelineError
 
 MOST = 10_000_000  # tokens or calls of an answer; more are damage
+MOST_PLACES = 1024  # tokens of a draft; more are damage
 MANY_CHOICES = "answers of several choices"
-PER_STEP = ("per_step_accepted", "per_step_drafted")  # vLLM's, of every call in order
+Count = Annotated[int, Field(ge=0, le=MOST)]
 
 
-class AnswerCounts(NamedTuple):
-    """The counts of one answer.
+def _at(*path: str) -> Any:
+    return Field(default=None, validation_alias=AliasPath(*path))
 
-    Attributes:
-        engine: vLLM, llama.cpp or SGLang; empty where nothing was drafted.
-        calls: with a draft, NaN where they are not told.
-        drafted: tokens, NaN likewise.
-        accepted: tokens.
-        histogram: how many calls accepted 0, 1, ... tokens; None where it is not told.
-        per_step: (accepted, drafted) of every call in order; None likewise.
-        tokens: of the answer, None likewise.
-        ended: of llama.cpp, whether the model ended it.
-        seconds: of the whole request, NaN likewise.
-        decode_seconds: behind the prompt's pass, by the engine's clock, NaN likewise.
-    """
 
-    engine: str
-    calls: float
-    drafted: float
-    accepted: float
-    histogram: Sequence[int] | None = None
-    per_step: Sequence[tuple[int, int]] | None = None
-    tokens: int | None = None
-    ended: bool = False
-    seconds: float = math.nan
-    decode_seconds: float = math.nan
+class _Told(BaseModel):
+    """What an answer's fields say; None where there is no such field."""
+
+    model_config = ConfigDict(strict=True)
+    ids: list[Annotated[int, Field(ge=0)]] | None = None
+    calls: Count | None = _at("metrics", "speculative_decoding", "num_spec_steps")
+    drafted: Count | None = _at("metrics", "speculative_decoding", "num_draft_tokens")
+    accepted: Count | None = _at("metrics", "speculative_decoding", "num_accepted_draft_tokens")
+    histogram: list[Count] | None = _at("metrics", "speculative_decoding", "acceptance_histogram")
+    kept: list[Count] | None = _at("metrics", "speculative_decoding", "per_step_accepted")
+    tried: list[Count] | None = _at("metrics", "speculative_decoding", "per_step_drafted")
+    completion_tokens: Count | None = _at("usage", "completion_tokens")
+    predicted_n: Count | None = _at("timings", "predicted_n")
+    predicted_ms: Annotated[float, Field(ge=0, le=1e9)] | None = _at("timings", "predicted_ms")
+    draft_n: Count | None = _at("timings", "draft_n")
+    draft_n_accepted: Count | None = _at("timings", "draft_n_accepted")
+    draft_rounds: Count | None = _at("timings", "draft_rounds")
+    tokens_predicted: Count | None = None
+    tokens_of_sglang: Count | None = _at("meta_info", "completion_tokens")
+    verified: Count | None = _at("meta_info", "spec_verify_ct")
+
+
+class Answer(NamedTuple):
+    """What an engine says of one answer; None, or NaN, where it does not."""
+
+    prompt: list[int] | None  # token ids
+    tokens: list[int] | None  # token ids of the answer
+    temperature: float  # of its sampling
+    size: int | None  # number of tokens
+    engine: str = ""  # vLLM, llama.cpp or SGLang; empty where nothing was drafted
+    calls: float = 0  # with a draft
+    drafted: float = 0  # tokens
+    accepted: int = 0  # tokens
+    histogram: list[int] | None = None  # how many calls accepted 0, 1, ... tokens
+    per_step: list[tuple[int, int]] | None = None  # (accepted, drafted) of every call in order
+    ended: bool = False  # of llama.cpp, whether the model ended it
+    seconds: float = math.nan  # of the whole request
+    decode_seconds: float = math.nan  # after prefill, by the engine's clock
 
     @property
     def passes(self) -> tuple[float, float]:
-        """The least and the most passes after the prompt's, NaN where tokens are not told."""
-        if self.tokens is None:
+        """The least and the most passes after prefill."""
+        if self.size is None:
             return math.nan, math.nan
-        least = max(self.tokens - 1, 0) - self.accepted
+        least = max(self.size - 1, 0) - self.accepted
         with_draft = float(self.drafted > 0) if math.isnan(self.calls) else self.calls
         return max(least, with_draft), max(least + self.last_accepted, with_draft)
 
@@ -73,202 +90,176 @@ class AnswerCounts(NamedTuple):
     def last_accepted(self) -> int:
         """The most tokens that the last call can have accepted behind the answer's end."""
         if self.ended:
-            return int(self.accepted)
+            return self.accepted
         if self.per_step:
             return self.per_step[-1][0]
         return max((place for place, times in enumerate(self.histogram or ()) if times), default=0)
 
 
-def read_counts(path: Path) -> EngineCounts:
-    """Add up the counts of all answers of a file, at least one of which reports drafts.
+@dataclass(frozen=True)
+class Counts:
+    """The counts of an engine, of a page or summed over answers; NaN where one is not told.
 
-    Raises:
-        PipelineError: the file can't be read, no answer reports drafts, or it holds two models or
-            numbers that contradict each other; names the file, and the line where there is one.
+    Passes are those of the target and requests, those without a draft too; of answers those after
+    prefill.
     """
-    counts = read_sums(path)
-    check_drafts(path, counts)
-    return counts
+
+    engine: str  # vLLM, llama.cpp or SGLang; empty where answers do not tell
+    drafts: float  # calls with a draft; 0 without a drafter
+    drafted: float  # tokens
+    accepted: float  # tokens, those of the target's own not counted
+    by_place: Sequence[float]  # accepted at each position of a draft, empty where it is not told
+    passes: float  # the least that the counts allow
+    most_passes: float  # the most
+    emitted: float  # tokens of these passes
+    seconds: float = math.nan  # that these passes took, added up over requests
+    answers: Mapping[str, Answer] = field(default_factory=dict)  # by name; empty of a page
+    excluded: Mapping[str, int] = field(default_factory=dict)  # left out, by reason
+
+    @property
+    def tokens_per_pass(self) -> tuple[float, float]:
+        """The least and the most tokens that a pass emits, of all passes."""
+        least, most = self.most_passes, self.passes
+        return self.emitted / (least or math.nan), self.emitted / (most or math.nan)
 
 
-def check_drafts(path: Path, counts: EngineCounts) -> None:
-    """Check that the counts of a file are those of a run with drafts.
-
-    Raises:
-        PipelineError: no answer reports drafts, nothing was drafted, or the counts contradict each
-            other; names the file.
-    """
-    if not counts.engine:
-        raise PipelineError(
-            f"{path}: no answer reports draft counts; llama.cpp puts them into timings (draft_n), "
-            "vLLM into metrics.speculative_decoding (start it with "
-            "--per-request-spec-decode-metrics detailed)"
-        )
-    if counts.drafts == 0 or counts.drafted == 0:
-        raise PipelineError(
-            f"{path}: no token was drafted: start the engine with a drafter and let it decode"
-        )
-    if counts.accepted > counts.drafted:  # NaN compares as false
-        raise PipelineError(
-            f"{path}: {counts.accepted:g} tokens were accepted of {counts.drafted:g} drafted: the "
-            "numbers are damaged"
-        )
-
-
-def read_sums(path: Path) -> EngineCounts:
+def read_sums(path: Path) -> Counts:
     """Add up the counts of all answers of a file, whether or not anything was drafted.
 
     Raises:
-        PipelineError: as `read_counts`.
+        PipelineError: the file can't be read, holds two models or engines, or numbers that
+            contradict each other; names the file, and the line where there is one.
     """
-    read, _, excluded = read_answers(path, answer_counts)
+    read, _, excluded = read_answers(path, read_answer)
     if not read:
         raise PipelineError(
             f"{path} holds no answers as JSON (left out: {counted(excluded)}): give answers that "
             "`python -m pipeline.ask URL` saved"
         )
-    answers: dict[str, AnswerCounts] = {}
-    for name, counts in read.items():
-        if f"{name}#1" in read or counts is None:
-            excluded[MANY_CHOICES] += counts is not None
+    answers: dict[str, Answer] = {}
+    for name, answer in read.items():
+        if f"{name}#1" in read or answer is None:
+            excluded[MANY_CHOICES] += answer is not None
         else:
-            answers[name] = counts
-    engines = sorted({answer.engine for answer in answers.values()} - {""})
+            answers[name] = answer
+    every = list(answers.values())
+    engines = sorted({answer.engine for answer in every} - {""})
     if len(engines) > 1:
         raise PipelineError(f"{path} holds answers of {' and '.join(engines)}: give one")
-    every = list(answers.values())
-    ends = [answer.passes for answer in every]
-    emitted = [math.nan if a.tokens is None else max(a.tokens - 1, 0) for a in every]
-    histograms = [answer.histogram for answer in every if answer.histogram is not None]
     by_place: list[float] = []
-    if len(histograms) == len(answers):
+    if all(answer.histogram is not None for answer in every):
+        histograms = [answer.histogram or [] for answer in every]
         times = [sum(place) for place in zip_longest(*histograms, fillvalue=0)]
         by_place = [sum(times[place:]) for place in range(1, len(times))]
-    return EngineCounts(
+    sums = Counts(
         engine=engines[0] if engines else "",
         drafts=sum(answer.calls for answer in every),
         drafted=sum(answer.drafted for answer in every),
         accepted=sum(answer.accepted for answer in every),
-        passes=sum(least for least, _ in ends),
-        most_passes=sum(most for _, most in ends),
-        emitted=sum(emitted),
         by_place=by_place,
+        passes=sum(answer.passes[0] for answer in every),
+        most_passes=sum(answer.passes[1] for answer in every),
+        emitted=sum(math.nan if a.size is None else max(a.size - 1, 0) for a in every),
         answers=answers,
         excluded=+excluded,
     )
+    if sums.accepted > sums.drafted:  # NaN compares as false
+        raise PipelineError(
+            f"{path}: {sums.accepted:g} tokens were accepted of {sums.drafted:g} drafted: the "
+            "numbers are damaged"
+        )
+    return sums
 
 
-def answer_counts(answer: Part) -> AnswerCounts | None:
-    """Return the draft counts of an answer; None for another choice of the same answer.
+def read_answer(part: Part) -> Answer | None:
+    """Return what an answer says; None for another choice of the same answer.
 
     Raises:
-        FormatError: a number is missing, is no count, or contradicts another one.
+        FormatError: a field has another form, or a number contradicts another one.
     """
-    if answer.content.get("index"):
+    if part.content.get("index"):
         return None
-    counts = _counts(answer)
-    milliseconds = (answer.body.get("timings") or {}).get("predicted_ms")
-    if isinstance(milliseconds, int | float) and 0 < milliseconds < math.inf:
-        counts = counts._replace(decode_seconds=milliseconds / 1000)
-    return counts._replace(seconds=answer.seconds)
-
-
-def _counts(answer: Part) -> AnswerCounts:
-    tokens = _answer_tokens(answer) or None
-    vllm = (answer.body.get("metrics") or {}).get("speculative_decoding") or {}
-    llama, sglang = answer.body.get("timings") or {}, answer.body.get("meta_info") or {}
-    if vllm.get("num_spec_steps") is not None:
-        return _vllm(vllm, tokens)
-    if llama.get("draft_n") is not None:
-        drafted, accepted = _count(llama, "draft_n"), _count(llama, "draft_n_accepted")
-        calls = _count(llama, "draft_rounds") if "draft_rounds" in llama else math.nan
-        why = answer.body.get("stop_type"), answer.content.get("finish_reason")
-        ended = bool({"eos", "word", "stop"} & set(why))
-        found = AnswerCounts("llama.cpp", calls, drafted, accepted, tokens=tokens, ended=ended)
-    elif sglang.get("spec_verify_ct") is not None:
-        calls = _count(sglang, "spec_verify_ct")
-        accepted = max((tokens or 1) - 1 - calls, 0)
-        found = AnswerCounts("SGLang", calls, math.nan, accepted, tokens=tokens)
+    ids = part.content.get("token_ids" if part.is_choice else "tokens")
+    try:
+        told = _Told.model_validate({**part.body, "ids": ids})
+    except ValidationError as error:
+        wrong = error.errors(include_url=False)[0]
+        place = ".".join(map(str, wrong["loc"]))
+        raise FormatError(f"has {place}={wrong['input']!r:.60}: {wrong['msg']}") from error
+    sizes = (told.completion_tokens, told.tokens_of_sglang, told.predicted_n, told.tokens_predicted,
+             len(told.ids or ()))  # fmt: skip
+    request, milliseconds = part.request, told.predicted_ms or 0.0
+    prompt = request.get("prompt", request.get("token_ids"))
+    sampling = request.get("sampling_params") or request  # vLLM's /inference/v1/generate
+    temperature = sampling.get("temperature") if isinstance(sampling, dict) else None
+    answer = Answer(
+        prompt if prompt and _are_ids(prompt) else None,
+        told.ids,
+        temperature if isinstance(temperature, int | float) else math.nan,
+        next((size for size in sizes if size), None),
+        seconds=part.seconds,
+        decode_seconds=milliseconds / 1000 or math.nan,
+    )
+    if told.calls is not None:
+        answer = _of_vllm(answer, told)
+    elif told.draft_n is not None:
+        if told.draft_n_accepted is None:
+            raise FormatError("has draft_n without draft_n_accepted")
+        why = part.body.get("stop_type"), part.content.get("finish_reason")
+        answer = answer._replace(
+            engine="llama.cpp",
+            calls=math.nan if told.draft_rounds is None else told.draft_rounds,
+            drafted=told.draft_n,
+            accepted=told.draft_n_accepted,
+            ended=any(reason in ("eos", "word", "stop") for reason in why),
+        )
+    elif told.verified is not None:
+        accepted = max((answer.size or 1) - 1 - told.verified, 0)
+        answer = answer._replace(
+            engine="SGLang", calls=told.verified, drafted=math.nan, accepted=accepted
+        )
     else:  # nothing was drafted for it
-        return AnswerCounts("", 0, 0, 0, histogram=(), per_step=(), tokens=tokens)
-    _check_drafts(found)
-    return found
-
-
-def _vllm(info: Mapping[str, Any], tokens: int | None) -> AnswerCounts:
-    calls, drafted = _count(info, "num_spec_steps"), _count(info, "num_draft_tokens")
-    accepted = _count(info, "num_accepted_draft_tokens")
-    counts = AnswerCounts("vLLM", calls, drafted, accepted, tokens=tokens)
-    _check_drafts(counts)
-    if (histogram := info.get("acceptance_histogram")) is not None:
-        counts = counts._replace(histogram=histogram)
-        _check_histogram(counts)
-    per_step: list[Any] = [info.get(name) if calls else [] for name in PER_STEP]
-    return counts if None in per_step else counts._replace(per_step=_steps(counts, *per_step))
-
-
-def _answer_tokens(answer: Part) -> int:
-    """Return the number of tokens of an answer; 0 where it is not given."""
-    usage, timings = answer.body.get("usage") or {}, answer.body.get("timings") or {}
-    meta, ids = answer.body.get("meta_info") or {}, answer.content.get("token_ids")
-    told: dict[str, Any] = {
-        "completion_tokens": usage.get("completion_tokens", meta.get("completion_tokens")),
-        "predicted_n": timings.get("predicted_n"),
-        "tokens_predicted": answer.body.get("tokens_predicted"),
-        "token_ids": len(ids) if isinstance(ids, list) else None,
-    }
-    for name, size in told.items():
-        if type(size) is int and size > 0:
-            return _count(told, name)
-    return 0
-
-
-def _count(info: Mapping[str, Any], name: str) -> int:
-    value = info.get(name)
-    if type(value) is not int or not 0 <= value <= MOST:
-        raise FormatError(f"has {name}={value!r:.60}: a whole number from 0 to {MOST} was expected")
-    return value
-
-
-def _check_drafts(counts: AnswerCounts) -> None:
-    if counts.drafted > MOST_PLACES * counts.calls:  # NaN compares as false
+        answer = answer._replace(histogram=[], per_step=[])
+    if answer.drafted > MOST_PLACES * answer.calls:  # NaN compares as false
         raise FormatError(
-            f"has {counts.drafted} drafted tokens in {counts.calls} verifications: at most "
-            f"{MOST_PLACES} each are allowed"
+            f"has {answer.drafted} drafted tokens in {answer.calls} calls: at most {MOST_PLACES} "
+            "each are allowed"
         )
+    return answer
 
 
-def _check_histogram(counts: AnswerCounts) -> None:
-    histogram = counts.histogram
-    if not isinstance(histogram, list) or not all(
-        type(n) is int and 0 <= n <= MOST for n in histogram
-    ):
-        raise FormatError(f"has the histogram {histogram!r:.60}: a list of counts was expected")
-    if len(histogram) > MOST_PLACES + 1:
-        raise FormatError(
-            f"has a histogram of drafts of {len(histogram) - 1} tokens: at most {MOST_PLACES} are "
-            "allowed"
-        )
-    calls, accepted = sum(histogram), sum(place * times for place, times in enumerate(histogram))
-    if (calls, accepted) != (counts.calls, counts.accepted):
-        raise FormatError(
-            f"has a histogram of {calls} verifications and {accepted} accepted tokens, and counts "
-            f"of {counts.calls} and {counts.accepted}"
-        )
+def _are_ids(value: Any) -> bool:
+    return isinstance(value, list) and all(type(token) is int and token >= 0 for token in value)
 
 
-def _steps(counts: AnswerCounts, accepted: Any, drafted: Any) -> list[tuple[int, int]]:
-    """Return (accepted, drafted) of every call, as vLLM lists them."""
-    for name, values in zip(PER_STEP, (accepted, drafted), strict=True):
-        if not isinstance(values, list) or len(values) != counts.calls:
-            raise FormatError(f"has {name} that is no list of {counts.calls} calls")
-        for value in values:
-            _count({name: value}, name)
-    if any(kept > tried for kept, tried in zip(accepted, drafted, strict=True)):
-        raise FormatError("has a call in per_step_accepted that accepts more than it drafts")
-    if (sum(accepted), sum(drafted)) != (counts.accepted, counts.drafted):
-        raise FormatError(
-            f"has {sum(accepted)} accepted and {sum(drafted)} drafted tokens by call, and counts "
-            f"of {counts.accepted} and {counts.drafted}"
-        )
-    return list(zip(accepted, drafted, strict=True))
+def _of_vllm(answer: Answer, told: _Told) -> Answer:
+    calls, accepted, drafted = told.calls or 0, told.accepted, told.drafted
+    if accepted is None or drafted is None:
+        raise FormatError("has num_spec_steps without num_accepted_draft_tokens, num_draft_tokens")
+    if (histogram := told.histogram) is not None:
+        found = sum(histogram), sum(place * times for place, times in enumerate(histogram))
+        if found != (calls, accepted) or len(histogram) > MOST_PLACES + 1:
+            raise FormatError(
+                f"has an acceptance_histogram of {found[0]} calls, {found[1]} accepted tokens and "
+                f"{len(histogram)} places, and counts of {calls} calls and {accepted} tokens"
+            )
+    per_step = None
+    if told.kept is not None and told.tried is not None:
+        per_step = list(zip(told.kept, told.tried, strict=False))
+    elif not calls:  # vLLM then lists none
+        per_step = []
+    if per_step is not None:
+        sums = len(per_step), sum(told.kept or ()), sum(told.tried or ())
+        if sums != (calls, accepted, drafted) or any(kept > tried for kept, tried in per_step):
+            raise FormatError(
+                f"has per_step_accepted and per_step_drafted that contradict {calls} calls, "
+                f"{accepted} accepted and {drafted} drafted tokens"
+            )
+    return answer._replace(
+        engine="vLLM",
+        calls=calls,
+        drafted=drafted,
+        accepted=accepted,
+        histogram=histogram,
+        per_step=per_step,
+    )

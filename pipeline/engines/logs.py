@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import json
 import re
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from functools import partial
+from itertools import count, pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from pipeline.engines.answers import Part, counted, decimals, read_answers
+from pipeline.engines.answers import Part, counted, read_answers
 from pipeline.engines.steps import Step, StepList, Token, Top, by_llama, logged_steps
 from pipeline.errors import PipelineError
 
@@ -33,11 +33,14 @@ CUT_SHARE, CUT_STEPS = 0.5, 10  # of uncertain steps without a tail: their tails
 ODD_SHARE = 0.1  # of steps that contradict themselves; one alone is left out
 NEVER = -20.0  # log of the probability at which steps can't all have missed their argmax
 
+WITHOUT = "steps without log-probabilities"
+SHORTER = "steps with fewer log-probabilities than the others"
 ODD = "steps that contradict themselves"
+RAW = "log raw values (vLLM: --logprobs-mode raw_logprobs)"
 Logged = Mapping[tuple[str, int], Sequence[Step]]
 
 
-class OddStepError(PipelineError):
+class _OddStepError(PipelineError):
     """A step contradicts itself, as where two tokens of one text share a place in its list."""
 
 
@@ -45,94 +48,78 @@ class OddStepError(PipelineError):
 class EngineLog:
     """The steps of a log, and its description.
 
-    Attributes:
-        trajectories: steps one behind the other, by their answer and its first step: an answer, or
-            what lies between two steps that are left out. In the order of the file, none empty.
-        k: log-probabilities of every step.
-        error: how far each may be from another float32 pass of the same model, nats: the sum of
-            half a unit of the last printed digit and the larger of `TWO_PASSES` and, for
-            llama.cpp's sum in one pass, `V 2^-24`; at least `LEAST_ERROR`.
-        model: its name, where it is said.
-        answers: how many there were.
-        excluded: what was left out, and how often.
-        given_ids: whether tokens are the engine's ids.
-        texts: else the ids that they were given here.
+    `trajectories` are steps one behind the other, by their answer and its first step: an answer, or
+    what lies between two steps that are left out; in the order of the file, none empty.
+
+    `error` is how far each value may be from another float32 pass of the same model, nats: the sum
+    of half a unit of the last printed digit and the larger of `TWO_PASSES` and, for llama.cpp's sum
+    in one pass, `V 2^-24`; at least `LEAST_ERROR`.
     """
 
     trajectories: Logged
-    k: int
+    k: int  # log-probabilities of every step
     error: float
-    model: str | None
-    answers: int
-    excluded: dict[str, int]
-    given_ids: bool
-    texts: dict[tuple[bytes, int], int]
+    model: str | None  # its name, where it is said
+    answers: int  # how many there were
+    excluded: dict[str, int]  # what was left out, and how often
+    given_ids: bool  # whether tokens are the engine's ids
+    texts: dict[tuple[bytes, int], int]  # else the ids that they were given here
 
 
 def read_log(
-    path: Path, log: Mapping[str, Any], k: int, vocab_size: int | None = None
+    path: Path, k: int, vocab_size: int | None = None, error: float | None = None
 ) -> EngineLog:
     """Read a log.
 
     Args:
         path: of the file.
-        log: its part (generated, or prompt for the texts that were re-scored), and error: how far
-            each value may be off, nats; None takes it from how they are printed and computed.
         k: log-probabilities that are taken of a step at most.
         vocab_size: of the model; None leaves out the checks that need it.
+        error: how far each value may be off, nats; None takes it from how they are printed and
+            computed.
 
     Raises:
         PipelineError: answers have no log-probabilities, or processed ones; values are not
             log-probabilities of a vocabulary of this size; two models are mixed; or nothing is
             left. Names the file and the line.
     """
-    part = log["part"]
 
     def read(answer: Part) -> tuple[StepList, bool, str]:
         asked = answer.request.get("prompt") or answer.request.get("messages")
         prompt = json.dumps(asked) if asked else ""
-        return logged_steps(answer, part), by_llama(answer), prompt
+        return logged_steps(answer), by_llama(answer), prompt
 
     answers, model, excluded = read_answers(path, read)
     names = _by_prompt({name: prompt for name, (*_, prompt) in answers.items()})
     steps_of = {names[name]: steps for name, (steps, *_) in answers.items()}
-    sizes = Counter(
-        len(step.top) for steps in steps_of.values() for step in steps if step is not None
-    )
-    usual = max(sizes, key=lambda size: (sizes[size], size), default=0)
-    logged = _trajectories(path, steps_of, usual, excluded)
+    logged = _trajectories(path, steps_of, excluded)
     if not logged:
         raise PipelineError(
-            f"{path} has no step with log-probabilities (part {part}); left out: "
-            f"{counted(excluded)}: give one answer of the engine a line, as it came"
+            f"{path} has no step with log-probabilities; left out: {counted(excluded)}: "
+            "give one answer of the engine a line, as it came"
         )
-    steps = [step for part in logged.values() for step in part]
+    steps = [step for trajectory in logged.values() for step in trajectory]
     by_llama_cpp = any(llama for _, llama, _ in answers.values())
-    if log["error"] is not None:
-        rounding = error = log["error"]  # of one softmax, and from that of another pass
-    else:
-        printed = 0.5 * 10.0 ** -max(decimals(value) for step in steps for _, value in step.top)
+    rounding = error or 0.0  # of one softmax
+    if error is None:
+        printed = 0.5 * 10.0 ** -max(_decimals(value) for step in steps for _, value in step.top)
         one_pass = by_llama_cpp * (vocab_size or 0) * ONE_PASS
         rounding = max(printed, FLOAT32, one_pass)
         error = max(LEAST_ERROR, printed + max(TWO_PASSES, one_pass))
-    texts: dict[tuple[bytes, int], int] = {}
-    numbered = _numbered(path, logged, vocab_size, texts)
+    size = min(k, min(len(step.top) for step in steps))
+    trajectories, texts = _numbered(path, logged, vocab_size, size)
     if vocab_size is not None or not by_llama_cpp:  # whose rounding grows with the vocabulary
         _check_sums(path, steps, rounding, vocab_size)
     missed = [step.top[0][1] for step in steps if step.top[0][0] != step.emitted]
     # greedy answers always emit their argmax; sampled ones miss N with probability prod (1 - p0)
     all_missed = np.log1p(-np.exp(np.minimum(missed, -1e-12))).sum()
-    if part == "generated" and len(missed) == len(steps) and all_missed < NEVER:
+    if len(missed) == len(steps) and all_missed < NEVER:
         raise PipelineError(
             f"{path}: no step emits the most probable token of its list: the lists belong to other "
             "steps, or to another model"
         )
-    size = min(k, min(len(step.top) for step in steps))
-    cut = {
-        key: [step._replace(top=step.top[:size]) for step in part] for key, part in numbered.items()
-    }
     return EngineLog(
-        trajectories=cut,
+        trajectories=trajectories,
         k=size,
         error=error,
         model=model,
@@ -189,56 +176,65 @@ def _by_prompt(prompts: Mapping[str, str]) -> dict[str, str]:
     """
     first: dict[str, str] = {}
     names: dict[str, str] = {}
-    taken = set(prompts)
+    numbers = defaultdict[str, Iterator[int]](partial(count, 1))
     for name, prompt in prompts.items():
-        base = first.setdefault(prompt or name, re.sub(r"#\d+$", "", name))
+        own = re.sub(r"#\d+$", "", name)
+        base = first.setdefault(prompt or name, own)
         names[name] = name
-        if base != re.sub(r"#\d+$", "", name):
-            free = (f"{base}#{number}" for number in range(1, len(prompts) + len(taken)))
-            names[name] = next(one for one in free if one not in taken)
-            taken.add(names[name])
+        if base != own:
+            free = (f"{base}#{number}" for number in numbers[base])
+            names[name] = next(one for one in free if one not in prompts)
     return names
 
 
+def _decimals(value: float) -> int:
+    """Return the number of digits behind the point.
+
+    >>> _decimals(-0.25), _decimals(1.5e-05), _decimals(-2)
+    (2, 6, 0)
+    """
+    mantissa, _, exponent = repr(value).partition("e")
+    return max(0, len(mantissa.partition(".")[2]) - int(exponent or 0))
+
+
 def _trajectories(
-    path: Path, answers: Mapping[str, StepList], usual: int, excluded: Counter[str]
+    path: Path, answers: Mapping[str, StepList], excluded: Counter[str]
 ) -> dict[tuple[str, int], list[Step]]:
     """Return the parts of answers between steps that are left out.
 
     Raises:
         PipelineError: many steps contradict themselves, or short lists show that tokens were cut.
     """
+    sizes = Counter(len(step.top) for steps in answers.values() for step in steps if step)
+    usual = max(sizes, key=lambda size: (sizes[size], size), default=0)
     steps_of: dict[tuple[str, int], list[Step]] = {}
-    problems, kept, cut = list[OddStepError](), 0, list[int]()
+    problems, cut = list[_OddStepError](), list[int]()
     for name, all_steps in answers.items():
         begin = 0
         for at, step in enumerate(all_steps):
-            reason = "steps without log-probabilities"
-            if step is not None:
-                reason = "steps with fewer log-probabilities than the others"
-                try:
-                    ranked = _ranked(path, step)
-                except OddStepError as problem:
-                    problems.append(problem)
-                    excluded[ODD] += 1
-                    begin = at + 1
-                    continue
+            reason = WITHOUT
+            try:
+                ranked = _ranked(path, step) if step else None
+            except _OddStepError as problem:
+                problems.append(problem)
+                ranked, reason = None, ODD
+            if step and ranked:
+                reason, size = SHORTER, len(step.top)
                 least = usual - isinstance(step.emitted, int)  # texts may be joined
-                if len(step.top) >= least and len(ranked.top) >= usual - 1:
+                if size >= least and len(ranked.top) >= usual - 1:
                     steps_of.setdefault((name, begin), []).append(ranked)
-                    kept += 1
                     continue
-                if 1 < len(step.top) < least and 1.0 - ranked.mass < FLOAT32:
+                if 1 < size < least and 1.0 - ranked.mass < FLOAT32:
                     cut.append(step.line)
             excluded[reason] += 1
             begin = at + 1
+    kept = sum(map(len, steps_of.values()))
     if problems and len(problems) > max(kept > 0, ODD_SHARE * (kept + len(problems))):
         raise problems[0]
     if len(cut) >= CUT_STEPS:
         raise PipelineError(
             f"{path}, line {cut[0]}: a list that is shorter than the others has all the mass, as "
-            f"do {len(cut) - 1} more: after top-k or top-p; log raw values (vLLM: --logprobs-mode "
-            "raw_logprobs)"
+            f"do {len(cut) - 1} more: after top-k or top-p; {RAW}"
         )
     return steps_of
 
@@ -251,7 +247,7 @@ def _ranked(path: Path, step: Step) -> Step:
 
     Raises:
         PipelineError: values are processed, or above 0.
-        OddStepError: they are in another order, twice of one token, or contradict the emitted
+        _OddStepError: they are in another order, twice of one token, or contradict the emitted
             token's own value.
     """
     at, emitted, own, top = f"{path}, line {step.line}", step.emitted, step.own, step.top
@@ -259,14 +255,14 @@ def _ranked(path: Path, step: Step) -> Step:
     if min(values) <= MASKED:
         raise PipelineError(
             f"{at}: one of the {len(step.top)} tokens of a step has a probability of 0, as after "
-            "top-k, top-p or a grammar: log raw values (vLLM: --logprobs-mode raw_logprobs)"
+            f"top-k, top-p or a grammar: {RAW}"
         )
     if max(values) > FLOAT32:
         raise PipelineError(f"{at}: a log-probability is {max(values)}, above 0")
     held = dict(top)
     if len(held) < len(top):
         ((twice, _),) = Counter(token for token, _ in top).most_common(1)
-        raise OddStepError(
+        raise _OddStepError(
             f"{at}: the list of a step has token {twice} twice: give answers as the engine wrote "
             "them"
         )
@@ -278,7 +274,7 @@ def _ranked(path: Path, step: Step) -> Step:
         agree = own <= min(values) + OWN if listed is None else abs(own - listed) <= OWN
     if not agree:
         of_list = f"at most {min(values):.7g}" if listed is None else f"{listed:.7g}"
-        raise OddStepError(
+        raise _OddStepError(
             f"{at}: the emitted token has a log-probability of {own:.7g}, but in the list of its "
             f"step {of_list}: log raw values of one distribution"
         )
@@ -287,7 +283,7 @@ def _ranked(path: Path, step: Step) -> Step:
     if all(falling):
         return step._replace(mass=mass)
     if not all(falling[1:]) or top[0][0] != emitted:
-        raise OddStepError(
+        raise _OddStepError(
             f"{at}: the log-probabilities of a step are not sorted: {values[:3]}, ..."
         )
     ranked = top[1:] if values[0] <= values[-1] else sorted(top, key=lambda item: -item[1])
@@ -295,12 +291,13 @@ def _ranked(path: Path, step: Step) -> Step:
 
 
 def _numbered(
-    path: Path, logged: Logged, vocab_size: int | None, texts: dict[tuple[bytes, int], int]
-) -> dict[tuple[str, int], list[Step]]:
-    """Return the steps with ids for tokens: the engine's, or in the order of the file."""
+    path: Path, logged: Logged, vocab_size: int | None, size: int
+) -> tuple[dict[tuple[str, int], list[Step]], dict[tuple[bytes, int], int]]:
+    """Return the steps with ids for their first tokens, the engine's or given here; and these."""
     kinds = {isinstance(step.emitted, int) for steps in logged.values() for step in steps}
     if len(kinds) > 1:
         raise PipelineError(f"{path} has answers with token ids and answers without: give one kind")
+    texts: dict[tuple[bytes, int], int] = {}
 
     def number(token: Token) -> int:
         given = token if isinstance(token, int) else texts.setdefault(token, len(texts))
@@ -314,9 +311,9 @@ def _numbered(
 
     def numbered(step: Step) -> Step:
         top: Top = [(number(token), value) for token, value in step.top]
-        return step._replace(top=top, emitted=number(step.emitted))
+        return step._replace(top=top[:size], emitted=number(step.emitted))
 
-    return {key: list(map(numbered, steps)) for key, steps in logged.items()}
+    return {key: list(map(numbered, steps)) for key, steps in logged.items()}, texts
 
 
 def _check_sums(path: Path, steps: Sequence[Step], error: float, vocab_size: int | None) -> None:
@@ -356,6 +353,5 @@ def _check_sums(path: Path, steps: Sequence[Step], error: float, vocab_size: int
     if len(cut) >= CUT_STEPS and len(cut) > CUT_SHARE * uncertain:
         raise PipelineError(
             f"{path}, line {cut[0]}: the {len(steps[0].top)} log-probabilities have all the mass, "
-            f"there and at {len(cut)} of {uncertain} uncertain steps, as after top-k or top-p: "
-            "log raw values (vLLM: --logprobs-mode raw_logprobs)"
+            f"there and at {len(cut)} of {uncertain} uncertain steps: after top-k or top-p; {RAW}"
         )

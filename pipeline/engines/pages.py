@@ -9,8 +9,8 @@ A page is in the text format 0.0.4 of Prometheus. Both engines count the drafts 
 only: a pass for which the drafter proposed nothing is in none of these counters. All passes are
 
 - of vLLM the observations of inter_token_latency_seconds: one a pass and request, after the first
-  token, which the prompt's pass emits;
-- of llama.cpp n_decode_total, times n_busy_slots_per_decode: prompts' passes are among them, as is
+  token, which prefill emits;
+- of llama.cpp n_decode_total, times n_busy_slots_per_decode: prefill's passes are among them, as is
   the first token of each answer among tokens_predicted_total.
 """
 
@@ -18,82 +18,101 @@ from __future__ import annotations
 
 import math
 import re
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import replace
+from itertools import zip_longest
 from pathlib import Path
-from typing import Any
 
+from pipeline.engines.answers import read_bytes
+from pipeline.engines.counts import MOST_PLACES, Counts
 from pipeline.errors import PipelineError
 
-METRIC_PREFIXES = {"vllm": "vLLM", "llamacpp": "llama.cpp"}  # of an engine's metrics
+ENGINES = {"vllm": "vLLM", "llamacpp": "llama.cpp"}  # by the prefix of their metrics
 SAMPLE = re.compile(r"([a-zA-Z_:][\w:]*)(?:\{(.*)\})?\s+(\S+)(?:\s+-?\d+)?")
 LABEL = re.compile(r'([a-zA-Z_]\w*)="((?:[^"\\]|\\.)*)"\s*(?:,\s*|$)')
-DRAFTS = "spec_decode_num_"
-LATENCIES = ("inter_token_latency_seconds", "time_per_output_token_seconds")  # new and old name
-READ = {  # metrics beside those of drafts
-    "vllm": {"generation_tokens", "time_to_first_token_seconds_count"}
-    | {f"{name}_{part}" for name in LATENCIES for part in ("count", "sum")},
-    "llamacpp": {
-        *("tokens_predicted", "tokens_predicted_seconds", "n_decode"),
-        "n_busy_slots_per_decode",
+LABELS = re.compile(f"(?:{LABEL.pattern})*")
+DRAFTS = {
+    "spec_decode_num_drafts": "drafts",
+    "spec_decode_num_draft_tokens": "drafted",
+    "spec_decode_num_accepted_tokens": "accepted",
+    "spec_decode_num_accepted_tokens_per_pos": "by_place",
+}
+METRICS = {  # without _total: what is read of each
+    "vllm": DRAFTS
+    | {
+        "inter_token_latency_seconds_count": "passes",
+        "inter_token_latency_seconds_sum": "seconds",
+        "generation_tokens": "tokens",
+        "time_to_first_token_seconds_count": "firsts",
+    },
+    "llamacpp": DRAFTS
+    | {
+        "n_decode": "passes",
+        "n_busy_slots_per_decode": "slots",
+        "tokens_predicted": "tokens",
+        "tokens_predicted_seconds": "seconds",
+        "draft_verify_steps": "drafts",  # names of a branch
+        "draft_tokens": "drafted",
+        "draft_tokens_accepted": "accepted",
     },
 }
-FORK = {  # names of a branch of llama.cpp
-    "draft_verify_steps": f"{DRAFTS}drafts",
-    "draft_tokens": f"{DRAFTS}draft_tokens",
-    "draft_tokens_accepted": f"{DRAFTS}accepted_tokens",
-}
+COUNTED = ("drafts", "drafted", "accepted", "passes", "most_passes", "emitted", "seconds")
+MOST = 1e15  # of a counter; more is damage
 SHOWN = 60  # characters of a line in an error
-MOST_PLACES = 1024  # tokens of a draft; more are damage
-Series = dict[tuple[str, frozenset[tuple[str, str]]], float]  # by name and labels
 
 
-@dataclass(frozen=True)
-class EngineCounts:
-    """The counts of an engine, of a page or summed over answers; NaN where one is not told.
+def page_of(path: Path) -> Counts | None:
+    """Return the sums of a page, None of another file.
 
-    Attributes:
-        engine: vLLM, llama.cpp or SGLang; empty where answers do not tell.
-        drafts: calls with a draft; 0 without a drafter.
-        drafted: tokens.
-        accepted: tokens, those of the target's own not counted.
-        by_place: accepted at each place of a draft, empty where it is not told.
-        passes: of the target and requests, those without a draft too; of answers those after each
-            prompt's, the least that the counts allow.
-        most_passes: the most.
-        emitted: tokens of these passes.
-        seconds: that these passes took, added up over requests.
-        answers: what each answer counts, by its name; empty of a page.
-        excluded: which answers were left out, and how often.
+    Of NAME.after.txt with NAME.before.txt beside it they are those between the two.
+
+    Raises:
+        PipelineError: as `read_page` and `page_difference`.
     """
-
-    engine: str
-    drafts: float
-    drafted: float
-    accepted: float
-    by_place: Sequence[float]
-    passes: float
-    most_passes: float
-    emitted: float
-    seconds: float = math.nan
-    answers: Mapping[str, Any] = field(default_factory=dict)
-    excluded: Mapping[str, int] = field(default_factory=dict)
-
-    @property
-    def tokens_per_pass(self) -> tuple[float, float]:
-        """The least and the most tokens that a pass emits, of all passes."""
-        least, most = self.most_passes, self.passes
-        return self.emitted / (least or math.nan), self.emitted / (most or math.nan)
+    text = read_bytes(path).decode("utf-8-sig", errors="replace")
+    start = next((line for line in text.splitlines() if line.strip()), "")
+    if not start.startswith(("# HELP ", "# TYPE ", *(f"{prefix}:" for prefix in ENGINES))):
+        return None
+    before = path.with_name(path.name.replace(".after.", ".before."))
+    if before != path and before.is_file():
+        return page_difference(before, path)
+    return read_page(path, text)
 
 
-def is_page(text: str) -> bool:
-    """Return whether a text is a page of /metrics, by its first line."""
-    first = next((line for line in text.splitlines() if line.strip()), "")
-    return first.startswith(("# HELP ", "# TYPE ", *(f"{start}:" for start in METRIC_PREFIXES)))
+def page_difference(first: Path, last: Path, prompts: int = 0) -> Counts:
+    """Return the sums of the requests between two pages.
+
+    llama.cpp counts the pass over each of the `prompts`, and the token from it, too.
+
+    Raises:
+        PipelineError: a page is damaged, or the server was started again in between.
+    """
+    texts = [read_bytes(path).decode("utf-8-sig", errors="replace") for path in (first, last)]
+    before, after = map(read_page, (first, last), texts)
+    spent = {name: getattr(after, name) - getattr(before, name) for name in COUNTED}
+    places = zip_longest(after.by_place, before.by_place, fillvalue=0.0)
+    by_place = [late - early for late, early in places]
+    if after.engine == "llama.cpp":
+        for name in ("passes", "most_passes", "emitted"):
+            spent[name] -= prompts
+    if any(math.isnan(value) for value in spent.values()):
+        raise PipelineError(
+            f"{last} and {first.name} do not both count passes, tokens and seconds: give the pages "
+            "as the engine sent them"
+        )
+    if min([*spent.values(), *by_place]) < 0:
+        raise PipelineError(
+            f"{last} counts less than {first.name}: the server was started again in between; ask "
+            "again (ask.name=NAME)"
+        )
+    if not min(spent[name] for name in ("passes", "emitted", "seconds")):
+        raise PipelineError(
+            f"{last}: since {first.name} no answer got a second token, and only the passes for "
+            "those are timed: ask for longer answers (distributions.steps=N ask.name=NAME)"
+        )
+    return replace(after, **spent, by_place=by_place)
 
 
-def read_page(path: Path | str, text: str) -> EngineCounts:
+def read_page(path: Path | str, text: str) -> Counts:
     """Return the sums of a page.
 
     Raises:
@@ -101,45 +120,60 @@ def read_page(path: Path | str, text: str) -> EngineCounts:
             names the file, and the line where there is one.
     """
     series = _series(path, text)
-    models = {model for _, labels in series if (model := dict(labels).get("model_name"))}
-    engines = {name.partition(":")[0] for name, _ in series}
-    if not engines:
+    for what, found in (
+        ("metrics", {engine for engine, *_ in series}),
+        ("models", {dict(labels).get("model_name") for *_, labels in series} - {None, ""}),
+    ):
+        if len(found) > 1:
+            raise PipelineError(
+                f"{path} holds {what} of {' and '.join(sorted(map(str, found)))}: leave the lines "
+                "of one"
+            )
+    if not series:
         raise PipelineError(
             f"{path} has no counts of drafts or passes: give a page of vLLM, or of llama.cpp "
             "started with --metrics"
         )
-    for what, names in (("metrics", engines), ("models", models)):
-        if len(names) > 1:
-            raise PipelineError(
-                f"{path} holds {what} of {' and '.join(sorted(names))}: leave the lines of one"
-            )
-    engine = engines.pop()
-    sums = defaultdict[tuple[str, str], float](float)
-    for (name, labels), value in series.items():
-        sums[name.removeprefix(f"{engine}:"), dict(labels).get("position", "")] += value
-    drafts, drafted, accepted, by_place = _drafts(path, engine, sums)
-    passes, emitted, seconds = _passes(engine, {name: sums[name, at] for name, at in sums})
-    return EngineCounts(
-        engine=METRIC_PREFIXES[engine],
-        drafts=drafts,
-        drafted=drafted,
-        accepted=accepted,
-        by_place=by_place,
+    engine = next(iter(series))[0]
+    sums: dict[str, float] = {}
+    placed: dict[str, float] = {}
+    for (_, name, labels), value in series.items():
+        at = dict(labels).get("position", "")
+        into, key = (placed, at) if name == "by_place" else (sums, name)
+        into[key] = into.get(key, 0.0) + value
+    missing = [name for name in ("drafts", "drafted", "accepted") if name not in sums]
+    if missing and (placed or len(missing) < 3):
+        raise PipelineError(f"{path} lacks the counter of {missing[0]}: give the whole page")
+    if len(placed) > MOST_PLACES or set(placed) != set(map(str, range(len(placed)))):
+        raise PipelineError(
+            f"{path} has {len(placed)} positions of drafts, {', '.join(sorted(placed)):.{SHOWN}}: "
+            f"all from 0 on were expected, at most {MOST_PLACES}"
+        )
+    passes = sums.get("passes", math.nan) * sums.get("slots", 1.0)
+    first_tokens = sums.get("firsts", math.nan) if engine == "vllm" else 0.0
+    return Counts(
+        engine=ENGINES[engine],
+        drafts=sums.get("drafts", 0.0),
+        drafted=sums.get("drafted", 0.0),
+        accepted=sums.get("accepted", 0.0),
+        by_place=[placed[str(place)] for place in range(len(placed))],
         passes=passes,
         most_passes=passes,
-        emitted=emitted,
-        seconds=seconds,
+        emitted=sums.get("tokens", math.nan) - first_tokens,
+        seconds=sums.get("seconds", math.nan),
     )
 
 
-def _series(path: Path | str, text: str) -> Series:
-    """Return the series that are read, without `_total`; the last line may be cut off.
+def _series(
+    path: Path | str, text: str
+) -> dict[tuple[str, str, frozenset[tuple[str, str]]], float]:
+    """Return the series of `METRICS`, by engine, meaning and labels; the last line may be cut off.
 
     Raises:
-        PipelineError: a line is no sample, a series occurs twice, or a value is no number of at
-            least 0; names the file and the line.
+        PipelineError: a line is no sample, a series occurs twice, or a value is no number from 0
+            to `MOST`; names the file and the line.
     """
-    series: Series = {}
+    series: dict[tuple[str, str, frozenset[tuple[str, str]]], float] = {}
     for number, line in enumerate(map(str.strip, text.split("\n")[:-1]), start=1):
         if not line or line.startswith("#"):
             continue
@@ -149,72 +183,21 @@ def _series(path: Path | str, text: str) -> Series:
                 f"{place} is no metric ({line[:SHOWN]!r}): give the page as the engine's /metrics "
                 "sent it"
             )
-        name, inside, value = match.groups(default="")
+        name, inside, shown = match.groups(default="")
         engine, _, own = name.removesuffix("_total").partition(":")
-        own = FORK.get(own, own) if engine == "llamacpp" else own
-        of_drafts = engine in METRIC_PREFIXES and own.startswith("spec_decode_")
-        if (not of_drafts and own not in READ.get(engine, ())) or name.endswith("_created"):
+        if (meaning := METRICS.get(engine, {}).get(own)) is None:
             continue
-        if LABEL.sub("", inside):
+        if LABELS.fullmatch(inside) is None:
             raise PipelineError(f"{place}: the labels {{{inside[:SHOWN]}}} can't be read")
-        key = (f"{engine}:{own}", frozenset(LABEL.findall(inside)))
+        key = (engine, meaning, frozenset(LABEL.findall(inside)))
         if key in series:
             raise PipelineError(f"{place}: {name} occurs twice: give one page")
-        series[key] = _number(f"{place}: {name}", value)
+        try:
+            series[key] = float(shown)
+        except ValueError:
+            series[key] = math.nan
+        if not 0 <= series[key] <= MOST:
+            raise PipelineError(
+                f"{place}: {name} is {shown[:SHOWN]}: a number from 0 to {MOST:g} was expected"
+            )
     return series
-
-
-def _number(what: str, text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 <= value < math.inf:
-        raise PipelineError(f"{what} is {text[:SHOWN]}: a number of at least 0 was expected")
-    return value
-
-
-def _drafts(
-    path: Path | str, engine: str, sums: dict[tuple[str, str], float]
-) -> tuple[float, float, float, list[float]]:
-    """Return calls with a draft, drafted and accepted tokens, and those accepted by place.
-
-    Raises:
-        PipelineError: some of these metrics are there and others are missing, or a place is.
-    """
-    counted = {key: value for key, value in sums.items() if key[0].startswith("spec_decode_")}
-    if not counted:
-        return 0.0, 0.0, 0.0, []
-    totals = []
-    for name in ("drafts", "draft_tokens", "accepted_tokens"):
-        if (DRAFTS + name, "") not in counted:
-            raise PipelineError(f"{path} lacks {engine}:{DRAFTS}{name}_total")
-        totals.append(counted[DRAFTS + name, ""])
-    per_place = f"{DRAFTS}accepted_tokens_per_pos"
-    placed = {place: value for (name, place), value in counted.items() if name == per_place}
-    if len(placed) > MOST_PLACES:
-        raise PipelineError(
-            f"{path}: {engine}:{per_place}_total has {len(placed)} positions, more than the "
-            f"{MOST_PLACES} that a draft may have: give the page as the engine sent it"
-        )
-    if set(placed) != set(map(str, range(len(placed)))):
-        raise PipelineError(
-            f"{path}: {engine}:{per_place}_total has the positions {', '.join(sorted(placed))}: "
-            "one is missing"
-        )
-    drafts, drafted, accepted = totals
-    return drafts, drafted, accepted, [placed[str(place)] for place in range(len(placed))]
-
-
-def _passes(engine: str, sums: dict[str, float]) -> tuple[float, float, float]:
-    """Return passes, the tokens that they emitted, and their seconds."""
-
-    def read(name: str) -> float:
-        return sums.get(name, math.nan)
-
-    if engine == "vllm":
-        latency = next((name for name in LATENCIES if f"{name}_count" in sums), LATENCIES[0])
-        emitted = read("generation_tokens") - read("time_to_first_token_seconds_count")
-        return read(f"{latency}_count"), emitted, read(f"{latency}_sum")
-    passes = read("n_decode") * sums.get("n_busy_slots_per_decode", 1.0)
-    return passes, read("tokens_predicted"), read("tokens_predicted_seconds")

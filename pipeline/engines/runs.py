@@ -1,15 +1,17 @@
-"""Runs of an engine beside each other: acceptance, tokens a pass, cost of a step, speed-up.
+"""Runs of an engine beside each other: acceptance, tokens per pass, cost of a step, speed-up.
 
 A run is a file of answers, or a page of /metrics. Seconds are, where both runs have them of every
 answer, those of decoding by the engine's clock (llama.cpp), else those of whole requests
-(`pipeline.ask`), with an interval over prompts; else those of the pages, without one.
+(`pipeline.ask`), with an interval over prompts; else those of the pages, without one. The servers
+must have answered the same requests at the same load.
 """
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,10 +22,9 @@ from analysis.decoding.formulas import formula_speedup
 from analysis.decoding.speed import speedups
 from analysis.statistics.bootstrap import PromptBootstrap, Resampling
 from analysis.statistics.trajectories import acceptance_by_position
-from pipeline.engines.answers import counted, read_bytes
-from pipeline.engines.clock import gain, has_pages, page_difference, read_run
-from pipeline.engines.counts import check_drafts, read_sums
-from pipeline.engines.pages import EngineCounts, is_page, read_page
+from pipeline.engines.answers import read_bytes
+from pipeline.engines.counts import Counts, read_sums
+from pipeline.engines.pages import page_difference, page_of
 from pipeline.errors import PipelineError
 
 LENGTH_NAMES = {"llama.cpp": "--spec-draft-n-max"}  # of the draft length; else vLLM's
@@ -33,19 +34,12 @@ CLOCKS = {"decode_seconds": "decoding, by the engine's clock", "seconds": "whole
 
 @dataclass(frozen=True)
 class Run:
-    """A run of an engine.
-
-    Attributes:
-        path: its file.
-        length: drafted tokens of a full draft; 0 without drafts, None where it is not told.
-        counts: of its answers, or its page.
-        page: the page, or the difference of those beside the answers; None without one.
-    """
+    """A run of an engine."""
 
     path: Path
-    length: int | None
-    counts: EngineCounts
-    page: EngineCounts | None
+    length: int | None  # of a full draft; 0 without drafts, None where it is not told
+    counts: Counts  # of its answers, or its page
+    page: Counts | None  # the page, or the difference of those beside the answers
 
     @property
     def acceptance(self) -> tuple[list[float], float]:
@@ -53,7 +47,8 @@ class Run:
         counts = self.counts
         steps = [answer.per_step for answer in counts.answers.values()]
         if any(steps) and None not in steps:
-            kept, tried = np.array([call for calls in steps for call in calls], dtype=np.intp).T
+            calls = [call for calls in steps for call in calls or ()]
+            kept, tried = np.array(calls, dtype=np.intp).T
             tested, passed = acceptance_by_position(np.minimum(kept + 1, tried), kept)
             return (passed / tested).tolist(), float(passed.sum() / tested.sum())
         before = [counts.drafts, *counts.by_place[:-1]] if counts.by_place else []
@@ -63,38 +58,25 @@ class Run:
 
 
 class Speed(NamedTuple):
-    """How many times as fast as the base a run is, with its interval (NaN without one)."""
+    """How many times as fast as the base a run is, its interval, and the cost of a step.
+
+    The cost is in passes of the base; NaN where something is not known.
+    """
 
     times: float
-    low: float
-    high: float
+    low: float = math.nan
+    high: float = math.nan
+    cost: float = math.nan
 
     def __str__(self) -> str:
-        """Return it as printed."""
+        """Return the speed as printed."""
         if math.isnan(self.times):
             return "-"
         interval = "" if math.isnan(self.low) else f" [{self.low:.2f}, {self.high:.2f}]"
         return f"{self.times:.2f} times{interval}"
 
 
-@dataclass
-class Compared:
-    """Runs beside a base.
-
-    Attributes:
-        speeds: of each run.
-        costs: of a step with a draft, in passes of the base; NaN where no clock tells it.
-        clock: what the speeds are of.
-        notes: what the reader must know of them.
-    """
-
-    speeds: list[Speed]
-    costs: list[float]
-    clock: str = ""
-    notes: list[str] = field(default_factory=list)
-
-
-def read_engine_run(path: Path, length: int | None = None) -> Run:
+def read_run(path: Path, length: int | None = None) -> Run:
     """Read a run.
 
     Args:
@@ -105,33 +87,44 @@ def read_engine_run(path: Path, length: int | None = None) -> Run:
     Raises:
         PipelineError: the file can't be read; names it, and the line where there is one.
     """
-    text = read_bytes(path).decode("utf-8", errors="replace")
-    page: EngineCounts | None
-    if is_page(text):
-        before = path.with_name(path.name.replace(".after.", ".before."))
-        page = read_page(path, text)
-        if before != path and before.is_file():
-            page = page_difference(before, path)
-        return Run(path, _length(page, length), page, page)
-    counts, page = read_sums(path), read_run(path) if has_pages(path) else None
-    if counts.engine:
-        check_drafts(path, counts)
-    if page is not None:
-        answers, excluded = counts.answers, counts.excluded
-        if not counts.engine or not counts.by_place:  # which llama.cpp's answers do not tell
-            counts = replace(page, answers=answers, excluded=excluded)
-        elif has_pages(path, len(answers)):  # and the page covers them all
+    counts = page = page_of(path)
+    if counts is None:
+        counts = read_sums(path)
+        page = _page_beside(path, len(counts.answers))
+        if page is not None and counts.by_place:
             passes = page.passes
             counts = replace(counts, passes=passes, most_passes=passes, emitted=page.emitted)
-    return Run(path, _length(counts, length), counts, page)
+        elif page is not None and (page.drafts or not counts.engine):
+            counts = replace(page, answers=counts.answers, excluded=counts.excluded)
+    told = len(counts.by_place) or length
+    return Run(path, told if counts.drafts and counts.drafted else 0, counts, page)
 
 
-def _length(counts: EngineCounts, given: int | None) -> int | None:
-    return (len(counts.by_place) or given) if counts.drafts else 0
+def _page_beside(path: Path, answers: int) -> Counts | None:
+    """Return the sums between the pages that `pipeline.ask` wrote beside answers.
+
+    None without pages, or where they cover the last of several runs only.
+
+    Raises:
+        PipelineError: a file beside the answers is damaged.
+    """
+    first, last, record = (path.with_suffix(end) for end in (".before.txt", ".after.txt", ".json"))
+    if path.suffix != ".jsonl" or not all(file.is_file() for file in (first, last, record)):
+        return None
+    try:
+        covered = json.loads(read_bytes(record))["answers_of_pages"]
+    except (ValueError, LookupError, TypeError, RecursionError):
+        raise PipelineError(
+            f"{record} has no answers_of_pages, as `python -m pipeline.ask URL` writes it: ask "
+            "again (ask.name=NAME)"
+        ) from None
+    return page_difference(first, last, answers) if covered == answers else None
 
 
-def compare(base: Run, runs: Sequence[Run], statistics: Resampling) -> Compared:
-    """Return the speed and the cost of a step of each run.
+def compare(
+    base: Run, runs: Sequence[Run], statistics: Resampling
+) -> tuple[list[Speed], list[str]]:
+    """Return the speed and the cost of a step of each run, and what the reader must know of them.
 
     Args:
         base: without drafts.
@@ -143,75 +136,87 @@ def compare(base: Run, runs: Sequence[Run], statistics: Resampling) -> Compared:
     """
     if base.length != 0:
         raise PipelineError(f"{base.path} counts drafts: give the run without drafts first")
+    speeds, notes = [], []
     for run in runs:
         if run.length == 0:
-            older = "; llama.cpp's /metrics count none in older builds: give its answers"
-            llama = run.counts.engine == "llama.cpp" and not run.counts.answers
             raise PipelineError(
-                f"{run.path} counts no drafts: start this server with a drafter{older * llama}"
+                f"{run.path} counts no drafts: start this server with a drafter (llama.cpp's older "
+                "/metrics count none: give its answers; vLLM's answers count them with "
+                "--per-request-spec-decode-metrics detailed)"
             )
         engines = base.counts.engine, run.counts.engine
         if all(engines) and len({*engines}) > 1:
             raise PipelineError(
                 f"{base.path} is of {engines[0]} and {run.path} of {engines[1]}: give those of one"
             )
-    found = Compared([], [])
-    for run in runs:
-        cost = math.nan
-        if base.page is not None and run.page is not None:
-            times, cost = gain(base.page, run.page)
-            found.speeds.append(Speed(times, math.nan, math.nan))
-            ratio = run.page.emitted / base.page.emitted if base.page.emitted else math.nan
-            if abs(ratio - 1) > SAME_TOKENS:
-                found.notes.append(
-                    f"{base.path.name} counts {base.page.emitted:,.0f} tokens and {run.path.name} "
-                    f"{run.page.emitted:,.0f}: other requests, or a server that was started again"
+        speed = gain(base.page, run.page) if base.page and run.page else Speed(math.nan)
+        if base.page and run.page:
+            tokens = base.page.emitted, run.page.emitted
+            if abs(tokens[1] - tokens[0]) > SAME_TOKENS * tokens[0]:
+                notes.append(
+                    f"{base.path.name} counts {tokens[0]:,.0f} tokens and {run.path.name} "
+                    f"{tokens[1]:,.0f}: other requests, or a server that was started again"
                 )
-            if cost <= 0:
-                found.notes.append(f"{run.path.name}: a step would cost {cost:.2f} passes")
-                cost = math.nan
-        else:
-            found.speeds.append(Speed(math.nan, math.nan, math.nan))
-        found.costs.append(cost)
-    if not all(math.isnan(speed.times) for speed in found.speeds):
-        found.clock = "sums of the pages"
-    _with_intervals(base, runs, statistics, found)
-    return found
+        if speed.cost <= 0:
+            notes.append(f"{run.path.name}: a step would cost {speed.cost:.2f} passes")
+            speed = speed._replace(cost=math.nan)
+        speeds.append(speed)
+    clock, of_answers = _by_answers([run.counts for run in (base, *runs)], statistics)
+    if of_answers is not None:
+        costs = [speed.cost for speed in speeds]
+        speeds = [Speed(*row) for row in np.column_stack([of_answers, costs]).tolist()]
+    elif not all(math.isnan(speed.times) for speed in speeds):
+        clock = "sums of the pages"
+    return speeds, [f"speed beside the target alone: {clock}"] * bool(clock) + notes
 
 
-def _with_intervals(
-    base: Run, runs: Sequence[Run], statistics: Resampling, found: Compared
-) -> None:
-    """Put speeds by the clock of single answers in the place of the pages', where all have one."""
-    answers = [run.counts.answers for run in (base, *runs)]
+def gain(base: Counts, run: Counts) -> Speed:
+    """Return the gain of a run with drafts over one without; NaN where a page lacks a count.
+
+    It is seconds a token of the target alone over those with drafts. Passes without a draft cost
+    as much as those of the target alone. With s0 seconds a pass of the target alone, a step with a
+    draft costs (seconds - (passes - drafts) s0) / (drafts s0).
+    """
+
+    def over(above: float, below: float) -> float:
+        return above / below if below else math.nan
+
+    pass_seconds = over(base.seconds, base.passes)
+    spent = run.seconds - (run.passes - run.drafts) * pass_seconds
+    speedup = over(over(base.seconds, base.emitted), over(run.seconds, run.emitted))
+    return Speed(speedup, cost=over(spent, run.drafts * pass_seconds))
+
+
+def _by_answers(runs: Sequence[Counts], statistics: Resampling) -> tuple[str, np.ndarray | None]:
+    """Return the clock that all runs have of each answer, and (R - 1, 3) speeds with their ends.
+
+    A resample draws prompts, the same of all runs, so the comparison is paired.
+    """
+    answers = [run.answers for run in runs]
     prompts = [name for name in answers[0] if all(name in others for others in answers)]
+    sizes = [[of[name].size or math.nan for of in answers] for name in prompts]
+    tokens = np.array(sizes, dtype=np.float64)  # (P, R)
     for clock, words in CLOCKS.items():
-        spent = np.array([[getattr(of[name], clock) for name in prompts] for of in answers])
-        sizes = [[of[name].tokens or math.nan for name in prompts] for of in answers]
-        tokens = np.array(sizes, dtype=np.float64)
-        if not prompts or not np.isfinite(spent).all() or not np.isfinite(tokens).all():
+        seconds = np.array([[getattr(of[name], clock) for of in answers] for name in prompts])
+        if not prompts or not np.isfinite(seconds).all() or not np.isfinite(tokens).all():
             continue
         bootstrap = PromptBootstrap(np.arange(len(prompts)), *statistics)
-        of_runs = [range(1, len(answers))]
-        ends = speedups(spent.T, tokens.T, [0] * len(answers), of_runs, bootstrap)
-        found.speeds = [Speed(*map(float, row)) for row in ends[1:]]
-        found.clock = f"{words}, {len(prompts)} prompts"
-        return
+        ends = speedups(seconds, tokens, [0] * len(runs), [range(1, len(runs))], bootstrap)
+        return f"{words}, {len(prompts)} prompts", ends[1:]
+    return "", None
 
 
-def recommendation(runs: Sequence[Run], found: Compared) -> list[str]:
+def recommendation(runs: Sequence[Run], speeds: Sequence[Speed]) -> list[str]:
     """Return the recommended draft length, which to measure next, and the engine's flags."""
-    known = [
-        i for i, run in enumerate(runs) if run.length and not math.isnan(found.speeds[i].times)
-    ]
+    pairs = zip(runs, speeds, strict=True)
+    known = [(run, speed) for run, speed in pairs if run.length and not math.isnan(speed.times)]
     if not known:
         return [
             "no recommendation: the files do not tell seconds and draft lengths; ask the servers "
             "with python -m pipeline.ask, or give their pages of /metrics (decoding.draft_length "
             "where a file does not tell it)"
         ]
-    best = max(known, key=lambda i: found.speeds[i].times)
-    run, speed = runs[best], found.speeds[best]
+    run, speed = max(known, key=lambda pair: pair[1].times)
     length = run.length or 0
     name = LENGTH_NAMES.get(run.counts.engine, "num_speculative_tokens")
     sentence = f"{name} = {length}: {speed}"
@@ -219,18 +224,17 @@ def recommendation(runs: Sequence[Run], found: Compared) -> list[str]:
         sentence = f"no drafts: {sentence}"
     elif speed.low <= 1:
         sentence += " (not sure: the interval holds 1)"
-    measured = {runs[i].length for i in known}
+    measured = {other.length for other, _ in known}
     others = [n for n in (length + 1, length - 1) if n >= 1 and n not in measured]
     if others:
-        following = max(others, key=lambda n: _predicted(run, found.costs[best], n))
+        following = max(others, key=lambda n: _predicted(run, speed.cost, n))
         sentence += f"; {following} was not measured, ask with {following} next"
-    lines = [sentence]
-    if speed.times > 1:
-        flag = f"{name} {length}"
-        if not name.startswith("-"):  # a key of vLLM's
-            flag = f"--speculative-config '{{..., \"{name}\": {length}}}'"
-        lines.append(f"flags: {flag}, the rest as in {run.path.name}'s server")
-    return lines
+    if speed.times <= 1:
+        return [sentence]
+    flag = f"{name} {length}"
+    if not name.startswith("-"):  # a key of vLLM's
+        flag = f"--speculative-config '{{..., \"{name}\": {length}}}'"
+    return [sentence, f"flags: {flag}, the rest as in {run.path.name}'s server"]
 
 
 def _predicted(run: Run, cost: float, length: int) -> float:
@@ -241,7 +245,7 @@ def _predicted(run: Run, cost: float, length: int) -> float:
     return formula_speedup(min(rate, 1.0), length, max(cost - 1, 0) / (run.length or 1))
 
 
-def screen(base: Run | None, runs: Sequence[Run], found: Compared | None) -> list[str]:
+def screen(runs: Sequence[Run], speeds: Sequence[Speed] = ()) -> list[str]:
     """Return the lines of the table."""
     rows = []
     for i, run in enumerate(runs):
@@ -255,19 +259,12 @@ def screen(base: Run | None, runs: Sequence[Run], found: Compared | None) -> lis
             "passes": _shown(",.0f", counts.passes, counts.most_passes),
             "tokens per pass": _shown(".3f", *counts.tokens_per_pass),
         }
-        if found is not None:
-            cost = found.costs[i]
+        if speeds:
+            cost = speeds[i].cost
             row["a step costs"] = "-" if math.isnan(cost) else f"{cost:.2f} passes"
-            row["speed"] = str(found.speeds[i])
+            row["speed"] = str(speeds[i])
         rows.append(row)
-    lines = pd.DataFrame(rows).to_string(index=False).splitlines()
-    for run in runs if base is None else (base, *runs):
-        if run.counts.excluded:
-            lines.append(f"{run.path.name}: left out: {counted(run.counts.excluded)}")
-    if found is not None:
-        lines += [f"speed beside the target alone: {found.clock}"] if found.clock else []
-        lines += found.notes
-    return lines
+    return pd.DataFrame(rows).to_string(index=False).splitlines()
 
 
 def _shown(form: str, *ends: float) -> str:

@@ -4,11 +4,10 @@
 |---|---|---|
 | chat | vLLM, llama.cpp | choices[].logprobs.content[].top_logprobs |
 | completions | vLLM | choices[].logprobs: tokens, token_logprobs, top_logprobs |
-| prompt | vLLM | prompt_logprobs, of an answer or of a choice |
 | native | llama.cpp | completion_probabilities[].top_logprobs |
 
-docs/log.md names the sources. A token is an id where the engine gives one, else its bytes
-and which of the equal ones of its step it is.
+A token is an id where the engine gives one, else its bytes and which of the equal ones of its step
+it is.
 """
 
 from __future__ import annotations
@@ -27,28 +26,20 @@ SAMPLED = "holds probabilities after sampling: log with post_sampling_probs=fals
 
 
 class Step(NamedTuple):
-    """A step as an engine logs it.
+    """A step as an engine logs it."""
 
-    Attributes:
-        line: where it stands.
-        emitted: the token.
-        own: the log-probability given with it, None where there is none.
-        top: the most probable tokens and their log-probabilities, in the order of the engine.
-        mass: of the whole list, once `logs` has ranked it.
-    """
-
-    line: int
+    line: int  # where it stands
     emitted: Token
-    own: float | None
-    top: Top
-    mass: float = 1.0
+    own: float | None  # the log-probability given with it, None where there is none
+    top: Top  # the most probable tokens and their log-probabilities, in the engine's order
+    mass: float = 1.0  # of the whole list, once `logs` has ranked it
 
 
 StepList = list[Step | None]  # None where the engine logged nothing
 
 
-def logged_steps(part: Part, which: str) -> StepList:
-    """Return the steps of an answer; `which` is generated, or prompt for re-scored texts.
+def logged_steps(part: Part) -> StepList:
+    """Return the steps of an answer.
 
     Raises:
         FormatError: it has no log-probabilities, or processed ones.
@@ -60,103 +51,79 @@ def logged_steps(part: Part, which: str) -> StepList:
             "was sampled in the backend, where the softmax may be over the sampled candidates "
             "only: log with backend_sampling=false"
         )
-    if which == "prompt":
-        scored = part.content.get("prompt_logprobs") or part.body.get("prompt_logprobs")
-        if scored is None:
-            raise FormatError("has no prompt_logprobs: ask vLLM for prompt_logprobs=N")
-        return [_scored(at, part.line) if at else None for at in scored[1:]]  # [0] has none
-    if part.place == "choices":
-        return _choice(part)[_echoed(part) :]
-    if settings.get("post_sampling_probs"):
-        raise FormatError(SAMPLED)
-    entries = part.body.get("completion_probabilities")
-    if entries is None:
-        raise FormatError("has no completion_probabilities: ask for n_probs=N")
-    return [_described(entry, part.line) for entry in entries]
-
-
-def _choice(part: Part) -> StepList:
-    logprobs = part.content.get("logprobs") or {}
+    if not part.is_choice:
+        if settings.get("post_sampling_probs"):
+            raise FormatError(SAMPLED)
+        entries = part.body.get("completion_probabilities")
+        if entries is None:
+            raise FormatError("has no completion_probabilities: ask for n_probs=N")
+        return [_described(entry, part.line) for entry in entries]
+    logprobs, steps = part.content.get("logprobs") or {}, StepList()
     if isinstance(logprobs.get("content"), list):
-        return [_described(entry, part.line) for entry in logprobs["content"]]
-    if isinstance(logprobs.get("tokens"), list):
-        return _completions(logprobs, part.line)
-    if not logprobs:
+        steps = [_described(entry, part.line) for entry in logprobs["content"]]
+    elif isinstance(logprobs.get("tokens"), list):
+        steps = _completions(logprobs, part.line)
+    elif not logprobs:
         raise FormatError(
             "has no logprobs: ask for logprobs=true and top_logprobs=N (chat), logprobs=N "
             "(completions)"
         )
-    return []
+    return steps[_echoed(part, logprobs, len(steps)) :]
 
 
-def _echoed(part: Part) -> int:
-    """Return how many tokens of the prompt stand before those of a choice (echo=true).
-
-    Raises:
-        FormatError: the prompt is echoed, and its length is not told.
-    """
-    logprobs, usage = part.content.get("logprobs") or {}, part.body.get("usage") or {}
-    entries = logprobs.get("content") or logprobs.get("tokens") or []
+def _echoed(part: Part, logprobs: Mapping[str, Any], steps: int) -> int:
+    """Return how many tokens of the prompt stand before those of a choice (echo=true)."""
+    usage, prompt = part.body.get("usage") or {}, part.request.get("prompt")
     size, answer = usage.get("prompt_tokens"), usage.get("completion_tokens")
-    both = type(size) is int and type(answer) is int and len(entries) == size + answer
+    both = type(size) is int and type(answer) is int and steps == size + answer
     unscored = (logprobs.get("token_logprobs") or [0.0])[0] is None  # a text's first token
     if not (both or unscored or part.request.get("echo") is True):
         return 0
-    prompt = part.request.get("prompt")
     if type(size) is not int and isinstance(prompt, list):
         size = len(prompt)
-    if type(size) is not int or not 0 <= size <= len(entries):
+    if type(size) is not int or not 0 <= size <= steps:
         raise FormatError("echoes its prompt, and does not say how long it is: ask for echo=false")
     return size
 
 
-def _step(line: int, emitted: Token, own: Any, top: Iterable[tuple[Token, Any]]) -> Step:
-    own = None if own is None else _number(own)
-    return Step(line, emitted, own, [(token, _number(value)) for token, value in top])
+def by_llama(part: Part) -> bool:
+    """Whether llama.cpp wrote an answer, whose softmax adds the vocabulary up one by one."""
+    content = (part.content.get("logprobs") or {}).get("content") or []
+    return not part.is_choice or any("id" in entry for entry in content)
 
 
 def _described(entry: Mapping[str, Any], line: int) -> Step | None:
     """Read a token of the chat format; llama.cpp's own has ids besides."""
     if "top_probs" in entry or "prob" in entry:
         raise FormatError(SAMPLED)
-    top = entry["top_logprobs"]
-    if not top:
-        return None
-    seen = Counter[Token]()
-    named: list[Token] = []
-    for token in map(_token, top):  # those of the same bytes are told apart by their order
-        named.append((token[0], seen[token]) if isinstance(token, tuple) else token)
+    seen, top = Counter[Token](), []
+    for item in entry["top_logprobs"] or ():  # tokens of the same bytes are told apart by order
+        token = _token(item)
         seen[token] += 1
-    values = [item["logprob"] for item in top]
-    return _step(line, _token(entry), entry.get("logprob"), zip(named, values, strict=True))
+        named = (token[0], seen[token] - 1) if isinstance(token, tuple) else token
+        top.append((named, item["logprob"]))
+    return _step(line, _token(entry), entry.get("logprob"), top)
 
 
 def _completions(logprobs: Mapping[str, Any], line: int) -> StepList:
     tokens, tops = logprobs["tokens"], logprobs.get("top_logprobs")
     if not isinstance(tops, list) or len(tops) != len(tokens):
-        raise FormatError(
-            f"has {len(tokens)} tokens and "
-            f"{len(tops) if isinstance(tops, list) else 'no'} top_logprobs: ask for logprobs=N"
-        )
+        size = len(tops) if isinstance(tops, list) else "no"
+        raise FormatError(f"has {len(tokens)} tokens and {size} top_logprobs: ask for logprobs=N")
     owns = logprobs.get("token_logprobs") or [None] * len(tokens)
     return [
-        _step(line, _text(token), own, [(_text(name), value) for name, value in top.items()])
-        if top
-        else None
+        _step(
+            line, _text(token), own, [(_text(name), value) for name, value in (top or {}).items()]
+        )
         for token, own, top in zip(tokens, owns, tops, strict=True)
     ]
 
 
-def _scored(entry: Mapping[str, Any], line: int) -> Step:
-    """Read a position of vLLM's prompt_logprobs: the prompt's own token stands first."""
-    top = [(_id(name), item["logprob"]) for name, item in entry.items()]
-    return _step(line, *top[0], top)
-
-
-def by_llama(part: Part) -> bool:
-    """Whether llama.cpp wrote an answer, whose softmax adds the vocabulary up one by one."""
-    content = (part.content.get("logprobs") or {}).get("content") or []
-    return part.place == "content" or any("id" in entry for entry in content)
+def _step(line: int, emitted: Token, own: Any, top: Iterable[tuple[Token, Any]]) -> Step | None:
+    listed = [(token, _number(value)) for token, value in top]
+    if not listed:
+        return None
+    return Step(line, emitted, None if own is None else _number(own), listed)
 
 
 def _token(entry: Mapping[str, Any]) -> Token:
@@ -174,15 +141,13 @@ def _text(text: str) -> Token:
 
 
 def _id(value: Any) -> int:
-    if isinstance(value, str) and value.isdecimal():
-        return int(value)
     if type(value) is not int or value < 0:
         raise FormatError(f"holds a token id that is {value!r:.40}")
     return value
 
 
 def _number(value: Any) -> float:
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not number or value != value or value > 1e30 or (isinstance(value, int) and value < -1e30):
+    number = type(value) in (int, float) and value <= 1e30  # not so of NaN
+    if not number or (isinstance(value, int) and value < -1e30):
         raise FormatError(f"holds a log-probability that is {value!r:.40}")
     return value

@@ -184,7 +184,7 @@ def write_log(task: Task, out: Out) -> None:
     vocab_size = task.settings["vocab_size"]
     path = local_path(task.runtime.extra["path"])
     assert path is not None
-    log = read_log(path, task.settings["log"], task.settings["k"], vocab_size)
+    log = read_log(path, task.settings["k"], vocab_size, task.settings["log"]["error"])
     steps = stacked(log.trajectories)
     values, rows = steps["log_probs"], len(steps["log_probs"])
     with np.errstate(divide="ignore"):

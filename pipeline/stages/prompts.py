@@ -89,7 +89,7 @@ def write_log_rows(task: Task, out: Out) -> None:
     """Write a row for each trajectory of an engine's log, without tokens."""
     path = local_path(task.runtime.extra["path"])
     assert path is not None
-    log = read_log(path, task.settings["log"], 1)
+    log = read_log(path, 1)
     empty: Row = {"token_ids": [], "n_tokens": 0, "text": ""}
     rows: list[Row] = [
         {"prompt_id": prompt_id(key), "source": path.name, "source_row": steps[0].line, **empty}

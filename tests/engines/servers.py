@@ -9,7 +9,7 @@ import subprocess
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -70,7 +70,7 @@ def llama_cpp(folder: Path, *arguments: str) -> Iterator[str]:
 
 
 @contextmanager
-def _served(command: Sequence[str], more: Mapping[str, str], log: Path) -> Iterator[str]:
+def _served(command: Sequence[str], more: dict[str, str], log: Path) -> Iterator[str]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

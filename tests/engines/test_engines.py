@@ -9,22 +9,30 @@ from pathlib import Path
 import pytest
 
 from pipeline import ask, engine
-from pipeline.engines.clock import read_run
+from pipeline.engines.runs import read_run
 from pipeline.study import Study
 from tests.conftest import pipeline
 from tests.engines.samples import answer_ids
-from tests.engines.servers import ENGINES, MINI, gguf, llama_cpp, vllm
+from tests.engines.servers import ENGINES, MINI, ROOT, gguf, llama_cpp, vllm
 from tools import smollm2
 
 pytestmark = pytest.mark.skipif(ENGINES is None, reason="needs make check-engines")
-LENGTH = 3  # of drafts
-MINI_STUDY = ["study=mini", "target=mini_large", "prompts.count=8", "distributions.steps=24",
-              "distributions.temperature=0"]  # fmt: skip
+LENGTH, ANSWERS, STEPS = 3, 8, 24  # tokens of a draft, and what is asked for
+ASKED = [f"prompts.count={ANSWERS}", f"distributions.steps={STEPS}", "distributions.temperature=0"]
+MINI_STUDY = ["study=mini", "target=mini_large", *ASKED]
+DETAILED = ["--per-request-spec-decode-metrics", "detailed"]
 
 
 @pytest.fixture(scope="module")
 def outputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("engines")
+
+
+@pytest.fixture(scope="module")
+def smol(outputs: Path) -> tuple[Path, list[str]]:
+    """SmolLM2, and the study of it and its head."""
+    target = smollm2.make(gguf(), outputs / "SmolLM2")
+    return target, ["study=quick", *ASKED, f"targets.smollm2.path={target}"]
 
 
 def answers(outputs: Path, url: str, name: str, *overrides: str) -> Path:
@@ -43,10 +51,19 @@ def alone(outputs: Path) -> Iterator[dict[str, Path]]:
         }
 
 
-def check(outputs: Path, capsys: pytest.CaptureFixture[str], *words: str | Path) -> str:
-    """Run engine, which raises where a check fails; return its screen."""
-    engine.main([*map(str, words), f"outputs={outputs}"])
-    return capsys.readouterr().out
+def check(
+    outputs: Path, capsys: pytest.CaptureFixture[str], alone: Path, drafted: Path, *words: str
+) -> None:
+    """Run engine, which raises where a check fails; read its screen."""
+    study = [word for word in words if not word.startswith("prompts.")]
+    engine.main([str(alone), str(drafted), *study, f"outputs={outputs}"])
+    screen = capsys.readouterr().out
+    assert f"pass  texts      {ANSWERS} of {ANSWERS} equal those without drafts" in screen
+    assert f"{ANSWERS} of {ANSWERS} answers as predicted" in screen
+    assert f"num_speculative_tokens = {LENGTH}: " in screen
+    assert "pass  certified  0 of" in screen or "by prompt look-up:" in screen
+    emitted = [run.page and run.page.emitted for run in map(read_run, (alone, drafted))]
+    assert emitted == [ANSWERS * (STEPS - 1)] * 2
 
 
 def test_logs_certify_what_the_project_decodes(alone: dict[str, Path], outputs: Path) -> None:
@@ -84,30 +101,33 @@ def test_vllm_drafts_as_predicted(
 ) -> None:
     name = str(config["method"])
     speculative = json.dumps(config | {"num_speculative_tokens": LENGTH})
-    arguments = ["--speculative-config", speculative]
-    arguments += ["--per-request-spec-decode-metrics", "detailed"]
-    with vllm(outputs, MINI / "large", *arguments) as url:
+    with vllm(outputs, MINI / "large", "--speculative-config", speculative, *DETAILED) as url:
         drafted = answers(outputs, url, name, *MINI_STUDY)
-    study = [word for word in MINI_STUDY if not word.startswith("prompts.")]
-    screen = check(outputs, capsys, alone["alone"], drafted, *study, *own)
-    assert "8 of 8 answers as predicted" in screen
-    assert "8 of 8 equal those without drafts" in screen
-    assert f"num_speculative_tokens = {LENGTH}: " in screen
-    about = json.loads(drafted.with_suffix(".json").read_text())
-    assert about["version"].startswith("0.32")
-    assert [read_run(path).emitted for path in (alone["alone"], drafted)] == [8 * 23] * 2
+    check(outputs, capsys, alone["alone"], drafted, *MINI_STUDY, *own)
+    assert json.loads(drafted.with_suffix(".json").read_text())["version"].startswith("0.32")
 
 
-def test_llama_cpps_look_up_leaves_its_answers(outputs: Path) -> None:
-    study = ["study=smollm2", "distributions.steps=24"]
+def test_vllm_drafts_with_a_head(
+    smol: tuple[Path, list[str]], outputs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target, study = smol
+    head = {"method": "eagle3", "model": str(ROOT / "assets/smollm2/drafter")}
+    speculative = ["--speculative-config", json.dumps(head | {"num_speculative_tokens": LENGTH})]
+    files = []
+    for name, arguments in (("smol", []), ("head", [*speculative, *DETAILED])):
+        with vllm(outputs, target, *arguments) as url:
+            files.append(answers(outputs, url, name, *study))
+    check(outputs, capsys, files[0], files[1], *study)
+
+
+def test_llama_cpps_look_up_leaves_its_answers(smol: tuple[Path, list[str]], outputs: Path) -> None:
     lookup = ["--spec-type", "ngram-simple", "--spec-ngram-simple-size-n", "3"]
     lookup += ["--spec-ngram-simple-size-m", str(LENGTH), "--spec-draft-n-max", str(LENGTH)]
-    target = smollm2.make(gguf(), outputs / "SmolLM2")
-    asked = [*study, "prompts.count=8", "ask.concurrent=1", f"targets.smollm2.path={target}"]
     files = []
     for name, arguments in (("llama_alone", []), ("llama_ngram", lookup)):
         with llama_cpp(outputs, *arguments) as url:
-            files.append(answers(outputs, url, name, *asked))
+            files.append(answers(outputs, url, name, *smol[1], "ask.concurrent=1"))
     alone, drafted = ([json.loads(line) for line in file.open()] for file in files)
     assert [answer_ids(line) for line in drafted] == [answer_ids(line) for line in alone]
     assert sum(line["response"]["timings"].get("draft_n", 0) for line in drafted) > 0
+    assert read_run(files[1]).page is not None

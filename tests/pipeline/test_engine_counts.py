@@ -1,6 +1,9 @@
-"""Counts of drafts in the files of engines, whole and damaged.
+"""Counts of drafts, passes and seconds in the files of engines, whole and damaged.
 
-The files beside this test are written after the sources that `pipeline.engines` names.
+The files in engine_counts are written after the sources that `pipeline.engines` names, or by the
+engines themselves: vllm_draft and vllm_ngram by vLLM 0.32 on the CPU (the embedded pair, and
+look-up; drafts of 5, at most 64 tokens, temperature 0, --per-request-spec-decode-metrics detailed),
+llama.txt by llama.cpp, build 7e4c0a9 (ngram-simple).
 """
 
 from __future__ import annotations
@@ -8,56 +11,43 @@ from __future__ import annotations
 import gzip
 import json
 import math
+import re
+import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
+from transformers import AutoModelForCausalLM
 
-from pipeline.engines.counts import read_counts, read_sums
-from pipeline.engines.pages import read_page
+from analysis.statistics.trajectories import Trajectories, calls_along
+from pipeline.engines.counts import Counts, read_sums
+from pipeline.engines.pages import page_of, read_page
+from pipeline.engines.runs import gain, read_run
 from pipeline.errors import PipelineError
+from tests.engines.samples import SAMPLES
 
 FILES = Path(__file__).parent / "engine_counts"
 
 
-def damaged(path: Path, name: str, *changes: tuple[str, str]) -> Path:
-    """Write a file of an engine with parts replaced."""
-    text = (FILES / name).read_text()
-    for old, new in changes:
-        assert old in text
-        text = text.replace(old, new)
-    path.write_text(text)
+def read(path: Path) -> Counts:
+    """Read a page, or the sums of answers."""
+    return page_of(path) or read_sums(path)
+
+
+def rows(path: Path, *values: Any) -> Path:
+    path.write_text("".join(json.dumps(value) + "\n" for value in values))
     return path
 
 
 @pytest.mark.parametrize(
     ("name", "engine", "numbers", "passes", "by_place"),
     [
-        ("vllm.txt", "vLLM", (1000, 3000, 1500), (math.nan,) * 2, (800, 500, 200)),
-        # written by llama.cpp, build 7e4c0a9: ngram-simple
-        ("llama.txt", "llama.cpp", (75, 284, 168), (1272, 1440), (54, 46, 38, 30)),
-        # written by vLLM 0.32: look-up, and a draft model
-        ("vllm_ngram.txt", "vLLM", (100, 498, 274), (375, 630), (77, 58, 52, 48, 39)),
-        ("vllm_draft.txt", "vLLM", (255, 1275, 384), (255, 630), (153, 92, 59, 47, 33)),
-    ],
-)
-def test_every_page_is_read(
-    name: str,
-    engine: str,
-    numbers: tuple[float, ...],
-    passes: tuple[float, ...],
-    by_place: tuple[float, ...],
-) -> None:
-    page = read_page(name, (FILES / name).read_text())
-    assert page.engine == engine
-    assert [page.drafts, page.drafted, page.accepted] == list(numbers)
-    assert [page.passes, page.emitted] == pytest.approx(list(passes), nan_ok=True)
-    assert page.by_place == list(by_place)
-
-
-@pytest.mark.parametrize(
-    ("name", "engine", "numbers", "passes", "by_place"),
-    [
+        ("vllm.txt", "vLLM", (1000, 3000, 1500), (math.nan,) * 3, (800, 500, 200)),
+        ("llama.txt", "llama.cpp", (75, 284, 168), (1272, 1272, 1440), (54, 46, 38, 30)),
+        ("vllm_ngram.txt", "vLLM", (100, 498, 274), (375, 375, 630), (77, 58, 52, 48, 39)),
+        ("vllm_draft.txt", "vLLM", (255, 1275, 384), (255, 255, 630), (153, 92, 59, 47, 33)),
         ("vllm.jsonl", "vLLM", (45, 135, 14), (45, 48, 57), (6, 5, 3)),
         ("llama.jsonl", "llama.cpp", (math.nan, 9, 6), (7, 7, 13), ()),
         ("vllm_ngram.jsonl", "vLLM", (100, 498, 274), (356, 395, 630), (77, 58, 52, 48, 39)),
@@ -71,228 +61,277 @@ def test_every_format_is_read(
     passes: tuple[float, ...],
     by_place: tuple[float, ...],
 ) -> None:
-    counts = read_counts(FILES / name)
-    assert counts.engine == engine
-    read = [counts.drafts, counts.drafted, counts.accepted]
-    assert read == pytest.approx(list(numbers), nan_ok=True)
-    read = [counts.passes, counts.most_passes, counts.emitted]
-    assert read == pytest.approx(list(passes), nan_ok=True)
-    assert list(counts.by_place) == list(by_place)
+    counts = read(FILES / name)
+    found = [counts.drafts, counts.drafted, counts.accepted]
+    found += [counts.passes, counts.most_passes, counts.emitted]
+    assert found == pytest.approx([*numbers, *passes], nan_ok=True)
+    assert (counts.engine, list(counts.by_place)) == (engine, list(by_place))
     assert counts.excluded == {}
 
 
-def test_an_answer_without_a_draft_counts_its_passes(tmp_path: Path) -> None:
-    """Left out, it would make look-up look better: 12 tokens in 5 passes, and 3 in 2."""
-    counts = read_counts(FILES / "llama.jsonl")
-    assert counts.tokens_per_pass == (13 / 7, 13 / 7)
-    lines = (FILES / "llama.jsonl").read_text().splitlines()
-    (tmp_path / "first").write_text(lines[0] + "\n")
-    assert read_counts(tmp_path / "first").tokens_per_pass == (11 / 5, 11 / 5)
-    untold = json.loads(lines[1]) | {"tokens_predicted": None, "timings": {}}
-    (tmp_path / "untold").write_text(f"{lines[0]}\n{json.dumps(untold)}\n")
-    assert math.isnan(read_counts(tmp_path / "untold").passes)
-
-
-def test_several_choices_are_left_out(tmp_path: Path) -> None:
-    """vLLM counts no drafts where a request asks for several: they are no answers without."""
-    single = json.loads((FILES / "vllm.jsonl").read_text().splitlines()[0])
-    choices = [single["choices"][0], single["choices"][0] | {"index": 1}]
-    several = single | {"id": "n", "choices": choices, "metrics": None}
-    path = tmp_path / "answers.jsonl"
-    path.write_text("\n".join(map(json.dumps, [single, several])))
-    counts = read_counts(path)
-    assert counts.excluded == {"answers of several choices": 1}
-    assert counts.passes == 43
+def test_replayed_from_the_second_token_every_call_is_the_engines() -> None:
+    """But the last one of an answer: vLLM counts accepted tokens behind its end."""
+    drafter = AutoModelForCausalLM.from_pretrained("assets/mini/drafter", dtype=torch.float32)
+    counts, cut, calls = read(FILES / "vllm_draft.jsonl"), 0, 0
+    for line in (FILES / "vllm_draft.jsonl").read_text().splitlines():
+        answer = json.loads(line)
+        prompt, tokens = (answer["choices"][0][name] for name in ("prompt_token_ids", "token_ids"))
+        theirs = [kept for kept, _ in counts.answers[answer["id"]].per_step or ()]
+        with torch.inference_mode():
+            logits = drafter(torch.tensor([prompt + tokens])).logits[0]
+        drafted = logits.argmax(-1)[len(prompt) - 1 : -1].numpy()
+        steps = Trajectories.from_positions(np.arange(len(tokens)))
+        _, _, ours, emitted = calls_along(drafted == np.array(tokens), steps, 5)
+        assert emitted.sum() == len(tokens) - 1
+        assert ours[:-1].tolist() == theirs[:-1]
+        cut += bool(theirs) and bool(ours[-1] < theirs[-1])
+        calls += len(theirs)
+    assert (calls, cut) == (255, 2)
+    assert counts.passes <= calls <= counts.most_passes
 
 
 def test_drafts_of_every_call_as_vllm_lists_them() -> None:
     """One draft of look-up had 3 tokens; an answer of one token had no call."""
-    answers = read_counts(FILES / "vllm_ngram.jsonl").answers.values()
+    answers = read(FILES / "vllm_ngram.jsonl").answers.values()
     steps = [step for answer in answers for step in answer.per_step or ()]
     assert len(steps) == 100
     assert [step for step in steps if step[1] != 5] == [(3, 3)]
-    assert [answer.passes for answer in answers if answer.tokens == 1] == [(0, 0)] * 2
+    assert [answer.passes for answer in answers if answer.size == 1] == [(0, 0)] * 2
+
+
+def test_an_answer_without_a_draft_counts_its_passes(tmp_path: Path) -> None:
+    """Left out, it would make look-up look better: 12 tokens in 5 passes, and 3 in 2."""
+    assert read(FILES / "llama.jsonl").tokens_per_pass == (13 / 7, 13 / 7)
+    first, second = map(json.loads, (FILES / "llama.jsonl").read_text().splitlines())
+    assert read(rows(tmp_path / "first", first)).tokens_per_pass == (11 / 5, 11 / 5)
+    second |= {"tokens_predicted": None, "timings": {}}
+    assert math.isnan(read(rows(tmp_path / "untold", first, second)).passes)
+
+
+@pytest.mark.parametrize("sizes", [[(6, 5)], [(3, 5), (6, 5)]])
+def test_a_drafted_answer_of_llama_took_a_pass(
+    sizes: list[tuple[int, int]], tmp_path: Path
+) -> None:
+    """Tokens of an answer, and accepted ones: all that follow the first came from one draft."""
+    answers = [{"content": "x", "stop": True,
+                "timings": {"predicted_n": size, "draft_n": 5, "draft_n_accepted": accepted}}
+               for size, accepted in sizes]  # fmt: skip
+    counts = read(rows(tmp_path / "answers", *answers))
+    assert counts.passes == counts.most_passes == len(sizes)
+    # a stop token: accepted tokens may lie behind the end of the answer
+    counts = read(rows(tmp_path / "answers", *(row | {"stop_type": "eos"} for row in answers)))
+    assert (counts.passes, counts.most_passes) == (len(sizes), sum(size - 1 for size, _ in sizes))
+
+
+def test_a_stream_is_one_answer(tmp_path: Path) -> None:
+    """llama.cpp sends timings with every chunk; the last ones count."""
+    timings = [{"predicted_n": n, "draft_n": 2 * n, "draft_n_accepted": n // 2}
+               for n in range(1, 21)]  # fmt: skip
+    chunks = [{"id": "s", "object": "chat.completion.chunk", "timings": of,
+               "choices": [{"finish_reason": None, "index": 0, "delta": {"content": "x"}}]}
+              for of in timings]  # fmt: skip
+    path = tmp_path / "stream"
+    path.write_text("\n\n".join([*(f"data: {json.dumps(one)}" for one in chunks), "data: [DONE]"]))
+    counts = read(path)
+    assert (counts.emitted, counts.passes, counts.most_passes, counts.excluded) == (19, 9, 9, {})
+
+
+def test_servers_that_count_their_rounds(tmp_path: Path) -> None:
+    """41 tokens in 8 rounds, the last of which accepted some behind the end; SGLang's 43 calls."""
+    timings = {"predicted_n": 41, "draft_rounds": 8, "draft_n": 56, "draft_n_accepted": 38}
+    choice = {"index": 0, "message": {}, "finish_reason": "length"}
+    answers = [{"id": f"c{at}", "choices": [choice], "timings": timings} for at in range(10)]
+    counts = read(rows(tmp_path / "rounds", *answers))
+    assert (counts.passes, counts.tokens_per_pass) == (80, (5.0, 5.0))
+    row = {"text": "x", "meta_info": {"completion_tokens": 106, "spec_verify_ct": 43}}
+    counts = read(rows(tmp_path / "sglang", row))
+    assert (counts.engine, counts.emitted, counts.passes) == ("SGLang", 105, 43)
+
+
+def test_names_of_a_branch_of_llama_cpp() -> None:
+    """And passes of two requests at once."""
+    names = ("draft_tokens 900", "draft_tokens_accepted 350", "draft_verify_steps 290",
+             "n_decode_total 300", "n_busy_slots_per_decode 2")  # fmt: skip
+    page = read_page("page", "".join(f"llamacpp:{name}\n" for name in names))
+    assert (page.drafts, page.drafted, page.accepted, page.passes) == (290, 900, 350, 600)
+
+
+def test_what_is_left_out_is_counted(tmp_path: Path) -> None:
+    """vLLM counts no drafts where a request asks for several choices: they are no answers without.
+
+    The file is packed, and begins with UTF-8's mark.
+    """
+    lines = (FILES / "vllm.jsonl").read_text().splitlines()
+    single = json.loads(lines[0])
+    choices = [single["choices"][0], single["choices"][0] | {"index": 1}]
+    several = single | {"id": "n", "choices": choices, "metrics": None}
+    others = ['{"detail": "Not Found"}', "curl: (52) Empty reply from server", "[]", "3"]
+    path = tmp_path / "answers.jsonl.gz"
+    text = "\n".join([*lines, *others, lines[0], json.dumps(several)])
+    path.write_bytes(gzip.compress(text.encode("utf-8-sig")))
+    counts = read(path)
+    assert (counts.drafts, counts.passes) == (45, 45)
+    assert counts.excluded == {
+        "answers with an error": 1, "lines that are no JSON": 1, "objects that are no answers": 2,
+        "answers given again": 1, "answers of several choices": 1,
+    }  # fmt: skip
+
+
+def test_a_torn_packed_file_is_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "answers.jsonl.gz"
+    path.write_bytes(gzip.compress((FILES / "vllm.jsonl").read_bytes())[:-20])
+    with pytest.raises(PipelineError, match=r"gz can't be read: it is a damaged gzip file"):
+        read(path)
+
+
+def test_names_can_be_printed_and_stored(tmp_path: Path) -> None:
+    row = {"custom_id": "a\x1b[31m\ud800", "choices": [{"token_ids": [1]}]}
+    assert list(read(rows(tmp_path / "names", row)).answers) == ["a\\u001b[31m\\ud800"]
+
+
+NUMBERS = ["NaN", "1.2.3", "1e999", "+Inf", "-1", "1e16"]
 
 
 @pytest.mark.parametrize(
     ("name", "changes", "message"),
     [
         ("vllm.txt", [('engine="1",model_name="Qwen/Qwen3-1.7B"', 'engine="1",model_name="B"')],
-         r"holds models of B and Qwen/Qwen3-1\.7B: leave the lines of one"),
+         r"holds models of B and Qwen/Qwen3-1\.7B"),
         ("vllm.txt", [('{engine="1",model_name="Qwen/Qwen3-1.7B"} 400.0',
                        '{engine="0",model_name="Qwen/Qwen3-1.7B"} 400.0')],
-         r"line 7: .*drafts_total occurs twice: give one page"),
-        ("vllm.txt", [("spec_decode_num_drafts_total{", "spec_decode_drafts{")],
-         r"lacks vllm:spec_decode_num_drafts_total"),
-        ("vllm.txt", [('position="1"', 'position="3"')], r"positions 0, 2, 3: one is missing"),
-        ("vllm.txt", [("} 1800.0", "} NaN")], r"line 13: .* is NaN: a number of at least 0"),
+         r"line 7: .*drafts_total occurs twice"),
+        ("vllm.txt", [("spec_decode_num_drafts_total{", "spec_decode_drafts{")], "lacks the"),
+        ("vllm.txt", [('position="1"', 'position="3"')], "3 positions of drafts, 0, 2, 3"),
+        ("vllm.txt", [('position="1"', 'position="1", x')], "line 22: the labels"),
+        *(("vllm.txt", [("} 1800.0", f"}} {number}")], rf"line 13: .* is {re.escape(number)}: a")
+          for number in NUMBERS),
         ("vllm.txt", [("} 1800.0", "}")], r"line 13 is no metric \('vllm:"),
-        ("vllm.txt", [("spec_decode", "other")], r"has no counts of drafts or passes: give"),
-        ("llama.txt", [("llamacpp:spec_decode_num_drafts_total 75", "vllm:spec_decode_num 75")],
-         r"metrics of llamacpp and vllm: leave the lines"),
+        ("vllm.txt", [("spec_decode", "other")], r"has no counts of drafts or passes"),
+        ("llama.txt", [("llamacpp:n_decode_total", "vllm:generation_tokens")],
+         r"metrics of llamacpp and vllm"),
         ("vllm.jsonl", [('"num_spec_steps": 43', '"num_spec_steps": 42')],
-         r"line 1 has a histogram of 43 verifications and 10 accepted .* counts of 42 and 10"),
-        ("vllm.jsonl", [('{"id"', 'INFO: {"id"')],
-         r"holds no answers as JSON \(left out: 2 lines that are no JSON\)"),
-        ("vllm.jsonl", [("num_spec_steps", "steps")], r"no answer reports draft counts; llama"),
+         r"line 1 has an acceptance_histogram of 43 calls, 10 accepted .* counts of 42 calls"),
+        ("vllm.jsonl", [('"num_accepted_draft_tokens"', '"accepted"')], "num_spec_steps without"),
+        ("vllm.jsonl", [('{"id"', 'INFO: {"id"')], r"no answers .*: 2 lines that are no JSON"),
+        ("vllm.jsonl", [("[39, 1, 0, 3]", str([39, 1, 0, 3] + [0] * 1022))], "1026 places"),
+        ("vllm.jsonl", [('"per_step_accepted": [2, 2]', '"per_step_accepted": [2]')],
+         "line 2 has per_step_accepted"),
+        ("vllm.jsonl", [('"per_step_accepted": [2, 2]', '"per_step_accepted": [4, 0]')],
+         "line 2 has per_step_accepted"),
+        ("vllm.jsonl", [('"per_step_drafted": [3, 3]', '"per_step_drafted": [3, 2]')],
+         "line 2 has per_step_accepted"),
+        *(("vllm.jsonl", [('"num_draft_tokens": 129', f'"num_draft_tokens": {value}')],
+           r"line 1 has metrics\.speculative_decoding\.num_draft_tokens=")
+          for value in ("Infinity", "-1", "1.5", "true", str(10**8), str(10**400))),
+        ("vllm.jsonl", [('"num_draft_tokens": 129', f'"num_draft_tokens": {10**6}')],
+         "line 1 has 1000000 drafted tokens in 43 calls"),
         ("llama.jsonl", [('"draft_n_accepted": 6', '"draft_n_accepted": 10')],
          r"10 tokens were accepted of 9 drafted"),
-        ("llama.jsonl", [('"draft_n": 9', '"draft_n": "9"')], r"line 1 has draft_n='9'"),
-        ("vllm.txt", [("} 1800.0", "} 1.2.3")], r"line 13: .* is 1\.2\.3: a number of at least 0"),
-        ("vllm.txt", [("} 1800.0", "} 1e999")], r"line 13: .* is 1e999: a number"),
-        ("vllm.txt", [("} 1800.0", "} +Inf")], r"line 13: .* is \+Inf: a number"),
-        ("vllm.txt", [("} 1800.0", "} -1")], r"line 13: .* is -1: a number"),
-        ("vllm.jsonl", [("[39, 1, 0, 3]", f"[{2**40 - 4}, 1, 0, 3]"),
-                        ('"num_spec_steps": 43', f'"num_spec_steps": {2**40}')],
-         r"line 1 has num_spec_steps=1099511627776: a whole number from 0 to 10000000"),
-        ("vllm.jsonl", [("[39, 1, 0, 3]", str([39, 1, 0, 3] + [0] * 1022))],
-         r"line 1 has a histogram of drafts of 1025 tokens: at most 1024"),
-        ("vllm.jsonl", [('"per_step_accepted": [2, 2]', '"per_step_accepted": [2]')],
-         r"line 2 has per_step_accepted that is no list of 2 calls"),
-        ("vllm.jsonl", [('"per_step_accepted": [2, 2]', '"per_step_accepted": [4, 0]')],
-         r"line 2 has a call in per_step_accepted that accepts more than it drafts"),
-        ("vllm.jsonl", [('"per_step_drafted": [3, 3]', '"per_step_drafted": [3, 2]')],
-         r"line 2 has 4 accepted and 5 drafted tokens by call, and counts of 4 and 6"),
-        ("vllm.jsonl", [('"num_draft_tokens": 129', '"num_draft_tokens": Infinity')],
-         r"line 1 has num_draft_tokens=inf"),
+        ("llama.jsonl", [('"draft_n_accepted"', '"accepted"')], "line 1 has draft_n without"),
+        ("llama.jsonl", [('"draft_n": 9', '"draft_n": "9"')], r"line 1 has timings\.draft_n='9'"),
     ],
 )  # fmt: skip
 def test_damage_is_one_line(
     name: str, changes: list[tuple[str, str]], message: str, tmp_path: Path
 ) -> None:
-    path = damaged(tmp_path / name, name, *changes)
+    text, path = (FILES / name).read_text(), tmp_path / name
+    for old, new in changes:
+        assert old in text
+        text = text.replace(old, new)
+    path.write_text(text)
     with pytest.raises(PipelineError, match=message) as error:
-        read_page(path, path.read_text()) if name.endswith(".txt") else read_counts(path)
+        read(path)
     assert str(path) in str(error.value)
     assert "\n" not in str(error.value)
 
 
-def test_what_is_no_answer_is_counted(tmp_path: Path) -> None:
-    lines = (FILES / "vllm.jsonl").read_text().splitlines()
-    path = tmp_path / "answers.jsonl.gz"
-    others = ['{"detail": "Not Found"}', "curl: (52) Empty reply from server", "[]", "3"]
-    text = "\n".join([*lines, *others, lines[0]])
-    path.write_bytes(gzip.compress(text.encode()))
-    counts, whole = read_counts(path), read_counts(FILES / "vllm.jsonl")
-    assert counts.drafts == whole.drafts
-    assert counts.excluded == {
-        "answers with an error": 1, "lines that are no JSON": 1, "objects that are no answers": 2,
-        "answers given again": 1,
-    }  # fmt: skip
+@pytest.mark.parametrize("size", [10**8, 2**63, 10**400])
+def test_numbers_have_a_limit(size: int, tmp_path: Path) -> None:
+    path = rows(tmp_path / "many", {"choices": [{}], "usage": {"completion_tokens": size}})
+    with pytest.raises(PipelineError, match=r"line 1 has usage\.completion_tokens=\d+"):
+        read(path)
 
 
-def test_places_beyond_any_draft_are_damage(tmp_path: Path) -> None:
+def test_places_beyond_any_draft_are_damage() -> None:
     """A million positions would be a table of as many rows."""
     line = 'vllm:spec_decode_num_accepted_tokens_per_pos_total{{position="{}"}} 0\n'
     text = (FILES / "vllm.txt").read_text() + "".join(map(line.format, range(3, 1026)))
-    with pytest.raises(PipelineError, match="has 1026 positions, more than the 1024"):
+    with pytest.raises(PipelineError, match="has 1026 positions"):
         read_page("page", text)
 
 
-@pytest.mark.parametrize("answers", [[(6, 5)], [(3, 5), (6, 5)]])
-def test_a_drafted_answer_of_llama_took_a_pass(answers: list[Any], tmp_path: Path) -> None:
-    """Tokens of an answer, and accepted ones: all that follow the first came from one draft."""
-    rows = [{"content": "x", "stop": True,
-             "timings": {"predicted_n": size, "draft_n": 5, "draft_n_accepted": accepted}}
-            for size, accepted in answers]  # fmt: skip
-    path = tmp_path / "answers.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert read_counts(path).passes == read_counts(path).most_passes == len(answers)
-    assert read_counts(path).tokens_per_pass[1] <= 5
-    for row in rows:  # then accepted tokens may lie behind the end of the answer
-        row["stop_type"] = "eos"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert read_counts(path).passes == len(answers)
-    assert read_counts(path).most_passes == sum(size - 1 for size, _ in answers)
+def asked(folder: Path, name: str, answers: int = 30) -> Path:
+    """Copy the pages of a sample, with a record, as `pipeline.ask` leaves them."""
+    for page in ("before", "after"):
+        shutil.copy(SAMPLES / f"{name}.{page}.txt", folder)
+    (folder / f"{name}.json").write_text(json.dumps({"answers_of_pages": answers}))
+    text = gzip.decompress((SAMPLES / f"{name}.jsonl.gz").read_bytes())
+    (folder / f"{name}.jsonl").write_bytes(text)
+    return folder / f"{name}.jsonl"
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ('{"choices": [{"index": 0}], "metrics": {"speculative_decoding": [1]}}',
-         r"line 1 has metrics\.speculative_decoding=\[1\]: an object was expected"),
-        ('{"content": "x", "stop": true, "timings": "abc"}',
-         "line 1 has timings='abc': an object was expected"),
-        ((FILES / "vllm.txt").read_text().encode("utf-16"), "is in UTF-16.*: save it in UTF-8"),
-    ],
-)  # fmt: skip
-def test_fields_and_encodings_are_named(content: str | bytes, message: str, tmp_path: Path) -> None:
-    (tmp_path / "file").write_bytes(content if isinstance(content, bytes) else content.encode())
-    with pytest.raises(PipelineError, match=message):
-        read_counts(tmp_path / "file")
+def page(folder: Path, name: str) -> Counts:
+    found = read_run(asked(folder, name)).page
+    assert found is not None
+    return found
 
 
-def test_a_file_with_a_mark_of_its_encoding_is_read(tmp_path: Path) -> None:
-    text = (FILES / "vllm.jsonl").read_text()
-    (tmp_path / "answers").write_text(text, encoding="utf-8-sig")
-    assert read_counts(tmp_path / "answers").drafts == 45
+def test_the_pages_before_and_after_give_the_cost_of_a_step(tmp_path: Path) -> None:
+    """The sums of the pages by hand: 30 answers of 48 tokens, the first of each from the prompt."""
+    alone, drafted = (page(tmp_path, name) for name in ("vllm_alone", "vllm_draft"))
+    assert (alone.passes, alone.emitted) == (1410, 1410)
 
+    def spent(name: str, metric: str) -> float:
+        pages = ((SAMPLES / f"{name}.{page}.txt").read_text() for page in ("before", "after"))
+        found = [float(re.findall(rf"^vllm:{metric}\{{.*\}} (\S+)$", p, re.M)[0]) for p in pages]
+        return found[1] - found[0]
 
-def test_answers_without_a_draft_are_one_line(tmp_path: Path) -> None:
-    path = damaged(tmp_path / "a", "llama.jsonl", ('"draft_n": 9', '"draft_n": 0'),
-                   ('"draft_n_accepted": 6', '"draft_n_accepted": 0'))  # fmt: skip
-    with pytest.raises(PipelineError, match="no token was drafted: start the engine with"):
-        read_counts(path)
-
-
-def chunk(tokens: int, accepted: int, **more: Any) -> str:
-    timings = {"predicted_n": tokens, "draft_n": 2 * tokens, "draft_n_accepted": accepted}
-    choice = {"finish_reason": None, "index": 0, "delta": {"content": "x"}} | more
-    return "data: " + json.dumps(
-        {"id": "s", "object": "chat.completion.chunk", "choices": [choice], "timings": timings}
+    base, with_drafts = (
+        spent(name, "inter_token_latency_seconds_sum") for name in ("vllm_alone", "vllm_draft")
     )
+    passes = spent("vllm_draft", "inter_token_latency_seconds_count")
+    assert drafted.passes == passes
+    assert drafted.drafted == 4 * drafted.drafts
+    speed = gain(alone, drafted)
+    assert speed.times == pytest.approx(base / with_drafts)
+    assert speed.cost == pytest.approx((with_drafts / passes) / (base / 1410))
 
 
-def test_a_stream_is_one_answer(tmp_path: Path) -> None:
-    """llama.cpp sends timings with every chunk; the last ones count."""
-    parts = [chunk(n, n // 2) for n in range(1, 21)]
-    path = tmp_path / "stream"
-    ends = [chunk(20, 10, delta={}, finish_reason="length"), "data: [DONE]"]
-    path.write_text("\n\n".join([*parts, *ends]))
-    counts = read_counts(path)
-    assert (counts.emitted, counts.passes, counts.most_passes) == (19, 9, 9)
-    assert counts.excluded == {}
+def test_llama_cpp_counts_the_prompts_passes_too(tmp_path: Path) -> None:
+    """Of 1,440 tokens 1,410 come from passes after the prompts', and 168 were accepted drafts."""
+    alone, drafted = (page(tmp_path, name) for name in ("llama_alone", "llama_ngram"))
+    assert (alone.passes, alone.emitted) == (1410, 1410)
+    assert (drafted.passes, drafted.emitted) == (1410 - 168, 1410)
+    assert (drafted.drafted, drafted.drafts) == (284, 75)
+    # passes without a draft cost what the target alone does
+    mixed = (75 * gain(alone, drafted).cost + (1242 - 75)) / 1242
+    step_cost = drafted.seconds / drafted.passes / (alone.seconds / alone.passes)
+    assert mixed == pytest.approx(step_cost)
 
 
-def test_servers_that_count_their_rounds(tmp_path: Path) -> None:
-    """41 tokens in 8 rounds, of which the last accepted some behind the answer's end."""
-    timings = {"predicted_n": 41, "draft_rounds": 8, "draft_n": 56, "draft_n_accepted": 38}
-    choice = {"index": 0, "message": {}, "finish_reason": "length"}
-    rows = [{"id": f"c{at}", "choices": [choice], "timings": timings} for at in range(10)]
-    path = tmp_path / "rounds"
-    path.write_text("\n".join(map(json.dumps, rows)))
-    counts = read_counts(path)
-    assert (counts.passes, counts.tokens_per_pass) == (80, (5.0, 5.0))
+def test_pages_of_another_run_are_not_used(tmp_path: Path) -> None:
+    """They cover the last of several runs only."""
+    assert read_run(asked(tmp_path, "vllm_alone", answers=7)).page is None
 
 
-def test_sglang_counts_its_verifications(tmp_path: Path) -> None:
-    row = {"text": "x", "meta_info": {"completion_tokens": 106, "spec_verify_ct": 43}}
-    path = tmp_path / "sglang"
-    path.write_text(json.dumps(row))
-    counts = read_counts(path)
-    assert (counts.engine, counts.emitted, counts.passes) == ("SGLang", 105, 43)
+def test_pages_from_which_nothing_follows_say_why(tmp_path: Path) -> None:
+    """A server that was started again; no seconds of passes; no second token."""
+    path = asked(tmp_path, "vllm_alone")
+    before, after = (tmp_path / f"vllm_alone.{name}.txt" for name in ("before", "after"))
+    first, last = before.read_text(), after.read_text()
+    for text, message in {
+        re.sub(r"(generation_tokens_total\{.*\}) .*", r"\1 1e9", last): "counts less than",
+        re.sub(r"^vllm:inter_token_.*\n", "", first, flags=re.M): "do not both count passes, tok",
+        last: "no answer got a second token",
+    }.items():
+        before.write_text(text)
+        with pytest.raises(PipelineError, match=message):
+            read_run(path)
 
 
-def test_names_of_a_branch_of_llama_cpp() -> None:
-    names = (
-        "draft_tokens_total 900",
-        "draft_tokens_accepted_total 350",
-        "draft_verify_steps_total 290",
-    )
-    text = "".join(f"llamacpp:{name}\n" for name in (*names, "n_decode_total 300"))
-    page = read_page("page", text)
-    assert (page.drafts, page.drafted, page.accepted, page.passes) == (290, 900, 350, 300)
-
-
-@pytest.mark.parametrize("size", [10**8, 2**63, 10**400])
-def test_numbers_have_a_limit(size: int, tmp_path: Path) -> None:
-    path = tmp_path / "many"
-    path.write_text(json.dumps({"choices": [{}], "usage": {"completion_tokens": size}}))
-    with pytest.raises(PipelineError, match=r"line 1 has completion_tokens=\d+: a whole n"):
-        read_counts(path)
-
-
-def test_names_can_be_printed_and_stored(tmp_path: Path) -> None:
-    path = tmp_path / "names"
-    path.write_text(json.dumps({"custom_id": "a\x1b[31m\ud800", "choices": [{"token_ids": [1]}]}))
-    assert list(read_sums(path).answers) == ["a\\u001b[31m\\ud800"]
+@pytest.mark.parametrize("content", ["[1]", "{broken", "{}"])
+def test_another_file_in_the_place_of_the_record_is_one_line(content: str, tmp_path: Path) -> None:
+    path = asked(tmp_path, "llama_alone")
+    path.with_suffix(".json").write_text(content)
+    with pytest.raises(PipelineError, match=r"llama_alone\.json has no answers_of_pages"):
+        read_run(path)

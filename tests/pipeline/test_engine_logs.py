@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import math
 import re
@@ -21,11 +20,70 @@ from analysis.rules import Additive, Rule, StrictGreedy, Tree, Typical
 from pipeline.engines.logs import EngineLog, prompt_id, prompts_of, read_log, stacked
 from pipeline.errors import PipelineError
 from tests.analysis.test_truncation import V, distributions
-from tests.pipeline import engine_formats
-from tests.pipeline.engine_formats import ENGINES, answers, read_back
 
+Answer = list[tuple[int, list[tuple[int, float]]]]  # emitted token, and the top tokens of each step
 STARTS = np.array([0, 30, 31, 70])
 RULES: list[Rule] = [StrictGreedy(), Additive(0.1), Typical(0.1, 0.09), Tree(2)]
+
+
+def with_emitted(token: int, top: list[tuple[int, float]]) -> dict[int, float]:
+    """Return the values of a step's tokens, the emitted one first, as vLLM lists them."""
+    return dict([(token, dict(top).get(token, top[-1][1] - 1.0)), *top])
+
+
+def in_choice(name: str, logprobs: dict[str, Any]) -> str:
+    choice = {"index": 0, "logprobs": logprobs, "finish_reason": "length"}
+    return json.dumps({"id": name, "model": "m", "choices": [choice], "usage": {"total_tokens": 9}})
+
+
+def vllm_chat(name: str, answer: Answer, ids: bool = True) -> str:
+    """vLLM, chat: the emitted token first, one list of as many as were asked for."""
+
+    def entry(token: int, value: float) -> dict[str, Any]:
+        text = f"token_id:{token}" if ids else f"<{token}>"
+        return {"token": text, "logprob": max(value, -9999.0), "bytes": list(text.encode())}
+
+    content = []
+    for token, top in answer:
+        values = with_emitted(token, top)
+        listed = [entry(*pair) for pair in list(values.items())[: len(top)]]
+        content.append({**entry(token, values[token]), "top_logprobs": listed})
+    return in_choice(name, {"content": content})
+
+
+def vllm_completions(name: str, answer: Answer) -> str:
+    """vLLM, completions: an object by token, and one more where the emitted is not in the top."""
+    tokens = [f"token_id:{token}" for token, _ in answer]
+    tops = [{f"token_id:{t}": v for t, v in with_emitted(*step).items()} for step in answer]
+    own = [top[token] for token, top in zip(tokens, tops, strict=True)]
+    return in_choice(name, {"token_logprobs": own, "tokens": tokens, "top_logprobs": tops})
+
+
+def llama_completion(_: str, answer: Answer) -> str:
+    """llama.cpp, /completion."""
+
+    def entry(token: int, value: float) -> dict[str, Any]:
+        value = float(np.finfo(np.float32).min) if np.isinf(value) else value
+        return {"id": token, "token": ".", "bytes": [46], "logprob": value}
+
+    found = [
+        {**entry(token, with_emitted(token, top)[token]), "top_logprobs": [entry(*p) for p in top]}
+        for token, top in answer
+    ]
+    return json.dumps({"content": "...", "stop": True, "completion_probabilities": found})
+
+
+ENGINES: dict[str, Callable[[str, Answer], str]] = {
+    "vllm chat": vllm_chat,
+    "vllm completions": vllm_completions,
+    "llama.cpp completion": llama_completion,
+}
+
+
+def read_back(log: EngineLog, vocab_size: int) -> TopK:
+    """Return a log with the engine's ids as distributions."""
+    found = stacked(log.trajectories)
+    return TopK.from_log_probs(found["top_ids"], found["log_probs"], log.error, vocab_size)
 
 
 def stored(share: float = 0.2) -> tuple[TopK, np.ndarray]:
@@ -37,25 +95,29 @@ def stored(share: float = 0.2) -> tuple[TopK, np.ndarray]:
     return dist, np.where(rng.random(100) < share, other, dist.ids[:, 0])
 
 
-def written(path: Path, engine: str, k: int = 6, digits: int = 7, share: float = 0.2) -> Path:
+def written(
+    path: Path,
+    write: Callable[[str, Answer], str] | str,
+    k: int = 6,
+    digits: int = 7,
+    share: float = 0.2,
+) -> Path:
+    """Write the stored steps as four answers with k log-probabilities a step, rounded."""
     dist, emitted = stored(share)
-    lines = [
-        line
-        for name, answer in answers(dist, emitted, STARTS, k, digits)
-        for line in ENGINES[engine](name, answer)
+    values = np.round(dist.log_probs[:, :k], digits)
+    steps = [
+        (int(token), list(zip(ids.tolist(), row.tolist(), strict=True)))
+        for token, ids, row in zip(emitted, dist.ids[:, :k], values, strict=True)
     ]
+    write = ENGINES[write] if isinstance(write, str) else write
+    ends = zip(STARTS, [*STARTS[1:], len(steps)], strict=True)
+    lines = [write(f"answer-{at}", steps[begin:end]) for at, (begin, end) in enumerate(ends)]
     path.write_text("\n".join(lines) + "\n")
     return path
 
 
-def read(
-    path: Path,
-    part: str = "generated",
-    k: int = 256,
-    vocab_size: int = V,
-    error: float | None = None,
-) -> EngineLog:
-    return read_log(path, {"part": part, "error": error}, k, vocab_size)
+def read(path: Path, k: int = 256, vocab_size: int = V, error: float | None = None) -> EngineLog:
+    return read_log(path, k, vocab_size, error)
 
 
 def sizes(log: EngineLog) -> dict[str, int]:
@@ -71,7 +133,7 @@ def contained(found: Certificates, exact: Certificates) -> bool:
 def test_every_engine_is_read_back(engine: str, share: float, tmp_path: Path) -> None:
     dist, emitted = stored(share)
     path = written(tmp_path / "log.jsonl", engine, share=share)
-    log = read(path, "prompt" if engine == "vllm prompt" else "generated")
+    log = read(path)
     assert list(sizes(log).values()) == [30, 1, 39, 30]
     assert stacked(log.trajectories)["token_id"].tolist() == emitted.tolist()
     # a sampled token that vLLM put first may stand for the last of the list in the chat format
@@ -80,7 +142,7 @@ def test_every_engine_is_read_back(engine: str, share: float, tmp_path: Path) ->
     assert log.error == 1e-4
     back = read_back(log, V)
     assert np.array_equal(back.ids, dist.ids[:, : log.k])
-    assert read(path, "prompt" if engine == "vllm prompt" else "generated", k=3).k == 3
+    assert read(path, k=3).k == 3
     assert contained(certify(back, RULES), certify(dist, RULES))
 
 
@@ -95,29 +157,27 @@ def test_the_digits_give_the_error(tmp_path: Path) -> None:
     assert read(path, vocab_size=2**20).error == pytest.approx(2.0**-4)
 
 
-def test_a_packed_file_is_read(tmp_path: Path) -> None:
-    path = written(tmp_path / "log.jsonl", "vllm completions", share=0.0)
-    whole = read(path)
-    packed = gzip.compress(path.read_bytes())
-    path.write_bytes(packed)
-    assert sizes(read(path)) == sizes(whole)
-    path.write_bytes(packed[:-20])
-    with pytest.raises(PipelineError, match="jsonl can't be read: it is a damaged gzip file"):
-        read(path)
-
-
 def test_tokens_without_ids_are_told_by_their_bytes(tmp_path: Path) -> None:
-    dist, emitted = stored(0.0)
-    path = tmp_path / "log.jsonl"
-    lines = [line for name, answer in answers(dist, emitted, STARTS, 4, 6)
-             for line in engine_formats.vllm_chat(name, answer, ids=False)]  # fmt: skip
-    path.write_text("\n".join(lines))
+    dist, _ = stored(0.0)
+    path = written(tmp_path / "log.jsonl", partial(vllm_chat, ids=False), k=4, digits=6, share=0.0)
     log = read(path)
     assert not log.given_ids
     first = dist.ids[0, 0]
     emitted_first = next(iter(log.trajectories.values()))[0].emitted
     assert log.texts[f"<{first}>".encode(), 0] == emitted_first
     assert np.allclose(read_back(log, V).probs, dist.probs[:, :4], atol=1e-5)
+
+
+def test_tokens_of_one_text_are_told_apart(tmp_path: Path) -> None:
+    values = zip("abb", (-0.5, -1.5, -2.5), strict=True)
+    tops = [
+        {"token": text, "bytes": list(text.encode()), "logprob": value} for text, value in values
+    ]
+    path = tmp_path / "log.jsonl"
+    path.write_text(in_choice("a", {"content": [tops[0] | {"top_logprobs": tops}]}))
+    log = read(path)
+    assert (log.k, log.excluded) == (3, {})
+    assert log.texts == {(b"a", 0): 0, (b"b", 0): 1, (b"b", 1): 2}
 
 
 FIRST = ("choices", 0, "logprobs", "content", 0)  # token of a chat answer
@@ -145,7 +205,7 @@ def own(by: float) -> dict[tuple[Any, ...], Any]:
 MESSAGES: dict[str, dict[tuple[Any, ...], Any]] = {
     "mixes two models: m in line 1 and other in line 2": {("model",): "other"},
     "line 2 has no logprobs: ask for": {FIRST[:3]: None},
-    "line 2 holds a token without logprob": {(*TOP, 1): {"token": "token_id:3"}},
+    r"line 2 can't be read \(KeyError: 'logprob'": {(*TOP, 1): {"token": "token_id:3"}},
     "line 2: the log-probabilities of a step are not sorted": {TOP: lambda top: top[::-1]},
     "line 2: the 6 probabilities of a step sum to 2.207277": {
         (*FIRST, "logprob"): -1.0, TOP: lambda top: [{**one, "logprob": -1.0} for one in top],
@@ -158,7 +218,7 @@ MESSAGES: dict[str, dict[tuple[Any, ...], Any]] = {
     "line 2 holds probabilities after sampling": {FIRST: lambda entry: {**entry, "prob": 0.5}},
     "line 2 holds a log-probability that is nan": {(*TOP, 0, "logprob"): float("nan")},
     "line 2 holds a log-probability that is '1'": {(*TOP, 0, "logprob"): "1"},
-    "line 2 can't be read as an answer": {TOP: 3},
+    r"line 2 can't be read \(TypeError": {TOP: 3},
     "line 2 was sampled in the backend": {
         ("__verbose",): {"generation_settings": {"backend_sampling": True}}
     },
@@ -195,20 +255,11 @@ def test_the_emitted_token_outside_the_list_is_not_above_it(tmp_path: Path) -> N
             read(path)
 
 
-def test_damaged_lines_are_counted(tmp_path: Path) -> None:
-    path = written(tmp_path / "log.jsonl", "llama.cpp completion", share=0.0)
-    lines = path.read_bytes().splitlines()
-    others = [b"curl: (7) Failed to connect", b'{"detail": "Not Found"}', b'{"object": "error"}',
-              b"12", b'{"a": "\xff"}']  # fmt: skip
-    path.write_bytes(b"\n".join([lines[0], lines[1][:-100], *others, lines[3], lines[2][:-200]]))
-    log = read(path)
-    assert log.excluded == {
-        "lines that are no JSON": 4, "answers with an error": 2, "objects that are no answers": 1
-    }  # fmt: skip
-    assert list(sizes(log).values()) == [30, 30]
+def test_a_log_without_a_step_says_what_was_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
     for nothing, counted in (("nonsense\n", "1 lines that are no JSON"), ("\n", "none")):
         path.write_text(nothing)
-        with pytest.raises(PipelineError, match=f"no step with log-probabilities .*: {counted}"):
+        with pytest.raises(PipelineError, match=f"no step with log-prob.*; left out: {counted}"):
             read(path)
 
 
@@ -238,7 +289,7 @@ def logged(
         (int(token), [(int(t), float(row[t])) for t in top[:20]])
         for token, row, top in zip(first, values, order, strict=True)
     ]
-    path.write_text("\n".join(ENGINES[engine]("a", steps)))
+    path.write_text(ENGINES[engine]("a", steps))
     return path
 
 
@@ -303,7 +354,7 @@ def test_the_mass_of_the_other_tokens_has_a_limit(tmp_path: Path) -> None:
     """Two tokens of 0.6 and 0.1 leave 0.3: to 3 others of 0.1 each, and not to 2."""
     path = tmp_path / "log"
     tops = [(0, math.log(0.6)), (1, math.log(0.1))]
-    path.write_text(ENGINES["vllm chat"]("a", [(0, tops)])[0])
+    path.write_text(vllm_chat("a", [(0, tops)]))
     assert read(path, vocab_size=5).k == 2
     with pytest.raises(PipelineError, match=r"leave 0\.3 to the 2 other tokens, and each"):
         read(path, vocab_size=4)
@@ -358,7 +409,7 @@ def test_tokens_that_sampling_took_out_are_told(least: float, engine: str, tmp_p
     """The emitted token has all the probability, as after top-p or a temperature near 0."""
     tops = [(0, 0.0), *((token, least) for token in range(1, 6))]
     path = tmp_path / "log"
-    path.write_text("\n".join(ENGINES[engine]("a", [(0, tops)] * 12)))
+    path.write_text(ENGINES[engine]("a", [(0, tops)] * 12))
     with pytest.raises(PipelineError, match="one of the 6 tokens of a step has a probability of 0"):
         read(path)
 
@@ -373,7 +424,7 @@ def test_short_lists_with_all_the_mass_are_told(tmp_path: Path) -> None:
         cut = row[kept] - (np.log(np.exp(row[kept]).sum()) if at % 3 == 0 else 0)
         steps.append((int(ids[0]), list(zip(kept.tolist(), cut.tolist(), strict=True))))
     path = tmp_path / "log"
-    path.write_text("\n".join(ENGINES["vllm chat"]("a", steps)))
+    path.write_text(vllm_chat("a", steps))
     with pytest.raises(PipelineError, match="a list that is shorter than the others has all the m"):
         read(path, vocab_size=1000)
 
