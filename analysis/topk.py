@@ -119,8 +119,9 @@ class TopK:
         rows = max(1, ENTRIES // full.shape[1])
         starts = range(0, max(1, len(full)), rows)
         parts = [_moments(full[at : at + rows], k, temperature) for at in starts]
-        columns: Any = map(np.concatenate, zip(*parts, strict=True))
-        return cls(*columns, full.shape[1], temperature)
+        columns: list[Any] = [np.concatenate(column) for column in zip(*parts, strict=True)]
+        ids, stored, surprisal, log_tail, entropy = columns
+        return cls(ids, stored, surprisal, log_tail, entropy, full.shape[1], temperature)
 
     @classmethod
     def from_columns(
