@@ -115,7 +115,8 @@ def run(config: DictConfig) -> tuple[Config, list[Task], list[Artifact]]:
     if not study.tasks[settings.stage]:  # one of the stages that need a drafter
         raise PipelineError(
             f"stage={settings.stage} has nothing to do: add a drafter, for "
-            "instance drafter=local drafter.path=DIRECTORY_OR_HUB_ID"
+            "instance drafter=local drafter.path=DIRECTORY_OR_HUB_ID; only decoding by "
+            "prompt_lookup alone does without"
         )
     artifacts = study.make(settings.stage)
     if settings.stage == "report":

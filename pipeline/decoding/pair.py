@@ -51,10 +51,10 @@ class Prompt:
 
 @dataclass(frozen=True)
 class DecodingPair:
-    """A target, its drafter, and the settings of both."""
+    """A target, its drafter (None where all methods do without), and the settings of both."""
 
     target: LanguageModel
-    drafter: LanguageModel | HiddenDrafter
+    drafter: LanguageModel | HiddenDrafter | None
     runs: list[Method]  # baselines first
     steps: int
     seed: int
@@ -73,7 +73,10 @@ def load_decoding_pair(
     runtime, settings = task.runtime, task.settings
     target, drafter = load_pair(*runtime.models)
     tokens = 1 + max(tokenizer.get_vocab().values())
-    rows = common_rows(target.vocab_size, drafter.vocab_size, tokens, runtime.pair)
+    rows = target.vocab_size
+    if drafter is not None:
+        rows = common_rows(rows, drafter.vocab_size, tokens, runtime.pair)
+        drafter = replace(drafter, vocab_size=rows, label="the drafter")
     if any(method.tree is not None for method in methods):
         for model in (target, drafter):
             if isinstance(model, LanguageModel):  # a head reads with attention of its own
@@ -81,7 +84,7 @@ def load_decoding_pair(
     return DecodingPair(
         # reasons of failures are kept, and outlive the labels of today
         replace(target, vocab_size=rows, label="the target"),
-        replace(drafter, vocab_size=rows, label="the drafter"),
+        drafter,
         runs=with_baselines(methods),
         steps=steps,
         **{name: settings[name] for name in ("seed", "lookup", "lookup_match")},
@@ -152,6 +155,7 @@ def drafter_of(pair: DecodingPair, method: Method, choice: Choice) -> Drafter:
         return Drafter(device)
     if method.drafter == "prompt_lookup":
         return PromptLookup(pair.lookup, device, pair.lookup_match)
+    assert pair.drafter is not None
     return model_drafter(pair.drafter, choice, tree)
 
 
@@ -206,6 +210,7 @@ def read_both(
     pair: DecodingPair, prompt: Sequence[int], answer: Sequence[int]
 ) -> tuple[Tensor, Tensor]:
     """Return the logits (n, V) of both models at the n tokens of an answer."""
+    assert pair.drafter is not None
     text = torch.tensor([[*prompt, *answer[:-1]]], device=pair.target.device)
     logits, drafts, _ = read_pair(pair.target, pair.drafter, text, len(answer))
     return logits, drafts[0]

@@ -172,15 +172,17 @@ def load_tokenizer(path: str, commit: str | None, key: str) -> Any:
 
 
 def load_pair(
-    target: ModelSpec, drafter: ModelSpec
-) -> tuple[LanguageModel, LanguageModel | HiddenDrafter]:
-    """Load target and drafter.
+    target: ModelSpec, drafter: ModelSpec | None = None
+) -> tuple[LanguageModel, LanguageModel | HiddenDrafter | None]:
+    """Load target and drafter, if there is one.
 
     Raises:
         PipelineError: one can't be loaded, or drafted tokens can't be taken back.
     """
     model = load_model(target)
     model.check_drafts(target.key)
+    if drafter is None:
+        return model, None
     if drafter.head is not None:
         return model, load_head(drafter, model)
     drafts = load_model(drafter)
@@ -206,19 +208,19 @@ def check_pair(target: ModelSpec, drafter: ModelSpec) -> None:
     common_rows(model.vocab_size, drafts.vocab_size, tokens, _pair(target, drafter))
 
 
-def pair_tokenizer(target: ModelSpec, drafter: ModelSpec) -> Any:
-    """Return the tokenizer of the target, which is the drafter's.
+def pair_tokenizer(*models: ModelSpec) -> Any:
+    """Return the tokenizer of a target, which is its drafter's.
 
     Raises:
         PipelineError: one can't be read, or the two give a token different ids.
     """
     tokenizer, *others = (
         load_tokenizer(spec.settings.path, spec.identity.commit, spec.key)
-        for spec in (target, drafter)
+        for spec in models
         if spec.head is None
     )
     for other in others:
-        check_same_tokens(tokenizer.get_vocab(), other.get_vocab(), _pair(target, drafter))
+        check_same_tokens(tokenizer.get_vocab(), other.get_vocab(), _pair(*models))
     return tokenizer
 
 

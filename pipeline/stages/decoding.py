@@ -39,25 +39,31 @@ CALL: Columns = {  # a target call after the prompt's
 
 
 def plan(study: Study) -> list[Task]:
-    """Return one planned artifact a target; none without a drafter.
+    """Return one planned artifact a target; none where methods lack the drafter.
 
     Raises:
         PipelineError: a method is not defined.
     """
     config, settings = study.config, study.config.decoding
-    if not study.tasks["drafts"] or config.distributions.source == "logs":
+    if config.distributions.source == "logs":
         return []
     methods = build_methods(settings.methods, study.decoded, settings.draft_length)
+    above = study.tasks["drafts"]
+    if config.drafter is None and all(method.drafter == "prompt_lookup" for method in methods):
+        above = study.tasks["distributions"]
     measured = any(method.needs_drafts for method in methods)
     own = settings.model_dump(include={"steps", "seed", "lookup", "lookup_match"})
     own["prompts"] = min(settings.prompts, config.prompts.count)
     own["methods"] = [method_entries(method) for method in methods]
     tasks = []
-    for drafts in study.tasks["drafts"]:
-        inputs = {"prompts": drafts.inputs["prompts"]} | ({"drafts": drafts} if measured else {})
-        pair = {name: drafts.settings[name] for name in ("target", "drafter")}
-        runtime = replace(drafts.runtime, methods=tuple(methods))
-        tasks.append(Task(STAGE, drafts.label, pair | own, inputs, runtime))
+    for task in above:
+        inputs = {"prompts": task.inputs["prompts"]} | ({"drafts": task} if measured else {})
+        runtime = replace(task.runtime, methods=tuple(methods))
+        pair = {
+            name: model.entries
+            for name, model in zip(("target", "drafter"), runtime.models, strict=False)
+        }
+        tasks.append(Task(STAGE, task.label, pair | own, inputs, runtime))
     return tasks
 
 
@@ -120,6 +126,7 @@ class DecodingWorker:
             "bytes": {
                 name: {"model": model.memory_bytes(), "cache_per_token": model.cache_bytes()}
                 for name, model in models
+                if model is not None
             },
             **describe_device(pair.target.device),
             "vocab_size": pair.target.vocab_size,
@@ -162,8 +169,11 @@ def prompt_rows(
         key, tokens = {"prompt_id": prompt.prompt_id, "run": at}, tuple(answer.tokens)
         if run.drafter == "none":
             alone[run] = answer.tokens
-            logits, drafts = read_both(pair, prompt.token_ids, tokens)
-            if run.temperature == 0:
+            if pair.drafter is None:
+                logits = read_again(pair.target, prompt.token_ids, tokens)
+            else:
+                logits, drafts = read_both(pair, prompt.token_ids, tokens)
+            if run.temperature == 0 and pair.drafter is not None:
                 steps = {"token_id": tokens, **drafted_columns(logits, drafts)}
                 rows["trajectory"] = by_position({"prompt_id": prompt.prompt_id}, steps)
             elif run.temperature in drawn:
@@ -224,8 +234,8 @@ def summary(task: Task, artifact: Artifact) -> list[Json]:
     from analysis.decoding import metrics, speed
     from pipeline.decoding.decoded import read_decoded
 
-    target, drafter = (model.settings.label for model in task.runtime.models)
-    decoded = read_decoded(target, drafter, artifact)
+    target, *drafter = (model.settings.label for model in task.runtime.models)
+    decoded = read_decoded(target, "".join(drafter), artifact)
     speeds = speed.throughput(decoded, *task.runtime.statistics)
     ends = dict(zip(("ci_low", "ci_high"), limits("speedup"), strict=True))
     ends |= dict(zip(("tpot_ci_low", "tpot_ci_high"), limits("tpot_speedup"), strict=True))
