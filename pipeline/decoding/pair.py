@@ -30,7 +30,7 @@ from pipeline.methods import RACES, Method, with_baselines
 from pipeline.models.compare import read_pair
 from pipeline.models.heads.hidden_drafter import HiddenDrafter
 from pipeline.models.language_model import LanguageModel
-from pipeline.models.load import load_pair
+from pipeline.models.load import load_model, load_pair
 from pipeline.models.passes import Texts
 from pipeline.models.prompt_tokens import common_rows
 from pipeline.stage import Json, Task
@@ -71,11 +71,15 @@ def load_decoding_pair(
         PipelineError: a model can't read trees.
     """
     runtime, settings = task.runtime, task.settings
-    target, drafter = load_pair(*runtime.models)
-    tokens = 1 + max(tokenizer.get_vocab().values())
-    rows = target.vocab_size
-    if drafter is not None:
-        rows = common_rows(rows, drafter.vocab_size, tokens, runtime.pair)
+    drafter: LanguageModel | HiddenDrafter | None = None
+    if len(runtime.models) == 1:
+        target = load_model(*runtime.models)
+        target.check_drafts(runtime.models[0].key)
+        rows = target.vocab_size
+    else:
+        target, drafter = load_pair(*runtime.models)
+        tokens = 1 + max(tokenizer.get_vocab().values())
+        rows = common_rows(target.vocab_size, drafter.vocab_size, tokens, runtime.pair)
         drafter = replace(drafter, vocab_size=rows, label="the drafter")
     if any(method.tree is not None for method in methods):
         for model in (target, drafter):

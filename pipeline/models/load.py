@@ -172,17 +172,15 @@ def load_tokenizer(path: str, commit: str | None, key: str) -> Any:
 
 
 def load_pair(
-    target: ModelSpec, drafter: ModelSpec | None = None
-) -> tuple[LanguageModel, LanguageModel | HiddenDrafter | None]:
-    """Load target and drafter, if there is one.
+    target: ModelSpec, drafter: ModelSpec
+) -> tuple[LanguageModel, LanguageModel | HiddenDrafter]:
+    """Load target and drafter.
 
     Raises:
         PipelineError: one can't be loaded, or drafted tokens can't be taken back.
     """
     model = load_model(target)
     model.check_drafts(target.key)
-    if drafter is None:
-        return model, None
     if drafter.head is not None:
         return model, load_head(drafter, model)
     drafts = load_model(drafter)

@@ -303,6 +303,20 @@ def test_stage_drafts_is_asked_for_only_where_a_tree_hangs_on_it(tmp_path: Path)
         assert all(("drafts" in task.inputs) == wanted for task in study.tasks["decoding"])
 
 
+def test_look_up_needs_no_drafter(tmp_path: Path) -> None:
+    entry = "{drafter: %s, rule: greedy, draft_length: 2, temperature: 0}"
+    words = ["study=mini", "drafter=none", "prompts.count=2", "distributions.steps=8"]
+    words += ["~targets.mini_small", f"outputs={tmp_path}"]
+    study = Study(*words, *methods.overrides(entry % "prompt_lookup"))
+    (made,) = study.make("decoding")
+    table = made.read().to_pandas()
+    assert table["agreement"].eq(1).all()
+    assert table["run"].tolist() == [0, 1, 0, 1]
+    assert made.read("trajectory").num_rows == 0
+    assert made.facts["bytes"].keys() == {"target"}
+    assert not Study(*words, *methods.overrides(entry % "model")).tasks["decoding"]
+
+
 def test_models_that_cannot_read_trees_are_refused_before_anything_is_decoded(
     stage: Any, target: LanguageModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
