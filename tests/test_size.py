@@ -14,7 +14,7 @@ from pipeline.paths import ROOT
 
 SLACK = 200  # lines that a folder may have fewer than its number
 LINES = {
-    "analysis": 1054,
+    "analysis": 1055,
     "analysis/acceptance": 752,
     "analysis/certificates": 1102,
     "analysis/decoding": 1079,
@@ -24,12 +24,12 @@ LINES = {
     "assets/tasks": 265,
     "benchmarks": 708,
     "conf": 249,
-    "pipeline": 4185,
-    "pipeline/decoding": 1393,
+    "pipeline": 4195,
+    "pipeline/decoding": 1402,
     "pipeline/engines": 1885,
     "pipeline/models": 1899,
-    "pipeline/stages": 2368,
-    "tests": 15769,
+    "pipeline/stages": 2378,
+    "tests": 15779,
     "tools": 275,
 }
 

@@ -11,7 +11,6 @@ import sys
 from importlib.metadata import version
 from pathlib import Path
 
-import pandas as pd
 import pytest
 
 from conf import schema
@@ -19,7 +18,7 @@ from pipeline import cli, shards
 from pipeline.config import composed
 from pipeline.errors import CLOSED, INTERRUPTED, TERMINATED, noted
 from pipeline.paths import ROOT
-from tests.conftest import SmallStudy, pipeline
+from tests.conftest import SmallStudy
 
 BEGIN = "from pipeline.errors import terminal\nwith terminal():\n "
 GOES_ON = ": the same command goes on from here\n"
@@ -153,19 +152,3 @@ def test_a_run_says_first_what_is_cached(small_study: SmallStudy) -> None:
     assert said.endswith(", report 1 to run")
     place = small_study.outputs / "report/mini"
     assert f"report: {place}/index.html\nopen it in a browser, or mail it: " in small_study.printed
-
-
-def test_acceptance_ends_with_the_rules_that_matter(small_study: SmallStudy) -> None:
-    said = pipeline(*small_study.overrides, "stage=acceptance").stdout
-    file = small_study.outputs / "tables/acceptance-mini.csv"
-    assert said.endswith(f"all rows: {file}\n")
-    every = pd.read_csv(file)
-    rules = every.groupby("target")["rule"].nunique()
-    for target, count in rules.items():
-        lines = [line for line in said.split("\n") if line.startswith(f"{target} ")]
-        assert 1 < len(lines) <= 5 < count
-        mine = every[(every["target"] == target) & (every["p given up_ci_high"] <= 0.01)]
-        mine = mine[~mine["rule"].str.startswith("tree")]
-        best = mine.loc[mine["length"].idxmax(), "rule"]
-        assert any(f" {best} " in line for line in lines)
-        assert any(" greedy " in line for line in lines)
