@@ -110,7 +110,8 @@ def advise(
         if best is None
         else f"{prompts} prompts are fewer than {FEW_PROMPTS}"
         if prompts < FEW_PROMPTS
-        else f"the machine was busy ({'; '.join(busy)}), so run it when idle" * bool(busy)
+        else f"the machine was busy ({'; '.join(busy)}), so run it again on an idle one"
+        * bool(busy)
     )
     outcome = OPEN if best is None or doubt else OUTCOMES[_answer(best)]
     relaxed = [run for run in methods if not run["lossless"]]

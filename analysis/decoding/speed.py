@@ -170,7 +170,10 @@ def signs_of_load(speeds: pd.DataFrame) -> list[str]:
     signs = []
     share = float(speeds["processor_share"].median())  # methods take turns: a load meets them all
     if share < LEAST_PROCESSOR_SHARE:
-        signs.append(f"the processor worked on it {100 * share:.0f} % of the time")
+        signs.append(
+            f"the run had a processor for {100 * share:.0f} % of the time, "
+            f"{100 * LEAST_PROCESSOR_SHARE:.0f} % are needed"
+        )
     alone = speeds[speeds["drafter"] == "none"]
     spread = (alone["itl_99"] / alone["itl_50"]).fillna(0)
     if len(alone) and spread.max() > SLOWEST_GAP:

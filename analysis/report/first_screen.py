@@ -39,7 +39,7 @@ GREEDY = StrictGreedy().label
 RELAXED: dict[str, tuple[str, Callable[[float], str]]] = {  # statistic: heading and format
     "acceptance": ("accepted", percent_text),
     "certified": ("certified", percent_text),
-    "measured_per_call": ("tokens per call, any γ", number_text),
+    "measured_per_call": ("tokens per call, drafts of any length", number_text),
     "departure": ("other tokens", percent_text),
     "probability_given_up": ("given up", percent_text),
 }
@@ -83,9 +83,10 @@ def methods_table(advice: Sequence[Advice], results: Results) -> Table | None:
     }
     caption = (
         "Each drafter with its fastest lossless method. Speed: times as fast as the target alone, "
-        "in this project's loop here; acceptance carries over to an engine, speed does not. Tokens "
-        "per call: per pass of the target, its own token included. Accepted: share of drafted "
-        "tokens along the target's own text. γ: drafted tokens per call."
+        "in this project's loop, one request at a time; acceptance carries over to an engine, "
+        "speed does not. Tokens per call: per pass of the target, its own token included. "
+        "Accepted: of the drafter's first choices along the target's text; of look-up, of the "
+        "tokens that it drafted. γ: drafted tokens per call."
     )
     return Table("methods", "Methods", caption, data, indexed(data, columns))
 
@@ -131,7 +132,7 @@ def relax_table(
     caption = (
         "Along the target's own text. Certified: the share of steps at which the drafter's KL "
         "alone guarantees acceptance. Other tokens: the share at which the accepted token is not "
-        "the target's choice; given up: what this costs of the target's probability, per step."
+        "the target's choice; given up: the target's probability lost per step."
     )
     named = data.assign(rule=data["rule"].map(results.names))
     shown = indexed(named, columns, ["rule"])
@@ -173,7 +174,7 @@ def settings_table(results: Results, targets: Sequence[Target]) -> Table | None:
     shown = pivoted(data, ["target", "quantity"], "eps", data["text"])
     shown.columns = [f"any drafter within {eps:g} nats" for eps in shown.columns]
     caption = (
-        "What holds for every drafter whose KL is at most so large at every step, and the "
+        "What holds for every drafter whose KL stays within the bound above each column, and the "
         f"strictest settings that certify {100 * SHARE:g} % of the steps (–: none does)."
     )
     if results.drafter:
@@ -192,7 +193,7 @@ def _guaranteed(target: Target, eps: float, results: Results) -> list[Row]:
     if StrictGreedy() not in target.certificates:
         return []
     certified = target.certificates[StrictGreedy()][0] > eps
-    share, per_call = "{} of the steps", "{} tokens per call, any γ"
+    share, per_call = "{} of the steps", "{} tokens per call, drafts of any length"
     rows = [
         ("Strict greedy certifies", certified.mean(), share),
         ("and guarantees", _least(certified, target), per_call),

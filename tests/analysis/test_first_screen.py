@@ -134,7 +134,10 @@ def test_answers_of_one_token_guarantee_nothing() -> None:
     target = Target("A", {GREEDY: (lower, lower)}, bootstrap, np.zeros(2, np.int32), [], dist)
     table = settings_table(Results(["A"], {}, {}), [target])
     assert table is not None
-    assert table.shown.loc["and guarantees"].tolist() == ["– tokens per call, any γ"] * 2
+    assert (
+        table.shown.loc["and guarantees"].tolist()
+        == ["– tokens per call, drafts of any length"] * 2
+    )
 
 
 def test_costs_are_of_the_target_alone_and_of_a_drafted_token() -> None:
