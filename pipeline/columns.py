@@ -20,17 +20,11 @@ Tables = dict[str, list[Row]]  # by name
 
 
 class Column(NamedTuple):
-    """A column of a Parquet file.
+    """A column of a Parquet file."""
 
-    Attributes:
-        kind: the type, as Arrow names it: int32, float64, bool, string, list<int32>.
-        meaning: in one line.
-        optional: some artifacts lack the column.
-    """
-
-    kind: str
-    meaning: str
-    optional: bool = False
+    kind: str  # the type, as Arrow names it: int32, float64, bool, string, list<int32>
+    meaning: str  # in one line
+    optional: bool = False  # some artifacts lack the column
 
 
 Columns = dict[str, Column]  # of a file

@@ -54,18 +54,14 @@ Few = Annotated[int, Field(ge=1, le=MOST_NODES)]
 
 @dataclass(frozen=True, config=CHECKED)
 class DraftTree:
-    """The shape of a method's drafts, without its draft length.
+    """The shape of a method's drafts, without its draft length."""
 
-    Attributes:
-        shape: one of SHAPES.
-        width: children of a token (batch, symmetric); of a dynamic tree also tokens with children.
-        nodes: drafted tokens (optimal, dynamic).
-        acceptance: R over sibling indices (optimal), once stage drafts has measured it.
-    """
-
+    # one of SHAPES
     shape: Literal["sequence", "batch", "symmetric", "spec_infer", "optimal", "dynamic"]
+    # children of a token (batch, symmetric); of a dynamic tree also tokens with children
     width: Few | None = None
-    nodes: Few | None = None
+    nodes: Few | None = None  # drafted tokens (optimal, dynamic)
+    # R over sibling indices (optimal), once stage drafts has measured it
     acceptance: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
@@ -124,24 +120,18 @@ class DraftTree:
 
 @dataclass(frozen=True, config=CHECKED)
 class Method:
-    """One way to decode.
+    """One way to decode."""
 
-    Attributes:
-        drafter: model, prompt_lookup, or none for the baseline.
-        draft_length: drafted tokens a call, of a tree in a row; 0 for the baseline.
-        rule: the acceptance rule, None for the baseline and for sampling alone.
-        sampling: the sampling scheme, None for a rule alone. A baseline has races if its methods
-            race, so that its tokens come from the same race.
-        temperature: 0 is greedy.
-        tree: the shape of its drafts; None is a chain.
-    """
-
+    # model, prompt_lookup, or none for the baseline
     drafter: Literal["model", "prompt_lookup", "none"]
+    # drafted tokens a call, of a tree in a row; 0 for the baseline
     draft_length: Annotated[int, Field(ge=0, le=MOST_NODES)]
-    rule: Rule | None = None
+    rule: Rule | None = None  # the acceptance rule, None for the baseline and for sampling alone
+    # the sampling scheme, None for a rule alone. A baseline has races if its methods race, so that
+    # its tokens come from the same race
     sampling: Literal["speculative", "argmax", "races"] | None = None
-    temperature: Annotated[float, Field(ge=0)] = 0.0
-    tree: DraftTree | None = None
+    temperature: Annotated[float, Field(ge=0)] = 0.0  # 0 is greedy
+    tree: DraftTree | None = None  # the shape of its drafts; None is a chain
 
     @property
     def drafts_most_probable(self) -> bool:

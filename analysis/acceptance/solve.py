@@ -36,17 +36,11 @@ Passing = Callable[[Sequence[Rule], Integers], Flags]  # (n, R): n steps by inde
 
 @dataclass(frozen=True)
 class Goal:
-    """The goal of a search: a share of the steps, or tokens per call.
+    """The goal of a search: a share of the steps, or tokens per call."""
 
-    Attributes:
-        wanted: the share, in (0, 1], or the tokens per verification call, at least 1.
-        calls: whether it is tokens per call.
-        draft_length: of the calls; None for drafts of unlimited length.
-    """
-
-    wanted: float
-    calls: bool = False
-    draft_length: int | None = None
+    wanted: float  # the share, in (0, 1], or the tokens per verification call, at least 1
+    calls: bool = False  # whether it is tokens per call
+    draft_length: int | None = None  # of the calls; None for drafts of unlimited length
 
     def sums(self, passed: Flags, trajectories: Trajectories) -> tuple[Numbers, Numbers]:
         """Return numerator and denominator of the goal, (P,) each, from (D, N) passing steps."""
@@ -57,19 +51,14 @@ class Goal:
 
 
 class Solution(NamedTuple):
-    """The result of a search.
+    """The result of a search."""
 
-    Attributes:
-        rule: the strictest rule that reaches the goal; None if the end of the range does not.
-        value: its parameter, with its interval over prompts; NaN beyond the end of the range.
-        reached: share or tokens per call at this value, or at the end of the range; NaN without a
-            call.
-    """
-
+    # the strictest rule that reaches the goal; None if the end of the range does not
     rule: Rule | None
-    value: float
+    value: float  # its parameter, with its interval over prompts; NaN beyond the end of the range
     ci_low: float
     ci_high: float
+    # share or tokens per call at this value, or at the end of the range; NaN without a call
     reached: float
 
 

@@ -35,20 +35,14 @@ Run = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Advice:
-    """The advice for a target, in plain sentences with numbers.
-
-    Attributes:
-        outcome: draft, do not draft, not decided or not measured.
-        sentence: the verdict, ready to quote.
-        beside: sentences on faster methods that are not sure, and on relaxed rules.
-        drafters: the fastest lossless method of each drafter, the study's own first: a row of
-            `analysis.decoding.speed.speed` with its `answer`: yes, no or not decided.
-    """
+    """The advice for a target, in plain sentences with numbers."""
 
     target: str
-    outcome: str
-    sentence: str
-    beside: Sequence[str]
+    outcome: str  # draft, do not draft, not decided or not measured
+    sentence: str  # the verdict, ready to quote
+    beside: Sequence[str]  # sentences on faster methods that are not sure, and on relaxed rules
+    # the fastest lossless method of each drafter, the study's own first: a row of
+    # `analysis.decoding.speed.speed` with its `answer`: yes, no or not decided
     drafters: Sequence[Run] = ()
 
 

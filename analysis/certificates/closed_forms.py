@@ -34,22 +34,15 @@ Row = tuple[str, str, Floats | None, tuple[str, Floats | float, float] | None]
 
 
 class Condition(NamedTuple):
-    """A closed form turned round: a step is certified at eps where `quantity` is above `level`.
+    """A closed form turned round: a step is certified at eps where `quantity` is above `level`."""
 
-    Attributes:
-        name: of the theorem.
-        kind: sufficient; asymptotic, for eps next to 0; or necessary: at every margin up to the
-            level there are a target and a draft within eps that is rejected.
-        name_of_quantity: as printed.
-        quantity: (N,), of each step, or a number where it is of the rule.
-        level: that it has to exceed.
-    """
-
-    name: str
+    name: str  # of the theorem
+    # sufficient; asymptotic, for eps next to 0; or necessary: at every margin up to the level there
+    # are a target and a draft within eps that is rejected
     kind: str
-    name_of_quantity: str
-    quantity: Floats | float
-    level: float
+    name_of_quantity: str  # as printed
+    quantity: Floats | float  # (N,), of each step, or a number where it is of the rule
+    level: float  # that it has to exceed
 
     @property
     def met(self) -> float:

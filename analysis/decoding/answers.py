@@ -20,23 +20,15 @@ ALL = "all"  # the tasks together
 
 @dataclass(frozen=True)
 class Answered:
-    """The answers of one target with one drafter.
+    """The answers of one target with one drafter."""
 
-    Attributes:
-        target: printed name.
-        tasks: in order.
-        runs: one row for each run, indexed by run: method, drafter, draft_length, temperature,
-            baseline (a run), exact (whether it must give the baseline's tokens), and rule, an
-            acceptance rule or None.
-        data: one row for each item and run, as stage accuracy writes them.
-        seconds: task, item_id, run, seconds.
-    """
-
-    target: str
-    tasks: Sequence[str]
+    target: str  # printed name
+    tasks: Sequence[str]  # in order
+    # one row for each run, indexed by run: method, drafter, draft_length, temperature, baseline (a
+    # run), exact (whether it must give the baseline's tokens), and rule, an acceptance rule or None
     runs: pd.DataFrame
-    data: pd.DataFrame
-    seconds: pd.DataFrame
+    data: pd.DataFrame  # one row for each item and run, as stage accuracy writes them
+    seconds: pd.DataFrame  # task, item_id, run, seconds
 
 
 def accuracy(

@@ -16,17 +16,11 @@ PROMPT = 100  # characters of a prompt
 
 
 class Answer(NamedTuple):
-    """The median answer.
+    """The median answer."""
 
-    Attributes:
-        prompt: the beginning of its prompt.
-        words: the text of each token.
-        rules: title of a rule, its shares of the answer in words and, a digit a token, the place in
-            `FATES`.
-    """
-
-    prompt: str
-    words: list[str]
+    prompt: str  # the beginning of its prompt
+    words: list[str]  # the text of each token
+    # title of a rule, its shares of the answer in words and, a digit a token, the place in `FATES`
     rules: list[tuple[str, str, str]]
 
 

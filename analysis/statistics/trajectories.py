@@ -27,15 +27,10 @@ CENSORED = 0.1
 
 @dataclass(frozen=True)
 class Trajectories:
-    """The bounds of each prompt's trajectory among the steps; lengths may differ.
+    """The bounds of each prompt's trajectory among the steps; lengths may differ."""
 
-    Attributes:
-        starts: (P,) index of the first step of each trajectory.
-        prompts: (N,) index of the trajectory of each step.
-    """
-
-    starts: Integers
-    prompts: Integers
+    starts: Integers  # (P,) index of the first step of each trajectory
+    prompts: Integers  # (N,) index of the trajectory of each step
 
     @classmethod
     def from_positions(cls, position: NDArray[np.integer]) -> Trajectories:
@@ -67,32 +62,21 @@ class Trajectories:
 
 
 class Calls(NamedTuple):
-    """Verification calls along trajectories, C in all.
+    """Verification calls along trajectories, C in all."""
 
-    Attributes:
-        prompts: (C,) index of the trajectory of each call.
-        tested: (C,) tested tokens: the accepted ones and the rejected one.
-        accepted: (C,) accepted tokens.
-        emitted: (C,) emitted tokens: one more than the accepted ones, unless the trajectory ends.
-    """
-
-    prompts: Integers
-    tested: Integers
-    accepted: Integers
+    prompts: Integers  # (C,) index of the trajectory of each call
+    tested: Integers  # (C,) tested tokens: the accepted ones and the rejected one
+    accepted: Integers  # (C,) accepted tokens
+    # (C,) emitted tokens: one more than the accepted ones, unless the trajectory ends
     emitted: Integers
 
 
 class CallCounts(NamedTuple):
-    """Verification calls of each trajectory, (P,) each.
+    """Verification calls of each trajectory, (P,) each."""
 
-    Attributes:
-        calls: number of calls.
-        tokens: emitted tokens, all but the first, which prefill emits.
-        cut: number of calls cut by a trajectory's end, 0 or 1; for drafts of unlimited length.
-    """
-
-    calls: Integers
-    tokens: Integers
+    calls: Integers  # number of calls
+    tokens: Integers  # emitted tokens, all but the first, which prefill emits
+    # number of calls cut by a trajectory's end, 0 or 1; for drafts of unlimited length
     cut: Integers
 
 

@@ -101,16 +101,11 @@ class DynamicTree:
     Level by level, the `width` nodes of highest value get `width` children each. In the end the
     `nodes` of highest value are kept. The value of a node is the drafter's probability of its path.
     It never exceeds the value of the parent, so the kept nodes form a tree.
-
-    Attributes:
-        width: children of a node, and number of nodes of a level that get children.
-        nodes: largest number of nodes kept.
-        depth: largest number of levels.
     """
 
-    width: int
-    nodes: int
-    depth: int
+    width: int  # children of a node, and number of nodes of a level that get children
+    nodes: int  # largest number of nodes kept
+    depth: int  # largest number of levels
 
     def __len__(self) -> int:
         """Return the largest number of nodes of a grown tree."""
