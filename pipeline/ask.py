@@ -139,11 +139,7 @@ async def _save(
 
 
 def _prompts(study: Study) -> dict[str, list[int]]:
-    """Return the token ids of the study's prompts, sampled where that was not done yet.
-
-    Raises:
-        PipelineError: they do not come from a data set, or targets read them differently.
-    """
+    """Return the token ids of the study's prompts, sampled where that was not done yet."""
     tasks = {task.key: task for task in study.tasks["prompts"]}
     if study.config.distributions.source != "model" or len(tasks) > 1:
         raise PipelineError(
@@ -165,11 +161,7 @@ def _name(study: Study, page: str | None) -> str:
 
 
 def _read_answered(path: Path, requests: Mapping[str, Any]) -> set[str]:
-    """Return the prompts that a file of an earlier run answers; cut off its torn last line.
-
-    Raises:
-        PipelineError: it answers other requests.
-    """
+    """Return the prompts that a file of an earlier run answers; cut off its torn last line."""
     if not path.exists():
         return set()
     whole = path.read_bytes()
@@ -231,11 +223,7 @@ async def _send(
 async def _answer(
     client: httpx2.AsyncClient, server: Server, request: Any, seconds: float
 ) -> tuple[dict[str, Any], float]:
-    """Return the answer to a request and its seconds; asks again while the server is busy.
-
-    Raises:
-        PipelineError: it refuses the request, sends something else, or does not answer at all.
-    """
+    """Return the answer to a request and its seconds; asks again while the server is busy."""
     reason = ""
     for attempt in range(ATTEMPTS):
         if attempt:

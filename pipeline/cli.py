@@ -103,11 +103,7 @@ def _point(config: DictConfig) -> None:
 
 
 def run(config: DictConfig) -> tuple[Config, list[Task], list[Artifact]]:
-    """Bring the asked stage up to date; return the settings, and its tasks and artifacts.
-
-    Raises:
-        PipelineError: the configuration or an input is not usable; nothing is lost.
-    """
+    """Bring the asked stage up to date; return the settings, and its tasks and artifacts."""
     from pipeline.study import Study
 
     study = Study(config=config)

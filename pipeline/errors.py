@@ -22,7 +22,10 @@ received = list[int]()  # signals: Ray raises a KeyboardInterrupt of its own for
 
 
 class PipelineError(Exception):
-    """An error of a user's input: the key or file, its value, the allowed values, the remedy."""
+    """An error of a user's input: the key or file, its value, the allowed values, the remedy.
+
+    Whatever reads an input may raise it; docstrings name it where a caller has to know.
+    """
 
 
 class DamagedError(PipelineError):
@@ -78,11 +81,7 @@ def noted(problems: list[str]) -> Iterator[None]:
 
 
 def say(problems: list[str]) -> None:
-    """Raise the collected problems as one error, if there are any.
-
-    Raises:
-        PipelineError: a line for each problem.
-    """
+    """Raise the collected problems as one error, if there are any."""
     if problems:
         raise PipelineError("\n".join(dict.fromkeys(problems)))
 

@@ -66,11 +66,7 @@ class Identities:
             self._memo = read_json(memo)
 
     def model(self, path: str, revision: str | None, key: str) -> Identity:
-        """Return the identity of a model; `key` is the configuration key for errors.
-
-        Raises:
-            PipelineError: it is no model directory, or a file of a converted model is damaged.
-        """
+        """Return the identity of a model; `key` is the configuration key for errors."""
         local = local_path(path, key)
         if local is None:
             return Identity(hub=path, commit=hub_commit(path, revision, "model", key))
@@ -204,12 +200,8 @@ def hub_files(
 ) -> Path:
     """Return a local snapshot of a hub model (or dataset) with the files of `patterns`.
 
-    Args:
-        name: owner/name.
-        revision: a branch, tag or commit; None is main.
-        patterns: of the files' paths, in which * crosses folders.
-        key: of the configuration, for errors.
-        kind: model or dataset.
+    In patterns * crosses folders. `revision` is a branch, tag or commit, None is main; `key` is the
+    configuration's, for errors; `kind` is model or dataset.
 
     Raises:
         PipelineError: the hub does not give a file, or a damaged one.

@@ -36,11 +36,7 @@ def main(overrides: Sequence[str]) -> None:
 
 
 def tables(study: Study) -> dict[str, list[Json]]:
-    """Return the rows of three tables: solved settings, tokens per call promised, KL needed.
-
-    Raises:
-        PipelineError: the stage distributions was not computed.
-    """
+    """Return the rows of three tables: solved settings, tokens per call promised, KL needed."""
     with mistakes("solve.rules"):
         ranges = [
             build_range(entry if isinstance(entry, Mapping) else {"rule": entry})
@@ -95,11 +91,7 @@ class SolvedTarget:
     """The stored steps of a target, and the drafts there."""
 
     def __init__(self, study: Study, name: str) -> None:
-        """Read the target `name`.
-
-        Raises:
-            PipelineError: the stage distributions was not computed.
-        """
+        """Read the target `name`."""
         dump = study.artifact("distributions", name)
         drafts = study.store.find(study.task("drafts", name)) if study.tasks["drafts"] else None
         self.label = study.config.targets[name].label

@@ -52,14 +52,9 @@ def read_distributions(artifact: Artifact) -> TopK:
 def resampled(
     steps: pa.Table, distributions: Task, statistics: Resampling
 ) -> tuple[Trajectories, PromptBootstrap]:
-    """Return the trajectories of steps, and resamples of their prompts.
+    """Return the trajectories of steps (prompt_id, position), and resamples of their prompts.
 
     Of an engine's log the pieces of an answer, and the choices of a prompt, stay together.
-
-    Args:
-        steps: with columns prompt_id and position.
-        distributions: the task of the stage that they come from.
-        statistics: of the bootstrap.
     """
     trajectories = Trajectories.from_positions(steps["position"].to_numpy())
     clusters = None

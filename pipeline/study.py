@@ -127,10 +127,8 @@ class Study:
     def rule_tasks(self, stage: Stage, above: str, **settings: Any) -> list[Task]:
         """Return a task of a stage for each one of the stage `above` it, with all rules.
 
-        Args:
-            stage: the stage.
-            above: by name, the one input of its tasks; they take no model of it.
-            settings: what the content depends on besides the rules.
+        The task above is its one input. `settings` are what the content depends on besides the
+        rules.
         """
         settings = {"rules": [rule_entries(rule) for rule in self.rules], **settings}
         pairs = zip(self.config.targets.values(), self.tasks[above], strict=False)  # or no task

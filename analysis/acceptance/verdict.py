@@ -81,9 +81,8 @@ def advise(
     Args:
         target: printed name.
         drafter: likewise; empty without one.
-        speeds: rows of `analysis.decoding.speed.speed` with `lossless` and `engine`; None if
-            nothing was timed.
-        answers: rows of `analysis.decoding.answers.losses`; None if no answers were scored.
+        speeds: of `analysis.decoding.speed.speed` with `lossless` and `engine`; None if not timed.
+        answers: of `analysis.decoding.answers.losses`; None if no answers were scored.
         margin: the loss of right answers that they were compared with.
         busy: signs of other work on the machine (`signs_of_load`).
         command: runs the study, up to a stage's name; empty if no model can be run.

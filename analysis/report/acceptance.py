@@ -206,12 +206,7 @@ def rules_figure(results: Results) -> Figure:
 
 
 def margin_figure(by_target: Mapping[str, pd.DataFrame], rule: str) -> Figure:
-    """Draw the accepted share of steps by R - KL.
-
-    Args:
-        by_target: `analysis.acceptance.summary.margins` by printed name of the target.
-        rule: printed name of the rule.
-    """
+    """Draw the accepted share of steps by R - KL, of `analysis.acceptance.summary.margins`."""
 
     @styled
     def draw() -> Drawing:

@@ -105,10 +105,8 @@ def relax_table(
 ) -> Table | None:
     """Return a row for each target and rule of `_relaxed_rules`; None without a drafter.
 
-    Args:
-        results: with the frame `acceptance`.
-        tried: labels of rules that were decoded with.
-        scores: `analysis.decoding.answers.losses` by target.
+    `tried` are labels of rules that were decoded with; `scores` are
+    `analysis.decoding.answers.losses` by target.
     """
     if results["acceptance"].empty:
         return None
@@ -156,10 +154,6 @@ def settings_table(results: Results, targets: Sequence[Target]) -> Table | None:
     """Return what strict greedy certifies, and the strictest settings that certify `SHARE`.
 
     None if the study has neither strict greedy nor a family whose setting can be searched.
-
-    Args:
-        results: with the frame `acceptance` if there is a drafter.
-        targets: with their distributions.
     """
     rows = [
         {"target": target.label, "eps": eps} | row

@@ -117,11 +117,9 @@ def thresholds_figure(
 ) -> Figure | None:
     """Draw quality and speed over the threshold of MARS, as its Figure 4; None without a sweep.
 
-    Args:
-        targets: printed names.
-        frames: of each target, a row a method: method, draft_length, temperature, theta (NaN of
-            other rules), speedup, and the quality, each with its interval where it has one.
-        quality: accuracy, or agreement with the baseline.
+    Frames have a row a method: method, draft_length, temperature, theta (NaN of other rules),
+    speedup, and the quality (accuracy, or agreement with the baseline), each with its interval if
+    it has one.
     """
     keys, swept = ["draft_length", "temperature", "scheme"], []
     for frame in frames:

@@ -103,15 +103,7 @@ def figure1(top: Mapping[str, Floats]) -> Figure:
 
 
 def survival_figure(number: int, targets: Sequence[Target]) -> Figure | None:
-    """Figures 2 to 5, the share of steps whose certificate exceeds ε.
-
-    Args:
-        number: of the figure, which selects the family of rules.
-        targets: with their certificates.
-
-    Returns:
-        The figure; None if the study has no rule of the family.
-    """
+    """Figures 2 to 5, the share of steps whose certificate exceeds ε; None without its rules."""
     family, title, caption = SHOWN[number]
     rules = [rule for rule in targets[0].certificates if type(rule) in (StrictGreedy, family)]
     if not any(type(rule) is family for rule in rules):

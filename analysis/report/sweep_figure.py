@@ -47,14 +47,8 @@ def sweep_figure(table: pd.DataFrame, swept: list[str]) -> Figure | None:
 
     If the rows of a point differ in more than the first key (a second key, rules, methods), each
     combination, up to `MAX_LINES`, has a curve of at most two statistics. Numbers are drawn as
-    lines, other values as points; bars are intervals over prompts.
-
-    Args:
-        table: one row for each point and target, with the swept keys, `target` and statistics.
-        swept: names of the swept columns, in the given order.
-
-    Returns:
-        The figure, or None if the table has no statistic to draw.
+    lines, other values as points; bars are intervals over prompts. None without a statistic to
+    draw.
     """
     if "draft_length" in table:  # 0 is the target alone
         table = table[table["draft_length"] > 0]

@@ -164,11 +164,7 @@ def pivoted(
 ) -> pd.DataFrame:
     """Return the cells of a tidy frame by rows and columns, in the order of their appearance.
 
-    Args:
-        data: a row for each cell; rows that are not unique are an error.
-        rows: its columns that become the index.
-        columns: its columns that become the header.
-        cells: the printed text of each row of `data`.
+    `cells` are the printed texts of the rows of `data`; rows that are not unique are an error.
     """
 
     def in_order(names: str | list[str]) -> pd.Index:

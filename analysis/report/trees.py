@@ -45,12 +45,7 @@ def trees(decoded: Sequence[Decoded], statistics: Resampling) -> tuple[Table | N
 
 
 def trees_table(decoded: Sequence[Decoded], runs: Sequence[pd.DataFrame]) -> Table | None:
-    """Return the measured and predicted tokens per call of every tree; None without trees.
-
-    Args:
-        decoded: of every target.
-        runs: their `analysis.decoding.trees.tree_runs`.
-    """
+    """Return the measured and predicted tokens per call of every tree; None without trees."""
     frames = []
     for pair, table in zip(decoded, runs, strict=True):
         frame = _trees(pair, table)
@@ -103,11 +98,9 @@ def _trees(pair: Decoded, table: pd.DataFrame) -> pd.DataFrame:
 
 
 def predicted_curves(acceptance: Floats, largest: int) -> dict[str, Curve]:
-    """Return the zero-order tokens per call of every shape, over drafted tokens.
+    """Return the zero-order tokens per call of every shape, up to `largest` drafted tokens.
 
-    Args:
-        acceptance: (J,) R over sibling indices.
-        largest: largest number of drafted tokens.
+    `acceptance` is (J,) R over sibling indices.
     """
     makers: dict[str, Callable[[int], Any]] = {
         "sequence": sequence,

@@ -65,11 +65,7 @@ class DecodingPair:
 def load_decoding_pair(
     task: Task, methods: Sequence[Method], tokenizer: Any, steps: int
 ) -> DecodingPair:
-    """Load both models and cut their logits to the rows that both have.
-
-    Raises:
-        PipelineError: a model can't read trees.
-    """
+    """Load both models and cut their logits to the rows that both have."""
     runtime, settings = task.runtime, task.settings
     drafter: LanguageModel | HiddenDrafter | None = None
     if len(runtime.models) == 1:

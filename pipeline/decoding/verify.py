@@ -196,12 +196,9 @@ def judged(
 ) -> Flags:
     """Return a mask (n,) of the drafted tokens that a rule accepts; NOTHING is none.
 
-    Args:
-        rule: the rule.
-        size: of the vocabulary.
-        given: the values that it asked for, read. Of a token that is not among those that it sees,
-            only that counts.
-        beyond_first: leave out the argmax, on which a draw decides above temperature 0.
+    `given` are the values that it asked for, read. Of a token that is not among those that it sees,
+    only that counts. `beyond_first` leaves out the argmax, on which a draw decides above
+    temperature 0.
     """
     tokens, ids, values, own, *statistics = given
     by_name = dict(zip(rule.decided_by, statistics, strict=True))

@@ -65,11 +65,7 @@ class Models:
     """The target of a study, and its drafter where it has one."""
 
     def __init__(self, study: Study) -> None:
-        """Load them.
-
-        Raises:
-            PipelineError: one can't be loaded.
-        """
+        """Load them."""
         self._drafter, self._depths = None, 1
         self._temperature = study.config.certificates.temperature
         self._known: dict[tuple[tuple[int, ...], int], Along] = {}
@@ -83,11 +79,7 @@ class Models:
 
     @torch.inference_mode()
     def along(self, prompt: list[int], answer: list[int]) -> Along:
-        """Read an answer behind its prompt, once.
-
-        Raises:
-            PipelineError: it has tokens that the target lacks, or is too long for it.
-        """
+        """Read an answer behind its prompt, once."""
         tokens, n = [*prompt, *answer], len(answer)
         if (key := (tuple(tokens), n)) in self._known:
             return self._known[key]
@@ -119,11 +111,7 @@ class CheckedStudy:
     """The models of a study, that check an engine's runs; without a drafter, look-up drafts."""
 
     def __init__(self, study: Study) -> None:
-        """Load the models.
-
-        Raises:
-            PipelineError: the study has several targets, or a log in the place of a model.
-        """
+        """Load the models."""
         self._config = study.config
         if len(study.targets) != 1:
             raise PipelineError(f"targets: {', '.join(study.targets)}: give one, target=NAME")
@@ -135,11 +123,7 @@ class CheckedStudy:
         self._models = Models(study)
 
     def checks(self, base: Run, run: Run) -> list[Check]:
-        """Check a run with drafts beside one without.
-
-        Raises:
-            PipelineError: a file lacks what is compared, or an answer was sampled.
-        """
+        """Check a run with drafts beside one without."""
         if not run.length:
             raise PipelineError(
                 f"decoding.draft_length must be given: {run.path} does not say how many tokens a "

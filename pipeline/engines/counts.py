@@ -124,12 +124,7 @@ class Counts:
 
 
 def read_sums(path: Path) -> Counts:
-    """Add up the counts of all answers of a file, whether or not anything was drafted.
-
-    Raises:
-        PipelineError: the file can't be read, holds two models or engines, or numbers that
-            contradict each other; names the file, and the line where there is one.
-    """
+    """Add up the counts of all answers of a file, whether or not anything was drafted."""
     read, _, excluded = read_answers(path, read_answer)
     if not read:
         raise PipelineError(

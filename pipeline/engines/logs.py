@@ -200,11 +200,7 @@ def _decimals(value: float) -> int:
 def _trajectories(
     path: Path, answers: Mapping[str, StepList], excluded: Counter[str]
 ) -> dict[tuple[str, int], list[Step]]:
-    """Return the parts of answers between steps that are left out.
-
-    Raises:
-        PipelineError: many steps contradict themselves, or short lists show that tokens were cut.
-    """
+    """Return the parts of answers between steps that are left out."""
     sizes = Counter(len(step.top) for steps in answers.values() for step in steps if step)
     usual = max(sizes, key=lambda size: (sizes[size], size), default=0)
     steps_of: dict[tuple[str, int], list[Step]] = {}
@@ -321,10 +317,6 @@ def _check_sums(path: Path, steps: Sequence[Step], error: float, vocab_size: int
 
     The tokens behind rank K are at most as probable as it: 1 - sum p <= (V - K) p_K. And a softmax
     over many tokens leaves some mass outside the list wherever its least token has some.
-
-    Raises:
-        PipelineError: it is not so: other logarithms, raw logits, or values that were cut off by
-            top-k or top-p and renormalised.
     """
     uncertain, cut = 0, list[int]()
     slack = 1e-5 + error

@@ -64,9 +64,6 @@ def page_of(path: Path) -> Counts | None:
     """Return the sums of a page, None of another file.
 
     Of NAME.after.txt with NAME.before.txt beside it they are those between the two.
-
-    Raises:
-        PipelineError: as `read_page` and `page_difference`.
     """
     text = read_bytes(path).decode("utf-8-sig", errors="replace")
     start = next((line for line in text.splitlines() if line.strip()), "")
@@ -82,9 +79,6 @@ def page_difference(first: Path, last: Path, prompts: int = 0) -> Counts:
     """Return the sums of the requests between two pages.
 
     llama.cpp counts the pass over each of the `prompts`, and the token from it, too.
-
-    Raises:
-        PipelineError: a page is damaged, or the server was started again in between.
     """
     texts = [read_bytes(path).decode("utf-8-sig", errors="replace") for path in (first, last)]
     before, after = map(read_page, (first, last), texts)
@@ -167,12 +161,7 @@ def read_page(path: Path | str, text: str) -> Counts:
 def _series(
     path: Path | str, text: str
 ) -> dict[tuple[str, str, frozenset[tuple[str, str]]], float]:
-    """Return the series of `METRICS`, by engine, meaning and labels; the last line may be cut off.
-
-    Raises:
-        PipelineError: a line is no sample, a series occurs twice, or a value is no number from 0
-            to `MOST`; names the file and the line.
-    """
+    """Return the series of `METRICS`, by engine, meaning and labels; the last line may be cut."""
     series: dict[tuple[str, str, frozenset[tuple[str, str]]], float] = {}
     for number, line in enumerate(map(str.strip, text.split("\n")[:-1]), start=1):
         if not line or line.startswith("#"):

@@ -77,15 +77,9 @@ class Speed(NamedTuple):
 
 
 def read_run(path: Path, length: int | None = None) -> Run:
-    """Read a run.
+    """Read a run: answers, or a page of /metrics; `length` where the file does not tell it.
 
-    Args:
-        path: answers, or a page of /metrics; of NAME.after.txt with NAME.before.txt beside it the
-            difference of the two.
-        length: of a full draft, where the file does not tell it.
-
-    Raises:
-        PipelineError: the file can't be read; names it, and the line where there is one.
+    Of NAME.after.txt with NAME.before.txt beside it the page is the difference of the two.
     """
     counts = page = page_of(path)
     if counts is None:
@@ -104,9 +98,6 @@ def _page_beside(path: Path, answers: int) -> Counts | None:
     """Return the sums between the pages that `pipeline.ask` wrote beside answers.
 
     None without pages, or where they cover the last of several runs only.
-
-    Raises:
-        PipelineError: a file beside the answers is damaged.
     """
     first, last, record = (path.with_suffix(end) for end in (".before.txt", ".after.txt", ".json"))
     if path.suffix != ".jsonl" or not all(file.is_file() for file in (first, last, record)):
@@ -126,13 +117,7 @@ def compare(
 ) -> tuple[list[Speed], list[str]]:
     """Return the speed and the cost of a step of each run, and what the reader must know of them.
 
-    Args:
-        base: without drafts.
-        runs: with drafts.
-        statistics: of the bootstrap over prompts; intervals hold for all runs together.
-
-    Raises:
-        PipelineError: the base drafts, a run does not, or they are of two engines.
+    The base is without drafts. Intervals, over prompts, hold for all runs together.
     """
     if base.length != 0:
         raise PipelineError(f"{base.path} counts drafts: give the run without drafts first")

@@ -53,9 +53,7 @@ class PreallocatedLayer(DynamicLayer):
 def new_cache(config: Any, capacity: int) -> DynamicCache:
     """Return an empty cache for sequences of at most `capacity` tokens.
 
-    Args:
-        config: of a transformers model; None is one layer of full attention.
-        capacity: in tokens.
+    `config` is that of a transformers model; None is one layer of full attention.
     """
     cache = DynamicCache(config=config)
     cache.layers = [

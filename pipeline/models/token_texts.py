@@ -17,11 +17,6 @@ def token_texts(task: Task, dump: Artifact, ids: Iterable[int]) -> dict[int, str
     """Return the text of tokens by id, of those that are known.
 
     Without the target's tokenizer only the texts are known that a log has.
-
-    Args:
-        task: of the target's distributions.
-        dump: its artifact.
-        ids: of the tokens.
     """
     wanted = sorted(set(ids))
     if "tokens.parquet" in dump.record["files"]:

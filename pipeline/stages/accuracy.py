@@ -47,12 +47,7 @@ COUNTED = {  # of calls, summed
 
 
 def plan(study: Study) -> list[Task]:
-    """Return one planned artifact a target; none without a drafter, or for logs.
-
-    Raises:
-        PipelineError: a file of a task is missing, a method is not defined, or the stage is wanted
-            and lm-evaluation-harness is not installed.
-    """
+    """Return one planned artifact a target; none without a drafter, or for logs."""
     config, settings = study.config, study.config.accuracy
     if config.drafter is None or config.distributions.source == "logs":
         return []

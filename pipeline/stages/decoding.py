@@ -39,11 +39,7 @@ CALL: Columns = {  # a target call after the prompt's
 
 
 def plan(study: Study) -> list[Task]:
-    """Return one planned artifact a target; none where methods lack the drafter.
-
-    Raises:
-        PipelineError: a method is not defined.
-    """
+    """Return one planned artifact a target; none where methods lack the drafter."""
     config, settings = study.config, study.config.decoding
     if config.distributions.source == "logs":
         return []

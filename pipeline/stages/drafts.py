@@ -123,11 +123,7 @@ class DraftsWorker:
     """A target and its drafter; see `pipeline.workers.Worker`."""
 
     def __init__(self, task: Task, inputs: Inputs) -> None:
-        """Load both models and the text that they read.
-
-        Raises:
-            PipelineError: one can't be loaded, or has not the room or the tokens for the answers.
-        """
+        """Load both models and the text that they read."""
         from pipeline.models.language_model import LanguageModel
         from pipeline.models.load import load_pair, pair_tokenizer
 
@@ -171,11 +167,7 @@ class DraftsWorker:
         return {}, tables_bytes(tables, schema)
 
     def _compared(self, name: str) -> dict[str, np.ndarray]:
-        """Return the columns (n, ...) of the n steps of a prompt's answer.
-
-        Raises:
-            PipelineError: an entropy is NaN, as a logit was NaN or infinite.
-        """
+        """Return the columns (n, ...) of the n steps of a prompt's answer."""
         import torch
 
         from pipeline.models.compare import compare_logits, read_pair

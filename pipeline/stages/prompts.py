@@ -102,19 +102,10 @@ def write_log_rows(task: Task, out: Out) -> None:
 def sample(
     source: Source, name: str, tokenizer: Any, wanted: Prompts
 ) -> tuple[list[Row], dict[str, Json]]:
-    """Choose the first `count` usable rows in seeded order.
+    """Choose the first `count` usable rows of a source in seeded order.
 
-    Args:
-        source: its rows.
-        name: its name as printed.
-        tokenizer: the target's; lengths are counted after its chat template, where it is used.
-        wanted: which are usable, and how many.
-
-    Returns:
-        The chosen rows; and, for each reason, how many rows were excluded, and the first ones.
-
-    Raises:
-        PipelineError: there are not enough; or the tokenizer has no template.
+    Lengths are counted after the tokenizer's chat template, where it is used. Returned are the
+    chosen rows; and, for each reason, how many rows were excluded, and the first ones.
     """
     chosen: dict[str, Row] = {}
     excluded: dict[str, list[Row]] = {}

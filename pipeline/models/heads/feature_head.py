@@ -108,20 +108,12 @@ class FeatureHead(nn.Module):
 
 
 def given_text(head: FeatureHead, embedded: Tensor, hidden: Tensor, depth: int) -> list[Tensor]:
-    """Read texts of n tokens as if each token had been drafted, at depths 1 to D of a draft.
+    """Read texts of n tokens as if each had been drafted; return (B, n, d) by depth, 1 to D.
 
     At depth d the entry of a token sees those before its draft at depth 1, and the tokens of its
     own draft at depths 2 to d. The first token has no entry, so what the first d tokens give at
-    depth d means nothing.
-
-    Args:
-        head: the head that reads them.
-        embedded: (B, n, d) the embeddings of the tokens.
-        hidden: (B, n, layers, d) the target's hidden states after each of them.
-        depth: D.
-
-    Returns:
-        The outputs (B, n, d) by depth.
+    depth d means nothing. Given are the embeddings (B, n, d) of the tokens, and the target's hidden
+    states (B, n, layers, d) after each.
     """
     n = embedded.shape[1]
     at = torch.arange(n, device=embedded.device)

@@ -36,11 +36,7 @@ Weights = dict[str, Tensor]
 
 
 def load_head(spec: ModelSpec, target: LanguageModel) -> HiddenDrafter:
-    """Load a head for `target`, on its device and in its dtype.
-
-    Raises:
-        PipelineError: it is no head, belongs to another target, or its files are damaged.
-    """
+    """Load a head for `target`, on its device and in its dtype."""
     shape, layers, weights = check_head(spec, target)
     head = FeatureHead(shape, len(layers), fc_norm=bool(shape.get("fc_norm")))
     head.load_state_dict({name: weights[name] for name in head.state_dict()})
@@ -66,10 +62,6 @@ def check_head(
 
     Returns:
         Its config.json, after how many of the target's layers it reads a hidden state, its weights.
-
-    Raises:
-        PipelineError: it is no head; it was made for a model of another width, depth or vocabulary;
-            its weights are not those of its shape, or it does not name its tokens.
     """
     key, path = spec.key, spec.settings.path
     folder = model_folder(path, spec.identity.commit, HEAD_FILES, f"{key}.path")

@@ -30,11 +30,7 @@ UPSTREAM = (
 
 
 def check(study: Study) -> None:
-    """Check that a report can tell the targets apart by their printed names.
-
-    Raises:
-        PipelineError: two have one name.
-    """
+    """Check that a report can tell the targets apart by their printed names."""
     labels = [target.label for target in study.config.targets.values()]
     twice = next((label for label in labels if labels.count(label) > 1), None)
     if twice is not None:

@@ -43,10 +43,7 @@ def page_files(
 ) -> dict[str, bytes]:
     """Return the page, the verdict as text, and the files of the page's own tables.
 
-    Args:
-        content: of the report.
-        sections: all tables and figures by section.
-        files: of the sections, by path.
+    `files` are those of the sections, by path.
     """
     targets, sources, results = content.targets, content.sources, content.results
     pairs = zip(content.answered, content.accuracies, strict=True)
