@@ -85,10 +85,8 @@ def expand(mappings: Iterable[Mapping[str, Any]]) -> list[Rule]:
     return [build(point) for mapping in mappings for point in product(mapping)]
 
 
-def product(mapping: Mapping[str, Any], whole: str = "") -> Iterator[dict[str, Any]]:
+def product(mapping: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Yield a mapping for each combination of the values that are lists.
-
-    The value of the key `whole` is itself a list of numbers; several values are a list of lists.
 
     Raises:
         ValueError: a list is empty.
@@ -98,8 +96,6 @@ def product(mapping: Mapping[str, Any], whole: str = "") -> Iterator[dict[str, A
         several = isinstance(value, list | tuple)
         if several and not value:
             raise ValueError(f"{key}=[]: give a value, or a list of at least one")
-        if several and key == whole:
-            several = any(isinstance(item, list | tuple) for item in value)
         axes.append(value if several else [value])
     for point in itertools.product(*axes):
         yield dict(zip(mapping, point, strict=True))

@@ -126,12 +126,6 @@ class Rule:
         return type(self).__module__ != __name__
 
     @property
-    def relaxes(self) -> dict[str, float]:
-        """The direction, 1 or -1, in which each parameter with ends relaxes the rule."""
-        ends = {spec.name: self.ends[spec.name] for spec in fields(self) if spec.name in self.ends}
-        return {name: np.sign(relaxed - strict) for name, (strict, relaxed) in ends.items()}
-
-    @property
     def parameters(self) -> dict[str, Any]:
         """The rule's parameters, by name."""
         return {spec.name: getattr(self, spec.name) for spec in fields(self)}

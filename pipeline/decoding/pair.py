@@ -9,7 +9,9 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
+from analysis.trees.entropy import index_entropies
 from analysis.trees.topology import Topology
 from pipeline.columns import Row
 from pipeline.decoding.choices import (
@@ -21,6 +23,7 @@ from pipeline.decoding.choices import (
     Inversion,
     Noise,
     Race,
+    tempered,
 )
 from pipeline.decoding.drafters import Drafter, PromptLookup, model_drafter
 from pipeline.decoding.loop import Answer, check_prompt, decode
@@ -31,6 +34,7 @@ from pipeline.models.compare import read_pair
 from pipeline.models.heads.hidden_drafter import HiddenDrafter
 from pipeline.models.language_model import LanguageModel
 from pipeline.models.load import load_model, load_pair
+from pipeline.models.logit_statistics import argmax, logit_statistics, ranks_of
 from pipeline.models.passes import Texts
 from pipeline.models.prompt_tokens import common_rows
 from pipeline.stage import Json, Task
@@ -223,3 +227,36 @@ def nats_given_up(logits: Tensor, answer: Sequence[int]) -> Tensor:
     """
     chosen = logits.gather(1, torch.tensor(answer, device=logits.device)[:, None])[:, 0]
     return logits.amax(1).double() - chosen.double()
+
+
+def drafted_columns(logits: Tensor, drafts: Tensor) -> dict[str, list[float]]:
+    """Return the greedy draft at every step and the target's view of it, of logits (n, V) of both.
+
+    Of equal logits the drafter takes the first, as `choices.Greedy` does.
+    """
+    token, statistics = argmax(drafts), logit_statistics(logits, 2)
+    top, surprisal = statistics["top_logits"], statistics["top_surprisal"]
+    z1, z2 = pad(top, (0, 1), value=-torch.inf)[:, :2].unbind(1)  # a single token has no second
+    below = logits.gather(1, token[:, None])[:, 0].double() - z1 - surprisal
+    columns = {
+        "draft_token_id": token,
+        "draft_rank": ranks_of(token, logits),
+        "draft_log_prob": below,
+        "z1": z1,
+        "z2": z2,
+        "top_surprisal": surprisal,
+    }
+    return {name: values.tolist() for name, values in columns.items()}
+
+
+def entropy_columns(
+    logits: Tensor, drafts: Tensor, temperature: float
+) -> dict[str, tuple[float, ...]]:
+    """Return KL and H[R] at every step, of logits (n, V) of both."""
+    log_p, log_q = (
+        tempered(of, temperature).log_softmax(1).cpu().numpy() for of in (logits, drafts)
+    )
+    found = [index_entropies(p, q) for p, q in zip(log_p, log_q, strict=True)]
+    return dict(
+        zip(("kl", "greedy_entropy", "races_entropy"), zip(*found, strict=True), strict=True)
+    )

@@ -61,66 +61,28 @@ class Along:
     certified: Flags  # (D, n) whether strict greedy certifies the drafter's step
 
 
-class Models:
-    """The target of a study, and its drafter where it has one."""
+class CheckedStudy:
+    """The models of a study, that check an engine's runs; without a drafter, look-up drafts."""
 
     def __init__(self, study: Study) -> None:
-        """Load them."""
+        config = self._config = study.config
+        if len(study.targets) != 1:
+            raise PipelineError(f"targets: {', '.join(study.targets)}: give one, target=NAME")
+        if config.distributions.source != "model":
+            raise PipelineError(
+                f"distributions.source={config.distributions.source} has no model to predict "
+                "with: give the study that was asked"
+            )
         self._drafter, self._depths = None, 1
-        self._temperature = study.config.certificates.temperature
+        self._temperature = config.certificates.temperature
         self._known: dict[tuple[tuple[int, ...], int], Along] = {}
-        if study.config.drafter is None:
+        if config.drafter is None:
             self._target = load_model(study.task("distributions").runtime.models[0])
             return
         pair = study.task("drafts").runtime.models
         self._target, self._drafter = load_pair(*pair)
         if pair[1].head is not None:
             self._depths = pair[1].head.depths
-
-    @torch.inference_mode()
-    def along(self, prompt: list[int], answer: list[int]) -> Along:
-        """Read an answer behind its prompt, once."""
-        tokens, n = [*prompt, *answer], len(answer)
-        if (key := (tuple(tokens), n)) in self._known:
-            return self._known[key]
-        self._target.check_tokens(tokens, "an answer of the engine")
-        self._target.check_context(len(tokens), "distributions.steps")
-        ids = torch.tensor([tokens[:-1]], device=self._target.device)
-        said = torch.tensor(answer, device=ids.device)
-        right = certified = np.zeros((0, n), dtype=bool)
-        if self._drafter is None:
-            logits = Texts(self._target, len(tokens)).read(ids, n)[0]
-        else:
-            logits, drafts, completed = read_pair(self._target, self._drafter, ids, n, self._depths)
-            right = torch.stack([draft.argmax(1) == said for draft in drafts]).cpu().numpy()
-            size = min(logits.shape[1], drafts[0].shape[1])
-            whole = None if completed is None else completed[:, :size]
-            qs = [draft[:, :size] for draft in drafts]
-            found = compare_logits(logits[:, :size], qs, self._temperature, completed=whole)
-            kl = found["depth_kl"].cpu().numpy().T.copy()
-            if whole is not None:  # what certifies the completed q certifies the head
-                kl[0] = found["full_kl"].cpu().numpy()
-            certified = kl < _certificates(logits[:, :size], self._temperature)
-        below = logits.amax(1) - logits.gather(1, said[:, None])[:, 0]
-        gap = torch.where(logits.argmax(1) == said, -1.0, below.float())
-        self._known[key] = Along(gap.cpu().numpy(), right, certified)
-        return self._known[key]
-
-
-class CheckedStudy:
-    """The models of a study, that check an engine's runs; without a drafter, look-up drafts."""
-
-    def __init__(self, study: Study) -> None:
-        """Load the models."""
-        self._config = study.config
-        if len(study.targets) != 1:
-            raise PipelineError(f"targets: {', '.join(study.targets)}: give one, target=NAME")
-        if self._config.distributions.source != "model":
-            raise PipelineError(
-                f"distributions.source={self._config.distributions.source} has no model to predict "
-                "with: give the study that was asked"
-            )
-        self._models = Models(study)
 
     def checks(self, base: Run, run: Run) -> list[Check]:
         """Check a run with drafts beside one without."""
@@ -158,8 +120,35 @@ class CheckedStudy:
             raise PipelineError(f"{run.path} has no answers to check: give those of pipeline.ask")
         return asked
 
+    @torch.inference_mode()
     def _along(self, asked: Asked) -> Along:
-        return self._models.along(asked.prompt, asked.tokens)
+        """Read an answer behind its prompt, once."""
+        answer = asked.tokens
+        tokens, n = [*asked.prompt, *answer], len(answer)
+        if (key := (tuple(tokens), n)) in self._known:
+            return self._known[key]
+        self._target.check_tokens(tokens, "an answer of the engine")
+        self._target.check_context(len(tokens), "distributions.steps")
+        ids = torch.tensor([tokens[:-1]], device=self._target.device)
+        said = torch.tensor(answer, device=ids.device)
+        right = certified = np.zeros((0, n), dtype=bool)
+        if self._drafter is None:
+            logits = Texts(self._target, len(tokens)).read(ids, n)[0]
+        else:
+            logits, drafts, completed = read_pair(self._target, self._drafter, ids, n, self._depths)
+            right = torch.stack([draft.argmax(1) == said for draft in drafts]).cpu().numpy()
+            size = min(logits.shape[1], drafts[0].shape[1])
+            whole = None if completed is None else completed[:, :size]
+            qs = [draft[:, :size] for draft in drafts]
+            found = compare_logits(logits[:, :size], qs, self._temperature, completed=whole)
+            kl = found["depth_kl"].cpu().numpy().T.copy()
+            if whole is not None:  # what certifies the completed q certifies the head
+                kl[0] = found["full_kl"].cpu().numpy()
+            certified = kl < _certificates(logits[:, :size], self._temperature)
+        below = logits.amax(1) - logits.gather(1, said[:, None])[:, 0]
+        gap = torch.where(logits.argmax(1) == said, -1.0, below.float())
+        self._known[key] = Along(gap.cpu().numpy(), right, certified)
+        return self._known[key]
 
     def _predict(self, run: Run, asked: Asked) -> list[tuple[int, int, int]]:
         """Return drafted, accepted and emitted tokens of the passes of a run along an answer."""

@@ -152,8 +152,7 @@ def prompt_rows(
     pair: DecodingPair, prompt: Prompt, timed: Sequence[tuple[Answer, int | None]]
 ) -> Tables:
     """Return the rows of a prompt by table, of each run's answer and its peak of memory."""
-    from pipeline.decoding.along import drafted_columns, entropy_columns
-    from pipeline.decoding.pair import compared, nats_given_up, read_again, read_both
+    from pipeline.decoding import pair as of_pair
 
     rows: Tables = {name: [] for name in STAGE.tables if name != "failures"}
     alone: dict[Method, list[int]] = {}  # baselines come first
@@ -166,20 +165,20 @@ def prompt_rows(
         if run.drafter == "none":
             alone[run] = answer.tokens
             if pair.drafter is None:
-                logits = read_again(pair.target, prompt.token_ids, tokens)
+                logits = of_pair.read_again(pair.target, prompt.token_ids, tokens)
             else:
-                logits, drafts = read_both(pair, prompt.token_ids, tokens)
+                logits, drafts = of_pair.read_both(pair, prompt.token_ids, tokens)
             if run.temperature == 0 and pair.drafter is not None:
-                steps = {"token_id": tokens, **drafted_columns(logits, drafts)}
+                steps = {"token_id": tokens, **of_pair.drafted_columns(logits, drafts)}
                 rows["trajectory"] = by_position({"prompt_id": prompt.prompt_id}, steps)
             elif run.temperature in drawn:
                 drawn.remove(run.temperature)
-                entropies = entropy_columns(logits, drafts, run.temperature)
+                entropies = of_pair.entropy_columns(logits, drafts, run.temperature)
                 rows["contexts"] += by_position(key, entropies)
         elif tokens not in given_up:
-            logits = read_again(pair.target, prompt.token_ids, tokens)
+            logits = of_pair.read_again(pair.target, prompt.token_ids, tokens)
         if tokens not in given_up:
-            given_up[tokens] = float(nats_given_up(logits, tokens).sum())
+            given_up[tokens] = float(of_pair.nats_given_up(logits, tokens).sum())
         rows["data"].append(
             {
                 **key,
@@ -191,7 +190,7 @@ def prompt_rows(
                 "text_tokens": len(prompt.token_ids) + len(tokens),
                 "ended": answer.ended,
                 "nats_given_up": given_up[tokens],
-                **compared(answer.tokens, alone[baseline(run)]),
+                **of_pair.compared(answer.tokens, alone[baseline(run)]),
             }
         )
         rows["timings/runs"].append(
