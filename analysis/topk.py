@@ -360,7 +360,6 @@ def _moments(logits: NDArray[Any], k: int, temperature: float) -> tuple[NDArray[
 
 
 def _surprise(p: Floats) -> Floats:
-    """Return -p log p, 0 where p = 0."""
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.where(p > 0, -p * np.log(p), 0.0)
 

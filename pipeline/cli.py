@@ -75,11 +75,11 @@ def _single(config: DictConfig) -> None:
     from pipeline import sweeps
 
     _, tasks, artifacts = run(config)
-    sweeps.print_single(tasks, artifacts)
+    if tasks[0].stage.printed:
+        sweeps.print_table(sweeps.summary_rows(tasks, artifacts))
 
 
 def _point(config: DictConfig) -> None:
-    """Compute a point of a sweep. Its error is listed at the end, and is the status then."""
     from pipeline import sweeps
 
     job = HydraConfig.get()

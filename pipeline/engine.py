@@ -64,7 +64,6 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def _checked(base: Run, runs: Sequence[Run], overrides: Sequence[str]) -> bool:
-    """Print the checks of each run with drafts; return whether all pass."""
     from pipeline.engines.check import CheckedStudy
     from pipeline.study import Study
 

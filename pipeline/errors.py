@@ -32,7 +32,6 @@ class DamagedError(PipelineError):
     """An artifact differs from its record. The runner sets it aside and makes it anew."""
 
     def __init__(self, directory: Path, reason: str) -> None:
-        """Name the artifact's `directory`, and the file and its damage as `reason`."""
         super().__init__(
             f"{reason}: the command that made this artifact sets it aside and makes it anew"
         )

@@ -59,7 +59,6 @@ class Identities:
     """Resolves identities, remembering file hashes in `memo` (a JSON file of the store)."""
 
     def __init__(self, memo: Path) -> None:
-        """Use the memo file `memo`, which need not exist."""
         self._path = memo
         self._memo: dict[str, str] = {}
         with suppress(PipelineError):  # a damaged one is made anew

@@ -65,7 +65,6 @@ class DraftTree:
     acceptance: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
-        """Check that the keys are those of the shape."""
         given = [key for key in OF_TREE if getattr(self, key) is not None]
         keys = SHAPES[self.shape][0]
         check_keys(given, keys, f"tree: {self.shape}")
@@ -273,7 +272,6 @@ def _of_criteria(entry: Any) -> bool:
 
 
 def _built(entry: Any, criteria: Sequence[Rule], where: str) -> Iterator[Method]:
-    """Yield the methods of one entry."""
     if not isinstance(entry, Mapping):
         raise PipelineError(f"{where}={entry!r} is not allowed: give a mapping such as {EXAMPLE}")
     try:
@@ -307,7 +305,6 @@ def _method(entry: Mapping[str, Any], where: str, rule: Rule | None = None) -> M
 
 
 def _tree(mapping: Mapping[str, Any], where: str) -> DraftTree | None:
-    """Return the tree of a method's mapping, if it has one."""
     given = {key: mapping[key] for key in OF_TREE if mapping.get(key) is not None}
     if mapping.get("tree") is None:
         for key, value in given.items():
@@ -317,7 +314,6 @@ def _tree(mapping: Mapping[str, Any], where: str) -> DraftTree | None:
 
 
 def _of_length(method: Method, length: int) -> Method:
-    """Return the method with a draft length; a tree rule's tree has few enough nodes."""
     if isinstance(method.rule, Tree):
         sizes = accumulate(method.rule.m**level for level in range(1, MOST_OF_CRITERIA + 1))
         deepest = sum(size <= MOST_OF_CRITERIA for size in sizes)

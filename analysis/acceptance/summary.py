@@ -144,6 +144,5 @@ def _row(statistic: str, value: Any, low: Any, high: Any) -> Row:
 
 
 def _quantile(bootstrap: PromptBootstrap, values: Floats, level: float = 0.5) -> list[float]:
-    """Return a quantile of (N,) values, and its ends."""
     points, draws = bootstrap.quantiles(values, [level])
     return [float(part[0]) for part in (points, *bootstrap.interval(draws))]

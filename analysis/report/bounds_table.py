@@ -95,7 +95,6 @@ def _bound_rows(rule: Rule, steps: pd.DataFrame, eps: float) -> pd.DataFrame:
 
 
 def _printed(frame: pd.DataFrame) -> dict[str, Any]:
-    """Return the printed row of a rule's closed forms."""
     lower, upper, wanted = (
         frame[frame["kind"] == kind].set_index("bound") for kind in ("lower", "upper", "sufficient")
     )

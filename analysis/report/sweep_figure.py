@@ -100,7 +100,6 @@ def _kinds(table: pd.DataFrame, swept: Sequence[str]) -> list[str]:
 
 
 def _panel(axis: Axes, curves: Curves, target: Any, key: str) -> None:
-    """Draw the curves of a target over a key."""
     every = pd.concat([part[key] for part, _ in curves.values()])
     numeric, names = pd.api.types.is_numeric_dtype(every), list(every.unique())
     for at, (label, (part, statistic)) in enumerate(curves.items()):

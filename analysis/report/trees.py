@@ -84,7 +84,6 @@ def trees_table(decoded: Sequence[Decoded], runs: Sequence[pd.DataFrame]) -> Tab
 
 
 def _trees(pair: Decoded, table: pd.DataFrame) -> pd.DataFrame:
-    """Return a row for each run that drafted trees."""
     acceptance = {group: rates(pair, table, group) for group in table["group"].unique()}
     bounds = [
         math.nan
@@ -191,7 +190,6 @@ def tree_curves(decoded: Sequence[Decoded], runs: Sequence[pd.DataFrame]) -> pd.
 
 
 def _curves(pair: Decoded, table: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
-    """Return the curves of `tree_curves` of one target and setting."""
     largest, frames = int(runs["nodes"].max()), []
 
     def add(quantity: str, scheme: str, curve: str, kind: str, points: pd.DataFrame) -> None:
@@ -231,7 +229,6 @@ def _gains(curve: pd.DataFrame, kind: str = "measured") -> pd.DataFrame:
 
 
 def _draw(axis: Axes, drawn: pd.DataFrame) -> None:
-    """Draw measured points, predicted lines and bounds over drafted tokens."""
     added = drawn["quantity"].iloc[0] == "added"
     positive = drawn["value"][drawn["value"] > 0]
     least = 0.7 * positive.min() if added else -np.inf  # a gain of nothing has no logarithm

@@ -72,7 +72,6 @@ class Noise:
         return torch.stack([self._times[position] for position in range(start, stop)])
 
     def _arrivals(self, position: int, vocab_size: int) -> Tensor:
-        """Return the arrival times (V,) at a position, made on the device."""
         digest = hashlib.sha256(f"{self._key}\n{position}".encode()).digest()
         generator = torch.Generator(self._device)
         generator.manual_seed(int.from_bytes(digest[:7], "little"))

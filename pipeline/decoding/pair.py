@@ -14,17 +14,7 @@ from torch.nn.functional import pad
 from analysis.trees.entropy import index_entropies
 from analysis.trees.topology import Topology
 from pipeline.columns import Row
-from pipeline.decoding.choices import (
-    DRAFT,
-    TOKEN,
-    Choice,
-    DrawnRace,
-    Greedy,
-    Inversion,
-    Noise,
-    Race,
-    tempered,
-)
+from pipeline.decoding import choices
 from pipeline.decoding.drafters import Drafter, PromptLookup, model_drafter
 from pipeline.decoding.loop import Answer, check_prompt, decode
 from pipeline.decoding.verify import DrawnPath, Match, Relaxed, SpeculativeSampling, Verifier
@@ -124,7 +114,7 @@ def decode_timed(
 ) -> tuple[Answer, int | None]:
     """Decode one prompt with one method; return the answer and the peak of CUDA memory."""
     device, length = pair.target.device, method.draft_length
-    noise = Noise(pair.seed, prompt.prompt_id, steps, device, draft_length=length)
+    noise = choices.Noise(pair.seed, prompt.prompt_id, steps, device, draft_length=length)
     choice, verifier = scheme_of(method, noise)
     drafter = drafter_of(pair, method, choice)
     cuda = device.type == "cuda"
@@ -152,7 +142,7 @@ def warm_up(pair: DecodingPair, prompts: Sequence[Prompt]) -> None:
     raise PipelineError(f"no prompt can be decoded: {reasons[0]}")
 
 
-def drafter_of(pair: DecodingPair, method: Method, choice: Choice) -> Drafter:
+def drafter_of(pair: DecodingPair, method: Method, choice: choices.Choice) -> Drafter:
     """Return the drafter of `method`, whose tokens are chosen by `choice`."""
     device, tree = pair.target.device, method.topology
     if method.drafter == "none":
@@ -163,23 +153,26 @@ def drafter_of(pair: DecodingPair, method: Method, choice: Choice) -> Drafter:
     return model_drafter(pair.drafter, choice, tree)
 
 
-def scheme_of(method: Method, noise: Noise) -> tuple[Choice, Verifier]:
+def scheme_of(method: Method, noise: choices.Noise) -> tuple[choices.Choice, Verifier]:
     """Return the choice of drafted tokens and the verifier of `method`."""
     t = method.temperature
     if method.sampling == RACES:
-        race = Race(t, noise)
+        race = choices.Race(t, noise)
         return race, Match(race)
     if method.drafter == "none" and t > 0:
-        drawn = Inversion(t, noise, TOKEN)
+        drawn = choices.Inversion(t, noise, choices.TOKEN)
         return drawn, Match(drawn)
     if method.drafts_most_probable:
-        return Greedy(), DrawnPath(t, noise, method.rule)
+        return choices.Greedy(), DrawnPath(t, noise, method.rule)
     if t > 0:
-        drafted = Inversion(t, noise, DRAFT) if method.tree is None else DrawnRace(t, noise)
+        chain = method.tree is None
+        drafted = (
+            choices.Inversion(t, noise, choices.DRAFT) if chain else choices.DrawnRace(t, noise)
+        )
         return drafted, SpeculativeSampling(t, noise, method.rule)
     if method.rule is None or method.lossless:
-        return Greedy(), Match(Greedy())
-    return Greedy(), Relaxed(method.rule)
+        return choices.Greedy(), Match(choices.Greedy())
+    return choices.Greedy(), Relaxed(method.rule)
 
 
 def run_facts(method: Method) -> Json:
@@ -254,7 +247,7 @@ def entropy_columns(
 ) -> dict[str, tuple[float, ...]]:
     """Return KL and H[R] at every step, of logits (n, V) of both."""
     log_p, log_q = (
-        tempered(of, temperature).log_softmax(1).cpu().numpy() for of in (logits, drafts)
+        choices.tempered(of, temperature).log_softmax(1).cpu().numpy() for of in (logits, drafts)
     )
     found = [index_entropies(p, q) for p, q in zip(log_p, log_q, strict=True)]
     return dict(

@@ -112,7 +112,6 @@ class DrawnPath:
         return drafted, judged(self._rule, logits.shape[1], values, beyond_first=True)
 
     def _weights(self, logits: Tensor, node: int) -> Tensor:
-        """Return the target's distribution (V,) after a node."""
         return self._target.weights(logits[node + 1][None])[0]
 
 

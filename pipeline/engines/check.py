@@ -163,7 +163,6 @@ class CheckedStudy:
         )
 
     def _replay(self, run: Run, drafted: dict[str, Asked]) -> Replayed:
-        """Compare every answer that was drafted with the prediction along it."""
         replayed, length = Replayed(), run.length or 0
         for name, asked in drafted.items():
             predicted = [call[:2] for call in self._predict(run, asked) if call[0]]
@@ -180,7 +179,6 @@ class CheckedStudy:
         return replayed
 
     def _texts(self, alone: dict[str, Asked], drafted: dict[str, Asked]) -> Check:
-        """Hold the texts with drafts against those without."""
         theirs = {tuple(asked.prompt): asked for asked in drafted.values()}
         gaps: list[float] = []  # of logits where texts part: that of the token farther from the top
         prompts = shorter = 0

@@ -200,7 +200,6 @@ def _decimals(value: float) -> int:
 def _trajectories(
     path: Path, answers: Mapping[str, StepList], excluded: Counter[str]
 ) -> dict[tuple[str, int], list[Step]]:
-    """Return the parts of answers between steps that are left out."""
     sizes = Counter(len(step.top) for steps in answers.values() for step in steps if step)
     usual = max(sizes, key=lambda size: (sizes[size], size), default=0)
     steps_of: dict[tuple[str, int], list[Step]] = {}

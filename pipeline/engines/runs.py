@@ -69,7 +69,6 @@ class Speed(NamedTuple):
     cost: float = math.nan
 
     def __str__(self) -> str:
-        """Return the speed as printed."""
         if math.isnan(self.times):
             return "-"
         interval = "" if math.isnan(self.low) else f" [{self.low:.2f}, {self.high:.2f}]"

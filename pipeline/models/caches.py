@@ -15,7 +15,6 @@ class PreallocatedLayer(DynamicLayer):
     """Keys and values of one layer in buffers of full length: a growing cache copies itself."""
 
     def __init__(self, capacity: int) -> None:
-        """Make room for `capacity` tokens a sequence, when the first ones come."""
         super().__init__()
         self._capacity = capacity
 

@@ -114,7 +114,6 @@ def _completed_kl(target: Tensor, completed: Tensor, token: Tensor, temperature:
 
 
 def _distribution(logits: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-    """Return log-probabilities and probabilities, float64."""
     z = logits.to(torch.float64, copy=True)
     log_p = z.sub_(z.amax(1, keepdim=True)).div_(temperature)  # exact, whatever the size of z
     p = log_p.exp()
@@ -181,6 +180,5 @@ def _drafted(target: Tensor, draft: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _first(flags: Tensor) -> Tensor:
-    """Return the first true column of each row."""
     columns = torch.arange(flags.shape[1], 0, -1, device=flags.device, dtype=torch.int32)
     return flags.shape[1] - (flags * columns).amax(1).long()

@@ -98,7 +98,6 @@ class AccuracyWorker:
     """A target and its drafter, with all methods and questions; see `pipeline.workers.Worker`."""
 
     def __init__(self, task: Task, _: Inputs) -> None:
-        """Load them."""
         from pipeline.decoding.pair import load_decoding_pair
         from pipeline.models.load import pair_tokenizer
 

@@ -87,7 +87,6 @@ class DecodingWorker:
     """A target and its drafter, with all methods; see `pipeline.workers.Worker`."""
 
     def __init__(self, task: Task, inputs: Inputs) -> None:
-        """Load them, and decode a few tokens with every method."""
         from pipeline.decoding.pair import load_decoding_pair, warm_up
         from pipeline.decoding.sibling_rates import with_measured_trees
         from pipeline.models.load import pair_tokenizer

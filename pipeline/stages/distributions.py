@@ -104,7 +104,6 @@ class DistributionsWorker:
     """The model of a task; see `pipeline.workers.Worker`."""
 
     def __init__(self, task: Task, inputs: Inputs) -> None:
-        """Load it, and check that the prompts fit."""
         from pipeline.models.load import load_model
 
         self.model = load_model(*task.runtime.models)

@@ -123,7 +123,6 @@ class DraftsWorker:
     """A target and its drafter; see `pipeline.workers.Worker`."""
 
     def __init__(self, task: Task, inputs: Inputs) -> None:
-        """Load both models and the text that they read."""
         from pipeline.models.language_model import LanguageModel
         from pipeline.models.load import load_pair, pair_tokenizer
 
@@ -167,7 +166,6 @@ class DraftsWorker:
         return {}, tables_bytes(tables, schema)
 
     def _compared(self, name: str) -> dict[str, np.ndarray]:
-        """Return the columns (n, ...) of the n steps of a prompt's answer."""
         import torch
 
         from pipeline.models.compare import compare_logits, read_pair

@@ -140,5 +140,4 @@ def given_text(head: FeatureHead, embedded: Tensor, hidden: Tensor, depth: int) 
 
 
 def _earlier(states: Tensor, tokens: int) -> Tensor:
-    """Return the states (B, heads, n, d) of the entries that many tokens earlier."""
     return pad(states, (0, 0, tokens, 0))[:, :, : states.shape[2]]

@@ -158,7 +158,6 @@ def _layers(config: dict[str, Any], spec: ModelSpec, target: LanguageModel) -> t
 
 
 def _weights(folder: Path) -> Weights:
-    """Return all weights by their names in EAGLE's code."""
     if (folder / WEIGHTS).is_file():
         weights = load_file(folder / WEIGHTS)
     else:
@@ -175,5 +174,4 @@ def _names_tokens(weights: Weights, size: int) -> bool:
 
 
 def _drafted(weights: Weights) -> Tensor:
-    """Return the ids (n,) of the tokens that can be drafted."""
     return torch.arange(len(weights[OFFSETS])) + weights[OFFSETS]
