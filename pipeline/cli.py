@@ -123,10 +123,7 @@ def run(config: DictConfig) -> tuple[Config, list[Task], list[Artifact]]:
 
 
 def _show_report(report: Artifact, place: Path, store: Store) -> None:
-    """Link `place` to a report, which was checked, and say its verdict and where it is.
-
-    Where no link can be written (a full disk, read-only outputs) the report itself is named.
-    """
+    """Link `place` to a report, or name the report where no link can be; say its verdict."""
     shown_at, note = place, ""
     target = Path(os.path.relpath(report.directory, place.parent))
     beside = place.with_name(f".{place.name}.new")

@@ -92,11 +92,7 @@ def schema(columns: Columns) -> pa.Schema:
 
 
 def check_schema(columns: Columns, schema: pa.Schema, path: Path) -> None:
-    """Check that a file has the columns, in order, and the types that its stage declares.
-
-    Raises:
-        ValueError: it has others.
-    """
+    """Raise a ValueError for a file that has not the columns and types, in order, of its stage."""
     found = list(zip(schema.names, schema.types, strict=True))
     wanted = [
         (name, arrow(column.kind))

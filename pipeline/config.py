@@ -54,10 +54,7 @@ def config_dirs(words: Iterable[str]) -> tuple[list[Path], list[str]]:
 
 
 def files_and_overrides(words: Iterable[str]) -> tuple[list[str], list[str]]:
-    """Return the files or addresses among the words of a command line, and the overrides.
-
-    An existing file is no override, though its name may hold "=", as answers of stage decoding do.
-    """
+    """Return the files (names may hold "=") or addresses of a command line, and the overrides."""
     folders, rest = config_dirs(words)
     files = [word for word in rest if not OVERRIDE.match(word) or os.path.exists(word)]  # noqa: PTH110
     overrides = [word for word in rest if word not in files]

@@ -30,11 +30,7 @@ OF_A_STUDY = ("study=", "target=", "drafter=")
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Compare the runs that the command line names.
-
-    Raises:
-        SystemExit: with status 1 where a check fails.
-    """
+    """Compare the runs that the command line names; SystemExit with 1 where a check fails."""
     with command(USAGE, __doc__, arguments):
         files, overrides = files_and_overrides(arguments)
         settings = settings_of(composed(overrides))

@@ -254,10 +254,7 @@ def _reference(name: str, revision: str | None, kind: str) -> Path:
 
 
 def _damaged_blobs(folder: Path, patterns: Sequence[str]) -> list[str]:
-    """Return the files of a snapshot that link to damaged blobs of its repository.
-
-    Whatever else a link of the snapshot leads to is the user's, and not judged.
-    """
+    """Return the files of a snapshot that link to damaged blobs; other links are the user's."""
     blobs, names = (folder.parents[1] / "blobs").resolve(), []
     for path in matching(folder, patterns):
         if path.is_symlink():

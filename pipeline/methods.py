@@ -193,10 +193,7 @@ class Method:
         return self.rule is None or isinstance(self.rule, StrictGreedy | Tree)
 
     def to_mapping(self) -> dict[str, Any]:
-        """Return the method as plain values, from which `read_method` makes it again.
-
-        The rates that stage drafts measured for its tree are left out: artifacts determine them.
-        """
+        """Return the method as plain values, for `read_method`, without the measured rates."""
         mapping = {key: getattr(self, key) for key in OF_METHOD}
         if self.rule is not None:
             mapping["rule"] = to_mapping(self.rule)

@@ -61,9 +61,6 @@ def compute_shards(
         open_worker: loads what is needed, here or in another process.
         steps: the most that an item can have, for the progress bar.
         unit: of the progress bar, in the singular.
-
-    Raises:
-        PipelineError: an item alone does not fit into the memory.
     """
     out.shards.mkdir(exist_ok=True)
     shards = list(_finished(out.shards))

@@ -169,10 +169,7 @@ class Artifact:
     ) -> pa.Table:
         """Read a Parquet file; damage done since `check` is found by the checksums of its pages.
 
-        Args:
-            name: of the file.
-            columns: that are read; None: all.
-            rule: the label of a rule, whose row groups alone are read.
+        `rule` is the label of a rule, whose row groups alone are read.
 
         Raises:
             DamagedError: it can't be read, or has other columns than its stage writes.

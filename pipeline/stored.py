@@ -84,10 +84,7 @@ def read_steps(artifact: Artifact) -> Steps:
 
 
 def drafted_kl(artifact: Artifact) -> Floats:
-    """Return KL(p||q) of every step of an artifact of stage drafts, at the first depth.
-
-    Of a head with a reduced vocabulary it is that of its completed q'.
-    """
+    """Return KL(p||q) at the first depth of every step of stage drafts; that of a completed q'."""
     if not artifact.facts.get("completed"):
         return np.asarray(artifact.read(columns=["kl"])["kl"].to_numpy())
     table = artifact.read(columns=["full_kl", "argmax_rank"])

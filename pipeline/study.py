@@ -51,11 +51,7 @@ class Study:
     """
 
     def __init__(self, *overrides: str, config: DictConfig | None = None) -> None:
-        """Compose the configuration from `overrides`, check it, and plan every stage.
-
-        Args:
-            overrides: as on the command line.
-            config: a composed configuration, in their place.
+        """Compose the configuration (from `overrides`, unless it is given), check and plan it.
 
         Raises:
             PipelineError: the configuration or an input is not usable; a line for each problem.
@@ -107,11 +103,7 @@ class Study:
         return ModelSpec(key, identity, model, device, execution=execution, head=head)
 
     def log_entries(self, target: str) -> Json:
-        """Return what results depend on of the engine's log that is a target.
-
-        Raises:
-            PipelineError: there is no such file.
-        """
+        """Return what results depend on of the engine's log that is a target."""
         key, path = f"targets.{target}.path", self.config.targets[target].path
         local, log = local_path(path, key), self.config.distributions.log
         if local is None or not local.is_file():
@@ -228,11 +220,7 @@ class Study:
         return read_distributions(self.artifact("distributions", target))
 
     def words(self, target: str) -> dict[int, str]:
-        """Return the text of every token of a target, by its id.
-
-        Tokens without a text are left out: those of an engine's log, or where the tokenizer is not
-        at hand any more.
-        """
+        """Return the texts of a target's tokens by id, of those that are known (`token_texts`)."""
         from pipeline.models.token_texts import token_texts
 
         task, dump = self.task("distributions", target), self.artifact("distributions", target)

@@ -24,14 +24,7 @@ SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 
 
 def make(gguf: Path | None = None, place: Path | None = None) -> Path:
-    """Make the model directory, unless it is there; a damaged one is made again.
-
-    Args:
-        gguf: the file; None fetches it.
-        place: the directory to be; None is SmolLM2's in outputs/models.
-
-    Returns:
-        The directory.
+    """Make the model directory from a file (None fetches it), unless it is there and whole.
 
     Raises:
         PipelineError: the file can't be fetched, or is not the pinned one.

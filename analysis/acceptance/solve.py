@@ -166,10 +166,7 @@ def _settings(searched: ParameterRange) -> list[Rule]:
 
 
 def _first_passing(settings: Sequence[Rule], passing: Passing, steps: Integers) -> Integers:
-    """Return the (n,) place of the first of S settings at which each step passes; S if none.
-
-    Of a grid of settings the first decides between which two the place is searched again.
-    """
+    """Return the (n,) place of the first of S settings at which each step passes; S if none."""
     found = np.full(len(steps), len(settings))
     if not len(steps) or not len(settings):
         return found

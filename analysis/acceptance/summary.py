@@ -54,10 +54,7 @@ def rule_statistics(steps: Steps, judgement: Judgement, bootstrap: PromptBootstr
 
 
 def margins(slack: Floats, accepted: NDArray[np.bool_]) -> pd.DataFrame:
-    """Return the steps, and the accepted ones, by their margin (`Steps.slack`), (N,) each.
-
-    One row for each bin of `MARGINS` from low (exclusive) to high (inclusive).
-    """
+    """Return the steps, and the accepted ones, by bins of `MARGINS` (low, high] of (N,) slacks."""
     place = np.digitize(slack, MARGINS[1:-1], right=True)
     size = len(MARGINS) - 1
     return pd.DataFrame(

@@ -49,10 +49,7 @@ class Advice:
 def engines(runs: pd.DataFrame, head: bool, match: str) -> list[str]:
     """Return the engines that run each method; empty for trees, races and rules of no engine.
 
-    Args:
-        runs: `analysis.decoding.metrics.Decoded.runs`.
-        head: whether the drafter is a head on the target.
-        match: of prompt look-up, of `analysis.decoding.lookup.MATCHES`.
+    `head`: whether the drafter is a head on the target; `match` is that of prompt look-up.
     """
     of_drafter = {"model": ENGINES["head" if head else "model"], "prompt_lookup": ENGINES[match]}
     return [
@@ -82,7 +79,7 @@ def advise(
         target: printed name.
         drafter: likewise; empty without one.
         speeds: of `analysis.decoding.speed.speed` with `lossless` and `engine`; None if not timed.
-        answers: of `analysis.decoding.answers.losses`; None if no answers were scored.
+        answers: of `analysis.decoding.answers.losses`; None if not scored.
         margin: the loss of right answers that they were compared with.
         busy: signs of other work on the machine (`signs_of_load`).
         command: runs the study, up to a stage's name; empty if no model can be run.

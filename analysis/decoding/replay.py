@@ -62,12 +62,7 @@ class Replayed:
             self.accepted[index] += sum(accepted for _, accepted in calls)
 
     def certify(self, counted: Sequence[Call], certified: Flags) -> None:
-        """Count the certified tokens that the engine tested and rejected.
-
-        Args:
-            counted: calls of an answer that drafts in every pass.
-            certified: (D, n) whether the answer's steps are certified, by depth.
-        """
+        """Count the certified tokens (D, n), by depth, that calls with drafts tested and rejected."""
         depths, size = certified.shape
         for begin, drafted, accepted in _begins(counted):
             for place in range(min(accepted + 1, drafted, size - begin)):

@@ -23,11 +23,7 @@ def accuracy_sections(
     margin: float,
     confidence: float,
 ) -> list[Section]:
-    """Return the section on answers, and the one of its results that depend on the clock.
-
-    `tables` are `analysis.decoding.answers.accuracy` of every target, `margin` the loss that
-    counts.
-    """
+    """Return the section on answers, and that of timed results, from `accuracy` of every target."""
     title = f"Right answers when decoding with {drafter}"
     swept = []
     for table in tables:

@@ -25,10 +25,9 @@ class Answer(NamedTuple):
 
 
 def median_answer(target: Target) -> Answer:
-    """Return the median answer of a target.
+    """Return the answer with the median share of tokens that the study's first rule accepts.
 
-    It is the median by the study's first rule: of the share of accepted tokens or, without a
-    drafter, of the mean certificate.
+    Without a drafter it is that of the median mean certificate.
     """
     first, *_ = target.certificates
     steps = target.bootstrap.steps

@@ -103,11 +103,7 @@ def _statistics(results: Results) -> dict[tuple[str, str, str], list[float]]:
 def relax_table(
     results: Results, tried: Sequence[str], scores: Mapping[str, pd.DataFrame]
 ) -> Table | None:
-    """Return a row for each target and rule of `_relaxed_rules`; None without a drafter.
-
-    `tried` are labels of rules that were decoded with; `scores` are
-    `analysis.decoding.answers.losses` by target.
-    """
+    """Return a row for each target and rule, `tried` labels first; None without a drafter."""
     if results["acceptance"].empty:
         return None
     rows, right, known = list[Row](), list[str](), _statistics(results)

@@ -169,10 +169,7 @@ def _ours(results: Results, target: str) -> pd.DataFrame:
 
 
 def outside(compared: pd.DataFrame) -> list[str]:
-    """Return a line for each target: how many published numbers are outside our intervals.
-
-    Lengths that are only lower bounds are not counted.
-    """
+    """Return a line a target: how many published numbers, lower bounds aside, are outside."""
     lines = []
     for target, numbers in compared.groupby("target", sort=False):
         counts = ", ".join(

@@ -214,10 +214,7 @@ def read_both(
 
 
 def nats_given_up(logits: Tensor, answer: Sequence[int]) -> Tensor:
-    """Return log(p0 / p(token)) of the n tokens of an answer (n,), float64, from its logits (n, V).
-
-    p0 is the probability of the target's first choice at that token.
-    """
+    """Return log(p0 / p(token)), (n,) float64, of the n tokens of an answer with logits (n, V)."""
     chosen = logits.gather(1, torch.tensor(answer, device=logits.device)[:, None])[:, 0]
     return logits.amax(1).double() - chosen.double()
 

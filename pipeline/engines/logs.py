@@ -75,13 +75,10 @@ def read_log(
         path: of the file.
         k: log-probabilities that are taken of a step at most.
         vocab_size: of the model; None leaves out the checks that need it.
-        error: how far each value may be off, nats; None takes it from how they are printed and
-            computed.
+        error: how far each value may be off, nats; None takes it from how they are printed.
 
-    Raises:
-        PipelineError: answers have no log-probabilities, or processed ones; values are not
-            log-probabilities of a vocabulary of this size; two models are mixed; or nothing is
-            left. Names the file and the line.
+    Raises:     PipelineError: answers have no log-probabilities, or processed ones; values are not
+    those of         a vocabulary of this size; two models are mixed; or nothing is left.
     """
 
     def read(answer: Part) -> tuple[StepList, bool, str]:
@@ -131,10 +128,7 @@ def read_log(
 
 
 def stacked(trajectories: Logged) -> dict[str, np.ndarray]:
-    """Return the columns of all steps: prompt_id, position, token_id, top_ids and log_probs.
-
-    The last two are (N, K); log-probabilities are float64.
-    """
+    """Return the columns of all steps, of top_ids and log_probs (N, K)."""
     lengths = [len(steps) for steps in trajectories.values()]
     every = [step for steps in trajectories.values() for step in steps]
     return {
@@ -239,11 +233,6 @@ def _ranked(path: Path, step: Step) -> Step:
 
     vLLM puts the emitted token first, whatever its rank. If it is the least of the list, more
     probable tokens may be missing between it and the others, and it is taken out.
-
-    Raises:
-        PipelineError: values are processed, or above 0.
-        _OddStepError: they are in another order, twice of one token, or contradict the emitted
-            token's own value.
     """
     at, emitted, own, top = f"{path}, line {step.line}", step.emitted, step.own, step.top
     values = [value for _, value in top]

@@ -61,10 +61,7 @@ SHOWN = 60  # characters of a line in an error
 
 
 def page_of(path: Path) -> Counts | None:
-    """Return the sums of a page, None of another file.
-
-    Of NAME.after.txt with NAME.before.txt beside it they are those between the two.
-    """
+    """Return the sums of a page, of NAME.after.txt less NAME.before.txt; None of another file."""
     text = read_bytes(path).decode("utf-8-sig", errors="replace")
     start = next((line for line in text.splitlines() if line.strip()), "")
     if not start.startswith(("# HELP ", "# TYPE ", *(f"{prefix}:" for prefix in ENGINES))):

@@ -94,10 +94,7 @@ def read_run(path: Path, length: int | None = None) -> Run:
 
 
 def _page_beside(path: Path, answers: int) -> Counts | None:
-    """Return the sums between the pages that `pipeline.ask` wrote beside answers.
-
-    None without pages, or where they cover the last of several runs only.
-    """
+    """Return the sums between the pages beside answers; None where they do not cover all."""
     first, last, record = (path.with_suffix(end) for end in (".before.txt", ".after.txt", ".json"))
     if path.suffix != ".jsonl" or not all(file.is_file() for file in (first, last, record)):
         return None
@@ -172,10 +169,7 @@ def gain(base: Counts, run: Counts) -> Speed:
 
 
 def _by_answers(runs: Sequence[Counts], statistics: Resampling) -> tuple[str, np.ndarray | None]:
-    """Return the clock that all runs have of each answer, and (R - 1, 3) speeds with their ends.
-
-    A resample draws prompts, the same of all runs, so the comparison is paired.
-    """
+    """Return the clock that all runs have of each answer, and (R - 1, 3) speeds with their ends."""
     answers = [run.answers for run in runs]
     prompts = [name for name in answers[0] if all(name in others for others in answers)]
     sizes = [[of[name].size or math.nan for of in answers] for name in prompts]

@@ -78,10 +78,7 @@ def decode_batch(
 
 
 def uniforms(seed: int, prompt_id: str, steps: int) -> np.ndarray:
-    """Return the (steps,) uniform numbers of a prompt: entry i depends on (seed, id, i) only.
-
-    The choice of a token is so reproducible whatever batch a prompt is decoded in.
-    """
+    """Return the (steps,) uniform numbers of a prompt: entry i depends on (seed, id, i) only."""
     key = hashlib.sha256(f"{seed}\n{prompt_id}".encode()).digest()
     generator = np.random.Generator(np.random.Philox(key=int.from_bytes(key[:16], "little")))
     return generator.random(steps)

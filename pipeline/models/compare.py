@@ -104,10 +104,7 @@ def _compare(target: Tensor, drafts: Sequence[Tensor], temperature: float) -> Fo
 
 
 def _completed_kl(target: Tensor, completed: Tensor, token: Tensor, temperature: float) -> Tensor:
-    """Return KL(p||q') (B,) where the drafted token is a first choice of q', elsewhere inf.
-
-    Where both have the same first choice, what certifies q' certifies the drafter.
-    """
+    """Return KL(p||q') (B,) where both have the same first choice, elsewhere inf."""
     first = completed.gather(1, token)[:, 0] >= completed.amax(1)
     kl = _kl(*_distribution(target, temperature), completed, temperature)
     return torch.where(first, kl, torch.inf)

@@ -12,10 +12,7 @@ TOKENS_NAMED = 3  # differing tokens that are named
 
 
 def encode(tokenizer: Any, text: str, template: str, *, enable_thinking: bool) -> list[int]:
-    """Return the tokens of a user's message, up to where the answer begins.
-
-    `template` is "chat", the tokenizer's own, or "none", plain text.
-    """
+    """Return a user's message as tokens: by the tokenizer's "chat" template, or "none", plain."""
     if template == "none":
         return _plain(tokenizer, text)
     messages = [{"role": "user", "content": text}]
@@ -31,10 +28,7 @@ def chat_text(
     *,
     enable_thinking: bool,
 ) -> str:
-    """Return messages as the chat template writes them, up to where the next answer begins.
-
-    Without `add_generation_prompt` the last message is the beginning of the answer.
-    """
+    """Return messages by the chat template; the last is an answer's begin if nothing is added."""
     name = tokenizer.name_or_path
     if tokenizer.chat_template is None:
         raise PipelineError(

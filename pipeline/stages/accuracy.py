@@ -172,10 +172,7 @@ def answer(pair: DecodingPair, question: Question, text: Decode) -> Tables:
 def score_answer(
     target: LanguageModel, question: Question, text: Decode, tokens: Sequence[int]
 ) -> tuple[Row, list[float]]:
-    """Return the columns that depend on an answer's n tokens alone, and the gap at each (n,).
-
-    The gap is that of the target's two largest logits: near 0 is near a tie.
-    """
+    """Return the columns of an answer's n tokens, and the gap of the two largest logits at each."""
     from lm_eval.models.utils import postprocess_generated_text
 
     from pipeline.decoding.pair import nats_given_up, read_again

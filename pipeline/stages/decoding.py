@@ -129,10 +129,7 @@ class DecodingWorker:
 
 
 def decode_prompt(pair: DecodingPair, prompt: Prompt, turn: int) -> Tables:
-    """Decode one prompt with every method; a prompt that fails is recorded with its reason.
-
-    Every prompt begins with another method, so that none gains from its place.
-    """
+    """Decode a prompt with every method, each prompt beginning with another, or say why not."""
     from pipeline.decoding.pair import check_fits, decode_timed, or_reason
 
     def decode_all() -> Tables:

@@ -36,10 +36,7 @@ LIMITS = {"too short": "min_tokens", "too long": "max_tokens"}  # the key behind
 
 
 def plan(study: Study) -> list[Task]:
-    """Return the planned prompts of each target: the same for targets that share a tokenizer.
-
-    Of an engine's log they are its answers.
-    """
+    """Return the planned prompts of each target, by its tokenizer, or the answers of a log."""
     config, identities = study.config, study.identities
     prompts, source = config.prompts, config.distributions.source
     made: list[Task] = []

@@ -76,13 +76,7 @@ class FeatureHead(nn.Module):
     """A head's layer, the projection that fuses the target's hidden states, and its output norm."""
 
     def __init__(self, shape: Mapping[str, Any], layers: int, fc_norm: bool) -> None:
-        """Make a head with random weights.
-
-        Args:
-            shape: of the layer, as in the config.json of a Llama.
-            layers: how many of the target's hidden states it reads.
-            fc_norm: whether it norms each of them, as vLLM's `llama_eagle3.py` has it.
-        """
+        """Make random weights for a Llama's config, `layers` hidden states, `fc_norm` as in vLLM."""
         super().__init__()
         config = LlamaConfig(**shape)
         width, eps = config.hidden_size, config.rms_norm_eps

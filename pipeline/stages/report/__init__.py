@@ -76,11 +76,11 @@ def write_report(task: Task, inputs: Inputs, out: Out) -> None:
 
 
 def summary(task: Task, artifact: Artifact) -> list[Json]:
-    """Return a row a target: its drafter under strict greedy, which loses nothing.
+    """Return a row a target: its drafter under strict greedy, at the draft length that was fastest.
 
-    Accepted and certified steps are of stage acceptance. Tokens per call, the cost of a drafted
-    token and the speedup are of stage decoding, at the draft length that was fastest at
-    temperature 0. Without a drafter there is the median of Table 2.
+    Accepted and certified steps are of stage acceptance, tokens per call, the cost of a drafted
+    token and the speedup of stage decoding at temperature 0; without a drafter, the median of Table
+    2.
     """
     import pandas as pd
 

@@ -182,10 +182,7 @@ def margins_of(targets: Sequence[Target]) -> dict[str, pd.DataFrame]:
 
 
 def comparisons(target: Target, source: Source) -> list[RuleSteps]:
-    """Read the steps that a rule's certificates and closed forms are compared over, by rule.
-
-    An engine's log has none: its log-probabilities are rounded.
-    """
+    """Return the steps that certificates and closed forms are compared over; none of a log."""
     if source.artifacts["distributions"].facts.get("log") is not None or target.dist is None:
         return []
     columns = []
