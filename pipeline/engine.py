@@ -41,8 +41,7 @@ def main(arguments: Sequence[str]) -> None:
         runs = [read_run(Path(file), settings.decoding.draft_length) for file in files]
         lines = screen(runs)
         if len(runs) > 1:
-            statistics = settings.statistics
-            resampling = Resampling(statistics.resamples, statistics.confidence, statistics.seed)
+            resampling = Resampling(**vars(settings.statistics))
             speeds, notes = compare(runs[0], runs[1:], resampling)
             lines = [*screen(runs[1:], speeds), *notes]
         lines += [

@@ -53,22 +53,12 @@ def lookup_calls(
     match: str = "latest",
     limit: int | None = None,
 ) -> list[tuple[int, int, int]]:
-    """Return the calls of look-up along an answer of greedy decoding.
+    """Return (drafted, accepted, emitted) of look-up's passes along a greedy answer, after prefill.
 
     Prefill emits the answer's first token. Every later pass verifies a draft, or emits one token if
-    look-up has no match.
-
-    Args:
-        prompt: token ids.
-        answer: token ids.
-        draft_length: of a full draft.
-        longest: largest n of a match.
-        match: `latest` or `earliest`.
-        limit: largest length of an answer, to which drafts are cut (as llama.cpp does). With None
-            they are not cut, and the last call may draft beyond the answer's end (as vLLM does).
-
-    Returns:
-        (drafted, accepted, emitted) of every pass after prefill.
+    look-up has no match. Drafts are cut to `limit`, the largest length of an answer, as llama.cpp
+    does; with None the last call may draft beyond the answer's end, as vLLM does. `longest` and
+    `match` are those of `continuation`.
 
     Examples:
         >>> lookup_calls([1, 2, 3, 1], [2, 3, 1, 7], draft_length=2, longest=2)

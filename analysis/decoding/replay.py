@@ -62,7 +62,7 @@ class Replayed:
             self.accepted[index] += sum(accepted for _, accepted in calls)
 
     def certify(self, counted: Sequence[Call], certified: Flags) -> None:
-        """Count the certified tokens (D, n), by depth, that calls with drafts tested and rejected."""
+        """Count the certified tokens (D, n), by depth, that drafting calls tested and rejected."""
         depths, size = certified.shape
         for begin, drafted, accepted in _begins(counted):
             for place in range(min(accepted + 1, drafted, size - begin)):

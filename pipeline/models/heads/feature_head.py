@@ -76,7 +76,7 @@ class FeatureHead(nn.Module):
     """A head's layer, the projection that fuses the target's hidden states, and its output norm."""
 
     def __init__(self, shape: Mapping[str, Any], layers: int, fc_norm: bool) -> None:
-        """Make random weights for a Llama's config, `layers` hidden states, `fc_norm` as in vLLM."""
+        """Make random weights; `layers` hidden states are read, each normed with `fc_norm`."""
         super().__init__()
         config = LlamaConfig(**shape)
         width, eps = config.hidden_size, config.rms_norm_eps
