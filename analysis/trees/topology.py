@@ -32,8 +32,7 @@ class Topology:
         for node, parent in enumerate(self.parents):
             if not ROOT <= parent < node:
                 raise ValueError(
-                    f"parents[{node}]={parent} is not allowed: give {ROOT} (the text so far) or an "
-                    f"earlier node, below {node}"
+                    f"parents[{node}]={parent} is not allowed: give {ROOT} or an earlier node"
                 )
 
     def __len__(self) -> int:

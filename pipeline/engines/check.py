@@ -87,10 +87,7 @@ class CheckedStudy:
     def checks(self, base: Run, run: Run) -> list[Check]:
         """Check a run with drafts beside one without."""
         if not run.length:
-            raise PipelineError(
-                f"decoding.draft_length must be given: {run.path} does not say how many tokens a "
-                "draft has"
-            )
+            raise PipelineError(f"decoding.draft_length must be given: {run.path} does not tell it")
         alone, drafted = self._asked(base), self._asked(run)
         replayed = self._replay(run, drafted)
         found = [self._texts(alone, drafted), _calls(replayed, run.counts.engine)]

@@ -160,8 +160,7 @@ def read_sums(path: Path) -> Counts:
     )
     if sums.accepted > sums.drafted:  # NaN compares as false
         raise PipelineError(
-            f"{path}: {sums.accepted:g} tokens were accepted of {sums.drafted:g} drafted: the "
-            "numbers are damaged"
+            f"{path}: {sums.accepted:g} tokens accepted of {sums.drafted:g} drafted: damaged"
         )
     return sums
 
@@ -217,8 +216,7 @@ def read_answer(part: Part) -> Answer | None:
         answer = answer._replace(histogram=[], per_step=[])
     if answer.drafted > MOST_PLACES * answer.calls:  # NaN compares as false
         raise FormatError(
-            f"has {answer.drafted} drafted tokens in {answer.calls} calls: at most {MOST_PLACES} "
-            "each are allowed"
+            f"has {answer.drafted} drafted tokens in {answer.calls} calls: {MOST_PLACES} each at most"
         )
     return answer
 

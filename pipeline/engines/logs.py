@@ -112,8 +112,7 @@ def read_log(
     all_missed = np.log1p(-np.exp(np.minimum(missed, -1e-12))).sum()
     if len(missed) == len(steps) and all_missed < NEVER:
         raise PipelineError(
-            f"{path}: no step emits the most probable token of its list: the lists belong to other "
-            "steps, or to another model"
+            f"{path}: no step emits the most probable token of its list: lists of other steps"
         )
     return EngineLog(
         trajectories=trajectories,
@@ -247,8 +246,7 @@ def _ranked(path: Path, step: Step) -> Step:
     if len(held) < len(top):
         ((twice, _),) = Counter(token for token, _ in top).most_common(1)
         raise _OddStepError(
-            f"{at}: the list of a step has token {twice} twice: give answers as the engine wrote "
-            "them"
+            f"{at}: the list of a step has token {twice} twice: give the engine's own answers"
         )
     alike = isinstance(emitted, tuple) and (emitted[0], 1) in held  # which of them was emitted?
     listed = held.get(emitted)

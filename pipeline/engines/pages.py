@@ -87,13 +87,11 @@ def page_difference(first: Path, last: Path, prompts: int = 0) -> Counts:
             spent[name] -= prompts
     if any(math.isnan(value) for value in spent.values()):
         raise PipelineError(
-            f"{last} and {first.name} do not both count passes, tokens and seconds: give the pages "
-            "as the engine sent them"
+            f"{last} and {first.name} do not both count passes, tokens, seconds: give whole pages"
         )
     if min([*spent.values(), *by_place]) < 0:
         raise PipelineError(
-            f"{last} counts less than {first.name}: the server was started again in between; ask "
-            "again (ask.name=NAME)"
+            f"{last} counts less than {first.name}: it was restarted: ask again (ask.name=NAME)"
         )
     if not min(spent[name] for name in ("passes", "emitted", "seconds")):
         raise PipelineError(
@@ -117,13 +115,11 @@ def read_page(path: Path | str, text: str) -> Counts:
     ):
         if len(found) > 1:
             raise PipelineError(
-                f"{path} holds {what} of {' and '.join(sorted(map(str, found)))}: leave the lines "
-                "of one"
+                f"{path} holds {what} of {' and '.join(sorted(map(str, found)))}: leave one"
             )
     if not series:
         raise PipelineError(
-            f"{path} has no counts of drafts or passes: give a page of vLLM, or of llama.cpp "
-            "started with --metrics"
+            f"{path} has no counts of drafts or passes: give one of vLLM, or of llama.cpp --metrics"
         )
     engine = next(iter(series))[0]
     sums: dict[str, float] = {}
@@ -165,10 +161,7 @@ def _series(
             continue
         place, match = f"{path}, line {number}", SAMPLE.fullmatch(line)
         if match is None:
-            raise PipelineError(
-                f"{place} is no metric ({line[:SHOWN]!r}): give the page as the engine's /metrics "
-                "sent it"
-            )
+            raise PipelineError(f"{place} is no metric ({line[:SHOWN]!r}): give the engine's page")
         name, inside, shown = match.groups(default="")
         engine, _, own = name.removesuffix("_total").partition(":")
         if (meaning := METRICS.get(engine, {}).get(own)) is None:

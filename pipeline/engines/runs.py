@@ -102,8 +102,7 @@ def _page_beside(path: Path, answers: int) -> Counts | None:
         covered = json.loads(read_bytes(record))["answers_of_pages"]
     except (ValueError, LookupError, TypeError, RecursionError):
         raise PipelineError(
-            f"{record} has no answers_of_pages, as `python -m pipeline.ask URL` writes it: ask "
-            "again (ask.name=NAME)"
+            f"{record} has no answers_of_pages, which pipeline.ask writes: ask again, ask.name=NAME"
         ) from None
     return page_difference(first, last, answers) if covered == answers else None
 

@@ -105,19 +105,16 @@ async def open_server(client: httpx2.AsyncClient, url: str, model: str | None) -
         owners = {str(card["id"]): str(card.get("owned_by")) for card in json.loads(body)["data"]}
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise PipelineError(
-            f"{base}/v1/models lists no models (status {status}): give the address of vLLM, or of "
-            "llama.cpp's server"
+            f"{base}/v1/models lists no models (status {status}): is it vLLM or llama.cpp?"
         ) from error
     name = model or next(iter(owners), None)
     if name not in owners or (model is None and len(owners) > 1):
         raise PipelineError(
-            f"{base} serves {', '.join(map(printable, sorted(owners))) or 'no model'}: give one of "
-            "them as ask.model"
+            f"{base} serves {', '.join(map(printable, sorted(owners))) or 'nothing'}: give ask.model"
         )
     if owners[name] not in ENGINES:
         raise PipelineError(
-            f"{base} is a server of {printable(owners[name]):.60}: give the address of vLLM, or of "
-            "llama.cpp's server"
+            f"{base} is a server of {printable(owners[name]):.60}: vLLM or llama.cpp is wanted"
         )
     engine, endpoint, about, key = ENGINES[owners[name]]
     try:

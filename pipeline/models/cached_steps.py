@@ -48,8 +48,7 @@ def check_cached_steps(model: LanguageModel, tokenizer: Any, key: str) -> None:
     if bool((plain.isnan() | plain.isposinf()).any()):
         raise PipelineError(
             f"{key}: {model.label} gives NaN or infinite logits: its weights are damaged, or too "
-            f"large for {key}.dtype={dtype}: give {key}.dtype=float32 or bfloat16, or "
-            "fetch the model again"
+            f"large for {key}.dtype={dtype}: give float32 or bfloat16, or fetch it again"
         )
     off = relative_error(plain, cached)
     allowed = max(ALLOWED_UNITS * torch.finfo(model.dtype).eps, LEAST)
@@ -57,8 +56,7 @@ def check_cached_steps(model: LanguageModel, tokenizer: Any, key: str) -> None:
         raise PipelineError(
             f"{key}: {model.label} gives other logits a token at a time than in one pass (off by "
             f"{off:.2g} of their spread, {dtype} explains {allowed:.1g}): it does not use "
-            f"its key-value cache as other models do. Give {key}.dtype=float32, or take another "
-            "model"
+            f"its key-value cache as others do. Give {key}.dtype=float32, or another model"
         )
 
 

@@ -97,8 +97,7 @@ class LanguageModel:
             raise PipelineError(
                 f"{key}: {self.label} can't be used with drafts: its layers "
                 f"({', '.join(sorted(names))}) keep a state from which no token can be taken back. "
-                "Take a model with attention in all layers, or leave the drafter out with "
-                "drafter=none"
+                "Take a model with attention in all layers, or drafter=none"
             )
 
     def check_trees(self) -> None:

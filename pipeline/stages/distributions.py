@@ -51,8 +51,7 @@ def check(study: Study) -> None:
         )
     if config.distributions.log.vocab_size is None:
         raise PipelineError(
-            "distributions.log.vocab_size must be given: the size of the logged model's vocabulary "
-            "(vocab_size of its config.json)"
+            "distributions.log.vocab_size must be given: the vocab_size of the model's config.json"
         )
     if config.certificates.temperature != 1.0:
         raise PipelineError(

@@ -141,8 +141,7 @@ class DraftsWorker:
         if (shortest := min(map(len, self._prompts.values()))) < self._depths + (head is not None):
             raise PipelineError(
                 f"{label}: drafts at drafter.head.depths={self._depths} need prompts of more "
-                f"tokens than that, one has {shortest}: raise prompts.min_tokens, or lower "
-                "drafter.head.depths"
+                f"tokens than that, one has {shortest}: raise prompts.min_tokens, or lower depths"
             )
         longest = max(len(self._prompts[name]) + len(ids) for name, ids in self._answers.items())
         for model in (self.target, self.drafter):
@@ -183,8 +182,7 @@ class DraftsWorker:
         if len(broken):
             raise PipelineError(
                 f"{self._task.runtime.pair}: NaN or infinite logits for prompt {name} at step "
-                f"{int(broken[0])}: try dtype: float32 or attention: eager for both models, and "
-                "check their weights"
+                f"{int(broken[0])}: try dtype: float32 or attention: eager for both"
             )
         found |= compare_logits(target, drafts, self._temperature, self._sampled, completed)
         measured = {column: values.cpu().numpy() for column, values in found.items()}
