@@ -216,7 +216,7 @@ def read_answer(part: Part) -> Answer | None:
         answer = answer._replace(histogram=[], per_step=[])
     if answer.drafted > MOST_PLACES * answer.calls:  # NaN compares as false
         raise FormatError(
-            f"has {answer.drafted} drafted tokens in {answer.calls} calls: {MOST_PLACES} each at most"
+            f"has {answer.drafted} drafted tokens in {answer.calls} calls, above {MOST_PLACES} each"
         )
     return answer
 

@@ -110,7 +110,7 @@ async def open_server(client: httpx2.AsyncClient, url: str, model: str | None) -
     name = model or next(iter(owners), None)
     if name not in owners or (model is None and len(owners) > 1):
         raise PipelineError(
-            f"{base} serves {', '.join(map(printable, sorted(owners))) or 'nothing'}: give ask.model"
+            f"{base} serves {', '.join(map(printable, sorted(owners))) or 'none'}: give ask.model"
         )
     if owners[name] not in ENGINES:
         raise PipelineError(
