@@ -78,9 +78,8 @@ def to_mapping(rule: Rule) -> dict[str, Any]:
 def expand(mappings: Iterable[Mapping[str, Any]]) -> list[Rule]:
     """Build rules; a list as a value gives a rule for each entry, several lists their product.
 
-    Examples:
-        >>> [rule.label for rule in expand([{"rule": "additive", "t": [0.1, 0.2]}])]
-        ['additive t=0.1', 'additive t=0.2']
+    >>> [rule.label for rule in expand([{"rule": "additive", "t": [0.1, 0.2]}])]
+    ['additive t=0.1', 'additive t=0.2']
     """
     return [build(point) for mapping in mappings for point in product(mapping)]
 
@@ -129,9 +128,8 @@ def build_range(mapping: Mapping[str, Any]) -> ParameterRange:
     Raises:
         ValueError: the rule has no range, or as of `build`.
 
-    Examples:
-        >>> [rule.label for rule in build_range({"rule": "topm_additive", "m": 4}).rules]
-        ['topm_additive m=4 t=0', 'topm_additive m=4 t=1']
+    >>> [rule.label for rule in build_range({"rule": "topm_additive", "m": 4}).rules]
+    ['topm_additive m=4 t=0', 'topm_additive m=4 t=1']
     """
     kind, values = rule_class(mapping)
     if not kind.ends:
@@ -204,9 +202,8 @@ def _fault(fault: Any) -> str:
 def nearest(name: str, names: Iterable[str]) -> str:
     """Return a hint at the closest name, for the end of an error.
 
-    Examples:
-        >>> nearest("tempature", ["seed", "temperature"])
-        ' (did you mean temperature?)'
+    >>> nearest("tempature", ["seed", "temperature"])
+    ' (did you mean temperature?)'
     """
     matches = get_close_matches(name, list(names), n=1)
     return f" (did you mean {matches[0]}?)" if matches else ""

@@ -46,9 +46,8 @@ OF_INPUTS = (*EXPECTED, ValueError)  # as libraries raise for names and files th
 def first_line(error: BaseException) -> str:
     r"""Return the message of an error in one line, without a full stop.
 
-    Examples:
-        >>> first_line(ValueError("no.\nmore"))
-        'no'
+    >>> first_line(ValueError("no.\nmore"))
+    'no'
     """
     return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(". ")
 
@@ -56,9 +55,8 @@ def first_line(error: BaseException) -> str:
 def one_line(error: BaseException) -> str:
     r"""Return an error as printed: in one line, of a `PipelineError` one for each problem.
 
-    Examples:
-        >>> one_line(ValueError("no\n  more")), one_line(KeyError("t")), one_line(OSError(28, "full", "f"))
-        ('no more', "KeyError: 't'", 'f: full')
+    >>> one_line(ValueError("no\n  more")), one_line(KeyError("t")), one_line(OSError(28, "full", "f"))
+    ('no more', "KeyError: 't'", 'f: full')
     """  # noqa: E501
     if isinstance(error, OSError) and error.filename:
         return f"{error.filename}: {error.strerror}"

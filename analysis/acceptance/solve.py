@@ -83,15 +83,14 @@ def solve(
         bootstrap: over the prompts of the steps.
         trajectories: of the steps.
 
-    Examples:
-        >>> from ..rule_config import build_range
-        >>> dist = TopK.from_probabilities([[0.6, 0.3, 0.1], [0.5, 0.4, 0.1]])
-        >>> searched = build_range({"rule": "additive"})
-        >>> steps = Trajectories.from_positions(np.array([0, 0]))
-        >>> bootstrap = PromptBootstrap(steps.prompts, 20, 0.9, 0)
-        >>> (solution,) = solve(dist, searched, 0.06, [Goal(1.0)], bootstrap, steps)
-        >>> solution.value, solution.reached
-        (0.3001, 1.0)
+    >>> from ..rule_config import build_range
+    >>> dist = TopK.from_probabilities([[0.6, 0.3, 0.1], [0.5, 0.4, 0.1]])
+    >>> searched = build_range({"rule": "additive"})
+    >>> steps = Trajectories.from_positions(np.array([0, 0]))
+    >>> bootstrap = PromptBootstrap(steps.prompts, 20, 0.9, 0)
+    >>> (solution,) = solve(dist, searched, 0.06, [Goal(1.0)], bootstrap, steps)
+    >>> solution.value, solution.reached
+    (0.3001, 1.0)
     """
 
     def certified(rules: Sequence[Rule], part: Integers) -> Flags:

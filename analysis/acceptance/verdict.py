@@ -195,10 +195,9 @@ def _relaxed(
 def method_in_words(run: Run, drafter: str) -> str:
     """Return a method as a phrase.
 
-    Examples:
-        >>> run = {"scheme": "additive (t = 0.1)", "drafter": "model", "draft_length": 4}
-        >>> method_in_words(run, "small")
-        'small under additive (t = 0.1; γ = 4)'
+    >>> run = {"scheme": "additive (t = 0.1)", "drafter": "model", "draft_length": 4}
+    >>> method_in_words(run, "small")
+    'small under additive (t = 0.1; γ = 4)'
     """
     scheme, length = run["scheme"], f"γ = {run['draft_length']}"
     with_length = f"{scheme[:-1]}; {length})" if scheme.endswith(")") else f"{scheme} ({length})"

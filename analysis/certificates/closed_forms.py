@@ -103,13 +103,12 @@ def conditions(rule: rules.Rule, steps: pd.DataFrame, eps: float) -> list[Condit
         steps: of `compared_steps`.
         eps: KL in nats, at least 0; an inverse is NaN beyond the largest value of its function.
 
-    Examples:
-        >>> columns = {"p0": [0.9, 0.5], "b": [0.1, 0.3], "theta": [0.6, 0.2], "active_size": 2}
-        >>> steps = pd.DataFrame(columns)
-        >>> [condition.asks for condition in conditions(rules.Additive(0.3), steps, 0.05)]
-        ['t > 0.3136', 't > 0.3136']
-        >>> conditions(rules.Tree(2), steps, 0.05)[0].asks
-        'p₀ − p₂ > 0.2566'
+    >>> columns = {"p0": [0.9, 0.5], "b": [0.1, 0.3], "theta": [0.6, 0.2], "active_size": 2}
+    >>> steps = pd.DataFrame(columns)
+    >>> [condition.asks for condition in conditions(rules.Additive(0.3), steps, 0.05)]
+    ['t > 0.3136', 't > 0.3136']
+    >>> conditions(rules.Tree(2), steps, 0.05)[0].asks
+    'p₀ − p₂ > 0.2566'
     """
     return [
         Condition(name, "sufficient" if kind == "lower" else kind, *asked)

@@ -22,10 +22,9 @@ def continuation(
     The largest n is `longest`, the least `SHORTEST` or `longest`. The draft is empty without an
     occurrence.
 
-    Examples:
-        >>> text = [1, 2, 3, 4, 1, 2, 5, 1, 2]
-        >>> [continuation(text, 2, 4, match) for match in ("latest", "earliest")]
-        [[5, 1, 2, 5], [3, 4, 1, 2]]
+    >>> text = [1, 2, 3, 4, 1, 2, 5, 1, 2]
+    >>> [continuation(text, 2, 4, match) for match in ("latest", "earliest")]
+    [[5, 1, 2, 5], [3, 4, 1, 2]]
     """
     text = np.array(tokens)
     size = len(text)
@@ -60,9 +59,8 @@ def lookup_calls(
     does; with None the last call may draft beyond the answer's end, as vLLM does. `longest` and
     `match` are those of `continuation`.
 
-    Examples:
-        >>> lookup_calls([1, 2, 3, 1], [2, 3, 1, 7], draft_length=2, longest=2)
-        [(2, 2, 3)]
+    >>> lookup_calls([1, 2, 3, 1], [2, 3, 1, 7], draft_length=2, longest=2)
+    [(2, 2, 3)]
     """
     done, calls = 1, []
     while done < len(answer):

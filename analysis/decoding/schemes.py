@@ -63,9 +63,8 @@ def matching_path(
 def longest_path(parents: Sequence[int], accepted: Flags) -> tuple[int, ...]:
     """Return the longest path of accepted tokens, of equally long ones the first.
 
-    Examples:
-        >>> longest_path([-1, -1, 1, 2], np.array([True, True, True, False]))
-        (1, 2)
+    >>> longest_path([-1, -1, 1, 2], np.array([True, True, True, False]))
+    (1, 2)
     """
     best: list[tuple[int, ...]] = [()] * (len(parents) + 1)
     for node in reversed(range(len(parents))):  # children before their parents

@@ -253,9 +253,8 @@ def marginal(k: Floats, tokens: Floats, first: float | None = None) -> Curve:
 
     `first` is the tokens per call without a draft; with None the first size has no gain.
 
-    Examples:
-        >>> marginal(np.array([1.0, 3.0]), np.array([1.5, 1.9]), first=1.0)[1].round(6).tolist()
-        [0.5, 0.2]
+    >>> marginal(np.array([1.0, 3.0]), np.array([1.5, 1.9]), first=1.0)[1].round(6).tolist()
+    [0.5, 0.2]
     """
     if first is not None:
         k, tokens = np.append(0.0, k), np.append(first, tokens)

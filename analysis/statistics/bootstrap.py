@@ -180,11 +180,10 @@ def simultaneous(estimates: Floats, draws: Floats, confidence: float) -> tuple[F
     Returns:
         Lower and upper ends; NaN for a quantity that is undefined, or undefined in all resamples.
 
-    Examples:
-        >>> draws = np.array([[-1.0, 0.0], [1.0, 0.0], [-1.0, 0.0], [1.0, 0.0]])
-        >>> low, high = simultaneous(np.array([0.0, 5.0]), draws + [0, 5], 0.95)
-        >>> low.tolist(), high.tolist()
-        ([-1.0, 5.0], [1.0, 5.0])
+    >>> draws = np.array([[-1.0, 0.0], [1.0, 0.0], [-1.0, 0.0], [1.0, 0.0]])
+    >>> low, high = simultaneous(np.array([0.0, 5.0]), draws + [0, 5], 0.95)
+    >>> low.tolist(), high.tolist()
+    ([-1.0, 5.0], [1.0, 5.0])
     """
     defined = np.isfinite(draws)
     count = defined.sum(axis=0)

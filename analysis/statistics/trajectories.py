@@ -91,11 +91,10 @@ def calls_along(accepted: Flags, trajectories: Trajectories, draft_length: int |
         trajectories: of the N steps.
         draft_length: gamma, at least 1; None for drafts of unlimited length.
 
-    Examples:
-        >>> steps = Trajectories.from_positions(np.arange(6))
-        >>> accepted = np.array([0, 1, 1, 0, 1, 0], dtype=bool)
-        >>> [counts.tolist() for counts in calls_along(accepted, steps, 2)[1:]]
-        [[2, 2], [2, 1], [3, 2]]
+    >>> steps = Trajectories.from_positions(np.arange(6))
+    >>> accepted = np.array([0, 1, 1, 0, 1, 0], dtype=bool)
+    >>> [counts.tolist() for counts in calls_along(accepted, steps, 2)[1:]]
+    [[2, 2], [2, 1], [3, 2]]
     """
     ends = trajectories.ends[trajectories.prompts]
     ahead = _accepted_ahead(np.atleast_2d(accepted), ends)
@@ -157,9 +156,8 @@ def acceptance_by_position(tested: Integers, accepted: Integers) -> tuple[Intege
         tested: (C,) tested tokens of each call.
         accepted: (C,) accepted tokens.
 
-    Examples:
-        >>> [x.tolist() for x in acceptance_by_position(np.array([2, 1, 2]), np.array([2, 0, 1]))]
-        [[3, 2], [2, 1]]
+    >>> [x.tolist() for x in acceptance_by_position(np.array([2, 1, 2]), np.array([2, 0, 1]))]
+    [[3, 2], [2, 1]]
     """
     position = np.arange(1, 1 + max(tested, default=0))[:, None]
     return (tested >= position).sum(axis=1), (accepted >= position).sum(axis=1)

@@ -48,9 +48,8 @@ def measured_rates(accepted: Integers, children: Integers) -> Floats:
     Returns:
         (J,) R(1), ..., R(J) for all indices that were tested.
 
-    Examples:
-        >>> measured_rates(np.array([1, 0, 2, 0]), np.array([2, 2, 2, 1])).tolist()
-        [0.25, 0.375]
+    >>> measured_rates(np.array([1, 0, 2, 0]), np.array([2, 2, 2, 1])).tolist()
+    [0.25, 0.375]
     """
     rates: list[float] = []
     left = 1.0
@@ -147,9 +146,8 @@ def tunstall_upper(entropy: float, indices: int, k: int, tight: bool = True) -> 
     the number of `indices`, over all of which H[R] is (arXiv 2504.15475 takes the vocabulary size),
     k the drafted tokens. This is equation (29), without `tight` (5): (log L + log(k + 1)) / H[R].
 
-    Examples:
-        >>> round(tunstall_upper(math.log(2), 2, 6), 9)
-        3.0
+    >>> round(tunstall_upper(math.log(2), 2, 6), 9)
+    3.0
     """
     return _ratio(_log_ends(indices, k, tight), entropy)
 

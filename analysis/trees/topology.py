@@ -81,9 +81,8 @@ class Topology:
     def within(self, depth: int) -> Topology:
         """Return the tree without nodes below `depth`; drafts are cut so where an answer ends.
 
-        Examples:
-            >>> symmetric(2, 3).within(1)
-            Topology(parents=(-1, -1))
+        >>> symmetric(2, 3).within(1)
+        Topology(parents=(-1, -1))
         """
         return self._of([node for node, at in enumerate(self.depths) if at <= depth])
 
@@ -119,9 +118,8 @@ class DynamicTree:
 def expansion(widths: Sequence[int]) -> Topology:
     """Return the tree in which each node of level i - 1 has widths[i - 1] children.
 
-    Examples:
-        >>> expansion([2, 1])
-        Topology(parents=(-1, -1, 0, 1))
+    >>> expansion([2, 1])
+    Topology(parents=(-1, -1, 0, 1))
     """
     parents: list[int] = []
     level = [ROOT]
@@ -170,9 +168,8 @@ def tree_tokens_per_call(tree: Topology, rates: Sequence[float] | Floats) -> flo
     Raises:
         ValueError: a node has a sibling index above J.
 
-    Examples:
-        >>> round(tree_tokens_per_call(sequence(5), [0.8]), 2)
-        3.69
+    >>> round(tree_tokens_per_call(sequence(5), [0.8]), 2)
+    3.69
     """
     widest = max(tree.siblings, default=0)
     if widest > len(rates):

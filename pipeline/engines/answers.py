@@ -158,9 +158,8 @@ def read_bytes(path: Path) -> bytes:
 def printable(name: Any) -> str:
     r"""Return a name that can be printed and stored: control characters as escapes.
 
-    Examples:
-        >>> printable("a\x1b[31m\ud800")
-        'a\\u001b[31m\\ud800'
+    >>> printable("a\x1b[31m\ud800")
+    'a\\u001b[31m\\ud800'
     """
     return CONTROL.sub(lambda match: f"\\u{ord(match[0]):04x}", str(name))
 

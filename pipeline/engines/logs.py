@@ -148,9 +148,8 @@ def prompt_id(key: tuple[str, int]) -> str:
 def prompts_of(ids: Sequence[str]) -> list[str]:
     """Return the name of the prompt of each trajectory: pieces and choices of one have the same.
 
-    Examples:
-        >>> prompts_of(["a", "a+7", "a#1", "a#1+3", "b#12"])
-        ['a', 'a', 'a', 'a', 'b#12']
+    >>> prompts_of(["a", "a+7", "a#1", "a#1+3", "b#12"])
+    ['a', 'a', 'a', 'a', 'b#12']
     """
     answers = [re.sub(r"\+\d+$", "", name) for name in ids]
     known = set(answers)
@@ -163,9 +162,8 @@ def prompts_of(ids: Sequence[str]) -> list[str]:
 def _by_prompt(prompts: Mapping[str, str]) -> dict[str, str]:
     """Return a name of each answer: of further ones to one prompt that of the first, and a number.
 
-    Examples:
-        >>> _by_prompt({"a": "p", "b": "q", "c": "p", "d": "", "e": ""})
-        {'a': 'a', 'b': 'b', 'c': 'a#1', 'd': 'd', 'e': 'e'}
+    >>> _by_prompt({"a": "p", "b": "q", "c": "p", "d": "", "e": ""})
+    {'a': 'a', 'b': 'b', 'c': 'a#1', 'd': 'd', 'e': 'e'}
     """
     first: dict[str, str] = {}
     names: dict[str, str] = {}
