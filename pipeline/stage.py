@@ -23,8 +23,9 @@ if TYPE_CHECKING:
 
     from analysis.rules import Rule
     from analysis.statistics.bootstrap import Resampling
+    from conf.schema import Device, Execution, HeadConfig, ModelConfig
+    from pipeline.hub import Identity
     from pipeline.methods import Method
-    from pipeline.models.spec import ModelSpec
 
 RECORD = "record.json"
 Json = dict[str, Any]
@@ -67,6 +68,27 @@ class Stage:
     def schema(self, name: str = "data") -> pa.Schema:
         """Return the Arrow schema of one of its files."""
         return schema(self.tables[name])
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """A model, or a head, and how it runs; `key` is its configuration key, for errors."""
+
+    key: str
+    identity: Identity
+    settings: ModelConfig
+    device: Device
+    execution: Execution
+    head: HeadConfig | None = None
+
+    @property
+    def entries(self) -> Json:
+        """What results depend on, as JSON values: its files, precision, attention and head."""
+        entries: Json = {**self.identity.entries}
+        entries |= self.settings.model_dump(include={"dtype", "head_dtype", "attention"})
+        if self.head is not None:
+            entries |= {"head": self.head.model_dump(exclude_none=True)}
+        return entries
 
 
 @dataclass(frozen=True)

@@ -23,8 +23,7 @@ from pipeline.config import composed, settings_of
 from pipeline.criteria import build_rules, decoded_rules, rule_entries
 from pipeline.errors import PipelineError, noted, say
 from pipeline.hub import Identities, local_path
-from pipeline.models.spec import ModelSpec
-from pipeline.stage import Artifact, Json, Runtime, Stage, Task, with_inputs
+from pipeline.stage import Artifact, Json, ModelSpec, Runtime, Stage, Task, with_inputs
 from pipeline.store import Store, relative
 
 if TYPE_CHECKING:

@@ -96,12 +96,10 @@ def closed_forms(rule: rules.Rule, steps: pd.DataFrame) -> list[Form]:
 
 
 def conditions(rule: rules.Rule, steps: pd.DataFrame, eps: float) -> list[Condition]:
-    """Return the conditions of the closed forms of a rule for a step to be certified at eps.
+    """Return the conditions of a rule's closed forms for a step to be certified at eps, in nats.
 
-    Args:
-        rule: its own theorem comes first; without one it is the threshold form of Lemma 4.5.
-        steps: of `compared_steps`.
-        eps: KL in nats, at least 0; an inverse is NaN beyond the largest value of its function.
+    The rule's own theorem comes first; without one it is the threshold form of Lemma 4.5. An
+    inverse is NaN beyond the largest value of its function. `steps` are of `compared_steps`.
 
     >>> columns = {"p0": [0.9, 0.5], "b": [0.1, 0.3], "theta": [0.6, 0.2], "active_size": 2}
     >>> steps = pd.DataFrame(columns)

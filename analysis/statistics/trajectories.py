@@ -84,12 +84,8 @@ def calls_along(accepted: Flags, trajectories: Trajectories, draft_length: int |
     """Return the calls of each trajectory in turn, given the steps whose drafts are accepted.
 
     The last call of a trajectory drafts no further than its end. Engines may do so: vLLM counts
-    accepted tokens beyond the end of an answer.
-
-    Args:
-        accepted: (N,) whether each step's drafted token is accepted, or (D, N), by depth from 1.
-        trajectories: of the N steps.
-        draft_length: gamma, at least 1; None for drafts of unlimited length.
+    accepted tokens beyond the end of an answer. `accepted` is (N,), or (D, N) by depth from 1;
+    `draft_length` is gamma, at least 1, None for drafts of unlimited length.
 
     >>> steps = Trajectories.from_positions(np.arange(6))
     >>> accepted = np.array([0, 1, 1, 0, 1, 0], dtype=bool)
@@ -151,10 +147,7 @@ def acceptance_by_position(tested: Integers, accepted: Integers) -> tuple[Intege
     """Return how many calls test, and how many accept, the i-th token of their draft, from i = 1.
 
     Their ratio is the acceptance rate at a draft position, given that those before are accepted.
-
-    Args:
-        tested: (C,) tested tokens of each call.
-        accepted: (C,) accepted tokens.
+    `tested` and `accepted` (C,) are tokens of each call.
 
     >>> [x.tolist() for x in acceptance_by_position(np.array([2, 1, 2]), np.array([2, 0, 1]))]
     [[3, 2], [2, 1]]

@@ -157,19 +157,14 @@ def tree_tokens_per_call(tree: Topology, rates: Sequence[float] | Floats) -> flo
     """Return the expected tokens of a target call: the accepted ones and the one after them.
 
     Equation (2) of arXiv 2504.15475 plus one token, as a zero-order prediction: every level accepts
-    child i with the same probability R(i), independent of the others, so a node is accepted with
-    the product of R over the sibling indices of its path. With correlated acceptance the true
-    number differs.
-
-    Args:
-        tree: n nodes.
-        rates: (J,) R(1), R(2), ...: the probability that child i is the accepted one.
+    child i with the same probability R(i), of `rates` (J,), independent of the others, so a node is
+    accepted with the product of R over the sibling indices of its path. With correlated acceptance
+    the true number differs.
 
     Raises:
         ValueError: a node has a sibling index above J.
 
-    >>> round(tree_tokens_per_call(sequence(5), [0.8]), 2)
-    3.69
+    >>> round(tree_tokens_per_call(sequence(5), [0.8]), 2) 3.69
     """
     widest = max(tree.siblings, default=0)
     if widest > len(rates):

@@ -83,12 +83,9 @@ class Greedy:
     """The most probable token; of equal ones the first."""
 
     def __call__(self, logits: Tensor, position: int, tree: Topology) -> Tensor:  # noqa: ARG002
-        """Return the tokens (n + 1,) for rows of logits (n + 1, V).
+        """Return the tokens (n + 1,) for logits (n + 1, V) after the text and each drafted token.
 
-        Args:
-            logits: after the text, and after each of the drafted tokens.
-            position: of the token after the text.
-            tree: the shape of the draft.
+        The first is at `position` of the answer; `tree` is the shape of the draft.
         """
         return argmax(logits)
 

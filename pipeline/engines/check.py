@@ -51,10 +51,7 @@ class Asked(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Along:
-    """What the models give along an answer of n tokens, at depths 1 to D of a draft.
-
-    D is 0 without a drafter.
-    """
+    """What the models give along an answer of n tokens, at depths 1 to D; 0 without a drafter."""
 
     gap: NDArray[np.float32]  # (n,) how far each token's logit is below the largest; -1: the argmax
     right: Flags  # (D, n) whether the drafter's argmax is the token of the answer

@@ -73,10 +73,7 @@ def page_of(path: Path) -> Counts | None:
 
 
 def page_difference(first: Path, last: Path, prompts: int = 0) -> Counts:
-    """Return the sums of the requests between two pages.
-
-    llama.cpp counts the pass over each of the `prompts`, and the token from it, too.
-    """
+    """Return the sums between two pages; llama.cpp counts prefill of `prompts`, and its tokens."""
     texts = [read_bytes(path).decode("utf-8-sig", errors="replace") for path in (first, last)]
     before, after = map(read_page, (first, last), texts)
     spent = {name: getattr(after, name) - getattr(before, name) for name in COUNTED}

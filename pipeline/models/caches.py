@@ -50,10 +50,7 @@ class PreallocatedLayer(DynamicLayer):
 
 
 def new_cache(config: Any, capacity: int) -> DynamicCache:
-    """Return an empty cache for sequences of at most `capacity` tokens.
-
-    `config` is that of a transformers model; None is one layer of full attention.
-    """
+    """Return an empty cache for `capacity` tokens; a `config` of None is one layer of attention."""
     cache = DynamicCache(config=config)
     cache.layers = [
         PreallocatedLayer(capacity) if type(layer) is DynamicLayer else layer

@@ -31,7 +31,7 @@ from pipeline.models.heads.hidden_drafter import HiddenDrafter
 from pipeline.models.heads.load import check_head, load_head
 from pipeline.models.language_model import Head, LanguageModel
 from pipeline.models.prompt_tokens import check_same_tokens, common_rows
-from pipeline.models.spec import ModelSpec
+from pipeline.stage import ModelSpec
 
 MODEL = "a causal language model that transformers knows, with config.json and model*.safetensors"
 FLOATS = {"F64", "F32", "F16", "BF16"}  # as safetensors names them

@@ -28,7 +28,7 @@ def chat_text(
     *,
     enable_thinking: bool,
 ) -> str:
-    """Return messages by the chat template; the last is an answer's begin if nothing is added."""
+    """Return messages by the chat template; without a generation prompt the last one goes on."""
     name = tokenizer.name_or_path
     if tokenizer.chat_template is None:
         raise PipelineError(

@@ -24,8 +24,7 @@ if TYPE_CHECKING:
 
     from analysis.acceptance.judgement import Judgement, Steps
     from analysis.rules import Rule
-    from pipeline.models.spec import ModelSpec
-    from pipeline.stage import Artifact, Inputs, Out
+    from pipeline.stage import Artifact, Inputs, ModelSpec, Out
     from pipeline.study import Study
 
 SUMMARY = {  # statistic: its column in a sweep's table

@@ -23,7 +23,7 @@ from pipeline.hub import HEAD_FILES, PICKLED, model_folder
 from pipeline.models.heads.feature_head import FeatureHead
 from pipeline.models.heads.hidden_drafter import HiddenDrafter, like_target
 from pipeline.models.language_model import LanguageModel, linear_of
-from pipeline.models.spec import ModelSpec
+from pipeline.stage import ModelSpec
 
 WEIGHTS = "model.safetensors"
 PROJECTION, EMBEDDING = "lm_head.weight", "embed_tokens.weight"
