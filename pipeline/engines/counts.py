@@ -160,7 +160,7 @@ def read_sums(path: Path) -> Counts:
     )
     if sums.accepted > sums.drafted:  # NaN compares as false
         raise PipelineError(
-            f"{path}: {sums.accepted:g} tokens accepted of {sums.drafted:g} drafted: damaged"
+            f"{path}: {sums.accepted:g} tokens were accepted of {sums.drafted:g} drafted"
         )
     return sums
 

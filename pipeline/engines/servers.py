@@ -114,7 +114,7 @@ async def open_server(client: httpx2.AsyncClient, url: str, model: str | None) -
         )
     if owners[name] not in ENGINES:
         raise PipelineError(
-            f"{base} is a server of {printable(owners[name]):.60}: vLLM or llama.cpp is wanted"
+            f"{base} is a server of {printable(owners[name]):.60}: give vLLM's or llama.cpp's"
         )
     engine, endpoint, about, key = ENGINES[owners[name]]
     try:
