@@ -66,7 +66,7 @@ class Source:
             row = json.loads(line)
         except (ValueError, RecursionError) as error:
             raise PipelineError(
-                f"{KEY}: {place} is no JSON: {first_line(error)}. Expected are lines as {EXAMPLE}"
+                f"{KEY}: {place} is no JSON: {first_line(error)}. Give one object a line, {EXAMPLE}"
             ) from error
         if not isinstance(row, dict):
             raise PipelineError(f"{KEY}: {place}: expected an object, as {EXAMPLE}")
