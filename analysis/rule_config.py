@@ -78,17 +78,14 @@ def to_mapping(rule: Rule) -> dict[str, Any]:
 def expand(mappings: Iterable[Mapping[str, Any]]) -> list[Rule]:
     """Build rules; a list as a value gives a rule for each entry, several lists their product.
 
-    Examples:
-        >>> [rule.label for rule in expand([{"rule": "additive", "t": [0.1, 0.2]}])]
-        ['additive t=0.1', 'additive t=0.2']
+    >>> [rule.label for rule in expand([{"rule": "additive", "t": [0.1, 0.2]}])]
+    ['additive t=0.1', 'additive t=0.2']
     """
     return [build(point) for mapping in mappings for point in product(mapping)]
 
 
-def product(mapping: Mapping[str, Any], whole: str = "") -> Iterator[dict[str, Any]]:
+def product(mapping: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Yield a mapping for each combination of the values that are lists.
-
-    The value of the key `whole` is itself a list of numbers; several values are a list of lists.
 
     Raises:
         ValueError: a list is empty.
@@ -98,8 +95,6 @@ def product(mapping: Mapping[str, Any], whole: str = "") -> Iterator[dict[str, A
         several = isinstance(value, list | tuple)
         if several and not value:
             raise ValueError(f"{key}=[]: give a value, or a list of at least one")
-        if several and key == whole:
-            several = any(isinstance(item, list | tuple) for item in value)
         axes.append(value if several else [value])
     for point in itertools.product(*axes):
         yield dict(zip(mapping, point, strict=True))
@@ -133,9 +128,8 @@ def build_range(mapping: Mapping[str, Any]) -> ParameterRange:
     Raises:
         ValueError: the rule has no range, or as of `build`.
 
-    Examples:
-        >>> [rule.label for rule in build_range({"rule": "topm_additive", "m": 4}).rules]
-        ['topm_additive m=4 t=0', 'topm_additive m=4 t=1']
+    >>> [rule.label for rule in build_range({"rule": "topm_additive", "m": 4}).rules]
+    ['topm_additive m=4 t=0', 'topm_additive m=4 t=1']
     """
     kind, values = rule_class(mapping)
     if not kind.ends:
@@ -208,9 +202,8 @@ def _fault(fault: Any) -> str:
 def nearest(name: str, names: Iterable[str]) -> str:
     """Return a hint at the closest name, for the end of an error.
 
-    Examples:
-        >>> nearest("tempature", ["seed", "temperature"])
-        ' (did you mean temperature?)'
+    >>> nearest("tempature", ["seed", "temperature"])
+    ' (did you mean temperature?)'
     """
     matches = get_close_matches(name, list(names), n=1)
     return f" (did you mean {matches[0]}?)" if matches else ""

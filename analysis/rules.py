@@ -43,17 +43,12 @@ Positive = Annotated[float, Field(gt=0)]
 
 @dataclass(frozen=True, eq=False)
 class Cut:
-    """A token is accepted iff it is x0, or its rank is <= max_rank and p > offset + slope p0.
+    """A token is accepted iff it is x0, or its rank is <= max_rank and p > offset + slope p0."""
 
-    Attributes:
-        max_rank: an integer or (N,) integers; None means every rank.
-        offset: a number or (N,) numbers.
-        slope: a finite number.
-    """
-
+    # an integer or (N,) integers; None means every rank
     max_rank: int | NDArray[np.integer[Any]] | None = None
-    offset: float | Floats = -math.inf
-    slope: float = 0.0
+    offset: float | Floats = -math.inf  # a number or (N,) numbers
+    slope: float = 0.0  # a finite number
 
     def fault(self, steps: int) -> str:
         """Return the first invalid attribute for this number of steps as an error; "" if none."""
@@ -129,12 +124,6 @@ class Rule:
     def own(self) -> bool:
         """Whether a user's module defines the rule; such a rule is shown in every table."""
         return type(self).__module__ != __name__
-
-    @property
-    def relaxes(self) -> dict[str, float]:
-        """The direction, 1 or -1, in which each parameter with ends relaxes the rule."""
-        ends = {spec.name: self.ends[spec.name] for spec in fields(self) if spec.name in self.ends}
-        return {name: np.sign(relaxed - strict) for name, (strict, relaxed) in ends.items()}
 
     @property
     def parameters(self) -> dict[str, Any]:

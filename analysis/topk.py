@@ -70,9 +70,8 @@ class TopK:
             ValueError: p is not (N, V), holds a negative or non-finite number, or a row does
                 not sum to one. Or k is not in [1, V].
 
-        Examples:
-            >>> TopK.from_probabilities([[0.2, 0.5, 0.3]], k=2).ids.tolist()
-            [[1, 2]]
+        >>> TopK.from_probabilities([[0.2, 0.5, 0.3]], k=2).ids.tolist()
+        [[1, 2]]
         """
         full = _as_rows("p", p).astype(np.float64)
         allowed = "rows of probabilities that sum to 1; logits are for TopK.from_logits"
@@ -107,10 +106,9 @@ class TopK:
             ValueError: logits are not (N, V), hold NaN or +inf, or a row is entirely masked. Or
                 k is not in [1, V], or the temperature is not above 0.
 
-        Examples:
-            >>> dist = TopK.from_logits([1.0, -np.inf, 1.0])
-            >>> dist.ids.tolist(), dist.probs.round(3).tolist()
-            ([[0, 2, 1]], [[0.5, 0.5, 0.0]])
+        >>> dist = TopK.from_logits([1.0, -np.inf, 1.0])
+        >>> dist.ids.tolist(), dist.probs.round(3).tolist()
+        ([[0, 2, 1]], [[0.5, 0.5, 0.0]])
         """
         full = _as_rows("logits", logits)
         k, temperature = _stored_count(k, full.shape[1]), _above_zero(temperature)
@@ -188,9 +186,8 @@ class TopK:
             ValueError: shapes disagree, values rise, the probabilities of a step sum to more than 1
                 plus their errors, or K exceeds V.
 
-        Examples:
-            >>> TopK.from_log_probs([[7, 3]], [[-0.69, -1.2]], 0.005, vocab_size=50).k
-            2
+        >>> TopK.from_log_probs([[7, 3]], [[-0.69, -1.2]], 0.005, vocab_size=50).k
+        2
         """
         values = _as_rows("log_probs", log_probs).astype(np.float64)
         off = np.broadcast_to(np.asarray(error, dtype=np.float64), values.shape)
@@ -360,7 +357,6 @@ def _moments(logits: NDArray[Any], k: int, temperature: float) -> tuple[NDArray[
 
 
 def _surprise(p: Floats) -> Floats:
-    """Return -p log p, 0 where p = 0."""
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.where(p > 0, -p * np.log(p), 0.0)
 

@@ -92,10 +92,7 @@ def generate(
 
 
 def print_comparison(ways: dict[str, Decoder], prompts: list[list[int]]) -> None:
-    """Print the time a token of every decoder, and its speedup over the first.
-
-    All decoders take each prompt in turn, so that a disturbance of the machine affects all of them.
-    """
+    """Print the time a token of every decoder, in turn at each prompt, and its speedup."""
     names = list(ways)
     for decoder in ways.values():
         decoder(prompts[0])  # the first call is slow

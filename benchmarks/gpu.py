@@ -1,6 +1,6 @@
 """Checks and timings that need a GPU: ``make check-gpu``.
 
-First it prints a line for every check, and ends with status 1 if one failed:
+First it prints a line for every check, and ends at one that fails:
 
 - decoding a batch and decoding each prompt alone emit the same tokens, in float32 and bfloat16, and
   padding gives no NaN;
@@ -153,20 +153,6 @@ CHECKS: dict[str, Callable[[torch.device], str]] = {
 }
 
 
-def checked(device: torch.device) -> int:
-    """Run every check, print a line for each, and return the number of failures."""
-    failed = 0
-    for name, check in CHECKS.items():
-        try:
-            print(f"{name}: {check(device)}", flush=True)
-        except Exception as error:  # run the other checks too
-            failed += 1
-            print(f"{name}: FAILED: {type(error).__name__}: {error}", flush=True)
-        if device.type == "cuda":
-            torch.cuda.empty_cache()
-    return failed
-
-
 def speeds(device: torch.device, *, reduced: bool) -> Iterator[Row]:
     """Yield the timings of decoding at every batch size that fits into memory."""
     shapes, count, longest, steps, batches = SHAPES, 500, 1024, 128, [64, 128, 256]
@@ -209,8 +195,10 @@ def main() -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if device.type != "cuda" and not reduced:
         raise SystemExit("error: no CUDA device; add --reduced to run small shapes on the CPU")
-    if failed := checked(device):
-        raise SystemExit(f"{failed} of {len(CHECKS)} checks failed")
+    for name, check in CHECKS.items():
+        print(f"{name}: {check(device)}", flush=True)
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
     for at, row in enumerate(speeds(device, reduced=reduced)):
         if not at:
             print(f"\n| {' | '.join(row)} |\n|{'---|' * len(row)}")

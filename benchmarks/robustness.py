@@ -76,7 +76,6 @@ class Trial:
     """A store of the study; each run is a separate process, which may be killed."""
 
     def __init__(self, overrides: list[str], base: Path, name: str) -> None:
-        """Create `base`; outputs go to its folder `name`."""
         base.mkdir(exist_ok=True)
         self.overrides, self.outputs = overrides, base / name
         self.log = self.outputs.with_suffix(".log")  # output of the runs

@@ -29,17 +29,9 @@ from filelock import FileLock, Timeout
 
 from conf.schema import Ask
 from pipeline.config import files_and_overrides
+from pipeline.engines import servers
 from pipeline.engines.answers import printable
 from pipeline.engines.pages import read_page
-from pipeline.engines.servers import (
-    PATIENCE,
-    Server,
-    checked_answer,
-    fetch,
-    metrics_page,
-    open_server,
-    request_body,
-)
 from pipeline.errors import PipelineError, command, first_line
 from pipeline.files import slug
 from pipeline.shards import progress_bar
@@ -65,14 +57,14 @@ async def _ask(url: str, study: Study) -> None:
     settings = study.config.ask
     key = os.environ.get("OPENAI_API_KEY", "").strip()
     async with httpx2.AsyncClient(
-        timeout=httpx2.Timeout(PATIENCE, read=None, pool=None),  # of the whole: `fetch`
+        timeout=httpx2.Timeout(servers.PATIENCE, read=None, pool=None),  # of the whole: `fetch`
         limits=httpx2.Limits(max_connections=settings.concurrent),
         headers={"Authorization": f"Bearer {key}"} if key else {},
         trust_env=False,
     ) as client:
-        server = await open_server(client, url, settings.model)
+        server = await servers.open_server(client, url, settings.model)
         prompts = _prompts(study)
-        before = await metrics_page(client, server)
+        before = await servers.metrics_page(client, server)
         path = Path(study.config.outputs) / "answers" / f"{_name(study, before)}.jsonl"
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -86,7 +78,7 @@ async def _ask(url: str, study: Study) -> None:
 
 async def _save(
     client: httpx2.AsyncClient,
-    server: Server,
+    server: servers.Server,
     study: Study,
     prompts: Mapping[str, Sequence[int]],
     path: Path,
@@ -95,18 +87,15 @@ async def _save(
     """Ask for the answers that a file lacks; write it, and what lies beside it."""
     settings, wanted = study.config.ask, study.config.distributions
     how = wanted.steps, wanted.temperature, wanted.seed, settings.log_probs
-    requests = {name: request_body(server, ids, *how) for name, ids in prompts.items()}
+    requests = {name: servers.request_body(server, ids, *how) for name, ids in prompts.items()}
     answered = _read_answered(path, requests)
     todo = {name: body for name, body in requests.items() if name not in answered}
     if not todo:
-        print(
-            f"{relative(path)} has all {len(answered)} answers: give ask.name=NAME for those "
-            "of another server"
-        )
+        print(f"{relative(path)} has all {len(answered)} answers: give ask.name=NAME for others")
         return
     began = time.time()
     failed = await _send(client, server, todo, path, settings)
-    after = await metrics_page(client, server)
+    after = await servers.metrics_page(client, server)
     for name, page in (("before", before), ("after", after)):
         place = path.with_suffix(f".{name}.txt")
         place.unlink(missing_ok=True)
@@ -139,11 +128,7 @@ async def _save(
 
 
 def _prompts(study: Study) -> dict[str, list[int]]:
-    """Return the token ids of the study's prompts, sampled where that was not done yet.
-
-    Raises:
-        PipelineError: they do not come from a data set, or targets read them differently.
-    """
+    """Return the token ids of the study's prompts, sampled where that was not done yet."""
     tasks = {task.key: task for task in study.tasks["prompts"]}
     if study.config.distributions.source != "model" or len(tasks) > 1:
         raise PipelineError(
@@ -165,11 +150,7 @@ def _name(study: Study, page: str | None) -> str:
 
 
 def _read_answered(path: Path, requests: Mapping[str, Any]) -> set[str]:
-    """Return the prompts that a file of an earlier run answers; cut off its torn last line.
-
-    Raises:
-        PipelineError: it answers other requests.
-    """
+    """Return the prompts that a file of an earlier run answers; cut off its torn last line."""
     if not path.exists():
         return set()
     whole = path.read_bytes()
@@ -194,7 +175,7 @@ def _read_answered(path: Path, requests: Mapping[str, Any]) -> set[str]:
 
 async def _send(
     client: httpx2.AsyncClient,
-    server: Server,
+    server: servers.Server,
     requests: Mapping[str, Any],
     path: Path,
     settings: Ask,
@@ -229,20 +210,16 @@ async def _send(
 
 
 async def _answer(
-    client: httpx2.AsyncClient, server: Server, request: Any, seconds: float
+    client: httpx2.AsyncClient, server: servers.Server, request: Any, seconds: float
 ) -> tuple[dict[str, Any], float]:
-    """Return the answer to a request and its seconds; asks again while the server is busy.
-
-    Raises:
-        PipelineError: it refuses the request, sends something else, or does not answer at all.
-    """
+    """Return the answer to a request and its seconds; asks again while the server is busy."""
     reason = ""
     for attempt in range(ATTEMPTS):
         if attempt:
             await asyncio.sleep(WAIT * 2 ** (attempt - 1))
         began = time.perf_counter()
         try:
-            status, raw = await fetch(client, server.endpoint, request, seconds)
+            status, raw = await servers.fetch(client, server.endpoint, request, seconds)
         except TimeoutError:
             raise PipelineError(f"no answer in ask.timeout={seconds:g} seconds") from None
         except httpx2.DecodingError as error:  # another attempt would send the same
@@ -261,7 +238,7 @@ async def _answer(
         if httpx2.codes.is_client_error(status) and status != BUSY:
             raise PipelineError(f"the server refuses it ({reason})")
         if httpx2.codes.is_success(status) and not isinstance(body, str) and not refusal:
-            return checked_answer(request, body), time.perf_counter() - began
+            return servers.checked_answer(request, body), time.perf_counter() - began
     raise PipelineError(f"no answer in {ATTEMPTS} attempts ({reason})")
 
 

@@ -75,11 +75,11 @@ def _single(config: DictConfig) -> None:
     from pipeline import sweeps
 
     _, tasks, artifacts = run(config)
-    sweeps.print_single(tasks, artifacts)
+    if tasks[0].stage.printed:
+        sweeps.print_table(sweeps.summary_rows(tasks, artifacts))
 
 
 def _point(config: DictConfig) -> None:
-    """Compute a point of a sweep. Its error is listed at the end, and is the status then."""
     from pipeline import sweeps
 
     job = HydraConfig.get()
@@ -103,11 +103,7 @@ def _point(config: DictConfig) -> None:
 
 
 def run(config: DictConfig) -> tuple[Config, list[Task], list[Artifact]]:
-    """Bring the asked stage up to date; return the settings, and its tasks and artifacts.
-
-    Raises:
-        PipelineError: the configuration or an input is not usable; nothing is lost.
-    """
+    """Bring the asked stage up to date; return the settings, and its tasks and artifacts."""
     from pipeline.study import Study
 
     study = Study(config=config)
@@ -127,10 +123,7 @@ def run(config: DictConfig) -> tuple[Config, list[Task], list[Artifact]]:
 
 
 def _show_report(report: Artifact, place: Path, store: Store) -> None:
-    """Link `place` to a report, which was checked, and say its verdict and where it is.
-
-    Where no link can be written (a full disk, read-only outputs) the report itself is named.
-    """
+    """Link `place` to a report, or name the report where no link can be; say its verdict."""
     shown_at, note = place, ""
     target = Path(os.path.relpath(report.directory, place.parent))
     beside = place.with_name(f".{place.name}.new")

@@ -20,17 +20,11 @@ Tables = dict[str, list[Row]]  # by name
 
 
 class Column(NamedTuple):
-    """A column of a Parquet file.
+    """A column of a Parquet file."""
 
-    Attributes:
-        kind: the type, as Arrow names it: int32, float64, bool, string, list<int32>.
-        meaning: in one line.
-        optional: some artifacts lack the column.
-    """
-
-    kind: str
-    meaning: str
-    optional: bool = False
+    kind: str  # the type, as Arrow names it: int32, float64, bool, string, list<int32>
+    meaning: str  # in one line
+    optional: bool = False  # some artifacts lack the column
 
 
 Columns = dict[str, Column]  # of a file
@@ -98,11 +92,7 @@ def schema(columns: Columns) -> pa.Schema:
 
 
 def check_schema(columns: Columns, schema: pa.Schema, path: Path) -> None:
-    """Check that a file has the columns, in order, and the types that its stage declares.
-
-    Raises:
-        ValueError: it has others.
-    """
+    """Raise a ValueError for a file that has not the columns and types, in order, of its stage."""
     found = list(zip(schema.names, schema.types, strict=True))
     wanted = [
         (name, arrow(column.kind))

@@ -40,11 +40,7 @@ OmegaConf.register_new_resolver("name_of", name_of, replace=True)
 
 
 def config_dirs(words: Iterable[str]) -> tuple[list[Path], list[str]]:
-    """Return the directories of `--config-dir` among the words of a command line, and the rest.
-
-    Raises:
-        PipelineError: one does not exist, or has a file with the name of one of ours.
-    """
+    """Return the directories of `--config-dir` among the words of a command line, and the rest."""
     options = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     options.add_argument("--config-dir", "-cd", action="append", default=[], type=Path)
     given, rest = options.parse_known_args(list(words))
@@ -58,10 +54,7 @@ def config_dirs(words: Iterable[str]) -> tuple[list[Path], list[str]]:
 
 
 def files_and_overrides(words: Iterable[str]) -> tuple[list[str], list[str]]:
-    """Return the files or addresses among the words of a command line, and the overrides.
-
-    An existing file is no override, though its name may hold "=", as answers of stage decoding do.
-    """
+    """Return the files (names may hold "=") or addresses of a command line, and the overrides."""
     folders, rest = config_dirs(words)
     files = [word for word in rest if not OVERRIDE.match(word) or os.path.exists(word)]  # noqa: PTH110
     overrides = [word for word in rest if word not in files]
@@ -69,10 +62,7 @@ def files_and_overrides(words: Iterable[str]) -> tuple[list[str], list[str]]:
 
 
 def composed(words: Iterable[str]) -> DictConfig:
-    """Compose the configuration as ``python -m pipeline`` does.
-
-    Args:
-        words: overrides, and `--config-dir DIR` for a directory with more files.
+    """Compose the configuration as ``python -m pipeline`` does, from the words behind it.
 
     Raises:
         PipelineError: an override or a file is wrong.
@@ -90,11 +80,7 @@ def composed(words: Iterable[str]) -> DictConfig:
 
 
 def refuse(error: Exception, words: Iterable[str]) -> NoReturn:
-    """Raise what Hydra or OmegaConf says about overrides and files, as one line with a hint.
-
-    Raises:
-        PipelineError: always.
-    """
+    """Raise what Hydra or OmegaConf says about overrides and files, as one line with a hint."""
     from analysis.rule_config import nearest  # which imports numpy: only where it is needed
 
     cause = error.__cause__ or error

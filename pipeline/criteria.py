@@ -85,11 +85,7 @@ def _by_name(criteria: Any) -> dict[str, list[Rule]]:
 
 @contextmanager
 def mistakes(key: str = "criteria") -> Iterator[None]:
-    """Raise what is wrong with a rule as an error of a configuration key.
-
-    Raises:
-        PipelineError: a rule raised a ValueError; those of a user's methods are (`Rule.form`).
-    """
+    """Raise what is wrong with a rule as an error of a configuration key."""
     try:
         yield
     except ValueError as error:

@@ -30,11 +30,7 @@ OF_A_STUDY = ("study=", "target=", "drafter=")
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Compare the runs that the command line names.
-
-    Raises:
-        SystemExit: with status 1 where a check fails.
-    """
+    """Compare the runs that the command line names; SystemExit with 1 where a check fails."""
     with command(USAGE, __doc__, arguments):
         files, overrides = files_and_overrides(arguments)
         settings = settings_of(composed(overrides))
@@ -45,8 +41,7 @@ def main(arguments: Sequence[str]) -> None:
         runs = [read_run(Path(file), settings.decoding.draft_length) for file in files]
         lines = screen(runs)
         if len(runs) > 1:
-            statistics = settings.statistics
-            resampling = Resampling(statistics.resamples, statistics.confidence, statistics.seed)
+            resampling = Resampling(**vars(settings.statistics))
             speeds, notes = compare(runs[0], runs[1:], resampling)
             lines = [*screen(runs[1:], speeds), *notes]
         lines += [
@@ -64,7 +59,6 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def _checked(base: Run, runs: Sequence[Run], overrides: Sequence[str]) -> bool:
-    """Print the checks of each run with drafts; return whether all pass."""
     from pipeline.engines.check import CheckedStudy
     from pipeline.study import Study
 

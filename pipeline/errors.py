@@ -22,14 +22,16 @@ received = list[int]()  # signals: Ray raises a KeyboardInterrupt of its own for
 
 
 class PipelineError(Exception):
-    """An error of a user's input: the key or file, its value, the allowed values, the remedy."""
+    """An error of a user's input: the key or file, its value, the allowed values, the remedy.
+
+    Whatever reads an input may raise it; docstrings name it where a caller has to know.
+    """
 
 
 class DamagedError(PipelineError):
     """An artifact differs from its record. The runner sets it aside and makes it anew."""
 
     def __init__(self, directory: Path, reason: str) -> None:
-        """Name the artifact's `directory`, and the file and its damage as `reason`."""
         super().__init__(
             f"{reason}: the command that made this artifact sets it aside and makes it anew"
         )
@@ -44,9 +46,8 @@ OF_INPUTS = (*EXPECTED, ValueError)  # as libraries raise for names and files th
 def first_line(error: BaseException) -> str:
     r"""Return the message of an error in one line, without a full stop.
 
-    Examples:
-        >>> first_line(ValueError("no.\nmore"))
-        'no'
+    >>> first_line(ValueError("no.\nmore"))
+    'no'
     """
     return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(". ")
 
@@ -54,9 +55,8 @@ def first_line(error: BaseException) -> str:
 def one_line(error: BaseException) -> str:
     r"""Return an error as printed: in one line, of a `PipelineError` one for each problem.
 
-    Examples:
-        >>> one_line(ValueError("no\n  more")), one_line(KeyError("t")), one_line(OSError(28, "full", "f"))
-        ('no more', "KeyError: 't'", 'f: full')
+    >>> one_line(ValueError("no\n  more")), one_line(KeyError("t")), one_line(OSError(28, "full", "f"))
+    ('no more', "KeyError: 't'", 'f: full')
     """  # noqa: E501
     if isinstance(error, OSError) and error.filename:
         return f"{error.filename}: {error.strerror}"
@@ -78,11 +78,7 @@ def noted(problems: list[str]) -> Iterator[None]:
 
 
 def say(problems: list[str]) -> None:
-    """Raise the collected problems as one error, if there are any.
-
-    Raises:
-        PipelineError: a line for each problem.
-    """
+    """Raise the collected problems as one error, if there are any."""
     if problems:
         raise PipelineError("\n".join(dict.fromkeys(problems)))
 

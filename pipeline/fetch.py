@@ -22,11 +22,7 @@ from pipeline.study import models_named
 
 
 def fetch(config: schema.Config) -> None:
-    """Fetch missing files, and print the commit and the folder of each model and data set.
-
-    Raises:
-        PipelineError: the hub can't be reached, or lacks a file; a line for each repository.
-    """
+    """Fetch missing files, and print the commit and the folder of each model and data set."""
     problems, prompts = list[str](), config.prompts
     with noted(problems):
         _fetch(

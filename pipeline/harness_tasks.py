@@ -60,11 +60,7 @@ class Question:
 
 
 def task_file(name: str) -> Path | None:
-    """Return the YAML file of a task; None for one that the harness knows by name.
-
-    Raises:
-        PipelineError: there is no such file.
-    """
+    """Return the YAML file of a task; None for one that the harness knows by name."""
     for path in (FOLDER / f"{name}.yaml", Path(name)):
         if path.suffix == ".yaml" and path.is_file():
             return path
@@ -74,11 +70,7 @@ def task_file(name: str) -> Path | None:
 
 
 def task_entries(name: str) -> dict[str, str]:
-    """Return a task's name and version; of a file the digest of it and the files that it names.
-
-    Raises:
-        PipelineError: there is no such file.
-    """
+    """Return a task's name and version; of a file the digest of it and the files that it names."""
     file = task_file(name)
     if file is None:
         content = f"lm_eval {version('lm_eval') if find_spec('lm_eval') else ''}"
@@ -93,11 +85,7 @@ def task_entries(name: str) -> dict[str, str]:
 
 
 def questions(stage_task: Task, tokenizer: Any) -> list[Question]:
-    """Return the questions of stage accuracy's task, one of each harness task in turn.
-
-    Raises:
-        PipelineError: a task can't be loaded, or no method answers it.
-    """
+    """Return the questions of stage accuracy's task, one of each harness task in turn."""
     tasks: dict[str, Any] = {}
     for name, task in _load(stage_task.runtime.extra["tasks"]):
         reason = "two tasks have this name" if name in tasks else _refused(task)

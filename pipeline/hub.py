@@ -59,18 +59,13 @@ class Identities:
     """Resolves identities, remembering file hashes in `memo` (a JSON file of the store)."""
 
     def __init__(self, memo: Path) -> None:
-        """Use the memo file `memo`, which need not exist."""
         self._path = memo
         self._memo: dict[str, str] = {}
         with suppress(PipelineError):  # a damaged one is made anew
             self._memo = read_json(memo)
 
     def model(self, path: str, revision: str | None, key: str) -> Identity:
-        """Return the identity of a model; `key` is the configuration key for errors.
-
-        Raises:
-            PipelineError: it is no model directory, or a file of a converted model is damaged.
-        """
+        """Return the identity of a model; `key` is the configuration key for errors."""
         local = local_path(path, key)
         if local is None:
             return Identity(hub=path, commit=hub_commit(path, revision, "model", key))
@@ -204,12 +199,8 @@ def hub_files(
 ) -> Path:
     """Return a local snapshot of a hub model (or dataset) with the files of `patterns`.
 
-    Args:
-        name: owner/name.
-        revision: a branch, tag or commit; None is main.
-        patterns: of the files' paths, in which * crosses folders.
-        key: of the configuration, for errors.
-        kind: model or dataset.
+    In patterns * crosses folders. `revision` is a branch, tag or commit, None is main; `key` is the
+    configuration's, for errors; `kind` is model or dataset.
 
     Raises:
         PipelineError: the hub does not give a file, or a damaged one.
@@ -263,10 +254,7 @@ def _reference(name: str, revision: str | None, kind: str) -> Path:
 
 
 def _damaged_blobs(folder: Path, patterns: Sequence[str]) -> list[str]:
-    """Return the files of a snapshot that link to damaged blobs of its repository.
-
-    Whatever else a link of the snapshot leads to is the user's, and not judged.
-    """
+    """Return the files of a snapshot that link to damaged blobs; other links are the user's."""
     blobs, names = (folder.parents[1] / "blobs").resolve(), []
     for path in matching(folder, patterns):
         if path.is_symlink():

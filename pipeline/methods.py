@@ -54,22 +54,17 @@ Few = Annotated[int, Field(ge=1, le=MOST_NODES)]
 
 @dataclass(frozen=True, config=CHECKED)
 class DraftTree:
-    """The shape of a method's drafts, without its draft length.
+    """The shape of a method's drafts, without its draft length."""
 
-    Attributes:
-        shape: one of SHAPES.
-        width: children of a token (batch, symmetric); of a dynamic tree also tokens with children.
-        nodes: drafted tokens (optimal, dynamic).
-        acceptance: R over sibling indices (optimal), once stage drafts has measured it.
-    """
-
+    # one of SHAPES
     shape: Literal["sequence", "batch", "symmetric", "spec_infer", "optimal", "dynamic"]
+    # children of a token (batch, symmetric); of a dynamic tree also tokens with children
     width: Few | None = None
-    nodes: Few | None = None
+    nodes: Few | None = None  # drafted tokens (optimal, dynamic)
+    # R over sibling indices (optimal), once stage drafts has measured it
     acceptance: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
-        """Check that the keys are those of the shape."""
         given = [key for key in OF_TREE if getattr(self, key) is not None]
         keys = SHAPES[self.shape][0]
         check_keys(given, keys, f"tree: {self.shape}")
@@ -124,24 +119,18 @@ class DraftTree:
 
 @dataclass(frozen=True, config=CHECKED)
 class Method:
-    """One way to decode.
+    """One way to decode."""
 
-    Attributes:
-        drafter: model, prompt_lookup, or none for the baseline.
-        draft_length: drafted tokens a call, of a tree in a row; 0 for the baseline.
-        rule: the acceptance rule, None for the baseline and for sampling alone.
-        sampling: the sampling scheme, None for a rule alone. A baseline has races if its methods
-            race, so that its tokens come from the same race.
-        temperature: 0 is greedy.
-        tree: the shape of its drafts; None is a chain.
-    """
-
+    # model, prompt_lookup, or none for the baseline
     drafter: Literal["model", "prompt_lookup", "none"]
+    # drafted tokens a call, of a tree in a row; 0 for the baseline
     draft_length: Annotated[int, Field(ge=0, le=MOST_NODES)]
-    rule: Rule | None = None
+    rule: Rule | None = None  # the acceptance rule, None for the baseline and for sampling alone
+    # the sampling scheme, None for a rule alone. A baseline has races if its methods race, so that
+    # its tokens come from the same race
     sampling: Literal["speculative", "argmax", "races"] | None = None
-    temperature: Annotated[float, Field(ge=0)] = 0.0
-    tree: DraftTree | None = None
+    temperature: Annotated[float, Field(ge=0)] = 0.0  # 0 is greedy
+    tree: DraftTree | None = None  # the shape of its drafts; None is a chain
 
     @property
     def drafts_most_probable(self) -> bool:
@@ -204,10 +193,7 @@ class Method:
         return self.rule is None or isinstance(self.rule, StrictGreedy | Tree)
 
     def to_mapping(self) -> dict[str, Any]:
-        """Return the method as plain values, from which `read_method` makes it again.
-
-        The rates that stage drafts measured for its tree are left out: artifacts determine them.
-        """
+        """Return the method as plain values, for `read_method`, without the measured rates."""
         mapping = {key: getattr(self, key) for key in OF_METHOD}
         if self.rule is not None:
             mapping["rule"] = to_mapping(self.rule)
@@ -283,7 +269,6 @@ def _of_criteria(entry: Any) -> bool:
 
 
 def _built(entry: Any, criteria: Sequence[Rule], where: str) -> Iterator[Method]:
-    """Yield the methods of one entry."""
     if not isinstance(entry, Mapping):
         raise PipelineError(f"{where}={entry!r} is not allowed: give a mapping such as {EXAMPLE}")
     try:
@@ -317,7 +302,6 @@ def _method(entry: Mapping[str, Any], where: str, rule: Rule | None = None) -> M
 
 
 def _tree(mapping: Mapping[str, Any], where: str) -> DraftTree | None:
-    """Return the tree of a method's mapping, if it has one."""
     given = {key: mapping[key] for key in OF_TREE if mapping.get(key) is not None}
     if mapping.get("tree") is None:
         for key, value in given.items():
@@ -327,7 +311,6 @@ def _tree(mapping: Mapping[str, Any], where: str) -> DraftTree | None:
 
 
 def _of_length(method: Method, length: int) -> Method:
-    """Return the method with a draft length; a tree rule's tree has few enough nodes."""
     if isinstance(method.rule, Tree):
         sizes = accumulate(method.rule.m**level for level in range(1, MOST_OF_CRITERIA + 1))
         deepest = sum(size <= MOST_OF_CRITERIA for size in sizes)

@@ -21,15 +21,9 @@ EXAMPLE = '{"text": "Hi"}'  # of a row
 
 
 def source_files(path: str, commit: str | None, split: str | None) -> list[Path]:
-    """Return the files of a source, fetched from the hub when it is not local.
+    """Return the files of a source (a file, a directory or a hub id, then of a commit).
 
-    Args:
-        path: a file, a directory or a hub id.
-        commit: the commit of a hub data set.
-        split: a part of it, the files `<split>.*`, `<split>-*` and `<split>/*`; None is all files.
-
-    Raises:
-        PipelineError: there is no such file, or the files are not all of one format.
+    `split` is a part of it, the files `<split>.*`, `<split>-*` and `<split>/*`; None is all files.
     """
     root, patterns = local_path(path, KEY), list(PROMPT_FILES)
     if split is not None:
@@ -55,11 +49,6 @@ class Source:
     """The rows of all files of a source, in their order."""
 
     def __init__(self, files: Sequence[Path]) -> None:
-        """Read `files`, all of one kind.
-
-        Raises:
-            PipelineError: one can't be read, or there are no rows.
-        """
         parquet = files[0].suffix == ".parquet"
         self._table = _parquet(files) if parquet else None
         self._lines = [] if parquet else [line for file in files for line in _lines(file)]
@@ -67,15 +56,9 @@ class Source:
             raise PipelineError(f"{KEY}: {files[0]} holds no rows")
 
     def __len__(self) -> int:
-        """Return the number of rows."""
         return len(self._lines) if self._table is None else len(self._table)
 
     def __getitem__(self, at: int) -> Mapping[str, Any]:
-        """Return row `at`, from 0.
-
-        Raises:
-            PipelineError: it can't be read, or is no mapping.
-        """
         if self._table is not None:
             return self._table[at]
         place, line = self._lines[at]
@@ -83,8 +66,7 @@ class Source:
             row = json.loads(line)
         except (ValueError, RecursionError) as error:
             raise PipelineError(
-                f"{KEY}: {place} is no JSON: {first_line(error)}. Expected is one object a line, "
-                f"as {EXAMPLE}"
+                f"{KEY}: {place} is no JSON: {first_line(error)}. Give one object a line, {EXAMPLE}"
             ) from error
         if not isinstance(row, dict):
             raise PipelineError(f"{KEY}: {place}: expected an object, as {EXAMPLE}")

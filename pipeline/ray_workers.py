@@ -38,11 +38,7 @@ class There:
 
 @contextmanager
 def ray_workers(task: Task, inputs: Inputs, open_worker: OpenWorker) -> Iterator[There]:
-    """Start the workers of a task; they end with the context.
-
-    Raises:
-        PipelineError: there are too few processors or GPUs, or worker after worker dies.
-    """
+    """Start the workers of a task; they end with the context."""
     ray = connect()
     count, processors, gpus = allocate(ray.cluster_resources(), task.runtime.models[0])
     host = ray.remote(Here).options(
@@ -78,11 +74,7 @@ def connect() -> Any:
 
 
 def allocate(there: Mapping[str, float], spec: Any) -> tuple[int, int, int]:
-    """Return the number of workers, by default one a GPU, and processors and GPUs of each.
-
-    Raises:
-        PipelineError: `there` are fewer processors ("CPU") or GPUs ("GPU"), as Ray counts them.
-    """
+    """Return the number of workers, by default one a GPU, and processors and GPUs of each."""
     device, threads = spec.device.name, spec.device.threads
     processors, gpus = int(there.get("CPU", 0)), int(there.get("GPU", 0))
     on_gpus = device.startswith("cuda") or (device == "auto" and gpus > 0)

@@ -61,9 +61,6 @@ def compute_shards(
         open_worker: loads what is needed, here or in another process.
         steps: the most that an item can have, for the progress bar.
         unit: of the progress bar, in the singular.
-
-    Raises:
-        PipelineError: an item alone does not fit into the memory.
     """
     out.shards.mkdir(exist_ok=True)
     shards = list(_finished(out.shards))
@@ -161,14 +158,8 @@ def join(shards: Sequence[Shard], order: Sequence[str], out: Out) -> None:
 def write_tables(task: Task, out: Out, shards: Sequence[Tables], unit: str) -> None:
     """Write the tables of an artifact from the rows of its shards, in order; report failures.
 
-    Args:
-        task: what is made.
-        out: where it is made.
-        shards: of each, rows by table; of one that failed, a row with its reason in failures.
-        unit: what a shard is of, in the singular.
-
-    Raises:
-        PipelineError: every shard failed.
+    A shard that failed has a row with its reason in failures; if all have, that is an error. `unit`
+    says what a shard is of, in the singular.
     """
     for name in task.stage.tables:
         out.write_rows([row for shard in shards for row in shard.get(name, [])], name)

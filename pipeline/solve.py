@@ -36,11 +36,7 @@ def main(overrides: Sequence[str]) -> None:
 
 
 def tables(study: Study) -> dict[str, list[Json]]:
-    """Return the rows of three tables: solved settings, tokens per call promised, KL needed.
-
-    Raises:
-        PipelineError: the stage distributions was not computed.
-    """
+    """Return the rows of three tables: solved settings, tokens per call promised, KL needed."""
     with mistakes("solve.rules"):
         ranges = [
             build_range(entry if isinstance(entry, Mapping) else {"rule": entry})
@@ -79,7 +75,6 @@ def print_tables(rows_of: Mapping[str, Sequence[Json]], study: Study) -> None:
 
 
 def _pivot(rows: Sequence[Json], key: str, value: str, whose: Mapping[str, str]) -> list[Json]:
-    """Return rows with the values of a key as columns: a value with its interval, as text."""
     wide: dict[tuple[Any, ...], Json] = {}
     for row in rows:
         named = {name: row[name] for name in ("target", "rule")}
@@ -95,11 +90,6 @@ class SolvedTarget:
     """The stored steps of a target, and the drafts there."""
 
     def __init__(self, study: Study, name: str) -> None:
-        """Read the target `name`.
-
-        Raises:
-            PipelineError: the stage distributions was not computed.
-        """
         dump = study.artifact("distributions", name)
         drafts = study.store.find(study.task("drafts", name)) if study.tasks["drafts"] else None
         self.label = study.config.targets[name].label

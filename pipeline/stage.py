@@ -23,8 +23,9 @@ if TYPE_CHECKING:
 
     from analysis.rules import Rule
     from analysis.statistics.bootstrap import Resampling
+    from conf.schema import Device, Execution, HeadConfig, ModelConfig
+    from pipeline.hub import Identity
     from pipeline.methods import Method
-    from pipeline.models.spec import ModelSpec
 
 RECORD = "record.json"
 Json = dict[str, Any]
@@ -45,31 +46,24 @@ def statistics_entries(bootstrap: Resampling) -> Json:
 
 @dataclass(frozen=True)
 class Stage:
-    """A stage of the pipeline.
+    """A stage of the pipeline."""
 
-    Attributes:
-        name: that of its module, of its directory, and in `stage=NAME`.
-        version: raised whenever its results change: its artifacts, and all that are made from
-            them, are then made anew.
-        upstream: the stages that its artifacts may be made from.
-        tables: the columns of each Parquet file; the files carry their meanings as metadata.
-        plan: returns the artifacts that a `pipeline.study.Study` needs, target by target. Cheap: it
-            loads no model.
-        compute: writes an artifact.
-        check: refuses a study, by a PipelineError, before any file is looked at.
-        summary: rows of an artifact, for the terminal and for the table of a sweep.
-        printed: whether a single run prints these rows as well.
-    """
-
-    name: str
+    name: str  # that of its module, of its directory, and in `stage=NAME`
+    # raised whenever its results change: its artifacts, and all that are made from them, are then
+    # made anew
     version: int
-    upstream: tuple[str, ...]
+    upstream: tuple[str, ...]  # the stages that its artifacts may be made from
+    # the columns of each Parquet file; the files carry their meanings as metadata
     tables: Mapping[str, Columns]
+    # returns the artifacts that a `pipeline.study.Study` needs, target by target. Cheap: it loads
+    # no model
     plan: Callable[[Any], Iterable[Task]]
-    compute: Callable[[Task, Inputs, Out], None]
+    compute: Callable[[Task, Inputs, Out], None]  # writes an artifact
+    # refuses a study, by a PipelineError, before any file is looked at
     check: Callable[[Any], None] | None = None
+    # rows of an artifact, for the terminal and for the table of a sweep
     summary: Callable[[Task, Artifact], list[Json]] = row_counts
-    printed: bool = False
+    printed: bool = False  # whether a single run prints these rows as well
 
     def schema(self, name: str = "data") -> pa.Schema:
         """Return the Arrow schema of one of its files."""
@@ -77,24 +71,37 @@ class Stage:
 
 
 @dataclass(frozen=True)
+class ModelSpec:
+    """A model, or a head, and how it runs; `key` is its configuration key, for errors."""
+
+    key: str
+    identity: Identity
+    settings: ModelConfig
+    device: Device
+    execution: Execution
+    head: HeadConfig | None = None
+
+    @property
+    def entries(self) -> Json:
+        """What results depend on, as JSON values: its files, precision, attention and head."""
+        entries: Json = {**self.identity.entries}
+        entries |= self.settings.model_dump(include={"dtype", "head_dtype", "attention"})
+        if self.head is not None:
+            entries |= {"head": self.head.model_dump(exclude_none=True)}
+        return entries
+
+
+@dataclass(frozen=True)
 class Runtime:
-    """What a task takes to be computed and summed up besides its settings and inputs.
+    """What a task takes to be computed and summed up besides its settings and inputs."""
 
-    Attributes:
-        label: its target as printed.
-        statistics: the bootstrap's settings.
-        models: those that it loads: a target alone, or a target and its drafter.
-        rules: those that its settings describe.
-        methods: likewise.
-        extra: paths, and what else one stage needs, by name.
-    """
-
-    label: str
-    statistics: Resampling
+    label: str  # its target as printed
+    statistics: Resampling  # the bootstrap's settings
+    # those that it loads: a target alone, or a target and its drafter
     models: tuple[ModelSpec, ...] = ()
-    rules: tuple[Rule, ...] = ()
-    methods: tuple[Method, ...] = ()
-    extra: Json = field(default_factory=dict)
+    rules: tuple[Rule, ...] = ()  # those that its settings describe
+    methods: tuple[Method, ...] = ()  # likewise
+    extra: Json = field(default_factory=dict)  # paths, and what else one stage needs, by name
 
     @property
     def pair(self) -> str:
@@ -104,21 +111,13 @@ class Runtime:
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """An artifact that may not exist yet.
+    """An artifact that may not exist yet."""
 
-    Attributes:
-        stage: the stage that makes it.
-        label: printed, and in the name of its directory.
-        settings: all that its content depends on besides its inputs, as JSON values.
-        inputs: the artifacts that it is made from, by name.
-        runtime: what it takes besides, which no content depends on.
-    """
-
-    stage: Stage
-    label: str
-    settings: Json
-    inputs: Mapping[str, Task]
-    runtime: Runtime
+    stage: Stage  # the stage that makes it
+    label: str  # printed, and in the name of its directory
+    settings: Json  # all that its content depends on besides its inputs, as JSON values
+    inputs: Mapping[str, Task]  # the artifacts that it is made from, by name
+    runtime: Runtime  # what it takes besides, which no content depends on
 
     @cached_property
     def key(self) -> str:
@@ -192,10 +191,7 @@ class Artifact:
     ) -> pa.Table:
         """Read a Parquet file; damage done since `check` is found by the checksums of its pages.
 
-        Args:
-            name: of the file.
-            columns: that are read; None: all.
-            rule: the label of a rule, whose row groups alone are read.
+        `rule` is the label of a rule, whose row groups alone are read.
 
         Raises:
             DamagedError: it can't be read, or has other columns than its stage writes.

@@ -166,7 +166,6 @@ class Store:
     def _publish(
         self, task: Task, out: Out, contents: Mapping[str, str], seconds: float
     ) -> Artifact:
-        """Record, sync and rename a finished artifact to its place."""
         files = {}
         for path in sorted(out.directory.rglob("*")):
             if path.is_file():

@@ -52,14 +52,9 @@ def read_distributions(artifact: Artifact) -> TopK:
 def resampled(
     steps: pa.Table, distributions: Task, statistics: Resampling
 ) -> tuple[Trajectories, PromptBootstrap]:
-    """Return the trajectories of steps, and resamples of their prompts.
+    """Return the trajectories of steps (prompt_id, position), and resamples of their prompts.
 
     Of an engine's log the pieces of an answer, and the choices of a prompt, stay together.
-
-    Args:
-        steps: with columns prompt_id and position.
-        distributions: the task of the stage that they come from.
-        statistics: of the bootstrap.
     """
     trajectories = Trajectories.from_positions(steps["position"].to_numpy())
     clusters = None
@@ -89,10 +84,7 @@ def read_steps(artifact: Artifact) -> Steps:
 
 
 def drafted_kl(artifact: Artifact) -> Floats:
-    """Return KL(p||q) of every step of an artifact of stage drafts, at the first depth.
-
-    Of a head with a reduced vocabulary it is that of its completed q'.
-    """
+    """Return KL(p||q) at the first depth of every step of stage drafts; that of a completed q'."""
     if not artifact.facts.get("completed"):
         return np.asarray(artifact.read(columns=["kl"])["kl"].to_numpy())
     table = artifact.read(columns=["full_kl", "argmax_rank"])

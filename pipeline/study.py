@@ -23,8 +23,7 @@ from pipeline.config import composed, settings_of
 from pipeline.criteria import build_rules, decoded_rules, rule_entries
 from pipeline.errors import PipelineError, noted, say
 from pipeline.hub import Identities, local_path
-from pipeline.models.spec import ModelSpec
-from pipeline.stage import Artifact, Json, Runtime, Stage, Task, with_inputs
+from pipeline.stage import Artifact, Json, ModelSpec, Runtime, Stage, Task, with_inputs
 from pipeline.store import Store, relative
 
 if TYPE_CHECKING:
@@ -51,11 +50,7 @@ class Study:
     """
 
     def __init__(self, *overrides: str, config: DictConfig | None = None) -> None:
-        """Compose the configuration from `overrides`, check it, and plan every stage.
-
-        Args:
-            overrides: as on the command line.
-            config: a composed configuration, in their place.
+        """Compose the configuration (from `overrides`, unless it is given), check and plan it.
 
         Raises:
             PipelineError: the configuration or an input is not usable; a line for each problem.
@@ -107,11 +102,7 @@ class Study:
         return ModelSpec(key, identity, model, device, execution=execution, head=head)
 
     def log_entries(self, target: str) -> Json:
-        """Return what results depend on of the engine's log that is a target.
-
-        Raises:
-            PipelineError: there is no such file.
-        """
+        """Return what results depend on of the engine's log that is a target."""
         key, path = f"targets.{target}.path", self.config.targets[target].path
         local, log = local_path(path, key), self.config.distributions.log
         if local is None or not local.is_file():
@@ -127,10 +118,8 @@ class Study:
     def rule_tasks(self, stage: Stage, above: str, **settings: Any) -> list[Task]:
         """Return a task of a stage for each one of the stage `above` it, with all rules.
 
-        Args:
-            stage: the stage.
-            above: by name, the one input of its tasks; they take no model of it.
-            settings: what the content depends on besides the rules.
+        The task above is its one input. `settings` are what the content depends on besides the
+        rules.
         """
         settings = {"rules": [rule_entries(rule) for rule in self.rules], **settings}
         pairs = zip(self.config.targets.values(), self.tasks[above], strict=False)  # or no task
@@ -230,11 +219,7 @@ class Study:
         return read_distributions(self.artifact("distributions", target))
 
     def words(self, target: str) -> dict[int, str]:
-        """Return the text of every token of a target, by its id.
-
-        Tokens without a text are left out: those of an engine's log, or where the tokenizer is not
-        at hand any more.
-        """
+        """Return the texts of a target's tokens by id, of those that are known (`token_texts`)."""
         from pipeline.models.token_texts import token_texts
 
         task, dump = self.task("distributions", target), self.artifact("distributions", target)
@@ -248,7 +233,6 @@ def models_named(config: schema.Config) -> dict[str, ModelConfig]:
 
 
 def _closure(name: str) -> frozenset[str]:
-    """Return a stage and all it is made from, by name."""
     return frozenset({name}).union(*(_closure(above) for above in STAGES[name].upstream))
 
 

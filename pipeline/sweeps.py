@@ -43,11 +43,7 @@ class Sweep(Callback):
             point.unlink()
 
     def on_multirun_end(self, config: DictConfig, **_: Any) -> None:
-        """Print and write the table and the plot.
-
-        Raises:
-            SystemExit: with status 1 where a point has failed.
-        """
+        """Print and write the table and the plot; SystemExit with 1 where a point has failed."""
         with terminal():
             if collect(Path(config.hydra.sweep.dir)):
                 raise SystemExit(1)
@@ -61,12 +57,6 @@ def summary_rows(tasks: list[Task], artifacts: list[Artifact]) -> list[Json]:
     """Return the rows of a table that sums up artifacts."""
     pairs = zip(tasks, artifacts, strict=True)
     return [row for task, artifact in pairs for row in task.stage.summary(task, artifact)]
-
-
-def print_single(tasks: list[Task], artifacts: list[Artifact]) -> None:
-    """Print the rows of a single run of a stage whose rows are printed."""
-    if tasks[0].stage.printed:
-        print_table(summary_rows(tasks, artifacts))
 
 
 def write_rows(rows: Sequence[Mapping[str, Any]], file: Path) -> None:
@@ -85,10 +75,7 @@ def write_rows(rows: Sequence[Mapping[str, Any]], file: Path) -> None:
 
 
 def print_table(rows: Sequence[Mapping[str, Any]]) -> None:
-    """Print rows as a table, without empty columns: a statistic with its ends in one cell.
-
-    Without pandas, whose import takes longer than many a table is worth.
-    """
+    """Print rows as a table, without empty columns, without pandas, which is slow to import."""
     names = dict.fromkeys(name for row in rows for name in row)
     if "method" in names:  # which names the rule as well
         names.pop("rule", None)

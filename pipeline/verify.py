@@ -27,8 +27,7 @@ def _verify(outputs: Path) -> int:
     store = Store(outputs / "artifacts")
     if not store.root.is_dir():
         raise PipelineError(
-            f"{store.root} does not exist: nothing was computed there. Another place: "
-            "python -m pipeline.verify OUTPUTS"
+            f"{store.root} does not exist: give another, python -m pipeline.verify OUTPUTS"
         )
     count = damaged = 0
     for artifact in store.all(STAGES.values()):

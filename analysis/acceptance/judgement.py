@@ -35,27 +35,20 @@ RATIO_ROUNDING = 1e-13
 
 @dataclass(frozen=True, eq=False)
 class Steps:
-    """A drafter and its target at the N steps of P trajectories, in order.
+    """A drafter and its target at the N steps of P trajectories, in order."""
 
-    Attributes:
-        target: the target's distributions.
-        position: (N,) 0-based, within each trajectory.
-        kl: (N,) KL(p||q) over the full vocabulary, nats; of a head with a reduced vocabulary
-            KL(p||q') at depth 1, inf where q' drafts another token or the head lacks the target's
-            argmax, and inf at deeper depths.
-        draft_rank: (N,) target rank of the drafted token, the drafter's argmax, from 1.
-        draft_log_prob: (N,) target log-probability of the drafted token.
-        argmax_rank: (N,) rank of the target's argmax under the drafter, from 1.
-        deeper: for a head, the same at depths 2, 3, ... of its drafts; empty for a language model,
-            whose q does not depend on the depth.
-    """
-
-    target: TopK
-    position: NDArray[np.int32]
+    target: TopK  # the target's distributions
+    position: NDArray[np.int32]  # (N,) 0-based, within each trajectory
+    # (N,) KL(p||q) over the full vocabulary, nats; of a head with a reduced vocabulary KL(p||q') at
+    # depth 1, inf where q' drafts another token or the head lacks the target's argmax, and inf at
+    # deeper depths
     kl: Floats
+    # (N,) target rank of the drafted token, the drafter's argmax, from 1
     draft_rank: NDArray[np.int32]
-    draft_log_prob: Floats
-    argmax_rank: NDArray[np.int32]
+    draft_log_prob: Floats  # (N,) target log-probability of the drafted token
+    argmax_rank: NDArray[np.int32]  # (N,) rank of the target's argmax under the drafter, from 1
+    # for a head, the same at depths 2, 3, ... of its drafts; empty for a language model, whose q
+    # does not depend on the depth
     deeper: Sequence[Steps] = ()
 
     def __len__(self) -> int:
@@ -91,23 +84,14 @@ class Steps:
 
 @dataclass(frozen=True, eq=False)
 class Judgement:
-    """A rule applied to every step.
+    """A rule applied to every step."""
 
-    Attributes:
-        rule: the rule.
-        lower: (N,) lower ends of the certificates, nats; +inf where nothing is rejected.
-        upper: (N,) upper ends; equal to `lower` where exact.
-        accepted: (N,) whether the draft is accepted.
-        certified: (N,) whether its KL is below `lower` by more than the rounding of both.
-        deeper: the same at the deeper depths of the steps.
-    """
-
-    rule: Rule
-    lower: Floats
-    upper: Floats
-    accepted: Flags
-    certified: Flags
-    deeper: Sequence[Judgement] = ()
+    rule: Rule  # the rule
+    lower: Floats  # (N,) lower ends of the certificates, nats; +inf where nothing is rejected
+    upper: Floats  # (N,) upper ends; equal to `lower` where exact
+    accepted: Flags  # (N,) whether the draft is accepted
+    certified: Flags  # (N,) whether its KL is below `lower` by more than the rounding of both
+    deeper: Sequence[Judgement] = ()  # the same at the deeper depths of the steps
 
     @property
     def by_depth(self) -> list[Judgement]:

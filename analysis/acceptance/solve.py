@@ -36,17 +36,11 @@ Passing = Callable[[Sequence[Rule], Integers], Flags]  # (n, R): n steps by inde
 
 @dataclass(frozen=True)
 class Goal:
-    """The goal of a search: a share of the steps, or tokens per call.
+    """The goal of a search: a share of the steps, or tokens per call."""
 
-    Attributes:
-        wanted: the share, in (0, 1], or the tokens per verification call, at least 1.
-        calls: whether it is tokens per call.
-        draft_length: of the calls; None for drafts of unlimited length.
-    """
-
-    wanted: float
-    calls: bool = False
-    draft_length: int | None = None
+    wanted: float  # the share, in (0, 1], or the tokens per verification call, at least 1
+    calls: bool = False  # whether it is tokens per call
+    draft_length: int | None = None  # of the calls; None for drafts of unlimited length
 
     def sums(self, passed: Flags, trajectories: Trajectories) -> tuple[Numbers, Numbers]:
         """Return numerator and denominator of the goal, (P,) each, from (D, N) passing steps."""
@@ -57,19 +51,14 @@ class Goal:
 
 
 class Solution(NamedTuple):
-    """The result of a search.
+    """The result of a search."""
 
-    Attributes:
-        rule: the strictest rule that reaches the goal; None if the end of the range does not.
-        value: its parameter, with its interval over prompts; NaN beyond the end of the range.
-        reached: share or tokens per call at this value, or at the end of the range; NaN without a
-            call.
-    """
-
+    # the strictest rule that reaches the goal; None if the end of the range does not
     rule: Rule | None
-    value: float
+    value: float  # its parameter, with its interval over prompts; NaN beyond the end of the range
     ci_low: float
     ci_high: float
+    # share or tokens per call at this value, or at the end of the range; NaN without a call
     reached: float
 
 
@@ -94,15 +83,14 @@ def solve(
         bootstrap: over the prompts of the steps.
         trajectories: of the steps.
 
-    Examples:
-        >>> from ..rule_config import build_range
-        >>> dist = TopK.from_probabilities([[0.6, 0.3, 0.1], [0.5, 0.4, 0.1]])
-        >>> searched = build_range({"rule": "additive"})
-        >>> steps = Trajectories.from_positions(np.array([0, 0]))
-        >>> bootstrap = PromptBootstrap(steps.prompts, 20, 0.9, 0)
-        >>> (solution,) = solve(dist, searched, 0.06, [Goal(1.0)], bootstrap, steps)
-        >>> solution.value, solution.reached
-        (0.3001, 1.0)
+    >>> from ..rule_config import build_range
+    >>> dist = TopK.from_probabilities([[0.6, 0.3, 0.1], [0.5, 0.4, 0.1]])
+    >>> searched = build_range({"rule": "additive"})
+    >>> steps = Trajectories.from_positions(np.array([0, 0]))
+    >>> bootstrap = PromptBootstrap(steps.prompts, 20, 0.9, 0)
+    >>> (solution,) = solve(dist, searched, 0.06, [Goal(1.0)], bootstrap, steps)
+    >>> solution.value, solution.reached
+    (0.3001, 1.0)
     """
 
     def certified(rules: Sequence[Rule], part: Integers) -> Flags:
@@ -167,7 +155,6 @@ def _solve(
 
 
 def _settings(searched: ParameterRange) -> list[Rule]:
-    """Return the rule at every setting, from strict to relaxed."""
     (rule, end), parameter = searched.rules, searched.parameter
     strict, distance = searched.value(rule), searched.value(end) - searched.value(rule)
     kind = type(rule.parameters[parameter])
@@ -178,10 +165,7 @@ def _settings(searched: ParameterRange) -> list[Rule]:
 
 
 def _first_passing(settings: Sequence[Rule], passing: Passing, steps: Integers) -> Integers:
-    """Return the (n,) place of the first of S settings at which each step passes; S if none.
-
-    Of a grid of settings the first decides between which two the place is searched again.
-    """
+    """Return the (n,) place of the first of S settings at which each step passes; S if none."""
     found = np.full(len(steps), len(settings))
     if not len(steps) or not len(settings):
         return found

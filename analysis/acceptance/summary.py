@@ -54,10 +54,7 @@ def rule_statistics(steps: Steps, judgement: Judgement, bootstrap: PromptBootstr
 
 
 def margins(slack: Floats, accepted: NDArray[np.bool_]) -> pd.DataFrame:
-    """Return the steps, and the accepted ones, by their margin (`Steps.slack`), (N,) each.
-
-    One row for each bin of `MARGINS` from low (exclusive) to high (inclusive).
-    """
+    """Return the steps, and the accepted ones, by bins of `MARGINS` (low, high] of (N,) slacks."""
     place = np.digitize(slack, MARGINS[1:-1], right=True)
     size = len(MARGINS) - 1
     return pd.DataFrame(
@@ -144,6 +141,5 @@ def _row(statistic: str, value: Any, low: Any, high: Any) -> Row:
 
 
 def _quantile(bootstrap: PromptBootstrap, values: Floats, level: float = 0.5) -> list[float]:
-    """Return a quantile of (N,) values, and its ends."""
     points, draws = bootstrap.quantiles(values, [level])
     return [float(part[0]) for part in (points, *bootstrap.interval(draws))]

@@ -35,30 +35,21 @@ Run = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Advice:
-    """The advice for a target, in plain sentences with numbers.
-
-    Attributes:
-        outcome: draft, do not draft, not decided or not measured.
-        sentence: the verdict, ready to quote.
-        beside: sentences on faster methods that are not sure, and on relaxed rules.
-        drafters: the fastest lossless method of each drafter, the study's own first: a row of
-            `analysis.decoding.speed.speed` with its `answer`: yes, no or not decided.
-    """
+    """The advice for a target, in plain sentences with numbers."""
 
     target: str
-    outcome: str
-    sentence: str
-    beside: Sequence[str]
+    outcome: str  # draft, do not draft, not decided or not measured
+    sentence: str  # the verdict, ready to quote
+    beside: Sequence[str]  # sentences on faster methods that are not sure, and on relaxed rules
+    # the fastest lossless method of each drafter, the study's own first: a row of
+    # `analysis.decoding.speed.speed` with its `answer`: yes, no or not decided
     drafters: Sequence[Run] = ()
 
 
 def engines(runs: pd.DataFrame, head: bool, match: str) -> list[str]:
     """Return the engines that run each method; empty for trees, races and rules of no engine.
 
-    Args:
-        runs: `analysis.decoding.metrics.Decoded.runs`.
-        head: whether the drafter is a head on the target.
-        match: of prompt look-up, of `analysis.decoding.lookup.MATCHES`.
+    `head`: whether the drafter is a head on the target; `match` is that of prompt look-up.
     """
     of_drafter = {"model": ENGINES["head" if head else "model"], "prompt_lookup": ENGINES[match]}
     return [
@@ -87,9 +78,8 @@ def advise(
     Args:
         target: printed name.
         drafter: likewise; empty without one.
-        speeds: rows of `analysis.decoding.speed.speed` with `lossless` and `engine`; None if
-            nothing was timed.
-        answers: rows of `analysis.decoding.answers.losses`; None if no answers were scored.
+        speeds: of `analysis.decoding.speed.speed` with `lossless` and `engine`; None if not timed.
+        answers: of `analysis.decoding.answers.losses`; None if not scored.
         margin: the loss of right answers that they were compared with.
         busy: signs of other work on the machine (`signs_of_load`).
         command: runs the study, up to a stage's name; empty if no model can be run.
@@ -206,10 +196,9 @@ def _relaxed(
 def method_in_words(run: Run, drafter: str) -> str:
     """Return a method as a phrase.
 
-    Examples:
-        >>> run = {"scheme": "additive (t = 0.1)", "drafter": "model", "draft_length": 4}
-        >>> method_in_words(run, "small")
-        'small under additive (t = 0.1; γ = 4)'
+    >>> run = {"scheme": "additive (t = 0.1)", "drafter": "model", "draft_length": 4}
+    >>> method_in_words(run, "small")
+    'small under additive (t = 0.1; γ = 4)'
     """
     scheme, length = run["scheme"], f"γ = {run['draft_length']}"
     with_length = f"{scheme[:-1]}; {length})" if scheme.endswith(")") else f"{scheme} ({length})"

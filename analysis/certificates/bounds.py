@@ -20,9 +20,8 @@ LOG2 = math.log(2.0)
 def phi(u: ArrayLike) -> Floats:
     """Return (1 + u) log(1 + u) - u, u >= -1: a term of a KL divergence, never negative.
 
-    Examples:
-        >>> phi([-1.0, 0.0, 1.0]).round(6).tolist()
-        [1.0, 0.0, 0.386294]
+    >>> phi([-1.0, 0.0, 1.0]).round(6).tolist()
+    [1.0, 0.0, 0.386294]
     """
     u = np.asarray(u, dtype=np.float64)
     s = u / (2.0 + u)
@@ -38,9 +37,8 @@ def phi(u: ArrayLike) -> Floats:
 def g(d: ArrayLike) -> Floats:
     """Section 4.3: ((1+d) log(1+d) + (1-d) log(1-d)) / 2, d in [0, 1]; log 2 at d = 1.
 
-    Examples:
-        >>> g([0.0, 0.5, 1.0]).round(6).tolist()
-        [0.0, 0.130812, 0.693147]
+    >>> g([0.0, 0.5, 1.0]).round(6).tolist()
+    [0.0, 0.130812, 0.693147]
     """
     d = _within(d, 0.0, 1.0)
     return np.asarray((phi(d) + phi(-d)) / 2)
@@ -142,9 +140,8 @@ def tree_lower(gamma: ArrayLike, m: ArrayLike) -> Floats:
     x = tau - 1, the positive root of (1-g) x^2 + (2 - g (m+1)) x - g (m+1), so that it keeps its
     accuracy as gamma goes to 0. B_m(1) = log(m + 1).
 
-    Examples:
-        >>> tree_lower(0.5, [1, 2, 8]).round(6).tolist()
-        [0.130812, 0.197378, 0.521396]
+    >>> tree_lower(0.5, [1, 2, 8]).round(6).tolist()
+    [0.130812, 0.197378, 0.521396]
     """
     gamma, m = _within(gamma, 0.0, 1.0), _within(m, 1, math.inf)
     c = gamma * (m + 1)

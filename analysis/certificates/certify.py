@@ -46,13 +46,12 @@ def certify(
             none, a rule of the user's gives an impossible count, or the ranks are not sorted.
             `accepted` comes with rules, or has another shape, or log-probabilities are rounded.
 
-    Examples:
-        >>> from analysis.rules import StrictGreedy
-        >>> certify(TopK.from_probabilities([0.75, 0.25]), StrictGreedy()).lower.round(6).tolist()
-        [[0.130812]]
-        >>> p = TopK.from_probabilities([0.5, 0.3, 0.2])
-        >>> certify(p, accepted=[True, False, True]).lower.round(6).tolist()  # 0.3 is rejected
-        [[0.025267]]
+    >>> from analysis.rules import StrictGreedy
+    >>> certify(TopK.from_probabilities([0.75, 0.25]), StrictGreedy()).lower.round(6).tolist()
+    [[0.130812]]
+    >>> p = TopK.from_probabilities([0.5, 0.3, 0.2])
+    >>> certify(p, accepted=[True, False, True]).lower.round(6).tolist()  # 0.3 is rejected
+    [[0.025267]]
     """
     rules = list(rules) if isinstance(rules, Sequence) else [rules]
     if accepted is not None:
@@ -81,13 +80,12 @@ def extremal_draft(p: ArrayLike, rule: Rule) -> tuple[Floats, float]:
     Raises:
         ValueError: the rule rejects nothing at this p, or p is not one distribution.
 
-    Examples:
-        >>> from analysis.rules import StrictGreedy, Tree
-        >>> q, kl = extremal_draft([0.1, 0.6, 0.3], StrictGreedy())
-        >>> q.round(6).tolist(), round(kl, 6)
-        ([0.1, 0.45, 0.45], 0.05097)
-        >>> extremal_draft([0.1, 0.6, 0.3], Tree(m=2))[0].round(6).tolist()
-        [0.333333, 0.333333, 0.333333]
+    >>> from analysis.rules import StrictGreedy, Tree
+    >>> q, kl = extremal_draft([0.1, 0.6, 0.3], StrictGreedy())
+    >>> q.round(6).tolist(), round(kl, 6)
+    ([0.1, 0.45, 0.45], 0.05097)
+    >>> extremal_draft([0.1, 0.6, 0.3], Tree(m=2))[0].round(6).tolist()
+    [0.333333, 0.333333, 0.333333]
     """
     q = np.array(p, dtype=np.float64)
     if q.ndim != 1:

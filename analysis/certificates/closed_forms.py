@@ -15,16 +15,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from ..rules import (
-    Additive,
-    Multiplicative,
-    Rule,
-    StrictGreedy,
-    TopMAdditive,
-    TopMMultiplicative,
-    Tree,
-    Typical,
-)
+from .. import rules
 from ..topk import Floats, TopK
 from . import bounds
 
@@ -34,22 +25,15 @@ Row = tuple[str, str, Floats | None, tuple[str, Floats | float, float] | None]
 
 
 class Condition(NamedTuple):
-    """A closed form turned round: a step is certified at eps where `quantity` is above `level`.
+    """A closed form turned round: a step is certified at eps where `quantity` is above `level`."""
 
-    Attributes:
-        name: of the theorem.
-        kind: sufficient; asymptotic, for eps next to 0; or necessary: at every margin up to the
-            level there are a target and a draft within eps that is rejected.
-        name_of_quantity: as printed.
-        quantity: (N,), of each step, or a number where it is of the rule.
-        level: that it has to exceed.
-    """
-
-    name: str
+    name: str  # of the theorem
+    # sufficient; asymptotic, for eps next to 0; or necessary: at every margin up to the level there
+    # are a target and a draft within eps that is rejected
     kind: str
-    name_of_quantity: str
-    quantity: Floats | float
-    level: float
+    name_of_quantity: str  # as printed
+    quantity: Floats | float  # (N,), of each step, or a number where it is of the rule
+    level: float  # that it has to exceed
 
     @property
     def met(self) -> float:
@@ -73,7 +57,7 @@ class Condition(NamedTuple):
 
 def compared_steps(
     dist: TopK,
-    rule: Rule,
+    rule: rules.Rule,
     ends: tuple[Floats, Floats],
     active_size: NDArray[Any],
     accepted_count: NDArray[Any],
@@ -85,7 +69,7 @@ def compared_steps(
         stored; theta, NaN for a rule without threshold.
     """
     lower, upper = ends
-    first = np.full(len(dist), rule.m) if isinstance(rule, Tree) else accepted_count
+    first = np.full(len(dist), rule.m) if isinstance(rule, rules.Tree) else accepted_count
     stored = (first >= 1) & (first < dist.k)
     b = np.take_along_axis(dist.log_probs, np.where(stored, first, 0)[:, None], axis=1)[:, 0]
     cut = rule.cut(dist)
@@ -100,7 +84,7 @@ def compared_steps(
     )
 
 
-def closed_forms(rule: Rule, steps: pd.DataFrame) -> list[Form]:
+def closed_forms(rule: rules.Rule, steps: pd.DataFrame) -> list[Form]:
     """Return name, kind and values (N,) of every closed form that applies to a rule.
 
     Lemma 4.5 and the upper bounds hold for every rule that judges tokens; they come first and last.
@@ -111,20 +95,18 @@ def closed_forms(rule: Rule, steps: pd.DataFrame) -> list[Form]:
     ]
 
 
-def conditions(rule: Rule, steps: pd.DataFrame, eps: float) -> list[Condition]:
-    """Return the conditions of the closed forms of a rule for a step to be certified at eps.
+def conditions(rule: rules.Rule, steps: pd.DataFrame, eps: float) -> list[Condition]:
+    """Return the conditions of a rule's closed forms for a step to be certified at eps, in nats.
 
-    Args:
-        rule: its own theorem comes first; without one it is the threshold form of Lemma 4.5.
-        steps: of `compared_steps`.
-        eps: KL in nats, at least 0; an inverse is NaN beyond the largest value of its function.
+    The rule's own theorem comes first; without one it is the threshold form of Lemma 4.5. An
+    inverse is NaN beyond the largest value of its function. `steps` are of `compared_steps`.
 
-    Examples:
-        >>> columns = {"p0": [0.9, 0.5], "b": [0.1, 0.3], "theta": [0.6, 0.2], "active_size": 2}
-        >>> [condition.asks for condition in conditions(Additive(0.3), pd.DataFrame(columns), 0.05)]
-        ['t > 0.3136', 't > 0.3136']
-        >>> conditions(Tree(2), pd.DataFrame(columns), 0.05)[0].asks
-        'p₀ − p₂ > 0.2566'
+    >>> columns = {"p0": [0.9, 0.5], "b": [0.1, 0.3], "theta": [0.6, 0.2], "active_size": 2}
+    >>> steps = pd.DataFrame(columns)
+    >>> [condition.asks for condition in conditions(rules.Additive(0.3), steps, 0.05)]
+    ['t > 0.3136', 't > 0.3136']
+    >>> conditions(rules.Tree(2), steps, 0.05)[0].asks
+    'p₀ − p₂ > 0.2566'
     """
     return [
         Condition(name, "sufficient" if kind == "lower" else kind, *asked)
@@ -133,10 +115,10 @@ def conditions(rule: Rule, steps: pd.DataFrame, eps: float) -> list[Condition]:
     ]
 
 
-def _table(rule: Rule, steps: pd.DataFrame, eps: float = 0.0) -> list[Row]:
+def _table(rule: rules.Rule, steps: pd.DataFrame, eps: float = 0.0) -> list[Row]:
     """Return the closed forms of a rule: name, kind, values (N,), and the condition for R > eps."""
     p0, b, theta = (steps[name].to_numpy() for name in ("p0", "b", "theta"))
-    if isinstance(rule, Tree):
+    if isinstance(rule, rules.Tree):
         return _of_tree(rule.m, p0, p0 - b, eps)
     # above p0 the argmax is kept, and nothing is guaranteed; a limit on ranks may reject a token
     # above the threshold, whose level is b then
@@ -152,7 +134,7 @@ def _table(rule: Rule, steps: pd.DataFrame, eps: float = 0.0) -> list[Row]:
         ("theorem 4.6", "upper", bounds.ceiling(steps["active_size"].to_numpy()), None),
         ("log 2", "upper", np.full_like(p0, rule.ceiling), None),
     ]
-    if rule == StrictGreedy():  # R is G(p0, p1) but for ties, and Lemma A.1 bounds its g
+    if rule == rules.StrictGreedy():  # R is G(p0, p1) but for ties, and Lemma A.1 bounds its g
         s = p0 + b
         rows.append(("lemma A.1", "upper", s * bounds.g_upper((p0 - b) / s), None))
     return rows
@@ -170,11 +152,10 @@ def _of_tree(m: int, p0: Floats, margin: Floats, eps: float) -> list[Row]:
     ]
 
 
-def _of_family(rule: Rule, p0: Floats, b: Floats, theta: Floats, eps: float) -> list[Row]:
-    """Return the rows of the theorem or corollary of a rule's own family."""
+def _of_family(rule: rules.Rule, p0: Floats, b: Floats, theta: Floats, eps: float) -> list[Row]:
     inverse, series = float(bounds.g_inverse(eps)), float(bounds.g_inverse_series(eps))
     match rule:
-        case StrictGreedy():
+        case rules.StrictGreedy():
             name, margin = "p₀ − p₁", p0 - b
             pinsker = float(bounds.pinsker_margin(eps))
             least = float(bounds.greedy_necessary_margin(eps))
@@ -184,14 +165,14 @@ def _of_family(rule: Rule, p0: Floats, b: Floats, theta: Floats, eps: float) -> 
                 ("lemma A.2", "asymptotic", None, (name, margin, series)),
                 ("theorem 4.9 (ii)", "necessary", None, (name, margin, least)),
             ]
-        case Additive(t=t):
+        case rules.Additive(t=t):
             whole = np.full_like(p0, t)
             return [
                 ("theorem 4.11", "lower", bounds.g(whole), ("t", t, inverse)),
                 ("theorem 4.11 polynomial", "lower", bounds.g_lower(whole), None),
                 ("lemma A.2", "asymptotic", None, ("t", t, series)),
             ]
-        case Multiplicative(alpha=alpha):
+        case rules.Multiplicative(alpha=alpha):
             most = float(bounds.multiplicative_lower(1.0, alpha))  # at p0 = 1
             level = eps / most if eps < most else math.inf
             expansion = bounds.multiplicative_lower_series(p0, alpha)
@@ -200,8 +181,8 @@ def _of_family(rule: Rule, p0: Floats, b: Floats, theta: Floats, eps: float) -> 
                 ("theorem 4.13", "lower", form, ("p₀", p0, level)),
                 ("theorem 4.13 series", "asymptotic", expansion, None),
             ]
-        case TopMAdditive() | TopMMultiplicative() | Typical():
-            name = "corollary 4.15" if isinstance(rule, Typical) else "corollary 4.14"
+        case rules.TopMAdditive() | rules.TopMMultiplicative() | rules.Typical():
+            name = "corollary 4.15" if isinstance(rule, rules.Typical) else "corollary 4.14"
             form, polynomial = bounds.two_token(p0, theta), bounds.two_token_polynomial(p0, theta)
             return [
                 (name, "lower", form, ("G(p₀, θ)", form, eps)),

@@ -84,12 +84,9 @@ def mode_cost(
 ) -> tuple[Floats, NDArray[np.int32]]:
     """Return M, the least KL that makes a token a mode of q, and |A|, each (N,).
 
-    Args:
-        p0: (N,), probability of rank 1.
-        others: (N, J), p / p0 - 1 of the J other tokens, by decreasing p.
-        token: (N,), the same of the token; at most that of every other active token.
-        times: (N, J), multiplicity of each other token; 1 if not given.
-        widen: relative amount by which M is increased.
+    Of p / p0 - 1, p0 (N,) being rank 1's: `others` (N, J) by decreasing p, with their multiplicity
+    `times` (N, J), 1 if not given; and `token` (N,), at most that of every other active token. M is
+    increased by `widen`, relative.
     """
     times = np.ones_like(others) if times is None else times
     sums = np.cumsum(np.where(times > 0, times * others, 0.0), axis=1)

@@ -31,20 +31,15 @@ CANCELS = 0.02  # the sum of p log(p / c) loses two digits below this share of t
 
 
 class Certificates(NamedTuple):
-    """Certificates of N steps under R rules, as arrays (N, R).
+    """Certificates of N steps under R rules, as arrays (N, R)."""
 
-    Attributes:
-        lower: nats, float64; a drafter with KL(p || q) < lower is accepted.
-        upper: nats, float64; equal to lower where the certificate is exact, +inf where nothing is
-            or may be rejected.
-        active_size: int32, |A| of Lemma 4.2 or Theorem 5.1 (at lower); 0 where nothing is rejected.
-        accepted_count: int32, n; `rules.UNKNOWN` where it is unknown, NO_COUNT for trees.
-    """
-
-    lower: Floats
+    lower: Floats  # nats, float64; a drafter with KL(p || q) < lower is accepted
+    # nats, float64; equal to lower where the certificate is exact, +inf where nothing is or may be
+    # rejected
     upper: Floats
+    # int32, |A| of Lemma 4.2 or Theorem 5.1 (at lower); 0 where nothing is rejected
     active_size: NDArray[np.int32]
-    accepted_count: Counts
+    accepted_count: Counts  # int32, n; `rules.UNKNOWN` where it is unknown, NO_COUNT for trees
 
 
 class Stored(NamedTuple):

@@ -20,23 +20,15 @@ ALL = "all"  # the tasks together
 
 @dataclass(frozen=True)
 class Answered:
-    """The answers of one target with one drafter.
+    """The answers of one target with one drafter."""
 
-    Attributes:
-        target: printed name.
-        tasks: in order.
-        runs: one row for each run, indexed by run: method, drafter, draft_length, temperature,
-            baseline (a run), exact (whether it must give the baseline's tokens), and rule, an
-            acceptance rule or None.
-        data: one row for each item and run, as stage accuracy writes them.
-        seconds: task, item_id, run, seconds.
-    """
-
-    target: str
-    tasks: Sequence[str]
+    target: str  # printed name
+    tasks: Sequence[str]  # in order
+    # one row for each run, indexed by run: method, drafter, draft_length, temperature, baseline (a
+    # run), exact (whether it must give the baseline's tokens), and rule, an acceptance rule or None
     runs: pd.DataFrame
-    data: pd.DataFrame
-    seconds: pd.DataFrame
+    data: pd.DataFrame  # one row for each item and run, as stage accuracy writes them
+    seconds: pd.DataFrame  # task, item_id, run, seconds
 
 
 def accuracy(
@@ -110,14 +102,10 @@ def _compared(answers: pd.DataFrame, alone: pd.DataFrame, confidence: float) -> 
 def differing_answers(
     data: pd.DataFrame, baselines: Sequence[int], keys: Sequence[str], *columns: str
 ) -> pd.DataFrame:
-    """Return the answers that differ from those of the target alone.
+    """Return the answers, one a row, that differ from those of the target alone.
 
-    Args:
-        data: one row for each answer: keys, run, n_tokens, common_prefix (tokens before the first
-            difference), and the columns.
-        baselines: for each run, the run of the target alone.
-        keys: columns that identify the prompt.
-        columns: to copy from the target's answer, as alone_<column>, like n_tokens.
+    `baselines` are the run of the target alone by run, `keys` the columns that identify the prompt;
+    `columns` are copied from the target's answer, as alone_<column>, like n_tokens.
     """
     copied = ["n_tokens", *columns]
     alone = data[["run", *keys, *copied]].rename(columns={"run": "baseline"})

@@ -17,9 +17,8 @@ def tokens_per_call(a: float, gamma: int) -> float:
     They are the accepted ones and the corrected or bonus token (Leviathan et al. 2023, eq. 1); at
     a = 1 the limit gamma + 1.
 
-    Examples:
-        >>> round(tokens_per_call(0.8, 5), 2)
-        3.69
+    >>> round(tokens_per_call(0.8, 5), 2)
+    3.69
     """
     return math.fsum(a**power for power in range(gamma + 1))
 
@@ -30,9 +29,8 @@ def formula_speedup(a: float, gamma: int, rho: float) -> float:
     It assumes one acceptance rate a at every draft position, independent tests, a verification of a
     whole draft that costs as much as a token of the target alone, and no prefill.
 
-    Examples:
-        >>> round(formula_speedup(0.9, 5, 0.5), 2), round(formula_speedup(0.75, 5, 0.02), 2)
-        (1.34, 2.99)
+    >>> round(formula_speedup(0.9, 5, 0.5), 2), round(formula_speedup(0.75, 5, 0.02), 2)
+    (1.34, 2.99)
     """
     return tokens_per_call(a, gamma) / (1 + gamma * rho)
 
@@ -43,9 +41,8 @@ def formula_length(a: float, rho: float) -> float:
     The root of -a^(g+1) log(a) (1 + g rho) = rho (1 - a^(g+1)), whose sides differ by a falling
     function of g; 0 where already g = 0 is beyond it, inf where S grows forever.
 
-    Examples:
-        >>> round(formula_length(0.8, 0.05), 2), formula_length(0.1, 0.5), formula_length(1.0, 0.1)
-        (7.86, 0.0, inf)
+    >>> round(formula_length(0.8, 0.05), 2), formula_length(0.1, 0.5), formula_length(1.0, 0.1)
+    (7.86, 0.0, inf)
     """
 
     def slope(g: float) -> float:

@@ -22,10 +22,9 @@ def continuation(
     The largest n is `longest`, the least `SHORTEST` or `longest`. The draft is empty without an
     occurrence.
 
-    Examples:
-        >>> text = [1, 2, 3, 4, 1, 2, 5, 1, 2]
-        >>> [continuation(text, 2, 4, match) for match in ("latest", "earliest")]
-        [[5, 1, 2, 5], [3, 4, 1, 2]]
+    >>> text = [1, 2, 3, 4, 1, 2, 5, 1, 2]
+    >>> [continuation(text, 2, 4, match) for match in ("latest", "earliest")]
+    [[5, 1, 2, 5], [3, 4, 1, 2]]
     """
     text = np.array(tokens)
     size = len(text)
@@ -53,26 +52,15 @@ def lookup_calls(
     match: str = "latest",
     limit: int | None = None,
 ) -> list[tuple[int, int, int]]:
-    """Return the calls of look-up along an answer of greedy decoding.
+    """Return (drafted, accepted, emitted) of look-up's passes along a greedy answer, after prefill.
 
     Prefill emits the answer's first token. Every later pass verifies a draft, or emits one token if
-    look-up has no match.
+    look-up has no match. Drafts are cut to `limit`, the largest length of an answer, as llama.cpp
+    does; with None the last call may draft beyond the answer's end, as vLLM does. `longest` and
+    `match` are those of `continuation`.
 
-    Args:
-        prompt: token ids.
-        answer: token ids.
-        draft_length: of a full draft.
-        longest: largest n of a match.
-        match: `latest` or `earliest`.
-        limit: largest length of an answer, to which drafts are cut (as llama.cpp does). With None
-            they are not cut, and the last call may draft beyond the answer's end (as vLLM does).
-
-    Returns:
-        (drafted, accepted, emitted) of every pass after prefill.
-
-    Examples:
-        >>> lookup_calls([1, 2, 3, 1], [2, 3, 1, 7], draft_length=2, longest=2)
-        [(2, 2, 3)]
+    >>> lookup_calls([1, 2, 3, 1], [2, 3, 1, 7], draft_length=2, longest=2)
+    [(2, 2, 3)]
     """
     done, calls = 1, []
     while done < len(answer):

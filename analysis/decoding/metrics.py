@@ -25,40 +25,29 @@ LEVELS = ["prompt_id", "run", "position", "level", "children", "accepted"]
 
 @dataclass(frozen=True)
 class Decoded:
-    """The runs of one target with one drafter: answers, calls and seconds.
+    """The runs of one target with one drafter: answers, calls and seconds."""
 
-    Attributes:
-        target: printed name.
-        drafter: printed name.
-        runs: one row for each run, indexed by run: method, drafter, sampling, rule, draft_length,
-            temperature; tree, None for a chain, else its name, nodes, depth and, if it has a fixed
-            shape, parents.
-        data: one row for each answer; this and the others as stage decoding writes them.
-        calls: one row for each target call.
-        answers: seconds of each answer.
-        spans: seconds of each call.
-        trajectory: the steps of the greedy baseline, scored by both models; empty without one.
-        size: bytes by model: {"target": {"model", "cache_per_token"}, "drafter": ...}.
-        rules: the rules of the runs, by label.
-        levels: one row for each tree node whose children were tested.
-        contexts: one row for each token of an answer of the target alone, at temperatures at which
-            trees are drawn.
-        vocabulary: number of tokens that both models have.
-    """
-
-    target: str
-    drafter: str
+    target: str  # printed name
+    drafter: str  # printed name
+    # one row for each run, indexed by run: method, drafter, sampling, rule, draft_length,
+    # temperature; tree, None for a chain, else its name, nodes, depth and, if it has a fixed shape,
+    # parents
     runs: pd.DataFrame
-    data: pd.DataFrame
-    calls: pd.DataFrame
-    answers: pd.DataFrame
-    spans: pd.DataFrame
+    data: pd.DataFrame  # one row for each answer; this and the others as stage decoding writes them
+    calls: pd.DataFrame  # one row for each target call
+    answers: pd.DataFrame  # seconds of each answer
+    spans: pd.DataFrame  # seconds of each call
+    # the steps of the greedy baseline, scored by both models; empty without one
     trajectory: pd.DataFrame
+    # bytes by model: {"target": {"model", "cache_per_token"}, "drafter": ...}
     size: Mapping[str, Mapping[str, int]]
-    rules: Mapping[str, Rule]
+    rules: Mapping[str, Rule]  # the rules of the runs, by label
+    # one row for each tree node whose children were tested
     levels: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=LEVELS))
+    # one row for each token of an answer of the target alone, at temperatures at which trees are
+    # drawn
     contexts: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=CONTEXTS))
-    vocabulary: int = 0
+    vocabulary: int = 0  # number of tokens that both models have
 
     @property
     def of_trees(self) -> pd.Series:

@@ -17,27 +17,17 @@ Call = tuple[int, int]  # drafted, accepted
 
 @dataclass
 class Replayed:
-    """Counts of a comparison of answers.
+    """Counts of a comparison of answers."""
 
-    Attributes:
-        answers: number of answers of which anything is compared.
-        equal_answers: answers whose calls, or sums, are all equal.
-        calls: the engine's calls without each answer's last one; 0 if it reports only sums.
-        equal_calls: those of these calls that were predicted.
-        accepted: number of accepted tokens, predicted and counted.
-        tested: number of certified tokens that the engine tested.
-        rejected: number of these that it rejected.
-        different: name of the first answer that is not equal.
-    """
-
-    answers: int = 0
-    equal_answers: int = 0
-    calls: int = 0
-    equal_calls: int = 0
+    answers: int = 0  # number of answers of which anything is compared
+    equal_answers: int = 0  # answers whose calls, or sums, are all equal
+    calls: int = 0  # the engine's calls without each answer's last one; 0 if it reports only sums
+    equal_calls: int = 0  # those of these calls that were predicted
+    # number of accepted tokens, predicted and counted
     accepted: list[int] = field(default_factory=lambda: [0, 0])
-    tested: int = 0
-    rejected: int = 0
-    different: str = ""
+    tested: int = 0  # number of certified tokens that the engine tested
+    rejected: int = 0  # number of these that it rejected
+    different: str = ""  # name of the first answer that is not equal
 
     def add(self, name: str, predicted: Sequence[Call], counted: Sequence[Call]) -> None:
         """Compare the calls with a draft of an answer; the last may go beyond its end.
@@ -72,12 +62,7 @@ class Replayed:
             self.accepted[index] += sum(accepted for _, accepted in calls)
 
     def certify(self, counted: Sequence[Call], certified: Flags) -> None:
-        """Count the certified tokens that the engine tested and rejected.
-
-        Args:
-            counted: calls of an answer that drafts in every pass.
-            certified: (D, n) whether the answer's steps are certified, by depth.
-        """
+        """Count the certified tokens (D, n), by depth, that drafting calls tested and rejected."""
         depths, size = certified.shape
         for begin, drafted, accepted in _begins(counted):
             for place in range(min(accepted + 1, drafted, size - begin)):

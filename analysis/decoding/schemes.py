@@ -34,20 +34,16 @@ def matching_path(
 ) -> Accepted:
     """Return the path of drafted tokens that equal the target's choices, and the next choice.
 
-    The first child in order that is chosen, or that `also` accepts, is taken. Without `also` every
-    emitted token is the target's choice, so the scheme is lossless. With argmaxes as choices it is
-    greedy decoding with trees (Section 3.3 of arXiv 2606.30265, the rule `Tree`). With the winners
-    of the target's races, run with the times by which the children were drafted, it is exponential
-    races (Algorithm 5 of arXiv 2504.15475). With draws it has the distribution of children tested
-    in order with probability p, where a rejected token leaves p: the verification of EAGLE-3's
-    trees of most probable tokens (arXiv 2503.01840).
+    The first child in order that is chosen, or that `also` (n,) accepts, is taken. Without `also`
+    every emitted token is the target's choice, so the scheme is lossless. With argmaxes as choices
+    it is greedy decoding with trees (Section 3.3 of arXiv 2606.30265, the rule `Tree`). With the
+    winners of the target's races, run with the times by which the children were drafted, it is
+    exponential races (Algorithm 5 of arXiv 2504.15475). With draws it has the distribution of
+    children tested in order with probability p, where a rejected token leaves p: the verification
+    of EAGLE-3's trees of most probable tokens (arXiv 2503.01840).
 
-    Args:
-        tree: n nodes.
-        drafted: their tokens.
-        choice: returns the target's choice after a node, -1 being the text so far, given the number
-            of accepted tokens. Called once for each node of the path, and for the text.
-        also: (n,) tokens that are accepted regardless of the choice.
+    `choice` returns the target's choice after a node, -1 being the text so far, given the number of
+    accepted tokens; it is called once for each node of the path, and for the text.
     """
     path: list[int] = []
     node = ROOT
@@ -67,9 +63,8 @@ def matching_path(
 def longest_path(parents: Sequence[int], accepted: Flags) -> tuple[int, ...]:
     """Return the longest path of accepted tokens, of equally long ones the first.
 
-    Examples:
-        >>> longest_path([-1, -1, 1, 2], np.array([True, True, True, False]))
-        (1, 2)
+    >>> longest_path([-1, -1, 1, 2], np.array([True, True, True, False]))
+    (1, 2)
     """
     best: list[tuple[int, ...]] = [()] * (len(parents) + 1)
     for node in reversed(range(len(parents))):  # children before their parents

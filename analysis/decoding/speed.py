@@ -62,10 +62,9 @@ def speed(decoded: Decoded, resamples: int, confidence: float, seed: int) -> pd.
 
 
 def token_gaps(decoded: Decoded, run: int) -> Floats:
-    """Return the seconds between consecutive tokens of a run's answers.
+    """Return the seconds between tokens of a run's answers; those of a call arrive together.
 
-    The tokens of one call arrive together. The first call of an answer includes the drafter's pass
-    over the prompt.
+    The first call of an answer includes the drafter's pass over the prompt.
     """
     spans = decoded.spans[decoded.spans["run"] == run]
     answers = decoded.answers.query("run == @run").set_index("prompt_id")
@@ -131,17 +130,11 @@ def speedups(
 ) -> Floats:
     """Return the speedup of R runs with its interval over prompts, (R, 3).
 
-    The speedup is the baseline's seconds a token over the run's, over all answers. A resample
-    draws prompts with all their answers, so the comparison stays paired. Intervals are computed for
+    The speedup is the baseline's seconds a token over the run's, over all answers. A resample draws
+    prompts with all their answers, so the comparison stays paired. Intervals are computed for
     logarithms and are `simultaneous` for all runs of a family, so they also cover a run picked for
-    being fastest. A run without a family is a baseline: its ends are its speedup.
-
-    Args:
-        seconds: (P, R) of the answers to each prompt.
-        tokens: (P, R).
-        alone: (R,) the baseline of each run.
-        families: the runs whose intervals hold together.
-        bootstrap: over the prompts.
+    being fastest. A run without a family is a baseline: its ends are its speedup. `seconds` and
+    `tokens` are (P, R), of the answers to each prompt; `alone` (R,) the baseline of each run.
     """
     with np.errstate(invalid="ignore", divide="ignore"):
         drawn = bootstrap.sums(seconds) / bootstrap.sums(tokens)  # (B, R)
@@ -156,16 +149,12 @@ def speedups(
 
 
 def signs_of_load(speeds: pd.DataFrame) -> list[str]:
-    """Return evidence of background load on the machine during the measurement.
+    """Return evidence of background load on the machine during the measurement, a clause a sign.
 
-    Args:
-        speeds: table from `speed` of one target.
-
-    Returns:
-        A clause for each sign, about the run where it is strongest: a median share of processor
-        time below `LEAST_PROCESSOR_SHARE` over all runs, gaps between a baseline's tokens above
-        `SLOWEST_GAP` medians, and verifications of a model's drafts that took less than
-        `LEAST_VERIFY_RATIO` of a token of the target alone. Empty if there is none.
+    Each is about the run where it is strongest: a median share of processor time below
+    `LEAST_PROCESSOR_SHARE` over all runs, gaps between a baseline's tokens above `SLOWEST_GAP`
+    medians, and verifications of a model's drafts that took less than `LEAST_VERIFY_RATIO` of a
+    token of the target alone.
     """
     signs = []
     share = float(speeds["processor_share"].median())  # methods take turns: a load meets them all

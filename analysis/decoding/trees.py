@@ -72,10 +72,6 @@ def rates(decoded: Decoded, table: pd.DataFrame, group: str) -> Floats:
 def entropies(decoded: Decoded, table: pd.DataFrame) -> pd.DataFrame:
     """Return KL, H[R] and the bounds of arXiv 2504.15475 on it and on the tokens, in nats.
 
-    Args:
-        decoded: with its contexts.
-        table: its `tree_runs`.
-
     Returns:
         A row a group that draws or races: kl and entropy, means over contexts, the latter H[R] of
         independent drafts (3); entropy_upper, the mean of the bound (8), NaN for GSS; and theorem,

@@ -16,21 +16,9 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from ..acceptance.summary import RACES, RACES_LOWER, SPECULATIVE
 from ..rules import Additive, Mars, Multiplicative, Rule, StrictGreedy, TopMAdditive, Tree, Typical
 from ..statistics.run_lengths import with_censored
+from . import style
 from .published import TABLE2
 from .results import Results
-from .style import (
-    BLACK,
-    BLUE,
-    LINES,
-    RULED,
-    TEXT,
-    VERMILION,
-    error_bars,
-    grid,
-    legend,
-    percent,
-    styled,
-)
 from .table import Figure, Table, pivoted
 from .text import number_text, percent_text, run_text
 
@@ -164,9 +152,9 @@ def rules_figure(results: Results) -> Figure:
     rules = [rule for rule in every if rule in (*TABLE2, Mars(0.9)) or rule.own]
     rules = (rules if len(rules) > 1 else every)[:MOST]
 
-    @styled
+    @style.styled
     def draw() -> Drawing:
-        size = (TEXT, 1.0 + ROW * len(rules))
+        size = (style.TEXT, 1.0 + ROW * len(rules))
         drawing = Drawing(figsize=size, layout=ConstrainedLayoutEngine(w_pad=0.1))
         axes = drawing.subplots(1, len(results.targets), sharex=True, sharey=True, squeeze=False)
         heights, labels = np.arange(len(rules)), [rule.label for rule in rules]
@@ -177,22 +165,22 @@ def rules_figure(results: Results) -> Figure:
                 axis.errorbar(
                     rows["value"],
                     heights + APART * side,
-                    xerr=error_bars(rows["value"], rows["ci_low"], rows["ci_high"]),
+                    xerr=style.error_bars(rows["value"], rows["ci_low"], rows["ci_high"]),
                     fmt=marker,
-                    color=LINES[side > 0][0],
+                    color=style.LINES[side > 0][0],
                     markersize=3,
                     elinewidth=0.7,
                     label=COLUMNS[kind],
                 )
             axis.set_title(target)
-            axis.grid(axis="x", **RULED)
+            axis.grid(axis="x", **style.RULED)
             axis.set_axisbelow(True)
             axis.set_xlabel("share of steps")
-            percent(axis, "x")
+            style.percent(axis, "x")
         axes[0, 0].set_yticks(heights, [rule.title for rule in rules], fontsize=6.5)
         axes[0, 0].set_ylim(len(rules) - 0.4, -0.6)
         axes[0, 0].set_xlim(-0.02, 1.02)
-        legend(drawing, axes[0, :1])
+        style.legend(drawing, axes[0, :1])
         return drawing
 
     return Figure(
@@ -206,27 +194,24 @@ def rules_figure(results: Results) -> Figure:
 
 
 def margin_figure(by_target: Mapping[str, pd.DataFrame], rule: str) -> Figure:
-    """Draw the accepted share of steps by R - KL.
+    """Draw the accepted share of steps by R - KL, of `analysis.acceptance.summary.margins`."""
 
-    Args:
-        by_target: `analysis.acceptance.summary.margins` by printed name of the target.
-        rule: printed name of the rule.
-    """
-
-    @styled
+    @style.styled
     def draw() -> Drawing:
-        drawing, (axes,) = grid(1, list(by_target))
+        drawing, (axes,) = style.grid(1, list(by_target))
         for axis, frame in zip(axes, by_target.values(), strict=True):
             shares = (frame["accepted"] / frame["steps"]).fillna(0.0)
-            colours = [BLUE if low >= 0 else VERMILION for low in frame["low"]]
+            colours = [style.BLUE if low >= 0 else style.VERMILION for low in frame["low"]]
             bars = axis.bar(range(len(frame)), shares, color=colours)
             counts = [f"{steps:.0f}" if steps else "" for steps in frame["steps"]]
             axis.bar_label(bars, counts, fontsize=5)
-            axis.axvline((frame["low"] < 0).sum() - 0.5, color=BLACK, linewidth=0.8, linestyle=":")
+            axis.axvline(
+                (frame["low"] < 0).sum() - 0.5, color=style.BLACK, linewidth=0.8, linestyle=":"
+            )
             names = [margin_text(*ends) for ends in frame[["low", "high"]].to_numpy()]
             axis.set_xticks(range(len(frame)), names, rotation=45, ha="right", fontsize=6)
             axis.set(xlabel="R − KL, nats", ylim=(0, 1.08))
-            percent(axis, "y")
+            style.percent(axis, "y")
         axes[0].set_ylabel("accepted, of the steps")
         return drawing
 

@@ -23,15 +23,7 @@ def accuracy_sections(
     margin: float,
     confidence: float,
 ) -> list[Section]:
-    """Return the section on answers, and the one of its results that depend on the clock.
-
-    Args:
-        drafter: printed name.
-        answered: of every target.
-        tables: `analysis.decoding.answers.accuracy` of every target.
-        margin: the loss of accuracy that counts.
-        confidence: of the intervals.
-    """
+    """Return the section on answers, and that of timed results, from `accuracy` of every target."""
     title = f"Right answers when decoding with {drafter}"
     swept = []
     for table in tables:
@@ -49,10 +41,7 @@ def accuracy_sections(
 def accuracy_table(
     answered: Sequence[Answered], tables: Sequence[pd.DataFrame], margin: float, confidence: float
 ) -> Table:
-    """Return the accuracy of every method by task and over all tasks, paired with the target alone.
-
-    Arguments are those of `accuracy_sections`.
-    """
+    """Return the accuracy of every method by task and over all, paired with the target alone."""
     data = together(
         (pair.target, table.assign(decided=table["run"].map(losses(table)["decision"])))
         for pair, table in zip(answered, tables, strict=True)

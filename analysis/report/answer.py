@@ -16,25 +16,18 @@ PROMPT = 100  # characters of a prompt
 
 
 class Answer(NamedTuple):
-    """The median answer.
+    """The median answer."""
 
-    Attributes:
-        prompt: the beginning of its prompt.
-        words: the text of each token.
-        rules: title of a rule, its shares of the answer in words and, a digit a token, the place in
-            `FATES`.
-    """
-
-    prompt: str
-    words: list[str]
+    prompt: str  # the beginning of its prompt
+    words: list[str]  # the text of each token
+    # title of a rule, its shares of the answer in words and, a digit a token, the place in `FATES`
     rules: list[tuple[str, str, str]]
 
 
 def median_answer(target: Target) -> Answer:
-    """Return the median answer of a target.
+    """Return the answer with the median share of tokens that the study's first rule accepts.
 
-    It is the median by the study's first rule: of the share of accepted tokens or, without a
-    drafter, of the mean certificate.
+    Without a drafter it is that of the median mean certificate.
     """
     first, *_ = target.certificates
     steps = target.bootstrap.steps

@@ -41,9 +41,7 @@ def compared_level(levels: Iterable[float]) -> float:
 def bounds_table(targets: Mapping[str, Sequence[RuleSteps]], eps: float) -> Table | None:
     """Compare exact certificates with the closed forms; None where no rule has one.
 
-    Args:
-        targets: the rules and their steps (`compared_steps`), by printed name of the target.
-        eps: KL at which the closed forms are turned round, and the certified steps are counted.
+    At `eps`, in nats, the closed forms are turned round, and the certified steps are counted.
     """
     frames = [
         (target, rule, _bound_rows(rule, steps, eps))
@@ -97,7 +95,6 @@ def _bound_rows(rule: Rule, steps: pd.DataFrame, eps: float) -> pd.DataFrame:
 
 
 def _printed(frame: pd.DataFrame) -> dict[str, Any]:
-    """Return the printed row of a rule's closed forms."""
     lower, upper, wanted = (
         frame[frame["kind"] == kind].set_index("bound") for kind in ("lower", "upper", "sufficient")
     )

@@ -104,13 +104,7 @@ def _statistics(results: Results) -> dict[tuple[str, str, str], list[float]]:
 def relax_table(
     results: Results, tried: Sequence[str], scores: Mapping[str, pd.DataFrame]
 ) -> Table | None:
-    """Return a row for each target and rule of `_relaxed_rules`; None without a drafter.
-
-    Args:
-        results: with the frame `acceptance`.
-        tried: labels of rules that were decoded with.
-        scores: `analysis.decoding.answers.losses` by target.
-    """
+    """Return a row for each target and rule, `tried` labels first; None without a drafter."""
     if results["acceptance"].empty:
         return None
     rows, right, known = list[Row](), list[str](), _statistics(results)
@@ -157,10 +151,6 @@ def settings_table(results: Results, targets: Sequence[Target]) -> Table | None:
     """Return what strict greedy certifies, and the strictest settings that certify `SHARE`.
 
     None if the study has neither strict greedy nor a family whose setting can be searched.
-
-    Args:
-        results: with the frame `acceptance` if there is a drafter.
-        targets: with their distributions.
     """
     rows = [
         {"target": target.label, "eps": eps} | row

@@ -12,28 +12,19 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Drawing
 
 from ..decoding.metrics import Decoded
-from .style import (
-    BLUE,
-    GREEN,
-    GREY,
-    LEVEL,
-    LINES,
-    POINTS,
-    PURPLE,
-    VERMILION,
-    error_bars,
-    grid,
-    legend,
-    percent,
-    styled,
-)
+from . import style
 from .table import Figure
 from .text import limits, percent_text
 
 THRESHOLD = 0.9  # of the logit ratio, the default of MARS
 OTHER, FIRST = "ratio below the threshold", "above, accepted at rank 1"
 SECOND, REJECTED = "above, accepted at rank 2 (relaxed)", "above, rejected"
-OUTCOMES = {OTHER: (GREY, 3), FIRST: (PURPLE, 5), REJECTED: (VERMILION, 5), SECOND: (GREEN, 7)}
+OUTCOMES = {
+    OTHER: (style.GREY, 3),
+    FIRST: (style.PURPLE, 5),
+    REJECTED: (style.VERMILION, 5),
+    SECOND: (style.GREEN, 7),
+}
 RATIO, PROBABILITY_RATIO = "logit ratio z₂/z₁", "probability ratio p₂/p₁"
 SCATTERS = (  # columns and names of x and y
     ("z1", "z2", "z₁", "z₂"),
@@ -42,7 +33,7 @@ SCATTERS = (  # columns and names of x and y
 )
 HISTOGRAMS = {"z1": ("largest logit z₁", 0.0), "ratio": (RATIO, THRESHOLD),
               "probability_ratio": (PROBABILITY_RATIO, THRESHOLD)}  # fmt: skip
-DASHED: dict[str, Any] = {"color": VERMILION, "linestyle": "--", "linewidth": 0.9}
+DASHED: dict[str, Any] = {"color": style.VERMILION, "linestyle": "--", "linewidth": 0.9}
 
 
 def ratios_figure(decoded: Sequence[Decoded]) -> Figure | None:
@@ -53,20 +44,20 @@ def ratios_figure(decoded: Sequence[Decoded]) -> Figure | None:
     if not all(len(pair.trajectory) for pair in decoded):
         return None
 
-    @styled
+    @style.styled
     def draw() -> Drawing:
-        drawing, axes = grid(2 * len(decoded), [""] * len(SCATTERS))
+        drawing, axes = style.grid(2 * len(decoded), [""] * len(SCATTERS))
         for above, below, pair in zip(axes[::2], axes[1::2], decoded, strict=True):
             steps = top_two(pair.trajectory)
             _scatter(above, steps, pair.target)
             for axis, (column, (name, mark)) in zip(below, HISTOGRAMS.items(), strict=True):
                 edges = 40 if column == "z1" else np.linspace(0, 1, 41)
-                axis.hist(steps[column], bins=edges, color=BLUE)
+                axis.hist(steps[column], bins=edges, color=style.BLUE)
                 axis.axvline(mark, **DASHED)
                 share = percent_text(float((steps[column] > mark).mean()))
                 axis.set(xlabel=name, title=f"{share} above {mark:g}")
             below[0].set_ylabel("steps")
-        legend(drawing, axes.flat, 4)
+        style.legend(drawing, axes.flat, 4)
         return drawing
 
     return Figure(
@@ -89,7 +80,7 @@ def _scatter(axes: Sequence[Axes], steps: pd.DataFrame, target: str) -> None:
         axis.set(xlabel=x_name, ylabel=y_name)
     axes[0].set_title(target)
     for axis in axes[:2]:
-        axis.axline((0, 0), slope=1, **LEVEL)
+        axis.axline((0, 0), slope=1, **style.LEVEL)
     axes[0].axline((0, 0), slope=THRESHOLD, **DASHED)
     axes[2].axvline(THRESHOLD, **DASHED)
     counts = steps["outcome"].value_counts()
@@ -117,11 +108,9 @@ def thresholds_figure(
 ) -> Figure | None:
     """Draw quality and speed over the threshold of MARS, as its Figure 4; None without a sweep.
 
-    Args:
-        targets: printed names.
-        frames: of each target, a row a method: method, draft_length, temperature, theta (NaN of
-            other rules), speedup, and the quality, each with its interval where it has one.
-        quality: accuracy, or agreement with the baseline.
+    Frames have a row a method: method, draft_length, temperature, theta (NaN of other rules),
+    speedup, and the quality (accuracy, or agreement with the baseline), each with its interval if
+    it has one.
     """
     keys, swept = ["draft_length", "temperature", "scheme"], []
     for frame in frames:
@@ -134,24 +123,24 @@ def thresholds_figure(
         return None
     words = {"accuracy": "right answers", "agreement": "agreement with the target alone"}[quality]
 
-    @styled
+    @style.styled
     def draw() -> Drawing:
-        drawing, axes = grid(2, targets)
+        drawing, axes = style.grid(2, targets)
         for panels, table in zip(axes.T, swept, strict=True):
-            groups = zip(cycle(LINES), table.groupby(keys, sort=True), strict=False)
-            for (colour, style), ((gamma, t, scheme), group) in groups:
-                drawn = {**POINTS, "color": colour, "linestyle": style, "elinewidth": 0.7}
+            groups = zip(cycle(style.LINES), table.groupby(keys, sort=True), strict=False)
+            for (colour, dashes), ((gamma, t, scheme), group) in groups:
+                drawn = {**style.POINTS, "color": colour, "linestyle": dashes, "elinewidth": 0.7}
                 drawn["label"] = f"γ = {gamma}, T = {t:g}{scheme}"
                 for axis, of in zip(panels, (quality, "speedup"), strict=True):
                     ends = ("ci_low", "ci_high") if of == "speedup" else limits(of)
                     values = group.reindex(columns=[of, *ends]).to_numpy(float).T
-                    axis.errorbar(group["theta"], values[0], error_bars(*values), **drawn)
-            percent(panels[0], "y")
-            panels[1].axhline(1, color=GREY, linewidth=0.8, zorder=0)
+                    axis.errorbar(group["theta"], values[0], style.error_bars(*values), **drawn)
+            style.percent(panels[0], "y")
+            panels[1].axhline(1, color=style.GREY, linewidth=0.8, zorder=0)
             panels[1].set_xlabel("threshold θ of the logit ratio")
         axes[0, 0].set_ylabel(words)
         axes[1, 0].set_ylabel("speedup")
-        legend(drawing, axes.flat, 2)
+        style.legend(drawing, axes.flat, 2)
         return drawing
 
     return Figure(

@@ -13,28 +13,14 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from ..rules import Additive, Multiplicative, Rule, StrictGreedy, Tree
 from ..statistics.bootstrap import Floats, survival
+from . import style
 from .results import Target
-from .style import (
-    BLACK,
-    BLUE,
-    COLUMN,
-    GREY,
-    LEGEND_ROW,
-    LEVEL,
-    LINES,
-    RULED,
-    TEXT,
-    VERMILION,
-    legend,
-    percent,
-    styled,
-)
 from .table import Figure
 from .text import percent_text
 
 PANEL_HEIGHT = 2.3  # inches
 # strict greedy as the reference: a wide line below the others, which may coincide with it
-REFERENCE: dict[str, Any] = {"color": GREY, "linewidth": 3.2, "zorder": 1.5}
+REFERENCE: dict[str, Any] = {"color": style.GREY, "linewidth": 3.2, "zorder": 1.5}
 GRID_POINTS, SHADED = 600, 4  # curves that all have a band
 VERY_CERTAIN = 0.975  # p0 above which the paper counts steps of Figure 1
 BAND = "Shaded: pointwise intervals over prompts (of more than four curves, the first and last)."
@@ -73,19 +59,19 @@ def figure1(top: Mapping[str, Floats]) -> Figure:
         for target, probability in top.items()
     )
 
-    @styled
+    @style.styled
     def draw() -> Drawing:
         drawing, axes = _panels(list(top))
         bins = np.linspace(0, 1, 41)
         for axis, probability in zip(axes, top.values(), strict=True):
             share = np.histogram(probability, bins)[0] / len(probability)
-            bars: dict[str, Any] = {"align": "edge", "color": BLUE, "edgecolor": "white"}
+            bars: dict[str, Any] = {"align": "edge", "color": style.BLUE, "edgecolor": "white"}
             axis.bar(bins[:-1], share, np.diff(bins), linewidth=0.3, **bars)
-            for name, value, colour, style in (
-                ("mean", float(probability.mean()), VERMILION, "--"),
-                ("median", float(np.median(probability)), BLACK, ":"),
+            for name, value, colour, dashes in (
+                ("mean", float(probability.mean()), style.VERMILION, "--"),
+                ("median", float(np.median(probability)), style.BLACK, ":"),
             ):
-                line: dict[str, Any] = {"color": colour, "linestyle": style, "linewidth": 1.3}
+                line: dict[str, Any] = {"color": colour, "linestyle": dashes, "linewidth": 1.3}
                 axis.axvline(value, 0, 0.78, label=f"{name} {value:.3f}", **line)
             axis.set_xlim(0, 1)
             axis.set_xlabel("p₀, probability of the most probable token")
@@ -103,21 +89,13 @@ def figure1(top: Mapping[str, Floats]) -> Figure:
 
 
 def survival_figure(number: int, targets: Sequence[Target]) -> Figure | None:
-    """Figures 2 to 5, the share of steps whose certificate exceeds ε.
-
-    Args:
-        number: of the figure, which selects the family of rules.
-        targets: with their certificates.
-
-    Returns:
-        The figure; None if the study has no rule of the family.
-    """
+    """Figures 2 to 5, the share of steps whose certificate exceeds ε; None without its rules."""
     family, title, caption = SHOWN[number]
     rules = [rule for rule in targets[0].certificates if type(rule) in (StrictGreedy, family)]
     if not any(type(rule) is family for rule in rules):
         return None
 
-    @styled
+    @style.styled
     def draw() -> Drawing:
         limit = 1.06 * max(rule.ceiling for rule in rules)
         grid, columns = np.linspace(0, limit, GRID_POINTS), 4 if len(targets) > 1 else 2
@@ -130,7 +108,7 @@ def survival_figure(number: int, targets: Sequence[Target]) -> Figure | None:
             axis.set_ylim(0, 1.02)
             axis.set_xlabel("ε (nats)")
         axes[0].set_ylabel("share of steps with R > ε")
-        legend(drawing, axes[:1], columns)
+        style.legend(drawing, axes[:1], columns)
         return drawing
 
     name = f"figure{number}"
@@ -139,37 +117,36 @@ def survival_figure(number: int, targets: Sequence[Target]) -> Figure | None:
 
 def _panels(targets: Sequence[str], legend_rows: int = 0) -> tuple[Drawing, list[Axes]]:
     """Return a panel for each target: one column wide, or side by side across the text's width."""
-    size = (COLUMN if len(targets) == 1 else TEXT, PANEL_HEIGHT + LEGEND_ROW * legend_rows)
+    width = style.COLUMN if len(targets) == 1 else style.TEXT
+    size = (width, PANEL_HEIGHT + style.LEGEND_ROW * legend_rows)
     drawing = Drawing(figsize=size, layout=ConstrainedLayoutEngine(w_pad=0.06))
     axes = list(drawing.subplots(1, len(targets), sharey=True, squeeze=False).flat)
     for axis, target in zip(axes, targets, strict=True):
         axis.set_title(target)
-        axis.grid(axis="y", **RULED)
+        axis.grid(axis="y", **style.RULED)
         axis.set_axisbelow(True)
-        percent(axis, "y")
+        style.percent(axis, "y")
     return drawing, axes
 
 
 def _curves(axis: Axes, target: Target, rules: Sequence[Rule], grid: Floats) -> None:
-    """Draw the survival curve of each rule, and the interval over prompts of some."""
     others = [rule for rule in rules if rule != StrictGreedy()]
     for rule in rules:
-        colour, dashes = LINES[others.index(rule) % len(LINES) if rule in others else 0]
-        style: dict[str, Any] = {"color": colour, "linestyle": dashes}
+        colour, dashes = style.LINES[others.index(rule) % len(style.LINES) if rule in others else 0]
+        drawn: dict[str, Any] = {"color": colour, "linestyle": dashes}
         if others and rule not in others:
-            style = REFERENCE
+            drawn = REFERENCE
         share, low, high = survival(target.certificates[rule][0], grid, target.bootstrap)
-        axis.plot(grid, share, label=rule.title, **style)
+        axis.plot(grid, share, label=rule.title, **drawn)
         if len(rules) <= SHADED or rule in (rules[0], rules[-1]):
-            axis.fill_between(grid, low, high, color=style["color"], alpha=0.18, linewidth=0)
+            axis.fill_between(grid, low, high, color=drawn["color"], alpha=0.18, linewidth=0)
 
 
 def _ceilings(axis: Axes, rules: Sequence[Rule]) -> None:
-    """Draw the ceilings of the rules: log(m+1) for a tree, log 2 for most others."""
     for ceiling in dict.fromkeys(rule.ceiling for rule in rules):
         whole = round(math.exp(ceiling))
         name = f"log {whole}" if math.isclose(math.log(whole), ceiling) else f"{ceiling:.3g}"
-        axis.axvline(ceiling, **LEVEL)
+        axis.axvline(ceiling, **style.LEVEL)
         place: dict[str, Any] = {"xytext": (-2, 0), "textcoords": "offset points", "rotation": 90}
         axis.annotate(
             name, (ceiling, 1.0), **place, ha="right", va="top", fontsize=6.5, color="#555555"

@@ -199,7 +199,6 @@ def _without_m(rule: Rule) -> str:
 def _certificates(
     results: Results, rules: Sequence[Rule], statistics: Sequence[str]
 ) -> pd.DataFrame:
-    """Return the statistics of the rules' certificates, with the published ones."""
     keys = [(t, rule.label, x) for t in results.targets for rule in rules for x in statistics]
     frame = results["certificates"].set_index(["target", "rule", "statistic"])
     data = frame.loc[keys].reset_index()

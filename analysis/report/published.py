@@ -88,10 +88,8 @@ _BY_CELL = {
 def printed(target: str, row: Rule | int, column: str | float) -> float:
     """Return the number that the paper prints for a target; NaN if it has none.
 
-    Args:
-        target: its printed name.
-        row: a rule, or the k of Table 1.
-        column: a statistic, or ε in Tables 5 and 6 (inf above their cap).
+    A row is a rule or the k of Table 1; a column a statistic, or ε in Tables 5 and 6 (inf above
+    their cap).
 
     >>> printed("Qwen3-4B", 3, "p5"), printed("mini", 3, "p5"), printed("Qwen3-4B", TABLE2[6], 0.01)
     (0.787, nan, 64.57)
@@ -171,10 +169,7 @@ def _ours(results: Results, target: str) -> pd.DataFrame:
 
 
 def outside(compared: pd.DataFrame) -> list[str]:
-    """Return a line for each target: how many published numbers are outside our intervals.
-
-    Lengths that are only lower bounds are not counted.
-    """
+    """Return a line a target: how many published numbers, lower bounds aside, are outside."""
     lines = []
     for target, numbers in compared.groupby("target", sort=False):
         counts = ", ".join(

@@ -26,19 +26,14 @@ class Results:
     Key columns are `target` (printed name) and `rule` (label); a long frame also has `statistic`
     and `value`. Intervals over prompts are `ci_low` and `ci_high`, with `prompts`. Statistics of
     certificates that are intervals count the lower ends.
-
-    Attributes:
-        targets: printed names, in order.
-        rules: every rule in a frame, by label; those of the study first, in order.
-        frames: by name. Every study has `top`, `certificates`, `runs` (run lengths) and `parts`;
-            with a drafter there are `acceptance` and `breakdown`, of stage acceptance.
-        drafter: its printed name; empty without a drafter.
     """
 
-    targets: Sequence[str]
-    rules: Mapping[str, Rule]
+    targets: Sequence[str]  # printed names, in order
+    rules: Mapping[str, Rule]  # every rule in a frame, by label; those of the study first, in order
+    # by name. Every study has `top`, `certificates`, `runs` (run lengths) and `parts`; with a
+    # drafter there are `acceptance` and `breakdown`, of stage acceptance
     frames: Mapping[str, pd.DataFrame]
-    drafter: str = ""
+    drafter: str = ""  # its printed name; empty without a drafter
 
     def __getitem__(self, name: str) -> pd.DataFrame:
         """Return a frame, empty if the study has none of this name."""
@@ -65,36 +60,25 @@ class Results:
 
 @dataclass(frozen=True, eq=False)
 class Target:
-    """The N steps of a target in P answers.
+    """The N steps of a target in P answers."""
 
-    Attributes:
-        label: printed name of the target.
-        certificates: by rule of the study (N,) lower and upper ends in nats; +inf where nothing can
-            be rejected.
-        bootstrap: over the prompts of the steps.
-        tokens: (N,) the token emitted.
-        prompts: (P,) the text of each answer's prompt.
-        dist: their distributions.
-        top: by k, the (N,) probability of the k most probable tokens.
-        margin: (N,) log p0 - log p1.
-        undefined: by rule label, the number of steps at which the rule's test is undefined.
-        words: text of tokens, by id.
-        kl: (N,) KL(p||q), of a head with a reduced vocabulary that of its completed q'; None
-            without a drafter.
-        judged: by rule label, the drafter's steps as stage acceptance judged them.
-    """
-
-    label: str
+    label: str  # printed name of the target
+    # by rule of the study (N,) lower and upper ends in nats; +inf where nothing can be rejected
     certificates: Mapping[Rule, tuple[Floats, Floats]]
-    bootstrap: PromptBootstrap
-    tokens: NDArray[np.int32]
-    prompts: Sequence[str]
-    dist: TopK | None = None
+    bootstrap: PromptBootstrap  # over the prompts of the steps
+    tokens: NDArray[np.int32]  # (N,) the token emitted
+    prompts: Sequence[str]  # (P,) the text of each answer's prompt
+    dist: TopK | None = None  # their distributions
+    # by k, the (N,) probability of the k most probable tokens
     top: Mapping[int, Floats] = field(default_factory=dict)
-    margin: Floats = field(default_factory=lambda: np.zeros(0))
+    margin: Floats = field(default_factory=lambda: np.zeros(0))  # (N,) log p0 - log p1
+    # by rule label, the number of steps at which the rule's test is undefined
     undefined: Mapping[str, int] = field(default_factory=dict)
-    words: Mapping[int, str] = field(default_factory=dict)
+    words: Mapping[int, str] = field(default_factory=dict)  # text of tokens, by id
+    # (N,) KL(p||q), of a head with a reduced vocabulary that of its completed q'; None without a
+    # drafter
     kl: Floats | None = None
+    # by rule label, the drafter's steps as stage acceptance judged them
     judged: Mapping[str, Judgement] = field(default_factory=dict)
 
     @property

@@ -76,10 +76,7 @@ styled = matplotlib.rc_context(STYLE)  # decorator of the functions that draw a 
 
 @styled
 def render(figure: Figure, kind: str) -> bytes:
-    """Return the bytes of a figure's file, pdf or png; the layout is frozen afterwards.
-
-    Uses the canvas directly, as `savefig` draws a figure twice.
-    """
+    """Return the bytes of a figure's file, pdf or png; the layout is frozen afterwards."""
     canvas = CANVASES[kind](figure)
     figure.set_dpi(matplotlib.rcParams["savefig.dpi"])
     buffer = io.BytesIO()

@@ -45,16 +45,9 @@ Curves = dict[str, tuple[pd.DataFrame, str]]  # label: rows and statistic
 def sweep_figure(table: pd.DataFrame, swept: list[str]) -> Figure | None:
     """Draw the statistics of a sweep over its first key, a column of panels for each target.
 
-    If the rows of a point differ in more than the first key (a second key, rules, methods), each
+    If the rows of a point differ in more than this key (a second key, rules, methods), each
     combination, up to `MAX_LINES`, has a curve of at most two statistics. Numbers are drawn as
-    lines, other values as points; bars are intervals over prompts.
-
-    Args:
-        table: one row for each point and target, with the swept keys, `target` and statistics.
-        swept: names of the swept columns, in the given order.
-
-    Returns:
-        The figure, or None if the table has no statistic to draw.
+    lines, other values as points; bars are intervals over prompts. None: nothing to draw.
     """
     if "draft_length" in table:  # 0 is the target alone
         table = table[table["draft_length"] > 0]
@@ -106,7 +99,6 @@ def _kinds(table: pd.DataFrame, swept: Sequence[str]) -> list[str]:
 
 
 def _panel(axis: Axes, curves: Curves, target: Any, key: str) -> None:
-    """Draw the curves of a target over a key."""
     every = pd.concat([part[key] for part, _ in curves.values()])
     numeric, names = pd.api.types.is_numeric_dtype(every), list(every.unique())
     for at, (label, (part, statistic)) in enumerate(curves.items()):

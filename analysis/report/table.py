@@ -51,21 +51,13 @@ FORMULA = re.compile(r"^(?=[=@\t\r]|[+-](?![\d.e+-]*$))")  # text that a spreads
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """A table.
+    """A table."""
 
-    Attributes:
-        name: of its files, for instance "table2".
-        title: its heading.
-        caption: at most three lines of plain text.
-        data: tidy numbers, as written to the CSV file.
-        shown: the cells as text. The name of its (last) index level is the heading of the first
-            column.
-    """
-
-    name: str
-    title: str
-    caption: str
-    data: pd.DataFrame
+    name: str  # of its files, for instance "table2"
+    title: str  # its heading
+    caption: str  # at most three lines of plain text
+    data: pd.DataFrame  # tidy numbers, as written to the CSV file
+    # the cells as text. The name of its (last) index level is the heading of the first column
     shown: pd.DataFrame
 
     def html(self) -> str:
@@ -124,18 +116,12 @@ class Figure:
 
 @dataclass(frozen=True, eq=False)
 class Section:
-    """A section of a report.
+    """A section of a report."""
 
-    Attributes:
-        title: its heading.
-        items: tables and figures, in their order; None is left out.
-        notes: plain sentences below the heading.
-        timed: whether it depends on the clock. Its files are in timings/, outside all digests.
-    """
-
-    title: str
-    items: Sequence[Table | Figure | None]
-    notes: Sequence[str] = ()
+    title: str  # its heading
+    items: Sequence[Table | Figure | None]  # tables and figures, in their order; None is left out
+    notes: Sequence[str] = ()  # plain sentences below the heading
+    # whether it depends on the clock. Its files are in timings/, outside all digests
     timed: bool = False
 
     @property
@@ -178,11 +164,7 @@ def pivoted(
 ) -> pd.DataFrame:
     """Return the cells of a tidy frame by rows and columns, in the order of their appearance.
 
-    Args:
-        data: a row for each cell; rows that are not unique are an error.
-        rows: its columns that become the index.
-        columns: its columns that become the header.
-        cells: the printed text of each row of `data`.
+    `cells` are the printed texts of the rows of `data`; rows that are not unique are an error.
     """
 
     def in_order(names: str | list[str]) -> pd.Index:

@@ -103,11 +103,7 @@ def limits(column: str) -> tuple[str, str]:
 
 
 def few_notes(prompts: Iterable[int]) -> list[str]:
-    """Return a warning that intervals come from few prompts, else an empty list.
-
-    Args:
-        prompts: number of prompts of each target or run that is shown.
-    """
+    """Return a warning if intervals of any target or run come from few prompts, else nothing."""
     least = min(prompts, default=FEW_PROMPTS)
     if least >= FEW_PROMPTS:
         return []

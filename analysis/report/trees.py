@@ -45,12 +45,7 @@ def trees(decoded: Sequence[Decoded], statistics: Resampling) -> tuple[Table | N
 
 
 def trees_table(decoded: Sequence[Decoded], runs: Sequence[pd.DataFrame]) -> Table | None:
-    """Return the measured and predicted tokens per call of every tree; None without trees.
-
-    Args:
-        decoded: of every target.
-        runs: their `analysis.decoding.trees.tree_runs`.
-    """
+    """Return the measured and predicted tokens per call of every tree; None without trees."""
     frames = []
     for pair, table in zip(decoded, runs, strict=True):
         frame = _trees(pair, table)
@@ -89,7 +84,6 @@ def trees_table(decoded: Sequence[Decoded], runs: Sequence[pd.DataFrame]) -> Tab
 
 
 def _trees(pair: Decoded, table: pd.DataFrame) -> pd.DataFrame:
-    """Return a row for each run that drafted trees."""
     acceptance = {group: rates(pair, table, group) for group in table["group"].unique()}
     bounds = [
         math.nan
@@ -103,11 +97,9 @@ def _trees(pair: Decoded, table: pd.DataFrame) -> pd.DataFrame:
 
 
 def predicted_curves(acceptance: Floats, largest: int) -> dict[str, Curve]:
-    """Return the zero-order tokens per call of every shape, over drafted tokens.
+    """Return the zero-order tokens per call of every shape, up to `largest` drafted tokens.
 
-    Args:
-        acceptance: (J,) R over sibling indices.
-        largest: largest number of drafted tokens.
+    `acceptance` is (J,) R over sibling indices.
     """
     makers: dict[str, Callable[[int], Any]] = {
         "sequence": sequence,
@@ -198,7 +190,6 @@ def tree_curves(decoded: Sequence[Decoded], runs: Sequence[pd.DataFrame]) -> pd.
 
 
 def _curves(pair: Decoded, table: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
-    """Return the curves of `tree_curves` of one target and setting."""
     largest, frames = int(runs["nodes"].max()), []
 
     def add(quantity: str, scheme: str, curve: str, kind: str, points: pd.DataFrame) -> None:
@@ -238,7 +229,6 @@ def _gains(curve: pd.DataFrame, kind: str = "measured") -> pd.DataFrame:
 
 
 def _draw(axis: Axes, drawn: pd.DataFrame) -> None:
-    """Draw measured points, predicted lines and bounds over drafted tokens."""
     added = drawn["quantity"].iloc[0] == "added"
     positive = drawn["value"][drawn["value"] > 0]
     least = 0.7 * positive.min() if added else -np.inf  # a gain of nothing has no logarithm
@@ -263,9 +253,8 @@ def marginal(k: Floats, tokens: Floats, first: float | None = None) -> Curve:
 
     `first` is the tokens per call without a draft; with None the first size has no gain.
 
-    Examples:
-        >>> marginal(np.array([1.0, 3.0]), np.array([1.5, 1.9]), first=1.0)[1].round(6).tolist()
-        [0.5, 0.2]
+    >>> marginal(np.array([1.0, 3.0]), np.array([1.5, 1.9]), first=1.0)[1].round(6).tolist()
+    [0.5, 0.2]
     """
     if first is not None:
         k, tokens = np.append(0.0, k), np.append(first, tokens)

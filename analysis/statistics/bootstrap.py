@@ -59,12 +59,8 @@ class PromptBootstrap:
     ) -> None:
         """Draw B = `resamples` resamples; intervals have the given `confidence`.
 
-        Args:
-            prompts: (N,) index of the prompt, or answer, of each step, 0 .. P-1, none without one.
-            resamples: B.
-            confidence: of all intervals.
-            seed: of the draws.
-            clusters: (P,) index of the prompt that each answer belongs to; None if each is alone.
+        `prompts` (N,) is the prompt, or answer, of each step, 0 .. P-1, none without one;
+        `clusters` (P,) the prompt that each answer belongs to, None if each is alone.
         """
         self.prompts = np.asarray(prompts, dtype=np.intp)
         self.steps = np.bincount(self.prompts)
@@ -101,10 +97,7 @@ class PromptBootstrap:
     ) -> tuple[Any, Any, Any]:
         """Return ratios of sums over all prompts, and the two ends of their intervals, (...) each.
 
-        Args:
-            above: (P, ...) sums of each prompt.
-            below: (P, ...).
-            empty: the ratio where `below` sums to 0.
+        `above` and `below` are the (P, ...) sums of each prompt; `empty` stands where `below` is 0.
         """
 
         def quotient(above: Floats, below: Floats) -> Floats:
@@ -187,11 +180,10 @@ def simultaneous(estimates: Floats, draws: Floats, confidence: float) -> tuple[F
     Returns:
         Lower and upper ends; NaN for a quantity that is undefined, or undefined in all resamples.
 
-    Examples:
-        >>> draws = np.array([[-1.0, 0.0], [1.0, 0.0], [-1.0, 0.0], [1.0, 0.0]])
-        >>> low, high = simultaneous(np.array([0.0, 5.0]), draws + [0, 5], 0.95)
-        >>> low.tolist(), high.tolist()
-        ([-1.0, 5.0], [1.0, 5.0])
+    >>> draws = np.array([[-1.0, 0.0], [1.0, 0.0], [-1.0, 0.0], [1.0, 0.0]])
+    >>> low, high = simultaneous(np.array([0.0, 5.0]), draws + [0, 5], 0.95)
+    >>> low.tolist(), high.tolist()
+    ([-1.0, 5.0], [1.0, 5.0])
     """
     defined = np.isfinite(draws)
     count = defined.sum(axis=0)

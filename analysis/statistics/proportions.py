@@ -28,12 +28,7 @@ def difference(lost: int, won: int, items: int, confidence: float) -> tuple[floa
     Wald's interval after adding 1/2 to each of the four cells of the paired table, so its width is
     positive even without discordant pairs. It is too narrow where one cell is next to empty: at
     0.95 and 316 items a true loss of 5 points is excluded in up to 4.4 % of samples, not 2.5 %.
-
-    Args:
-        lost: c, items that only the first has right.
-        won: b, items that only the second has right.
-        items: number of all items, at least 1, concordant ones included.
-        confidence: of the interval.
+    `lost` is c, `won` is b; `items` includes the concordant ones.
 
     >>> [round(end, 3) for end in difference(0, 0, 100, 0.95)]
     [-0.019, 0.019]

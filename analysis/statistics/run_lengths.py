@@ -62,13 +62,10 @@ def run_lengths(
     trajectories: Trajectories,
     bootstrap: PromptBootstrap,
 ) -> pd.DataFrame:
-    """Estimate the certifiable run lengths of one rule at every level of `eps`.
+    """Estimate the certifiable run lengths of one rule at every level of `eps`, in nats.
 
-    Args:
-        certificates: (N,) in nats, lower ends where they are intervals, +inf where always accepted.
-        eps: KL levels in nats.
-        trajectories: of the N steps.
-        bootstrap: over the same prompts.
+    `certificates` are (N,), in nats, lower ends where they are intervals, +inf where always
+    accepted.
 
     Returns:
         One row a level and estimator: `value`, its interval `ci_low` and `ci_high`, `cut`, the

@@ -27,15 +27,10 @@ CENSORED = 0.1
 
 @dataclass(frozen=True)
 class Trajectories:
-    """The bounds of each prompt's trajectory among the steps; lengths may differ.
+    """The bounds of each prompt's trajectory among the steps; lengths may differ."""
 
-    Attributes:
-        starts: (P,) index of the first step of each trajectory.
-        prompts: (N,) index of the trajectory of each step.
-    """
-
-    starts: Integers
-    prompts: Integers
+    starts: Integers  # (P,) index of the first step of each trajectory
+    prompts: Integers  # (N,) index of the trajectory of each step
 
     @classmethod
     def from_positions(cls, position: NDArray[np.integer]) -> Trajectories:
@@ -67,32 +62,21 @@ class Trajectories:
 
 
 class Calls(NamedTuple):
-    """Verification calls along trajectories, C in all.
+    """Verification calls along trajectories, C in all."""
 
-    Attributes:
-        prompts: (C,) index of the trajectory of each call.
-        tested: (C,) tested tokens: the accepted ones and the rejected one.
-        accepted: (C,) accepted tokens.
-        emitted: (C,) emitted tokens: one more than the accepted ones, unless the trajectory ends.
-    """
-
-    prompts: Integers
-    tested: Integers
-    accepted: Integers
+    prompts: Integers  # (C,) index of the trajectory of each call
+    tested: Integers  # (C,) tested tokens: the accepted ones and the rejected one
+    accepted: Integers  # (C,) accepted tokens
+    # (C,) emitted tokens: one more than the accepted ones, unless the trajectory ends
     emitted: Integers
 
 
 class CallCounts(NamedTuple):
-    """Verification calls of each trajectory, (P,) each.
+    """Verification calls of each trajectory, (P,) each."""
 
-    Attributes:
-        calls: number of calls.
-        tokens: emitted tokens, all but the first, which prefill emits.
-        cut: number of calls cut by a trajectory's end, 0 or 1; for drafts of unlimited length.
-    """
-
-    calls: Integers
-    tokens: Integers
+    calls: Integers  # number of calls
+    tokens: Integers  # emitted tokens, all but the first, which prefill emits
+    # number of calls cut by a trajectory's end, 0 or 1; for drafts of unlimited length
     cut: Integers
 
 
@@ -100,18 +84,13 @@ def calls_along(accepted: Flags, trajectories: Trajectories, draft_length: int |
     """Return the calls of each trajectory in turn, given the steps whose drafts are accepted.
 
     The last call of a trajectory drafts no further than its end. Engines may do so: vLLM counts
-    accepted tokens beyond the end of an answer.
+    accepted tokens beyond the end of an answer. `accepted` is (N,), or (D, N) by depth from 1;
+    `draft_length` is gamma, at least 1, None for drafts of unlimited length.
 
-    Args:
-        accepted: (N,) whether each step's drafted token is accepted, or (D, N), by depth from 1.
-        trajectories: of the N steps.
-        draft_length: gamma, at least 1; None for drafts of unlimited length.
-
-    Examples:
-        >>> steps = Trajectories.from_positions(np.arange(6))
-        >>> accepted = np.array([0, 1, 1, 0, 1, 0], dtype=bool)
-        >>> [counts.tolist() for counts in calls_along(accepted, steps, 2)[1:]]
-        [[2, 2], [2, 1], [3, 2]]
+    >>> steps = Trajectories.from_positions(np.arange(6))
+    >>> accepted = np.array([0, 1, 1, 0, 1, 0], dtype=bool)
+    >>> [counts.tolist() for counts in calls_along(accepted, steps, 2)[1:]]
+    [[2, 2], [2, 1], [3, 2]]
     """
     ends = trajectories.ends[trajectories.prompts]
     ahead = _accepted_ahead(np.atleast_2d(accepted), ends)
@@ -168,14 +147,10 @@ def acceptance_by_position(tested: Integers, accepted: Integers) -> tuple[Intege
     """Return how many calls test, and how many accept, the i-th token of their draft, from i = 1.
 
     Their ratio is the acceptance rate at a draft position, given that those before are accepted.
+    `tested` and `accepted` (C,) are tokens of each call.
 
-    Args:
-        tested: (C,) tested tokens of each call.
-        accepted: (C,) accepted tokens.
-
-    Examples:
-        >>> [x.tolist() for x in acceptance_by_position(np.array([2, 1, 2]), np.array([2, 0, 1]))]
-        [[3, 2], [2, 1]]
+    >>> [x.tolist() for x in acceptance_by_position(np.array([2, 1, 2]), np.array([2, 0, 1]))]
+    [[3, 2], [2, 1]]
     """
     position = np.arange(1, 1 + max(tested, default=0))[:, None]
     return (tested >= position).sum(axis=1), (accepted >= position).sum(axis=1)

@@ -39,18 +39,12 @@ def measured_rates(accepted: Integers, children: Integers) -> Floats:
     The product-limit estimator (Kaplan and Meier 1958): of the nodes at which child i was tested,
     the share that accepted it, times the probability that none before it was accepted. A node with
     fewer children carries no information on the missing ones; it does not count as a rejection.
+    `accepted` (N,) is the sibling index of the accepted child of each node reached, from 1, 0 if
+    none was; `children` (N,) their number. Returned are R(1), ..., R(J) of all indices that were
+    tested.
 
-    Args:
-        accepted: (N,) sibling index of the accepted child of each node reached, from 1; 0 if no
-            child was accepted.
-        children: (N,) number of children of each node.
-
-    Returns:
-        (J,) R(1), ..., R(J) for all indices that were tested.
-
-    Examples:
-        >>> measured_rates(np.array([1, 0, 2, 0]), np.array([2, 2, 2, 1])).tolist()
-        [0.25, 0.375]
+    >>> measured_rates(np.array([1, 0, 2, 0]), np.array([2, 2, 2, 1])).tolist()
+    [0.25, 0.375]
     """
     rates: list[float] = []
     left = 1.0
@@ -101,13 +95,9 @@ def _places(ids: Integers, among: Integers) -> NDArray[np.intp]:
 def drawn_rates(p: Floats, q: Floats, times: Floats, count: int, races: bool) -> Floats:
     """Return the sums of R over N steps, (count,), of drafts drawn without replacement.
 
-    Args:
-        p: (N, U) target.
-        q: (N, U) draft.
-        times: (N, U) independent Exp(1) numbers, which decide the drafted tokens and their order.
-        count: number of sibling indices.
-        races: whether the target runs the same race (ERSS). Otherwise children are tested in turn
-            (GSS), and their acceptance probabilities are summed exactly.
+    `p` and `q` (N, U) are target and draft; `times` (N, U), independent Exp(1) numbers, decide the
+    drafted tokens and their order. With `races` the target runs the same race (ERSS). Otherwise
+    children are tested in turn (GSS), and their acceptance probabilities are summed exactly.
     """
     with np.errstate(divide="ignore"):
         order = np.argsort(times / q, axis=1, kind="stable")[:, :count]
@@ -147,33 +137,23 @@ def index_entropy(rates: Floats) -> float:
 def tunstall_upper(entropy: float, indices: int, k: int, tight: bool = True) -> float:
     """Return the bound of Theorem 4.2 on the tokens per call, log(k (L - 1) + L) / H[R].
 
-    It is attained where all ends are equally probable: R = 1/L, every node within some depth.
+    It is attained where all ends are equally probable: R = 1/L, every node within some depth. L is
+    the number of `indices`, over all of which H[R] is (arXiv 2504.15475 takes the vocabulary size),
+    k the drafted tokens. This is equation (29), without `tight` (5): (log L + log(k + 1)) / H[R].
 
-    Args:
-        entropy: H[R] over all L indices, whose R sums to 1.
-        indices: L; arXiv 2504.15475 takes the vocabulary size.
-        k: drafted tokens.
-        tight: equation (29); False gives equation (5), (log L + log(k + 1)) / H[R].
-
-    Examples:
-        >>> round(tunstall_upper(math.log(2), 2, 6), 9)
-        3.0
+    >>> round(tunstall_upper(math.log(2), 2, 6), 9)
+    3.0
     """
     return _ratio(_log_ends(indices, k, tight), entropy)
 
 
 def residual_upper(rates: Floats, k: int, m: int, tight: bool = False) -> float:
-    """Return the bound of Lemma 4.3 on the tokens per call.
+    """Return the bound of Lemma 4.3 on the tokens per call of k drafted tokens.
 
     (log(d + m) + log(k + 1)) / (H[R(1), ..., R(d), p_res] + p_res log m): the probability p_res
-    that the d indices of a tree leave over is spread evenly over m more. The tree does not use
-    them, so every m of at least 1 gives a bound, also below the p_res / min R of the lemma.
-
-    Args:
-        rates: (d,) R of the sibling indices that the tree has.
-        k: drafted tokens.
-        m: number of indices over which p_res is spread, at least 1.
-        tight: count the ends as in equation (29), log((k + 1)(d + m) - k).
+    that the (d,) indices of `rates` leave over is spread evenly over m >= 1 more. The tree does not
+    use them, so every m gives a bound, also below the p_res / min R of the lemma. `tight` counts
+    the ends as in equation (29), log((k + 1)(d + m) - k).
     """
     rest = _rest(rates)
     if rest == 0:

@@ -19,22 +19,16 @@ SUM_ROUNDING = 1e-9  # by which the sum of rates may exceed 1
 
 
 def optimal(rates: Sequence[float] | Floats, k: int, depth: int | None = None) -> Topology:
-    """Return tau*(k), the tree of k nodes with the most expected tokens.
+    """Return tau*(k), the tree of k nodes with the most expected tokens, of any or some depth.
 
-    Algorithm 3 and equation (2) of arXiv 2504.15475, in O(k log k). Only the indices of `rates` are
-    drafted; acceptance beyond them is unknown and counts as 0.
-
-    Args:
-        rates: (J,) R(1), R(2), ...: the probability that child i is the accepted one.
-        k: drafted tokens, at least 0.
-        depth: the largest depth; None for any.
+    Algorithm 3 and equation (2) of arXiv 2504.15475, in O(k log k). `rates` (J,) are R(1), R(2),
+    ...: the probability that child i is the accepted one. Only these indices are drafted;
+    acceptance beyond them is unknown and counts as 0.
 
     Raises:
         ValueError: rates are not probabilities, or no tree of k nodes has that depth and width.
 
-    Examples:
-        >>> optimal([0.6, 0.3], 4)
-        Topology(parents=(-1, 0, -1, 1))
+    >>> optimal([0.6, 0.3], 4) Topology(parents=(-1, 0, -1, 1))
     """
     tree, _ = best_trees(rates, k, depth)
     if len(tree) < k:

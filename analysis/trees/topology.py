@@ -32,8 +32,7 @@ class Topology:
         for node, parent in enumerate(self.parents):
             if not ROOT <= parent < node:
                 raise ValueError(
-                    f"parents[{node}]={parent} is not allowed: give {ROOT} (the text so far) or an "
-                    f"earlier node, below {node}"
+                    f"parents[{node}]={parent} is not allowed: give {ROOT} or an earlier node"
                 )
 
     def __len__(self) -> int:
@@ -82,9 +81,8 @@ class Topology:
     def within(self, depth: int) -> Topology:
         """Return the tree without nodes below `depth`; drafts are cut so where an answer ends.
 
-        Examples:
-            >>> symmetric(2, 3).within(1)
-            Topology(parents=(-1, -1))
+        >>> symmetric(2, 3).within(1)
+        Topology(parents=(-1, -1))
         """
         return self._of([node for node, at in enumerate(self.depths) if at <= depth])
 
@@ -101,16 +99,11 @@ class DynamicTree:
     Level by level, the `width` nodes of highest value get `width` children each. In the end the
     `nodes` of highest value are kept. The value of a node is the drafter's probability of its path.
     It never exceeds the value of the parent, so the kept nodes form a tree.
-
-    Attributes:
-        width: children of a node, and number of nodes of a level that get children.
-        nodes: largest number of nodes kept.
-        depth: largest number of levels.
     """
 
-    width: int
-    nodes: int
-    depth: int
+    width: int  # children of a node, and number of nodes of a level that get children
+    nodes: int  # largest number of nodes kept
+    depth: int  # largest number of levels
 
     def __len__(self) -> int:
         """Return the largest number of nodes of a grown tree."""
@@ -125,9 +118,8 @@ class DynamicTree:
 def expansion(widths: Sequence[int]) -> Topology:
     """Return the tree in which each node of level i - 1 has widths[i - 1] children.
 
-    Examples:
-        >>> expansion([2, 1])
-        Topology(parents=(-1, -1, 0, 1))
+    >>> expansion([2, 1])
+    Topology(parents=(-1, -1, 0, 1))
     """
     parents: list[int] = []
     level = [ROOT]
@@ -165,20 +157,14 @@ def tree_tokens_per_call(tree: Topology, rates: Sequence[float] | Floats) -> flo
     """Return the expected tokens of a target call: the accepted ones and the one after them.
 
     Equation (2) of arXiv 2504.15475 plus one token, as a zero-order prediction: every level accepts
-    child i with the same probability R(i), independent of the others, so a node is accepted with
-    the product of R over the sibling indices of its path. With correlated acceptance the true
-    number differs.
-
-    Args:
-        tree: n nodes.
-        rates: (J,) R(1), R(2), ...: the probability that child i is the accepted one.
+    child i with the same probability R(i), of `rates` (J,), independent of the others, so a node is
+    accepted with the product of R over the sibling indices of its path. With correlated acceptance
+    the true number differs.
 
     Raises:
         ValueError: a node has a sibling index above J.
 
-    Examples:
-        >>> round(tree_tokens_per_call(sequence(5), [0.8]), 2)
-        3.69
+    >>> round(tree_tokens_per_call(sequence(5), [0.8]), 2) 3.69
     """
     widest = max(tree.siblings, default=0)
     if widest > len(rates):

@@ -72,7 +72,6 @@ class Noise:
         return torch.stack([self._times[position] for position in range(start, stop)])
 
     def _arrivals(self, position: int, vocab_size: int) -> Tensor:
-        """Return the arrival times (V,) at a position, made on the device."""
         digest = hashlib.sha256(f"{self._key}\n{position}".encode()).digest()
         generator = torch.Generator(self._device)
         generator.manual_seed(int.from_bytes(digest[:7], "little"))
@@ -84,12 +83,9 @@ class Greedy:
     """The most probable token; of equal ones the first."""
 
     def __call__(self, logits: Tensor, position: int, tree: Topology) -> Tensor:  # noqa: ARG002
-        """Return the tokens (n + 1,) for rows of logits (n + 1, V).
+        """Return the tokens (n + 1,) for logits (n + 1, V) after the text and each drafted token.
 
-        Args:
-            logits: after the text, and after each of the drafted tokens.
-            position: of the token after the text.
-            tree: the shape of the draft.
+        The first is at `position` of the answer; `tree` is the shape of the draft.
         """
         return argmax(logits)
 

@@ -44,7 +44,6 @@ def read_decoded(target: str, drafter: str, artifact: Artifact) -> Decoded:
 
 
 def _runs(methods: Sequence[Method], *names: str) -> pd.DataFrame:
-    """Return a row a run: how its method is printed, and some of its fields."""
     return pd.DataFrame(
         [
             {"method": method.title} | {name: getattr(method, name) for name in names}

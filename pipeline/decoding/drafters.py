@@ -41,10 +41,7 @@ class Drafter:
         """
 
     def propose(self, tokens: Sequence[int], count: int, position: int) -> Draft:  # noqa: ARG002
-        """Propose up to `count` tokens in a row after `tokens` (prompt and answer so far).
-
-        `position` is that of the first proposed token in the answer.
-        """
+        """Propose up to `count` tokens in a row after `tokens`, from `position` of the answer."""
         return nothing(self.device)
 
     def accept(self, length: int, path: Sequence[int], hidden: Tensor | None) -> None:

@@ -69,9 +69,8 @@ def decode(
     """Decode an answer of at most `limit` tokens to `prompt`.
 
     Raises:
-        PipelineError: the prompt is empty, or does not fit into the target's context with the
-            answer, or has tokens that the target lacks; logits of the target or of the drafter are
-            NaN or +inf.
+        PipelineError: the prompt is empty, too long or has tokens that the target lacks; logits of
+            the target or of the drafter are NaN or +inf.
     """
     check_prompt(target, prompt, limit)
     device, dtype = target.device, target.dtype

@@ -9,19 +9,12 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
+from analysis.trees.entropy import index_entropies
 from analysis.trees.topology import Topology
 from pipeline.columns import Row
-from pipeline.decoding.choices import (
-    DRAFT,
-    TOKEN,
-    Choice,
-    DrawnRace,
-    Greedy,
-    Inversion,
-    Noise,
-    Race,
-)
+from pipeline.decoding import choices
 from pipeline.decoding.drafters import Drafter, PromptLookup, model_drafter
 from pipeline.decoding.loop import Answer, check_prompt, decode
 from pipeline.decoding.verify import DrawnPath, Match, Relaxed, SpeculativeSampling, Verifier
@@ -31,6 +24,7 @@ from pipeline.models.compare import read_pair
 from pipeline.models.heads.hidden_drafter import HiddenDrafter
 from pipeline.models.language_model import LanguageModel
 from pipeline.models.load import load_model, load_pair
+from pipeline.models.logit_statistics import argmax, logit_statistics, ranks_of
 from pipeline.models.passes import Texts
 from pipeline.models.prompt_tokens import common_rows
 from pipeline.stage import Json, Task
@@ -65,11 +59,7 @@ class DecodingPair:
 def load_decoding_pair(
     task: Task, methods: Sequence[Method], tokenizer: Any, steps: int
 ) -> DecodingPair:
-    """Load both models and cut their logits to the rows that both have.
-
-    Raises:
-        PipelineError: a model can't read trees.
-    """
+    """Load both models and cut their logits to the rows that both have."""
     runtime, settings = task.runtime, task.settings
     drafter: LanguageModel | HiddenDrafter | None = None
     if len(runtime.models) == 1:
@@ -124,7 +114,7 @@ def decode_timed(
 ) -> tuple[Answer, int | None]:
     """Decode one prompt with one method; return the answer and the peak of CUDA memory."""
     device, length = pair.target.device, method.draft_length
-    noise = Noise(pair.seed, prompt.prompt_id, steps, device, draft_length=length)
+    noise = choices.Noise(pair.seed, prompt.prompt_id, steps, device, draft_length=length)
     choice, verifier = scheme_of(method, noise)
     drafter = drafter_of(pair, method, choice)
     cuda = device.type == "cuda"
@@ -152,7 +142,7 @@ def warm_up(pair: DecodingPair, prompts: Sequence[Prompt]) -> None:
     raise PipelineError(f"no prompt can be decoded: {reasons[0]}")
 
 
-def drafter_of(pair: DecodingPair, method: Method, choice: Choice) -> Drafter:
+def drafter_of(pair: DecodingPair, method: Method, choice: choices.Choice) -> Drafter:
     """Return the drafter of `method`, whose tokens are chosen by `choice`."""
     device, tree = pair.target.device, method.topology
     if method.drafter == "none":
@@ -163,23 +153,26 @@ def drafter_of(pair: DecodingPair, method: Method, choice: Choice) -> Drafter:
     return model_drafter(pair.drafter, choice, tree)
 
 
-def scheme_of(method: Method, noise: Noise) -> tuple[Choice, Verifier]:
+def scheme_of(method: Method, noise: choices.Noise) -> tuple[choices.Choice, Verifier]:
     """Return the choice of drafted tokens and the verifier of `method`."""
     t = method.temperature
     if method.sampling == RACES:
-        race = Race(t, noise)
+        race = choices.Race(t, noise)
         return race, Match(race)
     if method.drafter == "none" and t > 0:
-        drawn = Inversion(t, noise, TOKEN)
+        drawn = choices.Inversion(t, noise, choices.TOKEN)
         return drawn, Match(drawn)
     if method.drafts_most_probable:
-        return Greedy(), DrawnPath(t, noise, method.rule)
+        return choices.Greedy(), DrawnPath(t, noise, method.rule)
     if t > 0:
-        drafted = Inversion(t, noise, DRAFT) if method.tree is None else DrawnRace(t, noise)
+        chain = method.tree is None
+        drafted = (
+            choices.Inversion(t, noise, choices.DRAFT) if chain else choices.DrawnRace(t, noise)
+        )
         return drafted, SpeculativeSampling(t, noise, method.rule)
     if method.rule is None or method.lossless:
-        return Greedy(), Match(Greedy())
-    return Greedy(), Relaxed(method.rule)
+        return choices.Greedy(), Match(choices.Greedy())
+    return choices.Greedy(), Relaxed(method.rule)
 
 
 def run_facts(method: Method) -> Json:
@@ -221,9 +214,39 @@ def read_both(
 
 
 def nats_given_up(logits: Tensor, answer: Sequence[int]) -> Tensor:
-    """Return log(p0 / p(token)) of the n tokens of an answer (n,), float64, from its logits (n, V).
-
-    p0 is the probability of the target's first choice at that token.
-    """
+    """Return log(p0 / p(token)), (n,) float64, of the n tokens of an answer with logits (n, V)."""
     chosen = logits.gather(1, torch.tensor(answer, device=logits.device)[:, None])[:, 0]
     return logits.amax(1).double() - chosen.double()
+
+
+def drafted_columns(logits: Tensor, drafts: Tensor) -> dict[str, list[float]]:
+    """Return the greedy draft at every step and the target's view of it, of logits (n, V) of both.
+
+    Of equal logits the drafter takes the first, as `choices.Greedy` does.
+    """
+    token, statistics = argmax(drafts), logit_statistics(logits, 2)
+    top, surprisal = statistics["top_logits"], statistics["top_surprisal"]
+    z1, z2 = pad(top, (0, 1), value=-torch.inf)[:, :2].unbind(1)  # a single token has no second
+    below = logits.gather(1, token[:, None])[:, 0].double() - z1 - surprisal
+    columns = {
+        "draft_token_id": token,
+        "draft_rank": ranks_of(token, logits),
+        "draft_log_prob": below,
+        "z1": z1,
+        "z2": z2,
+        "top_surprisal": surprisal,
+    }
+    return {name: values.tolist() for name, values in columns.items()}
+
+
+def entropy_columns(
+    logits: Tensor, drafts: Tensor, temperature: float
+) -> dict[str, tuple[float, ...]]:
+    """Return KL and H[R] at every step, of logits (n, V) of both."""
+    log_p, log_q = (
+        choices.tempered(of, temperature).log_softmax(1).cpu().numpy() for of in (logits, drafts)
+    )
+    found = [index_entropies(p, q) for p, q in zip(log_p, log_q, strict=True)]
+    return dict(
+        zip(("kl", "greedy_entropy", "races_entropy"), zip(*found, strict=True), strict=True)
+    )

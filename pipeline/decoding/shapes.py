@@ -33,20 +33,15 @@ within, chain = lately(Topology.within), lately(sequence)
 
 @dataclass(frozen=True)
 class Draft:
-    """Proposed tokens, on a tree.
+    """Proposed tokens, on a tree."""
 
-    Attributes:
-        tokens: (n,) on the device of the target; NOTHING where none could be drafted.
-        tree: its shape, in level order; of a chain, each node has one child.
-        weights: (r, V) the distributions they were drawn from: of the text so far, and of each
-            node with children in order; None when they were not drawn.
-        first: (r,) what chose the first token of each row of a model's logits, finite unless they
-            are broken; None where no model drafted.
-    """
-
-    tokens: Tensor
-    tree: Topology
+    tokens: Tensor  # (n,) on the device of the target; NOTHING where none could be drafted
+    tree: Topology  # its shape, in level order; of a chain, each node has one child
+    # (r, V) the distributions they were drawn from: of the text so far, and of each node with
+    # children in order; None when they were not drawn
     weights: Tensor | None = None
+    # (r,) what chose the first token of each row of a model's logits, finite unless they are
+    # broken; None where no model drafted
     first: Tensor | None = None
 
 
@@ -89,19 +84,12 @@ class Walk:
 
 
 class Level(NamedTuple):
-    """A level of a fixed shape, of which a pass gives rows x width candidates.
+    """A level of a fixed shape, of which a pass gives rows x width candidates."""
 
-    Attributes:
-        width: children of the node above that has most.
-        children: (c,) which of the candidates are nodes.
-        inner: (r,) which of the nodes have children.
-        above: (r,) of each of these, which of the nodes read in the pass before is its parent.
-    """
-
-    width: int
-    children: Tensor
-    inner: Tensor
-    above: Tensor
+    width: int  # children of the node above that has most
+    children: Tensor  # (c,) which of the candidates are nodes
+    inner: Tensor  # (r,) which of the nodes have children
+    above: Tensor  # (r,) of each of these, which of the nodes read in the pass before is its parent
 
 
 @lately

@@ -85,10 +85,7 @@ class Relaxed:
 
 
 class DrawnPath:
-    """Accepts the tokens that the target draws, of a draft of most probable tokens.
-
-    With a rule it also accepts tokens of rank 2 or beyond.
-    """
+    """Accepts drawn tokens of a draft of most probable ones; by a rule those of rank 2 and up."""
 
     def __init__(self, temperature: float, noise: Noise, rule: Rule | None = None) -> None:
         self._target, self._noise, self._rule = Inversion(temperature, noise, TOKEN), noise, rule
@@ -112,7 +109,6 @@ class DrawnPath:
         return drafted, judged(self._rule, logits.shape[1], values, beyond_first=True)
 
     def _weights(self, logits: Tensor, node: int) -> Tensor:
-        """Return the target's distribution (V,) after a node."""
         return self._target.weights(logits[node + 1][None])[0]
 
 
@@ -150,11 +146,9 @@ class SpeculativeSampling(DrawnPath):
 def read_call(logits: Tensor, draft: Draft, *wanted: Tensor) -> tuple[list[int], list[Any]]:
     """Read the drafted tokens and all else that a verdict needs, at once.
 
-    A masked token has the logit -inf.
-
     Raises:
         BrokenLogitsError: a row of the target's logits (n + 1, V), or of those that the drafter
-            chose from, has a NaN or +inf, or nothing but -inf.
+            chose from, has a NaN or +inf, or nothing but -inf (a masked token).
     """
     of_target = logits.amax(1).double()  # a NaN is larger than all
     of_drafter = of_target[:0] if draft.first is None else draft.first.double()
@@ -196,12 +190,9 @@ def judged(
 ) -> Flags:
     """Return a mask (n,) of the drafted tokens that a rule accepts; NOTHING is none.
 
-    Args:
-        rule: the rule.
-        size: of the vocabulary.
-        given: the values that it asked for, read. Of a token that is not among those that it sees,
-            only that counts.
-        beyond_first: leave out the argmax, on which a draw decides above temperature 0.
+    `given` are the values that it asked for, read. Of a token that is not among those that it sees,
+    only that counts. `beyond_first` leaves out the argmax, on which a draw decides above
+    temperature 0.
     """
     tokens, ids, values, own, *statistics = given
     by_name = dict(zip(rule.decided_by, statistics, strict=True))

@@ -54,17 +54,9 @@ def read_answers(
 ) -> tuple[dict[str, T], str | None, Counter[str]]:
     """Read every answer of a file.
 
-    Args:
-        path: of the file.
-        read: takes what is wanted out of an answer.
-
     Returns:
         What was read of each answer, by name; the model that the answers name, None where they
         name none; and how much of what was left out.
-
-    Raises:
-        PipelineError: an answer can't be read, or two models are mixed; names the file and the
-            line.
     """
     answers: dict[str, T] = {}
     excluded = Counter[str]()
@@ -154,11 +146,7 @@ def answer_parts(value: Any, line: int) -> list[Part] | str:
 
 
 def read_bytes(path: Path) -> bytes:
-    """Return a file's content, unpacked where it is gzip.
-
-    Raises:
-        PipelineError: it can't be read or unpacked.
-    """
+    """Return a file's content, unpacked where it is gzip."""
     try:
         data = path.read_bytes()
         return gzip.decompress(data) if data.startswith(b"\x1f\x8b") else data
@@ -170,9 +158,8 @@ def read_bytes(path: Path) -> bytes:
 def printable(name: Any) -> str:
     r"""Return a name that can be printed and stored: control characters as escapes.
 
-    Examples:
-        >>> printable("a\x1b[31m\ud800")
-        'a\\u001b[31m\\ud800'
+    >>> printable("a\x1b[31m\ud800")
+    'a\\u001b[31m\\ud800'
     """
     return CONTROL.sub(lambda match: f"\\u{ord(match[0]):04x}", str(name))
 

@@ -51,29 +51,29 @@ class Asked(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Along:
-    """What the models give along an answer of n tokens, at depths 1 to D of a draft.
-
-    D is 0 without a drafter.
-    """
+    """What the models give along an answer of n tokens, at depths 1 to D; 0 without a drafter."""
 
     gap: NDArray[np.float32]  # (n,) how far each token's logit is below the largest; -1: the argmax
     right: Flags  # (D, n) whether the drafter's argmax is the token of the answer
     certified: Flags  # (D, n) whether strict greedy certifies the drafter's step
 
 
-class Models:
-    """The target of a study, and its drafter where it has one."""
+class CheckedStudy:
+    """The models of a study, that check an engine's runs; without a drafter, look-up drafts."""
 
     def __init__(self, study: Study) -> None:
-        """Load them.
-
-        Raises:
-            PipelineError: one can't be loaded.
-        """
+        config = self._config = study.config
+        if len(study.targets) != 1:
+            raise PipelineError(f"targets: {', '.join(study.targets)}: give one, target=NAME")
+        if config.distributions.source != "model":
+            raise PipelineError(
+                f"distributions.source={config.distributions.source} has no model to predict "
+                "with: give the study that was asked"
+            )
         self._drafter, self._depths = None, 1
-        self._temperature = study.config.certificates.temperature
+        self._temperature = config.certificates.temperature
         self._known: dict[tuple[tuple[int, ...], int], Along] = {}
-        if study.config.drafter is None:
+        if config.drafter is None:
             self._target = load_model(study.task("distributions").runtime.models[0])
             return
         pair = study.task("drafts").runtime.models
@@ -81,70 +81,10 @@ class Models:
         if pair[1].head is not None:
             self._depths = pair[1].head.depths
 
-    @torch.inference_mode()
-    def along(self, prompt: list[int], answer: list[int]) -> Along:
-        """Read an answer behind its prompt, once.
-
-        Raises:
-            PipelineError: it has tokens that the target lacks, or is too long for it.
-        """
-        tokens, n = [*prompt, *answer], len(answer)
-        if (key := (tuple(tokens), n)) in self._known:
-            return self._known[key]
-        self._target.check_tokens(tokens, "an answer of the engine")
-        self._target.check_context(len(tokens), "distributions.steps")
-        ids = torch.tensor([tokens[:-1]], device=self._target.device)
-        said = torch.tensor(answer, device=ids.device)
-        right = certified = np.zeros((0, n), dtype=bool)
-        if self._drafter is None:
-            logits = Texts(self._target, len(tokens)).read(ids, n)[0]
-        else:
-            logits, drafts, completed = read_pair(self._target, self._drafter, ids, n, self._depths)
-            right = torch.stack([draft.argmax(1) == said for draft in drafts]).cpu().numpy()
-            size = min(logits.shape[1], drafts[0].shape[1])
-            whole = None if completed is None else completed[:, :size]
-            qs = [draft[:, :size] for draft in drafts]
-            found = compare_logits(logits[:, :size], qs, self._temperature, completed=whole)
-            kl = found["depth_kl"].cpu().numpy().T.copy()
-            if whole is not None:  # what certifies the completed q certifies the head
-                kl[0] = found["full_kl"].cpu().numpy()
-            certified = kl < _certificates(logits[:, :size], self._temperature)
-        below = logits.amax(1) - logits.gather(1, said[:, None])[:, 0]
-        gap = torch.where(logits.argmax(1) == said, -1.0, below.float())
-        self._known[key] = Along(gap.cpu().numpy(), right, certified)
-        return self._known[key]
-
-
-class CheckedStudy:
-    """The models of a study, that check an engine's runs; without a drafter, look-up drafts."""
-
-    def __init__(self, study: Study) -> None:
-        """Load the models.
-
-        Raises:
-            PipelineError: the study has several targets, or a log in the place of a model.
-        """
-        self._config = study.config
-        if len(study.targets) != 1:
-            raise PipelineError(f"targets: {', '.join(study.targets)}: give one, target=NAME")
-        if self._config.distributions.source != "model":
-            raise PipelineError(
-                f"distributions.source={self._config.distributions.source} has no model to predict "
-                "with: give the study that was asked"
-            )
-        self._models = Models(study)
-
     def checks(self, base: Run, run: Run) -> list[Check]:
-        """Check a run with drafts beside one without.
-
-        Raises:
-            PipelineError: a file lacks what is compared, or an answer was sampled.
-        """
+        """Check a run with drafts beside one without."""
         if not run.length:
-            raise PipelineError(
-                f"decoding.draft_length must be given: {run.path} does not say how many tokens a "
-                "draft has"
-            )
+            raise PipelineError(f"decoding.draft_length must be given: {run.path} does not tell it")
         alone, drafted = self._asked(base), self._asked(run)
         replayed = self._replay(run, drafted)
         found = [self._texts(alone, drafted), _calls(replayed, run.counts.engine)]
@@ -174,8 +114,35 @@ class CheckedStudy:
             raise PipelineError(f"{run.path} has no answers to check: give those of pipeline.ask")
         return asked
 
+    @torch.inference_mode()
     def _along(self, asked: Asked) -> Along:
-        return self._models.along(asked.prompt, asked.tokens)
+        """Read an answer behind its prompt, once."""
+        answer = asked.tokens
+        tokens, n = [*asked.prompt, *answer], len(answer)
+        if (key := (tuple(tokens), n)) in self._known:
+            return self._known[key]
+        self._target.check_tokens(tokens, "an answer of the engine")
+        self._target.check_context(len(tokens), "distributions.steps")
+        ids = torch.tensor([tokens[:-1]], device=self._target.device)
+        said = torch.tensor(answer, device=ids.device)
+        right = certified = np.zeros((0, n), dtype=bool)
+        if self._drafter is None:
+            logits = Texts(self._target, len(tokens)).read(ids, n)[0]
+        else:
+            logits, drafts, completed = read_pair(self._target, self._drafter, ids, n, self._depths)
+            right = torch.stack([draft.argmax(1) == said for draft in drafts]).cpu().numpy()
+            size = min(logits.shape[1], drafts[0].shape[1])
+            whole = None if completed is None else completed[:, :size]
+            qs = [draft[:, :size] for draft in drafts]
+            found = compare_logits(logits[:, :size], qs, self._temperature, completed=whole)
+            kl = found["depth_kl"].cpu().numpy().T.copy()
+            if whole is not None:  # what certifies the completed q certifies the head
+                kl[0] = found["full_kl"].cpu().numpy()
+            certified = kl < _certificates(logits[:, :size], self._temperature)
+        below = logits.amax(1) - logits.gather(1, said[:, None])[:, 0]
+        gap = torch.where(logits.argmax(1) == said, -1.0, below.float())
+        self._known[key] = Along(gap.cpu().numpy(), right, certified)
+        return self._known[key]
 
     def _predict(self, run: Run, asked: Asked) -> list[tuple[int, int, int]]:
         """Return drafted, accepted and emitted tokens of the passes of a run along an answer."""
@@ -190,7 +157,6 @@ class CheckedStudy:
         )
 
     def _replay(self, run: Run, drafted: dict[str, Asked]) -> Replayed:
-        """Compare every answer that was drafted with the prediction along it."""
         replayed, length = Replayed(), run.length or 0
         for name, asked in drafted.items():
             predicted = [call[:2] for call in self._predict(run, asked) if call[0]]
@@ -207,7 +173,6 @@ class CheckedStudy:
         return replayed
 
     def _texts(self, alone: dict[str, Asked], drafted: dict[str, Asked]) -> Check:
-        """Hold the texts with drafts against those without."""
         theirs = {tuple(asked.prompt): asked for asked in drafted.values()}
         gaps: list[float] = []  # of logits where texts part: that of the token farther from the top
         prompts = shorter = 0

@@ -75,13 +75,10 @@ def read_log(
         path: of the file.
         k: log-probabilities that are taken of a step at most.
         vocab_size: of the model; None leaves out the checks that need it.
-        error: how far each value may be off, nats; None takes it from how they are printed and
-            computed.
+        error: how far each value may be off, nats; None takes it from how they are printed.
 
-    Raises:
-        PipelineError: answers have no log-probabilities, or processed ones; values are not
-            log-probabilities of a vocabulary of this size; two models are mixed; or nothing is
-            left. Names the file and the line.
+    Raises:     PipelineError: answers have no log-probabilities, or processed ones; values are not
+    those of         a vocabulary of this size; two models are mixed; or nothing is left.
     """
 
     def read(answer: Part) -> tuple[StepList, bool, str]:
@@ -115,8 +112,7 @@ def read_log(
     all_missed = np.log1p(-np.exp(np.minimum(missed, -1e-12))).sum()
     if len(missed) == len(steps) and all_missed < NEVER:
         raise PipelineError(
-            f"{path}: no step emits the most probable token of its list: the lists belong to other "
-            "steps, or to another model"
+            f"{path}: no step emits the most probable token of its list: lists of other steps"
         )
     return EngineLog(
         trajectories=trajectories,
@@ -131,10 +127,7 @@ def read_log(
 
 
 def stacked(trajectories: Logged) -> dict[str, np.ndarray]:
-    """Return the columns of all steps: prompt_id, position, token_id, top_ids and log_probs.
-
-    The last two are (N, K); log-probabilities are float64.
-    """
+    """Return the columns of all steps, of top_ids and log_probs (N, K)."""
     lengths = [len(steps) for steps in trajectories.values()]
     every = [step for steps in trajectories.values() for step in steps]
     return {
@@ -155,9 +148,8 @@ def prompt_id(key: tuple[str, int]) -> str:
 def prompts_of(ids: Sequence[str]) -> list[str]:
     """Return the name of the prompt of each trajectory: pieces and choices of one have the same.
 
-    Examples:
-        >>> prompts_of(["a", "a+7", "a#1", "a#1+3", "b#12"])
-        ['a', 'a', 'a', 'a', 'b#12']
+    >>> prompts_of(["a", "a+7", "a#1", "a#1+3", "b#12"])
+    ['a', 'a', 'a', 'a', 'b#12']
     """
     answers = [re.sub(r"\+\d+$", "", name) for name in ids]
     known = set(answers)
@@ -170,9 +162,8 @@ def prompts_of(ids: Sequence[str]) -> list[str]:
 def _by_prompt(prompts: Mapping[str, str]) -> dict[str, str]:
     """Return a name of each answer: of further ones to one prompt that of the first, and a number.
 
-    Examples:
-        >>> _by_prompt({"a": "p", "b": "q", "c": "p", "d": "", "e": ""})
-        {'a': 'a', 'b': 'b', 'c': 'a#1', 'd': 'd', 'e': 'e'}
+    >>> _by_prompt({"a": "p", "b": "q", "c": "p", "d": "", "e": ""})
+    {'a': 'a', 'b': 'b', 'c': 'a#1', 'd': 'd', 'e': 'e'}
     """
     first: dict[str, str] = {}
     names: dict[str, str] = {}
@@ -200,11 +191,6 @@ def _decimals(value: float) -> int:
 def _trajectories(
     path: Path, answers: Mapping[str, StepList], excluded: Counter[str]
 ) -> dict[tuple[str, int], list[Step]]:
-    """Return the parts of answers between steps that are left out.
-
-    Raises:
-        PipelineError: many steps contradict themselves, or short lists show that tokens were cut.
-    """
     sizes = Counter(len(step.top) for steps in answers.values() for step in steps if step)
     usual = max(sizes, key=lambda size: (sizes[size], size), default=0)
     steps_of: dict[tuple[str, int], list[Step]] = {}
@@ -244,11 +230,6 @@ def _ranked(path: Path, step: Step) -> Step:
 
     vLLM puts the emitted token first, whatever its rank. If it is the least of the list, more
     probable tokens may be missing between it and the others, and it is taken out.
-
-    Raises:
-        PipelineError: values are processed, or above 0.
-        _OddStepError: they are in another order, twice of one token, or contradict the emitted
-            token's own value.
     """
     at, emitted, own, top = f"{path}, line {step.line}", step.emitted, step.own, step.top
     values = [value for _, value in top]
@@ -263,8 +244,7 @@ def _ranked(path: Path, step: Step) -> Step:
     if len(held) < len(top):
         ((twice, _),) = Counter(token for token, _ in top).most_common(1)
         raise _OddStepError(
-            f"{at}: the list of a step has token {twice} twice: give answers as the engine wrote "
-            "them"
+            f"{at}: the list of a step has token {twice} twice: give the engine's own answers"
         )
     alike = isinstance(emitted, tuple) and (emitted[0], 1) in held  # which of them was emitted?
     listed = held.get(emitted)
@@ -321,10 +301,6 @@ def _check_sums(path: Path, steps: Sequence[Step], error: float, vocab_size: int
 
     The tokens behind rank K are at most as probable as it: 1 - sum p <= (V - K) p_K. And a softmax
     over many tokens leaves some mass outside the list wherever its least token has some.
-
-    Raises:
-        PipelineError: it is not so: other logarithms, raw logits, or values that were cut off by
-            top-k or top-p and renormalised.
     """
     uncertain, cut = 0, list[int]()
     slack = 1e-5 + error

@@ -61,13 +61,7 @@ SHOWN = 60  # characters of a line in an error
 
 
 def page_of(path: Path) -> Counts | None:
-    """Return the sums of a page, None of another file.
-
-    Of NAME.after.txt with NAME.before.txt beside it they are those between the two.
-
-    Raises:
-        PipelineError: as `read_page` and `page_difference`.
-    """
+    """Return the sums of a page, of NAME.after.txt less NAME.before.txt; None of another file."""
     text = read_bytes(path).decode("utf-8-sig", errors="replace")
     start = next((line for line in text.splitlines() if line.strip()), "")
     if not start.startswith(("# HELP ", "# TYPE ", *(f"{prefix}:" for prefix in ENGINES))):
@@ -79,13 +73,7 @@ def page_of(path: Path) -> Counts | None:
 
 
 def page_difference(first: Path, last: Path, prompts: int = 0) -> Counts:
-    """Return the sums of the requests between two pages.
-
-    llama.cpp counts the pass over each of the `prompts`, and the token from it, too.
-
-    Raises:
-        PipelineError: a page is damaged, or the server was started again in between.
-    """
+    """Return the sums between two pages; llama.cpp counts prefill of `prompts`, and its tokens."""
     texts = [read_bytes(path).decode("utf-8-sig", errors="replace") for path in (first, last)]
     before, after = map(read_page, (first, last), texts)
     spent = {name: getattr(after, name) - getattr(before, name) for name in COUNTED}
@@ -96,13 +84,11 @@ def page_difference(first: Path, last: Path, prompts: int = 0) -> Counts:
             spent[name] -= prompts
     if any(math.isnan(value) for value in spent.values()):
         raise PipelineError(
-            f"{last} and {first.name} do not both count passes, tokens and seconds: give the pages "
-            "as the engine sent them"
+            f"{last} and {first.name} do not both count passes, tokens, seconds: give whole pages"
         )
     if min([*spent.values(), *by_place]) < 0:
         raise PipelineError(
-            f"{last} counts less than {first.name}: the server was started again in between; ask "
-            "again (ask.name=NAME)"
+            f"{last} counts less than {first.name}: it was restarted: ask again (ask.name=NAME)"
         )
     if not min(spent[name] for name in ("passes", "emitted", "seconds")):
         raise PipelineError(
@@ -126,13 +112,11 @@ def read_page(path: Path | str, text: str) -> Counts:
     ):
         if len(found) > 1:
             raise PipelineError(
-                f"{path} holds {what} of {' and '.join(sorted(map(str, found)))}: leave the lines "
-                "of one"
+                f"{path} holds {what} of {' and '.join(sorted(map(str, found)))}: leave one"
             )
     if not series:
         raise PipelineError(
-            f"{path} has no counts of drafts or passes: give a page of vLLM, or of llama.cpp "
-            "started with --metrics"
+            f"{path} has no counts of drafts or passes: give one of vLLM, or of llama.cpp --metrics"
         )
     engine = next(iter(series))[0]
     sums: dict[str, float] = {}
@@ -167,22 +151,14 @@ def read_page(path: Path | str, text: str) -> Counts:
 def _series(
     path: Path | str, text: str
 ) -> dict[tuple[str, str, frozenset[tuple[str, str]]], float]:
-    """Return the series of `METRICS`, by engine, meaning and labels; the last line may be cut off.
-
-    Raises:
-        PipelineError: a line is no sample, a series occurs twice, or a value is no number from 0
-            to `MOST`; names the file and the line.
-    """
+    """Return the series of `METRICS`, by engine, meaning and labels; the last line may be cut."""
     series: dict[tuple[str, str, frozenset[tuple[str, str]]], float] = {}
     for number, line in enumerate(map(str.strip, text.split("\n")[:-1]), start=1):
         if not line or line.startswith("#"):
             continue
         place, match = f"{path}, line {number}", SAMPLE.fullmatch(line)
         if match is None:
-            raise PipelineError(
-                f"{place} is no metric ({line[:SHOWN]!r}): give the page as the engine's /metrics "
-                "sent it"
-            )
+            raise PipelineError(f"{place} is no metric ({line[:SHOWN]!r}): give the engine's page")
         name, inside, shown = match.groups(default="")
         engine, _, own = name.removesuffix("_total").partition(":")
         if (meaning := METRICS.get(engine, {}).get(own)) is None:

@@ -69,7 +69,6 @@ class Speed(NamedTuple):
     cost: float = math.nan
 
     def __str__(self) -> str:
-        """Return the speed as printed."""
         if math.isnan(self.times):
             return "-"
         interval = "" if math.isnan(self.low) else f" [{self.low:.2f}, {self.high:.2f}]"
@@ -77,15 +76,9 @@ class Speed(NamedTuple):
 
 
 def read_run(path: Path, length: int | None = None) -> Run:
-    """Read a run.
+    """Read a run: answers, or a page of /metrics; `length` where the file does not tell it.
 
-    Args:
-        path: answers, or a page of /metrics; of NAME.after.txt with NAME.before.txt beside it the
-            difference of the two.
-        length: of a full draft, where the file does not tell it.
-
-    Raises:
-        PipelineError: the file can't be read; names it, and the line where there is one.
+    Of NAME.after.txt with NAME.before.txt beside it the page is the difference of the two.
     """
     counts = page = page_of(path)
     if counts is None:
@@ -101,13 +94,7 @@ def read_run(path: Path, length: int | None = None) -> Run:
 
 
 def _page_beside(path: Path, answers: int) -> Counts | None:
-    """Return the sums between the pages that `pipeline.ask` wrote beside answers.
-
-    None without pages, or where they cover the last of several runs only.
-
-    Raises:
-        PipelineError: a file beside the answers is damaged.
-    """
+    """Return the sums between the pages beside answers; None where they do not cover all."""
     first, last, record = (path.with_suffix(end) for end in (".before.txt", ".after.txt", ".json"))
     if path.suffix != ".jsonl" or not all(file.is_file() for file in (first, last, record)):
         return None
@@ -115,8 +102,7 @@ def _page_beside(path: Path, answers: int) -> Counts | None:
         covered = json.loads(read_bytes(record))["answers_of_pages"]
     except (ValueError, LookupError, TypeError, RecursionError):
         raise PipelineError(
-            f"{record} has no answers_of_pages, as `python -m pipeline.ask URL` writes it: ask "
-            "again (ask.name=NAME)"
+            f"{record} has no answers_of_pages, which pipeline.ask writes: ask again, ask.name=NAME"
         ) from None
     return page_difference(first, last, answers) if covered == answers else None
 
@@ -126,13 +112,7 @@ def compare(
 ) -> tuple[list[Speed], list[str]]:
     """Return the speed and the cost of a step of each run, and what the reader must know of them.
 
-    Args:
-        base: without drafts.
-        runs: with drafts.
-        statistics: of the bootstrap over prompts; intervals hold for all runs together.
-
-    Raises:
-        PipelineError: the base drafts, a run does not, or they are of two engines.
+    The base is without drafts. Intervals, over prompts, hold for all runs together.
     """
     if base.length != 0:
         raise PipelineError(f"{base.path} counts drafts: give the run without drafts first")
@@ -188,10 +168,7 @@ def gain(base: Counts, run: Counts) -> Speed:
 
 
 def _by_answers(runs: Sequence[Counts], statistics: Resampling) -> tuple[str, np.ndarray | None]:
-    """Return the clock that all runs have of each answer, and (R - 1, 3) speeds with their ends.
-
-    A resample draws prompts, the same of all runs, so the comparison is paired.
-    """
+    """Return the clock that all runs have of each answer, and (R - 1, 3) speeds with their ends."""
     answers = [run.answers for run in runs]
     prompts = [name for name in answers[0] if all(name in others for others in answers)]
     sizes = [[of[name].size or math.nan for of in answers] for name in prompts]

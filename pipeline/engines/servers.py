@@ -55,16 +55,9 @@ def request_body(
 ) -> dict[str, Any]:
     """Return the request for one prompt of token ids, with the ids of the answer.
 
-    Nothing but temperature shapes the distribution: defaults of the engine and of the model do
-    (top_p, top_k; llama.cpp's min_p and its chain of samplers).
-
-    Args:
-        server: that is asked.
-        prompt: token ids.
-        steps: the most tokens of an answer.
-        temperature: 0 is greedy.
-        seed: of the server's random numbers.
-        log_probs: how many a token; 0 is none.
+    Nothing but temperature (0 is greedy) shapes the distribution: defaults of the engine and of the
+    model do (top_p, top_k; llama.cpp's min_p and its chain of samplers). `log_probs` are asked for
+    a token, 0 is none.
     """
     body = {"prompt": list(prompt), "temperature": temperature, "top_p": 1.0, "top_k": 0}
     body["seed"] = seed
@@ -97,17 +90,7 @@ async def fetch(
 
 
 async def open_server(client: httpx2.AsyncClient, url: str, model: str | None) -> Server:
-    """Return the server at an address.
-
-    Args:
-        client: to ask with.
-        url: with or without /v1 behind it.
-        model: one of several that it serves; None where it serves one.
-
-    Raises:
-        PipelineError: nothing answers there, it wants a key, which model is meant is not clear, or
-            the server is neither vLLM nor llama.cpp.
-    """
+    """Return the server at an address, with or without /v1; `model` is one of several it serves."""
     base = url.rstrip("/").removesuffix("/v1")
     try:
         status, body = await fetch(client, f"{base}/v1/models")
@@ -122,19 +105,16 @@ async def open_server(client: httpx2.AsyncClient, url: str, model: str | None) -
         owners = {str(card["id"]): str(card.get("owned_by")) for card in json.loads(body)["data"]}
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise PipelineError(
-            f"{base}/v1/models lists no models (status {status}): give the address of vLLM, or of "
-            "llama.cpp's server"
+            f"{base}/v1/models lists no models (status {status}): is it vLLM or llama.cpp?"
         ) from error
     name = model or next(iter(owners), None)
     if name not in owners or (model is None and len(owners) > 1):
         raise PipelineError(
-            f"{base} serves {', '.join(map(printable, sorted(owners))) or 'no model'}: give one of "
-            "them as ask.model"
+            f"{base} serves {', '.join(map(printable, sorted(owners))) or 'none'}: give ask.model"
         )
     if owners[name] not in ENGINES:
         raise PipelineError(
-            f"{base} is a server of {printable(owners[name]):.60}: give the address of vLLM, or of "
-            "llama.cpp's server"
+            f"{base} is a server of {printable(owners[name]):.60}: give vLLM's or llama.cpp's"
         )
     engine, endpoint, about, key = ENGINES[owners[name]]
     try:

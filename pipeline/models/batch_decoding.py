@@ -25,16 +25,11 @@ def decode_batch(
     settings: Mapping[str, Any],
     progress: Callable[[int], object],
 ) -> Found:
-    """Decode B prompts together.
+    """Decode B prompts together, left-padded, with a key-value cache.
 
-    Left-padded, with a key-value cache. A step takes the statistics of the logits, chooses the
-    token and runs the model on it. Prompts whose answer has ended leave the batch.
-
-    Args:
-        model: the target.
-        prompts: their tokens by id.
-        settings: of stage distributions.
-        progress: is called with the number of steps done.
+    A step takes the statistics of the logits, chooses the token and runs the model on it. Prompts
+    whose answer has ended leave the batch. `settings` are those of stage distributions; `progress`
+    is told the steps done.
 
     Returns:
         (B, n, ...) of each column that is stored; of row b the first `lengths` (B,) steps count, up
@@ -83,21 +78,12 @@ def decode_batch(
 
 
 def uniforms(seed: int, prompt_id: str, steps: int) -> np.ndarray:
-    """Return the (steps,) uniform numbers of a prompt: entry i depends on (seed, id, i) only.
-
-    The choice of a token is so reproducible whatever batch a prompt is decoded in.
-    """
+    """Return the (steps,) uniform numbers of a prompt: entry i depends on (seed, id, i) only."""
     key = hashlib.sha256(f"{seed}\n{prompt_id}".encode()).digest()
     generator = np.random.Generator(np.random.Philox(key=int.from_bytes(key[:16], "little")))
     return generator.random(steps)
 
 
 def choose(logits: Tensor, uniform: Tensor, temperature: float) -> Tensor:
-    """Return the (B,) tokens chosen from raw logits (B, V) by inversion.
-
-    Args:
-        logits: raw logits.
-        uniform: (B,) float64 numbers in [0, 1).
-        temperature: above 0.
-    """
+    """Return the (B,) tokens chosen by inversion: raw logits (B, V), uniform (B,) in [0, 1)."""
     return invert(torch.softmax(logits.float() / temperature, dim=1).double(), uniform)

@@ -31,11 +31,6 @@ LEAST = 1e-3  # float32 sums in another order: up to 8e-5 in a mixture of expert
 def check_cached_steps(model: LanguageModel, tokenizer: Any, key: str) -> None:
     """Check that cached steps of left-padded texts give the logits of plain passes in their dtype.
 
-    Args:
-        model: loaded, on its device.
-        tokenizer: the model's own.
-        key: its configuration key, for errors.
-
     Raises:
         PipelineError: they don't, beyond the rounding of the model's dtype; or the logits are NaN
             or infinite (-inf is allowed: a masked token); or the model can't be run so at all.
@@ -53,8 +48,7 @@ def check_cached_steps(model: LanguageModel, tokenizer: Any, key: str) -> None:
     if bool((plain.isnan() | plain.isposinf()).any()):
         raise PipelineError(
             f"{key}: {model.label} gives NaN or infinite logits: its weights are damaged, or too "
-            f"large for {key}.dtype={dtype}: give {key}.dtype=float32 or bfloat16, or "
-            "fetch the model again"
+            f"large for {key}.dtype={dtype}: give float32 or bfloat16, or fetch it again"
         )
     off = relative_error(plain, cached)
     allowed = max(ALLOWED_UNITS * torch.finfo(model.dtype).eps, LEAST)
@@ -62,8 +56,7 @@ def check_cached_steps(model: LanguageModel, tokenizer: Any, key: str) -> None:
         raise PipelineError(
             f"{key}: {model.label} gives other logits a token at a time than in one pass (off by "
             f"{off:.2g} of their spread, {dtype} explains {allowed:.1g}): it does not use "
-            f"its key-value cache as other models do. Give {key}.dtype=float32, or take another "
-            "model"
+            f"its key-value cache as others do. Give {key}.dtype=float32, or another model"
         )
 
 

@@ -15,7 +15,6 @@ class PreallocatedLayer(DynamicLayer):
     """Keys and values of one layer in buffers of full length: a growing cache copies itself."""
 
     def __init__(self, capacity: int) -> None:
-        """Make room for `capacity` tokens a sequence, when the first ones come."""
         super().__init__()
         self._capacity = capacity
 
@@ -51,12 +50,7 @@ class PreallocatedLayer(DynamicLayer):
 
 
 def new_cache(config: Any, capacity: int) -> DynamicCache:
-    """Return an empty cache for sequences of at most `capacity` tokens.
-
-    Args:
-        config: of a transformers model; None is one layer of full attention.
-        capacity: in tokens.
-    """
+    """Return an empty cache for `capacity` tokens; a `config` of None is one layer of attention."""
     cache = DynamicCache(config=config)
     cache.layers = [
         PreallocatedLayer(capacity) if type(layer) is DynamicLayer else layer

@@ -104,17 +104,13 @@ def _compare(target: Tensor, drafts: Sequence[Tensor], temperature: float) -> Fo
 
 
 def _completed_kl(target: Tensor, completed: Tensor, token: Tensor, temperature: float) -> Tensor:
-    """Return KL(p||q') (B,) where the drafted token is a first choice of q', elsewhere inf.
-
-    Where both have the same first choice, what certifies q' certifies the drafter.
-    """
+    """Return KL(p||q') (B,) where both have the same first choice, elsewhere inf."""
     first = completed.gather(1, token)[:, 0] >= completed.amax(1)
     kl = _kl(*_distribution(target, temperature), completed, temperature)
     return torch.where(first, kl, torch.inf)
 
 
 def _distribution(logits: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-    """Return log-probabilities and probabilities, float64."""
     z = logits.to(torch.float64, copy=True)
     log_p = z.sub_(z.amax(1, keepdim=True)).div_(temperature)  # exact, whatever the size of z
     p = log_p.exp()
@@ -181,6 +177,5 @@ def _drafted(target: Tensor, draft: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _first(flags: Tensor) -> Tensor:
-    """Return the first true column of each row."""
     columns = torch.arange(flags.shape[1], 0, -1, device=flags.device, dtype=torch.int32)
     return flags.shape[1] - (flags * columns).amax(1).long()

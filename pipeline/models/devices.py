@@ -15,11 +15,7 @@ from pipeline.errors import PipelineError
 
 
 def choose_device(name: str) -> torch.device:
-    """Return the torch device of the configuration key device.name.
-
-    Raises:
-        PipelineError: CUDA is asked for and there is none.
-    """
+    """Return the torch device of the configuration key device.name."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if name.startswith("cuda") and not torch.cuda.is_available():
@@ -31,11 +27,7 @@ def choose_device(name: str) -> torch.device:
 
 
 def check_threads(threads: int | None) -> None:
-    """Check the configuration key device.threads: torch crashes with far more than there are cores.
-
-    Raises:
-        PipelineError: it exceeds the processors of this machine.
-    """
+    """Check the key device.threads: torch crashes with far more than there are processors."""
     cores = os.cpu_count() or 1
     if threads is not None and threads > cores:
         raise PipelineError(
@@ -49,9 +41,6 @@ def set_up(device: torch.device, threads: int | None) -> None:
 
     With TF32, products of a float32 head (or of a float32 model) would keep 10 bits. CuDNN's
     attention is off too: it makes a plan for every shape, and decoding has a new one at each step.
-
-    Raises:
-        PipelineError: there are fewer processors than threads.
     """
     check_threads(threads)
     if threads is not None:

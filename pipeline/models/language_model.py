@@ -32,11 +32,7 @@ class LanguageModel:
         return math.inf if limit is None else limit
 
     def check_context(self, longest: int, key: str) -> None:
-        """Check that the longest prompt and its answer fit.
-
-        Raises:
-            PipelineError: they don't; advises to lower `key`, the number of steps.
-        """
+        """Check that the longest prompt and its answer fit."""
         if longest > self.context:
             raise PipelineError(
                 f"{self.label} takes {self.context} tokens, the longest prompt and its answer "
@@ -95,26 +91,17 @@ class LanguageModel:
         return out.logits, torch.stack([out.hidden_states[layer] for layer in layers], dim=2)
 
     def check_drafts(self, key: str) -> None:
-        """Check that the model can read drafts and take them back.
-
-        Raises:
-            PipelineError: it can't; `key` is its configuration key.
-        """
+        """Check that the model can read drafts and take them back."""
         layers = self.new_cache(1).layers
         if names := {type(layer).__name__ for layer in layers if not layer.is_croppable}:
             raise PipelineError(
                 f"{key}: {self.label} can't be used with drafts: its layers "
                 f"({', '.join(sorted(names))}) keep a state from which no token can be taken back. "
-                "Take a model with attention in all layers, or leave the drafter out with "
-                "drafter=none"
+                "Take a model with attention in all layers, or drafter=none"
             )
 
     def check_trees(self) -> None:
-        """Check that the model can read the branches of a tree in one pass.
-
-        Raises:
-            PipelineError: it can't.
-        """
+        """Check that the model can read the branches of a tree in one pass."""
         full = all(type(layer) is PreallocatedLayer for layer in self.new_cache(1).layers)
         masked = self.module.config._attn_implementation in ("sdpa", "eager")
         placed = "position_ids" in inspect.signature(self.module.forward).parameters
@@ -126,11 +113,7 @@ class LanguageModel:
             )
 
     def check_tokens(self, ids: Sequence[int], prompt: str) -> None:
-        """Check that the model has the tokens `ids` of a prompt.
-
-        Raises:
-            PipelineError: its tokenizer gave one that it lacks.
-        """
+        """Check that the model has the tokens `ids` of a prompt."""
         rows = self.module.get_input_embeddings().weight.shape[0]
         if max(ids) >= rows:
             raise PipelineError(

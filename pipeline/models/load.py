@@ -31,7 +31,7 @@ from pipeline.models.heads.hidden_drafter import HiddenDrafter
 from pipeline.models.heads.load import check_head, load_head
 from pipeline.models.language_model import Head, LanguageModel
 from pipeline.models.prompt_tokens import check_same_tokens, common_rows
-from pipeline.models.spec import ModelSpec
+from pipeline.stage import ModelSpec
 
 MODEL = "a causal language model that transformers knows, with config.json and model*.safetensors"
 FLOATS = {"F64", "F32", "F16", "BF16"}  # as safetensors names them
@@ -93,11 +93,7 @@ def _stored_types(folder: Path) -> set[str]:
 
 
 def skeleton(spec: ModelSpec) -> LanguageModel:
-    """Return a model without weights, for checks before they are read.
-
-    Raises:
-        PipelineError: as `load_model`, as far as its config.json tells.
-    """
+    """Return a model without weights, for checks before they are read."""
     key, settings, where = spec.key, spec.settings, f"{spec.key}.path={spec.settings.path}"
     folder = model_folder(settings.path, spec.identity.commit, MODEL_FILES, f"{key}.path")
     transformers_logging.set_verbosity_error()
@@ -159,11 +155,7 @@ def wrap(
 
 
 def load_tokenizer(path: str, commit: str | None, key: str) -> Any:
-    """Load the tokenizer of the model in `path`; `key` is the model's configuration key.
-
-    Raises:
-        PipelineError: it can't be fetched or read.
-    """
+    """Load the tokenizer of the model in `path`; `key` is the model's configuration key."""
     files = (*TOKENIZER_FILES, "config.json")
     folder = model_folder(path, commit, files, f"{key}.path")
     with _loading(f"{key}.path={path}: its tokenizer", TOKENIZER):
@@ -174,11 +166,7 @@ def load_tokenizer(path: str, commit: str | None, key: str) -> Any:
 def load_pair(
     target: ModelSpec, drafter: ModelSpec
 ) -> tuple[LanguageModel, LanguageModel | HiddenDrafter]:
-    """Load target and drafter.
-
-    Raises:
-        PipelineError: one can't be loaded, or drafted tokens can't be taken back.
-    """
+    """Load target and drafter."""
     model = load_model(target)
     model.check_drafts(target.key)
     if drafter.head is not None:
@@ -189,12 +177,7 @@ def load_pair(
 
 
 def check_pair(target: ModelSpec, drafter: ModelSpec) -> None:
-    """Check, before any weight is read, that a pair fits.
-
-    Raises:
-        PipelineError: as `load_pair` and `pair_tokenizer`, as far as configurations tell; or the
-            two models have other rows of logits.
-    """
+    """Check, before any weight is read, that a pair fits."""
     model = skeleton(target)
     model.check_drafts(target.key)
     if drafter.head is not None:
@@ -207,11 +190,7 @@ def check_pair(target: ModelSpec, drafter: ModelSpec) -> None:
 
 
 def pair_tokenizer(*models: ModelSpec) -> Any:
-    """Return the tokenizer of a target, which is its drafter's.
-
-    Raises:
-        PipelineError: one can't be read, or the two give a token different ids.
-    """
+    """Return the tokenizer of a target, which is its drafter's."""
     tokenizer, *others = (
         load_tokenizer(spec.settings.path, spec.identity.commit, spec.key)
         for spec in models

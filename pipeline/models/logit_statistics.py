@@ -50,7 +50,6 @@ def logit_statistics(logits: Tensor, k: int, temperature: float = 1.0) -> Found:
 
 
 def _of_chunk(logits: Tensor, top_logits: Tensor, top_ids: Tensor, temperature: float) -> Tensor:
-    """Return the `STATISTICS` (3, B) of whole rows."""
     z = logits.to(torch.float64, copy=True)
     z.sub_(top_logits[:, :1]).clamp_(min=MASKED_LOGIT)
     below = z.gather(1, top_ids) / temperature

@@ -88,13 +88,10 @@ class Texts:
         features: Tensor | None = None,
         keep: int = 0,
     ) -> Tensor:
-        """Read tokens and return the logits (B, keep, V) after the last of them.
+        """Read tokens (B, n) and return the logits (B, keep, V) after the last of them, all with 0.
 
-        Args:
-            ids: (B, n) tokens.
-            tree: what they see, as nodes of a draft tree after the text; None is a chain.
-            features: (B, n, d) that a head reads beside them.
-            keep: 0 is all n.
+        `tree` is what they see, as nodes of a draft tree after the text, None is a chain;
+        `features` (B, n, d) are read by a head beside them.
         """
         end, mask, positions = self.length + ids.shape[1], None, None
         if tree is not None:

@@ -12,13 +12,7 @@ TOKENS_NAMED = 3  # differing tokens that are named
 
 
 def encode(tokenizer: Any, text: str, template: str, *, enable_thinking: bool) -> list[int]:
-    """Return the tokens of a user's message, up to where the answer begins.
-
-    `template` is "chat", the tokenizer's own, or "none", plain text.
-
-    Raises:
-        PipelineError: the tokenizer has no chat template, or it does not work.
-    """
+    """Return a user's message as tokens: by the tokenizer's "chat" template, or "none", plain."""
     if template == "none":
         return _plain(tokenizer, text)
     messages = [{"role": "user", "content": text}]
@@ -34,13 +28,7 @@ def chat_text(
     *,
     enable_thinking: bool,
 ) -> str:
-    """Return messages as the chat template writes them, up to where the next answer begins.
-
-    Without `add_generation_prompt` the last message is the beginning of the answer.
-
-    Raises:
-        PipelineError: the tokenizer has no chat template, or it does not work.
-    """
+    """Return messages by the chat template; without a generation prompt the last one goes on."""
     name = tokenizer.name_or_path
     if tokenizer.chat_template is None:
         raise PipelineError(
@@ -85,11 +73,7 @@ def _plain(tokenizer: Any, text: str) -> list[int]:
 
 
 def check_same_tokens(target: Mapping[str, int], drafter: Mapping[str, int], pair: str) -> None:
-    """Check that two vocabularies, added tokens included, give every token the same id.
-
-    Raises:
-        PipelineError: they do not; names the `pair` and a few of the tokens.
-    """
+    """Check that two vocabularies, added tokens included, give every token the same id."""
     differing = {token for token, _ in target.items() ^ drafter.items()}
     wrong = sorted(differing, key=lambda token: (target.get(token, len(target)), token))
     if wrong:
@@ -111,9 +95,6 @@ def common_rows(target: int, drafter: int, tokens: int, pair: str) -> int:
     have are compared like any other; rows that one of two padded models has alone are left out of
     its softmax. Tokens beyond the rows of both (Gemma 3 has one, for images) are given probability
     by neither.
-
-    Raises:
-        PipelineError: the lengths differ, and one is not above that of the tokenizer.
     """
     rows = min(target, drafter)
     if target != drafter and rows <= tokens:

@@ -17,11 +17,6 @@ def token_texts(task: Task, dump: Artifact, ids: Iterable[int]) -> dict[int, str
     """Return the text of tokens by id, of those that are known.
 
     Without the target's tokenizer only the texts are known that a log has.
-
-    Args:
-        task: of the target's distributions.
-        dump: its artifact.
-        ids: of the tokens.
     """
     wanted = sorted(set(ids))
     if "tokens.parquet" in dump.record["files"]:
@@ -39,10 +34,7 @@ def token_texts(task: Task, dump: Artifact, ids: Iterable[int]) -> dict[int, str
 
 
 def _tokenizer(task: Task, dump: Artifact) -> Path | None:
-    """Return the file of a target's tokenizer; None where it has none, or is not at hand.
-
-    The model that an engine's log names may be a directory, or lie in the hub's cache.
-    """
+    """Return the file of the tokenizer of a target, or of a log's model; None if not at hand."""
     if task.runtime.models:
         (model,) = task.runtime.models
         path, commit = model.settings.path, model.identity.commit

@@ -24,8 +24,7 @@ if TYPE_CHECKING:
 
     from analysis.acceptance.judgement import Judgement, Steps
     from analysis.rules import Rule
-    from pipeline.models.spec import ModelSpec
-    from pipeline.stage import Artifact, Inputs, Out
+    from pipeline.stage import Artifact, Inputs, ModelSpec, Out
     from pipeline.study import Study
 
 SUMMARY = {  # statistic: its column in a sweep's table
@@ -51,11 +50,7 @@ def plan(study: Study) -> list[Task]:
 
 
 def compute(task: Task, inputs: Inputs, out: Out) -> None:
-    """Judge every rule, check soundness, and write all statistics.
-
-    Raises:
-        PipelineError: a certified step was rejected; names the rule and the step.
-    """
+    """Judge every rule, check soundness, and write all statistics."""
     import pandas as pd
     import pyarrow as pa
 

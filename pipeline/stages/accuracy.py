@@ -47,12 +47,7 @@ COUNTED = {  # of calls, summed
 
 
 def plan(study: Study) -> list[Task]:
-    """Return one planned artifact a target; none without a drafter, or for logs.
-
-    Raises:
-        PipelineError: a file of a task is missing, a method is not defined, or the stage is wanted
-            and lm-evaluation-harness is not installed.
-    """
+    """Return one planned artifact a target; none without a drafter, or for logs."""
     config, settings = study.config, study.config.accuracy
     if config.drafter is None or config.distributions.source == "logs":
         return []
@@ -103,7 +98,6 @@ class AccuracyWorker:
     """A target and its drafter, with all methods and questions; see `pipeline.workers.Worker`."""
 
     def __init__(self, task: Task, _: Inputs) -> None:
-        """Load them."""
         from pipeline.decoding.pair import load_decoding_pair
         from pipeline.models.load import pair_tokenizer
 
@@ -178,10 +172,7 @@ def answer(pair: DecodingPair, question: Question, text: Decode) -> Tables:
 def score_answer(
     target: LanguageModel, question: Question, text: Decode, tokens: Sequence[int]
 ) -> tuple[Row, list[float]]:
-    """Return the columns that depend on an answer's n tokens alone, and the gap at each (n,).
-
-    The gap is that of the target's two largest logits: near 0 is near a tie.
-    """
+    """Return the columns of an answer's n tokens, and the gap of the two largest logits at each."""
     from lm_eval.models.utils import postprocess_generated_text
 
     from pipeline.decoding.pair import nats_given_up, read_again

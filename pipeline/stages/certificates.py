@@ -23,11 +23,7 @@ def plan(study: Study) -> list[Task]:
 
 
 def compute(task: Task, inputs: Inputs, out: Out) -> None:
-    """Certify the distributions under every rule, chunk by chunk: a row group a rule and chunk.
-
-    Raises:
-        PipelineError: too few tokens are stored for a rule, as in a log, or a user's rule fails.
-    """
+    """Certify the distributions under every rule, chunk by chunk: a row group a rule and chunk."""
     import pyarrow as pa
 
     from analysis.certificates.certify import certify

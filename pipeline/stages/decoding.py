@@ -39,11 +39,7 @@ CALL: Columns = {  # a target call after the prompt's
 
 
 def plan(study: Study) -> list[Task]:
-    """Return one planned artifact a target; none where methods lack the drafter.
-
-    Raises:
-        PipelineError: a method is not defined.
-    """
+    """Return one planned artifact a target; none where methods lack the drafter."""
     config, settings = study.config, study.config.decoding
     if config.distributions.source == "logs":
         return []
@@ -91,7 +87,6 @@ class DecodingWorker:
     """A target and its drafter, with all methods; see `pipeline.workers.Worker`."""
 
     def __init__(self, task: Task, inputs: Inputs) -> None:
-        """Load them, and decode a few tokens with every method."""
         from pipeline.decoding.pair import load_decoding_pair, warm_up
         from pipeline.decoding.sibling_rates import with_measured_trees
         from pipeline.models.load import pair_tokenizer
@@ -134,10 +129,7 @@ class DecodingWorker:
 
 
 def decode_prompt(pair: DecodingPair, prompt: Prompt, turn: int) -> Tables:
-    """Decode one prompt with every method; a prompt that fails is recorded with its reason.
-
-    Every prompt begins with another method, so that none gains from its place.
-    """
+    """Decode a prompt with every method, each prompt beginning with another, or say why not."""
     from pipeline.decoding.pair import check_fits, decode_timed, or_reason
 
     def decode_all() -> Tables:
@@ -156,8 +148,7 @@ def prompt_rows(
     pair: DecodingPair, prompt: Prompt, timed: Sequence[tuple[Answer, int | None]]
 ) -> Tables:
     """Return the rows of a prompt by table, of each run's answer and its peak of memory."""
-    from pipeline.decoding.along import drafted_columns, entropy_columns
-    from pipeline.decoding.pair import compared, nats_given_up, read_again, read_both
+    from pipeline.decoding import pair as of_pair
 
     rows: Tables = {name: [] for name in STAGE.tables if name != "failures"}
     alone: dict[Method, list[int]] = {}  # baselines come first
@@ -170,20 +161,20 @@ def prompt_rows(
         if run.drafter == "none":
             alone[run] = answer.tokens
             if pair.drafter is None:
-                logits = read_again(pair.target, prompt.token_ids, tokens)
+                logits = of_pair.read_again(pair.target, prompt.token_ids, tokens)
             else:
-                logits, drafts = read_both(pair, prompt.token_ids, tokens)
+                logits, drafts = of_pair.read_both(pair, prompt.token_ids, tokens)
             if run.temperature == 0 and pair.drafter is not None:
-                steps = {"token_id": tokens, **drafted_columns(logits, drafts)}
+                steps = {"token_id": tokens, **of_pair.drafted_columns(logits, drafts)}
                 rows["trajectory"] = by_position({"prompt_id": prompt.prompt_id}, steps)
             elif run.temperature in drawn:
                 drawn.remove(run.temperature)
-                entropies = entropy_columns(logits, drafts, run.temperature)
+                entropies = of_pair.entropy_columns(logits, drafts, run.temperature)
                 rows["contexts"] += by_position(key, entropies)
         elif tokens not in given_up:
-            logits = read_again(pair.target, prompt.token_ids, tokens)
+            logits = of_pair.read_again(pair.target, prompt.token_ids, tokens)
         if tokens not in given_up:
-            given_up[tokens] = float(nats_given_up(logits, tokens).sum())
+            given_up[tokens] = float(of_pair.nats_given_up(logits, tokens).sum())
         rows["data"].append(
             {
                 **key,
@@ -195,7 +186,7 @@ def prompt_rows(
                 "text_tokens": len(prompt.token_ids) + len(tokens),
                 "ended": answer.ended,
                 "nats_given_up": given_up[tokens],
-                **compared(answer.tokens, alone[baseline(run)]),
+                **of_pair.compared(answer.tokens, alone[baseline(run)]),
             }
         )
         rows["timings/runs"].append(

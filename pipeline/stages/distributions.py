@@ -39,11 +39,7 @@ NOT_TOLD = (
 
 
 def check(study: Study) -> None:
-    """Check that enough tokens of a step are stored for the rules, and the settings of a log.
-
-    Raises:
-        PipelineError: it is not so.
-    """
+    """Check that enough tokens of a step are stored for the rules, and the settings of a log."""
     config = study.config
     check_k(study.rules, config.distributions.k)
     if config.distributions.source != "logs":
@@ -55,8 +51,7 @@ def check(study: Study) -> None:
         )
     if config.distributions.log.vocab_size is None:
         raise PipelineError(
-            "distributions.log.vocab_size must be given: the size of the logged model's vocabulary "
-            "(vocab_size of its config.json)"
+            "distributions.log.vocab_size must be given: the vocab_size of the model's config.json"
         )
     if config.certificates.temperature != 1.0:
         raise PipelineError(
@@ -108,7 +103,6 @@ class DistributionsWorker:
     """The model of a task; see `pipeline.workers.Worker`."""
 
     def __init__(self, task: Task, inputs: Inputs) -> None:
-        """Load it, and check that the prompts fit."""
         from pipeline.models.load import load_model
 
         self.model = load_model(*task.runtime.models)
@@ -123,11 +117,7 @@ class DistributionsWorker:
         return self._task.runtime.models[0].device.batch or BATCH[self.model.device.type]
 
     def compute(self, names: Sequence[str], progress: Progress) -> Result:
-        """Decode a shard; return its measurements and its rows as a file.
-
-        Raises:
-            PipelineError: a logit was NaN or infinite; names the model, the prompt and the step.
-        """
+        """Decode a shard; return its measurements and its rows as a file."""
         import torch
 
         from pipeline.models.batch_decoding import decode_batch
@@ -174,11 +164,7 @@ class DistributionsWorker:
 
 
 def write_log(task: Task, out: Out) -> None:
-    """Write the distributions of a log, and the list of rows that were left out.
-
-    Raises:
-        PipelineError: the log can't be read, or its token ids exceed the vocabulary.
-    """
+    """Write the distributions of a log, and the list of rows that were left out."""
     import pyarrow as pa
 
     vocab_size = task.settings["vocab_size"]

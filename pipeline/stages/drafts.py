@@ -123,11 +123,6 @@ class DraftsWorker:
     """A target and its drafter; see `pipeline.workers.Worker`."""
 
     def __init__(self, task: Task, inputs: Inputs) -> None:
-        """Load both models and the text that they read.
-
-        Raises:
-            PipelineError: one can't be loaded, or has not the room or the tokens for the answers.
-        """
         from pipeline.models.language_model import LanguageModel
         from pipeline.models.load import load_pair, pair_tokenizer
 
@@ -146,8 +141,7 @@ class DraftsWorker:
         if (shortest := min(map(len, self._prompts.values()))) < self._depths + (head is not None):
             raise PipelineError(
                 f"{label}: drafts at drafter.head.depths={self._depths} need prompts of more "
-                f"tokens than that, one has {shortest}: raise prompts.min_tokens, or lower "
-                "drafter.head.depths"
+                f"tokens than that, one has {shortest}: raise prompts.min_tokens, or lower depths"
             )
         longest = max(len(self._prompts[name]) + len(ids) for name, ids in self._answers.items())
         for model in (self.target, self.drafter):
@@ -171,11 +165,6 @@ class DraftsWorker:
         return {}, tables_bytes(tables, schema)
 
     def _compared(self, name: str) -> dict[str, np.ndarray]:
-        """Return the columns (n, ...) of the n steps of a prompt's answer.
-
-        Raises:
-            PipelineError: an entropy is NaN, as a logit was NaN or infinite.
-        """
         import torch
 
         from pipeline.models.compare import compare_logits, read_pair
@@ -193,8 +182,7 @@ class DraftsWorker:
         if len(broken):
             raise PipelineError(
                 f"{self._task.runtime.pair}: NaN or infinite logits for prompt {name} at step "
-                f"{int(broken[0])}: try dtype: float32 or attention: eager for both models, and "
-                "check their weights"
+                f"{int(broken[0])}: try dtype: float32 or attention: eager for both"
             )
         found |= compare_logits(target, drafts, self._temperature, self._sampled, completed)
         measured = {column: values.cpu().numpy() for column, values in found.items()}

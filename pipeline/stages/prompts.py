@@ -36,10 +36,7 @@ LIMITS = {"too short": "min_tokens", "too long": "max_tokens"}  # the key behind
 
 
 def plan(study: Study) -> list[Task]:
-    """Return the planned prompts of each target: the same for targets that share a tokenizer.
-
-    Of an engine's log they are its answers.
-    """
+    """Return the planned prompts of each target, by its tokenizer, or the answers of a log."""
     config, identities = study.config, study.identities
     prompts, source = config.prompts, config.distributions.source
     made: list[Task] = []
@@ -102,19 +99,10 @@ def write_log_rows(task: Task, out: Out) -> None:
 def sample(
     source: Source, name: str, tokenizer: Any, wanted: Prompts
 ) -> tuple[list[Row], dict[str, Json]]:
-    """Choose the first `count` usable rows in seeded order.
+    """Choose the first `count` usable rows of a source in seeded order.
 
-    Args:
-        source: its rows.
-        name: its name as printed.
-        tokenizer: the target's; lengths are counted after its chat template, where it is used.
-        wanted: which are usable, and how many.
-
-    Returns:
-        The chosen rows; and, for each reason, how many rows were excluded, and the first ones.
-
-    Raises:
-        PipelineError: there are not enough; or the tokenizer has no template.
+    Lengths are counted after the tokenizer's chat template, where it is used. Returned are the
+    chosen rows; and, for each reason, how many rows were excluded, and the first ones.
     """
     chosen: dict[str, Row] = {}
     excluded: dict[str, list[Row]] = {}

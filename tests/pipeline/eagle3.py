@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.functional import silu
 
 from pipeline.models.language_model import LanguageModel
-from pipeline.models.spec import ModelSpec
+from pipeline.stage import ModelSpec
 from tests.pipeline.decoding.pair import V
 from tests.pipeline.heads import states_of, used
 

@@ -15,7 +15,7 @@ from conf.schema import HeadConfig
 from pipeline.models.heads.feature_head import FeatureHead
 from pipeline.models.heads.hidden_drafter import HiddenDrafter, like_target
 from pipeline.models.language_model import LanguageModel, linear_of
-from pipeline.models.spec import ModelSpec
+from pipeline.stage import ModelSpec
 from tests.pipeline import tiny
 
 LAYERS = 1, 2

@@ -196,6 +196,6 @@ def test_errors_name_the_address(outputs: Path) -> None:
             ask.main([*arguments, *STUDY, f"outputs={outputs}"])
     with serving(FakeServer("sglang")) as fake, pytest.raises(SystemExit, match="of sglang: give"):
         run(fake, outputs, "other")
-    refusal = pytest.raises(SystemExit, match=r"serves tiny: give one of them as ask\.model")
+    refusal = pytest.raises(SystemExit, match=r"serves tiny: give ask\.model")
     with serving(FakeServer()) as fake, refusal:
         run(fake, outputs, "model", "ask.model=huge")

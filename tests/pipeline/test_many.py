@@ -19,11 +19,10 @@ import torch
 from conf.schema import Execution
 from pipeline import ray_workers
 from pipeline.errors import TERMINATED, PipelineError
-from pipeline.models.spec import ModelSpec
 from pipeline.paths import ROOT
 from pipeline.ray_workers import allocate, connect
 from pipeline.shards import Shard, compute_shards
-from pipeline.stage import Inputs, Json, Out, Task
+from pipeline.stage import Inputs, Json, ModelSpec, Out, Task
 from pipeline.stages import distributions
 from pipeline.study import STAGES
 from pipeline.workers import Progress, Result

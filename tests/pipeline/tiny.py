@@ -20,8 +20,7 @@ from pipeline.hub import Identity
 from pipeline.methods import Method, method_entries
 from pipeline.models.language_model import LanguageModel
 from pipeline.models.load import wrap
-from pipeline.models.spec import ModelSpec
-from pipeline.stage import Artifact, Json, Out, Runtime, Task
+from pipeline.stage import Artifact, Json, ModelSpec, Out, Runtime, Task
 from pipeline.stages import decoding, distributions, drafts, prompts
 from pipeline.store import Store
 

@@ -76,13 +76,7 @@ class FeatureHead(nn.Module):
     """A head's layer, the projection that fuses the target's hidden states, and its output norm."""
 
     def __init__(self, shape: Mapping[str, Any], layers: int, fc_norm: bool) -> None:
-        """Make a head with random weights.
-
-        Args:
-            shape: of the layer, as in the config.json of a Llama.
-            layers: how many of the target's hidden states it reads.
-            fc_norm: whether it norms each of them, as vLLM's `llama_eagle3.py` has it.
-        """
+        """Make random weights; `layers` hidden states are read, each normed with `fc_norm`."""
         super().__init__()
         config = LlamaConfig(**shape)
         width, eps = config.hidden_size, config.rms_norm_eps
@@ -108,20 +102,12 @@ class FeatureHead(nn.Module):
 
 
 def given_text(head: FeatureHead, embedded: Tensor, hidden: Tensor, depth: int) -> list[Tensor]:
-    """Read texts of n tokens as if each token had been drafted, at depths 1 to D of a draft.
+    """Read texts of n tokens as if each had been drafted; return (B, n, d) by depth, 1 to D.
 
     At depth d the entry of a token sees those before its draft at depth 1, and the tokens of its
     own draft at depths 2 to d. The first token has no entry, so what the first d tokens give at
-    depth d means nothing.
-
-    Args:
-        head: the head that reads them.
-        embedded: (B, n, d) the embeddings of the tokens.
-        hidden: (B, n, layers, d) the target's hidden states after each of them.
-        depth: D.
-
-    Returns:
-        The outputs (B, n, d) by depth.
+    depth d means nothing. Given are the embeddings (B, n, d) of the tokens, and the target's hidden
+    states (B, n, layers, d) after each.
     """
     n = embedded.shape[1]
     at = torch.arange(n, device=embedded.device)
@@ -148,5 +134,4 @@ def given_text(head: FeatureHead, embedded: Tensor, hidden: Tensor, depth: int) 
 
 
 def _earlier(states: Tensor, tokens: int) -> Tensor:
-    """Return the states (B, heads, n, d) of the entries that many tokens earlier."""
     return pad(states, (0, 0, tokens, 0))[:, :, : states.shape[2]]

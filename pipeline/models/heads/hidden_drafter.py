@@ -16,27 +16,16 @@ from pipeline.models.language_model import Head, LanguageModel
 
 @dataclass(frozen=True)
 class HiddenDrafter:
-    """A loaded head, ready to draft for its target.
+    """A loaded head, ready to draft for its target."""
 
-    Attributes:
-        target: the model whose hidden states it reads.
-        head: the weights.
-        projection: gives logits of the tokens that can be drafted.
-        layers: after how many of the target's layers it reads a hidden state.
-        label: as printed.
-        drafted: (n,) ids of the tokens that can be drafted; None is all.
-        vocab_size: the length of a row of logits, as the target's.
-        embedding: of tokens; None is the target's.
-    """
-
-    target: LanguageModel
-    head: FeatureHead
-    projection: nn.Module
-    layers: tuple[int, ...]
-    label: str
-    drafted: Tensor | None
-    vocab_size: int
-    embedding: nn.Module | None = None
+    target: LanguageModel  # the model whose hidden states it reads
+    head: FeatureHead  # the weights
+    projection: nn.Module  # gives logits of the tokens that can be drafted
+    layers: tuple[int, ...]  # after how many of the target's layers it reads a hidden state
+    label: str  # as printed
+    drafted: Tensor | None  # (n,) ids of the tokens that can be drafted; None is all
+    vocab_size: int  # the length of a row of logits, as the target's
+    embedding: nn.Module | None = None  # of tokens; None is the target's
 
     @property
     def device(self) -> torch.device:

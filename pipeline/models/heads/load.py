@@ -23,7 +23,7 @@ from pipeline.hub import HEAD_FILES, PICKLED, model_folder
 from pipeline.models.heads.feature_head import FeatureHead
 from pipeline.models.heads.hidden_drafter import HiddenDrafter, like_target
 from pipeline.models.language_model import LanguageModel, linear_of
-from pipeline.models.spec import ModelSpec
+from pipeline.stage import ModelSpec
 
 WEIGHTS = "model.safetensors"
 PROJECTION, EMBEDDING = "lm_head.weight", "embed_tokens.weight"
@@ -36,11 +36,7 @@ Weights = dict[str, Tensor]
 
 
 def load_head(spec: ModelSpec, target: LanguageModel) -> HiddenDrafter:
-    """Load a head for `target`, on its device and in its dtype.
-
-    Raises:
-        PipelineError: it is no head, belongs to another target, or its files are damaged.
-    """
+    """Load a head for `target`, on its device and in its dtype."""
     shape, layers, weights = check_head(spec, target)
     head = FeatureHead(shape, len(layers), fc_norm=bool(shape.get("fc_norm")))
     head.load_state_dict({name: weights[name] for name in head.state_dict()})
@@ -66,10 +62,6 @@ def check_head(
 
     Returns:
         Its config.json, after how many of the target's layers it reads a hidden state, its weights.
-
-    Raises:
-        PipelineError: it is no head; it was made for a model of another width, depth or vocabulary;
-            its weights are not those of its shape, or it does not name its tokens.
     """
     key, path = spec.key, spec.settings.path
     folder = model_folder(path, spec.identity.commit, HEAD_FILES, f"{key}.path")
@@ -166,7 +158,6 @@ def _layers(config: dict[str, Any], spec: ModelSpec, target: LanguageModel) -> t
 
 
 def _weights(folder: Path) -> Weights:
-    """Return all weights by their names in EAGLE's code."""
     if (folder / WEIGHTS).is_file():
         weights = load_file(folder / WEIGHTS)
     else:
@@ -183,5 +174,4 @@ def _names_tokens(weights: Weights, size: int) -> bool:
 
 
 def _drafted(weights: Weights) -> Tensor:
-    """Return the ids (n,) of the tokens that can be drafted."""
     return torch.arange(len(weights[OFFSETS])) + weights[OFFSETS]

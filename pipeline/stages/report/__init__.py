@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from analysis.report.text import limits
 from analysis.rule_config import to_mapping
 from analysis.rules import StrictGreedy
+from conf.schema import STAGE_NAMES
 from pipeline.errors import PipelineError
 from pipeline.stage import Artifact, Json, Stage, Task, statistics_entries
 
@@ -17,24 +18,11 @@ if TYPE_CHECKING:
     from pipeline.stage import Inputs, Out
     from pipeline.study import Study
 
-UPSTREAM = (
-    "prompts",
-    "distributions",
-    "certificates",
-    "run_lengths",
-    "drafts",
-    "acceptance",
-    "decoding",
-    "accuracy",
-)
+UPSTREAM = STAGE_NAMES[:-1]  # all others
 
 
 def check(study: Study) -> None:
-    """Check that a report can tell the targets apart by their printed names.
-
-    Raises:
-        PipelineError: two have one name.
-    """
+    """Check that a report can tell the targets apart by their printed names."""
     labels = [target.label for target in study.config.targets.values()]
     twice = next((label for label in labels if labels.count(label) > 1), None)
     if twice is not None:
@@ -80,11 +68,11 @@ def write_report(task: Task, inputs: Inputs, out: Out) -> None:
 
 
 def summary(task: Task, artifact: Artifact) -> list[Json]:
-    """Return a row a target: its drafter under strict greedy, which loses nothing.
+    """Return a row a target: its drafter under strict greedy, at the draft length that was fastest.
 
-    Accepted and certified steps are of stage acceptance. Tokens per call, the cost of a drafted
-    token and the speedup are of stage decoding, at the draft length that was fastest at
-    temperature 0. Without a drafter there is the median of Table 2.
+    Accepted and certified steps are of stage acceptance, tokens per call, the cost of a drafted
+    token and the speedup of stage decoding at temperature 0; without a drafter, the median of Table
+    2.
     """
     import pandas as pd
 

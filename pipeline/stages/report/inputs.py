@@ -43,27 +43,16 @@ class Source:
 
 @dataclass(frozen=True, eq=False)
 class Content:
-    """The content of a report, target by target.
+    """The content of a report, target by target."""
 
-    Attributes:
-        task: of the report.
-        sources: the artifacts that it is made from.
-        targets: their steps.
-        results: their statistics.
-        decoded: their decoded answers, if there are any, and
-        speeds: `analysis.decoding.speed.speed` of them, with `theta`.
-        answered: their answers to tasks, if there are any, and
-        accuracies: `analysis.decoding.answers.accuracy` of them.
-    """
-
-    task: Task
-    sources: Sequence[Source]
-    targets: Sequence[Target]
-    results: Results
-    decoded: Sequence[Decoded]
-    speeds: Sequence[pd.DataFrame]
-    answered: Sequence[Answered]
-    accuracies: Sequence[pd.DataFrame]
+    task: Task  # of the report
+    sources: Sequence[Source]  # the artifacts that it is made from
+    targets: Sequence[Target]  # their steps
+    results: Results  # their statistics
+    decoded: Sequence[Decoded]  # their decoded answers, if there are any, and
+    speeds: Sequence[pd.DataFrame]  # `analysis.decoding.speed.speed` of them, with `theta`
+    answered: Sequence[Answered]  # their answers to tasks, if there are any, and
+    accuracies: Sequence[pd.DataFrame]  # `analysis.decoding.answers.accuracy` of them
 
 
 def read_content(task: Task, inputs: Inputs) -> Content:
@@ -193,10 +182,7 @@ def margins_of(targets: Sequence[Target]) -> dict[str, pd.DataFrame]:
 
 
 def comparisons(target: Target, source: Source) -> list[RuleSteps]:
-    """Read the steps that a rule's certificates and closed forms are compared over, by rule.
-
-    An engine's log has none: its log-probabilities are rounded.
-    """
+    """Return the steps that certificates and closed forms are compared over; none of a log."""
     if source.artifacts["distributions"].facts.get("log") is not None or target.dist is None:
         return []
     columns = []

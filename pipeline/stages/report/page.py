@@ -18,15 +18,8 @@ from PIL import Image
 from analysis.acceptance.verdict import Advice, advise, engines
 from analysis.decoding.answers import losses
 from analysis.decoding.speed import signs_of_load
+from analysis.report import first_screen
 from analysis.report.answer import EPS, FATES, median_answer
-from analysis.report.first_screen import (
-    costs,
-    log_advice,
-    methods_table,
-    relax_table,
-    settings_table,
-    verdict_text,
-)
 from analysis.report.table import Section, Table
 from analysis.report.text import few_notes
 from pipeline.stages.report.inputs import Content
@@ -43,18 +36,16 @@ def page_files(
 ) -> dict[str, bytes]:
     """Return the page, the verdict as text, and the files of the page's own tables.
 
-    Args:
-        content: of the report.
-        sections: all tables and figures by section.
-        files: of the sections, by path.
+    `files` are those of the sections, by path.
     """
     targets, sources, results = content.targets, content.sources, content.results
     pairs = zip(content.answered, content.accuracies, strict=True)
     scores = {answered.target: losses(table) for answered, table in pairs}
     advice = [_advised(content, at, scores) for at in range(len(targets))]
-    methods = methods_table(advice, results)
+    methods = first_screen.methods_table(advice, results)
     tried = [rule for speeds in content.speeds for rule in speeds["rule"].dropna()]
-    relax, settings = relax_table(results, tried, scores), settings_table(results, targets)
+    relax = first_screen.relax_table(results, tried, scores)
+    settings = first_screen.settings_table(results, targets)
     setups = {of.label: setup(of, source) for of, source in zip(targets, sources, strict=True)}
     made = [source.artifacts for source in sources]
     environment = jinja2.Environment(
@@ -70,7 +61,7 @@ def page_files(
         targets=targets,
         advice=advice,
         methods=methods,
-        costs=list(map(costs, content.decoded, content.speeds)),
+        costs=list(map(first_screen.costs, content.decoded, content.speeds)),
         few=few_notes(target.bootstrap.count for target in targets),
         machine=dict.fromkeys(machine(of.get("decoding", of["distributions"])) for of in made),
         soundness=[of["acceptance"].facts for of in made if "acceptance" in of],
@@ -85,7 +76,8 @@ def page_files(
         setups=setups,
         facts=dict.fromkeys(name for facts in setups.values() for name in facts),
     )
-    own = {"index.html": page.encode(), VERDICT: verdict_text(advice, methods).encode()}
+    verdict = first_screen.verdict_text(advice, methods)
+    own = {"index.html": page.encode(), VERDICT: verdict.encode()}
     for place, table in (("timings/", methods), ("", relax), ("", settings)):
         if table is not None:
             own |= {f"{place}{path}": text for path, text in table.files().items()}
@@ -93,10 +85,9 @@ def page_files(
 
 
 def _advised(content: Content, at: int, scores: Mapping[str, pd.DataFrame]) -> Advice:
-    """Return the verdict on one of the targets."""
     source, target, settings = content.sources[at], content.targets[at], content.task.settings
     if "log" in source.tasks["distributions"].settings:
-        return log_advice(target)
+        return first_screen.log_advice(target)
     speeds, busy = None, list[str]()
     if content.decoded:
         task = source.tasks["decoding"]

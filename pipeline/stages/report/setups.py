@@ -50,12 +50,7 @@ OPEN = (  # settings that the paper does not state
 
 
 def introduction(setups: Mapping[str, Mapping[str, str]], statistics: Resampling) -> list[str]:
-    """Return the paragraphs that a reader of any table must know.
-
-    Args:
-        setups: `setup` of each target, by its printed name.
-        statistics: of the bootstrap.
-    """
+    """Return the paragraphs that a reader of any table must know, from `setup` of each target."""
     texts = [
         "The certificate R of a step is the least KL(p‖q), in nats, at which the rule can reject "
         "the drafter's most probable token; a step is certified at ε when R > ε. Where R is an "

@@ -15,7 +15,7 @@ import torch
 
 from analysis.trees.entropy import index_entropies
 from analysis.trees.topology import Topology
-from pipeline.decoding import along, pair, sibling_rates
+from pipeline.decoding import pair, sibling_rates
 from pipeline.errors import PipelineError
 from pipeline.methods import method_entries
 from pipeline.models import load
@@ -176,13 +176,13 @@ def test_a_greedy_draft_is_the_first_of_equal_logits_and_ranked_by_the_target() 
     target = torch.tensor([[2.0, 3.0, 3.0], [1.0, 1.0, 0.0]])
     drafts = torch.tensor([[0.0, 5.0, 5.0], [-torch.inf, 7.0, 7.0]])
     for dtype in (torch.float32, torch.bfloat16):
-        found = along.drafted_columns(target.to(dtype), drafts.to(dtype))
+        found = pair.drafted_columns(target.to(dtype), drafts.to(dtype))
         assert found["draft_token_id"] == [1, 1]
         assert found["draft_rank"] == [1, 2]
         assert (found["z1"], found["z2"]) == ([3.0, 1.0], [3.0, 1.0])
         below = target.double().log_softmax(1)[:, 1].tolist()
         assert found["draft_log_prob"] == pytest.approx(below)
-    alone = along.drafted_columns(torch.zeros(2, 1), torch.zeros(2, 1))  # a single token
+    alone = pair.drafted_columns(torch.zeros(2, 1), torch.zeros(2, 1))  # a single token
     assert (alone["draft_rank"], alone["z2"]) == ([1, 1], [-math.inf] * 2)
 
 
