@@ -13,12 +13,12 @@ import pandas as pd
 
 from ..rules import Additive, Multiplicative, Rule, TopMAdditive
 from ..statistics.run_lengths import RANDOM, RANDOM_CAP, with_censored
-from .published import STATISTICS, TABLE2, printed
+from .published import TABLE2, printed
 from .results import Results
 from .table import Table, pivoted
 from .text import decimals, number_text, percent_text, run_text, symbol
 
-HEADS = {"mean": "Mean", "median": "Med"}
+HEADS = {"mean": "Mean", "median": "Med", "p5": "p5", "p25": "p25"}  # of the statistics shown
 FAMILIES = {  # of Table 3: heading and parameter
     Additive: ("Additive certificate", "t"),
     Multiplicative: ("Multiplicative certificate", "alpha"),
@@ -229,7 +229,7 @@ def _statistics_table(
     results: Results, name: str, title: str, caption: str, rules: Sequence[Rule]
 ) -> Table:
     """Return all statistics, and the shares of exact and empty certificates where there are any."""
-    data = _certificates(results, rules, STATISTICS)
+    data = _certificates(results, rules, list(HEADS))
     cells = data.assign(cell=_texts(results, data), statistic=data["statistic"].replace(HEADS))
     means = cells[cells["statistic"] == HEADS["mean"]]
     for head, shares, usual in (("exact", 1 - means["inexact"], 1), ("empty", means["empty"], 0)):

@@ -21,7 +21,7 @@ from .results import Results
 from .table import Section, Table
 from .text import CAP, UNDEFINED, number_text, run_text
 
-STATISTICS = ("mean", "median", "p5", "p25")
+PRINTED = ("mean", "median", "p5", "p25")
 EPS = (0.01, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.69)
 RUNS = "5 and 6"  # two tables with the same layout, one for each model
 DIGITS = {"1": 3, "2": 3, "3": 3, "4": 3, RUNS: 2}  # decimals of the paper's tables
@@ -44,12 +44,12 @@ def _by_rule(table: str) -> ByRule:
     }
 
 
-# Table 1: probability of the k most probable tokens, by k: STATISTICS
+# Table 1: probability of the k most probable tokens, by k: PRINTED
 TOP_PROBABILITY: dict[str, dict[int, tuple[float, ...]]] = {
     model: {int(k): tuple(cells) for k, cells in rows.items()}
     for model, rows in _READ["table1"].items()
 }
-CERTIFICATES = _by_rule("table2")  # Table 2, in nats: STATISTICS
+CERTIFICATES = _by_rule("table2")  # Table 2, in nats: PRINTED
 P5: ByRule = {  # Tables 3 and 4, in nats
     model: rows
     | {
@@ -67,8 +67,8 @@ TABLE2 = tuple(CERTIFICATES[PAPERS[0]])  # its rules, which Tables 5 and 6 show 
 def printed_rows(paper: str) -> list[tuple[str, Rule | int, str | float, float]]:
     """Return every number printed for a model: table, row (rule or k), column, value."""
     tables: list[tuple[str, Mapping[Any, tuple[float, ...]], tuple[Any, ...]]] = [
-        ("1", TOP_PROBABILITY[paper], STATISTICS),
-        ("2", CERTIFICATES[paper], STATISTICS),
+        ("1", TOP_PROBABILITY[paper], PRINTED),
+        ("2", CERTIFICATES[paper], PRINTED),
         ("", P5[paper], ("p5",)),
         (RUNS, RUN_LENGTHS[paper], EPS),
     ]
