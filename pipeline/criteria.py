@@ -85,10 +85,10 @@ def _by_name(criteria: Any) -> dict[str, list[Rule]]:
 
 @contextmanager
 def mistakes(key: str = "criteria") -> Iterator[None]:
-    """Raise what is wrong with a rule as an error of a configuration key.
+    """Raise what is wrong with a rule's mapping as an error of a configuration key.
 
     Raises:
-        PipelineError: a rule raised a ValueError; those of a user's methods are (`Rule.form`).
+        PipelineError: it raised a ValueError.
     """
     try:
         yield

@@ -28,6 +28,7 @@ from ..rules import (
 from ..topk import Floats, TopK
 from . import bounds
 
+BELOW_1 = math.nextafter(1.0, 0.0)
 SUBSCRIPTS = str.maketrans("0123456789", "₀₁₂₃₄₅₆₇₈₉")
 Form = tuple[str, str, Floats]  # name; lower, upper or asymptotic (it bounds nothing); values
 Row = tuple[str, str, Floats | None, tuple[str, Floats | float, float] | None]
@@ -68,6 +69,8 @@ class Condition(NamedTuple):
         if self.kind == "sufficient" and level > 0:
             unit = 10.0 ** (math.floor(math.log10(level)) - 3)
             level = math.ceil(level / unit) * unit
+        if level >= 1:
+            return f"{self.name_of_quantity} = 1"
         return f"{self.name_of_quantity} > {level:.4g}"
 
 
@@ -186,8 +189,9 @@ def _of_family(rule: Rule, p0: Floats, b: Floats, theta: Floats, eps: float) -> 
             ]
         case Additive(t=t):
             whole = np.full_like(p0, t)
+            level = inverse if inverse < 1 else BELOW_1  # t = 1 rejects no token with p > 0
             return [
-                ("theorem 4.11", "lower", bounds.g(whole), ("t", t, inverse)),
+                ("theorem 4.11", "lower", bounds.g(whole), ("t", t, level)),
                 ("theorem 4.11 polynomial", "lower", bounds.g_lower(whole), None),
                 ("lemma A.2", "asymptotic", None, ("t", t, series)),
             ]

@@ -186,7 +186,8 @@ def test_parquet_files_are_read_whole_or_named(
 def test_a_split_is_files_and_folders_by_name(tmp_path: Path) -> None:
     """Names are no patterns, and other splits that begin alike are others."""
     names = ["more/train[1]/a.jsonl", "train[1]-0-of-1.jsonl", "train[1]-x/b.jsonl",
-             "train[1].jsonl", "train[1]2.jsonl", "my_train[1].jsonl"]  # fmt: skip
+             "train[1].jsonl", "train[1]2.jsonl", "my_train[1].jsonl",
+             "three/folders/deep/train[1].jsonl"]  # fmt: skip
     for name in names:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()

@@ -119,7 +119,7 @@ def summary(task: Task, artifact: Artifact) -> list[Json]:
 
 STAGE = Stage(
     name="report",
-    version=41,
+    version=42,
     upstream=UPSTREAM,
     tables={},
     plan=plan,
