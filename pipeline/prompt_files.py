@@ -183,7 +183,8 @@ def _joined(content: Any) -> Any:
         return content
     parts = [part if isinstance(part, Mapping) else {} for part in content]
     texts = [part.get("text") for part in parts if part.get("type") == "text"]
-    return "".join(map(str, texts)) if len(texts) == len(content) else None
+    whole = len(texts) == len(content) and all(isinstance(text, str) for text in texts)
+    return "".join(texts) if whole else None
 
 
 def _is_text(value: Any) -> bool:
