@@ -183,8 +183,8 @@ def _joined(content: Any) -> Any:
         return content
     parts = [part if isinstance(part, Mapping) else {} for part in content]
     texts = [part.get("text") for part in parts if part.get("type") == "text"]
-    whole = len(texts) == len(content) and all(isinstance(text, str) for text in texts)
-    return "".join(texts) if whole else None
+    strings = [text for text in texts if isinstance(text, str)]
+    return "".join(strings) if len(strings) == len(content) else None
 
 
 def _is_text(value: Any) -> bool:
