@@ -13,9 +13,13 @@ if TYPE_CHECKING:
     from .certificates.certify import certify
     from .topk import TopK
 
-__all__ = ["TopK", "certify"]
+__all__ = ["RuleError", "TopK", "certify"]
 
 _HOMES = {"TopK": ".topk", "certify": ".certificates.certify"}
+
+
+class RuleError(ValueError):
+    """A rule can't be applied, or fails: names the rule."""
 
 
 def __getattr__(name: str) -> Any:

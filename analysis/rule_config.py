@@ -7,11 +7,13 @@ import pkgutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
+from numbers import Integral, Real
 from typing import Any, TypeVar
 
 import numpy as np
 import pydantic
 
+from . import RuleError
 from .rules import BUILT_IN, Rule
 
 T = TypeVar("T")
@@ -32,9 +34,12 @@ def build(mapping: Mapping[str, Any]) -> Rule:
     kind, values = rule_class(mapping)
     rule = checked(kind, values, f"rule {kind.name}")
     try:  # a user's may fail
-        _ = rule.title, rule.ceiling, rule.minimum_k
-    except Exception as error:
+        _, ceiling, k = rule.title, rule.ceiling, rule.minimum_k
+    except (Exception, SystemExit) as error:
         raise ValueError(f"rule {kind.name}: {type(error).__name__}: {error}") from error
+    for name, value, kinds in (("ceiling", ceiling, Real), ("minimum_k", k, Integral)):
+        if not isinstance(value, kinds):
+            raise ValueError(f"rule {kind.name}: {name}={value!r} is no {kinds.__name__}")
     return rule
 
 
@@ -145,14 +150,14 @@ def check_k(rules: Iterable[Rule], k: int, vocab_size: float = np.inf) -> None:
     """Check, before any work, that K stored tokens suffice for all rules; all V tokens do.
 
     Raises:
-        ValueError: an entry is not a rule; or names the rule, the K it needs and the stored K.
+        RuleError: an entry is not a rule; or names the rule, the K it needs and the stored K.
     """
     for rule in rules:
         if not isinstance(rule, Rule):
-            raise ValueError(f"{rule!r} is not a rule: make one with its class, or with build")
+            raise RuleError(f"{rule!r} is not a rule: make one with its class, or with build")
         needed = min(rule.minimum_k, vocab_size)
         if k < needed:
-            raise ValueError(
+            raise RuleError(
                 f"rule {rule.label!r} needs the {needed} most probable tokens of every step, and "
                 f"K={k} are stored: set distributions.k to {needed} or more"
             )
@@ -170,7 +175,7 @@ def checked(kind: Callable[..., T], values: Mapping[str, Any], where: str) -> T:
     except pydantic.ValidationError as error:
         faults = dict.fromkeys(_fault(fault) for fault in error.errors())
         raise ValueError(f"{where}: {'; '.join(faults)}") from None
-    except Exception as error:  # of a user's class
+    except (Exception, SystemExit) as error:  # of a user's class
         raise ValueError(f"{where}: {type(error).__name__}: {error}") from error
 
 

@@ -13,14 +13,17 @@ accepted. Comparisons are strict, as in the paper.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
+from functools import wraps
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, dataclass_transform
 
 import numpy as np
 import pydantic
 from numpy.typing import NDArray
 from pydantic import Field
+
+from . import RuleError
 
 if TYPE_CHECKING:
     from .topk import Floats, TopK
@@ -34,6 +37,8 @@ CHECKED = pydantic.ConfigDict(
 UNKNOWN = -1  # accepted count: more than the stored tokens, the number is unknown
 NO_COUNT = 0  # accepted count: the rule does not depend on ranks (a tree)
 PROBABILITIES = ("top_surprisal",)  # the column that turns raw logits into probabilities
+FLAGS = {"accepts", "undefined"}
+ASKED = FLAGS | {"cut", "accepted_count"}  # a rule's methods of a distribution
 LEAST = 1e-4  # the end of a range that excludes 0
 T = Annotated[float, Field(ge=0, le=1)]
 Alpha = Annotated[float, Field(gt=0, le=1)]
@@ -111,9 +116,13 @@ class Rule:
     def __init_subclass__(cls, **options: Any) -> None:
         """Make a subclass a dataclass with checked fields.
 
-        One that overrides its test without declaring `decided_by` sees all columns.
+        One that overrides its test without declaring `decided_by` sees all columns. Whatever the
+        methods of a user's raise is a ValueError that names the rule.
         """
         super().__init_subclass__(**options)
+        if cls.__module__ != __name__:
+            for name in ASKED & vars(cls).keys():
+                setattr(cls, name, _named(vars(cls)[name]))
         if {"cut", "accepted_count"} & vars(cls).keys() and "decided_by" not in vars(cls):
             cls.decided_by = Rule.decided_by
         if "name" not in vars(cls):
@@ -168,23 +177,23 @@ class Rule:
         """Return the acceptance test: what `cut` or `accepted_count` says, checked.
 
         Raises:
-            ValueError: the class defines neither, or its numbers are impossible.
+            RuleError: the class defines neither, or its numbers are impossible.
         """
         if type(self).accepted_count is Rule.accepted_count:
-            cut = self._asked("cut", dist)
+            cut = self.cut(dist)
             said = f"rule {self.label!r}: cut(dist) returned"
             if not isinstance(cut, Cut):
-                raise ValueError(f"{said} {cut!r:.80}: give a Cut, or accepted_count(dist)")
+                raise RuleError(f"{said} {cut!r:.80}: give a Cut, or accepted_count(dist)")
             if fault := cut.fault(len(dist)):
-                raise ValueError(f"{said} {fault}")
+                raise RuleError(f"{said} {fault}")
             return cut
-        counts, size = np.asarray(self._asked("accepted_count", dist)), dist.vocab_size
+        counts, size = np.asarray(self.accepted_count(dist)), dist.vocab_size
         right = counts.dtype.kind in "iu" and counts.shape == (len(dist),)
         if right and self.judges_tokens:
             unknown = (counts == UNKNOWN) & (dist.k < size)
             right = bool(np.all(((counts >= 1) | unknown) & (counts <= size)))
         if not right:
-            raise ValueError(
+            raise RuleError(
                 f"rule {self.label!r}: accepted_count must give one integer a step, in "
                 f"[1, {size}], or {UNKNOWN} where more than the stored tokens are accepted"
             )
@@ -208,7 +217,7 @@ class Rule:
             count: the accepted counts, if `certify` has computed them already.
 
         Raises:
-            ValueError: the count is unknown, the token is not among the stored ones, and the
+            RuleError: the count is unknown, the token is not among the stored ones, and the
                 rule has no threshold for its probability.
         """
         form = self.form(dist) if count is None else count
@@ -217,9 +226,9 @@ class Rule:
         accepted = np.asarray(rank <= np.where(form < 0, dist.k, form))
         beyond = (form < 0) & (rank > dist.k)
         if np.any(beyond):
-            cut = self._asked("cut", dist)
+            cut = self.cut(dist)
             if cut is None:
-                raise ValueError(
+                raise RuleError(
                     f"rule {self.label!r} gave the count {UNKNOWN} for a step whose drafted token "
                     f"is not among the K={dist.k} stored ones: store more (distributions.k), or "
                     "give the rule a method cut(dist)"
@@ -227,15 +236,27 @@ class Rule:
             accepted[beyond] = cut.accepts(dist, rank, log_prob)[beyond]
         return accepted
 
-    def _asked(self, method: str, dist: TopK) -> Any:
-        """Return what `cut` or `accepted_count` says; errors of a user's rule name the rule."""
+
+def _named(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a method of a user's rule whose errors name the rule, and which can't change steps."""
+
+    @wraps(method)
+    def named(rule: Rule, dist: TopK, *values: Any, **others: Any) -> Any:
+        name, own = method.__name__, dist[:]
+        for array in vars(own).values():
+            if isinstance(array, np.ndarray):
+                array.flags.writeable = False
         try:
-            return getattr(self, method)(dist)
-        except Exception as error:
-            if not self.own:
-                raise
-            said = f"{method}(dist) raised {type(error).__name__}: {error}"
-            raise ValueError(f"rule {self.label!r}: {' '.join(said.split())}") from error
+            found = method(rule, own, *values, **others)
+        except (Exception, SystemExit) as error:
+            said = f"{name}(dist) raised {type(error).__name__}: {error}"
+            raise RuleError(f"rule {rule.label!r}: {' '.join(said.split())}") from error
+        flags = np.asarray(found)
+        if name in FLAGS and (flags.shape != (len(dist),) or flags.dtype != np.bool_):
+            raise RuleError(f"rule {rule.label!r}: {name} must give one boolean a step")
+        return found
+
+    return named
 
 
 def _short(value: Any) -> str:
@@ -381,7 +402,7 @@ class Mars(Rule):
 
     def _raw_logits(self, dist: TopK) -> NDArray[np.floating[Any]]:
         if dist.logits is None:
-            raise ValueError(
+            raise RuleError(
                 f"rule {self.label!r} compares raw logits, and this distribution has "
                 "only probabilities: build it with TopK.from_logits"
             )
@@ -412,7 +433,7 @@ class Tree(Rule):
     def accepts(self, dist, rank, log_prob, argmax_rank=None, count=None):  # type: ignore[no-untyped-def]
         """Return (N,) whether x0 is among the drafter's top m tokens."""
         if argmax_rank is None:
-            raise ValueError(
+            raise RuleError(
                 f"rule {self.label!r} judges a level of a tree: the rank of the target's argmax "
                 "under the drafter is needed (argmax_rank)"
             )

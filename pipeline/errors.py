@@ -16,6 +16,8 @@ from pathlib import Path
 from threading import current_thread, main_thread
 from typing import Any, NoReturn
 
+from analysis import RuleError
+
 INTERRUPTED, CLOSED, TERMINATED = 130, 141, 143  # 128 and the signal's number, as in shells
 WORDS: dict[int, str] = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}
 received = list[int]()  # signals: Ray raises a KeyboardInterrupt of its own for any
@@ -39,7 +41,7 @@ class DamagedError(PipelineError):
         self.reason = reason
 
 
-EXPECTED = (PipelineError, OSError)  # of a user's making, or of the machine's: a full disk
+EXPECTED = (PipelineError, OSError, RuleError)  # of a user's making, or the machine's: a full disk
 OF_INPUTS = (*EXPECTED, ValueError)  # as libraries raise for names and files that they refuse
 
 

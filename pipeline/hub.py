@@ -32,6 +32,7 @@ TOKENIZER_FILES = (
     *("special_tokens_map.json", "added_tokens.json", "tokenizer.model", "vocab.txt"),
 )
 PROMPT_FILES = ("*.jsonl", "*.parquet")
+PROMPT_LEVELS = 3  # of folders: a home directory is not searched through
 HUB_ID = re.compile(r"(?!.*(--|\.\.))\w[\w.-]*/[\w.-]*\w")
 COMMIT = re.compile(r"[0-9a-f]{40}")
 SMOLLM2 = OUTPUTS / "models" / "SmolLM2-135M-Instruct"  # made by tools/smollm2.py
@@ -90,10 +91,12 @@ class Identities:
             return Identity(hub=path, commit=hub_commit(path, revision, "dataset", key))
         if local.is_file():
             return Identity(content=self._hash(local))
-        return Identity(content=self._digest(local, PROMPT_FILES, key))
+        return Identity(content=self._digest(local, PROMPT_FILES, key, PROMPT_LEVELS))
 
-    def _digest(self, directory: Path, patterns: Sequence[str], key: str) -> str:
-        found = matching(directory, patterns)
+    def _digest(
+        self, directory: Path, patterns: Sequence[str], key: str, levels: int | None = None
+    ) -> str:
+        found = matching(directory, patterns, levels)
         if not found:
             raise PipelineError(f"{key}={directory}: none of {', '.join(patterns)} found there")
         names = {path.relative_to(directory).as_posix(): self._hash(path) for path in found}
@@ -133,6 +136,18 @@ def local_path(path: str, key: str = "") -> Path | None:
     if ROOT / path == SMOLLM2:
         raise PipelineError(f"{where}: python -m tools.smollm2 makes it, and make reproduce, too")
     raise PipelineError(f"{where}, and is no hub id (owner/name) either")
+
+
+def local_file(path: str, key: str = "targets") -> Path:
+    """Return the local path of a file.
+
+    Raises:
+        PipelineError: there is no such file.
+    """
+    with suppress(PipelineError):
+        if (local := local_path(path)) is not None and local.is_file():
+            return local
+    raise PipelineError(f"{key}={path}: there is no such file")
 
 
 def damaged(directory: Path, file_hash: Callable[[Path], str] = file_digest) -> str | None:
@@ -236,11 +251,16 @@ def hub_files(
     return folder
 
 
-def matching(folder: Path, patterns: Sequence[str]) -> list[Path]:
-    """Return the files in or below a folder whose paths there match, sorted; * crosses folders."""
+def matching(folder: Path, patterns: Sequence[str], levels: int | None = None) -> list[Path]:
+    """Return the files in or below a folder whose paths there match, sorted; * crosses folders.
+
+    With `levels` they lie at most in so many folders, this one included.
+    """
     from huggingface_hub.utils import filter_repo_objects
 
-    names = sorted(p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file())
+    depths = ["**/*"] if levels is None else ["/".join("*" * n) for n in range(1, levels + 1)]
+    paths = (path for depth in depths for path in folder.glob(depth) if path.is_file())
+    names = sorted(path.relative_to(folder).as_posix() for path in paths)
     return [folder / name for name in filter_repo_objects(names, allow_patterns=list(patterns))]
 
 

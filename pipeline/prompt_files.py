@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from pipeline.errors import PipelineError, first_line
-from pipeline.hub import PROMPT_FILES, hub_files, local_path, matching
+from pipeline.hub import PROMPT_FILES, PROMPT_LEVELS, hub_files, local_path, matching
 
 KEY = "prompts.source"
 EXAMPLE = '{"text": "Hi"}'  # of a row
@@ -34,7 +34,7 @@ def source_files(path: str, commit: str | None, split: str | None) -> list[Path]
         files = [root]
     else:
         place = root or hub_files(path, commit, patterns, KEY, "dataset")
-        files = matching(place, patterns)
+        files = matching(place, patterns, PROMPT_LEVELS if root else None)
     found = {f"*{file.suffix}" for file in files}
     if len(found) != 1 or not found <= set(PROMPT_FILES):
         raise PipelineError(
@@ -165,7 +165,8 @@ def _joined(content: Any) -> Any:
         return content
     parts = [part if isinstance(part, Mapping) else {} for part in content]
     texts = [part.get("text") for part in parts if part.get("type") == "text"]
-    return "".join(map(str, texts)) if len(texts) == len(content) else None
+    strings = [text for text in texts if isinstance(text, str)]
+    return "".join(strings) if len(strings) == len(content) else None
 
 
 def _is_text(value: Any) -> bool:

@@ -22,7 +22,7 @@ from conf.schema import DrafterConfig, ModelConfig
 from pipeline.config import composed, settings_of
 from pipeline.criteria import build_rules, decoded_rules, rule_entries
 from pipeline.errors import PipelineError, noted, say
-from pipeline.hub import Identities, local_path
+from pipeline.hub import Identities, local_file, local_path
 from pipeline.stage import Artifact, Json, ModelSpec, Runtime, Stage, Task, with_inputs
 from pipeline.store import Store, relative
 
@@ -74,9 +74,10 @@ class Study:
             with noted(problems):
                 if name in self.wanted and stage.check is not None:
                     stage.check(self)
+        look = local_file if self.config.distributions.source == "logs" else local_path
         for key, model in models_named(self.config).items():
             with noted(problems):
-                local_path(model.path, key)
+                look(model.path, key)
         if not self.rules:  # the rules are wrong: nothing that takes them can be planned
             say(problems)
         self.tasks: dict[str, list[Task]] = {}
@@ -104,11 +105,10 @@ class Study:
     def log_entries(self, target: str) -> Json:
         """Return what results depend on of the engine's log that is a target."""
         key, path = f"targets.{target}.path", self.config.targets[target].path
-        local, log = local_path(path, key), self.config.distributions.log
-        if local is None or not local.is_file():
-            raise PipelineError(f"{key}={path}: there is no such file")
+        local_file(path, key)
         identity = self.identities.source(path, None, key)
-        return {**identity.entries, "reader": READER, "error": log.error}
+        error = self.config.distributions.log.error
+        return {**identity.entries, "reader": READER, "error": error}
 
     def runtime(self, target: ModelConfig, rules: Sequence[Rule] = ()) -> Runtime:
         """Return what a task on a target takes besides its settings; `rules` where it has some."""

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from .. import RuleError
 from ..rule_config import check_k
 from ..rules import UNKNOWN, Counts, Cut, Rule, Tree
 from ..topk import Floats, TopK
@@ -109,7 +110,7 @@ def _form(dist: TopK, rule: Rule) -> Cut | Counts | Tree:
     if isinstance(form, Cut):
         ranks = 1 if form.max_rank is None else int(np.max(form.max_rank, initial=1)) + 1
         if dist.k < min(ranks, dist.vocab_size):
-            raise ValueError(
+            raise RuleError(
                 f"rule {rule.label!r} accepts up to rank {ranks - 1}, so its minimum_k must be "
                 f"{ranks}; K={dist.k} are stored"
             )

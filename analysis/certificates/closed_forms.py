@@ -19,6 +19,7 @@ from .. import rules
 from ..topk import Floats, TopK
 from . import bounds
 
+BELOW_1 = math.nextafter(1.0, 0.0)
 SUBSCRIPTS = str.maketrans("0123456789", "₀₁₂₃₄₅₆₇₈₉")
 Form = tuple[str, str, Floats]  # name; lower, upper or asymptotic (it bounds nothing); values
 Row = tuple[str, str, Floats | None, tuple[str, Floats | float, float] | None]
@@ -52,6 +53,8 @@ class Condition(NamedTuple):
         if self.kind == "sufficient" and level > 0:
             unit = 10.0 ** (math.floor(math.log10(level)) - 3)
             level = math.ceil(level / unit) * unit
+        if level >= 1:
+            return f"{self.name_of_quantity} = 1"
         return f"{self.name_of_quantity} > {level:.4g}"
 
 
@@ -167,8 +170,9 @@ def _of_family(rule: rules.Rule, p0: Floats, b: Floats, theta: Floats, eps: floa
             ]
         case rules.Additive(t=t):
             whole = np.full_like(p0, t)
+            level = inverse if inverse < 1 else BELOW_1  # t = 1 rejects no token with p > 0
             return [
-                ("theorem 4.11", "lower", bounds.g(whole), ("t", t, inverse)),
+                ("theorem 4.11", "lower", bounds.g(whole), ("t", t, level)),
                 ("theorem 4.11 polynomial", "lower", bounds.g_lower(whole), None),
                 ("lemma A.2", "asymptotic", None, ("t", t, series)),
             ]

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from .. import RuleError
 from ..rules import Cut, Rule, Tree
 from ..topk import Floats, TopK
 from .intervals import MARGIN, Ends, all_pass, certify_forms, mode_cost
@@ -45,7 +46,7 @@ def certify_rounded(dist: TopK, rules: Sequence[Rule]) -> Certificates:
         else:
             cuts = [cut for cut in map(rule.form, (strict, relaxed)) if isinstance(cut, Cut)]
             if not cuts:
-                raise ValueError(
+                raise RuleError(
                     f"rule {rule.label!r} gives counts, and these log-probabilities are rounded: "
                     "give its class a method cut(dist)"
                 )

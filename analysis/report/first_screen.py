@@ -243,13 +243,17 @@ def costs(decoded: Decoded, speeds: pd.DataFrame) -> str:
 
 
 def verdict_text(advice: Sequence[Advice], methods: Table | None) -> str:
-    """Return a paragraph for each target, and the table of methods in Markdown, to paste."""
+    """Return a paragraph for each target, and the table of methods in Markdown, to paste.
+
+    Names are text: nothing in them makes a tag, a link or a cell.
+    """
     blocks = ["\n".join([own.sentence, *(f"- {text}" for text in own.beside)]) for own in advice]
     if methods is not None:
         flat = methods.shown.reset_index().rename(columns=str.lower)
         rows = [list(flat.columns), ["---"] * flat.shape[1], *flat.to_numpy().tolist()]
-        blocks.append("\n".join(f"| {' | '.join(map(str, row))} |" for row in rows))
-    return "\n\n".join(blocks) + "\n"
+        cells = [[str(cell).replace("|", r"\|") for cell in row] for row in rows]
+        blocks.append("\n".join(f"| {' | '.join(row)} |" for row in cells))
+    return "\n\n".join(blocks).replace("<", r"\<").replace("](", r"]\(") + "\n"
 
 
 def log_advice(target: Target) -> Advice:

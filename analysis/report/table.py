@@ -46,7 +46,7 @@ SYMBOLS = {
     **{subscript: f"_{{{plain}}}" for subscript, plain in zip("₀₁₂ₖₘ", "012km", strict=True)},
 }
 ESCAPED = re.compile(rf"([{''.join(SYMBOLS)}]+)|[{re.escape(''.join(SPECIAL))}]")
-FORMULA = re.compile(r"^(?=[=@\t\r]|[+-](?![\d.e+-]*$))")  # text that a spreadsheet evaluates
+FORMULA = re.compile(r"^(?=[=@\t\r]|[+-](?!([\d.]+(e[+-]?\d+)?)?$))")  # what a spreadsheet computes
 
 
 @dataclass(frozen=True, eq=False)
@@ -148,8 +148,8 @@ def csv_text(frame: pd.DataFrame, digits: str | None = "%.6g") -> str:
 
     Text that a spreadsheet would evaluate gets an apostrophe.
 
-    >>> csv_text(pd.DataFrame({"model": ["=1+1", "+x", "-", "a=b"], "value": [-1.5, 2, 3, None]}))
-    "model,value\n'=1+1,-1.5\n'+x,2\n-,3\na=b,\n"
+    >>> csv_text(pd.DataFrame({"model": ["=1", "+1+1", "-", "a=b"], "value": [-1e5, 2, 3, None]}))
+    "model,value\n'=1,-100000\n'+1+1,2\n-,3\na=b,\n"
     """
 
     def safe(value: Any) -> Any:

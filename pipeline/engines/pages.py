@@ -133,6 +133,11 @@ def read_page(path: Path | str, text: str) -> Counts:
             f"{path} has {len(placed)} positions of drafts, {', '.join(sorted(placed)):.{SHOWN}}: "
             f"all from 0 on were expected, at most {MOST_PLACES}"
         )
+    if sums.get("accepted", 0.0) > sums.get("drafted", 0.0):
+        raise PipelineError(
+            f"{path}: {sums['accepted']:g} tokens were accepted of {sums['drafted']:g} drafted: "
+            "the counts contradict each other"
+        )
     passes = sums.get("passes", math.nan) * sums.get("slots", 1.0)
     first_tokens = sums.get("firsts", math.nan) if engine == "vllm" else 0.0
     return Counts(

@@ -150,7 +150,8 @@ def wrap(
     if not isinstance(head, nn.Linear):
         raise PipelineError(f"{key}: {type(module).__name__} has no linear output projection")
     if head.weight.dtype != wanted:
-        module.set_output_embeddings(Head(head, wanted))
+        with _loading(f"{key}: {type(module).__name__}", MODEL):
+            module.set_output_embeddings(Head(head, wanted))
     return LanguageModel(module, label, device, head.out_features, eos)
 
 

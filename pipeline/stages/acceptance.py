@@ -12,7 +12,6 @@ from analysis.report.text import limits, mark_of
 from analysis.rules import StrictGreedy
 from analysis.statistics.bootstrap import PromptBootstrap
 from pipeline.columns import COUNTED, CUT, INTERVAL, STEP, Column, Columns
-from pipeline.criteria import mistakes
 from pipeline.errors import PipelineError
 from pipeline.stage import Json, Stage, Task, statistics_entries
 from pipeline.stored import read_steps
@@ -94,12 +93,12 @@ def judge_soundly(
     """Return `judge` of steps, and check that no certified step is rejected, under any rule.
 
     Raises:
-        PipelineError: one is; the theory or a computation is wrong. Or a user's rule fails.
+        PipelineError: one is; the theory or a computation is wrong.
+        RuleError: a user's rule fails.
     """
     from analysis.acceptance.judgement import judge
 
-    with mistakes():
-        verdicts = judge(steps, rules)
+    verdicts = judge(steps, rules)
     for verdict, deep in (
         pair for first in verdicts for pair in zip(first.by_depth, steps.by_depth, strict=False)
     ):

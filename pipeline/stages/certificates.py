@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from analysis.report.text import limits
 from pipeline.columns import STEP, Column
-from pipeline.criteria import mistakes
 from pipeline.stage import Json, Stage, Task
 
 if TYPE_CHECKING:
@@ -33,8 +32,7 @@ def compute(task: Task, inputs: Inputs, out: Out) -> None:
     schema = task.stage.schema()
     with out.writer() as writer:
         for place, dist in stored.chunks(inputs["distributions"]):
-            with mistakes():
-                result = certify(dist, rules)
+            result = certify(dist, rules)
             for at, rule in enumerate(rules):
                 count = result.accepted_count[:, at]
                 arrays = [

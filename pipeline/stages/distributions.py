@@ -19,7 +19,7 @@ from pipeline.criteria import judged_by_logs
 from pipeline.engines.answers import counted
 from pipeline.engines.logs import read_log, stacked
 from pipeline.errors import PipelineError
-from pipeline.hub import local_path
+from pipeline.hub import local_file
 from pipeline.models.token_texts import ENGINES_IDS
 from pipeline.stage import Stage, Task
 from pipeline.stored import read_token_ids
@@ -168,8 +168,7 @@ def write_log(task: Task, out: Out) -> None:
     import pyarrow as pa
 
     vocab_size = task.settings["vocab_size"]
-    path = local_path(task.runtime.extra["path"])
-    assert path is not None
+    path = local_file(task.runtime.extra["path"])
     log = read_log(path, task.settings["k"], vocab_size, task.settings["log"]["error"])
     steps = stacked(log.trajectories)
     values, rows = steps["log_probs"], len(steps["log_probs"])

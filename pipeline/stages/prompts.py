@@ -14,7 +14,7 @@ import numpy as np
 from pipeline.columns import Column
 from pipeline.engines.logs import prompt_id, read_log
 from pipeline.errors import PipelineError
-from pipeline.hub import local_path
+from pipeline.hub import local_file
 from pipeline.models.prompt_tokens import encode
 from pipeline.prompt_files import ExcludedRowError, Source, messages_of, read_row, source_files
 from pipeline.stage import Json, Stage, Task
@@ -84,8 +84,7 @@ def compute(task: Task, _: Inputs, out: Out) -> None:
 
 def write_log_rows(task: Task, out: Out) -> None:
     """Write a row for each trajectory of an engine's log, without tokens."""
-    path = local_path(task.runtime.extra["path"])
-    assert path is not None
+    path = local_file(task.runtime.extra["path"])
     log = read_log(path, 1)
     empty: Row = {"token_ids": [], "n_tokens": 0, "text": ""}
     rows: list[Row] = [

@@ -233,9 +233,13 @@ def test_each_closed_form_turned_round_certifies_the_steps_that_it_bounds_above_
     rules += [TopMAdditive(2, 0.3), Typical(0.3, 0.1), Mars(0.9), Tree(2), Tree(8)]
     dist = TopK.from_logits(np.log(np.maximum(p, 1e-30)) + 40)
     found = certify(dist, rules)
-    for eps in (0.0, 0.01, 0.05, 0.3):
-        every = Additive(float(bounds.g_inverse(eps)) + 1e-9)  # Theorem 4.11: whatever the step
+    for eps in (0.0, 0.01, 0.05, 0.3, 0.7):
+        # Theorem 4.11: whatever the step; from log 2 on t = 1, where every p > 0 is accepted
+        every = Additive(min(float(np.fmin(bounds.g_inverse(eps), 1)) + 1e-9, 1.0))
         assert (certify(dist, every).lower > eps).all()
+        (asked, *_) = conditions(every, one_step(every, *two_point_example(0.3), 0.0)[1], eps)
+        assert asked.met == 1
+        assert (asked.asks == "t = 1") == (eps > np.log(2))
         for at, rule in enumerate(rules):
             ends, *counts = (
                 (found.lower[:, at], found.upper[:, at]),

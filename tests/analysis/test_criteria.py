@@ -12,6 +12,7 @@ import pytest
 import yaml
 from scipy.special import xlogy
 
+from analysis import RuleError
 from analysis.certificates.certify import certify
 from analysis.rule_config import build, build_range, check_k, expand, to_mapping
 from analysis.rules import (
@@ -154,7 +155,7 @@ class Own(Rule):
     says: Any
 
     def cut(self, dist: TopK, /) -> Cut | None:
-        if isinstance(self.says, Exception):
+        if isinstance(self.says, BaseException):
             raise self.says
         return self.says
 
@@ -182,14 +183,34 @@ def test_a_rule_that_says_nothing_or_nonsense_is_refused(rule: Rule, message: st
         certify(TopK.from_probabilities([RANKED], k=3), [rule])
 
 
-@pytest.mark.parametrize("rule", [Own(KeyError("x")), Counting(KeyError("x"))])
-def test_what_a_rule_raises_is_its_error_in_certificates_and_on_drafts(rule: Rule) -> None:
+class Accepting(Own):
+    def accepts(self, *_: Any) -> Any:
+        return self.cut(_[0])
+
+
+class Writing(Rule):
+    def cut(self, dist: TopK, /) -> Cut:
+        dist.probs[:] = 0
+        return Cut(max_rank=1)
+
+
+@pytest.mark.parametrize(
+    ("rule", "message"),
+    [
+        *[(kind(KeyError("x")), "raised KeyError: 'x'$") for kind in (Own, Counting, Accepting)],
+        (Own(SystemExit(0)), r"cut\(dist\) raised SystemExit: 0"),
+        (Accepting("x"), "accepts must give one boolean a step"),
+        (Writing(), "raised ValueError: assignment destination is read-only"),
+    ],
+)
+def test_what_a_rule_raises_is_its_error_in_certificates_and_on_drafts(
+    rule: Rule, message: str
+) -> None:
     dist = TopK.from_probabilities([RANKED])
-    for use in (
-        lambda: certify(dist, rule),
-        lambda: rule.accepts(dist, np.ones(1, int), np.zeros(1)),
-    ):
-        with pytest.raises(ValueError, match=r"^rule .*\(dist\) raised KeyError: 'x'$"):
+    uses = [lambda: rule.accepts(dist, np.ones(1, int), np.zeros(1))]
+    uses += [lambda: certify(dist, rule)] * (not isinstance(rule, Accepting))
+    for use in uses:
+        with pytest.raises(RuleError, match=f"^rule .*{message}"):
             use()
 
 

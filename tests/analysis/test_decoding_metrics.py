@@ -102,6 +102,9 @@ def test_acceptance_is_pooled_over_tested_tokens() -> None:
     assert found["burstiness"].tolist() == [0, 3 / 8, 4 / 8]
     gaps = [speed.token_gaps(made(), run) for run in range(3)]
     assert [float(np.mean(of == 0)) for of in gaps] == found["burstiness"].tolist()
+    ended = made()
+    ended.calls.loc[12, ["tested", "accepted"]] = 1  # an answer that ends with an accepted token
+    assert decoding.acceptance(ended, *STATISTICS)["burstiness"].tolist() == [0, 3 / 8, 4 / 8]
     # of five calls three drafted two tokens, one a single token, one none
     assert found["drafted_per_call"].iloc[1] == pytest.approx(7 / 5)
     assert found["closed_form"].iloc[1] == pytest.approx((3 * 1.96 + 1.6 + 1) / 5)
@@ -143,6 +146,11 @@ def test_a_run_is_compared_with_the_target_alone_in_the_same_race() -> None:
     runs = pd.DataFrame({"drafter": ["none"] * 3 + ["model"] * 3, "sampling": sampling})
     decoded = replace(made(), runs=runs.assign(temperature=[0.0, 1.0, 1.0, 1.0, 1.0, 0.0]))
     assert decoded.baselines() == [0, 1, 2, 1, 2, 0]
+    bootstrap = decoded.bootstrap(*STATISTICS)
+    seconds = np.array([[1.0, 4.0, 9.0, 1.0, 3.0, 0.5]] * 2)
+    families = [[3, 4], [5]]
+    found = speed.speedups(seconds, np.ones((2, 6)), decoded.baselines(), families, bootstrap)
+    assert found[:, 0] == pytest.approx([1, 1, 1, 4, 3, 2])
 
 
 def test_answers_that_part_are_found_with_their_gaps() -> None:

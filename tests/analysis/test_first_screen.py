@@ -72,6 +72,10 @@ def test_methods_stand_with_their_engine_and_one_number_is_called_accepted() -> 
         "| prompt look-up under strict greedy (γ = 4) | vLLM | yes | 1.20× [1.10, 1.30] | "
         "1.80 [1.70, 1.90] | 50.0 % [40.0, 60.0] |",
     ]
+    odd = Advice("A", "draft", "Draft <b> [x](y).", [], [run("model", engine="a|<i>")])
+    text = verdict_text([odd], methods_table([odd], results(("A",))))
+    assert text.startswith(r"Draft \<b> [x]\(y).")
+    assert r"| a\|\<i> | yes |" in text
     assert methods_table([Advice("A", "not measured", "", [])], results()) is None
     untested = {"rate": np.nan, "rate_ci_low": np.nan, "rate_ci_high": np.nan}
     never = Advice("A", "draft", "", [], [run("prompt_lookup", **untested)])

@@ -196,6 +196,9 @@ def test_a_relaxed_rule_is_offered_only_if_it_is_faster_and_rejects(
 ) -> None:
     found = said(run(1.2, 1.1, 1.3), {**run(1.5, 1.4, 1.6, **RELAXED), **given})
     assert any("It gives up" in text for text in found.beside) == offered
+    if "ci_low" in given:  # beside a method that is not surely faster, it is compared with 1
+        (text,) = said(run(1.05, 0.9, 1.4), run(1.5, 1.1, 1.6, **RELAXED)).beside
+        assert "It gives up" in text
 
 
 def test_behind_one_that_fell_the_next_is_offered() -> None:

@@ -205,6 +205,7 @@ NUMBERS = ["NaN", "1.2.3", "1e999", "+Inf", "-1", "1e16"]
         ("vllm.txt", [('position="1"', 'position="1", x')], "line 22: the labels"),
         *(("vllm.txt", [("} 1800.0", f"}} {number}")], rf"line 13: .* is {re.escape(number)}: a")
           for number in NUMBERS),
+        ("vllm.txt", [("} 1800.0", "} 1.0")], "1500 tokens were accepted of 1201 drafted"),
         ("vllm.txt", [("} 1800.0", "}")], r"line 13 is no metric \('vllm:"),
         ("vllm.txt", [("spec_decode", "other")], r"has no counts of drafts or passes"),
         ("llama.txt", [("llamacpp:n_decode_total", "vllm:generation_tokens")],

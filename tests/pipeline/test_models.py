@@ -20,7 +20,7 @@ from pipeline.files import file_digest
 from pipeline.hub import Identities, Identity
 from pipeline.models.cached_steps import relative_error
 from pipeline.models.devices import check_threads
-from pipeline.models.load import LanguageModel, check_pair, load_model, load_tokenizer
+from pipeline.models.load import LanguageModel, check_pair, load_model, load_tokenizer, skeleton
 from pipeline.models.passes import Texts
 from tests.pipeline import tiny
 
@@ -91,6 +91,9 @@ def test_refusals(directory: Path, tmp_path: Path) -> None:
     (directory / "model.safetensors").rename(directory / "pytorch_model.bin")
     with pytest.raises(PipelineError, match=r"targets.tiny.path=.* no file named .*safetensors"):
         load(directory)
+    (directory / "config.json").write_text('{"model_type": "bert"}')
+    with pytest.raises(PipelineError, match=r"^targets.tiny.path=.* BertLMHeadModel can't be"):
+        skeleton(tiny.used(directory, head_dtype="float64"))
     with pytest.raises(PipelineError, match="is no hub id"):
         load(tmp_path / "nowhere")
 

@@ -151,10 +151,11 @@ def test_files_that_hold_no_prompts_are_named(
 def test_system_messages_are_counted_and_parts_of_text_joined(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A message with an image is no prompt; JSON Lines and Parquet alike."""
+    """A message with an image, or a part without text, is no prompt; in both formats."""
     rows = []
-    for name, kinds in (("a", ["text", "text"]), ("b", ["text", "image"])):
+    for name, kinds in (("a", ["text", "text"]), ("b", ["text", "image"]), ("c", ["text", None])):
         parts = [{"type": kind, "text": f"part {at} "} for at, kind in enumerate(kinds)]
+        parts = [part if part["type"] else {"type": "text", "text": None} for part in parts]
         turns = [{"role": "system", "content": parts[:1]}, {"role": "user", "content": parts}]
         rows.append({"prompt_id": name, "messages": turns})
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "p.parquet")
@@ -163,7 +164,11 @@ def test_system_messages_are_counted_and_parts_of_text_joined(
         assert [r["text"] for r in found] == ["part 0 part 1 "]
         assert "the system messages of 1 rows are left out" in capsys.readouterr().out
         refused(
-            model, source, tmp_path / "no", r"only 1 prompts .*: 1 not a string \(row 1\)", count=2
+            model,
+            source,
+            tmp_path / "no",
+            r"only 1 prompts .*: 2 not a string \(row ., .\)",
+            count=2,
         )
 
 
@@ -186,7 +191,8 @@ def test_parquet_files_are_read_whole_or_named(
 def test_a_split_is_files_and_folders_by_name(tmp_path: Path) -> None:
     """Names are no patterns, and other splits that begin alike are others."""
     names = ["more/train[1]/a.jsonl", "train[1]-0-of-1.jsonl", "train[1]-x/b.jsonl",
-             "train[1].jsonl", "train[1]2.jsonl", "my_train[1].jsonl"]  # fmt: skip
+             "train[1].jsonl", "train[1]2.jsonl", "my_train[1].jsonl",
+             "three/folders/deep/train[1].jsonl"]  # fmt: skip
     for name in names:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
