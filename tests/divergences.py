@@ -4,8 +4,6 @@ All of it takes log-probabilities or logits of N steps, (N, V), and works in flo
 token of probability zero. Divergences are in nats.
 """
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import numpy as np

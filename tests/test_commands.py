@@ -1,7 +1,5 @@
 """The commands and keys that the pages print are understood. Nothing is computed here."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import types
@@ -94,7 +92,7 @@ def understood(page: Path, module: str, words: list[str], place: Path) -> list[s
         for word in words
         if OVERRIDE.match(word) and "=http" not in word and not word.startswith(own)
     ]
-    origin = Path(find_spec(module).origin or "")  # type: ignore[union-attr]
+    origin = Path(find_spec(module).origin or "")
     package = origin.with_name("__main__.py")
     source = (package if origin.name == "__init__.py" else origin).read_text(encoding="utf-8")
     flags = [word.partition("=")[0] for word in words if word.startswith("--")]
@@ -110,7 +108,7 @@ def understood(page: Path, module: str, words: list[str], place: Path) -> list[s
     return list(settings(overrides))
 
 
-def test_every_command_is_understood(tmp_path: Path) -> None:
+def test_every_command_is_understood(tmp_path):
     for page in PAGES:
         for module, words in commands(page):
             try:
@@ -142,7 +140,7 @@ def known(key: str) -> bool:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_every_key_is_one_of_the_configuration(page: Path) -> None:
+def test_every_key_is_one_of_the_configuration(page):
     groups = "|".join(schema.Config.model_fields)
     named = re.findall(rf"`\+?((?:{groups})(?:\.\w+)+)[`=<]", page.read_text(encoding="utf-8"))
     assert [key for key in named if not known(key)] == []

@@ -1,7 +1,5 @@
 """What the pages name exists, and CONTRIBUTING.md names every folder."""
 
-from __future__ import annotations
-
 import csv
 import pkgutil
 import re
@@ -16,7 +14,7 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS]
 TOP = "(?:analysis|pipeline|conf|tests|benchmarks|assets|tools)"
 
 
-def test_the_folders_are_those_of_the_tree() -> None:
+def test_the_folders_are_those_of_the_tree():
     tree = (ROOT / "CONTRIBUTING.md").read_text().split("## Where things are")[1].split("\n## ")[0]
     named = re.findall(r"^ {4}( *)(\w+)/ ", tree, re.M)
     found, top = set(), ""
@@ -29,7 +27,7 @@ def test_the_folders_are_those_of_the_tree() -> None:
     assert not [path for path in found if not (ROOT / path).is_dir()]
 
 
-def test_every_path_and_module_on_a_page_exists() -> None:
+def test_every_path_and_module_on_a_page_exists():
     for page in PAGES:
         text = page.read_text()
         for path in re.findall(rf"(?<![\w/.-]){TOP}/[\w./-]*\w", text):
@@ -45,7 +43,7 @@ def anchor(heading: str) -> str:
     return re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-")
 
 
-def test_every_link_of_a_page_leads_somewhere() -> None:
+def test_every_link_of_a_page_leads_somewhere():
     for page in PAGES:
         text = re.sub(r"^```[\s\S]*?^```", "", page.read_text(), flags=re.M)
         for path, name in re.findall(r"\]\((?!https?:)([^)#\s]*)#?([^)\s]*)\)", text):
@@ -55,7 +53,7 @@ def test_every_link_of_a_page_leads_somewhere() -> None:
             assert not name or name in map(anchor, headings), f"{page.name}: {path}#{name}"
 
 
-def test_every_element_of_the_papers_has_a_place_or_a_reason() -> None:
+def test_every_element_of_the_papers_has_a_place_or_a_reason():
     """Of docs/seeds.md: its tables, figures, code and tests are there."""
     page = (ROOT / "docs/seeds.md").read_text()
     code = "".join(path.read_text() for path in (ROOT / "analysis/report").glob("*.py"))
@@ -79,7 +77,7 @@ def test_every_element_of_the_papers_has_a_place_or_a_reason() -> None:
             assert re.search(rf"^def {test}\(", (ROOT / path).read_text(), re.M), element
 
 
-def test_every_measured_table_names_its_command_and_date() -> None:
+def test_every_measured_table_names_its_command_and_date():
     page = (RESULTS / "README.md").read_text()
     tables = {path.name: path for path in RESULTS.glob("*.csv")}
     assert set(re.findall(r"^\| `(\w+\.csv)` \|", page, re.M)) == tables.keys()
@@ -92,7 +90,7 @@ def test_every_measured_table_names_its_command_and_date() -> None:
         assert {len(row) for row in rows} == {len(rows[0])}, path
 
 
-def test_one_version_is_released() -> None:
+def test_one_version_is_released():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     cited = re.findall(r"^version: (\S+)", (ROOT / "CITATION.cff").read_text(), re.M)
     latest = re.search(r"^## (\d\S*)", (ROOT / "CHANGELOG.md").read_text(), re.M)

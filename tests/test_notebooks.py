@@ -1,15 +1,11 @@
 """Every notebook is stripped in git, and runs on a study's artifacts."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 
 import nbformat
 import pytest
 from nbclient import NotebookClient
-
-from tests.conftest import SmallStudy
 
 ROOT = Path(__file__).resolve().parent.parent
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
@@ -21,7 +17,7 @@ def read(path: Path) -> nbformat.NotebookNode:
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_notebook_is_stripped_and_short(path: Path) -> None:
+def test_notebook_is_stripped_and_short(path):
     notebook = read(path)
     for cell in notebook.cells:
         assert not cell.get("outputs"), f"{path}: clear all outputs before a commit"
@@ -33,7 +29,7 @@ def test_notebook_is_stripped_and_short(path: Path) -> None:
 @pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_notebook_runs(path: Path, small_study: SmallStudy) -> None:
+def test_notebook_runs(path, small_study):
     notebook = read(path)
     knobs = notebook.cells[1]
     knobs.source = knobs.source.replace(KNOB, f"overrides = {small_study.overrides!r}")

@@ -8,8 +8,6 @@ bootstrap over prompts: 0.03 for p0 and 0.04 nats for certificates.
 ``python -m tests.test_reference`` writes the reference anew.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 import tempfile
@@ -63,7 +61,7 @@ def measure(outputs: Path) -> dict[str, Any]:
 
 
 @pytest.mark.thorough
-def test_embedded_study_agrees_with_the_reference(tmp_path: Path) -> None:
+def test_embedded_study_agrees_with_the_reference(tmp_path):
     reference, found = json.loads(REFERENCE.read_text()), measure(tmp_path)
     assert found["prompts"] == reference["prompts"]
     assert set(found["targets"]) == set(reference["targets"]) == {"mini_large", "mini_small"}

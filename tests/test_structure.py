@@ -1,7 +1,5 @@
 """What the tree promises: import directions and lazy imports."""
 
-from __future__ import annotations
-
 import ast
 import subprocess
 import sys
@@ -48,7 +46,7 @@ def imported(path: Path, typing: bool = True) -> set[str]:
 
 
 @pytest.mark.parametrize("folder", sorted(ALLOWED))
-def test_import_directions(folder: str) -> None:
+def test_import_directions(folder):
     assert files(folder)
     for path in files(folder):
         for name in imported(path):
@@ -57,14 +55,14 @@ def test_import_directions(folder: str) -> None:
                 assert top in ALLOWED[folder], f"{path} imports {name}"
 
 
-def test_analysis_touches_no_files_models_or_configuration() -> None:
+def test_analysis_touches_no_files_models_or_configuration():
     banned = {*HEAVY, "hydra", "omegaconf", "pyarrow", "pathlib", "os", "shutil", "subprocess"}
     banned -= {"numba", "matplotlib"}
     for path in files("analysis"):
         assert not {name.split(".")[0] for name in imported(path)} & banned, path
 
 
-def test_stages_do_not_import_each_other() -> None:
+def test_stages_do_not_import_each_other():
     rooms = {f"pipeline.stages.{name}." for name in STAGES}
     for path in files("pipeline"):
         others = tuple(room for room in rooms if not f"{module_of(path)}.".startswith(room))
@@ -72,7 +70,7 @@ def test_stages_do_not_import_each_other() -> None:
             assert not f"{name}.".startswith(others), f"{path} imports {name}"
 
 
-def test_the_stages_are_in_order_and_made_from_what_they_declare(tmp_path: Path) -> None:
+def test_the_stages_are_in_order_and_made_from_what_they_declare(tmp_path):
     assert tuple(STAGES) == schema.STAGE_NAMES
     tasks = Study("study=mini", f"outputs={tmp_path}").tasks
     for at, (name, stage) in enumerate(STAGES.items()):
@@ -83,7 +81,7 @@ def test_the_stages_are_in_order_and_made_from_what_they_declare(tmp_path: Path)
             assert {one.stage.name for one in task.inputs.values()} <= set(stage.upstream), name
 
 
-def test_the_public_names_are_imported_when_asked_for() -> None:
+def test_the_public_names_are_imported_when_asked_for():
     script = (
         "import sys, analysis\n"
         f"assert not [name for name in {(*HEAVY, 'numpy')!r} if name in sys.modules]\n"
@@ -119,7 +117,7 @@ def graph() -> dict[str, set[str]]:
     return {name: used(name) for name in paths}
 
 
-def test_no_modules_import_each_other_in_a_circle() -> None:
+def test_no_modules_import_each_other_in_a_circle():
     found = graph()
     while free := {name for name, used in found.items() if not used & set(found)}:
         found = {name: used - free for name, used in found.items() if name not in free}

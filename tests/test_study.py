@@ -1,7 +1,5 @@
 """The whole pipeline from the command line: cached, resumable, reproducible, swept."""
 
-from __future__ import annotations
-
 import json
 import math
 import re
@@ -26,7 +24,7 @@ TEXTS = ("md", "csv", "tex")  # files of a report in which names stand
 
 
 @pytest.fixture(scope="module")
-def small_study(small_study: SmallStudy, tmp_path_factory: pytest.TempPathFactory) -> SmallStudy:
+def small_study(small_study, tmp_path_factory):
     """A copy: these tests count what is computed, and sweeps add to it."""
     outputs = tmp_path_factory.mktemp("copied") / "outputs"
     shutil.copytree(small_study.outputs, outputs, symlinks=True)
@@ -42,9 +40,7 @@ def contents(outputs: Path) -> dict[str, str]:
     }
 
 
-def test_the_report_has_the_papers_files_named_and_with_short_captions(
-    small_study: SmallStudy,
-) -> None:
+def test_the_report_has_the_papers_files_named_and_with_short_captions(small_study):
     report = small_study.outputs / "report" / "mini"
     files = re.findall(r"`((?:tables|figures)/\S+)`", (ROOT / "README.md").read_text())
     papers = {f"tables/table{number}.csv" for number in range(1, 7)}
@@ -57,7 +53,7 @@ def test_the_report_has_the_papers_files_named_and_with_short_captions(
     assert tables
 
 
-def test_again_computes_nothing_and_loads_nothing_heavy(small_study: SmallStudy) -> None:
+def test_again_computes_nothing_and_loads_nothing_heavy(small_study):
     before = contents(small_study.outputs)
     script = (
         "import sys; from pipeline.cli import main; main()\n"
@@ -71,9 +67,7 @@ def test_again_computes_nothing_and_loads_nothing_heavy(small_study: SmallStudy)
     assert contents(small_study.outputs) == before
 
 
-def test_solve_agrees_with_a_sweep_of_certificates(
-    small_study: SmallStudy, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_solve_agrees_with_a_sweep_of_certificates(small_study, capsys, tmp_path):
     given = [
         *small_study.overrides, "solve.eps=0.05", "solve.share=0.8", "solve.draft_lengths=[3]",
         "solve.rules=[additive, tree]",
@@ -126,8 +120,8 @@ def test_solve_agrees_with_a_sweep_of_certificates(
             solve.main([*given, more])
 
 
-def test_sweep_reuses_the_dump_and_adds_only_what_is_new(small_study: SmallStudy) -> None:
-    def sweep(values: str) -> str:
+def test_sweep_reuses_the_dump_and_adds_only_what_is_new(small_study):
+    def sweep(values):
         given = ["stage=certificates", "criteria=additive", f"criteria.t={values}"]
         return pipeline("-m", *small_study.overrides, *given).stdout
 
@@ -152,7 +146,7 @@ def test_sweep_reuses_the_dump_and_adds_only_what_is_new(small_study: SmallStudy
 
 
 @pytest.mark.thorough
-def test_renamed_models_are_shown_by_their_new_names_everywhere(small_study: SmallStudy) -> None:
+def test_renamed_models_are_shown_by_their_new_names_everywhere(small_study):
     """And nothing but the report is made anew; names may hold what markup is made of."""
     names = ["T|$x$_<b>", "U#{a}&%", "D $^~`"]
     keys = ["targets.mini_large", "targets.mini_small", "drafter"]
@@ -173,7 +167,7 @@ def test_renamed_models_are_shown_by_their_new_names_everywhere(small_study: Sma
     assert "mini-" not in sweep
 
 
-def test_the_report_is_found_under_the_name_of_its_study(small_study: SmallStudy) -> None:
+def test_the_report_is_found_under_the_name_of_its_study(small_study):
     """A link; where none can be made, the artifact."""
     place = small_study.outputs / "report/mini"
     pipeline(*small_study.overrides)

@@ -5,8 +5,6 @@ K; the exact certificate of each must lie in the interval of the stored step. Dr
 mode is rejected; KL(p || q) must never be below lower.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from analysis.certificates.certify import certify

@@ -1,7 +1,5 @@
 """The first tables of the page, against the numbers that they are made from."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -53,11 +51,10 @@ def run(drafter: str, **given: Any) -> dict[str, Any]:
     return {**row, "answer": "yes", "engine": "vLLM", **ends, **given}
 
 
-def test_methods_stand_with_their_engine_and_one_number_is_called_accepted() -> None:
+def test_methods_stand_with_their_engine_and_one_number_is_called_accepted():
     """Of the study's drafter that of stage acceptance, of look-up the share of tested tokens."""
     advice = Advice("A", "draft", "Draft.", ["Beside."], [run("model"), run("prompt_lookup")])
     table = methods_table([advice], results(("A",)))
-    assert table is not None
     assert table.shown["accepted"].tolist() == ["60.0 % [55.0, 65.0]", "50.0 % [40.0, 60.0]"]
     assert table.shown["speed"].unique().tolist() == ["1.20× [1.10, 1.30]"]
     assert table.data["accepted"].tolist() == [0.6, 0.5]
@@ -76,25 +73,22 @@ def test_methods_stand_with_their_engine_and_one_number_is_called_accepted() -> 
     untested = {"rate": np.nan, "rate_ci_low": np.nan, "rate_ci_high": np.nan}
     never = Advice("A", "draft", "", [], [run("prompt_lookup", **untested)])
     table = methods_table([never], results())
-    assert table is not None
     assert table.shown["accepted"].tolist() == ["–"]
 
 
-def test_a_family_shows_the_rules_that_were_tried_and_else_one_in_the_middle() -> None:
+def test_a_family_shows_the_rules_that_were_tried_and_else_one_in_the_middle():
     scores = {"B": pd.DataFrame([{"rule": "mars theta=0.9", "right": 7, "items": 9, "alone": 8}])}
     table = relax_table(results(), [], scores)
-    assert table is not None
     titles = [GREEDY.title, Additive(0.2).title, Mars(0.9).title]  # no tree: it gives up nothing
     assert table.shown.loc["A"].index.tolist() == titles
     assert table.shown["right answers"].tolist() == ["–"] * 5 + ["7 of 9, 8 without"]
     tried = relax_table(results(), ["additive t=0.1", "additive t=0.3"], {})
-    assert tried is not None
     assert tried.shown.loc["B"].index.tolist()[1:3] == [Additive(0.1).title, Additive(0.3).title]
     assert relax_table(Results(["A"], {}, {}), [], {}) is None
 
 
 @pytest.mark.parametrize("drafter", [True, False])
-def test_settings_certify_what_is_claimed(drafter: bool) -> None:
+def test_settings_certify_what_is_claimed(drafter):
     rng = np.random.default_rng(0)
     dist = TopK.from_probabilities(rng.dirichlet(np.full(40, 0.3), 200))
     prompts = np.repeat(np.arange(10), 20)
@@ -108,7 +102,6 @@ def test_settings_certify_what_is_claimed(drafter: bool) -> None:
     )
     study = results(("A",)) if drafter else Results(["A"], {}, {})
     table = settings_table(study, [target])
-    assert table is not None
     data = table.data.set_index(["eps", "quantity"])["value"]
     for eps in EPSILONS:
         certified = found.lower[:, 0] > eps
@@ -126,18 +119,17 @@ def test_settings_certify_what_is_claimed(drafter: bool) -> None:
     assert drafter == any("reaches" in name for _, name in data.index)
 
 
-def test_answers_of_one_token_guarantee_nothing() -> None:
+def test_answers_of_one_token_guarantee_nothing():
     """No call is made: the guarantee is undefined, and printed as a dash."""
     dist = TopK.from_probabilities([[0.9, 0.1], [0.8, 0.2]])
     bootstrap = PromptBootstrap(np.arange(2), 20, 0.9, 0)
     lower = certify(dist, GREEDY).lower[:, 0]
     target = Target("A", {GREEDY: (lower, lower)}, bootstrap, np.zeros(2, np.int32), [], dist)
     table = settings_table(Results(["A"], {}, {}), [target])
-    assert table is not None
     assert table.shown.loc["and guarantees"].tolist() == ["– tokens per call, any γ"] * 2
 
 
-def test_costs_are_of_the_target_alone_and_of_a_drafted_token() -> None:
+def test_costs_are_of_the_target_alone_and_of_a_drafted_token():
     speeds = pd.DataFrame(
         {
             "drafter": ["none", "prompt_lookup", "model"],
@@ -173,7 +165,7 @@ def made(drafter: bool) -> Target:
 
 
 @pytest.mark.parametrize("drafter", [True, False])
-def test_the_median_answer_is_shown_with_the_fate_of_every_step(drafter: bool) -> None:
+def test_the_median_answer_is_shown_with_the_fate_of_every_step(drafter):
     target = made(drafter)
     found = median_answer(target)
     greedy = target.judged[GREEDY.label].accepted if drafter else target.certificates[GREEDY][0]

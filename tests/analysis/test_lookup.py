@@ -1,7 +1,5 @@
 """Prompt look-up: against a scan, and against what vLLM drafted, call by call."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from analysis.decoding.lookup import SHORTEST, continuation, lookup_calls
@@ -24,7 +22,7 @@ def scanned(text: list[int], longest: int, count: int, match: str) -> list[int]:
     return []
 
 
-def test_it_drafts_what_a_scan_finds() -> None:
+def test_it_drafts_what_a_scan_finds():
     generator = np.random.default_rng(0)
     texts = [generator.integers(3, size=size % 12).tolist() for size in range(300)]
     for match in ("latest", "earliest"):
@@ -42,7 +40,7 @@ def test_it_drafts_what_a_scan_finds() -> None:
     assert continuation([1, 2, 1], 3, 1) == []  # one token is too few where more are searched
 
 
-def test_earliest_is_vllms_call_by_call() -> None:
+def test_earliest_is_vllms_call_by_call():
     """vLLM 0.32, ngram, drafts of 4: all but each answer's last call, which may go beyond it."""
     calls = 0
     for line in lines("vllm_ngram"):

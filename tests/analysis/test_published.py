@@ -1,7 +1,5 @@
 """The transcription of the paper's tables, and ours beside it."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 
@@ -24,7 +22,7 @@ PAPER = TARGETS[0]
 PROMPTS, EACH = 40, 50
 
 
-def test_every_table_is_complete_and_its_rules_are_in_the_grid() -> None:
+def test_every_table_is_complete_and_its_rules_are_in_the_grid():
     rules = set(expand(yaml.safe_load((CONF / "criteria/paper.yaml").read_text())["paper"]))
     for target in TARGETS:
         certificates, lengths = published.CERTIFICATES[target], published.RUN_LENGTHS[target]
@@ -39,7 +37,7 @@ def test_every_table_is_complete_and_its_rules_are_in_the_grid() -> None:
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_monotone_where_mathematics_says_so(target: str) -> None:
+def test_monotone_where_mathematics_says_so(target):
     """A slip of a digit would most likely break an order."""
     certificates, p5 = published.CERTIFICATES[target], published.P5[target]
     for row in published.RUN_LENGTHS[target].values():
@@ -102,7 +100,7 @@ P0 = spread(*published.TOP_PROBABILITY[PAPER][1])
 PRINTED = spread(*published.CERTIFICATES[PAPER][StrictGreedy()], top=math.log(2))
 
 
-def test_what_the_paper_prints_is_inside_its_own_interval() -> None:
+def test_what_the_paper_prints_is_inside_its_own_interval():
     """Results with the paper's own statistics of p0 and of strict greedy."""
     results = measured({StrictGreedy(): PRINTED, Multiplicative(0.9): np.full(EACH, math.inf)}, P0)
     table = compare(results)
@@ -122,7 +120,7 @@ def test_what_the_paper_prints_is_inside_its_own_interval() -> None:
     assert published_section(replace(results, targets=["own"])) is None
 
 
-def test_a_length_that_answers_cut_is_a_bound_and_is_not_counted() -> None:
+def test_a_length_that_answers_cut_is_a_bound_and_is_not_counted():
     """Fifty steps that are all certified advance at least 50 tokens: 100 is no contradiction."""
     table = compare(measured({Additive(0.3): np.full(EACH, 0.011)}, np.full(EACH, 0.5)))
     runs = table[table["table"] == "5 and 6"].set_index("statistic")
@@ -144,7 +142,7 @@ def test_a_length_that_answers_cut_is_a_bound_and_is_not_counted() -> None:
 
 
 @pytest.mark.parametrize(("shift", "differs"), [(0.0004, False), (0.0006, True)])
-def test_the_rounding_of_print_is_no_difference(shift: float, differs: bool) -> None:
+def test_the_rounding_of_print_is_no_difference(shift, differs):
     """All prompts are alike, so that intervals have no width: half a digit remains."""
     table = compare(measured({StrictGreedy(): PRINTED + shift}, P0))
     greedy = table[table["table"] == "2"]

@@ -1,7 +1,5 @@
 """Run lengths and calls of limited drafts, against walking along the trajectories."""
 
-from __future__ import annotations
-
 import itertools
 import math
 
@@ -50,7 +48,7 @@ def estimate(flags: list[list[bool]], resamples: int = 5) -> pd.DataFrame:
     return run_lengths(values, [0.1], trajectories, bootstrap)
 
 
-def test_certified_is_strict_and_an_empty_region_is_always_certified() -> None:
+def test_certified_is_strict_and_an_empty_region_is_always_certified():
     trajectories = Trajectories.from_positions(np.arange(4))
     bootstrap = PromptBootstrap(trajectories.prompts, 5, 0.95, seed=0)
     values = np.array([0.1, np.inf, 0.2, np.inf])
@@ -58,7 +56,7 @@ def test_certified_is_strict_and_an_empty_region_is_always_certified() -> None:
     assert found[found["estimator"] == "per_call"]["failures"].tolist() == [1, 2, 2]
 
 
-def test_estimates_and_their_bootstrap_equal_walks_along_resamples_written_out() -> None:
+def test_estimates_and_their_bootstrap_equal_walks_along_resamples_written_out():
     rng = np.random.default_rng(5)
     flags = [list(rng.random(n) < 0.9) for n in (12, 3, 12, 7, 12, 1, 12)]
     found = estimate(flags, resamples=80).set_index("estimator")
@@ -77,7 +75,7 @@ def test_estimates_and_their_bootstrap_equal_walks_along_resamples_written_out()
     assert (found["failures"] == sum(part.count(False) for part in flags)).all()
 
 
-def test_a_run_from_a_random_position_is_capped_and_cut_where_the_trajectory_ends() -> None:
+def test_a_run_from_a_random_position_is_capped_and_cut_where_the_trajectory_ends():
     """128 certified steps: 28 starts with 100 steps behind, then 100, 99, ... 1; 61.3 in all."""
     found = estimate([[True] * 128]).set_index("estimator").loc["random_100"]
     assert found["value"] == (28 * 100 + 5050) / 128 == pytest.approx(61.3, abs=0.05)
@@ -90,9 +88,7 @@ def test_a_run_from_a_random_position_is_capped_and_cut_where_the_trajectory_end
 
 
 @pytest.mark.parametrize(("failures", "share"), [(9, 0.1), (8, 1 / 9), (0, 1.0)])
-def test_lengths_that_ends_of_trajectories_cut_are_lower_bounds(
-    failures: int, share: float
-) -> None:
+def test_lengths_that_ends_of_trajectories_cut_are_lower_bounds(failures, share):
     """One call in ten cut by an end is none too many, one in nine is."""
     flags = [True] * 128
     flags[0 : 3 * failures : 3] = [False] * failures
@@ -105,7 +101,7 @@ def test_lengths_that_ends_of_trajectories_cut_are_lower_bounds(
 
 
 @pytest.mark.parametrize("position", [[1, 2], [0, 2], [0, 1, 1], []])
-def test_steps_out_of_order_are_refused(position: list[int]) -> None:
+def test_steps_out_of_order_are_refused(position):
     with pytest.raises(ValueError, match=r"step 0|in order"):
         Trajectories.from_positions(np.array(position))
 
@@ -130,7 +126,7 @@ def walked(by_depth: np.ndarray, gamma: int) -> list[tuple[int, int]]:
 
 @pytest.mark.parametrize("depths", [1, 2, 3, 5])
 @pytest.mark.parametrize("gamma", [1, 2, 3, 4, 9])
-def test_place_i_of_a_draft_is_judged_at_depth_i(depths: int, gamma: int) -> None:
+def test_place_i_of_a_draft_is_judged_at_depth_i(depths, gamma):
     """Behind the deepest one that was measured it stands for all."""
     accepted = np.random.default_rng(depths).random((depths, len(POSITION))) < 0.6
     own = [walked(accepted[:, STEPS.prompts == p], gamma) for p in range(len(LENGTHS))]
@@ -148,7 +144,7 @@ def test_place_i_of_a_draft_is_judged_at_depth_i(depths: int, gamma: int) -> Non
     assert unlimited.cut.tolist() == ends
 
 
-def test_steps_certain_at_every_depth_bound_the_calls_of_any_drafter() -> None:
+def test_steps_certain_at_every_depth_bound_the_calls_of_any_drafter():
     """Of every choice of what else is accepted, at 2 depths of an answer of 4 tokens."""
     steps = Trajectories.from_positions(np.arange(4))
     for certain in itertools.product([False, True], repeat=4):

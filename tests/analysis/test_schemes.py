@@ -1,7 +1,5 @@
 """Laws of verification: exact enumeration in fractions, paths and parts by hand."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
@@ -21,9 +19,7 @@ SEEDS = range(4)
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("relaxed", [(), (1,), (0, 1)], ids=["none", "rank 2", "ranks 1 and 2"])
-def test_relaxed_sampling_emits_what_its_acceptance_gives(
-    seed: int, relaxed: tuple[int, ...]
-) -> None:
+def test_relaxed_sampling_emits_what_its_acceptance_gives(seed, relaxed):
     """r = q a + (1 - sum of q a) (p - q)+ / TV, a = 1 where relaxed, else min(1, p / q).
 
     MARS above temperature 0 relaxes rank 2 only. Relaxing rank 1 as well is another law.
@@ -32,12 +28,12 @@ def test_relaxed_sampling_emits_what_its_acceptance_gives(
     ranked = sorted(range(3), key=lambda token: -p[token])
     also = {ranked[rank] for rank in relaxed}
 
-    def run(fork: Fork) -> int:
+    def run(fork):
         drafted = schemes.pick(q, Uniform(fork))
         accepted, token = schemes.speculative_sampling(
             sequence(1),
             [drafted],
-            [Uniform(fork)],  # type: ignore[list-item]
+            [Uniform(fork)],
             lambda node: (p, q) if node < 0 else (q, None),  # a bonus token is of no interest
             lambda _: Uniform(fork),
             np.array([drafted in also]),
@@ -72,7 +68,7 @@ def child_after_child(tree: Any, drafted: Any, p: Any, also: Any, fork: Fork) ->
 
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("tree", [sequence(2), batch(3), symmetric(2, 2), expansion([2, 1])])
-def test_following_draws_has_the_law_of_tests_in_order(tree: Topology, seed: int) -> None:
+def test_following_draws_has_the_law_of_tests_in_order(tree, seed):
     """MARS on EAGLE-3's trees, any set of tokens being relaxed; without one it is lossless."""
     generator, size = np.random.default_rng(seed), 4
     p = [distributions(seed, size)((node,)) for node in range(len(tree) + 1)]
@@ -98,7 +94,7 @@ def matched(tree: Topology, drafted: list[int], choices: list[int]) -> tuple[Any
     return schemes.matching_path(tree, drafted, lambda node, _: choices[node + 1])
 
 
-def test_a_path_follows_the_choices_of_the_target() -> None:
+def test_a_path_follows_the_choices_of_the_target():
     assert matched(sequence(3), [4, 5, 6], [4, 5, 7, 8]) == ((0, 1), 7)
     assert matched(sequence(3), [4, 5, 7], [4, 5, 7, 8]) == ((0, 1, 2), 8)
     assert matched(sequence(0), [], [9]) == ((), 9)
@@ -109,7 +105,7 @@ def test_a_path_follows_the_choices_of_the_target() -> None:
     assert matched(tree, drafted, [3, 0, 0, 0, 0, 0, 0]) == ((), 3)
 
 
-def test_tree_greedy_accepts_a_level_as_the_rule_says() -> None:
+def test_tree_greedy_accepts_a_level_as_the_rule_says():
     generator = np.random.default_rng(0)
     target, draft = generator.normal(size=(2, 200, 8))
     rank = argmax_rank(target, draft)
@@ -121,7 +117,7 @@ def test_tree_greedy_accepts_a_level_as_the_rule_says() -> None:
             assert bool(path) == (at <= m)
 
 
-def test_impossible_rejection_and_rounding_leave_a_token_of_the_target() -> None:
+def test_impossible_rejection_and_rounding_leave_a_token_of_the_target():
     p = np.array([0.25, 0.75, 0.0])
     assert schemes.pick(schemes.residual(p, p), 0.5) == 1
     assert schemes.pick(p, np.nextafter(1.0, 0.0)) == 1  # never the token without mass

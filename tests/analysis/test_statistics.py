@@ -1,7 +1,5 @@
 """Quantiles, means and the bootstrap over prompts, against resampling in full."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -36,7 +34,7 @@ def smallest_reached(values: np.ndarray, level: float) -> float:
     return next(x for x in sorted(values) if np.mean(values <= x) >= level - 1e-12)
 
 
-def test_quantiles_and_means_agree_with_resamples_written_out() -> None:
+def test_quantiles_and_means_agree_with_resamples_written_out():
     values, prompts = clustered(0)
     sampled = PromptBootstrap(prompts, 60, 0.95, seed=3)
     points, draws = sampled.quantiles(values, LEVELS)
@@ -52,7 +50,7 @@ def test_quantiles_and_means_agree_with_resamples_written_out() -> None:
     assert found == pytest.approx((values.mean(), drawn[1], drawn[-2]), rel=1e-13)
 
 
-def test_answers_to_one_prompt_are_drawn_together() -> None:
+def test_answers_to_one_prompt_are_drawn_together():
     """Pieces or choices of an answer count as steps of one prompt."""
     values, prompts = clustered(2)
     together = np.array([0, 1, 1, 2, 0, 2, 2])
@@ -68,7 +66,7 @@ def test_answers_to_one_prompt_are_drawn_together() -> None:
     assert turned.share(flags) == PromptBootstrap(6 - prompts, 60, 0.95, 3).share(flags)
 
 
-def test_of_very_many_prompts_groups_are_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_very_many_prompts_groups_are_drawn(monkeypatch):
     """The intervals stay: of 1,000 groups of 20 prompts."""
     values = np.random.default_rng(0).exponential(size=40_000)
     prompts = np.repeat(np.arange(20_000), 2)
@@ -87,9 +85,7 @@ def test_of_very_many_prompts_groups_are_drawn(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize(("count", "least", "most"), [(10, 0.7, 0.87), (FEW_PROMPTS, 0.87, 0.97)])
-def test_few_prompts_are_those_whose_intervals_are_too_narrow(
-    count: int, least: float, most: float
-) -> None:
+def test_few_prompts_are_those_whose_intervals_are_too_narrow(count, least, most):
     """Half of the spread is between prompts: p5 of a normal law, known exactly, at nominal 0.95."""
     rng = np.random.default_rng(0)
     truth = -1.6448536 * math.sqrt(2)
@@ -103,7 +99,7 @@ def test_few_prompts_are_those_whose_intervals_are_too_narrow(
     assert least < covered / 300 < most  # standard error 0.02
 
 
-def test_limits_leave_out_what_is_undefined_and_keep_infinity() -> None:
+def test_limits_leave_out_what_is_undefined_and_keep_infinity():
     sampled = PromptBootstrap(np.arange(3), 10, 0.8, seed=0)
     draws = np.column_stack(
         [np.r_[np.arange(1.0, 10), np.nan], np.r_[np.ones(8), np.inf, np.inf], np.full(10, np.nan)]
@@ -116,13 +112,13 @@ def test_limits_leave_out_what_is_undefined_and_keep_infinity() -> None:
 @pytest.mark.parametrize(
     ("prompts", "said"), [([29, 500], "29 prompts"), ([1], "1 prompt,"), ([30, 31], ""), ([], "")]
 )
-def test_the_least_number_of_prompts_is_named(prompts: list[int], said: str) -> None:
+def test_the_least_number_of_prompts_is_named(prompts, said):
     notes = few_notes(prompts)
     assert bool(notes) == bool(said)
     assert all(said in note for note in notes)
 
 
-def test_an_infinite_prompt_makes_the_resamples_infinite_that_it_is_in() -> None:
+def test_an_infinite_prompt_makes_the_resamples_infinite_that_it_is_in():
     sampled = PromptBootstrap(np.arange(5), 50, 0.9, 0)
     sums = sampled.sums(np.array([1.0, np.inf, 2.0, 3.0, 4.0]))
     assert (np.isinf(sums) == (sampled.weights[:, 1] > 0)).all()
@@ -146,7 +142,7 @@ def plainly(
     return [(e - c * s, e + c * s) for e, s in zip(estimates, spreads, strict=True)]
 
 
-def test_the_ends_are_those_of_the_plain_twin() -> None:
+def test_the_ends_are_those_of_the_plain_twin():
     rng = np.random.default_rng(0)
     for methods in (1, 2, 5):
         mixed = rng.normal(size=(methods, methods))
@@ -159,7 +155,7 @@ def test_the_ends_are_those_of_the_plain_twin() -> None:
     assert inside.all()  # confidence 1 holds every resample
 
 
-def test_quantities_without_spread_or_value_leave_the_others_alone() -> None:
+def test_quantities_without_spread_or_value_leave_the_others_alone():
     rng = np.random.default_rng(1)
     draws = rng.normal(size=(50, 2))
     alone = np.transpose(simultaneous(np.zeros(2), draws, 0.9))
@@ -185,7 +181,7 @@ def fast(logs: np.ndarray, resamples: int, *families: list[int]) -> np.ndarray:
     return speedups(seconds, tokens, [0] * (methods + 1), together, bootstrap)
 
 
-def test_methods_of_another_temperature_widen_nothing() -> None:
+def test_methods_of_another_temperature_widen_nothing():
     logs = np.random.default_rng(3).normal(0.1, 0.2, size=(30, 6))
     every, two = fast(logs, 300), fast(logs[:, :2], 300)
     np.testing.assert_allclose(fast(logs, 300, [1, 2], [3, 4, 5, 6])[:3], two, rtol=1e-12)
@@ -195,7 +191,7 @@ def test_methods_of_another_temperature_widen_nothing() -> None:
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("methods", [1, 2, 3, 6, 12])
-def test_the_interval_of_the_fastest_covers_and_useless_methods_are_not_sure(methods: int) -> None:
+def test_the_interval_of_the_fastest_covers_and_useless_methods_are_not_sure(methods):
     """Equally fast methods, 30 prompts: pointwise intervals cover 75 % of the fastest of 12."""
     rng = np.random.default_rng(methods)
     runs, covered, false = 400, 0, 0

@@ -1,7 +1,5 @@
 """The renderer, and printed tables against the numbers they were made from."""
 
-from __future__ import annotations
-
 import io
 import math
 from dataclasses import replace
@@ -83,11 +81,11 @@ def tables_of(measured: Results) -> dict[str, Table]:
 
 
 @pytest.fixture(scope="module")
-def tables() -> dict[str, Table]:
+def tables():
     return tables_of(measure(RULES))
 
 
-def test_rows_and_columns_keep_their_order_and_missing_cells_are_marked() -> None:
+def test_rows_and_columns_keep_their_order_and_missing_cells_are_marked():
     """LaTeX and HTML have the same cells; names are text."""
     rows = [("x", "b", "1"), ("y", "b", "2"), ("x", "<a>", "3 %")]
     data = pd.DataFrame(rows, columns=["target", "rule", "cell"]).assign(n="n_%")
@@ -107,7 +105,7 @@ def test_rows_and_columns_keep_their_order_and_missing_cells_are_marked() -> Non
     assert long.html().count(99 * "x") == 99
 
 
-def test_empty_regions_and_open_certificates_are_marked(tables: dict[str, Table]) -> None:
+def test_empty_regions_and_open_certificates_are_marked(tables):
     """The cells of the fixed study's tables are in tests/results/report.json."""
     two = tables["table2"]
     finite = np.sort(certificates(TARGETS[1], EMPTY)[0])
@@ -136,9 +134,7 @@ def test_empty_regions_and_open_certificates_are_marked(tables: dict[str, Table]
             assert cell.startswith(f"≥ {row['value']:.2f}") or not row["censored"]
 
 
-def test_csv_gives_published_values_intervals_shares_and_estimators(
-    tables: dict[str, Table],
-) -> None:
+def test_csv_gives_published_values_intervals_shares_and_estimators(tables):
     read = {}
     for name, table in tables.items():
         read[name] = pd.read_csv(io.StringIO(csv_text(table.data)), keep_default_na=False)
@@ -176,7 +172,7 @@ class Confident(Rule):
         return Cut(slope=self.alpha, offset=0.0, max_rank=self.m)
 
 
-def test_a_users_rule_stands_beside_the_papers_in_every_table() -> None:
+def test_a_users_rule_stands_beside_the_papers_in_every_table():
     """Two of one printed name have a row each."""
     found = tables_of(measure([*RULES, Confident(alpha=0.3, m=4), Confident(alpha=0.2, m=4)]))
     for name, count in (("table2", 2), ("table3", 2), ("table5", 6), ("table6", 6), ("table7", 0)):
@@ -189,7 +185,7 @@ def test_a_users_rule_stands_beside_the_papers_in_every_table() -> None:
     assert four.loc[name, (TARGETS[0], "m = 4")].startswith("0.")
 
 
-def test_a_grid_of_other_values_is_shown_in_table_2() -> None:
+def test_a_grid_of_other_values_is_shown_in_table_2():
     """Of a family without the paper's values all values, and all rules of a study without any."""
     some = expand([{"rule": "greedy"}, {"rule": "additive", "t": [0.15, 0.25]}])
     others = expand([{"rule": "additive", "t": [0.15, 0.25]}, {"rule": "mars", "theta": 0.5}])
@@ -201,7 +197,7 @@ def test_a_grid_of_other_values_is_shown_in_table_2() -> None:
     assert tables_of(measure(both))["table2"].shown.index.tolist() == ["Additive (t = 0.1)"]
 
 
-def test_methods_are_compared_by_the_source_of_their_prompts() -> None:
+def test_methods_are_compared_by_the_source_of_their_prompts():
     """Two prompts; the second run emits 5 tokens in 3 calls on one, 3 in 2 on the other."""
     one = test_decoding_metrics.made()
     one = replace(one, data=one.data.assign(source=one.data["prompt_id"]))
@@ -216,7 +212,7 @@ def test_methods_are_compared_by_the_source_of_their_prompts() -> None:
     assert costs["a call, ms", "verify"].tolist() == ["10.00", "12.00", "12.00"]
 
 
-def test_symbols_print_like_the_papers() -> None:
+def test_symbols_print_like_the_papers():
     assert latex("R > 50 %, ε₀ = 0.1–0.2*") == r"R $>$ 50 \%, $\varepsilon_{0}$ = 0.1--0.2*"
     assert latex(r"$α|{~^\}") == (
         r"\$$\alpha$\textbar{}\{\textasciitilde{}\textasciicircum{}\textbackslash{}\}"

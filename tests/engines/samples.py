@@ -1,7 +1,5 @@
 """What engines wrote, as it came: samples/README.md says how each file was made."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Starts the engines of `make check-engines`: vLLM for the CPU, and llama.cpp's server."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import socket

@@ -1,9 +1,6 @@
 """vLLM and llama.cpp themselves: asked and checked. `make check-engines` runs this."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -24,12 +21,12 @@ DETAILED = ["--per-request-spec-decode-metrics", "detailed"]
 
 
 @pytest.fixture(scope="module")
-def outputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def outputs(tmp_path_factory):
     return tmp_path_factory.mktemp("engines")
 
 
 @pytest.fixture(scope="module")
-def smol(outputs: Path) -> tuple[Path, list[str]]:
+def smol(outputs):
     """SmolLM2, and the study of it and its head."""
     target = smollm2.make(gguf(), outputs / "SmolLM2")
     return target, ["study=quick", *ASKED, f"targets.smollm2.path={target}"]
@@ -42,7 +39,7 @@ def answers(outputs: Path, url: str, name: str, *overrides: str) -> Path:
 
 
 @pytest.fixture(scope="module")
-def alone(outputs: Path) -> Iterator[dict[str, Path]]:
+def alone(outputs):
     """The embedded target in vLLM without drafts: answers, and logs."""
     with vllm(outputs, MINI / "large", "--max-logprobs", "256") as url:
         yield {
@@ -66,7 +63,7 @@ def check(
     assert emitted == [ANSWERS * (STEPS - 1)] * 2
 
 
-def test_logs_certify_what_the_project_decodes(alone: dict[str, Path], outputs: Path) -> None:
+def test_logs_certify_what_the_project_decodes(alone, outputs):
     """Intervals from 20 and from 256 logged values hold the certificates of the models' passes."""
     models = ["distributions.k=256", "criteria=greedy", f"outputs={outputs}"]
     pipeline(*MINI_STUDY, *models, "stage=certificates")
@@ -92,13 +89,7 @@ def test_logs_certify_what_the_project_decodes(alone: dict[str, Path], outputs: 
         ),
     ],
 )
-def test_vllm_drafts_as_predicted(
-    config: dict[str, object],
-    own: list[str],
-    alone: dict[str, Path],
-    outputs: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_vllm_drafts_as_predicted(config, own, alone, outputs, capsys):
     name = str(config["method"])
     speculative = json.dumps(config | {"num_speculative_tokens": LENGTH})
     with vllm(outputs, MINI / "large", "--speculative-config", speculative, *DETAILED) as url:
@@ -107,9 +98,7 @@ def test_vllm_drafts_as_predicted(
     assert json.loads(drafted.with_suffix(".json").read_text())["version"].startswith("0.32")
 
 
-def test_vllm_drafts_with_a_head(
-    smol: tuple[Path, list[str]], outputs: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_vllm_drafts_with_a_head(smol, outputs, capsys):
     target, study = smol
     head = {"method": "eagle3", "model": str(ROOT / "assets/smollm2/drafter")}
     speculative = ["--speculative-config", json.dumps(head | {"num_speculative_tokens": LENGTH})]
@@ -120,7 +109,7 @@ def test_vllm_drafts_with_a_head(
     check(outputs, capsys, files[0], files[1], *study)
 
 
-def test_llama_cpps_look_up_leaves_its_answers(smol: tuple[Path, list[str]], outputs: Path) -> None:
+def test_llama_cpps_look_up_leaves_its_answers(smol, outputs):
     lookup = ["--spec-type", "ngram-simple", "--spec-ngram-simple-size-n", "3"]
     lookup += ["--spec-ngram-simple-size-m", str(LENGTH), "--spec-draft-n-max", str(LENGTH)]
     files = []

@@ -1,7 +1,5 @@
 """A small inference server on loopback, with faults, that answers as vLLM or llama.cpp."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress

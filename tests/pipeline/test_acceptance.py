@@ -1,7 +1,5 @@
 """Stage acceptance: on artifacts of made-up pairs, from sound ones to one that cannot be."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -109,7 +107,7 @@ def by_depth(found: Artifact) -> pd.DataFrame:
     return table[table["depth"] > 0]
 
 
-def test_statistics_agree_with_the_steps_they_summarise(tmp_path: Path) -> None:
+def test_statistics_agree_with_the_steps_they_summarise(tmp_path):
     z, w = logits(0.3)
     found, facts = run(tmp_path, drafts(tmp_path, z, w))
     steps = found.read().to_pandas()
@@ -129,9 +127,7 @@ def test_statistics_agree_with_the_steps_they_summarise(tmp_path: Path) -> None:
     assert (facts["rules"], facts["steps"], facts["violations"]) == (4, 72, 0)
 
 
-def test_answers_that_were_not_sampled_have_no_law_of_stochastic_verification(
-    tmp_path: Path,
-) -> None:
+def test_answers_that_were_not_sampled_have_no_law_of_stochastic_verification(tmp_path):
     found, facts = run(tmp_path, drafts(tmp_path, *logits(0.3), sampled=None))
     rules = set(found.read("statistics")["rule"].to_pylist())
     assert "speculative sampling" not in rules
@@ -140,7 +136,7 @@ def test_answers_that_were_not_sampled_have_no_law_of_stochastic_verification(
     assert len(by_depth(found)) == 0  # of one depth
 
 
-def test_a_certified_step_that_is_rejected_fails_with_the_step(tmp_path: Path) -> None:
+def test_a_certified_step_that_is_rejected_fails_with_the_step(tmp_path):
     z, w = logits(0.3)
     wrong = divergences.compare_logits(z, w)
     rejected = int(np.flatnonzero(wrong.draft_rank > 1)[0])
@@ -154,7 +150,7 @@ def test_a_certified_step_that_is_rejected_fails_with_the_step(tmp_path: Path) -
         run(tmp_path, upstream)
 
 
-def test_every_depth_of_a_draft_is_judged(tmp_path: Path) -> None:
+def test_every_depth_of_a_draft_is_judged(tmp_path):
     z, w = logits(0.3)
     deep = logits(1.0)[1]
     upstream = drafts(tmp_path, z, w, deeper=(deep,))
@@ -173,7 +169,7 @@ def test_every_depth_of_a_draft_is_judged(tmp_path: Path) -> None:
         assert deeper < shallow == first.loc[("greedy", name), "value"]
 
 
-def test_an_infinite_kl_certifies_nothing_that_can_be_rejected(tmp_path: Path) -> None:
+def test_an_infinite_kl_certifies_nothing_that_can_be_rejected(tmp_path):
     """A reduced vocabulary: q gives some tokens nothing."""
     z, w = logits(0.3)
     w[:, ::2] = -np.inf

@@ -1,7 +1,5 @@
 """Random models of many architectures: stored logits equal a plain pass, or they are refused."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -99,9 +97,7 @@ def check_dump(directory: Path, root: Path, attention: str, atol: float) -> dict
 
 
 @pytest.mark.parametrize("name", sorted(set(MADE) - {"mamba", "llama", "qwen3"}))
-def test_stored_logits_and_decoded_answers_are_those_of_plain_passes(
-    name: str, tmp_path: Path
-) -> None:
+def test_stored_logits_and_decoded_answers_are_those_of_plain_passes(name, tmp_path):
     """Answers of 24 tokens: windows of 4 are passed many times."""
     attention = MADE[name][2]
     directory = write(tmp_path / "model", *MADE[name])
@@ -122,7 +118,7 @@ def test_stored_logits_and_decoded_answers_are_those_of_plain_passes(
             )
 
 
-def test_a_model_without_key_value_cache_is_refused_from_its_config(tmp_path: Path) -> None:
+def test_a_model_without_key_value_cache_is_refused_from_its_config(tmp_path):
     directory = write(tmp_path / "model", *MADE["mamba"])
     (directory / "model.safetensors").unlink()
     used = tiny.used(directory, "targets.made")
@@ -134,14 +130,14 @@ def test_a_model_without_key_value_cache_is_refused_from_its_config(tmp_path: Pa
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", ["gemma3", "mistral", "qwen3", "llama"])
 def test_a_cache_that_works_passes_in_every_dtype_and_a_broken_one_in_none(
-    name: str, dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    name, dtype, tmp_path, monkeypatch
+):
     directory = write(tmp_path / "model", *MADE[name])
     used = tiny.used(directory, "targets.made", attention=MADE[name][2], dtype=dtype)
     kind = type(load_model(used).module)
     real = kind.forward
 
-    def forgets_one(self: Any, past_key_values: Any = None, **rest: Any) -> Any:
+    def forgets_one(self, past_key_values=None, **rest):
         out = real(self, past_key_values=past_key_values, **rest)
         if past_key_values is not None:  # the token read last is no longer there
             for layer in past_key_values.layers:
@@ -153,13 +149,13 @@ def test_a_cache_that_works_passes_in_every_dtype_and_a_broken_one_in_none(
         load_model(used)
 
 
-def test_an_attention_that_a_model_lacks_is_named(tmp_path: Path) -> None:
+def test_an_attention_that_a_model_lacks_is_named(tmp_path):
     directory = write(tmp_path / "model", *MADE["bloom"])
     with pytest.raises(PipelineError, match=r"targets.made.attention=sdpa .*attention=eager$"):
         load_model(tiny.used(directory, "targets.made"))
 
 
-def test_linear_attention_is_dumped_but_refused_for_drafts(tmp_path: Path) -> None:
+def test_linear_attention_is_dumped_but_refused_for_drafts(tmp_path):
     directory = write(tmp_path / "model", *LINEAR)
     used = tiny.used(directory, "targets.made", attention="eager")
     with pytest.raises(

@@ -1,25 +1,21 @@
 """Stage certificates: all rules in one artifact, each read by itself; what solve makes of them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
-import pytest
 
 from analysis.certificates.certify import certify
 from pipeline import solve
 from pipeline.paths import ROOT
 from pipeline.store import Store
 from pipeline.stored import ROWS, read_distributions
-from tests.conftest import SmallStudy
 from tests.pipeline.studies import MadeUp
 
 RULES = [{"rule": "greedy"}, {"rule": "additive", "t": [0.3]}, {"rule": "tree", "m": 2}]
 
 
-def test_every_rule_is_read_over_the_same_steps_in_their_order(tmp_path: Path) -> None:
+def test_every_rule_is_read_over_the_same_steps_in_their_order(tmp_path):
     """Of a dump that is certified in two chunks: a row group holds a rule and a chunk."""
     store, lengths = Store(tmp_path), [128] * 64 + [9]
     assert ROWS < sum(lengths) < 2 * ROWS
@@ -41,9 +37,7 @@ def test_every_rule_is_read_over_the_same_steps_in_their_order(tmp_path: Path) -
     assert len(certificates.read()) == len(made.rules) * sum(lengths)
 
 
-def test_solve_prints_the_main_rows_and_writes_all(
-    small_study: SmallStudy, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_solve_prints_the_main_rows_and_writes_all(small_study, capsys):
     solve.main([*small_study.overrides, "solve.draft_lengths=[3,7]"])
     lines = capsys.readouterr().out.splitlines()
     for heading in ("Strictest setting that", "Tokens per call, by", "A drafter is certified on"):

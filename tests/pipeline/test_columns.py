@@ -1,19 +1,16 @@
 """Every column has a meaning, and files are checked against their schema."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
 from pipeline.columns import check_schema
-from pipeline.stage import Stage
 from pipeline.study import STAGES
 from tools import columns as printed
 
 
-def test_the_command_prints_every_column(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_prints_every_column(capsys):
     printed.main([])
     said = capsys.readouterr().out
     assert said.count(".parquet\n") == sum(len(stage.tables) for stage in STAGES.values())
@@ -26,7 +23,7 @@ def test_the_command_prints_every_column(capsys: pytest.CaptureFixture[str]) -> 
 
 
 @pytest.mark.parametrize("stage", STAGES.values(), ids=STAGES)
-def test_every_column_has_a_meaning_and_optional_ones_may_be_missing(stage: Stage) -> None:
+def test_every_column_has_a_meaning_and_optional_ones_may_be_missing(stage):
     for name, columns in stage.tables.items():
         assert all(column.meaning.strip() for column in columns.values())
         fields = stage.schema(name)
@@ -36,7 +33,7 @@ def test_every_column_has_a_meaning_and_optional_ones_may_be_missing(stage: Stag
             assert not pa.types.is_fixed_size_list(field.type)
 
 
-def test_other_columns_and_types_are_refused() -> None:
+def test_other_columns_and_types_are_refused():
     stage = STAGES["certificates"]
     good, columns = stage.schema(), stage.tables["data"]
     check_schema(columns, good, Path("x"))

@@ -1,7 +1,5 @@
 """Two rows of logits compared on a device, against the plain formulas and exact sums."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -16,7 +14,7 @@ PAIR = ("kl", "draft_token_id", "draft_rank", "draft_log_prob", "argmax_rank")
 
 
 @pytest.mark.parametrize(("temperature", "sampled"), [(1.0, None), (2.0, 0.5), (0.5, 0.5)])
-def test_device_formulas_equal_the_numpy_ones(temperature: float, sampled: float | None) -> None:
+def test_device_formulas_equal_the_numpy_ones(temperature, sampled):
     """Rows of more than one chunk, with ties of logits and of p/q, equal and masked tokens."""
     rng = np.random.default_rng(0)
     z = (3 * rng.standard_normal((50, 9000))).astype(np.float32)
@@ -37,7 +35,7 @@ def test_device_formulas_equal_the_numpy_ones(temperature: float, sampled: float
             )
 
 
-def test_masked_tokens_on_the_device() -> None:
+def test_masked_tokens_on_the_device():
     """-inf in both, in the target's or in the drafter's logits alone; all of it at 1e4 as well."""
     rng = np.random.default_rng(1)
     z, w = (rng.integers(-4000, 1, (30, 20)).astype(np.float32) / 1024 for _ in range(2))
@@ -56,12 +54,12 @@ def test_masked_tokens_on_the_device() -> None:
                 )
 
 
-def test_equal_models_accept_everything_and_disjoint_ones_nothing() -> None:
+def test_equal_models_accept_everything_and_disjoint_ones_nothing():
     """1 - TV and the first draft of races; Lemma C.1 of arXiv 2504.15475 between the two ends."""
     rng = np.random.default_rng(4)
     z, w = (torch.from_numpy(rng.standard_normal((20, 30)).astype(np.float32)) for _ in range(2))
 
-    def laws(w: torch.Tensor) -> list[torch.Tensor]:
+    def laws(w):
         found = compare.compare_logits(z, [w], 1.0, 0.5)
         return [1 - found["sampled_tv"], *(found[f"sampled_{name}"] for name in LAWS[1:])]
 
@@ -75,7 +73,7 @@ def test_equal_models_accept_everything_and_disjoint_ones_nothing() -> None:
 
 
 @pytest.mark.parametrize("apart", [1.0, 1e-3, 1e-7])
-def test_long_sums_keep_their_digits(apart: float) -> None:
+def test_long_sums_keep_their_digits(apart):
     """KL against exact sums: within the rounding that a certificate allows, 1e-13 sqrt(2 KL)."""
     rng = np.random.default_rng(5)
     z = torch.from_numpy(2 * rng.standard_normal((1, 50_001)))
@@ -88,7 +86,7 @@ def test_long_sums_keep_their_digits(apart: float) -> None:
     assert kl > 0
 
 
-def test_depths_are_compared_as_the_pair_is() -> None:
+def test_depths_are_compared_as_the_pair_is():
     rng = np.random.default_rng(3)
     z, w = (torch.from_numpy((3 * rng.standard_normal((30, 96))).round(1).astype(np.float32))
             for _ in range(2))  # fmt: skip

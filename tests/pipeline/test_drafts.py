@@ -1,7 +1,5 @@
 """Drafts: against plain float64 arithmetic on unpadded forward passes, and what is refused."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -74,9 +72,7 @@ def made(
     return store.get(drafts_of(*pair, {"prompts": prompts, "distributions": decoded}))
 
 
-def test_all_columns_equal_plain_forward_passes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_all_columns_equal_plain_forward_passes(tmp_path, monkeypatch):
     """And what is stored of both gives the KL again: all 64 tokens of q are there."""
     target, drafter = (random_model(60, seed=seed) for seed in (1, 2))
     found = made(tmp_path, monkeypatch, drafter, target)
@@ -107,9 +103,7 @@ def check_pair_columns(table: pd.DataFrame, z: np.ndarray, w: np.ndarray) -> Non
         np.testing.assert_allclose(table[name], values, rtol=3e-4, atol=1e-6, err_msg=name)
 
 
-def test_rows_that_one_model_has_alone_are_left_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_that_one_model_has_alone_are_left_out(tmp_path, monkeypatch):
     """Of answers that were sampled there are the laws of stochastic verification as well."""
     wider, drafter = random_model(VOCAB + 8, seed=1), random_model(VOCAB, seed=2)
     found = made(tmp_path, monkeypatch, drafter, wider, temperature=0.5)
@@ -131,7 +125,7 @@ def test_rows_that_one_model_has_alone_are_left_out(
 
 
 @pytest.mark.parametrize("reduced", [False, True])
-def test_a_head_is_compared_at_every_depth(reduced: bool) -> None:
+def test_a_head_is_compared_at_every_depth(reduced):
     drafted = torch.arange(0, VOCAB, 2) if reduced else None
     head = heads.random_head(TARGET, drafted)
     text = torch.tensor([PROMPTS["b"] + ANSWERS["b"]])
@@ -145,13 +139,12 @@ def test_a_head_is_compared_at_every_depth(reduced: bool) -> None:
     assert ("full_kl" in found) == found["kl"].isinf().all() == reduced
 
 
-def test_a_reduced_vocabulary_is_completed() -> None:
+def test_a_reduced_vocabulary_is_completed():
     """By the target's projection; inf where the choice is another."""
     head = heads.random_head(TARGET, torch.arange(0, VOCAB, 2))
     outputs = torch.randn((200, 32), generator=torch.Generator().manual_seed(1))
     q, z = head.logits(outputs), torch.randn((200, VOCAB))
     whole = head.completed(outputs, q)
-    assert whole is not None
     every = heads.random_head(TARGET).logits(outputs)
     assert (every[:, ::2] - q[:, ::2]).abs().max() < 0.1  # the reduced rows are rounded
     wanted = torch.where(torch.arange(VOCAB) % 2 == 0, q, every).double().numpy()
@@ -165,7 +158,7 @@ def test_a_reduced_vocabulary_is_completed() -> None:
     np.testing.assert_allclose(found["full_kl"], np.where(same, kl, np.inf), rtol=1e-4)
 
 
-def test_a_permuted_vocabulary_is_refused() -> None:
+def test_a_permuted_vocabulary_is_refused():
     target = {f"t{i}": i for i in range(10)}
     check_same_tokens(target, dict(target), "A and B")
     with pytest.raises(PipelineError, match=r"A and B: .* 2 tokens \('t3' is 3 and 7; 't7' is 7"):
@@ -174,7 +167,7 @@ def test_a_permuted_vocabulary_is_refused() -> None:
         check_same_tokens(target, {f"t{i}": i for i in range(9)}, "A and B")
 
 
-def test_padded_rows_are_allowed_when_both_models_pad() -> None:
+def test_padded_rows_are_allowed_when_both_models_pad():
     for drafter, rows in ((100, 100), (96, 96)):
         assert common_rows(100, drafter, 90, "A and B") == rows
     assert common_rows(90, 90, 90, "A and B") == 90

@@ -1,7 +1,5 @@
 """Choices exactly at a boundary."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 
@@ -14,12 +12,12 @@ from pipeline.models.batch_decoding import choose
 CPU = torch.device("cpu")
 
 
-def test_a_uniform_number_of_zero_takes_no_token_without_probability() -> None:
+def test_a_uniform_number_of_zero_takes_no_token_without_probability():
     zero = torch.zeros(1, dtype=torch.float64)
     assert int(choose(torch.tensor([[-1e9, 0.0]]), zero, 1.0)[0]) == 1
 
 
-def test_the_token_after_a_draft_is_drawn_with_the_number_of_its_own_position() -> None:
+def test_the_token_after_a_draft_is_drawn_with_the_number_of_its_own_position():
     """However many drafted tokens come before it: what is chosen there does not depend on calls."""
     noise = Noise(3, "p", 40, CPU, 4)
     sure, flat = torch.full((3, 50), -1e9), torch.zeros((1, 50))

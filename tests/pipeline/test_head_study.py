@@ -1,7 +1,5 @@
 """A study whose drafter is a head on the target, through all stages, on tiny models."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil
@@ -33,12 +31,12 @@ METHODS = (
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("study")
 
 
 @pytest.fixture(scope="module")
-def overrides(folder: Path) -> list[str]:
+def overrides(folder):
     given = robustness.tiny_study(folder)
     target = load_model(tiny.used(folder / "target"))
     heads.write(heads.random_head(target, torch.arange(2, tiny.VOCABULARY, 2)), folder / "reduced")
@@ -53,7 +51,7 @@ def overrides(folder: Path) -> list[str]:
 
 
 @pytest.fixture(scope="module", params=["reduced", "full"])
-def made(request: pytest.FixtureRequest, overrides: list[str], folder: Path) -> Study:
+def made(request, overrides, folder):
     """The study with all but its report."""
     made = Study(*overrides, f"drafter.path='{folder / request.param}'", "stage=report")
     for stage in ("acceptance", "decoding"):
@@ -62,10 +60,10 @@ def made(request: pytest.FixtureRequest, overrides: list[str], folder: Path) -> 
 
 
 def reduced_head(made: Study) -> bool:
-    return Path(made.config.drafter.path).name == "reduced"  # type: ignore[union-attr]
+    return Path(made.config.drafter.path).name == "reduced"
 
 
-def test_depths_are_what_the_drafts_say(made: Study) -> None:
+def test_depths_are_what_the_drafts_say(made):
     """The table against the columns; reduced: no KL is finite, since the target gives all mass."""
     drafts = made.artifact("drafts").read().to_pandas()
     table = made.artifact("acceptance").read("breakdown").to_pandas()
@@ -95,7 +93,7 @@ def test_depths_are_what_the_drafts_say(made: Study) -> None:
 
 
 @torch.inference_mode()
-def test_strict_greedy_and_races_emit_what_the_target_alone_does(made: Study, folder: Path) -> None:
+def test_strict_greedy_and_races_emit_what_the_target_alone_does(made, folder):
     artifact = made.artifact("decoding")
     data, runs = artifact.read().to_pandas(), artifact.facts["runs"]
     module = load_model(tiny.used(folder / "target")).module
@@ -119,9 +117,7 @@ def test_strict_greedy_and_races_emit_what_the_target_alone_does(made: Study, fo
 
 
 @pytest.mark.thorough
-def test_the_report_of_a_head(
-    made: Study, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_report_of_a_head(made, monkeypatch, capsys):
     reduced = reduced_head(made)
     if not reduced:  # drawing takes most of the time
         monkeypatch.setattr(style, "render", lambda _, kind: kind.encode())
@@ -162,13 +158,13 @@ def planned(overrides: list[str], *more: str) -> None:
         (["drafter.path=${targets.local.path}"], "is no head: .*model_type is qwen3"),
     ],
 )  # fmt: skip
-def test_wrong_configurations_of_a_head(overrides: list[str], more: list[str], said: str) -> None:
+def test_wrong_configurations_of_a_head(overrides, more, said):
     with pytest.raises(PipelineError, match=said) as caught:
         planned(overrides, *more)
     assert "\n" not in str(caught.value)
 
 
-def test_every_target_must_fit(overrides: list[str], folder: Path, tmp_path: Path) -> None:
+def test_every_target_must_fit(overrides, folder, tmp_path):
     """The second of two targets is looked at, too."""
     shutil.copytree(folder / "target", tmp_path / "deep")
     shape = json.loads((tmp_path / "deep" / "config.json").read_text())

@@ -1,7 +1,5 @@
 """Interrupted, damaged and unwritable: real stages on tiny models against undisturbed runs."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess
@@ -18,7 +16,7 @@ from benchmarks import robustness
 from pipeline import shards, workers
 from pipeline.errors import PipelineError
 from pipeline.paths import ROOT
-from pipeline.stage import Artifact, Inputs, Out, Task, with_inputs
+from pipeline.stage import Artifact, Task, with_inputs
 from pipeline.store import Store
 from pipeline.study import STAGES, Study
 
@@ -27,12 +25,12 @@ FULL = Path("/dev/full")
 
 
 @pytest.fixture(scope="module")
-def overrides(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+def overrides(tmp_path_factory):
     return robustness.tiny_study(tmp_path_factory.mktemp("study"))
 
 
 @pytest.fixture(scope="module")
-def tasks(overrides: list[str], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Task]:
+def tasks(overrides, tmp_path_factory):
     outputs = tmp_path_factory.mktemp("outputs")
     return {
         stage: found[0] for stage, found in Study(*overrides, f"outputs='{outputs}'").tasks.items()
@@ -40,7 +38,7 @@ def tasks(overrides: list[str], tmp_path_factory: pytest.TempPathFactory) -> dic
 
 
 @pytest.fixture(scope="module")
-def whole(tasks: dict[str, Task], tmp_path_factory: pytest.TempPathFactory) -> Store:
+def whole(tasks, tmp_path_factory):
     """Everything but the report, undisturbed."""
     store = Store(tmp_path_factory.mktemp("whole"))
     for stage in ("acceptance", "run_lengths", "decoding", "accuracy"):
@@ -116,9 +114,8 @@ CHANGES: dict[str, Callable[[Path], object]] = {  # of a finished shard; the fir
 
 @pytest.mark.parametrize("stage", LONG)
 def test_finished_shards_are_kept_and_damaged_ones_are_not(
-    stage: str, whole: Store, tasks: dict[str, Task], tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+    stage, whole, tasks, tmp_path, monkeypatch, capsys
+):
     task = tasks[stage]
     store = copied(whole, tmp_path, task)
     computed = attempted(monkeypatch)
@@ -148,20 +145,19 @@ def test_finished_shards_are_kept_and_damaged_ones_are_not(
 @pytest.mark.skipif(not FULL.exists(), reason="needs a device that is always full")
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_full_disk_is_one_line_and_leaves_nothing_half_written(
-    stage: str, whole: Store, tasks: dict[str, Task], tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+    stage, whole, tasks, tmp_path, monkeypatch
+):
     """On a device that is always full, of the long stages in their shards; then there is room."""
     task = tasks[stage]
     store = copied(whole, tmp_path, task)
     write, written = shards.write_checked, list[Path]()
 
-    def full_artifact(_: Task, inputs: Inputs, out: Out) -> None:
+    def full_artifact(_, inputs, out):
         name = "index.html" if stage == "report" else "data.parquet"
         (out.directory / name).symlink_to(FULL)
         task.stage.compute(task, inputs, out)
 
-    def full_shard(path: Path, content: bytes) -> None:
+    def full_shard(path, content):
         if written:
             path.with_name(f"{path.name}.tmp").symlink_to(FULL)
         written.append(path)
@@ -200,7 +196,7 @@ def read_only(outputs: Path) -> list[str]:
 
 
 @pytest.mark.thorough
-def test_kills_rounds_and_damages(overrides: list[str], whole: Store, tmp_path: Path) -> None:
+def test_kills_rounds_and_damages(overrides, whole, tmp_path):
     """A few of what ``python -m benchmarks.robustness`` does many of."""
     assert whole  # what forks share is compiled and imported
     kills, rounds, damages = (
@@ -213,7 +209,7 @@ def test_kills_rounds_and_damages(overrides: list[str], whole: Store, tmp_path: 
 
 
 @pytest.mark.thorough
-def test_read_only_outputs_with_a_full_cache_serve(overrides: list[str], tmp_path: Path) -> None:
+def test_read_only_outputs_with_a_full_cache_serve(overrides, tmp_path):
     outputs = tmp_path / "outputs [1] ü"
     command = [sys.executable, "-m", "pipeline", *overrides, f"outputs='{outputs}'"]
     for stage in ("decoding", "certificates"):

@@ -1,7 +1,5 @@
 """The store: found by meaning, published whole, checked when read, mended."""
 
-from __future__ import annotations
-
 import errno
 import multiprocessing
 import os
@@ -9,7 +7,6 @@ import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from filelock import FileLock
@@ -29,7 +26,7 @@ ALL = ["prompts", "shard", "shard", "shard", "totals"]
 
 
 @pytest.fixture
-def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
+def store(tmp_path, monkeypatch):
     monkeypatch.setenv(LOG, str(tmp_path / "log"))
     return Store(tmp_path / "artifacts")
 
@@ -61,7 +58,7 @@ def flip(path: Path) -> None:
     os.utime(path, ns=(state.st_atime_ns, state.st_mtime_ns))
 
 
-def test_a_key_is_of_meaning_and_not_of_order_label_or_runtime() -> None:
+def test_a_key_is_of_meaning_and_not_of_order_label_or_runtime():
     assert json_digest({"a": 1, "b": [1.5, None]}) == json_digest({"b": (1.5, None), "a": 1})
     assert json_digest({"a": 1}) != json_digest({"a": 1.5})
     assert tasks(label="x", batch=3)[-1].key == tasks(label="y")[-1].key
@@ -71,7 +68,7 @@ def test_a_key_is_of_meaning_and_not_of_order_label_or_runtime() -> None:
             json_digest({"key": value})
 
 
-def test_computed_once_and_found_under_another_label(store: Store) -> None:
+def test_computed_once_and_found_under_another_label(store):
     first = store.get(tasks(label="a")[-1])
     assert log(store) == ALL
     assert store.get(tasks(label="b")[-1]).directory == first.directory
@@ -84,7 +81,7 @@ def test_computed_once_and_found_under_another_label(store: Store) -> None:
     assert steps.read().schema.field("value").metadata == {b"meaning": b"in [0, 1)"}
 
 
-def test_content_leaves_timings_out(store: Store, tmp_path: Path) -> None:
+def test_content_leaves_timings_out(store, tmp_path):
     one, other = store.get(tasks()[-1]), Store(tmp_path / "other")
     process = multiprocessing.get_context("fork").Process(target=other.get, args=(tasks()[-1],))
     process.start()
@@ -93,7 +90,7 @@ def test_content_leaves_timings_out(store: Store, tmp_path: Path) -> None:
     assert found(other, tasks()[-1]).record["files"] != one.record["files"]
 
 
-def test_an_input_rebuilt_with_other_content_makes_stale(store: Store) -> None:
+def test_an_input_rebuilt_with_other_content_makes_stale(store):
     first, _, third = tasks()
     store.get(third)
     log(store)
@@ -113,11 +110,11 @@ def test_an_input_rebuilt_with_other_content_makes_stale(store: Store) -> None:
     assert not list(store.root.rglob(".*partial"))
 
 
-def test_an_input_replaced_while_it_is_read_is_read_again(store: Store) -> None:
+def test_an_input_replaced_while_it_is_read_is_read_again(store):
     first, second, _ = tasks()
     count = list[int]()
 
-    def replacing(*arguments: Any) -> None:
+    def replacing(*arguments):
         toy.steps(*arguments)
         count.append(1)
         if len(count) == 1:  # another process, meanwhile
@@ -130,10 +127,10 @@ def test_an_input_replaced_while_it_is_read_is_read_again(store: Store) -> None:
     assert not list(store.root.rglob(".*partial"))
 
 
-def test_finished_shards_are_those_of_the_same_inputs(store: Store, tmp_path: Path) -> None:
+def test_finished_shards_are_those_of_the_same_inputs(store, tmp_path):
     first, second, _ = tasks()
 
-    def interrupted(*arguments: Any) -> None:
+    def interrupted(*arguments):
         toy.steps(*arguments)
         raise KeyboardInterrupt
 
@@ -153,11 +150,11 @@ def test_finished_shards_are_those_of_the_same_inputs(store: Store, tmp_path: Pa
     assert not list(other.root.rglob(".*partial"))
 
 
-def test_an_input_set_aside_before_it_is_read_is_made_again(store: Store) -> None:
+def test_an_input_set_aside_before_it_is_read_is_made_again(store):
     first, second, _ = tasks()
     count = list[int]()
 
-    def removing(*arguments: Any) -> None:
+    def removing(*arguments):
         count.append(1)
         if len(count) == 1:  # verify, meanwhile
             remove(store, first)
@@ -167,10 +164,8 @@ def test_an_input_set_aside_before_it_is_read_is_made_again(store: Store) -> Non
     assert len(count) == 2
 
 
-def test_verify_names_what_it_can_not_set_aside(
-    store: Store, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def refused(*_: Any) -> None:
+def test_verify_names_what_it_can_not_set_aside(store, monkeypatch, capsys):
+    def refused(*_):
         raise OSError(errno.EROFS, "Read-only file system", ".locks/moving.lock")
 
     monkeypatch.setattr(verify, "STAGES", {"prompts": PROMPTS})
@@ -204,9 +199,7 @@ DAMAGES: dict[str, Callable[[Path, Path], object]] = {
 
 
 @pytest.mark.parametrize("kind", DAMAGES)
-def test_damage_is_found_set_aside_and_mended(
-    store: Store, kind: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_damage_is_found_set_aside_and_mended(store, kind, capsys):
     first, second, _ = tasks()
     made = store.get(first)
     for times, reader in enumerate((first, second), 1):
@@ -221,12 +214,10 @@ def test_damage_is_found_set_aside_and_mended(
         assert len(list((store.root / "damaged").iterdir())) == times
 
 
-def test_a_disk_that_damages_all_it_is_given_is_named(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_disk_that_damages_all_it_is_given_is_named(store, monkeypatch):
     publish = Store._publish
 
-    def damaging(*arguments: Any) -> Any:
+    def damaging(*arguments):
         artifact = publish(*arguments)
         flip(artifact.directory / "data.parquet")
         return artifact
@@ -236,9 +227,7 @@ def test_a_disk_that_damages_all_it_is_given_is_named(
         store.get(tasks()[1])
 
 
-def test_all_is_on_the_disk_before_it_gets_its_name(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_all_is_on_the_disk_before_it_gets_its_name(store, monkeypatch):
     watch = Syncs(monkeypatch)
     artifact = store.get(tasks()[1])
     assert watch.named[-1] == artifact.directory
@@ -246,7 +235,7 @@ def test_all_is_on_the_disk_before_it_gets_its_name(
     watch.check_directories()
 
 
-def test_records_that_changed_places_are_damaged(store: Store) -> None:
+def test_records_that_changed_places_are_damaged(store):
     two = (tasks()[0], tasks(5)[0])
     one, other = (store.get(task).directory for task in two)
     wanted = [store.get(task).content for task in two]
@@ -260,10 +249,8 @@ def test_records_that_changed_places_are_damaged(store: Store) -> None:
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS])
-def test_what_fails_leaves_nothing(
-    store: Store, monkeypatch: pytest.MonkeyPatch, number: int
-) -> None:
-    def full(*_: Any) -> None:
+def test_what_fails_leaves_nothing(store, monkeypatch, number):
+    def full(*_):
         raise OSError(number, os.strerror(number))
 
     with monkeypatch.context() as patch:
@@ -277,7 +264,7 @@ def test_what_fails_leaves_nothing(
     store.get(tasks()[0])
 
 
-def test_a_process_waits_for_who_computes_and_locks_nothing_complete(store: Store) -> None:
+def test_a_process_waits_for_who_computes_and_locks_nothing_complete(store):
     task = tasks()[0]
     (store.root / ".locks").mkdir(parents=True)
     with FileLock(store.root / ".locks" / f"prompts-{task.key[:12]}.lock"):
@@ -291,7 +278,7 @@ def test_a_process_waits_for_who_computes_and_locks_nothing_complete(store: Stor
         store.get(task)
 
 
-def test_other_columns_than_declared_are_refused(store: Store) -> None:
+def test_other_columns_than_declared_are_refused(store):
     made = store.get(tasks()[1])
     kinds = {"prompt_id": "string", "step": "int32", "value": "float64"}
     renamed = {"data": {name: Column(kind, "") for name, kind in kinds.items()}}
@@ -299,7 +286,7 @@ def test_other_columns_than_declared_are_refused(store: Store) -> None:
         Artifact(made.directory, renamed).read()
 
 
-def test_batches_stay_the_same_whatever_was_finished() -> None:
+def test_batches_stay_the_same_whatever_was_finished():
     names = [*"abcdefg"]
     assert unfinished(names, set(), 3) == [["a", "b", "c"], ["d", "e", "f"], ["g"]]
     assert unfinished(names, {"d", "e", "f"}, 3) == [["a", "b", "c"], ["g"]]

@@ -1,7 +1,5 @@
 """A random Llama of a few thousand weights, as the GGUF file that llama.cpp's converter writes."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

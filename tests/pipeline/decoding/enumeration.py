@@ -5,8 +5,6 @@ noise that is used twice is the same number twice. Distributions are of small fr
 and ties; the decoder makes floats of them, so sums agree within their rounding.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections import Counter
@@ -95,7 +93,7 @@ def draw(weights: np.ndarray, uniform: Any) -> int:
 def check_law(law: Counter[Any], target: Fractions, last: int, limit: int) -> None:
     """Check that whole answers have the target's law: to the limit, or to an end token."""
     assert float(sum(law.values())) == pytest.approx(1, abs=ROUNDING)
-    wanted: Counter[tuple[int, ...]] = Counter({(): 1.0})  # type: ignore[dict-item]
+    wanted: Counter[tuple[int, ...]] = Counter({(): 1.0})
     for _ in range(limit):
         grown: Counter[tuple[int, ...]] = Counter()
         for text, weight in wanted.items():
@@ -103,7 +101,7 @@ def check_law(law: Counter[Any], target: Fractions, last: int, limit: int) -> No
                 grown[text] += weight
                 continue
             for token, p in enumerate(target.p[text[-1] if text else last]):
-                grown[(*text, token)] += weight * p  # type: ignore[assignment]
+                grown[(*text, token)] += weight * p
         wanted = grown
     for text in {*law, *wanted}:
         assert float(law[text]) == pytest.approx(float(wanted[text]), abs=ROUNDING), text
@@ -121,9 +119,9 @@ def sampled(
     def run(fork: Fork) -> tuple[int, ...]:
         noise = ForkedNoise(fork)
         choice: Any = ForkedDraft(noise)
-        source = ModelDrafter(smaller, choice, tree)  # type: ignore[arg-type]
+        source = ModelDrafter(smaller, choice, tree)
         depth = 2 if tree is None else tree.depth
-        return tuple(decode(target, source, verify(noise), [0], depth, limit).tokens)  # type: ignore[arg-type]
+        return tuple(decode(target, source, verify(noise), [0], depth, limit).tokens)
 
     return outcomes(run)
 

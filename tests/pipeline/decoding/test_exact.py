@@ -1,7 +1,5 @@
 """Lossless laws of verification: whole answers by enumeration of all noise, on every shape."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections import Counter
@@ -39,16 +37,14 @@ TREES = [sequence(2), batch(2), symmetric(2, 2), spec_infer(3), UNEVEN, expansio
 @pytest.mark.parametrize("tree", TREES, ids=lambda tree: str(tree.parents))
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("eos", [(), (1,)])
-def test_speculative_sampling_on_trees_is_lossless(
-    tree: Topology, seed: int, eos: tuple[int, ...]
-) -> None:
+def test_speculative_sampling_on_trees_is_lossless(tree, seed, eos):
     models = pair(seed, 2, eos)
     law = sampled(models, tree, 4, partial(SpeculativeSampling, 1.0))
     check_law(law, models[0], 0, 4)
 
 
 @pytest.mark.parametrize("tree", [batch(3), expansion([2, 1])], ids=["batch", "two chains"])
-def test_speculative_sampling_of_three_tokens_is_lossless(tree: Topology) -> None:
+def test_speculative_sampling_of_three_tokens_is_lossless(tree):
     for seed in (3, 6):  # where siblings need numbers of their own
         models = pair(seed, 3)
         law = sampled(models, tree, 3, partial(SpeculativeSampling, 1.0))
@@ -62,23 +58,23 @@ def drawn(target: Fractions, smaller: Fractions, tree: Any, verify: Any) -> Coun
     """The law of answers of two tokens whose drafts are the most probable tokens."""
 
     def run(fork: Fork) -> tuple[int, ...]:
-        source = ModelDrafter(smaller, Greedy(), tree)  # type: ignore[arg-type]
+        source = ModelDrafter(smaller, Greedy(), tree)
         depth = 2 if tree is None else tree.depth
-        return tuple(decode(target, source, verify(ForkedNoise(fork)), [0], depth, 3).tokens)  # type: ignore[arg-type]
+        return tuple(decode(target, source, verify(ForkedNoise(fork)), [0], depth, 3).tokens)
 
     return outcomes(run)
 
 
 @pytest.mark.parametrize("tree", [None, *TREES, *GROWN], ids=str)
 @pytest.mark.parametrize("eos", [(), (1,)])
-def test_drafts_that_are_not_drawn_are_lossless(tree: Any, eos: tuple[int, ...]) -> None:
+def test_drafts_that_are_not_drawn_are_lossless(tree, eos):
     for seed in range(3):
         target, smaller = pair(seed, 3, eos)
         check_law(drawn(target, smaller, tree, partial(DrawnPath, 1.0)), target, 0, 3)
 
 
 @pytest.mark.parametrize("tree", [batch(1), batch(2), batch(3)], ids=["1", "2", "3"])
-def test_mars_on_a_batch_emits_what_it_says(tree: Topology) -> None:
+def test_mars_on_a_batch_emits_what_it_says(tree):
     """By hand: children are taken in order, rank 2 for sure.
 
     The ratio of two largest logits exceeds 0.5 where the logits are shifted far up.
@@ -110,7 +106,7 @@ def test_mars_on_a_batch_emits_what_it_says(tree: Topology) -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("eos", [(), (1,)])
-def test_chains_are_lossless_token_by_token(seed: int, eos: tuple[int, ...]) -> None:
+def test_chains_are_lossless_token_by_token(seed, eos):
     models = pair(seed, 2, eos)
     for limit in (1, 2, 4):
         law = sampled(models, None, limit, partial(SpeculativeSampling, 1.0))
@@ -125,7 +121,7 @@ class PiecewiseNoise(Noise):
         self._us = us
         if fork is not None:
             forked = ForkedNoise(fork)
-            self.uniforms, self.test = forked, forked.test  # type: ignore[assignment, method-assign]
+            self.uniforms, self.test = forked, forked.test
 
     def _arrivals(self, position: int, vocab_size: int) -> torch.Tensor:
         u = float(self._us[min(position, len(self._us) - 1)])
@@ -143,7 +139,7 @@ def pieces(models: tuple[Fractions, ...], count: int) -> list[list[tuple[Fractio
 
 @pytest.mark.parametrize("tree", [None, *TREES, *GROWN], ids=str)
 @pytest.mark.parametrize("eos", [(), (1,)])
-def test_races_are_lossless(tree: Topology | DynamicTree | None, eos: tuple[int, ...]) -> None:
+def test_races_are_lossless(tree, eos):
     depth = 2 if tree is None else tree.depth
     for seed in range(2):
         target, smaller = pair(seed, 2, eos)
@@ -151,8 +147,8 @@ def test_races_are_lossless(tree: Topology | DynamicTree | None, eos: tuple[int,
         accepted = np.zeros(2)  # of the first drafted token, by the one before it
         for races in itertools.product(*pieces((target, smaller), 3)):
             race = Race(1.0, PiecewiseNoise(tuple(u for u, _ in races), depth))
-            source = ModelDrafter(smaller, race, tree)  # type: ignore[arg-type]
-            answer = decode(target, source, Match(race), [0], depth, 3)  # type: ignore[arg-type]
+            source = ModelDrafter(smaller, race, tree)
+            answer = decode(target, source, Match(race), [0], depth, 3)
             width = math.prod(width for _, width in races)
             law[tuple(answer.tokens)] += width
             accepted[answer.tokens[0]] += (
@@ -166,16 +162,16 @@ def test_races_are_lossless(tree: Topology | DynamicTree | None, eos: tuple[int,
 
 
 @pytest.mark.parametrize("tree", [sequence(2), symmetric(2, 2), UNEVEN], ids=["1", "2", "uneven"])
-def test_drafts_raced_for_without_replacement_are_lossless(tree: Topology) -> None:
+def test_drafts_raced_for_without_replacement_are_lossless(tree):
     target, smaller = pair(3, 2)
     law: Counter[Any] = Counter()
     for races in itertools.product(*pieces((smaller,), 3)):
         us = tuple(u for u, _ in races)
 
-        def run(fork: Fork, us: tuple[Fraction, ...] = us) -> tuple[int, ...]:
+        def run(fork, us=us):
             noise = PiecewiseNoise(us, tree.depth, fork)
-            source = ModelDrafter(smaller, DrawnRace(1.0, noise), tree)  # type: ignore[arg-type]
-            answer = decode(target, source, SpeculativeSampling(1.0, noise), [0], tree.depth, 3)  # type: ignore[arg-type]
+            source = ModelDrafter(smaller, DrawnRace(1.0, noise), tree)
+            answer = decode(target, source, SpeculativeSampling(1.0, noise), [0], tree.depth, 3)
             return tuple(answer.tokens)
 
         width = math.prod(width for _, width in races)
@@ -184,7 +180,7 @@ def test_drafts_raced_for_without_replacement_are_lossless(tree: Topology) -> No
     check_law(law, target, 0, 3)
 
 
-def test_numbers_of_siblings_are_keyed_and_apart() -> None:
+def test_numbers_of_siblings_are_keyed_and_apart():
     one, other = Noise(3, "a", 9, CPU, 2), Noise(3, "a", 40, CPU, 5)
     for position in range(10):
         assert one.test(position, 1) == one.uniforms[position, TEST]

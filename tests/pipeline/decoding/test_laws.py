@@ -1,7 +1,5 @@
 """The law of sampled answers and of acceptance: chi-square, brute force, cases by hand."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -48,7 +46,7 @@ def eight(seed: int) -> Any:
 
 
 @pytest.mark.parametrize("law", ["speculative", "races", "lookup"])
-def test_sampled_answers_have_the_law_of_the_target(law: str) -> None:
+def test_sampled_answers_have_the_law_of_the_target(law):
     model, smaller = eight(0), eight(1)
     p = torch.softmax(model.table.double() / 1.3, 1).numpy()
     counts = np.zeros((8, 8, 8))
@@ -84,7 +82,7 @@ def says(rule: Rule, z: torch.Tensor, drafted: torch.Tensor, **how: bool) -> np.
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.label)
-def test_what_a_rule_asks_for_judges_as_whole_distributions_do(rule: Rule) -> None:
+def test_what_a_rule_asks_for_judges_as_whole_distributions_do(rule):
     generator = torch.Generator().manual_seed(0)
     z = torch.randn((400, V), generator=generator).mul(2).round(decimals=1)  # with ties
     z[::7] -= 9  # no positive logit
@@ -100,9 +98,9 @@ def test_what_a_rule_asks_for_judges_as_whole_distributions_do(rule: Rule) -> No
     assert not says(rule, z, torch.full_like(drafted, NOTHING)).any()
 
 
-def test_a_class_that_says_anew_what_it_accepts_is_shown_everything() -> None:
+def test_a_class_that_says_anew_what_it_accepts_is_shown_everything():
     class Sure(Additive):
-        def cut(self, dist: TopK, /) -> Cut:
+        def cut(self, dist, /):
             return Cut(offset=np.where(dist.entropy < 1.0, 1.0, 0.0))
 
     class Renamed(Additive):
@@ -125,7 +123,7 @@ class Nucleus(Rule):
         return np.where(count <= dist.k, count, -1).astype(np.int32)
 
 
-def test_a_rule_given_by_a_count_sees_all_tokens() -> None:
+def test_a_rule_given_by_a_count_sees_all_tokens():
     z = torch.linspace(2.0, 0.0, V).repeat(V, 1)  # rank i + 1 is token i
     mass = np.cumsum(z[0].double().softmax(0).numpy())
     for share in (0.5, 0.9, 0.99):
@@ -143,9 +141,7 @@ def test_a_rule_given_by_a_count_sees_all_tokens() -> None:
         (4, 0.6, [None, 0.9, 0.96]),
     ],
 )
-def test_mars_above_zero_adds_rank_two_in_the_low_margin(
-    drafted: int, uniform: float, accepting: list[float | None]
-) -> None:
+def test_mars_above_zero_adds_rank_two_in_the_low_margin(drafted, uniform, accepting):
     z = torch.zeros((2, V))
     z[:, 4], z[:, 6] = 10.0, 9.5  # ratio 0.95
     q = torch.full((1, V), 1e-9, dtype=torch.float64)
@@ -159,7 +155,7 @@ def test_mars_above_zero_adds_rank_two_in_the_low_margin(
         assert verifier.verify(z, draft, 0)[0] == ((0,) if theta in accepting else ())
 
 
-def test_a_draw_has_a_probability_above_zero_whatever_is_rounded() -> None:
+def test_a_draw_has_a_probability_above_zero_whatever_is_rounded():
     weights = torch.tensor([[0.25, 0.0, 0.5, 0.0], [0.0, 0.25, 0.25, 0.0]], dtype=torch.float64)
     for uniform, wanted in ((0.0, [0, 1]), (0.4, [2, 1]), (1.0, [2, 2])):
         assert invert(weights, torch.full((2,), uniform, dtype=torch.float64)).tolist() == wanted
@@ -179,7 +175,7 @@ def paths(tree: Topology) -> list[tuple[int, ...]]:
 
 
 @pytest.mark.parametrize("tree", TREES, ids=lambda tree: str(tree.parents))
-def test_a_rule_accepts_the_longest_path_of_a_tree(tree: Topology) -> None:
+def test_a_rule_accepts_the_longest_path_of_a_tree(tree):
     """Algorithm 1 of MARS on trees: of all paths whose tokens it accepts the longest, the first."""
     generator = torch.Generator().manual_seed(3)
     above, lengths, relaxed = torch.tensor(tree.parents) + 1, set(), 0

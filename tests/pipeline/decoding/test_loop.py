@@ -1,7 +1,5 @@
 """The loop, its drafters and its cache against plain passes of the models."""
 
-from __future__ import annotations
-
 import copy
 import time
 from dataclasses import replace
@@ -41,9 +39,7 @@ def walked(answer: loop.Answer) -> list[tuple[int, int, int]]:
 
 @pytest.mark.parametrize("prompt", PROMPTS)
 @pytest.mark.parametrize("gamma", [1, 2, 5])
-def test_strict_greedy_is_the_plain_loop_and_its_history_the_walk(
-    target: LanguageModel, drafter: LanguageModel, prompt: list[int], gamma: int
-) -> None:
+def test_strict_greedy_is_the_plain_loop_and_its_history_the_walk(target, drafter, prompt, gamma):
     wanted = plain_greedy(target, prompt)
     answer = greedy(target, ModelDrafter(drafter, Greedy()), prompt, gamma)
     assert answer.tokens == wanted
@@ -55,7 +51,7 @@ def test_strict_greedy_is_the_plain_loop_and_its_history_the_walk(
     assert sum(c.emitted for c in answer.calls) == LIMIT - 1
 
 
-def test_a_relaxed_rule_accepts_what_it_says(target: LanguageModel, drafter: LanguageModel) -> None:
+def test_a_relaxed_rule_accepts_what_it_says(target, drafter):
     prompt, rule = PROMPTS[1], Additive(0.3)
     answer = decode(target, ModelDrafter(drafter, Greedy()), Relaxed(rule), prompt, 4, LIMIT)
     p = logits(target, prompt + answer.tokens).softmax(1)[len(prompt) - 1 :]
@@ -71,12 +67,12 @@ def test_a_relaxed_rule_accepts_what_it_says(target: LanguageModel, drafter: Lan
 
 
 def test_races_decode_what_the_target_alone_decodes_and_share_their_arrival_times(
-    target: LanguageModel, drafter: LanguageModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    target, drafter, monkeypatch
+):
     made: list[int] = []
     real = Noise._arrivals
 
-    def counted(self: Noise, position: int, vocab_size: int) -> torch.Tensor:
+    def counted(self, position, vocab_size):
         made.append(position)
         return real(self, position, vocab_size)
 
@@ -95,9 +91,7 @@ def test_races_decode_what_the_target_alone_decodes_and_share_their_arrival_time
 
 
 @pytest.mark.parametrize("gamma", [1, 2, 5, 8])
-def test_a_call_ends_with_the_answer_and_reaches_no_further(
-    target: LanguageModel, drafter: LanguageModel, gamma: int
-) -> None:
+def test_a_call_ends_with_the_answer_and_reaches_no_further(target, drafter, gamma):
     """Where the target drafts for itself all is accepted: a call emits its reach and one."""
     free = plain_greedy(target, PROMPTS[1])
     for at in (4, 6):
@@ -114,7 +108,7 @@ def test_a_call_ends_with_the_answer_and_reaches_no_further(
         assert [call.emitted for call in calls] == [call.reach + 1 for call in calls]
 
 
-def test_prompts_that_cannot_be_decoded_say_why(target: LanguageModel) -> None:
+def test_prompts_that_cannot_be_decoded_say_why(target):
     with pytest.raises(PipelineError, match="prompt is empty"):
         greedy(target, Drafter(CPU), [], 0)
     with pytest.raises(PipelineError, match="1020 tokens and an answer of 24 exceed the context"):
@@ -137,9 +131,7 @@ def answer_of(target: LanguageModel, drafter: Any, way: str, prompt: list[int]) 
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("kind", ["model", "head"])
-def test_broken_logits_of_a_drafter_are_an_error(
-    way: str, kind: str, target: LanguageModel, drafter: LanguageModel
-) -> None:
+def test_broken_logits_of_a_drafter_are_an_error(way, kind, target, drafter):
     """A draw from them would be the last token, which no test of the target corrects."""
     for broken in (torch.nan, torch.inf):
         source: Any = hooked(drafter, [7], broken)
@@ -150,9 +142,7 @@ def test_broken_logits_of_a_drafter_are_an_error(
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_masked_tokens_of_a_target_have_no_probability(
-    way: str, target: LanguageModel, drafter: LanguageModel
-) -> None:
+def test_masked_tokens_of_a_target_have_no_probability(way, target, drafter):
     masked = sorted({*plain_greedy(target, PROMPTS[1])[::2]})
     found = answer_of(hooked(target, masked, -torch.inf), drafter, way, PROMPTS[1])
     assert found == answer_of(hooked(target, masked, -1e4), drafter, way, PROMPTS[1])
@@ -162,7 +152,7 @@ def test_masked_tokens_of_a_target_have_no_probability(
 
 @pytest.mark.parametrize("match", ["latest", "earliest"])
 @pytest.mark.parametrize("limit", [17, 18, 19, 20])
-def test_look_up_decodes_as_it_is_replayed_up_to_the_end(match: str, limit: int) -> None:
+def test_look_up_decodes_as_it_is_replayed_up_to_the_end(match, limit):
     """Near the largest length of an answer drafts are cut, to less than the n of a match too."""
     table = torch.full((9, 9), -9.0)
     table[torch.arange(9), (torch.arange(9) + 1) % 9] = 9.0  # 0 to 8, again and again
@@ -176,9 +166,7 @@ def test_look_up_decodes_as_it_is_replayed_up_to_the_end(match: str, limit: int)
 
 @pytest.mark.parametrize("ids", [[7], list(range(V))], ids=["one", "all"])
 @pytest.mark.parametrize("broken", [torch.nan, torch.inf, -torch.inf])
-def test_broken_logits_of_the_target_are_an_error(
-    broken: float, ids: list[int], target: LanguageModel
-) -> None:
+def test_broken_logits_of_the_target_are_an_error(broken, ids, target):
     model = hooked(target, ids, broken)
     if broken == -torch.inf and len(ids) == 1:
         assert 7 not in greedy(model, PromptLookup(1, CPU), [5] * 9, 3).tokens
@@ -187,9 +175,9 @@ def test_broken_logits_of_the_target_are_an_error(
         greedy(model, PromptLookup(1, CPU), [5] * 9, 3)
 
 
-def test_waiting_is_no_processor_time(target: LanguageModel, drafter: LanguageModel) -> None:
+def test_waiting_is_no_processor_time(target, drafter):
     class Waiting(Match):
-        def verify(self, *given: Any) -> Any:
+        def verify(self, *given):
             time.sleep(0.05)  # as while another process has the processor
             return super().verify(*given)
 
