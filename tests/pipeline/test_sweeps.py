@@ -12,10 +12,12 @@ import pandas as pd
 import pytest
 from omegaconf import OmegaConf
 
+from analysis.certificates.certify import certify
 from analysis.report.sweep_figure import sweep_figure
 from pipeline import sweeps
 from pipeline.stages.report import summary
 from pipeline.store import Store
+from pipeline.stored import ROWS, read_distributions
 from tests.pipeline.studies import MadeUp
 
 RULES = [{"rule": "greedy"}, {"rule": "absolute", "theta": 0.01}]  # 12 of 40 tokens are stored
@@ -153,3 +155,28 @@ def test_a_failed_point_is_named_as_it_was_given(tmp_path, capsys):
     assert sweeps.collect(tmp_path) == 1
     assert "failed: criteria.t=7: t=7 is not allowed" in capsys.readouterr().out
     assert pd.read_csv(tmp_path / "decoding_by_criteria.t.csv")["criteria.t"].tolist() == [0.07]
+
+
+CERTIFIED = [{"rule": "greedy"}, {"rule": "additive", "t": [0.3]}, {"rule": "tree", "m": 2}]
+
+
+def test_every_rule_is_read_over_the_same_steps_in_their_order(tmp_path):
+    """Of a dump that is certified in two chunks: a row group holds a rule and a chunk."""
+    store, lengths = Store(tmp_path), [128] * 64 + [9]
+    assert ROWS < sum(lengths) < 2 * ROWS
+    made = MadeUp(store, CERTIFIED, lengths=lengths)
+    dump, certificates = map(store.get, made.target("t", 0))
+    with certificates.open("data") as file:
+        assert file.num_row_groups == 2 * len(made.rules)
+    wanted = certify(read_distributions(dump), made.rules)
+    for at, rule in enumerate(made.rules):
+        found = certificates.read(rule=rule.label)
+        assert set(found["rule"].to_pylist()) == {rule.label}
+        assert found["prompt_id"].to_pylist() == made.prompt_id.tolist()
+        np.testing.assert_array_equal(found["position"], made.position)
+        np.testing.assert_array_equal(found["lower"], wanted.lower[:, at])
+        np.testing.assert_array_equal(found["upper"], wanted.upper[:, at])
+        np.testing.assert_array_equal(found["active_size"], wanted.active_size[:, at])
+        counts = found["accepted_count"].fill_null(0).to_numpy()
+        np.testing.assert_array_equal(counts, wanted.accepted_count[:, at].clip(0))
+    assert len(certificates.read()) == len(made.rules) * sum(lengths)
