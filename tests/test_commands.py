@@ -3,7 +3,6 @@
 import re
 import shlex
 import types
-from collections.abc import Iterator, Sequence
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any, Union, get_args, get_origin
 
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 
 from analysis.rules import BUILT_IN
 from conf import schema
@@ -24,7 +23,7 @@ from tests.test_docs import PAGES
 COMMAND = re.compile(r"(?:^|\s)(?:python -m ([\w.]+\w)(?!\.?[\w<])|make (?=[a-z]))(.*)", re.S)
 
 
-def commands(page: Path) -> Iterator[tuple[str, list[str]]]:
+def commands(page):
     """Yield the module of every command of a page (make: of a Makefile), and its arguments."""
     text = page.read_text(encoding="utf-8").replace("\\\n", " ")
     code = re.compile(r"^ {4,}.*$|^```[\s\S]*?^```$", re.M)
@@ -36,7 +35,7 @@ def commands(page: Path) -> Iterator[tuple[str, list[str]]]:
             yield found[1] or "make", words
 
 
-def own_files(page: Path, place: Path) -> None:
+def own_files(page, place):
     """Write the YAML files of a page, whose first line names them, below `place`."""
     text = page.read_text(encoding="utf-8")
     for name, body in re.findall(r"^```yaml\n# (my_conf/\S+)\n([\s\S]*?)^```", text, re.M):
@@ -45,12 +44,12 @@ def own_files(page: Path, place: Path) -> None:
 
 
 @cache
-def of_groups(*groups: str) -> DictConfig:
+def of_groups(*groups):
     """Compose files of conf/ once for all commands that ask for the same ones."""
     return composed(groups)
 
 
-def settings(overrides: Sequence[str]) -> Iterator[schema.Config]:
+def settings(overrides):
     """Yield what a command sets: of a sweep, what its first and its last point set."""
     parsed = OverridesParser.create().parse_overrides(list(overrides))
     swept = [one.is_sweep_override() for one in parsed]
@@ -71,7 +70,7 @@ def settings(overrides: Sequence[str]) -> Iterator[schema.Config]:
         yield settings_of(config)
 
 
-def understood(page: Path, module: str, words: list[str], place: Path) -> list[schema.Config]:
+def understood(page, module, words, place):
     """Return the settings that a command asks for.
 
     Raises:
@@ -120,9 +119,9 @@ def test_every_command_is_understood(tmp_path):
                 raise AssertionError(f"{page.name}: {module} {shlex.join(words)}") from error
 
 
-def known(key: str) -> bool:
+def known(key):
     """Return whether the configuration may have a key: a parameter of a rule below criteria."""
-    kind: Any = schema.Config
+    kind = schema.Config
     for name in key.split("."):
         options = [one for one in get_args(kind) if one is not types.NoneType]
         kind = options[0] if get_origin(kind) in (Union, types.UnionType) else kind

@@ -4,11 +4,8 @@ import re
 import subprocess
 import sys
 from importlib import import_module
-from pathlib import Path
-from typing import Any
 
 import pytest
-from omegaconf import DictConfig
 
 from pipeline import cli
 from pipeline.config import composed, files_and_overrides, report_name, settings_of
@@ -22,7 +19,7 @@ GROUPS = ("study", "target", "drafter", "prompts", "criteria", "decoding")
 OPTIONS = [(group, path.stem) for group in GROUPS for path in sorted((CONF / group).glob("*.yaml"))]
 
 
-def mini(*overrides: str) -> DictConfig:
+def mini(*overrides):
     return composed(["study=mini", *overrides])
 
 
@@ -113,7 +110,7 @@ def test_bad_rules_are_refused(criteria, message):
         build_rules(criteria)
 
 
-def planned(tmp_path: Path, *overrides: str) -> dict[str, Any]:
+def planned(tmp_path, *overrides):
     return Study(config=mini(f"outputs={tmp_path}", *overrides)).tasks
 
 

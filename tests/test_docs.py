@@ -38,7 +38,7 @@ def test_every_path_and_module_on_a_page_exists():
             assert find_spec(name), f"{page.name}: python -m {name}"
 
 
-def anchor(heading: str) -> str:
+def anchor(heading):
     """The name that a code host gives a heading."""
     return re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-")
 

@@ -1,7 +1,6 @@
 """Every stage computes what it computed when its version was given: see tests.results."""
 
 import json
-from typing import Any
 
 import pytest
 
@@ -9,7 +8,7 @@ from pipeline.study import STAGES
 from tests import results
 from tests.results.study import FixedStudy
 
-RESULTS: dict[str, Any] = {
+RESULTS = {
     "data": {"position": [0, 1], "accepted": [True, None], "lower": [0.25, float("inf")]},
     "page": ["mean 0.125 of 3 steps", "p5 -1.5e-07"],
 }

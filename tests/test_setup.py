@@ -23,7 +23,7 @@ TARGETS = PHONY[1].replace("\\\n", " ").split() if PHONY else []
 INHERITED = {"ARGS", "MAKEFLAGS", "MAKELEVEL", "MAKEOVERRIDES", "MFLAGS", "PYTHON", "STUDY"}
 
 
-def make(*arguments: str) -> subprocess.CompletedProcess[str]:
+def make(*arguments):
     environment = {key: value for key, value in os.environ.items() if key not in INHERITED}
     return subprocess.run(
         ["make", *arguments], cwd=ROOT, env=environment, capture_output=True, text=True

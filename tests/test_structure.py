@@ -4,7 +4,6 @@ import ast
 import subprocess
 import sys
 from functools import cache
-from pathlib import Path
 
 import pytest
 
@@ -16,7 +15,7 @@ from tests.conftest import HEAVY
 ALLOWED = {"analysis": {"analysis"}, "conf": {"conf"}, "pipeline": {"analysis", "conf", "pipeline"}}
 
 
-def files(folder: str) -> list[Path]:
+def files(folder):
     return sorted((ROOT / folder).rglob("*.py"))
 
 
@@ -28,12 +27,12 @@ class _Typing(ast.NodeTransformer):
 
 
 @cache
-def imported(path: Path, typing: bool = True) -> set[str]:
+def imported(path, typing=True):
     """Return all names that a file imports, at any depth of its code, modules or not.
 
     Without `typing`, what is imported for type checkers only is left out.
     """
-    found: set[str] = set()
+    found = set()
     tree = ast.parse(path.read_text())
     for node in ast.walk(tree if typing else _Typing().visit(tree)):
         if isinstance(node, ast.Import):
@@ -99,16 +98,16 @@ def test_the_public_names_are_imported_when_asked_for():
     assert 'analysis = ["py.typed", "report/*.toml"]' in (ROOT / "pyproject.toml").read_text()
 
 
-def module_of(path: Path) -> str:
+def module_of(path):
     parts = path.relative_to(ROOT).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def graph() -> dict[str, set[str]]:
+def graph():
     """Which module of the project imports which, at any depth of its code."""
     paths = {module_of(path): path for folder in ALLOWED for path in files(folder)}
 
-    def used(name: str) -> set[str]:
+    def used(name):
         typing = name.startswith("pipeline")  # where not even types make a circle
         found = (imported(paths[name], typing) & set(paths)) - {name}
         # `from package import module` is an import of the module

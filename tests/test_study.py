@@ -6,7 +6,6 @@ import re
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import nbformat
 import numpy as np
@@ -33,7 +32,7 @@ def small_study(small_study, tmp_path_factory):
     return SmallStudy(outputs, [*SMALL, f"outputs={outputs}"], small_study.printed)
 
 
-def contents(outputs: Path) -> dict[str, str]:
+def contents(outputs):
     """Content digest of every artifact by directory."""
     records = sorted((outputs / "artifacts").glob("*/[!.]*/record.json"))
     return {
@@ -186,7 +185,7 @@ NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 KNOB = 'overrides = ["study=quick"]'
 
 
-def read(path: Path) -> nbformat.NotebookNode:
+def read(path):
     return nbformat.read(path, as_version=4)
 
 

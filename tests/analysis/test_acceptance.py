@@ -16,16 +16,16 @@ from tests.analysis.cases import RULES, drafted_steps, noisy
 VOCAB, PROMPTS, LENGTH = 12, 20, 15
 
 
-def pair(noise: float, k: int = VOCAB, seed: int = 0) -> Steps:
+def pair(noise, k=VOCAB, seed=0):
     z, w = noisy(PROMPTS * LENGTH, VOCAB, 3.0, noise, seed)
     return drafted_steps(z, w, k, [LENGTH] * PROMPTS)[0]
 
 
-def bootstrap(steps: Steps) -> PromptBootstrap:
+def bootstrap(steps):
     return PromptBootstrap(steps.trajectories.prompts, 50, 0.9, 0)
 
 
-def statistics(steps: Steps, rule: object, column: str = "value") -> dict[str, float]:
+def statistics(steps, rule, column="value"):
     verdict = judge(steps, [rule])[0]
     rows = rule_statistics(steps, verdict, bootstrap(steps))
     return {row["statistic"]: row[column] for row in rows}
@@ -50,18 +50,6 @@ def test_no_certified_step_is_rejected(noise, k, missing):
     assert everything.certified.all() or k < VOCAB
     for rule in RULES:
         assert not math.isnan(statistics(steps, rule)["slack_median"]), rule
-
-
-def test_a_completed_draft_certifies_what_it_proposes_alike():
-    """The target itself as q', of a drafter that lacks every third token; trees as well."""
-    z = noisy(60, VOCAB, 3.0, 0.0, 3)[0]
-    w = np.where(np.arange(VOCAB) % 3 == 0, -np.inf, z).astype(np.float32)
-    steps, _ = drafted_steps(z, w, lengths=[15] * 4)
-    same = z.argmax(1) % 3 > 0
-    for verdict in judge(replace(steps, kl=np.where(same, 0.0, np.inf)), RULES):
-        sure = (same & (verdict.lower > 0)) | np.isinf(verdict.lower)
-        np.testing.assert_array_equal(verdict.certified, sure)
-        assert not len(verdict.violations)
 
 
 def test_bins_of_margins_are_above_their_lower_ends():
@@ -113,7 +101,7 @@ def test_lengths_and_shares_by_hand():
     assert statistics(steps, Tree(m=2))["departure"] == 0
 
 
-def deep(noises: tuple[float, ...] = (0.3, 1.0, 2.0)) -> Steps:
+def deep(noises=(0.3, 1.0, 2.0)):
     """A head: each deeper token of its drafts is drafted with more noise."""
     first, *others = (pair(noise) for noise in noises)
     return replace(first, deeper=others)

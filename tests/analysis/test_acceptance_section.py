@@ -1,7 +1,6 @@
 """The section on a drafter: what golden files of the fixed study do not have, and its notes."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,7 +9,7 @@ from analysis.acceptance.judgement import Judgement
 from analysis.report.acceptance import acceptance_table, depth_table
 from analysis.report.parts import part_statistics, parts_table
 from analysis.report.results import Results, Target
-from analysis.report.table import Table, together
+from analysis.report.table import together
 from analysis.report.text import number_text, percent_text
 from analysis.rules import AbsoluteThreshold, Additive, Multiplicative, StrictGreedy, Tree
 from analysis.statistics.bootstrap import PromptBootstrap
@@ -21,7 +20,7 @@ RULES = [StrictGreedy(), Additive(0.1), AbsoluteThreshold(0.05), Tree(4), Multip
 T = "target A"
 
 
-def measured(folder: Path, missing: bool = False, sampled: float | None = 0.5) -> Results:
+def measured(folder, missing=False, sampled=0.5):
     """A drafter, which lacks a token or not, of which 8 of 20 target tokens are stored."""
     z, w = logits(0.3)
     if missing:
@@ -40,7 +39,7 @@ def full(tmp_path_factory):
     return measured(tmp_path_factory.mktemp("full"))
 
 
-def depths(results: Results) -> Table:
+def depths(results):
     found = depth_table(results)
     assert found is not None
     return found

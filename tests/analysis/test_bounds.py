@@ -10,17 +10,8 @@ import pytest
 from analysis.certificates import bounds
 from analysis.certificates.certify import certify
 from analysis.certificates.closed_forms import closed_forms, compared_steps, conditions
-from analysis.report.bounds_table import RuleSteps, bounds_table
-from analysis.rules import (
-    Additive,
-    Mars,
-    Multiplicative,
-    Rule,
-    StrictGreedy,
-    TopMAdditive,
-    Tree,
-    Typical,
-)
+from analysis.report.bounds_table import bounds_table
+from analysis.rules import Additive, Mars, Multiplicative, StrictGreedy, TopMAdditive, Tree, Typical
 from analysis.topk import TopK
 from tests.analysis.cases import (
     THRESHOLD_RULES,
@@ -191,7 +182,7 @@ def test_the_tree_constructions_are_tight(m):
 NAMES = ["certificate", "active_size", "p0", "b", "theta"]
 
 
-def one_step(rule: Rule, p: np.ndarray, q: np.ndarray, theta: float) -> RuleSteps:
+def one_step(rule, p, q, theta):
     """Four steps, of which one is compared: its certificate is KL(p || q), every token active."""
     rows = [[kl(p, q), len(p), p[0], p[-1], theta], *[[math.nan] * 5] * 3]
     return rule, pd.DataFrame(rows, columns=NAMES)

@@ -1,9 +1,7 @@
 """The report's tables and figures of draft trees, on calls that are counted by hand."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -28,7 +26,7 @@ STATISTICS = (60, 0.9, 0)
 RULE = Tree(2)
 
 
-def run(law: str | None, name: str, parents: Sequence[int], rule: str | None = None) -> Any:
+def run(law, name, parents, rule=None):
     shape = {"name": name, "nodes": len(parents), "depth": 1}
     if name != "dynamic":
         shape["parents"] = list(parents)
@@ -43,7 +41,7 @@ def run(law: str | None, name: str, parents: Sequence[int], rule: str | None = N
     }
 
 
-def made() -> Decoded:
+def made():
     """Four prompts; batches of 1 and 3 by both laws, ten calls each, and tree-greedy on two."""
     accepted = {  # of ten calls with one level, the sibling index that was accepted
         1: [1] * 7 + [0] * 3,  # GSS, one child

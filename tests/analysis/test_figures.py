@@ -8,7 +8,6 @@ import matplotlib
 import numpy as np
 import pandas as pd
 import pytest
-from matplotlib.figure import Figure as Drawing
 from matplotlib.font_manager import findfont
 
 from analysis.acceptance.summary import margins
@@ -20,7 +19,7 @@ from analysis.report.style import STYLE, render
 from analysis.report.sweep_figure import sweep_figure
 from analysis.report.trees import trees
 from analysis.rule_config import expand
-from analysis.rules import Additive, Rule
+from analysis.rules import Additive
 from analysis.statistics.bootstrap import PromptBootstrap, survival
 
 from . import test_acceptance_section, test_decoding_metrics, test_decoding_trees
@@ -37,7 +36,7 @@ RULES = expand(
 )
 
 
-def target(rules: list[Rule], seed: int = 0) -> Target:
+def target(rules, seed=0):
     """Steps with random certificates; a quarter of one rule's are endless."""
     certificates = {}
     for at, rule in enumerate(rules):
@@ -48,7 +47,7 @@ def target(rules: list[Rule], seed: int = 0) -> Target:
     return Target(f"target {seed}", certificates, BOOTSTRAP, np.zeros(STEPS, np.int32), [])
 
 
-def drawn(number: int) -> Drawing:
+def drawn(number):
     figure = survival_figure(number, [target(RULES), target(RULES, 1)])
     return figure.draw()
 
@@ -106,7 +105,7 @@ def test_the_band_is_the_interval_of_the_share():
         np.testing.assert_allclose(found, BOOTSTRAP.share(values > eps), rtol=1e-12)
 
 
-def every_figure(folder: Path) -> dict[str, Drawing]:
+def every_figure(folder):
     """Each figure of the report by its name, and the plot of a sweep."""
     decoded = test_decoding_metrics.made()
     ratios = np.tile(np.linspace(0.05, 0.99, 40), 6)

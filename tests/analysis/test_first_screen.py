@@ -1,7 +1,5 @@
 """The first tables of the page, against the numbers that they are made from."""
 
-from typing import Any
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -21,17 +19,17 @@ from analysis.report.first_screen import (
 )
 from analysis.report.results import Results, Target
 from analysis.report.text import percent_text
-from analysis.rules import Additive, Mars, Multiplicative, Rule, StrictGreedy, Tree
+from analysis.rules import Additive, Mars, Multiplicative, StrictGreedy, Tree
 from analysis.statistics.bootstrap import PromptBootstrap
 from analysis.statistics.trajectories import count_calls
 from analysis.topk import TopK
 
 GREEDY = StrictGreedy()
-RULES: tuple[Rule, ...] = (GREEDY, Additive(0.1), Additive(0.2), Additive(0.3), Mars(0.9), Tree(2))
+RULES = (GREEDY, Additive(0.1), Additive(0.2), Additive(0.3), Mars(0.9), Tree(2))
 STATISTICS = {"acceptance": 0.6, "certified": 0.2, "measured_per_call": 2.5, "departure": 0.1}
 
 
-def results(targets: tuple[str, ...] = ("A", "B")) -> Results:
+def results(targets=("A", "B")):
     rows = [
         {"target": target, "rule": rule.label, "statistic": name, "value": value}
         | {"ci_low": value - 0.05, "ci_high": value + 0.05}
@@ -43,7 +41,7 @@ def results(targets: tuple[str, ...] = ("A", "B")) -> Results:
     return Results(targets, rules, {"acceptance": pd.DataFrame(rows)}, "D")
 
 
-def run(drafter: str, **given: Any) -> dict[str, Any]:
+def run(drafter, **given):
     ends = {"rate": 0.5, "rate_ci_low": 0.4, "rate_ci_high": 0.6, "tokens_per_call": 1.8}
     ends |= {"tokens_per_call_ci_low": 1.7, "tokens_per_call_ci_high": 1.9}
     ends |= {"speedup": 1.2, "ci_low": 1.1, "ci_high": 1.3}
@@ -138,13 +136,13 @@ def test_costs_are_of_the_target_alone_and_of_a_drafted_token():
             "c_q": [np.nan, 1e-6, 0.003],
         }
     )
-    pair: Any = type("Pair", (), {"target": "T", "drafter": "D"})
+    pair = type("Pair", (), {"target": "T", "drafter": "D"})
     said = "T alone: 50 tokens per second, 20 ms per token"
     assert costs(pair, speeds) == f"{said}; D: 3 ms per drafted token."
     assert costs(pair, speeds[:2]) == f"{said}."
 
 
-def made(drafter: bool) -> Target:
+def made(drafter):
     """Four answers of ten steps; the certificates of answer n are near n / 10 nats."""
     rng, size = np.random.default_rng(0), 40
     prompts, tokens = np.repeat(np.arange(4), size // 4), np.arange(size, dtype=np.int32)

@@ -12,7 +12,7 @@ from analysis.report.published import compare, outside, published_section, publi
 from analysis.report.results import Results, Target, certificate_statistics, top_statistics
 from analysis.report.table import together
 from analysis.rule_config import expand
-from analysis.rules import Additive, Multiplicative, Rule, StrictGreedy, TopMAdditive, Typical
+from analysis.rules import Additive, Multiplicative, StrictGreedy, TopMAdditive, Typical
 from analysis.statistics.bootstrap import PromptBootstrap
 from analysis.statistics.run_lengths import run_lengths
 from pipeline.paths import CONF
@@ -66,7 +66,7 @@ def test_monotone_where_mathematics_says_so(target):
     assert medusa[Typical(0.1, 0.09)][2] > math.log(1 + top)  # R <= log(1 + p0)
 
 
-def spread(mean: float, median: float, p5: float, p25: float, top: float = 1.0) -> np.ndarray:
+def spread(mean, median, p5, p25, top=1.0):
     """A prompt's steps, the same for all prompts, with exactly these statistics, none above `top`.
 
     Of 50 steps the ranks 3, 13 and 25 are the quantiles; all others move with the mean.
@@ -79,7 +79,7 @@ def spread(mean: float, median: float, p5: float, p25: float, top: float = 1.0) 
     return np.asarray(low + share * (high - low))
 
 
-def measured(values: dict[Rule, np.ndarray], p0: np.ndarray) -> Results:
+def measured(values, p0):
     bootstrap = PromptBootstrap(np.repeat(np.arange(PROMPTS), EACH), 50, 0.95, 0)
     whole = {rule: (np.tile(steps, PROMPTS),) * 2 for rule, steps in values.items()}
     tokens = np.zeros(PROMPTS * EACH, np.int32)

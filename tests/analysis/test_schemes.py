@@ -2,18 +2,17 @@
 
 from collections.abc import Callable
 from fractions import Fraction
-from typing import Any
 
 import numpy as np
 import pytest
 
 from analysis.decoding import schemes
 from analysis.decoding.lookup import SHORTEST, continuation, lookup_calls
-from analysis.trees.topology import Topology, batch, expansion, sequence, symmetric
+from analysis.trees.topology import batch, expansion, sequence, symmetric
 from tests.divergences import argmax_rank
 from tests.engines.samples import answer_ids, lines
 
-from .exact import Fork, Uniform, distributions, outcomes
+from .exact import Uniform, distributions, outcomes
 
 Rows = Callable[[tuple[int, ...]], np.ndarray]
 SEEDS = range(4)
@@ -53,9 +52,9 @@ def test_relaxed_sampling_emits_what_its_acceptance_gives(seed, relaxed):
     assert bool(relaxed) or wanted == list(p)
 
 
-def child_after_child(tree: Any, drafted: Any, p: Any, also: Any, fork: Fork) -> tuple[Any, int]:
+def child_after_child(tree, drafted, p, also, fork):
     """EAGLE-3's loop: a child is tested with its p, and a rejected token leaves p."""
-    path: list[int] = []
+    path = []
     while True:
         node = path[-1] if path else -1
         weights = p[node + 1].copy()
@@ -92,7 +91,7 @@ def test_following_draws_has_the_law_of_tests_in_order(tree, seed):
         }
 
 
-def matched(tree: Topology, drafted: list[int], choices: list[int]) -> tuple[Any, int]:
+def matched(tree, drafted, choices):
     return schemes.matching_path(tree, drafted, lambda node, _: choices[node + 1])
 
 
@@ -129,7 +128,7 @@ def test_impossible_rejection_and_rounding_leave_a_token_of_the_target():
 LENGTH, LONGEST = 4, 3  # of the servers that wrote the samples
 
 
-def scanned(text: list[int], longest: int, count: int, match: str) -> list[int]:
+def scanned(text, longest, count, match):
     """Look for an occurrence one by one, longer ones first."""
     for n in range(min(longest, len(text) - 1), min(longest, SHORTEST) - 1, -1):
         ends = range(n - 1, len(text) - 1)

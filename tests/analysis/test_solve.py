@@ -2,17 +2,16 @@
 
 import math
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
 
 from analysis.acceptance.judgement import judge
-from analysis.acceptance.solve import RESOLUTION, Goal, Solution, solve, solve_accepted
+from analysis.acceptance.solve import RESOLUTION, Goal, solve, solve_accepted
 from analysis.acceptance.summary import kl_needed
 from analysis.certificates.certify import certify
 from analysis.rule_config import ParameterRange, expand
-from analysis.rules import AbsoluteThreshold, Rule, StrictGreedy
+from analysis.rules import AbsoluteThreshold, StrictGreedy
 from analysis.statistics.bootstrap import PromptBootstrap
 from analysis.statistics.trajectories import Trajectories, count_calls
 from analysis.topk import TopK
@@ -33,7 +32,7 @@ DIALS = [
 GOALS = [Goal(0.6), Goal(0.95), Goal(3, True), Goal(2, True, 3)]
 
 
-def build_range(mapping: dict[str, Any]) -> ParameterRange:
+def build_range(mapping):
     (parameter,) = (key for key, value in mapping.items() if isinstance(value, list))
     strict, relaxed = expand([mapping])
     return ParameterRange(parameter, (strict, relaxed))
@@ -46,7 +45,7 @@ def dist():
     return TopK.from_logits(logits, k=12)
 
 
-def reached(dist: TopK, rule: Rule, goal: Goal, weights: np.ndarray | None = None) -> Any:
+def reached(dist, rule, goal, weights=None):
     """What a setting reaches: of the steps, or of each resample."""
     certain = certify(dist, rule).lower > EPS
     steps = np.bincount(STEPS.prompts)
@@ -58,12 +57,12 @@ def reached(dist: TopK, rule: Rule, goal: Goal, weights: np.ndarray | None = Non
     return (w @ above) / (w @ below)
 
 
-def answer(dist: TopK, dial: ParameterRange, goal: Goal) -> Solution:
+def answer(dist, dial, goal):
     (solution,) = solve(dist, dial, EPS, [goal], BOOTSTRAP, STEPS)
     return solution
 
 
-def stricter(dial: ParameterRange, value: float) -> Rule:
+def stricter(dial, value):
     """The rule one place of the grid before a value."""
     kind = type(dial.rules[0].parameters[dial.parameter])
     sign = math.copysign(

@@ -4,7 +4,6 @@ import itertools
 import math
 
 import numpy as np
-import pandas as pd
 import pytest
 
 from analysis.decoding.speed import speedups
@@ -18,7 +17,7 @@ LENGTHS = [1, 7, 128, 40, 3, 64, 128]
 LEVELS = [0.05, 0.25, 0.5, 0.975]
 
 
-def clustered(seed: int, share_infinite: float = 0.2) -> tuple[np.ndarray, np.ndarray]:
+def clustered(seed, share_infinite=0.2):
     """Values with ties and +inf, and the prompt of each."""
     rng = np.random.default_rng(seed)
     prompts = np.repeat(np.arange(len(LENGTHS)), LENGTHS)
@@ -27,13 +26,13 @@ def clustered(seed: int, share_infinite: float = 0.2) -> tuple[np.ndarray, np.nd
     return values, prompts
 
 
-def in_full(values: np.ndarray, prompts: np.ndarray, times: np.ndarray) -> np.ndarray:
+def in_full(values, prompts, times):
     """The values of one resample, written out."""
     parts = [values[prompts == at] for at in range(len(times)) for _ in range(int(times[at]))]
     return np.concatenate(parts)
 
 
-def smallest_reached(values: np.ndarray, level: float) -> float:
+def smallest_reached(values, level):
     """The smallest value that a share `level` of the values does not exceed, by definition."""
     return next(x for x in sorted(values) if np.mean(values <= x) >= level - 1e-12)
 
@@ -134,9 +133,7 @@ def test_an_infinite_prompt_makes_the_resamples_infinite_that_it_is_in():
 # simultaneous intervals of the fastest of several methods
 
 
-def plainly(
-    estimates: np.ndarray, draws: np.ndarray, confidence: float
-) -> list[tuple[float, float]]:
+def plainly(estimates, draws, confidence):
     """The maximum statistic, quantity by quantity and resample by resample."""
     spreads = [np.std([row[m] for row in draws]) for m in range(len(estimates))]
     worst = sorted(
@@ -173,7 +170,7 @@ def test_quantities_without_spread_or_value_leave_the_others_alone():
     assert [len(end) for end in simultaneous(np.zeros(0), np.zeros((5, 0)), 0.9)] == [0, 0]
 
 
-def fast(logs: np.ndarray, resamples: int, *families: list[int]) -> np.ndarray:
+def fast(logs, resamples, *families):
     """The target alone takes 1 s a prompt, method m exp(-logs[prompt, m]); (P, M)."""
     prompts, methods = logs.shape
     seconds = np.column_stack([np.ones(prompts), np.exp(-logs)])
@@ -213,11 +210,11 @@ def test_the_interval_of_the_fastest_covers_and_useless_methods_are_not_sure(met
 NAMES = ("per_call", "mean_run", "random_100")
 
 
-def positions(lengths: list[int]) -> np.ndarray:
+def positions(lengths):
     return np.concatenate([np.arange(n) for n in lengths])
 
 
-def walk(trajectories: list[list[bool]]) -> dict[str, float]:
+def walk(trajectories):
     """The estimators, step by step."""
     segments = runs = certified = steps = 0
     from_any = []
@@ -240,7 +237,7 @@ def walk(trajectories: list[list[bool]]) -> dict[str, float]:
     }
 
 
-def estimate(flags: list[list[bool]], resamples: int = 5) -> pd.DataFrame:
+def estimate(flags, resamples=5):
     values = np.concatenate([np.where(part, 0.5, 0.05) for part in flags])
     trajectories = Trajectories.from_positions(positions([len(part) for part in flags]))
     bootstrap = PromptBootstrap(trajectories.prompts, resamples, 0.95, seed=0)
@@ -310,7 +307,7 @@ POSITION = np.concatenate([np.arange(n) for n in SIZES])
 STEPS = Trajectories.from_positions(POSITION)
 
 
-def walked(by_depth: np.ndarray, gamma: int) -> list[tuple[int, int]]:
+def walked(by_depth, gamma):
     """Tested and accepted tokens of each call of one answer, place by place, by depth."""
     depths, tokens = by_depth.shape
     at, calls = 1, []

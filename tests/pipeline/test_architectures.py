@@ -3,8 +3,6 @@
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -27,7 +25,7 @@ SHAPE = {
 }  # fmt: skip
 GROUPED = SHAPE | {"num_key_value_heads": 1, "head_dim": 16, "tie_word_embeddings": False}
 WINDOWS = {"sliding_window": 4, "layer_types": ["sliding_attention", "full_attention"]}
-MADE: dict[str, tuple[str, dict[str, Any], str]] = {  # class of the configuration, and attention
+MADE = {  # class of the configuration, and attention
     "gpt2": ("GPT2Config", SHAPE, "sdpa"),
     "mistral": ("MistralConfig", GROUPED | {"sliding_window": 4}, "sdpa"),
     "gemma2": ("Gemma2Config", GROUPED | WINDOWS, "eager"),
@@ -49,7 +47,7 @@ LINEAR = ("Qwen3NextConfig", GROUPED | {
 LIMIT = 24
 
 
-def write(directory: Path, kind: str, shape: dict[str, Any], attention: str) -> Path:
+def write(directory, kind, shape, attention):
     torch.manual_seed(0)
     config = getattr(transformers, kind)(**shape)
     module = AutoModelForCausalLM.from_config(config, attn_implementation=attention)
@@ -71,14 +69,14 @@ class Faulty(ModelDrafter):
         return draft
 
 
-def plain_logits(plain: Any, prompt: list[int], answer: list[int]) -> np.ndarray:
+def plain_logits(plain, prompt, answer):
     """The logits (n, V) of the answer's steps, in one pass without padding or cache."""
     with torch.inference_mode():
         found = plain(torch.tensor([prompt + answer]), use_cache=False).logits[0]
     return found[len(prompt) - 1 : -1].numpy()
 
 
-def check_dump(directory: Path, root: Path, attention: str, atol: float) -> dict[str, Any]:
+def check_dump(directory, root, attention, atol):
     """Check that the logits stored for three padded prompts are plain ones; return both texts."""
     prompts = tiny.prompts_node(directory, tiny.write_prompts(root / "p.jsonl", 3), count=3)
     task = tiny.dump_node(directory, prompts, attention=attention, steps=LIMIT)

@@ -1,8 +1,6 @@
 """Prompts sent to a server on loopback, and what is left when it, or the command, fails."""
 
 import json
-from pathlib import Path
-from typing import Any
 
 import pytest
 from filelock import FileLock
@@ -26,19 +24,19 @@ def outputs(tmp_path_factory):
     return tmp_path_factory.mktemp("ask")
 
 
-def run(fake: FakeServer, outputs: Path, name: str, *overrides: str) -> list[dict[str, Any]]:
+def run(fake, outputs, name, *overrides):
     """Ask the server, one request at a time; return the lines of the file of answers."""
     one = [] if any("concurrent" in word for word in overrides) else ["ask.concurrent=1"]
     ask.main([fake.url, *STUDY, f"outputs={outputs}", f"ask.name={name}", *one, *overrides])
     return lines(outputs, name)
 
 
-def lines(outputs: Path, name: str) -> list[dict[str, Any]]:
+def lines(outputs, name):
     text = (outputs / "answers" / f"{name}.jsonl").read_text()
     return [json.loads(line) for line in text.splitlines()]
 
 
-def prompts(outputs: Path) -> dict[str, list[int]]:
+def prompts(outputs):
     rows = Study(*STUDY, f"outputs={outputs}").artifact("prompts").read().to_pylist()
     return {row["prompt_id"]: row["token_ids"] for row in rows}
 
@@ -77,13 +75,13 @@ def test_each_engine_is_asked_in_its_own_way(outputs):
 
 
 def test_a_server_that_is_busy_or_drops_connections_is_asked_again(outputs):
-    faults: list[int | str | bytes] = [503, "drop", 429, "text", 500]
+    faults = [503, "drop", 429, "text", 500]
     with serving(FakeServer(faults=faults)) as fake:
         assert [row["custom_id"] for row in run(fake, outputs, "faults")] == list(prompts(outputs))
     assert len(fake.asked) == 5 + 5
 
 
-BAD: dict[bytes | str, str] = {
+BAD = {
     b"{}": "the server sent no answer: {}",
     b'{"choices": []}': "the server sent no answer",
     b'{"choices": [{"index": 0, "text": "x"}]}': "has 0 token ids: 1 to 7 were asked for",

@@ -1,11 +1,7 @@
 """Stage distributions on a random tiny Qwen3, against plain forward passes and `generate`."""
 
-from pathlib import Path
-from typing import Any
-
 import mpmath
 import numpy as np
-import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 import torch
@@ -13,13 +9,11 @@ from scipy import stats
 from transformers import AutoModelForCausalLM
 
 from analysis.topk import TopK
-from pipeline import stored, timing
+from pipeline import stored
 from pipeline.errors import PipelineError
-from pipeline.models import batch_decoding
 from pipeline.models import load as models
 from pipeline.models.batch_decoding import choose, uniforms
 from pipeline.models.logit_statistics import STATISTICS, argmax, logit_statistics, top_k
-from pipeline.stage import Artifact
 from pipeline.workers import out_of_memory
 from tests.pipeline import tiny
 
@@ -29,12 +23,12 @@ def source(tmp_path_factory):
     return tiny.write_prompts(tmp_path_factory.mktemp("prompts") / "prompts.jsonl", 6)
 
 
-def dump(model: Path, source: Path, root: Path, **changes: Any) -> tuple[Artifact, pd.DataFrame]:
+def dump(model, source, root, **changes):
     artifact = tiny.built(tiny.dump_node(model, tiny.prompts_node(model, source), **changes), root)
     return artifact, artifact.read().to_pandas()
 
 
-def prompt_ids(root: Path) -> dict[str, list[int]]:
+def prompt_ids(root):
     table = pq.read_table(next((root / "prompts").glob("*/data.parquet")))
     return dict(zip(table["prompt_id"].to_pylist(), table["token_ids"].to_pylist(), strict=True))
 
@@ -135,40 +129,9 @@ def test_noise_belongs_to_the_prompt_and_position():
     assert not np.intersect1d(uniforms(0, "a", 99), uniforms(1, "a", 99)).size
 
 
-def test_joined_but_unpublished_run_is_not_decoded_again(model, source, tmp_path, monkeypatch):
-    with monkeypatch.context() as patch:
-        patch.setattr(timing, "peak_memory", lambda *_: 1 / 0)
-        with pytest.raises(ZeroDivisionError):
-            dump(model, source, tmp_path)
-    monkeypatch.setattr(batch_decoding, "decode_batch", None)
-    artifact, table = dump(model, source, tmp_path)
-    assert artifact.record["rows"] == {"data": len(table)}
-    assert not list(tmp_path.glob("distributions/.*.partial"))
-
-
-def test_out_of_memory_halves_the_shard(model, source, tmp_path, monkeypatch):
-    expected = dump(model, source, tmp_path / "whole", batch=2)[1]
-    decode, sizes = batch_decoding.decode_batch, []
-
-    def limited(language_model, prompts, *rest):
-        sizes.append(len(prompts))
-        if len(prompts) > most:
-            raise torch.OutOfMemoryError("CUDA out of memory")
-        return decode(language_model, prompts, *rest)
-
-    monkeypatch.setattr(batch_decoding, "decode_batch", limited)
-    most = 2
-    artifact, table = dump(model, source, tmp_path / "halved", batch=6)
-    assert sizes == [6, 3, 2, 1, 3, 2, 1]  # a shard that has not failed is tried whole
-    assert table["token_id"].tolist() == expected["token_id"].tolist()
-    assert artifact.facts["shards"] == 4
-    most = 0
-    with pytest.raises(PipelineError, match=r"tiny: id\d alone does not fit .*prompts.max_tokens"):
-        dump(model, source, tmp_path / "never", batch=1)
-
-
 @pytest.mark.parametrize("error", [
     MemoryError(),
+    torch.OutOfMemoryError("CUDA out of memory"),
     RuntimeError("[enforce fail at alloc_cpu.cpp] . DefaultCPUAllocator: can't allocate memory"),
     RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
     RuntimeError("CUDA error: out of memory"),

@@ -1,21 +1,15 @@
 """Drafts: against plain float64 arithmetic on unpadded forward passes, and what is refused."""
 
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 
 from pipeline.errors import PipelineError
 from pipeline.models import compare, load
 from pipeline.models.compare import read_pair
-from pipeline.models.heads.hidden_drafter import HiddenDrafter
-from pipeline.models.language_model import LanguageModel
 from pipeline.models.prompt_tokens import check_same_tokens, common_rows
-from pipeline.stage import Out
 from pipeline.stages.prompts import STAGE as PROMPTS_STAGE
 from pipeline.store import Store
 from tests import divergences
@@ -30,7 +24,7 @@ ANSWERS = {"a": [20, 21, 22, 23], "b": [24, 25], "c": [26, 27, 28]}
 TARGET = random_model(VOCAB, seed=1)
 
 
-def plain(model: LanguageModel, name: str) -> np.ndarray:
+def plain(model, name):
     """Logits of one prompt's answer: one forward pass without a cache."""
     ids = torch.tensor([PROMPTS[name] + ANSWERS[name]])
     with torch.inference_mode():
@@ -38,14 +32,7 @@ def plain(model: LanguageModel, name: str) -> np.ndarray:
     return logits[len(PROMPTS[name]) - 1 : -1].numpy()
 
 
-def made(
-    root: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    drafter: LanguageModel | HiddenDrafter,
-    target: LanguageModel = TARGET,
-    temperature: float = 0.0,
-    **of_drafter: Any,
-) -> Any:
+def made(root, monkeypatch, drafter, target=TARGET, temperature=0.0, **of_drafter):
     """The artifact of a pair on `ANSWERS`, decoded at a temperature."""
     store = Store(root)
     prompts = planned(PROMPTS_STAGE, "tiny", {})
@@ -54,7 +41,7 @@ def made(
     publish(prompts, store, lambda out: out.write_rows(rows))
     decoded = dump_of(used(root, label="T", batch=2), {"prompts": prompts}, temperature=temperature)
 
-    def write(out: Out) -> None:
+    def write(out):
         steps = [
             {"prompt_id": name, "position": at, "token_id": token, "top_ids": [], "top_logits": []}
             | dict.fromkeys(("logsumexp", "top_surprisal", "log_tail", "entropy"), 0.0)
@@ -95,7 +82,7 @@ def test_all_columns_equal_plain_forward_passes(tmp_path, monkeypatch):
     np.testing.assert_allclose(q, np.exp(divergences.log_softmax(w)), rtol=1e-4)
 
 
-def check_pair_columns(table: pd.DataFrame, z: np.ndarray, w: np.ndarray) -> None:
+def check_pair_columns(table, z, w):
     """Float32 passes with a cache: logits agree to about 1e-5."""
     wanted = divergences.compare_logits(z, w)
     for name in ("kl", "draft_token_id", "draft_rank", "draft_log_prob", "argmax_rank"):

@@ -1,7 +1,5 @@
 """EAGLE-3 heads: random checkpoints against the plain architecture, cached, by depth, refused."""
 
-from typing import Any
-
 import pytest
 import torch
 from transformers import (
@@ -20,7 +18,6 @@ from pipeline.decoding.verify import Match
 from pipeline.errors import PipelineError
 from pipeline.hub import Identities
 from pipeline.models.heads.feature_head import given_text
-from pipeline.models.heads.hidden_drafter import HiddenDrafter
 from pipeline.models.heads.load import LAYERS, load_head
 from pipeline.models.load import wrap
 from pipeline.models.passes import Texts
@@ -41,7 +38,7 @@ from tests.pipeline.heads import states_of, used
 
 DEPTH = 7  # of the target: hidden states after 2, 3 and 4 layers are read
 TREE = Topology((-1, -1, 0, 0, 1, 2, 4))  # in level order
-CLOSE: dict[str, Any] = {"atol": 2e-5, "rtol": 1e-5}
+CLOSE = {"atol": 2e-5, "rtol": 1e-5}
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +46,7 @@ def target():
     return tiny.random_model(V, layers=DEPTH)
 
 
-def begun(model: HiddenDrafter, text: list[int], tree: Topology | None = None) -> HeadDrafter:
+def begun(model, text, tree=None):
     """A drafter that has read a text but its last token."""
     drafter = HeadDrafter(model, Greedy(), tree)
     hidden = states_of(model.target, text[:-1], model.layers)[None]
@@ -129,7 +126,7 @@ def test_trees_are_drafted_branch_by_branch(target, tmp_path):
     for node in range(ROOT, len(TREE)):
         children = TREE.children[node]
         if children:
-            branch: list[int] = []
+            branch = []
             up = node
             while up != ROOT:
                 branch.insert(0, tokens[up])
@@ -139,7 +136,7 @@ def test_trees_are_drafted_branch_by_branch(target, tmp_path):
 
 
 @torch.inference_mode()
-def drafted_plainly(model: HiddenDrafter, text: list[int], count: int) -> list[int]:
+def drafted_plainly(model, text, count):
     """Greedy drafts after a text, each by a pass over all entries without a cache."""
     states = model.head.fuse(states_of(model.target, text[:-1], model.layers)[None])
     tokens = list(text)
@@ -236,7 +233,7 @@ def test_pickled_weights_are_part_of_the_identity(tmp_path):
     assert found[0] != found[1]
 
 
-SMALL: dict[str, Any] = {
+SMALL = {
     "vocab_size": 24, "hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 2,
     "intermediate_size": 40,
 }  # fmt: skip

@@ -3,9 +3,6 @@
 import json
 import re
 import shutil
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +12,7 @@ from transformers import AutoModelForCausalLM
 from analysis.decoding.replay import Replayed
 from pipeline import engine
 from pipeline.engines.counts import read_sums
-from pipeline.engines.logs import EngineLog, read_log, stacked
+from pipeline.engines.logs import read_log, stacked
 from tests.engines.samples import SAMPLES, answer_ids, lines
 
 COUNT = 6  # answers of the samples, of 30
@@ -24,9 +21,7 @@ MINI, SMOLLM2 = 2048, 49_152  # tokens of the vocabularies
 LOOKUP = ["decoding.lookup_match=earliest", "drafter=none"]
 
 
-def written(
-    folder: Path, name: str, change: Callable[[dict[str, Any]], None] | None = None
-) -> Path:
+def written(folder, name, change=None):
     """Write the first answers of a sample, changed, without pages."""
     rows = lines(name)[:COUNT]
     if change is not None:
@@ -42,11 +37,11 @@ def outputs(tmp_path_factory):
     return tmp_path_factory.mktemp("check")
 
 
-def check(outputs: Path, *words: str | Path) -> None:
+def check(outputs, *words):
     engine.main([*map(str, words), *STUDY, f"outputs={outputs}"])
 
 
-def log_of(name: str, vocab_size: int = MINI) -> EngineLog:
+def log_of(name, vocab_size=MINI):
     return read_log(SAMPLES / f"{name}.jsonl.gz", 256, vocab_size)
 
 
@@ -154,7 +149,7 @@ def test_a_clock_that_cannot_be_right_fails_nothing(tmp_path, capsys):
     assert re.search(r"vllm_ngram\.after\.txt: a step would cost -\d", capsys.readouterr().out)
 
 
-def fewer(row: dict[str, Any]) -> None:
+def fewer(row):
     """Accept one token fewer in a call."""
     counts = row["response"]["metrics"]["speculative_decoding"]
     at = next(i for i, kept in enumerate(counts["per_step_accepted"]) if kept)
@@ -165,12 +160,12 @@ def fewer(row: dict[str, Any]) -> None:
     counts["acceptance_histogram"][kept - 1] += 1
 
 
-def other(row: dict[str, Any]) -> None:
+def other(row):
     """Put a token that is far from the most probable."""
     row["response"]["choices"][0]["token_ids"][20] = 1000
 
 
-def ended(row: dict[str, Any]) -> None:
+def ended(row):
     """End the answer ten tokens earlier."""
     del row["response"]["choices"][0]["token_ids"][-10:]
 
@@ -226,11 +221,11 @@ def test_a_certified_token_that_was_rejected_is_counted():
     assert (replayed.tested, replayed.rejected) == (4, 1)
 
 
-def hot(row: dict[str, Any]) -> None:
+def hot(row):
     row["request"]["temperature"] = 0.5
 
 
-def without_ids(row: dict[str, Any]) -> None:
+def without_ids(row):
     row["request"]["prompt"] = "a text"
 
 
@@ -258,10 +253,10 @@ def test_wrong_files_are_one_line(words, change, message, outputs, tmp_path):
         check(outputs, *files, *words[len(files) :])
 
 
-def timed(folder: Path, name: str, seconds: float, sample: str = "vllm_draft") -> str:
+def timed(folder, name, seconds, sample="vllm_draft"):
     """Write a sample as if every request had taken about as long; a seventh more or less."""
 
-    def clocked(row: dict[str, Any]) -> None:
+    def clocked(row):
         row["seconds"] = seconds * (1 + (int(row["custom_id"][-1], 36) % 3 - 1) / 7)
 
     return str(written(folder, sample, clocked).rename(folder / f"{name}.jsonl"))

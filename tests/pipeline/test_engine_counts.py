@@ -12,7 +12,6 @@ import math
 import re
 import shutil
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -20,7 +19,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from analysis.statistics.trajectories import Trajectories, calls_along
-from pipeline.engines.counts import Counts, read_sums
+from pipeline.engines.counts import read_sums
 from pipeline.engines.pages import page_of, read_page
 from pipeline.engines.runs import gain, read_run
 from pipeline.errors import PipelineError
@@ -29,12 +28,12 @@ from tests.engines.samples import SAMPLES
 FILES = Path(__file__).parent / "engine_counts"
 
 
-def read(path: Path) -> Counts:
+def read(path):
     """Read a page, or the sums of answers."""
     return page_of(path) or read_sums(path)
 
 
-def rows(path: Path, *values: Any) -> Path:
+def rows(path, *values):
     path.write_text("".join(json.dumps(value) + "\n" for value in values))
     return path
 
@@ -248,7 +247,7 @@ def test_places_beyond_any_draft_are_damage():
         read_page("page", text)
 
 
-def asked(folder: Path, name: str, answers: int = 30) -> Path:
+def asked(folder, name, answers=30):
     """Copy the pages of a sample, with a record, as `pipeline.ask` leaves them."""
     for page in ("before", "after"):
         shutil.copy(SAMPLES / f"{name}.{page}.txt", folder)
@@ -258,7 +257,7 @@ def asked(folder: Path, name: str, answers: int = 30) -> Path:
     return folder / f"{name}.jsonl"
 
 
-def page(folder: Path, name: str) -> Counts:
+def page(folder, name):
     found = read_run(asked(folder, name)).page
     assert found is not None
     return found

@@ -3,41 +3,37 @@
 import json
 import math
 import re
-from collections.abc import Callable
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import scipy.special
 
 from analysis import TopK, certify
-from analysis.certificates.certify import Certificates
-from analysis.rules import Additive, Rule, StrictGreedy, Tree, Typical
-from pipeline.engines.logs import EngineLog, prompt_id, prompts_of, read_log, stacked
+from analysis.rules import Additive, StrictGreedy, Tree, Typical
+from pipeline.engines.logs import prompt_id, prompts_of, read_log, stacked
 from pipeline.errors import PipelineError
 from tests.analysis.test_truncation import V, distributions
 
 Answer = list[tuple[int, list[tuple[int, float]]]]  # emitted token, and the top tokens of each step
 STARTS = np.array([0, 30, 31, 70])
-RULES: list[Rule] = [StrictGreedy(), Additive(0.1), Typical(0.1, 0.09), Tree(2)]
+RULES = [StrictGreedy(), Additive(0.1), Typical(0.1, 0.09), Tree(2)]
 
 
-def with_emitted(token: int, top: list[tuple[int, float]]) -> dict[int, float]:
+def with_emitted(token, top):
     """Return the values of a step's tokens, the emitted one first, as vLLM lists them."""
     return dict([(token, dict(top).get(token, top[-1][1] - 1.0)), *top])
 
 
-def in_choice(name: str, logprobs: dict[str, Any]) -> str:
+def in_choice(name, logprobs):
     choice = {"index": 0, "logprobs": logprobs, "finish_reason": "length"}
     return json.dumps({"id": name, "model": "m", "choices": [choice], "usage": {"total_tokens": 9}})
 
 
-def vllm_chat(name: str, answer: Answer, ids: bool = True) -> str:
+def vllm_chat(name, answer, ids=True):
     """vLLM, chat: the emitted token first, one list of as many as were asked for."""
 
-    def entry(token: int, value: float) -> dict[str, Any]:
+    def entry(token, value):
         text = f"token_id:{token}" if ids else f"<{token}>"
         return {"token": text, "logprob": max(value, -9999.0), "bytes": list(text.encode())}
 
@@ -49,7 +45,7 @@ def vllm_chat(name: str, answer: Answer, ids: bool = True) -> str:
     return in_choice(name, {"content": content})
 
 
-def vllm_completions(name: str, answer: Answer) -> str:
+def vllm_completions(name, answer):
     """vLLM, completions: an object by token, and one more where the emitted is not in the top."""
     tokens = [f"token_id:{token}" for token, _ in answer]
     tops = [{f"token_id:{t}": v for t, v in with_emitted(*step).items()} for step in answer]
@@ -57,10 +53,10 @@ def vllm_completions(name: str, answer: Answer) -> str:
     return in_choice(name, {"token_logprobs": own, "tokens": tokens, "top_logprobs": tops})
 
 
-def llama_completion(_: str, answer: Answer) -> str:
+def llama_completion(_, answer):
     """llama.cpp, /completion."""
 
-    def entry(token: int, value: float) -> dict[str, Any]:
+    def entry(token, value):
         value = float(np.finfo(np.float32).min) if np.isinf(value) else value
         return {"id": token, "token": ".", "bytes": [46], "logprob": value}
 
@@ -71,20 +67,20 @@ def llama_completion(_: str, answer: Answer) -> str:
     return json.dumps({"content": "...", "stop": True, "completion_probabilities": found})
 
 
-ENGINES: dict[str, Callable[[str, Answer], str]] = {
+ENGINES = {
     "vllm chat": vllm_chat,
     "vllm completions": vllm_completions,
     "llama.cpp completion": llama_completion,
 }
 
 
-def read_back(log: EngineLog, vocab_size: int) -> TopK:
+def read_back(log, vocab_size):
     """Return a log with the engine's ids as distributions."""
     found = stacked(log.trajectories)
     return TopK.from_log_probs(found["top_ids"], found["log_probs"], log.error, vocab_size)
 
 
-def stored(share: float = 0.2) -> tuple[TopK, np.ndarray]:
+def stored(share=0.2):
     """Steps without zeros, and emitted tokens of which a share are not the most probable."""
     p = distributions(100, seed=3) + 1e-9
     dist = TopK.from_probabilities(p / p.sum(axis=1, keepdims=True))
@@ -93,13 +89,7 @@ def stored(share: float = 0.2) -> tuple[TopK, np.ndarray]:
     return dist, np.where(rng.random(100) < share, other, dist.ids[:, 0])
 
 
-def written(
-    path: Path,
-    write: Callable[[str, Answer], str] | str,
-    k: int = 6,
-    digits: int = 7,
-    share: float = 0.2,
-) -> Path:
+def written(path, write, k=6, digits=7, share=0.2):
     """Write the stored steps as four answers with k log-probabilities a step, rounded."""
     dist, emitted = stored(share)
     values = np.round(dist.log_probs[:, :k], digits)
@@ -114,15 +104,15 @@ def written(
     return path
 
 
-def read(path: Path, k: int = 256, vocab_size: int = V, error: float | None = None) -> EngineLog:
+def read(path, k=256, vocab_size=V, error=None):
     return read_log(path, k, vocab_size, error)
 
 
-def sizes(log: EngineLog) -> dict[str, int]:
+def sizes(log):
     return {prompt_id(key): len(steps) for key, steps in log.trajectories.items()}
 
 
-def contained(found: Certificates, exact: Certificates) -> bool:
+def contained(found, exact):
     return bool(np.all((found.lower <= exact.lower) & (exact.upper <= found.upper)))
 
 
@@ -191,7 +181,7 @@ FIRST = ("choices", 0, "logprobs", "content", 0)  # token of a chat answer
 TOP = (*FIRST, "top_logprobs")
 
 
-def edited(path: Path, changes: dict[tuple[Any, ...], Any], line: int = 1) -> Path:
+def edited(path, changes, line=1):
     """Put values into the object of a line; callable ones get the old value."""
     lines = path.read_text().splitlines()
     body = json.loads(lines[line])
@@ -205,11 +195,11 @@ def edited(path: Path, changes: dict[tuple[Any, ...], Any], line: int = 1) -> Pa
     return path
 
 
-def own(by: float) -> dict[tuple[Any, ...], Any]:
+def own(by):
     return {(*FIRST, "logprob"): lambda value: value + by}
 
 
-MESSAGES: dict[str, dict[tuple[Any, ...], Any]] = {
+MESSAGES = {
     "mixes two models: m in line 1 and other in line 2": {("model",): "other"},
     "line 2 has no logprobs: ask for": {FIRST[:3]: None},
     r"line 2 can't be read \(KeyError: 'logprob'": {(*TOP, 1): {"token": "token_id:3"}},
@@ -286,9 +276,7 @@ def test_steps_that_are_left_out_part_an_answer(tmp_path):
     assert log.k == 6
 
 
-def logged(
-    path: Path, values: np.ndarray, emitted: np.ndarray | None = None, engine: str = "vllm chat"
-) -> Path:
+def logged(path, values, emitted=None, engine="vllm chat"):
     """Write rows of full logarithms: the 20 largest of each, of one answer."""
     order = np.argsort(-values, axis=1, kind="stable")
     first = order[:, 0] if emitted is None else emitted
@@ -300,7 +288,7 @@ def logged(
     return path
 
 
-def logits(steps: int, size: int = 1000) -> np.ndarray:
+def logits(steps, size=1000):
     rng = np.random.default_rng(1)
     return rng.gumbel(size=(steps, size)) * rng.gamma(2, 1.5, size=(steps, 1))
 
@@ -374,7 +362,7 @@ def test_lists_of_other_steps_are_told(tmp_path):
     assert read(few, vocab_size=1000).excluded == {}  # by chance
 
 
-def rows_of(path: Path, change: Callable[[dict[str, Any]], None]) -> Path:
+def rows_of(path, change):
     """Change the object of every line."""
     rows = list(map(json.loads, path.read_text().splitlines()))
     for row in rows:

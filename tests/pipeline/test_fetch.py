@@ -4,7 +4,6 @@ import os
 import re
 import time
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from huggingface_hub import constants, utils
@@ -36,17 +35,17 @@ def hub(tmp_path, monkeypatch):
 @pytest.fixture
 def waits(monkeypatch):
     """The waits that were made, none of which takes time."""
-    seconds: list[float] = []
+    seconds = []
     monkeypatch.setattr(time, "sleep", seconds.append)
     return seconds
 
 
-def taken(_: Hub) -> Path:
+def taken(_):
     """The files of a model, fetched."""
     return hub_files(NAME, None, MODEL_FILES, KEY)
 
 
-def refused(hub: Hub, message: str) -> None:
+def refused(hub, message):
     """One line that names the key, the model and what the client said, and a way out."""
     with pytest.raises(PipelineError, match=f"^{KEY}={NAME}: .*{message}") as error:
         taken(hub)
@@ -152,7 +151,7 @@ def test_a_damaged_blob_is_found_before_it_is_used(hub, name, capsys, monkeypatc
     blob.write_bytes(bytes([whole[0] ^ 1]) + whole[1:])
     assert (taken(hub) / name).read_bytes() == whole
     assert f"{KEY}={NAME}: {name} is damaged, fetching again" in capsys.readouterr().err
-    hashed: list[Path] = []
+    hashed = []
     digest = client.file_digest
     monkeypatch.setattr(client, "file_digest", lambda path: hashed.append(path) or digest(path))
     blob = (taken(hub) / name).resolve()

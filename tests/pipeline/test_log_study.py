@@ -3,7 +3,6 @@
 import re
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -86,7 +85,7 @@ def test_pieces_and_choices_of_a_prompt_are_resampled_together():
     ids = ["a", "a", "a+3", "a#1", "b", "b+2", "c#12", "c#13"]
     steps = pa.table({"prompt_id": ids, "position": [0, 1, 0, 0, 0, 0, 0, 0]})
     for settings, prompts in (({"log": {}}, 4), ({}, 7)):  # of a model every answer is a prompt
-        task: Any = SimpleNamespace(settings=settings)
+        task = SimpleNamespace(settings=settings)
         trajectories, bootstrap = resampled(steps, task, Resampling(50, 0.9, 0))
         assert (bootstrap.count, len(trajectories.starts)) == (prompts, 7)
         assert bootstrap.weights.shape == (50, prompts)

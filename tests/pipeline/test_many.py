@@ -9,7 +9,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -17,10 +16,9 @@ import torch
 from conf.schema import Execution
 from pipeline import ray_workers
 from pipeline.errors import TERMINATED, PipelineError
-from pipeline.models.spec import ModelSpec
 from pipeline.paths import ROOT
 from pipeline.ray_workers import allocate, connect
-from pipeline.shards import Shard, compute_shards
+from pipeline.shards import compute_shards
 from pipeline.stage import Inputs, Json, Out, Task
 from pipeline.stages import distributions
 from pipeline.study import STAGES
@@ -41,7 +39,7 @@ from tests.pipeline.tiny import (
 PROMPTS = [*"abcdefghijk"]
 
 
-def die_once(names: Sequence[str], folder: Path) -> None:
+def die_once(names, folder):
     """Kill this process when the folder has a file of an item's name; the file goes first."""
     for name in names:
         if (folder / name).exists():
@@ -92,17 +90,17 @@ class Mortal(distributions.DistributionsWorker):
 def ray():
     """Ray on this machine, as if it had two processors."""
     ray = pytest.importorskip("ray")
-    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
+    quiet = {"log_to_driver": False, "logging_level": "ERROR"}
     ray.init(address="local", num_cpus=2, include_dashboard=False, **quiet)
     yield ray
     ray.shutdown()
 
 
-def on_ray(model: ModelSpec, workers: int | None) -> ModelSpec:
+def on_ray(model, workers):
     return replace(model, execution=Execution(engine="ray", workers=workers))
 
 
-def computed(folder: Path, workers: int = 0, **toy: Any) -> tuple[list[Shard], Out]:
+def computed(folder, workers=0, **toy):
     """The shards of toys: by this process, or by some workers of Ray's."""
     model = used("", label="toy")
     models = (on_ray(model, workers) if workers else model,)
@@ -112,10 +110,8 @@ def computed(folder: Path, workers: int = 0, **toy: Any) -> tuple[list[Shard], O
     return compute_shards(task, {}, out, PROMPTS, Toy), out
 
 
-@pytest.mark.parametrize(
-    ("workers", "fits", "dying"),
-    [pytest.param(1, 1, [], marks=pytest.mark.thorough), (2, 2, ["g"])],
-)
+@pytest.mark.thorough
+@pytest.mark.parametrize(("workers", "fits", "dying"), [(1, 1, []), (2, 2, ["g"])])
 def test_shards_are_those_of_this_process_whoever_computes_and_dies(
     ray, tmp_path, workers, fits, dying
 ):

@@ -3,8 +3,6 @@
 import importlib
 import json
 import os
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -18,7 +16,7 @@ from pipeline.files import file_digest
 from pipeline.hub import Identities, Identity
 from pipeline.models.cached_steps import relative_error
 from pipeline.models.devices import check_threads
-from pipeline.models.load import LanguageModel, check_pair, load_model, load_tokenizer
+from pipeline.models.load import check_pair, load_model, load_tokenizer
 from pipeline.models.passes import Texts
 from tests.pipeline import tiny
 
@@ -28,11 +26,11 @@ def directory(tmp_path):
     return tiny.write_model(tmp_path / "model")
 
 
-def load(directory: Path | str, device: str = "cpu", **changes: Any) -> LanguageModel:
+def load(directory, device="cpu", **changes):
     return load_model(tiny.used(directory, device=device, **changes))
 
 
-def last_logits(model: LanguageModel, ids: torch.Tensor) -> torch.Tensor:
+def last_logits(model, ids):
     with torch.inference_mode():
         return Texts(model, ids.shape[1]).read(ids)[:, -1]
 

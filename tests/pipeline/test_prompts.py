@@ -2,8 +2,6 @@
 
 import hashlib
 import json
-from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -25,7 +23,7 @@ SCHEMA = pa.schema(
 )
 
 
-def row(name: str, text: str | None) -> dict[str, Any]:
+def row(name, text):
     turns = [("user", text), ("assistant", "an answer"), ("user", "and then?")]
     messages = [{"content": content, "role": role} for role, content in turns]
     return {"prompt": text, "prompt_id": name, "messages": messages}
@@ -47,19 +45,19 @@ def ultrachat(tmp_path):
     return directory.parent
 
 
-def build(model: Path, source: Path, root: Path, **changes: Any) -> list[dict[str, Any]]:
+def build(model, source, root, **changes):
     """The prompts of a source in the order of its rows."""
     artifact = tiny.built(tiny.prompts_node(model, source, **changes), root)
     return sorted(artifact.read().to_pylist(), key=lambda found: found["source_row"])
 
 
-def refused(model: Path, source: Path, root: Path, message: str, **changes: Any) -> None:
+def refused(model, source, root, message, **changes):
     with pytest.raises(PipelineError, match=message) as error:
         build(model, source, root, **changes)
     assert "\n" not in str(error.value)
 
 
-def lines(path: Path, *rows: Any) -> Path:
+def lines(path, *rows):
     path.write_text("".join(json.dumps(row) + "\n\n" for row in rows))  # empty lines are no rows
     return path
 

@@ -2,7 +2,6 @@
 
 import math
 import re
-from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
 
@@ -41,7 +40,7 @@ BROKEN = "</script><script>window.broken = 1</script><img src=x onerror='window.
 NAMED = "a <script>window.broken = 1 <img src=x onerror='window.broken = 2'>"  # names have no "/"
 
 
-def build(root: Path) -> tuple[MadeUp, Artifact]:
+def build(root):
     store = Store(root)
     made = MadeUp(store, RULES)
     return made, store.get(made.report(LABELS, [0, 1]))

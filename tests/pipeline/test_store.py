@@ -4,7 +4,6 @@ import errno
 import multiprocessing
 import os
 import shutil
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,7 +17,7 @@ from pipeline.columns import Column, check_schema
 from pipeline.errors import DamagedError, PipelineError
 from pipeline.files import json_digest
 from pipeline.shards import unfinished
-from pipeline.stage import Artifact, Task
+from pipeline.stage import Artifact
 from pipeline.store import Store
 from pipeline.study import STAGES
 from tests.pipeline import toy
@@ -34,7 +33,7 @@ def store(tmp_path, monkeypatch):
     return Store(tmp_path / "artifacts")
 
 
-def log(store: Store) -> list[str]:
+def log(store):
     """What was computed since the last call."""
     path = store.root.parent / "log"
     lines = path.read_text().splitlines() if path.exists() else []
@@ -42,17 +41,17 @@ def log(store: Store) -> list[str]:
     return [line.split()[0] for line in lines]
 
 
-def found(store: Store, task: Task) -> Artifact:
+def found(store, task):
     artifact = store.find(task)
     assert artifact is not None
     return artifact
 
 
-def remove(store: Store, task: Task) -> None:
+def remove(store, task):
     shutil.rmtree(found(store, task).directory)
 
 
-def flip(path: Path) -> None:
+def flip(path):
     """Change one bit in the middle of a file; its times and inode stay."""
     state, content = path.stat(), bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
@@ -185,7 +184,7 @@ def test_verify_names_what_it_can_not_set_aside(store, monkeypatch, capsys):
     assert "0 artifacts verified, 0 damaged; 0 unfinished" in capsys.readouterr().out
 
 
-DAMAGES: dict[str, Callable[[Path, Path], object]] = {
+DAMAGES = {
     "a bit": lambda data, _: flip(data),
     "truncated": lambda data, _: data.write_bytes(data.read_bytes()[:-9]),
     "missing": lambda data, _: data.unlink(),

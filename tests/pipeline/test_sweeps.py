@@ -1,11 +1,8 @@
 """The table of a sweep: both ends of what certificates leave open."""
 
-import math
 import shutil
 from itertools import product
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -52,22 +49,7 @@ def test_tables_of_certificates_and_run_lengths_have_intervals_and_mark_lower_bo
         assert f"≥ {row['value']:.4g}" in line or not row["censored"]
 
 
-def test_a_table_is_aligned_and_leaves_out_what_is_empty(capsys):
-    sweeps.print_table([
-        {"name": "a", "count": 12000, "share": 0.123456, "empty": None, "value": 3.0,
-         "ci_low": 2.0, "ci_high": 4.04},
-        {"name": "long", "share": math.nan, "value": 3.0, "ci_low": 3.0,
-         "ci_high": 3.0, "more": True},
-    ])  # fmt: skip
-    assert capsys.readouterr().out.splitlines() == [
-        "name  count   share        value  more",
-        "   a  12000  0.1235  3 [2, 4.04]     –",
-        "long      –       –            3  True",
-        "In brackets: intervals over prompts.",
-    ]
-
-
-def point(directory: Path, number: int, overrides: list[str], rows: list[dict[str, Any]]) -> None:
+def point(directory, number, overrides, rows):
     sweeps.write_point(directory / str(number), overrides, stage="decoding", rows=rows)
 
 
@@ -107,8 +89,8 @@ def test_a_sweep_over_drafters_compares_what_loses_nothing(tmp_path):
     (tmp_path / "timings/tables").mkdir(parents=True)
     (tmp_path / "tables").mkdir()
     pd.DataFrame(of_rule).to_csv(tmp_path / "tables/acceptance.csv")
-    artifact: Any = SimpleNamespace(directory=tmp_path, facts={"targets": ["T"]})
-    task: Any = SimpleNamespace(settings={"drafter": "D"})
+    artifact = SimpleNamespace(directory=tmp_path, facts={"targets": ["T"]})
+    task = SimpleNamespace(settings={"drafter": "D"})
     [row] = summary(task, artifact)
     assert (row["target"], row["drafter"], row["accepted"]) == ("T", "D", 0.5)
     assert (row["certified"], row["certified_ci_low"], row["prompts"]) == (0.375, 0.1, 40)

@@ -3,7 +3,7 @@
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from fractions import Fraction
 from functools import partial
 from typing import Any
@@ -26,7 +26,7 @@ from analysis.trees.topology import (
 from pipeline.decoding.choices import TEST, TOKEN, Drawn, DrawnRace, Greedy, Noise, Race
 from pipeline.decoding.drafters import ModelDrafter
 from pipeline.decoding.loop import decode
-from pipeline.decoding.verify import DrawnPath, Match, SpeculativeSampling, Verifier
+from pipeline.decoding.verify import DrawnPath, Match, SpeculativeSampling
 from tests import divergences
 from tests.analysis.exact import Fork, Uniform, distributions, outcomes
 from tests.pipeline.decoding.pair import CPU, Markov
@@ -51,7 +51,7 @@ class ForkedNoise:
 
     def __init__(self, fork: Fork) -> None:
         self._fork = fork
-        self._made: dict[Key, Uniform] = {}
+        self._made = {}
         self.uniforms = self
 
     def at(self, *key: Hashable) -> Any:
@@ -90,18 +90,18 @@ class ForkedDraft:
         return torch.tensor(tokens), q[:, 0], q
 
 
-def draw(weights: np.ndarray, uniform: Any) -> int:
+def draw(weights, uniform):
     """A draw by inversion, the sums in fractions so that the last one is the whole."""
     sums = list(itertools.accumulate(Fraction(float(weight)) for weight in weights))
     return next(at for at, total in enumerate(sums) if uniform * sums[-1] < total)
 
 
-def check_law(law: Counter[Any], target: Fractions, last: int, limit: int) -> None:
+def check_law(law, target, last, limit):
     """Check that whole answers have the target's law: to the limit, or to an end token."""
     assert float(sum(law.values())) == pytest.approx(1, abs=ROUNDING)
-    wanted: Counter[tuple[int, ...]] = Counter({(): 1.0})
+    wanted = Counter({(): 1.0})
     for _ in range(limit):
-        grown: Counter[tuple[int, ...]] = Counter()
+        grown = Counter()
         for text, weight in wanted.items():
             if text and text[-1] in target.eos:
                 grown[text] += weight
@@ -113,18 +113,13 @@ def check_law(law: Counter[Any], target: Fractions, last: int, limit: int) -> No
         assert float(law[text]) == pytest.approx(float(wanted[text]), abs=ROUNDING), text
 
 
-def sampled(
-    models: tuple[Fractions, Fractions],
-    tree: Topology | None,
-    limit: int,
-    verify: Callable[[Any], Verifier],
-) -> Counter[Any]:
+def sampled(models, tree, limit, verify):
     """The law of answers whose drafts are drawn by inversion."""
     target, smaller = models
 
-    def run(fork: Fork) -> tuple[int, ...]:
+    def run(fork):
         noise = ForkedNoise(fork)
-        choice: Any = ForkedDraft(noise)
+        choice = ForkedDraft(noise)
         source = ModelDrafter(smaller, choice, tree)
         depth = 2 if tree is None else tree.depth
         return tuple(decode(target, source, verify(noise), [0], depth, limit).tokens)
@@ -132,7 +127,7 @@ def sampled(
     return outcomes(run)
 
 
-def pair(seed: int, size: int, eos: tuple[int, ...] = ()) -> tuple[Fractions, Fractions]:
+def pair(seed, size, eos=()):
     """A target and a drafter; the target's logits are finite."""
     return Fractions(seed, size, -1e4, eos), Fractions(seed + 100, size, -math.inf)
 
@@ -161,10 +156,10 @@ def test_speculative_sampling_of_three_tokens_is_lossless(tree):
 GROWN = [DynamicTree(2, 1, 1), DynamicTree(2, 3, 2), DynamicTree(1, 2, 2)]
 
 
-def drawn(target: Fractions, smaller: Fractions, tree: Any, verify: Any) -> Counter[Any]:
+def drawn(target, smaller, tree, verify):
     """The law of answers of two tokens whose drafts are the most probable tokens."""
 
-    def run(fork: Fork) -> tuple[int, ...]:
+    def run(fork):
         source = ModelDrafter(smaller, Greedy(), tree)
         depth = 2 if tree is None else tree.depth
         return tuple(decode(target, source, verify(ForkedNoise(fork)), [0], depth, 3).tokens)
@@ -190,7 +185,7 @@ def test_mars_on_a_batch_emits_what_it_says(tree):
         target, smaller = pair(seed, 3)
         target.table = target.table + 100.0
         law = drawn(target, smaller, tree, lambda n: DrawnPath(1.0, n, Mars(0.5)))
-        wanted: Counter[Any] = Counter()
+        wanted = Counter()
         for first, p_first in enumerate(target.p[0]):
             p, q = target.p[first], smaller.p[first]
             ranked = sorted(range(3), key=lambda token: (-p[token], token))
@@ -235,7 +230,7 @@ class PiecewiseNoise(Noise):
         return torch.tensor([u, 1 - u], dtype=torch.float64)
 
 
-def pieces(models: tuple[Fractions, ...], count: int) -> list[list[tuple[Fraction, Fraction]]]:
+def pieces(models, count):
     """The intervals of u between which no winner changes: their middles, and their lengths."""
     edges = sorted(
         {Fraction(0), Fraction(1), *(Fraction(float(x)) for m in models for x in m.p[:, 0])}
@@ -250,7 +245,7 @@ def test_races_are_lossless(tree, eos):
     depth = 2 if tree is None else tree.depth
     for seed in range(2):
         target, smaller = pair(seed, 2, eos)
-        law: Counter[Any] = Counter()
+        law = Counter()
         accepted = np.zeros(2)  # of the first drafted token, by the one before it
         for races in itertools.product(*pieces((target, smaller), 3)):
             race = Race(1.0, PiecewiseNoise(tuple(u for u, _ in races), depth))
@@ -271,7 +266,7 @@ def test_races_are_lossless(tree, eos):
 @pytest.mark.parametrize("tree", [sequence(2), symmetric(2, 2), UNEVEN], ids=["1", "2", "uneven"])
 def test_drafts_raced_for_without_replacement_are_lossless(tree):
     target, smaller = pair(3, 2)
-    law: Counter[Any] = Counter()
+    law = Counter()
     for races in itertools.product(*pieces((smaller,), 3)):
         us = tuple(u for u, _ in races)
 

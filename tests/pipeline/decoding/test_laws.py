@@ -19,18 +19,18 @@ from analysis.rules import (
     Typical,
 )
 from analysis.topk import TopK
-from analysis.trees.topology import ROOT, Topology, sequence, spec_infer, symmetric
+from analysis.trees.topology import ROOT, sequence, spec_infer, symmetric
 from pipeline.decoding.choices import DRAFT, TOKEN, Inversion, Noise, Race
 from pipeline.decoding.drafters import ModelDrafter, PromptLookup
 from pipeline.decoding.loop import decode
 from pipeline.decoding.shapes import Draft
-from pipeline.decoding.verify import Match, Relaxed, SpeculativeSampling, Verifier, asked, judged
+from pipeline.decoding.verify import Match, Relaxed, SpeculativeSampling, asked, judged
 from pipeline.models.batch_decoding import choose
 from pipeline.models.logit_statistics import invert
 from tests.pipeline.decoding.pair import CPU, UNEVEN, Markov, V
 
 
-def chi_square(counts: np.ndarray, law: np.ndarray) -> float:
+def chi_square(counts, law):
     """The statistic less its mean, in standard deviations; cells expected below 5 are pooled."""
     expected = law.ravel() * counts.sum()
     small = expected < 5
@@ -41,7 +41,7 @@ def chi_square(counts: np.ndarray, law: np.ndarray) -> float:
     return float((statistic - freedom) / np.sqrt(2 * freedom))
 
 
-def eight(seed: int) -> Any:
+def eight(seed):
     """A model of eight tokens."""
     return Markov(1.5 * torch.randn((8, 8), generator=torch.Generator().manual_seed(seed)))
 
@@ -53,9 +53,9 @@ def test_sampled_answers_have_the_law_of_the_target(law):
     counts = np.zeros((8, 8, 8))
     for seed in range(900):
         noise = Noise(seed, "p", 4, CPU, 2)
-        choice: Any = Race(1.3, noise) if law == "races" else Inversion(1.3, noise, DRAFT)
-        verifier: Verifier = Match(choice) if law == "races" else SpeculativeSampling(1.3, noise)
-        source: Any = PromptLookup(2, CPU) if law == "lookup" else ModelDrafter(smaller, choice)
+        choice = Race(1.3, noise) if law == "races" else Inversion(1.3, noise, DRAFT)
+        verifier = Match(choice) if law == "races" else SpeculativeSampling(1.3, noise)
+        source = PromptLookup(2, CPU) if law == "lookup" else ModelDrafter(smaller, choice)
         answer = decode(model, source, verifier, [3, 5], 2, 4)
         counts[tuple(answer.tokens[:3])] += 1
     joint = p[5][:, None, None] * p[:, :, None] * p[None]
@@ -77,7 +77,7 @@ RULES = [
 ]
 
 
-def says(rule: Rule, z: torch.Tensor, drafted: torch.Tensor, **how: bool) -> np.ndarray:
+def says(rule, z, drafted, **how):
     """Which drafted tokens a rule accepts under logits (n, V)."""
     return judged(rule, V, [column.numpy() for column in asked(rule, z, drafted)], **how)
 
@@ -167,9 +167,9 @@ def test_a_draw_has_a_probability_above_zero_whatever_is_rounded():
 TREES = [sequence(1), sequence(5), symmetric(2, 3), spec_infer(5), UNEVEN]
 
 
-def paths(tree: Topology) -> list[tuple[int, ...]]:
+def paths(tree):
     """All paths of a tree from the root on, the empty one first."""
-    found: list[tuple[int, ...]] = [()]
+    found = [()]
     for path in found:
         found += [(*path, child) for child in tree.children[path[-1] if path else ROOT]]
     return found

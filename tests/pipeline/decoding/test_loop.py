@@ -3,20 +3,17 @@
 import copy
 import time
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
 
 from analysis.decoding.lookup import lookup_calls
 from analysis.rules import Additive
-from pipeline.decoding import loop
 from pipeline.decoding.choices import Greedy, Noise, Race
 from pipeline.decoding.drafters import Drafter, ModelDrafter, PromptLookup, model_drafter
 from pipeline.decoding.loop import decode
 from pipeline.decoding.verify import Match, Relaxed
 from pipeline.errors import PipelineError
-from pipeline.models.load import LanguageModel
 from tests.pipeline.decoding.pair import (
     CPU,
     LIMIT,
@@ -32,7 +29,7 @@ from tests.pipeline.decoding.pair import (
 from tests.pipeline.heads import random_head
 
 
-def walked(answer: loop.Answer) -> list[tuple[int, int, int]]:
+def walked(answer):
     """The calls of an answer as `history` gives them."""
     return [(c.position - 1, c.drafted, c.accepted) for c in answer.calls]
 
@@ -69,7 +66,7 @@ def test_a_relaxed_rule_accepts_what_it_says(target, drafter):
 def test_races_decode_what_the_target_alone_decodes_and_share_their_arrival_times(
     target, drafter, monkeypatch
 ):
-    made: list[int] = []
+    made = []
     real = Noise._arrivals
 
     def counted(self, position, vocab_size):
@@ -115,7 +112,7 @@ def test_prompts_that_cannot_be_decoded_say_why(target):
         greedy(target, Drafter(CPU), [5] * 1020, 0)
 
 
-def hooked(model: LanguageModel, ids: list[int], value: float) -> LanguageModel:
+def hooked(model, ids, value):
     """A copy of a model whose logits of some tokens have this value."""
     module = copy.deepcopy(model.module)
     module.lm_head.register_forward_hook(
@@ -124,7 +121,7 @@ def hooked(model: LanguageModel, ids: list[int], value: float) -> LanguageModel:
     return replace(model, module=module)
 
 
-def answer_of(target: LanguageModel, drafter: Any, way: str, prompt: list[int]) -> list[int]:
+def answer_of(target, drafter, way, prompt):
     choice, verifier, tree = WAYS[way](Noise(0, "a", LIMIT, CPU, 3))
     return decode(target, model_drafter(drafter, choice, tree), verifier, prompt, 3, LIMIT).tokens
 
@@ -134,7 +131,7 @@ def answer_of(target: LanguageModel, drafter: Any, way: str, prompt: list[int]) 
 def test_broken_logits_of_a_drafter_are_an_error(way, kind, target, drafter):
     """A draw from them would be the last token, which no test of the target corrects."""
     for broken in (torch.nan, torch.inf):
-        source: Any = hooked(drafter, [7], broken)
+        source = hooked(drafter, [7], broken)
         if kind == "head":
             source = replace(random_head(target), projection=source.module.lm_head)
         with pytest.raises(PipelineError, match=r"the drafter: NaN or infinite .*\(drafter.dtype"):
@@ -156,7 +153,7 @@ def test_look_up_decodes_as_it_is_replayed_up_to_the_end(match, limit):
     """Near the largest length of an answer drafts are cut, to less than the n of a match too."""
     table = torch.full((9, 9), -9.0)
     table[torch.arange(9), (torch.arange(9) + 1) % 9] = 9.0  # 0 to 8, again and again
-    model: Any = Markov(table)
+    model = Markov(table)
     prompt = list(range(9))
     answer = decode(model, PromptLookup(3, CPU, match), Match(Greedy()), prompt, 8, limit)
     replayed = lookup_calls(prompt, answer.tokens, 8, 3, match, limit)

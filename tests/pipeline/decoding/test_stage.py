@@ -16,7 +16,6 @@ from pipeline.decoding import along, pair, sibling_rates
 from pipeline.errors import PipelineError
 from pipeline.methods import method_entries
 from pipeline.models import load
-from pipeline.models.heads.hidden_drafter import HiddenDrafter
 from pipeline.models.passes import Texts
 from pipeline.stage import Artifact
 from pipeline.stages import decoding
@@ -72,12 +71,12 @@ def stage(request, target, drafter, monkeypatch, tmp_path):
     return run
 
 
-def facts_of(artifact: Artifact) -> dict[str, Any]:
+def facts_of(artifact):
     """The facts of its record, as a reader finds them."""
     return Artifact(artifact.directory, artifact.columns).facts
 
 
-def content(artifact: Artifact) -> dict[str, Any]:
+def content(artifact):
     return {
         name: artifact.read(name).to_pylist()
         for name in ("data", "calls", "levels", "trajectory", "contexts", "failures")
@@ -117,7 +116,7 @@ def test_prompts_that_fail_are_recorded_and_the_others_go_on(
 
 
 def test_methods_take_turns(monkeypatch):
-    turns: list[str] = []
+    turns = []
 
     def timed(_, method, *__):
         turns.append(method)
@@ -126,7 +125,7 @@ def test_methods_take_turns(monkeypatch):
     monkeypatch.setattr(pair, "decode_timed", timed)
     monkeypatch.setattr(pair, "check_fits", lambda *_: None)
     monkeypatch.setattr(decoding, "prompt_rows", lambda _, __, timed: {"data": timed})
-    both: Any = SimpleNamespace(runs=["a", "b"], steps=1, target=SimpleNamespace(device=None))
+    both = SimpleNamespace(runs=["a", "b"], steps=1, target=SimpleNamespace(device=None))
     for turn in (2, 3):
         found = decoding.decode_prompt(both, cast("Any", None), turn)
         assert found == {"data": ["A", "B"]}
@@ -134,7 +133,7 @@ def test_methods_take_turns(monkeypatch):
 
 
 @torch.inference_mode()
-def head_logits(model: HiddenDrafter, text: list[int]) -> torch.Tensor:
+def head_logits(model, text):
     """All logits (n, V) of a text at depth 1; of the first token, which has no entry, zeros."""
     hidden = heads.states_of(model.target, text[:-1], model.layers)[None]
     ids = torch.tensor([text[1:]])
@@ -179,7 +178,7 @@ def test_calls_and_levels_of_trees_are_those_of_their_shape(stage):
     shapes = {at: Topology(tuple(run["shape"].get("parents", ()))) for at, run in enumerate(runs)
               if "shape" in run}  # fmt: skip
     assert [len(shape) for shape in shapes.values()] == [14, 8, 6, 6]
-    levels: dict[Any, list[Any]] = {}
+    levels = {}
     for row in found["levels"]:
         levels.setdefault((row["prompt_id"], row["run"], row["position"]), []).append(row)
     for call in found["calls"]:
@@ -237,9 +236,9 @@ MEASURED = [
 ]  # fmt: skip
 
 
-def drafts_of(p: np.ndarray, q: np.ndarray, ranks: list[int], stored: int) -> Any:
+def drafts_of(p, q, ranks, stored):
     """An artifact of stage drafts with the same two distributions at every step."""
-    columns: dict[str, Any] = {"argmax_rank": ranks}
+    columns = {"argmax_rank": ranks}
     for prefix, law in (("", p), ("draft_", q)):
         order = np.argsort(-law, kind="stable")[:stored]
         columns[f"{prefix}top_ids"] = [order.tolist()] * len(ranks)

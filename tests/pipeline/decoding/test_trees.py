@@ -1,7 +1,6 @@
 """Draft trees in the loop: passes against plain passes of the branches, caches, what is counted."""
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -22,10 +21,9 @@ from analysis.trees.topology import (
 from pipeline.decoding import loop
 from pipeline.decoding.choices import Greedy, Noise, Race, first_tokens
 from pipeline.decoding.drafters import Drafter, ModelDrafter, model_drafter
-from pipeline.decoding.loop import Answer, decode, reach
+from pipeline.decoding.loop import decode, reach
 from pipeline.decoding.shapes import inner_nodes
 from pipeline.decoding.verify import Match
-from pipeline.models.language_model import LanguageModel
 from tests.pipeline import heads
 from tests.pipeline.decoding.pair import CPU, LIMIT, PROMPTS, UNEVEN, V, logits, plain_greedy
 
@@ -48,19 +46,17 @@ def source(request, target, drafter):
     return heads.random_head(target, drafted)
 
 
-def branch(tree: Topology, tokens: list[int], node: int) -> list[int]:
+def branch(tree, tokens, node):
     """The drafted tokens that lead to a node, itself the last."""
     return [tokens[one] for one in path_to(tree, node)]
 
 
-def path_to(tree: Topology, node: int) -> list[int]:
+def path_to(tree, node):
     """The nodes from the root on to a node, itself the last."""
     return [] if node == ROOT else [*path_to(tree, tree.parents[node]), node]
 
 
-def drafted_plainly(
-    model: LanguageModel, text: list[int], tree: Topology, race: Race | None, position: int
-) -> list[int]:
+def drafted_plainly(model, text, tree, race, position):
     """The tokens of a tree, each node's children from one plain pass over its branch."""
     tokens = [NOTHING] * len(tree)
     for node in inner_nodes(tree):
@@ -83,9 +79,7 @@ GROWN = [
 ]
 
 
-def grown_plainly(
-    model: LanguageModel, text: list[int], growth: DynamicTree, race: Race | None, position: int
-) -> tuple[list[int], tuple[int, ...]]:
+def grown_plainly(model, text, growth, race, position):
     """Tokens and parents of a grown tree, each node's children from one pass over its branch."""
     values, paths, parents_ = [0.0], [[]], [ROOT]  # the text first
     level = [0]
@@ -151,14 +145,12 @@ def test_trees_decode_what_the_target_alone_does(target, source, tree, prompt):
         check_counts(one, tree)
 
 
-def greedy_on(
-    target: LanguageModel, source: Any, tree: Topology | DynamicTree, prompt: list[int]
-) -> Answer:
+def greedy_on(target, source, tree, prompt):
     own = model_drafter(source, Greedy(), tree)
     return decode(target, own, Match(Greedy()), prompt, tree.depth, LIMIT)
 
 
-def check_counts(answer: Answer, tree: Topology | DynamicTree) -> None:
+def check_counts(answer, tree):
     """What the calls of an answer say fits together."""
     for call in answer.calls:
         left = min(tree.depth, LIMIT - call.position - 1)

@@ -2,15 +2,14 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from assets.tasks.checks import Item, holds, numbers_in_words, score
+from assets.tasks.checks import holds, numbers_in_words, score
 from pipeline.paths import ASSETS
 
 
-def rows(path: Path) -> list[dict[str, Any]]:
+def rows(path):
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
@@ -41,7 +40,7 @@ def test_hand_made_answers(row):
     assert score(ITEMS[str(row["item"])], str(row["answer"])) is row["right"]
 
 
-def item(kind: str, *expected: str, wrong: tuple[str, ...] = ()) -> Item:
+def item(kind, *expected, wrong=()):
     return {"kind": kind, "prompt": "?", "expected": expected, "wrong": wrong}
 
 
