@@ -43,6 +43,11 @@ class SmallStudy:
     printed: str
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Those of the small study first: one worker gets them all, and no other waits for it."""
+    items.sort(key=lambda item: "small_study" not in getattr(item, "fixturenames", ()))
+
+
 def pipeline(*arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
     """Run ``python -m pipeline`` in this process; return its status, and what it printed."""
     out, status = StringIO(), 0

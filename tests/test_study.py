@@ -1,4 +1,4 @@
-"""The whole pipeline from the command line: cached, resumable, reproducible, swept."""
+"""The whole pipeline from the command line: cached, swept, and read by the notebooks."""
 
 import json
 import math

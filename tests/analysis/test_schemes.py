@@ -1,4 +1,4 @@
-"""Laws of verification: exact enumeration in fractions, paths and parts by hand."""
+"""Laws of verification by exact enumeration; prompt look-up by a scan, and as vLLM drafted."""
 
 from collections.abc import Callable
 from fractions import Fraction

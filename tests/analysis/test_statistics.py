@@ -1,4 +1,4 @@
-"""Quantiles, means and the bootstrap over prompts, against resampling in full."""
+"""The bootstrap over prompts against resampling in full; run lengths against walking."""
 
 import itertools
 import math

@@ -116,15 +116,6 @@ def test_statistics_agree_with_the_steps_they_summarise(tmp_path):
     assert (facts["rules"], facts["steps"], facts["violations"]) == (4, 72, 0)
 
 
-def test_answers_that_were_not_sampled_have_no_law_of_stochastic_verification(tmp_path):
-    found, facts = run(tmp_path, drafts(tmp_path, *logits(0.3), sampled=None))
-    rules = set(found.read("statistics")["rule"].to_pylist())
-    assert "speculative sampling" not in rules
-    assert "greedy" in rules
-    assert facts["sampled_temperature"] is None
-    assert len(by_depth(found)) == 0  # of one depth
-
-
 def test_a_certified_step_that_is_rejected_fails_with_the_step(tmp_path):
     z, w = logits(0.3)
     wrong = divergences.compare_logits(z, w)
@@ -156,15 +147,3 @@ def test_every_depth_of_a_draft_is_judged(tmp_path):
     for name in ("acceptance", "certified"):
         shallow, deeper = (table.loc[(depth, "greedy", name), "value"] for depth in (1, 2))
         assert deeper < shallow == first.loc[("greedy", name), "value"]
-
-
-def test_an_infinite_kl_certifies_nothing_that_can_be_rejected(tmp_path):
-    """A reduced vocabulary: q gives some tokens nothing."""
-    z, w = logits(0.3)
-    w[:, ::2] = -np.inf
-    found, facts = run(tmp_path, drafts(tmp_path, z, w, deeper=(w,)))
-    assert np.isinf(by_depth(found)["value"].iloc[0])
-    table = by_depth(found).set_index(["depth", "rule", "statistic"])["value"]
-    assert (table[1, "", "finite"], table[2, "greedy", "certified"]) == (0, 0)
-    assert 0 < table[1, "greedy", "acceptance"] < 1
-    assert facts["violations"] == 0

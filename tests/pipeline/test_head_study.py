@@ -52,10 +52,9 @@ def overrides(folder):
 
 @pytest.fixture(scope="module", params=["reduced", "full"])
 def made(request, overrides, folder):
-    """The study with all but its report."""
+    """The study with its acceptance."""
     made = Study(*overrides, f"drafter.path='{folder / request.param}'", "stage=report")
-    for stage in ("acceptance", "decoding"):
-        made.make(stage)
+    made.make("acceptance")
     return made
 
 

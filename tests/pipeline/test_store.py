@@ -1,4 +1,4 @@
-"""The store: found by meaning, published whole, checked when read, mended."""
+"""The store: found by meaning, published whole, checked when read, mended; its columns."""
 
 import errno
 import multiprocessing

@@ -1,4 +1,4 @@
-"""The table of a sweep: both ends of what certificates leave open."""
+"""Stage certificates, and the table of a sweep: both ends of what certificates leave open."""
 
 import shutil
 from itertools import product
