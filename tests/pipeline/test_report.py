@@ -40,10 +40,14 @@ BROKEN = "</script><script>window.broken = 1</script><img src=x onerror='window.
 NAMED = "a <script>window.broken = 1 <img src=x onerror='window.broken = 2'>"  # names have no "/"
 
 
-def build(root):
+def build(root, labels=LABELS, rules=RULES, **made):
+    """A study and its report without pictures: to draw them takes most of a report's time."""
     store = Store(root)
-    made = MadeUp(store, RULES)
-    return made, store.get(made.report(LABELS, [0, 1]))
+    study = MadeUp(store, rules, **made)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(style, "render", lambda *_: b"")
+        patch.setattr(page, "embedded", lambda _: "data:image/png,")
+        return study, store.get(study.report(labels, range(len(labels))))
 
 
 @pytest.fixture(scope="module")
@@ -162,21 +166,12 @@ def test_two_builds_are_equal_byte_for_byte_and_name_no_place(built, tmp_path):
             assert not re.search(r"\b20\d\d-\d\d-\d\d", text), name
 
 
-@pytest.fixture
-def undrawn(monkeypatch):
-    """No figure is drawn, which takes most of a report's time."""
-    monkeypatch.setattr(style, "render", lambda *_: b"")
-    monkeypatch.setattr(page, "embedded", lambda _: "data:image/png,")
-
-
-@pytest.mark.usefixtures("undrawn")
 def test_names_and_prompts_are_text_whatever_their_characters(tmp_path):
     """Never markup or formulas; every row keeps its cells, and what was escaped reads as given."""
-    store = Store(tmp_path)
     label = r"9|$x$_<b>&amp;%#{a}\^~ *e* [k](u) `c`"
     rules = [{"rule": "greedy"}, {"rule": "tree", "m": 2}]
-    made = MadeUp(store, rules, lengths=(20, 30), texts=[BROKEN, BROKEN])
-    report = store.get(made.report([label, NAMED], [0, 1]))
+    texts = [BROKEN, BROKEN]
+    _, report = build(tmp_path, [label, NAMED], rules, lengths=(20, 30), texts=texts)
     markup, said = (report.directory / "index.html").read_text(), page_text(report.directory)
     assert markup.count("<script") == markup.count("</script") == 1
     assert markup.count("<img") == markup.count('<img src="data:image/png')
@@ -193,12 +188,10 @@ def test_names_and_prompts_are_text_whatever_their_characters(tmp_path):
             assert not set("|#_~") & set(re.sub(r"\$[^$]*\$", "", bare)), line
 
 
-@pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize("rule", [{"rule": "mars", "theta": 0.9}, {"rule": "tree", "m": 2}])
 def test_a_study_of_one_rule_has_a_report(rule, tmp_path):
     """Rules without a closed form leave tables out, and nothing else."""
-    store = Store(tmp_path)
-    report = store.get(MadeUp(store, [rule], lengths=(20, 30)).report(["one"], [0]))
+    _, report = build(tmp_path, ["one"], [rule], lengths=(20, 30))
     assert unnamed(report.directory) == []
     assert (report.directory / "tables/table2.csv").is_file()
 
