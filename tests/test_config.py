@@ -36,7 +36,6 @@ def test_every_option_composes(group, option):
     [
         ("distributions.k=0", "distributions.k=0: should be greater than or equal to 1"),
         ("distributions.k='1'", "distributions.k='1': should be a valid integer"),
-        ("distributions.k=true", "distributions.k=True: should be a valid integer"),
         ("run_lengths.eps=[0.1,nan]", "run_lengths.eps.1=nan: should be a finite number"),
         ("run_lengths.eps=[0.1,0.1]", r"run_lengths.eps=\[0.1, 0.1\]: should have no value twice"),
         ("targets.mini_large.label=../x", r"label='../x': should be a name that begins"),
@@ -46,7 +45,6 @@ def test_every_option_composes(group, option):
         ("device=auto", r"device='auto': has keys of its own: give device\.KEY=VALUE"),
         ("stage=certificate", r"stage='certificate': .*\(did you mean certificates\?\)"),
         ("distributions.kk=3", r"distributions.kk is not known \(did you mean k\?\): give"),
-        ("+distributions.kk=3", r"distributions.kk is not known \(did you mean k\?\): give one of"),
         ("statistcs.seed=1", r"statistcs is not known \(did you mean statistics\?\)"),
         ("~distributions", "distributions must be given"),
         ("+target=local", r"targets\.local\.path must be given"),
@@ -56,7 +54,6 @@ def test_every_option_composes(group, option):
         ("drafter=null", "must be a string or a list.* drafter=null"),
         ("study=[1]", r"study=\[1\]"),
         ("outputs=o'brien", "o'brien.* can't be read: .*quoted: \"key='VALUE'\""),
-        ("study==mini", "'study==mini' can't be read"),
         ("criteria={rule: additive", "'criteria={rule: additive' can't be read"),
         ("criteria.t=0.1,0.2", "'criteria.t=0.1,0.2': give -m as well"),
         ("criteria.t=0.1", "criteria.t is not known: .*a rule as well: criteria=additive"),

@@ -113,6 +113,8 @@ def test_solve_agrees_with_a_sweep_of_certificates(small_study, capsys, tmp_path
     printed = capsys.readouterr().out
     for text in ("80 % of steps", "drafts of 3"):
         assert text in printed
+    rows = pd.read_csv(ROOT / printed.splitlines()[-1].removeprefix("all rows: "))
+    assert set(rows["table"]) == {"solved", "promised", "needed"}
     for more, message in {
         f"outputs={tmp_path}": r"not exist yet: run `python -m pipeline .*stage=dist",
         "solve.rules=[adve]": r"solve\.rules: rule='adve' is not known \(did you mean additive",

@@ -10,7 +10,7 @@ from analysis.decoding import schemes
 from analysis.decoding.lookup import SHORTEST, continuation, lookup_calls
 from analysis.trees.topology import batch, expansion, sequence, symmetric
 from tests.divergences import argmax_rank
-from tests.engines.samples import answer_ids, lines
+from tests.engines import answer_ids, lines
 
 from .exact import Uniform, distributions, outcomes
 

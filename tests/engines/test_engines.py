@@ -17,7 +17,7 @@ from pipeline import ask, engine
 from pipeline.engines.runs import read_run
 from pipeline.study import Study
 from tests.conftest import pipeline
-from tests.engines.samples import answer_ids
+from tests.engines import answer_ids
 from tools import smollm2
 
 ROOT = Path(__file__).resolve().parents[2]

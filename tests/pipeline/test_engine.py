@@ -13,7 +13,7 @@ from analysis.decoding.replay import Replayed
 from pipeline import engine
 from pipeline.engines.counts import read_sums
 from pipeline.engines.logs import read_log, stacked
-from tests.engines.samples import SAMPLES, answer_ids, lines
+from tests.engines import SAMPLES, answer_ids, lines
 
 COUNT = 6  # answers of the samples, of 30
 STUDY = ["study=mini", "target=mini_large", "distributions.steps=48", "distributions.k=16"]

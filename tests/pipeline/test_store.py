@@ -264,6 +264,8 @@ def test_what_fails_leaves_nothing(store, monkeypatch, number):
         store.get(tasks(fail=True)[-1])
     assert not list((store.root / "prompts").iterdir())
     store.get(tasks()[0])
+    with pytest.raises(PipelineError, match="p5 alone does not fit into the memory"):
+        store.get(tasks(fits=0)[-1])
 
 
 def test_a_process_waits_for_who_computes_and_locks_nothing_complete(store):
