@@ -8,7 +8,10 @@ import numpy as np
 import pytest
 import torch
 
+from analysis.decoding import answers
+from analysis.report.accuracy import accuracy_sections
 from pipeline import harness_tasks
+from pipeline.decoding.decoded import read_answered
 from pipeline.errors import PipelineError
 from pipeline.models.load import load_tokenizer
 from pipeline.models.prompt_tokens import chat_text, encode
@@ -282,6 +285,23 @@ def test_the_report_has_a_section_only_once_the_answers_are_there(place, made):
     (without,) = study(place, "accuracy.seed=77", stage="report").tasks["report"]
     assert "accuracy/local" not in without.inputs
     assert without.settings["margin"] is None
+
+
+def test_the_section_shows_accuracy_by_task_and_what_the_clock_says_apart(place, made):
+    (task,) = study(place, stage="report").tasks["report"]
+    one, statistics = read_answered("wide", made[1]), task.runtime.statistics
+    table = answers.accuracy(one, *statistics, 0.05)
+    part, timed = accuracy_sections("narrow", [one], [table], 0.05, statistics.confidence)
+    assert "methods that must not change answers changed none." in part.notes[0]
+    [found] = part.items
+    shown = found.shown.loc["all"]
+    assert set(shown.loc["Autoregressive", "lost, won"]) == {"–"}
+    strict = shown.loc["Strict greedy", ["lost, won", "changed", "nats given up"]]
+    assert strict.tolist() == ["0, 0", "0.0 %", "0.0000"]
+    assert shown.loc["Additive (t = 0.6)", "changed"] not in ("0.0 %", "–")
+    assert set(found.shown.index.get_level_values(0)) == {*found.data["task"]}
+    assert (part.timed, timed.timed) == (False, True)
+    assert not any("speedup" in name or "seconds" in name for name in found.data)
 
 
 def test_answers_are_read_again_by_the_target(place, made):
