@@ -1,7 +1,5 @@
 """A small study with the embedded models, made once for all tests that read artifacts."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from contextlib import redirect_stdout
@@ -45,6 +43,11 @@ class SmallStudy:
     printed: str
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Those of the small study first: one worker gets them all, and no other waits for it."""
+    items.sort(key=lambda item: "small_study" not in getattr(item, "fixturenames", ()))
+
+
 def pipeline(*arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
     """Run ``python -m pipeline`` in this process; return its status, and what it printed."""
     out, status = StringIO(), 0
@@ -62,7 +65,7 @@ def pipeline(*arguments: str, check: bool = True) -> subprocess.CompletedProcess
 
 
 @pytest.fixture(scope="session")
-def small_study(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> SmallStudy:
+def small_study(tmp_path_factory, worker_id):
     """The artifacts of every stage for six prompts, sixteen steps.
 
     The first worker of pytest that needs them makes them for all. Tests only read them.

@@ -4,8 +4,6 @@ All of it takes log-probabilities or logits of N steps, (N, V), and works in flo
 token of probability zero. Divergences are in nats.
 """
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import numpy as np
@@ -21,12 +19,7 @@ STOCHASTIC = ("erss_acceptance", "harmonic_mean")  # known at the temperature of
 def compare_logits(
     target_logits: NDArray[np.floating], draft_logits: NDArray[np.floating]
 ) -> SimpleNamespace:
-    """Compare two (N, V) arrays of logits: the columns of stage drafts, (N,) each.
-
-    Ranks are 1-based, by decreasing probability. Ties are broken against the drafter: of several
-    most probable draft tokens the drafted one is that of worst target rank, and a token that q
-    gives the probability of the target's argmax ranks before it.
-    """
+    """The columns of stage drafts, (N,) each; ranks are 1-based, ties go against the drafter."""
     p, q = log_softmax(target_logits), log_softmax(draft_logits)
     token, rank = drafted_token(target_logits, draft_logits)
     return SimpleNamespace(
@@ -89,10 +82,7 @@ def erss_acceptance(log_p: Floats, log_q: Floats) -> Floats:
 def drafted_token(
     target_logits: NDArray[np.floating], draft_logits: NDArray[np.floating]
 ) -> tuple[Integers, Integers]:
-    """Return the drafter's argmax and its target rank, the worst of tied ones, (N,) each.
-
-    What is accepted must be accepted however the drafter breaks its ties.
-    """
+    """Return the drafter's argmax and its target rank, the worst of tied ones, (N,) each."""
     order = np.argsort(-np.asarray(target_logits), axis=1, kind="stable")
     ranked = np.take_along_axis(draft_logits, order, axis=1)
     last = ranked.shape[1] - 1 - ranked[:, ::-1].argmax(axis=1)

@@ -1,7 +1,5 @@
 """Lists of methods, for tests."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

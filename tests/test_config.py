@@ -1,16 +1,11 @@
 """Every configuration composes; wrong values fail before any work and say what is allowed."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys
 from importlib import import_module
-from pathlib import Path
-from typing import Any
 
 import pytest
-from omegaconf import DictConfig
 
 from pipeline import cli
 from pipeline.config import composed, files_and_overrides, report_name, settings_of
@@ -24,12 +19,12 @@ GROUPS = ("study", "target", "drafter", "prompts", "criteria", "decoding")
 OPTIONS = [(group, path.stem) for group in GROUPS for path in sorted((CONF / group).glob("*.yaml"))]
 
 
-def mini(*overrides: str) -> DictConfig:
+def mini(*overrides):
     return composed(["study=mini", *overrides])
 
 
 @pytest.mark.parametrize(("group", "option"), OPTIONS)
-def test_every_option_composes(group: str, option: str) -> None:
+def test_every_option_composes(group, option):
     config = mini(f"{'+target' if group == 'target' else group}={option}")
     with noted(problems := list[str]()):
         assert build_rules(settings_of(config).criteria)
@@ -41,7 +36,6 @@ def test_every_option_composes(group: str, option: str) -> None:
     [
         ("distributions.k=0", "distributions.k=0: should be greater than or equal to 1"),
         ("distributions.k='1'", "distributions.k='1': should be a valid integer"),
-        ("distributions.k=true", "distributions.k=True: should be a valid integer"),
         ("run_lengths.eps=[0.1,nan]", "run_lengths.eps.1=nan: should be a finite number"),
         ("run_lengths.eps=[0.1,0.1]", r"run_lengths.eps=\[0.1, 0.1\]: should have no value twice"),
         ("targets.mini_large.label=../x", r"label='../x': should be a name that begins"),
@@ -51,7 +45,6 @@ def test_every_option_composes(group: str, option: str) -> None:
         ("device=auto", r"device='auto': has keys of its own: give device\.KEY=VALUE"),
         ("stage=certificate", r"stage='certificate': .*\(did you mean certificates\?\)"),
         ("distributions.kk=3", r"distributions.kk is not known \(did you mean k\?\): give"),
-        ("+distributions.kk=3", r"distributions.kk is not known \(did you mean k\?\): give one of"),
         ("statistcs.seed=1", r"statistcs is not known \(did you mean statistics\?\)"),
         ("~distributions", "distributions must be given"),
         ("+target=local", r"targets\.local\.path must be given"),
@@ -61,7 +54,6 @@ def test_every_option_composes(group: str, option: str) -> None:
         ("drafter=null", "must be a string or a list.* drafter=null"),
         ("study=[1]", r"study=\[1\]"),
         ("outputs=o'brien", "o'brien.* can't be read: .*quoted: \"key='VALUE'\""),
-        ("study==mini", "'study==mini' can't be read"),
         ("criteria={rule: additive", "'criteria={rule: additive' can't be read"),
         ("criteria.t=0.1,0.2", "'criteria.t=0.1,0.2': give -m as well"),
         ("criteria.t=0.1", "criteria.t is not known: .*a rule as well: criteria=additive"),
@@ -74,9 +66,7 @@ def test_every_option_composes(group: str, option: str) -> None:
         ("targets.mini_large.label=mini-small", "label=mini-small is given to two targets"),
     ],
 )
-def test_what_cannot_succeed_is_one_line_before_any_work(
-    override: str, message: str, tmp_path: Path
-) -> None:
+def test_what_cannot_succeed_is_one_line_before_any_work(override, message, tmp_path):
     with pytest.raises(PipelineError, match=message) as error:
         cli.run(mini(f"outputs={tmp_path}", override))
     lines = one_line(error.value).splitlines()
@@ -84,7 +74,7 @@ def test_what_cannot_succeed_is_one_line_before_any_work(
     assert not list(tmp_path.rglob("*.parquet"))
 
 
-def test_all_wrong_values_are_said_at_once() -> None:
+def test_all_wrong_values_are_said_at_once():
     config = mini("statistics.resamples=0", "+prompts.cuont=1", "solve.share=2", "~ask")
     with pytest.raises(PipelineError) as error:
         settings_of(config)
@@ -92,8 +82,8 @@ def test_all_wrong_values_are_said_at_once() -> None:
     assert keys == ["prompts.cuont", "solve.share", "ask", "statistics.resamples"]
 
 
-def test_the_report_has_the_name_of_its_study_and_of_a_model_of_ones_own() -> None:
-    def name(*overrides: str) -> str:
+def test_the_report_has_the_name_of_its_study_and_of_a_model_of_ones_own():
+    def name(*overrides):
         return report_name(settings_of(mini(*overrides)))
 
     own = ["target=local", "targets.local.path=/models/Mine"]
@@ -112,16 +102,16 @@ def test_the_report_has_the_name_of_its_study_and_of_a_model_of_ones_own() -> No
         ({"mine": {"rule": "additive", "t": []}}, r"criteria.mine: t=\[\]: give a value, or"),
     ],
 )
-def test_bad_rules_are_refused(criteria: dict[str, object], message: str) -> None:
+def test_bad_rules_are_refused(criteria, message):
     with pytest.raises(PipelineError, match=message):
         build_rules(criteria)
 
 
-def planned(tmp_path: Path, *overrides: str) -> dict[str, Any]:
+def planned(tmp_path, *overrides):
     return Study(config=mini(f"outputs={tmp_path}", *overrides)).tasks
 
 
-def test_all_that_is_wrong_is_said_at_once_before_torch_is_imported(tmp_path: Path) -> None:
+def test_all_that_is_wrong_is_said_at_once_before_torch_is_imported(tmp_path):
     own = ["target=local", "targets.local.path=./model", "distributions.k=8"]
     code = (
         "import sys\nfrom pipeline import cli\ntry: cli.main()\n"
@@ -140,7 +130,7 @@ def test_all_that_is_wrong_is_said_at_once_before_torch_is_imported(tmp_path: Pa
         assert said in line
 
 
-def test_keys_of_the_configuration_reach_the_keys_of_artifacts(tmp_path: Path) -> None:
+def test_keys_of_the_configuration_reach_the_keys_of_artifacts(tmp_path):
     """A draft length for all methods, and the temperature of the certificates."""
     default, one, three = (
         planned(tmp_path, "stage=decoding", f"decoding.draft_length={at}")["decoding"][0]
@@ -157,7 +147,7 @@ def test_keys_of_the_configuration_reach_the_keys_of_artifacts(tmp_path: Path) -
 
 
 @pytest.mark.thorough
-def test_a_foreign_model_or_tokenizer_is_refused_only_where_it_is_needed(tmp_path: Path) -> None:
+def test_a_foreign_model_or_tokenizer_is_refused_only_where_it_is_needed(tmp_path):
     model = tiny.write_model(tmp_path / "model")
     wanted = ["target=local", f"targets.local.path={model}", "prompts.max_tokens=2000"]
     for stage in ("distributions", "run_lengths"):
@@ -187,10 +177,7 @@ OWN = ["study=mini", "+criteria.mine={_target_: own_rule_a.Mine}"]
         (OWN, "own_rule_a.py", b"def f(:\n", "own_rule_a.Mine cannot be imported: SyntaxError"),
     ],
 )  # fmt: skip
-def test_a_wrong_file_or_rule_is_one_line(
-    arguments: list[str], file: str, content: bytes, message: str, tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+def test_a_wrong_file_or_rule_is_one_line(arguments, file, content, message, tmp_path, monkeypatch):
     (tmp_path / file).parent.mkdir(exist_ok=True)
     (tmp_path / file).write_bytes(content)
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -203,7 +190,7 @@ def test_a_wrong_file_or_rule_is_one_line(
     assert "\n" not in str(end.value)
 
 
-def test_files_and_own_directories_of_a_command_line(tmp_path: Path) -> None:
+def test_files_and_own_directories_of_a_command_line(tmp_path):
     """Nor is an address with a query an override, or an existing file whose name is like one."""
     answers = tmp_path / "k=5.jsonl"
     answers.touch()

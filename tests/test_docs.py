@@ -1,14 +1,26 @@
-"""What the pages name exists, and CONTRIBUTING.md names every folder."""
-
-from __future__ import annotations
+"""What the pages name exists, and the commands and keys that they print are understood."""
 
 import csv
 import pkgutil
 import re
+import shlex
 import tomllib
+import types
+from functools import cache
 from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Union, get_args, get_origin
 
-from pipeline.paths import ROOT
+import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import OmegaConf
+
+from analysis.rules import BUILT_IN
+from conf import schema
+from pipeline.config import OVERRIDE, composed, settings_of
+from pipeline.criteria import build_rules, decoded_rules
+from pipeline.methods import build_methods
+from pipeline.paths import CONF, ROOT
 
 DOCS = list((ROOT / "docs").glob("*.md"))
 RESULTS = ROOT / "benchmarks" / "results"
@@ -16,7 +28,7 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS]
 TOP = "(?:analysis|pipeline|conf|tests|benchmarks|assets|tools)"
 
 
-def test_the_folders_are_those_of_the_tree() -> None:
+def test_the_folders_are_those_of_the_tree():
     tree = (ROOT / "CONTRIBUTING.md").read_text().split("## Where things are")[1].split("\n## ")[0]
     named = re.findall(r"^ {4}( *)(\w+)/ ", tree, re.M)
     found, top = set(), ""
@@ -29,7 +41,7 @@ def test_the_folders_are_those_of_the_tree() -> None:
     assert not [path for path in found if not (ROOT / path).is_dir()]
 
 
-def test_every_path_and_module_on_a_page_exists() -> None:
+def test_every_path_and_module_on_a_page_exists():
     for page in PAGES:
         text = page.read_text()
         for path in re.findall(rf"(?<![\w/.-]){TOP}/[\w./-]*\w", text):
@@ -40,12 +52,12 @@ def test_every_path_and_module_on_a_page_exists() -> None:
             assert find_spec(name), f"{page.name}: python -m {name}"
 
 
-def anchor(heading: str) -> str:
+def anchor(heading):
     """The name that a code host gives a heading."""
     return re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-")
 
 
-def test_every_link_of_a_page_leads_somewhere() -> None:
+def test_every_link_of_a_page_leads_somewhere():
     for page in PAGES:
         text = re.sub(r"^```[\s\S]*?^```", "", page.read_text(), flags=re.M)
         for path, name in re.findall(r"\]\((?!https?:)([^)#\s]*)#?([^)\s]*)\)", text):
@@ -55,7 +67,7 @@ def test_every_link_of_a_page_leads_somewhere() -> None:
             assert not name or name in map(anchor, headings), f"{page.name}: {path}#{name}"
 
 
-def test_every_element_of_the_papers_has_a_place_or_a_reason() -> None:
+def test_every_element_of_the_papers_has_a_place_or_a_reason():
     """Of docs/seeds.md: its tables, figures, code and tests are there."""
     page = (ROOT / "docs/seeds.md").read_text()
     code = "".join(path.read_text() for path in (ROOT / "analysis/report").glob("*.py"))
@@ -79,7 +91,7 @@ def test_every_element_of_the_papers_has_a_place_or_a_reason() -> None:
             assert re.search(rf"^def {test}\(", (ROOT / path).read_text(), re.M), element
 
 
-def test_every_measured_table_names_its_command_and_date() -> None:
+def test_every_measured_table_names_its_command_and_date():
     page = (RESULTS / "README.md").read_text()
     tables = {path.name: path for path in RESULTS.glob("*.csv")}
     assert set(re.findall(r"^\| `(\w+\.csv)` \|", page, re.M)) == tables.keys()
@@ -92,9 +104,134 @@ def test_every_measured_table_names_its_command_and_date() -> None:
         assert {len(row) for row in rows} == {len(rows[0])}, path
 
 
-def test_one_version_is_released() -> None:
+def test_one_version_is_released():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     cited = re.findall(r"^version: (\S+)", (ROOT / "CITATION.cff").read_text(), re.M)
     latest = re.search(r"^## (\d\S*)", (ROOT / "CHANGELOG.md").read_text(), re.M)
     assert latest
     assert [project["version"], *cited] == [latest[1]] * 2
+
+
+COMMAND = re.compile(r"(?:^|\s)(?:python -m ([\w.]+\w)(?!\.?[\w<])|make (?=[a-z]))(.*)", re.S)
+
+
+def commands(page):
+    """Yield the module of every command of a page (make: of a Makefile), and its arguments."""
+    text = page.read_text(encoding="utf-8").replace("\\\n", " ")
+    code = re.compile(r"^ {4,}.*$|^```[\s\S]*?^```$", re.M)
+    blocks = "\n".join(code.findall(text)).splitlines()
+    spans = re.findall(r"`((?:python -m|make) [^`]+)`", code.sub("", text))
+    for line in [*blocks, *(span.replace("\n", " ") for span in spans)]:
+        if found := COMMAND.search(line):
+            words = shlex.split(found[2].partition("; do")[0], comments=True)
+            yield found[1] or "make", words
+
+
+def own_files(page, place):
+    """Write the YAML files of a page, whose first line names them, below `place`."""
+    text = page.read_text(encoding="utf-8")
+    for name, body in re.findall(r"^```yaml\n# (my_conf/\S+)\n([\s\S]*?)^```", text, re.M):
+        (place / name).parent.mkdir(parents=True, exist_ok=True)
+        (place / name).write_text(body)
+
+
+@cache
+def of_groups(*groups):
+    """Compose files of conf/ once for all commands that ask for the same ones."""
+    return composed(groups)
+
+
+def settings(overrides):
+    """Yield what a command sets: of a sweep, what its first and its last point set."""
+    parsed = OverridesParser.create().parse_overrides(list(overrides))
+    swept = [one.is_sweep_override() for one in parsed]
+    for at in (0, -1) if any(swept) else (0,):
+        groups, keys = [], {}
+        for one, many in zip(parsed, swept, strict=True):
+            value = list(one.sweep_iterator())[at] if many else one.value()
+            key = one.get_key_element()
+            if one.is_delete():
+                groups.append(str(one.input_line))
+            elif key.startswith("hydra.") or (CONF / key.lstrip("+")).is_dir():
+                groups.append(f"{key}={one.get_value_element_as_str() if not many else value}")
+            else:
+                keys[key] = value
+        config = of_groups(*groups).copy()
+        for key, value in keys.items():
+            OmegaConf.update(config, key.lstrip("+"), value, force_add=key.startswith("+"))
+        yield settings_of(config)
+
+
+def understood(page, module, words, place):
+    """Return the settings that a command asks for.
+
+    Raises:
+        AssertionError, PipelineError and Hydra's: a target, flag, key, type or value is wrong.
+    """
+    if module == "make":
+        makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+        given = dict(word.split("=", 1) for word in words if "=" in word)
+        for target in (word for word in words if "=" not in word):
+            assert re.search(rf"^{target}:", makefile, re.M), target
+        assert given.keys() <= set(re.findall(r"\$\((\w+)\)", makefile))
+        study = given.get("STUDY")
+        return list(settings([f"study={study}"])) if study else []
+    assert find_spec(module), module
+    own = ("lengths=", "rounds=") if module == "benchmarks.decoding" else ()
+    overrides = [
+        word
+        for word in words
+        if OVERRIDE.match(word) and "=http" not in word and not word.startswith(own)
+    ]
+    origin = Path(find_spec(module).origin or "")
+    package = origin.with_name("__main__.py")
+    source = (package if origin.name == "__init__.py" else origin).read_text(encoding="utf-8")
+    flags = [word.partition("=")[0] for word in words if word.startswith("--")]
+    hydra = {"--config-dir", *(["--help"] if module == "pipeline" else [])}
+    assert all(flag in hydra or f'"{flag}"' in source for flag in flags), flags
+    overrides = [word for word in overrides if not word.startswith("hydra/launcher=")]
+    if "--config-dir" in words:
+        for one in PAGES:
+            own_files(one, place)
+        overrides.append(
+            f"hydra.searchpath=[file://{place / words[words.index('--config-dir') + 1]}]"
+        )
+    return list(settings(overrides))
+
+
+def test_every_command_is_understood(tmp_path):
+    for page in PAGES:
+        for module, words in commands(page):
+            try:
+                for one in understood(page, module, words, tmp_path):
+                    own = "my_rules" in str(one.criteria)
+                    assert own or build_rules(one.criteria)
+                    build_methods(one.decoding.methods, [] if own else decoded_rules(one.criteria))
+            except Exception as error:
+                raise AssertionError(f"{page.name}: {module} {shlex.join(words)}") from error
+
+
+def known(key):
+    """Return whether the configuration may have a key: a parameter of a rule below criteria."""
+    kind = schema.Config
+    for name in key.split("."):
+        options = [one for one in get_args(kind) if one is not types.NoneType]
+        kind = options[0] if get_origin(kind) in (Union, types.UnionType) else kind
+        if kind is Any:
+            return key.partition(".")[0] != "criteria" or any(
+                name in rule.__dataclass_fields__ for rule in BUILT_IN.values()
+            )
+        if get_origin(kind) is dict:
+            kind = get_args(kind)[1]
+        elif name in getattr(kind, "model_fields", {}):
+            kind = kind.model_fields[name].annotation
+        else:
+            return False
+    return True
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_key_is_one_of_the_configuration(page):
+    groups = "|".join(schema.Config.model_fields)
+    named = re.findall(rf"`\+?((?:{groups})(?:\.\w+)+)[`=<]", page.read_text(encoding="utf-8"))
+    assert [key for key in named if not known(key)] == []

@@ -8,13 +8,10 @@ bootstrap over prompts: 0.03 for p0 and 0.04 nats for certificates.
 ``python -m tests.test_reference`` writes the reference anew.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -36,17 +33,17 @@ OVERRIDES = ["study=mini", "criteria={paper: [" + ", ".join(RULES) + "]}"]
 TOLERANCE = {"p0": 0.03, "certificates": 0.04}
 
 
-def point_statistics(values: Any) -> dict[str, float]:
+def point_statistics(values):
     points = np.quantile(values, list(QUANTILES.values()), method="inverted_cdf")
     return {"mean": float(values.mean()), **dict(zip(QUANTILES, points.tolist(), strict=True))}
 
 
-def measure(outputs: Path) -> dict[str, Any]:
+def measure(outputs):
     """Compute dumps and certificates of the full embedded study and summarise them."""
     pipeline(*OVERRIDES, f"outputs={outputs}", "stage=certificates")
     study = Study(*OVERRIDES, f"outputs={outputs}")
     prompts = study.frame("prompts", study.targets[0])
-    found: dict[str, Any] = {
+    found = {
         "prompts": json_digest(prompts[["prompt_id", "n_tokens"]].to_dict("list")),
         "targets": {},
     }
@@ -63,7 +60,7 @@ def measure(outputs: Path) -> dict[str, Any]:
 
 
 @pytest.mark.thorough
-def test_embedded_study_agrees_with_the_reference(tmp_path: Path) -> None:
+def test_embedded_study_agrees_with_the_reference(tmp_path):
     reference, found = json.loads(REFERENCE.read_text()), measure(tmp_path)
     assert found["prompts"] == reference["prompts"]
     assert set(found["targets"]) == set(reference["targets"]) == {"mini_large", "mini_small"}

@@ -1,9 +1,6 @@
 """Every stage computes what it computed when its version was given: see tests.results."""
 
-from __future__ import annotations
-
 import json
-from typing import Any
 
 import pytest
 
@@ -11,19 +8,19 @@ from pipeline.study import STAGES
 from tests import results
 from tests.results.study import FixedStudy
 
-RESULTS: dict[str, Any] = {
+RESULTS = {
     "data": {"position": [0, 1], "accepted": [True, None], "lower": [0.25, float("inf")]},
     "page": ["mean 0.125 of 3 steps", "p5 -1.5e-07"],
 }
 
 
 @pytest.fixture(scope="module")
-def study(tmp_path_factory: pytest.TempPathFactory) -> FixedStudy:
+def study(tmp_path_factory):
     return FixedStudy(tmp_path_factory.mktemp("fixed"))
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_stage_computes_what_its_version_says(stage: str, study: FixedStudy) -> None:
+def test_stage_computes_what_its_version_says(stage, study):
     wrong = results.verdict(stage, study.versions(stage), study.results(stage))
     assert wrong is None, wrong
 
@@ -41,13 +38,13 @@ def test_stage_computes_what_its_version_says(stage: str, study: FixedStudy) -> 
         ("page", 1, "p5 -1.5e-03"),
     ],
 )
-def test_what_counts_as_another_result(file: str, column: Any, value: Any) -> None:
+def test_what_counts_as_another_result(file, column, value):
     changed = json.loads(json.dumps(RESULTS))
     changed[file][column] = value
     assert len(results.differences("decoding", RESULTS, changed)) == 1
 
 
-def test_rounding_is_no_other_result() -> None:
+def test_rounding_is_no_other_result():
     rounded = {"data": RESULTS["data"] | {"lower": [0.25 * (1 + 5e-5), float("inf")]},
                "page": ["mean 0.126 of 3 steps", "p5 2.5e-07"]}  # fmt: skip
     assert results.differences("decoding", RESULTS, rounded) == []

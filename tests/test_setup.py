@@ -1,7 +1,5 @@
 """The Makefile, the environment that it makes, and the pinned versions."""
 
-from __future__ import annotations
-
 import fcntl
 import io
 import os
@@ -25,14 +23,14 @@ TARGETS = PHONY[1].replace("\\\n", " ").split() if PHONY else []
 INHERITED = {"ARGS", "MAKEFLAGS", "MAKELEVEL", "MAKEOVERRIDES", "MFLAGS", "PYTHON", "STUDY"}
 
 
-def make(*arguments: str) -> subprocess.CompletedProcess[str]:
+def make(*arguments):
     environment = {key: value for key, value in os.environ.items() if key not in INHERITED}
     return subprocess.run(
         ["make", *arguments], cwd=ROOT, env=environment, capture_output=True, text=True
     )
 
 
-def test_help_lists_every_target_and_every_target_parses() -> None:
+def test_help_lists_every_target_and_every_target_parses():
     lines = make().stdout.splitlines()
     named = [line.split()[1] for line in lines if line.startswith("  make ")]
     assert ["help", *named] == TARGETS
@@ -42,16 +40,14 @@ def test_help_lists_every_target_and_every_target_parses() -> None:
     assert ".venv/bin/python -m pipeline study=paper stage=certificates" in done.stdout
 
 
-def test_a_study_that_is_none_is_refused_before_anything_is_installed() -> None:
+def test_a_study_that_is_none_is_refused_before_anything_is_installed():
     done = make("fetch", "STUDY=papper")
     assert (done.returncode, done.stdout) == (2, "")
     assert "there is no study papper: STUDY is one of log mars mini paper" in done.stderr
 
 
 @pytest.mark.parametrize("fetched", [0, 1, 130])
-def test_a_model_that_cant_be_fetched_leaves_the_embedded_study(
-    fetched: int, tmp_path: Path
-) -> None:
+def test_a_model_that_cant_be_fetched_leaves_the_embedded_study(fetched, tmp_path):
     python = tmp_path / "python"
     refused = f"echo error: no index >&2; exit {fetched}"
     python.write_text(
@@ -69,7 +65,7 @@ def test_a_model_that_cant_be_fetched_leaves_the_embedded_study(
         assert (done.returncode, ran) == (2, "")
 
 
-def test_what_tests_need_is_installed_for_tests_only() -> None:
+def test_what_tests_need_is_installed_for_tests_only():
     for ready, target, asked in (
         ("1 2 core", "reproduce", ""),
         ("1 2 dev", "reproduce", ""),
@@ -83,11 +79,11 @@ def test_what_tests_need_is_installed_for_tests_only() -> None:
 
 
 @pytest.fixture
-def called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def called(tmp_path, monkeypatch):
     """The commands of an installation, which make nothing but the directories."""
     commands = list[str]()
 
-    def call(*command: str) -> int:
+    def call(*command):
         commands.append(" ".join(command))
         if "venv" in command:
             version = Path(os.__file__).parent.name
@@ -106,9 +102,9 @@ def called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_an_environment_is_made_once_and_an_interrupted_one_from_scratch(
-    called: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def asked(state: str) -> list[str]:
+    called, tmp_path, monkeypatch
+):
+    def asked(state):
         called.clear()
         setup_env.main(state)
         new = [command for command in called if "venv --clear" in command]
@@ -135,7 +131,7 @@ def test_an_environment_is_made_once_and_an_interrupted_one_from_scratch(
     assert not (tmp_path / ".venv/ready").exists()
 
 
-def test_two_at_once_wait_for_each_other(called: list[str], tmp_path: Path) -> None:
+def test_two_at_once_wait_for_each_other(called, tmp_path):
     with (tmp_path / ".venv.lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         other = Thread(target=setup_env.main, args=("1 9 core",))
@@ -147,7 +143,7 @@ def test_two_at_once_wait_for_each_other(called: list[str], tmp_path: Path) -> N
     assert len(called) == 2
 
 
-def test_a_link_is_not_emptied(called: list[str], tmp_path: Path) -> None:
+def test_a_link_is_not_emptied(called, tmp_path):
     """An environment that several checkouts share; making it anew would take it from the others."""
     (tmp_path / "shared").mkdir()
     (tmp_path / ".venv").symlink_to(tmp_path / "shared")
@@ -156,9 +152,7 @@ def test_a_link_is_not_emptied(called: list[str], tmp_path: Path) -> None:
     assert not called
 
 
-def test_torch_is_the_cpu_build_only_on_linux_without_a_driver(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_torch_is_the_cpu_build_only_on_linux_without_a_driver(monkeypatch):
     monkeypatch.delenv("TORCH_INDEX", raising=False)
     monkeypatch.setattr(setup_env.platform, "system", lambda: "Linux")
     monkeypatch.setattr(setup_env, "DRIVERS", ("/nowhere",))
@@ -172,13 +166,12 @@ def test_torch_is_the_cpu_build_only_on_linux_without_a_driver(
     assert setup_env.torch_index() == []
 
 
-def test_every_dependency_is_pinned_within_its_range() -> None:
+def test_every_dependency_is_pinned_within_its_range():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     lines = (ROOT / "constraints.txt").read_text().splitlines()
     pins = {}
     for line in (line for line in lines if not line.startswith("#")):
         pin = re.fullmatch(r"([a-z0-9-]+)==([0-9a-z.]+)( ; [^/]+)?", line)
-        assert pin is not None, f"constraints.txt: {line!r} is not name==version"
         assert pins.setdefault(pin[1], pin[2]) == pin[2], f"{pin[1]} is pinned twice"
     for text in project["dependencies"] + project["optional-dependencies"]["dev"]:
         requirement = Requirement(text)

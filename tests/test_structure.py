@@ -1,12 +1,9 @@
 """What the tree promises: import directions and lazy imports."""
 
-from __future__ import annotations
-
 import ast
 import subprocess
 import sys
 from functools import cache
-from pathlib import Path
 
 import pytest
 
@@ -18,7 +15,7 @@ from tests.conftest import HEAVY
 ALLOWED = {"analysis": {"analysis"}, "conf": {"conf"}, "pipeline": {"analysis", "conf", "pipeline"}}
 
 
-def files(folder: str) -> list[Path]:
+def files(folder):
     return sorted((ROOT / folder).rglob("*.py"))
 
 
@@ -30,12 +27,12 @@ class _Typing(ast.NodeTransformer):
 
 
 @cache
-def imported(path: Path, typing: bool = True) -> set[str]:
+def imported(path, typing=True):
     """Return all names that a file imports, at any depth of its code, modules or not.
 
     Without `typing`, what is imported for type checkers only is left out.
     """
-    found: set[str] = set()
+    found = set()
     tree = ast.parse(path.read_text())
     for node in ast.walk(tree if typing else _Typing().visit(tree)):
         if isinstance(node, ast.Import):
@@ -48,7 +45,7 @@ def imported(path: Path, typing: bool = True) -> set[str]:
 
 
 @pytest.mark.parametrize("folder", sorted(ALLOWED))
-def test_import_directions(folder: str) -> None:
+def test_import_directions(folder):
     assert files(folder)
     for path in files(folder):
         for name in imported(path):
@@ -57,14 +54,14 @@ def test_import_directions(folder: str) -> None:
                 assert top in ALLOWED[folder], f"{path} imports {name}"
 
 
-def test_analysis_touches_no_files_models_or_configuration() -> None:
+def test_analysis_touches_no_files_models_or_configuration():
     banned = {*HEAVY, "hydra", "omegaconf", "pyarrow", "pathlib", "os", "shutil", "subprocess"}
     banned -= {"numba", "matplotlib"}
     for path in files("analysis"):
         assert not {name.split(".")[0] for name in imported(path)} & banned, path
 
 
-def test_stages_do_not_import_each_other() -> None:
+def test_stages_do_not_import_each_other():
     rooms = {f"pipeline.stages.{name}." for name in STAGES}
     for path in files("pipeline"):
         others = tuple(room for room in rooms if not f"{module_of(path)}.".startswith(room))
@@ -72,7 +69,7 @@ def test_stages_do_not_import_each_other() -> None:
             assert not f"{name}.".startswith(others), f"{path} imports {name}"
 
 
-def test_the_stages_are_in_order_and_made_from_what_they_declare(tmp_path: Path) -> None:
+def test_the_stages_are_in_order_and_made_from_what_they_declare(tmp_path):
     assert tuple(STAGES) == schema.STAGE_NAMES
     tasks = Study("study=mini", f"outputs={tmp_path}").tasks
     for at, (name, stage) in enumerate(STAGES.items()):
@@ -83,7 +80,7 @@ def test_the_stages_are_in_order_and_made_from_what_they_declare(tmp_path: Path)
             assert {one.stage.name for one in task.inputs.values()} <= set(stage.upstream), name
 
 
-def test_the_public_names_are_imported_when_asked_for() -> None:
+def test_the_public_names_are_imported_when_asked_for():
     script = (
         "import sys, analysis\n"
         f"assert not [name for name in {(*HEAVY, 'numpy')!r} if name in sys.modules]\n"
@@ -101,16 +98,16 @@ def test_the_public_names_are_imported_when_asked_for() -> None:
     assert 'analysis = ["py.typed", "report/*.toml"]' in (ROOT / "pyproject.toml").read_text()
 
 
-def module_of(path: Path) -> str:
+def module_of(path):
     parts = path.relative_to(ROOT).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def graph() -> dict[str, set[str]]:
+def graph():
     """Which module of the project imports which, at any depth of its code."""
     paths = {module_of(path): path for folder in ALLOWED for path in files(folder)}
 
-    def used(name: str) -> set[str]:
+    def used(name):
         typing = name.startswith("pipeline")  # where not even types make a circle
         found = (imported(paths[name], typing) & set(paths)) - {name}
         # `from package import module` is an import of the module
@@ -119,7 +116,7 @@ def graph() -> dict[str, set[str]]:
     return {name: used(name) for name in paths}
 
 
-def test_no_modules_import_each_other_in_a_circle() -> None:
+def test_no_modules_import_each_other_in_a_circle():
     found = graph()
     while free := {name for name, used in found.items() if not used & set(found)}:
         found = {name: used - free for name, used in found.items() if name not in free}

@@ -1,6 +1,4 @@
-"""The whole pipeline from the command line: cached, resumable, reproducible, swept."""
-
-from __future__ import annotations
+"""The whole pipeline from the command line: cached, swept, and read by the notebooks."""
 
 import json
 import math
@@ -8,11 +6,12 @@ import re
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
+import nbformat
 import numpy as np
 import pandas as pd
 import pytest
+from nbclient import NotebookClient
 
 from analysis.certificates.certify import certify
 from analysis.rules import Additive, Tree
@@ -26,14 +25,14 @@ TEXTS = ("md", "csv", "tex")  # files of a report in which names stand
 
 
 @pytest.fixture(scope="module")
-def small_study(small_study: SmallStudy, tmp_path_factory: pytest.TempPathFactory) -> SmallStudy:
+def small_study(small_study, tmp_path_factory):
     """A copy: these tests count what is computed, and sweeps add to it."""
     outputs = tmp_path_factory.mktemp("copied") / "outputs"
     shutil.copytree(small_study.outputs, outputs, symlinks=True)
     return SmallStudy(outputs, [*SMALL, f"outputs={outputs}"], small_study.printed)
 
 
-def contents(outputs: Path) -> dict[str, str]:
+def contents(outputs):
     """Content digest of every artifact by directory."""
     records = sorted((outputs / "artifacts").glob("*/[!.]*/record.json"))
     return {
@@ -42,9 +41,7 @@ def contents(outputs: Path) -> dict[str, str]:
     }
 
 
-def test_the_report_has_the_papers_files_named_and_with_short_captions(
-    small_study: SmallStudy,
-) -> None:
+def test_the_report_has_the_papers_files_named_and_with_short_captions(small_study):
     report = small_study.outputs / "report" / "mini"
     files = re.findall(r"`((?:tables|figures)/\S+)`", (ROOT / "README.md").read_text())
     papers = {f"tables/table{number}.csv" for number in range(1, 7)}
@@ -57,7 +54,7 @@ def test_the_report_has_the_papers_files_named_and_with_short_captions(
     assert tables
 
 
-def test_again_computes_nothing_and_loads_nothing_heavy(small_study: SmallStudy) -> None:
+def test_again_computes_nothing_and_loads_nothing_heavy(small_study):
     before = contents(small_study.outputs)
     script = (
         "import sys; from pipeline.cli import main; main()\n"
@@ -71,9 +68,7 @@ def test_again_computes_nothing_and_loads_nothing_heavy(small_study: SmallStudy)
     assert contents(small_study.outputs) == before
 
 
-def test_solve_agrees_with_a_sweep_of_certificates(
-    small_study: SmallStudy, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_solve_agrees_with_a_sweep_of_certificates(small_study, capsys, tmp_path):
     given = [
         *small_study.overrides, "solve.eps=0.05", "solve.share=0.8", "solve.draft_lengths=[3]",
         "solve.rules=[additive, tree]",
@@ -118,6 +113,8 @@ def test_solve_agrees_with_a_sweep_of_certificates(
     printed = capsys.readouterr().out
     for text in ("80 % of steps", "drafts of 3"):
         assert text in printed
+    rows = pd.read_csv(ROOT / printed.splitlines()[-1].removeprefix("all rows: "))
+    assert set(rows["table"]) == {"solved", "promised", "needed"}
     for more, message in {
         f"outputs={tmp_path}": r"not exist yet: run `python -m pipeline .*stage=dist",
         "solve.rules=[adve]": r"solve\.rules: rule='adve' is not known \(did you mean additive",
@@ -126,8 +123,8 @@ def test_solve_agrees_with_a_sweep_of_certificates(
             solve.main([*given, more])
 
 
-def test_sweep_reuses_the_dump_and_adds_only_what_is_new(small_study: SmallStudy) -> None:
-    def sweep(values: str) -> str:
+def test_sweep_reuses_the_dump_and_adds_only_what_is_new(small_study):
+    def sweep(values):
         given = ["stage=certificates", "criteria=additive", f"criteria.t={values}"]
         return pipeline("-m", *small_study.overrides, *given).stdout
 
@@ -152,7 +149,7 @@ def test_sweep_reuses_the_dump_and_adds_only_what_is_new(small_study: SmallStudy
 
 
 @pytest.mark.thorough
-def test_renamed_models_are_shown_by_their_new_names_everywhere(small_study: SmallStudy) -> None:
+def test_renamed_models_are_shown_by_their_new_names_everywhere(small_study):
     """And nothing but the report is made anew; names may hold what markup is made of."""
     names = ["T|$x$_<b>", "U#{a}&%", "D $^~`"]
     keys = ["targets.mini_large", "targets.mini_small", "drafter"]
@@ -173,7 +170,7 @@ def test_renamed_models_are_shown_by_their_new_names_everywhere(small_study: Sma
     assert "mini-" not in sweep
 
 
-def test_the_report_is_found_under_the_name_of_its_study(small_study: SmallStudy) -> None:
+def test_the_report_is_found_under_the_name_of_its_study(small_study):
     """A link; where none can be made, the artifact."""
     place = small_study.outputs / "report/mini"
     pipeline(*small_study.overrides)
@@ -184,3 +181,37 @@ def test_the_report_is_found_under_the_name_of_its_study(small_study: SmallStudy
     printed = pipeline(*small_study.overrides).stdout
     place.parent.unlink()
     assert re.search(rf"report: \S+/{directory.name}/index\.html \({place}: ", printed)
+
+
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+KNOB = 'overrides = ["study=quick"]'
+
+
+def read(path):
+    return nbformat.read(path, as_version=4)
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_notebook_is_stripped_and_short(path):
+    notebook = read(path)
+    for cell in notebook.cells:
+        assert not cell.get("outputs"), f"{path}: clear all outputs before a commit"
+        assert cell.get("execution_count") is None, path
+    assert len(notebook.cells) <= 12
+    assert notebook.cells[1].source.startswith(KNOB)
+
+
+@pytest.mark.thorough
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_notebook_runs(path, small_study):
+    notebook = read(path)
+    knobs = notebook.cells[1]
+    knobs.source = knobs.source.replace(KNOB, f"overrides = {small_study.overrides!r}")
+    NotebookClient(
+        notebook, timeout=120, kernel_name="python3", resources={"metadata": {"path": str(ROOT)}}
+    ).execute()
+    outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
+    assert any("image/png" in output.get("data", {}) for output in outputs)
+    printed = "".join(output.get("text", "") for output in outputs)
+    assert not re.search(r"'token \d+'", printed)  # every token has a text

@@ -3,8 +3,6 @@
 Rules and targets that one test needs as they are stay in that test.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """A drafter held against certificates: soundness, limits, counts by hand."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 
@@ -18,17 +16,17 @@ from tests.analysis.cases import RULES, drafted_steps, noisy
 VOCAB, PROMPTS, LENGTH = 12, 20, 15
 
 
-def pair(noise: float, k: int = VOCAB, seed: int = 0) -> Steps:
+def pair(noise, k=VOCAB, seed=0):
     z, w = noisy(PROMPTS * LENGTH, VOCAB, 3.0, noise, seed)
     return drafted_steps(z, w, k, [LENGTH] * PROMPTS)[0]
 
 
-def bootstrap(steps: Steps) -> PromptBootstrap:
+def bootstrap(steps):
     return PromptBootstrap(steps.trajectories.prompts, 50, 0.9, 0)
 
 
-def statistics(steps: Steps, rule: object, column: str = "value") -> dict[str, float]:
-    verdict = judge(steps, [rule])[0]  # type: ignore[list-item]
+def statistics(steps, rule, column="value"):
+    verdict = judge(steps, [rule])[0]
     rows = rule_statistics(steps, verdict, bootstrap(steps))
     return {row["statistic"]: row[column] for row in rows}
 
@@ -36,7 +34,7 @@ def statistics(steps: Steps, rule: object, column: str = "value") -> dict[str, f
 @pytest.mark.parametrize("missing", [0, 4])  # tokens that the drafter lacks
 @pytest.mark.parametrize("k", [VOCAB, 5])
 @pytest.mark.parametrize("noise", [0.01, 0.4, 4.0])
-def test_no_certified_step_is_rejected(noise: float, k: int, missing: int) -> None:
+def test_no_certified_step_is_rejected(noise, k, missing):
     """A drafter that lacks a token of the target has an infinite KL."""
     z, w = noisy(PROMPTS * LENGTH, VOCAB, 3.0, noise, k + missing)
     np.put_along_axis(w, np.argsort(z, axis=1)[:, :missing], -np.inf, axis=1)
@@ -54,19 +52,7 @@ def test_no_certified_step_is_rejected(noise: float, k: int, missing: int) -> No
         assert not math.isnan(statistics(steps, rule)["slack_median"]), rule
 
 
-def test_a_completed_draft_certifies_what_it_proposes_alike() -> None:
-    """The target itself as q', of a drafter that lacks every third token; trees as well."""
-    z = noisy(60, VOCAB, 3.0, 0.0, 3)[0]
-    w = np.where(np.arange(VOCAB) % 3 == 0, -np.inf, z).astype(np.float32)
-    steps, _ = drafted_steps(z, w, lengths=[15] * 4)
-    same = z.argmax(1) % 3 > 0
-    for verdict in judge(replace(steps, kl=np.where(same, 0.0, np.inf)), RULES):
-        sure = (same & (verdict.lower > 0)) | np.isinf(verdict.lower)
-        np.testing.assert_array_equal(verdict.certified, sure)
-        assert not len(verdict.violations)
-
-
-def test_bins_of_margins_are_above_their_lower_ends() -> None:
+def test_bins_of_margins_are_above_their_lower_ends():
     slack = np.array([-np.inf, -2.0, -1.9, 0.0, 1e-9, 0.5, 0.6, np.inf])
     accepted = np.array([0, 1, 0, 1, 1, 1, 1, 1], dtype=bool)
     found = margins(slack, accepted).set_index("low")
@@ -76,7 +62,7 @@ def test_bins_of_margins_are_above_their_lower_ends() -> None:
     assert found["steps"].sum() == len(slack)
 
 
-def test_a_drafter_equal_to_the_target_fails_only_where_r_is_zero() -> None:
+def test_a_drafter_equal_to_the_target_fails_only_where_r_is_zero():
     z = np.array([[2.0, 1.0, 0.0], [1.0, 1.0, 0.0], [3.0, 3.0, 3.0]], dtype=np.float32)
     steps, _ = drafted_steps(z, z.copy())
     assert not steps.kl.any()
@@ -87,7 +73,7 @@ def test_a_drafter_equal_to_the_target_fails_only_where_r_is_zero() -> None:
     assert greedy.accepted.tolist() == [True, False, False]  # ties go against the drafter
 
 
-def test_lengths_and_shares_by_hand() -> None:
+def test_lengths_and_shares_by_hand():
     """Two answers: accepted 1 1 0 1 and 1 0."""
     ranks = np.array([1, 1, 2, 1, 1, 2], dtype=np.int32)
     p = np.tile([0.5, 0.3, 0.2], (6, 1))
@@ -115,13 +101,13 @@ def test_lengths_and_shares_by_hand() -> None:
     assert statistics(steps, Tree(m=2))["departure"] == 0
 
 
-def deep(noises: tuple[float, ...] = (0.3, 1.0, 2.0)) -> Steps:
+def deep(noises=(0.3, 1.0, 2.0)):
     """A head: each deeper token of its drafts is drafted with more noise."""
     first, *others = (pair(noise) for noise in noises)
     return replace(first, deeper=others)
 
 
-def test_a_heads_tokens_a_call_go_by_depth() -> None:
+def test_a_heads_tokens_a_call_go_by_depth():
     """Place i of a draft at depth i, from the second token of an answer on; a plain walk."""
     steps = deep()
     for rule in RULES:
@@ -148,7 +134,7 @@ def test_a_heads_tokens_a_call_go_by_depth() -> None:
     assert statistics(steps, StrictGreedy())["certified_per_call"] > 1  # it promises something
 
 
-def test_the_border_of_the_certificate() -> None:
+def test_the_border_of_the_certificate():
     """A KL just below R is certified; R itself, or more, is not; 0 is, where R is above 0."""
     z = np.array([[2.0, 1.0, 0.0, -1.0]] * 4 + [[1.0, 1.0, 0.0, -1.0]], dtype=np.float32)
     steps, _ = drafted_steps(z, z.copy())
@@ -161,6 +147,6 @@ def test_the_border_of_the_certificate() -> None:
     assert error[0] == 0 < error[1] <= error[2] <= 1e-12
 
 
-def test_the_share_of_a_finite_kl() -> None:
+def test_the_share_of_a_finite_kl():
     steps = replace(pair(0.3), kl=np.where(np.arange(PROMPTS * LENGTH) % 4 == 1, 0.1, np.inf))
     assert finite_share(steps, bootstrap(steps))["value"] == 0.25

@@ -1,9 +1,6 @@
 """The section on a drafter: what golden files of the fixed study do not have, and its notes."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,7 +9,7 @@ from analysis.acceptance.judgement import Judgement
 from analysis.report.acceptance import acceptance_table, depth_table
 from analysis.report.parts import part_statistics, parts_table
 from analysis.report.results import Results, Target
-from analysis.report.table import Table, together
+from analysis.report.table import together
 from analysis.report.text import number_text, percent_text
 from analysis.rules import AbsoluteThreshold, Additive, Multiplicative, StrictGreedy, Tree
 from analysis.statistics.bootstrap import PromptBootstrap
@@ -23,7 +20,7 @@ RULES = [StrictGreedy(), Additive(0.1), AbsoluteThreshold(0.05), Tree(4), Multip
 T = "target A"
 
 
-def measured(folder: Path, missing: bool = False, sampled: float | None = 0.5) -> Results:
+def measured(folder, missing=False, sampled=0.5):
     """A drafter, which lacks a token or not, of which 8 of 20 target tokens are stored."""
     z, w = logits(0.3)
     if missing:
@@ -38,17 +35,17 @@ def measured(folder: Path, missing: bool = False, sampled: float | None = 0.5) -
 
 
 @pytest.fixture(scope="module")
-def full(tmp_path_factory: pytest.TempPathFactory) -> Results:
+def full(tmp_path_factory):
     return measured(tmp_path_factory.mktemp("full"))
 
 
-def depths(results: Results) -> Table:
+def depths(results):
     found = depth_table(results)
     assert found is not None
     return found
 
 
-def test_what_golden_files_do_not_have(full: Results, tmp_path: Path) -> None:
+def test_what_golden_files_do_not_have(full, tmp_path):
     """The cells of the fixed study's tables are in tests/results/report.json."""
     steps = full["breakdown"].set_index(["rule", "depth", "statistic"])["value"].sort_index()
     shown = depths(full).shown
@@ -66,7 +63,7 @@ def test_what_golden_files_do_not_have(full: Results, tmp_path: Path) -> None:
     assert law not in acceptance_table(measured(tmp_path, sampled=None)).shown.index
 
 
-def test_what_an_infinite_kl_cannot_say_is_left_out(full: Results, tmp_path: Path) -> None:
+def test_what_an_infinite_kl_cannot_say_is_left_out(full, tmp_path):
     """A drafter that lacks a token, whose KL is infinite at every step of depth 1."""
     found = measured(tmp_path, missing=True)
     assert not {"certified", "coverage"} & set(acceptance_table(found).shown[T])
@@ -78,7 +75,7 @@ def test_what_an_infinite_kl_cannot_say_is_left_out(full: Results, tmp_path: Pat
         assert shown.loc[name, (T, "depth 2")].notna().all()
 
 
-def test_parts_are_by_margin_and_by_half_of_the_answer() -> None:
+def test_parts_are_by_margin_and_by_half_of_the_answer():
     """Two answers of 4 and of 3 steps, by hand; the middle one of three is in the first half."""
     rules, margin = [StrictGreedy(), Additive(0.1)], np.array([0.1, 0.6, 3, 9, 0.2, 0.4, 1.5])
     lower = np.array([0.1, 0.2, 0.3, np.inf, 0.05, 0.15, 0.25])

@@ -1,7 +1,5 @@
 """Accuracy by hand-made answers: paired proportions."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from itertools import product
@@ -32,7 +30,7 @@ RIGHT = {  # of items a0..a3 of task a, and b0 of task b
 }
 
 
-def answered() -> Answered:
+def answered():
     cells = [(at, run, run == 2 and at < 3) for at in range(5) for run in range(3)]
     at, run, changed = (np.array(column) for column in zip(*cells, strict=True))
     ids = np.where(at < 4, "a", "b"), at.astype(str)
@@ -53,11 +51,11 @@ def answered() -> Answered:
     return Answered("target", ["a", "b"], RUNS, data, seconds)
 
 
-def row(table: pd.DataFrame, task: str, run: int) -> pd.Series:
+def row(table, task, run):
     return table[(table["task"] == task) & (table["run"] == run)].iloc[0]
 
 
-def test_counts_by_task_and_of_all() -> None:
+def test_counts_by_task_and_of_all():
     table = accuracy(answered(), 50, 0.95, 0, 0.05)
     assert table["task"].unique().tolist() == ["a", "b", ALL]
     relaxed = row(table, "a", 2)
@@ -74,7 +72,7 @@ def test_counts_by_task_and_of_all() -> None:
     assert row(table, "b", 2)["difference"] == 0
 
 
-def test_the_same_answers_lose_nothing_but_their_interval_has_a_width() -> None:
+def test_the_same_answers_lose_nothing_but_their_interval_has_a_width():
     table = accuracy(answered(), 50, 0.95, 0, 0.05)
     alone, strict = row(table, ALL, 0), row(table, ALL, 1)
     for one in (alone, strict):
@@ -88,7 +86,7 @@ def test_the_same_answers_lose_nothing_but_their_interval_has_a_width() -> None:
     assert row(accuracy(answered(), 10, 0.95, 0, -low + 1e-9), ALL, 2)["within"]
 
 
-def test_no_call_no_right_answer_and_other_items() -> None:
+def test_no_call_no_right_answer_and_other_items():
     one = answered()
     one.data["calls"] = one.data["emitted"] = 0
     one.data["correct"] = False
@@ -101,7 +99,7 @@ def test_no_call_no_right_answer_and_other_items() -> None:
         accuracy(one, 10, 0.95, 0, 0.05)
 
 
-def test_differing_answers_stand_side_by_side() -> None:
+def test_differing_answers_stand_side_by_side():
     found = differing(answered())
     shown = ["method", "item_id", "alone_answer", "answer", "alone_correct", "correct", "gap"]
     assert found[shown].to_numpy().tolist() == [
@@ -115,9 +113,7 @@ def test_differing_answers_stand_side_by_side() -> None:
     ("right", "margin", "decision"),
     [([True] * 5, 0.9, "excluded"), ([False] * 5, 0.1, "open"), ([True] * 5, 0.1, "open")],
 )
-def test_a_relaxed_rule_is_decided_by_its_interval(
-    right: list[bool], margin: float, decision: str
-) -> None:
+def test_a_relaxed_rule_is_decided_by_its_interval(right, margin, decision):
     one = answered()
     runs = one.runs.assign(rule=[None, StrictGreedy(), Additive(0.1)])
     one.data.loc[one.data["run"] == 2, "correct"] = right
@@ -126,7 +122,7 @@ def test_a_relaxed_rule_is_decided_by_its_interval(
     assert (found["right"], found["alone"], found["items"]) == (sum(right), 3, 5)
 
 
-def test_a_fall_is_measured_where_the_whole_interval_lies_below_zero() -> None:
+def test_a_fall_is_measured_where_the_whole_interval_lies_below_zero():
     table = pd.DataFrame({
         "task": ALL, "run": range(4), "rule": [None, *[Additive(t) for t in (0.1, 0.2, 0.3)]],
         "exact": [True, False, False, False], "baseline": 0, "right": [9, 9, 8, 2],
@@ -136,12 +132,12 @@ def test_a_fall_is_measured_where_the_whole_interval_lies_below_zero() -> None:
 
 
 @pytest.mark.parametrize(("right", "items"), [(0, 1), (1, 1), (3, 7), (50, 100), (299, 300)])
-def test_the_interval_of_a_proportion_is_scipys(right: int, items: int) -> None:
+def test_the_interval_of_a_proportion_is_scipys(right, items):
     wanted = stats.binomtest(right, items).proportion_ci(0.9, method="wilson")
     assert proportion(right, items, 0.9) == pytest.approx((wanted.low, wanted.high), abs=1e-12)
 
 
-def test_mcnemar_is_the_enumeration_of_fair_coins() -> None:
+def test_mcnemar_is_the_enumeration_of_fair_coins():
     for lost, won in product(range(5), repeat=2):
         pairs = lost + won
         coins = [sum(toss) for toss in product((0, 1), repeat=pairs)]
@@ -150,7 +146,7 @@ def test_mcnemar_is_the_enumeration_of_fair_coins() -> None:
     assert mcnemar(400, 300) == pytest.approx(stats.binomtest(300, 700).pvalue, rel=1e-9)
 
 
-def test_the_paired_interval_holds_the_truth_as_often_as_it_says() -> None:
+def test_the_paired_interval_holds_the_truth_as_often_as_it_says():
     """Also where hardly a pair is discordant, and Wald's interval would have no width."""
     rng = np.random.default_rng(0)
     for lost, won, items in ((0.002, 0.0, 300), (0.05, 0.01, 100), (0.1, 0.1, 50), (0.3, 0.1, 80)):
@@ -160,7 +156,7 @@ def test_the_paired_interval_holds_the_truth_as_often_as_it_says() -> None:
         assert np.mean(held) >= 0.93, (lost, won, items)
 
 
-def test_edges() -> None:
+def test_edges():
     assert difference(0, 0, 1, 0.95)[0] < 0 < difference(0, 0, 1, 0.95)[1]
     assert difference(1, 0, 1, 0.95)[0] == -1.0
     low, high = difference(3, 8, 40, 0.95)

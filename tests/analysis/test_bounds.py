@@ -1,7 +1,5 @@
 """The paper's bounds: against 50 digits and certificates, tight where said to be; tables."""
 
-from __future__ import annotations
-
 import math
 
 import mpmath
@@ -12,17 +10,8 @@ import pytest
 from analysis.certificates import bounds
 from analysis.certificates.certify import certify
 from analysis.certificates.closed_forms import closed_forms, compared_steps, conditions
-from analysis.report.bounds_table import RuleSteps, bounds_table
-from analysis.rules import (
-    Additive,
-    Mars,
-    Multiplicative,
-    Rule,
-    StrictGreedy,
-    TopMAdditive,
-    Tree,
-    Typical,
-)
+from analysis.report.bounds_table import bounds_table
+from analysis.rules import Additive, Mars, Multiplicative, StrictGreedy, TopMAdditive, Tree, Typical
 from analysis.topk import TopK
 from tests.analysis.cases import (
     THRESHOLD_RULES,
@@ -39,7 +28,7 @@ M = (1, 2, 3, 5, 8, 20)
 
 
 @pytest.mark.parametrize("d", [1e-9, 1e-4, 0.1, 0.5, 0.9, 1 - 1e-12])
-def test_functions_at_50_digits(d: float) -> None:
+def test_functions_at_50_digits(d):
     with mpmath.workdps(50):
         x = mpmath.mpf(d)
         g = ((1 + x) * mpmath.log(1 + x) + (1 - x) * mpmath.log(1 - x)) / 2
@@ -56,7 +45,7 @@ def test_functions_at_50_digits(d: float) -> None:
 
 
 @pytest.mark.parametrize("eps", [1e-12, 1e-6, 0.01, 0.05, 0.3, 0.69])
-def test_inverses_at_50_digits(eps: float) -> None:
+def test_inverses_at_50_digits(eps):
     """mpmath finds the roots of g(d) = eps and B_m(gamma) = eps, in their definitions."""
     with mpmath.workdps(50):
         near = mpmath.sqrt(2 * mpmath.mpf(eps))
@@ -85,7 +74,7 @@ def test_inverses_at_50_digits(eps: float) -> None:
                 assert (math.sqrt(4 * eps / (m + 1)) > found) == (m < 5)
 
 
-def test_ends_and_outside() -> None:
+def test_ends_and_outside():
     assert bounds.g([0, 1]).tolist() == [0, math.log(2)]
     assert bounds.g_inverse([0, math.log(2)]) == pytest.approx([0, 1])
     assert bounds.tree_lower([0.0, 1.0], 4) == pytest.approx([0, math.log(5)])
@@ -96,7 +85,7 @@ def test_ends_and_outside() -> None:
     assert np.isnan(outside).all()
 
 
-def test_values_by_hand() -> None:
+def test_values_by_hand():
     log2 = math.log(2)
     assert bounds.ceiling([2, 4]) == pytest.approx([log2, log2 / 2], rel=1e-15)
     assert bounds.pinsker(0.4) == pytest.approx(0.08, rel=1e-15)
@@ -110,7 +99,7 @@ def test_values_by_hand() -> None:
     assert bounds.two_token_polynomial(0.6, 0.2) == pytest.approx(0.1 + 1 / 240, rel=1e-14)
 
 
-def test_lemma_a1_and_expansions() -> None:
+def test_lemma_a1_and_expansions():
     d = np.linspace(0, 0.999, 500)
     assert (bounds.g_lower(d) <= bounds.g(d) * (1 + 1e-14)).all()
     assert (bounds.g(d) <= bounds.g_upper(d) * (1 + 1e-14)).all()
@@ -127,7 +116,7 @@ def test_lemma_a1_and_expansions() -> None:
         assert error[0] / error[1] == pytest.approx(1e6, rel=0.3)
 
 
-def test_bounds_hold_on_random_targets() -> None:
+def test_bounds_hold_on_random_targets():
     p = -np.sort(-dirichlet(0, 300, 30, 0.03, 0.2, 1.0))
     dist, p0 = TopK.from_probabilities(p), p[:, 0]
     slack = 1 + 1e-12
@@ -162,7 +151,7 @@ def test_bounds_hold_on_random_targets() -> None:
 
 
 @pytest.mark.parametrize("d", [0.01, 0.3, 0.8])
-def test_two_point_construction_is_tight(d: float) -> None:
+def test_two_point_construction_is_tight(d):
     """Theorems 4.9 and 4.11, and 4.9 (ii): the necessary margin is rejected within eps."""
     p, q = two_point_example(d)
     assert kl(p, q) == pytest.approx(float(bounds.g(d)), rel=1e-12)
@@ -179,7 +168,7 @@ def test_two_point_construction_is_tight(d: float) -> None:
 
 
 @pytest.mark.parametrize("m", M)
-def test_the_tree_constructions_are_tight(m: int) -> None:
+def test_the_tree_constructions_are_tight(m):
     for gamma in (0.01, 0.4, 0.9):
         p, q = tree_example(gamma, m)
         assert p[0] - p[-1] == pytest.approx(gamma, rel=1e-9)
@@ -193,13 +182,13 @@ def test_the_tree_constructions_are_tight(m: int) -> None:
 NAMES = ["certificate", "active_size", "p0", "b", "theta"]
 
 
-def one_step(rule: Rule, p: np.ndarray, q: np.ndarray, theta: float) -> RuleSteps:
+def one_step(rule, p, q, theta):
     """Four steps, of which one is compared: its certificate is KL(p || q), every token active."""
     rows = [[kl(p, q), len(p), p[0], p[-1], theta], *[[math.nan] * 5] * 3]
     return rule, pd.DataFrame(rows, columns=NAMES)
 
 
-def test_ratios_are_one_where_a_theorem_is_tight() -> None:
+def test_ratios_are_one_where_a_theorem_is_tight():
     two, half = two_point_example(0.3), multiplicative_example(0.5)
     tight = {
         "theorem 4.9": one_step(StrictGreedy(), *two, math.nan),
@@ -210,7 +199,6 @@ def test_ratios_are_one_where_a_theorem_is_tight() -> None:
         "theorem 5.2": one_step(Tree(4), *tree_example(0.4, 4), math.nan),
     }
     table = bounds_table({"target": list(tight.values())}, 0.04)
-    assert table is not None
     data = table.data
     for name, (rule, _) in tight.items():
         rows = data[data["rule"] == rule.label].set_index("bound")
@@ -226,7 +214,7 @@ def test_ratios_are_one_where_a_theorem_is_tight() -> None:
     assert 1 < data.loc[data["bound"] == "lemma A.1", "ratio"].iloc[0] < 1.1
 
 
-def test_each_closed_form_turned_round_certifies_the_steps_that_it_bounds_above_eps() -> None:
+def test_each_closed_form_turned_round_certifies_the_steps_that_it_bounds_above_eps():
     """A condition holds exactly where the theorem's own value exceeds eps; and R does there."""
     p = -np.sort(-dirichlet(4, 400, 30, 0.03, 0.2, 1.0))
     rules = [StrictGreedy(), Additive(0.2), Additive(0.4), Multiplicative(0.3), Multiplicative(1.0)]
@@ -261,11 +249,10 @@ def test_each_closed_form_turned_round_certifies_the_steps_that_it_bounds_above_
 
 
 @pytest.mark.parametrize(("b", "theta"), [(0.3, 0.1), (0.1, 0.3)])
-def test_the_bound_of_top_m_takes_the_larger_of_threshold_and_gate(b: float, theta: float) -> None:
+def test_the_bound_of_top_m_takes_the_larger_of_threshold_and_gate(b, theta):
     p = np.array([0.6, b, 1 - 0.6 - b])
     steps = pd.DataFrame([[1.0, 2.0, 0.6, b, theta]], columns=NAMES)
     table = bounds_table({"target": [(TopMAdditive(2, 0.3), steps)]}, 0.1)
-    assert table is not None
     found = table.data.query("kind == 'lower'").set_index("bound")["median"]
     assert found["corollary 4.14"] == pytest.approx(float(bounds.two_token(p[0], 0.3)))
     assert found["corollary 4.14 polynomial"] < found["corollary 4.14"]

@@ -37,7 +37,7 @@ ROOT = Path(__file__).resolve().parents[2]
 RANKED = [0.35, 0.25, 0.2, 0.1, 0.06, 0.04]
 
 
-def test_accepts_by_rank_by_probability_and_for_trees() -> None:
+def test_accepts_by_rank_by_probability_and_for_trees():
     p = np.array([[*RANKED]] * 6)
     rank = np.arange(1, 7)
     log_p = np.log(RANKED)
@@ -57,7 +57,7 @@ def test_accepts_by_rank_by_probability_and_for_trees() -> None:
         tree.accepts(whole, first, log_p)
 
 
-def test_labels_are_the_published_keys() -> None:
+def test_labels_are_the_published_keys():
     labels = {
         "greedy": StrictGreedy(),
         "typical eps0=0.1 delta0=0.09": Typical(0.1, 0.09),
@@ -85,19 +85,19 @@ def test_labels_are_the_published_keys() -> None:
         ({"_target_": "os.getcwd"}, "_target_=os.getcwd is no rule"),
     ],
 )
-def test_errors_name_key_value_and_range(mapping: dict, message: str) -> None:
+def test_errors_name_key_value_and_range(mapping, message):
     with pytest.raises(ValueError, match=message):
         build(mapping)
 
 
-def test_configuration_round_trip_and_grids() -> None:
+def test_configuration_round_trip_and_grids():
     rules = expand(yaml.safe_load((ROOT / "conf/criteria/paper.yaml").read_text())["paper"])
     assert len(rules) == len({rule.label for rule in rules}) == 40
     for rule in rules:
         assert build(json.loads(json.dumps(to_mapping(rule)))) == rule
 
 
-def test_engines_rules_say_where_they_are_defined() -> None:
+def test_engines_rules_say_where_they_are_defined():
     text = (ROOT / "conf/criteria/engines.yaml").read_text()
     rules = expand(yaml.safe_load(text)["engines"])
     assert text.count("# Differs:") == text.count("Defined in") == len(rules) == 3
@@ -108,14 +108,14 @@ NEEDED |= {Tree(3): 4}
 
 
 @pytest.mark.parametrize(("rule", "needed"), NEEDED.items(), ids=str)
-def test_a_rule_needs_its_first_rejected_token(rule: Rule, needed: int) -> None:
+def test_a_rule_needs_its_first_rejected_token(rule, needed):
     check_k([rule], needed, 1000)
     with pytest.raises(ValueError, match=f"needs the {needed} most probable"):
         check_k([rule], needed - 1, 1000)
     check_k([rule], 2, 2)  # all that there are
 
 
-def test_rules_of_the_documentation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rules_of_the_documentation(tmp_path, monkeypatch):
     """docs/certify.md as a reader would follow it: its Python in a module, its YAML in files."""
     text = (ROOT / "docs/certify.md").read_text()
     source = "\n\n".join(re.findall(r"```python\n(.*?)```", text, re.DOTALL))
@@ -178,7 +178,7 @@ class Counting(Own):
         (Counting(np.array([0])), r"one integer a step, in \[1, 6\]"),
     ],
 )
-def test_a_rule_that_says_nothing_or_nonsense_is_refused(rule: Rule, message: str) -> None:
+def test_a_rule_that_says_nothing_or_nonsense_is_refused(rule, message):
     with pytest.raises(ValueError, match=message):
         certify(TopK.from_probabilities([RANKED], k=3), [rule])
 
@@ -203,9 +203,7 @@ class Writing(Rule):
         (Writing(), "raised ValueError: assignment destination is read-only"),
     ],
 )
-def test_what_a_rule_raises_is_its_error_in_certificates_and_on_drafts(
-    rule: Rule, message: str
-) -> None:
+def test_what_a_rule_raises_is_its_error_in_certificates_and_on_drafts(rule, message):
     dist = TopK.from_probabilities([RANKED])
     uses = [lambda: rule.accepts(dist, np.ones(1, int), np.zeros(1))]
     uses += [lambda: certify(dist, rule)] * (not isinstance(rule, Accepting))
@@ -214,7 +212,7 @@ def test_what_a_rule_raises_is_its_error_in_certificates_and_on_drafts(
             use()
 
 
-def test_ranges_are_those_of_the_classes() -> None:
+def test_ranges_are_those_of_the_classes():
     """From strict to relaxed, in the direction that each class declares."""
     for name, kind in BUILT_IN.items():
         if name != "greedy":

@@ -30,7 +30,7 @@ RUNS = pd.DataFrame(
 )
 
 
-def made() -> Decoded:
+def made():
     """Two prompts; the baseline takes 10 ms a call, a draft 1 ms a token, a verification 12 ms."""
     made_calls = {  # prompt, run: drafted, tested, accepted, emitted
         ("a", 0): [(0, 0, 0, 1)] * 5,
@@ -90,7 +90,7 @@ def made() -> Decoded:
     return Decoded("large", "small", RUNS, data, calls, answers, spans, trajectory, size, rules)
 
 
-def test_acceptance_is_pooled_over_tested_tokens() -> None:
+def test_acceptance_is_pooled_over_tested_tokens():
     found = decoding.acceptance(made(), *STATISTICS)
     assert found["rate"].iloc[1] == pytest.approx(3 / 5)  # 2 + 0 + 1 of 2 + 1 + 2
     assert np.isnan(found["rate"].iloc[0])
@@ -123,7 +123,7 @@ def test_acceptance_is_pooled_over_tested_tokens() -> None:
     assert (2, 4) not in rates.index
 
 
-def test_intervals_of_acceptance_are_over_prompts() -> None:
+def test_intervals_of_acceptance_are_over_prompts():
     """Run 1 accepts 2 of 3 of prompt a in 3 calls, 1 of 2 of b in 2; resamples are aa, ab, bb."""
     ends = [f"{name}_ci_{end}" for name in ("rate", "tokens_per_call") for end in ("low", "high")]
     found = decoding.acceptance(made(), 200, 0.9, 0)[ends]
@@ -132,7 +132,7 @@ def test_intervals_of_acceptance_are_over_prompts() -> None:
     assert found.iloc[0, 2:].tolist() == [1, 1]
 
 
-def test_the_closed_form_of_calls_without_tests_and_of_certain_ones() -> None:
+def test_the_closed_form_of_calls_without_tests_and_of_certain_ones():
     calls = pd.DataFrame({"run": [0, 0, 1, 1], "reach": [0, 0, 3, 1]})
     assert decoding.closed_form(calls, pd.Series([np.nan, 1.0])).tolist() == [1.0, 3.0]
     tree = {"name": "optimal", "nodes": 2, "depth": 1, "parents": [-1, -1]}
@@ -141,7 +141,7 @@ def test_the_closed_form_of_calls_without_tests_and_of_certain_ones() -> None:
     assert unknown.tolist() == [False, True, False]
 
 
-def test_a_run_is_compared_with_the_target_alone_in_the_same_race() -> None:
+def test_a_run_is_compared_with_the_target_alone_in_the_same_race():
     sampling = [None, None, "races", "speculative", "races", None]
     runs = pd.DataFrame({"drafter": ["none"] * 3 + ["model"] * 3, "sampling": sampling})
     decoded = replace(made(), runs=runs.assign(temperature=[0.0, 1.0, 1.0, 1.0, 1.0, 0.0]))
@@ -153,7 +153,7 @@ def test_a_run_is_compared_with_the_target_alone_in_the_same_race() -> None:
     assert found[:, 0] == pytest.approx([1, 1, 1, 4, 3, 2])
 
 
-def test_answers_that_part_are_found_with_their_gaps() -> None:
+def test_answers_that_part_are_found_with_their_gaps():
     one = made()
     one.data.loc[2, "common_prefix"] = 2
     shown = ["run", "prompt_id", "position", "gap"]
@@ -161,7 +161,7 @@ def test_answers_that_part_are_found_with_their_gaps() -> None:
     assert decoding.first_differences(replace(one, runs=one.runs.assign(rule=None))).empty
 
 
-def test_gaps_hold_the_drafters_pass_over_the_prompt_and_memory_all_weights() -> None:
+def test_gaps_hold_the_drafters_pass_over_the_prompt_and_memory_all_weights():
     one = made()
     answers = one.answers.assign(
         begin_seconds=[0.0, 0.0, 0.5, 0.25, 0.0, 0.0],
@@ -174,7 +174,7 @@ def test_gaps_hold_the_drafters_pass_over_the_prompt_and_memory_all_weights() ->
     assert [speed.memory_overhead(changed, run) for run in range(3)] == [0, 140, 110]
 
 
-def test_speed_and_costs() -> None:
+def test_speed_and_costs():
     table = speed.speed(made(), 20, 0.9, 0)
     assert table["c_p"].tolist() == pytest.approx([0.010] * 3)
     assert table["rho"].iloc[1] == pytest.approx(0.1)
@@ -199,7 +199,7 @@ def test_speed_and_costs() -> None:
     assert table["best_length"].tolist() == pytest.approx([np.nan, fastest, fastest], nan_ok=True)
 
 
-def test_answers_of_one_token_have_no_time_after_it() -> None:
+def test_answers_of_one_token_have_no_time_after_it():
     one = made()
     answers = one.answers.assign(seconds=one.answers["first_seconds"])
     single = replace(one, answers=answers, data=one.data.assign(n_tokens=1))
@@ -208,7 +208,7 @@ def test_answers_of_one_token_have_no_time_after_it() -> None:
     assert table.filter(like="tpot").isna().all(axis=None)
 
 
-def test_a_busy_machine_shows_in_gaps_and_in_verifications_faster_than_a_pass() -> None:
+def test_a_busy_machine_shows_in_gaps_and_in_verifications_faster_than_a_pass():
     table = speed.speed(made(), 20, 0.9, 0)
     assert speed.signs_of_load(table) == []
     # one of the baseline's eight gaps is 12 times the others; its mean pass becomes 23.75 ms
@@ -227,7 +227,7 @@ def test_a_busy_machine_shows_in_gaps_and_in_verifications_faster_than_a_pass() 
     ("shares", "signs"),
     [([1.0, 0.9, 0.2], 0), ([1.0, np.nextafter(0.9, 0), 0.2], 1), ([np.nan] * 3, 0)],  # on CUDA
 )
-def test_waiting_for_the_processor_is_a_sign_of_load(shares: list[float], signs: int) -> None:
+def test_waiting_for_the_processor_is_a_sign_of_load(shares, signs):
     one = made()
     spent = one.answers["seconds"] * np.array(shares)[one.answers["run"]]
     changed = replace(one, answers=one.answers.assign(processor_seconds=spent))
@@ -248,7 +248,7 @@ PUBLISHED = {
 }
 
 
-def test_tokens_per_call_has_the_published_values_and_its_limits() -> None:
+def test_tokens_per_call_has_the_published_values_and_its_limits():
     for a, row in PUBLISHED.items():
         for gamma, tokens in row.items():
             assert formulas.tokens_per_call(a, gamma) == pytest.approx(tokens, abs=0.0051)
@@ -260,7 +260,7 @@ def test_tokens_per_call_has_the_published_values_and_its_limits() -> None:
 
 @pytest.mark.parametrize("a", [0.05, 0.5, 0.8, 0.95, 0.999])
 @pytest.mark.parametrize("rho", [1e-3, 0.05, 0.3])
-def test_the_formulas_at_50_digits(a: float, rho: float) -> None:
+def test_the_formulas_at_50_digits(a, rho):
     """gamma* by Lambert's W, and S at whole lengths beside it by its definition."""
     with mpmath.workdps(50):
         x, r = mpmath.mpf(a), mpmath.mpf(rho)
@@ -276,7 +276,7 @@ def test_the_formulas_at_50_digits(a: float, rho: float) -> None:
         assert abs(int(np.argmax([float(s) for s in speedups])) - found) < 1
 
 
-def test_the_formulas_at_their_ends_and_beside_what_was_measured() -> None:
+def test_the_formulas_at_their_ends_and_beside_what_was_measured():
     assert formulas.formula_length(0.8, 0.0) == formulas.formula_length(1.0, 0.3) == math.inf
     assert formulas.formula_length(0.0, 0.0) == formulas.formula_length(0.0, 0.1) == 0
     # the seed: a = 0.9 with a dear drafter loses to a = 0.75 with a cheap one

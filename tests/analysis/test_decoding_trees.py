@@ -1,11 +1,7 @@
 """The report's tables and figures of draft trees, on calls that are counted by hand."""
 
-from __future__ import annotations
-
 import math
-from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -30,7 +26,7 @@ STATISTICS = (60, 0.9, 0)
 RULE = Tree(2)
 
 
-def run(law: str | None, name: str, parents: Sequence[int], rule: str | None = None) -> Any:
+def run(law, name, parents, rule=None):
     shape = {"name": name, "nodes": len(parents), "depth": 1}
     if name != "dynamic":
         shape["parents"] = list(parents)
@@ -45,7 +41,7 @@ def run(law: str | None, name: str, parents: Sequence[int], rule: str | None = N
     }
 
 
-def made() -> Decoded:
+def made():
     """Four prompts; batches of 1 and 3 by both laws, ten calls each, and tree-greedy on two."""
     accepted = {  # of ten calls with one level, the sibling index that was accepted
         1: [1] * 7 + [0] * 3,  # GSS, one child
@@ -86,7 +82,7 @@ def made() -> Decoded:
     )  # fmt: skip
 
 
-def test_runs_of_a_law_share_their_acceptance() -> None:
+def test_runs_of_a_law_share_their_acceptance():
     one = made()
     table = tree_runs(one, *STATISTICS).set_index("run")
     assert table["group"].tolist() == [
@@ -105,19 +101,17 @@ def test_runs_of_a_law_share_their_acceptance() -> None:
     assert rates(one, table.reset_index(), "ERSS, T = 1") == pytest.approx([0.5, 0.2, 0.2])
 
 
-def test_chains_have_a_level_a_token() -> None:
+def test_chains_have_a_level_a_token():
     one = made()
     calls = pd.DataFrame({"run": [1, 1, 1], "tested": [2, 0, 3], "accepted": [1, 0, 3]})
     runs = one.runs.assign(tree=None)
-    found = judged_levels(
-        Decoded("t", "d", runs, one.data, calls, *[pd.DataFrame()] * 3, {}, {})  # type: ignore[arg-type]
-    )
+    found = judged_levels(Decoded("t", "d", runs, one.data, calls, *[pd.DataFrame()] * 3, {}, {}))
     assert found.to_numpy().tolist() == [
         [1, 1, 1, 1], [1, 2, 1, 0], [1, 1, 1, 1], [1, 2, 1, 1], [1, 3, 1, 1],
     ]  # fmt: skip
 
 
-def test_curves_are_the_predictions_and_bounds_of_their_shapes() -> None:
+def test_curves_are_the_predictions_and_bounds_of_their_shapes():
     found = np.array([0.6, 0.2, 0.05])
     curves = predicted_curves(found, 7)
     shapes = {"sequence": sequence(4), "batch": batch(3), "symmetric": symmetric(2, 2)}
@@ -135,7 +129,7 @@ def test_curves_are_the_predictions_and_bounds_of_their_shapes() -> None:
     assert gain == pytest.approx([0.3, 0.1])
 
 
-def test_kl_and_entropies_stand_beside_the_tokens_that_they_bound() -> None:
+def test_kl_and_entropies_stand_beside_the_tokens_that_they_bound():
     values = {"kl": [0.1, 0.3], "greedy_entropy": [0.5, 0.9], "races_entropy": [0.4, 0.2]}
     contexts = pd.DataFrame(
         [
@@ -158,20 +152,17 @@ def test_kl_and_entropies_stand_beside_the_tokens_that_they_bound() -> None:
     theorem = (math.log(100) + math.log(4)) / 0.7
     assert found.loc["GSS, T = 1", "theorem"] == pytest.approx(theorem)
     table, _ = trees([one], STATISTICS)
-    assert table is not None
     rows = table.data.set_index("run")
     assert rows.loc[[1, 3], "entropy"].tolist() == pytest.approx([0.7, 0.7])
     assert rows.loc[3, "theorem"] == pytest.approx(theorem)
     assert table.shown["nats", "H[R]"].iloc[:2].tolist() == ["0.700", "0.300"]
     without, _ = trees([made()], STATISTICS)
-    assert without is not None
     assert "kl" not in without.data
 
 
-def test_gains_are_drawn_over_the_gaps_that_were_decoded() -> None:
+def test_gains_are_drawn_over_the_gaps_that_were_decoded():
     runs = [tree_runs(made(), *STATISTICS)]
     figure, curves = trees_figure([made()], runs), tree_curves([made()], runs)
-    assert figure is not None
     added = curves[(curves["quantity"] == "added") & (curves["scheme"] == "GSS")]
     batch_ = added[added["curve"] == "batch"].set_index("kind")
     assert batch_.loc["measured", "value"].tolist() == pytest.approx([0.7, 0.0])
@@ -185,10 +176,9 @@ def test_gains_are_drawn_over_the_gaps_that_were_decoded() -> None:
     assert drawn == {FIXED, LEAST, *(points["curve"] + ", " + points["scheme"])}
 
 
-def test_the_table_has_what_was_measured_predicted_and_bounded() -> None:
+def test_the_table_has_what_was_measured_predicted_and_bounded():
     one = made()
     table, _ = trees([one], STATISTICS)
-    assert table is not None
     rows = table.data.set_index("run")
     assert rows.loc[3, "acceptance"] == "0.65 0.0875 0"
     assert rows.loc[3, ["nodes", "levels"]].tolist() == [3, 1]
@@ -206,6 +196,5 @@ def test_the_table_has_what_was_measured_predicted_and_bounded() -> None:
     runs = pd.DataFrame([one.runs.iloc[0].to_dict(), chain])
     calls = one.calls[one.calls["run"] == 1]
     found, _ = trees([replace(one, runs=runs, calls=calls, levels=levels)], STATISTICS)
-    assert found is not None
     shown = found.data.iloc[0]
     assert (shown["first_level"], shown["later_levels"]) == (0.5, 1.0)

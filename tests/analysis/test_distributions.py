@@ -13,7 +13,7 @@ from tests.analysis.cases import stored_columns
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.5])
-def test_two_ways_in_agree(temperature: float) -> None:
+def test_two_ways_in_agree(temperature):
     z = (np.random.default_rng(0).normal(size=(50, 20)) * 3).astype(np.float32)
     columns = stored_columns(z, 8, temperature)
     dump = TopK.from_columns(**columns, vocab_size=20, temperature=temperature)
@@ -26,7 +26,7 @@ def test_two_ways_in_agree(temperature: float) -> None:
     np.testing.assert_allclose(certify(dump, rules).lower, certify(given, rules).lower, rtol=1e-9)
 
 
-def test_ties_by_id_zeros_kept_and_tail() -> None:
+def test_ties_by_id_zeros_kept_and_tail():
     p = [[0.0, 0.25, 0.5, 0.25, 0.0]]
     dist = TopK.from_probabilities(p, k=3)
     assert (dist.ids.tolist(), dist.log_tail.tolist()) == ([[2, 1, 3]], [-np.inf])
@@ -36,7 +36,7 @@ def test_ties_by_id_zeros_kept_and_tail() -> None:
 
 
 @pytest.mark.parametrize("k", [1, 3, 8, 12])
-def test_logits_ranked_by_hand(k: int) -> None:
+def test_logits_ranked_by_hand(k):
     """Ties, masked tokens, offsets of 1e4 and k at their edges, against sums of 40 digits."""
     z = np.random.default_rng(k).integers(-3, 3, (30, 12)).astype(np.float32)
     z[:10, 3:9], z[10:20] = -np.inf, z[10:20] / 8 + 10_000
@@ -55,7 +55,7 @@ def test_logits_ranked_by_hand(k: int) -> None:
             np.testing.assert_allclose(dist.probs[row], np.array(p[:k], float), rtol=4e-15)
 
 
-def test_logits_of_any_kind() -> None:
+def test_logits_of_any_kind():
     z = np.random.default_rng(0).normal(size=(4, 9)).astype(np.float32)
     wanted = TopK.from_logits(z, 5)
     for other in (torch.tensor(z, requires_grad=True), z.tolist(), z.astype(np.float64)):
@@ -77,7 +77,7 @@ def test_logits_of_any_kind() -> None:
 
 
 @pytest.mark.parametrize("z", [[[0.0, 1.0], [np.nan, 0.0]], [np.inf, 0.0], [-np.inf, -np.inf]])
-def test_logits_that_are_no_distribution_are_refused(z: list) -> None:
+def test_logits_that_are_no_distribution_are_refused(z):
     with pytest.raises(ValueError, match=f"largest logit of step {len(np.shape(z)) - 1}"):
         TopK.from_logits(z)
 
@@ -93,7 +93,7 @@ def test_logits_that_are_no_distribution_are_refused(z: list) -> None:
         ([[np.nan, 1.0]], "p of step 0 is nan"),
     ],
 )
-def test_what_is_no_probability_is_refused(p: list, message: str) -> None:
+def test_what_is_no_probability_is_refused(p, message):
     with pytest.raises(ValueError, match=message):
         TopK.from_probabilities(p)
     for k in (3, 0):
@@ -117,7 +117,7 @@ H = np.log(4)  # of four equal tokens, of which three are stored
         ({"top_surprisal": np.full(2, H - 1e-8)}, "within 1e-09"),
     ],
 )
-def test_columns_that_contradict_each_other_are_refused(change: dict, message: str) -> None:
+def test_columns_that_contradict_each_other_are_refused(change, message):
     good = stored_columns(np.zeros((2, 4), dtype=np.float32), 3) | {"vocab_size": 4}
     with pytest.raises(ValueError, match=message):
         TopK.from_columns(**(good | change))

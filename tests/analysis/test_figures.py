@@ -1,7 +1,5 @@
 """Figures: what is drawn, and how the files are made."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +8,6 @@ import matplotlib
 import numpy as np
 import pandas as pd
 import pytest
-from matplotlib.figure import Figure as Drawing
 from matplotlib.font_manager import findfont
 
 from analysis.acceptance.summary import margins
@@ -22,7 +19,7 @@ from analysis.report.style import STYLE, render
 from analysis.report.sweep_figure import sweep_figure
 from analysis.report.trees import trees
 from analysis.rule_config import expand
-from analysis.rules import Additive, Rule
+from analysis.rules import Additive
 from analysis.statistics.bootstrap import PromptBootstrap, survival
 
 from . import test_acceptance_section, test_decoding_metrics, test_decoding_trees
@@ -39,7 +36,7 @@ RULES = expand(
 )
 
 
-def target(rules: list[Rule], seed: int = 0) -> Target:
+def target(rules, seed=0):
     """Steps with random certificates; a quarter of one rule's are endless."""
     certificates = {}
     for at, rule in enumerate(rules):
@@ -50,13 +47,12 @@ def target(rules: list[Rule], seed: int = 0) -> Target:
     return Target(f"target {seed}", certificates, BOOTSTRAP, np.zeros(STEPS, np.int32), [])
 
 
-def drawn(number: int) -> Drawing:
+def drawn(number):
     figure = survival_figure(number, [target(RULES), target(RULES, 1)])
-    assert figure is not None
     return figure.draw()
 
 
-def test_files_are_equal_byte_for_byte_with_embedded_fonts_and_no_date_or_version() -> None:
+def test_files_are_equal_byte_for_byte_with_embedded_fonts_and_no_date_or_version():
     for kind in ("pdf", "png"):
         content = render(drawn(3), kind)
         assert content == render(drawn(3), kind)
@@ -70,7 +66,7 @@ def test_files_are_equal_byte_for_byte_with_embedded_fonts_and_no_date_or_versio
         assert font.is_relative_to(Path(matplotlib.get_data_path()).resolve())
 
 
-def test_curves_are_shares_strictly_above() -> None:
+def test_curves_are_shares_strictly_above():
     """And their bands are the intervals over prompts."""
     axis, steps = drawn(3).axes[1], target(RULES, 1)
     lines = {str(line.get_label()): line for line in axis.lines}
@@ -85,7 +81,7 @@ def test_curves_are_shares_strictly_above() -> None:
     assert x[-1] > math.log(2)
 
 
-def test_figures_2_to_4_end_behind_log_2_and_figure_5_behind_its_trees() -> None:
+def test_figures_2_to_4_end_behind_log_2_and_figure_5_behind_its_trees():
     for number, ceiling in ((2, math.log(2)), (3, math.log(2)), (4, math.log(2)), (5, 2.197)):
         for axis in drawn(number).axes:
             assert axis.get_xlim() == (0, pytest.approx(1.06 * ceiling, rel=1e-3))
@@ -95,12 +91,12 @@ class Looser(Additive):
     """A user's rule that derives from one of the paper's."""
 
 
-def test_figures_of_rules_that_a_study_lacks_or_a_user_wrote() -> None:
+def test_figures_of_rules_that_a_study_lacks_or_a_user_wrote():
     for number, rule in ((3, Looser(0.1)), (5, RULES[0]), (2, RULES[1])):
         assert survival_figure(number, [target([rule])]) is None
 
 
-def test_the_band_is_the_interval_of_the_share() -> None:
+def test_the_band_is_the_interval_of_the_share():
     values = np.round(np.random.default_rng(1).random(STEPS), 2)
     grid = np.array([0.0, 0.25, 0.9])
     curves = survival(values, grid, BOOTSTRAP)
@@ -109,7 +105,7 @@ def test_the_band_is_the_interval_of_the_share() -> None:
         np.testing.assert_allclose(found, BOOTSTRAP.share(values > eps), rtol=1e-12)
 
 
-def every_figure(folder: Path) -> dict[str, Drawing]:
+def every_figure(folder):
     """Each figure of the report by its name, and the plot of a sweep."""
     decoded = test_decoding_metrics.made()
     ratios = np.tile(np.linspace(0.05, 0.99, 40), 6)
@@ -138,7 +134,7 @@ def every_figure(folder: Path) -> dict[str, Drawing]:
     return drawings if plot is None else {**drawings, "sweep": plot}
 
 
-def test_every_figure_is_drawn_and_its_tick_labels_are_plain(tmp_path: Path) -> None:
+def test_every_figure_is_drawn_and_its_tick_labels_are_plain(tmp_path):
     """Math text is off, so a power of ten as matplotlib writes it would show its dollar signs."""
     figures = every_figure(tmp_path)
     assert figures.keys() == {
@@ -158,7 +154,7 @@ def test_every_figure_is_drawn_and_its_tick_labels_are_plain(tmp_path: Path) -> 
         assert not [label for label in labels if "$" in label], name
 
 
-def test_mars_accepts_ranks_one_and_two_in_its_zone_only() -> None:
+def test_mars_accepts_ranks_one_and_two_in_its_zone_only():
     """Figure 1 of MARS: z2 / z1 = 0.95 at p2 / p1 = e^-0.5, outcomes by the rank of the draft."""
     z1, z2 = np.array([10.0, 10, 10, 10, -1]), np.array([9.5, 9.5, 9.5, 8.9, -2])
     trajectory = pd.DataFrame(
@@ -171,7 +167,6 @@ def test_mars_accepts_ranks_one_and_two_in_its_zone_only() -> None:
     np.testing.assert_allclose(steps["p2"] / steps["p1"], np.exp(z2 - z1))
     assert steps["ratio"].tolist() == pytest.approx([0.95] * 3 + [0.89, 0.0])
     figure = ratios_figure([replace(test_decoding_metrics.made(), trajectory=trajectory)])
-    assert figure is not None
     of_ratio = figure.draw().axes[4]
     bars = {round(bar.get_x(), 9): bar.get_height() for bar in of_ratio.patches}
     assert sum(bars.values()) == 5
@@ -179,7 +174,7 @@ def test_mars_accepts_ranks_one_and_two_in_its_zone_only() -> None:
     assert of_ratio.get_title() == "60.0 % above 0.9"
 
 
-def test_thresholds_are_drawn_at_every_temperature_and_draft_length() -> None:
+def test_thresholds_are_drawn_at_every_temperature_and_draft_length():
     scheme = "dynamic, 10 wide, 59 nodes"
     grid = pd.MultiIndex.from_product([[0.0, 1.0], [7, 10], [0.9, 0.84]])
     speeds = grid.to_frame(index=False, name=["temperature", "draft_length", "theta"])
@@ -187,7 +182,6 @@ def test_thresholds_are_drawn_at_every_temperature_and_draft_length() -> None:
     speeds["speedup"] = np.arange(8.0)
     alone = speeds[:1].assign(theta=math.nan)
     figure = thresholds_figure(["T"], [pd.concat([speeds, alone])], "agreement")
-    assert figure is not None
     labels = figure.draw().axes[0].get_legend_handles_labels()[1]
     assert labels == [f"γ = {g}, T = {t}, {scheme}" for g in (7, 10) for t in (0, 1)]
     assert thresholds_figure(["T"], [alone], "agreement") is None

@@ -1,9 +1,5 @@
 """The first tables of the page, against the numbers that they are made from."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -23,17 +19,17 @@ from analysis.report.first_screen import (
 )
 from analysis.report.results import Results, Target
 from analysis.report.text import percent_text
-from analysis.rules import Additive, Mars, Multiplicative, Rule, StrictGreedy, Tree
+from analysis.rules import Additive, Mars, Multiplicative, StrictGreedy, Tree
 from analysis.statistics.bootstrap import PromptBootstrap
 from analysis.statistics.trajectories import count_calls
 from analysis.topk import TopK
 
 GREEDY = StrictGreedy()
-RULES: tuple[Rule, ...] = (GREEDY, Additive(0.1), Additive(0.2), Additive(0.3), Mars(0.9), Tree(2))
+RULES = (GREEDY, Additive(0.1), Additive(0.2), Additive(0.3), Mars(0.9), Tree(2))
 STATISTICS = {"acceptance": 0.6, "certified": 0.2, "measured_per_call": 2.5, "departure": 0.1}
 
 
-def results(targets: tuple[str, ...] = ("A", "B")) -> Results:
+def results(targets=("A", "B")):
     rows = [
         {"target": target, "rule": rule.label, "statistic": name, "value": value}
         | {"ci_low": value - 0.05, "ci_high": value + 0.05}
@@ -45,7 +41,7 @@ def results(targets: tuple[str, ...] = ("A", "B")) -> Results:
     return Results(targets, rules, {"acceptance": pd.DataFrame(rows)}, "D")
 
 
-def run(drafter: str, **given: Any) -> dict[str, Any]:
+def run(drafter, **given):
     ends = {"rate": 0.5, "rate_ci_low": 0.4, "rate_ci_high": 0.6, "tokens_per_call": 1.8}
     ends |= {"tokens_per_call_ci_low": 1.7, "tokens_per_call_ci_high": 1.9}
     ends |= {"speedup": 1.2, "ci_low": 1.1, "ci_high": 1.3}
@@ -53,11 +49,10 @@ def run(drafter: str, **given: Any) -> dict[str, Any]:
     return {**row, "answer": "yes", "engine": "vLLM", **ends, **given}
 
 
-def test_methods_stand_with_their_engine_and_one_number_is_called_accepted() -> None:
+def test_methods_stand_with_their_engine_and_one_number_is_called_accepted():
     """Of the study's drafter that of stage acceptance, of look-up the share of tested tokens."""
     advice = Advice("A", "draft", "Draft.", ["Beside."], [run("model"), run("prompt_lookup")])
     table = methods_table([advice], results(("A",)))
-    assert table is not None
     assert table.shown["accepted"].tolist() == ["60.0 % [55.0, 65.0]", "50.0 % [40.0, 60.0]"]
     assert table.shown["speed"].unique().tolist() == ["1.20× [1.10, 1.30]"]
     assert table.data["accepted"].tolist() == [0.6, 0.5]
@@ -80,25 +75,22 @@ def test_methods_stand_with_their_engine_and_one_number_is_called_accepted() -> 
     untested = {"rate": np.nan, "rate_ci_low": np.nan, "rate_ci_high": np.nan}
     never = Advice("A", "draft", "", [], [run("prompt_lookup", **untested)])
     table = methods_table([never], results())
-    assert table is not None
     assert table.shown["accepted"].tolist() == ["–"]
 
 
-def test_a_family_shows_the_rules_that_were_tried_and_else_one_in_the_middle() -> None:
+def test_a_family_shows_the_rules_that_were_tried_and_else_one_in_the_middle():
     scores = {"B": pd.DataFrame([{"rule": "mars theta=0.9", "right": 7, "items": 9, "alone": 8}])}
     table = relax_table(results(), [], scores)
-    assert table is not None
     titles = [GREEDY.title, Additive(0.2).title, Mars(0.9).title]  # no tree: it gives up nothing
     assert table.shown.loc["A"].index.tolist() == titles
     assert table.shown["right answers"].tolist() == ["–"] * 5 + ["7 of 9, 8 without"]
     tried = relax_table(results(), ["additive t=0.1", "additive t=0.3"], {})
-    assert tried is not None
     assert tried.shown.loc["B"].index.tolist()[1:3] == [Additive(0.1).title, Additive(0.3).title]
     assert relax_table(Results(["A"], {}, {}), [], {}) is None
 
 
 @pytest.mark.parametrize("drafter", [True, False])
-def test_settings_certify_what_is_claimed(drafter: bool) -> None:
+def test_settings_certify_what_is_claimed(drafter):
     rng = np.random.default_rng(0)
     dist = TopK.from_probabilities(rng.dirichlet(np.full(40, 0.3), 200))
     prompts = np.repeat(np.arange(10), 20)
@@ -112,7 +104,6 @@ def test_settings_certify_what_is_claimed(drafter: bool) -> None:
     )
     study = results(("A",)) if drafter else Results(["A"], {}, {})
     table = settings_table(study, [target])
-    assert table is not None
     data = table.data.set_index(["eps", "quantity"])["value"]
     for eps in EPSILONS:
         certified = found.lower[:, 0] > eps
@@ -130,21 +121,18 @@ def test_settings_certify_what_is_claimed(drafter: bool) -> None:
     assert drafter == any("reaches" in name for _, name in data.index)
 
 
-def test_answers_of_one_token_guarantee_nothing() -> None:
+def test_answers_of_one_token_guarantee_nothing():
     """No call is made: the guarantee is undefined, and printed as a dash."""
     dist = TopK.from_probabilities([[0.9, 0.1], [0.8, 0.2]])
     bootstrap = PromptBootstrap(np.arange(2), 20, 0.9, 0)
     lower = certify(dist, GREEDY).lower[:, 0]
     target = Target("A", {GREEDY: (lower, lower)}, bootstrap, np.zeros(2, np.int32), [], dist)
     table = settings_table(Results(["A"], {}, {}), [target])
-    assert table is not None
-    assert (
-        table.shown.loc["and guarantees"].tolist()
-        == ["– tokens per call, drafts of any length"] * 2
-    )
+    said = "– tokens per call, drafts of any length"
+    assert table.shown.loc["and guarantees"].tolist() == [said] * 2
 
 
-def test_costs_are_of_the_target_alone_and_of_a_drafted_token() -> None:
+def test_costs_are_of_the_target_alone_and_of_a_drafted_token():
     speeds = pd.DataFrame(
         {
             "drafter": ["none", "prompt_lookup", "model"],
@@ -153,13 +141,13 @@ def test_costs_are_of_the_target_alone_and_of_a_drafted_token() -> None:
             "c_q": [np.nan, 1e-6, 0.003],
         }
     )
-    pair: Any = type("Pair", (), {"target": "T", "drafter": "D"})
+    pair = type("Pair", (), {"target": "T", "drafter": "D"})
     said = "T alone: 50 tokens per second, 20 ms per token"
     assert costs(pair, speeds) == f"{said}; D: 3 ms per drafted token."
     assert costs(pair, speeds[:2]) == f"{said}."
 
 
-def made(drafter: bool) -> Target:
+def made(drafter):
     """Four answers of ten steps; the certificates of answer n are near n / 10 nats."""
     rng, size = np.random.default_rng(0), 40
     prompts, tokens = np.repeat(np.arange(4), size // 4), np.arange(size, dtype=np.int32)
@@ -180,7 +168,7 @@ def made(drafter: bool) -> Target:
 
 
 @pytest.mark.parametrize("drafter", [True, False])
-def test_the_median_answer_is_shown_with_the_fate_of_every_step(drafter: bool) -> None:
+def test_the_median_answer_is_shown_with_the_fate_of_every_step(drafter):
     target = made(drafter)
     found = median_answer(target)
     greedy = target.judged[GREEDY.label].accepted if drafter else target.certificates[GREEDY][0]

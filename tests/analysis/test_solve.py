@@ -1,20 +1,17 @@
 """solve against sweeps: every setting of a grid certified on its own, every resample solved."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
 
-from analysis.acceptance.judgement import Steps, judge
-from analysis.acceptance.solve import RESOLUTION, Goal, Solution, solve, solve_accepted
+from analysis.acceptance.judgement import judge
+from analysis.acceptance.solve import RESOLUTION, Goal, solve, solve_accepted
 from analysis.acceptance.summary import kl_needed
 from analysis.certificates.certify import certify
 from analysis.rule_config import ParameterRange, expand
-from analysis.rules import AbsoluteThreshold, Rule, StrictGreedy
+from analysis.rules import AbsoluteThreshold, StrictGreedy
 from analysis.statistics.bootstrap import PromptBootstrap
 from analysis.statistics.trajectories import Trajectories, count_calls
 from analysis.topk import TopK
@@ -35,20 +32,20 @@ DIALS = [
 GOALS = [Goal(0.6), Goal(0.95), Goal(3, True), Goal(2, True, 3)]
 
 
-def build_range(mapping: dict[str, Any]) -> ParameterRange:
+def build_range(mapping):
     (parameter,) = (key for key, value in mapping.items() if isinstance(value, list))
     strict, relaxed = expand([mapping])
     return ParameterRange(parameter, (strict, relaxed))
 
 
 @pytest.fixture(scope="module")
-def dist() -> TopK:
+def dist():
     rng = np.random.default_rng(0)
     logits = 2 * rng.standard_normal((sum(LENGTHS), 30)) + 6
     return TopK.from_logits(logits, k=12)
 
 
-def reached(dist: TopK, rule: Rule, goal: Goal, weights: np.ndarray | None = None) -> Any:
+def reached(dist, rule, goal, weights=None):
     """What a setting reaches: of the steps, or of each resample."""
     certain = certify(dist, rule).lower > EPS
     steps = np.bincount(STEPS.prompts)
@@ -60,12 +57,12 @@ def reached(dist: TopK, rule: Rule, goal: Goal, weights: np.ndarray | None = Non
     return (w @ above) / (w @ below)
 
 
-def answer(dist: TopK, dial: ParameterRange, goal: Goal) -> Solution:
+def answer(dist, dial, goal):
     (solution,) = solve(dist, dial, EPS, [goal], BOOTSTRAP, STEPS)
     return solution
 
 
-def stricter(dial: ParameterRange, value: float) -> Rule:
+def stricter(dial, value):
     """The rule one place of the grid before a value."""
     kind = type(dial.rules[0].parameters[dial.parameter])
     sign = math.copysign(
@@ -76,9 +73,7 @@ def stricter(dial: ParameterRange, value: float) -> Rule:
 
 @pytest.mark.parametrize("goal", GOALS, ids=str)
 @pytest.mark.parametrize("mapping", DIALS, ids=lambda mapping: str(mapping["rule"]))
-def test_the_answer_agrees_with_certificates_of_its_neighbours(
-    dist: TopK, mapping: dict[str, Any], goal: Goal
-) -> None:
+def test_the_answer_agrees_with_certificates_of_its_neighbours(dist, mapping, goal):
     dial = build_range(mapping)
     found = answer(dist, dial, goal)
     if found.rule is None:
@@ -98,15 +93,13 @@ def test_the_answer_agrees_with_certificates_of_its_neighbours(
     [*((12, DIALS[at]) for at in (0, 1, 4, 5)), *((3, dial) for dial in DIALS[:3])],
     ids=str,
 )
-def test_a_drafter_reaches_a_length_and_not_one_place_before(
-    k: int, mapping: dict[str, Any]
-) -> None:
+def test_a_drafter_reaches_a_length_and_not_one_place_before(k, mapping):
     """Found to the grid's 1e-4, where it was to 1e-3; of tokens beyond the stored ones as well."""
     steps, dial = pair(0.8, k=k), build_range(mapping)
     ends = [statistics(steps, r)["measured_per_call"] for r in (dial.rules[0], dial.rules[-1])]
     calls = steps.trajectories
 
-    def tokens(rule: Rule) -> float:
+    def tokens(rule):
         flags = judge(steps, [rule])[0].accepted
         made = count_calls(flags, calls, None)
         return float(made.tokens.sum() / made.calls.sum())
@@ -122,11 +115,11 @@ def test_a_drafter_reaches_a_length_and_not_one_place_before(
             assert tokens(stricter(dial, found.value)) < wanted
 
 
-def test_a_head_is_solved_by_the_depth_of_each_place() -> None:
+def test_a_head_is_solved_by_the_depth_of_each_place():
     """By sweeping all settings of a tree, drafts of 3; depth 1 alone would promise more."""
     steps, dial = deep(), build_range({"rule": "tree", "m": [1, 9]})
 
-    def tokens(m: int, steps: Steps) -> float:
+    def tokens(m, steps):
         verdict = judge(steps, [replace(dial.rules[0], m=m)])[0]
         walk = count_calls(verdict.accepted_by_depth, steps.trajectories, 3)
         return float(walk.tokens.sum() / walk.calls.sum())
@@ -143,7 +136,7 @@ def test_a_head_is_solved_by_the_depth_of_each_place() -> None:
     assert (share.value, share.reached) == (first.value, first.reached)  # of depth 1
 
 
-def test_answers_of_one_token_have_no_calls() -> None:
+def test_answers_of_one_token_have_no_calls():
     dist = TopK.from_probabilities([[0.6, 0.3, 0.1]] * 2)
     steps = Trajectories.from_positions(np.array([0, 0]))
     bootstrap = PromptBootstrap(steps.prompts, 20, 0.9, 0)
@@ -154,7 +147,7 @@ def test_answers_of_one_token_have_no_calls() -> None:
 
 
 @pytest.mark.parametrize("goal", GOALS, ids=str)
-def test_the_limits_are_quantiles_of_the_resamples_own_answers(dist: TopK, goal: Goal) -> None:
+def test_the_limits_are_quantiles_of_the_resamples_own_answers(dist, goal):
     """Each resample is solved by a sweep over all settings of an integer."""
     dial = build_range({"rule": "tree", "m": [1, 9]})
     ways = np.stack(
@@ -169,7 +162,7 @@ def test_the_limits_are_quantiles_of_the_resamples_own_answers(dist: TopK, goal:
     assert low[0] < high[0]  # the prompts differ
 
 
-def test_the_limits_of_a_continuous_parameter_are_those_of_all_its_settings() -> None:
+def test_the_limits_of_a_continuous_parameter_are_those_of_all_its_settings():
     """Every setting of t is certified, and every resample takes its first one."""
     logits = 2 * np.random.default_rng(7).standard_normal((240, 20)) + 6
     dist = TopK.from_logits(logits, k=20)
@@ -188,7 +181,7 @@ def test_the_limits_of_a_continuous_parameter_are_those_of_all_its_settings() ->
     assert found.value == pytest.approx(t[(passed.mean(axis=0) >= 0.6 - 1e-9).argmax()], abs=1e-12)
 
 
-def test_at_the_threshold_and_a_step_to_either_side() -> None:
+def test_at_the_threshold_and_a_step_to_either_side():
     """p = (.6, .3, .1): below R = .051 rank 2 is out of reach; from there it must be accepted."""
     dist = TopK.from_probabilities([[0.6, 0.3, 0.1]])
     steps = Trajectories.from_positions(np.array([0]))
@@ -208,7 +201,7 @@ def test_at_the_threshold_and_a_step_to_either_side() -> None:
 
 
 @pytest.mark.parametrize("noise", [0.3, 2.0])
-def test_the_kl_needed_certifies_the_share_and_no_more(noise: float) -> None:
+def test_the_kl_needed_certifies_the_share_and_no_more(noise):
     steps = pair(noise, k=4)
     for rule in (StrictGreedy(), AbsoluteThreshold(0.05)):
         verdict = judge(steps, [rule])[0]

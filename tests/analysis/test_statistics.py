@@ -1,7 +1,6 @@
-"""Quantiles, means and the bootstrap over prompts, against resampling in full."""
+"""The bootstrap over prompts against resampling in full; run lengths against walking."""
 
-from __future__ import annotations
-
+import itertools
 import math
 
 import numpy as np
@@ -11,12 +10,14 @@ from analysis.decoding.speed import speedups
 from analysis.report.text import few_notes
 from analysis.statistics import bootstrap
 from analysis.statistics.bootstrap import FEW_PROMPTS, PromptBootstrap, simultaneous
+from analysis.statistics.run_lengths import run_lengths, with_censored
+from analysis.statistics.trajectories import CENSORED, Trajectories, calls_along, count_calls
 
 LENGTHS = [1, 7, 128, 40, 3, 64, 128]
 LEVELS = [0.05, 0.25, 0.5, 0.975]
 
 
-def clustered(seed: int, share_infinite: float = 0.2) -> tuple[np.ndarray, np.ndarray]:
+def clustered(seed, share_infinite=0.2):
     """Values with ties and +inf, and the prompt of each."""
     rng = np.random.default_rng(seed)
     prompts = np.repeat(np.arange(len(LENGTHS)), LENGTHS)
@@ -25,18 +26,18 @@ def clustered(seed: int, share_infinite: float = 0.2) -> tuple[np.ndarray, np.nd
     return values, prompts
 
 
-def in_full(values: np.ndarray, prompts: np.ndarray, times: np.ndarray) -> np.ndarray:
+def in_full(values, prompts, times):
     """The values of one resample, written out."""
     parts = [values[prompts == at] for at in range(len(times)) for _ in range(int(times[at]))]
     return np.concatenate(parts)
 
 
-def smallest_reached(values: np.ndarray, level: float) -> float:
+def smallest_reached(values, level):
     """The smallest value that a share `level` of the values does not exceed, by definition."""
     return next(x for x in sorted(values) if np.mean(values <= x) >= level - 1e-12)
 
 
-def test_quantiles_and_means_agree_with_resamples_written_out() -> None:
+def test_quantiles_and_means_agree_with_resamples_written_out():
     values, prompts = clustered(0)
     sampled = PromptBootstrap(prompts, 60, 0.95, seed=3)
     points, draws = sampled.quantiles(values, LEVELS)
@@ -52,7 +53,7 @@ def test_quantiles_and_means_agree_with_resamples_written_out() -> None:
     assert found == pytest.approx((values.mean(), drawn[1], drawn[-2]), rel=1e-13)
 
 
-def test_answers_to_one_prompt_are_drawn_together() -> None:
+def test_answers_to_one_prompt_are_drawn_together():
     """Pieces or choices of an answer count as steps of one prompt."""
     values, prompts = clustered(2)
     together = np.array([0, 1, 1, 2, 0, 2, 2])
@@ -68,7 +69,7 @@ def test_answers_to_one_prompt_are_drawn_together() -> None:
     assert turned.share(flags) == PromptBootstrap(6 - prompts, 60, 0.95, 3).share(flags)
 
 
-def test_of_very_many_prompts_groups_are_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_very_many_prompts_groups_are_drawn(monkeypatch):
     """The intervals stay: of 1,000 groups of 20 prompts."""
     values = np.random.default_rng(0).exponential(size=40_000)
     prompts = np.repeat(np.arange(20_000), 2)
@@ -87,9 +88,7 @@ def test_of_very_many_prompts_groups_are_drawn(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize(("count", "least", "most"), [(10, 0.7, 0.87), (FEW_PROMPTS, 0.87, 0.97)])
-def test_few_prompts_are_those_whose_intervals_are_too_narrow(
-    count: int, least: float, most: float
-) -> None:
+def test_few_prompts_are_those_whose_intervals_are_too_narrow(count, least, most):
     """Half of the spread is between prompts: p5 of a normal law, known exactly, at nominal 0.95."""
     rng = np.random.default_rng(0)
     truth = -1.6448536 * math.sqrt(2)
@@ -103,7 +102,7 @@ def test_few_prompts_are_those_whose_intervals_are_too_narrow(
     assert least < covered / 300 < most  # standard error 0.02
 
 
-def test_limits_leave_out_what_is_undefined_and_keep_infinity() -> None:
+def test_limits_leave_out_what_is_undefined_and_keep_infinity():
     sampled = PromptBootstrap(np.arange(3), 10, 0.8, seed=0)
     draws = np.column_stack(
         [np.r_[np.arange(1.0, 10), np.nan], np.r_[np.ones(8), np.inf, np.inf], np.full(10, np.nan)]
@@ -116,13 +115,13 @@ def test_limits_leave_out_what_is_undefined_and_keep_infinity() -> None:
 @pytest.mark.parametrize(
     ("prompts", "said"), [([29, 500], "29 prompts"), ([1], "1 prompt,"), ([30, 31], ""), ([], "")]
 )
-def test_the_least_number_of_prompts_is_named(prompts: list[int], said: str) -> None:
+def test_the_least_number_of_prompts_is_named(prompts, said):
     notes = few_notes(prompts)
     assert bool(notes) == bool(said)
     assert all(said in note for note in notes)
 
 
-def test_an_infinite_prompt_makes_the_resamples_infinite_that_it_is_in() -> None:
+def test_an_infinite_prompt_makes_the_resamples_infinite_that_it_is_in():
     sampled = PromptBootstrap(np.arange(5), 50, 0.9, 0)
     sums = sampled.sums(np.array([1.0, np.inf, 2.0, 3.0, 4.0]))
     assert (np.isinf(sums) == (sampled.weights[:, 1] > 0)).all()
@@ -134,9 +133,7 @@ def test_an_infinite_prompt_makes_the_resamples_infinite_that_it_is_in() -> None
 # simultaneous intervals of the fastest of several methods
 
 
-def plainly(
-    estimates: np.ndarray, draws: np.ndarray, confidence: float
-) -> list[tuple[float, float]]:
+def plainly(estimates, draws, confidence):
     """The maximum statistic, quantity by quantity and resample by resample."""
     spreads = [np.std([row[m] for row in draws]) for m in range(len(estimates))]
     worst = sorted(
@@ -146,7 +143,7 @@ def plainly(
     return [(e - c * s, e + c * s) for e, s in zip(estimates, spreads, strict=True)]
 
 
-def test_the_ends_are_those_of_the_plain_twin() -> None:
+def test_the_ends_are_those_of_the_plain_twin():
     rng = np.random.default_rng(0)
     for methods in (1, 2, 5):
         mixed = rng.normal(size=(methods, methods))
@@ -159,7 +156,7 @@ def test_the_ends_are_those_of_the_plain_twin() -> None:
     assert inside.all()  # confidence 1 holds every resample
 
 
-def test_quantities_without_spread_or_value_leave_the_others_alone() -> None:
+def test_quantities_without_spread_or_value_leave_the_others_alone():
     rng = np.random.default_rng(1)
     draws = rng.normal(size=(50, 2))
     alone = np.transpose(simultaneous(np.zeros(2), draws, 0.9))
@@ -173,7 +170,7 @@ def test_quantities_without_spread_or_value_leave_the_others_alone() -> None:
     assert [len(end) for end in simultaneous(np.zeros(0), np.zeros((5, 0)), 0.9)] == [0, 0]
 
 
-def fast(logs: np.ndarray, resamples: int, *families: list[int]) -> np.ndarray:
+def fast(logs, resamples, *families):
     """The target alone takes 1 s a prompt, method m exp(-logs[prompt, m]); (P, M)."""
     prompts, methods = logs.shape
     seconds = np.column_stack([np.ones(prompts), np.exp(-logs)])
@@ -185,7 +182,7 @@ def fast(logs: np.ndarray, resamples: int, *families: list[int]) -> np.ndarray:
     return speedups(seconds, tokens, [0] * (methods + 1), together, bootstrap)
 
 
-def test_methods_of_another_temperature_widen_nothing() -> None:
+def test_methods_of_another_temperature_widen_nothing():
     logs = np.random.default_rng(3).normal(0.1, 0.2, size=(30, 6))
     every, two = fast(logs, 300), fast(logs[:, :2], 300)
     np.testing.assert_allclose(fast(logs, 300, [1, 2], [3, 4, 5, 6])[:3], two, rtol=1e-12)
@@ -195,7 +192,7 @@ def test_methods_of_another_temperature_widen_nothing() -> None:
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("methods", [1, 2, 3, 6, 12])
-def test_the_interval_of_the_fastest_covers_and_useless_methods_are_not_sure(methods: int) -> None:
+def test_the_interval_of_the_fastest_covers_and_useless_methods_are_not_sure(methods):
     """Equally fast methods, 30 prompts: pointwise intervals cover 75 % of the fastest of 12."""
     rng = np.random.default_rng(methods)
     runs, covered, false = 400, 0, 0
@@ -208,3 +205,146 @@ def test_the_interval_of_the_fastest_covers_and_useless_methods_are_not_sure(met
         false += (table[:, 1] > 1).any()
     assert covered / runs > 0.90  # 0.92 to 0.96 here; few prompts cost 2 points, the error is 1.3
     assert false / runs < 0.10  # pointwise: 0.04, 0.09, 0.10, 0.15, 0.31
+
+
+NAMES = ("per_call", "mean_run", "random_100")
+
+
+def positions(lengths):
+    return np.concatenate([np.arange(n) for n in lengths])
+
+
+def walk(trajectories):
+    """The estimators, step by step."""
+    segments = runs = certified = steps = 0
+    from_any = []
+    for flags in trajectories:
+        open_segment = in_run = False
+        for at, flag in enumerate(flags):
+            steps, open_segment = steps + 1, True
+            certified += flag
+            if flag and not in_run:
+                runs += 1
+            in_run = flag
+            if not flag:  # the correction ends the verification call
+                segments, open_segment = segments + 1, False
+            from_any.append(len(list(itertools.takewhile(bool, flags[at : at + 100]))))
+        segments += open_segment
+    return {
+        "per_call": steps / segments,
+        "mean_run": certified / runs if runs else 0.0,
+        "random_100": sum(from_any) / steps,
+    }
+
+
+def estimate(flags, resamples=5):
+    values = np.concatenate([np.where(part, 0.5, 0.05) for part in flags])
+    trajectories = Trajectories.from_positions(positions([len(part) for part in flags]))
+    bootstrap = PromptBootstrap(trajectories.prompts, resamples, 0.95, seed=0)
+    return run_lengths(values, [0.1], trajectories, bootstrap)
+
+
+def test_certified_is_strict_and_an_empty_region_is_always_certified():
+    trajectories = Trajectories.from_positions(np.arange(4))
+    bootstrap = PromptBootstrap(trajectories.prompts, 5, 0.95, seed=0)
+    values = np.array([0.1, np.inf, 0.2, np.inf])
+    found = run_lengths(values, [0.1, 0.2, 9.0], trajectories, bootstrap)
+    assert found[found["estimator"] == "per_call"]["failures"].tolist() == [1, 2, 2]
+
+
+def test_estimates_and_their_bootstrap_equal_walks_along_resamples_written_out():
+    rng = np.random.default_rng(5)
+    flags = [list(rng.random(n) < 0.9) for n in (12, 3, 12, 7, 12, 1, 12)]
+    found = estimate(flags, resamples=80).set_index("estimator")
+    bootstrap = PromptBootstrap(np.repeat(np.arange(7), [len(part) for part in flags]), 80, 0.95, 0)
+    drawn = [
+        walk([part for part, n in zip(flags, times, strict=True) for _ in range(int(n))])
+        for times in bootstrap.weights
+    ]
+    for name in NAMES:
+        assert found.loc[name, "value"] == walk(flags)[name]
+        ordered = sorted(draw[name] for draw in drawn)
+        cut = math.ceil(0.025 * len(ordered) - 1e-9)
+        assert found.loc[name, "ci_low"] == ordered[cut - 1]
+        assert found.loc[name, "ci_high"] == ordered[-cut]
+    assert (found["failing_prompts"] == sum(not all(part) for part in flags)).all()
+    assert (found["failures"] == sum(part.count(False) for part in flags)).all()
+
+
+def test_a_run_from_a_random_position_is_capped_and_cut_where_the_trajectory_ends():
+    """128 certified steps: 28 starts with 100 steps behind, then 100, 99, ... 1; 61.3 in all."""
+    found = estimate([[True] * 128]).set_index("estimator").loc["random_100"]
+    assert found["value"] == (28 * 100 + 5050) / 128 == pytest.approx(61.3, abs=0.05)
+    assert found["cut"] == 99 / 128
+    (row,) = with_censored(found.to_frame().T).to_dict("records")
+    assert row["censored"]
+    halves = estimate([[True] * 30 + [False] * 98, [False] * 128]).set_index("estimator")
+    assert halves.loc["random_100", "value"] == 15 * 31 / 256
+    assert halves.loc["random_100", "cut"] == 0
+
+
+@pytest.mark.parametrize(("failures", "share"), [(9, 0.1), (8, 1 / 9), (0, 1.0)])
+def test_lengths_that_ends_of_trajectories_cut_are_lower_bounds(failures, share):
+    """One call in ten cut by an end is none too many, one in nine is."""
+    flags = [True] * 128
+    flags[0 : 3 * failures : 3] = [False] * failures
+    table = with_censored(estimate([flags])).set_index("estimator")
+    starts = 128 - max(29, 3 * failures - 2)  # behind the last failure, less than 100 from the end
+    cut = [share, 1 / max(failures, 1), starts / 128]
+    assert table["cut"].tolist() == pytest.approx(cut)
+    assert table["censored"].tolist() == [share > CENSORED, True, True]
+    assert not estimate([[*flags[:-1], False]])["cut"].any()
+
+
+@pytest.mark.parametrize("position", [[1, 2], [0, 2], [0, 1, 1], []])
+def test_steps_out_of_order_are_refused(position):
+    with pytest.raises(ValueError, match=r"step 0|in order"):
+        Trajectories.from_positions(np.array(position))
+
+
+SIZES = (6, 1, 4, 7)
+POSITION = np.concatenate([np.arange(n) for n in SIZES])
+STEPS = Trajectories.from_positions(POSITION)
+
+
+def walked(by_depth, gamma):
+    """Tested and accepted tokens of each call of one answer, place by place, by depth."""
+    depths, tokens = by_depth.shape
+    at, calls = 1, []
+    while at < tokens:
+        kept = 0
+        while kept < gamma and at + kept < tokens and by_depth[min(kept, depths - 1), at + kept]:
+            kept += 1
+        calls.append((min(kept + 1, gamma, tokens - at), kept))
+        at += kept + 1
+    return calls
+
+
+@pytest.mark.parametrize("depths", [1, 2, 3, 5])
+@pytest.mark.parametrize("gamma", [1, 2, 3, 4, 9])
+def test_place_i_of_a_draft_is_judged_at_depth_i(depths, gamma):
+    """Behind the deepest one that was measured it stands for all."""
+    accepted = np.random.default_rng(depths).random((depths, len(POSITION))) < 0.6
+    own = [walked(accepted[:, STEPS.prompts == p], gamma) for p in range(len(SIZES))]
+    prompts, tested, kept, emitted = calls_along(accepted, STEPS, gamma)
+    assert list(zip(tested, kept, strict=True)) == list(itertools.chain(*own))
+    assert np.bincount(prompts, emitted, len(SIZES)).tolist() == [n - 1 for n in SIZES]
+    counts = count_calls(accepted, STEPS, gamma)
+    assert counts.calls.tolist() == list(map(len, own))
+    assert counts.tokens.tolist() == [n - 1 for n in SIZES]  # prefill emits the first
+    unlimited = count_calls(accepted, STEPS, None)
+    longest = [walked(accepted[:, STEPS.prompts == p], 99) for p in range(len(SIZES))]
+    assert unlimited.calls.tolist() == list(map(len, longest))
+    emitted = [sum(kept + 1 for _, kept in calls) for calls in longest]
+    ends = [whole == n for whole, n in zip(emitted, SIZES, strict=True)]
+    assert unlimited.cut.tolist() == ends
+
+
+def test_steps_certain_at_every_depth_bound_the_calls_of_any_drafter():
+    """Of every choice of what else is accepted, at 2 depths of an answer of 4 tokens."""
+    steps = Trajectories.from_positions(np.arange(4))
+    for certain in itertools.product([False, True], repeat=4):
+        most = count_calls(np.array(certain), steps, 3).calls.item()
+        for choice in itertools.product([False, True], repeat=8):
+            accepted = np.array(choice).reshape(2, 4) | np.array(certain)
+            assert count_calls(accepted, steps, 3).calls.item() <= most

@@ -1,10 +1,7 @@
 """Draft trees: shapes, the optimal tree against all trees, acceptance by sibling, bounds, H[R]."""
 
-from __future__ import annotations
-
 import itertools
 import math
-from collections.abc import Iterator
 from fractions import Fraction
 
 import numpy as np
@@ -12,7 +9,7 @@ import pytest
 
 from analysis.decoding.formulas import tokens_per_call as chain_tokens
 from analysis.trees import acceptance
-from analysis.trees.entropy import Floats, index_entropies, races_entropy_upper
+from analysis.trees.entropy import index_entropies, races_entropy_upper
 from analysis.trees.optimal import best_trees, optimal
 from analysis.trees.topology import (
     ROOT,
@@ -30,10 +27,10 @@ from .exact import exact
 FALLING = np.array([0.5, 0.2, 0.1, 0.05])
 
 
-def every_tree(k: int) -> Iterator[Topology]:
+def every_tree(k):
     """Every ordered tree of k nodes, once: a node comes after those of its parent's path."""
 
-    def grow(parents: tuple[int, ...], path: tuple[int, ...]) -> Iterator[Topology]:
+    def grow(parents, path):
         if len(parents) == k:
             yield Topology(parents)
             return
@@ -43,12 +40,12 @@ def every_tree(k: int) -> Iterator[Topology]:
     yield from grow((), (ROOT,))
 
 
-def some_rates(seed: int) -> np.ndarray:
+def some_rates(seed):
     rates = np.random.default_rng(seed).dirichlet(np.full(5, 0.6))[:4]  # the fifth is left over
     return np.sort(rates)[::-1]
 
 
-def test_shapes() -> None:
+def test_shapes():
     assert sequence(3).parents == (-1, 0, 1)
     assert batch(3).parents == (-1, -1, -1)
     assert sequence(0) == symmetric(3, 0) == Topology(())
@@ -73,7 +70,7 @@ def test_shapes() -> None:
             Topology(parents)
 
 
-def test_expected_tokens_of_named_trees() -> None:
+def test_expected_tokens_of_named_trees():
     assert tree_tokens_per_call(sequence(6), [0.7]) == pytest.approx(chain_tokens(0.7, 6))
     level = FALLING[:2].sum()
     levels = sum(level**depth for depth in range(4))
@@ -87,7 +84,7 @@ def test_expected_tokens_of_named_trees() -> None:
 
 
 @pytest.mark.parametrize("k", range(8))
-def test_no_tree_of_equal_size_is_expected_to_emit_more(k: int) -> None:
+def test_no_tree_of_equal_size_is_expected_to_emit_more(k):
     trees = [tree for tree in every_tree(k) if max(tree.siblings, default=0) <= 4]
     for seed in range(4):
         rates = some_rates(seed)
@@ -107,7 +104,7 @@ def test_no_tree_of_equal_size_is_expected_to_emit_more(k: int) -> None:
             assert tree_tokens_per_call(best, rates) == pytest.approx(max(limited), rel=1e-12)
 
 
-def test_limits_of_the_optimal_tree() -> None:
+def test_limits_of_the_optimal_tree():
     assert optimal([0.9, 0.05], 5) == optimal([1.0, 0.0], 5) == sequence(5)
     assert optimal([0.3] * 3, 3) == batch(3)
     assert optimal([0.0], 3).depth == 3  # nothing is gained, yet k nodes were asked for
@@ -117,10 +114,10 @@ def test_limits_of_the_optimal_tree() -> None:
     assert tree_tokens_per_call(optimal(rising, 9), rising) == best_trees(rising, 9)[1][-1]
     for rates in ([0.7, 0.4], [-0.1], [[0.5]], [math.nan]):
         with pytest.raises(ValueError, match=r"rates=.* not allowed"):
-            optimal(rates, 3)  # type: ignore[arg-type]
+            optimal(rates, 3)
 
 
-def test_measured_acceptance_uses_each_node_for_the_children_it_had() -> None:
+def test_measured_acceptance_uses_each_node_for_the_children_it_had():
     whole = acceptance.measured_rates(np.array([1, 2, 0, 1, 3]), np.full(5, 3))
     np.testing.assert_allclose(whole, [0.4, 0.2, 0.2])  # plain shares; the rest is in no index
     # one child each: it says nothing of the second
@@ -132,7 +129,7 @@ def test_measured_acceptance_uses_each_node_for_the_children_it_had() -> None:
 
 
 @pytest.mark.parametrize("k", [0, 1, 2, 5, 30, 200])
-def test_no_tree_exceeds_its_bounds(k: int) -> None:
+def test_no_tree_exceeds_its_bounds(k):
     generator = np.random.default_rng(k)
     for _ in range(20):
         whole = np.sort(generator.dirichlet(np.full(8, 0.5)))[::-1]
@@ -149,7 +146,7 @@ def test_no_tree_exceeds_its_bounds(k: int) -> None:
                 assert least == acceptance.residual_upper(used, k, int(m), tight)
 
 
-def test_theorem_4_2_is_attained_by_complete_trees_of_uniform_indices() -> None:
+def test_theorem_4_2_is_attained_by_complete_trees_of_uniform_indices():
     for width, depth in ((2, 3), (4, 2), (3, 1)):
         k = len(symmetric(width, depth - 1))
         h = math.log(width)
@@ -159,7 +156,7 @@ def test_theorem_4_2_is_attained_by_complete_trees_of_uniform_indices() -> None:
             assert tokens < acceptance.tunstall_upper(h, width, k, tight=False)
 
 
-def test_lemma_4_3_by_hand_and_in_the_limit() -> None:
+def test_lemma_4_3_by_hand_and_in_the_limit():
     rates = np.array([0.5, 0.25])
     h = 0.5 * math.log(2) + 2 * 0.25 * math.log(4)
     by_hand = (math.log(2 + 4) + math.log(11)) / (h + 0.25 * math.log(4))
@@ -178,7 +175,7 @@ def test_lemma_4_3_by_hand_and_in_the_limit() -> None:
 
 
 @pytest.mark.parametrize("tight", [True, False])
-def test_the_best_m_is_the_best_of_all(tight: bool) -> None:
+def test_the_best_m_is_the_best_of_all(tight):
     for seed, k in itertools.product(range(10), (1, 3, 10, 100)):
         rates = some_rates(seed)[: 1 + seed % 4]
         m, least = acceptance.least_residual_upper(rates, k, tight)
@@ -192,7 +189,7 @@ def test_the_best_m_is_the_best_of_all(tight: bool) -> None:
             )
 
 
-def index_law(p: np.ndarray, q: np.ndarray) -> list[Fraction]:
+def index_law(p, q):
     """R of races without replacement, exactly: by the set of tokens that precede the winner.
 
     With the winner i at time t p_i, token j is later under p if e_j > t p_j, and earlier under q
@@ -213,7 +210,7 @@ def index_law(p: np.ndarray, q: np.ndarray) -> list[Fraction]:
     return rates
 
 
-def sampled_rates(p: np.ndarray, q: np.ndarray) -> list[Fraction]:
+def sampled_rates(p, q):
     """R of speculative sampling without replacement, exactly, over all orders of the drafts.
 
     Child x is accepted with probability min(1, p/q). After its rejection p becomes the residual
@@ -221,7 +218,7 @@ def sampled_rates(p: np.ndarray, q: np.ndarray) -> list[Fraction]:
     """
     rates = [Fraction(0)] * len(p)
 
-    def test(p: np.ndarray, q: np.ndarray, reached: Fraction, index: int) -> None:
+    def test(p, q, reached, index):
         for x in np.flatnonzero(q):
             accepted = min(Fraction(1), p[x] / q[x])
             rates[index] += reached * q[x] * accepted
@@ -238,7 +235,7 @@ def sampled_rates(p: np.ndarray, q: np.ndarray) -> list[Fraction]:
 P, Q = np.array([0.5, 0.1, 0.25, 0.15]), np.array([0.2, 0.4, 0.4, 0.0])
 
 
-def drawn(p: np.ndarray, q: np.ndarray, count: int, races: bool) -> np.ndarray:
+def drawn(p, q, count, races):
     steps = 40_000
     times = np.random.default_rng(1).exponential(size=(steps, len(p)))
     rows = [np.tile(row, (steps, 1)) for row in (p, q)]
@@ -246,7 +243,7 @@ def drawn(p: np.ndarray, q: np.ndarray, count: int, races: bool) -> np.ndarray:
 
 
 @pytest.mark.parametrize("races", [False, True])
-def test_sums_over_stored_steps_have_the_exact_rates(races: bool) -> None:
+def test_sums_over_stored_steps_have_the_exact_rates(races):
     p, q = (exact([Fraction(x).limit_denominator(100) for x in row]) for row in (P, Q))
     wanted = np.array((index_law if races else sampled_rates)(p, q), dtype=np.float64)
     assert drawn(P, Q, 4, races) == pytest.approx(wanted, abs=0.008)
@@ -254,7 +251,7 @@ def test_sums_over_stored_steps_have_the_exact_rates(races: bool) -> None:
     assert drawn(P, P, 3, races) == pytest.approx([1, 0, 0])
 
 
-def test_rates_of_stored_tokens() -> None:
+def test_rates_of_stored_tokens():
     assert acceptance.greedy_rates(np.array([1, 2, 2, 4, 5]), 3).tolist() == [0.2, 0.4, 0]
     target = np.array([[0, 2]]), np.array([[0.5, 0.25]]), np.array([0.25])
     draft = np.array([[2, 1]]), np.array([[0.4, 0.4]]), np.array([0.2])
@@ -263,7 +260,7 @@ def test_rates_of_stored_tokens() -> None:
     assert q.tolist() == [[0.4, 0.4, 0, 0, 0, 0.2]]
 
 
-def made(seed: int, size: int, spread: float) -> tuple[Floats, Floats]:
+def made(seed, size, spread):
     """A target and a drafter that gives each token a share of its probability."""
     generator = np.random.default_rng(seed)
     p, q = generator.dirichlet(np.full(size, spread), 2) + 1e-9
@@ -272,12 +269,12 @@ def made(seed: int, size: int, spread: float) -> tuple[Floats, Floats]:
     return p, q / q.sum()
 
 
-def entropies(p: Floats, q: Floats) -> tuple[float, float, float]:
+def entropies(p, q):
     with np.errstate(divide="ignore"):
         return index_entropies(np.log(p), np.log(q))
 
 
-def recursions(p: Floats, q: Floats) -> tuple[float, float]:
+def recursions(p, q):
     """The laws of both indices by their definitions, one index after the other."""
     greedy, residual, left = [], p, 1.0
     while left > 1e-10:  # sample, accept what both have, go on with what the target has left
@@ -290,12 +287,12 @@ def recursions(p: Floats, q: Floats) -> tuple[float, float]:
         races.append((reached / ahead).sum())
         reached = reached * (1 - 1 / ahead)
     of = [np.array(law) for law in (greedy, races)]
-    return tuple(-(law[law > 0] * np.log(law[law > 0])).sum() for law in of)  # type: ignore[return-value]
+    return tuple(-(law[law > 0] * np.log(law[law > 0])).sum() for law in of)
 
 
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize(("size", "spread"), [(2, 1.0), (5, 1.0), (5, 0.2), (60, 0.1)])
-def test_entropies_are_those_of_the_recursions(seed: int, size: int, spread: float) -> None:
+def test_entropies_are_those_of_the_recursions(seed, size, spread):
     p, q = made(seed, size, spread)
     kl, greedy, races = entropies(p, q)
     assert (greedy, races) == pytest.approx(recursions(p, q), rel=1e-4)
@@ -304,7 +301,7 @@ def test_entropies_are_those_of_the_recursions(seed: int, size: int, spread: flo
     assert races <= races_entropy_upper(kl)  # (8)
 
 
-def test_rare_tokens_are_found_late() -> None:
+def test_rare_tokens_are_found_late():
     """A token that the target always takes and the drafter once in n: a geometric index."""
     for n in (10, 1000, 10**6):
         kl, greedy, races = entropies(np.array([1.0, 0.0]), np.array([1 / n, 1 - 1 / n]))
@@ -313,7 +310,7 @@ def test_rare_tokens_are_found_late() -> None:
         assert kl == pytest.approx(math.log(n))
 
 
-def test_races_have_the_simulated_law() -> None:
+def test_races_have_the_simulated_law():
     """Poisson functional representation: arrivals of rate 1 with marks from q, least time q / p."""
     generator, runs, arrivals = np.random.default_rng(0), 40_000, 120
     p, q = made(1, 4, 1.0)
@@ -328,7 +325,7 @@ def test_races_have_the_simulated_law() -> None:
     )
 
 
-def test_equal_models_and_a_drafter_that_lacks_a_token() -> None:
+def test_equal_models_and_a_drafter_that_lacks_a_token():
     p = np.array([0.5, 0.3, 0.2])
     assert entropies(p, p) == pytest.approx((0, 0, 0), abs=1e-9)
     assert entropies(p, np.array([0.6, 0.4, 0.0])) == (math.inf,) * 3

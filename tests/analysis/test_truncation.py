@@ -22,23 +22,30 @@ from analysis.rules import (
     Typical,
 )
 from analysis.topk import TopK
-from tests.analysis.attacks import ROUNDING, attack_drafts, attack_tails, targets
 from tests.analysis.cases import RULES, assert_same, certificate, dirichlet
 
-
-@pytest.mark.parametrize(("size", "k"), [(12, 3), (49, 1), (40, 8), (200, 32)])
-def test_other_tails_of_the_same_mass_stay_inside(size: int, k: int) -> None:
-    worst, moved = attack_tails(1000, size, k, seed=k)
-    assert worst < ROUNDING
-    assert moved > 0.8
+ROUNDING = 1e-11  # relative error allowed in a certificate; actual errors are far below
 
 
-def test_rejected_drafts_are_never_closer_than_lo() -> None:
-    assert 1 - 1e-9 < attack_drafts(4000, 30, 12) < 1.2
+def targets(rng, steps, size):
+    """Draw ranked target distributions, from peaked to flat, some with ties and zeros.
+
+    One in ten is so flat that tokens beyond a small K are active.
+    """
+    weights = rng.gamma(rng.uniform(0.05, 2.0, (steps, 1)), size=(steps, size)) + 1e-12
+    weights *= np.arange(1, size + 1) ** -rng.uniform(0.0, 2.0, (steps, 1))
+    weights = np.where(rng.random((steps, 1)) < 0.1, np.round(weights, 1) + 0.1, weights)
+    weights = np.where(
+        (rng.random((steps, 1)) < 0.1) & (rng.random(weights.shape) < 0.3), 0.0, weights
+    )
+    weights[:, 0] += 1e-3
+    flat = rng.uniform(0.8, 1.2, weights.shape)
+    weights = np.where(rng.random((steps, 1)) < 0.1, flat, weights)
+    return np.asarray(-np.sort(-weights / weights.sum(axis=1, keepdims=True), axis=1))
 
 
 @pytest.mark.parametrize("k", [1, 2, 5, 13, 39])
-def test_truth_is_inside_and_equal_where_exact(k: int) -> None:
+def test_truth_is_inside_and_equal_where_exact(k):
     p = targets(np.random.default_rng(k), 200, 40)
     rules = [AbsoluteThreshold(0.001), Additive(0.3), Multiplicative(0.05), Typical(0.3, 0.05)]
     full = TopK.from_probabilities(p)
@@ -54,7 +61,7 @@ def test_truth_is_inside_and_equal_where_exact(k: int) -> None:
     assert (cut.accepted_count == whole.accepted_count)[known].all()
 
 
-def test_rules_of_rank_are_exact() -> None:
+def test_rules_of_rank_are_exact():
     p = dirichlet(0, 200, 50, 0.3)
     rules = [StrictGreedy(), TopMAdditive(4, 1.0), TopMAdditive(3, 0.2), Tree(4)]
     whole, cut = (certify(TopK.from_probabilities(p, k=k), rules) for k in (50, 5))
@@ -62,7 +69,7 @@ def test_rules_of_rank_are_exact() -> None:
 
 
 @pytest.mark.parametrize("k", [1, 3, 11])
-def test_sets_of_accepted_tokens_that_are_not_stored(k: int) -> None:
+def test_sets_of_accepted_tokens_that_are_not_stored(k):
     """Every tail of the same mass, no token above p_K, is above the lower end; one reaches it."""
     rng = np.random.default_rng(k)
     p = -np.sort(-targets(rng, 200, 12))
@@ -90,7 +97,7 @@ def test_sets_of_accepted_tokens_that_are_not_stored(k: int) -> None:
 EXACT = np.array([[0.5, 0.4, 0.1], [0.5, 0.45, 0.05], [0.625, 0.25, 0.125]])
 
 
-def test_one_unstored_token_at_its_threshold() -> None:
+def test_one_unstored_token_at_its_threshold():
     """p = theta is rejected, but T may be off: an interval with the truth; a step aside, exact."""
     rules = [AbsoluteThreshold(0.1), Multiplicative(0.1), Additive(0.4), Additive(0.5)]
     rules += [Typical(0.1, 1.0), AbsoluteThreshold(0.0)]
@@ -112,7 +119,7 @@ def test_one_unstored_token_at_its_threshold() -> None:
 
 
 @pytest.mark.parametrize("power", range(2, 13, 2))
-def test_near_ties_stay_inside(power: int) -> None:
+def test_near_ties_stay_inside(power):
     """The first rejected token is a relative 10^-power below x0 and not stored."""
     gap = 10.0**-power
     for top in ([0.4, 0.4 * (1 - gap)], [0.3, 0.3 * (1 - gap / 3), 0.3 * (1 - gap)]):
@@ -127,7 +134,7 @@ def test_near_ties_stay_inside(power: int) -> None:
         assert found.lower[0, 0] <= truth <= found.upper[0, 0]
 
 
-def test_the_least_stored_probability_is_never_below_the_true_one() -> None:
+def test_the_least_stored_probability_is_never_below_the_true_one():
     """What the kernel accepted, by another rounding, must not fall below the threshold here."""
     z = -np.random.default_rng(0).exponential(4.0, (200, 6))
     z[:, 0] = 0.0
@@ -140,7 +147,7 @@ def test_the_least_stored_probability_is_never_below_the_true_one() -> None:
             assert true <= float(bound) <= true * (1 + 1e-13)
 
 
-def test_tails_too_small_to_tell_apart() -> None:
+def test_tails_too_small_to_tell_apart():
     """e^-2000 is 0 in float64, yet more than a threshold of 0: nothing is claimed there."""
     for z in ([0.0, -2000.0], [0.0, -2000.0, -2001.0], [0.0, -720.0, -720.0]):
         found = certify(
@@ -152,7 +159,7 @@ def test_tails_too_small_to_tell_apart() -> None:
     assert masked.upper.tolist() == masked.lower.tolist() == [[math.log(2)]]
 
 
-def test_nothing_outside_the_top_k() -> None:
+def test_nothing_outside_the_top_k():
     """T = 0: the rest are zeros, which a threshold of 0 rejects and a negative one accepts."""
     found = certify(
         TopK.from_probabilities([[0.6, 0.4, 0.0, 0.0]], k=2),
@@ -187,7 +194,7 @@ class Fixed(Rule):
         ([0.14, 0.14, 0.14, 0.14, 0.14, 0.1, 0.1, 0.1], ""),
     ],
 )
-def test_counts_above_k_bound_the_first_rejected_token(p: list[float], reached: str) -> None:
+def test_counts_above_k_bound_the_first_rejected_token(p, reached):
     full = np.array(p)
     found = certify(TopK.from_probabilities(full[None], k=2), [Fixed()])
     truth = certificate(full, Fixed())
@@ -199,7 +206,7 @@ def test_counts_above_k_bound_the_first_rejected_token(p: list[float], reached: 
 
 
 T, ALPHA, RANKS = (0.01, 0.05, 0.1, 0.3, 0.5), (0.9, 0.7, 0.3, 0.1), (2, 4, 8)
-CHAINS: list[list[Rule]] = [
+CHAINS = [
     [StrictGreedy(), *map(Additive, T)],
     [Multiplicative(1.0), *map(Multiplicative, ALPHA)],
     [StrictGreedy(), *map(Tree, (1, 2, 3, 5, 8))],
@@ -210,7 +217,7 @@ CHAINS: list[list[Rule]] = [
 
 
 @pytest.mark.parametrize("k", [60, 12])
-def test_certificates_grow_with_what_is_accepted(k: int) -> None:
+def test_certificates_grow_with_what_is_accepted(k):
     """An interval may reach below that of a stricter rule, but not wholly: upper >= lower."""
     dist = TopK.from_probabilities(dirichlet(4, 400, 60, 0.1, 1.0), k=k)
     for chain in CHAINS:
@@ -219,7 +226,7 @@ def test_certificates_grow_with_what_is_accepted(k: int) -> None:
 
 
 @pytest.mark.parametrize("m", RANKS)
-def test_a_mixed_rule_is_the_smaller_of_its_parts(m: int) -> None:
+def test_a_mixed_rule_is_the_smaller_of_its_parts(m):
     """It rejects what either part rejects, and the best rejected token decides."""
     dist = TopK.from_probabilities(dirichlet(5, 400, 60, 0.1, 1.0))
     mixed = certify(dist, [TopMAdditive(m, t) for t in T]).lower
@@ -233,7 +240,7 @@ COUNTS = np.array(  # of p_K, of theta or just above, and of one other probabili
 )
 
 
-def listed_tails(p: np.ndarray, k: int, theta: float) -> np.ndarray:
+def listed_tails(p, k, theta):
     """Every (M, N) tail of the mass of p[k:] with so few probabilities.
 
     A tail with the least or the greatest first rejected token is among them.
@@ -247,7 +254,7 @@ def listed_tails(p: np.ndarray, k: int, theta: float) -> np.ndarray:
 
 
 @pytest.mark.parametrize("flat", [False, True])
-def test_intervals_are_as_narrow_as_the_tails_of_six_tokens_allow(flat: bool) -> None:
+def test_intervals_are_as_narrow_as_the_tails_of_six_tokens_allow(flat):
     """Nearly so where unseen tokens are active: the others are then the worst that T allows."""
     rng, ratios = np.random.default_rng(7), []
     while len(ratios) < 30:
@@ -277,13 +284,13 @@ def test_intervals_are_as_narrow_as_the_tails_of_six_tokens_allow(flat: bool) ->
 # rounded log-probabilities: certificates contain those of what was rounded
 
 V = 60
-PRINTED: list[Rule] = [
+PRINTED = [
     *(rule for rule in RULES if not isinstance(rule, Mars)),
     *(Additive(0.0), Additive(1.0), AbsoluteThreshold(0.0)),
 ]
 
 
-def distributions(steps: int, seed: int = 0) -> np.ndarray:
+def distributions(steps, seed=0):
     """(steps, V) probabilities, of flat to certain; near-ties and zeros among them."""
     rng = np.random.default_rng(seed)
     logits = rng.gumbel(size=(steps, V)) * rng.gamma(2, 1.5, size=(steps, 1))
@@ -294,7 +301,7 @@ def distributions(steps: int, seed: int = 0) -> np.ndarray:
     return p / p.sum(axis=1, keepdims=True)
 
 
-def printed(p: np.ndarray, k: int, digits: int) -> TopK:
+def printed(p, k, digits):
     """The top k of full distributions, as an engine prints them."""
     full = TopK.from_probabilities(p, k)
     with np.errstate(invalid="ignore"):
@@ -302,7 +309,7 @@ def printed(p: np.ndarray, k: int, digits: int) -> TopK:
     return TopK.from_log_probs(full.ids, log_probs, 0.5 * 10.0**-digits, p.shape[1])
 
 
-def assert_inside(found: Certificates, exact: Certificates, rules: list[Rule]) -> None:
+def assert_inside(found, exact, rules):
     for at, rule in enumerate(rules):
         assert np.all(found.lower[:, at] <= exact.lower[:, at]), rule.label
         assert np.all(exact.upper[:, at] <= found.upper[:, at]), rule.label
@@ -310,7 +317,7 @@ def assert_inside(found: Certificates, exact: Certificates, rules: list[Rule]) -
 
 @pytest.mark.parametrize("digits", [1, 2, 4, 8])
 @pytest.mark.parametrize("k", [2, 8, 20, V])
-def test_contain_the_exact_ones(digits: int, k: int) -> None:
+def test_contain_the_exact_ones(digits, k):
     p, rules = (
         distributions(400, seed=digits + k),
         [rule for rule in PRINTED if rule.minimum_k <= k],
@@ -322,7 +329,7 @@ def test_contain_the_exact_ones(digits: int, k: int) -> None:
     assert np.median(greedy) < 3 * 10.0**-digits
 
 
-def test_contain_those_of_any_distribution_of_the_box() -> None:
+def test_contain_those_of_any_distribution_of_the_box():
     rng = np.random.default_rng(5)
     p, k, digits = distributions(300, seed=9), 6, 1
     told = printed(p, k, digits)
@@ -350,7 +357,7 @@ def test_contain_those_of_any_distribution_of_the_box() -> None:
     assert tried > 2000
 
 
-def test_a_threshold_within_the_error_leaves_the_count_open() -> None:
+def test_a_threshold_within_the_error_leaves_the_count_open():
     # p = 0.5, 0.4, ...: additive t = 0.1 accepts rank 2 or not, by a rounding
     told = TopK.from_log_probs([[0, 1, 2]], [np.log([0.5, 0.4, 0.05])], 1e-3, 50)
     found = certify(told, [Additive(0.1), Additive(0.09), Additive(0.11)])
@@ -359,7 +366,7 @@ def test_a_threshold_within_the_error_leaves_the_count_open() -> None:
     assert found.lower[0, 2] > found.upper[0, 1]
 
 
-def test_where_all_that_is_listed_is_accepted() -> None:
+def test_where_all_that_is_listed_is_accepted():
     """The first rejected token is unlisted: it may be as probable as theta."""
     rule, told = AbsoluteThreshold(0.05), TopK.from_log_probs([[0, 1]], [np.log([0.6, 0.3])], 0, 10)
     found = certify(told, rule)
@@ -371,7 +378,7 @@ def test_where_all_that_is_listed_is_accepted() -> None:
 @pytest.mark.parametrize(
     ("values", "message"), [([[-1.0, -0.5]], "values that fall"), ([[-0.5, -0.6]], "at most 1")]
 )
-def test_impossible_log_probabilities_are_refused(values: list, message: str) -> None:
+def test_impossible_log_probabilities_are_refused(values, message):
     with pytest.raises(ValueError, match=rf"of step 0 is .*{message}"):
         TopK.from_log_probs([[0, 1]], values, 1e-4, 50)
     with pytest.raises(ValueError, match="compares raw logits"):

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
 
-from analysis.acceptance.verdict import DO_NOT, DRAFT, OPEN, UNTIMED, Advice, advise, engines
+from analysis.acceptance.verdict import DO_NOT, DRAFT, OPEN, UNTIMED, advise, engines
 
 ABOVE, BELOW = float(np.nextafter(1, 2)), float(np.nextafter(1, 0))
 COMMAND = "python -m pipeline study=s"
 
 
-def run(speedup: float, low: float, high: float, **given: Any) -> dict[str, Any]:
+def run(speedup, low, high, **given):
     return {
         "method": "Strict greedy",
         "scheme": "strict greedy",
@@ -41,7 +40,7 @@ RELAXED |= {"nats_given_up": 0.04, "accepted": 99, "scheme": "additive (t = 0.1)
 SAMPLED = {"method": "Speculative sampling", "scheme": "speculative sampling", "rule": None}
 
 
-def said(*runs: dict[str, Any], **given: Any) -> Advice:
+def said(*runs, **given):
     return advise("T", "D", pd.DataFrame([ALONE, *runs]), command=COMMAND, **given)
 
 
@@ -49,28 +48,28 @@ def said(*runs: dict[str, Any], **given: Any) -> Advice:
     ("low", "high", "outcome"),
     [(ABOVE, 1.2, DRAFT), (1.0, 1.2, OPEN), (0.8, 1.0, OPEN), (0.8, BELOW, DO_NOT)],
 )
-def test_an_interval_that_contains_1_decides_nothing(low: float, high: float, outcome: str) -> None:
+def test_an_interval_that_contains_1_decides_nothing(low, high, outcome):
     found = said(run((low + high) / 2, low, high))
     assert found.outcome == outcome
     assert ("contains 1" in found.sentence) == (outcome == OPEN)
     assert "30 prompts, greedy decoding" in found.sentence
 
 
-def test_an_undefined_interval_decides_nothing() -> None:
+def test_an_undefined_interval_decides_nothing():
     found = said(run(1.3, math.nan, math.nan))
     assert found.outcome == OPEN
     assert "γ = 5) was 1.30 times as fast, and its interval is undefined" in found.sentence
 
 
 @pytest.mark.parametrize(("prompts", "outcome"), [(29, OPEN), (30, DRAFT)])
-def test_fewer_than_30_prompts_decide_nothing(prompts: int, outcome: str) -> None:
+def test_fewer_than_30_prompts_decide_nothing(prompts, outcome):
     found = said(run(1.3, 1.2, 1.4, prompts=prompts), run(2, 1.9, 2.1, prompts=prompts, **RELAXED))
     assert found.outcome == outcome
     assert ("29 prompts are fewer than 30" in found.sentence) == (outcome == OPEN)
     assert any("It gives up" in text for text in found.beside) == (outcome == DRAFT)
 
 
-def test_a_busy_machine_and_relaxed_rules_alone_decide_nothing() -> None:
+def test_a_busy_machine_and_relaxed_rules_alone_decide_nothing():
     busy = said(run(1.3, 1.2, 1.4), busy=["gaps"])
     assert (busy.outcome, "the machine was busy (gaps)" in busy.sentence) == (OPEN, True)
     only = said(run(2, 1.9, 2.1, **RELAXED))
@@ -78,7 +77,7 @@ def test_a_busy_machine_and_relaxed_rules_alone_decide_nothing() -> None:
     assert "no lossless method that an engine runs was timed" in only.sentence
 
 
-def test_what_was_not_timed_is_said_with_the_command() -> None:
+def test_what_was_not_timed_is_said_with_the_command():
     for speeds in (None, pd.DataFrame([ALONE])):
         found = advise("T", "D", speeds, command=COMMAND)
         assert found.outcome == UNTIMED
@@ -87,7 +86,7 @@ def test_what_was_not_timed_is_said_with_the_command() -> None:
     assert "`" not in advise("T", "D", None).sentence  # logs have no model
 
 
-def test_the_fastest_sure_lossless_method_comes_first() -> None:
+def test_the_fastest_sure_lossless_method_comes_first():
     found = said(
         run(1.5, 0.9, 2.0, draft_length=2),
         run(1.1, 1.05, 1.2, draft_length=3),
@@ -112,7 +111,7 @@ def test_the_fastest_sure_lossless_method_comes_first() -> None:
     assert found.drafters[0]["draft_length"] == 3  # the sure one
 
 
-def test_only_what_an_engine_runs_is_named() -> None:
+def test_only_what_an_engine_runs_is_named():
     """A tree is faster, and no engine runs it: the look-up that vLLM has is the verdict."""
     tree = run(2, 1.9, 2.1, engine="", method="Strict greedy, tree")
     found = said(tree, run(1.2, 1.1, 1.3, **LOOKUP))
@@ -126,7 +125,7 @@ def test_only_what_an_engine_runs_is_named() -> None:
     assert text.startswith("If the text may change, in TensorRT-LLM: D under additive")
 
 
-def test_the_temperature_is_the_lowest_at_which_an_engine_runs_a_lossless_method() -> None:
+def test_the_temperature_is_the_lowest_at_which_an_engine_runs_a_lossless_method():
     found = said(
         run(2, 1.9, 2.1, engine=""), run(1.2, 1.1, 1.3, temperature=0.5, **SAMPLED, tree=None)
     )
@@ -134,7 +133,7 @@ def test_the_temperature_is_the_lowest_at_which_an_engine_runs_a_lossless_method
     assert "its distribution stays the same (30 prompts, temperature 0.5" in found.sentence
 
 
-def test_engines_run_chains_and_few_rules() -> None:
+def test_engines_run_chains_and_few_rules():
     rows = [
         ("none", None, None, True),
         ("model", None, None, True),
@@ -151,7 +150,7 @@ def test_engines_run_chains_and_few_rules() -> None:
     assert engines(runs.assign(rule="additive t=0.1"), False, "latest")[5] == ""
 
 
-def answers(**given: Any) -> pd.DataFrame:
+def answers(**given):
     row = {"temperature": 0.0, "draft_length": 5, "items": 316, "right": 111}
     row |= {"method": "Additive (t = 0.1)", "drafter": "model", "alone": 118}
     row |= {"within": False, "falls": False, **given}
@@ -172,9 +171,7 @@ def answers(**given: Any) -> pd.DataFrame:
         ({"answers": answers(falls=True, right=93)}, "right answers fell from 118 to 93 of 316."),
     ],
 )
-def test_a_relaxed_rule_is_offered_beside_with_what_it_costs(
-    given: dict[str, Any], says: str
-) -> None:
+def test_a_relaxed_rule_is_offered_beside_with_what_it_costs(given, says):
     found = said(run(1.2, 1.1, 1.3), run(1.5, 1.4, 1.6, **RELAXED), margin=0.05, **given)
     assert found.outcome == DRAFT
     assert "strict greedy" in found.sentence
@@ -191,9 +188,7 @@ def test_a_relaxed_rule_is_offered_beside_with_what_it_costs(
         ({"ci_low": math.nextafter(1.3, 2)}, True),
     ],
 )
-def test_a_relaxed_rule_is_offered_only_if_it_is_faster_and_rejects(
-    given: dict[str, Any], offered: bool
-) -> None:
+def test_a_relaxed_rule_is_offered_only_if_it_is_faster_and_rejects(given, offered):
     found = said(run(1.2, 1.1, 1.3), {**run(1.5, 1.4, 1.6, **RELAXED), **given})
     assert any("It gives up" in text for text in found.beside) == offered
     if "ci_low" in given:  # beside a method that is not surely faster, it is compared with 1
@@ -201,7 +196,7 @@ def test_a_relaxed_rule_is_offered_only_if_it_is_faster_and_rejects(
         assert "It gives up" in text
 
 
-def test_behind_one_that_fell_the_next_is_offered() -> None:
+def test_behind_one_that_fell_the_next_is_offered():
     loose = RELAXED | {"method": "Additive (t = 0.3)", "scheme": "additive (t = 0.3)"}
     found = said(
         run(0.8, 0.7, 0.9),

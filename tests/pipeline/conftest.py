@@ -1,23 +1,18 @@
 """What several tests of the pipeline only read."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 
-from pipeline.models.language_model import LanguageModel
 from pipeline.models.load import load_model
 from tests.pipeline import tiny
 
 
 @pytest.fixture(scope="session")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def model(tmp_path_factory):
     """The directory of a tiny model: no test changes it."""
     return tiny.write_model(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture(scope="session")
-def target(model: Path) -> LanguageModel:
+def target(model):
     """The tiny model."""
     return load_model(tiny.used(model))

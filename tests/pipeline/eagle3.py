@@ -4,8 +4,6 @@ It is written from the published model code (`eagle/model/cnets.py` of SafeAILab
 `vllm/model_executor/models/llama_eagle3.py`), with no classes of ours.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

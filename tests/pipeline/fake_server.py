@@ -1,7 +1,5 @@
 """A small inference server on loopback, with faults, that answers as vLLM or llama.cpp."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -19,27 +17,17 @@ vllm:generation_tokens_total{engine="0",model_name="tiny"} %d.0
 
 @dataclass
 class FakeServer:
-    """What the server does, and what it was asked.
+    """What the server does, and what it was asked."""
 
-    Attributes:
-        owner: of the model, as /v1/models names it.
-        faults: what happens to the next requests, in order: a status, "drop" for a connection that
-            ends inside the answer, "text" for an answer that is no JSON, "slow" for one that comes
-            byte by byte, bytes for a body; then all are answered.
-        key: that requests must have, where it is not empty.
-        together: how many requests must be there at once before any is answered.
-        version: of the engine.
-        text: of every answer.
-        asked: requests with their path, in the order of arrival.
-    """
-
-    owner: str = "vllm"
+    owner: str = "vllm"  # of the model, as /v1/models names it
+    # of the next requests, in order: a status, "drop" for a connection that ends inside the answer,
+    # "text" for no JSON, "slow" for one byte by byte, bytes for a body
     faults: list[int | str | bytes] = field(default_factory=list)
-    together: int = 1
+    together: int = 1  # requests that must be there at once before any is answered
     version: str = "0.0.1"
-    text: str = "x"
-    key: str = ""
-    asked: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
+    text: str = "x"  # of every answer
+    key: str = ""  # that requests must have, where it is not empty
+    asked: list[tuple[str, dict[str, Any]]] = field(default_factory=list)  # with their path
     url: str = ""
 
 

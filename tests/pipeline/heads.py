@@ -1,7 +1,5 @@
 """A random head on a tiny model, and its files."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Literal

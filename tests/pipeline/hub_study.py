@@ -1,7 +1,5 @@
 """The repositories of the paper's study, small: Qwen3 models of 151,936 tokens, and UltraChat."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 import tempfile

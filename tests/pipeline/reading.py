@@ -1,7 +1,5 @@
 """What a reader of a report's page sees: its text, a table's rows as in Markdown."""
 
-from __future__ import annotations
-
 import re
 from html.parser import HTMLParser
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A study without models: published artifacts of made-up distributions, for the later stages."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any

@@ -1,12 +1,8 @@
 """Stage accuracy on the fixed models: tasks, scores, pairing, and what it refuses."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +15,6 @@ from pipeline.decoding.decoded import read_answered
 from pipeline.errors import PipelineError
 from pipeline.models.load import load_tokenizer
 from pipeline.models.prompt_tokens import chat_text, encode
-from pipeline.stage import Artifact, Task
 from pipeline.stages import accuracy
 from pipeline.store import Store
 from pipeline.study import Study
@@ -44,7 +39,7 @@ ROWS = [  # in the words of the models; right is a word that they like to say
 LIMIT = 5  # tokens of an answer
 
 
-def write(path: Path, items: Sequence[dict[str, Any]], limit: int = LIMIT) -> Path:
+def write(path, items, limit=LIMIT):
     """Write a task beside its rows, in the form of the project's own."""
     path.parent.mkdir(exist_ok=True)
     path.with_suffix(".jsonl").write_text("".join(json.dumps(row) + "\n" for row in items))
@@ -56,9 +51,7 @@ def write(path: Path, items: Sequence[dict[str, Any]], limit: int = LIMIT) -> Pa
     return path
 
 
-def study(
-    place: Path, *overrides: str, stage: str = "accuracy", decoded: Sequence[str] = METHODS
-) -> Study:
+def study(place, *overrides, stage="accuracy", decoded=METHODS):
     """Compose the study in a folder of the fixture `place`; `decoded` are its methods."""
     return Study(
         "study=mini",
@@ -84,7 +77,7 @@ def study(
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def place(tmp_path_factory):
     folder = tmp_path_factory.mktemp("accuracy")
     write_model(folder / "wide")
     write_model(folder / "narrow", noise=0.06)
@@ -93,12 +86,12 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def made(place: Path) -> tuple[Task, Artifact]:
+def made(place):
     (task,) = study(place).tasks["accuracy"]
     return task, Store(place / "outputs" / "artifacts").get(task)
 
 
-def test_every_method_answers_every_item(made: tuple[Task, Artifact]) -> None:
+def test_every_method_answers_every_item(made):
     _, artifact = made
     runs, table = artifact.facts["runs"], artifact.read().to_pandas()
     assert [run["method"] for run in runs] == [
@@ -118,17 +111,7 @@ def test_every_method_answers_every_item(made: tuple[Task, Artifact]) -> None:
     assert (own["emitted"] == own["n_tokens"] - 1).all()  # one comes with the prompt
 
 
-def test_answers_are_scored_as_the_item_says(made: tuple[Task, Artifact]) -> None:
-    own = made[1].read().to_pandas().query("task == 'own'")
-    wanted = [
-        bool(set(text.split()) & set(WORDS[10:30])) and not set(text.split()) & set(WORDS[30:36])
-        for text in own["answer"]
-    ]
-    assert own["correct"].tolist() == wanted
-    assert 0 < sum(wanted) < len(wanted)
-
-
-def test_an_item_that_does_not_fit_is_named_and_the_others_go_on(place: Path) -> None:
+def test_an_item_that_does_not_fit_is_named_and_the_others_go_on(place):
     path = write(place / "long/long.yaml", [*ROWS[:2], ROWS[2] | {"prompt": "ba " * 2000}])
     (task,) = study(place, f"accuracy.tasks=['{path}']").tasks["accuracy"]
     artifact = Store(place / "outputs" / "artifacts").get(task)
@@ -138,8 +121,8 @@ def test_an_item_that_does_not_fit_is_named_and_the_others_go_on(place: Path) ->
     assert set(artifact.read()["item_id"].to_pylist()) == {"item 0", "item 1"}
 
 
-def test_what_determines_the_artifact_is_in_its_name(place: Path) -> None:
-    def name(*overrides: str) -> str:
+def test_what_determines_the_artifact_is_in_its_name(place):
+    def name(*overrides):
         return study(place, *overrides).tasks["accuracy"][0].key
 
     before = name()
@@ -154,7 +137,7 @@ def test_what_determines_the_artifact_is_in_its_name(place: Path) -> None:
     assert name() == before
 
 
-def test_lossless_greedy_methods_are_scored_once() -> None:
+def test_lossless_greedy_methods_are_scored_once():
     greedy = {"drafter": "model", "rule": "greedy", "draft_length": [2, 3]}
     others = [
         {"drafter": "model", "rule": "tree", "m": 3, "draft_length": 2},
@@ -189,7 +172,7 @@ metric_list: [{{metric: exact_match, aggregation: mean, higher_is_better: true}}
 """
 
 
-def harness_task(place: Path, name: str, text: str) -> str:
+def harness_task(place, name, text):
     """Write a task over local rows; return the override that asks for it."""
     (place / "more").mkdir(exist_ok=True)
     rows = [{"question": row["prompt"], "answer": f"{row['prompt']} #### 12"} for row in ROWS]
@@ -199,12 +182,13 @@ def harness_task(place: Path, name: str, text: str) -> str:
     return f"accuracy.tasks=['{path}']"
 
 
-def asked(place: Path, *overrides: str) -> list[harness_tasks.Question]:
+def asked(place, *overrides):
     (task,) = study(place, *overrides).tasks["accuracy"]
     return harness_tasks.questions(task, load_tokenizer(str(place / "wide"), None, "test"))
 
 
-def test_prompts_stops_and_scores_are_those_of_the_harness(place: Path) -> None:
+@pytest.mark.thorough
+def test_prompts_stops_and_scores_are_those_of_the_harness(place):
     """Its own runner, on the answers of the stage, asks and scores the same."""
     from lm_eval import simple_evaluate
     from lm_eval.api.model import LM
@@ -214,10 +198,10 @@ def test_prompts_stops_and_scores_are_those_of_the_harness(place: Path) -> None:
         loglikelihood = loglikelihood_rolling = None
         tokenizer_name = ""
 
-        def apply_chat_template(self, chat_history: Any, add_generation_prompt: bool = True) -> str:
+        def apply_chat_template(self, chat_history, add_generation_prompt=True):
             return chat_text(tokenizer, chat_history, add_generation_prompt, enable_thinking=False)
 
-        def generate_until(self, requests: Any, disable_tqdm: bool = False) -> list[str]:
+        def generate_until(self, requests, disable_tqdm=False):
             return [answered[str(request.doc_id)] for request in requests]
 
     wanted = harness_task(place, "words", WORDS_TASK)
@@ -248,7 +232,7 @@ def test_prompts_stops_and_scores_are_those_of_the_harness(place: Path) -> None:
         assert text.endswith(f" {WORDS[4]} {row['prompt']}")
 
 
-def test_gsm8k_is_asked_and_scored_as_the_harness_does(place: Path) -> None:
+def test_gsm8k_is_asked_and_scored_as_the_harness_does(place):
     """Its own definition, on rows that stand for the hub's."""
     import lm_eval
 
@@ -273,9 +257,7 @@ def test_gsm8k_is_asked_and_scored_as_the_harness_does(place: Path) -> None:
         ({"test_split: test": "test_split: other"}, r"words.yaml: KeyError: 'other'"),
     ],
 )  # fmt: skip
-def test_a_task_that_no_method_answers_is_refused(
-    place: Path, changes: dict[str, str], said: str
-) -> None:
+def test_a_task_that_no_method_answers_is_refused(place, changes, said):
     text = WORDS_TASK
     for old, new in changes.items():
         text = text.replace(old, new)
@@ -284,7 +266,7 @@ def test_a_task_that_no_method_answers_is_refused(
         asked(place, wanted)
 
 
-def test_what_is_missing_is_named(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_missing_is_named(place, monkeypatch):
     with pytest.raises(PipelineError, match=r"accuracy\.tasks: there is no file none\.yaml"):
         study(place, "accuracy.tasks=[facts,none.yaml]")
     monkeypatch.setattr("lm_eval.tasks.TaskManager.task_index", {})  # without reading all of them
@@ -297,9 +279,7 @@ def test_what_is_missing_is_named(place: Path, monkeypatch: pytest.MonkeyPatch) 
     assert study(place, "accuracy.tasks=[gsm8k]", stage="decoding")  # which needs no task
 
 
-def test_the_report_has_a_section_only_once_the_answers_are_there(
-    place: Path, made: tuple[Task, Artifact]
-) -> None:
+def test_the_report_has_a_section_only_once_the_answers_are_there(place, made):
     (with_answers,) = study(place, stage="report").tasks["report"]
     assert with_answers.inputs["accuracy/local"].key == made[0].key
     (without,) = study(place, "accuracy.seed=77", stage="report").tasks["report"]
@@ -307,9 +287,7 @@ def test_the_report_has_a_section_only_once_the_answers_are_there(
     assert without.settings["margin"] is None
 
 
-def test_the_section_shows_accuracy_by_task_and_what_the_clock_says_apart(
-    place: Path, made: tuple[Task, Artifact]
-) -> None:
+def test_the_section_shows_accuracy_by_task_and_what_the_clock_says_apart(place, made):
     (task,) = study(place, stage="report").tasks["report"]
     one, statistics = read_answered("wide", made[1]), task.runtime.statistics
     table = answers.accuracy(one, *statistics, 0.05)
@@ -326,7 +304,7 @@ def test_the_section_shows_accuracy_by_task_and_what_the_clock_says_apart(
     assert not any("speedup" in name or "seconds" in name for name in found.data)
 
 
-def test_answers_are_read_again_by_the_target(place: Path, made: tuple[Task, Artifact]) -> None:
+def test_answers_are_read_again_by_the_target(place, made):
     """Beside transformers; what is lossless departs from the target's first choices nowhere."""
     from transformers import AutoModelForCausalLM
 
@@ -353,7 +331,7 @@ def test_answers_are_read_again_by_the_target(place: Path, made: tuple[Task, Art
         assert (departures[run] == 0) == exact
 
 
-def test_the_end_of_the_stage_says_what_is_excluded(made: tuple[Task, Artifact]) -> None:
+def test_the_end_of_the_stage_says_what_is_excluded(made):
     """Eight items exclude no loss of 5 points; a margin of 99 points is excluded."""
     rows = {row["method"]: row["loss"] for row in accuracy.summary(*made)}
     assert rows["Strict greedy"] == rows["Autoregressive"] == ""

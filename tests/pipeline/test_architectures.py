@@ -1,12 +1,8 @@
 """Random models of many architectures: stored logits equal a plain pass, or they are refused."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -29,7 +25,7 @@ SHAPE = {
 }  # fmt: skip
 GROUPED = SHAPE | {"num_key_value_heads": 1, "head_dim": 16, "tie_word_embeddings": False}
 WINDOWS = {"sliding_window": 4, "layer_types": ["sliding_attention", "full_attention"]}
-MADE: dict[str, tuple[str, dict[str, Any], str]] = {  # class of the configuration, and attention
+MADE = {  # class of the configuration, and attention
     "gpt2": ("GPT2Config", SHAPE, "sdpa"),
     "mistral": ("MistralConfig", GROUPED | {"sliding_window": 4}, "sdpa"),
     "gemma2": ("Gemma2Config", GROUPED | WINDOWS, "eager"),
@@ -51,7 +47,7 @@ LINEAR = ("Qwen3NextConfig", GROUPED | {
 LIMIT = 24
 
 
-def write(directory: Path, kind: str, shape: dict[str, Any], attention: str) -> Path:
+def write(directory, kind, shape, attention):
     torch.manual_seed(0)
     config = getattr(transformers, kind)(**shape)
     module = AutoModelForCausalLM.from_config(config, attn_implementation=attention)
@@ -73,14 +69,14 @@ class Faulty(ModelDrafter):
         return draft
 
 
-def plain_logits(plain: Any, prompt: list[int], answer: list[int]) -> np.ndarray:
+def plain_logits(plain, prompt, answer):
     """The logits (n, V) of the answer's steps, in one pass without padding or cache."""
     with torch.inference_mode():
         found = plain(torch.tensor([prompt + answer]), use_cache=False).logits[0]
     return found[len(prompt) - 1 : -1].numpy()
 
 
-def check_dump(directory: Path, root: Path, attention: str, atol: float) -> dict[str, Any]:
+def check_dump(directory, root, attention, atol):
     """Check that the logits stored for three padded prompts are plain ones; return both texts."""
     prompts = tiny.prompts_node(directory, tiny.write_prompts(root / "p.jsonl", 3), count=3)
     task = tiny.dump_node(directory, prompts, attention=attention, steps=LIMIT)
@@ -99,9 +95,7 @@ def check_dump(directory: Path, root: Path, attention: str, atol: float) -> dict
 
 
 @pytest.mark.parametrize("name", sorted(set(MADE) - {"mamba", "llama", "qwen3"}))
-def test_stored_logits_and_decoded_answers_are_those_of_plain_passes(
-    name: str, tmp_path: Path
-) -> None:
+def test_stored_logits_and_decoded_answers_are_those_of_plain_passes(name, tmp_path):
     """Answers of 24 tokens: windows of 4 are passed many times."""
     attention = MADE[name][2]
     directory = write(tmp_path / "model", *MADE[name])
@@ -122,7 +116,7 @@ def test_stored_logits_and_decoded_answers_are_those_of_plain_passes(
             )
 
 
-def test_a_model_without_key_value_cache_is_refused_from_its_config(tmp_path: Path) -> None:
+def test_a_model_without_key_value_cache_is_refused_from_its_config(tmp_path):
     directory = write(tmp_path / "model", *MADE["mamba"])
     (directory / "model.safetensors").unlink()
     used = tiny.used(directory, "targets.made")
@@ -134,14 +128,14 @@ def test_a_model_without_key_value_cache_is_refused_from_its_config(tmp_path: Pa
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", ["gemma3", "mistral", "qwen3", "llama"])
 def test_a_cache_that_works_passes_in_every_dtype_and_a_broken_one_in_none(
-    name: str, dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    name, dtype, tmp_path, monkeypatch
+):
     directory = write(tmp_path / "model", *MADE[name])
     used = tiny.used(directory, "targets.made", attention=MADE[name][2], dtype=dtype)
     kind = type(load_model(used).module)
     real = kind.forward
 
-    def forgets_one(self: Any, past_key_values: Any = None, **rest: Any) -> Any:
+    def forgets_one(self, past_key_values=None, **rest):
         out = real(self, past_key_values=past_key_values, **rest)
         if past_key_values is not None:  # the token read last is no longer there
             for layer in past_key_values.layers:
@@ -153,13 +147,13 @@ def test_a_cache_that_works_passes_in_every_dtype_and_a_broken_one_in_none(
         load_model(used)
 
 
-def test_an_attention_that_a_model_lacks_is_named(tmp_path: Path) -> None:
+def test_an_attention_that_a_model_lacks_is_named(tmp_path):
     directory = write(tmp_path / "model", *MADE["bloom"])
     with pytest.raises(PipelineError, match=r"targets.made.attention=sdpa .*attention=eager$"):
         load_model(tiny.used(directory, "targets.made"))
 
 
-def test_linear_attention_is_dumped_but_refused_for_drafts(tmp_path: Path) -> None:
+def test_linear_attention_is_dumped_but_refused_for_drafts(tmp_path):
     directory = write(tmp_path / "model", *LINEAR)
     used = tiny.used(directory, "targets.made", attention="eager")
     with pytest.raises(

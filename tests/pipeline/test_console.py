@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 from importlib.metadata import version
-from pathlib import Path
 
 import pytest
 
@@ -18,14 +17,13 @@ from pipeline import cli, shards
 from pipeline.config import composed
 from pipeline.errors import CLOSED, INTERRUPTED, TERMINATED, noted
 from pipeline.paths import ROOT
-from tests.conftest import SmallStudy
 
 BEGIN = "from pipeline.errors import terminal\nwith terminal():\n "
 GOES_ON = ": the same command goes on from here\n"
 KILL = "__import__('os').kill(__import__('os').getpid(), {})"
 
 
-def run(body: str, begin: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
+def run(body, begin="", **environment):
     """Run `body` in a terminal's context, in a process that hears SIGINT."""
     return subprocess.run(
         [sys.executable, "-c", begin + BEGIN + body], cwd=ROOT, env=os.environ | environment,
@@ -35,7 +33,7 @@ def run(body: str, begin: str = "", **environment: str) -> subprocess.CompletedP
 
 
 @pytest.mark.parametrize("flush", [True, False])
-def test_a_closed_pipe_ends_the_command_without_a_word(flush: bool) -> None:
+def test_a_closed_pipe_ends_the_command_without_a_word(flush):
     reader, writer = os.pipe()
     os.close(reader)
     body = f"print('one', flush={flush}); print('two', flush={flush})"
@@ -62,14 +60,12 @@ def test_a_closed_pipe_ends_the_command_without_a_word(flush: bool) -> None:
         ("", "open('/nowhere/x')", 1, "", "error: /nowhere/x: No such file or directory\n"),
     ],
 )  # fmt: skip
-def test_a_command_ends_in_one_line(
-    begin: str, body: str, status: int, printed: str, said: str
-) -> None:
+def test_a_command_ends_in_one_line(begin, body, status, printed, said):
     done = run(body, begin)
     assert (done.returncode, done.stdout, done.stderr) == (status, printed, said)
 
 
-def test_an_unexpected_error_has_its_traceback_and_any_character_is_printed() -> None:
+def test_an_unexpected_error_has_its_traceback_and_any_character_is_printed():
     done = run("print('0.1–0.2 θ')\n raise KeyError('k')", PYTHONIOENCODING="ascii")
     assert (done.returncode, done.stdout) == (1, "0.1\\u20130.2 \\u03b8\n")
     assert done.stderr.startswith("Traceback")
@@ -77,9 +73,7 @@ def test_an_unexpected_error_has_its_traceback_and_any_character_is_printed() ->
 
 
 @pytest.mark.parametrize("command", ["", ".solve"])
-def test_an_interruption_while_a_command_starts_ends_it_at_once(
-    command: str, tmp_path: Path
-) -> None:
+def test_an_interruption_while_a_command_starts_ends_it_at_once(command, tmp_path):
     """Though the module that is imported just then catches everything."""
     (tmp_path / "omegaconf.py").write_text(
         "import os\ntry: os.kill(os.getpid(), 2)\nexcept BaseException: pass\nprint('went on')"
@@ -92,9 +86,7 @@ def test_an_interruption_while_a_command_starts_ends_it_at_once(
     assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
 
 
-def test_help_lists_the_stages_the_groups_and_five_examples(
-    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_help_lists_the_stages_the_groups_and_five_examples(capfd, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["pipeline", "help"])
     with pytest.raises(SystemExit):
         cli.main()
@@ -110,9 +102,7 @@ def test_help_lists_the_stages_the_groups_and_five_examples(
         assert composed([word.split(",")[0] for word in words[3:] if word != "-m"])
 
 
-def test_a_first_word_is_a_command_or_answered(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_first_word_is_a_command_or_answered(monkeypatch, capsys):
     for name in cli.COMMANDS:
         monkeypatch.setattr(sys, "argv", ["draft-acceptance", name, "--help"])
         with pytest.raises(SystemExit) as ended:
@@ -128,10 +118,8 @@ def test_a_first_word_is_a_command_or_answered(
     assert capsys.readouterr().out == f"draft-acceptance-study {version(cli.PROJECT)}\n"
 
 
-def test_a_log_gets_lines_of_a_long_stage_and_a_terminal_a_bar(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def count() -> str:
+def test_a_log_gets_lines_of_a_long_stage_and_a_terminal_a_bar(monkeypatch, capsys):
+    def count():
         with shards.progress_bar(10, "step", "drafts a") as bar:
             for _ in range(2):
                 bar.update(5)
@@ -146,7 +134,7 @@ def test_a_log_gets_lines_of_a_long_stage_and_a_terminal_a_bar(
     assert "\r" in count()
 
 
-def test_a_run_says_first_what_is_cached(small_study: SmallStudy) -> None:
+def test_a_run_says_first_what_is_cached(small_study):
     said = small_study.printed.split("\n")[0]
     assert said.startswith("plan: prompts 1 to run, distributions 2 to run, certificates ")
     assert said.endswith(", report 1 to run")

@@ -1,23 +1,15 @@
 """Drafts: against plain float64 arithmetic on unpadded forward passes, and what is refused."""
 
-from __future__ import annotations
-
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 
 from pipeline.errors import PipelineError
 from pipeline.models import compare, load
 from pipeline.models.compare import read_pair
-from pipeline.models.heads.hidden_drafter import HiddenDrafter
-from pipeline.models.language_model import LanguageModel
 from pipeline.models.prompt_tokens import check_same_tokens, common_rows
-from pipeline.stage import Out
 from pipeline.stages.prompts import STAGE as PROMPTS_STAGE
 from pipeline.store import Store
 from tests import divergences
@@ -32,7 +24,7 @@ ANSWERS = {"a": [20, 21, 22, 23], "b": [24, 25], "c": [26, 27, 28]}
 TARGET = random_model(VOCAB, seed=1)
 
 
-def plain(model: LanguageModel, name: str) -> np.ndarray:
+def plain(model, name):
     """Logits of one prompt's answer: one forward pass without a cache."""
     ids = torch.tensor([PROMPTS[name] + ANSWERS[name]])
     with torch.inference_mode():
@@ -40,14 +32,7 @@ def plain(model: LanguageModel, name: str) -> np.ndarray:
     return logits[len(PROMPTS[name]) - 1 : -1].numpy()
 
 
-def made(
-    root: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    drafter: LanguageModel | HiddenDrafter,
-    target: LanguageModel = TARGET,
-    temperature: float = 0.0,
-    **of_drafter: Any,
-) -> Any:
+def made(root, monkeypatch, drafter, target=TARGET, temperature=0.0, **of_drafter):
     """The artifact of a pair on `ANSWERS`, decoded at a temperature."""
     store = Store(root)
     prompts = planned(PROMPTS_STAGE, "tiny", {})
@@ -56,7 +41,7 @@ def made(
     publish(prompts, store, lambda out: out.write_rows(rows))
     decoded = dump_of(used(root, label="T", batch=2), {"prompts": prompts}, temperature=temperature)
 
-    def write(out: Out) -> None:
+    def write(out):
         steps = [
             {"prompt_id": name, "position": at, "token_id": token, "top_ids": [], "top_logits": []}
             | dict.fromkeys(("logsumexp", "top_surprisal", "log_tail", "entropy"), 0.0)
@@ -74,9 +59,7 @@ def made(
     return store.get(drafts_of(*pair, {"prompts": prompts, "distributions": decoded}))
 
 
-def test_all_columns_equal_plain_forward_passes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_all_columns_equal_plain_forward_passes(tmp_path, monkeypatch):
     """And what is stored of both gives the KL again: all 64 tokens of q are there."""
     target, drafter = (random_model(60, seed=seed) for seed in (1, 2))
     found = made(tmp_path, monkeypatch, drafter, target)
@@ -99,7 +82,7 @@ def test_all_columns_equal_plain_forward_passes(
     np.testing.assert_allclose(q, np.exp(divergences.log_softmax(w)), rtol=1e-4)
 
 
-def check_pair_columns(table: pd.DataFrame, z: np.ndarray, w: np.ndarray) -> None:
+def check_pair_columns(table, z, w):
     """Float32 passes with a cache: logits agree to about 1e-5."""
     wanted = divergences.compare_logits(z, w)
     for name in ("kl", "draft_token_id", "draft_rank", "draft_log_prob", "argmax_rank"):
@@ -107,9 +90,7 @@ def check_pair_columns(table: pd.DataFrame, z: np.ndarray, w: np.ndarray) -> Non
         np.testing.assert_allclose(table[name], values, rtol=3e-4, atol=1e-6, err_msg=name)
 
 
-def test_rows_that_one_model_has_alone_are_left_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_that_one_model_has_alone_are_left_out(tmp_path, monkeypatch):
     """Of answers that were sampled there are the laws of stochastic verification as well."""
     wider, drafter = random_model(VOCAB + 8, seed=1), random_model(VOCAB, seed=2)
     found = made(tmp_path, monkeypatch, drafter, wider, temperature=0.5)
@@ -131,7 +112,7 @@ def test_rows_that_one_model_has_alone_are_left_out(
 
 
 @pytest.mark.parametrize("reduced", [False, True])
-def test_a_head_is_compared_at_every_depth(reduced: bool) -> None:
+def test_a_head_is_compared_at_every_depth(reduced):
     drafted = torch.arange(0, VOCAB, 2) if reduced else None
     head = heads.random_head(TARGET, drafted)
     text = torch.tensor([PROMPTS["b"] + ANSWERS["b"]])
@@ -145,13 +126,12 @@ def test_a_head_is_compared_at_every_depth(reduced: bool) -> None:
     assert ("full_kl" in found) == found["kl"].isinf().all() == reduced
 
 
-def test_a_reduced_vocabulary_is_completed() -> None:
+def test_a_reduced_vocabulary_is_completed():
     """By the target's projection; inf where the choice is another."""
     head = heads.random_head(TARGET, torch.arange(0, VOCAB, 2))
     outputs = torch.randn((200, 32), generator=torch.Generator().manual_seed(1))
     q, z = head.logits(outputs), torch.randn((200, VOCAB))
     whole = head.completed(outputs, q)
-    assert whole is not None
     every = heads.random_head(TARGET).logits(outputs)
     assert (every[:, ::2] - q[:, ::2]).abs().max() < 0.1  # the reduced rows are rounded
     wanted = torch.where(torch.arange(VOCAB) % 2 == 0, q, every).double().numpy()
@@ -165,7 +145,7 @@ def test_a_reduced_vocabulary_is_completed() -> None:
     np.testing.assert_allclose(found["full_kl"], np.where(same, kl, np.inf), rtol=1e-4)
 
 
-def test_a_permuted_vocabulary_is_refused() -> None:
+def test_a_permuted_vocabulary_is_refused():
     target = {f"t{i}": i for i in range(10)}
     check_same_tokens(target, dict(target), "A and B")
     with pytest.raises(PipelineError, match=r"A and B: .* 2 tokens \('t3' is 3 and 7; 't7' is 7"):
@@ -174,7 +154,7 @@ def test_a_permuted_vocabulary_is_refused() -> None:
         check_same_tokens(target, {f"t{i}": i for i in range(9)}, "A and B")
 
 
-def test_padded_rows_are_allowed_when_both_models_pad() -> None:
+def test_padded_rows_are_allowed_when_both_models_pad():
     for drafter, rows in ((100, 100), (96, 96)):
         assert common_rows(100, drafter, 90, "A and B") == rows
     assert common_rows(90, 90, 90, "A and B") == 90

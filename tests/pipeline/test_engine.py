@@ -1,13 +1,8 @@
 """The command engine on what vLLM and llama.cpp wrote, and on files changed so that it fails."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,8 +12,8 @@ from transformers import AutoModelForCausalLM
 from analysis.decoding.replay import Replayed
 from pipeline import engine
 from pipeline.engines.counts import read_sums
-from pipeline.engines.logs import EngineLog, read_log, stacked
-from tests.engines.samples import SAMPLES, answer_ids, lines
+from pipeline.engines.logs import read_log, stacked
+from tests.engines import SAMPLES, answer_ids, lines
 
 COUNT = 6  # answers of the samples, of 30
 STUDY = ["study=mini", "target=mini_large", "distributions.steps=48", "distributions.k=16"]
@@ -26,9 +21,7 @@ MINI, SMOLLM2 = 2048, 49_152  # tokens of the vocabularies
 LOOKUP = ["decoding.lookup_match=earliest", "drafter=none"]
 
 
-def written(
-    folder: Path, name: str, change: Callable[[dict[str, Any]], None] | None = None
-) -> Path:
+def written(folder, name, change=None):
     """Write the first answers of a sample, changed, without pages."""
     rows = lines(name)[:COUNT]
     if change is not None:
@@ -40,15 +33,15 @@ def written(
 
 
 @pytest.fixture(scope="module")
-def outputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def outputs(tmp_path_factory):
     return tmp_path_factory.mktemp("check")
 
 
-def check(outputs: Path, *words: str | Path) -> None:
+def check(outputs, *words):
     engine.main([*map(str, words), *STUDY, f"outputs={outputs}"])
 
 
-def log_of(name: str, vocab_size: int = MINI) -> EngineLog:
+def log_of(name, vocab_size=MINI):
     return read_log(SAMPLES / f"{name}.jsonl.gz", 256, vocab_size)
 
 
@@ -62,13 +55,13 @@ def log_of(name: str, vocab_size: int = MINI) -> EngineLog:
         ("llama_logs_256", SMOLLM2, 1, 6, 256),
     ],
 )
-def test_logs_are_read_whole(name: str, vocab_size: int, answers: int, steps: int, k: int) -> None:
+def test_logs_are_read_whole(name, vocab_size, answers, steps, k):
     log = log_of(name, vocab_size)
     assert (log.answers, log.k, log.excluded, log.given_ids) == (answers, k, {}, True)
     assert [len(of_answer) for of_answer in log.trajectories.values()] == [steps] * answers
 
 
-def test_llama_cpps_sums_are_judged_with_the_vocabulary_only() -> None:
+def test_llama_cpps_sums_are_judged_with_the_vocabulary_only():
     """Its float32 sum over the vocabulary is off by more than the printed values.
 
     Stage prompts reads a log without the vocabulary.
@@ -78,7 +71,7 @@ def test_llama_cpps_sums_are_judged_with_the_vocabulary_only() -> None:
     assert read_log(SAMPLES / "llama_logs_256.jsonl.gz", 1).answers == 1
 
 
-def test_the_values_are_those_of_the_model() -> None:
+def test_the_values_are_those_of_the_model():
     """Within the error that the reader gives the log: float32 passes of the embedded target."""
     model = AutoModelForCausalLM.from_pretrained("assets/mini/large", dtype=torch.float32)
     for name in ("vllm_logs_20", "vllm_logs_256"):
@@ -102,7 +95,7 @@ def test_the_values_are_those_of_the_model() -> None:
 @pytest.mark.parametrize(
     "runs", [("vllm_alone", "vllm_draft", "vllm_ngram"), ("llama_alone", "llama_ngram")]
 )
-def test_answers_keep_their_tokens_and_drafts_changed_no_text(runs: tuple[str, ...]) -> None:
+def test_answers_keep_their_tokens_and_drafts_changed_no_text(runs):
     first = [answer_ids(line) for line in lines(runs[0])]
     for name in runs:
         answers = read_sums(SAMPLES / f"{name}.jsonl.gz").answers
@@ -112,12 +105,10 @@ def test_answers_keep_their_tokens_and_drafts_changed_no_text(runs: tuple[str, .
         assert [answer.tokens for answer in answers.values()] == first
 
 
-def test_a_draft_model_in_vllm(
-    outputs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_draft_model_in_vllm(outputs, tmp_path, capsys):
     """Names may hold an at, files an equals sign; models read a text once for all runs."""
 
-    def named(row: dict[str, Any]) -> None:
+    def named(row):
         row["custom_id"] += "@host"
 
     folder = tmp_path / "k=5"
@@ -128,17 +119,13 @@ def test_a_draft_model_in_vllm(
     assert screen.count("vLLM, mini-large, drafts of 4 by mini-drafter:") == 2
     assert "pass  texts      6 of 6 equal those without drafts" in screen
     equal = re.search(r"pass  calls      (\d+) of \1 equal, last ones aside; 6 of 6", screen)
-    assert equal is not None
     assert int(equal[1]) > 60
     certified = re.search(r"pass  certified  0 of (\d+) certified tokens were rejected", screen)
-    assert certified is not None
     assert int(certified[1]) > 30
     assert re.search(r"pass  tokens     2\.\d+ per pass predicted along vllm_alone\.jsonl", screen)
 
 
-def test_look_up_in_vllm_is_the_earliest(
-    outputs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_look_up_in_vllm_is_the_earliest(outputs, tmp_path, capsys):
     files = written(tmp_path, "vllm_alone"), written(tmp_path, "vllm_ngram")
     check(outputs, *files, *LOOKUP)
     screen = capsys.readouterr().out
@@ -150,22 +137,19 @@ def test_look_up_in_vllm_is_the_earliest(
     assert "FAIL  calls" in capsys.readouterr().out
 
 
-def test_a_clock_that_cannot_be_right_fails_nothing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_clock_that_cannot_be_right_fails_nothing(tmp_path, capsys):
     """All passes with drafts together took a millisecond."""
     for page in ("before", "after"):
         shutil.copy(SAMPLES / f"vllm_ngram.{page}.txt", tmp_path)
     before, after = (tmp_path / f"vllm_ngram.{page}.txt" for page in ("before", "after"))
     seconds = r"(vllm:inter_token_latency_seconds_sum\{.*\}) (.*)"
     found = re.search(seconds, before.read_text())
-    assert found is not None
     after.write_text(re.sub(seconds, rf"\g<1> {float(found[2]) + 1e-3}", after.read_text()))
     engine.main([str(SAMPLES / "vllm_alone.after.txt"), str(after)])
     assert re.search(r"vllm_ngram\.after\.txt: a step would cost -\d", capsys.readouterr().out)
 
 
-def fewer(row: dict[str, Any]) -> None:
+def fewer(row):
     """Accept one token fewer in a call."""
     counts = row["response"]["metrics"]["speculative_decoding"]
     at = next(i for i, kept in enumerate(counts["per_step_accepted"]) if kept)
@@ -176,12 +160,12 @@ def fewer(row: dict[str, Any]) -> None:
     counts["acceptance_histogram"][kept - 1] += 1
 
 
-def other(row: dict[str, Any]) -> None:
+def other(row):
     """Put a token that is far from the most probable."""
     row["response"]["choices"][0]["token_ids"][20] = 1000
 
 
-def ended(row: dict[str, Any]) -> None:
+def ended(row):
     """End the answer ten tokens earlier."""
     del row["response"]["choices"][0]["token_ids"][-10:]
 
@@ -189,28 +173,20 @@ def ended(row: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("change", "failed"), [(fewer, "calls"), (other, "texts"), (ended, "texts")]
 )
-def test_another_drafter_and_another_text_fail(
-    change: Callable[[dict[str, Any]], None],
-    failed: str,
-    outputs: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_another_drafter_and_another_text_fail(change, failed, outputs, tmp_path, capsys):
     files = written(tmp_path, "vllm_alone"), written(tmp_path, "vllm_draft", change)
     with pytest.raises(SystemExit):
         check(outputs, *files)
     assert f"FAIL  {failed}" in capsys.readouterr().out
 
 
-def test_short_answers_compare_nothing(
-    outputs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_short_answers_compare_nothing(outputs, tmp_path, capsys):
     """A token an answer has no pass behind the prompt's; a single draft may end behind it."""
 
-    def one_token(row: dict[str, Any]) -> None:
+    def one_token(row):
         del row["response"]["choices"][0]["token_ids"][1:]
 
-    def one_call(row: dict[str, Any]) -> None:
+    def one_call(row):
         one_token(row)
         row["response"]["metrics"]["speculative_decoding"] = {
             "num_spec_steps": 1, "num_draft_tokens": 4, "num_accepted_draft_tokens": 0,
@@ -226,7 +202,7 @@ def test_short_answers_compare_nothing(
     assert "FAIL  tokens     nothing was compared" in screen
 
 
-def test_sums_that_may_lie_behind_the_end_compare_nothing() -> None:
+def test_sums_that_may_lie_behind_the_end_compare_nothing():
     replayed = Replayed()
     replayed.add_sums("a", [(3, 0)], accepted=3, beyond=3)
     replayed.add("b", [(3, 3)], [(3, 0)])
@@ -235,7 +211,7 @@ def test_sums_that_may_lie_behind_the_end_compare_nothing() -> None:
     assert (replayed.answers, replayed.equal_answers) == (1, 1)
 
 
-def test_a_certified_token_that_was_rejected_is_counted() -> None:
+def test_a_certified_token_that_was_rejected_is_counted():
     replayed = Replayed()
     certified = np.zeros((2, 8), dtype=bool)
     certified[0, 1] = certified[1, 2] = certified[0, 4] = True  # at depth 1, 2, and 1
@@ -245,11 +221,11 @@ def test_a_certified_token_that_was_rejected_is_counted() -> None:
     assert (replayed.tested, replayed.rejected) == (4, 1)
 
 
-def hot(row: dict[str, Any]) -> None:
+def hot(row):
     row["request"]["temperature"] = 0.5
 
 
-def without_ids(row: dict[str, Any]) -> None:
+def without_ids(row):
     row["request"]["prompt"] = "a text"
 
 
@@ -267,13 +243,7 @@ def without_ids(row: dict[str, Any]) -> None:
         (["vllm_alone", "vllm_draft"], without_ids, "lacks the token ids of its prompt"),
     ],
 )  # fmt: skip
-def test_wrong_files_are_one_line(
-    words: list[str],
-    change: Callable[[dict[str, Any]], None] | None,
-    message: str,
-    outputs: Path,
-    tmp_path: Path,
-) -> None:
+def test_wrong_files_are_one_line(words, change, message, outputs, tmp_path):
     files = [
         SAMPLES / word if word.endswith(".txt") else written(tmp_path, word, change)
         for word in words
@@ -283,18 +253,16 @@ def test_wrong_files_are_one_line(
         check(outputs, *files, *words[len(files) :])
 
 
-def timed(folder: Path, name: str, seconds: float, sample: str = "vllm_draft") -> str:
+def timed(folder, name, seconds, sample="vllm_draft"):
     """Write a sample as if every request had taken about as long; a seventh more or less."""
 
-    def clocked(row: dict[str, Any]) -> None:
+    def clocked(row):
         row["seconds"] = seconds * (1 + (int(row["custom_id"][-1], 36) % 3 - 1) / 7)
 
     return str(written(folder, sample, clocked).rename(folder / f"{name}.jsonl"))
 
 
-def test_the_recommendation_is_the_fastest_length(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_recommendation_is_the_fastest_length(tmp_path, capsys):
     """Requests take 4 s alone, and 2 or 8 s with drafts of 4."""
     alone = timed(tmp_path, "alone", 4.0, "vllm_alone")
     fast, slow = timed(tmp_path, "four", 2.0), timed(tmp_path, "slow", 8.0)
@@ -318,9 +286,7 @@ def test_the_recommendation_is_the_fastest_length(
          [r"--spec-draft-n-max = 4: 1\.07 times \[0\.95, 1\.20\] \(not sure: .* holds 1\); 5"]),
     ],
 )  # fmt: skip
-def test_what_the_screen_says_of_samples(
-    words: list[str], shown: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_the_screen_says_of_samples(words, shown, capsys):
     """Pages alone; a single file; llama.cpp's own clock."""
     engine.main([word if "=" in word else str(SAMPLES / word) for word in words])
     screen = capsys.readouterr().out

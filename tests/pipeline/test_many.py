@@ -1,17 +1,14 @@
 """Shards computed by workers that Ray starts: the same artifacts, whoever computes and dies."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -21,8 +18,8 @@ from pipeline import ray_workers
 from pipeline.errors import TERMINATED, PipelineError
 from pipeline.paths import ROOT
 from pipeline.ray_workers import allocate, connect
-from pipeline.shards import Shard, compute_shards
-from pipeline.stage import Inputs, Json, ModelSpec, Out, Task
+from pipeline.shards import compute_shards
+from pipeline.stage import Inputs, Json, Out, Task
 from pipeline.stages import distributions
 from pipeline.study import STAGES
 from pipeline.workers import Progress, Result
@@ -42,7 +39,7 @@ from tests.pipeline.tiny import (
 PROMPTS = [*"abcdefghijk"]
 
 
-def die_once(names: Sequence[str], folder: Path) -> None:
+def die_once(names, folder):
     """Kill this process when the folder has a file of an item's name; the file goes first."""
     for name in names:
         if (folder / name).exists():
@@ -90,20 +87,20 @@ class Mortal(distributions.DistributionsWorker):
 
 
 @pytest.fixture(scope="module")
-def ray() -> Iterator[Any]:
+def ray():
     """Ray on this machine, as if it had two processors."""
     ray = pytest.importorskip("ray")
-    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
+    quiet = {"log_to_driver": False, "logging_level": "ERROR"}
     ray.init(address="local", num_cpus=2, include_dashboard=False, **quiet)
     yield ray
     ray.shutdown()
 
 
-def on_ray(model: ModelSpec, workers: int | None) -> ModelSpec:
+def on_ray(model, workers):
     return replace(model, execution=Execution(engine="ray", workers=workers))
 
 
-def computed(folder: Path, workers: int = 0, **toy: Any) -> tuple[list[Shard], Out]:
+def computed(folder, workers=0, **toy):
     """The shards of toys: by this process, or by some workers of Ray's."""
     model = used("", label="toy")
     models = (on_ray(model, workers) if workers else model,)
@@ -113,13 +110,11 @@ def computed(folder: Path, workers: int = 0, **toy: Any) -> tuple[list[Shard], O
     return compute_shards(task, {}, out, PROMPTS, Toy), out
 
 
-@pytest.mark.parametrize(
-    ("workers", "fits", "dying"),
-    [pytest.param(1, 1, [], marks=pytest.mark.thorough), (2, 2, ["g"])],
-)
+@pytest.mark.thorough
+@pytest.mark.parametrize(("workers", "fits", "dying"), [(1, 1, []), (2, 2, ["g"])])
 def test_shards_are_those_of_this_process_whoever_computes_and_dies(
-    ray: Any, tmp_path: Path, workers: int, fits: int, dying: list[str]
-) -> None:
+    ray, tmp_path, workers, fits, dying
+):
     """Six shards that take different times: those of two prompts are halved, or one kills its
     worker, and both workers have one at the same time."""
     here, inline = computed(tmp_path / "here", fits=fits)
@@ -141,9 +136,7 @@ def test_shards_are_those_of_this_process_whoever_computes_and_dies(
 
 
 @pytest.mark.thorough
-def test_what_no_worker_can_do_ends_the_run_and_finished_shards_stay(
-    ray: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_no_worker_can_do_ends_the_run_and_finished_shards_stay(ray, tmp_path, monkeypatch):
     monkeypatch.setattr(ray_workers, "DEATHS", 2)
     (tmp_path / "dead").mkdir()
     with pytest.raises(PipelineError, match="toy: 2 workers died one after the other"):
@@ -155,9 +148,7 @@ def test_what_no_worker_can_do_ends_the_run_and_finished_shards_stay(
 
 
 @pytest.mark.thorough
-def test_stages_write_the_same_bytes_with_workers_one_of_which_dies(
-    ray: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stages_write_the_same_bytes_with_workers_one_of_which_dies(ray, tmp_path, monkeypatch):
     model, drafter = write_model(tmp_path / "model"), write_model(tmp_path / "drafter", seed=1)
     prompts = prompts_node(model, write_prompts(tmp_path / "rows.jsonl", 6))
     dump = dump_node(model, prompts, batch=2)
@@ -186,7 +177,7 @@ def test_stages_write_the_same_bytes_with_workers_one_of_which_dies(
 
 
 @pytest.mark.thorough
-def test_sigterm_ends_a_command_that_waits_for_ray_as_any_other() -> None:
+def test_sigterm_ends_a_command_that_waits_for_ray_as_any_other():
     pytest.importorskip("ray")
     script = (
         "import os, threading, time\n"
@@ -202,7 +193,7 @@ def test_sigterm_ends_a_command_that_waits_for_ray_as_any_other() -> None:
     assert done.stderr == "terminated: the same command goes on from here\n"
 
 
-def test_every_stage_goes_to_other_processes() -> None:
+def test_every_stage_goes_to_other_processes():
     assert pickle.loads(pickle.dumps(STAGES)) == STAGES
 
 
@@ -220,9 +211,7 @@ def test_every_stage_goes_to_other_processes() -> None:
         ({"CPU": 16, "GPU": 4}, 1, "cuda:1", 1, r"device.name=cuda:1: Ray finds"),
     ],
 )
-def test_processors_and_gpus_are_shared_out_or_refused(
-    there: dict[str, float], workers: int | None, device: str, threads: int | None, share: Any
-) -> None:
+def test_processors_and_gpus_are_shared_out_or_refused(there, workers, device, threads, share):
     toy = used("", device=device)
     run = on_ray(replace(toy, device=toy.device.model_copy(update={"threads": threads})), workers)
     if isinstance(share, tuple):
@@ -232,7 +221,7 @@ def test_processors_and_gpus_are_shared_out_or_refused(
             allocate(there, run)
 
 
-def test_without_ray_one_line_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_ray_one_line_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(PipelineError, match=r'^execution.engine=ray needs Ray: pip .*"\.\[ray\]"'):
         connect()

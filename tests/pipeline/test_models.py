@@ -1,12 +1,8 @@
 """Loading: what is refused and why, the head's precision, the preallocated cache."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import os
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -20,26 +16,26 @@ from pipeline.files import file_digest
 from pipeline.hub import Identities, Identity
 from pipeline.models.cached_steps import relative_error
 from pipeline.models.devices import check_threads
-from pipeline.models.load import LanguageModel, check_pair, load_model, load_tokenizer, skeleton
+from pipeline.models.load import check_pair, load_model, load_tokenizer, skeleton
 from pipeline.models.passes import Texts
 from tests.pipeline import tiny
 
 
 @pytest.fixture
-def directory(tmp_path: Path) -> Path:
+def directory(tmp_path):
     return tiny.write_model(tmp_path / "model")
 
 
-def load(directory: Path | str, device: str = "cpu", **changes: Any) -> LanguageModel:
+def load(directory, device="cpu", **changes):
     return load_model(tiny.used(directory, device=device, **changes))
 
 
-def last_logits(model: LanguageModel, ids: torch.Tensor) -> torch.Tensor:
+def last_logits(model, ids):
     with torch.inference_mode():
         return Texts(model, ids.shape[1]).read(ids)[:, -1]
 
 
-def test_float32_head_of_a_bfloat16_model(directory: Path) -> None:
+def test_float32_head_of_a_bfloat16_model(directory):
     """Equals projecting the bf16 hidden state in float64 to float32's rounding, and so is finer
     than the bf16 head, whose spacing is 2^-8 of the value; tied embeddings stay bf16."""
     ids = torch.arange(4, 24)[None]
@@ -57,7 +53,7 @@ def test_float32_head_of_a_bfloat16_model(directory: Path) -> None:
     assert (coarse - exact).abs().max() > 1e-4 * exact.abs().max()
 
 
-def test_preallocated_cache_equals_transformers(directory: Path) -> None:
+def test_preallocated_cache_equals_transformers(directory):
     """Bit for bit, also after rows have left the batch."""
     model = load(directory)
     torch.manual_seed(0)
@@ -74,7 +70,7 @@ def test_preallocated_cache_equals_transformers(directory: Path) -> None:
     assert model.cache_bytes() == 2 * 2 * 2 * 32 * 4  # k and v, layers, heads, head_dim, float32
 
 
-def test_refusals(directory: Path, tmp_path: Path) -> None:
+def test_refusals(directory, tmp_path):
     if not torch.cuda.is_available():
         with pytest.raises(PipelineError, match=r"device.name=cuda: .* give device.name=cpu"):
             load(directory, device="cuda")
@@ -98,7 +94,7 @@ def test_refusals(directory: Path, tmp_path: Path) -> None:
         load(tmp_path / "nowhere")
 
 
-def test_rows_that_do_not_fit_are_found_before_weights_are_read(tmp_path: Path) -> None:
+def test_rows_that_do_not_fit_are_found_before_weights_are_read(tmp_path):
     used = []
     for key, rows in (("targets.tiny", 300), ("drafter", 200)):
         place = tiny.write_model(tmp_path / key)
@@ -120,9 +116,7 @@ def test_rows_that_do_not_fit_are_found_before_weights_are_read(tmp_path: Path) 
         ("config.json", b'{"model_type": "qwen3", "hidden_size": "wide"}', "hidden_size"),
     ],
 )
-def test_damaged_files_are_named_in_one_line(
-    directory: Path, name: str, content: bytes | float, message: str
-) -> None:
+def test_damaged_files_are_named_in_one_line(directory, name, content, message):
     path = directory / name
     whole = path.read_bytes()
     path.write_bytes(whole[: int(len(whole) * content)] if isinstance(content, float) else content)
@@ -132,30 +126,28 @@ def test_damaged_files_are_named_in_one_line(
 
 
 @pytest.mark.parametrize("content", [b"{", b'{"model": {}}', b"\xff"])
-def test_a_damaged_tokenizer_is_named_in_one_line(directory: Path, content: bytes) -> None:
+def test_a_damaged_tokenizer_is_named_in_one_line(directory, content):
     (directory / "tokenizer.json").write_bytes(content)
     with pytest.raises(PipelineError, match="tokenizer") as error:
         load_tokenizer(str(directory), None, "drafter")
     assert "\n" not in str(error.value)
 
 
-def test_a_model_that_ignores_its_cache_is_found_out(
-    directory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_model_that_ignores_its_cache_is_found_out(directory, monkeypatch):
     real = Qwen3ForCausalLM.forward
 
-    def forgets(self: Any, past_key_values: Any = None, **rest: Any) -> Any:
+    def forgets(self, past_key_values=None, **rest):
         if past_key_values is None:
             return real(self, **rest)
         rest["attention_mask"] = rest["attention_mask"][:, -rest["input_ids"].shape[1] :]
         return real(self, **rest | {"use_cache": False})
 
-    def counts_padding(self: Any, past_key_values: Any = None, **rest: Any) -> Any:
+    def counts_padding(self, past_key_values=None, **rest):
         if past_key_values is not None:
             rest["attention_mask"] = torch.ones_like(rest["attention_mask"])
         return real(self, past_key_values=past_key_values, **rest)
 
-    def misreads_chunks(self: Any, past_key_values: Any = None, **rest: Any) -> Any:
+    def misreads_chunks(self, past_key_values=None, **rest):
         chunk = past_key_values is not None and 1 < rest["input_ids"].shape[1] < 8
         if chunk:
             rest["input_ids"] = rest["input_ids"].flip(1)
@@ -172,7 +164,7 @@ def test_a_model_that_ignores_its_cache_is_found_out(
             assert load(directory, dtype=dtype)
 
 
-def test_how_far_passes_differ_is_measured_in_spreads() -> None:
+def test_how_far_passes_differ_is_measured_in_spreads():
     plain = torch.randn(2, 6, 50, generator=torch.Generator().manual_seed(0)).double()
     plain[..., 7] = -torch.inf  # masked in both
     assert relative_error(plain, plain) == 0
@@ -184,7 +176,7 @@ def test_how_far_passes_differ_is_measured_in_spreads() -> None:
     assert relative_error(plain, other) == 0
 
 
-def test_more_threads_than_processors_are_refused() -> None:
+def test_more_threads_than_processors_are_refused():
     cores = os.cpu_count() or 1
     check_threads(cores)
     check_threads(None)
@@ -196,9 +188,7 @@ def test_more_threads_than_processors_are_refused() -> None:
     ("given", "spins"),
     [({}, "2000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "ACTIVE"}, None)],
 )
-def test_idle_threads_spin_shortly_unless_told_otherwise(
-    given: dict[str, str], spins: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_idle_threads_spin_shortly_unless_told_otherwise(given, spins, monkeypatch):
     for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
         monkeypatch.delenv(name, raising=False)
     for name, value in given.items():
@@ -207,13 +197,11 @@ def test_idle_threads_spin_shortly_unless_told_otherwise(
     assert os.environ.get("GOMP_SPINCOUNT") == spins
 
 
-def test_digests_are_remembered_only_where_that_is_safe(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_digests_are_remembered_only_where_that_is_safe(tmp_path, monkeypatch):
     """Not of a file written just now, nor of one whose size and time alone stayed."""
     source, memo = tmp_path / "p.jsonl", tmp_path / "memo.json"
 
-    def checked() -> None:
+    def checked():
         wanted = Identity(content=file_digest(source))
         assert Identities(memo).source(str(source), None, "key") == wanted
 

@@ -3,8 +3,6 @@
 The models are random and small, under the paper's names and with its vocabulary.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -60,7 +58,7 @@ class Fetched:
 
 
 @pytest.fixture(scope="module")
-def fetched(tmp_path_factory: pytest.TempPathFactory) -> Fetched:
+def fetched(tmp_path_factory):
     """The study, fetched and computed once; then the hub is gone."""
     place = tmp_path_factory.mktemp("paper")
     study = Fetched(Hub(*paper()), place / "home", place / "outputs")
@@ -73,7 +71,7 @@ def fetched(tmp_path_factory: pytest.TempPathFactory) -> Fetched:
     return study
 
 
-def test_tables_1_to_6_and_figures_1_to_5(fetched: Fetched) -> None:
+def test_tables_1_to_6_and_figures_1_to_5(fetched):
     [place] = (fetched.outputs / "report").iterdir()
     page = (place / "index.html").read_text(encoding="utf-8")
     for at in range(1, 7):
@@ -92,7 +90,7 @@ def test_tables_1_to_6_and_figures_1_to_5(fetched: Fetched) -> None:
 
 
 @pytest.mark.parametrize("offline", ["0", "1"], ids=["gone", "offline"])
-def test_again_without_a_hub(fetched: Fetched, offline: str) -> None:
+def test_again_without_a_hub(fetched, offline):
     """Nothing is computed, nor is anything heavy loaded; new steps and prompts need no hub."""
     printed = fetched.run("pipeline.cli", *OVERRIDES, offline=offline)
     assert "computing" not in printed

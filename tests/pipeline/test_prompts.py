@@ -1,11 +1,7 @@
 """Stage prompts: what rows are accepted, in which files, and as which tokens."""
 
-from __future__ import annotations
-
 import hashlib
 import json
-from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -27,14 +23,14 @@ SCHEMA = pa.schema(
 )
 
 
-def row(name: str, text: str | None) -> dict[str, Any]:
+def row(name, text):
     turns = [("user", text), ("assistant", "an answer"), ("user", "and then?")]
     messages = [{"content": content, "role": role} for role, content in turns]
     return {"prompt": text, "prompt_id": name, "messages": messages}
 
 
 @pytest.fixture
-def ultrachat(tmp_path: Path) -> Path:
+def ultrachat(tmp_path):
     """Two shards of one split and one of another, with rows that are no prompts."""
     good = [row(f"good{i}", f"question {i} " + "a b " * i) for i in range(10)]
     bad = [row("empty", " \n"), row("none", None), row("short", "a"), row("long", "a b " * 200),
@@ -49,24 +45,24 @@ def ultrachat(tmp_path: Path) -> Path:
     return directory.parent
 
 
-def build(model: Path, source: Path, root: Path, **changes: Any) -> list[dict[str, Any]]:
+def build(model, source, root, **changes):
     """The prompts of a source in the order of its rows."""
     artifact = tiny.built(tiny.prompts_node(model, source, **changes), root)
     return sorted(artifact.read().to_pylist(), key=lambda found: found["source_row"])
 
 
-def refused(model: Path, source: Path, root: Path, message: str, **changes: Any) -> None:
+def refused(model, source, root, message, **changes):
     with pytest.raises(PipelineError, match=message) as error:
         build(model, source, root, **changes)
     assert "\n" not in str(error.value)
 
 
-def lines(path: Path, *rows: Any) -> Path:
+def lines(path, *rows):
     path.write_text("".join(json.dumps(row) + "\n\n" for row in rows))  # empty lines are no rows
     return path
 
 
-def test_ultrachat_rows(model: Path, ultrachat: Path, tmp_path: Path) -> None:
+def test_ultrachat_rows(model, ultrachat, tmp_path):
     node = tiny.prompts_node(
         model, ultrachat, split="train_sft", count=10, min_tokens=8, max_tokens=99
     )
@@ -95,8 +91,8 @@ def test_ultrachat_rows(model: Path, ultrachat: Path, tmp_path: Path) -> None:
 
 
 def test_the_seed_shuffles_count_stops_and_thinking_reaches_the_template(
-    model: Path, ultrachat: Path, tmp_path: Path
-) -> None:
+    model, ultrachat, tmp_path
+):
     orders = []
     for at, (seed, thinking) in enumerate([(0, False), (0, True), (1, False)]):
         node = tiny.prompts_node(
@@ -110,7 +106,7 @@ def test_the_seed_shuffles_count_stops_and_thinking_reaches_the_template(
     assert len(orders[0]) == 4
 
 
-def test_plain_rows_are_accepted_and_ids_made_of_their_text(model: Path, tmp_path: Path) -> None:
+def test_plain_rows_are_accepted_and_ids_made_of_their_text(model, tmp_path):
     rows = [{"text": "a text of mine", "category": "world"}, {"prompt": "a prompt of mine"},
             row("x", "a chat of mine"), {"text": "a text with a number", "id": 7, "category": 3},
             {"prompt": "a\nb", "prompt_id": None, "text": "not this"}, {"text": "a text of mine"},
@@ -141,16 +137,12 @@ def test_plain_rows_are_accepted_and_ids_made_of_their_text(model: Path, tmp_pat
     (b"\n \n", "holds no rows"),
     (b"[" * 100_000, "line 1 is no JSON"),
 ])  # fmt: skip
-def test_files_that_hold_no_prompts_are_named(
-    model: Path, tmp_path: Path, content: bytes, message: str
-) -> None:
+def test_files_that_hold_no_prompts_are_named(model, tmp_path, content, message):
     (tmp_path / "p.jsonl").write_bytes(content)
     refused(model, tmp_path / "p.jsonl", tmp_path / "store", message)
 
 
-def test_system_messages_are_counted_and_parts_of_text_joined(
-    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_system_messages_are_counted_and_parts_of_text_joined(model, tmp_path, capsys):
     """A message with an image, or a part without text, is no prompt; in both formats."""
     rows = []
     for name, kinds in (("a", ["text", "text"]), ("b", ["text", "image"]), ("c", ["text", None])):
@@ -172,9 +164,7 @@ def test_system_messages_are_counted_and_parts_of_text_joined(
         )
 
 
-def test_parquet_files_are_read_whole_or_named(
-    model: Path, ultrachat: Path, tmp_path: Path
-) -> None:
+def test_parquet_files_are_read_whole_or_named(model, ultrachat, tmp_path):
     """One without rows is no source alone; among others it is nothing."""
     path = ultrachat / "data/train_sft-00000-of-00002-0a.parquet"
     pq.write_table(pa.Table.from_pylist([], SCHEMA), path)
@@ -188,7 +178,7 @@ def test_parquet_files_are_read_whole_or_named(
         refused(model, path, tmp_path / "store", r"3c.parquet is no Parquet file that can be read")
 
 
-def test_a_split_is_files_and_folders_by_name(tmp_path: Path) -> None:
+def test_a_split_is_files_and_folders_by_name(tmp_path):
     """Names are no patterns, and other splits that begin alike are others."""
     names = ["more/train[1]/a.jsonl", "train[1]-0-of-1.jsonl", "train[1]-x/b.jsonl",
              "train[1].jsonl", "train[1]2.jsonl", "my_train[1].jsonl",
@@ -201,9 +191,7 @@ def test_a_split_is_files_and_folders_by_name(tmp_path: Path) -> None:
     assert len(source_files(str(tmp_path), None, None)) == 6
 
 
-def test_limits_that_exclude_are_named_with_their_keys(
-    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_limits_that_exclude_are_named_with_their_keys(model, tmp_path, capsys):
     rows = [{"text": "a b " * n + str(at)} for at, n in enumerate((1, 1, 2, 20, 20, 300))]
     source = lines(tmp_path / "p.jsonl", *rows)
     build(model, source, tmp_path / "a", count=2, min_tokens=20)
@@ -214,7 +202,7 @@ def test_limits_that_exclude_are_named_with_their_keys(
     refused(model, source, tmp_path / "b", message, min_tokens=20)
 
 
-def test_a_base_model_reads_plain_text(tmp_path: Path) -> None:
+def test_a_base_model_reads_plain_text(tmp_path):
     model = tiny.write_model(tmp_path / "model")
     (model / "chat_template.jinja").unlink()
     source = tiny.write_prompts(tmp_path / "prompts.jsonl", 6)
@@ -227,9 +215,7 @@ def test_a_base_model_reads_plain_text(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("single", "begins"), [
     ("$A", []), ("<|user|> $A", [1]), ("$A <|end|>", []), ("<|user|> $A <|end|>", [1]),
 ])  # fmt: skip
-def test_plain_text_keeps_what_begins_it_and_not_what_ends_it(
-    model: Path, single: str, begins: list[int]
-) -> None:
+def test_plain_text_keeps_what_begins_it_and_not_what_ends_it(model, single, begins):
     tokenizer = AutoTokenizer.from_pretrained(model)
     bare = tokenizer.encode("a b\n\nc\n\nd")
     special = [("<|user|>", 1), ("<|end|>", 2)]
@@ -239,9 +225,7 @@ def test_plain_text_keeps_what_begins_it_and_not_what_ends_it(
     assert encode(tokenizer, "a b\n\nc\n\nd", "none", enable_thinking=False) == begins + bare
 
 
-def test_a_template_that_fails_is_named_and_one_with_the_date_noted(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_template_that_fails_is_named_and_one_with_the_date_noted(tmp_path, capsys):
     model = tiny.write_model(tmp_path / "model")
     source = tiny.write_prompts(tmp_path / "prompts.jsonl", 6)
     for template, message in {

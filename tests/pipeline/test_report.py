@@ -1,12 +1,9 @@
 """Stage report: its files and page, their numbers, and that its inputs alone determine them."""
 
-from __future__ import annotations
-
 import math
 import re
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 import pandas as pd
@@ -25,7 +22,6 @@ from pipeline.stages.report.setups import extent
 from pipeline.store import Store
 from pipeline.stored import read_distributions
 from tests.analysis.test_decoding_metrics import made as decoded_answers
-from tests.conftest import SmallStudy
 from tests.pipeline.reading import page_links, page_text, unnamed
 from tests.pipeline.studies import COMMITS, MadeUp
 from tests.pipeline.tiny import decoding_node, used
@@ -44,18 +40,22 @@ BROKEN = "</script><script>window.broken = 1</script><img src=x onerror='window.
 NAMED = "a <script>window.broken = 1 <img src=x onerror='window.broken = 2'>"  # names have no "/"
 
 
-def build(root: Path) -> tuple[MadeUp, Artifact]:
+def build(root, labels=LABELS, rules=RULES, **made):
+    """A study and its report without pictures: to draw them takes most of a report's time."""
     store = Store(root)
-    made = MadeUp(store, RULES)
-    return made, store.get(made.report(LABELS, [0, 1]))
+    study = MadeUp(store, rules, **made)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(style, "render", lambda *_: b"")
+        patch.setattr(page, "embedded", lambda _: "data:image/png,")
+        return study, store.get(study.report(labels, range(len(labels))))
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[MadeUp, Artifact]:
+def built(tmp_path_factory):
     return build(tmp_path_factory.mktemp("report"))
 
 
-def test_every_file_is_there_and_shown(built: tuple[MadeUp, Artifact]) -> None:
+def test_every_file_is_there_and_shown(built):
     _, report = built
     tables = [*(f"table{n}" for n in range(1, 8)), "bounds", "parts", "published", "settings"]
     figures = [f"figure{n}" for n in range(1, 6)]
@@ -74,7 +74,7 @@ def test_every_file_is_there_and_shown(built: tuple[MadeUp, Artifact]) -> None:
     assert unnamed(report.directory) == page_links(report.directory) == []
 
 
-def test_the_page_gives_the_set_up(built: tuple[MadeUp, Artifact]) -> None:
+def test_the_page_gives_the_set_up(built):
     made, report = built
     said, steps = page_text(report.directory), sum(made.lengths)
     for row in (
@@ -95,12 +95,11 @@ def test_the_page_gives_the_set_up(built: tuple[MadeUp, Artifact]) -> None:
     ]
 
 
-def test_numbers_come_from_the_certificates(built: tuple[MadeUp, Artifact]) -> None:
+def test_numbers_come_from_the_certificates(built):
     made, report = built
     table = pd.read_csv(report.directory / "tables/table2.csv")
     for at, label in enumerate(LABELS):
         found = made.store.find(made.target(label, at)[1])  # the same artifact again
-        assert found is not None
         for rule in made.rules:
             lower = found.read(columns=["lower"], rule=rule.label)["lower"].to_numpy()
             rows = table[(table["target"] == label) & (table["rule"] == rule.label)]
@@ -112,7 +111,7 @@ def test_numbers_come_from_the_certificates(built: tuple[MadeUp, Artifact]) -> N
             assert rows["empty"].iloc[0] == pytest.approx(np.isinf(lower).mean(), rel=1e-5)
 
 
-def test_only_a_target_of_the_paper_is_beside_the_published(built: tuple[MadeUp, Artifact]) -> None:
+def test_only_a_target_of_the_paper_is_beside_the_published(built):
     made, report = built
     table = pd.read_csv(report.directory / "tables/published.csv")
     greedy = table[(table["row"] == "greedy") & (table["statistic"] == "mean")]
@@ -124,12 +123,11 @@ def test_only_a_target_of_the_paper_is_beside_the_published(built: tuple[MadeUp,
     assert line["value"] == pytest.approx(exact, rel=1e-5)
 
 
-def test_steps_at_which_mars_means_nothing_are_counted(built: tuple[MadeUp, Artifact]) -> None:
+def test_steps_at_which_mars_means_nothing_are_counted(built):
     made, report = built
     counts = []
     for at, label in enumerate(LABELS):
         dump = made.store.find(made.target(label, at)[0])
-        assert dump is not None
         largest = [row[0] for row in dump.read(columns=["top_logits"])["top_logits"].to_pylist()]
         counts.append(sum(z <= 0 for z in largest))
     assert min(counts) > 0
@@ -139,11 +137,10 @@ def test_steps_at_which_mars_means_nothing_are_counted(built: tuple[MadeUp, Arti
     assert table.loc[~mars, "undefined"].isna().all()
 
 
-def test_probabilities_of_table_1(built: tuple[MadeUp, Artifact]) -> None:
+def test_probabilities_of_table_1(built):
     made, report = built
     (dump, _) = made.target(LABELS[1], 1)
     found = made.store.find(dump)
-    assert found is not None
     rows = found.read(columns=["top_logits", "logsumexp"]).to_pylist()
     top3 = [
         math.fsum(math.exp(z - row["logsumexp"]) for z in row["top_logits"][:3]) for row in rows
@@ -155,9 +152,7 @@ def test_probabilities_of_table_1(built: tuple[MadeUp, Artifact]) -> None:
 
 
 @pytest.mark.thorough
-def test_two_builds_are_equal_byte_for_byte_and_name_no_place(
-    built: tuple[MadeUp, Artifact], tmp_path: Path
-) -> None:
+def test_two_builds_are_equal_byte_for_byte_and_name_no_place(built, tmp_path):
     _, first = built
     _, second = build(tmp_path)
     files, again = (dict(report.record["files"]) for report in (first, second))
@@ -171,21 +166,12 @@ def test_two_builds_are_equal_byte_for_byte_and_name_no_place(
             assert not re.search(r"\b20\d\d-\d\d-\d\d", text), name
 
 
-@pytest.fixture
-def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No figure is drawn, which takes most of a report's time."""
-    monkeypatch.setattr(style, "render", lambda *_: b"")
-    monkeypatch.setattr(page, "embedded", lambda _: "data:image/png,")
-
-
-@pytest.mark.usefixtures("undrawn")
-def test_names_and_prompts_are_text_whatever_their_characters(tmp_path: Path) -> None:
+def test_names_and_prompts_are_text_whatever_their_characters(tmp_path):
     """Never markup or formulas; every row keeps its cells, and what was escaped reads as given."""
-    store = Store(tmp_path)
     label = r"9|$x$_<b>&amp;%#{a}\^~ *e* [k](u) `c`"
     rules = [{"rule": "greedy"}, {"rule": "tree", "m": 2}]
-    made = MadeUp(store, rules, lengths=(20, 30), texts=[BROKEN, BROKEN])
-    report = store.get(made.report([label, NAMED], [0, 1]))
+    texts = [BROKEN, BROKEN]
+    _, report = build(tmp_path, [label, NAMED], rules, lengths=(20, 30), texts=texts)
     markup, said = (report.directory / "index.html").read_text(), page_text(report.directory)
     assert markup.count("<script") == markup.count("</script") == 1
     assert markup.count("<img") == markup.count('<img src="data:image/png')
@@ -202,17 +188,15 @@ def test_names_and_prompts_are_text_whatever_their_characters(tmp_path: Path) ->
             assert not set("|#_~") & set(re.sub(r"\$[^$]*\$", "", bare)), line
 
 
-@pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize("rule", [{"rule": "mars", "theta": 0.9}, {"rule": "tree", "m": 2}])
-def test_a_study_of_one_rule_has_a_report(rule: dict[str, Any], tmp_path: Path) -> None:
+def test_a_study_of_one_rule_has_a_report(rule, tmp_path):
     """Rules without a closed form leave tables out, and nothing else."""
-    store = Store(tmp_path)
-    report = store.get(MadeUp(store, [rule], lengths=(20, 30)).report(["one"], [0]))
+    _, report = build(tmp_path, ["one"], [rule], lengths=(20, 30))
     assert unnamed(report.directory) == []
     assert (report.directory / "tables/table2.csv").is_file()
 
 
-def test_the_part_on_decoding_names_its_prompts_and_tokens() -> None:
+def test_the_part_on_decoding_names_its_prompts_and_tokens():
     """Two prompts, whose answers of every method hold 6 and 4 tokens, but for one."""
     decoded, made = decoded_answers(), SimpleNamespace(facts={"failed_prompts": 1})
     task = decoding_node(used(""), used(""), steps=8)
@@ -223,7 +207,7 @@ def test_the_part_on_decoding_names_its_prompts_and_tokens() -> None:
         assert part in line
 
 
-def test_margins_are_certificates_less_kl() -> None:
+def test_margins_are_certificates_less_kl():
     lower, accepted = np.array([0.3, np.inf, 0.05]), np.array([True, True, False])
     target = Target(
         *("T", {}, PromptBootstrap(np.zeros(3, int), 2, 0.9, 0), np.zeros(3, np.int32), ["p"]),
@@ -235,7 +219,7 @@ def test_margins_are_certificates_less_kl() -> None:
     assert found["accepted"].to_dict() == {-0.25: 0, 0.1: 1, 0.5: 1}
 
 
-def test_the_page_is_small_whole_and_names_no_place(small_study: SmallStudy) -> None:
+def test_the_page_is_small_whole_and_names_no_place(small_study):
     """Every token has its fate under every rule, and counts are those of the console."""
     place = small_study.outputs / "report/mini"
     text, said = (place / "index.html").read_text(), page_text(place)
@@ -257,7 +241,7 @@ def test_the_page_is_small_whole_and_names_no_place(small_study: SmallStudy) -> 
         assert {len(one) for one in fates} == {tokens.count("<span>")}
 
 
-def test_the_verdict_of_the_page_is_the_one_beside_it(small_study: SmallStudy) -> None:
+def test_the_verdict_of_the_page_is_the_one_beside_it(small_study):
     """It is printed as well at the end of the command."""
     place = small_study.outputs / "report/mini"
     text = page_text(place).replace("\u00a0", " ")

@@ -1,40 +1,39 @@
-"""The store: found by meaning, published whole, checked when read, mended."""
-
-from __future__ import annotations
+"""The store: found by meaning, published whole, checked when read, mended; its columns."""
 
 import errno
 import multiprocessing
 import os
 import shutil
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
+import pyarrow as pa
 import pytest
 from filelock import FileLock
 
 from pipeline import store as store_module
 from pipeline import verify
-from pipeline.columns import Column
+from pipeline.columns import Column, check_schema
 from pipeline.errors import DamagedError, PipelineError
 from pipeline.files import json_digest
 from pipeline.shards import unfinished
-from pipeline.stage import Artifact, Task
+from pipeline.stage import Artifact
 from pipeline.store import Store
+from pipeline.study import STAGES
 from tests.pipeline import toy
 from tests.pipeline.toy import LOG, PROMPTS, Syncs, tasks
+from tools import columns as printed
 
 ALL = ["prompts", "shard", "shard", "shard", "totals"]
 
 
 @pytest.fixture
-def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
+def store(tmp_path, monkeypatch):
     monkeypatch.setenv(LOG, str(tmp_path / "log"))
     return Store(tmp_path / "artifacts")
 
 
-def log(store: Store) -> list[str]:
+def log(store):
     """What was computed since the last call."""
     path = store.root.parent / "log"
     lines = path.read_text().splitlines() if path.exists() else []
@@ -42,17 +41,17 @@ def log(store: Store) -> list[str]:
     return [line.split()[0] for line in lines]
 
 
-def found(store: Store, task: Task) -> Artifact:
+def found(store, task):
     artifact = store.find(task)
     assert artifact is not None
     return artifact
 
 
-def remove(store: Store, task: Task) -> None:
+def remove(store, task):
     shutil.rmtree(found(store, task).directory)
 
 
-def flip(path: Path) -> None:
+def flip(path):
     """Change one bit in the middle of a file; its times and inode stay."""
     state, content = path.stat(), bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
@@ -61,7 +60,7 @@ def flip(path: Path) -> None:
     os.utime(path, ns=(state.st_atime_ns, state.st_mtime_ns))
 
 
-def test_a_key_is_of_meaning_and_not_of_order_label_or_runtime() -> None:
+def test_a_key_is_of_meaning_and_not_of_order_label_or_runtime():
     assert json_digest({"a": 1, "b": [1.5, None]}) == json_digest({"b": (1.5, None), "a": 1})
     assert json_digest({"a": 1}) != json_digest({"a": 1.5})
     assert tasks(label="x", batch=3)[-1].key == tasks(label="y")[-1].key
@@ -71,7 +70,7 @@ def test_a_key_is_of_meaning_and_not_of_order_label_or_runtime() -> None:
             json_digest({"key": value})
 
 
-def test_computed_once_and_found_under_another_label(store: Store) -> None:
+def test_computed_once_and_found_under_another_label(store):
     first = store.get(tasks(label="a")[-1])
     assert log(store) == ALL
     assert store.get(tasks(label="b")[-1]).directory == first.directory
@@ -84,7 +83,7 @@ def test_computed_once_and_found_under_another_label(store: Store) -> None:
     assert steps.read().schema.field("value").metadata == {b"meaning": b"in [0, 1)"}
 
 
-def test_content_leaves_timings_out(store: Store, tmp_path: Path) -> None:
+def test_content_leaves_timings_out(store, tmp_path):
     one, other = store.get(tasks()[-1]), Store(tmp_path / "other")
     process = multiprocessing.get_context("fork").Process(target=other.get, args=(tasks()[-1],))
     process.start()
@@ -93,7 +92,7 @@ def test_content_leaves_timings_out(store: Store, tmp_path: Path) -> None:
     assert found(other, tasks()[-1]).record["files"] != one.record["files"]
 
 
-def test_an_input_rebuilt_with_other_content_makes_stale(store: Store) -> None:
+def test_an_input_rebuilt_with_other_content_makes_stale(store):
     first, _, third = tasks()
     store.get(third)
     log(store)
@@ -113,11 +112,11 @@ def test_an_input_rebuilt_with_other_content_makes_stale(store: Store) -> None:
     assert not list(store.root.rglob(".*partial"))
 
 
-def test_an_input_replaced_while_it_is_read_is_read_again(store: Store) -> None:
+def test_an_input_replaced_while_it_is_read_is_read_again(store):
     first, second, _ = tasks()
     count = list[int]()
 
-    def replacing(*arguments: Any) -> None:
+    def replacing(*arguments):
         toy.steps(*arguments)
         count.append(1)
         if len(count) == 1:  # another process, meanwhile
@@ -130,10 +129,10 @@ def test_an_input_replaced_while_it_is_read_is_read_again(store: Store) -> None:
     assert not list(store.root.rglob(".*partial"))
 
 
-def test_finished_shards_are_those_of_the_same_inputs(store: Store, tmp_path: Path) -> None:
+def test_finished_shards_are_those_of_the_same_inputs(store, tmp_path):
     first, second, _ = tasks()
 
-    def interrupted(*arguments: Any) -> None:
+    def interrupted(*arguments):
         toy.steps(*arguments)
         raise KeyboardInterrupt
 
@@ -153,11 +152,11 @@ def test_finished_shards_are_those_of_the_same_inputs(store: Store, tmp_path: Pa
     assert not list(other.root.rglob(".*partial"))
 
 
-def test_an_input_set_aside_before_it_is_read_is_made_again(store: Store) -> None:
+def test_an_input_set_aside_before_it_is_read_is_made_again(store):
     first, second, _ = tasks()
     count = list[int]()
 
-    def removing(*arguments: Any) -> None:
+    def removing(*arguments):
         count.append(1)
         if len(count) == 1:  # verify, meanwhile
             remove(store, first)
@@ -167,10 +166,8 @@ def test_an_input_set_aside_before_it_is_read_is_made_again(store: Store) -> Non
     assert len(count) == 2
 
 
-def test_verify_names_what_it_can_not_set_aside(
-    store: Store, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def refused(*_: Any) -> None:
+def test_verify_names_what_it_can_not_set_aside(store, monkeypatch, capsys):
+    def refused(*_):
         raise OSError(errno.EROFS, "Read-only file system", ".locks/moving.lock")
 
     monkeypatch.setattr(verify, "STAGES", {"prompts": PROMPTS})
@@ -187,7 +184,7 @@ def test_verify_names_what_it_can_not_set_aside(
     assert "0 artifacts verified, 0 damaged; 0 unfinished" in capsys.readouterr().out
 
 
-DAMAGES: dict[str, Callable[[Path, Path], object]] = {
+DAMAGES = {
     "a bit": lambda data, _: flip(data),
     "truncated": lambda data, _: data.write_bytes(data.read_bytes()[:-9]),
     "missing": lambda data, _: data.unlink(),
@@ -204,9 +201,7 @@ DAMAGES: dict[str, Callable[[Path, Path], object]] = {
 
 
 @pytest.mark.parametrize("kind", DAMAGES)
-def test_damage_is_found_set_aside_and_mended(
-    store: Store, kind: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_damage_is_found_set_aside_and_mended(store, kind, capsys):
     first, second, _ = tasks()
     made = store.get(first)
     for times, reader in enumerate((first, second), 1):
@@ -221,12 +216,10 @@ def test_damage_is_found_set_aside_and_mended(
         assert len(list((store.root / "damaged").iterdir())) == times
 
 
-def test_a_disk_that_damages_all_it_is_given_is_named(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_disk_that_damages_all_it_is_given_is_named(store, monkeypatch):
     publish = Store._publish
 
-    def damaging(*arguments: Any) -> Any:
+    def damaging(*arguments):
         artifact = publish(*arguments)
         flip(artifact.directory / "data.parquet")
         return artifact
@@ -236,9 +229,7 @@ def test_a_disk_that_damages_all_it_is_given_is_named(
         store.get(tasks()[1])
 
 
-def test_all_is_on_the_disk_before_it_gets_its_name(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_all_is_on_the_disk_before_it_gets_its_name(store, monkeypatch):
     watch = Syncs(monkeypatch)
     artifact = store.get(tasks()[1])
     assert watch.named[-1] == artifact.directory
@@ -246,7 +237,7 @@ def test_all_is_on_the_disk_before_it_gets_its_name(
     watch.check_directories()
 
 
-def test_records_that_changed_places_are_damaged(store: Store) -> None:
+def test_records_that_changed_places_are_damaged(store):
     two = (tasks()[0], tasks(5)[0])
     one, other = (store.get(task).directory for task in two)
     wanted = [store.get(task).content for task in two]
@@ -260,10 +251,8 @@ def test_records_that_changed_places_are_damaged(store: Store) -> None:
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS])
-def test_what_fails_leaves_nothing(
-    store: Store, monkeypatch: pytest.MonkeyPatch, number: int
-) -> None:
-    def full(*_: Any) -> None:
+def test_what_fails_leaves_nothing(store, monkeypatch, number):
+    def full(*_):
         raise OSError(number, os.strerror(number))
 
     with monkeypatch.context() as patch:
@@ -275,9 +264,11 @@ def test_what_fails_leaves_nothing(
         store.get(tasks(fail=True)[-1])
     assert not list((store.root / "prompts").iterdir())
     store.get(tasks()[0])
+    with pytest.raises(PipelineError, match="p5 alone does not fit into the memory"):
+        store.get(tasks(fits=0)[-1])
 
 
-def test_a_process_waits_for_who_computes_and_locks_nothing_complete(store: Store) -> None:
+def test_a_process_waits_for_who_computes_and_locks_nothing_complete(store):
     task = tasks()[0]
     (store.root / ".locks").mkdir(parents=True)
     with FileLock(store.root / ".locks" / f"prompts-{task.key[:12]}.lock"):
@@ -291,7 +282,7 @@ def test_a_process_waits_for_who_computes_and_locks_nothing_complete(store: Stor
         store.get(task)
 
 
-def test_other_columns_than_declared_are_refused(store: Store) -> None:
+def test_other_columns_than_declared_are_refused(store):
     made = store.get(tasks()[1])
     kinds = {"prompt_id": "string", "step": "int32", "value": "float64"}
     renamed = {"data": {name: Column(kind, "") for name, kind in kinds.items()}}
@@ -299,8 +290,41 @@ def test_other_columns_than_declared_are_refused(store: Store) -> None:
         Artifact(made.directory, renamed).read()
 
 
-def test_batches_stay_the_same_whatever_was_finished() -> None:
+def test_batches_stay_the_same_whatever_was_finished():
     names = [*"abcdefg"]
     assert unfinished(names, set(), 3) == [["a", "b", "c"], ["d", "e", "f"], ["g"]]
     assert unfinished(names, {"d", "e", "f"}, 3) == [["a", "b", "c"], ["g"]]
     assert unfinished(names, {"a", "b"}, 3) == [["c"], ["d", "e", "f"], ["g"]]
+
+
+def test_the_command_prints_every_column(capsys):
+    printed.main([])
+    said = capsys.readouterr().out
+    assert said.count(".parquet\n") == sum(len(stage.tables) for stage in STAGES.values())
+    printed.main(["certificates"])
+    alone = capsys.readouterr().out
+    assert alone in said
+    assert "    lower                    float64        the certificate is at least this;" in alone
+    with pytest.raises(SystemExit, match="nothing is no stage: give one of prompts, "):
+        printed.main(["nothing"])
+
+
+@pytest.mark.parametrize("stage", STAGES.values(), ids=STAGES)
+def test_every_column_has_a_meaning_and_optional_ones_may_be_missing(stage):
+    for name, columns in stage.tables.items():
+        assert all(column.meaning.strip() for column in columns.values())
+        fields = stage.schema(name)
+        there = pa.schema([field for field in fields if not columns[field.name].optional])
+        check_schema(columns, there, Path("x"))
+        for field in fields:  # lists have no fixed length
+            assert not pa.types.is_fixed_size_list(field.type)
+
+
+def test_other_columns_and_types_are_refused():
+    stage = STAGES["certificates"]
+    good, columns = stage.schema(), stage.tables["data"]
+    check_schema(columns, good, Path("x"))
+    other = good.set(good.get_field_index("lower"), pa.field("lower", pa.float32()))
+    for wrong in (good.remove(0), other, pa.schema([*good][::-1])):
+        with pytest.raises(ValueError, match=r"x has the columns .*, expected"):
+            check_schema(columns, wrong, Path("x"))

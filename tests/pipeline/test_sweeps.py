@@ -1,31 +1,28 @@
-"""The table of a sweep: both ends of what certificates leave open."""
+"""Stage certificates, and the table of a sweep: both ends of what certificates leave open."""
 
-from __future__ import annotations
-
-import math
 import shutil
 from itertools import product
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
 from omegaconf import OmegaConf
 
+from analysis.certificates.certify import certify
 from analysis.report.sweep_figure import sweep_figure
 from pipeline import sweeps
 from pipeline.stages.report import summary
 from pipeline.store import Store
+from pipeline.stored import ROWS, read_distributions
 from tests.pipeline.studies import MadeUp
 
 RULES = [{"rule": "greedy"}, {"rule": "absolute", "theta": 0.01}]  # 12 of 40 tokens are stored
 
 
 def test_tables_of_certificates_and_run_lengths_have_intervals_and_mark_lower_bounds(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+    tmp_path, capsys
+):
     store = Store(tmp_path)
     inputs = MadeUp(store, RULES).report(["T"], [0]).inputs
     certified, lengths = (
@@ -52,24 +49,7 @@ def test_tables_of_certificates_and_run_lengths_have_intervals_and_mark_lower_bo
         assert f"≥ {row['value']:.4g}" in line or not row["censored"]
 
 
-def test_a_table_is_aligned_and_leaves_out_what_is_empty(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    sweeps.print_table([
-        {"name": "a", "count": 12000, "share": 0.123456, "empty": None, "value": 3.0,
-         "ci_low": 2.0, "ci_high": 4.04},
-        {"name": "long", "share": math.nan, "value": 3.0, "ci_low": 3.0,
-         "ci_high": 3.0, "more": True},
-    ])  # fmt: skip
-    assert capsys.readouterr().out.splitlines() == [
-        "name  count   share        value  more",
-        "   a  12000  0.1235  3 [2, 4.04]     –",
-        "long      –       –            3  True",
-        "In brackets: intervals over prompts.",
-    ]
-
-
-def point(directory: Path, number: int, overrides: list[str], rows: list[dict[str, Any]]) -> None:
+def point(directory, number, overrides, rows):
     sweeps.write_point(directory / str(number), overrides, stage="decoding", rows=rows)
 
 
@@ -77,9 +57,7 @@ def point(directory: Path, number: int, overrides: list[str], rows: list[dict[st
     ("values", "read"),
     [(["1", "3"], [1, 3]), (["null", "3"], ["null", "3"]), (["0.5", "1"], [0.5, 1.0])],
 )
-def test_a_sweep_is_named_after_what_is_swept(
-    tmp_path: Path, values: list[str], read: list[Any]
-) -> None:
+def test_a_sweep_is_named_after_what_is_swept(tmp_path, values, read):
     for number, value in enumerate(values):
         row = {"target": "large", "method": "Strict greedy", "tokens_per_call": 1.5}
         overrides = ["study=mini", "~note", f"decoding.draft_length={value}"]
@@ -92,7 +70,7 @@ def test_a_sweep_is_named_after_what_is_swept(
     assert table["decoding.draft_length"].tolist() == read
 
 
-def test_a_sweep_over_drafters_compares_what_loses_nothing(tmp_path: Path) -> None:
+def test_a_sweep_over_drafters_compares_what_loses_nothing(tmp_path):
     """Of strict greedy: the accepted and the certified share, and the fastest draft length."""
     ends = {"ci_low": 0.1, "ci_high": 0.9, "prompts": 40}
     of_rule = [
@@ -111,8 +89,8 @@ def test_a_sweep_over_drafters_compares_what_loses_nothing(tmp_path: Path) -> No
     (tmp_path / "timings/tables").mkdir(parents=True)
     (tmp_path / "tables").mkdir()
     pd.DataFrame(of_rule).to_csv(tmp_path / "tables/acceptance.csv")
-    artifact: Any = SimpleNamespace(directory=tmp_path, facts={"targets": ["T"]})
-    task: Any = SimpleNamespace(settings={"drafter": "D"})
+    artifact = SimpleNamespace(directory=tmp_path, facts={"targets": ["T"]})
+    task = SimpleNamespace(settings={"drafter": "D"})
     [row] = summary(task, artifact)
     assert (row["target"], row["drafter"], row["accepted"]) == ("T", "D", 0.5)
     assert (row["certified"], row["certified_ci_low"], row["prompts"]) == (0.375, 0.1, 40)
@@ -122,21 +100,19 @@ def test_a_sweep_over_drafters_compares_what_loses_nothing(tmp_path: Path) -> No
     assert (row["γ"], row["tokens_per_call"], row["speedup"], row["cost"]) == (2, 2.0, 1.4, 0.02)
     table = pd.DataFrame([row | {"drafter": name} for name in ("small", "large")])
     figure = sweep_figure(table, ["drafter"])
-    assert figure is not None
     assert [axis.get_ylabel().split(",")[0] for axis in figure.axes] == [
         "share", "tokens per call of the target", "speedup over the target alone",
         "cost of a drafted token",
     ]  # fmt: skip
 
 
-def test_of_two_swept_keys_the_second_has_a_curve_a_value_and_keys_are_words() -> None:
+def test_of_two_swept_keys_the_second_has_a_curve_a_value_and_keys_are_words():
     rows = [
         {"target": target, "criteria.m": m, "criteria.t": t, "rule": f"m={m} t={t}", "p5": m * t}
         for target, m, t in product(("large", "small"), (2, 4), (0.1, 0.2, 0.3))
     ]
     table = pd.DataFrame(rows)
     figure = sweep_figure(table, ["criteria.m", "criteria.t"])
-    assert figure is not None
     for axis in figure.axes:
         assert axis.get_xlabel() == "m"
         drawn = {str(bars.get_label()): bars[0].get_ydata(orig=False) for bars in axis.containers}
@@ -144,7 +120,7 @@ def test_of_two_swept_keys_the_second_has_a_curve_a_value_and_keys_are_words() -
         np.testing.assert_allclose([*drawn.values()], np.outer([0.1, 0.2, 0.3], [2, 4]))
 
 
-def test_a_sweep_in_a_used_directory_has_no_points_of_an_earlier_one(tmp_path: Path) -> None:
+def test_a_sweep_in_a_used_directory_has_no_points_of_an_earlier_one(tmp_path):
     for number in range(3):
         point(tmp_path, number, [f"criteria.t={number}"], [{"target": "large", "mean": 0.1}])
     config = OmegaConf.create({"hydra": {"sweep": {"dir": str(tmp_path)}}})
@@ -155,11 +131,34 @@ def test_a_sweep_in_a_used_directory_has_no_points_of_an_earlier_one(tmp_path: P
     assert pd.read_csv(tmp_path / "decoding_by_criteria.t.csv")["criteria.t"].tolist() == [0.5]
 
 
-def test_a_failed_point_is_named_as_it_was_given(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_failed_point_is_named_as_it_was_given(tmp_path, capsys):
     point(tmp_path, 0, ["criteria.t=0.07"], [{"target": "large", "mean": 0.1}])
     sweeps.write_point(tmp_path / "1", ["criteria.t=7"], failed="t=7 is not allowed")
     assert sweeps.collect(tmp_path) == 1
     assert "failed: criteria.t=7: t=7 is not allowed" in capsys.readouterr().out
     assert pd.read_csv(tmp_path / "decoding_by_criteria.t.csv")["criteria.t"].tolist() == [0.07]
+
+
+CERTIFIED = [{"rule": "greedy"}, {"rule": "additive", "t": [0.3]}, {"rule": "tree", "m": 2}]
+
+
+def test_every_rule_is_read_over_the_same_steps_in_their_order(tmp_path):
+    """Of a dump that is certified in two chunks: a row group holds a rule and a chunk."""
+    store, lengths = Store(tmp_path), [128] * 64 + [9]
+    assert ROWS < sum(lengths) < 2 * ROWS
+    made = MadeUp(store, CERTIFIED, lengths=lengths)
+    dump, certificates = map(store.get, made.target("t", 0))
+    with certificates.open("data") as file:
+        assert file.num_row_groups == 2 * len(made.rules)
+    wanted = certify(read_distributions(dump), made.rules)
+    for at, rule in enumerate(made.rules):
+        found = certificates.read(rule=rule.label)
+        assert set(found["rule"].to_pylist()) == {rule.label}
+        assert found["prompt_id"].to_pylist() == made.prompt_id.tolist()
+        np.testing.assert_array_equal(found["position"], made.position)
+        np.testing.assert_array_equal(found["lower"], wanted.lower[:, at])
+        np.testing.assert_array_equal(found["upper"], wanted.upper[:, at])
+        np.testing.assert_array_equal(found["active_size"], wanted.active_size[:, at])
+        counts = found["accepted_count"].fill_null(0).to_numpy()
+        np.testing.assert_array_equal(counts, wanted.accepted_count[:, at].clip(0))
+    assert len(certificates.read()) == len(made.rules) * sum(lengths)

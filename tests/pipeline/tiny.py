@@ -1,7 +1,5 @@
 """A random Qwen3 of a few thousand weights with a tokenizer, written as a model directory."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace

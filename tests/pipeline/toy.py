@@ -1,7 +1,5 @@
 """A pipeline of three stages without models, small enough to kill at every file operation."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

@@ -8,8 +8,6 @@ then accepts its results. It refuses where none of these versions moved.
 Integers, booleans and text are compared exactly, numbers within the stage's tolerance.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -3,8 +3,6 @@
 Without a stage it only says how the results of all of them compare with the committed ones.
 """
 
-from __future__ import annotations
-
 import sys
 import tempfile
 from pathlib import Path

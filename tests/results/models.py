@@ -4,8 +4,6 @@ Weights are made from the raw output of PCG64, which numpy never changes, and no
 random numbers depend on the processor.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from types import SimpleNamespace

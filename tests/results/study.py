@@ -3,8 +3,6 @@
 Their weights are the integers of a frozen generator, so they are the same everywhere.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from contextlib import redirect_stdout

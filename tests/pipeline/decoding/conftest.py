@@ -1,22 +1,19 @@
 """The pair of models of all tests of decoding, made once: no test changes a model."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
-from pipeline.models.load import LanguageModel
 from tests.pipeline.decoding.pair import V
 from tests.pipeline.tiny import random_model
 
 
 @pytest.fixture(scope="package")
-def target() -> LanguageModel:
+def target():
     return random_model(V)
 
 
 @pytest.fixture(scope="package")
-def drafter() -> LanguageModel:
+def drafter():
     """The target with noise on its weights: right often, but not always."""
     model = random_model(V)
     torch.manual_seed(1)

@@ -1,7 +1,5 @@
 """Small models, plain passes of them, and every way to choose, draft and verify."""
 
-from __future__ import annotations
-
 import math
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """The law of sampled answers and of acceptance: chi-square, brute force, cases by hand."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -21,17 +19,18 @@ from analysis.rules import (
     Typical,
 )
 from analysis.topk import TopK
-from analysis.trees.topology import ROOT, Topology, sequence, spec_infer, symmetric
-from pipeline.decoding.choices import DRAFT, Inversion, Noise, Race
+from analysis.trees.topology import ROOT, sequence, spec_infer, symmetric
+from pipeline.decoding.choices import DRAFT, TOKEN, Inversion, Noise, Race
 from pipeline.decoding.drafters import ModelDrafter, PromptLookup
 from pipeline.decoding.loop import decode
 from pipeline.decoding.shapes import Draft
-from pipeline.decoding.verify import Match, Relaxed, SpeculativeSampling, Verifier, asked, judged
+from pipeline.decoding.verify import Match, Relaxed, SpeculativeSampling, asked, judged
+from pipeline.models.batch_decoding import choose
 from pipeline.models.logit_statistics import invert
 from tests.pipeline.decoding.pair import CPU, UNEVEN, Markov, V
 
 
-def chi_square(counts: np.ndarray, law: np.ndarray) -> float:
+def chi_square(counts, law):
     """The statistic less its mean, in standard deviations; cells expected below 5 are pooled."""
     expected = law.ravel() * counts.sum()
     small = expected < 5
@@ -42,21 +41,21 @@ def chi_square(counts: np.ndarray, law: np.ndarray) -> float:
     return float((statistic - freedom) / np.sqrt(2 * freedom))
 
 
-def eight(seed: int) -> Any:
+def eight(seed):
     """A model of eight tokens."""
     return Markov(1.5 * torch.randn((8, 8), generator=torch.Generator().manual_seed(seed)))
 
 
 @pytest.mark.parametrize("law", ["speculative", "races", "lookup"])
-def test_sampled_answers_have_the_law_of_the_target(law: str) -> None:
+def test_sampled_answers_have_the_law_of_the_target(law):
     model, smaller = eight(0), eight(1)
     p = torch.softmax(model.table.double() / 1.3, 1).numpy()
     counts = np.zeros((8, 8, 8))
     for seed in range(900):
         noise = Noise(seed, "p", 4, CPU, 2)
-        choice: Any = Race(1.3, noise) if law == "races" else Inversion(1.3, noise, DRAFT)
-        verifier: Verifier = Match(choice) if law == "races" else SpeculativeSampling(1.3, noise)
-        source: Any = PromptLookup(2, CPU) if law == "lookup" else ModelDrafter(smaller, choice)
+        choice = Race(1.3, noise) if law == "races" else Inversion(1.3, noise, DRAFT)
+        verifier = Match(choice) if law == "races" else SpeculativeSampling(1.3, noise)
+        source = PromptLookup(2, CPU) if law == "lookup" else ModelDrafter(smaller, choice)
         answer = decode(model, source, verifier, [3, 5], 2, 4)
         counts[tuple(answer.tokens[:3])] += 1
     joint = p[5][:, None, None] * p[:, :, None] * p[None]
@@ -78,13 +77,13 @@ RULES = [
 ]
 
 
-def says(rule: Rule, z: torch.Tensor, drafted: torch.Tensor, **how: bool) -> np.ndarray:
+def says(rule, z, drafted, **how):
     """Which drafted tokens a rule accepts under logits (n, V)."""
     return judged(rule, V, [column.numpy() for column in asked(rule, z, drafted)], **how)
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.label)
-def test_what_a_rule_asks_for_judges_as_whole_distributions_do(rule: Rule) -> None:
+def test_what_a_rule_asks_for_judges_as_whole_distributions_do(rule):
     generator = torch.Generator().manual_seed(0)
     z = torch.randn((400, V), generator=generator).mul(2).round(decimals=1)  # with ties
     z[::7] -= 9  # no positive logit
@@ -100,9 +99,9 @@ def test_what_a_rule_asks_for_judges_as_whole_distributions_do(rule: Rule) -> No
     assert not says(rule, z, torch.full_like(drafted, NOTHING)).any()
 
 
-def test_a_class_that_says_anew_what_it_accepts_is_shown_everything() -> None:
+def test_a_class_that_says_anew_what_it_accepts_is_shown_everything():
     class Sure(Additive):
-        def cut(self, dist: TopK, /) -> Cut:
+        def cut(self, dist, /):
             return Cut(offset=np.where(dist.entropy < 1.0, 1.0, 0.0))
 
     class Renamed(Additive):
@@ -125,7 +124,7 @@ class Nucleus(Rule):
         return np.where(count <= dist.k, count, -1).astype(np.int32)
 
 
-def test_a_rule_given_by_a_count_sees_all_tokens() -> None:
+def test_a_rule_given_by_a_count_sees_all_tokens():
     z = torch.linspace(2.0, 0.0, V).repeat(V, 1)  # rank i + 1 is token i
     mass = np.cumsum(z[0].double().softmax(0).numpy())
     for share in (0.5, 0.9, 0.99):
@@ -143,9 +142,7 @@ def test_a_rule_given_by_a_count_sees_all_tokens() -> None:
         (4, 0.6, [None, 0.9, 0.96]),
     ],
 )
-def test_mars_above_zero_adds_rank_two_in_the_low_margin(
-    drafted: int, uniform: float, accepting: list[float | None]
-) -> None:
+def test_mars_above_zero_adds_rank_two_in_the_low_margin(drafted, uniform, accepting):
     z = torch.zeros((2, V))
     z[:, 4], z[:, 6] = 10.0, 9.5  # ratio 0.95
     q = torch.full((1, V), 1e-9, dtype=torch.float64)
@@ -159,7 +156,7 @@ def test_mars_above_zero_adds_rank_two_in_the_low_margin(
         assert verifier.verify(z, draft, 0)[0] == ((0,) if theta in accepting else ())
 
 
-def test_a_draw_has_a_probability_above_zero_whatever_is_rounded() -> None:
+def test_a_draw_has_a_probability_above_zero_whatever_is_rounded():
     weights = torch.tensor([[0.25, 0.0, 0.5, 0.0], [0.0, 0.25, 0.25, 0.0]], dtype=torch.float64)
     for uniform, wanted in ((0.0, [0, 1]), (0.4, [2, 1]), (1.0, [2, 2])):
         assert invert(weights, torch.full((2,), uniform, dtype=torch.float64)).tolist() == wanted
@@ -170,16 +167,16 @@ def test_a_draw_has_a_probability_above_zero_whatever_is_rounded() -> None:
 TREES = [sequence(1), sequence(5), symmetric(2, 3), spec_infer(5), UNEVEN]
 
 
-def paths(tree: Topology) -> list[tuple[int, ...]]:
+def paths(tree):
     """All paths of a tree from the root on, the empty one first."""
-    found: list[tuple[int, ...]] = [()]
+    found = [()]
     for path in found:
         found += [(*path, child) for child in tree.children[path[-1] if path else ROOT]]
     return found
 
 
 @pytest.mark.parametrize("tree", TREES, ids=lambda tree: str(tree.parents))
-def test_a_rule_accepts_the_longest_path_of_a_tree(tree: Topology) -> None:
+def test_a_rule_accepts_the_longest_path_of_a_tree(tree):
     """Algorithm 1 of MARS on trees: of all paths whose tokens it accepts the longest, the first."""
     generator = torch.Generator().manual_seed(3)
     above, lengths, relaxed = torch.tensor(tree.parents) + 1, set(), 0
@@ -200,3 +197,23 @@ def test_a_rule_accepts_the_longest_path_of_a_tree(tree: Topology) -> None:
         relaxed += any(rank[node] == 1 for node in path)
     assert len(lengths) > min(tree.depth, 2) - 1
     assert relaxed > 0 or len(tree) == 1
+
+
+def test_a_uniform_number_of_zero_takes_no_token_without_probability():
+    zero = torch.zeros(1, dtype=torch.float64)
+    assert int(choose(torch.tensor([[-1e9, 0.0]]), zero, 1.0)[0]) == 1
+
+
+def test_the_token_after_a_draft_is_drawn_with_the_number_of_its_own_position():
+    """However many drafted tokens come before it: what is chosen there does not depend on calls."""
+    noise = Noise(3, "p", 40, CPU, 4)
+    sure, flat = torch.full((3, 50), -1e9), torch.zeros((1, 50))
+    sure[:, 7] = 0.0
+    logits = torch.cat([sure, flat])
+    draft = Draft(torch.tensor([7, 7, 7]), sequence(3), torch.softmax(sure.double(), 1))
+    alone = Inversion(1.0, noise, TOKEN)
+    for position in range(0, 30, 3):
+        path, token, _ = SpeculativeSampling(1.0, noise).verify(logits, draft, position)
+        assert path == (0, 1, 2)
+        assert token == int(alone(flat, position + 3, sequence(0))[0])
+    assert len(np.unique(noise.uniforms[:, TOKEN])) == 41

@@ -1,24 +1,19 @@
 """The loop, its drafters and its cache against plain passes of the models."""
 
-from __future__ import annotations
-
 import copy
 import time
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
 
 from analysis.decoding.lookup import lookup_calls
 from analysis.rules import Additive
-from pipeline.decoding import loop
 from pipeline.decoding.choices import Greedy, Noise, Race
 from pipeline.decoding.drafters import Drafter, ModelDrafter, PromptLookup, model_drafter
 from pipeline.decoding.loop import decode
 from pipeline.decoding.verify import Match, Relaxed
 from pipeline.errors import PipelineError
-from pipeline.models.load import LanguageModel
 from tests.pipeline.decoding.pair import (
     CPU,
     LIMIT,
@@ -34,16 +29,14 @@ from tests.pipeline.decoding.pair import (
 from tests.pipeline.heads import random_head
 
 
-def walked(answer: loop.Answer) -> list[tuple[int, int, int]]:
+def walked(answer):
     """The calls of an answer as `history` gives them."""
     return [(c.position - 1, c.drafted, c.accepted) for c in answer.calls]
 
 
 @pytest.mark.parametrize("prompt", PROMPTS)
 @pytest.mark.parametrize("gamma", [1, 2, 5])
-def test_strict_greedy_is_the_plain_loop_and_its_history_the_walk(
-    target: LanguageModel, drafter: LanguageModel, prompt: list[int], gamma: int
-) -> None:
+def test_strict_greedy_is_the_plain_loop_and_its_history_the_walk(target, drafter, prompt, gamma):
     wanted = plain_greedy(target, prompt)
     answer = greedy(target, ModelDrafter(drafter, Greedy()), prompt, gamma)
     assert answer.tokens == wanted
@@ -55,7 +48,7 @@ def test_strict_greedy_is_the_plain_loop_and_its_history_the_walk(
     assert sum(c.emitted for c in answer.calls) == LIMIT - 1
 
 
-def test_a_relaxed_rule_accepts_what_it_says(target: LanguageModel, drafter: LanguageModel) -> None:
+def test_a_relaxed_rule_accepts_what_it_says(target, drafter):
     prompt, rule = PROMPTS[1], Additive(0.3)
     answer = decode(target, ModelDrafter(drafter, Greedy()), Relaxed(rule), prompt, 4, LIMIT)
     p = logits(target, prompt + answer.tokens).softmax(1)[len(prompt) - 1 :]
@@ -71,12 +64,12 @@ def test_a_relaxed_rule_accepts_what_it_says(target: LanguageModel, drafter: Lan
 
 
 def test_races_decode_what_the_target_alone_decodes_and_share_their_arrival_times(
-    target: LanguageModel, drafter: LanguageModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made: list[int] = []
+    target, drafter, monkeypatch
+):
+    made = []
     real = Noise._arrivals
 
-    def counted(self: Noise, position: int, vocab_size: int) -> torch.Tensor:
+    def counted(self, position, vocab_size):
         made.append(position)
         return real(self, position, vocab_size)
 
@@ -95,9 +88,7 @@ def test_races_decode_what_the_target_alone_decodes_and_share_their_arrival_time
 
 
 @pytest.mark.parametrize("gamma", [1, 2, 5, 8])
-def test_a_call_ends_with_the_answer_and_reaches_no_further(
-    target: LanguageModel, drafter: LanguageModel, gamma: int
-) -> None:
+def test_a_call_ends_with_the_answer_and_reaches_no_further(target, drafter, gamma):
     """Where the target drafts for itself all is accepted: a call emits its reach and one."""
     free = plain_greedy(target, PROMPTS[1])
     for at in (4, 6):
@@ -114,14 +105,14 @@ def test_a_call_ends_with_the_answer_and_reaches_no_further(
         assert [call.emitted for call in calls] == [call.reach + 1 for call in calls]
 
 
-def test_prompts_that_cannot_be_decoded_say_why(target: LanguageModel) -> None:
+def test_prompts_that_cannot_be_decoded_say_why(target):
     with pytest.raises(PipelineError, match="prompt is empty"):
         greedy(target, Drafter(CPU), [], 0)
     with pytest.raises(PipelineError, match="1020 tokens and an answer of 24 exceed the context"):
         greedy(target, Drafter(CPU), [5] * 1020, 0)
 
 
-def hooked(model: LanguageModel, ids: list[int], value: float) -> LanguageModel:
+def hooked(model, ids, value):
     """A copy of a model whose logits of some tokens have this value."""
     module = copy.deepcopy(model.module)
     module.lm_head.register_forward_hook(
@@ -130,19 +121,17 @@ def hooked(model: LanguageModel, ids: list[int], value: float) -> LanguageModel:
     return replace(model, module=module)
 
 
-def answer_of(target: LanguageModel, drafter: Any, way: str, prompt: list[int]) -> list[int]:
+def answer_of(target, drafter, way, prompt):
     choice, verifier, tree = WAYS[way](Noise(0, "a", LIMIT, CPU, 3))
     return decode(target, model_drafter(drafter, choice, tree), verifier, prompt, 3, LIMIT).tokens
 
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("kind", ["model", "head"])
-def test_broken_logits_of_a_drafter_are_an_error(
-    way: str, kind: str, target: LanguageModel, drafter: LanguageModel
-) -> None:
+def test_broken_logits_of_a_drafter_are_an_error(way, kind, target, drafter):
     """A draw from them would be the last token, which no test of the target corrects."""
     for broken in (torch.nan, torch.inf):
-        source: Any = hooked(drafter, [7], broken)
+        source = hooked(drafter, [7], broken)
         if kind == "head":
             source = replace(random_head(target), projection=source.module.lm_head)
         with pytest.raises(PipelineError, match=r"the drafter: NaN or infinite .*\(drafter.dtype"):
@@ -150,9 +139,7 @@ def test_broken_logits_of_a_drafter_are_an_error(
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_masked_tokens_of_a_target_have_no_probability(
-    way: str, target: LanguageModel, drafter: LanguageModel
-) -> None:
+def test_masked_tokens_of_a_target_have_no_probability(way, target, drafter):
     masked = sorted({*plain_greedy(target, PROMPTS[1])[::2]})
     found = answer_of(hooked(target, masked, -torch.inf), drafter, way, PROMPTS[1])
     assert found == answer_of(hooked(target, masked, -1e4), drafter, way, PROMPTS[1])
@@ -162,11 +149,11 @@ def test_masked_tokens_of_a_target_have_no_probability(
 
 @pytest.mark.parametrize("match", ["latest", "earliest"])
 @pytest.mark.parametrize("limit", [17, 18, 19, 20])
-def test_look_up_decodes_as_it_is_replayed_up_to_the_end(match: str, limit: int) -> None:
+def test_look_up_decodes_as_it_is_replayed_up_to_the_end(match, limit):
     """Near the largest length of an answer drafts are cut, to less than the n of a match too."""
     table = torch.full((9, 9), -9.0)
     table[torch.arange(9), (torch.arange(9) + 1) % 9] = 9.0  # 0 to 8, again and again
-    model: Any = Markov(table)
+    model = Markov(table)
     prompt = list(range(9))
     answer = decode(model, PromptLookup(3, CPU, match), Match(Greedy()), prompt, 8, limit)
     replayed = lookup_calls(prompt, answer.tokens, 8, 3, match, limit)
@@ -176,9 +163,7 @@ def test_look_up_decodes_as_it_is_replayed_up_to_the_end(match: str, limit: int)
 
 @pytest.mark.parametrize("ids", [[7], list(range(V))], ids=["one", "all"])
 @pytest.mark.parametrize("broken", [torch.nan, torch.inf, -torch.inf])
-def test_broken_logits_of_the_target_are_an_error(
-    broken: float, ids: list[int], target: LanguageModel
-) -> None:
+def test_broken_logits_of_the_target_are_an_error(broken, ids, target):
     model = hooked(target, ids, broken)
     if broken == -torch.inf and len(ids) == 1:
         assert 7 not in greedy(model, PromptLookup(1, CPU), [5] * 9, 3).tokens
@@ -187,9 +172,9 @@ def test_broken_logits_of_the_target_are_an_error(
         greedy(model, PromptLookup(1, CPU), [5] * 9, 3)
 
 
-def test_waiting_is_no_processor_time(target: LanguageModel, drafter: LanguageModel) -> None:
+def test_waiting_is_no_processor_time(target, drafter):
     class Waiting(Match):
-        def verify(self, *given: Any) -> Any:
+        def verify(self, *given):
             time.sleep(0.05)  # as while another process has the processor
             return super().verify(*given)
 

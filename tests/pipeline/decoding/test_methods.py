@@ -1,13 +1,10 @@
 """Methods from their configuration: what is refused, and how lists multiply."""
 
-from __future__ import annotations
-
 import json
-from typing import Any
 
 import pytest
 
-from analysis.rules import Additive, Rule, Tree
+from analysis.rules import Additive, Tree
 from analysis.trees.topology import DynamicTree, symmetric
 from pipeline.errors import PipelineError
 from pipeline.methods import build_methods, method_entries, read_method, with_baselines
@@ -52,12 +49,12 @@ GROWN = GOOD | {"tree": "dynamic", "width": 4, "nodes": 20}
          "sampling=speculative is not lossless where nodes are chosen"),
     ],
 )  # fmt: skip
-def test_methods_that_make_no_sense_are_refused(entry: dict[str, Any], message: str) -> None:
+def test_methods_that_make_no_sense_are_refused(entry, message):
     with pytest.raises(PipelineError, match=message):
         methods.build([entry])
 
 
-def test_lists_multiply_and_one_draft_length_takes_the_place_of_each() -> None:
+def test_lists_multiply_and_one_draft_length_takes_the_place_of_each():
     entries = [GOOD | {"draft_length": [1, 2]}, MARS | {"theta": [0.8, 0.9], "temperature": [0, 1]}]
     assert len(set(methods.build(entries))) == 6
     for nothing in ([], {"a": None}, [GOOD]):
@@ -72,7 +69,7 @@ def test_lists_multiply_and_one_draft_length_takes_the_place_of_each() -> None:
     assert wide.topology == symmetric(2, 2)
 
 
-def test_every_temperature_has_a_baseline_and_races_their_own() -> None:
+def test_every_temperature_has_a_baseline_and_races_their_own():
     sampled = RACED | {"sampling": ["speculative", "races"], "draft_length": [1, 3]}
     built = methods.build([MARS | {"temperature": [1.0, 0]}, sampled, RACED | WIDE])
     alone = [(one.name, one.temperature) for one in with_baselines(built)[: -len(built)]]
@@ -93,9 +90,7 @@ def test_every_temperature_has_a_baseline_and_races_their_own() -> None:
         ({"tree": "spec_infer", "draft_length": 4}, (-1, 0, 1, 1, 1, 2, 3, 4), "SpecInfer's tree"),
     ],
 )
-def test_trees_are_made_from_what_is_configured(
-    given: dict[str, Any], parents: tuple[int, ...], name: str
-) -> None:
+def test_trees_are_made_from_what_is_configured(given, parents, name):
     [method], [again] = methods.build([GOOD | given]), methods.build([GOOD | given])
     assert method.topology is not None
     assert method.topology is again.topology  # a shape is made once
@@ -104,7 +99,7 @@ def test_trees_are_made_from_what_is_configured(
     assert method.lossless
 
 
-def test_the_rule_of_trees_is_greedy_on_a_symmetric_tree_and_trees_grow() -> None:
+def test_the_rule_of_trees_is_greedy_on_a_symmetric_tree_and_trees_grow():
     [method] = methods.build([GOOD | {"rule": "tree", "m": 3, "draft_length": 2}])
     assert (method.topology, method.rule) == (symmetric(3, 2), Tree(3))
     assert method.lossless
@@ -125,14 +120,14 @@ def test_the_rule_of_trees_is_greedy_on_a_symmetric_tree_and_trees_grow() -> Non
         MARS,
     ],
 )  # fmt: skip
-def test_a_method_and_its_baseline_are_read_from_their_mappings(entry: dict[str, Any]) -> None:
+def test_a_method_and_its_baseline_are_read_from_their_mappings(entry):
     for method in with_baselines(methods.build([entry])):
         mapping = json.loads(json.dumps(method.to_mapping()))
         assert read_method(mapping | {"other": 1}) == method
         assert mapping.items() <= method_entries(method).items()
 
 
-def test_mars_drafts_trees_as_the_paper_does() -> None:
+def test_mars_drafts_trees_as_the_paper_does():
     grown = {"tree": "dynamic", "width": 10, "nodes": 59}
     built = methods.build([MARS, MARS | grown])
     assert built[0].name == "mars theta=0.9"
@@ -143,12 +138,12 @@ def test_mars_drafts_trees_as_the_paper_does() -> None:
     assert drafts[0].name.startswith("speculative sampling, argmax drafts (dynamic, 10 wide")
 
 
-def test_criteria_stands_for_the_single_rules_that_are_certified() -> None:
+def test_criteria_stands_for_the_single_rules_that_are_certified():
     mine = {"drafter": "model", "draft_length": 2}
     mild = {"mild": mine | {"rule": "additive", "t": 0.1}, "greedy": mine | {"rule": "greedy"}}
     ours = {"ours": mine | {"rule": "criteria"}}
 
-    def built(*rules: Rule) -> list[str]:
+    def built(*rules):
         return [method.name for method in build_methods(ours | mild | {"none": None}, rules)]
 
     assert built(Additive(0.3)) == ["additive t=0.1", "greedy", "additive t=0.3"]

@@ -1,10 +1,7 @@
 """Stage decoding on the tiny pair: failing prompts, metrics, resuming, and its other files."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -19,8 +16,6 @@ from pipeline.decoding import pair, sibling_rates
 from pipeline.errors import PipelineError
 from pipeline.methods import method_entries
 from pipeline.models import load
-from pipeline.models.heads.hidden_drafter import HiddenDrafter
-from pipeline.models.language_model import LanguageModel
 from pipeline.models.passes import Texts
 from pipeline.stage import Artifact
 from pipeline.stages import decoding
@@ -49,13 +44,7 @@ TREES = [
 
 
 @pytest.fixture(params=["model", "head"])
-def stage(
-    request: pytest.FixtureRequest,
-    target: LanguageModel,
-    drafter: LanguageModel,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-) -> Any:
+def stage(request, target, drafter, monkeypatch, tmp_path):
     """The stage on the tiny pair: a function of prompts that returns its artifact."""
     drafted = torch.arange(0, V, 2)
     drafts = drafter if request.param == "model" else heads.random_head(target, drafted)
@@ -63,7 +52,7 @@ def stage(
     monkeypatch.setattr(load, "pair_tokenizer", lambda *_: tokenizer)
     monkeypatch.setattr(pair, "load_pair", lambda *_: (target, drafts))
 
-    def run(prompts: list[list[int]], chosen: list[dict[str, Any]] = METHODS) -> Artifact:
+    def run(prompts, chosen=METHODS):
         rows = [
             {"prompt_id": str(at), "source": "s", "token_ids": ids}
             for at, ids in enumerate(prompts)
@@ -82,12 +71,12 @@ def stage(
     return run
 
 
-def facts_of(artifact: Artifact) -> dict[str, Any]:
+def facts_of(artifact):
     """The facts of its record, as a reader finds them."""
     return Artifact(artifact.directory, artifact.columns).facts
 
 
-def content(artifact: Artifact) -> dict[str, Any]:
+def content(artifact):
     return {
         name: artifact.read(name).to_pylist()
         for name in ("data", "calls", "levels", "trajectory", "contexts", "failures")
@@ -95,13 +84,12 @@ def content(artifact: Artifact) -> dict[str, Any]:
 
 
 def test_prompts_that_fail_are_recorded_and_the_others_go_on(
-    stage: Any, drafter: LanguageModel, request: pytest.FixtureRequest,
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+    stage, drafter, request, monkeypatch, capsys
+):
     """The first, with which methods are warmed up, an empty one, and one too long for a drafter."""
     real = pair.decode_timed
 
-    def short(pair: Any, method: Any, prompt: Any, steps: int) -> Any:
+    def short(pair, method, prompt, steps):
         if prompt.prompt_id == "0":
             raise torch.OutOfMemoryError("CUDA out of memory")
         return real(pair, method, prompt, steps)
@@ -127,17 +115,17 @@ def test_prompts_that_fail_are_recorded_and_the_others_go_on(
         stage([[], []])
 
 
-def test_methods_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    turns: list[str] = []
+def test_methods_take_turns(monkeypatch):
+    turns = []
 
-    def timed(_: Any, method: str, *__: Any) -> str:
+    def timed(_, method, *__):
         turns.append(method)
         return method.upper()
 
     monkeypatch.setattr(pair, "decode_timed", timed)
     monkeypatch.setattr(pair, "check_fits", lambda *_: None)
     monkeypatch.setattr(decoding, "prompt_rows", lambda _, __, timed: {"data": timed})
-    both: Any = SimpleNamespace(runs=["a", "b"], steps=1, target=SimpleNamespace(device=None))
+    both = SimpleNamespace(runs=["a", "b"], steps=1, target=SimpleNamespace(device=None))
     for turn in (2, 3):
         found = decoding.decode_prompt(both, cast("Any", None), turn)
         assert found == {"data": ["A", "B"]}
@@ -145,7 +133,7 @@ def test_methods_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @torch.inference_mode()
-def head_logits(model: HiddenDrafter, text: list[int]) -> torch.Tensor:
+def head_logits(model, text):
     """All logits (n, V) of a text at depth 1; of the first token, which has no entry, zeros."""
     hidden = heads.states_of(model.target, text[:-1], model.layers)[None]
     ids = torch.tensor([text[1:]])
@@ -153,9 +141,7 @@ def head_logits(model: HiddenDrafter, text: list[int]) -> torch.Tensor:
     return torch.cat([torch.zeros(1, V), found])
 
 
-def test_nats_given_up_and_drafts_are_those_of_plain_passes(
-    stage: Any, target: LanguageModel, drafter: LanguageModel, request: pytest.FixtureRequest
-) -> None:
+def test_nats_given_up_and_drafts_are_those_of_plain_passes(stage, target, drafter, request):
     found = content(stage([PROMPTS[1]]))
     for row in found["data"]:
         text = PROMPTS[1] + row["token_ids"]
@@ -172,7 +158,7 @@ def test_nats_given_up_and_drafts_are_those_of_plain_passes(
     assert [row["draft_token_id"] for row in found["trajectory"]] == drafted
 
 
-def test_a_greedy_draft_is_the_first_of_equal_logits_and_ranked_by_the_target() -> None:
+def test_a_greedy_draft_is_the_first_of_equal_logits_and_ranked_by_the_target():
     target = torch.tensor([[2.0, 3.0, 3.0], [1.0, 1.0, 0.0]])
     drafts = torch.tensor([[0.0, 5.0, 5.0], [-torch.inf, 7.0, 7.0]])
     for dtype in (torch.float32, torch.bfloat16):
@@ -186,13 +172,13 @@ def test_a_greedy_draft_is_the_first_of_equal_logits_and_ranked_by_the_target() 
     assert (alone["draft_rank"], alone["z2"]) == ([1, 1], [-math.inf] * 2)
 
 
-def test_calls_and_levels_of_trees_are_those_of_their_shape(stage: Any) -> None:
+def test_calls_and_levels_of_trees_are_those_of_their_shape(stage):
     made = stage(PROMPTS, chosen=[METHODS[0], METHODS[3], *TREES])
     runs, found = facts_of(made)["runs"], content(made)
     shapes = {at: Topology(tuple(run["shape"].get("parents", ()))) for at, run in enumerate(runs)
               if "shape" in run}  # fmt: skip
     assert [len(shape) for shape in shapes.values()] == [14, 8, 6, 6]
-    levels: dict[Any, list[Any]] = {}
+    levels = {}
     for row in found["levels"]:
         levels.setdefault((row["prompt_id"], row["run"], row["position"]), []).append(row)
     for call in found["calls"]:
@@ -216,8 +202,8 @@ def test_calls_and_levels_of_trees_are_those_of_their_shape(stage: Any) -> None:
 
 
 def test_contexts_are_those_of_plain_passes_along_the_baselines_answer(
-    stage: Any, target: LanguageModel, drafter: LanguageModel, request: pytest.FixtureRequest
-) -> None:
+    stage, target, drafter, request
+):
     made = stage(PROMPTS[:2], chosen=TREES)
     runs, found = facts_of(made)["runs"], content(made)
     (run,) = {row["run"] for row in found["contexts"]}
@@ -250,9 +236,9 @@ MEASURED = [
 ]  # fmt: skip
 
 
-def drafts_of(p: np.ndarray, q: np.ndarray, ranks: list[int], stored: int) -> Any:
+def drafts_of(p, q, ranks, stored):
     """An artifact of stage drafts with the same two distributions at every step."""
-    columns: dict[str, Any] = {"argmax_rank": ranks}
+    columns = {"argmax_rank": ranks}
     for prefix, law in (("", p), ("draft_", q)):
         order = np.argsort(-law, kind="stable")[:stored]
         columns[f"{prefix}top_ids"] = [order.tolist()] * len(ranks)
@@ -266,7 +252,7 @@ def drafts_of(p: np.ndarray, q: np.ndarray, ranks: list[int], stored: int) -> An
     return SimpleNamespace(read=lambda columns: table.select(columns), facts=facts)
 
 
-def test_trees_take_the_acceptance_that_stage_drafts_measured() -> None:
+def test_trees_take_the_acceptance_that_stage_drafts_measured():
     p, q = np.array([0.4, 0.3, 0.2, 0.1]), np.array([0.2, 0.5, 0.2, 0.1])
     built = methods.build([*MEASURED, MEASURED[1] | {"sampling": "argmax", "temperature": 1.0}])
     drafts = drafts_of(p, q, [1] * 60 + [2] * 20 + [4] * 20, 4)
@@ -284,7 +270,7 @@ def test_trees_take_the_acceptance_that_stage_drafts_measured() -> None:
     assert not any("acceptance" in method_entries(one) for one in (greedy, gss, erss, drawn))
 
 
-def test_what_lies_outside_the_stored_tokens_is_spread_over_them() -> None:
+def test_what_lies_outside_the_stored_tokens_is_spread_over_them():
     p = np.array([0.4, 0.2, 0.1, 0.1, 0.1, 0.1])
     [method] = methods.build([MEASURED[1] | {"sampling": "races"}])
     whole = sibling_rates.sibling_rates(drafts_of(p, p, [1] * 400, 6), method, 3)
@@ -296,14 +282,14 @@ def test_what_lies_outside_the_stored_tokens_is_spread_over_them() -> None:
     assert part[0] == pytest.approx(share / (2 - share), abs=0.08)
 
 
-def test_stage_drafts_is_asked_for_only_where_a_tree_hangs_on_it(tmp_path: Path) -> None:
+def test_stage_drafts_is_asked_for_only_where_a_tree_hangs_on_it(tmp_path):
     entry = "{drafter: model, rule: greedy, draft_length: 1, temperature: 0, tree: "
     for shape, wanted in (("optimal, nodes: 4}", True), ("batch, width: 4}", False)):
         study = Study("study=mini", *methods.overrides(entry + shape), f"outputs={tmp_path}")
         assert all(("drafts" in task.inputs) == wanted for task in study.tasks["decoding"])
 
 
-def test_look_up_needs_no_drafter(tmp_path: Path) -> None:
+def test_look_up_needs_no_drafter(tmp_path):
     entry = "{drafter: %s, rule: greedy, draft_length: 2, temperature: 0}"
     words = ["study=mini", "drafter=none", "prompts.count=2", "distributions.steps=8"]
     words += ["~targets.mini_small", f"outputs={tmp_path}"]
@@ -318,8 +304,8 @@ def test_look_up_needs_no_drafter(tmp_path: Path) -> None:
 
 
 def test_models_that_cannot_read_trees_are_refused_before_anything_is_decoded(
-    stage: Any, target: LanguageModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    stage, target, monkeypatch
+):
     monkeypatch.setattr(target.module.config, "_attn_implementation", "flash_attention_2")
     with pytest.raises(PipelineError, match="tiny can't read draft trees"):
         stage(PROMPTS, chosen=TREES)

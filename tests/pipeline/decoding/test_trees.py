@@ -1,9 +1,6 @@
 """Draft trees in the loop: passes against plain passes of the branches, caches, what is counted."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -24,11 +21,9 @@ from analysis.trees.topology import (
 from pipeline.decoding import loop
 from pipeline.decoding.choices import Greedy, Noise, Race, first_tokens
 from pipeline.decoding.drafters import Drafter, ModelDrafter, model_drafter
-from pipeline.decoding.loop import Answer, decode, reach
+from pipeline.decoding.loop import decode, reach
 from pipeline.decoding.shapes import inner_nodes
 from pipeline.decoding.verify import Match
-from pipeline.models.heads.hidden_drafter import HiddenDrafter
-from pipeline.models.language_model import LanguageModel
 from tests.pipeline import heads
 from tests.pipeline.decoding.pair import CPU, LIMIT, PROMPTS, UNEVEN, V, logits, plain_greedy
 
@@ -44,28 +39,24 @@ NAMES = ["sequence", "batch", "symmetric", "spec_infer", "uneven", "optimal"]
 
 
 @pytest.fixture(params=["model", "head", "reduced head"])
-def source(
-    request: pytest.FixtureRequest, target: LanguageModel, drafter: LanguageModel
-) -> LanguageModel | HiddenDrafter:
+def source(request, target, drafter):
     if request.param == "model":
         return drafter
     drafted = torch.arange(0, V, 2) if request.param == "reduced head" else None
     return heads.random_head(target, drafted)
 
 
-def branch(tree: Topology, tokens: list[int], node: int) -> list[int]:
+def branch(tree, tokens, node):
     """The drafted tokens that lead to a node, itself the last."""
     return [tokens[one] for one in path_to(tree, node)]
 
 
-def path_to(tree: Topology, node: int) -> list[int]:
+def path_to(tree, node):
     """The nodes from the root on to a node, itself the last."""
     return [] if node == ROOT else [*path_to(tree, tree.parents[node]), node]
 
 
-def drafted_plainly(
-    model: LanguageModel, text: list[int], tree: Topology, race: Race | None, position: int
-) -> list[int]:
+def drafted_plainly(model, text, tree, race, position):
     """The tokens of a tree, each node's children from one plain pass over its branch."""
     tokens = [NOTHING] * len(tree)
     for node in inner_nodes(tree):
@@ -88,9 +79,7 @@ GROWN = [
 ]
 
 
-def grown_plainly(
-    model: LanguageModel, text: list[int], growth: DynamicTree, race: Race | None, position: int
-) -> tuple[list[int], tuple[int, ...]]:
+def grown_plainly(model, text, growth, race, position):
     """Tokens and parents of a grown tree, each node's children from one pass over its branch."""
     values, paths, parents_ = [0.0], [[]], [ROOT]  # the text first
     level = [0]
@@ -116,9 +105,7 @@ def grown_plainly(
 @pytest.mark.parametrize("tree", [*TREES, *GROWN], ids=[*NAMES, *map(str, GROWN)])
 @pytest.mark.parametrize("raced", [False, True])
 @torch.inference_mode()
-def test_trees_are_drafted_as_plain_passes_of_their_branches_say(
-    drafter: LanguageModel, tree: Topology | DynamicTree, raced: bool
-) -> None:
+def test_trees_are_drafted_as_plain_passes_of_their_branches_say(drafter, tree, raced):
     race = Race(0.9, Noise(5, "a", 60, CPU, tree.depth)) if raced else None
     own = ModelDrafter(drafter, race or Greedy(), tree)
     text = list(PROMPTS[1])
@@ -146,12 +133,7 @@ def test_trees_are_drafted_as_plain_passes_of_their_branches_say(
 
 @pytest.mark.parametrize("tree", [*TREES, *GROWN[1:4]], ids=[*NAMES, *map(str, GROWN[1:4])])
 @pytest.mark.parametrize("prompt", PROMPTS)
-def test_trees_decode_what_the_target_alone_does(
-    target: LanguageModel,
-    source: LanguageModel | HiddenDrafter,
-    tree: Topology | DynamicTree,
-    prompt: list[int],
-) -> None:
+def test_trees_decode_what_the_target_alone_does(target, source, tree, prompt):
     answer = greedy_on(target, source, tree, prompt)
     assert answer.tokens == plain_greedy(target, prompt)
     race = Race(0.8, Noise(3, "a", LIMIT, CPU, tree.depth))
@@ -163,14 +145,12 @@ def test_trees_decode_what_the_target_alone_does(
         check_counts(one, tree)
 
 
-def greedy_on(
-    target: LanguageModel, source: Any, tree: Topology | DynamicTree, prompt: list[int]
-) -> Answer:
+def greedy_on(target, source, tree, prompt):
     own = model_drafter(source, Greedy(), tree)
     return decode(target, own, Match(Greedy()), prompt, tree.depth, LIMIT)
 
 
-def check_counts(answer: Answer, tree: Topology | DynamicTree) -> None:
+def check_counts(answer, tree):
     """What the calls of an answer say fits together."""
     for call in answer.calls:
         left = min(tree.depth, LIMIT - call.position - 1)
@@ -189,9 +169,7 @@ def check_counts(answer: Answer, tree: Topology | DynamicTree) -> None:
 
 
 @pytest.mark.parametrize("tree", [symmetric(2, 3), UNEVEN])
-def test_an_end_token_in_a_tree_ends_the_answer(
-    target: LanguageModel, drafter: LanguageModel, tree: Topology
-) -> None:
+def test_an_end_token_in_a_tree_ends_the_answer(target, drafter, tree):
     inside = 0
     for prompt in PROMPTS:
         free = plain_greedy(target, prompt)
@@ -204,9 +182,7 @@ def test_an_end_token_in_a_tree_ends_the_answer(
 
 
 @pytest.mark.parametrize("tree", [symmetric(3, 2), DynamicTree(3, 20, 2)], ids=["fixed", "grown"])
-def test_a_drafter_without_enough_tokens_drafts_nothing_in_their_place(
-    target: LanguageModel, tree: Topology | DynamicTree
-) -> None:
+def test_a_drafter_without_enough_tokens_drafts_nothing_in_their_place(target, tree):
     model = heads.random_head(target, torch.tensor([4, 7]))
     calls = []
     for prompt in PROMPTS:
@@ -226,7 +202,7 @@ def test_a_drafter_without_enough_tokens_drafts_nothing_in_their_place(
 ENDED = [[False, True, True], [True, False, True], [True, True, False]]
 
 
-def test_levels_and_reach_by_hand() -> None:
+def test_levels_and_reach_by_hand():
     tree = expansion([2, 2])
     assert loop.tested_levels(tree, ()) == ((2, 0),)
     assert loop.tested_levels(tree, (1,)) == ((2, 2), (2, 0))

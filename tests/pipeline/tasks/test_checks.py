@@ -1,18 +1,15 @@
 """Answers are scored as a person would; a table of hand-made answers to items of the project."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from assets.tasks.checks import Item, holds, numbers_in_words, score
+from assets.tasks.checks import holds, numbers_in_words, score
 from pipeline.paths import ASSETS
 
 
-def rows(path: Path) -> list[dict[str, Any]]:
+def rows(path):
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
@@ -22,7 +19,7 @@ ANSWERS = rows(Path(__file__).with_name("answers.jsonl"))
 RIGHT = json.loads(Path(__file__).with_name("right.json").read_text())
 
 
-def test_there_are_enough_items_and_none_twice() -> None:
+def test_there_are_enough_items_and_none_twice():
     items = [item for items in TASKS.values() for item in items]
     assert len({item["prompt"] for item in items}) == len(ITEMS) == len(items) >= 300
     assert min(map(len, TASKS.values())) >= 40
@@ -30,7 +27,7 @@ def test_there_are_enough_items_and_none_twice() -> None:
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_every_item_has_a_right_answer_and_refuses_no_answer(task: str) -> None:
+def test_every_item_has_a_right_answer_and_refuses_no_answer(task):
     for item in TASKS[task]:
         assert score(item, RIGHT.get(item["id"], item["expected"][0])), item["id"]
         assert not score(item, ""), item["id"]
@@ -39,11 +36,11 @@ def test_every_item_has_a_right_answer_and_refuses_no_answer(task: str) -> None:
 
 
 @pytest.mark.parametrize("row", ANSWERS, ids=lambda row: row["item"])
-def test_hand_made_answers(row: dict[str, object]) -> None:
+def test_hand_made_answers(row):
     assert score(ITEMS[str(row["item"])], str(row["answer"])) is row["right"]
 
 
-def item(kind: str, *expected: str, wrong: tuple[str, ...] = ()) -> Item:
+def item(kind, *expected, wrong=()):
     return {"kind": kind, "prompt": "?", "expected": expected, "wrong": wrong}
 
 
@@ -78,12 +75,12 @@ SCORED = [  # an item, answers that are right, answers that are not
 
 
 @pytest.mark.parametrize(("asked", "right", "wrong"), SCORED)
-def test_answers_of_every_kind(asked: Item, right: list[str], wrong: list[str]) -> None:
+def test_answers_of_every_kind(asked, right, wrong):
     assert [answer for answer in right if not score(asked, answer)] == []
     assert [answer for answer in wrong if score(asked, answer)] == []
 
 
-def test_numbers_in_words() -> None:
+def test_numbers_in_words():
     texts = ("forty two", "forty", "forty zero", "nil", "two hundred and thirty one of six")
     found = [[int(one) for one in numbers_in_words(text)] for text in texts]
     assert found == [[42], [40], [40, 0], [], [231, 6]]
@@ -117,7 +114,7 @@ def test_numbers_in_words() -> None:
         ("quoted", ['"a b"', "He said “yes”."], ["'a'", '""', '"a']),
     ],
 )  # fmt: skip
-def test_constraints(constraint: str, holding: list[str], failing: list[str]) -> None:
+def test_constraints(constraint, holding, failing):
     assert [text for text in holding if not holds(constraint, text)] == []
     assert [text for text in failing if holds(constraint, text)] == []
     assert not holds(constraint, " \n")
