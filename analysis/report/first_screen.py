@@ -84,9 +84,9 @@ def methods_table(advice: Sequence[Advice], results: Results) -> Table | None:
     caption = (
         "Each drafter with its fastest lossless method. Speed: times as fast as the target alone, "
         "in this project's loop, one request at a time; acceptance carries over to an engine, "
-        "speed does not. Tokens per call: per pass of the target, its own token included. "
+        "speed does not. Tokens per call: per pass of the target, its own included. "
         "Accepted: of the drafter's first choices along the target's text; of look-up, of the "
-        "tokens that it drafted. γ: drafted tokens per call."
+        "tokens it drafted. γ: drafted tokens per call."
     )
     return Table("methods", "Methods", caption, data, indexed(data, columns))
 

@@ -28,7 +28,8 @@ def optimal(rates: Sequence[float] | Floats, k: int, depth: int | None = None) -
     Raises:
         ValueError: rates are not probabilities, or no tree of k nodes has that depth and width.
 
-    >>> optimal([0.6, 0.3], 4) Topology(parents=(-1, 0, -1, 1))
+    >>> optimal([0.6, 0.3], 4)
+    Topology(parents=(-1, 0, -1, 1))
     """
     tree, _ = best_trees(rates, k, depth)
     if len(tree) < k:

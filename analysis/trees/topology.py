@@ -164,7 +164,8 @@ def tree_tokens_per_call(tree: Topology, rates: Sequence[float] | Floats) -> flo
     Raises:
         ValueError: a node has a sibling index above J.
 
-    >>> round(tree_tokens_per_call(sequence(5), [0.8]), 2) 3.69
+    >>> round(tree_tokens_per_call(sequence(5), [0.8]), 2)
+    3.69
     """
     widest = max(tree.siblings, default=0)
     if widest > len(rates):
