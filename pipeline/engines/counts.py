@@ -113,6 +113,7 @@ class Counts:
     most_passes: float  # the most
     emitted: float  # tokens of these passes
     seconds: float = math.nan  # that these passes took, added up over requests
+    model: str = ""  # as a page names it
     answers: Mapping[str, Answer] = field(default_factory=dict)  # by name; empty of a page
     excluded: Mapping[str, int] = field(default_factory=dict)  # left out, by reason
 

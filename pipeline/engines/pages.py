@@ -106,10 +106,8 @@ def read_page(path: Path | str, text: str) -> Counts:
             names the file, and the line where there is one.
     """
     series = _series(path, text)
-    for what, found in (
-        ("metrics", {engine for engine, *_ in series}),
-        ("models", {dict(labels).get("model_name") for *_, labels in series} - {None, ""}),
-    ):
+    models = {dict(labels).get("model_name", "") for *_, labels in series} - {""}
+    for what, found in (("metrics", {engine for engine, *_ in series}), ("models", models)):
         if len(found) > 1:
             raise PipelineError(
                 f"{path} holds {what} of {' and '.join(sorted(map(str, found)))}: leave one"
@@ -142,6 +140,7 @@ def read_page(path: Path | str, text: str) -> Counts:
     first_tokens = sums.get("firsts", math.nan) if engine == "vllm" else 0.0
     return Counts(
         engine=ENGINES[engine],
+        model="".join(models),
         drafts=sums.get("drafts", 0.0),
         drafted=sums.get("drafted", 0.0),
         accepted=sums.get("accepted", 0.0),

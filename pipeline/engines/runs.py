@@ -29,6 +29,7 @@ from pipeline.errors import PipelineError
 
 LENGTH_NAMES = {"llama.cpp": "--spec-draft-n-max"}  # of the draft length; else vLLM's
 SAME_TOKENS = 0.02  # by which the tokens of the same requests may differ
+SURE = 1.1  # a gain without an interval, above which drafts are recommended without a doubt
 CLOCKS = {"decode_seconds": "decoding, by the engine's clock", "seconds": "whole requests"}
 
 
@@ -131,11 +132,14 @@ def compare(
             )
         speed = gain(base.page, run.page) if base.page and run.page else Speed(math.nan)
         if base.page and run.page:
+            models = base.page.model, run.page.model
+            if all(models) and models[0] != models[1]:
+                notes.append(f"{base.path.name} is of {models[0]}, {run.path.name} of {models[1]}")
             tokens = base.page.emitted, run.page.emitted
             if abs(tokens[1] - tokens[0]) > SAME_TOKENS * tokens[0]:
                 notes.append(
                     f"{base.path.name} counts {tokens[0]:,.0f} tokens and {run.path.name} "
-                    f"{tokens[1]:,.0f}: other requests, or a server that was started again"
+                    f"{tokens[1]:,.0f}: other requests, or a server that was restarted"
                 )
         if speed.cost <= 0:
             notes.append(f"{run.path.name}: a step would cost {speed.cost:.2f} passes")
@@ -146,7 +150,7 @@ def compare(
         costs = [speed.cost for speed in speeds]
         speeds = [Speed(*row) for row in np.column_stack([of_answers, costs]).tolist()]
     elif not all(math.isnan(speed.times) for speed in speeds):
-        clock = "sums of the pages"
+        clock = "sums of the pages, prefill left out; without an interval"
     return speeds, [f"speed beside the target alone: {clock}"] * bool(clock) + notes
 
 
@@ -201,6 +205,8 @@ def recommendation(runs: Sequence[Run], speeds: Sequence[Speed]) -> list[str]:
         sentence = f"no drafts: {sentence}"
     elif speed.low <= 1:
         sentence += " (not sure: the interval holds 1)"
+    elif math.isnan(speed.low) and speed.times < SURE:
+        sentence += f" (not sure: below {SURE:g}, and pages give no interval)"
     measured = {other.length for other, _ in known}
     others = [n for n in (length + 1, length - 1) if n >= 1 and n not in measured]
     if others:
