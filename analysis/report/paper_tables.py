@@ -133,7 +133,7 @@ def run_length_table(results: Results, index: int) -> Table:
         f"table{number}",
         f"Table {number}: certifiable acceptance length, {target}",
         f"Mean certifiable acceptance length for {target}, as a function of the bound ε on the KL "
-        "in nats. The paper words this length in three ways, shown in turn; its printed cells "
+        "in nats. The paper defines this length in three ways, all shown; its printed cells "
         "decode as the first. ≥: a lower bound, as answers end; >100: above the paper's cap.",
         data.assign(published=published),
         printed_cells.rename(index=results.names, level="rule").rename_axis(
@@ -221,7 +221,7 @@ def _texts(results: Results, data: pd.DataFrame) -> list[str]:
 
 def _notes(data: pd.DataFrame) -> str:
     empty = "*: the ceiling, as nothing can be rejected there. "
-    inexact = "Of certificates known as intervals the lower ends count. "
+    inexact = "Of a certificate known as an interval the lower end counts. "
     return empty * bool(data["value"].eq(math.inf).any()) + inexact * bool(data["inexact"].any())
 
 

@@ -107,7 +107,7 @@ def summary(task: Task, artifact: Artifact) -> list[Json]:
 
 STAGE = Stage(
     name="report",
-    version=42,
+    version=43,
     upstream=UPSTREAM,
     tables={},
     plan=plan,
