@@ -125,7 +125,7 @@ def test_empty_regions_and_open_certificates_are_marked(tables):
     low = np.sort(certificates(TARGETS[0], INEXACT)[0])[13]
     three = tables["table3"].shown
     assert three.loc[("Additive certificate", "t = 0.45"), TARGETS[0]] == number_text(low, digits)
-    assert "lower ends count" in tables["table3"].caption
+    assert "lower end counts" in tables["table3"].caption
     # a run length near the number of steps is a lower bound
     table = tables["table5"]
     data = table.data[table.data["estimator"] == "per_call"].set_index(["rule", "eps"])
