@@ -229,9 +229,9 @@ def margin_text(low: float, high: float) -> str:
     """Return the name of a bin of margins.
 
     >>> margin_text(-0.1, 0.0), margin_text(0.5, float("inf")), margin_text(-float("inf"), -2.0)
-    ('−0.1 to 0', 'above 0.5', 'to −2')
+    ('−0.1 to 0', 'above 0.5', 'below −2')
     """
     names = [f"{end:g}".replace("-", "−") for end in (low, high)]
     if not np.isfinite(low):
-        return f"to {names[1]}"
+        return f"below {names[1]}"
     return " to ".join(names) if np.isfinite(high) else f"above {names[0]}"
