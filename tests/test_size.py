@@ -15,12 +15,12 @@ from pipeline.paths import ROOT
 SLACK = 200  # lines that a folder may have fewer than its number
 LINES = {
     "analysis": 1063,
-    "analysis/acceptance": 706,
+    "analysis/acceptance": 708,
     "analysis/certificates": 1076,
-    "analysis/decoding": 1009,
-    "analysis/report": 2800,
+    "analysis/decoding": 1012,
+    "analysis/report": 2802,
     "analysis/statistics": 548,
-    "analysis/trees": 561,
+    "analysis/trees": 562,
     "assets/tasks": 265,
     "benchmarks": 692,
     "conf": 249,
@@ -28,7 +28,7 @@ LINES = {
     "pipeline/decoding": 1351,
     "pipeline/engines": 1750,
     "pipeline/models": 1722,
-    "pipeline/stages": 2268,
+    "pipeline/stages": 2266,
     "tests": 14843,
     "tools": 258,
 }

@@ -22,9 +22,9 @@ from numpy.typing import NDArray
 
 from ..certificates.certify import certify
 from ..rules import Rule
-from ..statistics.bootstrap import Flags, Floats
+from ..statistics.bootstrap import Flags
 from ..statistics.trajectories import Trajectories
-from ..topk import TopK
+from ..topk import Floats, TopK
 
 CHUNK = 8192  # steps certified at a time
 CERTIFICATE_ROUNDING = 1e-12  # relative error allowed in a computed certificate
@@ -70,16 +70,17 @@ class Steps:
         """The trajectories of the prompts."""
         return Trajectories.from_positions(self.position)
 
-    def slack(self, certificate: Floats) -> Floats:
-        """Return (N,) certificates minus the KL; +inf where nothing is rejected, at any KL."""
-        endless = np.isinf(certificate)
-        return np.where(endless, np.inf, np.where(endless, 0.0, certificate) - self.kl)
-
     @cached_property
     def given_up(self) -> Floats:
         """(N,) p(x0) - p(y), the target probability given up by emitting the drafted token y."""
         difference = self.target.top_probability - np.exp(self.draft_log_prob)
         return np.asarray(np.where(self.draft_rank == 1, 0.0, difference))
+
+
+def slacks(certificate: Floats, kl: Floats) -> Floats:
+    """Return (N,) certificates minus the KL; +inf where nothing is rejected, at any KL."""
+    endless = np.isinf(certificate)
+    return np.where(endless, np.inf, np.where(endless, 0.0, certificate) - kl)
 
 
 @dataclass(frozen=True, eq=False)

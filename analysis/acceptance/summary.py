@@ -13,9 +13,10 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from ..statistics.bootstrap import Flags, Floats, PromptBootstrap
+from ..statistics.bootstrap import Flags, PromptBootstrap
 from ..statistics.trajectories import Trajectories, count_calls
-from .judgement import Judgement, Steps
+from ..topk import Floats
+from .judgement import Judgement, Steps, slacks
 
 Row = dict[str, Any]
 MARGINS = (-np.inf, -2, -1, -0.5, -0.25, -0.1, 0, 0.1, 0.25, 0.5, np.inf)  # nats, ends of bins
@@ -37,7 +38,7 @@ def rule_statistics(steps: Steps, judgement: Judgement, bootstrap: PromptBootstr
     """
     accepted, certified = judgement.accepted, judgement.certified
     departs = accepted & (steps.draft_rank > 1) & judgement.rule.judges_tokens
-    slack, trajectories = steps.slack(judgement.lower), steps.trajectories
+    trajectories = steps.trajectories
     rows = [
         _row("acceptance", *bootstrap.share(accepted)),
         _row("certified", *bootstrap.share(certified)),
@@ -46,7 +47,7 @@ def rule_statistics(steps: Steps, judgement: Judgement, bootstrap: PromptBootstr
         _row("probability_given_up", *bootstrap.share(np.where(departs, steps.given_up, 0.0))),
         _row("empty", *bootstrap.share(np.isinf(judgement.lower))),
         _row("inexact", *bootstrap.share(judgement.lower < judgement.upper)),
-        _row("slack_median", *_quantile(bootstrap, slack)),
+        _row("slack_median", *_quantile(bootstrap, slacks(judgement.lower, steps.kl))),
         _per_call("measured_per_call", judgement.accepted_by_depth, trajectories, bootstrap),
         _per_call("certified_per_call", judgement.certified_by_depth, trajectories, bootstrap),
     ]

@@ -14,8 +14,9 @@ import numpy as np
 import pandas as pd
 
 from ..rules import Rule
-from ..statistics.bootstrap import Floats, PromptBootstrap
+from ..statistics.bootstrap import PromptBootstrap
 from ..statistics.trajectories import acceptance_by_position
+from ..topk import Floats
 from .answers import differing_answers
 from .formulas import tokens_per_call
 

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import pandas as pd
 
-from ..statistics.bootstrap import Floats, PromptBootstrap, simultaneous
+from ..statistics.bootstrap import PromptBootstrap, simultaneous
+from ..topk import Floats
 from .formulas import formula_length, formula_speedup
 from .metrics import Decoded, acceptance
 

@@ -8,9 +8,10 @@ import numpy as np
 import pandas as pd
 
 from ..rules import StrictGreedy, Tree
+from ..topk import Floats
 from ..trees.acceptance import measured_rates, tunstall_upper
 from ..trees.entropy import races_entropy_upper
-from ..trees.topology import Floats, Topology, sequence, tree_tokens_per_call
+from ..trees.topology import Topology, sequence, tree_tokens_per_call
 from .metrics import Decoded
 
 GREEDY, GSS, ERSS = "Tree-greedy", "GSS", "ERSS"

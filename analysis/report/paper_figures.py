@@ -12,7 +12,8 @@ from matplotlib.figure import Figure as Drawing
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from ..rules import Additive, Multiplicative, Rule, StrictGreedy, Tree
-from ..statistics.bootstrap import Floats, survival
+from ..statistics.bootstrap import survival
+from ..topk import Floats
 from . import style
 from .results import Target
 from .table import Figure

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from ..acceptance.judgement import Judgement
 from ..rules import Rule
-from ..statistics.bootstrap import Floats, PromptBootstrap, summarise
+from ..statistics.bootstrap import PromptBootstrap, summarise
 from ..statistics.trajectories import Trajectories
-from ..topk import TopK
+from ..topk import Floats, TopK
 
 
 @dataclass(frozen=True, eq=False)

@@ -19,9 +19,10 @@ from matplotlib.ticker import LogLocator, NullLocator
 from ..decoding.metrics import Decoded
 from ..decoding.trees import ERSS, GREEDY, GSS, SHAPES, entropies, rates, tree_runs
 from ..statistics.bootstrap import Resampling
+from ..topk import Floats
 from ..trees.acceptance import least_residual_upper, residual_upper
 from ..trees.optimal import best_trees
-from ..trees.topology import Floats, batch, sequence, spec_infer, symmetric, tree_tokens_per_call
+from ..trees.topology import batch, sequence, spec_infer, symmetric, tree_tokens_per_call
 from .decoding import intervals
 from .style import GREY, LINES, error_bars, grid, legend, styled
 from .table import Figure, Table, indexed

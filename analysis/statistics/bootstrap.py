@@ -15,10 +15,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..topk import TopK
+from ..topk import Floats, TopK
 
 Flags = NDArray[np.bool_]
-Floats = NDArray[np.float64]
 Integers = NDArray[np.intp]
 Numbers = NDArray[np.float64] | NDArray[np.intp]
 Counted = NDArray[Any]  # numbers or flags

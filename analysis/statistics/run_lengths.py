@@ -25,7 +25,8 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
-from .bootstrap import Flags, Floats, Integers, PromptBootstrap
+from ..topk import Floats
+from .bootstrap import Flags, Integers, PromptBootstrap
 from .trajectories import CENSORED, Trajectories
 
 RANDOM_CAP = 100  # steps of a run from a random start, the cap of the paper's captions

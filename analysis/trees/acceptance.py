@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .topology import Floats
+from ..topk import Floats
 
 LARGEST_M = 1 << 53  # m beyond this is infinite: the bound differs by rounding only
 Integers = NDArray[np.integer[Any]]

@@ -15,9 +15,9 @@ import math
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
+from ..topk import Floats
+
 EXACT = 64  # indices
 BLOCKS = 1000  # of all later ones
 UNLIKELY = 1e-12  # probability of what is left out

@@ -13,7 +13,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from .topology import ROOT, Floats, Topology
+from ..topk import Floats
+from .topology import ROOT, Topology
 
 SUM_ROUNDING = 1e-9  # by which the sum of rates may exceed 1
 

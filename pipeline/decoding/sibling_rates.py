@@ -8,8 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pyarrow as pa
 
+from analysis.topk import Floats
 from analysis.trees.acceptance import Stored, aligned, drawn_rates, greedy_rates
-from analysis.trees.topology import Floats
 from pipeline.columns import numbers
 from pipeline.methods import RACES, Method
 from pipeline.stage import Artifact, Json

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from analysis.acceptance.judgement import Judgement
+from analysis.acceptance.judgement import Judgement, slacks
 from analysis.acceptance.summary import margins
 from analysis.certificates.closed_forms import compared_steps
 from analysis.decoding.answers import Answered, accuracy
@@ -175,9 +175,7 @@ def margins_of(targets: Sequence[Target]) -> dict[str, pd.DataFrame]:
     for target in targets:
         if target.kl is not None:
             greedy = target.judged[StrictGreedy().label]
-            with np.errstate(invalid="ignore"):
-                slack = np.where(np.isinf(greedy.lower), np.inf, greedy.lower - target.kl)
-            found[target.label] = margins(slack, greedy.accepted)
+            found[target.label] = margins(slacks(greedy.lower, target.kl), greedy.accepted)
     return found
 
 
