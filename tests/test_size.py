@@ -27,7 +27,7 @@ LINES = {
     "pipeline": 4017,
     "pipeline/decoding": 1351,
     "pipeline/engines": 1750,
-    "pipeline/models": 1722,
+    "pipeline/models": 1720,
     "pipeline/stages": 2266,
     "tests": 14843,
     "tools": 258,

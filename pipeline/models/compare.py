@@ -75,17 +75,16 @@ def compare_logits(
     for begin in range(0, len(target), rows):
         part = slice(begin, begin + rows)
         z, qs = target[part], [draft[part] for draft in drafts]
-        found = _compare(z, qs, temperature)
-        if completed is not None:
-            token = found["draft_token_id"][:, None]
-            found["full_kl"] = _completed_kl(z, completed[part], token, temperature)
+        found = _compare(z, qs, temperature, None if completed is None else completed[part])
         if sampled is not None:
             found |= _sampled(z, qs[0], sampled)
         parts.append(found)
     return {name: torch.cat([found[name] for found in parts]) for name in parts[0]}
 
 
-def _compare(target: Tensor, drafts: Sequence[Tensor], temperature: float) -> Found:
+def _compare(
+    target: Tensor, drafts: Sequence[Tensor], temperature: float, completed: Tensor | None
+) -> Found:
     # argmax leaves open which of equal logits it takes; of booleans, the first is wanted
     first = _first(target == target.amax(1, keepdim=True))[:, None]
     log_p, p = _distribution(target, temperature)
@@ -100,14 +99,13 @@ def _compare(target: Tensor, drafts: Sequence[Tensor], temperature: float) -> Fo
             "argmax_rank": (draft >= draft.gather(1, first)).sum(1),
         })  # fmt: skip
     by_depth = {f"depth_{name}": torch.stack([d[name] for d in depths], 1) for name in AT_DEPTH}
-    return depths[0] | by_depth
-
-
-def _completed_kl(target: Tensor, completed: Tensor, token: Tensor, temperature: float) -> Tensor:
-    """Return KL(p||q') (B,) where both have the same first choice, elsewhere inf."""
-    first = completed.gather(1, token)[:, 0] >= completed.amax(1)
-    kl = _kl(*_distribution(target, temperature), completed, temperature)
-    return torch.where(first, kl, torch.inf)
+    found = depths[0] | by_depth
+    if completed is not None:  # KL(p||q') where q and q' have the same first choice, elsewhere inf
+        token = found["draft_token_id"][:, None]
+        first = completed.gather(1, token)[:, 0] >= completed.amax(1)
+        kl = _kl(log_p, p, completed, temperature)
+        found["full_kl"] = torch.where(first, kl, torch.inf)
+    return found
 
 
 def _distribution(logits: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
