@@ -9,7 +9,7 @@ import torch
 from analysis.rules import Additive, Mars, Typical
 from analysis.trees.topology import DynamicTree, Topology
 from pipeline.decoding.choices import DRAFT, DrawnRace, Greedy, Inversion, Race
-from pipeline.decoding.loop import Answer, decode
+from pipeline.decoding.loop import Answer, Prefill, decode
 from pipeline.decoding.verify import DrawnPath, Match, Relaxed, SpeculativeSampling
 from pipeline.models.language_model import LanguageModel
 
@@ -97,6 +97,6 @@ def plain_greedy(
     return text[len(prompt) :]
 
 
-def greedy(target: LanguageModel, drafter: Any, prompt: list[int], gamma: int) -> Answer:
+def greedy(target: LanguageModel, drafter: Any, prompt: list[int] | Prefill, gamma: int) -> Answer:
     """The answer of LIMIT tokens under strict greedy verification of gamma drafted tokens."""
     return decode(target, drafter, Match(Greedy()), prompt, gamma, LIMIT)

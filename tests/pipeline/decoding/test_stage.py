@@ -123,8 +123,9 @@ def test_methods_take_turns(monkeypatch):
         return method.upper()
 
     monkeypatch.setattr(pair, "decode_timed", timed)
-    monkeypatch.setattr(pair, "check_fits", lambda *_: None)
-    monkeypatch.setattr(decoding, "prompt_rows", lambda _, __, timed: {"data": timed})
+    for name in ("check_fits", "read_prompt"):
+        monkeypatch.setattr(pair, name, lambda *_: None)
+    monkeypatch.setattr(decoding, "prompt_rows", lambda *of: {"data": of[-1]})
     both = SimpleNamespace(runs=["a", "b"], steps=1, target=SimpleNamespace(device=None))
     for turn in (2, 3):
         found = decoding.decode_prompt(both, cast("Any", None), turn)
