@@ -17,9 +17,8 @@ from .. import RuleError
 from ..rule_config import check_k
 from ..rules import UNKNOWN, Counts, Cut, Rule, Tree
 from ..topk import Floats, TopK
-from .intervals import certify_forms
+from .intervals import certify_forms, certify_rounded
 from .kernel import Certificates
-from .rounded import certify_rounded
 
 __all__ = ["Certificates", "certify", "extremal_draft"]
 

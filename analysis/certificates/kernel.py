@@ -87,7 +87,7 @@ def compiled(function: F) -> F:
 
 
 @compiled
-def phi(u: float) -> float:
+def scalar_phi(u: float) -> float:
     """Return (1 + u) log(1 + u) - u; by log(1 + u) = 2 atanh(s) near 0, where terms cancel."""
     if u <= -1.0:
         return 1.0
@@ -112,9 +112,9 @@ def divergence(ranks: Ranks, first: int, last: int, other: int, total: float) ->
         mass += p[j]
     if value >= CANCELS * mass:
         return float(value)
-    terms = phi((e[other] - level) / (1.0 + level))
+    terms = scalar_phi((e[other] - level) / (1.0 + level))
     for j in range(first, last):
-        terms += phi((e[j] - level) / (1.0 + level))
+        terms += scalar_phi((e[j] - level) / (1.0 + level))
     return float(p[0] * (1.0 + level) * terms)
 
 

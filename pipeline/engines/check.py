@@ -19,7 +19,7 @@ from analysis.decoding.replay import Replayed
 from analysis.rules import StrictGreedy
 from analysis.statistics.bootstrap import Flags
 from analysis.statistics.trajectories import Trajectories, calls_along
-from pipeline.engines.counts import Answer
+from pipeline.engines.counts import EngineAnswer
 from pipeline.engines.runs import Run
 from pipeline.errors import PipelineError
 from pipeline.models.compare import compare_logits, read_pair
@@ -46,7 +46,7 @@ class Asked(NamedTuple):
 
     prompt: list[int]
     tokens: list[int]
-    counts: Answer
+    counts: EngineAnswer
 
 
 @dataclass(frozen=True, eq=False)
