@@ -24,7 +24,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import RuleError
-from ..rules import UNKNOWN, Counts, Cut, Rule, Tree
+from ..rule_base import UNKNOWN, Counts, Cut, Rule
+from ..rules import Tree
 from ..topk import Floats, TopK
 from .bounds import phi
 from .kernel import Certificates, certify_stored
