@@ -15,11 +15,11 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
+from analysis.rule_base import CHECKED
 from analysis.rule_config import TARGET, build, check_keys, checked, product, rule_class, to_mapping
-from analysis.rules import CHECKED, Rule, StrictGreedy, Tree
+from analysis.rules import Rule, StrictGreedy, Tree
 from analysis.trees import topology
-from analysis.trees.optimal import optimal
-from analysis.trees.topology import DynamicTree, Topology
+from analysis.trees.topology import DynamicTree, Topology, optimal
 from pipeline.criteria import rule_entries
 from pipeline.errors import PipelineError
 

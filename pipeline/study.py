@@ -220,7 +220,7 @@ class Study:
 
     def words(self, target: str) -> dict[int, str]:
         """Return the texts of a target's tokens by id, of those that are known (`token_texts`)."""
-        from pipeline.models.token_texts import token_texts
+        from pipeline.models.tokens import token_texts
 
         task, dump = self.task("distributions", target), self.artifact("distributions", target)
         return token_texts(task, dump, range(dump.facts["vocab_size"]))

@@ -14,12 +14,12 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from .. import RuleError
+from ..rule_base import UNKNOWN, Counts, Cut, Rule
 from ..rule_config import check_k
-from ..rules import UNKNOWN, Counts, Cut, Rule, Tree
+from ..rules import Tree
 from ..topk import Floats, TopK
-from .intervals import certify_forms
+from .intervals import certify_forms, certify_rounded
 from .kernel import Certificates
-from .rounded import certify_rounded
 
 __all__ = ["Certificates", "certify", "extremal_draft"]
 

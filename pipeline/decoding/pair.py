@@ -25,7 +25,7 @@ from pipeline.models.heads.hidden_drafter import HiddenDrafter
 from pipeline.models.language_model import LanguageModel
 from pipeline.models.load import load_model, load_pair
 from pipeline.models.logit_statistics import argmax, logit_statistics, ranks_of
-from pipeline.models.prompt_tokens import common_rows
+from pipeline.models.tokens import common_rows
 from pipeline.stage import Json, Task
 from pipeline.workers import out_of_memory
 

@@ -30,7 +30,7 @@ from pipeline.models.devices import choose_device, set_up
 from pipeline.models.heads.hidden_drafter import HiddenDrafter
 from pipeline.models.heads.load import check_head, load_head
 from pipeline.models.language_model import Head, LanguageModel
-from pipeline.models.prompt_tokens import check_same_tokens, common_rows
+from pipeline.models.tokens import check_same_tokens, common_rows
 from pipeline.stage import ModelSpec
 
 MODEL = "a causal language model that transformers knows, with config.json and model*.safetensors"

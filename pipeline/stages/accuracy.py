@@ -196,7 +196,7 @@ def summary(task: Task, artifact: Artifact) -> list[Json]:
     """One row a method, the baselines included, over all tasks together."""
     from analysis.decoding.answers import ALL, accuracy, losses
     from analysis.report.text import limits
-    from pipeline.decoding.decoded import read_answered
+    from pipeline.decoding.artifacts import read_answered
 
     answered = read_answered(task.runtime.label, artifact)
     scores = accuracy(answered, *task.runtime.statistics, task.runtime.extra["margin"])

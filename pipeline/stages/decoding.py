@@ -88,8 +88,8 @@ class DecodingWorker:
     """A target and its drafter, with all methods; see `pipeline.workers.Worker`."""
 
     def __init__(self, task: Task, inputs: Inputs) -> None:
+        from pipeline.decoding.artifacts import with_measured_trees
         from pipeline.decoding.pair import load_decoding_pair, warm_up
-        from pipeline.decoding.sibling_rates import with_measured_trees
         from pipeline.models.load import pair_tokenizer
 
         methods = with_measured_trees(task.runtime.methods, inputs.get("drafts"))
@@ -223,7 +223,7 @@ def attributes(source: object, *names: str) -> Row:
 def summary(task: Task, artifact: Artifact) -> list[Json]:
     """One row a method, the baselines included."""
     from analysis.decoding import metrics, speed
-    from pipeline.decoding.decoded import read_decoded
+    from pipeline.decoding.artifacts import read_decoded
 
     target, *drafter = (model.settings.label for model in task.runtime.models)
     decoded = read_decoded(target, "".join(drafter), artifact)

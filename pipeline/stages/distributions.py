@@ -20,7 +20,7 @@ from pipeline.engines.answers import counted
 from pipeline.engines.logs import read_log, stacked
 from pipeline.errors import PipelineError
 from pipeline.hub import local_file
-from pipeline.models.token_texts import ENGINES_IDS
+from pipeline.models.tokens import ENGINES_IDS
 from pipeline.stage import Stage, Task
 from pipeline.stored import read_token_ids
 

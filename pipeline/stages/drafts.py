@@ -15,7 +15,7 @@ import numpy as np
 from pipeline import columns
 from pipeline.columns import STEP, TARGET, Column, Columns
 from pipeline.errors import PipelineError
-from pipeline.models.prompt_tokens import common_rows
+from pipeline.models.tokens import common_rows
 from pipeline.stage import Stage, Task
 from pipeline.stored import read_token_ids
 

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from analysis.acceptance.judgement import Judgement
-from analysis.report.acceptance import acceptance_table, depth_table
-from analysis.report.parts import part_statistics, parts_table
+from analysis.report.acceptance import acceptance_table, depth_table, part_statistics, parts_table
 from analysis.report.results import Results, Target
 from analysis.report.table import together
 from analysis.report.text import number_text, percent_text

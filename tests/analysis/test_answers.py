@@ -9,9 +9,17 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from analysis.decoding.answers import ALL, Answered, accuracy, differing, losses
+from analysis.decoding.answers import (
+    ALL,
+    Answered,
+    accuracy,
+    difference,
+    differing,
+    losses,
+    mcnemar,
+    proportion,
+)
 from analysis.rules import Additive, StrictGreedy
-from analysis.statistics.proportions import difference, mcnemar, proportion
 
 RUNS = pd.DataFrame(
     {

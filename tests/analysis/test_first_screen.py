@@ -7,7 +7,6 @@ import pytest
 from analysis import certify
 from analysis.acceptance.judgement import Judgement
 from analysis.acceptance.verdict import Advice
-from analysis.report.answer import EPS, FATES, median_answer
 from analysis.report.first_screen import (
     EPSILONS,
     SHARE,
@@ -17,7 +16,7 @@ from analysis.report.first_screen import (
     settings_table,
     verdict_text,
 )
-from analysis.report.results import Results, Target
+from analysis.report.results import EPS, FATES, Results, Target, median_answer
 from analysis.report.text import percent_text
 from analysis.rules import Additive, Mars, Multiplicative, StrictGreedy, Tree
 from analysis.statistics.bootstrap import PromptBootstrap

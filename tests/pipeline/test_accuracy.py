@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from analysis.decoding import answers
-from analysis.report.accuracy import accuracy_sections
+from analysis.report.decoding import accuracy_sections
 from pipeline import harness_tasks
-from pipeline.decoding.decoded import read_answered
+from pipeline.decoding.artifacts import read_answered
 from pipeline.errors import PipelineError
 from pipeline.models.load import load_tokenizer
-from pipeline.models.prompt_tokens import chat_text, encode
+from pipeline.models.tokens import chat_text, encode
 from pipeline.stages import accuracy
 from pipeline.store import Store
 from pipeline.study import Study

@@ -9,7 +9,7 @@ import torch
 from pipeline.errors import PipelineError
 from pipeline.models import compare, load
 from pipeline.models.compare import read_pair
-from pipeline.models.prompt_tokens import check_same_tokens, common_rows
+from pipeline.models.tokens import check_same_tokens, common_rows
 from pipeline.stages.prompts import STAGE as PROMPTS_STAGE
 from pipeline.store import Store
 from tests import divergences

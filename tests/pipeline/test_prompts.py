@@ -10,7 +10,7 @@ from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer
 
 from pipeline.errors import PipelineError
-from pipeline.models.prompt_tokens import encode
+from pipeline.models.tokens import encode
 from pipeline.prompt_files import source_files
 from tests.pipeline import tiny
 

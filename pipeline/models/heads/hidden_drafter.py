@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
+from transformers import DynamicCache
 
-from pipeline.models.caches import Cache, new_cache
 from pipeline.models.heads.feature_head import FeatureHead
-from pipeline.models.language_model import Head, LanguageModel
+from pipeline.models.language_model import Head, LanguageModel, new_cache
 
 
 @dataclass(frozen=True)
@@ -63,14 +63,14 @@ class HiddenDrafter:
         rest = project(self.head.norm(outputs))[..., : self.vocab_size]
         return torch.where(logits == -torch.inf, rest, logits)
 
-    def new_cache(self, capacity: int) -> Cache:
+    def new_cache(self, capacity: int) -> DynamicCache:
         """Return an empty cache for texts of at most `capacity` entries; the first is token 1's."""
         return new_cache(None, capacity)
 
     def read(
         self,
         ids: Tensor,
-        cache: Cache,
+        cache: DynamicCache,
         mask: Tensor | None = None,
         positions: Tensor | None = None,
         *,
