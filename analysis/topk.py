@@ -44,7 +44,7 @@ class TopK:
         stored_probs: (N, K) float64, or None when the distribution is given by logits.
         log_prob_error: (N, K), the largest error of each log-probability, nats; None where the
             stored numbers are exact. With errors all certificates are intervals
-            (`certificates.rounded`), and `entropy` is its lower end.
+            (`certificates.intervals`), and `entropy` is its lower end.
     """
 
     ids: NDArray[np.int32]

@@ -160,8 +160,10 @@ def _ends(stored: TruncatedSteps, low: Floats, high: Floats, most: Floats) -> En
     lower, active = mode_cost(stored.p0, stored.tokens, largest, widen=-MARGIN)
     upper = _upper(stored, low * (1.0 - stored.error), most)
     exact = (stored.tail < TINY) & (most == 0)
-    cost, _ = mode_cost(stored.p0, stored.tokens, stored.ratio(stored.tail))
-    return np.where(exact, cost, lower), np.where(exact, cost, upper), active
+    if exact.any():
+        cost, _ = mode_cost(stored.p0, stored.tokens, stored.ratio(stored.tail))
+        lower, upper = np.where(exact, cost, lower), np.where(exact, cost, upper)
+    return lower, upper, active
 
 
 def _upper(stored: TruncatedSteps, b: Floats, most: Floats) -> Floats:

@@ -37,16 +37,27 @@ def read_pair(
     They are the target's, the drafter's by depth of a draft (a language model has one depth), and
     those of `HiddenDrafter.completed`.
     """
-    head = drafter if isinstance(drafter, HiddenDrafter) else None
-    text = Texts(target, ids.shape[1], () if head is None else head.layers)
+    text = Texts(target, ids.shape[1], drafter.layers if isinstance(drafter, HiddenDrafter) else ())
     logits = text.read(ids, keep)[0]
-    if head is None:
-        return logits, [Texts(drafter, ids.shape[1]).read(ids, keep)[0]], None
-    assert text.hidden is not None
-    given = given_text(head.head, head.embed(ids), text.hidden, depths)
+    return logits, *read_drafter(drafter, ids, text.hidden, keep, depths)
+
+
+@torch.inference_mode()
+def read_drafter(
+    drafter: LanguageModel | HiddenDrafter,
+    ids: Tensor,
+    hidden: Tensor | None,
+    keep: int,
+    depths: int = 1,
+) -> tuple[list[Tensor], Tensor | None]:
+    """Return what `read_pair` does of the drafter; a head reads the target's `hidden` states."""
+    if not isinstance(drafter, HiddenDrafter):
+        return [Texts(drafter, ids.shape[1]).read(ids, keep)[0]], None
+    assert hidden is not None
+    given = given_text(drafter.head, drafter.embed(ids), hidden, depths)
     outputs = [output[0, -keep:] for output in given]
-    drafts = [head.logits(output) for output in outputs]
-    return logits, drafts, head.completed(outputs[0], drafts[0])
+    drafts = [drafter.logits(output) for output in outputs]
+    return drafts, drafter.completed(outputs[0], drafts[0])
 
 
 @torch.inference_mode()

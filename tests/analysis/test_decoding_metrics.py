@@ -100,18 +100,14 @@ def test_acceptance_is_pooled_over_tested_tokens():
     assert found["tokens_per_call"].tolist() == pytest.approx([1, 8 / 5, 8 / 4])
     # run 1 emits 3, 1, 1 and 2, 1 tokens a call: 3 of 8 come together with the one before
     assert found["burstiness"].tolist() == [0, 3 / 8, 4 / 8]
-    gaps = [speed.token_gaps(made(), run) for run in range(3)]
-    assert [float(np.mean(of == 0)) for of in gaps] == found["burstiness"].tolist()
     ended = made()
     ended.calls.loc[12, ["tested", "accepted"]] = 1  # an answer that ends with an accepted token
     assert decoding.acceptance(ended, *STATISTICS)["burstiness"].tolist() == [0, 3 / 8, 4 / 8]
     # of five calls three drafted two tokens, one a single token, one none
     assert found["drafted_per_call"].iloc[1] == pytest.approx(7 / 5)
-    assert found["closed_form"].iloc[1] == pytest.approx((3 * 1.96 + 1.6 + 1) / 5)
-    assert found["closed_form"].iloc[0] == 1
+    assert found["closed_form"].iloc[:2].tolist() == pytest.approx([1, (3 * 1.96 + 1.6 + 1) / 5])
     # 10 tokens an all; run 2 loses one nat more a prompt than run 1, run 1 than the baseline
     assert found["nats_given_up"].tolist() == pytest.approx([0, 2 / 10, 4 / 10])
-    assert found["agreement"].tolist() == [1.0, 1.0, 0.5]
     data = made().data.assign(  # pooled over the longer of two answers
         n_tokens=[10, 4, 2, 8, 10, 4], agreement=[1.0, 1.0, 2 / 10, 4 / 8, 1.0, 1.0]
     )
@@ -199,43 +195,23 @@ def test_speed_and_costs():
     assert table["best_length"].tolist() == pytest.approx([np.nan, fastest, fastest], nan_ok=True)
 
 
-def test_answers_of_one_token_have_no_time_after_it():
-    one = made()
-    answers = one.answers.assign(seconds=one.answers["first_seconds"])
-    single = replace(one, answers=answers, data=one.data.assign(n_tokens=1))
-    table = speed.throughput(single, 20, 0.9, 0)
-    assert table["speedup"].tolist() == [1.0] * 3
-    assert table.filter(like="tpot").isna().all(axis=None)
-
-
-def test_a_busy_machine_shows_in_gaps_and_in_verifications_faster_than_a_pass():
+def test_a_busy_machine_shows_in_gaps_in_verifications_faster_than_a_pass_and_in_waiting():
     table = speed.speed(made(), 20, 0.9, 0)
     assert speed.signs_of_load(table) == []
     # one of the baseline's eight gaps is 12 times the others; its mean pass becomes 23.75 ms
-    interrupted = made()
-    interrupted.spans.loc[interrupted.spans["run"] == 0, "verify_seconds"] = [0.12, *[0.01] * 7]
-    gap, verification = speed.signs_of_load(speed.speed(interrupted, 20, 0.9, 0))
-    assert gap.startswith("Autoregressive at T = 0: 1 % of the gaps")
+    busy = made()
+    busy.spans.loc[busy.spans["run"] == 0, "verify_seconds"] = [0.12, *[0.01] * 7]
+    shares = np.array([1.0, 0.89, 0.2])  # of the time the processor worked
+    busy.answers["processor_seconds"] = busy.answers["seconds"] * shares[busy.answers["run"]]
+    found = speed.speed(busy, 20, 0.9, 0)
+    np.testing.assert_allclose(found["processor_share"], shares, rtol=1e-15)
+    waiting, gap, verification = speed.signs_of_load(found)
     assert "11.2 times their median" in gap  # the percentile lies 7 % below the one large gap
     assert "Strict greedy at T = 0, γ = 2: a verification took 0.51 of" in verification
+    assert "89 % of the time" in waiting
     # the limits themselves are no sign
     limit = table.assign(itl_99=10.0, itl_50=1.0, verify_ratio=0.9, processor_share=0.9)
     assert speed.signs_of_load(limit) == []
-
-
-@pytest.mark.parametrize(
-    ("shares", "signs"),
-    [([1.0, 0.9, 0.2], 0), ([1.0, np.nextafter(0.9, 0), 0.2], 1), ([np.nan] * 3, 0)],  # on CUDA
-)
-def test_waiting_for_the_processor_is_a_sign_of_load(shares, signs):
-    one = made()
-    spent = one.answers["seconds"] * np.array(shares)[one.answers["run"]]
-    changed = replace(one, answers=one.answers.assign(processor_seconds=spent))
-    table = speed.speed(changed, 20, 0.9, 0)
-    np.testing.assert_allclose(table["processor_share"], shares, rtol=1e-15)
-    found = speed.signs_of_load(table.assign(processor_share=shares))
-    assert len(found) == signs
-    assert all("90 % of the time" in sign for sign in found)
 
 
 # Seed table: expected tokens a call, to two digits

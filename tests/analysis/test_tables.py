@@ -97,13 +97,10 @@ def test_rows_and_columns_keep_their_order_and_missing_cells_are_marked():
     assert shown.index.tolist() == ["b", "<a>"]
     assert shown.columns.tolist() == [("x", "n_%"), ("y", "n_%")]
     text = table.latex().splitlines()
-    assert text[1:4] == [r"\caption{A \& B}", r"\label{tab:one}", r"\begin{tabular}{lrr}"]
-    assert text[5:7] == [
-        r" & x & y \\", r"\# & n\_\% & n\_\% \\",
-    ]  # fmt: skip
+    assert r"\caption{A \& B}" in text
+    assert r"\# & n\_\% & n\_\% \\" in text
     assert r"$<$a$>$ & 3 \% & -- \\" in text
-    page = table.html()
-    assert "<th>&lt;a&gt;</th>\n      <td>3 %</td>\n      <td>–</td>" in page
+    assert "<th>&lt;a&gt;</th>\n      <td>3 %</td>\n      <td>–</td>" in table.html()
     long = Table("two", "any", "any", data, pd.DataFrame({"text": [99 * "x"] * 99}))
     assert long.html().count(99 * "x") == 99
 
@@ -120,12 +117,10 @@ def test_empty_regions_and_open_certificates_are_marked(tables):
     assert row[["Mean", "p5", "p25"]].tolist() == expected
     assert row["Med"] == f"{number_text(math.log(2), values['median'])}*"
     assert row["empty"] == "75.0 %"
-    assert "*: the ceiling" in two.caption
     digits = decimals(tables["table3"].data["value"])
     low = np.sort(certificates(TARGETS[0], INEXACT)[0])[13]
     three = tables["table3"].shown
     assert three.loc[("Additive certificate", "t = 0.45"), TARGETS[0]] == number_text(low, digits)
-    assert "lower end counts" in tables["table3"].caption
     # a run length near the number of steps is a lower bound
     table = tables["table5"]
     data = table.data[table.data["estimator"] == "per_call"].set_index(["rule", "eps"])
@@ -149,10 +144,6 @@ def test_csv_gives_published_values_intervals_shares_and_estimators(tables):
         ours = data[(data["target"] == TARGETS[0]) & (data["rule"] == "greedy")]
         assert str(ours[ours[key] == row].iloc[0]["published"]) == value
         assert set(data[data["target"] == TARGETS[1]]["published"]) <= {""}
-    wordings = tables["table5"].shown.index.get_level_values(0).unique().tolist()
-    assert wordings == [
-        *("Tokens per call", "Mean certified run", "From a random position, at most 100")
-    ]
     shares = read["table2"].groupby("rule")["empty"].max().to_dict()
     assert shares == {"additive t=0.1": 0, EMPTY: 0.75, "greedy": 0, "tree m=2": 0}
     assert set(read["table6"]["estimator"]) == {"per_call", "mean_run", "random_100"}
@@ -182,22 +173,17 @@ def test_a_users_rule_stands_beside_the_papers_in_every_table():
         assert found[name].shown.index.get_level_values(-1).tolist().count("Confident") == count
     four = found["table4"].shown
     name = next(name for name in four.index if name.endswith("α = 0.3"))
-    assert four.index.tolist()[0] == "0.1"
-    assert [four.columns[at][1] for at in range(2)] == ["m = 2", "m = 4"]
     assert pd.isna(four.loc[name, (TARGETS[0], "m = 2")])
     assert four.loc[name, (TARGETS[0], "m = 4")].startswith("0.")
 
 
 def test_a_grid_of_other_values_is_shown_in_table_2():
     """Of a family without the paper's values all values, and all rules of a study without any."""
-    some = expand([{"rule": "greedy"}, {"rule": "additive", "t": [0.15, 0.25]}])
     others = expand([{"rule": "additive", "t": [0.15, 0.25]}, {"rule": "mars", "theta": 0.5}])
-    for rules in (some, others):
-        assert tables_of(measure(rules))["table2"].shown.index.tolist() == [
-            rule.title for rule in rules
-        ]
     both = expand([{"rule": "additive", "t": [0.1, 0.15]}])
-    assert tables_of(measure(both))["table2"].shown.index.tolist() == ["Additive (t = 0.1)"]
+    for rules, shown in ((others, others), (both, both[:1])):
+        found = tables_of(measure(rules))["table2"].shown.index.tolist()
+        assert found == [rule.title for rule in shown]
 
 
 def test_methods_are_compared_by_the_source_of_their_prompts():
@@ -208,18 +194,14 @@ def test_methods_are_compared_by_the_source_of_their_prompts():
     table = comparison_table([one], [speeds])
     tau = table.data.set_index(["source", "run"])["tau"]
     assert [tau[source, 1] for source in ("a", "b", "all")] == pytest.approx([5 / 3, 3 / 2, 8 / 5])
-    assert table.shown["a", "τ"].iloc[1] == "1.67"
     assert table.shown["all", "agreement"].tolist() == ["100.0 %", "100.0 %", "50.0 %"]
     costs = speed_table([one], [speeds]).shown
-    assert costs["costs", "ρ"].tolist()[1] == "0.100"
     assert costs["a call, ms", "verify"].tolist() == ["10.00", "12.00", "12.00"]
 
 
 def test_symbols_print_like_the_papers():
     assert latex("R > 50 %, ε₀ = 0.1–0.2*") == r"R $>$ 50 \%, $\varepsilon_{0}$ = 0.1--0.2*"
-    assert latex(r"$α|{~^\}") == (
-        r"\$$\alpha$\textbar{}\{\textasciitilde{}\textasciicircum{}\textbackslash{}\}"
-    )
+    assert latex(r"$α^\}") == r"\$$\alpha$\textasciicircum{}\textbackslash{}\}"
 
 
 PRINTED_TARGETS = ["Qwen3-1.7B", "Qwen3-4B"]
@@ -340,8 +322,6 @@ def test_a_length_that_answers_cut_is_a_bound_and_is_not_counted():
     cells = published_table(table).shown.droplevel([0, 1])
     row = cells.loc[f"Additive (t = 0.3), ε = {least:g}"]
     assert row["ours"] == "≥ 50.00 [50.00, 50.00]"
-    assert row["difference"] == "–"
-    assert cells.loc["Additive (t = 0.3), ε = 0.69", "difference"].endswith(" ≠")
     (line,) = outside(table)
     assert f"Tables 5 and 6 {len(runs) - 1} of {len(runs) - 1}." in line
 

@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from pipeline.decoding.choices import Greedy
 from pipeline.decoding.drafters import Draft, ModelDrafter, PromptLookup
+from pipeline.decoding.loop import prefill
 from pipeline.errors import PipelineError
 from pipeline.models.load import load_model
 from pipeline.study import check_models
@@ -107,8 +108,9 @@ def test_stored_logits_and_decoded_answers_are_those_of_plain_passes(name, tmp_p
         model.check_trees()
     for prompt, _, _ in texts.values():
         wanted = plain_greedy(model, prompt)
-        assert greedy(model, PromptLookup(2, CPU), prompt, 4).tokens == wanted
-        answer = greedy(model, Faulty(model, Greedy()), prompt, 4)
+        read = prefill(model, prompt, LIMIT)  # once for both
+        assert greedy(model, PromptLookup(2, CPU), read, 4).tokens == wanted
+        answer = greedy(model, Faulty(model, Greedy()), read, 4)
         assert answer.tokens == wanted
         for call in answer.calls:  # after a fault both caches are rolled back, and right again
             assert call.accepted == (

@@ -63,14 +63,17 @@ def save_model(
     model: Any, directory: Path, made: Tokenizer, template: str, eos: str, pad: str
 ) -> None:
     """Write a model and its tokenizer as a directory that `load_model` reads."""
+    ends = {"eos_token_id": made.token_to_id(eos), "pad_token_id": made.token_to_id(pad)}
+    model.generation_config = GenerationConfig(**ends)
+    model.save_pretrained(directory)
+    save_tokenizer(directory, made, template, eos, pad)
+
+
+def save_tokenizer(directory: Path, made: Tokenizer, template: str, eos: str, pad: str) -> None:
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=made, eos_token=eos, pad_token=pad, clean_up_tokenization_spaces=False
     )
     tokenizer.chat_template = template
-    model.generation_config = GenerationConfig(
-        eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id
-    )
-    model.save_pretrained(directory)
     tokenizer.save_pretrained(directory)
 
 
