@@ -1,6 +1,6 @@
 """Speed of decoding, compared with transformers.
 
-``python -m benchmarks.decoding speed [OVERRIDES]`` times greedy decoding with a drafter and
+``python -m benchmarks.decoding [OVERRIDES]`` times greedy decoding with a drafter and
 transformers' own generation, with the same target, prompts and draft lengths (lengths=2,4). All
 decoders take each prompt in turn, in three rounds, and the median counts. Transformers drafts with
 the same model or, if the drafter is a head, by prompt look-up. The output has milliseconds a token
@@ -118,6 +118,4 @@ def print_comparison(
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] != ["speed"]:
-        raise SystemExit("give speed, then overrides")
-    time_decoding(sys.argv[2:])
+    time_decoding(sys.argv[1:])
