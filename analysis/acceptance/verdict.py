@@ -73,16 +73,11 @@ def advise(
 ) -> Advice:
     """Return the verdict on drafting for a target.
 
-    Methods are compared at the lowest temperature at which an engine runs a lossless one.
-
-    Args:
-        target: printed name.
-        drafter: likewise; empty without one.
-        speeds: of `analysis.decoding.speed.speed` with `lossless` and `engine`; None if not timed.
-        answers: of `analysis.decoding.answers.losses`; None if not scored.
-        margin: the loss of right answers that they were compared with.
-        busy: signs of other work on the machine (`signs_of_load`).
-        command: runs the study, up to a stage's name; empty if no model can be run.
+    Methods are compared at the lowest temperature at which an engine runs a lossless one. `speeds`
+    are of `analysis.decoding.speed.speed` with `lossless` and `engine`, None if nothing was timed;
+    `answers` of `analysis.decoding.answers.losses`, None if none were scored, and `margin` the loss
+    that they were compared with; `busy` signs of other work on the machine (`signs_of_load`).
+    `command` runs the study, up to a stage's name; it is empty if no model can be run.
     """
     drafted = pd.DataFrame() if speeds is None else speeds[speeds["drafter"] != "none"]
     if drafted.empty:

@@ -67,13 +67,10 @@ class EngineLog:
 def read_log(
     path: Path, k: int, vocab_size: int | None = None, error: float | None = None
 ) -> EngineLog:
-    """Read a log.
+    """Read a log: of each step at most k log-probabilities.
 
-    Args:
-        path: of the file.
-        k: log-probabilities that are taken of a step at most.
-        vocab_size: of the model; None leaves out the checks that need it.
-        error: how far each value may be off, nats; None takes it from how they are printed.
+    Without `vocab_size` the checks that need it are left out. `error` is how far each value may be
+    off, nats; None takes it from how they are printed.
 
     Raises:
         PipelineError: answers have no log-probabilities, or processed ones; values are not those of
