@@ -28,8 +28,7 @@ def build(mapping: Mapping[str, Any]) -> Rule:
     its class, ``{"_target_": "my_rules.Confident", "c": 0.9}``.
 
     Raises:
-        ValueError: the rule or a key is unknown or missing, or a value has the wrong type or is
-            out of range. The message names the key, the value and what is allowed.
+        ValueError: a rule, key, type or value is wrong; names key, value and what is allowed.
     """
     kind, values = rule_class(mapping)
     rule = checked(kind, values, f"rule {kind.name}")

@@ -1,7 +1,7 @@
 """The columns of every file of every artifact: type and meaning, as its stage declares them.
 
-``python -m tools.columns`` prints them. Units: token ids are indices of the vocabulary, logits are
-raw, everything else is in nats or a probability.
+The files carry them in their schema. Token ids are indices of the vocabulary, logits are raw,
+everything else is in nats or a probability.
 """
 
 from __future__ import annotations

@@ -53,14 +53,9 @@ def compute_shards(
 ) -> list[Shard]:
     """Compute the shards of all items but those that are finished; add the worker's facts.
 
-    Args:
-        task: what is made; `execution` of its models says by which workers.
-        inputs: what it is made from.
-        out: where it is made.
-        names: the items, in the order in which they are computed; None: a worker knows them.
-        open_worker: loads what is needed, here or in another process.
-        steps: the most that an item can have, for the progress bar.
-        unit: of the progress bar, in the singular.
+    `names` are the items, in the order in which they are computed; None: a worker knows them.
+    `open_worker` loads what is needed, here or in another process, as `execution` of the task's
+    models says. `steps`, the most that an item can have, and `unit` are for the progress bar.
     """
     out.shards.mkdir(exist_ok=True)
     shards = list(_finished(out.shards))

@@ -42,7 +42,7 @@ class Study:
 
     Attributes:
         config: the checked configuration.
-        rules: the acceptance rules of `config.criteria`.
+        rules: those of `config.criteria`.
         decoded: those of them that a method with `rule: criteria` decodes with.
         wanted: the requested stage, and all that it is made from.
         tasks: the artifacts of the wanted stages, target by target; of other stages none.

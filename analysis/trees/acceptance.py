@@ -40,8 +40,7 @@ def measured_rates(accepted: Integers, children: Integers) -> Floats:
     the share that accepted it, times the probability that none before it was accepted. A node with
     fewer children carries no information on the missing ones; it does not count as a rejection.
     `accepted` (N,) is the sibling index of the accepted child of each node reached, from 1, 0 if
-    none was; `children` (N,) their number. Returned are R(1), ..., R(J) of all indices that were
-    tested.
+    none was; `children` (N,) their number.
 
     >>> measured_rates(np.array([1, 0, 2, 0]), np.array([2, 2, 2, 1])).tolist()
     [0.25, 0.375]

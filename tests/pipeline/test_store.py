@@ -20,7 +20,6 @@ from pipeline.store import Store
 from pipeline.study import STAGES
 from tests.pipeline import toy
 from tests.pipeline.toy import LOG, PROMPTS, Syncs, flip, tasks
-from tools import columns as printed
 
 ALL = ["prompts", "shard", "shard", "shard", "totals"]
 
@@ -256,17 +255,6 @@ def test_a_process_waits_for_who_computes_and_locks_nothing_complete(store):
     assert waiter.exitcode == 0
     with FileLock(store.root / ".locks" / f"prompts-{task.key[:12]}.lock"):
         store.get(task)
-
-
-def test_the_command_prints_every_column(capsys):
-    printed.main([])
-    said = capsys.readouterr().out
-    for name, stage in STAGES.items():
-        for file, columns in stage.tables.items():
-            assert f"{name}: {file}.parquet\n" in said
-            assert all(column.meaning in said for column in columns.values())
-    with pytest.raises(SystemExit, match="nothing is no stage: give one of prompts, "):
-        printed.main(["nothing"])
 
 
 @pytest.mark.parametrize("stage", STAGES.values(), ids=STAGES)
