@@ -10,6 +10,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from pipeline.errors import PipelineError, first_line
@@ -59,7 +60,7 @@ class PromptRows:
 
     def __getitem__(self, at: int) -> Mapping[str, Any]:
         if self._table is not None:
-            return dict(self._table.slice(at, 1).to_pylist()[0])
+            return self._table[at]
         place, line = self._lines[at]
         try:
             row = json.loads(line)
@@ -84,20 +85,30 @@ def _lines(path: Path) -> list[tuple[str, str]]:
 
 
 def _parquet(files: Sequence[Path]) -> Any:
-    """Return the rows of all files as one table."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
+    """Return the rows of all files as `datasets` maps them into memory, from copies made anew."""
+    from datasets import Dataset, concatenate_datasets, disable_progress_bars
+    from datasets.utils.logging import CRITICAL, set_verbosity
+    from pyarrow.dataset import ParquetFragmentScanOptions
+    from pyarrow.parquet import read_metadata
 
-    tables = []
+    disable_progress_bars()
+    set_verbosity(CRITICAL)  # errors are raised, too
+    checked = ParquetFragmentScanOptions(page_checksum_verification=True)
+    parts = []
     for path in files:
         try:
-            tables.append(pq.read_table(path, page_checksum_verification=True))
-        except (OSError, pa.ArrowException) as error:
+            if read_metadata(path).num_rows:  # the builder refuses a file without rows
+                with TemporaryDirectory() as copy:  # a mapped file can be removed
+                    name = glob.escape(str(path))
+                    parts.append(
+                        Dataset.from_parquet(name, cache_dir=copy, fragment_scan_options=checked)
+                    )
+        except Exception as error:  # it raises many kinds, with what is wrong as their cause
             raise PipelineError(
-                f"{KEY}: {path} is no Parquet file that can be read: {first_line(error)}. Fetch or "
-                "write it again"
+                f"{KEY}: {path} is no Parquet file that can be read: "
+                f"{first_line(error.__cause__ or error)}. Fetch or write it again"
             ) from error
-    return pa.concat_tables(tables)
+    return concatenate_datasets(parts) if parts else []
 
 
 class ExcludedRowError(Exception):
