@@ -39,12 +39,7 @@ TOKENIZER = "tokenizer.json and tokenizer_config.json"
 
 
 def load_model(spec: ModelSpec) -> LanguageModel:
-    """Load a model for inference, and check that it can be run a token at a time.
-
-    Raises:
-        PipelineError: the model can't be fetched, is no causal language model in safetensors, has
-            damaged weights, or can't be run with a key-value cache.
-    """
+    """Load a model for inference, and check that it can be run a token at a time."""
     key, settings, path = spec.key, spec.settings, spec.settings.path
     device = choose_device(spec.device.name)
     set_up(device, spec.device.threads)
