@@ -1,9 +1,9 @@
 """The answers in a file that an engine wrote, one JSON object a line, in the order of the file.
 
 A line is an answer as it came, or with its request as `pipeline.ask` saves it: custom_id, request,
-response and seconds. The file may be packed with gzip. An answer has its tokens in `choices` (vLLM,
-llama.cpp and servers like them: chat and completions), or beside `content` and `stop` (llama.cpp's
-/completion).
+response and seconds. The file may be packed with gzip; the chunks of a stream (`data: {...}`) are
+put together. An answer has its tokens in `choices` (vLLM, llama.cpp and servers like them: chat and
+completions), or beside `content` and `stop` (llama.cpp's /completion).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import math
 import re
 import zlib
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -22,7 +22,6 @@ from pipeline.errors import PipelineError, first_line
 
 NO_ANSWER = "objects that are no answers"
 NO_JSON = "lines that are no JSON"
-CHUNK = "chunks of streams, which are not read"
 WITH_ERROR = "answers with an error"
 AGAIN = "answers given again"
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")  # of terminals, or no valid Unicode
@@ -62,13 +61,8 @@ def read_answers(
     answers: dict[str, T] = {}
     excluded = Counter[str]()
     first: tuple[str, int] | None = None
-    for line, raw in enumerate(read_bytes(path).splitlines(), start=1):
-        if not raw.strip():
-            continue
-        try:
-            parts = answer_parts(json.loads(raw), line)
-        except (ValueError, RecursionError):
-            parts = NO_JSON
+    for line, value in _objects(read_bytes(path), excluded):
+        parts = answer_parts(value, line)
         if isinstance(parts, str):
             excluded[parts] += 1
             continue
@@ -94,6 +88,40 @@ def read_answers(
     return answers, None if first is None else first[0], excluded
 
 
+def _objects(data: bytes, excluded: Counter[str]) -> Iterator[tuple[int, Any]]:
+    """Yield each line's object, and behind them the answers that came in chunks."""
+    streams: dict[str, tuple[int, dict[str, Any]]] = {}
+    for line, raw in enumerate(data.split(b"\n"), start=1):
+        text = raw.strip().removeprefix(b"data:").strip()
+        if not text or text == b"[DONE]":
+            continue
+        try:
+            value = json.loads(text)
+        except (ValueError, RecursionError):
+            excluded[NO_JSON] += 1
+            continue
+        if not isinstance(value, dict) or not str(value.get("object")).endswith(".chunk"):
+            yield line, value
+            continue
+        choices = value.get("choices") or []
+        if isinstance(choices, list) and all(isinstance(choice, dict) for choice in choices):
+            by_index = {str(choice.get("index")): choice for choice in choices}
+            first, whole = streams.get(key := str(value.get("id")), (line, {}))
+            streams[key] = first, _joined(whole, value | {"choices": by_index})
+    for line, whole in streams.values():
+        yield line, whole | {"choices": list(whole["choices"].values())}
+
+
+def _joined(old: Any, new: Any) -> Any:
+    """Return what was streamed with one more chunk: lists go on, other values are replaced."""
+    if isinstance(old, list) and isinstance(new, list):
+        return old + new
+    if isinstance(old, dict) and isinstance(new, dict):
+        told = {key: value for key, value in new.items() if value is not None}
+        return old | {key: _joined(old.get(key), value) for key, value in told.items()}
+    return new
+
+
 def answer_parts(value: Any, line: int) -> list[Part] | str:
     """Return the answers in the object of a line, one a choice, or why it has none."""
     if not isinstance(value, Mapping):
@@ -105,15 +133,14 @@ def answer_parts(value: Any, line: int) -> list[Part] | str:
     wrong = body.get("error") is not None or "detail" in body or body.get("object") == "error"
     if wrong and "choices" not in body:
         return WITH_ERROR
-    if str(body.get("object")).endswith(".chunk"):
-        return CHUNK
     name, fallback = value.get("custom_id"), f"line-{line}"
     if isinstance(choices, list) and choices and all(isinstance(c, Mapping) for c in choices):
         own = printable(name or body.get("id") or body.get("request_id") or fallback)
         names = [own + (f"#{choice['index']}" if choice.get("index") else "") for choice in choices]
         pairs = zip(names, choices, strict=True)
         return [Part(one, line, request, body, choice, seconds) for one, choice in pairs]
-    if "completion_probabilities" in body or {"content", "stop"} <= set(body):
+    native = "completion_probabilities" in body or {"content", "stop"} <= set(body)
+    if native or isinstance(body.get("meta_info"), Mapping):
         return [Part(printable(name or fallback), line, request, body, body, seconds)]
     return NO_ANSWER
 

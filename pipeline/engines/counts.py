@@ -10,7 +10,8 @@ call emits its accepted tokens and one more, and a pass without a draft one. So 
 follow prefill, a being the accepted tokens. vLLM counts accepted tokens behind the end of an answer
 (max_tokens, a stop token) in the last call: the passes are up to as many more as this call
 accepted. llama.cpp cuts drafts to what an answer may still have (`get_n_draft_max`), so it does at
-a stop token only (`post_decode` in `tools/server/server-context.cpp`).
+a stop token only (`post_decode` in `tools/server/server-context.cpp`); servers that write its
+timings with draft_rounds count these calls. SGLang's own layout has the calls alone.
 """
 
 from __future__ import annotations
@@ -53,7 +54,10 @@ class _Told(BaseModel):
     predicted_ms: Annotated[float, Field(ge=0, le=1e9)] | None = _at("timings", "predicted_ms")
     draft_n: Count | None = _at("timings", "draft_n")
     draft_n_accepted: Count | None = _at("timings", "draft_n_accepted")
+    draft_rounds: Count | None = _at("timings", "draft_rounds")
     tokens_predicted: Count | None = None
+    tokens_of_sglang: Count | None = _at("meta_info", "completion_tokens")
+    verified: Count | None = _at("meta_info", "spec_verify_ct")
 
 
 class EngineAnswer(NamedTuple):
@@ -63,7 +67,7 @@ class EngineAnswer(NamedTuple):
     tokens: list[int] | None  # token ids of the answer
     temperature: float  # of its sampling
     size: int | None  # number of tokens
-    engine: str = ""  # vLLM or llama.cpp; empty where nothing was drafted
+    engine: str = ""  # vLLM, llama.cpp or SGLang; empty where nothing was drafted
     calls: float = 0  # with a draft
     drafted: float = 0  # tokens
     accepted: int = 0  # tokens
@@ -100,7 +104,7 @@ class Counts:
     prefill.
     """
 
-    engine: str  # vLLM or llama.cpp; empty where answers do not tell
+    engine: str  # vLLM, llama.cpp or SGLang; empty where answers do not tell
     drafts: float  # calls with a draft; 0 without a drafter
     drafted: float  # tokens
     accepted: float  # tokens, those of the target's own not counted
@@ -177,7 +181,8 @@ def read_answer(part: Part) -> EngineAnswer | None:
         wrong = error.errors(include_url=False)[0]
         place = ".".join(map(str, wrong["loc"]))
         raise FormatError(f"has {place}={wrong['input']!r:.60}: {wrong['msg']}") from error
-    counts = (told.completion_tokens, told.predicted_n, told.tokens_predicted, len(told.ids or ()))
+    sizes = (told.completion_tokens, told.tokens_of_sglang, told.predicted_n, told.tokens_predicted,
+             len(told.ids or ()))  # fmt: skip
     request, milliseconds = part.request, told.predicted_ms or 0.0
     prompt = request.get("prompt", request.get("token_ids"))
     sampling = request.get("sampling_params") or request  # vLLM's /inference/v1/generate
@@ -186,7 +191,7 @@ def read_answer(part: Part) -> EngineAnswer | None:
         prompt if prompt and _are_ids(prompt) else None,
         told.ids,
         temperature if isinstance(temperature, int | float) else math.nan,
-        next(filter(None, counts), None),
+        next((size for size in sizes if size), None),
         seconds=part.seconds,
         decode_seconds=milliseconds / 1000 or math.nan,
     )
@@ -198,10 +203,15 @@ def read_answer(part: Part) -> EngineAnswer | None:
         why = part.body.get("stop_type"), part.content.get("finish_reason")
         answer = answer._replace(
             engine="llama.cpp",
-            calls=math.nan,
+            calls=math.nan if told.draft_rounds is None else told.draft_rounds,
             drafted=told.draft_n,
             accepted=told.draft_n_accepted,
             ended=any(reason in ("eos", "word", "stop") for reason in why),
+        )
+    elif told.verified is not None:
+        accepted = max((answer.size or 1) - 1 - told.verified, 0)
+        answer = answer._replace(
+            engine="SGLang", calls=told.verified, drafted=math.nan, accepted=accepted
         )
     else:  # nothing was drafted for it
         answer = answer._replace(histogram=[], per_step=[])

@@ -50,6 +50,9 @@ METRICS = {  # without _total: what is read of each
         "n_busy_slots_per_decode": "slots",
         "tokens_predicted": "tokens",
         "tokens_predicted_seconds": "seconds",
+        "draft_verify_steps": "drafts",  # names of a branch
+        "draft_tokens": "drafted",
+        "draft_tokens_accepted": "accepted",
     },
 }
 COUNTED = ("drafts", "drafted", "accepted", "passes", "most_passes", "emitted", "seconds")

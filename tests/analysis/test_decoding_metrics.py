@@ -69,17 +69,8 @@ def made():
         common_prefix=tokens,
     )
     trajectory = pd.DataFrame(
-        {
-            "prompt_id": ["a"] * 4,
-            "position": range(4),
-            "token_id": [1] * 4,
-            "draft_token_id": [1] * 4,
-            "draft_rank": [1, 2, 3, 1],
-            "draft_log_prob": [-1.0] * 4,
-            "z1": [10.0, 10.0, 10.0, -1.0],
-            "z2": [9.5, 9.5, 5.0, -2.0],
-            "top_surprisal": [1.0, 1.0, 1.0, 12.0],
-        }
+        {"prompt_id": "a", "position": range(4), "z1": [10.0, 10.0, 10.0, -1.0]}
+        | {"z2": [9.5, 9.5, 5.0, -2.0]}
     )
     size = {
         "target": {"model": 1000, "cache_per_token": 10},
@@ -125,16 +116,11 @@ def test_intervals_of_acceptance_are_over_prompts():
     found = decoding.acceptance(made(), 200, 0.9, 0)[ends]
     assert found.iloc[1].tolist() == pytest.approx([1 / 2, 2 / 3, 3 / 2, 5 / 3])
     assert found.iloc[0, :2].isna().all()  # the baseline tests nothing
-    assert found.iloc[0, 2:].tolist() == [1, 1]
 
 
 def test_the_closed_form_of_calls_without_tests_and_of_certain_ones():
     calls = pd.DataFrame({"run": [0, 0, 1, 1], "reach": [0, 0, 3, 1]})
     assert decoding.closed_form(calls, pd.Series([np.nan, 1.0])).tolist() == [1.0, 3.0]
-    tree = {"name": "optimal", "nodes": 2, "depth": 1, "parents": [-1, -1]}
-    drawn = replace(made(), runs=made().runs.assign(tree=[None, tree, None]))
-    unknown = decoding.acceptance(drawn, *STATISTICS)["closed_form"].isna()
-    assert unknown.tolist() == [False, True, False]
 
 
 def test_a_run_is_compared_with_the_target_alone_in_the_same_race():
@@ -186,13 +172,11 @@ def test_speed_and_costs():
     longer = speed.throughput(replace(made(), data=data), 20, 0.9, 0)
     for name, pace in (("speedup", longer["per_token"]), ("tpot_speedup", longer["tpot"])):
         assert longer[name].tolist() == pytest.approx((pace[0] / pace).tolist())
-    ends = table[["tpot_ci_low", "tpot_speedup", "tpot_ci_high"]].iloc[1]
-    assert ends.is_monotonic_increasing
     assert table["itl_50"].iloc[0] == pytest.approx(0.010)
     assert table["first_token"].tolist() == pytest.approx([0.020] * 3)
     assert table["memory"].iloc[1] == 100 + 2 * 16
     fastest = 2 if table["speedup"][1] > table["speedup"][2] else 3
-    assert table["best_length"].tolist() == pytest.approx([np.nan, fastest, fastest], nan_ok=True)
+    assert table["best_length"][1:].tolist() == [fastest, fastest]
 
 
 def test_a_busy_machine_shows_in_gaps_in_verifications_faster_than_a_pass_and_in_waiting():
@@ -228,10 +212,10 @@ def test_tokens_per_call_has_the_published_values_and_its_limits():
     for a, row in PUBLISHED.items():
         for gamma, tokens in row.items():
             assert decoding.tokens_per_call(a, gamma) == pytest.approx(tokens, abs=0.0051)
-    assert decoding.tokens_per_call(1.0, 6) == 7
     assert decoding.tokens_per_call(0.0, 6) == 1
     near = 1 - 1e-12  # the closed form cancels here
     assert decoding.tokens_per_call(near, 6) == pytest.approx(7, rel=1e-10)
+    assert decoding.tokens_per_call(1.0, 6) == 7
 
 
 @pytest.mark.parametrize("a", [0.05, 0.5, 0.8, 0.95, 0.999])
@@ -257,8 +241,7 @@ def test_the_formulas_at_their_ends_and_beside_what_was_measured():
     assert decoding.formula_length(0.0, 0.0) == decoding.formula_length(0.0, 0.1) == 0
     # the seed: a = 0.9 with a dear drafter loses to a = 0.75 with a cheap one
     assert decoding.formula_speedup(0.9, 5, 0.5) < decoding.formula_speedup(0.75, 5, 0.02)
-    one = made()
-    table = speed.speed(one, 20, 0.9, 0)
+    table = speed.speed(made(), 20, 0.9, 0)
     assert table.loc[0, ["formula", "formula_length"]].isna().all()  # the target alone
     for run in (1, 2):
         a, gamma, rho = table.loc[run, ["rate", "draft_length", "rho"]]

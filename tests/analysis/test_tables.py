@@ -16,7 +16,7 @@ from analysis.report.decoding import comparison_table, speed_table
 from analysis.report.paper_tables import run_length_table, table1, table2, table3, table4, table7
 from analysis.report.published import compare, outside, published_section, published_table
 from analysis.report.results import Results, Target, certificate_statistics, top_statistics
-from analysis.report.table import Table, csv_text, latex, pivoted, together
+from analysis.report.table import Table, csv_text, latex, pivoted
 from analysis.report.text import decimals, number_text
 from analysis.rule_config import expand
 from analysis.rules import Additive, Cut, Multiplicative, Rule, StrictGreedy, TopMAdditive, Typical
@@ -206,7 +206,6 @@ def test_symbols_print_like_the_papers():
 
 PRINTED_TARGETS = ["Qwen3-1.7B", "Qwen3-4B"]
 PAPER = PRINTED_TARGETS[0]
-PROMPTS, EACH = 40, 50
 
 
 def test_every_table_is_complete_and_its_rules_are_in_the_grid():
@@ -253,83 +252,57 @@ def test_monotone_where_mathematics_says_so(target):
     assert medusa[Typical(0.1, 0.09)][2] > math.log(1 + top)  # R <= log(1 + p0)
 
 
-def spread(mean, median, p5, p25, top=1.0):
-    """A prompt's steps, the same for all prompts, with exactly these statistics, none above `top`.
+def reproduced(shift=0.0, cut=0.0):
+    """A study of the paper's target with its numbers of p0 and of strict greedy, plus `shift`.
 
-    Of 50 steps the ranks 3, 13 and 25 are the quantiles; all others move with the mean.
+    Prompts are all alike, so that intervals have no width; one rule's certificates are infinite.
     """
-    low = np.repeat([0, p5, p25, median], [2, 10, 12, 26])
-    high = np.repeat([p5, p25, median, top], [3, 10, 12, 25])
-    low[[2, 12, 24]] = high[[2, 12, 24]] = p5, p25, median
-    share = (mean - low.mean()) / (high.mean() - low.mean())
-    assert 0 <= share <= 1
-    return np.asarray(low + share * (high - low))
 
+    def rows(values, statistics, **key):
+        ends = dict.fromkeys(("value", "ci_low", "ci_high"), np.array(values) + shift)
+        return pd.DataFrame({"statistic": statistics, **ends, **key, "target": PAPER})
 
-def measured(values, p0):
-    bootstrap = PromptBootstrap(np.repeat(np.arange(PROMPTS), EACH), 50, 0.95, 0)
-    whole = {rule: (np.tile(steps, PROMPTS),) * 2 for rule, steps in values.items()}
-    tokens = np.zeros(PROMPTS * EACH, np.int32)
-    target = Target(PAPER, whole, bootstrap, tokens, [], top={1: np.tile(p0, PROMPTS)})
-    runs = {
-        rule.label: run_lengths(lower, list(published.EPS), target.trajectories, bootstrap)
-        for rule, (lower, _) in whole.items()
-    }
+    greedy, other = StrictGreedy(), Multiplicative(0.9)
+    certificates, lengths = published.CERTIFICATES[PAPER], published.RUN_LENGTHS[PAPER]
+    runs = rows(lengths[greedy], published.EPS, rule="greedy", estimator="per_call", cut=cut)
     frames = {
-        "top": top_statistics(target),
-        "certificates": certificate_statistics(target),
-        "runs": together(runs.items(), "rule").assign(target=PAPER),
+        "top": rows(published.TOP_PROBABILITY[PAPER][1], published.PRINTED, k=1),
+        "certificates": pd.concat(
+            [
+                rows(certificates[greedy], published.PRINTED, rule="greedy"),
+                rows([math.inf], ["p5"], rule=other.label),
+            ]
+        ),
+        "runs": runs.rename(columns={"statistic": "eps"}),
     }
-    return Results([PAPER], {rule.label: rule for rule in values}, frames)
+    return Results([PAPER], {rule.label: rule for rule in (greedy, other)}, frames)
 
 
-P0 = spread(*published.TOP_PROBABILITY[PAPER][1])
-PRINTED = spread(*published.CERTIFICATES[PAPER][StrictGreedy()], top=math.log(2))
-
-
-def test_what_the_paper_prints_is_inside_its_own_interval():
-    """Results with the paper's own statistics of p0 and of strict greedy."""
-    results = measured({StrictGreedy(): PRINTED, Multiplicative(0.9): np.full(EACH, math.inf)}, P0)
+@pytest.mark.parametrize(("shift", "differs"), [(0.0, False), (0.0004, False), (0.0006, True)])
+def test_the_rounding_of_print_is_no_difference(shift, differs):
+    results = reproduced(shift)
     table = compare(results)
-    found = table.set_index(["table", "row", "statistic"])
-    p0, greedy = found.loc["1"].loc["1"], found.loc["2"].loc["greedy"]
-    assert not p0["outside"].any()
-    assert not greedy["outside"].any()
-    assert np.allclose(greedy["difference"], 0)
+    found = table[table["table"].isin(["1", "2"])]
+    assert (found["outside"] == differs).all()
+    np.testing.assert_allclose(found["difference"], shift, atol=1e-12)
     # an empty region stands as its ceiling: log 2 against the printed 0.008
-    other = found.loc[("3", "multiplicative alpha=0.9", "p5")]
-    assert other["outside"]
+    (other,) = table[table["row"] == "multiplicative alpha=0.9"].to_dict("records")
+    assert (other["table"], other["outside"]) == ("3", True)
     assert other["difference"] == pytest.approx(math.log(2) - 0.008)
-    runs = found.loc["5 and 6"].loc["greedy"]
-    assert list(runs.index) == list(published.EPS)
-    assert "multiplicative alpha=0.9" not in found.loc["5 and 6"].index
-    assert set(table["table"]) == {"1", "2", "3", "5 and 6"}
+    assert table[table["table"] == "5 and 6"]["statistic"].tolist() == list(published.EPS)
     assert published_section(replace(results, targets=["own"])) is None
 
 
 def test_a_length_that_answers_cut_is_a_bound_and_is_not_counted():
-    """Fifty steps that are all certified advance at least 50 tokens: 100 is no contradiction."""
-    table = compare(measured({Additive(0.3): np.full(EACH, 0.011)}, np.full(EACH, 0.5)))
-    runs = table[table["table"] == "5 and 6"].set_index("statistic")
-    least = min(published.EPS)
-    assert least < 0.011 < sorted(published.EPS)[1]
-    assert runs.loc[least, "value"] == EACH
-    assert runs.loc[least, "published"] > EACH
-    assert runs["censored"].tolist() == [eps == least for eps in runs.index]
-    assert not runs.loc[least, "outside"]
-    assert math.isnan(runs.loc[least, "difference"])
-    assert runs["outside"].sum() == len(runs) - 1  # one token a call is certified at all others
-    cells = published_table(table).shown.droplevel([0, 1])
-    row = cells.loc[f"Additive (t = 0.3), ε = {least:g}"]
-    assert row["ours"] == "≥ 50.00 [50.00, 50.00]"
-    (line,) = outside(table)
-    assert f"Tables 5 and 6 {len(runs) - 1} of {len(runs) - 1}." in line
-
-
-@pytest.mark.parametrize(("shift", "differs"), [(0.0004, False), (0.0006, True)])
-def test_the_rounding_of_print_is_no_difference(shift, differs):
-    """All prompts are alike, so that intervals have no width: half a digit remains."""
-    table = compare(measured({StrictGreedy(): PRINTED + shift}, P0))
-    greedy = table[table["table"] == "2"]
-    assert (greedy["outside"] == differs).all()
-    np.testing.assert_allclose(greedy["difference"], shift, atol=1e-12)
+    table = compare(reproduced(shift=-1.0, cut=0.5))
+    runs = table[table["table"] == "5 and 6"]
+    assert runs["censored"].all()
+    assert runs["difference"].isna().all()
+    assert not runs["outside"].any()
+    cells = published_table(table).shown
+    assert cells["ours"].str.startswith("≥ ").sum() == len(runs)
+    assert cells["difference"].eq("–").sum() == len(runs)
+    without = compare(reproduced(shift=-1.0))
+    (line,) = outside(without)
+    count = len(without[without["table"] == "5 and 6"])
+    assert f"Tables 5 and 6 {count} of {count}." in line

@@ -16,7 +16,7 @@ from pipeline.stages.prompts import STAGE as PROMPTS
 from pipeline.stages.report import STAGE as REPORT
 from pipeline.stages.run_lengths import STAGE as RUN_LENGTHS
 from tests.analysis.cases import stored_columns
-from tests.pipeline.tiny import RUNTIME, model_at, publish
+from tests.pipeline.tiny import RUNTIME, publish, used
 
 EPS = (0.01, 0.1, 0.69)
 VOCABULARY, K = 40, 12
@@ -64,7 +64,7 @@ class MadeUp:
         dump = stored_columns(ranked, K)
         commit = f"{COMMITS['model'][:-1]}{seed:x}"
         identity = Identity(hub="owner/model", commit=commit)
-        model = replace(model_at("owner/model", label), identity=identity)
+        model = used("owner/model", label=label, identity=identity)
         settings = {"model": model.entries, "steps": 128, "k": K, "temperature": 0.0}
         settings |= {"seed": 0, "certified_temperature": 1.0}
         runtime = replace(self.runtime, label=label, models=(model,))

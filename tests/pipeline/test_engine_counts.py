@@ -78,6 +78,39 @@ def test_a_drafted_answer_of_llama_took_a_pass(sizes, tmp_path):
     assert (counts.passes, counts.most_passes) == (len(sizes), sum(size - 1 for size, _ in sizes))
 
 
+def test_a_stream_is_one_answer(tmp_path):
+    """llama.cpp sends timings with every chunk; the last ones count."""
+    timings = [{"predicted_n": n, "draft_n": 2 * n, "draft_n_accepted": n // 2}
+               for n in range(1, 21)]  # fmt: skip
+    chunks = [{"id": "s", "object": "chat.completion.chunk", "timings": of,
+               "choices": [{"finish_reason": None, "index": 0, "delta": {"content": "x"}}]}
+              for of in timings]  # fmt: skip
+    path = tmp_path / "stream"
+    path.write_text("\n\n".join([*(f"data: {json.dumps(one)}" for one in chunks), "data: [DONE]"]))
+    counts = read(path)
+    assert (counts.emitted, counts.passes, counts.most_passes, counts.excluded) == (19, 9, 9, {})
+
+
+def test_servers_that_count_their_rounds(tmp_path):
+    """41 tokens in 8 rounds, the last of which accepted some behind the end; SGLang's 43 calls."""
+    timings = {"predicted_n": 41, "draft_rounds": 8, "draft_n": 56, "draft_n_accepted": 38}
+    choice = {"index": 0, "message": {}, "finish_reason": "length"}
+    answers = [{"id": f"c{at}", "choices": [choice], "timings": timings} for at in range(10)]
+    counts = read(rows(tmp_path / "rounds", *answers))
+    assert (counts.passes, counts.tokens_per_pass) == (80, (5.0, 5.0))
+    row = {"text": "x", "meta_info": {"completion_tokens": 106, "spec_verify_ct": 43}}
+    counts = read(rows(tmp_path / "sglang", row))
+    assert (counts.engine, counts.emitted, counts.passes) == ("SGLang", 105, 43)
+
+
+def test_names_of_a_branch_of_llama_cpp():
+    """And passes of two requests at once."""
+    names = ("draft_tokens 900", "draft_tokens_accepted 350", "draft_verify_steps 290",
+             "n_decode_total 300", "n_busy_slots_per_decode 2")  # fmt: skip
+    page = read_page("page", "".join(f"llamacpp:{name}\n" for name in names))
+    assert (page.drafts, page.drafted, page.accepted, page.passes) == (290, 900, 350, 600)
+
+
 def test_what_is_left_out_is_counted(tmp_path):
     """vLLM counts no drafts where a request asks for several choices: they are no answers without.
 

@@ -26,14 +26,6 @@ from tests.pipeline import tiny
 PROMPTS = [*"abcdefghijk"]
 
 
-def die_once(names, folder):
-    """Kill this process when the folder has a file of an item's name; the file goes first."""
-    for name in names:
-        if (folder / name).exists():
-            (folder / name).unlink()
-            os.kill(os.getpid(), signal.SIGKILL)
-
-
 class Toy:
     """Writes the items of a shard; what else it does its task says."""
 
@@ -44,8 +36,10 @@ class Toy:
         return 2
 
     def compute(self, names, progress):
-        if "dies" in self._asked:
-            die_once(names, Path(self._asked["dies"]))
+        for name in names:  # die once for a file of an item's name
+            if "dies" in self._asked and (self._asked["dies"] / name).exists():
+                (self._asked["dies"] / name).unlink()
+                os.kill(os.getpid(), signal.SIGKILL)
         if names[0] == "e" and "always" in self._asked:
             (Path(self._asked["always"]) / str(os.getpid())).touch()
             os.kill(os.getpid(), signal.SIGKILL)
@@ -57,14 +51,6 @@ class Toy:
 
     def facts(self, measured):
         return {name: {one[name] for one in measured} for name in ("threads", "process")}
-
-
-class Mortal(distributions.DistributionsWorker):
-    """The worker of stage distributions, which dies when it is told to."""
-
-    def compute(self, names, progress):
-        die_once(names, Path(self._task.runtime.extra["dies"]))
-        return super().compute(names, progress)
 
 
 @pytest.fixture(scope="module")
@@ -127,31 +113,19 @@ def test_what_no_worker_can_do_ends_the_run_and_finished_shards_stay(ray, tmp_pa
 
 
 @pytest.mark.thorough
-def test_stages_write_the_same_bytes_with_workers_one_of_which_dies(ray, tmp_path, monkeypatch):
-    model, drafter = (
-        tiny.write_model(tmp_path / "model"),
-        tiny.write_model(tmp_path / "drafter", seed=1),
-    )
+def test_stages_write_the_same_bytes_with_workers(ray, tmp_path):
+    model, drafter = (tiny.write_model(tmp_path / f"{seed}", seed) for seed in (0, 1))
     prompts = tiny.prompts_node(model, tiny.write_prompts(tmp_path / "rows.jsonl", 6))
     dump = tiny.dump_node(model, prompts, batch=2)
-    here = tiny.built(dump, tmp_path / "here")
-    (tmp_path / "dies").mkdir()
-    (tmp_path / "dies" / "id2").touch()
-    monkeypatch.setattr(distributions, "DistributionsWorker", Mortal)
-    models = (on_ray(dump.runtime.models[0], 2),)
-    mortal = replace(dump.runtime, models=models, extra={"dies": str(tmp_path / "dies")})
-    found = tiny.built(replace(dump, runtime=mortal), tmp_path / "there")
-    assert not list((tmp_path / "dies").iterdir())
-    assert found.content == here.content
-    assert (found.facts["engine"], found.facts["shards"]) == ("ray", 3)
     (target,), other = dump.runtime.models, tiny.used(drafter, "drafter", label="drafter")
     ways = methods.build(
         [{"drafter": "model", "rule": "additive", "t": 0.1, "draft_length": 3, "temperature": 0}]
     )
     decoding = replace(tiny.decoding_node(target, other, methods=ways), inputs={"prompts": prompts})
     drafts = tiny.drafts_of(target, other, {"prompts": prompts, "distributions": dump})
-    for task in (drafts, decoding):
-        runtime = replace(task.runtime, models=(on_ray(target, 1), other))
+    for task in (dump, drafts, decoding):
+        models = (on_ray(target, 2), *task.runtime.models[1:])
+        runtime = replace(task.runtime, models=models)
         there = tiny.built(replace(task, runtime=runtime), tmp_path / "there")
         inline = tiny.built(task, tmp_path / "here")
         assert there.content == inline.content

@@ -8,26 +8,19 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import pandas as pd
 import pytest
 import torch
-from transformers import GenerationConfig, Qwen3Config, Qwen3ForCausalLM
 
 from pipeline.paths import ROOT
 from tests.conftest import HEAVY
+from tests.pipeline import tiny
 from tests.pipeline.hub import MODELS, PROSE, Hub, Repository, ultrachat
-from tests.pipeline.tiny import byte_tokenizer, save_tokenizer
 
 pytestmark = pytest.mark.thorough
 VOCABULARY, SHARDED = 151_936, "Qwen/Qwen3-4B"
-CHAT = (
-    "{%- for message in messages -%}<|im_start|>{{ message.role }}\n{{ message.content }}"
-    "<|im_end|>\n{%- endfor -%}{%- if add_generation_prompt -%}<|im_start|>assistant\n"
-    "{%- if enable_thinking is defined and not enable_thinking -%}<think>\n\n</think>\n\n"
-    "{%- endif -%}{%- endif -%}"
-)
-SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<think>", "</think>"]
 OVERRIDES = [
     "study=paper",
     "prompts.count=12",
@@ -48,26 +41,18 @@ def random_qwen3(name, folder):
     The drafter is the 1.7B with noise, so that some of what it drafts is accepted.
     """
     torch.manual_seed(max(MODELS[name], 1))
-    module = Qwen3ForCausalLM(Qwen3Config(
-        vocab_size=VOCABULARY, hidden_size=8, num_hidden_layers=2, intermediate_size=16,
-        num_attention_heads=2, num_key_value_heads=1, head_dim=8, tie_word_embeddings=True,
-        max_position_embeddings=2048, bos_token_id=None, eos_token_id=2, pad_token_id=0,
-        dtype="bfloat16",
-    ))  # fmt: skip
+    shape = SimpleNamespace(hidden_size=8, layers=2, intermediate_size=16, heads=2, kv_heads=1)
+    module = tiny.new_qwen3(shape, VOCABULARY)
     with torch.no_grad():
         for label, weight in module.named_parameters():
             if weight.ndim > 1:
                 weight.normal_(std=2.0 if "embed" in label else 0.7)
         if MODELS[name] == 0:
-            torch.manual_seed(0)
             for weight in module.parameters():
                 weight += 0.1 * weight.std() * torch.randn_like(weight)
-    module.generation_config = GenerationConfig(
-        eos_token_id=[2, 0], pad_token_id=0, do_sample=True, temperature=0.6, top_k=20, top_p=0.95
-    )
-    module.to(torch.bfloat16)
-    module.save_pretrained(folder, max_shard_size="1MB" if name == SHARDED else "1GB")
-    save_tokenizer(folder, byte_tokenizer(PROSE, 400, SPECIAL), CHAT, SPECIAL[2], SPECIAL[0])
+    tokens = tiny.byte_tokenizer(PROSE, 400), tiny.TEMPLATE, "<|end|>", "<|pad|>"
+    size = "1MB" if name == SHARDED else "1GB"
+    tiny.save_model(module.bfloat16(), folder, *tokens, max_shard_size=size)
 
 
 @dataclass(frozen=True)
