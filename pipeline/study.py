@@ -234,7 +234,7 @@ def check_models(tasks: Sequence[Task]) -> None:
             continue
         checked.add((models[0].key, len(models)))
         if models[0].execution.engine == "ray":
-            from pipeline.ray_workers import allocate, connect
+            from pipeline.workers import allocate, connect
 
             allocate(connect().cluster_resources(), models[0])
         else:
