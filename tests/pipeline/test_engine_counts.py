@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.engines.counts import read_sums
-from pipeline.engines.pages import page_of
+from pipeline.engines.pages import page_of, read_page
 from pipeline.engines.runs import gain, read_run
 from pipeline.errors import PipelineError
 from tests.engines import SAMPLES
