@@ -236,9 +236,6 @@ def build_methods(
     An entry of null is left out. `criteria` are the rules that `rule: criteria` stands for; a
     method of these that is decoded anyway is left out. `draft_length` replaces that of every
     method, unless it is None; methods that differ in nothing else become one.
-
-    Raises:
-        PipelineError: a key, name, type or range is wrong, or two methods are the same.
     """
     given = entries if isinstance(entries, Mapping) else {}
     named = {name: entry for name, entry in given.items() if entry is not None}

@@ -20,9 +20,8 @@ from tqdm import tqdm
 from pipeline.columns import Tables
 from pipeline.errors import PipelineError
 from pipeline.files import digest, read_checked, write_checked
-from pipeline.ray_workers import ray_workers
 from pipeline.stage import Inputs, Json, Out, Task
-from pipeline.workers import Here, OpenWorker, Result
+from pipeline.workers import Here, OpenWorker, Result, ray_workers
 
 MINUTE = 60.0  # seconds between two lines of progress in a log
 LINE = "{desc}: {n_fmt} of {total_fmt} {unit}s, {elapsed} so far, about {remaining} left"

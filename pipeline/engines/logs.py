@@ -71,10 +71,6 @@ def read_log(
 
     Without `vocab_size` the checks that need it are left out. `error` is how far each value may be
     off, nats; None takes it from how they are printed.
-
-    Raises:
-        PipelineError: answers have no log-probabilities, or processed ones; values are not those of
-            a vocabulary of this size; two models are mixed; or nothing is left.
     """
 
     def read(answer: Part) -> tuple[StepList, bool, str]:

@@ -14,8 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pipeline.models.heads.feature_head import given_text
-from pipeline.models.heads.hidden_drafter import HiddenDrafter
+from pipeline.models.heads.hidden_drafter import HiddenDrafter, given_text
 from pipeline.models.language_model import LanguageModel
 from pipeline.models.logit_statistics import CPU_CHUNK, Found, ranks_of
 from pipeline.models.passes import Texts

@@ -9,7 +9,7 @@ import pytest
 
 from analysis.decoding.metrics import tokens_per_call as chain_tokens
 from analysis.trees import acceptance
-from analysis.trees.entropy import index_entropies, races_entropy_upper
+from analysis.trees.acceptance import index_entropies, races_entropy_upper
 from analysis.trees.topology import (
     ROOT,
     Topology,

@@ -21,9 +21,8 @@ from pipeline.decoding.loop import prefill
 from pipeline.errors import PipelineError
 from pipeline.files import file_digest
 from pipeline.hub import Identities, Identity
-from pipeline.models.cached_steps import relative_error
 from pipeline.models.devices import check_threads
-from pipeline.models.load import check_pair, load_model, load_tokenizer, skeleton
+from pipeline.models.load import check_pair, load_model, load_tokenizer, relative_error, skeleton
 from pipeline.models.passes import Texts
 from pipeline.study import check_models
 from tests.pipeline import tiny
