@@ -14,22 +14,22 @@ from pipeline.paths import ROOT
 
 SLACK = 200  # lines that a folder may have fewer than its number
 LINES = {
-    "analysis": 1050,
+    "analysis": 1029,
     "analysis/acceptance": 715,
     "analysis/certificates": 1057,
-    "analysis/decoding": 959,
+    "analysis/decoding": 958,
     "analysis/report": 2771,
     "analysis/statistics": 493,
-    "analysis/trees": 547,
+    "analysis/trees": 533,
     "assets/tasks": 265,
-    "benchmarks": 692,
+    "benchmarks": 679,
     "conf": 249,
-    "pipeline": 3949,
-    "pipeline/decoding": 1394,
-    "pipeline/engines": 1837,
-    "pipeline/models": 1762,
-    "pipeline/stages": 2276,
-    "tests": 13393,
+    "pipeline": 3893,
+    "pipeline/decoding": 1390,
+    "pipeline/engines": 1824,
+    "pipeline/models": 1728,
+    "pipeline/stages": 2271,
+    "tests": 13120,
     "tools": 231,
 }
 
