@@ -91,6 +91,10 @@ class Study:
         """The settings of the bootstrap."""
         return Resampling(**vars(self.config.statistics))
 
+    def made(self, task: Task) -> bool:
+        """Say whether the artifact of a task is published, up to date or not."""
+        return self.store.find(task) is not None
+
     def model_spec(self, key: str, model: ModelConfig) -> ModelSpec:
         """Return the specification of a model; `key` is its configuration key."""
         identity = self.identities.model(model.path, model.revision, f"{key}.path")
@@ -143,7 +147,7 @@ class Study:
         for stage in STAGES:
             keys = {key for key, task in every.items() if task.stage.name == stage}
             run = len(keys & todo)
-            cached = sum(self.store.find(every[key]) is not None for key in keys - todo)
+            cached = sum(self.made(every[key]) for key in keys - todo)
             words = [f"{cached} cached"] * (cached > 0) + [f"{run} to run"] * (run > 0)
             parts += [f"{stage} {' and '.join(words)}"] if words else []
         print(f"plan: {', '.join(parts)}", flush=True)
