@@ -10,8 +10,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis.decoding import formulas, speed
 from analysis.decoding import metrics as decoding
+from analysis.decoding import speed
 from analysis.decoding.metrics import Decoded
 from analysis.rules import StrictGreedy
 
@@ -211,11 +211,11 @@ PUBLISHED = {
 def test_tokens_per_call_has_the_published_values_and_its_limits():
     for a, row in PUBLISHED.items():
         for gamma, tokens in row.items():
-            assert formulas.tokens_per_call(a, gamma) == pytest.approx(tokens, abs=0.0051)
-    assert formulas.tokens_per_call(0.0, 6) == 1
+            assert decoding.tokens_per_call(a, gamma) == pytest.approx(tokens, abs=0.0051)
+    assert decoding.tokens_per_call(0.0, 6) == 1
     near = 1 - 1e-12  # the closed form cancels here
-    assert formulas.tokens_per_call(near, 6) == pytest.approx(7, rel=1e-10)
-    assert formulas.tokens_per_call(1.0, 6) == 7
+    assert decoding.tokens_per_call(near, 6) == pytest.approx(7, rel=1e-10)
+    assert decoding.tokens_per_call(1.0, 6) == 7
 
 
 @pytest.mark.parametrize("a", [0.05, 0.5, 0.8, 0.95, 0.999])
@@ -228,22 +228,22 @@ def test_the_formulas_at_50_digits(a, rho):
         c = -mpmath.log(x) * (1 - 1 / r)
         u = -1 - mpmath.lambertw(-mpmath.exp(c - 1), -1).real
         exact = -u / mpmath.log(x) - 1 / r
-        found = formulas.formula_length(a, rho)
+        found = decoding.formula_length(a, rho)
         assert found == pytest.approx(max(float(exact), 0.0), rel=1e-9, abs=1e-9)
         speedups = [(1 - x ** (g + 1)) / (1 - x) / (1 + g * r) for g in range(math.ceil(found) + 3)]
         for g, speedup in enumerate(speedups):
-            assert formulas.formula_speedup(a, g, rho) == pytest.approx(float(speedup), rel=1e-12)
+            assert decoding.formula_speedup(a, g, rho) == pytest.approx(float(speedup), rel=1e-12)
         assert abs(int(np.argmax([float(s) for s in speedups])) - found) < 1
 
 
 def test_the_formulas_at_their_ends_and_beside_what_was_measured():
-    assert formulas.formula_length(0.8, 0.0) == formulas.formula_length(1.0, 0.3) == math.inf
-    assert formulas.formula_length(0.0, 0.0) == formulas.formula_length(0.0, 0.1) == 0
+    assert decoding.formula_length(0.8, 0.0) == decoding.formula_length(1.0, 0.3) == math.inf
+    assert decoding.formula_length(0.0, 0.0) == decoding.formula_length(0.0, 0.1) == 0
     # the seed: a = 0.9 with a dear drafter loses to a = 0.75 with a cheap one
-    assert formulas.formula_speedup(0.9, 5, 0.5) < formulas.formula_speedup(0.75, 5, 0.02)
+    assert decoding.formula_speedup(0.9, 5, 0.5) < decoding.formula_speedup(0.75, 5, 0.02)
     table = speed.speed(made(), 20, 0.9, 0)
     assert table.loc[0, ["formula", "formula_length"]].isna().all()  # the target alone
     for run in (1, 2):
         a, gamma, rho = table.loc[run, ["rate", "draft_length", "rho"]]
         assert table["formula"][run] == (1 - a ** (gamma + 1)) / (1 - a) / (1 + gamma * rho)
-        assert table["formula_length"][run] == formulas.formula_length(a, rho)
+        assert table["formula_length"][run] == decoding.formula_length(a, rho)

@@ -9,8 +9,7 @@ import pytest
 from analysis import certify
 from analysis.acceptance.judgement import Judgement
 from analysis.acceptance.verdict import Advice
-from analysis.report.acceptance import acceptance_table, depth_table
-from analysis.report.answer import EPS, FATES, median_answer
+from analysis.report.acceptance import acceptance_table, depth_table, part_statistics, parts_table
 from analysis.report.first_screen import (
     EPSILONS,
     SHARE,
@@ -20,8 +19,7 @@ from analysis.report.first_screen import (
     settings_table,
     verdict_text,
 )
-from analysis.report.parts import part_statistics, parts_table
-from analysis.report.results import Results, Target
+from analysis.report.results import EPS, FATES, Results, Target, median_answer
 from analysis.report.table import together
 from analysis.report.text import number_text, percent_text
 from analysis.rules import AbsoluteThreshold, Additive, Mars, Multiplicative, StrictGreedy, Tree

@@ -7,14 +7,15 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from analysis.decoding.formulas import tokens_per_call as chain_tokens
+from analysis.decoding.metrics import tokens_per_call as chain_tokens
 from analysis.trees import acceptance
-from analysis.trees.entropy import index_entropies, races_entropy_upper
-from analysis.trees.optimal import best_trees, optimal
+from analysis.trees.acceptance import index_entropies, races_entropy_upper
 from analysis.trees.topology import (
     ROOT,
     Topology,
     batch,
+    best_trees,
+    optimal,
     sequence,
     spec_infer,
     symmetric,

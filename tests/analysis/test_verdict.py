@@ -12,9 +12,17 @@ import pytest
 from scipy import stats
 
 from analysis.acceptance.verdict import DO_NOT, DRAFT, OPEN, UNTIMED, advise, engines
-from analysis.decoding.answers import ALL, Answered, accuracy, differing, losses
+from analysis.decoding.answers import (
+    ALL,
+    Answered,
+    accuracy,
+    difference,
+    differing,
+    losses,
+    mcnemar,
+    proportion,
+)
 from analysis.rules import Additive, StrictGreedy
-from analysis.statistics.proportions import difference, mcnemar, proportion
 
 ABOVE, BELOW = float(np.nextafter(1, 2)), float(np.nextafter(1, 0))
 COMMAND = "python -m pipeline study=s"

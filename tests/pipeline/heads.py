@@ -1,57 +1,61 @@
-"""A random head on a tiny model, and its files."""
+"""Random EAGLE-3 heads, their files, and their architecture as whole texts without a cache.
+
+The last is written from the published model code (`eagle/model/cnets.py` of SafeAILab/EAGLE,
+`vllm/model_executor/models/llama_eagle3.py`), with no classes of ours.
+"""
 
 import json
-from pathlib import Path
-from typing import Literal
 from unittest.mock import patch
 
 import torch
 from safetensors.torch import save_file
-from torch import Tensor, nn
+from torch import nn
+from torch.nn.functional import silu
 
 from conf.schema import HeadConfig
-from pipeline.models.heads.feature_head import FeatureHead
-from pipeline.models.heads.hidden_drafter import HiddenDrafter, like_target
-from pipeline.models.language_model import LanguageModel, linear_of
-from pipeline.stage import ModelSpec
+from pipeline.models.heads.hidden_drafter import FeatureHead, HiddenDrafter, like_target
+from pipeline.models.language_model import linear_of
 from tests.pipeline import tiny
 
-LAYERS = 1, 2
+LAYERS = 1, 2  # of the target, whose hidden states a random head reads
+HEADS, GROUPS, WIDTH, INNER, THETA, EPS = 4, 2, 8, 40, 500.0, 1e-5
+IDS = torch.tensor([0, 3, 5, 7, 8, 9, 12, 20])  # that can be drafted
 
 
-def shape_of(target: LanguageModel) -> dict[str, object]:
-    """The shape of a head's layer for a target."""
-    config = target.module.config
+def config_of(target):
+    """The config.json of a head for a target."""
     return {
-        "hidden_size": config.hidden_size, "intermediate_size": 40, "num_attention_heads": 4,
-        "num_key_value_heads": 2, "head_dim": 8, "rms_norm_eps": 1e-6, "rope_theta": 10000.0,
+        "architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama",
+        "hidden_size": target.module.config.hidden_size, "intermediate_size": INNER,
+        "num_hidden_layers": 1, "num_attention_heads": HEADS, "num_key_value_heads": GROUPS,
+        "head_dim": WIDTH, "rms_norm_eps": EPS, "rope_theta": THETA, "rope_scaling": None,
         "hidden_act": "silu", "max_position_embeddings": 512, "vocab_size": target.vocab_size,
+        "tie_word_embeddings": False,
     }  # fmt: skip
 
 
-def used(folder: Path, layer_ids: Literal["after", "output"] | None = None) -> ModelSpec:
+def used(folder, layer_ids=None):
     """A head in a directory, as a drafter."""
     head = HeadConfig(depths=2, layer_ids=layer_ids)
     return tiny.used(folder, "drafter", label="h", head=head)
 
 
 @torch.inference_mode()
-def states_of(target: LanguageModel, text: list[int], layers: tuple[int, ...]) -> Tensor:
+def states_of(target, text, layers):
     """Hidden states (n, layers, d) by a plain pass of the target with its final norm taken out."""
     with patch.object(target.module.model, "norm", nn.Identity()):
         out = target.module(input_ids=torch.tensor([text]), output_hidden_states=True)
     return torch.stack([out.hidden_states[layer][0] for layer in layers], 1)
 
 
-def random_head(target: LanguageModel, drafted: Tensor | None = None) -> HiddenDrafter:
+def random_head(target, drafted=None):
     """A head whose attention and outputs are neither flat nor certain, every time the same."""
     torch.manual_seed(4)
-    head = FeatureHead(shape_of(target), len(LAYERS), fc_norm=True)
+    head = FeatureHead(config_of(target), len(LAYERS), fc_norm=True)
     head.eval().requires_grad_(False)
     for parameter in head.parameters():
         if parameter.ndim == 2:
-            parameter.normal_(std=parameter.shape[1] ** -0.5)
-            parameter.mul_(2)
+            parameter.normal_(std=2 * parameter.shape[1] ** -0.5)
     rows = target.module.get_output_embeddings().weight.data
     if drafted is not None:
         rows = rows[drafted].bfloat16().to(rows.dtype)
@@ -59,20 +63,115 @@ def random_head(target: LanguageModel, drafted: Tensor | None = None) -> HiddenD
     return HiddenDrafter(target, head, projection, LAYERS, "head", drafted, target.vocab_size)
 
 
-def write(model: HiddenDrafter, folder: Path) -> None:
-    """Write a head in EAGLE-3's layout, in bfloat16."""
-    rows = model.projection.weight
-    weights = model.head.state_dict() | {"lm_head.weight": rows}
+def weights_of(model):
+    """The weights of a random head, in bfloat16."""
+    weights = model.head.state_dict() | {"lm_head.weight": model.projection.weight}
     weights = {name: value.bfloat16() for name, value in weights.items()}
     if model.drafted is not None:
         weights["d2t"] = model.drafted - torch.arange(len(model.drafted))
-    config = {
-        "architectures": ["LlamaForCausalLMEagle3"],
-        **shape_of(model.target),
-        "draft_vocab_size": len(rows),
-        "fc_norm": True,
-        "eagle_aux_hidden_state_layer_ids": model.layers,
-    }
+    return weights
+
+
+def random_weights(target, layers=3, *, ids=IDS, fc_norm=False, embedding=False):
+    """Weights of a head that reads so many hidden states."""
+    generator = torch.Generator().manual_seed(7)
+    size, d = target.vocab_size, target.module.config.hidden_size
+    shapes = {
+        "fc": (d, layers * d), "lm_head": (size if ids is None else len(ids), d), "norm": (d,),
+        **({"embed_tokens": (size, d)} if embedding else {}),
+        "midlayer.self_attn.q_proj": (HEADS * WIDTH, 2 * d),
+        "midlayer.self_attn.k_proj": (GROUPS * WIDTH, 2 * d),
+        "midlayer.self_attn.v_proj": (GROUPS * WIDTH, 2 * d),
+        "midlayer.self_attn.o_proj": (d, HEADS * WIDTH),
+        "midlayer.mlp.gate_proj": (INNER, d), "midlayer.mlp.up_proj": (INNER, d),
+        "midlayer.mlp.down_proj": (d, INNER), "midlayer.hidden_norm": (d,),
+        "midlayer.input_layernorm": (d,), "midlayer.post_attention_layernorm": (d,),
+        **({f"fc_norm.{i}": (d,) for i in range(layers)} if fc_norm else {}),
+    }  # fmt: skip
+    made = {}
+    for name, shape in shapes.items():
+        drawn = torch.randn(shape, generator=generator)
+        scaled = 1 + 0.2 * drawn if len(shape) == 1 else 2 * shape[1] ** -0.5 * drawn
+        made[f"{name}.weight"] = scaled
+    if ids is not None:
+        made["d2t"] = ids - torch.arange(len(ids))
+        made["t2d"] = torch.zeros(size, dtype=torch.bool).index_fill(0, ids, True)
+    return made
+
+
+def write(target, weights, folder, *, pickled=False, **more):
+    """Write a checkpoint in EAGLE-3's layout; return it as a drafter."""
     folder.mkdir(exist_ok=True)
-    save_file(weights, folder / "model.safetensors")
+    config = config_of(target) | {"draft_vocab_size": len(weights["lm_head.weight"])} | more
     (folder / "config.json").write_text(json.dumps(config))
+    if pickled:
+        torch.save(weights, folder / "pytorch_model.bin")
+    else:
+        save_file(weights, folder / "model.safetensors")
+    return used(folder)
+
+
+def rms(x, weight):
+    return weight * x * (x.pow(2).mean(-1, keepdim=True) + EPS).rsqrt()
+
+
+def turned(x):
+    """Rotate (heads, n, WIDTH) by the positions 0, 1, ..., the halves as pairs."""
+    half = WIDTH // 2
+    angles = torch.arange(x.shape[1])[:, None] * THETA ** (-torch.arange(half) / half)
+    a, b = x[..., :half], x[..., half:]
+    return torch.cat([a * angles.cos() - b * angles.sin(), b * angles.cos() + a * angles.sin()], -1)
+
+
+def layer(given, embedded, hidden):
+    """Return the outputs (n, d) of n entries that see themselves and those before."""
+    own = {name.removeprefix("midlayer."): value for name, value in given.items()}
+    state = rms(hidden, own["hidden_norm.weight"])
+    both = torch.cat([rms(embedded, own["input_layernorm.weight"]), state], -1)
+    q, k, v = (
+        (both @ own[f"self_attn.{name}_proj.weight"].T).unflatten(-1, (-1, WIDTH)).transpose(0, 1)
+        for name in "qkv"
+    )
+    q, k = turned(q), turned(k).repeat_interleave(HEADS // GROUPS, 0)
+    v = v.repeat_interleave(HEADS // GROUPS, 0)
+    scores = q @ k.transpose(1, 2) / WIDTH**0.5
+    scores = scores.masked_fill(torch.ones_like(scores).triu(1).bool(), -torch.inf)
+    attended = (scores.softmax(-1) @ v).transpose(0, 1).flatten(1)
+    residual = hidden + attended @ own["self_attn.o_proj.weight"].T
+    x = rms(residual, own["post_attention_layernorm.weight"])
+    gated = silu(x @ own["mlp.gate_proj.weight"].T) * (x @ own["mlp.up_proj.weight"].T)
+    return residual + gated @ own["mlp.down_proj.weight"].T
+
+
+@torch.inference_mode()
+def fused(target, given, text, layers):
+    """The fused states (n, d), after `combine_hidden_states` of vLLM's llama_eagle3.py."""
+    states = list(states_of(target, text, layers).unbind(1))
+    if "fc_norm.0.weight" in given:
+        states = [rms(x, given[f"fc_norm.{i}.weight"]) for i, x in enumerate(states)]
+    return torch.cat(states, -1) @ given["fc.weight"].T
+
+
+def embedding(target, given, tokens):
+    own = given.get("embed_tokens.weight", target.module.get_input_embeddings().weight.detach())
+    return own[torch.tensor(tokens)]
+
+
+def reference_logits(given, outputs):
+    """Logits (n, V), -inf where nothing is drafted."""
+    short = rms(outputs, given["norm.weight"]) @ given["lm_head.weight"].T
+    if "d2t" not in given:
+        return short
+    logits = torch.full((len(outputs), len(given["t2d"])), -torch.inf)
+    for at, offset in enumerate(given["d2t"].tolist()):
+        logits[:, at + offset] = short[:, at]
+    return logits
+
+
+def reference(target, given, text, drafts, layers=(2, 3, 4)):
+    """Outputs (d,) after a text and tokens drafted behind it, by passes over all entries."""
+    states = fused(target, given, text[:-1], layers)
+    for at in range(len(drafts) + 1):
+        outputs = layer(given, embedding(target, given, (text + drafts[:at])[1:]), states)
+        states = torch.cat([states, outputs[-1:]])
+    return outputs[-1]

@@ -13,12 +13,8 @@ import re
 import shutil
 from pathlib import Path
 
-import numpy as np
 import pytest
-import torch
-from transformers import AutoModelForCausalLM
 
-from analysis.statistics.trajectories import Trajectories, calls_along
 from pipeline.engines.counts import read_sums
 from pipeline.engines.pages import page_of, read_page
 from pipeline.engines.runs import gain, read_run
@@ -58,36 +54,6 @@ def test_every_format_is_read(name, engine, numbers, passes, by_place):
     assert found == pytest.approx([*numbers, *passes], nan_ok=True)
     assert (counts.engine, list(counts.by_place)) == (engine, list(by_place))
     assert counts.excluded == {}
-
-
-def test_replayed_from_the_second_token_every_call_is_the_engines():
-    """But the last one of an answer: vLLM counts accepted tokens behind its end."""
-    drafter = AutoModelForCausalLM.from_pretrained("assets/mini/drafter", dtype=torch.float32)
-    counts, cut, calls = read(FILES / "vllm_draft.jsonl"), 0, 0
-    for line in (FILES / "vllm_draft.jsonl").read_text().splitlines():
-        answer = json.loads(line)
-        prompt, tokens = (answer["choices"][0][name] for name in ("prompt_token_ids", "token_ids"))
-        theirs = [kept for kept, _ in counts.answers[answer["id"]].per_step or ()]
-        with torch.inference_mode():
-            logits = drafter(torch.tensor([prompt + tokens])).logits[0]
-        drafted = logits.argmax(-1)[len(prompt) - 1 : -1].numpy()
-        steps = Trajectories.from_positions(np.arange(len(tokens)))
-        _, _, ours, emitted = calls_along(drafted == np.array(tokens), steps, 5)
-        assert emitted.sum() == len(tokens) - 1
-        assert ours[:-1].tolist() == theirs[:-1]
-        cut += bool(theirs) and bool(ours[-1] < theirs[-1])
-        calls += len(theirs)
-    assert (calls, cut) == (255, 2)
-    assert counts.passes <= calls <= counts.most_passes
-
-
-def test_drafts_of_every_call_as_vllm_lists_them():
-    """One draft of look-up had 3 tokens; an answer of one token had no call."""
-    answers = read(FILES / "vllm_ngram.jsonl").answers.values()
-    steps = [step for answer in answers for step in answer.per_step or ()]
-    assert len(steps) == 100
-    assert [step for step in steps if step[1] != 5] == [(3, 3)]
-    assert [answer.passes for answer in answers if answer.size == 1] == [(0, 0)] * 2
 
 
 def test_an_answer_without_a_draft_counts_its_passes(tmp_path):
@@ -173,77 +139,43 @@ def test_a_torn_packed_file_is_one_line(tmp_path):
         read(path)
 
 
-def test_names_can_be_printed_and_stored(tmp_path):
-    row = {"custom_id": "a\x1b[31m\ud800", "choices": [{"token_ids": [1]}]}
-    assert list(read(rows(tmp_path / "names", row)).answers) == ["a\\u001b[31m\\ud800"]
-
-
-NUMBERS = ["NaN", "1.2.3", "1e999", "+Inf", "-1", "1e16"]
-
-
 @pytest.mark.parametrize(
-    ("name", "changes", "message"),
+    ("name", "old", "new", "message"),
     [
-        ("vllm.txt", [('engine="1",model_name="Qwen/Qwen3-1.7B"', 'engine="1",model_name="B"')],
+        ("vllm.txt", 'engine="1",model_name="Qwen/Qwen3-1.7B"', 'engine="1",model_name="B"',
          r"holds models of B and Qwen/Qwen3-1\.7B"),
-        ("vllm.txt", [('{engine="1",model_name="Qwen/Qwen3-1.7B"} 400.0',
-                       '{engine="0",model_name="Qwen/Qwen3-1.7B"} 400.0')],
-         r"line 7: .*drafts_total occurs twice"),
-        ("vllm.txt", [("spec_decode_num_drafts_total{", "spec_decode_drafts{")], "lacks the"),
-        ("vllm.txt", [('position="1"', 'position="3"')], "3 positions of drafts, 0, 2, 3"),
-        ("vllm.txt", [('position="1"', 'position="1", x')], "line 22: the labels"),
-        *(("vllm.txt", [("} 1800.0", f"}} {number}")], rf"line 13: .* is {re.escape(number)}: a")
-          for number in NUMBERS),
-        ("vllm.txt", [("} 1800.0", "} 1.0")], "1500 tokens were accepted of 1201 drafted"),
-        ("vllm.txt", [("} 1800.0", "}")], r"line 13 is no metric \('vllm:"),
-        ("vllm.txt", [("spec_decode", "other")], r"has no counts of drafts or passes"),
-        ("llama.txt", [("llamacpp:n_decode_total", "vllm:generation_tokens")],
-         r"metrics of llamacpp and vllm"),
-        ("vllm.jsonl", [('"num_spec_steps": 43', '"num_spec_steps": 42')],
+        ("vllm.txt", 'engine="1",model', 'engine="0",model', r"line 7: .*drafts_total occurs t"),
+        ("vllm.txt", "spec_decode_num_drafts_total{", "spec_decode_drafts{", "lacks the"),
+        ("vllm.txt", 'position="1"', 'position="3"', "3 positions of drafts, 0, 2, 3"),
+        ("vllm.txt", 'position="1"', 'position="1", x', "line 22: the labels"),
+        ("vllm.txt", "} 1800.0", "} 1.2.3", r"line 13: .* is 1\.2\.3: a"),
+        ("vllm.txt", "} 1800.0", "} -1", r"line 13: .* is -1: a"),
+        ("vllm.txt", "} 1800.0", "} 1.0", "1500 tokens were accepted of 1201 drafted"),
+        ("vllm.txt", "} 1800.0", "}", r"line 13 is no metric \('vllm:"),
+        ("vllm.txt", "spec_decode", "other", r"has no counts of drafts or passes"),
+        ("vllm.jsonl", '"num_spec_steps": 43', '"num_spec_steps": 42',
          r"line 1 has an acceptance_histogram of 43 calls, 10 accepted .* counts of 42 calls"),
-        ("vllm.jsonl", [('"num_accepted_draft_tokens"', '"accepted"')], "num_spec_steps without"),
-        ("vllm.jsonl", [('{"id"', 'INFO: {"id"')], r"no answers .*: 2 lines that are no JSON"),
-        ("vllm.jsonl", [("[39, 1, 0, 3]", str([39, 1, 0, 3] + [0] * 1022))], "1026 places"),
-        ("vllm.jsonl", [('"per_step_accepted": [2, 2]', '"per_step_accepted": [2]')],
+        ("vllm.jsonl", '"num_accepted_draft_tokens"', '"accepted"', "num_spec_steps without"),
+        ("vllm.jsonl", '{"id"', 'INFO: {"id"', r"no answers .*: 2 lines that are no JSON"),
+        ("vllm.jsonl", '"per_step_drafted": [3, 3]', '"per_step_drafted": [3, 2]',
          "line 2 has per_step_accepted"),
-        ("vllm.jsonl", [('"per_step_drafted": [3, 3]', '"per_step_drafted": [3, 2]')],
-         "line 2 has per_step_accepted"),
-        *(("vllm.jsonl", [('"num_draft_tokens": 129', f'"num_draft_tokens": {value}')],
-           r"line 1 has metrics\.speculative_decoding\.num_draft_tokens=")
-          for value in ("Infinity", "-1", "1.5", "true", str(10**8), str(10**400))),
-        ("vllm.jsonl", [('"num_draft_tokens": 129', f'"num_draft_tokens": {10**6}')],
+        ("vllm.jsonl", '"num_draft_tokens": 129', f'"num_draft_tokens": {10**8}',
+         r"line 1 has metrics\.speculative_decoding\.num_draft_tokens="),
+        ("vllm.jsonl", '"num_draft_tokens": 129', f'"num_draft_tokens": {10**6}',
          "line 1 has 1000000 drafted tokens in 43 calls"),
-        ("llama.jsonl", [('"draft_n_accepted": 6', '"draft_n_accepted": 10')],
+        ("llama.jsonl", '"draft_n_accepted": 6', '"draft_n_accepted": 10',
          r"10 tokens were accepted of 9 drafted"),
-        ("llama.jsonl", [('"draft_n_accepted"', '"accepted"')], "line 1 has draft_n without"),
-        ("llama.jsonl", [('"draft_n": 9', '"draft_n": "9"')], r"line 1 has timings\.draft_n='9'"),
+        ("llama.jsonl", '"draft_n_accepted"', '"accepted"', "line 1 has draft_n without"),
     ],
 )  # fmt: skip
-def test_damage_is_one_line(name, changes, message, tmp_path):
+def test_damage_is_one_line(name, old, new, message, tmp_path):
     text, path = (FILES / name).read_text(), tmp_path / name
-    for old, new in changes:
-        assert old in text
-        text = text.replace(old, new)
-    path.write_text(text)
+    assert old in text
+    path.write_text(text.replace(old, new))
     with pytest.raises(PipelineError, match=message) as error:
         read(path)
     assert str(path) in str(error.value)
     assert "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize("size", [10**8, 2**63, 10**400])
-def test_numbers_have_a_limit(size, tmp_path):
-    path = rows(tmp_path / "many", {"choices": [{}], "usage": {"completion_tokens": size}})
-    with pytest.raises(PipelineError, match=r"line 1 has usage\.completion_tokens=\d+"):
-        read(path)
-
-
-def test_places_beyond_any_draft_are_damage():
-    """A million positions would be a table of as many rows."""
-    line = 'vllm:spec_decode_num_accepted_tokens_per_pos_total{{position="{}"}} 0\n'
-    text = (FILES / "vllm.txt").read_text() + "".join(map(line.format, range(3, 1026)))
-    with pytest.raises(PipelineError, match="has 1026 positions"):
-        read_page("page", text)
 
 
 def asked(folder, name, answers=30):
@@ -295,11 +227,6 @@ def test_llama_cpp_counts_the_prompts_passes_too(tmp_path):
     assert mixed == pytest.approx(step_cost)
 
 
-def test_pages_of_another_run_are_not_used(tmp_path):
-    """They cover the last of several runs only."""
-    assert read_run(asked(tmp_path, "vllm_alone", answers=7)).page is None
-
-
 def test_pages_from_which_nothing_follows_say_why(tmp_path):
     """A server that was started again; no seconds of passes; no second token."""
     path = asked(tmp_path, "vllm_alone")
@@ -315,9 +242,9 @@ def test_pages_from_which_nothing_follows_say_why(tmp_path):
             read_run(path)
 
 
-@pytest.mark.parametrize("content", ["[1]", "{broken", "{}"])
-def test_another_file_in_the_place_of_the_record_is_one_line(content, tmp_path):
+def test_pages_beside_answers_are_those_of_their_record(tmp_path):
+    assert read_run(asked(tmp_path, "vllm_alone", answers=7)).page is None  # of the last of several
     path = asked(tmp_path, "llama_alone")
-    path.with_suffix(".json").write_text(content)
+    path.with_suffix(".json").write_text("[1]")
     with pytest.raises(PipelineError, match=r"llama_alone\.json has no answers_of_pages"):
         read_run(path)

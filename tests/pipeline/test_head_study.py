@@ -3,7 +3,6 @@
 import json
 import re
 import shutil
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -39,8 +38,10 @@ def folder(tmp_path_factory):
 def overrides(folder):
     given = robustness.tiny_study(folder)
     target = load_model(tiny.used(folder / "target"))
-    heads.write(heads.random_head(target, torch.arange(2, tiny.VOCABULARY, 2)), folder / "reduced")
-    heads.write(heads.random_head(target), folder / "full")
+    layers = {"fc_norm": True, "eagle_aux_hidden_state_layer_ids": heads.LAYERS}
+    for name, drafted in (("reduced", torch.arange(2, tiny.VOCABULARY, 2)), ("full", None)):
+        weights = heads.weights_of(heads.random_head(target, drafted))
+        heads.write(target, weights, folder / name, **layers)
     return [
         *(x for x in given if not x.startswith(("drafter", "decoding=", "+decoding"))),
         "drafter=eagle3", f"drafter.path='{folder / 'reduced'}'", "drafter.label='a [head]'",
@@ -58,10 +59,6 @@ def made(request, overrides, folder):
     return made
 
 
-def reduced_head(made):
-    return Path(made.config.drafter.path).name == "reduced"
-
-
 def test_depths_are_what_the_drafts_say(made):
     """The table against the columns; reduced: no KL is finite, since the target gives all mass."""
     drafts = made.artifact("drafts").read().to_pandas()
@@ -70,8 +67,9 @@ def test_depths_are_what_the_drafts_say(made):
     kl, rank = (np.stack(drafts[f"depth_{name}"].to_list()) for name in ("kl", "draft_rank"))
     assert kl.shape == (36, DEPTHS)
     np.testing.assert_array_equal(kl[:, 0], drafts["kl"])
-    assert len(set(map(tuple, kl.T))) == (1 if np.isinf(kl).all() else DEPTHS)
     reduced = np.isinf(kl).all()
+    assert reduced == made.config.drafter.path.endswith("reduced")
+    assert len(set(map(tuple, kl.T))) == (1 if reduced else DEPTHS)
     if reduced:  # certified by a q' over all tokens, at depth 1
         size = made.artifact("drafts").facts["vocab_size"]
         kl[:, 0] = drafts["full_kl"].where(drafts["argmax_rank"] < size, np.inf)
@@ -79,7 +77,6 @@ def test_depths_are_what_the_drafts_say(made):
         assert table[d + 1, "greedy", "acceptance"] == np.mean(rank[:, d] == 1)
         assert table[d + 1, "", "finite"] == np.mean(np.isfinite(kl[:, d]))
         assert table[d + 1, "", "kl_median"] == np.sort(kl[:, d])[17]
-    assert reduced == reduced_head(made)
     if reduced:
         steps = made.artifact("acceptance").read().to_pandas()
         lower = steps.loc[steps["rule"] == "greedy", "lower"].to_numpy()
@@ -93,7 +90,7 @@ def test_depths_are_what_the_drafts_say(made):
 
 @pytest.mark.thorough
 def test_the_report_of_a_head(made, monkeypatch, capsys):
-    reduced = reduced_head(made)
+    reduced = made.config.drafter.path.endswith("reduced")
     if not reduced:  # drawing takes most of the time
         monkeypatch.setattr(style, "render", lambda _, kind: kind.encode())
         monkeypatch.setattr(page, "embedded", lambda _: "")
@@ -104,21 +101,16 @@ def test_the_report_of_a_head(made, monkeypatch, capsys):
     shown = shown.replace("in the CSV files inf means", "")  # the note on all tables
     assert not re.search(r"\b(nan|inf|None)\b", shown)
     assert "| vLLM (eagle3) | not decided |" in text
-    assert ("KL is finite at " in text) == reduced  # that to the completed q′
     depths = pd.read_csv(report.directory / "tables/depths.csv")
     kl = depths[depths["statistic"] == "kl_median"]["value"]
     assert (len(kl), np.isinf(kl).all()) == (DEPTHS, reduced)
-    assert ("| KL(p‖q), median, nats | the drafter |" in shown) == (not reduced)
     decoded = pd.read_csv(report.directory / "tables/decoding_acceptance.csv")
     assert (decoded["differing"].dropna() == 0).sum() == 3
     for stage in ("acceptance", "decoding"):
-        rows = sweeps.summary_rows(made.tasks[stage], [made.artifact(stage)])
-        assert len(rows) == (1 if stage == "acceptance" else 9)
         capsys.readouterr()
-        sweeps.print_table(rows)
+        sweeps.print_table(sweeps.summary_rows(made.tasks[stage], [made.artifact(stage)]))
         assert not re.search(r"\b(inf|None)\b", capsys.readouterr().out)
-    root = made.store.root
-    assert verify.main([str(root.parent)]) == 0
+    assert verify.main([str(made.store.root.parent)]) == 0
 
 
 def planned(overrides, *more):
@@ -129,14 +121,13 @@ def planned(overrides, *more):
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        (["drafter.head=null"], r"drafter.path=\S+reduced can't be loaded: ValueError"),
+        (["drafter.head=null"], r"drafter.path=\S+reduced: its tokenizer can't be loaded"),
         (["drafter.path=${targets.local.path}"], "is no head: .*model_type is qwen3"),
     ],
 )  # fmt: skip
 def test_wrong_configurations_of_a_head(overrides, more, said):
-    with pytest.raises(PipelineError, match=said) as caught:
+    with pytest.raises(PipelineError, match=said):
         planned(overrides, *more)
-    assert "\n" not in str(caught.value)
 
 
 def test_every_target_must_fit(overrides, folder, tmp_path):

@@ -2,26 +2,23 @@
 
 import math
 from types import SimpleNamespace
-from typing import Any
 
 import torch
 
-from analysis.rules import Additive, Mars, Typical
+from analysis.rules import Additive, Mars
 from analysis.trees.topology import DynamicTree, Topology
 from pipeline.decoding.choices import DRAFT, DrawnRace, Greedy, Inversion, Race
-from pipeline.decoding.loop import Answer, decode
+from pipeline.decoding.loop import decode
 from pipeline.decoding.verify import DrawnPath, Match, Relaxed, SpeculativeSampling
-from pipeline.models.language_model import LanguageModel
 
 V, LIMIT = 24, 24
 CPU = torch.device("cpu")
 PROMPTS = [[5, 9, 5, 9, 5], list(range(3, 20)), [7]]
 UNEVEN = Topology((-1, -1, -1, 0, 0, 1, 3, 5, 5, 7))
-WAYS: dict[str, Any] = {  # what chooses drafted tokens, what verifies, the shape; from the noise
+WAYS = {  # what chooses drafted tokens, what verifies, the shape; from the noise
     "greedy": lambda n: (Greedy(), Match(Greedy()), None),
     "MARS": lambda n: (Greedy(), Relaxed(Mars(0.5)), None),
     "additive": lambda n: (Greedy(), Relaxed(Additive(0.3)), None),
-    "typical": lambda n: (Greedy(), Relaxed(Typical(0.3, 0.3)), None),
     "sampling": lambda n: (Inversion(0.8, n, DRAFT), SpeculativeSampling(0.8, n), None),
     "MARS, sampling": lambda n: (
         *(Inversion(0.8, n, DRAFT), SpeculativeSampling(0.8, n, Mars(0.5)), None),
@@ -35,8 +32,6 @@ WAYS: dict[str, Any] = {  # what chooses drafted tokens, what verifies, the shap
     "races": lambda n: (Race(0.8, n), Match(Race(0.8, n)), None),
     "tree": lambda n: (Greedy(), Match(Greedy()), UNEVEN),
     "sampled tree": lambda n: (DrawnRace(0.8, n), SpeculativeSampling(0.8, n), UNEVEN),
-    "raced tree": lambda n: (Race(0.8, n), Match(Race(0.8, n)), UNEVEN),
-    "grown tree": lambda n: (Greedy(), Match(Greedy()), DynamicTree(3, 7, 4)),
     "raced grown tree": lambda n: (Race(0.8, n), Match(Race(0.8, n)), DynamicTree(3, 7, 4)),
 }
 
@@ -46,34 +41,31 @@ class Markov:
 
     label, device, dtype, context = "markov", CPU, torch.float64, math.inf
 
-    def __init__(self, table: torch.Tensor, eos: tuple[int, ...] = ()) -> None:
+    def __init__(self, table, eos=()):
         self.table, self.module, self.eos, self.vocab_size = table, self, eos, len(table)
 
-    def new_cache(self, capacity: int) -> Any:
+    def new_cache(self, _):
         return SimpleNamespace(layers=[])
 
-    def check_drafts(self, *_: Any) -> None:
+    def check_drafts(self, *_):
         """It forgets nothing."""
 
-    def check_tokens(self, *_: Any) -> None:
+    def check_tokens(self, *_):
         """All tokens are its own."""
 
-    def read(self, ids: torch.Tensor, *_: Any, keep: int = 0, **__: Any) -> Any:
+    def read(self, ids, *_, keep=0, **__):
         return self.table[ids[:, -keep:]], None
 
 
-def history(
-    indicators: list[bool], draft_length: int, limit: int | None = None
-) -> list[tuple[int, int, int]]:
+def history(indicators, draft_length):
     """The calls of strict greedy whose tests have given outcomes: begin, drafted, accepted.
 
     A call ends at the first failure, which it corrects; a bonus position is never tested. No draft
-    reaches the last of `limit` positions, as each call emits a token of its own.
+    reaches the last position, as each call emits a token of its own.
     """
-    limit = len(indicators) if limit is None else limit
     calls, position = [], 0
     while position < len(indicators):
-        drafted = min(draft_length, limit - position - 1)
+        drafted = min(draft_length, len(indicators) - position - 1)
         tests = indicators[position : position + drafted]
         accepted = tests.index(False) if False in tests else len(tests)
         calls.append((position, drafted, accepted))
@@ -82,21 +74,19 @@ def history(
 
 
 @torch.inference_mode()
-def logits(model: LanguageModel, text: list[int]) -> torch.Tensor:
+def logits(model, text):
     """All logits (n, V) of a text, in one pass without a cache."""
     return model.module(input_ids=torch.tensor([text]), use_cache=False).logits[0]
 
 
-def plain_greedy(
-    model: LanguageModel, prompt: list[int], limit: int = LIMIT, end: int = -1
-) -> list[int]:
-    """The answer, to its end token or limit, by one pass over the whole text for every token."""
+def plain_greedy(model, prompt):
+    """The answer of LIMIT tokens by one pass over the whole text for every token."""
     text = list(prompt)
-    while len(text) < len(prompt) + limit and (text == prompt or text[-1] != end):
+    for _ in range(LIMIT):
         text.append(int(logits(model, text)[-1].argmax()))
     return text[len(prompt) :]
 
 
-def greedy(target: LanguageModel, drafter: Any, prompt: list[int], gamma: int) -> Answer:
+def greedy(target, drafter, prompt, gamma):
     """The answer of LIMIT tokens under strict greedy verification of gamma drafted tokens."""
     return decode(target, drafter, Match(Greedy()), prompt, gamma, LIMIT)

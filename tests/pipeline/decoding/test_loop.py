@@ -1,7 +1,6 @@
 """The loop, its drafters and its cache against plain passes of the models."""
 
 import copy
-import time
 from dataclasses import replace
 
 import pytest
@@ -63,28 +62,14 @@ def test_a_relaxed_rule_accepts_what_it_says(target, drafter):
     assert relaxed > 0
 
 
-def test_races_decode_what_the_target_alone_decodes_and_share_their_arrival_times(
-    target, drafter, monkeypatch
-):
-    made = []
-    real = Noise._arrivals
-
-    def counted(self, position, vocab_size):
-        made.append(position)
-        return real(self, position, vocab_size)
-
-    monkeypatch.setattr(Noise, "_arrivals", counted)
-    for prompt in PROMPTS:
-        race = Race(0.8, Noise(3, "a", LIMIT, CPU, 4))
-        alone = decode(target, Drafter(CPU), Match(race), prompt, 0, LIMIT)
-        made.clear()
-        noise = Noise(3, "a", LIMIT, CPU, 4)
-        race = Race(0.8, noise)
-        both = decode(target, ModelDrafter(drafter, race), Match(race), prompt, 4, LIMIT)
-        assert both.tokens == alone.tokens
-        assert any(call.accepted for call in both.calls)
-        assert made == list(range(LIMIT))  # those of a rejected token are asked for again
-        assert len(noise._times) <= 5
+@pytest.mark.parametrize("prompt", PROMPTS)
+def test_races_decode_what_the_target_alone_decodes(target, drafter, prompt):
+    race = Race(0.8, Noise(3, "a", LIMIT, CPU, 4))
+    alone = decode(target, Drafter(CPU), Match(race), prompt, 0, LIMIT)
+    race = Race(0.8, Noise(3, "a", LIMIT, CPU, 4))
+    both = decode(target, ModelDrafter(drafter, race), Match(race), prompt, 4, LIMIT)
+    assert both.tokens == alone.tokens
+    assert any(call.accepted for call in both.calls)
 
 
 @pytest.mark.parametrize("gamma", [1, 2, 5, 8])
@@ -170,14 +155,3 @@ def test_broken_logits_of_the_target_are_an_error(broken, ids, target):
         return
     with pytest.raises(PipelineError, match=r"tiny: NaN or infinite logits at position 0 of the"):
         greedy(model, PromptLookup(1, CPU), [5] * 9, 3)
-
-
-def test_waiting_is_no_processor_time(target, drafter):
-    class Waiting(Match):
-        def verify(self, *given):
-            time.sleep(0.05)  # as while another process has the processor
-            return super().verify(*given)
-
-    answer = decode(target, ModelDrafter(drafter, Greedy()), Waiting(Greedy()), PROMPTS[0], 3, 8)
-    waited = 0.05 * (1 + len(answer.calls))
-    assert 0 < answer.processor_seconds < answer.seconds - 0.9 * waited

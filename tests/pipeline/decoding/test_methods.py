@@ -24,19 +24,13 @@ GROWN = GOOD | {"tree": "dynamic", "width": 4, "nodes": 20}
         (3, r"decoding.methods.m0=3 is not allowed: give a mapping"),
         (GOOD | {"draft_length": 0}, r"decoding.methods.m0: .* a draft_length of at least 1"),
         (GOOD | {"draft_length": 2.5}, "draft_length=2.5"),
-        (GOOD | {"draft_length": 10**9}, "draft_length=1000000000 is not"),
         (GOOD | {"draft_length": []}, r"m0: draft_length=\[\]: give a value, or"),
         (GOOD | {"draft_length": [3, 3]}, "m0: greedy is given twice"),
-        (GOOD | {"temperature": float("inf")}, "temperature=inf is not allowed"),
         (GOOD | {"temperature": 1.0}, "temperature=1 is not allowed: give 0 for a rule"),
         (RACED | {"temperature": 0}, "a number above 0, or rule: greedy"),
         (GOOD | {"sampling": "races"}, "either rule or sampling"),
-        (GOOD | {"drafter": "eagle"}, "drafter='eagle' is not allowed: it should be 'model"),
         ({"rule": "greedy"}, r"s.m0: the key 'drafter' is missing; the key 'draft_length' is"),
         (GOOD | {"draft_lenght": 5}, r"'draft_lenght' is not known \(did you mean draft_length"),
-        (GOOD | {"rule": "gredy"}, r"rule='gredy' is not known \(did you mean greedy"),
-        # trees
-        (GOOD | {"tree": "bush"}, r"methods.m0: shape='bush' is not allowed: it should be 'seq"),
         (GOOD | {"tree": "symmetric"}, r"s.m0: tree: symmetric: the key 'width' is missing"),
         (GOOD | {"tree": "sequence", "width": 2}, "tree: sequence: the key 'width' is not known"),
         (GOOD | {"width": 2}, "m0.width=2 is not allowed without tree"),
@@ -44,7 +38,6 @@ GROWN = GOOD | {"tree": "dynamic", "width": 4, "nodes": 20}
         (GOOD | {"tree": "sequence", "drafter": "prompt_lookup"}, "prompt_lookup drafts chains"),
         (GOOD | {"tree": "batch", "width": 2}, "draft_length=3 is not allowed: give 1"),
         (GOOD | WIDE | {"draft_length": 12}, "would read 8190 tokens a call; give a tree of at"),
-        (GROWN | {"width": 2049}, "would read 4098 tokens"),
         (RACED | {"sampling": "speculative", "tree": "dynamic", "width": 2, "nodes": 4},
          "sampling=speculative is not lossless where nodes are chosen"),
     ],
@@ -91,12 +84,9 @@ def test_every_temperature_has_a_baseline_and_races_their_own():
     ],
 )
 def test_trees_are_made_from_what_is_configured(given, parents, name):
-    [method], [again] = methods.build([GOOD | given]), methods.build([GOOD | given])
-    assert method.topology is not None
-    assert method.topology is again.topology  # a shape is made once
+    [method] = methods.build([GOOD | given])
     assert method.topology.parents == parents
-    assert method.name == f"greedy ({name})"
-    assert method.lossless
+    assert (method.name, method.lossless) == (f"greedy ({name})", True)
 
 
 def test_the_rule_of_trees_is_greedy_on_a_symmetric_tree_and_trees_grow():
@@ -112,14 +102,12 @@ def test_the_rule_of_trees_is_greedy_on_a_symmetric_tree_and_trees_grow():
 @pytest.mark.parametrize(
     "entry",
     [
-        *(GOOD | change for change in (
-            {"rule": "additive", "t": 0.1}, {"rule": "tree", "m": 2}, TAU,
-            {"drafter": "prompt_lookup"}, {"tree": "dynamic", "width": 2, "nodes": 4},
-        )),
+        GOOD | {"rule": "tree", "m": 2},
+        GOOD | TAU,
         RACED | {"sampling": "argmax", "tree": "dynamic", "width": 2, "nodes": 4},
         MARS,
     ],
-)  # fmt: skip
+)
 def test_a_method_and_its_baseline_are_read_from_their_mappings(entry):
     for method in with_baselines(methods.build([entry])):
         mapping = json.loads(json.dumps(method.to_mapping()))

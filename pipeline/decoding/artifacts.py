@@ -1,22 +1,90 @@
-"""Acceptance of siblings, R, on the text of stage drafts: it gives optimal trees their shape."""
+"""What decoding and its report read from artifacts: decoded answers, and acceptance of siblings.
+
+Acceptance of siblings, R, on the text of stage drafts gives optimal trees their shape.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 
+from analysis.decoding.answers import Answered
+from analysis.decoding.metrics import Decoded
+from analysis.rules import Mars
 from analysis.topk import Floats
 from analysis.trees.acceptance import Stored, aligned, drawn_rates, greedy_rates
 from pipeline.columns import numbers
-from pipeline.methods import RACES, Method
+from pipeline.methods import RACES, SPECULATIVE, Method, read_method
 from pipeline.stage import Artifact, Json
 from pipeline.stored import MOMENTS, TOKENS
 
+RUN = (  # fields of a method
+    *("drafter", "draft_length", "sampling", "rule", "temperature"),
+    *("lossless", "tree", "scheme"),
+)
 STEPS = 4096  # of a text, at most, of which rates of siblings are computed: evenly spread over it
 WIDEST = 64  # siblings of a tree whose acceptance is measured
+
+
+def read_decoded(target: str, drafter: str, artifact: Artifact) -> Decoded:
+    """Read the decoded answers of a target with a drafter, both given by their printed names."""
+    facts = artifact.facts
+    methods = [read_method(run) for run in facts["runs"]]
+    rules = {method.rule.label: method.rule for method in methods if method.rule is not None}
+    printed: dict[str, Any] = {
+        "rule": [None if method.rule is None else method.rule.label for method in methods],
+        "tree": [run.get("shape") for run in facts["runs"]],
+    }
+    files = {"answers": "timings/runs", "spans": "timings/calls"}
+    files |= {name: name for name in ("data", "calls", "trajectory", "levels", "contexts")}
+    tables = {name: artifact.read(file).to_pandas() for name, file in files.items()}
+    return Decoded(
+        target,
+        drafter,
+        _runs(methods, *RUN).assign(**printed),
+        size=facts["bytes"],
+        rules=rules,
+        vocabulary=facts["vocab_size"],
+        **tables,
+    )
+
+
+def _runs(methods: Sequence[Method], *names: str) -> pd.DataFrame:
+    columns = {name: [getattr(method, name) for method in methods] for name in names}
+    return pd.DataFrame({"method": [method.title for method in methods], **columns})
+
+
+def thetas(decoded: Decoded) -> list[float]:
+    """Return MARS's threshold of every run that drafts with the model, NaN of any other."""
+    rules = map(decoded.rules.get, decoded.runs["rule"])
+    return [
+        rule.theta if isinstance(rule, Mars) and drafter == "model" else math.nan
+        for rule, drafter in zip(rules, decoded.runs["drafter"], strict=True)
+    ]
+
+
+def read_answered(target: str, artifact: Artifact) -> Answered:
+    """Read the answers of a target, given by its printed name."""
+    facts = artifact.facts
+    methods = [read_method(run) for run in facts["runs"]]
+    more: dict[str, Any] = {
+        "baseline": [run["baseline"] for run in facts["runs"]],
+        "rule": [method.rule for method in methods],
+        "exact": [method.lossless and method.sampling != SPECULATIVE for method in methods],
+    }
+    return Answered(
+        target,
+        facts["tasks"],
+        _runs(methods, "drafter", "draft_length", "temperature").assign(**more),
+        artifact.read().to_pandas().drop(columns=["token_ids", "method", "drafter"]),
+        seconds=artifact.read("timings/runs").to_pandas(),
+    )
 
 
 def with_measured_trees(methods: Sequence[Method], drafts: Artifact | None) -> tuple[Method, ...]:
