@@ -124,6 +124,10 @@ class Study:
             for target, made in pairs
         ]
 
+    def made(self, task: Task) -> bool:
+        """Say whether the artifact of a task is published, up to date or not."""
+        return self.store.find(task) is not None
+
     def make(self, stage: str) -> list[Artifact]:
         """Bring the artifacts of a stage up to date, and all they are made from."""
         tasks = self.tasks[stage]
