@@ -91,10 +91,6 @@ class Study:
         """The settings of the bootstrap."""
         return Resampling(**vars(self.config.statistics))
 
-    def made(self, task: Task) -> bool:
-        """Say whether the artifact of a task is published, up to date or not."""
-        return self.store.find(task) is not None
-
     def model_spec(self, key: str, model: ModelConfig) -> ModelSpec:
         """Return the specification of a model; `key` is its configuration key."""
         identity = self.identities.model(model.path, model.revision, f"{key}.path")
