@@ -59,17 +59,6 @@ def test_a_model_that_cant_be_fetched_leaves_the_embedded_study(fetched, tmp_pat
     assert ("error: no index" in done.stdout) == (fetched == 1)
 
 
-def test_what_tests_need_is_installed_for_tests_only():
-    for ready, target, asked in (
-        ("1 2 dev", "reproduce", ""),
-        ("1 2 core", "test", "1 2 dev"),
-        ("1 3 dev", "reproduce", "1 2 core"),
-    ):
-        printed = make("-n", target, f"READY={ready}", "STATE=1 2").stdout
-        assert ("setup_env.py" in printed) == bool(asked), (ready, target)
-        assert asked in printed
-
-
 @pytest.fixture
 def called(tmp_path, monkeypatch):
     """The commands of an installation, which make nothing but the directories."""

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from analysis.decoding.metrics import LEVELS, Decoded
-from analysis.decoding.trees import entropies, rates, tree_runs
+from analysis.decoding.trees import entropies, judged_levels, rates, tree_runs
 from analysis.report.trees import (
     FIXED,
     LEAST,
@@ -60,24 +60,22 @@ def made():
         run(None, "symmetric", [-1] * 2, RULE.label),
         run("races", "dynamic", [-1] * 3),
     ]
-    calls, levels = [], []
-    for prompt in "abcd":
-        for at, found in accepted.items():
-            nodes = runs[at]["tree"]["nodes"]
-            for position, index in enumerate(found):
-                key = {"prompt_id": prompt, "run": at, "position": position}
-                taken = int(index > 0)
-                calls.append(
-                    key
-                    | {"drafted": nodes, "depth": 1, "reach": 1, "tested": 1}
-                    | {"accepted": taken, "emitted": taken + 1}
-                )
-                levels.append(key | {"level": 1, "children": nodes, "accepted": index})
+    rows = [
+        (prompt, at, position, index, runs[at]["tree"]["nodes"])
+        for prompt in "abcd"
+        for at, found in accepted.items()
+        for position, index in enumerate(found)
+    ]
+    names = ["prompt_id", "run", "position", "accepted", "children"]
+    levels = pd.DataFrame(rows, columns=names).assign(level=1)
+    calls = levels.assign(drafted=levels["children"], depth=1, reach=1, tested=1)
+    calls["accepted"] = (calls["accepted"] > 0).astype(int)
+    calls["emitted"] = calls["accepted"] + 1
     data = pd.DataFrame([{"prompt_id": prompt, "run": 0} for prompt in "abcd"])
     empty = pd.DataFrame()
     return Decoded(
-        "target", "drafter", pd.DataFrame(runs), data, pd.DataFrame(calls), empty, empty, empty,
-        {}, {RULE.label: RULE}, pd.DataFrame(levels)[LEVELS],
+        "target", "drafter", pd.DataFrame(runs), data, calls, empty, empty, empty,
+        {}, {RULE.label: RULE}, levels[LEVELS],
     )  # fmt: skip
 
 
@@ -98,6 +96,16 @@ def test_runs_of_a_law_share_their_acceptance():
     assert table["calls"].tolist() == [40] * 6
     # dynamic trees say nothing of R: their children are chosen
     assert rates(one, table.reset_index(), "ERSS, T = 1") == pytest.approx([0.5, 0.2, 0.2])
+
+
+def test_chains_have_a_level_a_token():
+    one = made()
+    calls = pd.DataFrame({"run": [1, 1, 1], "tested": [2, 0, 3], "accepted": [1, 0, 3]})
+    runs = one.runs.assign(tree=None)
+    found = judged_levels(Decoded("t", "d", runs, one.data, calls, *[pd.DataFrame()] * 3, {}, {}))
+    assert found.to_numpy().tolist() == [
+        [1, 1, 1, 1], [1, 2, 1, 0], [1, 1, 1, 1], [1, 2, 1, 1], [1, 3, 1, 1],
+    ]  # fmt: skip
 
 
 def test_curves_are_the_predictions_and_bounds_of_their_shapes():
