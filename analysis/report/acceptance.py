@@ -210,8 +210,7 @@ def margin_figure(by_target: Mapping[str, pd.DataFrame], rule: str) -> Figure:
 
     @style.styled
     def draw() -> Drawing:
-        size = style.COLUMN, 0.8 + 1.2 * len(by_target)
-        drawing = Drawing(figsize=size, layout="constrained")
+        drawing = Drawing((style.COLUMN, 0.8 + 1.2 * len(by_target)), layout="constrained")
         axes = drawing.subplots(len(by_target), sharex=True, squeeze=False)[:, 0]
         for axis, (name, frame) in zip(axes, by_target.items(), strict=True):
             shares = (frame["accepted"] / frame["steps"]).fillna(0.0)
