@@ -282,11 +282,7 @@ def _as_named(blob: Path, state: str) -> bool:  # noqa: ARG001 (part of the key)
 
 @contextmanager
 def _asking(name: str, key: str) -> Iterator[None]:
-    """Ask the hub; errors are the client's, in one line.
-
-    The client would go on asking where no answer comes, and wait for a busy hub as long as that
-    says: both are limited here.
-    """
+    """Ask the hub, with limits where the client has none; its errors become one line."""
     from huggingface_hub.utils import get_session, parse_ratelimit_headers
 
     unanswered = Counter[str]()

@@ -105,10 +105,7 @@ def as_top_k(batch: pa.RecordBatch, facts: Json) -> TopK:
 
 
 def _as_logged(batch: pa.RecordBatch, vocab_size: int, error: float) -> TopK:
-    """Return an engine's logged steps: log-probabilities stand in the place of raw logits.
-
-    Those behind the first were rounded to float32 once more when they were stored.
-    """
+    """Return an engine's logged steps; behind the first token values were rounded to float32."""
     values = numbers(batch.column("top_logits")).astype(np.float64)
     values[:, 0] = -numbers(batch.column("top_surprisal"))
     finite = np.where(np.isfinite(values), values, 0.0)

@@ -124,6 +124,10 @@ class Study:
             for target, made in pairs
         ]
 
+    def made(self, task: Task) -> bool:
+        """Say whether the artifact of a task is published, up to date or not."""
+        return self.store.find(task) is not None
+
     def make(self, stage: str) -> list[Artifact]:
         """Bring the artifacts of a stage up to date, and all they are made from."""
         tasks = self.tasks[stage]
@@ -143,7 +147,7 @@ class Study:
         for stage in STAGES:
             keys = {key for key, task in every.items() if task.stage.name == stage}
             run = len(keys & todo)
-            cached = sum(self.store.find(every[key]) is not None for key in keys - todo)
+            cached = sum(self.made(every[key]) for key in keys - todo)
             words = [f"{cached} cached"] * (cached > 0) + [f"{run} to run"] * (run > 0)
             parts += [f"{stage} {' and '.join(words)}"] if words else []
         print(f"plan: {', '.join(parts)}", flush=True)

@@ -152,10 +152,7 @@ def _by_count(stored: TruncatedSteps, counts: Counts) -> tuple[*Ends, Counts]:
 
 
 def _ends(stored: TruncatedSteps, low: Floats, high: Floats, most: Floats) -> Ends:
-    """Return the ends of M for b in [low, high]; they are equal where b is close to 0.
-
-    At most `most` unseen tokens exceed b.
-    """
+    """Return the ends of M for b in [low, high], which at most `most` unseen tokens exceed."""
     largest = stored.ratio(high * (1.0 + stored.error))
     lower, active = mode_cost(stored.p0, stored.tokens, largest, widen=-MARGIN)
     upper = _upper(stored, low * (1.0 - stored.error), most)
@@ -253,11 +250,8 @@ def _by_rounded(dist: TopK, cuts: Sequence[Cut]) -> Ends:
 
 
 def _cost(p: Floats, n: NDArray[Any], b: Floats) -> tuple[Floats, NDArray[np.int32]]:
-    """Return M of a token of probability b besides the n largest of p (N, K), and its |A|.
-
-    The other tokens are set to b, which keeps them out of the active set.
-    """
-    last = b[:, None]
+    """Return M of a token of probability b besides the n largest of p (N, K), and its |A|."""
+    last = b[:, None]  # keeps the other tokens out of the active set
     others = np.where(np.arange(p.shape[1]) < n[:, None], np.maximum(p, last), last)
     p0 = others[:, 0]
     return mode_cost(p0, (others - p0[:, None]) / p0[:, None], (b - p0) / p0)

@@ -210,8 +210,9 @@ def margin_figure(by_target: Mapping[str, pd.DataFrame], rule: str) -> Figure:
 
     @style.styled
     def draw() -> Drawing:
-        drawing, (axes,) = style.grid(1, list(by_target))
-        for axis, frame in zip(axes, by_target.values(), strict=True):
+        drawing = Drawing((style.COLUMN, 0.8 + 1.2 * len(by_target)), layout="constrained")
+        axes = drawing.subplots(len(by_target), sharex=True, squeeze=False)[:, 0]
+        for axis, (name, frame) in zip(axes, by_target.items(), strict=True):
             shares = (frame["accepted"] / frame["steps"]).fillna(0.0)
             colours = [style.BLUE if low >= 0 else style.VERMILION for low in frame["low"]]
             bars = axis.bar(range(len(frame)), shares, color=colours)
@@ -222,9 +223,9 @@ def margin_figure(by_target: Mapping[str, pd.DataFrame], rule: str) -> Figure:
             )
             names = [margin_text(*ends) for ends in frame[["low", "high"]].to_numpy()]
             axis.set_xticks(range(len(frame)), names, rotation=45, ha="right", fontsize=6)
-            axis.set(xlabel="R − KL, nats", ylim=(0, 1.08))
+            axis.set(title=name, ylabel="accepted", ylim=(0, 1.08))
             style.percent(axis, "y")
-        axes[0].set_ylabel("accepted, of the steps")
+        axes[-1].set_xlabel("R − KL, nats")
         return drawing
 
     return Figure(

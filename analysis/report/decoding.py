@@ -81,12 +81,7 @@ def decoding_table(decoded: Sequence[Decoded], statistics: Resampling) -> Table:
 
 
 def _acceptance(pair: Decoded, statistics: Resampling) -> pd.DataFrame:
-    """Return `analysis.decoding.metrics.acceptance` of a target, with three columns more.
-
-    by_position is the acceptance at each place of a draft in percent; differing counts the answers
-    of strict greedy that differ from the target's own; largest_gap is the largest difference of the
-    two largest logits at the first token that differs.
-    """
+    """Return `metrics.acceptance` with by_position, and of strict greedy differing, largest_gap."""
     table = metrics.acceptance(pair, *statistics).assign(prompts=pair.prompts, target=pair.target)
     rates = metrics.position_rates(pair.calls).groupby("run")["rate"]
     texts = rates.agg(lambda of_run: " ".join(f"{100 * rate:.0f}" for rate in of_run))

@@ -121,10 +121,9 @@ def sibling_rates(artifact: Artifact, method: Method, count: int) -> Floats:
 
 
 def _stored(table: pa.Table, prefix: str, facts: Json, temperature: float) -> Stored:
-    """Return the stored tokens of a model at a temperature.
+    """Return the stored tokens of a model at a temperature, as if all others were equally probable.
 
-    What lies outside is known at the temperature of the artifact. At another the unstored tokens
-    are taken to be equally probable, which makes them a little too improbable where it is lower.
+    At the temperature of the artifact their mass is exact, at a lower one a little too small.
     """
     ids, logits, surprisal, log_tail = (
         numbers(table[prefix + name]) for name in (*TOKENS, *MOMENTS[:2])

@@ -162,11 +162,7 @@ def _by_prompt(prompts: Mapping[str, str]) -> dict[str, str]:
 
 
 def _decimals(value: float) -> int:
-    """Return the number of digits behind the point.
-
-    >>> _decimals(-0.25), _decimals(1.5e-05), _decimals(-2)
-    (2, 6, 0)
-    """
+    """Return the number of digits behind the point: 2 of -0.25, 6 of 1.5e-05."""
     mantissa, _, exponent = repr(value).partition("e")
     return max(0, len(mantissa.partition(".")[2]) - int(exponent or 0))
 

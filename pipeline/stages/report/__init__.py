@@ -35,7 +35,7 @@ def plan(study: Study) -> list[Task]:
     """Return the planned report, made from inputs named STAGE/TARGET; its names are content."""
     config = study.config
     answered = study.tasks["accuracy"]
-    shown = bool(answered) and all(study.store.find(task) is not None for task in answered)
+    shown = bool(answered) and all(map(study.made, answered))
     taken = {
         **dict.fromkeys(UPSTREAM, True),
         "decoding": config.decoding.report,
@@ -107,7 +107,7 @@ def summary(task: Task, artifact: Artifact) -> list[Json]:
 
 STAGE = Stage(
     name="report",
-    version=43,
+    version=44,
     upstream=UPSTREAM,
     tables={},
     plan=plan,
