@@ -12,6 +12,7 @@ import json
 import math
 import re
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,10 +42,12 @@ def load(stage: str) -> dict[str, Any]:
 def save(stage: str, versions: dict[str, int], results: dict[str, Any]) -> None:
     """Write a stage's results, a column or a line of text a line."""
 
+    line = partial(json.dumps, ensure_ascii=False)
+
     def block(content: Any) -> str:
         items = content.items() if isinstance(content, dict) else enumerate(content)
         named = isinstance(content, dict)
-        lines = [(f"{json.dumps(key)}: " if named else "") + _line(value) for key, value in items]
+        lines = [(f"{json.dumps(key)}: " if named else "") + line(value) for key, value in items]
         return ("{\n   %s\n  }" if named else "[\n   %s\n  ]") % ",\n   ".join(lines)
 
     files = ",\n".join(f"  {json.dumps(name)}: {block(part)}" for name, part in results.items())
@@ -53,28 +56,20 @@ def save(stage: str, versions: dict[str, int], results: dict[str, Any]) -> None:
     )
 
 
-def _line(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False)
-
-
-def differences(stage: str, old: Any, new: Any) -> list[str]:
-    """Return where the results of a stage differ by more than its tolerance, and how."""
-    return list(_differ(old, new, stage, TOLERANCES[stage]))
-
-
-def _differ(old: Any, new: Any, at: str, tolerance: Tolerance) -> Iterator[str]:
+def differences(old: Any, new: Any, at: str, tolerance: Tolerance) -> Iterator[str]:
+    """Yield where results differ by more than a tolerance, and how."""
     if isinstance(old, dict) and isinstance(new, dict):
         for key in [*old, *(key for key in new if key not in old)]:
             if key not in new or key not in old:
                 yield f"{at}/{key}: {'was not there' if key in new else 'is no longer there'}"
             else:
-                yield from _differ(old[key], new[key], f"{at}/{key}", tolerance)
+                yield from differences(old[key], new[key], f"{at}/{key}", tolerance)
     elif isinstance(old, list) and isinstance(new, list):
         if len(old) != len(new):
             yield f"{at}: {len(new)} values, were {len(old)}"
             return
         for index, (before, after) in enumerate(zip(old, new, strict=True)):
-            yield from _differ(before, after, f"{at}[{index}]", tolerance)
+            yield from differences(before, after, f"{at}[{index}]", tolerance)
     elif not _same(old, new, tolerance):
         yield f"{at}: {new!r}, was {old!r}"
 
@@ -106,7 +101,7 @@ def _same_number(old: str, new: str, tolerance: Tolerance) -> bool:
 def verdict(stage: str, versions: dict[str, int], results: Any) -> str | None:
     """Return what is wrong with a stage's results, and what to do; None if nothing is."""
     committed = load(stage)
-    found = differences(stage, committed["results"], results)
+    found = list(differences(committed["results"], results, stage, TOLERANCES[stage]))
     if committed["versions"] != versions:
         return (
             f"{stage} has new versions, {versions} after {committed['versions']}: look at what "
