@@ -41,18 +41,10 @@ class MadeUp:
             "template": "chat", "enable_thinking": False,
         }  # fmt: skip
         self.prompts = Task(PROMPTS, "made-up", settings, {}, self.runtime)
-        self._publish(
-            self.prompts,
-            {
-                "prompt_id": names,
-                "source": ["made-up.jsonl"] * len(names),
-                "source_row": range(len(names)),
-                "text": texts or names,
-                "token_ids": [[1, 2]] * len(names),
-                "n_tokens": [2] * len(names),
-            },
-            {"excluded": {"too short": {"rows": 3, "first": []}}},
-        )
+        count = len(names)
+        rows = {"prompt_id": names, "source": ["made-up.jsonl"] * count, "text": texts or names}
+        rows |= {"source_row": range(count), "token_ids": [[1, 2]] * count, "n_tokens": [2] * count}
+        self._publish(self.prompts, rows, {"excluded": {"too short": {"rows": 3, "first": []}}})
 
     def target(self, label, seed):
         """Publish a target's dump and certify it; return the two tasks."""
@@ -62,8 +54,7 @@ class MadeUp:
         logits[: size // 9] -= 100  # the same distributions, and a ratio that means nothing
         ranked = -np.sort(-logits.astype(np.float32), axis=1)
         dump = stored_columns(ranked, K)
-        commit = f"{COMMITS['model'][:-1]}{seed:x}"
-        identity = Identity(hub="owner/model", commit=commit)
+        identity = Identity(hub="owner/model", commit=f"{COMMITS['model'][:-1]}{seed:x}")
         model = used("owner/model", label=label, identity=identity)
         settings = {"model": model.entries, "steps": 128, "k": K, "temperature": 0.0}
         settings |= {"seed": 0, "certified_temperature": 1.0}
@@ -97,12 +88,10 @@ class MadeUp:
         return Task(REPORT, "made-up", settings, inputs, self.runtime)
 
     def _publish(self, task, values, facts):
-        schema = task.stage.schema()
-
         def write(out):
             out.facts |= facts
-            arrays = [pa.array([*values[field.name]], field.type) for field in schema]
-            out.write(pa.Table.from_arrays(arrays, schema=schema))
+            columns = {name: [*column] for name, column in values.items()}
+            out.write(pa.table(columns, schema=task.stage.schema()))
 
         publish(task, self.store, write)
 

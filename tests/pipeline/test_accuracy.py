@@ -122,7 +122,8 @@ def test_lossless_greedy_methods_are_scored_once():
         {"drafter": "model", "rule": "tree", "m": 3, "draft_length": 2},
         {"drafter": "model", "rule": "mars", "theta": 0.9, "draft_length": 2},
         {"drafter": "model", "sampling": "races", "draft_length": 2, "temperature": 0.7},
-        greedy | {"tree": "optimal", "nodes": 4},  # whose shape is not known
+        {"drafter": "model", "rule": "additive", "t": 0.1, "draft_length": 2}
+        | {"tree": "optimal", "nodes": 4},  # whose shape is not known
     ]
     names = [method.name for method in accuracy.scored(methods.build([greedy, *others]))]
     assert names == ["greedy", "mars theta=0.9", "exponential races"]

@@ -117,11 +117,8 @@ def tasks(
 
 def contents(root: Path) -> dict[str, str]:
     """The content of every artifact in a store, by stage and name."""
-    found = {}
-    for one in (PROMPTS, STEPS, TOTALS):
-        for path in (root / one.name).glob("[!.]*"):
-            found[f"{one.name}/{path.name}"] = Artifact(path, one.tables).content
-    return found
+    found = Store(root).all((PROMPTS, STEPS, TOTALS))
+    return {str(one.directory.relative_to(root)): one.content for one in found}
 
 
 def flip(path: Path, at: int | None = None) -> None:
