@@ -44,7 +44,7 @@ class TopK:
         stored_probs: (N, K) float64, or None when the distribution is given by logits.
         log_prob_error: (N, K), the largest error of each log-probability, nats; None where the
             stored numbers are exact. With errors all certificates are intervals
-            (`certificates.rounded`), and `entropy` is its lower end.
+            (`certificates.intervals`), and `entropy` is its lower end.
     """
 
     ids: NDArray[np.int32]
@@ -61,14 +61,10 @@ class TopK:
     def from_probabilities(cls, p: ArrayLike, k: int | None = None) -> TopK:
         """Build steps from full probability vectors, keeping k tokens (all by default).
 
-        Args:
-            p: (N, V), rows that sum to one, NumPy or PyTorch; zeros are allowed. (V,) is one
-                step.
-            k: number of tokens to store, at most V.
+        `p` is (N, V), NumPy or PyTorch; zeros are allowed, and (V,) is one step.
 
         Raises:
-            ValueError: p is not (N, V), holds a negative or non-finite number, or a row does
-                not sum to one. Or k is not in [1, V].
+            ValueError: p is no distribution a row, or k is not in [1, V].
 
         >>> TopK.from_probabilities([[0.2, 0.5, 0.3]], k=2).ids.tolist()
         [[1, 2]]
@@ -96,15 +92,11 @@ class TopK:
     def from_logits(cls, logits: ArrayLike, k: int | None = None, temperature: float = 1.0) -> TopK:
         """Build steps from full rows of logits, keeping k tokens (all by default).
 
-        Args:
-            logits: (N, V), raw, NumPy or PyTorch on any device; (V,) is one step. -inf is a
-                masked token, of probability 0. Half precision is read as float32, which is exact.
-            k: number of tokens to store, at most V.
-            temperature: of the distribution, above 0.
+        `logits` are (N, V), raw, NumPy or PyTorch on any device; (V,) is one step. -inf is a masked
+        token, of probability 0. Half precision is read as float32, which is exact.
 
         Raises:
-            ValueError: logits are not (N, V), hold NaN or +inf, or a row is entirely masked. Or
-                k is not in [1, V], or the temperature is not above 0.
+            ValueError: a logit is NaN or +inf, a row is all -inf, or k or temperature out of range.
 
         >>> dist = TopK.from_logits([1.0, -np.inf, 1.0])
         >>> dist.ids.tolist(), dist.probs.round(3).tolist()
@@ -132,21 +124,12 @@ class TopK:
         vocab_size: int,
         temperature: float = 1.0,
     ) -> TopK:
-        """Build steps from stored columns, without copying them.
+        """Build steps from stored columns, without copying them; the attributes tell what they are.
 
-        Args:
-            top_ids: (N, K) int32.
-            top_logits: (N, K) float32, raw, by decreasing value, ties by id; -inf for masked
-                tokens. Float64 stays float64.
-            top_surprisal: (N,) float64, -log p0 at the given temperature, over the full vocabulary.
-            log_tail: (N,) float64, at the given temperature, good to 1e-9.
-            entropy: (N,) float64, nats, at the given temperature.
-            vocab_size: V >= K.
-            temperature: of the distribution to certify, above 0.
+        All but the raw logits are at the given temperature, and `log_tail` is good to 1e-9.
 
         Raises:
-            ValueError: shapes disagree, K > V, the temperature is not above 0, a column has less
-                than float64 precision, or the probabilities of a step do not sum to 1.
+            ValueError: a shape, type or temperature is impossible, or a step does not sum to 1.
         """
         ids = np.asarray(top_ids, dtype=np.int32)
         logits = np.ascontiguousarray(_as_rows("top_logits", top_logits))
@@ -176,15 +159,11 @@ class TopK:
         Raw logits, the tail and the entropy are unknown. Certificates are therefore intervals,
         and a rule that compares raw logits raises an error.
 
-        Args:
-            top_ids: (N, K) int32, in the order of the values.
-            log_probs: (N, K) natural logarithms, in descending order; -inf is a probability of 0.
-            error: the largest error of each, at least 0; a number or (N, K).
-            vocab_size: V >= K. A value above V is sound too, and makes intervals wider.
+        `log_probs` (N, K) are natural logarithms, in descending order, `error` the largest error of
+        each, a number or (N, K). A larger vocabulary is sound too, and makes intervals wider.
 
         Raises:
-            ValueError: shapes disagree, values rise, the probabilities of a step sum to more than 1
-                plus their errors, or K exceeds V.
+            ValueError: shapes disagree, values rise, or sums of probabilities are too large.
 
         >>> TopK.from_log_probs([[7, 3]], [[-0.69, -1.2]], 0.005, vocab_size=50).k
         2
@@ -199,16 +178,8 @@ class TopK:
         probs, others = np.exp(values), int(vocab_size) - ids.shape[1]
         with np.errstate(divide="ignore"):
             log_tail = np.log(np.clip(1.0 - probs.sum(axis=1), 0.0, None if others else 0.0))
-        dist = cls(
-            ids,
-            None,
-            -values[:, 0],
-            log_tail,
-            np.zeros(len(values)),
-            int(vocab_size),
-            stored_probs=probs,
-            log_prob_error=off,
-        )
+        unknown = np.zeros(len(values))
+        dist = cls(ids, None, -values[:, 0], log_tail, unknown, int(vocab_size), 1.0, probs, off)
         return replace(dist, entropy=dist.entropy_range[0])
 
     def __len__(self) -> int:
@@ -216,11 +187,9 @@ class TopK:
 
     def __getitem__(self, steps: slice | NDArray[np.intp]) -> TopK:
         """Return a selection of the steps: views for a slice, copies for indices."""
-        stored = {spec.name: getattr(self, spec.name) for spec in fields(self)}
-        rows: dict[str, Any] = {
-            name: x[steps] for name, x in stored.items() if isinstance(x, np.ndarray)
-        }
-        return replace(self, **rows)
+        stored = [(spec.name, getattr(self, spec.name)) for spec in fields(self)]
+        arrays: Any = {name: x[steps] for name, x in stored if isinstance(x, np.ndarray)}
+        return replace(self, **arrays)
 
     @property
     def k(self) -> int:

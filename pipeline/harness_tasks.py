@@ -19,7 +19,7 @@ from typing import Any
 
 from pipeline.errors import PipelineError, first_line
 from pipeline.files import digest, file_digest
-from pipeline.models.prompt_tokens import chat_text, encode
+from pipeline.models.tokens import chat_text, encode
 from pipeline.paths import ASSETS
 from pipeline.stage import Json, Task
 

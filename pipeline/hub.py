@@ -122,11 +122,7 @@ def _state(path: Path) -> str:
 
 
 def local_path(path: str, key: str = "") -> Path | None:
-    """Return `path` as a local path (relative ones also from the repository), or None for a hub id.
-
-    Raises:
-        PipelineError: there is no such path and it is no hub id either.
-    """
+    """Return a local path (a relative one also from the repository), or None for a hub id."""
     for candidate in (Path(path).expanduser(), ROOT / path):
         if candidate.exists():
             return candidate.resolve()
@@ -139,11 +135,7 @@ def local_path(path: str, key: str = "") -> Path | None:
 
 
 def local_file(path: str, key: str = "targets") -> Path:
-    """Return the local path of a file.
-
-    Raises:
-        PipelineError: there is no such file.
-    """
+    """Return the local path of a file."""
     with suppress(PipelineError):
         if (local := local_path(path)) is not None and local.is_file():
             return local
@@ -173,11 +165,7 @@ def cached_commit(name: str, revision: str | None, kind: str) -> str | None:
 
 
 def newest_commit(name: str, revision: str | None, kind: str, key: str) -> str:
-    """Ask the hub for the commit of a revision; arguments as of `hub_files`.
-
-    Raises:
-        PipelineError: the hub does not tell.
-    """
+    """Ask the hub for the commit of a revision; arguments as of `hub_files`."""
     from huggingface_hub import HfApi
 
     with _asking(name, key):
@@ -216,9 +204,6 @@ def hub_files(
 
     In patterns * crosses folders. `revision` is a branch, tag or commit, None is main; `key` is the
     configuration's, for errors; `kind` is model or dataset.
-
-    Raises:
-        PipelineError: the hub does not give a file, or a damaged one.
     """
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
@@ -297,11 +282,7 @@ def _as_named(blob: Path, state: str) -> bool:  # noqa: ARG001 (part of the key)
 
 @contextmanager
 def _asking(name: str, key: str) -> Iterator[None]:
-    """Ask the hub; errors are the client's, in one line.
-
-    The client would go on asking where no answer comes, and wait for a busy hub as long as that
-    says: both are limited here.
-    """
+    """Ask the hub, with limits where the client has none; its errors become one line."""
     from huggingface_hub.utils import get_session, parse_ratelimit_headers
 
     unanswered = Counter[str]()

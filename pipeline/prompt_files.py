@@ -45,7 +45,7 @@ def source_files(path: str, commit: str | None, split: str | None) -> list[Path]
     return files
 
 
-class Source:
+class PromptRows:
     """The rows of all files of a source, in their order."""
 
     def __init__(self, files: Sequence[Path]) -> None:

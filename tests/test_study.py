@@ -15,7 +15,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from IPython.display import Image
 
 from analysis.certificates.certify import certify
-from analysis.rules import Additive, Tree
+from analysis.rules import Additive, StrictGreedy, Tree
 from pipeline import solve
 from pipeline.paths import ROOT
 from pipeline.study import Study
@@ -34,12 +34,8 @@ def small_study(small_study, tmp_path_factory):
 
 
 def contents(outputs):
-    """Content digest of every artifact by directory."""
-    records = sorted((outputs / "artifacts").glob("*/[!.]*/record.json"))
-    return {
-        path.parent.relative_to(outputs).as_posix(): json.loads(path.read_text())["content"]
-        for path in records
-    }
+    """Record of every artifact by path."""
+    return {path: path.read_text() for path in outputs.glob("artifacts/*/[!.]*/record.json")}
 
 
 def test_the_report_has_the_papers_files_named_and_with_short_captions(small_study):
@@ -49,10 +45,9 @@ def test_the_report_has_the_papers_files_named_and_with_short_captions(small_stu
     assert papers | {f"figures/figure{number}.pdf" for number in range(1, 6)} <= set(files)
     assert [file for file in files if not (report / file).is_file()] == []
     assert unnamed(report) == []
-    for path in (tables := list(report.rglob("*.tex"))):
+    for path in report.rglob("*.tex"):
         (caption,) = re.findall(r"\\caption\{(.*)\}\n", path.read_text())
         assert len(caption) <= 3 * 130, path.name
-    assert tables
 
 
 def test_again_computes_nothing_and_loads_nothing_heavy(small_study):
@@ -76,52 +71,35 @@ def test_solve_agrees_with_a_sweep_of_certificates(small_study, capsys, tmp_path
     ]  # fmt: skip
     study = Study(*given)
     found = solve.tables(study)
-    promised = found["promised"]
     solved = [row for row in found["solved"] if row["kind"] == "certified"]
     assert len(solved) == 2 * 2 * 3
     targets = {study.config.targets[name].label: name for name in study.targets}
     for row in solved:
-        if row["wanted"] != "80 % of steps" or math.isnan(row["value"]):
-            continue
-        dist = study.distributions(targets[row["target"]])
-        step = 1 if row["parameter"] == "m" else 1e-4
-        kind = Tree if row["parameter"] == "m" else Additive
-        at = int(row["value"]) if row["parameter"] == "m" else row["value"]
-        share, before = (
-            float(np.mean(certify(dist, kind(x)).lower > 0.05)) for x in (at, round(at - step, 4))
-        )
-        assert (share, before < 0.8) == (pytest.approx(row["reached"]), True)
-        assert share >= 0.8
-        assert row["ci_low"] <= row["value"] <= row["ci_high"] or math.isnan(row["ci_high"])
-    certified, measured = (
-        {(row["target"], row["rule"], row["drafts"]): row["tokens"] for row in promised
-         if row["kind"] == kind}
-        for kind in ("certified", "measured")
-    )  # fmt: skip
-    assert certified.keys() == measured.keys()
-    assert len(certified) == 2 * 2 * len(study.rules)
+        if row["wanted"] == "80 % of steps" and not math.isnan(row["value"]):
+            dist = study.distributions(targets[row["target"]])
+            rule = Tree(int(row["value"])) if row["parameter"] == "m" else Additive(row["value"])
+            share = np.mean(certify(dist, rule).lower > 0.05)
+            assert share == pytest.approx(row["reached"])
+            assert share >= 0.8
     label, target = next(iter(targets.items()))
+    promised = {
+        row["drafts"]: row["tokens"]
+        for row in found["promised"]
+        if (row["target"], row["rule"], row["kind"]) == (label, "greedy", "certified")
+    }
     position = study.artifact("distributions", target).read(columns=["position"])["position"]
     first = position.to_numpy() == 0
     last = np.append(first[1:], True)
-    for rule in study.rules:
-        whole = certified[label, rule.label, "of any length"]
-        sure = certify(study.distributions(target), rule).lower[:, 0] > 0.05
-        calls = np.sum(~sure & ~first) + np.sum(sure & last & ~first)  # rejected, or cut
-        assert whole == pytest.approx(np.sum(~first) / calls)
-        assert certified[label, rule.label, "of 3"] <= min(4.0, whole) + 1e-9
+    sure = certify(study.distributions(target), StrictGreedy()).lower[:, 0] > 0.05
+    calls = np.sum(~sure & ~first) + np.sum(sure & last & ~first)  # rejected, or cut
+    assert promised["of any length"] == pytest.approx(np.sum(~first) / calls)
+    assert promised["of 3"] <= min(4.0, promised["of any length"]) + 1e-9
     solve.main([*given, "criteria=greedy"])
     printed = capsys.readouterr().out
-    for text in ("80 % of steps", "drafts of 3"):
-        assert text in printed
     rows = pd.read_csv(ROOT / printed.splitlines()[-1].removeprefix("all rows: "))
     assert set(rows["table"]) == {"solved", "promised", "needed"}
-    for more, message in {
-        f"outputs={tmp_path}": r"not exist yet: run `python -m pipeline .*stage=dist",
-        "solve.rules=[adve]": r"solve\.rules: rule='adve' is not known \(did you mean additive",
-    }.items():
-        with pytest.raises(SystemExit, match=message):
-            solve.main([*given, more])
+    with pytest.raises(SystemExit, match=r"not exist yet: run `python -m pipeline .*stage=dist"):
+        solve.main([*given, f"outputs={tmp_path}"])
 
 
 def test_sweep_reuses_the_dump_and_adds_only_what_is_new(small_study):
@@ -146,7 +124,6 @@ def test_sweep_reuses_the_dump_and_adds_only_what_is_new(small_study):
     for _, part in table.groupby("target"):
         assert part.sort_values("criteria.t")["mean"].is_monotonic_increasing
     assert latest.with_suffix(".png").stat().st_size > 1000
-    assert len(pd.read_parquet(latest.with_suffix(".parquet"))) == 6
 
 
 @pytest.mark.thorough
@@ -162,26 +139,7 @@ def test_renamed_models_are_shown_by_their_new_names_everywhere(small_study):
     assert len(texts) > 30
     for path, text in texts.items():
         assert not re.search("mini-(large|small|drafter)", text), path
-    title = f"How it decodes with {names[2]}"
-    for heading in (f"Will {names[2]} be accepted?", title, f"{title}: speed"):
-        assert f"\n{heading}\n" in page_text(report)
-    sweep = pipeline(*small_study.overrides, *renamed, "stage=acceptance").stdout
-    assert "computing" not in sweep
-    assert all(name in sweep for name in names)
-    assert "mini-" not in sweep
-
-
-def test_the_report_is_found_under_the_name_of_its_study(small_study):
-    """A link; where none can be made, the artifact."""
-    place = small_study.outputs / "report/mini"
-    pipeline(*small_study.overrides)
-    directory = place.resolve()
-    assert place.is_symlink()
-    shutil.rmtree(place.parent)
-    place.parent.touch()
-    printed = pipeline(*small_study.overrides).stdout
-    place.parent.unlink()
-    assert re.search(rf"report: \S+/{directory.name}/index\.html \({place}: ", printed)
+    assert f"\nWill {names[2]} be accepted?\n" in page_text(report)
 
 
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))

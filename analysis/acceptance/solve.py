@@ -1,12 +1,12 @@
 """The strictest setting of a rule that reaches a goal, with its interval over prompts.
 
 A more relaxed rule certifies, and accepts, a superset of the steps. So each step has a first
-setting at which it passes, found on a coarse grid and then among the settings of one of its cells.
-The share of steps and the tokens per call (for a head nearly: see `count_calls`) grow with the
+setting at which it passes, and a setting that was tried tells of it whether it comes later. The
+share of steps and the tokens per call (for a head nearly: see `count_calls`) grow with the
 parameter, in the sample and in every resample of its prompts, so the strictest setting is found by
-halving. Settings are `RESOLUTION` apart, or 1 for an integer. The limits of the interval are
-quantiles of the settings that the resamples need: a resample needs at most a setting iff it reaches
-the goal there.
+halving, and each setting is tried at those steps only that are still open. Settings are
+`RESOLUTION` apart, or 1 for an integer. The limits of the interval are quantiles of the settings
+that the resamples need: a resample needs at most a setting iff it reaches the goal there.
 """
 
 from __future__ import annotations
@@ -29,9 +29,8 @@ from ..topk import TopK
 from .judgement import CHUNK, Steps
 
 RESOLUTION = 1e-4  # of a continuous parameter
-GRID = 10  # settings that are tried at a time
 ROUNDING = 1e-9  # by which a sum may miss the goal
-Passing = Callable[[Sequence[Rule], Integers], Flags]  # (n, R): n steps by index, under R rules
+Passing = Callable[[Rule, Integers], Flags]  # (n,): which of n steps, by index, pass under a rule
 
 
 @dataclass(frozen=True)
@@ -93,8 +92,8 @@ def solve(
     (0.3001, 1.0)
     """
 
-    def certified(rules: Sequence[Rule], part: Integers) -> Flags:
-        return certify(dist[part], rules).lower > eps
+    def certified(rule: Rule, part: Integers) -> Flags:
+        return certify(dist[part], [rule]).lower[:, 0] > eps
 
     return _solve(searched, [certified], goals, bootstrap, trajectories)
 
@@ -104,9 +103,8 @@ def solve_accepted(
 ) -> list[Solution]:
     """Find the strictest settings with which a drafter's acceptance reaches each goal."""
 
-    def accepted(depth: Steps, rules: Sequence[Rule], part: Integers) -> Flags:
-        dist, drafted = steps.target[part], depth.drafted(part)
-        return np.column_stack([rule.accepts(dist, *drafted) for rule in rules])
+    def accepted(depth: Steps, rule: Rule, part: Integers) -> Flags:
+        return rule.accepts(steps.target[part], *depth.drafted(part))
 
     passing = [partial(accepted, depth) for depth in steps.by_depth]
     return _solve(searched, passing, goals, bootstrap, steps.trajectories)
@@ -120,18 +118,30 @@ def _solve(
     trajectories: Trajectories,
 ) -> list[Solution]:
     """Solve for each goal, given which steps pass under rules, by depth."""
-    settings = _settings(searched)
-    size, last = len(trajectories.prompts), len(settings) - 1
-    first = np.stack([_first_passing(settings, passes, np.arange(size)) for passes in passing])
-    values = [searched.value(rule) for rule in settings]
+    setting, last = _settings(searched)
+    size = len(trajectories.prompts)
+    # the first setting at which a step passes, last + 1 for none, lies between these
+    least = np.zeros((len(passing), size), dtype=np.int64)
+    most = np.full_like(least, last + 1)
+
+    def passed(at: int) -> Flags:
+        """Return the (D, N) steps that pass under a setting."""
+        for passes, low, high in zip(passing, least, most, strict=True):
+            steps = np.flatnonzero((low <= at) & (at < high))
+            for begin in range(0, len(steps), CHUNK):
+                part = steps[begin : begin + CHUNK]
+                flags = passes(setting(at), part)
+                high[part[flags]], low[part[~flags]] = at, at + 1
+        return most <= at
+
     draws = len(bootstrap.weights)
     cut = int(rank((1 - bootstrap.confidence) / 2, draws))
 
     def solution(goal: Goal) -> Solution:
         @cache
-        def reached(setting: int) -> tuple[float, bool, int]:
+        def reached(at: int) -> tuple[float, bool, int]:
             """Return what a setting reaches, whether it is enough, and in how many resamples."""
-            above, below = goal.sums(first <= setting, trajectories)
+            above, below = goal.sums(passed(at), trajectories)
             drawn_above, drawn_below = bootstrap.sums(above), bootstrap.sums(below)
             needed = goal.wanted - ROUNDING
             with np.errstate(invalid="ignore"):  # tokens per call, and there is no call
@@ -143,39 +153,34 @@ def _solve(
 
         if math.isnan(reached(last)[0]):
             return Solution(None, math.nan, math.nan, math.nan, math.nan)
-        found = strictest(lambda setting: reached(setting)[1])
-        strict = strictest(lambda setting: reached(setting)[2] >= cut)
-        relaxed = strictest(lambda setting: reached(setting)[2] >= draws - cut + 1)
-        ends = (strict, relaxed) if values[-1] >= values[0] else (relaxed, strict)
-        value, low, high = (math.nan if at is None else values[at] for at in (found, *ends))
-        rule = None if found is None else settings[found]
+        found = strictest(lambda at: reached(at)[1])
+        ends = [
+            strictest(lambda at: reached(at)[2] >= cut),
+            strictest(lambda at: reached(at)[2] >= draws - cut + 1),
+        ]
+        if searched.value(setting(last)) < searched.value(setting(0)):
+            ends.reverse()
+        value, low, high = (
+            math.nan if at is None else searched.value(setting(at)) for at in (found, *ends)
+        )
+        rule = None if found is None else setting(found)
         return Solution(rule, value, low, high, reached(last if found is None else found)[0])
 
     return [solution(goal) for goal in goals]
 
 
-def _settings(searched: ParameterRange) -> list[Rule]:
+def _settings(searched: ParameterRange) -> tuple[Callable[[int], Rule], int]:
+    """Return the settings of a range by number, from the strictest, and the number of the last."""
     (rule, end), parameter = searched.rules, searched.parameter
     strict, distance = searched.value(rule), searched.value(end) - searched.value(rule)
     kind = type(rule.parameters[parameter])
     step = math.copysign(1 if kind is int else RESOLUTION, distance)
-    count = max(1, math.ceil(distance / step - ROUNDING))
-    values = (kind(round(strict + i * step, 10)) for i in range(count))
-    return [*(replace(rule, **{parameter: value}) for value in values), end]
+    last = max(1, math.ceil(distance / step - ROUNDING))
 
+    @cache
+    def setting(at: int) -> Rule:
+        if at == last:
+            return end
+        return replace(rule, **{parameter: kind(round(strict + at * step, 10))})
 
-def _first_passing(settings: Sequence[Rule], passing: Passing, steps: Integers) -> Integers:
-    """Return the (n,) place of the first of S settings at which each step passes; S if none."""
-    found = np.full(len(steps), len(settings))
-    if not len(steps) or not len(settings):
-        return found
-    stride = -(-len(settings) // GRID)
-    ends = [*range(stride - 1, len(settings) - 1, stride), len(settings) - 1]
-    rules = [settings[end] for end in ends]
-    parts = [steps[begin : begin + CHUNK] for begin in range(0, len(steps), CHUNK)]
-    flags = np.concatenate([passing(rules, part) for part in parts])
-    cell = np.where(flags.any(axis=1), flags.argmax(axis=1), -1)
-    for at, end in enumerate(ends):
-        begin, inside = ends[at - 1] + 1 if at else 0, cell == at
-        found[inside] = begin + _first_passing(settings[begin:end], passing, steps[inside])
-    return found
+    return setting, last

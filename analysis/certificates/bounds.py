@@ -184,11 +184,8 @@ def tree_upper(p0: ArrayLike, m: ArrayLike) -> Floats:
 
 
 def _inverse(bound: Callable[[Floats], Floats], eps: Floats, low: Floats) -> Floats:
-    """Return the margin in [low, 1] at which a bound reaches eps, by bisection, never below it.
-
-    No bound here is below d^2 / 2, so the margin is at most sqrt(2 eps).
-    """
-    high = np.minimum(np.sqrt(2 * eps), 1.0)
+    """Return the margin in [low, 1] at which a bound reaches eps, by bisection, never below it."""
+    high = np.minimum(np.sqrt(2 * eps), 1.0)  # no bound here is below d^2 / 2
     for _ in range(60):
         middle = 0.5 * (low + high)
         below = bound(middle) < eps

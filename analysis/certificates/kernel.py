@@ -21,7 +21,8 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from ..rules import Counts, Cut, Tree
+from ..rule_base import Counts, Cut
+from ..rules import Tree
 from ..topk import Floats, TopK
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -39,7 +40,7 @@ class Certificates(NamedTuple):
     upper: Floats
     # int32, |A| of Lemma 4.2 or Theorem 5.1 (at lower); 0 where nothing is rejected
     active_size: NDArray[np.int32]
-    accepted_count: Counts  # int32, n; `rules.UNKNOWN` where it is unknown, NO_COUNT for trees
+    accepted_count: Counts  # int32, n; `rule_base.UNKNOWN` where it is unknown, NO_COUNT for trees
 
 
 class Stored(NamedTuple):
@@ -87,7 +88,7 @@ def compiled(function: F) -> F:
 
 
 @compiled
-def phi(u: float) -> float:
+def scalar_phi(u: float) -> float:
     """Return (1 + u) log(1 + u) - u; by log(1 + u) = 2 atanh(s) near 0, where terms cancel."""
     if u <= -1.0:
         return 1.0
@@ -112,9 +113,9 @@ def divergence(ranks: Ranks, first: int, last: int, other: int, total: float) ->
         mass += p[j]
     if value >= CANCELS * mass:
         return float(value)
-    terms = phi((e[other] - level) / (1.0 + level))
+    terms = scalar_phi((e[other] - level) / (1.0 + level))
     for j in range(first, last):
-        terms += phi((e[j] - level) / (1.0 + level))
+        terms += scalar_phi((e[j] - level) / (1.0 + level))
     return float(p[0] * (1.0 + level) * terms)
 
 
@@ -208,7 +209,7 @@ def certify_rows(steps: Stored, tests: Tests, ranks: Ranks, out: Certificates) -
                     value, active = ranks.least[n], ranks.active[n]
             out.lower[step, r] = out.upper[step, r] = value
             out.active_size[step, r] = active
-            out.accepted_count[step, r] = 0 if is_tree else n  # rules.NO_COUNT
+            out.accepted_count[step, r] = 0 if is_tree else n  # rule_base.NO_COUNT
         if not (ranks.p[0] == p0 and 0.0 < p0 < 1.0 + 1e-6):
             return step
     return -1

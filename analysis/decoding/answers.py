@@ -1,19 +1,22 @@
 """Answers to tasks under every method: accuracy, lost answers, and tokens per call.
 
-A method is compared, item by item, with the target alone at the same temperature and noise. A
-margin is fixed before the measurement: the loss of accuracy that counts.
+A method is compared, item by item, with the target alone at the same temperature and noise. Only
+discordant pairs distinguish the two: c items that only the target has right, and b that only the
+method has right. A margin is fixed before the measurement: the loss of accuracy that counts.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import NormalDist
 
 import numpy as np
 import pandas as pd
+from scipy.stats import binomtest
 
 from ..statistics.bootstrap import PromptBootstrap
-from ..statistics.proportions import difference, mcnemar, proportion
 
 ALL = "all"  # the tasks together
 
@@ -147,3 +150,41 @@ def losses(table: pd.DataFrame) -> pd.DataFrame:
         ],
         alone=totals["right"].loc[relaxed["baseline"]].to_numpy(),
     )
+
+
+def proportion(right: int, items: int, confidence: float) -> tuple[float, float]:
+    """Return Wilson's interval of a proportion (Wilson 1927), in [0, 1] and of positive width.
+
+    >>> [round(end, 4) for end in proportion(0, 10, 0.95)]
+    [0.0, 0.2775]
+    """
+    low, high = binomtest(right, items).proportion_ci(confidence, method="wilson")
+    return float(low), float(high)
+
+
+def difference(lost: int, won: int, items: int, confidence: float) -> tuple[float, float]:
+    """Return the interval of the second proportion minus the first (Agresti and Min 2005).
+
+    Wald's interval after adding 1/2 to each of the four cells of the paired table, so its width is
+    positive even without discordant pairs. It is too narrow where one cell is next to empty: at
+    0.95 and 316 items a true loss of 5 points is excluded in up to 4.4 % of samples, not 2.5 %.
+    `lost` is c, `won` is b; `items` includes the concordant ones.
+
+    >>> [round(end, 3) for end in difference(0, 0, 10, 0.95)]
+    [-0.163, 0.163]
+    """
+    size = items + 2
+    mean = (won - lost) / size
+    half = NormalDist().inv_cdf((1 + confidence) / 2) * math.sqrt(
+        ((won + lost + 1) / size - mean * mean) / size
+    )
+    return max(-1.0, mean - half), min(1.0, mean + half)
+
+
+def mcnemar(lost: int, won: int) -> float:
+    """Return the two-sided p-value of McNemar's exact test on the discordant pairs.
+
+    >>> mcnemar(0, 0), mcnemar(5, 0), mcnemar(3, 3)
+    (1.0, 0.0625, 1.0)
+    """
+    return float(binomtest(lost, lost + won).pvalue) if lost + won else 1.0

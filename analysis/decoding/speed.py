@@ -9,8 +9,7 @@ import pandas as pd
 
 from ..statistics.bootstrap import PromptBootstrap, simultaneous
 from ..topk import Floats
-from .formulas import formula_length, formula_speedup
-from .metrics import Decoded, acceptance
+from .metrics import Decoded, acceptance, formula_length, formula_speedup
 
 SLOWEST_GAP = 10  # 99th percentile of a baseline's gaps in medians; an idle machine is below
 LEAST_PROCESSOR_SHARE = 0.9  # of wall time; idle machine 0.96 to 1, load of 7 on 2 cores 0.2 to 0.5

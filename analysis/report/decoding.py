@@ -1,4 +1,4 @@
-"""Decoding with a drafter: acceptance and tokens per call, then what depends on the clock.
+"""Decoding with a drafter: acceptance, tokens per call, what depends on the clock, right answers.
 
 `speeds` are the tables of `analysis.decoding.speed.speed`, one for each target, with the threshold
 `theta` of MARS.
@@ -14,9 +14,12 @@ from typing import Any
 import pandas as pd
 
 from ..decoding import metrics, speed
+from ..decoding.answers import ALL, Answered, differing, losses
 from ..decoding.metrics import Decoded
+from ..rules import Mars
 from ..statistics.bootstrap import Resampling
-from .table import Table, indexed
+from .mars import thresholds_figure
+from .table import Section, Table, indexed, together
 from .text import UNDEFINED, interval_text, number_text, percent_text
 
 Speeds = Sequence[pd.DataFrame]
@@ -78,12 +81,7 @@ def decoding_table(decoded: Sequence[Decoded], statistics: Resampling) -> Table:
 
 
 def _acceptance(pair: Decoded, statistics: Resampling) -> pd.DataFrame:
-    """Return `analysis.decoding.metrics.acceptance` of a target, with three columns more.
-
-    by_position is the acceptance at each place of a draft in percent; differing counts the answers
-    of strict greedy that differ from the target's own; largest_gap is the largest difference of the
-    two largest logits at the first token that differs.
-    """
+    """Return `metrics.acceptance` with by_position, and of strict greedy differing, largest_gap."""
     table = metrics.acceptance(pair, *statistics).assign(prompts=pair.prompts, target=pair.target)
     rates = metrics.position_rates(pair.calls).groupby("run")["rate"]
     texts = rates.agg(lambda of_run: " ".join(f"{100 * rate:.0f}" for rate in of_run))
@@ -167,3 +165,80 @@ def _of_source(decoded: Decoded, source: str) -> pd.DataFrame:
     whole = speed.throughput(replace(decoded, data=data, answers=answers), 1, 0.5, 0)
     tau = calls.groupby("run")["emitted"].mean()
     return whole[["speedup"]].assign(tau=tau, ci_low=math.nan, ci_high=math.nan)
+
+
+def accuracy_sections(
+    drafter: str,
+    answered: Sequence[Answered],
+    tables: Sequence[pd.DataFrame],
+    margin: float,
+    confidence: float,
+) -> list[Section]:
+    """Return the section on answers, and that of timed results, from `accuracy` of every target."""
+    title = f"Right answers when decoding with {drafter}"
+    swept = []
+    for table in tables:
+        totals = table[table["task"] == ALL]
+        theta = [rule.theta if isinstance(rule, Mars) else math.nan for rule in totals["rule"]]
+        swept.append(totals.assign(theta=theta))
+    figure = thresholds_figure([pair.target for pair in answered], swept, "accuracy")
+    shown = [accuracy_table(answered, tables, margin, confidence)]
+    return [
+        Section(title, shown, [f"{tasks_sentence(pair)}." for pair in answered]),
+        Section(f"{title}: speed", [figure], timed=True),
+    ]
+
+
+def accuracy_table(
+    answered: Sequence[Answered], tables: Sequence[pd.DataFrame], margin: float, confidence: float
+) -> Table:
+    """Return the accuracy of every method by task and over all, paired with the target alone."""
+    data = together(
+        (pair.target, table.assign(decided=table["run"].map(losses(table)["decision"])))
+        for pair, table in zip(answered, tables, strict=True)
+    ).drop(columns="speedup")
+    alone = data["drafter"] == "none"  # compared with itself
+    paired = data[["difference", "difference_ci_low", "difference_ci_high"]].mask(alone)
+    changes = data["lost"].astype(str) + ", " + data["won"].astype(str)
+    decided = data["decided"].astype(object).where(data["task"] == ALL)
+    columns: dict[str, Any] = {
+        **settings(data),
+        "items": data["items"].map(str),
+        "right": data["accuracy"].map(percent_text),
+        "lost, won": changes.mask(alone, UNDEFINED),
+        "difference": [
+            interval_text(*ends, digits=1) for ends in (100 * paired).to_numpy().tolist()
+        ],
+        "p": [number_text(p, 3) for p in data["p_value"].mask(alone)],
+        "decided": decided.fillna(UNDEFINED),
+        "recovery": [number_text(share, 3) for share in data["recovery"]],
+        "changed": data["changed"].map(percent_text),
+        "nats given up": [number_text(nats, 4) for nats in data["nats_given_up"]],
+        "τ": data["tokens_per_call"].map(number_text),
+    }
+    rows = ["task", "method"] if len(data["task"].unique()) > 1 else ["method"]
+    return Table(
+        "accuracy_losses",
+        "What a method costs in right answers",
+        "Lost, won: items that only the target, or only the method, answers right. Difference in "
+        f"points with its {100 * confidence:g} % interval, paired by item (Agresti and Min); p: "
+        "McNemar's exact test. Decided: a loss is excluded where the interval lies above minus "
+        f"{100 * margin:g} points, accuracy falls where it lies below 0. After Table 2 of MARS.",
+        data,
+        indexed(data, columns, rows),
+    )
+
+
+def tasks_sentence(pair: Answered) -> str:
+    """Return a line with a target's tasks, and the answers that exact methods changed."""
+    items = pair.data["item_id"].groupby(pair.data["run"]).size().iloc[0]
+    text = f"{pair.target}: {items} items of the tasks {', '.join(pair.tasks)}"
+    if not pair.runs["exact"].sum() > (pair.runs["drafter"] == "none").sum():
+        return text
+    changed = differing(pair).query("exact").to_dict("records")
+    text += f"; methods that must not change answers changed {len(changed) or 'none'}"
+    where = ", ".join(
+        f"{row['task']}/{row['item_id']} with {row['method']} (gap {row['gap']:.1e})"
+        for row in changed
+    )
+    return f"{text}: {where}" if changed else text

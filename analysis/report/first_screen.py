@@ -19,9 +19,8 @@ from ..rule_config import build_range
 from ..rules import StrictGreedy
 from ..statistics.bootstrap import Flags
 from ..statistics.trajectories import count_calls
-from .answer import EPS
 from .decoding import intervals
-from .results import Results, Target
+from .results import EPS, Results, Target
 from .table import Table, indexed, pivoted
 from .text import UNDEFINED, interval_text, number_text, percent_text, symbol
 

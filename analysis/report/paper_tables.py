@@ -163,8 +163,7 @@ def table7(results: Results) -> Table | None:
 def _of_table2(results: Results) -> list[Rule]:
     """Return the rules of Tables 2, 5 and 6: the paper's, and the user's own.
 
-    Of a family of which the study has none of the paper's settings, they have all that it has; a
-    study without any of the paper's rules shows all its rules.
+    Where a study has none of the paper's settings of a family, or of any, it shows those it has.
     """
     paper = {type(rule) for rule in results.certified if rule in TABLE2}
     families = {type(rule) for rule in TABLE2} if paper else {type(r) for r in results.certified}
@@ -208,10 +207,7 @@ def _certificates(
 
 
 def _texts(results: Results, data: pd.DataFrame) -> list[str]:
-    """Return the cells of certificates, with "*" after a ceiling: nothing can be rejected there.
-
-    A statistic has one number of decimals.
-    """
+    """Return the cells of certificates, with "*" after a ceiling: nothing can be rejected there."""
     digits, rules = data.groupby("statistic")["value"].agg(decimals), results.rules
     return [
         number_text(min(value, rules[label].ceiling), digits[of]) + "*" * (value == math.inf)

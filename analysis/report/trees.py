@@ -21,8 +21,14 @@ from ..decoding.trees import ERSS, GREEDY, GSS, SHAPES, entropies, rates, tree_r
 from ..statistics.bootstrap import Resampling
 from ..topk import Floats
 from ..trees.acceptance import least_residual_upper, residual_upper
-from ..trees.optimal import best_trees
-from ..trees.topology import batch, sequence, spec_infer, symmetric, tree_tokens_per_call
+from ..trees.topology import (
+    batch,
+    best_trees,
+    sequence,
+    spec_infer,
+    symmetric,
+    tree_tokens_per_call,
+)
 from .decoding import intervals
 from .style import GREY, LINES, error_bars, grid, legend, styled
 from .table import Figure, Table, indexed

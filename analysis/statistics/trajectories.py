@@ -130,15 +130,11 @@ def count_calls(
 
 
 def _accepted_ahead(by_depth: Flags, ends: Integers) -> Integers:
-    """Return the (N,) tokens accepted from each step on, drafting at depth 1 there.
-
-    At the deepest depth D this goes on until a step is rejected or the trajectory ends. At an
-    earlier depth an accepted token is followed by the next depth at the next step.
-    """
+    """Return the (N,) tokens accepted from each step on, drafting at depth 1 there."""
     step = np.arange(len(ends))
     rejected = np.where(by_depth[-1], len(ends), step)
     ahead: Integers = np.minimum(np.minimum.accumulate(rejected[::-1])[::-1], ends) - step
-    for flags in by_depth[-2::-1]:
+    for flags in by_depth[-2::-1]:  # an accepted token is followed by the next depth
         ahead = np.where(flags, 1 + np.where(step + 1 < ends, np.roll(ahead, -1), 0), 0)
     return ahead
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from analysis.trees.topology import ROOT, Topology
 from pipeline.decoding.choices import BrokenLogitsError
@@ -16,10 +17,9 @@ from pipeline.decoding.drafters import Drafter, nothing, room
 from pipeline.decoding.shapes import Draft, readable, verification_pass
 from pipeline.decoding.verify import Verifier
 from pipeline.errors import PipelineError
-from pipeline.models.devices import send
+from pipeline.models.devices import Mark, mark, seconds_between, send
 from pipeline.models.load import LanguageModel
 from pipeline.models.passes import Texts
-from pipeline.timing import Mark, mark, seconds_between
 
 
 @dataclass(kw_only=True)
@@ -57,34 +57,72 @@ class Answer:
         return self.first_seconds + self.begin_seconds + sum(calls)
 
 
+@dataclass(frozen=True)
+class Prefill:
+    """The target's pass over a prompt, which is the same for every method."""
+
+    prompt: Sequence[int]
+    limit: int  # the most tokens of an answer that the cache has room for
+    cache: Texts
+    logits: Tensor  # (1, V) after the last token
+    seconds: float
+    processor_seconds: float
+
+
+@torch.inference_mode()
+def prefill(
+    target: LanguageModel,
+    prompt: Sequence[int],
+    limit: int,
+    layers: Sequence[int] = (),
+    drafted: int = 0,
+) -> Prefill:
+    """Read a prompt, with room for an answer of `limit` tokens and trees of `drafted` ones.
+
+    `layers` are those of which a drafter reads hidden states.
+
+    Raises:
+        PipelineError: the prompt is empty, too long or has tokens that the target lacks.
+    """
+    check_prompt(target, prompt, limit)
+    cache = Texts(target, len(prompt) + limit + drafted, layers, drafts=True)
+    ids = send(prompt, target.device)[None]
+    marks, processor_begin = [mark(target.device)], time.thread_time()
+    logits = cache.read(ids)[0]
+    marks.append(mark(target.device))
+    (seconds,) = seconds_between(marks)
+    return Prefill(prompt, limit, cache, logits, seconds, time.thread_time() - processor_begin)
+
+
 @torch.inference_mode()
 def decode(
     target: LanguageModel,
     drafter: Drafter,
     verifier: Verifier,
-    prompt: Sequence[int],
+    prompt: Sequence[int] | Prefill,
     draft_length: int,
     limit: int,
 ) -> Answer:
-    """Decode an answer of at most `limit` tokens to `prompt`.
+    """Decode an answer of at most `limit` tokens to `prompt`, which may have been read before.
 
     Raises:
         PipelineError: the prompt is empty, too long or has tokens that the target lacks; logits of
             the target or of the drafter are NaN or +inf.
     """
-    check_prompt(target, prompt, limit)
     device, dtype = target.device, target.dtype
-    capacity = len(prompt) + limit + room(drafter.tree)
-    cache = Texts(target, capacity, drafter.layers, drafts=True)
-    answer, text, position = Answer(), list(prompt), 0
+    if isinstance(prompt, Prefill):
+        read, cache = prompt, prompt.cache.copy(drafter.layers)
+    else:
+        read = prefill(target, prompt, limit, drafter.layers, room(drafter.tree))
+        cache = read.cache
+    prompt, answer, position = read.prompt, Answer(), 0
     marks, processor_begin = [mark(device)], time.thread_time()
     try:
         # the prompt's pass gives the first token, then the drafter reads the prompt
-        ids = send(text, device)[None]
-        _, token, _ = verifier.verify(cache.read(ids)[0], nothing(device), position)
+        _, token, _ = verifier.verify(read.logits, nothing(device), position)
         emit(answer, [token], target.eos)
         marks.append(mark(device))
-        drafter.begin(ids, len(prompt) + limit, cache.hidden)
+        drafter.begin(send(prompt, device)[None], len(prompt) + limit, cache.hidden)
         marks.append(mark(device))
 
         while not answer.ended and (position := len(answer.tokens)) < limit:
@@ -106,7 +144,8 @@ def decode(
     except BrokenLogitsError as error:
         raise broken_logits(target, str(error), position) from None
     note_seconds(answer, marks)
-    answer.processor_seconds = time.thread_time() - processor_begin
+    answer.first_seconds += read.seconds
+    answer.processor_seconds = read.processor_seconds + time.thread_time() - processor_begin
     return answer
 
 

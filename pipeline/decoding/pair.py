@@ -11,22 +11,21 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from analysis.trees.entropy import index_entropies
+from analysis.trees.acceptance import index_entropies
 from analysis.trees.topology import Topology
 from pipeline.columns import Row
 from pipeline.decoding import choices
-from pipeline.decoding.drafters import Drafter, PromptLookup, model_drafter
-from pipeline.decoding.loop import Answer, check_prompt, decode
+from pipeline.decoding.drafters import Drafter, PromptLookup, model_drafter, room
+from pipeline.decoding.loop import Answer, Prefill, check_prompt, decode, prefill
 from pipeline.decoding.verify import DrawnPath, Match, Relaxed, SpeculativeSampling, Verifier
 from pipeline.errors import PipelineError
 from pipeline.methods import RACES, Method, with_baselines
-from pipeline.models.compare import read_pair
+from pipeline.models.compare import read_drafter
 from pipeline.models.heads.hidden_drafter import HiddenDrafter
 from pipeline.models.language_model import LanguageModel
 from pipeline.models.load import load_model, load_pair
 from pipeline.models.logit_statistics import argmax, logit_statistics, ranks_of
-from pipeline.models.passes import Texts
-from pipeline.models.prompt_tokens import common_rows
+from pipeline.models.tokens import common_rows
 from pipeline.stage import Json, Task
 from pipeline.workers import out_of_memory
 
@@ -109,18 +108,25 @@ def check_fits(pair: DecodingPair, prompt: Prompt) -> None:
         check_prompt(model, prompt.token_ids, pair.steps)
 
 
+def read_prompt(pair: DecodingPair, prompt: Prompt, steps: int) -> Prefill:
+    """Read a prompt once for all methods; each decodes an answer of at most `steps` tokens."""
+    layers = pair.drafter.layers if isinstance(pair.drafter, HiddenDrafter) else ()
+    drafted = max(room(method.topology) for method in pair.runs)
+    return prefill(pair.target, prompt.token_ids, steps, layers, drafted)
+
+
 def decode_timed(
-    pair: DecodingPair, method: Method, prompt: Prompt, steps: int
+    pair: DecodingPair, method: Method, prompt: Prompt, read: Prefill
 ) -> tuple[Answer, int | None]:
     """Decode one prompt with one method; return the answer and the peak of CUDA memory."""
     device, length = pair.target.device, method.draft_length
-    noise = choices.Noise(pair.seed, prompt.prompt_id, steps, device, draft_length=length)
+    noise = choices.Noise(pair.seed, prompt.prompt_id, read.limit, device, draft_length=length)
     choice, verifier = scheme_of(method, noise)
     drafter = drafter_of(pair, method, choice)
     cuda = device.type == "cuda"
     if cuda:
         torch.cuda.reset_peak_memory_stats(device)
-    answer = decode(pair.target, drafter, verifier, prompt.token_ids, length, steps)
+    answer = decode(pair.target, drafter, verifier, read, length, read.limit)
     return answer, torch.cuda.max_memory_allocated(device) if cuda else None
 
 
@@ -129,8 +135,9 @@ def warm_up(pair: DecodingPair, prompts: Sequence[Prompt]) -> None:
 
     def warm(prompt: Prompt) -> bool:
         check_fits(pair, prompt)
+        read = read_prompt(pair, prompt, WARM_UP)
         for method in pair.runs:
-            decode_timed(pair, method, prompt, WARM_UP)
+            decode_timed(pair, method, prompt, read)
         return True
 
     reasons = []
@@ -196,21 +203,28 @@ def compared(tokens: Sequence[int], baseline: Sequence[int]) -> Row:
 
 
 @torch.inference_mode()
-def read_again(model: LanguageModel, prompt: Sequence[int], answer: Sequence[int]) -> Tensor:
-    """Return the logits (n, V) from which the n tokens of an answer were chosen, in one pass."""
-    text = torch.tensor([[*prompt, *answer[:-1]]], device=model.device)
-    return Texts(model, text.shape[1]).read(text, keep=len(answer))[0]
+def read_again(read: Prefill, answer: Sequence[int]) -> tuple[Tensor, Tensor | None]:
+    """Return the target's logits (n, V) from which the n tokens of an answer were chosen.
+
+    And the hidden states (1, m, layers, d) of the text without its last token, None without layers.
+    """
+    logits, hidden = read.logits, read.cache.hidden
+    if len(answer) > 1:
+        cache = read.cache.copy(read.cache.layers)
+        ids = torch.tensor([answer[:-1]], device=logits.device)
+        logits = torch.cat([logits, cache.extend(ids)[0]])
+        if hidden is not None and cache.hidden is not None:
+            hidden = torch.cat([hidden, cache.hidden], 1)
+    return logits, hidden
 
 
-@torch.inference_mode()
-def read_both(
-    pair: DecodingPair, prompt: Sequence[int], answer: Sequence[int]
-) -> tuple[Tensor, Tensor]:
-    """Return the logits (n, V) of both models at the n tokens of an answer."""
+def draft_logits(
+    pair: DecodingPair, prompt: Sequence[int], answer: Sequence[int], hidden: Tensor | None
+) -> Tensor:
+    """Return the drafter's logits (n, V) at the n tokens of an answer; a head reads `hidden`."""
     assert pair.drafter is not None
     text = torch.tensor([[*prompt, *answer[:-1]]], device=pair.target.device)
-    logits, drafts, _ = read_pair(pair.target, pair.drafter, text, len(answer))
-    return logits, drafts[0]
+    return read_drafter(pair.drafter, text, hidden, len(answer))[0][0]
 
 
 def nats_given_up(logits: Tensor, answer: Sequence[int]) -> Tensor:

@@ -6,6 +6,7 @@ answers, and its drafter (or look-up) drafts along them.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -15,11 +16,10 @@ from numpy.typing import NDArray
 
 from analysis import TopK, certify
 from analysis.decoding.lookup import lookup_calls
-from analysis.decoding.replay import Replayed
 from analysis.rules import StrictGreedy
 from analysis.statistics.bootstrap import Flags
 from analysis.statistics.trajectories import Trajectories, calls_along
-from pipeline.engines.counts import Answer
+from pipeline.engines.counts import EngineAnswer
 from pipeline.engines.runs import Run
 from pipeline.errors import PipelineError
 from pipeline.models.compare import compare_logits, read_pair
@@ -31,6 +31,7 @@ ROWS = 64  # of logits that are ranked at once, in float64
 TIE = 0.25  # logits: two steps of bfloat16 between 16 and 32
 LEAST_EQUAL = 0.99  # of calls; a near-tie of the drafter's logits may part a few
 ODD_TOKENS = 0.05  # of tokens per pass, predicted and counted
+Call = tuple[int, int]  # drafted, accepted
 
 
 class Check(NamedTuple):
@@ -46,7 +47,7 @@ class Asked(NamedTuple):
 
     prompt: list[int]
     tokens: list[int]
-    counts: Answer
+    counts: EngineAnswer
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,6 +57,74 @@ class Along:
     gap: NDArray[np.float32]  # (n,) how far each token's logit is below the largest; -1: the argmax
     right: Flags  # (D, n) whether the drafter's argmax is the token of the answer
     certified: Flags  # (D, n) whether strict greedy certifies the drafter's step
+
+
+@dataclass
+class Replayed:
+    """Calls of an engine beside those predicted along its answers, counted over all answers.
+
+    Prefill emits the first token of an answer; a call that begins at step s is followed by one at
+    s + accepted + 1. If an engine reports only sums over calls, the sums are compared.
+    """
+
+    answers: int = 0  # those of which anything is compared
+    equal_answers: int = 0  # those whose calls, or sums, are all equal
+    calls: int = 0  # the engine's calls without each answer's last one; 0 if it reports only sums
+    equal_calls: int = 0  # those of these calls that were predicted
+    predicted: int = 0  # accepted tokens
+    counted: int = 0  # likewise, by the engine
+    tested: int = 0  # certified tokens that the engine tested
+    rejected: int = 0  # those of these that it rejected
+    different: str = ""  # name of the first answer that is not equal
+
+    def add(self, name: str, predicted: Sequence[Call], counted: Sequence[Call]) -> None:
+        """Compare the calls with a draft of an answer; the last may go beyond its end.
+
+        Of an answer with a single one nothing is compared.
+        """
+        engine_calls, own_calls = _begins(counted)[:-1], set(_begins(predicted))
+        if not engine_calls:
+            return
+        equal = sum(call in own_calls for call in engine_calls)
+        self.calls += len(engine_calls)
+        self.equal_calls += equal
+        accepted = (sum(kept for _, kept in calls) for calls in (predicted, counted))
+        self._count(name, equal == len(engine_calls), *accepted)
+
+    def add_sums(self, name: str, predicted: Sequence[Call], accepted: int, beyond: int) -> None:
+        """Compare the accepted tokens of an answer; up to `beyond` may be after its end.
+
+        Where all of them may be, nothing is compared.
+        """
+        if 0 < accepted <= beyond:
+            return
+        total = sum(kept for _, kept in predicted)
+        self._count(name, total <= accepted <= total + beyond, total, accepted)
+
+    def _count(self, name: str, equal: bool, predicted: int, counted: int) -> None:
+        self.answers += 1
+        self.equal_answers += equal
+        self.different = self.different or ("" if equal else name)
+        self.predicted += predicted
+        self.counted += counted
+
+    def certify(self, counted: Sequence[Call], certified: Flags) -> None:
+        """Count the certified tokens (D, n), by depth, that drafting calls tested and rejected."""
+        depths, size = certified.shape
+        for begin, drafted, accepted in _begins(counted):
+            for place in range(min(accepted + 1, drafted, size - begin)):
+                if certified[min(place, depths - 1), begin + place]:
+                    self.tested += 1
+                    self.rejected += place == accepted
+
+
+def _begins(calls: Sequence[Call]) -> list[tuple[int, int, int]]:
+    """Return consecutive calls with the step at which each begins."""
+    step, rows = 1, []
+    for drafted, accepted in calls:
+        rows.append((step, drafted, accepted))
+        step += accepted + 1
+    return rows
 
 
 class CheckedStudy:
@@ -214,7 +283,6 @@ def _calls(replayed: Replayed, engine: str) -> Check:
     if not replayed.answers:
         text = "nothing was compared: no answer reports a draft before its last, which may go "
         return Check(False, "calls", text + "beyond the answer's end: ask for longer answers")
-    ours, theirs = replayed.accepted
     text = f"{replayed.equal_answers} of {replayed.answers} answers as predicted"
     share = replayed.equal_answers / replayed.answers
     if replayed.calls:
@@ -222,7 +290,7 @@ def _calls(replayed: Replayed, engine: str) -> Check:
         share = replayed.equal_calls / replayed.calls
     else:
         text += f" by their sums ({engine} does not tell calls apart)"
-    text += f"; {ours} tokens accepted, {engine} counts {theirs}"
+    text += f"; {replayed.predicted} tokens accepted, {engine} counts {replayed.counted}"
     if replayed.different:
         text += f"; the first other answer is {replayed.different}"
     return Check(share >= LEAST_EQUAL, "calls", text)

@@ -60,7 +60,7 @@ class _Told(BaseModel):
     verified: Count | None = _at("meta_info", "spec_verify_ct")
 
 
-class Answer(NamedTuple):
+class EngineAnswer(NamedTuple):
     """What an engine says of one answer; None, or NaN, where it does not."""
 
     prompt: list[int] | None  # token ids
@@ -114,7 +114,7 @@ class Counts:
     emitted: float  # tokens of these passes
     seconds: float = math.nan  # that these passes took, added up over requests
     model: str = ""  # as a page names it
-    answers: Mapping[str, Answer] = field(default_factory=dict)  # by name; empty of a page
+    answers: Mapping[str, EngineAnswer] = field(default_factory=dict)  # by name; empty of a page
     excluded: Mapping[str, int] = field(default_factory=dict)  # left out, by reason
 
     @property
@@ -132,7 +132,7 @@ def read_sums(path: Path) -> Counts:
             f"{path} holds no answers as JSON (left out: {counted(excluded)}): give answers that "
             "`python -m pipeline.ask URL` saved"
         )
-    answers: dict[str, Answer] = {}
+    answers: dict[str, EngineAnswer] = {}
     for name, answer in read.items():
         if f"{name}#1" in read or answer is None:
             excluded[MANY_CHOICES] += answer is not None
@@ -166,7 +166,7 @@ def read_sums(path: Path) -> Counts:
     return sums
 
 
-def read_answer(part: Part) -> Answer | None:
+def read_answer(part: Part) -> EngineAnswer | None:
     """Return what an answer says; None for another choice of the same answer.
 
     Raises:
@@ -187,7 +187,7 @@ def read_answer(part: Part) -> Answer | None:
     prompt = request.get("prompt", request.get("token_ids"))
     sampling = request.get("sampling_params") or request  # vLLM's /inference/v1/generate
     temperature = sampling.get("temperature") if isinstance(sampling, dict) else None
-    answer = Answer(
+    answer = EngineAnswer(
         prompt if prompt and _are_ids(prompt) else None,
         told.ids,
         temperature if isinstance(temperature, int | float) else math.nan,
@@ -226,7 +226,7 @@ def _are_ids(value: Any) -> bool:
     return isinstance(value, list) and all(type(token) is int and token >= 0 for token in value)
 
 
-def _of_vllm(answer: Answer, told: _Told) -> Answer:
+def _of_vllm(answer: EngineAnswer, told: _Told) -> EngineAnswer:
     calls, accepted, drafted = told.calls or 0, told.accepted, told.drafted
     if accepted is None or drafted is None:
         raise FormatError("has num_spec_steps without num_accepted_draft_tokens, num_draft_tokens")

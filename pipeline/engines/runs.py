@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from analysis.decoding.formulas import formula_speedup
+from analysis.decoding.metrics import formula_speedup
 from analysis.decoding.speed import speedups
 from analysis.statistics.bootstrap import PromptBootstrap, Resampling
 from analysis.statistics.trajectories import acceptance_by_position

@@ -14,8 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pipeline.models.heads.feature_head import given_text
-from pipeline.models.heads.hidden_drafter import HiddenDrafter
+from pipeline.models.heads.hidden_drafter import HiddenDrafter, given_text
 from pipeline.models.language_model import LanguageModel
 from pipeline.models.logit_statistics import CPU_CHUNK, Found, ranks_of
 from pipeline.models.passes import Texts
@@ -37,16 +36,27 @@ def read_pair(
     They are the target's, the drafter's by depth of a draft (a language model has one depth), and
     those of `HiddenDrafter.completed`.
     """
-    head = drafter if isinstance(drafter, HiddenDrafter) else None
-    text = Texts(target, ids.shape[1], () if head is None else head.layers)
+    text = Texts(target, ids.shape[1], drafter.layers if isinstance(drafter, HiddenDrafter) else ())
     logits = text.read(ids, keep)[0]
-    if head is None:
-        return logits, [Texts(drafter, ids.shape[1]).read(ids, keep)[0]], None
-    assert text.hidden is not None
-    given = given_text(head.head, head.embed(ids), text.hidden, depths)
+    return logits, *read_drafter(drafter, ids, text.hidden, keep, depths)
+
+
+@torch.inference_mode()
+def read_drafter(
+    drafter: LanguageModel | HiddenDrafter,
+    ids: Tensor,
+    hidden: Tensor | None,
+    keep: int,
+    depths: int = 1,
+) -> tuple[list[Tensor], Tensor | None]:
+    """Return what `read_pair` does of the drafter; a head reads the target's `hidden` states."""
+    if not isinstance(drafter, HiddenDrafter):
+        return [Texts(drafter, ids.shape[1]).read(ids, keep)[0]], None
+    assert hidden is not None
+    given = given_text(drafter.head, drafter.embed(ids), hidden, depths)
     outputs = [output[0, -keep:] for output in given]
-    drafts = [head.logits(output) for output in outputs]
-    return logits, drafts, head.completed(outputs[0], drafts[0])
+    drafts = [drafter.logits(output) for output in outputs]
+    return drafts, drafter.completed(outputs[0], drafts[0])
 
 
 @torch.inference_mode()
@@ -59,12 +69,9 @@ def compare_logits(
 ) -> Found:
     """Compare raw logits (B, V) with those of a drafter at each depth of a draft.
 
-    Args:
-        target: of p.
-        drafts: of q, by depth.
-        temperature: of p, q and q'; ranks are those of the raw logits.
-        sampled: the temperature at which the answers were sampled; None if they were not.
-        completed: of a q' that gives every token a probability, for a drafter that lacks some.
+    `temperature` is that of all distributions; ranks are those of the raw logits. `sampled` is the
+    temperature at which the answers were sampled; `completed` are logits of a q' that gives every
+    token a probability, for a drafter that lacks some.
 
     Returns:
         (B,) each, the columns of stage drafts about the pair, at depth 1; (B, depths) of

@@ -5,6 +5,7 @@ One class for a text and for left-padded batches, for a language model and for a
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 
 import torch
@@ -47,8 +48,9 @@ class Texts:
 
     Attributes:
         length: how many columns are in use.
-        hidden: (B, n, ...) of the tokens that were read last: hidden states after `layers`, or a
-            head's outputs; None where none are kept.
+        layers: after how many layers hidden states are kept.
+        hidden: (B, n, ...) of the tokens that were read last: hidden states, or a head's outputs;
+            None where none are kept.
     """
 
     def __init__(
@@ -65,14 +67,14 @@ class Texts:
         Args:
             model: a language model, or a head.
             capacity: the most tokens, padding included.
-            layers: after how many layers hidden states are kept.
+            layers: as the attribute.
             padding: (B,) columns before the first token of each text.
             drafts: whether some of what is read is taken back by `crop` or `keep`.
         """
         self.model, self.length = model, 0
         self.hidden: Tensor | None = None
         self.cache = model.new_cache(capacity)
-        self._layers, self._padding = layers, padding
+        self.layers, self._padding = layers, padding
         self._windows = [layer for layer in self.cache.layers if drafts and layer.is_sliding]
         for layer in self._windows:  # until the next roll-back they keep more than their window
             layer.activate_past_recording()
@@ -100,7 +102,7 @@ class Texts:
             at = torch.arange(end, device=ids.device) - self._padding[:, None]
             mask, positions = (at >= 0).long(), at[:, self.length :].clamp(min=0)
         logits, self.hidden = self.model.read(
-            ids, self.cache, mask, positions, keep=keep, layers=self._layers, features=features
+            ids, self.cache, mask, positions, keep=keep, layers=self.layers, features=features
         )
         self.length = end
         if 0 < keep < logits.shape[1]:  # a model may give all
@@ -129,6 +131,13 @@ class Texts:
         if self.hidden is None:
             return None
         return self.hidden[:, send([0, *(at + 1 for at in path)], self.hidden.device)]
+
+    def copy(self, layers: Sequence[int]) -> Texts:
+        """Return the same texts with a cache of their own; hidden states follow after `layers`."""
+        other = copy.copy(self)
+        other.cache, other._windows = copy.deepcopy((self.cache, self._windows))
+        other.layers = layers
+        return other
 
     def select(self, rows: Tensor) -> None:
         """Keep only the texts `rows` (b,), indices in their new order."""

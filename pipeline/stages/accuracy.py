@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from pipeline.columns import Row, Tables
+    from pipeline.decoding.loop import Prefill
     from pipeline.decoding.pair import DecodingPair
     from pipeline.methods import Method
-    from pipeline.models.language_model import LanguageModel
     from pipeline.stage import Artifact, Inputs, Out
     from pipeline.study import Study
     from pipeline.workers import Progress, Result
@@ -127,7 +127,7 @@ class AccuracyWorker:
     def facts(self, _: Sequence[Json]) -> Json:
         """Return the record's facts on the tasks and the runs."""
         from pipeline.decoding.pair import run_facts
-        from pipeline.timing import describe_device
+        from pipeline.models.devices import describe_device
 
         runs = self._pair.runs
         return {
@@ -139,12 +139,13 @@ class AccuracyWorker:
 
 def answer(pair: DecodingPair, question: Question, text: Decode) -> Tables:
     """Return the rows of one question by table: an answer of every method, and its score."""
-    from pipeline.decoding.pair import Prompt, check_fits, compared, decode_timed
+    from pipeline.decoding.pair import Prompt, check_fits, compared, decode_timed, read_prompt
 
     limit, prompt = question.max_tokens, Prompt(question.key, question.token_ids)
     check_fits(replace(pair, steps=limit), prompt)
-    answers = [decode_timed(pair, method, prompt, limit)[0] for method in pair.runs]
-    score = cache(partial(score_answer, pair.target, question, text))
+    read = read_prompt(pair, prompt, limit)
+    answers = [decode_timed(pair, method, prompt, read)[0] for method in pair.runs]
+    score = cache(partial(score_answer, read, question, text))
     rows: Tables = {"data": [], "timings/runs": []}
     for run, (method, made) in enumerate(zip(pair.runs, answers, strict=True)):
         alone = answers[pair.runs.index(baseline(method))].tokens
@@ -170,7 +171,7 @@ def answer(pair: DecodingPair, question: Question, text: Decode) -> Tables:
 
 
 def score_answer(
-    target: LanguageModel, question: Question, text: Decode, tokens: Sequence[int]
+    read: Prefill, question: Question, text: Decode, tokens: Sequence[int]
 ) -> tuple[Row, list[float]]:
     """Return the columns of an answer's n tokens, and the gap of the two largest logits at each."""
     from lm_eval.models.utils import postprocess_generated_text
@@ -178,7 +179,7 @@ def score_answer(
     from pipeline.decoding.pair import nats_given_up, read_again
 
     cut = postprocess_generated_text(text(list(tokens)), question.until, None)
-    logits = read_again(target, question.token_ids, tokens)
+    logits, _ = read_again(read, tokens)
     first, second = logits.topk(2, dim=1).values.double().T
     nats = nats_given_up(logits, tokens)
     return {
@@ -195,7 +196,7 @@ def summary(task: Task, artifact: Artifact) -> list[Json]:
     """One row a method, the baselines included, over all tasks together."""
     from analysis.decoding.answers import ALL, accuracy, losses
     from analysis.report.text import limits
-    from pipeline.decoding.decoded import read_answered
+    from pipeline.decoding.artifacts import read_answered
 
     answered = read_answered(task.runtime.label, artifact)
     scores = accuracy(answered, *task.runtime.statistics, task.runtime.extra["margin"])

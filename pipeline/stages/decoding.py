@@ -1,9 +1,10 @@
 """Stage decoding: real speculative decoding, every method beside the target alone.
 
 Run it with ``python -m pipeline stage=decoding drafter=... decoding=default``. A shard is one
-prompt: the baseline and all methods decode it one after the other, so that what is compared was
-timed in the same minute. Tokens, calls and nats given up are the artifact's content; seconds are
-kept apart in timings/, which no digest covers.
+prompt. The target reads it once, and the seconds of this prefill count for every method. Then the
+baseline and all methods decode one after the other, so that what is compared was timed in the same
+minute. Tokens, calls and nats given up are the artifact's content; seconds are kept apart in
+timings/, which no digest covers.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from pipeline.columns import Row, Tables
-    from pipeline.decoding.loop import Answer
+    from pipeline.decoding.loop import Answer, Prefill
     from pipeline.decoding.pair import DecodingPair, Prompt
     from pipeline.methods import Method
     from pipeline.stage import Artifact, Inputs, Out
@@ -87,8 +88,8 @@ class DecodingWorker:
     """A target and its drafter, with all methods; see `pipeline.workers.Worker`."""
 
     def __init__(self, task: Task, inputs: Inputs) -> None:
+        from pipeline.decoding.artifacts import with_measured_trees
         from pipeline.decoding.pair import load_decoding_pair, warm_up
-        from pipeline.decoding.sibling_rates import with_measured_trees
         from pipeline.models.load import pair_tokenizer
 
         methods = with_measured_trees(task.runtime.methods, inputs.get("drafts"))
@@ -112,7 +113,7 @@ class DecodingWorker:
     def facts(self, _: Sequence[Json]) -> Json:
         """Return the record's facts on the runs and the models."""
         from pipeline.decoding.pair import run_facts
-        from pipeline.timing import describe_device
+        from pipeline.models.devices import describe_device
 
         pair = self._pair
         models = (("target", pair.target), ("drafter", pair.drafter))
@@ -130,22 +131,22 @@ class DecodingWorker:
 
 def decode_prompt(pair: DecodingPair, prompt: Prompt, turn: int) -> Tables:
     """Decode a prompt with every method, each prompt beginning with another, or say why not."""
-    from pipeline.decoding.pair import check_fits, decode_timed, or_reason
+    from pipeline.decoding.pair import check_fits, decode_timed, or_reason, read_prompt
 
     def decode_all() -> Tables:
         check_fits(pair, prompt)
-        made = {}
+        read, made = read_prompt(pair, prompt, pair.steps), {}
         for at in range(len(pair.runs)):
             index = (at + turn) % len(pair.runs)
-            made[index] = decode_timed(pair, pair.runs[index], prompt, pair.steps)
-        return prompt_rows(pair, prompt, [made[at] for at in range(len(pair.runs))])
+            made[index] = decode_timed(pair, pair.runs[index], prompt, read)
+        return prompt_rows(pair, prompt, read, [made[at] for at in range(len(pair.runs))])
 
     rows, reason = or_reason(decode_all, pair.target.device)
     return rows or {"failures": [{"prompt_id": prompt.prompt_id, "reason": reason}]}
 
 
 def prompt_rows(
-    pair: DecodingPair, prompt: Prompt, timed: Sequence[tuple[Answer, int | None]]
+    pair: DecodingPair, prompt: Prompt, read: Prefill, timed: Sequence[tuple[Answer, int | None]]
 ) -> Tables:
     """Return the rows of a prompt by table, of each run's answer and its peak of memory."""
     from pipeline.decoding import pair as of_pair
@@ -160,10 +161,9 @@ def prompt_rows(
         key, tokens = {"prompt_id": prompt.prompt_id, "run": at}, tuple(answer.tokens)
         if run.drafter == "none":
             alone[run] = answer.tokens
-            if pair.drafter is None:
-                logits = of_pair.read_again(pair.target, prompt.token_ids, tokens)
-            else:
-                logits, drafts = of_pair.read_both(pair, prompt.token_ids, tokens)
+            logits, hidden = of_pair.read_again(read, tokens)
+            if pair.drafter is not None:
+                drafts = of_pair.draft_logits(pair, read.prompt, tokens, hidden)
             if run.temperature == 0 and pair.drafter is not None:
                 steps = {"token_id": tokens, **of_pair.drafted_columns(logits, drafts)}
                 rows["trajectory"] = by_position({"prompt_id": prompt.prompt_id}, steps)
@@ -172,7 +172,7 @@ def prompt_rows(
                 entropies = of_pair.entropy_columns(logits, drafts, run.temperature)
                 rows["contexts"] += by_position(key, entropies)
         elif tokens not in given_up:
-            logits = of_pair.read_again(pair.target, prompt.token_ids, tokens)
+            logits, _ = of_pair.read_again(read, tokens)
         if tokens not in given_up:
             given_up[tokens] = float(of_pair.nats_given_up(logits, tokens).sum())
         rows["data"].append(
@@ -223,7 +223,7 @@ def attributes(source: object, *names: str) -> Row:
 def summary(task: Task, artifact: Artifact) -> list[Json]:
     """One row a method, the baselines included."""
     from analysis.decoding import metrics, speed
-    from pipeline.decoding.decoded import read_decoded
+    from pipeline.decoding.artifacts import read_decoded
 
     target, *drafter = (model.settings.label for model in task.runtime.models)
     decoded = read_decoded(target, "".join(drafter), artifact)

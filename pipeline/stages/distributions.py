@@ -20,7 +20,7 @@ from pipeline.engines.answers import counted
 from pipeline.engines.logs import read_log, stacked
 from pipeline.errors import PipelineError
 from pipeline.hub import local_file
-from pipeline.models.token_texts import ENGINES_IDS
+from pipeline.models.tokens import ENGINES_IDS
 from pipeline.stage import Stage, Task
 from pipeline.stored import read_token_ids
 
@@ -147,7 +147,7 @@ class DistributionsWorker:
 
     def facts(self, measured: Sequence[Json]) -> Json:
         """Return the record's facts on the model, the run and its throughput."""
-        from pipeline.timing import describe_device, peak_memory
+        from pipeline.models.devices import describe_device, peak_memory
 
         model, settings = self.model, self._task.settings
         rows, seconds = (sum(one[name] for one in measured) for name in ("rows", "seconds"))

@@ -15,7 +15,7 @@ import numpy as np
 from pipeline import columns
 from pipeline.columns import STEP, TARGET, Column, Columns
 from pipeline.errors import PipelineError
-from pipeline.models.prompt_tokens import common_rows
+from pipeline.models.tokens import common_rows
 from pipeline.stage import Stage, Task
 from pipeline.stored import read_token_ids
 
@@ -190,8 +190,8 @@ class DraftsWorker:
 
     def facts(self, _: Sequence[Json]) -> Json:
         """Return the record's facts on the pair and the run."""
+        from pipeline.models.devices import describe_device, peak_memory
         from pipeline.models.heads.hidden_drafter import HiddenDrafter
-        from pipeline.timing import describe_device, peak_memory
 
         found: Json = {
             "vocab_size": self._rows,

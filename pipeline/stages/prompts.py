@@ -15,8 +15,8 @@ from pipeline.columns import Column
 from pipeline.engines.logs import prompt_id, read_log
 from pipeline.errors import PipelineError
 from pipeline.hub import local_file
-from pipeline.models.prompt_tokens import encode
-from pipeline.prompt_files import ExcludedRowError, Source, messages_of, read_row, source_files
+from pipeline.models.tokens import encode
+from pipeline.prompt_files import ExcludedRowError, PromptRows, messages_of, read_row, source_files
 from pipeline.stage import Json, Stage, Task
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def compute(task: Task, _: Inputs, out: Out) -> None:
 
     extra, identity = task.runtime.extra, task.settings["source"]
     wanted: Prompts = extra["prompts"]
-    source = Source(source_files(wanted.source, identity.get("commit"), wanted.split))
+    source = PromptRows(source_files(wanted.source, identity.get("commit"), wanted.split))
     name = identity.get("hub") or Path(wanted.source).name
     tokenizer = load_tokenizer(extra["path"], extra["revision"], "target")
     rows, excluded = sample(source, name, tokenizer, wanted)
@@ -96,7 +96,7 @@ def write_log_rows(task: Task, out: Out) -> None:
 
 
 def sample(
-    source: Source, name: str, tokenizer: Any, wanted: Prompts
+    source: PromptRows, name: str, tokenizer: Any, wanted: Prompts
 ) -> tuple[list[Row], dict[str, Json]]:
     """Choose the first `count` usable rows of a source in seeded order.
 

@@ -178,10 +178,10 @@ INF, LOG2, GREEDY = math.inf, math.log(2), StrictGreedy()
             for rule in (AbsoluteThreshold(0.8), Typical(0.9, 2.0))
         ),
         # nothing is rejected
-        *(([0.5, 0.3, 0.2], rule, INF, 3) for rule in (Additive(0.6), Multiplicative(0.1))),
-        *(([0.5, 0.3, 0.2], TopMAdditive(m, 1.0), INF, 3) for m in (3, 9)),
+        ([0.5, 0.3, 0.2], Additive(0.6), INF, 3),
+        ([0.5, 0.3, 0.2], TopMAdditive(9, 1.0), INF, 3),
         *(([0.5, 0.3, 0.2], Tree(m), INF, NO_COUNT) for m in (3, 7)),
-        *(([1.0], rule, INF, 1) for rule in RULES),
+        ([1.0], GREEDY, INF, 1),
         ([1.0], Tree(2), INF, NO_COUNT),
     ],
 )
@@ -214,16 +214,6 @@ def test_large_logits_cost_no_accuracy():
     assert_same(far, near)
 
 
-def test_one_rule_may_be_given_bare_and_arguments_are_checked():
-    dist = TopK.from_probabilities(dirichlet(7, 20, 6, 1.0))
-    assert_same(certify(dist, Additive(0.2)), certify(dist, [Additive(0.2)]))
-    assert certify(dist[:0], RULES).lower.shape == (0, len(RULES))
-    assert certify(dist, []).lower.shape == (20, 0)
-    for rules in (StrictGreedy, ["greedy"]):
-        with pytest.raises(ValueError, match="is not a rule"):
-            certify(dist, rules)
-
-
 def test_sets_of_accepted_tokens_are_checked():
     dist = TopK.from_probabilities([[0.5, 0.3, 0.2], [0.2, 0.2, 0.6]])
     mask = np.array([True, False, True])
@@ -231,8 +221,6 @@ def test_sets_of_accepted_tokens_are_checked():
     for accepted in (mask[None], mask.astype(int)):
         with pytest.raises(ValueError, match=r"give booleans by token id, \(2, 3\) or \(3,\)"):
             certify(dist, accepted=accepted)
-    with pytest.raises(ValueError, match="rules and accepted are both given"):
-        certify(dist, StrictGreedy(), accepted=mask)
     printed = TopK.from_log_probs([[0, 1]], [[-0.5, -1.0]], 0.01, 3)
     with pytest.raises(ValueError, match="by rules only"):
         certify(printed, accepted=mask)
@@ -249,30 +237,29 @@ def test_mars_is_a_multiplicative_rule_on_two_ranks():
         same = certify(dist[row : row + 1], [TopMMultiplicative(2, alpha)])
         assert same.lower[0, 0] == pytest.approx(found.lower[row, 0], rel=1e-14)
     with pytest.raises(ValueError, match="raw logits"):
-        certify(TopK.from_probabilities(dist.probs), [Mars(0.9)])
+        certify(TopK.from_probabilities(dist.probs), Mars(0.9))
     # z2/z1 = theta exactly is not above it; at z1 <= 0 the ratio means nothing
     steps = [[4.0, 2.0, 1.0], [4.0, 2.000001, 1.0], [0.0, -1.0, -2.0], [-1.0, -2.0, -3.0]]
     assert certify(TopK.from_logits(steps), Mars(0.5)).accepted_count[:, 0].tolist() == [1, 2, 1, 1]
     assert Mars(0.5).undefined(TopK.from_logits(steps)).tolist() == [False, False, True, True]
-    assert certify(TopK.from_logits([3.0]), Mars(0.9)).lower == math.inf
 
 
 def test_mars_does_not_depend_on_the_scale_of_the_logits():
     """z2/z1 stays what it is, while the probability ratio exp(z2 - z1) falls."""
     z = -np.sort(-np.random.default_rng(3).uniform(0, 20, (200, 12))).astype(np.float32)
-    counts = [certify(TopK.from_logits(z * s), Mars(0.9)).accepted_count for s in (1, 0.125, 8)]
-    assert 20 < (counts[0] == 2).sum() < 180
-    assert all(np.array_equal(counts[0], other) for other in counts[1:])
+    one, other = (certify(TopK.from_logits(z * s), Mars(0.9)).accepted_count for s in (1, 8))
+    assert 20 < (one == 2).sum() < 180
+    assert np.array_equal(one, other)
 
 
 def test_stored_ranks_out_of_order_are_refused():
-    for p, wrong in (([0.6, 0.4], [0.4, 0.6]), ([0.5, 0.3, 0.2], [0.5, 0.2, 0.3])):
-        dist = replace(TopK.from_probabilities([p]), stored_probs=np.array([wrong]))
-        with pytest.raises(ValueError, match=r"step 0: .* decreasing"):
-            certify(dist, [StrictGreedy(), TopMAdditive(2, 0.4)])
+    dist = TopK.from_probabilities([[0.5, 0.3, 0.2]])
+    wrong = replace(dist, stored_probs=np.array([[0.5, 0.2, 0.3]]))
+    with pytest.raises(ValueError, match=r"step 0: .* decreasing"):
+        certify(wrong, [StrictGreedy(), TopMAdditive(2, 0.4)])
 
 
-@pytest.mark.parametrize("rule", [*THRESHOLD_RULES, StrictGreedy(), Tree(2), Tree(5)], ids=str)
+@pytest.mark.parametrize("rule", [*THRESHOLD_RULES, StrictGreedy(), Tree(2)], ids=str)
 def test_the_extremal_draft_is_rejected_at_the_certificate(rule):
     """At ties the worst case; levels tie within 1e-13."""
 
@@ -293,16 +280,5 @@ def test_the_extremal_draft_is_rejected_at_the_certificate(rule):
         assert not rejected(p, 0.999 * q + 0.001 * p)  # towards p it is accepted
         assert least == pytest.approx(found, rel=1e-12)
         assert kl(p, q) == pytest.approx(found, rel=1e-9, abs=1e-14)
-
-
-@pytest.mark.parametrize(
-    ("p", "rule", "message"),
-    [
-        ([0.5, 0.5], Additive(0.7), "rejects nothing"),
-        ([0.5, 0.5], Mars(0.9), "raw logits"),
-        ([[0.5, 0.5], [0.7, 0.3]], StrictGreedy(), r"shape \(2, 2\)"),
-    ],
-)
-def test_nothing_to_show(p, rule, message):
-    with pytest.raises(ValueError, match=message):
-        extremal_draft(p, rule)
+    with pytest.raises(ValueError, match="rejects nothing"):
+        extremal_draft(np.full(2, 0.5), Additive(0.7))

@@ -57,28 +57,14 @@ def test_accepts_by_rank_by_probability_and_for_trees():
         tree.accepts(whole, first, log_p)
 
 
-def test_labels_are_the_published_keys():
-    labels = {
-        "greedy": StrictGreedy(),
-        "typical eps0=0.1 delta0=0.09": Typical(0.1, 0.09),
-        "tree m=2": Tree(2),
-        "topm_additive m=2 t=0.1": TopMAdditive(2, 0.1),
-        "additive t=1": Additive(1),
-        "additive t=0.123456789": Additive(0.123456789),
-    }
-    assert {name: rule.label for name, rule in labels.items()} == {name: name for name in labels}
-
-
 @pytest.mark.parametrize(
     ("mapping", "message"),
     [
         ({"rule": "additve"}, r"rule='additve' is not known \(did you mean additive\?\)"),
         ({"rule": "additive"}, "rule additive: the key 't' is missing"),
-        ({"rule": "greedy", "t": 0.1}, "the key 't' is not known: there are no parameters"),
         ({"rule": "absolute", "thta": 0.1}, r"'thta' is not known \(did you mean theta\?\)"),
         ({"rule": "additive", "t": 1.5}, "t=1.5 is not allowed"),
         ({"rule": "additive", "t": "1"}, "t='1' is not allowed"),
-        ({"rule": "additive", "t": math.nan}, "t=nan is not allowed"),
         ({"rule": "tree", "m": 0}, "m=0 is not allowed"),
         ("greedy", "'greedy' is not a rule"),
         ({"_target_": "no_such_module.Mine"}, "_target_=no_such_module.Mine cannot be imported"),
@@ -95,6 +81,8 @@ def test_configuration_round_trip_and_grids():
     assert len(rules) == len({rule.label for rule in rules}) == 40
     for rule in rules:
         assert build(json.loads(json.dumps(to_mapping(rule)))) == rule
+    assert Typical(0.1, 0.09).label == "typical eps0=0.1 delta0=0.09"  # as published
+    assert Additive(1).label == "additive t=1"
 
 
 def test_engines_rules_say_where_they_are_defined():
@@ -121,32 +109,26 @@ def test_rules_of_the_documentation(tmp_path, monkeypatch):
     source = "\n\n".join(re.findall(r"```python\n(.*?)```", text, re.DOTALL))
     (tmp_path / "my_rules.py").write_text(source)
     monkeypatch.syspath_prepend(tmp_path)
-    mappings = [
-        yaml.safe_load(block) for block in re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
-    ]
-    try:
-        confident, perplexity = (build(*mapping.values()) for mapping in mappings)
-        assert to_mapping(perplexity) == {"_target_": "my_rules.Perplexity", "share": 0.9}
-        p = -np.sort(-dirichlet(0, 200, 30, 0.03))
-        dist, cut = TopK.from_probabilities(p), TopK.from_probabilities(p, k=2)
-        lenient = dist.entropy > 1.0
-        found = certify(dist, [confident, perplexity, TopMMultiplicative(4, 0.3), StrictGreedy()])
-        np.testing.assert_array_equal(
-            found.lower[:, 0], np.where(lenient, found.lower[:, 2], found.lower[:, 3])
-        )
-        entropy = -np.sum(xlogy(p, p), axis=1)
-        most = np.maximum(1, np.floor(0.9 * np.exp(entropy)))
-        np.testing.assert_array_equal(found.accepted_count[:, 1], most)
-        short = certify(cut, [perplexity])
-        unknown = short.accepted_count[:, 0] == -1
-        assert 0 < unknown.sum() < 200
-        assert np.isposinf(short.upper[unknown]).all()
-        assert (short.lower[:, 0] <= found.lower[:, 1] * (1 + 1e-11)).all()
-        assert (short.upper[:, 0] >= found.lower[:, 1] * (1 - 1e-11)).all()
-        with pytest.raises(ValueError, match="share=0 is not allowed"):
-            build({**mappings[1]["perplexity"], "share": 0})
-    finally:
-        sys.modules.pop("my_rules", None)
+    monkeypatch.delitem(sys.modules, "my_rules", raising=False)
+    blocks = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
+    confident, perplexity = (build(*yaml.safe_load(block).values()) for block in blocks)
+    assert to_mapping(perplexity) == {"_target_": "my_rules.Perplexity", "share": 0.9}
+    p = -np.sort(-dirichlet(0, 200, 30, 0.03))
+    dist, cut = TopK.from_probabilities(p), TopK.from_probabilities(p, k=2)
+    lenient = dist.entropy > 1.0
+    found = certify(dist, [confident, perplexity, TopMMultiplicative(4, 0.3), StrictGreedy()])
+    np.testing.assert_array_equal(
+        found.lower[:, 0], np.where(lenient, found.lower[:, 2], found.lower[:, 3])
+    )
+    entropy = -np.sum(xlogy(p, p), axis=1)
+    most = np.maximum(1, np.floor(0.9 * np.exp(entropy)))
+    np.testing.assert_array_equal(found.accepted_count[:, 1], most)
+    short = certify(cut, [perplexity])
+    unknown = short.accepted_count[:, 0] == -1
+    assert 0 < unknown.sum() < 200
+    assert np.isposinf(short.upper[unknown]).all()
+    assert (short.lower[:, 0] <= found.lower[:, 1] * (1 + 1e-11)).all()
+    assert (short.upper[:, 0] >= found.lower[:, 1] * (1 - 1e-11)).all()
 
 
 class Own(Rule):
@@ -165,24 +147,6 @@ class Counting(Own):
         return self.cut(dist)
 
 
-@pytest.mark.parametrize(
-    ("rule", "message"),
-    [
-        (Own(None), "None: give a Cut, or accepted_count"),
-        (Own(Cut(slope=math.nan)), "slope=nan"),
-        (Own(Cut(max_rank=1.9)), "max_rank=1.9"),
-        (Own(Cut(max_rank=np.array([1, 2, 3]))), "max_rank=array"),
-        (Own(Cut(max_rank=9)), "minimum_k must be 10; K=3"),
-        (Own(Cut(offset=math.nan)), "offset=nan"),
-        (Counting(np.array([1.9])), r"one integer a step, in \[1, 6\]"),
-        (Counting(np.array([0])), r"one integer a step, in \[1, 6\]"),
-    ],
-)
-def test_a_rule_that_says_nothing_or_nonsense_is_refused(rule, message):
-    with pytest.raises(ValueError, match=message):
-        certify(TopK.from_probabilities([RANKED], k=3), [rule])
-
-
 class Accepting(Own):
     def accepts(self, *_: Any) -> Any:
         return self.cut(_[0])
@@ -197,19 +161,23 @@ class Writing(Rule):
 @pytest.mark.parametrize(
     ("rule", "message"),
     [
-        *[(kind(KeyError("x")), "raised KeyError: 'x'$") for kind in (Own, Counting, Accepting)],
-        (Own(SystemExit(0)), r"cut\(dist\) raised SystemExit: 0"),
+        (Own(None), "None: give a Cut, or accepted_count"),
+        (Own(Cut(slope=math.nan)), "slope=nan"),
+        (Own(Cut(max_rank=np.array([1, 2, 3]))), "max_rank=array"),
+        (Own(Cut(max_rank=9)), "minimum_k must be 10; K=3"),
+        (Counting(np.array([1.9])), r"one integer a step, in \[1, 6\]"),
+        (Counting(np.array([0])), r"one integer a step, in \[1, 6\]"),
         (Accepting("x"), "accepts must give one boolean a step"),
         (Writing(), "raised ValueError: assignment destination is read-only"),
+        (Counting(KeyError("x")), "raised KeyError: 'x'$"),
+        (Accepting(SystemExit(0)), "raised SystemExit: 0"),
     ],
 )
-def test_what_a_rule_raises_is_its_error_in_certificates_and_on_drafts(rule, message):
-    dist = TopK.from_probabilities([RANKED])
-    uses = [lambda: rule.accepts(dist, np.ones(1, int), np.zeros(1))]
-    uses += [lambda: certify(dist, rule)] * (not isinstance(rule, Accepting))
-    for use in uses:
-        with pytest.raises(RuleError, match=f"^rule .*{message}"):
-            use()
+def test_a_rule_that_says_nonsense_or_fails_is_refused_and_named(rule, message):
+    dist = TopK.from_probabilities([RANKED], k=3)
+    judged = rule.accepts if isinstance(rule, Accepting) else lambda *_: certify(dist, rule)
+    with pytest.raises(RuleError, match=f"^rule .*{message}"):
+        judged(dist, np.ones(1, int), np.zeros(1))
 
 
 def test_ranges_are_those_of_the_classes():

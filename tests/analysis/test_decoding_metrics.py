@@ -10,8 +10,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis.decoding import formulas, speed
 from analysis.decoding import metrics as decoding
+from analysis.decoding import speed
 from analysis.decoding.metrics import Decoded
 from analysis.rules import StrictGreedy
 
@@ -69,17 +69,8 @@ def made():
         common_prefix=tokens,
     )
     trajectory = pd.DataFrame(
-        {
-            "prompt_id": ["a"] * 4,
-            "position": range(4),
-            "token_id": [1] * 4,
-            "draft_token_id": [1] * 4,
-            "draft_rank": [1, 2, 3, 1],
-            "draft_log_prob": [-1.0] * 4,
-            "z1": [10.0, 10.0, 10.0, -1.0],
-            "z2": [9.5, 9.5, 5.0, -2.0],
-            "top_surprisal": [1.0, 1.0, 1.0, 12.0],
-        }
+        {"prompt_id": "a", "position": range(4), "z1": [10.0, 10.0, 10.0, -1.0]}
+        | {"z2": [9.5, 9.5, 5.0, -2.0]}
     )
     size = {
         "target": {"model": 1000, "cache_per_token": 10},
@@ -100,18 +91,14 @@ def test_acceptance_is_pooled_over_tested_tokens():
     assert found["tokens_per_call"].tolist() == pytest.approx([1, 8 / 5, 8 / 4])
     # run 1 emits 3, 1, 1 and 2, 1 tokens a call: 3 of 8 come together with the one before
     assert found["burstiness"].tolist() == [0, 3 / 8, 4 / 8]
-    gaps = [speed.token_gaps(made(), run) for run in range(3)]
-    assert [float(np.mean(of == 0)) for of in gaps] == found["burstiness"].tolist()
     ended = made()
     ended.calls.loc[12, ["tested", "accepted"]] = 1  # an answer that ends with an accepted token
     assert decoding.acceptance(ended, *STATISTICS)["burstiness"].tolist() == [0, 3 / 8, 4 / 8]
     # of five calls three drafted two tokens, one a single token, one none
     assert found["drafted_per_call"].iloc[1] == pytest.approx(7 / 5)
-    assert found["closed_form"].iloc[1] == pytest.approx((3 * 1.96 + 1.6 + 1) / 5)
-    assert found["closed_form"].iloc[0] == 1
+    assert found["closed_form"].iloc[:2].tolist() == pytest.approx([1, (3 * 1.96 + 1.6 + 1) / 5])
     # 10 tokens an all; run 2 loses one nat more a prompt than run 1, run 1 than the baseline
     assert found["nats_given_up"].tolist() == pytest.approx([0, 2 / 10, 4 / 10])
-    assert found["agreement"].tolist() == [1.0, 1.0, 0.5]
     data = made().data.assign(  # pooled over the longer of two answers
         n_tokens=[10, 4, 2, 8, 10, 4], agreement=[1.0, 1.0, 2 / 10, 4 / 8, 1.0, 1.0]
     )
@@ -129,16 +116,11 @@ def test_intervals_of_acceptance_are_over_prompts():
     found = decoding.acceptance(made(), 200, 0.9, 0)[ends]
     assert found.iloc[1].tolist() == pytest.approx([1 / 2, 2 / 3, 3 / 2, 5 / 3])
     assert found.iloc[0, :2].isna().all()  # the baseline tests nothing
-    assert found.iloc[0, 2:].tolist() == [1, 1]
 
 
 def test_the_closed_form_of_calls_without_tests_and_of_certain_ones():
     calls = pd.DataFrame({"run": [0, 0, 1, 1], "reach": [0, 0, 3, 1]})
     assert decoding.closed_form(calls, pd.Series([np.nan, 1.0])).tolist() == [1.0, 3.0]
-    tree = {"name": "optimal", "nodes": 2, "depth": 1, "parents": [-1, -1]}
-    drawn = replace(made(), runs=made().runs.assign(tree=[None, tree, None]))
-    unknown = decoding.acceptance(drawn, *STATISTICS)["closed_form"].isna()
-    assert unknown.tolist() == [False, True, False]
 
 
 def test_a_run_is_compared_with_the_target_alone_in_the_same_race():
@@ -190,52 +172,30 @@ def test_speed_and_costs():
     longer = speed.throughput(replace(made(), data=data), 20, 0.9, 0)
     for name, pace in (("speedup", longer["per_token"]), ("tpot_speedup", longer["tpot"])):
         assert longer[name].tolist() == pytest.approx((pace[0] / pace).tolist())
-    ends = table[["tpot_ci_low", "tpot_speedup", "tpot_ci_high"]].iloc[1]
-    assert ends.is_monotonic_increasing
     assert table["itl_50"].iloc[0] == pytest.approx(0.010)
     assert table["first_token"].tolist() == pytest.approx([0.020] * 3)
     assert table["memory"].iloc[1] == 100 + 2 * 16
     fastest = 2 if table["speedup"][1] > table["speedup"][2] else 3
-    assert table["best_length"].tolist() == pytest.approx([np.nan, fastest, fastest], nan_ok=True)
+    assert table["best_length"][1:].tolist() == [fastest, fastest]
 
 
-def test_answers_of_one_token_have_no_time_after_it():
-    one = made()
-    answers = one.answers.assign(seconds=one.answers["first_seconds"])
-    single = replace(one, answers=answers, data=one.data.assign(n_tokens=1))
-    table = speed.throughput(single, 20, 0.9, 0)
-    assert table["speedup"].tolist() == [1.0] * 3
-    assert table.filter(like="tpot").isna().all(axis=None)
-
-
-def test_a_busy_machine_shows_in_gaps_and_in_verifications_faster_than_a_pass():
+def test_a_busy_machine_shows_in_gaps_in_verifications_faster_than_a_pass_and_in_waiting():
     table = speed.speed(made(), 20, 0.9, 0)
     assert speed.signs_of_load(table) == []
     # one of the baseline's eight gaps is 12 times the others; its mean pass becomes 23.75 ms
-    interrupted = made()
-    interrupted.spans.loc[interrupted.spans["run"] == 0, "verify_seconds"] = [0.12, *[0.01] * 7]
-    gap, verification = speed.signs_of_load(speed.speed(interrupted, 20, 0.9, 0))
-    assert gap.startswith("Autoregressive at T = 0: 1 % of the gaps")
+    busy = made()
+    busy.spans.loc[busy.spans["run"] == 0, "verify_seconds"] = [0.12, *[0.01] * 7]
+    shares = np.array([1.0, 0.89, 0.2])  # of the time the processor worked
+    busy.answers["processor_seconds"] = busy.answers["seconds"] * shares[busy.answers["run"]]
+    found = speed.speed(busy, 20, 0.9, 0)
+    np.testing.assert_allclose(found["processor_share"], shares, rtol=1e-15)
+    waiting, gap, verification = speed.signs_of_load(found)
     assert "11.2 times their median" in gap  # the percentile lies 7 % below the one large gap
     assert "Strict greedy at T = 0, γ = 2: a verification took 0.51 of" in verification
+    assert "89 % of the time" in waiting
     # the limits themselves are no sign
     limit = table.assign(itl_99=10.0, itl_50=1.0, verify_ratio=0.9, processor_share=0.9)
     assert speed.signs_of_load(limit) == []
-
-
-@pytest.mark.parametrize(
-    ("shares", "signs"),
-    [([1.0, 0.9, 0.2], 0), ([1.0, np.nextafter(0.9, 0), 0.2], 1), ([np.nan] * 3, 0)],  # on CUDA
-)
-def test_waiting_for_the_processor_is_a_sign_of_load(shares, signs):
-    one = made()
-    spent = one.answers["seconds"] * np.array(shares)[one.answers["run"]]
-    changed = replace(one, answers=one.answers.assign(processor_seconds=spent))
-    table = speed.speed(changed, 20, 0.9, 0)
-    np.testing.assert_allclose(table["processor_share"], shares, rtol=1e-15)
-    found = speed.signs_of_load(table.assign(processor_share=shares))
-    assert len(found) == signs
-    assert all("90 % of the time" in sign for sign in found)
 
 
 # Seed table: expected tokens a call, to two digits
@@ -251,11 +211,11 @@ PUBLISHED = {
 def test_tokens_per_call_has_the_published_values_and_its_limits():
     for a, row in PUBLISHED.items():
         for gamma, tokens in row.items():
-            assert formulas.tokens_per_call(a, gamma) == pytest.approx(tokens, abs=0.0051)
-    assert formulas.tokens_per_call(1.0, 6) == 7
-    assert formulas.tokens_per_call(0.0, 6) == 1
+            assert decoding.tokens_per_call(a, gamma) == pytest.approx(tokens, abs=0.0051)
+    assert decoding.tokens_per_call(0.0, 6) == 1
     near = 1 - 1e-12  # the closed form cancels here
-    assert formulas.tokens_per_call(near, 6) == pytest.approx(7, rel=1e-10)
+    assert decoding.tokens_per_call(near, 6) == pytest.approx(7, rel=1e-10)
+    assert decoding.tokens_per_call(1.0, 6) == 7
 
 
 @pytest.mark.parametrize("a", [0.05, 0.5, 0.8, 0.95, 0.999])
@@ -268,23 +228,22 @@ def test_the_formulas_at_50_digits(a, rho):
         c = -mpmath.log(x) * (1 - 1 / r)
         u = -1 - mpmath.lambertw(-mpmath.exp(c - 1), -1).real
         exact = -u / mpmath.log(x) - 1 / r
-        found = formulas.formula_length(a, rho)
+        found = decoding.formula_length(a, rho)
         assert found == pytest.approx(max(float(exact), 0.0), rel=1e-9, abs=1e-9)
         speedups = [(1 - x ** (g + 1)) / (1 - x) / (1 + g * r) for g in range(math.ceil(found) + 3)]
         for g, speedup in enumerate(speedups):
-            assert formulas.formula_speedup(a, g, rho) == pytest.approx(float(speedup), rel=1e-12)
+            assert decoding.formula_speedup(a, g, rho) == pytest.approx(float(speedup), rel=1e-12)
         assert abs(int(np.argmax([float(s) for s in speedups])) - found) < 1
 
 
 def test_the_formulas_at_their_ends_and_beside_what_was_measured():
-    assert formulas.formula_length(0.8, 0.0) == formulas.formula_length(1.0, 0.3) == math.inf
-    assert formulas.formula_length(0.0, 0.0) == formulas.formula_length(0.0, 0.1) == 0
+    assert decoding.formula_length(0.8, 0.0) == decoding.formula_length(1.0, 0.3) == math.inf
+    assert decoding.formula_length(0.0, 0.0) == decoding.formula_length(0.0, 0.1) == 0
     # the seed: a = 0.9 with a dear drafter loses to a = 0.75 with a cheap one
-    assert formulas.formula_speedup(0.9, 5, 0.5) < formulas.formula_speedup(0.75, 5, 0.02)
-    one = made()
-    table = speed.speed(one, 20, 0.9, 0)
+    assert decoding.formula_speedup(0.9, 5, 0.5) < decoding.formula_speedup(0.75, 5, 0.02)
+    table = speed.speed(made(), 20, 0.9, 0)
     assert table.loc[0, ["formula", "formula_length"]].isna().all()  # the target alone
     for run in (1, 2):
         a, gamma, rho = table.loc[run, ["rate", "draft_length", "rho"]]
         assert table["formula"][run] == (1 - a ** (gamma + 1)) / (1 - a) / (1 + gamma * rho)
-        assert table["formula_length"][run] == formulas.formula_length(a, rho)
+        assert table["formula_length"][run] == decoding.formula_length(a, rho)

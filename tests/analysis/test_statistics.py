@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 
 from analysis.decoding.speed import speedups
-from analysis.report.text import few_notes
 from analysis.statistics import bootstrap
-from analysis.statistics.bootstrap import FEW_PROMPTS, PromptBootstrap, simultaneous
+from analysis.statistics.bootstrap import PromptBootstrap, simultaneous
 from analysis.statistics.run_lengths import run_lengths, with_censored
 from analysis.statistics.trajectories import CENSORED, Trajectories, calls_along, count_calls
 
@@ -63,10 +62,6 @@ def test_answers_to_one_prompt_are_drawn_together():
     assert one.count == two.count == 3
     pairs = zip(one.quantiles(values, LEVELS), two.quantiles(values[merged], LEVELS), strict=True)
     assert all(np.array_equal(*pair) for pair in pairs)
-    flags = values > 0.5
-    assert one.share(flags) == two.share(flags[merged])
-    turned = PromptBootstrap(prompts, 60, 0.95, 3, clusters=np.arange(7)[::-1])
-    assert turned.share(flags) == PromptBootstrap(6 - prompts, 60, 0.95, 3).share(flags)
 
 
 def test_of_very_many_prompts_groups_are_drawn(monkeypatch):
@@ -81,25 +76,6 @@ def test_of_very_many_prompts_groups_are_drawn(monkeypatch):
     value, low, high = grouped.share(values)
     assert value == pytest.approx(values.mean())
     assert (high - low) / error == pytest.approx(2 * 1.96, rel=0.1)
-    _, draws = grouped.quantiles(values, [0.5])
-    low, high = grouped.interval(draws)
-    # independent values: the median's standard error is 1 / (2 f sqrt(n)), f = 1/2
-    assert (high - low)[0] * math.sqrt(40_000) == pytest.approx(2 * 1.96, rel=0.1)
-
-
-@pytest.mark.parametrize(("count", "least", "most"), [(10, 0.7, 0.87), (FEW_PROMPTS, 0.87, 0.97)])
-def test_few_prompts_are_those_whose_intervals_are_too_narrow(count, least, most):
-    """Half of the spread is between prompts: p5 of a normal law, known exactly, at nominal 0.95."""
-    rng = np.random.default_rng(0)
-    truth = -1.6448536 * math.sqrt(2)
-    covered = 0
-    for seed in range(300):
-        prompts = np.repeat(np.arange(count), 40)
-        values = rng.normal(size=count)[prompts] + rng.normal(size=40 * count)
-        sampled = PromptBootstrap(prompts, 200, 0.95, seed)
-        low, high = sampled.interval(sampled.quantiles(values, [0.05])[1])
-        covered += low[0] <= truth <= high[0]
-    assert least < covered / 300 < most  # standard error 0.02
 
 
 def test_limits_leave_out_what_is_undefined_and_keep_infinity():
@@ -112,22 +88,12 @@ def test_limits_leave_out_what_is_undefined_and_keep_infinity():
     assert np.isnan([low[2], high[2]]).all()
 
 
-@pytest.mark.parametrize(
-    ("prompts", "said"), [([29, 500], "29 prompts"), ([1], "1 prompt,"), ([30, 31], ""), ([], "")]
-)
-def test_the_least_number_of_prompts_is_named(prompts, said):
-    notes = few_notes(prompts)
-    assert bool(notes) == bool(said)
-    assert all(said in note for note in notes)
-
-
 def test_an_infinite_prompt_makes_the_resamples_infinite_that_it_is_in():
     sampled = PromptBootstrap(np.arange(5), 50, 0.9, 0)
-    sums = sampled.sums(np.array([1.0, np.inf, 2.0, 3.0, 4.0]))
-    assert (np.isinf(sums) == (sampled.weights[:, 1] > 0)).all()
-    assert 0 < np.isinf(sums).sum() < 50
-    rest = sampled.sums(np.array([1.0, 0.0, 2.0, 3.0, 4.0]))
-    assert (sums[np.isfinite(sums)] == rest[np.isfinite(sums)]).all()
+    sums, rest = (sampled.sums(np.array([1.0, x, 2.0, 3.0, 4.0])) for x in (np.inf, 0.0))
+    drawn = sampled.weights[:, 1] > 0
+    assert np.isinf(sums[drawn]).all()
+    assert (sums[~drawn] == rest[~drawn]).all()
 
 
 # simultaneous intervals of the fastest of several methods
@@ -167,19 +133,15 @@ def test_quantities_without_spread_or_value_leave_the_others_alone():
     assert np.isnan(both[3]).all()
     gaps = np.where(np.arange(50)[:, None] % 2, more, np.nan)  # undefined in every other resample
     assert np.isfinite(np.transpose(simultaneous(np.array([0, 0, 3, np.nan]), gaps, 0.9))[:3]).all()
-    assert [len(end) for end in simultaneous(np.zeros(0), np.zeros((5, 0)), 0.9)] == [0, 0]
 
 
 def fast(logs, resamples, *families):
     """The target alone takes 1 s a prompt, method m exp(-logs[prompt, m]); (P, M)."""
     prompts, methods = logs.shape
     seconds = np.column_stack([np.ones(prompts), np.exp(-logs)])
-    tokens, bootstrap = (
-        np.full_like(seconds, 40),
-        PromptBootstrap(np.arange(prompts), resamples, 0.95, 0),
-    )
+    sampled = PromptBootstrap(np.arange(prompts), resamples, 0.95, 0)
     together = families or [list(range(1, methods + 1))]
-    return speedups(seconds, tokens, [0] * (methods + 1), together, bootstrap)
+    return speedups(seconds, np.ones_like(seconds), [0] * (methods + 1), together, sampled)
 
 
 def test_methods_of_another_temperature_widen_nothing():
@@ -205,9 +167,6 @@ def test_the_interval_of_the_fastest_covers_and_useless_methods_are_not_sure(met
         false += (table[:, 1] > 1).any()
     assert covered / runs > 0.90  # 0.92 to 0.96 here; few prompts cost 2 points, the error is 1.3
     assert false / runs < 0.10  # pointwise: 0.04, 0.09, 0.10, 0.15, 0.31
-
-
-NAMES = ("per_call", "mean_run", "random_100")
 
 
 def positions(lengths):
@@ -261,7 +220,7 @@ def test_estimates_and_their_bootstrap_equal_walks_along_resamples_written_out()
         walk([part for part, n in zip(flags, times, strict=True) for _ in range(int(n))])
         for times in bootstrap.weights
     ]
-    for name in NAMES:
+    for name in ("per_call", "mean_run", "random_100"):
         assert found.loc[name, "value"] == walk(flags)[name]
         ordered = sorted(draw[name] for draw in drawn)
         cut = math.ceil(0.025 * len(ordered) - 1e-9)
@@ -274,10 +233,8 @@ def test_estimates_and_their_bootstrap_equal_walks_along_resamples_written_out()
 def test_a_run_from_a_random_position_is_capped_and_cut_where_the_trajectory_ends():
     """128 certified steps: 28 starts with 100 steps behind, then 100, 99, ... 1; 61.3 in all."""
     found = estimate([[True] * 128]).set_index("estimator").loc["random_100"]
-    assert found["value"] == (28 * 100 + 5050) / 128 == pytest.approx(61.3, abs=0.05)
+    assert found["value"] == (28 * 100 + 5050) / 128
     assert found["cut"] == 99 / 128
-    (row,) = with_censored(found.to_frame().T).to_dict("records")
-    assert row["censored"]
     halves = estimate([[True] * 30 + [False] * 98, [False] * 128]).set_index("estimator")
     assert halves.loc["random_100", "value"] == 15 * 31 / 256
     assert halves.loc["random_100", "cut"] == 0
@@ -296,7 +253,7 @@ def test_lengths_that_ends_of_trajectories_cut_are_lower_bounds(failures, share)
     assert not estimate([[*flags[:-1], False]])["cut"].any()
 
 
-@pytest.mark.parametrize("position", [[1, 2], [0, 2], [0, 1, 1], []])
+@pytest.mark.parametrize("position", [[1, 2], [0, 2], []])
 def test_steps_out_of_order_are_refused(position):
     with pytest.raises(ValueError, match=r"step 0|in order"):
         Trajectories.from_positions(np.array(position))
@@ -320,24 +277,21 @@ def walked(by_depth, gamma):
     return calls
 
 
-@pytest.mark.parametrize("depths", [1, 2, 3, 5])
-@pytest.mark.parametrize("gamma", [1, 2, 3, 4, 9])
+@pytest.mark.parametrize("depths", [1, 2, 5])
+@pytest.mark.parametrize("gamma", [1, 3, 9, None])
 def test_place_i_of_a_draft_is_judged_at_depth_i(depths, gamma):
     """Behind the deepest one that was measured it stands for all."""
     accepted = np.random.default_rng(depths).random((depths, len(POSITION))) < 0.6
-    own = [walked(accepted[:, STEPS.prompts == p], gamma) for p in range(len(SIZES))]
-    prompts, tested, kept, emitted = calls_along(accepted, STEPS, gamma)
+    own = [walked(accepted[:, STEPS.prompts == p], gamma or 99) for p in range(len(SIZES))]
+    prompts, tested, kept, emitted = calls_along(accepted, STEPS, gamma or 99)
     assert list(zip(tested, kept, strict=True)) == list(itertools.chain(*own))
     assert np.bincount(prompts, emitted, len(SIZES)).tolist() == [n - 1 for n in SIZES]
     counts = count_calls(accepted, STEPS, gamma)
     assert counts.calls.tolist() == list(map(len, own))
     assert counts.tokens.tolist() == [n - 1 for n in SIZES]  # prefill emits the first
-    unlimited = count_calls(accepted, STEPS, None)
-    longest = [walked(accepted[:, STEPS.prompts == p], 99) for p in range(len(SIZES))]
-    assert unlimited.calls.tolist() == list(map(len, longest))
-    emitted = [sum(kept + 1 for _, kept in calls) for calls in longest]
-    ends = [whole == n for whole, n in zip(emitted, SIZES, strict=True)]
-    assert unlimited.cut.tolist() == ends
+    if gamma is None:  # whether the end of the answer cut the last call
+        whole = [sum(kept + 1 for _, kept in calls) for calls in own]
+        assert (counts.cut == np.equal(whole, SIZES)).all()
 
 
 def test_steps_certain_at_every_depth_bound_the_calls_of_any_drafter():

@@ -1,124 +1,99 @@
-"""A hub on loopback, sound or with faults: what `huggingface_hub` asks of huggingface.co.
+"""A hub on loopback, sound or with faults, and the repositories of the paper's study, small.
 
-Answers the API (repository, revision, tree) and `resolve`, which redirects for a file of LFS to
-another origin. Files are served over plain HTTP; the hub's Xet storage is not imitated.
+It answers what `huggingface_hub` asks of huggingface.co: the API (repository, revision, tree) and
+`resolve`, which redirects for a file of LFS to another origin. Files are served over plain HTTP;
+the hub's Xet storage is not imitated.
 """
 
-from __future__ import annotations
-
 import hashlib
+import io
 import json
 import threading
-from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from urllib.parse import unquote, urlsplit
 
-import pytest
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 LFS = (".safetensors", ".parquet", "tokenizer.json")  # kept in LFS, as the hub's .gitattributes say
+MODELS = {"Qwen/Qwen3-0.6B": 0, "Qwen/Qwen3-1.7B": 1, "Qwen/Qwen3-4B": 2}  # and their seeds
+ULTRACHAT = "HuggingFaceH4/ultrachat_200k"
+SPLITS = {"train_sft": (3, 40), "test_sft": (1, 12)}  # files, and rows of each
+PROSE = (
+    "the river town keeps its old bridge open for carts and people who walk to market each day "
+    "while children learn letters from a teacher that writes short songs about weather and bread"
+)
 
 
-@dataclass(frozen=True)
-class File:
+class File(NamedTuple):
     """A file of a repository, with the names that Git and LFS have for its content."""
 
     path: str
     data: bytes
+    sha256: str
+    lfs: bool
+    oid: str  # of an LFS file, of its pointer
 
-    @property
-    def lfs(self) -> bool:
-        return self.path.endswith(LFS)
 
-    @cached_property
-    def oid(self) -> str:
-        """The name of the blob in Git: of an LFS file, of its pointer."""
-        data = self.data
-        if self.lfs:
-            pointer = f"oid sha256:{self.sha256}\nsize {len(data)}\n"
-            data = f"version https://git-lfs.github.com/spec/v1\n{pointer}".encode()
-        return hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
+def file(path, data):
+    sha256, blob, lfs = hashlib.sha256(data).hexdigest(), data, path.endswith(LFS)
+    if lfs:
+        pointer = f"oid sha256:{sha256}\nsize {len(data)}\n"
+        blob = f"version https://git-lfs.github.com/spec/v1\n{pointer}".encode()
+    oid = hashlib.sha1(b"blob %d\0" % len(blob) + blob).hexdigest()
+    return File(path, data, sha256, lfs, oid)
 
-    @cached_property
-    def sha256(self) -> str:
-        return hashlib.sha256(self.data).hexdigest()
 
-    def entry(self) -> dict[str, Any]:
-        """Return the file's entry in a listing."""
-        size = len(self.data)
-        entry = {"type": "file", "oid": self.oid, "size": size, "path": self.path}
-        lfs = {"oid": self.sha256, "size": size, "pointerSize": 134}
-        return entry | ({"lfs": lfs} if self.lfs else {})
+def entry(of):
+    """A file's entry in a listing."""
+    size = len(of.data)
+    entry = {"type": "file", "oid": of.oid, "size": size, "path": of.path}
+    return entry | ({"lfs": {"oid": of.sha256, "size": size, "pointerSize": 134}} if of.lfs else {})
 
 
 class Repository:
-    """A model or a data set, with the files of every commit."""
+    """A model or a data set (`kind`: models or datasets), with the files of every commit."""
 
-    def __init__(self, kind: str, name: str, files: dict[str, bytes]) -> None:
-        """Make the first commit of `name`; `kind` is models or datasets."""
+    def __init__(self, kind, name, files):
         self.kind, self.name = kind, name
-        self.commits: dict[str, dict[str, File]] = {}
-        self.main = self.commit(files)
+        self.commits = {}
+        self.commit(files)
 
-    def commit(self, files: dict[str, bytes]) -> str:
+    def commit(self, files):
         """Add a commit with these files, to which main moves, and return it."""
-        tree = {path: File(path, data) for path, data in sorted(files.items())}
+        tree = {path: file(path, data) for path, data in sorted(files.items())}
         names = "".join(f"{file.oid} {path}" for path, file in tree.items())
         self.main = hashlib.sha1(f"{self.name} {len(self.commits)} {names}".encode()).hexdigest()
         self.commits[self.main] = tree
         return self.main
 
 
-class Request(NamedTuple):
-    """A request that the hub received."""
-
-    method: str
-    path: str  # without the query
-
-
 @dataclass
 class Answer:
-    """What goes back; faults change it or send it themselves."""
+    """What goes back; faults change it."""
 
     status: int
     body: bytes = b""
     headers: dict[str, str] = field(default_factory=dict)
-    handler: Any = None
-    hub: Any = None
-    path: str = ""
-
-    def send(self) -> None:
-        """Send it."""
-        self.handler.send_response(self.status)
-        for key, value in (self.headers | {"Content-Length": str(len(self.body))}).items():
-            self.handler.send_header(key, value)
-        self.handler.end_headers()
-        if self.handler.command != "HEAD":
-            self.handler.wfile.write(self.body)
-
-
-Fault = Callable[[Answer], bool]  # True: it has sent an answer itself
 
 
 class Hub:
     """The server, its repositories, what it was asked, and the faults that it is to have."""
 
-    def __init__(self, *repositories: Repository) -> None:
-        """Serve `repositories` once it is started."""
+    def __init__(self, *repositories):
         self.repositories = {(each.kind, each.name): each for each in repositories}
-        self.requests: list[Request] = []
-        self.faults: list[tuple[str, Fault]] = []  # a part of the path, and what befalls it
+        self.requests = []  # method and path of each
+        self.faults = []  # (part of a path, what befalls its answer)
         self.leaving = threading.Event()  # ends what hangs
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
         self._server.daemon_threads = True
         self.endpoint = f"http://127.0.0.1:{self._server.server_port}"
 
     @contextmanager
-    def serving(self) -> Iterator[Hub]:
+    def serving(self):
         """Serve until the end of the block."""
         thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
         thread.start()
@@ -130,62 +105,65 @@ class Hub:
             self._server.server_close()
             thread.join()
 
-    def asked(self, part: str, method: str = "GET") -> list[str]:
-        """Return the paths that were asked for by `method` and contain `part`."""
-        return [each.path for each in self.requests if each.method == method and part in each.path]
+    def asked(self, part):
+        """The requests whose path contains `part`."""
+        return [request for request in self.requests if part in request[1]]
 
-    def answer(self, handler: BaseHTTPRequestHandler) -> None:
-        """Answer a request."""
+    def answer(self, handler):
         path = unquote(urlsplit(handler.path).path).strip("/")
-        self.requests.append(Request(handler.command, path))
+        self.requests.append((handler.command, path))
         answer = self._answer(path)
-        answer.handler, answer.hub, answer.path = handler, self, path
-        for part, fault in list(self.faults):
-            if part in path and fault(answer):
-                return
-        answer.send()
+        for fault in [fault for part, fault in self.faults if part in path]:
+            fault(answer)
+        if not answer.status:
+            self.leaving.wait()
+            handler.close_connection = True
+            return
+        handler.send_response(answer.status)
+        for key, value in (answer.headers | {"Content-Length": str(len(answer.body))}).items():
+            handler.send_header(key, value)
+        handler.end_headers()
+        if handler.command != "HEAD":
+            handler.wfile.write(answer.body)
 
-    def _answer(self, path: str) -> Answer:
+    def _answer(self, path):
         parts = path.split("/")
         if parts[0] == "lfs":
             trees = [tree for each in self.repositories.values() for tree in each.commits.values()]
-            files = {file.sha256: file for tree in trees for file in tree.values()}
-            return Answer(200, files[parts[1]].data, {"ETag": '"of-the-storage"'})
+            data = {of.sha256: of.data for tree in trees for of in tree.values()}
+            return Answer(200, data[parts[1]], {"ETag": '"of-the-storage"'})
         api = parts[0] == "api"
         kind = parts[1] if api else "datasets" if parts[0] == "datasets" else "models"
         parts = parts[2 if api else kind == "datasets" :]
-        repository = self.repositories.get((kind, "/".join(parts[:2])))
-        if repository is None:
-            return _missing("RepoNotFound", 401)
+        repository = self.repositories[kind, "/".join(parts[:2])]
         action, revision = [*parts[2:], "revision", "main"][0], [*parts[3:], "main"][0]
         commit = repository.main if revision == "main" else revision
-        if commit not in repository.commits:
-            return _missing("RevisionNotFound")
         files = repository.commits[commit]
         if action == "resolve":
             return self._resolved(files.get("/".join(parts[4:])), commit)
         if action == "tree":
-            return _json([file.entry() for file in files.values()])
+            return _json([entry(of) for of in files.values()])
         siblings = [{"rfilename": path} for path in files]
         return _json({"_id": "1", "id": repository.name, "sha": commit, "siblings": siblings})
 
-    def _resolved(self, file: File | None, commit: str) -> Answer:
+    def _resolved(self, of, commit):
         headers = {"X-Repo-Commit": commit}
-        if file is None:
-            return _missing("EntryNotFound", **headers)
-        headers["ETag"] = f'"{file.oid}"'
-        if not file.lfs:
-            return Answer(200, file.data, headers)
+        if of is None:
+            headers |= {"X-Error-Code": "EntryNotFound", "X-Error-Message": "EntryNotFound"}
+            return Answer(404, b"{}", headers)
+        headers["ETag"] = f'"{of.oid}"'
+        if not of.lfs:
+            return Answer(200, of.data, headers)
         storage = self.endpoint.replace("127.0.0.1", "localhost")  # another origin
-        headers |= {"X-Linked-ETag": f'"{file.sha256}"', "X-Linked-Size": str(len(file.data))}
-        return Answer(302, b"", headers | {"Location": f"{storage}/lfs/{file.sha256}"})
+        headers |= {"X-Linked-ETag": f'"{of.sha256}"', "X-Linked-Size": str(len(of.data))}
+        return Answer(302, b"", headers | {"Location": f"{storage}/lfs/{of.sha256}"})
 
 
-def _handler(hub: Hub) -> type[BaseHTTPRequestHandler]:
+def _handler(hub):
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
-        def do_GET(self) -> None:
+        def do_GET(self):
             try:
                 hub.answer(self)
             except (BrokenPipeError, ConnectionResetError):
@@ -193,22 +171,17 @@ def _handler(hub: Hub) -> type[BaseHTTPRequestHandler]:
 
         do_HEAD = do_GET  # noqa: N815
 
-        def log_message(self, *_: Any) -> None:
+        def log_message(self, *_):
             """Print nothing: tests read what was asked."""
 
     return Handler
 
 
-def _missing(code: str, status: int = 404, **headers: str) -> Answer:
-    """Return the hub's answer to a request for what is not there."""
-    return Answer(status, b"{}", {"X-Error-Code": code, "X-Error-Message": code, **headers})
-
-
-def _json(value: Any) -> Answer:
+def _json(value):
     return Answer(200, json.dumps(value).encode(), {"Content-Type": "application/json"})
 
 
-def connect(hub: Hub, home: Path, patch: pytest.MonkeyPatch) -> None:
+def connect(hub, home, patch):
     """Let this process take this hub, with an empty cache in `home`."""
     from huggingface_hub import constants, utils
 
@@ -220,39 +193,58 @@ def connect(hub: Hub, home: Path, patch: pytest.MonkeyPatch) -> None:
     patch.setattr(constants, "HF_HUB_OFFLINE", False)
 
 
-# --- faults: each changes an answer, or sends another itself --------------------------------------
+# --- faults: each changes an answer ---------------------------------------------------------------
 
 
-def status(code: int, **headers: str) -> Fault:
+def status(code, **headers):
     """A hub that answers with this status; `Retry_After` is the header Retry-After."""
 
-    def fault(answer: Answer) -> bool:
+    def fault(answer):
         named = {key.replace("_", "-"): value for key, value in headers.items()}
         answer.status, answer.body, answer.headers = code, b"", named
-        return False
 
     return fault
 
 
-def hang(answer: Answer) -> bool:
+def hang(answer):
     """A hub that takes a request and never answers."""
-    answer.hub.leaving.wait()
-    answer.handler.close_connection = True
-    return True
+    answer.status = 0
 
 
-def flipped(answer: Answer) -> bool:
+def flipped(answer):
     """A file with one wrong bit."""
     at = len(answer.body) // 2
     answer.body = answer.body[:at] + bytes([answer.body[at] ^ 1]) + answer.body[at + 1 :]
-    return False
 
 
-def sha(value: Any) -> Fault:
+def no_commit(answer):
     """A hub that tells something else than a commit."""
+    answer.body = json.dumps(json.loads(answer.body) | {"sha": "../../../evil"}).encode()
 
-    def fault(answer: Answer) -> bool:
-        answer.body = json.dumps(json.loads(answer.body) | {"sha": value}).encode()
-        return False
 
-    return fault
+# --- the repositories of the paper's study --------------------------------------------------------
+
+
+def ultrachat():
+    """A data set in the layout of UltraChat 200k: its splits, below data/, and a card."""
+    files = {"README.md": b"---\nlicense: mit\n---\n# UltraChat, small\n"}
+    for split, (count, rows) in SPLITS.items():
+        for part in range(count):
+            path = f"data/{split}-{part:05}-of-{count:05}-0123456789abcdef.parquet"
+            table = pa.Table.from_pylist([_row(split, part * rows + at) for at in range(rows)])
+            buffer = io.BytesIO()
+            pq.write_table(table, buffer, row_group_size=16)
+            files[path] = buffer.getvalue()
+    return Repository("datasets", ULTRACHAT, files)
+
+
+def _row(split, at):
+    words = PROSE.split()
+    said = [words[(at * 7 + step * (1 + at % 5)) % len(words)] for step in range(80 + at % 40)]
+    text = f"Question {at} of {split}: {' '.join(said)}?"
+    turns = [(text, "user"), ("An answer.", "assistant"), ("Go on.", "user"), ("So.", "assistant")]
+    return {
+        "prompt": text,
+        "prompt_id": hashlib.sha256(text.encode()).hexdigest(),
+        "messages": [{"content": content, "role": role} for content, role in turns],
+    }

@@ -26,7 +26,11 @@ def drafts(root, z, w, sampled=0.5, deeper=(), **changed):
 
     `deeper` are the draft logits at depths 2, 3, ...
     """
-    sampling = at_sampling(z, w, sampled)
+    sampling = {}
+    if sampled is not None:  # the laws of stochastic verification at that temperature
+        laws = divergences.compare_logits(z / sampled, w / sampled)
+        for name in ("tv", "erss_acceptance", "harmonic_mean"):
+            sampling[f"sampled_{name}"] = getattr(laws, name)
     schema = schema_with(sampling)
     depths = [vars(divergences.compare_logits(z, one)) for one in (w, *deeper)]
     stored, drafted = stored_columns(z, K), stored_columns(w, DRAFT_K)
@@ -59,15 +63,6 @@ def drafts(root, z, w, sampled=0.5, deeper=(), **changed):
     return task
 
 
-def at_sampling(z, w, sampled):
-    """The laws of stochastic verification at the temperature of the answers."""
-    names = ("tv", "erss_acceptance", "harmonic_mean")
-    if sampled is None:
-        return {}
-    found = divergences.compare_logits(z / sampled, w / sampled)
-    return {f"sampled_{name}": getattr(found, name) for name in names}
-
-
 def logits(noise):
     rng = np.random.default_rng(1)
     size = (sum(LENGTHS), VOCAB)
@@ -89,11 +84,6 @@ def run(root, above, rules=MIXED):
 def main(found):
     """What is known of each rule by its KL, by rule and statistic."""
     return found.read("statistics").to_pandas().set_index(["rule", "statistic"])
-
-
-def by_depth(found):
-    table = found.read("breakdown").to_pandas()
-    return table[table["depth"] > 0]
 
 
 def test_statistics_agree_with_the_steps_they_summarise(tmp_path):
@@ -135,7 +125,8 @@ def test_every_depth_of_a_draft_is_judged(tmp_path):
     deep = logits(1.0)[1]
     upstream = drafts(tmp_path, z, w, deeper=(deep,))
     found, _ = run(tmp_path, upstream)
-    table = by_depth(found).set_index(["depth", "rule", "statistic"])
+    table = found.read("breakdown").to_pandas()
+    table = table[table["depth"] > 0].set_index(["depth", "rule", "statistic"])
     for depth, q in ((1, w), (2, deep)):
         agreed = (z.argmax(1) == q.argmax(1)).mean()
         assert table.loc[(depth, "greedy", "acceptance"), "value"] == pytest.approx(agreed)

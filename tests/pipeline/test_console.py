@@ -1,9 +1,6 @@
 """A command in a terminal: its help, interrupted, cut off, or unable to print a character."""
 
-from __future__ import annotations
-
 import os
-import re
 import shlex
 import signal
 import subprocess
@@ -13,7 +10,7 @@ from importlib.metadata import version
 import pytest
 
 from conf import schema
-from pipeline import cli, shards
+from pipeline import cli
 from pipeline.config import composed
 from pipeline.errors import CLOSED, INTERRUPTED, TERMINATED, noted
 from pipeline.paths import ROOT
@@ -32,13 +29,11 @@ def run(body, begin="", **environment):
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("flush", [True, False])
-def test_a_closed_pipe_ends_the_command_without_a_word(flush):
+def test_a_closed_pipe_ends_the_command_without_a_word():
     reader, writer = os.pipe()
     os.close(reader)
-    body = f"print('one', flush={flush}); print('two', flush={flush})"
-    done = subprocess.run([sys.executable, "-c", BEGIN + body], cwd=ROOT, stdout=writer,
-                          stderr=subprocess.PIPE, check=False)  # fmt: skip
+    done = subprocess.run([sys.executable, "-c", BEGIN + "print('one'); print('two')"], cwd=ROOT,
+                          stdout=writer, stderr=subprocess.PIPE, check=False)  # fmt: skip
     os.close(writer)
     assert (done.returncode, done.stderr) == (CLOSED, b"")
     with pytest.raises(BrokenPipeError), noted([]):  # nor is it a problem of a configuration
@@ -55,8 +50,6 @@ def test_a_closed_pipe_ends_the_command_without_a_word(flush):
          TERMINATED, "tidied\n", f"terminated{GOES_ON}"),
         ("import signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\n",  # as nohup does
          f"{KILL.format(2)}; print('went on')", 0, "went on\n", ""),
-        ("from pipeline.errors import PipelineError\n", "raise PipelineError('k=0: is wrong')",
-         1, "", "error: k=0: is wrong\n"),
         ("", "open('/nowhere/x')", 1, "", "error: /nowhere/x: No such file or directory\n"),
     ],
 )  # fmt: skip
@@ -66,27 +59,25 @@ def test_a_command_ends_in_one_line(begin, body, status, printed, said):
 
 
 def test_an_unexpected_error_has_its_traceback_and_any_character_is_printed():
-    done = run("print('0.1–0.2 θ')\n raise KeyError('k')", PYTHONIOENCODING="ascii")
-    assert (done.returncode, done.stdout) == (1, "0.1\\u20130.2 \\u03b8\n")
+    done = run("print('θ')\n raise KeyError('k')", PYTHONIOENCODING="ascii")
+    assert (done.returncode, done.stdout) == (1, "\\u03b8\n")
     assert done.stderr.startswith("Traceback")
-    assert done.stderr.endswith("KeyError: 'k'\n")
 
 
-@pytest.mark.parametrize("command", ["", ".solve"])
-def test_an_interruption_while_a_command_starts_ends_it_at_once(command, tmp_path):
+def test_an_interruption_while_a_command_starts_ends_it_at_once(tmp_path):
     """Though the module that is imported just then catches everything."""
     (tmp_path / "omegaconf.py").write_text(
         "import os\ntry: os.kill(os.getpid(), 2)\nexcept BaseException: pass\nprint('went on')"
     )
     done = subprocess.run(
-        [sys.executable, "-m", f"pipeline{command}", "--help"],
+        [sys.executable, "-m", "pipeline", "--help"],
         cwd=ROOT, env=os.environ | {"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )  # fmt: skip
     assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
 
 
-def test_help_lists_the_stages_the_groups_and_five_examples(capfd, monkeypatch):
+def test_help_lists_the_stages_the_groups_and_examples(capfd, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["pipeline", "help"])
     with pytest.raises(SystemExit):
         cli.main()
@@ -95,7 +86,6 @@ def test_help_lists_the_stages_the_groups_and_five_examples(capfd, monkeypatch):
     assert tuple(line.split()[0] for line in listed["Stages"]) == schema.STAGE_NAMES
     groups = {path.name for path in (ROOT / "conf").iterdir() if list(path.glob("*.yaml"))}
     assert groups <= {line.split(":")[0] for line in listed["Groups"]}
-    assert len(listed["Examples:"]) == 5
     for line in listed["Examples:"]:
         words = shlex.split(line)
         assert words[:3] == ["python", "-m", "pipeline"]
@@ -110,33 +100,8 @@ def test_a_first_word_is_a_command_or_answered(monkeypatch, capsys):
         assert ended.value.code == 0
         assert capsys.readouterr().out.startswith(f"usage: python -m pipeline.{name} ")
     monkeypatch.setattr(sys, "argv", ["draft-acceptance", "slove", "study=mini"])
-    message = "slove is not a command (did you mean solve?): give one of ask,"
-    with pytest.raises(SystemExit, match=re.escape(message)):
+    with pytest.raises(SystemExit, match=r"slove is not a command .*solve"):
         cli.main()
     monkeypatch.setattr(sys, "argv", ["draft-acceptance", "--version"])
     cli.main()
     assert capsys.readouterr().out == f"draft-acceptance-study {version(cli.PROJECT)}\n"
-
-
-def test_a_log_gets_lines_of_a_long_stage_and_a_terminal_a_bar(monkeypatch, capsys):
-    def count():
-        with shards.progress_bar(10, "step", "drafts a") as bar:
-            for _ in range(2):
-                bar.update(5)
-        return capsys.readouterr().err
-
-    assert count() == ""
-    monkeypatch.setattr(shards, "MINUTE", 1e-9)
-    text = count()
-    assert text.startswith("drafts a: 5 of 10 steps, 00:00 so far, about 00:")
-    assert "\r" not in text
-    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
-    assert "\r" in count()
-
-
-def test_a_run_says_first_what_is_cached(small_study):
-    said = small_study.printed.split("\n")[0]
-    assert said.startswith("plan: prompts 1 to run, distributions 2 to run, certificates ")
-    assert said.endswith(", report 1 to run")
-    place = small_study.outputs / "report/mini"
-    assert f"report: {place}/index.html\nopen it in a browser, or mail it: " in small_study.printed

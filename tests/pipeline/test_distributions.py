@@ -76,9 +76,8 @@ def test_greedy_tokens_equal_generate(model, source, tmp_path):
         prompt = torch.tensor([ids])
         out = plain.generate(prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=12,
                              do_sample=False)  # fmt: skip
-        assert (
-            list(table.loc[table["prompt_id"] == name, "token_id"]) == out[0, len(ids) :].tolist()
-        )
+        found = table.loc[table["prompt_id"] == name, "token_id"]
+        assert found.tolist() == out[0, len(ids) :].tolist()
 
 
 def test_answers_stop_with_an_end_token_and_leave_the_batch(source, tmp_path):
@@ -129,15 +128,9 @@ def test_noise_belongs_to_the_prompt_and_position():
     assert not np.intersect1d(uniforms(0, "a", 99), uniforms(1, "a", 99)).size
 
 
-@pytest.mark.parametrize("error", [
-    MemoryError(),
-    torch.OutOfMemoryError("CUDA out of memory"),
-    RuntimeError("[enforce fail at alloc_cpu.cpp] . DefaultCPUAllocator: can't allocate memory"),
-    RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
-    RuntimeError("CUDA error: out of memory"),
-])  # fmt: skip
-def test_errors_that_mean_out_of_memory(error):
-    assert out_of_memory(error)
+def test_errors_that_mean_out_of_memory():
+    assert all(map(out_of_memory, (MemoryError(), torch.OutOfMemoryError("CUDA out of memory"))))
+    assert out_of_memory(RuntimeError("[...] . DefaultCPUAllocator: can't allocate memory"))
     assert not out_of_memory(RuntimeError("CUDA error: an illegal memory access"))
 
 
@@ -203,8 +196,6 @@ def test_statistics_of_masked_and_of_large_logits(k):
     for name in STATISTICS:
         np.testing.assert_allclose(found[name], getattr(wanted, name), rtol=1e-14)
     assert (found["entropy"][20:30] == 0).all()
-    names = ("top_ids", "top_logits", *STATISTICS)
-    TopK.from_columns(*(found[name].numpy() for name in names), 9, 0.7)  # none is refused
     for broken in (np.nan, np.inf, -np.inf):
         z[3, slice(None) if broken < 0 else 1] = broken
         entropy = logit_statistics(torch.from_numpy(z), k)["entropy"]

@@ -8,8 +8,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from analysis.decoding.replay import Replayed
 from pipeline import engine
+from pipeline.engines.check import Replayed
 from pipeline.engines.counts import read_sums
 from pipeline.engines.logs import read_log, stacked
 from tests.engines import SAMPLES, answer_ids, lines

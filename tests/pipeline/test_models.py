@@ -18,12 +18,12 @@ import pipeline
 from pipeline import hub
 from pipeline.decoding.choices import Greedy
 from pipeline.decoding.drafters import ModelDrafter, PromptLookup
+from pipeline.decoding.loop import prefill
 from pipeline.errors import PipelineError
 from pipeline.files import file_digest
 from pipeline.hub import Identities, Identity
-from pipeline.models.cached_steps import relative_error
 from pipeline.models.devices import check_threads
-from pipeline.models.load import check_pair, load_model, load_tokenizer, skeleton
+from pipeline.models.load import check_pair, load_model, load_tokenizer, relative_error, skeleton
 from pipeline.models.passes import Texts
 from pipeline.study import check_models
 from tests.pipeline import tiny
@@ -264,8 +264,9 @@ def test_stored_logits_and_decoded_answers_are_those_of_plain_passes(name, tmp_p
         model.check_trees()
     for prompt in prompts:
         wanted = plain_greedy(model, prompt)
-        assert greedy(model, PromptLookup(2, CPU), prompt, 4).tokens == wanted
-        answer = greedy(model, Faulty(model, Greedy()), prompt, 4)
+        read = prefill(model, prompt, LIMIT)  # once for both
+        assert greedy(model, PromptLookup(2, CPU), read, 4).tokens == wanted
+        answer = greedy(model, Faulty(model, Greedy()), read, 4)
         assert answer.tokens == wanted
         for call in answer.calls:  # after a fault both caches are rolled back, and right again
             assert call.accepted == (

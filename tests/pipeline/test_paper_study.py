@@ -8,16 +8,19 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import pandas as pd
 import pytest
+import torch
 
 from pipeline.paths import ROOT
 from tests.conftest import HEAVY
-from tests.pipeline.hub import Hub
-from tests.pipeline.hub_study import VOCABULARY, paper
+from tests.pipeline import tiny
+from tests.pipeline.hub import MODELS, PROSE, Hub, Repository, ultrachat
 
 pytestmark = pytest.mark.thorough
+VOCABULARY, SHARDED = 151_936, "Qwen/Qwen3-4B"
 OVERRIDES = [
     "study=paper",
     "prompts.count=12",
@@ -32,6 +35,26 @@ OVERRIDES = [
 ]
 
 
+def random_qwen3(name, folder):
+    """Write a random Qwen3 of 151,936 tokens; Qwen3-4B's weights lie in shards.
+
+    The drafter is the 1.7B with noise, so that some of what it drafts is accepted.
+    """
+    torch.manual_seed(max(MODELS[name], 1))
+    shape = SimpleNamespace(hidden_size=8, layers=2, intermediate_size=16, heads=2, kv_heads=1)
+    module = tiny.new_qwen3(shape, VOCABULARY)
+    with torch.no_grad():
+        for label, weight in module.named_parameters():
+            if weight.ndim > 1:
+                weight.normal_(std=2.0 if "embed" in label else 0.7)
+        if MODELS[name] == 0:
+            for weight in module.parameters():
+                weight += 0.1 * weight.std() * torch.randn_like(weight)
+    tokens = tiny.byte_tokenizer(PROSE, 400), tiny.TEMPLATE, "<|end|>", "<|pad|>"
+    size = "1MB" if name == SHARDED else "1GB"
+    tiny.save_model(module.bfloat16(), folder, *tokens, max_shard_size=size)
+
+
 @dataclass(frozen=True)
 class Fetched:
     """A hub, the cache that was fetched from it, and where the study's artifacts go."""
@@ -40,8 +63,8 @@ class Fetched:
     home: Path
     outputs: Path
 
-    def run(self, module: str, *arguments: str, offline: str = "0") -> str:
-        """Return what a command of the project prints."""
+    def run(self, module, *arguments, offline="0"):
+        """What a command of the project prints."""
         call = "main()" if module == "pipeline.cli" else "main(sys.argv[1:])"
         script = (
             f"import sys; from {module} import main; {call}\n"
@@ -60,8 +83,12 @@ class Fetched:
 @pytest.fixture(scope="module")
 def fetched(tmp_path_factory):
     """The study, fetched and computed once; then the hub is gone."""
-    place = tmp_path_factory.mktemp("paper")
-    study = Fetched(Hub(*paper()), place / "home", place / "outputs")
+    place, repositories = tmp_path_factory.mktemp("paper"), [ultrachat()]
+    for at, name in enumerate(MODELS):
+        random_qwen3(name, place / f"{at}")
+        files = {path.name: path.read_bytes() for path in (place / f"{at}").iterdir()}
+        repositories.append(Repository("models", name, files))
+    study = Fetched(Hub(*repositories), place / "home", place / "outputs")
     with study.hub.serving():
         assert "heavy: []" in study.run("pipeline.fetch", "study=paper")
         study.hub.requests.clear()

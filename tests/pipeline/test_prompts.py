@@ -10,7 +10,7 @@ from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer
 
 from pipeline.errors import PipelineError
-from pipeline.models.prompt_tokens import encode
+from pipeline.models.tokens import encode
 from pipeline.prompt_files import source_files
 from tests.pipeline import tiny
 
@@ -52,9 +52,8 @@ def build(model, source, root, **changes):
 
 
 def refused(model, source, root, message, **changes):
-    with pytest.raises(PipelineError, match=message) as error:
+    with pytest.raises(PipelineError, match=message):
         build(model, source, root, **changes)
-    assert "\n" not in str(error.value)
 
 
 def lines(path, *rows):
@@ -84,26 +83,17 @@ def test_ultrachat_rows(model, ultrachat, tmp_path):
         "no user message": 1, "not a string": 1, "empty": 1, "duplicate id": 1,
         "too short": 1, "too long": 1,
     }  # fmt: skip
-    assert {item["prompt_id"] for e in excluded.values() for item in e["first"]} == {
-        "none", "turnless", "empty", "good3", "short", "long",
-    }  # fmt: skip
     refused(model, ultrachat, tmp_path / "no", r"split=train_gen; found none", split="train_gen")
 
 
-def test_the_seed_shuffles_count_stops_and_thinking_reaches_the_template(
-    model, ultrachat, tmp_path
-):
-    orders = []
+def test_the_seed_shuffles_and_thinking_reaches_the_template(model, ultrachat, tmp_path):
+    orders, wanted = [], {"split": "train_sft", "count": 4}
     for at, (seed, thinking) in enumerate([(0, False), (0, True), (1, False)]):
-        node = tiny.prompts_node(
-            model, ultrachat, split="train_sft", count=4, seed=seed, enable_thinking=thinking
-        )
+        node = tiny.prompts_node(model, ultrachat, **wanted, seed=seed, enable_thinking=thinking)
         table = tiny.built(node, tmp_path / f"store{at}").read()
         orders.append(table["source_row"].to_pylist())
         assert {ids[-1] for ids in table["token_ids"].to_pylist()} == {3 if thinking else 2}
-    assert orders[0] == orders[1] != orders[2]
-    assert orders[0] != sorted(orders[0])
-    assert len(orders[0]) == 4
+    assert sorted(orders[0]) != orders[0] == orders[1] != orders[2]
 
 
 def test_plain_rows_are_accepted_and_ids_made_of_their_text(model, tmp_path):
@@ -120,10 +110,9 @@ def test_plain_rows_are_accepted_and_ids_made_of_their_text(model, tmp_path):
     ids = {r["text"]: r["prompt_id"] for r in found}
     assert (ids["a chat of mine"], ids["a text with a number"]) == ("x", "7")
     assert ids["a\nb"] == hashlib.sha256(b"a\nb").hexdigest()[:16]
-    refused(model, tmp_path / "p.jsonl", tmp_path / "b",
-            r"only 5 prompts .*: 3 no user message \(row .*\), 2 not a string \(row \d, \d\), "
-            r"1 id not a string or integer \(row 7\), 1 duplicate id \(row \d\)\): lower "
-            r"prompts.count to 5, or give", count=6)  # fmt: skip
+    reasons = (r"only 5 prompts .*: 3 no user message \(row .*\), 2 not a string \(row \d, \d\), "
+               r"1 id not a string or integer \(row 7\), 1 duplicate id \(row \d\)\)")  # fmt: skip
+    refused(model, tmp_path / "p.jsonl", tmp_path / "b", reasons, count=6)
     lines(tmp_path / "p.jsonl", *rows[::-1])
     again = build(model, tmp_path / "p.jsonl", tmp_path / "c", count=5)
     assert {r["text"]: r["prompt_id"] for r in again} == ids  # of content, not of place
@@ -131,11 +120,10 @@ def test_plain_rows_are_accepted_and_ids_made_of_their_text(model, tmp_path):
 
 @pytest.mark.parametrize(("content", "message"), [
     (b'{"text": "x"}\n{"text": "caf\xe9"}\n', r"^prompts.source: .*p.jsonl, line 2 is no UTF-8"),
-    (b'{"text": "a b c d"}\n\n{"text": "a"\n', r"p.jsonl, line 3 is no JSON: .* one object a line"),
-    (b'["x"]', r"p.jsonl, line 1: expected an object, as {\"text\": \"Hi\"}"),
-    (b'{"question": "x"}', r"row 0 \(from 0\) has no text; it has question. Expected is text or"),
+    (b'{"text": "a b c d"}\n\n{"text": "a"\n', r"p.jsonl, line 3 is no JSON"),
+    (b'["x"]', r"p.jsonl, line 1: expected an object"),
+    (b'{"question": "x"}', r"row 0 \(from 0\) has no text; it has question"),
     (b"\n \n", "holds no rows"),
-    (b"[" * 100_000, "line 1 is no JSON"),
 ])  # fmt: skip
 def test_files_that_hold_no_prompts_are_named(model, tmp_path, content, message):
     (tmp_path / "p.jsonl").write_bytes(content)
@@ -145,9 +133,9 @@ def test_files_that_hold_no_prompts_are_named(model, tmp_path, content, message)
 def test_system_messages_are_counted_and_parts_of_text_joined(model, tmp_path, capsys):
     """A message with an image, or a part without text, is no prompt; in both formats."""
     rows = []
-    for name, kinds in (("a", ["text", "text"]), ("b", ["text", "image"]), ("c", ["text", None])):
-        parts = [{"type": kind, "text": f"part {at} "} for at, kind in enumerate(kinds)]
-        parts = [part if part["type"] else {"type": "text", "text": None} for part in parts]
+    first = {"type": "text", "text": "part 0 "}
+    for name, kind, text in (("a", "text", "part 1 "), ("b", "image", "x"), ("c", "text", None)):
+        parts = [first, {"type": kind, "text": text}]
         turns = [{"role": "system", "content": parts[:1]}, {"role": "user", "content": parts}]
         rows.append({"prompt_id": name, "messages": turns})
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "p.parquet")
@@ -155,13 +143,7 @@ def test_system_messages_are_counted_and_parts_of_text_joined(model, tmp_path, c
         found = build(model, source, tmp_path / f"{at}", count=1)
         assert [r["text"] for r in found] == ["part 0 part 1 "]
         assert "the system messages of 1 rows are left out" in capsys.readouterr().out
-        refused(
-            model,
-            source,
-            tmp_path / "no",
-            r"only 1 prompts .*: 2 not a string \(row ., .\)",
-            count=2,
-        )
+        refused(model, source, tmp_path / "no", r"only 1 prompts .*: 2 not a string", count=2)
 
 
 def test_parquet_files_are_read_whole_or_named(model, ultrachat, tmp_path):
@@ -173,9 +155,8 @@ def test_parquet_files_are_read_whole_or_named(model, ultrachat, tmp_path):
     assert [r["prompt_id"] for r in rows[:5]] == [f"good{i}" for i in range(5)]
     path = ultrachat / "data/test_sft-00000-of-00001-3c.parquet"
     whole = path.read_bytes()
-    for damaged in (b"", whole[:100], b"PAR1" + whole[4:60].swapcase() + whole[60:]):
-        path.write_bytes(damaged)
-        refused(model, path, tmp_path / "store", r"3c.parquet is no Parquet file that can be read")
+    path.write_bytes(b"PAR1" + whole[4:60].swapcase() + whole[60:])
+    refused(model, path, tmp_path / "store", r"3c.parquet is no Parquet file that can be read")
 
 
 def test_a_split_is_files_and_folders_by_name(tmp_path):
@@ -191,17 +172,6 @@ def test_a_split_is_files_and_folders_by_name(tmp_path):
     assert len(source_files(str(tmp_path), None, None)) == 6
 
 
-def test_limits_that_exclude_are_named_with_their_keys(model, tmp_path, capsys):
-    rows = [{"text": "a b " * n + str(at)} for at, n in enumerate((1, 1, 2, 20, 20, 300))]
-    source = lines(tmp_path / "p.jsonl", *rows)
-    build(model, source, tmp_path / "a", count=2, min_tokens=20)
-    told = capsys.readouterr().out
-    assert "of 4 rows read, 1 too short for prompts.min_tokens=20 (row 2), 1 too " in told
-    assert "1 too long for prompts.max_tokens=100 (row 5)\n" in told
-    message = r"only 2 prompts of 20 to 100 tokens \(all that it has: \d+ to \d+\) .*: lower "
-    refused(model, source, tmp_path / "b", message, min_tokens=20)
-
-
 def test_a_base_model_reads_plain_text(tmp_path):
     model = tiny.write_model(tmp_path / "model")
     (model / "chat_template.jinja").unlink()
@@ -212,9 +182,7 @@ def test_a_base_model_reads_plain_text(tmp_path):
         assert found["token_ids"] == tokenizer.encode(found["text"])
 
 
-@pytest.mark.parametrize(("single", "begins"), [
-    ("$A", []), ("<|user|> $A", [1]), ("$A <|end|>", []), ("<|user|> $A <|end|>", [1]),
-])  # fmt: skip
+@pytest.mark.parametrize(("single", "begins"), [("$A <|end|>", []), ("<|user|> $A <|end|>", [1])])
 def test_plain_text_keeps_what_begins_it_and_not_what_ends_it(model, single, begins):
     tokenizer = AutoTokenizer.from_pretrained(model)
     bare = tokenizer.encode("a b\n\nc\n\nd")
@@ -225,18 +193,12 @@ def test_plain_text_keeps_what_begins_it_and_not_what_ends_it(model, single, beg
     assert encode(tokenizer, "a b\n\nc\n\nd", "none", enable_thinking=False) == begins + bare
 
 
-def test_a_template_that_fails_is_named_and_one_with_the_date_noted(tmp_path, capsys):
+def test_a_template_that_fails_is_named(tmp_path):
     model = tiny.write_model(tmp_path / "model")
     source = tiny.write_prompts(tmp_path / "prompts.jsonl", 6)
     for template, message in {
-        "{% for x in messages %}": r"TemplateSyntaxError: .* \(line 1\). Correct its chat_template",
-        "{{ raise_exception('roles\nmust alternate') }}": "TemplateError: roles",
-        "{{ messages + 1 }}": "TypeError: ",
+        "{% for x in messages %}": r"TemplateSyntaxError: .* \(line 1\)",
         "<|user|>Hello<|answer|>": "ValueError: it ignores the user's message",
     }.items():
         (model / "chat_template.jinja").write_text(template)
         refused(model, source, tmp_path / "store", f"its chat template fails: {message}")
-    template = "<|user|>{{ strftime_now('%d %b %Y') }} {{ messages[0].content }}<|answer|>"
-    (model / "chat_template.jinja").write_text(template)
-    build(model, source, tmp_path / "store")
-    assert "the chat template writes today's date: another" in capsys.readouterr().out

@@ -25,26 +25,18 @@ def test_tables_of_certificates_and_run_lengths_have_intervals_and_mark_lower_bo
 ):
     store = Store(tmp_path)
     inputs = MadeUp(store, RULES).report(["T"], [0]).inputs
-    certified, lengths = (
-        sweeps.summary_rows([task], [store.get(task)])
-        for task in (inputs["certificates/0"], inputs["run_lengths/0"])
-    )
+    of_stages = [inputs["certificates/0"], inputs["run_lengths/0"]]
+    certified, lengths = (sweeps.summary_rows([task], [store.get(task)]) for task in of_stages)
     capsys.readouterr()  # what the stages said
     sweeps.print_table(certified)
-    header, greedy, absolute, *after = capsys.readouterr().out.splitlines()
-    assert "–" not in greedy
+    printed = capsys.readouterr().out
     row = certified[1]
     interval = f"[{row['mean_ci_low']:.4g}, {row['mean_ci_high']:.4g}]"
-    assert f" {row['mean']:.4g} {interval} " in absolute
-    few = "Few prompts: intervals come from 6 prompts, fewer than 30, and are too narrow."
-    assert after[1:] == ["In brackets: intervals over prompts.", few]
-    names = ["target", "rule", "steps", "prompts", "mean", "median", "p5", "p25"]
-    assert header.split() == [*names, "empty", "inexact"]
+    assert f" {row['mean']:.4g} {interval} " in printed.splitlines()[2]
+    assert "from 6 prompts, fewer than 30" in printed
     assert any(row["censored"] for row in lengths)
     sweeps.print_table(lengths)
-    header, *lines = capsys.readouterr().out.splitlines()
-    assert "censored" not in header
-    for line, row in zip(lines, lengths, strict=False):
+    for line, row in zip(capsys.readouterr().out.splitlines()[1:], lengths, strict=False):
         assert ("≥" in line) == (row["censored"] and np.isfinite(row["value"]))
         assert f"≥ {row['value']:.4g}" in line or not row["censored"]
 
@@ -54,8 +46,7 @@ def point(directory, number, overrides, rows):
 
 
 @pytest.mark.parametrize(
-    ("values", "read"),
-    [(["1", "3"], [1, 3]), (["null", "3"], ["null", "3"]), (["0.5", "1"], [0.5, 1.0])],
+    ("values", "read"), [(["0.5", "1"], [0.5, 1.0]), (["null", "3"], ["null", "3"])]
 )
 def test_a_sweep_is_named_after_what_is_swept(tmp_path, values, read):
     for number, value in enumerate(values):
@@ -83,9 +74,8 @@ def test_a_sweep_over_drafters_compares_what_loses_nothing(tmp_path):
         run | {"draft_length": n, "tokens_per_call": 1 + n / 2, "speedup": speedup, "rho": n / 100}
         for n, speedup in ((1, 1.2), (2, 1.4), (3, 1.3))
     ]
-    runs.append(runs[0] | {"drafter": "prompt_lookup", "speedup": 2.0})
-    runs.append(runs[0] | {"temperature": 0.5, "speedup": 2.0})
-    runs.append(runs[0] | {"rule": "additive t=0.1", "speedup": 2.0})
+    for other in ({"drafter": "prompt_lookup"}, {"temperature": 0.5}, {"rule": "additive t=0.1"}):
+        runs.append(runs[0] | other | {"speedup": 2.0})
     (tmp_path / "timings/tables").mkdir(parents=True)
     (tmp_path / "tables").mkdir()
     pd.DataFrame(of_rule).to_csv(tmp_path / "tables/acceptance.csv")
@@ -99,11 +89,7 @@ def test_a_sweep_over_drafters_compares_what_loses_nothing(tmp_path):
     [row] = summary(task, artifact)
     assert (row["γ"], row["tokens_per_call"], row["speedup"], row["cost"]) == (2, 2.0, 1.4, 0.02)
     table = pd.DataFrame([row | {"drafter": name} for name in ("small", "large")])
-    figure = sweep_figure(table, ["drafter"])
-    assert [axis.get_ylabel().split(",")[0] for axis in figure.axes] == [
-        "share", "tokens per call of the target", "speedup over the target alone",
-        "cost of a drafted token",
-    ]  # fmt: skip
+    assert len(sweep_figure(table, ["drafter"]).axes) == 4  # shares, tokens, speed, cost
 
 
 def test_of_two_swept_keys_the_second_has_a_curve_a_value_and_keys_are_words():

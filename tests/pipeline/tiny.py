@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from string import ascii_lowercase
 from types import SimpleNamespace
 from typing import Any
 
@@ -44,7 +45,7 @@ def new_qwen3(shape: Any, vocab_size: int) -> Qwen3ForCausalLM:
 
 
 def random_model(
-    vocab_size: int, scale: float = 12.0, seed: int = 0, label: str = "tiny", layers: int = 2
+    vocab_size: int, seed: int = 0, label: str = "tiny", layers: int = 2
 ) -> LanguageModel:
     """A random Qwen3 whose distributions are neither flat nor certain, every time the same."""
     torch.manual_seed(seed)
@@ -55,12 +56,12 @@ def random_model(
     with torch.no_grad():
         for weight in module.parameters():
             if weight.ndim == 2:
-                weight.mul_(scale)
+                weight.mul_(12)
     return wrap(module, label, torch.device("cpu"))
 
 
 def save_model(
-    model: Any, directory: Path, made: Tokenizer, template: str, eos: str, pad: str
+    model: Any, directory: Path, made: Tokenizer, template: str, eos: str, pad: str, **options: Any
 ) -> None:
     """Write a model and its tokenizer as a directory that `load_model` reads."""
     tokenizer = PreTrainedTokenizerFast(
@@ -70,37 +71,23 @@ def save_model(
     model.generation_config = GenerationConfig(
         eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id
     )
-    model.save_pretrained(directory)
+    model.save_pretrained(directory, **options)
     tokenizer.save_pretrained(directory)
 
 
 def byte_tokenizer(
-    text: str = "the answer to a question is a token and then another",
-    size: int = VOCABULARY,
-    special: Sequence[str] = SPECIAL,
+    text: str = "the answer to a question is a token and then another", size: int = VOCABULARY
 ) -> Tokenizer:
     """A byte-level tokenizer, trained on one sentence."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=size, special_tokens=list(special), show_progress=False,
+        vocab_size=size, special_tokens=SPECIAL, show_progress=False,
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
     )  # fmt: skip
     tokenizer.train_from_iterator([text], trainer)
     return tokenizer
-
-
-def model_at(path: Path | str, label: str) -> ModelSpec:
-    """A model of no study, in float32."""
-    settings = ModelConfig(
-        path=str(path), revision=None, label=label, dtype="float32", head_dtype="float32",
-        attention="sdpa",
-    )  # fmt: skip
-    device = Device(name="cpu", threads=None, batch=None)
-    return ModelSpec(
-        "model", Identity(), settings, device, Execution(engine="inline", workers=None)
-    )
 
 
 def used(
@@ -117,15 +104,12 @@ def used(
     """A model in a directory, or a head, on one thread; `changes` of its configuration."""
     content = Path(directory) / "model.safetensors"
     own = Identity(content=file_digest(content)) if content.is_file() else Identity()
-    made = model_at(directory or "nowhere", label)
-    return replace(
-        made,
-        key=key,
-        identity=identity or own,
-        settings=made.settings.model_copy(update=changes),
-        device=Device(name=device, threads=1, batch=batch),
-        head=head,
-    )
+    settings = ModelConfig(
+        path=str(directory or "nowhere"), revision=None, label=label, dtype="float32",
+        head_dtype="float32", attention="sdpa",
+    ).model_copy(update=changes)  # fmt: skip
+    runs = Device(name=device, threads=1, batch=batch), Execution(engine="inline", workers=None)
+    return ModelSpec(key, identity or own, settings, *runs, head)
 
 
 def write_model(directory: Path, seed: int = 0) -> Path:
@@ -143,11 +127,11 @@ def write_model(directory: Path, seed: int = 0) -> Path:
 
 def write_prompts(path: Path, count: int) -> Path:
     """Write `count` prompts of different lengths in UltraChat's schema."""
-    rows = []
-    for i in range(count):
-        text = " ".join(["question", *"abcdefghijklmnopqrstuvwxyz"[: 3 + 5 * i % 17]])
-        rows.append({"prompt": text, "prompt_id": f"id{i}",
-                     "messages": [{"role": "user", "content": text}]})  # fmt: skip
+    texts = [" ".join(["question", *ascii_lowercase[: 3 + 5 * i % 17]]) for i in range(count)]
+    rows = [
+        {"prompt": text, "prompt_id": f"id{i}", "messages": [{"role": "user", "content": text}]}
+        for i, text in enumerate(texts)
+    ]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
 
@@ -182,7 +166,6 @@ def dump_of(model: ModelSpec, inputs: Mapping[str, Task] | None = None, **change
 
 
 def drafts_of(target: ModelSpec, drafter: ModelSpec, inputs: Mapping[str, Task]) -> Task:
-    """A task of stage drafts."""
     settings: Json = {"target": target.entries, "drafter": drafter.entries, "temperature": 1.0}
     runtime = replace(RUNTIME, models=(target, drafter))
     return Task(drafts.STAGE, "tiny", settings, inputs, runtime)
@@ -192,20 +175,15 @@ def decoding_node(
     target: ModelSpec, drafter: ModelSpec, methods: Sequence[Method] = (), **changes: Any
 ) -> Task:
     """A task of stage decoding without inputs; its label is that of the target's key."""
-    settings: Json = {
-        "target": target.entries,
-        "drafter": drafter.entries,
-        "prompts": 3,
-        "steps": 6,
-    }
-    settings |= {"seed": 0, "lookup": 2, "lookup_match": "latest", **changes}
+    settings: Json = {"target": target.entries, "drafter": drafter.entries}
+    settings |= {"prompts": 3, "steps": 6, "seed": 0, "lookup": 2, "lookup_match": "latest"}
+    settings |= changes
     settings["methods"] = [method_entries(method) for method in methods]
     runtime = replace(RUNTIME, models=(target, drafter), methods=tuple(methods))
     return Task(decoding.STAGE, target.key.partition(".")[2], settings, {}, runtime)
 
 
 def built(task: Task, root: Path) -> Artifact:
-    """Bring `task` up to date in the store `root`."""
     return Store(root).get(task)
 
 

@@ -30,13 +30,11 @@ OPERATIONS = (
 
 
 def note(what: str) -> None:
-    """Add a line to the log."""
     with Path(os.environ[LOG]).open("a") as file:
         file.write(f"{what}\n")
 
 
 def prompts(task: Task, _: Mapping[str, Artifact], out: Out) -> None:
-    """Write prompts of rising tokens."""
     note("prompts")
     if task.runtime.extra["fail"]:
         out.write_rows([])
@@ -51,17 +49,13 @@ def prompts(task: Task, _: Mapping[str, Artifact], out: Out) -> None:
 
 @dataclass
 class Sums:
-    """A worker: numbers from the tokens."""
-
     task: Task
     tokens: dict[str, list[int]]
 
     def batch(self) -> int:
-        """Return how many prompts are a shard."""
         return int(self.task.runtime.extra["batch"])
 
     def compute(self, names: Sequence[str], progress: Progress) -> Result:
-        """Write a row a step."""
         note(f"shard {','.join(names)}")
         if len(names) > self.task.runtime.extra["fits"]:
             raise MemoryError
@@ -75,58 +69,44 @@ class Sums:
         return {"rows": 3 * len(names)}, tables_bytes(map(rows, names), schema)
 
     def facts(self, measured: Sequence[Json]) -> Json:
-        """Return the rows of all shards."""
         return {"counted": sum(one["rows"] for one in measured)}
 
 
 def open_sums(task: Task, inputs: Mapping[str, Artifact]) -> Sums:
-    """Open the worker."""
     table = inputs["prompts"].read().to_pydict()
     return Sums(task, dict(zip(table["prompt_id"], table["token_ids"], strict=True)))
 
 
 def steps(task: Task, inputs: Mapping[str, Artifact], out: Out) -> None:
-    """Write the numbers of all prompts."""
     names = inputs["prompts"].read(columns=["prompt_id"])["prompt_id"].to_pylist()
     shards = compute_shards(task, inputs, out, names[::-1], open_sums, steps=3)
     join(shards, names, out)
 
 
 def totals(_: Task, inputs: Mapping[str, Artifact], out: Out) -> None:
-    """Write the sum of the steps, and a file of timings."""
     note("totals")
     out.write_rows([{"sum": float(sum(inputs["steps"].read()["value"].to_pylist()))}])
     out.write_rows([{"process": os.getpid()}], "timings/runs")
 
 
-def _nothing(*_: Any) -> list[Any]:
-    return []
+def stage(compute: Callable[..., None], **tables: dict[str, str]) -> Stage:
+    """A stage named after its function; `tables` have the type of each column."""
+    columns = {
+        name.replace("_", "/"): {label: Column(kind, f"of {name}") for label, kind in of.items()}
+        for name, of in tables.items()
+    }
+    return Stage(compute.__name__, 1, (), columns, lambda _: [], compute)
 
 
-PROMPTS = Stage(
-    "prompts", 1, (),
-    {"data": {"prompt_id": Column("string", "id"), "token_ids": Column("list<int32>", "tokens")}},
-    _nothing, prompts,
-)  # fmt: skip
-STEPS = Stage(
-    "steps", 1, (),
-    {"data": {"prompt_id": Column("string", "id"), "position": Column("int32", "step"),
-              "value": Column("float64", "in [0, 1)")}},
-    _nothing, steps,
-)  # fmt: skip
-TOTALS = Stage(
-    "totals", 1, (),
-    {"data": {"sum": Column("float64", "of the values")},
-     "timings/runs": {"process": Column("int64", "its id")}},
-    _nothing, totals,
-)  # fmt: skip
+PROMPTS = stage(prompts, data={"prompt_id": "string", "token_ids": "list<int32>"})
+STEPS = stage(steps, data={"prompt_id": "string", "position": "int32", "value": "float64"})
+TOTALS = stage(totals, data={"sum": "float64"}, timings_runs={"process": "int64"})
 
 
 def tasks(
     count: int = 6, *, batch: int = 2, fits: int = 9, noise: int = 0, fail: bool = False,
     label: str = "toy",
 ) -> tuple[Task, Task, Task]:  # fmt: skip
-    """Return a task of each stage."""
     model = SimpleNamespace(execution=SimpleNamespace(engine="inline", workers=None))
     extra = {"batch": batch, "fits": fits, "noise": noise, "fail": fail}
     runtime: Any = SimpleNamespace(models=[model], extra=extra)
@@ -136,19 +116,25 @@ def tasks(
 
 
 def contents(root: Path) -> dict[str, str]:
-    """Return the content of every artifact in a store, by stage and name."""
+    """The content of every artifact in a store, by stage and name."""
     found = {}
-    for stage in (PROMPTS, STEPS, TOTALS):
-        for path in (root / stage.name).glob("[!.]*"):
-            found[f"{stage.name}/{path.name}"] = Artifact(path, stage.tables).content
+    for one in (PROMPTS, STEPS, TOTALS):
+        for path in (root / one.name).glob("[!.]*"):
+            found[f"{one.name}/{path.name}"] = Artifact(path, one.tables).content
     return found
 
 
-def child(root: Path, kill_at: int | None = None, **settings: Any) -> int:
-    """Bring the last stage up to date in another process; return its id.
+def flip(path: Path, at: int | None = None) -> None:
+    """Change one bit of a file, in the middle without `at`; its times and inode stay."""
+    state, content = path.stat(), bytearray(path.read_bytes())
+    content[len(content) // 2 if at is None else at] ^= 1
+    with path.open("r+b") as file:
+        file.write(content)
+    os.utime(path, ns=(state.st_atime_ns, state.st_mtime_ns))
 
-    It kills itself before or after a file operation: number `kill_at` of twice as many.
-    """
+
+def child(root: Path, kill_at: int | None = None, **settings: Any) -> int:
+    """Bring the last stage up to date in another process, which may kill itself; return its id."""
     environment()  # asks git: once, for all that are forked
     pid = os.fork()
     if pid:
@@ -166,19 +152,20 @@ def child(root: Path, kill_at: int | None = None, **settings: Any) -> int:
 
 
 def die_at(at: int) -> None:
-    """Make this process kill itself before or after a file operation, as `child` counts them."""
+    """Make this process kill itself before or after one of its file operations."""
     count = 0
+
+    def step() -> None:
+        nonlocal count
+        count += 1
+        if count == at:
+            os.kill(os.getpid(), signal.SIGKILL)
 
     def watched(real: Callable[..., Any]) -> Callable[..., Any]:
         def operation(*arguments: Any, **options: Any) -> Any:
-            nonlocal count
-            count += 1
-            if count == at:
-                os.kill(os.getpid(), signal.SIGKILL)
+            step()
             result = real(*arguments, **options)
-            count += 1
-            if count == at:
-                os.kill(os.getpid(), signal.SIGKILL)
+            step()
             return result
 
         return operation
@@ -199,7 +186,6 @@ class Syncs:
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Watch from now on."""
         self.named: list[Path] = []
         self._synced: dict[int, tuple[int, int]] = {}
         self._fsync, self._rename = os.fsync, Path.rename

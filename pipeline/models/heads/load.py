@@ -20,8 +20,7 @@ from torch import Tensor, nn
 
 from pipeline.errors import PipelineError, first_line
 from pipeline.hub import HEAD_FILES, PICKLED, model_folder
-from pipeline.models.heads.feature_head import FeatureHead
-from pipeline.models.heads.hidden_drafter import HiddenDrafter, like_target
+from pipeline.models.heads.hidden_drafter import FeatureHead, HiddenDrafter, like_target
 from pipeline.models.language_model import LanguageModel, linear_of
 from pipeline.stage import ModelSpec
 
@@ -133,12 +132,9 @@ def _config(folder: Path, spec: ModelSpec) -> dict[str, Any]:
 
 
 def _layers(config: dict[str, Any], spec: ModelSpec, target: LanguageModel) -> tuple[int, ...]:
-    """Return after how many of the target's layers a head reads a hidden state.
-
-    vLLM counts the layers before a state, SpecForge and SGLang name the layer that gives it, one
-    less. The ids of a head trained with the defaults of either tell, and so does one that only
-    counting reaches.
-    """
+    """Return after how many of the target's layers a head reads a hidden state."""
+    # vLLM counts the layers before a state, SpecForge and SGLang name the layer that gives it, one
+    # less. The defaults of either tell them apart, and so does an id that only counting reaches.
     assert spec.head is not None
     depth = target.module.config.get_text_config().num_hidden_layers
     after = (2, depth // 2, depth - 3)

@@ -8,14 +8,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from analysis.report.acceptance import acceptance_table, depth_table, margin_figure, rules_figure
-from analysis.report.accuracy import accuracy_sections
+from analysis.report.acceptance import (
+    acceptance_table,
+    depth_table,
+    margin_figure,
+    parts_table,
+    rules_figure,
+)
 from analysis.report.bounds_table import bounds_table, compared_level
-from analysis.report.decoding import comparison_table, decoding_table, speed_table
+from analysis.report.decoding import (
+    accuracy_sections,
+    comparison_table,
+    decoding_table,
+    speed_table,
+)
 from analysis.report.mars import ratios_figure, thresholds_figure
 from analysis.report.paper_figures import figure1, survival_figure
 from analysis.report.paper_tables import run_length_table, table1, table2, table3, table4, table7
-from analysis.report.parts import parts_table
 from analysis.report.published import TABLE2, published_section
 from analysis.report.table import Section, Table
 from analysis.report.trees import trees

@@ -14,8 +14,8 @@ from analysis.certificates.closed_forms import compared_steps
 from analysis.decoding.answers import Answered, accuracy
 from analysis.decoding.metrics import Decoded
 from analysis.decoding.speed import speed
+from analysis.report.acceptance import part_statistics
 from analysis.report.bounds_table import RuleSteps
-from analysis.report.parts import part_statistics
 from analysis.report.results import Results, Target, certificate_statistics, top_statistics
 from analysis.report.table import together
 from analysis.rules import Rule, StrictGreedy, Tree
@@ -23,8 +23,8 @@ from analysis.statistics.bootstrap import top_probability
 from analysis.topk import TopK
 from pipeline import stored
 from pipeline.columns import numbers
-from pipeline.decoding.decoded import read_answered, read_decoded, thetas
-from pipeline.models.token_texts import token_texts
+from pipeline.decoding.artifacts import read_answered, read_decoded, thetas
+from pipeline.models.tokens import token_texts
 from pipeline.stage import Artifact, Inputs, Task
 
 UNNAMED = "log"  # conf/target/log.yaml

@@ -19,7 +19,7 @@ from analysis.acceptance.verdict import Advice, advise, engines
 from analysis.decoding.answers import losses
 from analysis.decoding.speed import signs_of_load
 from analysis.report import first_screen
-from analysis.report.answer import EPS, FATES, median_answer
+from analysis.report.results import EPS, FATES, median_answer
 from analysis.report.table import Section, Table
 from analysis.report.text import few_notes
 from pipeline.stages.report.inputs import Content

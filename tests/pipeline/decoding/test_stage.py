@@ -10,13 +10,13 @@ import pyarrow as pa
 import pytest
 import torch
 
-from analysis.trees.entropy import index_entropies
+from analysis.trees.acceptance import index_entropies
 from analysis.trees.topology import Topology
-from pipeline.decoding import pair, sibling_rates
+from pipeline.decoding import artifacts, pair
 from pipeline.errors import PipelineError
 from pipeline.methods import method_entries
 from pipeline.models import load
-from pipeline.models.heads.feature_head import given_text
+from pipeline.models.heads.hidden_drafter import given_text
 from pipeline.stages import decoding
 from pipeline.stages.prompts import STAGE as PROMPTS_STAGE
 from pipeline.store import Store
@@ -116,8 +116,9 @@ def test_methods_take_turns(monkeypatch):
         return method.upper()
 
     monkeypatch.setattr(pair, "decode_timed", timed)
-    monkeypatch.setattr(pair, "check_fits", lambda *_: None)
-    monkeypatch.setattr(decoding, "prompt_rows", lambda _, __, timed: {"data": timed})
+    for name in ("check_fits", "read_prompt"):
+        monkeypatch.setattr(pair, name, lambda *_: None)
+    monkeypatch.setattr(decoding, "prompt_rows", lambda *of: {"data": of[-1]})
     both = SimpleNamespace(runs=["a", "b"], steps=1, target=SimpleNamespace(device=None))
     for turn in (2, 3):
         found = decoding.decode_prompt(both, cast("Any", None), turn)
@@ -248,7 +249,7 @@ def test_trees_take_the_acceptance_that_stage_drafts_measured():
     p, q = np.array([0.4, 0.3, 0.2, 0.1]), np.array([0.2, 0.5, 0.2, 0.1])
     built = methods.build([*MEASURED, MEASURED[1] | {"sampling": "argmax", "temperature": 1.0}])
     drafts = drafts_of(p, q, [1] * 60 + [2] * 20 + [4] * 20, 4)
-    greedy, gss, erss, drawn = sibling_rates.with_measured_trees(built, drafts)
+    greedy, gss, erss, drawn = artifacts.with_measured_trees(built, drafts)
     assert greedy.tree.acceptance == pytest.approx([0.6, 0.2, 0, 0.2])
     assert greedy.topology == Topology((-1, 0, -1, 1)).by_level()
     assert greedy.name == "greedy (tau* of 4)"
@@ -265,8 +266,8 @@ def test_trees_take_the_acceptance_that_stage_drafts_measured():
 def test_what_lies_outside_the_stored_tokens_is_spread_over_them():
     p = np.array([0.4, 0.2, 0.1, 0.1, 0.1, 0.1])
     [method] = methods.build([MEASURED[1] | {"sampling": "races"}])
-    whole = sibling_rates.sibling_rates(drafts_of(p, p, [1] * 400, 6), method, 3)
-    part = sibling_rates.sibling_rates(drafts_of(p, p, [1] * 400, 2), method, 3)
+    whole = artifacts.sibling_rates(drafts_of(p, p, [1] * 400, 6), method, 3)
+    part = artifacts.sibling_rates(drafts_of(p, p, [1] * 400, 2), method, 3)
     assert whole == pytest.approx([1, 0, 0])
     # the rest of the one model never meets the rest of the other: s / (1 + rest), not s + rest;
     # four equal tokens: at any temperature s is what it was

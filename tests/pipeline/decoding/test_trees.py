@@ -7,13 +7,13 @@ import pytest
 import torch
 
 from analysis.decoding.schemes import NOTHING
-from analysis.trees.optimal import optimal
 from analysis.trees.topology import (
     ROOT,
     DynamicTree,
     Topology,
     batch,
     expansion,
+    optimal,
     sequence,
     spec_infer,
     symmetric,

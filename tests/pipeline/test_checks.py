@@ -15,66 +15,47 @@ def rows(path):
 
 TASKS = {path.stem: rows(path) for path in sorted((ASSETS / "tasks").glob("*.jsonl"))}
 ITEMS = {item["id"]: item for items in TASKS.values() for item in items}
-ANSWERS = rows(Path(__file__).with_name("answers.jsonl"))
-RIGHT = json.loads(Path(__file__).with_name("right.json").read_text())
+HERE = Path(__file__).with_name("tasks")
+ANSWERS = rows(HERE / "answers.jsonl")
+RIGHT = json.loads((HERE / "right.json").read_text())
 
 
 def test_there_are_enough_items_and_none_twice():
-    items = [item for items in TASKS.values() for item in items]
-    assert len({item["prompt"] for item in items}) == len(ITEMS) == len(items) >= 300
+    count = sum(map(len, TASKS.values()))
+    assert len({item["prompt"] for item in ITEMS.values()}) == len(ITEMS) == count == 316
     assert min(map(len, TASKS.values())) >= 40
-    assert [set(item) for item in items] == [{"id", "kind", "prompt", "expected", "wrong"}] * 316
 
 
-@pytest.mark.parametrize("task", TASKS)
-def test_every_item_has_a_right_answer_and_refuses_no_answer(task):
-    for item in TASKS[task]:
-        assert score(item, RIGHT.get(item["id"], item["expected"][0])), item["id"]
-        assert not score(item, ""), item["id"]
-        if task != "instructions":  # of some of which any short sentence has the form
-            assert not score(item, "I do not know what to say about this, sorry"), item["id"]
+def test_every_item_has_a_right_answer_and_refuses_no_answer():
+    for task, items in TASKS.items():
+        for item in items:
+            assert score(item, RIGHT.get(item["id"], item["expected"][0])), item["id"]
+            assert not score(item, ""), item["id"]
+            if task != "instructions":  # of some of which any short sentence has the form
+                assert not score(item, "I do not know what to say about this, sorry"), item["id"]
 
 
-@pytest.mark.parametrize("row", ANSWERS, ids=lambda row: row["item"])
-def test_hand_made_answers(row):
-    assert score(ITEMS[str(row["item"])], str(row["answer"])) is row["right"]
+def test_hand_made_answers():
+    for row in ANSWERS:
+        assert score(ITEMS[row["item"]], row["answer"]) is row["right"], row
 
 
 def item(kind, *expected, wrong=()):
     return {"kind": kind, "prompt": "?", "expected": expected, "wrong": wrong}
 
 
-SCORED = [  # an item, answers that are right, answers that are not
-    (
-        item("answer", "Lisbon", "Lisboa", wrong=("Oslo",)),
-        ["Lísbon!", "Oslos, Lisbon", "It is not in Lisbon. Lisbon?",
-         "I am not sure, but it's Lisbon"],
-        ["Lisbóna", ""],
-    ),
-    (
-        item("answer", "2"),
-        ["2", "it is 2.", "2, 3"],
-        ["2.5", "0.2", "2:30", "12", "2,000", "2nd"],
-    ),
-    (
-        item("number", "7"),
-        ["10-7", "is 7.0 exactly", "seven", "7:00"],
-        ["-7", "7.5", "She has 3, that is seven", "7, 3", "7:30", "none"],
-    ),
-    (
-        item("copy", "One, two."),
-        ["One, two.", ' "One, two."\n'],
-        ["One, two", "one, two.", "One, two. Done.", "", '"'],
-    ),
-    (
-        item("constraints", "max_words 2", "lower_case"),
-        ["two words"],
-        ["Two words", "just three words"],
-    ),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("asked", "right", "wrong"), SCORED)
+@pytest.mark.parametrize(("asked", "right", "wrong"), [
+    (item("answer", "Lisbon", "Lisboa", wrong=("Oslo",)),
+     ["Lísbon!", "Oslos, Lisbon", "It is not in Lisbon. Lisbon?", "I am not sure, but it's Lisbon"],
+     ["Lisbóna", ""]),
+    (item("answer", "2"), ["2", "it is 2.", "2, 3"], ["2.5", "0.2", "2:30", "12", "2,000", "2nd"]),
+    (item("number", "7"), ["10-7", "is 7.0 exactly", "seven", "7:00"],
+     ["-7", "7.5", "She has 3, that is seven", "7, 3", "7:30", "none"]),
+    (item("copy", "One, two."), ["One, two.", ' "One, two."\n'],
+     ["One, two", "one, two.", "One, two. Done.", "", '"']),
+    (item("constraints", "max_words 2", "lower_case"), ["two words"],
+     ["Two words", "just three words"]),
+])  # fmt: skip
 def test_answers_of_every_kind(asked, right, wrong):
     assert [answer for answer in right if not score(asked, answer)] == []
     assert [answer for answer in wrong if score(asked, answer)] == []

@@ -1,0 +1,249 @@
+"""The first tables of the page and the section on a drafter, against what they are made from."""
+
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from analysis import certify
+from analysis.acceptance.judgement import Judgement
+from analysis.acceptance.verdict import Advice
+from analysis.report.acceptance import acceptance_table, depth_table, part_statistics, parts_table
+from analysis.report.first_screen import (
+    EPSILONS,
+    SHARE,
+    costs,
+    methods_table,
+    relax_table,
+    settings_table,
+    verdict_text,
+)
+from analysis.report.results import EPS, FATES, Results, Target, median_answer
+from analysis.report.table import together
+from analysis.report.text import number_text, percent_text
+from analysis.rules import AbsoluteThreshold, Additive, Mars, Multiplicative, StrictGreedy, Tree
+from analysis.statistics.bootstrap import PromptBootstrap
+from analysis.statistics.trajectories import count_calls
+from analysis.topk import TopK
+from pipeline.stages.report.inputs import ACCEPTANCE
+from tests.pipeline.test_acceptance import drafts, logits, run
+
+GREEDY = StrictGreedy()
+RULES = (GREEDY, Additive(0.1), Additive(0.2), Additive(0.3), Mars(0.9), Tree(2))
+STATISTICS = {"acceptance": 0.6, "certified": 0.2, "measured_per_call": 2.5, "departure": 0.1}
+
+
+def results(targets=("A", "B")):
+    rows = [
+        {"target": target, "rule": rule.label, "statistic": name, "value": value}
+        | {"ci_low": value - 0.05, "ci_high": value + 0.05}
+        for target in targets
+        for rule in RULES
+        for name, value in {**STATISTICS, "probability_given_up": 0.01}.items()
+    ]
+    rules = {rule.label: rule for rule in RULES}
+    return Results(targets, rules, {"acceptance": pd.DataFrame(rows)}, "D")
+
+
+def timed(drafter, **given):
+    ends = {"rate": 0.5, "rate_ci_low": 0.4, "rate_ci_high": 0.6, "tokens_per_call": 1.8}
+    ends |= {"tokens_per_call_ci_low": 1.7, "tokens_per_call_ci_high": 1.9}
+    ends |= {"speedup": 1.2, "ci_low": 1.1, "ci_high": 1.3}
+    row = {"drafter": drafter, "rule": "greedy", "scheme": "strict greedy", "draft_length": 4}
+    return {**row, "answer": "yes", "engine": "vLLM", **ends, **given}
+
+
+def test_methods_stand_with_their_engine_and_one_number_is_called_accepted():
+    """Of the study's drafter that of stage acceptance, of look-up the share of tested tokens."""
+    advice = Advice("A", "draft", "Draft.", ["Beside."], [timed("model"), timed("prompt_lookup")])
+    table = methods_table([advice], results(("A",)))
+    assert table.data["accepted"].tolist() == [0.6, 0.5]
+    lines = verdict_text([advice], table).splitlines()
+    assert lines[:2] == ["Draft.", "- Beside."]
+    assert lines[-1].split(" | ")[1:] == [
+        *("vLLM", "yes", "1.20× [1.10, 1.30]", "1.80 [1.70, 1.90]", "50.0 % [40.0, 60.0] |")
+    ]
+    odd = Advice("A", "draft", "Draft <b> [x](y).", [], [timed("model", engine="a|<i>")])
+    text = verdict_text([odd], methods_table([odd], results(("A",))))
+    assert text.startswith(r"Draft \<b> [x]\(y).")
+    assert r"| a\|\<i> | yes |" in text
+    assert methods_table([Advice("A", "not measured", "", [])], results()) is None
+
+
+def test_a_family_shows_the_rules_that_were_tried_and_else_one_in_the_middle():
+    scores = {"B": pd.DataFrame([{"rule": "mars theta=0.9", "right": 7, "items": 9, "alone": 8}])}
+    table = relax_table(results(), [], scores)
+    titles = [GREEDY.title, Additive(0.2).title, Mars(0.9).title]  # no tree: it gives up nothing
+    assert table.shown.loc["A"].index.tolist() == titles
+    assert table.shown["right answers"].tolist() == ["–"] * 5 + ["7 of 9, 8 without"]
+    tried = relax_table(results(), ["additive t=0.1", "additive t=0.3"], {})
+    assert tried.shown.loc["B"].index.tolist()[1:3] == [Additive(0.1).title, Additive(0.3).title]
+
+
+def test_settings_certify_what_is_claimed():
+    rng = np.random.default_rng(0)
+    dist = TopK.from_probabilities(rng.dirichlet(np.full(40, 0.3), 200))
+    prompts = np.repeat(np.arange(10), 20)
+    rules = (GREEDY, Additive(0.1), Multiplicative(0.5), Tree(2))
+    found = certify(dist, rules)
+    ends = {rule: (found.lower[:, at],) * 2 for at, rule in enumerate(rules)}
+    target = Target(
+        *("A", ends, PromptBootstrap(prompts, 30, 0.9, 0), np.zeros(200, np.int32), []),
+        dist=dist,
+        kl=rng.exponential(0.1, 200),
+    )
+    table = settings_table(results(("A",)), [target])
+    data = table.data.set_index(["eps", "quantity"])["value"]
+    for eps in EPSILONS:
+        certified = found.lower[:, 0] > eps
+        assert data[eps, "Strict greedy certifies"] == certified.mean()
+        calls = count_calls(certified, target.trajectories, None)
+        assert data[eps, "and guarantees"] == calls.tokens.sum() / calls.calls.sum()
+        t = data[eps, "Additive: t at least"]
+        reached = [np.mean(certify(dist, Additive(x)).lower > eps) for x in (t - 1e-4, t)]
+        assert reached[0] < SHARE <= reached[1]
+        m = data[eps, "Tree: m at least"]
+        assert np.isnan(m) or np.mean(certify(dist, Tree(int(m))).lower > eps) >= SHARE
+        assert data[eps, "D is within that KL at"] == np.mean(target.kl <= eps)
+        assert data[eps, "and reaches"] == STATISTICS["measured_per_call"]
+
+
+def test_costs_are_of_the_target_alone_and_of_a_drafted_token():
+    columns = ["drafter", "tokens_per_second", "per_token", "c_q"]
+    rows = [
+        ("none", 50.0, 0.02, np.nan),
+        ("prompt_lookup", 60, 0.01, 1e-6),
+        ("model", 70, 0.01, 3e-3),
+    ]
+    pair = type("Pair", (), {"target": "T", "drafter": "D"})
+    said = costs(pair, pd.DataFrame(rows, columns=columns))
+    assert said == "T alone: 50 tokens per second, 20 ms per token; D: 3 ms per drafted token."
+
+
+def made(drafter):
+    """Four answers of ten steps; the certificates of answer n are near n / 10 nats."""
+    rng, size = np.random.default_rng(0), 40
+    prompts, tokens = np.repeat(np.arange(4), size // 4), np.arange(size, dtype=np.int32)
+    base = prompts / 10 + rng.uniform(0.001, 0.05, size)
+    judged = {}
+    for rule in (GREEDY, Additive(0.3)) if drafter else ():
+        kept = rng.uniform(size=size) < 0.2 + 0.2 * prompts
+        judged[rule.label] = Judgement(rule, base, base, kept, kept & (tokens % 2 == 0))
+    return Target(
+        "target",
+        {GREEDY: (base, base), Additive(0.3): (2 * base, 2 * base)},
+        PromptBootstrap(prompts, 30, 0.9, 0),
+        tokens,
+        [30 * "word " + str(at) for at in range(4)],
+        words={20: "<b>", 21: "word"},
+        judged=judged,
+    )
+
+
+@pytest.mark.parametrize("drafter", [True, False])
+def test_the_median_answer_is_shown_with_the_fate_of_every_step(drafter):
+    target = made(drafter)
+    found = median_answer(target)
+    greedy = target.judged[GREEDY.label].accepted if drafter else target.certificates[GREEDY][0]
+    place = int(np.argsort(greedy.reshape(4, 10).mean(axis=1))[2])
+    steps = range(10 * place, 10 * place + 10)
+    assert found.words == [target.words.get(at, f"#{at}") for at in steps]
+    for rule, (_, said, shown) in zip(target.certificates, found.rules, strict=True):
+        fates = [FATES[int(fate)] for fate in shown]
+        if drafter:
+            judged = target.judged[rule.label]
+            pairs = zip(judged.accepted[steps], judged.certified[steps], strict=True)
+            assert fates == [
+                "certified" if sure else "accepted" if kept else "rejected" for kept, sure in pairs
+            ]
+        else:
+            sure = target.certificates[rule][0][steps] > EPS
+            assert fates == ["certified" if one else "open" for one in sure]
+        kept = sum(fate in ("accepted", "certified") for fate in fates) / 10
+        assert said.startswith(f"{percent_text(kept)} {'accepted' if drafter else 'certified'}")
+
+
+JUDGED = [StrictGreedy(), Additive(0.1), AbsoluteThreshold(0.05), Tree(4), Multiplicative(0.5)]
+T = "target A"
+
+
+def measured(folder, missing=False, sampled=0.5):
+    """A drafter, which lacks a token or not, of which 8 of 20 target tokens are stored."""
+    z, w = logits(0.3)
+    if missing:
+        w[:, 3] = -np.inf
+    pair = drafts(folder, z, w, sampled, deeper=(logits(1.0)[1],))
+    found, _ = run(folder, pair, rules=JUDGED)
+    frames = {
+        name: together([(T, found.read(file).to_pandas())]) for name, file in ACCEPTANCE.items()
+    }
+    rules = {rule.label: rule for rule in JUDGED}
+    return Results([T], rules, frames, "D")
+
+
+@pytest.fixture(scope="module")
+def full(tmp_path_factory):
+    return measured(tmp_path_factory.mktemp("full"))
+
+
+def test_what_golden_files_do_not_have(full, tmp_path):
+    """The cells of the fixed study's tables are in tests/results/report.json."""
+    steps = full["breakdown"].set_index(["rule", "depth", "statistic"])["value"].sort_index()
+    shown = depth_table(full).shown
+    wanted = [steps.loc[("additive t=0.1", depth, "acceptance")].item() for depth in (1, 2)]
+    texts = shown.loc[("accepted", "Additive (t = 0.1)")].tolist()
+    assert texts == [percent_text(value) for value in wanted]
+    value = full["acceptance"].set_index(["rule", "statistic"])["value"]
+    cells = acceptance_table(full).shown[T]
+    law = "Speculative sampling, 1 − TV(p, q)"
+    assert cells.loc[law, "accepted"] == percent_text(value["speculative sampling", "acceptance"])
+    assert cells.loc["Tree (m = 4)", "p given up"] != cells.loc["Tree (m = 4)", "p given up"]
+    assert law not in acceptance_table(measured(tmp_path, sampled=None)).shown.index
+
+
+def test_what_an_infinite_kl_cannot_say_is_left_out(full, tmp_path):
+    """A drafter that lacks a token, whose KL is infinite at every step of depth 1."""
+    found = measured(tmp_path, missing=True)
+    assert not {"certified", "coverage"} & set(acceptance_table(found).shown[T])
+    assert {"certified", "coverage"} < set(acceptance_table(full).shown[T])
+    shown = depth_table(found).shown
+    assert shown.loc["finite KL"].to_numpy().ravel().tolist() == ["0.0 %", "100.0 %"]
+    for name in ("KL(p‖q), median, nats", "certified"):
+        assert shown.loc[name, (T, "depth 1")].isna().all()
+        assert shown.loc[name, (T, "depth 2")].notna().all()
+
+
+def test_parts_are_by_margin_and_by_half_of_the_answer():
+    """Two answers of 4 and of 3 steps, by hand; the middle one of three is in the first half."""
+    rules, margin = [StrictGreedy(), Additive(0.1)], np.array([0.1, 0.6, 3, 9, 0.2, 0.4, 1.5])
+    lower = np.array([0.1, 0.2, 0.3, np.inf, 0.05, 0.15, 0.25])
+    accepted = np.array([1, 0, 1, 1, 0, 0, 1], dtype=bool)
+    certified = accepted & (lower > 0.2)
+    target = Target(
+        T,
+        dict.fromkeys(rules, (lower, lower)),
+        PromptBootstrap(np.repeat([0, 1], [4, 3]), 20, 0.9, 0),
+        np.zeros(7, dtype=np.int32),
+        [],
+        margin=margin,
+        judged={r.label: Judgement(r, lower, lower, accepted, certified) for r in rules},
+    )
+    frame = part_statistics(target)
+    value = frame.set_index(["part", "rule", "statistic"])["value"].sort_index()
+    assert value["0 to 0.5", "", "share"] == 3 / 7
+    assert value["0 to 0.5", "greedy", "acceptance"] == 1 / 3
+    assert value["above 4", "greedy", "certified"] == 1
+    assert value["first", "", "share"] == 4 / 7
+    assert value["first", "greedy", "acceptance"] == 1 / 4
+    assert value["second", "greedy", "acceptance"] == 1
+    named = {rule.label: rule for rule in rules}
+    shown = parts_table(Results([T], named, {"parts": frame}, "D")).shown
+    assert shown.loc[("accepted", "Strict greedy")].tolist() == [
+        *("33.3 %", "0.0 %", "100.0 %", "100.0 %", "100.0 %", "25.0 %", "100.0 %")
+    ]
+    alone = part_statistics(replace(target, judged={}))
+    shown = parts_table(Results([T], named, {"parts": alone})).shown
+    medians = [0.1, 0.2, 0.25, 0.3, StrictGreedy().ceiling, 0.1, 0.3]
+    printed = [number_text(value, 3) for value in medians]
+    assert shown.loc[("median R, nats", "Strict greedy")].tolist() == printed
