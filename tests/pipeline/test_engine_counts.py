@@ -80,13 +80,11 @@ def test_a_drafted_answer_of_llama_took_a_pass(sizes, tmp_path):
 
 def test_a_stream_is_one_answer(tmp_path):
     """llama.cpp sends timings with every chunk; the last ones count."""
-    timings = [{"predicted_n": n, "draft_n": 2 * n, "draft_n_accepted": n // 2}
-               for n in range(1, 21)]  # fmt: skip
-    chunks = [{"id": "s", "object": "chat.completion.chunk", "timings": of,
-               "choices": [{"finish_reason": None, "index": 0, "delta": {"content": "x"}}]}
-              for of in timings]  # fmt: skip
-    path = tmp_path / "stream"
-    path.write_text("\n\n".join([*(f"data: {json.dumps(one)}" for one in chunks), "data: [DONE]"]))
+    path, choice = tmp_path / "stream", {"finish_reason": None, "index": 0, "delta": {}}
+    chunk = {"id": "s", "object": "chat.completion.chunk", "choices": [choice]}
+    timings = ({"predicted_n": n, "draft_n": 2 * n, "draft_n_accepted": n // 2} for n in (1, 2, 20))
+    lines = [f"data: {json.dumps(chunk | {'timings': of})}" for of in timings]
+    path.write_text("\n\n".join([*lines, "data: [DONE]"]))
     counts = read(path)
     assert (counts.emitted, counts.passes, counts.most_passes, counts.excluded) == (19, 9, 9, {})
 

@@ -34,7 +34,6 @@ TREES = [
     UNEVEN,
     optimal([0.5, 0.25, 0.1], 12).by_level(),
 ]
-NAMES = ["sequence", "batch", "symmetric", "spec_infer", "uneven", "optimal"]
 
 
 @pytest.fixture(params=["model", "head", "reduced head"])
@@ -101,7 +100,7 @@ def grown_plainly(model, text, growth, race, position):
     return [paths[at][-1] for at in kept], tuple(number[parents_[at]] for at in kept)
 
 
-@pytest.mark.parametrize("tree", [*TREES, *GROWN], ids=[*NAMES, *map(str, GROWN)])
+@pytest.mark.parametrize("tree", [*TREES, *GROWN], ids=str)
 @pytest.mark.parametrize("raced", [False, True])
 @torch.inference_mode()
 def test_trees_are_drafted_as_plain_passes_of_their_branches_say(drafter, tree, raced):
@@ -130,7 +129,7 @@ def test_trees_are_drafted_as_plain_passes_of_their_branches_say(drafter, tree, 
         assert len(shapes) > 1 or len(tree) in (1, 12)  # the last: all candidates are kept
 
 
-@pytest.mark.parametrize("tree", [*TREES, *GROWN[1:4]], ids=[*NAMES, *map(str, GROWN[1:4])])
+@pytest.mark.parametrize("tree", [*TREES, *GROWN[1:4]], ids=str)
 @pytest.mark.parametrize("prompt", PROMPTS)
 def test_trees_decode_what_the_target_alone_does(target, source, tree, prompt):
     answer = greedy_on(target, source, tree, prompt)
